@@ -1,0 +1,56 @@
+//! The page, and the unit: a power of two of pages that is compressed as one object.
+
+use std::fmt;
+
+/// Bytes in a page, the smallest thing that a program can touch.
+///
+/// The one place where it is written; `zfolio-sys` checks it against the running kernel.
+pub const PAGE_BYTES: usize = 4096;
+
+/// The largest order: 2^9 pages = 2 MiB, one huge page.
+pub const UNIT_ORDER_MAX: u8 = 9;
+
+const _: () = {
+    assert!(PAGE_BYTES.is_power_of_two());
+    assert!(PAGE_BYTES << UNIT_ORDER_MAX == 2 << 20);
+};
+
+/// The size of a unit as a power of two of pages: order 0 is 4 KiB, order 4 is 64 KiB.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct UnitOrder(u8);
+
+impl UnitOrder {
+    /// 64 KiB, the default.
+    pub const DEFAULT: UnitOrder = UnitOrder(4);
+
+    /// The order of a unit of `bytes`, or `None` unless it is a power of two of 4 KiB to 2 MiB.
+    #[must_use]
+    pub fn from_bytes(bytes: usize) -> Option<UnitOrder> {
+        (0..=UNIT_ORDER_MAX).map(UnitOrder).find(|order| order.bytes() == bytes)
+    }
+
+    /// log2 of the pages.
+    #[must_use]
+    pub fn get(self) -> u8 {
+        self.0
+    }
+
+    /// Bytes of one unit.
+    #[must_use]
+    pub fn bytes(self) -> usize {
+        PAGE_BYTES << self.0
+    }
+
+    /// Pages of one unit.
+    #[must_use]
+    pub fn pages(self) -> usize {
+        1 << self.0
+    }
+}
+
+impl fmt::Display for UnitOrder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kib = self.bytes() >> 10;
+        if kib < 1024 { write!(f, "{kib}K") } else { write!(f, "{}M", kib >> 10) }
+    }
+}

@@ -1,0 +1,130 @@
+//! Locks with ranks.
+//!
+//! # Invariants
+//!
+//! - `SYNC-1` A thread takes locks in rising rank. A debug build asserts it at every `lock`; a
+//!   second lock of equal rank is `try_lock` only.
+//!
+//! The table of ranks is `docs/locks.md`. Poison is ignored: a panic while a lock is held ends the
+//! process in release builds (`panic = "abort"`), and in tests the failure is already being told.
+
+#![allow(clippy::disallowed_types, reason = "the one place that wraps the standard mutex")]
+
+use std::ops::{Deref, DerefMut};
+use std::sync::{MutexGuard, PoisonError, TryLockError};
+
+/// A mutex of rank `RANK`.
+#[derive(Debug, Default)]
+pub struct Mutex<const RANK: u8, T>(std::sync::Mutex<T>);
+
+/// The lock of a [`Mutex`] held; the proof that rank `RANK` is held.
+#[derive(Debug)]
+pub struct Guard<'a, const RANK: u8, T>(MutexGuard<'a, T>);
+
+impl<const RANK: u8, T> Mutex<RANK, T> {
+    /// A new, free mutex.
+    pub const fn new(value: T) -> Self {
+        Mutex(std::sync::Mutex::new(value))
+    }
+
+    /// Waits for the lock.
+    ///
+    /// # Panics
+    ///
+    /// In debug builds, when this thread holds a lock of this rank or a higher one (`SYNC-1`).
+    pub fn lock(&self) -> Guard<'_, RANK, T> {
+        ranks::assert_rising(RANK);
+        let guard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        ranks::push(RANK);
+        Guard(guard)
+    }
+
+    /// Takes the lock if it is free.
+    pub fn try_lock(&self) -> Option<Guard<'_, RANK, T>> {
+        let guard = match self.0.try_lock() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(poison)) => poison.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        ranks::push(RANK);
+        Some(Guard(guard))
+    }
+
+    /// The value, through the proof that nobody else has it.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<const RANK: u8, T> Deref for Guard<'_, RANK, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<const RANK: u8, T> DerefMut for Guard<'_, RANK, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0
+    }
+}
+
+impl<const RANK: u8, T> Drop for Guard<'_, RANK, T> {
+    fn drop(&mut self) {
+        ranks::pop(RANK);
+    }
+}
+
+#[cfg(debug_assertions)]
+mod ranks {
+    use std::cell::Cell;
+
+    thread_local! {
+        /// One bit per held rank; ranks are below 64.
+        static HELD: Cell<u64> = const { Cell::new(0) };
+    }
+
+    pub(super) fn assert_rising(rank: u8) {
+        let held = HELD.get();
+        assert!(held >> rank == 0, "SYNC-1: lock of rank {rank} wanted, held ranks {held:#b}");
+    }
+
+    pub(super) fn push(rank: u8) {
+        HELD.set(HELD.get() | 1 << rank);
+    }
+
+    pub(super) fn pop(rank: u8) {
+        HELD.set(HELD.get() & !(1 << rank));
+    }
+}
+
+#[cfg(not(debug_assertions))]
+mod ranks {
+    // Nothing here may touch thread-local storage: the fault path runs this in release builds.
+    pub(super) fn assert_rising(_rank: u8) {}
+    pub(super) fn push(_rank: u8) {}
+    pub(super) fn pop(_rank: u8) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Mutex;
+
+    #[test]
+    fn rising_ranks_are_accepted() {
+        let (low, high) = (Mutex::<1, _>::new(1), Mutex::<2, _>::new(2));
+        let first = low.lock();
+        let second = high.lock();
+        assert_eq!(*first + *second, 3);
+        assert!(low.try_lock().is_none());
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    #[should_panic(expected = "SYNC-1")]
+    fn falling_ranks_panic() {
+        let (low, high) = (Mutex::<1, _>::new(1), Mutex::<2, _>::new(2));
+        let _second = high.lock();
+        let _first = low.lock();
+    }
+}
