@@ -1,0 +1,1 @@
+//! Kernel features and permissions: found or not, and what to do.
