@@ -1,1 +1,24 @@
-//! bench
+//! Workloads and comparisons: `zfolio corpus` and `zfolio bench`.
+//!
+//! | module | what it has |
+//! | --- | --- |
+//! | [`corpus`] | the memory of real processes as a file: capture one, or start some and capture them |
+//! | [`usemem`] | the workload, on any `&mut [u8]`; the program `usemem` is the same on plain memory |
+//! | [`compare`] | the same workload under the kernel's zram swap, under `zfolio run`, and inline |
+//! | `kernel` | the kernel's side: a zram device, a memory cgroup and folio sizes, all put back |
+//! | `os`, [`mapping`] | the system calls that the standard library does not have |
+
+#![deny(unsafe_code)]
+
+pub mod compare;
+pub mod corpus;
+mod inline;
+mod kernel;
+#[allow(unsafe_code, reason = "wraps mmap; usemem must not depend on zfolio-sys")]
+pub mod mapping;
+#[allow(unsafe_code, reason = "wraps system calls that only the comparison needs")]
+mod os;
+pub mod usemem;
+
+pub use compare::{BenchArgs, bench};
+pub use corpus::{CorpusArgs, corpus};

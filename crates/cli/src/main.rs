@@ -1,1 +1,41 @@
-fn main(){}
+//! The `zfolio` command.
+//!
+//! Each command is a module; what is asked of the machine is asked through `zfolio_sys`.
+
+#![deny(unsafe_code)]
+
+mod algorithms;
+mod allowance;
+mod arguments;
+mod doctor;
+mod duration;
+mod failure;
+mod requirements;
+mod run;
+mod stat;
+mod stats_file;
+mod table;
+
+use std::process::ExitCode;
+
+use arguments::Command;
+use failure::Failure;
+
+fn main() -> ExitCode {
+    match command() {
+        Ok(status) => status,
+        Err(failure) => {
+            eprintln!("{failure}");
+            ExitCode::from(failure.status())
+        }
+    }
+}
+
+fn command() -> Result<ExitCode, Failure> {
+    match arguments::parse(std::env::args_os())?.command {
+        Command::Run(arguments) => run::run(&arguments),
+        Command::Stat(arguments) => stat::stat(&arguments),
+        Command::Doctor(arguments) => Ok(doctor::doctor(&arguments)),
+        Command::Algorithms(_) => Ok(algorithms::algorithms()),
+    }
+}

@@ -7,6 +7,7 @@
 //! The modules are declared in the order in which a page passes them.
 
 pub mod page;
+pub mod size;
 pub mod zcomp;
 pub mod zsmalloc;
 pub mod zswap;

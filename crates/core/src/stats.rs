@@ -72,6 +72,8 @@ figures! {
     demand_bytes_max,
     /// The most that the process was seen above its limit.
     over_limit_bytes_max,
+    /// Units that are in the store only, before compression.
+    demand_stored_bytes,
     /// Units stored now, clean copies of resident units included.
     stored_units,
     /// Their size before compression.

@@ -11,7 +11,7 @@
 #![allow(clippy::disallowed_types, reason = "the one place that wraps the standard mutex")]
 
 use std::ops::{Deref, DerefMut};
-use std::sync::{MutexGuard, PoisonError, TryLockError};
+use std::sync::{MutexGuard, PoisonError, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 
 /// A mutex of rank `RANK`.
 #[derive(Debug, Default)]
@@ -70,6 +70,92 @@ impl<const RANK: u8, T> DerefMut for Guard<'_, RANK, T> {
 }
 
 impl<const RANK: u8, T> Drop for Guard<'_, RANK, T> {
+    fn drop(&mut self) {
+        ranks::pop(RANK);
+    }
+}
+
+/// A readers-writer lock of rank `RANK`.
+#[derive(Debug, Default)]
+pub struct RwLock<const RANK: u8, T>(std::sync::RwLock<T>);
+
+/// A [`RwLock`] held for reading.
+#[derive(Debug)]
+pub struct ReadGuard<'a, const RANK: u8, T>(RwLockReadGuard<'a, T>);
+
+/// A [`RwLock`] held for writing.
+#[derive(Debug)]
+pub struct WriteGuard<'a, const RANK: u8, T>(RwLockWriteGuard<'a, T>);
+
+impl<const RANK: u8, T> RwLock<RANK, T> {
+    /// A new, free lock.
+    pub const fn new(value: T) -> Self {
+        RwLock(std::sync::RwLock::new(value))
+    }
+
+    /// Waits until nobody writes.
+    ///
+    /// # Panics
+    ///
+    /// As [`Mutex::lock`].
+    pub fn read(&self) -> ReadGuard<'_, RANK, T> {
+        ranks::assert_rising(RANK);
+        let guard = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        ranks::push(RANK);
+        ReadGuard(guard)
+    }
+
+    /// Enters if nobody writes or waits to.
+    pub fn try_read(&self) -> Option<ReadGuard<'_, RANK, T>> {
+        let guard = match self.0.try_read() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(poison)) => poison.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        ranks::push(RANK);
+        Some(ReadGuard(guard))
+    }
+
+    /// Waits until nobody else is in.
+    ///
+    /// # Panics
+    ///
+    /// As [`Mutex::lock`].
+    pub fn write(&self) -> WriteGuard<'_, RANK, T> {
+        ranks::assert_rising(RANK);
+        let guard = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        ranks::push(RANK);
+        WriteGuard(guard)
+    }
+}
+
+impl<const RANK: u8, T> Deref for ReadGuard<'_, RANK, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<const RANK: u8, T> Drop for ReadGuard<'_, RANK, T> {
+    fn drop(&mut self) {
+        ranks::pop(RANK);
+    }
+}
+
+impl<const RANK: u8, T> Deref for WriteGuard<'_, RANK, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<const RANK: u8, T> DerefMut for WriteGuard<'_, RANK, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0
+    }
+}
+
+impl<const RANK: u8, T> Drop for WriteGuard<'_, RANK, T> {
     fn drop(&mut self) {
         ranks::pop(RANK);
     }

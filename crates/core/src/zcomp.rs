@@ -1,0 +1,269 @@
+//! Codecs behind one batch interface, with streams that are set up once.
+//!
+//! A [`Zcomp`] compresses **units** of one size with one [`Algorithm`] at one level. It owns a
+//! **stream** (codec state and output buffer) per CPU and direction. The caller hands over a batch
+//! of any length; each element gets its own [`Outcome`], so that one element that will not shrink
+//! changes nothing for its neighbours, and software and hardware report in the same way.
+//!
+//! # Invariants
+//!
+//! - `ZC-1` After [`Zcomp::new`] nothing allocates and nothing frees, neither Rust nor C: this code
+//!   runs below a `malloc` whose memory it manages. The C libraries work in memory that the
+//!   backend gave them at set-up.
+//! - `ZC-2` No thread-local storage: this code runs in signal handlers, and in threads of programs
+//!   that know nothing of it.
+//! - `ZC-3` A compressed unit has 1 to [`compressed_bytes_max`] bytes.
+//! - `ZC-4` `decompress` reads nothing but `source`, writes nothing but `dest`, and returns `Ok`
+//!   only if it used all of `source` and wrote all of `dest`, whatever bytes `source` holds.
+//!
+//! # Concurrency
+//!
+//! One lock per stream, of [`RANK_COMPRESS`] or [`RANK_DECOMPRESS`]. A caller takes its CPU's
+//! stream, or else any free one, or else waits for its own. The directions have streams of their
+//! own, because a fault that decompresses may interrupt a reclaim that compresses on the same CPU.
+//! `each` is called with the compress stream held, so that the result need not be copied first:
+//! what it locks has a rank above [`RANK_COMPRESS`], and it never calls `compress`.
+//!
+//! # Cost
+//!
+//! [`Zcomp::memory_bytes`] tells. `docs/design/zcomp.md` has the table.
+
+#![deny(unsafe_code)]
+
+mod backend;
+#[allow(unsafe_code, reason = "calls C")]
+mod deflate;
+#[allow(unsafe_code, reason = "calls C")]
+mod lz4;
+mod params;
+mod stream;
+#[cfg(test)]
+mod tests;
+#[allow(unsafe_code, reason = "calls C")]
+mod zstd;
+
+use std::fmt;
+
+use crate::page::UnitOrder;
+pub use params::{Algorithm, Params};
+use stream::{CompressStream, DecompressStream, Lane};
+
+/// Rank of the lock of a compress stream.
+pub const RANK_COMPRESS: u8 = 40;
+
+/// Rank of the lock of a decompress stream. Above [`RANK_COMPRESS`]: a fault may interrupt a
+/// reclaim that holds one.
+pub const RANK_DECOMPRESS: u8 = 41;
+
+const _: () = assert!(RANK_COMPRESS < RANK_DECOMPRESS);
+
+/// What became of one element of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome<'a> {
+    /// The unit is this machine word, in this machine's byte order, repeated.
+    SameFilled(u64),
+    /// The unit, compressed. The bytes live in the stream's buffer: copy them before returning.
+    Compressed(&'a [u8]),
+    /// The unit would not shrink to [`compressed_bytes_max`]; keep it as it is, or not at all.
+    Incompressible,
+    /// The codec failed. The unit is untouched and still the caller's.
+    Failed,
+}
+
+/// Why something was not done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Error {
+    /// No algorithm has this name. Whoever wrote it corrects it.
+    Algorithm {
+        /// What was written.
+        given: String,
+    },
+    /// The algorithm has no such parameter. Whoever wrote it corrects it.
+    Parameter {
+        /// The algorithm.
+        algorithm: Algorithm,
+        /// What was written.
+        given: String,
+    },
+    /// The level is not a number, or out of the algorithm's range. Whoever wrote it corrects it.
+    Level {
+        /// The algorithm.
+        algorithm: Algorithm,
+        /// What was written.
+        given: String,
+    },
+    /// There was no memory for a stream. Nothing was kept; try with fewer streams.
+    OutOfMemory {
+        /// The algorithm.
+        algorithm: Algorithm,
+    },
+    /// These bytes are not a unit of that length compressed with this algorithm. Data is lost; do
+    /// not retry. What `dest` holds now is arbitrary.
+    Corrupt {
+        /// The algorithm.
+        algorithm: Algorithm,
+        /// Length of the compressed bytes.
+        source_bytes: usize,
+        /// Length that they had to fill.
+        dest_bytes: usize,
+    },
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Algorithm { given } => {
+                write!(f, "unknown algorithm '{given}': accepted are ")?;
+                Algorithm::ALL.iter().enumerate().try_for_each(|(index, algorithm)| {
+                    write!(f, "{}{algorithm}", if index == 0 { "" } else { ", " })
+                })
+            }
+            Error::Parameter { algorithm, given } => {
+                let (levels, default) = (algorithm.levels(), algorithm.level_default());
+                let (low, high) = (levels.start(), levels.end());
+                write!(f, "{algorithm} has no parameter '{given}': accepted is ")?;
+                write!(f, "level=N from {low} to {high} (default {default})")
+            }
+            Error::Level { algorithm, given } => {
+                let (levels, default) = (algorithm.levels(), algorithm.level_default());
+                let (low, high) = (levels.start(), levels.end());
+                write!(f, "{algorithm} has no level '{given}': accepted are ")?;
+                write!(f, "{low} to {high} (default {default})")
+            }
+            Error::OutOfMemory { algorithm } => {
+                write!(f, "no memory for a stream of {algorithm}")
+            }
+            Error::Corrupt { algorithm, source_bytes, dest_bytes } => {
+                write!(f, "{source_bytes} bytes are not {dest_bytes} bytes compressed ")?;
+                write!(f, "with {algorithm}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// The longest compressed form that is kept of a unit of `unit_bytes`: 15/16 of it.
+///
+/// A codec is given a destination of this length, so it gives up early on what will not shrink.
+/// What saves less than a sixteenth is better kept as it is: for 4 KiB that is at most 256 bytes,
+/// about what a size class and the metadata of the object cost, and each load would pay for the
+/// codec where it could copy.
+#[must_use]
+pub const fn compressed_bytes_max(unit_bytes: usize) -> usize {
+    unit_bytes - unit_bytes / 16
+}
+
+/// The machine word, in this machine's byte order, that `unit` repeats, if it does.
+///
+/// A unit is one word repeated exactly if it equals itself moved by a word. The comparison is
+/// libc's `memcmp`: vectors, and an exit at the first difference.
+#[must_use]
+pub fn same_filled(unit: &[u8]) -> Option<u64> {
+    let word = u64::from_ne_bytes(*unit.first_chunk()?);
+    let moved = &unit[size_of::<u64>()..];
+    (unit.len() % size_of::<u64>() == 0 && *moved == unit[..moved.len()]).then_some(word)
+}
+
+/// One codec at one level for units of one size, with its streams.
+pub struct Zcomp {
+    params: Params,
+    unit: UnitOrder,
+    compress: Box<[Lane<RANK_COMPRESS, CompressStream>]>,
+    decompress: Box<[Lane<RANK_DECOMPRESS, DecompressStream>]>,
+    memory_bytes: usize,
+}
+
+impl fmt::Debug for Zcomp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Zcomp")
+            .field("params", &self.params)
+            .field("unit", &self.unit)
+            .field("streams", &self.compress.len())
+            .field("memory_bytes", &self.memory_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Zcomp {
+    /// Sets up `streams` streams for each direction. All memory is taken here (`ZC-1`).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Level`] if the level of `params` is out of its algorithm's range,
+    /// [`Error::OutOfMemory`] if there is none.
+    ///
+    /// # Panics
+    ///
+    /// If `streams` is 0.
+    pub fn new(params: Params, unit: UnitOrder, streams: usize) -> Result<Zcomp, Error> {
+        assert!(streams > 0, "a codec needs a stream");
+        let level = params.level_checked()?;
+        let backend = params.algorithm.backend();
+        let compress = (0..streams)
+            .map(|_| CompressStream::new(backend, level, unit.bytes()).map(Lane::new))
+            .collect::<Result<Box<[_]>, Error>>()?;
+        let decompress = (0..streams)
+            .map(|_| DecompressStream::new(backend).map(Lane::new))
+            .collect::<Result<Box<[_]>, Error>>()?;
+        let memory_bytes = size_of_val(&*compress)
+            + size_of_val(&*decompress)
+            + compress.iter().map(|lane| lane.wait().memory_bytes()).sum::<usize>()
+            + decompress.iter().map(|lane| lane.wait().memory_bytes()).sum::<usize>();
+        Ok(Zcomp { params, unit, compress, decompress, memory_bytes })
+    }
+
+    /// What it was made with.
+    #[must_use]
+    pub fn params(&self) -> Params {
+        self.params
+    }
+
+    /// The units that the backend works on at once: 1 for software. A batch may have any length;
+    /// one that is a multiple of this wastes nothing.
+    #[must_use]
+    pub fn batch_max(&self) -> usize {
+        self.params.algorithm.backend().batch_max
+    }
+
+    /// Compresses each source, with the stream of `cpu` or another that is free.
+    ///
+    /// `each(index, outcome)` is called once per element, while the stream is held. Elements that
+    /// are same-filled may be told before others of the same batch.
+    ///
+    /// # Panics
+    ///
+    /// If a source is not exactly one unit long.
+    pub fn compress(
+        &self,
+        cpu: usize,
+        sources: &[&[u8]],
+        each: &mut dyn FnMut(usize, Outcome<'_>),
+    ) {
+        for source in sources {
+            assert_eq!(source.len(), self.unit.bytes(), "a source is one unit");
+        }
+        stream::hold(&self.compress, cpu).compress(sources, each);
+    }
+
+    /// Decompresses `source` into `dest`, with the stream of `cpu` or another that is free.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Corrupt`] unless all of `source` was used to fill all of `dest` (`ZC-4`). Bytes
+    /// that were changed and still fill it are not noticed: that is the store's checksum's task.
+    pub fn decompress(&self, cpu: usize, source: &[u8], dest: &mut [u8]) -> Result<(), Error> {
+        stream::hold(&self.decompress, cpu).decompress(source, dest).map_err(|_| Error::Corrupt {
+            algorithm: self.params.algorithm,
+            source_bytes: source.len(),
+            dest_bytes: dest.len(),
+        })
+    }
+
+    /// The memory of all streams, mapped or not.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        self.memory_bytes
+    }
+}

@@ -1,0 +1,338 @@
+//! Size-class allocator for compressed units, of 1 byte to 2 MiB.
+//!
+//! A **zspage** is a virtually contiguous run of pages, cut into equal **objects** of one **size
+//! class**. Callers hold a [`Handle`], never a pointer: a handle is a **slot**, one word that says
+//! where its object is, so that compaction may move an object under its holder.
+//!
+//! One object's life: [`Pool::store`] locks the class of its length, takes a vacant slot and the
+//! first free object of the fullest zspage (`class`), unlocks, copies the bytes, and publishes the
+//! slot. [`Pool::read`] pins the slot, follows it to the zspage (`zspage`), and hands out the bytes.
+//! [`Pool::free`] locks the class, vacates the slot, and frees the object; a zspage without objects
+//! goes back to the [`PageSource`]. `shape` computes the classes, `table` is what never moves.
+//!
+//! # Invariants
+//!
+//! - `ZS-1` An object lies inside its zspage: `(index + 1) * object_bytes <= pages * PAGE_BYTES`.
+//! - `ZS-2` For each zspage `objects_used + objects_free == objects_total`: the objects in use are
+//!   those that have an owner.
+//! - `ZS-3` A live slot names the one object whose owner is its handle. Vacating it ends the handle.
+//! - `ZS-4` From reservation to publication an object's bytes belong to the thread that stores; from
+//!   publication to the free nobody writes them.
+//! - `ZS-5` A pinned object is neither freed nor moved; a zspage with an object in use keeps its run.
+//! - `ZS-6` `pages_used` counts, for each zspage, the pages up to the end of the highest object that
+//!   it ever held: those beyond were never written, and take no memory of a source of fresh mappings.
+//! - `ZS-7` After [`Pool::new`] all memory comes from the source: nothing here allocates from the
+//!   global allocator, with [`Pool::classes`] as the one exception. So the pool may serve a fault.
+//!
+//! # Concurrency
+//!
+//! `class[i]` (rank 50), the table of slots (51), the tables of zspages (52): each is released before
+//! another is taken, and none is held while the source is called or bytes are copied. A store or a
+//! free takes its class's lock and, once in 16, that of the slots; a read takes none and pins its
+//! object in the slot's own word.
+//!
+//! For compaction: it holds the class's lock, so that no object of the class is reserved or freed,
+//! finds the owner of each object in its zspage's descriptor, skips owners whose slot is not live (in
+//! the middle of a store) or pinned, sets all pins of a slot to keep readers waiting (`SLOT-2`),
+//! moves the bytes, and publishes the new place. Nothing that callers see changes.
+//!
+//! # Cost
+//!
+//! Per object 12 bytes (slot and owner); per zspage 40 (its objects come to about 64 KiB); per class
+//! 192. With 64 KiB units less than 0.1 % of the data before compression, classes included.
+
+mod class;
+mod shape;
+mod slot;
+mod source;
+mod stats;
+mod table;
+#[cfg(test)]
+mod tests;
+mod zspage;
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::page::UnitOrder;
+use class::{Class, Reserved};
+use slot::{Misuse, Object, Slot};
+use stats::Counters;
+use table::{Chain, ENTRIES_MAX, Table};
+use zspage::{ZspageId, Zspages};
+
+pub use source::{OutOfMemory, PageSource};
+pub use stats::{ClassStats, PoolStats};
+
+/// Slots that a class takes from the table, and gives back, at once. It keeps up to twice as many.
+const SLOTS_BATCH: u32 = 16;
+
+/// Names one stored object, until it is freed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Handle(NonZeroU32);
+
+impl Handle {
+    /// The handle as a number; never 0.
+    #[must_use]
+    pub fn to_raw(self) -> u32 {
+        self.0.get()
+    }
+
+    /// The handle of a number from [`Handle::to_raw`]; `None` for 0.
+    #[must_use]
+    pub fn from_raw(raw: u32) -> Option<Handle> {
+        NonZeroU32::new(raw).map(Handle)
+    }
+
+    /// The handle of the slot `index`, which is below `ENTRIES_MAX`.
+    fn from_index(index: u32) -> Handle {
+        Handle(NonZeroU32::MIN.saturating_add(index))
+    }
+
+    fn index(self) -> u32 {
+        self.0.get() - 1
+    }
+}
+
+/// The allocator. The module says how it works.
+pub struct Pool<S: PageSource> {
+    source: S,
+    unit: UnitOrder,
+    /// The largest length of each class, rising: what a length's class is searched in.
+    sizes: Box<[usize]>,
+    classes: Box<[Class]>,
+    slots: Table<51, Slot>,
+    zspages: Zspages,
+    counters: Counters,
+}
+
+impl<S: PageSource> Pool<S> {
+    /// A pool for units of `unit` and all that they compress to. Takes nothing from `source` yet.
+    pub fn new(source: S, unit: UnitOrder) -> Self {
+        let shapes = shape::shapes(unit);
+        Pool {
+            source,
+            unit,
+            sizes: shapes.iter().map(|shape| shape.object_bytes).collect(),
+            classes: shapes.into_iter().map(Class::new).collect(),
+            slots: Table::new(0, ENTRIES_MAX),
+            zspages: Zspages::new(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// Copies `bytes` in. Their length is remembered.
+    ///
+    /// # Errors
+    ///
+    /// When the source has no memory: nothing changed.
+    ///
+    /// # Panics
+    ///
+    /// When `bytes` is empty or longer than a unit.
+    pub fn store(&self, bytes: &[u8]) -> Result<Handle, OutOfMemory> {
+        let length = bytes.len();
+        assert!(
+            (1..=self.unit.bytes()).contains(&length),
+            "object of {length} bytes in a pool of units of {}",
+            self.unit
+        );
+        let (handle, reserved) = self.reserve(self.class_of(length), length)?;
+        let object = reserved.object;
+        let target = self.zspages.get(object.zspage).object(object.index, length);
+        // SAFETY: `target` is valid for `length` bytes (object() checks it against the run). By ZS-4
+        // nobody else touches them before publish() below; `bytes` is borrowed from the caller, who
+        // can have no reference into a reserved object (read() lends published ones only), so the
+        // two do not overlap.
+        unsafe { target.copy_from_nonoverlapping(NonNull::from(bytes).cast(), length) };
+        self.counters.pages_touched(reserved.pages_more);
+        self.counters.stored(length);
+        self.slots.get(handle.index()).publish(object);
+        Ok(handle)
+    }
+
+    /// Calls `with` with the bytes of `handle`, which stay where they are meanwhile.
+    ///
+    /// # Panics
+    ///
+    /// When `handle` names no object.
+    pub fn read<R>(&self, handle: Handle, with: impl FnOnce(&[u8]) -> R) -> R {
+        let slot = self.slots.get(handle.index());
+        let object = slot.pin().unwrap_or_else(|| misused(handle, Misuse::Stale));
+        let _pin = Pin(slot);
+        let start = self.zspages.get(object.zspage).object(object.index, object.length);
+        // SAFETY: valid for `length` bytes (object() checks it against the run), which were written
+        // before the slot was published; by ZS-5 the pin, dropped after `with` even if that panics,
+        // keeps them in place, and by ZS-4 nobody writes them.
+        let bytes = unsafe { std::slice::from_raw_parts(start.as_ptr(), object.length) };
+        with(bytes)
+    }
+
+    /// Bytes of `handle`'s object.
+    ///
+    /// # Panics
+    ///
+    /// When `handle` names no object.
+    #[must_use]
+    pub fn length(&self, handle: Handle) -> usize {
+        self.object(handle).length
+    }
+
+    /// Ends `handle` and its object.
+    ///
+    /// # Panics
+    ///
+    /// When `handle` names no object, or somebody reads it. (A handle that is freed twice names
+    /// another object if a store came between: that can't be told.)
+    pub fn free(&self, handle: Handle) {
+        let class = self.class_of(self.object(handle).length);
+        let shape = class.shape;
+        let mut surplus = Chain::default();
+
+        let mut inner = class.lock();
+        let object = match self.slots.get(handle.index()).vacate() {
+            Ok(object) => object,
+            Err(misuse) => misused(handle, misuse),
+        };
+        let emptied = inner.free(&self.zspages, shape, object, handle.0, &self.counters);
+        inner.slots.push(&self.slots, handle.index());
+        if inner.slots.len() > 2 * SLOTS_BATCH {
+            surplus.draw(&self.slots, &mut inner.slots, SLOTS_BATCH);
+        }
+        drop(inner);
+
+        self.counters.freed(object.length);
+        if surplus.len() > 0 {
+            self.slots.put_back(surplus);
+        }
+        if let Some(zspage) = emptied {
+            self.give_back(zspage);
+        }
+    }
+
+    /// Gives the empty zspages back that are kept for the next store: at most 256 KiB and 0.8 % of
+    /// the pages used.
+    pub fn trim(&self) {
+        for class in &self.classes {
+            let reserved = class.lock().give_up_reserve(&self.zspages, &self.counters);
+            if let Some(zspage) = reserved {
+                self.give_back(zspage);
+            }
+        }
+    }
+
+    /// The figures of the pool. Reads a few words.
+    #[must_use]
+    pub fn stats(&self) -> PoolStats {
+        let classes = size_of_val(&*self.classes) + size_of_val(&*self.sizes);
+        let tables = self.slots.bytes() + self.zspages.bytes();
+        self.counters.tell(size_of::<Self>() + classes + tables)
+    }
+
+    /// The figures of each class. Takes each class's lock for a moment.
+    #[must_use]
+    pub fn classes(&self) -> Vec<ClassStats> {
+        self.classes.iter().enumerate().map(|(index, class)| class.stats(index)).collect()
+    }
+
+    /// The class whose objects are the smallest that hold `length` bytes.
+    fn class_of(&self, length: usize) -> &Class {
+        &self.classes[self.sizes.partition_point(|size| *size < length)]
+    }
+
+    fn object(&self, handle: Handle) -> Object {
+        let object = self.slots.get(handle.index()).object();
+        object.unwrap_or_else(|| misused(handle, Misuse::Stale))
+    }
+
+    /// Takes a slot and reserves an object of `class` for it.
+    fn reserve(&self, class: &Class, length: usize) -> Result<(Handle, Reserved), OutOfMemory> {
+        let (zspages, counters, shape) = (&self.zspages, &self.counters, class.shape);
+        let mut inner = class.lock();
+        let index = match inner.slots.pop(&self.slots) {
+            Some(index) => index,
+            None => {
+                drop(inner);
+                let mut slots = self.slots.take(&self.source, SLOTS_BATCH)?;
+                let index = slots.pop(&self.slots).expect("take() gives one at least");
+                inner = class.lock();
+                inner.slots.draw(&self.slots, &mut slots, SLOTS_BATCH);
+                index
+            }
+        };
+        let handle = Handle::from_index(index);
+        if let Some(reserved) = inner.reserve(zspages, shape, handle.0, length, counters) {
+            return Ok((handle, reserved));
+        }
+        drop(inner);
+
+        match self.take_zspage(class) {
+            Ok(zspage) => {
+                let mut inner = class.lock();
+                Ok((handle, inner.adopt(zspages, shape, zspage, handle.0, length)))
+            }
+            Err(refused) => {
+                // Somebody may have freed an object meanwhile.
+                let mut inner = class.lock();
+                let reserved = inner.reserve(zspages, shape, handle.0, length, counters);
+                if reserved.is_none() {
+                    inner.slots.push(&self.slots, index);
+                }
+                reserved.map(|reserved| (handle, reserved)).ok_or(refused)
+            }
+        }
+    }
+
+    /// A new zspage for `class`, known to nobody.
+    #[cold]
+    fn take_zspage(&self, class: &Class) -> Result<ZspageId, OutOfMemory> {
+        let index = self.sizes.partition_point(|size| *size < class.shape.object_bytes);
+        let zspage = self.zspages.take(&self.source, index, class.shape)?;
+        self.counters.pages_taken.fetch_add(class.shape.pages, Relaxed);
+        Ok(zspage)
+    }
+
+    /// Gives an empty zspage back that is in no list of its class.
+    #[cold]
+    fn give_back(&self, id: ZspageId) {
+        let zspage = self.zspages.get(id);
+        self.counters.pages_used.fetch_sub(zspage.pages_touched.get(), Relaxed);
+        self.counters.pages_taken.fetch_sub(zspage.pages.get(), Relaxed);
+        self.zspages.give_back(&self.source, id);
+    }
+}
+
+impl<S: PageSource> Drop for Pool<S> {
+    fn drop(&mut self) {
+        self.zspages.release(&self.source);
+        self.slots.release(&self.source);
+    }
+}
+
+impl<S: PageSource> fmt::Debug for Pool<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool")
+            .field("unit", &self.unit)
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A pin on an object, taken back when dropped.
+struct Pin<'a>(&'a Slot);
+
+impl Drop for Pin<'_> {
+    fn drop(&mut self) {
+        self.0.unpin();
+    }
+}
+
+#[cold]
+fn misused(handle: Handle, misuse: Misuse) -> ! {
+    match misuse {
+        Misuse::Stale => panic!("ZS-3: handle {} names no object", handle.to_raw()),
+        Misuse::Pinned => panic!("ZS-5: handle {} is freed while it is read", handle.to_raw()),
+    }
+}

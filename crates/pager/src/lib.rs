@@ -1,1 +1,37 @@
-//! pager
+//! Managed memory with a limit: faults come in, folios go out.
+//!
+//! The modules are declared in the order in which a page passes them: out through `reclaim`, `folio`
+//! and `staging` into the store, back through `fault`.
+
+#![deny(unsafe_code)]
+
+mod unit;
+
+mod resident;
+
+mod reclaim;
+
+mod folio;
+
+mod staging;
+
+mod runs;
+
+mod fault;
+
+mod prefetch;
+
+mod change;
+
+mod config;
+mod engine;
+pub mod fatal;
+mod rank;
+
+mod handler;
+mod inline;
+mod pager;
+
+pub use config::{Config, Error, LIMIT_BYTES_MIN, Mode};
+pub use engine::{Engine, StatsHome};
+pub use pager::{Builder, Pager, Region};

@@ -1,0 +1,97 @@
+//! What is compared: each row of the table.
+
+use std::fmt;
+use std::str::FromStr;
+
+use zfolio_core::page::UnitOrder;
+use zfolio_core::size;
+
+use crate::kernel::KernelSetting;
+
+/// How zfolio compresses: `lz4:64K`, `zstd,level=1:16K`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Compression {
+    /// As `--algorithm` takes it.
+    pub(crate) algorithm: String,
+    pub(crate) unit_bytes: usize,
+}
+
+/// What is compared unless `--setting` says otherwise.
+pub(crate) const DEFAULTS: [&str; 4] =
+    ["lz4:16K", "lz4:64K", "zstd,level=1:16K", "zstd,level=1:64K"];
+
+impl FromStr for Compression {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Compression, String> {
+        let accepted = "accepted: ALGORITHM[,level=N]:UNIT, as in lz4:64K or zstd,level=1:16K";
+        let (algorithm, unit) = text.rsplit_once(':').ok_or(accepted)?;
+        let bytes = size::parse(unit).map_err(|error| format!("{error}; {accepted}"))?;
+        let order = usize::try_from(bytes).ok().and_then(UnitOrder::from_bytes);
+        let order = order.ok_or(format!("unit {unit}: accepted: a power of two from 4K to 2M"))?;
+        if algorithm.is_empty() {
+            return Err(accepted.to_owned());
+        }
+        Ok(Compression { algorithm: algorithm.to_owned(), unit_bytes: order.bytes() })
+    }
+}
+
+impl fmt::Display for Compression {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.algorithm, size::display(self.unit_bytes as u64))
+    }
+}
+
+/// A row of the table.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Setting {
+    /// No pressure at all: what the machine can do.
+    Free,
+    /// The kernel's zram swap.
+    Kernel(KernelSetting),
+    /// Under `zfolio run`.
+    Run(Compression),
+    /// In a region of the library.
+    Inline(Compression),
+}
+
+impl Setting {
+    /// Whether it is one of ours, to be set against the kernel's.
+    pub(crate) fn is_zfolio(&self) -> bool {
+        matches!(self, Setting::Run(_) | Setting::Inline(_))
+    }
+
+    /// Whether it is one of the kernel's.
+    pub(crate) fn is_kernel(&self) -> bool {
+        matches!(self, Setting::Kernel(_))
+    }
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Setting::Free => f.write_str("no limit"),
+            Setting::Kernel(KernelSetting { algorithm, folio_kib }) => {
+                write!(f, "kernel {algorithm} {folio_kib}K")
+            }
+            Setting::Run(compression) => write!(f, "run {compression}"),
+            Setting::Inline(compression) => write!(f, "inline {compression}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Compression, DEFAULTS};
+
+    #[test]
+    fn a_setting_is_an_algorithm_and_a_unit() {
+        let setting: Compression = "zstd,level=1:64K".parse().expect("well formed");
+        assert_eq!((setting.algorithm.as_str(), setting.unit_bytes), ("zstd,level=1", 65536));
+        assert_eq!(setting.to_string(), "zstd,level=1 64K");
+        assert!(DEFAULTS.iter().all(|text| text.parse::<Compression>().is_ok()));
+        for bad in ["lz4", "lz4:", ":64K", "lz4:3K", "lz4:4M", "lz4:2K", "lz4:64Q"] {
+            let line = bad.parse::<Compression>().expect_err(bad);
+            assert!(line.contains("accepted"), "{bad}: {line}");
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! `zfolio corpus`: the memory of real processes, as a file to measure with.
+//!
+//! What compresses is decided by the data, so the comparison takes data that programs hold: the
+//! resident, private, anonymous pages of a process, in address order, nothing between them.
+
+pub(crate) mod capture;
+pub(crate) mod make;
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, BufWriter};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use zfolio_core::size;
+
+use capture::CaptureError;
+
+/// Arguments of `zfolio corpus`.
+#[derive(Args, Debug)]
+pub struct CorpusArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand, Debug)]
+enum What {
+    /// Save the memory of a process that runs
+    #[command(after_help = "\
+The resident anonymous private pages of the process are written in address order. Pages of zeros are
+left out unless --zeros is given. The process is not stopped: what it changes meanwhile may be saved
+as it was before or after.
+
+Examples:
+  zfolio corpus capture 1234 -o corpus.bin
+  zfolio corpus capture $(pidof redis-server) -o redis.bin --zeros")]
+    Capture(CaptureArgs),
+    /// Start real programs (python3, node, java), and save the memory that they fill
+    #[command(after_help = "\
+Each program that is present builds ordinary data (dicts and lists, a Map and a Float64Array, a
+HashMap), is captured as 'zfolio corpus capture' does, and stopped. Programs that are absent are
+skipped, and the line on standard error says so.
+
+Examples:
+  zfolio corpus make -o corpus.bin
+  zfolio corpus make -o small.bin --bytes 64M")]
+    Make(MakeArgs),
+}
+
+/// Arguments of `zfolio corpus capture`.
+#[derive(Args, Debug)]
+struct CaptureArgs {
+    /// The process
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    pid: u32,
+    /// Where to write
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+    /// Keep pages of zeros
+    #[arg(long)]
+    zeros: bool,
+}
+
+/// Arguments of `zfolio corpus make`.
+#[derive(Args, Debug)]
+struct MakeArgs {
+    /// Where to write
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+    /// How much in all, in equal parts from each program
+    #[arg(long, default_value = "400M", value_name = "SIZE", value_parser = parse_size)]
+    bytes: u64,
+    /// Keep pages of zeros
+    #[arg(long)]
+    zeros: bool,
+}
+
+/// A size, for clap.
+pub(crate) fn parse_size(text: &str) -> Result<u64, size::SizeError> {
+    size::parse(text)
+}
+
+/// Why no corpus was written.
+#[derive(Debug)]
+pub(crate) enum CorpusFailure {
+    /// The user must change an argument.
+    Refused(String),
+    /// The system said no.
+    Failed(String),
+    /// A signal asked us to stop; nothing was written.
+    Stopped(i32),
+}
+
+impl CorpusFailure {
+    pub(crate) fn status(&self) -> u8 {
+        match self {
+            CorpusFailure::Refused(_) => 2,
+            CorpusFailure::Failed(_) => 1,
+            // As the shell tells it.
+            CorpusFailure::Stopped(signal) => u8::try_from(128 + signal).unwrap_or(1),
+        }
+    }
+}
+
+impl fmt::Display for CorpusFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CorpusFailure::Refused(line) | CorpusFailure::Failed(line) => f.write_str(line),
+            CorpusFailure::Stopped(_) => f.write_str("interrupted; nothing was written"),
+        }
+    }
+}
+
+impl From<CaptureError> for CorpusFailure {
+    fn from(error: CaptureError) -> CorpusFailure {
+        let line = error.to_string();
+        if error.is_refusal() { CorpusFailure::Refused(line) } else { CorpusFailure::Failed(line) }
+    }
+}
+
+/// Runs `zfolio corpus`.
+#[must_use]
+pub fn corpus(args: CorpusArgs) -> ExitCode {
+    let outcome = match &args.what {
+        What::Capture(args) => capture_to(args),
+        What::Make(args) => make::make(&args.output, args.bytes, args.zeros),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("zfolio corpus: {failure}");
+            ExitCode::from(failure.status())
+        }
+    }
+}
+
+/// A file that takes its name only when it is whole.
+#[derive(Debug)]
+pub(crate) struct Output {
+    path: PathBuf,
+    partial: PathBuf,
+    pub(crate) writer: BufWriter<File>,
+}
+
+impl Output {
+    pub(crate) fn create(path: &Path) -> Result<Output, CorpusFailure> {
+        let refused = |line: String| CorpusFailure::Refused(format!("{}: {line}", path.display()));
+        let name = path.file_name().ok_or_else(|| refused("names no file".to_owned()))?;
+        if path.is_dir() {
+            return Err(refused("is a directory; accepted: a file to write".to_owned()));
+        }
+        let mut partial_name = name.to_owned();
+        partial_name.push(format!(".{}.partial", std::process::id()));
+        let partial = path.with_file_name(partial_name);
+        let file = File::create(&partial).map_err(|error| refused(error.to_string()))?;
+        Ok(Output { path: path.to_owned(), partial, writer: BufWriter::new(file) })
+    }
+
+    /// Gives the file its name.
+    pub(crate) fn finish(mut self) -> Result<(), CorpusFailure> {
+        let named = io::Write::flush(&mut self.writer)
+            .and_then(|()| std::fs::rename(&self.partial, &self.path));
+        named.map_err(|error| CorpusFailure::Failed(format!("{}: {error}", self.path.display())))
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        // After `finish` there is no such file; before it, a part is of no use to anybody.
+        let _renamed_already = std::fs::remove_file(&self.partial);
+    }
+}
+
+fn capture_to(args: &CaptureArgs) -> Result<(), CorpusFailure> {
+    let process = capture::Process::open(args.pid)?;
+    let mut output = Output::create(&args.output)?;
+    let counts = process.capture(&mut output.writer, u64::MAX, args.zeros)?;
+    if counts.pages_written == 0 {
+        let line = format!("PID {}: no resident anonymous pages to capture", args.pid);
+        return Err(CorpusFailure::Refused(line));
+    }
+    output.finish()?;
+    eprintln!("{}: {} of {}", args.output.display(), counts, process.name());
+    Ok(())
+}

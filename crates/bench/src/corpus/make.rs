@@ -1,0 +1,175 @@
+//! Starts real programs, waits until they have built their data, and captures it.
+//!
+//! A program says `ready` on its standard output when its data is there, and ends when its standard
+//! input does; so none outlives us, even if we are killed. Otherwise it is stopped by its PID.
+
+use std::fs;
+use std::io::{self, BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use zfolio_core::size;
+
+use super::capture::Process;
+use super::{CorpusFailure, Output};
+use crate::os;
+use crate::usemem::{CORPUS_BYTES_MIN, PAGE_BYTES};
+
+/// A program that has said nothing for so long is given up.
+const READY_SECONDS_MAX: u64 = 300;
+
+/// How one program is started; `SIZE` is the data that it shall build, in bytes.
+struct Program {
+    name: &'static str,
+    command: fn(folder: &Path, size: u64) -> Command,
+}
+
+const PROGRAMS: [Program; 3] = [
+    Program { name: "python3", command: python },
+    Program { name: "node", command: node },
+    Program { name: "java", command: java },
+];
+
+fn python(_folder: &Path, size: u64) -> Command {
+    let mut command = Command::new("python3");
+    command.args(["-c", include_str!("programs/objects.py"), &size.to_string()]);
+    command
+}
+
+fn node(_folder: &Path, size: u64) -> Command {
+    let mut command = Command::new("node");
+    let heap_mib = (size >> 19) + 256;
+    command.arg(format!("--max-old-space-size={heap_mib}"));
+    command.args(["-e", include_str!("programs/objects.js"), "--", &size.to_string()]);
+    command
+}
+
+fn java(folder: &Path, size: u64) -> Command {
+    let mut command = Command::new("java");
+    // The serial collector, and a heap that grows: what is resident is what was built.
+    let heap_mib = (size >> 19) + 128;
+    command.args(["-XX:+UseSerialGC", "-Xms16m"]).arg(format!("-Xmx{heap_mib}m"));
+    command.arg(folder.join("Objects.java")).arg(size.to_string());
+    command
+}
+
+/// A folder of our own for Java's source, which must be a file.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn create() -> io::Result<Folder> {
+        let folder = std::env::temp_dir().join(format!("zfolio-corpus-{}", std::process::id()));
+        fs::create_dir(&folder)?;
+        let folder = Folder(folder);
+        fs::write(folder.0.join("Objects.java"), include_str!("programs/Objects.java"))?;
+        Ok(folder)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.0) {
+            eprintln!("zfolio corpus: {}: not removed: {error}", self.0.display());
+        }
+    }
+}
+
+/// A program that is ready, stopped when this goes.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // If it has ended by itself, there is nothing to stop.
+        let _ended_already = self.0.kill();
+        let _reaped = self.0.wait();
+    }
+}
+
+impl Running {
+    /// Starts `command` and waits until it is ready.
+    fn start(mut command: Command) -> Result<Running, String> {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = command.spawn().map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => "not found".to_owned(),
+            _ => error.to_string(),
+        })?;
+        let mut running = Running(child);
+        let answers = running.0.stdout.take().expect("piped above");
+        let (tell, told) = mpsc::channel();
+        // The thread ends with the first line, or when the program does.
+        std::thread::spawn(move || {
+            let mut line = String::new();
+            let length = BufReader::new(answers).read_line(&mut line).unwrap_or(0);
+            // Nobody listens any more after the time is up.
+            let _late = tell.send((length > 0).then_some(line));
+        });
+        for _ in 0..READY_SECONDS_MAX * 20 {
+            match told.recv_timeout(Duration::from_millis(50)) {
+                Ok(Some(line)) if line.trim() == "ready" => return Ok(running),
+                Ok(Some(line)) => return Err(format!("said '{}', not 'ready'", line.trim())),
+                Ok(None) => return Err(running.last_words()),
+                Err(_) if os::stop_signal().is_some() => return Err("interrupted".to_owned()),
+                Err(_) => {}
+            }
+        }
+        Err(format!("was not ready after {READY_SECONDS_MAX} s"))
+    }
+
+    /// Why it ended: its status, and the first line of its complaint.
+    fn last_words(&mut self) -> String {
+        let status = self.0.wait().map_or("ended".to_owned(), |status| status.to_string());
+        let complaint = self.0.stderr.take().and_then(|complaint| {
+            BufReader::new(complaint).lines().map_while(Result::ok).find(|line| !line.is_empty())
+        });
+        format!("{status} before it was ready: {}", complaint.unwrap_or_default())
+    }
+}
+
+fn stop_if_asked() -> Result<(), CorpusFailure> {
+    os::stop_signal().map_or(Ok(()), |signal| Err(CorpusFailure::Stopped(signal)))
+}
+
+/// Writes about `bytes` of the memory of the programs that are present to `path`.
+pub(crate) fn make(path: &Path, bytes: u64, zeros: bool) -> Result<(), CorpusFailure> {
+    if bytes < CORPUS_BYTES_MIN {
+        let given = size::display(bytes);
+        return Err(CorpusFailure::Refused(format!("--bytes {given}: accepted: 1M or more")));
+    }
+    let failed = |error: io::Error| CorpusFailure::Failed(error.to_string());
+    // So that the folder and the unfinished file go away, and the programs too.
+    os::catch_stop_signals();
+    let mut output = Output::create(path)?;
+    let folder = Folder::create().map_err(failed)?;
+    let mut left = bytes / PAGE_BYTES as u64 * PAGE_BYTES as u64;
+    for (index, program) in PROGRAMS.iter().enumerate() {
+        // What an absent program leaves, the later ones share.
+        let share = left / (PROGRAMS.len() - index) as u64;
+        let share = share.next_multiple_of(PAGE_BYTES as u64);
+        // A tenth more than the share: the runtime's estimate of its objects is rough.
+        let running = match Running::start((program.command)(&folder.0, share + share / 10)) {
+            Ok(running) => running,
+            Err(reason) => {
+                stop_if_asked()?;
+                eprintln!("zfolio corpus: skipped {}: {reason}", program.name);
+                continue;
+            }
+        };
+        let process = Process::open(running.0.id())?;
+        let counts = process.capture(&mut output.writer, share, zeros)?;
+        eprintln!("zfolio corpus: {}: {counts}", program.name);
+        left -= counts.pages_written * PAGE_BYTES as u64;
+        stop_if_asked()?;
+    }
+    let written = bytes / PAGE_BYTES as u64 * PAGE_BYTES as u64 - left;
+    if written < CORPUS_BYTES_MIN {
+        let line = "none of python3, node and java could be used; install one of them, or see \
+                    'zfolio corpus capture'";
+        return Err(CorpusFailure::Failed(line.to_owned()));
+    }
+    output.finish()?;
+    let (written, asked) = (size::display(written), size::display(bytes));
+    eprintln!("zfolio corpus: {} of {asked} written to {}", written, path.display());
+    Ok(())
+}

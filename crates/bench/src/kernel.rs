@@ -1,0 +1,159 @@
+//! The kernel's side of the comparison: zram swap, a memory cgroup, a size of folios.
+//!
+//! # Invariants
+//!
+//! - `KRN-1` All changes go through the [`Journal`](journal::Journal), so all of them are undone when
+//!   [`Pressure`] goes, however it goes.
+//! - `KRN-2` A run with zfolio never sees any of them: they last for one run of the kernel's.
+
+pub(crate) mod cgroup;
+pub(crate) mod journal;
+pub(crate) mod zram;
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use cgroup::{Cgroup, Hierarchy};
+use journal::{Journal, at};
+
+const THP: &str = "/sys/kernel/mm/transparent_hugepage";
+
+/// Room on the device beyond what the workload needs, for the program's other pages.
+const DISK_SLACK_BYTES: u64 = 128 << 20;
+
+/// How the kernel is set for one run.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct KernelSetting {
+    /// As in `comp_algorithm`.
+    pub(crate) algorithm: String,
+    /// 4 or 64: what anonymous memory comes in.
+    pub(crate) folio_kib: u32,
+}
+
+/// What must be there before anything is changed.
+#[derive(Debug)]
+pub(crate) struct Kernel {
+    hierarchy: Hierarchy,
+}
+
+impl Kernel {
+    /// Checks that the comparison can be made here; otherwise says why not, in one line.
+    pub(crate) fn find() -> Result<Kernel, String> {
+        if zfolio_sys::probe::effective_uid() != 0 {
+            return Err("swap and cgroups need root; run it with sudo".to_owned());
+        }
+        zram::available()?;
+        Ok(Kernel { hierarchy: Hierarchy::find()? })
+    }
+
+    /// One line about what is used.
+    pub(crate) fn describe(&self) -> String {
+        format!("zram swap, memory cgroup {}", self.hierarchy)
+    }
+
+    /// lz4 and lzo-rle, as far as the kernel has them, with 4 KiB and with 64 KiB folios; and one
+    /// line for each that it has not.
+    pub(crate) fn settings() -> (Vec<KernelSetting>, Vec<String>) {
+        let (mut settings, mut missing) = (Vec::new(), Vec::new());
+        let offered = zram::algorithms();
+        for name in ["lz4", "lzo-rle"] {
+            // Without any device the list is not known: the run itself will tell.
+            if !offered.is_empty() && !offered.iter().any(|offer| offer == name) {
+                missing.push(format!("the kernel's zram has no {name}"));
+                continue;
+            }
+            for folio_kib in [4, 64] {
+                settings.push(KernelSetting { algorithm: name.to_owned(), folio_kib });
+            }
+        }
+        if !folio_chooser(64).exists() {
+            settings.retain(|setting| setting.folio_kib == 4);
+            missing.push("the kernel cannot choose 64 KiB folios (needs 6.8)".to_owned());
+        }
+        (settings, missing)
+    }
+
+    /// Puts the system under pressure as `setting` says: `limit_bytes` of memory, and a device that
+    /// can take `bytes`.
+    pub(crate) fn set_up(
+        &self,
+        setting: &KernelSetting,
+        bytes: u64,
+        limit_bytes: u64,
+    ) -> io::Result<Pressure> {
+        let journal = Journal::open(Path::new(journal::PATH))?;
+        keep_zswap_out(&journal)?;
+        choose_folio(&journal, setting.folio_kib)?;
+        let disk_bytes = (bytes + DISK_SLACK_BYTES).next_multiple_of(1 << 20);
+        let swap = zram::Swap::set_up(&journal, disk_bytes, &setting.algorithm)?;
+        let cgroup = Cgroup::set_up(&journal, &self.hierarchy, limit_bytes)?;
+        Ok(Pressure { swap, cgroup, journal })
+    }
+}
+
+/// The system as one run of the kernel's needs it, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Pressure {
+    swap: zram::Swap,
+    cgroup: Cgroup,
+    journal: Journal,
+}
+
+impl Pressure {
+    /// The file that the program writes itself into.
+    pub(crate) fn members(&self) -> io::Result<File> {
+        self.cgroup.members()
+    }
+
+    /// What zram held, and the most that was charged to the cgroup.
+    pub(crate) fn figures(&self) -> io::Result<(zram::MmStat, u64)> {
+        Ok((self.swap.mm_stat()?, self.cgroup.bytes_max()))
+    }
+
+    /// Puts everything back, and says what could not be.
+    pub(crate) fn put_back(self) -> io::Result<()> {
+        self.journal.undo()
+    }
+}
+
+/// zswap, if on, would sit between the program and zram, and be measured in its place.
+fn keep_zswap_out(journal: &Journal) -> io::Result<()> {
+    let path = Path::new("/sys/module/zswap/parameters/enabled");
+    match fs::read_to_string(path) {
+        Ok(state) if state.trim() == "Y" => journal.write(path, "Y", "N"),
+        _ => Ok(()),
+    }
+}
+
+fn folio_chooser(kib: u32) -> PathBuf {
+    PathBuf::from(format!("{THP}/hugepages-{kib}kB/enabled"))
+}
+
+/// Lets anonymous memory come in folios of `kib` and in no other size above the page.
+fn choose_folio(journal: &Journal, kib: u32) -> io::Result<()> {
+    let Ok(entries) = fs::read_dir(THP) else {
+        // A kernel without huge pages has only 4 KiB folios.
+        return if kib == 4 { Ok(()) } else { Err(io::Error::other("no transparent huge pages")) };
+    };
+    let mut choosers: Vec<PathBuf> = entries
+        .filter_map(|entry| Some(entry.ok()?.path().join("enabled")))
+        .filter(|path| path.exists())
+        .collect();
+    choosers.sort();
+    let wanted = folio_chooser(kib);
+    if choosers.is_empty() {
+        // Before 6.8 there is one switch for 2 MiB folios only.
+        choosers.push(Path::new(THP).join("enabled"));
+    }
+    for path in choosers {
+        let text = fs::read_to_string(&path).map_err(|error| at(&path, &error))?;
+        let before = text.split_whitespace().find_map(|word| word.strip_prefix('['));
+        let Some(before) = before.map(|word| word.trim_end_matches(']')) else { continue };
+        let value = if path == wanted { "always" } else { "never" };
+        if before != value {
+            journal.write(&path, before, value)?;
+        }
+    }
+    Ok(())
+}

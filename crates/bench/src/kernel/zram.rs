@@ -1,0 +1,199 @@
+//! A zram device of our own, used as swap.
+//!
+//! # Invariants
+//!
+//! - `ZRAM-1` A device that was initialised when we came is never touched.
+//! - `ZRAM-2` Our swap space carries [`LABEL`]; it is what a later run recognises ours by.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use super::journal::{Journal, Undo, at};
+use crate::os;
+
+/// The name of our swap space, in its header.
+const LABEL: &[u8; 12] = b"zfolio-bench";
+
+/// The device's page; also the kernel's on every machine that zfolio runs on now.
+const PAGE: usize = 4096;
+
+/// Bytes of the header before the version: the boot loader's.
+const VERSION_AT: usize = 1024;
+const LABEL_AT: usize = VERSION_AT + 12 + 16;
+const MAGIC: &[u8; 10] = b"SWAPSPACE2";
+
+const CONTROL: &str = "/sys/class/zram-control";
+
+fn attribute(id: u32, name: &str) -> PathBuf {
+    PathBuf::from(format!("/sys/block/zram{id}/{name}"))
+}
+
+/// `/dev/zramN`.
+fn node(id: u32) -> PathBuf {
+    PathBuf::from(format!("/dev/zram{id}"))
+}
+
+fn read(path: &Path) -> io::Result<String> {
+    Ok(fs::read_to_string(path).map_err(|error| at(path, &error))?.trim().to_owned())
+}
+
+fn write(path: &Path, value: &str) -> io::Result<()> {
+    fs::write(path, value).map_err(|error| at(path, &error))
+}
+
+/// Whether zram can be had, and if not, what to do.
+pub(crate) fn available() -> Result<(), String> {
+    if Path::new(CONTROL).join("hot_add").exists() || uninitialised().is_some() {
+        return Ok(());
+    }
+    Err("this kernel has no zram loaded; try 'modprobe zram num_devices=0'".to_owned())
+}
+
+/// A device that nobody has initialised.
+fn uninitialised() -> Option<u32> {
+    let entries = fs::read_dir("/sys/block").ok()?.filter_map(Result::ok);
+    let ids = entries.filter_map(|e| e.file_name().to_str()?.strip_prefix("zram")?.parse().ok());
+    let mut free: Vec<u32> = ids.filter(|id| is_initialised(*id).is_ok_and(|on| !on)).collect();
+    free.sort_unstable();
+    free.first().copied()
+}
+
+fn is_initialised(id: u32) -> io::Result<bool> {
+    Ok(read(&attribute(id, "initstate"))? == "1")
+}
+
+/// The compressors that the kernel offers for zram, the selected one first.
+pub(crate) fn algorithms() -> Vec<String> {
+    let Some(id) = fs::read_dir("/sys/block").ok().and_then(|entries| {
+        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        names.filter_map(|name| name.strip_prefix("zram")?.parse::<u32>().ok()).min()
+    }) else {
+        return Vec::new();
+    };
+    let list = read(&attribute(id, "comp_algorithm")).unwrap_or_default();
+    list.split_whitespace().map(|name| name.trim_matches(['[', ']']).to_owned()).collect()
+}
+
+/// A device that we initialised and use as swap.
+#[derive(Debug)]
+pub(crate) struct Swap {
+    id: u32,
+}
+
+/// The figures of `mm_stat` that are compared.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MmStat {
+    /// What was stored, before compression.
+    pub(crate) original_bytes: u64,
+    /// After compression, without the allocator's waste.
+    pub(crate) compressed_bytes: u64,
+    /// The most that the device held of the machine's memory.
+    pub(crate) used_bytes_max: u64,
+}
+
+impl Swap {
+    /// Sets up a device of `bytes` with `algorithm`, and swaps to it. Every step's way back is noted.
+    pub(crate) fn set_up(journal: &Journal, bytes: u64, algorithm: &str) -> io::Result<Swap> {
+        let id = obtain(journal)?;
+        let chooser = attribute(id, "comp_algorithm");
+        let before = read(&chooser)?;
+        let selected = before.split_whitespace().find_map(|name| name.strip_prefix('['));
+        let selected = selected.map_or("", |name| name.trim_end_matches(']'));
+        journal.write(&chooser, selected, algorithm)?;
+        journal.note(&Undo::Reset { id })?;
+        write(&attribute(id, "disksize"), &bytes.to_string())?;
+        write_header(id, bytes)?;
+        journal.note(&Undo::SwapOff { id })?;
+        os::swapon(&node(id)).map_err(|error| at(&node(id), &error))?;
+        Ok(Swap { id })
+    }
+
+    /// What the device held.
+    pub(crate) fn mm_stat(&self) -> io::Result<MmStat> {
+        let path = attribute(self.id, "mm_stat");
+        let text = read(&path)?;
+        let column = |index| text.split_whitespace().nth(index)?.parse::<u64>().ok();
+        // Columns: orig_data_size compr_data_size mem_used_total mem_limit mem_used_max ...
+        let figures = (|| {
+            let (original_bytes, compressed_bytes) = (column(0)?, column(1)?);
+            Some(MmStat { original_bytes, compressed_bytes, used_bytes_max: column(4)? })
+        })();
+        figures.ok_or_else(|| at(&path, &io::Error::other(format!("not understood: {text}"))))
+    }
+}
+
+/// A new device, or one that nobody has initialised (`ZRAM-1`).
+fn obtain(journal: &Journal) -> io::Result<u32> {
+    let hot_add = Path::new(CONTROL).join("hot_add");
+    if hot_add.exists() {
+        // Reading makes the device. Killed between this line and the next, it stays, uninitialised:
+        // harmless, and the next run without hot_add would take it.
+        let text = read(&hot_add)?;
+        let id = text.parse().map_err(|_| io::Error::other(format!("hot_add said {text}")))?;
+        journal.note(&Undo::Remove { id })?;
+        return Ok(id);
+    }
+    uninitialised().ok_or_else(|| io::Error::other("every zram device is in use"))
+}
+
+/// What `mkswap` writes.
+fn write_header(id: u32, bytes: u64) -> io::Result<()> {
+    let last_page = u32::try_from(bytes / PAGE as u64 - 1).map_err(io::Error::other)?;
+    let mut header = vec![0; PAGE];
+    header[VERSION_AT..VERSION_AT + 4].copy_from_slice(&1_u32.to_ne_bytes());
+    header[VERSION_AT + 4..VERSION_AT + 8].copy_from_slice(&last_page.to_ne_bytes());
+    header[LABEL_AT..LABEL_AT + LABEL.len()].copy_from_slice(LABEL);
+    header[PAGE - MAGIC.len()..].copy_from_slice(MAGIC);
+    let path = node(id);
+    let written = OpenOptions::new().write(true).open(&path).and_then(|mut device| {
+        device.write_all(&header)?;
+        device.sync_all()
+    });
+    written.map_err(|error| at(&path, &error))
+}
+
+/// Whether the device's swap space is ours (`ZRAM-2`).
+fn is_ours(id: u32) -> bool {
+    let mut header = vec![0; PAGE];
+    let read = fs::File::open(node(id)).and_then(|device| device.read_exact_at(&mut header, 0));
+    read.is_ok() && &header[LABEL_AT..LABEL_AT + LABEL.len()] == LABEL
+}
+
+/// Whether the kernel swaps to the device now.
+fn is_swap(id: u32) -> bool {
+    let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
+    let node = node(id);
+    swaps.lines().any(|line| line.split_whitespace().next().is_some_and(|p| Path::new(p) == node))
+}
+
+/// Undoes `swapon`, of our own swap space only (`JRN-3`).
+pub(super) fn swap_off(id: u32) -> io::Result<()> {
+    if is_swap(id) && is_ours(id) {
+        return os::swapoff(&node(id)).map_err(|error| at(&node(id), &error));
+    }
+    Ok(())
+}
+
+/// Undoes the initialisation, of our own device or of one that holds nothing (`JRN-3`).
+pub(super) fn reset(id: u32) -> io::Result<()> {
+    if !attribute(id, "reset").exists() || !is_initialised(id)? || is_swap(id) {
+        return Ok(());
+    }
+    let stored = read(&attribute(id, "mm_stat"))?;
+    let holds_nothing = stored.split_whitespace().next() == Some("0");
+    if holds_nothing || is_ours(id) {
+        // The kernel refuses with EBUSY while anybody has the device open.
+        return write(&attribute(id, "reset"), "1");
+    }
+    Ok(())
+}
+
+/// Undoes `hot_add`, unless somebody else has taken the device into use since.
+pub(super) fn remove(id: u32) -> io::Result<()> {
+    if !attribute(id, "initstate").exists() || is_initialised(id)? {
+        return Ok(());
+    }
+    write(&Path::new(CONTROL).join("hot_remove"), &id.to_string())
+}

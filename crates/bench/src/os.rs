@@ -1,0 +1,111 @@
+//! The system calls of the comparison that the standard library does not have.
+//!
+//! # Invariants
+//!
+//! - `OS-1` Only atomics are touched by the signal handler.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
+
+/// The signal that asked us to stop, or 0.
+static STOP: AtomicI32 = AtomicI32::new(0);
+
+extern "C" fn note_stop(signal: libc::c_int) {
+    // Relaxed: a flag that is polled; nothing is published with it.
+    STOP.store(signal, Relaxed);
+}
+
+/// From now on SIGINT, SIGTERM and SIGHUP are noted instead of ending the process, so that what was
+/// changed can be put back. Programs that we start get the usual behaviour: `exec` resets it.
+pub(crate) fn catch_stop_signals() {
+    let handler = note_stop as extern "C" fn(libc::c_int);
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        // SAFETY: a zeroed sigaction is a valid one: no flags, an empty mask.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        action.sa_sigaction = handler as libc::sighandler_t;
+        // SAFETY: the handler is async-signal-safe by OS-1; no old action is asked for.
+        let status = unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) };
+        assert_eq!(status, 0, "these signals can be caught");
+    }
+}
+
+/// The signal that asked us to stop, if one came.
+pub(crate) fn stop_signal() -> Option<i32> {
+    Some(STOP.load(Relaxed)).filter(|signal| *signal != 0)
+}
+
+fn checked(status: libc::c_int) -> io::Result<()> {
+    if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+fn c_path(path: &Path) -> io::Result<CString> {
+    Ok(CString::new(path.as_os_str().as_encoded_bytes())?)
+}
+
+/// Turns `device` into swap space that is used before any other.
+pub(crate) fn swapon(device: &Path) -> io::Result<()> {
+    let device = c_path(device)?;
+    // SWAP_FLAG_PREFER, with the highest priority that there is.
+    let flags = 0x8000 | 0x7fff;
+    // SAFETY: the path is a C string that outlives the call.
+    checked(unsafe { libc::swapon(device.as_ptr(), flags) })
+}
+
+/// Takes `device` out of use; what it holds is brought back into memory.
+pub(crate) fn swapoff(device: &Path) -> io::Result<()> {
+    let device = c_path(device)?;
+    // SAFETY: the path is a C string that outlives the call.
+    checked(unsafe { libc::swapoff(device.as_ptr()) })
+}
+
+/// Takes the file's lock, or fails with `WouldBlock` if another process has it. It goes with the file.
+pub(crate) fn lock(file: &File) -> io::Result<()> {
+    // SAFETY: the descriptor is open as long as `file` is borrowed; no memory is passed.
+    checked(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) })
+}
+
+/// Processor time of all children that have ended and were waited for, in nanoseconds.
+pub(crate) fn children_cpu_ns() -> u64 {
+    // SAFETY: a zeroed rusage is valid: it holds only integers.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: `usage` is a valid place for the answer.
+    let status = unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage) };
+    assert_eq!(status, 0, "getrusage(RUSAGE_CHILDREN) cannot fail");
+    [usage.ru_utime, usage.ru_stime]
+        .iter()
+        .map(|time| {
+            let (seconds, micros) = (time.tv_sec.unsigned_abs(), time.tv_usec.unsigned_abs());
+            seconds * 1_000_000_000 + micros * 1000
+        })
+        .sum()
+}
+
+/// Sends SIGKILL to a process that we started.
+pub(crate) fn kill(pid: u32) -> io::Result<()> {
+    let pid = libc::pid_t::try_from(pid).map_err(io::Error::other)?;
+    assert!(pid > 0, "0 and -1 would name more than one process");
+    // SAFETY: a system call without pointers.
+    checked(unsafe { libc::kill(pid, libc::SIGKILL) })
+}
+
+/// Makes the program of `command` die with this process, and begin its life inside the group whose
+/// `cgroup.procs` is given.
+pub(crate) fn tie(command: &mut Command, group: Option<File>) {
+    let before_exec = move || {
+        // SAFETY: a system call without pointers.
+        checked(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) })?;
+        let Some(group) = &group else { return Ok(()) };
+        // "0" is the writer itself.
+        // SAFETY: one byte of a static string is read; the descriptor is open.
+        let written = unsafe { libc::write(group.as_raw_fd(), c"0".as_ptr().cast(), 1) };
+        if written == 1 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    };
+    // SAFETY: between fork and exec only system calls are made: no allocation, no lock.
+    unsafe { command.pre_exec(before_exec) };
+}

@@ -1,0 +1,333 @@
+//! The command line: what is accepted, its help, and the one line for what is not.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Args, Parser, Subcommand};
+use zfolio_core::page::UnitOrder;
+use zfolio_core::size;
+use zfolio_core::zcomp::Params;
+
+use crate::failure::Failure;
+use crate::run::LIMIT_BYTES_MIN;
+
+/// What is used unless `--algorithm` says otherwise.
+pub(crate) const ALGORITHM_DEFAULT: &str = "lz4";
+
+/// Run programs in less memory than they need: cold memory is compressed, in user space.
+#[derive(Parser, Debug)]
+#[command(
+    name = "zfolio",
+    version,
+    disable_help_subcommand = true,
+    arg_required_else_help = true,
+    after_help = "Examples:
+  zfolio run --limit 2G -- python3 train.py     run a program in 2 GiB
+  zfolio stat                                   watch what runs, without root
+  zfolio doctor                                 what this machine can and can't do
+  zfolio algorithms                             the compression algorithms
+
+Exit status: 2 for a wrong argument, 125 where this machine can't; see 'zfolio run --help'."
+)]
+pub(crate) struct Arguments {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// The commands.
+#[derive(Subcommand, Debug)]
+pub(crate) enum Command {
+    /// Run a program under a memory limit
+    Run(RunArgs),
+    /// Show the figures of managed processes, live
+    Stat(StatArgs),
+    /// Check what this machine offers, and say what to do where something is missing
+    Doctor(DoctorArgs),
+    /// List the compression algorithms and their levels
+    Algorithms(AlgorithmsArgs),
+}
+
+/// Arguments of `zfolio run`.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Sizes: 256M, 1.5G, 1048576. K, M, G, T are powers of 1024; KB, MB, ... of 1000.
+
+Examples:
+  zfolio run --limit 256M -- python3 build_index.py
+  zfolio run --limit 2G --algorithm zstd,level=3 --unit 16K -- redis-server --port 7777
+  zfolio run --limit 1G --quiet --stats run.json -- ./simulate input.dat
+  zfolio run -- make -j8                        half of the memory for each process
+
+The program inherits everything, and so do its children: each managed process has the limit for
+itself. zfolio waits, passes signals on, and ends as the program ended: with its exit status, or by
+the same signal. Otherwise: 127 PROGRAM was not found; 126 it cannot be executed or managed (static,
+setuid, 32-bit, musl); 125 this machine can't ('zfolio doctor' says why); 2 a wrong argument."
+)]
+pub(crate) struct RunArgs {
+    /// The memory that the program may use [default: half of what the machine or cgroup allows]
+    ///
+    /// Everything counts: resident, staged and compressed memory, and zfolio's own. At least 32M.
+    #[arg(long, short, value_name = "SIZE", value_parser = parse_limit)]
+    pub(crate) limit: Option<u64>,
+
+    /// The compression algorithm, and its level: see 'zfolio algorithms'
+    #[arg(long, short, value_name = "NAME[,level=N]", default_value = ALGORITHM_DEFAULT,
+          value_parser = parse_algorithm)]
+    pub(crate) algorithm: Params,
+
+    /// What is compressed as one object: a power of two, 4K to 2M
+    ///
+    /// Large units compress better and faster; small ones serve a random access sooner.
+    #[arg(long, short, value_name = "SIZE", default_value = "64K", value_parser = parse_unit)]
+    pub(crate) unit: UnitOrder,
+
+    /// End the program when the limit can't be held, instead of going over it
+    #[arg(long)]
+    pub(crate) strict: bool,
+
+    /// Write the figures of all processes of the run to FILE, as JSON
+    #[arg(long, value_name = "FILE")]
+    pub(crate) stats: Option<PathBuf>,
+
+    /// Print nothing at the end
+    #[arg(long, short)]
+    pub(crate) quiet: bool,
+
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    pub(crate) program: Vec<OsString>,
+}
+
+/// Arguments of `zfolio stat`.
+#[derive(Args, Debug)]
+#[command(after_help = "Columns:
+  LIMIT     what was asked for           PROCESS   resident memory of the whole process
+  RESIDENT  managed memory, mapped       STAGED    unmapped but not yet compressed
+  POOL      compressed, with overhead    META      tables of zfolio
+  DEMAND    what the program would hold resident without zfolio
+  RATIO     size before compression / POOL
+  FAULTS    served in all; P50, P99: time of those that decompressed; STALL: time waited in all
+
+Examples:
+  zfolio stat                     one's own managed processes
+  zfolio stat --watch             the same, each second
+  zfolio stat 4711                every figure of one process, with its meaning
+  zfolio stat 4711 --watch 0.2 --json > log     a line of JSON, five times a second
+  sudo zfolio stat --all          those of every user")]
+pub(crate) struct StatArgs {
+    /// A managed process: all its figures, with their meanings
+    #[arg(value_name = "PID", value_parser = parse_pid)]
+    pub(crate) pid: Option<u32>,
+
+    /// The processes of all users that may be read (as root: everybody's)
+    #[arg(long, short, conflicts_with = "pid")]
+    pub(crate) all: bool,
+
+    /// Show again each SECONDS [1 if not given]
+    #[arg(long, short, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",
+          value_parser = parse_seconds)]
+    pub(crate) watch: Option<f64>,
+
+    /// Write JSON; with --watch, a line for each moment
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Exact numbers: bytes and nanoseconds
+    #[arg(long, short)]
+    pub(crate) bytes: bool,
+
+    /// No headings
+    #[arg(long, short)]
+    pub(crate) noheadings: bool,
+}
+
+/// Arguments of `zfolio doctor`.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  zfolio doctor                   exit status 0 if 'zfolio run' can work, otherwise 1
+  zfolio doctor --json            the same for a program")]
+pub(crate) struct DoctorArgs {
+    /// Write JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `zfolio algorithms`.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  zfolio algorithms
+  zfolio run --algorithm zstd,level=3 -- python3 train.py")]
+pub(crate) struct AlgorithmsArgs {}
+
+fn parse_limit(given: &str) -> Result<u64, String> {
+    let bytes = size::parse(given).map_err(|error| error.to_string())?;
+    if bytes < LIMIT_BYTES_MIN {
+        let least = size::display(LIMIT_BYTES_MIN);
+        return Err(format!("'{given}' is too small; accepted: {least} or more"));
+    }
+    Ok(bytes)
+}
+
+fn parse_unit(given: &str) -> Result<UnitOrder, String> {
+    let bytes = size::parse(given).map_err(|error| error.to_string())?;
+    let order = usize::try_from(bytes).ok().and_then(UnitOrder::from_bytes);
+    order.ok_or_else(|| format!("'{given}' is not a unit; accepted: a power of two, 4K to 2M"))
+}
+
+fn parse_algorithm(given: &str) -> Result<Params, String> {
+    given.parse::<Params>().map_err(|error| error.to_string())
+}
+
+fn parse_pid(given: &str) -> Result<u32, String> {
+    match given.parse() {
+        Ok(pid) if pid > 0 => Ok(pid),
+        _ => Err(format!(
+            "'{given}' is not a process id; accepted: a number, as 'zfolio stat' lists"
+        )),
+    }
+}
+
+fn parse_seconds(given: &str) -> Result<f64, String> {
+    match given.parse::<f64>() {
+        Ok(seconds) if (0.01..=86_400.0).contains(&seconds) => Ok(seconds),
+        _ => Err(format!("'{given}' is not a time; accepted: seconds, 0.01 to 86400")),
+    }
+}
+
+/// The arguments, or the help or the one line to print instead.
+///
+/// # Errors
+///
+/// When they are not accepted. Help and version are not errors, and end the process here.
+pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Arguments, Failure> {
+    Arguments::try_parse_from(words).map_err(|error| match error.kind() {
+        ErrorKind::DisplayHelp
+        | ErrorKind::DisplayVersion
+        | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => error.exit(),
+        _ => Failure::argument(one_line(&error)),
+    })
+}
+
+/// What clap found wrong: the argument, what was given, what is accepted.
+fn one_line(error: &clap::Error) -> String {
+    let context = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => text.clone(),
+        Some(ContextValue::Strings(texts)) => texts.join(", "),
+        Some(ContextValue::StyledStr(text)) => text.to_string(),
+        _ => String::new(),
+    };
+    let argument = context(ContextKind::InvalidArg);
+    // "--limit <SIZE>", "[PID]", "<PROGRAM>...": the name is enough.
+    let name = argument.split(' ').next().unwrap_or_default();
+    let name = name.trim_matches(['[', ']', '<', '>', '.']);
+    let value = context(ContextKind::InvalidValue);
+    let hint = "accepted: what 'zfolio --help' and 'zfolio COMMAND --help' list";
+    match error.kind() {
+        ErrorKind::ValueValidation => match std::error::Error::source(error) {
+            Some(source) => format!("{name}: {source}"),
+            None => format!("{name}: '{value}' is not accepted; {hint}"),
+        },
+        ErrorKind::UnknownArgument => format!("argument '{name}' is not known; {hint}"),
+        ErrorKind::InvalidSubcommand => {
+            let given = context(ContextKind::InvalidSubcommand);
+            format!("command '{given}' is not known; {hint}")
+        }
+        ErrorKind::MissingRequiredArgument if name.starts_with("PROGRAM") => {
+            "PROGRAM: missing; accepted: a program and its arguments, as in \
+             'zfolio run --limit 2G -- python3 train.py'"
+                .to_owned()
+        }
+        ErrorKind::MissingRequiredArgument => format!("{name}: missing; {hint}"),
+        ErrorKind::InvalidValue if value.is_empty() => {
+            format!("{name}: a value is missing; accepted: {argument}")
+        }
+        ErrorKind::ArgumentConflict => {
+            let other = context(ContextKind::PriorArg);
+            let other = other.trim_matches(['[', ']']);
+            format!("{name}: not together with {other}; accepted: one of them")
+        }
+        _ => {
+            let text = error.to_string();
+            let first = text.lines().next().unwrap_or_default();
+            format!("{}; {hint}", first.trim_start_matches("error: "))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Arguments, Command, parse};
+    use clap::CommandFactory;
+
+    fn words(line: &str) -> impl Iterator<Item = std::ffi::OsString> {
+        ["zfolio"].into_iter().chain(line.split_whitespace()).map(Into::into)
+    }
+
+    fn refused(line: &str) -> String {
+        let failure = parse(words(line)).expect_err(line);
+        assert_eq!(failure.status(), 2, "{line}");
+        failure.to_string()
+    }
+
+    #[test]
+    fn the_definition_is_sound() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_has_examples() {
+        for command in Arguments::command().get_subcommands_mut() {
+            let help = command.render_long_help().to_string();
+            assert!(help.contains("Examples:"), "{help}");
+        }
+    }
+
+    #[test]
+    fn run_takes_what_follows_as_it_is() {
+        for line in ["run -l 1G -- ls -l --limit 7", "run -l 1G ls -l --limit 7"] {
+            let Command::Run(run) = parse(words(line)).expect(line).command else { panic!() };
+            assert_eq!(run.limit, Some(1 << 30));
+            assert_eq!(run.program, ["ls", "-l", "--limit", "7"]);
+            assert_eq!(run.unit.bytes(), 64 << 10);
+        }
+    }
+
+    #[test]
+    fn refusals_name_the_argument_what_was_given_and_what_is_accepted() {
+        let cases = [
+            ("run --limit 12Q -- true", "--limit: '12Q' is not a size; accepted:"),
+            ("run --limit 31M -- true", "--limit: '31M' is too small; accepted: 32M or more"),
+            ("run --limit -- true", "--limit"),
+            ("run --unit 48K -- true", "--unit: '48K' is not a unit; accepted: a power of two"),
+            ("run --unit 2K -- true", "--unit: '2K' is not a unit"),
+            ("run --unit 4M -- true", "--unit: '4M' is not a unit"),
+            ("run --algorithm lz5 -- true", "--algorithm: "),
+            ("run --algorithm zstd,level=99 -- true", "--algorithm: "),
+            ("run --frob -- true", "argument '--frob' is not known; accepted:"),
+            ("run", "PROGRAM: missing; accepted:"),
+            ("run --limit 1G", "PROGRAM: missing; accepted:"),
+            ("fly", "command 'fly' is not known; accepted:"),
+            ("stat abc", "PID: 'abc' is not a process id; accepted:"),
+            ("stat 0", "PID: '0' is not a process id"),
+            ("stat --watch 0", "--watch: '0' is not a time; accepted:"),
+            ("stat --all 7", "not together with"),
+        ];
+        for (line, told) in cases {
+            let refused = refused(line);
+            assert!(refused.contains(told), "{line}: {refused}");
+            assert!(refused.starts_with("zfolio: ") && !refused.contains('\n'), "{refused}");
+        }
+    }
+
+    #[test]
+    fn an_algorithm_is_named_with_what_is_accepted() {
+        for (given, accepted) in
+            [("lz5", "zstd"), ("zstd,level=99", "accepted"), ("zstd,dict=7", "level")]
+        {
+            let refused = refused(&format!("run --algorithm {given} -- true"));
+            assert!(refused.contains(accepted), "{refused}");
+        }
+    }
+}

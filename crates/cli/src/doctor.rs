@@ -1,0 +1,389 @@
+//! `zfolio doctor`: everything that zfolio asks of a machine, found or not, and what to do.
+
+use std::fmt::{Display, Write as _};
+use std::fs;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::ExitCode;
+
+use serde_json::{Value, json};
+use zfolio_core::page::PAGE_BYTES;
+use zfolio_core::size;
+use zfolio_sys::Errno;
+use zfolio_sys::probe::{self, Feature};
+
+use crate::allowance::Allowance;
+use crate::arguments::DoctorArgs;
+use crate::requirements::Findings;
+use crate::stats_file;
+
+/// The fewest mappings that a process with many managed regions is comfortable with.
+const MAPPINGS_MIN: u64 = 65_530;
+
+/// `CAP_SYS_PTRACE`, by its number.
+const CAP_SYS_PTRACE: u64 = 19;
+
+/// How much it matters.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    /// As it should be.
+    Good,
+    /// Worth knowing; nothing fails for it.
+    Note,
+    /// Something is slower, or one command cannot work.
+    Warn,
+    /// `zfolio run` cannot work.
+    Bad,
+}
+
+impl State {
+    fn name(self) -> &'static str {
+        match self {
+            State::Good => "ok",
+            State::Note => "note",
+            State::Warn => "warn",
+            State::Bad => "FAIL",
+        }
+    }
+
+    /// `Good`, or else `otherwise`.
+    fn unless(good: bool, otherwise: State) -> State {
+        if good { State::Good } else { otherwise }
+    }
+}
+
+/// One question and its answer.
+#[derive(Debug)]
+struct Check {
+    what: String,
+    state: State,
+    found: String,
+    why: &'static str,
+    todo: &'static str,
+}
+
+/// Looks at the machine; success if `zfolio run` can work.
+pub(crate) fn doctor(arguments: &DoctorArgs) -> ExitCode {
+    let findings = Findings::gather();
+    let mut checks = Vec::new();
+    kernel(&mut checks, &findings);
+    ways_in(&mut checks, &findings);
+    features(&mut checks, &findings);
+    process(&mut checks);
+    memory(&mut checks);
+    for_bench(&mut checks);
+    let obstacle = findings.obstacle();
+    let good = obstacle.is_none() && checks.iter().all(|check| check.state != State::Bad);
+    let text = if arguments.json {
+        format!("{:#}\n", as_json(&checks, obstacle.as_deref(), good))
+    } else {
+        as_text(&checks, obstacle.as_deref(), good)
+    };
+    // Whoever closed the pipe has read enough.
+    std::io::stdout().write_all(text.as_bytes()).ok();
+    if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn as_json(checks: &[Check], obstacle: Option<&str>, good: bool) -> Value {
+    let check = |check: &Check| {
+        json!({
+            "check": check.what,
+            "state": check.state.name(),
+            "found": check.found,
+            "why": check.why,
+            "todo": if check.state == State::Good { "" } else { check.todo },
+        })
+    };
+    json!({
+        "run_works": good,
+        "obstacle": obstacle,
+        "checks": checks.iter().map(check).collect::<Vec<_>>(),
+    })
+}
+
+fn as_text(checks: &[Check], obstacle: Option<&str>, good: bool) -> String {
+    let width = checks.iter().map(|check| check.what.chars().count()).max().unwrap_or(0);
+    let mut text = String::new();
+    for Check { what, state, found, why, todo } in checks {
+        let line = format!("{:4}  {what:width$}  {found}\n", state.name());
+        text.push_str(&line);
+        if *state != State::Good {
+            writeln!(text, "{:width$}        {why}", "").expect("writing to a string");
+            writeln!(text, "{:width$}        -> {todo}", "").expect("writing to a string");
+        }
+    }
+    match (good, obstacle) {
+        (true, _) => text.push_str("\n'zfolio run' works here.\n"),
+        (false, Some(obstacle)) => {
+            writeln!(text, "\n'zfolio run' cannot work here: {obstacle}.")
+                .expect("writing to a string");
+        }
+        (false, None) => text.push_str("\n'zfolio run' cannot work here: see FAIL above.\n"),
+    }
+    text
+}
+
+fn kernel(checks: &mut Vec<Check>, findings: &Findings) {
+    checks.push(Check {
+        what: "kernel".to_owned(),
+        state: State::unless(at_least(&findings.release, 6, 8), State::Note),
+        found: findings.release.clone(),
+        why: "UFFDIO_MOVE came with Linux 6.8; some kernels have it backported.",
+        todo: "boot 6.8 or newer if MOVE below is missing (Debian 12: bookworm-backports)",
+    });
+    checks.push(Check {
+        what: "page size".to_owned(),
+        state: State::unless(findings.page_bytes == PAGE_BYTES, State::Bad),
+        found: format!("{} bytes", findings.page_bytes),
+        why: "zfolio is built for pages of 4096 bytes.",
+        todo: "boot a kernel with pages of 4096 bytes",
+    });
+}
+
+/// Whether a release such as `6.12.3-amd64` is at least `major.minor`.
+fn at_least(release: &str, major: u32, minor: u32) -> bool {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|n| n.parse().ok());
+    let found: (u32, u32) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    found >= (major, minor)
+}
+
+fn answer(result: Result<u64, Errno>) -> String {
+    match result {
+        Ok(features) => format!("open, features {features:#x}"),
+        Err(error) => format!("closed: {error}"),
+    }
+}
+
+/// One of the first three is enough, so each is only a note where it is closed.
+fn ways_in(checks: &mut Vec<Check>, findings: &Findings) {
+    let open = findings.device.or(findings.syscall).is_ok();
+    let closed = if open { State::Note } else { State::Bad };
+    checks.push(Check {
+        what: "/dev/userfaultfd".to_owned(),
+        state: State::unless(findings.device.is_ok(), closed),
+        found: answer(findings.device),
+        why: "The device is one way to serve faults of the kernel too; file permissions decide.",
+        todo: "sudo setfacl -m u:$USER:rw /dev/userfaultfd; in a container --device /dev/userfaultfd",
+    });
+    checks.push(Check {
+        what: "userfaultfd(2)".to_owned(),
+        state: State::unless(findings.syscall.is_ok(), closed),
+        found: answer(findings.syscall),
+        why: "The system call is the other way: for root, CAP_SYS_PTRACE, or with the sysctl.",
+        todo: "sudo sysctl vm.unprivileged_userfaultfd=1, or the device above",
+    });
+    checks.push(Check {
+        what: "userfaultfd(2), user mode".to_owned(),
+        state: State::unless(findings.user_mode.is_ok(), State::Warn),
+        found: answer(findings.user_mode),
+        why: "What the library (inline mode) uses; anybody may, unless seccomp forbids the call.",
+        todo: "allow userfaultfd in the container's seccomp profile",
+    });
+    let sysctl = read("/proc/sys/vm/unprivileged_userfaultfd");
+    checks.push(Check {
+        what: "vm.unprivileged_userfaultfd".to_owned(),
+        state: State::unless(sysctl.as_deref() == Some("1") || open, State::Note),
+        found: sysctl.unwrap_or("not there".to_owned()),
+        why: "1 opens the system call to everybody.",
+        todo: "sudo sysctl vm.unprivileged_userfaultfd=1",
+    });
+    let capable = status("CapEff:")
+        .and_then(|text| u64::from_str_radix(&text, 16).ok())
+        .is_some_and(|set| set >> CAP_SYS_PTRACE & 1 == 1);
+    checks.push(Check {
+        what: "CAP_SYS_PTRACE".to_owned(),
+        state: State::unless(capable || open, State::Note),
+        found: (if capable { "yes" } else { "no" }).to_owned(),
+        why: "Opens the system call without the sysctl.",
+        todo: "run as root, or with --cap-add SYS_PTRACE in a container",
+    });
+    let filter = status("Seccomp:").unwrap_or_default();
+    checks.push(Check {
+        what: "seccomp".to_owned(),
+        state: State::unless(filter != "2", State::Note),
+        found: (if filter == "2" { "a filter is active" } else { "none" }).to_owned(),
+        why: "Container profiles usually hide userfaultfd(2); the device is not affected.",
+        todo: "--device /dev/userfaultfd, or a profile that allows userfaultfd",
+    });
+}
+
+fn features(checks: &mut Vec<Check>, findings: &Findings) {
+    let word = findings.features().unwrap_or(0);
+    let needed = [
+        (Feature::MOVE, State::Bad, "Takes a page out and puts one in without a copy."),
+        (Feature::THREAD_ID, State::Bad, "Lets a handler follow the thread that waits."),
+        (Feature::EVENT_REMOVE, State::Bad, "madvise of managed memory must be seen."),
+        (Feature::EVENT_UNMAP, State::Bad, "munmap of managed memory must be seen."),
+        (Feature::EVENT_REMAP, State::Bad, "mremap of managed memory must be seen."),
+        (Feature::SIGBUS, State::Warn, "Inline mode of the library serves faults this way."),
+    ];
+    for (feature, otherwise, why) in needed {
+        let found = feature.is_in(word);
+        checks.push(Check {
+            what: format!("UFFD_FEATURE_{}", feature.name),
+            state: State::unless(found, otherwise),
+            found: (if found { "yes" } else { "no" }).to_owned(),
+            why,
+            todo: if feature == Feature::MOVE {
+                "boot Linux 6.8 or newer"
+            } else {
+                "boot Linux 4.14 or newer"
+            },
+        });
+    }
+    checks.push(Check {
+        what: "a page moved on trial".to_owned(),
+        state: State::unless(findings.moved.is_ok(), State::Bad),
+        found: findings.moved.map_or_else(|error| error.to_string(), |()| "yes".to_owned()),
+        why: "The proof: opened, registered and moved as 'zfolio run' does it.",
+        todo: "see what failed above",
+    });
+}
+
+fn process(checks: &mut Vec<Check>) {
+    let directory = stats_file::prepare_directory(probe::effective_uid());
+    checks.push(Check {
+        what: "/dev/shm".to_owned(),
+        state: State::unless(directory.is_ok(), State::Bad),
+        found: directory.map_or_else(|error| error, |path| path.display().to_string()),
+        why: "The statistics of a process live there, for 'zfolio stat'.",
+        todo: "mount a tmpfs on /dev/shm, or remove what is in the way",
+    });
+    let rseq = probe::has_rseq();
+    checks.push(Check {
+        what: "rseq".to_owned(),
+        state: State::unless(rseq, State::Warn),
+        found: (if rseq { "registered by the C library" } else { "no" }).to_owned(),
+        why: "Tells the CPU of a waiting thread at once; without it, handlers do not follow it.",
+        todo: "use glibc 2.35 or newer, and do not set GLIBC_TUNABLES=glibc.pthread.rseq=0",
+    });
+    let limit = probe::address_space_limit();
+    checks.push(Check {
+        what: "ulimit -v".to_owned(),
+        state: State::unless(limit.is_none(), State::Warn),
+        found: limit.map_or_else(|| "unlimited".to_owned(), size::display),
+        why: "zfolio reserves address space, which costs no memory but counts here.",
+        todo: "ulimit -v unlimited",
+    });
+    let mappings = read("/proc/sys/vm/max_map_count");
+    let enough = mappings.as_deref().and_then(|text| text.parse::<u64>().ok());
+    checks.push(Check {
+        what: "vm.max_map_count".to_owned(),
+        state: State::unless(enough.is_some_and(|count| count >= MAPPINGS_MIN), State::Warn),
+        found: mappings.unwrap_or("not told".to_owned()),
+        why: "Each managed region and each hole in one is a mapping.",
+        todo: "sudo sysctl vm.max_map_count=262144",
+    });
+}
+
+fn memory(checks: &mut Vec<Check>) {
+    let overcommit = read("/proc/sys/vm/overcommit_memory");
+    checks.push(Check {
+        what: "vm.overcommit_memory".to_owned(),
+        state: State::unless(overcommit.as_deref() != Some("2"), State::Warn),
+        found: overcommit.unwrap_or("not told".to_owned()),
+        why: "2 counts address space as if it were memory: a program that needs more than there is \
+              gets none.",
+        todo: "sudo sysctl vm.overcommit_memory=0",
+    });
+    let huge = read("/sys/kernel/mm/transparent_hugepage/enabled");
+    checks.push(Check {
+        what: "transparent huge pages".to_owned(),
+        state: State::Good,
+        found: chosen(huge.as_deref()),
+        why: "",
+        todo: "",
+    });
+    let allowance = Allowance::here();
+    let found = allowance.as_ref().map(|allowance| {
+        format!("{} by {}", size::display(allowance.bytes), allowance.source.display())
+    });
+    checks.push(Check {
+        what: "memory allowed here".to_owned(),
+        state: State::unless(allowance.is_some(), State::Warn),
+        found: found.unwrap_or("not told".to_owned()),
+        why: "'zfolio run' takes half of it unless --limit is given.",
+        todo: "mount /proc, or always give --limit",
+    });
+}
+
+/// The chosen one of `always [madvise] never`.
+fn chosen(text: Option<&str>) -> String {
+    let inside = |text: &str| Some(text.split_once('[')?.1.split_once(']')?.0.to_owned());
+    text.and_then(inside).unwrap_or("not there".to_owned())
+}
+
+/// What only `zfolio bench` needs, to compare with the kernel.
+fn for_bench(checks: &mut Vec<Check>) {
+    let zram = Path::new("/sys/class/zram-control").exists() || module("zram");
+    checks.push(Check {
+        what: "zram (for bench)".to_owned(),
+        state: State::unless(zram, State::Note),
+        found: (if zram { "yes" } else { "no" }).to_owned(),
+        why: "'zfolio bench --against kernel' compares with the kernel's own compressed swap.",
+        todo: "sudo modprobe zram, if you want the comparison",
+    });
+    let controller = |path: &str, line: &str| {
+        read(path).is_some_and(|text| text.split_whitespace().any(|word| word == line))
+    };
+    let version_2 = controller("/sys/fs/cgroup/cgroup.controllers", "memory");
+    let version_1 = Path::new("/sys/fs/cgroup/memory/memory.limit_in_bytes").exists();
+    checks.push(Check {
+        what: "memory cgroup (for bench)".to_owned(),
+        state: State::unless(version_1 || version_2, State::Note),
+        found: match (version_2, version_1) {
+            (true, _) => "version 2",
+            (_, true) => "version 1",
+            _ => "no",
+        }
+        .to_owned(),
+        why: "The comparison needs one to put the kernel under the same limit.",
+        todo: "mount a cgroup hierarchy with the memory controller",
+    });
+    let root = probe::effective_uid() == 0;
+    checks.push(Check {
+        what: "root (for bench)".to_owned(),
+        state: State::unless(root, State::Note),
+        found: (if root { "yes" } else { "no" }).to_owned(),
+        why: "Setting up zram and a cgroup needs root; nothing else here does.",
+        todo: "sudo zfolio bench, if you want the comparison",
+    });
+}
+
+/// Whether the module `name` is there to be loaded.
+fn module(name: impl Display) -> bool {
+    let list = format!("/lib/modules/{}/modules.dep", probe::kernel_release());
+    let file = format!("/{name}.ko");
+    fs::read_to_string(list).is_ok_and(|text| {
+        text.lines().any(|line| line.split(':').next().is_some_and(|path| path.contains(&file)))
+    })
+}
+
+fn read(path: &str) -> Option<String> {
+    Some(fs::read_to_string(path).ok()?.trim().to_owned())
+}
+
+/// The value of a line of `/proc/self/status`.
+fn status(name: &str) -> Option<String> {
+    let text = fs::read_to_string("/proc/self/status").ok()?;
+    text.lines().find_map(|line| line.strip_prefix(name)).map(|value| value.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{at_least, chosen};
+
+    #[test]
+    fn releases_are_compared_as_numbers() {
+        assert!(at_least("6.8.0", 6, 8) && at_least("6.12.3-amd64", 6, 8) && at_least("7.0", 6, 8));
+        assert!(!at_least("6.1.0-40-amd64", 6, 8) && !at_least("5.15", 6, 8));
+        assert!(!at_least("unknown", 6, 8));
+    }
+
+    #[test]
+    fn the_chosen_word_is_the_one_in_brackets() {
+        assert_eq!(chosen(Some("always [madvise] never")), "madvise");
+        assert_eq!(chosen(Some("nonsense")), "not there");
+        assert_eq!(chosen(None), "not there");
+    }
+}

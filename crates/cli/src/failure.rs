@@ -1,0 +1,65 @@
+//! The one line that ends a command which cannot go on, and the exit status that goes with it.
+//!
+//! | status | meaning |
+//! | --- | --- |
+//! | 1 | `zfolio doctor` found something that `zfolio run` cannot do without |
+//! | 2 | an argument: the line names it, what was given and what is accepted |
+//! | 125 | this machine or this installation: the line says what to do |
+//! | 126 | PROGRAM is there, but cannot be executed, or cannot be managed |
+//! | 127 | PROGRAM was not found |
+
+use std::fmt;
+
+/// Why a command ends.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Failure {
+    status: u8,
+    message: String,
+}
+
+impl Failure {
+    /// An argument is not what is accepted.
+    pub(crate) fn argument(message: impl Into<String>) -> Failure {
+        Failure { status: 2, message: message.into() }
+    }
+
+    /// This machine or this installation cannot do what is asked.
+    pub(crate) fn machine(message: impl Into<String>) -> Failure {
+        Failure { status: 125, message: message.into() }
+    }
+
+    /// The program cannot be executed, or not be managed.
+    pub(crate) fn program(message: impl Into<String>) -> Failure {
+        Failure { status: 126, message: message.into() }
+    }
+
+    /// The program was not found.
+    pub(crate) fn not_found(message: impl Into<String>) -> Failure {
+        Failure { status: 127, message: message.into() }
+    }
+
+    /// The exit status.
+    pub(crate) fn status(&self) -> u8 {
+        self.status
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // One line, whatever a file name or a system's message contains.
+        let line: Vec<&str> = self.message.split(['\n', '\r']).map(str::trim).collect();
+        write!(f, "zfolio: {}", line.join(" ").trim_end())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Failure;
+
+    #[test]
+    fn a_failure_is_one_line() {
+        let failure = Failure::argument("--limit: 'a\nb' is not a size\n");
+        assert_eq!(failure.to_string(), "zfolio: --limit: 'a b' is not a size");
+        assert_eq!(failure.status(), 2);
+    }
+}

@@ -1,0 +1,255 @@
+//! `zfolio run`: starts a program with the preload library, stands in for it, and tells how it was.
+//!
+//! zfolio stays as the parent. Signals that a process sends to it go on to the program; those that
+//! the terminal sends reach both, since both are in its foreground group. When the program stops for
+//! the terminal, so does zfolio; when it ends, zfolio ends in the same way: with its status, or by
+//! the same signal.
+//!
+//! # Invariants
+//!
+//! - `RUN-1` Everything that can be refused is refused before the program starts.
+//! - `RUN-2` This process has one thread (`CHILD-1` of `zfolio_sys::probe::child`).
+
+mod program;
+mod summary;
+
+pub(crate) use summary::{process_json, ratio};
+
+use std::env;
+use std::ffi::{CString, OsStr, OsString};
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use zfolio_core::size;
+use zfolio_sys::probe;
+use zfolio_sys::probe::child::{self, Change, Signal, Signals};
+
+use crate::allowance::Allowance;
+use crate::arguments::RunArgs;
+use crate::failure::Failure;
+use crate::requirements;
+use crate::stats_file;
+use program::Program;
+
+/// The smallest limit: the engine's own buffers and a program's start-up memory fit with room.
+pub(crate) const LIMIT_BYTES_MIN: u64 = 32 << 20;
+
+/// The file name of the library that is loaded into the program.
+const PRELOAD: &str = "libzfolio_preload.so";
+
+/// How the program ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct End {
+    change: Change,
+    /// The most it had resident, by the kernel's count.
+    resident_bytes_max: u64,
+    elapsed: Duration,
+}
+
+/// Runs a program under a limit.
+///
+/// # Errors
+///
+/// When it cannot be started; the table of exit statuses is in `failure.rs`.
+pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
+    let limit_bytes = arguments.limit.map_or_else(default_limit, Ok)?;
+    let program = Program::find(&arguments.program)?;
+    let preload = find_preload()?;
+    requirements::check()?;
+    let report = arguments.stats.as_deref().map(create_report).transpose()?;
+    let uid = probe::effective_uid();
+    let directory = stats_file::prepare_directory(uid).map_err(Failure::machine)?;
+
+    let environment = environment(arguments, limit_bytes, &preload)?;
+    let since = stats_file::start_ticks(std::process::id()).unwrap_or(0);
+    let (pid, end) = follow(&program, &environment)?;
+    let files = stats_file::take_run(&directory, std::process::id(), since);
+    let story = summary::Story { arguments, limit_bytes, pid, end, files: &files };
+    if !arguments.quiet {
+        // Nobody may be listening any more; that changes nothing about the program's end.
+        std::io::stderr().write_all(story.to_string().as_bytes()).ok();
+    }
+    if let Some((mut file, path)) = report {
+        let text = format!("{:#}\n", story.json());
+        if let Err(error) = file.write_all(text.as_bytes()) {
+            eprintln!("zfolio: --stats: '{}' cannot be written: {error}", path.display());
+        }
+    }
+    match end.change {
+        Change::Died(signal) => child::die_of(signal),
+        Change::Exited(status) | Change::Stopped(status) => {
+            Ok(ExitCode::from(u8::try_from(status).expect("an exit status has eight bits")))
+        }
+    }
+}
+
+/// Half of what the machine or the cgroup allows, in whole MiB.
+fn default_limit() -> Result<u64, Failure> {
+    let allowance = Allowance::here().ok_or_else(|| {
+        Failure::argument("--limit: not given, and /proc/meminfo does not tell; give one, as in 2G")
+    })?;
+    let half = (allowance.bytes / 2) & !((1 << 20) - 1);
+    if half < LIMIT_BYTES_MIN {
+        return Err(Failure::argument(format!(
+            "--limit: not given, and half of what {} allows is {}; accepted: {} or more",
+            allowance.source.display(),
+            size::display(half),
+            size::display(LIMIT_BYTES_MIN)
+        )));
+    }
+    Ok(half)
+}
+
+/// Opens the file of `--stats` before the program runs, so that a wrong name costs nothing.
+fn create_report(path: &Path) -> Result<(File, &Path), Failure> {
+    let file = File::create(path).map_err(|error| {
+        Failure::argument(format!(
+            "--stats: '{}' cannot be written: {error}; accepted: a file that can be",
+            path.display()
+        ))
+    })?;
+    Ok((file, path))
+}
+
+/// The preload library: where ZFOLIO_PRELOAD says, or beside us, or where `make install` puts it.
+fn find_preload() -> Result<PathBuf, Failure> {
+    let candidates = if let Some(given) = env::var_os("ZFOLIO_PRELOAD") {
+        vec![PathBuf::from(given)]
+    } else {
+        let executable = env::current_exe()
+            .map_err(|error| Failure::machine(format!("where zfolio is, is not told: {error}")))?;
+        let directory = executable.parent().unwrap_or(Path::new("/"));
+        vec![directory.join(PRELOAD), directory.join("../lib/zfolio").join(PRELOAD)]
+    };
+    let found = candidates.iter().find_map(|path| path.canonicalize().ok()).ok_or_else(|| {
+        let tried: Vec<_> = candidates.iter().map(|path| path.display().to_string()).collect();
+        Failure::machine(format!(
+            "{PRELOAD} is not there (tried {}); build it with 'make build', or set ZFOLIO_PRELOAD \
+             to its path",
+            tried.join(", ")
+        ))
+    })?;
+    // The loader splits LD_PRELOAD at both, and has no way to quote them.
+    if found.as_os_str().as_bytes().iter().any(|byte| b" :\n\t".contains(byte)) {
+        return Err(Failure::machine(format!(
+            "'{}' has a space or a colon in its path, which LD_PRELOAD cannot carry; install zfolio \
+             elsewhere",
+            found.display()
+        )));
+    }
+    Ok(found)
+}
+
+/// The program's environment: ours, with the library and what it reads.
+fn environment(
+    arguments: &RunArgs,
+    limit_bytes: u64,
+    preload: &Path,
+) -> Result<Vec<CString>, Failure> {
+    let mut library = preload.as_os_str().to_owned();
+    let others = env::var_os("LD_PRELOAD").unwrap_or_default();
+    let others = others.as_bytes().split(|byte| b" :".contains(byte)).map(OsStr::from_bytes);
+    for other in others.filter(|other| !other.is_empty() && *other != preload.as_os_str()) {
+        library.push(":");
+        library.push(other);
+    }
+    let flag = |set: bool| set.then(|| OsString::from("1"));
+    let ours: [(&str, Option<OsString>); 7] = [
+        ("LD_PRELOAD", Some(library)),
+        ("ZFOLIO_LIMIT", Some(limit_bytes.to_string().into())),
+        ("ZFOLIO_UNIT", Some(arguments.unit.bytes().to_string().into())),
+        ("ZFOLIO_ALGORITHM", Some(arguments.algorithm.to_string().into())),
+        ("ZFOLIO_STRICT", flag(arguments.strict)),
+        ("ZFOLIO_QUIET", flag(arguments.quiet)),
+        ("ZFOLIO_RUN", Some(std::process::id().to_string().into())),
+    ];
+    let inherited = env::vars_os()
+        .filter(|(name, _)| ours.iter().all(|(our, _)| name.as_os_str() != OsStr::new(our)));
+    let set = ours.iter().filter_map(|(name, value)| Some(((*name).into(), value.clone()?)));
+    inherited.chain(set).map(|(name, value): (OsString, OsString)| pair(name, &value)).collect()
+}
+
+fn pair(mut name: OsString, value: &OsStr) -> Result<CString, Failure> {
+    name.push("=");
+    name.push(value);
+    c_string(name)
+}
+
+fn c_string(text: OsString) -> Result<CString, Failure> {
+    CString::new(text.into_vec())
+        .map_err(|_| Failure::argument("PROGRAM ARGS: an argument holds a zero byte"))
+}
+
+/// Starts the program and stays with it to its end.
+fn follow(program: &Program, environment: &[CString]) -> Result<(i32, End), Failure> {
+    let told = program.path.display();
+    let path = c_string(program.path.clone().into())?;
+    let words: Result<Vec<CString>, Failure> =
+        program.arguments.iter().cloned().map(c_string).collect();
+    let failed = |error| Failure::machine(format!("signals cannot be taken: {error}"));
+    let signals = Signals::block().map_err(failed)?;
+    #[allow(clippy::disallowed_methods, reason = "the program runs in real time, and so do we")]
+    let start = Instant::now();
+    let started = child::Program { path: &path, arguments: &words?, environment };
+    let pid = signals.start(&started).map_err(|error| {
+        Failure::program(format!("PROGRAM: '{told}' cannot be executed: {error}"))
+    })?;
+    loop {
+        let signal = signals.next().map_err(failed)?;
+        if signal.number == libc::SIGCHLD {
+            if let Some((change, resident_bytes_max)) = end_of(pid)? {
+                return Ok((pid, End { change, resident_bytes_max, elapsed: start.elapsed() }));
+            }
+        } else if passes_on(signal, pid) {
+            // It may have ended in this moment; then its end is the next signal.
+            child::send(pid, signal.number).ok();
+        }
+    }
+}
+
+/// Hears what the children did; the end of `pid`, if it ended.
+fn end_of(pid: i32) -> Result<Option<(Change, u64)>, Failure> {
+    loop {
+        let change = child::changed()
+            .map_err(|error| Failure::machine(format!("the program's end is not told: {error}")))?;
+        match change {
+            None => return Ok(None),
+            // An orphan, where we are the first process of a container.
+            Some((other, ..)) if other != pid => {}
+            Some((_, Change::Stopped(libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU), _)) => {
+                child::stop_here();
+            }
+            // Who sends SIGSTOP to the program will send SIGCONT to the program.
+            Some((_, Change::Stopped(_), _)) => {}
+            Some((_, end, resident_bytes_max)) => return Ok(Some((end, resident_bytes_max))),
+        }
+    }
+}
+
+/// Whether the program should have this signal from us.
+///
+/// What the terminal or the kernel sends to the group has reached the program as well, but for the
+/// alarms that whoever executed us may have set. What the program sent to us is not for itself.
+fn passes_on(signal: Signal, pid: i32) -> bool {
+    let alarm = matches!(signal.number, libc::SIGALRM | libc::SIGVTALRM | libc::SIGPROF);
+    alarm || signal.from_process && signal.sender != pid
+}
+
+#[cfg(test)]
+mod tests {
+    use super::passes_on;
+    use zfolio_sys::probe::child::Signal;
+
+    #[test]
+    fn the_terminals_signals_are_not_sent_twice() {
+        let sent = |number, from_process, sender| Signal { number, from_process, sender };
+        assert!(!passes_on(sent(libc::SIGINT, false, 0), 100));
+        assert!(passes_on(sent(libc::SIGINT, true, 7), 100));
+        assert!(passes_on(sent(libc::SIGALRM, false, 0), 100));
+        assert!(!passes_on(sent(libc::SIGTERM, true, 100), 100), "its own");
+    }
+}

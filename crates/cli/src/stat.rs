@@ -1,0 +1,205 @@
+//! `zfolio stat`: the figures of managed processes while they run. Reading them stops nobody.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{self, IsTerminal, Write as _};
+use std::os::unix::fs::MetadataExt;
+use std::process::ExitCode;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use serde_json::Value;
+use zfolio_core::size;
+use zfolio_core::stats::Figures;
+use zfolio_sys::probe;
+
+use crate::arguments::StatArgs;
+use crate::duration;
+use crate::failure::Failure;
+use crate::run::{process_json, ratio};
+use crate::stats_file::{self, StatsFile};
+use crate::table::Table;
+
+const HEADINGS: [&str; 15] = [
+    "PID",
+    "<COMMAND",
+    "<ALGORITHM",
+    "LIMIT",
+    "PROCESS",
+    "RESIDENT",
+    "STAGED",
+    "POOL",
+    "META",
+    "DEMAND",
+    "RATIO",
+    "FAULTS",
+    "P50",
+    "P99",
+    "STALL",
+];
+
+/// Shows the figures, once or again and again.
+///
+/// # Errors
+///
+/// When the process asked about is not ours, not managed, or not there.
+pub(crate) fn stat(arguments: &StatArgs) -> Result<ExitCode, Failure> {
+    let mut seen = false;
+    loop {
+        let text = match arguments.pid {
+            None => overview(arguments),
+            Some(pid) => match find(pid) {
+                Ok(file) => one(arguments, &file),
+                // It was watched to its end.
+                Err(_) if seen => return Ok(ExitCode::SUCCESS),
+                Err(failure) => return Err(failure),
+            },
+        };
+        seen = true;
+        if !show(arguments, &text) {
+            return Ok(ExitCode::SUCCESS);
+        }
+        let Some(seconds) = arguments.watch else { return Ok(ExitCode::SUCCESS) };
+        std::thread::sleep(Duration::from_secs_f64(seconds));
+    }
+}
+
+/// Writes `text`; false if nobody reads any more.
+fn show(arguments: &StatArgs, text: &str) -> bool {
+    let mut out = io::stdout().lock();
+    let clear = arguments.watch.is_some() && !arguments.json && out.is_terminal();
+    // Home, the new text, then away with what is left of the old one.
+    let (before, after) = if clear { ("\x1b[H\x1b[J", "") } else { ("", "\n") };
+    let after = if arguments.watch.is_some() && !arguments.json { after } else { "" };
+    [before, text, after].iter().all(|part| out.write_all(part.as_bytes()).is_ok())
+        && out.flush().is_ok()
+}
+
+/// The file of `pid`, or why there is none.
+fn find(pid: u32) -> Result<StatsFile, Failure> {
+    const ACCEPTED: &str = "accepted: a process under 'zfolio run' ('zfolio stat' lists them)";
+    let me = probe::effective_uid();
+    let Ok(owner) = fs::metadata(format!("/proc/{pid}")).map(|metadata| metadata.uid()) else {
+        return Err(Failure::argument(format!("PID: there is no process {pid}; {ACCEPTED}")));
+    };
+    if owner != me && me != 0 {
+        return Err(Failure::argument(format!(
+            "PID: process {pid} belongs to uid {owner}, not to you (uid {me}); accepted: a process \
+             of your own, or run as root"
+        )));
+    }
+    // /proc shows a process that may not be dumped as root's; its file is the user's.
+    let directories = stats_file::directories();
+    directories
+        .iter()
+        .filter(|(uid, _)| me == 0 || *uid == me)
+        .find_map(|(_, directory)| stats_file::of(directory, pid))
+        .ok_or_else(|| {
+            Failure::argument(format!("PID: process {pid} is not managed by zfolio; {ACCEPTED}"))
+        })
+}
+
+/// The files to show: one's own, or with --all those of every user that can be read.
+fn files(all: bool) -> Vec<StatsFile> {
+    let me = probe::effective_uid();
+    let directories = stats_file::directories();
+    let wanted = directories.iter().filter(|(uid, _)| *uid == me || all);
+    let mut files: Vec<StatsFile> =
+        wanted.flat_map(|(_, directory)| stats_file::list(directory)).collect();
+    files.retain(|file| file.live);
+    files
+}
+
+/// A line for each process.
+fn overview(arguments: &StatArgs) -> String {
+    let files = files(arguments.all);
+    if arguments.json {
+        let processes: Vec<Value> = files.iter().map(process_json).collect();
+        return json_text(arguments, &Value::from(processes));
+    }
+    let mut table = Table::new(&HEADINGS);
+    if arguments.noheadings {
+        table = table.without_headings();
+    }
+    for file in &files {
+        table.push(row(arguments, file));
+    }
+    table.to_string()
+}
+
+/// Pretty when looked at once; one line for each moment when watched.
+fn json_text(arguments: &StatArgs, value: &Value) -> String {
+    if arguments.watch.is_some() { format!("{value}\n") } else { format!("{value:#}\n") }
+}
+
+fn row(arguments: &StatArgs, file: &StatsFile) -> Vec<String> {
+    let Figures {
+        limit_bytes,
+        process_bytes,
+        resident_bytes,
+        staged_bytes,
+        pool_bytes,
+        metadata_bytes,
+        demand_bytes,
+        stored_bytes,
+        stall_ns,
+        ..
+    } = &file.stats.figures;
+    let bytes = |figure: &std::sync::atomic::AtomicU64| {
+        let value = figure.load(Relaxed);
+        if arguments.bytes { value.to_string() } else { size::display(value) }
+    };
+    let histograms = file.stats.histograms();
+    let faults: u64 = histograms.iter().map(|(_, histogram)| histogram.count()).sum();
+    let stored = &file.stats.fault_stored_ns;
+    vec![
+        file.pid.to_string(),
+        file.stats.command(),
+        file.stats.algorithm(),
+        bytes(limit_bytes),
+        bytes(process_bytes),
+        bytes(resident_bytes),
+        bytes(staged_bytes),
+        bytes(pool_bytes),
+        bytes(metadata_bytes),
+        bytes(demand_bytes),
+        ratio(stored_bytes.load(Relaxed), pool_bytes.load(Relaxed)).unwrap_or("-".to_owned()),
+        faults.to_string(),
+        duration::display(stored.quantile(500)),
+        duration::display(stored.quantile(990)),
+        duration::display(stall_ns.load(Relaxed)),
+    ]
+}
+
+/// Everything about one process, each figure with its meaning.
+fn one(arguments: &StatArgs, file: &StatsFile) -> String {
+    if arguments.json {
+        return json_text(arguments, &process_json(file));
+    }
+    let mut table = Table::new(&["<FIGURE", "VALUE", "<MEANING"]);
+    if arguments.noheadings {
+        table = table.without_headings();
+    }
+    file.stats.figures.each(|name, meaning, value| {
+        let told = match name {
+            _ if arguments.bytes => value.to_string(),
+            _ if name.ends_with("_bytes") || name.ends_with("_bytes_max") => size::display(value),
+            _ if name.ends_with("_ns") => duration::display(value),
+            _ => value.to_string(),
+        };
+        table.push(vec![name.to_owned(), told, meaning.to_owned()]);
+    });
+    for (kind, histogram) in file.stats.histograms() {
+        for (per_mille, percentile) in [(500, "p50"), (990, "p99")] {
+            let value = histogram.quantile(per_mille);
+            let told = if arguments.bytes { value.to_string() } else { duration::display(value) };
+            let meaning = format!("Time to serve a fault of kind '{kind}', {percentile}.");
+            table.push(vec![format!("fault_{kind}_ns_{percentile}"), told, meaning]);
+        }
+    }
+    let mut text = String::new();
+    let (command, algorithm) = (file.stats.command(), file.stats.algorithm());
+    writeln!(text, "process {} ({command}), compressed with {algorithm}", file.pid)
+        .expect("writing to a string");
+    text + &table.to_string()
+}

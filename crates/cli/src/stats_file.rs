@@ -1,0 +1,301 @@
+//! The statistics of managed processes, as files: `/dev/shm/zfolio-UID/PID`.
+//!
+//! The preload library maps its file and counts in it; everybody else reads. The file is the bytes
+//! of one [`Stats`], so reading it is a copy.
+//!
+//! # Invariants
+//!
+//! - `SF-1` The directory belongs to the user in its name and to nobody else (mode 0700): what is
+//!   in it was written by that user's processes.
+//! - `SF-2` A file belongs to the process that it names only if the start time agrees as well: a
+//!   PID is used again.
+//! - `SF-3` A process under `zfolio run` leaves its file behind; the run reads and removes it. So
+//!   the file of a dead process is stale only when its run is dead, too.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Read};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::Relaxed;
+
+use zfolio_core::stats::Stats;
+
+/// Where the directories of all users are.
+const SHARED_MEMORY: &str = "/dev/shm";
+const PREFIX: &str = "zfolio-";
+
+/// The statistics of one process.
+#[derive(Debug)]
+pub(crate) struct StatsFile {
+    path: PathBuf,
+    /// The process.
+    pub(crate) pid: u32,
+    /// A copy of its figures.
+    pub(crate) stats: Box<Stats>,
+    /// Whether the process runs.
+    pub(crate) live: bool,
+}
+
+impl StatsFile {
+    /// Reads the file of `pid` in `directory`; `None` if there is none, or not yet a whole one.
+    fn read(directory: &Path, pid: u32) -> Option<StatsFile> {
+        let path = directory.join(pid.to_string());
+        let stats = read_stats(&path).ok()?;
+        let same = stats.pid.load(Relaxed) == pid;
+        let live = start_ticks(pid) == Some(stats.start_ticks.load(Relaxed));
+        (same && stats.is_whole()).then_some(StatsFile { path, pid, stats, live })
+    }
+
+    /// The PID of the `zfolio run` that it belongs to, 0 outside of one.
+    pub(crate) fn run(&self) -> u64 {
+        self.stats.run.load(Relaxed)
+    }
+
+    /// Removes the file. Another reader may have been first.
+    pub(crate) fn remove(&self) {
+        fs::remove_file(&self.path).ok();
+    }
+
+    /// SF-3: the process has ended, and so has the run that would read this.
+    fn is_stale(&self) -> bool {
+        let run = u32::try_from(self.run()).unwrap_or(0);
+        !self.live && (run == 0 || start_ticks(run).is_none())
+    }
+}
+
+/// The bytes of a [`Stats`].
+fn read_stats(path: &Path) -> io::Result<Box<Stats>> {
+    let mut file = File::open(path)?;
+    let mut stats = Box::new(Stats::default());
+    let base: *mut Stats = &raw mut *stats;
+    // SAFETY: `base` is the one pointer to a `Stats` that lives as long as `stats`; `Stats` is
+    // `repr(C)` and made of atomic integers only, eight-byte words and pairs of four and arrays of
+    // bytes in multiples of eight, so it has no padding and any bytes are a valid value.
+    #[allow(unsafe_code, reason = "the bytes of a file become a structure, in this one place")]
+    let bytes = unsafe { std::slice::from_raw_parts_mut(base.cast::<u8>(), size_of::<Stats>()) };
+    file.read_exact(bytes)?;
+    Ok(stats)
+}
+
+/// When the process `pid` started, in clock ticks: field 22 of its `stat`. `None` if it is not
+/// there, or dead and not yet waited for.
+pub(crate) fn start_ticks(pid: u32) -> Option<u64> {
+    let text = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in parentheses, may hold anything; the last closing one ends it.
+    let end = text.iter().rposition(|byte| *byte == b')')?;
+    let fields = String::from_utf8_lossy(&text[end + 1..]).into_owned();
+    // The first of these is field 3, the state.
+    let mut fields = fields.split_ascii_whitespace();
+    let state = fields.next()?;
+    let ticks = fields.nth(22 - 4)?.parse().ok()?;
+    (!matches!(state, "Z" | "X")).then_some(ticks)
+}
+
+/// The directory of `uid`.
+pub(crate) fn directory(uid: u32) -> PathBuf {
+    Path::new(SHARED_MEMORY).join(format!("{PREFIX}{uid}"))
+}
+
+/// Makes the directory of `uid`, which is who we are, or checks the one that is there (SF-1).
+///
+/// # Errors
+///
+/// What is wrong with it, in words.
+pub(crate) fn prepare_directory(uid: u32) -> Result<PathBuf, String> {
+    let path = directory(uid);
+    match DirBuilder::new().mode(0o700).create(&path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            return Err(format!("{} cannot be made: {error}", path.display()));
+        }
+        _ => {}
+    }
+    check_directory(&path, uid)?;
+    Ok(path)
+}
+
+/// SF-1 for the directory at `path`.
+fn check_directory(path: &Path, uid: u32) -> Result<(), String> {
+    let told = path.display();
+    let found = fs::symlink_metadata(path).map_err(|error| format!("{told}: {error}"))?;
+    if !found.is_dir() {
+        return Err(format!("{told} is not a directory; remove it"));
+    }
+    if found.uid() != uid {
+        return Err(format!("{told} belongs to uid {}, not to {uid}; remove it", found.uid()));
+    }
+    if found.mode() & 0o777 != 0o700 {
+        return Err(format!("{told} has mode {:o}, not 700; remove it", found.mode() & 0o777));
+    }
+    Ok(())
+}
+
+/// The directories of all users that we may read, each with its user.
+pub(crate) fn directories() -> Vec<(u32, PathBuf)> {
+    let entries = fs::read_dir(SHARED_MEMORY).into_iter().flatten().flatten();
+    let uid_of = |name: &str| name.strip_prefix(PREFIX)?.parse().ok();
+    let mut found: Vec<(u32, PathBuf)> = entries
+        .filter_map(|entry| Some((uid_of(entry.file_name().to_str()?)?, entry.path())))
+        .filter(|(uid, path)| check_directory(path, *uid).is_ok())
+        .collect();
+    found.sort_unstable();
+    found
+}
+
+/// Every whole file in `directory`, by PID. What is stale is removed on the way.
+pub(crate) fn list(directory: &Path) -> Vec<StatsFile> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut pids: Vec<u32> =
+        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    pids.sort_unstable();
+    let mut files = Vec::new();
+    for pid in pids {
+        match StatsFile::read(directory, pid) {
+            Some(file) if file.is_stale() => file.remove(),
+            Some(file) => files.push(file),
+            // Not whole, and nobody who could complete it.
+            None if start_ticks(pid).is_none() => {
+                fs::remove_file(directory.join(pid.to_string())).ok();
+            }
+            None => {}
+        }
+    }
+    files
+}
+
+/// The file of one process in `directory`, if it is managed now.
+pub(crate) fn of(directory: &Path, pid: u32) -> Option<StatsFile> {
+    StatsFile::read(directory, pid).filter(|file| file.live)
+}
+
+/// The files that the run `run` left, which started at `since` clock ticks. Files of dead processes
+/// are removed; those of children that live on stay theirs.
+pub(crate) fn take_run(directory: &Path, run: u32, since: u64) -> Vec<StatsFile> {
+    let mut files = list(directory);
+    // A file of an earlier run with our PID is older than we are.
+    files.retain(|file| {
+        file.run() == u64::from(run) && file.stats.start_ticks.load(Relaxed) >= since
+    });
+    files.iter().filter(|file| !file.live).for_each(StatsFile::remove);
+    files
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{StatsFile, check_directory, list, read_stats, start_ticks, take_run};
+    use std::fs::{self, DirBuilder};
+    use std::os::unix::fs::DirBuilderExt;
+    use std::path::{Path, PathBuf};
+    use std::sync::atomic::Ordering::Relaxed;
+    use zfolio_core::stats::Stats;
+
+    struct Directory(PathBuf);
+
+    impl Directory {
+        fn new(name: &str) -> Directory {
+            let path = std::env::temp_dir().join(format!("zfolio-{name}-{}", std::process::id()));
+            DirBuilder::new().mode(0o700).create(&path).unwrap();
+            Directory(path)
+        }
+
+        fn write(&self, pid: u32, start: u64, run: u64) {
+            let mut bytes = Vec::new();
+            let stats = Stats::default();
+            stats.publish(pid, start, run, "lz4", "test");
+            stats.figures.limit_bytes.store(256 << 20, Relaxed);
+            write_stats(&mut bytes, &stats);
+            fs::write(self.0.join(pid.to_string()), bytes).unwrap();
+        }
+    }
+
+    impl Drop for Directory {
+        fn drop(&mut self) {
+            fs::remove_dir_all(&self.0).unwrap();
+        }
+    }
+
+    /// The layout written out by hand, so that a change of it is noticed here.
+    fn write_stats(into: &mut Vec<u8>, stats: &Stats) {
+        into.extend(stats.magic.load(Relaxed).to_le_bytes());
+        into.extend(stats.bytes.load(Relaxed).to_le_bytes());
+        into.extend(stats.pid.load(Relaxed).to_le_bytes());
+        into.extend(stats.start_ticks.load(Relaxed).to_le_bytes());
+        into.extend(stats.run.load(Relaxed).to_le_bytes());
+        into.extend(stats.algorithm.iter().map(|byte| byte.load(Relaxed)));
+        into.extend(stats.command.iter().map(|byte| byte.load(Relaxed)));
+        stats.figures.each(|_, _, value| into.extend(value.to_le_bytes()));
+        into.resize(size_of::<Stats>(), 0);
+    }
+
+    fn me() -> (u32, u64) {
+        let pid = std::process::id();
+        (pid, start_ticks(pid).expect("we run"))
+    }
+
+    /// Above every PID that the kernel gives out (2^22).
+    const NOBODY: u32 = 5_000_000;
+
+    #[test]
+    fn what_was_written_is_read() {
+        let directory = Directory::new("read");
+        let (pid, start) = me();
+        directory.write(pid, start, 0);
+        let file = StatsFile::read(&directory.0, pid).expect("whole");
+        assert!(file.live && file.run() == 0);
+        assert_eq!(file.stats.command(), "test");
+        assert_eq!(file.stats.figures.get("limit_bytes"), Some(256 << 20));
+    }
+
+    #[test]
+    fn short_and_foreign_files_are_not_read() {
+        let directory = Directory::new("short");
+        let (pid, start) = me();
+        directory.write(pid, start, 0);
+        let path = directory.0.join(pid.to_string());
+        let mut bytes = fs::read(&path).unwrap();
+        fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
+        assert!(read_stats(&path).is_err() && list(&directory.0).is_empty());
+        bytes[0] ^= 1;
+        fs::write(&path, &bytes).unwrap();
+        assert!(list(&directory.0).is_empty(), "the magic is wrong");
+        assert!(path.exists(), "the process that it names may still be writing it");
+    }
+
+    #[test]
+    fn a_stale_file_is_removed_and_one_of_a_live_run_is_kept() {
+        let directory = Directory::new("stale");
+        let (pid, start) = me();
+        directory.write(NOBODY, 1, 0);
+        directory.write(NOBODY + 1, 1, u64::from(NOBODY));
+        directory.write(NOBODY + 2, 1, u64::from(pid));
+        // Our own PID, used again: another start time.
+        directory.write(pid, start + 1, 0);
+        let left: Vec<u32> = list(&directory.0).iter().map(|file| file.pid).collect();
+        assert_eq!(left, [NOBODY + 2]);
+        assert_eq!(fs::read_dir(&directory.0).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_run_takes_its_own_files_only() {
+        let directory = Directory::new("run");
+        let (pid, start) = me();
+        directory.write(pid, start, u64::from(pid));
+        directory.write(NOBODY, 100, u64::from(pid));
+        directory.write(NOBODY + 1, 99, u64::from(pid));
+        directory.write(NOBODY + 2, 100, 1);
+        let taken: Vec<(u32, bool)> =
+            take_run(&directory.0, pid, 100).iter().map(|file| (file.pid, file.live)).collect();
+        assert_eq!(taken, [(pid, true), (NOBODY, false)]);
+        assert!(!directory.0.join(NOBODY.to_string()).exists(), "taken");
+        assert!(directory.0.join(pid.to_string()).exists(), "lives on");
+    }
+
+    #[test]
+    fn a_directory_of_somebody_else_is_refused() {
+        let directory = Directory::new("owner");
+        let uid = zfolio_sys::probe::effective_uid();
+        assert_eq!(check_directory(&directory.0, uid), Ok(()));
+        assert!(check_directory(&directory.0, uid + 1).unwrap_err().contains("belongs to uid"));
+        assert!(check_directory(Path::new("/dev/null"), uid).unwrap_err().contains("directory"));
+        assert!(check_directory(Path::new("/"), 0).unwrap_err().contains("mode"));
+    }
+}

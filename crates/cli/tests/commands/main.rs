@@ -1,0 +1,9 @@
+//! The `zfolio` command from outside: arguments, errors, exit statuses, signals, statistics.
+//!
+//! The preload library has tests of its own. Here a stand-in of a few lines of C takes its place: it
+//! writes a file of statistics as the library does, and manages nothing.
+
+mod refusals;
+mod run;
+mod stage;
+mod stat;

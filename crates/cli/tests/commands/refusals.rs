@@ -1,0 +1,133 @@
+//! Bad input: one line, with the argument, what was given and what is accepted.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use crate::stage::{scratch, texts, told, zfolio, zfolio_as_nobody};
+
+/// Asserts one line on standard error that holds all of `parts`.
+#[track_caller]
+fn assert_refused(arguments: &[&str], status: i32, parts: &[&str]) {
+    let (code, out, err) = told(arguments);
+    assert_eq!(code, Some(status), "{arguments:?}: {err}");
+    assert!(out.is_empty() && err.lines().count() == 1 && err.starts_with("zfolio: "), "{err}");
+    for part in parts {
+        assert!(err.contains(part), "{arguments:?}: no '{part}' in: {err}");
+    }
+}
+
+#[test]
+fn wrong_arguments_are_status_2() {
+    let cases: [(&[&str], &[&str]); 12] = [
+        (&["run", "--limit", "12Q", "--", "true"], &["--limit", "'12Q'", "256M"]),
+        (&["run", "--limit", "", "--", "true"], &["--limit", "''", "accepted"]),
+        (&["run", "--limit", "1M", "--", "true"], &["--limit", "'1M'", "32M or more"]),
+        (&["run", "--limit", "99999999T", "--", "true"], &["--limit", "'99999999T'", "EiB"]),
+        (&["run", "--unit", "5000", "--", "true"], &["--unit", "'5000'", "power of two, 4K to 2M"]),
+        (&["run", "--algorithm", "rar", "--", "true"], &["--algorithm", "'rar'", "lz4, zstd"]),
+        (&["run", "--algorithm", "zstd,level=99", "true"], &["--algorithm", "'99'", "accepted"]),
+        (&["run", "--stats", "/nonexistent/x", "true"], &["--stats", "'/nonexistent/x'"]),
+        (&["run", "--nonsense", "true"], &["'--nonsense'", "accepted"]),
+        (&["run"], &["PROGRAM", "missing"]),
+        (&["nonsense"], &["'nonsense'", "accepted"]),
+        (&["stat", "pid"], &["PID", "'pid'", "accepted"]),
+    ];
+    for (arguments, parts) in cases {
+        assert_refused(arguments, 2, parts);
+    }
+}
+
+#[test]
+fn a_missing_program_is_127_and_one_that_cannot_run_is_126() {
+    let file = scratch("plain").join("plain");
+    fs::write(&file, "not a program").unwrap();
+    let plain = file.to_str().unwrap();
+    assert_refused(&["run", "--", "no-such-program"], 127, &["'no-such-program'", "PATH"]);
+    assert_refused(&["run", "--", "/no/such"], 127, &["'/no/such'"]);
+    assert_refused(&["run", "--", ""], 127, &["''"]);
+    assert_refused(&["run", "--", plain], 126, &[plain, "cannot be executed"]);
+    assert_refused(&["run", "--", "/"], 126, &["'/'", "directory"]);
+}
+
+#[test]
+fn programs_that_cannot_be_managed_are_126() {
+    let directory = scratch("elf");
+    let executable = |name: &str, bytes: &[u8], mode: u32| {
+        let path = directory.join(name);
+        fs::write(&path, bytes).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let mut header = [0; 64];
+    header[..6].copy_from_slice(b"\x7fELF\x02\x01");
+    header[18] = fs::read("/proc/self/exe").unwrap()[18];
+    let fixed = executable("static", &header, 0o755);
+    assert_refused(&["run", "--", &fixed], 126, &[&fixed, "statically linked", "dynamically"]);
+    let script = executable("script", format!("#!{fixed}\n").as_bytes(), 0o755);
+    assert_refused(&["run", "--", &script], 126, &[&fixed, "statically linked"]);
+    header[4] = 1;
+    let old = executable("old", &header, 0o755);
+    assert_refused(&["run", "--", &old], 126, &[&old, "32-bit"]);
+}
+
+#[test]
+fn a_program_of_another_users_rights_is_126() {
+    let path = scratch("setuid").join("setuid");
+    fs::copy("/bin/true", &path).unwrap();
+    let given = std::os::unix::fs::chown(&path, Some(65_534), None);
+    if given.is_err() {
+        eprintln!("SKIPPED: only root can give a file away");
+        return;
+    }
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o4755)).unwrap();
+    assert_refused(&["run", path.to_str().unwrap()], 126, &["setuid", "sudo zfolio run"]);
+}
+
+#[test]
+fn without_the_library_it_is_125() {
+    let output = zfolio(&["run", "--", "true"]).env("ZFOLIO_PRELOAD", "/no/such.so").output();
+    let output = output.unwrap();
+    let (_, err) = texts(&output);
+    assert_eq!(output.status.code(), Some(125));
+    assert!(err.contains("/no/such.so") && err.contains("make build"), "{err}");
+    let spaced = scratch("with space").join("libzfolio_preload.so");
+    fs::write(&spaced, "").unwrap();
+    let output = zfolio(&["run", "--", "true"]).env("ZFOLIO_PRELOAD", &spaced).output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert!(texts(&output).1.contains("space"));
+}
+
+#[test]
+fn without_permission_run_says_what_to_do_and_doctor_is_1() {
+    let Some(mut run) = zfolio_as_nobody(&["run", "--", "true"]) else { return };
+    let output = run.output().unwrap();
+    let (_, err) = texts(&output);
+    if output.status.success() {
+        eprintln!("SKIPPED: anybody may use userfaultfd here");
+        return;
+    }
+    assert_eq!(output.status.code(), Some(125), "{err}");
+    assert!(err.contains("userfaultfd") && err.contains("sysctl") && err.lines().count() == 1);
+    let output = zfolio_as_nobody(&["doctor"]).unwrap().output().unwrap();
+    let (out, _) = texts(&output);
+    assert_eq!(output.status.code(), Some(1), "{out}");
+    assert!(out.contains("FAIL") && out.contains("-> ") && out.contains("cannot work"), "{out}");
+}
+
+#[test]
+fn help_and_version_are_no_errors() {
+    for arguments in [&["--help"][..], &["--version"], &["run", "--help"], &["stat", "--help"]] {
+        let (code, out, err) = told(arguments);
+        assert!(code == Some(0) && !out.is_empty() && err.is_empty(), "{arguments:?}: {err}");
+    }
+}
+
+#[test]
+fn doctor_and_algorithms_answer() {
+    let (_, out, _) = told(&["doctor", "--json"]);
+    let report: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let checks = report["checks"].as_array().unwrap();
+    assert!(checks.len() > 20 && checks.iter().any(|check| check["check"] == "UFFD_FEATURE_MOVE"));
+    let (code, out, _) = told(&["algorithms"]);
+    assert!(code == Some(0) && out.contains("lz4") && out.contains("zstd"), "{out}");
+}

@@ -1,0 +1,209 @@
+//! `zfolio run`: the program behaves as without it, and its figures are told at the end.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::Child;
+
+use crate::stage::{kill, scratch, stand_in, state, texts, told, wait_for, zfolio};
+
+/// Whether `zfolio run` can work here; says so loudly if not.
+pub(crate) fn works() -> bool {
+    let (code, _, _) = told(&["doctor"]);
+    if code != Some(0) {
+        eprintln!("SKIPPED: zfolio run cannot work here, see zfolio doctor");
+    }
+    code == Some(0)
+}
+
+/// The first line that a started `zfolio` writes.
+pub(crate) fn first_line(child: &mut Child) -> String {
+    let out = child.stdout.as_mut().expect("piped");
+    let mut line = String::new();
+    // A short buffer would do as well: what follows is read by nobody.
+    BufReader::new(out).read_line(&mut line).expect("it writes a line");
+    line.trim().to_owned()
+}
+
+#[test]
+fn exit_status_and_output_pass_through() {
+    if !works() {
+        return;
+    }
+    for status in [0, 1, 7, 255] {
+        let script = format!("echo out; exit {status}");
+        let (code, out, err) = told(&["run", "--quiet", "--", "sh", "-c", &script]);
+        assert_eq!((code, out.as_str(), err.as_str()), (Some(status), "out\n", ""));
+    }
+}
+
+#[test]
+fn arguments_and_standard_input_reach_the_program() {
+    if !works() {
+        return;
+    }
+    let script = "read line; echo \"$line $0 $1\"";
+    let mut command = zfolio(&["run", "-q", "--", "sh", "-c", script, "a b", "--limit"]);
+    let input = scratch("input").join("input");
+    fs::write(&input, "hello\n").unwrap();
+    let output = command.stdin(fs::File::open(&input).unwrap()).output().unwrap();
+    assert_eq!(texts(&output).0, "hello a b --limit\n");
+}
+
+#[test]
+fn the_environment_is_what_the_library_reads() {
+    if !works() {
+        return;
+    }
+    let script = "echo $ZFOLIO_LIMIT,$ZFOLIO_UNIT,$ZFOLIO_ALGORITHM,$ZFOLIO_STRICT,$ZFOLIO_QUIET,\
+                  $LD_PRELOAD,$PPID,$ZFOLIO_RUN";
+    let program = ["--", "sh", "-c", script];
+    let given = ["run", "--limit", "1.5G", "--unit", "16K", "-a", "zstd,level=3", "--strict", "-q"];
+    let arguments: Vec<&str> = given.into_iter().chain(program).collect();
+    let other = scratch("other").join("other.so");
+    fs::copy(stand_in(), &other).unwrap();
+    let output = zfolio(&arguments).env("LD_PRELOAD", &other).output().unwrap();
+    let (out, _) = texts(&output);
+    let told: Vec<&str> = out.trim().split(',').collect();
+    let algorithm = ["zstd", "level=3"];
+    assert_eq!(told[..2], ["1610612736", "16384"]);
+    assert_eq!(told[2..6], [algorithm[0], algorithm[1], "1", "1"]);
+    assert_eq!(told[6], format!("{}:{}", stand_in().display(), other.display()));
+    assert_eq!(told[7], told[8], "ZFOLIO_RUN is the parent");
+
+    // What an outer run set is not what an inner one was asked for.
+    let arguments: Vec<&str> = ["run"].into_iter().chain(program).collect();
+    let output = zfolio(&arguments).env("ZFOLIO_STRICT", "1").env("ZFOLIO_QUIET", "1").output();
+    assert!(texts(&output.unwrap()).0.contains(",lz4,,,"));
+}
+
+#[test]
+fn a_deadly_signal_is_passed_on_to_whoever_waits_for_us() {
+    if !works() {
+        return;
+    }
+    for (name, number) in [("SEGV", 11), ("KILL", 9), ("TERM", 15), ("ABRT", 6), ("INT", 2)] {
+        let script = format!("ulimit -c 0; kill -s {name} $$");
+        let status = zfolio(&["run", "-q", "--", "sh", "-c", &script]).status().unwrap();
+        assert_eq!(status.signal(), Some(number), "{name}: {status:?}");
+    }
+}
+
+#[test]
+fn signals_sent_to_us_reach_the_program() {
+    if !works() {
+        return;
+    }
+    for name in ["TERM", "HUP", "INT", "QUIT", "USR1", "USR2", "WINCH"] {
+        let script = format!("trap 'exit 33' {name}; echo up; while :; do sleep 0.01; done");
+        let mut child = zfolio(&["run", "-q", "--", "sh", "-c", &script]).spawn().unwrap();
+        assert_eq!(first_line(&mut child), "up");
+        kill(name, child.id().into());
+        assert_eq!(child.wait().unwrap().code(), Some(33), "{name}");
+    }
+}
+
+#[test]
+fn the_program_ends_when_we_are_killed() {
+    if !works() {
+        return;
+    }
+    let mut child = zfolio(&["run", "--", "sh", "-c", "echo $$; exec sleep 100"]).spawn().unwrap();
+    let pid: u32 = first_line(&mut child).parse().unwrap();
+    kill("KILL", child.id().into());
+    child.wait().unwrap();
+    wait_for("the program to end", || matches!(state(pid), None | Some('Z')));
+}
+
+#[test]
+fn a_stop_stops_us_too_and_both_continue() {
+    if !works() {
+        return;
+    }
+    let mut command = zfolio(&["run", "-q", "--", "sh", "-c", "echo up; kill -s TSTP $$; exit 4"]);
+    // A group of its own, whose parent is in another: not orphaned, so it can be stopped.
+    let mut child = command.process_group(0).spawn().unwrap();
+    assert_eq!(first_line(&mut child), "up");
+    wait_for("zfolio to stop", || state(child.id()) == Some('T'));
+    kill("CONT", -i64::from(child.id()));
+    assert_eq!(child.wait().unwrap().code(), Some(4));
+}
+
+#[test]
+fn a_text_without_interpreter_is_the_shells() {
+    if !works() {
+        return;
+    }
+    let path = scratch("text").join("text");
+    fs::write(&path, "echo $1; exit 5\n").unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(&path, mode).unwrap();
+    let (code, out, _) = told(&["run", "-q", "--", path.to_str().unwrap(), "word"]);
+    assert_eq!((code, out.as_str()), (Some(5), "word\n"));
+}
+
+#[test]
+fn a_run_under_its_limit_tells_little() {
+    if !works() {
+        return;
+    }
+    let (code, _, err) = told(&["run", "--limit", "256M", "--", "sh", "-c", "exit 3"]);
+    assert_eq!(code, Some(3));
+    assert!(err.lines().count() <= 3 && err.contains("of 256M") && err.contains("sh"), "{err}");
+}
+
+#[test]
+fn a_run_over_its_limit_tells_all_and_its_children() {
+    if !works() {
+        return;
+    }
+    let report = scratch("report").join("report.json");
+    let script = "sleep 0; sleep 0; exit 6";
+    let arguments =
+        ["run", "-l", "256M", "--stats", report.to_str().unwrap(), "--", "sh", "-c", script];
+    let output = zfolio(&arguments).env("STAND_IN_ENGAGED", "1").output().unwrap();
+    let (_, err) = texts(&output);
+    assert_eq!(output.status.code(), Some(6));
+    let parts = ["sh needed 1G and ran in 250M (limit 256M): 4.1 times less", "ratio 4.0"];
+    for part in parts.into_iter().chain(["faults", "stalled", "reclaimed", "2 more processes"]) {
+        assert!(err.contains(part), "no '{part}' in:\n{err}");
+    }
+    let report: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(&report).unwrap()).unwrap();
+    assert_eq!(report["exit_status"], 6);
+    assert_eq!(report["limit_bytes"], 256 << 20);
+    let processes = report["processes"].as_array().unwrap();
+    assert_eq!(processes.len(), 3);
+    assert!(processes.iter().all(|process| process["figures"]["engaged"] == 1));
+    assert!(processes[0]["faults"]["stored"]["p99_ns"].is_u64());
+}
+
+#[test]
+fn a_program_that_left_nothing_is_told_of() {
+    if !works() {
+        return;
+    }
+    let output = zfolio(&["run", "--", "true"]).env("STAND_IN_MUTE", "1").output().unwrap();
+    let (_, err) = texts(&output);
+    assert!(output.status.success() && err.contains("left no statistics"), "{err}");
+}
+
+#[test]
+fn nothing_stays_behind() {
+    if !works() {
+        return;
+    }
+    let mut child = zfolio(&["run", "--", "sh", "-c", "echo $$; read line"])
+        .stdin(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let pid = first_line(&mut child);
+    let uid = std::os::unix::fs::MetadataExt::uid(&fs::metadata("/proc/self").unwrap());
+    let file = format!("/dev/shm/zfolio-{uid}/{pid}");
+    assert!(fs::exists(&file).unwrap());
+    drop(child.stdin.take());
+    let mut err = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+    child.wait().unwrap();
+    assert!(!fs::exists(&file).unwrap(), "{err}");
+}

@@ -1,0 +1,146 @@
+//! The stage: the built command, a stand-in for the preload library, and places for files.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use zfolio_core::stats::{STATS_MAGIC, Stats};
+
+/// Nobody's uid.
+pub(crate) const NOBODY: u32 = 65_534;
+
+/// Writes the statistics of its process, and makes up the figures.
+const STAND_IN: &str = r#"
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+static char page[STATS_BYTES];
+static void word(int at, unsigned long long value, int bytes) { memcpy(page + at, &value, bytes); }
+static void figure(int index, unsigned long long value) { word(160 + 8 * index, value, 8); }
+__attribute__((constructor)) static void start(void) {
+  const char *run = getenv("ZFOLIO_RUN"), *limit = getenv("ZFOLIO_LIMIT");
+  char text[1024] = {0}, path[64];
+  int fd = open("/proc/self/stat", O_RDONLY);
+  if (!run || !limit || getenv("STAND_IN_MUTE") || fd < 0) return;
+  if (read(fd, text, sizeof text - 1) <= 0) return;
+  close(fd);
+  char *field = strrchr(text, ')') + 2;
+  for (int skip = 3; skip < 22; skip++) field = strchr(field, ' ') + 1;
+  word(8, STATS_BYTES, 4);
+  word(12, getpid(), 4);
+  word(16, strtoull(field, 0, 10), 8);
+  word(24, strtoull(run, 0, 10), 8);
+  snprintf(page + 32, 64, "%s", getenv("ZFOLIO_ALGORITHM"));
+  snprintf(page + 96, 64, "%.*s", (int)strcspn(strchr(text, '(') + 1, ")"), strchr(text, '(') + 1);
+  figure(LIMIT_BYTES, strtoull(limit, 0, 10));
+  figure(ENGAGED, getenv("STAND_IN_ENGAGED") != 0);
+  figure(DEMAND_BYTES_MAX, 1ull << 30);
+  figure(PROCESS_BYTES_MAX, 250ull << 20);
+  figure(STORED_BYTES, 800ull << 20);
+  figure(POOL_BYTES, 200ull << 20);
+  word(0, MAGIC, 8);
+  snprintf(path, sizeof path, "/dev/shm/zfolio-%d/%d", geteuid(), getpid());
+  fd = open(path, O_CREAT | O_TRUNC | O_WRONLY, 0600);
+  if (fd >= 0 && write(fd, page, sizeof page) > 0) close(fd);
+}
+"#;
+
+/// The stand-in, compiled once.
+pub(crate) fn stand_in() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let directory = scratch("stand-in");
+        let (source, library) = (directory.join("stand_in.c"), directory.join("stand_in.so"));
+        fs::write(&source, STAND_IN).expect("the temporary directory is writable");
+        let mut cc = Command::new("cc");
+        cc.args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(&source);
+        cc.arg(format!("-DSTATS_BYTES={}", size_of::<Stats>()));
+        cc.arg(format!("-DMAGIC={STATS_MAGIC}ull"));
+        let mut index = 0;
+        Stats::default().figures.each(|name, _, _| {
+            cc.arg(format!("-D{}={index}", name.to_uppercase()));
+            index += 1;
+        });
+        let output = cc.output().expect("a C compiler: it built zfolio's codecs, too");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o755)).expect("it is ours");
+        library
+    })
+}
+
+/// A directory for the files of a test.
+pub(crate) fn scratch(name: &str) -> PathBuf {
+    let path =
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+    fs::create_dir_all(&path).expect("cargo's directory for tests is writable");
+    path
+}
+
+/// `zfolio` with the stand-in, its output taken.
+pub(crate) fn zfolio(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_zfolio"));
+    command.args(arguments).env("ZFOLIO_PRELOAD", stand_in()).env_remove("LD_PRELOAD");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// The same as nobody; `None`, with a loud word, where that cannot be.
+pub(crate) fn zfolio_as_nobody(arguments: &[&str]) -> Option<Command> {
+    let id = NOBODY.to_string();
+    let start = |arguments: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", &id, "--regid", &id, "--clear-groups"]);
+        command.args(["--bounding-set", "-all", "--inh-caps", "-all"]);
+        command.arg(env!("CARGO_BIN_EXE_zfolio")).args(arguments);
+        command.env("ZFOLIO_PRELOAD", stand_in());
+        command
+    };
+    let trial = start(&["--version"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    if trial.is_ok_and(|status| status.success()) {
+        return Some(start(arguments));
+    }
+    eprintln!("SKIPPED: nobody cannot run zfolio here (not root, or the path is closed)");
+    None
+}
+
+/// What it wrote to standard output and standard error.
+pub(crate) fn texts(output: &Output) -> (String, String) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (text(&output.stdout), text(&output.stderr))
+}
+
+/// Runs `zfolio` to its end: exit status, standard output, standard error.
+pub(crate) fn told(arguments: &[&str]) -> (Option<i32>, String, String) {
+    let output = zfolio(arguments).output().expect("it was built");
+    let (out, err) = texts(&output);
+    (output.status.code(), out, err)
+}
+
+/// Sends a signal by name to a process, or to a group if the number is negative.
+pub(crate) fn kill(signal: &str, pid: i64) {
+    let command = format!("kill -s {signal} -- {pid}");
+    let status = Command::new("sh").args(["-c", &command]).status().expect("there is a shell");
+    assert!(status.success(), "{command}");
+}
+
+/// Waits up to ten seconds for `condition`.
+pub(crate) fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
+    for _ in 0..1000 {
+        if condition() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("waited ten seconds for {what}");
+}
+
+/// The state letter of a process, as in `ps`.
+pub(crate) fn state(pid: u32) -> Option<char> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    text.rsplit(')').next()?.trim().chars().next()
+}

@@ -1,0 +1,80 @@
+//! What a codec provides: one table entry, and the two directions.
+//!
+//! A backend is one file. It ends in its [`Backend`] entry, which [`super::Algorithm`] refers to;
+//! nothing else in the crate knows it. Whatever a backend needs it takes in its constructors
+//! (`ZC-1`); it has no lock, because a stream is used by one caller at a time.
+
+#![forbid(unsafe_code)]
+
+use std::ops::RangeInclusive;
+
+use super::Error;
+
+/// The most units that any backend works on at once.
+///
+/// The Intel accelerator takes 8. Jobs lie on the stack of the caller: 8 x 64 B = 512 B.
+pub(super) const BATCH_MAX: usize = 8;
+
+/// The table entry of a codec.
+#[derive(Debug)]
+pub(super) struct Backend {
+    /// The kernel's name.
+    pub(super) name: &'static str,
+    /// The levels that it accepts.
+    pub(super) levels: RangeInclusive<i32>,
+    /// The level if none is given.
+    pub(super) level_default: i32,
+    /// The units that it works on at once, 1 to [`BATCH_MAX`].
+    pub(super) batch_max: usize,
+    /// Sets up the state to compress units of so many bytes at a level of `levels`.
+    pub(super) compressor: fn(level: i32, unit_bytes: usize) -> Result<Box<dyn Compressor>, Error>,
+    /// Sets up the state to decompress what any level produced.
+    pub(super) decompressor: fn() -> Result<Box<dyn Decompressor>, Error>,
+}
+
+/// One element of a batch.
+#[derive(Debug, Default)]
+pub(super) struct Job<'a> {
+    /// The place of the element in the caller's batch.
+    pub(super) index: usize,
+    /// The unit.
+    pub(super) source: &'a [u8],
+    /// Where its compressed form goes: [`super::compressed_bytes_max`] bytes.
+    pub(super) dest: &'a mut [u8],
+    /// What the backend did.
+    pub(super) answer: Answer,
+}
+
+/// What a backend did with one job.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Answer {
+    /// It wrote so many bytes at the start of `dest`.
+    Compressed(usize),
+    /// `dest` is too small.
+    Incompressible,
+    /// Anything else; also the answer to a job that was not touched.
+    #[default]
+    Failed,
+}
+
+/// The state that compresses.
+pub(super) trait Compressor: Send {
+    /// Gives each of the `jobs`, at most `batch_max`, its answer.
+    fn compress(&mut self, jobs: &mut [Job<'_>]);
+
+    /// Bytes taken at set-up.
+    fn memory_bytes(&self) -> usize;
+}
+
+/// `source` does not decompress to exactly `dest`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Corrupt;
+
+/// The state that decompresses.
+pub(super) trait Decompressor: Send {
+    /// Fills `dest` from `source`, as `ZC-4` says.
+    fn decompress(&mut self, source: &[u8], dest: &mut [u8]) -> Result<(), Corrupt>;
+
+    /// Bytes taken at set-up.
+    fn memory_bytes(&self) -> usize;
+}

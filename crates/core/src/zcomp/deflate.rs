@@ -1,0 +1,210 @@
+//! Raw deflate (RFC 1951), from libdeflate.
+//!
+//! libdeflate allocates once, when a compressor or decompressor is made, through functions that it
+//! is given: these take the memory from Rust's allocator. They are told a length and nothing else,
+//! so an allocation starts with its own length ([`HEADER_BYTES`]).
+//!
+//! # Invariants
+//!
+//! - `DEFL-1` A pointer that [`allocate`] returned lies `HEADER_BYTES` into a live allocation that
+//!   is aligned by `HEADER_BYTES`; the first word of it is its length, header included.
+
+use std::alloc::Layout;
+use std::ffi::c_void;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use libdeflate_sys::{
+    libdeflate_compressor, libdeflate_decompressor, libdeflate_options,
+    libdeflate_result_LIBDEFLATE_SUCCESS as SUCCESS,
+};
+
+use super::backend::{Answer, Backend, Compressor, Corrupt, Decompressor, Job};
+use super::{Algorithm, Error};
+use crate::sync::Mutex;
+
+/// Room for the length, and the alignment that `malloc` promises.
+const HEADER_BYTES: usize = 16;
+
+const _: () = assert!(HEADER_BYTES.is_power_of_two() && HEADER_BYTES >= size_of::<usize>());
+
+/// Rank of [`SETUP`], below everything that zcomp holds.
+const RANK_SETUP: u8 = 39;
+
+/// Held while a compressor or decompressor is made, so that the growth of [`ALLOCATED_BYTES`] is
+/// that of the one being made.
+static SETUP: Mutex<RANK_SETUP, ()> = Mutex::new(());
+
+/// All that [`allocate`] ever handed out. A global, because libdeflate's functions have no argument
+/// that leads back to the caller; read at set-up only.
+static ALLOCATED_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+fn layout(bytes: usize) -> Option<Layout> {
+    Layout::from_size_align(bytes, HEADER_BYTES).ok()
+}
+
+unsafe extern "C" fn allocate(bytes: usize) -> *mut c_void {
+    let Some(total) = bytes.checked_add(HEADER_BYTES) else { return ptr::null_mut() };
+    let Some(layout) = layout(total) else { return ptr::null_mut() };
+    // Zeroed only so that a fresh mapping stays unmapped where the codec never goes.
+    // SAFETY: the layout has at least `HEADER_BYTES` bytes, so not none.
+    let start = unsafe { std::alloc::alloc_zeroed(layout) };
+    if start.is_null() {
+        return ptr::null_mut();
+    }
+    // SAFETY: `start` is writable for `total >= HEADER_BYTES` bytes and aligned by `HEADER_BYTES`,
+    // so a `usize` fits there.
+    unsafe { start.cast::<usize>().write(total) };
+    ALLOCATED_BYTES.fetch_add(total, Relaxed);
+    // SAFETY: `HEADER_BYTES <= total`, so the offset stays inside the allocation. DEFL-1 holds.
+    unsafe { start.add(HEADER_BYTES) }.cast()
+}
+
+unsafe extern "C" fn release(memory: *mut c_void) {
+    if memory.is_null() {
+        return;
+    }
+    // SAFETY: libdeflate frees what `allocate` returned, so by DEFL-1 the allocation starts there.
+    let start = unsafe { memory.cast::<u8>().sub(HEADER_BYTES) };
+    // SAFETY: by DEFL-1 the first word is the length.
+    let total = unsafe { start.cast::<usize>().read() };
+    let layout = layout(total).expect("DEFL-1: the length that allocate checked");
+    // SAFETY: by DEFL-1 this is the allocation and its layout; libdeflate frees it once.
+    unsafe { std::alloc::dealloc(start, layout) };
+}
+
+/// Runs `make` with the options that lead to our allocator; its result, and what it took.
+fn set_up<T>(
+    make: impl FnOnce(*const libdeflate_options) -> *mut T,
+) -> Result<(NonNull<T>, usize), Error> {
+    let options = libdeflate_options {
+        sizeof_options: size_of::<libdeflate_options>(),
+        malloc_func: Some(allocate),
+        free_func: Some(release),
+    };
+    let _setup = SETUP.lock();
+    let before = ALLOCATED_BYTES.load(Relaxed);
+    let made = make(&raw const options);
+    // Wraps after 2^64 bytes; the difference is right all the same.
+    let taken = ALLOCATED_BYTES.load(Relaxed).wrapping_sub(before);
+    let made = NonNull::new(made).ok_or(Error::OutOfMemory { algorithm: Algorithm::Deflate })?;
+    Ok((made, taken))
+}
+
+struct DeflateCompressor {
+    state: NonNull<libdeflate_compressor>,
+    memory_bytes: usize,
+}
+
+// SAFETY: the compressor owns the state, whose memory comes from an allocator that any thread may
+// free to; libdeflate keeps nothing of it anywhere else.
+unsafe impl Send for DeflateCompressor {}
+
+fn compressor(level: i32, _unit_bytes: usize) -> Result<Box<dyn Compressor>, Error> {
+    let (state, memory_bytes) = set_up(|options| {
+        // SAFETY: `options` is live for the call, whole, and of the length that it states; the
+        // functions in it behave as `malloc` and `free`. The level is in `BACKEND.levels`, and any
+        // other would give null.
+        unsafe { libdeflate_sys::libdeflate_alloc_compressor_ex(level, options) }
+    })?;
+    Ok(Box::new(DeflateCompressor { state, memory_bytes }))
+}
+
+impl DeflateCompressor {
+    fn compress_unit(&mut self, source: &[u8], dest: &mut [u8]) -> Answer {
+        // SAFETY: the state is live until `drop` and ours alone by `&mut self`. `source` is
+        // readable and `dest` writable for their lengths by the types of the slices, and they
+        // don't overlap because `dest` is exclusive. libdeflate allocates at set-up only.
+        let written = unsafe {
+            libdeflate_sys::libdeflate_deflate_compress(
+                self.state.as_ptr(),
+                source.as_ptr().cast(),
+                source.len(),
+                dest.as_mut_ptr().cast(),
+                dest.len(),
+            )
+        };
+        // 0 is the one failure there is: the result does not fit.
+        if written == 0 { Answer::Incompressible } else { Answer::Compressed(written) }
+    }
+}
+
+impl Compressor for DeflateCompressor {
+    fn compress(&mut self, jobs: &mut [Job<'_>]) {
+        for job in jobs {
+            job.answer = self.compress_unit(job.source, job.dest);
+        }
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.memory_bytes
+    }
+}
+
+impl Drop for DeflateCompressor {
+    fn drop(&mut self) {
+        // SAFETY: the state is live, and not used after this.
+        unsafe { libdeflate_sys::libdeflate_free_compressor(self.state.as_ptr()) };
+    }
+}
+
+struct DeflateDecompressor {
+    state: NonNull<libdeflate_decompressor>,
+    memory_bytes: usize,
+}
+
+// SAFETY: as for `DeflateCompressor`.
+unsafe impl Send for DeflateDecompressor {}
+
+fn decompressor() -> Result<Box<dyn Decompressor>, Error> {
+    let (state, memory_bytes) = set_up(|options| {
+        // SAFETY: `options` is live for the call, whole, and of the length that it states; the
+        // functions in it behave as `malloc` and `free`.
+        unsafe { libdeflate_sys::libdeflate_alloc_decompressor_ex(options) }
+    })?;
+    Ok(Box::new(DeflateDecompressor { state, memory_bytes }))
+}
+
+impl Decompressor for DeflateDecompressor {
+    fn decompress(&mut self, source: &[u8], dest: &mut [u8]) -> Result<(), Corrupt> {
+        let mut used = 0;
+        // SAFETY: the state is live until `drop` and ours alone by `&mut self`. `source` is
+        // readable, `dest` and `used` are writable for their lengths by their types, and none
+        // overlap because `dest` and `used` are exclusive. libdeflate stays inside all of them
+        // whatever `source` holds, reads of `dest` only what it wrote, and takes the null pointer
+        // as "exactly `dest.len()` bytes or failure".
+        let result = unsafe {
+            libdeflate_sys::libdeflate_deflate_decompress_ex(
+                self.state.as_ptr(),
+                source.as_ptr().cast(),
+                source.len(),
+                dest.as_mut_ptr().cast(),
+                dest.len(),
+                &raw mut used,
+                ptr::null_mut(),
+            )
+        };
+        if result == SUCCESS && used == source.len() { Ok(()) } else { Err(Corrupt) }
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.memory_bytes
+    }
+}
+
+impl Drop for DeflateDecompressor {
+    fn drop(&mut self) {
+        // SAFETY: the state is live, and not used after this.
+        unsafe { libdeflate_sys::libdeflate_free_decompressor(self.state.as_ptr()) };
+    }
+}
+
+/// libdeflate's own range without 0, which stores. Default 1: it is to be decompressed soon.
+pub(super) static BACKEND: Backend = Backend {
+    name: "deflate",
+    levels: 1..=12,
+    level_default: 1,
+    batch_max: 1,
+    compressor,
+    decompressor,
+};

@@ -1,0 +1,132 @@
+//! One CPU's codec state and buffer, and how a caller comes to hold one.
+//!
+//! # Invariants
+//!
+//! - `ZC-5` The buffer of a compress stream is cut into `batch_max` equal places of
+//!   [`compressed_bytes_max`] bytes; a job of a batch has one of them to itself.
+//!
+//! # Concurrency
+//!
+//! [`hold`] never waits while any stream is free. A thread holds at most one stream of a rank, so
+//! the second try of an equal rank that `SYNC-1` asks about can't arise.
+
+#![forbid(unsafe_code)]
+
+use super::backend::{Answer, BATCH_MAX, Backend, Compressor, Corrupt, Decompressor, Job};
+use super::{Error, Outcome, compressed_bytes_max, same_filled};
+use crate::sync::{Guard, Mutex};
+
+/// A stream and its lock, on cache lines of their own: 128 B, since processors fetch lines of 64 B
+/// in pairs.
+#[repr(align(128))]
+pub(super) struct Lane<const RANK: u8, T>(Mutex<RANK, T>);
+
+impl<const RANK: u8, T> Lane<RANK, T> {
+    pub(super) fn new(stream: T) -> Self {
+        Lane(Mutex::new(stream))
+    }
+
+    /// The stream, after its holder.
+    pub(super) fn wait(&self) -> Guard<'_, RANK, T> {
+        self.0.lock()
+    }
+}
+
+/// The stream of `cpu`; if that is taken any free one; if none is free that of `cpu`, after its
+/// holder.
+pub(super) fn hold<const RANK: u8, T>(lanes: &[Lane<RANK, T>], cpu: usize) -> Guard<'_, RANK, T> {
+    let first = cpu % lanes.len();
+    let (before, from_first) = lanes.split_at(first);
+    from_first
+        .iter()
+        .chain(before)
+        .find_map(|lane| lane.0.try_lock())
+        .unwrap_or_else(|| lanes[first].wait())
+}
+
+/// Codec state and output buffer of one CPU.
+pub(super) struct CompressStream {
+    compressor: Box<dyn Compressor>,
+    /// `ZC-5`.
+    buffer: Box<[u8]>,
+    place_bytes: usize,
+}
+
+impl CompressStream {
+    pub(super) fn new(backend: &Backend, level: i32, unit_bytes: usize) -> Result<Self, Error> {
+        assert!((1..=BATCH_MAX).contains(&backend.batch_max), "{}", backend.name);
+        let place_bytes = compressed_bytes_max(unit_bytes);
+        Ok(CompressStream {
+            compressor: (backend.compressor)(level, unit_bytes)?,
+            buffer: vec![0; place_bytes * backend.batch_max].into_boxed_slice(),
+            place_bytes,
+        })
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.buffer.len() + self.compressor.memory_bytes()
+    }
+
+    /// Compresses the `sources`, `batch_max` at a time, and tells each outcome once.
+    pub(super) fn compress(&mut self, sources: &[&[u8]], each: &mut dyn FnMut(usize, Outcome<'_>)) {
+        let mut sources = sources.iter().copied().enumerate();
+        loop {
+            let mut jobs: [Job<'_>; BATCH_MAX] = Default::default();
+            let mut count = 0;
+            for dest in self.buffer.chunks_exact_mut(self.place_bytes) {
+                let Some((index, source)) = next_not_same_filled(&mut sources, each) else { break };
+                jobs[count] = Job { index, source, dest, answer: Answer::Failed };
+                count += 1;
+            }
+            if count == 0 {
+                return;
+            }
+            self.compressor.compress(&mut jobs[..count]);
+            for job in &jobs[..count] {
+                each(job.index, outcome(job));
+            }
+        }
+    }
+}
+
+/// The next source that the codec must see; those before it are told.
+fn next_not_same_filled<'a>(
+    sources: &mut impl Iterator<Item = (usize, &'a [u8])>,
+    each: &mut dyn FnMut(usize, Outcome<'_>),
+) -> Option<(usize, &'a [u8])> {
+    sources.find(|(index, source)| match same_filled(source) {
+        Some(word) => {
+            each(*index, Outcome::SameFilled(word));
+            false
+        }
+        None => true,
+    })
+}
+
+fn outcome<'a>(job: &'a Job<'_>) -> Outcome<'a> {
+    match job.answer {
+        Answer::Compressed(bytes) => {
+            assert!(bytes > 0, "ZC-3");
+            Outcome::Compressed(&job.dest[..bytes])
+        }
+        Answer::Incompressible => Outcome::Incompressible,
+        Answer::Failed => Outcome::Failed,
+    }
+}
+
+/// Codec state of one CPU.
+pub(super) struct DecompressStream(Box<dyn Decompressor>);
+
+impl DecompressStream {
+    pub(super) fn new(backend: &Backend) -> Result<Self, Error> {
+        (backend.decompressor)().map(DecompressStream)
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.0.memory_bytes()
+    }
+
+    pub(super) fn decompress(&mut self, source: &[u8], dest: &mut [u8]) -> Result<(), Corrupt> {
+        self.0.decompress(source, dest)
+    }
+}

@@ -1,0 +1,533 @@
+//! Tests of every backend through the batch interface.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use super::backend::{Answer, Backend, Compressor, Job};
+use super::stream::{CompressStream, Lane, hold};
+use super::{Algorithm, Error, Outcome, Params, Zcomp, compressed_bytes_max, same_filled};
+use crate::page::UnitOrder;
+
+/// What surrounds a destination; must still be there afterwards.
+const GUARD: u8 = 0xA5;
+const GUARD_BYTES: usize = 256;
+
+fn seed() -> u64 {
+    std::env::var("SEED").map_or(42, |s| s.parse().expect("SEED is a u64"))
+}
+
+/// Marsaglia's xorshift64.
+struct Random(u64);
+
+impl Random {
+    fn new(seed: u64) -> Random {
+        Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    fn word(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        usize::try_from(self.word() % bound as u64).expect("below a usize")
+    }
+
+    fn byte(&mut self) -> u8 {
+        self.word().to_le_bytes()[4]
+    }
+
+    fn bytes(&mut self, count: usize) -> Vec<u8> {
+        (0..count).map(|_| self.byte()).collect()
+    }
+}
+
+fn unit(bytes: usize) -> UnitOrder {
+    UnitOrder::from_bytes(bytes).expect("a unit's size")
+}
+
+/// Words of a small vocabulary: shrinks well, but not to nothing.
+fn text(random: &mut Random, bytes: usize) -> Vec<u8> {
+    let mut text = Vec::new();
+    while text.len() < bytes {
+        let word = random.below(200).to_string().repeat(1 + random.below(3));
+        text.extend_from_slice(word.as_bytes());
+        text.push(b' ');
+    }
+    text.truncate(bytes);
+    text
+}
+
+/// Every kind of contents, with its name.
+fn contents(random: &mut Random, bytes: usize) -> Vec<(&'static str, Vec<u8>)> {
+    let word = 0x0123_4567_89AB_CDEF_u64.to_le_bytes();
+    let mut half = text(random, bytes);
+    half[..bytes / 2].copy_from_slice(&random.bytes(bytes / 2));
+    let mut late = vec![0; bytes];
+    late[bytes - 1] = 1;
+    let period_3 = (0..bytes).map(|at| [7, 8, 9][at % 3]).collect();
+    vec![
+        ("zeros", vec![0; bytes]),
+        ("one word", word.repeat(bytes / 8)),
+        ("one byte differs, the last", late),
+        ("three bytes repeated", period_3),
+        ("text", text(random, bytes)),
+        ("half random", half),
+        ("random", random.bytes(bytes)),
+    ]
+}
+
+/// An [`Outcome`] that outlives the stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Kept {
+    SameFilled(u64),
+    Compressed(Vec<u8>),
+    Incompressible,
+}
+
+fn compress(zcomp: &Zcomp, cpu: usize, sources: &[&[u8]]) -> Vec<Kept> {
+    let mut kept = vec![None; sources.len()];
+    zcomp.compress(cpu, sources, &mut |index, outcome| {
+        let outcome = match outcome {
+            Outcome::SameFilled(word) => Kept::SameFilled(word),
+            Outcome::Compressed(bytes) => Kept::Compressed(bytes.to_vec()),
+            Outcome::Incompressible => Kept::Incompressible,
+            Outcome::Failed => panic!("element {index} failed"),
+        };
+        assert_eq!(kept[index].replace(outcome), None, "element {index} was told twice");
+    });
+    kept.into_iter().map(|outcome| outcome.expect("every element is told")).collect()
+}
+
+/// Decompresses into a guarded destination of `dest_bytes`.
+fn decompress(zcomp: &Zcomp, source: &[u8], dest_bytes: usize) -> Result<Vec<u8>, Error> {
+    let mut guarded = vec![GUARD; dest_bytes + 2 * GUARD_BYTES];
+    let dest = GUARD_BYTES..GUARD_BYTES + dest_bytes;
+    let result = zcomp.decompress(0, source, &mut guarded[dest.clone()]);
+    let intact = |range: Range<usize>| guarded[range].iter().all(|byte| *byte == GUARD);
+    assert!(intact(0..dest.start), "ZC-4: wrote before the destination");
+    assert!(intact(dest.end..guarded.len()), "ZC-4: wrote behind the destination");
+    result.map(|()| guarded[dest].to_vec())
+}
+
+fn zcomp(params: Params, unit_bytes: usize, streams: usize) -> Zcomp {
+    Zcomp::new(params, unit(unit_bytes), streams).expect("valid parameters")
+}
+
+/// Compresses one unit that must shrink.
+fn compressed(zcomp: &Zcomp, source: &[u8]) -> Vec<u8> {
+    match compress(zcomp, 0, &[source]).remove(0) {
+        Kept::Compressed(bytes) => bytes,
+        other => panic!("{other:?} and not compressed"),
+    }
+}
+
+fn check_round_trip(zcomp: &Zcomp, unit_bytes: usize, random: &mut Random) {
+    let params = zcomp.params();
+    for (name, source) in contents(random, unit_bytes) {
+        let told = compress(zcomp, 0, &[&source]).remove(0);
+        let what = || format!("{params}, {unit_bytes}, {name}, seed {}", seed());
+        match (name, &told) {
+            ("zeros", Kept::SameFilled(0)) | ("random", Kept::Incompressible) => {}
+            ("one word", Kept::SameFilled(word)) => {
+                assert_eq!(word.to_ne_bytes(), source[..8], "{}", what());
+            }
+            ("zeros" | "one word" | "random", _) | (_, Kept::SameFilled(_)) => {
+                panic!("{}: {told:?}", what());
+            }
+            // High accelerations find next to nothing.
+            (_, Kept::Incompressible) => assert_ne!(params.level, None, "{}", what()),
+            (_, Kept::Compressed(bytes)) => {
+                assert!((1..=compressed_bytes_max(unit_bytes)).contains(&bytes.len()), "ZC-3");
+                let back = decompress(zcomp, bytes, unit_bytes).expect("what was compressed");
+                assert!(back == source, "{}: other bytes came back", what());
+            }
+        }
+    }
+}
+
+/// Goal: what goes in comes out, and each kind of contents gets its outcome. Method: every backend
+/// at its default level, small, middle and large units, every kind of contents; bytes compared.
+#[test]
+fn units_come_back_as_they_were() {
+    let mut random = Random::new(seed());
+    for algorithm in Algorithm::ALL {
+        for unit_bytes in [4 << 10, 8 << 10, 64 << 10, 128 << 10, 2 << 20] {
+            let zcomp = zcomp((*algorithm).into(), unit_bytes, 1);
+            check_round_trip(&zcomp, unit_bytes, &mut random);
+        }
+    }
+}
+
+/// Goal: at every level and size the memory that was taken is enough (`ZSTD-2`). Method: the ends
+/// and the middle of each range; the slowest levels with small units only.
+#[test]
+fn levels_from_end_to_end_come_back() {
+    let mut random = Random::new(seed());
+    for algorithm in Algorithm::ALL {
+        let (low, high) = (*algorithm.levels().start(), *algorithm.levels().end());
+        let levels = [low, -7, -1, 0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 13, 16, 17, 18, 20, high];
+        for level in levels.into_iter().filter(|level| algorithm.levels().contains(level)) {
+            let params = Params { algorithm: *algorithm, level: Some(level) };
+            for unit_bytes in [4 << 10, 16 << 10, 32 << 10, 256 << 10] {
+                let slow = *algorithm != Algorithm::Lz4 && level > 9;
+                if !slow || unit_bytes <= 32 << 10 {
+                    check_round_trip(&zcomp(params, unit_bytes, 1), unit_bytes, &mut random);
+                }
+            }
+        }
+    }
+}
+
+/// Goal: a stream carries nothing from one unit to the next, even after one that did not fit.
+/// Method: the same unit is compressed before and after a mixture of others; equal bytes.
+#[test]
+fn a_unit_compresses_alike_whatever_came_before() {
+    let mut random = Random::new(seed());
+    for algorithm in Algorithm::ALL {
+        let unit_bytes = 16 << 10;
+        let zcomp = zcomp((*algorithm).into(), unit_bytes, 1);
+        let source = text(&mut random, unit_bytes);
+        let first = compressed(&zcomp, &source);
+        for (_, other) in contents(&mut random, unit_bytes) {
+            compress(&zcomp, 0, &[&other]);
+            let again = compressed(&zcomp, &source);
+            let back = decompress(&zcomp, &again, unit_bytes).expect("what was compressed");
+            assert!(back == source && again.len() == first.len(), "{algorithm}, seed {}", seed());
+        }
+    }
+}
+
+/// Goal: one element that will not shrink changes nothing for its neighbours. Method: a batch
+/// against each of its elements alone.
+#[test]
+fn a_batch_equals_its_elements_alone() {
+    let mut random = Random::new(seed());
+    for algorithm in Algorithm::ALL {
+        let unit_bytes = 4 << 10;
+        let zcomp = zcomp((*algorithm).into(), unit_bytes, 1);
+        let units: Vec<_> = (0..3).flat_map(|_| contents(&mut random, unit_bytes)).collect();
+        let batch: Vec<&[u8]> = units.iter().map(|(_, unit)| unit.as_slice()).collect();
+        let together = compress(&zcomp, 0, &batch);
+        let alone: Vec<_> =
+            batch.iter().map(|source| compress(&zcomp, 0, &[source]).remove(0)).collect();
+        assert!(together == alone, "{algorithm}, seed {}", seed());
+        assert!(together.contains(&Kept::Incompressible));
+        assert_eq!(compress(&zcomp, 0, &[]), []);
+    }
+}
+
+/// A backend that takes `batch_max` units at once and writes, for each, its first byte and how many
+/// it was given together. A first byte of 0xFF is incompressible.
+struct Model;
+
+impl Compressor for Model {
+    fn compress(&mut self, jobs: &mut [Job<'_>]) {
+        let together = u8::try_from(jobs.len()).expect("at most BATCH_MAX");
+        for job in jobs {
+            job.dest[..2].copy_from_slice(&[job.source[0], together]);
+            job.answer =
+                if job.source[0] == 0xFF { Answer::Incompressible } else { Answer::Compressed(2) };
+        }
+    }
+
+    fn memory_bytes(&self) -> usize {
+        0
+    }
+}
+
+static MODEL: Backend = Backend {
+    name: "model",
+    levels: 0..=0,
+    level_default: 0,
+    batch_max: 4,
+    compressor: |_, _| Ok(Box::new(Model)),
+    decompressor: || Err(Error::OutOfMemory { algorithm: Algorithm::Lz4 }),
+};
+
+/// Goal: a backend of more than one unit at once gets full batches, without same-filled ones, and
+/// every element gets its own answer. Method: a model backend; 14 units of which 3 are same-filled
+/// and one is refused: 11 reach it, as 4 + 4 + 3.
+#[test]
+fn a_backend_gets_full_batches() {
+    let units: Vec<Vec<u8>> = (0..14_u8)
+        .map(|index| {
+            let mut unit = vec![if index == 9 { 0xFF } else { index }; 4096];
+            unit[4095] ^= u8::from(![2, 3, 7].contains(&index));
+            unit
+        })
+        .collect();
+    let sources: Vec<&[u8]> = units.iter().map(Vec::as_slice).collect();
+    let mut told = vec![None; 14];
+    let mut stream = CompressStream::new(&MODEL, 0, 4096).expect("a model needs nothing");
+    stream.compress(&sources, &mut |index, outcome| {
+        let told_before = told[index].replace(match outcome {
+            Outcome::Compressed(bytes) => {
+                assert_eq!(usize::from(bytes[0]), index);
+                bytes[1]
+            }
+            Outcome::SameFilled(word) => {
+                assert_eq!(usize::from(word.to_ne_bytes()[0]), index);
+                100
+            }
+            Outcome::Incompressible => 200,
+            Outcome::Failed => panic!("element {index} failed"),
+        });
+        assert_eq!(told_before, None);
+    });
+    let told: Vec<u8> = told.into_iter().map(|told| told.expect("told")).collect();
+    assert_eq!(told, [4, 4, 100, 100, 4, 4, 4, 100, 4, 200, 4, 3, 3, 3]);
+}
+
+/// Goal: `ZC-4` for input that was cut or lengthened. Method: every length from 0 to 64, then
+/// random ones; then bytes appended; then destinations shorter and longer.
+#[test]
+fn cut_and_lengthened_input_is_an_error() {
+    let mut random = Random::new(seed());
+    for algorithm in Algorithm::ALL {
+        for unit_bytes in [4 << 10, 64 << 10, 256 << 10] {
+            let zcomp = zcomp((*algorithm).into(), unit_bytes, 1);
+            let source = text(&mut random, unit_bytes);
+            let whole = compressed(&zcomp, &source);
+            let cuts = (0..64).chain((0..100).map(|_| random.below(whole.len())));
+            for cut in cuts.chain([whole.len() - 1]) {
+                let result = decompress(&zcomp, &whole[..cut], unit_bytes);
+                assert!(result.is_err(), "{algorithm} accepts {cut} of {} bytes", whole.len());
+            }
+            for more in [1, 2, 7, 4096] {
+                let mut longer = whole.clone();
+                longer.resize(whole.len() + more, 0x5A);
+                let result = decompress(&zcomp, &longer, unit_bytes);
+                assert!(result.is_err(), "{algorithm} accepts {more} bytes more");
+            }
+            for dest_bytes in [0, 1, unit_bytes / 2, unit_bytes - 1, unit_bytes + 1, 2 * unit_bytes]
+            {
+                let result = decompress(&zcomp, &whole, dest_bytes);
+                let (algorithm, source_bytes) = (*algorithm, whole.len());
+                assert_eq!(result, Err(Error::Corrupt { algorithm, source_bytes, dest_bytes }));
+            }
+        }
+    }
+}
+
+/// Goal: `ZC-4` for any bytes, and a stream works on after them. Method: flipped bits and noise
+/// into a guarded destination; whether they are noticed is luck, but after each the right bytes
+/// must still come back.
+#[test]
+fn corrupt_input_stays_inside_the_destination() {
+    let mut random = Random::new(seed());
+    for algorithm in Algorithm::ALL {
+        let unit_bytes = 4 << 10;
+        let zcomp = zcomp((*algorithm).into(), unit_bytes, 1);
+        let source = text(&mut random, unit_bytes);
+        let whole = compressed(&zcomp, &source);
+        let mut errors = 0;
+        for _ in 0..2000 {
+            let mut corrupt = whole.clone();
+            for _ in 0..=random.below(4) {
+                let at = random.below(corrupt.len());
+                corrupt[at] ^= 1 << random.below(8);
+            }
+            errors += usize::from(decompress(&zcomp, &corrupt, unit_bytes).is_err());
+            let noise_bytes = random.below(5000);
+            let noise = random.bytes(noise_bytes);
+            errors += usize::from(decompress(&zcomp, &noise, unit_bytes).is_err());
+            let back = decompress(&zcomp, &whole, unit_bytes).expect("what was compressed");
+            assert!(back == source, "{algorithm}, seed {}", seed());
+        }
+        assert!(errors > 2000, "{algorithm} notices {errors} of 4000, seed {}", seed());
+    }
+}
+
+/// Goal: fewer streams than threads are shared without harm. Method: 4 threads on 2 streams
+/// compress and decompress units of their own, each compared.
+#[test]
+fn threads_share_streams() {
+    for algorithm in Algorithm::ALL {
+        let unit_bytes = 4 << 10;
+        let zcomp = zcomp((*algorithm).into(), unit_bytes, 2);
+        let compressed_units = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for thread in 0..4_usize {
+                let (zcomp, compressed_units) = (&zcomp, &compressed_units);
+                scope.spawn(move || {
+                    let mut random = Random::new(seed() + thread as u64);
+                    for round in 0..100 {
+                        let source = text(&mut random, unit_bytes);
+                        let told = compress(zcomp, thread + round, &[&source, &source]);
+                        assert!(told[0] == told[1]);
+                        let Kept::Compressed(bytes) = &told[0] else { panic!("{:?}", told[0]) };
+                        let mut dest = vec![0; unit_bytes];
+                        zcomp.decompress(thread, bytes, &mut dest).expect("what was compressed");
+                        assert!(dest == source, "{algorithm}, seed {}", seed());
+                        compressed_units.fetch_add(1, Relaxed);
+                    }
+                });
+            }
+        });
+        assert_eq!(compressed_units.into_inner(), 400);
+    }
+}
+
+/// Goal: a caller waits only if no stream is free. Method: three streams, held one after the other
+/// by one thread; a wait would break `SYNC-1` and panic.
+#[test]
+#[cfg(debug_assertions)]
+fn a_taken_stream_is_passed_over() {
+    let lanes: [Lane<7, usize>; 3] = [0, 1, 2].map(Lane::new);
+    let first = hold(&lanes, 4);
+    let second = hold(&lanes, 1);
+    let third = hold(&lanes, 1);
+    assert_eq!((*first, *second, *third), (1, 2, 0));
+    drop(second);
+    assert_eq!(*hold(&lanes, 0), 2);
+}
+
+/// Goal: a fault may decompress while its CPU's compress stream is held. Method: decompress from
+/// within `each`, with one stream; it neither waits nor breaks `SYNC-1`.
+#[test]
+fn a_fault_may_interrupt_a_reclaim() {
+    let mut random = Random::new(seed());
+    for algorithm in Algorithm::ALL {
+        let zcomp = zcomp((*algorithm).into(), 4096, 1);
+        let source = text(&mut random, 4096);
+        let mut dest = vec![0; 4096];
+        zcomp.compress(0, &[&source], &mut |_, outcome| {
+            let Outcome::Compressed(bytes) = outcome else { panic!("{outcome:?}") };
+            zcomp.decompress(0, bytes, &mut dest).expect("what was compressed");
+        });
+        assert!(dest == source);
+    }
+}
+
+/// Goal: `same_filled` agrees with the naive definition. Method: each single byte changed.
+#[test]
+fn same_filled_agrees_with_its_definition() {
+    let naive = |unit: &[u8]| unit.chunks(8).all(|word| word == &unit[..8]);
+    let mut unit = 0x1122_3344_5566_7788_u64.to_ne_bytes().repeat(512);
+    assert_eq!(same_filled(&unit), Some(0x1122_3344_5566_7788));
+    for at in 0..unit.len() {
+        unit[at] ^= 0x10;
+        assert_eq!(same_filled(&unit).is_some(), naive(&unit), "byte {at} changed");
+        unit[at] ^= 0x10;
+    }
+    assert_eq!(same_filled(&[]), None);
+    assert_eq!(same_filled(&[1; 8]), Some(0x0101_0101_0101_0101));
+    assert_eq!(same_filled(&[1; 12]), None);
+}
+
+/// Goal: what is printed is read back, and a bad parameter names what was given and is accepted.
+#[test]
+fn parameters_are_read_and_refused() {
+    for given in ["lz4", "zstd", "deflate", "lz4,level=65537", "zstd,level=-7", "deflate,level=12"]
+    {
+        let params: Params = given.parse().expect(given);
+        assert_eq!(params.to_string(), given);
+    }
+    let zstd = Params { algorithm: Algorithm::Zstd, level: Some(3) };
+    assert_eq!("zstd,level=3".parse(), Ok(zstd));
+    let (names, levels) =
+        ("accepted are lz4, zstd, deflate", "accepted are -131072 to 22 (default 1)");
+    for (given, told, accepted) in [
+        ("", "unknown algorithm ''", names),
+        ("ZSTD", "unknown algorithm 'ZSTD'", names),
+        ("lzo,level=1", "unknown algorithm 'lzo'", names),
+        ("zstd,level=23", "zstd has no level '23'", levels),
+        ("zstd,level=", "zstd has no level ''", levels),
+        ("zstd,level=1,level=2", "zstd has no level '1,level=2'", levels),
+        ("lz4,level=0", "lz4 has no level '0'", "accepted are 1 to 65537 (default 1)"),
+        ("deflate,level=x", "deflate has no level 'x'", "accepted are 1 to 12 (default 1)"),
+        ("zstd,", "zstd has no parameter ''", "accepted is level=N from -131072 to 22 (default 1)"),
+        (
+            "lz4,d=x",
+            "lz4 has no parameter 'd=x'",
+            "accepted is level=N from 1 to 65537 (default 1)",
+        ),
+    ] {
+        let error = given.parse::<Params>().expect_err(given);
+        assert_eq!(error.to_string(), format!("{told}: {accepted}"));
+    }
+    let unchecked = Params { algorithm: Algorithm::Deflate, level: Some(13) };
+    let error = Zcomp::new(unchecked, UnitOrder::DEFAULT, 1).expect_err("13 is out of range");
+    assert_eq!(error.to_string(), "deflate has no level '13': accepted are 1 to 12 (default 1)");
+}
+
+/// Goal: memory is accounted. Method: twice the streams, about twice the memory; all of it is more
+/// than the buffers.
+#[test]
+fn memory_grows_with_streams() {
+    for algorithm in Algorithm::ALL {
+        let [one, two] = [1, 2].map(|streams| {
+            let zcomp = zcomp((*algorithm).into(), 64 << 10, streams);
+            assert_eq!(zcomp.batch_max(), 1);
+            zcomp.memory_bytes()
+        });
+        assert_eq!(2 * one, two, "{algorithm}");
+        assert!(one > compressed_bytes_max(64 << 10) + (16 << 10), "{algorithm}: {one}");
+    }
+}
+
+/// Compresses `units` into `store` and decompresses what shrank; seconds for each, and bytes kept.
+#[allow(clippy::disallowed_methods, reason = "a measurement; nothing depends on the time")]
+fn measure(zcomp: &Zcomp, units: &[&[u8]], store: &mut [u8]) -> (f64, f64, usize) {
+    let mut kept: Vec<Range<usize>> = Vec::with_capacity(units.len());
+    let (mut end, mut incompressible_bytes) = (0, 0);
+    let begin = std::time::Instant::now();
+    zcomp.compress(0, units, &mut |index, outcome| match outcome {
+        Outcome::Compressed(compressed) => {
+            let place = end..end + compressed.len();
+            store[place.clone()].copy_from_slice(compressed);
+            end = place.end;
+            kept.push(place);
+        }
+        _ => incompressible_bytes += units[index].len(),
+    });
+    let compress_s = begin.elapsed().as_secs_f64();
+    let mut dest = vec![0; units[0].len()];
+    let begin = std::time::Instant::now();
+    for place in kept {
+        zcomp.decompress(0, &store[place], &mut dest).expect("what was compressed");
+    }
+    (compress_s, begin.elapsed().as_secs_f64(), end + incompressible_bytes)
+}
+
+/// Prints speed and ratio. Run it as
+/// `ZCOMP_FILE=corpus cargo test --release -p zfolio-core zcomp_speed -- --ignored --nocapture`.
+/// `ZCOMP_PARAMS="lz4 zstd,level=-3"` chooses what is measured.
+#[test]
+#[ignore = "a measurement: needs ZCOMP_FILE and a quiet machine"]
+fn zcomp_speed() {
+    let path = std::env::var("ZCOMP_FILE").expect("ZCOMP_FILE names a file to compress");
+    let data = std::fs::read(&path).expect("ZCOMP_FILE can be read");
+    // Not zeros: every page of it is mapped before the clock runs.
+    let mut store = vec![1; data.len()];
+    let params = std::env::var("ZCOMP_PARAMS");
+    let params = params.as_deref().unwrap_or("lz4 zstd,level=-3 zstd zstd,level=3 deflate");
+    println!(
+        "{:<16} {:>5} {:>9} {:>9} {:>6} {:>9}",
+        "MB/s", "unit", "in", "out", "ratio", "memory"
+    );
+    for params in params.split(' ').map(|params| params.parse::<Params>().expect("parameters")) {
+        for unit_bytes in [4 << 10, 16 << 10, 64 << 10] {
+            let zcomp = zcomp(params, unit_bytes, 1);
+            // Same-filled units would only flatter the codec.
+            let units: Vec<&[u8]> =
+                data.chunks_exact(unit_bytes).filter(|unit| same_filled(unit).is_none()).collect();
+            let mib = (units.len() * unit_bytes) as f64 / 1e6;
+            let best = (0..3).map(|_| measure(&zcomp, &units, &mut store));
+            let (compress_s, decompress_s, bytes) =
+                best.reduce(|a, b| (a.0.min(b.0), a.1.min(b.1), a.2)).expect("three measurements");
+            println!(
+                "{:<16} {:>5} {:>9.0} {:>9.0} {:>6.2} {:>9}",
+                params.to_string(),
+                unit(unit_bytes).to_string(),
+                mib / compress_s,
+                mib / decompress_s,
+                mib * 1e6 / bytes as f64,
+                zcomp.memory_bytes(),
+            );
+        }
+    }
+}

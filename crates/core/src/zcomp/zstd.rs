@@ -1,0 +1,186 @@
+//! Zstandard, from its own library, in static workspaces.
+//!
+//! A frame here has a header of 2 bytes: no magic number, no content size, no dictionary number, no
+//! checksum. The pool knows all of these, and the store has a checksum of its own.
+//!
+//! # Invariants
+//!
+//! - `ZSTD-1` A context lies in the workspace beside it, which lives as long and is never resized.
+//!   A static context can't allocate: where it would have to, the library returns an error.
+//! - `ZSTD-2` The workspace of a compressor is what the library asks for to compress one unit at
+//!   the level; sources are never longer than that unit. The library derives its parameters from
+//!   level and source length, so small units get small tables.
+
+use std::ffi::c_int;
+use std::ptr::NonNull;
+
+use zstd_sys::{ZSTD_CCtx, ZSTD_DCtx, ZSTD_ErrorCode, ZSTD_cParameter, ZSTD_dParameter};
+
+use super::Error;
+use super::backend::{Answer, Backend, Compressor, Corrupt, Decompressor, Job};
+
+/// `ZSTD_c_format`, a parameter that zstd.h names by macro only.
+const FORMAT_COMPRESS: ZSTD_cParameter = ZSTD_cParameter::ZSTD_c_experimentalParam2;
+/// `ZSTD_d_format`, likewise.
+const FORMAT_DECOMPRESS: ZSTD_dParameter = ZSTD_dParameter::ZSTD_d_experimentalParam1;
+/// `ZSTD_f_zstd1_magicless`: frames without the magic number, which saves 4 bytes a unit.
+const MAGICLESS: c_int = 1;
+
+/// Memory aligned by 8, which the library insists on. A `Vec` and not a `Box`: moving a `Box` would
+/// assert that no other pointer leads to its contents, and a context is one.
+struct Workspace(Vec<u64>);
+
+impl Workspace {
+    fn new(bytes: usize) -> Workspace {
+        Workspace(vec![0; bytes.div_ceil(size_of::<u64>())])
+    }
+
+    fn bytes(&self) -> usize {
+        size_of_val(&*self.0)
+    }
+}
+
+/// Whether a result of the library is an error.
+fn is_error(result: usize) -> bool {
+    // SAFETY: a pure function of its argument.
+    unsafe { zstd_sys::ZSTD_isError(result) != 0 }
+}
+
+struct ZstdCompressor {
+    /// `ZSTD-1`.
+    context: NonNull<ZSTD_CCtx>,
+    workspace: Workspace,
+}
+
+// SAFETY: `context` points into `workspace` (ZSTD-1), which the compressor owns and moves with it;
+// the library keeps nothing of a context anywhere else, neither per thread nor globally.
+unsafe impl Send for ZstdCompressor {}
+
+fn compressor(level: i32, unit_bytes: usize) -> Result<Box<dyn Compressor>, Error> {
+    // SAFETY: a pure function of its arguments; any level and size will do.
+    let parameters = unsafe { zstd_sys::ZSTD_getCParams(level, unit_bytes as u64, 0) };
+    // SAFETY: a pure function of its arguments, which come from the library.
+    let bytes = unsafe { zstd_sys::ZSTD_estimateCCtxSize_usingCParams(parameters) };
+    assert!(!is_error(bytes), "the library accepts its own parameters for level {level}");
+    let mut workspace = Workspace::new(bytes);
+    // SAFETY: the workspace is writable for `bytes()`, aligned by 8, and no one else's; it lives as
+    // long as the context (ZSTD-1).
+    let context = unsafe {
+        zstd_sys::ZSTD_initStaticCCtx(workspace.0.as_mut_ptr().cast(), workspace.bytes())
+    };
+    let context = NonNull::new(context).expect("the workspace is aligned and large enough");
+    let mut compressor = ZstdCompressor { context, workspace };
+    compressor.set(ZSTD_cParameter::ZSTD_c_compressionLevel, level);
+    compressor.set(FORMAT_COMPRESS, MAGICLESS);
+    compressor.set(ZSTD_cParameter::ZSTD_c_contentSizeFlag, 0);
+    compressor.set(ZSTD_cParameter::ZSTD_c_checksumFlag, 0);
+    compressor.set(ZSTD_cParameter::ZSTD_c_dictIDFlag, 0);
+    Ok(Box::new(compressor))
+}
+
+impl ZstdCompressor {
+    fn set(&mut self, parameter: ZSTD_cParameter, value: c_int) {
+        // SAFETY: the context is live and ours alone (ZSTD-1, `&mut self`).
+        let result =
+            unsafe { zstd_sys::ZSTD_CCtx_setParameter(self.context.as_ptr(), parameter, value) };
+        assert!(!is_error(result), "{parameter:?} = {value} was checked or is a constant");
+    }
+
+    fn compress_unit(&mut self, source: &[u8], dest: &mut [u8]) -> Answer {
+        // SAFETY: the context is live and ours alone (ZSTD-1, `&mut self`) and can't allocate; its
+        // workspace is enough for `source` (ZSTD-2), or the library returns an error. `source` is
+        // readable and `dest` writable for their lengths by the types of the slices, and they
+        // don't overlap because `dest` is exclusive. The call starts a new frame, so what an
+        // earlier failure left in the context is dropped.
+        let written = unsafe {
+            zstd_sys::ZSTD_compress2(
+                self.context.as_ptr(),
+                dest.as_mut_ptr().cast(),
+                dest.len(),
+                source.as_ptr().cast(),
+                source.len(),
+            )
+        };
+        if !is_error(written) {
+            return Answer::Compressed(written);
+        }
+        // SAFETY: a pure function of its argument, which is an error; bindings and library are of
+        // one version, so that the code is one of the enum.
+        let code = unsafe { zstd_sys::ZSTD_getErrorCode(written) };
+        match code {
+            ZSTD_ErrorCode::ZSTD_error_dstSize_tooSmall => Answer::Incompressible,
+            _ => Answer::Failed,
+        }
+    }
+}
+
+impl Compressor for ZstdCompressor {
+    fn compress(&mut self, jobs: &mut [Job<'_>]) {
+        for job in jobs {
+            job.answer = self.compress_unit(job.source, job.dest);
+        }
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.workspace.bytes()
+    }
+}
+
+struct ZstdDecompressor {
+    /// `ZSTD-1`.
+    context: NonNull<ZSTD_DCtx>,
+    workspace: Workspace,
+}
+
+// SAFETY: as for `ZstdCompressor`.
+unsafe impl Send for ZstdDecompressor {}
+
+fn decompressor() -> Result<Box<dyn Decompressor>, Error> {
+    // SAFETY: no argument, no state: it returns a constant.
+    let mut workspace = Workspace::new(unsafe { zstd_sys::ZSTD_estimateDCtxSize() });
+    // SAFETY: the workspace is writable for `bytes()`, aligned by 8, and no one else's; it lives as
+    // long as the context (ZSTD-1).
+    let context = unsafe {
+        zstd_sys::ZSTD_initStaticDCtx(workspace.0.as_mut_ptr().cast(), workspace.bytes())
+    };
+    let context = NonNull::new(context).expect("the workspace is aligned and large enough");
+    // SAFETY: the context is live and, not being shared yet, ours alone.
+    let result =
+        unsafe { zstd_sys::ZSTD_DCtx_setParameter(context.as_ptr(), FORMAT_DECOMPRESS, MAGICLESS) };
+    assert!(!is_error(result), "the library knows the format");
+    Ok(Box::new(ZstdDecompressor { context, workspace }))
+}
+
+impl Decompressor for ZstdDecompressor {
+    fn decompress(&mut self, source: &[u8], dest: &mut [u8]) -> Result<(), Corrupt> {
+        // SAFETY: the context is live and ours alone (ZSTD-1, `&mut self`) and can't allocate.
+        // `source` is readable and `dest` writable for their lengths by the types of the slices,
+        // and they don't overlap because `dest` is exclusive. The library stays inside both
+        // whatever `source` holds, and reads of `dest` only what it wrote.
+        let written = unsafe {
+            zstd_sys::ZSTD_decompressDCtx(
+                self.context.as_ptr(),
+                dest.as_mut_ptr().cast(),
+                dest.len(),
+                source.as_ptr().cast(),
+                source.len(),
+            )
+        };
+        // An error is a value beyond any length. Success means that the whole source was used.
+        if written == dest.len() { Ok(()) } else { Err(Corrupt) }
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.workspace.bytes()
+    }
+}
+
+/// The library's own range: a negative level is an acceleration, down to one block of 128 KiB.
+pub(super) static BACKEND: Backend = Backend {
+    name: "zstd",
+    levels: -131_072..=22,
+    level_default: 1,
+    batch_max: 1,
+    compressor,
+    decompressor,
+};

@@ -1,0 +1,194 @@
+//! The word of a handle: where its object is, how long it is, and who is reading it.
+//!
+//! ```text
+//! 63    62..56  55..28   27..21   20..0
+//! live  pins    zspage   object   length - 1       an object
+//! 0     0       0        next vacant slot + 1      vacant (the lower 32 bits), or taken (0)
+//! ```
+//!
+//! # Invariants
+//!
+//! - `SLOT-1` Pins are counted by compare-and-swap on a live word, so a vacant word is never changed
+//!   by a reader, and an object is not freed between a reader's look and its pin.
+//! - `SLOT-2` `PINS_MAX` pins mean: wait. So many readers of one object at once are not real; it is
+//!   how compaction will hold an object still while it moves.
+
+use std::sync::atomic::{
+    AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
+
+use super::shape::OBJECTS_MAX;
+use super::table::Entry;
+use super::zspage::{ZSPAGE_ID_BITS, ZspageId};
+use crate::page::{PAGE_BYTES, UNIT_ORDER_MAX};
+
+const LENGTH_BITS: u32 = 21;
+const OBJECT_BITS: u32 = 7;
+const PIN_BITS: u32 = 7;
+
+const OBJECT_SHIFT: u32 = LENGTH_BITS;
+const ZSPAGE_SHIFT: u32 = OBJECT_SHIFT + OBJECT_BITS;
+const PIN_SHIFT: u32 = ZSPAGE_SHIFT + ZSPAGE_ID_BITS;
+const LIVE: u64 = 1 << 63;
+const PIN: u64 = 1 << PIN_SHIFT;
+const PINS_MAX: u64 = (1 << PIN_BITS) - 1;
+
+const _: () = {
+    assert!(PIN_SHIFT + PIN_BITS == 63);
+    assert!(PAGE_BYTES << UNIT_ORDER_MAX <= 1 << LENGTH_BITS);
+    assert!(OBJECTS_MAX <= 1 << OBJECT_BITS);
+};
+
+/// An object: the place it has and the bytes in use of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Object {
+    pub(super) zspage: ZspageId,
+    /// Which of the zspage's objects.
+    pub(super) index: usize,
+    /// Bytes stored, at least 1.
+    pub(super) length: usize,
+}
+
+/// Why a slot could not be vacated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Misuse {
+    /// There is no object: freed twice, or never stored.
+    Stale,
+    /// Somebody reads it.
+    Pinned,
+}
+
+/// The word.
+#[derive(Debug)]
+pub(super) struct Slot(AtomicU64);
+
+impl Object {
+    fn to_word(self) -> u64 {
+        debug_assert!(self.length > 0 && self.length <= 1 << LENGTH_BITS);
+        debug_assert!(self.index < OBJECTS_MAX);
+        LIVE | u64::from(self.zspage.to_raw()) << ZSPAGE_SHIFT
+            | (self.index as u64) << OBJECT_SHIFT
+            | (self.length as u64 - 1)
+    }
+
+    /// The object of a live word.
+    fn from_word(word: u64) -> Option<Object> {
+        /// `bits` bits of `word` from `shift` on; at most 28.
+        #[expect(clippy::cast_possible_truncation, reason = "masked to 28 bits or fewer")]
+        const fn field(word: u64, shift: u32, bits: u32) -> u32 {
+            (word >> shift & ((1 << bits) - 1)) as u32
+        }
+        (word & LIVE != 0).then(|| Object {
+            zspage: ZspageId::from_raw(field(word, ZSPAGE_SHIFT, ZSPAGE_ID_BITS)),
+            index: field(word, OBJECT_SHIFT, OBJECT_BITS) as usize,
+            length: field(word, 0, LENGTH_BITS) as usize + 1,
+        })
+    }
+}
+
+fn pins(word: u64) -> u64 {
+    word >> PIN_SHIFT & PINS_MAX
+}
+
+impl Slot {
+    /// Makes a taken slot live: from now on its handle finds `object`.
+    pub(super) fn publish(&self, object: Object) {
+        debug_assert_eq!(self.0.load(Relaxed) & LIVE, 0, "published twice");
+        // Release: pairs with the Acquire in object() and pin(); the object's bytes are seen whole.
+        self.0.store(object.to_word(), Release);
+    }
+
+    /// The object, if there is one.
+    pub(super) fn object(&self) -> Option<Object> {
+        // Acquire: pairs with the Release in publish().
+        Object::from_word(self.0.load(Acquire))
+    }
+
+    /// The object, if there is one, held where it is until [`Slot::unpin`].
+    pub(super) fn pin(&self) -> Option<Object> {
+        let mut word = self.0.load(Relaxed);
+        loop {
+            let object = Object::from_word(word)?;
+            if pins(word) == PINS_MAX {
+                std::hint::spin_loop();
+                word = self.0.load(Relaxed);
+                continue;
+            }
+            // Acquire: pairs with the Release in publish().
+            match self.0.compare_exchange_weak(word, word + PIN, Acquire, Relaxed) {
+                Ok(_) => return Some(object),
+                Err(now) => word = now,
+            }
+        }
+    }
+
+    /// Takes back one pin.
+    pub(super) fn unpin(&self) {
+        // Release: pairs with the Acquire in vacate(); what was read was read before the free.
+        let before = self.0.fetch_sub(PIN, Release);
+        debug_assert!(before & LIVE != 0 && pins(before) > 0, "unpinned without a pin");
+    }
+
+    /// Ends the object: afterwards the slot is taken, and its handle finds nothing.
+    pub(super) fn vacate(&self) -> Result<Object, Misuse> {
+        let mut word = self.0.load(Relaxed);
+        loop {
+            let object = Object::from_word(word).ok_or(Misuse::Stale)?;
+            if pins(word) != 0 {
+                return Err(Misuse::Pinned);
+            }
+            // Acquire: pairs with the Release in unpin() and publish().
+            match self.0.compare_exchange_weak(word, 0, Acquire, Relaxed) {
+                Ok(_) => return Ok(object),
+                Err(now) => word = now,
+            }
+        }
+    }
+}
+
+impl Entry for Slot {
+    fn vacant() -> Self {
+        Slot(AtomicU64::new(0))
+    }
+
+    fn set_link(&self, link: u32) {
+        debug_assert_eq!(self.0.load(Relaxed) & LIVE, 0, "a live slot has no link");
+        self.0.store(u64::from(link), Relaxed);
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "a vacant word is a 32-bit link")]
+    fn link(&self) -> u32 {
+        // Read only by whom the chain belongs to: nothing to order.
+        let word = self.0.load(Relaxed);
+        debug_assert_eq!(word >> 32, 0, "TABLE-2: a live slot in a chain");
+        word as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Misuse, Object, Slot};
+    use crate::zsmalloc::table::Entry;
+    use crate::zsmalloc::zspage::{ZSPAGE_ID_BITS, ZspageId};
+
+    #[test]
+    fn a_word_keeps_the_ends_of_each_field() {
+        for length in [1, 2, 4096, 2 << 20] {
+            for index in [0, 1, 127] {
+                for zspage in [0, 7, (1 << ZSPAGE_ID_BITS) - 1] {
+                    let slot = Slot::vacant();
+                    let object = Object { zspage: ZspageId::from_raw(zspage), index, length };
+                    slot.publish(object);
+                    assert_eq!(slot.object(), Some(object));
+                    assert_eq!(slot.pin(), Some(object));
+                    assert_eq!(slot.vacate(), Err(Misuse::Pinned));
+                    slot.unpin();
+                    assert_eq!(slot.vacate(), Ok(object));
+                    assert_eq!(slot.vacate(), Err(Misuse::Stale));
+                    assert_eq!(slot.pin(), None);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! Changes of mappings: what `munmap`, `madvise`, `mremap` and `mlock` do to managed memory.
+//!
+//! Each change holds the table for writing around the system call and what follows from it, so no
+//! folio moves and no fault is served meanwhile (`ENG-1`): the program sees exactly what it would see
+//! without us. A unit that a change covers only in part is first brought back, so that the kernel
+//! alone decides what each of its pages holds.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use zfolio_core::stats::add;
+use zfolio_core::sync::WriteGuard;
+
+use crate::engine::Engine;
+use crate::rank;
+use crate::unit::{State, Table, Unit};
+
+type Written<'a> = WriteGuard<'a, { rank::TABLE }, Table>;
+
+impl Engine {
+    /// A range is unmapped, or mapped anew, by `call`; it is no longer managed if that succeeds.
+    ///
+    /// # Errors
+    ///
+    /// Those of `call`; then nothing has changed.
+    pub fn unmap<R, E>(&self, start: usize, end: usize, call: impl FnOnce() -> Result<R, E>) -> Result<R, E> {
+        let mut table = self.table.write();
+        self.settle_edges(&table, start, end, true);
+        let answer = call()?;
+        for (address, lock) in table.units(start, end) {
+            if address >= start && address + self.unit().bytes() <= end {
+                self.drop_unit(&mut lock.lock(), State::Unmanaged);
+            }
+        }
+        let outer = (table.align_down(start), end.next_multiple_of(self.unit().bytes()));
+        // What is left of units at the edges was brought back, and is the kernel's alone.
+        self.folios.unregister(outer.0, start);
+        self.folios.unregister(end, outer.1);
+        table.remove(outer.0, outer.1);
+        self.measure_tables(&table);
+        add(&self.figures().unmaps, 1);
+        Ok(answer)
+    }
+
+    /// The contents of a range are dropped by `call`: it reads as zeros from now on.
+    ///
+    /// # Errors
+    ///
+    /// Those of `call`; then nothing has changed.
+    pub fn discard<R, E>(&self, start: usize, end: usize, call: impl FnOnce() -> Result<R, E>) -> Result<R, E> {
+        let table = self.table.write();
+        self.settle_edges(&table, start, end, false);
+        let answer = call()?;
+        for (address, lock) in table.units(start, end) {
+            if address >= start && address + self.unit().bytes() <= end {
+                let mut unit = lock.lock();
+                if !matches!(unit.state, State::Unmanaged) {
+                    self.drop_unit(&mut unit, State::Empty);
+                }
+            }
+        }
+        add(&self.figures().removes, 1);
+        Ok(answer)
+    }
+
+    /// Gives a range up for good: every page of it is brought back, and none is taken again.
+    pub fn pin(&self, start: usize, end: usize) {
+        let mut table = self.table.write();
+        let outer = (table.align_down(start), end.next_multiple_of(self.unit().bytes()));
+        for (address, lock) in table.units(outer.0, outer.1) {
+            let mut unit = lock.lock();
+            if matches!(unit.state, State::Unmanaged) {
+                continue;
+            }
+            self.bring_back(&mut unit, address);
+            self.retire(&mut unit);
+            add(&self.figures().pinned_bytes, self.unit().bytes() as u64);
+        }
+        // Everything is back, so a page that is missing is the kernel's to fill with zeros.
+        self.folios.unregister(outer.0, outer.1);
+        table.remove(outer.0, outer.1);
+        self.measure_tables(&table);
+    }
+
+    /// A range is moved by `call`, which tells where to; the contents move along.
+    ///
+    /// # Errors
+    ///
+    /// Those of `call`; then nothing has changed.
+    pub fn relocate<E>(
+        &self,
+        (start, end): (usize, usize),
+        call: impl FnOnce() -> Result<(usize, usize), E>,
+    ) -> Result<(usize, usize), E> {
+        let mut table = self.table.write();
+        // Every page back: what moves is what the kernel has. Large blocks grow by `mremap` rarely
+        // enough, and a moved registration is lost anyway.
+        for (address, lock) in table.units(start, end) {
+            self.bring_back(&mut lock.lock(), address);
+        }
+        let (to, to_end) = call()?;
+        for (_, lock) in table.units(start, end) {
+            self.retire(&mut lock.lock());
+        }
+        for (_, lock) in table.units(to, to_end) {
+            self.drop_unit(&mut lock.lock(), State::Unmanaged);
+        }
+        for (start, end) in [(start, end), (to, to_end)] {
+            let first = table.align_down(start);
+            table.remove(first, end.next_multiple_of(self.unit().bytes()));
+        }
+        self.measure_tables(&table);
+        add(&self.figures().remaps, 1);
+        Ok((to, to_end))
+    }
+
+    /// Brings back the units that a change of `start..end` covers in part; retires them if asked.
+    fn settle_edges(&self, table: &Written<'_>, start: usize, end: usize, retire: bool) {
+        let last = table.align_down(end);
+        let first = table.align_down(start);
+        for (edge, partial) in [(first, first != start || first + self.unit().bytes() > end), (last, last != end)] {
+            if !partial {
+                continue;
+            }
+            let Some(lock) = table.get(edge) else { continue };
+            let mut unit = lock.lock();
+            if matches!(unit.state, State::Unmanaged) {
+                continue;
+            }
+            self.bring_back(&mut unit, edge);
+            if retire {
+                self.retire(&mut unit);
+            }
+        }
+    }
+
+    /// Makes a unit resident, over the limit if need be: the change that wants it cannot wait.
+    fn bring_back(&self, unit: &mut Unit, address: usize) {
+        match std::mem::replace(&mut unit.state, State::Resident) {
+            State::Unmanaged => unit.state = State::Unmanaged,
+            State::Resident => {}
+            State::Empty => self.note_resident(unit, address),
+            State::Staged(slot) => {
+                self.staging.give_hollow(self.folios.place(&self.staging, slot, address));
+                self.note_resident(unit, address);
+            }
+            State::Stored => {
+                let mut slot = self.fill_slot(address);
+                self.load_copy(unit, address, &mut slot, zfolio_sys::cpu::current());
+                self.staging.give_hollow(self.folios.place(&self.staging, slot, address));
+                self.note_resident(unit, address);
+            }
+        }
+    }
+
+    /// Leaves a resident unit to the kernel.
+    fn retire(&self, unit: &mut Unit) {
+        if matches!(unit.state, State::Resident) {
+            self.count_resident(-1);
+        }
+        self.drop_copy(unit);
+        unit.state = State::Unmanaged;
+    }
+
+    /// Forgets what a unit held; its pages, if it had any, are gone.
+    fn drop_unit(&self, unit: &mut Unit, next: State) {
+        let unit_bytes = self.unit().bytes() as u64;
+        match std::mem::replace(&mut unit.state, next) {
+            State::Unmanaged | State::Empty => {}
+            State::Resident => self.count_resident(-1),
+            State::Staged(slot) => self.staging.give_free(slot),
+            State::Stored => add(&self.figures().demand_stored_bytes, unit_bytes.wrapping_neg()),
+        }
+        self.drop_copy(unit);
+    }
+
+    /// Brings every staged unit back, so that a child of `fork` finds nothing in the staging area.
+    pub fn settle_for_fork(&self) {
+        let table = self.table.read();
+        while let Some(address) = self.staging.pop_staged() {
+            if let Some(lock) = table.get(address) {
+                let mut unit = lock.lock();
+                if matches!(unit.state, State::Staged(_)) {
+                    self.bring_back(&mut unit, address);
+                }
+            }
+        }
+    }
+
+    /// Everything that is managed comes back and stays: the engine ends.
+    pub fn unmanage_all(&self) {
+        let ranges: Vec<(usize, usize)> = self.table.read().ranges().collect();
+        for (start, end) in ranges {
+            self.pin(start, end);
+        }
+    }
+
+    /// Bytes under management.
+    pub fn managed_bytes(&self) -> u64 {
+        self.figures().managed_bytes.load(Relaxed)
+    }
+}

@@ -1,0 +1,277 @@
+//! The engine: one limit, one store, and the memory that they manage.
+//!
+//! # Invariants
+//!
+//! - `ENG-1` Whoever looks at a unit holds the table for reading; whoever changes mappings holds it
+//!   for writing. So while a mapping changes, no folio is on its way in or out.
+//! - `ENG-2` No thread touches managed memory while it holds a lock of the engine.
+//! - `ENG-3` `resident_bytes` is the unit size times the units that are `Resident`.
+//!
+//! # Concurrency
+//!
+//! `table` -> `unit` -> `resident` -> `staging` -> streams -> pool. See `docs/locks.md`.
+
+use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use zfolio_core::page::{PAGE_BYTES, UnitOrder};
+use zfolio_core::stats::{Figures, Stats, raise};
+use zfolio_core::sync::RwLock;
+use zfolio_core::zcomp::Zcomp;
+use zfolio_core::zswap::Zswap;
+use zfolio_sys::uffd::{Reach, Uffd, feature};
+use zfolio_sys::{cpu, map};
+
+use crate::config::{Config, Error, LIMIT_BYTES_MIN, Mode};
+use crate::folio::Folios;
+use crate::prefetch::Prefetch;
+use crate::rank;
+use crate::resident::Resident;
+use crate::runs::Runs;
+use crate::staging::Staging;
+use crate::unit::{State, Table};
+
+/// Where the figures live: a page of our own, or one that `zfolio stat` can read.
+pub type StatsHome = Box<dyn Deref<Target = Stats> + Send + Sync>;
+
+/// See the module.
+pub struct Engine {
+    pub(crate) config: Config,
+    pub(crate) table: RwLock<{ rank::TABLE }, Table>,
+    pub(crate) resident: Resident,
+    pub(crate) staging: Staging,
+    pub(crate) folios: Folios,
+    pub(crate) zswap: Zswap<Runs>,
+    pub(crate) prefetch: Prefetch,
+    pub(crate) stats: StatsHome,
+    pub(crate) resident_bytes: AtomicU64,
+    metadata_bytes: AtomicU64,
+    /// What the process has resident beyond what is counted here; less than nothing where units are
+    /// resident in part.
+    uncounted_bytes: AtomicI64,
+    /// Watermarks of background reclaim, in bytes available.
+    pub(crate) low_bytes: u64,
+    pub(crate) high_bytes: u64,
+    /// Units of second chance to keep.
+    pub(crate) staged_target: usize,
+    /// Changes when the reclaimer should look.
+    pub(crate) reclaim_bell: AtomicU32,
+    pub(crate) stopping: AtomicBool,
+    told_over_limit: AtomicBool,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    /// Sets everything up; nothing is managed yet.
+    ///
+    /// The userfaultfds belong to the calling thread's table of files.
+    ///
+    /// # Errors
+    ///
+    /// See [`Error`].
+    pub fn new(config: Config, stats: StatsHome) -> Result<Engine, Error> {
+        if config.limit_bytes < LIMIT_BYTES_MIN {
+            return Err(Error::LimitTooSmall { given: config.limit_bytes });
+        }
+        let unit = config.unit;
+        let unit_bytes = unit.bytes() as u64;
+        // 1/64 of the limit, 1 to 16 MiB: a burst of faults at 1 GB/s for 1 to 16 ms.
+        let low_bytes = (config.limit_bytes / 64).clamp(1 << 20, 16 << 20).max(2 * unit_bytes);
+        let high_bytes = 2 * low_bytes;
+        let units = |bytes: u64| usize::try_from(bytes / unit_bytes).unwrap_or(usize::MAX);
+        let staged_target = units(low_bytes).max(2);
+        let slots = staged_target + units(high_bytes) + 64;
+        let memory = |what| move |errno| Error::Memory { what, errno };
+        let staging = Staging::new(slots, unit).map_err(memory("staging area"))?;
+        let (program, area) = open_userfaultfds(config.mode)?;
+        let folios = Folios::new(program, area, &staging, unit).map_err(memory("staging area"))?;
+        let zcomp = Zcomp::new(config.params, unit, cpu::online().max(2))
+            .map_err(|error| Error::Codec(error.to_string()))?;
+        let engine = Engine {
+            config,
+            table: RwLock::new(Table::new(unit)),
+            resident: Resident::new(),
+            staging,
+            folios,
+            zswap: Zswap::new(zcomp, Runs::default(), unit),
+            prefetch: Prefetch::new(unit),
+            stats,
+            resident_bytes: AtomicU64::new(0),
+            metadata_bytes: AtomicU64::new(0),
+            uncounted_bytes: AtomicI64::new(0),
+            low_bytes,
+            high_bytes,
+            staged_target,
+            reclaim_bell: AtomicU32::new(0),
+            stopping: AtomicBool::new(false),
+            told_over_limit: AtomicBool::new(false),
+        };
+        engine.figures().limit_bytes.store(config.limit_bytes, Relaxed);
+        engine.figures().unit_bytes.store(unit_bytes, Relaxed);
+        engine.figures().engaged.store(1, Relaxed);
+        Ok(engine)
+    }
+
+    /// The figures.
+    pub fn figures(&self) -> &Figures {
+        &self.stats.figures
+    }
+
+    /// The figures and histograms.
+    pub fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    /// Its settings.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The unit's size.
+    pub fn unit(&self) -> UnitOrder {
+        self.config.unit
+    }
+
+    /// Takes a mapping under management: its whole units, with what is resident in them now.
+    ///
+    /// # Errors
+    ///
+    /// The range cannot be registered; it stays the kernel's.
+    pub fn adopt(&self, start: usize, end: usize) -> Result<(), Error> {
+        let mut table = self.table.write();
+        let (start, end) = table.interior(start, end);
+        if start == end {
+            return Ok(());
+        }
+        self.folios
+            .program
+            .register(start, end - start)
+            .map_err(|errno| Error::Memory { what: "userfaultfd register", errno })?;
+        table.insert(start, end);
+        // Registered: no page comes from now on but through us, so this count is exact.
+        let mut present = vec![0_u8; self.unit().pages()];
+        for (address, lock) in table.units(start, end) {
+            let known = map::residency(address, self.unit().bytes(), &mut present);
+            let touched = known.is_err() || present.iter().any(|page| page & 1 == 1);
+            let mut unit = lock.lock();
+            unit.state = if touched { State::Resident } else { State::Empty };
+            if touched {
+                self.count_resident(1);
+                if !unit.queued {
+                    unit.queued = true;
+                    self.resident.push(address);
+                }
+            }
+        }
+        self.measure_tables(&table);
+        Ok(())
+    }
+
+    /// Brings the sizes of tables and queues up to date, with room for a queue entry per unit.
+    pub(crate) fn measure_tables(&self, table: &Table) {
+        let managed = table.managed_bytes();
+        self.resident.reserve(managed / self.unit().bytes() + 1);
+        let bytes = table.metadata_bytes() + self.resident.metadata_bytes();
+        self.metadata_bytes.store((bytes + self.zswap.stream_bytes()) as u64, Relaxed);
+        self.figures().managed_bytes.store(managed as u64, Relaxed);
+    }
+
+    /// Counts units that became resident (or no longer are).
+    pub(crate) fn count_resident(&self, units: i64) {
+        let bytes = (self.unit().bytes() as u64).wrapping_mul(units.cast_unsigned());
+        self.resident_bytes.fetch_add(bytes, Relaxed);
+    }
+
+    /// What the slots with pages hold.
+    fn staged_bytes(&self) -> u64 {
+        (self.staging.full_slots() * self.unit().bytes()) as u64
+    }
+
+    /// What is charged against the limit now, without what is not ours.
+    fn counted_bytes(&self) -> u64 {
+        let pool = self.zswap.pool_stats();
+        self.resident_bytes.load(Relaxed)
+            + self.staged_bytes()
+            + pool.pages_used * PAGE_BYTES as u64
+            + pool.metadata_bytes
+            + self.metadata_bytes.load(Relaxed)
+    }
+
+    /// What is charged against the limit now.
+    pub(crate) fn charge_bytes(&self) -> u64 {
+        self.counted_bytes().saturating_add_signed(self.uncounted_bytes.load(Relaxed))
+    }
+
+    /// Bytes until the limit; 0 at it and above.
+    pub(crate) fn room_bytes(&self) -> u64 {
+        self.config.limit_bytes.saturating_sub(self.charge_bytes())
+    }
+
+    /// What faults can have without waiting: room, and free staged pages.
+    pub(crate) fn available_bytes(&self) -> u64 {
+        self.room_bytes() + (self.staging.free_slots() * self.unit().bytes()) as u64
+    }
+
+    /// Compares the count with what the kernel says, and tells the gauges.
+    pub fn sample(&self) {
+        let figures = self.figures();
+        let counted = self.counted_bytes();
+        let process = zfolio_sys::process::resident_bytes();
+        if self.config.whole_process && process > 0 {
+            let uncounted = process.cast_signed().saturating_sub(counted.cast_signed());
+            self.uncounted_bytes.store(uncounted, Relaxed);
+            figures.unmanaged_bytes.store(u64::try_from(uncounted).unwrap_or(0), Relaxed);
+            let over = process.saturating_sub(self.config.limit_bytes);
+            raise(&figures.over_limit_bytes_max, over);
+        }
+        let pool = self.zswap.pool_stats();
+        let pool_bytes = pool.pages_used * PAGE_BYTES as u64;
+        let resident = self.resident_bytes.load(Relaxed);
+        figures.process_bytes.store(process, Relaxed);
+        raise(&figures.process_bytes_max, process);
+        figures.resident_bytes.store(resident, Relaxed);
+        raise(&figures.resident_bytes_max, resident);
+        figures.staged_bytes.store(self.staged_bytes(), Relaxed);
+        figures.pool_bytes.store(pool_bytes, Relaxed);
+        raise(&figures.pool_bytes_max, pool_bytes);
+        let metadata = self.metadata_bytes.load(Relaxed) + pool.metadata_bytes;
+        figures.metadata_bytes.store(metadata, Relaxed);
+        // Copies of resident units count once: what is resident, and what is in the store only.
+        let uncounted = self.uncounted_bytes.load(Relaxed).max(0).cast_unsigned();
+        let demand = resident + figures.demand_stored_bytes.load(Relaxed) + uncounted;
+        figures.demand_bytes.store(demand, Relaxed);
+        raise(&figures.demand_bytes_max, demand);
+    }
+
+    /// Tells, once, that the limit cannot be held; ends the process if that was asked for.
+    pub(crate) fn over_limit(&self) {
+        zfolio_core::stats::add(&self.figures().over_limit, 1);
+        let charge = self.charge_bytes();
+        if self.config.strict {
+            crate::fatal::over_limit(self.config.limit_bytes, charge);
+        }
+        if !self.told_over_limit.swap(true, Relaxed) && self.config.mode == Mode::Handler {
+            let limit = self.config.limit_bytes;
+            crate::fatal::tell(format_args!(
+                "over the limit: {charge} bytes charged of {limit}, the data does not compress enough"
+            ));
+        }
+    }
+}
+
+/// The one that faults come through, and the one of the staging area.
+fn open_userfaultfds(mode: Mode) -> Result<(Uffd, Uffd), Error> {
+    let (reach, features) = match mode {
+        Mode::Inline => (Reach::Program, feature::SIGBUS | feature::MOVE),
+        Mode::Handler => (Reach::Kernel, feature::THREAD_ID | feature::MOVE),
+    };
+    let refused = |errno| Error::Userfaultfd { errno };
+    let program = Uffd::open(reach, features).map_err(refused)?;
+    let staging = Uffd::open(Reach::Program, feature::MOVE).map_err(refused)?;
+    Ok((program, staging))
+}

@@ -1,0 +1,52 @@
+//! What cannot be survived: the process is stopped with a message, never handed wrong data.
+
+use std::fmt::Write as _;
+
+use zfolio_core::zswap;
+use zfolio_sys::{files, process};
+
+/// A line of text built without an allocation.
+struct Line {
+    bytes: [u8; 512],
+    length: usize,
+}
+
+impl std::fmt::Write for Line {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        let room = &mut self.bytes[self.length..];
+        let kept = text.len().min(room.len());
+        room[..kept].copy_from_slice(&text.as_bytes()[..kept]);
+        self.length += kept;
+        Ok(())
+    }
+}
+
+/// Exit status of a process that zfolio had to stop.
+pub const STATUS: i32 = 125;
+
+/// Tells one line on the program's standard error.
+pub fn tell(message: std::fmt::Arguments<'_>) {
+    let mut line = Line { bytes: [0; 512], length: 0 };
+    line.write_fmt(format_args!("zfolio: {message}\n")).ok();
+    files::tell_program(std::str::from_utf8(&line.bytes[..line.length]).unwrap_or("zfolio: ?\n"));
+}
+
+/// A stored unit is lost.
+pub(crate) fn corrupt(address: usize, bytes: usize, error: zswap::Error) -> ! {
+    tell(format_args!("the unit of {bytes} bytes at {address:#x} {error}; stopped to hand out no wrong data"));
+    process::abort_now(STATUS)
+}
+
+/// The system has no page left for a fault that must be served.
+pub(crate) fn out_of_memory(address: usize) -> ! {
+    tell(format_args!("the system is out of memory at a fault at {address:#x}"));
+    process::abort_now(STATUS)
+}
+
+/// `--strict`: the limit cannot be held.
+pub(crate) fn over_limit(limit: u64, charge: u64) -> ! {
+    tell(format_args!(
+        "{charge} bytes are needed and the limit is {limit}; stopped because of --strict"
+    ));
+    process::abort_now(STATUS)
+}

@@ -1,0 +1,268 @@
+//! The seam: taking a folio out of the program (`capture`) and putting one in (`place`).
+//!
+//! Today by `UFFDIO_MOVE`, in both directions. A copying way for kernels from 5.11 to 6.7 goes behind
+//! the same four functions; nothing above knows how the bytes travel.
+//!
+//! Two userfaultfds: `program` is told of faults in the program's memory; `staging` only makes slots
+//! of the staging area possible targets of a move. They are separate so that giving staged pages
+//! back is never an event that somebody must read.
+//!
+//! # Invariants
+//!
+//! - `FOLIO-1` After `capture` said `Ok`, no page of the folio is in the program and all its bytes are
+//!   in the slot; after it said anything else, every page is where it was.
+//! - `FOLIO-2` `place` never puts a page over one that is there: what a program has written since is
+//!   newer.
+//!
+//! # Cost
+//!
+//! Measured for 64 KiB: capture 3.1 us, place 3.1 us; a new zeroed folio by copy 9 us.
+
+use zfolio_core::page::{PAGE_BYTES, UnitOrder};
+use zfolio_sys::Errno;
+use zfolio_sys::map::{self, Reservation};
+use zfolio_sys::uffd::{Progress, Uffd};
+
+use crate::staging::{Full, Hollow, Staging};
+
+/// Why a folio could not be taken out. It is still the program's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Refusal {
+    /// Nothing is there: not one page.
+    Nothing,
+    /// A page is pinned by a device, or shared with a child in a way that cannot be undone now.
+    Busy,
+    /// The mapping does not allow it: read-only, at an edge, or not there any more.
+    Mapping,
+}
+
+/// The two userfaultfds, and a unit of zeros.
+#[derive(Debug)]
+pub(crate) struct Folios {
+    pub(crate) program: Uffd,
+    staging: Uffd,
+    zeros: Reservation,
+    unit: UnitOrder,
+}
+
+impl Folios {
+    /// Takes over both userfaultfds and registers the staging area.
+    pub(crate) fn new(program: Uffd, staging: Uffd, area: &Staging, unit: UnitOrder) -> Result<Folios, Errno> {
+        staging.register(area.address(), area.bytes())?;
+        // A child must not share the staged pages: a shared page cannot be moved (EBUSY).
+        map::keep_from_children(area.address(), area.bytes())?;
+        let zeros = Reservation::new(unit.bytes(), PAGE_BYTES)?;
+        Ok(Folios { program, staging, zeros, unit })
+    }
+
+    /// Moves the unit at `address` out of the program, into `slot`.
+    pub(crate) fn capture(&self, area: &Staging, address: usize, slot: Hollow) -> Result<Full, (Hollow, Refusal)> {
+        let to = area.hollow_address(&slot);
+        let mut done = 0;
+        let mut holes = 0;
+        let mut unshared = false;
+        while done < self.unit.bytes() {
+            let rest = self.unit.bytes() - done;
+            let progress = self.take_out(address + done, to + done, rest);
+            done += progress.bytes;
+            match progress.stopped {
+                None | Some(Errno::AGAIN) => {}
+                // A page that is not there is a page of zeros.
+                Some(Errno::NOENT) => {
+                    holes += 1;
+                    let zeroed = self.staging.zero(to + done, PAGE_BYTES);
+                    debug_assert_eq!(zeroed.stopped, None, "the slot was hollow");
+                    done += PAGE_BYTES;
+                }
+                Some(Errno::BUSY) if !unshared => {
+                    unshared = true;
+                    self.unshare(address + done, rest);
+                }
+                Some(error) => {
+                    self.undo(to, address, done);
+                    let busy = error == Errno::BUSY;
+                    return Err((slot, if busy { Refusal::Busy } else { Refusal::Mapping }));
+                }
+            }
+        }
+        if holes == self.unit.pages() {
+            discard_pages(to, self.unit.bytes());
+            return Err((slot, Refusal::Nothing));
+        }
+        Ok(area.filled(slot))
+    }
+
+    /// Moves the pages of `slot` into the program at `address`, and wakes who waits there.
+    pub(crate) fn place(&self, area: &Staging, slot: Full, address: usize) -> Hollow {
+        let from = area.full_address(&slot);
+        let left_over = self.put_in(from, address, self.unit.bytes());
+        if left_over {
+            discard_pages(from, self.unit.bytes());
+            self.wake(address);
+        }
+        area.emptied(slot)
+    }
+
+    /// Gives the program a unit of zeros at `address` with new pages. False: the mapping is not there.
+    pub(crate) fn place_zeros(&self, address: usize) -> bool {
+        let mut done = 0;
+        while done < self.unit.bytes() {
+            let rest = self.unit.bytes() - done;
+            // SAFETY: the unit of zeros is readable and as long as a unit.
+            #[allow(unsafe_code, reason = "the copy reads our own buffer")]
+            let progress = unsafe { self.program.copy(self.zeros.address(), address + done, rest) };
+            done += progress.bytes;
+            match progress.stopped {
+                None | Some(Errno::AGAIN) => {}
+                Some(Errno::EXIST) => done += PAGE_BYTES,
+                Some(_) => {
+                    self.wake(address);
+                    return false;
+                }
+            }
+        }
+        self.wake(address);
+        true
+    }
+
+    /// Gives the program one page of zeros. True: a page was there already.
+    pub(crate) fn place_zero_page(&self, address: usize) -> bool {
+        let page = address & !(PAGE_BYTES - 1);
+        let stopped = loop {
+            match self.program.zero(page, PAGE_BYTES).stopped {
+                Some(Errno::AGAIN) => std::thread::yield_now(),
+                stopped => break stopped,
+            }
+        };
+        // Also after EEXIST: somebody else was first, and who waits must look again.
+        self.program.wake(page, PAGE_BYTES).ok();
+        stopped == Some(Errno::EXIST)
+    }
+
+    /// Fills a hollow slot with new pages. `Err`: the system has no memory.
+    pub(crate) fn fill(&self, area: &Staging, slot: Hollow) -> Result<Full, Hollow> {
+        let to = area.hollow_address(&slot);
+        let mut done = 0;
+        while done < self.unit.bytes() {
+            // SAFETY: the unit of zeros is readable and as long as a unit.
+            #[allow(unsafe_code, reason = "the copy reads our own buffer")]
+            let progress =
+                unsafe { self.staging.copy(self.zeros.address(), to + done, self.unit.bytes() - done) };
+            done += progress.bytes;
+            if !matches!(progress.stopped, None | Some(Errno::AGAIN)) {
+                discard_pages(to, self.unit.bytes());
+                return Err(slot);
+            }
+        }
+        Ok(area.filled(slot))
+    }
+
+    /// Gives the pages of a slot back to the system.
+    pub(crate) fn release(&self, area: &Staging, slot: Full) -> Hollow {
+        discard_pages(area.full_address(&slot), self.unit.bytes());
+        area.emptied(slot)
+    }
+
+    /// Leaves a range to the kernel: no page of it is anywhere but in the program.
+    pub(crate) fn unregister(&self, start: usize, end: usize) {
+        if start < end {
+            // It fails where nothing is mapped any more, and then there is nothing to unregister.
+            self.program.unregister(start, end - start).ok();
+        }
+    }
+
+    /// Wakes who waits in a unit, to try again.
+    pub(crate) fn wake(&self, address: usize) {
+        // It fails for a range that is not page-aligned only.
+        self.program.wake(address, self.unit.bytes()).ok();
+    }
+
+    #[allow(unsafe_code, reason = "the seam itself")]
+    fn take_out(&self, from: usize, to: usize, bytes: usize) -> Progress {
+        // SAFETY: the program finds the bytes again through the userfaultfd `program`, with which the
+        // unit is registered, and the unit's lock is held until its state says where they are.
+        unsafe { self.staging.move_pages(from, to, bytes) }
+    }
+
+    /// Moves or copies `bytes`; says whether a page was left behind in `from`.
+    #[allow(unsafe_code, reason = "the seam itself")]
+    fn put_in(&self, from: usize, to: usize, bytes: usize) -> bool {
+        let mut left_over = false;
+        let mut done = 0;
+        while done < bytes {
+            // SAFETY: the slot's pages are the caller's to give away (STAGE-1).
+            let progress = unsafe { self.program.move_pages(from + done, to + done, bytes - done) };
+            done += progress.bytes;
+            match progress.stopped {
+                None => {}
+                Some(Errno::AGAIN) => {
+                    if progress.bytes == 0 {
+                        std::thread::yield_now();
+                    }
+                }
+                // A hole in the slot: cannot be (STAGE-3), except while undoing a capture.
+                Some(Errno::NOENT) if !present(from + done) => done += PAGE_BYTES,
+                Some(_) => {
+                    left_over = true;
+                    self.copy_page(from + done, to + done);
+                    done += PAGE_BYTES;
+                }
+            }
+        }
+        left_over
+    }
+
+    /// Copies one page where a move is refused: read-only memory, or a page shared with a child.
+    ///
+    /// Where a page is present already it stays (`FOLIO-2`); where nothing is mapped there is nothing
+    /// to do.
+    #[allow(unsafe_code, reason = "the seam itself")]
+    fn copy_page(&self, from: usize, to: usize) {
+        loop {
+            // SAFETY: `from` is a present page of a slot (STAGE-3).
+            let progress = unsafe { self.program.copy(from, to, PAGE_BYTES) };
+            match progress.stopped {
+                Some(Errno::AGAIN) => std::thread::yield_now(),
+                Some(Errno::NOMEM) => crate::fatal::out_of_memory(to),
+                _ => return,
+            }
+        }
+    }
+
+    /// Puts back what an unfinished capture took.
+    fn undo(&self, slot: usize, address: usize, bytes: usize) {
+        if bytes > 0 && self.put_in(slot, address, bytes) {
+            discard_pages(slot, bytes);
+        }
+        self.wake(address);
+    }
+
+    /// Gives this process pages of its own where it shares them with a child, so that they can move.
+    fn unshare(&self, address: usize, bytes: usize) {
+        let mut residency = [0_u8; 512];
+        let pages = bytes / PAGE_BYTES;
+        if map::residency(address, bytes, &mut residency[..pages]).is_err() {
+            return;
+        }
+        // Only present pages: populating a missing one would be a fault that nobody serves.
+        for (index, page) in residency[..pages].iter().enumerate() {
+            if page & 1 == 1 {
+                map::unshare_pages(address + index * PAGE_BYTES, PAGE_BYTES).ok();
+            }
+        }
+    }
+}
+
+/// Whether the page at `address` is resident.
+fn present(address: usize) -> bool {
+    let mut residency = [0_u8; 1];
+    map::residency(address, PAGE_BYTES, &mut residency).is_ok() && residency[0] & 1 == 1
+}
+
+/// Drops the pages of a slot.
+#[allow(unsafe_code, reason = "the pages of a slot are ours")]
+fn discard_pages(address: usize, bytes: usize) {
+    // SAFETY: callers own the slot (STAGE-1) and are done with its contents.
+    let released = unsafe { map::release(address, bytes) };
+    debug_assert!(released.is_ok(), "{released:?}");
+}

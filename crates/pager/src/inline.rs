@@ -1,0 +1,135 @@
+//! Inline mode: the faulting thread serves itself, in its own handler of SIGBUS.
+//!
+//! # Invariants
+//!
+//! - `INL-1` The handler runs with every signal blocked, so it is never interrupted while it holds a
+//!   lock of an engine.
+//! - `INL-2` A SIGBUS that is not for us goes to whom it went before.
+//!
+//! The engines are found in a fixed table of weak slots, without a lock: a handler may run at any time.
+
+use std::ffi::c_int;
+use std::sync::Once;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+
+use zfolio_sys::clock;
+
+use crate::engine::Engine;
+
+/// Pagers that a process can have at the same time.
+pub(crate) const ENGINES: usize = 64;
+
+/// One inline engine, and the threads that are inside of it from a handler.
+struct Slot {
+    engine: AtomicPtr<Engine>,
+    inside: AtomicUsize,
+}
+
+static SLOTS: [Slot; ENGINES] =
+    [const { Slot { engine: AtomicPtr::new(std::ptr::null_mut()), inside: AtomicUsize::new(0) } }; ENGINES];
+
+static INSTALL: Once = Once::new();
+
+/// What SIGBUS did before us.
+static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(std::ptr::null_mut());
+
+/// An engine is known to the handler for as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Registered(usize);
+
+/// Makes faults in `engine`'s regions find it. `None`: there are [`ENGINES`] already.
+#[allow(unsafe_code, reason = "installs the handler")]
+pub(crate) fn register(engine: &'static Engine) -> Option<Registered> {
+    INSTALL.call_once(install);
+    let pointer = std::ptr::from_ref(engine).cast_mut();
+    SLOTS.iter().enumerate().find_map(|(index, slot)| {
+        // Release: pairs with the Acquire in on_sigbus(): who sees the pointer sees the engine.
+        let null = std::ptr::null_mut();
+        let taken = slot.engine.compare_exchange(null, pointer, Ordering::Release, Ordering::Relaxed);
+        // Not `then_some`: a Registered that is made and dropped would clear another engine's slot.
+        taken.is_ok().then(|| Registered(index))
+    })
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let slot = &SLOTS[self.0];
+        // SeqCst, as in on_sigbus(): either the handler sees null, or we see it inside.
+        slot.engine.store(std::ptr::null_mut(), Ordering::SeqCst);
+        while slot.inside.load(Ordering::SeqCst) != 0 {
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[allow(unsafe_code, reason = "installs the handler")]
+fn install() {
+    // SAFETY: all zeros is a valid sigaction: no flags, an empty mask, the default action.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = on_sigbus as *const () as usize;
+    action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER;
+    // SAFETY: the set is ours (INL-1: every signal is blocked while the handler runs).
+    unsafe { libc::sigfillset(&raw mut action.sa_mask) };
+    // A thread whose SIGBUS is blocked when it faults is killed: the handler itself must not fault.
+    let mut previous = Box::new(action);
+    // SAFETY: `on_sigbus` has the signature that SA_SIGINFO asks for, and only does what a handler
+    // may; `previous` is a valid place.
+    unsafe { libc::sigaction(libc::SIGBUS, &raw const action, &raw mut *previous) };
+    PREVIOUS.store(Box::into_raw(previous), Ordering::Release);
+}
+
+#[allow(unsafe_code, reason = "the handler")]
+extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    let began = clock::monotonic_ns();
+    // SAFETY: with SA_SIGINFO the kernel passes a valid siginfo, and SIGBUS has an address.
+    let address = unsafe { (*info).si_addr() } as usize;
+    for slot in &SLOTS {
+        slot.inside.fetch_add(1, Ordering::SeqCst);
+        let engine = slot.engine.load(Ordering::SeqCst);
+        // SAFETY: a pointer in a slot is a live engine while `inside` is counted: Registered::drop
+        // takes the pointer out first and then waits for us.
+        let served = unsafe { engine.as_ref() }.is_some_and(|engine| engine.serves(address, began));
+        slot.inside.fetch_sub(1, Ordering::SeqCst);
+        if served {
+            return;
+        }
+    }
+    pass_on(signal, info, context);
+}
+
+/// Hands a SIGBUS that is not ours to the previous handler (`INL-2`).
+#[allow(unsafe_code, reason = "calls the previous handler")]
+fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    let previous = PREVIOUS.load(Ordering::Acquire);
+    // SAFETY: null, or leaked by install() and never changed.
+    let Some(previous) = (unsafe { previous.as_ref() }) else { return };
+    match previous.sa_sigaction {
+        libc::SIG_IGN => {}
+        libc::SIG_DFL => {
+            // SAFETY: puts the default action back; the access is repeated on return, and ends us.
+            unsafe { libc::signal(signal, libc::SIG_DFL) };
+        }
+        handler if previous.sa_flags & libc::SA_SIGINFO != 0 => {
+            type Action = extern "C" fn(c_int, *mut libc::siginfo_t, *mut libc::c_void);
+            // SAFETY: the program registered it as a three-argument handler.
+            let handler = unsafe { std::mem::transmute::<usize, Action>(handler) };
+            handler(signal, info, context);
+        }
+        handler => {
+            // SAFETY: the program registered it as a one-argument handler.
+            let handler = unsafe { std::mem::transmute::<usize, extern "C" fn(c_int)>(handler) };
+            handler(signal);
+        }
+    }
+}
+
+impl Engine {
+    /// Serves a fault if it is in this engine's memory.
+    fn serves(&self, address: usize, began: u64) -> bool {
+        let ours = self.table.read().manages(address);
+        if ours {
+            self.serve(address, began);
+        }
+        ours
+    }
+}

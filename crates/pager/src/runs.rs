@@ -1,0 +1,67 @@
+//! Runs of pages for the allocator, straight from the kernel.
+//!
+//! Address space is free and runs come in few lengths, so a run that is given back loses its pages
+//! at once but keeps its addresses, for the next run of the same length.
+
+use std::collections::BTreeMap;
+use std::ptr::NonNull;
+
+use zfolio_core::page::PAGE_BYTES;
+use zfolio_core::sync::Mutex;
+use zfolio_core::zsmalloc::PageSource;
+use zfolio_sys::map::{self, Reservation};
+
+use crate::rank;
+
+/// Address space asked for at once.
+const CHUNK_BYTES: usize = 1 << 30;
+
+#[derive(Debug, Default)]
+struct Space {
+    /// Addresses not yet used in the newest chunk.
+    next: usize,
+    end: usize,
+    chunks: Vec<Reservation>,
+    /// Addresses without pages, by the length of their run in pages.
+    idle: BTreeMap<usize, Vec<usize>>,
+}
+
+/// The source.
+#[derive(Debug)]
+pub(crate) struct Runs(Mutex<{ rank::RUNS }, Space>);
+
+impl Default for Runs {
+    fn default() -> Self {
+        Runs(Mutex::new(Space::default()))
+    }
+}
+
+#[allow(unsafe_code, reason = "the contract of PageSource")]
+// SAFETY: a run is cut from a fresh private mapping that only this source knows, or was given back;
+// the lock hands it to one caller. Mappings live as long as the source.
+unsafe impl PageSource for Runs {
+    fn take(&self, pages: usize) -> Option<NonNull<u8>> {
+        let bytes = pages * PAGE_BYTES;
+        let mut space = self.0.lock();
+        if let Some(address) = space.idle.get_mut(&pages).and_then(Vec::pop) {
+            return NonNull::new(address as *mut u8);
+        }
+        if space.end - space.next < bytes {
+            let chunk = Reservation::new(CHUNK_BYTES.max(bytes), PAGE_BYTES).ok()?;
+            space.next = chunk.address();
+            space.end = chunk.address() + chunk.bytes();
+            space.chunks.push(chunk);
+        }
+        let address = space.next;
+        space.next += bytes;
+        NonNull::new(address as *mut u8)
+    }
+
+    unsafe fn give_back(&self, run: NonNull<u8>, pages: usize) {
+        let address = run.as_ptr() as usize;
+        // SAFETY: by the contract the run is ours again and nobody reads it.
+        let released = unsafe { map::release(address, pages * PAGE_BYTES) };
+        debug_assert!(released.is_ok());
+        self.0.lock().idle.entry(pages).or_default().push(address);
+    }
+}

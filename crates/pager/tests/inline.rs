@@ -1,0 +1,193 @@
+//! The library in inline mode: contents are verified, not exit codes.
+
+use zfolio_pager::{Error, Pager};
+
+const MIB: usize = 1 << 20;
+
+/// xorshift64: the tests' only source of chance.
+struct Random(u64);
+
+impl Random {
+    fn from_env() -> Random {
+        let seed = std::env::var("SEED").map_or(42, |text| text.parse().expect("SEED is a u64"));
+        println!("SEED={seed}");
+        Random(seed | 1)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        usize::try_from(self.next() % bound as u64).unwrap()
+    }
+}
+
+/// A byte that compresses, and that tells where and when it was written.
+fn byte_at(index: usize, round: u8) -> u8 {
+    u8::try_from((index / 97) % 251).unwrap().wrapping_add(round)
+}
+
+fn fill(region: &mut [u8], round: u8) {
+    for (index, byte) in region.iter_mut().enumerate() {
+        *byte = byte_at(index, round);
+    }
+}
+
+fn verify(region: &[u8], round: u8) {
+    for (index, byte) in region.iter().enumerate() {
+        assert_eq!(*byte, byte_at(index, round), "byte {index} of round {round}");
+    }
+}
+
+fn figure(pager: &Pager, name: &str) -> u64 {
+    pager.stats().figures.get(name).unwrap()
+}
+
+/// Goal: what is written to a region four times its limit is what is read. Method: every algorithm
+/// and several units, two rounds.
+#[test]
+fn a_region_larger_than_its_limit_keeps_its_bytes() {
+    for algorithm in ["lz4", "zstd", "deflate"] {
+        for unit in [4096, 16384, 65536, 2 * MIB] {
+            let pager = Pager::builder().limit(16 << 20).algorithm(algorithm).unit(unit).build().unwrap();
+            let mut region = pager.map(64 * MIB).unwrap();
+            for round in 0..2 {
+                fill(&mut region, round);
+                verify(&region, round);
+            }
+            assert!(figure(&pager, "faults_stored") > 0, "{algorithm} {unit}: nothing was compressed");
+            assert!(figure(&pager, "resident_bytes_max") < 20 << 20, "{algorithm} {unit}");
+        }
+    }
+}
+
+/// Goal: a region never disagrees with a plain vector. Method: seeded random writes, reads and clears.
+#[test]
+fn a_region_agrees_with_a_vector() {
+    let mut random = Random::from_env();
+    let pager = Pager::builder().limit(8 << 20).unit(16384).build().unwrap();
+    let mut region = pager.map(32 * MIB).unwrap();
+    let mut model = vec![0_u8; 32 * MIB];
+    for step in 0..20_000 {
+        let at = random.below(model.len() - 5000);
+        let length = random.below(5000);
+        match random.below(10) {
+            0..5 => {
+                let byte = random.next().to_le_bytes()[0];
+                region[at..at + length].fill(byte);
+                model[at..at + length].fill(byte);
+            }
+            5 => {
+                let range = at..at + 16 * length;
+                region.clear(range.clone());
+                let (from, to) = (range.start.next_multiple_of(16384), range.end.min(model.len()) / 16384 * 16384);
+                if from < to {
+                    model[from..to].fill(0);
+                }
+            }
+            _ => assert_eq!(region[at..at + length], model[at..at + length], "step {step}"),
+        }
+    }
+    assert!(region[..] == model[..]);
+    assert!(figure(&pager, "faults_stored") > 0);
+}
+
+/// Goal: several threads share a region. Method: each writes and verifies a part of its own.
+#[test]
+fn threads_fault_side_by_side() {
+    let pager = Pager::builder().limit(16 << 20).algorithm("zstd").build().unwrap();
+    let mut region = pager.map(64 * MIB).unwrap();
+    std::thread::scope(|scope| {
+        for part in region.chunks_mut(16 * MIB) {
+            scope.spawn(|| {
+                for round in 0..3 {
+                    fill(part, round);
+                    verify(part, round);
+                }
+            });
+        }
+    });
+}
+
+/// Goal: data that does not compress goes over the limit and is never lost.
+#[test]
+fn incompressible_data_goes_over_the_limit_and_is_kept() {
+    let mut random = Random(7);
+    let pager = Pager::builder().limit(8 << 20).build().unwrap();
+    let mut region = pager.map(24 * MIB).unwrap();
+    let mut model = vec![0_u8; 24 * MIB];
+    for chunk in model.chunks_exact_mut(8) {
+        chunk.copy_from_slice(&random.next().to_le_bytes());
+    }
+    region.copy_from_slice(&model);
+    assert!(region[..] == model[..]);
+    assert!(figure(&pager, "over_limit") > 0);
+}
+
+/// Goal: below the limit nothing is registered and nothing costs anything.
+#[test]
+fn below_the_limit_nothing_faults() {
+    let pager = Pager::builder().limit(64 << 20).build().unwrap();
+    let mut region = pager.map(32 * MIB).unwrap();
+    fill(&mut region, 1);
+    assert_eq!(figure(&pager, "faults_zero"), 0);
+    // A second region, and they no longer fit together: what is there stays as it is.
+    let mut second = pager.map(64 * MIB).unwrap();
+    fill(&mut second, 2);
+    verify(&region, 1);
+    verify(&second, 2);
+    assert!(figure(&pager, "faults_zero") > 0);
+}
+
+/// Goal: the kernel reaches pinned and prefaulted parts. Method: `write(2)` from a compressed part
+/// fails, from a pinned one it does not.
+#[test]
+fn the_kernel_reaches_pinned_memory() {
+    use std::io::Write as _;
+    let pager = Pager::builder().limit(8 << 20).build().unwrap();
+    let mut region = pager.map(64 * MIB).unwrap();
+    fill(&mut region, 3);
+    let mut null = std::fs::File::options().write(true).open("/proc/self/comm").unwrap();
+    assert_eq!(null.write(&region[..8]).unwrap_err().raw_os_error(), Some(libc::EFAULT));
+    region.pin(0..MIB);
+    verify(&region[..MIB], 3);
+    assert!(null.write(&region[..8]).is_ok());
+    // Pinned memory stays: fill the rest again, and it is still there.
+    fill(&mut region, 4);
+    assert!(null.write(&region[..8]).is_ok());
+    verify(&region, 4);
+}
+
+/// Goal: dropping gives everything back. Method: the process's memory after many pagers.
+#[test]
+fn dropping_gives_everything_back() {
+    let resident = || zfolio_sys::process::resident_bytes();
+    let once = || {
+        let pager = Pager::builder().limit(16 << 20).build().unwrap();
+        let mut region = pager.map(64 * MIB).unwrap();
+        fill(&mut region, 0);
+        let clone = pager.clone();
+        drop(pager);
+        verify(&region, 0);
+        drop(region);
+        drop(clone);
+    };
+    once();
+    let before = resident();
+    (0..8).for_each(|_| once());
+    let grown = resident().saturating_sub(before);
+    assert!(grown < 60 << 20, "{grown} bytes more after 8 pagers: other tests run beside, but not so many");
+}
+
+#[test]
+fn bad_settings_are_refused_by_name() {
+    let told = |result: Result<Pager, Error>| result.unwrap_err().to_string();
+    assert!(told(Pager::builder().limit(1).build()).contains("limit 1:"));
+    assert!(told(Pager::builder().limit(1 << 30).unit(5000).build()).contains("unit 5000"));
+    let message = told(Pager::builder().limit(1 << 30).algorithm("rot13").build());
+    assert!(message.contains("rot13") && message.contains("zstd"), "{message}");
+}

@@ -1,0 +1,115 @@
+//! Which CPU a thread runs on, and where it may run.
+
+use std::sync::atomic::{AtomicIsize, Ordering::Relaxed};
+
+use rustix::thread::{CpuSet, Pid};
+
+/// Offset of the rseq area from the thread pointer; 0 = not looked up, 1 = there is none.
+///
+/// Real offsets are multiples of 4, so 1 is free to mean "none".
+static RSEQ_OFFSET: AtomicIsize = AtomicIsize::new(0);
+
+/// Byte offset of `cpu_id` in `struct rseq`.
+const RSEQ_CPU_ID: isize = 4;
+
+/// The number of the CPU that this thread is on, now or a moment ago.
+///
+/// From the rseq area that glibc 2.35 and later registers for each thread (0.3 ns), or by asking
+/// the kernel (about 30 ns).
+#[must_use]
+pub fn current() -> usize {
+    let offset = match RSEQ_OFFSET.load(Relaxed) {
+        0 => find_rseq(),
+        known => known,
+    };
+    if offset != 1 {
+        // SAFETY: glibc told the offset of the area (find_rseq), which lives as long as the thread.
+        let cpu = unsafe { rseq_cpu(offset) };
+        if let Ok(cpu) = usize::try_from(cpu) {
+            return cpu;
+        }
+    }
+    rustix::thread::sched_getcpu()
+}
+
+#[cold]
+fn find_rseq() -> isize {
+    // SAFETY: the name is a C string; dlsym only looks it up.
+    let symbol = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__rseq_offset".as_ptr()) };
+    let offset = if symbol.is_null() || cfg!(not(target_arch = "x86_64")) {
+        1
+    } else {
+        // SAFETY: glibc declares it `const ptrdiff_t __rseq_offset`.
+        unsafe { symbol.cast::<isize>().read() }
+    };
+    RSEQ_OFFSET.store(offset, Relaxed);
+    offset
+}
+
+/// # Safety
+///
+/// `offset` is glibc's `__rseq_offset`.
+#[cfg(target_arch = "x86_64")]
+unsafe fn rseq_cpu(offset: isize) -> i32 {
+    let cpu: i32;
+    // SAFETY: `fs:` is the thread pointer on x86-64 Linux; by the contract the area is there.
+    unsafe {
+        std::arch::asm!("mov {0:e}, dword ptr fs:[{1} + {2}]", out(reg) cpu, in(reg) offset,
+            const RSEQ_CPU_ID, options(nostack, readonly, preserves_flags));
+    }
+    cpu
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn rseq_cpu(_offset: isize) -> i32 {
+    -1
+}
+
+/// CPUs that are online.
+#[must_use]
+pub fn online() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Makes this thread run on `cpu` only.
+pub fn pin(cpu: usize) {
+    let mut set = CpuSet::new();
+    if cpu < CpuSet::MAX_CPU {
+        set.set(cpu);
+        // A CPU that went offline, or a cpuset without it, only costs speed.
+        rustix::thread::sched_setaffinity(None::<Pid>, &set).ok();
+    }
+}
+
+/// This thread's number.
+#[must_use]
+pub fn thread_id() -> u32 {
+    rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()
+}
+
+/// The CPU that thread `tid` of this process last ran on, from `/proc` (about 8 us).
+#[must_use]
+pub fn of_thread(tid: u32) -> Option<usize> {
+    use std::io::Write as _;
+    let mut path = [0_u8; 48];
+    let mut rest = &mut path[..];
+    write!(rest, "/proc/self/task/{tid}/stat\0").ok()?;
+    let path = std::ffi::CStr::from_bytes_until_nul(&path).ok()?;
+    let mut text = [0_u8; 512];
+    let length = crate::files::read_small(path, &mut text).ok()?;
+    // Field 39, counted after the command's closing parenthesis, which is the end of field 2.
+    let tail = &text[text[..length].iter().rposition(|byte| *byte == b')')? + 2..length];
+    let field = tail.split(|byte| *byte == b' ').nth(39 - 3)?;
+    std::str::from_utf8(field).ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn this_thread_is_where_it_was_pinned() {
+        let here = super::current();
+        super::pin(here);
+        assert_eq!(super::current(), here);
+        assert_eq!(super::of_thread(super::thread_id()), Some(here));
+    }
+}

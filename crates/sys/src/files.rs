@@ -1,0 +1,68 @@
+//! File descriptors and small files.
+
+use std::ffi::CStr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+/// Reads the beginning of a small file, without any allocation.
+///
+/// # Errors
+///
+/// Those of `open` and `read`.
+pub fn read_small(path: &CStr, into: &mut [u8]) -> Result<usize, Errno> {
+    let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::io::read(&file, into)
+}
+
+/// Gives the calling thread, and the threads it starts, a table of file descriptors of its own, empty.
+///
+/// What the program does to its descriptors (close them all, say) no longer reaches this thread,
+/// and this thread keeps none of the program's pipes open.
+///
+/// # Errors
+///
+/// `ENOMEM`; `EPERM` in a sandbox.
+pub fn leave_program_files() -> Result<(), Errno> {
+    // SAFETY: unsharing the table of descriptors copies it: no descriptor changes its meaning.
+    unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::FILES) }?;
+    // SAFETY: the table is this thread's own (above), and the caller's contract is that the thread
+    // has no descriptor yet. A raw call, since neither library offers it for every descriptor.
+    unsafe { libc::syscall(libc::SYS_close_range, 0_u32, u32::MAX, 0_u32) };
+    Ok(())
+}
+
+/// Writes a message to the program's standard error, from a thread with a table of its own.
+///
+/// `pidfd_getfd` fetches the program's descriptor for the length of one write. Nothing is told if
+/// the program has closed it.
+pub fn tell_program(message: &str) {
+    let own = rustix::process::getpid();
+    let Ok(process) = rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty()) else {
+        return;
+    };
+    let flags = rustix::process::PidfdGetfdFlags::empty();
+    if let Ok(error) = rustix::process::pidfd_getfd(process, 2, flags) {
+        write_all(error.as_fd(), message.as_bytes());
+    }
+}
+
+/// Writes `bytes`, in as many calls as it takes; gives up on an error.
+pub fn write_all(to: BorrowedFd<'_>, mut bytes: &[u8]) {
+    while !bytes.is_empty() {
+        match rustix::io::write(to, bytes) {
+            Ok(0) | Err(_) => return,
+            Ok(written) => bytes = &bytes[written..],
+        }
+    }
+}
+
+/// Opens `path` for reading.
+///
+/// # Errors
+///
+/// Those of `open`.
+pub fn open_read(path: &CStr) -> Result<OwnedFd, Errno> {
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+}

@@ -1,0 +1,218 @@
+//! Memory mappings: reserving address space, giving pages back, asking what is resident.
+
+use std::ffi::c_void;
+use std::ptr::NonNull;
+
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
+
+/// Bytes of a page of this kernel.
+pub const PAGE_BYTES: usize = 4096;
+
+/// Address space of our own: private, anonymous, readable and writable; pages come with first touch.
+#[derive(Debug)]
+pub struct Reservation {
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the mapping is plain memory that belongs to the value; nothing in it is tied to a thread.
+unsafe impl Send for Reservation {}
+// SAFETY: `&Reservation` gives out an address and a length only.
+unsafe impl Sync for Reservation {}
+
+impl Reservation {
+    /// Reserves `bytes` (rounded up to pages), aligned to `align` (a power of two).
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`: no address space (`ulimit -v`), or too many mappings (`vm.max_map_count`).
+    pub fn new(bytes: usize, align: usize) -> Result<Reservation, Errno> {
+        let bytes = bytes.next_multiple_of(PAGE_BYTES);
+        let base = map_aligned(bytes, align)?;
+        Ok(Reservation { base, bytes })
+    }
+
+    /// The first byte.
+    #[must_use]
+    pub fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// The address of the first byte.
+    #[must_use]
+    pub fn address(&self) -> usize {
+        self.base.as_ptr() as usize
+    }
+
+    /// Its length.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Keeps the mapping for the life of the process.
+    #[must_use]
+    pub fn leak(self) -> NonNull<u8> {
+        let base = self.base;
+        std::mem::forget(self);
+        base
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and dropping the value ends every borrow of it.
+        let gone = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
+        debug_assert!(gone.is_ok(), "munmap of our own mapping failed: {gone:?}");
+    }
+}
+
+/// Maps `bytes` of anonymous memory at a multiple of `align`, without touching a page.
+///
+/// # Errors
+///
+/// As [`Reservation::new`].
+pub fn map_aligned(bytes: usize, align: usize) -> Result<NonNull<u8>, Errno> {
+    map_aligned_with(bytes, align, ProtFlags::READ | ProtFlags::WRITE, MapFlags::NORESERVE)
+}
+
+/// The same with the protection and the further flags of the caller's choice.
+///
+/// # Errors
+///
+/// As [`Reservation::new`].
+pub fn map_aligned_with(
+    bytes: usize,
+    align: usize,
+    protection: ProtFlags,
+    flags: MapFlags,
+) -> Result<NonNull<u8>, Errno> {
+    assert!(align.is_power_of_two());
+    let slack = align.saturating_sub(PAGE_BYTES);
+    let wanted = bytes.checked_add(slack).ok_or(Errno::NOMEM)?;
+    let flags = flags | MapFlags::PRIVATE;
+    // SAFETY: without MAP_FIXED the kernel picks free address space: nothing of anybody's changes.
+    let base = unsafe {
+        rustix::mm::mmap_anonymous(std::ptr::null_mut(), wanted, protection, flags)
+    }?;
+    let start = base as usize;
+    let aligned = start.next_multiple_of(align);
+    trim(start, aligned - start);
+    trim(aligned + bytes, start + wanted - (aligned + bytes));
+    NonNull::new(aligned as *mut u8).ok_or(Errno::NOMEM)
+}
+
+/// Unmaps what map_aligned asked for too much.
+fn trim(start: usize, bytes: usize) {
+    if bytes > 0 {
+        // SAFETY: the range is an end of the mapping just made, which nobody else knows of.
+        let gone = unsafe { rustix::mm::munmap(start as *mut c_void, bytes) };
+        debug_assert!(gone.is_ok());
+    }
+}
+
+/// Gives the pages of a range back; their contents are gone.
+///
+/// # Errors
+///
+/// Those of `madvise`.
+///
+/// # Safety
+///
+/// The range is the caller's, and nobody needs its contents.
+pub unsafe fn release(address: usize, bytes: usize) -> Result<(), Errno> {
+    // SAFETY: the caller's contract.
+    unsafe { rustix::mm::madvise(address as *mut c_void, bytes, Advice::LinuxDontNeed) }
+}
+
+/// Makes a child of `fork` not inherit a range.
+///
+/// # Errors
+///
+/// Those of `madvise`.
+pub fn keep_from_children(address: usize, bytes: usize) -> Result<(), Errno> {
+    // SAFETY: it changes what a child inherits, nothing in this process.
+    unsafe { rustix::mm::madvise(address as *mut c_void, bytes, Advice::LinuxDontFork) }
+}
+
+/// Makes every present page of a range this process's own, as if each were written to.
+///
+/// # Errors
+///
+/// Those of `madvise`.
+pub fn unshare_pages(address: usize, bytes: usize) -> Result<(), Errno> {
+    // SAFETY: populating changes no contents.
+    unsafe { rustix::mm::madvise(address as *mut c_void, bytes, Advice::LinuxPopulateWrite) }
+}
+
+/// Writes to `present` one byte per page of the range: bit 0 says whether it is resident.
+///
+/// # Errors
+///
+/// `ENOMEM` if part of the range is not mapped.
+pub fn residency(address: usize, bytes: usize, present: &mut [u8]) -> Result<(), Errno> {
+    assert!(present.len() >= bytes.div_ceil(PAGE_BYTES));
+    // SAFETY: the kernel writes one byte per page, for which there is room (above).
+    let answer = unsafe {
+        libc::syscall(libc::SYS_mincore, address, bytes, present.as_mut_ptr())
+    };
+    if answer == 0 { Ok(()) } else { Err(last_error()) }
+}
+
+/// The error of the `libc::syscall` that has just failed on this thread.
+fn last_error() -> Errno {
+    std::io::Error::last_os_error().raw_os_error().map_or(Errno::INVAL, Errno::from_raw_os_error)
+}
+
+/// One system call as the program asked for it: six words in, a word or an error out.
+///
+/// # Errors
+///
+/// The kernel's.
+///
+/// # Safety
+///
+/// That of the call.
+pub unsafe fn forward(number: libc::c_long, words: [usize; 6]) -> Result<usize, Errno> {
+    let [a, b, c, d, e, f] = words;
+    // SAFETY: the caller's contract.
+    let answer = unsafe { libc::syscall(number, a, b, c, d, e, f) };
+    if answer == -1 { Err(last_error()) } else { Ok(answer.cast_unsigned().try_into().unwrap_or(0)) }
+}
+
+/// Changes the protection of a range.
+///
+/// # Errors
+///
+/// Those of `mprotect`.
+///
+/// # Safety
+///
+/// The range is the caller's, and nobody relies on the access that is taken away.
+pub unsafe fn protect(address: usize, bytes: usize, writable: bool) -> Result<(), Errno> {
+    let flags = if writable { MprotectFlags::READ | MprotectFlags::WRITE } else { MprotectFlags::empty() };
+    // SAFETY: the caller's contract.
+    unsafe { rustix::mm::mprotect(address as *mut c_void, bytes, flags) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reservation_is_aligned_and_comes_with_first_touch() {
+        let space = Reservation::new(1 << 20, 1 << 20).unwrap();
+        assert_eq!(space.address() % (1 << 20), 0);
+        // SAFETY: the second page of our own mapping.
+        unsafe { space.base().as_ptr().add(PAGE_BYTES).write(1) };
+        let mut present = [9_u8; 256];
+        residency(space.address(), 1 << 20, &mut present).unwrap();
+        assert_eq!(present.iter().filter(|page| **page & 1 == 1).count(), 1);
+        assert_eq!(present[1] & 1, 1);
+        // SAFETY: our own mapping, whose contents the test no longer needs.
+        unsafe { release(space.address(), space.bytes()) }.unwrap();
+        residency(space.address(), 1 << 20, &mut present).unwrap();
+        assert!(present.iter().all(|page| page & 1 == 0));
+    }
+}

@@ -1,0 +1,351 @@
+//! A program started as a child and stood in for: signals go on to it, its end becomes ours.
+//!
+//! # Invariants
+//!
+//! - `CHILD-1` The caller has one thread. So nothing is held by another thread when it forks, and
+//!   between `fork` and `execve` only async-signal-safe calls are made, on memory prepared before.
+//! - `CHILD-2` From [`Signals::block`] on, every signal that can be passed on is blocked here and
+//!   taken with `sigwaitinfo`; none is lost, and none runs a handler.
+
+use std::ffi::{CStr, CString};
+use std::fs::File;
+use std::io::{self, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr;
+
+/// Exit status where a signal did not end us although it should: as a shell tells it.
+const DIED_BASE: i32 = 128;
+
+/// What the child did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// It ended with this exit status.
+    Exited(i32),
+    /// A signal ended it.
+    Died(i32),
+    /// A signal stopped it.
+    Stopped(i32),
+}
+
+/// A signal that came.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Signal {
+    /// Its number.
+    pub number: i32,
+    /// Sent by a process (`kill`, `sigqueue`), and not by the kernel or the terminal.
+    pub from_process: bool,
+    /// The process that sent it, if one did.
+    pub sender: i32,
+}
+
+/// The signals that this process takes for its child.
+#[derive(Debug)]
+pub struct Signals {
+    taken: libc::sigset_t,
+    before: libc::sigset_t,
+    child_action_before: libc::sigaction,
+}
+
+impl std::fmt::Debug for Program<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Program({:?}, {} arguments)", self.path, self.arguments.len())
+    }
+}
+
+/// What to start.
+pub struct Program<'a> {
+    /// The file.
+    pub path: &'a CStr,
+    /// The arguments, the name first.
+    pub arguments: &'a [CString],
+    /// The environment, each `NAME=value`.
+    pub environment: &'a [CString],
+}
+
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// The signals to take: all but those that the program itself raises by a fault, the two that
+/// nobody can take, and the two by which the terminal stops a background job, which must stop us.
+fn signals_taken() -> libc::sigset_t {
+    const LEFT: [libc::c_int; 11] = [
+        libc::SIGSEGV,
+        libc::SIGBUS,
+        libc::SIGFPE,
+        libc::SIGILL,
+        libc::SIGTRAP,
+        libc::SIGSYS,
+        libc::SIGABRT,
+        libc::SIGKILL,
+        libc::SIGSTOP,
+        libc::SIGTTIN,
+        libc::SIGTTOU,
+    ];
+    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: `sigfillset` writes the whole set that it is given.
+    let filled = unsafe { libc::sigfillset(set.as_mut_ptr()) };
+    assert!(filled == 0, "sigfillset fails only for a bad address");
+    // SAFETY: written whole by `sigfillset` above.
+    let mut set = unsafe { set.assume_init() };
+    for number in LEFT {
+        // SAFETY: `set` is a valid set of ours, and `number` a signal's.
+        let removed = unsafe { libc::sigdelset(&raw mut set, number) };
+        assert!(removed == 0, "a signal that exists");
+    }
+    set
+}
+
+impl Signals {
+    /// Blocks what can be passed on, and sees to it that the end of a child is told.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel answered.
+    pub fn block() -> io::Result<Signals> {
+        let taken = signals_taken();
+        let mut before = taken;
+        // SAFETY: both sets are valid, ours, and outlive the call.
+        let result =
+            unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const taken, &raw mut before) };
+        if result != 0 {
+            return Err(io::Error::from_raw_os_error(result));
+        }
+        // Whoever started us may ignore SIGCHLD; then children vanish without being waited for.
+        let child_action_before = set_action(libc::SIGCHLD, libc::SIG_DFL)?;
+        Ok(Signals { taken, before, child_action_before })
+    }
+
+    /// Waits for the next signal.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel answered.
+    pub fn next(&self) -> io::Result<Signal> {
+        let mut info = MaybeUninit::<libc::siginfo_t>::uninit();
+        loop {
+            // SAFETY: the set is valid, and the kernel writes one `siginfo_t` on success.
+            let number = unsafe { libc::sigwaitinfo(&raw const self.taken, info.as_mut_ptr()) };
+            if number > 0 {
+                break;
+            }
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(error);
+            }
+        }
+        // SAFETY: written by the successful `sigwaitinfo` above.
+        let info = unsafe { info.assume_init() };
+        // Zero and below is a process; SI_KERNEL and the codes of the terminal are above.
+        let from_process = info.si_code <= 0;
+        // SAFETY: `si_pid` is plain integers in the union; it means something only if a process sent.
+        let sender = unsafe { info.si_pid() };
+        let sender = if from_process { sender } else { 0 };
+        Ok(Signal { number: info.si_signo, from_process, sender })
+    }
+
+    /// Starts `program`, which is killed if we are; its process id.
+    ///
+    /// The signal mask and the treatment of SIGCHLD are as they were before [`Signals::block`].
+    ///
+    /// # Errors
+    ///
+    /// What `fork` or `execve` answered.
+    pub fn start(&self, program: &Program<'_>) -> io::Result<i32> {
+        let arguments = pointers(program.arguments);
+        let environment = pointers(program.environment);
+        let (told, tell) = pipe()?;
+        // SAFETY: takes nothing, cannot fail.
+        let parent = unsafe { libc::getpid() };
+        // SAFETY: CHILD-1: one thread, so the child's copy of the memory is consistent.
+        let pid = check(unsafe { libc::fork() })?;
+        if pid == 0 {
+            self.become_program(parent, program.path, &arguments, &environment, &tell);
+        }
+        drop(tell);
+        let mut errno = [0; 4];
+        let mut told = File::from(told);
+        // The pipe is closed by a successful execve; only a failure writes.
+        match told.read_exact(&mut errno) {
+            Err(_) => Ok(pid),
+            Ok(()) => {
+                reap(pid)?;
+                Err(io::Error::from_raw_os_error(i32::from_ne_bytes(errno)))
+            }
+        }
+    }
+
+    /// The child's way from `fork` to `execve`. Allocates nothing (CHILD-1).
+    fn become_program(
+        &self,
+        parent: i32,
+        path: &CStr,
+        arguments: &[*const libc::c_char],
+        environment: &[*const libc::c_char],
+        tell: &OwnedFd,
+    ) -> ! {
+        // SAFETY: plain numbers; kills this process when the parent's only thread ends.
+        unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+        // SAFETY: takes nothing. The parent may have ended before the line above.
+        if unsafe { libc::getppid() } != parent {
+            // SAFETY: ends this process, without running what the parent would run at its exit.
+            unsafe { libc::_exit(DIED_BASE + libc::SIGKILL) };
+        }
+        // SAFETY: sets a default action, no handler. The Rust runtime ignores SIGPIPE; a program
+        // expects to die of it.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+        let action = &raw const self.child_action_before;
+        // SAFETY: the action is what the kernel gave us for this signal before.
+        unsafe { libc::sigaction(libc::SIGCHLD, action, ptr::null_mut()) };
+        let mask = &raw const self.before;
+        // SAFETY: the mask is what the kernel gave us before.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, ptr::null_mut()) };
+        // SAFETY: `path` and all strings are zero-terminated and alive, both arrays end with null.
+        unsafe { libc::execve(path.as_ptr(), arguments.as_ptr(), environment.as_ptr()) };
+
+        let errno = io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO).to_ne_bytes();
+        // SAFETY: writes four bytes that are ours to a pipe that is open.
+        unsafe { libc::write(tell.as_raw_fd(), errno.as_ptr().cast(), errno.len()) };
+        // SAFETY: as above.
+        unsafe { libc::_exit(127) }
+    }
+}
+
+/// The pointers of `strings`, and a null.
+fn pointers(strings: &[CString]) -> Vec<*const libc::c_char> {
+    strings.iter().map(|string| string.as_ptr()).chain([ptr::null()]).collect()
+}
+
+/// A pipe that `execve` closes: the end to read, the end to write.
+fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
+    let mut ends = [0; 2];
+    // SAFETY: the kernel writes two descriptors.
+    check(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) })?;
+    // SAFETY: the kernel has just opened it, and nobody else has it.
+    let read = unsafe { OwnedFd::from_raw_fd(ends[0]) };
+    // SAFETY: as above.
+    let write = unsafe { OwnedFd::from_raw_fd(ends[1]) };
+    Ok((read, write))
+}
+
+/// Sets what `signal` does; what it did before.
+fn set_action(signal: i32, handler: libc::sighandler_t) -> io::Result<libc::sigaction> {
+    let mut before = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: a `sigaction` is integers and an optional function: zeroes are a valid one.
+    let mut action = unsafe { MaybeUninit::<libc::sigaction>::zeroed().assume_init() };
+    action.sa_sigaction = handler;
+    // SAFETY: both are valid and ours; `handler` is SIG_DFL, so no code of ours will run.
+    check(unsafe { libc::sigaction(signal, &raw const action, before.as_mut_ptr()) })?;
+    // SAFETY: zeroes are a valid value, and the kernel wrote over them.
+    Ok(unsafe { before.assume_init() })
+}
+
+/// Waits for the end of `pid`, which has failed to become the program.
+fn reap(pid: i32) -> io::Result<()> {
+    // SAFETY: no status is asked for.
+    check(unsafe { libc::waitpid(pid, ptr::null_mut(), 0) }).map(drop)
+}
+
+/// What a child of this process did since it was last asked, with the most memory that it (and the
+/// children it waited for) had resident by the kernel's count; `None` when nothing happened.
+///
+/// Any child: where this process is the first of a container, orphans become its children.
+///
+/// # Errors
+///
+/// `ECHILD` when there is no child left.
+pub fn changed() -> io::Result<Option<(i32, Change, u64)>> {
+    let mut status = 0;
+    let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+    let options = libc::WNOHANG | libc::WUNTRACED;
+    // SAFETY: the kernel writes one status and one `rusage`, which outlive the call.
+    let pid = check(unsafe { libc::wait4(-1, &raw mut status, options, usage.as_mut_ptr()) })?;
+    if pid == 0 {
+        return Ok(None);
+    }
+    // SAFETY: zeroes are a valid value, and the kernel wrote over them.
+    let usage = unsafe { usage.assume_init() };
+    let change = if libc::WIFEXITED(status) {
+        Change::Exited(libc::WEXITSTATUS(status))
+    } else if libc::WIFSTOPPED(status) {
+        Change::Stopped(libc::WSTOPSIG(status))
+    } else {
+        Change::Died(libc::WTERMSIG(status))
+    };
+    Ok(Some((pid, change, u64::try_from(usage.ru_maxrss).unwrap_or(0) * 1024)))
+}
+
+/// Sends `signal` to the process `pid`.
+///
+/// # Errors
+///
+/// `ESRCH` when it has ended; `EPERM` when it is another user's by now.
+pub fn send(pid: i32, signal: i32) -> io::Result<()> {
+    // SAFETY: plain numbers.
+    check(unsafe { libc::kill(pid, signal) }).map(drop)
+}
+
+/// Stops this process until it is told to continue.
+pub fn stop_here() {
+    // SAFETY: a plain number; SIGSTOP runs no handler.
+    let raised = unsafe { libc::raise(libc::SIGSTOP) };
+    assert!(raised == 0, "SIGSTOP exists");
+}
+
+/// Ends this process by `signal`, as it ended the child; no second core is dumped.
+pub fn die_of(signal: i32) -> ! {
+    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel reads one `rlimit`. A failure leaves a second core file, no more.
+    unsafe { libc::setrlimit(libc::RLIMIT_CORE, &raw const none) };
+    // SAFETY: plain numbers. Where cores go to a program, the limit alone does not hold.
+    unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0) };
+    if signal != libc::SIGKILL {
+        set_action(signal, libc::SIG_DFL).map(drop).unwrap_or_default();
+    }
+    // SAFETY: a plain number; the action is the default, so no code of ours runs.
+    unsafe { libc::raise(signal) };
+    let mut set = signals_taken();
+    // SAFETY: the set is valid; from here on the pending signal is delivered.
+    unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, &raw mut set) };
+    // The first process of a container does not die of signals with a default action.
+    std::process::exit(DIED_BASE + signal)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Change, Program, Signals, changed};
+    use std::ffi::CString;
+
+    fn strings(of: &[&str]) -> Vec<CString> {
+        of.iter().map(|s| CString::new(*s).unwrap()).collect()
+    }
+
+    /// One test, because signals and children belong to the process: the test harness has threads,
+    /// which CHILD-1 excuses here, for nothing is allocated between fork and exec.
+    #[test]
+    fn a_child_starts_and_its_end_is_told() {
+        let signals = Signals::block().unwrap();
+        let missing = Program {
+            path: c"/nonexistent/program",
+            arguments: &strings(&["program"]),
+            environment: &[],
+        };
+        let error = signals.start(&missing).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENOENT));
+
+        let arguments = strings(&["sh", "-c", "exit $CODE"]);
+        let environment = strings(&["CODE=7"]);
+        let program =
+            Program { path: c"/bin/sh", arguments: &arguments, environment: &environment };
+        let pid = signals.start(&program).unwrap();
+        let told = loop {
+            if let Some(told) = changed().unwrap() {
+                break told;
+            }
+            std::thread::yield_now();
+        };
+        assert_eq!((told.0, told.1), (pid, Change::Exited(7)));
+        assert!(told.2 > 0, "a process has memory");
+    }
+}

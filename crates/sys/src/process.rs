@@ -1,0 +1,48 @@
+//! What the kernel says about this process.
+
+use crate::map::PAGE_BYTES;
+
+/// Bytes of memory that this process has resident, as the kernel counts them (about 2 us).
+///
+/// The kernel keeps the count per CPU and adds up only now and then: it may be off by 64 pages per
+/// CPU. 0 if `/proc` is not there.
+#[must_use]
+pub fn resident_bytes() -> u64 {
+    let mut text = [0_u8; 128];
+    let Ok(length) = crate::files::read_small(c"/proc/self/statm", &mut text) else { return 0 };
+    let second = text[..length].split(|byte| *byte == b' ').nth(1);
+    let pages = second.and_then(|field| std::str::from_utf8(field).ok()?.parse::<u64>().ok());
+    pages.unwrap_or(0) * PAGE_BYTES as u64
+}
+
+/// When this process started: field 22 of `/proc/self/stat`, in clock ticks. 0 if not told.
+#[must_use]
+pub fn start_ticks() -> u64 {
+    let mut text = [0_u8; 512];
+    let Ok(length) = crate::files::read_small(c"/proc/self/stat", &mut text) else { return 0 };
+    let Some(end) = text[..length].iter().rposition(|byte| *byte == b')') else { return 0 };
+    let field = text[end + 2..length].split(|byte| *byte == b' ').nth(22 - 3);
+    field.and_then(|field| std::str::from_utf8(field).ok()?.parse().ok()).unwrap_or(0)
+}
+
+/// This process's number.
+#[must_use]
+pub fn id() -> u32 {
+    rustix::process::getpid().as_raw_nonzero().get().unsigned_abs()
+}
+
+/// Ends the process at once, running nothing.
+pub fn abort_now(status: i32) -> ! {
+    // SAFETY: exit_group never returns and touches no memory of ours.
+    unsafe { libc::_exit(status) }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_kernel_tells_about_us() {
+        assert!(super::resident_bytes() > 100 << 10);
+        assert!(super::start_ticks() > 0);
+        assert_eq!(super::id(), std::process::id());
+    }
+}

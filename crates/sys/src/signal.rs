@@ -1,0 +1,32 @@
+//! Signal masks.
+
+use std::mem::MaybeUninit;
+
+/// The mask that was in force before [`block_all`].
+#[derive(Clone, Copy)]
+pub struct Mask(libc::sigset_t);
+
+impl std::fmt::Debug for Mask {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Mask")
+    }
+}
+
+/// Blocks every signal that a program can block, in this thread.
+#[must_use]
+pub fn block_all() -> Mask {
+    let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+    let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: `all` is a valid place for a set.
+    unsafe { libc::sigfillset(all.as_mut_ptr()) };
+    // SAFETY: `all` was filled above; `before` is a valid place. It fails only for a bad `how`.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) };
+    // SAFETY: pthread_sigmask wrote the old mask.
+    Mask(unsafe { before.assume_init() })
+}
+
+/// Puts a mask back.
+pub fn restore(mask: &Mask) {
+    // SAFETY: the mask came from the kernel (block_all); no old mask is asked for.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const mask.0, std::ptr::null_mut()) };
+}

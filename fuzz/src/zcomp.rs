@@ -1,0 +1,88 @@
+//! `ZC-4`: whatever `source` holds, `decompress` writes inside `dest` only, says `Ok` only when it
+//! filled it, and leaves a stream that works.
+//!
+//! The input is a script. Its first byte chooses what is decompressed: the rest of the input as it
+//! is, or a compressed unit made of the rest and then damaged. The second chooses the length of
+//! the destination.
+
+use zfolio_core::page::UnitOrder;
+use zfolio_core::zcomp::{Algorithm, Outcome, Zcomp};
+
+/// What surrounds the destination, and fills it beforehand.
+const GUARD: u8 = 0xA5;
+const GUARD_BYTES: usize = 256;
+
+/// A codec, and a unit that it must always get back.
+pub struct Target {
+    zcomp: Zcomp,
+    unit: Vec<u8>,
+    compressed: Vec<u8>,
+}
+
+impl Target {
+    /// A target for 4 KiB units.
+    pub fn new(algorithm: Algorithm) -> Target {
+        let order = UnitOrder::from_bytes(4096).expect("a unit's size");
+        let zcomp = Zcomp::new(algorithm.into(), order, 1).expect("the default level");
+        let unit: Vec<u8> =
+            b"one unit, to be had back ".iter().copied().cycle().take(4096).collect();
+        let compressed = compress(&zcomp, &unit).expect("repeated text shrinks");
+        Target { zcomp, unit, compressed }
+    }
+
+    /// Runs one script.
+    pub fn run(&self, script: &[u8]) {
+        let [what, length, rest @ ..] = script else { return };
+        let dest_bytes = match length % 8 {
+            0 => usize::from(*length),
+            1 => 4095,
+            2 => 4097,
+            3 => 65536,
+            _ => 4096,
+        };
+        let source = if what % 2 == 0 { rest.to_vec() } else { self.damaged(*what, rest) };
+        self.decompress(&source, dest_bytes);
+        assert!(self.decompress(&self.compressed, 4096) == Some(self.unit.clone()));
+    }
+
+    /// A unit made of `rest`, compressed, with bytes changed at places that `rest` names, and cut
+    /// or lengthened as `what` says.
+    fn damaged(&self, what: u8, rest: &[u8]) -> Vec<u8> {
+        if rest.is_empty() {
+            return Vec::new();
+        }
+        let unit: Vec<u8> = rest.iter().copied().cycle().take(4096).collect();
+        let Some(mut bytes) = compress(&self.zcomp, &unit) else { return rest.to_vec() };
+        for damage in rest.chunks_exact(3).take(usize::from(what >> 5)) {
+            let at = usize::from(u16::from_le_bytes([damage[0], damage[1]])) % bytes.len();
+            bytes[at] ^= damage[2];
+        }
+        match what >> 1 & 3 {
+            0 => bytes.truncate(bytes.len() * usize::from(rest[0]) / 256),
+            1 => bytes.extend_from_slice(rest),
+            _ => {}
+        }
+        bytes
+    }
+
+    /// Decompresses between guards; `None` if it was refused.
+    fn decompress(&self, source: &[u8], dest_bytes: usize) -> Option<Vec<u8>> {
+        let mut guarded = vec![GUARD; dest_bytes + 2 * GUARD_BYTES];
+        let end = GUARD_BYTES + dest_bytes;
+        let result = self.zcomp.decompress(0, source, &mut guarded[GUARD_BYTES..end]);
+        let mut guards = guarded[..GUARD_BYTES].iter().chain(&guarded[end..]);
+        assert!(guards.all(|byte| *byte == GUARD), "ZC-4: wrote outside of the destination");
+        result.is_ok().then(|| guarded[GUARD_BYTES..end].to_vec())
+    }
+}
+
+/// `unit`, compressed, unless it is same-filled or will not shrink.
+fn compress(zcomp: &Zcomp, unit: &[u8]) -> Option<Vec<u8>> {
+    let mut compressed = None;
+    zcomp.compress(0, &[unit], &mut |_, outcome| match outcome {
+        Outcome::Compressed(bytes) => compressed = Some(bytes.to_vec()),
+        Outcome::Failed => panic!("the codec failed"),
+        _ => {}
+    });
+    compressed
+}
