@@ -16,6 +16,7 @@ pub(crate) mod setting;
 mod table;
 mod watch;
 
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
@@ -200,7 +201,8 @@ fn compare(args: &UsememArgs) -> Result<bool, Failure> {
         kernel: find_kernel(args, &mut notes),
         corpus: corpus_path,
     };
-    let mut table = Table { title: bench.title(&corpus), rows: bench.rows(&mut notes), notes };
+    let (title, context) = (bench.title(&corpus), bench.context(&corpus));
+    let mut table = Table { title, context, rows: bench.rows(&mut notes), notes };
     if table.rows.is_empty() {
         return Err(Failure::Refused("--without: nothing is left to run".to_owned()));
     }
@@ -299,17 +301,34 @@ impl Bench<'_> {
             }
             None => String::new(),
         };
-        let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let cpus = cpus();
         format!(
-            "usemem: {} of {} ({}), {} {}; {kernel}medians of {} rounds; Linux {}, {cpus} CPUs",
+            "usemem: {} of {} ({}), {} {}(s); {kernel}medians of {} round(s); Linux {}, {cpus} CPU(s)",
             size::display(args.bytes),
             self.corpus.display(),
             size::display(corpus.bytes()),
             args.workers,
-            if args.processes { "processes" } else { "threads" },
+            if args.processes { "process" } else { "thread" },
             args.repeats,
             zfolio_sys::probe::kernel_release(),
         )
+    }
+
+    fn context(&self, corpus: &Corpus) -> serde_json::Value {
+        let args = self.args;
+        serde_json::json!({
+            "bytes": args.bytes,
+            "cgroup_limit_bytes": self.kernel.as_ref().map(|_| args.limit),
+            "workers": args.workers,
+            "processes": args.processes,
+            "seed": args.seed,
+            "reads": args.reads,
+            "rounds": args.repeats,
+            "corpus": self.corpus.display().to_string(),
+            "corpus_bytes": corpus.bytes(),
+            "kernel": zfolio_sys::probe::kernel_release(),
+            "cpus": cpus(),
+        })
     }
 
     /// What will be run, the kernel's settings first.
@@ -382,7 +401,7 @@ impl Bench<'_> {
     /// The least memory in all that any of the kernel's runs needed; half of the data without one.
     fn smallest_total(&self, rows: &[Row]) -> u64 {
         let kernel = rows.iter().filter(|row| row.setting.is_kernel());
-        let beside = kernel.flat_map(|row| &row.runs).filter_map(|run| Some(run.zram?[2]));
+        let beside = kernel.flat_map(|row| &row.runs).filter_map(|run| run.zram_bytes_max);
         beside.min().map_or(self.args.bytes / 2, |least| self.args.limit + least)
     }
 
@@ -412,20 +431,22 @@ impl Bench<'_> {
         self.workload(&mut command);
         os::tie(&mut command, Some(pressure.members()?));
         let mut outcome = finish(command, Some("usemem"))?;
-        let (zram, charged_bytes_max) = pressure.figures()?;
+        let (zram_bytes_max, charged_bytes_max) = pressure.figures()?;
         pressure.put_back()?;
         if charged_bytes_max > self.args.limit {
             let line = format!("the cgroup was charged {charged_bytes_max} bytes, over its limit");
             return Err(std::io::Error::other(line).into());
         }
-        outcome.total_bytes = exact(self.args.limit + zram.used_bytes_max);
-        outcome.zram = Some([zram.original_bytes, zram.compressed_bytes, zram.used_bytes_max]);
+        outcome.total_bytes = exact(self.args.limit + zram_bytes_max);
+        outcome.zram_bytes_max = Some(zram_bytes_max);
         Ok(outcome)
     }
 
     fn run_under(&self, compression: &Compression, total: u64) -> Result<Outcome, WatchError> {
+        // Each process has the limit for itself.
+        let processes = if self.args.processes { u64::from(self.args.workers) } else { 1 };
         let mut command = Command::new(&self.zfolio);
-        command.args(["run", "--quiet", "--limit", &total.to_string()]);
+        command.args(["run", "--quiet", "--limit", &(total / processes).to_string()]);
         command.args(["--algorithm", &compression.algorithm]);
         command.args(["--unit", &compression.unit_bytes.to_string(), "--"]).arg(&self.usemem);
         self.workload(&mut command);
@@ -446,6 +467,10 @@ impl Bench<'_> {
     }
 }
 
+fn cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
 /// Runs `command` to its end and reads its report. A wrong byte is a report, too.
 fn finish(command: Command, name: Option<&str>) -> Result<Outcome, WatchError> {
     let ended = watch(command, name)?;
@@ -453,7 +478,13 @@ fn finish(command: Command, name: Option<&str>) -> Result<Outcome, WatchError> {
     let mut outcome = match outcome {
         Ok(outcome) if ended.status.success() || outcome.verify != "ok" => outcome,
         _ => {
-            let complaint = ended.complaint.trim().lines().last().unwrap_or("").to_owned();
+            let complaint = match ended.complaint.trim().lines().next() {
+                Some(line) => line,
+                None if ended.status.signal() == Some(9) => {
+                    "killed, for want of memory most likely"
+                }
+                None => "without a word",
+            };
             return Err(std::io::Error::other(format!("{}: {complaint}", ended.status)).into());
         }
     };

@@ -43,9 +43,8 @@ fn with_region<T>(
     bytes: usize,
     work: impl FnOnce(&mut [u8]) -> T,
 ) -> Result<T, String> {
-    let limit = usize::try_from(limit_bytes).map_err(|error| error.to_string())?;
     let pager = zfolio::Pager::builder()
-        .limit(limit)
+        .limit(limit_bytes)
         .algorithm(&compression.algorithm)
         .unit(compression.unit_bytes)
         .build()

@@ -106,9 +106,9 @@ impl Pressure {
         self.cgroup.members()
     }
 
-    /// What zram held, and the most that was charged to the cgroup.
-    pub(crate) fn figures(&self) -> io::Result<(zram::MmStat, u64)> {
-        Ok((self.swap.mm_stat()?, self.cgroup.bytes_max()))
+    /// The most that zram held, and the most that was charged to the cgroup.
+    pub(crate) fn figures(&self) -> io::Result<(u64, u64)> {
+        Ok((self.swap.used_bytes_max()?, self.cgroup.bytes_max()))
     }
 
     /// Puts everything back, and says what could not be.

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | [`corpus`] | the memory of real processes as a file: capture one, or start some and capture them |
 //! | [`usemem`] | the workload, on any `&mut [u8]`; the program `usemem` is the same on plain memory |
+//! | [`report`] | what the workload tells |
 //! | [`compare`] | the same workload under the kernel's zram swap, under `zfolio run`, and inline |
 //! | `kernel` | the kernel's side: a zram device, a memory cgroup and folio sizes, all put back |
 //! | `os`, [`mapping`] | the system calls that the standard library does not have |
@@ -18,6 +19,7 @@ mod kernel;
 pub mod mapping;
 #[allow(unsafe_code, reason = "wraps system calls that only the comparison needs")]
 mod os;
+pub mod report;
 pub mod usemem;
 
 pub use compare::{BenchArgs, bench};

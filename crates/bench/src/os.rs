@@ -97,9 +97,14 @@ pub(crate) fn kill(pid: u32) -> io::Result<()> {
 /// Makes the program of `command` die with this process, and begin its life inside the group whose
 /// `cgroup.procs` is given.
 pub(crate) fn tie(command: &mut Command, group: Option<File>) {
+    let parent = std::process::id();
     let before_exec = move || {
         // SAFETY: a system call without pointers.
         checked(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) })?;
+        if std::os::unix::process::parent_id() != parent {
+            // We were killed before the child could ask to be told.
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
+        }
         let Some(group) = &group else { return Ok(()) };
         // "0" is the writer itself.
         // SAFETY: one byte of a static string is read; the descriptor is open.

@@ -13,7 +13,7 @@ use crate::failure::Failure;
 use crate::run::LIMIT_BYTES_MIN;
 
 /// What is used unless `--algorithm` says otherwise.
-pub(crate) const ALGORITHM_DEFAULT: &str = "lz4";
+pub(crate) const ALGORITHM_DEFAULT: &str = "zstd";
 
 /// Run programs in less memory than they need: cold memory is compressed, in user space.
 #[derive(Parser, Debug)]
@@ -27,6 +27,7 @@ pub(crate) const ALGORITHM_DEFAULT: &str = "lz4";
   zfolio stat                                   watch what runs, without root
   zfolio doctor                                 what this machine can and can't do
   zfolio algorithms                             the compression algorithms
+  sudo zfolio bench usemem --against kernel     measure, beside the kernel's zram
 
 Exit status: 2 for a wrong argument, 125 where this machine can't; see 'zfolio run --help'."
 )]
@@ -47,6 +48,16 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     /// List the compression algorithms and their levels
     Algorithms(AlgorithmsArgs),
+    /// Measure, beside the kernel's own compressed memory
+    #[command(after_help = "Examples:
+  sudo zfolio bench usemem --against kernel
+  zfolio bench usemem --help")]
+    Bench(zfolio_bench::BenchArgs),
+    /// Save the memory of real processes, to measure with
+    #[command(after_help = "Examples:
+  zfolio corpus make -o corpus.bin
+  zfolio corpus capture 1234 -o corpus.bin")]
+    Corpus(zfolio_bench::CorpusArgs),
 }
 
 /// Arguments of `zfolio run`.

@@ -189,7 +189,7 @@ fn ways_in(checks: &mut Vec<Check>, findings: &Findings) {
     });
     let capable = status("CapEff:")
         .and_then(|text| u64::from_str_radix(&text, 16).ok())
-        .is_some_and(|set| set >> CAP_SYS_PTRACE & 1 == 1);
+        .is_some_and(|set| (set >> CAP_SYS_PTRACE) & 1 == 1);
     checks.push(Check {
         what: "CAP_SYS_PTRACE".to_owned(),
         state: State::unless(capable || open, State::Note),
@@ -244,9 +244,9 @@ fn process(checks: &mut Vec<Check>) {
     let directory = stats_file::prepare_directory(probe::effective_uid());
     checks.push(Check {
         what: "/dev/shm".to_owned(),
-        state: State::unless(directory.is_ok(), State::Bad),
+        state: State::unless(directory.is_ok(), State::Warn),
         found: directory.map_or_else(|error| error, |path| path.display().to_string()),
-        why: "The statistics of a process live there, for 'zfolio stat'.",
+        why: "The statistics of a process live there; without, 'stat' and 'run' have nothing to tell.",
         todo: "mount a tmpfs on /dev/shm, or remove what is in the way",
     });
     let rseq = probe::has_rseq();

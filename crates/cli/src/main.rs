@@ -37,5 +37,7 @@ fn command() -> Result<ExitCode, Failure> {
         Command::Stat(arguments) => stat::stat(&arguments),
         Command::Doctor(arguments) => Ok(doctor::doctor(&arguments)),
         Command::Algorithms(_) => Ok(algorithms::algorithms()),
+        Command::Bench(arguments) => Ok(zfolio_bench::bench(arguments)),
+        Command::Corpus(arguments) => Ok(zfolio_bench::corpus(arguments)),
     }
 }

@@ -61,13 +61,18 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
     let preload = find_preload()?;
     requirements::check()?;
     let report = arguments.stats.as_deref().map(create_report).transpose()?;
-    let uid = probe::effective_uid();
-    let directory = stats_file::prepare_directory(uid).map_err(Failure::machine)?;
+    let directory = stats_file::prepare_directory(probe::effective_uid());
+    if let (Err(why), false) = (&directory, arguments.quiet) {
+        // The program runs as well; it cannot be told about.
+        eprintln!("zfolio: there will be no statistics: {why}");
+    }
 
     let environment = environment(arguments, limit_bytes, &preload)?;
     let since = stats_file::start_ticks(std::process::id()).unwrap_or(0);
     let (pid, end) = follow(&program, &environment)?;
-    let files = stats_file::take_run(&directory, std::process::id(), since);
+    let files = directory
+        .map(|directory| stats_file::take_run(&directory, std::process::id(), since))
+        .unwrap_or_default();
     let story = summary::Story { arguments, limit_bytes, pid, end, files: &files };
     if !arguments.quiet {
         // Nobody may be listening any more; that changes nothing about the program's end.
@@ -236,7 +241,7 @@ fn end_of(pid: i32) -> Result<Option<(Change, u64)>, Failure> {
 /// alarms that whoever executed us may have set. What the program sent to us is not for itself.
 fn passes_on(signal: Signal, pid: i32) -> bool {
     let alarm = matches!(signal.number, libc::SIGALRM | libc::SIGVTALRM | libc::SIGPROF);
-    alarm || signal.from_process && signal.sender != pid
+    alarm || (signal.from_process && signal.sender != pid)
 }
 
 #[cfg(test)]

@@ -36,10 +36,14 @@
 //! the middle of a store) or pinned, sets all pins of a slot to keep readers waiting (`SLOT-2`),
 //! moves the bytes, and publishes the new place. Nothing that callers see changes.
 //!
+//! Pins and locks are words in memory: a process that forks while another thread is inside a pool has
+//! them set for ever in the child. Who forks lets the pool's users finish first.
+//!
 //! # Cost
 //!
 //! Per object 12 bytes (slot and owner); per zspage 40 (its objects come to about 64 KiB); per class
-//! 192. With 64 KiB units less than 0.1 % of the data before compression, classes included.
+//! 192 (366 of them for 64 KiB units). For 100 MB in 64 KiB units 0.2 % of what is stored, less than
+//! 0.1 % of the data before compression. `docs/design/zsmalloc.md` has the measured overhead.
 
 mod class;
 mod shape;

@@ -71,7 +71,7 @@ impl Engine {
             if matches!(unit.state, State::Unmanaged) {
                 continue;
             }
-            self.bring_back(&mut unit, address);
+            self.bring_back(&table, &mut unit, address);
             self.retire(&mut unit);
             add(&self.figures().pinned_bytes, self.unit().bytes() as u64);
         }
@@ -95,7 +95,7 @@ impl Engine {
         // Every page back: what moves is what the kernel has. Large blocks grow by `mremap` rarely
         // enough, and a moved registration is lost anyway.
         for (address, lock) in table.units(start, end) {
-            self.bring_back(&mut lock.lock(), address);
+            self.bring_back(&table, &mut lock.lock(), address);
         }
         let (to, to_end) = call()?;
         for (_, lock) in table.units(start, end) {
@@ -126,7 +126,7 @@ impl Engine {
             if matches!(unit.state, State::Unmanaged) {
                 continue;
             }
-            self.bring_back(&mut unit, edge);
+            self.bring_back(table, &mut unit, edge);
             if retire {
                 self.retire(&mut unit);
             }
@@ -134,7 +134,7 @@ impl Engine {
     }
 
     /// Makes a unit resident, over the limit if need be: the change that wants it cannot wait.
-    fn bring_back(&self, unit: &mut Unit, address: usize) {
+    fn bring_back(&self, table: &Table, unit: &mut Unit, address: usize) {
         match std::mem::replace(&mut unit.state, State::Resident) {
             State::Unmanaged => unit.state = State::Unmanaged,
             State::Resident => {}
@@ -144,8 +144,10 @@ impl Engine {
                 self.note_resident(unit, address);
             }
             State::Stored => {
-                let mut slot = self.fill_slot(address);
-                self.load_copy(unit, address, &mut slot, zfolio_sys::cpu::current());
+                let cpu = zfolio_sys::cpu::current();
+                // Reclaims only by `try_lock` of other units: this one is locked, and not staged.
+                let mut slot = self.fill_slot(self.any_slot(table, cpu), address);
+                self.load_copy(unit, address, &mut slot, cpu);
                 self.staging.give_hollow(self.folios.place(&self.staging, slot, address));
                 self.note_resident(unit, address);
             }
@@ -162,7 +164,7 @@ impl Engine {
     }
 
     /// Forgets what a unit held; its pages, if it had any, are gone.
-    fn drop_unit(&self, unit: &mut Unit, next: State) {
+    pub(crate) fn drop_unit(&self, unit: &mut Unit, next: State) {
         let unit_bytes = self.unit().bytes() as u64;
         match std::mem::replace(&mut unit.state, next) {
             State::Unmanaged | State::Empty => {}
@@ -180,7 +182,7 @@ impl Engine {
             if let Some(lock) = table.get(address) {
                 let mut unit = lock.lock();
                 if matches!(unit.state, State::Staged(_)) {
-                    self.bring_back(&mut unit, address);
+                    self.bring_back(&table, &mut unit, address);
                 }
             }
         }

@@ -16,14 +16,14 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::R
 
 use zfolio_core::page::{PAGE_BYTES, UnitOrder};
 use zfolio_core::stats::{Figures, Stats, raise};
-use zfolio_core::sync::RwLock;
+use zfolio_core::sync::{RwLock, WriteGuard};
 use zfolio_core::zcomp::Zcomp;
 use zfolio_core::zswap::Zswap;
-use zfolio_sys::uffd::{Reach, Uffd, feature};
+use zfolio_sys::uffd::Uffd;
 use zfolio_sys::{cpu, map};
 
 use crate::config::{Config, Error, LIMIT_BYTES_MIN, Mode};
-use crate::folio::Folios;
+use crate::folio::{Folios, needs};
 use crate::prefetch::Prefetch;
 use crate::rank;
 use crate::resident::Resident;
@@ -58,6 +58,21 @@ pub struct Engine {
     pub(crate) reclaim_bell: AtomicU32,
     pub(crate) stopping: AtomicBool,
     told_over_limit: AtomicBool,
+}
+
+/// The engine held still: see [`Engine::quiet`].
+#[derive(Debug)]
+pub struct Quiet<'a> {
+    table: WriteGuard<'a, { rank::TABLE }, Table>,
+}
+
+impl Quiet<'_> {
+    /// Whether the unit at `address` is mapped, or none of the engine's business.
+    #[must_use]
+    pub fn is_resident(&self, address: usize) -> bool {
+        let Some(lock) = self.table.get(address) else { return true };
+        matches!(lock.lock().state, State::Resident | State::Unmanaged)
+    }
 }
 
 impl std::fmt::Debug for Engine {
@@ -137,6 +152,26 @@ impl Engine {
         self.config.unit
     }
 
+    /// Holds still for `fork`: nothing is staged, no folio moves, no fault is served until the
+    /// [`Quiet`] is dropped, in the parent and in the child.
+    ///
+    /// False: something was staged meanwhile; bring it back and try again.
+    pub fn quiet(&self) -> Option<Quiet<'_>> {
+        let table = self.table.write();
+        (self.staging.staged_units() == 0).then_some(Quiet { table })
+    }
+
+    /// In the child: what `fork` did not copy is set up anew, by the thread that will own it.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refuses what it granted the parent.
+    pub fn open_again(&self, quiet: &Quiet<'_>) -> Result<(), Error> {
+        self.stopping.store(false, Relaxed);
+        let again = self.folios.open_again(&self.staging, self.config.mode, &quiet.table);
+        again.map_err(|errno| Error::Userfaultfd { errno })
+    }
+
     /// Takes a mapping under management: its whole units, with what is resident in them now.
     ///
     /// # Errors
@@ -159,6 +194,8 @@ impl Engine {
             let known = map::residency(address, self.unit().bytes(), &mut present);
             let touched = known.is_err() || present.iter().any(|page| page & 1 == 1);
             let mut unit = lock.lock();
+            // What an earlier mapping left here, unmapped behind our back.
+            self.drop_unit(&mut unit, State::Empty);
             unit.state = if touched { State::Resident } else { State::Empty };
             if touched {
                 self.count_resident(1);
@@ -266,12 +303,7 @@ impl Engine {
 
 /// The one that faults come through, and the one of the staging area.
 fn open_userfaultfds(mode: Mode) -> Result<(Uffd, Uffd), Error> {
-    let (reach, features) = match mode {
-        Mode::Inline => (Reach::Program, feature::SIGBUS | feature::MOVE),
-        Mode::Handler => (Reach::Kernel, feature::THREAD_ID | feature::MOVE),
-    };
-    let refused = |errno| Error::Userfaultfd { errno };
-    let program = Uffd::open(reach, features).map_err(refused)?;
-    let staging = Uffd::open(Reach::Program, feature::MOVE).map_err(refused)?;
-    Ok((program, staging))
+    let [program, staging] = needs(mode);
+    let open = |(reach, features)| Uffd::open(reach, features).map_err(|errno| Error::Userfaultfd { errno });
+    Ok((open(program)?, open(staging)?))
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use zfolio_core::zswap;
-use zfolio_sys::{files, process};
+use zfolio_sys::{Errno, files, process};
 
 /// A line of text built without an allocation.
 struct Line {
@@ -38,8 +38,8 @@ pub(crate) fn corrupt(address: usize, bytes: usize, error: zswap::Error) -> ! {
 }
 
 /// The system has no page left for a fault that must be served.
-pub(crate) fn out_of_memory(address: usize) -> ! {
-    tell(format_args!("the system is out of memory at a fault at {address:#x}"));
+pub(crate) fn out_of_memory(address: usize, error: Errno) -> ! {
+    tell(format_args!("no memory for a fault at {address:#x}: {error}"));
     process::abort_now(STATUS)
 }
 

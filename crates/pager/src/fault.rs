@@ -17,7 +17,7 @@ use zfolio_core::sync::Guard;
 use crate::engine::Engine;
 use crate::rank;
 use crate::reclaim::{By, Reclaimed};
-use crate::staging::Full;
+use crate::staging::{Full, Hollow};
 use crate::unit::{State, Table, Unit};
 
 /// How a fault was served.
@@ -35,6 +35,15 @@ pub(crate) enum Served {
 
 /// Units that one fault compresses in vain before it goes over the limit: none of them shrank.
 const FREED_MAX: usize = 32;
+
+/// What a fault may use.
+#[derive(Debug)]
+pub(crate) enum Spare {
+    /// Pages that nobody needs.
+    Free(Full),
+    /// A place for new pages, and room for them under the limit.
+    Room(Hollow),
+}
 
 type Held<'a> = Guard<'a, { rank::UNIT }, Unit>;
 
@@ -68,11 +77,11 @@ impl Engine {
                     spare = Some(self.reserve(table, cpu));
                 }
                 State::Empty => {
-                    self.bring_zeros(unit, base, spare.flatten());
+                    self.bring_zeros(unit, base, spare);
                     return Served::Zero;
                 }
                 State::Stored => {
-                    self.bring_stored(unit, base, spare.flatten(), cpu);
+                    self.bring_stored(unit, base, spare, cpu);
                     return Served::Stored;
                 }
             }
@@ -86,9 +95,9 @@ impl Engine {
         if !lock.try_lock().is_some_and(|unit| wanted(&unit)) {
             return false;
         }
-        let spare = self.reserve(table, cpu);
+        let spare = Some(self.reserve(table, cpu));
         let Some(mut unit) = lock.try_lock() else {
-            self.give_spare(Some(spare));
+            self.give_spare(spare);
             return false;
         };
         match unit.state {
@@ -98,11 +107,11 @@ impl Engine {
             }
             State::Staged(_) => {
                 unit.prefetched = true;
-                self.give_spare(Some(spare));
+                self.give_spare(spare);
                 self.bring_staged(unit, base);
             }
             _ => {
-                self.give_spare(Some(spare));
+                self.give_spare(spare);
                 return false;
             }
         }
@@ -118,20 +127,25 @@ impl Engine {
         self.note_resident(&mut unit, base);
     }
 
-    fn bring_zeros(&self, mut unit: Held<'_>, base: usize, slot: Option<Full>) {
-        if let Some(mut slot) = slot {
-            self.staging.unit_mut(&mut slot).fill(0);
-            let hollow = self.folios.place(&self.staging, slot, base);
-            self.staging.give_hollow(hollow);
-        } else {
-            self.folios.place_zeros(base);
-        }
+    fn bring_zeros(&self, mut unit: Held<'_>, base: usize, spare: Option<Spare>) {
+        let hollow = match spare {
+            Some(Spare::Free(mut slot)) => {
+                self.staging.unit_mut(&mut slot).fill(0);
+                Some(self.folios.place(&self.staging, slot, base))
+            }
+            Some(Spare::Room(hollow)) => {
+                self.folios.place_zeros(base);
+                Some(hollow)
+            }
+            None => unreachable!("the caller reserved"),
+        };
+        hollow.into_iter().for_each(|slot| self.staging.give_hollow(slot));
         unit.state = State::Resident;
         self.note_resident(&mut unit, base);
     }
 
-    fn bring_stored(&self, mut unit: Held<'_>, base: usize, slot: Option<Full>, cpu: usize) {
-        let mut slot = slot.unwrap_or_else(|| self.fill_slot(base));
+    fn bring_stored(&self, mut unit: Held<'_>, base: usize, spare: Option<Spare>, cpu: usize) {
+        let mut slot = self.fill_slot(spare.expect("the caller reserved"), base);
         self.load_copy(&mut unit, base, &mut slot, cpu);
         let hollow = self.folios.place(&self.staging, slot, base);
         self.staging.give_hollow(hollow);
@@ -175,25 +189,28 @@ impl Engine {
         }
     }
 
-    /// A slot with new pages, at a moment when the limit has room for them.
-    pub(crate) fn fill_slot(&self, base: usize) -> Full {
-        let hollow = self.staging.take_hollow();
-        let full = hollow.and_then(|slot| {
-            self.folios.fill(&self.staging, slot).map_err(|slot| self.staging.give_hollow(slot)).ok()
-        });
-        full.or_else(|| self.staging.take_free()).unwrap_or_else(|| crate::fatal::out_of_memory(base))
-    }
-
-    fn give_spare(&self, spare: Option<Option<Full>>) {
-        if let Some(Some(slot)) = spare {
-            self.staging.give_free(slot);
+    /// A slot with pages.
+    pub(crate) fn fill_slot(&self, spare: Spare, base: usize) -> Full {
+        match spare {
+            Spare::Free(slot) => slot,
+            Spare::Room(hollow) => {
+                self.folios.fill(&self.staging, hollow).unwrap_or_else(|error| crate::fatal::out_of_memory(base, error))
+            }
         }
     }
 
-    /// Makes sure of pages for one unit: a free slot, or (`None`) room for new ones.
+    fn give_spare(&self, spare: Option<Spare>) {
+        match spare {
+            Some(Spare::Free(slot)) => self.staging.give_free(slot),
+            Some(Spare::Room(slot)) => self.staging.give_hollow(slot),
+            None => {}
+        }
+    }
+
+    /// Makes sure of pages for one unit: a free slot, or a hollow one and room for new pages.
     ///
     /// Below the low watermark the background reclaimer is woken; at the limit the caller reclaims.
-    pub(crate) fn reserve(&self, table: &Table, cpu: usize) -> Option<Full> {
+    pub(crate) fn reserve(&self, table: &Table, cpu: usize) -> Spare {
         let unit_bytes = self.unit().bytes() as u64;
         if self.available_bytes() < self.low_bytes {
             self.ring_reclaimer();
@@ -202,10 +219,12 @@ impl Engine {
         while freed < FREED_MAX {
             if self.charge_bytes() <= self.config.limit_bytes {
                 if let Some(slot) = self.staging.take_free() {
-                    return Some(slot);
+                    return Spare::Free(slot);
                 }
-                if self.room_bytes() >= unit_bytes && self.staging.has_hollow() {
-                    return None;
+                if self.room_bytes() >= unit_bytes {
+                    if let Some(slot) = self.staging.take_hollow() {
+                        return Spare::Room(slot);
+                    }
                 }
             }
             match self.reclaim_one(table, cpu, By::Direct) {
@@ -215,6 +234,22 @@ impl Engine {
             }
         }
         self.over_limit();
-        self.staging.take_free()
+        self.any_slot(table, cpu)
+    }
+
+    /// A slot, whatever the limit says.
+    pub(crate) fn any_slot(&self, table: &Table, cpu: usize) -> Spare {
+        loop {
+            if let Some(slot) = self.staging.take_free() {
+                return Spare::Free(slot);
+            }
+            if let Some(slot) = self.staging.take_hollow() {
+                return Spare::Room(slot);
+            }
+            // Every slot holds a staged unit, or is in the hands of a thread that is about to be done.
+            if !self.compress_next(table, cpu) {
+                std::thread::yield_now();
+            }
+        }
     }
 }

@@ -13,6 +13,9 @@
 //!   in the slot; after it said anything else, every page is where it was.
 //! - `FOLIO-2` `place` never puts a page over one that is there: what a program has written since is
 //!   newer.
+//! - `FOLIO-3` What was moved is told by where the pages are, not by the kernel's count: Linux 6.18
+//!   was seen to move pages and then answer `EEXIST` with a count of 0, when other threads touched the
+//!   unit meanwhile. A page that is in a slot, or no longer in it, has been moved.
 //!
 //! # Cost
 //!
@@ -21,9 +24,11 @@
 use zfolio_core::page::{PAGE_BYTES, UnitOrder};
 use zfolio_sys::Errno;
 use zfolio_sys::map::{self, Reservation};
-use zfolio_sys::uffd::{Progress, Uffd};
+use zfolio_sys::uffd::{Progress, Reach, Uffd, feature};
 
+use crate::config::Mode;
 use crate::staging::{Full, Hollow, Staging};
+use crate::unit::Table;
 
 /// Why a folio could not be taken out. It is still the program's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,6 +39,15 @@ pub(crate) enum Refusal {
     Busy,
     /// The mapping does not allow it: read-only, at an edge, or not there any more.
     Mapping,
+}
+
+/// What is asked of the kernel: for the program's memory, and for the staging area.
+pub(crate) fn needs(mode: Mode) -> [(Reach, u64); 2] {
+    let program = match mode {
+        Mode::Inline => (Reach::Program, feature::SIGBUS | feature::MOVE),
+        Mode::Handler => (Reach::Kernel, feature::THREAD_ID | feature::MOVE),
+    };
+    [program, (Reach::Program, feature::MOVE)]
 }
 
 /// The two userfaultfds, and a unit of zeros.
@@ -48,11 +62,30 @@ pub(crate) struct Folios {
 impl Folios {
     /// Takes over both userfaultfds and registers the staging area.
     pub(crate) fn new(program: Uffd, staging: Uffd, area: &Staging, unit: UnitOrder) -> Result<Folios, Errno> {
-        staging.register(area.address(), area.bytes())?;
-        // A child must not share the staged pages: a shared page cannot be moved (EBUSY).
-        map::keep_from_children(area.address(), area.bytes())?;
         let zeros = Reservation::new(unit.bytes(), PAGE_BYTES)?;
-        Ok(Folios { program, staging, zeros, unit })
+        let folios = Folios { program, staging, zeros, unit };
+        folios.register_area(area)?;
+        Ok(folios)
+    }
+
+    fn register_area(&self, area: &Staging) -> Result<(), Errno> {
+        self.staging.register(area.address(), area.bytes())?;
+        // A child must not share the staged pages: a shared page cannot be moved (EBUSY).
+        map::keep_from_children(area.address(), area.bytes())
+    }
+
+    /// In a child of `fork`: new userfaultfds, a new staging area, the program's ranges registered.
+    pub(crate) fn open_again(&self, area: &Staging, mode: Mode, table: &Table) -> Result<(), Errno> {
+        let [program, staging] = needs(mode);
+        self.program.reopen(program.0, program.1)?;
+        self.staging.reopen(staging.0, staging.1)?;
+        area.map_again()?;
+        self.register_area(area)?;
+        // A range that the child does not have (MADV_DONTFORK) has nothing to lose.
+        for (start, end) in table.ranges() {
+            self.program.register(start, end - start).ok();
+        }
+        Ok(())
     }
 
     /// Moves the unit at `address` out of the program, into `slot`.
@@ -74,6 +107,8 @@ impl Folios {
                     debug_assert_eq!(zeroed.stopped, None, "the slot was hollow");
                     done += PAGE_BYTES;
                 }
+                // FOLIO-3: the page is in the slot, which nobody else can write to: it was moved.
+                Some(Errno::EXIST) if present(to + done) => done += PAGE_BYTES,
                 Some(Errno::BUSY) if !unshared => {
                     unshared = true;
                     self.unshare(address + done, rest);
@@ -139,8 +174,8 @@ impl Folios {
         stopped == Some(Errno::EXIST)
     }
 
-    /// Fills a hollow slot with new pages. `Err`: the system has no memory.
-    pub(crate) fn fill(&self, area: &Staging, slot: Hollow) -> Result<Full, Hollow> {
+    /// Fills a hollow slot with new pages. `NOMEM`: the system has no memory.
+    pub(crate) fn fill(&self, area: &Staging, slot: Hollow) -> Result<Full, Errno> {
         let to = area.hollow_address(&slot);
         let mut done = 0;
         while done < self.unit.bytes() {
@@ -149,9 +184,8 @@ impl Folios {
             let progress =
                 unsafe { self.staging.copy(self.zeros.address(), to + done, self.unit.bytes() - done) };
             done += progress.bytes;
-            if !matches!(progress.stopped, None | Some(Errno::AGAIN)) {
-                discard_pages(to, self.unit.bytes());
-                return Err(slot);
+            if let Some(error) = progress.stopped.filter(|error| *error != Errno::AGAIN) {
+                return Err(error);
             }
         }
         Ok(area.filled(slot))
@@ -200,8 +234,8 @@ impl Folios {
                         std::thread::yield_now();
                     }
                 }
-                // A hole in the slot: cannot be (STAGE-3), except while undoing a capture.
-                Some(Errno::NOENT) if !present(from + done) => done += PAGE_BYTES,
+                // Moved, whatever the kernel says (FOLIO-3); or a hole, while undoing a capture.
+                Some(_) if !present(from + done) => done += PAGE_BYTES,
                 Some(_) => {
                     left_over = true;
                     self.copy_page(from + done, to + done);
@@ -223,7 +257,7 @@ impl Folios {
             let progress = unsafe { self.program.copy(from, to, PAGE_BYTES) };
             match progress.stopped {
                 Some(Errno::AGAIN) => std::thread::yield_now(),
-                Some(Errno::NOMEM) => crate::fatal::out_of_memory(to),
+                Some(Errno::NOMEM) => crate::fatal::out_of_memory(to, Errno::NOMEM),
                 _ => return,
             }
         }
@@ -265,4 +299,55 @@ fn discard_pages(address: usize, bytes: usize) {
     // SAFETY: callers own the slot (STAGE-1) and are done with its contents.
     let released = unsafe { map::release(address, bytes) };
     debug_assert!(released.is_ok(), "{released:?}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UNIT: UnitOrder = UnitOrder::DEFAULT;
+
+    fn folios() -> (Folios, Staging, Reservation) {
+        let area = Staging::new(4, UNIT).unwrap();
+        let [program, staging] = needs(Mode::Inline).map(|(reach, features)| Uffd::open(reach, features).unwrap());
+        let folios = Folios::new(program, staging, &area, UNIT).unwrap();
+        let space = Reservation::new(UNIT.bytes(), UNIT.bytes()).unwrap();
+        (folios, area, space)
+    }
+
+    fn pages(address: usize) -> Vec<bool> {
+        let mut present = vec![0_u8; UNIT.pages()];
+        map::residency(address, UNIT.bytes(), &mut present).unwrap();
+        present.iter().map(|page| page & 1 == 1).collect()
+    }
+
+    /// Goal: a folio with holes goes out whole and comes back as it was. Method: every page present or
+    /// not by a bit of a mask.
+    #[test]
+    #[allow(unsafe_code, reason = "writes to memory mapped for the test")]
+    fn a_folio_with_holes_goes_out_and_comes_back() {
+        for mask in [1_u16, 0x8000, 0xFFFF, 0x00FF, 0xFF00, 0x5555, 0xAAAA, 0x8001, 0x7FFE, 0x0180] {
+            let (folios, area, space) = folios();
+            for page in (0..16).filter(|page| mask >> page & 1 == 1) {
+                // SAFETY: inside the mapping.
+                unsafe { space.base().as_ptr().add(page * PAGE_BYTES).write(u8::try_from(page).unwrap() + 1) };
+            }
+            folios.program.register(space.address(), space.bytes()).unwrap();
+            for round in 0..3 {
+                let slot = area.take_hollow().unwrap();
+                let full = folios.capture(&area, space.address(), slot).expect("something is there");
+                assert_eq!(pages(space.address()), [false; 16], "mask {mask:#x} round {round}");
+                assert_eq!(pages(area.full_address(&full)), [true; 16], "mask {mask:#x} round {round}");
+                for (page, chunk) in area.unit(&full).chunks(PAGE_BYTES).enumerate() {
+                    let expected = if mask >> page & 1 == 1 { u8::try_from(page).unwrap() + 1 } else { 0 };
+                    assert_eq!((chunk[0], chunk[1]), (expected, 0), "mask {mask:#x} page {page}");
+                }
+                let at = area.full_address(&full);
+                let hollow = folios.place(&area, full, space.address());
+                assert_eq!(pages(at), [false; 16], "mask {mask:#x} round {round}: the slot is not hollow");
+                assert_eq!(pages(space.address()), [true; 16], "mask {mask:#x} round {round}");
+                area.give_hollow(hollow);
+            }
+        }
+    }
 }

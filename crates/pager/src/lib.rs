@@ -33,5 +33,5 @@ mod inline;
 mod pager;
 
 pub use config::{Config, Error, LIMIT_BYTES_MIN, Mode};
-pub use engine::{Engine, StatsHome};
+pub use engine::{Engine, Quiet, StatsHome};
 pub use pager::{Builder, Pager, Region};

@@ -111,10 +111,14 @@ impl Engine {
     }
 
     /// Puts the oldest staged unit into the store; its slot is free, or given back above the limit.
-    fn compress_next(&self, table: &Table, cpu: usize) -> bool {
+    pub(crate) fn compress_next(&self, table: &Table, cpu: usize) -> bool {
         while let Some(address) = self.staging.pop_staged() {
             let Some(lock) = table.get(address) else { continue };
-            let mut unit = lock.lock();
+            // try_lock: `any_slot` comes here with a unit locked.
+            let Some(mut unit) = lock.try_lock() else {
+                self.staging.push_staged(address);
+                return false;
+            };
             let State::Staged(slot) = &unit.state else { continue };
             let contents = self.staging.unit(slot);
             let checksum = Checksum::of(contents);

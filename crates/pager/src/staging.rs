@@ -76,6 +76,22 @@ impl Staging {
         })
     }
 
+    /// In a child of `fork`, which did not inherit the area: maps it anew, all slots hollow.
+    ///
+    /// Nothing may be staged, and nobody may have a token.
+    pub(crate) fn map_again(&self) -> Result<(), Errno> {
+        self.space.map_again()?;
+        let mut lists = self.lists.lock();
+        while let Some(slot) = lists.free.pop() {
+            let hollow = self.emptied(slot);
+            lists.hollow.push(hollow);
+        }
+        lists.staged.clear();
+        self.free.store(0, Relaxed);
+        self.staged.store(0, Relaxed);
+        Ok(())
+    }
+
     /// Its first address.
     pub(crate) fn address(&self) -> usize {
         self.space.address()
@@ -127,11 +143,6 @@ impl Staging {
     /// Takes a hollow slot.
     pub(crate) fn take_hollow(&self) -> Option<Hollow> {
         self.lists.lock().hollow.pop()
-    }
-
-    /// Whether there is a hollow slot.
-    pub(crate) fn has_hollow(&self) -> bool {
-        !self.lists.lock().hollow.is_empty()
     }
 
     /// Takes a full slot that nobody uses.

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::ptr::NonNull;
 
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 /// Bytes of a page of this kernel.
 pub const PAGE_BYTES: usize = 4096;
@@ -49,6 +49,19 @@ impl Reservation {
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Maps the same range anew, in a child of `fork` that did not inherit it.
+    ///
+    /// # Errors
+    ///
+    /// `NOMEM`, or `EXIST` if the range is taken: nothing of anybody's is ever unmapped.
+    pub fn map_again(&self) -> Result<(), Errno> {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: MAP_FIXED_NOREPLACE takes free address space only.
+        unsafe { rustix::mm::mmap_anonymous(self.base.as_ptr().cast(), self.bytes, protection, flags) }?;
+        Ok(())
     }
 
     /// Keeps the mapping for the life of the process.
@@ -181,19 +194,21 @@ pub unsafe fn forward(number: libc::c_long, words: [usize; 6]) -> Result<usize, 
     if answer == -1 { Err(last_error()) } else { Ok(answer.cast_unsigned().try_into().unwrap_or(0)) }
 }
 
-/// Changes the protection of a range.
+/// An `mmap` as the program asked for it, with no place wanted, at a multiple of `align`.
 ///
 /// # Errors
 ///
-/// Those of `mprotect`.
-///
-/// # Safety
-///
-/// The range is the caller's, and nobody relies on the access that is taken away.
-pub unsafe fn protect(address: usize, bytes: usize, writable: bool) -> Result<(), Errno> {
-    let flags = if writable { MprotectFlags::READ | MprotectFlags::WRITE } else { MprotectFlags::empty() };
-    // SAFETY: the caller's contract.
-    unsafe { rustix::mm::mprotect(address as *mut c_void, bytes, flags) }
+/// The kernel's.
+pub fn map_aligned_for(words: [usize; 6], align: usize) -> Result<usize, Errno> {
+    let bytes = words[1].checked_next_multiple_of(PAGE_BYTES).ok_or(Errno::NOMEM)?;
+    let mut larger = words;
+    larger[1] = bytes.checked_add(align - PAGE_BYTES).ok_or(Errno::NOMEM)?;
+    // SAFETY: no address is asked for, so nothing of anybody's changes.
+    let start = unsafe { forward(libc::SYS_mmap, larger) }?;
+    let at = start.next_multiple_of(align);
+    trim(start, at - start);
+    trim(at + bytes, start + larger[1] - (at + bytes));
+    Ok(at)
 }
 
 #[cfg(test)]

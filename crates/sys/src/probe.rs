@@ -27,9 +27,9 @@ use crate::uffd::{Reach, Uffd, feature};
 const fn ioctl_number(direction: u32, kind: u8, number: u8, bytes: usize) -> libc::c_ulong {
     assert!(bytes < 1 << 14);
     // 2 bits of direction, 14 of size, 8 of type, 8 of number.
-    (direction as libc::c_ulong) << 30
-        | (bytes as libc::c_ulong) << 16
-        | (kind as libc::c_ulong) << 8
+    ((direction as libc::c_ulong) << 30)
+        | ((bytes as libc::c_ulong) << 16)
+        | ((kind as libc::c_ulong) << 8)
         | number as libc::c_ulong
 }
 

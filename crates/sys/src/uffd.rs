@@ -8,7 +8,8 @@
 //! - `UFFD-1` Closing the last descriptor of a userfaultfd makes every missing page of its regions
 //!   read as zeros, silently. So a [`Uffd`] lives as long as the regions that are registered with it.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd as _, IntoRawFd as _, OwnedFd};
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{Mode, OFlags};
@@ -173,8 +174,18 @@ pub struct Progress {
 }
 
 /// A userfaultfd.
+///
+/// The descriptor can be replaced in place, for a child of `fork`: the parent's number means nothing
+/// in the child's table of files, and must not be closed there.
 #[derive(Debug)]
-pub struct Uffd(OwnedFd);
+pub struct Uffd(AtomicI32);
+
+impl Drop for Uffd {
+    fn drop(&mut self) {
+        // SAFETY: the descriptor is ours alone (open, reopen), and this is its last use.
+        drop(unsafe { OwnedFd::from_raw_fd(*self.0.get_mut()) });
+    }
+}
 
 impl Uffd {
     /// Opens one, and agrees on `features` with the kernel. Reads never block; [`Uffd::wait`] does.
@@ -185,14 +196,23 @@ impl Uffd {
     /// `vm.unprivileged_userfaultfd=1`, or access to `/dev/userfaultfd`). `INVAL`: a feature that this
     /// kernel does not have. `NOSYS`: no userfaultfd at all.
     pub fn open(reach: Reach, features: u64) -> Result<Uffd, Errno> {
-        let file = match reach {
-            Reach::Program => by_call(UFFD_USER_MODE_ONLY),
-            Reach::Kernel => by_device().or_else(|_| by_call(0)),
-        }?;
-        let mut api = Api { api: UFFD_API, features, ioctls: 0 };
-        // SAFETY: UFFDIO_API takes a `struct uffdio_api`, whose layout is checked above.
-        unsafe { call::<UFFDIO_API, Api>(&file, &mut api) }?;
-        Ok(Uffd(file))
+        open_file(reach, features).map(|file| Uffd(AtomicI32::new(file.into_raw_fd())))
+    }
+
+    /// Replaces the descriptor by a new one, opened by this thread; the old one is forgotten.
+    ///
+    /// # Errors
+    ///
+    /// As [`Uffd::open`].
+    pub fn reopen(&self, reach: Reach, features: u64) -> Result<(), Errno> {
+        let file = open_file(reach, features)?;
+        self.0.store(file.into_raw_fd(), Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn file(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor is open from open() or reopen() until drop().
+        unsafe { BorrowedFd::borrow_raw(self.0.load(Ordering::Relaxed)) }
     }
 
     /// Registers a range: from now on, a touch of a missing page in it is ours to serve.
@@ -205,7 +225,7 @@ impl Uffd {
         let range = Range { start: start as u64, length: bytes as u64 };
         let mut register = Register { range, mode: REGISTER_MODE_MISSING, ioctls: 0 };
         // SAFETY: UFFDIO_REGISTER takes a `struct uffdio_register`, checked above.
-        unsafe { call::<UFFDIO_REGISTER, Register>(&self.0, &mut register) }
+        unsafe { call::<UFFDIO_REGISTER, Register>(self.file(), &mut register) }
     }
 
     /// Undoes [`Uffd::register`]: missing pages read as zeros from now on.
@@ -216,7 +236,7 @@ impl Uffd {
     pub fn unregister(&self, start: usize, bytes: usize) -> Result<(), Errno> {
         let mut range = Range { start: start as u64, length: bytes as u64 };
         // SAFETY: UFFDIO_UNREGISTER takes a `struct uffdio_range`, checked above.
-        unsafe { call::<UFFDIO_UNREGISTER, Range>(&self.0, &mut range) }
+        unsafe { call::<UFFDIO_UNREGISTER, Range>(self.file(), &mut range) }
     }
 
     /// Wakes the threads that wait in a range, to try again.
@@ -227,7 +247,7 @@ impl Uffd {
     pub fn wake(&self, start: usize, bytes: usize) -> Result<(), Errno> {
         let mut range = Range { start: start as u64, length: bytes as u64 };
         // SAFETY: UFFDIO_WAKE takes a `struct uffdio_range`, checked above.
-        unsafe { call::<UFFDIO_WAKE, Range>(&self.0, &mut range) }
+        unsafe { call::<UFFDIO_WAKE, Range>(self.file(), &mut range) }
     }
 
     /// Moves pages from `from` to `to`, which is registered here and has no page yet, in one atomic
@@ -240,7 +260,7 @@ impl Uffd {
     pub unsafe fn move_pages(&self, from: usize, to: usize, bytes: usize) -> Progress {
         let mut copy = transfer(from, to, bytes);
         // SAFETY: UFFDIO_MOVE takes a `struct uffdio_move`, laid out as Copy, checked above.
-        let answer = unsafe { call::<UFFDIO_MOVE, Copy>(&self.0, &mut copy) };
+        let answer = unsafe { call::<UFFDIO_MOVE, Copy>(self.file(), &mut copy) };
         progress(answer, copy.done, bytes)
     }
 
@@ -253,7 +273,7 @@ impl Uffd {
     pub unsafe fn copy(&self, from: usize, to: usize, bytes: usize) -> Progress {
         let mut copy = transfer(from, to, bytes);
         // SAFETY: UFFDIO_COPY takes a `struct uffdio_copy`, checked above.
-        let answer = unsafe { call::<UFFDIO_COPY, Copy>(&self.0, &mut copy) };
+        let answer = unsafe { call::<UFFDIO_COPY, Copy>(self.file(), &mut copy) };
         progress(answer, copy.done, bytes)
     }
 
@@ -263,7 +283,7 @@ impl Uffd {
         let range = Range { start: start as u64, length: bytes as u64 };
         let mut zero = Zeropage { range, mode: 0, done: 0 };
         // SAFETY: UFFDIO_ZEROPAGE takes a `struct uffdio_zeropage`, checked above.
-        let answer = unsafe { call::<UFFDIO_ZEROPAGE, Zeropage>(&self.0, &mut zero) };
+        let answer = unsafe { call::<UFFDIO_ZEROPAGE, Zeropage>(self.file(), &mut zero) };
         progress(answer, zero.done, bytes)
     }
 
@@ -278,7 +298,7 @@ impl Uffd {
         let bytes = unsafe {
             std::slice::from_raw_parts_mut(raw.as_mut_ptr().cast::<u8>(), size_of_val(&raw))
         };
-        let length = match rustix::io::read(&self.0, bytes) {
+        let length = match rustix::io::read(self.file(), bytes) {
             Ok(length) => length,
             Err(Errno::AGAIN | Errno::INTR) => 0,
             Err(error) => return Err(error),
@@ -297,7 +317,7 @@ impl Uffd {
             tv_nsec: i64::from(milliseconds) % 1000 * 1_000_000,
         };
         let timeout = (milliseconds >= 0).then_some(&timeout);
-        let mut poll = [PollFd::new(&self.0, PollFlags::IN)];
+        let mut poll = [PollFd::from_borrowed_fd(self.file(), PollFlags::IN)];
         // Ready, timed out or interrupted: the caller reads, and sees.
         rustix::event::poll(&mut poll, timeout).ok();
     }
@@ -331,8 +351,18 @@ fn decode(raw: &RawMessage) -> Message {
     }
 }
 
+fn open_file(reach: Reach, features: u64) -> Result<OwnedFd, Errno> {
+    let file = match reach {
+        Reach::Program => by_call(UFFD_USER_MODE_ONLY),
+        Reach::Kernel => by_device().or_else(|_| by_call(0)),
+    }?;
+    let mut api = Api { api: UFFD_API, features, ioctls: 0 };
+    // SAFETY: UFFDIO_API takes a `struct uffdio_api`, whose layout is checked above.
+    unsafe { call::<UFFDIO_API, Api>(file.as_fd(), &mut api) }?;
+    Ok(file)
+}
+
 fn by_call(mode: u32) -> Result<OwnedFd, Errno> {
-    use std::os::fd::FromRawFd as _;
     let flags = OFlags::CLOEXEC.union(OFlags::NONBLOCK).bits() | mode;
     // SAFETY: userfaultfd takes flags and returns a new descriptor or -1.
     let answer = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
@@ -344,7 +374,6 @@ fn by_call(mode: u32) -> Result<OwnedFd, Errno> {
 }
 
 fn by_device() -> Result<OwnedFd, Errno> {
-    use std::os::fd::FromRawFd as _;
     let device =
         rustix::fs::open(c"/dev/userfaultfd", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     let flags = OFlags::CLOEXEC.union(OFlags::NONBLOCK).bits();
@@ -366,11 +395,11 @@ fn transfer(from: usize, to: usize, bytes: usize) -> Copy {
 /// # Safety
 ///
 /// `OPCODE` takes a pointer to what `T` lays out.
-unsafe fn call<const OPCODE: ioctl::Opcode, T>(file: &OwnedFd, argument: &mut T) -> Result<(), Errno> {
+unsafe fn call<const OPCODE: ioctl::Opcode, T>(file: BorrowedFd<'_>, argument: &mut T) -> Result<(), Errno> {
     // SAFETY: the caller's contract.
     let updater = unsafe { ioctl::Updater::<OPCODE, T>::new(argument) };
     // SAFETY: the same.
-    unsafe { ioctl::ioctl(file.as_fd(), updater) }
+    unsafe { ioctl::ioctl(file, updater) }
 }
 
 fn progress(answer: Result<(), Errno>, done: i64, bytes: usize) -> Progress {

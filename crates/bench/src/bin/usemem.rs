@@ -9,6 +9,9 @@
 #[path = "../mapping.rs"]
 #[allow(dead_code, unreachable_pub, reason = "shared with the library")]
 mod mapping;
+#[path = "../report.rs"]
+#[allow(dead_code, unreachable_pub, reason = "shared with the library")]
+mod report;
 #[path = "../../../core/src/size.rs"]
 #[allow(dead_code, unreachable_pub, reason = "shared with the library")]
 mod size;

@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use zfolio_core::page::UnitOrder;
 use zfolio_core::size;
+use zfolio_core::zcomp::Params;
 
 use crate::kernel::KernelSetting;
 
@@ -28,9 +29,8 @@ impl FromStr for Compression {
         let bytes = size::parse(unit).map_err(|error| format!("{error}; {accepted}"))?;
         let order = usize::try_from(bytes).ok().and_then(UnitOrder::from_bytes);
         let order = order.ok_or(format!("unit {unit}: accepted: a power of two from 4K to 2M"))?;
-        if algorithm.is_empty() {
-            return Err(accepted.to_owned());
-        }
+        let known = algorithm.parse::<Params>();
+        known.map_err(|error| format!("{error}; {accepted}"))?;
         Ok(Compression { algorithm: algorithm.to_owned(), unit_bytes: order.bytes() })
     }
 }
@@ -89,7 +89,8 @@ mod tests {
         assert_eq!((setting.algorithm.as_str(), setting.unit_bytes), ("zstd,level=1", 65536));
         assert_eq!(setting.to_string(), "zstd,level=1 64K");
         assert!(DEFAULTS.iter().all(|text| text.parse::<Compression>().is_ok()));
-        for bad in ["lz4", "lz4:", ":64K", "lz4:3K", "lz4:4M", "lz4:2K", "lz4:64Q"] {
+        for bad in ["lz4", "lz4:", ":64K", "lz4:3K", "lz4:4M", "lz4:2K", "lz4:64Q", "nonsense:64K"]
+        {
             let line = bad.parse::<Compression>().expect_err(bad);
             assert!(line.contains("accepted"), "{bad}: {line}");
         }

@@ -21,6 +21,8 @@ pub(crate) struct Row {
 pub(crate) struct Table {
     /// What was measured, on what: one line.
     pub(crate) title: String,
+    /// The same, for programs.
+    pub(crate) context: Value,
     pub(crate) rows: Vec<Row>,
     /// What was left out, one line each.
     pub(crate) notes: Vec<String>,
@@ -67,7 +69,7 @@ impl Table {
             text,
             format_args!(
                 "{:<24}{:>9}{:>10}{:>8}{:>8}{:>8}{:>9}{:>9}{:>9}{:>8}  verify",
-                "", "memory", "resident", "write", "read", "rmw", "random", "p50", "p99", "CPU"
+                "", "memory", "resident", "write", "read", "incr", "random", "p50", "p99", "CPU"
             ),
         );
         line(
@@ -105,13 +107,15 @@ impl Table {
 
     fn write_ratios(&self, text: &mut String) {
         let Some(best) = self.kernel_best() else { return };
+        if !self.medians().any(|(setting, _)| setting.is_zfolio()) {
+            return;
+        }
         let [write, read, increment, random] = PHASES;
+        let title = "times the kernel's best of each phase";
         line(
             text,
             format_args!(
-                "{:<43}{write:>8}{read:>8}{:>8}{random:>9}{:>9}",
-                "times the kernel's best of each phase",
-                if increment == "increment" { "rmw" } else { increment },
+                "{title:<42}{write:>9}{read:>9}{increment:>9}{random:>9}{:>9}",
                 "geo mean"
             ),
         );
@@ -120,7 +124,7 @@ impl Table {
             line(
                 text,
                 format_args!(
-                    "{:<43}{write:>8.2}{read:>8.2}{increment:>8.2}{random:>9.2}{mean:>9.2}",
+                    "{:<42}{write:>9.2}{read:>9.2}{increment:>9.2}{random:>9.2}{mean:>9.2}",
                     setting.to_string()
                 ),
             );
@@ -150,7 +154,7 @@ impl Table {
             })
         });
         let rows: Vec<Value> = rows.collect();
-        json!({ "title": self.title, "settings": rows, "notes": self.notes })
+        json!({ "context": self.context, "settings": rows, "notes": self.notes })
     }
 }
 
@@ -181,6 +185,7 @@ mod tests {
         let row = |setting, runs, failures| Row { setting, runs, failures };
         let table = Table {
             title: "usemem".to_owned(),
+            context: serde_json::Value::Null,
             rows: vec![
                 row(Setting::Kernel(kernel), vec![run(100.0)], vec![]),
                 row(Setting::Run(ours()), vec![run(150.0)], vec![]),

@@ -37,6 +37,14 @@ pub(crate) enum CaptureError {
 }
 
 impl CaptureError {
+    /// ESRCH from an open process folder: it has no memory.
+    fn of_read(pid: u32, error: io::Error) -> CaptureError {
+        match error.raw_os_error() {
+            Some(libc::ESRCH) => CaptureError::NoMemory(pid),
+            _ => CaptureError::Read { pid, error },
+        }
+    }
+
     /// Whether another argument or another user would help.
     pub(crate) fn is_refusal(&self) -> bool {
         !matches!(self, CaptureError::Read { .. } | CaptureError::Write(_))
@@ -112,7 +120,7 @@ impl Process {
                         CaptureError::Forbidden { pid, error }
                     }
                 }
-                _ => CaptureError::Read { pid, error },
+                _ => CaptureError::of_read(pid, error),
             })
         };
         let (memory, pagemap) = (open("mem")?, open("pagemap")?);
@@ -133,8 +141,8 @@ impl Process {
         zeros: bool,
     ) -> Result<Counts, CaptureError> {
         let pid = self.pid;
-        let maps = fs::read_to_string(format!("/proc/{pid}/maps"))
-            .map_err(|error| CaptureError::Read { pid, error })?;
+        let maps = fs::read_to_string(format!("/proc/{pid}/maps"));
+        let maps = maps.map_err(|error| CaptureError::of_read(pid, error))?;
         if maps.is_empty() {
             return Err(CaptureError::NoMemory(pid));
         }

@@ -88,10 +88,11 @@ impl Cgroup {
             let error = io::Error::other("exists already, and is not in our journal: remove it");
             return Err(at(&path, &error));
         }
-        journal.note(&Undo::Cgroup(path.clone()))?;
-        fs::create_dir(&path).map_err(|error| at(&path, &error))?;
         let limit = path.join(limit);
-        fs::write(&limit, limit_bytes.to_string()).map_err(|error| at(&limit, &error))?;
+        journal.change(&Undo::Cgroup(path.clone()), || {
+            fs::create_dir(&path).map_err(|error| at(&path, &error))?;
+            fs::write(&limit, limit_bytes.to_string()).map_err(|error| at(&limit, &error))
+        })?;
         Ok(Cgroup { path, peak })
     }
 

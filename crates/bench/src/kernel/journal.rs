@@ -10,18 +10,30 @@
 //! - `JRN-2` Undoing a line twice, or one whose change was never made, does nothing.
 //! - `JRN-3` A zram device is touched only if it carries our swap label, or holds no data at all.
 //! - `JRN-4` Who holds the lock of the file is alone; so lines found at the start are left over.
+//! - `JRN-5` Noting with changing, and undoing, are done under one lock of this process, so a thread
+//!   that panics never undoes while another one changes. After its undoing nothing is changed any more.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
+
+use zfolio_core::sync::Mutex;
 
 use super::zram;
 use crate::os;
 
 /// Where the journal is: gone after a restart, like everything that it can undo.
 pub(crate) const PATH: &str = "/run/zfolio-bench.journal";
+
+/// The lock of `JRN-5`.
+static CHANGING: Mutex<1, ()> = Mutex::new(());
+
+/// Set when a panic has undone everything; the process is about to abort.
+static PANICKED: AtomicBool = AtomicBool::new(false);
 
 /// One way back.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -32,6 +44,8 @@ pub(crate) enum Undo {
     Cgroup(PathBuf),
     /// Take the zram device out of use as swap.
     SwapOff { id: u32 },
+    /// Choose the zram device's compressor that was chosen before.
+    Choose { id: u32, before: String },
     /// Empty the zram device.
     Reset { id: u32 },
     /// Remove the zram device.
@@ -43,6 +57,7 @@ impl fmt::Display for Undo {
         match self {
             Undo::Write { path, value } => write!(f, "write {} {value}", path.display()),
             Undo::Cgroup(path) => write!(f, "cgroup {}", path.display()),
+            Undo::Choose { id, before } => write!(f, "choose {id} {before}"),
             Undo::SwapOff { id } => write!(f, "swapoff {id}"),
             Undo::Reset { id } => write!(f, "reset {id}"),
             Undo::Remove { id } => write!(f, "remove {id}"),
@@ -60,6 +75,10 @@ impl Undo {
                 let (path, value) = rest.split_once(' ')?;
                 Undo::Write { path: path.into(), value: value.to_owned() }
             }
+            "choose" => {
+                let (id, before) = rest.split_once(' ')?;
+                Undo::Choose { id: id.parse().ok()?, before: before.to_owned() }
+            }
             "cgroup" => Undo::Cgroup(rest.into()),
             "swapoff" => Undo::SwapOff { id: id()? },
             "reset" => Undo::Reset { id: id()? },
@@ -72,6 +91,7 @@ impl Undo {
     fn perform(&self) -> io::Result<()> {
         match self {
             Undo::Write { path, value } => fs::write(path, value),
+            Undo::Choose { id, before } => zram::choose_again(*id, before),
             Undo::Cgroup(path) => remove_cgroup(path),
             Undo::SwapOff { id } => zram::swap_off(*id),
             Undo::Reset { id } => zram::reset(*id),
@@ -112,15 +132,7 @@ pub(crate) struct Journal {
 impl Journal {
     /// Opens the journal at `path`, takes its lock, and undoes what a killed run left.
     pub(crate) fn open(path: &Path) -> io::Result<Journal> {
-        let file = OpenOptions::new().create(true).append(true).open(path)?;
-        if let Err(error) = os::lock(&file) {
-            return Err(match error.kind() {
-                io::ErrorKind::WouldBlock => {
-                    io::Error::other("another zfolio bench is using the kernel's zram now")
-                }
-                _ => error,
-            });
-        }
+        let file = open_locked(path)?;
         let journal = Journal { path: path.to_owned(), file };
         if !fs::read_to_string(path)?.is_empty() {
             eprintln!("zfolio bench: undoing what an earlier run, killed, left behind");
@@ -129,16 +141,25 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Notes the way back of a change that is about to be made (`JRN-1`).
-    pub(crate) fn note(&self, undo: &Undo) -> io::Result<()> {
+    /// Notes the way back of a change, and makes the change (`JRN-1`, `JRN-5`).
+    pub(crate) fn change(
+        &self,
+        undo: &Undo,
+        make: impl FnOnce() -> io::Result<()>,
+    ) -> io::Result<()> {
+        let _alone = CHANGING.lock();
+        if PANICKED.load(Relaxed) {
+            return Err(io::Error::other("a thread has panicked"));
+        }
         // One write call: a line is there whole or not at all.
-        (&self.file).write_all(format!("{undo}\n").as_bytes())
+        (&self.file).write_all(format!("{undo}\n").as_bytes())?;
+        make()
     }
 
     /// Writes `value` to `path`, to be put back to `before`.
     pub(crate) fn write(&self, path: &Path, before: &str, value: &str) -> io::Result<()> {
-        self.note(&Undo::Write { path: path.to_owned(), value: before.to_owned() })?;
-        fs::write(path, value).map_err(|error| at(path, &error))
+        let undo = Undo::Write { path: path.to_owned(), value: before.to_owned() };
+        self.change(&undo, || fs::write(path, value).map_err(|error| at(path, &error)))
     }
 
     /// Undoes every line, the last first.
@@ -147,14 +168,44 @@ impl Journal {
     ///
     /// One line for each change that could not be undone; those stay in the journal.
     pub(crate) fn undo(&self) -> io::Result<()> {
-        undo_all(&self.path)
+        let _alone = CHANGING.lock();
+        undo_lines(&self.path)
     }
 }
 
 impl Drop for Journal {
     fn drop(&mut self) {
-        if let Err(error) = self.undo() {
+        let undone = self.undo().and_then(|()| fs::remove_file(&self.path));
+        if let Err(error) = undone {
             eprintln!("zfolio bench: not put back: {error}");
+        }
+    }
+}
+
+/// The file at `path` with its lock held (`JRN-4`).
+fn open_locked(path: &Path) -> io::Result<File> {
+    loop {
+        let file = OpenOptions::new().create(true).append(true).open(path);
+        let file = file.map_err(|error| at(path, &error))?;
+        // A killed run's child has its lock until it execs: wait that long, and a little more.
+        let mut locked = os::lock(&file);
+        for _ in 0..10 {
+            if !locked.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+            locked = os::lock(&file);
+        }
+        locked.map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => {
+                io::Error::other("another zfolio bench is using the kernel's zram now")
+            }
+            _ => at(path, &error),
+        })?;
+        // Who had the lock before may have removed the file between our open and our lock.
+        let is_the_one = |named: fs::Metadata| Ok(named.ino() == file.metadata()?.ino());
+        if fs::metadata(path).and_then(is_the_one).unwrap_or(false) {
+            return Ok(file);
         }
     }
 }
@@ -165,7 +216,7 @@ pub(crate) fn at(path: &Path, error: &io::Error) -> io::Error {
 }
 
 /// Undoes what the journal at `path` says, and keeps in it only what failed.
-pub(crate) fn undo_all(path: &Path) -> io::Result<()> {
+fn undo_lines(path: &Path) -> io::Result<()> {
     let text = match fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -189,9 +240,21 @@ pub(crate) fn undo_all(path: &Path) -> io::Result<()> {
 pub(crate) fn undo_on_panic() {
     let previous = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        if let Err(error) = undo_all(Path::new(PATH)) {
+        // If the panic came from inside a change, this thread has the lock itself: then go on without.
+        let mut alone = CHANGING.try_lock();
+        for _ in 0..500 {
+            if alone.is_some() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+            alone = CHANGING.try_lock();
+        }
+        if let Err(error) = undo_lines(Path::new(PATH)) {
             eprintln!("zfolio bench: not put back: {error}");
         }
+        // Relaxed: the lock orders it for every thread that asks.
+        PANICKED.store(true, Relaxed);
+        drop(alone);
         previous(panic);
     }));
 }
@@ -206,6 +269,7 @@ mod tests {
         for undo in [
             Undo::Write { path: "/sys/x/enabled".into(), value: "never".into() },
             Undo::Cgroup("/sys/fs/cgroup/memory/zfolio-bench".into()),
+            Undo::Choose { id: 1, before: "lzo-rle".into() },
             Undo::SwapOff { id: 1 },
             Undo::Reset { id: 2 },
             Undo::Remove { id: 3 },
@@ -239,6 +303,7 @@ mod tests {
         assert_eq!(fs::read_to_string(&setting).expect("our own file"), "changed");
         drop(journal);
         assert_eq!(fs::read_to_string(&setting).expect("our own file"), "first");
+        assert!(!path.exists(), "an empty journal is removed");
         fs::remove_dir_all(&folder).expect("our own folder");
     }
 }

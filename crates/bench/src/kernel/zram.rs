@@ -82,45 +82,32 @@ pub(crate) struct Swap {
     id: u32,
 }
 
-/// The figures of `mm_stat` that are compared.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct MmStat {
-    /// What was stored, before compression.
-    pub(crate) original_bytes: u64,
-    /// After compression, without the allocator's waste.
-    pub(crate) compressed_bytes: u64,
-    /// The most that the device held of the machine's memory.
-    pub(crate) used_bytes_max: u64,
-}
-
 impl Swap {
     /// Sets up a device of `bytes` with `algorithm`, and swaps to it. Every step's way back is noted.
     pub(crate) fn set_up(journal: &Journal, bytes: u64, algorithm: &str) -> io::Result<Swap> {
         let id = obtain(journal)?;
         let chooser = attribute(id, "comp_algorithm");
-        let before = read(&chooser)?;
-        let selected = before.split_whitespace().find_map(|name| name.strip_prefix('['));
-        let selected = selected.map_or("", |name| name.trim_end_matches(']'));
-        journal.write(&chooser, selected, algorithm)?;
-        journal.note(&Undo::Reset { id })?;
-        write(&attribute(id, "disksize"), &bytes.to_string())?;
-        write_header(id, bytes)?;
-        journal.note(&Undo::SwapOff { id })?;
-        os::swapon(&node(id)).map_err(|error| at(&node(id), &error))?;
+        let offered = read(&chooser)?;
+        let before = offered.split_whitespace().find_map(|name| name.strip_prefix('['));
+        let before = before.map_or("", |name| name.trim_end_matches(']')).to_owned();
+        journal.change(&Undo::Choose { id, before }, || write(&chooser, algorithm))?;
+        journal.change(&Undo::Reset { id }, || {
+            write(&attribute(id, "disksize"), &bytes.to_string())?;
+            write_header(id, bytes)
+        })?;
+        let swap_on = || os::swapon(&node(id)).map_err(|error| at(&node(id), &error));
+        journal.change(&Undo::SwapOff { id }, swap_on)?;
         Ok(Swap { id })
     }
 
-    /// What the device held.
-    pub(crate) fn mm_stat(&self) -> io::Result<MmStat> {
+    /// The most that the device held of the machine's memory. The other figures of `mm_stat` go back
+    /// to nothing when the program ends; this one stays.
+    pub(crate) fn used_bytes_max(&self) -> io::Result<u64> {
         let path = attribute(self.id, "mm_stat");
         let text = read(&path)?;
-        let column = |index| text.split_whitespace().nth(index)?.parse::<u64>().ok();
         // Columns: orig_data_size compr_data_size mem_used_total mem_limit mem_used_max ...
-        let figures = (|| {
-            let (original_bytes, compressed_bytes) = (column(0)?, column(1)?);
-            Some(MmStat { original_bytes, compressed_bytes, used_bytes_max: column(4)? })
-        })();
-        figures.ok_or_else(|| at(&path, &io::Error::other(format!("not understood: {text}"))))
+        let column = text.split_whitespace().nth(4).and_then(|word| word.parse().ok());
+        column.ok_or_else(|| at(&path, &io::Error::other(format!("not understood: {text}"))))
     }
 }
 
@@ -132,7 +119,7 @@ fn obtain(journal: &Journal) -> io::Result<u32> {
         // harmless, and the next run without hot_add would take it.
         let text = read(&hot_add)?;
         let id = text.parse().map_err(|_| io::Error::other(format!("hot_add said {text}")))?;
-        journal.note(&Undo::Remove { id })?;
+        journal.change(&Undo::Remove { id }, || Ok(()))?;
         return Ok(id);
     }
     uninitialised().ok_or_else(|| io::Error::other("every zram device is in use"))
@@ -178,22 +165,32 @@ pub(super) fn swap_off(id: u32) -> io::Result<()> {
 
 /// Undoes the initialisation, of our own device or of one that holds nothing (`JRN-3`).
 pub(super) fn reset(id: u32) -> io::Result<()> {
-    if !attribute(id, "reset").exists() || !is_initialised(id)? || is_swap(id) {
+    let path = attribute(id, "reset");
+    if !path.exists() || !is_initialised(id)? {
         return Ok(());
     }
     let stored = read(&attribute(id, "mm_stat"))?;
     let holds_nothing = stored.split_whitespace().next() == Some("0");
     if holds_nothing || is_ours(id) {
-        // The kernel refuses with EBUSY while anybody has the device open.
-        return write(&attribute(id, "reset"), "1");
+        // The kernel refuses with EBUSY while the device is swap, or anybody has it open.
+        return write(&path, "1");
     }
     Ok(())
 }
 
 /// Undoes `hot_add`, unless somebody else has taken the device into use since.
 pub(super) fn remove(id: u32) -> io::Result<()> {
+    if !attribute(id, "initstate").exists() || (is_initialised(id)? && !is_ours(id)) {
+        return Ok(());
+    }
+    // The kernel refuses with EBUSY while anybody has the device open.
+    write(&Path::new(CONTROL).join("hot_remove"), &id.to_string())
+}
+
+/// Undoes the choice of `algorithm` on a device that was there before us.
+pub(super) fn choose_again(id: u32, algorithm: &str) -> io::Result<()> {
     if !attribute(id, "initstate").exists() || is_initialised(id)? {
         return Ok(());
     }
-    write(&Path::new(CONTROL).join("hot_remove"), &id.to_string())
+    write(&attribute(id, "comp_algorithm"), algorithm)
 }

@@ -74,7 +74,7 @@ fn the_environment_is_what_the_library_reads() {
     // What an outer run set is not what an inner one was asked for.
     let arguments: Vec<&str> = ["run"].into_iter().chain(program).collect();
     let output = zfolio(&arguments).env("ZFOLIO_STRICT", "1").env("ZFOLIO_QUIET", "1").output();
-    assert!(texts(&output.unwrap()).0.contains(",lz4,,,"));
+    assert!(texts(&output.unwrap()).0.contains(",zstd,,,"));
 }
 
 #[test]

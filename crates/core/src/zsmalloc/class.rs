@@ -30,6 +30,9 @@ const FULL: usize = GROUPS - 1;
 /// The group of zspages without an object.
 const EMPTY: usize = 0;
 
+// Three cache lines: 24 of shape, 8 of lock, 92 of lists, 24 of counters and chain, and what is left.
+const _: () = assert!(size_of::<Class>() == 192);
+
 /// A class. Aligned so that two classes' locks share no cache line.
 #[derive(Debug)]
 #[repr(align(64))]

@@ -177,6 +177,14 @@ mod tests {
             assert_eq!(last.tail_bytes(), 0, "incompressible units waste nothing");
             assert!(tails_ppm / shapes.len() < 6000, "{unit}: {tails_ppm} in {}", shapes.len());
             assert!(shapes.len() < 600, "{unit}: {} classes", shapes.len());
+            let small = shapes.iter().filter(|shape| shape.object_bytes < SINGLE_BYTES_MIN);
+            let (pages, pages_max) =
+                small.fold((0, 0), |(sum, max), shape| (sum + shape.pages, shape.pages.max(max)));
+            println!("{unit}: {} classes, {pages} pages, at most {pages_max}", shapes.len());
+            assert!(
+                pages_max <= 2 * SINGLE_BYTES_MIN / PAGE_BYTES,
+                "{unit}: a zspage of {pages_max} pages"
+            );
         }
     }
 }

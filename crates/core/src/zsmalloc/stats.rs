@@ -68,8 +68,11 @@ impl Counters {
     /// Takes an empty zspage with `pages` touched into the reserve, if it is within bounds then.
     pub(super) fn reserve_joined(&self, pages: usize) -> bool {
         let bound = RESERVE_PAGES + self.pages_used.load(Relaxed) / RESERVE_PART;
-        let within = |reserved| (reserved + pages <= bound).then_some(reserved + pages);
-        self.reserved.fetch_update(Relaxed, Relaxed, within).is_ok()
+        let within = self.reserved.fetch_add(pages, Relaxed) + pages <= bound;
+        if !within {
+            self.reserve_left(pages);
+        }
+        within
     }
 
     /// An empty zspage left the reserve.

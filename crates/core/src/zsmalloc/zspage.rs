@@ -31,6 +31,8 @@ const OBJECTS_OF_KIND: [usize; 5] = [8, 16, 32, 64, 128];
 const _: () = {
     assert!(OBJECTS_OF_KIND.len() <= 1 << KIND_BITS);
     assert!(OBJECTS_OF_KIND[OBJECTS_OF_KIND.len() - 1] == OBJECTS_MAX);
+    // Eight words of 32 bits after the address of the run.
+    assert!(size_of::<Zspage>() == 40);
 };
 
 /// Which table, and which descriptor there. One more than `index << KIND_BITS | kind`, so that

@@ -1,0 +1,161 @@
+//! The engine's home: its threads, and the table of files that they share with nobody.
+//!
+//! ```text
+//! constructor   settings, statistics; no thread
+//! start         the manageable mappings pass half of the limit: the home thread starts, and watches
+//! engage        the process is near its limit: engine, userfaultfds, handler, keeper, prefetcher;
+//!               the home thread becomes the reclaimer
+//! ```
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use zfolio_pager::{Engine, fatal};
+use zfolio_sys::{cpu, files, futex, process, signal};
+
+use crate::settings::Settings;
+use crate::{fork, keeper, native, settings, startup, statistics};
+
+/// 0 not started, 1 started.
+static STARTED: AtomicU32 = AtomicU32::new(0);
+
+/// Set by the home thread of a child when faults are served again.
+static READY: AtomicU32 = AtomicU32::new(0);
+
+/// Runs when the library is loaded.
+extern "C" fn constructor() {
+    settings::read();
+    // Looked up now: the symbol tables of libraries loaded later may lie in managed memory.
+    std::hint::black_box(cpu::current());
+    if let Some(settings) = settings::get() {
+        statistics::open(settings);
+        fork::install();
+    }
+}
+
+/// Runs when the process exits in good order.
+extern "C" fn destructor() {
+    if let Some(settings) = settings::get() {
+        if let Some(engine) = native::engine() {
+            engine.sample();
+        }
+        statistics::close(settings);
+    }
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static CONSTRUCTOR: extern "C" fn() = constructor;
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static DESTRUCTOR: extern "C" fn() = destructor;
+
+/// Starts the home thread once the manageable mappings could take the process to its limit.
+///
+/// Half of the limit: the rest of the process counts too, and it is watched from then on.
+pub(crate) fn start_if_needed() {
+    let Some(settings) = settings::get() else { return };
+    if native::manageable_bytes() < settings.config.limit_bytes / 2 || STARTED.load(Ordering::Relaxed) != 0 {
+        return;
+    }
+    if STARTED.swap(1, Ordering::Relaxed) == 0 && !start_thread("zfolio-home", move || watch(settings)) {
+        fatal::tell(format_args!("no thread could be started: the limit is not held"));
+    }
+}
+
+/// Starts a thread of the engine: signals blocked, its storage unmanaged.
+fn start_thread(name: &str, life: impl FnOnce() + Send + 'static) -> bool {
+    let mask = signal::block_all();
+    let thread = std::thread::Builder::new().name(name.to_owned()).stack_size(256 << 10);
+    let started = startup::while_starting(|| thread.spawn(life)).is_ok();
+    signal::restore(&mask);
+    started
+}
+
+/// The home thread before the limit is near: looks how near it is.
+fn watch(settings: &'static Settings) {
+    let limit = settings.config.limit_bytes;
+    let near = limit - (limit / 16).clamp(4 << 20, 32 << 20);
+    loop {
+        let resident = process::resident_bytes();
+        if let Some(home) = statistics::home() {
+            home.figures.process_bytes.store(resident, Ordering::Relaxed);
+            zfolio_core::stats::raise(&home.figures.process_bytes_max, resident);
+        }
+        if resident >= near {
+            break;
+        }
+        // A program that does nothing but touch new memory grows by 20 bytes per nanosecond at most:
+        // two threads, huge pages. 0.2 ms at least, so that the watch costs below 1 %; 10 ms at most.
+        let headroom_ns = (near - resident) / 20;
+        std::thread::sleep(Duration::from_nanos(headroom_ns.clamp(200_000, 10_000_000)));
+    }
+    engage(settings);
+}
+
+/// The limit is near: the engine takes the mappings over.
+fn engage(settings: &'static Settings) {
+    if files::leave_program_files().is_err() {
+        fatal::tell(format_args!("unshare(CLONE_FILES) is not allowed here: the limit is not held"));
+        return;
+    }
+    let Some(stats) = statistics::home() else { return };
+    let engine = match Engine::new(settings.config, Box::new(stats)) {
+        Ok(engine) => engine,
+        Err(error) => {
+            fatal::tell(format_args!("{error}: the limit is not held"));
+            return;
+        }
+    };
+    let mut ours = native::lock();
+    let engine = ours.set_engine(engine);
+    start_servants(engine);
+    for (start, end) in ours.take_all() {
+        // A mapping that cannot be registered stays the kernel's.
+        engine.adopt(start, end).ok();
+    }
+    drop(ours);
+    engine.sample();
+    engine.reclaim_in_background();
+}
+
+/// The threads beside the home thread. They share its table of files.
+fn start_servants(engine: &'static Engine) {
+    start_thread("zfolio-handler", move || engine.handle_faults());
+    start_thread("zfolio-keeper", move || keeper::keep(engine));
+    start_thread("zfolio-prefetch", move || engine.prefetch_in_background());
+}
+
+/// In a child of `fork`, on its only thread: what the fork did not copy comes back.
+///
+/// `quiet` is the engine held still, if it was started in the parent.
+pub(crate) fn start_over(settings: &'static Settings, quiet: Option<(&'static Engine, &zfolio_pager::Quiet<'static>)>) {
+    startup::start_over();
+    keeper::start_over();
+    statistics::open(settings);
+    STARTED.store(0, Ordering::Relaxed);
+    let Some((engine, quiet)) = quiet else { return };
+    STARTED.store(1, Ordering::Relaxed);
+    READY.store(0, Ordering::Relaxed);
+    // The home thread must own the new descriptors, and this thread must not go on before faults are
+    // served: it lends its hold on the engine until READY.
+    let quiet = std::ptr::from_ref(quiet) as usize;
+    start_thread("zfolio-home", move || {
+        // SAFETY: start_over() waits for READY before its borrow of `quiet` ends.
+        let quiet = unsafe { &*(quiet as *const zfolio_pager::Quiet<'static>) };
+        let again = files::leave_program_files().is_ok() && engine.open_again(quiet).is_ok();
+        if !again {
+            fatal::tell(format_args!("a child process cannot have a userfaultfd of its own: stopped"));
+            process::abort_now(fatal::STATUS);
+        }
+        start_servants(engine);
+        // Release: pairs with the Acquire below.
+        READY.store(1, Ordering::Release);
+        futex::wake(&READY, 1);
+        engine.reclaim_in_background();
+    });
+    while READY.load(Ordering::Acquire) == 0 {
+        futex::wait(&READY, 0, None);
+    }
+}

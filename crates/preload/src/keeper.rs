@@ -1,0 +1,182 @@
+//! The keeper: an engine thread that changes mappings on behalf of the program's threads.
+//!
+//! A thread of the program that held an engine's lock could fault, on a stack of its own making or in
+//! a signal handler, and wait for itself. So it posts what it wants and sleeps (`PRE-2`); the keeper
+//! makes the system call, for which any thread of the process will do.
+//!
+//! # Invariants
+//!
+//! - `KEEP-1` A request goes `FREE -> TAKEN -> POSTED -> DONE -> FREE`; the program's thread has it in
+//!   `TAKEN` and `DONE`, the keeper in `POSTED`.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+
+use zfolio_pager::Engine;
+use zfolio_sys::{Errno, futex, map};
+
+/// A change of mappings: what the program called, with its words.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub(crate) enum Call {
+    /// `mmap` over managed memory.
+    Map,
+    /// Nothing for the kernel: the range is new, and is to be managed.
+    Adopt,
+    /// `munmap`.
+    Unmap,
+    /// `madvise` that drops contents.
+    Discard,
+    /// `mremap`.
+    Remap,
+    /// Nothing for the kernel: the range is given up for good.
+    Pin,
+    /// Nothing for the kernel: what is staged comes back, before `fork`.
+    Settle,
+}
+
+const CALLS: [Call; 7] = [Call::Map, Call::Adopt, Call::Unmap, Call::Discard, Call::Remap, Call::Pin, Call::Settle];
+
+const FREE: u32 = 0;
+const TAKEN: u32 = 1;
+const POSTED: u32 = 2;
+const DONE: u32 = 3;
+
+struct Request {
+    state: AtomicU32,
+    call: AtomicUsize,
+    words: [AtomicUsize; 6],
+    /// What the kernel answered: a word, or minus an error.
+    answer: AtomicUsize,
+}
+
+/// Requests at a time; the 65th thread waits for a free one.
+const REQUESTS: usize = 64;
+
+static BOX: [Request; REQUESTS] = [const {
+    Request {
+        state: AtomicU32::new(FREE),
+        call: AtomicUsize::new(0),
+        words: [const { AtomicUsize::new(0) }; 6],
+        answer: AtomicUsize::new(0),
+    }
+}; REQUESTS];
+
+/// Changes when there is something to do.
+static BELL: AtomicU32 = AtomicU32::new(0);
+
+static STOPPING: AtomicBool = AtomicBool::new(false);
+
+/// Has the keeper make a call, and waits for it.
+pub(crate) fn ask(call: Call, words: [usize; 6]) -> Result<usize, Errno> {
+    let request = loop {
+        // Acquire: pairs with the Release that freed it.
+        let free = |request: &&Request| {
+            request.state.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        };
+        match BOX.iter().find(free) {
+            Some(request) => break request,
+            None => std::thread::yield_now(),
+        }
+    };
+    request.call.store(call as usize, Ordering::Relaxed);
+    for (to, word) in request.words.iter().zip(words) {
+        to.store(word, Ordering::Relaxed);
+    }
+    // Release: pairs with the Acquire in keep(): the keeper sees the words.
+    request.state.store(POSTED, Ordering::Release);
+    BELL.fetch_add(1, Ordering::Release);
+    futex::wake(&BELL, 1);
+    // Acquire: pairs with the Release of DONE: we see the answer.
+    while request.state.load(Ordering::Acquire) == POSTED {
+        futex::wait(&request.state, POSTED, None);
+    }
+    let answer = request.answer.load(Ordering::Relaxed).cast_signed();
+    request.state.store(FREE, Ordering::Release);
+    if (-4095..0).contains(&answer) {
+        return Err(Errno::from_raw_os_error(i32::try_from(-answer).unwrap_or(libc::EINVAL)));
+    }
+    Ok(answer.cast_unsigned())
+}
+
+/// In a child of `fork`: the requests of the parent's other threads are nobody's.
+pub(crate) fn start_over() {
+    BOX.iter().for_each(|request| request.state.store(FREE, Ordering::Relaxed));
+}
+
+/// The keeper's life.
+pub(crate) fn keep(engine: &'static Engine) {
+    while !STOPPING.load(Ordering::Relaxed) {
+        let bell = BELL.load(Ordering::Acquire);
+        for request in &BOX {
+            if request.state.load(Ordering::Acquire) != POSTED {
+                continue;
+            }
+            let words = std::array::from_fn(|index| request.words[index].load(Ordering::Relaxed));
+            let call = CALLS[request.call.load(Ordering::Relaxed) % CALLS.len()];
+            let answer = match serve(engine, call, words) {
+                Ok(word) => word,
+                Err(error) => (-(error.raw_os_error() as isize)).cast_unsigned(),
+            };
+            request.answer.store(answer, Ordering::Relaxed);
+            // Release: pairs with the Acquire in ask().
+            request.state.store(DONE, Ordering::Release);
+            futex::wake(&request.state, 1);
+        }
+        futex::wait(&BELL, bell, None);
+    }
+}
+
+fn serve(engine: &Engine, call: Call, words: [usize; 6]) -> Result<usize, Errno> {
+    let [start, bytes, ..] = words;
+    let end = start.saturating_add(bytes);
+    match call {
+        Call::Map => {
+            // SAFETY: the program's own call, with its own words.
+            let make = || unsafe { map::forward(libc::SYS_mmap, words) };
+            let at = engine.unmap(start, end.next_multiple_of(map::PAGE_BYTES), make)?;
+            let flags = i32::try_from(words[3]).unwrap_or(0);
+            if crate::mappings::is_manageable(bytes, words[2], flags) {
+                adopt(engine, at, at + bytes);
+            }
+            Ok(at)
+        }
+        Call::Adopt => {
+            adopt(engine, start, end);
+            Ok(start)
+        }
+        Call::Unmap => {
+            // SAFETY: the program's own call, with its own words.
+            engine.unmap(start, end.next_multiple_of(map::PAGE_BYTES), || unsafe { map::forward(libc::SYS_munmap, words) })
+        }
+        Call::Discard => {
+            // SAFETY: the program's own call, with its own words.
+            engine.discard(start, end.next_multiple_of(map::PAGE_BYTES), || unsafe { map::forward(libc::SYS_madvise, words) })
+        }
+        Call::Remap => {
+            let (old, new_bytes) = (bytes.next_multiple_of(map::PAGE_BYTES), words[2].next_multiple_of(map::PAGE_BYTES));
+            let move_it = || {
+                // SAFETY: the program's own call, with its own words.
+                let at = unsafe { map::forward(libc::SYS_mremap, words) }?;
+                Ok::<_, Errno>((at, at + new_bytes))
+            };
+            let (at, at_end) = engine.relocate((start, start + old), move_it)?;
+            adopt(engine, at, at_end);
+            Ok(at)
+        }
+        Call::Pin => {
+            engine.pin(start, end);
+            Ok(0)
+        }
+        Call::Settle => {
+            engine.settle_for_fork();
+            Ok(0)
+        }
+    }
+}
+
+/// A mapping that cannot be registered stays the kernel's: it is not reclaimed, and nothing is lost.
+fn adopt(engine: &Engine, start: usize, end: usize) {
+    if engine.adopt(start, end).is_ok() {
+        crate::native::mark(start, end);
+    }
+}

@@ -1,0 +1,248 @@
+//! `mmap` and its family.
+//!
+//! ```text
+//! nothing of ours in the range            -> the kernel, at once
+//! ours, the engine not started            -> the kernel, and note it, under the lock of `native`
+//! ours, the engine started                -> ask the keeper
+//! ```
+
+use std::ffi::{c_int, c_long, c_void};
+
+use zfolio_sys::{Errno, map};
+
+use crate::allocator::interpose;
+use crate::home;
+use crate::keeper::{Call, ask};
+use crate::native::{self, may_be_managed};
+use crate::settings;
+
+/// Mappings smaller than this are not worth a unit table: 128 KiB, as glibc's own threshold.
+const MANAGEABLE_BYTES_MIN: usize = 128 << 10;
+
+/// Kinds of mapping that are never managed: stacks, huge pages, locked pages, shared memory.
+const NEVER: c_int = libc::MAP_SHARED
+    | libc::MAP_STACK
+    | libc::MAP_GROWSDOWN
+    | libc::MAP_HUGETLB
+    | libc::MAP_LOCKED
+    | libc::MAP_32BIT;
+
+/// Whether a new mapping can be managed.
+pub(crate) fn is_manageable(bytes: usize, protection: usize, flags: c_int) -> bool {
+    let wanted = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let executable = protection & libc::PROT_EXEC.unsigned_abs() as usize != 0;
+    settings::get().is_some()
+        && bytes >= MANAGEABLE_BYTES_MIN
+        && flags & wanted == wanted
+        && flags & NEVER == 0
+        && !executable
+}
+
+/// The C library's way to say no.
+fn fail(error: Errno) -> *mut c_void {
+    // SAFETY: glibc's errno of this thread, always valid.
+    unsafe { libc::__errno_location().write(error.raw_os_error()) };
+    libc::MAP_FAILED
+}
+
+fn answer_pointer(answer: Result<usize, Errno>) -> *mut c_void {
+    answer.map_or_else(fail, |address| address as *mut c_void)
+}
+
+fn answer_int(answer: Result<usize, Errno>) -> c_int {
+    match answer {
+        Ok(_) => 0,
+        Err(error) => {
+            fail(error);
+            -1
+        }
+    }
+}
+
+fn page_end(start: usize, bytes: usize) -> usize {
+    start.saturating_add(bytes).checked_next_multiple_of(map::PAGE_BYTES).unwrap_or(usize::MAX)
+}
+
+/// Makes a mapping, aligned to the unit where the program leaves the place to the kernel.
+fn make(words: [usize; 6], flags: c_int, manageable: bool) -> Result<usize, Errno> {
+    if manageable && words[0] == 0 && flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) == 0 {
+        let unit = settings::get().map_or(map::PAGE_BYTES, |settings| settings.config.unit.bytes());
+        // Only what can hold a few units is worth the two calls that alignment costs.
+        if words[1] >= 4 * unit {
+            return map::map_aligned_for(words, unit);
+        }
+    }
+    // SAFETY: the program's own call, with its own words.
+    unsafe { map::forward(libc::SYS_mmap, words) }
+}
+
+fn mmap_words(words: [usize; 6]) -> *mut c_void {
+    let [start, bytes, protection, flags, ..] = words;
+    let flags = i32::try_from(flags).unwrap_or(0);
+    let manageable = is_manageable(bytes, protection, flags);
+    let replaces = flags & libc::MAP_FIXED != 0 && may_be_managed(start, page_end(start, bytes));
+    if !manageable && !replaces {
+        // SAFETY: the program's own call, with its own words.
+        return answer_pointer(unsafe { map::forward(libc::SYS_mmap, words) });
+    }
+    let mut ours = native::lock();
+    if ours.engine().is_some() {
+        drop(ours);
+        if !replaces {
+            // Fresh address space is nobody's yet: mapped here, then handed over.
+            let answer = make(words, flags, manageable);
+            return answer_pointer(answer.and_then(|at| ask(Call::Adopt, [at, bytes, 0, 0, 0, 0])));
+        }
+        return answer_pointer(ask(Call::Map, words));
+    }
+    let answer = make(words, flags, manageable);
+    if let Ok(at) = answer {
+        let end = page_end(at, bytes);
+        ours.remove(at, end);
+        if manageable {
+            ours.insert(at, end);
+        }
+    }
+    drop(ours);
+    home::start_if_needed();
+    answer_pointer(answer)
+}
+
+/// Forgets a range for good: brought back if the engine has it, no longer noted if not.
+fn give_up(start: usize, end: usize) {
+    if !may_be_managed(start, end) {
+        return;
+    }
+    let mut ours = native::lock();
+    if ours.engine().is_none() {
+        ours.remove(start & !(map::PAGE_BYTES - 1), end);
+        return;
+    }
+    drop(ours);
+    // The keeper does not fail at this.
+    ask(Call::Pin, [start, end - start, 0, 0, 0, 0]).ok();
+}
+
+fn mremap_words(words: [usize; 6]) -> Result<usize, Errno> {
+    let [start, bytes, new_bytes, ..] = words;
+    let (end, new_length) = (page_end(start, bytes), page_end(0, new_bytes));
+    // SAFETY: the program's own call, with its own words.
+    let forward = || unsafe { map::forward(libc::SYS_mremap, words) };
+    let flags = i32::try_from(words[3]).unwrap_or(0);
+    let onto = if flags & libc::MREMAP_FIXED != 0 { words[4] } else { start };
+    if bytes == 0 || !(may_be_managed(start, end) || may_be_managed(onto, onto.saturating_add(new_length))) {
+        return forward();
+    }
+    let mut ours = native::lock();
+    if ours.engine().is_some() {
+        drop(ours);
+        return ask(Call::Remap, words);
+    }
+    let at = forward()?;
+    ours.remove(start, end);
+    ours.remove(at, at + new_length);
+    if new_length >= MANAGEABLE_BYTES_MIN {
+        ours.insert(at, at + new_length);
+    }
+    drop(ours);
+    home::start_if_needed();
+    Ok(at)
+}
+
+interpose! {
+    /// `mmap(2)`.
+    fn mmap(start: *mut c_void, bytes: usize, protection: c_int, flags: c_int, file: c_int, offset: i64) -> *mut c_void {
+        mmap_words([
+            start as usize,
+            bytes,
+            protection.cast_unsigned() as usize,
+            flags.cast_unsigned() as usize,
+            (file as isize).cast_unsigned(),
+            (offset as isize).cast_unsigned(),
+        ])
+    }
+
+    /// `mmap64(2)`.
+    fn mmap64(start: *mut c_void, bytes: usize, protection: c_int, flags: c_int, file: c_int, offset: i64) -> *mut c_void {
+        // SAFETY: the same function on 64-bit Linux.
+        unsafe { mmap(start, bytes, protection, flags, file, offset) }
+    }
+
+    /// `munmap(2)`.
+    fn munmap(start: *mut c_void, bytes: usize) -> c_int {
+        let (first, words) = (start as usize, [start as usize, bytes, 0, 0, 0, 0]);
+        let end = page_end(first, bytes);
+        // SAFETY: the program's own call, with its own words.
+        let forward = || unsafe { map::forward(libc::SYS_munmap, words) };
+        // A bad range is the kernel's to refuse.
+        if first % map::PAGE_BYTES != 0 || bytes == 0 || !may_be_managed(first, end) {
+            return answer_int(forward());
+        }
+        let mut ours = native::lock();
+        if ours.engine().is_some() {
+            drop(ours);
+            return answer_int(ask(Call::Unmap, words));
+        }
+        let answer = forward();
+        if answer.is_ok() {
+            ours.remove(first, end);
+        }
+        answer_int(answer)
+    }
+
+    /// `madvise(2)`.
+    fn madvise(start: *mut c_void, bytes: usize, advice: c_int) -> c_int {
+        let first = start as usize;
+        let mut words = [first, bytes, advice.cast_unsigned() as usize, 0, 0, 0];
+        let managed = first % map::PAGE_BYTES == 0 && bytes > 0 && may_be_managed(first, page_end(first, bytes));
+        match advice {
+            libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE if managed && native::engine().is_some() => {
+                if advice == libc::MADV_FREE {
+                    // Freed now instead of later: a stored copy has no "later".
+                    words[2] = libc::MADV_DONTNEED.cast_unsigned() as usize;
+                }
+                return answer_int(ask(Call::Discard, words));
+            }
+            libc::MADV_DONTFORK | libc::MADV_WIPEONFORK if managed => give_up(first, page_end(first, bytes)),
+            _ => {}
+        }
+        // SAFETY: the program's own call, with its own words.
+        answer_int(unsafe { map::forward(libc::SYS_madvise, words) })
+    }
+
+    /// `mremap(2)`.
+    fn mremap(start: *mut c_void, bytes: usize, new_bytes: usize, flags: c_int, to: *mut c_void) -> *mut c_void {
+        let flags = flags.cast_unsigned() as usize;
+        answer_pointer(mremap_words([start as usize, bytes, new_bytes, flags, to as usize, 0]))
+    }
+
+    /// `mlock(2)`.
+    fn mlock(start: *const c_void, bytes: usize) -> c_int {
+        give_up(start as usize, page_end(start as usize, bytes));
+        // SAFETY: the program's own call, with its own words.
+        answer_int(unsafe { map::forward(libc::SYS_mlock, [start as usize, bytes, 0, 0, 0, 0]) })
+    }
+
+    /// `mlock2(2)`.
+    fn mlock2(start: *const c_void, bytes: usize, flags: u32) -> c_int {
+        give_up(start as usize, page_end(start as usize, bytes));
+        let words = [start as usize, bytes, flags as usize, 0, 0, 0];
+        // SAFETY: the program's own call, with its own words.
+        answer_int(unsafe { map::forward(libc::SYS_mlock2, words) })
+    }
+
+    /// `mlockall(2)`.
+    fn mlockall(flags: c_int) -> c_int {
+        if settings::get().is_none() {
+            let words = [flags.cast_unsigned() as usize, 0, 0, 0, 0, 0];
+            // SAFETY: the program's own call, with its own words.
+            return answer_int(unsafe { map::forward(libc::SYS_mlockall, words) });
+        }
+        zfolio_pager::fatal::tell(format_args!(
+            "mlockall is refused: memory under a limit cannot all be locked (mlock of a part works)"
+        ));
+        answer_int(Err(Errno::NOMEM))
+    }
+}
+
+const _: () = assert!(size_of::<c_long>() == size_of::<usize>());

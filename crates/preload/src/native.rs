@@ -1,0 +1,138 @@
+//! Manageable mappings while the kernel still serves them alone.
+//!
+//! # Invariants
+//!
+//! - `NAT-1` `ranges` are whole private anonymous mappings of the program, or parts of them, that the
+//!   engine may register; they are kept until the engine takes them over, under the same lock.
+//!
+//! # Concurrency
+//!
+//! One lock, held with all signals blocked. Nothing under it is managed, so nothing under it faults.
+
+use std::cell::UnsafeCell;
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+use zfolio_pager::Engine;
+use zfolio_sys::signal::{self, Mask};
+
+use crate::heap::{Held, Lock};
+
+static LOCK: Lock = Lock::new();
+static RANGES: Ranges = Ranges(UnsafeCell::new(BTreeMap::new()));
+/// Bytes in `RANGES`, for a look without the lock.
+static MANAGEABLE: AtomicU64 = AtomicU64::new(0);
+static ENGINE: OnceLock<Engine> = OnceLock::new();
+
+struct Ranges(UnsafeCell<BTreeMap<usize, usize>>);
+
+// SAFETY: reached through Native, which holds the lock.
+unsafe impl Sync for Ranges {}
+
+/// Address space that was ever manageable, in granules of 64 MiB of a 47-bit space: 2^21 bits.
+///
+/// A filter: most `munmap` and `madvise` calls are about something else, and must not wait for us.
+static GRANULES: [AtomicU8; 1 << 18] = [const { AtomicU8::new(0) }; 1 << 18];
+const GRANULE_BITS: u32 = 26;
+
+/// The ranges under their lock, signals blocked.
+pub(crate) struct Native {
+    mask: Mask,
+    held: Option<Held<'static>>,
+}
+
+/// Takes the lock.
+pub(crate) fn lock() -> Native {
+    let mask = signal::block_all();
+    Native { mask, held: Some(LOCK.lock()) }
+}
+
+impl Drop for Native {
+    fn drop(&mut self) {
+        self.held = None;
+        signal::restore(&self.mask);
+    }
+}
+
+impl Native {
+    fn ranges(&mut self) -> &mut BTreeMap<usize, usize> {
+        // SAFETY: the lock is held, and `&mut self` is the one way to the map.
+        unsafe { &mut *RANGES.0.get() }
+    }
+
+    /// Notes a range.
+    pub(crate) fn insert(&mut self, start: usize, end: usize) {
+        self.remove(start, end);
+        self.ranges().insert(start, end);
+        MANAGEABLE.fetch_add((end - start) as u64, Ordering::Relaxed);
+        mark(start, end);
+    }
+
+    /// Forgets a range.
+    pub(crate) fn remove(&mut self, start: usize, end: usize) {
+        let ranges = self.ranges();
+        let touched: Vec<(usize, usize)> = ranges
+            .range(..end)
+            .rev()
+            .take_while(|(_, range_end)| **range_end > start)
+            .map(|(range_start, range_end)| (*range_start, *range_end))
+            .collect();
+        let mut gone = 0;
+        for (old_start, old_end) in touched {
+            ranges.remove(&old_start);
+            if old_start < start {
+                ranges.insert(old_start, start);
+            }
+            if old_end > end {
+                ranges.insert(end, old_end);
+            }
+            gone += old_end.min(end) - old_start.max(start);
+        }
+        MANAGEABLE.fetch_sub(gone as u64, Ordering::Relaxed);
+    }
+
+    /// Hands all ranges to the engine, which is theirs from now on.
+    pub(crate) fn take_all(&mut self) -> BTreeMap<usize, usize> {
+        MANAGEABLE.store(0, Ordering::Relaxed);
+        std::mem::take(self.ranges())
+    }
+
+    /// Whether the engine has taken over.
+    pub(crate) fn engine(&self) -> Option<&'static Engine> {
+        ENGINE.get()
+    }
+
+    /// Publishes the engine. The lock is held: no mapping changes meanwhile.
+    pub(crate) fn set_engine(&self, engine: Engine) -> &'static Engine {
+        ENGINE.get_or_init(|| engine)
+    }
+}
+
+/// The engine, if there is one.
+pub(crate) fn engine() -> Option<&'static Engine> {
+    ENGINE.get()
+}
+
+/// Bytes of manageable mappings.
+pub(crate) fn manageable_bytes() -> u64 {
+    MANAGEABLE.load(Ordering::Relaxed)
+}
+
+/// Remembers that a range may be managed.
+pub(crate) fn mark(start: usize, end: usize) {
+    for granule in start >> GRANULE_BITS..=(end - 1) >> GRANULE_BITS {
+        if let Some(bits) = GRANULES.get(granule / 8) {
+            bits.fetch_or(1 << (granule % 8), Ordering::Relaxed);
+        }
+    }
+}
+
+/// Whether any of a range was ever manageable.
+pub(crate) fn may_be_managed(start: usize, end: usize) -> bool {
+    if end <= start {
+        return false;
+    }
+    (start >> GRANULE_BITS..=(end - 1) >> GRANULE_BITS)
+        .any(|granule| GRANULES.get(granule / 8).is_some_and(|bits| bits.load(Ordering::Relaxed) >> (granule % 8) & 1 == 1))
+}

@@ -1,0 +1,46 @@
+//! What `zfolio run` asked for, from the environment.
+
+use std::sync::OnceLock;
+
+use zfolio_core::page::UnitOrder;
+use zfolio_core::zcomp::Params;
+use zfolio_pager::{Config, Mode};
+
+/// The settings; `None` inside: this process is not to be managed.
+static SETTINGS: OnceLock<Option<Settings>> = OnceLock::new();
+
+/// Checked by `zfolio run` before; whatever is wrong here means "not managed", and is told.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    pub(crate) config: Config,
+    /// The PID of `zfolio run`.
+    pub(crate) run: u64,
+}
+
+/// Reads the environment, once.
+pub(crate) fn read() {
+    SETTINGS.get_or_init(from_environment);
+}
+
+/// The settings, if this process is managed.
+pub(crate) fn get() -> Option<&'static Settings> {
+    SETTINGS.get().and_then(Option::as_ref)
+}
+
+fn from_environment() -> Option<Settings> {
+    let text = |name| std::env::var(name).ok();
+    let number = |name| text(name).and_then(|value| value.parse::<u64>().ok());
+    let limit_bytes = number("ZFOLIO_LIMIT")?;
+    let unit = number("ZFOLIO_UNIT").and_then(|bytes| UnitOrder::from_bytes(usize::try_from(bytes).ok()?));
+    let params = text("ZFOLIO_ALGORITHM").and_then(|name| name.parse::<Params>().ok());
+    let default = || "lz4".parse::<Params>().ok();
+    let config = Config {
+        limit_bytes,
+        params: params.or_else(default)?,
+        unit: unit.unwrap_or(UnitOrder::DEFAULT),
+        mode: Mode::Handler,
+        whole_process: true,
+        strict: text("ZFOLIO_STRICT").is_some_and(|value| value == "1"),
+    };
+    Some(Settings { config, run: number("ZFOLIO_RUN").unwrap_or(0) })
+}
