@@ -9,7 +9,7 @@
 //!
 //! All loads and stores are `Relaxed`: figures are told, never decided upon.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicU8, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// "zfolio\0\1" as a little-endian word: what a reader checks first.
 pub const STATS_MAGIC: u64 = u64::from_le_bytes(*b"zfolio\0\x01");
@@ -291,13 +291,19 @@ fn write_name(to: &[AtomicU8; NAME_BYTES], name: &str) {
 }
 
 fn read_name(from: &[AtomicU8; NAME_BYTES]) -> String {
-    let bytes: Vec<u8> = from.iter().map(|cell| cell.load(Relaxed)).take_while(|b| *b != 0).collect();
+    let bytes: Vec<u8> =
+        from.iter().map(|cell| cell.load(Relaxed)).take_while(|b| *b != 0).collect();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// Adds to a figure.
 pub fn add(figure: &AtomicU64, value: u64) {
     figure.fetch_add(value, Relaxed);
+}
+
+/// Takes from a figure.
+pub fn subtract(figure: &AtomicU64, value: u64) {
+    figure.fetch_sub(value, Relaxed);
 }
 
 /// Raises a `_max` figure to `value` if that is more.

@@ -26,7 +26,7 @@ use std::sync::atomic::AtomicU64;
 use twox_hash::XxHash3_128;
 
 use crate::page::{UnitOrder, same_filled};
-use crate::stats::{Figures, add};
+use crate::stats::{Figures, add, subtract};
 use crate::zcomp::{Outcome, Zcomp};
 use crate::zsmalloc::{Handle, PageSource, Pool, PoolStats};
 
@@ -47,7 +47,11 @@ impl Checksum {
             return Checksum([word, SAME_FILLED]);
         }
         let hash = XxHash3_128::oneshot(unit);
-        Checksum([(hash & u128::from(u64::MAX)) as u64, (hash >> 64) as u64])
+        let bytes = hash.to_le_bytes();
+        let word = |from: usize| {
+            u64::from_le_bytes(bytes[from..from + 8].try_into().expect("8 of 16 bytes"))
+        };
+        Checksum([word(0), word(8)])
     }
 }
 
@@ -187,7 +191,7 @@ impl<S: PageSource> Zswap<S> {
                 Outcome::Failed => Err(Reject::CompressFail),
             };
             match &place {
-                Ok(place) => self.count(place, figures, 1),
+                Ok(place) => self.count(place, figures, add),
                 Err(Reject::AllocFail) => add(&figures.reject_alloc_fail, 1),
                 Err(Reject::CompressFail) => add(&figures.reject_compress_fail, 1),
             }
@@ -224,7 +228,7 @@ impl<S: PageSource> Zswap<S> {
 
     /// Drops a stored unit.
     pub fn invalidate(&self, entry: Entry, figures: &Figures) {
-        self.count(&entry.place, figures, -1);
+        self.count(&entry.place, figures, subtract);
         match entry.place {
             Place::SameFilled => {}
             Place::Compressed(handle) | Place::Raw(handle) => self.pool.free(handle),
@@ -249,17 +253,19 @@ impl<S: PageSource> Zswap<S> {
         self.zcomp.memory_bytes()
     }
 
-    /// Keeps the gauges of stored units (`ZSWAP-3`). Wrapping: adding 2^64 - n takes n away.
-    fn count(&self, place: &Place, figures: &Figures, units: i64) {
-        let step = |bytes: usize| (bytes as u64).wrapping_mul(units.cast_unsigned());
-        add(&figures.stored_units, step(1));
-        add(&figures.stored_bytes, step(self.unit.bytes()));
+    /// Keeps the gauges of stored units (`ZSWAP-3`): `step` is [`add`] or [`subtract`].
+    fn count(&self, place: &Place, figures: &Figures, step: fn(&AtomicU64, u64)) {
+        let unit_bytes = self.unit.bytes() as u64;
+        step(&figures.stored_units, 1);
+        step(&figures.stored_bytes, unit_bytes);
         match *place {
-            Place::SameFilled => add(&figures.same_filled_units, step(1)),
-            Place::Compressed(handle) => add(&figures.compressed_bytes, step(self.pool.length(handle))),
+            Place::SameFilled => step(&figures.same_filled_units, 1),
+            Place::Compressed(handle) => {
+                step(&figures.compressed_bytes, self.pool.length(handle) as u64);
+            }
             Place::Raw(_) => {
-                add(&figures.incompressible_units, step(1));
-                add(&figures.compressed_bytes, step(self.unit.bytes()));
+                step(&figures.incompressible_units, 1);
+                step(&figures.compressed_bytes, unit_bytes);
             }
         }
     }

@@ -7,7 +7,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use zfolio_core::stats::add;
+use zfolio_core::stats::{add, subtract};
 use zfolio_core::sync::WriteGuard;
 
 use crate::engine::Engine;
@@ -22,7 +22,12 @@ impl Engine {
     /// # Errors
     ///
     /// Those of `call`; then nothing has changed.
-    pub fn unmap<R, E>(&self, start: usize, end: usize, call: impl FnOnce() -> Result<R, E>) -> Result<R, E> {
+    pub fn unmap<R, E>(
+        &self,
+        start: usize,
+        end: usize,
+        call: impl FnOnce() -> Result<R, E>,
+    ) -> Result<R, E> {
         let mut table = self.table.write();
         self.settle_edges(&table, start, end, true);
         let answer = call()?;
@@ -46,7 +51,12 @@ impl Engine {
     /// # Errors
     ///
     /// Those of `call`; then nothing has changed.
-    pub fn discard<R, E>(&self, start: usize, end: usize, call: impl FnOnce() -> Result<R, E>) -> Result<R, E> {
+    pub fn discard<R, E>(
+        &self,
+        start: usize,
+        end: usize,
+        call: impl FnOnce() -> Result<R, E>,
+    ) -> Result<R, E> {
         let table = self.table.write();
         self.settle_edges(&table, start, end, false);
         let answer = call()?;
@@ -117,7 +127,9 @@ impl Engine {
     fn settle_edges(&self, table: &Written<'_>, start: usize, end: usize, retire: bool) {
         let last = table.align_down(end);
         let first = table.align_down(start);
-        for (edge, partial) in [(first, first != start || first + self.unit().bytes() > end), (last, last != end)] {
+        for (edge, partial) in
+            [(first, first != start || first + self.unit().bytes() > end), (last, last != end)]
+        {
             if !partial {
                 continue;
             }
@@ -157,7 +169,7 @@ impl Engine {
     /// Leaves a resident unit to the kernel.
     fn retire(&self, unit: &mut Unit) {
         if matches!(unit.state, State::Resident) {
-            self.count_resident(-1);
+            self.count_out();
         }
         self.drop_copy(unit);
         unit.state = State::Unmanaged;
@@ -165,12 +177,13 @@ impl Engine {
 
     /// Forgets what a unit held; its pages, if it had any, are gone.
     pub(crate) fn drop_unit(&self, unit: &mut Unit, next: State) {
-        let unit_bytes = self.unit().bytes() as u64;
         match std::mem::replace(&mut unit.state, next) {
             State::Unmanaged | State::Empty => {}
-            State::Resident => self.count_resident(-1),
+            State::Resident => self.count_out(),
             State::Staged(slot) => self.staging.give_free(slot),
-            State::Stored => add(&self.figures().demand_stored_bytes, unit_bytes.wrapping_neg()),
+            State::Stored => {
+                subtract(&self.figures().demand_stored_bytes, self.unit().bytes() as u64)
+            }
         }
         self.drop_copy(unit);
     }

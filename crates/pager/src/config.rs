@@ -76,14 +76,21 @@ impl fmt::Display for Error {
                 "this kernel has no UFFDIO_MOVE: Linux 6.8 or later is needed (zfolio doctor tells more)"
             ),
             Error::Userfaultfd { errno } => {
-                write!(f, "userfaultfd: {errno} (zfolio doctor tells what to do)")
+                write!(
+                    f,
+                    "userfaultfd: errno {} (zfolio doctor tells what to do)",
+                    errno.raw_os_error()
+                )
             }
-            Error::Memory { what, errno } => write!(f, "{what}: {errno}"),
+            // By number: the C library's texts are translated, and its translations are the program's memory.
+            Error::Memory { what, errno } => write!(f, "{what}: errno {}", errno.raw_os_error()),
             Error::Codec(why) | Error::Algorithm(why) => f.write_str(why),
             Error::LimitTooSmall { given } => {
                 write!(f, "limit {given}: at least {LIMIT_BYTES_MIN} bytes are needed")
             }
-            Error::Unit { given } => write!(f, "unit {given}: a power of two from 4096 to 2097152 is accepted"),
+            Error::Unit { given } => {
+                write!(f, "unit {given}: a power of two from 4096 to 2097152 is accepted")
+            }
         }
     }
 }

@@ -15,7 +15,7 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use zfolio_core::page::{PAGE_BYTES, UnitOrder};
-use zfolio_core::stats::{Figures, Stats, raise};
+use zfolio_core::stats::{Figures, Stats, add, raise, subtract};
 use zfolio_core::sync::{RwLock, WriteGuard};
 use zfolio_core::zcomp::Zcomp;
 use zfolio_core::zswap::Zswap;
@@ -198,7 +198,7 @@ impl Engine {
             self.drop_unit(&mut unit, State::Empty);
             unit.state = if touched { State::Resident } else { State::Empty };
             if touched {
-                self.count_resident(1);
+                self.count_in();
                 if !unit.queued {
                     unit.queued = true;
                     self.resident.push(address);
@@ -218,10 +218,14 @@ impl Engine {
         self.figures().managed_bytes.store(managed as u64, Relaxed);
     }
 
-    /// Counts units that became resident (or no longer are).
-    pub(crate) fn count_resident(&self, units: i64) {
-        let bytes = (self.unit().bytes() as u64).wrapping_mul(units.cast_unsigned());
-        self.resident_bytes.fetch_add(bytes, Relaxed);
+    /// Counts a unit that became resident (`ENG-3`).
+    pub(crate) fn count_in(&self) {
+        add(&self.resident_bytes, self.unit().bytes() as u64);
+    }
+
+    /// Counts a unit that no longer is.
+    pub(crate) fn count_out(&self) {
+        subtract(&self.resident_bytes, self.unit().bytes() as u64);
     }
 
     /// What the slots with pages hold.
@@ -260,7 +264,8 @@ impl Engine {
         let counted = self.counted_bytes();
         let process = zfolio_sys::process::resident_bytes();
         if self.config.whole_process && process > 0 {
-            let uncounted = process.cast_signed().saturating_sub(counted.cast_signed());
+            let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+            let uncounted = signed(process) - signed(counted);
             self.uncounted_bytes.store(uncounted, Relaxed);
             figures.unmanaged_bytes.store(u64::try_from(uncounted).unwrap_or(0), Relaxed);
             let over = process.saturating_sub(self.config.limit_bytes);
@@ -279,7 +284,7 @@ impl Engine {
         let metadata = self.metadata_bytes.load(Relaxed) + pool.metadata_bytes;
         figures.metadata_bytes.store(metadata, Relaxed);
         // Copies of resident units count once: what is resident, and what is in the store only.
-        let uncounted = self.uncounted_bytes.load(Relaxed).max(0).cast_unsigned();
+        let uncounted = u64::try_from(self.uncounted_bytes.load(Relaxed)).unwrap_or(0);
         let demand = resident + figures.demand_stored_bytes.load(Relaxed) + uncounted;
         figures.demand_bytes.store(demand, Relaxed);
         raise(&figures.demand_bytes_max, demand);
@@ -287,7 +292,7 @@ impl Engine {
 
     /// Tells, once, that the limit cannot be held; ends the process if that was asked for.
     pub(crate) fn over_limit(&self) {
-        zfolio_core::stats::add(&self.figures().over_limit, 1);
+        add(&self.figures().over_limit, 1);
         let charge = self.charge_bytes();
         if self.config.strict {
             crate::fatal::over_limit(self.config.limit_bytes, charge);
@@ -304,6 +309,8 @@ impl Engine {
 /// The one that faults come through, and the one of the staging area.
 fn open_userfaultfds(mode: Mode) -> Result<(Uffd, Uffd), Error> {
     let [program, staging] = needs(mode);
-    let open = |(reach, features)| Uffd::open(reach, features).map_err(|errno| Error::Userfaultfd { errno });
+    let open = |(reach, features)| {
+        Uffd::open(reach, features).map_err(|errno| Error::Userfaultfd { errno })
+    };
     Ok((open(program)?, open(staging)?))
 }

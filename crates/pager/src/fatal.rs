@@ -33,13 +33,16 @@ pub fn tell(message: std::fmt::Arguments<'_>) {
 
 /// A stored unit is lost.
 pub(crate) fn corrupt(address: usize, bytes: usize, error: zswap::Error) -> ! {
-    tell(format_args!("the unit of {bytes} bytes at {address:#x} {error}; stopped to hand out no wrong data"));
+    tell(format_args!(
+        "the unit of {bytes} bytes at {address:#x} {error}; stopped to hand out no wrong data"
+    ));
     process::abort_now(STATUS)
 }
 
 /// The system has no page left for a fault that must be served.
 pub(crate) fn out_of_memory(address: usize, error: Errno) -> ! {
-    tell(format_args!("no memory for a fault at {address:#x}: {error}"));
+    let number = error.raw_os_error();
+    tell(format_args!("no memory for a fault at {address:#x}: errno {number}"));
     process::abort_now(STATUS)
 }
 

@@ -11,7 +11,7 @@
 //! Pages for `Empty` and `Stored` are reserved before the unit is locked: to get them, other units may
 //! have to be reclaimed, and that never happens under a unit's lock.
 
-use zfolio_core::stats::add;
+use zfolio_core::stats::{add, subtract};
 use zfolio_core::sync::Guard;
 
 use crate::engine::Engine;
@@ -163,12 +163,12 @@ impl Engine {
         if !self.keep_copies() {
             self.drop_copy(unit);
         }
-        add(&self.figures().demand_stored_bytes, (self.unit().bytes() as u64).wrapping_neg());
+        subtract(&self.figures().demand_stored_bytes, self.unit().bytes() as u64);
     }
 
     /// Counts and queues a unit that has become resident.
     pub(crate) fn note_resident(&self, unit: &mut Unit, base: usize) {
-        self.count_resident(1);
+        self.count_in();
         if !unit.queued {
             unit.queued = true;
             self.resident.push(base);
@@ -178,7 +178,8 @@ impl Engine {
     /// Whether a stored copy is worth its memory once the unit is resident: while at least a quarter
     /// of the limit is resident data.
     fn keep_copies(&self) -> bool {
-        self.resident_bytes.load(std::sync::atomic::Ordering::Relaxed) >= self.config.limit_bytes / 4
+        self.resident_bytes.load(std::sync::atomic::Ordering::Relaxed)
+            >= self.config.limit_bytes / 4
     }
 
     /// Drops the stored copy of a unit that is no longer stored only.
@@ -193,9 +194,10 @@ impl Engine {
     pub(crate) fn fill_slot(&self, spare: Spare, base: usize) -> Full {
         match spare {
             Spare::Free(slot) => slot,
-            Spare::Room(hollow) => {
-                self.folios.fill(&self.staging, hollow).unwrap_or_else(|error| crate::fatal::out_of_memory(base, error))
-            }
+            Spare::Room(hollow) => self
+                .folios
+                .fill(&self.staging, hollow)
+                .unwrap_or_else(|error| crate::fatal::out_of_memory(base, error)),
         }
     }
 

@@ -61,7 +61,12 @@ pub(crate) struct Folios {
 
 impl Folios {
     /// Takes over both userfaultfds and registers the staging area.
-    pub(crate) fn new(program: Uffd, staging: Uffd, area: &Staging, unit: UnitOrder) -> Result<Folios, Errno> {
+    pub(crate) fn new(
+        program: Uffd,
+        staging: Uffd,
+        area: &Staging,
+        unit: UnitOrder,
+    ) -> Result<Folios, Errno> {
         let zeros = Reservation::new(unit.bytes(), PAGE_BYTES)?;
         let folios = Folios { program, staging, zeros, unit };
         folios.register_area(area)?;
@@ -75,7 +80,12 @@ impl Folios {
     }
 
     /// In a child of `fork`: new userfaultfds, a new staging area, the program's ranges registered.
-    pub(crate) fn open_again(&self, area: &Staging, mode: Mode, table: &Table) -> Result<(), Errno> {
+    pub(crate) fn open_again(
+        &self,
+        area: &Staging,
+        mode: Mode,
+        table: &Table,
+    ) -> Result<(), Errno> {
         let [program, staging] = needs(mode);
         self.program.reopen(program.0, program.1)?;
         self.staging.reopen(staging.0, staging.1)?;
@@ -89,7 +99,12 @@ impl Folios {
     }
 
     /// Moves the unit at `address` out of the program, into `slot`.
-    pub(crate) fn capture(&self, area: &Staging, address: usize, slot: Hollow) -> Result<Full, (Hollow, Refusal)> {
+    pub(crate) fn capture(
+        &self,
+        area: &Staging,
+        address: usize,
+        slot: Hollow,
+    ) -> Result<Full, (Hollow, Refusal)> {
         let to = area.hollow_address(&slot);
         let mut done = 0;
         let mut holes = 0;
@@ -181,8 +196,9 @@ impl Folios {
         while done < self.unit.bytes() {
             // SAFETY: the unit of zeros is readable and as long as a unit.
             #[allow(unsafe_code, reason = "the copy reads our own buffer")]
-            let progress =
-                unsafe { self.staging.copy(self.zeros.address(), to + done, self.unit.bytes() - done) };
+            let progress = unsafe {
+                self.staging.copy(self.zeros.address(), to + done, self.unit.bytes() - done)
+            };
             done += progress.bytes;
             if let Some(error) = progress.stopped.filter(|error| *error != Errno::AGAIN) {
                 return Err(error);
@@ -229,11 +245,8 @@ impl Folios {
             done += progress.bytes;
             match progress.stopped {
                 None => {}
-                Some(Errno::AGAIN) => {
-                    if progress.bytes == 0 {
-                        std::thread::yield_now();
-                    }
-                }
+                Some(Errno::AGAIN) if progress.bytes > 0 => {}
+                Some(Errno::AGAIN) => std::thread::yield_now(),
                 // Moved, whatever the kernel says (FOLIO-3); or a hole, while undoing a capture.
                 Some(_) if !present(from + done) => done += PAGE_BYTES,
                 Some(_) => {
@@ -309,7 +322,8 @@ mod tests {
 
     fn folios() -> (Folios, Staging, Reservation) {
         let area = Staging::new(4, UNIT).unwrap();
-        let [program, staging] = needs(Mode::Inline).map(|(reach, features)| Uffd::open(reach, features).unwrap());
+        let [program, staging] =
+            needs(Mode::Inline).map(|(reach, features)| Uffd::open(reach, features).unwrap());
         let folios = Folios::new(program, staging, &area, UNIT).unwrap();
         let space = Reservation::new(UNIT.bytes(), UNIT.bytes()).unwrap();
         (folios, area, space)
@@ -326,25 +340,42 @@ mod tests {
     #[test]
     #[allow(unsafe_code, reason = "writes to memory mapped for the test")]
     fn a_folio_with_holes_goes_out_and_comes_back() {
-        for mask in [1_u16, 0x8000, 0xFFFF, 0x00FF, 0xFF00, 0x5555, 0xAAAA, 0x8001, 0x7FFE, 0x0180] {
+        for mask in [1_u16, 0x8000, 0xFFFF, 0x00FF, 0xFF00, 0x5555, 0xAAAA, 0x8001, 0x7FFE, 0x0180]
+        {
             let (folios, area, space) = folios();
             for page in (0..16).filter(|page| mask >> page & 1 == 1) {
                 // SAFETY: inside the mapping.
-                unsafe { space.base().as_ptr().add(page * PAGE_BYTES).write(u8::try_from(page).unwrap() + 1) };
+                unsafe {
+                    space
+                        .base()
+                        .as_ptr()
+                        .add(page * PAGE_BYTES)
+                        .write(u8::try_from(page).unwrap() + 1)
+                };
             }
             folios.program.register(space.address(), space.bytes()).unwrap();
             for round in 0..3 {
                 let slot = area.take_hollow().unwrap();
-                let full = folios.capture(&area, space.address(), slot).expect("something is there");
+                let full =
+                    folios.capture(&area, space.address(), slot).expect("something is there");
                 assert_eq!(pages(space.address()), [false; 16], "mask {mask:#x} round {round}");
-                assert_eq!(pages(area.full_address(&full)), [true; 16], "mask {mask:#x} round {round}");
+                assert_eq!(
+                    pages(area.full_address(&full)),
+                    [true; 16],
+                    "mask {mask:#x} round {round}"
+                );
                 for (page, chunk) in area.unit(&full).chunks(PAGE_BYTES).enumerate() {
-                    let expected = if mask >> page & 1 == 1 { u8::try_from(page).unwrap() + 1 } else { 0 };
+                    let expected =
+                        if mask >> page & 1 == 1 { u8::try_from(page).unwrap() + 1 } else { 0 };
                     assert_eq!((chunk[0], chunk[1]), (expected, 0), "mask {mask:#x} page {page}");
                 }
                 let at = area.full_address(&full);
                 let hollow = folios.place(&area, full, space.address());
-                assert_eq!(pages(at), [false; 16], "mask {mask:#x} round {round}: the slot is not hollow");
+                assert_eq!(
+                    pages(at),
+                    [false; 16],
+                    "mask {mask:#x} round {round}: the slot is not hollow"
+                );
                 assert_eq!(pages(space.address()), [true; 16], "mask {mask:#x} round {round}");
                 area.give_hollow(hollow);
             }

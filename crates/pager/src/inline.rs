@@ -26,7 +26,8 @@ struct Slot {
 }
 
 static SLOTS: [Slot; ENGINES] =
-    [const { Slot { engine: AtomicPtr::new(std::ptr::null_mut()), inside: AtomicUsize::new(0) } }; ENGINES];
+    [const { Slot { engine: AtomicPtr::new(std::ptr::null_mut()), inside: AtomicUsize::new(0) } };
+        ENGINES];
 
 static INSTALL: Once = Once::new();
 
@@ -45,7 +46,8 @@ pub(crate) fn register(engine: &'static Engine) -> Option<Registered> {
     SLOTS.iter().enumerate().find_map(|(index, slot)| {
         // Release: pairs with the Acquire in on_sigbus(): who sees the pointer sees the engine.
         let null = std::ptr::null_mut();
-        let taken = slot.engine.compare_exchange(null, pointer, Ordering::Release, Ordering::Relaxed);
+        let taken =
+            slot.engine.compare_exchange(null, pointer, Ordering::Release, Ordering::Relaxed);
         // Not `then_some`: a Registered that is made and dropped would clear another engine's slot.
         taken.is_ok().then(|| Registered(index))
     })
@@ -81,8 +83,10 @@ fn install() {
 #[allow(unsafe_code, reason = "the handler")]
 extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let began = clock::monotonic_ns();
-    // SAFETY: with SA_SIGINFO the kernel passes a valid siginfo, and SIGBUS has an address.
-    let address = unsafe { (*info).si_addr() } as usize;
+    // SAFETY: with SA_SIGINFO the kernel passes a valid siginfo.
+    let about = unsafe { &*info };
+    // SAFETY: SIGBUS has an address.
+    let address = unsafe { about.si_addr() } as usize;
     for slot in &SLOTS {
         slot.inside.fetch_add(1, Ordering::SeqCst);
         let engine = slot.engine.load(Ordering::SeqCst);

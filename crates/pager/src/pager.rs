@@ -70,9 +70,12 @@ impl Builder {
     ///
     /// A setting is not accepted, or the kernel cannot do it: see [`Error`].
     pub fn build(self) -> Result<Pager, Error> {
-        let params: Params =
-            self.algorithm.parse().map_err(|error| Error::Algorithm(format!("algorithm: {error}")))?;
-        let unit = UnitOrder::from_bytes(self.unit_bytes).ok_or(Error::Unit { given: self.unit_bytes })?;
+        let params: Params = self
+            .algorithm
+            .parse()
+            .map_err(|error| Error::Algorithm(format!("algorithm: {error}")))?;
+        let unit =
+            UnitOrder::from_bytes(self.unit_bytes).ok_or(Error::Unit { given: self.unit_bytes })?;
         let config = Config {
             limit_bytes: self.limit_bytes,
             params,
@@ -114,9 +117,13 @@ impl Core {
     fn start(engine: Engine) -> Result<Core, Error> {
         let engine: &'static Engine = Box::leak(Box::new(engine));
         let registered = inline::register(engine);
-        let mut core = Core { engine, registered, threads: Vec::new(), native: Mutex::new(Native::default()) };
+        let mut core =
+            Core { engine, registered, threads: Vec::new(), native: Mutex::new(Native::default()) };
         if core.registered.is_none() {
-            return Err(Error::Codec(format!("more than {} pagers in one process", inline::ENGINES)));
+            return Err(Error::Codec(format!(
+                "more than {} pagers in one process",
+                inline::ENGINES
+            )));
         }
         let mask = signal::block_all();
         let spawn = |name: &str, life: fn(&Engine)| {
@@ -213,7 +220,10 @@ impl Region {
     ///
     /// They can be taken again at any time: for a call that may block, [`Region::pin`] them.
     pub fn prefault(&self, range: Range<usize>) {
-        for at in (range.start..range.end.min(self.bytes)).step_by(PAGE_BYTES).chain(range.end.checked_sub(1)) {
+        for at in (range.start..range.end.min(self.bytes))
+            .step_by(PAGE_BYTES)
+            .chain(range.end.checked_sub(1))
+        {
             if let Some(byte) = self.get(at) {
                 std::hint::black_box(*byte);
             }
@@ -269,7 +279,8 @@ impl Drop for Region {
         native.regions.retain(|region| *region != (start, end));
         drop(native);
         // Forgotten before the mapping goes (fields drop after this), so that no folio moves there.
-        let forgotten: Result<(), std::convert::Infallible> = self.core.engine.unmap(start, end, || Ok(()));
+        let forgotten: Result<(), std::convert::Infallible> =
+            self.core.engine.unmap(start, end, || Ok(()));
         debug_assert!(forgotten.is_ok());
     }
 }

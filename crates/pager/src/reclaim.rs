@@ -57,7 +57,14 @@ impl Engine {
         }
         if self.compress_next(table, cpu) {
             let figures = self.figures();
-            add(if by == By::Direct { &figures.reclaim_direct } else { &figures.reclaim_background }, 1);
+            add(
+                if by == By::Direct {
+                    &figures.reclaim_direct
+                } else {
+                    &figures.reclaim_background
+                },
+                1,
+            );
             return Reclaimed::Freed;
         }
         if captured { Reclaimed::Captured } else { Reclaimed::Nothing }
@@ -85,7 +92,7 @@ impl Engine {
             match self.folios.capture(&self.staging, address, slot) {
                 Ok(full) => {
                     unit.state = State::Staged(full);
-                    self.count_resident(-1);
+                    self.count_out();
                     self.staging.push_staged(address);
                     return true;
                 }
@@ -93,7 +100,7 @@ impl Engine {
                     slot = hollow;
                     match refusal {
                         Refusal::Nothing => {
-                            self.count_resident(-1);
+                            self.count_out();
                             self.drop_copy(&mut unit);
                             unit.state = State::Empty;
                             continue;
@@ -127,7 +134,9 @@ impl Engine {
                 add(&figures.reclaim_clean, 1);
             } else {
                 let mut entry = None;
-                self.zswap.store(cpu, &[contents], &[checksum], figures, &mut |_, stored| entry = stored.ok());
+                self.zswap.store(cpu, &[contents], &[checksum], figures, &mut |_, stored| {
+                    entry = stored.ok()
+                });
                 let Some(entry) = entry else {
                     // Refused: it stays staged, and is tried again when it is the oldest again.
                     drop(unit);

@@ -117,7 +117,9 @@ impl Staging {
     pub(crate) fn unit<'a>(&'a self, slot: &'a Full) -> &'a [u8] {
         // SAFETY: the slot lies inside the reservation (slot < slots); by STAGE-3 its pages are
         // present, and by STAGE-1 the borrow of the token keeps every writer out.
-        unsafe { std::slice::from_raw_parts(self.full_address(slot) as *const u8, self.unit.bytes()) }
+        unsafe {
+            std::slice::from_raw_parts(self.full_address(slot) as *const u8, self.unit.bytes())
+        }
     }
 
     /// The bytes of a full slot, to be written.
@@ -125,7 +127,9 @@ impl Staging {
     #[allow(clippy::mut_from_ref, reason = "the token is borrowed mutably, and it owns the bytes")]
     pub(crate) fn unit_mut<'a>(&'a self, slot: &'a mut Full) -> &'a mut [u8] {
         // SAFETY: as in unit(); the exclusive borrow of the only token rules out any other access.
-        unsafe { std::slice::from_raw_parts_mut(self.full_address(slot) as *mut u8, self.unit.bytes()) }
+        unsafe {
+            std::slice::from_raw_parts_mut(self.full_address(slot) as *mut u8, self.unit.bytes())
+        }
     }
 
     /// The token of a slot into which a folio was moved.

@@ -105,7 +105,11 @@ impl Table {
     }
 
     /// The units of a range that are in the table, by address; the range is widened to whole units.
-    pub(crate) fn units(&self, start: usize, end: usize) -> impl Iterator<Item = (usize, &UnitLock)> {
+    pub(crate) fn units(
+        &self,
+        start: usize,
+        end: usize,
+    ) -> impl Iterator<Item = (usize, &UnitLock)> {
         let step = self.unit.bytes();
         (self.align_down(start)..end).step_by(step).filter_map(|at| Some((at, self.get(at)?)))
     }
@@ -123,7 +127,12 @@ impl Table {
         for leaf in start / LEAF_BYTES..end.div_ceil(LEAF_BYTES) {
             self.leaves.entry(leaf).or_insert_with(|| {
                 let unmanaged = || {
-                    Mutex::new(Unit { state: State::Unmanaged, copy: None, queued: false, prefetched: false })
+                    Mutex::new(Unit {
+                        state: State::Unmanaged,
+                        copy: None,
+                        queued: false,
+                        prefetched: false,
+                    })
                 };
                 std::iter::repeat_with(unmanaged).take(units).collect()
             });
@@ -132,8 +141,13 @@ impl Table {
 
     /// Forgets that a range is managed. Its units stay in the table.
     pub(crate) fn remove(&mut self, start: usize, end: usize) {
-        let touched: Vec<(usize, usize)> =
-            self.ranges.range(..end).rev().take_while(|(_, e)| **e > start).map(|(s, e)| (*s, *e)).collect();
+        let touched: Vec<(usize, usize)> = self
+            .ranges
+            .range(..end)
+            .rev()
+            .take_while(|(_, e)| **e > start)
+            .map(|(s, e)| (*s, *e))
+            .collect();
         for (old_start, old_end) in touched {
             self.ranges.remove(&old_start);
             if old_start < start {

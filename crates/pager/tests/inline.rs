@@ -53,13 +53,17 @@ fn figure(pager: &Pager, name: &str) -> u64 {
 fn a_region_larger_than_its_limit_keeps_its_bytes() {
     for algorithm in ["lz4", "zstd", "deflate"] {
         for unit in [4096, 16384, 65536, 2 * MIB] {
-            let pager = Pager::builder().limit(16 << 20).algorithm(algorithm).unit(unit).build().unwrap();
+            let pager =
+                Pager::builder().limit(16 << 20).algorithm(algorithm).unit(unit).build().unwrap();
             let mut region = pager.map(64 * MIB).unwrap();
             for round in 0..2 {
                 fill(&mut region, round);
                 verify(&region, round);
             }
-            assert!(figure(&pager, "faults_stored") > 0, "{algorithm} {unit}: nothing was compressed");
+            assert!(
+                figure(&pager, "faults_stored") > 0,
+                "{algorithm} {unit}: nothing was compressed"
+            );
             assert!(figure(&pager, "resident_bytes_max") < 20 << 20, "{algorithm} {unit}");
         }
     }
@@ -84,7 +88,10 @@ fn a_region_agrees_with_a_vector() {
             5 => {
                 let range = at..at + 16 * length;
                 region.clear(range.clone());
-                let (from, to) = (range.start.next_multiple_of(16384), range.end.min(model.len()) / 16384 * 16384);
+                let (from, to) = (
+                    range.start.next_multiple_of(16384),
+                    range.end.min(model.len()) / 16384 * 16384,
+                );
                 if from < to {
                     model[from..to].fill(0);
                 }
@@ -180,7 +187,10 @@ fn dropping_gives_everything_back() {
     let before = resident();
     (0..8).for_each(|_| once());
     let grown = resident().saturating_sub(before);
-    assert!(grown < 60 << 20, "{grown} bytes more after 8 pagers: other tests run beside, but not so many");
+    assert!(
+        grown < 60 << 20,
+        "{grown} bytes more after 8 pagers: other tests run beside, but not so many"
+    );
 }
 
 #[test]

@@ -33,9 +33,12 @@ fn early(bytes: usize, align: usize) -> Option<*mut c_void> {
     if startup::is_starting() { startup::allocate(bytes, align).map(<*mut u8>::cast) } else { None }
 }
 
-fn set_errno(value: i32) {
+/// Leaves an error as the C library does.
+pub(crate) fn set_errno(value: i32) {
+    // SAFETY: it has no precondition.
+    let errno = unsafe { libc::__errno_location() };
     // SAFETY: glibc's errno of this thread, always valid.
-    unsafe { libc::__errno_location().write(value) };
+    unsafe { errno.write(value) };
 }
 
 /// `NULL` with `ENOMEM`, as the C library answers.

@@ -141,7 +141,8 @@ fn open_files(mut tell: impl FnMut(usize)) {
     while !file.is_null() {
         // SAFETY: a member of the list, alive as long as nobody closes it; a program that closes a
         // file in another thread while it forks has that race without us too.
-        let (chain, lock) = unsafe { ((*file).chain, (*file).lock) };
+        let about = unsafe { &*file };
+        let (chain, lock) = (about.chain, about.lock);
         tell(file as usize);
         tell(file as usize + size_of::<File>());
         if lock != 0 {

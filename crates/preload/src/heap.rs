@@ -11,7 +11,8 @@ use dlmalloc::{Allocator, Dlmalloc};
 use zfolio_sys::{futex, map};
 
 #[global_allocator]
-static HEAP: Heap = Heap { lock: Lock::new(), heap: UnsafeCell::new(Dlmalloc::new_with_allocator(System)) };
+static HEAP: Heap =
+    Heap { lock: Lock::new(), heap: UnsafeCell::new(Dlmalloc::new_with_allocator(System)) };
 
 struct Heap {
     lock: Lock,
@@ -51,7 +52,8 @@ struct System;
 // SAFETY: mappings are fresh, private and live until freed here.
 unsafe impl Allocator for System {
     fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
-        map::map_aligned(size, map::PAGE_BYTES).map_or((std::ptr::null_mut(), 0, 0), |at| (at.as_ptr(), size, 0))
+        map::map_aligned(size, map::PAGE_BYTES)
+            .map_or((std::ptr::null_mut(), 0, 0), |at| (at.as_ptr(), size, 0))
     }
 
     fn remap(&self, _at: *mut u8, _old: usize, _new: usize, _can_move: bool) -> *mut u8 {

@@ -56,10 +56,14 @@ static DESTRUCTOR: extern "C" fn() = destructor;
 /// Half of the limit: the rest of the process counts too, and it is watched from then on.
 pub(crate) fn start_if_needed() {
     let Some(settings) = settings::get() else { return };
-    if native::manageable_bytes() < settings.config.limit_bytes / 2 || STARTED.load(Ordering::Relaxed) != 0 {
+    if native::manageable_bytes() < settings.config.limit_bytes / 2
+        || STARTED.load(Ordering::Relaxed) != 0
+    {
         return;
     }
-    if STARTED.swap(1, Ordering::Relaxed) == 0 && !start_thread("zfolio-home", move || watch(settings)) {
+    if STARTED.swap(1, Ordering::Relaxed) == 0
+        && !start_thread("zfolio-home", move || watch(settings))
+    {
         fatal::tell(format_args!("no thread could be started: the limit is not held"));
     }
 }
@@ -97,7 +101,9 @@ fn watch(settings: &'static Settings) {
 /// The limit is near: the engine takes the mappings over.
 fn engage(settings: &'static Settings) {
     if files::leave_program_files().is_err() {
-        fatal::tell(format_args!("unshare(CLONE_FILES) is not allowed here: the limit is not held"));
+        fatal::tell(format_args!(
+            "unshare(CLONE_FILES) is not allowed here: the limit is not held"
+        ));
         return;
     }
     let Some(stats) = statistics::home() else { return };
@@ -130,7 +136,10 @@ fn start_servants(engine: &'static Engine) {
 /// In a child of `fork`, on its only thread: what the fork did not copy comes back.
 ///
 /// `quiet` is the engine held still, if it was started in the parent.
-pub(crate) fn start_over(settings: &'static Settings, quiet: Option<(&'static Engine, &zfolio_pager::Quiet<'static>)>) {
+pub(crate) fn start_over(
+    settings: &'static Settings,
+    quiet: Option<(&'static Engine, &zfolio_pager::Quiet<'static>)>,
+) {
     startup::start_over();
     keeper::start_over();
     statistics::open(settings);
@@ -146,7 +155,9 @@ pub(crate) fn start_over(settings: &'static Settings, quiet: Option<(&'static En
         let quiet = unsafe { &*(quiet as *const zfolio_pager::Quiet<'static>) };
         let again = files::leave_program_files().is_ok() && engine.open_again(quiet).is_ok();
         if !again {
-            fatal::tell(format_args!("a child process cannot have a userfaultfd of its own: stopped"));
+            fatal::tell(format_args!(
+                "a child process cannot have a userfaultfd of its own: stopped"
+            ));
             process::abort_now(fatal::STATUS);
         }
         start_servants(engine);

@@ -34,7 +34,8 @@ pub(crate) enum Call {
     Settle,
 }
 
-const CALLS: [Call; 7] = [Call::Map, Call::Adopt, Call::Unmap, Call::Discard, Call::Remap, Call::Pin, Call::Settle];
+const CALLS: [Call; 7] =
+    [Call::Map, Call::Adopt, Call::Unmap, Call::Discard, Call::Remap, Call::Pin, Call::Settle];
 
 const FREE: u32 = 0;
 const TAKEN: u32 = 1;
@@ -71,7 +72,10 @@ pub(crate) fn ask(call: Call, words: [usize; 6]) -> Result<usize, Errno> {
     let request = loop {
         // Acquire: pairs with the Release that freed it.
         let free = |request: &&Request| {
-            request.state.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
+            request
+                .state
+                .compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed)
+                .is_ok()
         };
         match BOX.iter().find(free) {
             Some(request) => break request,
@@ -90,12 +94,12 @@ pub(crate) fn ask(call: Call, words: [usize; 6]) -> Result<usize, Errno> {
     while request.state.load(Ordering::Acquire) == POSTED {
         futex::wait(&request.state, POSTED, None);
     }
-    let answer = request.answer.load(Ordering::Relaxed).cast_signed();
+    let answer = isize::from_ne_bytes(request.answer.load(Ordering::Relaxed).to_ne_bytes());
     request.state.store(FREE, Ordering::Release);
     if (-4095..0).contains(&answer) {
         return Err(Errno::from_raw_os_error(i32::try_from(-answer).unwrap_or(libc::EINVAL)));
     }
-    Ok(answer.cast_unsigned())
+    Ok(usize::from_ne_bytes(answer.to_ne_bytes()))
 }
 
 /// In a child of `fork`: the requests of the parent's other threads are nobody's.
@@ -115,7 +119,9 @@ pub(crate) fn keep(engine: &'static Engine) {
             let call = CALLS[request.call.load(Ordering::Relaxed) % CALLS.len()];
             let answer = match serve(engine, call, words) {
                 Ok(word) => word,
-                Err(error) => (-(error.raw_os_error() as isize)).cast_unsigned(),
+                Err(error) => {
+                    usize::from_ne_bytes((-(error.raw_os_error() as isize)).to_ne_bytes())
+                }
             };
             request.answer.store(answer, Ordering::Relaxed);
             // Release: pairs with the Acquire in ask().
@@ -146,14 +152,21 @@ fn serve(engine: &Engine, call: Call, words: [usize; 6]) -> Result<usize, Errno>
         }
         Call::Unmap => {
             // SAFETY: the program's own call, with its own words.
-            engine.unmap(start, end.next_multiple_of(map::PAGE_BYTES), || unsafe { map::forward(libc::SYS_munmap, words) })
+            engine.unmap(start, end.next_multiple_of(map::PAGE_BYTES), || unsafe {
+                map::forward(libc::SYS_munmap, words)
+            })
         }
         Call::Discard => {
             // SAFETY: the program's own call, with its own words.
-            engine.discard(start, end.next_multiple_of(map::PAGE_BYTES), || unsafe { map::forward(libc::SYS_madvise, words) })
+            engine.discard(start, end.next_multiple_of(map::PAGE_BYTES), || unsafe {
+                map::forward(libc::SYS_madvise, words)
+            })
         }
         Call::Remap => {
-            let (old, new_bytes) = (bytes.next_multiple_of(map::PAGE_BYTES), words[2].next_multiple_of(map::PAGE_BYTES));
+            let (old, new_bytes) = (
+                bytes.next_multiple_of(map::PAGE_BYTES),
+                words[2].next_multiple_of(map::PAGE_BYTES),
+            );
             let move_it = || {
                 // SAFETY: the program's own call, with its own words.
                 let at = unsafe { map::forward(libc::SYS_mremap, words) }?;

@@ -17,7 +17,10 @@
 //! The modules are declared in the order in which things happen in a program's life.
 
 #![allow(unreachable_pub, reason = "what is interposed is public to the linker, not to Rust")]
-#![allow(unsafe_code, reason = "an interposed C library is all raw pointers; each block has its proof")]
+#![allow(
+    unsafe_code,
+    reason = "an interposed C library is all raw pointers; each block has its proof"
+)]
 
 mod heap;
 mod startup;

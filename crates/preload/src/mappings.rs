@@ -10,7 +10,7 @@ use std::ffi::{c_int, c_long, c_void};
 
 use zfolio_sys::{Errno, map};
 
-use crate::allocator::interpose;
+use crate::allocator::{interpose, set_errno};
 use crate::home;
 use crate::keeper::{Call, ask};
 use crate::native::{self, may_be_managed};
@@ -40,8 +40,7 @@ pub(crate) fn is_manageable(bytes: usize, protection: usize, flags: c_int) -> bo
 
 /// The C library's way to say no.
 fn fail(error: Errno) -> *mut c_void {
-    // SAFETY: glibc's errno of this thread, always valid.
-    unsafe { libc::__errno_location().write(error.raw_os_error()) };
+    set_errno(error.raw_os_error());
     libc::MAP_FAILED
 }
 
@@ -57,6 +56,11 @@ fn answer_int(answer: Result<usize, Errno>) -> c_int {
             -1
         }
     }
+}
+
+/// A signed argument as the kernel takes it.
+fn word(value: i64) -> usize {
+    usize::from_ne_bytes(value.to_ne_bytes())
 }
 
 fn page_end(start: usize, bytes: usize) -> usize {
@@ -130,7 +134,9 @@ fn mremap_words(words: [usize; 6]) -> Result<usize, Errno> {
     let forward = || unsafe { map::forward(libc::SYS_mremap, words) };
     let flags = i32::try_from(words[3]).unwrap_or(0);
     let onto = if flags & libc::MREMAP_FIXED != 0 { words[4] } else { start };
-    if bytes == 0 || !(may_be_managed(start, end) || may_be_managed(onto, onto.saturating_add(new_length))) {
+    if bytes == 0
+        || !(may_be_managed(start, end) || may_be_managed(onto, onto.saturating_add(new_length)))
+    {
         return forward();
     }
     let mut ours = native::lock();
@@ -155,10 +161,10 @@ interpose! {
         mmap_words([
             start as usize,
             bytes,
-            protection.cast_unsigned() as usize,
-            flags.cast_unsigned() as usize,
-            (file as isize).cast_unsigned(),
-            (offset as isize).cast_unsigned(),
+            word(protection.into()),
+            word(flags.into()),
+            word(file.into()),
+            word(offset),
         ])
     }
 
@@ -193,13 +199,13 @@ interpose! {
     /// `madvise(2)`.
     fn madvise(start: *mut c_void, bytes: usize, advice: c_int) -> c_int {
         let first = start as usize;
-        let mut words = [first, bytes, advice.cast_unsigned() as usize, 0, 0, 0];
+        let mut words = [first, bytes, word(advice.into()), 0, 0, 0];
         let managed = first % map::PAGE_BYTES == 0 && bytes > 0 && may_be_managed(first, page_end(first, bytes));
         match advice {
             libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE if managed && native::engine().is_some() => {
                 if advice == libc::MADV_FREE {
                     // Freed now instead of later: a stored copy has no "later".
-                    words[2] = libc::MADV_DONTNEED.cast_unsigned() as usize;
+                    words[2] = word(libc::MADV_DONTNEED.into());
                 }
                 return answer_int(ask(Call::Discard, words));
             }
@@ -212,7 +218,7 @@ interpose! {
 
     /// `mremap(2)`.
     fn mremap(start: *mut c_void, bytes: usize, new_bytes: usize, flags: c_int, to: *mut c_void) -> *mut c_void {
-        let flags = flags.cast_unsigned() as usize;
+        let flags = word(flags.into());
         answer_pointer(mremap_words([start as usize, bytes, new_bytes, flags, to as usize, 0]))
     }
 
@@ -234,7 +240,7 @@ interpose! {
     /// `mlockall(2)`.
     fn mlockall(flags: c_int) -> c_int {
         if settings::get().is_none() {
-            let words = [flags.cast_unsigned() as usize, 0, 0, 0, 0, 0];
+            let words = [word(flags.into()), 0, 0, 0, 0, 0];
             // SAFETY: the program's own call, with its own words.
             return answer_int(unsafe { map::forward(libc::SYS_mlockall, words) });
         }

@@ -133,6 +133,9 @@ pub(crate) fn may_be_managed(start: usize, end: usize) -> bool {
     if end <= start {
         return false;
     }
-    (start >> GRANULE_BITS..=(end - 1) >> GRANULE_BITS)
-        .any(|granule| GRANULES.get(granule / 8).is_some_and(|bits| bits.load(Ordering::Relaxed) >> (granule % 8) & 1 == 1))
+    (start >> GRANULE_BITS..=(end - 1) >> GRANULE_BITS).any(|granule| {
+        GRANULES
+            .get(granule / 8)
+            .is_some_and(|bits| bits.load(Ordering::Relaxed) >> (granule % 8) & 1 == 1)
+    })
 }

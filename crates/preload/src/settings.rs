@@ -31,7 +31,8 @@ fn from_environment() -> Option<Settings> {
     let text = |name| std::env::var(name).ok();
     let number = |name| text(name).and_then(|value| value.parse::<u64>().ok());
     let limit_bytes = number("ZFOLIO_LIMIT")?;
-    let unit = number("ZFOLIO_UNIT").and_then(|bytes| UnitOrder::from_bytes(usize::try_from(bytes).ok()?));
+    let unit =
+        number("ZFOLIO_UNIT").and_then(|bytes| UnitOrder::from_bytes(usize::try_from(bytes).ok()?));
     let params = text("ZFOLIO_ALGORITHM").and_then(|name| name.parse::<Params>().ok());
     let default = || "lz4".parse::<Params>().ok();
     let config = Config {

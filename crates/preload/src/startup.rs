@@ -64,7 +64,7 @@ pub(crate) fn allocate(bytes: usize, align: usize) -> Option<*mut u8> {
     }
     let block = REGION.0.get().cast::<u8>().wrapping_add(at);
     // SAFETY: `at - HEADER_BYTES >= from`, so the header is inside the part that is ours now.
-    unsafe { block.sub(HEADER_BYTES).cast::<usize>().write(bytes) };
+    unsafe { block.wrapping_sub(HEADER_BYTES).cast::<usize>().write(bytes) };
     // SAFETY: `at + bytes <= end <= REGION_BYTES`.
     unsafe { block.write_bytes(0, bytes) };
     Some(block)
@@ -78,5 +78,5 @@ pub(crate) fn length_of(pointer: *const u8) -> Option<usize> {
         return None;
     }
     // SAFETY: a pointer into the region is one that allocate() gave, behind its header.
-    Some(unsafe { pointer.sub(HEADER_BYTES).cast::<usize>().read() })
+    Some(unsafe { pointer.wrapping_sub(HEADER_BYTES).cast::<usize>().read() })
 }

@@ -42,9 +42,13 @@ pub(crate) fn open(settings: &Settings) {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     let mapped = match &file {
         // SAFETY: fresh address space, or (in a child) exactly our own page again.
-        Some(file) => unsafe { rustix::mm::mmap(at.cast(), bytes, protection, MapFlags::SHARED | fixed, file, 0) },
+        Some(file) => unsafe {
+            rustix::mm::mmap(at.cast(), bytes, protection, MapFlags::SHARED | fixed, file, 0)
+        },
         // SAFETY: the same.
-        None => unsafe { rustix::mm::mmap_anonymous(at.cast(), bytes, protection, MapFlags::PRIVATE | fixed) },
+        None => unsafe {
+            rustix::mm::mmap_anonymous(at.cast(), bytes, protection, MapFlags::PRIVATE | fixed)
+        },
     };
     let Ok(page) = mapped else { return };
     PAGE.store(page.cast(), Ordering::Release);

@@ -60,7 +60,9 @@ impl Reservation {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: MAP_FIXED_NOREPLACE takes free address space only.
-        unsafe { rustix::mm::mmap_anonymous(self.base.as_ptr().cast(), self.bytes, protection, flags) }?;
+        unsafe {
+            rustix::mm::mmap_anonymous(self.base.as_ptr().cast(), self.bytes, protection, flags)
+        }?;
         Ok(())
     }
 
@@ -106,9 +108,8 @@ pub fn map_aligned_with(
     let wanted = bytes.checked_add(slack).ok_or(Errno::NOMEM)?;
     let flags = flags | MapFlags::PRIVATE;
     // SAFETY: without MAP_FIXED the kernel picks free address space: nothing of anybody's changes.
-    let base = unsafe {
-        rustix::mm::mmap_anonymous(std::ptr::null_mut(), wanted, protection, flags)
-    }?;
+    let base =
+        unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), wanted, protection, flags) }?;
     let start = base as usize;
     let aligned = start.next_multiple_of(align);
     trim(start, aligned - start);
@@ -167,9 +168,7 @@ pub fn unshare_pages(address: usize, bytes: usize) -> Result<(), Errno> {
 pub fn residency(address: usize, bytes: usize, present: &mut [u8]) -> Result<(), Errno> {
     assert!(present.len() >= bytes.div_ceil(PAGE_BYTES));
     // SAFETY: the kernel writes one byte per page, for which there is room (above).
-    let answer = unsafe {
-        libc::syscall(libc::SYS_mincore, address, bytes, present.as_mut_ptr())
-    };
+    let answer = unsafe { libc::syscall(libc::SYS_mincore, address, bytes, present.as_mut_ptr()) };
     if answer == 0 { Ok(()) } else { Err(last_error()) }
 }
 
@@ -191,7 +190,8 @@ pub unsafe fn forward(number: libc::c_long, words: [usize; 6]) -> Result<usize, 
     let [a, b, c, d, e, f] = words;
     // SAFETY: the caller's contract.
     let answer = unsafe { libc::syscall(number, a, b, c, d, e, f) };
-    if answer == -1 { Err(last_error()) } else { Ok(answer.cast_unsigned().try_into().unwrap_or(0)) }
+    // An address is a word, whatever its highest bit.
+    if answer == -1 { Err(last_error()) } else { Ok(usize::from_ne_bytes(answer.to_ne_bytes())) }
 }
 
 /// An `mmap` as the program asked for it, with no place wanted, at a multiple of `align`.

@@ -87,14 +87,20 @@ struct RawMessage {
     words: [u64; 3],
 }
 
-/// `_IOWR(0xAA, number, bytes)` of the kernel's generic encoding (x86, arm64, riscv).
+/// The kernel's generic encoding of an ioctl (x86, arm64, riscv): direction, size, type, number.
+#[allow(clippy::cast_possible_truncation, reason = "structures of 16 to 40 bytes")]
+const fn encode(direction: u32, number: u32, bytes: usize) -> ioctl::Opcode {
+    ((direction << 30) | ((bytes as u32) << 16) | (0xAA << 8) | number) as ioctl::Opcode
+}
+
+/// `_IOWR(0xAA, number, bytes)`.
 const fn iowr(number: u32, bytes: usize) -> ioctl::Opcode {
-    (3 << 30 | (bytes as u32) << 16 | 0xAA << 8 | number) as ioctl::Opcode
+    encode(3, number, bytes)
 }
 
 /// `_IOR(0xAA, number, bytes)`.
 const fn ior(number: u32, bytes: usize) -> ioctl::Opcode {
-    (2 << 30 | (bytes as u32) << 16 | 0xAA << 8 | number) as ioctl::Opcode
+    encode(2, number, bytes)
 }
 
 const UFFDIO_API: ioctl::Opcode = iowr(0x3F, size_of::<Api>());
@@ -293,7 +299,9 @@ impl Uffd {
     ///
     /// Those of `read`.
     pub fn read<'a>(&self, into: &'a mut Messages) -> Result<&'a [Message], Errno> {
-        let mut raw = [const { RawMessage { event: 0, reserved1: 0, reserved2: 0, reserved3: 0, words: [0; 3] } }; MESSAGES];
+        let mut raw = [const {
+            RawMessage { event: 0, reserved1: 0, reserved2: 0, reserved3: 0, words: [0; 3] }
+        }; MESSAGES];
         // SAFETY: RawMessage is plain integers, so any bytes are a value; the slice spans the array.
         let bytes = unsafe {
             std::slice::from_raw_parts_mut(raw.as_mut_ptr().cast::<u8>(), size_of_val(&raw))
@@ -395,7 +403,10 @@ fn transfer(from: usize, to: usize, bytes: usize) -> Copy {
 /// # Safety
 ///
 /// `OPCODE` takes a pointer to what `T` lays out.
-unsafe fn call<const OPCODE: ioctl::Opcode, T>(file: BorrowedFd<'_>, argument: &mut T) -> Result<(), Errno> {
+unsafe fn call<const OPCODE: ioctl::Opcode, T>(
+    file: BorrowedFd<'_>,
+    argument: &mut T,
+) -> Result<(), Errno> {
     // SAFETY: the caller's contract.
     let updater = unsafe { ioctl::Updater::<OPCODE, T>::new(argument) };
     // SAFETY: the same.
@@ -409,4 +420,3 @@ fn progress(answer: Result<(), Errno>, done: i64, bytes: usize) -> Progress {
         Err(error) => Progress { bytes: usize::try_from(done).unwrap_or(0), stopped: Some(error) },
     }
 }
-
