@@ -2,7 +2,7 @@
 //!
 //! | module | what it has |
 //! | --- | --- |
-//! | [`corpus`] | the memory of real processes as a file: capture one, or start some and capture them |
+//! | [`mod@corpus`] | the memory of real processes as a file: capture one, or start some and capture them |
 //! | [`usemem`] | the workload, on any `&mut [u8]`; the program `usemem` is the same on plain memory |
 //! | [`report`] | what the workload tells |
 //! | [`compare`] | the same workload under the kernel's zram swap, under `zfolio run`, and inline |

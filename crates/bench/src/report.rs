@@ -25,7 +25,7 @@ impl fmt::Display for Mismatch {
 /// What one worker measured.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Measured {
-    /// Nanoseconds of each phase of [`Phase::ALL`].
+    /// Nanoseconds of each phase of `Phase::ALL`.
     pub phase_ns: [u64; 5],
     /// Nanoseconds of each random read.
     pub latencies_ns: Vec<u32>,

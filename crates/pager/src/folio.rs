@@ -344,14 +344,9 @@ mod tests {
         {
             let (folios, area, space) = folios();
             for page in (0..16).filter(|page| mask >> page & 1 == 1) {
+                let at = space.base().as_ptr().wrapping_add(page * PAGE_BYTES);
                 // SAFETY: inside the mapping.
-                unsafe {
-                    space
-                        .base()
-                        .as_ptr()
-                        .add(page * PAGE_BYTES)
-                        .write(u8::try_from(page).unwrap() + 1)
-                };
+                unsafe { at.write(u8::try_from(page).unwrap() + 1) };
             }
             folios.program.register(space.address(), space.bytes()).unwrap();
             for round in 0..3 {

@@ -7,11 +7,12 @@
 //!               the home thread becomes the reclaimer
 //! ```
 
+use std::ffi::CStr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use zfolio_pager::{Engine, fatal};
-use zfolio_sys::{cpu, files, futex, process, signal};
+use zfolio_sys::{cpu, files, futex, process, signal, thread};
 
 use crate::settings::Settings;
 use crate::{fork, keeper, native, settings, startup, statistics};
@@ -62,17 +63,20 @@ pub(crate) fn start_if_needed() {
         return;
     }
     if STARTED.swap(1, Ordering::Relaxed) == 0
-        && !start_thread("zfolio-home", move || watch(settings))
+        && !start_thread(c"zfolio-home", move || watch(settings))
     {
         fatal::tell(format_args!("no thread could be started: the limit is not held"));
     }
 }
 
+/// Bytes of the stack of an engine's thread: a codec's deepest call takes 4 KiB.
+const STACK_BYTES: usize = 256 << 10;
+
 /// Starts a thread of the engine: signals blocked, its storage unmanaged.
-fn start_thread(name: &str, life: impl FnOnce() + Send + 'static) -> bool {
+fn start_thread(name: &'static CStr, life: impl FnOnce() + Send + 'static) -> bool {
     let mask = signal::block_all();
-    let thread = std::thread::Builder::new().name(name.to_owned()).stack_size(256 << 10);
-    let started = startup::while_starting(|| thread.spawn(life)).is_ok();
+    let started =
+        startup::while_starting(|| thread::spawn(name, STACK_BYTES, Box::new(life))).is_ok();
     signal::restore(&mask);
     started
 }
@@ -128,9 +132,9 @@ fn engage(settings: &'static Settings) {
 
 /// The threads beside the home thread. They share its table of files.
 fn start_servants(engine: &'static Engine) {
-    start_thread("zfolio-handler", move || engine.handle_faults());
-    start_thread("zfolio-keeper", move || keeper::keep(engine));
-    start_thread("zfolio-prefetch", move || engine.prefetch_in_background());
+    start_thread(c"zfolio-handler", move || engine.handle_faults());
+    start_thread(c"zfolio-keeper", move || keeper::keep(engine));
+    start_thread(c"zfolio-prefetch", move || engine.prefetch_in_background());
 }
 
 /// In a child of `fork`, on its only thread: what the fork did not copy comes back.
@@ -150,7 +154,7 @@ pub(crate) fn start_over(
     // The home thread must own the new descriptors, and this thread must not go on before faults are
     // served: it lends its hold on the engine until READY.
     let quiet = std::ptr::from_ref(quiet) as usize;
-    start_thread("zfolio-home", move || {
+    start_thread(c"zfolio-home", move || {
         // SAFETY: start_over() waits for READY before its borrow of `quiet` ends.
         let quiet = unsafe { &*(quiet as *const zfolio_pager::Quiet<'static>) };
         let again = files::leave_program_files().is_ok() && engine.open_again(quiet).is_ok();

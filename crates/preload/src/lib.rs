@@ -7,10 +7,10 @@
 //!
 //! # Invariants
 //!
-//! - `PRE-1` The engine's threads touch no managed memory: their heap ([`heap`]), their stacks and
-//!   their thread-local storage ([`startup`]) are apart, and they never call the program's `malloc`.
+//! - `PRE-1` The engine's threads touch no managed memory: their heap (`heap`), their stacks and
+//!   their thread-local storage (`startup`) are apart, and they never call the program's `malloc`.
 //! - `PRE-2` A thread of the program never waits for an engine's lock while it holds memory's place:
-//!   what changes a mapping is handed to the [`keeper`], which does it.
+//!   what changes a mapping is handed to the `keeper`, which does it.
 //! - `PRE-3` The engine's descriptors are in a table of their own: the program can neither see nor
 //!   close them (closing a userfaultfd would make missing pages read as zeros).
 //!

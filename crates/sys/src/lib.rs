@@ -12,6 +12,7 @@ pub mod map;
 pub mod probe;
 pub mod process;
 pub mod signal;
+pub mod thread;
 pub mod uffd;
 
 pub use rustix::io::Errno;

@@ -219,8 +219,9 @@ mod tests {
     fn a_reservation_is_aligned_and_comes_with_first_touch() {
         let space = Reservation::new(1 << 20, 1 << 20).unwrap();
         assert_eq!(space.address() % (1 << 20), 0);
+        let second = space.base().as_ptr().wrapping_add(PAGE_BYTES);
         // SAFETY: the second page of our own mapping.
-        unsafe { space.base().as_ptr().add(PAGE_BYTES).write(1) };
+        unsafe { second.write(1) };
         let mut present = [9_u8; 256];
         residency(space.address(), 1 << 20, &mut present).unwrap();
         assert_eq!(present.iter().filter(|page| **page & 1 == 1).count(), 1);

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use super::backend::{Answer, Backend, Compressor, Job};
-use super::stream::{CompressStream, Lane, hold};
+use super::stream::CompressStream;
 use super::{Algorithm, Error, Outcome, Params, Zcomp, compressed_bytes_max, same_filled};
 use crate::page::UnitOrder;
 

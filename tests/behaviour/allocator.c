@@ -1,0 +1,139 @@
+/* malloc and its family against a model: every block holds a pattern of its own from end to end. */
+#include "behaviour.h"
+#include <malloc.h>
+
+enum { SLOTS = 4096 };
+
+struct block {
+    unsigned char *at;
+    size_t bytes;
+    uint64_t seed;
+};
+
+static void write_block(struct block *b) {
+    size_t words = b->bytes / 8;
+    uint64_t base = mix(b->seed), *word = (uint64_t *)b->at;
+    for (size_t i = 0; i < words; i++) word[i] = base + (i & 15);
+    for (size_t i = words * 8; i < b->bytes; i++) b->at[i] = (unsigned char)base;
+}
+
+static void read_block(const struct block *b, size_t bytes) {
+    size_t words = bytes / 8;
+    uint64_t base = mix(b->seed), *word = (uint64_t *)b->at, wrong = 0;
+    for (size_t i = 0; i < words; i++) wrong |= word[i] ^ (base + (i & 15));
+    CHECK(wrong == 0, "block of %zu bytes at %p", bytes, (void *)b->at);
+    if (bytes == b->bytes)
+        for (size_t i = words * 8; i < bytes; i++) CHECK(b->at[i] == (unsigned char)base, "tail of %zu", bytes);
+}
+
+static size_t some_size(uint64_t *random) {
+    uint64_t r = next_random(random);
+    switch (r % 16) {
+    case 0: return 128 * 1024 + next_random(random) % (3 * MIB);
+    case 1: case 2: return 4096 + next_random(random) % 65536;
+    case 3: case 4: case 5: return 512 + next_random(random) % 8192;
+    default: return next_random(random) % 512;
+    }
+}
+
+static size_t work(uint64_t seed, size_t most, double until) {
+    struct block *blocks = calloc(SLOTS, sizeof *blocks);
+    uint64_t random = seed;
+    size_t held = 0, done = 0, peak = 0;
+    for (; now() < until; done++) {
+        struct block *b = &blocks[next_random(&random) % SLOTS];
+        size_t bytes = some_size(&random);
+        if (b->at) {
+            read_block(b, b->bytes);
+            if (next_random(&random) % 3 == 0 && held < most) {
+                size_t kept = b->bytes < bytes ? b->bytes : bytes;
+                b->at = realloc(b->at, bytes ? bytes : 1);
+                CHECK(b->at);
+                read_block(b, kept & ~7ul);
+                held += bytes - b->bytes;
+                b->bytes = bytes;
+                b->seed = next_random(&random);
+                write_block(b);
+                continue;
+            }
+            free(b->at);
+            held -= b->bytes;
+            b->at = NULL;
+            if (held > most / 2) continue;
+        }
+        if (held > most) continue;
+        size_t align = 16ul << next_random(&random) % 9;
+        switch (next_random(&random) % 5) {
+        case 0:
+            b->at = calloc(1, bytes ? bytes : 1);
+            for (size_t i = 0; i < bytes; i++) CHECK(b->at[i] == 0, "calloc of %zu: byte %zu", bytes, i);
+            break;
+        case 1: CHECK(posix_memalign((void **)&b->at, align, bytes) == 0); break;
+        case 2: b->at = aligned_alloc(align, (bytes + align - 1) & -align); break;
+        default: b->at = malloc(bytes); align = 1;
+        }
+        CHECK(b->at || bytes == 0);
+        if (!b->at) continue;
+        CHECK(malloc_usable_size(b->at) >= bytes);
+        b->bytes = bytes;
+        b->seed = next_random(&random);
+        write_block(b);
+        held += bytes;
+        peak = held > peak ? held : peak;
+    }
+    for (int i = 0; i < SLOTS; i++)
+        if (blocks[i].at) read_block(&blocks[i], blocks[i].bytes), free(blocks[i].at);
+    free(blocks);
+    return peak;
+}
+
+static void single(void) {
+    size_t peak = work(1, 5 * limit_bytes(), now() + 4);
+    CHECK(peak > 2 * limit_bytes(), "only %zu bytes held", peak);
+}
+
+static void *thread(void *argument) {
+    work((uint64_t)argument * 1000003, 5 * limit_bytes() / 4, now() + 4);
+    return NULL;
+}
+
+static void threads(void) {
+    pthread_t thread_of[4];
+    for (uint64_t i = 0; i < 4; i++) CHECK(pthread_create(&thread_of[i], NULL, thread, (void *)(i + 1)) == 0);
+    for (int i = 0; i < 4; i++) CHECK(pthread_join(thread_of[i], NULL) == 0);
+}
+
+/* What one thread allocates another frees. */
+static void *volatile parcels[1024];
+static void *receive(void *argument) {
+    for (int taken = 0; taken < 20000;) {
+        void *parcel = __atomic_exchange_n(&parcels[taken % 1024], NULL, __ATOMIC_ACQUIRE);
+        if (!parcel) { sched_yield(); continue; }
+        uint64_t *words = parcel;
+        for (int i = 0; i < 1500; i++) CHECK(words[i] == (uint64_t)taken + (i & 7));
+        free(parcel);
+        taken++;
+    }
+    return argument;
+}
+
+static void handed_over(void) {
+    struct ballast b;
+    ballast_make(&b, 3 * limit_bytes(), 5);
+    ballast_start(&b);
+    pthread_t receiver;
+    CHECK(pthread_create(&receiver, NULL, receive, NULL) == 0);
+    for (int sent = 0; sent < 20000; sent++) {
+        uint64_t *words = malloc(12000);
+        for (int i = 0; i < 1500; i++) words[i] = sent + (i & 7);
+        while (parcels[sent % 1024]) sched_yield();
+        __atomic_store_n(&parcels[sent % 1024], words, __ATOMIC_RELEASE);
+    }
+    CHECK(pthread_join(receiver, NULL) == 0);
+    ballast_stop(&b);
+}
+
+int main(int count, char **arguments) {
+    const struct behaviour cases[] = {{"single", single}, {"threads", threads}, {"handed_over", handed_over}};
+    return CHOOSE(cases);
+}

@@ -1,0 +1,201 @@
+/* What the behaviour programs share: checks, patterns that compress, and ballast for pressure.
+ *
+ * A program knows nothing of zfolio, but for the limit in its environment, from which it takes how much
+ * data to make: so each runs alone as well, and must pass alone (`tests/behaviour/run --native`).
+ */
+#ifndef BEHAVIOUR_H
+#define BEHAVIOUR_H
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PAGE 4096ul
+#define MIB (1ul << 20)
+
+/* Exit status of a case that cannot run here; the runner tells the last line. */
+#define SKIPPED 77
+
+#define CHECK(condition, ...)                                                                     \
+    do {                                                                                          \
+        if (!(condition)) failed(__FILE__, __LINE__, #condition, " " __VA_ARGS__);                 \
+    } while (0)
+
+__attribute__((noreturn, format(printf, 4, 5))) static void failed(const char *file, int line, const char *what,
+                                                                  const char *format, ...) {
+    char text[512];
+    int error = errno;
+    int length = snprintf(text, sizeof text, "%s:%d: [%d] %s (%s) ", file, line, getpid(), what, strerror(error));
+    va_list rest;
+    va_start(rest, format);
+    length += vsnprintf(text + length, sizeof text - length - 1, format, rest);
+    va_end(rest);
+    text[length] = '\n';
+    if (write(1, text, length + 1) < 0) {}
+    _exit(1);
+}
+
+__attribute__((unused, noreturn)) static void skip(const char *why) {
+    printf("%s\n", why);
+    fflush(stdout);
+    _exit(SKIPPED);
+}
+
+static inline uint64_t mix(uint64_t x) {
+    x += 0x9E3779B97F4A7C15ull;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+    return x ^ (x >> 31);
+}
+
+static inline uint64_t next_random(uint64_t *state) { return mix((*state)++); }
+
+static inline double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + t.tv_nsec / 1e9;
+}
+
+static inline size_t limit_bytes(void) {
+    const char *text = getenv("ZFOLIO_LIMIT");
+    return text ? strtoull(text, NULL, 10) : 32 * MIB;
+}
+
+/* One page of a pattern that names its seed in every word, and compresses. */
+static inline void fill_page(void *page, uint64_t seed) {
+    uint64_t *word = page, base = mix(seed) | 1;
+    for (int i = 0; i < 512; i++) word[i] = base + (i & 7);
+}
+
+static inline int page_is(const void *page, uint64_t seed) {
+    const uint64_t *word = page;
+    uint64_t base = mix(seed) | 1, difference = 0;
+    for (int i = 0; i < 512; i++) difference |= word[i] ^ (base + (i & 7));
+    return difference == 0;
+}
+
+static inline int page_is_zero(const void *page) {
+    const uint64_t *word = page;
+    uint64_t any = 0;
+    for (int i = 0; i < 512; i++) any |= word[i];
+    return any == 0;
+}
+
+static inline void fill(void *start, size_t bytes, uint64_t seed) {
+    for (size_t at = 0; at < bytes; at += PAGE) fill_page((char *)start + at, seed + at / PAGE);
+}
+
+static inline void verify(const void *start, size_t bytes, uint64_t seed, const char *what) {
+    for (size_t at = 0; at < bytes; at += PAGE)
+        CHECK(page_is((const char *)start + at, seed + at / PAGE), "%s: page %zu of %zu at %p holds %#lx", what,
+              at / PAGE, bytes / PAGE, (void *)((char *)start + at), *(uint64_t *)((char *)start + at));
+}
+
+static inline void *map_anonymous(size_t bytes) {
+    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(at != MAP_FAILED);
+    return at;
+}
+
+/* Memory beyond the limit, each page with a generation of its own. */
+struct ballast {
+    char *start;
+    size_t pages;
+    uint64_t seed;
+    uint32_t *generation;
+    atomic_int stop;
+    pthread_t thread;
+};
+
+static inline uint64_t ballast_seed(struct ballast *b, size_t page) {
+    return b->seed + ((uint64_t)b->generation[page] << 32) + page;
+}
+
+__attribute__((unused)) static void ballast_make(struct ballast *b, size_t bytes, uint64_t seed) {
+    b->pages = bytes / PAGE;
+    b->start = map_anonymous(bytes);
+    b->seed = mix(seed);
+    b->generation = calloc(b->pages, sizeof *b->generation);
+    atomic_store(&b->stop, 0);
+    for (size_t page = 0; page < b->pages; page++) fill_page(b->start + page * PAGE, ballast_seed(b, page));
+}
+
+__attribute__((unused)) static void ballast_verify(struct ballast *b, const char *who) {
+    for (size_t page = 0; page < b->pages; page++)
+        CHECK(page_is(b->start + page * PAGE, ballast_seed(b, page)), "ballast of %s: page %zu of %zu at %p", who, page,
+              b->pages, (void *)(b->start + page * PAGE));
+}
+
+/* Verifies and rewrites `count` pages: runs at random places. */
+__attribute__((unused)) static void ballast_churn(struct ballast *b, size_t count, uint64_t *random) {
+    while (count > 0) {
+        size_t page = next_random(random) % b->pages;
+        for (size_t run = 0; run < 16 && page < b->pages && count > 0; run++, page++, count--) {
+            CHECK(page_is(b->start + page * PAGE, ballast_seed(b, page)), "ballast page %zu of %zu at %p", page, b->pages,
+                  (void *)(b->start + page * PAGE));
+            if (next_random(random) & 1) continue;
+            b->generation[page]++;
+            fill_page(b->start + page * PAGE, ballast_seed(b, page));
+        }
+    }
+}
+
+static void *ballast_life(void *argument) {
+    struct ballast *b = argument;
+    uint64_t random = b->seed ^ 77;
+    while (!atomic_load(&b->stop)) ballast_churn(b, 256, &random);
+    return NULL;
+}
+
+/* Pressure from a thread of its own, until ballast_stop(). */
+__attribute__((unused)) static void ballast_start(struct ballast *b) {
+    CHECK(pthread_create(&b->thread, NULL, ballast_life, b) == 0);
+}
+
+__attribute__((unused)) static void ballast_stop(struct ballast *b) {
+    atomic_store(&b->stop, 1);
+    CHECK(pthread_join(b->thread, NULL) == 0);
+    ballast_verify(b, "the end");
+}
+
+/* Waits for a child that must have exited with 0. */
+__attribute__((unused)) static void child_is_well(pid_t pid, const char *what) {
+    int status;
+    pid_t ended;
+    while ((ended = waitpid(pid, &status, 0)) < 0 && errno == EINTR) {}
+    CHECK(ended == pid, "%s", what);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "%s: status %#x", what, status);
+}
+
+struct behaviour {
+    const char *name;
+    void (*run)(void);
+};
+
+/* Runs the case that is named, and says what it did on one line. */
+__attribute__((unused)) static int choose(int count, char **arguments, const struct behaviour *cases, size_t length) {
+    for (size_t i = 0; i < length; i++) {
+        if (count < 2 || strcmp(arguments[1], cases[i].name) != 0) continue;
+        double began = now();
+        cases[i].run();
+        dprintf(1, "%s: as without zfolio, %.1f s\n", cases[i].name, now() - began);
+        return 0;
+    }
+    fprintf(stderr, "usage: %s CASE\n", arguments[0]);
+    return 2;
+}
+#define CHOOSE(cases) choose(count, arguments, cases, sizeof cases / sizeof *cases)
+#endif

@@ -1,0 +1,91 @@
+/* Programs that do what they like with their file descriptors. */
+#include "behaviour.h"
+#include <sys/resource.h>
+
+static struct ballast b;
+
+static void grow_and_close(void (*close_all)(void)) {
+    int kept = fcntl(1, F_DUPFD_CLOEXEC, 1000);
+    for (int late = 0; late < 2; late++) {
+        if (!late) close_all();
+        ballast_make(&b, 3 * limit_bytes(), late);
+        close_all();
+        uint64_t random = late;
+        ballast_churn(&b, b.pages, &random);
+        ballast_verify(&b, "without descriptors");
+        CHECK(munmap(b.start, b.pages * PAGE) == 0);
+    }
+    pid_t pid = fork();
+    if (pid == 0) {
+        ballast_make(&b, 2 * limit_bytes(), 9);
+        ballast_verify(&b, "child without descriptors");
+        _exit(0);
+    }
+    child_is_well(pid, "child without descriptors");
+    /* The number that a program gets next is the lowest, as ever. */
+    int lowest = open("/dev/null", O_RDONLY);
+    CHECK(lowest == 0, "the lowest free descriptor is %d", lowest);
+    (void)kept;
+}
+
+static void by_range(void) { CHECK(syscall(SYS_close_range, 0u, ~0u, 0u) == 0); }
+static void by_loop(void) { for (int i = 0; i < 1100; i++) close(i); }
+static void by_closefrom(void) { closefrom(0); }
+
+static void range(void) { grow_and_close(by_range); }
+static void loop(void) { grow_and_close(by_loop); }
+static void from(void) { grow_and_close(by_closefrom); }
+
+static void dup_over(void) {
+    ballast_make(&b, 3 * limit_bytes(), 1);
+    int null = open("/dev/null", O_RDWR);
+    for (int i = 3; i < 1000; i++)
+        if (i != null) CHECK(dup2(null, i) == i);
+    uint64_t random = 1;
+    ballast_churn(&b, b.pages, &random);
+    ballast_verify(&b, "dup2 over everything");
+}
+
+static void few(void) {
+    struct rlimit limit = {4, 4};
+    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    ballast_make(&b, 3 * limit_bytes(), 1);
+    uint64_t random = 1;
+    ballast_churn(&b, b.pages, &random);
+    ballast_verify(&b, "few descriptors");
+    int file = open("/proc/self/statm", O_RDONLY);
+    char text[100] = "";
+    CHECK(file >= 0 && read(file, text, 99) > 0);
+    size_t pages = 0;
+    sscanf(text, "%*u %zu", &pages);
+    if (getenv("ZFOLIO_LIMIT")) CHECK(pages * PAGE < limit_bytes() + 24 * MIB, "%zu pages resident", pages);
+}
+
+/* A pipe's reader sees the end when the program closes its end: nobody else keeps it open. */
+static void ends(void) {
+    int pipe_ends[2];
+    CHECK(pipe(pipe_ends) == 0);
+    ballast_make(&b, 3 * limit_bytes(), 2);
+    close(pipe_ends[1]);
+    char byte;
+    CHECK(read(pipe_ends[0], &byte, 1) == 0);
+    CHECK(pipe(pipe_ends) == 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        ballast_verify(&b, "child");
+        close(pipe_ends[0]);
+        close(pipe_ends[1]);
+        sleep(1);
+        _exit(0);
+    }
+    close(pipe_ends[1]);
+    CHECK(read(pipe_ends[0], &byte, 1) == 0);
+    child_is_well(pid, "child");
+}
+
+int main(int count, char **arguments) {
+    const struct behaviour cases[] = {
+        {"range", range}, {"loop", loop}, {"from", from}, {"dup_over", dup_over}, {"few", few}, {"ends", ends},
+    };
+    return CHOOSE(cases);
+}

@@ -1,0 +1,224 @@
+/* Children: by fork with and without exec, with threads running, nested, by vfork, posix_spawn, system, popen. */
+#include "behaviour.h"
+#include <spawn.h>
+#include <ucontext.h>
+
+extern char **environ;
+static struct ballast b;
+
+/* Child and parent verify everything, and write to it, each its own. */
+static void verified(void) {
+    ballast_make(&b, 4 * limit_bytes(), 1);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    ballast_verify(&b, pid ? "parent" : "child");
+    uint64_t random = pid ? 1 : 2;
+    ballast_churn(&b, b.pages, &random);
+    ballast_verify(&b, pid ? "parent, changed" : "child, changed");
+    if (pid == 0) {
+        char *more = malloc(limit_bytes());
+        fill(more, limit_bytes() & -PAGE, 3);
+        verify(more, limit_bytes() & -PAGE, 3, "new in the child");
+        _exit(0);
+    }
+    child_is_well(pid, "child");
+    ballast_verify(&b, "parent, after");
+}
+
+static void descend(int depth) {
+    uint64_t random = depth;
+    ballast_churn(&b, 3000, &random);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        ballast_churn(&b, 3000, &random);
+        if (depth > 0) descend(depth - 1);
+        ballast_verify(&b, "nested child");
+        exit(0);
+    }
+    ballast_churn(&b, 3000, &random);
+    child_is_well(pid, "nested child");
+    ballast_verify(&b, "its parent");
+}
+
+static void nested(void) {
+    ballast_make(&b, 3 * limit_bytes(), 2);
+    descend(3);
+}
+
+static atomic_int stop;
+
+static void *busy(void *argument) {
+    struct ballast own;
+    ballast_make(&own, limit_bytes() / 2, (uint64_t)argument);
+    uint64_t random = (uint64_t)argument;
+    while (!atomic_load(&stop)) {
+        ballast_churn(&own, 64, &random);
+        size_t bytes = next_random(&random) % 300000;
+        char *block = malloc(bytes + 16);
+        memset(block, (int)bytes, bytes + 16);
+        CHECK(block[bytes / 2] == (char)bytes);
+        free(block);
+    }
+    ballast_verify(&own, "a busy thread");
+    return NULL;
+}
+
+static void under_threads(int how) {
+    pthread_t threads[8];
+    ballast_make(&b, limit_bytes(), 3);
+    for (uint64_t i = 0; i < 8; i++) CHECK(pthread_create(&threads[i], NULL, busy, (void *)(i + 50)) == 0);
+    for (int round = 0; round < 25; round++) {
+        pid_t pid = fork();
+        CHECK(pid >= 0);
+        if (pid == 0) {
+            if (how) execl("/bin/true", "true", NULL), _exit(9);
+            uint64_t random = round;
+            ballast_churn(&b, 500, &random);
+            if (round % 5 == 0) ballast_verify(&b, "child of threads");
+            _exit(0);
+        }
+        child_is_well(pid, "child");
+        uint64_t random = round + 99;
+        ballast_churn(&b, 300, &random);
+    }
+    atomic_store(&stop, 1);
+    for (int i = 0; i < 8; i++) CHECK(pthread_join(threads[i], NULL) == 0);
+    ballast_verify(&b, "parent");
+}
+
+static void threads(void) { under_threads(0); }
+static void threads_exec(void) { under_threads(1); }
+
+static void loop(void) {
+    ballast_make(&b, 3 * limit_bytes(), 4);
+    ballast_start(&b);
+    char *own = malloc(2 * MIB);
+    fill(own, 2 * MIB - PAGE, 5);
+    for (int round = 0; round < 200; round++) {
+        pid_t pid = fork();
+        CHECK(pid >= 0);
+        if (pid == 0) {
+            verify(own, 2 * MIB - PAGE, 5, "in the child");
+            fill(own, 2 * MIB - PAGE, 6);
+            verify(own, 2 * MIB - PAGE, 6, "changed in the child");
+            _exit(round & 63);
+        }
+        int status;
+        CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == (round & 63), "%#x", status);
+    }
+    verify(own, 2 * MIB - PAGE, 5, "in the parent");
+    ballast_stop(&b);
+}
+
+/* Every other way to start a program. */
+static void others(void) {
+    ballast_make(&b, 3 * limit_bytes(), 6);
+    ballast_start(&b);
+    for (int round = 0; round < 15; round++) {
+        pid_t pid = fork();
+        if (pid == 0) execlp("true", "true", NULL), _exit(9);
+        child_is_well(pid, "fork and exec");
+        pid = vfork();
+        if (pid == 0) execlp("true", "true", NULL), _exit(9);
+        child_is_well(pid, "vfork and exec");
+        char *arguments[] = {strdup("true"), NULL};
+        CHECK(posix_spawnp(&pid, "true", NULL, NULL, arguments, environ) == 0);
+        child_is_well(pid, "posix_spawn");
+        free(arguments[0]);
+        CHECK(system("exit 3") == 3 << 8);
+        FILE *pipe = popen("echo 42", "r");
+        int answer = 0;
+        CHECK(pipe && fscanf(pipe, "%d", &answer) == 1 && answer == 42);
+        CHECK(pclose(pipe) == 0);
+    }
+    ballast_stop(&b);
+}
+
+/* fork on a stack that is itself compressed. */
+static ucontext_t here, there;
+static void on_the_other_stack(void) {
+    volatile char deep[200000];
+    for (size_t i = 0; i < sizeof deep; i += 64) deep[i] = (char)(i / 64);
+    for (int round = 0; round < 20; round++) {
+        uint64_t random = round;
+        ballast_churn(&b, 4000, &random);
+        pid_t pid = fork();
+        CHECK(pid >= 0);
+        for (size_t i = 0; i < sizeof deep; i += 64) CHECK(deep[i] == (char)(i / 64), "stack at %zu", i);
+        if (pid == 0) _exit(0);
+        child_is_well(pid, "child on a compressed stack");
+    }
+}
+
+static void stack(void) {
+    ballast_make(&b, 3 * limit_bytes(), 7);
+    CHECK(getcontext(&there) == 0);
+    there.uc_stack.ss_size = 4 * MIB;
+    there.uc_stack.ss_sp = malloc(4 * MIB);
+    there.uc_link = &here;
+    makecontext(&there, on_the_other_stack, 0);
+    CHECK(swapcontext(&here, &there) == 0);
+    ballast_verify(&b, "stack");
+}
+
+/* Open files survive: stdio's locks and buffers lie in compressed memory. */
+static void files(void) {
+    ballast_make(&b, 3 * limit_bytes(), 8);
+    FILE *open_files[40];
+    for (int i = 0; i < 40; i++) {
+        open_files[i] = tmpfile();
+        CHECK(open_files[i]);
+        fprintf(open_files[i], "file %d\n", i);
+    }
+    for (int round = 0; round < 10; round++) {
+        uint64_t random = round;
+        ballast_churn(&b, 5000, &random);
+        pid_t pid = fork();
+        if (pid == 0) {
+            int number;
+            for (int i = 0; i < 40; i++) {
+                rewind(open_files[i]);
+                CHECK(fscanf(open_files[i], "file %d", &number) == 1 && number == i);
+            }
+            _exit(0);
+        }
+        child_is_well(pid, "files");
+    }
+}
+
+/* A forked child may start threads and children of its own, and outlive its parent. */
+static void *child_thread(void *argument) {
+    uint64_t random = (uint64_t)argument;
+    char *own = malloc(4 * MIB);
+    for (int i = 0; i < 10; i++) {
+        uint64_t seed = next_random(&random);
+        fill(own, 4 * MIB - PAGE, seed);
+        verify(own, 4 * MIB - PAGE, seed, "thread of a child");
+    }
+    free(own);
+    return NULL;
+}
+
+static void server(void) {
+    ballast_make(&b, 2 * limit_bytes(), 9);
+    pid_t workers[6];
+    for (int i = 0; i < 6; i++) {
+        if ((workers[i] = fork()) != 0) continue;
+        pthread_t threads[4];
+        for (uint64_t j = 0; j < 4; j++) CHECK(pthread_create(&threads[j], NULL, child_thread, (void *)(i * 10 + j)) == 0);
+        for (int j = 0; j < 4; j++) CHECK(pthread_join(threads[j], NULL) == 0);
+        ballast_verify(&b, "worker");
+        exit(0);
+    }
+    for (int i = 0; i < 6; i++) child_is_well(workers[i], "worker");
+    ballast_verify(&b, "server");
+}
+
+int main(int count, char **arguments) {
+    const struct behaviour cases[] = {
+        {"verified", verified}, {"nested", nested}, {"threads", threads}, {"threads_exec", threads_exec},
+        {"loop", loop}, {"others", others}, {"stack", stack}, {"files", files}, {"server", server},
+    };
+    return CHOOSE(cases);
+}

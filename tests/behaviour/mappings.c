@@ -1,0 +1,383 @@
+/* The mmap family against a model of every page: what it holds, and whether it may be touched. */
+#include "behaviour.h"
+
+enum { ZERO, DATA, MAYBE };
+
+struct window {
+    char *start;
+    size_t pages;
+    uint8_t *state, *protection;
+    uint64_t *seed;
+    uint64_t random;
+};
+
+/* Mappings that grow, shrink and move. */
+struct afloat {
+    char *start;
+    size_t pages, first_zero;
+    uint64_t seed;
+};
+
+static void check_page(struct window *w, size_t page, const char *when) {
+    char *at = w->start + page * PAGE;
+    if (w->protection[page] == PROT_NONE) return;
+    switch (w->state[page]) {
+    case ZERO: CHECK(page_is_zero(at), "%s: page %zu at %p must be zeros, holds %#lx", when, page, (void *)at, *(uint64_t *)at); break;
+    case DATA: CHECK(page_is(at, w->seed[page]), "%s: page %zu at %p lost its contents, holds %#lx", when, page, (void *)at, *(uint64_t *)at); break;
+    default:
+        if (page_is_zero(at)) w->state[page] = ZERO;
+        else CHECK(page_is(at, w->seed[page]), "%s: page %zu at %p after MADV_FREE, holds %#lx", when, page, (void *)at, *(uint64_t *)at);
+    }
+}
+
+static void set(struct window *w, size_t from, size_t to, int state, int protection) {
+    for (size_t page = from; page < to; page++) {
+        if (state == MAYBE) { if (w->state[page] == DATA) w->state[page] = MAYBE; }
+        else if (state >= 0) w->state[page] = state;
+        if (protection >= 0) w->protection[page] = protection;
+    }
+}
+
+static void write_pages(struct window *w, size_t from, size_t to) {
+    for (size_t page = from; page < to; page++) {
+        if (!(w->protection[page] & PROT_WRITE)) continue;
+        w->seed[page] = next_random(&w->random);
+        fill_page(w->start + page * PAGE, w->seed[page]);
+        w->state[page] = DATA;
+    }
+}
+
+static void one_change(struct window *w) {
+    uint64_t *r = &w->random;
+    size_t length = 1 + next_random(r) % (next_random(r) % 4 ? 40 : 1500);
+    size_t from = next_random(r) % (w->pages - length), to = from + length;
+    char *at = w->start + from * PAGE;
+    size_t bytes = length * PAGE;
+    const int anonymous = MAP_PRIVATE | MAP_ANONYMOUS;
+    switch (next_random(r) % 16) {
+    case 0:
+        CHECK(mmap(at, bytes, PROT_READ | PROT_WRITE, anonymous | MAP_FIXED, -1, 0) == at);
+        set(w, from, to, ZERO, PROT_READ | PROT_WRITE);
+        break;
+    case 1: {
+        CHECK(munmap(at, bytes) == 0);
+        /* The hole may be anybody's in the meantime, in a program with threads: then it is left. */
+        void *again = mmap(at, bytes, PROT_READ | PROT_WRITE, anonymous | MAP_FIXED_NOREPLACE, -1, 0);
+        CHECK(again == at, "a hole was taken");
+        set(w, from, to, ZERO, PROT_READ | PROT_WRITE);
+        break;
+    }
+    case 2: case 3: {
+        static const int kinds[] = {PROT_NONE, PROT_READ, PROT_READ | PROT_WRITE, PROT_READ | PROT_WRITE};
+        int protection = kinds[next_random(r) % 4];
+        CHECK(mprotect(at, bytes, protection) == 0);
+        set(w, from, to, -1, protection);
+        break;
+    }
+    case 4: case 5:
+        CHECK(madvise(at, bytes - (next_random(r) & 1 ? 0 : 100), MADV_DONTNEED) == 0);
+        set(w, from, to, ZERO, -1);
+        break;
+    case 6:
+        CHECK(madvise(at, bytes, MADV_FREE) == 0);
+        set(w, from, to, MAYBE, -1);
+        break;
+    case 7: {
+        /* A fresh mapping, so that what is moved is one mapping of the kernel's as without us. */
+        if (2 * length >= w->pages / 2 || length < 2) break;
+        CHECK(mmap(at, bytes, PROT_READ | PROT_WRITE, anonymous | MAP_FIXED, -1, 0) == at);
+        set(w, from, to, ZERO, PROT_READ | PROT_WRITE);
+        for (size_t page = from; page < to; page += 3) write_pages(w, page, page + 1);
+        size_t onto = next_random(r) % (w->pages - length);
+        if (onto < to && onto + length > from) break;
+        char *there = w->start + onto * PAGE;
+        CHECK(mremap(at, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, there) == there, "%zu pages", length);
+        memcpy(w->state + onto, w->state + from, length);
+        memcpy(w->protection + onto, w->protection + from, length);
+        memcpy(w->seed + onto, w->seed + from, length * sizeof *w->seed);
+        CHECK(mmap(at, bytes, PROT_READ | PROT_WRITE, anonymous | MAP_FIXED_NOREPLACE, -1, 0) == at);
+        set(w, from, to, ZERO, PROT_READ | PROT_WRITE);
+        break;
+    }
+    case 8: {
+        unsigned char present[1600];
+        CHECK(mincore(at, bytes, present) == 0);
+        break;
+    }
+    case 9: case 10: case 11: case 12: write_pages(w, from, to); break;
+    default:
+        for (size_t page = from; page < to; page++) check_page(w, page, "a look");
+    }
+}
+
+static void check_afloat(struct afloat *f) {
+    for (size_t page = 0; page < f->pages; page++) {
+        char *at = f->start + page * PAGE;
+        if (page < f->first_zero) CHECK(page_is(at, f->seed + page), "moved mapping %p: page %zu of %zu holds %#lx", f->start, page, f->pages, *(uint64_t *)at);
+        else CHECK(page_is_zero(at), "grown mapping %p: page %zu of %zu holds %#lx", f->start, page, f->pages, *(uint64_t *)at);
+    }
+}
+
+static void float_change(struct afloat *f, uint64_t *r) {
+    if (!f->start) {
+        f->pages = 1 + next_random(r) % 900;
+        f->start = map_anonymous(f->pages * PAGE);
+        f->first_zero = next_random(r) % (f->pages + 1);
+        f->seed = next_random(r);
+        fill(f->start, f->first_zero * PAGE, f->seed);
+        return;
+    }
+    switch (next_random(r) % 4) {
+    case 0: case 1: {
+        size_t pages = 1 + next_random(r) % 1800;
+        void *at = mremap(f->start, f->pages * PAGE, pages * PAGE, MREMAP_MAYMOVE);
+        CHECK(at != MAP_FAILED, "from %zu to %zu pages", f->pages, pages);
+        f->start = at;
+        f->pages = pages;
+        if (f->first_zero > pages) f->first_zero = pages;
+        check_afloat(f);
+        break;
+    }
+    case 2: check_afloat(f); break;
+    default:
+        check_afloat(f);
+        CHECK(munmap(f->start, f->pages * PAGE) == 0);
+        f->start = NULL;
+    }
+}
+
+static void work(uint64_t seed, size_t pages, double seconds) {
+    struct window w = {.pages = pages, .random = seed};
+    w.start = map_anonymous(pages * PAGE);
+    w.state = calloc(pages, 1);
+    w.protection = malloc(pages);
+    w.seed = calloc(pages, sizeof *w.seed);
+    set(&w, 0, pages, ZERO, PROT_READ | PROT_WRITE);
+    write_pages(&w, 0, pages);
+    struct afloat afloat[8] = {0};
+    double until = now() + seconds;
+    while (now() < until) {
+        for (int i = 0; i < 8; i++) one_change(&w);
+        float_change(&afloat[next_random(&w.random) % 8], &w.random);
+    }
+    CHECK(mprotect(w.start, pages * PAGE, PROT_READ) == 0);
+    for (size_t page = 0; page < pages; page++) w.protection[page] = PROT_READ, check_page(&w, page, "the end");
+    CHECK(munmap(w.start, pages * PAGE) == 0);
+}
+
+static void single(void) { work(1, 3 * limit_bytes() / PAGE, 5); }
+
+static void *thread(void *argument) {
+    /* Holes that others could take are made by one thread only. */
+    uint64_t random = (uint64_t)argument, seed = random << 40;
+    size_t pages = limit_bytes() / PAGE;
+    char *start = map_anonymous(pages * PAGE);
+    uint64_t *held = calloc(pages, sizeof *held);
+    for (double until = now() + 5; now() < until;) {
+        size_t length = 1 + next_random(&random) % 200, from = next_random(&random) % (pages - length);
+        char *at = start + from * PAGE;
+        uint64_t kind = next_random(&random) % 8;
+        if (kind == 0) CHECK(madvise(at, length * PAGE, MADV_DONTNEED) == 0);
+        if (kind == 1) CHECK(mmap(at, length * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == at);
+        if (kind == 2) CHECK(mprotect(at, length * PAGE, PROT_READ) == 0 && mprotect(at, length * PAGE, PROT_READ | PROT_WRITE) == 0);
+        for (size_t page = from; page < from + length; page++) {
+            if (kind < 2) held[page] = 0;
+            else if (kind < 5) fill_page(start + page * PAGE, held[page] = ++seed);
+            char *there = start + page * PAGE;
+            if (held[page]) CHECK(page_is(there, held[page]), "page %zu at %p holds %#lx", page, (void *)there, *(uint64_t *)there);
+            else CHECK(page_is_zero(there), "page %zu at %p is not zeros", page, (void *)there);
+        }
+    }
+    for (size_t page = 0; page < pages; page++) {
+        if (held[page]) CHECK(page_is(start + page * PAGE, held[page]), "page %zu", page);
+        else CHECK(page_is_zero(start + page * PAGE), "page %zu", page);
+    }
+    return NULL;
+}
+
+static void threads(void) {
+    pthread_t thread_of[4];
+    for (uint64_t i = 0; i < 4; i++) CHECK(pthread_create(&thread_of[i], NULL, thread, (void *)(i + 1)) == 0);
+    for (int i = 0; i < 4; i++) CHECK(pthread_join(thread_of[i], NULL) == 0);
+}
+
+/* One thread drops and verifies a range while others hammer its neighbours, in the same units. */
+static char *shared_start;
+static atomic_int stop;
+static void *neighbour(void *argument) {
+    size_t parity = (size_t)argument, pages = 3 * limit_bytes() / PAGE;
+    uint64_t *seed = calloc(pages, sizeof *seed), random = 9 + parity;
+    while (!atomic_load(&stop)) {
+        size_t page = (next_random(&random) % (pages / 4)) * 4 + parity;
+        char *at = shared_start + page * PAGE;
+        if (seed[page]) CHECK(page_is(at, seed[page]), "page %zu holds %#lx", page, *(uint64_t *)at);
+        else CHECK(page_is_zero(at), "page %zu holds %#lx", page, *(uint64_t *)at);
+        if (next_random(&random) % 4 == 0) {
+            CHECK(madvise(at, PAGE, MADV_DONTNEED) == 0);
+            seed[page] = 0;
+        } else fill_page(at, seed[page] = next_random(&random));
+    }
+    for (size_t page = parity; page < pages; page += 4)
+        if (seed[page]) CHECK(page_is(shared_start + page * PAGE, seed[page]), "page %zu at the end", page);
+    return NULL;
+}
+
+static void neighbours(void) {
+    pthread_t thread_of[4];
+    shared_start = map_anonymous(3 * limit_bytes());
+    for (uint64_t i = 0; i < 4; i++) CHECK(pthread_create(&thread_of[i], NULL, neighbour, (void *)i) == 0);
+    sleep(4);
+    atomic_store(&stop, 1);
+    for (int i = 0; i < 4; i++) CHECK(pthread_join(thread_of[i], NULL) == 0);
+}
+
+/* A file mapped over managed memory, and back. */
+static void file_over(void) {
+    struct ballast b;
+    ballast_make(&b, 3 * limit_bytes(), 1);
+    int file = memfd_create("over", 0);
+    CHECK(file >= 0);
+    char page[PAGE];
+    for (int i = 0; i < 64; i++) {
+        fill_page(page, 5000 + i);
+        CHECK(write(file, page, PAGE) == PAGE);
+    }
+    for (size_t from = 3; from + 64 < b.pages; from += b.pages / 11) {
+        char *at = b.start + from * PAGE;
+        CHECK(mmap(at, 64 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, file, 0) == at);
+        verify(at, 64 * PAGE, 5000, "the file");
+        for (int i = 0; i < 64; i++) fill_page(at + i * PAGE, ballast_seed(&b, from + i));
+        if (from % 2) {
+            CHECK(mmap(at, 64 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) == at);
+            verify(at, 64 * PAGE, 5000, "the file, shared");
+            CHECK(mmap(at, 64 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == at);
+            for (int i = 0; i < 64; i++) CHECK(page_is_zero(at + i * PAGE));
+            for (int i = 0; i < 64; i++) fill_page(at + i * PAGE, ballast_seed(&b, from + i));
+        }
+    }
+    ballast_verify(&b, "the file");
+    /* A call that is refused changes nothing. */
+    errno = 0;
+    CHECK(mmap(b.start, 64 * PAGE, PROT_READ, MAP_PRIVATE | MAP_FIXED, 12345, 0) == MAP_FAILED && errno == EBADF);
+    CHECK(madvise(b.start + 1, PAGE, MADV_DONTNEED) == -1 && errno == EINVAL);
+    CHECK(munmap(b.start + 1, PAGE) == -1 && errno == EINVAL);
+    CHECK(mremap(b.start, 64 * PAGE, 128 * PAGE, 0) == MAP_FAILED && errno == ENOMEM);
+    ballast_verify(&b, "refused calls");
+}
+
+/* madvise and munmap of a range with a hole do their work on both sides of it. */
+static void holes(void) {
+    size_t pages = 3 * limit_bytes() / PAGE;
+    char *start = map_anonymous(pages * PAGE);
+    fill(start, pages * PAGE, 7);
+    size_t hole = pages / 2 + 3;
+    CHECK(munmap(start + hole * PAGE, 5 * PAGE) == 0);
+    errno = 0;
+    size_t from = 100, to = pages - 100;
+    CHECK(madvise(start + from * PAGE, (to - from) * PAGE, MADV_DONTNEED) == -1 && errno == ENOMEM);
+    for (size_t page = 0; page < pages; page++) {
+        if (page >= hole && page < hole + 5) continue;
+        if (page < from || page >= to) CHECK(page_is(start + page * PAGE, 7 + page), "page %zu", page);
+        else CHECK(page_is_zero(start + page * PAGE), "page %zu of %zu, hole at %zu, is not zeros", page, pages, hole);
+    }
+    unsigned char present[16];
+    CHECK(mincore(start + hole * PAGE, 5 * PAGE, present) == -1 && errno == ENOMEM);
+    fill(start, hole * PAGE, 8);
+    CHECK(munmap(start + from * PAGE, (to - from) * PAGE) == 0);
+    verify(start, from * PAGE, 8, "before the unmapped");
+}
+
+/* mremap keeps what it moves, also from one unit's middle to another's, and what it does not. */
+static void moves(void) {
+    struct ballast b;
+    ballast_make(&b, 3 * limit_bytes(), 3);
+    for (int round = 0; round < 40; round++) {
+        size_t pages = 33 + 97 * round;
+        char *block = map_anonymous((pages + 2) * PAGE);
+        fill(block, (pages + 2) * PAGE, round);
+        uint64_t random = round;
+        ballast_churn(&b, 2000, &random);
+        /* The middle goes elsewhere, the ends stay. */
+        char *to = mremap(block + PAGE, pages * PAGE, (pages + round) * PAGE, MREMAP_MAYMOVE);
+        CHECK(to != MAP_FAILED);
+        verify(to, pages * PAGE, round + 1, "moved");
+        for (int i = 0; i < round; i++) CHECK(page_is_zero(to + (pages + i) * PAGE));
+        CHECK(page_is(block, round) || round == 0);
+        CHECK(page_is(block + (pages + 1) * PAGE, round + pages + 1) || to == block + PAGE);
+        char *back = mremap(to, (pages + round) * PAGE, PAGE, MREMAP_MAYMOVE);
+        CHECK(back == to && page_is(back, round + 1));
+        CHECK(munmap(back, PAGE) == 0);
+        if (to != block + PAGE) CHECK(munmap(block, PAGE) == 0 && munmap(block + (pages + 1) * PAGE, PAGE) == 0);
+    }
+    ballast_verify(&b, "moves");
+}
+
+/* A shared mapping beside managed memory moves and grows as ever. */
+static void shared_moves(void) {
+    struct ballast b;
+    ballast_make(&b, 3 * limit_bytes(), 3);
+    for (int round = 0; round < 8; round++) {
+        size_t pages = 512;
+        char *shared = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        CHECK(shared != MAP_FAILED);
+        fill(shared, pages * PAGE, round);
+        /* To a place that was managed. */
+        char *place = b.start + round * 4 * MIB + 3 * PAGE;
+        CHECK(mremap(shared, pages * PAGE, pages * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, place) == place);
+        pid_t pid = fork();
+        if (pid == 0) {
+            fill(place, pages * PAGE, round + 1000);
+            _exit(0);
+        }
+        child_is_well(pid, "who writes to shared memory");
+        verify(place, pages * PAGE, round + 1000, "shared memory");
+        for (size_t i = 0; i < pages; i++) fill_page(place + i * PAGE, ballast_seed(&b, (place - b.start) / PAGE + i));
+
+    }
+    ballast_verify(&b, "shared moves");
+}
+
+/* munmap and mmap by raw system calls, as some run-times make them. */
+static void raw_calls(void) {
+    struct ballast b;
+    ballast_make(&b, 2 * limit_bytes(), 3);
+    for (int round = 0; round < 30; round++) {
+        size_t bytes = 4 * MIB;
+        char *block = map_anonymous(bytes);
+        fill(block, bytes, round);
+        uint64_t random = round;
+        ballast_churn(&b, 2000, &random);
+        CHECK(syscall(SYS_munmap, block, bytes) == 0);
+        char *again = (char *)syscall(SYS_mmap, block, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+        CHECK(again == block);
+        for (size_t at = 0; at < bytes; at += PAGE) CHECK(page_is_zero(again + at), "round %d page %zu", round, at / PAGE);
+        fill(again, bytes, round + 9000);
+        ballast_churn(&b, 4000, &random);
+        verify(again, bytes, round + 9000, "mapped by a raw call");
+        CHECK(syscall(SYS_madvise, again, bytes, MADV_DONTNEED) == 0);
+        for (size_t at = 0; at < bytes; at += PAGE) CHECK(page_is_zero(again + at), "round %d page %zu", round, at / PAGE);
+        CHECK(syscall(SYS_munmap, again, bytes) == 0);
+    }
+    ballast_verify(&b, "raw calls");
+}
+
+/* MAP_POPULATE and MADV_POPULATE_WRITE over the limit. */
+static void populate(void) {
+    char *start = mmap(NULL, 3 * limit_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    CHECK(start != MAP_FAILED);
+    fill(start, 3 * limit_bytes(), 1);
+    char *more = map_anonymous(2 * limit_bytes());
+    CHECK(madvise(more, 2 * limit_bytes(), MADV_POPULATE_WRITE) == 0);
+    fill(more, 2 * limit_bytes(), 2);
+    verify(start, 3 * limit_bytes(), 1, "populated");
+    verify(more, 2 * limit_bytes(), 2, "populated by advice");
+}
+
+int main(int count, char **arguments) {
+    const struct behaviour cases[] = {
+        {"single", single}, {"threads", threads}, {"neighbours", neighbours}, {"file_over", file_over},
+        {"holes", holes}, {"moves", moves}, {"shared_moves", shared_moves}, {"raw_calls", raw_calls},
+        {"populate", populate},
+    };
+    return CHOOSE(cases);
+}

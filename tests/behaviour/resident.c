@@ -1,0 +1,90 @@
+/* Programs whose resident memory the runner samples from outside. */
+#include "behaviour.h"
+
+static void *fast_half(void *argument) {
+    char *start = argument;
+    for (int round = 0; round < 3; round++)
+        for (size_t at = 0; at < 3 * limit_bytes(); at += PAGE) {
+            memset(start + at, round + 1, PAGE);
+            *(size_t *)(start + at) = at;
+        }
+    for (size_t at = 0; at < 3 * limit_bytes(); at += PAGE) CHECK(*(size_t *)(start + at) == at && start[at + 99] == 3);
+    return NULL;
+}
+
+/* Two threads write as fast as memory goes. */
+static void fast(void) {
+    char *start = map_anonymous(6 * limit_bytes());
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, fast_half, start) == 0);
+    fast_half(start + 3 * limit_bytes());
+    CHECK(pthread_join(thread, NULL) == 0);
+}
+
+/* The same through many mappings that come and go. */
+static void fresh(void) {
+    size_t bytes = limit_bytes() / 4;
+    char *kept[24] = {0};
+    for (int i = 0; i < 200; i++) {
+        int slot = i % 24;
+        if (kept[slot]) {
+            CHECK(kept[slot][bytes - 1] == (char)(i - 24));
+            CHECK(munmap(kept[slot], bytes) == 0);
+        }
+        kept[slot] = map_anonymous(bytes);
+        memset(kept[slot], i, bytes);
+    }
+}
+
+/* One byte in each page, then in each unit. */
+static void sparse(void) {
+    size_t bytes = 6 * limit_bytes();
+    char *start = map_anonymous(bytes);
+    size_t strides[] = {PAGE, 16 * PAGE, 7 * PAGE};
+    for (int i = 0; i < 3; i++)
+        for (size_t at = 0; at < bytes; at += strides[i]) start[at] += 1;
+    for (size_t at = 0; at < bytes; at += PAGE)
+        CHECK(start[at] == 1 + (at % (16 * PAGE) == 0) + (at % (7 * PAGE) == 0), "byte %zu is %d", at, start[at]);
+}
+
+/* Idle between bursts. */
+static void burst(void) {
+    struct ballast b;
+    ballast_make(&b, limit_bytes() / 2, 1);
+    for (int round = 0; round < 4; round++) {
+        usleep(400000);
+        char *more = map_anonymous(2 * limit_bytes());
+        memset(more, round + 1, 2 * limit_bytes());
+        ballast_verify(&b, "idle");
+        for (size_t at = 0; at < 2 * limit_bytes(); at += PAGE) CHECK(more[at] == round + 1);
+        CHECK(munmap(more, 2 * limit_bytes()) == 0);
+    }
+}
+
+/* Small blocks through malloc. */
+static void blocks(void) {
+    size_t count = 3 * limit_bytes() / 64;
+    uint64_t **all = malloc(count * sizeof *all);
+    for (size_t i = 0; i < count; i++) {
+        all[i] = malloc(48);
+        all[i][0] = i, all[i][5] = i;
+    }
+    for (size_t i = 0; i < count; i++) CHECK(all[i][0] == i && all[i][5] == i);
+}
+
+/* Populated in one call. */
+static void populated(void) {
+    char *start = mmap(NULL, 4 * limit_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    CHECK(start != MAP_FAILED);
+    usleep(200000);
+    memset(start, 1, 4 * limit_bytes());
+    usleep(200000);
+    for (size_t at = 0; at < 4 * limit_bytes(); at += PAGE) CHECK(start[at] == 1);
+}
+
+int main(int count, char **arguments) {
+    const struct behaviour cases[] = {
+        {"fast", fast}, {"fresh", fresh}, {"sparse", sparse}, {"burst", burst}, {"blocks", blocks}, {"populated", populated},
+    };
+    return CHOOSE(cases);
+}

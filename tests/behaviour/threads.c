@@ -1,0 +1,306 @@
+/* Threads that come and go, on stacks of every kind, with modules and locks. */
+#include "behaviour.h"
+#include <dlfcn.h>
+#include <grp.h>
+#include <ucontext.h>
+
+static struct ballast b;
+
+static void *visitor(void *argument) {
+    uint64_t random = (uint64_t)argument;
+    char *blocks[8];
+    for (int i = 0; i < 8; i++) {
+        blocks[i] = malloc(70000);
+        memset(blocks[i], (int)random + i, 70000);
+    }
+    for (int i = 0; i < 8; i++) {
+        for (int at = 0; at < 70000; at += 100) CHECK(blocks[i][at] == (char)(random + i));
+        if (i) free(blocks[i]);
+    }
+    return blocks[0];
+}
+
+static void come_and_go(void) {
+    ballast_make(&b, 3 * limit_bytes(), 1);
+    ballast_start(&b);
+    for (uint64_t batch = 0; batch < 500 / 20; batch++) {
+        pthread_t threads[20];
+        for (uint64_t i = 0; i < 20; i++) CHECK(pthread_create(&threads[i], NULL, visitor, (void *)(batch * 20 + i)) == 0);
+        for (uint64_t i = 0; i < 20; i++) {
+            void *block;
+            CHECK(pthread_join(threads[i], &block) == 0);
+            for (int at = 0; at < 70000; at += 100) CHECK(((char *)block)[at] == (char)(batch * 20 + i));
+            free(block);
+        }
+    }
+    ballast_stop(&b);
+}
+
+/* Stacks from malloc: the thread's own storage lies in compressed memory too. */
+static void *deep(void *argument) {
+    volatile char use[60000];
+    for (size_t i = 0; i < sizeof use; i += 64) use[i] = (char)(i / 64 + (size_t)argument);
+    usleep(2000);
+    for (size_t i = 0; i < sizeof use; i += 64) CHECK(use[i] == (char)(i / 64 + (size_t)argument));
+    return argument;
+}
+
+static void own_stacks(void) {
+    ballast_make(&b, 3 * limit_bytes(), 2);
+    ballast_start(&b);
+    const size_t bytes = 192 * 1024;
+    for (int round = 0; round < 60; round++) {
+        pthread_t threads[8];
+        void *stacks[8];
+        for (uint64_t i = 0; i < 8; i++) {
+            pthread_attr_t how;
+            CHECK(posix_memalign(&stacks[i], PAGE, bytes) == 0);
+            CHECK(pthread_attr_init(&how) == 0 && pthread_attr_setstack(&how, stacks[i], bytes) == 0);
+            CHECK(pthread_create(&threads[i], &how, deep, (void *)i) == 0);
+            pthread_attr_destroy(&how);
+        }
+        for (uint64_t i = 0; i < 8; i++) {
+            void *answer;
+            CHECK(pthread_join(threads[i], &answer) == 0 && answer == (void *)i);
+            free(stacks[i]);
+        }
+    }
+    ballast_stop(&b);
+}
+
+static ucontext_t home, tasks[64];
+static void task(int number) {
+    volatile uint64_t local[3000];
+    for (int i = 0; i < 3000; i++) local[i] = (uint64_t)number * 10000 + i;
+    for (int turn = 0; turn < 20; turn++) {
+        CHECK(swapcontext(&tasks[number], &home) == 0);
+        for (int i = 0; i < 3000; i++) { CHECK(local[i] == (uint64_t)number * 10000 + i + turn); local[i]++; }
+    }
+}
+
+static void contexts(void) {
+    ballast_make(&b, 3 * limit_bytes(), 3);
+    for (int i = 0; i < 64; i++) {
+        CHECK(getcontext(&tasks[i]) == 0);
+        tasks[i].uc_stack.ss_sp = malloc(256 * 1024);
+        tasks[i].uc_stack.ss_size = 256 * 1024;
+        tasks[i].uc_link = &home;
+        makecontext(&tasks[i], (void (*)(void))task, 1, i);
+    }
+    uint64_t random = 3;
+    for (int turn = 0; turn < 21; turn++)
+        for (int i = 0; i < 64; i++) {
+            CHECK(swapcontext(&home, &tasks[i]) == 0);
+            if (i % 8 == 0) ballast_churn(&b, 700, &random);
+        }
+    ballast_verify(&b, "contexts");
+}
+
+static const char *module_path(void) {
+    static char path[512];
+    ssize_t length = readlink("/proc/self/exe", path, sizeof path - 20);
+    CHECK(length > 0);
+    path[length] = 0;
+    strcpy(strrchr(path, '/'), "/module.so");
+    return path;
+}
+
+static void modules(void) {
+    ballast_make(&b, 3 * limit_bytes(), 4);
+    ballast_start(&b);
+    for (int round = 0; round < 60; round++) {
+        void *module = dlopen(module_path(), RTLD_NOW | RTLD_LOCAL);
+        CHECK(module, "%s", dlerror());
+        uint64_t (*step)(void) = (uint64_t (*)(void))dlsym(module, "module_step");
+        CHECK(step);
+        for (uint64_t i = 1; i < 2000; i++) CHECK(step() == i);
+        CHECK(dlclose(module) == 0);
+        usleep(3000);
+    }
+    ballast_stop(&b);
+}
+
+/* Mutex and condition in compressed memory; a robust mutex whose owner ends. */
+struct table {
+    pthread_mutex_t mutex, robust;
+    pthread_cond_t turn;
+    int whose;
+};
+
+static struct table *tables;
+enum { TABLES = 2000, PLAYERS = 4, ROUNDS = 8 };
+
+static void *player(void *argument) {
+    int me = (int)(size_t)argument;
+    for (int round = 0; round < ROUNDS; round++)
+        for (int i = 0; i < TABLES; i++) {
+            struct table *t = (struct table *)((char *)tables + (size_t)i * PAGE);
+            CHECK(pthread_mutex_lock(&t->mutex) == 0);
+            while (t->whose % PLAYERS != me) CHECK(pthread_cond_wait(&t->turn, &t->mutex) == 0);
+            t->whose++;
+            CHECK(pthread_cond_broadcast(&t->turn) == 0);
+            CHECK(pthread_mutex_unlock(&t->mutex) == 0);
+        }
+    return NULL;
+}
+
+static void locks(void) {
+    ballast_make(&b, 3 * limit_bytes(), 5);
+    tables = map_anonymous(TABLES * PAGE);
+    for (int i = 0; i < TABLES; i++) {
+        struct table *t = (struct table *)((char *)tables + (size_t)i * PAGE);
+        pthread_mutex_init(&t->mutex, NULL);
+        pthread_cond_init(&t->turn, NULL);
+    }
+    ballast_start(&b);
+    pthread_t players[PLAYERS];
+    for (size_t i = 0; i < PLAYERS; i++) CHECK(pthread_create(&players[i], NULL, player, (void *)i) == 0);
+    for (size_t i = 0; i < PLAYERS; i++) CHECK(pthread_join(players[i], NULL) == 0);
+    for (int i = 0; i < TABLES; i++) CHECK(((struct table *)((char *)tables + (size_t)i * PAGE))->whose == PLAYERS * ROUNDS);
+    ballast_stop(&b);
+}
+
+static void *owner(void *argument) {
+    struct table *t = argument;
+    CHECK(pthread_mutex_lock(&t->robust) == 0);
+    usleep(200);
+    return NULL;
+}
+
+static void robust(void) {
+    ballast_make(&b, 3 * limit_bytes(), 5);
+    ballast_start(&b);
+    pthread_mutexattr_t how;
+    pthread_mutexattr_init(&how);
+    pthread_mutexattr_setrobust(&how, PTHREAD_MUTEX_ROBUST);
+    tables = map_anonymous(300 * 16 * PAGE);
+    for (int i = 0; i < 300; i++) {
+        struct table *t = (struct table *)((char *)tables + (size_t)i * 16 * PAGE);
+        pthread_mutex_init(&t->robust, &how);
+        pthread_t thread;
+        CHECK(pthread_create(&thread, NULL, owner, t) == 0 && pthread_join(thread, NULL) == 0);
+        struct timespec soon;
+        clock_gettime(CLOCK_REALTIME, &soon);
+        soon.tv_sec += 5;
+        int answer = pthread_mutex_timedlock(&t->robust, &soon);
+        CHECK(answer == EOWNERDEAD, "robust mutex %d: %d", i, answer);
+    }
+    ballast_stop(&b);
+}
+
+/* Processes that share memory share locks in it. */
+static void shared_locks(void) {
+    struct shared { pthread_mutex_t mutex; long count; } *shared;
+    ballast_make(&b, 2 * limit_bytes(), 6);
+    shared = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    pthread_mutexattr_t how;
+    pthread_mutexattr_init(&how);
+    pthread_mutexattr_setpshared(&how, PTHREAD_PROCESS_SHARED);
+    pthread_mutex_init(&shared->mutex, &how);
+    pid_t children[4];
+    for (int i = 0; i < 4; i++) {
+        if ((children[i] = fork()) != 0) continue;
+        uint64_t random = i;
+        for (int j = 0; j < 3000; j++) {
+            pthread_mutex_lock(&shared->mutex);
+            shared->count++;
+            pthread_mutex_unlock(&shared->mutex);
+            if (j % 100 == 0) ballast_churn(&b, 200, &random);
+        }
+        _exit(0);
+    }
+    for (int i = 0; i < 4; i++) child_is_well(children[i], "who shares a lock");
+    CHECK(shared->count == 12000);
+    ballast_verify(&b, "shared locks");
+}
+
+/* The main thread leaves; the process ends, with status 0, when the last thread does. */
+static void *last(void *argument) {
+    struct ballast own;
+    (void)argument;
+    usleep(100000);
+    ballast_make(&own, 3 * limit_bytes(), 7);
+    ballast_verify(&own, "the last thread");
+    dprintf(1, "leader_leaves: as without zfolio\n");
+    return NULL;
+}
+
+static void leader_leaves(void) {
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, last, NULL) == 0);
+    pthread_exit(NULL);
+}
+
+/* The same when the pressure came first. */
+static void leader_leaves_late(void) {
+    pthread_t thread;
+    ballast_make(&b, 3 * limit_bytes(), 7);
+    CHECK(pthread_create(&thread, NULL, last, NULL) == 0);
+    pthread_exit(NULL);
+}
+
+static void *idle(void *argument) {
+    struct ballast own;
+    ballast_make(&own, limit_bytes() / 2, 70 + (size_t)argument);
+    uint64_t random = 1;
+    for (double until = now() + 1.5; now() < until;) ballast_churn(&own, 100, &random);
+    return NULL;
+}
+
+/* setuid and setgroups are calls of every thread, made by signals. */
+static void identities(void) {
+    if (geteuid() != 0) skip("root is needed to change identities");
+    ballast_make(&b, 3 * limit_bytes(), 8);
+    pthread_t threads[4];
+    for (size_t i = 0; i < 4; i++) CHECK(pthread_create(&threads[i], NULL, idle, (void *)i) == 0);
+    gid_t groups[] = {1, 2, 3};
+    for (int i = 0; i < 50; i++) {
+        CHECK(setgroups(i % 3 + 1, groups) == 0);
+        CHECK(setegid(i % 2 ? 1 : 0) == 0 && seteuid(i % 2 ? 65534 : 0) == 0 && seteuid(0) == 0);
+        uint64_t random = i;
+        ballast_churn(&b, 300, &random);
+    }
+    CHECK(setgid(65534) == 0 && setuid(65534) == 0);
+    for (size_t i = 0; i < 4; i++) CHECK(pthread_join(threads[i], NULL) == 0);
+    ballast_verify(&b, "nobody");
+}
+
+/* A server that gives up root, and then has children. */
+static void nobody_forks(void) {
+    if (geteuid() != 0) skip("root is needed to change identities");
+    ballast_make(&b, 3 * limit_bytes(), 9);
+    CHECK(setgid(65534) == 0 && setuid(65534) == 0);
+    for (int i = 0; i < 3; i++) {
+        pid_t pid = fork();
+        if (pid == 0) {
+            ballast_verify(&b, "child of nobody");
+            _exit(0);
+        }
+        child_is_well(pid, "child of nobody");
+    }
+    ballast_verify(&b, "nobody");
+}
+
+/* One that gives up root before it is large. */
+static void nobody_grows(void) {
+    if (geteuid() != 0) skip("root is needed to change identities");
+    CHECK(setgid(65534) == 0 && setuid(65534) == 0);
+    ballast_make(&b, 3 * limit_bytes(), 9);
+    int status = open("/proc/self/statm", O_RDONLY);
+    char text[100] = "";
+    CHECK(status >= 0 && read(status, text, 99) > 0);
+    size_t pages = 0;
+    sscanf(text, "%*u %zu", &pages);
+    ballast_verify(&b, "nobody");
+    if (getenv("ZFOLIO_LIMIT")) CHECK(pages * PAGE < limit_bytes() + 24 * MIB, "%zu pages resident", pages);
+}
+
+int main(int count, char **arguments) {
+    const struct behaviour cases[] = {
+        {"come_and_go", come_and_go}, {"own_stacks", own_stacks}, {"contexts", contexts}, {"modules", modules},
+        {"locks", locks}, {"robust", robust}, {"shared_locks", shared_locks}, {"leader_leaves", leader_leaves},
+        {"leader_leaves_late", leader_leaves_late}, {"identities", identities}, {"nobody_forks", nobody_forks},
+        {"nobody_grows", nobody_grows},
+    };
+    return CHOOSE(cases);
+}

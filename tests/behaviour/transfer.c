@@ -1,0 +1,342 @@
+/* The kernel reads and writes compressed memory: every call that takes a buffer. */
+#include "behaviour.h"
+#include <sys/sendfile.h>
+#include <sys/socket.h>
+#include <netinet/in.h>
+#include <linux/errqueue.h>
+#include <linux/io_uring.h>
+
+static struct ballast b;
+enum { CHUNK = 64 };
+
+static int scratch(int flags) {
+    static const char *const places[] = {".", "/var/tmp", "/tmp", NULL};
+    for (int i = 0; places[i]; i++) {
+        int file = open(places[i], O_TMPFILE | O_RDWR | flags, 0600);
+        if (file >= 0) return file;
+    }
+    return -1;
+}
+
+/* Chunks of the ballast go to a file and come back elsewhere in it. */
+static void calls(void) {
+    ballast_make(&b, 4 * limit_bytes(), 1);
+    int file = memfd_create("calls", 0);
+    CHECK(file >= 0);
+    size_t bytes = CHUNK * PAGE;
+    uint64_t random = 1;
+    for (int round = 0; round < 150; round++) {
+        size_t from = next_random(&random) % (b.pages - CHUNK), to = next_random(&random) % (b.pages - CHUNK);
+        char *source = b.start + from * PAGE, *target = b.start + to * PAGE;
+        uint64_t seeds[CHUNK];
+        for (int i = 0; i < CHUNK; i++) seeds[i] = ballast_seed(&b, from + i);
+        struct iovec out[2] = {{source, bytes / 2}, {source + bytes / 2, bytes / 2}};
+        struct iovec in[2] = {{target, bytes / 4}, {target + bytes / 4, bytes - bytes / 4}};
+        switch (round % 5) {
+        case 0:
+            CHECK(lseek(file, 0, SEEK_SET) == 0 && write(file, source, bytes) == (ssize_t)bytes);
+            CHECK(lseek(file, 0, SEEK_SET) == 0 && read(file, target, bytes) == (ssize_t)bytes);
+            break;
+        case 1:
+            CHECK(pwrite(file, source, bytes, 0) == (ssize_t)bytes && pread(file, target, bytes, 0) == (ssize_t)bytes);
+            break;
+        case 2:
+            CHECK(pwritev(file, out, 2, 0) == (ssize_t)bytes && preadv(file, in, 2, 0) == (ssize_t)bytes);
+            break;
+        case 3: {
+            int copy = memfd_create("copy", 0);
+            off_t start = 0;
+            CHECK(pwrite(file, source, bytes, 0) == (ssize_t)bytes);
+            CHECK(sendfile(copy, file, &start, bytes) == (ssize_t)bytes);
+            CHECK(pread(copy, target, bytes, 0) == (ssize_t)bytes);
+            close(copy);
+            break;
+        }
+        default:
+            if (llabs((long long)from - (long long)to) < CHUNK) continue;
+            CHECK(process_vm_readv(getpid(), in, 2, out, 2, 0) == (ssize_t)bytes);
+        }
+        for (int i = 0; i < CHUNK; i++) CHECK(page_is(target + i * PAGE, seeds[i]), "round %d page %d", round, i);
+        for (int i = 0; i < CHUNK; i++) fill_page(target + i * PAGE, ballast_seed(&b, to + i));
+    }
+    ballast_verify(&b, "system calls");
+}
+
+static void *read_pipe(void *argument) {
+    int *ends = argument;
+    char *into = malloc(MIB);
+    uint64_t seed = 0;
+    for (size_t have = 0;;) {
+        ssize_t got = read(ends[0], into + have, MIB - have);
+        CHECK(got >= 0);
+        if (got == 0) break;
+        have += got;
+        size_t whole = have & -PAGE;
+        verify(into, whole, seed, "through a pipe");
+        seed += whole / PAGE;
+        memmove(into, into + whole, have - whole);
+        have -= whole;
+    }
+    return (void *)seed;
+}
+
+static void pipes(int vmspliced, int family) {
+    ballast_make(&b, 2 * limit_bytes(), 2);
+    ballast_start(&b);
+    char *data = map_anonymous(2 * limit_bytes());
+    size_t pages = 2 * limit_bytes() / PAGE;
+    fill(data, pages * PAGE, 0);
+    int ends[2];
+    if (family) CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+    else CHECK(pipe(ends) == 0);
+    pthread_t reader;
+    CHECK(pthread_create(&reader, NULL, read_pipe, ends) == 0);
+    for (size_t at = 0; at < pages * PAGE;) {
+        struct iovec piece = {data + at, pages * PAGE - at < 16 * PAGE ? pages * PAGE - at : 16 * PAGE};
+        ssize_t gone = vmspliced ? vmsplice(ends[1], &piece, 1, 0) : write(ends[1], piece.iov_base, piece.iov_len);
+        CHECK(gone > 0);
+        at += gone;
+    }
+    close(ends[1]);
+    void *read_pages;
+    CHECK(pthread_join(reader, &read_pages) == 0 && (size_t)read_pages == pages);
+    verify(data, pages * PAGE, 0, "written to a pipe");
+    ballast_stop(&b);
+}
+
+static void pipe_write(void) { pipes(0, 0); }
+static void socket_write(void) { pipes(0, 1); }
+static void pipe_splice(void) { pipes(1, 0); }
+
+/* Pages lie in the pipe while their owner is under pressure. */
+static void splice_kept(void) {
+    ballast_make(&b, 3 * limit_bytes(), 3);
+    char *data = map_anonymous(64 * 16 * PAGE), *into = map_anonymous(16 * PAGE);
+    fill(data, 64 * 16 * PAGE, 0);
+    uint64_t random = 3;
+    for (int i = 0; i < 64; i++) {
+        int ends[2];
+        struct iovec piece = {data + i * 16 * PAGE, 16 * PAGE};
+        CHECK(pipe(ends) == 0 && vmsplice(ends[1], &piece, 1, 0) == (ssize_t)(16 * PAGE));
+        ballast_churn(&b, 12000, &random);
+        for (size_t have = 0; have < 16 * PAGE;) {
+            ssize_t got = read(ends[0], into + have, 16 * PAGE - have);
+            CHECK(got > 0);
+            have += got;
+        }
+        verify(into, 16 * PAGE, i * 16, "kept in a pipe");
+        close(ends[0]), close(ends[1]);
+    }
+    ballast_verify(&b, "splice");
+}
+
+/* MSG_ZEROCOPY: the socket sends from the program's pages until it says that it is done. */
+static void zerocopy(void) {
+    ballast_make(&b, 3 * limit_bytes(), 4);
+    int listener = socket(AF_INET, SOCK_STREAM, 0), one = 1;
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t length = sizeof address;
+    if (listener < 0 || bind(listener, (void *)&address, length) != 0) skip("no loopback network");
+    CHECK(listen(listener, 1) == 0 && getsockname(listener, (void *)&address, &length) == 0);
+    int out = socket(AF_INET, SOCK_STREAM, 0);
+    if (connect(out, (void *)&address, length) != 0) skip("no loopback network");
+    int in = accept(listener, NULL, NULL);
+    CHECK(in >= 0);
+    if (setsockopt(out, SOL_SOCKET, SO_ZEROCOPY, &one, sizeof one) != 0) skip("SO_ZEROCOPY is refused");
+    size_t bytes = 16 * PAGE;
+    char *data = map_anonymous(200 * bytes), *into = map_anonymous(bytes);
+    fill(data, 200 * bytes, 0);
+    uint64_t random = 4;
+    for (int i = 0; i < 60; i++) {
+        ssize_t sent = send(out, data + i * bytes, bytes, MSG_ZEROCOPY);
+        CHECK(sent > 0);
+        ballast_churn(&b, 8000, &random);
+        for (ssize_t have = 0; have < sent;) {
+            ssize_t got = recv(in, into + have, sent - have, 0);
+            CHECK(got > 0);
+            have += got;
+        }
+        verify(into, sent & -PAGE, i * 16, "sent without a copy");
+    }
+    ballast_verify(&b, "zerocopy");
+}
+
+static void direct(void) {
+    ballast_make(&b, 3 * limit_bytes(), 5);
+    int file = scratch(O_DIRECT);
+    if (file < 0) skip("no file system here has O_DIRECT");
+    ballast_start(&b);
+    size_t bytes = 256 * PAGE, blocks = 24;
+    char *buffers[24];
+    for (size_t i = 0; i < blocks; i++) {
+        CHECK(posix_memalign((void **)&buffers[i], PAGE, bytes) == 0);
+        fill(buffers[i], bytes, i * 1000);
+    }
+    for (int round = 0; round < 6; round++) {
+        for (size_t i = 0; i < blocks; i++) CHECK(pwrite(file, buffers[i], bytes, i * bytes) == (ssize_t)bytes);
+        for (size_t i = 0; i < blocks; i++) memset(buffers[i], round, bytes);
+        for (size_t i = 0; i < blocks; i++) {
+            size_t other = (i + round) % blocks;
+            CHECK(pread(file, buffers[i], bytes, other * bytes) == (ssize_t)bytes);
+            verify(buffers[i], bytes, ((other + blocks - 0) % blocks) * 1000, "read directly");
+        }
+        for (size_t i = 0; i < blocks; i++) fill(buffers[i], bytes, i * 1000);
+    }
+    ballast_stop(&b);
+}
+
+/* io_uring without a library. */
+struct ring {
+    int file;
+    unsigned *submit_tail, *submit_mask, *submit_array, *complete_head, *complete_tail, *complete_mask;
+    struct io_uring_sqe *entries;
+    struct io_uring_cqe *completions;
+};
+
+static void ring_make(struct ring *r) {
+    struct io_uring_params about = {0};
+    r->file = (int)syscall(SYS_io_uring_setup, 64, &about);
+    if (r->file < 0) skip("io_uring is disabled here");
+    CHECK(about.features & IORING_FEAT_SINGLE_MMAP);
+    size_t bytes = about.cq_off.cqes + about.cq_entries * sizeof(struct io_uring_cqe);
+    size_t other = about.sq_off.array + about.sq_entries * sizeof(unsigned);
+    char *at = mmap(NULL, bytes > other ? bytes : other, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, r->file, IORING_OFF_SQ_RING);
+    CHECK(at != MAP_FAILED);
+    r->entries = mmap(NULL, about.sq_entries * sizeof *r->entries, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, r->file, IORING_OFF_SQES);
+    CHECK(r->entries != MAP_FAILED);
+    r->submit_tail = (void *)(at + about.sq_off.tail);
+    r->submit_mask = (void *)(at + about.sq_off.ring_mask);
+    r->submit_array = (void *)(at + about.sq_off.array);
+    r->complete_head = (void *)(at + about.cq_off.head);
+    r->complete_tail = (void *)(at + about.cq_off.tail);
+    r->complete_mask = (void *)(at + about.cq_off.ring_mask);
+    r->completions = (void *)(at + about.cq_off.cqes);
+}
+
+static void ring_put(struct ring *r, int code, int file, void *at, unsigned bytes, uint64_t offset, int registered) {
+    unsigned tail = *r->submit_tail, index = tail & *r->submit_mask;
+    struct io_uring_sqe *entry = &r->entries[index];
+    memset(entry, 0, sizeof *entry);
+    entry->opcode = code;
+    entry->fd = file;
+    entry->addr = (uint64_t)at;
+    entry->len = bytes;
+    entry->off = offset;
+    entry->buf_index = registered < 0 ? 0 : registered;
+    r->submit_array[index] = index;
+    __atomic_store_n(r->submit_tail, tail + 1, __ATOMIC_RELEASE);
+}
+
+static void ring_wait(struct ring *r, unsigned count, unsigned bytes) {
+    unsigned submitted = count;
+    for (unsigned done = 0; done < count;) {
+        long answer = syscall(SYS_io_uring_enter, r->file, submitted, 1, IORING_ENTER_GETEVENTS, NULL, 0);
+        CHECK(answer >= 0 || errno == EINTR);
+        if (answer > 0) submitted -= answer;
+        while (*r->complete_head != __atomic_load_n(r->complete_tail, __ATOMIC_ACQUIRE)) {
+            int result = r->completions[*r->complete_head & *r->complete_mask].res;
+            CHECK(result == (int)bytes, "io_uring answers %d", result);
+            __atomic_store_n(r->complete_head, *r->complete_head + 1, __ATOMIC_RELEASE);
+            done++;
+        }
+    }
+}
+
+static void uring(void) {
+    struct ring ring;
+    ring_make(&ring);
+    ballast_make(&b, 3 * limit_bytes(), 6);
+    ballast_start(&b);
+    int files[2] = {memfd_create("uring", 0), scratch(O_DIRECT)};
+    unsigned bytes = 64 * PAGE;
+    char *buffers[16];
+    struct iovec vectors[16];
+    for (int i = 0; i < 16; i++) {
+        CHECK(posix_memalign((void **)&buffers[i], PAGE, bytes) == 0);
+        vectors[i] = (struct iovec){buffers[i], bytes};
+    }
+    for (int registered = 0; registered < 2; registered++) {
+        if (registered && syscall(SYS_io_uring_register, ring.file, IORING_REGISTER_BUFFERS, vectors, 16) != 0) {
+            dprintf(1, "registered buffers are refused here (%s): not tried\n", strerror(errno));
+            break;
+        }
+        for (int f = 0; f < 2; f++) {
+            if (files[f] < 0) continue;
+            for (int round = 0; round < 25; round++) {
+                for (int i = 0; i < 16; i++) {
+                    fill(buffers[i], bytes, round * 5000 + i * 100);
+                    ring_put(&ring, registered ? IORING_OP_WRITE_FIXED : IORING_OP_WRITE, files[f], buffers[i], bytes, (uint64_t)i * bytes, i);
+                }
+                ring_wait(&ring, 16, bytes);
+                for (int i = 0; i < 16; i++) {
+                    memset(buffers[i], 0, bytes);
+                    ring_put(&ring, registered ? IORING_OP_READ_FIXED : IORING_OP_READ, files[f], buffers[i], bytes, (uint64_t)(15 - i) * bytes, i);
+                }
+                ring_wait(&ring, 16, bytes);
+                for (int i = 0; i < 16; i++) verify(buffers[i], bytes, round * 5000 + (15 - i) * 100, "read by io_uring");
+            }
+        }
+    }
+    ballast_stop(&b);
+}
+
+/* Another process reads and writes ours, as a debugger does. */
+static void outside(void) {
+    ballast_make(&b, 3 * limit_bytes(), 7);
+    int go[2];
+    CHECK(pipe(go) == 0);
+    pid_t observer = fork();
+    if (observer == 0) {
+        char byte, path[64], *page = malloc(PAGE);
+        CHECK(read(go[0], &byte, 1) == 1);
+        pid_t parent = getppid();
+        snprintf(path, sizeof path, "/proc/%d/mem", parent);
+        int memory = open(path, O_RDWR);
+        CHECK(memory >= 0);
+        int refused = 0;
+        for (size_t at = 0; at < b.pages; at += 13) {
+            struct iovec mine = {page, PAGE}, theirs = {b.start + at * PAGE, PAGE};
+            CHECK(process_vm_readv(parent, &mine, 1, &theirs, 1, 0) == (ssize_t)PAGE, "page %zu", at);
+            CHECK(page_is(page, ballast_seed(&b, at)), "page %zu by process_vm_readv", at);
+        }
+        for (size_t at = 5; at < b.pages; at += 13) {
+            ssize_t got = pread(memory, page, PAGE, (off_t)(b.start + at * PAGE));
+            if (got != (ssize_t)PAGE) { refused++; continue; }
+            CHECK(page_is(page, ballast_seed(&b, at)), "page %zu by /proc/PID/mem", at);
+        }
+        CHECK(refused == 0, "%d of %zu reads of /proc/PID/mem are refused", refused, b.pages / 13);
+        _exit(0);
+    }
+    if (write(go[1], "x", 1) != 1) CHECK(0);
+    child_is_well(observer, "who looks from outside");
+    ballast_verify(&b, "looked at");
+}
+
+static void locked(void) {
+    ballast_make(&b, 3 * limit_bytes(), 8);
+    size_t bytes = 32 * PAGE;
+    for (int i = 0; i < 8; i++) {
+        char *at = b.start + (i * 301 + 7) * PAGE;
+        if (mlock(at, bytes) != 0) skip("mlock is not allowed here");
+        unsigned char present[32];
+        uint64_t random = i;
+        ballast_churn(&b, 4000, &random);
+        CHECK(mincore(at, bytes, present) == 0);
+        for (int page = 0; page < 32; page++) CHECK(present[page] & 1, "locked page %d is not resident", page);
+        if (i & 1) CHECK(munlock(at, bytes) == 0);
+    }
+    ballast_verify(&b, "locked");
+    errno = 0;
+    int answer = mlockall(MCL_CURRENT | MCL_FUTURE);
+    if (getenv("ZFOLIO_LIMIT")) CHECK(answer == -1 && errno == ENOMEM, "mlockall: %d", answer);
+    CHECK(munlockall() == 0);
+}
+
+int main(int count, char **arguments) {
+    const struct behaviour cases[] = {
+        {"calls", calls}, {"pipe_write", pipe_write}, {"socket_write", socket_write}, {"pipe_splice", pipe_splice},
+        {"splice_kept", splice_kept}, {"zerocopy", zerocopy}, {"direct", direct}, {"uring", uring},
+        {"outside", outside}, {"locked", locked},
+    };
+    return CHOOSE(cases);
+}
