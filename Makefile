@@ -40,6 +40,7 @@ test: setup build
 		echo "== $$group"; \
 		ZFOLIO='$(abspath $(BIN))/zfolio' bash "$$group"; \
 	done
+	ZFOLIO='$(abspath $(BIN))/zfolio' tests/programs/run
 
 lint:
 	@if $(CARGO) fmt --version >/dev/null 2>&1; then set -x; $(CARGO) fmt --all --check; \

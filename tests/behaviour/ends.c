@@ -7,21 +7,21 @@ static void on_term(int number) {
     _exit(33);
 }
 
+static struct ballast b;
+
 static void *writer(void *argument) {
-    struct ballast *b = argument;
     uint64_t random = 9;
-    for (;;) ballast_churn(b, 100, &random);
-    return NULL;
+    for (;;) ballast_churn(&b, 100, &random);
+    return argument;
 }
 
 int main(int count, char **arguments) {
     struct rlimit none = {0, 0};
-    struct ballast b;
     if (count < 2) return 2;
     setrlimit(RLIMIT_CORE, &none);
     ballast_make(&b, 3 * limit_bytes(), 1);
     pthread_t thread;
-    CHECK(pthread_create(&thread, NULL, writer, &b) == 0);
+    CHECK(pthread_create(&thread, NULL, writer, NULL) == 0);
     if (!strcmp(arguments[1], "status")) return atoi(arguments[2]);
     if (!strcmp(arguments[1], "_exit")) _exit(atoi(arguments[2]));
     if (!strcmp(arguments[1], "signal")) {

@@ -215,10 +215,66 @@ static void server(void) {
     ballast_verify(&b, "server");
 }
 
+/* fork while threads live on stacks from malloc, and from such a thread. */
+static void *resting(void *argument) {
+    volatile char use[60000];
+    for (size_t i = 0; i < sizeof use; i += 64) use[i] = (char)i;
+    while (!atomic_load(&stop)) usleep(20000);
+    for (size_t i = 0; i < sizeof use; i += 64) CHECK(use[i] == (char)i);
+    return argument;
+}
+
+static void *forking(void *argument) {
+    uint64_t random = (uint64_t)argument;
+    for (int i = 0; i < 10; i++) {
+        ballast_churn(&b, 5000, &random);
+        pid_t pid = fork();
+        CHECK(pid >= 0);
+        if (pid == 0) {
+            ballast_churn(&b, 2000, &random);
+            _exit(0);
+        }
+        child_is_well(pid, "child of a thread on its own stack");
+    }
+    return argument;
+}
+
+static void own_stacks(void) {
+    ballast_make(&b, 3 * limit_bytes(), 10);
+    const size_t bytes = 256 * 1024;
+    pthread_t threads[9];
+    for (size_t i = 0; i < 9; i++) {
+        pthread_attr_t how;
+        void *stack;
+        CHECK(posix_memalign(&stack, PAGE, bytes) == 0);
+        CHECK(pthread_attr_init(&how) == 0 && pthread_attr_setstack(&how, stack, bytes) == 0);
+        CHECK(pthread_create(&threads[i], &how, i == 8 ? forking : resting, NULL) == 0);
+    }
+    CHECK(pthread_join(threads[8], NULL) == 0);
+    atomic_store(&stop, 1);
+    for (size_t i = 0; i < 8; i++) CHECK(pthread_join(threads[i], NULL) == 0);
+    ballast_verify(&b, "own stacks");
+}
+
+/* A program that executes another under the same limit, which executes another. */
+static void exec_chain(void) {
+    const char *left = getenv("BEHAVIOUR_LEFT");
+    int depth = left ? atoi(left) : 3;
+    ballast_make(&b, 3 * limit_bytes(), 11);
+    ballast_verify(&b, "before exec");
+    if (depth == 0) return;
+    char text[16];
+    snprintf(text, sizeof text, "%d", depth - 1);
+    setenv("BEHAVIOUR_LEFT", text, 1);
+    execl("/proc/self/exe", "forks", "exec_chain", NULL);
+    CHECK(0);
+}
+
 int main(int count, char **arguments) {
     const struct behaviour cases[] = {
         {"verified", verified}, {"nested", nested}, {"threads", threads}, {"threads_exec", threads_exec},
         {"loop", loop}, {"others", others}, {"stack", stack}, {"files", files}, {"server", server},
+        {"own_stacks", own_stacks}, {"exec_chain", exec_chain},
     };
     return CHOOSE(cases);
 }

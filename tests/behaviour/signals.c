@@ -38,12 +38,11 @@ static void faults(void) {
         if (!sigsetjmp(back, 1)) mapped[5 * PAGE] = 1;
         CHECK(caught == SIGBUS && where == mapped + 5 * PAGE);
         CHECK(munmap(mapped, 8 * PAGE) == 0);
-        /* Protected memory that was compressed. */
-        char *managed = b.start + (b.pages - 1) * PAGE;
-        (void)managed;
     }
     ballast_stop(&b);
-    for (size_t page = 0; page < b.pages; page += 97) {
+    /* Protected memory that was compressed. */
+    for (volatile size_t next = 0; next < b.pages; next += 97) {
+        size_t page = next;
         char *at = b.start + page * PAGE;
         CHECK(mprotect(at, PAGE, PROT_NONE) == 0);
         caught = 0;

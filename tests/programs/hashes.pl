@@ -1,7 +1,6 @@
 # Hashes of hashes, long strings that grow, a regular expression over all of it.
 use strict;
 use warnings;
-use Digest::SHA qw(sha256_hex);
 
 my %people;
 for my $i (1 .. 130_000) {
@@ -9,7 +8,7 @@ for my $i (1 .. 130_000) {
 }
 my $text = '';
 $text .= "$_: $people{$_}{name} is $people{$_}{age}\n" for sort keys %people;
-print length($text), ' ', sha256_hex($text), "\n";
+print length($text), ' ', unpack('%64Q*', $text), "\n";
 my $found = () = $text =~ /name (\d+)name \1name \1 is 42/g;
 print "$found are 42\n";
 delete $people{"person $_"} for grep { $_ % 3 } 1 .. 130_000;

@@ -12,6 +12,7 @@ use zfolio_core::sync::WriteGuard;
 
 use crate::engine::Engine;
 use crate::rank;
+use crate::resident::Queue;
 use crate::unit::{State, Table, Unit};
 
 type Written<'a> = WriteGuard<'a, { rank::TABLE }, Table>;
@@ -150,10 +151,10 @@ impl Engine {
         match std::mem::replace(&mut unit.state, State::Resident) {
             State::Unmanaged => unit.state = State::Unmanaged,
             State::Resident => {}
-            State::Empty => self.note_resident(unit, address),
+            State::Empty => self.note_resident(unit, address, Queue::Main),
             State::Staged(slot) => {
                 self.staging.give_hollow(self.folios.place(&self.staging, slot, address));
-                self.note_resident(unit, address);
+                self.note_resident(unit, address, Queue::Main);
             }
             State::Stored => {
                 let cpu = zfolio_sys::cpu::current();
@@ -161,7 +162,7 @@ impl Engine {
                 let mut slot = self.fill_slot(self.any_slot(table, cpu), address);
                 self.load_copy(unit, address, &mut slot, cpu);
                 self.staging.give_hollow(self.folios.place(&self.staging, slot, address));
-                self.note_resident(unit, address);
+                self.note_resident(unit, address, Queue::Main);
             }
         }
     }

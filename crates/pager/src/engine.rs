@@ -26,10 +26,13 @@ use crate::config::{Config, Error, LIMIT_BYTES_MIN, Mode};
 use crate::folio::{Folios, needs};
 use crate::prefetch::Prefetch;
 use crate::rank;
-use crate::resident::Resident;
+use crate::resident::{Queue, Resident};
 use crate::runs::Runs;
 use crate::staging::Staging;
 use crate::unit::{State, Table};
+
+/// Probation holds a 32nd of the limit before it is reclaimed from first.
+const PROBATION_SHARE: u64 = 32;
 
 /// Where the figures live: a page of our own, or one that `zfolio stat` can read.
 pub type StatsHome = Box<dyn Deref<Target = Stats> + Send + Sync>;
@@ -56,6 +59,8 @@ pub struct Engine {
     pub(crate) staged_target: usize,
     /// Changes when the reclaimer should look.
     pub(crate) reclaim_bell: AtomicU32,
+    /// The reclaimer sleeps, and is worth a wake-up.
+    pub(crate) reclaimer_idle: AtomicBool,
     pub(crate) stopping: AtomicBool,
     told_over_limit: AtomicBool,
 }
@@ -110,7 +115,7 @@ impl Engine {
         let engine = Engine {
             config,
             table: RwLock::new(Table::new(unit)),
-            resident: Resident::new(),
+            resident: Resident::new(units(config.limit_bytes / PROBATION_SHARE).max(staged_target)),
             staging,
             folios,
             zswap: Zswap::new(zcomp, Runs::default(), unit),
@@ -123,6 +128,7 @@ impl Engine {
             high_bytes,
             staged_target,
             reclaim_bell: AtomicU32::new(0),
+            reclaimer_idle: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             told_over_limit: AtomicBool::new(false),
         };
@@ -201,7 +207,7 @@ impl Engine {
                 self.count_in();
                 if !unit.queued {
                     unit.queued = true;
-                    self.resident.push(address);
+                    self.resident.push(address, Queue::Main);
                 }
             }
         }

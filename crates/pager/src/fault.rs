@@ -17,6 +17,7 @@ use zfolio_core::sync::Guard;
 use crate::engine::Engine;
 use crate::rank;
 use crate::reclaim::{By, Reclaimed};
+use crate::resident::Queue;
 use crate::staging::{Full, Hollow};
 use crate::unit::{State, Table, Unit};
 
@@ -124,10 +125,11 @@ impl Engine {
             let hollow = self.folios.place(&self.staging, slot, base);
             self.staging.give_hollow(hollow);
         }
-        self.note_resident(&mut unit, base);
+        self.note_resident(&mut unit, base, Queue::Main);
     }
 
     fn bring_zeros(&self, mut unit: Held<'_>, base: usize, spare: Option<Spare>) {
+        let queue = self.queue_of(&unit, spare.as_ref());
         let hollow = match spare {
             Some(Spare::Free(mut slot)) => {
                 self.staging.unit_mut(&mut slot).fill(0);
@@ -141,16 +143,25 @@ impl Engine {
         };
         hollow.into_iter().for_each(|slot| self.staging.give_hollow(slot));
         unit.state = State::Resident;
-        self.note_resident(&mut unit, base);
+        self.note_resident(&mut unit, base, queue);
     }
 
     fn bring_stored(&self, mut unit: Held<'_>, base: usize, spare: Option<Spare>, cpu: usize) {
+        let queue = self.queue_of(&unit, spare.as_ref());
         let mut slot = self.fill_slot(spare.expect("the caller reserved"), base);
         self.load_copy(&mut unit, base, &mut slot, cpu);
         let hollow = self.folios.place(&self.staging, slot, base);
         self.staging.give_hollow(hollow);
         unit.state = State::Resident;
-        self.note_resident(&mut unit, base);
+        self.note_resident(&mut unit, base, queue);
+    }
+
+    /// Where a unit that comes back joins: see [`crate::resident`].
+    fn queue_of(&self, unit: &Unit, spare: Option<&Spare>) -> Queue {
+        let room = matches!(spare, Some(Spare::Room(_)));
+        let soon =
+            matches!(unit.state, State::Stored) && self.resident.came_back_soon(unit.captured);
+        if room || soon { Queue::Main } else { Queue::Probation }
     }
 
     /// Decompresses a stored unit's copy into `slot`; drops the copy if it is not worth keeping.
@@ -167,11 +178,11 @@ impl Engine {
     }
 
     /// Counts and queues a unit that has become resident.
-    pub(crate) fn note_resident(&self, unit: &mut Unit, base: usize) {
+    pub(crate) fn note_resident(&self, unit: &mut Unit, base: usize, queue: Queue) {
         self.count_in();
         if !unit.queued {
             unit.queued = true;
-            self.resident.push(base);
+            self.resident.push(base, queue);
         }
     }
 

@@ -77,11 +77,11 @@ impl Engine {
             None => return false,
         };
         for _ in 0..CAPTURE_TRIES.min(self.resident.len()) {
-            let Some(address) = self.resident.pop() else { break };
+            let Some((address, queue)) = self.resident.pop() else { break };
             let Some(lock) = table.get(address) else { continue };
             let Some(mut unit) = lock.try_lock() else {
                 // Somebody brings it back right now: it is young.
-                self.resident.push(address);
+                self.resident.push(address, queue);
                 continue;
             };
             unit.queued = false;
@@ -92,6 +92,7 @@ impl Engine {
             match self.folios.capture(&self.staging, address, slot) {
                 Ok(full) => {
                     unit.state = State::Staged(full);
+                    unit.captured = self.resident.capture_time(queue);
                     self.count_out();
                     self.staging.push_staged(address);
                     return true;
@@ -109,7 +110,7 @@ impl Engine {
                         Refusal::Mapping => add(&self.figures().reclaim_refused, 1),
                     }
                     unit.queued = true;
-                    self.resident.push(address);
+                    self.resident.push(address, queue);
                 }
             }
         }
@@ -164,8 +165,10 @@ impl Engine {
 
     /// Wakes the background thread.
     pub(crate) fn ring_reclaimer(&self) {
-        self.reclaim_bell.fetch_add(1, Relaxed);
-        futex::wake(&self.reclaim_bell, 1);
+        if self.reclaimer_idle.swap(false, Relaxed) {
+            self.reclaim_bell.fetch_add(1, Relaxed);
+            futex::wake(&self.reclaim_bell, 1);
+        }
     }
 
     /// The background thread: until the engine stops.
@@ -176,6 +179,9 @@ impl Engine {
             if self.available_bytes() < self.low_bytes {
                 self.reclaim_to_high();
             }
+            self.reclaimer_idle.store(true, Relaxed);
+            // A bell between the look above and here is heard at the next sample, 20 ms later at most;
+            // who needs memory meanwhile reclaims for itself.
             futex::wait(&self.reclaim_bell, bell, Some(SAMPLE_INTERVAL));
         }
     }

@@ -57,6 +57,8 @@ pub(crate) struct Unit {
     pub(crate) queued: bool,
     /// Brought back before it was asked for.
     pub(crate) prefetched: bool,
+    /// When it was captured last (`Resident::capture_time`).
+    pub(crate) captured: u32,
 }
 
 /// A unit under its lock.
@@ -132,6 +134,7 @@ impl Table {
                         copy: None,
                         queued: false,
                         prefetched: false,
+                        captured: 0,
                     })
                 };
                 std::iter::repeat_with(unmanaged).take(units).collect()

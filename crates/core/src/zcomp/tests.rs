@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use super::backend::{Answer, Backend, Compressor, Job};
 use super::stream::CompressStream;
+#[cfg(debug_assertions)]
+use super::stream::{Lane, hold};
 use super::{Algorithm, Error, Outcome, Params, Zcomp, compressed_bytes_max, same_filled};
 use crate::page::UnitOrder;
 

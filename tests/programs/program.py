@@ -1,0 +1,208 @@
+"""A program that runs alone, then under `zfolio run`, and what is asked of the second run."""
+
+import glob
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ZFOLIO = os.environ.get('ZFOLIO', os.path.join(HERE, '..', '..', 'target', 'release', 'zfolio'))
+
+LIMIT_MIN = 32 << 20
+# Over the limit for a moment: issue 2's own figure.
+ALLOWANCE = 24 << 20
+# A managed run may take so many times as long as the program alone, and a while.
+SLOWER_MAX, SECONDS_MORE = 8, 15
+
+
+class Failure(Exception):
+    """The case failed: what it tells is the reason."""
+
+
+class Skip(Exception):
+    """The case cannot run here: what it tells is the reason."""
+
+
+def mib(count):
+    return f'{count / (1 << 20):.0f}M'
+
+
+def needs(program):
+    """The path of a program, or a skip."""
+    path = shutil.which(program)
+    if path is None:
+        raise Skip(f'{program} is not installed (make setup)')
+    return path
+
+
+def read(path):
+    try:
+        with open(path, 'rb') as file:
+            return file.read().decode(errors='replace').strip().replace('\0', ' ')
+    except OSError:
+        return '?'
+
+
+def members(session):
+    """The processes of a session that a test started."""
+    found = []
+    for stat in glob.glob('/proc/[0-9]*/stat'):
+        fields = read(stat).rpartition(')')[2].split()
+        if len(fields) > 3 and fields[3] == str(session):
+            found.append(int(stat.split('/')[2]))
+    return found
+
+
+def where(session):
+    """Where each thread of a session is: the system call, and the stack in the kernel if root may see it."""
+    lines = []
+    for pid in members(session):
+        lines.append(f'  process {pid}: {read(f"/proc/{pid}/cmdline")[:120]}')
+        for task in sorted(glob.glob(f'/proc/{pid}/task/*')):
+            state = read(f'{task}/stat').rpartition(')')[2].split()[:1]
+            stack = [line.split()[-1].split('+')[0] for line in read(f'{task}/stack').splitlines()[:4] if line.split()]
+            lines.append(f'    {os.path.basename(task)} {read(f"{task}/comm")} {"".join(state)} '
+                         f'syscall {read(f"{task}/syscall")[:60]} {" < ".join(stack)}')
+    return '\n'.join(lines)
+
+
+def end(session):
+    """Ends all that a test started and that is still there, by process number."""
+    for pid in members(session):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except OSError:
+            pass
+
+
+class Ran:
+    """What a run left behind."""
+
+    def __init__(self, status, output, errors, seconds, peak):
+        self.status, self.output, self.errors = status, output, errors
+        self.seconds, self.peak = seconds, peak
+
+
+def run(command, folder, seconds, stdin=None, environment=None):
+    """Runs a command to its end, in a session of its own. Its files are in `folder`."""
+    paths = [os.path.join(folder, name) for name in ('stdout', 'stderr')]
+    began = time.monotonic()
+    with open(paths[0], 'wb') as out, open(paths[1], 'wb') as err, open(stdin or os.devnull, 'rb') as given:
+        child = subprocess.Popen(command, stdin=given, stdout=out, stderr=err, cwd=folder,
+                                 env=environment, start_new_session=True)
+    status, usage = None, None
+    try:
+        while True:
+            pid, status, usage = os.wait4(child.pid, os.WNOHANG)
+            if pid:
+                break
+            if time.monotonic() - began > seconds:
+                raise Failure(f'hangs: not done after {seconds:.0f} s\n{where(child.pid)}\n{tail(paths[1])}')
+            time.sleep(0.01)
+    finally:
+        end(child.pid)
+        if status is None or not pid:
+            os.waitpid(child.pid, 0)
+        child.returncode = 0
+    took = time.monotonic() - began
+    contents = [open(path, 'rb').read() for path in paths]
+    return Ran(os.waitstatus_to_exitcode(status), *contents, took, usage.ru_maxrss << 10)
+
+
+def tail(path):
+    return '\n'.join('  ' + line for line in read(path).splitlines()[-12:])
+
+
+def figures(path):
+    """What `zfolio run --stats` wrote: its processes, and the kernel's peak of the largest."""
+    with open(path, encoding='utf-8') as file:
+        told = json.load(file)
+    return told['processes'], told['kernel_resident_bytes_max']
+
+
+def judge(processes, peak, limit, compresses):
+    """The figures of a managed run: it was pressed, and it held its limit."""
+    pressed = [one for one in processes if one['figures']['engaged']]
+    if not pressed or not any(one['figures']['reclaim_compressed'] for one in pressed):
+        raise Failure(f'zfolio had nothing to do: {len(processes)} processes, limit {mib(limit)}')
+    if compresses and peak > limit + ALLOWANCE:
+        raise Failure(f'had {mib(peak)} resident, over its limit of {mib(limit)}')
+    failed = sum(one['figures']['decompress_fail'] for one in processes)
+    if failed:
+        raise Failure(f'{failed} units did not decompress to what was stored')
+
+
+def summary(processes):
+    """Faults by kind, of all processes together, and how long they took."""
+    parts = []
+    for kind in ('zero', 'staged', 'stored'):
+        count = sum(one['faults'][kind]['count'] for one in processes)
+        slowest = max(processes, key=lambda one: one['faults'][kind]['count'])['faults'][kind]
+        if count:
+            parts.append(f'{kind} {count} ({slowest["p50_ns"] / 1000:.0f} us)')
+    stalled = sum(one['figures']['stall_ns'] for one in processes) / 1e9
+    return ', '.join(parts) + f'; stalled {stalled:.1f} s'
+
+
+class Case:
+    """A program that ends by itself."""
+
+    def __init__(self, name, command, files=(), stdin=None, share=0.45, compresses=True, same=True, prepare=None,
+                 seconds=60):
+        self.name, self.command, self.files, self.stdin = name, command, files, stdin
+        self.share, self.compresses, self.same, self.prepare = share, compresses, same, prepare
+        self.seconds = seconds
+        self.told = ''
+
+    def once(self, folder, shared, seconds, before=()):
+        """Runs it; `before` goes before the command. The digests of its files come along."""
+        os.mkdir(folder)
+        words = [word.format(folder=folder, shared=shared) for word in self.command]
+        stdin = self.stdin and self.stdin.format(shared=shared)
+        ran = run([*before, *words], folder, seconds, stdin)
+        if ran.status != 0:
+            raise Failure(f'status {ran.status} {"managed" if before else "alone"}\n'
+                          f'{tail(folder + "/stdout")}\n{tail(folder + "/stderr")}')
+        digests = {}
+        for name in self.files:
+            with open(os.path.join(folder, name), 'rb') as file:
+                digests[name] = hashlib.sha256(file.read()).hexdigest()
+        return ran, digests
+
+    def test(self, shared):
+        """Both runs, compared. Answers with a line of figures."""
+        needs(self.command[0])
+        if self.prepare:
+            self.prepare(shared)
+        alone, files = self.once(f'{shared}/alone', shared, self.seconds)
+        limit = int(alone.peak * self.share)
+        if limit < LIMIT_MIN:
+            raise Failure(f'needs {mib(alone.peak)} only: half of it is below the least limit')
+        stats = f'{shared}/stats.json'
+        before = [ZFOLIO, 'run', '--limit', str(limit), '--stats', stats, '--']
+        seconds = alone.seconds * SLOWER_MAX + SECONDS_MORE
+        managed, managed_files = self.once(f'{shared}/managed', shared, seconds, before)
+        self.told = managed.errors.decode(errors='replace')
+        if self.same and managed.output != alone.output:
+            raise Failure('prints something else:\n' + difference(alone.output, managed.output))
+        for name, digest in files.items():
+            if managed_files[name] != digest:
+                raise Failure(f'writes another {name}')
+        processes, peak = figures(stats)
+        judge(processes, peak, limit, self.compresses)
+        ratio = managed.seconds / alone.seconds
+        return (f'{mib(alone.peak)} in {mib(limit)} (had {mib(peak)}), {alone.seconds:.1f} -> {managed.seconds:.1f} s '
+                f'({ratio:.1f}x); {summary(processes)}')
+
+
+def difference(alone, managed):
+    """The first line that differs."""
+    lines = [output.decode(errors='replace').splitlines() for output in (alone, managed)]
+    for number, (one, other) in enumerate(zip(*lines), 1):
+        if one != other:
+            return f'  line {number}\n  alone   {one[:200]}\n  managed {other[:200]}'
+    return f'  {len(lines[0])} lines alone, {len(lines[1])} managed'
