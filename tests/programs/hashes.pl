@@ -1,17 +1,27 @@
-# Hashes of hashes, long strings that grow, a regular expression over all of it.
+# Hashes of hashes, a long string that grows, a regular expression over all of it.
 use strict;
 use warnings;
 
+my $count = 130_000;
 my %people;
-for my $i (1 .. 130_000) {
+for my $i (1 .. $count) {
     $people{"person $i"} = { name => "name $i" x 3, age => $i % 97, words => [ split ' ', "some words about $i" ] };
 }
+# In the order of their making: what is needed next lies near.
 my $text = '';
-$text .= "$_: $people{$_}{name} is $people{$_}{age}\n" for sort keys %people;
+for my $i (1 .. $count) {
+    my $one = $people{"person $i"};
+    $text .= "$i: $one->{name} is $one->{age}\n";
+}
 print length($text), ' ', unpack('%64Q*', $text), "\n";
 my $found = () = $text =~ /name (\d+)name \1name \1 is 42/g;
 print "$found are 42\n";
-delete $people{"person $_"} for grep { $_ % 3 } 1 .. 130_000;
+delete $people{"person $_"} for grep { $_ % 3 } 1 .. $count;
 my $sum = 0;
-$sum += $_->{age} + @{ $_->{words} } for values %people;
+$sum += $_->{age} + @{ $_->{words} } for @people{ map { "person $_" } grep { $_ % 3 == 0 } 1 .. $count };
 print scalar(keys %people), " $sum\n";
+# No tidying at the end: it would go through the hash in the hash's own order, which is none.
+$| = 1;
+print "done\n";
+require POSIX;
+POSIX::_exit(0);

@@ -116,6 +116,17 @@ impl<const RANK: u8, T> RwLock<RANK, T> {
         Some(ReadGuard(guard))
     }
 
+    /// Enters alone if nobody is in.
+    pub fn try_write(&self) -> Option<WriteGuard<'_, RANK, T>> {
+        let guard = match self.0.try_write() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(poison)) => poison.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        ranks::push(RANK);
+        Some(WriteGuard(guard))
+    }
+
     /// Waits until nobody else is in.
     ///
     /// # Panics

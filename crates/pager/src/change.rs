@@ -5,6 +5,7 @@
 //! without us. A unit that a change covers only in part is first brought back, so that the kernel
 //! alone decides what each of its pages holds.
 
+use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
 use zfolio_core::stats::{add, subtract};
@@ -31,7 +32,7 @@ impl Engine {
     ) -> Result<R, E> {
         let mut table = self.table.write();
         self.settle_edges(&table, start, end, true);
-        let answer = call()?;
+        let answer = self.announce((start, end), (0, 0), call)?;
         for (address, lock) in table.units(start, end) {
             if address >= start && address + self.unit().bytes() <= end {
                 self.drop_unit(&mut lock.lock(), State::Unmanaged);
@@ -60,7 +61,7 @@ impl Engine {
     ) -> Result<R, E> {
         let table = self.table.write();
         self.settle_edges(&table, start, end, false);
-        let answer = call()?;
+        let answer = self.announce((start, end), (0, 0), call)?;
         for (address, lock) in table.units(start, end) {
             if address >= start && address + self.unit().bytes() <= end {
                 let mut unit = lock.lock();
@@ -92,7 +93,8 @@ impl Engine {
         self.measure_tables(&table);
     }
 
-    /// A range is moved by `call`, which tells where to; the contents move along.
+    /// A range is moved by `call`, which tells where to (`onto`, if that was said before); the contents
+    /// move along.
     ///
     /// # Errors
     ///
@@ -100,6 +102,7 @@ impl Engine {
     pub fn relocate<E>(
         &self,
         (start, end): (usize, usize),
+        onto: (usize, usize),
         call: impl FnOnce() -> Result<(usize, usize), E>,
     ) -> Result<(usize, usize), E> {
         let mut table = self.table.write();
@@ -108,7 +111,7 @@ impl Engine {
         for (address, lock) in table.units(start, end) {
             self.bring_back(&table, &mut lock.lock(), address);
         }
-        let (to, to_end) = call()?;
+        let (to, to_end) = self.announce((start, end), onto, call)?;
         for (_, lock) in table.units(start, end) {
             self.retire(&mut lock.lock());
         }
@@ -122,6 +125,19 @@ impl Engine {
         self.measure_tables(&table);
         add(&self.figures().remaps, 1);
         Ok((to, to_end))
+    }
+
+    /// Makes a system call whose events are nobody's business but ours.
+    fn announce<R>(
+        &self,
+        range: (usize, usize),
+        other: (usize, usize),
+        call: impl FnOnce() -> R,
+    ) -> R {
+        self.announced.set(range, other);
+        let answer = call();
+        self.announced.clear();
+        answer
     }
 
     /// Brings back the units that a change of `start..end` covers in part; retires them if asked.
@@ -148,27 +164,42 @@ impl Engine {
 
     /// Makes a unit resident, over the limit if need be: the change that wants it cannot wait.
     fn bring_back(&self, table: &Table, unit: &mut Unit, address: usize) {
-        match std::mem::replace(&mut unit.state, State::Resident) {
-            State::Unmanaged => unit.state = State::Unmanaged,
-            State::Resident => {}
-            State::Empty => self.note_resident(unit, address, Queue::Main),
-            State::Staged(slot) => {
-                self.staging.give_hollow(self.folios.place(&self.staging, slot, address));
-                self.note_resident(unit, address, Queue::Main);
+        self.bring_back_without(table, unit, address, 0..0);
+    }
+
+    /// The same, with zeros in a part of it that is being dropped.
+    pub(crate) fn bring_back_without(
+        &self,
+        table: &Table,
+        unit: &mut Unit,
+        address: usize,
+        dropped: Range<usize>,
+    ) {
+        let slot = match std::mem::replace(&mut unit.state, State::Resident) {
+            State::Unmanaged => {
+                unit.state = State::Unmanaged;
+                return;
             }
+            State::Resident => return,
+            State::Empty => None,
+            State::Staged(slot) => Some(slot),
             State::Stored => {
                 let cpu = zfolio_sys::cpu::current();
                 // Reclaims only by `try_lock` of other units: this one is locked, and not staged.
                 let mut slot = self.fill_slot(self.any_slot(table, cpu), address);
                 self.load_copy(unit, address, &mut slot, cpu);
-                self.staging.give_hollow(self.folios.place(&self.staging, slot, address));
-                self.note_resident(unit, address, Queue::Main);
+                Some(slot)
             }
+        };
+        if let Some(mut slot) = slot {
+            self.staging.unit_mut(&mut slot)[dropped].fill(0);
+            self.staging.give_hollow(self.folios.place(&self.staging, slot, address));
         }
+        self.note_resident(unit, address, Queue::Main);
     }
 
     /// Leaves a resident unit to the kernel.
-    fn retire(&self, unit: &mut Unit) {
+    pub(crate) fn retire(&self, unit: &mut Unit) {
         if matches!(unit.state, State::Resident) {
             self.count_out();
         }

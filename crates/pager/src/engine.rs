@@ -23,6 +23,7 @@ use zfolio_sys::uffd::Uffd;
 use zfolio_sys::{cpu, map};
 
 use crate::config::{Config, Error, LIMIT_BYTES_MIN, Mode};
+use crate::event::Announced;
 use crate::folio::{Folios, needs};
 use crate::prefetch::Prefetch;
 use crate::rank;
@@ -62,6 +63,7 @@ pub struct Engine {
     /// The reclaimer sleeps, and is worth a wake-up.
     pub(crate) reclaimer_idle: AtomicBool,
     pub(crate) stopping: AtomicBool,
+    pub(crate) announced: Announced,
     told_over_limit: AtomicBool,
 }
 
@@ -130,6 +132,7 @@ impl Engine {
             reclaim_bell: AtomicU32::new(0),
             reclaimer_idle: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
+            announced: Announced::default(),
             told_over_limit: AtomicBool::new(false),
         };
         engine.figures().limit_bytes.store(config.limit_bytes, Relaxed);

@@ -21,6 +21,8 @@
 //!
 //! Measured for 64 KiB: capture 3.1 us, place 3.1 us; a new zeroed folio by copy 9 us.
 
+use std::ops::Range;
+
 use zfolio_core::page::{PAGE_BYTES, UnitOrder};
 use zfolio_sys::Errno;
 use zfolio_sys::map::{self, Reservation};
@@ -45,7 +47,10 @@ pub(crate) enum Refusal {
 pub(crate) fn needs(mode: Mode) -> [(Reach, u64); 2] {
     let program = match mode {
         Mode::Inline => (Reach::Program, feature::SIGBUS | feature::MOVE),
-        Mode::Handler => (Reach::Kernel, feature::THREAD_ID | feature::MOVE),
+        Mode::Handler => {
+            let events = feature::EVENT_REMOVE | feature::EVENT_UNMAP | feature::EVENT_REMAP;
+            (Reach::Kernel, feature::THREAD_ID | feature::MOVE | events)
+        }
     };
     [program, (Reach::Program, feature::MOVE)]
 }
@@ -151,6 +156,12 @@ impl Folios {
             self.wake(address);
         }
         area.emptied(slot)
+    }
+
+    /// Puts a part of a slot's pages at `to`, wherever that is, and wakes who waits there.
+    pub(crate) fn place_part(&self, area: &Staging, slot: &Full, part: Range<usize>, to: usize) {
+        self.put_in(area.full_address(slot) + part.start, to, part.len());
+        self.program.wake(to, part.len()).ok();
     }
 
     /// Gives the program a unit of zeros at `address` with new pages. False: the mapping is not there.

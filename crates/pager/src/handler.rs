@@ -4,12 +4,18 @@
 //! there. On another CPU that is idle, each of the two wake-ups is an interrupt to a halted core, and
 //! a fault takes five times as long.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use zfolio_core::stats::add;
+use zfolio_core::sync::ReadGuard;
 use zfolio_sys::uffd::{Message, Messages};
 use zfolio_sys::{clock, cpu};
 
 use crate::engine::Engine;
+use crate::event::Waiting;
 use crate::fault::Served;
+use crate::rank;
+use crate::unit::Table;
 
 /// Faults of one thread between two looks at where it runs: 8 us each, so 0.1 us a fault.
 const FOLLOW_INTERVAL: u32 = 64;
@@ -42,24 +48,54 @@ impl Engine {
     /// A handler's life: serves until the engine stops.
     pub fn handle_faults(&self) {
         let mut messages = Messages::default();
+        let mut waiting = Waiting::default();
         let mut follow = Follow::default();
-        while !self.stopping.load(std::sync::atomic::Ordering::Relaxed) {
-            self.folios.program.wait(1000);
+        while !self.stopping.load(Relaxed) {
+            // Told to do something that cannot be done yet: look again soon (EVT-1).
+            if waiting.is_empty() {
+                self.folios.program.wait(1000);
+            } else {
+                std::thread::yield_now();
+            }
             // EBADF and the like cannot be: the userfaultfd lives as long as the engine (UFFD-1).
             let Ok(messages) = self.folios.program.read(&mut messages) else { continue };
-            for message in messages {
-                if let Message::Fault { address, thread } = *message {
-                    let began = clock::monotonic_ns();
-                    self.serve(address, began);
-                    follow.go(thread);
+            let now = clock::monotonic_ns();
+            messages.iter().for_each(|message| self.note(&mut waiting, *message, now));
+            while let Some((message, told)) = waiting.first() {
+                let served = match message {
+                    Message::Fault { address, thread } => {
+                        let served = self.try_serve(address, told);
+                        follow.go(thread);
+                        served
+                    }
+                    event => self.honour(event),
+                };
+                if !served {
+                    break;
                 }
+                waiting.done();
             }
         }
     }
 
-    /// Serves one fault and counts it.
+    /// Serves one fault unless the table is held.
+    fn try_serve(&self, address: usize, began: u64) -> bool {
+        let Some(table) = self.table.try_read() else { return false };
+        self.serve_under(table, address, began);
+        true
+    }
+
+    /// Serves one fault, and counts it.
     pub(crate) fn serve(&self, address: usize, began: u64) {
-        let table = self.table.read();
+        self.serve_under(self.table.read(), address, began);
+    }
+
+    fn serve_under(
+        &self,
+        table: ReadGuard<'_, { rank::TABLE }, Table>,
+        address: usize,
+        began: u64,
+    ) {
         let served = self.fault(&table, address, cpu::current());
         let base = table.align_down(address);
         drop(table);

@@ -23,6 +23,8 @@ mod prefetch;
 
 mod change;
 
+mod event;
+
 mod config;
 mod engine;
 pub mod fatal;

@@ -172,7 +172,10 @@ fn serve(engine: &Engine, call: Call, words: [usize; 6]) -> Result<usize, Errno>
                 let at = unsafe { map::forward(libc::SYS_mremap, words) }?;
                 Ok::<_, Errno>((at, at + new_bytes))
             };
-            let (at, at_end) = engine.relocate((start, start + old), move_it)?;
+            let flags = i32::try_from(words[3]).unwrap_or(0);
+            let fixed = flags & libc::MREMAP_FIXED != 0;
+            let onto = if fixed { (words[4], words[4] + new_bytes) } else { (0, 0) };
+            let (at, at_end) = engine.relocate((start, start + old), onto, move_it)?;
             adopt(engine, at, at_end);
             Ok(at)
         }

@@ -1,0 +1,181 @@
+//! Events: mappings that change behind the engine's back.
+//!
+//! Changes that come through the C library are made by the engine itself (`change`), exactly. A
+//! program that makes the system call on its own is seen here: the kernel tells of it, before
+//! (`REMOVE`) or after (`UNMAP`, `REMAP`) it happened, and goes on as soon as the event is *read*. So
+//! what is exact here is the outcome for the thread that made the call; another thread that maps
+//! the same addresses anew at the same moment is a race that the events leave open.
+//!
+//! # Invariants
+//!
+//! - `EVT-1` The thread that reads never waits for the table: who holds it may be in a system call
+//!   that does not return until its own event is read. What cannot be served now is kept, in order.
+//! - `EVT-2` Events of the engine's own calls are announced before the call, and skipped.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use zfolio_core::page::PAGE_BYTES;
+use zfolio_core::stats::add;
+use zfolio_sys::cpu;
+use zfolio_sys::uffd::Message;
+
+use crate::engine::Engine;
+use crate::unit::{State, Table};
+
+/// Messages that can wait: each waiting thread has at most one.
+pub(crate) const WAITING_MAX: usize = 4096;
+
+/// The ranges that the engine itself is changing: start and end, twice.
+#[derive(Debug, Default)]
+pub(crate) struct Announced([AtomicUsize; 4]);
+
+impl Announced {
+    /// Announces a change of `range`, and of `other` for a move.
+    pub(crate) fn set(&self, range: (usize, usize), other: (usize, usize)) {
+        // Release: pairs with the Acquire in covers(); the system call that follows is ordered too.
+        for (cell, value) in self.0.iter().zip([range.0, range.1, other.0, other.1]) {
+            cell.store(value, Ordering::Release);
+        }
+    }
+
+    /// The change is done, and its events are read: the call has returned.
+    pub(crate) fn clear(&self) {
+        self.set((0, 0), (0, 0));
+    }
+
+    /// Whether an event on `start..end` is of an announced change.
+    fn covers(&self, start: usize, end: usize) -> bool {
+        let [a, b, c, d] = [0, 1, 2, 3].map(|index: usize| self.0[index].load(Ordering::Acquire));
+        (start < b && end > a) || (start < d && end > c)
+    }
+}
+
+/// What a handler still has to do, in the order in which it was told.
+#[derive(Debug)]
+pub(crate) struct Waiting(VecDeque<(Message, u64)>);
+
+impl Default for Waiting {
+    fn default() -> Self {
+        Waiting(VecDeque::with_capacity(WAITING_MAX))
+    }
+}
+
+impl Waiting {
+    /// Whether there is nothing to do.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The next thing to do.
+    pub(crate) fn first(&self) -> Option<(Message, u64)> {
+        self.0.front().copied()
+    }
+
+    /// The first is done.
+    pub(crate) fn done(&mut self) {
+        self.0.pop_front();
+    }
+}
+
+impl Engine {
+    /// Notes a message, unless it tells of what the engine itself does (`EVT-2`).
+    pub(crate) fn note(&self, waiting: &mut Waiting, message: Message, now: u64) {
+        let ours = match message {
+            Message::Fault { .. } => false,
+            Message::Remove { start, end } | Message::Unmap { start, end } => {
+                self.announced.covers(start, end)
+            }
+            Message::Remap { from, bytes, .. } => self.announced.covers(from, from + bytes),
+            Message::Other => true,
+        };
+        if !ours {
+            waiting.0.push_back((message, now));
+        }
+    }
+
+    /// Honours an event of somebody else's change. False: the table is held, try again.
+    pub(crate) fn honour(&self, message: Message) -> bool {
+        let Some(mut table) = self.table.try_write() else { return false };
+        match message {
+            Message::Remove { start, end } => {
+                self.forget(&table, start, end, false);
+                add(&self.figures().removes, 1);
+            }
+            Message::Unmap { start, end } => {
+                self.forget(&table, start, end, true);
+                let outer = (table.align_down(start), end.next_multiple_of(self.unit().bytes()));
+                table.remove(outer.0, outer.1);
+                add(&self.figures().unmaps, 1);
+            }
+            Message::Remap { from, to, bytes } => {
+                self.follow(&table, from, to, bytes);
+                let outer =
+                    (table.align_down(from), (from + bytes).next_multiple_of(self.unit().bytes()));
+                table.remove(outer.0, outer.1);
+                drop(table);
+                // Registered already, by the kernel. If not, it stays the kernel's.
+                self.adopt(to, to + bytes).ok();
+                add(&self.figures().remaps, 1);
+                return true;
+            }
+            Message::Fault { .. } | Message::Other => {}
+        }
+        self.measure_tables(&table);
+        true
+    }
+
+    /// Drops what is kept of `start..end`. What a unit at an edge keeps beyond it comes back.
+    fn forget(&self, table: &Table, start: usize, end: usize, unmapped: bool) {
+        let unit_bytes = self.unit().bytes();
+        for (address, lock) in table.units(start, end) {
+            let mut unit = lock.lock();
+            if matches!(unit.state, State::Unmanaged) {
+                continue;
+            }
+            if address >= start && address + unit_bytes <= end {
+                self.drop_unit(&mut unit, if unmapped { State::Unmanaged } else { State::Empty });
+                continue;
+            }
+            // The kernel may drop its pages before or after ours are placed: so the dropped part is
+            // zeros in what we place.
+            let (from, to) =
+                (start.max(address) - address, end.min(address + unit_bytes) - address);
+            self.bring_back_without(table, &mut unit, address, from..to);
+            if unmapped {
+                self.retire(&mut unit);
+            }
+        }
+    }
+
+    /// After a move: puts what is kept of the old range into the new one, page by page.
+    fn follow(&self, table: &Table, from: usize, to: usize, bytes: usize) {
+        let unit_bytes = self.unit().bytes();
+        for (address, lock) in table.units(from, from + bytes) {
+            let mut unit = lock.lock();
+            let slot = match std::mem::replace(&mut unit.state, State::Unmanaged) {
+                State::Unmanaged | State::Empty => None,
+                State::Resident => {
+                    self.count_out();
+                    None
+                }
+                State::Staged(slot) => Some(slot),
+                State::Stored => {
+                    let cpu = cpu::current();
+                    let mut slot = self.fill_slot(self.any_slot(table, cpu), address);
+                    self.load_copy(&mut unit, address, &mut slot, cpu);
+                    Some(slot)
+                }
+            };
+            if let Some(slot) = slot {
+                let first = from.max(address) - address;
+                let last = (from + bytes).min(address + unit_bytes) - address;
+                let target = to + (address + first - from);
+                self.folios.place_part(&self.staging, &slot, first..last, target);
+                self.staging.give_hollow(self.folios.release(&self.staging, slot));
+            }
+            self.drop_copy(&mut unit);
+        }
+        debug_assert!(bytes % PAGE_BYTES == 0);
+    }
+}
