@@ -41,6 +41,7 @@ test: setup build
 		ZFOLIO='$(abspath $(BIN))/zfolio' bash "$$group"; \
 	done
 	ZFOLIO='$(abspath $(BIN))/zfolio' tests/programs/run
+	ZFOLIO='$(abspath $(BIN))/zfolio' tests/behaviour/run
 
 lint:
 	@if $(CARGO) fmt --version >/dev/null 2>&1; then set -x; $(CARGO) fmt --all --check; \

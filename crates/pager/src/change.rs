@@ -33,7 +33,7 @@ impl Engine {
         let mut table = self.table.write();
         self.settle_edges(&table, start, end, true);
         let answer = self.announce((start, end), (0, 0), call)?;
-        for (address, lock) in table.units(start, end) {
+        for (address, lock) in table.known_units(start, end) {
             if address >= start && address + self.unit().bytes() <= end {
                 self.drop_unit(&mut lock.lock(), State::Unmanaged);
             }
@@ -62,7 +62,7 @@ impl Engine {
         let table = self.table.write();
         self.settle_edges(&table, start, end, false);
         let answer = self.announce((start, end), (0, 0), call)?;
-        for (address, lock) in table.units(start, end) {
+        for (address, lock) in table.known_units(start, end) {
             if address >= start && address + self.unit().bytes() <= end {
                 let mut unit = lock.lock();
                 if !matches!(unit.state, State::Unmanaged) {
@@ -78,7 +78,7 @@ impl Engine {
     pub fn pin(&self, start: usize, end: usize) {
         let mut table = self.table.write();
         let outer = (table.align_down(start), end.next_multiple_of(self.unit().bytes()));
-        for (address, lock) in table.units(outer.0, outer.1) {
+        for (address, lock) in table.known_units(outer.0, outer.1) {
             let mut unit = lock.lock();
             if matches!(unit.state, State::Unmanaged) {
                 continue;
@@ -108,14 +108,23 @@ impl Engine {
         let mut table = self.table.write();
         // Every page back: what moves is what the kernel has. Large blocks grow by `mremap` rarely
         // enough, and a moved registration is lost anyway.
-        for (address, lock) in table.units(start, end) {
+        for (address, lock) in table.known_units(start, end) {
             self.bring_back(&table, &mut lock.lock(), address);
         }
-        let (to, to_end) = self.announce((start, end), onto, call)?;
-        for (_, lock) in table.units(start, end) {
+        // One mapping again: `mremap` refuses a range of several, and registering has split it.
+        self.folios.unregister(start, end);
+        let moved = self.announce((start, end), onto, call);
+        let (to, to_end) = match moved {
+            Ok(place) => place,
+            Err(error) => {
+                self.folios.register_ranges(&table, start, end);
+                return Err(error);
+            }
+        };
+        for (_, lock) in table.known_units(start, end) {
             self.retire(&mut lock.lock());
         }
-        for (_, lock) in table.units(to, to_end) {
+        for (_, lock) in table.known_units(to, to_end) {
             self.drop_unit(&mut lock.lock(), State::Unmanaged);
         }
         for (start, end) in [(start, end), (to, to_end)] {

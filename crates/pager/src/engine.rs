@@ -35,6 +35,12 @@ use crate::unit::{State, Table};
 /// Probation holds a 32nd of the limit before it is reclaimed from first.
 const PROBATION_SHARE: u64 = 32;
 
+/// An eighth of the limit stays resident.
+const FLOOR_SHARE: u64 = 8;
+
+/// Bytes above the limit that are worth a word: less comes and goes with the kernel's own counting.
+const OVER_LIMIT_TOLD: u64 = 8 << 20;
+
 /// Where the figures live: a page of our own, or one that `zfolio stat` can read.
 pub type StatsHome = Box<dyn Deref<Target = Stats> + Send + Sync>;
 
@@ -56,6 +62,9 @@ pub struct Engine {
     /// Watermarks of background reclaim, in bytes available.
     pub(crate) low_bytes: u64,
     pub(crate) high_bytes: u64,
+    /// Resident memory that reclaim leaves alone: below it a program makes no progress, whatever the
+    /// rest of the limit is taken by.
+    pub(crate) floor_bytes: u64,
     /// Units of second chance to keep.
     pub(crate) staged_target: usize,
     /// Changes when the reclaimer should look.
@@ -128,6 +137,7 @@ impl Engine {
             uncounted_bytes: AtomicI64::new(0),
             low_bytes,
             high_bytes,
+            floor_bytes: (config.limit_bytes / FLOOR_SHARE).max(4 * unit_bytes),
             staged_target,
             reclaim_bell: AtomicU32::new(0),
             reclaimer_idle: AtomicBool::new(false),
@@ -137,8 +147,12 @@ impl Engine {
         };
         engine.figures().limit_bytes.store(config.limit_bytes, Relaxed);
         engine.figures().unit_bytes.store(unit_bytes, Relaxed);
-        engine.figures().engaged.store(1, Relaxed);
         Ok(engine)
+    }
+
+    /// Notes that the engine has taken over.
+    pub fn engage(&self) {
+        self.figures().engaged.store(1, Relaxed);
     }
 
     /// The figures.
@@ -175,10 +189,33 @@ impl Engine {
     /// # Errors
     ///
     /// The kernel refuses what it granted the parent.
-    pub fn open_again(&self, quiet: &Quiet<'_>) -> Result<(), Error> {
+    pub fn open_again(&self, quiet: &mut Quiet<'_>) -> Result<(), Error> {
         self.stopping.store(false, Relaxed);
-        let again = self.folios.open_again(&self.staging, self.config.mode, &quiet.table);
-        again.map_err(|errno| Error::Userfaultfd { errno })
+        let again = self.folios.open_again(&self.staging, self.config.mode);
+        again.map_err(|errno| Error::Userfaultfd { errno })?;
+        let ranges: Vec<(usize, usize)> = quiet.table.ranges().collect();
+        for (start, end) in ranges {
+            if self.folios.program.register(start, end - start).is_err() {
+                self.register_what_is_there(&mut quiet.table, start, end);
+            }
+        }
+        Ok(())
+    }
+
+    /// Part of a range is not in the child (`MADV_DONTFORK`): that part is forgotten.
+    fn register_what_is_there(&self, table: &mut Table, start: usize, end: usize) {
+        let unit_bytes = self.unit().bytes();
+        let mut present = vec![0_u8; self.unit().pages()];
+        for address in (start..end).step_by(unit_bytes) {
+            let there = map::residency(address, unit_bytes, &mut present).is_ok();
+            if there && self.folios.program.register(address, unit_bytes).is_ok() {
+                continue;
+            }
+            for (_, lock) in table.known_units(address, address + unit_bytes) {
+                self.drop_unit(&mut lock.lock(), State::Unmanaged);
+            }
+            table.remove(address, address + unit_bytes);
+        }
     }
 
     /// Takes a mapping under management: its whole units, with what is resident in them now.
@@ -197,23 +234,21 @@ impl Engine {
             .register(start, end - start)
             .map_err(|errno| Error::Memory { what: "userfaultfd register", errno })?;
         table.insert(start, end);
-        // Registered: no page comes from now on but through us, so this count is exact.
-        let mut present = vec![0_u8; self.unit().pages()];
-        for (address, lock) in table.units(start, end) {
-            let known = map::residency(address, self.unit().bytes(), &mut present);
-            let touched = known.is_err() || present.iter().any(|page| page & 1 == 1);
-            let mut unit = lock.lock();
-            // What an earlier mapping left here, unmapped behind our back.
-            self.drop_unit(&mut unit, State::Empty);
-            unit.state = if touched { State::Resident } else { State::Empty };
-            if touched {
-                self.count_in();
-                if !unit.queued {
-                    unit.queued = true;
-                    self.resident.push(address, Queue::Main);
-                }
-            }
+        // What an earlier mapping left here, unmapped behind our back.
+        for (_, lock) in table.known_units(start, end) {
+            self.drop_unit(&mut lock.lock(), State::Empty);
         }
+        // Registered: no page comes from now on but through us, so what is found is exact.
+        let mut last = None;
+        map::for_each_resident(start, end, |from, to| {
+            let first = table.align_down(from).max(last.unwrap_or(0));
+            for (address, lock) in table.units(first, to) {
+                let mut unit = lock.lock();
+                unit.state = State::Resident;
+                self.note_resident(&mut unit, address, Queue::Main);
+                last = Some(address + self.unit().bytes());
+            }
+        });
         self.measure_tables(&table);
         Ok(())
     }
@@ -299,17 +334,32 @@ impl Engine {
         raise(&figures.demand_bytes_max, demand);
     }
 
-    /// Tells, once, that the limit cannot be held; ends the process if that was asked for.
+    /// Whether so little is resident that reclaim must stop.
+    pub(crate) fn at_floor(&self) -> bool {
+        self.resident_bytes.load(Relaxed) <= self.floor_bytes
+    }
+
+    /// Counts that memory was wanted and not to be had; tells of it once, and ends the process if that
+    /// was asked for, when it is by more than passes again by itself.
     pub(crate) fn over_limit(&self) {
         add(&self.figures().over_limit, 1);
-        let charge = self.charge_bytes();
+        let (limit, charge) = (self.config.limit_bytes, self.charge_bytes());
+        if charge < limit + (limit / 16).max(OVER_LIMIT_TOLD) {
+            return;
+        }
         if self.config.strict {
-            crate::fatal::over_limit(self.config.limit_bytes, charge);
+            crate::fatal::over_limit(limit, charge);
         }
         if !self.told_over_limit.swap(true, Relaxed) && self.config.mode == Mode::Handler {
-            let limit = self.config.limit_bytes;
+            let pool = self.zswap.pool_stats().pages_used * PAGE_BYTES as u64;
+            let unmanaged = self.uncounted_bytes.load(Relaxed);
             crate::fatal::tell(format_args!(
-                "over the limit: {charge} bytes charged of {limit}, the data does not compress enough"
+                "over the limit of {} MiB: {} MiB are needed ({} MiB resident, {} MiB compressed, {} MiB not managed)",
+                limit >> 20,
+                charge >> 20,
+                self.resident_bytes.load(Relaxed) >> 20,
+                pool >> 20,
+                unmanaged >> 20,
             ));
         }
     }

@@ -128,7 +128,7 @@ impl Engine {
     /// Drops what is kept of `start..end`. What a unit at an edge keeps beyond it comes back.
     fn forget(&self, table: &Table, start: usize, end: usize, unmapped: bool) {
         let unit_bytes = self.unit().bytes();
-        for (address, lock) in table.units(start, end) {
+        for (address, lock) in table.known_units(start, end) {
             let mut unit = lock.lock();
             if matches!(unit.state, State::Unmanaged) {
                 continue;
@@ -151,7 +151,7 @@ impl Engine {
     /// After a move: puts what is kept of the old range into the new one, page by page.
     fn follow(&self, table: &Table, from: usize, to: usize, bytes: usize) {
         let unit_bytes = self.unit().bytes();
-        for (address, lock) in table.units(from, from + bytes) {
+        for (address, lock) in table.known_units(from, from + bytes) {
             let mut unit = lock.lock();
             let slot = match std::mem::replace(&mut unit.state, State::Unmanaged) {
                 State::Unmanaged | State::Empty => None,

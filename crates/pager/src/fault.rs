@@ -34,8 +34,9 @@ pub(crate) enum Served {
     Raced,
 }
 
-/// Units that one fault compresses in vain before it goes over the limit: none of them shrank.
-const FREED_MAX: usize = 32;
+/// Units that one fault compresses before it goes over the limit. Each fault brings one back, so the
+/// charge falls all the same, unless nothing shrinks; and then more would only cost more.
+const FREED_MAX: usize = 4;
 
 /// What a fault may use.
 #[derive(Debug)]
@@ -239,6 +240,9 @@ impl Engine {
                         return Spare::Room(slot);
                     }
                 }
+            }
+            if self.at_floor() {
+                break;
             }
             match self.reclaim_one(table, cpu, By::Direct) {
                 Reclaimed::Captured => {}

@@ -84,22 +84,13 @@ impl Folios {
         map::keep_from_children(area.address(), area.bytes())
     }
 
-    /// In a child of `fork`: new userfaultfds, a new staging area, the program's ranges registered.
-    pub(crate) fn open_again(
-        &self,
-        area: &Staging,
-        mode: Mode,
-        table: &Table,
-    ) -> Result<(), Errno> {
+    /// In a child of `fork`: new userfaultfds, a new staging area.
+    pub(crate) fn open_again(&self, area: &Staging, mode: Mode) -> Result<(), Errno> {
         let [program, staging] = needs(mode);
         self.program.reopen(program.0, program.1)?;
         self.staging.reopen(staging.0, staging.1)?;
         area.map_again()?;
         self.register_area(area)?;
-        // A range that the child does not have (MADV_DONTFORK) has nothing to lose.
-        for (start, end) in table.ranges() {
-            self.program.register(start, end - start).ok();
-        }
         Ok(())
     }
 
@@ -222,6 +213,15 @@ impl Folios {
     pub(crate) fn release(&self, area: &Staging, slot: Full) -> Hollow {
         discard_pages(area.full_address(&slot), self.unit.bytes());
         area.emptied(slot)
+    }
+
+    /// Registers again what is managed of a range.
+    pub(crate) fn register_ranges(&self, table: &Table, start: usize, end: usize) {
+        for (from, to) in table.ranges().filter(|(from, to)| *from < end && *to > start) {
+            let (from, to) = (from.max(start), to.min(end));
+            // It was registered a moment ago.
+            self.program.register(from, to - from).ok();
+        }
     }
 
     /// Leaves a range to the kernel: no page of it is anywhere but in the program.

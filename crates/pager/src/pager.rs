@@ -147,6 +147,7 @@ impl Core {
     /// Registers every region, the first time that they do not fit together.
     fn engage(&self, native: &mut Native) -> Result<(), Error> {
         native.engaged = true;
+        self.engine.engage();
         native.regions.drain(..).try_for_each(|(start, end)| self.engine.adopt(start, end))
     }
 }

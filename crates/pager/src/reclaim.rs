@@ -188,7 +188,8 @@ impl Engine {
 
     fn reclaim_to_high(&self) {
         let mut turns = 0;
-        while self.available_bytes() < self.high_bytes && !self.stopping.load(Relaxed) {
+        let wanted = || self.available_bytes() < self.high_bytes && !self.at_floor();
+        while wanted() && !self.stopping.load(Relaxed) {
             // Not held across units: who changes a mapping waits for one unit at most.
             let table = self.table.read();
             if self.reclaim_one(&table, cpu::current(), By::Background) == Reclaimed::Nothing {

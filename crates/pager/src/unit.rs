@@ -25,6 +25,8 @@
 //! 48 bytes a unit: 0.07 % of 64 KiB.
 
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use zfolio_core::page::UnitOrder;
 use zfolio_core::sync::Mutex;
@@ -75,19 +77,45 @@ pub(crate) struct Table {
     unit: UnitOrder,
     /// Managed ranges, whole units, by their start: what is registered.
     ranges: BTreeMap<usize, usize>,
-    leaves: BTreeMap<usize, Box<[UnitLock]>>,
+    leaves: BTreeMap<usize, OnceLock<Box<[UnitLock]>>>,
+    leaves_made: AtomicUsize,
 }
 
 impl Table {
     /// An empty table.
     pub(crate) fn new(unit: UnitOrder) -> Table {
-        Table { unit, ranges: BTreeMap::new(), leaves: BTreeMap::new() }
+        Table {
+            unit,
+            ranges: BTreeMap::new(),
+            leaves: BTreeMap::new(),
+            leaves_made: AtomicUsize::new(0),
+        }
     }
 
     /// The unit that `address` lies in, if it is managed or was.
     pub(crate) fn get(&self, address: usize) -> Option<&UnitLock> {
-        let leaf = self.leaves.get(&(address / LEAF_BYTES))?;
+        let number = address / LEAF_BYTES;
+        let leaf = self.leaves.get(&number)?.get_or_init(|| self.new_leaf(number));
         leaf.get(address % LEAF_BYTES / self.unit.bytes())
+    }
+
+    /// Units of address space that was managed when they were made: empty, until something is found.
+    fn new_leaf(&self, number: usize) -> Box<[UnitLock]> {
+        let first = number * LEAF_BYTES;
+        let units = (first..first + LEAF_BYTES).step_by(self.unit.bytes());
+        self.leaves_made.fetch_add(1, Relaxed);
+        units
+            .map(|address| {
+                let state = if self.manages(address) { State::Empty } else { State::Unmanaged };
+                Mutex::new(Unit {
+                    state,
+                    copy: None,
+                    queued: false,
+                    prefetched: false,
+                    captured: 0,
+                })
+            })
+            .collect()
     }
 
     /// Whether `address` is in a managed range.
@@ -116,29 +144,36 @@ impl Table {
         (self.align_down(start)..end).step_by(step).filter_map(|at| Some((at, self.get(at)?)))
     }
 
+    /// The same, without those that were never looked at: address space that is only reserved costs
+    /// nothing.
+    pub(crate) fn known_units(
+        &self,
+        start: usize,
+        end: usize,
+    ) -> impl Iterator<Item = (usize, &UnitLock)> {
+        let (first, step) = (self.align_down(start), self.unit.bytes());
+        self.leaves.range(start / LEAF_BYTES..end.div_ceil(LEAF_BYTES)).flat_map(
+            move |(number, leaf)| {
+                let base = number * LEAF_BYTES;
+                let units = leaf.get().map_or(&[][..], |leaf| &leaf[..]);
+                let placed =
+                    units.iter().enumerate().map(move |(index, unit)| (base + index * step, unit));
+                placed.filter(move |(at, _)| (first..end).contains(at))
+            },
+        )
+    }
+
     /// Managed ranges.
     pub(crate) fn ranges(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         self.ranges.iter().map(|(start, end)| (*start, *end))
     }
 
-    /// Makes room for the units of a range, all `Unmanaged`, and notes it as managed.
+    /// Notes a range as managed. Its units are made when they are first looked at.
     pub(crate) fn insert(&mut self, start: usize, end: usize) {
         self.remove(start, end);
         self.ranges.insert(start, end);
-        let units = LEAF_BYTES / self.unit.bytes();
         for leaf in start / LEAF_BYTES..end.div_ceil(LEAF_BYTES) {
-            self.leaves.entry(leaf).or_insert_with(|| {
-                let unmanaged = || {
-                    Mutex::new(Unit {
-                        state: State::Unmanaged,
-                        copy: None,
-                        queued: false,
-                        prefetched: false,
-                        captured: 0,
-                    })
-                };
-                std::iter::repeat_with(unmanaged).take(units).collect()
-            });
+            self.leaves.entry(leaf).or_default();
         }
     }
 
@@ -169,7 +204,8 @@ impl Table {
 
     /// Bytes of the table itself.
     pub(crate) fn metadata_bytes(&self) -> usize {
-        self.leaves.len() * (LEAF_BYTES / self.unit.bytes()) * size_of::<UnitLock>()
+        let leaves = self.leaves_made.load(Relaxed) * (LEAF_BYTES / self.unit.bytes());
+        leaves * size_of::<UnitLock>() + self.leaves.len() * size_of::<OnceLock<Box<[UnitLock]>>>()
     }
 }
 

@@ -18,6 +18,7 @@ use zfolio_core::stats::add;
 use zfolio_pager::Quiet;
 use zfolio_sys::signal::{self, Mask};
 
+use crate::allocator::{interpose, set_errno};
 use crate::heap::{self, Held, Lock};
 use crate::keeper::{Call, ask};
 use crate::native::{self, Native};
@@ -47,7 +48,30 @@ pub(crate) fn install() {
     unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
 }
 
+interpose! {
+    /// `_Fork(3)`: as `fork`, without the program's handlers.
+    fn _Fork() -> libc::pid_t {
+        type Call = unsafe extern "C" fn() -> libc::pid_t;
+        // SAFETY: a look-up by name.
+        let next = unsafe { libc::dlsym(libc::RTLD_NEXT, c"_Fork".as_ptr()) };
+        if next.is_null() {
+            set_errno(libc::ENOSYS);
+            return -1;
+        }
+        // SAFETY: the C library's function of this name has this type.
+        let next = unsafe { std::mem::transmute::<*mut libc::c_void, Call>(next) };
+        prepare();
+        // SAFETY: it has no precondition.
+        let answer = unsafe { next() };
+        if answer == 0 { child() } else { parent() }
+        answer
+    }
+}
+
 extern "C" fn prepare() {
+    if settings::get().is_none() {
+        return;
+    }
     let mask = signal::block_all();
     let one = ONE.lock();
     let (native, quiet) = loop {
@@ -95,10 +119,10 @@ extern "C" fn parent() {
 }
 
 extern "C" fn child() {
-    if let Some(Everything { heap, quiet, native, _one, mask }) = take() {
+    if let Some(Everything { heap, mut quiet, native, _one, mask }) = take() {
         drop(heap);
         if let Some(settings) = settings::get() {
-            home::start_over(settings, native.engine().zip(quiet.as_ref()));
+            home::start_over(settings, native.engine().zip(quiet.as_mut()));
         }
         drop(quiet);
         drop(native);

@@ -3,8 +3,9 @@
 //! ```text
 //! constructor   settings, statistics; no thread
 //! start         the manageable mappings pass half of the limit: the home thread starts, and watches
-//! engage        the process is near its limit: engine, userfaultfds, handler, keeper, prefetcher;
-//!               the home thread becomes the reclaimer
+//!               (the engine is made ready: userfaultfds, handler, keeper, prefetcher)
+//! engage        the process is near its limit: the mappings are registered; the home thread becomes
+//!               the reclaimer
 //! ```
 
 use std::ffi::CStr;
@@ -12,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use zfolio_pager::{Engine, fatal};
-use zfolio_sys::{cpu, files, futex, process, signal, thread};
+use zfolio_sys::{clock, cpu, files, futex, process, signal, thread};
 
 use crate::settings::Settings;
 use crate::{fork, keeper, native, settings, startup, statistics};
@@ -63,7 +64,7 @@ pub(crate) fn start_if_needed() {
         return;
     }
     if STARTED.swap(1, Ordering::Relaxed) == 0
-        && !start_thread(c"zfolio-home", move || watch(settings))
+        && !start_thread(c"zfolio-home", move || live(settings))
     {
         fatal::tell(format_args!("no thread could be started: the limit is not held"));
     }
@@ -81,46 +82,13 @@ fn start_thread(name: &'static CStr, life: impl FnOnce() + Send + 'static) -> bo
     started
 }
 
-/// The home thread before the limit is near: looks how near it is.
-fn watch(settings: &'static Settings) {
-    let limit = settings.config.limit_bytes;
-    let near = limit - (limit / 16).clamp(4 << 20, 32 << 20);
-    loop {
-        let resident = process::resident_bytes();
-        if let Some(home) = statistics::home() {
-            home.figures.process_bytes.store(resident, Ordering::Relaxed);
-            zfolio_core::stats::raise(&home.figures.process_bytes_max, resident);
-        }
-        if resident >= near {
-            break;
-        }
-        // A program that does nothing but touch new memory grows by 20 bytes per nanosecond at most:
-        // two threads, huge pages. 0.2 ms at least, so that the watch costs below 1 %; 10 ms at most.
-        let headroom_ns = (near - resident) / 20;
-        std::thread::sleep(Duration::from_nanos(headroom_ns.clamp(200_000, 10_000_000)));
-    }
-    engage(settings);
-}
-
-/// The limit is near: the engine takes the mappings over.
-fn engage(settings: &'static Settings) {
-    if files::leave_program_files().is_err() {
-        fatal::tell(format_args!(
-            "unshare(CLONE_FILES) is not allowed here: the limit is not held"
-        ));
-        return;
-    }
-    let Some(stats) = statistics::home() else { return };
-    let engine = match Engine::new(settings.config, Box::new(stats)) {
-        Ok(engine) => engine,
-        Err(error) => {
-            fatal::tell(format_args!("{error}: the limit is not held"));
-            return;
-        }
-    };
+/// The home thread: makes the engine ready, looks how near the limit is, and has it take over.
+fn live(settings: &'static Settings) {
+    let Some(engine) = make_engine(settings) else { return };
+    watch(settings.config.limit_bytes);
     let mut ours = native::lock();
-    let engine = ours.set_engine(engine);
-    start_servants(engine);
+    ours.set_engine(engine);
+    engine.engage();
     for (start, end) in ours.take_all() {
         // A mapping that cannot be registered stays the kernel's.
         engine.adopt(start, end).ok();
@@ -128,6 +96,55 @@ fn engage(settings: &'static Settings) {
     drop(ours);
     engine.sample();
     engine.reclaim_in_background();
+}
+
+/// Everything that takes time, before there is a hurry: userfaultfds, streams, the other threads.
+fn make_engine(settings: &'static Settings) -> Option<&'static Engine> {
+    if files::leave_program_files().is_err() {
+        fatal::tell(format_args!(
+            "unshare(CLONE_FILES) is not allowed here: the limit is not held"
+        ));
+        return None;
+    }
+    match Engine::new(settings.config, Box::new(statistics::home()?)) {
+        Ok(engine) => {
+            let engine = native::keep_engine(engine);
+            start_servants(engine);
+            Some(engine)
+        }
+        Err(error) => {
+            fatal::tell(format_args!("{error}: the limit is not held"));
+            None
+        }
+    }
+}
+
+/// Bytes that a program can touch in a nanosecond: two threads, huge pages.
+const BYTES_PER_NS: u64 = 20;
+
+/// Time that registering takes, in which the program goes on: 8 ms where both CPUs are busy.
+const ENGAGE_NS: u64 = 8_000_000;
+
+/// Returns when the process is near its limit.
+fn watch(limit: u64) {
+    let margin = (limit / 16).clamp(4 << 20, 32 << 20);
+    let (mut before, mut before_ns) = (process::resident_bytes(), clock::monotonic_ns());
+    loop {
+        let (resident, now_ns) = (process::resident_bytes(), clock::monotonic_ns());
+        if let Some(home) = statistics::home() {
+            home.figures.process_bytes.store(resident, Ordering::Relaxed);
+            zfolio_core::stats::raise(&home.figures.process_bytes_max, resident);
+        }
+        let grown = resident.saturating_sub(before);
+        let soon = grown.saturating_mul(ENGAGE_NS) / (now_ns - before_ns).max(100_000);
+        if resident + soon.min(limit / 2).max(margin) >= limit {
+            return;
+        }
+        (before, before_ns) = (resident, now_ns);
+        // 0.2 ms at least, so that the watch costs below 1 %; 5 ms at most.
+        let headroom_ns = (limit - margin - resident) / BYTES_PER_NS;
+        std::thread::sleep(Duration::from_nanos(headroom_ns.clamp(200_000, 5_000_000)));
+    }
 }
 
 /// The threads beside the home thread. They share its table of files.
@@ -142,9 +159,8 @@ fn start_servants(engine: &'static Engine) {
 /// `quiet` is the engine held still, if it was started in the parent.
 pub(crate) fn start_over(
     settings: &'static Settings,
-    quiet: Option<(&'static Engine, &zfolio_pager::Quiet<'static>)>,
+    quiet: Option<(&'static Engine, &mut zfolio_pager::Quiet<'static>)>,
 ) {
-    startup::start_over();
     keeper::start_over();
     statistics::open(settings);
     STARTED.store(0, Ordering::Relaxed);
@@ -153,10 +169,10 @@ pub(crate) fn start_over(
     READY.store(0, Ordering::Relaxed);
     // The home thread must own the new descriptors, and this thread must not go on before faults are
     // served: it lends its hold on the engine until READY.
-    let quiet = std::ptr::from_ref(quiet) as usize;
+    let quiet = std::ptr::from_mut(quiet) as usize;
     start_thread(c"zfolio-home", move || {
         // SAFETY: start_over() waits for READY before its borrow of `quiet` ends.
-        let quiet = unsafe { &*(quiet as *const zfolio_pager::Quiet<'static>) };
+        let quiet = unsafe { &mut *(quiet as *mut zfolio_pager::Quiet<'static>) };
         let again = files::leave_program_files().is_ok() && engine.open_again(quiet).is_ok();
         if !again {
             fatal::tell(format_args!(

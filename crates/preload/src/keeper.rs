@@ -18,8 +18,8 @@ use zfolio_sys::{Errno, futex, map};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub(crate) enum Call {
-    /// `mmap` over managed memory.
-    Map,
+    /// `mmap` over managed memory: a mapping made elsewhere takes its place.
+    Replace,
     /// Nothing for the kernel: the range is new, and is to be managed.
     Adopt,
     /// `munmap`.
@@ -35,7 +35,7 @@ pub(crate) enum Call {
 }
 
 const CALLS: [Call; 7] =
-    [Call::Map, Call::Adopt, Call::Unmap, Call::Discard, Call::Remap, Call::Pin, Call::Settle];
+    [Call::Replace, Call::Adopt, Call::Unmap, Call::Discard, Call::Remap, Call::Pin, Call::Settle];
 
 const FREE: u32 = 0;
 const TAKEN: u32 = 1;
@@ -136,12 +136,15 @@ fn serve(engine: &Engine, call: Call, words: [usize; 6]) -> Result<usize, Errno>
     let [start, bytes, ..] = words;
     let end = start.saturating_add(bytes);
     match call {
-        Call::Map => {
-            // SAFETY: the program's own call, with its own words.
-            let make = || unsafe { map::forward(libc::SYS_mmap, words) };
-            let at = engine.unmap(start, end.next_multiple_of(map::PAGE_BYTES), make)?;
-            let flags = i32::try_from(words[3]).unwrap_or(0);
-            if crate::mappings::is_manageable(bytes, words[2], flags) {
+        Call::Replace => {
+            let [_, _, made, manageable, ..] = words;
+            let bytes = bytes.next_multiple_of(map::PAGE_BYTES);
+            let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED).unsigned_abs() as usize;
+            let at = engine.unmap(start, start + bytes, || {
+                // SAFETY: the program's own MAP_FIXED, in two steps: `made` is a mapping of this length.
+                unsafe { map::forward(libc::SYS_mremap, [made, bytes, bytes, flags, start, 0]) }
+            })?;
+            if manageable == 1 {
                 adopt(engine, at, at + bytes);
             }
             Ok(at)

@@ -32,6 +32,7 @@ pub(crate) fn is_manageable(bytes: usize, protection: usize, flags: c_int) -> bo
     let wanted = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     let executable = protection & libc::PROT_EXEC.unsigned_abs() as usize != 0;
     settings::get().is_some()
+        && !crate::startup::is_starter()
         && bytes >= MANAGEABLE_BYTES_MIN
         && flags & wanted == wanted
         && flags & NEVER == 0
@@ -68,7 +69,11 @@ fn page_end(start: usize, bytes: usize) -> usize {
 }
 
 /// Makes a mapping, aligned to the unit where the program leaves the place to the kernel.
-fn make(words: [usize; 6], flags: c_int, manageable: bool) -> Result<usize, Errno> {
+fn make(mut words: [usize; 6], flags: c_int, manageable: bool) -> Result<usize, Errno> {
+    if manageable {
+        // Populating is a hint, and would take what the limit does not give, all at once.
+        words[3] = word((flags & !libc::MAP_POPULATE).into());
+    }
     if manageable && words[0] == 0 && flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) == 0 {
         let unit = settings::get().map_or(map::PAGE_BYTES, |settings| settings.config.unit.bytes());
         // Only what can hold a few units is worth the two calls that alignment costs.
@@ -97,7 +102,7 @@ fn mmap_words(words: [usize; 6]) -> *mut c_void {
             let answer = make(words, flags, manageable);
             return answer_pointer(answer.and_then(|at| ask(Call::Adopt, [at, bytes, 0, 0, 0, 0])));
         }
-        return answer_pointer(ask(Call::Map, words));
+        return answer_pointer(replace(words, flags, manageable));
     }
     let answer = make(words, flags, manageable);
     if let Ok(at) = answer {
@@ -110,6 +115,26 @@ fn mmap_words(words: [usize; 6]) -> *mut c_void {
     drop(ours);
     home::start_if_needed();
     answer_pointer(answer)
+}
+
+/// A mapping over managed memory: made elsewhere, by this thread, whose file it may be of, and then
+/// moved into place by the keeper.
+fn replace(words: [usize; 6], flags: c_int, manageable: bool) -> Result<usize, Errno> {
+    let [start, bytes, ..] = words;
+    let mut elsewhere = words;
+    elsewhere[0] = 0;
+    let anywhere = flags & !(libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE);
+    elsewhere[3] = word(anywhere.into());
+    if start % map::PAGE_BYTES != 0 {
+        return Err(Errno::INVAL);
+    }
+    let made = make(elsewhere, anywhere | libc::MAP_FIXED, manageable)?;
+    let placed = ask(Call::Replace, [start, bytes, made, usize::from(manageable), 0, 0]);
+    if placed.is_err() {
+        // SAFETY: the mapping made above, of which nobody knows.
+        unsafe { map::forward(libc::SYS_munmap, [made, bytes, 0, 0, 0, 0]) }.ok();
+    }
+    placed
 }
 
 /// Forgets a range for good: brought back if the engine has it, no longer noted if not.
@@ -209,7 +234,8 @@ interpose! {
                 }
                 return answer_int(ask(Call::Discard, words));
             }
-            libc::MADV_DONTFORK | libc::MADV_WIPEONFORK if managed => give_up(first, page_end(first, bytes)),
+            // The child has zeros there, whatever the parent's units hold.
+            libc::MADV_WIPEONFORK if managed => give_up(first, page_end(first, bytes)),
             _ => {}
         }
         // SAFETY: the program's own call, with its own words.

@@ -11,8 +11,7 @@
 
 use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, Ordering};
 
 use zfolio_pager::Engine;
 use zfolio_sys::signal::{self, Mask};
@@ -23,7 +22,8 @@ static LOCK: Lock = Lock::new();
 static RANGES: Ranges = Ranges(UnsafeCell::new(BTreeMap::new()));
 /// Bytes in `RANGES`, for a look without the lock.
 static MANAGEABLE: AtomicU64 = AtomicU64::new(0);
-static ENGINE: OnceLock<Engine> = OnceLock::new();
+/// The engine, once it has taken over.
+static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(std::ptr::null_mut());
 
 struct Ranges(UnsafeCell<BTreeMap<usize, usize>>);
 
@@ -100,18 +100,25 @@ impl Native {
 
     /// Whether the engine has taken over.
     pub(crate) fn engine(&self) -> Option<&'static Engine> {
-        ENGINE.get()
+        engine()
     }
 
     /// Publishes the engine. The lock is held: no mapping changes meanwhile.
-    pub(crate) fn set_engine(&self, engine: Engine) -> &'static Engine {
-        ENGINE.get_or_init(|| engine)
+    pub(crate) fn set_engine(&mut self, engine: &'static Engine) {
+        // Release: pairs with the Acquire in engine().
+        ENGINE.store(std::ptr::from_ref(engine).cast_mut(), Ordering::Release);
     }
 }
 
 /// The engine, if there is one.
 pub(crate) fn engine() -> Option<&'static Engine> {
-    ENGINE.get()
+    // SAFETY: null, or what set_engine() stored, which lives as long as the process.
+    unsafe { ENGINE.load(Ordering::Acquire).as_ref() }
+}
+
+/// Keeps an engine for the life of the process.
+pub(crate) fn keep_engine(engine: Engine) -> &'static Engine {
+    Box::leak(Box::new(engine))
 }
 
 /// Bytes of manageable mappings.

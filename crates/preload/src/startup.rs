@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 use zfolio_sys::cpu;
 
-/// 256 KiB: a thread's vector is below 1 KiB, a generation of children starts five threads, and the
-/// child takes its parent's part over.
+/// 256 KiB: a thread's vector is below 1 KiB, and a generation of children starts four threads: 64
+/// generations, after which the program's allocator serves.
 const REGION_BYTES: usize = 256 << 10;
 
 #[repr(align(4096))]
@@ -37,21 +37,22 @@ pub(crate) fn while_starting<R>(start: impl FnOnce() -> R) -> R {
     answer
 }
 
-/// In a child of `fork`: the parent's threads are gone, and what they had here is free.
-pub(crate) fn start_over() {
-    NEXT.store(0, Relaxed);
-}
-
 /// Whether a `malloc` must ask [`allocate`] first.
 #[inline]
 pub(crate) fn is_starting() -> bool {
     STARTING.load(Relaxed)
 }
 
+/// Whether this very thread is starting one of ours.
+#[cold]
+pub(crate) fn is_starter() -> bool {
+    is_starting() && STARTER.load(Relaxed) == cpu::thread_id()
+}
+
 /// A zeroed block, if this is the starting thread and there is room.
 #[cold]
 pub(crate) fn allocate(bytes: usize, align: usize) -> Option<*mut u8> {
-    if STARTER.load(Relaxed) != cpu::thread_id() {
+    if !is_starter() {
         return None;
     }
     let align = align.max(HEADER_BYTES);

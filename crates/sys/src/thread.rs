@@ -9,6 +9,8 @@ use std::mem::MaybeUninit;
 
 use rustix::io::Errno;
 
+use crate::map::{PAGE_BYTES, Reservation};
+
 type Life = Box<dyn FnOnce() + Send>;
 
 /// What a new thread is handed.
@@ -21,15 +23,19 @@ struct Start {
 ///
 /// # Errors
 ///
-/// Those of `pthread_create`: `AGAIN` for want of memory or threads.
+/// Those of `pthread_create`: `AGAIN` for want of threads. `NOMEM` for want of a stack.
 pub fn spawn(name: &'static CStr, stack_bytes: usize, life: Life) -> Result<(), Errno> {
     let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
     let attributes = attributes.as_mut_ptr();
     // SAFETY: a valid place for attributes.
     let made = unsafe { libc::pthread_attr_init(attributes) };
     assert_eq!(made, 0, "glibc's pthread_attr_init does not fail");
-    // SAFETY: initialised above. A size that is too small is refused, and the default stays.
-    unsafe { libc::pthread_attr_setstacksize(attributes, stack_bytes) };
+    // A stack of our own: the C library's cache of stacks would bring a dead thread's vector of
+    // thread-local storage along, which the program's `malloc` has made.
+    let stack = Reservation::new(stack_bytes, PAGE_BYTES)?;
+    let bottom = stack.base().as_ptr().cast();
+    // SAFETY: initialised above; the stack is mapped, and leaked below once the thread has it.
+    unsafe { libc::pthread_attr_setstack(attributes, bottom, stack.bytes()) };
     // SAFETY: initialised above.
     unsafe { libc::pthread_attr_setdetachstate(attributes, libc::PTHREAD_CREATE_DETACHED) };
     let start = Box::into_raw(Box::new(Start { name, life }));
@@ -40,6 +46,8 @@ pub fn spawn(name: &'static CStr, stack_bytes: usize, life: Life) -> Result<(), 
     // SAFETY: initialised above, and not used after.
     unsafe { libc::pthread_attr_destroy(attributes) };
     if answer == 0 {
+        // Threads of the engine end with the process, and so do their stacks.
+        let _forever = stack.leak();
         return Ok(());
     }
     // SAFETY: no thread has taken it.
