@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use zfolio_core::stats::{add, subtract};
 use zfolio_core::sync::WriteGuard;
+use zfolio_sys::Errno;
 
 use crate::engine::Engine;
 use crate::rank;
@@ -53,15 +54,19 @@ impl Engine {
     /// # Errors
     ///
     /// Those of `call`; then nothing has changed.
-    pub fn discard<R, E>(
+    pub fn discard<R>(
         &self,
         start: usize,
         end: usize,
-        call: impl FnOnce() -> Result<R, E>,
-    ) -> Result<R, E> {
+        call: impl FnOnce() -> Result<R, Errno>,
+    ) -> Result<R, Errno> {
         let table = self.table.write();
         self.settle_edges(&table, start, end, false);
-        let answer = self.announce((start, end), (0, 0), call)?;
+        let answer = self.announce((start, end), (0, 0), call);
+        // ENOMEM: part of the range is not mapped, and all that is was dropped.
+        if !matches!(answer, Ok(_) | Err(Errno::NOMEM)) {
+            return answer;
+        }
         for (address, lock) in table.known_units(start, end) {
             if address >= start && address + self.unit().bytes() <= end {
                 let mut unit = lock.lock();
@@ -71,7 +76,7 @@ impl Engine {
             }
         }
         add(&self.figures().removes, 1);
-        Ok(answer)
+        answer
     }
 
     /// Gives a range up for good: every page of it is brought back, and none is taken again.
@@ -94,7 +99,7 @@ impl Engine {
     }
 
     /// A range is moved by `call`, which tells where to (`onto`, if that was said before); the contents
-    /// move along.
+    /// move along. Tells also whether any of the old range was managed.
     ///
     /// # Errors
     ///
@@ -104,13 +109,15 @@ impl Engine {
         (start, end): (usize, usize),
         onto: (usize, usize),
         call: impl FnOnce() -> Result<(usize, usize), E>,
-    ) -> Result<(usize, usize), E> {
+    ) -> Result<(usize, usize, bool), E> {
         let mut table = self.table.write();
         // Every page back: what moves is what the kernel has. Large blocks grow by `mremap` rarely
         // enough, and a moved registration is lost anyway.
         for (address, lock) in table.known_units(start, end) {
             self.bring_back(&table, &mut lock.lock(), address);
         }
+        let managed = table.ranges().any(|(from, to_end)| from < end && to_end > start);
+        self.settle_edges(&table, onto.0, onto.1, true);
         // One mapping again: `mremap` refuses a range of several, and registering has split it.
         self.folios.unregister(start, end);
         let moved = self.announce((start, end), onto, call);
@@ -124,8 +131,10 @@ impl Engine {
         for (_, lock) in table.known_units(start, end) {
             self.retire(&mut lock.lock());
         }
-        for (_, lock) in table.known_units(to, to_end) {
-            self.drop_unit(&mut lock.lock(), State::Unmanaged);
+        for (address, lock) in table.known_units(to, to_end) {
+            if address >= to && address + self.unit().bytes() <= to_end {
+                self.drop_unit(&mut lock.lock(), State::Unmanaged);
+            }
         }
         for (start, end) in [(start, end), (to, to_end)] {
             let first = table.align_down(start);
@@ -133,7 +142,7 @@ impl Engine {
         }
         self.measure_tables(&table);
         add(&self.figures().remaps, 1);
-        Ok((to, to_end))
+        Ok((to, to_end, managed))
     }
 
     /// Makes a system call whose events are nobody's business but ours.
@@ -143,9 +152,9 @@ impl Engine {
         other: (usize, usize),
         call: impl FnOnce() -> R,
     ) -> R {
-        self.announced.set(range, other);
+        self.folios.announced.set(range, other);
         let answer = call();
-        self.announced.clear();
+        self.folios.announced.clear();
         answer
     }
 

@@ -19,11 +19,11 @@ use zfolio_core::stats::{Figures, Stats, add, raise, subtract};
 use zfolio_core::sync::{RwLock, WriteGuard};
 use zfolio_core::zcomp::Zcomp;
 use zfolio_core::zswap::Zswap;
+use zfolio_sys::Errno;
 use zfolio_sys::uffd::Uffd;
 use zfolio_sys::{cpu, map};
 
 use crate::config::{Config, Error, LIMIT_BYTES_MIN, Mode};
-use crate::event::Announced;
 use crate::folio::{Folios, needs};
 use crate::prefetch::Prefetch;
 use crate::rank;
@@ -72,7 +72,6 @@ pub struct Engine {
     /// The reclaimer sleeps, and is worth a wake-up.
     pub(crate) reclaimer_idle: AtomicBool,
     pub(crate) stopping: AtomicBool,
-    pub(crate) announced: Announced,
     told_over_limit: AtomicBool,
 }
 
@@ -142,7 +141,6 @@ impl Engine {
             reclaim_bell: AtomicU32::new(0),
             reclaimer_idle: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
-            announced: Announced::default(),
             told_over_limit: AtomicBool::new(false),
         };
         engine.figures().limit_bytes.store(config.limit_bytes, Relaxed);
@@ -184,6 +182,16 @@ impl Engine {
         (self.staging.staged_units() == 0).then_some(Quiet { table })
     }
 
+    /// In the child, before anything else is mapped: the staging area, which `fork` did not copy.
+    ///
+    /// # Errors
+    ///
+    /// No memory, or its addresses are taken already.
+    pub fn map_again(&self, _held: &Quiet<'_>) -> Result<(), Error> {
+        let again = self.staging.map_again();
+        again.map_err(|errno| Error::Memory { what: "staging area", errno })
+    }
+
     /// In the child: what `fork` did not copy is set up anew, by the thread that will own it.
     ///
     /// # Errors
@@ -218,6 +226,12 @@ impl Engine {
         }
     }
 
+    /// Whether a child of `fork` could have userfaultfds of its own.
+    pub fn can_open_again(&self) -> bool {
+        let [program, _] = needs(self.config.mode);
+        Uffd::open(program.0, program.1).is_ok()
+    }
+
     /// Takes a mapping under management: its whole units, with what is resident in them now.
     ///
     /// # Errors
@@ -225,32 +239,59 @@ impl Engine {
     /// The range cannot be registered; it stays the kernel's.
     pub fn adopt(&self, start: usize, end: usize) -> Result<(), Error> {
         let mut table = self.table.write();
-        let (start, end) = table.interior(start, end);
-        if start == end {
-            return Ok(());
+        let register = self.register(&table, start, end);
+        let (first, last) =
+            register.map_err(|errno| Error::Memory { what: "userfaultfd register", errno })?;
+        self.take_stock(&mut table, first, last);
+        self.measure_tables(&table);
+        Ok(())
+    }
+
+    /// Takes many mappings under management, registering all before any is looked at: a program that
+    /// grows fast stops growing at once. What cannot be registered stays the kernel's.
+    pub fn adopt_all(&self, ranges: impl Iterator<Item = (usize, usize)>) {
+        let mut table = self.table.write();
+        let registered: Vec<(usize, usize)> =
+            ranges.filter_map(|(start, end)| self.register(&table, start, end).ok()).collect();
+        for (start, end) in registered {
+            self.take_stock(&mut table, start, end);
         }
-        self.folios
-            .program
-            .register(start, end - start)
-            .map_err(|errno| Error::Memory { what: "userfaultfd register", errno })?;
+        self.measure_tables(&table);
+    }
+
+    /// Registers a mapping and tells its whole units.
+    ///
+    /// All of it, so that it stays one mapping: `mremap` refuses several. The pages beside whole units
+    /// are nobody's units; a touch of a missing one is answered with zeros.
+    fn register(&self, table: &Table, start: usize, end: usize) -> Result<(usize, usize), Errno> {
+        let (first, last) = table.interior(start, end);
+        let end = end.next_multiple_of(PAGE_BYTES);
+        if first < last {
+            self.folios.program.register(start, end - start)?;
+        }
+        Ok((first, last))
+    }
+
+    /// Finds what is resident in a range that has just been registered.
+    fn take_stock(&self, table: &mut Table, start: usize, end: usize) {
+        if start == end {
+            return;
+        }
         table.insert(start, end);
         // What an earlier mapping left here, unmapped behind our back.
         for (_, lock) in table.known_units(start, end) {
             self.drop_unit(&mut lock.lock(), State::Empty);
         }
         // Registered: no page comes from now on but through us, so what is found is exact.
-        let mut last = None;
+        let mut next = start;
         map::for_each_resident(start, end, |from, to| {
-            let first = table.align_down(from).max(last.unwrap_or(0));
-            for (address, lock) in table.units(first, to) {
+            for (address, lock) in table.units(table.align_down(from).max(next), to) {
                 let mut unit = lock.lock();
                 unit.state = State::Resident;
                 self.note_resident(&mut unit, address, Queue::Main);
-                last = Some(address + self.unit().bytes());
+                next = address + self.unit().bytes();
             }
         });
-        self.measure_tables(&table);
-        Ok(())
     }
 
     /// Brings the sizes of tables and queues up to date, with room for a queue entry per unit.

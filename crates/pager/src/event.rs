@@ -17,10 +17,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::stats::add;
-use zfolio_sys::cpu;
-use zfolio_sys::uffd::Message;
+use zfolio_core::sync::Mutex;
+use zfolio_sys::uffd::{Message, Messages, Uffd};
+use zfolio_sys::{clock, cpu};
 
 use crate::engine::Engine;
+use crate::rank;
 use crate::unit::{State, Table};
 
 /// Messages that can wait: each waiting thread has at most one.
@@ -51,49 +53,55 @@ impl Announced {
     }
 }
 
-/// What a handler still has to do, in the order in which it was told.
+/// What was read from the userfaultfd and is still to be done, in the order in which it was told.
+///
+/// A change of mappings keeps moves from working (`EAGAIN`) until its event is read. So whoever meets
+/// that reads, and leaves what he read here for the handler.
 #[derive(Debug)]
-pub(crate) struct Waiting(VecDeque<(Message, u64)>);
+pub(crate) struct Inbox(Mutex<{ rank::INBOX }, VecDeque<(Message, u64)>>);
 
-impl Default for Waiting {
+impl Default for Inbox {
     fn default() -> Self {
-        Waiting(VecDeque::with_capacity(WAITING_MAX))
+        Inbox(Mutex::new(VecDeque::with_capacity(WAITING_MAX)))
     }
 }
 
-impl Waiting {
-    /// Whether there is nothing to do.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+impl Inbox {
+    /// Reads what there is, without waiting, and skips what the engine itself does (`EVT-2`).
+    pub(crate) fn pull(&self, from: &Uffd, announced: &Announced) {
+        let mut messages = Messages::default();
+        // Under the lock, so that messages are kept in the order in which the kernel told them.
+        let mut inbox = self.0.lock();
+        // EBADF and the like cannot be: the userfaultfd lives as long as the engine (UFFD-1).
+        let Ok(messages) = from.read(&mut messages) else { return };
+        let now = clock::monotonic_ns();
+        for message in messages {
+            let ours = match *message {
+                Message::Fault { .. } => false,
+                Message::Remove { start, end } | Message::Unmap { start, end } => {
+                    announced.covers(start, end)
+                }
+                Message::Remap { from, bytes, .. } => announced.covers(from, from + bytes),
+                Message::Other => true,
+            };
+            if !ours {
+                inbox.push_back((*message, now));
+            }
+        }
     }
 
-    /// The next thing to do.
+    /// The next thing to do, and when it was told.
     pub(crate) fn first(&self) -> Option<(Message, u64)> {
-        self.0.front().copied()
+        self.0.lock().front().copied()
     }
 
     /// The first is done.
-    pub(crate) fn done(&mut self) {
-        self.0.pop_front();
+    pub(crate) fn done(&self) {
+        self.0.lock().pop_front();
     }
 }
 
 impl Engine {
-    /// Notes a message, unless it tells of what the engine itself does (`EVT-2`).
-    pub(crate) fn note(&self, waiting: &mut Waiting, message: Message, now: u64) {
-        let ours = match message {
-            Message::Fault { .. } => false,
-            Message::Remove { start, end } | Message::Unmap { start, end } => {
-                self.announced.covers(start, end)
-            }
-            Message::Remap { from, bytes, .. } => self.announced.covers(from, from + bytes),
-            Message::Other => true,
-        };
-        if !ours {
-            waiting.0.push_back((message, now));
-        }
-    }
-
     /// Honours an event of somebody else's change. False: the table is held, try again.
     pub(crate) fn honour(&self, message: Message) -> bool {
         let Some(mut table) = self.table.try_write() else { return false };
@@ -172,6 +180,9 @@ impl Engine {
                 let last = (from + bytes).min(address + unit_bytes) - address;
                 let target = to + (address + first - from);
                 self.folios.place_part(&self.staging, &slot, first..last, target);
+                // What the move left behind, of a unit that it took a part of.
+                self.folios.place_part(&self.staging, &slot, 0..first, address);
+                self.folios.place_part(&self.staging, &slot, last..unit_bytes, address + last);
                 self.staging.give_hollow(self.folios.release(&self.staging, slot));
             }
             self.drop_copy(&mut unit);

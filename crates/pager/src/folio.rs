@@ -29,6 +29,7 @@ use zfolio_sys::map::{self, Reservation};
 use zfolio_sys::uffd::{Progress, Reach, Uffd, feature};
 
 use crate::config::Mode;
+use crate::event::{Announced, Inbox};
 use crate::staging::{Full, Hollow, Staging};
 use crate::unit::Table;
 
@@ -62,6 +63,8 @@ pub(crate) struct Folios {
     staging: Uffd,
     zeros: Reservation,
     unit: UnitOrder,
+    pub(crate) inbox: Inbox,
+    pub(crate) announced: Announced,
 }
 
 impl Folios {
@@ -73,7 +76,8 @@ impl Folios {
         unit: UnitOrder,
     ) -> Result<Folios, Errno> {
         let zeros = Reservation::new(unit.bytes(), PAGE_BYTES)?;
-        let folios = Folios { program, staging, zeros, unit };
+        let (inbox, announced) = (Inbox::default(), Announced::default());
+        let folios = Folios { program, staging, zeros, unit, inbox, announced };
         folios.register_area(area)?;
         Ok(folios)
     }
@@ -89,7 +93,6 @@ impl Folios {
         let [program, staging] = needs(mode);
         self.program.reopen(program.0, program.1)?;
         self.staging.reopen(staging.0, staging.1)?;
-        area.map_again()?;
         self.register_area(area)?;
         Ok(())
     }
@@ -151,8 +154,10 @@ impl Folios {
 
     /// Puts a part of a slot's pages at `to`, wherever that is, and wakes who waits there.
     pub(crate) fn place_part(&self, area: &Staging, slot: &Full, part: Range<usize>, to: usize) {
-        self.put_in(area.full_address(slot) + part.start, to, part.len());
-        self.program.wake(to, part.len()).ok();
+        if !part.is_empty() {
+            self.put_in(area.full_address(slot) + part.start, to, part.len());
+            self.program.wake(to, part.len()).ok();
+        }
     }
 
     /// Gives the program a unit of zeros at `address` with new pages. False: the mapping is not there.
@@ -165,7 +170,9 @@ impl Folios {
             let progress = unsafe { self.program.copy(self.zeros.address(), address + done, rest) };
             done += progress.bytes;
             match progress.stopped {
-                None | Some(Errno::AGAIN) => {}
+                None => {}
+                Some(Errno::AGAIN) if progress.bytes > 0 => {}
+                Some(Errno::AGAIN) => self.let_change_happen(),
                 Some(Errno::EXIST) => done += PAGE_BYTES,
                 Some(_) => {
                     self.wake(address);
@@ -182,7 +189,7 @@ impl Folios {
         let page = address & !(PAGE_BYTES - 1);
         let stopped = loop {
             match self.program.zero(page, PAGE_BYTES).stopped {
-                Some(Errno::AGAIN) => std::thread::yield_now(),
+                Some(Errno::AGAIN) => self.let_change_happen(),
                 stopped => break stopped,
             }
         };
@@ -224,6 +231,13 @@ impl Folios {
         }
     }
 
+    /// A mapping is changing, and nothing moves until that is read of.
+    #[cold]
+    fn let_change_happen(&self) {
+        self.inbox.pull(&self.program, &self.announced);
+        std::thread::yield_now();
+    }
+
     /// Leaves a range to the kernel: no page of it is anywhere but in the program.
     pub(crate) fn unregister(&self, start: usize, end: usize) {
         if start < end {
@@ -257,7 +271,7 @@ impl Folios {
             match progress.stopped {
                 None => {}
                 Some(Errno::AGAIN) if progress.bytes > 0 => {}
-                Some(Errno::AGAIN) => std::thread::yield_now(),
+                Some(Errno::AGAIN) => self.let_change_happen(),
                 // Moved, whatever the kernel says (FOLIO-3); or a hole, while undoing a capture.
                 Some(_) if !present(from + done) => done += PAGE_BYTES,
                 Some(_) => {
@@ -280,7 +294,7 @@ impl Folios {
             // SAFETY: `from` is a present page of a slot (STAGE-3).
             let progress = unsafe { self.program.copy(from, to, PAGE_BYTES) };
             match progress.stopped {
-                Some(Errno::AGAIN) => std::thread::yield_now(),
+                Some(Errno::AGAIN) => self.let_change_happen(),
                 Some(Errno::NOMEM) => crate::fatal::out_of_memory(to, Errno::NOMEM),
                 _ => return,
             }

@@ -8,17 +8,19 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use zfolio_core::stats::add;
 use zfolio_core::sync::ReadGuard;
-use zfolio_sys::uffd::{Message, Messages};
+use zfolio_sys::uffd::Message;
 use zfolio_sys::{clock, cpu};
 
 use crate::engine::Engine;
-use crate::event::Waiting;
 use crate::fault::Served;
 use crate::rank;
 use crate::unit::Table;
 
 /// Faults of one thread between two looks at where it runs: 8 us each, so 0.1 us a fault.
 const FOLLOW_INTERVAL: u32 = 64;
+
+/// Milliseconds that a handler sleeps at most. Another thread may have read for it (`Inbox`), rarely.
+const WAIT_MS: i32 = 20;
 
 /// What a handler remembers of the thread that it serves.
 #[derive(Debug, Default)]
@@ -47,21 +49,14 @@ impl Follow {
 impl Engine {
     /// A handler's life: serves until the engine stops.
     pub fn handle_faults(&self) {
-        let mut messages = Messages::default();
-        let mut waiting = Waiting::default();
         let mut follow = Follow::default();
+        let folios = &self.folios;
         while !self.stopping.load(Relaxed) {
-            // Told to do something that cannot be done yet: look again soon (EVT-1).
-            if waiting.is_empty() {
-                self.folios.program.wait(1000);
-            } else {
-                std::thread::yield_now();
+            if folios.inbox.first().is_none() {
+                folios.program.wait(WAIT_MS);
             }
-            // EBADF and the like cannot be: the userfaultfd lives as long as the engine (UFFD-1).
-            let Ok(messages) = self.folios.program.read(&mut messages) else { continue };
-            let now = clock::monotonic_ns();
-            messages.iter().for_each(|message| self.note(&mut waiting, *message, now));
-            while let Some((message, told)) = waiting.first() {
+            folios.inbox.pull(&folios.program, &folios.announced);
+            while let Some((message, told)) = folios.inbox.first() {
                 let served = match message {
                     Message::Fault { address, thread } => {
                         let served = self.try_serve(address, told);
@@ -71,9 +66,11 @@ impl Engine {
                     event => self.honour(event),
                 };
                 if !served {
+                    // The table is held, perhaps by a call that waits for its event: read on (EVT-1).
+                    std::thread::yield_now();
                     break;
                 }
-                waiting.done();
+                folios.inbox.done();
             }
         }
     }

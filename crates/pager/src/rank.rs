@@ -8,6 +8,8 @@ pub(crate) const UNIT: u8 = 20;
 pub(crate) const RESIDENT: u8 = 30;
 /// The lists of slots.
 pub(crate) const STAGING: u8 = 31;
-// 40 to 52: the streams of `core::zcomp` and the pool of `core::zsmalloc`.
+/// Messages read and not yet served.
+pub(crate) const INBOX: u8 = 35;
+// 39 to 52: the streams of `core::zcomp` and the pool of `core::zsmalloc`.
 /// The address space of the pool.
 pub(crate) const RUNS: u8 = 60;

@@ -70,7 +70,9 @@ interpose! {
 
     /// `free(3)`.
     fn free(block: *mut c_void) -> () {
-        if startup::length_of(block.cast()).is_none() {
+        // While a thread of ours starts, in a child without an engine yet, the allocator's own tables
+        // may not be there: what the C library frees then is a few bytes, and stays.
+        if !block.is_null() && !startup::is_starter() && startup::length_of(block.cast()).is_none() {
             // SAFETY: not from the start-up region, so from mimalloc, by the caller's contract.
             unsafe { mi::mi_free(block) };
         }

@@ -16,13 +16,14 @@ use std::cell::UnsafeCell;
 
 use zfolio_core::stats::add;
 use zfolio_pager::Quiet;
+use zfolio_sys::map;
 use zfolio_sys::signal::{self, Mask};
 
 use crate::allocator::{interpose, set_errno};
 use crate::heap::{self, Held, Lock};
 use crate::keeper::{Call, ask};
 use crate::native::{self, Native};
-use crate::{home, settings};
+use crate::{home, mappings, settings};
 
 /// One fork at a time.
 static ONE: Lock = Lock::new();
@@ -73,6 +74,7 @@ extern "C" fn prepare() {
         return;
     }
     let mask = signal::block_all();
+    pin_own_stack();
     let one = ONE.lock();
     let (native, quiet) = loop {
         if native::engine().is_none() {
@@ -97,6 +99,20 @@ extern "C" fn prepare() {
     let everything = Everything { heap: heap::hold(), quiet, native, _one: one, mask };
     // SAFETY: `ONE` is held: no other thread is between prepare() and parent().
     unsafe { *STILL.0.get() = Some(everything) };
+}
+
+/// This thread's stack must not fault while it holds the engine still; most are not managed anyway.
+fn pin_own_stack() {
+    const AROUND: usize = 64 << 10;
+    let here = 0_u8;
+    let stack = std::ptr::from_ref(std::hint::black_box(&here)) as usize;
+    mappings::give_up(stack - AROUND, stack + AROUND);
+    // The thread's control block, where the kernel writes its restartable sequence.
+    // SAFETY: a call without arguments; the answer is the block's address.
+    let block = unsafe { libc::pthread_self() };
+    if let Ok(block) = usize::try_from(block) {
+        mappings::give_up(block, block + map::PAGE_BYTES);
+    }
 }
 
 /// Takes what prepare() left.

@@ -79,7 +79,22 @@ fn start_thread(name: &'static CStr, life: impl FnOnce() + Send + 'static) -> bo
     let started =
         startup::while_starting(|| thread::spawn(name, STACK_BYTES, Box::new(life))).is_ok();
     signal::restore(&mask);
+    if started {
+        leave_count_of_threads();
+    }
     started
+}
+
+/// Takes a thread of ours out of the C library's count: a program whose last thread calls
+/// `pthread_exit` must end, whether we are still there or not.
+fn leave_count_of_threads() {
+    let (name, version) = (c"__nptl_nthreads".as_ptr(), c"GLIBC_PRIVATE".as_ptr());
+    // SAFETY: a look-up by name; a C library without it is told apart by the null.
+    let count = unsafe { libc::dlvsym(libc::RTLD_DEFAULT, name, version) };
+    // SAFETY: glibc declares it `unsigned int`, and changes it atomically.
+    if let Some(count) = unsafe { count.cast::<AtomicU32>().as_ref() } {
+        count.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// The home thread: makes the engine ready, looks how near the limit is, and has it take over.
@@ -89,10 +104,7 @@ fn live(settings: &'static Settings) {
     let mut ours = native::lock();
     ours.set_engine(engine);
     engine.engage();
-    for (start, end) in ours.take_all() {
-        // A mapping that cannot be registered stays the kernel's.
-        engine.adopt(start, end).ok();
-    }
+    engine.adopt_all(ours.take_all().into_iter());
     drop(ours);
     engine.sample();
     engine.reclaim_in_background();
@@ -166,6 +178,10 @@ pub(crate) fn start_over(
     STARTED.store(0, Ordering::Relaxed);
     let Some((engine, quiet)) = quiet else { return };
     STARTED.store(1, Ordering::Relaxed);
+    // First of all: a stack for the home thread would go where the staging area was.
+    if engine.map_again(quiet).is_err() {
+        cannot_start_over();
+    }
     READY.store(0, Ordering::Relaxed);
     // The home thread must own the new descriptors, and this thread must not go on before faults are
     // served: it lends its hold on the engine until READY.
@@ -175,10 +191,7 @@ pub(crate) fn start_over(
         let quiet = unsafe { &mut *(quiet as *mut zfolio_pager::Quiet<'static>) };
         let again = files::leave_program_files().is_ok() && engine.open_again(quiet).is_ok();
         if !again {
-            fatal::tell(format_args!(
-                "a child process cannot have a userfaultfd of its own: stopped"
-            ));
-            process::abort_now(fatal::STATUS);
+            cannot_start_over();
         }
         start_servants(engine);
         // Release: pairs with the Acquire below.
@@ -189,4 +202,10 @@ pub(crate) fn start_over(
     while READY.load(Ordering::Acquire) == 0 {
         futex::wait(&READY, 0, None);
     }
+}
+
+/// A child without an engine would read zeros where its data is.
+fn cannot_start_over() -> ! {
+    fatal::tell(format_args!("a child process cannot have a userfaultfd of its own: stopped"));
+    process::abort_now(fatal::STATUS)
 }

@@ -178,8 +178,10 @@ fn serve(engine: &Engine, call: Call, words: [usize; 6]) -> Result<usize, Errno>
             let flags = i32::try_from(words[3]).unwrap_or(0);
             let fixed = flags & libc::MREMAP_FIXED != 0;
             let onto = if fixed { (words[4], words[4] + new_bytes) } else { (0, 0) };
-            let (at, at_end) = engine.relocate((start, start + old), onto, move_it)?;
-            adopt(engine, at, at_end);
+            let (at, at_end, managed) = engine.relocate((start, start + old), onto, move_it)?;
+            if managed {
+                adopt(engine, at, at_end);
+            }
             Ok(at)
         }
         Call::Pin => {
@@ -187,7 +189,15 @@ fn serve(engine: &Engine, call: Call, words: [usize; 6]) -> Result<usize, Errno>
             Ok(0)
         }
         Call::Settle => {
-            engine.settle_for_fork();
+            if engine.can_open_again() {
+                engine.settle_for_fork();
+            } else {
+                // The rights to it are gone (setuid): a child could not have one of its own.
+                engine.unmanage_all();
+                zfolio_pager::fatal::tell(format_args!(
+                    "this process may no longer open a userfaultfd: the limit is not held from here on"
+                ));
+            }
             Ok(0)
         }
     }

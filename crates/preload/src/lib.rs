@@ -31,6 +31,8 @@ mod statistics;
 mod allocator;
 mod mappings;
 
+mod lent;
+
 mod native;
 
 mod home;

@@ -64,7 +64,7 @@ fn word(value: i64) -> usize {
     usize::from_ne_bytes(value.to_ne_bytes())
 }
 
-fn page_end(start: usize, bytes: usize) -> usize {
+pub(crate) fn page_end(start: usize, bytes: usize) -> usize {
     start.saturating_add(bytes).checked_next_multiple_of(map::PAGE_BYTES).unwrap_or(usize::MAX)
 }
 
@@ -72,7 +72,7 @@ fn page_end(start: usize, bytes: usize) -> usize {
 fn make(mut words: [usize; 6], flags: c_int, manageable: bool) -> Result<usize, Errno> {
     if manageable {
         // Populating is a hint, and would take what the limit does not give, all at once.
-        words[3] = word((flags & !libc::MAP_POPULATE).into());
+        words[3] &= !word(libc::MAP_POPULATE.into());
     }
     if manageable && words[0] == 0 && flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) == 0 {
         let unit = settings::get().map_or(map::PAGE_BYTES, |settings| settings.config.unit.bytes());
@@ -138,8 +138,9 @@ fn replace(words: [usize; 6], flags: c_int, manageable: bool) -> Result<usize, E
 }
 
 /// Forgets a range for good: brought back if the engine has it, no longer noted if not.
-fn give_up(start: usize, end: usize) {
-    if !may_be_managed(start, end) {
+pub(crate) fn give_up(start: usize, end: usize) {
+    // Not for a thread of ours that is starting: a child of `fork` holds everything meanwhile.
+    if !may_be_managed(start, end) || crate::startup::is_starter() {
         return;
     }
     let mut ours = native::lock();
@@ -170,9 +171,9 @@ fn mremap_words(words: [usize; 6]) -> Result<usize, Errno> {
         return ask(Call::Remap, words);
     }
     let at = forward()?;
-    ours.remove(start, end);
+    let managed = ours.remove(start, end) > 0;
     ours.remove(at, at + new_length);
-    if new_length >= MANAGEABLE_BYTES_MIN {
+    if managed && new_length >= MANAGEABLE_BYTES_MIN {
         ours.insert(at, at + new_length);
     }
     drop(ours);
@@ -227,7 +228,14 @@ interpose! {
         let mut words = [first, bytes, word(advice.into()), 0, 0, 0];
         let managed = first % map::PAGE_BYTES == 0 && bytes > 0 && may_be_managed(first, page_end(first, bytes));
         match advice {
-            libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE if managed && native::engine().is_some() => {
+            libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE if managed => {
+                let ours = native::lock();
+                if ours.engine().is_none() {
+                    // Under the lock: the engine must not take over between the look and the call.
+                    // SAFETY: the program's own call, with its own words.
+                    return answer_int(unsafe { map::forward(libc::SYS_madvise, words) });
+                }
+                drop(ours);
                 if advice == libc::MADV_FREE {
                     // Freed now instead of later: a stored copy has no "later".
                     words[2] = word(libc::MADV_DONTNEED.into());

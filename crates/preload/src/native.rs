@@ -69,8 +69,8 @@ impl Native {
         mark(start, end);
     }
 
-    /// Forgets a range.
-    pub(crate) fn remove(&mut self, start: usize, end: usize) {
+    /// Forgets a range; tells how many bytes of it were noted.
+    pub(crate) fn remove(&mut self, start: usize, end: usize) -> usize {
         let ranges = self.ranges();
         let touched: Vec<(usize, usize)> = ranges
             .range(..end)
@@ -90,6 +90,7 @@ impl Native {
             gone += old_end.min(end) - old_start.max(start);
         }
         MANAGEABLE.fetch_sub(gone as u64, Ordering::Relaxed);
+        gone
     }
 
     /// Hands all ranges to the engine, which is theirs from now on.

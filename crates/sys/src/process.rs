@@ -4,12 +4,16 @@ use crate::map::PAGE_BYTES;
 
 /// Bytes of memory that this process has resident, as the kernel counts them (about 2 us).
 ///
+/// Of this thread, whose memory it is: the thread that started the process may be gone.
+///
 /// The kernel keeps the count per CPU and adds up only now and then: it may be off by 64 pages per
 /// CPU. 0 if `/proc` is not there.
 #[must_use]
 pub fn resident_bytes() -> u64 {
     let mut text = [0_u8; 128];
-    let Ok(length) = crate::files::read_small(c"/proc/self/statm", &mut text) else { return 0 };
+    let Ok(length) = crate::files::read_small(c"/proc/thread-self/statm", &mut text) else {
+        return 0;
+    };
     let second = text[..length].split(|byte| *byte == b' ').nth(1);
     let pages = second.and_then(|field| std::str::from_utf8(field).ok()?.parse::<u64>().ok());
     pages.unwrap_or(0) * PAGE_BYTES as u64
