@@ -24,6 +24,7 @@ use zfolio_sys::uffd::Uffd;
 use zfolio_sys::{cpu, map};
 
 use crate::config::{Config, Error, LIMIT_BYTES_MIN, Mode};
+use crate::event::Held;
 use crate::folio::{Folios, needs};
 use crate::prefetch::Prefetch;
 use crate::rank;
@@ -78,6 +79,7 @@ pub struct Engine {
 /// The engine held still: see [`Engine::quiet`].
 #[derive(Debug)]
 pub struct Quiet<'a> {
+    inbox: Held<'a>,
     table: WriteGuard<'a, { rank::TABLE }, Table>,
 }
 
@@ -179,7 +181,8 @@ impl Engine {
     /// False: something was staged meanwhile; bring it back and try again.
     pub fn quiet(&self) -> Option<Quiet<'_>> {
         let table = self.table.write();
-        (self.staging.staged_units() == 0).then_some(Quiet { table })
+        let inbox = self.folios.inbox.hold();
+        (self.staging.staged_units() == 0).then_some(Quiet { inbox, table })
     }
 
     /// In the child, before anything else is mapped: the staging area, which `fork` did not copy.
@@ -199,6 +202,8 @@ impl Engine {
     /// The kernel refuses what it granted the parent.
     pub fn open_again(&self, quiet: &mut Quiet<'_>) -> Result<(), Error> {
         self.stopping.store(false, Relaxed);
+        // What the parent's threads wait for is not ours to serve.
+        quiet.inbox.clear();
         let again = self.folios.open_again(&self.staging, self.config.mode);
         again.map_err(|errno| Error::Userfaultfd { errno })?;
         let ranges: Vec<(usize, usize)> = quiet.table.ranges().collect();

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::stats::add;
-use zfolio_core::sync::Mutex;
+use zfolio_core::sync::{Guard, Mutex};
 use zfolio_sys::uffd::{Message, Messages, Uffd};
 use zfolio_sys::{clock, cpu};
 
@@ -60,6 +60,9 @@ impl Announced {
 #[derive(Debug)]
 pub(crate) struct Inbox(Mutex<{ rank::INBOX }, VecDeque<(Message, u64)>>);
 
+/// The inbox held.
+pub(crate) type Held<'a> = Guard<'a, { rank::INBOX }, VecDeque<(Message, u64)>>;
+
 impl Default for Inbox {
     fn default() -> Self {
         Inbox(Mutex::new(VecDeque::with_capacity(WAITING_MAX)))
@@ -88,6 +91,11 @@ impl Inbox {
                 inbox.push_back((*message, now));
             }
         }
+    }
+
+    /// Holds it still, for `fork`: the handler looks here without the table.
+    pub(crate) fn hold(&self) -> Held<'_> {
+        self.0.lock()
     }
 
     /// The next thing to do, and when it was told.

@@ -178,6 +178,10 @@ pub(crate) fn start_over(
     STARTED.store(0, Ordering::Relaxed);
     let Some((engine, quiet)) = quiet else { return };
     STARTED.store(1, Ordering::Relaxed);
+    if engine.managed_bytes() == 0 {
+        // The right to a userfaultfd is gone (Call::Settle): the child is the kernel's alone.
+        return native::Native::forget_engine();
+    }
     // First of all: a stack for the home thread would go where the staging area was.
     if engine.map_again(quiet).is_err() {
         cannot_start_over();

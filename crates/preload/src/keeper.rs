@@ -189,15 +189,15 @@ fn serve(engine: &Engine, call: Call, words: [usize; 6]) -> Result<usize, Errno>
             Ok(0)
         }
         Call::Settle => {
-            if engine.can_open_again() {
-                engine.settle_for_fork();
-            } else {
+            let allowed = engine.can_open_again();
+            if !allowed && engine.managed_bytes() > 0 {
                 // The rights to it are gone (setuid): a child could not have one of its own.
                 engine.unmanage_all();
                 zfolio_pager::fatal::tell(format_args!(
                     "this process may no longer open a userfaultfd: the limit is not held from here on"
                 ));
             }
+            engine.settle_for_fork();
             Ok(0)
         }
     }

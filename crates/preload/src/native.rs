@@ -104,6 +104,11 @@ impl Native {
         engine()
     }
 
+    /// In a child that could not have an engine of its own: nothing is managed there.
+    pub(crate) fn forget_engine() {
+        ENGINE.store(std::ptr::null_mut(), Ordering::Release);
+    }
+
     /// Publishes the engine. The lock is held: no mapping changes meanwhile.
     pub(crate) fn set_engine(&mut self, engine: &'static Engine) {
         // Release: pairs with the Acquire in engine().
