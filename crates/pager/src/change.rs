@@ -6,7 +6,6 @@
 //! alone decides what each of its pages holds.
 
 use std::ops::Range;
-use std::sync::atomic::Ordering::Relaxed;
 
 use zfolio_core::stats::{add, subtract};
 use zfolio_core::sync::WriteGuard;
@@ -259,8 +258,8 @@ impl Engine {
         }
     }
 
-    /// Bytes under management.
-    pub fn managed_bytes(&self) -> u64 {
-        self.figures().managed_bytes.load(Relaxed)
+    /// Whether anything is managed.
+    pub fn is_managing(&self) -> bool {
+        self.table.read().managed_bytes() > 0
     }
 }

@@ -84,6 +84,12 @@ pub struct Quiet<'a> {
 }
 
 impl Quiet<'_> {
+    /// Whether nothing is managed.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.table.managed_bytes() == 0
+    }
+
     /// Whether the unit at `address` is mapped, or none of the engine's business.
     #[must_use]
     pub fn is_resident(&self, address: usize) -> bool {

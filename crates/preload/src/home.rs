@@ -9,7 +9,7 @@
 //! ```
 
 use std::ffi::CStr;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use zfolio_pager::{Engine, fatal};
@@ -24,14 +24,30 @@ static STARTED: AtomicU32 = AtomicU32::new(0);
 /// Set by the home thread of a child when faults are served again.
 static READY: AtomicU32 = AtomicU32::new(0);
 
+/// Set once [`wake_up`] has run.
+static AWAKE: AtomicBool = AtomicBool::new(false);
+
+/// What must come before anything of the program's: settings, and the handlers of `fork`.
+///
+/// At the first mapping, not in the constructor: a library initialised before us (jemalloc) may have
+/// handlers of its own, which touch memory that is managed; ours must run first in a child.
+pub(crate) fn wake_up() {
+    if AWAKE.load(Ordering::Relaxed) || AWAKE.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    settings::read();
+    if settings::get().is_some() {
+        fork::install();
+    }
+}
+
 /// Runs when the library is loaded.
 extern "C" fn constructor() {
-    settings::read();
+    wake_up();
     // Looked up now: the symbol tables of libraries loaded later may lie in managed memory.
     std::hint::black_box(cpu::current());
     if let Some(settings) = settings::get() {
         statistics::open(settings);
-        fork::install();
     }
 }
 
@@ -178,7 +194,7 @@ pub(crate) fn start_over(
     STARTED.store(0, Ordering::Relaxed);
     let Some((engine, quiet)) = quiet else { return };
     STARTED.store(1, Ordering::Relaxed);
-    if engine.managed_bytes() == 0 {
+    if quiet.is_empty() {
         // The right to a userfaultfd is gone (Call::Settle): the child is the kernel's alone.
         return native::Native::forget_engine();
     }

@@ -190,7 +190,7 @@ fn serve(engine: &Engine, call: Call, words: [usize; 6]) -> Result<usize, Errno>
         }
         Call::Settle => {
             let allowed = engine.can_open_again();
-            if !allowed && engine.managed_bytes() > 0 {
+            if !allowed && engine.is_managing() {
                 // The rights to it are gone (setuid): a child could not have one of its own.
                 engine.unmanage_all();
                 zfolio_pager::fatal::tell(format_args!(

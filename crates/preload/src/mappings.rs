@@ -86,6 +86,7 @@ fn make(mut words: [usize; 6], flags: c_int, manageable: bool) -> Result<usize, 
 }
 
 fn mmap_words(words: [usize; 6]) -> *mut c_void {
+    home::wake_up();
     let [start, bytes, protection, flags, ..] = words;
     let flags = i32::try_from(flags).unwrap_or(0);
     let manageable = is_manageable(bytes, protection, flags);
