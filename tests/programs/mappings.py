@@ -24,7 +24,7 @@ def check(answer, what):
 
 def fill(start, pages, seed):
     for page in range(pages):
-        ctypes.memmove(start + page * PAGE, b'%d page %d;' % (seed, page) * 200, 2000)
+        ctypes.memmove(start + page * PAGE, b'%d page %d;' % (seed, page) * 300, 2000)
 
 
 def digest(start, pages):
