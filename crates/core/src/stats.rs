@@ -94,8 +94,6 @@ figures! {
     faults_raced,
     /// Units brought back before they were asked for.
     prefetch_units,
-    /// Prefetched units that were wanted: the run of faults went past them.
-    prefetch_hits,
     /// Units reclaimed without compression: the stored copy was still good.
     reclaim_clean,
     /// Units reclaimed and compressed.

@@ -237,8 +237,7 @@ fn tell_faults(f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
     write!(f, "{table}")?;
     let (raced, prefetched) = (of(&stats.figures.faults_raced), of(&stats.figures.prefetch_units));
     if prefetched > 0 {
-        let wanted = of(&stats.figures.prefetch_hits);
-        writeln!(f, "  prefetched  {prefetched} units, {wanted} of them wanted")?;
+        writeln!(f, "  prefetched  {prefetched} units")?;
     }
     if raced > 0 { writeln!(f, "  raced       {raced} faults, served by another") } else { Ok(()) }
 }
