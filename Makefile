@@ -35,6 +35,7 @@ demo: build
 # The scripts drive real programs; each says loudly what it skips, and why.
 test: setup build
 	$(CARGO) test --workspace --release --locked
+	$(CARGO) run --quiet --release --locked -p zfolio --example larger_than_limit
 	@set -e; for group in tests/*.sh; do \
 		[ -e "$$group" ] || continue; \
 		echo "== $$group"; \

@@ -1,0 +1,27 @@
+//! A region four times as large as its limit: filled, read back, counted.
+//!
+//! `cargo run --release --example larger_than_limit`
+
+use zfolio::Pager;
+
+fn main() -> Result<(), zfolio::Error> {
+    let pager = Pager::builder().limit(64 << 20).algorithm("zstd").unit(64 << 10).build()?;
+    let mut region = pager.map(256 << 20)?;
+
+    // Values that repeat now and then, as real data does.
+    for (index, byte) in region.iter_mut().enumerate() {
+        *byte = value(index);
+    }
+    let wrong = region.iter().enumerate().filter(|(index, byte)| **byte != value(*index)).count();
+
+    let figures = &pager.stats().figures;
+    let mib = |name| figures.get(name).unwrap_or(0) >> 20;
+    println!("{} bytes wrong of {}", wrong, region.len());
+    println!("resident at most {} MiB, pool {} MiB", mib("resident_bytes_max"), mib("pool_bytes"));
+    assert_eq!(wrong, 0);
+    Ok(())
+}
+
+fn value(index: usize) -> u8 {
+    ((index / 50) % 251).to_le_bytes()[0]
+}
