@@ -55,42 +55,16 @@ impl fmt::Display for UnitOrder {
     }
 }
 
-/// The machine word that all of `unit` repeats, if it does.
+/// The machine word, in this machine's byte order, that `unit` repeats, if it does.
 ///
-/// ```text
-/// first word == last word, or return          most units differ here: 2 loads
-/// for each 64-byte block: or together (word ^ first) of its 8 words; stop at the first that differs
-/// ```
-///
-/// Departure from a plain loop: the block lets the compiler use vectors; an early exit per word does
-/// not.
-///
-/// # Panics
-///
-/// If the length of `unit` is not a multiple of 64, which no unit's is.
+/// A unit is one word repeated exactly if it equals itself moved by a word. The comparison is
+/// libc's `memcmp`: vectors, and an exit at the first difference.
 #[must_use]
 pub fn same_filled(unit: &[u8]) -> Option<u64> {
-    assert!(unit.len() % BLOCK_BYTES == 0, "a unit is whole pages");
-    let word_at = |block: &[u8], index: usize| {
-        let bytes = block[index * 8..index * 8 + 8].try_into().expect("8 bytes");
-        u64::from_ne_bytes(bytes)
-    };
-    let mut blocks = unit.chunks_exact(BLOCK_BYTES);
-    let first = word_at(blocks.next()?, 0);
-    if word_at(unit, unit.len() / 8 - 1) != first {
-        return None;
-    }
-    for block in unit.chunks_exact(BLOCK_BYTES) {
-        let difference = (0..8).fold(0, |sum, index| sum | (word_at(block, index) ^ first));
-        if difference != 0 {
-            return None;
-        }
-    }
-    Some(first)
+    let word = u64::from_ne_bytes(*unit.first_chunk()?);
+    let moved = &unit[size_of::<u64>()..];
+    (unit.len() % size_of::<u64>() == 0 && *moved == unit[..moved.len()]).then_some(word)
 }
-
-/// Bytes that [`same_filled`] compares between two looks at the result: a cache line.
-const BLOCK_BYTES: usize = 64;
 
 #[cfg(test)]
 mod tests {

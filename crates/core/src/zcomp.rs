@@ -155,17 +155,6 @@ pub const fn compressed_bytes_max(unit_bytes: usize) -> usize {
     unit_bytes - unit_bytes / 16
 }
 
-/// The machine word, in this machine's byte order, that `unit` repeats, if it does.
-///
-/// A unit is one word repeated exactly if it equals itself moved by a word. The comparison is
-/// libc's `memcmp`: vectors, and an exit at the first difference.
-#[must_use]
-pub fn same_filled(unit: &[u8]) -> Option<u64> {
-    let word = u64::from_ne_bytes(*unit.first_chunk()?);
-    let moved = &unit[size_of::<u64>()..];
-    (unit.len() % size_of::<u64>() == 0 && *moved == unit[..moved.len()]).then_some(word)
-}
-
 /// One codec at one level for units of one size, with its streams.
 pub struct Zcomp {
     params: Params,

@@ -13,7 +13,8 @@
 #![forbid(unsafe_code)]
 
 use super::backend::{Answer, BATCH_MAX, Backend, Compressor, Corrupt, Decompressor, Job};
-use super::{Error, Outcome, compressed_bytes_max, same_filled};
+use super::{Error, Outcome, compressed_bytes_max};
+use crate::page::same_filled;
 use crate::sync::{Guard, Mutex};
 
 /// A stream and its lock, on cache lines of their own: 128 B, since processors fetch lines of 64 B

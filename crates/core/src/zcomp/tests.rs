@@ -7,8 +7,8 @@ use super::backend::{Answer, Backend, Compressor, Job};
 use super::stream::CompressStream;
 #[cfg(debug_assertions)]
 use super::stream::{Lane, hold};
-use super::{Algorithm, Error, Outcome, Params, Zcomp, compressed_bytes_max, same_filled};
-use crate::page::UnitOrder;
+use super::{Algorithm, Error, Outcome, Params, Zcomp, compressed_bytes_max};
+use crate::page::{UnitOrder, same_filled};
 
 /// What surrounds a destination; must still be there afterwards.
 const GUARD: u8 = 0xA5;
