@@ -2,19 +2,20 @@
 //!
 //! Each change holds the table for writing around the system call and what follows from it, so no
 //! folio moves and no fault is served meanwhile (`ENG-1`): the program sees exactly what it would see
-//! without us. A unit that a change covers only in part is first brought back, so that the kernel
+//! without us. A folio that a change covers only in part is first brought back, so that the kernel
 //! alone decides what each of its pages holds.
 
 use std::ops::Range;
 
 use zfolio_core::stats::{add, subtract};
 use zfolio_core::sync::WriteGuard;
-use zfolio_sys::Errno;
+use zfolio_sys::{Errno, cpu};
 
 use crate::engine::Engine;
 use crate::rank;
 use crate::resident::Queue;
-use crate::unit::{State, Table, Unit};
+use crate::shape::Units;
+use crate::table::{Folio, Table};
 
 type Written<'a> = WriteGuard<'a, { rank::TABLE }, Table>;
 
@@ -33,15 +34,15 @@ impl Engine {
         let mut table = self.table.write();
         self.settle_edges(&table, start, end, true);
         let answer = self.announce((start, end), (0, 0), call)?;
-        for (address, lock) in table.known_units(start, end) {
-            if address >= start && address + self.unit().bytes() <= end {
-                self.drop_unit(&mut lock.lock(), State::Unmanaged);
+        for (address, lock) in table.known_folios(start, end) {
+            if address >= start && address + self.shape.folio_bytes() <= end {
+                self.drop_folio(&mut lock.lock(), false);
             }
         }
-        let outer = (table.align_down(start), end.next_multiple_of(self.unit().bytes()));
+        let outer = table.exterior(start, end);
         // What is left of units at the edges was brought back, and is the kernel's alone.
-        self.folios.unregister(outer.0, start);
-        self.folios.unregister(end, outer.1);
+        self.seam.unregister(outer.0, start);
+        self.seam.unregister(end, outer.1);
         table.remove(outer.0, outer.1);
         self.measure_tables(&table);
         add(&self.figures().unmaps, 1);
@@ -66,12 +67,11 @@ impl Engine {
         if !matches!(answer, Ok(_) | Err(Errno::NOMEM)) {
             return answer;
         }
-        for (address, lock) in table.known_units(start, end) {
-            if address >= start && address + self.unit().bytes() <= end {
-                let mut unit = lock.lock();
-                if !matches!(unit.state, State::Unmanaged) {
-                    self.drop_unit(&mut unit, State::Empty);
-                }
+        for (address, lock) in table.known_folios(start, end) {
+            if address >= start && address + self.shape.folio_bytes() <= end {
+                let mut folio = lock.lock();
+                let managed = folio.managed;
+                self.drop_folio(&mut folio, managed);
             }
         }
         add(&self.figures().removes, 1);
@@ -81,18 +81,18 @@ impl Engine {
     /// Gives a range up for good: every page of it is brought back, and none is taken again.
     pub fn pin(&self, start: usize, end: usize) {
         let mut table = self.table.write();
-        let outer = (table.align_down(start), end.next_multiple_of(self.unit().bytes()));
-        for (address, lock) in table.known_units(outer.0, outer.1) {
-            let mut unit = lock.lock();
-            if matches!(unit.state, State::Unmanaged) {
+        let outer = table.exterior(start, end);
+        for (address, lock) in table.known_folios(outer.0, outer.1) {
+            let mut folio = lock.lock();
+            if !folio.managed {
                 continue;
             }
-            self.bring_back(&table, &mut unit, address);
-            self.retire(&mut unit);
-            add(&self.figures().pinned_bytes, self.unit().bytes() as u64);
+            self.bring_back(&mut folio, address);
+            self.retire(&mut folio);
+            add(&self.figures().pinned_bytes, self.shape.folio_bytes() as u64);
         }
         // Everything is back, so a page that is missing is the kernel's to fill with zeros.
-        self.folios.unregister(outer.0, outer.1);
+        self.seam.unregister(outer.0, outer.1);
         table.remove(outer.0, outer.1);
         self.measure_tables(&table);
     }
@@ -112,32 +112,32 @@ impl Engine {
         let mut table = self.table.write();
         // Every page back: what moves is what the kernel has. Large blocks grow by `mremap` rarely
         // enough, and a moved registration is lost anyway.
-        for (address, lock) in table.known_units(start, end) {
-            self.bring_back(&table, &mut lock.lock(), address);
+        for (address, lock) in table.known_folios(start, end) {
+            self.bring_back(&mut lock.lock(), address);
         }
         let managed = table.ranges().any(|(from, to_end)| from < end && to_end > start);
         self.settle_edges(&table, onto.0, onto.1, true);
         // One mapping again: `mremap` refuses a range of several, and registering has split it.
-        self.folios.unregister(start, end);
+        self.seam.unregister(start, end);
         let moved = self.announce((start, end), onto, call);
         let (to, to_end) = match moved {
             Ok(place) => place,
             Err(error) => {
-                self.folios.register_ranges(&table, start, end);
+                self.seam.register_ranges(&table, start, end);
                 return Err(error);
             }
         };
-        for (_, lock) in table.known_units(start, end) {
+        for (_, lock) in table.known_folios(start, end) {
             self.retire(&mut lock.lock());
         }
-        for (address, lock) in table.known_units(to, to_end) {
-            if address >= to && address + self.unit().bytes() <= to_end {
-                self.drop_unit(&mut lock.lock(), State::Unmanaged);
+        for (address, lock) in table.known_folios(to, to_end) {
+            if address >= to && address + self.shape.folio_bytes() <= to_end {
+                self.drop_folio(&mut lock.lock(), false);
             }
         }
         for (start, end) in [(start, end), (to, to_end)] {
-            let first = table.align_down(start);
-            table.remove(first, end.next_multiple_of(self.unit().bytes()));
+            let (first, last) = table.exterior(start, end);
+            table.remove(first, last);
         }
         self.measure_tables(&table);
         add(&self.figures().remaps, 1);
@@ -151,101 +151,82 @@ impl Engine {
         other: (usize, usize),
         call: impl FnOnce() -> R,
     ) -> R {
-        self.folios.announced.set(range, other);
+        self.seam.announced.set(range, other);
         let answer = call();
-        self.folios.announced.clear();
+        self.seam.announced.clear();
         answer
     }
 
-    /// Brings back the units that a change of `start..end` covers in part; retires them if asked.
+    /// Brings back the folios that a change of `start..end` covers in part; retires them if asked.
     fn settle_edges(&self, table: &Written<'_>, start: usize, end: usize, retire: bool) {
-        let last = table.align_down(end);
-        let first = table.align_down(start);
-        for (edge, partial) in
-            [(first, first != start || first + self.unit().bytes() > end), (last, last != end)]
-        {
+        let (first, last) = (self.shape.base(start), self.shape.base(end));
+        let first_is_partial = first != start || first + self.shape.folio_bytes() > end;
+        for (edge, partial) in [(first, first_is_partial), (last, last != end)] {
             if !partial {
                 continue;
             }
             let Some(lock) = table.get(edge) else { continue };
-            let mut unit = lock.lock();
-            if matches!(unit.state, State::Unmanaged) {
+            let mut folio = lock.lock();
+            if !folio.managed {
                 continue;
             }
-            self.bring_back(table, &mut unit, edge);
+            self.bring_back(&mut folio, edge);
             if retire {
-                self.retire(&mut unit);
+                self.retire(&mut folio);
             }
         }
     }
 
-    /// Makes a unit resident, over the limit if need be: the change that wants it cannot wait.
-    fn bring_back(&self, table: &Table, unit: &mut Unit, address: usize) {
-        self.bring_back_without(table, unit, address, 0..0);
+    /// Makes all that a folio has resident, over the limit if need be: the change that wants it cannot
+    /// wait.
+    fn bring_back(&self, folio: &mut Folio, base: usize) {
+        self.bring_back_without(folio, base, 0..0);
     }
 
     /// The same, with zeros in a part of it that is being dropped.
-    pub(crate) fn bring_back_without(
-        &self,
-        table: &Table,
-        unit: &mut Unit,
-        address: usize,
-        dropped: Range<usize>,
-    ) {
-        let slot = match std::mem::replace(&mut unit.state, State::Resident) {
-            State::Unmanaged => {
-                unit.state = State::Unmanaged;
-                return;
-            }
-            State::Resident => return,
-            State::Empty => None,
-            State::Staged(slot) => Some(slot),
-            State::Stored => {
-                let cpu = zfolio_sys::cpu::current();
-                // Reclaims only by `try_lock` of other units: this one is locked, and not staged.
-                let mut slot = self.fill_slot(self.any_slot(table, cpu), address);
-                self.load_copy(unit, address, &mut slot, cpu);
-                Some(slot)
-            }
-        };
-        if let Some(mut slot) = slot {
-            self.staging.unit_mut(&mut slot)[dropped].fill(0);
-            self.staging.give_hollow(self.folios.place(&self.staging, slot, address));
+    pub(crate) fn bring_back_without(&self, folio: &mut Folio, base: usize, dropped: Range<usize>) {
+        if let Some(slot) = &mut folio.staged {
+            self.staging.zero(slot, dropped.clone());
         }
-        self.note_resident(unit, address, Queue::Main);
+        self.bring_staged(folio, base);
+        let stored = folio.stored;
+        if stored.is_empty() {
+            return;
+        }
+        let mut scratch = self.take_scratch(base);
+        self.load_copies(folio, base, stored, &mut scratch, cpu::current());
+        self.staging.zero(&mut scratch, dropped);
+        self.seam.place_copy(&self.staging, &scratch, stored, base);
+        self.give_scratch(scratch);
+        self.note_resident(folio, base, stored, Queue::Main);
     }
 
-    /// Leaves a resident unit to the kernel.
-    pub(crate) fn retire(&self, unit: &mut Unit) {
-        if matches!(unit.state, State::Resident) {
-            self.count_out();
-        }
-        self.drop_copy(unit);
-        unit.state = State::Unmanaged;
+    /// Leaves a folio that was brought back to the kernel.
+    pub(crate) fn retire(&self, folio: &mut Folio) {
+        debug_assert!(folio.staged.is_none() && folio.stored.is_empty());
+        self.drop_folio(folio, false);
     }
 
-    /// Forgets what a unit held; its pages, if it had any, are gone.
-    pub(crate) fn drop_unit(&self, unit: &mut Unit, next: State) {
-        match std::mem::replace(&mut unit.state, next) {
-            State::Unmanaged | State::Empty => {}
-            State::Resident => self.count_out(),
-            State::Staged(slot) => self.staging.give_free(slot),
-            State::Stored => {
-                subtract(&self.figures().demand_stored_bytes, self.unit().bytes() as u64)
-            }
+    /// Forgets what a folio held; its pages, if it had any, are gone or the kernel's alone.
+    pub(crate) fn drop_folio(&self, folio: &mut Folio, managed: bool) {
+        folio.managed = managed;
+        self.count_out(folio.resident);
+        folio.resident = Units::NONE;
+        if let Some(slot) = folio.staged.take() {
+            self.give_slot(slot);
         }
-        self.drop_copy(unit);
+        let stored = self.shape.bytes_of(folio.stored);
+        subtract(&self.figures().demand_stored_bytes, stored as u64);
+        folio.stored = Units::NONE;
+        self.drop_copies(folio, self.shape.all());
     }
 
-    /// Brings every staged unit back, so that a child of `fork` finds nothing in the staging area.
+    /// Brings every staged folio back, so that a child of `fork` finds nothing in the staging area.
     pub fn settle_for_fork(&self) {
         let table = self.table.read();
-        while let Some(address) = self.staging.pop_staged() {
-            if let Some(lock) = table.get(address) {
-                let mut unit = lock.lock();
-                if matches!(unit.state, State::Staged(_)) {
-                    self.bring_back(&table, &mut unit, address);
-                }
+        while let Some(base) = self.staging.pop_staged() {
+            if let Some(lock) = table.get(base) {
+                self.bring_staged(&mut lock.lock(), base);
             }
         }
     }

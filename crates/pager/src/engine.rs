@@ -2,19 +2,19 @@
 //!
 //! # Invariants
 //!
-//! - `ENG-1` Whoever looks at a unit holds the table for reading; whoever changes mappings holds it
+//! - `ENG-1` Whoever looks at a folio holds the table for reading; whoever changes mappings holds it
 //!   for writing. So while a mapping changes, no folio is on its way in or out.
 //! - `ENG-2` No thread touches managed memory while it holds a lock of the engine.
-//! - `ENG-3` `resident_bytes` is the unit size times the units that are `Resident`.
+//! - `ENG-3` `resident_bytes` is the unit size times the resident units.
 //!
 //! # Concurrency
 //!
-//! `table` -> `unit` -> `resident` -> `staging` -> streams -> pool. See `docs/locks.md`.
+//! `table` -> `folio` -> `resident` -> `staging` -> streams -> pool. See `docs/locks.md`.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use zfolio_core::page::{PAGE_BYTES, UnitOrder};
+use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::stats::{Figures, Stats, add, raise, subtract};
 use zfolio_core::sync::{RwLock, WriteGuard};
 use zfolio_core::zcomp::Zcomp;
@@ -25,13 +25,14 @@ use zfolio_sys::{cpu, map};
 
 use crate::config::{Config, Error, LIMIT_BYTES_MIN, Mode};
 use crate::event::Held;
-use crate::folio::{Folios, needs};
 use crate::prefetch::Prefetch;
 use crate::rank;
 use crate::resident::{Queue, Resident};
 use crate::runs::Runs;
+use crate::seam::{Seam, needs};
+use crate::shape::{Shape, Units};
 use crate::staging::Staging;
-use crate::unit::{State, Table};
+use crate::table::Table;
 
 /// Probation holds a 32nd of the limit before it is reclaimed from first.
 const PROBATION_SHARE: u64 = 32;
@@ -48,10 +49,11 @@ pub type StatsHome = Box<dyn Deref<Target = Stats> + Send + Sync>;
 /// See the module.
 pub struct Engine {
     pub(crate) config: Config,
+    pub(crate) shape: Shape,
     pub(crate) table: RwLock<{ rank::TABLE }, Table>,
     pub(crate) resident: Resident,
     pub(crate) staging: Staging,
-    pub(crate) folios: Folios,
+    pub(crate) seam: Seam,
     pub(crate) zswap: Zswap<Runs>,
     pub(crate) prefetch: Prefetch,
     pub(crate) stats: StatsHome,
@@ -66,7 +68,7 @@ pub struct Engine {
     /// Resident memory that reclaim leaves alone: below it a program makes no progress, whatever the
     /// rest of the limit is taken by.
     pub(crate) floor_bytes: u64,
-    /// Units of second chance to keep.
+    /// Folios of second chance to keep.
     pub(crate) staged_target: usize,
     /// Changes when the reclaimer should look.
     pub(crate) reclaim_bell: AtomicU32,
@@ -79,6 +81,7 @@ pub struct Engine {
 /// The engine held still: see [`Engine::quiet`].
 #[derive(Debug)]
 pub struct Quiet<'a> {
+    shape: Shape,
     inbox: Held<'a>,
     table: WriteGuard<'a, { rank::TABLE }, Table>,
 }
@@ -94,7 +97,8 @@ impl Quiet<'_> {
     #[must_use]
     pub fn is_resident(&self, address: usize) -> bool {
         let Some(lock) = self.table.get(address) else { return true };
-        matches!(lock.lock().state, State::Resident | State::Unmanaged)
+        let folio = lock.lock();
+        !folio.managed || folio.resident.contains(self.shape.index(address))
     }
 }
 
@@ -116,35 +120,40 @@ impl Engine {
         if config.limit_bytes < LIMIT_BYTES_MIN {
             return Err(Error::LimitTooSmall { given: config.limit_bytes });
         }
-        let unit = config.unit;
-        let unit_bytes = unit.bytes() as u64;
+        let shape = Shape::new(config.unit);
+        let folio_bytes = shape.folio_bytes() as u64;
         // 1/64 of the limit, 1 to 16 MiB: a burst of faults at 1 GB/s for 1 to 16 ms.
-        let low_bytes = (config.limit_bytes / 64).clamp(1 << 20, 16 << 20).max(2 * unit_bytes);
+        let low_bytes = (config.limit_bytes / 64).clamp(1 << 20, 16 << 20).max(2 * folio_bytes);
         let high_bytes = 2 * low_bytes;
-        let units = |bytes: u64| usize::try_from(bytes / unit_bytes).unwrap_or(usize::MAX);
-        let staged_target = units(low_bytes).max(2);
-        let slots = staged_target + units(high_bytes) + 64;
+        let folios = |bytes: u64| usize::try_from(bytes / folio_bytes).unwrap_or(usize::MAX);
+        let staged_target = folios(low_bytes).max(2);
+        let slots = staged_target + folios(high_bytes) + 64;
         let memory = |what| move |errno| Error::Memory { what, errno };
-        let staging = Staging::new(slots, unit).map_err(memory("staging area"))?;
+        // A scratch slot for each CPU, the handler and the prefetch.
+        let scratch = cpu::online() + 2;
+        let staging = Staging::new(slots, scratch, shape).map_err(memory("staging area"))?;
         let (program, area) = open_userfaultfds(config.mode)?;
-        let folios = Folios::new(program, area, &staging, unit).map_err(memory("staging area"))?;
-        let zcomp = Zcomp::new(config.params, unit, cpu::online().max(2))
+        let seam = Seam::new(program, area, &staging, shape).map_err(memory("staging area"))?;
+        let zcomp = Zcomp::new(config.params, config.unit, cpu::online().max(2))
             .map_err(|error| Error::Codec(error.to_string()))?;
         let engine = Engine {
             config,
-            table: RwLock::new(Table::new(unit)),
-            resident: Resident::new(units(config.limit_bytes / PROBATION_SHARE).max(staged_target)),
+            shape,
+            table: RwLock::new(Table::new(shape)),
+            resident: Resident::new(
+                folios(config.limit_bytes / PROBATION_SHARE).max(staged_target),
+            ),
             staging,
-            folios,
-            zswap: Zswap::new(zcomp, Runs::default(), unit),
-            prefetch: Prefetch::new(unit),
+            seam,
+            zswap: Zswap::new(zcomp, Runs::default(), config.unit),
+            prefetch: Prefetch::new(shape),
             stats,
             resident_bytes: AtomicU64::new(0),
             metadata_bytes: AtomicU64::new(0),
             uncounted_bytes: AtomicI64::new(0),
             low_bytes,
             high_bytes,
-            floor_bytes: (config.limit_bytes / FLOOR_SHARE).max(4 * unit_bytes),
+            floor_bytes: (config.limit_bytes / FLOOR_SHARE).max(4 * folio_bytes),
             staged_target,
             reclaim_bell: AtomicU32::new(0),
             reclaimer_idle: AtomicBool::new(false),
@@ -152,7 +161,7 @@ impl Engine {
             told_over_limit: AtomicBool::new(false),
         };
         engine.figures().limit_bytes.store(config.limit_bytes, Relaxed);
-        engine.figures().unit_bytes.store(unit_bytes, Relaxed);
+        engine.figures().unit_bytes.store(shape.unit_bytes() as u64, Relaxed);
         Ok(engine)
     }
 
@@ -176,19 +185,14 @@ impl Engine {
         &self.config
     }
 
-    /// The unit's size.
-    pub fn unit(&self) -> UnitOrder {
-        self.config.unit
-    }
-
     /// Holds still for `fork`: nothing is staged, no folio moves, no fault is served until the
     /// [`Quiet`] is dropped, in the parent and in the child.
     ///
-    /// False: something was staged meanwhile; bring it back and try again.
+    /// `None`: something was staged meanwhile; bring it back and try again.
     pub fn quiet(&self) -> Option<Quiet<'_>> {
         let table = self.table.write();
-        let inbox = self.folios.inbox.hold();
-        (self.staging.staged_units() == 0).then_some(Quiet { inbox, table })
+        let inbox = self.seam.inbox.hold();
+        (self.staging.staged_folios() == 0).then_some(Quiet { shape: self.shape, inbox, table })
     }
 
     /// In the child, before anything else is mapped: the staging area, which `fork` did not copy.
@@ -210,11 +214,11 @@ impl Engine {
         self.stopping.store(false, Relaxed);
         // What the parent's threads wait for is not ours to serve.
         quiet.inbox.clear();
-        let again = self.folios.open_again(&self.staging, self.config.mode);
+        let again = self.seam.open_again(&self.staging, self.config.mode);
         again.map_err(|errno| Error::Userfaultfd { errno })?;
         let ranges: Vec<(usize, usize)> = quiet.table.ranges().collect();
         for (start, end) in ranges {
-            if self.folios.program.register(start, end - start).is_err() {
+            if self.seam.program.register(start, end - start).is_err() {
                 self.register_what_is_there(&mut quiet.table, start, end);
             }
         }
@@ -223,17 +227,17 @@ impl Engine {
 
     /// Part of a range is not in the child (`MADV_DONTFORK`): that part is forgotten.
     fn register_what_is_there(&self, table: &mut Table, start: usize, end: usize) {
-        let unit_bytes = self.unit().bytes();
-        let mut present = vec![0_u8; self.unit().pages()];
-        for address in (start..end).step_by(unit_bytes) {
-            let there = map::residency(address, unit_bytes, &mut present).is_ok();
-            if there && self.folios.program.register(address, unit_bytes).is_ok() {
+        let bytes = self.shape.folio_bytes();
+        let mut present = vec![0_u8; self.shape.pages()];
+        for base in (start..end).step_by(bytes) {
+            let there = map::residency(base, bytes, &mut present).is_ok();
+            if there && self.seam.program.register(base, bytes).is_ok() {
                 continue;
             }
-            for (_, lock) in table.known_units(address, address + unit_bytes) {
-                self.drop_unit(&mut lock.lock(), State::Unmanaged);
+            for (_, lock) in table.known_folios(base, base + bytes) {
+                self.drop_folio(&mut lock.lock(), false);
             }
-            table.remove(address, address + unit_bytes);
+            table.remove(base, base + bytes);
         }
     }
 
@@ -243,7 +247,7 @@ impl Engine {
         Uffd::open(program.0, program.1).is_ok()
     }
 
-    /// Takes a mapping under management: its whole units, with what is resident in them now.
+    /// Takes a mapping under management: its whole folios, with what is resident in them now.
     ///
     /// # Errors
     ///
@@ -270,15 +274,15 @@ impl Engine {
         self.measure_tables(&table);
     }
 
-    /// Registers a mapping and tells its whole units.
+    /// Registers a mapping and tells its whole folios.
     ///
-    /// All of it, so that it stays one mapping: `mremap` refuses several. The pages beside whole units
-    /// are nobody's units; a touch of a missing one is answered with zeros.
+    /// All of it, so that it stays one mapping: `mremap` refuses several. The pages beside whole
+    /// folios are nobody's units; a touch of a missing one is answered with zeros.
     fn register(&self, table: &Table, start: usize, end: usize) -> Result<(usize, usize), Errno> {
         let (first, last) = table.interior(start, end);
         let end = end.next_multiple_of(PAGE_BYTES);
         if first < last {
-            self.folios.program.register(start, end - start)?;
+            self.seam.program.register(start, end - start)?;
         }
         Ok((first, last))
     }
@@ -290,50 +294,44 @@ impl Engine {
         }
         table.insert(start, end);
         // What an earlier mapping left here, unmapped behind our back.
-        for (_, lock) in table.known_units(start, end) {
-            self.drop_unit(&mut lock.lock(), State::Empty);
+        for (_, lock) in table.known_folios(start, end) {
+            self.drop_folio(&mut lock.lock(), true);
         }
         // Registered: no page comes from now on but through us, so what is found is exact.
-        let mut next = start;
         map::for_each_resident(start, end, |from, to| {
-            for (address, lock) in table.units(table.align_down(from).max(next), to) {
-                let mut unit = lock.lock();
-                unit.state = State::Resident;
-                self.note_resident(&mut unit, address, Queue::Main);
-                next = address + self.unit().bytes();
+            for (base, lock) in table.folios(from, to) {
+                let bytes = from.max(base) - base..to.min(base + self.shape.folio_bytes()) - base;
+                let mut folio = lock.lock();
+                let found = self.shape.touched(bytes) - folio.resident;
+                self.note_resident(&mut folio, base, found, Queue::Main);
             }
         });
     }
 
-    /// Brings the sizes of tables and queues up to date, with room for a queue entry per unit.
+    /// Brings the sizes of tables and queues up to date, with room for a queue entry per folio.
     pub(crate) fn measure_tables(&self, table: &Table) {
         let managed = table.managed_bytes();
-        self.resident.reserve(managed / self.unit().bytes() + 1);
+        self.resident.reserve(managed / self.shape.folio_bytes() + 1);
         let bytes = table.metadata_bytes() + self.resident.metadata_bytes();
         self.metadata_bytes.store((bytes + self.zswap.stream_bytes()) as u64, Relaxed);
         self.figures().managed_bytes.store(managed as u64, Relaxed);
     }
 
-    /// Counts a unit that became resident (`ENG-3`).
-    pub(crate) fn count_in(&self) {
-        add(&self.resident_bytes, self.unit().bytes() as u64);
+    /// Counts units that became resident (`ENG-3`).
+    pub(crate) fn count_in(&self, units: Units) {
+        add(&self.resident_bytes, self.shape.bytes_of(units) as u64);
     }
 
-    /// Counts a unit that no longer is.
-    pub(crate) fn count_out(&self) {
-        subtract(&self.resident_bytes, self.unit().bytes() as u64);
-    }
-
-    /// What the slots with pages hold.
-    fn staged_bytes(&self) -> u64 {
-        (self.staging.full_slots() * self.unit().bytes()) as u64
+    /// Counts units that no longer are.
+    pub(crate) fn count_out(&self, units: Units) {
+        subtract(&self.resident_bytes, self.shape.bytes_of(units) as u64);
     }
 
     /// What is charged against the limit now, without what is not ours.
     fn counted_bytes(&self) -> u64 {
         let pool = self.zswap.pool_stats();
         self.resident_bytes.load(Relaxed)
-            + self.staged_bytes()
+            + self.staging.bytes_used() as u64
             + pool.pages_used * PAGE_BYTES as u64
             + pool.metadata_bytes
             + self.metadata_bytes.load(Relaxed)
@@ -351,7 +349,7 @@ impl Engine {
 
     /// What faults can have without waiting: room, and free staged pages.
     pub(crate) fn available_bytes(&self) -> u64 {
-        self.room_bytes() + (self.staging.free_slots() * self.unit().bytes()) as u64
+        self.room_bytes() + self.staging.free_bytes() as u64
     }
 
     /// Compares the count with what the kernel says, and tells the gauges.
@@ -374,7 +372,7 @@ impl Engine {
         raise(&figures.process_bytes_max, process);
         figures.resident_bytes.store(resident, Relaxed);
         raise(&figures.resident_bytes_max, resident);
-        figures.staged_bytes.store(self.staged_bytes(), Relaxed);
+        figures.staged_bytes.store(self.staging.bytes_used() as u64, Relaxed);
         figures.pool_bytes.store(pool_bytes, Relaxed);
         raise(&figures.pool_bytes_max, pool_bytes);
         let metadata = self.metadata_bytes.load(Relaxed) + pool.metadata_bytes;

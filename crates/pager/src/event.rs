@@ -13,6 +13,7 @@
 //! - `EVT-2` Events of the engine's own calls are announced before the call, and skipped.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use zfolio_core::page::PAGE_BYTES;
@@ -23,7 +24,9 @@ use zfolio_sys::{clock, cpu};
 
 use crate::engine::Engine;
 use crate::rank;
-use crate::unit::{State, Table};
+use crate::shape::Units;
+use crate::staging::Full;
+use crate::table::Table;
 
 /// Messages that can wait: each waiting thread has at most one.
 pub(crate) const WAITING_MAX: usize = 4096;
@@ -120,15 +123,14 @@ impl Engine {
             }
             Message::Unmap { start, end } => {
                 self.forget(&table, start, end, true);
-                let outer = (table.align_down(start), end.next_multiple_of(self.unit().bytes()));
-                table.remove(outer.0, outer.1);
+                let (first, last) = table.exterior(start, end);
+                table.remove(first, last);
                 add(&self.figures().unmaps, 1);
             }
             Message::Remap { from, to, bytes } => {
                 self.follow(&table, from, to, bytes);
-                let outer =
-                    (table.align_down(from), (from + bytes).next_multiple_of(self.unit().bytes()));
-                table.remove(outer.0, outer.1);
+                let (first, last) = table.exterior(from, from + bytes);
+                table.remove(first, last);
                 drop(table);
                 // Registered already, by the kernel. If not, it stays the kernel's.
                 self.adopt(to, to + bytes).ok();
@@ -141,60 +143,69 @@ impl Engine {
         true
     }
 
-    /// Drops what is kept of `start..end`. What a unit at an edge keeps beyond it comes back.
+    /// Drops what is kept of `start..end`. What a folio at an edge keeps beyond it comes back.
     fn forget(&self, table: &Table, start: usize, end: usize, unmapped: bool) {
-        let unit_bytes = self.unit().bytes();
-        for (address, lock) in table.known_units(start, end) {
-            let mut unit = lock.lock();
-            if matches!(unit.state, State::Unmanaged) {
+        let folio_bytes = self.shape.folio_bytes();
+        for (base, lock) in table.known_folios(start, end) {
+            let mut folio = lock.lock();
+            if !folio.managed {
                 continue;
             }
-            if address >= start && address + unit_bytes <= end {
-                self.drop_unit(&mut unit, if unmapped { State::Unmanaged } else { State::Empty });
+            if base >= start && base + folio_bytes <= end {
+                self.drop_folio(&mut folio, !unmapped);
                 continue;
             }
             // The kernel may drop its pages before or after ours are placed: so the dropped part is
             // zeros in what we place.
-            let (from, to) =
-                (start.max(address) - address, end.min(address + unit_bytes) - address);
-            self.bring_back_without(table, &mut unit, address, from..to);
+            let dropped = start.max(base) - base..end.min(base + folio_bytes) - base;
+            self.bring_back_without(&mut folio, base, dropped);
             if unmapped {
-                self.retire(&mut unit);
+                self.retire(&mut folio);
             }
         }
     }
 
-    /// After a move: puts what is kept of the old range into the new one, page by page.
+    /// After a move: puts what is kept of the old range into the new one.
     fn follow(&self, table: &Table, from: usize, to: usize, bytes: usize) {
-        let unit_bytes = self.unit().bytes();
-        for (address, lock) in table.known_units(from, from + bytes) {
-            let mut unit = lock.lock();
-            let slot = match std::mem::replace(&mut unit.state, State::Unmanaged) {
-                State::Unmanaged | State::Empty => None,
-                State::Resident => {
-                    self.count_out();
-                    None
-                }
-                State::Staged(slot) => Some(slot),
-                State::Stored => {
-                    let cpu = cpu::current();
-                    let mut slot = self.fill_slot(self.any_slot(table, cpu), address);
-                    self.load_copy(&mut unit, address, &mut slot, cpu);
-                    Some(slot)
-                }
+        for (base, lock) in table.known_folios(from, from + bytes) {
+            let mut folio = lock.lock();
+            // What the move took of the folio went along; what it left behind stays where it was.
+            let taken =
+                from.max(base) - base..(from + bytes).min(base + self.shape.folio_bytes()) - base;
+            let target = |at: usize| {
+                if taken.contains(&at) { to + (base + at) - from } else { base + at }
             };
-            if let Some(slot) = slot {
-                let first = from.max(address) - address;
-                let last = (from + bytes).min(address + unit_bytes) - address;
-                let target = to + (address + first - from);
-                self.folios.place_part(&self.staging, &slot, first..last, target);
-                // What the move left behind, of a unit that it took a part of.
-                self.folios.place_part(&self.staging, &slot, 0..first, address);
-                self.folios.place_part(&self.staging, &slot, last..unit_bytes, address + last);
-                self.staging.give_hollow(self.folios.release(&self.staging, slot));
+            if let Some(slot) = folio.staged.take() {
+                self.place_apart(&slot, slot.units(), &taken, target);
+                self.give_slot(slot);
             }
-            self.drop_copy(&mut unit);
+            let stored = folio.stored;
+            if !stored.is_empty() {
+                let mut scratch = self.take_scratch(base);
+                self.load_copies(&mut folio, base, stored, &mut scratch, cpu::current());
+                self.place_apart(&scratch, stored, &taken, target);
+                self.give_scratch(scratch);
+            }
+            self.drop_folio(&mut folio, false);
         }
         debug_assert!(bytes % PAGE_BYTES == 0);
+    }
+
+    /// Places units of a slot, cut at the ends of `taken`, each part at its `target`.
+    fn place_apart(
+        &self,
+        slot: &Full,
+        units: Units,
+        taken: &Range<usize>,
+        target: impl Fn(usize) -> usize,
+    ) {
+        for run in units.runs() {
+            let bytes = self.shape.bytes(run);
+            let cut = |at: usize| at.clamp(bytes.start, bytes.end);
+            let cuts = [bytes.start, cut(taken.start), cut(taken.end), bytes.end];
+            for part in cuts.windows(2).filter(|part| part[0] < part[1]) {
+                self.seam.place_bytes(&self.staging, slot, part[0]..part[1], target(part[0]));
+            }
+        }
     }
 }

@@ -2,14 +2,17 @@
 //!
 //! ```text
 //! look the unit up
-//!   Resident   a missing page of it reads as zeros
-//!   Empty      a zeroed unit, in recycled pages if there are any, else in new ones
-//!   Staged     move it back (the second chance)
-//!   Stored     decompress into a free slot, check the checksum, move it in
+//!   resident   a missing page of it reads as zeros
+//!   staged     move back what is staged of the folio (the second chance)
+//!   stored     decompress, check the checksum; one unit, or in a run of faults the rest of the folio
+//!   empty      zeros: a whole folio if it is empty, else one unit
 //! ```
 //!
-//! Pages for `Empty` and `Stored` are reserved before the unit is locked: to get them, other units may
-//! have to be reclaimed, and that never happens under a unit's lock.
+//! A whole folio goes into free staged pages, which are moved in; a part of one is copied from a
+//! scratch slot, which interrupts nobody and gives no page away.
+//!
+//! Memory is reserved before the folio is locked: to get it, other folios may have to be reclaimed,
+//! and that never happens under a folio's lock.
 
 use zfolio_core::stats::{add, subtract};
 use zfolio_core::sync::Guard;
@@ -18,8 +21,9 @@ use crate::engine::Engine;
 use crate::rank;
 use crate::reclaim::{By, Reclaimed};
 use crate::resident::Queue;
-use crate::staging::{Full, Hollow};
-use crate::unit::{State, Table, Unit};
+use crate::shape::Units;
+use crate::staging::Full;
+use crate::table::{Folio, Table};
 
 /// How a fault was served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,155 +38,200 @@ pub(crate) enum Served {
     Raced,
 }
 
-/// Units that one fault compresses before it goes over the limit. Each fault brings one back, so the
-/// charge falls all the same, unless nothing shrinks; and then more would only cost more.
+/// Folios that one fault compresses before it goes over the limit. Each fault brings one back at most,
+/// so the charge falls all the same, unless nothing shrinks; and then more would only cost more.
 const FREED_MAX: usize = 4;
 
 /// What a fault may use.
 #[derive(Debug)]
-pub(crate) enum Spare {
-    /// Pages that nobody needs.
+enum Spare {
+    /// A folio of pages that nobody needs.
     Free(Full),
-    /// A place for new pages, and room for them under the limit.
-    Room(Hollow),
+    /// Room under the limit for new pages.
+    Room,
 }
 
-type Held<'a> = Guard<'a, { rank::UNIT }, Unit>;
+type Held<'a> = Guard<'a, { rank::FOLIO }, Folio>;
 
 impl Engine {
     /// Serves a fault at `address`; the thread that waits is awake when this returns.
-    pub(crate) fn fault(&self, table: &Table, address: usize, cpu: usize) -> Served {
-        let Some(lock) = table.get(address) else {
-            self.folios.place_zero_page(address);
-            return Served::Zero;
+    ///
+    /// `run`: it goes on where the same thread's last fault ended. Tells also up to where memory came.
+    pub(crate) fn fault(
+        &self,
+        table: &Table,
+        address: usize,
+        run: bool,
+        cpu: usize,
+    ) -> (Served, usize) {
+        let (base, index) = (self.shape.base(address), self.shape.index(address));
+        let end = |units: Units| {
+            let last = units.iter().last().unwrap_or(index);
+            base + (last + 1) * self.shape.unit_bytes()
         };
-        let base = table.align_down(address);
+        let Some(lock) = table.get(address) else {
+            self.seam.place_zero_page(address);
+            return (Served::Zero, end(Units::NONE));
+        };
         let mut spare = None;
         loop {
-            let unit = lock.lock();
-            match unit.state {
-                State::Unmanaged | State::Resident => {
-                    // Under the unit's lock: a page of zeros must not land in a unit that has just
-                    // been captured (UNIT-1).
-                    let was_there = self.folios.place_zero_page(address);
-                    drop(unit);
+            let mut folio = lock.lock();
+            if !folio.managed || folio.resident.contains(index) {
+                // Under the folio's lock: a page of zeros must not land in a unit that has just been
+                // captured (UNIT-1).
+                let was_there = self.seam.place_zero_page(address);
+                drop(folio);
+                self.give_spare(spare);
+                let served = if was_there { Served::Raced } else { Served::Zero };
+                return (served, end(Units::NONE));
+            }
+            if let Some(staged) = self.bring_staged(&mut folio, base) {
+                if staged.contains(index) {
+                    drop(folio);
                     self.give_spare(spare);
-                    return if was_there { Served::Raced } else { Served::Zero };
-                }
-                State::Staged(_) => {
-                    self.bring_staged(unit, base);
-                    self.give_spare(spare);
-                    return Served::Staged;
-                }
-                State::Empty | State::Stored if spare.is_none() => {
-                    drop(unit);
-                    spare = Some(self.reserve(table, cpu));
-                }
-                State::Empty => {
-                    self.bring_zeros(unit, base, spare);
-                    return Served::Zero;
-                }
-                State::Stored => {
-                    self.bring_stored(unit, base, spare, cpu);
-                    return Served::Stored;
+                    return (Served::Staged, end(staged));
                 }
             }
+            let wanted = self.wanted(&folio, index, run);
+            let Some(spare) = spare.take() else {
+                drop(folio);
+                spare = Some(self.reserve(table, wanted, cpu));
+                continue;
+            };
+            let served = if folio.stored.contains(index) {
+                self.bring_stored(folio, base, wanted, spare, cpu);
+                Served::Stored
+            } else {
+                self.bring_zeros(folio, base, wanted, spare);
+                Served::Zero
+            };
+            return (served, end(wanted));
         }
     }
 
-    /// Brings a unit back that nobody waits for yet. False if it is not staged or stored.
-    pub(crate) fn prefetch_unit(&self, table: &Table, base: usize, cpu: usize) -> bool {
-        let Some(lock) = table.get(base) else { return false };
-        let wanted = |unit: &Unit| matches!(unit.state, State::Stored | State::Staged(_));
-        if !lock.try_lock().is_some_and(|unit| wanted(&unit)) {
-            return false;
+    /// The units to bring along with the one that is asked for, itself included.
+    fn wanted(&self, folio: &Folio, index: usize, run: bool) -> Units {
+        let one = Units::one(index);
+        if folio.is_empty() {
+            self.shape.all()
+        } else if run && folio.stored.contains(index) {
+            folio.stored & Units::from(index..self.shape.units())
+        } else {
+            one
         }
-        let spare = Some(self.reserve(table, cpu));
-        let Some(mut unit) = lock.try_lock() else {
-            self.give_spare(spare);
+    }
+
+    /// Brings a folio back that nobody waits for yet. False if nothing of it is staged or stored.
+    pub(crate) fn prefetch_folio(&self, table: &Table, base: usize, cpu: usize) -> bool {
+        let Some(lock) = table.get(base) else { return false };
+        let away = |folio: &Folio| folio.staged.is_some() || !folio.stored.is_empty();
+        let Some(stored) = lock.try_lock().filter(|folio| away(folio)).map(|folio| folio.stored)
+        else {
             return false;
         };
-        match unit.state {
-            State::Stored => {
-                unit.prefetched = true;
-                self.bring_stored(unit, base, spare, cpu);
-            }
-            State::Staged(_) => {
-                unit.prefetched = true;
-                self.give_spare(spare);
-                self.bring_staged(unit, base);
-            }
-            _ => {
-                self.give_spare(spare);
-                return false;
-            }
+        let spare = self.reserve(table, stored, cpu);
+        let Some(mut folio) = lock.try_lock().filter(|folio| away(folio)) else {
+            self.give_spare(Some(spare));
+            return false;
+        };
+        folio.prefetched = true;
+        let staged = self.bring_staged(&mut folio, base).unwrap_or_default();
+        let stored = folio.stored;
+        add(&self.figures().prefetch_units, (staged | stored).count() as u64);
+        if stored.is_empty() {
+            drop(folio);
+            self.give_spare(Some(spare));
+        } else {
+            self.bring_stored(folio, base, stored, spare, cpu);
         }
-        add(&self.figures().prefetch_units, 1);
         true
     }
 
-    fn bring_staged(&self, mut unit: Held<'_>, base: usize) {
-        if let State::Staged(slot) = std::mem::replace(&mut unit.state, State::Resident) {
-            let hollow = self.folios.place(&self.staging, slot, base);
-            self.staging.give_hollow(hollow);
+    /// Moves back what is staged of a folio, and tells what that was.
+    pub(crate) fn bring_staged(&self, folio: &mut Folio, base: usize) -> Option<Units> {
+        let slot = folio.staged.take()?;
+        let units = slot.units();
+        self.staging.give_hollow(self.seam.place(&self.staging, slot, base));
+        self.note_resident(folio, base, units, Queue::Main);
+        Some(units)
+    }
+
+    fn bring_zeros(&self, mut folio: Held<'_>, base: usize, units: Units, spare: Spare) {
+        match spare {
+            Spare::Free(mut slot) if units == self.shape.all() => {
+                self.staging.zero(&mut slot, 0..self.shape.folio_bytes());
+                self.staging.give_hollow(self.seam.place(&self.staging, slot, base));
+                self.note_resident(&mut folio, base, units, Queue::Probation);
+            }
+            spare => {
+                self.seam.place_zeros(units, base);
+                self.note_resident(&mut folio, base, units, Queue::Main);
+                drop(folio);
+                self.give_spare(Some(spare));
+            }
         }
-        self.note_resident(&mut unit, base, Queue::Main);
     }
 
-    fn bring_zeros(&self, mut unit: Held<'_>, base: usize, spare: Option<Spare>) {
-        let queue = self.queue_of(&unit, spare.as_ref());
-        let hollow = match spare {
-            Some(Spare::Free(mut slot)) => {
-                self.staging.unit_mut(&mut slot).fill(0);
-                Some(self.folios.place(&self.staging, slot, base))
+    fn bring_stored(
+        &self,
+        mut folio: Held<'_>,
+        base: usize,
+        units: Units,
+        spare: Spare,
+        cpu: usize,
+    ) {
+        let soon = self.resident.came_back_soon(folio.captured);
+        match spare {
+            Spare::Free(mut slot) if units == self.shape.all() => {
+                self.load_copies(&mut folio, base, units, &mut slot, cpu);
+                self.staging.give_hollow(self.seam.place(&self.staging, slot, base));
+                let queue = if soon { Queue::Main } else { Queue::Probation };
+                self.note_resident(&mut folio, base, units, queue);
             }
-            Some(Spare::Room(hollow)) => {
-                self.folios.place_zeros(base);
-                Some(hollow)
+            spare => {
+                let mut scratch = self.take_scratch(base);
+                self.load_copies(&mut folio, base, units, &mut scratch, cpu);
+                self.seam.place_copy(&self.staging, &scratch, units, base);
+                let room = matches!(spare, Spare::Room);
+                let queue = if soon || room { Queue::Main } else { Queue::Probation };
+                self.note_resident(&mut folio, base, units, queue);
+                drop(folio);
+                self.give_scratch(scratch);
+                self.give_spare(Some(spare));
             }
-            None => unreachable!("the caller reserved"),
-        };
-        hollow.into_iter().for_each(|slot| self.staging.give_hollow(slot));
-        unit.state = State::Resident;
-        self.note_resident(&mut unit, base, queue);
+        }
     }
 
-    fn bring_stored(&self, mut unit: Held<'_>, base: usize, spare: Option<Spare>, cpu: usize) {
-        let queue = self.queue_of(&unit, spare.as_ref());
-        let mut slot = self.fill_slot(spare.expect("the caller reserved"), base);
-        self.load_copy(&mut unit, base, &mut slot, cpu);
-        let hollow = self.folios.place(&self.staging, slot, base);
-        self.staging.give_hollow(hollow);
-        unit.state = State::Resident;
-        self.note_resident(&mut unit, base, queue);
-    }
-
-    /// Where a unit that comes back joins: see [`crate::resident`].
-    fn queue_of(&self, unit: &Unit, spare: Option<&Spare>) -> Queue {
-        let room = matches!(spare, Some(Spare::Room(_)));
-        let soon =
-            matches!(unit.state, State::Stored) && self.resident.came_back_soon(unit.captured);
-        if room || soon { Queue::Main } else { Queue::Probation }
-    }
-
-    /// Decompresses a stored unit's copy into `slot`; drops the copy if it is not worth keeping.
-    pub(crate) fn load_copy(&self, unit: &mut Unit, base: usize, slot: &mut Full, cpu: usize) {
-        let copy = unit.copy.as_ref().expect("UNIT-2: a stored unit has a copy");
-        if let Err(error) = self.zswap.load(cpu, copy, self.staging.unit_mut(slot)) {
-            add(&self.figures().decompress_fail, 1);
-            crate::fatal::corrupt(base, self.unit().bytes(), error);
+    /// Decompresses copies of stored units into `slot`; drops the copies if they are not worth keeping.
+    pub(crate) fn load_copies(
+        &self,
+        folio: &mut Folio,
+        base: usize,
+        units: Units,
+        slot: &mut Full,
+        cpu: usize,
+    ) {
+        for index in units.iter() {
+            let copy = folio.copies[index].as_ref().expect("UNIT-2: a stored unit has a copy");
+            if let Err(error) = self.zswap.load(cpu, copy, self.staging.unit_mut(slot, index)) {
+                add(&self.figures().decompress_fail, 1);
+                let address = base + index * self.shape.unit_bytes();
+                crate::fatal::corrupt(address, self.shape.unit_bytes(), error);
+            }
         }
         if !self.keep_copies() {
-            self.drop_copy(unit);
+            self.drop_copies(folio, units);
         }
-        subtract(&self.figures().demand_stored_bytes, self.unit().bytes() as u64);
+        folio.stored -= units;
+        subtract(&self.figures().demand_stored_bytes, self.shape.bytes_of(units) as u64);
     }
 
-    /// Counts and queues a unit that has become resident.
-    pub(crate) fn note_resident(&self, unit: &mut Unit, base: usize, queue: Queue) {
-        self.count_in();
-        if !unit.queued {
-            unit.queued = true;
+    /// Counts and queues units that have become resident.
+    pub(crate) fn note_resident(&self, folio: &mut Folio, base: usize, units: Units, queue: Queue) {
+        folio.resident |= units;
+        self.count_in(units);
+        if !folio.queued {
+            folio.queued = true;
             self.resident.push(base, queue);
         }
     }
@@ -194,51 +243,69 @@ impl Engine {
             >= self.config.limit_bytes / 4
     }
 
-    /// Drops the stored copy of a unit that is no longer stored only.
-    pub(crate) fn drop_copy(&self, unit: &mut Unit) {
-        if let Some(copy) = unit.copy.take() {
-            self.zswap.invalidate(copy, self.figures());
-            add(&self.figures().copies_dropped, 1);
-        }
-    }
-
-    /// A slot with pages.
-    pub(crate) fn fill_slot(&self, spare: Spare, base: usize) -> Full {
-        match spare {
-            Spare::Free(slot) => slot,
-            Spare::Room(hollow) => self
-                .folios
-                .fill(&self.staging, hollow)
-                .unwrap_or_else(|error| crate::fatal::out_of_memory(base, error)),
+    /// Drops the stored copies of units that are no longer stored only.
+    pub(crate) fn drop_copies(&self, folio: &mut Folio, units: Units) {
+        for index in units.iter() {
+            if let Some(copy) = folio.copies[index].take() {
+                self.zswap.invalidate(copy, self.figures());
+                add(&self.figures().copies_dropped, 1);
+            }
         }
     }
 
     fn give_spare(&self, spare: Option<Spare>) {
-        match spare {
-            Some(Spare::Free(slot)) => self.staging.give_free(slot),
-            Some(Spare::Room(slot)) => self.staging.give_hollow(slot),
-            None => {}
+        if let Some(Spare::Free(slot)) = spare {
+            self.staging.give_free(slot);
         }
     }
 
-    /// Makes sure of pages for one unit: a free slot, or a hollow one and room for new pages.
+    /// A slot with all its pages, to decompress into and copy from.
+    pub(crate) fn take_scratch(&self, base: usize) -> Full {
+        loop {
+            if let Some(slot) = self.staging.take_scratch() {
+                return slot;
+            }
+            if let Some(slot) = self.staging.take_hollow() {
+                return self
+                    .seam
+                    .fill(&self.staging, slot)
+                    .unwrap_or_else(|error| crate::fatal::out_of_memory(base, error));
+            }
+            // All are in the hands of threads that are about to be done.
+            std::thread::yield_now();
+        }
+    }
+
+    /// Gives it back.
+    pub(crate) fn give_scratch(&self, slot: Full) {
+        if let Err(slot) = self.staging.give_scratch(slot) {
+            self.staging.give_hollow(self.seam.release(&self.staging, slot));
+        }
+    }
+
+    /// Makes sure of memory for `units` of a folio: free pages if it is all of them, else room for new
+    /// ones.
     ///
     /// Below the low watermark the background reclaimer is woken; at the limit the caller reclaims.
-    pub(crate) fn reserve(&self, table: &Table, cpu: usize) -> Spare {
-        let unit_bytes = self.unit().bytes() as u64;
+    fn reserve(&self, table: &Table, units: Units, cpu: usize) -> Spare {
+        let bytes = self.shape.bytes_of(units) as u64;
         if self.available_bytes() < self.low_bytes {
             self.ring_reclaimer();
         }
         let mut freed = 0;
         while freed < FREED_MAX {
             if self.charge_bytes() <= self.config.limit_bytes {
-                if let Some(slot) = self.staging.take_free() {
-                    return Spare::Free(slot);
-                }
-                if self.room_bytes() >= unit_bytes {
-                    if let Some(slot) = self.staging.take_hollow() {
-                        return Spare::Room(slot);
+                if units == self.shape.all() {
+                    if let Some(slot) = self.staging.take_free() {
+                        return Spare::Free(slot);
                     }
+                }
+                if self.room_bytes() >= bytes {
+                    return Spare::Room;
+                }
+                if let Some(slot) = self.staging.take_free() {
+                    self.staging.give_hollow(self.seam.release(&self.staging, slot));
+                    continue;
                 }
             }
             if self.at_floor() {
@@ -251,22 +318,6 @@ impl Engine {
             }
         }
         self.over_limit();
-        self.any_slot(table, cpu)
-    }
-
-    /// A slot, whatever the limit says.
-    pub(crate) fn any_slot(&self, table: &Table, cpu: usize) -> Spare {
-        loop {
-            if let Some(slot) = self.staging.take_free() {
-                return Spare::Free(slot);
-            }
-            if let Some(slot) = self.staging.take_hollow() {
-                return Spare::Room(slot);
-            }
-            // Every slot holds a staged unit, or is in the hands of a thread that is about to be done.
-            if !self.compress_next(table, cpu) {
-                std::thread::yield_now();
-            }
-        }
+        Spare::Room
     }
 }

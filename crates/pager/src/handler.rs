@@ -14,7 +14,7 @@ use zfolio_sys::{clock, cpu};
 use crate::engine::Engine;
 use crate::fault::Served;
 use crate::rank;
-use crate::unit::Table;
+use crate::table::Table;
 
 /// Faults of one thread between two looks at where it runs: 8 us each, so 0.1 us a fault.
 const FOLLOW_INTERVAL: u32 = 64;
@@ -50,16 +50,16 @@ impl Engine {
     /// A handler's life: serves until the engine stops.
     pub fn handle_faults(&self) {
         let mut follow = Follow::default();
-        let folios = &self.folios;
+        let seam = &self.seam;
         while !self.stopping.load(Relaxed) {
-            if folios.inbox.first().is_none() {
-                folios.program.wait(WAIT_MS);
+            if seam.inbox.first().is_none() {
+                seam.program.wait(WAIT_MS);
             }
-            folios.inbox.pull(&folios.program, &folios.announced);
-            while let Some((message, told)) = folios.inbox.first() {
+            seam.inbox.pull(&seam.program, &seam.announced);
+            while let Some((message, told)) = seam.inbox.first() {
                 let served = match message {
                     Message::Fault { address, thread } => {
-                        let served = self.try_serve(address, told);
+                        let served = self.try_serve(address, thread, told);
                         follow.go(thread);
                         served
                     }
@@ -70,33 +70,30 @@ impl Engine {
                     std::thread::yield_now();
                     break;
                 }
-                folios.inbox.done();
+                seam.inbox.done();
             }
         }
     }
 
     /// Serves one fault unless the table is held.
-    fn try_serve(&self, address: usize, began: u64) -> bool {
+    fn try_serve(&self, address: usize, thread: u32, began: u64) -> bool {
         let Some(table) = self.table.try_read() else { return false };
-        self.serve_under(table, address, began);
+        self.serve(table, address, thread as usize, began);
         true
     }
 
-    /// Serves one fault, and counts it.
-    pub(crate) fn serve(&self, address: usize, began: u64) {
-        self.serve_under(self.table.read(), address, began);
-    }
-
-    fn serve_under(
+    /// Serves one fault of `thread`, and counts it.
+    pub(crate) fn serve(
         &self,
         table: ReadGuard<'_, { rank::TABLE }, Table>,
         address: usize,
+        thread: usize,
         began: u64,
     ) {
-        let served = self.fault(&table, address, cpu::current());
-        let base = table.align_down(address);
+        let run = self.prefetch.continues(thread, address);
+        let (served, end) = self.fault(&table, address, run, cpu::current());
         drop(table);
-        self.prefetch_after(base);
+        self.prefetch_after(thread, run, end);
         let took = clock::monotonic_ns().saturating_sub(began);
         let (figures, stats) = (self.figures(), self.stats());
         add(&figures.stall_ns, took);

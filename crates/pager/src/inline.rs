@@ -12,7 +12,7 @@ use std::ffi::c_int;
 use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-use zfolio_sys::clock;
+use zfolio_sys::{clock, thread};
 
 use crate::engine::Engine;
 
@@ -130,9 +130,10 @@ fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void
 impl Engine {
     /// Serves a fault if it is in this engine's memory.
     fn serves(&self, address: usize, began: u64) -> bool {
-        let ours = self.table.read().manages(address);
+        let table = self.table.read();
+        let ours = table.manages(address);
         if ours {
-            self.serve(address, began);
+            self.serve(table, address, thread::tag(), began);
         }
         ours
     }

@@ -1,17 +1,18 @@
 //! Managed memory with a limit: faults come in, folios go out.
 //!
-//! The modules are declared in the order in which a page passes them: out through `reclaim`, `folio`
+//! The modules are declared in the order in which a page passes them: out through `reclaim`, `seam`
 //! and `staging` into the store, back through `fault`.
 
 #![deny(unsafe_code)]
 
-mod unit;
+mod shape;
+mod table;
 
 mod resident;
 
 mod reclaim;
 
-mod folio;
+mod seam;
 
 mod staging;
 

@@ -185,9 +185,9 @@ impl Pager {
     ///
     /// No address space, or the kernel refuses to register it.
     pub fn map(&self, bytes: usize) -> Result<Region, Error> {
-        let unit = self.0.engine.unit().bytes();
-        let whole = bytes.max(1).next_multiple_of(unit);
-        let space = Reservation::new(whole, unit)
+        let folio = self.0.engine.shape.folio_bytes();
+        let whole = bytes.max(1).next_multiple_of(folio);
+        let space = Reservation::new(whole, folio)
             .map_err(|errno| Error::Memory { what: "mapping a region", errno })?;
         let (start, end) = (space.address(), space.address() + whole);
         let mut native = self.0.native.lock();
@@ -231,7 +231,7 @@ impl Region {
         }
     }
 
-    /// Keeps the units of `range` resident for good, outside of the limit's reach.
+    /// Keeps the folios of `range` resident for good, outside of the limit's reach.
     pub fn pin(&self, range: Range<usize>) {
         let start = self.space.address();
         let (from, to) = (start + range.start.min(self.bytes), start + range.end.min(self.bytes));
@@ -241,7 +241,7 @@ impl Region {
     /// Drops the contents of the whole units in `range`: they read as zeros.
     #[allow(unsafe_code, reason = "the pages are the region's own")]
     pub fn clear(&mut self, range: Range<usize>) {
-        let unit = self.core.engine.unit().bytes();
+        let unit = self.core.engine.shape.unit_bytes();
         let start = self.space.address();
         let from = start + range.start.next_multiple_of(unit);
         let to = start + range.end.min(self.bytes) / unit * unit;

@@ -1,9 +1,9 @@
 //! The ranks of the pager's locks, in the order in which they are taken (`docs/locks.md`).
 
-/// The unit table: read by faults and reclaim, written when mappings change.
+/// The folio table: read by faults and reclaim, written when mappings change.
 pub(crate) const TABLE: u8 = 10;
-/// One unit. A second one only by `try_lock`.
-pub(crate) const UNIT: u8 = 20;
+/// One folio. A second one only by `try_lock`.
+pub(crate) const FOLIO: u8 = 20;
 /// The queue of resident units.
 pub(crate) const RESIDENT: u8 = 30;
 /// The lists of slots.

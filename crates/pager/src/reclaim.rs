@@ -2,12 +2,12 @@
 //! area into the store.
 //!
 //! ```text
-//! capture: pop the oldest resident unit, move it to a hollow slot         -> Staged
-//! compress: pop the oldest staged unit; if its checksum is its copy's it
-//!           is clean, else compress it; its slot is free                  -> Stored
+//! capture: pop the oldest folio, move its resident units to a hollow slot -> staged
+//! compress: pop the oldest staged folio; a unit whose checksum is its
+//!           copy's is clean, the others are compressed; its slot is free  -> stored
 //! ```
 //!
-//! Between the two a unit has its second chance: a fault moves it back for the price of a move. The
+//! Between the two a folio has its second chance: a fault moves it back for the price of a move. The
 //! background thread keeps `available` between the low and the high watermark; a fault that finds
 //! nothing available reclaims for itself.
 
@@ -15,12 +15,14 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use zfolio_core::stats::add;
-use zfolio_core::zswap::Checksum;
+use zfolio_core::zswap::{Checksum, Entry};
 use zfolio_sys::{cpu, futex};
 
 use crate::engine::Engine;
-use crate::folio::Refusal;
-use crate::unit::{State, Table};
+use crate::seam::Refusal;
+use crate::shape::{UNITS_MAX, Units};
+use crate::staging::Full;
+use crate::table::Table;
 
 /// Who reclaims.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,83 +36,84 @@ pub(crate) enum By {
 /// What one turn of reclaim did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Reclaimed {
-    /// A unit is staged; no memory is free yet.
+    /// A folio is staged; no memory is free yet.
     Captured,
-    /// A unit is stored; its pages are free.
+    /// A folio is stored; its pages are free.
     Freed,
     /// There is nothing left to take.
     Nothing,
 }
 
-/// Units looked at in search of one that can be captured, before reclaim says that there is none.
+/// Folios looked at in search of one that can be captured, before reclaim says that there is none.
 const CAPTURE_TRIES: usize = 64;
 
 /// How often the background thread compares its count with the kernel's.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Engine {
-    /// Takes one unit a step further out.
+    /// Takes one folio a step further out.
     pub(crate) fn reclaim_one(&self, table: &Table, cpu: usize, by: By) -> Reclaimed {
         let captured = self.capture_next(table);
-        if captured && self.staging.staged_units() <= self.staged_target {
+        if captured && self.staging.staged_folios() <= self.staged_target {
             return Reclaimed::Captured;
         }
-        if self.compress_next(table, cpu) {
-            let figures = self.figures();
-            add(
-                if by == By::Direct {
-                    &figures.reclaim_direct
-                } else {
-                    &figures.reclaim_background
-                },
-                1,
-            );
-            return Reclaimed::Freed;
+        let units = self.compress_next(table, cpu);
+        if units.is_empty() {
+            return if captured { Reclaimed::Captured } else { Reclaimed::Nothing };
         }
-        if captured { Reclaimed::Captured } else { Reclaimed::Nothing }
+        let figures = self.figures();
+        let counter = match by {
+            By::Direct => &figures.reclaim_direct,
+            By::Background => &figures.reclaim_background,
+        };
+        add(counter, units.count() as u64);
+        Reclaimed::Freed
     }
 
-    /// Moves the oldest resident unit that can be moved to the staging area.
+    /// Moves the resident units of the oldest folio that can be moved to the staging area.
     fn capture_next(&self, table: &Table) -> bool {
         let mut slot = match self.staging.take_hollow() {
             Some(slot) => slot,
             None => return false,
         };
         for _ in 0..CAPTURE_TRIES.min(self.resident.len()) {
-            let Some((address, queue)) = self.resident.pop() else { break };
-            let Some(lock) = table.get(address) else { continue };
-            let Some(mut unit) = lock.try_lock() else {
+            let Some((base, queue)) = self.resident.pop() else { break };
+            let Some(lock) = table.get(base) else { continue };
+            let Some(mut folio) = lock.try_lock() else {
                 // Somebody brings it back right now: it is young.
-                self.resident.push(address, queue);
+                self.resident.push(base, queue);
                 continue;
             };
-            unit.queued = false;
-            if !matches!(unit.state, State::Resident) {
+            folio.queued = false;
+            let units = folio.resident;
+            if units.is_empty() {
                 continue;
             }
-            unit.prefetched = false;
-            match self.folios.capture(&self.staging, address, slot) {
+            folio.prefetched = false;
+            debug_assert!(folio.staged.is_none(), "UNIT-4");
+            match self.seam.capture(&self.staging, base, units, slot) {
                 Ok(full) => {
-                    unit.state = State::Staged(full);
-                    unit.captured = self.resident.capture_time(queue);
-                    self.count_out();
-                    self.staging.push_staged(address);
+                    folio.resident = Units::NONE;
+                    folio.staged = Some(full);
+                    folio.captured = self.resident.capture_time(queue);
+                    self.count_out(units);
+                    self.staging.push_staged(base);
                     return true;
                 }
                 Err((hollow, refusal)) => {
                     slot = hollow;
                     match refusal {
                         Refusal::Nothing => {
-                            self.count_out();
-                            self.drop_copy(&mut unit);
-                            unit.state = State::Empty;
+                            self.count_out(units);
+                            self.drop_copies(&mut folio, units);
+                            folio.resident = Units::NONE;
                             continue;
                         }
                         Refusal::Busy => add(&self.figures().reclaim_busy, 1),
                         Refusal::Mapping => add(&self.figures().reclaim_refused, 1),
                     }
-                    unit.queued = true;
-                    self.resident.push(address, queue);
+                    folio.queued = true;
+                    self.resident.push(base, queue);
                 }
             }
         }
@@ -118,49 +121,71 @@ impl Engine {
         false
     }
 
-    /// Puts the oldest staged unit into the store; its slot is free, or given back above the limit.
-    pub(crate) fn compress_next(&self, table: &Table, cpu: usize) -> bool {
-        while let Some(address) = self.staging.pop_staged() {
-            let Some(lock) = table.get(address) else { continue };
-            // try_lock: `any_slot` comes here with a unit locked.
-            let Some(mut unit) = lock.try_lock() else {
-                self.staging.push_staged(address);
-                return false;
-            };
-            let State::Staged(slot) = &unit.state else { continue };
-            let contents = self.staging.unit(slot);
-            let checksum = Checksum::of(contents);
-            let figures = self.figures();
-            if unit.copy.as_ref().is_some_and(|copy| copy.checksum() == checksum) {
+    /// Puts what is staged of the oldest staged folio into the store, and tells what that was; its slot
+    /// is free, or given back if it is above the limit or not whole.
+    pub(crate) fn compress_next(&self, table: &Table, cpu: usize) -> Units {
+        while let Some(base) = self.staging.pop_staged() {
+            let Some(lock) = table.get(base) else { continue };
+            let mut held = lock.lock();
+            let folio = &mut *held;
+            let Some(slot) = &folio.staged else { continue };
+            let units = slot.units();
+            if !self.store(slot, &mut folio.copies, cpu) {
+                // Refused: it stays staged, and is tried again when it is the oldest again.
+                self.staging.push_staged(base);
+                return Units::NONE;
+            }
+            folio.stored |= units;
+            add(&self.figures().demand_stored_bytes, self.shape.bytes_of(units) as u64);
+            let slot = folio.staged.take();
+            drop(held);
+            slot.into_iter().for_each(|slot| self.give_slot(slot));
+            return units;
+        }
+        Units::NONE
+    }
+
+    /// Gives back a slot whose contents are no longer needed: free, or hollow if it is above the limit
+    /// or not whole.
+    pub(crate) fn give_slot(&self, slot: Full) {
+        if slot.units() == self.shape.all() && self.charge_bytes() <= self.config.limit_bytes {
+            self.staging.give_free(slot);
+        } else {
+            self.staging.give_hollow(self.seam.release(&self.staging, slot));
+        }
+    }
+
+    /// Stores the units of a slot that are not the same as their copies, in one batch. False: one was
+    /// refused, and the others have good copies now.
+    fn store(&self, slot: &Full, copies: &mut [Option<Entry>], cpu: usize) -> bool {
+        let figures = self.figures();
+        let mut indices = [0; UNITS_MAX];
+        let mut contents = [&[][..]; UNITS_MAX];
+        let mut checksums = [Checksum::default(); UNITS_MAX];
+        let mut dirty = 0;
+        for index in slot.units().iter() {
+            let unit = self.staging.unit(slot, index);
+            let checksum = Checksum::of(unit);
+            if copies[index].as_ref().is_some_and(|copy| copy.checksum() == checksum) {
                 add(&figures.reclaim_clean, 1);
             } else {
-                let mut entry = None;
-                self.zswap.store(cpu, &[contents], &[checksum], figures, &mut |_, stored| {
-                    entry = stored.ok()
-                });
-                let Some(entry) = entry else {
-                    // Refused: it stays staged, and is tried again when it is the oldest again.
-                    drop(unit);
-                    self.staging.push_staged(address);
-                    return false;
-                };
-                add(entry.reclaimed(figures), 1);
-                if let Some(old) = unit.copy.replace(entry) {
-                    self.zswap.invalidate(old, figures);
-                }
+                (indices[dirty], contents[dirty], checksums[dirty]) = (index, unit, checksum);
+                dirty += 1;
             }
-            if let State::Staged(slot) = std::mem::replace(&mut unit.state, State::Stored) {
-                add(&figures.demand_stored_bytes, self.unit().bytes() as u64);
-                drop(unit);
-                if self.charge_bytes() > self.config.limit_bytes {
-                    self.staging.give_hollow(self.folios.release(&self.staging, slot));
-                } else {
-                    self.staging.give_free(slot);
-                }
-            }
-            return true;
         }
-        false
+        let mut all = true;
+        let each = &mut |at: usize, stored: Result<Entry, _>| {
+            let Ok(entry) = stored else {
+                all = false;
+                return;
+            };
+            add(entry.reclaimed(figures), 1);
+            if let Some(old) = copies[indices[at]].replace(entry) {
+                self.zswap.invalidate(old, figures);
+            }
+        };
+        self.zswap.store(cpu, &contents[..dirty], &checksums[..dirty], figures, each);
+        all
     }
 
     /// Wakes the background thread.
@@ -190,7 +215,7 @@ impl Engine {
         let mut turns = 0;
         let wanted = || self.available_bytes() < self.high_bytes && !self.at_floor();
         while wanted() && !self.stopping.load(Relaxed) {
-            // Not held across units: who changes a mapping waits for one unit at most.
+            // Not held across folios: who changes a mapping waits for one at most.
             let table = self.table.read();
             if self.reclaim_one(&table, cpu::current(), By::Background) == Reclaimed::Nothing {
                 return;

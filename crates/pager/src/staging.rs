@@ -1,44 +1,60 @@
 //! The staging area: where folios rest between the program and the pool.
 //!
-//! A **slot** is room for one unit. It is **hollow** (address space without pages: a folio can be
-//! moved in) or **full** (pages that are ours: a folio that has just come, or free pages into which a
-//! unit can be decompressed). A folio that goes out turns a hollow slot into a full one, a folio that
-//! goes back the other way round; so in a steady state no page is allocated, zeroed or given back.
+//! A **slot** is room for one folio. It is **hollow** (address space without pages: a folio can be
+//! moved in) or **full** (pages that are ours, of some or all of its units): a folio that has just
+//! come, or free pages into which a folio can be decompressed and then moved. A folio that goes out
+//! turns a hollow slot into a full one, a folio that goes back the other way round; so in a steady
+//! state no page is allocated, zeroed or given back. A few full slots are **scratch**: units are
+//! decompressed there and copied, and the pages stay.
 //!
 //! # Invariants
 //!
 //! - `STAGE-1` A slot is named by one token, [`Hollow`] or [`Full`], which is not `Copy`: who has the
 //!   token has the slot to himself.
-//! - `STAGE-2` `hollow + free + staged + tokens in flight == slots`.
-//! - `STAGE-3` Every page of a full slot is present, so reading or writing it never faults.
+//! - `STAGE-2` `hollow + free + scratch + staged + tokens in flight == slots`.
+//! - `STAGE-3` Every page of the units that a full slot's token names is present, so reading or
+//!   writing it never faults. Free and scratch slots have all their units.
 //!
 //! # Concurrency
 //!
-//! One mutex around three lists whose room is set up beforehand.
+//! One mutex around four lists whose room is set up beforehand.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use zfolio_core::page::UnitOrder;
 use zfolio_core::sync::Mutex;
 use zfolio_sys::Errno;
 use zfolio_sys::map::Reservation;
 
 use crate::rank;
+use crate::shape::{Shape, Units};
 
 /// A slot without pages.
 #[derive(Debug)]
 pub(crate) struct Hollow(u32);
 
-/// A slot with all its pages.
+/// A slot with pages.
 #[derive(Debug)]
-pub(crate) struct Full(u32);
+pub(crate) struct Full {
+    slot: u32,
+    units: Units,
+}
 
-/// Units that were captured, oldest first, by their address in the program.
+impl Full {
+    /// The units whose pages are there.
+    pub(crate) fn units(&self) -> Units {
+        self.units
+    }
+}
+
+/// See the module; `staged` has the folios that were captured, oldest first, by their address in the
+/// program.
 #[derive(Debug, Default)]
 struct Lists {
     hollow: Vec<Hollow>,
     free: Vec<Full>,
+    scratch: Vec<Full>,
     staged: VecDeque<usize>,
 }
 
@@ -46,31 +62,34 @@ struct Lists {
 #[derive(Debug)]
 pub(crate) struct Staging {
     space: Reservation,
-    unit: UnitOrder,
+    shape: Shape,
     slots: usize,
+    scratch_max: usize,
     lists: Mutex<{ rank::STAGING }, Lists>,
-    /// Slots that are full, whoever has them: what the area costs, in units.
-    full: AtomicUsize,
+    /// Bytes of pages in slots, whoever has them: what the area costs.
+    bytes_used: AtomicUsize,
     free: AtomicUsize,
     staged: AtomicUsize,
 }
 
 impl Staging {
-    /// An area of `slots` hollow slots.
-    pub(crate) fn new(slots: usize, unit: UnitOrder) -> Result<Staging, Errno> {
-        let space = Reservation::new(slots * unit.bytes(), unit.bytes())?;
+    /// An area of `slots` hollow slots, of which `scratch_max` may become scratch.
+    pub(crate) fn new(slots: usize, scratch_max: usize, shape: Shape) -> Result<Staging, Errno> {
+        let space = Reservation::new(slots * shape.folio_bytes(), shape.folio_bytes())?;
         let last = u32::try_from(slots).map_err(|_| Errno::NOMEM)?;
         let lists = Lists {
             hollow: (0..last).rev().map(Hollow).collect(),
             free: Vec::with_capacity(slots),
+            scratch: Vec::with_capacity(scratch_max),
             staged: VecDeque::with_capacity(slots),
         };
         Ok(Staging {
             space,
-            unit,
+            shape,
             slots,
+            scratch_max,
             lists: Mutex::new(lists),
-            full: AtomicUsize::new(0),
+            bytes_used: AtomicUsize::new(0),
             free: AtomicUsize::new(0),
             staged: AtomicUsize::new(0),
         })
@@ -82,7 +101,7 @@ impl Staging {
     pub(crate) fn map_again(&self) -> Result<(), Errno> {
         self.space.map_again()?;
         let mut lists = self.lists.lock();
-        while let Some(slot) = lists.free.pop() {
+        while let Some(slot) = lists.free.pop().or_else(|| lists.scratch.pop()) {
             let hollow = self.emptied(slot);
             lists.hollow.push(hollow);
         }
@@ -104,44 +123,65 @@ impl Staging {
 
     /// Where a hollow slot is.
     pub(crate) fn hollow_address(&self, slot: &Hollow) -> usize {
-        self.address() + slot.0 as usize * self.unit.bytes()
+        self.address() + slot.0 as usize * self.shape.folio_bytes()
     }
 
     /// Where a full slot is.
     pub(crate) fn full_address(&self, slot: &Full) -> usize {
-        self.address() + slot.0 as usize * self.unit.bytes()
+        self.address() + slot.slot as usize * self.shape.folio_bytes()
     }
 
-    /// The bytes of a full slot.
+    /// The bytes of a unit of a full slot.
     #[allow(unsafe_code, reason = "the one view of the pages that the tokens stand for")]
-    pub(crate) fn unit<'a>(&'a self, slot: &'a Full) -> &'a [u8] {
-        // SAFETY: the slot lies inside the reservation (slot < slots); by STAGE-3 its pages are
+    pub(crate) fn unit<'a>(&'a self, slot: &'a Full, index: usize) -> &'a [u8] {
+        assert!(slot.units.contains(index), "STAGE-3");
+        let bytes = self.shape.unit_bytes();
+        // SAFETY: the slot lies inside the reservation (slot < slots); by STAGE-3 the unit's pages are
         // present, and by STAGE-1 the borrow of the token keeps every writer out.
         unsafe {
-            std::slice::from_raw_parts(self.full_address(slot) as *const u8, self.unit.bytes())
+            std::slice::from_raw_parts(
+                (self.full_address(slot) + index * bytes) as *const u8,
+                bytes,
+            )
         }
     }
 
-    /// The bytes of a full slot, to be written.
+    /// The bytes of a unit of a full slot, to be written.
     #[allow(unsafe_code, reason = "the one view of the pages that the tokens stand for")]
     #[allow(clippy::mut_from_ref, reason = "the token is borrowed mutably, and it owns the bytes")]
-    pub(crate) fn unit_mut<'a>(&'a self, slot: &'a mut Full) -> &'a mut [u8] {
+    pub(crate) fn unit_mut<'a>(&'a self, slot: &'a mut Full, index: usize) -> &'a mut [u8] {
+        assert!(slot.units.contains(index), "STAGE-3");
+        let bytes = self.shape.unit_bytes();
         // SAFETY: as in unit(); the exclusive borrow of the only token rules out any other access.
         unsafe {
-            std::slice::from_raw_parts_mut(self.full_address(slot) as *mut u8, self.unit.bytes())
+            std::slice::from_raw_parts_mut(
+                (self.full_address(slot) + index * bytes) as *mut u8,
+                bytes,
+            )
         }
     }
 
-    /// The token of a slot into which a folio was moved.
-    pub(crate) fn filled(&self, slot: Hollow) -> Full {
-        self.full.fetch_add(1, Relaxed);
-        Full(slot.0)
+    /// Writes zeros over a range of a full slot's bytes, as far as it has them.
+    pub(crate) fn zero(&self, slot: &mut Full, bytes: Range<usize>) {
+        let unit_bytes = self.shape.unit_bytes();
+        for index in (slot.units & self.shape.touched(bytes.clone())).iter() {
+            let start = index * unit_bytes;
+            let from = bytes.start.saturating_sub(start);
+            let to = (bytes.end - start).min(unit_bytes);
+            self.unit_mut(slot, index)[from..to].fill(0);
+        }
+    }
+
+    /// The token of a slot into which `units` of a folio were moved.
+    pub(crate) fn filled(&self, slot: Hollow, units: Units) -> Full {
+        self.bytes_used.fetch_add(self.shape.bytes_of(units), Relaxed);
+        Full { slot: slot.0, units }
     }
 
     /// The token of a slot that gave its pages away.
     pub(crate) fn emptied(&self, slot: Full) -> Hollow {
-        self.full.fetch_sub(1, Relaxed);
-        Hollow(slot.0)
+        self.bytes_used.fetch_sub(self.shape.bytes_of(slot.units), Relaxed);
+        Hollow(slot.slot)
     }
 
     /// Takes a hollow slot.
@@ -164,19 +204,36 @@ impl Staging {
         self.lists.lock().hollow.push(slot);
     }
 
-    /// Gives a full slot back, its contents no longer needed.
+    /// Gives a slot with all its units back, their contents no longer needed.
     pub(crate) fn give_free(&self, slot: Full) {
+        assert_eq!(slot.units, self.shape.all(), "STAGE-3");
         self.lists.lock().free.push(slot);
         self.free.fetch_add(1, Relaxed);
     }
 
-    /// Notes that the unit at `address` was staged, the newest of them.
+    /// Takes a scratch slot.
+    pub(crate) fn take_scratch(&self) -> Option<Full> {
+        self.lists.lock().scratch.pop()
+    }
+
+    /// Gives a scratch slot back, unless there are enough.
+    pub(crate) fn give_scratch(&self, slot: Full) -> Result<(), Full> {
+        assert_eq!(slot.units, self.shape.all(), "STAGE-3");
+        let mut lists = self.lists.lock();
+        if lists.scratch.len() >= self.scratch_max {
+            return Err(slot);
+        }
+        lists.scratch.push(slot);
+        Ok(())
+    }
+
+    /// Notes that the folio at `address` was staged, the newest of them.
     pub(crate) fn push_staged(&self, address: usize) {
         self.lists.lock().staged.push_back(address);
         self.staged.fetch_add(1, Relaxed);
     }
 
-    /// The oldest of the staged units. It may have gone back since.
+    /// The oldest of the staged folios. It may have gone back since.
     pub(crate) fn pop_staged(&self) -> Option<usize> {
         let address = self.lists.lock().staged.pop_front()?;
         self.staged.fetch_sub(1, Relaxed);
@@ -188,18 +245,18 @@ impl Staging {
         self.slots
     }
 
-    /// Slots with pages, in whoever's hands.
-    pub(crate) fn full_slots(&self) -> usize {
-        self.full.load(Relaxed)
+    /// Bytes of pages in slots, in whoever's hands.
+    pub(crate) fn bytes_used(&self) -> usize {
+        self.bytes_used.load(Relaxed)
     }
 
-    /// Slots with pages that nobody uses.
-    pub(crate) fn free_slots(&self) -> usize {
-        self.free.load(Relaxed)
+    /// Bytes of pages that nobody uses.
+    pub(crate) fn free_bytes(&self) -> usize {
+        self.free.load(Relaxed) * self.shape.folio_bytes()
     }
 
-    /// Entries in the queue of staged units.
-    pub(crate) fn staged_units(&self) -> usize {
+    /// Entries in the queue of staged folios.
+    pub(crate) fn staged_folios(&self) -> usize {
         self.staged.load(Relaxed)
     }
 }

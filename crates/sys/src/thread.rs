@@ -81,3 +81,10 @@ mod tests {
         }
     }
 }
+
+/// A number that no other living thread of the process has.
+#[must_use]
+pub fn tag() -> usize {
+    // SAFETY: no preconditions; it reads the thread pointer.
+    unsafe { libc::pthread_self() as usize }
+}

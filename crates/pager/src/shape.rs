@@ -1,0 +1,205 @@
+//! Folios and units: what moves at once, and what is compressed as one object.
+//!
+//! A **folio** is the aligned run of pages that the pager moves at once; it is cut into one or more
+//! **units**. Large folios because a move costs an interrupt to every other CPU that runs the process
+//! (on virtual machines 5 to 10 us, ten times the move itself); small units because a random touch
+//! decompresses one of them. A folio is 64 KiB, or one unit if that is larger.
+
+use std::ops::{BitAnd, BitOr, BitOrAssign, Range, Sub, SubAssign};
+
+use zfolio_core::page::UnitOrder;
+
+/// Units in a folio at most: 64 KiB of 4 KiB.
+pub(crate) const UNITS_MAX: usize = 16;
+
+/// The sizes of units and folios.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    unit: UnitOrder,
+    folio: UnitOrder,
+}
+
+impl Shape {
+    /// The folio for a unit.
+    pub(crate) fn new(unit: UnitOrder) -> Shape {
+        let shape = Shape { unit, folio: unit.max(UnitOrder::DEFAULT) };
+        assert!(shape.units() <= UNITS_MAX);
+        shape
+    }
+
+    pub(crate) fn unit_bytes(self) -> usize {
+        self.unit.bytes()
+    }
+
+    pub(crate) fn folio_bytes(self) -> usize {
+        self.folio.bytes()
+    }
+
+    /// Pages of a folio.
+    pub(crate) fn pages(self) -> usize {
+        self.folio.pages()
+    }
+
+    /// Units of a folio.
+    pub(crate) fn units(self) -> usize {
+        1 << (self.folio.get() - self.unit.get())
+    }
+
+    /// All units of a folio.
+    pub(crate) fn all(self) -> Units {
+        Units::from(0..self.units())
+    }
+
+    /// The first address of the folio that `address` lies in.
+    pub(crate) fn base(self, address: usize) -> usize {
+        address & !(self.folio_bytes() - 1)
+    }
+
+    /// The first address of a folio at or above `address`.
+    pub(crate) fn base_above(self, address: usize) -> usize {
+        address.next_multiple_of(self.folio_bytes())
+    }
+
+    /// Which unit of its folio `address` lies in.
+    pub(crate) fn index(self, address: usize) -> usize {
+        address % self.folio_bytes() / self.unit_bytes()
+    }
+
+    /// Units of a folio that a range of its bytes touches.
+    pub(crate) fn touched(self, bytes: Range<usize>) -> Units {
+        Units::from(bytes.start / self.unit_bytes()..bytes.end.div_ceil(self.unit_bytes()))
+    }
+
+    /// The bytes of a folio that adjacent units take.
+    pub(crate) fn bytes(self, units: Range<usize>) -> Range<usize> {
+        units.start * self.unit_bytes()..units.end * self.unit_bytes()
+    }
+
+    /// Bytes of some units.
+    pub(crate) fn bytes_of(self, units: Units) -> usize {
+        units.count() * self.unit_bytes()
+    }
+}
+
+/// A set of the units of one folio.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Units(u16);
+
+impl From<Range<usize>> for Units {
+    /// Adjacent units.
+    fn from(units: Range<usize>) -> Units {
+        let below = |end: usize| if end < UNITS_MAX { (1_u16 << end) - 1 } else { u16::MAX };
+        Units(below(units.end) & !below(units.start))
+    }
+}
+
+impl Units {
+    pub(crate) const NONE: Units = Units(0);
+
+    pub(crate) fn one(index: usize) -> Units {
+        Units(1 << index)
+    }
+
+    pub(crate) fn contains(self, index: usize) -> bool {
+        self.0 >> index & 1 == 1
+    }
+
+    pub(crate) fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    pub(crate) fn count(self) -> usize {
+        self.0.count_ones() as usize
+    }
+
+    /// Each unit, rising.
+    pub(crate) fn iter(self) -> impl Iterator<Item = usize> {
+        (0..UNITS_MAX).filter(move |index| self.contains(*index))
+    }
+
+    /// The longest runs of adjacent units, rising.
+    pub(crate) fn runs(self) -> impl Iterator<Item = Range<usize>> {
+        let mut rest = u32::from(self.0);
+        std::iter::from_fn(move || {
+            let start = rest.trailing_zeros();
+            let length = (rest.checked_shr(start)?).trailing_ones();
+            rest &= u32::MAX.checked_shl(start + length).unwrap_or(0);
+            Some(start as usize..(start + length) as usize)
+        })
+    }
+}
+
+impl BitOr for Units {
+    type Output = Units;
+    fn bitor(self, other: Units) -> Units {
+        Units(self.0 | other.0)
+    }
+}
+
+impl BitOrAssign for Units {
+    fn bitor_assign(&mut self, other: Units) {
+        *self = *self | other;
+    }
+}
+
+impl BitAnd for Units {
+    type Output = Units;
+    fn bitand(self, other: Units) -> Units {
+        Units(self.0 & other.0)
+    }
+}
+
+impl Sub for Units {
+    type Output = Units;
+    fn sub(self, other: Units) -> Units {
+        Units(self.0 & !other.0)
+    }
+}
+
+impl SubAssign for Units {
+    fn sub_assign(&mut self, other: Units) {
+        *self = *self - other;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Shape, Units};
+    use zfolio_core::page::UnitOrder;
+
+    /// Goal: runs are exactly the set, longest first to last. Method: every set there is.
+    #[test]
+    fn runs_cover_every_set_and_do_not_touch() {
+        for bits in 0..=u16::MAX {
+            let units = Units(bits);
+            let mut covered = Units::NONE;
+            let mut end = None;
+            for run in units.runs() {
+                assert!(run.start < run.end && end.is_none_or(|end| run.start > end), "{bits:#x}");
+                end = Some(run.end);
+                covered |= Units::from(run);
+            }
+            assert_eq!(covered, units);
+            assert_eq!(units.iter().count(), units.count());
+        }
+    }
+
+    #[test]
+    fn a_folio_is_64_kib_or_one_larger_unit() {
+        for (unit, folio, units) in [(4, 64, 16), (16, 64, 4), (64, 64, 1), (2048, 2048, 1)] {
+            let shape = Shape::new(UnitOrder::from_bytes(unit << 10).unwrap());
+            assert_eq!((shape.folio_bytes(), shape.units()), (folio << 10, units));
+            assert_eq!(shape.all().count(), units);
+        }
+    }
+
+    #[test]
+    fn addresses_find_their_folio_and_unit() {
+        let shape = Shape::new(UnitOrder::from_bytes(16 << 10).unwrap());
+        assert_eq!((shape.base(0x2_9abc), shape.index(0x2_9abc)), (0x2_0000, 2));
+        assert_eq!(shape.base_above(0x2_0001), 0x3_0000);
+        assert_eq!(shape.touched(0x3fff..0x4001), Units::from(0..2));
+        assert_eq!(shape.touched(0x4000..0x8000), Units::one(1));
+        assert_eq!(shape.bytes(1..3), 0x4000..0xc000);
+    }
+}
