@@ -15,15 +15,13 @@
 //! and that never happens under a folio's lock.
 
 use zfolio_core::stats::{add, subtract};
-use zfolio_core::sync::Guard;
 
 use crate::engine::Engine;
-use crate::rank;
 use crate::reclaim::{By, Reclaimed};
 use crate::resident::Queue;
 use crate::shape::Units;
-use crate::staging::Full;
-use crate::table::{Folio, Table};
+use crate::staging::{Full, LEAVING_MAX};
+use crate::table::{Folio, Held, Table};
 
 /// How a fault was served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,8 +48,6 @@ enum Spare {
     /// Room under the limit for new pages.
     Room,
 }
-
-type Held<'a> = Guard<'a, { rank::FOLIO }, Folio>;
 
 impl Engine {
     /// Serves a fault at `address`; the thread that waits is awake when this returns.
@@ -303,8 +299,8 @@ impl Engine {
                 if self.room_bytes() >= bytes {
                     return Spare::Room;
                 }
-                if let Some(slot) = self.staging.take_free() {
-                    self.staging.give_hollow(self.seam.release(&self.staging, slot));
+                if self.staging.free_bytes() > 0 {
+                    self.release_free();
                     continue;
                 }
             }
@@ -319,5 +315,16 @@ impl Engine {
         }
         self.over_limit();
         Spare::Room
+    }
+
+    /// Gives free pages back to the system, so that there is room for new ones.
+    fn release_free(&self) {
+        for _ in 0..LEAVING_MAX {
+            let Some(slot) = self.staging.take_free() else { break };
+            if self.staging.give_leaving(slot) {
+                break;
+            }
+        }
+        self.release_leaving();
     }
 }

@@ -19,10 +19,11 @@ use zfolio_core::zswap::{Checksum, Entry};
 use zfolio_sys::{cpu, futex};
 
 use crate::engine::Engine;
+use crate::resident::Queue;
 use crate::seam::Refusal;
 use crate::shape::{UNITS_MAX, Units};
-use crate::staging::Full;
-use crate::table::Table;
+use crate::staging::{Full, Hollow};
+use crate::table::{Held, Table};
 
 /// Who reclaims.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,6 +45,17 @@ pub(crate) enum Reclaimed {
     Nothing,
 }
 
+/// A folio on its way out.
+struct Caught<'t> {
+    base: usize,
+    queue: Queue,
+    folio: Held<'t>,
+    slot: Hollow,
+}
+
+/// Adjacent folios that are captured by one move at most: 512 KiB, 25 us.
+const CAPTURE_MAX: usize = 8;
+
 /// Folios looked at in search of one that can be captured, before reclaim says that there is none.
 const CAPTURE_TRIES: usize = 64;
 
@@ -53,8 +65,9 @@ const SAMPLE_INTERVAL: Duration = Duration::from_millis(20);
 impl Engine {
     /// Takes one folio a step further out.
     pub(crate) fn reclaim_one(&self, table: &Table, cpu: usize, by: By) -> Reclaimed {
-        let captured = self.capture_next(table);
-        if captured && self.staging.staged_folios() <= self.staged_target {
+        let staged = || self.staging.staged_folios();
+        let captured = staged() <= self.staged_target && self.capture_next(table);
+        if captured && staged() <= self.staged_target {
             return Reclaimed::Captured;
         }
         let units = self.compress_next(table, cpu);
@@ -70,55 +83,117 @@ impl Engine {
         Reclaimed::Freed
     }
 
-    /// Moves the resident units of the oldest folio that can be moved to the staging area.
+    /// Moves the resident units of the oldest folio that can be moved to the staging area; and of those
+    /// that come next, if they are adjacent.
     fn capture_next(&self, table: &Table) -> bool {
-        let mut slot = match self.staging.take_hollow() {
-            Some(slot) => slot,
-            None => return false,
-        };
         for _ in 0..CAPTURE_TRIES.min(self.resident.len()) {
             let Some((base, queue)) = self.resident.pop() else { break };
-            let Some(lock) = table.get(base) else { continue };
-            let Some(mut folio) = lock.try_lock() else {
-                // Somebody brings it back right now: it is young.
-                self.resident.push(base, queue);
-                continue;
+            let Some(folio) = self.catch(table, base, queue) else { continue };
+            let Some(slot) = self.staging.take_hollow() else {
+                self.requeue(base, queue, folio);
+                break;
             };
-            folio.queued = false;
-            let units = folio.resident;
-            if units.is_empty() {
-                continue;
-            }
-            folio.prefetched = false;
-            debug_assert!(folio.staged.is_none(), "UNIT-4");
-            match self.seam.capture(&self.staging, base, units, slot) {
-                Ok(full) => {
-                    folio.resident = Units::NONE;
-                    folio.staged = Some(full);
-                    folio.captured = self.resident.capture_time(queue);
-                    self.count_out(units);
-                    self.staging.push_staged(base);
-                    return true;
-                }
-                Err((hollow, refusal)) => {
-                    slot = hollow;
-                    match refusal {
-                        Refusal::Nothing => {
-                            self.count_out(units);
-                            self.drop_copies(&mut folio, units);
-                            folio.resident = Units::NONE;
-                            continue;
-                        }
-                        Refusal::Busy => add(&self.figures().reclaim_busy, 1),
-                        Refusal::Mapping => add(&self.figures().reclaim_refused, 1),
-                    }
-                    folio.queued = true;
-                    self.resident.push(base, queue);
-                }
+            let caught = Caught { base, queue, folio, slot };
+            let captured = if caught.folio.resident == self.shape.all() {
+                self.capture_adjacent(table, caught)
+            } else {
+                self.capture(caught)
+            };
+            if captured {
+                return true;
             }
         }
-        self.staging.give_hollow(slot);
         false
+    }
+
+    /// Locks a folio that was the next of its queue. `None`: it has gone, or it is young.
+    fn catch<'t>(&self, table: &'t Table, base: usize, queue: Queue) -> Option<Held<'t>> {
+        let Some(mut folio) = table.get(base)?.try_lock() else {
+            // Somebody brings it back right now.
+            self.resident.push(base, queue);
+            return None;
+        };
+        folio.queued = false;
+        (!folio.resident.is_empty()).then_some(folio)
+    }
+
+    fn requeue(&self, base: usize, queue: Queue, mut folio: Held<'_>) {
+        folio.queued = true;
+        self.resident.push(base, queue);
+    }
+
+    /// Captures a whole folio and its neighbours above, if they are whole and the next to go.
+    fn capture_adjacent(&self, table: &Table, first: Caught<'_>) -> bool {
+        let (start, queue) = (first.base, first.queue);
+        let mut batch = [const { None }; CAPTURE_MAX];
+        batch[0] = Some(first);
+        let mut count = 1;
+        while let Some(Some(last)) = batch.get(count - 1).filter(|_| count < CAPTURE_MAX) {
+            let base = last.base + self.shape.folio_bytes();
+            if !self.resident.pop_if(base, queue) {
+                break;
+            }
+            let Some(folio) = self.catch(table, base, queue) else { break };
+            let whole = folio.resident == self.shape.all();
+            let slot = if whole { self.staging.take_hollow_above(&last.slot) } else { None };
+            let Some(slot) = slot else {
+                self.requeue(base, queue, folio);
+                break;
+            };
+            batch[count] = Some(Caught { base, queue, folio, slot });
+            count += 1;
+        }
+        let went = match &batch[0] {
+            Some(first) if count > 1 => {
+                self.seam.capture_many(&self.staging, start, count, &first.slot)
+            }
+            _ => 0,
+        };
+        let mut captured = false;
+        for (at, caught) in batch.into_iter().flatten().enumerate() {
+            captured |= if at < went {
+                let full = self.staging.filled(caught.slot, self.shape.all());
+                self.staged(caught.base, caught.queue, caught.folio, full)
+            } else {
+                self.capture(caught)
+            };
+        }
+        captured
+    }
+
+    /// Captures the resident units of one folio. False: it could not be.
+    fn capture(&self, mut caught: Caught<'_>) -> bool {
+        debug_assert!(caught.folio.staged.is_none(), "UNIT-4");
+        let units = caught.folio.resident;
+        match self.seam.capture(&self.staging, caught.base, units, caught.slot) {
+            Ok(full) => self.staged(caught.base, caught.queue, caught.folio, full),
+            Err((slot, refusal)) => {
+                self.staging.give_hollow(slot);
+                match refusal {
+                    Refusal::Nothing => {
+                        self.count_out(units);
+                        self.drop_copies(&mut caught.folio, units);
+                        caught.folio.resident = Units::NONE;
+                        return false;
+                    }
+                    Refusal::Busy => add(&self.figures().reclaim_busy, 1),
+                    Refusal::Mapping => add(&self.figures().reclaim_refused, 1),
+                }
+                self.requeue(caught.base, caught.queue, caught.folio);
+                false
+            }
+        }
+    }
+
+    /// Notes that a folio's resident units are in `slot` now.
+    fn staged(&self, base: usize, queue: Queue, mut folio: Held<'_>, slot: Full) -> bool {
+        self.count_out(slot.units());
+        folio.resident = Units::NONE;
+        folio.prefetched = false;
+        folio.staged = Some(slot);
+        folio.captured = self.resident.capture_time(queue);
+        self.staging.push_staged(base);
+        true
     }
 
     /// Puts what is staged of the oldest staged folio into the store, and tells what that was; its slot
@@ -145,14 +220,20 @@ impl Engine {
         Units::NONE
     }
 
-    /// Gives back a slot whose contents are no longer needed: free, or hollow if it is above the limit
-    /// or not whole.
+    /// Gives back a slot whose contents are no longer needed. Its pages are free, or go back to the
+    /// system: now above the limit, and with others if it is not whole.
     pub(crate) fn give_slot(&self, slot: Full) {
-        if slot.units() == self.shape.all() && self.charge_bytes() <= self.config.limit_bytes {
+        let over = self.charge_bytes() > self.config.limit_bytes;
+        if slot.units() == self.shape.all() && !over {
             self.staging.give_free(slot);
-        } else {
-            self.staging.give_hollow(self.seam.release(&self.staging, slot));
+        } else if self.staging.give_leaving(slot) || over {
+            self.release_leaving();
         }
+    }
+
+    /// Gives the pages of leaving slots back to the system.
+    pub(crate) fn release_leaving(&self) {
+        self.seam.release_many(&self.staging, self.staging.take_leaving());
     }
 
     /// Stores the units of a slot that are not the same as their copies, in one batch. False: one was

@@ -101,6 +101,21 @@ impl Resident {
         Some((address, Queue::Main))
     }
 
+    /// Takes the next one too, if it is `address`, of the same queue.
+    pub(crate) fn pop_if(&self, address: usize, queue: Queue) -> bool {
+        let mut queues = self.queues.lock();
+        let queue = match queue {
+            Queue::Main => &mut queues.main,
+            Queue::Probation => &mut queues.probation,
+        };
+        let next = queue.front() == Some(&address);
+        if next {
+            queue.pop_front();
+            self.main.store(queues.main.len(), Relaxed);
+        }
+        next
+    }
+
     /// The time to remember of a unit that was captured from `queue`.
     pub(crate) fn capture_time(&self, queue: Queue) -> u32 {
         match queue {

@@ -34,7 +34,7 @@ use zfolio_sys::uffd::{Progress, Reach, Uffd, feature};
 use crate::config::Mode;
 use crate::event::{Announced, Inbox};
 use crate::shape::{Shape, Units};
-use crate::staging::{Full, Hollow, Staging};
+use crate::staging::{Full, Hollow, LEAVING_MAX, Staging};
 use crate::table::Table;
 
 /// Why a folio could not be taken out. It is still the program's.
@@ -101,6 +101,21 @@ impl Seam {
         Ok(())
     }
 
+    /// Moves adjacent whole folios out in one go, as far as it goes, into adjacent slots that begin with
+    /// `slot`; tells how many went. The others are to be captured one by one, all the same into their
+    /// slots.
+    pub(crate) fn capture_many(
+        &self,
+        area: &Staging,
+        base: usize,
+        folios: usize,
+        slot: &Hollow,
+    ) -> usize {
+        let bytes = self.shape.folio_bytes();
+        let progress = self.take_out(base, area.hollow_address(slot), folios * bytes);
+        progress.bytes / bytes
+    }
+
     /// Moves `units` of the folio at `base` out of the program, into `slot`.
     pub(crate) fn capture(
         &self,
@@ -112,13 +127,9 @@ impl Seam {
         let to = area.hollow_address(&slot);
         let mut holes = 0;
         for run in units.runs() {
-            let bytes = self.shape.bytes(run);
-            if let Err((end, refusal)) = self.capture_run(base, to, bytes.clone(), &mut holes) {
-                let before = units.runs().map(|run| self.shape.bytes(run));
-                for done in before.take_while(|done| done.start < bytes.start) {
-                    self.undo(to, base, done);
-                }
-                self.undo(to, base, bytes.start..end);
+            if let Err(refusal) = self.capture_run(base, to, self.shape.bytes(run), &mut holes) {
+                units.runs().for_each(|run| self.undo(to, base, self.shape.bytes(run)));
+                self.wake(base);
                 return Err((slot, refusal));
             }
         }
@@ -129,14 +140,14 @@ impl Seam {
         Ok(area.filled(slot, units))
     }
 
-    /// Moves a run of the folio's bytes; on refusal tells where that was.
+    /// Moves a run of the folio's bytes.
     fn capture_run(
         &self,
         base: usize,
         to: usize,
         bytes: Range<usize>,
         holes: &mut usize,
-    ) -> Result<(), (usize, Refusal)> {
+    ) -> Result<(), Refusal> {
         let mut done = bytes.start;
         let mut unshared = false;
         while done < bytes.end {
@@ -145,11 +156,10 @@ impl Seam {
             done += progress.bytes;
             match progress.stopped {
                 None | Some(Errno::AGAIN) => {}
-                // A page that is not there is a page of zeros.
+                // A page that is not there is a page of zeros, or went with an earlier move.
                 Some(Errno::NOENT) => {
-                    *holes += 1;
                     let zeroed = self.staging.zero(to + done, PAGE_BYTES);
-                    debug_assert_eq!(zeroed.stopped, None, "the slot was hollow");
+                    *holes += usize::from(zeroed.stopped.is_none());
                     done += PAGE_BYTES;
                 }
                 // SEAM-3: the page is in the slot, which nobody else can write to: it was moved.
@@ -158,8 +168,8 @@ impl Seam {
                     unshared = true;
                     self.unshare(base + done, rest);
                 }
-                Some(Errno::BUSY) => return Err((done, Refusal::Busy)),
-                Some(_) => return Err((done, Refusal::Mapping)),
+                Some(Errno::BUSY) => return Err(Refusal::Busy),
+                Some(_) => return Err(Refusal::Mapping),
             }
         }
         Ok(())
@@ -245,6 +255,21 @@ impl Seam {
     pub(crate) fn release(&self, area: &Staging, slot: Full) -> Hollow {
         discard_pages(area.full_address(&slot), self.shape.folio_bytes());
         area.emptied(slot)
+    }
+
+    /// Gives the pages of several slots back, those that lie side by side together.
+    pub(crate) fn release_many(&self, area: &Staging, slots: [Option<Full>; LEAVING_MAX]) {
+        let mut adjacent = 0..0;
+        for slot in slots.iter().flatten() {
+            let from = area.full_address(slot);
+            if from != adjacent.end {
+                discard_pages(adjacent.start, adjacent.len());
+                adjacent.start = from;
+            }
+            adjacent.end = from + self.shape.folio_bytes();
+        }
+        discard_pages(adjacent.start, adjacent.len());
+        slots.into_iter().flatten().for_each(|slot| area.give_hollow(area.emptied(slot)));
     }
 
     /// Registers again what is managed of a range.
@@ -340,10 +365,9 @@ impl Seam {
 
     /// Puts back what an unfinished capture took.
     fn undo(&self, slot: usize, base: usize, bytes: Range<usize>) {
-        if !bytes.is_empty() && self.put_in(slot + bytes.start, base + bytes.start, bytes.len()) {
+        if self.put_in(slot + bytes.start, base + bytes.start, bytes.len()) {
             discard_pages(slot + bytes.start, bytes.len());
         }
-        self.wake(base);
     }
 
     /// Gives this process pages of its own where it shares them with a child, so that they can move.
@@ -371,6 +395,9 @@ fn present(address: usize) -> bool {
 /// Drops the pages of a slot.
 #[allow(unsafe_code, reason = "the pages of a slot are ours")]
 fn discard_pages(address: usize, bytes: usize) {
+    if bytes == 0 {
+        return;
+    }
     // SAFETY: callers own the slot (STAGE-1) and are done with its contents.
     let released = unsafe { map::release(address, bytes) };
     debug_assert!(released.is_ok(), "{released:?}");

@@ -30,7 +30,7 @@ use std::collections::BTreeMap;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use zfolio_core::sync::Mutex;
+use zfolio_core::sync::{Guard, Mutex};
 use zfolio_core::zswap::Entry;
 
 use crate::rank;
@@ -80,6 +80,9 @@ impl Folio {
 
 /// A folio under its lock.
 pub(crate) type FolioLock = Mutex<{ rank::FOLIO }, Folio>;
+
+/// A folio locked.
+pub(crate) type Held<'a> = Guard<'a, { rank::FOLIO }, Folio>;
 
 const _: () = assert!(size_of::<FolioLock>() <= 64);
 

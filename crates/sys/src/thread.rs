@@ -86,5 +86,5 @@ mod tests {
 #[must_use]
 pub fn tag() -> usize {
     // SAFETY: no preconditions; it reads the thread pointer.
-    unsafe { libc::pthread_self() as usize }
+    unsafe { libc::pthread_self() }.try_into().unwrap_or(0)
 }
