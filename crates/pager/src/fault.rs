@@ -40,6 +40,16 @@ pub(crate) enum Served {
 /// so the charge falls all the same, unless nothing shrinks; and then more would only cost more.
 const FREED_MAX: usize = 4;
 
+/// Adjacent whole folios that are moved in at once, at most.
+const PLACE_MAX: usize = 4;
+
+/// A folio on its way in.
+struct Coming<'t> {
+    base: usize,
+    folio: Held<'t>,
+    slot: Full,
+}
+
 /// What a fault may use.
 #[derive(Debug)]
 enum Spare {
@@ -94,14 +104,20 @@ impl Engine {
                 spare = Some(self.reserve(table, wanted, cpu));
                 continue;
             };
-            let served = if folio.stored.contains(index) {
-                self.bring_stored(folio, base, wanted, spare, cpu);
-                Served::Stored
-            } else {
-                self.bring_zeros(folio, base, wanted, spare);
-                Served::Zero
+            let stored = folio.stored.contains(index);
+            let served = if stored { Served::Stored } else { Served::Zero };
+            let brought = match spare {
+                Spare::Free(slot) if wanted == self.shape.all() => {
+                    // Zeros cost little; to decompress ahead is the prefetch's.
+                    let most = if run && !stored { PLACE_MAX } else { 1 };
+                    self.bring_whole(table, Coming { base, folio, slot }, most, cpu)
+                }
+                spare => {
+                    self.bring_part(folio, base, wanted, spare, cpu);
+                    return (served, end(wanted));
+                }
             };
-            return (served, end(wanted));
+            return (served, base + brought * self.shape.folio_bytes());
         }
     }
 
@@ -130,15 +146,20 @@ impl Engine {
             self.give_spare(Some(spare));
             return false;
         };
-        folio.prefetched = true;
         let staged = self.bring_staged(&mut folio, base).unwrap_or_default();
         let stored = folio.stored;
         add(&self.figures().prefetch_units, (staged | stored).count() as u64);
-        if stored.is_empty() {
-            drop(folio);
-            self.give_spare(Some(spare));
-        } else {
-            self.bring_stored(folio, base, stored, spare, cpu);
+        match spare {
+            spare if stored.is_empty() => {
+                drop(folio);
+                self.give_spare(Some(spare));
+            }
+            Spare::Free(slot) if stored == self.shape.all() => {
+                let brought = self.bring_whole(table, Coming { base, folio, slot }, PLACE_MAX, cpu);
+                let more = (brought - 1) * self.shape.units();
+                add(&self.figures().prefetch_units, more as u64);
+            }
+            spare => self.bring_part(folio, base, stored, spare, cpu),
         }
         true
     }
@@ -152,50 +173,72 @@ impl Engine {
         Some(units)
     }
 
-    fn bring_zeros(&self, mut folio: Held<'_>, base: usize, units: Units, spare: Spare) {
-        match spare {
-            Spare::Free(mut slot) if units == self.shape.all() => {
-                self.staging.zero(&mut slot, 0..self.shape.folio_bytes());
-                self.staging.give_hollow(self.seam.place(&self.staging, slot, base));
-                self.note_resident(&mut folio, base, units, Queue::Probation);
-            }
-            spare => {
-                self.seam.place_zeros(units, base);
-                self.note_resident(&mut folio, base, units, Queue::Main);
-                drop(folio);
-                self.give_spare(Some(spare));
+    /// Brings a whole folio, stored or empty, into a free slot, and moves it in; with it up to `most` in
+    /// all of those above that are of the same kind, if there are free slots side by side. Tells how
+    /// many folios came.
+    fn bring_whole(&self, table: &Table, first: Coming<'_>, most: usize, cpu: usize) -> usize {
+        let (start, empty) = (first.base, first.folio.is_empty());
+        let mut batch = [const { None }; PLACE_MAX];
+        batch[0] = Some(first);
+        let mut count = 1;
+        while let Some(Some(last)) = batch.get(count - 1).filter(|_| count < most) {
+            let base = last.base + self.shape.folio_bytes();
+            let Some(folio) = table.get(base).and_then(|lock| lock.try_lock()) else { break };
+            let alike = if empty { folio.is_empty() } else { folio.stored == self.shape.all() };
+            let slot = if alike && folio.managed {
+                self.staging.take_free_above(&last.slot)
+            } else {
+                None
+            };
+            let Some(slot) = slot else { break };
+            batch[count] = Some(Coming { base, folio, slot });
+            count += 1;
+        }
+        for Coming { base, folio, slot } in batch.iter_mut().flatten() {
+            if empty {
+                self.staging.zero(slot, 0..self.shape.folio_bytes());
+            } else {
+                self.load_copies(folio, *base, self.shape.all(), slot, cpu);
             }
         }
+        let went = match &batch[0] {
+            Some(first) if count > 1 => {
+                self.seam.place_many(&self.staging, &first.slot, start, count)
+            }
+            _ => 0,
+        };
+        for (at, Coming { base, mut folio, slot }) in batch.into_iter().flatten().enumerate() {
+            let hollow = match at < went {
+                true => self.staging.emptied(slot),
+                false => self.seam.place(&self.staging, slot, base),
+            };
+            self.staging.give_hollow(hollow);
+            let soon = !empty && self.resident.came_back_soon(folio.captured);
+            let queue = if soon { Queue::Main } else { Queue::Probation };
+            self.note_resident(&mut folio, base, self.shape.all(), queue);
+        }
+        count
     }
 
-    fn bring_stored(
-        &self,
-        mut folio: Held<'_>,
-        base: usize,
-        units: Units,
-        spare: Spare,
-        cpu: usize,
-    ) {
-        let soon = self.resident.came_back_soon(folio.captured);
-        match spare {
-            Spare::Free(mut slot) if units == self.shape.all() => {
-                self.load_copies(&mut folio, base, units, &mut slot, cpu);
-                self.staging.give_hollow(self.seam.place(&self.staging, slot, base));
-                let queue = if soon { Queue::Main } else { Queue::Probation };
-                self.note_resident(&mut folio, base, units, queue);
-            }
-            spare => {
-                let mut scratch = self.take_scratch(base);
-                self.load_copies(&mut folio, base, units, &mut scratch, cpu);
-                self.seam.place_copy(&self.staging, &scratch, units, base);
-                let room = matches!(spare, Spare::Room);
-                let queue = if soon || room { Queue::Main } else { Queue::Probation };
-                self.note_resident(&mut folio, base, units, queue);
-                drop(folio);
-                self.give_scratch(scratch);
-                self.give_spare(Some(spare));
-            }
+    /// Brings some units of a folio, stored or empty, by copy.
+    fn bring_part(&self, mut folio: Held<'_>, base: usize, units: Units, spare: Spare, cpu: usize) {
+        let stored = folio.stored & units == units;
+        let scratch = stored.then(|| {
+            let mut scratch = self.take_scratch(base);
+            self.load_copies(&mut folio, base, units, &mut scratch, cpu);
+            self.seam.place_copy(&self.staging, &scratch, units, base);
+            scratch
+        });
+        if !stored {
+            self.seam.place_zeros(units, base);
         }
+        let soon = stored && self.resident.came_back_soon(folio.captured);
+        let room = matches!(spare, Spare::Room);
+        let queue = if soon || room { Queue::Main } else { Queue::Probation };
+        self.note_resident(&mut folio, base, units, queue);
+        drop(folio);
+        scratch.into_iter().for_each(|scratch| self.give_scratch(scratch));
+        self.give_spare(Some(spare));
     }
 
     /// Decompresses copies of stored units into `slot`; drops the copies if they are not worth keeping.

@@ -189,7 +189,6 @@ impl Engine {
     fn staged(&self, base: usize, queue: Queue, mut folio: Held<'_>, slot: Full) -> bool {
         self.count_out(slot.units());
         folio.resident = Units::NONE;
-        folio.prefetched = false;
         folio.staged = Some(slot);
         folio.captured = self.resident.capture_time(queue);
         self.staging.push_staged(base);

@@ -190,6 +190,20 @@ impl Seam {
         area.emptied(slot)
     }
 
+    /// Moves adjacent whole folios in in one go, as far as it goes, from adjacent slots that begin with
+    /// `slot`; tells how many went. The others are to be placed one by one, all the same.
+    pub(crate) fn place_many(
+        &self,
+        area: &Staging,
+        slot: &Full,
+        base: usize,
+        folios: usize,
+    ) -> usize {
+        let bytes = self.shape.folio_bytes();
+        let progress = self.move_in(area.full_address(slot), base, folios * bytes);
+        progress.bytes / bytes
+    }
+
     /// Copies `units` of a slot into the program's folio at `base`, and wakes who waits there.
     pub(crate) fn place_copy(&self, area: &Staging, slot: &Full, units: Units, base: usize) {
         debug_assert!((units - slot.units()).is_empty(), "STAGE-3");
@@ -309,14 +323,18 @@ impl Seam {
         unsafe { self.staging.move_pages(from, to, bytes) }
     }
 
-    /// Moves or copies `bytes`; says whether a page was left behind in `from`.
     #[allow(unsafe_code, reason = "the seam itself")]
+    fn move_in(&self, from: usize, to: usize, bytes: usize) -> Progress {
+        // SAFETY: the slots' pages are the caller's to give away (STAGE-1).
+        unsafe { self.program.move_pages(from, to, bytes) }
+    }
+
+    /// Moves or copies `bytes`; says whether a page was left behind in `from`.
     fn put_in(&self, from: usize, to: usize, bytes: usize) -> bool {
         let mut left_over = false;
         let mut done = 0;
         while done < bytes {
-            // SAFETY: the slot's pages are the caller's to give away (STAGE-1).
-            let progress = unsafe { self.program.move_pages(from + done, to + done, bytes - done) };
+            let progress = self.move_in(from + done, to + done, bytes - done);
             done += progress.bytes;
             match progress.stopped {
                 None => {}

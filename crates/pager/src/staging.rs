@@ -56,26 +56,31 @@ impl Full {
 /// program.
 #[derive(Debug, Default)]
 struct Lists {
-    hollow: Hollows,
-    free: Vec<Full>,
+    hollow: Slots,
+    /// With all their units.
+    free: Slots,
     scratch: Vec<Full>,
     leaving: Vec<Full>,
     staged: VecDeque<usize>,
 }
 
-/// The hollow slots, a bit each; taken in rising order, round and round, so that folios which leave
-/// the program one after the other lie side by side, and move and are given back together.
+/// A set of slots, a bit each; taken in rising order, round and round, so that folios which leave the
+/// program one after the other lie side by side, and move and are given back together.
 #[derive(Debug, Default)]
-struct Hollows {
+struct Slots {
     words: Vec<u64>,
     next: usize,
 }
 
-impl Hollows {
-    fn new(slots: usize) -> Hollows {
-        let mut hollows = Hollows { words: vec![0; slots.div_ceil(64)], next: 0 };
-        (0..slots).for_each(|slot| hollows.push(slot));
-        hollows
+impl Slots {
+    fn none(slots: usize) -> Slots {
+        Slots { words: vec![0; slots.div_ceil(64)], next: 0 }
+    }
+
+    fn all(slots: usize) -> Slots {
+        let mut all = Slots::none(slots);
+        (0..slots).for_each(|slot| all.push(slot));
+        all
     }
 
     fn push(&mut self, slot: usize) {
@@ -131,8 +136,8 @@ impl Staging {
     pub(crate) fn new(slots: usize, scratch_max: usize, shape: Shape) -> Result<Staging, Errno> {
         let space = Reservation::new(slots * shape.folio_bytes(), shape.folio_bytes())?;
         let lists = Lists {
-            hollow: Hollows::new(slots),
-            free: Vec::with_capacity(slots),
+            hollow: Slots::all(slots),
+            free: Slots::none(slots),
             scratch: Vec::with_capacity(scratch_max),
             leaving: Vec::with_capacity(slots),
             staged: VecDeque::with_capacity(slots),
@@ -156,7 +161,8 @@ impl Staging {
         self.space.map_again()?;
         let mut lists = self.lists.lock();
         let Lists { free, scratch, leaving, hollow, .. } = &mut *lists;
-        for slot in free.drain(..).chain(scratch.drain(..)).chain(leaving.drain(..)) {
+        let freed = std::iter::from_fn(|| free.pop()).map(|slot| self.whole(slot));
+        for slot in freed.chain(scratch.drain(..)).chain(leaving.drain(..)) {
             hollow.push(self.emptied(slot).0);
         }
         lists.staged.clear();
@@ -255,7 +261,18 @@ impl Staging {
         }
         let slot = self.lists.lock().free.pop()?;
         self.free.fetch_sub(1, Relaxed);
-        Some(slot)
+        Some(self.whole(slot))
+    }
+
+    /// Takes the free slot that lies just above `slot`, if it is one.
+    pub(crate) fn take_free_above(&self, slot: &Full) -> Option<Full> {
+        let slot = self.lists.lock().free.take(slot.slot + 1)?;
+        self.free.fetch_sub(1, Relaxed);
+        Some(self.whole(slot))
+    }
+
+    fn whole(&self, slot: usize) -> Full {
+        Full { slot, units: self.shape.all() }
     }
 
     /// Gives a hollow slot back.
@@ -266,7 +283,7 @@ impl Staging {
     /// Gives a slot with all its units back, their contents no longer needed.
     pub(crate) fn give_free(&self, slot: Full) {
         assert_eq!(slot.units, self.shape.all(), "STAGE-3");
-        self.lists.lock().free.push(slot);
+        self.lists.lock().free.push(slot.slot);
         self.free.fetch_add(1, Relaxed);
     }
 
@@ -343,14 +360,14 @@ impl Staging {
 
 #[cfg(test)]
 mod tests {
-    use super::Hollows;
+    use super::Slots;
 
     /// Goal: every slot is handed out once, whatever the order; neighbours follow each other. Method: a
     /// plain set beside it, over 1000 pseudo-random steps.
     #[test]
     fn hollow_slots_are_a_set() {
         const SLOTS: usize = 150;
-        let mut hollows = Hollows::new(SLOTS);
+        let mut hollows = Slots::all(SLOTS);
         let mut model: std::collections::BTreeSet<usize> = (0..SLOTS).collect();
         let mut taken = Vec::new();
         let mut random = 1_u64;

@@ -44,8 +44,6 @@ pub(crate) struct Folio {
     pub(crate) managed: bool,
     /// In the queue of resident folios, perhaps stale.
     pub(crate) queued: bool,
-    /// Brought back before it was asked for.
-    pub(crate) prefetched: bool,
     /// Mapped in the program, as far as they were touched.
     pub(crate) resident: Units,
     /// In the store only.
@@ -63,7 +61,6 @@ impl Folio {
         Folio {
             managed,
             queued: false,
-            prefetched: false,
             resident: Units::NONE,
             stored: Units::NONE,
             staged: None,

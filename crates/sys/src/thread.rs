@@ -64,6 +64,13 @@ extern "C" fn run(start: *mut c_void) -> *mut c_void {
     std::ptr::null_mut()
 }
 
+/// A number that no other living thread of the process has.
+#[must_use]
+pub fn tag() -> usize {
+    // SAFETY: no preconditions; it reads the thread pointer.
+    unsafe { libc::pthread_self() }.try_into().unwrap_or(0)
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
@@ -80,11 +87,4 @@ mod tests {
             crate::futex::wait(&RAN, 0, None);
         }
     }
-}
-
-/// A number that no other living thread of the process has.
-#[must_use]
-pub fn tag() -> usize {
-    // SAFETY: no preconditions; it reads the thread pointer.
-    unsafe { libc::pthread_self() }.try_into().unwrap_or(0)
 }
