@@ -27,6 +27,7 @@ use crate::config::{Config, Error, LIMIT_BYTES_MIN, Mode};
 use crate::event::Held;
 use crate::prefetch::Prefetch;
 use crate::rank;
+use crate::reclaim::Average;
 use crate::resident::{Queue, Resident};
 use crate::runs::Runs;
 use crate::seam::{Seam, needs};
@@ -74,6 +75,10 @@ pub struct Engine {
     pub(crate) reclaim_bell: AtomicU32,
     /// The reclaimer sleeps, and is worth a wake-up.
     pub(crate) reclaimer_idle: AtomicBool,
+    /// Of what was reclaimed last, how much had to be compressed.
+    pub(crate) dirty_share: Average,
+    /// How many whole folios went by one move.
+    pub(crate) folios_moved: Average,
     pub(crate) stopping: AtomicBool,
     told_over_limit: AtomicBool,
 }
@@ -157,6 +162,8 @@ impl Engine {
             staged_target,
             reclaim_bell: AtomicU32::new(0),
             reclaimer_idle: AtomicBool::new(false),
+            dirty_share: Average::new(Average::ONE),
+            folios_moved: Average::new(Average::ONE),
             stopping: AtomicBool::new(false),
             told_over_limit: AtomicBool::new(false),
         };

@@ -129,7 +129,7 @@ impl Engine {
     /// Ends the background threads.
     pub fn stop(&self) {
         self.stopping.store(true, Relaxed);
-        self.ring_reclaimer();
+        self.wake_reclaimer();
         self.prefetch.bell.fetch_add(1, Relaxed);
         futex::wake(&self.prefetch.bell, u32::MAX);
     }
