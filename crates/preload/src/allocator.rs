@@ -28,8 +28,27 @@ macro_rules! interpose {
 }
 pub(crate) use interpose;
 
+/// mimalloc's option `arena_reserve`, in KiB (`mimalloc.h` 3; not among the declarations of
+/// libmimalloc-sys).
+const OPTION_ARENA_RESERVE: mi::mi_option_t = 23;
+
+/// Before the first block: arenas of an eighth of the limit. With mimalloc's own 1 GiB every program
+/// could reach its limit as far as one can tell from its mappings, and would be watched.
+#[cold]
+fn set_up() {
+    crate::home::wake_up();
+    let Some(settings) = crate::settings::get() else { return };
+    let bytes = (settings.config.limit_bytes / 8).clamp(32 << 20, 1 << 30);
+    let kib = std::ffi::c_long::try_from(bytes >> 10).expect("at most 1 GiB");
+    // SAFETY: it stores a number.
+    unsafe { mi::mi_option_set(OPTION_ARENA_RESERVE, kib) };
+}
+
 /// A block for a thread of ours that is being started.
 fn early(bytes: usize, align: usize) -> Option<*mut c_void> {
+    if startup::is_starting() && startup::is_first() {
+        set_up();
+    }
     if startup::is_starting() { startup::allocate(bytes, align).map(<*mut u8>::cast) } else { None }
 }
 

@@ -169,9 +169,9 @@ fn watch(limit: u64) {
             return;
         }
         (before, before_ns) = (resident, now_ns);
-        // 0.2 ms at least, so that the watch costs below 1 %; 5 ms at most.
+        // 0.2 ms at least, so that the watch costs below 1 %; 20 ms at most.
         let headroom_ns = (limit - margin - resident) / BYTES_PER_NS;
-        std::thread::sleep(Duration::from_nanos(headroom_ns.clamp(200_000, 5_000_000)));
+        std::thread::sleep(Duration::from_nanos(headroom_ns.clamp(200_000, 20_000_000)));
     }
 }
 

@@ -21,8 +21,10 @@ unsafe impl Sync for Region {}
 
 static REGION: Region = Region(UnsafeCell::new([0; REGION_BYTES]));
 static NEXT: AtomicUsize = AtomicUsize::new(0);
-/// Looked at by every `malloc`: whether any thread is starting a thread of ours.
-static STARTING: AtomicBool = AtomicBool::new(false);
+/// Looked at by every `malloc`: whether any thread is starting a thread of ours, or this is the first
+/// `malloc` of all.
+static STARTING: AtomicBool = AtomicBool::new(true);
+static FIRST: AtomicBool = AtomicBool::new(true);
 static STARTER: AtomicU32 = AtomicU32::new(0);
 
 /// Bytes before each block that hold its length.
@@ -47,6 +49,16 @@ pub(crate) fn is_starting() -> bool {
 #[cold]
 pub(crate) fn is_starter() -> bool {
     is_starting() && STARTER.load(Relaxed) == cpu::thread_id()
+}
+
+/// Whether this is the first call of all. Only before there is a second thread.
+#[cold]
+pub(crate) fn is_first() -> bool {
+    let first = FIRST.load(Relaxed) && FIRST.swap(false, Relaxed);
+    if first {
+        STARTING.store(false, Relaxed);
+    }
+    first
 }
 
 /// A zeroed block, if this is the starting thread and there is room.
