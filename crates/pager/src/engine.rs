@@ -134,8 +134,9 @@ impl Engine {
         let staged_target = folios(low_bytes).max(2);
         let slots = staged_target + folios(high_bytes) + 64;
         let memory = |what| move |errno| Error::Memory { what, errno };
-        // A scratch slot for each CPU, the handler and the prefetch.
-        let scratch = cpu::online() + 2;
+        // A scratch slot for each CPU, the handler and the prefetch; of large folios one, since a part
+        // of one is never wanted.
+        let scratch = if shape.units() > 1 { cpu::online() + 2 } else { 1 };
         let staging = Staging::new(slots, scratch, shape).map_err(memory("staging area"))?;
         let (program, area) = open_userfaultfds(config.mode)?;
         let seam = Seam::new(program, area, &staging, shape).map_err(memory("staging area"))?;

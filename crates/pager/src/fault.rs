@@ -20,7 +20,7 @@ use crate::engine::Engine;
 use crate::reclaim::{By, Reclaimed};
 use crate::resident::Queue;
 use crate::shape::Units;
-use crate::staging::{Full, LEAVING_MAX};
+use crate::staging::Full;
 use crate::table::{Folio, Held, Table};
 
 /// How a fault was served.
@@ -42,6 +42,7 @@ const FREED_MAX: usize = 4;
 
 /// Adjacent whole folios that are moved in at once, at most.
 const PLACE_MAX: usize = 4;
+const PLACE_BYTES_MAX: usize = 256 << 10;
 
 /// A folio on its way in.
 struct Coming<'t> {
@@ -181,6 +182,7 @@ impl Engine {
         let mut batch = [const { None }; PLACE_MAX];
         batch[0] = Some(first);
         let mut count = 1;
+        let most = most.min(self.shape.at_most(PLACE_BYTES_MAX));
         while let Some(Some(last)) = batch.get(count - 1).filter(|_| count < most) {
             let base = last.base + self.shape.folio_bytes();
             let Some(folio) = table.get(base).and_then(|lock| lock.try_lock()) else { break };
@@ -362,7 +364,7 @@ impl Engine {
 
     /// Gives free pages back to the system, so that there is room for new ones.
     fn release_free(&self) {
-        for _ in 0..LEAVING_MAX {
+        loop {
             let Some(slot) = self.staging.take_free() else { break };
             if self.staging.give_leaving(slot) {
                 break;

@@ -79,8 +79,9 @@ struct Caught<'t> {
     slot: Hollow,
 }
 
-/// Adjacent folios that are captured by one move at most: 512 KiB, 25 us.
+/// Adjacent folios that are captured by one move at most; 512 KiB take 25 us.
 const CAPTURE_MAX: usize = 8;
+const CAPTURE_BYTES_MAX: usize = 512 << 10;
 
 /// Folios looked at in search of one that can be captured, before reclaim says that there is none.
 const CAPTURE_TRIES: usize = 64;
@@ -155,7 +156,8 @@ impl Engine {
         let mut batch = [const { None }; CAPTURE_MAX];
         batch[0] = Some(first);
         let mut count = 1;
-        while let Some(Some(last)) = batch.get(count - 1).filter(|_| count < CAPTURE_MAX) {
+        let most = self.shape.at_most(CAPTURE_BYTES_MAX);
+        while let Some(Some(last)) = batch.get(count - 1).filter(|_| count < most) {
             let base = last.base + self.shape.folio_bytes();
             if !self.resident.pop_if(base, queue) {
                 break;

@@ -128,8 +128,7 @@ impl Seam {
         let mut holes = 0;
         for run in units.runs() {
             if let Err(refusal) = self.capture_run(base, to, self.shape.bytes(run), &mut holes) {
-                units.runs().for_each(|run| self.undo(to, base, self.shape.bytes(run)));
-                self.wake(base);
+                self.undo(to, base);
                 return Err((slot, refusal));
             }
         }
@@ -381,11 +380,25 @@ impl Seam {
         skipped
     }
 
-    /// Puts back what an unfinished capture took.
-    fn undo(&self, slot: usize, base: usize, bytes: Range<usize>) {
-        if self.put_in(slot + bytes.start, base + bytes.start, bytes.len()) {
-            discard_pages(slot + bytes.start, bytes.len());
+    /// Puts back what an unfinished capture took: every page that is in the slot.
+    fn undo(&self, slot: usize, base: usize) {
+        let mut residency = [0_u8; 512];
+        let pages = &mut residency[..self.shape.pages()];
+        let looked = map::residency(slot, self.shape.folio_bytes(), pages);
+        debug_assert!(looked.is_ok(), "the area is mapped");
+        let mut left_over = false;
+        let mut at = 0;
+        for run in pages.chunk_by(|page, next| page & 1 == next & 1) {
+            let bytes = run.len() * PAGE_BYTES;
+            if run[0] & 1 == 1 {
+                left_over |= self.put_in(slot + at, base + at, bytes);
+            }
+            at += bytes;
         }
+        if left_over {
+            discard_pages(slot, self.shape.folio_bytes());
+        }
+        self.wake(base);
     }
 
     /// Gives this process pages of its own where it shares them with a child, so that they can move.

@@ -45,6 +45,11 @@ impl Shape {
         1 << (self.folio.get() - self.unit.get())
     }
 
+    /// Folios in `bytes`, at least one.
+    pub(crate) fn at_most(self, bytes: usize) -> usize {
+        (bytes / self.folio_bytes()).max(1)
+    }
+
     /// All units of a folio.
     pub(crate) fn all(self) -> Units {
         Units::from(0..self.units())

@@ -33,6 +33,7 @@ use crate::shape::{Shape, Units};
 /// Slots whose pages are given back together: each time interrupts every other CPU that runs the
 /// process, however many pages there are.
 pub(crate) const LEAVING_MAX: usize = 16;
+const LEAVING_BYTES_MAX: usize = 1 << 20;
 
 /// A slot without pages.
 #[derive(Debug)]
@@ -308,7 +309,7 @@ impl Staging {
     pub(crate) fn give_leaving(&self, slot: Full) -> bool {
         let mut lists = self.lists.lock();
         lists.leaving.push(slot);
-        lists.leaving.len() >= LEAVING_MAX
+        lists.leaving.len() >= self.shape.at_most(LEAVING_BYTES_MAX)
     }
 
     /// Takes the slots whose pages can go back, by address.
