@@ -20,7 +20,7 @@ use crate::table::Table;
 const FOLLOW_INTERVAL: u32 = 64;
 
 /// Milliseconds that a handler sleeps at most. Another thread may have read for it (`Inbox`), rarely.
-const WAIT_MS: i32 = 20;
+const WAIT_MS: u16 = 20;
 
 /// What a handler remembers of the thread that it serves.
 #[derive(Debug, Default)]
@@ -52,8 +52,8 @@ impl Engine {
         let mut follow = Follow::default();
         let seam = &self.seam;
         while !self.stopping.load(Relaxed) {
-            if seam.inbox.first().is_none() {
-                seam.program.wait(WAIT_MS);
+            if seam.inbox.first().is_none() && seam.wait(WAIT_MS) {
+                seam.answer_strangers();
             }
             seam.inbox.pull(&seam.program, &seam.announced);
             while let Some((message, told)) = seam.inbox.first() {

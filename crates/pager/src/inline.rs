@@ -134,6 +134,9 @@ impl Engine {
         let ours = table.manages(address);
         if ours {
             self.serve(table, address, thread::tag(), began);
+        } else if self.staging.contains(address) {
+            self.seam.answer_stranger(address);
+            return true;
         }
         ours
     }

@@ -29,7 +29,7 @@ use std::ops::Range;
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_sys::Errno;
 use zfolio_sys::map::{self, Reservation};
-use zfolio_sys::uffd::{Progress, Reach, Uffd, feature};
+use zfolio_sys::uffd::{Message, Messages, Progress, Reach, Uffd, feature};
 
 use crate::config::Mode;
 use crate::event::{Announced, Inbox};
@@ -57,7 +57,11 @@ pub(crate) fn needs(mode: Mode) -> [(Reach, u64); 2] {
             (Reach::Kernel, feature::THREAD_ID | feature::MOVE | events)
         }
     };
-    [program, (Reach::Program, feature::MOVE)]
+    let staging = match mode {
+        Mode::Inline => feature::SIGBUS | feature::MOVE,
+        Mode::Handler => feature::MOVE,
+    };
+    [program, (Reach::Program, staging)]
 }
 
 /// The two userfaultfds, and a folio of zeros.
@@ -161,8 +165,11 @@ impl Seam {
                     *holes += usize::from(zeroed.stopped.is_none());
                     done += PAGE_BYTES;
                 }
-                // SEAM-3: the page is in the slot, which nobody else can write to: it was moved.
-                Some(Errno::EXIST) if present(to + done) => done += PAGE_BYTES,
+                // SEAM-3: the page is in the slot and no longer in the program: it was moved. If it is in
+                // both, a stranger touched the slot, and undo() cleans it.
+                Some(Errno::EXIST) if present(to + done) && !present(base + done) => {
+                    done += PAGE_BYTES;
+                }
                 Some(Errno::BUSY) if !unshared => {
                     unshared = true;
                     self.unshare(base + done, rest);
@@ -257,8 +264,11 @@ impl Seam {
             let progress =
                 unsafe { self.staging.copy(self.zeros.address(), to + done, bytes - done) };
             done += progress.bytes;
-            if let Some(error) = progress.stopped.filter(|error| *error != Errno::AGAIN) {
-                return Err(error);
+            match progress.stopped {
+                None | Some(Errno::AGAIN) => {}
+                // A stranger touched the slot; it is ours now all the same.
+                Some(Errno::EXIST) => done += PAGE_BYTES,
+                Some(error) => return Err(error),
             }
         }
         Ok(area.filled(slot, self.shape.all()))
@@ -283,6 +293,33 @@ impl Seam {
         }
         discard_pages(adjacent.start, adjacent.len());
         slots.into_iter().flatten().for_each(|slot| area.give_hollow(area.emptied(slot)));
+    }
+
+    /// Sleeps until there is something to serve, or to be told of. True: in the staging area.
+    pub(crate) fn wait(&self, milliseconds: u16) -> bool {
+        self.program.wait(&self.staging, milliseconds)
+    }
+
+    /// Answers threads that look at the staging area, where none of the program's has any business: it
+    /// is in `/proc/self/maps`, and some programs read all of that. They see zeros.
+    #[cold]
+    pub(crate) fn answer_strangers(&self) {
+        let mut messages = Messages::default();
+        for message in self.staging.read(&mut messages).unwrap_or_default() {
+            if let Message::Fault { address, .. } = *message {
+                self.answer_stranger(address);
+            }
+        }
+    }
+
+    /// Gives one a page of zeros. A slot may then have a page when it should be hollow: capture() and
+    /// fill() know.
+    pub(crate) fn answer_stranger(&self, address: usize) {
+        let page = address & !(PAGE_BYTES - 1);
+        // EEXIST: the slot was filled meanwhile.
+        if self.staging.zero(page, PAGE_BYTES).stopped.is_some() {
+            self.staging.wake(page, PAGE_BYTES).ok();
+        }
     }
 
     /// Registers again what is managed of a range.
@@ -553,6 +590,26 @@ mod tests {
             let full = seam.fill(&area, slot).unwrap();
             seam.place_copy(&area, &full, shape.all(), space.address());
             assert_eq!(pages(space.address()), 0xFFFF, "page {mapped_apart}");
+        }
+    }
+
+    /// Goal: a slot that a stranger touched costs a refusal, never a byte. Method: a page of zeros in the
+    /// middle of a hollow slot; the folio must be whole after the refusal, and go out the next time.
+    #[test]
+    fn a_slot_that_a_stranger_touched_loses_nothing() {
+        for unit_bytes in [PAGE_BYTES, FOLIO_BYTES] {
+            let (seam, area, space, shape) = world(unit_bytes);
+            populate(&seam, &space, 0xFFFF);
+            let slot = area.take_hollow().unwrap();
+            seam.answer_stranger(area.hollow_address(&slot) + 5 * PAGE_BYTES + 9);
+            assert_eq!(pages(area.hollow_address(&slot)), 1 << 5);
+            let answer = seam.capture(&area, space.address(), shape.all(), slot);
+            let (slot, refusal) = answer.unwrap_err();
+            assert_eq!((refusal, pages(space.address())), (Refusal::Mapping, 0xFFFF));
+            let full = seam.capture(&area, space.address(), shape.all(), slot).expect("clean now");
+            for page in 0..16 {
+                assert_eq!(usize::from(first_byte(&area, &full, shape, page)), page + 1);
+            }
         }
     }
 

@@ -182,6 +182,11 @@ impl Staging {
         self.space.bytes()
     }
 
+    /// Whether `address` is in it.
+    pub(crate) fn contains(&self, address: usize) -> bool {
+        (self.address()..self.address() + self.bytes()).contains(&address)
+    }
+
     /// Where a hollow slot is.
     pub(crate) fn hollow_address(&self, slot: &Hollow) -> usize {
         self.address() + slot.0 * self.shape.folio_bytes()

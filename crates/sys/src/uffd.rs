@@ -318,16 +318,18 @@ impl Uffd {
         Ok(&into.0[..count])
     }
 
-    /// Sleeps until there is a message, at most `milliseconds` if that is not negative.
-    pub fn wait(&self, milliseconds: i32) {
+    /// Sleeps until there is a message here or at `other`, at most `milliseconds`. Tells whether there is
+    /// one at `other`.
+    pub fn wait(&self, other: &Uffd, milliseconds: u16) -> bool {
         let timeout = rustix::time::Timespec {
             tv_sec: i64::from(milliseconds) / 1000,
             tv_nsec: i64::from(milliseconds) % 1000 * 1_000_000,
         };
-        let timeout = (milliseconds >= 0).then_some(&timeout);
-        let mut poll = [PollFd::from_borrowed_fd(self.file(), PollFlags::IN)];
+        let watch = |uffd| PollFd::from_borrowed_fd(uffd, PollFlags::IN);
+        let mut poll = [watch(self.file()), watch(other.file())];
         // Ready, timed out or interrupted: the caller reads, and sees.
-        rustix::event::poll(&mut poll, timeout).ok();
+        rustix::event::poll(&mut poll, Some(&timeout)).ok();
+        poll[1].revents().contains(PollFlags::IN)
     }
 }
 
