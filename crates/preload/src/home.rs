@@ -190,6 +190,7 @@ pub(crate) fn start_over(
     quiet: Option<(&'static Engine, &mut zfolio_pager::Quiet<'static>)>,
 ) {
     keeper::start_over();
+    startup::start_over();
     statistics::open(settings);
     STARTED.store(0, Ordering::Relaxed);
     let Some((engine, quiet)) = quiet else { return };
