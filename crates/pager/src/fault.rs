@@ -312,6 +312,10 @@ impl Engine {
                     .fill(&self.staging, slot)
                     .unwrap_or_else(|error| crate::fatal::out_of_memory(base, error));
             }
+            // All the others are staged or free.
+            if let Some(slot) = self.staging.take_free() {
+                return slot;
+            }
             // All are in the hands of threads that are about to be done.
             std::thread::yield_now();
         }
@@ -364,8 +368,7 @@ impl Engine {
 
     /// Gives free pages back to the system, so that there is room for new ones.
     fn release_free(&self) {
-        loop {
-            let Some(slot) = self.staging.take_free() else { break };
+        while let Some(slot) = self.staging.take_free() {
             if self.staging.give_leaving(slot) {
                 break;
             }

@@ -26,7 +26,7 @@ use crate::config::{Config, Error, Mode};
 use crate::engine::Engine;
 use crate::inline::{self, Registered};
 
-/// Settings of a [`Pager`], with defaults: 64 KiB units of LZ4.
+/// Settings of a [`Pager`], with defaults: 16 KiB units of LZ4.
 #[derive(Clone, Debug)]
 pub struct Builder {
     limit_bytes: u64,

@@ -70,13 +70,12 @@ impl Resident {
         }
     }
 
-    /// Makes room for `units` entries in each queue.
+    /// Makes room for `units` entries in each queue, beside those that are there: these may all be stale,
+    /// of mappings that have gone.
     pub(crate) fn reserve(&self, units: usize) {
         let mut queues = self.queues.lock();
-        let more = |queue: &VecDeque<usize>| units.saturating_sub(queue.len());
-        let (main, probation) = (more(&queues.main), more(&queues.probation));
-        queues.main.reserve(main);
-        queues.probation.reserve(probation);
+        queues.main.reserve(units);
+        queues.probation.reserve(units);
     }
 
     /// Appends the youngest of a queue.

@@ -131,8 +131,11 @@ impl Seam {
         let to = area.hollow_address(&slot);
         let mut holes = 0;
         for run in units.runs() {
-            if let Err(refusal) = self.capture_run(base, to, self.shape.bytes(run), &mut holes) {
-                self.undo(to, base);
+            let bytes = self.shape.bytes(run);
+            let mut done = bytes.start;
+            let answer = self.capture_run(base, to, &mut done, bytes.end, &mut holes);
+            if let Err(refusal) = answer {
+                self.undo(to, base, units, done);
                 return Err((slot, refusal));
             }
         }
@@ -143,36 +146,37 @@ impl Seam {
         Ok(area.filled(slot, units))
     }
 
-    /// Moves a run of the folio's bytes.
+    /// Moves the folio's bytes from `at`, which rises, to `end`.
     fn capture_run(
         &self,
         base: usize,
         to: usize,
-        bytes: Range<usize>,
+        at: &mut usize,
+        end: usize,
         holes: &mut usize,
     ) -> Result<(), Refusal> {
-        let mut done = bytes.start;
         let mut unshared = false;
-        while done < bytes.end {
-            let rest = bytes.end - done;
-            let progress = self.take_out(base + done, to + done, rest);
-            done += progress.bytes;
+        while *at < end {
+            let rest = end - *at;
+            let progress = self.take_out(base + *at, to + *at, rest);
+            *at += progress.bytes;
+            let done = *at;
             match progress.stopped {
                 None | Some(Errno::AGAIN) => {}
                 // A page that is not there is a page of zeros, or went with an earlier move.
                 Some(Errno::NOENT) => {
                     let zeroed = self.staging.zero(to + done, PAGE_BYTES);
                     *holes += usize::from(zeroed.stopped.is_none());
-                    done += PAGE_BYTES;
+                    *at += PAGE_BYTES;
                 }
                 // SEAM-3: the page is in the slot and no longer in the program: it was moved. If it is in
                 // both, a stranger touched the slot, and undo() cleans it.
                 Some(Errno::EXIST) if present(to + done) && !present(base + done) => {
-                    done += PAGE_BYTES;
+                    *at += PAGE_BYTES;
                 }
                 Some(Errno::BUSY) if !unshared => {
                     unshared = true;
-                    self.unshare(base + done, rest);
+                    self.unshare(base + done, end - done);
                 }
                 Some(Errno::BUSY) => return Err(Refusal::Busy),
                 Some(_) => return Err(Refusal::Mapping),
@@ -322,6 +326,11 @@ impl Seam {
         }
     }
 
+    /// Whether the kernel serves a touch of `address`, in memory that was managed once.
+    pub(crate) fn is_the_kernels(&self, address: usize) -> bool {
+        map::unshare_pages(address & !(PAGE_BYTES - 1), PAGE_BYTES).is_ok()
+    }
+
     /// Registers again what is managed of a range.
     pub(crate) fn register_ranges(&self, table: &Table, start: usize, end: usize) {
         for (from, to) in table.ranges().filter(|(from, to)| *from < end && *to > start) {
@@ -365,7 +374,7 @@ impl Seam {
         unsafe { self.program.move_pages(from, to, bytes) }
     }
 
-    /// Moves or copies `bytes`; says whether a page was left behind in `from`.
+    /// Moves or copies `bytes`; says whether a page may be left behind in `from`, and a thread asleep.
     fn put_in(&self, from: usize, to: usize, bytes: usize) -> bool {
         let mut left_over = false;
         let mut done = 0;
@@ -376,8 +385,9 @@ impl Seam {
                 None => {}
                 Some(Errno::AGAIN) if progress.bytes > 0 => {}
                 Some(Errno::AGAIN) => self.let_change_happen(),
-                // Moved, whatever the kernel says (SEAM-3); or a hole, while undoing a capture.
-                Some(_) if !present(from + done) => done += PAGE_BYTES,
+                // Moved, whatever the kernel says (SEAM-3), or not to be moved. Whether a page is left in
+                // the slot is not asked: one that was swapped out is, and does not look so. The copy of
+                // a page that is not there fails.
                 Some(_) => {
                     left_over = true;
                     self.copy_in(from + done, to + done, PAGE_BYTES);
@@ -417,14 +427,22 @@ impl Seam {
         skipped
     }
 
-    /// Puts back what an unfinished capture took: every page that is in the slot.
-    fn undo(&self, slot: usize, base: usize) {
-        let mut residency = [0_u8; 512];
-        let pages = &mut residency[..self.shape.pages()];
-        let looked = map::residency(slot, self.shape.folio_bytes(), pages);
-        debug_assert!(looked.is_ok(), "the area is mapped");
+    /// Puts back what an unfinished capture took of `units`: all below `done`, and above every page that
+    /// is in the slot (SEAM-3). Below nothing is asked: what was swapped out moves too, and is not
+    /// resident.
+    fn undo(&self, slot: usize, base: usize, units: Units, done: usize) {
         let mut left_over = false;
-        let mut at = 0;
+        for run in units.runs() {
+            let bytes = self.shape.bytes(run);
+            let taken = bytes.end.min(done).saturating_sub(bytes.start);
+            left_over |= self.put_in(slot + bytes.start, base + bytes.start, taken);
+        }
+        let mut residency = [0_u8; 512];
+        let rest = self.shape.folio_bytes() - done;
+        let pages = &mut residency[..rest / PAGE_BYTES];
+        let looked = map::residency(slot + done, rest, pages);
+        debug_assert!(looked.is_ok(), "the area is mapped");
+        let mut at = done;
         for run in pages.chunk_by(|page, next| page & 1 == next & 1) {
             let bytes = run.len() * PAGE_BYTES;
             if run[0] & 1 == 1 {

@@ -22,7 +22,7 @@ pub(crate) struct Shape {
 impl Shape {
     /// The folio for a unit.
     pub(crate) fn new(unit: UnitOrder) -> Shape {
-        let shape = Shape { unit, folio: unit.max(UnitOrder::DEFAULT) };
+        let shape = Shape { unit, folio: unit.max(UnitOrder::FOLIO) };
         assert!(shape.units() <= UNITS_MAX);
         shape
     }

@@ -265,14 +265,17 @@ impl Staging {
         if self.free.load(Relaxed) == 0 {
             return None;
         }
-        let slot = self.lists.lock().free.pop()?;
+        let mut lists = self.lists.lock();
+        let slot = lists.free.pop()?;
+        // Under the lock, here and below: or a count could fall below zero for a moment.
         self.free.fetch_sub(1, Relaxed);
         Some(self.whole(slot))
     }
 
     /// Takes the free slot that lies just above `slot`, if it is one.
     pub(crate) fn take_free_above(&self, slot: &Full) -> Option<Full> {
-        let slot = self.lists.lock().free.take(slot.slot + 1)?;
+        let mut lists = self.lists.lock();
+        let slot = lists.free.take(slot.slot + 1)?;
         self.free.fetch_sub(1, Relaxed);
         Some(self.whole(slot))
     }
@@ -289,7 +292,8 @@ impl Staging {
     /// Gives a slot with all its units back, their contents no longer needed.
     pub(crate) fn give_free(&self, slot: Full) {
         assert_eq!(slot.units, self.shape.all(), "STAGE-3");
-        self.lists.lock().free.push(slot.slot);
+        let mut lists = self.lists.lock();
+        lists.free.push(slot.slot);
         self.free.fetch_add(1, Relaxed);
     }
 
@@ -332,13 +336,15 @@ impl Staging {
 
     /// Notes that the folio at `address` was staged, the newest of them.
     pub(crate) fn push_staged(&self, address: usize) {
-        self.lists.lock().staged.push_back(address);
+        let mut lists = self.lists.lock();
+        lists.staged.push_back(address);
         self.staged.fetch_add(1, Relaxed);
     }
 
     /// The oldest of the staged folios. It may have gone back since.
     pub(crate) fn pop_staged(&self) -> Option<usize> {
-        let address = self.lists.lock().staged.pop_front()?;
+        let mut lists = self.lists.lock();
+        let address = lists.staged.pop_front()?;
         self.staged.fetch_sub(1, Relaxed);
         Some(address)
     }
