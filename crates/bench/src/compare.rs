@@ -95,7 +95,7 @@ struct UsememArgs {
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     total: Option<u64>,
     /// How zfolio compresses: ALGORITHM[,level=N]:UNIT; may be repeated
-    /// [default: lz4:16K lz4:64K zstd,level=1:16K zstd,level=1:64K]
+    /// [default: lz4:4K lz4:16K zstd,level=1:4K zstd,level=1:16K]
     #[arg(long, value_name = "SETTING")]
     setting: Vec<Compression>,
     /// Leave out a way of running; may be repeated

@@ -91,7 +91,7 @@ pub(crate) struct RunArgs {
     /// What is compressed as one object: a power of two, 4K to 2M
     ///
     /// Large units compress better and faster; small ones serve a random access sooner.
-    #[arg(long, short, value_name = "SIZE", default_value = "64K", value_parser = parse_unit)]
+    #[arg(long, short, value_name = "SIZE", default_value = "16K", value_parser = parse_unit)]
     pub(crate) unit: UnitOrder,
 
     /// End the program when the limit can't be held, instead of going over it
@@ -301,7 +301,7 @@ mod tests {
             let Command::Run(run) = parse(words(line)).expect(line).command else { panic!() };
             assert_eq!(run.limit, Some(1 << 30));
             assert_eq!(run.program, ["ls", "-l", "--limit", "7"]);
-            assert_eq!(run.unit.bytes(), 64 << 10);
+            assert_eq!(run.unit.bytes(), 16 << 10);
         }
     }
 

@@ -74,7 +74,7 @@ impl Findings {
         if self.device.or(self.syscall).is_err() {
             return Some(format!(
                 "userfaultfd is not permitted (/dev/userfaultfd: {}; system call: {}); allow it with \
-                 one of: sudo setfacl -m u:$USER:rw /dev/userfaultfd, or sudo sysctl \
+                 one of: sudo setfacl -m u:$USER:rw /dev/userfaultfd (package acl), or sudo sysctl \
                  vm.unprivileged_userfaultfd=1, or run as root",
                 reason(self.device),
                 reason(self.syscall)

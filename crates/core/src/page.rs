@@ -20,8 +20,12 @@ const _: () = {
 pub struct UnitOrder(u8);
 
 impl UnitOrder {
-    /// 64 KiB, the default.
-    pub const DEFAULT: UnitOrder = UnitOrder(4);
+    /// 16 KiB, the default: a random touch costs a third of what it costs with 64 KiB, and the data
+    /// takes 2 % more room.
+    pub const DEFAULT: UnitOrder = UnitOrder(2);
+
+    /// 64 KiB: what is moved at once, at least.
+    pub const FOLIO: UnitOrder = UnitOrder(4);
 
     /// The order of a unit of `bytes`, or `None` unless it is a power of two of 4 KiB to 2 MiB.
     #[must_use]
@@ -72,7 +76,7 @@ mod tests {
 
     #[test]
     fn only_powers_of_two_from_one_page_to_2_mib_are_units() {
-        assert_eq!(UnitOrder::from_bytes(65536), Some(UnitOrder::DEFAULT));
+        assert_eq!(UnitOrder::from_bytes(65536), Some(UnitOrder::FOLIO));
         assert_eq!(UnitOrder::from_bytes(2 << 20).map(UnitOrder::pages), Some(512));
         for bytes in [0, 1, 2048, 4097, 12288, 4 << 20] {
             assert_eq!(UnitOrder::from_bytes(bytes), None, "{bytes}");

@@ -18,8 +18,7 @@ pub(crate) struct Compression {
 }
 
 /// What is compared unless `--setting` says otherwise.
-pub(crate) const DEFAULTS: [&str; 4] =
-    ["lz4:16K", "lz4:64K", "zstd,level=1:16K", "zstd,level=1:64K"];
+pub(crate) const DEFAULTS: [&str; 4] = ["lz4:4K", "lz4:16K", "zstd,level=1:4K", "zstd,level=1:16K"];
 
 impl FromStr for Compression {
     type Err = String;

@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use crate::stage::{scratch, texts, told, zfolio, zfolio_as_nobody};
+use crate::stage::{Nobody, scratch, texts, told, zfolio};
 
 /// Asserts one line on standard error that holds all of `parts`.
 #[track_caller]
@@ -99,16 +99,17 @@ fn without_the_library_it_is_125() {
 
 #[test]
 fn without_permission_run_says_what_to_do_and_doctor_is_1() {
-    let Some(mut run) = zfolio_as_nobody(&["run", "--", "true"]) else { return };
-    let output = run.output().unwrap();
+    let Some(nobody) = Nobody::stage() else { return };
+    let output = nobody.output(&["run", "--", "true"]);
     let (_, err) = texts(&output);
     if output.status.success() {
         eprintln!("SKIPPED: anybody may use userfaultfd here");
         return;
     }
     assert_eq!(output.status.code(), Some(125), "{err}");
-    assert!(err.contains("userfaultfd") && err.contains("sysctl") && err.lines().count() == 1);
-    let output = zfolio_as_nobody(&["doctor"]).unwrap().output().unwrap();
+    assert!(err.contains("userfaultfd") && err.contains("sysctl"), "{err}");
+    assert_eq!(err.lines().count(), 1, "{err}");
+    let output = nobody.output(&["doctor"]);
     let (out, _) = texts(&output);
     assert_eq!(output.status.code(), Some(1), "{out}");
     assert!(out.contains("FAIL") && out.contains("-> ") && out.contains("cannot work"), "{out}");

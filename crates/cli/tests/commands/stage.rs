@@ -5,12 +5,16 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use zfolio_core::stats::{STATS_MAGIC, Stats};
 
 /// Nobody's uid.
 pub(crate) const NOBODY: u32 = 65_534;
+
+/// The file of the stand-in, among what nobody can reach.
+const LIBRARY: &str = "stand_in.so";
 
 /// Writes the statistics of its process, and makes up the figures.
 const STAND_IN: &str = r#"
@@ -89,23 +93,64 @@ pub(crate) fn zfolio(arguments: &[&str]) -> Command {
     command
 }
 
-/// The same as nobody; `None`, with a loud word, where that cannot be.
-pub(crate) fn zfolio_as_nobody(arguments: &[&str]) -> Option<Command> {
-    let id = NOBODY.to_string();
-    let start = |arguments: &[&str]| {
+/// `zfolio` as nobody, and the copies that nobody can reach; they go with it.
+pub(crate) struct Nobody {
+    folder: PathBuf,
+}
+
+impl Nobody {
+    /// `None`, with a loud word, where that cannot be: not root, or a closed temporary directory.
+    ///
+    /// The build's own files will not do: they may lie in root's home, which is closed to others.
+    /// A trial run of them proves nothing: setpriv has root's capabilities until the `exec`.
+    pub(crate) fn stage() -> Option<Self> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("zfolio-nobody-{}-{count}", std::process::id());
+        let nobody = Self { folder: std::env::temp_dir().join(name) };
+        fs::create_dir(&nobody.folder).expect("the temporary directory is writable");
+        fs::set_permissions(&nobody.folder, fs::Permissions::from_mode(0o755)).expect("it is ours");
+        // By another process: a file that this one writes is busy for as long as any child of any
+        // test that forked meanwhile has not called `exec`.
+        let mut install = Command::new("install");
+        install.args(["-m", "755", "-t"]).arg(&nobody.folder);
+        install.arg(env!("CARGO_BIN_EXE_zfolio")).arg(stand_in());
+        assert!(install.status().expect("install is there").success(), "there is room in /tmp");
+        // `sh` has no capabilities any more.
+        let mut trial = nobody.start(Path::new("sh"));
+        let script = r#"test -r "$ZFOLIO_PRELOAD" && exec "$1" --version"#;
+        trial.args(["-c", script, "sh"]).arg(nobody.folder.join("zfolio"));
+        let status = trial.stdout(Stdio::null()).stderr(Stdio::null()).status();
+        if status.is_ok_and(|status| status.success()) {
+            return Some(nobody);
+        }
+        eprintln!("SKIPPED: nobody cannot run zfolio here (not root, or the path is closed)");
+        None
+    }
+
+    /// What `zfolio` with these arguments put out.
+    pub(crate) fn output(&self, arguments: &[&str]) -> Output {
+        let mut command = self.start(&self.folder.join("zfolio"));
+        command.args(arguments).stdin(Stdio::null()).output().expect("the trial started")
+    }
+
+    fn start(&self, program: &Path) -> Command {
+        let id = NOBODY.to_string();
         let mut command = Command::new("setpriv");
         command.args(["--reuid", &id, "--regid", &id, "--clear-groups"]);
-        command.args(["--bounding-set", "-all", "--inh-caps", "-all"]);
-        command.arg(env!("CARGO_BIN_EXE_zfolio")).args(arguments);
-        command.env("ZFOLIO_PRELOAD", stand_in());
+        command.args(["--bounding-set", "-all", "--inh-caps", "-all"]).arg(program);
+        command.env("ZFOLIO_PRELOAD", self.folder.join(LIBRARY)).env_remove("LD_PRELOAD");
         command
-    };
-    let trial = start(&["--version"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
-    if trial.is_ok_and(|status| status.success()) {
-        return Some(start(arguments));
     }
-    eprintln!("SKIPPED: nobody cannot run zfolio here (not root, or the path is closed)");
-    None
+}
+
+impl Drop for Nobody {
+    fn drop(&mut self) {
+        // A panic here would hide the test's own.
+        if let Err(error) = fs::remove_dir_all(&self.folder) {
+            eprintln!("{} stays behind: {error}", self.folder.display());
+        }
+    }
 }
 
 /// What it wrote to standard output and standard error.

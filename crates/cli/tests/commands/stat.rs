@@ -3,7 +3,7 @@
 use std::process::{Child, Stdio};
 
 use crate::run::{first_line, works};
-use crate::stage::{kill, texts, told, zfolio, zfolio_as_nobody};
+use crate::stage::{Nobody, kill, texts, told, zfolio};
 
 /// A managed process that waits, with its zfolio; both end when this is dropped.
 struct Waiting {
@@ -88,8 +88,8 @@ fn what_is_not_managed_is_status_2() {
 #[test]
 fn a_process_of_another_user_is_status_2() {
     let me = std::process::id().to_string();
-    let Some(mut stat) = zfolio_as_nobody(&["stat", &me]) else { return };
-    let output = stat.output().unwrap();
+    let Some(nobody) = Nobody::stage() else { return };
+    let output = nobody.output(&["stat", &me]);
     let (_, err) = texts(&output);
     assert_eq!(output.status.code(), Some(2));
     assert!(err.contains("belongs to uid 0") && err.lines().count() == 1, "{err}");

@@ -351,7 +351,7 @@ fn threads_agree() {
 #[test]
 #[should_panic(expected = "ZS-3")]
 fn a_second_free_panics() {
-    let pool = Pool::new(World::new(), UnitOrder::DEFAULT);
+    let pool = Pool::new(World::new(), UnitOrder::FOLIO);
     let handle = pool.store(b"once").expect("memory");
     pool.free(handle);
     pool.free(handle);
@@ -360,7 +360,7 @@ fn a_second_free_panics() {
 #[test]
 #[should_panic(expected = "ZS-3")]
 fn a_stale_read_panics() {
-    let pool = Pool::new(World::new(), UnitOrder::DEFAULT);
+    let pool = Pool::new(World::new(), UnitOrder::FOLIO);
     let handle = pool.store(b"once").expect("memory");
     pool.free(handle);
     pool.read(handle, <[u8]>::len);
@@ -369,7 +369,7 @@ fn a_stale_read_panics() {
 #[test]
 #[should_panic(expected = "no entry")]
 fn a_forged_handle_panics() {
-    let pool = Pool::new(World::new(), UnitOrder::DEFAULT);
+    let pool = Pool::new(World::new(), UnitOrder::FOLIO);
     let forged = Handle::from_raw(u32::MAX).expect("not 0");
     assert_eq!(pool.length(forged), 0, "not reached");
 }
@@ -377,7 +377,7 @@ fn a_forged_handle_panics() {
 #[test]
 #[should_panic(expected = "ZS-5")]
 fn a_free_inside_a_read_panics() {
-    let pool = Pool::new(World::new(), UnitOrder::DEFAULT);
+    let pool = Pool::new(World::new(), UnitOrder::FOLIO);
     let handle = pool.store(b"held").expect("memory");
     pool.read(handle, |_| pool.free(handle));
 }
@@ -385,14 +385,14 @@ fn a_free_inside_a_read_panics() {
 #[test]
 #[should_panic(expected = "object of 0 bytes")]
 fn an_empty_object_panics() {
-    let pool = Pool::new(World::new(), UnitOrder::DEFAULT);
+    let pool = Pool::new(World::new(), UnitOrder::FOLIO);
     pool.store(&[]).expect("memory");
 }
 
 /// Goal: an object may be stored from within a read of another, and reads may nest.
 #[test]
 fn reads_nest() {
-    let pool = Pool::new(World::new(), UnitOrder::DEFAULT);
+    let pool = Pool::new(World::new(), UnitOrder::FOLIO);
     let first = pool.store(b"first").expect("memory");
     let second = pool.read(first, |read| pool.store(read).expect("memory"));
     pool.read(first, |one| {
@@ -410,7 +410,7 @@ fn reads_nest() {
 #[test]
 fn a_boundary_does_not_thrash() {
     let world = World::new();
-    let pool = Pool::new(Arc::clone(&world), UnitOrder::DEFAULT);
+    let pool = Pool::new(Arc::clone(&world), UnitOrder::FOLIO);
     let data = bytes(1, 20_000);
     for _ in 0..pool.class_of(data.len()).shape.objects {
         pool.store(&data).expect("memory");
@@ -538,7 +538,7 @@ fn speed() {
     for length in [2560, 20_480] {
         let world = World::new();
         world.rubbish.store(false, Relaxed);
-        let pool = Pool::new(world, UnitOrder::DEFAULT);
+        let pool = Pool::new(world, UnitOrder::FOLIO);
         let (data, mut target) = (bytes(1, length), vec![0; length]);
         let mut random = Random(seed() | 1);
         let measure = |what: &str, each: &mut dyn FnMut(usize)| {
