@@ -44,7 +44,8 @@ impl Engine {
         self.seam.unregister(outer.0, start);
         self.seam.unregister(end, outer.1);
         table.remove(outer.0, outer.1);
-        self.measure_tables(&table);
+        table.prune(outer.0, outer.1);
+        self.measure_tables(&mut table);
         add(&self.figures().unmaps, 1);
         Ok(answer)
     }
@@ -94,7 +95,7 @@ impl Engine {
         // Everything is back, so a page that is missing is the kernel's to fill with zeros.
         self.seam.unregister(outer.0, outer.1);
         table.remove(outer.0, outer.1);
-        self.measure_tables(&table);
+        self.measure_tables(&mut table);
     }
 
     /// A range is moved by `call`, which tells where to (`onto`, if that was said before); the contents
@@ -138,8 +139,9 @@ impl Engine {
         for (start, end) in [(start, end), (to, to_end)] {
             let (first, last) = table.exterior(start, end);
             table.remove(first, last);
+            table.prune(first, last);
         }
-        self.measure_tables(&table);
+        self.measure_tables(&mut table);
         add(&self.figures().remaps, 1);
         Ok((to, to_end, managed))
     }
@@ -225,7 +227,7 @@ impl Engine {
     pub fn settle_for_fork(&self) {
         let table = self.table.read();
         while let Some(base) = self.staging.pop_staged() {
-            if let Some(lock) = table.get(base) {
+            if let Some(lock) = table.known(base) {
                 self.bring_staged(&mut lock.lock(), base);
             }
         }

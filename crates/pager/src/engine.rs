@@ -266,7 +266,7 @@ impl Engine {
         let (first, last) =
             register.map_err(|errno| Error::Memory { what: "userfaultfd register", errno })?;
         self.take_stock(&mut table, first, last);
-        self.measure_tables(&table);
+        self.measure_tables(&mut table);
         Ok(())
     }
 
@@ -279,7 +279,7 @@ impl Engine {
         for (start, end) in registered {
             self.take_stock(&mut table, start, end);
         }
-        self.measure_tables(&table);
+        self.measure_tables(&mut table);
     }
 
     /// Registers a mapping and tells its whole folios.
@@ -316,13 +316,38 @@ impl Engine {
         });
     }
 
-    /// Brings the sizes of tables and queues up to date, with room for a queue entry per folio.
-    pub(crate) fn measure_tables(&self, table: &Table) {
+    /// Brings the sizes of tables and queues up to date, with room for the entry of every folio that
+    /// can be resident.
+    pub(crate) fn measure_tables(&self, table: &mut Table) {
         let managed = table.managed_bytes();
-        self.resident.reserve(managed / self.shape.folio_bytes() + 1);
+        let folios = managed / self.shape.folio_bytes() + 1;
+        if self.resident.len() > 2 * folios {
+            self.sweep_queues(table);
+        }
+        let within = self.config.limit_bytes / self.shape.unit_bytes() as u64;
+        self.resident.reserve(folios.min(usize::try_from(within).unwrap_or(usize::MAX)));
         let bytes = table.metadata_bytes() + self.resident.metadata_bytes();
         self.metadata_bytes.store((bytes + self.zswap.stream_bytes()) as u64, Relaxed);
         self.figures().managed_bytes.store(managed as u64, Relaxed);
+    }
+
+    /// Drops from the queues what is of unmapped folios, and second entries (`UNIT-3`).
+    fn sweep_queues(&self, table: &mut Table) {
+        let mut kept = Vec::new();
+        self.resident.retain(|base| {
+            let folio = table.known_mut(base).filter(|folio| folio.managed && folio.queued);
+            let keep = folio.is_some();
+            if let Some(folio) = folio {
+                folio.queued = false;
+                kept.push(base);
+            }
+            keep
+        });
+        for base in kept {
+            if let Some(folio) = table.known_mut(base) {
+                folio.queued = true;
+            }
+        }
     }
 
     /// Counts units that became resident (`ENG-3`).

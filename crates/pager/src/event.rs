@@ -125,12 +125,14 @@ impl Engine {
                 self.forget(&table, start, end, true);
                 let (first, last) = table.exterior(start, end);
                 table.remove(first, last);
+                table.prune(first, last);
                 add(&self.figures().unmaps, 1);
             }
             Message::Remap { from, to, bytes } => {
                 self.follow(&table, from, to, bytes);
                 let (first, last) = table.exterior(from, from + bytes);
                 table.remove(first, last);
+                table.prune(first, last);
                 drop(table);
                 // Registered already, by the kernel. If not, it stays the kernel's.
                 self.adopt(to, to + bytes).ok();
@@ -139,7 +141,7 @@ impl Engine {
             }
             Message::Fault { .. } | Message::Other => {}
         }
-        self.measure_tables(&table);
+        self.measure_tables(&mut table);
         true
     }
 

@@ -132,7 +132,6 @@ impl Engine {
     fn serves(&self, address: usize, began: u64) -> bool {
         let table = self.table.read();
         let ours = table.manages(address);
-        let table_knows = !ours && table.get(address).is_some();
         if ours {
             self.serve(table, address, thread::tag(), began);
         } else if self.staging.contains(address) {
@@ -141,6 +140,6 @@ impl Engine {
         }
         // Pinned since it was touched: the kernel's alone, and the access works when it is repeated. What
         // is truly not there cannot be populated.
-        ours || (table_knows && self.seam.is_the_kernels(address))
+        ours || self.seam.is_the_kernels(address)
     }
 }

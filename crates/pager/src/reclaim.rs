@@ -79,6 +79,14 @@ struct Caught<'t> {
     slot: Hollow,
 }
 
+/// Why a folio is not captured.
+enum Missed {
+    /// Nothing of it is resident any more.
+    Gone,
+    /// Somebody brings it back right now.
+    Busy,
+}
+
 /// Adjacent folios that are captured by one move at most; 512 KiB take 25 us.
 const CAPTURE_MAX: usize = 8;
 const CAPTURE_BYTES_MAX: usize = 512 << 10;
@@ -113,9 +121,18 @@ impl Engine {
     /// Moves the resident units of the oldest folio that can be moved to the staging area; and of those
     /// that come next, if they are adjacent.
     fn capture_next(&self, table: &Table) -> bool {
-        for _ in 0..CAPTURE_TRIES.min(self.resident.len()) {
+        let mut tries = CAPTURE_TRIES.min(self.resident.len());
+        while tries > 0 {
             let Some((base, queue)) = self.resident.pop() else { break };
-            let Some(folio) = self.catch(table, base, queue) else { continue };
+            let folio = match self.catch(table, base, queue) {
+                Ok(folio) => folio,
+                // It leaves the queue, and costs nothing more.
+                Err(Missed::Gone) => continue,
+                Err(Missed::Busy) => {
+                    tries -= 1;
+                    continue;
+                }
+            };
             let Some(slot) = self.staging.take_hollow() else {
                 self.requeue(base, queue, folio);
                 break;
@@ -130,19 +147,20 @@ impl Engine {
             if captured {
                 return true;
             }
+            tries -= 1;
         }
         false
     }
 
-    /// Locks a folio that was the next of its queue. `None`: it has gone, or it is young.
-    fn catch<'t>(&self, table: &'t Table, base: usize, queue: Queue) -> Option<Held<'t>> {
-        let Some(mut folio) = table.get(base)?.try_lock() else {
-            // Somebody brings it back right now.
+    /// Locks a folio that was the next of its queue.
+    fn catch<'t>(&self, table: &'t Table, base: usize, queue: Queue) -> Result<Held<'t>, Missed> {
+        let lock = table.known(base).ok_or(Missed::Gone)?;
+        let Some(mut folio) = lock.try_lock() else {
             self.resident.push(base, queue);
-            return None;
+            return Err(Missed::Busy);
         };
         folio.queued = false;
-        (!folio.resident.is_empty()).then_some(folio)
+        if folio.resident.is_empty() { Err(Missed::Gone) } else { Ok(folio) }
     }
 
     fn requeue(&self, base: usize, queue: Queue, mut folio: Held<'_>) {
@@ -162,7 +180,7 @@ impl Engine {
             if !self.resident.pop_if(base, queue) {
                 break;
             }
-            let Some(folio) = self.catch(table, base, queue) else { break };
+            let Ok(folio) = self.catch(table, base, queue) else { break };
             let whole = folio.resident == self.shape.all();
             let slot = if whole { self.staging.take_hollow_above(&last.slot) } else { None };
             let Some(slot) = slot else {
@@ -229,7 +247,7 @@ impl Engine {
     /// is free, or given back if it is above the limit or not whole.
     pub(crate) fn compress_next(&self, table: &Table, cpu: usize) -> Units {
         while let Some(base) = self.staging.pop_staged() {
-            let Some(lock) = table.get(base) else { continue };
+            let Some(lock) = table.known(base) else { continue };
             let mut held = lock.lock();
             let folio = &mut *held;
             let Some(slot) = &folio.staged else { continue };

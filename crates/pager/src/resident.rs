@@ -20,11 +20,13 @@
 //! # Invariants
 //!
 //! - `RES-1` An entry may be stale: the unit went away, or went out and came back. Its owner looks at
-//!   the unit, and the unit's `queued` flag keeps a unit from having two entries (`UNIT-3`).
+//!   the unit, and the unit's `queued` flag keeps a unit from having two entries (`UNIT-3`). Entries of
+//!   what was unmapped are swept out before they are as many as the others.
 //!
 //! # Cost
 //!
-//! 8 bytes per managed unit and queue; room is made when a range is adopted, never at a fault.
+//! 8 bytes per managed folio and queue, for as many as the limit holds; room is made when a range is
+//! adopted, never at a fault.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
@@ -76,6 +78,14 @@ impl Resident {
         let mut queues = self.queues.lock();
         queues.main.reserve(units);
         queues.probation.reserve(units);
+    }
+
+    /// Drops the entries that `keep` does not want.
+    pub(crate) fn retain(&self, mut keep: impl FnMut(usize) -> bool) {
+        let mut queues = self.queues.lock();
+        queues.main.retain(|address| keep(*address));
+        queues.probation.retain(|address| keep(*address));
+        self.main.store(queues.main.len(), Relaxed);
     }
 
     /// Appends the youngest of a queue.
@@ -180,5 +190,16 @@ mod tests {
         resident.capture_time(Queue::Probation);
         resident.capture_time(Queue::Probation);
         assert!(!resident.came_back_soon(time));
+    }
+
+    #[test]
+    fn what_is_not_wanted_leaves_both_queues() {
+        let resident = Resident::new(0);
+        (0..10).for_each(|unit| resident.push(unit, Queue::Main));
+        (10..20).for_each(|unit| resident.push(unit, Queue::Probation));
+        resident.retain(|unit| unit % 5 == 0);
+        let mut left: Vec<usize> = std::iter::from_fn(|| Some(resident.pop()?.0)).collect();
+        left.sort_unstable();
+        assert_eq!(left, [0, 5, 10, 15]);
     }
 }
