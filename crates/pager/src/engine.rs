@@ -389,7 +389,7 @@ impl Engine {
     pub fn sample(&self) {
         let figures = self.figures();
         let counted = self.counted_bytes();
-        let process = zfolio_sys::process::resident_bytes();
+        let process = zfolio_sys::process::resident_bytes().unwrap_or(0);
         if self.config.whole_process && process > 0 {
             let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
             let uncounted = signed(process) - signed(counted);

@@ -344,9 +344,9 @@ fn pagers_that_go_leave_nothing() {
     let maps = || std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
     UNITS.into_iter().for_each(|unit| once(unit, 0));
     let (resident, descriptors, mappings) =
-        (zfolio_sys::process::resident_bytes(), files(), maps());
+        (zfolio_sys::process::resident_bytes().unwrap(), files(), maps());
     UNITS.into_iter().for_each(|unit| once(unit, 1));
-    let grown = zfolio_sys::process::resident_bytes().saturating_sub(resident);
+    let grown = zfolio_sys::process::resident_bytes().unwrap().saturating_sub(resident);
     assert!(grown < 16 << 20, "{grown} bytes more");
     assert!(files() <= descriptors + 1, "descriptors are left open");
     assert!(maps() <= mappings + 24, "{} mappings after {mappings}", maps());

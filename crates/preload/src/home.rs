@@ -153,12 +153,12 @@ const BYTES_PER_NS: u64 = 20;
 /// Time that registering takes, in which the program goes on: 8 ms where both CPUs are busy.
 const ENGAGE_NS: u64 = 8_000_000;
 
-/// Returns when the process is near its limit.
+/// Returns when the process is near its limit, or nobody can tell.
 fn watch(limit: u64) {
     let margin = (limit / 16).clamp(4 << 20, 32 << 20);
-    let (mut before, mut before_ns) = (process::resident_bytes(), clock::monotonic_ns());
-    loop {
-        let (resident, now_ns) = (process::resident_bytes(), clock::monotonic_ns());
+    let (mut before, mut before_ns) = (u64::MAX, clock::monotonic_ns());
+    while let Some(resident) = process::resident_bytes() {
+        let now_ns = clock::monotonic_ns();
         if let Some(home) = statistics::home() {
             home.figures.process_bytes.store(resident, Ordering::Relaxed);
             zfolio_core::stats::raise(&home.figures.process_bytes_max, resident);

@@ -7,16 +7,14 @@ use crate::map::PAGE_BYTES;
 /// Of this thread, whose memory it is: the thread that started the process may be gone.
 ///
 /// The kernel keeps the count per CPU and adds up only now and then: it may be off by 64 pages per
-/// CPU. 0 if `/proc` is not there.
+/// CPU. `None` if `/proc` is not there, or the process may open nothing more.
 #[must_use]
-pub fn resident_bytes() -> u64 {
+pub fn resident_bytes() -> Option<u64> {
     let mut text = [0_u8; 128];
-    let Ok(length) = crate::files::read_small(c"/proc/thread-self/statm", &mut text) else {
-        return 0;
-    };
-    let second = text[..length].split(|byte| *byte == b' ').nth(1);
-    let pages = second.and_then(|field| std::str::from_utf8(field).ok()?.parse::<u64>().ok());
-    pages.unwrap_or(0) * PAGE_BYTES as u64
+    let length = crate::files::read_small(c"/proc/thread-self/statm", &mut text).ok()?;
+    let second = text[..length].split(|byte| *byte == b' ').nth(1)?;
+    let pages: u64 = std::str::from_utf8(second).ok()?.parse().ok()?;
+    Some(pages * PAGE_BYTES as u64)
 }
 
 /// When this process started: field 22 of `/proc/self/stat`, in clock ticks. 0 if not told.
@@ -45,7 +43,7 @@ pub fn abort_now(status: i32) -> ! {
 mod tests {
     #[test]
     fn the_kernel_tells_about_us() {
-        assert!(super::resident_bytes() > 100 << 10);
+        assert!(super::resident_bytes().unwrap_or(0) > 100 << 10);
         assert!(super::start_ticks() > 0);
         assert_eq!(super::id(), std::process::id());
     }
