@@ -361,6 +361,28 @@ static void raw_calls(void) {
     ballast_verify(&b, "raw calls");
 }
 
+/* madvise by a raw system call on parts of units, while another thread keeps reclaim busy. */
+static void raw_drops(void) {
+    struct ballast b, block;
+    ballast_make(&b, 2 * limit_bytes(), 3);
+    ballast_make(&block, limit_bytes(), 4);
+    ballast_start(&b);
+    uint64_t random = 5;
+    for (int round = 0; round < 4000; round++) {
+        size_t pages = 1 + next_random(&random) % 40, from = next_random(&random) % (block.pages - pages);
+        char *at = block.start + from * PAGE;
+        CHECK(syscall(SYS_madvise, at, pages * PAGE, MADV_DONTNEED) == 0);
+        for (size_t i = 0; i < pages; i++) CHECK(page_is_zero(at + i * PAGE), "round %d page %zu", round, from + i);
+        for (size_t i = 0; i < pages; i++) {
+            block.generation[from + i]++;
+            fill_page(at + i * PAGE, ballast_seed(&block, from + i));
+        }
+        ballast_churn(&block, 64, &random);
+    }
+    ballast_verify(&block, "raw drops");
+    ballast_stop(&b);
+}
+
 /* MAP_POPULATE and MADV_POPULATE_WRITE over the limit. */
 static void populate(void) {
     char *start = mmap(NULL, 3 * limit_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
@@ -377,6 +399,7 @@ int main(int count, char **arguments) {
     const struct behaviour cases[] = {
         {"single", single}, {"threads", threads}, {"neighbours", neighbours}, {"file_over", file_over},
         {"holes", holes}, {"moves", moves}, {"shared_moves", shared_moves}, {"raw_calls", raw_calls},
+        {"raw_drops", raw_drops},
         {"populate", populate},
     };
     return CHOOSE(cases);

@@ -1,6 +1,6 @@
 //! The data path of zfolio: pages are compressed, placed, kept, and given back.
 //!
-//! No system call, no thread, no clock and no global lives here. What the data path needs from the
+//! No system call, no thread, no clock lives here. What the data path needs from the
 //! world (runs of pages, the number of the CPU) comes in through small traits and arguments, so that
 //! a test can run all of it in a simulated world with injected faults.
 //!
@@ -12,5 +12,6 @@ pub mod zcomp;
 pub mod zsmalloc;
 pub mod zswap;
 
+pub mod ranges;
 pub mod stats;
 pub mod sync;

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// Bytes in a page, the smallest thing that a program can touch.
 ///
-/// The one place where it is written; `zfolio-sys` checks it against the running kernel.
+/// Here and in `zfolio-sys`, which depends on nothing of ours and checks it against the kernel.
 pub const PAGE_BYTES: usize = 4096;
 
 /// The largest order: 2^9 pages = 2 MiB, one huge page.
@@ -21,7 +21,7 @@ pub struct UnitOrder(u8);
 
 impl UnitOrder {
     /// 16 KiB, the default: a random touch costs a third of what it costs with 64 KiB, and the data
-    /// takes 2 % more room.
+    /// takes 2 to 3 % more room (`docs/design/zcomp.md`).
     pub const DEFAULT: UnitOrder = UnitOrder(2);
 
     /// 64 KiB: what is moved at once, at least.
@@ -31,6 +31,12 @@ impl UnitOrder {
     #[must_use]
     pub fn from_bytes(bytes: usize) -> Option<UnitOrder> {
         (0..=UNIT_ORDER_MAX).map(UnitOrder).find(|order| order.bytes() == bytes)
+    }
+
+    /// The folio of such units: what is moved at once.
+    #[must_use]
+    pub fn folio(self) -> UnitOrder {
+        self.max(UnitOrder::FOLIO)
     }
 
     /// log2 of the pages.

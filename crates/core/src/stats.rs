@@ -58,7 +58,7 @@ figures! {
     pool_bytes,
     /// The most of it.
     pool_bytes_max,
-    /// Unit tables, queues and handle tables.
+    /// Folio tables, queues and handle tables.
     metadata_bytes,
     /// Resident memory of the process that is not managed: code, libraries, stacks.
     unmanaged_bytes,
@@ -84,7 +84,7 @@ figures! {
     same_filled_units,
     /// Units stored as they are.
     incompressible_units,
-    /// Faults on memory never touched before: a zeroed unit.
+    /// Faults on memory never touched before: zeros.
     faults_zero,
     /// Faults served from the staging area: the second chance.
     faults_staged,

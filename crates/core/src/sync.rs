@@ -177,21 +177,28 @@ mod ranks {
     use std::cell::Cell;
 
     thread_local! {
-        /// One bit per held rank; ranks are below 64.
-        static HELD: Cell<u64> = const { Cell::new(0) };
+        /// How many locks of each rank are held; ranks are below 64.
+        static HELD: Cell<[u8; 64]> = const { Cell::new([0; 64]) };
     }
 
     pub(super) fn assert_rising(rank: u8) {
-        let held = HELD.get();
-        assert!(held >> rank == 0, "SYNC-1: lock of rank {rank} wanted, held ranks {held:#b}");
+        let highest = HELD.get().iter().rposition(|held| *held > 0);
+        let rising = highest.is_none_or(|highest| highest < usize::from(rank));
+        assert!(rising, "SYNC-1: lock of rank {rank} wanted, one of rank {highest:?} is held");
     }
 
     pub(super) fn push(rank: u8) {
-        HELD.set(HELD.get() | 1 << rank);
+        count(rank, 1);
     }
 
     pub(super) fn pop(rank: u8) {
-        HELD.set(HELD.get() & !(1 << rank));
+        count(rank, -1);
+    }
+
+    fn count(rank: u8, more: i8) {
+        let mut held = HELD.get();
+        held[usize::from(rank)] = held[usize::from(rank)].wrapping_add_signed(more);
+        HELD.set(held);
     }
 }
 
@@ -214,6 +221,16 @@ mod tests {
         let second = high.lock();
         assert_eq!(*first + *second, 3);
         assert!(low.try_lock().is_none());
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    #[should_panic(expected = "SYNC-1")]
+    fn one_of_two_locks_of_a_rank_still_counts() {
+        let (low, one, two) = (Mutex::<1, _>::new(1), Mutex::<2, _>::new(2), Mutex::<2, _>::new(2));
+        let _first = one.lock();
+        drop(two.try_lock());
+        let _second = low.lock();
     }
 
     #[test]

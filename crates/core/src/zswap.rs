@@ -2,7 +2,7 @@
 //!
 //! [`Zswap::store`] compresses a batch of units and places each in the pool; what the caller keeps
 //! of a unit is its [`Entry`]: where it is and what its checksum was. There is no index here: the
-//! caller's unit table is the index, so that a fault looks up one entry in one place.
+//! caller's folio table is the index, so that a fault looks up one entry in one place.
 //!
 //! # Invariants
 //!
@@ -17,8 +17,8 @@
 //!
 //! # Cost
 //!
-//! An entry is 24 bytes: 8 for the place, 16 for the checksum; 0.04 % of a 64 KiB unit. Hashing costs about 1/15 of what LZ4
-//! costs to compress, and saves all of it for a unit that comes back unchanged.
+//! An entry is 24 bytes: 8 for the place, 16 for the checksum; 0.15 % of a 16 KiB unit. Hashing costs
+//! about 1/15 of what LZ4 costs to compress, and saves all of it for a unit that comes back unchanged.
 
 use std::fmt;
 use std::sync::atomic::AtomicU64;

@@ -24,7 +24,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Those of `call`; then nothing has changed.
+    /// Those of `call`; then all reads as before (what it covers in part is no longer managed).
     pub fn unmap<R, E>(
         &self,
         start: usize,
@@ -40,7 +40,7 @@ impl Engine {
             }
         }
         let outer = table.exterior(start, end);
-        // What is left of units at the edges was brought back, and is the kernel's alone.
+        // What is left of folios at the edges was brought back, and is the kernel's alone.
         self.seam.unregister(outer.0, start);
         self.seam.unregister(end, outer.1);
         table.remove(outer.0, outer.1);
@@ -116,7 +116,7 @@ impl Engine {
         for (address, lock) in table.known_folios(start, end) {
             self.bring_back(&mut lock.lock(), address);
         }
-        let managed = table.ranges().any(|(from, to_end)| from < end && to_end > start);
+        let managed = table.ranges().overlap(start, end);
         self.settle_edges(&table, onto.0, onto.1, true);
         // One mapping again: `mremap` refuses a range of several, and registering has split it.
         self.seam.unregister(start, end);
@@ -235,7 +235,7 @@ impl Engine {
 
     /// Everything that is managed comes back and stays: the engine ends.
     pub fn unmanage_all(&self) {
-        let ranges: Vec<(usize, usize)> = self.table.read().ranges().collect();
+        let ranges: Vec<(usize, usize)> = self.table.read().ranges().iter().collect();
         for (start, end) in ranges {
             self.pin(start, end);
         }

@@ -9,7 +9,8 @@
 //!
 //! # Concurrency
 //!
-//! `table` -> `folio` -> `resident` -> `staging` -> streams -> pool. See `docs/locks.md`.
+//! `table` -> `folio` -> `resident` -> `staging` -> `inbox` -> streams -> pool -> `runs`. See
+//! `docs/locks.md`.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -134,8 +135,8 @@ impl Engine {
         let staged_target = folios(low_bytes).max(2);
         let slots = staged_target + folios(high_bytes) + 64;
         let memory = |what| move |errno| Error::Memory { what, errno };
-        // A scratch slot for each CPU, the handler and the prefetch; of large folios one, since a part
-        // of one is never wanted.
+        // A scratch slot for each CPU, the handler and the prefetch; of folios of one unit one, for
+        // those that come in before any slot is free.
         let scratch = if shape.units() > 1 { cpu::online() + 2 } else { 1 };
         let staging = Staging::new(slots, scratch, shape).map_err(memory("staging area"))?;
         let (program, area) = open_userfaultfds(config.mode)?;
@@ -224,7 +225,7 @@ impl Engine {
         quiet.inbox.clear();
         let again = self.seam.open_again(&self.staging, self.config.mode);
         again.map_err(|errno| Error::Userfaultfd { errno })?;
-        let ranges: Vec<(usize, usize)> = quiet.table.ranges().collect();
+        let ranges: Vec<(usize, usize)> = quiet.table.ranges().iter().collect();
         for (start, end) in ranges {
             if self.seam.program.register(start, end - start).is_err() {
                 self.register_what_is_there(&mut quiet.table, start, end);
@@ -262,11 +263,17 @@ impl Engine {
     /// The range cannot be registered; it stays the kernel's.
     pub fn adopt(&self, start: usize, end: usize) -> Result<(), Error> {
         let mut table = self.table.write();
-        let register = self.register(&table, start, end);
-        let (first, last) =
-            register.map_err(|errno| Error::Memory { what: "userfaultfd register", errno })?;
-        self.take_stock(&mut table, first, last);
+        // What was unmapped here before must not be forgotten afterwards (EVT-3).
+        self.honour(&mut table);
+        let taken = self.take_in(&mut table, start, end);
         self.measure_tables(&mut table);
+        taken.map_err(|errno| Error::Memory { what: "userfaultfd register", errno })
+    }
+
+    /// Registers a mapping and finds what is resident in it.
+    pub(crate) fn take_in(&self, table: &mut Table, start: usize, end: usize) -> Result<(), Errno> {
+        let (first, last) = self.register(table, start, end)?;
+        self.take_stock(table, first, last);
         Ok(())
     }
 

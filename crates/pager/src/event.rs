@@ -3,18 +3,22 @@
 //! Changes that come through the C library are made by the engine itself (`change`), exactly. A
 //! program that makes the system call on its own is seen here: the kernel tells of it, before
 //! (`REMOVE`) or after (`UNMAP`, `REMAP`) it happened, and goes on as soon as the event is *read*. So
-//! what is exact here is the outcome for the thread that made the call; another thread that maps
-//! the same addresses anew at the same moment is a race that the events leave open.
+//! the outcome is exact for the thread that made the call, from the second such change on: before the
+//! first nobody looks for them (`Inbox::steady`). Open is what another thread maps at the same
+//! addresses before the event is told.
 //!
 //! # Invariants
 //!
 //! - `EVT-1` The thread that reads never waits for the table: who holds it may be in a system call
 //!   that does not return until its own event is read. What cannot be served now is kept, in order.
 //! - `EVT-2` Events of the engine's own calls are announced before the call, and skipped.
+//! - `EVT-3` What was read is honoured before new memory is taken under management. Until then nothing
+//!   of its range is taken out, and what is brought in goes where it belongs by now: nowhere, if it was
+//!   dropped.
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::stats::add;
@@ -61,14 +65,52 @@ impl Announced {
 /// A change of mappings keeps moves from working (`EAGAIN`) until its event is read. So whoever meets
 /// that reads, and leaves what he read here for the handler.
 #[derive(Debug)]
-pub(crate) struct Inbox(Mutex<{ rank::INBOX }, VecDeque<(Message, u64)>>);
+pub(crate) struct Inbox {
+    messages: Mutex<{ rank::INBOX }, VecDeque<(Message, u64)>>,
+    /// Whether there ever was a change of somebody else's. Most programs make none, and pay nothing.
+    changing: AtomicBool,
+}
 
 /// The inbox held.
 pub(crate) type Held<'a> = Guard<'a, { rank::INBOX }, VecDeque<(Message, u64)>>;
 
 impl Default for Inbox {
     fn default() -> Self {
-        Inbox(Mutex::new(VecDeque::with_capacity(WAITING_MAX)))
+        let messages = Mutex::new(VecDeque::with_capacity(WAITING_MAX));
+        Inbox { messages, changing: AtomicBool::new(false) }
+    }
+}
+
+/// No event is read while this is held, so whoever changes mappings meanwhile has not gone on: what
+/// is moved or copied under it comes before the change, or is refused with `EAGAIN` (`EVT-3`).
+#[derive(Debug)]
+pub(crate) struct Steady<'a>(Option<Held<'a>>);
+
+impl Steady<'_> {
+    /// Whether a change of any of `start..end` waits to be honoured.
+    pub(crate) fn has_change(&self, start: usize, end: usize) -> bool {
+        let messages = self.0.iter().flat_map(|held| held.iter());
+        messages.map(|(message, _)| *message).any(|message| changes(message, start, end))
+    }
+
+    /// Where memory that belongs to `at` is to be placed, after the changes that wait.
+    pub(crate) fn place_now(&self, at: usize, bytes: usize) -> Place {
+        let (mut place, mut moved) = (at, false);
+        for (message, _) in self.0.iter().flat_map(|held| held.iter()) {
+            if !changes(*message, place, place + bytes) {
+                continue;
+            }
+            if bytes > PAGE_BYTES {
+                return Place::Apart;
+            }
+            match *message {
+                Message::Remap { from, to, bytes } if (from..from + bytes).contains(&place) => {
+                    (place, moved) = (place - from + to, true);
+                }
+                _ => return Place::Nowhere,
+            }
+        }
+        if moved { Place::There(place) } else { Place::Here }
     }
 }
 
@@ -77,7 +119,7 @@ impl Inbox {
     pub(crate) fn pull(&self, from: &Uffd, announced: &Announced) {
         let mut messages = Messages::default();
         // Under the lock, so that messages are kept in the order in which the kernel told them.
-        let mut inbox = self.0.lock();
+        let mut inbox = self.messages.lock();
         // EBADF and the like cannot be: the userfaultfd lives as long as the engine (UFFD-1).
         let Ok(messages) = from.read(&mut messages) else { return };
         let now = clock::monotonic_ns();
@@ -91,6 +133,9 @@ impl Inbox {
                 Message::Other => true,
             };
             if !ours {
+                if is_change(*message) {
+                    self.changing.store(true, Ordering::Relaxed);
+                }
                 inbox.push_back((*message, now));
             }
         }
@@ -98,51 +143,98 @@ impl Inbox {
 
     /// Holds it still, for `fork`: the handler looks here without the table.
     pub(crate) fn hold(&self) -> Held<'_> {
-        self.0.lock()
+        self.messages.lock()
     }
 
-    /// The next thing to do, and when it was told.
+    /// The next thing to do, and when it was told: a change before any fault, whose thread waits while
+    /// that of the change goes on.
     pub(crate) fn first(&self) -> Option<(Message, u64)> {
-        self.0.lock().front().copied()
+        let inbox = self.messages.lock();
+        inbox.iter().find(|(message, _)| is_change(*message)).or(inbox.front()).copied()
     }
 
-    /// The first is done.
+    /// The first, a fault, is served. It is the foremost still: others come behind it.
     pub(crate) fn done(&self) {
-        self.0.lock().pop_front();
+        self.messages.lock().pop_front();
+    }
+
+    /// Holds it for one move or copy, where there are changes at all.
+    pub(crate) fn steady(&self) -> Steady<'_> {
+        Steady(self.changing.load(Ordering::Relaxed).then(|| self.messages.lock()))
+    }
+
+    /// Takes the first change, for whoever holds the table alone. Faults stay, for the handler.
+    fn take_change(&self) -> Option<Message> {
+        let mut inbox = self.messages.lock();
+        let first = inbox.iter().position(|(message, _)| is_change(*message))?;
+        inbox.remove(first).map(|(message, _)| message)
     }
 }
 
-impl Engine {
-    /// Honours an event of somebody else's change. False: the table is held, try again.
-    pub(crate) fn honour(&self, message: Message) -> bool {
-        let Some(mut table) = self.table.try_write() else { return false };
-        match message {
-            Message::Remove { start, end } => {
-                self.forget(&table, start, end, false);
-                add(&self.figures().removes, 1);
-            }
-            Message::Unmap { start, end } => {
-                self.forget(&table, start, end, true);
-                let (first, last) = table.exterior(start, end);
-                table.remove(first, last);
-                table.prune(first, last);
-                add(&self.figures().unmaps, 1);
-            }
-            Message::Remap { from, to, bytes } => {
-                self.follow(&table, from, to, bytes);
-                let (first, last) = table.exterior(from, from + bytes);
-                table.remove(first, last);
-                table.prune(first, last);
-                drop(table);
-                // Registered already, by the kernel. If not, it stays the kernel's.
-                self.adopt(to, to + bytes).ok();
-                add(&self.figures().remaps, 1);
-                return true;
-            }
-            Message::Fault { .. } | Message::Other => {}
+/// Where memory goes that is brought in while changes wait.
+pub(crate) enum Place {
+    /// Where it was to go.
+    Here,
+    /// Its mapping was moved there.
+    There(usize),
+    /// To several places: each page is to be asked for.
+    Apart,
+    /// It was dropped.
+    Nowhere,
+}
+
+/// Whether a message is of a change of any of `start..end`.
+fn changes(message: Message, start: usize, end: usize) -> bool {
+    let overlap = |from: usize, to: usize| from < end && to > start;
+    match message {
+        Message::Remove { start, end } | Message::Unmap { start, end } => overlap(start, end),
+        Message::Remap { from, to, bytes } => {
+            overlap(from, from + bytes) || overlap(to, to + bytes)
         }
+        Message::Fault { .. } | Message::Other => false,
+    }
+}
+
+fn is_change(message: Message) -> bool {
+    !matches!(message, Message::Fault { .. })
+}
+
+impl Engine {
+    /// Honours what waits of other people's changes. False: the table is held, try again.
+    pub(crate) fn try_honour(&self) -> bool {
+        let Some(mut table) = self.table.try_write() else { return false };
+        self.honour(&mut table);
         self.measure_tables(&mut table);
         true
+    }
+
+    /// Honours what waits of other people's changes.
+    pub(crate) fn honour(&self, table: &mut Table) {
+        while let Some(change) = self.seam.inbox.take_change() {
+            match change {
+                Message::Remove { start, end } => {
+                    self.forget(table, start, end, false);
+                    add(&self.figures().removes, 1);
+                }
+                Message::Unmap { start, end } => {
+                    self.forget(table, start, end, true);
+                    let (first, last) = table.exterior(start, end);
+                    table.remove(first, last);
+                    table.prune(first, last);
+                    add(&self.figures().unmaps, 1);
+                }
+                Message::Remap { from, to, bytes } => {
+                    self.follow(table, from, to, bytes);
+                    let (first, last) = table.exterior(from, from + bytes);
+                    table.remove(first, last);
+                    table.prune(first, last);
+                    // Registered already, by the kernel. If not, it stays the kernel's.
+                    self.take_in(table, to, to + bytes).ok();
+                    add(&self.figures().remaps, 1);
+                }
+                Message::Fault { .. } | Message::Other => {}
+            }
+        }
     }
 
     /// Drops what is kept of `start..end`. What a folio at an edge keeps beyond it comes back.
@@ -160,11 +252,27 @@ impl Engine {
             // The kernel may drop its pages before or after ours are placed: so the dropped part is
             // zeros in what we place.
             let dropped = start.max(base) - base..end.min(base + folio_bytes) - base;
+            if !unmapped {
+                // First: what is brought back wakes who waits, and then the page is the program's.
+                self.take_away(base, dropped.clone());
+            }
             self.bring_back_without(&mut folio, base, dropped);
             if unmapped {
                 self.retire(&mut folio);
             }
         }
+    }
+
+    /// Takes pages away that the program is about to drop, or has dropped: the kernel tells of it first,
+    /// and a capture in between would keep what must read as zeros. Nothing new can be there yet, since a
+    /// page that was dropped comes back by a fault, behind the event.
+    fn take_away(&self, base: usize, dropped: Range<usize>) {
+        let hollow = self.staging.take_hollow();
+        let free = || Some(self.seam.release(&self.staging, self.staging.take_free()?));
+        // No slot at all: as many captures are under way, and the next event finds one.
+        let Some(slot) = hollow.or_else(free) else { return };
+        let slot = self.seam.take_away(&self.staging, base, dropped, slot);
+        self.staging.give_hollow(slot);
     }
 
     /// After a move: puts what is kept of the old range into the new one.

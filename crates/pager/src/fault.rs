@@ -36,8 +36,9 @@ pub(crate) enum Served {
     Raced,
 }
 
-/// Folios that one fault compresses before it goes over the limit. Each fault brings one back at most,
-/// so the charge falls all the same, unless nothing shrinks; and then more would only cost more.
+/// Folios that one fault compresses before it goes over the limit. Each brings one back (a
+/// run of zeros more, but only what is free), so the charge falls all the same, unless nothing shrinks;
+/// and then more would only cost more.
 const FREED_MAX: usize = 4;
 
 /// Adjacent whole folios that are moved in at once, at most.
@@ -136,7 +137,7 @@ impl Engine {
 
     /// Brings a folio back that nobody waits for yet. False if nothing of it is staged or stored.
     pub(crate) fn prefetch_folio(&self, table: &Table, base: usize, cpu: usize) -> bool {
-        let Some(lock) = table.get(base) else { return false };
+        let Some(lock) = table.known(base) else { return false };
         let away = |folio: &Folio| folio.staged.is_some() || !folio.stored.is_empty();
         let Some(stored) = lock.try_lock().filter(|folio| away(folio)).map(|folio| folio.stored)
         else {

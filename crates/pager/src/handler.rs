@@ -1,6 +1,6 @@
-//! Handler mode: threads of the engine read the userfaultfd and serve.
+//! Handler mode: a thread of the engine reads the userfaultfd and serves.
 //!
-//! A handler runs where the faulting thread runs: it asks where that is now and then, and pins itself
+//! The handler runs where the faulting thread runs: it asks where that is now and then, and pins itself
 //! there. On another CPU that is idle, each of the two wake-ups is an interrupt to a halted core, and
 //! a fault takes five times as long.
 
@@ -57,20 +57,21 @@ impl Engine {
             }
             seam.inbox.pull(&seam.program, &seam.announced);
             while let Some((message, told)) = seam.inbox.first() {
-                let served = match message {
-                    Message::Fault { address, thread } => {
-                        let served = self.try_serve(address, thread, told);
-                        follow.go(thread);
-                        served
+                let done = if let Message::Fault { address, thread } = message {
+                    let served = self.try_serve(address, thread, told);
+                    follow.go(thread);
+                    if served {
+                        seam.inbox.done();
                     }
-                    event => self.honour(event),
+                    served
+                } else {
+                    self.try_honour()
                 };
-                if !served {
+                if !done {
                     // The table is held, perhaps by a call that waits for its event: read on (EVT-1).
                     std::thread::yield_now();
                     break;
                 }
-                seam.inbox.done();
             }
         }
     }

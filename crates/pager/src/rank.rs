@@ -4,7 +4,7 @@
 pub(crate) const TABLE: u8 = 10;
 /// One folio. A second one only by `try_lock`.
 pub(crate) const FOLIO: u8 = 20;
-/// The queue of resident units.
+/// The queues of resident folios.
 pub(crate) const RESIDENT: u8 = 30;
 /// The lists of slots.
 pub(crate) const STAGING: u8 = 31;

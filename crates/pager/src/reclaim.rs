@@ -2,14 +2,17 @@
 //! area into the store.
 //!
 //! ```text
-//! capture: pop the oldest folio, move its resident units to a hollow slot -> staged
+//! capture: pop the oldest folio, and up to 7 that come next and are
+//!          adjacent; move their resident units to hollow slots  -> staged
 //! compress: pop the oldest staged folio; a unit whose checksum is its
-//!           copy's is clean, the others are compressed; its slot is free  -> stored
+//!           copy's is clean, the others are compressed; its slot is free,
+//!           or leaves if it is not whole                        -> stored
 //! ```
 //!
 //! Between the two a folio has its second chance: a fault moves it back for the price of a move. The
 //! background thread keeps `available` between the low and the high watermark; a fault that finds
-//! nothing available reclaims for itself.
+//! nothing available reclaims for itself. Inline, where what goes is clean and scattered, all is left
+//! to the faults (`is_worth_a_thread`): a second thread would only cost interrupts.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
@@ -38,7 +41,7 @@ pub(crate) enum By {
 /// What one turn of reclaim did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Reclaimed {
-    /// A folio is staged; no memory is free yet.
+    /// Folios are staged; no memory is free yet.
     Captured,
     /// A folio is stored; its pages are free.
     Freed,

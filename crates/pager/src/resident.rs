@@ -1,26 +1,26 @@
-//! The queues of resident units: which one goes next.
+//! The queues of resident folios: which one goes next.
 //!
-//! There are no access bits: a unit that is resident tells nothing of itself. What tells is a unit
+//! There are no access bits: a folio that is resident tells nothing of itself. What tells is a folio
 //! that went out and came back, and how soon. So there are two queues, each oldest first:
 //!
-//! - **probation**: units brought back once. A scan passes through here and pushes out nothing else.
-//! - **main**: units that came back soon (from the staging area, or before as many others went out as
-//!   `main` holds), and units brought in while there was room.
+//! - **probation**: folios brought back once. A scan passes through here and pushes out nothing else.
+//! - **main**: folios that came back soon (from the staging area, or before as many others went out as
+//!   `main` holds), and folios brought in while there was room.
 //!
 //! Reclaim takes from probation while it holds more than its share, else from main. A loop over more
 //! memory than the limit then finds `main` still there each time round, where a single queue would
-//! have evicted every unit just before its turn.
+//! have evicted every folio just before its turn.
 //!
 //! # Prior art
 //!
-//! S3-FIFO (SOSP'23) and its ghost queue, which here costs four bytes a unit: the number of captures
-//! from probation when the unit went out. The departure: units that come while there is room go to
+//! S3-FIFO (SOSP'23) and its ghost queue, which here costs four bytes a folio: the number of captures
+//! from probation when the folio went out. The departure: folios that come while there is room go to
 //! `main`, or a loop from the start would never fill it.
 //!
 //! # Invariants
 //!
-//! - `RES-1` An entry may be stale: the unit went away, or went out and came back. Its owner looks at
-//!   the unit, and the unit's `queued` flag keeps a unit from having two entries (`UNIT-3`). Entries of
+//! - `RES-1` An entry may be stale: the folio went away, or went out and came back. Its owner looks at
+//!   the folio, and the folio's `queued` flag keeps a folio from having two entries (`UNIT-3`). Entries of
 //!   what was unmapped are swept out before they are as many as the others.
 //!
 //! # Cost
@@ -35,7 +35,7 @@ use zfolio_core::sync::Mutex;
 
 use crate::rank;
 
-/// Which queue a unit joins.
+/// Which queue a folio joins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Queue {
     /// See the module.
@@ -62,7 +62,7 @@ pub(crate) struct Resident {
 }
 
 impl Resident {
-    /// Empty queues; probation may hold `share` units.
+    /// Empty queues; probation may hold `share` folios.
     pub(crate) fn new(share: usize) -> Resident {
         Resident {
             queues: Mutex::new(Queues::default()),
@@ -72,12 +72,12 @@ impl Resident {
         }
     }
 
-    /// Makes room for `units` entries in each queue, beside those that are there: these may all be stale,
+    /// Makes room for `folios` entries in each queue, beside those that are there: these may all be stale,
     /// of mappings that have gone.
-    pub(crate) fn reserve(&self, units: usize) {
+    pub(crate) fn reserve(&self, folios: usize) {
         let mut queues = self.queues.lock();
-        queues.main.reserve(units);
-        queues.probation.reserve(units);
+        queues.main.reserve(folios);
+        queues.probation.reserve(folios);
     }
 
     /// Drops the entries that `keep` does not want.
@@ -98,7 +98,7 @@ impl Resident {
         self.main.store(queues.main.len(), Relaxed);
     }
 
-    /// Takes the unit that should go next, and tells from where.
+    /// Takes the folio that should go next, and tells from where.
     pub(crate) fn pop(&self) -> Option<(usize, Queue)> {
         let mut queues = self.queues.lock();
         if queues.probation.len() > self.share || queues.main.is_empty() {
@@ -125,7 +125,7 @@ impl Resident {
         next
     }
 
-    /// The time to remember of a unit that was captured from `queue`.
+    /// The time to remember of a folio that was captured from `queue`.
     pub(crate) fn capture_time(&self, queue: Queue) -> u32 {
         match queue {
             Queue::Probation => self.captures.fetch_add(1, Relaxed),
@@ -133,7 +133,7 @@ impl Resident {
         }
     }
 
-    /// Whether a unit that went out at `time` came back soon enough for `main`.
+    /// Whether a folio that went out at `time` came back soon enough for `main`.
     pub(crate) fn came_back_soon(&self, time: u32) -> bool {
         let since = self.captures.load(Relaxed).wrapping_sub(time);
         (since as usize) < self.main.load(Relaxed)

@@ -15,7 +15,7 @@
 //!   are in the slot; after it said anything else, every page is where it was.
 //! - `SEAM-2` `place` never puts a page over one that is there: what a program has written since is
 //!   newer.
-//! - `SEAM-3` What was moved is told by where the pages are, not by the kernel's count: Linux 6.18
+//! - `SEAM-3` What was moved is at least the kernel's count; the rest is told by where the pages are: Linux 6.18
 //!   was seen to move pages and then answer `EEXIST` with a count of 0, when other threads touched the
 //!   unit meanwhile. A page that is in a slot, or no longer in it, has been moved.
 //!
@@ -32,7 +32,7 @@ use zfolio_sys::map::{self, Reservation};
 use zfolio_sys::uffd::{Message, Messages, Progress, Reach, Uffd, feature};
 
 use crate::config::Mode;
-use crate::event::{Announced, Inbox};
+use crate::event::{Announced, Inbox, Place};
 use crate::shape::{Shape, Units};
 use crate::staging::{Full, Hollow, LEAVING_MAX, Staging};
 use crate::table::Table;
@@ -144,6 +144,25 @@ impl Seam {
             return Err((slot, Refusal::Nothing));
         }
         Ok(area.filled(slot, units))
+    }
+
+    /// Moves a range of the folio at `base` out of the program, for good. What cannot be moved stays.
+    pub(crate) fn take_away(
+        &self,
+        area: &Staging,
+        base: usize,
+        dropped: Range<usize>,
+        slot: Hollow,
+    ) -> Hollow {
+        let to = area.hollow_address(&slot);
+        let mut done = dropped.start;
+        while done < dropped.end {
+            let answer = self.capture_run(base, to, &mut done, dropped.end, &mut 0);
+            // Pinned or locked: the page is passed over.
+            done += if answer.is_err() { PAGE_BYTES } else { 0 };
+        }
+        discard_pages(to, self.shape.folio_bytes());
+        slot
     }
 
     /// Moves the folio's bytes from `at`, which rises, to `end`.
@@ -333,7 +352,7 @@ impl Seam {
 
     /// Registers again what is managed of a range.
     pub(crate) fn register_ranges(&self, table: &Table, start: usize, end: usize) {
-        for (from, to) in table.ranges().filter(|(from, to)| *from < end && *to > start) {
+        for (from, to) in table.ranges().iter().filter(|(from, to)| *from < end && *to > start) {
             let (from, to) = (from.max(start), to.min(end));
             // It was registered a moment ago.
             self.program.register(from, to - from).ok();
@@ -363,6 +382,11 @@ impl Seam {
 
     #[allow(unsafe_code, reason = "the seam itself")]
     fn take_out(&self, from: usize, to: usize, bytes: usize) -> Progress {
+        let steady = self.inbox.steady();
+        // What lies there may be somebody else's by now (EVT-3).
+        if steady.has_change(from, from + bytes) {
+            return Progress { bytes: 0, stopped: Some(Errno::CANCELED) };
+        }
         // SAFETY: the program finds the bytes again through the userfaultfd `program`, with which the
         // folio is registered, and the folio's lock is held until its state says where they are.
         unsafe { self.staging.move_pages(from, to, bytes) }
@@ -370,6 +394,11 @@ impl Seam {
 
     #[allow(unsafe_code, reason = "the seam itself")]
     fn move_in(&self, from: usize, to: usize, bytes: usize) -> Progress {
+        let steady = self.inbox.steady();
+        // Each page by copy_in(), to where it belongs by now.
+        if steady.has_change(to, to + bytes) {
+            return Progress { bytes: 0, stopped: Some(Errno::CANCELED) };
+        }
         // SAFETY: the slots' pages are the caller's to give away (STAGE-1).
         unsafe { self.program.move_pages(from, to, bytes) }
     }
@@ -398,8 +427,8 @@ impl Seam {
         left_over
     }
 
-    /// Copies pages of ours into the program. Tells whether some were not, and who waits there is to
-    /// be woken.
+    /// Copies pages of ours into the program, to where they belong by now (`EVT-3`). Tells whether some
+    /// were not, and who waits there is to be woken.
     #[allow(unsafe_code, reason = "the seam itself")]
     fn copy_in(&self, from: usize, to: usize, bytes: usize) -> bool {
         let mut skipped = false;
@@ -407,8 +436,23 @@ impl Seam {
         let mut at_once = bytes;
         while done < bytes {
             let next = at_once.min(bytes - done);
+            let steady = self.inbox.steady();
+            let place = match steady.place_now(to + done, next) {
+                Place::Here => to + done,
+                Place::There(place) => place,
+                Place::Apart => {
+                    at_once = PAGE_BYTES;
+                    continue;
+                }
+                Place::Nowhere => {
+                    skipped = true;
+                    done += next;
+                    continue;
+                }
+            };
             // SAFETY: the source is present pages of a slot (STAGE-3), or the folio of zeros.
-            let progress = unsafe { self.program.copy(from + done, to + done, next) };
+            let progress = unsafe { self.program.copy(from + done, place, next) };
+            drop(steady);
             done += progress.bytes;
             match progress.stopped {
                 None => {}

@@ -2,7 +2,7 @@
 //!
 //! A **folio** is the aligned run of pages that the pager moves at once; it is cut into one or more
 //! **units**. Large folios because a move costs an interrupt to every other CPU that runs the process
-//! (on virtual machines 5 to 10 us, ten times the move itself); small units because a random touch
+//! (on virtual machines 5 to 10 us, two to three times the move itself); small units because a random touch
 //! decompresses one of them. A folio is 64 KiB, or one unit if that is larger.
 
 use std::ops::{BitAnd, BitOr, BitOrAssign, Range, Sub, SubAssign};
@@ -22,7 +22,7 @@ pub(crate) struct Shape {
 impl Shape {
     /// The folio for a unit.
     pub(crate) fn new(unit: UnitOrder) -> Shape {
-        let shape = Shape { unit, folio: unit.max(UnitOrder::FOLIO) };
+        let shape = Shape { unit, folio: unit.folio() };
         assert!(shape.units() <= UNITS_MAX);
         shape
     }
@@ -172,7 +172,7 @@ mod tests {
     use super::{Shape, Units};
     use zfolio_core::page::UnitOrder;
 
-    /// Goal: runs are exactly the set, longest first to last. Method: every set there is.
+    /// Goal: runs are exactly the set, as long as can be, rising. Method: every set there is.
     #[test]
     fn runs_cover_every_set_and_do_not_touch() {
         for bits in 0..=u16::MAX {

@@ -4,7 +4,7 @@
 //! moved in) or **full** (pages that are ours, of some or all of its units): a folio that has just
 //! come, or free pages into which a folio can be decompressed and then moved. A folio that goes out
 //! turns a hollow slot into a full one, a folio that goes back the other way round; so in a steady
-//! state no page is allocated, zeroed or given back. A few full slots are **scratch**: units are
+//! state whole folios come and go without a page allocated or given back. A few full slots are **scratch**: units are
 //! decompressed there and copied, and the pages stay.
 //!
 //! # Invariants

@@ -1,7 +1,7 @@
 //! The engine's own heap: Rust's global allocator in this library.
 //!
-//! dlmalloc over mappings that we make ourselves, under one lock; used when tables grow, never on the
-//! fault path. Nothing in it is ever managed (`PRE-1`).
+//! dlmalloc over mappings that we make ourselves, under one lock; used when tables grow. On the fault
+//! path that is the first look at eight folios. Nothing in it is ever managed (`PRE-1`).
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::UnsafeCell;

@@ -29,7 +29,7 @@ static AWAKE: AtomicBool = AtomicBool::new(false);
 
 /// What must come before anything of the program's: settings, and the handlers of `fork`.
 ///
-/// At the first mapping, not in the constructor: a library initialised before us (jemalloc) may have
+/// At the first `malloc` or mapping, not in the constructor: a library initialised before us (jemalloc) may have
 /// handlers of its own, which touch memory that is managed; ours must run first in a child.
 pub(crate) fn wake_up() {
     if AWAKE.load(Ordering::Relaxed) || AWAKE.swap(true, Ordering::Relaxed) {
@@ -120,7 +120,7 @@ fn live(settings: &'static Settings) {
     let mut ours = native::lock();
     ours.set_engine(engine);
     engine.engage();
-    engine.adopt_all(ours.take_all().into_iter());
+    engine.adopt_all(ours.take_all().iter());
     drop(ours);
     engine.sample();
     engine.reclaim_in_background();

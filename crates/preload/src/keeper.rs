@@ -9,7 +9,7 @@
 //! - `KEEP-1` A request goes `FREE -> TAKEN -> POSTED -> DONE -> FREE`; the program's thread has it in
 //!   `TAKEN` and `DONE`, the keeper in `POSTED`.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use zfolio_pager::Engine;
 use zfolio_sys::{Errno, futex, map};
@@ -65,8 +65,6 @@ static BOX: [Request; REQUESTS] = [const {
 /// Changes when there is something to do.
 static BELL: AtomicU32 = AtomicU32::new(0);
 
-static STOPPING: AtomicBool = AtomicBool::new(false);
-
 /// Has the keeper make a call, and waits for it.
 pub(crate) fn ask(call: Call, words: [usize; 6]) -> Result<usize, Errno> {
     let request = loop {
@@ -109,7 +107,7 @@ pub(crate) fn start_over() {
 
 /// The keeper's life.
 pub(crate) fn keep(engine: &'static Engine) {
-    while !STOPPING.load(Ordering::Relaxed) {
+    loop {
         let bell = BELL.load(Ordering::Acquire);
         for request in &BOX {
             if request.state.load(Ordering::Acquire) != POSTED {

@@ -2,7 +2,7 @@
 //!
 //! It serves the program's `malloc` from mimalloc, whose memory comes from `mmap`, and it *is* the
 //! program's `mmap`: large private anonymous mappings are noted as manageable. Nothing else happens
-//! until there are enough of them to pass the limit. Then a thread watches the process's size, and
+//! until there are enough of them to pass half of the limit. Then a thread watches the process's size, and
 //! when it comes near the limit the engine starts, registers the mappings, and serves their faults.
 //!
 //! # Invariants
@@ -10,7 +10,8 @@
 //! - `PRE-1` The engine's threads touch no managed memory: their heap (`heap`), their stacks and
 //!   their thread-local storage (`startup`) are apart, and they never call the program's `malloc`.
 //! - `PRE-2` A thread of the program never waits for an engine's lock while it holds memory's place:
-//!   what changes a mapping is handed to the `keeper`, which does it.
+//!   what changes a mapping is handed to the `keeper`, which does it. `fork` alone takes the table, and
+//!   holds nothing else then.
 //! - `PRE-3` The engine's descriptors are in a table of their own: the program can neither see nor
 //!   close them (closing a userfaultfd would make missing pages read as zeros).
 //!

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! nothing of ours in the range            -> the kernel, at once
-//! ours, the engine not started            -> the kernel, and note it, under the lock of `native`
-//! ours, the engine started                -> ask the keeper
+//! ours, the engine not engaged            -> the kernel, and note it, under the lock of `native`
+//! ours, the engine engaged                -> ask the keeper
 //! ```
 
 use std::ffi::{c_int, c_long, c_void};
@@ -16,7 +16,7 @@ use crate::keeper::{Call, ask};
 use crate::native::{self, may_be_managed};
 use crate::settings;
 
-/// Mappings smaller than this are not worth a unit table: 128 KiB, as glibc's own threshold.
+/// Mappings smaller than this are not worth a folio table: 128 KiB, as glibc's own threshold.
 const MANAGEABLE_BYTES_MIN: usize = 128 << 10;
 
 /// Kinds of mapping that are never managed: stacks, huge pages, locked pages, shared memory.
@@ -68,17 +68,18 @@ pub(crate) fn page_end(start: usize, bytes: usize) -> usize {
     start.saturating_add(bytes).checked_next_multiple_of(map::PAGE_BYTES).unwrap_or(usize::MAX)
 }
 
-/// Makes a mapping, aligned to the unit where the program leaves the place to the kernel.
+/// Makes a mapping, aligned to the folio where the program leaves the place to the kernel.
 fn make(mut words: [usize; 6], flags: c_int, manageable: bool) -> Result<usize, Errno> {
     if manageable {
         // Populating is a hint, and would take what the limit does not give, all at once.
         words[3] &= !word(libc::MAP_POPULATE.into());
     }
     if manageable && words[0] == 0 && flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) == 0 {
-        let unit = settings::get().map_or(map::PAGE_BYTES, |settings| settings.config.unit.bytes());
-        // Only what can hold a few units is worth the two calls that alignment costs.
-        if words[1] >= 4 * unit {
-            return map::map_aligned_for(words, unit);
+        let unit = settings::get().map(|settings| settings.config.unit);
+        let folio = unit.map_or(map::PAGE_BYTES, |unit| unit.folio().bytes());
+        // Only what can hold a few folios is worth the two calls that alignment costs.
+        if words[1] >= 4 * folio {
+            return map::map_aligned_for(words, folio);
         }
     }
     // SAFETY: the program's own call, with its own words.

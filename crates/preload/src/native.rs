@@ -10,25 +10,25 @@
 //! One lock, held with all signals blocked. Nothing under it is managed, so nothing under it faults.
 
 use std::cell::UnsafeCell;
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, Ordering};
 
+use zfolio_core::ranges::Ranges;
 use zfolio_pager::Engine;
 use zfolio_sys::signal::{self, Mask};
 
 use crate::heap::{Held, Lock};
 
 static LOCK: Lock = Lock::new();
-static RANGES: Ranges = Ranges(UnsafeCell::new(BTreeMap::new()));
+static RANGES: Kept = Kept(UnsafeCell::new(Ranges::new()));
 /// Bytes in `RANGES`, for a look without the lock.
 static MANAGEABLE: AtomicU64 = AtomicU64::new(0);
 /// The engine, once it has taken over.
 static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(std::ptr::null_mut());
 
-struct Ranges(UnsafeCell<BTreeMap<usize, usize>>);
+struct Kept(UnsafeCell<Ranges>);
 
 // SAFETY: reached through Native, which holds the lock.
-unsafe impl Sync for Ranges {}
+unsafe impl Sync for Kept {}
 
 /// Address space that was ever manageable, in granules of 64 MiB of a 47-bit space: 2^21 bits.
 ///
@@ -56,47 +56,34 @@ impl Drop for Native {
 }
 
 impl Native {
-    fn ranges(&mut self) -> &mut BTreeMap<usize, usize> {
+    fn ranges(&mut self) -> &mut Ranges {
         // SAFETY: the lock is held, and `&mut self` is the one way to the map.
         unsafe { &mut *RANGES.0.get() }
     }
 
     /// Notes a range.
     pub(crate) fn insert(&mut self, start: usize, end: usize) {
-        self.remove(start, end);
         self.ranges().insert(start, end);
-        MANAGEABLE.fetch_add((end - start) as u64, Ordering::Relaxed);
+        self.count();
         mark(start, end);
     }
 
     /// Forgets a range; tells how many bytes of it were noted.
     pub(crate) fn remove(&mut self, start: usize, end: usize) -> usize {
-        let ranges = self.ranges();
-        let touched: Vec<(usize, usize)> = ranges
-            .range(..end)
-            .rev()
-            .take_while(|(_, range_end)| **range_end > start)
-            .map(|(range_start, range_end)| (*range_start, *range_end))
-            .collect();
-        let mut gone = 0;
-        for (old_start, old_end) in touched {
-            ranges.remove(&old_start);
-            if old_start < start {
-                ranges.insert(old_start, start);
-            }
-            if old_end > end {
-                ranges.insert(end, old_end);
-            }
-            gone += old_end.min(end) - old_start.max(start);
-        }
-        MANAGEABLE.fetch_sub(gone as u64, Ordering::Relaxed);
+        let gone = self.ranges().remove(start, end);
+        self.count();
         gone
     }
 
     /// Hands all ranges to the engine, which is theirs from now on.
-    pub(crate) fn take_all(&mut self) -> BTreeMap<usize, usize> {
-        MANAGEABLE.store(0, Ordering::Relaxed);
-        std::mem::take(self.ranges())
+    pub(crate) fn take_all(&mut self) -> Ranges {
+        let all = std::mem::take(self.ranges());
+        self.count();
+        all
+    }
+
+    fn count(&mut self) {
+        MANAGEABLE.store(self.ranges().bytes() as u64, Ordering::Relaxed);
     }
 
     /// Whether the engine has taken over.

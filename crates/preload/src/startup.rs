@@ -63,10 +63,13 @@ pub(crate) fn is_starting() -> bool {
 }
 
 /// Whether this very thread is starting one of ours.
-#[cold]
+#[inline]
 pub(crate) fn is_starter() -> bool {
-    let me = cpu::thread_id();
-    is_starting() && STARTERS.iter().any(|slot| slot.load(Relaxed) == me)
+    // Looked at by every `free`: only then is it worth a system call.
+    is_starting() && {
+        let me = cpu::thread_id();
+        STARTERS.iter().any(|slot| slot.load(Relaxed) == me)
+    }
 }
 
 /// Whether this is the first call of all. Only before there is a second thread.

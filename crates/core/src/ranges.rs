@@ -1,0 +1,138 @@
+//! A set of addresses, kept as the ranges that were put in.
+//!
+//! # Invariants
+//!
+//! - `RANGE-1` Ranges are not empty and do not overlap. Adjacent ones stay apart: each is a mapping, or
+//!   what is left of one.
+//! - `RANGE-2` `bytes` is the sum of their lengths.
+
+use std::collections::BTreeMap;
+
+/// See the module. Ranges are half open: the end is not in them.
+#[derive(Debug, Default)]
+pub struct Ranges {
+    /// Ends by starts.
+    ends: BTreeMap<usize, usize>,
+    bytes: usize,
+}
+
+impl Ranges {
+    /// No addresses.
+    pub const fn new() -> Ranges {
+        Ranges { ends: BTreeMap::new(), bytes: 0 }
+    }
+
+    /// Puts a range in; what was there of it before is gone.
+    pub fn insert(&mut self, start: usize, end: usize) {
+        self.remove(start, end);
+        self.put(start, end);
+    }
+
+    /// Takes a range out, with the parts of others that lie in it; tells how many bytes that was.
+    pub fn remove(&mut self, start: usize, end: usize) -> usize {
+        if start >= end {
+            return 0;
+        }
+        let before = self.bytes;
+        while let Some((old_start, old_end)) = self.last_below(end).filter(|last| last.1 > start) {
+            self.ends.remove(&old_start);
+            self.bytes -= old_end - old_start;
+            self.put(old_start, start.min(old_end));
+            self.put(end.max(old_start), old_end);
+            if old_start <= start {
+                break;
+            }
+        }
+        before - self.bytes
+    }
+
+    fn put(&mut self, start: usize, end: usize) {
+        if start < end {
+            self.ends.insert(start, end);
+            self.bytes += end - start;
+        }
+    }
+
+    /// The last range that starts below `end`.
+    fn last_below(&self, end: usize) -> Option<(usize, usize)> {
+        self.ends.range(..end).next_back().map(|(start, end)| (*start, *end))
+    }
+
+    /// Whether `address` is in.
+    pub fn contains(&self, address: usize) -> bool {
+        self.ends.range(..=address).next_back().is_some_and(|(_, end)| address < *end)
+    }
+
+    /// Whether any of `start..end` is in.
+    pub fn overlap(&self, start: usize, end: usize) -> bool {
+        start < end && self.last_below(end).is_some_and(|last| last.1 > start)
+    }
+
+    /// The ranges, rising.
+    pub fn iter(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        self.ends.iter().map(|(start, end)| (*start, *end))
+    }
+
+    /// Bytes of all together.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::Ranges;
+
+    #[test]
+    fn removing_the_middle_leaves_both_ends() {
+        let mut ranges = Ranges::new();
+        ranges.insert(0, 10);
+        assert_eq!(ranges.remove(3, 5), 2);
+        assert_eq!(ranges.iter().collect::<Vec<_>>(), [(0, 3), (5, 10)]);
+        assert_eq!(ranges.bytes(), 8);
+    }
+
+    #[test]
+    fn nothing_is_in_an_empty_range() {
+        let mut ranges = Ranges::new();
+        ranges.insert(4, 8);
+        ranges.insert(6, 6);
+        assert!(!ranges.overlap(6, 6) && !ranges.overlap(8, 9) && ranges.overlap(7, 8));
+        assert_eq!(ranges.remove(6, 6), 0);
+        ranges.insert(7, 7);
+        assert_eq!(ranges.iter().collect::<Vec<_>>(), [(4, 8)]);
+    }
+
+    /// Goal: any sequence of changes agrees with a set of addresses.
+    #[test]
+    fn ranges_agree_with_a_set() {
+        const ADDRESSES: usize = 64;
+        let mut random = 42_u64;
+        let mut next = |below: usize| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            usize::try_from(random >> 33).map_or(0, |number| number % below)
+        };
+        let (mut ranges, mut set) = (Ranges::new(), BTreeSet::new());
+        for _ in 0..20_000 {
+            let start = next(ADDRESSES);
+            let end = start + next(ADDRESSES - start + 1);
+            let before = set.iter().filter(|address| (start..end).contains(*address)).count();
+            assert_eq!(ranges.overlap(start, end), before > 0);
+            if next(2) == 0 {
+                ranges.insert(start, end);
+                set.extend(start..end);
+            } else {
+                assert_eq!(ranges.remove(start, end), before);
+                set.retain(|address| !(start..end).contains(address));
+            }
+            assert_eq!(ranges.bytes(), set.len());
+            let told: Vec<(usize, usize)> = ranges.iter().collect();
+            assert!(told.windows(2).all(|pair| pair[0].1 <= pair[1].0), "RANGE-1");
+            assert!(told.iter().flat_map(|(start, end)| *start..*end).eq(set.iter().copied()));
+            let address = next(ADDRESSES);
+            assert_eq!(ranges.contains(address), set.contains(&address));
+        }
+    }
+}
