@@ -383,6 +383,37 @@ static void raw_drops(void) {
     ballast_stop(&b);
 }
 
+/* mremap by a raw system call, of the middle of a block, while another thread keeps reclaim busy. */
+static void raw_moves(void) {
+    struct ballast b;
+    ballast_make(&b, 2 * limit_bytes(), 3);
+    ballast_start(&b);
+    uint64_t random = 5;
+    for (int round = 0; round < 60; round++) {
+        size_t pages = 128 + next_random(&random) % 2000, from = 1 + next_random(&random) % 64, count = 1 + next_random(&random) % 60;
+        char *block = map_anonymous(pages * PAGE), *hole = map_anonymous(pages * PAGE);
+        fill(block, pages * PAGE, round);
+        size_t before = 1 + next_random(&random) % 60;
+        char *to = hole + before * PAGE;
+        CHECK((char *)syscall(SYS_mremap, block + from * PAGE, count * PAGE, count * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to);
+        verify(to, count * PAGE, round + from, "moved");
+        verify(block, from * PAGE, round, "before the hole");
+        verify(block + (from + count) * PAGE, (pages - from - count) * PAGE, round + from + count, "behind the hole");
+        fill(to, count * PAGE, round + 9000);
+        size_t grown = count + next_random(&random) % 40;
+        char *again = (char *)syscall(SYS_mremap, to, count * PAGE, grown * PAGE, MREMAP_MAYMOVE);
+        CHECK(again != MAP_FAILED);
+        verify(again, count * PAGE, round + 9000, "moved and grown");
+        for (size_t i = count; i < grown; i++) CHECK(page_is_zero(again + i * PAGE));
+        CHECK(syscall(SYS_munmap, again, grown * PAGE) == 0);
+        CHECK(syscall(SYS_munmap, block, from * PAGE) == 0);
+        CHECK(syscall(SYS_munmap, block + (from + count) * PAGE, (pages - from - count) * PAGE) == 0);
+        CHECK(syscall(SYS_munmap, hole, before * PAGE) == 0);
+        CHECK(syscall(SYS_munmap, hole + (before + count) * PAGE, (pages - before - count) * PAGE) == 0);
+    }
+    ballast_stop(&b);
+}
+
 /* MAP_POPULATE and MADV_POPULATE_WRITE over the limit. */
 static void populate(void) {
     char *start = mmap(NULL, 3 * limit_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
@@ -399,7 +430,7 @@ int main(int count, char **arguments) {
     const struct behaviour cases[] = {
         {"single", single}, {"threads", threads}, {"neighbours", neighbours}, {"file_over", file_over},
         {"holes", holes}, {"moves", moves}, {"shared_moves", shared_moves}, {"raw_calls", raw_calls},
-        {"raw_drops", raw_drops},
+        {"raw_drops", raw_drops}, {"raw_moves", raw_moves},
         {"populate", populate},
     };
     return CHOOSE(cases);

@@ -25,7 +25,7 @@ use zfolio_sys::uffd::Uffd;
 use zfolio_sys::{cpu, map};
 
 use crate::config::{Config, Error, LIMIT_BYTES_MIN, Mode};
-use crate::event::Held;
+use crate::event::{self, Held};
 use crate::prefetch::Prefetch;
 use crate::rank;
 use crate::reclaim::Average;
@@ -197,11 +197,15 @@ impl Engine {
     /// Holds still for `fork`: nothing is staged, no folio moves, no fault is served until the
     /// [`Quiet`] is dropped, in the parent and in the child.
     ///
-    /// `None`: something was staged meanwhile; bring it back and try again.
+    /// `None`: something was staged meanwhile, or a change was told; bring it back and try again.
     pub fn quiet(&self) -> Option<Quiet<'_>> {
-        let table = self.table.write();
+        let mut table = self.table.write();
+        // The child's inbox is empty: what the parent was told has happened there too (EVT-3).
+        self.honour(&mut table);
         let inbox = self.seam.inbox.hold();
-        (self.staging.staged_folios() == 0).then_some(Quiet { shape: self.shape, inbox, table })
+        let told = inbox.iter().any(|(message, _)| event::is_change(*message));
+        let settled = self.staging.staged_folios() == 0 && !told;
+        settled.then_some(Quiet { shape: self.shape, inbox, table })
     }
 
     /// In the child, before anything else is mapped: the staging area, which `fork` did not copy.
