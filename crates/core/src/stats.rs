@@ -58,6 +58,8 @@ figures! {
     pool_bytes,
     /// The most of it.
     pool_bytes_max,
+    /// Pages that compaction of the pool gave back.
+    pages_compacted,
     /// Folio tables, queues and handle tables.
     metadata_bytes,
     /// Resident memory of the process that is not managed: code, libraries, stacks.

@@ -8,7 +8,8 @@
 //! first free object of the fullest zspage (`class`), unlocks, copies the bytes, and publishes the
 //! slot. [`Pool::read`] pins the slot, follows it to the zspage (`zspage`), and hands out the bytes.
 //! [`Pool::free`] locks the class, vacates the slot, and frees the object; a zspage without objects
-//! goes back to the [`PageSource`]. `shape` computes the classes, `table` is what never moves.
+//! goes back to the [`PageSource`]. [`Pool::compact`] moves objects out of the emptiest zspages, so
+//! that there are such. `shape` computes the classes, `table` is what never moves.
 //!
 //! # Invariants
 //!
@@ -20,7 +21,8 @@
 //!   publication to the free nobody writes them.
 //! - `ZS-5` A pinned object is neither freed nor moved; a zspage with an object in use keeps its run.
 //! - `ZS-6` `pages_used` counts, for each zspage, the pages up to the end of the highest object that
-//!   it ever held: those beyond were never written, and take no memory of a source of fresh mappings.
+//!   it held since it was last squeezed: those beyond were never written, or were discarded, and take
+//!   no memory of a source of fresh mappings.
 //! - `ZS-7` After [`Pool::new`] all memory comes from the source: nothing here allocates from the
 //!   global allocator, with [`Pool::classes`] as the one exception. So the pool may serve a fault.
 //!
@@ -31,10 +33,8 @@
 //! free takes its class's lock and, once in 16, that of the slots; a read takes none and pins its
 //! object in the slot's own word.
 //!
-//! For compaction: it holds the class's lock, so that no object of the class is reserved or freed,
-//! finds the owner of each object in its zspage's descriptor, skips owners whose slot is not live (in
-//! the middle of a store) or pinned, sets all pins of a slot to keep readers waiting (`SLOT-2`),
-//! moves the bytes, and publishes the new place. Nothing that callers see changes.
+//! Compaction (`compact`) alone copies under the class's lock, one object at a time, so that none of
+//! the class is reserved or freed meanwhile; a reader of that object waits in its slot.
 //!
 //! Pins and locks are words in memory: a process that forks while another thread is inside a pool has
 //! them set for ever in the child. Who forks lets the pool's users finish first.
@@ -46,6 +46,7 @@
 //! 0.1 % of the data before compression. `docs/design/zsmalloc.md` has the measured overhead.
 
 mod class;
+mod compact;
 mod shape;
 mod slot;
 mod source;
@@ -58,7 +59,7 @@ mod zspage;
 use std::fmt;
 use std::num::NonZeroU32;
 use std::ptr::NonNull;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use crate::page::UnitOrder;
 use class::{Class, Reserved};
@@ -67,6 +68,7 @@ use stats::Counters;
 use table::{Chain, ENTRIES_MAX, Table};
 use zspage::{ZspageId, Zspages};
 
+pub use compact::Compacted;
 pub use source::{OutOfMemory, PageSource};
 pub use stats::{ClassStats, PoolStats};
 
@@ -110,6 +112,8 @@ pub struct Pool<S: PageSource> {
     slots: Table<51, Slot>,
     zspages: Zspages,
     counters: Counters,
+    /// The class that compaction looks at next.
+    compact_next: AtomicUsize,
 }
 
 impl<S: PageSource> Pool<S> {
@@ -124,6 +128,7 @@ impl<S: PageSource> Pool<S> {
             slots: Table::new(0, ENTRIES_MAX),
             zspages: Zspages::new(),
             counters: Counters::default(),
+            compact_next: AtomicUsize::new(0),
         }
     }
 

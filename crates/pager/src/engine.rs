@@ -72,6 +72,8 @@ pub struct Engine {
     pub(crate) floor_bytes: u64,
     /// Folios of second chance to keep.
     pub(crate) staged_target: usize,
+    /// Before this time the pool need not be looked at again: compaction gained nothing.
+    pub(crate) compact_after_ns: AtomicU64,
     /// Changes when the reclaimer should look.
     pub(crate) reclaim_bell: AtomicU32,
     /// The reclaimer sleeps, and is worth a wake-up.
@@ -162,6 +164,7 @@ impl Engine {
             high_bytes,
             floor_bytes: (config.limit_bytes / FLOOR_SHARE).max(4 * folio_bytes),
             staged_target,
+            compact_after_ns: AtomicU64::new(0),
             reclaim_bell: AtomicU32::new(0),
             reclaimer_idle: AtomicBool::new(false),
             dirty_share: Average::new(Average::ONE),
@@ -419,6 +422,7 @@ impl Engine {
         figures.staged_bytes.store(self.staging.bytes_used() as u64, Relaxed);
         figures.pool_bytes.store(pool_bytes, Relaxed);
         raise(&figures.pool_bytes_max, pool_bytes);
+        figures.pages_compacted.store(pool.pages_compacted, Relaxed);
         let metadata = self.metadata_bytes.load(Relaxed) + pool.metadata_bytes;
         figures.metadata_bytes.store(metadata, Relaxed);
         // Copies of resident units count once: what is resident, and what is in the store only.

@@ -338,7 +338,7 @@ impl Engine {
         if self.available_bytes() < self.low_bytes {
             self.ring_reclaimer();
         }
-        let mut freed = 0;
+        let (mut freed, mut compacted) = (0, false);
         while freed < FREED_MAX {
             if self.charge_bytes() <= self.config.limit_bytes {
                 if units == self.shape.all() {
@@ -354,13 +354,19 @@ impl Engine {
                     continue;
                 }
             }
-            if self.at_floor() {
-                break;
-            }
-            match self.reclaim_one(table, cpu, By::Direct) {
+            let reclaimed = if self.at_floor() {
+                Reclaimed::Nothing
+            } else {
+                self.reclaim_one(table, cpu, By::Direct)
+            };
+            match reclaimed {
                 Reclaimed::Captured => {}
                 Reclaimed::Freed => freed += 1,
-                Reclaimed::Nothing => break,
+                Reclaimed::Nothing if compacted => break,
+                Reclaimed::Nothing => {
+                    self.compact_if_wasteful();
+                    compacted = true;
+                }
             }
         }
         self.over_limit();

@@ -17,9 +17,10 @@
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
+use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::stats::add;
 use zfolio_core::zswap::{Checksum, Entry};
-use zfolio_sys::{cpu, futex};
+use zfolio_sys::{clock, cpu, futex};
 
 use crate::config::Mode;
 use crate::engine::Engine;
@@ -96,6 +97,15 @@ const CAPTURE_BYTES_MAX: usize = 512 << 10;
 
 /// Folios looked at in search of one that can be captured, before reclaim says that there is none.
 const CAPTURE_TRIES: usize = 64;
+
+/// What compaction moves at once: 4 MiB take a millisecond.
+const COMPACT_BYTES: usize = 4 << 20;
+
+/// Waste that is not worth a look: half a page for each of 100 size classes.
+const COMPACT_WASTE_MIN: u64 = 256 << 10;
+
+/// How long compaction rests when it gained nothing.
+const COMPACT_REST_NS: u64 = 1_000_000_000;
 
 /// How often the background thread compares its count with the kernel's.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(20);
@@ -351,6 +361,7 @@ impl Engine {
         while !self.stopping.load(Relaxed) {
             let bell = self.reclaim_bell.load(Relaxed);
             self.sample();
+            self.compact_if_wasteful();
             if self.available_bytes() < self.low_bytes && self.is_worth_a_thread() {
                 self.reclaim_to_high();
             }
@@ -358,6 +369,22 @@ impl Engine {
             // A bell between the look above and here is heard at the next sample, 20 ms later at most;
             // who needs memory meanwhile reclaims for itself.
             futex::wait(&self.reclaim_bell, bell, Some(SAMPLE_INTERVAL));
+        }
+    }
+
+    /// Moves what is stored together, if a 32nd of the pool and more is not in use, and the last look
+    /// was worth it.
+    pub(crate) fn compact_if_wasteful(&self) {
+        let (pool, now) = (self.zswap.pool_stats(), clock::monotonic_ns());
+        let waste = (pool.pages_used * PAGE_BYTES as u64).saturating_sub(pool.bytes_stored);
+        if waste < COMPACT_WASTE_MIN + pool.bytes_stored / 32
+            || now < self.compact_after_ns.load(Relaxed)
+        {
+            return;
+        }
+        let compacted = self.zswap.pool().compact(COMPACT_BYTES);
+        if compacted.pages_freed == 0 {
+            self.compact_after_ns.store(now + COMPACT_REST_NS, Relaxed);
         }
     }
 

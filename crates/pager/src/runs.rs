@@ -64,4 +64,10 @@ unsafe impl PageSource for Runs {
         debug_assert!(released.is_ok());
         self.0.lock().idle.entry(pages).or_default().push(address);
     }
+
+    unsafe fn discard(&self, start: NonNull<u8>, pages: usize) {
+        // SAFETY: by the contract nobody relies on what these pages of a run hold.
+        let released = unsafe { map::release(start.as_ptr() as usize, pages * PAGE_BYTES) };
+        debug_assert!(released.is_ok());
+    }
 }

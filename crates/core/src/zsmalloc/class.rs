@@ -90,6 +90,13 @@ impl Class {
         self.inner.lock()
     }
 
+    /// Pages of the zspages that compaction would empty.
+    pub(super) fn freeable_pages(&self) -> usize {
+        let inner = self.lock();
+        let zspages = inner.counts[EMPTY + 1..].iter().sum::<u32>() as usize;
+        (zspages * self.shape.objects - inner.objects_used) / self.shape.objects * self.shape.pages
+    }
+
     /// The row of the class called `index`.
     pub(super) fn stats(&self, index: usize) -> ClassStats {
         let inner = self.lock();
@@ -174,6 +181,81 @@ impl Inner {
         Reserved { object: Object { zspage: id, index, length }, pages_more }
     }
 
+    /// Chooses the zspages between which compaction moves objects: from the emptiest to the fullest
+    /// that has room. `None` unless the class's free objects are a zspage's worth.
+    pub(super) fn choose(&self, zspages: &Zspages, shape: Shape) -> Option<(ZspageId, ZspageId)> {
+        let zspages_used = self.counts[EMPTY + 1..].iter().sum::<u32>() as usize;
+        if zspages_used * shape.objects < self.objects_used + shape.objects {
+            return None;
+        }
+        let group_of = |mut groups: std::ops::Range<usize>, from_top: bool| {
+            let listed = |group: &usize| self.heads[*group].is_some();
+            if from_top { groups.rfind(listed) } else { groups.find(listed) }
+        };
+        let (low, high) = (group_of(EMPTY + 1..FULL, false)?, group_of(EMPTY + 1..FULL, true)?);
+        let (from, to) = (self.heads[low]?, self.heads[high]?);
+        if low != high {
+            return Some((from, to));
+        }
+        // All in one group: the first two of them, always the same way, or they would go to and fro.
+        let second = zspages.get(to).next.get()?;
+        let used = |id| zspages.get(id).objects_used.get();
+        Some(if used(second) > used(to) { (to, second) } else { (second, to) })
+    }
+
+    /// A zspage that has taken more pages than its objects need: some of them can be squeezed out. Looks
+    /// at a few of each group.
+    pub(super) fn slack(&self, zspages: &Zspages, shape: Shape) -> Option<ZspageId> {
+        const LOOKED_AT: usize = 4;
+        let is_slack = |id: &ZspageId| {
+            let zspage = zspages.get(*id);
+            let needed = zspage.objects_used.get() * shape.object_bytes;
+            needed.div_ceil(PAGE_BYTES) < zspage.pages_touched.get()
+        };
+        self.heads[EMPTY + 1..].iter().find_map(|head| {
+            let list = std::iter::successors(*head, |id| zspages.get(*id).next.get());
+            list.take(LOOKED_AT).find(is_slack)
+        })
+    }
+
+    /// Notes that a zspage's pages from `pages` on were given back; tells how many those were.
+    pub(super) fn shorten(&mut self, zspage: &Zspage, pages: usize) -> usize {
+        let gone = zspage.pages_touched.get() - pages;
+        zspage.pages_touched.set(pages);
+        self.pages_touched -= gone;
+        gone
+    }
+
+    /// Reserves an object of the zspage `id`, which is in a list, for `owner`, whose object moves.
+    pub(super) fn reserve_at(
+        &mut self,
+        zspages: &Zspages,
+        shape: Shape,
+        id: ZspageId,
+        owner: NonZeroU32,
+        length: usize,
+    ) -> Reserved {
+        self.unlink(zspages, id, group(zspages.get(id).objects_used.get(), shape.objects));
+        self.reserve_in(zspages, shape, id, owner, length)
+    }
+
+    /// Frees the object that `owner` has left. A zspage that this leaves empty is the caller's.
+    pub(super) fn leave(
+        &mut self,
+        zspages: &Zspages,
+        shape: Shape,
+        object: Object,
+        owner: NonZeroU32,
+    ) -> Option<ZspageId> {
+        let to = self.take_off(zspages, shape, object, owner);
+        if to == EMPTY {
+            self.pages_touched -= zspages.get(object.zspage).pages_touched.get();
+            return Some(object.zspage);
+        }
+        self.link(zspages, object.zspage, to);
+        None
+    }
+
     /// Frees `owner`'s object. A zspage that this leaves empty, and that is not kept in reserve, is
     /// the caller's to give back.
     pub(super) fn free(
@@ -184,6 +266,25 @@ impl Inner {
         owner: NonZeroU32,
         counters: &Counters,
     ) -> Option<ZspageId> {
+        let to = self.take_off(zspages, shape, object, owner);
+        let (id, zspage) = (object.zspage, zspages.get(object.zspage));
+        if to == EMPTY && !self.keep(zspage, counters) {
+            self.pages_touched -= zspage.pages_touched.get();
+            return Some(id);
+        }
+        self.link(zspages, id, to);
+        None
+    }
+
+    /// Ends the ownership of an object, and takes its zspage off its list. Tells to which group the
+    /// zspage belongs now.
+    fn take_off(
+        &mut self,
+        zspages: &Zspages,
+        shape: Shape,
+        object: Object,
+        owner: NonZeroU32,
+    ) -> usize {
         let (id, index) = (object.zspage, object.index);
         let zspage = zspages.get(id);
         let word = &zspages.owners(id)[index];
@@ -197,13 +298,7 @@ impl Inner {
         zspage.free_from.set(zspage.free_from.get().min(index));
         self.objects_used -= 1;
 
-        let to = group(objects_used - 1, shape.objects);
-        if to == EMPTY && !self.keep(zspage, counters) {
-            self.pages_touched -= zspage.pages_touched.get();
-            return Some(id);
-        }
-        self.link(zspages, id, to);
-        None
+        group(objects_used - 1, shape.objects)
     }
 
     /// Whether an empty zspage stays, so that a store after a free does not go to the source: one in

@@ -11,12 +11,13 @@
 //! - `SLOT-1` Pins are counted by compare-and-swap on a live word, so a vacant word is never changed
 //!   by a reader, and an object is not freed between a reader's look and its pin.
 //! - `SLOT-2` `PINS_MAX` pins mean: wait. So many readers of one object at once are not real; it is
-//!   how compaction will hold an object still while it moves.
+//!   how compaction holds an object still while it moves.
 
-use std::sync::atomic::{
-    AtomicU64,
-    Ordering::{Acquire, Relaxed, Release},
-};
+#[cfg(all(test, loom))]
+use loom::{sync::atomic::AtomicU64, thread};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+#[cfg(not(all(test, loom)))]
+use std::{sync::atomic::AtomicU64, thread};
 
 use super::shape::OBJECTS_MAX;
 use super::table::Entry;
@@ -101,7 +102,7 @@ impl Slot {
 
     /// The object, if there is one.
     pub(super) fn object(&self) -> Option<Object> {
-        // Acquire: pairs with the Release in publish().
+        // Acquire: pairs with the Release in publish() and settle().
         Object::from_word(self.0.load(Acquire))
     }
 
@@ -111,11 +112,12 @@ impl Slot {
         loop {
             let object = Object::from_word(word)?;
             if pins(word) == PINS_MAX {
-                std::hint::spin_loop();
+                // A copy of some microseconds; or whoever copies does not run, and should.
+                thread::yield_now();
                 word = self.0.load(Relaxed);
                 continue;
             }
-            // Acquire: pairs with the Release in publish().
+            // Acquire: pairs with the Release in publish() and settle().
             match self.0.compare_exchange_weak(word, word + PIN, Acquire, Relaxed) {
                 Ok(_) => return Some(object),
                 Err(now) => word = now,
@@ -125,9 +127,31 @@ impl Slot {
 
     /// Takes back one pin.
     pub(super) fn unpin(&self) {
-        // Release: pairs with the Acquire in vacate(); what was read was read before the free.
+        // Release: pairs with the Acquire in vacate() and hold(); what was read was read before.
         let before = self.0.fetch_sub(PIN, Release);
         debug_assert!(before & LIVE != 0 && pins(before) > 0, "unpinned without a pin");
+    }
+
+    /// Holds the object still, and readers off, until [`Slot::settle`]. `None`: there is no object, or
+    /// somebody reads it. Only for who holds the lock of the object's class: one at a time.
+    pub(super) fn hold(&self) -> Option<Object> {
+        let mut word = self.0.load(Relaxed);
+        loop {
+            let object = Object::from_word(word).filter(|_| pins(word) == 0)?;
+            let held = word | PINS_MAX << PIN_SHIFT;
+            // Acquire: pairs with the Release in unpin() and publish().
+            match self.0.compare_exchange_weak(word, held, Acquire, Relaxed) {
+                Ok(_) => return Some(object),
+                Err(now) => word = now,
+            }
+        }
+    }
+
+    /// Ends a [`Slot::hold`]: from now on the handle finds `object`, which has the same bytes.
+    pub(super) fn settle(&self, object: Object) {
+        debug_assert_eq!(pins(self.0.load(Relaxed)), PINS_MAX, "SLOT-2");
+        // Release: pairs with the Acquire in object() and pin(); the moved bytes are seen whole.
+        self.0.store(object.to_word(), Release);
     }
 
     /// Ends the object: afterwards the slot is taken, and its handle finds nothing.
@@ -138,7 +162,7 @@ impl Slot {
             if pins(word) != 0 {
                 return Err(Misuse::Pinned);
             }
-            // Acquire: pairs with the Release in unpin() and publish().
+            // Acquire: pairs with the Release in unpin(), publish() and settle().
             match self.0.compare_exchange_weak(word, 0, Acquire, Relaxed) {
                 Ok(_) => return Ok(object),
                 Err(now) => word = now,

@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// (a fresh private mapping, without huge pages). A source that hands out pages which are resident
 /// already (a cache of its own) costs up to `pages_taken`, not `pages_used`.
 ///
-/// The pool calls with none of its locks held. `take` may be called from several threads at once.
+/// The pool calls with none of its locks held, but for `discard`. `take` may be called from several threads at once.
 ///
 /// # Safety
 ///
@@ -27,6 +27,15 @@ pub unsafe trait PageSource: Send + Sync {
     ///
     /// `run` came from `take(pages)` of this source, and is not used after.
     unsafe fn give_back(&self, run: NonNull<u8>, pages: usize);
+
+    /// Part of a run holds nothing any more: its pages need take no memory until they are written.
+    /// A lock of the pool is held.
+    ///
+    /// # Safety
+    ///
+    /// The `pages` from `start` on are part of a run that was taken, and nobody relies on what they
+    /// hold.
+    unsafe fn discard(&self, start: NonNull<u8>, pages: usize);
 }
 
 // SAFETY: every call goes to the one inner source, which keeps the contract.
@@ -38,6 +47,11 @@ unsafe impl<S: PageSource + ?Sized> PageSource for Arc<S> {
     unsafe fn give_back(&self, run: NonNull<u8>, pages: usize) {
         // SAFETY: the caller's promise, handed on: `run` came from this very source.
         unsafe { (**self).give_back(run, pages) }
+    }
+
+    unsafe fn discard(&self, start: NonNull<u8>, pages: usize) {
+        // SAFETY: as above.
+        unsafe { (**self).discard(start, pages) }
     }
 }
 

@@ -40,6 +40,7 @@ pub(super) struct Counters {
     pub(super) pages_taken: AtomicUsize,
     pub(super) objects: AtomicUsize,
     pub(super) bytes_stored: AtomicUsize,
+    pub(super) pages_compacted: AtomicUsize,
     /// Pages touched of the empty zspages that classes keep.
     reserved: AtomicUsize,
 }
@@ -90,7 +91,7 @@ impl Counters {
             objects: load(&self.objects),
             bytes_stored: load(&self.bytes_stored),
             metadata_bytes: metadata_bytes as u64,
-            pages_compacted: 0,
+            pages_compacted: load(&self.pages_compacted),
         }
     }
 }

@@ -155,6 +155,16 @@ impl Zspage {
     }
 }
 
+impl Zspage {
+    /// Where the page `index` of its run begins.
+    pub(super) fn page(&self, index: usize) -> NonNull<u8> {
+        let base = NonNull::new(self.base.load(Relaxed)).expect("ZS-5: a zspage in use has a run");
+        assert!(index < self.pages.get(), "page {index} of a zspage");
+        // SAFETY: inside the run, as was just compared.
+        unsafe { base.add(index * PAGE_BYTES) }
+    }
+}
+
 /// All descriptors of a pool.
 #[derive(Debug)]
 pub(super) struct Zspages {
