@@ -7,13 +7,14 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 BIN := $(TARGET)/release
 FUZZ_SECONDS ?= 60
 
-.PHONY: help setup setup-build build demo test lint bench fuzz install clean
+.PHONY: help setup setup-build build demo test lint loom bench fuzz install clean
 
 help:
 	@echo 'make build     the zfolio command and the library that it loads, in $(BIN)'
 	@echo 'make demo      a Python program that needs 1 GiB, run in 256 MiB'
 	@echo 'make test      all tests (as root: all of them)'
 	@echo 'make lint      formatting, clippy, rustdoc'
+	@echo 'make loom      the lock-free steps, in every order'
 	@echo 'make bench     usemem beside the kernel'\''s own zram swap (root, some minutes)'
 	@echo 'make fuzz      each fuzz target for FUZZ_SECONDS=$(FUZZ_SECONDS)'
 	@echo 'make setup     install what build and tests need (Debian); setup-build: the build only'
@@ -36,6 +37,7 @@ demo: build
 test: setup build
 	$(CARGO) test --workspace --release --locked
 	$(CARGO) run --quiet --release --locked -p zfolio --example larger_than_limit
+	@$(MAKE) --no-print-directory loom
 	@set -e; for group in tests/*.sh; do \
 		[ -e "$$group" ] || continue; \
 		echo "== $$group"; \
@@ -51,6 +53,11 @@ lint:
 		$(CARGO) clippy --workspace --all-targets --locked -- -D warnings; \
 	else echo 'SKIPPED: clippy is not installed (make setup)'; fi
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --locked
+
+# Every order of the steps of two threads. A build directory of its own: all of it is built differently.
+loom:
+	RUSTFLAGS='--cfg loom' CARGO_TARGET_DIR='$(TARGET)/loom' \
+		$(CARGO) test --release --locked -p zfolio-core --lib loom_
 
 bench: build
 	$(BIN)/zfolio bench usemem --against kernel

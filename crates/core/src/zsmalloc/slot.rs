@@ -190,7 +190,7 @@ impl Entry for Slot {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::{Misuse, Object, Slot};
     use crate::zsmalloc::table::Entry;
@@ -214,5 +214,86 @@ mod tests {
                 }
             }
         }
+    }
+}
+
+/// Every order of steps: `make loom`.
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::cell::UnsafeCell;
+    use loom::sync::Arc;
+
+    use super::{Misuse, Object, Slot};
+    use crate::zsmalloc::table::Entry;
+    use crate::zsmalloc::zspage::ZspageId;
+
+    /// Two places, and a slot that says in which of them the bytes are. Loom sees to it that nobody
+    /// writes a place while another reads it.
+    struct World {
+        slot: Slot,
+        places: [UnsafeCell<u32>; 2],
+    }
+
+    const BYTES: u32 = 7;
+
+    impl World {
+        fn new() -> Arc<World> {
+            let slot = Slot::vacant();
+            let places = [UnsafeCell::new(BYTES), UnsafeCell::new(0)];
+            slot.publish(at(0));
+            Arc::new(World { slot, places })
+        }
+
+        fn read(&self) {
+            let Some(object) = self.slot.pin() else { return };
+            // SAFETY: pinned, so nobody writes this place: what loom checks here.
+            self.places[object.index].with(|bytes| assert_eq!(unsafe { *bytes }, BYTES));
+            self.slot.unpin();
+        }
+
+        /// Moves the object to the other place, and uses the one that it left for something else.
+        fn migrate(&self) {
+            let Some(object) = self.slot.hold() else { return };
+            let to = 1 - object.index;
+            // SAFETY: held, so nobody writes it.
+            let bytes = self.places[object.index].with(|bytes| unsafe { *bytes });
+            // SAFETY: reserved for the mover.
+            self.places[to].with_mut(|place| unsafe { *place = bytes });
+            self.slot.settle(at(to));
+            // SAFETY: the object has left it.
+            self.places[object.index].with_mut(|place| unsafe { *place = 0 });
+        }
+    }
+
+    fn at(index: usize) -> Object {
+        Object { zspage: ZspageId::from_raw(0), index, length: 4 }
+    }
+
+    #[test]
+    fn loom_readers_and_a_move() {
+        loom::model(|| {
+            let world = World::new();
+            let other = Arc::clone(&world);
+            let reader = loom::thread::spawn(move || other.read());
+            world.migrate();
+            world.read();
+            reader.join().unwrap();
+            assert!(world.slot.vacate().is_ok());
+        });
+    }
+
+    #[test]
+    fn loom_a_free_under_a_read_is_told() {
+        loom::model(|| {
+            let world = World::new();
+            let other = Arc::clone(&world);
+            let reader = loom::thread::spawn(move || other.read());
+            match world.slot.vacate() {
+                // SAFETY: vacated, so no reader comes any more, and none is there.
+                Ok(object) => world.places[object.index].with_mut(|place| unsafe { *place = 0 }),
+                Err(misuse) => assert_eq!(misuse, Misuse::Pinned),
+            }
+            reader.join().unwrap();
+        });
     }
 }
