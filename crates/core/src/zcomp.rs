@@ -35,6 +35,8 @@ mod backend;
 mod deflate;
 #[allow(unsafe_code, reason = "calls C")]
 mod lz4;
+#[allow(unsafe_code, reason = "calls C")]
+mod lz4hc;
 mod params;
 mod stream;
 #[cfg(test)]

@@ -78,7 +78,8 @@ impl Compressor for Lz4Compressor {
 
 struct Lz4Decompressor;
 
-fn decompressor() -> Result<Box<dyn Decompressor>, Error> {
+/// Reads what `lz4hc` writes as well.
+pub(super) fn decompressor() -> Result<Box<dyn Decompressor>, Error> {
     Ok(Box::new(Lz4Decompressor))
 }
 

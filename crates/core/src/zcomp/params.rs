@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use super::backend::Backend;
-use super::{Error, deflate, lz4, zstd};
+use super::{Error, deflate, lz4, lz4hc, zstd};
 
 /// A codec, by the kernel's name for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -15,6 +15,8 @@ use super::{Error, deflate, lz4, zstd};
 pub enum Algorithm {
     /// Fastest. Its level is its acceleration: a higher one is faster and shrinks less.
     Lz4,
+    /// LZ4 with a slower search: shrinks more, and comes back as fast.
+    Lz4hc,
     /// Shrinks most for its time. A negative level is faster and shrinks less.
     Zstd,
     /// Raw deflate, which accelerators speak.
@@ -23,11 +25,13 @@ pub enum Algorithm {
 
 impl Algorithm {
     /// Every algorithm of this build, fastest first.
-    pub const ALL: &'static [Algorithm] = &[Algorithm::Lz4, Algorithm::Zstd, Algorithm::Deflate];
+    pub const ALL: &'static [Algorithm] =
+        &[Algorithm::Lz4, Algorithm::Lz4hc, Algorithm::Zstd, Algorithm::Deflate];
 
     pub(super) fn backend(self) -> &'static Backend {
         match self {
             Algorithm::Lz4 => &lz4::BACKEND,
+            Algorithm::Lz4hc => &lz4hc::BACKEND,
             Algorithm::Zstd => &zstd::BACKEND,
             Algorithm::Deflate => &deflate::BACKEND,
         }

@@ -431,7 +431,7 @@ fn parameters_are_read_and_refused() {
     let zstd = Params { algorithm: Algorithm::Zstd, level: Some(3) };
     assert_eq!("zstd,level=3".parse(), Ok(zstd));
     let (names, levels) =
-        ("accepted are lz4, zstd, deflate", "accepted are -131072 to 22 (default 1)");
+        ("accepted are lz4, lz4hc, zstd, deflate", "accepted are -131072 to 22 (default 1)");
     for (given, told, accepted) in [
         ("", "unknown algorithm ''", names),
         ("ZSTD", "unknown algorithm 'ZSTD'", names),

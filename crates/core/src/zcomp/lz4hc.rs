@@ -1,0 +1,81 @@
+//! LZ4 high compression, from the library of LZ4: a slower search, the same format.
+//!
+//! The compressor needs 256 KiB of state, which it clears for every unit (about 10 us). Levels from 10
+//! on take memory for each unit, so they are not offered (`ZC-1`).
+
+use std::ffi::{c_char, c_int, c_void};
+
+use super::Error;
+use super::backend::{Answer, Backend, Compressor, Job};
+use super::lz4;
+
+// In the library that lz4-sys builds, but not among its declarations (lz4hc.h).
+unsafe extern "C" {
+    fn LZ4_sizeofStateHC() -> c_int;
+    fn LZ4_compress_HC_extStateHC(
+        state: *mut c_void,
+        source: *const c_char,
+        dest: *mut c_char,
+        source_bytes: c_int,
+        dest_bytes: c_int,
+        level: c_int,
+    ) -> c_int;
+}
+
+struct Lz4hcCompressor {
+    level: c_int,
+    /// At least `LZ4_sizeofStateHC()` bytes; words, because the library wants them aligned by 8.
+    state: Vec<u64>,
+}
+
+fn compressor(level: i32, _unit_bytes: usize) -> Result<Box<dyn Compressor>, Error> {
+    // SAFETY: no argument, no state: it returns a constant.
+    let state_bytes = unsafe { LZ4_sizeofStateHC() };
+    let state_bytes = usize::try_from(state_bytes).expect("256 KiB and a header");
+    let state = vec![0; state_bytes.div_ceil(size_of::<u64>())];
+    Ok(Box::new(Lz4hcCompressor { level, state }))
+}
+
+impl Compressor for Lz4hcCompressor {
+    fn compress(&mut self, jobs: &mut [Job<'_>]) {
+        for job in jobs {
+            let source_bytes = c_int::try_from(job.source.len()).expect("a unit is at most 2 MiB");
+            let dest_bytes = c_int::try_from(job.dest.len()).expect("shorter than a unit");
+            // SAFETY: `state` is aligned by 8, is long enough (see the field), ours alone by `&mut
+            // self`, and initialised by this very function. `source` is readable for `source_bytes`,
+            // `dest` writable for `dest_bytes`, by the types of the slices, and they don't overlap
+            // because one of them is exclusive. The library writes at most `dest_bytes`, and below
+            // level 10 it allocates nothing, the state being given.
+            let written = unsafe {
+                LZ4_compress_HC_extStateHC(
+                    self.state.as_mut_ptr().cast(),
+                    job.source.as_ptr().cast(),
+                    job.dest.as_mut_ptr().cast(),
+                    source_bytes,
+                    dest_bytes,
+                    self.level,
+                )
+            };
+            job.answer = match usize::try_from(written) {
+                // The one failure there is: the result does not fit.
+                Ok(0) => Answer::Incompressible,
+                Ok(bytes) => Answer::Compressed(bytes),
+                Err(_) => Answer::Failed,
+            };
+        }
+    }
+
+    fn memory_bytes(&self) -> usize {
+        size_of_val(&*self.state)
+    }
+}
+
+/// Read by the decompressor of LZ4.
+pub(super) static BACKEND: Backend = Backend {
+    name: "lz4hc",
+    levels: 2..=9,
+    level_default: 9,
+    batch_max: 1,
+    compressor,
+    decompressor: lz4::decompressor,
+};
