@@ -46,6 +46,18 @@ static void dup_over(void) {
     ballast_verify(&b, "dup2 over everything");
 }
 
+/* No descriptor at all: the limit is not held, and nothing else is different. */
+static void none(void) {
+    struct rlimit limit = {0, 0};
+    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    ballast_make(&b, 3 * limit_bytes(), 1);
+    uint64_t random = 1;
+    ballast_churn(&b, b.pages, &random);
+    struct timespec moment = {0, 200000000};
+    nanosleep(&moment, NULL);
+    ballast_verify(&b, "no descriptors");
+}
+
 static void few(void) {
     struct rlimit limit = {4, 4};
     CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
@@ -85,7 +97,7 @@ static void ends(void) {
 
 int main(int count, char **arguments) {
     const struct behaviour cases[] = {
-        {"range", range}, {"loop", loop}, {"from", from}, {"dup_over", dup_over}, {"few", few}, {"ends", ends},
+        {"range", range}, {"loop", loop}, {"from", from}, {"dup_over", dup_over}, {"few", few}, {"none", none}, {"ends", ends},
     };
     return CHOOSE(cases);
 }

@@ -414,6 +414,39 @@ static void raw_moves(void) {
     ballast_stop(&b);
 }
 
+/* munmap, and then mmap(MAP_FIXED) into the hole. */
+static void refixed(void) {
+    struct ballast b;
+    ballast_make(&b, 3 * limit_bytes(), 3);
+    uint64_t random = 5;
+    for (int round = 0; round < 200; round++) {
+        size_t pages = 1 + next_random(&random) % 500, from = next_random(&random) % (b.pages - pages);
+        char *at = b.start + from * PAGE;
+        CHECK(munmap(at, pages * PAGE) == 0);
+        CHECK(mmap(at, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == at);
+        for (size_t i = 0; i < pages; i++) {
+            CHECK(page_is_zero(at + i * PAGE), "round %d page %zu", round, from + i);
+            fill_page(at + i * PAGE, ballast_seed(&b, from + i));
+        }
+    }
+    ballast_verify(&b, "refixed");
+}
+
+/* MADV_GUARD_INSTALL drops what is there (Linux 6.13). */
+static void guards(void) {
+    struct ballast b;
+    ballast_make(&b, 3 * limit_bytes(), 3);
+    if (madvise(b.start, PAGE, 102) != 0) skip("MADV_GUARD_INSTALL is not there");
+    CHECK(madvise(b.start, PAGE, 103) == 0 && page_is_zero(b.start));
+    size_t step = 256, guarded = 63;
+    for (size_t page = 1; page + guarded < b.pages; page += step) CHECK(madvise(b.start + page * PAGE, guarded * PAGE, 102) == 0);
+    for (size_t page = 1; page + guarded < b.pages; page += step) CHECK(madvise(b.start + page * PAGE, guarded * PAGE, 103) == 0);
+    for (size_t page = 0; page + guarded + 1 < b.pages; page++) {
+        if (page == 0 || (page % step >= 1 && page % step <= guarded)) CHECK(page_is_zero(b.start + page * PAGE), "page %zu", page);
+        else CHECK(page_is(b.start + page * PAGE, ballast_seed(&b, page)), "page %zu", page);
+    }
+}
+
 /* MAP_POPULATE and MADV_POPULATE_WRITE over the limit. */
 static void populate(void) {
     char *start = mmap(NULL, 3 * limit_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
@@ -431,6 +464,7 @@ int main(int count, char **arguments) {
         {"single", single}, {"threads", threads}, {"neighbours", neighbours}, {"file_over", file_over},
         {"holes", holes}, {"moves", moves}, {"shared_moves", shared_moves}, {"raw_calls", raw_calls},
         {"raw_drops", raw_drops}, {"raw_moves", raw_moves},
+        {"refixed", refixed}, {"guards", guards},
         {"populate", populate},
     };
     return CHOOSE(cases);

@@ -130,7 +130,32 @@ static void alternate(void) {
     ballast_verify(&b, "alternate stack");
 }
 
+static sigjmp_buf outside;
+static void jump_out(int signal) {
+    (void)signal;
+    siglongjmp(outside, 1);
+}
+
+/* A handler that leaves a madvise by a jump, again and again. */
+static void jumps(void) {
+    struct ballast b;
+    ballast_make(&b, 3 * limit_bytes(), 3);
+    CHECK(signal(SIGALRM, jump_out) != SIG_ERR);
+    static volatile uint64_t random = 5;
+    double end = now() + 3;
+    if (sigsetjmp(outside, 1) == 0 || now() < end) {
+        struct itimerval soon = {{0, 0}, {0, 100 + mix(random) % 200}};
+        CHECK(setitimer(ITIMER_REAL, &soon, NULL) == 0);
+        while (now() < end) CHECK(madvise(b.start + mix(random++) % (b.pages / 2) * PAGE, PAGE, MADV_DONTNEED) == 0);
+    }
+    struct itimerval never = {{0, 0}, {0, 0}};
+    CHECK(setitimer(ITIMER_REAL, &never, NULL) == 0);
+    for (size_t page = b.pages / 2 + 1; page < b.pages; page++)
+        CHECK(page_is(b.start + page * PAGE, ballast_seed(&b, page)), "page %zu", page);
+}
+
 int main(int count, char **arguments) {
-    const struct behaviour cases[] = {{"faults", faults}, {"timers", timers}, {"alternate", alternate}};
+    const struct behaviour cases[] = {{"faults", faults}, {"timers", timers}, {"alternate", alternate},
+                                       {"jumps", jumps}};
     return CHOOSE(cases);
 }

@@ -16,6 +16,9 @@ use crate::rank;
 /// Address space asked for at once.
 const CHUNK_BYTES: usize = 1 << 30;
 
+/// How often that is halved where it is refused: down to 1 MiB.
+const CHUNK_SHRINKS: u32 = 10;
+
 #[derive(Debug, Default)]
 struct Space {
     /// Addresses not yet used in the newest chunk.
@@ -47,7 +50,10 @@ unsafe impl PageSource for Runs {
             return NonNull::new(address as *mut u8);
         }
         if space.end - space.next < bytes {
-            let chunk = Reservation::new(CHUNK_BYTES.max(bytes), PAGE_BYTES).ok()?;
+            // Less where the process may not have so many addresses (RLIMIT_AS).
+            let lengths = (0..=CHUNK_SHRINKS).map(|shrink| (CHUNK_BYTES >> shrink).max(bytes));
+            let chunk =
+                lengths.map(|length| Reservation::new(length, PAGE_BYTES)).find_map(Result::ok)?;
             space.next = chunk.address();
             space.end = chunk.address() + chunk.bytes();
             space.chunks.push(chunk);

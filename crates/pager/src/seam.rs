@@ -133,7 +133,7 @@ impl Seam {
         for run in units.runs() {
             let bytes = self.shape.bytes(run);
             let mut done = bytes.start;
-            let answer = self.capture_run(base, to, &mut done, bytes.end, &mut holes);
+            let answer = self.capture_run(base, to, &mut done, bytes.end, &mut holes, true);
             if let Err(refusal) = answer {
                 self.undo(to, base, units, done);
                 return Err((slot, refusal));
@@ -157,8 +157,10 @@ impl Seam {
         let to = area.hollow_address(&slot);
         let mut done = dropped.start;
         while done < dropped.end {
-            let answer = self.capture_run(base, to, &mut done, dropped.end, &mut 0);
-            // Pinned or locked: the page is passed over.
+            // Not unshared: who drops the page may do so in between, and then the populating of it would
+            // be a fault, which this very thread is to serve.
+            let answer = self.capture_run(base, to, &mut done, dropped.end, &mut 0, false);
+            // Pinned, locked or shared with a child: the page is passed over.
             done += if answer.is_err() { PAGE_BYTES } else { 0 };
         }
         discard_pages(to, self.shape.folio_bytes());
@@ -173,8 +175,9 @@ impl Seam {
         at: &mut usize,
         end: usize,
         holes: &mut usize,
+        unshare: bool,
     ) -> Result<(), Refusal> {
-        let mut unshared = false;
+        let mut unshared = !unshare;
         while *at < end {
             let rest = end - *at;
             let progress = self.take_out(base + *at, to + *at, rest);

@@ -115,7 +115,13 @@ fn leave_count_of_threads() {
 
 /// The home thread: makes the engine ready, looks how near the limit is, and has it take over.
 fn live(settings: &'static Settings) {
-    let Some(engine) = make_engine(settings) else { return };
+    let Some(engine) = make_engine(settings) else {
+        // Not a return: the C library would count this thread out once more, and end the program when
+        // none seems to be left.
+        loop {
+            std::thread::sleep(Duration::from_secs(1 << 20));
+        }
+    };
     watch(settings.config.limit_bytes);
     let mut ours = native::lock();
     ours.set_engine(engine);
@@ -137,8 +143,11 @@ fn make_engine(settings: &'static Settings) -> Option<&'static Engine> {
     match Engine::new(settings.config, Box::new(statistics::home()?)) {
         Ok(engine) => {
             let engine = native::keep_engine(engine);
-            start_servants(engine);
-            Some(engine)
+            let all = start_servants(engine);
+            if !all {
+                fatal::tell(format_args!("no thread could be started: the limit is not held"));
+            }
+            all.then_some(engine)
         }
         Err(error) => {
             fatal::tell(format_args!("{error}: the limit is not held"));
@@ -175,11 +184,11 @@ fn watch(limit: u64) {
     }
 }
 
-/// The threads beside the home thread. They share its table of files.
-fn start_servants(engine: &'static Engine) {
-    start_thread(c"zfolio-handler", move || engine.handle_faults());
-    start_thread(c"zfolio-keeper", move || keeper::keep(engine));
-    start_thread(c"zfolio-prefetch", move || engine.prefetch_in_background());
+/// The threads beside the home thread, which share its table of files. False: not all of them.
+fn start_servants(engine: &'static Engine) -> bool {
+    start_thread(c"zfolio-handler", move || engine.handle_faults())
+        && start_thread(c"zfolio-keeper", move || keeper::keep(engine))
+        && start_thread(c"zfolio-prefetch", move || engine.prefetch_in_background())
 }
 
 /// In a child of `fork`, on its only thread: what the fork did not copy comes back.
@@ -207,19 +216,21 @@ pub(crate) fn start_over(
     // The home thread must own the new descriptors, and this thread must not go on before faults are
     // served: it lends its hold on the engine until READY.
     let quiet = std::ptr::from_mut(quiet) as usize;
-    start_thread(c"zfolio-home", move || {
+    let started = start_thread(c"zfolio-home", move || {
         // SAFETY: start_over() waits for READY before its borrow of `quiet` ends.
         let quiet = unsafe { &mut *(quiet as *mut zfolio_pager::Quiet<'static>) };
         let again = files::leave_program_files().is_ok() && engine.open_again(quiet).is_ok();
-        if !again {
+        if !again || !start_servants(engine) {
             cannot_start_over();
         }
-        start_servants(engine);
         // Release: pairs with the Acquire below.
         READY.store(1, Ordering::Release);
         futex::wake(&READY, 1);
         engine.reclaim_in_background();
     });
+    if !started {
+        cannot_start_over();
+    }
     while READY.load(Ordering::Acquire) == 0 {
         futex::wait(&READY, 0, None);
     }
@@ -227,6 +238,8 @@ pub(crate) fn start_over(
 
 /// A child without an engine would read zeros where its data is.
 fn cannot_start_over() -> ! {
-    fatal::tell(format_args!("a child process cannot have a userfaultfd of its own: stopped"));
+    fatal::tell(format_args!(
+        "a child process cannot have a userfaultfd and threads of its own: stopped"
+    ));
     process::abort_now(fatal::STATUS)
 }

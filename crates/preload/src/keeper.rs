@@ -12,7 +12,7 @@
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use zfolio_pager::Engine;
-use zfolio_sys::{Errno, futex, map};
+use zfolio_sys::{Errno, futex, map, signal};
 
 /// A change of mappings: what the program called, with its words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,6 +67,14 @@ static BELL: AtomicU32 = AtomicU32::new(0);
 
 /// Has the keeper make a call, and waits for it.
 pub(crate) fn ask(call: Call, words: [usize; 6]) -> Result<usize, Errno> {
+    // A handler that leaves by longjmp would leave the request behind.
+    let mask = signal::block_all();
+    let answer = ask_blocked(call, words);
+    signal::restore(&mask);
+    answer
+}
+
+fn ask_blocked(call: Call, words: [usize; 6]) -> Result<usize, Errno> {
     let request = loop {
         // Acquire: pairs with the Release that freed it.
         let free = |request: &&Request| {

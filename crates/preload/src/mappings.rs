@@ -16,6 +16,9 @@ use crate::keeper::{Call, ask};
 use crate::native::{self, may_be_managed};
 use crate::settings;
 
+/// Linux 6.13: drops what is there and makes each touch a SIGSEGV. It has no event.
+const MADV_GUARD_INSTALL: c_int = 102;
+
 /// Mappings smaller than this are not worth a folio table: 128 KiB, as glibc's own threshold.
 const MANAGEABLE_BYTES_MIN: usize = 128 << 10;
 
@@ -123,14 +126,15 @@ fn mmap_words(words: [usize; 6]) -> *mut c_void {
 /// moved into place by the keeper.
 fn replace(words: [usize; 6], flags: c_int, manageable: bool) -> Result<usize, Errno> {
     let [start, bytes, ..] = words;
-    let mut elsewhere = words;
-    elsewhere[0] = 0;
-    let anywhere = flags & !(libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE);
-    elsewhere[3] = word(anywhere.into());
     if start % map::PAGE_BYTES != 0 {
         return Err(Errno::INVAL);
     }
-    let made = make(elsewhere, anywhere | libc::MAP_FIXED, manageable)?;
+    let mut elsewhere = words;
+    // `mremap` refuses a place that overlaps with where it moves from: not in the hole to be filled.
+    elsewhere[0] = map::apart(bytes) as usize;
+    let anywhere = flags & !(libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE | libc::MAP_32BIT);
+    elsewhere[3] = word(anywhere.into());
+    let made = make(elsewhere, anywhere, manageable)?;
     let placed = ask(Call::Replace, [start, bytes, made, usize::from(manageable), 0, 0]);
     if placed.is_err() {
         // SAFETY: the mapping made above, of which nobody knows.
@@ -230,7 +234,7 @@ interpose! {
         let mut words = [first, bytes, word(advice.into()), 0, 0, 0];
         let managed = first % map::PAGE_BYTES == 0 && bytes > 0 && may_be_managed(first, page_end(first, bytes));
         match advice {
-            libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE if managed => {
+            libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE | MADV_GUARD_INSTALL if managed => {
                 let ours = native::lock();
                 if ours.engine().is_none() {
                     // Under the lock: the engine must not take over between the look and the call.

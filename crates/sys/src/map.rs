@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::os::fd::AsRawFd as _;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -84,38 +85,47 @@ impl Drop for Reservation {
     }
 }
 
-/// Maps `bytes` of anonymous memory at a multiple of `align`, without touching a page.
+/// Maps `bytes` of anonymous memory at a multiple of `align`, without touching a page, far from where
+/// the kernel puts what the program maps.
+///
+/// A program may unmap a range and map another at that very place a moment later. It has every right
+/// to take the hole for its own, but a mapping that some thread of ours made in between would be
+/// replaced.
 ///
 /// # Errors
 ///
 /// As [`Reservation::new`].
 pub fn map_aligned(bytes: usize, align: usize) -> Result<NonNull<u8>, Errno> {
-    map_aligned_with(bytes, align, ProtFlags::READ | ProtFlags::WRITE, MapFlags::NORESERVE)
-}
-
-/// The same with the protection and the further flags of the caller's choice.
-///
-/// # Errors
-///
-/// As [`Reservation::new`].
-pub fn map_aligned_with(
-    bytes: usize,
-    align: usize,
-    protection: ProtFlags,
-    flags: MapFlags,
-) -> Result<NonNull<u8>, Errno> {
     assert!(align.is_power_of_two());
     let slack = align.saturating_sub(PAGE_BYTES);
     let wanted = bytes.checked_add(slack).ok_or(Errno::NOMEM)?;
-    let flags = flags | MapFlags::PRIVATE;
-    // SAFETY: without MAP_FIXED the kernel picks free address space: nothing of anybody's changes.
-    let base =
-        unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), wanted, protection, flags) }?;
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: the place is a hint. Without MAP_FIXED the kernel takes free address space only.
+    let base = unsafe { rustix::mm::mmap_anonymous(apart(wanted), wanted, protection, flags) }?;
     let start = base as usize;
     let aligned = start.next_multiple_of(align);
     trim(start, aligned - start);
     trim(aligned + bytes, start + wanted - (aligned + bytes));
     NonNull::new(aligned as *mut u8).ok_or(Errno::NOMEM)
+}
+
+/// The part of the address space that we ask for: above position-independent programs and their
+/// heap (0x55.. to 0x57..), below what the kernel gives (from 0x7f.. downwards).
+const APART: usize = 0x6000_0000_0000;
+
+/// 16 TiB, of which the start is up to 8 TiB in.
+const APART_BYTES: usize = 1 << 44;
+
+/// A place for `bytes`, which nobody had yet.
+pub fn apart(bytes: usize) -> *mut c_void {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    // As hard to guess as the place of this library.
+    let start = (&raw const NEXT as usize).next_multiple_of(PAGE_BYTES) % (APART_BYTES / 2);
+    let bytes = bytes.next_multiple_of(PAGE_BYTES);
+    // Relaxed: a place that two get is a worse hint, no more.
+    let next = NEXT.fetch_add(bytes, Ordering::Relaxed).wrapping_add(start);
+    (APART + next % APART_BYTES) as *mut c_void
 }
 
 /// Unmaps what map_aligned asked for too much.
