@@ -414,6 +414,25 @@ static void raw_moves(void) {
     ballast_stop(&b);
 }
 
+/* mremap by a raw system call to one of a few places, and back: with the old mapping left or not. */
+static void raw_returns(void) {
+    struct ballast b;
+    ballast_make(&b, 3 * limit_bytes(), 3);
+    char *places = mmap(NULL, 10 << 20, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    CHECK(places != MAP_FAILED);
+    places = (char *)(((uintptr_t)places + (2 << 20) - 1) & ~((2ul << 20) - 1));
+    uint64_t random = 5;
+    for (int round = 0; round < 1500; round++) {
+        int flags = MREMAP_MAYMOVE | MREMAP_FIXED | (round < 750 ? 0 : MREMAP_DONTUNMAP);
+        size_t pages = 1 + next_random(&random) % 64, from = next_random(&random) % (b.pages - pages);
+        char *at = b.start + from * PAGE, *to = places + (round < 750 ? round % 8 << 20 : 0);
+        CHECK((char *)syscall(SYS_mremap, at, pages * PAGE, pages * PAGE, flags, to) == to);
+        for (size_t i = 0; i < pages; i++) CHECK(page_is(to + i * PAGE, ballast_seed(&b, from + i)), "round %d page %zu", round, i);
+        CHECK((char *)syscall(SYS_mremap, to, pages * PAGE, pages * PAGE, flags, at) == at);
+    }
+    ballast_verify(&b, "returned");
+}
+
 /* munmap, and then mmap(MAP_FIXED) into the hole. */
 static void refixed(void) {
     struct ballast b;
@@ -463,7 +482,7 @@ int main(int count, char **arguments) {
     const struct behaviour cases[] = {
         {"single", single}, {"threads", threads}, {"neighbours", neighbours}, {"file_over", file_over},
         {"holes", holes}, {"moves", moves}, {"shared_moves", shared_moves}, {"raw_calls", raw_calls},
-        {"raw_drops", raw_drops}, {"raw_moves", raw_moves},
+        {"raw_drops", raw_drops}, {"raw_moves", raw_moves}, {"raw_returns", raw_returns},
         {"refixed", refixed}, {"guards", guards},
         {"populate", populate},
     };

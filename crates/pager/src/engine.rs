@@ -206,7 +206,7 @@ impl Engine {
         // The child's inbox is empty: what the parent was told has happened there too (EVT-3).
         self.honour(&mut table);
         let inbox = self.seam.inbox.hold();
-        let told = inbox.iter().any(|(message, _)| event::is_change(*message));
+        let told = inbox.iter().any(|told| event::is_change(told.message));
         let settled = self.staging.staged_folios() == 0 && !told;
         settled.then_some(Quiet { shape: self.shape, inbox, table })
     }

@@ -15,6 +15,8 @@
 //! - `EVT-3` What was read is honoured before new memory is taken under management. Until then nothing
 //!   of its range is taken out, and what is brought in goes where it belongs by now: nowhere, if it was
 //!   dropped.
+//! - `EVT-4` A fault is served only if its page was not changed since it was told. Else its thread, if it
+//!   still waits, is woken, and asks again.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -60,19 +62,30 @@ impl Announced {
     }
 }
 
+/// A message, and what came after it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Told {
+    pub(crate) message: Message,
+    /// When it was read, by [`clock::monotonic_ns`].
+    pub(crate) at: u64,
+    /// A fault whose page was changed since: its thread may long have gone on, and what lies there now
+    /// is not what it asked for (`EVT-4`).
+    pub(crate) outdated: bool,
+}
+
 /// What was read from the userfaultfd and is still to be done, in the order in which it was told.
 ///
 /// A change of mappings keeps moves from working (`EAGAIN`) until its event is read. So whoever meets
 /// that reads, and leaves what he read here for the handler.
 #[derive(Debug)]
 pub(crate) struct Inbox {
-    messages: Mutex<{ rank::INBOX }, VecDeque<(Message, u64)>>,
+    messages: Mutex<{ rank::INBOX }, VecDeque<Told>>,
     /// Whether there ever was a change of somebody else's. Most programs make none, and pay nothing.
     changing: AtomicBool,
 }
 
 /// The inbox held.
-pub(crate) type Held<'a> = Guard<'a, { rank::INBOX }, VecDeque<(Message, u64)>>;
+pub(crate) type Held<'a> = Guard<'a, { rank::INBOX }, VecDeque<Told>>;
 
 impl Default for Inbox {
     fn default() -> Self {
@@ -89,14 +102,13 @@ pub(crate) struct Steady<'a>(Option<Held<'a>>);
 impl Steady<'_> {
     /// Whether a change of any of `start..end` waits to be honoured.
     pub(crate) fn has_change(&self, start: usize, end: usize) -> bool {
-        let messages = self.0.iter().flat_map(|held| held.iter());
-        messages.map(|(message, _)| *message).any(|message| changes(message, start, end))
+        self.0.iter().flat_map(|held| held.iter()).any(|told| changes(told.message, start, end))
     }
 
     /// Where memory that belongs to `at` is to be placed, after the changes that wait.
     pub(crate) fn place_now(&self, at: usize, bytes: usize) -> Place {
         let (mut place, mut moved) = (at, false);
-        for (message, _) in self.0.iter().flat_map(|held| held.iter()) {
+        for Told { message, .. } in self.0.iter().flat_map(|held| held.iter()) {
             if !changes(*message, place, place + bytes) {
                 continue;
             }
@@ -122,9 +134,9 @@ impl Inbox {
         let mut inbox = self.messages.lock();
         // EBADF and the like cannot be: the userfaultfd lives as long as the engine (UFFD-1).
         let Ok(messages) = from.read(&mut messages) else { return };
-        let now = clock::monotonic_ns();
-        for message in messages {
-            let ours = match *message {
+        let at = clock::monotonic_ns();
+        for &message in messages {
+            let ours = match message {
                 Message::Fault { .. } => false,
                 Message::Remove { start, end } | Message::Unmap { start, end } => {
                     announced.covers(start, end)
@@ -133,10 +145,11 @@ impl Inbox {
                 Message::Other => true,
             };
             if !ours {
-                if is_change(*message) {
+                if is_change(message) {
                     self.changing.store(true, Ordering::Relaxed);
+                    inbox.iter_mut().for_each(|told| told.outdated |= told.is_fault_of(message));
                 }
-                inbox.push_back((*message, now));
+                inbox.push_back(Told { message, at, outdated: false });
             }
         }
     }
@@ -146,11 +159,11 @@ impl Inbox {
         self.messages.lock()
     }
 
-    /// The next thing to do, and when it was told: a change before any fault, whose thread waits while
-    /// that of the change goes on.
-    pub(crate) fn first(&self) -> Option<(Message, u64)> {
+    /// The next thing to do: a change before any fault, whose thread waits while that of the change goes
+    /// on.
+    pub(crate) fn first(&self) -> Option<Told> {
         let inbox = self.messages.lock();
-        inbox.iter().find(|(message, _)| is_change(*message)).or(inbox.front()).copied()
+        inbox.iter().find(|told| is_change(told.message)).or(inbox.front()).copied()
     }
 
     /// The first, a fault, is served. It is the foremost still: others come behind it.
@@ -166,8 +179,15 @@ impl Inbox {
     /// Takes the first change, for whoever holds the table alone. Faults stay, for the handler.
     fn take_change(&self) -> Option<Message> {
         let mut inbox = self.messages.lock();
-        let first = inbox.iter().position(|(message, _)| is_change(*message))?;
-        inbox.remove(first).map(|(message, _)| message)
+        let first = inbox.iter().position(|told| is_change(told.message))?;
+        inbox.remove(first).map(|told| told.message)
+    }
+}
+
+impl Told {
+    /// Whether this is a fault on a page that `change` changes.
+    fn is_fault_of(&self, change: Message) -> bool {
+        matches!(self.message, Message::Fault { address, .. } if changes(change, address, address + 1))
     }
 }
 
@@ -329,7 +349,7 @@ mod tests {
     use zfolio_core::page::PAGE_BYTES;
     use zfolio_sys::uffd::Message;
 
-    use super::{Inbox, Place};
+    use super::{Inbox, Place, Told};
 
     const PAGES: usize = 32;
 
@@ -367,7 +387,7 @@ mod tests {
                 if matches!(message, Message::Remove { .. } | Message::Unmap { .. }) {
                     went.retain(|_, now| !there.contains(now));
                 }
-                inbox.messages.lock().push_back((message, 0));
+                inbox.messages.lock().push_back(Told { message, at: 0, outdated: false });
             }
             let steady = inbox.steady();
             for page in 0..PAGES {
@@ -393,10 +413,10 @@ mod tests {
         let fault = |address| Message::Fault { address, thread: 1 };
         let change = Message::Remove { start: 0, end: PAGE_BYTES };
         for message in [fault(1), fault(2), change, fault(3)] {
-            inbox.messages.lock().push_back((message, 0));
+            inbox.messages.lock().push_back(Told { message, at: 0, outdated: false });
         }
-        let address = |message: Option<(Message, u64)>| match message {
-            Some((Message::Fault { address, .. }, _)) => Some(address),
+        let address = |told: Option<Told>| match told.map(|told| told.message) {
+            Some(Message::Fault { address, .. }) => Some(address),
             _ => None,
         };
         assert_eq!(address(inbox.first()), None);

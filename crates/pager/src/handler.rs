@@ -56,9 +56,14 @@ impl Engine {
                 seam.answer_strangers();
             }
             seam.inbox.pull(&seam.program, &seam.announced);
-            while let Some((message, told)) = seam.inbox.first() {
-                let done = if let Message::Fault { address, thread } = message {
-                    let served = self.try_serve(address, thread, told);
+            while let Some(told) = seam.inbox.first() {
+                let done = if let Message::Fault { address, thread } = told.message {
+                    let served = if told.outdated {
+                        seam.wake(self.shape.base(address));
+                        true
+                    } else {
+                        self.try_serve(address, thread, told.at)
+                    };
                     follow.go(thread);
                     if served {
                         seam.inbox.done();

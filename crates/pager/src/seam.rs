@@ -269,12 +269,19 @@ impl Seam {
     pub(crate) fn place_zero_page(&self, address: usize) -> bool {
         let page = address & !(PAGE_BYTES - 1);
         let stopped = loop {
-            match self.program.zero(page, PAGE_BYTES).stopped {
+            let steady = self.inbox.steady();
+            // What lies there by now may have its contents elsewhere (EVT-3).
+            if steady.has_change(page, page + PAGE_BYTES) {
+                break Some(Errno::CANCELED);
+            }
+            let stopped = self.program.zero(page, PAGE_BYTES).stopped;
+            drop(steady);
+            match stopped {
                 Some(Errno::AGAIN) => self.let_change_happen(),
                 stopped => break stopped,
             }
         };
-        // Also after EEXIST: somebody else was first, and who waits must look again.
+        // Also if there is none: somebody else was first, and who waits must look again.
         self.program.wake(page, PAGE_BYTES).ok();
         stopped == Some(Errno::EXIST)
     }
@@ -431,7 +438,7 @@ impl Seam {
     }
 
     /// Copies pages of ours into the program, to where they belong by now (`EVT-3`). Tells whether some
-    /// were not, and who waits there is to be woken.
+    /// did not come to `to`, and who waits there is to be woken.
     #[allow(unsafe_code, reason = "the seam itself")]
     fn copy_in(&self, from: usize, to: usize, bytes: usize) -> bool {
         let mut skipped = false;
@@ -442,7 +449,10 @@ impl Seam {
             let steady = self.inbox.steady();
             let place = match steady.place_now(to + done, next) {
                 Place::Here => to + done,
-                Place::There(place) => place,
+                Place::There(place) => {
+                    skipped = true;
+                    place
+                }
                 Place::Apart => {
                     at_once = PAGE_BYTES;
                     continue;
