@@ -383,6 +383,27 @@ static void raw_drops(void) {
     ballast_stop(&b);
 }
 
+/* MADV_FREE by a raw system call: what is written afterwards stays, and needs no fault. */
+static void raw_frees(void) {
+    struct ballast b, block;
+    ballast_make(&b, 2 * limit_bytes(), 3);
+    ballast_make(&block, limit_bytes(), 4);
+    ballast_start(&b);
+    uint64_t random = 5;
+    for (int round = 0; round < 4000; round++) {
+        size_t pages = 1 + next_random(&random) % 40, from = next_random(&random) % (block.pages - pages);
+        char *at = block.start + from * PAGE;
+        for (size_t i = 0; i < pages; i++) CHECK(page_is(at + i * PAGE, ballast_seed(&block, from + i)), "round %d page %zu", round, from + i);
+        CHECK(syscall(SYS_madvise, at, pages * PAGE, MADV_FREE) == 0);
+        for (size_t i = 0; i < pages; i++) {
+            block.generation[from + i]++;
+            fill_page(at + i * PAGE, ballast_seed(&block, from + i));
+        }
+    }
+    ballast_verify(&block, "raw frees");
+    ballast_stop(&b);
+}
+
 /* mremap by a raw system call, of the middle of a block, while another thread keeps reclaim busy. */
 static void raw_moves(void) {
     struct ballast b;
@@ -422,10 +443,10 @@ static void raw_returns(void) {
     CHECK(places != MAP_FAILED);
     places = (char *)(((uintptr_t)places + (2 << 20) - 1) & ~((2ul << 20) - 1));
     uint64_t random = 5;
-    for (int round = 0; round < 1500; round++) {
-        int flags = MREMAP_MAYMOVE | MREMAP_FIXED | (round < 750 ? 0 : MREMAP_DONTUNMAP);
+    for (int round = 0; round < 300; round++) {
+        int flags = MREMAP_MAYMOVE | MREMAP_FIXED | (round < 150 ? 0 : MREMAP_DONTUNMAP);
         size_t pages = 1 + next_random(&random) % 64, from = next_random(&random) % (b.pages - pages);
-        char *at = b.start + from * PAGE, *to = places + (round < 750 ? round % 8 << 20 : 0);
+        char *at = b.start + from * PAGE, *to = places + (round < 150 ? round % 8 << 20 : 0);
         CHECK((char *)syscall(SYS_mremap, at, pages * PAGE, pages * PAGE, flags, to) == to);
         for (size_t i = 0; i < pages; i++) CHECK(page_is(to + i * PAGE, ballast_seed(&b, from + i)), "round %d page %zu", round, i);
         CHECK((char *)syscall(SYS_mremap, to, pages * PAGE, pages * PAGE, flags, at) == at);
@@ -482,7 +503,7 @@ int main(int count, char **arguments) {
     const struct behaviour cases[] = {
         {"single", single}, {"threads", threads}, {"neighbours", neighbours}, {"file_over", file_over},
         {"holes", holes}, {"moves", moves}, {"shared_moves", shared_moves}, {"raw_calls", raw_calls},
-        {"raw_drops", raw_drops}, {"raw_moves", raw_moves}, {"raw_returns", raw_returns},
+        {"raw_drops", raw_drops}, {"raw_frees", raw_frees}, {"raw_moves", raw_moves}, {"raw_returns", raw_returns},
         {"refixed", refixed}, {"guards", guards},
         {"populate", populate},
     };

@@ -32,7 +32,7 @@ use crate::engine::Engine;
 use crate::rank;
 use crate::shape::Units;
 use crate::staging::Full;
-use crate::table::Table;
+use crate::table::{Folio, Table};
 
 /// Messages that can wait: each waiting thread has at most one.
 pub(crate) const WAITING_MAX: usize = 4096;
@@ -274,8 +274,10 @@ impl Engine {
             // zeros in what we place.
             let dropped = start.max(base) - base..end.min(base + folio_bytes) - base;
             if !unmapped {
-                // First: what is brought back wakes who waits, and then the page is the program's.
-                self.take_away(base, dropped.clone());
+                // A capture before the kernel drops them would keep what must read as zeros, and whether
+                // they are dropped at all (or are to stay if written to, as MADV_FREE has it) is not told.
+                // So these units are empty to us: what is there is the program's, what is missing is zeros.
+                self.empty(&mut folio, self.shape.touched(dropped.clone()));
             }
             self.bring_back_without(&mut folio, base, dropped);
             if unmapped {
@@ -284,16 +286,12 @@ impl Engine {
         }
     }
 
-    /// Takes pages away that the program is about to drop, or has dropped: the kernel tells of it first,
-    /// and a capture in between would keep what must read as zeros. Nothing new can be there yet, since a
-    /// page that was dropped comes back by a fault, behind the event.
-    fn take_away(&self, base: usize, dropped: Range<usize>) {
-        let hollow = self.staging.take_hollow();
-        let free = || Some(self.seam.release(&self.staging, self.staging.take_free()?));
-        // No slot at all: as many captures are under way, and the next event finds one.
-        let Some(slot) = hollow.or_else(free) else { return };
-        let slot = self.seam.take_away(&self.staging, base, dropped, slot);
-        self.staging.give_hollow(slot);
+    /// Forgets that units are resident; the next fault in one finds out.
+    fn empty(&self, folio: &mut Folio, units: Units) {
+        let units = folio.resident & units;
+        self.count_out(units);
+        folio.resident -= units;
+        self.drop_copies(folio, units);
     }
 
     /// After a move: puts what is kept of the old range into the new one.

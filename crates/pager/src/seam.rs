@@ -133,7 +133,7 @@ impl Seam {
         for run in units.runs() {
             let bytes = self.shape.bytes(run);
             let mut done = bytes.start;
-            let answer = self.capture_run(base, to, &mut done, bytes.end, &mut holes, true);
+            let answer = self.capture_run(base, to, &mut done, bytes.end, &mut holes);
             if let Err(refusal) = answer {
                 self.undo(to, base, units, done);
                 return Err((slot, refusal));
@@ -146,27 +146,6 @@ impl Seam {
         Ok(area.filled(slot, units))
     }
 
-    /// Moves a range of the folio at `base` out of the program, for good. What cannot be moved stays.
-    pub(crate) fn take_away(
-        &self,
-        area: &Staging,
-        base: usize,
-        dropped: Range<usize>,
-        slot: Hollow,
-    ) -> Hollow {
-        let to = area.hollow_address(&slot);
-        let mut done = dropped.start;
-        while done < dropped.end {
-            // Not unshared: who drops the page may do so in between, and then the populating of it would
-            // be a fault, which this very thread is to serve.
-            let answer = self.capture_run(base, to, &mut done, dropped.end, &mut 0, false);
-            // Pinned, locked or shared with a child: the page is passed over.
-            done += if answer.is_err() { PAGE_BYTES } else { 0 };
-        }
-        discard_pages(to, self.shape.folio_bytes());
-        slot
-    }
-
     /// Moves the folio's bytes from `at`, which rises, to `end`.
     fn capture_run(
         &self,
@@ -175,9 +154,8 @@ impl Seam {
         at: &mut usize,
         end: usize,
         holes: &mut usize,
-        unshare: bool,
     ) -> Result<(), Refusal> {
-        let mut unshared = !unshare;
+        let mut unshared = false;
         while *at < end {
             let rest = end - *at;
             let progress = self.take_out(base + *at, to + *at, rest);
