@@ -173,7 +173,15 @@ impl Engine {
             return Err(Missed::Busy);
         };
         folio.queued = false;
-        if folio.resident.is_empty() { Err(Missed::Gone) } else { Ok(folio) }
+        if folio.resident.is_empty() {
+            return Err(Missed::Gone);
+        }
+        // It has one slot, and what is left was refused when that was filled.
+        if folio.staged.is_some() {
+            self.requeue(base, queue, folio);
+            return Err(Missed::Busy);
+        }
+        Ok(folio)
     }
 
     fn requeue(&self, base: usize, queue: Queue, mut folio: Held<'_>) {
@@ -227,32 +235,44 @@ impl Engine {
         debug_assert!(caught.folio.staged.is_none(), "UNIT-4");
         let units = caught.folio.resident;
         match self.seam.capture(&self.staging, caught.base, units, caught.slot) {
-            Ok(full) => self.staged(caught.base, caught.queue, caught.folio, full),
+            Ok((full, refused)) => {
+                self.count_refused(refused, (units - full.units()).count());
+                self.staged(caught.base, caught.queue, caught.folio, full)
+            }
+            Err((slot, Refusal::Nothing)) => {
+                self.staging.give_hollow(slot);
+                self.count_out(units);
+                self.drop_copies(&mut caught.folio, units);
+                caught.folio.resident = Units::NONE;
+                false
+            }
             Err((slot, refusal)) => {
                 self.staging.give_hollow(slot);
-                match refusal {
-                    Refusal::Nothing => {
-                        self.count_out(units);
-                        self.drop_copies(&mut caught.folio, units);
-                        caught.folio.resident = Units::NONE;
-                        return false;
-                    }
-                    Refusal::Busy => add(&self.figures().reclaim_busy, 1),
-                    Refusal::Mapping => add(&self.figures().reclaim_refused, 1),
-                }
+                self.count_refused(Some(refusal), units.count());
                 self.requeue(caught.base, caught.queue, caught.folio);
                 false
             }
         }
     }
 
-    /// Notes that a folio's resident units are in `slot` now.
+    fn count_refused(&self, refusal: Option<Refusal>, units: usize) {
+        match refusal {
+            Some(Refusal::Busy) => add(&self.figures().reclaim_busy, units as u64),
+            Some(Refusal::Mapping) => add(&self.figures().reclaim_refused, units as u64),
+            Some(Refusal::Nothing) | None => {}
+        }
+    }
+
+    /// Notes that units of a folio are in `slot` now; what else is resident is queued again.
     fn staged(&self, base: usize, queue: Queue, mut folio: Held<'_>, slot: Full) -> bool {
         self.count_out(slot.units());
-        folio.resident = Units::NONE;
+        folio.resident -= slot.units();
         folio.staged = Some(slot);
         folio.captured = self.resident.capture_time(queue);
         self.staging.push_staged(base);
+        if !folio.resident.is_empty() {
+            self.requeue(base, queue, folio);
+        }
         true
     }
 

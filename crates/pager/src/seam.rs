@@ -120,30 +120,42 @@ impl Seam {
         progress.bytes / bytes
     }
 
-    /// Moves `units` of the folio at `base` out of the program, into `slot`.
+    /// Moves `units` of the folio at `base` out of the program, into `slot`; tells also why some are not
+    /// in it, if so.
     pub(crate) fn capture(
         &self,
         area: &Staging,
         base: usize,
         units: Units,
         slot: Hollow,
-    ) -> Result<Full, (Hollow, Refusal)> {
+    ) -> Result<(Full, Option<Refusal>), (Hollow, Refusal)> {
         let to = area.hollow_address(&slot);
-        let mut holes = 0;
-        for run in units.runs() {
-            let bytes = self.shape.bytes(run);
-            let mut done = bytes.start;
-            let answer = self.capture_run(base, to, &mut done, bytes.end, &mut holes);
-            if let Err(refusal) = answer {
-                self.undo(to, base, units, done);
-                return Err((slot, refusal));
+        let (mut taken, mut refused, mut holes) = (Units::NONE, None, 0);
+        for mut run in units.runs() {
+            while !run.is_empty() {
+                let bytes = self.shape.bytes(run.clone());
+                let mut done = bytes.start;
+                let answer = self.capture_run(base, to, &mut done, bytes.end, &mut holes);
+                let Err(refusal) = answer else {
+                    taken |= Units::from(run);
+                    break;
+                };
+                // The unit that could not be taken whole stays; the others go.
+                let stopped = done / self.shape.unit_bytes();
+                taken |= Units::from(run.start..stopped);
+                self.undo(to, base, self.shape.bytes(stopped..stopped + 1), done);
+                refused = Some(refusal);
+                run.start = stopped + 1;
             }
         }
-        if holes * PAGE_BYTES == self.shape.bytes_of(units) {
+        if refused.is_none() && holes * PAGE_BYTES == self.shape.bytes_of(units) {
             discard_pages(to, self.shape.folio_bytes());
             return Err((slot, Refusal::Nothing));
         }
-        Ok(area.filled(slot, units))
+        if let (true, Some(refusal)) = (taken.is_empty(), refused) {
+            return Err((slot, refusal));
+        }
+        Ok((area.filled(slot, taken), refused))
     }
 
     /// Moves the folio's bytes from `at`, which rises, to `end`.
@@ -156,9 +168,10 @@ impl Seam {
         holes: &mut usize,
     ) -> Result<(), Refusal> {
         let mut unshared = false;
+        let mut at_once = end - *at;
         while *at < end {
-            let rest = end - *at;
-            let progress = self.take_out(base + *at, to + *at, rest);
+            let next = at_once.min(end - *at);
+            let progress = self.take_out(base + *at, to + *at, next);
             *at += progress.bytes;
             let done = *at;
             match progress.stopped {
@@ -179,6 +192,8 @@ impl Seam {
                     self.unshare(base + done, end - done);
                 }
                 Some(Errno::BUSY) => return Err(Refusal::Busy),
+                // The range may be of several mappings, which no move crosses: page by page.
+                Some(Errno::INVAL) if next > PAGE_BYTES => at_once = PAGE_BYTES,
                 Some(_) => return Err(Refusal::Mapping),
             }
         }
@@ -462,20 +477,14 @@ impl Seam {
         skipped
     }
 
-    /// Puts back what an unfinished capture took of `units`: all below `done`, and above every page that
-    /// is in the slot (SEAM-3). Below nothing is asked: what was swapped out moves too, and is not
-    /// resident.
-    fn undo(&self, slot: usize, base: usize, units: Units, done: usize) {
-        let mut left_over = false;
-        for run in units.runs() {
-            let bytes = self.shape.bytes(run);
-            let taken = bytes.end.min(done).saturating_sub(bytes.start);
-            left_over |= self.put_in(slot + bytes.start, base + bytes.start, taken);
-        }
+    /// Puts back what an unfinished capture took of `unit`: all below `done`, and above every page that is
+    /// in the slot (SEAM-3). Below nothing is asked: what was swapped out moves too, and is not resident.
+    fn undo(&self, slot: usize, base: usize, unit: Range<usize>, done: usize) {
+        let taken = done - unit.start;
+        let mut left_over = self.put_in(slot + unit.start, base + unit.start, taken);
         let mut residency = [0_u8; 512];
-        let rest = self.shape.folio_bytes() - done;
-        let pages = &mut residency[..rest / PAGE_BYTES];
-        let looked = map::residency(slot + done, rest, pages);
+        let pages = &mut residency[..(unit.end - done) / PAGE_BYTES];
+        let looked = map::residency(slot + done, unit.end - done, pages);
         debug_assert!(looked.is_ok(), "the area is mapped");
         let mut at = done;
         for run in pages.chunk_by(|page, next| page & 1 == next & 1) {
@@ -486,7 +495,7 @@ impl Seam {
             at += bytes;
         }
         if left_over {
-            discard_pages(slot, self.shape.folio_bytes());
+            discard_pages(slot + unit.start, unit.len());
         }
         self.wake(base);
     }
@@ -574,9 +583,9 @@ mod tests {
             populate(&seam, &space, mask);
             for round in 0..3 {
                 let slot = area.take_hollow().unwrap();
-                let full = seam
-                    .capture(&area, space.address(), shape.all(), slot)
-                    .expect("something is there");
+                let answer = seam.capture(&area, space.address(), shape.all(), slot);
+                let (full, refused) = answer.expect("something is there");
+                assert_eq!(refused, None);
                 assert_eq!(pages(space.address()), 0, "mask {mask:#x} round {round}");
                 let at = area.full_address(&full);
                 assert_eq!(pages(at), 0xFFFF, "mask {mask:#x} round {round}");
@@ -603,7 +612,8 @@ mod tests {
             let wanted = (0..16).filter(|unit| units >> unit & 1 == 1);
             let wanted = wanted.fold(Units::NONE, |all, unit| all | Units::one(unit));
             let slot = area.take_hollow().unwrap();
-            let full = seam.capture(&area, space.address(), wanted, slot).expect("all is there");
+            let (full, refused) = seam.capture(&area, space.address(), wanted, slot).expect("there");
+            assert_eq!(refused, None);
             assert_eq!((pages(space.address()), pages(area.full_address(&full))), (!mask, mask));
             assert_eq!(area.bytes_used(), shape.bytes_of(wanted));
             for unit in wanted.iter() {
@@ -626,7 +636,7 @@ mod tests {
         assert_eq!(pages(space.address()), 0x000F);
         assert_eq!(pages(area.full_address(&full)), 0xFFFF, "the slot keeps its pages");
         let slot = area.take_hollow().unwrap();
-        let back = seam.capture(&area, space.address(), Units::from(0..4), slot).expect("there");
+        let back = seam.capture(&area, space.address(), Units::from(0..4), slot).expect("there").0;
         let firsts = [0, 1, 2, 3].map(|unit| first_byte(&area, &back, shape, unit));
         assert_eq!(firsts, [0x77, 2, 3, 0x77]);
     }
@@ -646,8 +656,47 @@ mod tests {
         }
     }
 
+    /// Goal: a folio of two mappings goes out whole.
+    #[test]
+    fn a_capture_crosses_mappings() {
+        for mapped_apart in [0, 7, 15] {
+            let (seam, area, space, shape) = world(16 << 10);
+            populate(&seam, &space, 0xFFFF);
+            let apart = space.address() + mapped_apart * PAGE_BYTES;
+            map::keep_from_children(apart, PAGE_BYTES).unwrap();
+            let slot = area.take_hollow().unwrap();
+            let answer = seam.capture(&area, space.address(), shape.all(), slot);
+            let (full, refused) = answer.expect("every page can be moved");
+            assert_eq!((refused, pages(space.address())), (None, 0), "page {mapped_apart}");
+            assert_eq!(pages(area.full_address(&full)), 0xFFFF);
+        }
+    }
+
+    /// Goal: a page that cannot be moved keeps its unit, and no other. Method: it is read-only.
+    #[test]
+    fn what_cannot_be_moved_stays_and_the_rest_goes() {
+        for fixed in [0, 5, 15] {
+            let (seam, area, space, shape) = world(16 << 10);
+            populate(&seam, &space, 0xFFFF);
+            let at = space.base().as_ptr().wrapping_add(fixed * PAGE_BYTES).cast();
+            // SAFETY: a page of our own mapping.
+            #[allow(unsafe_code, reason = "what a program may do")]
+            let changed = unsafe { libc::mprotect(at, PAGE_BYTES, libc::PROT_READ) };
+            assert_eq!(changed, 0);
+            let slot = area.take_hollow().unwrap();
+            let answer = seam.capture(&area, space.address(), shape.all(), slot);
+            let (full, refused) = answer.expect("three units can be moved");
+            let stays = 0xF << (fixed / 4 * 4);
+            assert_eq!((refused, pages(space.address())), (Some(Refusal::Mapping), stays));
+            assert_eq!(full.units(), shape.all() - Units::one(fixed / 4));
+            assert_eq!(pages(area.full_address(&full)), !stays);
+            area.give_hollow(seam.place(&area, full, space.address()));
+            assert_eq!(pages(space.address()), 0xFFFF);
+        }
+    }
+
     /// Goal: a slot that a stranger touched costs a refusal, never a byte. Method: a page of zeros in the
-    /// middle of a hollow slot; the folio must be whole after the refusal, and go out the next time.
+    /// middle of a hollow slot; the unit must be whole after the refusal, and go out the next time.
     #[test]
     fn a_slot_that_a_stranger_touched_loses_nothing() {
         for unit_bytes in [PAGE_BYTES, FOLIO_BYTES] {
@@ -656,10 +705,22 @@ mod tests {
             let slot = area.take_hollow().unwrap();
             seam.answer_stranger(area.hollow_address(&slot) + 5 * PAGE_BYTES + 9);
             assert_eq!(pages(area.hollow_address(&slot)), 1 << 5);
+            let slot = match seam.capture(&area, space.address(), shape.all(), slot) {
+                Ok((full, refused)) => {
+                    assert_eq!((refused, shape.units()), (Some(Refusal::Mapping), 16));
+                    assert_eq!(pages(space.address()), 1 << 5);
+                    area.give_hollow(seam.place(&area, full, space.address()));
+                    area.take_hollow().unwrap()
+                }
+                Err((slot, refusal)) => {
+                    assert_eq!((refusal, shape.units()), (Refusal::Mapping, 1));
+                    slot
+                }
+            };
+            assert_eq!(pages(space.address()), 0xFFFF);
             let answer = seam.capture(&area, space.address(), shape.all(), slot);
-            let (slot, refusal) = answer.unwrap_err();
-            assert_eq!((refusal, pages(space.address())), (Refusal::Mapping, 0xFFFF));
-            let full = seam.capture(&area, space.address(), shape.all(), slot).expect("clean now");
+            let (full, refused) = answer.expect("clean now");
+            assert_eq!(refused, None);
             for page in 0..16 {
                 assert_eq!(usize::from(first_byte(&area, &full, shape, page)), page + 1);
             }

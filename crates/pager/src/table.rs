@@ -11,13 +11,14 @@
 //! # Invariants
 //!
 //! - `UNIT-1` A unit of a managed folio is resident, staged or stored, or none of these: empty. A page
-//!   that is missing in a resident unit, or in an unmanaged folio, reads as zeros; in any other unit
-//!   every page is missing.
+//!   that is missing in a resident or empty unit, or in an unmanaged folio, reads as zeros; in any other
+//!   unit every page is missing.
 //! - `UNIT-2` A stored unit has a copy. A resident or staged unit may have one: the copy it came from,
 //!   good for as long as the unit's checksum is the copy's.
 //! - `UNIT-3` A folio is in the queue of resident folios at most once (`queued`), beside what an unmapped
 //!   folio at its address left there.
-//! - `UNIT-4` While something of a folio is staged, nothing of it is resident.
+//! - `UNIT-4` While something of a folio is staged, nothing of it is captured: it has one slot. What is
+//!   resident beside it could not be moved when the slot was filled.
 //!
 //! # Concurrency
 //!
