@@ -1,15 +1,20 @@
 //! `zfolio algorithms`: what can compress.
 
-use std::io::Write;
 use std::process::ExitCode;
 
 use zfolio_core::zcomp::Algorithm;
 
 use crate::arguments::ALGORITHM_DEFAULT;
+use crate::failure::Failure;
+use crate::output::print;
 use crate::table::Table;
 
 /// Lists them, fastest first.
-pub(crate) fn algorithms() -> ExitCode {
+///
+/// # Errors
+///
+/// When that cannot be written.
+pub(crate) fn algorithms() -> Result<ExitCode, Failure> {
     let mut table = Table::new(&["<ALGORITHM", "<LEVELS", "DEFAULT", "<"]);
     for algorithm in Algorithm::ALL {
         let levels = algorithm.levels();
@@ -21,7 +26,6 @@ pub(crate) fn algorithms() -> ExitCode {
             default.to_owned(),
         ]);
     }
-    // Whoever closed the pipe has read enough.
-    std::io::stdout().write_all(table.to_string().as_bytes()).ok();
-    ExitCode::SUCCESS
+    print(&table.to_string())?;
+    Ok(ExitCode::SUCCESS)
 }

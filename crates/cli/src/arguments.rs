@@ -1,6 +1,7 @@
 //! The command line: what is accepted, its help, and the one line for what is not.
 
 use std::ffi::OsString;
+use std::io;
 use std::path::PathBuf;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -207,16 +208,22 @@ fn parse_seconds(given: &str) -> Result<f64, String> {
     }
 }
 
-/// The arguments, or the help or the one line to print instead.
+/// The arguments, or the one line to print instead. Help and version are printed, and end the process
+/// here.
 ///
 /// # Errors
 ///
-/// When they are not accepted. Help and version are not errors, and end the process here.
+/// When they are not accepted, or help cannot be written.
 pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Arguments, Failure> {
     Arguments::try_parse_from(words).map_err(|error| match error.kind() {
         ErrorKind::DisplayHelp
         | ErrorKind::DisplayVersion
-        | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => error.exit(),
+        | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => match error.print() {
+            Err(why) if why.kind() != io::ErrorKind::BrokenPipe => {
+                Failure::output(format!("help: {why}"))
+            }
+            _ => std::process::exit(error.exit_code()),
+        },
         _ => Failure::argument(one_line(&error)),
     })
 }

@@ -2,7 +2,6 @@
 
 use std::fmt::{Display, Write as _};
 use std::fs;
-use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -14,6 +13,8 @@ use zfolio_sys::probe::{self, Feature};
 
 use crate::allowance::Allowance;
 use crate::arguments::DoctorArgs;
+use crate::failure::Failure;
+use crate::output::print;
 use crate::requirements::Findings;
 use crate::stats_file;
 
@@ -63,7 +64,11 @@ struct Check {
 }
 
 /// Looks at the machine; success if `zfolio run` can work.
-pub(crate) fn doctor(arguments: &DoctorArgs) -> ExitCode {
+///
+/// # Errors
+///
+/// When what was found cannot be written.
+pub(crate) fn doctor(arguments: &DoctorArgs) -> Result<ExitCode, Failure> {
     let findings = Findings::gather();
     let mut checks = Vec::new();
     kernel(&mut checks, &findings);
@@ -79,9 +84,8 @@ pub(crate) fn doctor(arguments: &DoctorArgs) -> ExitCode {
     } else {
         as_text(&checks, obstacle.as_deref(), good)
     };
-    // Whoever closed the pipe has read enough.
-    std::io::stdout().write_all(text.as_bytes()).ok();
-    if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    print(&text)?;
+    Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn as_json(checks: &[Check], obstacle: Option<&str>, good: bool) -> Value {

@@ -2,7 +2,7 @@
 //!
 //! | status | meaning |
 //! | --- | --- |
-//! | 1 | `zfolio doctor` found something that `zfolio run` cannot do without |
+//! | 1 | `zfolio doctor` found something that `zfolio run` cannot do without, or the output cannot be written |
 //! | 2 | an argument: the line names it, what was given and what is accepted |
 //! | 125 | this machine or this installation: the line says what to do |
 //! | 126 | PROGRAM is there, but cannot be executed, or cannot be managed |
@@ -26,6 +26,11 @@ impl Failure {
     /// This machine or this installation cannot do what is asked.
     pub(crate) fn machine(message: impl Into<String>) -> Failure {
         Failure { status: 125, message: message.into() }
+    }
+
+    /// What was asked for cannot be written.
+    pub(crate) fn output(message: impl Into<String>) -> Failure {
+        Failure { status: 1, message: message.into() }
     }
 
     /// The program cannot be executed, or not be managed.

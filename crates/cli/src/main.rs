@@ -10,6 +10,7 @@ mod arguments;
 mod doctor;
 mod duration;
 mod failure;
+mod output;
 mod requirements;
 mod run;
 mod stat;
@@ -35,8 +36,8 @@ fn command() -> Result<ExitCode, Failure> {
     match arguments::parse(std::env::args_os())?.command {
         Command::Run(arguments) => run::run(&arguments),
         Command::Stat(arguments) => stat::stat(&arguments),
-        Command::Doctor(arguments) => Ok(doctor::doctor(&arguments)),
-        Command::Algorithms(_) => Ok(algorithms::algorithms()),
+        Command::Doctor(arguments) => doctor::doctor(&arguments),
+        Command::Algorithms(_) => algorithms::algorithms(),
         Command::Bench(arguments) => Ok(zfolio_bench::bench(arguments)),
         Command::Corpus(arguments) => Ok(zfolio_bench::corpus(arguments)),
     }

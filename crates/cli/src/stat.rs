@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{self, IsTerminal, Write as _};
+use std::io::{self, IsTerminal};
 use std::os::unix::fs::MetadataExt;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;
@@ -16,6 +16,7 @@ use zfolio_sys::probe;
 use crate::arguments::StatArgs;
 use crate::duration;
 use crate::failure::Failure;
+use crate::output::print;
 use crate::run::{process_json, ratio};
 use crate::stats_file::{self, StatsFile};
 use crate::table::Table;
@@ -42,7 +43,7 @@ const HEADINGS: [&str; 15] = [
 ///
 /// # Errors
 ///
-/// When the process asked about is not ours, not managed, or not there.
+/// When the process asked about is not ours, not managed, or not there, or when nothing can be written.
 pub(crate) fn stat(arguments: &StatArgs) -> Result<ExitCode, Failure> {
     let mut seen = false;
     loop {
@@ -56,7 +57,7 @@ pub(crate) fn stat(arguments: &StatArgs) -> Result<ExitCode, Failure> {
             },
         };
         seen = true;
-        if !show(arguments, &text) {
+        if !show(arguments, &text)? {
             return Ok(ExitCode::SUCCESS);
         }
         let Some(seconds) = arguments.watch else { return Ok(ExitCode::SUCCESS) };
@@ -65,14 +66,16 @@ pub(crate) fn stat(arguments: &StatArgs) -> Result<ExitCode, Failure> {
 }
 
 /// Writes `text`; false if nobody reads any more.
-fn show(arguments: &StatArgs, text: &str) -> bool {
-    let mut out = io::stdout().lock();
-    let clear = arguments.watch.is_some() && !arguments.json && out.is_terminal();
-    // Home, the new text, then away with what is left of the old one.
-    let (before, after) = if clear { ("\x1b[H\x1b[J", "") } else { ("", "\n") };
-    let after = if arguments.watch.is_some() && !arguments.json { after } else { "" };
-    [before, text, after].iter().all(|part| out.write_all(part.as_bytes()).is_ok())
-        && out.flush().is_ok()
+fn show(arguments: &StatArgs, text: &str) -> Result<bool, Failure> {
+    if arguments.watch.is_none() || arguments.json {
+        return print(text);
+    }
+    if io::stdout().is_terminal() {
+        // Home, the new text, then away with what is left of the old one.
+        print(&format!("\x1b[H\x1b[J{text}"))
+    } else {
+        print(&format!("{text}\n"))
+    }
 }
 
 /// The file of `pid`, or why there is none.

@@ -5,6 +5,7 @@ use std::fmt;
 use zfolio_core::page::UnitOrder;
 use zfolio_core::zcomp::Params;
 use zfolio_sys::Errno;
+use zfolio_sys::words::Words;
 
 /// The smallest limit: staging, streams and tables take a few MiB, and the rest must make progress.
 pub const LIMIT_BYTES_MIN: u64 = 8 << 20;
@@ -76,14 +77,9 @@ impl fmt::Display for Error {
                 "this kernel has no UFFDIO_MOVE: Linux 6.8 or later is needed (zfolio doctor tells more)"
             ),
             Error::Userfaultfd { errno } => {
-                write!(
-                    f,
-                    "userfaultfd: errno {} (zfolio doctor tells what to do)",
-                    errno.raw_os_error()
-                )
+                write!(f, "userfaultfd: {} (zfolio doctor tells what to do)", Words(*errno))
             }
-            // By number: the C library's texts are translated, and its translations are the program's memory.
-            Error::Memory { what, errno } => write!(f, "{what}: errno {}", errno.raw_os_error()),
+            Error::Memory { what, errno } => write!(f, "{what}: {}", Words(*errno)),
             Error::Codec(why) | Error::Algorithm(why) => f.write_str(why),
             Error::LimitTooSmall { given } => {
                 write!(f, "limit {given}: at least {LIMIT_BYTES_MIN} bytes are needed")

@@ -450,7 +450,8 @@ impl Engine {
         }
         if !self.told_over_limit.swap(true, Relaxed) && self.config.mode == Mode::Handler {
             let pool = self.zswap.pool_stats().pages_used * PAGE_BYTES as u64;
-            let unmanaged = self.uncounted_bytes.load(Relaxed);
+            // What was counted and has since been dropped behind our back makes it negative.
+            let unmanaged = self.uncounted_bytes.load(Relaxed).max(0);
             crate::fatal::tell(format_args!(
                 "over the limit of {} MiB: {} MiB are needed ({} MiB resident, {} MiB compressed, {} MiB not managed)",
                 limit >> 20,

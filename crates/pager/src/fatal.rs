@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use zfolio_core::zswap;
+use zfolio_sys::words::Words;
 use zfolio_sys::{Errno, files, process};
 
 /// A line of text built without an allocation.
@@ -41,8 +42,7 @@ pub(crate) fn corrupt(address: usize, bytes: usize, error: zswap::Error) -> ! {
 
 /// The system has no page left for a fault that must be served.
 pub(crate) fn out_of_memory(address: usize, error: Errno) -> ! {
-    let number = error.raw_os_error();
-    tell(format_args!("no memory for a fault at {address:#x}: errno {number}"));
+    tell(format_args!("a fault at {address:#x} cannot be served: {}", Words(error)));
     process::abort_now(STATUS)
 }
 

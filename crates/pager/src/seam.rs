@@ -612,7 +612,8 @@ mod tests {
             let wanted = (0..16).filter(|unit| units >> unit & 1 == 1);
             let wanted = wanted.fold(Units::NONE, |all, unit| all | Units::one(unit));
             let slot = area.take_hollow().unwrap();
-            let (full, refused) = seam.capture(&area, space.address(), wanted, slot).expect("there");
+            let (full, refused) =
+                seam.capture(&area, space.address(), wanted, slot).expect("there");
             assert_eq!(refused, None);
             assert_eq!((pages(space.address()), pages(area.full_address(&full))), (!mask, mask));
             assert_eq!(area.bytes_used(), shape.bytes_of(wanted));

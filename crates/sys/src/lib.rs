@@ -14,5 +14,6 @@ pub mod process;
 pub mod signal;
 pub mod thread;
 pub mod uffd;
+pub mod words;
 
 pub use rustix::io::Errno;

@@ -132,3 +132,14 @@ fn doctor_and_algorithms_answer() {
     let (code, out, _) = told(&["algorithms"]);
     assert!(code == Some(0) && out.contains("lz4") && out.contains("zstd"), "{out}");
 }
+
+#[test]
+fn a_full_disk_is_status_1() {
+    for arguments in [&["algorithms"][..], &["doctor"], &["stat"], &["--help"], &["--version"]] {
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let output = zfolio(arguments).stdout(full).output().unwrap();
+        let err = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {err}");
+        assert!(err.contains("No space left"), "{arguments:?}: {err}");
+    }
+}

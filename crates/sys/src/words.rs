@@ -1,0 +1,28 @@
+//! Errors in words that need no memory.
+//!
+//! The C library's texts are translated, and its translations are the program's memory, which a thread
+//! of ours must not touch.
+
+use std::fmt;
+
+use rustix::io::Errno;
+
+/// An error to be shown.
+#[derive(Clone, Copy, Debug)]
+pub struct Words(pub Errno);
+
+impl fmt::Display for Words {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let words = match self.0 {
+            Errno::PERM => "not permitted",
+            Errno::ACCESS => "permission denied",
+            Errno::NOMEM => "no memory",
+            Errno::MFILE => "too many open files in this process",
+            Errno::NFILE => "too many open files in the system",
+            Errno::NOSYS => "not known to this kernel",
+            Errno::NOENT => "no such file",
+            other => return write!(f, "errno {}", other.raw_os_error()),
+        };
+        f.write_str(words)
+    }
+}
