@@ -37,6 +37,8 @@ mod deflate;
 mod lz4;
 #[allow(unsafe_code, reason = "calls C")]
 mod lz4hc;
+#[allow(unsafe_code, reason = "loads and stores that may run over, in one file")]
+mod lzo;
 mod params;
 mod stream;
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use super::backend::Backend;
-use super::{Error, deflate, lz4, lz4hc, zstd};
+use super::{Error, deflate, lz4, lz4hc, lzo, zstd};
 
 /// A codec, by the kernel's name for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -17,6 +17,10 @@ pub enum Algorithm {
     Lz4,
     /// LZ4 with a slower search: shrinks more, and comes back as fast.
     Lz4hc,
+    /// LZO1X-1, which every LZO1X decoder reads.
+    Lzo,
+    /// LZO1X-1 with runs of zeros: the kernel's default for zram.
+    LzoRle,
     /// Shrinks most for its time. A negative level is faster and shrinks less.
     Zstd,
     /// Raw deflate, which accelerators speak.
@@ -25,13 +29,21 @@ pub enum Algorithm {
 
 impl Algorithm {
     /// Every algorithm of this build, fastest first.
-    pub const ALL: &'static [Algorithm] =
-        &[Algorithm::Lz4, Algorithm::Lz4hc, Algorithm::Zstd, Algorithm::Deflate];
+    pub const ALL: &'static [Algorithm] = &[
+        Algorithm::Lz4,
+        Algorithm::Lz4hc,
+        Algorithm::Lzo,
+        Algorithm::LzoRle,
+        Algorithm::Zstd,
+        Algorithm::Deflate,
+    ];
 
     pub(super) fn backend(self) -> &'static Backend {
         match self {
             Algorithm::Lz4 => &lz4::BACKEND,
             Algorithm::Lz4hc => &lz4hc::BACKEND,
+            Algorithm::Lzo => &lzo::LZO,
+            Algorithm::LzoRle => &lzo::LZO_RLE,
             Algorithm::Zstd => &zstd::BACKEND,
             Algorithm::Deflate => &deflate::BACKEND,
         }

@@ -423,19 +423,31 @@ fn same_filled_agrees_with_its_definition() {
 /// Goal: what is printed is read back, and a bad parameter names what was given and is accepted.
 #[test]
 fn parameters_are_read_and_refused() {
-    for given in ["lz4", "zstd", "deflate", "lz4,level=65537", "zstd,level=-7", "deflate,level=12"]
-    {
+    for given in [
+        "lz4",
+        "lzo",
+        "lzo-rle",
+        "zstd",
+        "deflate",
+        "lz4,level=65537",
+        "lzo-rle,level=1",
+        "zstd,level=-7",
+        "deflate,level=12",
+    ] {
         let params: Params = given.parse().expect(given);
         assert_eq!(params.to_string(), given);
     }
     let zstd = Params { algorithm: Algorithm::Zstd, level: Some(3) };
     assert_eq!("zstd,level=3".parse(), Ok(zstd));
-    let (names, levels) =
-        ("accepted are lz4, lz4hc, zstd, deflate", "accepted are -131072 to 22 (default 1)");
+    let (names, levels) = (
+        "accepted are lz4, lz4hc, lzo, lzo-rle, zstd, deflate",
+        "accepted are -131072 to 22 (default 1)",
+    );
     for (given, told, accepted) in [
         ("", "unknown algorithm ''", names),
         ("ZSTD", "unknown algorithm 'ZSTD'", names),
-        ("lzo,level=1", "unknown algorithm 'lzo'", names),
+        ("lzo_rle,level=1", "unknown algorithm 'lzo_rle'", names),
+        ("lzo,level=2", "lzo has no level '2'", "accepted are 1 to 1 (default 1)"),
         ("zstd,level=23", "zstd has no level '23'", levels),
         ("zstd,level=", "zstd has no level ''", levels),
         ("zstd,level=1,level=2", "zstd has no level '1,level=2'", levels),

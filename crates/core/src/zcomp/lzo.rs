@@ -1,0 +1,118 @@
+//! LZO1X-1 and its run-length variant, the kernel's `lzo` and `lzo-rle`, written from the
+//! description of the format in the kernel's documentation (`staging/lzo.rst`).
+//!
+//! `lzo` is version 0 of the stream, which every LZO1X decoder reads. `lzo-rle` is version 1: two
+//! bytes more at its begin, and an instruction for runs of zeros. Its decoder reads both versions;
+//! that of `lzo` refuses version 1, because for it no distance reaches back from the first byte.
+//! A stream has an end of its own, so nothing may follow it.
+//!
+//! # Invariants
+//!
+//! - `LZO-1` No `unsafe` outside of [`memory`], which checks what it is asked for.
+//!
+//! # Cost
+//!
+//! A dictionary of 16 KiB, cleared for every unit, so that a unit compresses alike whatever came
+//! before. Decompression needs no state. A few hundred bytes of stack.
+
+#![deny(unsafe_code)]
+
+mod decoder;
+mod encoder;
+mod memory;
+#[cfg(test)]
+#[allow(unsafe_code, reason = "calls liblzo2")]
+mod tests;
+
+use super::backend::{Answer, Backend, Compressor, Corrupt, Decompressor, Job};
+use memory::Overrun;
+
+/// The distance that is the end of a stream; farther ones have the encoding of far matches.
+const FAR_DISTANCE_MIN: usize = 16384;
+
+/// The entries of the dictionary. Twice as many shrink units of 64 KiB by 0.3 % more and take 3 %
+/// more time.
+const POSITIONS: usize = 1 << 13;
+
+/// What a stream may hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Version {
+    /// What every decoder of LZO1X reads.
+    Original,
+    /// With runs of zeros.
+    Runs,
+}
+
+struct LzoCompressor {
+    version: Version,
+    /// The dictionary, scratch.
+    positions: Box<[u16; POSITIONS]>,
+}
+
+impl LzoCompressor {
+    fn new(version: Version) -> LzoCompressor {
+        let positions = vec![0; POSITIONS].into_boxed_slice();
+        LzoCompressor { version, positions: positions.try_into().expect("as many as there are") }
+    }
+
+    /// The length of the stream that it wrote to `dest`.
+    fn encode(&mut self, source: &[u8], dest: &mut [u8]) -> Result<usize, Overrun> {
+        match self.version {
+            Version::Original => {
+                encoder::encode::<POSITIONS, false>(source, dest, &mut self.positions)
+            }
+            Version::Runs => encoder::encode::<POSITIONS, true>(source, dest, &mut self.positions),
+        }
+    }
+}
+
+impl Compressor for LzoCompressor {
+    fn compress(&mut self, jobs: &mut [Job<'_>]) {
+        for job in jobs {
+            job.answer = match self.encode(job.source, job.dest) {
+                Ok(bytes) => Answer::Compressed(bytes),
+                // The one failure there is: the result does not fit.
+                Err(Overrun) => Answer::Incompressible,
+            };
+        }
+    }
+
+    fn memory_bytes(&self) -> usize {
+        size_of_val(&*self.positions)
+    }
+}
+
+struct LzoDecompressor {
+    /// The newest version that it reads.
+    newest: Version,
+}
+
+impl Decompressor for LzoDecompressor {
+    fn decompress(&mut self, source: &[u8], dest: &mut [u8]) -> Result<(), Corrupt> {
+        decoder::decode(source, dest, self.newest)
+    }
+
+    fn memory_bytes(&self) -> usize {
+        0
+    }
+}
+
+/// Every LZO1X decoder reads what it writes. There is no level.
+pub(super) static LZO: Backend = Backend {
+    name: "lzo",
+    levels: 1..=1,
+    level_default: 1,
+    batch_max: 1,
+    compressor: |_, _| Ok(Box::new(LzoCompressor::new(Version::Original))),
+    decompressor: || Ok(Box::new(LzoDecompressor { newest: Version::Original })),
+};
+
+/// With runs of zeros. There is no level.
+pub(super) static LZO_RLE: Backend = Backend {
+    name: "lzo-rle",
+    levels: 1..=1,
+    level_default: 1,
+    batch_max: 1,
+    compressor: |_, _| Ok(Box::new(LzoCompressor::new(Version::Runs))),
+    decompressor: || Ok(Box::new(LzoDecompressor { newest: Version::Runs })),
+};
