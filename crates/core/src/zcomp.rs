@@ -33,6 +33,7 @@
 mod backend;
 #[allow(unsafe_code, reason = "calls C")]
 mod deflate;
+mod ibm842;
 #[allow(unsafe_code, reason = "calls C")]
 mod lz4;
 #[allow(unsafe_code, reason = "calls C")]

@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use super::backend::Backend;
-use super::{Error, deflate, lz4, lz4hc, lzo, zstd};
+use super::{Error, deflate, ibm842, lz4, lz4hc, lzo, zstd};
 
 /// A codec, by the kernel's name for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -25,6 +25,8 @@ pub enum Algorithm {
     Zstd,
     /// Raw deflate, which accelerators speak.
     Deflate,
+    /// What the compression engines of IBM's POWER processors speak. Slow in software.
+    Ibm842,
 }
 
 impl Algorithm {
@@ -36,6 +38,7 @@ impl Algorithm {
         Algorithm::LzoRle,
         Algorithm::Zstd,
         Algorithm::Deflate,
+        Algorithm::Ibm842,
     ];
 
     pub(super) fn backend(self) -> &'static Backend {
@@ -46,6 +49,7 @@ impl Algorithm {
             Algorithm::LzoRle => &lzo::LZO_RLE,
             Algorithm::Zstd => &zstd::BACKEND,
             Algorithm::Deflate => &deflate::BACKEND,
+            Algorithm::Ibm842 => &ibm842::BACKEND,
         }
     }
 

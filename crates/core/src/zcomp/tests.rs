@@ -433,6 +433,8 @@ fn parameters_are_read_and_refused() {
         "lzo-rle,level=1",
         "zstd,level=-7",
         "deflate,level=12",
+        "842",
+        "842,level=1",
     ] {
         let params: Params = given.parse().expect(given);
         assert_eq!(params.to_string(), given);
@@ -440,7 +442,7 @@ fn parameters_are_read_and_refused() {
     let zstd = Params { algorithm: Algorithm::Zstd, level: Some(3) };
     assert_eq!("zstd,level=3".parse(), Ok(zstd));
     let (names, levels) = (
-        "accepted are lz4, lz4hc, lzo, lzo-rle, zstd, deflate",
+        "accepted are lz4, lz4hc, lzo, lzo-rle, zstd, deflate, 842",
         "accepted are -131072 to 22 (default 1)",
     );
     for (given, told, accepted) in [

@@ -1,0 +1,148 @@
+//! 842, the format of the compression engines of IBM's POWER processors, as the kernel's `842`
+//! writes and reads it. Written from descriptions of the format.
+//!
+//! The unit is cut into phrases of 8 bytes. A stream is a string of bits, the highest bit of each
+//! byte first: for each phrase an operation of 5 bits and its arguments.
+//!
+//! | operation | arguments | gives |
+//! | --- | --- | --- |
+//! | `5 * first + second` | those of the first half, those of the second | a phrase |
+//! | 25 | index of 8 bits among the eights | a phrase |
+//! | 27, repeat | count - 1, 6 bits | the phrase before, 1 to 64 times |
+//! | 28, zeros | | 8 zeros |
+//! | 29, short | count, 3 bits; 1 to 7 bytes | them; only at the end, and only in software |
+//! | 30, end | CRC of all bytes, 32 bits | nothing: zeros up to a multiple of 8 bytes follow |
+//!
+//! A half is 4 bytes:
+//!
+//! | half | arguments | bits |
+//! | --- | --- | --- |
+//! | 0 | 4 bytes | 32 |
+//! | 1 | 2 bytes, index among the twos | 24 |
+//! | 2 | index among the twos, 2 bytes | 24 |
+//! | 3 | two indexes among the twos | 16 |
+//! | 4 | index among the fours | 9 |
+//!
+//! An index names a place in a [`Ring`]: the last 512, 2048 or 2048 bytes, in slots of 2, 4 or 8.
+//! What this phrase gives enters the rings after it.
+//!
+//! # Invariants
+//!
+//! - `P8-1` No index in a stream of ours names a slot that its own phrase fills: a decoder that fills
+//!   the rings byte by byte would read another value there than one that fills them by phrases, as
+//!   ours and the kernel's do.
+//!
+//! # Cost
+//!
+//! Dictionaries of 20 KiB, cleared for every unit, so that a unit compresses alike whatever came
+//! before. Decompression needs no state. The tables of the CRC are constants, 16 KiB.
+
+#![deny(unsafe_code)]
+
+mod bits;
+mod crc;
+mod decoder;
+mod encoder;
+#[cfg(test)]
+#[allow(unsafe_code, reason = "calls a library that is loaded to compare with")]
+mod tests;
+
+use super::backend::{Answer, Backend, Compressor, Corrupt, Decompressor, Job};
+use bits::Full;
+use encoder::Dictionary;
+
+/// What a phrase of 8 bytes is, or what else is told. Below this a pair of halves.
+const EIGHT: u64 = 25;
+const REPEAT: u64 = 27;
+const ZEROS: u64 = 28;
+const SHORT: u64 = 29;
+const END: u64 = 30;
+
+/// The halves, by what they are made of: bytes (`D`), and indexes (`I`).
+const D4: u64 = 0;
+const D2_I2: u64 = 1;
+const I2_D2: u64 = 2;
+const I2_I2: u64 = 3;
+const I4: u64 = 4;
+
+const _: () = assert!(5 * I4 + I4 + 1 == EIGHT, "the pairs of halves are the operations below it");
+
+const OPERATION_BITS: u32 = 5;
+const REPEAT_BITS: u32 = 6;
+const SHORT_BITS: u32 = 3;
+const CRC_BITS: u32 = 32;
+const PHRASE_BYTES: usize = 8;
+
+/// The last bytes before the present phrase, in slots that are used in turn.
+#[derive(Debug, Clone, Copy)]
+struct Ring {
+    slot_bytes: usize,
+    /// Bits of an index.
+    index_bits: u32,
+}
+
+const TWOS: Ring = Ring { slot_bytes: 2, index_bits: 8 };
+const FOURS: Ring = Ring { slot_bytes: 4, index_bits: 9 };
+const EIGHTS: Ring = Ring { slot_bytes: 8, index_bits: 8 };
+
+impl Ring {
+    #[inline(always)]
+    const fn bytes(self) -> usize {
+        self.slot_bytes << self.index_bits
+    }
+
+    /// The slot that the bytes at `at` are in.
+    #[inline(always)]
+    const fn index(self, at: usize) -> usize {
+        at % self.bytes() / self.slot_bytes
+    }
+
+    /// How far before the phrase at `at` the bytes are that slot `index` holds: 1 to the ring's
+    /// length. It may be farther than the first byte; then the slot was never filled.
+    #[inline(always)]
+    const fn back(self, at: usize, index: usize) -> usize {
+        (at.wrapping_sub(index * self.slot_bytes + 1) & (self.bytes() - 1)) + 1
+    }
+}
+
+struct Ibm842Compressor {
+    dictionary: Dictionary,
+}
+
+impl Compressor for Ibm842Compressor {
+    fn compress(&mut self, jobs: &mut [Job<'_>]) {
+        for job in jobs {
+            job.answer = match encoder::encode(job.source, job.dest, &mut self.dictionary) {
+                Ok(bytes) => Answer::Compressed(bytes),
+                // The one failure there is: the result does not fit.
+                Err(Full) => Answer::Incompressible,
+            };
+        }
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.dictionary.memory_bytes()
+    }
+}
+
+struct Ibm842Decompressor;
+
+impl Decompressor for Ibm842Decompressor {
+    fn decompress(&mut self, source: &[u8], dest: &mut [u8]) -> Result<(), Corrupt> {
+        decoder::decode(source, dest)
+    }
+
+    fn memory_bytes(&self) -> usize {
+        0
+    }
+}
+
+/// What the kernel's `842` reads, in software. There is no level.
+pub(super) static BACKEND: Backend = Backend {
+    name: "842",
+    levels: 1..=1,
+    level_default: 1,
+    batch_max: 1,
+    compressor: |_, _| Ok(Box::new(Ibm842Compressor { dictionary: Dictionary::new() })),
+    decompressor: || Ok(Box::new(Ibm842Decompressor)),
+};
