@@ -38,6 +38,7 @@ mod lz4;
 #[allow(unsafe_code, reason = "calls C")]
 mod lz4hc;
 mod params;
+mod sample;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -66,7 +67,8 @@ pub enum Outcome<'a> {
     SameFilled(u64),
     /// The unit, compressed. The bytes live in the stream's buffer: copy them before returning.
     Compressed(&'a [u8]),
-    /// The unit would not shrink to [`compressed_bytes_max`]; keep it as it is, or not at all.
+    /// The unit would not shrink to [`compressed_bytes_max`], or a sample of it says so; keep it as it is,
+    /// or not at all.
     Incompressible,
     /// The codec failed. The unit is untouched and still the caller's.
     Failed,
@@ -221,7 +223,7 @@ impl Zcomp {
     /// Compresses each source, with the stream of `cpu` or another that is free.
     ///
     /// `each(index, outcome)` is called once per element, while the stream is held. Elements that
-    /// are same-filled may be told before others of the same batch.
+    /// the codec need not see may be told before others of the same batch.
     ///
     /// # Panics
     ///

@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 use super::backend::{Answer, BATCH_MAX, Backend, Compressor, Corrupt, Decompressor, Job};
+use super::sample::is_incompressible;
 use super::{Error, Outcome, compressed_bytes_max};
 use crate::page::same_filled;
 use crate::sync::{Guard, Mutex};
@@ -75,7 +76,7 @@ impl CompressStream {
             let mut jobs: [Job<'_>; BATCH_MAX] = Default::default();
             let mut count = 0;
             for dest in self.buffer.chunks_exact_mut(self.place_bytes) {
-                let Some((index, source)) = next_not_same_filled(&mut sources, each) else { break };
+                let Some((index, source)) = next_for_codec(&mut sources, each) else { break };
                 jobs[count] = Job { index, source, dest, answer: Answer::Failed };
                 count += 1;
             }
@@ -91,16 +92,20 @@ impl CompressStream {
 }
 
 /// The next source that the codec must see; those before it are told.
-fn next_not_same_filled<'a>(
+fn next_for_codec<'a>(
     sources: &mut impl Iterator<Item = (usize, &'a [u8])>,
     each: &mut dyn FnMut(usize, Outcome<'_>),
 ) -> Option<(usize, &'a [u8])> {
-    sources.find(|(index, source)| match same_filled(source) {
-        Some(word) => {
-            each(*index, Outcome::SameFilled(word));
-            false
-        }
-        None => true,
+    sources.find(|(index, source)| {
+        let told = if let Some(word) = same_filled(source) {
+            Outcome::SameFilled(word)
+        } else if is_incompressible(source) {
+            Outcome::Incompressible
+        } else {
+            return true;
+        };
+        each(*index, told);
+        false
     })
 }
 

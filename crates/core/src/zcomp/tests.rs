@@ -14,34 +14,34 @@ use crate::page::{UnitOrder, same_filled};
 const GUARD: u8 = 0xA5;
 const GUARD_BYTES: usize = 256;
 
-fn seed() -> u64 {
+pub(super) fn seed() -> u64 {
     std::env::var("SEED").map_or(42, |s| s.parse().expect("SEED is a u64"))
 }
 
 /// Marsaglia's xorshift64.
-struct Random(u64);
+pub(super) struct Random(u64);
 
 impl Random {
-    fn new(seed: u64) -> Random {
+    pub(super) fn new(seed: u64) -> Random {
         Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }
 
-    fn word(&mut self) -> u64 {
+    pub(super) fn word(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         self.0
     }
 
-    fn below(&mut self, bound: usize) -> usize {
+    pub(super) fn below(&mut self, bound: usize) -> usize {
         usize::try_from(self.word() % bound as u64).expect("below a usize")
     }
 
-    fn byte(&mut self) -> u8 {
+    pub(super) fn byte(&mut self) -> u8 {
         self.word().to_le_bytes()[4]
     }
 
-    fn bytes(&mut self, count: usize) -> Vec<u8> {
+    pub(super) fn bytes(&mut self, count: usize) -> Vec<u8> {
         (0..count).map(|_| self.byte()).collect()
     }
 }
@@ -51,7 +51,7 @@ fn unit(bytes: usize) -> UnitOrder {
 }
 
 /// Words of a small vocabulary: shrinks well, but not to nothing.
-fn text(random: &mut Random, bytes: usize) -> Vec<u8> {
+pub(super) fn text(random: &mut Random, bytes: usize) -> Vec<u8> {
     let mut text = Vec::new();
     while text.len() < bytes {
         let word = random.below(200).to_string().repeat(1 + random.below(3));
@@ -114,7 +114,7 @@ fn decompress(zcomp: &Zcomp, source: &[u8], dest_bytes: usize) -> Result<Vec<u8>
     result.map(|()| guarded[dest].to_vec())
 }
 
-fn zcomp(params: Params, unit_bytes: usize, streams: usize) -> Zcomp {
+pub(super) fn zcomp(params: Params, unit_bytes: usize, streams: usize) -> Zcomp {
     Zcomp::new(params, unit(unit_bytes), streams).expect("valid parameters")
 }
 
