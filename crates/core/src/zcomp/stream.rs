@@ -12,9 +12,9 @@
 
 #![forbid(unsafe_code)]
 
-use super::backend::{Answer, BATCH_MAX, Backend, Compressor, Corrupt, Decompressor, Job};
+use super::backend::{Answer, BATCH_MAX, Compressor, Corrupt, Decompressor, Job};
 use super::sample::is_incompressible;
-use super::{Error, Outcome, compressed_bytes_max};
+use super::{Outcome, compressed_bytes_max};
 use crate::page::same_filled;
 use crate::sync::{Guard, Mutex};
 
@@ -55,14 +55,15 @@ pub(super) struct CompressStream {
 }
 
 impl CompressStream {
-    pub(super) fn new(backend: &Backend, level: i32, unit_bytes: usize) -> Result<Self, Error> {
-        assert!((1..=BATCH_MAX).contains(&backend.batch_max), "{}", backend.name);
+    pub(super) fn new(
+        compressor: Box<dyn Compressor>,
+        batch_max: usize,
+        unit_bytes: usize,
+    ) -> Self {
+        assert!((1..=BATCH_MAX).contains(&batch_max), "{batch_max}");
         let place_bytes = compressed_bytes_max(unit_bytes);
-        Ok(CompressStream {
-            compressor: (backend.compressor)(level, unit_bytes)?,
-            buffer: vec![0; place_bytes * backend.batch_max].into_boxed_slice(),
-            place_bytes,
-        })
+        let buffer = vec![0; place_bytes * batch_max].into_boxed_slice();
+        CompressStream { compressor, buffer, place_bytes }
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
@@ -124,8 +125,8 @@ fn outcome<'a>(job: &'a Job<'_>) -> Outcome<'a> {
 pub(super) struct DecompressStream(Box<dyn Decompressor>);
 
 impl DecompressStream {
-    pub(super) fn new(backend: &Backend) -> Result<Self, Error> {
-        (backend.decompressor)().map(DecompressStream)
+    pub(super) fn new(decompressor: Box<dyn Decompressor>) -> Self {
+        DecompressStream(decompressor)
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
