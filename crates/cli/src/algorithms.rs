@@ -15,7 +15,7 @@ use crate::table::Table;
 ///
 /// When that cannot be written.
 pub(crate) fn algorithms() -> Result<ExitCode, Failure> {
-    let mut table = Table::new(&["<ALGORITHM", "<LEVELS", "DEFAULT", "<"]);
+    let mut table = Table::new(&["<ALGORITHM", "<LEVELS", "DEFAULT", "<WINDOW", "<DICT", "<"]);
     for algorithm in Algorithm::ALL {
         let levels = algorithm.levels();
         let default = if algorithm.name() == ALGORITHM_DEFAULT { "used unless asked" } else { "" };
@@ -23,6 +23,10 @@ pub(crate) fn algorithms() -> Result<ExitCode, Failure> {
             algorithm.name().to_owned(),
             format!("{} to {}", levels.start(), levels.end()),
             algorithm.level_default().to_string(),
+            algorithm.windows().map_or(String::new(), |windows| {
+                format!("{} to {}", windows.start(), windows.end())
+            }),
+            if algorithm.takes_dictionary() { "yes" } else { "" }.to_owned(),
             default.to_owned(),
         ]);
     }

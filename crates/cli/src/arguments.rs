@@ -3,13 +3,15 @@
 use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand};
-use zfolio_core::page::UnitOrder;
+use zfolio_core::page::{PAGE_BYTES, UnitOrder};
 use zfolio_core::size;
-use zfolio_core::zcomp::Params;
+use zfolio_core::zcomp::{self, Params, Zcomp};
 
+use crate::dictionary;
 use crate::failure::Failure;
 use crate::run::LIMIT_BYTES_MIN;
 
@@ -84,8 +86,8 @@ pub(crate) struct RunArgs {
     #[arg(long, short, value_name = "SIZE", value_parser = parse_limit)]
     pub(crate) limit: Option<u64>,
 
-    /// The compression algorithm, and its level: see 'zfolio algorithms'
-    #[arg(long, short, value_name = "NAME[,level=N]", default_value = ALGORITHM_DEFAULT,
+    /// The compression algorithm, and its parameters: see 'zfolio algorithms'
+    #[arg(long, short, value_name = "NAME[,level=N][,dict=FILE]", default_value = ALGORITHM_DEFAULT,
           value_parser = parse_algorithm)]
     pub(crate) algorithm: Params,
 
@@ -188,8 +190,16 @@ fn parse_unit(given: &str) -> Result<UnitOrder, String> {
     order.ok_or_else(|| format!("'{given}' is not a unit; accepted: a power of two, 4K to 2M"))
 }
 
+/// With the dictionary that is named, read and tried: whoever asks hears now that it cannot be used.
 fn parse_algorithm(given: &str) -> Result<Params, String> {
-    given.parse::<Params>().map_err(|error| error.to_string())
+    let mut params: Params = given.parse().map_err(|error: zcomp::Error| error.to_string())?;
+    if let Some(named) = &params.dictionary {
+        let dictionary = dictionary::read(named.path())?;
+        params.dictionary = Some(Arc::new(dictionary));
+        let smallest = UnitOrder::from_bytes(PAGE_BYTES).expect("a page is a unit");
+        Zcomp::new(params.clone(), smallest, 1).map_err(|error| error.to_string())?;
+    }
+    Ok(params)
 }
 
 fn parse_pid(given: &str) -> Result<u32, String> {
@@ -323,6 +333,9 @@ mod tests {
             ("run --unit 4M -- true", "--unit: '4M' is not a unit"),
             ("run --algorithm lz5 -- true", "--algorithm: "),
             ("run --algorithm zstd,level=99 -- true", "--algorithm: "),
+            ("run --algorithm zstd,dict=/nowhere -- true", "--algorithm: dictionary '/nowhere': "),
+            ("run --algorithm zstd,dict=/ -- true", "--algorithm: dictionary '/': "),
+            ("run --algorithm zstd,level=1,level=1 -- true", "--algorithm: zstd has parameter"),
             ("run --frob -- true", "argument '--frob' is not known; accepted:"),
             ("run", "PROGRAM: missing; accepted:"),
             ("run --limit 1G", "PROGRAM: missing; accepted:"),
@@ -342,7 +355,7 @@ mod tests {
     #[test]
     fn an_algorithm_is_named_with_what_is_accepted() {
         for (given, accepted) in
-            [("lz5", "zstd"), ("zstd,level=99", "accepted"), ("zstd,dict=7", "level")]
+            [("lz5", "zstd"), ("zstd,level=99", "accepted"), ("zstd,frob=7", "level")]
         {
             let refused = refused(&format!("run --algorithm {given} -- true"));
             assert!(refused.contains(accepted), "{refused}");

@@ -7,6 +7,7 @@
 mod algorithms;
 mod allowance;
 mod arguments;
+mod dictionary;
 mod doctor;
 mod duration;
 mod failure;

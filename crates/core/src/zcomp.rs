@@ -33,6 +33,7 @@
 mod backend;
 #[allow(unsafe_code, reason = "calls C")]
 mod deflate;
+mod dictionary;
 mod ibm842;
 #[allow(unsafe_code, reason = "calls C")]
 mod lz4;
@@ -41,6 +42,7 @@ mod lz4hc;
 #[allow(unsafe_code, reason = "loads and stores that may run over, in one file")]
 mod lzo;
 mod params;
+mod sample;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -48,8 +50,11 @@ mod tests;
 mod zstd;
 
 use std::fmt;
+use std::ops::RangeInclusive;
 
 use crate::page::UnitOrder;
+use backend::{Plain, Shared, Wanted};
+pub use dictionary::{DICTIONARY_BYTES, Dictionary};
 pub use params::{Algorithm, Params};
 use stream::{CompressStream, DecompressStream, Lane};
 
@@ -69,7 +74,8 @@ pub enum Outcome<'a> {
     SameFilled(u64),
     /// The unit, compressed. The bytes live in the stream's buffer: copy them before returning.
     Compressed(&'a [u8]),
-    /// The unit would not shrink to [`compressed_bytes_max`]; keep it as it is, or not at all.
+    /// The unit would not shrink to [`compressed_bytes_max`], or a sample of it says so; keep it as it is,
+    /// or not at all.
     Incompressible,
     /// The codec failed. The unit is untouched and still the caller's.
     Failed,
@@ -95,8 +101,33 @@ pub enum Error {
     Level {
         /// The algorithm.
         algorithm: Algorithm,
+        /// What it accepts, beside the other parameters.
+        levels: RangeInclusive<i32>,
         /// What was written.
         given: String,
+    },
+    /// The window is not a number, or out of the algorithm's range. Whoever wrote it corrects it.
+    Window {
+        /// The algorithm.
+        algorithm: Algorithm,
+        /// What it accepts.
+        windows: RangeInclusive<u8>,
+        /// What was written.
+        given: String,
+    },
+    /// A parameter is given more than once. Whoever wrote it corrects it.
+    Repeated {
+        /// The algorithm.
+        algorithm: Algorithm,
+        /// The parameter.
+        given: String,
+    },
+    /// The dictionary cannot be used. Whoever named it corrects it.
+    Dictionary {
+        /// The file.
+        path: String,
+        /// What is wrong with it, and what is accepted.
+        why: String,
     },
     /// There was no memory for a stream. Nothing was kept; try with fewer streams.
     OutOfMemory {
@@ -128,14 +159,26 @@ impl fmt::Display for Error {
                 let (levels, default) = (algorithm.levels(), algorithm.level_default());
                 let (low, high) = (levels.start(), levels.end());
                 write!(f, "{algorithm} has no parameter '{given}': accepted is ")?;
-                write!(f, "level=N from {low} to {high} (default {default})")
+                write!(f, "level=N from {low} to {high} (default {default})")?;
+                if let Some(windows) = algorithm.windows() {
+                    write!(f, ", window=N from {} to {}", windows.start(), windows.end())?;
+                }
+                f.write_str(if algorithm.takes_dictionary() { ", dict=FILE" } else { "" })
             }
-            Error::Level { algorithm, given } => {
-                let (levels, default) = (algorithm.levels(), algorithm.level_default());
+            Error::Level { algorithm, levels, given } => {
                 let (low, high) = (levels.start(), levels.end());
                 write!(f, "{algorithm} has no level '{given}': accepted are ")?;
-                write!(f, "{low} to {high} (default {default})")
+                write!(f, "{low} to {high} (default {})", algorithm.level_default())
             }
+            Error::Window { algorithm, windows, given } => {
+                let (low, high) = (windows.start(), windows.end());
+                write!(f, "{algorithm} has no window '{given}': accepted are ")?;
+                write!(f, "{low} to {high} (default {high})")
+            }
+            Error::Repeated { algorithm, given } => {
+                write!(f, "{algorithm} has parameter '{given}' twice: accepted is each once")
+            }
+            Error::Dictionary { path, why } => write!(f, "dictionary '{path}': {why}"),
             Error::OutOfMemory { algorithm } => {
                 write!(f, "no memory for a stream of {algorithm}")
             }
@@ -185,33 +228,37 @@ impl Zcomp {
     ///
     /// # Errors
     ///
-    /// [`Error::Level`] if the level of `params` is out of its algorithm's range,
-    /// [`Error::OutOfMemory`] if there is none.
+    /// [`Error::Level`], [`Error::Window`], [`Error::Parameter`] if `params` has one that its algorithm does
+    /// not, [`Error::Dictionary`] if that was not read or is not one, [`Error::OutOfMemory`] if there is none.
     ///
     /// # Panics
     ///
     /// If `streams` is 0.
     pub fn new(params: Params, unit: UnitOrder, streams: usize) -> Result<Zcomp, Error> {
         assert!(streams > 0, "a codec needs a stream");
-        let level = params.level_checked()?;
-        let backend = params.algorithm.backend();
+        let shared = shared(&params, unit)?;
+        let batch_max = params.algorithm.backend().batch_max;
         let compress = (0..streams)
-            .map(|_| CompressStream::new(backend, level, unit.bytes()).map(Lane::new))
+            .map(|_| {
+                let compressor = shared.compressor()?;
+                Ok(Lane::new(CompressStream::new(compressor, batch_max, unit.bytes())))
+            })
             .collect::<Result<Box<[_]>, Error>>()?;
         let decompress = (0..streams)
-            .map(|_| DecompressStream::new(backend).map(Lane::new))
+            .map(|_| Ok(Lane::new(DecompressStream::new(shared.decompressor()?))))
             .collect::<Result<Box<[_]>, Error>>()?;
         let memory_bytes = size_of_val(&*compress)
             + size_of_val(&*decompress)
+            + shared.memory_bytes()
             + compress.iter().map(|lane| lane.wait().memory_bytes()).sum::<usize>()
             + decompress.iter().map(|lane| lane.wait().memory_bytes()).sum::<usize>();
         Ok(Zcomp { params, unit, compress, decompress, memory_bytes })
     }
 
-    /// What it was made with.
+    /// What it was made with. It decompresses what was compressed with the same, and nothing else.
     #[must_use]
-    pub fn params(&self) -> Params {
-        self.params
+    pub fn params(&self) -> &Params {
+        &self.params
     }
 
     /// The units that the backend works on at once: 1 for software. A batch may have any length;
@@ -224,7 +271,7 @@ impl Zcomp {
     /// Compresses each source, with the stream of `cpu` or another that is free.
     ///
     /// `each(index, outcome)` is called once per element, while the stream is held. Elements that
-    /// are same-filled may be told before others of the same batch.
+    /// the codec need not see may be told before others of the same batch.
     ///
     /// # Panics
     ///
@@ -259,5 +306,25 @@ impl Zcomp {
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         self.memory_bytes
+    }
+}
+
+/// What the streams of a codec of these parameters share.
+fn shared(params: &Params, unit: UnitOrder) -> Result<Box<dyn Shared>, Error> {
+    let level = params.checked()?;
+    let (backend, unit_bytes) = (params.algorithm.backend(), unit.bytes());
+    if let Some(unread) = params.dictionary.as_ref().filter(|it| it.bytes().is_empty()) {
+        let why = "it was not read".to_owned();
+        return Err(Error::Dictionary { path: unread.path().to_owned(), why });
+    }
+    // A unit of no more than the window cannot refer further back.
+    let widest = params.algorithm.windows().map_or(0, |windows| *windows.end());
+    let window = params.window.filter(|window| *window < widest && unit_bytes >> window > 1);
+    match &backend.extended {
+        Some(extended) if window.is_some() || params.dictionary.is_some() => {
+            let dictionary = params.dictionary.clone();
+            (extended.share)(&Wanted { level, unit_bytes, window, dictionary })
+        }
+        _ => Ok(Box::new(Plain { backend, level, unit_bytes })),
     }
 }

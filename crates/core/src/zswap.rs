@@ -8,6 +8,9 @@
 //!
 //! - `ZSWAP-1` An [`Entry`] is invalidated exactly once, by whom it was given to; then nobody uses it.
 //! - `ZSWAP-2` What `load` hands out has the checksum of what `store` was given, or is an error.
+//! - `ZSWAP-4` A store has one codec, with one dictionary or none, from its beginning to its end: that is how
+//!   an entry knows with which it was compressed. A second codec would be named in the entry's place, which
+//!   has 30 bits to spare.
 //! - `ZSWAP-3` `stored_units` counts the entries given out and not yet invalidated.
 //!
 //! # Concurrency

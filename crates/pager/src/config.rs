@@ -3,9 +3,9 @@
 use std::fmt;
 
 use zfolio_core::page::UnitOrder;
-use zfolio_core::zcomp::Params;
-use zfolio_sys::Errno;
+use zfolio_core::zcomp::{self, DICTIONARY_BYTES, Params};
 use zfolio_sys::words::Words;
+use zfolio_sys::{Errno, files};
 
 /// The smallest limit: staging, streams and tables take a few MiB, and the rest must make progress.
 pub const LIMIT_BYTES_MIN: u64 = 8 << 20;
@@ -21,7 +21,7 @@ pub enum Mode {
 }
 
 /// An engine's settings, checked.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Config {
     /// Resident + staged + pool + metadata may have so many bytes.
     pub limit_bytes: u64,
@@ -35,6 +35,24 @@ pub struct Config {
     pub whole_process: bool,
     /// Stop the process rather than go over the limit.
     pub strict: bool,
+}
+
+/// `params` with the bytes of the dictionary that they name, if they do.
+///
+/// # Errors
+///
+/// The file cannot be read, or is no dictionary.
+pub fn with_dictionary(params: Params) -> Result<Params, zcomp::Error> {
+    params.with_dictionary(|path| {
+        // By number: the C library's texts are translated, and its translations are the program's memory.
+        files::read_whole(path, *DICTIONARY_BYTES.end()).map_err(|errno| match errno {
+            Errno::NOENT => "there is no such file".to_owned(),
+            Errno::ACCESS | Errno::PERM => "it may not be read".to_owned(),
+            Errno::ISDIR => "it is a directory; accepted is a file".to_owned(),
+            Errno::FBIG => format!("accepted are at most {} bytes", DICTIONARY_BYTES.end()),
+            other => format!("it cannot be read: errno {}", other.raw_os_error()),
+        })
+    })
 }
 
 /// An engine cannot be set up.

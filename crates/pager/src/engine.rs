@@ -143,10 +143,9 @@ impl Engine {
         let staging = Staging::new(slots, scratch, shape).map_err(memory("staging area"))?;
         let (program, area) = open_userfaultfds(config.mode)?;
         let seam = Seam::new(program, area, &staging, shape).map_err(memory("staging area"))?;
-        let zcomp = Zcomp::new(config.params, config.unit, cpu::online().max(2))
+        let zcomp = Zcomp::new(config.params.clone(), config.unit, cpu::online().max(2))
             .map_err(|error| Error::Codec(error.to_string()))?;
         let engine = Engine {
-            config,
             shape,
             table: RwLock::new(Table::new(shape)),
             resident: Resident::new(
@@ -171,8 +170,9 @@ impl Engine {
             folios_moved: Average::new(Average::ONE),
             stopping: AtomicBool::new(false),
             told_over_limit: AtomicBool::new(false),
+            config,
         };
-        engine.figures().limit_bytes.store(config.limit_bytes, Relaxed);
+        engine.figures().limit_bytes.store(engine.config.limit_bytes, Relaxed);
         engine.figures().unit_bytes.store(shape.unit_bytes() as u64, Relaxed);
         Ok(engine)
     }

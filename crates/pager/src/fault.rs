@@ -364,7 +364,7 @@ impl Engine {
                 Reclaimed::Freed => freed += 1,
                 Reclaimed::Nothing if compacted => break,
                 Reclaimed::Nothing => {
-                    self.compact_if_wasteful();
+                    self.compact_if_wasteful(table);
                     compacted = true;
                 }
             }

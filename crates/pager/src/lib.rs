@@ -35,6 +35,6 @@ mod handler;
 mod inline;
 mod pager;
 
-pub use config::{Config, Error, LIMIT_BYTES_MIN, Mode};
+pub use config::{Config, Error, LIMIT_BYTES_MIN, Mode, with_dictionary};
 pub use engine::{Engine, Quiet, StatsHome};
 pub use pager::{Builder, Pager, Region};

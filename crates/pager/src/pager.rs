@@ -18,11 +18,10 @@ use std::thread::JoinHandle;
 use zfolio_core::page::{PAGE_BYTES, UnitOrder};
 use zfolio_core::stats::Stats;
 use zfolio_core::sync::Mutex;
-use zfolio_core::zcomp::Params;
 use zfolio_sys::map::Reservation;
 use zfolio_sys::signal;
 
-use crate::config::{Config, Error, Mode};
+use crate::config::{Config, Error, Mode, with_dictionary};
 use crate::engine::Engine;
 use crate::inline::{self, Registered};
 
@@ -43,7 +42,7 @@ impl Builder {
         self
     }
 
-    /// The codec, as `"zstd"` or `"zstd,level=3"`.
+    /// The codec, as `"zstd"` or `"zstd,level=3,dict=FILE"`.
     #[must_use]
     pub fn algorithm(mut self, name: &str) -> Builder {
         name.clone_into(&mut self.algorithm);
@@ -70,9 +69,10 @@ impl Builder {
     ///
     /// A setting is not accepted, or the kernel cannot do it: see [`Error`].
     pub fn build(self) -> Result<Pager, Error> {
-        let params: Params = self
+        let params = self
             .algorithm
             .parse()
+            .and_then(with_dictionary)
             .map_err(|error| Error::Algorithm(format!("algorithm: {error}")))?;
         let unit =
             UnitOrder::from_bytes(self.unit_bytes).ok_or(Error::Unit { given: self.unit_bytes })?;
@@ -84,8 +84,9 @@ impl Builder {
             whole_process: false,
             strict: self.strict,
         };
+        let algorithm = config.params.to_string();
         let engine = Engine::new(config, Box::new(Box::<Stats>::default()))?;
-        engine.stats().publish(zfolio_sys::process::id(), 0, 0, &params.to_string(), "");
+        engine.stats().publish(zfolio_sys::process::id(), 0, 0, &algorithm, "");
         Ok(Pager(Arc::new(Core::start(engine)?)))
     }
 }

@@ -381,7 +381,7 @@ impl Engine {
         while !self.stopping.load(Relaxed) {
             let bell = self.reclaim_bell.load(Relaxed);
             self.sample();
-            self.compact_if_wasteful();
+            self.compact_if_wasteful(&self.table.read());
             if self.available_bytes() < self.low_bytes && self.is_worth_a_thread() {
                 self.reclaim_to_high();
             }
@@ -393,8 +393,8 @@ impl Engine {
     }
 
     /// Moves what is stored together, if a 32nd of the pool and more is not in use, and the last look
-    /// was worth it.
-    pub(crate) fn compact_if_wasteful(&self) {
+    /// was worth it. The table says that no child is being forked: it would inherit the pool's locks.
+    pub(crate) fn compact_if_wasteful(&self, _table: &Table) {
         let (pool, now) = (self.zswap.pool_stats(), clock::monotonic_ns());
         let waste = (pool.pages_used * PAGE_BYTES as u64).saturating_sub(pool.bytes_stored);
         if waste < COMPACT_WASTE_MIN + pool.bytes_stored / 32

@@ -140,7 +140,7 @@ fn make_engine(settings: &'static Settings) -> Option<&'static Engine> {
         ));
         return None;
     }
-    match Engine::new(settings.config, Box::new(statistics::home()?)) {
+    match Engine::new(settings.config.clone(), Box::new(statistics::home()?)) {
         Ok(engine) => {
             let engine = native::keep_engine(engine);
             let all = start_servants(engine);

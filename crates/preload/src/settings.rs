@@ -4,13 +4,13 @@ use std::sync::OnceLock;
 
 use zfolio_core::page::UnitOrder;
 use zfolio_core::zcomp::Params;
-use zfolio_pager::{Config, Mode};
+use zfolio_pager::{Config, Mode, fatal};
 
 /// The settings; `None` inside: this process is not to be managed.
 static SETTINGS: OnceLock<Option<Settings>> = OnceLock::new();
 
 /// Checked by `zfolio run` before; whatever is wrong here means "not managed", and is told.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) config: Config,
     /// The PID of `zfolio run`.
@@ -33,7 +33,7 @@ fn from_environment() -> Option<Settings> {
     let limit_bytes = number("ZFOLIO_LIMIT")?;
     let unit =
         number("ZFOLIO_UNIT").and_then(|bytes| UnitOrder::from_bytes(usize::try_from(bytes).ok()?));
-    let params = text("ZFOLIO_ALGORITHM").and_then(|name| name.parse::<Params>().ok());
+    let params = text("ZFOLIO_ALGORITHM").and_then(|name| name.parse::<Params>().ok()).map(usable);
     let default = || "lz4".parse::<Params>().ok();
     let config = Config {
         limit_bytes,
@@ -44,4 +44,14 @@ fn from_environment() -> Option<Settings> {
         strict: text("ZFOLIO_STRICT").is_some_and(|value| value == "1"),
     };
     Some(Settings { config, run: number("ZFOLIO_RUN").unwrap_or(0) })
+}
+
+/// With the dictionary that is named, or without one: `zfolio run` has read it before, so that a file which
+/// is gone now is worth a line, but not the program.
+fn usable(params: Params) -> Params {
+    let without = Params { dictionary: None, ..params.clone() };
+    zfolio_pager::with_dictionary(params).unwrap_or_else(|error| {
+        fatal::tell(format_args!("{error}; compressed without it"));
+        without
+    })
 }

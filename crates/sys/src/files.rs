@@ -16,6 +16,32 @@ pub fn read_small(path: &CStr, into: &mut [u8]) -> Result<usize, Errno> {
     rustix::io::read(&file, into)
 }
 
+/// Reads a whole file, of at most `bytes_max` bytes.
+///
+/// # Errors
+///
+/// Those of `open` and `read`; `FBIG` if it is longer.
+pub fn read_whole(path: &str, bytes_max: usize) -> Result<Vec<u8>, Errno> {
+    let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    // One more than allowed, to tell a longer file from one of exactly that length.
+    let mut bytes = vec![0; bytes_max + 1];
+    let mut length = 0;
+    loop {
+        match rustix::io::read(&file, &mut bytes[length..]) {
+            Ok(0) => break,
+            Ok(more) => length += more,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+        if length > bytes_max {
+            return Err(Errno::FBIG);
+        }
+    }
+    bytes.truncate(length);
+    bytes.shrink_to_fit();
+    Ok(bytes)
+}
+
 /// Gives the calling thread, and the threads it starts, a table of file descriptors of its own, empty.
 ///
 /// What the program does to its descriptors (close them all, say) no longer reaches this thread,
@@ -65,4 +91,20 @@ pub fn write_all(to: BorrowedFd<'_>, mut bytes: &[u8]) {
 /// Those of `open`.
 pub fn open_read(path: &CStr) -> Result<OwnedFd, Errno> {
     rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Errno, read_whole};
+
+    #[test]
+    fn a_whole_file_is_read_up_to_a_length() {
+        let path = std::env::temp_dir().join(format!("zfolio-files-{}", std::process::id()));
+        let name = path.to_str().unwrap();
+        std::fs::write(&path, [7; 1000]).unwrap();
+        assert_eq!(read_whole(name, 1000).unwrap(), [7; 1000]);
+        assert_eq!(read_whole(name, 999), Err(Errno::FBIG));
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(read_whole(name, 1000), Err(Errno::NOENT));
+    }
 }

@@ -18,14 +18,22 @@ fn assert_refused(arguments: &[&str], status: i32, parts: &[&str]) {
 
 #[test]
 fn wrong_arguments_are_status_2() {
-    let cases: [(&[&str], &[&str]); 12] = [
+    let cases: [(&[&str], &[&str]); 14] = [
         (&["run", "--limit", "12Q", "--", "true"], &["--limit", "'12Q'", "256M"]),
         (&["run", "--limit", "", "--", "true"], &["--limit", "''", "accepted"]),
         (&["run", "--limit", "1M", "--", "true"], &["--limit", "'1M'", "32M or more"]),
         (&["run", "--limit", "99999999T", "--", "true"], &["--limit", "'99999999T'", "EiB"]),
         (&["run", "--unit", "5000", "--", "true"], &["--unit", "'5000'", "power of two, 4K to 2M"]),
-        (&["run", "--algorithm", "rar", "--", "true"], &["--algorithm", "'rar'", "lz4, "]),
+        (&["run", "--algorithm", "rar", "--", "true"], &["--algorithm", "'rar'", "zstd"]),
         (&["run", "--algorithm", "zstd,level=99", "true"], &["--algorithm", "'99'", "accepted"]),
+        (
+            &["run", "--algorithm", "zstd,dict=/nonexistent", "true"],
+            &["--algorithm", "'/nonexistent'", "No such file"],
+        ),
+        (
+            &["run", "--algorithm", "lz4,dict=/etc/hostname", "true"],
+            &["--algorithm", "256 to 1048576"],
+        ),
         (&["run", "--stats", "/nonexistent/x", "true"], &["--stats", "'/nonexistent/x'"]),
         (&["run", "--nonsense", "true"], &["'--nonsense'", "accepted"]),
         (&["run"], &["PROGRAM", "missing"]),

@@ -7,8 +7,9 @@
 #![forbid(unsafe_code)]
 
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
-use super::Error;
+use super::{Dictionary, Error};
 
 /// The most units that any backend works on at once.
 ///
@@ -30,6 +31,68 @@ pub(super) struct Backend {
     pub(super) compressor: fn(level: i32, unit_bytes: usize) -> Result<Box<dyn Compressor>, Error>,
     /// Sets up the state to decompress what any level produced.
     pub(super) decompressor: fn() -> Result<Box<dyn Decompressor>, Error>,
+    /// What it can do beyond a level.
+    pub(super) extended: Option<Extended>,
+}
+
+/// A codec's parameters beyond the level.
+#[derive(Debug)]
+pub(super) struct Extended {
+    /// The levels that it accepts with them.
+    pub(super) levels: RangeInclusive<i32>,
+    /// The windows that it accepts, if any.
+    pub(super) windows: Option<RangeInclusive<u8>>,
+    /// Sets up what the streams share.
+    pub(super) share: fn(&Wanted) -> Result<Box<dyn Shared>, Error>,
+}
+
+/// What an extended codec is set up for.
+#[derive(Debug, Clone)]
+pub(super) struct Wanted {
+    pub(super) level: i32,
+    pub(super) unit_bytes: usize,
+    pub(super) window: Option<u8>,
+    pub(super) dictionary: Option<Arc<Dictionary>>,
+}
+
+impl Wanted {
+    /// The dictionary of a codec that has no other extension.
+    pub(super) fn dictionary(&self) -> &Arc<Dictionary> {
+        self.dictionary.as_ref().expect("Params::checked: no window, so a dictionary is why")
+    }
+}
+
+/// What the streams of one codec share: a dictionary, digested once.
+pub(super) trait Shared {
+    /// Sets up the state to compress. It keeps what it shares alive.
+    fn compressor(&self) -> Result<Box<dyn Compressor>, Error>;
+
+    /// Sets up the state to decompress. It keeps what it shares alive.
+    fn decompressor(&self) -> Result<Box<dyn Decompressor>, Error>;
+
+    /// Bytes taken at set-up, apart from the streams.
+    fn memory_bytes(&self) -> usize;
+}
+
+/// A codec without parameters but its level, as shared by nobody.
+pub(super) struct Plain {
+    pub(super) backend: &'static Backend,
+    pub(super) level: i32,
+    pub(super) unit_bytes: usize,
+}
+
+impl Shared for Plain {
+    fn compressor(&self) -> Result<Box<dyn Compressor>, Error> {
+        (self.backend.compressor)(self.level, self.unit_bytes)
+    }
+
+    fn decompressor(&self) -> Result<Box<dyn Decompressor>, Error> {
+        (self.backend.decompressor)()
+    }
+
+    fn memory_bytes(&self) -> usize {
+        0
+    }
 }
 
 /// One element of a batch.

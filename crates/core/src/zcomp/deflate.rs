@@ -1,13 +1,15 @@
-//! Raw deflate (RFC 1951), from libdeflate.
+//! Raw deflate (RFC 1951), from libdeflate; with a small window or a dictionary from zlib ([`window`]).
 //!
-//! libdeflate allocates once, when a compressor or decompressor is made, through functions that it
-//! is given: these take the memory from Rust's allocator. They are told a length and nothing else,
+//! Both libraries allocate when a compressor or decompressor is made, through functions that they
+//! are given: these take the memory from Rust's allocator. They are told a length and nothing else,
 //! so an allocation starts with its own length ([`HEADER_BYTES`]).
 //!
 //! # Invariants
 //!
 //! - `DEFL-1` A pointer that [`allocate`] returned lies `HEADER_BYTES` into a live allocation that
 //!   is aligned by `HEADER_BYTES`; the first word of it is its length, header included.
+
+mod window;
 
 use std::alloc::Layout;
 use std::ffi::c_void;
@@ -73,6 +75,15 @@ unsafe extern "C" fn release(memory: *mut c_void) {
     unsafe { std::alloc::dealloc(start, layout) };
 }
 
+/// Runs `make`; its result, and the bytes that it took from [`allocate`].
+fn counted<T>(make: impl FnOnce() -> Option<T>) -> Result<(T, usize), Error> {
+    let _setup = SETUP.lock();
+    let before = ALLOCATED_BYTES.load(Relaxed);
+    let made = make().ok_or(Error::OutOfMemory { algorithm: Algorithm::Deflate })?;
+    // Wraps after 2^64 bytes; the difference is right all the same.
+    Ok((made, ALLOCATED_BYTES.load(Relaxed).wrapping_sub(before)))
+}
+
 /// Runs `make` with the options that lead to our allocator; its result, and what it took.
 fn set_up<T>(
     make: impl FnOnce(*const libdeflate_options) -> *mut T,
@@ -82,13 +93,7 @@ fn set_up<T>(
         malloc_func: Some(allocate),
         free_func: Some(release),
     };
-    let _setup = SETUP.lock();
-    let before = ALLOCATED_BYTES.load(Relaxed);
-    let made = make(&raw const options);
-    // Wraps after 2^64 bytes; the difference is right all the same.
-    let taken = ALLOCATED_BYTES.load(Relaxed).wrapping_sub(before);
-    let made = NonNull::new(made).ok_or(Error::OutOfMemory { algorithm: Algorithm::Deflate })?;
-    Ok((made, taken))
+    counted(|| NonNull::new(make(&raw const options)))
 }
 
 struct DeflateCompressor {
@@ -207,4 +212,5 @@ pub(super) static BACKEND: Backend = Backend {
     batch_max: 1,
     compressor,
     decompressor,
+    extended: Some(window::EXTENDED),
 };

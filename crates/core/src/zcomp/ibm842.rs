@@ -145,4 +145,5 @@ pub(super) static BACKEND: Backend = Backend {
     batch_max: 1,
     compressor: |_, _| Ok(Box::new(Ibm842Compressor { dictionary: Dictionary::new() })),
     decompressor: || Ok(Box::new(Ibm842Decompressor)),
+    extended: None,
 };

@@ -4,10 +4,13 @@
 //! that need not, clears too for anything of 4 KiB or more. Decompression needs no state at all.
 //! There is no frame, so the length of the unit comes from the caller.
 
+pub(super) mod dictionary;
+
 use std::ffi::{c_char, c_int, c_void};
+use std::ops::RangeInclusive;
 
 use super::Error;
-use super::backend::{Answer, Backend, Compressor, Corrupt, Decompressor, Job};
+use super::backend::{Answer, Backend, Compressor, Corrupt, Decompressor, Extended, Job};
 
 // In the library that lz4-sys builds, but not among its declarations (lz4.h, "Advanced Functions").
 unsafe extern "C" {
@@ -108,12 +111,16 @@ impl Decompressor for Lz4Decompressor {
     }
 }
 
-/// The level is the library's acceleration, clamped there to 65537; 1 is the library's default.
+/// The library's acceleration, clamped there to 65537.
+const LEVELS: RangeInclusive<i32> = 1..=65537;
+
+/// The level is the library's acceleration; 1 is the library's default.
 pub(super) static BACKEND: Backend = Backend {
     name: "lz4",
-    levels: 1..=65537,
+    levels: LEVELS,
     level_default: 1,
     batch_max: 1,
     compressor,
     decompressor,
+    extended: Some(Extended { levels: LEVELS, windows: None, share: dictionary::share }),
 };

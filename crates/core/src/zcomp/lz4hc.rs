@@ -3,10 +3,13 @@
 //! The compressor needs 256 KiB of state, which it clears for every unit (about 10 us). Levels from 10
 //! on take memory for each unit, so they are not offered (`ZC-1`).
 
+mod dictionary;
+
 use std::ffi::{c_char, c_int, c_void};
+use std::ops::RangeInclusive;
 
 use super::Error;
-use super::backend::{Answer, Backend, Compressor, Job};
+use super::backend::{Answer, Backend, Compressor, Extended, Job};
 use super::lz4;
 
 // In the library that lz4-sys builds, but not among its declarations (lz4hc.h).
@@ -70,12 +73,16 @@ impl Compressor for Lz4hcCompressor {
     }
 }
 
+/// From level 10 on the library allocates.
+const LEVELS: RangeInclusive<i32> = 2..=9;
+
 /// Read by the decompressor of LZ4.
 pub(super) static BACKEND: Backend = Backend {
     name: "lz4hc",
-    levels: 2..=9,
+    levels: LEVELS,
     level_default: 9,
     batch_max: 1,
     compressor,
     decompressor: lz4::decompressor,
+    extended: Some(Extended { levels: LEVELS, windows: None, share: dictionary::share }),
 };

@@ -105,6 +105,7 @@ pub(super) static LZO: Backend = Backend {
     batch_max: 1,
     compressor: |_, _| Ok(Box::new(LzoCompressor::new(Version::Original))),
     decompressor: || Ok(Box::new(LzoDecompressor { newest: Version::Original })),
+    extended: None,
 };
 
 /// With runs of zeros. There is no level.
@@ -115,4 +116,5 @@ pub(super) static LZO_RLE: Backend = Backend {
     batch_max: 1,
     compressor: |_, _| Ok(Box::new(LzoCompressor::new(Version::Runs))),
     decompressor: || Ok(Box::new(LzoDecompressor { newest: Version::Runs })),
+    extended: None,
 };

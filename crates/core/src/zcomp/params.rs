@@ -1,13 +1,14 @@
-//! Which codec, at which level, as a user writes it: `zstd`, or `zstd,level=3`.
+//! Which codec, and how, as a user writes it: `zstd`, or `zstd,level=3,dict=FILE`.
 
 #![forbid(unsafe_code)]
 
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use super::backend::Backend;
-use super::{Error, deflate, ibm842, lz4, lz4hc, lzo, zstd};
+use super::{Dictionary, Error, deflate, ibm842, lz4, lz4hc, lzo, zstd};
 
 /// A codec, by the kernel's name for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -70,6 +71,18 @@ impl Algorithm {
     pub fn level_default(self) -> i32 {
         self.backend().level_default
     }
+
+    /// The windows that it accepts, as log2 of the bytes that a unit refers back to, if it has any.
+    #[must_use]
+    pub fn windows(self) -> Option<RangeInclusive<u8>> {
+        self.backend().extended.as_ref()?.windows.clone()
+    }
+
+    /// Whether it can have a dictionary.
+    #[must_use]
+    pub fn takes_dictionary(self) -> bool {
+        self.backend().extended.is_some()
+    }
 }
 
 impl fmt::Display for Algorithm {
@@ -90,60 +103,131 @@ impl FromStr for Algorithm {
     }
 }
 
-/// An algorithm and its level.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// An algorithm and its parameters.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Params {
     /// The algorithm.
     pub algorithm: Algorithm,
     /// Its level; `None` is [`Algorithm::level_default`].
     pub level: Option<i32>,
+    /// log2 of the bytes that a unit may refer back to; `None` is all that the format can.
+    pub window: Option<u8>,
+    /// What comes before every unit.
+    pub dictionary: Option<Arc<Dictionary>>,
 }
 
 impl Params {
-    /// The level to use.
+    /// The level to use; everything else is checked with it, since the fields are public.
     ///
     /// # Errors
     ///
-    /// [`Error::Level`] if it is out of range: the fields are public, so anything may be there.
-    pub(super) fn level_checked(self) -> Result<i32, Error> {
-        let Params { algorithm, level } = self;
+    /// [`Error::Level`], [`Error::Window`] if one is out of range, [`Error::Parameter`] if the algorithm
+    /// has no such parameter.
+    pub(super) fn checked(&self) -> Result<i32, Error> {
+        let Params { algorithm, level, window, dictionary } = self;
+        let algorithm = *algorithm;
+        let has_no = |given: &str| Error::Parameter { algorithm, given: given.to_owned() };
+        if let Some(window) = window {
+            let windows = algorithm.windows().ok_or_else(|| has_no("window"))?;
+            if !windows.contains(window) {
+                return Err(Error::Window { algorithm, windows, given: window.to_string() });
+            }
+        }
+        if dictionary.is_some() && !algorithm.takes_dictionary() {
+            return Err(has_no("dict"));
+        }
+        let levels = self.levels();
         let level = level.unwrap_or(algorithm.level_default());
-        if algorithm.levels().contains(&level) {
+        if levels.contains(&level) {
             Ok(level)
         } else {
-            Err(Error::Level { algorithm, given: level.to_string() })
+            Err(Error::Level { algorithm, levels, given: level.to_string() })
         }
+    }
+
+    /// The levels accepted beside the other parameters.
+    fn levels(&self) -> RangeInclusive<i32> {
+        match &self.algorithm.backend().extended {
+            Some(extended) if self.window.is_some() || self.dictionary.is_some() => {
+                extended.levels.clone()
+            }
+            _ => self.algorithm.levels(),
+        }
+    }
+
+    /// The same with its dictionary, if it has one, as `read` returns it for the path.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Dictionary`] if `read` fails, which says why, or if it cannot be one.
+    pub fn with_dictionary(
+        mut self,
+        read: impl FnOnce(&str) -> Result<Vec<u8>, String>,
+    ) -> Result<Params, Error> {
+        if let Some(dictionary) = &self.dictionary {
+            let path = dictionary.path();
+            let bytes =
+                read(path).map_err(|why| Error::Dictionary { path: path.to_owned(), why })?;
+            self.dictionary = Some(Arc::new(Dictionary::new(path, bytes)?));
+        }
+        Ok(self)
+    }
+
+    /// Takes one `name=value`.
+    fn set(&mut self, word: &str) -> Result<(), Error> {
+        let algorithm = self.algorithm;
+        let parameter = || Error::Parameter { algorithm, given: word.to_owned() };
+        let (name, value) = word.split_once('=').ok_or_else(parameter)?;
+        let given = value.to_owned();
+        let twice = match name {
+            "level" => {
+                let levels = self.levels();
+                let bad = |_| Error::Level { algorithm, levels, given };
+                self.level.replace(value.parse().map_err(bad)?).is_some()
+            }
+            "window" => {
+                let windows = algorithm.windows().ok_or_else(parameter)?;
+                let bad = |_| Error::Window { algorithm, windows, given };
+                self.window.replace(value.parse().map_err(bad)?).is_some()
+            }
+            "dict" if algorithm.takes_dictionary() && !value.is_empty() => {
+                self.dictionary.replace(Arc::new(Dictionary::unread(value))).is_some()
+            }
+            _ => return Err(parameter()),
+        };
+        if twice { Err(Error::Repeated { algorithm, given: name.to_owned() }) } else { Ok(()) }
     }
 }
 
 impl From<Algorithm> for Params {
     fn from(algorithm: Algorithm) -> Self {
-        Params { algorithm, level: None }
+        Params { algorithm, level: None, window: None, dictionary: None }
     }
 }
 
 impl fmt::Display for Params {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.algorithm)?;
-        self.level.map_or(Ok(()), |level| write!(f, ",level={level}"))
+        if let Some(level) = self.level {
+            write!(f, ",level={level}")?;
+        }
+        if let Some(window) = self.window {
+            write!(f, ",window={window}")?;
+        }
+        self.dictionary
+            .as_ref()
+            .map_or(Ok(()), |dictionary| write!(f, ",dict={}", dictionary.path()))
     }
 }
 
 impl FromStr for Params {
     type Err = Error;
 
+    /// A dictionary is named only: [`Params::with_dictionary`] brings its bytes.
     fn from_str(given: &str) -> Result<Self, Error> {
-        let Some((name, parameter)) = given.split_once(',') else {
-            return given.parse().map(|algorithm| Params { algorithm, level: None });
-        };
-        let algorithm = name.parse()?;
-        let Some(level) = parameter.strip_prefix("level=") else {
-            return Err(Error::Parameter { algorithm, given: parameter.to_owned() });
-        };
-        let Ok(number) = level.parse() else {
-            return Err(Error::Level { algorithm, given: level.to_owned() });
-        };
-        let params = Params { algorithm, level: Some(number) };
-        params.level_checked().map(|_| params)
+        let mut words = given.split(',');
+        let mut params = Params::from(words.next().unwrap_or_default().parse::<Algorithm>()?);
+        words.try_for_each(|word| params.set(word))?;
+        params.checked().map(|_| params)
     }
 }

@@ -12,8 +12,9 @@
 
 #![forbid(unsafe_code)]
 
-use super::backend::{Answer, BATCH_MAX, Backend, Compressor, Corrupt, Decompressor, Job};
-use super::{Error, Outcome, compressed_bytes_max};
+use super::backend::{Answer, BATCH_MAX, Compressor, Corrupt, Decompressor, Job};
+use super::sample::is_incompressible;
+use super::{Outcome, compressed_bytes_max};
 use crate::page::same_filled;
 use crate::sync::{Guard, Mutex};
 
@@ -54,14 +55,15 @@ pub(super) struct CompressStream {
 }
 
 impl CompressStream {
-    pub(super) fn new(backend: &Backend, level: i32, unit_bytes: usize) -> Result<Self, Error> {
-        assert!((1..=BATCH_MAX).contains(&backend.batch_max), "{}", backend.name);
+    pub(super) fn new(
+        compressor: Box<dyn Compressor>,
+        batch_max: usize,
+        unit_bytes: usize,
+    ) -> Self {
+        assert!((1..=BATCH_MAX).contains(&batch_max), "{batch_max}");
         let place_bytes = compressed_bytes_max(unit_bytes);
-        Ok(CompressStream {
-            compressor: (backend.compressor)(level, unit_bytes)?,
-            buffer: vec![0; place_bytes * backend.batch_max].into_boxed_slice(),
-            place_bytes,
-        })
+        let buffer = vec![0; place_bytes * batch_max].into_boxed_slice();
+        CompressStream { compressor, buffer, place_bytes }
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
@@ -75,7 +77,7 @@ impl CompressStream {
             let mut jobs: [Job<'_>; BATCH_MAX] = Default::default();
             let mut count = 0;
             for dest in self.buffer.chunks_exact_mut(self.place_bytes) {
-                let Some((index, source)) = next_not_same_filled(&mut sources, each) else { break };
+                let Some((index, source)) = next_for_codec(&mut sources, each) else { break };
                 jobs[count] = Job { index, source, dest, answer: Answer::Failed };
                 count += 1;
             }
@@ -91,16 +93,20 @@ impl CompressStream {
 }
 
 /// The next source that the codec must see; those before it are told.
-fn next_not_same_filled<'a>(
+fn next_for_codec<'a>(
     sources: &mut impl Iterator<Item = (usize, &'a [u8])>,
     each: &mut dyn FnMut(usize, Outcome<'_>),
 ) -> Option<(usize, &'a [u8])> {
-    sources.find(|(index, source)| match same_filled(source) {
-        Some(word) => {
-            each(*index, Outcome::SameFilled(word));
-            false
-        }
-        None => true,
+    sources.find(|(index, source)| {
+        let told = if let Some(word) = same_filled(source) {
+            Outcome::SameFilled(word)
+        } else if is_incompressible(source) {
+            Outcome::Incompressible
+        } else {
+            return true;
+        };
+        each(*index, told);
+        false
     })
 }
 
@@ -119,8 +125,8 @@ fn outcome<'a>(job: &'a Job<'_>) -> Outcome<'a> {
 pub(super) struct DecompressStream(Box<dyn Decompressor>);
 
 impl DecompressStream {
-    pub(super) fn new(backend: &Backend) -> Result<Self, Error> {
-        (backend.decompressor)().map(DecompressStream)
+    pub(super) fn new(decompressor: Box<dyn Decompressor>) -> Self {
+        DecompressStream(decompressor)
     }
 
     pub(super) fn memory_bytes(&self) -> usize {

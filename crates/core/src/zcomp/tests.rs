@@ -14,34 +14,34 @@ use crate::page::{UnitOrder, same_filled};
 const GUARD: u8 = 0xA5;
 const GUARD_BYTES: usize = 256;
 
-fn seed() -> u64 {
+pub(super) fn seed() -> u64 {
     std::env::var("SEED").map_or(42, |s| s.parse().expect("SEED is a u64"))
 }
 
 /// Marsaglia's xorshift64.
-struct Random(u64);
+pub(super) struct Random(u64);
 
 impl Random {
-    fn new(seed: u64) -> Random {
+    pub(super) fn new(seed: u64) -> Random {
         Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }
 
-    fn word(&mut self) -> u64 {
+    pub(super) fn word(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         self.0
     }
 
-    fn below(&mut self, bound: usize) -> usize {
+    pub(super) fn below(&mut self, bound: usize) -> usize {
         usize::try_from(self.word() % bound as u64).expect("below a usize")
     }
 
-    fn byte(&mut self) -> u8 {
+    pub(super) fn byte(&mut self) -> u8 {
         self.word().to_le_bytes()[4]
     }
 
-    fn bytes(&mut self, count: usize) -> Vec<u8> {
+    pub(super) fn bytes(&mut self, count: usize) -> Vec<u8> {
         (0..count).map(|_| self.byte()).collect()
     }
 }
@@ -51,7 +51,7 @@ fn unit(bytes: usize) -> UnitOrder {
 }
 
 /// Words of a small vocabulary: shrinks well, but not to nothing.
-fn text(random: &mut Random, bytes: usize) -> Vec<u8> {
+pub(super) fn text(random: &mut Random, bytes: usize) -> Vec<u8> {
     let mut text = Vec::new();
     while text.len() < bytes {
         let word = random.below(200).to_string().repeat(1 + random.below(3));
@@ -83,13 +83,13 @@ fn contents(random: &mut Random, bytes: usize) -> Vec<(&'static str, Vec<u8>)> {
 
 /// An [`Outcome`] that outlives the stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Kept {
+pub(super) enum Kept {
     SameFilled(u64),
     Compressed(Vec<u8>),
     Incompressible,
 }
 
-fn compress(zcomp: &Zcomp, cpu: usize, sources: &[&[u8]]) -> Vec<Kept> {
+pub(super) fn compress(zcomp: &Zcomp, cpu: usize, sources: &[&[u8]]) -> Vec<Kept> {
     let mut kept = vec![None; sources.len()];
     zcomp.compress(cpu, sources, &mut |index, outcome| {
         let outcome = match outcome {
@@ -104,7 +104,11 @@ fn compress(zcomp: &Zcomp, cpu: usize, sources: &[&[u8]]) -> Vec<Kept> {
 }
 
 /// Decompresses into a guarded destination of `dest_bytes`.
-fn decompress(zcomp: &Zcomp, source: &[u8], dest_bytes: usize) -> Result<Vec<u8>, Error> {
+pub(super) fn decompress(
+    zcomp: &Zcomp,
+    source: &[u8],
+    dest_bytes: usize,
+) -> Result<Vec<u8>, Error> {
     let mut guarded = vec![GUARD; dest_bytes + 2 * GUARD_BYTES];
     let dest = GUARD_BYTES..GUARD_BYTES + dest_bytes;
     let result = zcomp.decompress(0, source, &mut guarded[dest.clone()]);
@@ -114,12 +118,12 @@ fn decompress(zcomp: &Zcomp, source: &[u8], dest_bytes: usize) -> Result<Vec<u8>
     result.map(|()| guarded[dest].to_vec())
 }
 
-fn zcomp(params: Params, unit_bytes: usize, streams: usize) -> Zcomp {
+pub(super) fn zcomp(params: Params, unit_bytes: usize, streams: usize) -> Zcomp {
     Zcomp::new(params, unit(unit_bytes), streams).expect("valid parameters")
 }
 
 /// Compresses one unit that must shrink.
-fn compressed(zcomp: &Zcomp, source: &[u8]) -> Vec<u8> {
+pub(super) fn compressed(zcomp: &Zcomp, source: &[u8]) -> Vec<u8> {
     match compress(zcomp, 0, &[source]).remove(0) {
         Kept::Compressed(bytes) => bytes,
         other => panic!("{other:?} and not compressed"),
@@ -172,11 +176,15 @@ fn levels_from_end_to_end_come_back() {
         let (low, high) = (*algorithm.levels().start(), *algorithm.levels().end());
         let levels = [low, -7, -1, 0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 13, 16, 17, 18, 20, high];
         for level in levels.into_iter().filter(|level| algorithm.levels().contains(level)) {
-            let params = Params { algorithm: *algorithm, level: Some(level) };
+            let params = Params { level: Some(level), ..(*algorithm).into() };
             for unit_bytes in [4 << 10, 16 << 10, 32 << 10, 256 << 10] {
                 let slow = *algorithm != Algorithm::Lz4 && level > 9;
                 if !slow || unit_bytes <= 32 << 10 {
-                    check_round_trip(&zcomp(params, unit_bytes, 1), unit_bytes, &mut random);
+                    check_round_trip(
+                        &zcomp(params.clone(), unit_bytes, 1),
+                        unit_bytes,
+                        &mut random,
+                    );
                 }
             }
         }
@@ -247,6 +255,7 @@ static MODEL: Backend = Backend {
     batch_max: 4,
     compressor: |_, _| Ok(Box::new(Model)),
     decompressor: || Err(Error::OutOfMemory { algorithm: Algorithm::Lz4 }),
+    extended: None,
 };
 
 /// Goal: a backend of more than one unit at once gets full batches, without same-filled ones, and
@@ -263,7 +272,8 @@ fn a_backend_gets_full_batches() {
         .collect();
     let sources: Vec<&[u8]> = units.iter().map(Vec::as_slice).collect();
     let mut told = vec![None; 14];
-    let mut stream = CompressStream::new(&MODEL, 0, 4096).expect("a model needs nothing");
+    let model = (MODEL.compressor)(0, 4096).expect("a model needs nothing");
+    let mut stream = CompressStream::new(model, MODEL.batch_max, 4096);
     stream.compress(&sources, &mut |index, outcome| {
         let told_before = told[index].replace(match outcome {
             Outcome::Compressed(bytes) => {
@@ -435,16 +445,20 @@ fn parameters_are_read_and_refused() {
         "deflate,level=12",
         "842",
         "842,level=1",
+        "deflate,window=9",
+        "deflate,level=9,window=15,dict=/a/b=c",
+        "lz4hc,level=4,dict=d",
     ] {
         let params: Params = given.parse().expect(given);
         assert_eq!(params.to_string(), given);
     }
-    let zstd = Params { algorithm: Algorithm::Zstd, level: Some(3) };
+    let zstd = Params { level: Some(3), ..Algorithm::Zstd.into() };
     assert_eq!("zstd,level=3".parse(), Ok(zstd));
     let (names, levels) = (
         "accepted are lz4, lz4hc, lzo, lzo-rle, zstd, deflate, 842",
         "accepted are -131072 to 22 (default 1)",
     );
+    let all = "accepted is level=N from -131072 to 22 (default 1), dict=FILE";
     for (given, told, accepted) in [
         ("", "unknown algorithm ''", names),
         ("ZSTD", "unknown algorithm 'ZSTD'", names),
@@ -452,20 +466,33 @@ fn parameters_are_read_and_refused() {
         ("lzo,level=2", "lzo has no level '2'", "accepted are 1 to 1 (default 1)"),
         ("zstd,level=23", "zstd has no level '23'", levels),
         ("zstd,level=", "zstd has no level ''", levels),
-        ("zstd,level=1,level=2", "zstd has no level '1,level=2'", levels),
+        ("zstd,level=1,level=2", "zstd has parameter 'level' twice", "accepted is each once"),
+        ("zstd,dict=a,dict=a", "zstd has parameter 'dict' twice", "accepted is each once"),
+        ("deflate,window=8", "deflate has no window '8'", "accepted are 9 to 15 (default 15)"),
+        ("deflate,window=300", "deflate has no window '300'", "accepted are 9 to 15 (default 15)"),
+        ("zstd,window=12", "zstd has no parameter 'window=12'", all),
+        ("zstd,dict=", "zstd has no parameter 'dict='", all),
+        ("zstd,dict", "zstd has no parameter 'dict'", all),
+        ("zstd,Level=3", "zstd has no parameter 'Level=3'", all),
+        ("deflate,level=12,dict=a", "deflate has no level '12'", "accepted are 1 to 9 (default 1)"),
+        ("deflate,dict=a,level=12", "deflate has no level '12'", "accepted are 1 to 9 (default 1)"),
         ("lz4,level=0", "lz4 has no level '0'", "accepted are 1 to 65537 (default 1)"),
         ("deflate,level=x", "deflate has no level 'x'", "accepted are 1 to 12 (default 1)"),
-        ("zstd,", "zstd has no parameter ''", "accepted is level=N from -131072 to 22 (default 1)"),
+        ("zstd,", "zstd has no parameter ''", all),
         (
             "lz4,d=x",
             "lz4 has no parameter 'd=x'",
-            "accepted is level=N from 1 to 65537 (default 1)",
+            "accepted is level=N from 1 to 65537 (default 1), dict=FILE",
         ),
     ] {
         let error = given.parse::<Params>().expect_err(given);
         assert_eq!(error.to_string(), format!("{told}: {accepted}"));
     }
-    let unchecked = Params { algorithm: Algorithm::Deflate, level: Some(13) };
+    let any_order: Params = "deflate,dict=d,window=12,level=6".parse().expect("in any order");
+    assert_eq!(any_order.to_string(), "deflate,level=6,window=12,dict=d");
+    let error = Zcomp::new(any_order, UnitOrder::DEFAULT, 1).expect_err("not read");
+    assert_eq!(error.to_string(), "dictionary 'd': it was not read");
+    let unchecked = Params { level: Some(13), ..Algorithm::Deflate.into() };
     let error = Zcomp::new(unchecked, UnitOrder::DEFAULT, 1).expect_err("13 is out of range");
     assert_eq!(error.to_string(), "deflate has no level '13': accepted are 1 to 12 (default 1)");
 }
@@ -527,7 +554,7 @@ fn zcomp_speed() {
     );
     for params in params.split(' ').map(|params| params.parse::<Params>().expect("parameters")) {
         for unit_bytes in [4 << 10, 16 << 10, 64 << 10] {
-            let zcomp = zcomp(params, unit_bytes, 1);
+            let zcomp = zcomp(params.clone(), unit_bytes, 1);
             // Same-filled units would only flatter the codec.
             let units: Vec<&[u8]> =
                 data.chunks_exact(unit_bytes).filter(|unit| same_filled(unit).is_none()).collect();

@@ -10,14 +10,23 @@
 //! - `ZSTD-2` The workspace of a compressor is what the library asks for to compress one unit at
 //!   the level; sources are never longer than that unit. The library derives its parameters from
 //!   level and source length, so small units get small tables.
+//! - `ZSTD-3` A context that refers to a digested dictionary owns a share of it.
+
+mod digest;
 
 use std::ffi::c_int;
+use std::ops::RangeInclusive;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
-use zstd_sys::{ZSTD_CCtx, ZSTD_DCtx, ZSTD_ErrorCode, ZSTD_cParameter, ZSTD_dParameter};
+use zstd_sys::{
+    ZSTD_CCtx, ZSTD_DCtx, ZSTD_ErrorCode, ZSTD_cParameter, ZSTD_compressionParameters,
+    ZSTD_dParameter,
+};
 
 use super::Error;
-use super::backend::{Answer, Backend, Compressor, Corrupt, Decompressor, Job};
+use super::backend::{Answer, Backend, Compressor, Corrupt, Decompressor, Extended, Job};
+use digest::Digest;
 
 /// `ZSTD_c_format`, a parameter that zstd.h names by macro only.
 const FORMAT_COMPRESS: ZSTD_cParameter = ZSTD_cParameter::ZSTD_c_experimentalParam2;
@@ -50,6 +59,8 @@ struct ZstdCompressor {
     /// `ZSTD-1`.
     context: NonNull<ZSTD_CCtx>,
     workspace: Workspace,
+    /// The context refers to it (`ZSTD-3`).
+    digest: Option<Arc<Digest>>,
 }
 
 // SAFETY: `context` points into `workspace` (ZSTD-1), which the compressor owns and moves with it;
@@ -59,26 +70,42 @@ unsafe impl Send for ZstdCompressor {}
 fn compressor(level: i32, unit_bytes: usize) -> Result<Box<dyn Compressor>, Error> {
     // SAFETY: a pure function of its arguments; any level and size will do.
     let parameters = unsafe { zstd_sys::ZSTD_getCParams(level, unit_bytes as u64, 0) };
-    // SAFETY: a pure function of its arguments, which come from the library.
-    let bytes = unsafe { zstd_sys::ZSTD_estimateCCtxSize_usingCParams(parameters) };
-    assert!(!is_error(bytes), "the library accepts its own parameters for level {level}");
-    let mut workspace = Workspace::new(bytes);
-    // SAFETY: the workspace is writable for `bytes()`, aligned by 8, and no one else's; it lives as
-    // long as the context (ZSTD-1).
-    let context = unsafe {
-        zstd_sys::ZSTD_initStaticCCtx(workspace.0.as_mut_ptr().cast(), workspace.bytes())
-    };
-    let context = NonNull::new(context).expect("the workspace is aligned and large enough");
-    let mut compressor = ZstdCompressor { context, workspace };
-    compressor.set(ZSTD_cParameter::ZSTD_c_compressionLevel, level);
-    compressor.set(FORMAT_COMPRESS, MAGICLESS);
-    compressor.set(ZSTD_cParameter::ZSTD_c_contentSizeFlag, 0);
-    compressor.set(ZSTD_cParameter::ZSTD_c_checksumFlag, 0);
-    compressor.set(ZSTD_cParameter::ZSTD_c_dictIDFlag, 0);
-    Ok(Box::new(compressor))
+    Ok(Box::new(ZstdCompressor::new(level, parameters, None)))
 }
 
 impl ZstdCompressor {
+    /// A context for one unit with these parameters, which the library has derived from the level.
+    fn new(
+        level: i32,
+        parameters: ZSTD_compressionParameters,
+        digest: Option<Arc<Digest>>,
+    ) -> Self {
+        // SAFETY: a pure function of its arguments, which come from the library.
+        let bytes = unsafe { zstd_sys::ZSTD_estimateCCtxSize_usingCParams(parameters) };
+        assert!(!is_error(bytes), "the library accepts its own parameters for level {level}");
+        let mut workspace = Workspace::new(bytes);
+        // SAFETY: the workspace is writable for `bytes()`, aligned by 8, and no one else's; it lives as
+        // long as the context (ZSTD-1).
+        let context = unsafe {
+            zstd_sys::ZSTD_initStaticCCtx(workspace.0.as_mut_ptr().cast(), workspace.bytes())
+        };
+        let context = NonNull::new(context).expect("the workspace is aligned and large enough");
+        let mut compressor = ZstdCompressor { context, workspace, digest };
+        compressor.set(ZSTD_cParameter::ZSTD_c_compressionLevel, level);
+        compressor.set(FORMAT_COMPRESS, MAGICLESS);
+        compressor.set(ZSTD_cParameter::ZSTD_c_contentSizeFlag, 0);
+        compressor.set(ZSTD_cParameter::ZSTD_c_checksumFlag, 0);
+        compressor.set(ZSTD_cParameter::ZSTD_c_dictIDFlag, 0);
+        if let Some(digest) = &compressor.digest {
+            // SAFETY: both are live, the context is ours alone, and the digest lives as long (ZSTD-3).
+            let result = unsafe {
+                zstd_sys::ZSTD_CCtx_refCDict(compressor.context.as_ptr(), digest.to_compress())
+            };
+            assert!(!is_error(result), "a fresh context takes a dictionary");
+        }
+        compressor
+    }
+
     fn set(&mut self, parameter: ZSTD_cParameter, value: c_int) {
         // SAFETY: the context is live and ours alone (ZSTD-1, `&mut self`).
         let result =
@@ -130,25 +157,40 @@ struct ZstdDecompressor {
     /// `ZSTD-1`.
     context: NonNull<ZSTD_DCtx>,
     workspace: Workspace,
+    /// The context refers to it (`ZSTD-3`).
+    _digest: Option<Arc<Digest>>,
 }
 
 // SAFETY: as for `ZstdCompressor`.
 unsafe impl Send for ZstdDecompressor {}
 
 fn decompressor() -> Result<Box<dyn Decompressor>, Error> {
-    // SAFETY: no argument, no state: it returns a constant.
-    let mut workspace = Workspace::new(unsafe { zstd_sys::ZSTD_estimateDCtxSize() });
-    // SAFETY: the workspace is writable for `bytes()`, aligned by 8, and no one else's; it lives as
-    // long as the context (ZSTD-1).
-    let context = unsafe {
-        zstd_sys::ZSTD_initStaticDCtx(workspace.0.as_mut_ptr().cast(), workspace.bytes())
-    };
-    let context = NonNull::new(context).expect("the workspace is aligned and large enough");
-    // SAFETY: the context is live and, not being shared yet, ours alone.
-    let result =
-        unsafe { zstd_sys::ZSTD_DCtx_setParameter(context.as_ptr(), FORMAT_DECOMPRESS, MAGICLESS) };
-    assert!(!is_error(result), "the library knows the format");
-    Ok(Box::new(ZstdDecompressor { context, workspace }))
+    Ok(Box::new(ZstdDecompressor::new(None)))
+}
+
+impl ZstdDecompressor {
+    fn new(digest: Option<Arc<Digest>>) -> Self {
+        // SAFETY: no argument, no state: it returns a constant.
+        let mut workspace = Workspace::new(unsafe { zstd_sys::ZSTD_estimateDCtxSize() });
+        // SAFETY: the workspace is writable for `bytes()`, aligned by 8, and no one else's; it lives as
+        // long as the context (ZSTD-1).
+        let context = unsafe {
+            zstd_sys::ZSTD_initStaticDCtx(workspace.0.as_mut_ptr().cast(), workspace.bytes())
+        };
+        let context = NonNull::new(context).expect("the workspace is aligned and large enough");
+        // SAFETY: the context is live and, not being shared yet, ours alone.
+        let result = unsafe {
+            zstd_sys::ZSTD_DCtx_setParameter(context.as_ptr(), FORMAT_DECOMPRESS, MAGICLESS)
+        };
+        assert!(!is_error(result), "the library knows the format");
+        if let Some(digest) = &digest {
+            // SAFETY: both are live, the context is ours alone, and the digest lives as long (ZSTD-3).
+            let result =
+                unsafe { zstd_sys::ZSTD_DCtx_refDDict(context.as_ptr(), digest.to_decompress()) };
+            assert!(!is_error(result), "a fresh context takes a dictionary");
+        }
+        ZstdDecompressor { context, workspace, _digest: digest }
+    }
 }
 
 impl Decompressor for ZstdDecompressor {
@@ -176,11 +218,15 @@ impl Decompressor for ZstdDecompressor {
 }
 
 /// The library's own range: a negative level is an acceleration, down to one block of 128 KiB.
+const LEVELS: RangeInclusive<i32> = -131_072..=22;
+
+/// As the kernel names it.
 pub(super) static BACKEND: Backend = Backend {
     name: "zstd",
-    levels: -131_072..=22,
+    levels: LEVELS,
     level_default: 1,
     batch_max: 1,
     compressor,
     decompressor,
+    extended: Some(Extended { levels: LEVELS, windows: None, share: digest::share }),
 };

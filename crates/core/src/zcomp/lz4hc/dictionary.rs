@@ -1,0 +1,128 @@
+//! A dictionary for LZ4 high compression: hashed once, and attached to a stream for each unit.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::Arc;
+
+use super::super::backend::{Answer, Compressor, Decompressor, Job, Shared, Wanted};
+use super::super::{Dictionary, Error, lz4};
+
+// In the library that lz4-sys builds, but not among its declarations (lz4hc.h).
+unsafe extern "C" {
+    fn LZ4_initStreamHC(stream: *mut c_void, bytes: usize) -> *mut c_void;
+    fn LZ4_resetStreamHC_fast(stream: *mut c_void, level: c_int);
+    fn LZ4_loadDictHC(stream: *mut c_void, dictionary: *const c_char, bytes: c_int) -> c_int;
+    fn LZ4_attach_HC_dictionary(stream: *mut c_void, dictionary: *const c_void);
+    fn LZ4_compress_HC_continue(
+        stream: *mut c_void,
+        source: *const c_char,
+        dest: *mut c_char,
+        source_bytes: c_int,
+        dest_bytes: c_int,
+    ) -> c_int;
+}
+
+/// An initialised `LZ4_streamHC_t` of that level.
+fn stream(level: c_int) -> Vec<u64> {
+    // SAFETY: no argument, no state: it returns a constant.
+    let bytes = unsafe { super::LZ4_sizeofStateHC() };
+    let bytes = usize::try_from(bytes).expect("256 KiB and a header");
+    let mut stream = vec![0; bytes.div_ceil(size_of::<u64>())];
+    let bytes = size_of_val(stream.as_slice());
+    // SAFETY: the words are writable for `bytes`, aligned by 8, and ours alone.
+    let initialised = unsafe { LZ4_initStreamHC(stream.as_mut_ptr().cast(), bytes) };
+    assert!(!initialised.is_null(), "aligned and large enough");
+    // SAFETY: the stream is initialised, and ours alone.
+    unsafe { LZ4_resetStreamHC_fast(stream.as_mut_ptr().cast(), level) };
+    stream
+}
+
+/// The dictionary, hashed for the level; read by the streams of all threads.
+struct Digest {
+    stream: Vec<u64>,
+    dictionary: Arc<Dictionary>,
+}
+
+struct Share {
+    level: c_int,
+    digest: Arc<Digest>,
+}
+
+pub(super) fn share(wanted: &Wanted) -> Result<Box<dyn Shared>, Error> {
+    let dictionary = Arc::clone(wanted.dictionary());
+    let mut stream = stream(wanted.level);
+    let bytes = c_int::try_from(dictionary.bytes().len()).expect("at most DICTIONARY_BYTES");
+    // SAFETY: the stream is initialised and ours alone; the dictionary is readable for its length, and
+    // lives, unchanged, as long as the digest (DICT-1).
+    let loaded = unsafe {
+        LZ4_loadDictHC(stream.as_mut_ptr().cast(), dictionary.bytes().as_ptr().cast(), bytes)
+    };
+    assert!(loaded > 0, "a dictionary has 4 bytes or more");
+    Ok(Box::new(Share { level: wanted.level, digest: Arc::new(Digest { stream, dictionary }) }))
+}
+
+impl Shared for Share {
+    fn compressor(&self) -> Result<Box<dyn Compressor>, Error> {
+        let (stream, digest) = (stream(self.level), Arc::clone(&self.digest));
+        Ok(Box::new(DictionaryCompressor { level: self.level, stream, digest }))
+    }
+
+    fn decompressor(&self) -> Result<Box<dyn Decompressor>, Error> {
+        Ok(lz4::dictionary::decompressor(&self.digest.dictionary))
+    }
+
+    fn memory_bytes(&self) -> usize {
+        size_of_val(&*self.digest.stream) + self.digest.dictionary.bytes().len()
+    }
+}
+
+struct DictionaryCompressor {
+    level: c_int,
+    /// An initialised `LZ4_streamHC_t`.
+    stream: Vec<u64>,
+    digest: Arc<Digest>,
+}
+
+impl DictionaryCompressor {
+    fn compress_unit(&mut self, source: &[u8], dest: &mut [u8]) -> Answer {
+        let source_bytes = c_int::try_from(source.len()).expect("a unit is at most 2 MiB");
+        let dest_bytes = c_int::try_from(dest.len()).expect("shorter than a unit");
+        let stream: *mut c_void = self.stream.as_mut_ptr().cast();
+        // SAFETY: the stream is initialised, and ours alone by `&mut self`. It knows itself whether a
+        // failure has left it to be initialised anew.
+        unsafe { LZ4_resetStreamHC_fast(stream, self.level) };
+        // SAFETY: as above; the digest is a stream that LZ4_loadDictHC has prepared, which nobody changes,
+        // and lives as long as `self`.
+        unsafe { LZ4_attach_HC_dictionary(stream, self.digest.stream.as_ptr().cast()) };
+        // SAFETY: the stream was reset, so that it has no history but the dictionary, which lives
+        // (DICT-1). `source` is readable for `source_bytes`, `dest` writable for `dest_bytes`, by the
+        // types of the slices, and they don't overlap because one of them is exclusive. The library
+        // writes at most `dest_bytes`, and below level 10 it allocates nothing.
+        let written = unsafe {
+            LZ4_compress_HC_continue(
+                stream,
+                source.as_ptr().cast(),
+                dest.as_mut_ptr().cast(),
+                source_bytes,
+                dest_bytes,
+            )
+        };
+        match usize::try_from(written) {
+            // The one failure there is: the result does not fit.
+            Ok(0) => Answer::Incompressible,
+            Ok(bytes) => Answer::Compressed(bytes),
+            Err(_) => Answer::Failed,
+        }
+    }
+}
+
+impl Compressor for DictionaryCompressor {
+    fn compress(&mut self, jobs: &mut [Job<'_>]) {
+        for job in jobs {
+            job.answer = self.compress_unit(job.source, job.dest);
+        }
+    }
+
+    fn memory_bytes(&self) -> usize {
+        size_of_val(&*self.stream)
+    }
+}

@@ -1,0 +1,82 @@
+//! `ZC-1`: once set up, a codec allocates nothing, whatever it is given.
+//!
+//! Counted is Rust's allocator, in a process of its own. The C libraries have none but the memory given to them.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use zfolio_core::page::UnitOrder;
+use zfolio_core::zcomp::{Outcome, Params, Zcomp};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: it is the system's allocator, and counts.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Relaxed);
+        // SAFETY: the caller's contract is the same.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        ALLOCATIONS.fetch_add(1, Relaxed);
+        // SAFETY: the caller's contract is the same.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Goal: no allocation in the path. Method: every kind of parameter; units that shrink, that do not and that are
+/// same-filled; sound and torn input.
+#[test]
+fn a_codec_that_is_set_up_allocates_nothing() {
+    let numbers = (0..).flat_map(|number: u32| (number * number).to_string().into_bytes());
+    let text: Vec<u8> = numbers.take(64 << 10).collect();
+    let mut noise = text.clone();
+    let mut state = 1_u64;
+    noise[4096..].fill_with(|| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        state.to_le_bytes()[7]
+    });
+    let zeros = vec![0; 64 << 10];
+    let mut packed = vec![0; 64 << 10];
+    let mut back = vec![0; 64 << 10];
+    let order = UnitOrder::from_bytes(64 << 10).expect("a unit");
+    for params in [
+        "lz4",
+        "lz4hc",
+        "zstd",
+        "zstd,level=19",
+        "deflate",
+        "deflate,window=12",
+        "lz4,dict=d",
+        "lz4hc,dict=d",
+        "zstd,dict=d",
+        "zstd,level=19,dict=d",
+        "deflate,dict=d",
+    ] {
+        let params: Params = params.parse().expect("parameters");
+        let dictionary = text[..40_000].to_vec();
+        let params = params.with_dictionary(|_| Ok(dictionary)).expect("a dictionary");
+        let zcomp = Zcomp::new(params, order, 1).expect("there is memory");
+        let before = ALLOCATIONS.load(Relaxed);
+        for _ in 0..3 {
+            let mut length = 0;
+            zcomp.compress(0, &[&noise, &zeros, &text], &mut |index, outcome| {
+                if let (2, Outcome::Compressed(bytes)) = (index, outcome) {
+                    packed[..bytes.len()].copy_from_slice(bytes);
+                    length = bytes.len();
+                }
+            });
+            assert!(length > 0);
+            let whole = zcomp.decompress(0, &packed[..length], &mut back);
+            assert!(whole.is_ok() && back == text);
+            assert!(zcomp.decompress(0, &packed[..length / 2], &mut back).is_err());
+        }
+        assert_eq!(ALLOCATIONS.load(Relaxed), before, "{}", zcomp.params());
+    }
+}
