@@ -6,6 +6,8 @@
 //!   for writing. So while a mapping changes, no folio is on its way in or out.
 //! - `ENG-2` No thread touches managed memory while it holds a lock of the engine.
 //! - `ENG-3` `resident_bytes` is the unit size times the resident units.
+//! - `ENG-4` Whoever takes a lock of the engine, but for the inbox, or of its pool and streams, holds the
+//!   table: who forks holds that alone, so the child finds them free.
 //!
 //! # Concurrency
 //!
