@@ -23,6 +23,7 @@ use std::process::{Command, ExitCode};
 use clap::{Args, Subcommand, ValueEnum};
 use zfolio_core::size;
 
+use crate::codecs::{self, CodecsArgs};
 use crate::corpus::{make, parse_size};
 use crate::inline::{self, InlineJob};
 use crate::kernel::{self, Kernel, KernelSetting};
@@ -57,6 +58,9 @@ Examples:
   sudo zfolio bench usemem --against kernel --bytes 4G --limit 1G -n 4 -r 5 --json > result.json
   zfolio bench usemem --corpus corpus.bin --total 512M --setting lz4:64K --setting zstd,level=3:64K")]
     Usemem(Box<UsememArgs>),
+    /// Compress units of the memory of real processes with each algorithm; recommend settings
+    #[command(after_help = codecs::HELP)]
+    Codecs(Box<CodecsArgs>),
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
@@ -131,7 +135,7 @@ struct UsememArgs {
 }
 
 /// Why the comparison ended early.
-enum Failure {
+pub(crate) enum Failure {
     /// The user must change an argument.
     Refused(String),
     /// The system said no.
@@ -143,8 +147,11 @@ enum Failure {
 /// Runs `zfolio bench`.
 #[must_use]
 pub fn bench(args: BenchArgs) -> ExitCode {
-    let What::Usemem(args) = args.what;
-    let outcome = if args.inline_child { inline_child(&args) } else { compare(&args) };
+    let outcome = match args.what {
+        What::Usemem(args) if args.inline_child => inline_child(&args),
+        What::Usemem(args) => compare(&args),
+        What::Codecs(args) => codecs::codecs(&args),
+    };
     let (line, status) = match outcome {
         Ok(true) => return ExitCode::SUCCESS,
         Ok(false) => return ExitCode::FAILURE,
@@ -191,7 +198,7 @@ struct Bench<'a> {
 fn compare(args: &UsememArgs) -> Result<bool, Failure> {
     os::catch_stop_signals();
     check_sizes(args)?;
-    let corpus_path = corpus_path(args)?;
+    let corpus_path = corpus_path(args.corpus.as_deref())?;
     let corpus = Corpus::open(&corpus_path).map_err(|error| Failure::Refused(error.to_string()))?;
     let mut notes = Vec::new();
     let bench = Bench {
@@ -238,9 +245,9 @@ fn check_sizes(args: &UsememArgs) -> Result<(), Failure> {
 }
 
 /// The corpus that was given, or the one in the cache, made now if it is not there.
-fn corpus_path(args: &UsememArgs) -> Result<PathBuf, Failure> {
-    if let Some(path) = &args.corpus {
-        return Ok(path.clone());
+pub(crate) fn corpus_path(given: Option<&Path>) -> Result<PathBuf, Failure> {
+    if let Some(path) = given {
+        return Ok(path.to_owned());
     }
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")));

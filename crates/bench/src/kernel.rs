@@ -17,6 +17,9 @@ use std::path::{Path, PathBuf};
 use cgroup::{Cgroup, Hierarchy};
 use journal::{Journal, at};
 
+/// The largest folio that is compared.
+pub(crate) const FOLIO_BYTES_MAX: u64 = 64 << 10;
+
 const THP: &str = "/sys/kernel/mm/transparent_hugepage";
 
 /// Room on the device beyond what the workload needs, for the program's other pages.

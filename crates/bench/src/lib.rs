@@ -6,11 +6,13 @@
 //! | [`usemem`] | the workload, on any `&mut [u8]`; the program `usemem` is the same on plain memory |
 //! | [`report`] | what the workload tells |
 //! | [`compare`] | the same workload under the kernel's zram swap, under `zfolio run`, and inline |
+//! | `codecs` | each algorithm on units of that memory: ratio, speed, latency |
 //! | `kernel` | the kernel's side: a zram device, a memory cgroup and folio sizes, all put back |
 //! | `os`, [`mapping`] | the system calls that the standard library does not have |
 
 #![deny(unsafe_code)]
 
+mod codecs;
 pub mod compare;
 pub mod corpus;
 mod inline;

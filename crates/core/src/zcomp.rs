@@ -31,6 +31,7 @@
 #![deny(unsafe_code)]
 
 mod backend;
+mod bare;
 #[allow(unsafe_code, reason = "calls C")]
 mod deflate;
 mod dictionary;
@@ -54,6 +55,7 @@ use std::ops::RangeInclusive;
 
 use crate::page::UnitOrder;
 use backend::{Plain, Shared, Wanted};
+pub use bare::Bare;
 pub use dictionary::{DICTIONARY_BYTES, Dictionary};
 pub use params::{Algorithm, Params};
 use stream::{CompressStream, DecompressStream, Lane};

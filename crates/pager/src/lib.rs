@@ -38,3 +38,4 @@ mod pager;
 pub use config::{Config, Error, LIMIT_BYTES_MIN, Mode, with_dictionary};
 pub use engine::{Engine, Quiet, StatsHome};
 pub use pager::{Builder, Pager, Region};
+pub use runs::Runs;

@@ -29,9 +29,9 @@ struct Space {
     idle: BTreeMap<usize, Vec<usize>>,
 }
 
-/// The source.
+/// The source: mappings of its own, which go when it does.
 #[derive(Debug)]
-pub(crate) struct Runs(Mutex<{ rank::RUNS }, Space>);
+pub struct Runs(Mutex<{ rank::RUNS }, Space>);
 
 impl Default for Runs {
     fn default() -> Self {

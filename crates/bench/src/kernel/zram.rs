@@ -7,7 +7,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use super::journal::{Journal, Undo, at};
@@ -85,6 +85,40 @@ pub(crate) struct Swap {
 impl Swap {
     /// Sets up a device of `bytes` with `algorithm`, and swaps to it. Every step's way back is noted.
     pub(crate) fn set_up(journal: &Journal, bytes: u64, algorithm: &str) -> io::Result<Swap> {
+        let Disk { id } = Disk::set_up(journal, bytes, algorithm)?;
+        let swap_on = || os::swapon(&node(id)).map_err(|error| at(&node(id), &error));
+        journal.change(&Undo::SwapOff { id }, swap_on)?;
+        Ok(Swap { id })
+    }
+
+    /// The most that the device held of the machine's memory. The other figures of `mm_stat` go back
+    /// to nothing when the program ends; this one stays.
+    pub(crate) fn used_bytes_max(&self) -> io::Result<u64> {
+        mm_stat(self.id).map(|columns| columns[4])
+    }
+}
+
+/// `orig_data_size compr_data_size mem_used_total mem_limit mem_used_max`, and more that we do not use.
+fn mm_stat(id: u32) -> io::Result<[u64; 5]> {
+    let path = attribute(id, "mm_stat");
+    let text = read(&path)?;
+    let columns: Vec<u64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let first = columns.first_chunk().copied();
+    first.ok_or_else(|| at(&path, &io::Error::other(format!("not understood: {text}"))))
+}
+
+/// A device that we initialised. Its first page carries our label (`ZRAM-2`); the others are free.
+#[derive(Debug)]
+pub(crate) struct Disk {
+    id: u32,
+}
+
+impl Disk {
+    /// Bytes at its start that are the label's.
+    pub(crate) const LABEL_BYTES: u64 = PAGE as u64;
+
+    /// Sets up a device of `bytes` with `algorithm`. Every step's way back is noted.
+    pub(crate) fn set_up(journal: &Journal, bytes: u64, algorithm: &str) -> io::Result<Disk> {
         let id = obtain(journal)?;
         let chooser = attribute(id, "comp_algorithm");
         let offered = read(&chooser)?;
@@ -95,19 +129,20 @@ impl Swap {
             write(&attribute(id, "disksize"), &bytes.to_string())?;
             write_header(id, bytes)
         })?;
-        let swap_on = || os::swapon(&node(id)).map_err(|error| at(&node(id), &error));
-        journal.change(&Undo::SwapOff { id }, swap_on)?;
-        Ok(Swap { id })
+        Ok(Disk { id })
     }
 
-    /// The most that the device held of the machine's memory. The other figures of `mm_stat` go back
-    /// to nothing when the program ends; this one stays.
-    pub(crate) fn used_bytes_max(&self) -> io::Result<u64> {
-        let path = attribute(self.id, "mm_stat");
-        let text = read(&path)?;
-        // Columns: orig_data_size compr_data_size mem_used_total mem_limit mem_used_max ...
-        let column = text.split_whitespace().nth(4).and_then(|word| word.parse().ok());
-        column.ok_or_else(|| at(&path, &io::Error::other(format!("not understood: {text}"))))
+    /// Opens it past the page cache: what is written is compressed before the call returns.
+    pub(crate) fn open(&self) -> io::Result<fs::File> {
+        let path = node(self.id);
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).custom_flags(libc::O_DIRECT);
+        options.open(&path).map_err(|error| at(&path, &error))
+    }
+
+    /// Bytes compressed, and bytes of memory that they take.
+    pub(crate) fn compressed_and_used(&self) -> io::Result<(u64, u64)> {
+        mm_stat(self.id).map(|columns| (columns[1], columns[2]))
     }
 }
 

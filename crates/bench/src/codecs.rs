@@ -1,0 +1,236 @@
+//! `zfolio bench codecs`: each algorithm, level and unit on the memory of real processes.
+//!
+//! # What is measured
+//!
+//! - **ratio**: the data, over the pool's pages and metadata.
+//! - **store, load**: what the product does with a unit, checksum and allocator included, in MB (10^6
+//!   bytes) of data a second of processor time, one thread.
+//! - **of bare**: the same without the checksum, over the speed of the codec alone in a loop, in the
+//!   same round; the median of the rounds.
+//! - **fault**: one load at a random place, p50 and p99.
+//! - **2 threads**: the speed of two threads that store into one pool, over one's. By the clock on the
+//!   wall, as the faults are: for these two the machine must be idle.
+//!
+//! Every unit is loaded and compared once per setting.
+
+mod choice;
+mod measure;
+mod plot;
+mod zram;
+
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use serde_json::json;
+use zfolio_core::size;
+use zfolio_core::zcomp::Algorithm;
+
+use crate::compare::setting::Compression;
+use crate::compare::{Failure, corpus_path};
+use crate::corpus::parse_size;
+use crate::mapping::Anonymous;
+use crate::usemem::Corpus;
+use crate::{kernel, os};
+use choice::Choice;
+use measure::Measured;
+use zram::Beside;
+
+pub(crate) const HELP: &str = "\
+Examples:
+  zfolio bench codecs
+  zfolio bench codecs --corpus corpus.bin --setting lz4:4K --setting zstd,level=3:16K
+  sudo zfolio bench codecs --against kernel --plot codecs.svg --json > codecs.json";
+
+/// The units of the table unless `--setting` says otherwise.
+const UNITS: [&str; 3] = ["4K", "16K", "64K"];
+
+/// Pieces that the sample is made of, from all over the corpus.
+const PIECES: u64 = 64;
+
+/// Below, a setting takes less than the clock and the caches need to settle.
+const SAMPLE_BYTES_MIN: u64 = 4 << 20;
+
+/// Arguments of `zfolio bench codecs`.
+#[derive(Args, Debug)]
+pub(crate) struct CodecsArgs {
+    /// Pages of real processes [default: made once, with 'zfolio corpus make', in ~/.cache/zfolio]
+    #[arg(long, value_name = "FILE")]
+    corpus: Option<PathBuf>,
+    /// How much of it to use, in pieces from all over
+    #[arg(long, default_value = "64M", value_name = "SIZE", value_parser = parse_size)]
+    bytes: u64,
+    /// ALGORITHM[,level=N]:UNIT; may be repeated
+    /// [default: every algorithm at some levels, in units of 4K, 16K and 64K]
+    #[arg(long, value_name = "SETTING")]
+    setting: Vec<Compression>,
+    /// Beside the same data in a zram device (root)
+    #[arg(long, value_enum)]
+    against: Option<Against>,
+    /// Rounds; each speed is the median
+    #[arg(short, long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    repeats: u32,
+    /// One JSON object instead of the table
+    #[arg(long)]
+    json: bool,
+    /// Draw ratio over speed
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+}
+
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum Against {
+    /// The kernel's zram
+    Kernel,
+}
+
+/// Measures, and prints; true, since whatever goes wrong is a failure.
+pub(crate) fn codecs(args: &CodecsArgs) -> Result<bool, Failure> {
+    os::catch_stop_signals();
+    let path = corpus_path(args.corpus.as_deref())?;
+    let sample = read_sample(&path, args.bytes)?;
+    let settings = if args.setting.is_empty() { defaults() } else { args.setting.clone() };
+    let mut rows = Vec::with_capacity(settings.len());
+    for setting in settings {
+        if let Some(signal) = os::stop_signal() {
+            return Err(Failure::Stopped(signal));
+        }
+        eprintln!("zfolio bench: {setting}");
+        rows.push(measure::measure(&setting, &sample, args.repeats).map_err(Failure::Failed)?);
+    }
+    let (beside, note) = match args.against.map(|_| zram::measure(&sample)) {
+        Some(Ok(beside)) => (beside, None),
+        Some(Err(why)) => (Vec::new(), Some(format!("the kernel's zram was left out: {why}"))),
+        None => (Vec::new(), None),
+    };
+    let title = title(&path, &sample, args.repeats);
+    let choice = Choice::of(&rows);
+    if let Some(file) = &args.plot {
+        let drawn = std::fs::write(file, plot::draw(&title, &rows, &choice));
+        let refused = |error: io::Error| format!("--plot {}: {error}", file.display());
+        drawn.map_err(|error| Failure::Refused(refused(error)))?;
+    }
+    if args.json {
+        println!("{:#}", as_json(&title, &rows, &choice, &beside, note.as_deref()));
+    } else {
+        print!("{}", as_text(&title, &rows, &choice, &beside, note.as_deref()));
+    }
+    Ok(true)
+}
+
+/// Every algorithm at levels that differ, smallest units first.
+fn defaults() -> Vec<Compression> {
+    let mut names = Vec::new();
+    for algorithm in Algorithm::ALL {
+        let levels: &[i32] = match algorithm {
+            Algorithm::Lz4 => &[1, 4],
+            Algorithm::Lz4hc => &[4, 9],
+            Algorithm::Zstd => &[-3, 1, 3],
+            Algorithm::Deflate => &[1, 6],
+            _ => &[],
+        };
+        names.extend(levels.iter().map(|level| format!("{algorithm},level={level}")));
+        names.extend(levels.is_empty().then(|| algorithm.to_string()));
+    }
+    let both = names.iter().flat_map(|name| UNITS.iter().map(move |unit| format!("{name}:{unit}")));
+    both.map(|text| text.parse().expect("names and levels are the algorithm's own")).collect()
+}
+
+/// Pieces of the corpus, side by side in memory.
+fn read_sample(path: &Path, bytes: u64) -> Result<Anonymous, Failure> {
+    let corpus = Corpus::open(path).map_err(|error| Failure::Refused(error.to_string()))?;
+    let bytes = bytes.min(corpus.bytes()) / (PIECES * kernel::FOLIO_BYTES_MAX);
+    let bytes = bytes * PIECES * kernel::FOLIO_BYTES_MAX;
+    if bytes < SAMPLE_BYTES_MIN {
+        let line = "--bytes: accepted: 4M or more, and a corpus of at least that";
+        return Err(Failure::Refused(line.to_owned()));
+    }
+    let (piece, step) = (bytes / PIECES, corpus.bytes() / PIECES);
+    let failed = |error: io::Error| Failure::Failed(format!("{}: {error}", path.display()));
+    let mut file = std::fs::File::open(path).map_err(failed)?;
+    let mut sample =
+        Anonymous::new(usize::try_from(bytes).unwrap_or(usize::MAX)).map_err(failed)?;
+    let chunks = sample.chunks_exact_mut(usize::try_from(piece).unwrap_or(usize::MAX));
+    for (number, chunk) in (0_u64..).zip(chunks) {
+        // A page's start, so that units are what a process would have side by side.
+        let at = (number * step) & !(kernel::FOLIO_BYTES_MAX - 1);
+        file.seek(SeekFrom::Start(at)).map_err(failed)?;
+        file.read_exact(chunk).map_err(failed)?;
+    }
+    Ok(sample)
+}
+
+fn title(path: &Path, sample: &[u8], rounds: u32) -> String {
+    format!(
+        "{} of {}; medians of {rounds} round(s), one thread; Linux {}",
+        size::display(sample.len() as u64),
+        path.display(),
+        zfolio_sys::probe::kernel_release(),
+    )
+}
+
+fn as_text(
+    title: &str,
+    rows: &[Measured],
+    choice: &Choice,
+    beside: &[Beside],
+    note: Option<&str>,
+) -> String {
+    let mut text = format!("{title}\n\n");
+    text += "                              pool/      meta-   store   load  of bare     fault         2 thr.\n";
+    text += "ALGORITHM          UNIT RATIO  codec   data %    MB/s   MB/s  in    out   p50    p99    in\n";
+    for (index, row) in rows.iter().enumerate() {
+        text += &format!("{row}{}\n", if choice.is_best(index) { "  *" } else { "" });
+    }
+    text += "\n* none of the others is both smaller and faster (store and load together)\n";
+    for (what, index) in choice.named() {
+        text += &format!("{what:>9}: {}\n", rows[index].setting);
+    }
+    if !beside.is_empty() {
+        text += "\nthe same data in the kernel's zram, through its block device\n";
+        text += "ALGORITHM          UNIT RATIO   used/codec    write   read MB/s\n";
+        beside.iter().for_each(|row| text += &format!("{row}\n"));
+    }
+    note.into_iter().for_each(|note| text += &format!("\n{note}\n"));
+    text
+}
+
+fn as_json(
+    title: &str,
+    rows: &[Measured],
+    choice: &Choice,
+    beside: &[Beside],
+    note: Option<&str>,
+) -> serde_json::Value {
+    let rows_json = rows.iter().enumerate().map(|(index, row)| {
+        let mut value = row.json();
+        value["best"] = choice.is_best(index).into();
+        value
+    });
+    let named = choice
+        .named()
+        .map(|(what, index)| (what.to_owned(), json!(rows[index].setting.to_string())));
+    json!({
+        "title": title,
+        "settings": rows_json.collect::<Vec<_>>(),
+        "recommended": serde_json::Map::from_iter(named),
+        "zram": beside.iter().map(Beside::json).collect::<Vec<_>>(),
+        "note": note,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{UNITS, defaults};
+
+    #[test]
+    fn every_algorithm_and_unit_is_measured() {
+        let settings = defaults();
+        for algorithm in zfolio_core::zcomp::Algorithm::ALL {
+            let own =
+                |text: &str| text == algorithm.name() || text.starts_with(&format!("{algorithm},"));
+            let count = settings.iter().filter(|setting| own(&setting.algorithm)).count();
+            assert!(count >= UNITS.len() && count % UNITS.len() == 0, "{algorithm}: {count}");
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! The same data in the kernel's zram.
+
+use std::fmt;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use crate::kernel::journal::{self, Journal};
+use crate::kernel::zram::{Disk, algorithms, available};
+use crate::mapping::Anonymous;
+
+/// Bytes of one write or read.
+const CALL_BYTES: usize = 1 << 20;
+
+/// What zram did with one algorithm.
+#[derive(Debug)]
+pub(crate) struct Beside {
+    algorithm: String,
+    ratio: f64,
+    used_over_codec: f64,
+    write_mb_s: f64,
+    read_mb_s: f64,
+}
+
+impl Beside {
+    pub(crate) fn json(&self) -> Value {
+        json!({
+            "algorithm": self.algorithm,
+            "unit_bytes": 4096,
+            "ratio": self.ratio,
+            "used_over_codec": self.used_over_codec,
+            "write_mb_s": self.write_mb_s,
+            "read_mb_s": self.read_mb_s,
+        })
+    }
+}
+
+impl fmt::Display for Beside {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Beside { algorithm, ratio, used_over_codec, write_mb_s, read_mb_s } = self;
+        write!(
+            f,
+            "{algorithm:<18}   4K {ratio:>5.2} {used_over_codec:>12.3} {write_mb_s:>8.0} {read_mb_s:>6.0}"
+        )
+    }
+}
+
+/// Writes `sample` to a device of our own with each algorithm of this kernel, reads it back and compares.
+pub(crate) fn measure(sample: &Anonymous) -> Result<Vec<Beside>, String> {
+    if zfolio_sys::probe::effective_uid() != 0 {
+        return Err("a device needs root; run it with sudo".to_owned());
+    }
+    available()?;
+    let journal = Journal::open(Path::new(journal::PATH)).map_err(|error| error.to_string())?;
+    journal::undo_on_panic();
+    let offered = algorithms();
+    let measured = offered.iter().map(|algorithm| {
+        let beside = measure_one(&journal, sample, algorithm);
+        journal.undo()?;
+        beside
+    });
+    measured.collect::<io::Result<Vec<Beside>>>().map_err(|error| error.to_string())
+}
+
+fn measure_one(journal: &Journal, sample: &Anonymous, algorithm: &str) -> io::Result<Beside> {
+    let bytes = Disk::LABEL_BYTES + sample.len() as u64;
+    let disk = Disk::set_up(journal, bytes, algorithm)?;
+    let device = disk.open()?;
+    let mut back = Anonymous::new(sample.len())?;
+    // Its pages now, not while it is read.
+    back.fill(1);
+    let at = |index: usize| Disk::LABEL_BYTES + (index * CALL_BYTES) as u64;
+    let start = Instant::now();
+    for (index, chunk) in sample.chunks(CALL_BYTES).enumerate() {
+        device.write_all_at(chunk, at(index))?;
+    }
+    let wrote = start.elapsed().as_secs_f64();
+    let start = Instant::now();
+    for (index, chunk) in back.chunks_mut(CALL_BYTES).enumerate() {
+        device.read_exact_at(chunk, at(index))?;
+    }
+    let read = start.elapsed().as_secs_f64();
+    if sample[..] != back[..] {
+        return Err(io::Error::other(format!(
+            "zram with {algorithm} did not give back what it got"
+        )));
+    }
+    let (compressed, used) = disk.compressed_and_used()?;
+    let mb = sample.len() as f64 / 1e6;
+    Ok(Beside {
+        algorithm: algorithm.to_owned(),
+        ratio: sample.len() as f64 / used.max(1) as f64,
+        used_over_codec: used as f64 / compressed.max(1) as f64,
+        write_mb_s: mb / wrote,
+        read_mb_s: mb / read,
+    })
+}

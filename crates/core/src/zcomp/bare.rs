@@ -1,0 +1,50 @@
+//! A codec alone, with nothing around it: what a store is measured against.
+
+#![forbid(unsafe_code)]
+
+use std::fmt;
+
+use super::backend::{Answer, Compressor, Decompressor, Job};
+use super::{Error, Params, compressed_bytes_max, shared};
+use crate::page::UnitOrder;
+
+/// One codec's two directions, for one thread. No unit is looked at before the codec has it.
+pub struct Bare {
+    compressor: Box<dyn Compressor>,
+    decompressor: Box<dyn Decompressor>,
+    buffer: Box<[u8]>,
+}
+
+impl fmt::Debug for Bare {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bare").finish_non_exhaustive()
+    }
+}
+
+impl Bare {
+    /// Sets it up.
+    ///
+    /// # Errors
+    ///
+    /// As [`super::Zcomp::new`].
+    pub fn new(params: &Params, unit: UnitOrder) -> Result<Bare, Error> {
+        let shared = shared(params, unit)?;
+        let buffer = vec![0; compressed_bytes_max(unit.bytes())].into_boxed_slice();
+        Ok(Bare { compressor: shared.compressor()?, decompressor: shared.decompressor()?, buffer })
+    }
+
+    /// `source`, one unit, compressed; `None` if it would not shrink to [`compressed_bytes_max`].
+    pub fn compress(&mut self, source: &[u8]) -> Option<&[u8]> {
+        let mut jobs = [Job { index: 0, source, dest: &mut self.buffer, answer: Answer::Failed }];
+        self.compressor.compress(&mut jobs);
+        match jobs[0].answer {
+            Answer::Compressed(bytes) => Some(&self.buffer[..bytes]),
+            Answer::Incompressible | Answer::Failed => None,
+        }
+    }
+
+    /// Fills `dest` from `source`; false if that is not one of its units compressed.
+    pub fn decompress(&mut self, source: &[u8], dest: &mut [u8]) -> bool {
+        self.decompressor.decompress(source, dest).is_ok()
+    }
+}
