@@ -129,6 +129,7 @@ Examples:
   zfolio stat --watch             the same, each second
   zfolio stat 4711                every figure of one process, with its meaning
   zfolio stat 4711 --watch 0.2 --json > log     a line of JSON, five times a second
+  zfolio stat 4711 --classes      how full its pool's zspages are, by size of the objects
   sudo zfolio stat --all          those of every user")]
 pub(crate) struct StatArgs {
     /// A managed process: all its figures, with their meanings
@@ -138,6 +139,10 @@ pub(crate) struct StatArgs {
     /// The processes of all users that may be read (as root: everybody's)
     #[arg(long, short, conflicts_with = "pid")]
     pub(crate) all: bool,
+
+    /// The size classes of the process's pool, in the columns of the kernel's zsmalloc
+    #[arg(long, requires = "pid", conflicts_with = "watch")]
+    pub(crate) classes: bool,
 
     /// Show again each SECONDS [1 if not given]
     #[arg(long, short, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",

@@ -11,6 +11,7 @@ use std::time::Duration;
 use serde_json::Value;
 use zfolio_core::size;
 use zfolio_core::stats::Figures;
+use zfolio_core::zsmalloc::ClassStats;
 use zfolio_sys::probe;
 
 use crate::arguments::StatArgs;
@@ -50,6 +51,7 @@ pub(crate) fn stat(arguments: &StatArgs) -> Result<ExitCode, Failure> {
         let text = match arguments.pid {
             None => overview(arguments),
             Some(pid) => match find(pid) {
+                Ok(file) if arguments.classes => classes(arguments, &file)?,
                 Ok(file) => one(arguments, &file),
                 // It was watched to its end.
                 Err(_) if seen => return Ok(ExitCode::SUCCESS),
@@ -100,6 +102,28 @@ fn find(pid: u32) -> Result<StatsFile, Failure> {
         .ok_or_else(|| {
             Failure::argument(format!("PID: process {pid} is not managed by zfolio; {ACCEPTED}"))
         })
+}
+
+/// The size classes of one process's pool.
+fn classes(arguments: &StatArgs, file: &StatsFile) -> Result<String, Failure> {
+    let rows =
+        file.classes().map_err(|why| Failure::machine(format!("PID {}: {why}", file.pid)))?;
+    if arguments.json {
+        let number = |field: &String| field.parse::<u64>().map_or(Value::Null, Value::from);
+        let row = |row: &Vec<String>| {
+            let fields = ClassStats::COLUMNS.iter().zip(row);
+            Value::Object(fields.map(|(name, field)| ((*name).to_owned(), number(field))).collect())
+        };
+        return Ok(json_text(arguments, &Value::Array(rows.iter().map(row).collect())));
+    }
+    let mut table = Table::new(&ClassStats::COLUMNS);
+    if arguments.noheadings {
+        table = table.without_headings();
+    }
+    rows.into_iter()
+        .filter(|row| row.len() == ClassStats::COLUMNS.len())
+        .for_each(|row| table.push(row));
+    Ok(table.to_string())
 }
 
 /// The files to show: one's own, or with --all those of every user that can be read.

@@ -12,17 +12,23 @@
 //! - `SF-3` A process under `zfolio run` leaves its file behind; the run reads and removes it. So
 //!   the file of a dead process is stale only when its run is dead, too.
 
-use std::fs::{self, DirBuilder, File};
-use std::io::{self, Read};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::mem::offset_of;
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::time::Duration;
 
 use zfolio_core::stats::Stats;
+use zfolio_sys::clock;
 
 /// Where the directories of all users are.
 const SHARED_MEMORY: &str = "/dev/shm";
 const PREFIX: &str = "zfolio-";
+
+/// How long a process has to answer. It looks every 20 ms.
+const ANSWER_NS: u64 = 2_000_000_000;
 
 /// The statistics of one process.
 #[derive(Debug)]
@@ -44,6 +50,35 @@ impl StatsFile {
         let same = stats.pid.load(Relaxed) == pid;
         let live = start_ticks(pid) == Some(stats.start_ticks.load(Relaxed));
         (same && stats.is_whole()).then_some(StatsFile { path, pid, stats, live })
+    }
+
+    /// Asks the process for the size classes of its pool: the fields of each, as text. None while nothing
+    /// was compressed.
+    ///
+    /// # Errors
+    ///
+    /// In words: the process does not answer.
+    pub(crate) fn classes(&self) -> Result<Vec<Vec<String>>, String> {
+        if self.stats.figures.engaged.load(Relaxed) == 0 {
+            return Ok(Vec::new());
+        }
+        let told = |error: io::Error| format!("{}: {error}", self.path.display());
+        let mut file = OpenOptions::new().read(true).write(true).open(&self.path).map_err(told)?;
+        let asked = self.stats.classes_asked.load(Relaxed).wrapping_add(1);
+        file.write_all_at(&asked.to_ne_bytes(), offset_of!(Stats, classes_asked) as u64)
+            .map_err(told)?;
+        let until = clock::monotonic_ns() + ANSWER_NS;
+        while read_stats(&self.path).map_err(told)?.classes_told.load(Acquire) != asked {
+            if clock::monotonic_ns() > until {
+                return Err("the process does not answer: it is stopped".to_owned());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let mut text = String::new();
+        file.seek(SeekFrom::Start(size_of::<Stats>() as u64)).map_err(told)?;
+        file.read_to_string(&mut text).map_err(told)?;
+        let fields = |line: &str| line.split_ascii_whitespace().map(str::to_owned).collect();
+        Ok(text.lines().map(fields).collect())
     }
 
     /// The PID of the `zfolio run` that it belongs to, 0 outside of one.

@@ -206,6 +206,10 @@ pub struct Stats {
     pub start_ticks: AtomicU64,
     /// The run it belongs to: the PID of `zfolio run`, 0 outside of one.
     pub run: AtomicU64,
+    /// Raised by a reader who wants the table of size classes, which is not kept here.
+    pub classes_asked: AtomicU32,
+    /// What that was when the table was told last: it is the text behind this page in the file.
+    pub classes_told: AtomicU32,
     /// `lz4`, `zstd,level=1`, ...
     pub algorithm: [AtomicU8; NAME_BYTES],
     /// The program, as in `/proc/PID/comm`.
@@ -228,6 +232,8 @@ impl Default for Stats {
             pid: AtomicU32::new(0),
             start_ticks: AtomicU64::new(0),
             run: AtomicU64::new(0),
+            classes_asked: AtomicU32::new(0),
+            classes_told: AtomicU32::new(0),
             algorithm: [const { AtomicU8::new(0) }; NAME_BYTES],
             command: [const { AtomicU8::new(0) }; NAME_BYTES],
             figures: Figures::default(),

@@ -15,12 +15,15 @@
 //! `docs/locks.md`.
 
 use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::Release,
+};
 
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::stats::{Figures, Stats, add, raise, subtract};
 use zfolio_core::sync::{RwLock, WriteGuard};
 use zfolio_core::zcomp::Zcomp;
+use zfolio_core::zsmalloc::ClassStats;
 use zfolio_core::zswap::Zswap;
 use zfolio_sys::Errno;
 use zfolio_sys::uffd::Uffd;
@@ -48,7 +51,12 @@ const FLOOR_SHARE: u64 = 8;
 const OVER_LIMIT_TOLD: u64 = 8 << 20;
 
 /// Where the figures live: a page of our own, or one that `zfolio stat` can read.
-pub type StatsHome = Box<dyn Deref<Target = Stats> + Send + Sync>;
+pub trait StatsHome: Deref<Target = Stats> + Send + Sync {
+    /// Somebody asked for the size classes of the pool, and here they are.
+    fn tell_classes(&self, _classes: &[ClassStats]) {}
+}
+
+impl StatsHome for Box<Stats> {}
 
 /// See the module.
 pub struct Engine {
@@ -60,7 +68,7 @@ pub struct Engine {
     pub(crate) seam: Seam,
     pub(crate) zswap: Zswap<Runs>,
     pub(crate) prefetch: Prefetch,
-    pub(crate) stats: StatsHome,
+    pub(crate) stats: Box<dyn StatsHome>,
     pub(crate) resident_bytes: AtomicU64,
     metadata_bytes: AtomicU64,
     /// What the process has resident beyond what is counted here; less than nothing where units are
@@ -126,7 +134,7 @@ impl Engine {
     /// # Errors
     ///
     /// See [`Error`].
-    pub fn new(config: Config, stats: StatsHome) -> Result<Engine, Error> {
+    pub fn new(config: Config, stats: Box<dyn StatsHome>) -> Result<Engine, Error> {
         if config.limit_bytes < LIMIT_BYTES_MIN {
             return Err(Error::LimitTooSmall { given: config.limit_bytes });
         }
@@ -401,9 +409,19 @@ impl Engine {
         self.room_bytes() + self.staging.free_bytes() as u64
     }
 
-    /// Compares the count with what the kernel says, and tells the gauges.
+    /// Compares the count with what the kernel says, and tells the gauges; and the size classes, if
+    /// somebody wants to know.
     pub fn sample(&self) {
         let figures = self.figures();
+        let stats = self.stats();
+        let asked = stats.classes_asked.load(Relaxed);
+        if asked != stats.classes_told.load(Relaxed) {
+            let table = self.table.read();
+            let classes = self.zswap.pool().classes();
+            drop(table);
+            self.stats.tell_classes(&classes);
+            stats.classes_told.store(asked, Release);
+        }
         let counted = self.counted_bytes();
         let process = zfolio_sys::process::resident_bytes().unwrap_or(0);
         if self.config.whole_process && process > 0 {

@@ -1,12 +1,15 @@
 //! The page of statistics that `zfolio stat` reads: a file in `/dev/shm`, mapped shared.
 
 use std::ffi::CString;
+use std::fmt::Write as _;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use zfolio_core::stats::Stats;
+use zfolio_core::zsmalloc::ClassStats;
+use zfolio_pager::StatsHome;
 use zfolio_sys::{files, process};
 
 use crate::settings::Settings;
@@ -22,6 +25,36 @@ impl Deref for Home {
     fn deref(&self) -> &Stats {
         self.0
     }
+}
+
+impl StatsHome for Home {
+    /// Text behind the page in its file, a line for each class that has a zspage.
+    fn tell_classes(&self, classes: &[ClassStats]) {
+        let mut text = String::new();
+        for class in classes.iter().filter(|class| class.obj_allocated > 0) {
+            writeln!(text, "{class}").ok();
+        }
+        let Some(file) = path().and_then(|path| {
+            let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            rustix::fs::open(path, flags, Mode::empty()).ok()
+        }) else {
+            return;
+        };
+        let page = size_of::<Stats>() as u64;
+        let mut rest = text.as_bytes();
+        while let Ok(written @ 1..) =
+            rustix::io::pwrite(&file, rest, page + (text.len() - rest.len()) as u64)
+        {
+            rest = &rest[written..];
+        }
+        rustix::fs::ftruncate(&file, page + (text.len() - rest.len()) as u64).ok();
+    }
+}
+
+/// `/dev/shm/zfolio-UID/PID`.
+fn path() -> Option<CString> {
+    let uid = rustix::process::geteuid().as_raw();
+    CString::new(format!("/dev/shm/zfolio-{uid}/{}", process::id())).ok()
 }
 
 /// The page, once [`open`] has run.
@@ -86,8 +119,6 @@ fn shared_file(bytes: usize) -> Option<rustix::fd::OwnedFd> {
 /// At exit: the file goes, unless `zfolio run` wants to read it.
 pub(crate) fn close(settings: &Settings) {
     if settings.run == 0 {
-        let uid = rustix::process::geteuid().as_raw();
-        let path = format!("/dev/shm/zfolio-{uid}/{}", process::id());
-        rustix::fs::unlink(path).ok();
+        path().map(rustix::fs::unlink);
     }
 }

@@ -4,9 +4,9 @@ use std::fmt;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::time::Instant;
 
 use serde_json::{Value, json};
+use zfolio_sys::clock;
 
 use crate::kernel::journal::{self, Journal};
 use crate::kernel::zram::{Disk, algorithms, available};
@@ -73,16 +73,16 @@ fn measure_one(journal: &Journal, sample: &Anonymous, algorithm: &str) -> io::Re
     // Its pages now, not while it is read.
     back.fill(1);
     let at = |index: usize| Disk::LABEL_BYTES + (index * CALL_BYTES) as u64;
-    let start = Instant::now();
+    let start = clock::monotonic_ns();
     for (index, chunk) in sample.chunks(CALL_BYTES).enumerate() {
         device.write_all_at(chunk, at(index))?;
     }
-    let wrote = start.elapsed().as_secs_f64();
-    let start = Instant::now();
+    let wrote = seconds_since(start);
+    let start = clock::monotonic_ns();
     for (index, chunk) in back.chunks_mut(CALL_BYTES).enumerate() {
         device.read_exact_at(chunk, at(index))?;
     }
-    let read = start.elapsed().as_secs_f64();
+    let read = seconds_since(start);
     if sample[..] != back[..] {
         return Err(io::Error::other(format!(
             "zram with {algorithm} did not give back what it got"
@@ -97,4 +97,8 @@ fn measure_one(journal: &Journal, sample: &Anonymous, algorithm: &str) -> io::Re
         write_mb_s: mb / wrote,
         read_mb_s: mb / read,
     })
+}
+
+fn seconds_since(start: u64) -> f64 {
+    (clock::monotonic_ns() - start) as f64 / 1e9
 }
