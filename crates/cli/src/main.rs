@@ -39,6 +39,7 @@ fn command() -> Result<ExitCode, Failure> {
         Command::Doctor(arguments) => Ok(doctor::doctor(&arguments)),
         Command::Algorithms(_) => Ok(algorithms::algorithms()),
         Command::Bench(arguments) => Ok(zfolio_bench::bench(arguments)),
+        Command::Dict(arguments) => dictionary::dict(&arguments),
         Command::Corpus(arguments) => Ok(zfolio_bench::corpus(arguments)),
     }
 }

@@ -54,6 +54,7 @@ use backend::{Plain, Shared, Wanted};
 pub use dictionary::{DICTIONARY_BYTES, Dictionary};
 pub use params::{Algorithm, Params};
 use stream::{CompressStream, DecompressStream, Lane};
+pub use zstd::train::{train, without_tables};
 
 /// Rank of the lock of a compress stream.
 pub const RANK_COMPRESS: u8 = 40;
@@ -126,6 +127,11 @@ pub enum Error {
         /// What is wrong with it, and what is accepted.
         why: String,
     },
+    /// No dictionary can be made of these samples. Give more, or others.
+    Training {
+        /// How many there were.
+        samples: usize,
+    },
     /// There was no memory for a stream. Nothing was kept; try with fewer streams.
     OutOfMemory {
         /// The algorithm.
@@ -176,6 +182,13 @@ impl fmt::Display for Error {
                 write!(f, "{algorithm} has parameter '{given}' twice: accepted is each once")
             }
             Error::Dictionary { path, why } => write!(f, "dictionary '{path}': {why}"),
+            Error::Training { samples } => {
+                write!(
+                    f,
+                    "{samples} samples are too few, or have nothing in common: accepted are "
+                )?;
+                write!(f, "at least ten times the dictionary's length of data that repeats itself")
+            }
             Error::OutOfMemory { algorithm } => {
                 write!(f, "no memory for a stream of {algorithm}")
             }

@@ -13,6 +13,7 @@
 //! - `ZSTD-3` A context that refers to a digested dictionary owns a share of it.
 
 mod digest;
+pub(super) mod train;
 
 use std::ffi::c_int;
 use std::ops::RangeInclusive;
