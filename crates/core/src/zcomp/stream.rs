@@ -14,7 +14,7 @@
 
 use super::backend::{Answer, BATCH_MAX, Compressor, Corrupt, Decompressor, Job};
 use super::sample::is_incompressible;
-use super::{Outcome, compressed_bytes_max};
+use super::{Extent, Outcome, Packed, compressed_bytes_max};
 use crate::page::same_filled;
 use crate::sync::{Guard, Mutex};
 
@@ -121,19 +121,48 @@ fn outcome<'a>(job: &'a Job<'_>) -> Outcome<'a> {
     }
 }
 
-/// Codec state of one CPU.
-pub(super) struct DecompressStream(Box<dyn Decompressor>);
+/// Codec state of one CPU, and a unit's room for what goes to several places.
+pub(super) struct DecompressStream {
+    decompressor: Box<dyn Decompressor>,
+    /// One unit. Not touched, so not resident, before a destination is in pieces, or a prefix.
+    scratch: Box<[u8]>,
+}
 
 impl DecompressStream {
-    pub(super) fn new(decompressor: Box<dyn Decompressor>) -> Self {
-        DecompressStream(decompressor)
+    pub(super) fn new(decompressor: Box<dyn Decompressor>, unit_bytes: usize) -> Self {
+        DecompressStream { decompressor, scratch: vec![0; unit_bytes].into_boxed_slice() }
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.0.memory_bytes()
+        self.scratch.len() + self.decompressor.memory_bytes()
     }
 
-    pub(super) fn decompress(&mut self, source: &[u8], dest: &mut [u8]) -> Result<(), Corrupt> {
-        self.0.decompress(source, dest)
+    /// Decompresses one element, in place where its destination is in one piece.
+    pub(super) fn decompress(&mut self, packed: &mut Packed<'_, '_>) -> Result<(), Corrupt> {
+        if let (Extent::Whole, [dest]) = (packed.extent, &mut *packed.dest) {
+            return self.decompressor.decompress(packed.source, dest);
+        }
+        let wanted = packed.dest_bytes();
+        match packed.extent {
+            Extent::Whole => {
+                let unit = self.scratch.get_mut(..wanted).ok_or(Corrupt)?;
+                self.decompressor.decompress(packed.source, unit)?;
+            }
+            Extent::Prefix if wanted <= self.scratch.len() => {
+                let unit = &mut self.scratch;
+                self.decompressor.decompress_prefix(packed.source, unit, wanted)?;
+            }
+            Extent::Prefix => return Err(Corrupt),
+        }
+        let mut rest = &*self.scratch;
+        for piece in &mut *packed.dest {
+            let (bytes, more) = rest.split_at(piece.len());
+            piece.copy_from_slice(bytes);
+            rest = more;
+        }
+        Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;
