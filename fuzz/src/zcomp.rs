@@ -6,7 +6,7 @@
 //! the destination.
 
 use zfolio_core::page::UnitOrder;
-use zfolio_core::zcomp::{Algorithm, Outcome, Zcomp};
+use zfolio_core::zcomp::{Algorithm, Extent, Outcome, Packed, Params, Zcomp};
 
 /// What surrounds the destination, and fills it beforehand.
 const GUARD: u8 = 0xA5;
@@ -22,8 +22,15 @@ pub struct Target {
 impl Target {
     /// A target for 4 KiB units.
     pub fn new(algorithm: Algorithm) -> Target {
+        Target::with(algorithm.into())
+    }
+
+    /// A target for 4 KiB units, with parameters; a dictionary is made up, whatever its name.
+    pub fn with(params: Params) -> Target {
         let order = UnitOrder::from_bytes(4096).expect("a unit's size");
-        let zcomp = Zcomp::new(algorithm.into(), order, 1).expect("the default level");
+        let dictionary = b"one dictionary, of bytes that units have ".repeat(200);
+        let params = params.with_dictionary(|_| Ok(dictionary)).expect("of an accepted length");
+        let zcomp = Zcomp::new(params, order, 1).expect("accepted parameters");
         let unit: Vec<u8> =
             b"one unit, to be had back ".iter().copied().cycle().take(4096).collect();
         let compressed = compress(&zcomp, &unit).expect("repeated text shrinks");
@@ -42,7 +49,10 @@ impl Target {
         };
         let source = if what % 2 == 0 { rest.to_vec() } else { self.damaged(*what, rest) };
         self.decompress(&source, dest_bytes);
+        self.decompress_prefix(&source, dest_bytes);
         assert!(self.decompress(&self.compressed, 4096) == Some(self.unit.clone()));
+        let prefix = self.decompress_prefix(&self.compressed, 3000).expect("a sound unit");
+        assert!(self.unit.starts_with(&prefix), "a prefix of another unit");
     }
 
     /// A unit made of `rest`, compressed, with bytes changed at places that `rest` names, and cut
@@ -63,6 +73,16 @@ impl Target {
             _ => {}
         }
         bytes
+    }
+
+    /// Decompresses the beginning of a unit into two pieces; `None` if it was refused.
+    fn decompress_prefix(&self, source: &[u8], dest_bytes: usize) -> Option<Vec<u8>> {
+        let (mut first, mut second) = (vec![GUARD; dest_bytes / 3], vec![GUARD; dest_bytes / 2]);
+        let dest: &mut [&mut [u8]] = &mut [&mut first, &mut second];
+        let packed = Packed { source, dest, extent: Extent::Prefix };
+        let mut is_ok = false;
+        self.zcomp.decompress_batch(0, &mut [packed], &mut |_, result| is_ok = result.is_ok());
+        is_ok.then(|| [first, second].concat())
     }
 
     /// Decompresses between guards; `None` if it was refused.

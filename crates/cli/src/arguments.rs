@@ -61,6 +61,11 @@ pub(crate) enum Command {
   zfolio corpus make -o corpus.bin
   zfolio corpus capture 1234 -o corpus.bin")]
     Corpus(zfolio_bench::CorpusArgs),
+    /// Make a dictionary for --algorithm NAME,dict=FILE
+    #[command(after_help = "Examples:
+  zfolio dict train --corpus corpus.bin -o typical.dict
+  zfolio run --unit 4K --algorithm zstd,dict=typical.dict -- ./program")]
+    Dict(dictionary::DictArgs),
 }
 
 /// Arguments of `zfolio run`.
@@ -189,7 +194,7 @@ fn parse_limit(given: &str) -> Result<u64, String> {
     Ok(bytes)
 }
 
-fn parse_unit(given: &str) -> Result<UnitOrder, String> {
+pub(crate) fn parse_unit(given: &str) -> Result<UnitOrder, String> {
     let bytes = size::parse(given).map_err(|error| error.to_string())?;
     let order = usize::try_from(bytes).ok().and_then(UnitOrder::from_bytes);
     order.ok_or_else(|| format!("'{given}' is not a unit; accepted: a power of two, 4K to 2M"))
@@ -345,6 +350,9 @@ mod tests {
             ("run", "PROGRAM: missing; accepted:"),
             ("run --limit 1G", "PROGRAM: missing; accepted:"),
             ("fly", "command 'fly' is not known; accepted:"),
+            ("dict train -o x", "--corpus: missing; accepted:"),
+            ("dict train --corpus c -o x --size 2M", "--size: '2M' is not accepted; accepted: 256"),
+            ("dict train --corpus c -o x --unit 5K", "--unit: '5K' is not a unit"),
             ("stat abc", "PID: 'abc' is not a process id; accepted:"),
             ("stat 0", "PID: '0' is not a process id"),
             ("stat --watch 0", "--watch: '0' is not a time; accepted:"),

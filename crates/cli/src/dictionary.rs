@@ -1,9 +1,74 @@
-//! Dictionaries: reading one for `--algorithm`.
+//! Dictionaries: reading one for `--algorithm`, and `zfolio dict train`.
+//!
+//! Trained is on units spread over the corpus. Every eighth of them is kept back, to tell on those what the
+//! dictionary gains: what it was trained on would flatter it. They also decide whether the dictionary keeps its
+//! tables of frequencies, or is bytes only: zstd's faster levels use the tables even where they do not fit.
 
-use std::path::Path;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
 
-use zfolio_core::zcomp::{DICTIONARY_BYTES, Dictionary};
+use clap::{Args, Subcommand};
+use zfolio_core::page::{UnitOrder, same_filled};
+use zfolio_core::size;
+use zfolio_core::zcomp::{self, Algorithm, DICTIONARY_BYTES, Dictionary, Outcome, Params, Zcomp};
 use zfolio_sys::files;
+
+use crate::arguments::parse_unit;
+use crate::failure::Failure;
+
+/// How many times its length a dictionary is trained on, as zstd's documentation recommends.
+const SAMPLES_PER_DICTIONARY: usize = 100;
+
+/// One of so many samples is not trained on.
+const KEPT_BACK: usize = 8;
+
+/// Arguments of `zfolio dict`.
+#[derive(Args, Debug)]
+pub(crate) struct DictArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand, Debug)]
+enum What {
+    /// Make a dictionary of typical memory
+    #[command(after_help = "\
+It gains most with small units (--unit 4K), and with data like the corpus. What it gains on a part of the
+corpus that it was not trained on is told at the end.
+
+Examples:
+  zfolio corpus capture $(pidof redis-server) -o redis.bin
+  zfolio dict train --corpus redis.bin -o redis.dict
+  zfolio run --unit 4K --algorithm zstd,level=1,dict=redis.dict -- redis-server")]
+    Train(TrainArgs),
+}
+
+/// Arguments of `zfolio dict train`.
+#[derive(Args, Debug)]
+struct TrainArgs {
+    /// A file of typical memory: see 'zfolio corpus'
+    #[arg(long, value_name = "FILE")]
+    corpus: PathBuf,
+    /// What will be compressed as one object: a power of two, 4K to 2M
+    #[arg(long, short, value_name = "SIZE", default_value = "4K", value_parser = parse_unit)]
+    unit: UnitOrder,
+    /// The dictionary's length, 256 bytes to 1M
+    #[arg(long, value_name = "BYTES", default_value = "110K", value_parser = parse_length)]
+    size: usize,
+    /// Where to write
+    #[arg(long, short, value_name = "FILE")]
+    output: PathBuf,
+}
+
+fn parse_length(given: &str) -> Result<usize, String> {
+    let bytes = size::parse(given).map_err(|error| error.to_string())?;
+    let bytes = usize::try_from(bytes).ok().filter(|bytes| DICTIONARY_BYTES.contains(bytes));
+    bytes.ok_or_else(|| format!("'{given}' is not accepted; accepted: 256 to 1M"))
+}
 
 /// The dictionary that `path` names, by the path that it has from every directory: children of a program
 /// read it too, wherever they are.
@@ -22,4 +87,113 @@ pub(crate) fn read(path: &str) -> Result<Dictionary, String> {
         other => refused(&std::io::Error::from(other)),
     })?;
     Dictionary::new(whole, bytes).map_err(|error| error.to_string())
+}
+
+/// Runs `zfolio dict`.
+///
+/// # Errors
+///
+/// One line: a file cannot be read or written, or no dictionary can be made of it.
+pub(crate) fn dict(arguments: &DictArgs) -> Result<ExitCode, Failure> {
+    let What::Train(arguments) = &arguments.what;
+    let samples = Samples::read(&arguments.corpus, arguments.unit, arguments.size)?;
+    let corpus = arguments.corpus.display();
+    let dictionary = zcomp::train(&samples.trained, arguments.unit.bytes(), arguments.size)
+        .map_err(|error| Failure::argument(format!("--corpus: '{corpus}': {error}")))?;
+    let dictionary = samples.better_form(dictionary)?;
+    std::fs::write(&arguments.output, dictionary.bytes()).map_err(|error| {
+        let output = arguments.output.display();
+        Failure::argument(format!("--output: '{output}' cannot be written: {error}"))
+    })?;
+    let mut story = format!(
+        "{}: {} bytes, from {} units of {}\n",
+        arguments.output.display(),
+        dictionary.bytes().len(),
+        samples.trained.len() / arguments.unit.bytes(),
+        arguments.unit
+    );
+    samples.tell_gain(&dictionary, &mut story)?;
+    // Whoever closed the pipe has read enough.
+    std::io::Write::write_all(&mut std::io::stdout(), story.as_bytes()).ok();
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Units of a corpus.
+struct Samples {
+    unit: UnitOrder,
+    trained: Vec<u8>,
+    kept_back: Vec<u8>,
+}
+
+impl Samples {
+    /// Units at equal distances, without those of one word.
+    fn read(corpus: &Path, unit: UnitOrder, dictionary_bytes: usize) -> Result<Samples, Failure> {
+        let failed = |why: &dyn std::fmt::Display| {
+            Failure::argument(format!("--corpus: '{}' {why}", corpus.display()))
+        };
+        let file =
+            File::open(corpus).map_err(|error| failed(&format!("cannot be read: {error}")))?;
+        let bytes = file.metadata().map_err(|error| failed(&format!("cannot be read: {error}")))?;
+        let unit_bytes = unit.bytes();
+        let units = bytes.len() / unit_bytes as u64;
+        let wanted = (SAMPLES_PER_DICTIONARY * dictionary_bytes / unit_bytes).max(64) as u64;
+        let count = units.min(wanted);
+        let mut samples = Samples { unit, trained: Vec::new(), kept_back: Vec::new() };
+        let mut sample = vec![0; unit_bytes];
+        for index in 0..count {
+            let at = index * units / count * unit_bytes as u64;
+            file.read_exact_at(&mut sample, at)
+                .map_err(|error| failed(&format!("cannot be read: {error}")))?;
+            if same_filled(&sample).is_some() {
+                continue;
+            }
+            let is_kept_back = index % KEPT_BACK as u64 == 0;
+            let into = if is_kept_back { &mut samples.kept_back } else { &mut samples.trained };
+            into.extend_from_slice(&sample);
+        }
+        Ok(samples)
+    }
+
+    /// With its tables or without, whichever zstd gains more from at its default level.
+    fn better_form(&self, trained: Vec<u8>) -> Result<Arc<Dictionary>, Failure> {
+        let dictionary = |bytes: &[u8]| {
+            let made = Dictionary::new("trained", bytes.to_vec());
+            made.map(Arc::new).map_err(|error| Failure::machine(error.to_string()))
+        };
+        let [with, without] = [dictionary(&trained)?, dictionary(zcomp::without_tables(&trained))?];
+        let ratio = |dictionary| self.ratio(Algorithm::Zstd, Some(dictionary));
+        let is_without = ratio(Arc::clone(&without))? > ratio(Arc::clone(&with))?;
+        Ok(if is_without { without } else { with })
+    }
+
+    /// Tells the ratio of what was kept back, without the dictionary and with it.
+    fn tell_gain(&self, dictionary: &Arc<Dictionary>, story: &mut String) -> Result<(), Failure> {
+        for algorithm in Algorithm::ALL.iter().filter(|algorithm| algorithm.takes_dictionary()) {
+            let alone = self.ratio(*algorithm, None)?;
+            let with_it = self.ratio(*algorithm, Some(Arc::clone(dictionary)))?;
+            writeln!(story, "  {algorithm:<8} {alone:.2} -> {with_it:.2}")
+                .expect("a String takes what it is given");
+        }
+        Ok(())
+    }
+
+    fn ratio(
+        &self,
+        algorithm: Algorithm,
+        dictionary: Option<Arc<Dictionary>>,
+    ) -> Result<f64, Failure> {
+        let params = Params { dictionary, ..algorithm.into() };
+        let zcomp = Zcomp::new(params, self.unit, 1)
+            .map_err(|error| Failure::machine(error.to_string()))?;
+        let units: Vec<&[u8]> = self.kept_back.chunks_exact(self.unit.bytes()).collect();
+        let mut stored_bytes = 0;
+        zcomp.compress(0, &units, &mut |index, outcome| {
+            stored_bytes += match outcome {
+                Outcome::Compressed(bytes) => bytes.len(),
+                Outcome::SameFilled(_) => 0,
+                Outcome::Incompressible | Outcome::Failed => units[index].len(),
+            };
+        });
+        Ok(self.kept_back.len() as f64 / f64::max(stored_bytes as f64, 1.0))
+    }
 }

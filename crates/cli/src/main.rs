@@ -40,6 +40,7 @@ fn command() -> Result<ExitCode, Failure> {
         Command::Doctor(arguments) => doctor::doctor(&arguments),
         Command::Algorithms(_) => algorithms::algorithms(),
         Command::Bench(arguments) => Ok(zfolio_bench::bench(arguments)),
+        Command::Dict(arguments) => dictionary::dict(&arguments),
         Command::Corpus(arguments) => Ok(zfolio_bench::corpus(arguments)),
     }
 }

@@ -14,7 +14,8 @@
 //!   that know nothing of it.
 //! - `ZC-3` A compressed unit has 1 to [`compressed_bytes_max`] bytes.
 //! - `ZC-4` `decompress` reads nothing but `source`, writes nothing but `dest`, and returns `Ok`
-//!   only if it used all of `source` and wrote all of `dest`, whatever bytes `source` holds.
+//!   only if it used all of `source` and wrote all of `dest`, whatever bytes `source` holds. Of a
+//!   prefix it need not use all of `source`.
 //!
 //! # Concurrency
 //!
@@ -22,7 +23,8 @@
 //! stream, or else any free one, or else waits for its own. The directions have streams of their
 //! own, because a fault that decompresses may interrupt a reclaim that compresses on the same CPU.
 //! `each` is called with the compress stream held, so that the result need not be copied first:
-//! what it locks has a rank above [`RANK_COMPRESS`], and it never calls `compress`.
+//! what it locks has a rank above [`RANK_COMPRESS`], and it never calls `compress`. Likewise for
+//! `decompress_batch` and [`RANK_DECOMPRESS`].
 //!
 //! # Cost
 //!
@@ -59,6 +61,7 @@ pub use bare::Bare;
 pub use dictionary::{DICTIONARY_BYTES, Dictionary};
 pub use params::{Algorithm, Params};
 use stream::{CompressStream, DecompressStream, Lane};
+pub use zstd::train::{train, without_tables};
 
 /// Rank of the lock of a compress stream.
 pub const RANK_COMPRESS: u8 = 40;
@@ -81,6 +84,33 @@ pub enum Outcome<'a> {
     Incompressible,
     /// The codec failed. The unit is untouched and still the caller's.
     Failed,
+}
+
+/// One element of a batch to decompress.
+#[derive(Debug)]
+pub struct Packed<'a, 'd> {
+    /// The compressed unit.
+    pub source: &'a [u8],
+    /// Where it goes, piece after piece; they need not be adjacent.
+    pub dest: &'a mut [&'d mut [u8]],
+    /// How much of it is wanted.
+    pub extent: Extent,
+}
+
+impl Packed<'_, '_> {
+    fn dest_bytes(&self) -> usize {
+        self.dest.iter().map(|piece| piece.len()).sum()
+    }
+}
+
+/// How much of a unit is decompressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extent {
+    /// All of it, and it is exactly as long as the destination.
+    Whole,
+    /// The bytes from its beginning for which there is a destination. What comes behind them is not
+    /// decompressed where the format allows it, and not looked at: no checksum of the unit can be checked.
+    Prefix,
 }
 
 /// Why something was not done.
@@ -130,6 +160,11 @@ pub enum Error {
         path: String,
         /// What is wrong with it, and what is accepted.
         why: String,
+    },
+    /// No dictionary can be made of these samples. Give more, or others.
+    Training {
+        /// How many there were.
+        samples: usize,
     },
     /// There was no memory for a stream. Nothing was kept; try with fewer streams.
     OutOfMemory {
@@ -181,6 +216,13 @@ impl fmt::Display for Error {
                 write!(f, "{algorithm} has parameter '{given}' twice: accepted is each once")
             }
             Error::Dictionary { path, why } => write!(f, "dictionary '{path}': {why}"),
+            Error::Training { samples } => {
+                write!(
+                    f,
+                    "{samples} samples are too few, or have nothing in common: accepted are "
+                )?;
+                write!(f, "at least ten times the dictionary's length of data that repeats itself")
+            }
             Error::OutOfMemory { algorithm } => {
                 write!(f, "no memory for a stream of {algorithm}")
             }
@@ -247,7 +289,7 @@ impl Zcomp {
             })
             .collect::<Result<Box<[_]>, Error>>()?;
         let decompress = (0..streams)
-            .map(|_| Ok(Lane::new(DecompressStream::new(shared.decompressor()?))))
+            .map(|_| Ok(Lane::new(DecompressStream::new(shared.decompressor()?, unit.bytes()))))
             .collect::<Result<Box<[_]>, Error>>()?;
         let memory_bytes = size_of_val(&*compress)
             + size_of_val(&*decompress)
@@ -297,11 +339,33 @@ impl Zcomp {
     /// [`Error::Corrupt`] unless all of `source` was used to fill all of `dest` (`ZC-4`). Bytes
     /// that were changed and still fill it are not noticed: that is the store's checksum's task.
     pub fn decompress(&self, cpu: usize, source: &[u8], dest: &mut [u8]) -> Result<(), Error> {
-        stream::hold(&self.decompress, cpu).decompress(source, dest).map_err(|_| Error::Corrupt {
-            algorithm: self.params.algorithm,
-            source_bytes: source.len(),
-            dest_bytes: dest.len(),
-        })
+        let mut result = Ok(());
+        let one = Packed { source, dest: &mut [dest], extent: Extent::Whole };
+        self.decompress_batch(cpu, &mut [one], &mut |_, told| result = told);
+        result
+    }
+
+    /// Decompresses each element of `batch`, with the stream of `cpu` or another that is free.
+    ///
+    /// `each(index, result)` is called once per element, in order, while the stream is held; an element
+    /// that fails changes nothing for the others. Its errors are those of [`Zcomp::decompress`]; of a
+    /// [`Extent::Prefix`] all of `dest` was filled, and the rest of `source` may be anything.
+    pub fn decompress_batch(
+        &self,
+        cpu: usize,
+        batch: &mut [Packed<'_, '_>],
+        each: &mut dyn FnMut(usize, Result<(), Error>),
+    ) {
+        let algorithm = self.params.algorithm;
+        let mut stream = stream::hold(&self.decompress, cpu);
+        for (index, packed) in batch.iter_mut().enumerate() {
+            let result = stream.decompress(packed).map_err(|_| Error::Corrupt {
+                algorithm,
+                source_bytes: packed.source.len(),
+                dest_bytes: packed.dest_bytes(),
+            });
+            each(index, result);
+        }
     }
 
     /// The memory of all streams, mapped or not.

@@ -6,7 +6,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use zfolio_core::page::UnitOrder;
-use zfolio_core::zcomp::{Outcome, Params, Zcomp};
+use zfolio_core::zcomp::{Extent, Outcome, Packed, Params, Zcomp};
 
 struct Counting;
 
@@ -76,6 +76,13 @@ fn a_codec_that_is_set_up_allocates_nothing() {
             let whole = zcomp.decompress(0, &packed[..length], &mut back);
             assert!(whole.is_ok() && back == text);
             assert!(zcomp.decompress(0, &packed[..length / 2], &mut back).is_err());
+            let (first, second) = back.split_at_mut(4096);
+            let whole: &mut [&mut [u8]] = &mut [first, second];
+            for (extent, count) in [(Extent::Whole, 2), (Extent::Prefix, 1)] {
+                let (source, dest) = (&packed[..length], &mut whole[..count]);
+                let batch = &mut [Packed { source, dest, extent }];
+                zcomp.decompress_batch(0, batch, &mut |_, result| assert!(result.is_ok()));
+            }
         }
         assert_eq!(ALLOCATIONS.load(Relaxed), before, "{}", zcomp.params());
     }

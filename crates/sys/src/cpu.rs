@@ -112,4 +112,41 @@ mod tests {
         assert_eq!(super::current(), here);
         assert_eq!(super::of_thread(super::thread_id()), Some(here));
     }
+    /// What a thread sees of itself is true again after each migration.
+    #[test]
+    fn a_thread_that_migrates_is_told_so() {
+        let here = super::current();
+        for cpu in (0..super::online().max(2)).cycle().take(50) {
+            super::pin(cpu);
+            // Pinning fails for a CPU that this process may not use.
+            assert_eq!(super::current(), rustix::thread::sched_getcpu());
+        }
+        super::pin(here);
+    }
+
+    /// Prints what the number costs: `cargo test --release -p zfolio-sys cpu_speed -- --ignored --nocapture`.
+    #[test]
+    #[ignore = "a measurement"]
+    #[allow(clippy::disallowed_methods, reason = "a measurement; nothing depends on the time")]
+    fn cpu_speed() {
+        let ns = |look: &dyn Fn() -> usize| {
+            let mut rounds: Vec<f64> = (0..15)
+                .map(|_| {
+                    let begin = std::time::Instant::now();
+                    for _ in 0..1_000_000 {
+                        std::hint::black_box(look());
+                    }
+                    begin.elapsed().as_secs_f64() * 1e3
+                })
+                .collect();
+            rounds.sort_by(f64::total_cmp);
+            rounds[7]
+        };
+        // SAFETY: no precondition.
+        let libc_s = || unsafe { libc::sched_getcpu() }.unsigned_abs() as usize;
+        println!("nothing {:.2} ns", ns(&|| 0));
+        println!("rseq area {:.2} ns", ns(&super::current));
+        println!("glibc's sched_getcpu {:.2} ns", ns(&libc_s));
+        println!("getcpu by the vDSO or a system call {:.2} ns", ns(&rustix::thread::sched_getcpu));
+    }
 }

@@ -138,6 +138,18 @@ pub(super) trait Decompressor: Send {
     /// Fills `dest` from `source`, as `ZC-4` says.
     fn decompress(&mut self, source: &[u8], dest: &mut [u8]) -> Result<(), Corrupt>;
 
+    /// Fills at least the first `wanted` bytes of `unit`, which is as long as the unit is, and writes
+    /// nothing outside of it. The rest of `source` need not be looked at.
+    fn decompress_prefix(
+        &mut self,
+        source: &[u8],
+        unit: &mut [u8],
+        wanted: usize,
+    ) -> Result<(), Corrupt> {
+        debug_assert!(wanted <= unit.len(), "a prefix");
+        self.decompress(source, unit)
+    }
+
     /// Bytes taken at set-up.
     fn memory_bytes(&self) -> usize;
 }

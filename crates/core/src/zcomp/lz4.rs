@@ -23,6 +23,13 @@ unsafe extern "C" {
         dest_bytes: c_int,
         acceleration: c_int,
     ) -> c_int;
+    fn LZ4_decompress_safe_partial(
+        source: *const c_char,
+        dest: *mut c_char,
+        source_bytes: c_int,
+        wanted_bytes: c_int,
+        dest_bytes: c_int,
+    ) -> c_int;
 }
 
 struct Lz4Compressor {
@@ -104,6 +111,29 @@ impl Decompressor for Lz4Decompressor {
         };
         // Negative: malformed. Success means that the whole source was used.
         if written == dest_bytes { Ok(()) } else { Err(Corrupt) }
+    }
+
+    fn decompress_prefix(
+        &mut self,
+        source: &[u8],
+        unit: &mut [u8],
+        wanted: usize,
+    ) -> Result<(), Corrupt> {
+        let source_bytes = c_int::try_from(source.len()).map_err(|_| Corrupt)?;
+        let wanted_bytes = c_int::try_from(wanted).map_err(|_| Corrupt)?;
+        let unit_bytes = c_int::try_from(unit.len()).map_err(|_| Corrupt)?;
+        // SAFETY: as in `decompress`; the library stops once it has written `wanted_bytes`, and stays
+        // inside `unit` in any case.
+        let written = unsafe {
+            LZ4_decompress_safe_partial(
+                source.as_ptr().cast(),
+                unit.as_mut_ptr().cast(),
+                source_bytes,
+                wanted_bytes,
+                unit_bytes,
+            )
+        };
+        if written >= wanted_bytes { Ok(()) } else { Err(Corrupt) }
     }
 
     fn memory_bytes(&self) -> usize {

@@ -7,16 +7,21 @@
 //!
 //! # Concurrency
 //!
-//! [`hold`] never waits while any stream is free. A thread holds at most one stream of a rank, so
+//! The CPU's number is a hint: where to look first. A thread may migrate the moment after it has asked, there may
+//! be more CPUs than streams, or gaps between their numbers; what keeps a stream to one thread is its lock alone. `make loom`
+//! tries every order. [`hold`] never waits while any stream is free. A thread holds at most one stream of a rank, so
 //! the second try of an equal rank that `SYNC-1` asks about can't arise.
 
 #![forbid(unsafe_code)]
 
 use super::backend::{Answer, BATCH_MAX, Compressor, Corrupt, Decompressor, Job};
 use super::sample::is_incompressible;
-use super::{Outcome, compressed_bytes_max};
+use super::{Extent, Outcome, Packed, compressed_bytes_max};
 use crate::page::same_filled;
+#[cfg(not(all(test, loom)))]
 use crate::sync::{Guard, Mutex};
+#[cfg(all(test, loom))]
+use loom_lock::{Guard, Mutex};
 
 /// A stream and its lock, on cache lines of their own: 128 B, since processors fetch lines of 64 B
 /// in pairs.
@@ -121,19 +126,160 @@ fn outcome<'a>(job: &'a Job<'_>) -> Outcome<'a> {
     }
 }
 
-/// Codec state of one CPU.
-pub(super) struct DecompressStream(Box<dyn Decompressor>);
+/// Codec state of one CPU, and a unit's room for what goes to several places.
+pub(super) struct DecompressStream {
+    decompressor: Box<dyn Decompressor>,
+    /// One unit. Not touched, so not resident, before a destination is in pieces, or a prefix.
+    scratch: Box<[u8]>,
+}
 
 impl DecompressStream {
-    pub(super) fn new(decompressor: Box<dyn Decompressor>) -> Self {
-        DecompressStream(decompressor)
+    pub(super) fn new(decompressor: Box<dyn Decompressor>, unit_bytes: usize) -> Self {
+        DecompressStream { decompressor, scratch: vec![0; unit_bytes].into_boxed_slice() }
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.0.memory_bytes()
+        self.scratch.len() + self.decompressor.memory_bytes()
     }
 
-    pub(super) fn decompress(&mut self, source: &[u8], dest: &mut [u8]) -> Result<(), Corrupt> {
-        self.0.decompress(source, dest)
+    /// Decompresses one element, in place where its destination is in one piece.
+    pub(super) fn decompress(&mut self, packed: &mut Packed<'_, '_>) -> Result<(), Corrupt> {
+        if let (Extent::Whole, [dest]) = (packed.extent, &mut *packed.dest) {
+            return self.decompressor.decompress(packed.source, dest);
+        }
+        let wanted = packed.dest_bytes();
+        match packed.extent {
+            Extent::Whole => {
+                let unit = self.scratch.get_mut(..wanted).ok_or(Corrupt)?;
+                self.decompressor.decompress(packed.source, unit)?;
+            }
+            Extent::Prefix if wanted <= self.scratch.len() => {
+                let unit = &mut self.scratch;
+                self.decompressor.decompress_prefix(packed.source, unit, wanted)?;
+            }
+            Extent::Prefix => return Err(Corrupt),
+        }
+        let mut rest = &*self.scratch;
+        for piece in &mut *packed.dest {
+            let (bytes, more) = rest.split_at(piece.len());
+            piece.copy_from_slice(bytes);
+            rest = more;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;
+
+/// [`crate::sync::Mutex`] as loom has it.
+#[cfg(all(test, loom))]
+mod loom_lock {
+    use std::ops::{Deref, DerefMut};
+
+    #[derive(Debug)]
+    pub(crate) struct Mutex<const RANK: u8, T>(loom::sync::Mutex<T>);
+
+    pub(crate) struct Guard<'a, const RANK: u8, T>(loom::sync::MutexGuard<'a, T>);
+
+    impl<const RANK: u8, T> Mutex<RANK, T> {
+        pub(super) fn new(value: T) -> Self {
+            Mutex(loom::sync::Mutex::new(value))
+        }
+
+        pub(super) fn lock(&self) -> Guard<'_, RANK, T> {
+            Guard(self.0.lock().expect("nothing panics"))
+        }
+
+        pub(super) fn try_lock(&self) -> Option<Guard<'_, RANK, T>> {
+            self.0.try_lock().ok().map(Guard)
+        }
+    }
+
+    impl<const RANK: u8, T> Deref for Guard<'_, RANK, T> {
+        type Target = T;
+        fn deref(&self) -> &T {
+            &self.0
+        }
+    }
+
+    impl<const RANK: u8, T> DerefMut for Guard<'_, RANK, T> {
+        fn deref_mut(&mut self) -> &mut T {
+            &mut self.0
+        }
+    }
+}
+
+/// Every order of steps: `make loom`.
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::cell::Cell;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::{Lane, hold};
+
+    /// Streams of both directions. A stream is a cell: loom sees to it that no two threads are in one.
+    struct World<const STREAMS: usize> {
+        compress: [Lane<1, Cell<u32>>; STREAMS],
+        decompress: [Lane<2, Cell<u32>>; STREAMS],
+    }
+
+    impl<const STREAMS: usize> World<STREAMS> {
+        fn new() -> Arc<Self> {
+            Arc::new(World {
+                compress: std::array::from_fn(|_| Lane::new(Cell::new(0))),
+                decompress: std::array::from_fn(|_| Lane::new(Cell::new(0))),
+            })
+        }
+    }
+
+    /// A stream at work, in two steps: whoever came between would be lost.
+    fn work(stream: &Cell<u32>) {
+        let done = stream.get();
+        thread::yield_now();
+        stream.set(done + 1);
+    }
+
+    fn done<const RANK: u8>(lanes: &[Lane<RANK, Cell<u32>>]) -> u32 {
+        lanes.iter().map(|lane| lane.wait().get()).sum()
+    }
+
+    /// Goal: three threads that all believe to be on one CPU share two streams without harm, and none waits for
+    /// ever. Their numbers are from before they migrated.
+    #[test]
+    fn loom_a_stream_has_one_holder() {
+        loom::model(|| {
+            let world = World::<2>::new();
+            let others = [5, 5].map(|cpu| {
+                let world = Arc::clone(&world);
+                thread::spawn(move || work(&hold(&world.compress, cpu)))
+            });
+            work(&hold(&world.compress, 0));
+            others.into_iter().for_each(|other| other.join().unwrap());
+            assert_eq!(done(&world.compress), 3);
+        });
+    }
+
+    /// Goal: a fault that interrupts a reclaim on its CPU, with the compress stream held, gets a stream, whatever
+    /// faults and reclaims the other CPUs have, with one stream for all.
+    #[test]
+    fn loom_a_fault_interrupts_a_reclaim() {
+        loom::model(|| {
+            let world = World::<1>::new();
+            let other = Arc::clone(&world);
+            let other = thread::spawn(move || {
+                work(&hold(&other.decompress, 1));
+                let reclaim = hold(&other.compress, 1);
+                work(&hold(&other.decompress, 1));
+                work(&reclaim);
+            });
+            let reclaim = hold(&world.compress, 0);
+            work(&hold(&world.decompress, 0));
+            work(&reclaim);
+            drop(reclaim);
+            other.join().unwrap();
+            assert_eq!((done(&world.compress), done(&world.decompress)), (2, 3));
+        });
     }
 }

@@ -536,6 +536,11 @@ fn measure(zcomp: &Zcomp, units: &[&[u8]], store: &mut [u8]) -> (f64, f64, usize
     (compress_s, begin.elapsed().as_secs_f64(), end + incompressible_bytes)
 }
 
+fn parsed(params: &str) -> Params {
+    let read = |path: &str| std::fs::read(path).map_err(|error| error.to_string());
+    params.parse::<Params>().and_then(|params| params.with_dictionary(read)).expect("parameters")
+}
+
 /// Prints speed and ratio. Run it as
 /// `ZCOMP_FILE=corpus cargo test --release -p zfolio-core zcomp_speed -- --ignored --nocapture`.
 /// `ZCOMP_PARAMS="lz4 zstd,level=-3"` chooses what is measured.
@@ -552,7 +557,7 @@ fn zcomp_speed() {
         "{:<16} {:>5} {:>9} {:>9} {:>6} {:>9}",
         "MB/s", "unit", "in", "out", "ratio", "memory"
     );
-    for params in params.split(' ').map(|params| params.parse::<Params>().expect("parameters")) {
+    for params in params.split(' ').map(parsed) {
         for unit_bytes in [4 << 10, 16 << 10, 64 << 10] {
             let zcomp = zcomp(params.clone(), unit_bytes, 1);
             // Same-filled units would only flatter the codec.

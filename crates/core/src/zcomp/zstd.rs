@@ -13,10 +13,11 @@
 //! - `ZSTD-3` A context that refers to a digested dictionary owns a share of it.
 
 mod digest;
+pub(super) mod train;
 
 use std::ffi::c_int;
 use std::ops::RangeInclusive;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use zstd_sys::{
@@ -158,7 +159,7 @@ struct ZstdDecompressor {
     context: NonNull<ZSTD_DCtx>,
     workspace: Workspace,
     /// The context refers to it (`ZSTD-3`).
-    _digest: Option<Arc<Digest>>,
+    digest: Option<Arc<Digest>>,
 }
 
 // SAFETY: as for `ZstdCompressor`.
@@ -189,7 +190,7 @@ impl ZstdDecompressor {
                 unsafe { zstd_sys::ZSTD_DCtx_refDDict(context.as_ptr(), digest.to_decompress()) };
             assert!(!is_error(result), "a fresh context takes a dictionary");
         }
-        ZstdDecompressor { context, workspace, _digest: digest }
+        ZstdDecompressor { context, workspace, digest }
     }
 }
 
@@ -210,6 +211,50 @@ impl Decompressor for ZstdDecompressor {
         };
         // An error is a value beyond any length. Success means that the whole source was used.
         if written == dest.len() { Ok(()) } else { Err(Corrupt) }
+    }
+
+    /// Block by block, each of 128 KiB of the unit at most: nothing is gained in a unit of one.
+    fn decompress_prefix(
+        &mut self,
+        source: &[u8],
+        unit: &mut [u8],
+        wanted: usize,
+    ) -> Result<(), Corrupt> {
+        let context = self.context.as_ptr();
+        let digest = self.digest.as_ref().map_or(ptr::null(), |digest| digest.to_decompress());
+        // SAFETY: the context is live and ours alone (ZSTD-1, `&mut self`); the digest is null or lives as
+        // long (ZSTD-3).
+        let begun = unsafe { zstd_sys::ZSTD_decompressBegin_usingDDict(context, digest) };
+        assert!(!is_error(begun), "a context can begin");
+        // One pointer for all blocks: the library refers to the earlier ones by it.
+        let start = unit.as_mut_ptr();
+        let (mut read, mut written) = (0_usize, 0);
+        while written < wanted {
+            // SAFETY: the context is live and ours alone.
+            let next = unsafe { zstd_sys::ZSTD_nextSrcSizeToDecompress(context) };
+            let part = source.get(read..read.saturating_add(next)).ok_or(Corrupt)?;
+            if next == 0 {
+                return Err(Corrupt);
+            }
+            // SAFETY: the context is live and ours alone, and can't allocate. `part` is readable, and `unit`
+            // writable behind the `written` bytes, by the types of the slices; they don't overlap because
+            // `unit` is exclusive. The library refers to what it wrote before, in `unit`, and to the digest.
+            let more = unsafe {
+                zstd_sys::ZSTD_decompressContinue(
+                    context,
+                    start.wrapping_add(written).cast(),
+                    unit.len() - written,
+                    part.as_ptr().cast(),
+                    part.len(),
+                )
+            };
+            if is_error(more) {
+                return Err(Corrupt);
+            }
+            read += next;
+            written += more;
+        }
+        Ok(())
     }
 
     fn memory_bytes(&self) -> usize {

@@ -256,6 +256,23 @@ impl Decompressor for WindowDecompressor {
         }
     }
 
+    fn decompress_prefix(
+        &mut self,
+        source: &[u8],
+        unit: &mut [u8],
+        wanted: usize,
+    ) -> Result<(), Corrupt> {
+        let (reset, set) = (libz_sys::inflateReset, libz_sys::inflateSetDictionary);
+        if !self.stream.begin(reset, set, self.dictionary.as_deref(), WINDOW_MAX) {
+            return Err(Corrupt);
+        }
+        match self.stream.run(libz_sys::inflate, source, &mut unit[..wanted]) {
+            // No room for more.
+            Some((Z_STREAM_END | Z_OK | Z_BUF_ERROR, _, written)) if written == wanted => Ok(()),
+            _ => Err(Corrupt),
+        }
+    }
+
     fn memory_bytes(&self) -> usize {
         self.stream.memory_bytes
     }

@@ -31,6 +31,15 @@ unsafe extern "C" {
         dictionary: *const c_char,
         dictionary_bytes: c_int,
     ) -> c_int;
+    fn LZ4_decompress_safe_partial_usingDict(
+        source: *const c_char,
+        dest: *mut c_char,
+        source_bytes: c_int,
+        wanted_bytes: c_int,
+        dest_bytes: c_int,
+        dictionary: *const c_char,
+        dictionary_bytes: c_int,
+    ) -> c_int;
 }
 
 /// Room for an `LZ4_stream_t`, zeroed as the library wants it at first.
@@ -174,6 +183,33 @@ impl Decompressor for DictionaryDecompressor {
             )
         };
         if written == dest_bytes { Ok(()) } else { Err(Corrupt) }
+    }
+
+    fn decompress_prefix(
+        &mut self,
+        source: &[u8],
+        unit: &mut [u8],
+        wanted: usize,
+    ) -> Result<(), Corrupt> {
+        let source_bytes = c_int::try_from(source.len()).map_err(|_| Corrupt)?;
+        let wanted_bytes = c_int::try_from(wanted).map_err(|_| Corrupt)?;
+        let unit_bytes = c_int::try_from(unit.len()).map_err(|_| Corrupt)?;
+        let dictionary = self.0.bytes();
+        let dictionary_bytes = c_int::try_from(dictionary.len()).expect("at most DICTIONARY_BYTES");
+        // SAFETY: as in `decompress`; the library stops once it has written `wanted_bytes`, and stays
+        // inside `unit` in any case.
+        let written = unsafe {
+            LZ4_decompress_safe_partial_usingDict(
+                source.as_ptr().cast(),
+                unit.as_mut_ptr().cast(),
+                source_bytes,
+                wanted_bytes,
+                unit_bytes,
+                dictionary.as_ptr().cast(),
+                dictionary_bytes,
+            )
+        };
+        if written >= wanted_bytes { Ok(()) } else { Err(Corrupt) }
     }
 
     fn memory_bytes(&self) -> usize {
