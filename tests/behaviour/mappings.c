@@ -487,6 +487,55 @@ static void guards(void) {
     }
 }
 
+/* MAP_FIXED_NOREPLACE wins over MAP_FIXED. */
+static void noreplace(void) {
+    struct ballast b;
+    ballast_make(&b, 3 * limit_bytes(), 3);
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_FIXED_NOREPLACE;
+    CHECK(mmap(b.start + 64 * PAGE, 64 * PAGE, PROT_READ | PROT_WRITE, flags, -1, 0) == MAP_FAILED && errno == EEXIST);
+    ballast_verify(&b, "not replaced");
+}
+
+/* madvise stops at a page that is locked: what lies below is dropped, what lies above is not. */
+static void half_dropped(void) {
+    struct ballast b;
+    ballast_make(&b, 3 * limit_bytes(), 3);
+    size_t locked = b.pages / 3 + 5, from = 7;
+    CHECK(mlock(b.start + locked * PAGE, PAGE) == 0);
+    CHECK(madvise(b.start + from * PAGE, (b.pages - from) * PAGE, MADV_DONTNEED) == -1 && errno == EINVAL);
+    for (size_t page = 0; page < b.pages; page++) {
+        if (page >= from && page < locked) CHECK(page_is_zero(b.start + page * PAGE), "page %zu", page);
+        else CHECK(page_is(b.start + page * PAGE, ballast_seed(&b, page)), "page %zu", page);
+    }
+}
+
+/* One read-only page in each MiB keeps its unit, and nothing else: the limit holds. */
+static void read_only(void) {
+    struct ballast b;
+    ballast_make(&b, 3 * limit_bytes(), 3);
+    for (size_t page = 77; page < b.pages; page += 256) CHECK(mprotect(b.start + page * PAGE, PAGE, PROT_READ) == 0);
+    uint64_t random = 5;
+    double end = now() + 2;
+    while (now() < end) {
+        size_t page = next_random(&random) % b.pages;
+        CHECK(page_is(b.start + page * PAGE, ballast_seed(&b, page)), "page %zu", page);
+    }
+    for (size_t page = 77; page < b.pages; page += 256) CHECK(mprotect(b.start + page * PAGE, PAGE, PROT_READ | PROT_WRITE) == 0);
+    ballast_verify(&b, "read-only pages");
+}
+
+/* Zeros that were read before there was any need become pages without a fault that anybody hears of. */
+static void read_zeros(void) {
+    struct ballast b;
+    size_t bytes = 6 * limit_bytes();
+    char *start = map_anonymous(bytes);
+    for (size_t at = 0; at < bytes; at += PAGE) CHECK(*(volatile char *)(start + at) == 0);
+    ballast_make(&b, limit_bytes(), 3);
+    for (size_t at = 0; at < bytes; at += PAGE) fill_page(start + at, at);
+    for (size_t at = 0; at < bytes; at += PAGE) CHECK(page_is(start + at, at));
+    ballast_verify(&b, "read zeros");
+}
+
 /* MAP_POPULATE and MADV_POPULATE_WRITE over the limit. */
 static void populate(void) {
     char *start = mmap(NULL, 3 * limit_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
@@ -505,6 +554,7 @@ int main(int count, char **arguments) {
         {"holes", holes}, {"moves", moves}, {"shared_moves", shared_moves}, {"raw_calls", raw_calls},
         {"raw_drops", raw_drops}, {"raw_frees", raw_frees}, {"raw_moves", raw_moves}, {"raw_returns", raw_returns},
         {"refixed", refixed}, {"guards", guards},
+        {"noreplace", noreplace}, {"half_dropped", half_dropped}, {"read_only", read_only}, {"read_zeros", read_zeros},
         {"populate", populate},
     };
     return CHOOSE(cases);

@@ -136,6 +136,47 @@ figures! {
     stall_ns,
 }
 
+/// How many figures a child of `fork` begins with.
+const GAUGES: usize = 13;
+
+impl Figures {
+    /// What is so now, and in a child of `fork` too; all else counts what happened in one process.
+    fn gauges(&self) -> [&AtomicU64; GAUGES] {
+        [
+            &self.engaged,
+            &self.managed_bytes,
+            &self.resident_bytes,
+            &self.staged_bytes,
+            &self.pool_bytes,
+            &self.metadata_bytes,
+            &self.demand_bytes,
+            &self.demand_stored_bytes,
+            &self.stored_units,
+            &self.stored_bytes,
+            &self.compressed_bytes,
+            &self.same_filled_units,
+            &self.incompressible_units,
+        ]
+    }
+
+    /// Their values, for [`Figures::inherit`].
+    #[must_use]
+    pub fn inheritance(&self) -> Inheritance {
+        Inheritance(self.gauges().map(|gauge| gauge.load(Relaxed)))
+    }
+
+    /// Takes over what a parent told at the fork.
+    pub fn inherit(&self, parent: &Inheritance) {
+        for (gauge, value) in self.gauges().into_iter().zip(parent.0) {
+            gauge.store(value, Relaxed);
+        }
+    }
+}
+
+/// What a child of `fork` has of its parent's figures.
+#[derive(Clone, Copy, Debug)]
+pub struct Inheritance([u64; GAUGES]);
+
 /// Buckets of a [`Histogram`]: four for each power of two of a 64-bit value.
 pub const BUCKETS: usize = 256;
 
@@ -206,10 +247,6 @@ pub struct Stats {
     pub start_ticks: AtomicU64,
     /// The run it belongs to: the PID of `zfolio run`, 0 outside of one.
     pub run: AtomicU64,
-    /// Raised by a reader who wants the table of size classes, which is not kept here.
-    pub classes_asked: AtomicU32,
-    /// What that was when the table was told last: it is the text behind this page in the file.
-    pub classes_told: AtomicU32,
     /// `lz4`, `zstd,level=1`, ...
     pub algorithm: [AtomicU8; NAME_BYTES],
     /// The program, as in `/proc/PID/comm`.
@@ -222,6 +259,10 @@ pub struct Stats {
     pub fault_staged_ns: Histogram,
     /// Nanoseconds of faults that decompressed.
     pub fault_stored_ns: Histogram,
+    /// Raised by a reader who wants the table of size classes, which is not kept here.
+    pub classes_asked: AtomicU32,
+    /// What that was when the table was told last: it is the text behind this page in the file.
+    pub classes_told: AtomicU32,
 }
 
 impl Default for Stats {
@@ -352,6 +393,18 @@ mod tests {
         assert_eq!(told * 8, size_of_val(&stats.figures));
         assert_eq!(stats.figures.get("faults_zero"), Some(7));
         assert_eq!(stats.figures.get("nonsense"), None);
+    }
+
+    #[test]
+    fn a_child_inherits_what_is_and_not_what_was() {
+        let relaxed = std::sync::atomic::Ordering::Relaxed;
+        let (parent, child) = (Stats::default(), Stats::default());
+        parent.figures.stored_units.store(5, relaxed);
+        parent.figures.faults_zero.store(7, relaxed);
+        child.figures.inherit(&parent.figures.inheritance());
+        super::subtract(&child.figures.stored_units, 5);
+        assert_eq!(child.figures.get("stored_units"), Some(0));
+        assert_eq!(child.figures.get("faults_zero"), Some(0));
     }
 
     #[test]

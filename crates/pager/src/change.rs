@@ -7,6 +7,7 @@
 
 use std::ops::Range;
 
+use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::stats::{add, subtract};
 use zfolio_core::sync::WriteGuard;
 use zfolio_sys::{Errno, cpu};
@@ -50,23 +51,39 @@ impl Engine {
         Ok(answer)
     }
 
-    /// The contents of a range are dropped by `call`: it reads as zeros from now on.
+    /// The contents of a range are dropped by `call`, which is told its start and length: it reads as zeros
+    /// from now on.
     ///
     /// # Errors
     ///
-    /// Those of `call`; then nothing has changed.
+    /// Those of `call`, which may have dropped a part of it by then, from the start.
     pub fn discard<R>(
         &self,
         start: usize,
         end: usize,
-        call: impl FnOnce() -> Result<R, Errno>,
+        call: impl Fn(usize, usize) -> Result<R, Errno>,
     ) -> Result<R, Errno> {
         let table = self.table.write();
         self.settle_edges(&table, start, end, false);
-        let answer = self.announce((start, end), (0, 0), call);
         // ENOMEM: part of the range is not mapped, and all that is was dropped.
-        if !matches!(answer, Ok(_) | Err(Errno::NOMEM)) {
-            return answer;
+        let dropped = |answer: &Result<R, Errno>| matches!(answer, Ok(_) | Err(Errno::NOMEM));
+        let pages = || (start..end).step_by(PAGE_BYTES);
+        let (answer, end) = self.announce((start, end), (0, 0), || {
+            let answer = call(start, end - start);
+            if dropped(&answer) {
+                return (answer, end);
+            }
+            // The kernel drops one mapping after the other up to the one that it refuses (locked, sealed):
+            // once more, to see which.
+            let refused = pages().find(|page| !dropped(&call(*page, PAGE_BYTES)));
+            (answer, refused.unwrap_or(end))
+        });
+        let edge = self.shape.base(end);
+        if let Some(lock) = table.known(edge).filter(|_| edge < end) {
+            let mut folio = lock.lock();
+            if folio.managed {
+                self.bring_back_without(&mut folio, edge, start.max(edge) - edge..end - edge);
+            }
         }
         for (address, lock) in table.known_folios(start, end) {
             if address >= start && address + self.shape.folio_bytes() <= end {

@@ -20,7 +20,7 @@ use std::sync::atomic::{
 };
 
 use zfolio_core::page::PAGE_BYTES;
-use zfolio_core::stats::{Figures, Stats, add, raise, subtract};
+use zfolio_core::stats::{Figures, Inheritance, Stats, add, raise, subtract};
 use zfolio_core::sync::{RwLock, WriteGuard};
 use zfolio_core::zcomp::Zcomp;
 use zfolio_core::zsmalloc::ClassStats;
@@ -33,7 +33,7 @@ use crate::config::{Config, Error, LIMIT_BYTES_MIN, Mode};
 use crate::event::{self, Held};
 use crate::prefetch::Prefetch;
 use crate::rank;
-use crate::reclaim::Average;
+use crate::reclaim::{Average, By, Reclaimed};
 use crate::resident::{Queue, Resident};
 use crate::runs::Runs;
 use crate::seam::{Seam, needs};
@@ -84,6 +84,8 @@ pub struct Engine {
     pub(crate) staged_target: usize,
     /// Before this time the pool need not be looked at again: compaction gained nothing.
     pub(crate) compact_after_ns: AtomicU64,
+    /// When parked folios are tried again.
+    pub(crate) unpark_after_ns: AtomicU64,
     /// Changes when the reclaimer should look.
     pub(crate) reclaim_bell: AtomicU32,
     /// The reclaimer sleeps, and is worth a wake-up.
@@ -100,6 +102,7 @@ pub struct Engine {
 #[derive(Debug)]
 pub struct Quiet<'a> {
     shape: Shape,
+    inheritance: Inheritance,
     inbox: Held<'a>,
     table: WriteGuard<'a, { rank::TABLE }, Table>,
 }
@@ -174,6 +177,7 @@ impl Engine {
             floor_bytes: (config.limit_bytes / FLOOR_SHARE).max(4 * folio_bytes),
             staged_target,
             compact_after_ns: AtomicU64::new(0),
+            unpark_after_ns: AtomicU64::new(0),
             reclaim_bell: AtomicU32::new(0),
             reclaimer_idle: AtomicBool::new(false),
             dirty_share: Average::new(Average::ONE),
@@ -218,7 +222,8 @@ impl Engine {
         let inbox = self.seam.inbox.hold();
         let told = inbox.iter().any(|told| event::is_change(told.message));
         let settled = self.staging.staged_folios() == 0 && !told;
-        settled.then_some(Quiet { shape: self.shape, inbox, table })
+        let inheritance = self.figures().inheritance();
+        settled.then_some(Quiet { shape: self.shape, inheritance, inbox, table })
     }
 
     /// In the child, before anything else is mapped: the staging area, which `fork` did not copy.
@@ -240,6 +245,7 @@ impl Engine {
         self.stopping.store(false, Relaxed);
         // What the parent's threads wait for is not ours to serve.
         quiet.inbox.clear();
+        self.figures().inherit(&quiet.inheritance);
         let again = self.seam.open_again(&self.staging, self.config.mode);
         again.map_err(|errno| Error::Userfaultfd { errno })?;
         let ranges: Vec<(usize, usize)> = quiet.table.ranges().iter().collect();
@@ -329,15 +335,25 @@ impl Engine {
         for (_, lock) in table.known_folios(start, end) {
             self.drop_folio(&mut lock.lock(), true);
         }
-        // Registered: no page comes from now on but through us, so what is found is exact.
-        map::for_each_resident(start, end, |from, to| {
+        // Registered: no page comes from now on but through us, so what is found is exact. But a page of
+        // zeros that was only read becomes one of the program's own when it is written, and no fault
+        // tells of it: so these go first, at once.
+        let mut zeros = 0;
+        map::for_each_resident(start, end, |from, to, zero| {
+            let queue = if zero { Queue::Probation } else { Queue::Main };
             for (base, lock) in table.folios(from, to) {
                 let bytes = from.max(base) - base..to.min(base + self.shape.folio_bytes()) - base;
                 let mut folio = lock.lock();
                 let found = self.shape.touched(bytes) - folio.resident;
-                self.note_resident(&mut folio, base, found, Queue::Main);
+                zeros += usize::from(zero && !folio.queued);
+                self.note_resident(&mut folio, base, found, queue);
             }
         });
+        for _ in 0..zeros {
+            if self.reclaim_one(table, cpu::current(), By::Background) == Reclaimed::Nothing {
+                break;
+            }
+        }
     }
 
     /// Brings the sizes of tables and queues up to date, with room for the entry of every folio that
@@ -404,9 +420,10 @@ impl Engine {
         self.config.limit_bytes.saturating_sub(self.charge_bytes())
     }
 
-    /// What faults can have without waiting: room, and free staged pages.
+    /// What faults can have without waiting: room, and free staged pages, less what is over the limit.
     pub(crate) fn available_bytes(&self) -> u64 {
-        self.room_bytes() + self.staging.free_bytes() as u64
+        let (limit, free) = (self.config.limit_bytes, self.staging.free_bytes() as u64);
+        (limit + free).saturating_sub(self.charge_bytes())
     }
 
     /// Compares the count with what the kernel says, and tells the gauges; and the size classes, if

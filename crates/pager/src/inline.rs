@@ -87,7 +87,9 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut
     let about = unsafe { &*info };
     // SAFETY: SIGBUS has an address.
     let address = unsafe { about.si_addr() } as usize;
-    for slot in &SLOTS {
+    // What somebody sent has no address.
+    let slots = if about.si_code > 0 { &SLOTS[..] } else { &[] };
+    for slot in slots {
         slot.inside.fetch_add(1, Ordering::SeqCst);
         let engine = slot.engine.load(Ordering::SeqCst);
         // SAFETY: a pointer in a slot is a live engine while `inside` is counted: Registered::drop
@@ -107,11 +109,17 @@ fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void
     let previous = PREVIOUS.load(Ordering::Acquire);
     // SAFETY: null, or leaked by install() and never changed.
     let Some(previous) = (unsafe { previous.as_ref() }) else { return };
+    // SAFETY: with SA_SIGINFO the kernel passes a valid siginfo.
+    let sent = unsafe { &*info }.si_code <= 0;
     match previous.sa_sigaction {
-        libc::SIG_IGN => {}
-        libc::SIG_DFL => {
+        libc::SIG_IGN if sent => {}
+        libc::SIG_DFL | libc::SIG_IGN => {
             // SAFETY: puts the default action back; the access is repeated on return, and ends us.
             unsafe { libc::signal(signal, libc::SIG_DFL) };
+            if sent {
+                // SAFETY: no precondition. It is blocked until we return.
+                unsafe { libc::raise(signal) };
+            }
         }
         handler if previous.sa_flags & libc::SA_SIGINFO != 0 => {
             type Action = extern "C" fn(c_int, *mut libc::siginfo_t, *mut libc::c_void);

@@ -19,7 +19,7 @@ use zfolio_core::page::{PAGE_BYTES, UnitOrder};
 use zfolio_core::stats::Stats;
 use zfolio_core::sync::Mutex;
 use zfolio_sys::map::Reservation;
-use zfolio_sys::signal;
+use zfolio_sys::{Errno, signal};
 
 use crate::config::{Config, Error, Mode, with_dictionary};
 use crate::engine::Engine;
@@ -187,9 +187,12 @@ impl Pager {
     /// No address space, or the kernel refuses to register it.
     pub fn map(&self, bytes: usize) -> Result<Region, Error> {
         let folio = self.0.engine.shape.folio_bytes();
-        let whole = bytes.max(1).next_multiple_of(folio);
-        let space = Reservation::new(whole, folio)
-            .map_err(|errno| Error::Memory { what: "mapping a region", errno })?;
+        let refused = |errno| Error::Memory { what: "mapping a region", errno };
+        // A slice is at most isize::MAX long.
+        let whole = bytes.max(1).checked_next_multiple_of(folio);
+        let whole = whole.filter(|bytes| isize::try_from(*bytes).is_ok()).ok_or(Errno::NOMEM);
+        let whole = whole.map_err(refused)?;
+        let space = Reservation::new(whole, folio).map_err(refused)?;
         let (start, end) = (space.address(), space.address() + whole);
         let mut native = self.0.native.lock();
         native.bytes += whole as u64;
@@ -244,11 +247,11 @@ impl Region {
     pub fn clear(&mut self, range: Range<usize>) {
         let unit = self.core.engine.shape.unit_bytes();
         let start = self.space.address();
-        let from = start + range.start.next_multiple_of(unit);
+        let from = start + range.start.min(self.bytes).next_multiple_of(unit);
         let to = start + range.end.min(self.bytes) / unit * unit;
         if from < to {
             // SAFETY: `&mut self`: nobody else looks at the region's bytes.
-            let call = || unsafe { zfolio_sys::map::release(from, to - from) };
+            let call = |at, bytes| unsafe { zfolio_sys::map::release(at, bytes) };
             // It fails for ranges that are not mapped only.
             self.core.engine.discard(from, to, call).ok();
         }

@@ -28,7 +28,7 @@ use crate::resident::Queue;
 use crate::seam::Refusal;
 use crate::shape::{UNITS_MAX, Units};
 use crate::staging::{Full, Hollow};
-use crate::table::{Held, Table};
+use crate::table::{Folio, Held, Table};
 
 /// Who reclaims.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -107,6 +107,9 @@ const COMPACT_WASTE_MIN: u64 = 256 << 10;
 /// How long compaction rests when it gained nothing.
 const COMPACT_REST_NS: u64 = 1_000_000_000;
 
+/// How long parked folios rest at least.
+const UNPARK_NS_MIN: u64 = 1_000_000_000;
+
 /// How often the background thread compares its count with the kernel's.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -151,7 +154,8 @@ impl Engine {
                 break;
             };
             let caught = Caught { base, queue, folio, slot };
-            let captured = if caught.folio.resident == self.shape.all() {
+            let whole = caught.folio.resident == self.shape.all();
+            let captured = if whole && caught.folio.refused.is_empty() {
                 self.capture_adjacent(table, caught)
             } else {
                 self.folios_moved.add(0, 1);
@@ -202,7 +206,7 @@ impl Engine {
                 break;
             }
             let Ok(folio) = self.catch(table, base, queue) else { break };
-            let whole = folio.resident == self.shape.all();
+            let whole = folio.resident == self.shape.all() && folio.refused.is_empty();
             let slot = if whole { self.staging.take_hollow_above(&last.slot) } else { None };
             let Some(slot) = slot else {
                 self.requeue(base, queue, folio);
@@ -233,33 +237,84 @@ impl Engine {
     /// Captures the resident units of one folio. False: it could not be.
     fn capture(&self, mut caught: Caught<'_>) -> bool {
         debug_assert!(caught.folio.staged.is_none(), "UNIT-4");
-        let units = caught.folio.resident;
+        let units = caught.folio.resident - caught.folio.refused;
+        if units.is_empty() {
+            self.staging.give_hollow(caught.slot);
+            self.park(caught.base, &mut caught.folio);
+            return false;
+        }
         match self.seam.capture(&self.staging, caught.base, units, caught.slot) {
             Ok((full, refused)) => {
-                self.count_refused(refused, (units - full.units()).count());
+                self.note_refused(&mut caught.folio, refused, units - full.units());
                 self.staged(caught.base, caught.queue, caught.folio, full)
             }
             Err((slot, Refusal::Nothing)) => {
                 self.staging.give_hollow(slot);
                 self.count_out(units);
                 self.drop_copies(&mut caught.folio, units);
-                caught.folio.resident = Units::NONE;
+                caught.folio.resident -= units;
+                self.put_aside(caught.base, caught.queue, caught.folio);
                 false
             }
             Err((slot, refusal)) => {
                 self.staging.give_hollow(slot);
-                self.count_refused(Some(refusal), units.count());
-                self.requeue(caught.base, caught.queue, caught.folio);
+                self.note_refused(&mut caught.folio, Some(refusal), units);
+                self.put_aside(caught.base, caught.queue, caught.folio);
                 false
             }
         }
     }
 
-    fn count_refused(&self, refusal: Option<Refusal>, units: usize) {
+    /// Notes why units of a folio were not captured.
+    fn note_refused(&self, folio: &mut Folio, refusal: Option<Refusal>, units: Units) {
         match refusal {
-            Some(Refusal::Busy) => add(&self.figures().reclaim_busy, units as u64),
-            Some(Refusal::Mapping) => add(&self.figures().reclaim_refused, units as u64),
+            // Soon over: it is tried again in its turn.
+            Some(Refusal::Busy) => add(&self.figures().reclaim_busy, units.count() as u64),
+            Some(Refusal::Mapping) => {
+                add(&self.figures().reclaim_refused, units.count() as u64);
+                folio.refused |= units;
+            }
             Some(Refusal::Nothing) | None => {}
+        }
+    }
+
+    /// What is resident of a folio after a capture is queued again, or parked if all of it was refused.
+    fn put_aside(&self, base: usize, queue: Queue, mut folio: Held<'_>) {
+        if folio.resident.is_empty() {
+            return;
+        }
+        if (folio.resident - folio.refused).is_empty() {
+            self.park(base, &mut folio);
+        } else {
+            self.requeue(base, queue, folio);
+        }
+    }
+
+    fn park(&self, base: usize, folio: &mut Folio) {
+        if !folio.parked {
+            folio.parked = true;
+            self.resident.park(base);
+        }
+    }
+
+    /// Queues the parked folios again, if that was not done for a while: they take at most a 50th of one
+    /// CPU's time, at 4 us for each page that is moved to and fro in vain.
+    fn unpark(&self) {
+        let (parked, now) = (self.resident.parked(), clock::monotonic_ns());
+        if parked == 0 || now < self.unpark_after_ns.load(Relaxed) {
+            return;
+        }
+        let cost_ns = (parked * self.shape.pages()) as u64 * 4_000;
+        self.unpark_after_ns.store(now + (50 * cost_ns).max(UNPARK_NS_MIN), Relaxed);
+        let table = self.table.read();
+        for _ in 0..parked {
+            let Some(base) = self.resident.unpark() else { break };
+            let Some(lock) = table.known(base) else { continue };
+            let mut folio = lock.lock();
+            (folio.parked, folio.refused) = (false, Units::NONE);
+            if !folio.queued && !folio.resident.is_empty() {
+                self.requeue(base, Queue::Main, folio);
+            }
         }
     }
 
@@ -270,9 +325,7 @@ impl Engine {
         folio.staged = Some(slot);
         folio.captured = self.resident.capture_time(queue);
         self.staging.push_staged(base);
-        if !folio.resident.is_empty() {
-            self.requeue(base, queue, folio);
-        }
+        self.put_aside(base, queue, folio);
         true
     }
 
@@ -382,6 +435,7 @@ impl Engine {
             let bell = self.reclaim_bell.load(Relaxed);
             self.sample();
             self.compact_if_wasteful(&self.table.read());
+            self.unpark();
             if self.available_bytes() < self.low_bytes && self.is_worth_a_thread() {
                 self.reclaim_to_high();
             }

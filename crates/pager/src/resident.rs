@@ -11,6 +11,9 @@
 //! memory than the limit then finds `main` still there each time round, where a single queue would
 //! have evicted every folio just before its turn.
 //!
+//! A folio with nothing but units that could not be moved (a page is read-only) is **parked**: to try in
+//! vain costs as much as a capture. All parked folios are tried again now and then.
+//!
 //! # Prior art
 //!
 //! S3-FIFO (SOSP'23) and its ghost queue, which here costs four bytes a folio: the number of captures
@@ -48,6 +51,7 @@ pub(crate) enum Queue {
 struct Queues {
     main: VecDeque<usize>,
     probation: VecDeque<usize>,
+    parked: Vec<usize>,
 }
 
 /// The queues.
@@ -57,6 +61,7 @@ pub(crate) struct Resident {
     /// Units that probation may hold before it is reclaimed from first.
     share: usize,
     main: AtomicUsize,
+    parked: AtomicUsize,
     /// Captures from probation, wrapping: the clock of the ghosts.
     captures: AtomicU32,
 }
@@ -68,6 +73,7 @@ impl Resident {
             queues: Mutex::new(Queues::default()),
             share,
             main: AtomicUsize::new(0),
+            parked: AtomicUsize::new(0),
             captures: AtomicU32::new(0),
         }
     }
@@ -78,6 +84,25 @@ impl Resident {
         let mut queues = self.queues.lock();
         queues.main.reserve(folios);
         queues.probation.reserve(folios);
+        queues.parked.reserve(folios);
+    }
+
+    /// Puts a folio aside that cannot be moved now.
+    pub(crate) fn park(&self, address: usize) {
+        self.queues.lock().parked.push(address);
+        self.parked.fetch_add(1, Relaxed);
+    }
+
+    /// Takes one of those out again.
+    pub(crate) fn unpark(&self) -> Option<usize> {
+        let address = self.queues.lock().parked.pop()?;
+        self.parked.fetch_sub(1, Relaxed);
+        Some(address)
+    }
+
+    /// Folios put aside.
+    pub(crate) fn parked(&self) -> usize {
+        self.parked.load(Relaxed)
     }
 
     /// Drops the entries that `keep` does not want.
@@ -148,7 +173,8 @@ impl Resident {
     /// Bytes of the queues themselves.
     pub(crate) fn metadata_bytes(&self) -> usize {
         let queues = self.queues.lock();
-        (queues.main.capacity() + queues.probation.capacity()) * size_of::<usize>()
+        let queued = queues.main.capacity() + queues.probation.capacity();
+        (queued + queues.parked.capacity()) * size_of::<usize>()
     }
 }
 

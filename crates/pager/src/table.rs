@@ -50,8 +50,12 @@ pub(crate) struct Folio {
     pub(crate) managed: bool,
     /// In the queue of resident folios, perhaps stale.
     pub(crate) queued: bool,
+    /// Among the parked folios, perhaps stale.
+    pub(crate) parked: bool,
     /// Mapped in the program, as far as they were touched.
     pub(crate) resident: Units,
+    /// Could not be moved when that was tried last.
+    pub(crate) refused: Units,
     /// In the store only.
     pub(crate) stored: Units,
     /// In a slot of the staging area.
@@ -67,7 +71,9 @@ impl Folio {
         Folio {
             managed,
             queued: false,
+            parked: false,
             resident: Units::NONE,
+            refused: Units::NONE,
             stored: Units::NONE,
             staged: None,
             captured: 0,

@@ -196,6 +196,25 @@ fn dropping_gives_everything_back() {
 }
 
 #[test]
+fn lengths_out_of_all_bounds_are_refused_or_do_nothing() {
+    let pager = Pager::builder().limit(16 << 20).build().unwrap();
+    for bytes in [usize::MAX, usize::MAX - 4095, isize::MAX as usize, 1 << 62] {
+        assert!(matches!(pager.map(bytes), Err(Error::Memory { .. })), "{bytes:#x}");
+    }
+    let mut region = pager.map(8 * MIB).unwrap();
+    fill(&mut region, 3);
+    for range in
+        [usize::MAX - 5..usize::MAX, usize::MAX..0, 8 * MIB..usize::MAX, 9 * MIB..usize::MAX]
+    {
+        region.clear(range);
+        verify(&region, 3);
+    }
+    region.clear(4 * MIB..usize::MAX);
+    verify(&region[..4 * MIB], 3);
+    assert!(region[4 * MIB..].iter().all(|byte| *byte == 0));
+}
+
+#[test]
 fn bad_settings_are_refused_by_name() {
     let told = |result: Result<Pager, Error>| result.unwrap_err().to_string();
     assert!(told(Pager::builder().limit(1).build()).contains("limit 1:"));

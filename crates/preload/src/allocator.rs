@@ -75,7 +75,7 @@ interpose! {
             return block;
         }
         // SAFETY: mimalloc takes any size.
-        unsafe { mi::mi_malloc(bytes) }
+        or_enomem(unsafe { mi::mi_malloc(bytes) })
     }
 
     /// `calloc(3)`.
@@ -84,7 +84,7 @@ interpose! {
             return block;
         }
         // SAFETY: mimalloc checks the product.
-        unsafe { mi::mi_calloc(count, bytes) }
+        or_enomem(unsafe { mi::mi_calloc(count, bytes) })
     }
 
     /// `free(3)`.
@@ -97,15 +97,20 @@ interpose! {
         }
     }
 
-    /// `realloc(3)`.
+    /// `realloc(3)`: to nothing it is `free`, as glibc has it.
     fn realloc(block: *mut c_void, bytes: usize) -> *mut c_void {
+        if bytes == 0 && !block.is_null() {
+            // SAFETY: the caller's contract.
+            unsafe { free(block) };
+            return null_mut();
+        }
         let Some(old) = startup::length_of(block.cast()) else {
             if block.is_null() {
                 // SAFETY: as malloc.
                 return unsafe { malloc(bytes) };
             }
             // SAFETY: from mimalloc, by the caller's contract.
-            return unsafe { mi::mi_realloc(block, bytes) };
+            return or_enomem(unsafe { mi::mi_realloc(block, bytes) });
         };
         // SAFETY: as malloc.
         let new = unsafe { malloc(bytes) };
@@ -125,17 +130,17 @@ interpose! {
         }
     }
 
-    /// `aligned_alloc(3)`.
+    /// `aligned_alloc(3)`: what is no power of two is rounded up to one, as glibc has it.
     fn aligned_alloc(align: usize, bytes: usize) -> *mut c_void {
+        let Some(align) = align.checked_next_power_of_two() else {
+            set_errno(libc::EINVAL);
+            return null_mut();
+        };
         if let Some(block) = early(bytes, align) {
             return block;
         }
-        if !align.is_power_of_two() {
-            set_errno(libc::EINVAL);
-            return null_mut();
-        }
         // SAFETY: a power of two is all that mimalloc asks for.
-        unsafe { mi::mi_malloc_aligned(bytes, align) }
+        or_enomem(unsafe { mi::mi_malloc_aligned(bytes, align) })
     }
 
     /// `memalign(3)`.

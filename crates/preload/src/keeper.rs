@@ -166,9 +166,10 @@ fn serve(engine: &Engine, call: Call, words: [usize; 6]) -> Result<usize, Errno>
             })
         }
         Call::Discard => {
-            // SAFETY: the program's own call, with its own words.
-            engine.discard(start, end.next_multiple_of(map::PAGE_BYTES), || unsafe {
-                map::forward(libc::SYS_madvise, words)
+            let advice = words[2];
+            // SAFETY: the program's own call, or a part of it.
+            engine.discard(start, end.next_multiple_of(map::PAGE_BYTES), |at, bytes| unsafe {
+                map::forward(libc::SYS_madvise, [at, bytes, advice, 0, 0, 0])
             })
         }
         Call::Remap => {

@@ -94,7 +94,9 @@ fn mmap_words(words: [usize; 6]) -> *mut c_void {
     let [start, bytes, protection, flags, ..] = words;
     let flags = i32::try_from(flags).unwrap_or(0);
     let manageable = is_manageable(bytes, protection, flags);
-    let replaces = flags & libc::MAP_FIXED != 0 && may_be_managed(start, page_end(start, bytes));
+    // MAP_FIXED_NOREPLACE wins over MAP_FIXED.
+    let replaces = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) == libc::MAP_FIXED
+        && may_be_managed(start, page_end(start, bytes));
     if !manageable && !replaces {
         // SAFETY: the program's own call, with its own words.
         return answer_pointer(unsafe { map::forward(libc::SYS_mmap, words) });

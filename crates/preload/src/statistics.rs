@@ -34,6 +34,9 @@ impl StatsHome for Home {
         for class in classes.iter().filter(|class| class.obj_allocated > 0) {
             writeln!(text, "{class}").ok();
         }
+        if !fits(size_of::<Stats>() + text.len()) {
+            return;
+        }
         let Some(file) = path().and_then(|path| {
             let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
             rustix::fs::open(path, flags, Mode::empty()).ok()
@@ -107,6 +110,9 @@ fn shared_file(bytes: usize) -> Option<rustix::fd::OwnedFd> {
     if about.st_uid != uid || about.st_mode & 0o077 != 0 {
         return None;
     }
+    if !fits(bytes) {
+        return None;
+    }
     let name = CString::new(process::id().to_string()).ok()?;
     // A file left by an earlier process of this number: its reader keeps it, we make our own.
     rustix::fs::unlinkat(&folder, &name, rustix::fs::AtFlags::empty()).ok();
@@ -114,6 +120,12 @@ fn shared_file(bytes: usize) -> Option<rustix::fd::OwnedFd> {
     let file = rustix::fs::openat(&folder, &name, flags, Mode::RUSR | Mode::WUSR).ok()?;
     rustix::fs::ftruncate(&file, bytes as u64).ok()?;
     Some(file)
+}
+
+/// Whether this process may make a file of so many bytes (`ulimit -f`): SIGXFSZ ends who tries.
+fn fits(bytes: usize) -> bool {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+    limit.is_none_or(|limit| bytes as u64 <= limit)
 }
 
 /// At exit: the file goes, unless `zfolio run` wants to read it.

@@ -212,14 +212,17 @@ struct ScanRegion {
 /// `_IOWR('f', 16, struct pm_scan_arg)`.
 const PAGEMAP_SCAN: u32 = 0xC060_6610;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
+/// The page of zeros that all processes share: it was read, and never written.
+const PAGE_IS_PFNZERO: u64 = 1 << 5;
 
 const _: () = assert!(size_of::<Scan>() == 96 && size_of::<ScanRegion>() == 24);
 
-/// Tells each run of resident pages in a range, in rising order.
+/// Tells each run of resident pages in a range, in rising order, and whether they are the shared page
+/// of zeros.
 ///
 /// By `PAGEMAP_SCAN` (Linux 6.7), which skips address space without page tables; where that is not
 /// to be had, page by page.
-pub fn for_each_resident(start: usize, end: usize, mut tell: impl FnMut(usize, usize)) {
+pub fn for_each_resident(start: usize, end: usize, mut tell: impl FnMut(usize, usize, bool)) {
     let mut regions = [ScanRegion { start: 0, end: 0, categories: 0 }; 64];
     let Ok(file) = crate::files::open_read(c"/proc/self/pagemap") else {
         return each_resident_page(start, end, tell);
@@ -238,7 +241,7 @@ pub fn for_each_resident(start: usize, end: usize, mut tell: impl FnMut(usize, u
             inverted: 0,
             all_of: PAGE_IS_PRESENT,
             any_of: 0,
-            wanted: PAGE_IS_PRESENT,
+            wanted: PAGE_IS_PRESENT | PAGE_IS_PFNZERO,
         };
         // SAFETY: the structure is laid out as the kernel's (asserted above), and `regions` has room
         // for `regions_count` regions.
@@ -246,13 +249,14 @@ pub fn for_each_resident(start: usize, end: usize, mut tell: impl FnMut(usize, u
         let Ok(found) = usize::try_from(found) else { return each_resident_page(at, end, tell) };
         let place = |address: u64| usize::try_from(address).unwrap_or(end);
         for region in &regions[..found] {
-            tell(place(region.start), place(region.end));
+            let zero = region.categories & PAGE_IS_PFNZERO != 0;
+            tell(place(region.start), place(region.end), zero);
         }
         at = place(scan.walk_end).max(at + PAGE_BYTES);
     }
 }
 
-fn each_resident_page(start: usize, end: usize, mut tell: impl FnMut(usize, usize)) {
+fn each_resident_page(start: usize, end: usize, mut tell: impl FnMut(usize, usize, bool)) {
     let mut present = [0_u8; 512];
     for from in (start..end).step_by(512 * PAGE_BYTES) {
         let bytes = (end - from).min(512 * PAGE_BYTES);
@@ -261,7 +265,7 @@ fn each_resident_page(start: usize, end: usize, mut tell: impl FnMut(usize, usiz
             present.fill(1);
         }
         for page in (0..bytes / PAGE_BYTES).filter(|page| present[*page] & 1 == 1) {
-            tell(from + page * PAGE_BYTES, from + (page + 1) * PAGE_BYTES);
+            tell(from + page * PAGE_BYTES, from + (page + 1) * PAGE_BYTES, false);
         }
     }
 }
@@ -337,11 +341,12 @@ mod tests {
             unsafe { at.write(1) };
         }
         let mut found = Vec::new();
-        for_each_resident(start, end, |from, to| {
+        for_each_resident(start, end, |from, to, zero| {
+            assert!(!zero);
             found.extend((from..to).step_by(PAGE_BYTES).map(|at| (at - start) / PAGE_BYTES));
         });
         let mut slowly = Vec::new();
-        each_resident_page(start, end, |from, _| slowly.push((from - start) / PAGE_BYTES));
+        each_resident_page(start, end, |from, _, _| slowly.push((from - start) / PAGE_BYTES));
         assert_eq!(found, [3, 4, 5, 100, 600, 1023]);
         assert_eq!(found, slowly);
     }
