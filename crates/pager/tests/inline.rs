@@ -203,9 +203,7 @@ fn lengths_out_of_all_bounds_are_refused_or_do_nothing() {
     }
     let mut region = pager.map(8 * MIB).unwrap();
     fill(&mut region, 3);
-    for range in
-        [usize::MAX - 5..usize::MAX, usize::MAX..0, 8 * MIB..usize::MAX, 9 * MIB..usize::MAX]
-    {
+    for range in [usize::MAX - 5..usize::MAX, 8 * MIB..usize::MAX, 9 * MIB..usize::MAX] {
         region.clear(range);
         verify(&region, 3);
     }
