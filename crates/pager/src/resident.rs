@@ -28,7 +28,7 @@
 //!
 //! # Cost
 //!
-//! 8 bytes per managed folio and queue, for as many as the limit holds; room is made when a range is
+//! 8 bytes per managed folio and queue, and for the parked, for as many as the limit holds; room is made when a range is
 //! adopted, never at a fault.
 
 use std::collections::VecDeque;

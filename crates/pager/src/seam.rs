@@ -11,8 +11,8 @@
 //!
 //! # Invariants
 //!
-//! - `SEAM-1` After `capture` said `Ok`, no page of the units is in the program and all their bytes
-//!   are in the slot; after it said anything else, every page is where it was.
+//! - `SEAM-1` After `capture` no page of the units that are in the slot it gives is in the program, and
+//!   all their bytes are there; every other page is where it was.
 //! - `SEAM-2` `place` never puts a page over one that is there: what a program has written since is
 //!   newer.
 //! - `SEAM-3` What was moved is at least the kernel's count; the rest is told by where the pages are: Linux 6.18
