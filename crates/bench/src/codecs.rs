@@ -8,7 +8,8 @@
 //! - **of bare**: the same without the checksum, over the speed of the codec alone in a loop, in the
 //!   same round; the median of the rounds.
 //! - **fault**: one load at a random place, p50 and p99.
-//! - **2 threads**: the speed of two threads that store into one pool, over one's. By the clock on the
+//! - **2 threads**: the speed of two threads that store into one pool, over one's; and that of the codec
+//!   alone on two threads, which is the most that there can be. By the clock on the
 //!   wall, as the faults are: for these two the machine must be idle.
 //!
 //! Every unit is loaded and compared once per setting.
@@ -177,8 +178,8 @@ fn as_text(
     note: Option<&str>,
 ) -> String {
     let mut text = format!("{title}\n\n");
-    text += "                              pool/      meta-   store   load  of bare     fault         2 thr.\n";
-    text += "ALGORITHM          UNIT RATIO  codec   data %    MB/s   MB/s  in    out   p50    p99    in\n";
+    text += "                              pool/     meta-   store   load  of bare     fault us       2 threads\n";
+    text += "ALGORITHM          UNIT RATIO  codec   data %    MB/s   MB/s  in    out   p50    p99    in    bare\n";
     for (index, row) in rows.iter().enumerate() {
         text += &format!("{row}{}\n", if choice.is_best(index) { "  *" } else { "" });
     }

@@ -40,6 +40,7 @@ pub(crate) struct Measured {
     load_of_bare: f64,
     fault_ns: (u64, u64),
     two_threads: f64,
+    two_threads_bare: f64,
 }
 
 impl Measured {
@@ -63,6 +64,7 @@ impl Measured {
             "fault_p50_ns": self.fault_ns.0,
             "fault_p99_ns": self.fault_ns.1,
             "two_threads": self.two_threads,
+            "two_threads_bare": self.two_threads_bare,
         })
     }
 }
@@ -72,7 +74,7 @@ impl fmt::Display for Measured {
         let us = |ns: u64| ns as f64 / 1e3;
         write!(
             f,
-            "{:<18} {:>4} {:>5.2} {:>6.3} {:>8.3} {:>7.0} {:>6.0} {:>5.2} {:>5.2} {:>6.1} {:>6.1} {:>5.2}",
+            "{:<18} {:>4} {:>5.2} {:>6.3} {:>8.3} {:>7.0} {:>6.0} {:>5.2} {:>5.2} {:>6.1} {:>6.1} {:>5.2} {:>5.2}",
             self.setting.algorithm,
             size::display(self.setting.unit_bytes as u64),
             self.ratio,
@@ -85,6 +87,7 @@ impl fmt::Display for Measured {
             us(self.fault_ns.0),
             us(self.fault_ns.1),
             self.two_threads,
+            self.two_threads_bare,
         )
     }
 }
@@ -98,7 +101,7 @@ pub(crate) fn measure(
     let params: Params = setting.algorithm.parse().map_err(|error| format!("{error}"))?;
     let unit = UnitOrder::from_bytes(setting.unit_bytes).expect("a setting's unit is one");
     let bench = Bench { params, unit, units: sample.chunks_exact(setting.unit_bytes).collect() };
-    let mut times: [Vec<f64>; 7] = Default::default();
+    let mut times: [Vec<f64>; 8] = Default::default();
     let mut last = None;
     let mut bare = bench.bare()?;
     for round in 0..rounds {
@@ -109,14 +112,16 @@ pub(crate) fn measure(
         times[2].push(bare.decompress());
         times[3].push(bench.drain(&zcomp, &pool, &places)?);
         let (zswap, figures) = (bench.zswap()?, Figures::default());
-        let (took, entries) = bench.store(&zswap, &bench.units, &figures);
+        let (took, entries) = bench.store(0, &zswap, &bench.units, &figures);
         times[4].push(took);
         let (took, wrong) = bench.load(&zswap, &entries, round == 0);
         if let Some(index) = wrong {
             return Err(format!("{setting}: unit {index} did not come back as it was"));
         }
         times[5].push(took);
-        times[6].push(bench.two_over_one()?);
+        let (pool, bare) = bench.two_over_one()?;
+        times[6].push(pool);
+        times[7].push(bare);
         last = Some((zswap, entries));
     }
     let (zswap, entries) = last.expect("there is a round");
@@ -138,6 +143,7 @@ pub(crate) fn measure(
         load_of_bare: of(&times[2], &times[3]),
         fault_ns: bench.faults(&zswap, &entries),
         two_threads: median(&times[6]),
+        two_threads_bare: median(&times[7]),
     })
 }
 
@@ -266,6 +272,7 @@ impl<'a> Bench<'a> {
     /// Stores units as the pager does, checksums included.
     fn store(
         &self,
+        cpu: usize,
         zswap: &Zswap<Runs>,
         units: &[&[u8]],
         figures: &Figures,
@@ -279,7 +286,7 @@ impl<'a> Bench<'a> {
             for (checksum, unit) in checksums.iter_mut().zip(batch) {
                 *checksum = Checksum::of(unit);
             }
-            zswap.store(0, batch, &checksums[..batch.len()], figures, &mut |index, entry| {
+            zswap.store(cpu, batch, &checksums[..batch.len()], figures, &mut |index, entry| {
                 entries[first + index] = entry.ok();
             });
         }
@@ -306,19 +313,41 @@ impl<'a> Bench<'a> {
         (start.seconds(), wrong)
     }
 
-    /// The speed of two threads that store half of the units each, in one pool, over that of one thread.
-    fn two_over_one(&self) -> Result<f64, String> {
+    /// The speed of two threads that work on half of the units each, over that of one: storing into one
+    /// pool, and the codec alone. What the latter is below 2 is the processor's.
+    fn two_over_one(&self) -> Result<(f64, f64), String> {
         let (one, two, figures) = (self.zswap()?, self.zswap()?, Figures::default());
+        let store = |(cpu, zswap): &mut (usize, &Zswap<Runs>), units: &[&[u8]]| {
+            drop(self.store(*cpu, zswap, units, &figures));
+        };
+        let pool = self.doubled((0, &one), [(0, &two), (1, &two)], store);
+        let compress = |codec: &mut Bare, units: &[&[u8]]| {
+            for unit in units {
+                std::hint::black_box(codec.compress(unit));
+            }
+        };
+        let bare = || Bare::new(&self.params, self.unit).map_err(|error| error.to_string());
+        Ok((pool, self.doubled(bare()?, [bare()?, bare()?], compress)))
+    }
+
+    /// The time that `work` takes for all units with `one`, over that for a half of them with each of `two`
+    /// at once.
+    fn doubled<T: Send>(
+        &self,
+        mut one: T,
+        two: [T; 2],
+        work: impl Fn(&mut T, &[&[u8]]) + Sync,
+    ) -> f64 {
         let (lower, upper) = self.units.split_at(self.units.len() / 2);
+        let [mut first, mut second] = two;
         let start = clock::monotonic_ns();
-        self.store(&one, &self.units, &figures);
+        work(&mut one, &self.units);
         let between = clock::monotonic_ns();
         std::thread::scope(|scope| {
-            let other = scope.spawn(|| self.store(&two, upper, &figures).1.len());
-            self.store(&two, lower, &figures);
-            other.join().ok();
+            scope.spawn(|| work(&mut second, upper));
+            work(&mut first, lower);
         });
-        Ok(seconds(between - start) / seconds(clock::monotonic_ns() - between))
+        seconds(between - start) / seconds(clock::monotonic_ns() - between)
     }
 
     /// The median and the 99th percentile of a load at a random place, in nanoseconds.
