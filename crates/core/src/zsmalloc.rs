@@ -47,6 +47,8 @@
 
 mod class;
 mod compact;
+#[cfg(any(test, fuzzing))]
+pub mod script;
 mod shape;
 mod slot;
 mod source;
@@ -54,6 +56,8 @@ mod stats;
 mod table;
 #[cfg(test)]
 mod tests;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod world;
 mod zspage;
 
 use std::fmt;

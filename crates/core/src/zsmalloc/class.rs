@@ -353,16 +353,18 @@ impl Inner {
         }
     }
 
-    /// Whether lists and counts agree with the descriptors. Returns objects and pages touched.
-    #[cfg(test)]
-    pub(super) fn check(&self, zspages: &Zspages, class: usize, shape: Shape) -> (usize, usize) {
+    /// Whether lists and counts agree with the descriptors of the class. Returns objects and pages touched.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn check(
+        &self,
+        zspages: &Zspages,
+        of_class: &[ZspageId],
+        shape: Shape,
+    ) -> (usize, usize) {
         let (mut objects, mut pages, mut counts) = (0, 0, [0; GROUPS]);
-        for id in zspages.all() {
-            let zspage = zspages.get(id);
-            if zspage.class.get() != class {
-                continue;
-            }
-            let owners = &zspages.owners(id)[..shape.objects];
+        for id in of_class {
+            let zspage = zspages.get(*id);
+            let owners = &zspages.owners(*id)[..shape.objects];
             let free = owners.iter().filter(|owner| owner.load(Relaxed) == 0).count();
             assert_eq!(zspage.objects_used.get() + free, shape.objects, "ZS-2");
             let below = &owners[..zspage.free_from.get()];
@@ -372,7 +374,7 @@ impl Inner {
             pages += zspage.pages_touched.get();
             counts[group(zspage.objects_used.get(), shape.objects)] += 1;
         }
-        assert_eq!(counts, self.counts, "class {class}: zspages by group");
+        assert_eq!(counts, self.counts, "zspages by group: {shape:?}");
         for (index, head) in self.heads.iter().enumerate() {
             let mut at = *head;
             let mut previous = None;
@@ -384,9 +386,9 @@ impl Inner {
                 previous = at;
                 at = zspages.get(id).next.get();
             }
-            assert_eq!(length, self.counts[index], "class {class}: list of group {index}");
+            assert_eq!(length, self.counts[index], "list of group {index}: {shape:?}");
         }
-        assert_eq!((objects, pages), (self.objects_used, self.pages_touched), "class {class}");
+        assert_eq!((objects, pages), (self.objects_used, self.pages_touched), "{shape:?}");
         (objects, pages)
     }
 }

@@ -259,7 +259,7 @@ impl<const RANK: u8, T: Entry> Table<RANK, T> {
     }
 
     /// How many entries are vacant and here.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(super) fn vacant_len(&self) -> u32 {
         self.vacant.lock().len()
     }
