@@ -60,7 +60,33 @@ pub(super) struct Shape {
     pub(super) objects: usize,
 }
 
+/// A [`Shape`] in 8 bytes: there is one in each class.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PackedShape {
+    object_bytes: u32,
+    pages: u16,
+    objects: u16,
+}
+
+impl PackedShape {
+    pub(super) fn unpacked(self) -> Shape {
+        Shape {
+            object_bytes: self.object_bytes as usize,
+            pages: usize::from(self.pages),
+            objects: usize::from(self.objects),
+        }
+    }
+}
+
 impl Shape {
+    pub(super) fn packed(self) -> PackedShape {
+        PackedShape {
+            object_bytes: u32::try_from(self.object_bytes).expect("2 MiB at most"),
+            pages: u16::try_from(self.pages).expect("2 MiB at most"),
+            objects: u16::try_from(self.objects).expect("OBJECTS_MAX at most"),
+        }
+    }
+
     /// Bytes at the end of a zspage that no object covers.
     fn tail_bytes(self) -> usize {
         self.pages * PAGE_BYTES - self.objects * self.object_bytes

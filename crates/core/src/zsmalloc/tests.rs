@@ -147,8 +147,8 @@ fn every_page_comes_back() {
         let mut handles = Vec::new();
         // Large classes are many and alike: every 16th for large units.
         for class in pool.classes.iter().step_by(if order > 4 { 16 } else { 1 }) {
-            for object in 0..=class.shape.objects {
-                let data = bytes(object as u64, class.shape.object_bytes);
+            for object in 0..=class.shape().objects {
+                let data = bytes(object as u64, class.shape().object_bytes);
                 handles.push(pool.store(&data).expect("the world has memory"));
             }
         }
@@ -456,7 +456,7 @@ fn a_boundary_does_not_thrash() {
     let world = World::new();
     let pool = Pool::new(Arc::clone(&world), UnitOrder::FOLIO);
     let data = bytes(1, 20_000);
-    for _ in 0..pool.class_of(data.len()).shape.objects {
+    for _ in 0..pool.class_of(data.len()).shape().objects {
         pool.store(&data).expect("memory");
     }
     let takes = world.requests.load(Relaxed);

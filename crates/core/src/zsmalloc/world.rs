@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
-use super::{Handle, PageSource, Pool, SLOTS_BATCH, ZspageId};
+use super::{Handle, PageSource, Pool, ZspageId, slots_batch};
 use crate::page::{PAGE_BYTES, UnitOrder};
 use crate::sync::Mutex;
 
@@ -126,8 +126,8 @@ pub(crate) fn check(pool: &Pool<Arc<World>>) {
     zspages.iter().for_each(|id| of_class[pool.zspages.get(*id).class.get()].push(*id));
     for (class, of_class) in pool.classes.iter().zip(&of_class) {
         let inner = class.lock();
-        let (class_objects, class_pages) = inner.check(&pool.zspages, of_class, class.shape);
-        assert!(inner.slots.len() <= 3 * SLOTS_BATCH);
+        let (class_objects, class_pages) = inner.check(&pool.zspages, of_class, class.shape());
+        assert!(inner.slots.len() <= 3 * slots_batch(class.shape()));
         slots += inner.slots.len();
         objects += class_objects;
         pages += class_pages;
