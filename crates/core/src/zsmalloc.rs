@@ -42,7 +42,7 @@
 //! # Cost
 //!
 //! Per object 12 bytes (slot and owner); per zspage 32 (its objects come to about 64 KiB); per class
-//! 132 (366 of them for 64 KiB units). For 100 MB in 64 KiB units 0.2 % of what is stored, less than
+//! 132 (430 of them for 64 KiB units). For 100 MB in 64 KiB units 0.2 % of what is stored, less than
 //! 0.1 % of the data before compression. `docs/design/zsmalloc.md` has the measured overhead.
 
 mod class;
