@@ -30,8 +30,8 @@
 //!
 //! `class[i]` (rank 50), the table of slots (51), the tables of zspages (52): each is released before
 //! another is taken, and none is held while the source is called or bytes are copied. A store or a
-//! free takes its class's lock and, once in 16, that of the slots; a read takes none and pins its
-//! object in the slot's own word.
+//! free takes its class's lock and, once in 16 (in 4 above a page), that of the slots; a read takes
+//! none and pins its object in the slot's own word.
 //!
 //! Compaction (`compact`) alone copies under the class's lock, one object at a time, so that none of
 //! the class is reserved or freed meanwhile; a reader of that object waits in its slot.
@@ -41,12 +41,14 @@
 //!
 //! # Cost
 //!
-//! Per object 12 bytes (slot and owner); per zspage 40 (its objects come to about 64 KiB); per class
-//! 192 (366 of them for 64 KiB units). For 100 MB in 64 KiB units 0.2 % of what is stored, less than
+//! Per object 12 bytes (slot and owner); per zspage 32 (its objects come to about 64 KiB); per class
+//! 132 (430 of them for 64 KiB units). For 100 MB in 64 KiB units 0.2 % of what is stored, less than
 //! 0.1 % of the data before compression. `docs/design/zsmalloc.md` has the measured overhead.
 
 mod class;
 mod compact;
+#[cfg(any(test, fuzzing))]
+pub mod script;
 mod shape;
 mod slot;
 mod source;
@@ -54,6 +56,8 @@ mod stats;
 mod table;
 #[cfg(test)]
 mod tests;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod world;
 mod zspage;
 
 use std::fmt;
@@ -61,8 +65,9 @@ use std::num::NonZeroU32;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use crate::page::UnitOrder;
+use crate::page::{PAGE_BYTES, UnitOrder};
 use class::{Class, Reserved};
+use shape::Shape;
 use slot::{Misuse, Object, Slot};
 use stats::Counters;
 use table::{Chain, ENTRIES_MAX, Table};
@@ -72,8 +77,11 @@ pub use compact::Compacted;
 pub use source::{OutOfMemory, PageSource};
 pub use stats::{ClassStats, PoolStats};
 
-/// Slots that a class takes from the table, and gives back, at once. It keeps up to twice as many.
-const SLOTS_BATCH: u32 = 16;
+/// Slots that a class takes from the table, and gives back, at once. It keeps up to twice as many: few
+/// where there are few objects, and each of them takes the codec 10 us and more.
+const fn slots_batch(shape: Shape) -> u32 {
+    if shape.object_bytes <= PAGE_BYTES { 16 } else { 4 }
+}
 
 /// Names one stored object, until it is freed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -107,7 +115,7 @@ pub struct Pool<S: PageSource> {
     source: S,
     unit: UnitOrder,
     /// The largest length of each class, rising: what a length's class is searched in.
-    sizes: Box<[usize]>,
+    sizes: Box<[u32]>,
     classes: Box<[Class]>,
     slots: Table<51, Slot>,
     zspages: Zspages,
@@ -123,7 +131,7 @@ impl<S: PageSource> Pool<S> {
         Pool {
             source,
             unit,
-            sizes: shapes.iter().map(|shape| shape.object_bytes).collect(),
+            sizes: shapes.iter().map(|shape| size_u32(shape.object_bytes)).collect(),
             classes: shapes.into_iter().map(Class::new).collect(),
             slots: Table::new(0, ENTRIES_MAX),
             zspages: Zspages::new(),
@@ -197,7 +205,7 @@ impl<S: PageSource> Pool<S> {
     /// another object if a store came between: that can't be told.)
     pub fn free(&self, handle: Handle) {
         let class = self.class_of(self.object(handle).length);
-        let shape = class.shape;
+        let shape = class.shape();
         let mut surplus = Chain::default();
 
         let mut inner = class.lock();
@@ -207,8 +215,8 @@ impl<S: PageSource> Pool<S> {
         };
         let emptied = inner.free(&self.zspages, shape, object, handle.0, &self.counters);
         inner.slots.push(&self.slots, handle.index());
-        if inner.slots.len() > 2 * SLOTS_BATCH {
-            surplus.draw(&self.slots, &mut inner.slots, SLOTS_BATCH);
+        if inner.slots.len() > 2 * slots_batch(shape) {
+            surplus.draw(&self.slots, &mut inner.slots, slots_batch(shape));
         }
         drop(inner);
 
@@ -248,7 +256,12 @@ impl<S: PageSource> Pool<S> {
 
     /// The class whose objects are the smallest that hold `length` bytes.
     fn class_of(&self, length: usize) -> &Class {
-        &self.classes[self.sizes.partition_point(|size| *size < length)]
+        &self.classes[self.class_index(length)]
+    }
+
+    fn class_index(&self, length: usize) -> usize {
+        let length = size_u32(length);
+        self.sizes.partition_point(|size| *size < length)
     }
 
     fn object(&self, handle: Handle) -> Object {
@@ -258,16 +271,16 @@ impl<S: PageSource> Pool<S> {
 
     /// Takes a slot and reserves an object of `class` for it.
     fn reserve(&self, class: &Class, length: usize) -> Result<(Handle, Reserved), OutOfMemory> {
-        let (zspages, counters, shape) = (&self.zspages, &self.counters, class.shape);
+        let (zspages, counters, shape) = (&self.zspages, &self.counters, class.shape());
         let mut inner = class.lock();
         let index = match inner.slots.pop(&self.slots) {
             Some(index) => index,
             None => {
                 drop(inner);
-                let mut slots = self.slots.take(&self.source, SLOTS_BATCH)?;
+                let mut slots = self.slots.take(&self.source, slots_batch(shape))?;
                 let index = slots.pop(&self.slots).expect("take() gives one at least");
                 inner = class.lock();
-                inner.slots.draw(&self.slots, &mut slots, SLOTS_BATCH);
+                inner.slots.draw(&self.slots, &mut slots, slots_batch(shape));
                 index
             }
         };
@@ -297,9 +310,9 @@ impl<S: PageSource> Pool<S> {
     /// A new zspage for `class`, known to nobody.
     #[cold]
     fn take_zspage(&self, class: &Class) -> Result<ZspageId, OutOfMemory> {
-        let index = self.sizes.partition_point(|size| *size < class.shape.object_bytes);
-        let zspage = self.zspages.take(&self.source, index, class.shape)?;
-        self.counters.pages_taken.fetch_add(class.shape.pages, Relaxed);
+        let index = self.class_index(class.shape().object_bytes);
+        let zspage = self.zspages.take(&self.source, index, class.shape())?;
+        self.counters.pages_taken.fetch_add(class.shape().pages, Relaxed);
         Ok(zspage)
     }
 
@@ -336,6 +349,11 @@ impl Drop for Pin<'_> {
     fn drop(&mut self) {
         self.0.unpin();
     }
+}
+
+/// A length, which is not above a unit's.
+fn size_u32(length: usize) -> u32 {
+    u32::try_from(length).expect("2 MiB at most")
 }
 
 #[cold]

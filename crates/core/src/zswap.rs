@@ -23,6 +23,9 @@
 //! An entry is 24 bytes: 8 for the place, 16 for the checksum; 0.15 % of a 16 KiB unit. Hashing costs
 //! about 1/15 of what LZ4 costs to compress, and saves all of it for a unit that comes back unchanged.
 
+#[cfg(test)]
+mod tests;
+
 use std::fmt;
 use std::sync::atomic::AtomicU64;
 

@@ -13,7 +13,7 @@
 use std::num::NonZeroU32;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::shape::Shape;
+use super::shape::{PackedShape, Shape};
 use super::slot::Object;
 use super::stats::{ClassStats, Counters};
 use super::table::Chain;
@@ -30,14 +30,14 @@ const FULL: usize = GROUPS - 1;
 /// The group of zspages without an object.
 const EMPTY: usize = 0;
 
-// Three cache lines: 24 of shape, 8 of lock, 92 of lists, 24 of counters and chain, and what is left.
-const _: () = assert!(size_of::<Class>() == 192);
+// Two cache lines: 8 of shape, 8 of lock, 92 of lists, 16 of counters and chain, 4 to spare.
+const _: () = assert!(size_of::<Class>() == 128);
 
-/// A class. Aligned so that two classes' locks share no cache line.
+/// A class. Aligned so that two classes' locks share no pair of cache lines, which is what is fetched.
 #[derive(Debug)]
-#[repr(align(64))]
+#[repr(align(128))]
 pub(super) struct Class {
-    pub(super) shape: Shape,
+    shape: PackedShape,
     inner: Mutex<50, Inner>,
 }
 
@@ -50,8 +50,26 @@ pub(super) struct Inner {
     counts: [u32; GROUPS],
     /// Handle slots that belong to this class while vacant, so that a store or free takes one lock.
     pub(super) slots: Chain,
-    objects_used: usize,
-    pages_touched: usize,
+    objects_used: Count,
+    pages_touched: Count,
+}
+
+/// How many, of a class: the objects of a pool have numbers of 32 bits, and 2^32 pages are 16 TiB.
+#[derive(Debug, Default)]
+struct Count(u32);
+
+impl Count {
+    fn get(&self) -> usize {
+        self.0 as usize
+    }
+
+    fn add(&mut self, more: usize) {
+        self.0 += u32::try_from(more).expect("what one zspage has");
+    }
+
+    fn subtract(&mut self, less: usize) {
+        self.0 -= u32::try_from(less).expect("what one zspage has");
+    }
 }
 
 /// What [`Inner::reserve`] found.
@@ -74,15 +92,20 @@ fn group(objects_used: usize, objects: usize) -> usize {
 impl Class {
     pub(super) fn new(shape: Shape) -> Self {
         Class {
-            shape,
+            shape: shape.packed(),
             inner: Mutex::new(Inner {
                 heads: [None; FULL],
                 counts: [0; GROUPS],
                 slots: Chain::default(),
-                objects_used: 0,
-                pages_touched: 0,
+                objects_used: Count::default(),
+                pages_touched: Count::default(),
             }),
         }
+    }
+
+    /// The arithmetic of the class.
+    pub(super) fn shape(&self) -> Shape {
+        self.shape.unpacked()
     }
 
     /// Waits for the class.
@@ -92,25 +115,25 @@ impl Class {
 
     /// Pages of the zspages that compaction would empty.
     pub(super) fn freeable_pages(&self) -> usize {
-        let inner = self.lock();
+        let (inner, shape) = (self.lock(), self.shape());
         let zspages = inner.counts[EMPTY + 1..].iter().sum::<u32>() as usize;
-        (zspages * self.shape.objects - inner.objects_used) / self.shape.objects * self.shape.pages
+        (zspages * shape.objects - inner.objects_used.get()) / shape.objects * shape.pages
     }
 
     /// The row of the class called `index`.
     pub(super) fn stats(&self, index: usize) -> ClassStats {
         let inner = self.lock();
-        let shape = self.shape;
+        let shape = self.shape();
         let zspages = inner.counts.iter().sum::<u32>() as usize;
         let objects_total = zspages * shape.objects;
-        let objects_free = objects_total - inner.objects_used;
+        let objects_free = objects_total - inner.objects_used.get();
         ClassStats {
             class: index,
             size: shape.object_bytes,
             fullness: inner.counts,
             obj_allocated: objects_total,
-            obj_used: inner.objects_used,
-            pages_used: inner.pages_touched,
+            obj_used: inner.objects_used.get(),
+            pages_used: inner.pages_touched.get(),
             pages_per_zspage: shape.pages,
             // Zspages that would be empty if the others were filled.
             freeable: objects_free / shape.objects * shape.pages,
@@ -169,13 +192,13 @@ impl Inner {
         owners[index].store(owner.get(), Relaxed);
         zspage.free_from.set(index + 1);
         zspage.objects_used.set(zspage.objects_used.get() + 1);
-        self.objects_used += 1;
+        self.objects_used.add(1);
 
         let pages_touched = zspage.pages_touched.get();
         let pages_needed = (index * shape.object_bytes + length).div_ceil(PAGE_BYTES);
         let pages_more = pages_needed.saturating_sub(pages_touched);
         zspage.pages_touched.set(pages_touched + pages_more);
-        self.pages_touched += pages_more;
+        self.pages_touched.add(pages_more);
 
         self.link(zspages, id, group(zspage.objects_used.get(), shape.objects));
         Reserved { object: Object { zspage: id, index, length }, pages_more }
@@ -185,7 +208,7 @@ impl Inner {
     /// that has room. `None` unless the class's free objects are a zspage's worth.
     pub(super) fn choose(&self, zspages: &Zspages, shape: Shape) -> Option<(ZspageId, ZspageId)> {
         let zspages_used = self.counts[EMPTY + 1..].iter().sum::<u32>() as usize;
-        if zspages_used * shape.objects < self.objects_used + shape.objects {
+        if zspages_used * shape.objects < self.objects_used.get() + shape.objects {
             return None;
         }
         let group_of = |mut groups: std::ops::Range<usize>, from_top: bool| {
@@ -222,7 +245,7 @@ impl Inner {
     pub(super) fn shorten(&mut self, zspage: &Zspage, pages: usize) -> usize {
         let gone = zspage.pages_touched.get() - pages;
         zspage.pages_touched.set(pages);
-        self.pages_touched -= gone;
+        self.pages_touched.subtract(gone);
         gone
     }
 
@@ -249,7 +272,7 @@ impl Inner {
     ) -> Option<ZspageId> {
         let to = self.take_off(zspages, shape, object, owner);
         if to == EMPTY {
-            self.pages_touched -= zspages.get(object.zspage).pages_touched.get();
+            self.pages_touched.subtract(zspages.get(object.zspage).pages_touched.get());
             return Some(object.zspage);
         }
         self.link(zspages, object.zspage, to);
@@ -269,7 +292,7 @@ impl Inner {
         let to = self.take_off(zspages, shape, object, owner);
         let (id, zspage) = (object.zspage, zspages.get(object.zspage));
         if to == EMPTY && !self.keep(zspage, counters) {
-            self.pages_touched -= zspage.pages_touched.get();
+            self.pages_touched.subtract(zspage.pages_touched.get());
             return Some(id);
         }
         self.link(zspages, id, to);
@@ -296,7 +319,7 @@ impl Inner {
         self.unlink(zspages, id, group(objects_used, shape.objects));
         zspage.objects_used.set(objects_used - 1);
         zspage.free_from.set(zspage.free_from.get().min(index));
-        self.objects_used -= 1;
+        self.objects_used.subtract(1);
 
         group(objects_used - 1, shape.objects)
     }
@@ -317,7 +340,7 @@ impl Inner {
         let pages = zspages.get(id).pages_touched.get();
         self.unlink(zspages, id, EMPTY);
         counters.reserve_left(pages);
-        self.pages_touched -= pages;
+        self.pages_touched.subtract(pages);
         Some(id)
     }
 
@@ -353,16 +376,18 @@ impl Inner {
         }
     }
 
-    /// Whether lists and counts agree with the descriptors. Returns objects and pages touched.
-    #[cfg(test)]
-    pub(super) fn check(&self, zspages: &Zspages, class: usize, shape: Shape) -> (usize, usize) {
+    /// Whether lists and counts agree with the descriptors of the class. Returns objects and pages touched.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn check(
+        &self,
+        zspages: &Zspages,
+        of_class: &[ZspageId],
+        shape: Shape,
+    ) -> (usize, usize) {
         let (mut objects, mut pages, mut counts) = (0, 0, [0; GROUPS]);
-        for id in zspages.all() {
-            let zspage = zspages.get(id);
-            if zspage.class.get() != class {
-                continue;
-            }
-            let owners = &zspages.owners(id)[..shape.objects];
+        for id in of_class {
+            let zspage = zspages.get(*id);
+            let owners = &zspages.owners(*id)[..shape.objects];
             let free = owners.iter().filter(|owner| owner.load(Relaxed) == 0).count();
             assert_eq!(zspage.objects_used.get() + free, shape.objects, "ZS-2");
             let below = &owners[..zspage.free_from.get()];
@@ -372,7 +397,7 @@ impl Inner {
             pages += zspage.pages_touched.get();
             counts[group(zspage.objects_used.get(), shape.objects)] += 1;
         }
-        assert_eq!(counts, self.counts, "class {class}: zspages by group");
+        assert_eq!(counts, self.counts, "zspages by group: {shape:?}");
         for (index, head) in self.heads.iter().enumerate() {
             let mut at = *head;
             let mut previous = None;
@@ -384,9 +409,13 @@ impl Inner {
                 previous = at;
                 at = zspages.get(id).next.get();
             }
-            assert_eq!(length, self.counts[index], "class {class}: list of group {index}");
+            assert_eq!(length, self.counts[index], "list of group {index}: {shape:?}");
         }
-        assert_eq!((objects, pages), (self.objects_used, self.pages_touched), "class {class}");
+        assert_eq!(
+            (objects, pages),
+            (self.objects_used.get(), self.pages_touched.get()),
+            "{shape:?}"
+        );
         (objects, pages)
     }
 }

@@ -80,7 +80,7 @@ impl<S: PageSource> Pool<S> {
     }
 
     fn compact_step(&self, class: &Class) -> Step {
-        let shape = class.shape;
+        let shape = class.shape();
         let mut inner = class.lock();
         if let Some((from, to)) = inner.choose(&self.zspages, shape) {
             let held = self.hold_one(from, shape.objects);

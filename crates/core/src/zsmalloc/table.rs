@@ -1,6 +1,6 @@
 //! Tables that grow and never move, in runs of the page source.
 //!
-//! A table is a list of **chunks**: the first has 64 entries, each next one twice as many. An entry
+//! A table is a list of **chunks**: the first has 128 entries, each next one twice as many. An entry
 //! is a `T` and, for descriptors, a **tail** of `u32` words. Entries in use have an index; vacant
 //! ones are linked through themselves in [`Chain`]s.
 //!
@@ -32,10 +32,10 @@ use crate::page::PAGE_BYTES;
 use crate::sync::{Guard, Mutex};
 
 /// log2 of the entries of the first chunk.
-const FIRST_SHIFT: u32 = 6;
+const FIRST_SHIFT: u32 = 7;
 
-/// Chunks of a table: 64 + 128 + ... + 2^31 entries.
-const CHUNKS: usize = 26;
+/// Chunks of a table: 128 + 256 + ... + 2^31 entries.
+const CHUNKS: usize = 25;
 
 /// The most entries of a table: an index and one more fit 32 bits.
 pub(super) const ENTRIES_MAX: u32 = u32::MAX - (1 << FIRST_SHIFT);
@@ -141,7 +141,7 @@ impl<const RANK: u8, T: Entry> Table<RANK, T> {
         let (chunk, place) = Self::locate(index);
         // Acquire: pairs with the Release in grow(); the run's memory is seen with its address.
         let base = NonNull::new(self.chunks[chunk].load(Acquire))?;
-        // SAFETY: `place < 64 << chunk` by locate(), so by TABLE-3 the entry lies inside the run.
+        // SAFETY: `place < 128 << chunk` by locate(), so by TABLE-3 the entry lies inside the run.
         Some(unsafe { base.add(place * self.stride) })
     }
 
@@ -178,9 +178,12 @@ impl<const RANK: u8, T: Entry> Table<RANK, T> {
         self.len.load(Acquire)
     }
 
-    /// Bytes of all entries that were ever in use.
+    /// Bytes of the pages that entries were ever written to.
     pub(super) fn bytes(&self) -> usize {
-        self.len() as usize * self.stride
+        let Some(last) = self.len().checked_sub(1) else { return 0 };
+        let (chunk, place) = Self::locate(last);
+        let whole: usize = (0..chunk).map(|chunk| self.chunk_pages(chunk)).sum();
+        (whole + ((place + 1) * self.stride).div_ceil(PAGE_BYTES)) * PAGE_BYTES
     }
 
     /// Takes one to `count` vacant entries.
@@ -259,7 +262,7 @@ impl<const RANK: u8, T: Entry> Table<RANK, T> {
     }
 
     /// How many entries are vacant and here.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(super) fn vacant_len(&self) -> u32 {
         self.vacant.lock().len()
     }

@@ -13,12 +13,12 @@
 
 use std::num::NonZeroU32;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU16, AtomicU32, Ordering::Relaxed};
 
 use super::shape::{OBJECTS_MAX, Shape};
 use super::source::{OutOfMemory, PageSource};
 use super::table::{Chain, Entry, Table};
-use crate::page::PAGE_BYTES;
+use crate::page::{PAGE_BYTES, UNIT_ORDER_MAX};
 
 /// Bits of a [`ZspageId`]: 25 for the index in a table (at 32 KiB, 1 TiB), 3 for which table.
 pub(super) const ZSPAGE_ID_BITS: u32 = 28;
@@ -31,8 +31,9 @@ const OBJECTS_OF_KIND: [usize; 5] = [8, 16, 32, 64, 128];
 const _: () = {
     assert!(OBJECTS_OF_KIND.len() <= 1 << KIND_BITS);
     assert!(OBJECTS_OF_KIND[OBJECTS_OF_KIND.len() - 1] == OBJECTS_MAX);
-    // Eight words of 32 bits after the address of the run.
-    assert!(size_of::<Zspage>() == 40);
+    // 8 of address, 12 of size and links, 8 of counts, 4 to spare. With 8 owners, one cache line.
+    assert!(size_of::<Zspage>() == 32);
+    assert!(OBJECTS_MAX <= u8::MAX as usize && 1 << UNIT_ORDER_MAX <= u16::MAX as usize);
 };
 
 /// Which table, and which descriptor there. One more than `index << KIND_BITS | kind`, so that
@@ -66,19 +67,28 @@ impl ZspageId {
     }
 }
 
-/// A small number that a lock protects (see the header).
-#[derive(Debug)]
-pub(super) struct Field(AtomicU32);
+/// A number that a lock protects (see the header), as short as its values are.
+macro_rules! field {
+    ($name:ident, $atomic:ident, $word:ident) => {
+        #[derive(Debug, Default)]
+        pub(super) struct $name($atomic);
 
-impl Field {
-    pub(super) fn get(&self) -> usize {
-        self.0.load(Relaxed) as usize
-    }
+        impl $name {
+            pub(super) fn get(&self) -> usize {
+                self.0.load(Relaxed) as usize
+            }
 
-    pub(super) fn set(&self, value: usize) {
-        self.0.store(u32::try_from(value).expect("counts of a zspage are small"), Relaxed);
-    }
+            pub(super) fn set(&self, value: usize) {
+                self.0
+                    .store($word::try_from(value).expect("counts of a zspage are small"), Relaxed);
+            }
+        }
+    };
 }
+
+field!(Field, AtomicU32, u32);
+field!(Short, AtomicU16, u16);
+field!(Byte, AtomicU8, u8);
 
 /// A place in a list of zspages: none, or an id.
 #[derive(Debug)]
@@ -102,15 +112,15 @@ pub(super) struct Zspage {
     /// Bytes of each object.
     object_bytes: Field,
     /// Pages of the run.
-    pub(super) pages: Field,
+    pub(super) pages: Short,
     /// Which class it belongs to.
-    pub(super) class: Field,
+    pub(super) class: Short,
     /// Objects with an owner.
-    pub(super) objects_used: Field,
+    pub(super) objects_used: Byte,
     /// Pages from the first one on that an object ever covered: the pages that take memory.
-    pub(super) pages_touched: Field,
+    pub(super) pages_touched: Short,
     /// No object below has no owner.
-    pub(super) free_from: Field,
+    pub(super) free_from: Byte,
     /// The neighbours in the list of the fullness group; `next` is also the table's link.
     pub(super) previous: Link,
     pub(super) next: Link,
@@ -118,17 +128,16 @@ pub(super) struct Zspage {
 
 impl Entry for Zspage {
     fn vacant() -> Self {
-        let zero = || AtomicU32::new(0);
         Zspage {
             base: AtomicPtr::new(ptr::null_mut()),
-            object_bytes: Field(zero()),
-            pages: Field(zero()),
-            class: Field(zero()),
-            objects_used: Field(zero()),
-            pages_touched: Field(zero()),
-            free_from: Field(zero()),
-            previous: Link(zero()),
-            next: Link(zero()),
+            object_bytes: Field::default(),
+            pages: Short::default(),
+            class: Short::default(),
+            objects_used: Byte::default(),
+            pages_touched: Short::default(),
+            free_from: Byte::default(),
+            previous: Link(AtomicU32::new(0)),
+            next: Link(AtomicU32::new(0)),
         }
     }
 
@@ -252,7 +261,7 @@ impl Zspages {
     }
 
     /// Every zspage that has a run. For checks, while nobody else uses the pool.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(super) fn all(&self) -> Vec<ZspageId> {
         let ids = |(kind, table): (usize, &Table<52, Zspage>)| {
             (0..table.len()).map(move |index| ZspageId::new(kind, index)).collect::<Vec<_>>()
