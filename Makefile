@@ -30,7 +30,7 @@ help:
 	@echo 'make lint      formatting, clippy, rustdoc'
 	@echo 'make loom      the lock-free steps, in every order'
 	@echo 'make asan      the tests of core under the address sanitizer, C codecs included'
-	@echo 'make bench     usemem beside the kernel'\''s own zram swap (root, some minutes)'
+	@echo 'make bench     usemem and every codec beside the kernel'\''s own zram (root, ten minutes)'
 	@echo 'make fuzz      each fuzz target for FUZZ_SECONDS=$(FUZZ_SECONDS)'
 	@echo 'make setup     install what build and tests need (Debian); setup-build: the build only'
 	@echo 'make install   to PREFIX=$(PREFIX)'
@@ -81,6 +81,7 @@ asan:
 
 bench: build
 	$(BIN)/zfolio bench usemem --against kernel
+	$(BIN)/zfolio bench codecs --against kernel
 
 fuzz:
 	@echo 'int main() {}' | $(or $(CXX),c++) -x c++ -fsanitize=address - -o /dev/null 2>/dev/null || \
