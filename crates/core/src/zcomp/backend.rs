@@ -122,8 +122,16 @@ pub(super) enum Answer {
 
 /// The state that compresses.
 pub(super) trait Compressor: Send {
-    /// Gives each of the `jobs`, at most `batch_max`, its answer.
-    fn compress(&mut self, jobs: &mut [Job<'_>]);
+    /// Compresses one unit to the start of `dest`.
+    fn compress_unit(&mut self, source: &[u8], dest: &mut [u8]) -> Answer;
+
+    /// Gives each of the `jobs`, at most `batch_max`, its answer. Who works on several at once has one of
+    /// its own.
+    fn compress(&mut self, jobs: &mut [Job<'_>]) {
+        for job in jobs {
+            job.answer = self.compress_unit(job.source, job.dest);
+        }
+    }
 
     /// Bytes taken at set-up.
     fn memory_bytes(&self) -> usize;

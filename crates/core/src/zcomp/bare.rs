@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use super::backend::{Answer, Compressor, Decompressor, Job};
+use super::backend::{Answer, Compressor, Decompressor};
 use super::{Error, Params, compressed_bytes_max, shared};
 use crate::page::UnitOrder;
 
@@ -35,9 +35,7 @@ impl Bare {
 
     /// `source`, one unit, compressed; `None` if it would not shrink to [`compressed_bytes_max`].
     pub fn compress(&mut self, source: &[u8]) -> Option<&[u8]> {
-        let mut jobs = [Job { index: 0, source, dest: &mut self.buffer, answer: Answer::Failed }];
-        self.compressor.compress(&mut jobs);
-        match jobs[0].answer {
+        match self.compressor.compress_unit(source, &mut self.buffer) {
             Answer::Compressed(bytes) => Some(&self.buffer[..bytes]),
             Answer::Incompressible | Answer::Failed => None,
         }

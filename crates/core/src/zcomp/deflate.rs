@@ -21,7 +21,7 @@ use libdeflate_sys::{
     libdeflate_result_LIBDEFLATE_SUCCESS as SUCCESS,
 };
 
-use super::backend::{Answer, Backend, Compressor, Corrupt, Decompressor, Job};
+use super::backend::{Answer, Backend, Compressor, Corrupt, Decompressor};
 use super::{Algorithm, Error};
 use crate::sync::Mutex;
 
@@ -115,7 +115,7 @@ fn compressor(level: i32, _unit_bytes: usize) -> Result<Box<dyn Compressor>, Err
     Ok(Box::new(DeflateCompressor { state, memory_bytes }))
 }
 
-impl DeflateCompressor {
+impl Compressor for DeflateCompressor {
     fn compress_unit(&mut self, source: &[u8], dest: &mut [u8]) -> Answer {
         // SAFETY: the state is live until `drop` and ours alone by `&mut self`. `source` is
         // readable and `dest` writable for their lengths by the types of the slices, and they
@@ -131,14 +131,6 @@ impl DeflateCompressor {
         };
         // 0 is the one failure there is: the result does not fit.
         if written == 0 { Answer::Incompressible } else { Answer::Compressed(written) }
-    }
-}
-
-impl Compressor for DeflateCompressor {
-    fn compress(&mut self, jobs: &mut [Job<'_>]) {
-        for job in jobs {
-            job.answer = self.compress_unit(job.source, job.dest);
-        }
     }
 
     fn memory_bytes(&self) -> usize {

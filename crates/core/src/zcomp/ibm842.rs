@@ -47,7 +47,7 @@ mod encoder;
 #[allow(unsafe_code, reason = "calls a library that is loaded to compare with")]
 mod tests;
 
-use super::backend::{Answer, Backend, Compressor, Corrupt, Decompressor, Job};
+use super::backend::{Answer, Backend, Compressor, Corrupt, Decompressor};
 use bits::Full;
 use encoder::Dictionary;
 
@@ -110,13 +110,11 @@ struct Ibm842Compressor {
 }
 
 impl Compressor for Ibm842Compressor {
-    fn compress(&mut self, jobs: &mut [Job<'_>]) {
-        for job in jobs {
-            job.answer = match encoder::encode(job.source, job.dest, &mut self.dictionary) {
-                Ok(bytes) => Answer::Compressed(bytes),
-                // The one failure there is: the result does not fit.
-                Err(Full) => Answer::Incompressible,
-            };
+    fn compress_unit(&mut self, source: &[u8], dest: &mut [u8]) -> Answer {
+        match encoder::encode(source, dest, &mut self.dictionary) {
+            Ok(bytes) => Answer::Compressed(bytes),
+            // The one failure there is: the result does not fit.
+            Err(Full) => Answer::Incompressible,
         }
     }
 

@@ -8,11 +8,14 @@ pub(super) mod dictionary;
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
-use super::Error;
-use super::backend::{Answer, Backend, Compressor, Corrupt, Decompressor, Extended, Job};
+use super::backend::{Answer, Backend, Compressor, Corrupt, Decompressor, Extended};
+use super::{Dictionary, Error};
 
-// In the library that lz4-sys builds, but not among its declarations (lz4.h, "Advanced Functions").
+// Named, so that it is linked: what we call of its library is not among its declarations (lz4.h, lz4hc.h).
+use lz4_sys as _;
+
 unsafe extern "C" {
     fn LZ4_sizeofState() -> c_int;
     fn LZ4_compress_fast_extState(
@@ -23,12 +26,22 @@ unsafe extern "C" {
         dest_bytes: c_int,
         acceleration: c_int,
     ) -> c_int;
-    fn LZ4_decompress_safe_partial(
+    fn LZ4_decompress_safe_usingDict(
+        source: *const c_char,
+        dest: *mut c_char,
+        source_bytes: c_int,
+        dest_bytes: c_int,
+        dictionary: *const c_char,
+        dictionary_bytes: c_int,
+    ) -> c_int;
+    fn LZ4_decompress_safe_partial_usingDict(
         source: *const c_char,
         dest: *mut c_char,
         source_bytes: c_int,
         wanted_bytes: c_int,
         dest_bytes: c_int,
+        dictionary: *const c_char,
+        dictionary_bytes: c_int,
     ) -> c_int;
 }
 
@@ -39,14 +52,32 @@ struct Lz4Compressor {
 }
 
 fn compressor(level: i32, _unit_bytes: usize) -> Result<Box<dyn Compressor>, Error> {
-    // SAFETY: no argument, no state: it returns a constant.
-    let state_bytes = unsafe { LZ4_sizeofState() };
-    let state_bytes = usize::try_from(state_bytes).expect("16 KiB and a header");
-    let state = vec![0; state_bytes.div_ceil(size_of::<u64>())];
-    Ok(Box::new(Lz4Compressor { acceleration: level, state }))
+    Ok(Box::new(Lz4Compressor { acceleration: level, state: state() }))
 }
 
-impl Lz4Compressor {
+/// Room for a state, which is an `LZ4_stream_t`; zeroed, as the library wants it at first.
+fn state() -> Vec<u64> {
+    // SAFETY: no argument, no state: it returns a constant.
+    words(unsafe { LZ4_sizeofState() })
+}
+
+/// So many bytes, as the library tells them, of zeros aligned by 8.
+pub(super) fn words(bytes: c_int) -> Vec<u64> {
+    let bytes = usize::try_from(bytes).expect("16 or 256 KiB, and a header");
+    vec![0; bytes.div_ceil(size_of::<u64>())]
+}
+
+/// What the library's compressors mean by what they return.
+pub(super) fn answer(written: c_int) -> Answer {
+    match usize::try_from(written) {
+        // The one failure there is: the result does not fit.
+        Ok(0) => Answer::Incompressible,
+        Ok(bytes) => Answer::Compressed(bytes),
+        Err(_) => Answer::Failed,
+    }
+}
+
+impl Compressor for Lz4Compressor {
     fn compress_unit(&mut self, source: &[u8], dest: &mut [u8]) -> Answer {
         let source_bytes = c_int::try_from(source.len()).expect("a unit is at most 2 MiB");
         let dest_bytes = c_int::try_from(dest.len()).expect("shorter than a unit");
@@ -65,20 +96,7 @@ impl Lz4Compressor {
                 self.acceleration,
             )
         };
-        match usize::try_from(written) {
-            // The one failure there is: the result does not fit.
-            Ok(0) => Answer::Incompressible,
-            Ok(bytes) => Answer::Compressed(bytes),
-            Err(_) => Answer::Failed,
-        }
-    }
-}
-
-impl Compressor for Lz4Compressor {
-    fn compress(&mut self, jobs: &mut [Job<'_>]) {
-        for job in jobs {
-            job.answer = self.compress_unit(job.source, job.dest);
-        }
+        answer(written)
     }
 
     fn memory_bytes(&self) -> usize {
@@ -86,27 +104,39 @@ impl Compressor for Lz4Compressor {
     }
 }
 
-struct Lz4Decompressor;
+/// Needs no state: the dictionary's bytes, if there is one, are enough.
+struct Lz4Decompressor(Option<Arc<Dictionary>>);
 
 /// Reads what `lz4hc` writes as well.
 pub(super) fn decompressor() -> Result<Box<dyn Decompressor>, Error> {
-    Ok(Box::new(Lz4Decompressor))
+    Ok(Box::new(Lz4Decompressor(None)))
+}
+
+impl Lz4Decompressor {
+    /// What comes before the unit: nothing, without a dictionary, which the library tells by the length.
+    fn dictionary(&self) -> (&[u8], c_int) {
+        let bytes = self.0.as_ref().map_or(&[][..], |dictionary| dictionary.bytes());
+        (bytes, c_int::try_from(bytes.len()).expect("at most DICTIONARY_BYTES"))
+    }
 }
 
 impl Decompressor for Lz4Decompressor {
     fn decompress(&mut self, source: &[u8], dest: &mut [u8]) -> Result<(), Corrupt> {
         let source_bytes = c_int::try_from(source.len()).map_err(|_| Corrupt)?;
         let dest_bytes = c_int::try_from(dest.len()).map_err(|_| Corrupt)?;
-        // SAFETY: `source` is readable for `source_bytes` and `dest` writable for `dest_bytes` by
-        // the types of the slices; they don't overlap because `dest` is exclusive. The `safe`
-        // variant stays inside both whatever `source` holds, and reads of `dest` only what it
-        // wrote. It has no state and allocates nothing.
+        let (dictionary, dictionary_bytes) = self.dictionary();
+        // SAFETY: `source` and the dictionary are readable and `dest` writable for their lengths by the
+        // types of the slices; none overlap because `dest` is exclusive. The `safe` variant stays inside
+        // all of them whatever `source` holds, and reads of `dest` only what it wrote. It has no
+        // state and allocates nothing.
         let written = unsafe {
-            lz4_sys::LZ4_decompress_safe(
+            LZ4_decompress_safe_usingDict(
                 source.as_ptr().cast(),
                 dest.as_mut_ptr().cast(),
                 source_bytes,
                 dest_bytes,
+                dictionary.as_ptr().cast(),
+                dictionary_bytes,
             )
         };
         // Negative: malformed. Success means that the whole source was used.
@@ -122,15 +152,18 @@ impl Decompressor for Lz4Decompressor {
         let source_bytes = c_int::try_from(source.len()).map_err(|_| Corrupt)?;
         let wanted_bytes = c_int::try_from(wanted).map_err(|_| Corrupt)?;
         let unit_bytes = c_int::try_from(unit.len()).map_err(|_| Corrupt)?;
+        let (dictionary, dictionary_bytes) = self.dictionary();
         // SAFETY: as in `decompress`; the library stops once it has written `wanted_bytes`, and stays
         // inside `unit` in any case.
         let written = unsafe {
-            LZ4_decompress_safe_partial(
+            LZ4_decompress_safe_partial_usingDict(
                 source.as_ptr().cast(),
                 unit.as_mut_ptr().cast(),
                 source_bytes,
                 wanted_bytes,
                 unit_bytes,
+                dictionary.as_ptr().cast(),
+                dictionary_bytes,
             )
         };
         if written >= wanted_bytes { Ok(()) } else { Err(Corrupt) }

@@ -9,7 +9,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::ops::RangeInclusive;
 
 use super::Error;
-use super::backend::{Answer, Backend, Compressor, Extended, Job};
+use super::backend::{Answer, Backend, Compressor, Extended};
 use super::lz4;
 
 // In the library that lz4-sys builds, but not among its declarations (lz4hc.h).
@@ -32,40 +32,35 @@ struct Lz4hcCompressor {
 }
 
 fn compressor(level: i32, _unit_bytes: usize) -> Result<Box<dyn Compressor>, Error> {
+    Ok(Box::new(Lz4hcCompressor { level, state: state() }))
+}
+
+/// Room for a state, which is an `LZ4_streamHC_t`.
+fn state() -> Vec<u64> {
     // SAFETY: no argument, no state: it returns a constant.
-    let state_bytes = unsafe { LZ4_sizeofStateHC() };
-    let state_bytes = usize::try_from(state_bytes).expect("256 KiB and a header");
-    let state = vec![0; state_bytes.div_ceil(size_of::<u64>())];
-    Ok(Box::new(Lz4hcCompressor { level, state }))
+    lz4::words(unsafe { LZ4_sizeofStateHC() })
 }
 
 impl Compressor for Lz4hcCompressor {
-    fn compress(&mut self, jobs: &mut [Job<'_>]) {
-        for job in jobs {
-            let source_bytes = c_int::try_from(job.source.len()).expect("a unit is at most 2 MiB");
-            let dest_bytes = c_int::try_from(job.dest.len()).expect("shorter than a unit");
-            // SAFETY: `state` is aligned by 8, is long enough (see the field), ours alone by `&mut
-            // self`, and initialised by this very function. `source` is readable for `source_bytes`,
-            // `dest` writable for `dest_bytes`, by the types of the slices, and they don't overlap
-            // because one of them is exclusive. The library writes at most `dest_bytes`, and below
-            // level 10 it allocates nothing, the state being given.
-            let written = unsafe {
-                LZ4_compress_HC_extStateHC(
-                    self.state.as_mut_ptr().cast(),
-                    job.source.as_ptr().cast(),
-                    job.dest.as_mut_ptr().cast(),
-                    source_bytes,
-                    dest_bytes,
-                    self.level,
-                )
-            };
-            job.answer = match usize::try_from(written) {
-                // The one failure there is: the result does not fit.
-                Ok(0) => Answer::Incompressible,
-                Ok(bytes) => Answer::Compressed(bytes),
-                Err(_) => Answer::Failed,
-            };
-        }
+    fn compress_unit(&mut self, source: &[u8], dest: &mut [u8]) -> Answer {
+        let source_bytes = c_int::try_from(source.len()).expect("a unit is at most 2 MiB");
+        let dest_bytes = c_int::try_from(dest.len()).expect("shorter than a unit");
+        // SAFETY: `state` is aligned by 8, is long enough (see the field), ours alone by `&mut
+        // self`, and initialised by this very function. `source` is readable for `source_bytes`,
+        // `dest` writable for `dest_bytes`, by the types of the slices, and they don't overlap
+        // because one of them is exclusive. The library writes at most `dest_bytes`, and below
+        // level 10 it allocates nothing, the state being given.
+        let written = unsafe {
+            LZ4_compress_HC_extStateHC(
+                self.state.as_mut_ptr().cast(),
+                source.as_ptr().cast(),
+                dest.as_mut_ptr().cast(),
+                source_bytes,
+                dest_bytes,
+                self.level,
+            )
+        };
+        lz4::answer(written)
     }
 
     fn memory_bytes(&self) -> usize {

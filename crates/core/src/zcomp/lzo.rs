@@ -24,7 +24,7 @@ mod memory;
 #[allow(unsafe_code, reason = "calls liblzo2")]
 mod tests;
 
-use super::backend::{Answer, Backend, Compressor, Corrupt, Decompressor, Job};
+use super::backend::{Answer, Backend, Compressor, Corrupt, Decompressor};
 use memory::Overrun;
 
 /// The distance that is the end of a stream; farther ones have the encoding of far matches.
@@ -67,13 +67,11 @@ impl LzoCompressor {
 }
 
 impl Compressor for LzoCompressor {
-    fn compress(&mut self, jobs: &mut [Job<'_>]) {
-        for job in jobs {
-            job.answer = match self.encode(job.source, job.dest) {
-                Ok(bytes) => Answer::Compressed(bytes),
-                // The one failure there is: the result does not fit.
-                Err(Overrun) => Answer::Incompressible,
-            };
+    fn compress_unit(&mut self, source: &[u8], dest: &mut [u8]) -> Answer {
+        match self.encode(source, dest) {
+            Ok(bytes) => Answer::Compressed(bytes),
+            // The one failure there is: the result does not fit.
+            Err(Overrun) => Answer::Incompressible,
         }
     }
 

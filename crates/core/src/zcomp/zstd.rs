@@ -26,7 +26,7 @@ use zstd_sys::{
 };
 
 use super::Error;
-use super::backend::{Answer, Backend, Compressor, Corrupt, Decompressor, Extended, Job};
+use super::backend::{Answer, Backend, Compressor, Corrupt, Decompressor, Extended};
 use digest::Digest;
 
 /// `ZSTD_c_format`, a parameter that zstd.h names by macro only.
@@ -113,7 +113,9 @@ impl ZstdCompressor {
             unsafe { zstd_sys::ZSTD_CCtx_setParameter(self.context.as_ptr(), parameter, value) };
         assert!(!is_error(result), "{parameter:?} = {value} was checked or is a constant");
     }
+}
 
+impl Compressor for ZstdCompressor {
     fn compress_unit(&mut self, source: &[u8], dest: &mut [u8]) -> Answer {
         // SAFETY: the context is live and ours alone (ZSTD-1, `&mut self`) and can't allocate; its
         // workspace is enough for `source` (ZSTD-2), or the library returns an error. `source` is
@@ -138,14 +140,6 @@ impl ZstdCompressor {
         match code {
             ZSTD_ErrorCode::ZSTD_error_dstSize_tooSmall => Answer::Incompressible,
             _ => Answer::Failed,
-        }
-    }
-}
-
-impl Compressor for ZstdCompressor {
-    fn compress(&mut self, jobs: &mut [Job<'_>]) {
-        for job in jobs {
-            job.answer = self.compress_unit(job.source, job.dest);
         }
     }
 

@@ -19,9 +19,7 @@ use libz_sys::{
     Z_BUF_ERROR, Z_DEFAULT_STRATEGY, Z_DEFLATED, Z_FINISH, Z_OK, Z_STREAM_END, uInt, z_stream,
 };
 
-use super::super::backend::{
-    Answer, Compressor, Corrupt, Decompressor, Extended, Job, Shared, Wanted,
-};
+use super::super::backend::{Answer, Compressor, Corrupt, Decompressor, Extended, Shared, Wanted};
 use super::super::{Dictionary, Error};
 use super::{allocate, counted, release};
 
@@ -208,7 +206,7 @@ struct WindowCompressor {
     dictionary: Option<Arc<Dictionary>>,
 }
 
-impl WindowCompressor {
+impl Compressor for WindowCompressor {
     fn compress_unit(&mut self, source: &[u8], dest: &mut [u8]) -> Answer {
         let (reset, set) = (libz_sys::deflateReset, libz_sys::deflateSetDictionary);
         if !self.stream.begin(reset, set, self.dictionary.as_deref(), self.window) {
@@ -219,14 +217,6 @@ impl WindowCompressor {
             // There is more, and no room.
             Some((Z_OK | Z_BUF_ERROR, ..)) => Answer::Incompressible,
             _ => Answer::Failed,
-        }
-    }
-}
-
-impl Compressor for WindowCompressor {
-    fn compress(&mut self, jobs: &mut [Job<'_>]) {
-        for job in jobs {
-            job.answer = self.compress_unit(job.source, job.dest);
         }
     }
 

@@ -3,33 +3,10 @@
 
 use std::ffi::{CString, c_char, c_int, c_void};
 
+use super::super::tests::{Random, seed};
 use super::crc::crc;
 use super::decoder::decode;
 use super::encoder::{Dictionary, encode};
-
-fn seed() -> u64 {
-    std::env::var("SEED").map_or(42, |s| s.parse().expect("SEED is a u64"))
-}
-
-/// Marsaglia's xorshift64.
-struct Random(u64);
-
-impl Random {
-    fn new() -> Random {
-        Random(seed().wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from(self.0 % bound as u64).expect("below a usize")
-    }
-
-    fn byte(&mut self) -> u8 {
-        u8::try_from(self.below(256)).expect("below 256")
-    }
-}
 
 /// The operations from 0 on, as they are published.
 const OPERATIONS: [&str; 26] = [
@@ -377,7 +354,7 @@ fn a_stream_of_the_kernels_is_read() {
 #[test]
 fn every_operation_is_read() {
     let past: Vec<u8> = (1..=32).collect();
-    let mut random = Random::new();
+    let mut random = Random::new(seed());
     for (operation, actions) in OPERATIONS.iter().enumerate() {
         for _ in 0..50 {
             let (mut bits, mut expected) = (String::new(), past.clone());
@@ -442,7 +419,7 @@ fn what_is_no_stream_is_refused() {
 /// streams by ours; and `P8-1`, by a model that forgets. Method: every length up to 300, random ones up to 5000, units of 4 to 64 KiB.
 #[test]
 fn every_length_comes_back_everywhere() {
-    let mut random = Random::new();
+    let mut random = Random::new(seed());
     let mut kernel = Kernel::load();
     let lengths: Vec<usize> = (0..300).chain((0..150).map(|_| random.below(5000))).collect();
     for bytes in lengths.into_iter().chain([4096, 4096, 4096, 16 << 10, 64 << 10]) {
@@ -461,7 +438,7 @@ fn every_length_comes_back_everywhere() {
 /// bits changed, bytes cut out or inserted, the CRC made right again or not; other destinations.
 #[test]
 fn damaged_streams_are_read_as_by_the_model() {
-    let mut random = Random::new();
+    let mut random = Random::new(seed());
     let mut read = 0;
     for _ in 0..6000 {
         let source_bytes = 8 * (1 + random.below(80));

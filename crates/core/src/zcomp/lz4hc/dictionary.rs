@@ -3,8 +3,9 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 
-use super::super::backend::{Answer, Compressor, Decompressor, Job, Shared, Wanted};
-use super::super::{Dictionary, Error, lz4};
+use super::super::backend::{Answer, Compressor, Shared, Wanted};
+use super::super::lz4::dictionary::{Digest, Share};
+use super::super::{Error, lz4};
 
 // In the library that lz4-sys builds, but not among its declarations (lz4hc.h).
 unsafe extern "C" {
@@ -23,10 +24,7 @@ unsafe extern "C" {
 
 /// An initialised `LZ4_streamHC_t` of that level.
 fn stream(level: c_int) -> Vec<u64> {
-    // SAFETY: no argument, no state: it returns a constant.
-    let bytes = unsafe { super::LZ4_sizeofStateHC() };
-    let bytes = usize::try_from(bytes).expect("256 KiB and a header");
-    let mut stream = vec![0; bytes.div_ceil(size_of::<u64>())];
+    let mut stream = super::state();
     let bytes = size_of_val(stream.as_slice());
     // SAFETY: the words are writable for `bytes`, aligned by 8, and ours alone.
     let initialised = unsafe { LZ4_initStreamHC(stream.as_mut_ptr().cast(), bytes) };
@@ -34,17 +32,6 @@ fn stream(level: c_int) -> Vec<u64> {
     // SAFETY: the stream is initialised, and ours alone.
     unsafe { LZ4_resetStreamHC_fast(stream.as_mut_ptr().cast(), level) };
     stream
-}
-
-/// The dictionary, hashed for the level; read by the streams of all threads.
-struct Digest {
-    stream: Vec<u64>,
-    dictionary: Arc<Dictionary>,
-}
-
-struct Share {
-    level: c_int,
-    digest: Arc<Digest>,
 }
 
 pub(super) fn share(wanted: &Wanted) -> Result<Box<dyn Shared>, Error> {
@@ -57,22 +44,8 @@ pub(super) fn share(wanted: &Wanted) -> Result<Box<dyn Shared>, Error> {
         LZ4_loadDictHC(stream.as_mut_ptr().cast(), dictionary.bytes().as_ptr().cast(), bytes)
     };
     assert!(loaded > 0, "a dictionary has 4 bytes or more");
-    Ok(Box::new(Share { level: wanted.level, digest: Arc::new(Digest { stream, dictionary }) }))
-}
-
-impl Shared for Share {
-    fn compressor(&self) -> Result<Box<dyn Compressor>, Error> {
-        let (stream, digest) = (stream(self.level), Arc::clone(&self.digest));
-        Ok(Box::new(DictionaryCompressor { level: self.level, stream, digest }))
-    }
-
-    fn decompressor(&self) -> Result<Box<dyn Decompressor>, Error> {
-        Ok(lz4::dictionary::decompressor(&self.digest.dictionary))
-    }
-
-    fn memory_bytes(&self) -> usize {
-        size_of_val(&*self.digest.stream) + self.digest.dictionary.bytes().len()
-    }
+    let digest = Arc::new(Digest { stream, dictionary });
+    Ok(Box::new(Share { level: wanted.level, digest, compressor: DictionaryCompressor::boxed }))
 }
 
 struct DictionaryCompressor {
@@ -83,6 +56,12 @@ struct DictionaryCompressor {
 }
 
 impl DictionaryCompressor {
+    fn boxed(level: c_int, digest: Arc<Digest>) -> Box<dyn Compressor> {
+        Box::new(DictionaryCompressor { level, stream: stream(level), digest })
+    }
+}
+
+impl Compressor for DictionaryCompressor {
     fn compress_unit(&mut self, source: &[u8], dest: &mut [u8]) -> Answer {
         let source_bytes = c_int::try_from(source.len()).expect("a unit is at most 2 MiB");
         let dest_bytes = c_int::try_from(dest.len()).expect("shorter than a unit");
@@ -106,20 +85,7 @@ impl DictionaryCompressor {
                 dest_bytes,
             )
         };
-        match usize::try_from(written) {
-            // The one failure there is: the result does not fit.
-            Ok(0) => Answer::Incompressible,
-            Ok(bytes) => Answer::Compressed(bytes),
-            Err(_) => Answer::Failed,
-        }
-    }
-}
-
-impl Compressor for DictionaryCompressor {
-    fn compress(&mut self, jobs: &mut [Job<'_>]) {
-        for job in jobs {
-            job.answer = self.compress_unit(job.source, job.dest);
-        }
+        lz4::answer(written)
     }
 
     fn memory_bytes(&self) -> usize {

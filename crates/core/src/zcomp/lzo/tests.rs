@@ -3,35 +3,12 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
+use super::super::tests::{Random, seed};
 use super::decoder::decode;
 use super::{LzoCompressor, Version};
 use crate::page::same_filled;
 
 const VERSIONS: [Version; 2] = [Version::Original, Version::Runs];
-
-fn seed() -> u64 {
-    std::env::var("SEED").map_or(42, |s| s.parse().expect("SEED is a u64"))
-}
-
-/// Marsaglia's xorshift64.
-struct Random(u64);
-
-impl Random {
-    fn new() -> Random {
-        Random(seed().wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from(self.0 % bound as u64).expect("below a usize")
-    }
-
-    fn byte(&mut self) -> u8 {
-        u8::try_from(self.below(256)).expect("below 256")
-    }
-}
 
 /// What is left of a stream, for the model.
 struct Bytes<'a>(&'a [u8]);
@@ -292,7 +269,7 @@ fn every_instruction_is_read() {
     let bytes = |parts: &[&[u8]]| parts.concat();
     let zeros = |count: usize| vec![0_u8; count];
     let counted: Vec<u8> = (1..=255).collect();
-    let mut random = Random::new();
+    let mut random = Random::new(seed());
     let noise: Vec<u8> = (0..2100).map(|_| random.byte()).collect();
     let end: &[u8] = &[0x11, 0, 0];
     let cases: Vec<(&str, Vec<u8>, Vec<u8>)> = vec![
@@ -377,7 +354,7 @@ fn what_is_no_stream_is_refused() {
 /// literals, repetitions and runs.
 #[test]
 fn every_length_comes_back_everywhere() {
-    let mut random = Random::new();
+    let mut random = Random::new(seed());
     let mut liblzo2 = Liblzo2::load();
     for bytes in (0..700).chain((700..=4096).step_by(7)).chain([4095, 4096, 4097]) {
         check(&contents(&mut random, bytes), liblzo2.as_mut());
@@ -391,7 +368,7 @@ fn every_length_comes_back_everywhere() {
 /// when a match or a run passes all of it. Method: random contents; then a few on purpose.
 #[test]
 fn long_units_come_back_everywhere() {
-    let mut random = Random::new();
+    let mut random = Random::new(seed());
     let mut liblzo2 = Liblzo2::load();
     for bytes in [16 << 10, 0xBFFF, 0xC000, 0xC020, 64 << 10, 128 << 10, 256 << 10, 2 << 20] {
         for _ in 0..(4 << 20) / bytes / 4 {
@@ -409,7 +386,7 @@ fn long_units_come_back_everywhere() {
 /// distances around those with the bits `0x803F`, against the model, which looks for a run first.
 #[test]
 fn no_match_reads_as_a_run() {
-    let mut random = Random::new();
+    let mut random = Random::new(seed());
     let noise: Vec<u8> = (0..50_000).map(|_| random.byte()).collect();
     for distance in [0x803E, 0x803F, 0x8040, 0x807F, 0x9ABF, 0xBFBF, 0xBFFD, 0xBFFE, 0xBFFF, 0xC000]
     {
@@ -430,7 +407,7 @@ fn no_match_reads_as_a_run() {
 /// nothing that liblzo2 reads is read otherwise.
 #[test]
 fn damaged_streams_are_read_as_by_the_model() {
-    let mut random = Random::new();
+    let mut random = Random::new(seed());
     let mut liblzo2 = Liblzo2::load();
     let mut read = 0;
     for round in 0..30_000 {
@@ -480,7 +457,7 @@ fn damaged_streams_are_read_as_by_the_model() {
 /// Goal: what the variant is for: a page with runs of zeros is smaller with `lzo-rle`.
 #[test]
 fn runs_of_zeros_shrink_more_with_runs() {
-    let mut random = Random::new();
+    let mut random = Random::new(seed());
     let mut page = vec![0; 4096];
     for at in [0, 700, 1900, 3000] {
         page[at..at + 60].fill_with(|| random.byte());
