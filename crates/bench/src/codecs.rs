@@ -161,6 +161,11 @@ fn read_sample(path: &Path, bytes: u64) -> Result<Anonymous, Failure> {
     Ok(sample)
 }
 
+/// Of nanoseconds.
+fn seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
+}
+
 fn title(path: &Path, sample: &[u8], rounds: u32) -> String {
     format!(
         "{} of {}; medians of {rounds} round(s), one thread; Linux {}",

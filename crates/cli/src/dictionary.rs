@@ -19,6 +19,7 @@ use zfolio_sys::files;
 
 use crate::arguments::parse_unit;
 use crate::failure::Failure;
+use crate::output::print;
 
 /// How many times its length a dictionary is trained on, as zstd's documentation recommends.
 const SAMPLES_PER_DICTIONARY: usize = 100;
@@ -113,8 +114,7 @@ pub(crate) fn dict(arguments: &DictArgs) -> Result<ExitCode, Failure> {
         arguments.unit
     );
     samples.tell_gain(&dictionary, &mut story)?;
-    // Whoever closed the pipe has read enough.
-    std::io::Write::write_all(&mut std::io::stdout(), story.as_bytes()).ok();
+    print(&story)?;
     Ok(ExitCode::SUCCESS)
 }
 

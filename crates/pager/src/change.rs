@@ -67,7 +67,7 @@ impl Engine {
         self.settle_edges(&table, start, end, false);
         // ENOMEM: part of the range is not mapped, and all that is was dropped.
         let dropped = |answer: &Result<R, Errno>| matches!(answer, Ok(_) | Err(Errno::NOMEM));
-        let pages = || (start..end).step_by(PAGE_BYTES);
+        let asked = end;
         let (answer, end) = self.announce((start, end), (0, 0), || {
             let answer = call(start, end - start);
             if dropped(&answer) {
@@ -75,11 +75,12 @@ impl Engine {
             }
             // The kernel drops one mapping after the other up to the one that it refuses (locked, sealed):
             // once more, to see which.
-            let refused = pages().find(|page| !dropped(&call(*page, PAGE_BYTES)));
+            let refused =
+                (start..end).step_by(PAGE_BYTES).find(|page| !dropped(&call(*page, PAGE_BYTES)));
             (answer, refused.unwrap_or(end))
         });
         let edge = self.shape.base(end);
-        if let Some(lock) = table.known(edge).filter(|_| edge < end) {
+        if let Some(lock) = table.known(edge).filter(|_| end < asked && edge < end) {
             let mut folio = lock.lock();
             if folio.managed {
                 self.bring_back_without(&mut folio, edge, start.max(edge) - edge..end - edge);

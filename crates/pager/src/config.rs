@@ -44,13 +44,12 @@ pub struct Config {
 /// The file cannot be read, or is no dictionary.
 pub fn with_dictionary(params: Params) -> Result<Params, zcomp::Error> {
     params.with_dictionary(|path| {
-        // By number: the C library's texts are translated, and its translations are the program's memory.
         files::read_whole(path, *DICTIONARY_BYTES.end()).map_err(|errno| match errno {
             Errno::NOENT => "there is no such file".to_owned(),
             Errno::ACCESS | Errno::PERM => "it may not be read".to_owned(),
             Errno::ISDIR => "it is a directory; accepted is a file".to_owned(),
             Errno::FBIG => format!("accepted are at most {} bytes", DICTIONARY_BYTES.end()),
-            other => format!("it cannot be read: errno {}", other.raw_os_error()),
+            other => format!("it cannot be read: {}", Words(other)),
         })
     })
 }

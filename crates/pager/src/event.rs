@@ -287,7 +287,7 @@ impl Engine {
     }
 
     /// Forgets that units are resident; the next fault in one finds out.
-    fn empty(&self, folio: &mut Folio, units: Units) {
+    pub(crate) fn empty(&self, folio: &mut Folio, units: Units) {
         let units = folio.resident & units;
         self.count_out(units);
         folio.resident -= units;

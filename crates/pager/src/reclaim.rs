@@ -154,8 +154,7 @@ impl Engine {
                 break;
             };
             let caught = Caught { base, queue, folio, slot };
-            let whole = caught.folio.resident == self.shape.all();
-            let captured = if whole && caught.folio.refused.is_empty() {
+            let captured = if self.goes_whole(&caught.folio) {
                 self.capture_adjacent(table, caught)
             } else {
                 self.folios_moved.add(0, 1);
@@ -188,6 +187,11 @@ impl Engine {
         Ok(folio)
     }
 
+    /// Whether all of a folio is to be captured.
+    fn goes_whole(&self, folio: &Folio) -> bool {
+        folio.resident == self.shape.all() && folio.refused.is_empty()
+    }
+
     fn requeue(&self, base: usize, queue: Queue, mut folio: Held<'_>) {
         folio.queued = true;
         self.resident.push(base, queue);
@@ -206,7 +210,7 @@ impl Engine {
                 break;
             }
             let Ok(folio) = self.catch(table, base, queue) else { break };
-            let whole = folio.resident == self.shape.all() && folio.refused.is_empty();
+            let whole = self.goes_whole(&folio);
             let slot = if whole { self.staging.take_hollow_above(&last.slot) } else { None };
             let Some(slot) = slot else {
                 self.requeue(base, queue, folio);
@@ -240,21 +244,13 @@ impl Engine {
         let units = caught.folio.resident - caught.folio.refused;
         if units.is_empty() {
             self.staging.give_hollow(caught.slot);
-            self.park(caught.base, &mut caught.folio);
+            self.put_aside(caught.base, caught.queue, caught.folio);
             return false;
         }
         match self.seam.capture(&self.staging, caught.base, units, caught.slot) {
             Ok((full, refused)) => {
                 self.note_refused(&mut caught.folio, refused, units - full.units());
                 self.staged(caught.base, caught.queue, caught.folio, full)
-            }
-            Err((slot, Refusal::Nothing)) => {
-                self.staging.give_hollow(slot);
-                self.count_out(units);
-                self.drop_copies(&mut caught.folio, units);
-                caught.folio.resident -= units;
-                self.put_aside(caught.base, caught.queue, caught.folio);
-                false
             }
             Err((slot, refusal)) => {
                 self.staging.give_hollow(slot);
@@ -274,7 +270,8 @@ impl Engine {
                 add(&self.figures().reclaim_refused, units.count() as u64);
                 folio.refused |= units;
             }
-            Some(Refusal::Nothing) | None => {}
+            Some(Refusal::Nothing) => self.empty(folio, units),
+            None => {}
         }
     }
 
@@ -283,15 +280,9 @@ impl Engine {
         if folio.resident.is_empty() {
             return;
         }
-        if (folio.resident - folio.refused).is_empty() {
-            self.park(base, &mut folio);
-        } else {
+        if !(folio.resident - folio.refused).is_empty() {
             self.requeue(base, queue, folio);
-        }
-    }
-
-    fn park(&self, base: usize, folio: &mut Folio) {
-        if !folio.parked {
+        } else if !folio.parked {
             folio.parked = true;
             self.resident.park(base);
         }
@@ -299,14 +290,13 @@ impl Engine {
 
     /// Queues the parked folios again, if that was not done for a while: they take at most a 50th of one
     /// CPU's time, at 4 us for each page that is moved to and fro in vain.
-    fn unpark(&self) {
+    fn unpark(&self, table: &Table) {
         let (parked, now) = (self.resident.parked(), clock::monotonic_ns());
         if parked == 0 || now < self.unpark_after_ns.load(Relaxed) {
             return;
         }
         let cost_ns = (parked * self.shape.pages()) as u64 * 4_000;
         self.unpark_after_ns.store(now + (50 * cost_ns).max(UNPARK_NS_MIN), Relaxed);
-        let table = self.table.read();
         for _ in 0..parked {
             let Some(base) = self.resident.unpark() else { break };
             let Some(lock) = table.known(base) else { continue };
@@ -434,8 +424,10 @@ impl Engine {
         while !self.stopping.load(Relaxed) {
             let bell = self.reclaim_bell.load(Relaxed);
             self.sample();
-            self.compact_if_wasteful(&self.table.read());
-            self.unpark();
+            let table = self.table.read();
+            self.compact_if_wasteful(&table);
+            self.unpark(&table);
+            drop(table);
             if self.available_bytes() < self.low_bytes && self.is_worth_a_thread() {
                 self.reclaim_to_high();
             }

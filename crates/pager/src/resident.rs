@@ -61,7 +61,6 @@ pub(crate) struct Resident {
     /// Units that probation may hold before it is reclaimed from first.
     share: usize,
     main: AtomicUsize,
-    parked: AtomicUsize,
     /// Captures from probation, wrapping: the clock of the ghosts.
     captures: AtomicU32,
 }
@@ -73,7 +72,6 @@ impl Resident {
             queues: Mutex::new(Queues::default()),
             share,
             main: AtomicUsize::new(0),
-            parked: AtomicUsize::new(0),
             captures: AtomicU32::new(0),
         }
     }
@@ -90,19 +88,16 @@ impl Resident {
     /// Puts a folio aside that cannot be moved now.
     pub(crate) fn park(&self, address: usize) {
         self.queues.lock().parked.push(address);
-        self.parked.fetch_add(1, Relaxed);
     }
 
     /// Takes one of those out again.
     pub(crate) fn unpark(&self) -> Option<usize> {
-        let address = self.queues.lock().parked.pop()?;
-        self.parked.fetch_sub(1, Relaxed);
-        Some(address)
+        self.queues.lock().parked.pop()
     }
 
     /// Folios put aside.
     pub(crate) fn parked(&self) -> usize {
-        self.parked.load(Relaxed)
+        self.queues.lock().parked.len()
     }
 
     /// Drops the entries that `keep` does not want.

@@ -3,6 +3,7 @@
 use std::ffi::CString;
 use std::fmt::Write as _;
 use std::ops::Deref;
+use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use rustix::fs::{Mode, OFlags};
@@ -38,19 +39,15 @@ impl StatsHome for Home {
             return;
         }
         let Some(file) = path().and_then(|path| {
-            let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CLOEXEC | OFlags::NOFOLLOW;
             rustix::fs::open(path, flags, Mode::empty()).ok()
         }) else {
             return;
         };
-        let page = size_of::<Stats>() as u64;
-        let mut rest = text.as_bytes();
-        while let Ok(written @ 1..) =
-            rustix::io::pwrite(&file, rest, page + (text.len() - rest.len()) as u64)
-        {
-            rest = &rest[written..];
+        // What was told before goes.
+        if rustix::fs::ftruncate(&file, size_of::<Stats>() as u64).is_ok() {
+            files::write_all(file.as_fd(), text.as_bytes());
         }
-        rustix::fs::ftruncate(&file, page + (text.len() - rest.len()) as u64).ok();
     }
 }
 

@@ -12,6 +12,8 @@ use zfolio_core::zswap::{Checksum, Entry, Zswap};
 use zfolio_pager::Runs;
 use zfolio_sys::clock;
 
+use super::seconds;
+use crate::compare::outcome::median;
 use crate::compare::setting::Compression;
 
 /// Units that are stored by one call, as the pager does with a folio of 64 KiB.
@@ -127,9 +129,9 @@ pub(crate) fn measure(
     let (zswap, entries) = last.expect("there is a round");
     let pool = zswap.pool_stats();
     let (data, pages) = (sample.len() as f64, (pool.pages_used * PAGE_BYTES as u64) as f64);
-    let mb_s = |times: &[f64]| data / 1e6 / median(times);
+    let mb_s = |times: &[f64]| data / 1e6 / median(times.to_vec());
     let of = |bare: &[f64], pooled: &[f64]| {
-        median(&bare.iter().zip(pooled).map(|(bare, pooled)| bare / pooled).collect::<Vec<f64>>())
+        median(bare.iter().zip(pooled).map(|(bare, pooled)| bare / pooled).collect())
     };
     Ok(Measured {
         setting: setting.clone(),
@@ -142,8 +144,8 @@ pub(crate) fn measure(
         store_of_bare: of(&times[0], &times[1]),
         load_of_bare: of(&times[2], &times[3]),
         fault_ns: bench.faults(&zswap, &entries),
-        two_threads: median(&times[6]),
-        two_threads_bare: median(&times[7]),
+        two_threads: median(times[6].clone()),
+        two_threads_bare: median(times[7].clone()),
     })
 }
 
@@ -382,14 +384,4 @@ impl Timer {
     fn seconds(&self) -> f64 {
         seconds(clock::thread_ns() - self.0)
     }
-}
-
-fn seconds(ns: u64) -> f64 {
-    ns as f64 / 1e9
-}
-
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
 }

@@ -8,6 +8,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 use zfolio_sys::clock;
 
+use super::seconds;
 use crate::kernel::journal::{self, Journal};
 use crate::kernel::zram::{Disk, algorithms, available};
 use crate::mapping::Anonymous;
@@ -77,12 +78,12 @@ fn measure_one(journal: &Journal, sample: &Anonymous, algorithm: &str) -> io::Re
     for (index, chunk) in sample.chunks(CALL_BYTES).enumerate() {
         device.write_all_at(chunk, at(index))?;
     }
-    let wrote = seconds_since(start);
+    let wrote = seconds(clock::monotonic_ns() - start);
     let start = clock::monotonic_ns();
     for (index, chunk) in back.chunks_mut(CALL_BYTES).enumerate() {
         device.read_exact_at(chunk, at(index))?;
     }
-    let read = seconds_since(start);
+    let read = seconds(clock::monotonic_ns() - start);
     if sample[..] != back[..] {
         return Err(io::Error::other(format!(
             "zram with {algorithm} did not give back what it got"
@@ -97,8 +98,4 @@ fn measure_one(journal: &Journal, sample: &Anonymous, algorithm: &str) -> io::Re
         write_mb_s: mb / wrote,
         read_mb_s: mb / read,
     })
-}
-
-fn seconds_since(start: u64) -> f64 {
-    (clock::monotonic_ns() - start) as f64 / 1e9
 }

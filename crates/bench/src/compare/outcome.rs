@@ -97,7 +97,8 @@ impl Outcome {
     }
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+/// Of values, of which there is at least one.
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
     let middle = values.len() / 2;
     match values.len() % 2 {

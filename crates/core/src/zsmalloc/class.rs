@@ -116,8 +116,8 @@ impl Class {
     /// Pages of the zspages that compaction would empty.
     pub(super) fn freeable_pages(&self) -> usize {
         let (inner, shape) = (self.lock(), self.shape());
-        let zspages = inner.counts[EMPTY + 1..].iter().sum::<u32>() as usize;
-        (zspages * shape.objects - inner.objects_used.get()) / shape.objects * shape.pages
+        (inner.zspages_used() * shape.objects - inner.objects_used.get()) / shape.objects
+            * shape.pages
     }
 
     /// The row of the class called `index`.
@@ -204,11 +204,15 @@ impl Inner {
         Reserved { object: Object { zspage: id, index, length }, pages_more }
     }
 
+    /// Zspages with an object in use.
+    fn zspages_used(&self) -> usize {
+        self.counts[EMPTY + 1..].iter().sum::<u32>() as usize
+    }
+
     /// Chooses the zspages between which compaction moves objects: from the emptiest to the fullest
     /// that has room. `None` unless the class's free objects are a zspage's worth.
     pub(super) fn choose(&self, zspages: &Zspages, shape: Shape) -> Option<(ZspageId, ZspageId)> {
-        let zspages_used = self.counts[EMPTY + 1..].iter().sum::<u32>() as usize;
-        if zspages_used * shape.objects < self.objects_used.get() + shape.objects {
+        if self.zspages_used() * shape.objects < self.objects_used.get() + shape.objects {
             return None;
         }
         let group_of = |mut groups: std::ops::Range<usize>, from_top: bool| {
