@@ -99,7 +99,7 @@ impl Target {
 /// `unit`, compressed, unless it is same-filled or will not shrink.
 fn compress(zcomp: &Zcomp, unit: &[u8]) -> Option<Vec<u8>> {
     let mut compressed = None;
-    zcomp.compress(0, &[unit], &mut |_, outcome| match outcome {
+    zcomp.compress(0, &[unit], &mut |elements| match elements[0].outcome {
         Outcome::Compressed(bytes) => compressed = Some(bytes.to_vec()),
         Outcome::Failed => panic!("the codec failed"),
         _ => {}

@@ -5,11 +5,14 @@
 //! - **ratio**: the data, over the pool's pages and metadata.
 //! - **store, load**: what the product does with a unit, checksum and allocator included, in MB (10^6
 //!   bytes) of data a second of processor time, one thread.
-//! - **of bare**: the same without the checksum, over the speed of the codec alone in a loop, in the
-//!   same round; the median of the rounds.
+//! - **of bare**: the same without the checksum, over the speed of the codec alone, in the same round; the
+//!   median of the rounds. The codec alone writes one unit behind the other into memory that is there, as
+//!   lzbench lets it, and reads them from there. **new** stores into a new pool, which gets its pages from
+//!   the system, zeroed, while it is timed; **in** into one that has the room, because what was there
+//!   before is gone; **out** loads.
 //! - **fault**: one load at a random place, p50 and p99.
-//! - **2 threads**: the speed of two threads that store into one pool, over one's; and that of the codec
-//!   alone on two threads, which is the most that there can be. By the clock on the
+//! - **2 threads**: the speed of two threads that store into one pool that has the room, over one's; and
+//!   that of the codec alone on two threads, which is the most that there can be. By the clock on the
 //!   wall, as the faults are: for these two the machine must be idle.
 //!
 //! Every unit is loaded and compared once per setting.
@@ -183,8 +186,8 @@ fn as_text(
     note: Option<&str>,
 ) -> String {
     let mut text = format!("{title}\n\n");
-    text += "                              pool/     meta-   store   load  of bare     fault us       2 threads\n";
-    text += "ALGORITHM          UNIT RATIO  codec   data %    MB/s   MB/s  in    out   p50    p99    in    bare\n";
+    text += "                              pool/     meta-   store   load  of bare           fault us       2 threads\n";
+    text += "ALGORITHM          UNIT RATIO  codec   data %    MB/s   MB/s  new   in    out   p50    p99    in    bare\n";
     for (index, row) in rows.iter().enumerate() {
         text += &format!("{row}{}\n", if choice.is_best(index) { "  *" } else { "" });
     }

@@ -14,7 +14,9 @@ use std::sync::Arc;
 use clap::{Args, Subcommand};
 use zfolio_core::page::{UnitOrder, same_filled};
 use zfolio_core::size;
-use zfolio_core::zcomp::{self, Algorithm, DICTIONARY_BYTES, Dictionary, Outcome, Params, Zcomp};
+use zfolio_core::zcomp::{
+    self, Algorithm, DICTIONARY_BYTES, Dictionary, Element, Outcome, Params, Zcomp,
+};
 use zfolio_sys::files;
 
 use crate::arguments::parse_unit;
@@ -187,12 +189,14 @@ impl Samples {
             .map_err(|error| Failure::machine(error.to_string()))?;
         let units: Vec<&[u8]> = self.kept_back.chunks_exact(self.unit.bytes()).collect();
         let mut stored_bytes = 0;
-        zcomp.compress(0, &units, &mut |index, outcome| {
-            stored_bytes += match outcome {
-                Outcome::Compressed(bytes) => bytes.len(),
-                Outcome::SameFilled(_) => 0,
-                Outcome::Incompressible | Outcome::Failed => units[index].len(),
-            };
+        zcomp.compress(0, &units, &mut |elements| {
+            for Element { index, outcome } in elements {
+                stored_bytes += match outcome {
+                    Outcome::Compressed(bytes) => bytes.len(),
+                    Outcome::SameFilled(_) => 0,
+                    Outcome::Incompressible | Outcome::Failed => units[*index].len(),
+                };
+            }
         });
         Ok(self.kept_back.len() as f64 / f64::max(stored_bytes as f64, 1.0))
     }

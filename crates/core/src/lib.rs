@@ -12,6 +12,7 @@ pub mod zcomp;
 pub mod zsmalloc;
 pub mod zswap;
 
+mod prefetch;
 pub mod ranges;
 pub mod stats;
 pub mod sync;

@@ -56,6 +56,8 @@ use std::fmt;
 use std::ops::RangeInclusive;
 
 use crate::page::UnitOrder;
+use crate::prefetch::prefetch;
+pub use backend::BATCH_MAX;
 use backend::{Plain, Shared, Wanted};
 pub use bare::Bare;
 pub use dictionary::{DICTIONARY_BYTES, Dictionary};
@@ -84,6 +86,15 @@ pub enum Outcome<'a> {
     Incompressible,
     /// The codec failed. The unit is untouched and still the caller's.
     Failed,
+}
+
+/// One element of a batch that was compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Element<'a> {
+    /// Its place in the batch.
+    pub index: usize,
+    /// What became of it.
+    pub outcome: Outcome<'a>,
 }
 
 /// One element of a batch to decompress.
@@ -314,20 +325,16 @@ impl Zcomp {
 
     /// Compresses each source, with the stream of `cpu` or another that is free.
     ///
-    /// `each(index, outcome)` is called once per element, while the stream is held. Elements that
-    /// the codec need not see may be told before others of the same batch.
+    /// Each element is told once, alone or with others, at most [`BATCH_MAX`] at once, while the
+    /// stream is held. Elements that the codec need not see may be told before others of the same batch.
     ///
     /// # Panics
     ///
     /// If a source is not exactly one unit long.
-    pub fn compress(
-        &self,
-        cpu: usize,
-        sources: &[&[u8]],
-        each: &mut dyn FnMut(usize, Outcome<'_>),
-    ) {
+    pub fn compress(&self, cpu: usize, sources: &[&[u8]], each: &mut dyn FnMut(&[Element<'_>])) {
         for source in sources {
             assert_eq!(source.len(), self.unit.bytes(), "a source is one unit");
+            prefetch(source.as_ptr(), sample::FIRST_BYTES);
         }
         stream::hold(&self.compress, cpu).compress(sources, each);
     }

@@ -4,9 +4,9 @@
 //! class**. Callers hold a [`Handle`], never a pointer: a handle is a **slot**, one word that says
 //! where its object is, so that compaction may move an object under its holder.
 //!
-//! One object's life: [`Pool::store`] locks the class of its length, takes a vacant slot and the
-//! first free object of the fullest zspage (`class`), unlocks, copies the bytes, and publishes the
-//! slot. [`Pool::read`] pins the slot, follows it to the zspage (`zspage`), and hands out the bytes.
+//! One object's life: [`Pool::store_batch`] locks the class of its length, takes a vacant slot and the
+//! first free object of the fullest zspage (`class`), unlocks, and, once all of the batch have a place,
+//! copies the bytes, and publishes the slot. [`Pool::read`] pins the slot, follows it to the zspage (`zspage`), and hands out the bytes.
 //! [`Pool::free`] locks the class, vacates the slot, and frees the object; a zspage without objects
 //! goes back to the [`PageSource`]. [`Pool::compact`] moves objects out of the emptiest zspages, so
 //! that there are such. `shape` computes the classes, `table` is what never moves.
@@ -62,10 +62,11 @@ mod zspage;
 
 use std::fmt;
 use std::num::NonZeroU32;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use crate::page::{PAGE_BYTES, UnitOrder};
+use crate::prefetch::prefetch;
 use class::{Class, Reserved};
 use shape::Shape;
 use slot::{Misuse, Object, Slot};
@@ -82,6 +83,13 @@ pub use stats::{ClassStats, PoolStats};
 const fn slots_batch(shape: Shape) -> u32 {
     if shape.object_bytes <= PAGE_BYTES { 16 } else { 4 }
 }
+
+/// Objects whose places are chosen before the first is copied to.
+const AT_ONCE: usize = 8;
+
+/// How much of an object's place is fetched beforehand: of all together no more than half of a first-level
+/// cache. Beyond it the copy is long enough for the processor's own prefetch.
+const PREFETCH_BYTES: usize = 4 << 10;
 
 /// Names one stored object, until it is freed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -150,24 +158,84 @@ impl<S: PageSource> Pool<S> {
     ///
     /// When `bytes` is empty or longer than a unit.
     pub fn store(&self, bytes: &[u8]) -> Result<Handle, OutOfMemory> {
-        let length = bytes.len();
-        assert!(
-            (1..=self.unit.bytes()).contains(&length),
-            "object of {length} bytes in a pool of units of {}",
-            self.unit
-        );
-        let (handle, reserved) = self.reserve(self.class_of(length), length)?;
-        let object = reserved.object;
-        let target = self.zspages.get(object.zspage).object(object.index, length);
-        // SAFETY: `target` is valid for `length` bytes (object() checks it against the run). By ZS-4
-        // nobody else touches them before publish() below; `bytes` is borrowed from the caller, who
-        // can have no reference into a reserved object (read() lends published ones only), so the
-        // two do not overlap.
-        unsafe { target.copy_from_nonoverlapping(NonNull::from(bytes).cast(), length) };
-        self.counters.pages_touched(reserved.pages_more);
-        self.counters.stored(length);
-        self.slots.get(handle.index()).publish(object);
-        Ok(handle)
+        let mut stored = Err(OutOfMemory { wanted_bytes: 0 });
+        self.store_batch(&[bytes], &mut |_, result| stored = result);
+        stored
+    }
+
+    /// Copies each of `objects` in, and tells `each` its number and its handle, once and in no order. One
+    /// that is refused changes nothing for the others.
+    ///
+    /// The places are chosen first and copied to afterwards: so the memory of one is fetched while the next
+    /// is chosen, instead of waited for (`docs/design/zsmalloc.md` has what that gains).
+    ///
+    /// # Panics
+    ///
+    /// When one of them is empty or longer than a unit.
+    pub fn store_batch(
+        &self,
+        objects: &[&[u8]],
+        each: &mut dyn FnMut(usize, Result<Handle, OutOfMemory>),
+    ) {
+        let mut first = 0;
+        for objects in objects.chunks(AT_ONCE) {
+            self.store_together(objects, &mut |at, stored| each(first + at, stored));
+            first += objects.len();
+        }
+    }
+
+    /// At most [`AT_ONCE`] of them.
+    fn store_together(
+        &self,
+        objects: &[&[u8]],
+        each: &mut dyn FnMut(usize, Result<Handle, OutOfMemory>),
+    ) {
+        let mut classes = [&self.classes[0]; AT_ONCE];
+        for (class, bytes) in classes.iter_mut().zip(objects) {
+            let length = bytes.len();
+            assert!(
+                (1..=self.unit.bytes()).contains(&length),
+                "object of {length} bytes in a pool of units of {}",
+                self.unit
+            );
+            *class = self.class_of(length);
+            prefetch(ptr::from_ref(*class).cast(), size_of::<Class>());
+        }
+
+        let mut places = [None; AT_ONCE];
+        let (mut count, mut stored_bytes, mut pages_more) = (0, 0, 0);
+        for (at, bytes) in objects.iter().enumerate() {
+            match self.reserve(classes[at], bytes.len()) {
+                Ok((handle, reserved)) => {
+                    let Object { zspage, index, length } = reserved.object;
+                    let target = self.zspages.get(zspage).object(index, length);
+                    prefetch(target.as_ptr(), length.min(PREFETCH_BYTES));
+                    places[at] = Some((handle, reserved.object, target));
+                    count += 1;
+                    stored_bytes += length;
+                    pages_more += reserved.pages_more;
+                }
+                Err(refused) => each(at, Err(refused)),
+            }
+        }
+        // Before the copies: a locked instruction behind them would wait until their stores have left the
+        // core, which otherwise the codec's next unit overlaps.
+        self.counters.pages_touched(pages_more);
+        self.counters.stored(count, stored_bytes);
+
+        let places = || places.iter().enumerate().filter_map(|(at, place)| Some((at, (*place)?)));
+        for (at, (_, _, target)) in places() {
+            let bytes = objects[at];
+            // SAFETY: `target` is valid for the length of `bytes` (object() checks it against the run). By
+            // ZS-4 nobody else touches them before publish() below; `bytes` is borrowed from the caller,
+            // who can have no reference into a reserved object (read() lends published ones only), so the
+            // two do not overlap.
+            unsafe { target.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
+        }
+        for (at, (handle, object, _)) in places() {
+            self.slots.get(handle.index()).publish(object);
+            each(at, Ok(handle));
+        }
     }
 
     /// Calls `with` with the bytes of `handle`, which stay where they are meanwhile.
@@ -197,13 +265,13 @@ impl<S: PageSource> Pool<S> {
         self.object(handle).length
     }
 
-    /// Ends `handle` and its object.
+    /// Ends `handle` and its object, and tells how long that was.
     ///
     /// # Panics
     ///
     /// When `handle` names no object, or somebody reads it. (A handle that is freed twice names
     /// another object if a store came between: that can't be told.)
-    pub fn free(&self, handle: Handle) {
+    pub fn free(&self, handle: Handle) -> usize {
         let class = self.class_of(self.object(handle).length);
         let shape = class.shape();
         let mut surplus = Chain::default();
@@ -227,6 +295,7 @@ impl<S: PageSource> Pool<S> {
         if let Some(zspage) = emptied {
             self.give_back(zspage);
         }
+        object.length
     }
 
     /// Gives the empty zspages back that are kept for the next store: at most 256 KiB and 0.8 % of

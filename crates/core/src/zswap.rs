@@ -8,10 +8,11 @@
 //!
 //! - `ZSWAP-1` An [`Entry`] is invalidated exactly once, by whom it was given to; then nobody uses it.
 //! - `ZSWAP-2` What `load` hands out has the checksum of what `store` was given, or is an error.
+//! - `ZSWAP-3` Between calls, `stored_units` counts the entries given out and not yet invalidated. An entry
+//!   is invalidated after the `store` that gave it has returned.
 //! - `ZSWAP-4` A store has one codec, with one dictionary or none, from its beginning to its end: that is how
 //!   an entry knows with which it was compressed. A second codec would be named in the entry's place, which
 //!   has 30 bits to spare.
-//! - `ZSWAP-3` `stored_units` counts the entries given out and not yet invalidated.
 //!
 //! # Concurrency
 //!
@@ -33,7 +34,7 @@ use twox_hash::XxHash3_128;
 
 use crate::page::{UnitOrder, same_filled};
 use crate::stats::{Figures, add, subtract};
-use crate::zcomp::{Outcome, Zcomp};
+use crate::zcomp::{BATCH_MAX, Element, Outcome, Zcomp};
 use crate::zsmalloc::{Handle, PageSource, Pool, PoolStats};
 
 /// The checksum of a unit: XXH3, 128 bits; of a same-filled unit, its word and a mark.
@@ -185,24 +186,43 @@ impl<S: PageSource> Zswap<S> {
         each: &mut dyn FnMut(usize, Result<Entry, Reject>),
     ) {
         assert_eq!(units.len(), checksums.len());
-        self.zcomp.compress(cpu, units, &mut |index, outcome| {
-            let place = match outcome {
-                Outcome::SameFilled(_) => Ok(Place::SameFilled),
-                Outcome::Compressed(bytes) => {
-                    self.pool.store(bytes).map(Place::Compressed).map_err(|_| Reject::AllocFail)
+        let mut stored = Tally::default();
+        self.zcomp.compress(cpu, units, &mut |elements| {
+            // What goes into the pool, whose element it is, and as what.
+            let mut objects = [&[][..]; BATCH_MAX];
+            let mut owners = [(0, Place::Raw as fn(Handle) -> Place); BATCH_MAX];
+            let mut count = 0;
+            let mut told = |index: usize, place: Result<(Place, usize), Reject>| {
+                match &place {
+                    Ok((place, length)) => stored.count(place, *length),
+                    Err(Reject::AllocFail) => add(&figures.reject_alloc_fail, 1),
+                    Err(Reject::CompressFail) => add(&figures.reject_compress_fail, 1),
                 }
-                Outcome::Incompressible => {
-                    self.pool.store(units[index]).map(Place::Raw).map_err(|_| Reject::AllocFail)
-                }
-                Outcome::Failed => Err(Reject::CompressFail),
+                each(index, place.map(|(place, _)| Entry { place, checksum: checksums[index] }));
             };
-            match &place {
-                Ok(place) => self.count(place, figures, add),
-                Err(Reject::AllocFail) => add(&figures.reject_alloc_fail, 1),
-                Err(Reject::CompressFail) => add(&figures.reject_compress_fail, 1),
+            for Element { index, outcome } in elements {
+                let (bytes, place): (_, fn(Handle) -> Place) = match *outcome {
+                    Outcome::Compressed(bytes) => (bytes, Place::Compressed),
+                    Outcome::Incompressible => (units[*index], Place::Raw),
+                    Outcome::SameFilled(_) => {
+                        told(*index, Ok((Place::SameFilled, 0)));
+                        continue;
+                    }
+                    Outcome::Failed => {
+                        told(*index, Err(Reject::CompressFail));
+                        continue;
+                    }
+                };
+                (objects[count], owners[count]) = (bytes, (*index, place));
+                count += 1;
             }
-            each(index, place.map(|place| Entry { place, checksum: checksums[index] }));
+            self.pool.store_batch(&objects[..count], &mut |at, kept| {
+                let (index, place) = owners[at];
+                let kept = kept.map(|handle| (place(handle), objects[at].len()));
+                told(index, kept.map_err(|_| Reject::AllocFail));
+            });
         });
+        stored.tell(self.unit, figures, add);
     }
 
     /// Writes the unit of `entry` to `unit`, all of it. The entry stays good.
@@ -234,11 +254,14 @@ impl<S: PageSource> Zswap<S> {
 
     /// Drops a stored unit.
     pub fn invalidate(&self, entry: Entry, figures: &Figures) {
-        self.count(&entry.place, figures, subtract);
+        let mut gone = Tally::default();
         match entry.place {
-            Place::SameFilled => {}
-            Place::Compressed(handle) | Place::Raw(handle) => self.pool.free(handle),
+            Place::SameFilled => gone.count(&entry.place, 0),
+            Place::Compressed(handle) | Place::Raw(handle) => {
+                gone.count(&entry.place, self.pool.free(handle));
+            }
         }
+        gone.tell(self.unit, figures, subtract);
     }
 
     /// What the pool holds.
@@ -258,22 +281,37 @@ impl<S: PageSource> Zswap<S> {
     pub fn stream_bytes(&self) -> usize {
         self.zcomp.memory_bytes()
     }
+}
 
-    /// Keeps the gauges of stored units (`ZSWAP-3`): `step` is [`add`] or [`subtract`].
-    fn count(&self, place: &Place, figures: &Figures, step: fn(&AtomicU64, u64)) {
-        let unit_bytes = self.unit.bytes() as u64;
-        step(&figures.stored_units, 1);
-        step(&figures.stored_bytes, unit_bytes);
-        match *place {
-            Place::SameFilled => step(&figures.same_filled_units, 1),
-            Place::Compressed(handle) => {
-                step(&figures.compressed_bytes, self.pool.length(handle) as u64);
-            }
-            Place::Raw(_) => {
-                step(&figures.incompressible_units, 1);
-                step(&figures.compressed_bytes, unit_bytes);
-            }
+/// Units that were stored, or are gone: the gauges are told of a batch at once (`ZSWAP-3`), since each
+/// telling is a locked instruction on a line that all CPUs want.
+#[derive(Default)]
+struct Tally {
+    units: u64,
+    same_filled: u64,
+    incompressible: u64,
+    compressed_bytes: u64,
+}
+
+impl Tally {
+    /// Counts one, of `length` bytes in the pool.
+    fn count(&mut self, place: &Place, length: usize) {
+        self.units += 1;
+        self.compressed_bytes += length as u64;
+        match place {
+            Place::SameFilled => self.same_filled += 1,
+            Place::Compressed(_) => {}
+            Place::Raw(_) => self.incompressible += 1,
         }
+    }
+
+    /// `step` is [`add`] or [`subtract`].
+    fn tell(&self, unit: UnitOrder, figures: &Figures, step: fn(&AtomicU64, u64)) {
+        step(&figures.stored_units, self.units);
+        step(&figures.stored_bytes, self.units * unit.bytes() as u64);
+        step(&figures.same_filled_units, self.same_filled);
+        step(&figures.incompressible_units, self.incompressible);
+        step(&figures.compressed_bytes, self.compressed_bytes);
     }
 }
 

@@ -73,10 +73,12 @@ fn a_codec_that_is_set_up_allocates_nothing() {
         let before = ALLOCATIONS.get();
         for _ in 0..3 {
             let mut length = 0;
-            zcomp.compress(0, &[&noise, &zeros, &text], &mut |index, outcome| {
-                if let (2, Outcome::Compressed(bytes)) = (index, outcome) {
-                    packed[..bytes.len()].copy_from_slice(bytes);
-                    length = bytes.len();
+            zcomp.compress(0, &[&noise, &zeros, &text], &mut |elements| {
+                for element in elements {
+                    if let (2, Outcome::Compressed(bytes)) = (element.index, element.outcome) {
+                        packed[..bytes.len()].copy_from_slice(bytes);
+                        length = bytes.len();
+                    }
                 }
             });
             assert!(length > 0);

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use zfolio_core::page::{PAGE_BYTES, UnitOrder};
 use zfolio_core::size;
 use zfolio_core::stats::Figures;
-use zfolio_core::zcomp::{Bare, Outcome, Params, Zcomp};
+use zfolio_core::zcomp::{BATCH_MAX, Bare, Element, Outcome, Params, Zcomp, compressed_bytes_max};
 use zfolio_core::zsmalloc::{Handle, Pool};
 use zfolio_core::zswap::{Checksum, Entry, Zswap};
 use zfolio_pager::Runs;
@@ -21,6 +21,10 @@ const BATCH_BYTES: usize = 64 << 10;
 
 /// Loads that are timed one by one.
 const FAULTS: usize = 20_000;
+
+/// One batch in so many is taken out of a pool, and stored again where there is room then: the others keep
+/// their place, so that next to no zspage is empty meanwhile, and goes.
+const PART: usize = 4;
 
 /// What one setting does.
 #[derive(Debug)]
@@ -37,7 +41,9 @@ pub(crate) struct Measured {
     /// Data stored, and loaded, in 10^6 bytes a second.
     pub(crate) store_mb_s: f64,
     pub(crate) load_mb_s: f64,
-    /// Without checksums, over the codec alone.
+    /// Speeds without checksums, over the codec's alone: into a new pool, which gets its pages from the
+    /// system; into one that has the room; and out of it.
+    new_of_bare: f64,
     store_of_bare: f64,
     load_of_bare: f64,
     fault_ns: (u64, u64),
@@ -61,6 +67,7 @@ impl Measured {
             "metadata_share": self.metadata_share,
             "store_mb_s": self.store_mb_s,
             "load_mb_s": self.load_mb_s,
+            "store_new_of_bare": self.new_of_bare,
             "store_of_bare": self.store_of_bare,
             "load_of_bare": self.load_of_bare,
             "fault_p50_ns": self.fault_ns.0,
@@ -76,7 +83,7 @@ impl fmt::Display for Measured {
         let us = |ns: u64| ns as f64 / 1e3;
         write!(
             f,
-            "{:<18} {:>4} {:>5.2} {:>6.3} {:>8.3} {:>7.0} {:>6.0} {:>5.2} {:>5.2} {:>6.1} {:>6.1} {:>5.2} {:>5.2}",
+            "{:<18} {:>4} {:>5.2} {:>6.3} {:>8.3} {:>7.0} {:>6.0} {:>5.2} {:>5.2} {:>5.2} {:>6.1} {:>6.1} {:>5.2} {:>5.2}",
             self.setting.algorithm,
             size::display(self.setting.unit_bytes as u64),
             self.ratio,
@@ -84,6 +91,7 @@ impl fmt::Display for Measured {
             self.metadata_share * 100.0,
             self.store_mb_s,
             self.load_mb_s,
+            self.new_of_bare,
             self.store_of_bare,
             self.load_of_bare,
             us(self.fault_ns.0),
@@ -92,6 +100,25 @@ impl fmt::Display for Measured {
             self.two_threads_bare,
         )
     }
+}
+
+/// Seconds of one round, but for the last two.
+struct Round {
+    /// The codec alone.
+    bare_in: f64,
+    bare_out: f64,
+    /// With a new pool, without checksums.
+    new: f64,
+    out: f64,
+    /// A part of the units, once more into the same pool; and the codec alone with that part.
+    again: f64,
+    bare_again: f64,
+    /// With the store.
+    store: f64,
+    load: f64,
+    /// How many times as fast two threads are.
+    two_threads: f64,
+    two_threads_bare: f64,
 }
 
 /// Measures one setting on `sample`; one line if a unit does not come back as it was.
@@ -103,49 +130,65 @@ pub(crate) fn measure(
     let params: Params = setting.algorithm.parse().map_err(|error| format!("{error}"))?;
     let unit = UnitOrder::from_bytes(setting.unit_bytes).expect("a setting's unit is one");
     let bench = Bench { params, unit, units: sample.chunks_exact(setting.unit_bytes).collect() };
-    let mut times: [Vec<f64>; 8] = Default::default();
-    let mut last = None;
-    let mut bare = bench.bare()?;
+    let part: Vec<&[u8]> = bench.batches(&bench.units).step_by(PART).flatten().copied().collect();
+    let (lower, upper) = part.split_at(part.len() / 2);
+    // Once for all rounds: memory that is freed may go back to the host of a virtual machine, and whoever
+    // gets it next waits for the host.
+    let mut bare = bench.bare(&bench.units)?;
+    let [mut bare_part, mut bare_lower, mut bare_upper] =
+        [bench.bare(&part)?, bench.bare(lower)?, bench.bare(upper)?];
+    let (mut told, mut last) = (Vec::new(), None);
     for round in 0..rounds {
         let (zcomp, pool) = (bench.zcomp()?, Pool::new(Runs::default(), unit));
-        times[0].push(bare.compress(&bench.units));
-        let (took, places) = bench.fill(&zcomp, &pool);
-        times[1].push(took);
-        times[2].push(bare.decompress());
-        times[3].push(bench.drain(&zcomp, &pool, &places)?);
+        let bare_in = bare.compress();
+        let (new, places) = bench.fill(&zcomp, &pool, &bench.units);
+        let bare_out = bare.decompress();
+        let out = bench.drain(&zcomp, &pool, &places)?;
+        let bare_again = bare_part.compress();
+        bench.batches(&places).step_by(PART).flatten().for_each(|place| place.free(&pool));
+        let (again, _) = bench.fill(&zcomp, &pool, &part);
         let (zswap, figures) = (bench.zswap()?, Figures::default());
-        let (took, entries) = bench.store(0, &zswap, &bench.units, &figures);
-        times[4].push(took);
-        let (took, wrong) = bench.load(&zswap, &entries, round == 0);
+        let (store, mut entries) = bench.store(0, &zswap, &bench.units, &figures);
+        let (load, wrong) = bench.load(&zswap, &entries, round == 0);
         if let Some(index) = wrong {
             return Err(format!("{setting}: unit {index} did not come back as it was"));
         }
-        times[5].push(took);
-        let (pool, bare) = bench.two_over_one()?;
-        times[6].push(pool);
-        times[7].push(bare);
-        last = Some((zswap, entries));
+        let filled = zswap.pool_stats();
+        let two_threads = bench.two_over_one(&zswap, &mut entries, &part);
+        let bare_one = wall(|| _ = bare_part.compress());
+        let bare_two = both(|| _ = bare_lower.compress(), || _ = bare_upper.compress());
+        let round = Round {
+            bare_in,
+            bare_out,
+            new,
+            out,
+            again,
+            bare_again,
+            store,
+            load,
+            two_threads,
+            two_threads_bare: bare_one / bare_two,
+        };
+        told.push(round);
+        last = Some((zswap, entries, filled));
     }
-    let (zswap, entries) = last.expect("there is a round");
-    let pool = zswap.pool_stats();
+    let (zswap, entries, pool) = last.expect("there is a round");
     let (data, pages) = (sample.len() as f64, (pool.pages_used * PAGE_BYTES as u64) as f64);
-    let mb_s = |times: &[f64]| data / 1e6 / median(times.to_vec());
-    let of = |bare: &[f64], pooled: &[f64]| {
-        median(bare.iter().zip(pooled).map(|(bare, pooled)| bare / pooled).collect())
-    };
+    let of = |value: fn(&Round) -> f64| median(told.iter().map(value).collect());
     Ok(Measured {
         setting: setting.clone(),
         ratio: data / (pages + pool.metadata_bytes as f64),
         codec_ratio: data / pool.bytes_stored.max(1) as f64,
         pool_over_codec: pages / pool.bytes_stored.max(1) as f64,
         metadata_share: pool.metadata_bytes as f64 / data,
-        store_mb_s: mb_s(&times[4]),
-        load_mb_s: mb_s(&times[5]),
-        store_of_bare: of(&times[0], &times[1]),
-        load_of_bare: of(&times[2], &times[3]),
+        store_mb_s: data / 1e6 / of(|round| round.store),
+        load_mb_s: data / 1e6 / of(|round| round.load),
+        new_of_bare: of(|round| round.bare_in / round.new),
+        store_of_bare: of(|round| round.bare_again / round.again),
+        load_of_bare: of(|round| round.bare_out / round.out),
         fault_ns: bench.faults(&zswap, &entries),
-        two_threads: median(times[6].clone()),
-        two_threads_bare: median(times[7].clone()),
+        two_threads: of(|round| round.two_threads),
+        two_threads_bare: of(|round| round.two_threads_bare),
     })
 }
 
@@ -156,45 +199,53 @@ enum Place {
     Raw(Handle),
 }
 
-/// The codec alone, and what it made of the units.
-struct BareLoop {
+impl Place {
+    fn free(&self, pool: &Pool<Runs>) {
+        if let Place::Compressed(handle) | Place::Raw(handle) = self {
+            pool.free(*handle);
+        }
+    }
+}
+
+/// The codec alone, as lzbench has it: what it makes of the units goes one behind the other into memory
+/// that is there.
+struct BareLoop<'u, 'a> {
     codec: Bare,
+    units: &'u [&'a [u8]],
     bytes: Vec<u8>,
-    ends: Vec<Option<usize>>,
+    /// Of each unit; that of one which did not shrink is a unit's.
+    lengths: Vec<usize>,
     dest: Vec<u8>,
 }
 
-impl BareLoop {
-    /// Compresses each unit; tells the seconds that the codec took.
-    fn compress(&mut self, units: &[&[u8]]) -> f64 {
+impl BareLoop<'_, '_> {
+    /// Compresses each unit; tells the seconds.
+    fn compress(&mut self) -> f64 {
+        let most = compressed_bytes_max(self.dest.len());
+        let mut end = 0;
         let start = Timer::start();
-        let mut shrunk = 0;
-        for unit in units {
-            shrunk += usize::from(self.codec.compress(std::hint::black_box(unit)).is_some());
+        for (unit, length) in self.units.iter().zip(&mut self.lengths) {
+            let rest = &mut self.bytes[end..];
+            *length = self.codec.compress(unit, &mut rest[..most]).unwrap_or_else(|| {
+                rest[..unit.len()].copy_from_slice(unit);
+                unit.len()
+            });
+            end += *length;
         }
-        let took = start.seconds();
-        std::hint::black_box(shrunk);
-        if self.ends.is_empty() {
-            // Kept for decompress(), and not timed.
-            for unit in units {
-                let packed = self.codec.compress(unit);
-                self.bytes.extend_from_slice(packed.unwrap_or(unit));
-                self.ends.push(packed.map(<[u8]>::len));
-            }
-        }
-        took
+        start.seconds()
     }
 
-    /// Decompresses each again; what did not shrink is copied.
+    /// Decompresses each again.
     fn decompress(&mut self) -> f64 {
         let (mut rest, mut good) = (&self.bytes[..], true);
         let start = Timer::start();
-        for length in &self.ends {
-            let (packed, behind) = rest.split_at(length.unwrap_or(self.dest.len()));
+        for length in &self.lengths {
+            let (packed, behind) = rest.split_at(*length);
             rest = behind;
-            match length {
-                Some(_) => good &= self.codec.decompress(packed, &mut self.dest),
-                None => self.dest.copy_from_slice(packed),
+            if *length < self.dest.len() {
+                good &= self.codec.decompress(packed, &mut self.dest);
+            } else {
+                self.dest.copy_from_slice(packed);
             }
             std::hint::black_box(&mut self.dest);
         }
@@ -212,10 +263,12 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    fn bare(&self) -> Result<BareLoop, String> {
+    fn bare<'u>(&self, units: &'u [&'a [u8]]) -> Result<BareLoop<'u, 'a>, String> {
         let codec = Bare::new(&self.params, self.unit).map_err(|error| error.to_string())?;
-        let (bytes, ends, dest) = (Vec::new(), Vec::new(), vec![0; self.unit.bytes()]);
-        Ok(BareLoop { codec, bytes, ends, dest })
+        // Written once, so that it is there; none behind it would be too little for the last.
+        let bytes = vec![1; (units.len() + 1) * self.unit.bytes()];
+        let (lengths, dest) = (vec![0; units.len()], vec![0; self.unit.bytes()]);
+        Ok(BareLoop { codec, units, bytes, lengths, dest })
     }
 
     fn zcomp(&self) -> Result<Zcomp, String> {
@@ -226,24 +279,41 @@ impl<'a> Bench<'a> {
         Ok(Zswap::new(self.zcomp()?, Runs::default(), self.unit))
     }
 
-    fn batches<'u>(&self, units: &'u [&'a [u8]]) -> impl Iterator<Item = &'u [&'a [u8]]> {
-        units.chunks((BATCH_BYTES / self.unit.bytes()).max(1))
+    fn batches<'t, T>(&self, units: &'t [T]) -> std::slice::Chunks<'t, T> {
+        units.chunks(self.batch())
+    }
+
+    fn batch(&self) -> usize {
+        (BATCH_BYTES / self.unit.bytes()).max(1)
     }
 
     /// Stores each unit in a pool, without a checksum.
-    fn fill(&self, zcomp: &Zcomp, pool: &Pool<Runs>) -> (f64, Vec<Place>) {
-        let mut places = Vec::with_capacity(self.units.len());
+    fn fill(&self, zcomp: &Zcomp, pool: &Pool<Runs>, units: &[&[u8]]) -> (f64, Vec<Place>) {
+        let mut places = Vec::with_capacity(units.len());
         let start = Timer::start();
-        for batch in self.batches(&self.units) {
+        for batch in self.batches(units) {
             let first = places.len();
             places.extend(batch.iter().map(|_| Place::Word(0)));
-            zcomp.compress(0, batch, &mut |index, outcome| {
-                let keep = |bytes| pool.store(bytes).expect("there is memory");
-                places[first + index] = match outcome {
-                    Outcome::SameFilled(word) => Place::Word(word),
-                    Outcome::Compressed(bytes) => Place::Compressed(keep(bytes)),
-                    Outcome::Incompressible | Outcome::Failed => Place::Raw(keep(batch[index])),
-                };
+            zcomp.compress(0, batch, &mut |elements| {
+                let mut objects = [&[][..]; BATCH_MAX];
+                for (Element { index, outcome }, object) in elements.iter().zip(&mut objects) {
+                    *object = match *outcome {
+                        Outcome::Compressed(bytes) => bytes,
+                        _ => batch[*index],
+                    };
+                    if let Outcome::SameFilled(word) = outcome {
+                        places[first + index] = Place::Word(*word);
+                        // Told alone.
+                        return;
+                    }
+                }
+                pool.store_batch(&objects[..elements.len()], &mut |at, handle| {
+                    let (element, handle) = (elements[at], handle.expect("there is memory"));
+                    places[first + element.index] = match element.outcome {
+                        Outcome::Compressed(_) => Place::Compressed(handle),
+                        _ => Place::Raw(handle),
+                    };
+                });
             });
         }
         (start.seconds(), places)
@@ -281,7 +351,7 @@ impl<'a> Bench<'a> {
     ) -> (f64, Vec<Option<Entry>>) {
         let mut entries = Vec::with_capacity(units.len());
         let start = Timer::start();
-        for batch in units.chunks((BATCH_BYTES / self.unit.bytes()).max(1)) {
+        for batch in self.batches(units) {
             let first = entries.len();
             entries.extend(batch.iter().map(|_| None));
             let mut checksums = [Checksum::default(); BATCH_BYTES / PAGE_BYTES];
@@ -315,41 +385,34 @@ impl<'a> Bench<'a> {
         (start.seconds(), wrong)
     }
 
-    /// The speed of two threads that work on half of the units each, over that of one: storing into one
-    /// pool, and the codec alone. What the latter is below 2 is the processor's.
-    fn two_over_one(&self) -> Result<(f64, f64), String> {
-        let (one, two, figures) = (self.zswap()?, self.zswap()?, Figures::default());
-        let store = |(cpu, zswap): &mut (usize, &Zswap<Runs>), units: &[&[u8]]| {
-            drop(self.store(*cpu, zswap, units, &figures));
-        };
-        let pool = self.doubled((0, &one), [(0, &two), (1, &two)], store);
-        let compress = |codec: &mut Bare, units: &[&[u8]]| {
-            for unit in units {
-                std::hint::black_box(codec.compress(unit));
-            }
-        };
-        let bare = || Bare::new(&self.params, self.unit).map_err(|error| error.to_string());
-        Ok((pool, self.doubled(bare()?, [bare()?, bare()?], compress)))
-    }
-
-    /// The time that `work` takes for all units with `one`, over that for a half of them with each of `two`
-    /// at once.
-    fn doubled<T: Send>(
+    /// The speed of two threads that store a half each of a `part` of the units, over that of one. Into a
+    /// pool that has the room: what the system does on two processors is not told here.
+    fn two_over_one(
         &self,
-        mut one: T,
-        two: [T; 2],
-        work: impl Fn(&mut T, &[&[u8]]) + Sync,
+        zswap: &Zswap<Runs>,
+        entries: &mut [Option<Entry>],
+        part: &[&[u8]],
     ) -> f64 {
-        let (lower, upper) = self.units.split_at(self.units.len() / 2);
-        let [mut first, mut second] = two;
-        let start = clock::monotonic_ns();
-        work(&mut one, &self.units);
-        let between = clock::monotonic_ns();
-        std::thread::scope(|scope| {
-            scope.spawn(|| work(&mut second, upper));
-            work(&mut first, lower);
-        });
-        seconds(between - start) / seconds(clock::monotonic_ns() - between)
+        let figures = Figures::default();
+        let mut stored: Vec<Option<Entry>> =
+            entries.chunks_mut(self.batch()).step_by(PART).flatten().map(Option::take).collect();
+        let take_out = |stored: &mut Vec<Option<Entry>>| {
+            stored.drain(..).flatten().for_each(|entry| zswap.invalidate(entry, &figures));
+        };
+        take_out(&mut stored);
+        let one = wall(|| stored = self.store(0, zswap, part, &figures).1);
+        take_out(&mut stored);
+        let (lower, upper) = part.split_at(part.len() / 2);
+        let (mut first, mut second) = (Vec::new(), Vec::new());
+        let two = both(
+            || first = self.store(0, zswap, lower, &figures).1,
+            || second = self.store(1, zswap, upper, &figures).1,
+        );
+        let places = entries.chunks_mut(self.batch()).step_by(PART).flatten();
+        for (place, entry) in places.zip(first.into_iter().chain(second)) {
+            *place = entry;
+        }
+        one / two
     }
 
     /// The median and the 99th percentile of a load at a random place, in nanoseconds.
@@ -371,6 +434,23 @@ impl<'a> Bench<'a> {
         let at = |part: usize| times.get(times.len() * part / 100).copied().unwrap_or(0);
         (at(50), at(99))
     }
+}
+
+/// The seconds that `work` takes.
+fn wall(work: impl FnOnce()) -> f64 {
+    let start = clock::monotonic_ns();
+    work();
+    seconds(clock::monotonic_ns() - start)
+}
+
+/// The seconds that two threads take.
+fn both(first: impl FnOnce(), second: impl FnOnce() + Send) -> f64 {
+    wall(|| {
+        std::thread::scope(|scope| {
+            scope.spawn(second);
+            first();
+        });
+    })
 }
 
 /// What this thread has run: other programs on the machine do not count.

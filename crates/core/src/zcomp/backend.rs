@@ -11,10 +11,10 @@ use std::sync::Arc;
 
 use super::{Dictionary, Error};
 
-/// The most units that any backend works on at once.
+/// The most units that any backend works on, and any stream tells, at once.
 ///
-/// The Intel accelerator takes 8. Jobs lie on the stack of the caller: 8 x 64 B = 512 B.
-pub(super) const BATCH_MAX: usize = 8;
+/// The Intel accelerator takes 8. Jobs and elements lie on the stack of the caller: 8 x (64 + 32) B = 768 B.
+pub const BATCH_MAX: usize = 8;
 
 /// The table entry of a codec.
 #[derive(Debug)]

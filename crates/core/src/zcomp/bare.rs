@@ -5,14 +5,13 @@
 use std::fmt;
 
 use super::backend::{Answer, Compressor, Decompressor};
-use super::{Error, Params, compressed_bytes_max, shared};
+use super::{Error, Params, shared};
 use crate::page::UnitOrder;
 
 /// One codec's two directions, for one thread. No unit is looked at before the codec has it.
 pub struct Bare {
     compressor: Box<dyn Compressor>,
     decompressor: Box<dyn Decompressor>,
-    buffer: Box<[u8]>,
 }
 
 impl fmt::Debug for Bare {
@@ -29,14 +28,13 @@ impl Bare {
     /// As [`super::Zcomp::new`].
     pub fn new(params: &Params, unit: UnitOrder) -> Result<Bare, Error> {
         let shared = shared(params, unit)?;
-        let buffer = vec![0; compressed_bytes_max(unit.bytes())].into_boxed_slice();
-        Ok(Bare { compressor: shared.compressor()?, decompressor: shared.decompressor()?, buffer })
+        Ok(Bare { compressor: shared.compressor()?, decompressor: shared.decompressor()? })
     }
 
-    /// `source`, one unit, compressed; `None` if it would not shrink to [`compressed_bytes_max`].
-    pub fn compress(&mut self, source: &[u8]) -> Option<&[u8]> {
-        match self.compressor.compress_unit(source, &mut self.buffer) {
-            Answer::Compressed(bytes) => Some(&self.buffer[..bytes]),
+    /// Compresses `source`, one unit, to the start of `dest`; tells its length, or `None` if it would not fit.
+    pub fn compress(&mut self, source: &[u8], dest: &mut [u8]) -> Option<usize> {
+        match self.compressor.compress_unit(source, dest) {
+            Answer::Compressed(bytes) => Some(bytes),
             Answer::Incompressible | Answer::Failed => None,
         }
     }

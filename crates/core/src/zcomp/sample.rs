@@ -6,8 +6,8 @@
 //! wrong in the other costs memory, so that the limits are far from what a random unit shows.
 //!
 //! ```text
-//! 8 words of 8 bytes: too many equal bytes? -- almost every unit of a program's memory ends here
-//! 64 or 128 words:    too many equal bytes?
+//! 8 words of its beginning: too many equal bytes? -- almost every unit of a program's memory ends here
+//! 64 or 128 words of all:  too many equal bytes?
 //! words at every stride, looked up from 16 windows of one stride: does any come again?
 //! ```
 //!
@@ -47,6 +47,10 @@ struct Stage {
     pairs_max: u32,
 }
 
+/// Where the first stage looks: lines that the codec reads next, and no others. 8 lines all over a unit are
+/// misses that nothing hides: 0.2 us, a 20th of what LZ4 takes for a page.
+pub(super) const FIRST_BYTES: usize = 128;
+
 const FIRST: Stage = Stage { words: 8, pairs_max: 25 };
 const PAGE: Stage = Stage { words: 64, pairs_max: 590 };
 const LARGER: Stage = Stage { words: 128, pairs_max: 2250 };
@@ -62,7 +66,7 @@ const _: () = {
 /// `unit` has at least a page.
 #[must_use]
 pub(super) fn is_incompressible(unit: &[u8]) -> bool {
-    if !is_even(unit, &FIRST) {
+    if !is_even(&unit[..FIRST_BYTES], &FIRST) {
         return false;
     }
     let stage = if unit.len() == PAGE_BYTES { PAGE } else { LARGER };

@@ -2,8 +2,8 @@
 //!
 //! # Invariants
 //!
-//! - `ZC-5` The buffer of a compress stream is cut into `batch_max` equal places of
-//!   [`compressed_bytes_max`] bytes; a job of a batch has one of them to itself.
+//! - `ZC-5` The buffer of a compress stream is cut into equal places of [`compressed_bytes_max`] bytes, at
+//!   least `batch_max` and at most `BATCH_MAX`; a job has one of them to itself until it is told.
 //!
 //! # Concurrency
 //!
@@ -16,7 +16,7 @@
 
 use super::backend::{Answer, BATCH_MAX, Compressor, Corrupt, Decompressor, Job};
 use super::sample::is_incompressible;
-use super::{Extent, Outcome, Packed, compressed_bytes_max};
+use super::{Element, Extent, Outcome, Packed, compressed_bytes_max};
 use crate::page::same_filled;
 #[cfg(not(all(test, loom)))]
 use crate::sync::{Guard, Mutex};
@@ -51,12 +51,17 @@ pub(super) fn hold<const RANK: u8, T>(lanes: &[Lane<RANK, T>], cpu: usize) -> Gu
         .unwrap_or_else(|| lanes[first].wait())
 }
 
+/// Data that a stream compresses before it tells, if units are smaller: then whoever keeps the results works
+/// on several at once, and need not wait for memory one by one.
+const GROUP_BYTES: usize = 64 << 10;
+
 /// Codec state and output buffer of one CPU.
 pub(super) struct CompressStream {
     compressor: Box<dyn Compressor>,
     /// `ZC-5`.
     buffer: Box<[u8]>,
     place_bytes: usize,
+    batch_max: usize,
 }
 
 impl CompressStream {
@@ -67,16 +72,17 @@ impl CompressStream {
     ) -> Self {
         assert!((1..=BATCH_MAX).contains(&batch_max), "{batch_max}");
         let place_bytes = compressed_bytes_max(unit_bytes);
-        let buffer = vec![0; place_bytes * batch_max].into_boxed_slice();
-        CompressStream { compressor, buffer, place_bytes }
+        let places = (GROUP_BYTES / unit_bytes).clamp(batch_max, BATCH_MAX);
+        let buffer = vec![0; place_bytes * places].into_boxed_slice();
+        CompressStream { compressor, buffer, place_bytes, batch_max }
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
         self.buffer.len() + self.compressor.memory_bytes()
     }
 
-    /// Compresses the `sources`, `batch_max` at a time, and tells each outcome once.
-    pub(super) fn compress(&mut self, sources: &[&[u8]], each: &mut dyn FnMut(usize, Outcome<'_>)) {
+    /// Compresses the `sources`, and tells each outcome once.
+    pub(super) fn compress(&mut self, sources: &[&[u8]], each: &mut dyn FnMut(&[Element<'_>])) {
         let mut sources = sources.iter().copied().enumerate();
         loop {
             let mut jobs: [Job<'_>; BATCH_MAX] = Default::default();
@@ -89,10 +95,13 @@ impl CompressStream {
             if count == 0 {
                 return;
             }
-            self.compressor.compress(&mut jobs[..count]);
-            for job in &jobs[..count] {
-                each(job.index, outcome(job));
+            let jobs = &mut jobs[..count];
+            jobs.chunks_mut(self.batch_max).for_each(|batch| self.compressor.compress(batch));
+            let mut told = [Element { index: 0, outcome: Outcome::Failed }; BATCH_MAX];
+            for (told, job) in told.iter_mut().zip(&*jobs) {
+                *told = Element { index: job.index, outcome: outcome(job) };
             }
+            each(&told[..count]);
         }
     }
 }
@@ -100,17 +109,17 @@ impl CompressStream {
 /// The next source that the codec must see; those before it are told.
 fn next_for_codec<'a>(
     sources: &mut impl Iterator<Item = (usize, &'a [u8])>,
-    each: &mut dyn FnMut(usize, Outcome<'_>),
+    each: &mut dyn FnMut(&[Element<'_>]),
 ) -> Option<(usize, &'a [u8])> {
     sources.find(|(index, source)| {
-        let told = if let Some(word) = same_filled(source) {
+        let outcome = if let Some(word) = same_filled(source) {
             Outcome::SameFilled(word)
         } else if is_incompressible(source) {
             Outcome::Incompressible
         } else {
             return true;
         };
-        each(*index, told);
+        each(&[Element { index: *index, outcome }]);
         false
     })
 }

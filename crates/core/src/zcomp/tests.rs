@@ -7,7 +7,7 @@ use super::backend::{Answer, Backend, Compressor, Job};
 use super::stream::CompressStream;
 #[cfg(debug_assertions)]
 use super::stream::{Lane, hold};
-use super::{Algorithm, Error, Outcome, Params, Zcomp, compressed_bytes_max};
+use super::{Algorithm, Element, Error, Outcome, Params, Zcomp, compressed_bytes_max};
 use crate::page::{UnitOrder, same_filled};
 
 /// What surrounds a destination; must still be there afterwards.
@@ -91,14 +91,16 @@ pub(super) enum Kept {
 
 pub(super) fn compress(zcomp: &Zcomp, cpu: usize, sources: &[&[u8]]) -> Vec<Kept> {
     let mut kept = vec![None; sources.len()];
-    zcomp.compress(cpu, sources, &mut |index, outcome| {
-        let outcome = match outcome {
-            Outcome::SameFilled(word) => Kept::SameFilled(word),
-            Outcome::Compressed(bytes) => Kept::Compressed(bytes.to_vec()),
-            Outcome::Incompressible => Kept::Incompressible,
-            Outcome::Failed => panic!("element {index} failed"),
-        };
-        assert_eq!(kept[index].replace(outcome), None, "element {index} was told twice");
+    zcomp.compress(cpu, sources, &mut |elements| {
+        for Element { index, outcome } in elements {
+            let outcome = match *outcome {
+                Outcome::SameFilled(word) => Kept::SameFilled(word),
+                Outcome::Compressed(bytes) => Kept::Compressed(bytes.to_vec()),
+                Outcome::Incompressible => Kept::Incompressible,
+                Outcome::Failed => panic!("element {index} failed"),
+            };
+            assert_eq!(kept[*index].replace(outcome), None, "element {index} was told twice");
+        }
     });
     kept.into_iter().map(|outcome| outcome.expect("every element is told")).collect()
 }
@@ -264,7 +266,7 @@ static MODEL: Backend = Backend {
 
 /// Goal: a backend of more than one unit at once gets full batches, without same-filled ones, and
 /// every element gets its own answer. Method: a model backend; 14 units of which 3 are same-filled
-/// and one is refused: 11 reach it, as 4 + 4 + 3.
+/// and one is refused: 11 reach it, as 4 + 4 + 3, and the first two batches are told together.
 #[test]
 fn a_backend_gets_full_batches() {
     let units: Vec<Vec<u8>> = (0..14_u8)
@@ -278,21 +280,26 @@ fn a_backend_gets_full_batches() {
     let mut told = vec![None; 14];
     let model = (MODEL.compressor)(0, 4096).expect("a model needs nothing");
     let mut stream = CompressStream::new(model, MODEL.batch_max, 4096);
-    stream.compress(&sources, &mut |index, outcome| {
-        let told_before = told[index].replace(match outcome {
-            Outcome::Compressed(bytes) => {
-                assert_eq!(usize::from(bytes[0]), index);
-                bytes[1]
-            }
-            Outcome::SameFilled(word) => {
-                assert_eq!(usize::from(word.to_ne_bytes()[0]), index);
-                100
-            }
-            Outcome::Incompressible => 200,
-            Outcome::Failed => panic!("element {index} failed"),
-        });
-        assert_eq!(told_before, None);
+    let mut groups = Vec::new();
+    stream.compress(&sources, &mut |elements| {
+        groups.push(elements.len());
+        for &Element { index, outcome } in elements {
+            let told_before = told[index].replace(match outcome {
+                Outcome::Compressed(bytes) => {
+                    assert_eq!(usize::from(bytes[0]), index);
+                    bytes[1]
+                }
+                Outcome::SameFilled(word) => {
+                    assert_eq!(usize::from(word.to_ne_bytes()[0]), index);
+                    100
+                }
+                Outcome::Incompressible => 200,
+                Outcome::Failed => panic!("element {index} failed"),
+            });
+            assert_eq!(told_before, None);
+        }
     });
+    assert_eq!(groups, [1, 1, 1, 8, 3], "the same-filled alone, the others in twos of batches");
     let told: Vec<u8> = told.into_iter().map(|told| told.expect("told")).collect();
     assert_eq!(told, [4, 4, 100, 100, 4, 4, 4, 100, 4, 200, 4, 3, 3, 3]);
 }
@@ -410,8 +417,8 @@ fn a_fault_may_interrupt_a_reclaim() {
         let zcomp = zcomp((*algorithm).into(), 4096, 1);
         let source = text(&mut random, 4096);
         let mut dest = vec![0; 4096];
-        zcomp.compress(0, &[&source], &mut |_, outcome| {
-            let Outcome::Compressed(bytes) = outcome else { panic!("{outcome:?}") };
+        zcomp.compress(0, &[&source], &mut |elements| {
+            let Outcome::Compressed(bytes) = elements[0].outcome else { panic!("{elements:?}") };
             zcomp.decompress(0, bytes, &mut dest).expect("what was compressed");
         });
         assert!(dest == source);
@@ -522,14 +529,18 @@ fn measure(zcomp: &Zcomp, units: &[&[u8]], store: &mut [u8]) -> (f64, f64, usize
     let mut kept: Vec<Range<usize>> = Vec::with_capacity(units.len());
     let (mut end, mut incompressible_bytes) = (0, 0);
     let begin = std::time::Instant::now();
-    zcomp.compress(0, units, &mut |index, outcome| match outcome {
-        Outcome::Compressed(compressed) => {
-            let place = end..end + compressed.len();
-            store[place.clone()].copy_from_slice(compressed);
-            end = place.end;
-            kept.push(place);
+    zcomp.compress(0, units, &mut |elements| {
+        for element in elements {
+            match element.outcome {
+                Outcome::Compressed(compressed) => {
+                    let place = end..end + compressed.len();
+                    store[place.clone()].copy_from_slice(compressed);
+                    end = place.end;
+                    kept.push(place);
+                }
+                _ => incompressible_bytes += units[element.index].len(),
+            }
         }
-        _ => incompressible_bytes += units[index].len(),
     });
     let compress_s = begin.elapsed().as_secs_f64();
     let mut dest = vec![0; units[0].len()];

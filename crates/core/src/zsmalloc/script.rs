@@ -93,11 +93,14 @@ impl Player<'_> {
             match self.byte() % 16 {
                 0..=3 => {
                     let length = self.length();
-                    self.store(length);
+                    self.store(&[length]);
                 }
                 4 => {
                     let (length, count) = (self.length(), self.byte() % 64);
-                    (0..count).for_each(|_| self.store(length));
+                    let step = self.byte() % 64;
+                    let lengths: Vec<usize> =
+                        (0..count).map(|nth| length.saturating_sub(nth * step).max(1)).collect();
+                    self.store(&lengths);
                 }
                 5..=7 => {
                     let nth = self.two_bytes();
@@ -152,23 +155,34 @@ impl Player<'_> {
         self.stored.keys().nth(nth % self.stored.len().max(1)).copied()
     }
 
-    fn store(&mut self, length: usize) {
-        if self.stored_bytes + length > STORED_BYTES_MAX {
+    /// Stores objects of these lengths, in one batch.
+    fn store(&mut self, lengths: &[usize]) {
+        if self.stored_bytes + lengths.iter().sum::<usize>() > STORED_BYTES_MAX {
             return;
         }
-        self.tag += 1;
-        let data = bytes(self.tag, length);
+        let mut objects: Vec<Vec<u8>> =
+            (self.tag..).zip(lengths).map(|(tag, length)| bytes(tag, *length)).collect();
+        self.tag += lengths.len() as u64;
         let before = self.pool.stats();
-        match self.pool.store(&data) {
-            Ok(handle) => {
-                assert!(self.stored.insert(handle.to_raw(), data).is_none(), "a handle twice");
-                self.stored_bytes += length;
-            }
-            Err(refused) => {
-                assert!(refused.wanted_bytes >= PAGE_BYTES);
-                let after = self.pool.stats();
-                let metadata_bytes = after.metadata_bytes;
-                assert_eq!(super::PoolStats { metadata_bytes, ..before }, after, "a trace is left");
+        let mut told = vec![None; objects.len()];
+        let slices: Vec<&[u8]> = objects.iter().map(Vec::as_slice).collect();
+        self.pool.store_batch(&slices, &mut |at, stored| {
+            assert_eq!(told[at].replace(stored), None, "object {at} was told twice");
+        });
+        if told.iter().all(|stored| matches!(stored, Some(Err(_)))) {
+            let after = self.pool.stats();
+            let metadata_bytes = after.metadata_bytes;
+            assert_eq!(super::PoolStats { metadata_bytes, ..before }, after, "a trace is left");
+        }
+        for (object, stored) in objects.iter_mut().zip(told) {
+            match stored.expect("each is told") {
+                Ok(handle) => {
+                    let object = std::mem::take(object);
+                    self.stored_bytes += object.len();
+                    let other = self.stored.insert(handle.to_raw(), object);
+                    assert!(other.is_none(), "a handle twice");
+                }
+                Err(refused) => assert!(refused.wanted_bytes >= PAGE_BYTES),
             }
         }
     }
@@ -250,7 +264,7 @@ impl Player<'_> {
         self.world.refuse(0..0);
         check(self.pool);
         self.classes_agree();
-        self.store(1);
+        self.store(&[1]);
         assert!(
             !self.stored.is_empty() || self.stored_bytes == STORED_BYTES_MAX,
             "no memory again"

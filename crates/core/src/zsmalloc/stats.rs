@@ -54,10 +54,10 @@ impl Counters {
         }
     }
 
-    /// Counts one object more.
-    pub(super) fn stored(&self, length: usize) {
-        self.objects.fetch_add(1, Relaxed);
-        self.bytes_stored.fetch_add(length, Relaxed);
+    /// Counts so many objects more, of `bytes` together.
+    pub(super) fn stored(&self, objects: usize, bytes: usize) {
+        self.objects.fetch_add(objects, Relaxed);
+        self.bytes_stored.fetch_add(bytes, Relaxed);
     }
 
     /// Counts one object less.

@@ -629,6 +629,6 @@ fn speed() {
                 pool.read(at(), |read| target.copy_from_slice(read))
             });
         }
-        measure("free", &mut |at| pool.free(handles[at]));
+        measure("free", &mut |at| _ = pool.free(handles[at]));
     }
 }

@@ -69,8 +69,8 @@ fn gzipped(random: &mut Random, bytes: usize) -> Vec<u8> {
     let mut gzipped = Vec::new();
     while gzipped.len() < bytes {
         let source = base64(random, 64 << 10);
-        deflate.compress(0, &[&source], &mut |_, outcome| {
-            if let Outcome::Compressed(compressed) = outcome {
+        deflate.compress(0, &[&source], &mut |elements| {
+            if let Outcome::Compressed(compressed) = elements[0].outcome {
                 gzipped.extend_from_slice(compressed);
             }
         });

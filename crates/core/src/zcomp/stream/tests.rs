@@ -170,8 +170,8 @@ fn prefix_speed() {
         let zcomp = zcomp(kind.parse().expect("parameters"), unit_bytes, 1);
         let mut sources: Vec<Vec<u8>> = Vec::new();
         for unit in data.chunks_exact(unit_bytes).take((64 << 20) / unit_bytes) {
-            zcomp.compress(0, &[unit], &mut |_, outcome| {
-                if let super::Outcome::Compressed(bytes) = outcome {
+            zcomp.compress(0, &[unit], &mut |elements| {
+                if let super::Outcome::Compressed(bytes) = elements[0].outcome {
                     sources.push(bytes.to_vec());
                 }
             });
