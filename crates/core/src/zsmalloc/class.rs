@@ -153,11 +153,10 @@ impl Inner {
     ) -> Option<Reserved> {
         let from = (EMPTY..FULL).rev().find(|from| self.heads[*from].is_some())?;
         let id = self.heads[from]?;
-        self.unlink(zspages, id, from);
         if from == EMPTY {
             counters.reserve_left(zspages.get(id).pages_touched.get());
         }
-        Some(self.reserve_in(zspages, shape, id, owner, length))
+        Some(self.reserve_in(zspages, shape, (id, Some(from)), owner, length))
     }
 
     /// Adds a new zspage and reserves its first object.
@@ -169,15 +168,15 @@ impl Inner {
         owner: NonZeroU32,
         length: usize,
     ) -> Reserved {
-        self.reserve_in(zspages, shape, id, owner, length)
+        self.reserve_in(zspages, shape, (id, None), owner, length)
     }
 
-    /// Reserves an object of a zspage that is in no list and not full.
+    /// Reserves an object of a zspage that is not full, and is in the list of the group `from`, or none.
     fn reserve_in(
         &mut self,
         zspages: &Zspages,
         shape: Shape,
-        id: ZspageId,
+        (id, from): (ZspageId, Option<usize>),
         owner: NonZeroU32,
         length: usize,
     ) -> Reserved {
@@ -200,7 +199,7 @@ impl Inner {
         zspage.pages_touched.set(pages_touched + pages_more);
         self.pages_touched.add(pages_more);
 
-        self.link(zspages, id, group(zspage.objects_used.get(), shape.objects));
+        self.relink(zspages, id, from, group(zspage.objects_used.get(), shape.objects));
         Reserved { object: Object { zspage: id, index, length }, pages_more }
     }
 
@@ -262,8 +261,8 @@ impl Inner {
         owner: NonZeroU32,
         length: usize,
     ) -> Reserved {
-        self.unlink(zspages, id, group(zspages.get(id).objects_used.get(), shape.objects));
-        self.reserve_in(zspages, shape, id, owner, length)
+        let from = group(zspages.get(id).objects_used.get(), shape.objects);
+        self.reserve_in(zspages, shape, (id, Some(from)), owner, length)
     }
 
     /// Frees the object that `owner` has left. A zspage that this leaves empty is the caller's.
@@ -274,12 +273,13 @@ impl Inner {
         object: Object,
         owner: NonZeroU32,
     ) -> Option<ZspageId> {
-        let to = self.take_off(zspages, shape, object, owner);
+        let (from, to) = self.disown(zspages, shape, object, owner);
         if to == EMPTY {
+            self.unlink(zspages, object.zspage, from);
             self.pages_touched.subtract(zspages.get(object.zspage).pages_touched.get());
             return Some(object.zspage);
         }
-        self.link(zspages, object.zspage, to);
+        self.relink(zspages, object.zspage, Some(from), to);
         None
     }
 
@@ -293,39 +293,39 @@ impl Inner {
         owner: NonZeroU32,
         counters: &Counters,
     ) -> Option<ZspageId> {
-        let to = self.take_off(zspages, shape, object, owner);
+        let (from, to) = self.disown(zspages, shape, object, owner);
         let (id, zspage) = (object.zspage, zspages.get(object.zspage));
         if to == EMPTY && !self.keep(zspage, counters) {
+            self.unlink(zspages, id, from);
             self.pages_touched.subtract(zspage.pages_touched.get());
             return Some(id);
         }
-        self.link(zspages, id, to);
+        self.relink(zspages, id, Some(from), to);
         None
     }
 
-    /// Ends the ownership of an object, and takes its zspage off its list. Tells to which group the
-    /// zspage belongs now.
-    fn take_off(
+    /// Ends the ownership of an object. Tells in which group's list its zspage is, and to which it belongs
+    /// now.
+    fn disown(
         &mut self,
         zspages: &Zspages,
         shape: Shape,
         object: Object,
         owner: NonZeroU32,
-    ) -> usize {
-        let (id, index) = (object.zspage, object.index);
-        let zspage = zspages.get(id);
-        let word = &zspages.owners(id)[index];
+    ) -> (usize, usize) {
+        let index = object.index;
+        let zspage = zspages.get(object.zspage);
+        let word = &zspages.owners(object.zspage)[index];
         let found = word.load(Relaxed);
         assert!(found == owner.get(), "ZS-3: object of handle {owner} is owned by {found}");
         word.store(0, Relaxed);
 
         let objects_used = zspage.objects_used.get();
-        self.unlink(zspages, id, group(objects_used, shape.objects));
         zspage.objects_used.set(objects_used - 1);
         zspage.free_from.set(zspage.free_from.get().min(index));
         self.objects_used.subtract(1);
 
-        group(objects_used - 1, shape.objects)
+        (group(objects_used, shape.objects), group(objects_used - 1, shape.objects))
     }
 
     /// Whether an empty zspage stays, so that a store after a free does not go to the source: one in
@@ -346,6 +346,18 @@ impl Inner {
         counters.reserve_left(pages);
         self.pages_touched.subtract(pages);
         Some(id)
+    }
+
+    /// Moves a zspage to the list of another group. One that stays in its group keeps its place: its
+    /// neighbours are not touched.
+    fn relink(&mut self, zspages: &Zspages, id: ZspageId, from: Option<usize>, to: usize) {
+        if from == Some(to) {
+            return;
+        }
+        if let Some(from) = from {
+            self.unlink(zspages, id, from);
+        }
+        self.link(zspages, id, to);
     }
 
     /// Puts a zspage first in the list of group `to`.
