@@ -192,7 +192,7 @@ impl Pager {
         let whole = bytes.max(1).checked_next_multiple_of(folio);
         let whole = whole.filter(|bytes| isize::try_from(*bytes).is_ok()).ok_or(Errno::NOMEM);
         let whole = whole.map_err(refused)?;
-        let space = Reservation::new(whole, folio).map_err(refused)?;
+        let space = Reservation::for_program(whole, folio).map_err(refused)?;
         let (start, end) = (space.address(), space.address() + whole);
         let mut native = self.0.native.lock();
         native.bytes += whole as u64;

@@ -24,7 +24,7 @@ unsafe impl Send for Reservation {}
 unsafe impl Sync for Reservation {}
 
 impl Reservation {
-    /// Reserves `bytes` (rounded up to pages), aligned to `align` (a power of two).
+    /// Reserves `bytes` (rounded up to pages), aligned to `align` (a power of two), never in huge pages.
     ///
     /// # Errors
     ///
@@ -33,6 +33,16 @@ impl Reservation {
         let bytes = bytes.next_multiple_of(PAGE_BYTES);
         let base = map_aligned(bytes, align)?;
         Ok(Reservation { base, bytes })
+    }
+
+    /// Likewise, for what a program keeps there: in pages of whatever size the kernel is set to give.
+    ///
+    /// # Errors
+    ///
+    /// As [`Reservation::new`].
+    pub fn for_program(bytes: usize, align: usize) -> Result<Reservation, Errno> {
+        let bytes = bytes.next_multiple_of(PAGE_BYTES);
+        Ok(Reservation { base: reserve(bytes, align)?, bytes })
     }
 
     /// The first byte.
@@ -65,6 +75,7 @@ impl Reservation {
         unsafe {
             rustix::mm::mmap_anonymous(self.base.as_ptr().cast(), self.bytes, protection, flags)
         }?;
+        refuse_huge_pages(self.base, self.bytes);
         Ok(())
     }
 
@@ -86,7 +97,8 @@ impl Drop for Reservation {
 }
 
 /// Maps `bytes` of anonymous memory at a multiple of `align`, without touching a page, far from where
-/// the kernel puts what the program maps.
+/// the kernel puts what the program maps. Never in huge pages: what we have must take the memory that it
+/// uses and no more, also where the kernel is set to give huge pages to all (Debian's is).
 ///
 /// A program may unmap a range and map another at that very place a moment later. It has every right
 /// to take the hole for its own, but a mapping that some thread of ours made in between would be
@@ -96,6 +108,19 @@ impl Drop for Reservation {
 ///
 /// As [`Reservation::new`].
 pub fn map_aligned(bytes: usize, align: usize) -> Result<NonNull<u8>, Errno> {
+    let base = reserve(bytes, align)?;
+    refuse_huge_pages(base, bytes);
+    Ok(base)
+}
+
+/// Has a fresh mapping of ours in pages of 4 KiB.
+fn refuse_huge_pages(base: NonNull<u8>, bytes: usize) {
+    // SAFETY: changes no contents. A kernel that has no huge pages refuses, and is right.
+    unsafe { rustix::mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxNoHugepage) }.ok();
+}
+
+/// [`map_aligned`], in pages of any size.
+fn reserve(bytes: usize, align: usize) -> Result<NonNull<u8>, Errno> {
     assert!(align.is_power_of_two());
     let slack = align.saturating_sub(PAGE_BYTES);
     let wanted = bytes.checked_add(slack).ok_or(Errno::NOMEM)?;
@@ -312,6 +337,37 @@ pub fn map_aligned_for(words: [usize; 6], align: usize) -> Result<usize, Errno> 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The flags of the mapping at `address`, as the kernel shortens them.
+    fn flags(address: usize) -> Vec<String> {
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let ours = |line: &str| {
+            let (start, rest) = line.split_once('-')?;
+            let end = rest.split(' ').next()?;
+            let number = |hex| usize::from_str_radix(hex, 16).ok();
+            Some((number(start)?..number(end)?).contains(&address))
+        };
+        let mut lines = smaps.lines().skip_while(|line| ours(line) != Some(true));
+        let flags = lines.find_map(|line| line.strip_prefix("VmFlags:")).unwrap();
+        flags.split_whitespace().map(str::to_owned).collect()
+    }
+
+    /// Goal: no huge page in what is ours, whatever the system's setting, also in a child; a program's own
+    /// memory is as the system has it. Method: the flag that a mapping has against huge pages.
+    #[test]
+    fn a_reservation_has_no_huge_pages() {
+        if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
+            return;
+        }
+        let refused = |space: &Reservation| flags(space.address()).iter().any(|flag| flag == "nh");
+        let space = Reservation::new(4 << 20, 2 << 20).unwrap();
+        assert!(refused(&space));
+        // SAFETY: nobody has a reference into it.
+        unsafe { rustix::mm::munmap(space.base().as_ptr().cast(), space.bytes()) }.unwrap();
+        space.map_again().unwrap();
+        assert!(refused(&space));
+        assert!(!refused(&Reservation::for_program(4 << 20, 2 << 20).unwrap()));
+    }
 
     #[test]
     fn a_reservation_is_aligned_and_comes_with_first_touch() {
