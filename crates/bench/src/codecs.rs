@@ -9,7 +9,7 @@
 //!   median of the rounds. The codec alone writes one unit behind the other into memory that is there, as
 //!   lzbench lets it, and reads them from there. **new** stores into a new pool, which gets its pages from
 //!   the system, zeroed, while it is timed; **in** into one that has the room, because what was there
-//!   before is gone; **out** loads.
+//!   before is gone (objects above 192 KiB leave no room: their pages go with them); **out** loads.
 //! - **fault**: one load at a random place, p50 and p99.
 //! - **2 threads**: the speed of two threads that store into one pool that has the room, over one's; and
 //!   that of the codec alone on two threads, which is the most that there can be. By the clock on the
@@ -22,16 +22,18 @@ mod measure;
 mod plot;
 mod zram;
 
+use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use zfolio_core::size;
-use zfolio_core::zcomp::Algorithm;
+use zfolio_core::zcomp::{Algorithm, Params};
+use zfolio_pager::with_dictionary;
 
 use crate::compare::setting::Compression;
-use crate::compare::{Failure, corpus_path};
+use crate::compare::{Failure, corpus_path, print};
 use crate::corpus::parse_size;
 use crate::mapping::Anonymous;
 use crate::usemem::Corpus;
@@ -94,13 +96,24 @@ pub(crate) fn codecs(args: &CodecsArgs) -> Result<bool, Failure> {
     let path = corpus_path(args.corpus.as_deref())?;
     let sample = read_sample(&path, args.bytes)?;
     let settings = if args.setting.is_empty() { defaults() } else { args.setting.clone() };
+    // What can be refused is refused before anything is measured.
+    let params = settings.iter().map(params_of).collect::<Result<Vec<Params>, Failure>>()?;
+    let refused = |error: io::Error| {
+        let file = args.plot.as_deref().unwrap_or(Path::new("")).display();
+        Failure::Refused(format!("--plot {file}: {error}"))
+    };
+    if let Some(file) = &args.plot {
+        // What it holds stays until there is something to draw.
+        File::options().append(true).create(true).open(file).map_err(refused)?;
+    }
     let mut rows = Vec::with_capacity(settings.len());
-    for setting in settings {
+    for (setting, params) in settings.iter().zip(params) {
         if let Some(signal) = os::stop_signal() {
             return Err(Failure::Stopped(signal));
         }
         eprintln!("zfolio bench: {setting}");
-        rows.push(measure::measure(&setting, &sample, args.repeats).map_err(Failure::Failed)?);
+        let measured = measure::measure(setting, params, &sample, args.repeats);
+        rows.push(measured.map_err(Failure::Failed)?);
     }
     let (beside, note) = match args.against.map(|_| zram::measure(&sample)) {
         Some(Ok(beside)) => (beside, None),
@@ -109,17 +122,21 @@ pub(crate) fn codecs(args: &CodecsArgs) -> Result<bool, Failure> {
     };
     let title = title(&path, &sample, args.repeats);
     let choice = Choice::of(&rows);
-    if let Some(file) = &args.plot {
-        let drawn = std::fs::write(file, plot::draw(&title, &rows, &choice));
-        let refused = |error: io::Error| format!("--plot {}: {error}", file.display());
-        drawn.map_err(|error| Failure::Refused(refused(error)))?;
-    }
     if args.json {
-        println!("{:#}", as_json(&title, &rows, &choice, &beside, note.as_deref()));
+        print(&format!("{:#}\n", as_json(&title, &rows, &choice, &beside, note.as_deref())))?;
     } else {
-        print!("{}", as_text(&title, &rows, &choice, &beside, note.as_deref()));
+        print(&as_text(&title, &rows, &choice, &beside, note.as_deref()))?;
+    }
+    if let Some(file) = &args.plot {
+        std::fs::write(file, plot::draw(&title, &rows, &choice)).map_err(refused)?;
     }
     Ok(true)
+}
+
+/// The codec of a setting, with its dictionary read.
+fn params_of(setting: &Compression) -> Result<Params, Failure> {
+    let params = setting.algorithm.parse::<Params>().and_then(with_dictionary);
+    params.map_err(|error| Failure::Refused(format!("--setting {setting}: {error}")))
 }
 
 /// Every algorithm at levels that differ, smallest units first.
@@ -146,12 +163,12 @@ fn read_sample(path: &Path, bytes: u64) -> Result<Anonymous, Failure> {
     let bytes = bytes.min(corpus.bytes()) / (PIECES * kernel::FOLIO_BYTES_MAX);
     let bytes = bytes * PIECES * kernel::FOLIO_BYTES_MAX;
     if bytes < SAMPLE_BYTES_MIN {
-        let line = "--bytes: accepted: 4M or more, and a corpus of at least that";
+        let line = "--bytes and the corpus: accepted: 4M or more of each";
         return Err(Failure::Refused(line.to_owned()));
     }
     let (piece, step) = (bytes / PIECES, corpus.bytes() / PIECES);
     let failed = |error: io::Error| Failure::Failed(format!("{}: {error}", path.display()));
-    let mut file = std::fs::File::open(path).map_err(failed)?;
+    let mut file = File::open(path).map_err(failed)?;
     let mut sample =
         Anonymous::new(usize::try_from(bytes).unwrap_or(usize::MAX)).map_err(failed)?;
     let chunks = sample.chunks_exact_mut(usize::try_from(piece).unwrap_or(usize::MAX));

@@ -22,6 +22,7 @@ use std::process::{Command, ExitCode};
 
 use clap::{Args, Subcommand, ValueEnum};
 use zfolio_core::size;
+use zfolio_sys::files;
 
 use crate::codecs::{self, CodecsArgs};
 use crate::corpus::{make, parse_size};
@@ -169,6 +170,12 @@ pub fn bench(args: BenchArgs) -> ExitCode {
     ExitCode::from(status)
 }
 
+/// Prints what was measured. Whoever closed the pipe has read enough.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    let printed = files::print(text).map(|_read| ());
+    printed.map_err(|error| Failure::Failed(format!("standard output: {error}")))
+}
+
 /// The hidden mode that a parent starts for each inline row.
 fn inline_child(args: &UsememArgs) -> Result<bool, Failure> {
     let (Some(compression), Some(limit_bytes), Some(corpus)) =
@@ -181,7 +188,7 @@ fn inline_child(args: &UsememArgs) -> Result<bool, Failure> {
     let (bytes, seed) = (args.bytes, args.seed);
     let job = InlineJob { corpus, bytes, limit_bytes, workers, seed, reads, compression };
     let report = inline::run(&job).map_err(Failure::Failed)?;
-    println!("{}", report.json());
+    print(&format!("{}\n", report.json()))?;
     Ok(report.mismatch.is_none())
 }
 
@@ -219,9 +226,9 @@ fn compare(args: &UsememArgs) -> Result<bool, Failure> {
         bench.round(round, &corpus, &mut table.rows, &mut total)?;
     }
     if args.json {
-        println!("{:#}", table.json());
+        print(&format!("{:#}\n", table.json()))?;
     } else {
-        print!("{}", table.text());
+        print(&table.text())?;
     }
     Ok(table.all_right())
 }

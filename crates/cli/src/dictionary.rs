@@ -59,7 +59,7 @@ struct TrainArgs {
     /// What will be compressed as one object: a power of two, 4K to 2M
     #[arg(long, short, value_name = "SIZE", default_value = "4K", value_parser = parse_unit)]
     unit: UnitOrder,
-    /// The dictionary's length, 256 bytes to 1M
+    /// The most bytes of the dictionary, 256 to 1M
     #[arg(long, value_name = "BYTES", default_value = "110K", value_parser = parse_length)]
     size: usize,
     /// Where to write
@@ -162,7 +162,11 @@ impl Samples {
             let made = Dictionary::new("trained", bytes.to_vec());
             made.map(Arc::new).map_err(|error| Failure::machine(error.to_string()))
         };
-        let [with, without] = [dictionary(&trained)?, dictionary(zcomp::without_tables(&trained))?];
+        let (with, without) = (dictionary(&trained)?, zcomp::without_tables(&trained));
+        if !DICTIONARY_BYTES.contains(&without.len()) {
+            return Ok(with);
+        }
+        let without = dictionary(without)?;
         let ratio = |dictionary| self.ratio(Algorithm::Zstd, Some(dictionary));
         let is_without = ratio(Arc::clone(&without))? > ratio(Arc::clone(&with))?;
         Ok(if is_without { without } else { with })

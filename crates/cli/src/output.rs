@@ -1,6 +1,6 @@
 //! What a command prints.
 
-use std::io::{self, ErrorKind, Write};
+use zfolio_sys::files;
 
 use crate::failure::Failure;
 
@@ -10,10 +10,5 @@ use crate::failure::Failure;
 ///
 /// When it cannot be written: a full disk.
 pub(crate) fn print(text: &str) -> Result<bool, Failure> {
-    let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
-        Err(error) => Err(Failure::output(format!("standard output: {error}"))),
-    }
+    files::print(text).map_err(|error| Failure::output(format!("standard output: {error}")))
 }

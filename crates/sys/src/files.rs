@@ -1,6 +1,7 @@
 //! File descriptors and small files.
 
 use std::ffi::CStr;
+use std::io::{self, ErrorKind, Write as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
@@ -14,6 +15,20 @@ use rustix::io::Errno;
 pub fn read_small(path: &CStr, into: &mut [u8]) -> Result<usize, Errno> {
     let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     rustix::io::read(&file, into)
+}
+
+/// Writes `text` to standard output; false if nobody reads any more, who has then read enough.
+///
+/// # Errors
+///
+/// When it cannot be written: a full disk.
+pub fn print(text: &str) -> io::Result<bool> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// Reads a whole file, of at most `bytes_max` bytes.

@@ -19,12 +19,15 @@ use crate::compare::setting::Compression;
 /// Units that are stored by one call, as the pager does with a folio of 64 KiB.
 const BATCH_BYTES: usize = 64 << 10;
 
-/// Loads that are timed one by one.
+/// Loads that are timed one by one, if they are small: of large units so many that 1 GiB is loaded.
 const FAULTS: usize = 20_000;
 
 /// One batch in so many is taken out of a pool, and stored again where there is room then: the others keep
 /// their place, so that next to no zspage is empty meanwhile, and goes.
 const PART: usize = 4;
+
+/// Fewer units tell nothing about two threads.
+const UNITS_FOR_TWO: usize = 32;
 
 /// What one setting does.
 #[derive(Debug)]
@@ -47,8 +50,8 @@ pub(crate) struct Measured {
     store_of_bare: f64,
     load_of_bare: f64,
     fault_ns: (u64, u64),
-    two_threads: f64,
-    two_threads_bare: f64,
+    /// How many times as fast two threads are, in the pool and alone, if there is enough for both.
+    two_threads: Option<(f64, f64)>,
 }
 
 impl Measured {
@@ -72,8 +75,8 @@ impl Measured {
             "load_of_bare": self.load_of_bare,
             "fault_p50_ns": self.fault_ns.0,
             "fault_p99_ns": self.fault_ns.1,
-            "two_threads": self.two_threads,
-            "two_threads_bare": self.two_threads_bare,
+            "two_threads": self.two_threads.map(|(pool, _)| pool),
+            "two_threads_bare": self.two_threads.map(|(_, bare)| bare),
         })
     }
 }
@@ -81,9 +84,11 @@ impl Measured {
 impl fmt::Display for Measured {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let us = |ns: u64| ns as f64 / 1e3;
+        let times =
+            |times: Option<f64>| times.map_or("-".to_owned(), |times| format!("{times:.2}"));
         write!(
             f,
-            "{:<18} {:>4} {:>5.2} {:>6.3} {:>8.3} {:>7.0} {:>6.0} {:>5.2} {:>5.2} {:>5.2} {:>6.1} {:>6.1} {:>5.2} {:>5.2}",
+            "{:<18} {:>4} {:>5.2} {:>6.3} {:>8.3} {:>7.0} {:>6.0} {:>5.2} {:>5.2} {:>5.2} {:>6.1} {:>6.1} {:>5} {:>5}",
             self.setting.algorithm,
             size::display(self.setting.unit_bytes as u64),
             self.ratio,
@@ -96,8 +101,8 @@ impl fmt::Display for Measured {
             self.load_of_bare,
             us(self.fault_ns.0),
             us(self.fault_ns.1),
-            self.two_threads,
-            self.two_threads_bare,
+            times(self.two_threads.map(|(pool, _)| pool)),
+            times(self.two_threads.map(|(_, bare)| bare)),
         )
     }
 }
@@ -124,10 +129,10 @@ struct Round {
 /// Measures one setting on `sample`; one line if a unit does not come back as it was.
 pub(crate) fn measure(
     setting: &Compression,
+    params: Params,
     sample: &[u8],
     rounds: u32,
 ) -> Result<Measured, String> {
-    let params: Params = setting.algorithm.parse().map_err(|error| format!("{error}"))?;
     let unit = UnitOrder::from_bytes(setting.unit_bytes).expect("a setting's unit is one");
     let bench = Bench { params, unit, units: sample.chunks_exact(setting.unit_bytes).collect() };
     let part: Vec<&[u8]> = bench.batches(&bench.units).step_by(PART).flatten().copied().collect();
@@ -187,8 +192,8 @@ pub(crate) fn measure(
         store_of_bare: of(|round| round.bare_again / round.again),
         load_of_bare: of(|round| round.bare_out / round.out),
         fault_ns: bench.faults(&zswap, &entries),
-        two_threads: of(|round| round.two_threads),
-        two_threads_bare: of(|round| round.two_threads_bare),
+        two_threads: (part.len() >= UNITS_FOR_TWO)
+            .then(|| (of(|round| round.two_threads), of(|round| round.two_threads_bare))),
     })
 }
 
@@ -419,7 +424,7 @@ impl<'a> Bench<'a> {
     fn faults(&self, zswap: &Zswap<Runs>, entries: &[Option<Entry>]) -> (u64, u64) {
         let mut dest = vec![0_u8; self.unit.bytes()];
         let mut random = 1_u64;
-        let mut times: Vec<u64> = (0..FAULTS)
+        let mut times: Vec<u64> = (0..FAULTS.min((1 << 30) / self.unit.bytes()))
             .filter_map(|_| {
                 random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                 let at = usize::try_from(random >> 33).unwrap_or(0) % entries.len();

@@ -3,6 +3,7 @@
 //! The preload library has tests of its own. Here a stand-in of a few lines of C takes its place: it
 //! writes a file of statistics as the library does, and manages nothing.
 
+mod codecs;
 mod dict;
 mod refusals;
 mod run;

@@ -116,6 +116,8 @@ impl<S: PageSource> Pool<S> {
         to: ZspageId,
     ) -> Step {
         let reserved = inner.reserve_at(&self.zspages, shape, to, owner, object.length);
+        // Before it can be freed: or the pages could be counted off first.
+        self.counters.pages_touched(reserved.pages_more);
         let place =
             |object: Object| self.zspages.get(object.zspage).object(object.index, object.length);
         let (source, target) = (place(object), place(reserved.object));
@@ -127,7 +129,6 @@ impl<S: PageSource> Pool<S> {
         self.slots.get(owner.get() - 1).settle(reserved.object);
         let emptied = inner.leave(&self.zspages, shape, object, owner);
         drop(inner);
-        self.counters.pages_touched(reserved.pages_more);
         Step::Moved(object.length, emptied)
     }
 
