@@ -98,13 +98,13 @@ pub(crate) fn codecs(args: &CodecsArgs) -> Result<bool, Failure> {
     let settings = if args.setting.is_empty() { defaults() } else { args.setting.clone() };
     // What can be refused is refused before anything is measured.
     let params = settings.iter().map(params_of).collect::<Result<Vec<Params>, Failure>>()?;
-    let refused = |error: io::Error| {
-        let file = args.plot.as_deref().unwrap_or(Path::new("")).display();
-        Failure::Refused(format!("--plot {file}: {error}"))
+    let refused = |file: &Path, error: io::Error| {
+        Failure::Refused(format!("--plot {}: {error}", file.display()))
     };
     if let Some(file) = &args.plot {
         // What it holds stays until there is something to draw.
-        File::options().append(true).create(true).open(file).map_err(refused)?;
+        let opened = File::options().append(true).create(true).open(file);
+        opened.map_err(|error| refused(file, error))?;
     }
     let mut rows = Vec::with_capacity(settings.len());
     for (setting, params) in settings.iter().zip(params) {
@@ -128,7 +128,8 @@ pub(crate) fn codecs(args: &CodecsArgs) -> Result<bool, Failure> {
         print(&as_text(&title, &rows, &choice, &beside, note.as_deref()))?;
     }
     if let Some(file) = &args.plot {
-        std::fs::write(file, plot::draw(&title, &rows, &choice)).map_err(refused)?;
+        let drawn = std::fs::write(file, plot::draw(&title, &rows, &choice));
+        drawn.map_err(|error| refused(file, error))?;
     }
     Ok(true)
 }

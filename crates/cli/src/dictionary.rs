@@ -130,12 +130,11 @@ struct Samples {
 impl Samples {
     /// Units at equal distances, without those of one word.
     fn read(corpus: &Path, unit: UnitOrder, dictionary_bytes: usize) -> Result<Samples, Failure> {
-        let failed = |why: &dyn std::fmt::Display| {
-            Failure::argument(format!("--corpus: '{}' {why}", corpus.display()))
+        let failed = |error: std::io::Error| {
+            Failure::argument(format!("--corpus: '{}' cannot be read: {error}", corpus.display()))
         };
-        let file =
-            File::open(corpus).map_err(|error| failed(&format!("cannot be read: {error}")))?;
-        let bytes = file.metadata().map_err(|error| failed(&format!("cannot be read: {error}")))?;
+        let file = File::open(corpus).map_err(failed)?;
+        let bytes = file.metadata().map_err(failed)?;
         let unit_bytes = unit.bytes();
         let units = bytes.len() / unit_bytes as u64;
         let wanted = (SAMPLES_PER_DICTIONARY * dictionary_bytes / unit_bytes).max(64) as u64;
@@ -144,8 +143,7 @@ impl Samples {
         let mut sample = vec![0; unit_bytes];
         for index in 0..count {
             let at = index * units / count * unit_bytes as u64;
-            file.read_exact_at(&mut sample, at)
-                .map_err(|error| failed(&format!("cannot be read: {error}")))?;
+            file.read_exact_at(&mut sample, at).map_err(failed)?;
             if same_filled(&sample).is_some() {
                 continue;
             }

@@ -281,7 +281,7 @@ impl<S: PageSource> Pool<S> {
             Ok(object) => object,
             Err(misuse) => misused(handle, misuse),
         };
-        let emptied = inner.free(&self.zspages, shape, object, handle.0, &self.counters);
+        let emptied = inner.free(&self.zspages, shape, object, handle.0, Some(&self.counters));
         inner.slots.push(&self.slots, handle.index());
         if inner.slots.len() > 2 * slots_batch(shape) {
             surplus.draw(&self.slots, &mut inner.slots, slots_batch(shape));

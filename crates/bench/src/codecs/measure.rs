@@ -300,24 +300,25 @@ impl<'a> Bench<'a> {
             let first = places.len();
             places.extend(batch.iter().map(|_| Place::Word(0)));
             zcomp.compress(0, batch, &mut |elements| {
+                // What goes into the pool, whose place it is, and as what.
                 let mut objects = [&[][..]; BATCH_MAX];
-                for (Element { index, outcome }, object) in elements.iter().zip(&mut objects) {
-                    *object = match *outcome {
-                        Outcome::Compressed(bytes) => bytes,
-                        _ => batch[*index],
+                let mut owners = [(0, Place::Raw as fn(Handle) -> Place); BATCH_MAX];
+                let mut count = 0;
+                for Element { index, outcome } in elements {
+                    let (bytes, place): (_, fn(Handle) -> Place) = match *outcome {
+                        Outcome::Compressed(bytes) => (bytes, Place::Compressed),
+                        Outcome::Incompressible | Outcome::Failed => (batch[*index], Place::Raw),
+                        Outcome::SameFilled(word) => {
+                            places[first + index] = Place::Word(word);
+                            continue;
+                        }
                     };
-                    if let Outcome::SameFilled(word) = outcome {
-                        places[first + index] = Place::Word(*word);
-                        // Told alone.
-                        return;
-                    }
+                    (objects[count], owners[count]) = (bytes, (first + index, place));
+                    count += 1;
                 }
-                pool.store_batch(&objects[..elements.len()], &mut |at, handle| {
-                    let (element, handle) = (elements[at], handle.expect("there is memory"));
-                    places[first + element.index] = match element.outcome {
-                        Outcome::Compressed(_) => Place::Compressed(handle),
-                        _ => Place::Raw(handle),
-                    };
+                pool.store_batch(&objects[..count], &mut |at, handle| {
+                    let (index, place) = owners[at];
+                    places[index] = place(handle.expect("there is memory"));
                 });
             });
         }

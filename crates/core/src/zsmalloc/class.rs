@@ -265,67 +265,37 @@ impl Inner {
         self.reserve_in(zspages, shape, (id, Some(from)), owner, length)
     }
 
-    /// Frees the object that `owner` has left. A zspage that this leaves empty is the caller's.
-    pub(super) fn leave(
-        &mut self,
-        zspages: &Zspages,
-        shape: Shape,
-        object: Object,
-        owner: NonZeroU32,
-    ) -> Option<ZspageId> {
-        let (from, to) = self.disown(zspages, shape, object, owner);
-        if to == EMPTY {
-            self.unlink(zspages, object.zspage, from);
-            self.pages_touched.subtract(zspages.get(object.zspage).pages_touched.get());
-            return Some(object.zspage);
-        }
-        self.relink(zspages, object.zspage, Some(from), to);
-        None
-    }
-
-    /// Frees `owner`'s object. A zspage that this leaves empty, and that is not kept in reserve, is
-    /// the caller's to give back.
+    /// Frees `owner`'s object. A zspage that this leaves empty is the caller's to give back, unless it is
+    /// kept in `reserve`, if there is one.
     pub(super) fn free(
         &mut self,
         zspages: &Zspages,
         shape: Shape,
         object: Object,
         owner: NonZeroU32,
-        counters: &Counters,
+        reserve: Option<&Counters>,
     ) -> Option<ZspageId> {
-        let (from, to) = self.disown(zspages, shape, object, owner);
-        let (id, zspage) = (object.zspage, zspages.get(object.zspage));
-        if to == EMPTY && !self.keep(zspage, counters) {
+        let Object { zspage: id, index, .. } = object;
+        let zspage = zspages.get(id);
+        let word = &zspages.owners(id)[index];
+        let found = word.load(Relaxed);
+        assert!(found == owner.get(), "ZS-3: object of handle {owner} is owned by {found}");
+        word.store(0, Relaxed);
+
+        let objects_used = zspage.objects_used.get();
+        let group_of = |objects_used| group(objects_used, shape.objects);
+        let (from, to) = (group_of(objects_used), group_of(objects_used - 1));
+        zspage.objects_used.set(objects_used - 1);
+        zspage.free_from.set(zspage.free_from.get().min(index));
+        self.objects_used.subtract(1);
+
+        if to == EMPTY && !reserve.is_some_and(|counters| self.keep(zspage, counters)) {
             self.unlink(zspages, id, from);
             self.pages_touched.subtract(zspage.pages_touched.get());
             return Some(id);
         }
         self.relink(zspages, id, Some(from), to);
         None
-    }
-
-    /// Ends the ownership of an object. Tells in which group's list its zspage is, and to which it belongs
-    /// now.
-    fn disown(
-        &mut self,
-        zspages: &Zspages,
-        shape: Shape,
-        object: Object,
-        owner: NonZeroU32,
-    ) -> (usize, usize) {
-        let index = object.index;
-        let zspage = zspages.get(object.zspage);
-        let word = &zspages.owners(object.zspage)[index];
-        let found = word.load(Relaxed);
-        assert!(found == owner.get(), "ZS-3: object of handle {owner} is owned by {found}");
-        word.store(0, Relaxed);
-
-        let objects_used = zspage.objects_used.get();
-        zspage.objects_used.set(objects_used - 1);
-        zspage.free_from.set(zspage.free_from.get().min(index));
-        self.objects_used.subtract(1);
-
-        (group(objects_used, shape.objects), group(objects_used - 1, shape.objects))
     }
 
     /// Whether an empty zspage stays, so that a store after a free does not go to the source: one in

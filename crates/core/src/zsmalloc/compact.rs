@@ -127,7 +127,7 @@ impl<S: PageSource> Pool<S> {
         // overlap (ZS-1).
         unsafe { target.copy_from_nonoverlapping(source, object.length) };
         self.slots.get(owner.get() - 1).settle(reserved.object);
-        let emptied = inner.leave(&self.zspages, shape, object, owner);
+        let emptied = inner.free(&self.zspages, shape, object, owner, None);
         drop(inner);
         Step::Moved(object.length, emptied)
     }
