@@ -14,5 +14,6 @@ pub mod zswap;
 
 mod prefetch;
 pub mod ranges;
+pub mod refault;
 pub mod stats;
 pub mod sync;

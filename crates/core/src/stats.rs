@@ -11,6 +11,8 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
+use crate::refault::{Measured, Refaults};
+
 /// "zfolio\0\1" as a little-endian word: what a reader checks first.
 pub const STATS_MAGIC: u64 = u64::from_le_bytes(*b"zfolio\0\x01");
 
@@ -134,6 +136,8 @@ figures! {
     forks,
     /// Time that threads of the program waited for faults, in nanoseconds.
     stall_ns,
+    /// Of that, what was spent on making room before a unit could be brought.
+    stall_reclaim_ns,
 }
 
 /// How many figures a child of `fork` begins with.
@@ -212,6 +216,17 @@ impl Histogram {
         self.buckets.iter().map(|bucket| bucket.load(Relaxed)).sum()
     }
 
+    /// About the sum of the values counted: each as the middle of its bucket, so within 13 %.
+    #[must_use]
+    pub fn sum(&self) -> u64 {
+        let sum = self.buckets.iter().enumerate().map(|(index, bucket)| {
+            let (top, step) = (index / 4, (index % 4) as u128);
+            // 2^top * (1 + (step + 1/2) / 4).
+            u128::from(bucket.load(Relaxed)) * (((9 + 2 * step) << top) / 8)
+        });
+        u64::try_from(sum.sum::<u128>()).unwrap_or(u64::MAX)
+    }
+
     /// The upper end of the bucket that holds the `per_mille` quantile; 0 if nothing was counted.
     #[must_use]
     pub fn quantile(&self, per_mille: u64) -> u64 {
@@ -259,6 +274,8 @@ pub struct Stats {
     pub fault_staged_ns: Histogram,
     /// Nanoseconds of faults that decompressed.
     pub fault_stored_ns: Histogram,
+    /// The same faults by the distance of the unit that came back.
+    pub refaults: Refaults,
     /// Raised by a reader who wants the table of size classes, which is not kept here.
     pub classes_asked: AtomicU32,
     /// What that was when the table was told last: it is the text behind this page in the file.
@@ -281,6 +298,7 @@ impl Default for Stats {
             fault_zero_ns: Histogram::default(),
             fault_staged_ns: Histogram::default(),
             fault_stored_ns: Histogram::default(),
+            refaults: Refaults::default(),
         }
     }
 }
@@ -317,6 +335,29 @@ impl Stats {
     #[must_use]
     pub fn command(&self) -> String {
         read_name(&self.command)
+    }
+
+    /// Counts a fault that decompressed: how long it was waited for, and how much other memory had been
+    /// compressed since the unit was.
+    pub fn count_refault(&self, distance_bytes: u64, waited_ns: u64) {
+        self.fault_stored_ns.add(waited_ns);
+        self.refaults.add(distance_bytes, waited_ns);
+    }
+
+    /// What [`Refaults`] needs for a guess about another limit.
+    #[must_use]
+    pub fn measured(&self) -> Measured {
+        let figures = &self.figures;
+        let staged = self.fault_staged_ns.sum();
+        let known = self.refaults.waited_ns().saturating_add(staged);
+        Measured {
+            limit_bytes: figures.limit_bytes.load(Relaxed),
+            need_bytes: figures.demand_bytes_max.load(Relaxed),
+            stored_bytes: figures.stored_bytes.load(Relaxed),
+            pool_bytes: figures.pool_bytes.load(Relaxed),
+            staged_wait_ns: staged,
+            other_wait_ns: figures.stall_ns.load(Relaxed).saturating_sub(known),
+        }
     }
 
     /// The histograms with their names.
@@ -379,6 +420,25 @@ mod tests {
         let (p50, p99) = (histogram.quantile(500), histogram.quantile(990));
         assert!((500..=640).contains(&p50), "p50 {p50}");
         assert!((990..=1280).contains(&p99), "p99 {p99}");
+    }
+
+    #[test]
+    fn sum_is_within_an_eighth() {
+        for value in [4u64, 5, 7, 100, 1000, 12_345, (1 << 40) + 1] {
+            let histogram = Histogram::default();
+            (0..3).for_each(|_| histogram.add(value));
+            let off = histogram.sum().abs_diff(3 * value);
+            assert!(off <= 3 * value / 8 + 3, "{value}: {}", histogram.sum());
+        }
+    }
+
+    #[test]
+    fn a_refault_is_counted_by_time_and_by_distance() {
+        let stats = Stats::default();
+        stats.count_refault(5 << 20, 1000);
+        stats.figures.stall_ns.store(1500, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!((stats.fault_stored_ns.count(), stats.refaults.waited_ns()), (1, 1000));
+        assert_eq!(stats.measured().other_wait_ns, 500);
     }
 
     #[test]

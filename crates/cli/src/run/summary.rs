@@ -102,6 +102,14 @@ pub(crate) fn process_json(file: &StatsFile) -> Value {
         });
         faults.insert(kind.to_owned(), told);
     }
+    // The distance of the last bucket has no end.
+    let refaults = stats.refaults.each().map(|(end, count, waited)| {
+        json!({
+            "distance_below_bytes": (end != u64::MAX).then_some(end),
+            "count": count,
+            "waited_ns": waited,
+        })
+    });
     json!({
         "pid": file.pid,
         "command": stats.command(),
@@ -110,6 +118,7 @@ pub(crate) fn process_json(file: &StatsFile) -> Value {
         "live": file.live,
         "figures": figures,
         "faults": faults,
+        "refaults": refaults.collect::<Vec<_>>(),
     })
 }
 
