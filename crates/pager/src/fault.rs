@@ -15,6 +15,7 @@
 //! and that never happens under a folio's lock.
 
 use zfolio_core::stats::{add, subtract};
+use zfolio_sys::clock;
 
 use crate::engine::Engine;
 use crate::reclaim::{By, Reclaimed};
@@ -31,7 +32,10 @@ pub(crate) enum Served {
     /// From the staging area.
     Staged,
     /// By decompression.
-    Stored,
+    Stored {
+        /// Bytes compressed since the unit was.
+        distance_bytes: u64,
+    },
     /// Somebody else was first.
     Raced,
 }
@@ -103,11 +107,14 @@ impl Engine {
             let wanted = self.wanted(&folio, index, run);
             let Some(spare) = spare.take() else {
                 drop(folio);
+                let began = clock::monotonic_ns();
                 spare = Some(self.reserve(table, wanted, cpu));
+                add(&self.figures().stall_reclaim_ns, clock::monotonic_ns() - began);
                 continue;
             };
             let stored = folio.stored.contains(index);
-            let served = if stored { Served::Stored } else { Served::Zero };
+            let distance_bytes = self.resident.distance_bytes(folio.left);
+            let served = if stored { Served::Stored { distance_bytes } } else { Served::Zero };
             let brought = match spare {
                 Spare::Free(slot) if wanted == self.shape.all() => {
                     // Zeros cost little; to decompress ahead is the prefetch's.

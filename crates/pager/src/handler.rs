@@ -112,9 +112,9 @@ impl Engine {
                 add(&figures.faults_staged, 1);
                 stats.fault_staged_ns.add(took);
             }
-            Served::Stored => {
+            Served::Stored { distance_bytes } => {
                 add(&figures.faults_stored, 1);
-                stats.fault_stored_ns.add(took);
+                stats.count_refault(distance_bytes, took);
             }
             Served::Raced => add(&figures.faults_raced, 1),
         }

@@ -334,6 +334,7 @@ impl Engine {
                 return Units::NONE;
             }
             folio.stored |= units;
+            folio.left = self.resident.leave(self.shape.bytes_of(units));
             add(&self.figures().demand_stored_bytes, self.shape.bytes_of(units) as u64);
             let slot = folio.staged.take();
             drop(held);

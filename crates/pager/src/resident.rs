@@ -34,6 +34,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
+use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::sync::Mutex;
 
 use crate::rank;
@@ -63,6 +64,8 @@ pub(crate) struct Resident {
     main: AtomicUsize,
     /// Captures from probation, wrapping: the clock of the ghosts.
     captures: AtomicU32,
+    /// Pages compressed, wrapping after 16 TiB: the clock of the refaults.
+    pages_left: AtomicU32,
 }
 
 impl Resident {
@@ -73,6 +76,7 @@ impl Resident {
             share,
             main: AtomicUsize::new(0),
             captures: AtomicU32::new(0),
+            pages_left: AtomicU32::new(0),
         }
     }
 
@@ -159,6 +163,17 @@ impl Resident {
         (since as usize) < self.main.load(Relaxed)
     }
 
+    /// The time to remember of `bytes` that are compressed now.
+    pub(crate) fn leave(&self, bytes: usize) -> u32 {
+        let pages = u32::try_from(bytes / PAGE_BYTES).expect("a folio at most");
+        self.pages_left.fetch_add(pages, Relaxed).wrapping_add(pages)
+    }
+
+    /// Bytes that were compressed after what left at `time`.
+    pub(crate) fn distance_bytes(&self, time: u32) -> u64 {
+        u64::from(self.pages_left.load(Relaxed).wrapping_sub(time)) * PAGE_BYTES as u64
+    }
+
     /// Entries, stale ones included.
     pub(crate) fn len(&self) -> usize {
         let queues = self.queues.lock();
@@ -211,6 +226,18 @@ mod tests {
         resident.capture_time(Queue::Probation);
         resident.capture_time(Queue::Probation);
         assert!(!resident.came_back_soon(time));
+    }
+
+    /// Goal: what leaves at once comes back at no distance; the clock may wrap in between.
+    #[test]
+    fn distance_is_what_left_since() {
+        let resident = Resident::new(0);
+        resident.pages_left.store(u32::MAX - 20, super::Relaxed);
+        let time = resident.leave(64 << 10);
+        assert_eq!(resident.distance_bytes(time), 0);
+        resident.leave(16 << 10);
+        resident.leave(4 << 10);
+        assert_eq!(resident.distance_bytes(time), 20 << 10);
     }
 
     #[test]

@@ -42,11 +42,20 @@ pub(crate) struct Hollow(usize);
 /// A slot with pages.
 #[derive(Debug)]
 pub(crate) struct Full {
-    slot: usize,
+    /// Four bytes: each folio has room for one of these.
+    slot: u32,
     units: Units,
 }
 
 impl Full {
+    fn new(slot: usize, units: Units) -> Full {
+        Full { slot: u32::try_from(slot).expect("2^32 slots take 256 TiB"), units }
+    }
+
+    fn slot(&self) -> usize {
+        self.slot as usize
+    }
+
     /// The units whose pages are there.
     pub(crate) fn units(&self) -> Units {
         self.units
@@ -194,7 +203,7 @@ impl Staging {
 
     /// Where a full slot is.
     pub(crate) fn full_address(&self, slot: &Full) -> usize {
-        self.address() + slot.slot * self.shape.folio_bytes()
+        self.address() + slot.slot() * self.shape.folio_bytes()
     }
 
     /// The bytes of a unit of a full slot.
@@ -241,13 +250,13 @@ impl Staging {
     /// The token of a slot into which `units` of a folio were moved.
     pub(crate) fn filled(&self, slot: Hollow, units: Units) -> Full {
         self.bytes_used.fetch_add(self.shape.bytes_of(units), Relaxed);
-        Full { slot: slot.0, units }
+        Full::new(slot.0, units)
     }
 
     /// The token of a slot that gave its pages away.
     pub(crate) fn emptied(&self, slot: Full) -> Hollow {
         self.bytes_used.fetch_sub(self.shape.bytes_of(slot.units), Relaxed);
-        Hollow(slot.slot)
+        Hollow(slot.slot())
     }
 
     /// Takes a hollow slot.
@@ -275,13 +284,13 @@ impl Staging {
     /// Takes the free slot that lies just above `slot`, if it is one.
     pub(crate) fn take_free_above(&self, slot: &Full) -> Option<Full> {
         let mut lists = self.lists.lock();
-        let slot = lists.free.take(slot.slot + 1)?;
+        let slot = lists.free.take(slot.slot() + 1)?;
         self.free.fetch_sub(1, Relaxed);
         Some(self.whole(slot))
     }
 
     fn whole(&self, slot: usize) -> Full {
-        Full { slot, units: self.shape.all() }
+        Full::new(slot, self.shape.all())
     }
 
     /// Gives a hollow slot back.
@@ -293,7 +302,7 @@ impl Staging {
     pub(crate) fn give_free(&self, slot: Full) {
         assert_eq!(slot.units, self.shape.all(), "STAGE-3");
         let mut lists = self.lists.lock();
-        lists.free.push(slot.slot);
+        lists.free.push(slot.slot());
         self.free.fetch_add(1, Relaxed);
     }
 
@@ -330,7 +339,7 @@ impl Staging {
             *place = Some(slot);
         }
         drop(lists);
-        taken.sort_unstable_by_key(|slot| slot.as_ref().map_or(usize::MAX, |slot| slot.slot));
+        taken.sort_unstable_by_key(|slot| slot.as_ref().map_or(usize::MAX, Full::slot));
         taken
     }
 
