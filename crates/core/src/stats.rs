@@ -114,7 +114,9 @@ figures! {
     reclaim_busy,
     /// Units that could not be taken: read-only, or at the edge of a mapping.
     reclaim_refused,
-    /// Stored copies dropped to make room.
+    /// Units stored and not stored only: copies of what is resident.
+    copies,
+    /// Stored copies dropped: they were not worth their memory, or the unit was unmapped.
     copies_dropped,
     /// Times that memory was wanted and nothing could be reclaimed.
     over_limit,
@@ -141,7 +143,7 @@ figures! {
 }
 
 /// How many figures a child of `fork` begins with.
-const GAUGES: usize = 13;
+const GAUGES: usize = 14;
 
 impl Figures {
     /// What is so now, and in a child of `fork` too; all else counts what happened in one process.
@@ -160,6 +162,7 @@ impl Figures {
             &self.compressed_bytes,
             &self.same_filled_units,
             &self.incompressible_units,
+            &self.copies,
         ]
     }
 

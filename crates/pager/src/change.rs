@@ -230,6 +230,7 @@ impl Engine {
     /// Forgets what a folio held; its pages, if it had any, are gone or the kernel's alone.
     pub(crate) fn drop_folio(&self, folio: &mut Folio, managed: bool) {
         folio.managed = managed;
+        self.drop_copies(folio, self.shape.all());
         self.count_out(folio.resident);
         folio.resident = Units::NONE;
         if let Some(slot) = folio.staged.take() {
@@ -238,7 +239,6 @@ impl Engine {
         let stored = self.shape.bytes_of(folio.stored);
         subtract(&self.figures().demand_stored_bytes, stored as u64);
         folio.stored = Units::NONE;
-        self.drop_copies(folio, self.shape.all());
     }
 
     /// Brings every staged folio back, so that a child of `fork` finds nothing in the staging area.

@@ -30,6 +30,7 @@ use zfolio_sys::uffd::Uffd;
 use zfolio_sys::{cpu, map};
 
 use crate::config::{Config, Error, LIMIT_BYTES_MIN, Mode};
+use crate::copies::Copies;
 use crate::event::{self, Held};
 use crate::prefetch::Prefetch;
 use crate::rank;
@@ -64,6 +65,7 @@ pub struct Engine {
     pub(crate) shape: Shape,
     pub(crate) table: RwLock<{ rank::TABLE }, Table>,
     pub(crate) resident: Resident,
+    pub(crate) copies: Copies,
     pub(crate) staging: Staging,
     pub(crate) seam: Seam,
     pub(crate) zswap: Zswap<Runs>,
@@ -164,6 +166,7 @@ impl Engine {
             resident: Resident::new(
                 folios(config.limit_bytes / PROBATION_SHARE).max(staged_target),
             ),
+            copies: Copies::new(),
             staging,
             seam,
             zswap: Zswap::new(zcomp, Runs::default(), config.unit),
@@ -361,12 +364,15 @@ impl Engine {
     pub(crate) fn measure_tables(&self, table: &mut Table) {
         let managed = table.managed_bytes();
         let folios = managed / self.shape.folio_bytes() + 1;
-        if self.resident.len() > 2 * folios {
+        if self.resident.len() > 2 * folios || self.copies.queued() > 2 * folios {
             self.sweep_queues(table);
         }
         let within = self.config.limit_bytes / self.shape.unit_bytes() as u64;
-        self.resident.reserve(folios.min(usize::try_from(within).unwrap_or(usize::MAX)));
-        let bytes = table.metadata_bytes() + self.resident.metadata_bytes();
+        let within = folios.min(usize::try_from(within).unwrap_or(usize::MAX));
+        self.resident.reserve(within);
+        self.copies.reserve(within);
+        let queues = self.resident.metadata_bytes() + self.copies.metadata_bytes();
+        let bytes = table.metadata_bytes() + queues;
         self.metadata_bytes.store((bytes + self.zswap.stream_bytes()) as u64, Relaxed);
         self.figures().managed_bytes.store(managed as u64, Relaxed);
     }
@@ -386,6 +392,24 @@ impl Engine {
         for base in kept {
             if let Some(folio) = table.known_mut(base) {
                 folio.queued = true;
+            }
+        }
+        // A second entry finds the flag cleared, and what has no copies needs none.
+        let mut kept = Vec::new();
+        self.copies.retain(|base| {
+            let Some(folio) = table.known_mut(base).filter(|folio| folio.copied) else {
+                return false;
+            };
+            folio.copied = false;
+            let keep = !folio.copied_units().is_empty();
+            if keep {
+                kept.push(base);
+            }
+            keep
+        });
+        for base in kept {
+            if let Some(folio) = table.known_mut(base) {
+                folio.copied = true;
             }
         }
     }
@@ -459,6 +483,7 @@ impl Engine {
         figures.staged_bytes.store(self.staging.bytes_used() as u64, Relaxed);
         figures.pool_bytes.store(pool_bytes, Relaxed);
         raise(&figures.pool_bytes_max, pool_bytes);
+        figures.copies.store(self.copies.count() as u64, Relaxed);
         figures.pages_compacted.store(pool.pages_compacted, Relaxed);
         let metadata = self.metadata_bytes.load(Relaxed) + pool.metadata_bytes;
         figures.metadata_bytes.store(metadata, Relaxed);

@@ -251,7 +251,7 @@ impl Engine {
         self.give_spare(Some(spare));
     }
 
-    /// Decompresses copies of stored units into `slot`; drops the copies if they are not worth keeping.
+    /// Decompresses copies of stored units into `slot`; drops the copies if there are enough of them.
     pub(crate) fn load_copies(
         &self,
         folio: &mut Folio,
@@ -268,9 +268,7 @@ impl Engine {
                 crate::fatal::corrupt(address, self.shape.unit_bytes(), error);
             }
         }
-        if !self.keep_copies() {
-            self.drop_copies(folio, units);
-        }
+        self.keep_copies(folio, base, units);
         folio.stored -= units;
         subtract(&self.figures().demand_stored_bytes, self.shape.bytes_of(units) as u64);
     }
@@ -282,23 +280,6 @@ impl Engine {
         if !folio.queued {
             folio.queued = true;
             self.resident.push(base, queue);
-        }
-    }
-
-    /// Whether a stored copy is worth its memory once the unit is resident: while at least a quarter
-    /// of the limit is resident data.
-    fn keep_copies(&self) -> bool {
-        self.resident_bytes.load(std::sync::atomic::Ordering::Relaxed)
-            >= self.config.limit_bytes / 4
-    }
-
-    /// Drops the stored copies of units that are no longer stored only.
-    pub(crate) fn drop_copies(&self, folio: &mut Folio, units: Units) {
-        for index in units.iter() {
-            if let Some(copy) = folio.copies[index].take() {
-                self.zswap.invalidate(copy, self.figures());
-                add(&self.figures().copies_dropped, 1);
-            }
         }
     }
 
@@ -369,6 +350,7 @@ impl Engine {
             match reclaimed {
                 Reclaimed::Captured => {}
                 Reclaimed::Freed => freed += 1,
+                Reclaimed::Nothing if self.drop_oldest_copies(table) => {}
                 Reclaimed::Nothing if compacted => break,
                 Reclaimed::Nothing => {
                     self.compact_if_wasteful(table);

@@ -115,6 +115,7 @@ impl Engine {
             Served::Stored { distance_bytes } => {
                 add(&figures.faults_stored, 1);
                 stats.count_refault(distance_bytes, took);
+                self.copies.note_wait(took);
             }
             Served::Raced => add(&figures.faults_raced, 1),
         }

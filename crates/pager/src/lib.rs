@@ -12,6 +12,8 @@ mod resident;
 
 mod reclaim;
 
+mod copies;
+
 mod seam;
 
 mod staging;

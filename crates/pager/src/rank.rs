@@ -8,6 +8,8 @@ pub(crate) const FOLIO: u8 = 20;
 pub(crate) const RESIDENT: u8 = 30;
 /// The lists of slots.
 pub(crate) const STAGING: u8 = 31;
+/// The queue of folios that have copies.
+pub(crate) const COPIES: u8 = 32;
 /// Messages read and not yet served.
 pub(crate) const INBOX: u8 = 35;
 // 39 to 52: the streams of `core::zcomp` and the pool of `core::zsmalloc`.

@@ -116,6 +116,7 @@ const SAMPLE_INTERVAL: Duration = Duration::from_millis(20);
 impl Engine {
     /// Takes one folio a step further out.
     pub(crate) fn reclaim_one(&self, table: &Table, cpu: usize, by: By) -> Reclaimed {
+        self.drop_spare_copies(table);
         let staged = || self.staging.staged_folios();
         let captured = staged() <= self.staged_target && self.capture_next(table);
         if captured && staged() <= self.staged_target {
@@ -328,13 +329,17 @@ impl Engine {
             let folio = &mut *held;
             let Some(slot) = &folio.staged else { continue };
             let units = slot.units();
+            let had = folio.copied_units();
             if !self.store(slot, &mut folio.copies, cpu) {
+                self.copies.change(had, folio.copied_units());
                 // Refused: it stays staged, and is tried again when it is the oldest again.
                 self.staging.push_staged(base);
                 return Units::NONE;
             }
             folio.stored |= units;
+            self.copies.change(had, folio.copied_units());
             folio.left = self.resident.leave(self.shape.bytes_of(units));
+            folio.just_left = units;
             add(&self.figures().demand_stored_bytes, self.shape.bytes_of(units) as u64);
             let slot = folio.staged.take();
             drop(held);
@@ -378,7 +383,8 @@ impl Engine {
                 dirty += 1;
             }
         }
-        self.dirty_share.add(dirty, slot.units().count());
+        let units = slot.units().count();
+        self.dirty_share.add(dirty, units);
         let mut all = true;
         let each = &mut |at: usize, stored: Result<Entry, _>| {
             let Ok(entry) = stored else {
@@ -390,7 +396,10 @@ impl Engine {
                 self.zswap.invalidate(old, figures);
             }
         };
+        let began = clock::monotonic_ns();
         self.zswap.store(cpu, &contents[..dirty], &checksums[..dirty], figures, each);
+        let took = clock::monotonic_ns().saturating_sub(began);
+        self.copies.note_stored(units - dirty, dirty, took);
         all
     }
 

@@ -26,12 +26,13 @@
 //!
 //! # Cost
 //!
-//! 56 bytes a folio and 24 a unit: 0.12 % of 64 KiB units, 0.7 % of 4 KiB. Folios are made by eights
+//! 64 bytes a folio and 24 a unit: 0.13 % of 64 KiB units, 0.7 % of 4 KiB. Folios are made by eights
 //! when one of them is first looked at, so that address space which is only reserved costs next to
 //! nothing (2.3 MiB for 1 TiB), and a mapping of 256 KiB far from all others (V8 has them by the
 //! hundred) 1.9 KiB at units of 16 KiB: 0.7 %.
 
 use std::collections::BTreeMap;
+use std::ops::BitOr as _;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -54,6 +55,8 @@ pub(crate) struct Folio {
     pub(crate) parked: bool,
     /// Mapped in the program, as far as they were touched.
     pub(crate) resident: Units,
+    /// In the queue of folios with copies, perhaps stale (`COPY-2`).
+    pub(crate) copied: bool,
     /// Could not be moved when that was tried last.
     pub(crate) refused: Units,
     /// In the store only.
@@ -64,6 +67,8 @@ pub(crate) struct Folio {
     pub(crate) captured: u32,
     /// When some of it was compressed last (`Resident::leave`).
     pub(crate) left: u32,
+    /// Which units those were, but for what has come back since.
+    pub(crate) just_left: Units,
     /// For each unit.
     pub(crate) copies: Box<[Option<Entry>]>,
 }
@@ -74,12 +79,14 @@ impl Folio {
             managed,
             queued: false,
             parked: false,
+            copied: false,
             resident: Units::NONE,
             refused: Units::NONE,
             stored: Units::NONE,
             staged: None,
             captured: 0,
             left: 0,
+            just_left: Units::NONE,
             copies: (0..units).map(|_| None).collect(),
         }
     }
@@ -87,6 +94,14 @@ impl Folio {
     /// Whether nothing was ever written, or all of it dropped.
     pub(crate) fn is_empty(&self) -> bool {
         self.resident.is_empty() && self.stored.is_empty() && self.staged.is_none()
+    }
+
+    /// Units that have a copy and are not stored only.
+    pub(crate) fn copied_units(&self) -> Units {
+        let copied =
+            |(index, copy): (usize, &Option<Entry>)| copy.as_ref().map(|_| Units::one(index));
+        self.copies.iter().enumerate().filter_map(copied).fold(Units::NONE, Units::bitor)
+            - self.stored
     }
 
     /// Whether it is empty and no copy is left.
@@ -101,7 +116,7 @@ pub(crate) type FolioLock = Mutex<{ rank::FOLIO }, Folio>;
 /// A folio locked.
 pub(crate) type Held<'a> = Guard<'a, { rank::FOLIO }, Folio>;
 
-const _: () = assert!(size_of::<FolioLock>() <= 56);
+const _: () = assert!(size_of::<FolioLock>() <= 64);
 
 /// Folios side by side that are made together.
 const CLUSTER_FOLIOS: usize = 8;

@@ -1,0 +1,353 @@
+//! Copies: what the store keeps of a unit that is resident again, and whether that pays.
+//!
+//! A unit that comes back may leave its stored copy behind. If it goes out again unchanged, nothing is
+//! compressed. The copy costs the memory that it takes: that memory could hold other units resident,
+//! whose faults would be saved. Which is worth more depends on the program, so both are measured while
+//! it runs:
+//!
+//! ```text
+//! a byte of copies        clean units * time to compress one / bytes of copies
+//! a byte more resident    near refaults * (time waited for one + time to compress one) / WINDOW
+//! ```
+//!
+//! A **near refault** is a load of a unit that would have been resident still with WINDOW bytes (a 32nd of
+//! the limit) more: fewer bytes than those would hold went out since it did. A resident unit takes no pool
+//! memory, so WINDOW bytes hold `WINDOW / (unit - object)` units, where `object` is the mean size in the pool.
+//! [`Copies::review`] compares the two, and moves the budget of copies by a quarter.
+//!
+//! # Invariants
+//!
+//! - `COPY-1` `count` is the number of units that have a copy and are not stored only.
+//! - `COPY-2` A folio with such a unit is in the queue (`Folio::copied`); an entry may be stale.
+//!
+//! # Concurrency
+//!
+//! One mutex around the queue. The counters are atomics: a number that is lost to a race between two
+//! reviews changes the budget a moment later.
+//!
+//! # Cost
+//!
+//! 8 bytes a folio for the queue, 8 in the folio; two reads of the clock for each batch that is compressed.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+use zfolio_core::stats::add;
+use zfolio_core::sync::Mutex;
+
+use crate::engine::Engine;
+use crate::rank;
+use crate::shape::Units;
+use crate::table::{Folio, Table};
+
+/// Loads between two reviews.
+const REVIEW_LOADS: u64 = 256;
+
+/// Part of what was measured that a review forgets: what counts are the last 2000 loads or so. A unit is
+/// resident for about as long, and a copy is worth nothing before its unit goes out.
+const FORGET_SHARE: u64 = 8;
+
+/// What a review counts for: whole numbers are forgotten by eighths.
+const REVIEW_SCALE: u64 = 64;
+
+/// Clean units that the ledger begins with.
+const CLEAN_CREDIT: u64 = 1024;
+
+/// Part of the limit whose worth is looked at.
+const WINDOW_SHARE: u64 = 32;
+
+/// Copies that are kept whatever they are worth: from these it is seen whether units go out clean.
+const BUDGET_MIN: usize = 64;
+
+/// Folios whose copies are dropped at once.
+const DROP_FOLIOS: usize = 16;
+
+/// What was measured since the last reviews; an eighth of it is forgotten at each.
+#[derive(Debug, Default)]
+struct Ledger {
+    /// The sum of the counts of copies at these reviews, and how many these were.
+    copies: AtomicU64,
+    reviews: AtomicU64,
+    /// Units loaded, and those of them that were near refaults.
+    loads: AtomicU64,
+    near: AtomicU64,
+    /// Time that faults waited for loads.
+    wait_ns: AtomicU64,
+    /// Units that went out clean.
+    clean: AtomicU64,
+    /// Units compressed, and the time that this took.
+    compressed: AtomicU64,
+    compress_ns: AtomicU64,
+}
+
+/// Sizes that a review needs.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    limit: u64,
+    unit: u64,
+    /// The mean of a stored unit in the pool, with the allocator's overhead.
+    object: u64,
+}
+
+impl Sizes {
+    /// The bytes that are worth a look.
+    fn window(self) -> u64 {
+        self.limit / WINDOW_SHARE
+    }
+
+    /// Bytes more that are resident in the window: each unit leaves the pool, but is counted for a quarter of
+    /// its size at least.
+    fn near_bytes(self) -> u64 {
+        let cost = self.unit.saturating_sub(self.object).max(self.unit / 4);
+        self.window() * self.unit / cost
+    }
+}
+
+/// What a review says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Verdict {
+    Grow,
+    Keep,
+    Shrink,
+}
+
+impl Ledger {
+    /// With a credit: the first copies were just made, and cannot have gone out yet.
+    fn new() -> Ledger {
+        Ledger { clean: AtomicU64::new(CLEAN_CREDIT), ..Ledger::default() }
+    }
+
+    /// Compares a byte of copies with a byte more of resident memory.
+    fn verdict(&self, sizes: Sizes) -> Verdict {
+        let of = |counter: &AtomicU64| u128::from(counter.load(Relaxed));
+        let compress_ns = of(&self.compress_ns) / of(&self.compressed).max(1);
+        let refault_ns = of(&self.wait_ns) / of(&self.loads).max(1) + compress_ns;
+        // Both over the same denominator: bytes of copies * WINDOW.
+        let copies = of(&self.copies) / of(&self.reviews).max(1);
+        let copies_bytes = copies.max(BUDGET_MIN as u128) * u128::from(sizes.object);
+        let copies_worth = of(&self.clean) * compress_ns * u128::from(sizes.window());
+        let resident_worth = of(&self.near) * refault_ns * copies_bytes;
+        // A quarter of difference is noise.
+        if 4 * copies_worth > 5 * resident_worth {
+            Verdict::Grow
+        } else if 4 * resident_worth > 5 * copies_worth {
+            Verdict::Shrink
+        } else {
+            Verdict::Keep
+        }
+    }
+
+    fn forget(&self) {
+        let all = [
+            &self.copies,
+            &self.reviews,
+            &self.loads,
+            &self.near,
+            &self.wait_ns,
+            &self.clean,
+            &self.compressed,
+            &self.compress_ns,
+        ];
+        for counter in all {
+            let value = counter.load(Relaxed);
+            counter.store(value - value / FORGET_SHARE, Relaxed);
+        }
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Copies {
+    /// Folios with copies of resident units, oldest first.
+    queue: Mutex<{ rank::COPIES }, VecDeque<usize>>,
+    count: AtomicUsize,
+    /// How many there may be.
+    budget: AtomicUsize,
+    /// Distance within which a load is a near refault.
+    near_bytes: AtomicU64,
+    /// All loads.
+    loads: AtomicU64,
+    ledger: Ledger,
+}
+
+impl Copies {
+    /// No copies yet, and room for as many as come.
+    pub(crate) fn new() -> Copies {
+        Copies {
+            queue: Mutex::new(VecDeque::new()),
+            count: AtomicUsize::new(0),
+            budget: AtomicUsize::new(usize::MAX),
+            near_bytes: AtomicU64::new(0),
+            loads: AtomicU64::new(0),
+            ledger: Ledger::new(),
+        }
+    }
+
+    /// Makes room for `folios` entries.
+    pub(crate) fn reserve(&self, folios: usize) {
+        let mut queue = self.queue.lock();
+        let more = folios.saturating_sub(queue.len());
+        queue.reserve(more);
+    }
+
+    /// Drops the entries that `keep` does not want.
+    pub(crate) fn retain(&self, mut keep: impl FnMut(usize) -> bool) {
+        self.queue.lock().retain(|base| keep(*base));
+    }
+
+    /// Entries, stale ones included.
+    pub(crate) fn queued(&self) -> usize {
+        self.queue.lock().len()
+    }
+
+    /// Bytes of the queue itself.
+    pub(crate) fn metadata_bytes(&self) -> usize {
+        self.queue.lock().capacity() * size_of::<usize>()
+    }
+
+    /// Copies of units that are not stored only.
+    pub(crate) fn count(&self) -> usize {
+        self.count.load(Relaxed)
+    }
+
+    /// Whether there are more than pay.
+    fn over_budget(&self) -> bool {
+        self.count() > self.budget.load(Relaxed)
+    }
+
+    /// Whether one more pays.
+    fn has_room(&self) -> bool {
+        self.count() < self.budget.load(Relaxed)
+    }
+
+    /// Units gained a copy, or lost it.
+    pub(crate) fn change(&self, before: Units, after: Units) {
+        let (before, after) = (before.count(), after.count());
+        if after >= before {
+            self.count.fetch_add(after - before, Relaxed);
+        } else {
+            self.count.fetch_sub(before - after, Relaxed);
+        }
+    }
+
+    /// Notes that units are loaded; `near`: of which those came back from this far away.
+    fn note_loads(&self, units: Units, near: Units, distance_bytes: u64) {
+        if distance_bytes <= self.near_bytes.load(Relaxed) {
+            self.ledger.near.fetch_add((units & near).count() as u64, Relaxed);
+        }
+        self.ledger.loads.fetch_add(units.count() as u64, Relaxed);
+    }
+
+    /// Notes that a fault waited for a load.
+    pub(crate) fn note_wait(&self, took_ns: u64) {
+        self.ledger.wait_ns.fetch_add(took_ns, Relaxed);
+    }
+
+    /// Notes units that went out: `clean` of them unchanged, and how long the others took.
+    pub(crate) fn note_stored(&self, clean: usize, compressed: usize, took_ns: u64) {
+        self.ledger.clean.fetch_add(clean as u64, Relaxed);
+        self.ledger.compressed.fetch_add(compressed as u64, Relaxed);
+        self.ledger.compress_ns.fetch_add(took_ns, Relaxed);
+    }
+
+    /// Queues a folio. False: there is no room, since entries of unmapped folios are in the way.
+    fn push(&self, base: usize) -> bool {
+        let mut queue = self.queue.lock();
+        let room = queue.len() < queue.capacity();
+        if room {
+            queue.push_back(base);
+        }
+        room
+    }
+
+    /// Whether `more` loads make it time for a review.
+    fn is_due(&self, more: usize) -> bool {
+        let more = more as u64;
+        let before = self.loads.fetch_add(more, Relaxed);
+        before / REVIEW_LOADS != (before + more) / REVIEW_LOADS
+    }
+
+    /// Compares what copies are worth with what they cost, and sets how many there may be.
+    fn review(&self, sizes: Sizes) {
+        let (count, budget) = (self.count(), self.budget.load(Relaxed));
+        let held = count.min(budget);
+        self.ledger.copies.fetch_add(count as u64 * REVIEW_SCALE, Relaxed);
+        self.ledger.reviews.fetch_add(REVIEW_SCALE, Relaxed);
+        let budget = match self.ledger.verdict(sizes) {
+            Verdict::Grow => budget.saturating_add(held / 4 + 1),
+            Verdict::Keep => budget,
+            Verdict::Shrink => held - held / 4,
+        };
+        self.budget.store(budget.max(BUDGET_MIN), Relaxed);
+        self.near_bytes.store(sizes.near_bytes(), Relaxed);
+        self.ledger.forget();
+    }
+}
+
+impl Engine {
+    /// Units of a folio were loaded: their copies stay if there may be more of them.
+    pub(crate) fn keep_copies(&self, folio: &mut Folio, base: usize, units: Units) {
+        let copies = &self.copies;
+        // Of units that left before the others of their folio it is not known when: long ago.
+        copies.note_loads(units, folio.just_left, self.resident.distance_bytes(folio.left));
+        folio.just_left -= units;
+        if copies.is_due(units.count()) {
+            copies.review(self.sizes());
+        }
+        if !copies.has_room() || !(folio.copied || copies.push(base)) {
+            self.drop_copies(folio, units);
+            return;
+        }
+        folio.copied = true;
+        copies.change(Units::NONE, units);
+    }
+
+    fn sizes(&self) -> Sizes {
+        let unit = self.shape.unit_bytes() as u64;
+        let pool = self.zswap.pool_stats();
+        let object = pool.bytes_stored / pool.objects.max(1);
+        Sizes { limit: self.config.limit_bytes, unit, object }
+    }
+
+    /// Drops the oldest copies while there are more than pay. False: there is nothing to drop.
+    pub(crate) fn drop_spare_copies(&self, table: &Table) -> bool {
+        self.copies.over_budget() && self.drop_oldest_copies(table)
+    }
+
+    /// Drops the copies of the oldest folios that have any, whatever they are worth: memory is short.
+    /// False: there are none.
+    pub(crate) fn drop_oldest_copies(&self, table: &Table) -> bool {
+        if self.copies.count() == 0 {
+            return false;
+        }
+        let mut dropped = false;
+        for _ in 0..DROP_FOLIOS {
+            let Some(base) = self.copies.queue.lock().pop_front() else { break };
+            let Some(lock) = table.known(base) else { continue };
+            let Some(mut folio) = lock.try_lock() else {
+                self.copies.push(base);
+                continue;
+            };
+            folio.copied = false;
+            let units = folio.copied_units();
+            dropped |= !units.is_empty();
+            self.drop_copies(&mut folio, units);
+        }
+        dropped
+    }
+
+    /// Drops the stored copies of units.
+    pub(crate) fn drop_copies(&self, folio: &mut Folio, units: Units) {
+        let before = folio.copied_units();
+        for index in units.iter() {
+            if let Some(copy) = folio.copies[index].take() {
+                self.zswap.invalidate(copy, self.figures());
+                add(&self.figures().copies_dropped, 1);
+            }
+        }
+        self.copies.change(before, folio.copied_units());
+    }
+}
