@@ -1,6 +1,8 @@
 /* Children: by fork with and without exec, with threads running, nested, by vfork, posix_spawn, system, popen. */
 #include "behaviour.h"
+#include <sched.h>
 #include <spawn.h>
+#include <sys/resource.h>
 #include <ucontext.h>
 
 extern char **environ;
@@ -256,6 +258,139 @@ static void own_stacks(void) {
     ballast_verify(&b, "own stacks");
 }
 
+/* Children by other calls than fork: each has a copy of everything, and writes to its own. */
+static atomic_int shared_word;
+
+static int cloned(void *argument) {
+    CHECK(*(uint64_t *)argument == 0x1234567890);
+    ballast_verify(&b, "a cloned child");
+    uint64_t random = 5;
+    ballast_churn(&b, b.pages / 4, &random);
+    ballast_verify(&b, "a cloned child, changed");
+    _exit(7);
+}
+
+static int borrower(void *argument) {
+    atomic_store(&shared_word, (int)(uintptr_t)argument);
+    return 7;
+}
+
+static void ended_with_7(pid_t pid, const char *what) {
+    int status;
+    CHECK(pid > 0, "%s", what);
+    CHECK(waitpid(pid, &status, __WALL) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 7, "%s: status %#x", what, status);
+    ballast_verify(&b, what);
+}
+
+static void clones(void) {
+    ballast_make(&b, 4 * limit_bytes(), 12);
+    const size_t bytes = 256 * 1024;
+    uint64_t *argument = malloc(sizeof *argument);
+    *argument = 0x1234567890;
+    char *stack = map_anonymous(bytes);
+    pid_t *numbers = map_anonymous(64 * 1024), pid;
+    memset(stack, 1, bytes);
+    uint64_t random = 3;
+    ballast_churn(&b, b.pages, &random);
+    ended_with_7(clone(cloned, stack + bytes, SIGCHLD, argument), "clone");
+    ballast_churn(&b, b.pages, &random);
+    int flags = SIGCHLD | CLONE_PARENT_SETTID | CLONE_CHILD_SETTID;
+    pid = clone(cloned, stack + bytes, flags, argument, &numbers[0], NULL, &numbers[5000]);
+    CHECK(numbers[0] == pid);
+    ended_with_7(pid, "clone with words");
+    for (int how = 0; how < 4; how++) {
+        ballast_churn(&b, b.pages, &random);
+        uint64_t about[8] = {0, 0, 0, 0, SIGCHLD, 0, 0, 0};
+        switch (how) {
+        case 0: pid = syscall(SYS_clone, (unsigned long)SIGCHLD, 0ul, 0ul, 0ul, 0ul); break;
+        case 1: pid = syscall(SYS_clone3, about, sizeof about); break;
+#ifdef SYS_fork
+        case 2: pid = syscall(SYS_fork); break;
+#endif
+        default: pid = _Fork();
+        }
+        if (pid == 0) cloned(argument);
+        ended_with_7(pid, how == 0 ? "SYS_clone" : how == 1 ? "SYS_clone3" : how == 2 ? "SYS_fork" : "_Fork");
+    }
+    /* A child that borrows its parent's memory writes to it. */
+    ended_with_7(clone(borrower, stack + bytes, CLONE_VM | CLONE_VFORK | SIGCHLD, (void *)99ul), "a borrower");
+    CHECK(atomic_load(&shared_word) == 99);
+}
+
+/* What is no fork comes back from syscall() as from the kernel. */
+static void plain_syscalls(void) {
+    CHECK(syscall(SYS_getpid) == getpid());
+    errno = 0;
+    CHECK(syscall(SYS_close, 9999) == -1 && errno == EBADF);
+    CHECK(syscall(SYS_clone3, NULL, 0ul) == -1 && errno != EBADF);
+    CHECK(syscall(SYS_madvise, 1ul, PAGE, MADV_WIPEONFORK) == -1 && errno == EINVAL);
+    char *at = (char *)syscall(SYS_mmap, NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0ul);
+    CHECK(at != MAP_FAILED && page_is_zero(at));
+    int file = open("/proc/self/exe", O_RDONLY);
+    char *first = (char *)syscall(SYS_mmap, NULL, PAGE, PROT_READ, MAP_PRIVATE, file, PAGE);
+    CHECK(first != MAP_FAILED && pread(file, at, PAGE, PAGE) == (ssize_t)PAGE && memcmp(at, first, PAGE) == 0);
+    ballast_make(&b, 3 * limit_bytes(), 13);
+    CHECK(syscall(SYS_madvise, b.start, PAGE, MADV_DONTNEED) == 0 && page_is_zero(b.start));
+    fill_page(b.start, ballast_seed(&b, 0));
+    ballast_verify(&b, "after calls");
+}
+
+/* With little address space left fork works or says ENOMEM, and the parent goes on. */
+static void no_room(void) {
+    ballast_make(&b, 4 * limit_bytes(), 14);
+    int kinds[] = {RLIMIT_DATA, RLIMIT_AS};
+    const char *names[] = {"VmData:", "VmSize:"};
+    int worked = 0, failed_so = 0;
+    for (int i = 0; i < 2; i++) {
+        char text[256];
+        size_t used = 0;
+        FILE *status = fopen("/proc/self/status", "r");
+        while (fgets(text, sizeof text, status)) if (!strncmp(text, names[i], 7)) used = strtoull(text + 7, NULL, 10) << 10;
+        fclose(status);
+        CHECK(used > 4 * limit_bytes());
+        for (size_t more = 0; more <= 8 * MIB; more += more < 3 * MIB ? 256 * 1024 : 1 * MIB) {
+            struct rlimit limit = {used + more, RLIM_INFINITY};
+            CHECK(setrlimit(kinds[i], &limit) == 0);
+            pid_t pid = fork();
+            if (pid == 0) {
+                if (more % MIB == 0) ballast_verify(&b, "child with little room");
+                _exit(0);
+            }
+            if (pid < 0) {
+                CHECK(errno == ENOMEM);
+                failed_so++;
+                continue;
+            }
+            child_is_well(pid, "child with little room");
+            worked++;
+        }
+        struct rlimit none = {RLIM_INFINITY, RLIM_INFINITY};
+        CHECK(setrlimit(kinds[i], &none) == 0);
+        ballast_verify(&b, "parent with little room");
+    }
+    CHECK(worked > 0 && worked + failed_so > 30);
+}
+
+/* What is to be wiped in a child reads as zeros there, however that was asked for. */
+static void wiped(void) {
+    for (int raw = 0; raw < 2; raw++) {
+        size_t bytes = 3 * limit_bytes();
+        char *secret = map_anonymous(bytes);
+        if (raw) CHECK(syscall(SYS_madvise, secret, bytes, MADV_WIPEONFORK) == 0);
+        else CHECK(madvise(secret, bytes, MADV_WIPEONFORK) == 0);
+        fill(secret, bytes, 6);
+        pid_t pid = fork();
+        CHECK(pid >= 0);
+        if (pid == 0) {
+            for (size_t at = 0; at < bytes; at += PAGE) CHECK(page_is_zero(secret + at), "page %zu, raw %d", at / PAGE, raw);
+            _exit(0);
+        }
+        child_is_well(pid, "child of wiped memory");
+        verify(secret, bytes, 6, "what the child has not");
+        CHECK(munmap(secret, bytes) == 0);
+    }
+}
+
 /* A program that executes another under the same limit, which executes another. */
 static void exec_chain(void) {
     const char *left = getenv("BEHAVIOUR_LEFT");
@@ -275,6 +410,7 @@ int main(int count, char **arguments) {
         {"verified", verified}, {"nested", nested}, {"threads", threads}, {"threads_exec", threads_exec},
         {"loop", loop}, {"others", others}, {"stack", stack}, {"files", files}, {"server", server},
         {"own_stacks", own_stacks}, {"exec_chain", exec_chain},
+        {"clones", clones}, {"plain_syscalls", plain_syscalls}, {"no_room", no_room}, {"wiped", wiped},
     };
     return CHOOSE(cases);
 }

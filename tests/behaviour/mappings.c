@@ -537,6 +537,122 @@ static void read_zeros(void) {
 }
 
 /* MAP_POPULATE and MADV_POPULATE_WRITE over the limit. */
+/* Mappings smaller than what is moved at once: pieces of 1 to 40 pages, many side by side. They are
+   unmapped whole or in part, mapped anew, dropped and moved. */
+struct piece {
+    char *start;
+    size_t pages;
+    uint64_t seed;
+};
+
+static void check_piece(struct piece *p, const char *when) { verify(p->start, p->pages * PAGE, p->seed, when); }
+
+static void piece_change(struct piece *p, struct piece *spare, uint64_t *r) {
+    if (!p->start) {
+        *p = (struct piece){NULL, 1 + next_random(r) % 40, next_random(r)};
+        p->start = map_anonymous(p->pages * PAGE);
+        for (size_t page = 0; page < p->pages; page++) CHECK(page_is_zero(p->start + page * PAGE), "a new piece");
+        fill(p->start, p->pages * PAGE, p->seed);
+        return;
+    }
+    check_piece(p, "a piece");
+    size_t from = next_random(r) % p->pages, count = 1 + next_random(r) % (p->pages - from);
+    char *at = p->start + from * PAGE;
+    switch (next_random(r) % 6) {
+    case 0:
+        CHECK(munmap(p->start, p->pages * PAGE) == 0);
+        p->start = NULL;
+        break;
+    case 1: case 2: { /* What is left above becomes a piece of its own. */
+        struct piece above = {at + count * PAGE, p->pages - from - count, p->seed + from + count};
+        if (above.pages && spare->start) break;
+        CHECK(munmap(at, count * PAGE) == 0);
+        if (above.pages) *spare = above;
+        p->pages = from;
+        if (!from) p->start = NULL;
+        break;
+    }
+    case 3:
+        CHECK(madvise(at, count * PAGE, MADV_DONTNEED) == 0);
+        for (size_t page = 0; page < count; page++) CHECK(page_is_zero(at + page * PAGE), "dropped of a piece");
+        fill(at, count * PAGE, p->seed + from);
+        break;
+    case 4: {
+        size_t pages = 1 + next_random(r) % 60, kept = pages < p->pages ? pages : p->pages;
+        /* Pieces of several mappings of the kernel's do not move as one. */
+        void *moved = mremap(p->start, p->pages * PAGE, pages * PAGE, MREMAP_MAYMOVE);
+        if (moved == MAP_FAILED) {
+            CHECK(errno == EFAULT);
+            break;
+        }
+        p->start = moved;
+        for (size_t page = kept; page < pages; page++) CHECK(page_is_zero(p->start + page * PAGE), "a grown piece");
+        p->pages = pages;
+        check_piece(&(struct piece){p->start, kept, p->seed}, "a moved piece");
+        fill(p->start, pages * PAGE, p->seed);
+        break;
+    }
+    default:
+        p->seed = next_random(r);
+        fill(p->start, p->pages * PAGE, p->seed);
+    }
+}
+
+static void pieces_of(uint64_t seed, size_t bytes, double seconds) {
+    size_t count = bytes / (20 * PAGE);
+    struct piece *pieces = calloc(count, sizeof *pieces);
+    uint64_t random = seed;
+    for (size_t i = 0; i < count; i++) piece_change(&pieces[i], &pieces[i], &random);
+    for (double until = now() + seconds; now() < until;)
+        for (int i = 0; i < 64; i++)
+            piece_change(&pieces[next_random(&random) % count], &pieces[next_random(&random) % count], &random);
+    for (size_t i = 0; i < count; i++) if (pieces[i].start) check_piece(&pieces[i], "at the end");
+}
+
+static void pieces(void) { pieces_of(31, 3 * limit_bytes(), 4); }
+
+static void *pieces_thread(void *argument) {
+    pieces_of((uint64_t)argument, limit_bytes(), 4);
+    return NULL;
+}
+
+static void pieces_threads(void) {
+    pthread_t threads[4];
+    for (uint64_t i = 0; i < 4; i++) CHECK(pthread_create(&threads[i], NULL, pieces_thread, (void *)(i + 60)) == 0);
+    for (int i = 0; i < 4; i++) CHECK(pthread_join(threads[i], NULL) == 0);
+}
+
+/* A folio that loses a part is managed again once its addresses are mapped again: else every round would
+   leave more memory that nobody compresses. */
+static void pieces_return(void) {
+    size_t bytes = 3 * limit_bytes(), step = 64 << 10;
+    char *start = map_anonymous(bytes);
+    for (size_t at = 0; at < bytes; at += MIB, usleep(500)) fill(start + at, MIB, 5 + at / PAGE);
+    for (int round = 0; round < 4; round++) {
+        size_t hole = (round % 2 ? 3 : 9) * PAGE;
+        for (size_t at = 0; at < bytes; at += step) {
+            CHECK(munmap(start + at + hole, 2 * PAGE) == 0);
+            char *again = mmap(start + at + hole, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+            CHECK(again == start + at + hole);
+            CHECK(page_is_zero(again) && page_is_zero(again + PAGE));
+            fill(again, 2 * PAGE, 5 + (again - start) / PAGE);
+        }
+        verify(start, bytes, 5, "with pieces that returned");
+    }
+}
+
+/* Many small mappings side by side, and nothing else. */
+static void small(void) {
+    size_t bytes = 16 << 10, count = 5 * limit_bytes() / bytes;
+    char **maps = malloc(count * sizeof *maps);
+    for (size_t i = 0; i < count; i++) {
+        maps[i] = map_anonymous(bytes);
+        fill(maps[i], bytes, 4 * i);
+        if (i % 64 == 0) usleep(500);
+    }
+    for (size_t i = 0; i < count; i++) verify(maps[i], bytes, 4 * i, "a small mapping");
+}
+
 static void populate(void) {
     char *start = mmap(NULL, 3 * limit_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     CHECK(start != MAP_FAILED);
@@ -555,7 +671,8 @@ int main(int count, char **arguments) {
         {"raw_drops", raw_drops}, {"raw_frees", raw_frees}, {"raw_moves", raw_moves}, {"raw_returns", raw_returns},
         {"refixed", refixed}, {"guards", guards},
         {"noreplace", noreplace}, {"half_dropped", half_dropped}, {"read_only", read_only}, {"read_zeros", read_zeros},
-        {"populate", populate},
+        {"populate", populate}, {"pieces", pieces}, {"pieces_threads", pieces_threads},
+        {"pieces_return", pieces_return}, {"small", small},
     };
     return CHOOSE(cases);
 }

@@ -2,8 +2,8 @@
 //!
 //! # Invariants
 //!
-//! - `RANGE-1` Ranges are not empty and do not overlap. Adjacent ones stay apart: each is a mapping, or
-//!   what is left of one.
+//! - `RANGE-1` Ranges are not empty and do not overlap. Adjacent ones stay apart, unless they were put in
+//!   to be joined.
 //! - `RANGE-2` `bytes` is the sum of their lengths.
 
 use std::collections::BTreeMap;
@@ -26,6 +26,29 @@ impl Ranges {
     pub fn insert(&mut self, start: usize, end: usize) {
         self.remove(start, end);
         self.put(start, end);
+    }
+
+    /// Puts a range in, as one with what overlaps it or lies beside it.
+    pub fn join(&mut self, start: usize, end: usize) {
+        if start >= end {
+            return;
+        }
+        let (mut first, mut last) = (start, end);
+        // At most one range reaches into it from below, and one begins at its end or reaches beyond.
+        if let Some((below, until)) = self.last_below(start).filter(|below| below.1 >= start) {
+            (first, last) = (below, last.max(until));
+        }
+        if let Some((_, until)) = self.last_below(end.saturating_add(1)) {
+            last = last.max(until);
+        }
+        self.remove(first, last);
+        self.put(first, last);
+    }
+
+    /// The range that `address` is in.
+    pub fn around(&self, address: usize) -> Option<(usize, usize)> {
+        let (start, end) = self.ends.range(..=address).next_back()?;
+        (address < *end).then_some((*start, *end))
     }
 
     /// Takes a range out, with the parts of others that lie in it; tells how many bytes that was.
@@ -60,12 +83,19 @@ impl Ranges {
 
     /// Whether `address` is in.
     pub fn contains(&self, address: usize) -> bool {
-        self.ends.range(..=address).next_back().is_some_and(|(_, end)| address < *end)
+        self.around(address).is_some()
     }
 
     /// Whether any of `start..end` is in.
     pub fn overlap(&self, start: usize, end: usize) -> bool {
         start < end && self.last_below(end).is_some_and(|last| last.1 > start)
+    }
+
+    /// How many bytes of `start..end` are in.
+    pub fn bytes_in(&self, start: usize, end: usize) -> usize {
+        let first = self.around(start).map_or(start, |around| around.0);
+        let ranges = self.ends.range(first..end.max(first));
+        ranges.map(|(from, to)| end.min(*to).saturating_sub(start.max(*from))).sum()
     }
 
     /// The ranges, rising.
@@ -105,6 +135,36 @@ mod tests {
         assert_eq!(ranges.iter().collect::<Vec<_>>(), [(4, 8)]);
     }
 
+    /// Goal: ranges that are only ever joined are the longest runs of a set of addresses.
+    #[test]
+    fn joined_ranges_are_the_runs_of_a_set() {
+        const ADDRESSES: usize = 64;
+        let mut random = 7_u64;
+        let mut next = |below: usize| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            usize::try_from(random >> 33).map_or(0, |number| number % below)
+        };
+        let (mut ranges, mut set) = (Ranges::new(), BTreeSet::new());
+        for _ in 0..20_000 {
+            let start = next(ADDRESSES);
+            let end = start + next((ADDRESSES - start + 1).min(9));
+            if next(2) == 0 {
+                ranges.join(start, end);
+                set.extend(start..end);
+            } else {
+                ranges.remove(start, end);
+                set.retain(|address| !(start..end).contains(address));
+            }
+            assert_eq!(ranges.bytes(), set.len());
+            let told: Vec<(usize, usize)> = ranges.iter().collect();
+            assert!(told.windows(2).all(|pair| pair[0].1 < pair[1].0), "two that touch are one");
+            assert!(told.iter().flat_map(|(start, end)| *start..*end).eq(set.iter().copied()));
+            let address = next(ADDRESSES);
+            let around = told.iter().find(|(start, end)| (*start..*end).contains(&address));
+            assert_eq!(ranges.around(address), around.copied());
+        }
+    }
+
     /// Goal: any sequence of changes agrees with a set of addresses.
     #[test]
     fn ranges_agree_with_a_set() {
@@ -120,6 +180,7 @@ mod tests {
             let end = start + next(ADDRESSES - start + 1);
             let before = set.iter().filter(|address| (start..end).contains(*address)).count();
             assert_eq!(ranges.overlap(start, end), before > 0);
+            assert_eq!(ranges.bytes_in(start, end), before);
             if next(2) == 0 {
                 ranges.insert(start, end);
                 set.extend(start..end);

@@ -14,6 +14,7 @@ use zfolio_sys::{Errno, cpu};
 
 use crate::engine::Engine;
 use crate::rank;
+use crate::reclaim::{By, Reclaimed};
 use crate::resident::Queue;
 use crate::shape::Units;
 use crate::table::{Folio, Table};
@@ -44,6 +45,7 @@ impl Engine {
         // What is left of folios at the edges was brought back, and is the kernel's alone.
         self.seam.unregister(outer.0, start);
         self.seam.unregister(end, outer.1);
+        table.uncover(start, end);
         table.remove(outer.0, outer.1);
         table.prune(outer.0, outer.1);
         self.measure_tables(&mut table);
@@ -112,6 +114,7 @@ impl Engine {
         }
         // Everything is back, so a page that is missing is the kernel's to fill with zeros.
         self.seam.unregister(outer.0, outer.1);
+        table.uncover(start, end);
         table.remove(outer.0, outer.1);
         self.measure_tables(&mut table);
     }
@@ -156,12 +159,29 @@ impl Engine {
         }
         for (start, end) in [(start, end), (to, to_end)] {
             let (first, last) = table.exterior(start, end);
+            table.uncover(start, end);
             table.remove(first, last);
             table.prune(first, last);
         }
         self.measure_tables(&mut table);
         add(&self.figures().remaps, 1);
         Ok((to, to_end, managed))
+    }
+
+    /// Reclaims until what is charged fits, for whoever has brought `bytes` under management that the
+    /// kernel had given without asking; not more than twice as much.
+    pub fn make_room(&self, bytes: usize) {
+        // What has just been adopted was counted among what is not ours.
+        self.sample();
+        for _ in 0..2 * (bytes / self.shape.folio_bytes() + 1) {
+            if self.room_bytes() > 0 || self.at_floor() {
+                return;
+            }
+            let table = self.table.read();
+            if self.reclaim_one(&table, cpu::current(), By::Direct) == Reclaimed::Nothing {
+                return;
+            }
+        }
     }
 
     /// Makes a system call whose events are nobody's business but ours.

@@ -240,6 +240,7 @@ impl Engine {
                 Message::Unmap { start, end } => {
                     self.forget(table, start, end, true);
                     let (first, last) = table.exterior(start, end);
+                    table.uncover(start, end);
                     table.remove(first, last);
                     table.prune(first, last);
                     add(&self.figures().unmaps, 1);
@@ -247,6 +248,7 @@ impl Engine {
                 Message::Remap { from, to, bytes } => {
                     self.follow(table, from, to, bytes);
                     let (first, last) = table.exterior(from, from + bytes);
+                    table.uncover(from, from + bytes);
                     table.remove(first, last);
                     table.prune(first, last);
                     // Registered already, by the kernel. If not, it stays the kernel's.

@@ -46,6 +46,14 @@ pub(crate) fn out_of_memory(address: usize, error: Errno) -> ! {
     process::abort_now(STATUS)
 }
 
+/// The process may have no more address space, and a table of the engine's must grow.
+pub fn out_of_address_space(bytes: usize) -> ! {
+    tell(format_args!(
+        "no address space for {bytes} bytes of tables: RLIMIT_AS, RLIMIT_DATA or vm.max_map_count is reached"
+    ));
+    process::abort_now(STATUS)
+}
+
 /// `--strict`: the limit cannot be held.
 pub(crate) fn over_limit(limit: u64, charge: u64) -> ! {
     tell(format_args!(

@@ -13,11 +13,12 @@ use zfolio_sys::map::{self, Reservation};
 
 use crate::rank;
 
-/// Address space asked for at once.
-const CHUNK_BYTES: usize = 1 << 30;
+/// Address space asked for at once. Little, since it counts in full where a process may have only so much
+/// (`RLIMIT_AS`, `RLIMIT_DATA`): 1 GiB, halved until it was granted, took half of what was left.
+const CHUNK_BYTES: usize = 8 << 20;
 
 /// How often that is halved where it is refused: down to 1 MiB.
-const CHUNK_SHRINKS: u32 = 10;
+const CHUNK_SHRINKS: u32 = 3;
 
 #[derive(Debug, Default)]
 struct Space {

@@ -141,6 +141,9 @@ pub(crate) struct Table {
     shape: Shape,
     /// Managed, whole folios: what is registered.
     ranges: Ranges,
+    /// What may be managed, to the page: neighbours joined. A folio all of which is here is managed, be
+    /// it of one mapping or of several.
+    covered: Ranges,
     /// By address over bytes covered.
     leaves: BTreeMap<usize, Leaf>,
     leaves_made: AtomicUsize,
@@ -153,6 +156,7 @@ impl Table {
         Table {
             shape,
             ranges: Ranges::new(),
+            covered: Ranges::new(),
             leaves: BTreeMap::new(),
             leaves_made: AtomicUsize::new(0),
             clusters_made: AtomicUsize::new(0),
@@ -268,6 +272,17 @@ impl Table {
         for leaf in self.leaf_numbers(start, end) {
             self.leaves.entry(leaf).or_default();
         }
+    }
+
+    /// Notes that a range may be managed; tells what it is a part of now, neighbours joined.
+    pub(crate) fn cover(&mut self, start: usize, end: usize) -> (usize, usize) {
+        self.covered.join(start, end);
+        self.covered.around(start).unwrap_or((start, end))
+    }
+
+    /// Forgets that a range may be managed: it is unmapped, or the kernel's alone from now on.
+    pub(crate) fn uncover(&mut self, start: usize, end: usize) {
+        self.covered.remove(start, end);
     }
 
     /// Forgets that a range is managed. Its folios stay in the table.

@@ -28,6 +28,18 @@ macro_rules! interpose {
 }
 pub(crate) use interpose;
 
+/// The next definition of a function of the C library.
+macro_rules! next {
+    ($name:literal as $type:ty) => {{
+        // SAFETY: a look-up by name.
+        let next = unsafe { libc::dlsym(libc::RTLD_NEXT, $name.as_ptr()) };
+        assert!(!next.is_null(), "the C library has this function");
+        // SAFETY: the C library's function of this name has this type.
+        unsafe { std::mem::transmute::<*mut libc::c_void, $type>(next) }
+    }};
+}
+pub(crate) use next;
+
 /// mimalloc's option `arena_reserve`, in KiB (`mimalloc.h` 3; not among the declarations of
 /// libmimalloc-sys).
 const OPTION_ARENA_RESERVE: mi::mi_option_t = 23;

@@ -16,10 +16,10 @@ use std::cell::UnsafeCell;
 
 use zfolio_core::stats::add;
 use zfolio_pager::Quiet;
-use zfolio_sys::map;
+use zfolio_sys::map::{self, Reservation};
 use zfolio_sys::signal::{self, Mask};
 
-use crate::allocator::{interpose, set_errno};
+use crate::allocator::{interpose, next, set_errno};
 use crate::heap::{self, Held, Lock};
 use crate::keeper::{Call, ask};
 use crate::native::{self, Native};
@@ -49,18 +49,41 @@ pub(crate) fn install() {
     unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
 }
 
+/// What a child needs beyond its copy of the parent: four stacks, a little heap.
+const CHILD_BYTES: usize = 2 << 20;
+
+/// Whether a child could have what it needs; if not, leaves the error with which `fork` is to fail.
+///
+/// Where address space is short (`RLIMIT_AS`, `RLIMIT_DATA`) the child would have to end, of which the
+/// parent hears too late. Another thread may take what is found here: then the child ends, and says so.
+pub(crate) fn child_has_room() -> bool {
+    let room = native::engine().is_none() || Reservation::new(CHILD_BYTES, map::PAGE_BYTES).is_ok();
+    if !room {
+        set_errno(libc::ENOMEM);
+    }
+    room
+}
+
+type Fork = unsafe extern "C" fn() -> libc::pid_t;
+
 interpose! {
-    /// `_Fork(3)`: as `fork`, without the program's handlers.
-    fn _Fork() -> libc::pid_t {
-        type Call = unsafe extern "C" fn() -> libc::pid_t;
-        // SAFETY: a look-up by name.
-        let next = unsafe { libc::dlsym(libc::RTLD_NEXT, c"_Fork".as_ptr()) };
-        if next.is_null() {
-            set_errno(libc::ENOSYS);
+    /// `fork(3)`: our handlers do the work, as for those forks that the C library makes by itself; here
+    /// it can fail.
+    fn fork() -> libc::pid_t {
+        if !child_has_room() {
             return -1;
         }
-        // SAFETY: the C library's function of this name has this type.
-        let next = unsafe { std::mem::transmute::<*mut libc::c_void, Call>(next) };
+        let next = next!(c"fork" as Fork);
+        // SAFETY: it has no precondition.
+        unsafe { next() }
+    }
+
+    /// `_Fork(3)`: as `fork`, without the program's handlers.
+    fn _Fork() -> libc::pid_t {
+        if !child_has_room() {
+            return -1;
+        }
+        let next = next!(c"_Fork" as Fork);
         prepare();
         // SAFETY: it has no precondition.
         let answer = unsafe { next() };
@@ -69,7 +92,7 @@ interpose! {
     }
 }
 
-extern "C" fn prepare() {
+pub(crate) extern "C" fn prepare() {
     if settings::get().is_none() {
         return;
     }
@@ -121,7 +144,7 @@ fn take() -> Option<Everything> {
     unsafe { (*STILL.0.get()).take() }
 }
 
-extern "C" fn parent() {
+pub(crate) extern "C" fn parent() {
     if let Some(Everything { heap, quiet, native, _one, mask }) = take() {
         drop(heap);
         drop(quiet);
@@ -134,7 +157,7 @@ extern "C" fn parent() {
     }
 }
 
-extern "C" fn child() {
+pub(crate) extern "C" fn child() {
     if let Some(Everything { heap, mut quiet, native, _one, mask }) = take() {
         drop(heap);
         if let Some(settings) = settings::get() {

@@ -2,12 +2,16 @@
 //!
 //! dlmalloc over mappings that we make ourselves, under one lock; used when tables grow. On the fault
 //! path that is the first look at eight folios. Nothing in it is ever managed (`PRE-1`).
+//!
+//! Where the process may have no more address space (`RLIMIT_AS`, `RLIMIT_DATA`), tables grow into a
+//! reserve that it has had from the start: a program must not end because it forks at its limit.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use dlmalloc::{Allocator, Dlmalloc};
+use zfolio_pager::fatal;
 use zfolio_sys::{futex, map};
 
 #[global_allocator]
@@ -29,7 +33,12 @@ unsafe impl GlobalAlloc for Heap {
         // SAFETY: exclusive under the lock.
         let heap = unsafe { &mut *self.heap.get() };
         // SAFETY: the layout is valid by the caller's contract.
-        unsafe { heap.malloc(layout.size(), layout.align()) }
+        let block = unsafe { heap.malloc(layout.size(), layout.align()) };
+        if block.is_null() {
+            // Who asks could only abort, without a word where a thread of ours has no standard error.
+            fatal::out_of_address_space(layout.size());
+        }
+        block
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
@@ -52,8 +61,9 @@ struct System;
 // SAFETY: mappings are fresh, private and live until freed here.
 unsafe impl Allocator for System {
     fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
-        map::map_aligned(size, map::PAGE_BYTES)
-            .map_or((std::ptr::null_mut(), 0, 0), |at| (at.as_ptr(), size, 0))
+        let fresh = map::map_aligned(size, map::PAGE_BYTES).ok();
+        let block = fresh.map(std::ptr::NonNull::as_ptr).or_else(|| RESERVE.take(size));
+        block.map_or((std::ptr::null_mut(), 0, 0), |at| (at, size, 0))
     }
 
     fn remap(&self, _at: *mut u8, _old: usize, _new: usize, _can_move: bool) -> *mut u8 {
@@ -65,6 +75,9 @@ unsafe impl Allocator for System {
     }
 
     fn free(&self, at: *mut u8, size: usize) -> bool {
+        if RESERVE.has(at) {
+            return false;
+        }
         // SAFETY: dlmalloc gives back what alloc() gave it.
         unsafe { rustix::mm::munmap(at.cast(), size) }.is_ok()
     }
@@ -79,6 +92,36 @@ unsafe impl Allocator for System {
 
     fn page_size(&self) -> usize {
         map::PAGE_BYTES
+    }
+}
+
+/// 2 MiB: the tables of 512 MiB at units of 16 KiB, of which no page is used until it is needed.
+const RESERVE_BYTES: usize = 2 << 20;
+
+#[repr(align(4096))]
+struct Reserve {
+    bytes: UnsafeCell<[u8; RESERVE_BYTES]>,
+    taken: AtomicUsize,
+}
+
+static RESERVE: Reserve =
+    Reserve { bytes: UnsafeCell::new([0; RESERVE_BYTES]), taken: AtomicUsize::new(0) };
+
+// SAFETY: each part is handed out once: `taken` only rises.
+unsafe impl Sync for Reserve {}
+
+impl Reserve {
+    /// Zeroed bytes, while there are any.
+    fn take(&self, bytes: usize) -> Option<*mut u8> {
+        let bytes = bytes.checked_next_multiple_of(map::PAGE_BYTES)?;
+        let end = |taken: usize| taken.checked_add(bytes).filter(|end| *end <= RESERVE_BYTES);
+        let from = self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, end).ok()?;
+        Some(self.bytes.get().cast::<u8>().wrapping_add(from))
+    }
+
+    /// Whether a block is from here.
+    fn has(&self, block: *mut u8) -> bool {
+        (block as usize).wrapping_sub(self.bytes.get() as usize) < RESERVE_BYTES
     }
 }
 

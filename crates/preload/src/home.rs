@@ -126,7 +126,7 @@ fn live(settings: &'static Settings) {
     let mut ours = native::lock();
     ours.set_engine(engine);
     engine.engage();
-    engine.adopt_all(ours.take_all().iter());
+    engine.adopt_all(ours.all());
     drop(ours);
     engine.sample();
     engine.reclaim_in_background();

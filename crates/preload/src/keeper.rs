@@ -11,6 +11,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
+use zfolio_core::ranges::Ranges;
 use zfolio_pager::Engine;
 use zfolio_sys::{Errno, futex, map, signal};
 
@@ -20,8 +21,10 @@ use zfolio_sys::{Errno, futex, map, signal};
 pub(crate) enum Call {
     /// `mmap` over managed memory: a mapping made elsewhere takes its place.
     Replace,
-    /// Nothing for the kernel: the range is new, and is to be managed.
+    /// Nothing for the kernel: ranges that are new are to be managed. Who asks keeps them in a `Ranges`.
     Adopt,
+    /// Nothing for the kernel: what was adopted is more than there is room for.
+    MakeRoom,
     /// `munmap`.
     Unmap,
     /// `madvise` that drops contents.
@@ -34,8 +37,16 @@ pub(crate) enum Call {
     Settle,
 }
 
-const CALLS: [Call; 7] =
-    [Call::Replace, Call::Adopt, Call::Unmap, Call::Discard, Call::Remap, Call::Pin, Call::Settle];
+const CALLS: [Call; 8] = [
+    Call::Replace,
+    Call::Adopt,
+    Call::MakeRoom,
+    Call::Unmap,
+    Call::Discard,
+    Call::Remap,
+    Call::Pin,
+    Call::Settle,
+];
 
 const FREE: u32 = 0;
 const TAKEN: u32 = 1;
@@ -156,8 +167,14 @@ fn serve(engine: &Engine, call: Call, words: [usize; 6]) -> Result<usize, Errno>
             Ok(at)
         }
         Call::Adopt => {
-            adopt(engine, start, end);
-            Ok(start)
+            let fresh = start as *const Ranges;
+            // SAFETY: the asker's own, alive and untouched until it has the answer (Native::adopt_fresh).
+            engine.adopt_all(unsafe { &*fresh }.iter());
+            Ok(0)
+        }
+        Call::MakeRoom => {
+            engine.make_room(start);
+            Ok(0)
         }
         Call::Unmap => {
             // SAFETY: the program's own call, with its own words.
@@ -173,20 +190,23 @@ fn serve(engine: &Engine, call: Call, words: [usize; 6]) -> Result<usize, Errno>
             })
         }
         Call::Remap => {
-            let (old, new_bytes) = (
+            let (old, length) = (
                 bytes.next_multiple_of(map::PAGE_BYTES),
                 words[2].next_multiple_of(map::PAGE_BYTES),
             );
             let move_it = || {
+                let [start, bytes, new_bytes, flags, to, _] = words;
+                let call = [start, bytes, new_bytes, flags, to, 0];
                 // SAFETY: the program's own call, with its own words.
-                let at = unsafe { map::forward(libc::SYS_mremap, words) }?;
-                Ok::<_, Errno>((at, at + new_bytes))
+                let at = unsafe { map::forward(libc::SYS_mremap, call) }?;
+                Ok::<_, Errno>((at, at + length))
             };
             let flags = i32::try_from(words[3]).unwrap_or(0);
             let fixed = flags & libc::MREMAP_FIXED != 0;
-            let onto = if fixed { (words[4], words[4] + new_bytes) } else { (0, 0) };
+            let onto = if fixed { (words[4], words[4] + length) } else { (0, 0) };
             let (at, at_end, managed) = engine.relocate((start, start + old), onto, move_it)?;
-            if managed {
+            // The last word: it was a manageable mapping, perhaps smaller than a folio.
+            if managed || words[5] == 1 {
                 adopt(engine, at, at_end);
             }
             Ok(at)
@@ -212,7 +232,5 @@ fn serve(engine: &Engine, call: Call, words: [usize; 6]) -> Result<usize, Errno>
 
 /// A mapping that cannot be registered stays the kernel's: it is not reclaimed, and nothing is lost.
 fn adopt(engine: &Engine, start: usize, end: usize) {
-    if engine.adopt(start, end).is_ok() {
-        crate::native::mark(start, end);
-    }
+    engine.adopt(start, end).ok();
 }

@@ -8,20 +8,9 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use zfolio_sys::map;
 
-use crate::allocator::{interpose, set_errno};
+use crate::allocator::{interpose, next, set_errno};
 use crate::mappings::{give_up, page_end};
 use crate::settings;
-
-/// The next definition of a function of the C library.
-macro_rules! next {
-    ($name:literal as $type:ty) => {{
-        // SAFETY: a look-up by name.
-        let next = unsafe { libc::dlsym(libc::RTLD_NEXT, $name.as_ptr()) };
-        assert!(!next.is_null(), "the C library has this function");
-        // SAFETY: the C library's function of this name has this type.
-        unsafe { std::mem::transmute::<*mut c_void, $type>(next) }
-    }};
-}
 
 interpose! {
     /// `vmsplice(2)`: what is lent is not managed any more.

@@ -39,4 +39,5 @@ mod native;
 mod home;
 mod keeper;
 
+mod clone;
 mod fork;

@@ -1,10 +1,14 @@
 //! `mmap` and its family.
 //!
 //! ```text
-//! nothing of ours in the range            -> the kernel, at once
-//! ours, the engine not engaged            -> the kernel, and note it, under the lock of `native`
-//! ours, the engine engaged                -> ask the keeper
+//! nothing of ours near the range          -> the kernel, at once
+//! nothing in it that the engine may have  -> the kernel, and note it, under the lock of `native`
+//! the engine may have some of it          -> ask the keeper
 //! ```
+//!
+//! New mappings are handed to the engine some MiB at a time, so that a program which maps and unmaps
+//! small things all the time pays for the lock and no more, and small neighbours are one mapping by
+//! then, as the kernel joins them.
 
 use std::ffi::{c_int, c_long, c_void};
 
@@ -13,14 +17,25 @@ use zfolio_sys::{Errno, map};
 use crate::allocator::{interpose, set_errno};
 use crate::home;
 use crate::keeper::{Call, ask};
-use crate::native::{self, may_be_managed};
+use crate::native::{self, Native, may_be_managed};
 use crate::settings;
 
 /// Linux 6.13: drops what is there and makes each touch a SIGSEGV. It has no event.
 const MADV_GUARD_INSTALL: c_int = 102;
 
-/// Mappings smaller than this are not worth a folio table: 128 KiB, as glibc's own threshold.
-const MANAGEABLE_BYTES_MIN: usize = 128 << 10;
+/// Notes a new mapping, and hands it to the engine with others once together they are a 32nd of the limit
+/// (1 to 16 MiB).
+fn hand_over(mut ours: Native, start: usize, end: usize) {
+    ours.insert(start, end);
+    let limit = settings::get().map_or(0, |settings| settings.config.limit_bytes);
+    let most = usize::try_from(limit / 32).unwrap_or(usize::MAX).clamp(1 << 20, 16 << 20);
+    let adopted = ours.adopt_fresh(most);
+    drop(ours);
+    if adopted > 0 {
+        // The kernel gave their pages as fast as they were touched: who maps more waits for room.
+        ask(Call::MakeRoom, [adopted, 0, 0, 0, 0, 0]).ok();
+    }
+}
 
 /// Kinds of mapping that are never managed: stacks, huge pages, locked pages, shared memory.
 const NEVER: c_int = libc::MAP_SHARED
@@ -36,7 +51,7 @@ pub(crate) fn is_manageable(bytes: usize, protection: usize, flags: c_int) -> bo
     let executable = protection & libc::PROT_EXEC.unsigned_abs() as usize != 0;
     settings::get().is_some()
         && !crate::startup::is_starter()
-        && bytes >= MANAGEABLE_BYTES_MIN
+        && bytes > 0
         && flags & wanted == wanted
         && flags & NEVER == 0
         && !executable
@@ -102,24 +117,25 @@ fn mmap_words(words: [usize; 6]) -> *mut c_void {
         return answer_pointer(unsafe { map::forward(libc::SYS_mmap, words) });
     }
     let mut ours = native::lock();
-    if ours.engine().is_some() {
+    let end = page_end(start, bytes);
+    if replaces && ours.is_engines(start, end) {
+        // Forgotten before, not after: in between another thread may map what is free by then.
+        ours.remove(start, end);
         drop(ours);
-        if !replaces {
-            // Fresh address space is nobody's yet: mapped here, then handed over.
-            let answer = make(words, flags, manageable);
-            return answer_pointer(answer.and_then(|at| ask(Call::Adopt, [at, bytes, 0, 0, 0, 0])));
+        let placed = replace(words, flags, manageable);
+        if manageable || placed.is_err() {
+            native::lock().note(start, end);
         }
-        return answer_pointer(replace(words, flags, manageable));
+        return answer_pointer(placed);
     }
     let answer = make(words, flags, manageable);
     if let Ok(at) = answer {
-        let end = page_end(at, bytes);
-        ours.remove(at, end);
-        if manageable {
-            ours.insert(at, end);
-        }
+        ours.remove(at, page_end(at, bytes));
     }
-    drop(ours);
+    match answer {
+        Ok(at) if manageable => hand_over(ours, at, page_end(at, bytes)),
+        _ => drop(ours),
+    }
     home::start_if_needed();
     answer_pointer(answer)
 }
@@ -152,11 +168,12 @@ pub(crate) fn give_up(start: usize, end: usize) {
         return;
     }
     let mut ours = native::lock();
-    if ours.engine().is_none() {
-        ours.remove(start & !(map::PAGE_BYTES - 1), end);
+    let engines = ours.is_engines(start, end);
+    ours.remove(start & !(map::PAGE_BYTES - 1), end);
+    drop(ours);
+    if !engines {
         return;
     }
-    drop(ours);
     // The keeper does not fail at this.
     ask(Call::Pin, [start, end - start, 0, 0, 0, 0]).ok();
 }
@@ -173,18 +190,35 @@ fn mremap_words(words: [usize; 6]) -> Result<usize, Errno> {
     {
         return forward();
     }
+    let onto_end = if onto == start { end } else { onto.saturating_add(new_length) };
     let mut ours = native::lock();
-    if ours.engine().is_some() {
+    if ours.is_engines(start, end) || ours.is_engines(onto, onto_end) {
+        let noted = ours.remove(start, end) > 0;
+        if onto != start {
+            ours.remove(onto, onto_end);
+        }
         drop(ours);
-        return ask(Call::Remap, words);
+        let [.., to, _] = words;
+        let asked = [start, bytes, new_bytes, words[3], to, usize::from(noted)];
+        let answer = ask(Call::Remap, asked);
+        let mut ours = native::lock();
+        match answer {
+            Ok(at) => ours.note(at, at + new_length),
+            Err(_) => {
+                ours.note(start, end);
+                ours.note(onto, onto_end);
+            }
+        }
+        return answer;
     }
     let at = forward()?;
     let managed = ours.remove(start, end) > 0;
     ours.remove(at, at + new_length);
-    if managed && new_length >= MANAGEABLE_BYTES_MIN {
-        ours.insert(at, at + new_length);
+    if managed {
+        hand_over(ours, at, at + new_length)
+    } else {
+        drop(ours)
     }
-    drop(ours);
     home::start_if_needed();
     Ok(at)
 }
@@ -219,9 +253,15 @@ interpose! {
             return answer_int(forward());
         }
         let mut ours = native::lock();
-        if ours.engine().is_some() {
+        if ours.is_engines(first, end) {
+            // Forgotten before, not after: in between another thread may map what is free by then.
+            ours.remove(first, end);
             drop(ours);
-            return answer_int(ask(Call::Unmap, words));
+            let answer = ask(Call::Unmap, words);
+            if answer.is_err() {
+                native::lock().note(first, end);
+            }
+            return answer_int(answer);
         }
         let answer = forward();
         if answer.is_ok() {
@@ -237,9 +277,9 @@ interpose! {
         let managed = first % map::PAGE_BYTES == 0 && bytes > 0 && may_be_managed(first, page_end(first, bytes));
         match advice {
             libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE | MADV_GUARD_INSTALL if managed => {
-                let ours = native::lock();
-                if ours.engine().is_none() {
-                    // Under the lock: the engine must not take over between the look and the call.
+                let mut ours = native::lock();
+                if !ours.is_engines(first, page_end(first, bytes)) {
+                    // Under the lock: the engine must not take it over between the look and the call.
                     // SAFETY: the program's own call, with its own words.
                     return answer_int(unsafe { map::forward(libc::SYS_madvise, words) });
                 }

@@ -1,13 +1,17 @@
-//! Manageable mappings while the kernel still serves them alone.
+//! Manageable mappings: all of them, and those that the kernel still serves alone.
 //!
 //! # Invariants
 //!
-//! - `NAT-1` `ranges` are whole private anonymous mappings of the program, or parts of them, that the
-//!   engine may register; they are kept until the engine takes them over, under the same lock.
+//! - `NAT-1` `noted` are private anonymous mappings of the program, neighbours joined, that the engine
+//!   may register. Before it takes over it has none of them; from then on all but the `fresh` ones,
+//!   which are handed over together, under the same lock.
+//! - `NAT-2` What the engine manages is noted and not fresh, but for what raw system calls have moved. So
+//!   a change of anything else needs no engine.
 //!
 //! # Concurrency
 //!
-//! One lock, held with all signals blocked. Nothing under it is managed, so nothing under it faults.
+//! One lock, held with all signals blocked. Nothing under it is managed, so nothing under it faults. The
+//! keeper is asked under it to adopt what is fresh, and takes it never.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, Ordering};
@@ -17,15 +21,22 @@ use zfolio_pager::Engine;
 use zfolio_sys::signal::{self, Mask};
 
 use crate::heap::{Held, Lock};
+use crate::keeper::{Call, ask};
 
 static LOCK: Lock = Lock::new();
-static RANGES: Kept = Kept(UnsafeCell::new(Ranges::new()));
-/// Bytes in `RANGES`, for a look without the lock.
+static RANGES: Kept = Kept(UnsafeCell::new(Noted { noted: Ranges::new(), fresh: Ranges::new() }));
+/// Bytes noted, for a look without the lock.
 static MANAGEABLE: AtomicU64 = AtomicU64::new(0);
 /// The engine, once it has taken over.
 static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(std::ptr::null_mut());
 
-struct Kept(UnsafeCell<Ranges>);
+/// See `NAT-1`.
+struct Noted {
+    noted: Ranges,
+    fresh: Ranges,
+}
+
+struct Kept(UnsafeCell<Noted>);
 
 // SAFETY: reached through Native, which holds the lock.
 unsafe impl Sync for Kept {}
@@ -56,37 +67,67 @@ impl Drop for Native {
 }
 
 impl Native {
-    fn ranges(&mut self) -> &mut Ranges {
-        // SAFETY: the lock is held, and `&mut self` is the one way to the map.
+    fn ranges(&mut self) -> &mut Noted {
+        // SAFETY: the lock is held, and `&mut self` is the one way to the ranges.
         unsafe { &mut *RANGES.0.get() }
     }
 
-    /// Notes a range.
+    /// Notes a range that was mapped. The engine, if there is one, has it with the next that are adopted.
     pub(crate) fn insert(&mut self, start: usize, end: usize) {
-        self.ranges().insert(start, end);
+        self.note(start, end);
+        if engine().is_some() {
+            self.ranges().fresh.join(start, end);
+        }
+    }
+
+    /// Notes a range that the engine has, or is about to have.
+    pub(crate) fn note(&mut self, start: usize, end: usize) {
+        self.ranges().noted.join(start, end);
         self.count();
         mark(start, end);
     }
 
     /// Forgets a range; tells how many bytes of it were noted.
     pub(crate) fn remove(&mut self, start: usize, end: usize) -> usize {
-        let gone = self.ranges().remove(start, end);
+        let ranges = self.ranges();
+        ranges.fresh.remove(start, end);
+        let gone = ranges.noted.remove(start, end);
         self.count();
         gone
     }
 
-    /// Hands all ranges to the engine, which is theirs from now on.
-    pub(crate) fn take_all(&mut self) -> Ranges {
-        let all = std::mem::take(self.ranges());
-        self.count();
-        all
+    /// Whether the engine may have any of a range, and must be asked before it changes.
+    pub(crate) fn is_engines(&mut self, start: usize, end: usize) -> bool {
+        if engine().is_none() {
+            return false;
+        }
+        let Noted { noted, fresh } = self.ranges();
+        noted.bytes_in(start, end) > fresh.bytes_in(start, end)
+    }
+
+    /// All ranges, for the engine that takes over.
+    pub(crate) fn all(&mut self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        self.ranges().noted.iter()
+    }
+
+    /// Has the keeper adopt what is fresh, once that is `bytes` or more, and tells how much that was.
+    /// Under the lock: nobody can have unmapped any of it meanwhile, and something else be there.
+    pub(crate) fn adopt_fresh(&mut self, bytes: usize) -> usize {
+        let fresh = &mut self.ranges().fresh;
+        if fresh.bytes() < bytes.max(1) {
+            return 0;
+        }
+        let fresh = std::mem::take(fresh);
+        // It does not fail: what cannot be registered stays the kernel's.
+        ask(Call::Adopt, [&raw const fresh as usize, 0, 0, 0, 0, 0]).ok();
+        fresh.bytes()
     }
 
     fn count(&mut self) {
-        MANAGEABLE.store(self.ranges().bytes() as u64, Ordering::Relaxed);
+        MANAGEABLE.store(self.ranges().noted.bytes() as u64, Ordering::Relaxed);
     }
 
-    /// Whether the engine has taken over.
+    /// The engine, if it has taken over.
     pub(crate) fn engine(&self) -> Option<&'static Engine> {
         engine()
     }
