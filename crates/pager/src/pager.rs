@@ -18,6 +18,7 @@ use std::thread::JoinHandle;
 use zfolio_core::page::{PAGE_BYTES, UnitOrder};
 use zfolio_core::stats::Stats;
 use zfolio_core::sync::Mutex;
+use zfolio_core::zcomp::ALGORITHM_DEFAULT;
 use zfolio_sys::map::Reservation;
 use zfolio_sys::{Errno, signal};
 
@@ -25,7 +26,7 @@ use crate::config::{Config, Error, Mode, with_dictionary};
 use crate::engine::Engine;
 use crate::inline::{self, Registered};
 
-/// Settings of a [`Pager`], with defaults: 16 KiB units of LZ4.
+/// Settings of a [`Pager`], with defaults: those of `zfolio run`, 16 KiB units and zstd.
 #[derive(Clone, Debug)]
 pub struct Builder {
     limit_bytes: u64,
@@ -174,7 +175,7 @@ impl Pager {
     pub fn builder() -> Builder {
         Builder {
             limit_bytes: 0,
-            algorithm: "lz4".to_owned(),
+            algorithm: ALGORITHM_DEFAULT.to_owned(),
             unit_bytes: UnitOrder::DEFAULT.bytes(),
             strict: false,
         }
