@@ -15,8 +15,7 @@ use crate::dictionary;
 use crate::failure::Failure;
 use crate::run::LIMIT_BYTES_MIN;
 
-/// What is used unless `--algorithm` says otherwise.
-pub(crate) const ALGORITHM_DEFAULT: &str = "zstd";
+pub(crate) use zfolio_core::zcomp::ALGORITHM_DEFAULT;
 
 /// Run programs in less memory than they need: cold memory is compressed, in user space.
 #[derive(Parser, Debug)]

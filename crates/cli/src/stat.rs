@@ -82,7 +82,7 @@ fn show(arguments: &StatArgs, text: &str) -> Result<bool, Failure> {
 
 /// The file of `pid`, or why there is none.
 fn find(pid: u32) -> Result<StatsFile, Failure> {
-    const ACCEPTED: &str = "accepted: a process under 'zfolio run' ('zfolio stat' lists them)";
+    const ACCEPTED: &str = "accepted: a process under 'zfolio run', or that uses the library ('zfolio stat' lists them)";
     let me = probe::effective_uid();
     let Ok(owner) = fs::metadata(format!("/proc/{pid}")).map(|metadata| metadata.uid()) else {
         return Err(Failure::argument(format!("PID: there is no process {pid}; {ACCEPTED}")));
@@ -181,7 +181,7 @@ fn row(arguments: &StatArgs, file: &StatsFile) -> Vec<String> {
     let stored = &file.stats.fault_stored_ns;
     vec![
         file.pid.to_string(),
-        file.stats.command(),
+        file.command(),
         file.stats.algorithm(),
         bytes(limit_bytes),
         bytes(process_bytes),
@@ -225,7 +225,7 @@ fn one(arguments: &StatArgs, file: &StatsFile) -> String {
         }
     }
     let mut text = String::new();
-    let (command, algorithm) = (file.stats.command(), file.stats.algorithm());
+    let (command, algorithm) = (file.command(), file.stats.algorithm());
     writeln!(text, "process {} ({command}), compressed with {algorithm}", file.pid)
         .expect("writing to a string");
     text + &table.to_string()

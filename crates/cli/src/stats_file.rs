@@ -1,7 +1,8 @@
-//! The statistics of managed processes, as files: `/dev/shm/zfolio-UID/PID`.
+//! The statistics of managed processes, as files: `/dev/shm/zfolio-UID/PID`; and of the pagers of processes
+//! that use the Rust library: `PID.1`, `PID.2`, ...
 //!
-//! The preload library maps its file and counts in it; everybody else reads. The file is the bytes
-//! of one [`Stats`], so reading it is a copy.
+//! Each library maps its file and counts in it; everybody else reads. The file is the bytes of one [`Stats`],
+//! so reading it is a copy.
 //!
 //! # Invariants
 //!
@@ -38,18 +39,48 @@ pub(crate) struct StatsFile {
     pub(crate) pid: u32,
     /// A copy of its figures.
     pub(crate) stats: Box<Stats>,
+    /// Which of the process's pagers it is, if it is one of the library's.
+    pub(crate) library: Option<u32>,
     /// Whether the process runs.
     pub(crate) live: bool,
 }
 
+/// The process that a file belongs to, and the number of its pager.
+fn parse_name(name: &str) -> Option<(u32, Option<u32>)> {
+    match name.split_once('.') {
+        None => Some((name.parse().ok()?, None)),
+        Some((pid, number)) => Some((pid.parse().ok()?, Some(number.parse().ok()?))),
+    }
+}
+
+/// The names of the files in a directory, by PID; of one process the managed memory first.
+fn names(directory: &Path) -> Vec<(u32, Option<u32>)> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut names: Vec<_> =
+        entries.filter_map(|entry| parse_name(entry.file_name().to_str()?)).collect();
+    names.sort_unstable();
+    names
+}
+
+/// The file of that name.
+fn path_of(directory: &Path, pid: u32, library: Option<u32>) -> PathBuf {
+    directory.join(library.map_or(pid.to_string(), |number| format!("{pid}.{number}")))
+}
+
 impl StatsFile {
-    /// Reads the file of `pid` in `directory`; `None` if there is none, or not yet a whole one.
-    fn read(directory: &Path, pid: u32) -> Option<StatsFile> {
-        let path = directory.join(pid.to_string());
+    /// Reads a file of `pid` in `directory`; `None` if there is none, or not yet a whole one.
+    fn read(directory: &Path, pid: u32, library: Option<u32>) -> Option<StatsFile> {
+        let path = path_of(directory, pid, library);
         let stats = read_stats(&path).ok()?;
         let same = stats.pid.load(Relaxed) == pid;
         let live = start_ticks(pid) == Some(stats.start_ticks.load(Relaxed));
-        (same && stats.is_whole()).then_some(StatsFile { path, pid, stats, live })
+        (same && stats.is_whole()).then_some(StatsFile { path, pid, stats, library, live })
+    }
+
+    /// The program's name, for people; with a mark if it uses the library.
+    pub(crate) fn command(&self) -> String {
+        let mark = if self.library.is_some() { "[library]" } else { "" };
+        self.stats.command() + mark
     }
 
     /// Asks the process for the size classes of its pool: the fields of each, as text. None while nothing
@@ -178,18 +209,14 @@ pub(crate) fn directories() -> Vec<(u32, PathBuf)> {
 
 /// Every whole file in `directory`, by PID. What is stale is removed on the way.
 pub(crate) fn list(directory: &Path) -> Vec<StatsFile> {
-    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    let mut pids: Vec<u32> =
-        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-    pids.sort_unstable();
     let mut files = Vec::new();
-    for pid in pids {
-        match StatsFile::read(directory, pid) {
+    for (pid, library) in names(directory) {
+        match StatsFile::read(directory, pid, library) {
             Some(file) if file.is_stale() => file.remove(),
             Some(file) => files.push(file),
             // Not whole, and nobody who could complete it.
             None if start_ticks(pid).is_none() => {
-                fs::remove_file(directory.join(pid.to_string())).ok();
+                fs::remove_file(path_of(directory, pid, library)).ok();
             }
             None => {}
         }
@@ -197,9 +224,10 @@ pub(crate) fn list(directory: &Path) -> Vec<StatsFile> {
     files
 }
 
-/// The file of one process in `directory`, if it is managed now.
+/// The file of one process in `directory`, if it is managed now; or that of its first pager.
 pub(crate) fn of(directory: &Path, pid: u32) -> Option<StatsFile> {
-    StatsFile::read(directory, pid).filter(|file| file.live)
+    let mut names = names(directory).into_iter().filter(|(owner, _)| *owner == pid);
+    names.find_map(|(_, library)| StatsFile::read(directory, pid, library).filter(|file| file.live))
 }
 
 /// The files that the run `run` left, which started at `since` clock ticks. Files of dead processes
@@ -233,12 +261,16 @@ mod tests {
         }
 
         fn write(&self, pid: u32, start: u64, run: u64) {
+            self.write_as(&pid.to_string(), pid, start, run);
+        }
+
+        fn write_as(&self, name: &str, pid: u32, start: u64, run: u64) {
             let mut bytes = Vec::new();
             let stats = Stats::default();
             stats.publish(pid, start, run, "lz4", "test");
             stats.figures.limit_bytes.store(256 << 20, Relaxed);
             write_stats(&mut bytes, &stats);
-            fs::write(self.0.join(pid.to_string()), bytes).unwrap();
+            fs::write(self.0.join(name), bytes).unwrap();
         }
     }
 
@@ -274,7 +306,7 @@ mod tests {
         let directory = Directory::new("read");
         let (pid, start) = me();
         directory.write(pid, start, 0);
-        let file = StatsFile::read(&directory.0, pid).expect("whole");
+        let file = StatsFile::read(&directory.0, pid, None).expect("whole");
         assert!(file.live && file.run() == 0);
         assert_eq!(file.stats.command(), "test");
         assert_eq!(file.stats.figures.get("limit_bytes"), Some(256 << 20));
@@ -307,6 +339,27 @@ mod tests {
         let left: Vec<u32> = list(&directory.0).iter().map(|file| file.pid).collect();
         assert_eq!(left, [NOBODY + 2]);
         assert_eq!(fs::read_dir(&directory.0).unwrap().count(), 1);
+    }
+
+    /// Goal: the pagers of a process that uses the library are told apart, and what one left that was killed
+    /// goes.
+    #[test]
+    fn pagers_of_the_library_have_files_beside_that_of_the_process() {
+        let directory = Directory::new("library");
+        let (pid, start) = me();
+        for name in ["1", "12", "2", "x", "3.1"] {
+            directory.write_as(&format!("{pid}.{name}"), pid, start, 0);
+        }
+        assert_eq!(super::of(&directory.0, pid).unwrap().library, Some(1));
+        directory.write(pid, start, 0);
+        directory.write_as(&format!("{NOBODY}.1"), NOBODY, 1, 0);
+        let files = list(&directory.0);
+        let told: Vec<_> = files.iter().map(|file| (file.library, file.command())).collect();
+        let library = "test[library]".to_owned();
+        assert_eq!(told[0], (None, "test".to_owned()));
+        assert_eq!(told[1..], [1, 2, 12].map(|number| (Some(number), library.clone())));
+        assert!(!directory.0.join(format!("{NOBODY}.1")).exists());
+        assert_eq!(super::of(&directory.0, pid).unwrap().library, None);
     }
 
     #[test]

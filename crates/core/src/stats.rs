@@ -9,6 +9,7 @@
 //!
 //! All loads and stores are `Relaxed`: figures are told, never decided upon.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use crate::refault::{Measured, Refaults};
@@ -23,8 +24,26 @@ macro_rules! figures {
     ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
         /// Everything that the engine tells, one word each.
         #[repr(C)]
-        #[derive(Debug, Default)]
+        #[derive(Default)]
         pub struct Figures { $($(#[doc = $doc])+ pub $name: AtomicU64,)+ }
+
+        /// The figures as plain numbers, as they were at about one moment.
+        #[derive(Clone, Copy, PartialEq, Eq, Default)]
+        #[non_exhaustive]
+        pub struct Snapshot { $($(#[doc = $doc])+ pub $name: u64,)+ }
+
+        impl Snapshot {
+            /// Name and value of each figure.
+            pub fn each(&self, mut tell: impl FnMut(&'static str, u64)) {
+                $(tell(stringify!($name), self.$name);)+
+            }
+
+            /// The figure called `name`.
+            #[must_use]
+            pub fn get(&self, name: &str) -> Option<u64> {
+                match name { $(stringify!($name) => Some(self.$name),)+ _ => None }
+            }
+        }
 
         impl Figures {
             /// Name, meaning and present value of each figure.
@@ -37,12 +56,18 @@ macro_rules! figures {
             pub fn get(&self, name: &str) -> Option<u64> {
                 match name { $(stringify!($name) => Some(self.$name.load(Relaxed)),)+ _ => None }
             }
+
+            /// All figures, as plain numbers.
+            #[must_use]
+            pub fn snapshot(&self) -> Snapshot {
+                Snapshot { $($name: self.$name.load(Relaxed),)+ }
+            }
         }
     };
 }
 
 figures! {
-    /// The limit asked for: resident + staged + pool + metadata + unmanaged.
+    /// The limit asked for: resident + staged + pool + metadata, and for a whole process unmanaged.
     limit_bytes,
     /// Bytes of one unit.
     unit_bytes,
@@ -74,7 +99,7 @@ figures! {
     demand_bytes,
     /// The most of it.
     demand_bytes_max,
-    /// The most that the process was seen above its limit.
+    /// The most that was seen above the limit: of the whole process, or of a library's pager.
     over_limit_bytes_max,
     /// Units that are in the store only, before compression.
     demand_stored_bytes,
@@ -142,6 +167,25 @@ figures! {
     stall_reclaim_ns,
 }
 
+/// The figures that are not zero: the others say nothing.
+impl fmt::Debug for Snapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut told = f.debug_struct("Snapshot");
+        self.each(|name, value| {
+            if value != 0 {
+                told.field(name, &value);
+            }
+        });
+        told.finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Figures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.snapshot().fmt(f)
+    }
+}
+
 /// How many figures a child of `fork` begins with.
 const GAUGES: usize = 14;
 
@@ -189,7 +233,6 @@ pub const BUCKETS: usize = 256;
 
 /// Counts of durations, in buckets at most 25 % wide.
 #[repr(C)]
-#[derive(Debug)]
 pub struct Histogram {
     buckets: [AtomicU64; BUCKETS],
 }
@@ -197,6 +240,14 @@ pub struct Histogram {
 impl Default for Histogram {
     fn default() -> Self {
         Histogram { buckets: [const { AtomicU64::new(0) }; BUCKETS] }
+    }
+}
+
+/// What it says, and not its 256 buckets.
+impl fmt::Debug for Histogram {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (p50, p99) = (self.quantile(500), self.quantile(990));
+        write!(f, "Histogram {{ count: {}, p50: {p50}, p99: {p99} }}", self.count())
     }
 }
 
@@ -253,7 +304,6 @@ impl Histogram {
 
 /// The page of statistics of one engine.
 #[repr(C)]
-#[derive(Debug)]
 pub struct Stats {
     /// [`STATS_MAGIC`], written last.
     pub magic: AtomicU64,
@@ -303,6 +353,19 @@ impl Default for Stats {
             fault_stored_ns: Histogram::default(),
             refaults: Refaults::default(),
         }
+    }
+}
+
+impl fmt::Debug for Stats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut told = f.debug_struct("Stats");
+        told.field("pid", &self.pid).field("run", &self.run);
+        told.field("algorithm", &self.algorithm()).field("command", &self.command());
+        told.field("figures", &self.figures);
+        for (kind, histogram) in self.histograms() {
+            told.field(kind, histogram);
+        }
+        told.finish_non_exhaustive()
     }
 }
 
@@ -456,6 +519,19 @@ mod tests {
         assert_eq!(told * 8, size_of_val(&stats.figures));
         assert_eq!(stats.figures.get("faults_zero"), Some(7));
         assert_eq!(stats.figures.get("nonsense"), None);
+    }
+
+    /// Goal: a person can read what `{:?}` prints. Method: nothing is told of what is zero.
+    #[test]
+    fn debug_output_has_no_zeros() {
+        let stats = Stats::default();
+        stats.figures.faults_zero.store(7, std::sync::atomic::Ordering::Relaxed);
+        stats.fault_stored_ns.add(1000);
+        let told = format!("{stats:?}");
+        assert!(told.contains("faults_zero: 7") && told.contains("count: 1,"), "{told}");
+        assert!(!told.contains("faults_stored") && told.len() < 500, "{told}");
+        let snapshot = stats.figures.snapshot();
+        assert_eq!((snapshot.faults_zero, snapshot.get("faults_zero")), (7, Some(7)));
     }
 
     #[test]

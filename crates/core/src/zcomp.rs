@@ -61,7 +61,7 @@ pub use backend::BATCH_MAX;
 use backend::{Plain, Shared, Wanted};
 pub use bare::Bare;
 pub use dictionary::{DICTIONARY_BYTES, Dictionary};
-pub use params::{Algorithm, Params};
+pub use params::{ALGORITHM_DEFAULT, Algorithm, Params};
 use stream::{CompressStream, DecompressStream, Lane};
 pub use zstd::train::{train, without_tables};
 

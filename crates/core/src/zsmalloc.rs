@@ -76,7 +76,7 @@ use zspage::{ZspageId, Zspages};
 
 pub use compact::Compacted;
 pub use source::{OutOfMemory, PageSource};
-pub use stats::{ClassStats, PoolStats};
+pub use stats::{ClassStats, PoolStats, lines};
 
 /// Slots that a class takes from the table, and gives back, at once. It keeps up to twice as many: few
 /// where there are few objects, and each of them takes the codec 10 us and more.

@@ -7,16 +7,22 @@ use zfolio_core::zcomp::{self, DICTIONARY_BYTES, Params};
 use zfolio_sys::words::Words;
 use zfolio_sys::{Errno, files};
 
+use crate::limit::OverLimit;
+
 /// The smallest limit: staging, streams and tables take a few MiB, and the rest must make progress.
 pub const LIMIT_BYTES_MIN: u64 = 8 << 20;
 
-/// How faults reach the engine.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// How the touch of a compressed page is served.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Mode {
-    /// The faulting thread serves itself, in a handler of SIGBUS. No privilege needed; the kernel's
-    /// own accesses (`read(2)` into a region) fail with `EFAULT`.
+    /// By the touching thread itself, in a handler of SIGBUS. It needs no permission. The kernel's own
+    /// accesses are not served: `read(2)` into a compressed page, or `write(2)` from one, fails with
+    /// `EFAULT`.
+    #[default]
     Inline,
-    /// Threads of the engine serve. The kernel's accesses work too.
+    /// By a thread of the pager. System calls work on compressed memory as on any other. It needs the
+    /// permission that `zfolio run` needs: read and write on `/dev/userfaultfd`, `CAP_SYS_PTRACE` or
+    /// `vm.unprivileged_userfaultfd=1`.
     Handler,
 }
 
@@ -60,6 +66,8 @@ pub fn with_dictionary(params: Params) -> Result<Params, zcomp::Error> {
 pub enum Error {
     /// The kernel refused a userfaultfd.
     Userfaultfd {
+        /// How faults were to be served.
+        mode: Mode,
         /// Its answer.
         errno: Errno,
     },
@@ -84,18 +92,74 @@ pub enum Error {
     },
     /// The algorithm is not known, or its level out of range.
     Algorithm(String),
+    /// More is held than the limit allows, because it does not compress. Nothing is lost; less data, or a
+    /// higher limit, is needed.
+    OverLimit(OverLimit),
+    /// More pagers in inline mode than a process can have: drop one, or use one for several regions.
+    TooManyPagers {
+        /// How many there can be.
+        most: usize,
+    },
+}
+
+impl Error {
+    /// Whether this machine, kernel or permission cannot do it at all, whatever the settings: a test may
+    /// skip, a program may go on with ordinary memory.
+    #[must_use]
+    pub fn is_unsupported(&self) -> bool {
+        matches!(self, Error::Userfaultfd { .. })
+    }
+
+    /// The kernel's answer, if it was the kernel that refused.
+    #[must_use]
+    pub fn raw_os_error(&self) -> Option<i32> {
+        match self {
+            Error::Userfaultfd { errno, .. } | Error::Memory { errno, .. } => {
+                Some(errno.raw_os_error())
+            }
+            _ => None,
+        }
+    }
+}
+
+impl From<Error> for std::io::Error {
+    fn from(error: Error) -> std::io::Error {
+        let kind = match &error {
+            Error::Userfaultfd { .. } => std::io::ErrorKind::Unsupported,
+            Error::Memory { .. } | Error::OverLimit(_) => std::io::ErrorKind::OutOfMemory,
+            _ => std::io::ErrorKind::InvalidInput,
+        };
+        std::io::Error::new(kind, error)
+    }
+}
+
+/// What the kernel's refusal of a userfaultfd means, and what to do.
+fn tell_refusal(f: &mut fmt::Formatter<'_>, mode: Mode, errno: Errno) -> fmt::Result {
+    match (errno, mode) {
+        (Errno::INVAL, _) => f.write_str(
+            "this kernel has no UFFDIO_MOVE: Linux 6.8 or later is needed (zfolio doctor tells more)",
+        ),
+        (Errno::PERM | Errno::ACCESS, Mode::Handler) => write!(
+            f,
+            "no permission for a userfaultfd that serves system calls ({}): needed is one of read and \
+             write permission on /dev/userfaultfd (setfacl -m u:USER:rw /dev/userfaultfd), CAP_SYS_PTRACE, \
+             vm.unprivileged_userfaultfd=1; the library's inline mode needs none of them",
+            Words(errno)
+        ),
+        (Errno::PERM | Errno::NOSYS, _) => write!(
+            f,
+            "userfaultfd: {}: a sandbox refuses the system call, or the kernel was built without it \
+             (zfolio doctor tells more)",
+            Words(errno)
+        ),
+        _ => write!(f, "userfaultfd: {} (zfolio doctor tells what to do)", Words(errno)),
+    }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Userfaultfd { errno: Errno::INVAL } => write!(
-                f,
-                "this kernel has no UFFDIO_MOVE: Linux 6.8 or later is needed (zfolio doctor tells more)"
-            ),
-            Error::Userfaultfd { errno } => {
-                write!(f, "userfaultfd: {} (zfolio doctor tells what to do)", Words(*errno))
-            }
+            Error::Userfaultfd { mode, errno } => tell_refusal(f, *mode, *errno),
             Error::Memory { what, errno } => write!(f, "{what}: {}", Words(*errno)),
             Error::Codec(why) | Error::Algorithm(why) => f.write_str(why),
             Error::LimitTooSmall { given } => {
@@ -103,6 +167,10 @@ impl fmt::Display for Error {
             }
             Error::Unit { given } => {
                 write!(f, "unit {given}: a power of two from 4096 to 2097152 is accepted")
+            }
+            Error::OverLimit(over) => over.fmt(f),
+            Error::TooManyPagers { most } => {
+                write!(f, "more than {most} pagers in inline mode in one process")
             }
         }
     }

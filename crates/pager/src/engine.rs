@@ -32,6 +32,7 @@ use zfolio_sys::{cpu, map};
 use crate::config::{Config, Error, LIMIT_BYTES_MIN, Mode};
 use crate::copies::Copies;
 use crate::event::{self, Held};
+use crate::limit::{self, OverLimit};
 use crate::prefetch::Prefetch;
 use crate::rank;
 use crate::reclaim::{Average, By, Reclaimed};
@@ -48,13 +49,16 @@ const PROBATION_SHARE: u64 = 32;
 /// An eighth of the limit stays resident.
 const FLOOR_SHARE: u64 = 8;
 
-/// Bytes above the limit that are worth a word: less comes and goes with the kernel's own counting.
-const OVER_LIMIT_TOLD: u64 = 8 << 20;
-
 /// Where the figures live: a page of our own, or one that `zfolio stat` can read.
 pub trait StatsHome: Deref<Target = Stats> + Send + Sync {
     /// Somebody asked for the size classes of the pool, and here they are.
     fn tell_classes(&self, _classes: &[ClassStats]) {}
+
+    /// The limit is passed, for the `first` time or again after it was held. Called on the way of a
+    /// fault: nothing may be touched or locked here but what the process never compresses.
+    fn over_limit(&self, over: &OverLimit, first: bool) {
+        limit::tell_once(over, first);
+    }
 }
 
 impl StatsHome for Box<Stats> {}
@@ -75,7 +79,7 @@ pub struct Engine {
     metadata_bytes: AtomicU64,
     /// What the process has resident beyond what is counted here; less than nothing where units are
     /// resident in part.
-    uncounted_bytes: AtomicI64,
+    pub(crate) uncounted_bytes: AtomicI64,
     /// Watermarks of background reclaim, in bytes available.
     pub(crate) low_bytes: u64,
     pub(crate) high_bytes: u64,
@@ -97,7 +101,10 @@ pub struct Engine {
     /// How many whole folios went by one move.
     pub(crate) folios_moved: Average,
     pub(crate) stopping: AtomicBool,
-    told_over_limit: AtomicBool,
+    /// The limit is passed now, and that was told.
+    pub(crate) is_over_limit: AtomicBool,
+    /// It was told at least once.
+    pub(crate) told_over_limit: AtomicBool,
 }
 
 /// The engine held still: see [`Engine::quiet`].
@@ -186,6 +193,7 @@ impl Engine {
             dirty_share: Average::new(Average::ONE),
             folios_moved: Average::new(Average::ONE),
             stopping: AtomicBool::new(false),
+            is_over_limit: AtomicBool::new(false),
             told_over_limit: AtomicBool::new(false),
             config,
         };
@@ -250,7 +258,7 @@ impl Engine {
         quiet.inbox.clear();
         self.figures().inherit(&quiet.inheritance);
         let again = self.seam.open_again(&self.staging, self.config.mode);
-        again.map_err(|errno| Error::Userfaultfd { errno })?;
+        again.map_err(|errno| Error::Userfaultfd { mode: self.config.mode, errno })?;
         let ranges: Vec<(usize, usize)> = quiet.table.ranges().iter().collect();
         for (start, end) in ranges {
             if self.seam.program.register(start, end - start).is_err() {
@@ -537,6 +545,8 @@ impl Engine {
             let over = process.saturating_sub(self.config.limit_bytes);
             raise(&figures.over_limit_bytes_max, over);
         }
+        self.measure_excess();
+        self.rearm();
         let pool = self.zswap.pool_stats();
         let pool_bytes = pool.pages_used * PAGE_BYTES as u64;
         let resident = self.resident_bytes.load(Relaxed);
@@ -562,39 +572,24 @@ impl Engine {
     pub(crate) fn at_floor(&self) -> bool {
         self.resident_bytes.load(Relaxed) <= self.floor_bytes
     }
-
-    /// Counts that memory was wanted and not to be had; tells of it once, and ends the process if that
-    /// was asked for, when it is by more than passes again by itself.
-    pub(crate) fn over_limit(&self) {
-        add(&self.figures().over_limit, 1);
-        let (limit, charge) = (self.config.limit_bytes, self.charge_bytes());
-        if charge < limit + (limit / 16).max(OVER_LIMIT_TOLD) {
-            return;
-        }
-        if self.config.strict {
-            crate::fatal::over_limit(limit, charge);
-        }
-        if !self.told_over_limit.swap(true, Relaxed) && self.config.mode == Mode::Handler {
-            let pool = self.zswap.pool_stats().pages_used * PAGE_BYTES as u64;
-            // What was counted and has since been dropped behind our back makes it negative.
-            let unmanaged = self.uncounted_bytes.load(Relaxed).max(0);
-            crate::fatal::tell(format_args!(
-                "over the limit of {} MiB: {} MiB are needed ({} MiB resident, {} MiB compressed, {} MiB not managed)",
-                limit >> 20,
-                charge >> 20,
-                self.resident_bytes.load(Relaxed) >> 20,
-                pool >> 20,
-                unmanaged >> 20,
-            ));
-        }
-    }
 }
 
 /// The one that faults come through, and the one of the staging area.
 fn open_userfaultfds(mode: Mode) -> Result<(Uffd, Uffd), Error> {
     let [program, staging] = needs(mode);
     let open = |(reach, features)| {
-        Uffd::open(reach, features).map_err(|errno| Error::Userfaultfd { errno })
+        Uffd::open(reach, features).map_err(|errno| Error::Userfaultfd { mode, errno })
     };
     Ok((open(program)?, open(staging)?))
+}
+
+impl Mode {
+    /// Whether this process may serve faults so: opens what that needs, and closes it again.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Userfaultfd`]; its text says what is missing and what to do.
+    pub fn check(self) -> Result<(), Error> {
+        open_userfaultfds(self).map(drop)
+    }
 }

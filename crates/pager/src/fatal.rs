@@ -32,6 +32,13 @@ pub fn tell(message: std::fmt::Arguments<'_>) {
     files::tell_program(std::str::from_utf8(&line.bytes[..line.length]).unwrap_or("zfolio: ?\n"));
 }
 
+/// The same, for threads that share the program's table of files. It needs no permission.
+pub(crate) fn tell_here(message: std::fmt::Arguments<'_>) {
+    let mut line = Line { bytes: [0; 512], length: 0 };
+    line.write_fmt(format_args!("zfolio: {message}\n")).ok();
+    files::tell_here(&line.bytes[..line.length]);
+}
+
 /// A stored unit is lost.
 pub(crate) fn corrupt(address: usize, bytes: usize, error: zswap::Error) -> ! {
     tell(format_args!(

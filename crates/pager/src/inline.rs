@@ -78,6 +78,18 @@ fn install() {
     // may; `previous` is a valid place.
     unsafe { libc::sigaction(libc::SIGBUS, &raw const action, &raw mut *previous) };
     PREVIOUS.store(Box::into_raw(previous), Ordering::Release);
+    // SAFETY: `forget_all` is a function without arguments that only stores to atomics. Without memory for it
+    // a child keeps the table; it matters only for a SIGBUS that is none of ours.
+    unsafe { libc::pthread_atfork(None, None, Some(forget_all)) };
+}
+
+/// In a child of `fork`: nothing of its memory is ours (`LIB-2`), and locks may be held by threads that
+/// are not there.
+extern "C" fn forget_all() {
+    for slot in &SLOTS {
+        slot.engine.store(std::ptr::null_mut(), Ordering::SeqCst);
+        slot.inside.store(0, Ordering::SeqCst);
+    }
 }
 
 #[allow(unsafe_code, reason = "the handler")]

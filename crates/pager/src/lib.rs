@@ -31,13 +31,26 @@ mod event;
 mod config;
 mod engine;
 pub mod fatal;
+mod limit;
 mod rank;
 
 mod handler;
 mod inline;
+
+mod notice;
 mod pager;
+mod published;
+mod region;
+mod report;
+mod slice;
+mod transfer;
 
 pub use config::{Config, Error, LIMIT_BYTES_MIN, Mode, with_dictionary};
 pub use engine::{Engine, Quiet, StatsHome};
-pub use pager::{Builder, Pager, Region};
+pub use limit::OverLimit;
+pub use pager::{Builder, Pager};
+pub use region::Region;
+pub use report::{FaultTimes, Stats};
 pub use runs::Runs;
+pub use slice::{Pod, Slice};
+pub use transfer::TransferError;

@@ -1,65 +1,160 @@
-//! The library's face: a pager with a limit, and regions that are larger than it.
+//! The library's face: a pager with a limit, and how it is set up.
 //!
-//! A [`Region`] derefs to `[u8]`. Below the limit it is ordinary memory; once the regions of a pager
-//! together are larger than the limit, each is registered, and what was not touched for a while is
-//! compressed.
+//! Below the limit the regions are ordinary memory; once the regions of a pager together are larger than
+//! the limit, each is registered, and what was not touched for a while is compressed.
 //!
-//! # What inline mode cannot do
+//! # Invariants
 //!
-//! The *kernel's* own accesses to a compressed page fail: `read(2)` into a region, or `write(2)` from
-//! one, returns `EFAULT` (or a short count). Call [`Region::prefault`] on the part first, or
-//! [`Region::pin`] it for good; `std::io::Read::read` into a region's slice is such an access. A child
-//! of `fork` must not touch a region: it would read zeros where data was compressed.
+//! - `LIB-1` The engine outlives its threads, every handler that may find it, and every region.
+//! - `LIB-2` A child of `fork` has none of the threads, and perhaps locks that nobody will release: it
+//!   never waits for anything here, and frees nothing.
 
-use std::ops::{Deref, DerefMut, Range};
+use std::fmt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use zfolio_core::page::{PAGE_BYTES, UnitOrder};
-use zfolio_core::stats::Stats;
+use zfolio_core::page::UnitOrder;
 use zfolio_core::sync::Mutex;
-use zfolio_sys::map::Reservation;
-use zfolio_sys::{Errno, signal};
+use zfolio_core::zcomp::{ALGORITHM_DEFAULT, Params};
+use zfolio_sys::map::{self, Reservation};
+use zfolio_sys::{Errno, process, signal};
 
 use crate::config::{Config, Error, Mode, with_dictionary};
 use crate::engine::Engine;
 use crate::inline::{self, Registered};
+use crate::limit::OverLimit;
+use crate::notice::{Callback, Notice};
+use crate::published::Published;
+use crate::region::Region;
+use crate::report::Stats;
+use crate::slice::{Pod, Slice};
 
-/// Settings of a [`Pager`], with defaults: 16 KiB units of LZ4.
-#[derive(Clone, Debug)]
+/// Settings of a [`Pager`]. All but the limit have defaults: those of `zfolio run` (units of 16 KiB, zstd), and
+/// [`Mode::Inline`].
+///
+/// ```
+/// # if let Err(why) = zfolio::Mode::Inline.check() { eprintln!("SKIPPED: {why}"); return Ok(()); }
+/// let pager = zfolio::Pager::builder()
+///     .limit(256 << 20)
+///     .algorithm("lz4")
+///     .unit(4096)
+///     .name("tiles")
+///     .build()?;
+/// # drop(pager);
+/// # Ok::<(), zfolio::Error>(())
+/// ```
+#[derive(Clone)]
 pub struct Builder {
     limit_bytes: u64,
     algorithm: String,
     unit_bytes: usize,
+    mode: Mode,
     strict: bool,
+    name: String,
+    listed: bool,
+    callback: Option<Arc<Callback>>,
+}
+
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder")
+            .field("limit", &self.limit_bytes)
+            .field("algorithm", &self.algorithm)
+            .field("unit", &self.unit_bytes)
+            .field("mode", &self.mode)
+            .field("strict", &self.strict)
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Builder {
-    /// What the regions may hold in all: resident, staged, compressed, and tables. Required.
+    /// What the regions may hold in all: resident, staged, compressed, and tables. Required, and at least
+    /// [`LIMIT_BYTES_MIN`](crate::LIMIT_BYTES_MIN). What the process has beside its regions is not counted.
     #[must_use]
     pub fn limit(mut self, bytes: u64) -> Builder {
         self.limit_bytes = bytes;
         self
     }
 
-    /// The codec, as `"zstd"` or `"zstd,level=3,dict=FILE"`.
+    /// The codec, as `"zstd"` or `"zstd,level=3,dict=FILE"`; `zfolio algorithms` lists them. Default: zstd.
     #[must_use]
     pub fn algorithm(mut self, name: &str) -> Builder {
         name.clone_into(&mut self.algorithm);
         self
     }
 
-    /// Bytes compressed as one object: a power of two from 4 KiB to 2 MiB.
+    /// Bytes compressed as one object: a power of two from 4 KiB to 2 MiB. Default: 16 KiB.
+    ///
+    /// Large units compress better; small ones serve a random touch sooner.
     #[must_use]
     pub fn unit(mut self, bytes: usize) -> Builder {
         self.unit_bytes = bytes;
         self
     }
 
-    /// End the process rather than go over the limit.
+    /// How touches of compressed pages are served. Default: [`Mode::Inline`], which needs no permission.
+    #[must_use]
+    pub fn mode(mut self, mode: Mode) -> Builder {
+        self.mode = mode;
+        self
+    }
+
+    /// Whether going over the limit is an error: [`Pager::map`], [`Pager::map_slice`] and
+    /// [`Region::read_from`] then return [`Error::OverLimit`] for as long as more is held than the limit
+    /// allows. A touch is served all the same: no byte is lost, and no process ended. Default: false.
     #[must_use]
     pub fn strict(mut self, strict: bool) -> Builder {
         self.strict = strict;
+        self
+    }
+
+    /// Calls `function` whenever the limit is passed, and again after it was held and is passed once more;
+    /// without it, one line on standard error tells of the first time.
+    ///
+    /// The limit is passed when data does not compress. `function` runs on a thread of its own, which blocks
+    /// the signals that others send; it may touch regions. A [`Pager`] or [`Region`] that it owns is never freed.
+    ///
+    /// ```
+    /// # if let Err(why) = zfolio::Mode::Inline.check() { eprintln!("SKIPPED: {why}"); return Ok(()); }
+    /// use std::sync::mpsc;
+    ///
+    /// let (sender, receiver) = mpsc::sync_channel(1);
+    /// let pager = zfolio::Pager::builder()
+    ///     .limit(8 << 20)
+    ///     .on_over_limit(move |over| drop(sender.try_send(*over)))
+    ///     .build()?;
+    /// let mut region = pager.map(24 << 20)?;
+    /// let mut noise = 1_u64;
+    /// for byte in region.iter_mut() {
+    ///     noise = noise.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+    ///     *byte = (noise >> 56) as u8; // It does not compress.
+    /// }
+    /// let over = receiver.recv().expect("24 MiB of noise do not fit in 8");
+    /// assert!(over.charged_bytes > over.limit_bytes);
+    /// # Ok::<(), zfolio::Error>(())
+    /// ```
+    #[must_use]
+    pub fn on_over_limit(
+        mut self,
+        function: impl Fn(&OverLimit) + Send + Sync + 'static,
+    ) -> Builder {
+        self.callback = Some(Arc::new(function));
+        self
+    }
+
+    /// What `zfolio stat` shows beside the name of the process: which of several pagers it is.
+    #[must_use]
+    pub fn name(mut self, name: &str) -> Builder {
+        name.clone_into(&mut self.name);
+        self
+    }
+
+    /// Whether `zfolio stat` lists this pager, by a file in `/dev/shm/zfolio-UID/` that only this user may
+    /// read. Default: true.
+    #[must_use]
+    pub fn listed(mut self, listed: bool) -> Builder {
+        self.listed = listed;
         self
     }
 
@@ -67,11 +162,11 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// A setting is not accepted, or the kernel cannot do it: see [`Error`].
+    /// A setting is not accepted, or the kernel or a permission does not allow it: see [`Error`].
     pub fn build(self) -> Result<Pager, Error> {
         let params = self
             .algorithm
-            .parse()
+            .parse::<Params>()
             .and_then(with_dictionary)
             .map_err(|error| Error::Algorithm(format!("algorithm: {error}")))?;
         let unit =
@@ -80,67 +175,139 @@ impl Builder {
             limit_bytes: self.limit_bytes,
             params,
             unit,
-            mode: Mode::Inline,
+            mode: self.mode,
             whole_process: false,
-            strict: self.strict,
+            // A library does not end its program: see `Core::strict`.
+            strict: false,
         };
         let algorithm = config.params.to_string();
-        let engine = Engine::new(config, Box::new(Box::<Stats>::default()))?;
-        engine.stats().publish(zfolio_sys::process::id(), 0, 0, &algorithm, "");
-        Ok(Pager(Arc::new(Core::start(engine)?)))
+        let notice = self.callback.is_some().then(|| Arc::new(Notice::new(self.limit_bytes)));
+        let published = Published::new(self.listed, notice.clone())
+            .map_err(|errno| Error::Memory { what: "the page of figures", errno })?;
+        let engine = Engine::new(config, Box::new(published))?;
+        let mut command = process::command();
+        if !self.name.is_empty() {
+            command = format!("{command}:{}", self.name);
+        }
+        engine.stats().publish(process::id(), process::start_ticks(), 0, &algorithm, &command);
+        let listener = notice.zip(self.callback);
+        Ok(Pager(Arc::new(Core::start(engine, self.strict, listener)?)))
     }
 }
 
-/// Managed memory with a limit. Cheap to clone; everything is given back when the last clone and the
-/// last region are gone.
-#[derive(Clone, Debug)]
+/// Managed memory with a limit.
+///
+/// It is cheap to clone; everything is given back when the last clone and the last region are gone.
+///
+/// ```
+/// # if let Err(why) = zfolio::Mode::Inline.check() { eprintln!("SKIPPED: {why}"); return Ok(()); }
+/// let pager = zfolio::Pager::builder().limit(16 << 20).build()?;
+/// let mut region = pager.map(64 << 20)?;
+/// region.fill(7);
+/// assert!(region.iter().all(|byte| *byte == 7));
+/// # Ok::<(), zfolio::Error>(())
+/// ```
+#[derive(Clone)]
 pub struct Pager(Arc<Core>);
 
 /// The engine with its threads.
-#[derive(Debug)]
-struct Core {
-    /// Owned: made by `Box::leak`, freed in `drop` once nobody can reach it.
-    engine: &'static Engine,
+pub(crate) struct Core {
+    /// Owned: made by `Box::leak`, freed in `drop` once nobody can reach it (`LIB-1`).
+    pub(crate) engine: &'static Engine,
     registered: Option<Registered>,
     threads: Vec<JoinHandle<()>>,
+    notice: Option<Arc<Notice>>,
+    strict: bool,
+    /// The process that has the threads (`LIB-2`).
+    process: u32,
     /// Regions that are not registered yet: together they fit.
     native: Mutex<1, Native>,
 }
 
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Core").field("engine", &self.engine).finish_non_exhaustive()
+    }
+}
+
 #[derive(Debug, Default)]
-struct Native {
+pub(crate) struct Native {
+    /// Of all regions, registered or not.
     bytes: u64,
     engaged: bool,
     regions: Vec<(usize, usize)>,
 }
 
-impl Core {
-    fn start(engine: Engine) -> Result<Core, Error> {
-        let engine: &'static Engine = Box::leak(Box::new(engine));
-        let registered = inline::register(engine);
-        let mut core =
-            Core { engine, registered, threads: Vec::new(), native: Mutex::new(Native::default()) };
-        if core.registered.is_none() {
-            return Err(Error::Codec(format!(
-                "more than {} pagers in one process",
-                inline::ENGINES
-            )));
+/// What a thread of the engine does until the engine stops.
+type Life = fn(&Engine);
+
+/// A thread of the engine that panics would leave threads waiting for ever, or locks held: the process
+/// ends instead.
+struct NoUnwind;
+
+impl Drop for NoUnwind {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            crate::fatal::tell_here(format_args!("a thread of the pager panicked: stopped"));
+            std::process::abort();
         }
-        let mask = signal::block_all();
-        let spawn = |name: &str, life: fn(&Engine)| {
-            let thread = std::thread::Builder::new().name(name.to_owned());
-            thread.spawn(move || life(engine)).map_err(|_| Error::Memory {
-                what: "starting a thread",
-                errno: zfolio_sys::Errno::AGAIN,
-            })
+    }
+}
+
+/// Starts a thread with the signals that `mask` leaves open.
+fn spawn(
+    name: &str,
+    mask: fn() -> signal::Mask,
+    life: impl FnOnce() + Send + 'static,
+) -> Result<JoinHandle<()>, Error> {
+    let before = mask();
+    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(life);
+    signal::restore(&before);
+    thread.map_err(|error| Error::Memory {
+        what: "starting a thread",
+        errno: Errno::from_io_error(&error).unwrap_or(Errno::AGAIN),
+    })
+}
+
+impl Core {
+    fn start(
+        engine: Engine,
+        strict: bool,
+        listener: Option<(Arc<Notice>, Arc<Callback>)>,
+    ) -> Result<Core, Error> {
+        let engine: &'static Engine = Box::leak(Box::new(engine));
+        let mode = engine.config().mode;
+        let registered = if mode == Mode::Inline { inline::register(engine) } else { None };
+        let mut core = Core {
+            engine,
+            registered,
+            threads: Vec::new(),
+            notice: None,
+            strict,
+            process: process::id(),
+            native: Mutex::new(Native::default()),
         };
-        let threads = [
-            spawn("zfolio-reclaim", Engine::reclaim_in_background),
-            spawn("zfolio-prefetch", Engine::prefetch_in_background),
+        // From here on, an error drops the core, which ends the threads that were started.
+        if mode == Mode::Inline && core.registered.is_none() {
+            return Err(Error::TooManyPagers { most: inline::ENGINES });
+        }
+        if let Some((notice, callback)) = listener {
+            core.notice = Some(Arc::clone(&notice));
+            let life = move || notice.listen(&*callback);
+            core.threads.push(spawn("zfolio-notice", signal::block_sent, life)?);
+        }
+        let lives: [(&str, Life); 3] = [
+            ("zfolio-reclaim", Engine::reclaim_in_background),
+            ("zfolio-prefetch", Engine::prefetch_in_background),
+            ("zfolio-handler", Engine::handle_faults),
         ];
-        signal::restore(&mask);
-        for thread in threads {
-            core.threads.push(thread?);
+        let count = if mode == Mode::Handler { 3 } else { 2 };
+        for &(name, life) in &lives[..count] {
+            let guarded = move || {
+                let _guard = NoUnwind;
+                life(engine);
+            };
+            core.threads.push(spawn(name, signal::block_all, guarded)?);
         }
         Ok(core)
     }
@@ -149,18 +316,76 @@ impl Core {
     fn engage(&self, native: &mut Native) -> Result<(), Error> {
         native.engaged = true;
         self.engine.engage();
-        native.regions.drain(..).try_for_each(|(start, end)| self.engine.adopt(start, end))
+        while let Some((start, end)) = native.regions.last().copied() {
+            self.engine.adopt(start, end)?;
+            native.regions.pop();
+        }
+        Ok(())
+    }
+
+    /// Adds a mapped region, and registers what must be.
+    fn add(&self, start: usize, end: usize) -> Result<(), Error> {
+        let mut native = self.native.lock();
+        native.bytes += (end - start) as u64;
+        native.regions.push((start, end));
+        if native.engaged || native.bytes > self.engine.config().limit_bytes {
+            if let Err(error) = self.engage(&mut native) {
+                // It goes again. Others that could not be registered are tried again with the next.
+                native.remove(start, end);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets a region, and has `unmap` unmap it at a moment when no folio is on its way there.
+    pub(crate) fn remove(&self, start: usize, end: usize, unmap: impl FnOnce()) {
+        self.native.lock().remove(start, end);
+        let gone: Result<(), std::convert::Infallible> = self.engine.unmap(start, end, || {
+            unmap();
+            Ok(())
+        });
+        debug_assert!(gone.is_ok());
+    }
+
+    /// Whether this is a child of the process that made the pager (`LIB-2`).
+    pub(crate) fn is_a_childs(&self) -> bool {
+        self.process != process::id()
+    }
+
+    /// Refuses what would make more of an excess, if that is asked for.
+    pub(crate) fn check_strict(&self) -> Result<(), Error> {
+        if self.strict { self.engine.check_limit() } else { Ok(()) }
+    }
+}
+
+impl Native {
+    fn remove(&mut self, start: usize, end: usize) {
+        self.bytes -= (end - start) as u64;
+        self.regions.retain(|region| *region != (start, end));
     }
 }
 
 impl Drop for Core {
     #[allow(unsafe_code, reason = "frees what start() leaked")]
     fn drop(&mut self) {
-        self.engine.stop();
-        for thread in self.threads.drain(..) {
-            // A thread that panicked has told so; there is nothing to add.
-            drop(thread.join());
+        let threads = std::mem::take(&mut self.threads);
+        if self.is_a_childs() {
+            // Nothing to wait for, and nothing of the parent's to take back (LIB-2).
+            std::mem::forget((self.registered.take(), threads, self.notice.take()));
+            return;
         }
+        self.engine.stop();
+        if let Some(notice) = self.notice.take() {
+            notice.stop();
+        }
+        let this = std::thread::current().id();
+        // The program's function, if it drops the last pager, is on a thread that ends by itself, and that
+        // does not use the engine. One that panicked has told so; there is nothing to add.
+        threads
+            .into_iter()
+            .filter(|thread| thread.thread().id() != this)
+            .for_each(|thread| drop(thread.join()));
         self.registered = None;
         // SAFETY: leaked by start(); its threads have ended, no handler can find it any more
         // (Registered::drop waited), and every region is gone, since each holds an Arc of us.
@@ -174,18 +399,24 @@ impl Pager {
     pub fn builder() -> Builder {
         Builder {
             limit_bytes: 0,
-            algorithm: "lz4".to_owned(),
+            algorithm: ALGORITHM_DEFAULT.to_owned(),
             unit_bytes: UnitOrder::DEFAULT.bytes(),
+            mode: Mode::default(),
             strict: false,
+            name: String::new(),
+            listed: true,
+            callback: None,
         }
     }
 
-    /// Maps a region of `bytes` zeros.
+    /// Maps a region of `bytes` zeros. It takes address space only, until it is touched.
     ///
     /// # Errors
     ///
-    /// No address space, or the kernel refuses to register it.
+    /// [`Error::Memory`]: no address space, or too many mappings (`vm.max_map_count`).
+    /// [`Error::OverLimit`] with [`Builder::strict`].
     pub fn map(&self, bytes: usize) -> Result<Region, Error> {
+        self.0.check_strict()?;
         let folio = self.0.engine.shape.folio_bytes();
         let refused = |errno| Error::Memory { what: "mapping a region", errno };
         // A slice is at most isize::MAX long.
@@ -194,98 +425,68 @@ impl Pager {
         let whole = whole.map_err(refused)?;
         let space = Reservation::for_program(whole, folio).map_err(refused)?;
         let (start, end) = (space.address(), space.address() + whole);
-        let mut native = self.0.native.lock();
-        native.bytes += whole as u64;
-        native.regions.push((start, end));
-        if native.engaged || native.bytes > self.0.engine.config().limit_bytes {
-            self.0.engage(&mut native)?;
-        }
-        drop(native);
-        Ok(Region { core: Arc::clone(&self.0), space, bytes })
+        // A child would read zeros where data is compressed: its touch ends it instead. And pages that a
+        // child shares could not be moved out.
+        map::keep_from_children(start, whole).map_err(refused)?;
+        self.0.add(start, end)?;
+        Ok(Region::new(Arc::clone(&self.0), space, bytes))
     }
 
-    /// The figures so far.
-    #[must_use]
-    pub fn stats(&self) -> &Stats {
-        self.0.engine.sample();
-        self.0.engine.stats()
-    }
-}
-
-/// Memory of a [`Pager`]; derefs to `[u8]`. Unmapped when dropped.
-#[derive(Debug)]
-pub struct Region {
-    core: Arc<Core>,
-    space: Reservation,
-    bytes: usize,
-}
-
-impl Region {
-    /// Makes the pages of `range` resident, so that the kernel can reach them in the next moments.
+    /// Maps a slice of `length` values, all of them zero.
     ///
-    /// They can be taken again at any time: for a call that may block, [`Region::pin`] them.
-    pub fn prefault(&self, range: Range<usize>) {
-        for at in (range.start..range.end.min(self.bytes))
-            .step_by(PAGE_BYTES)
-            .chain(range.end.checked_sub(1))
-        {
-            if let Some(byte) = self.get(at) {
-                std::hint::black_box(*byte);
-            }
-        }
+    /// ```
+    /// # if let Err(why) = zfolio::Mode::Inline.check() { eprintln!("SKIPPED: {why}"); return Ok(()); }
+    /// let pager = zfolio::Pager::builder().limit(16 << 20).build()?;
+    /// let mut distances = pager.map_slice::<f64>(1 << 20)?;
+    /// distances[12345] = 0.5;
+    /// let mut points = pager.map_slice::<[f32; 3]>(1000)?;
+    /// points[7][2] = 1.0;
+    /// assert_eq!(distances.iter().sum::<f64>(), 0.5);
+    /// # Ok::<(), zfolio::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Pager::map`].
+    pub fn map_slice<T: Pod>(&self, length: usize) -> Result<Slice<T>, Error> {
+        let too_long = Error::Memory { what: "mapping a slice", errno: Errno::NOMEM };
+        let bytes = length.checked_mul(size_of::<T>()).ok_or(too_long)?;
+        Ok(Slice::new(self.map(bytes)?, length))
     }
 
-    /// Keeps the folios of `range` resident for good, outside of the limit's reach.
-    pub fn pin(&self, range: Range<usize>) {
-        let start = self.space.address();
-        let (from, to) = (start + range.start.min(self.bytes), start + range.end.min(self.bytes));
-        self.core.engine.pin(from, to);
+    /// The figures so far; `{}` prints them as a few lines.
+    ///
+    /// ```
+    /// # if let Err(why) = zfolio::Mode::Inline.check() { eprintln!("SKIPPED: {why}"); return Ok(()); }
+    /// let pager = zfolio::Pager::builder().limit(16 << 20).build()?;
+    /// let mut region = pager.map(64 << 20)?;
+    /// region.fill(7);
+    /// let stats = pager.stats();
+    /// assert!(stats.charged_bytes() <= 18 << 20 && stats.figures.reclaim_same_filled > 0);
+    /// println!("{stats}");
+    /// # Ok::<(), zfolio::Error>(())
+    /// ```
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.0.engine.sample();
+        Stats::of(self.0.engine, self.0.native.lock().bytes)
     }
 
-    /// Drops the contents of the whole units in `range`: they read as zeros.
-    #[allow(unsafe_code, reason = "the pages are the region's own")]
-    pub fn clear(&mut self, range: Range<usize>) {
-        let unit = self.core.engine.shape.unit_bytes();
-        let start = self.space.address();
-        let from = start + range.start.min(self.bytes).next_multiple_of(unit);
-        let to = start + range.end.min(self.bytes) / unit * unit;
-        if from < to {
-            // SAFETY: `&mut self`: nobody else looks at the region's bytes.
-            let call = |at, bytes| unsafe { zfolio_sys::map::release(at, bytes) };
-            // It fails for ranges that are not mapped only.
-            self.core.engine.discard(from, to, call).ok();
-        }
-    }
-}
-
-impl Deref for Region {
-    type Target = [u8];
-    #[allow(unsafe_code, reason = "the view of the mapping")]
-    fn deref(&self) -> &[u8] {
-        // SAFETY: the mapping is at least `bytes` long, readable, and lives as long as `self`; a
-        // missing page is served by the engine, which `core` keeps alive.
-        unsafe { std::slice::from_raw_parts(self.space.base().as_ptr(), self.bytes) }
-    }
-}
-
-impl DerefMut for Region {
-    #[allow(unsafe_code, reason = "the view of the mapping")]
-    fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in deref(), and `&mut self` is the only borrow.
-        unsafe { std::slice::from_raw_parts_mut(self.space.base().as_ptr(), self.bytes) }
+    /// How far the limit is passed now; `None` while it is held.
+    #[must_use]
+    pub fn over_limit(&self) -> Option<OverLimit> {
+        self.0.engine.excess()
     }
 }
 
-impl Drop for Region {
-    fn drop(&mut self) {
-        let (start, end) = (self.space.address(), self.space.address() + self.space.bytes());
-        let mut native = self.core.native.lock();
-        native.bytes -= self.space.bytes() as u64;
-        native.regions.retain(|region| *region != (start, end));
-        drop(native);
-        // Forgotten before the mapping goes (fields drop after this), so that no folio moves there.
-        let forgotten: Result<(), std::convert::Infallible> =
-            self.core.engine.unmap(start, end, || Ok(()));
-        debug_assert!(forgotten.is_ok());
+impl fmt::Debug for Pager {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let config = self.0.engine.config();
+        f.debug_struct("Pager")
+            .field("limit_bytes", &config.limit_bytes)
+            .field("mode", &config.mode)
+            .field("algorithm", &format_args!("{}", config.params))
+            .field("unit_bytes", &config.unit.bytes())
+            .finish_non_exhaustive()
     }
 }

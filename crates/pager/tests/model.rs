@@ -1,6 +1,7 @@
 //! The library against a model: every page's contents are known from a number, and checked at each look.
 //!
-//! Several pagers at once, several threads each; their parts do not end at folios, so that threads meet
+//! In both modes, inline and with a handler (if this process may); in the latter, system calls read and write
+//! regions directly, too. Several pagers at once, several threads each; their parts do not end at folios, so that threads meet
 //! in them. The seed is in `SEED`, the seconds per setting in `MODEL_SECONDS`.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
@@ -14,7 +15,11 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use zfolio_pager::{Pager, Region};
+use std::fs::File;
+use std::io::Seek;
+use std::os::unix::fs::FileExt;
+
+use zfolio_pager::{Mode, Pager, Region};
 
 const MIB: usize = 1 << 20;
 const PAGE: usize = 4096;
@@ -44,6 +49,23 @@ impl Random {
     fn below(&mut self, bound: usize) -> usize {
         usize::try_from((self.next() >> 16) % bound as u64).unwrap()
     }
+}
+
+/// The modes that this process may use.
+fn modes() -> Vec<Mode> {
+    let may =
+        |mode: &Mode| mode.check().inspect_err(|why| eprintln!("SKIPPED: {mode:?}: {why}")).is_ok();
+    [Mode::Inline, Mode::Handler].into_iter().filter(may).collect()
+}
+
+/// A file without a name, for bytes that go through the kernel.
+fn scratch_file() -> File {
+    static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+    let (process, count) = (std::process::id(), COUNT.fetch_add(1, Relaxed));
+    let path = std::env::temp_dir().join(format!("zfolio-model-{process}-{count}"));
+    let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    std::fs::remove_file(path).unwrap();
+    file
 }
 
 fn seconds() -> Duration {
@@ -92,6 +114,13 @@ struct Part<'a> {
     bytes: &'a mut [u8],
     model: &'a mut [Contents],
     name: &'a str,
+    /// Where system calls write from the region and read into it, if they may.
+    file: Option<File>,
+}
+
+/// The scratch file of one thread, if system calls may have a region.
+fn file_for(pager: &Pager) -> Option<File> {
+    (pager.stats().mode == Mode::Handler).then(scratch_file)
 }
 
 impl Part<'_> {
@@ -111,6 +140,21 @@ impl Part<'_> {
         verify(&self.bytes[page * PAGE..][..PAGE], self.model[page], self.name, page);
     }
 
+    /// Some pages go to a file, and from there to other pages, both by one system call.
+    fn pass_through_the_kernel(&mut self, from: usize, random: &mut Random) {
+        let Some(file) = &self.file else { return };
+        let count = 1 + random.below(24.min(self.model.len() - from));
+        let to = random.below(self.model.len() - count + 1);
+        file.write_all_at(&self.bytes[from * PAGE..][..count * PAGE], 0).unwrap();
+        let mut written = vec![0; count * PAGE];
+        file.read_exact_at(&mut written, 0).unwrap();
+        for (page, bytes) in (from..).zip(written.chunks(PAGE)) {
+            verify(bytes, self.model[page], self.name, page);
+        }
+        file.read_exact_at(&mut self.bytes[to * PAGE..][..count * PAGE], 0).unwrap();
+        self.model.copy_within(from..from + count, to);
+    }
+
     /// One step of a program's life.
     fn step(&mut self, random: &mut Random) {
         let pages = self.model.len();
@@ -122,7 +166,8 @@ impl Part<'_> {
             4 => run.for_each(|page| self.stamp(page, random.next())),
             5..7 => run.for_each(|page| self.verify(page)),
             7 => run.rev().for_each(|page| self.verify(page)),
-            8..11 => self.write(page, random.next() | 2),
+            8 => self.pass_through_the_kernel(page, random),
+            9..11 => self.write(page, random.next() | 2),
             11..13 => self.stamp(page, random.next()),
             _ => self.verify(page),
         }
@@ -168,7 +213,7 @@ fn share_a_region(pager: &Pager, name: &str, stream: u64, end: Instant) {
         let parts = region.chunks_mut(share * PAGE).zip(model.chunks_mut(share));
         for (index, (bytes, model)) in parts.enumerate() {
             scope.spawn(move || {
-                let mut part = Part { bytes, model, name };
+                let mut part = Part { bytes, model, name, file: file_for(pager) };
                 let mut random = Random::new(stream * 16 + index as u64);
                 while Instant::now() < end {
                     part.step(&mut random);
@@ -202,6 +247,7 @@ fn share_a_region(pager: &Pager, name: &str, stream: u64, end: Instant) {
 fn change_regions(pager: &Pager, name: &str, unit: usize, stream: u64, end: Instant) {
     let mut random = Random::new(stream * 16 + 12);
     let mut regions: Vec<(Region, Vec<Contents>)> = Vec::new();
+    let mut file = scratch_file();
     while Instant::now() < end {
         if regions.len() < 3 {
             let pages = 1 + random.below(6 * MIB / PAGE);
@@ -211,7 +257,7 @@ fn change_regions(pager: &Pager, name: &str, unit: usize, stream: u64, end: Inst
         if random.below(40) == 0 {
             let (bytes, mut model) = regions.swap_remove(chosen);
             let mut bytes = bytes;
-            let part = Part { bytes: &mut bytes, model: &mut model, name };
+            let part = Part { bytes: &mut bytes, model: &mut model, name, file: None };
             (0..part.model.len()).for_each(|page| part.verify(page));
             continue;
         }
@@ -229,14 +275,26 @@ fn change_regions(pager: &Pager, name: &str, unit: usize, stream: u64, end: Inst
             }
             2 => region.prefault(range),
             3 if random.below(16) == 0 => region.pin(at..(at + 10 * PAGE).min(bytes)),
+            4 => {
+                let from = random.below(model.len());
+                let count = 1 + random.below(200.min(model.len() - from));
+                let to = random.below(model.len() - count + 1);
+                file.set_len(0).unwrap();
+                file.rewind().unwrap();
+                region.write_to(from * PAGE..(from + count) * PAGE, &mut file).unwrap();
+                file.rewind().unwrap();
+                let read = region.read_from(to * PAGE.., &mut file).unwrap();
+                assert_eq!(read, count * PAGE, "{name}");
+                model.copy_within(from..from + count, to);
+            }
             _ => {
-                let mut part = Part { bytes: region, model, name };
+                let mut part = Part { bytes: region, model, name, file: file_for(pager) };
                 (0..8).for_each(|_| part.step(&mut random));
             }
         }
     }
     for (mut region, mut model) in regions {
-        let part = Part { bytes: &mut region, model: &mut model, name };
+        let part = Part { bytes: &mut region, model: &mut model, name, file: None };
         (0..part.model.len()).for_each(|page| part.verify(page));
     }
 }
@@ -246,16 +304,17 @@ fn change_regions(pager: &Pager, name: &str, unit: usize, stream: u64, end: Inst
 #[test]
 fn regions_agree_with_a_model() {
     let _alone = ALONE.lock();
-    for (round, unit) in UNITS.into_iter().enumerate() {
+    let settings = modes().into_iter().flat_map(|mode| UNITS.map(|unit| (mode, unit)));
+    for (round, (mode, unit)) in settings.enumerate() {
         let end = Instant::now() + seconds();
         std::thread::scope(|scope| {
             for (side, algorithm) in ["lz4", "zstd"].into_iter().enumerate() {
                 scope.spawn(move || {
-                    let name = format!("{algorithm} {unit}");
+                    let name = format!("{algorithm} {unit} {mode:?}");
                     let stream = u64::try_from(round * 2 + side + 1).unwrap();
                     let limit = (16 + 8 * side as u64) << 20;
                     let pager = Pager::builder().limit(limit).algorithm(algorithm).unit(unit);
-                    let pager = pager.build().unwrap();
+                    let pager = pager.mode(mode).build().unwrap();
                     std::thread::scope(|scope| {
                         scope.spawn(|| share_a_region(&pager, &name, stream, end));
                         change_regions(&pager, &name, unit, stream, end);
@@ -274,8 +333,8 @@ fn regions_agree_with_a_model() {
 fn many_threads_at_the_limit_make_progress() {
     let _alone = ALONE.lock();
     const PAGES: usize = 48 * MIB / PAGE;
-    for unit in [4 << 10, 64 << 10] {
-        let pager = Pager::builder().limit(12 << 20).unit(unit).build().unwrap();
+    for (mode, unit) in modes().into_iter().flat_map(|mode| [(mode, 4 << 10), (mode, 64 << 10)]) {
+        let pager = Pager::builder().limit(12 << 20).unit(unit).mode(mode).build().unwrap();
         let mut region = pager.map(PAGES * PAGE).unwrap();
         let mut model = vec![Contents::default(); PAGES];
         let share = PAGES / 24 + 1;
@@ -283,8 +342,9 @@ fn many_threads_at_the_limit_make_progress() {
         std::thread::scope(|scope| {
             let parts = region.chunks_mut(share * PAGE).zip(model.chunks_mut(share));
             for (index, (bytes, model)) in parts.enumerate() {
+                let file = file_for(&pager);
                 scope.spawn(move || {
-                    let mut part = Part { bytes, model, name: "many" };
+                    let mut part = Part { bytes, model, name: "many", file };
                     let mut random = Random::new(1000 + index as u64);
                     while Instant::now() < end {
                         part.step(&mut random);
@@ -304,11 +364,11 @@ fn many_threads_at_the_limit_make_progress() {
 fn pinning_beside_readers_harms_nobody() {
     const PAGES: usize = 16 * MIB / PAGE;
     let _alone = ALONE.lock();
-    for unit in [4 << 10, 64 << 10] {
-        let pager = Pager::builder().limit(8 << 20).unit(unit).build().unwrap();
+    for (mode, unit) in modes().into_iter().flat_map(|mode| [(mode, 4 << 10), (mode, 64 << 10)]) {
+        let pager = Pager::builder().limit(8 << 20).unit(unit).mode(mode).build().unwrap();
         let mut region = pager.map(PAGES * PAGE).unwrap();
         let mut model = vec![Contents::default(); PAGES];
-        let mut part = Part { bytes: &mut region, model: &mut model, name: "pinned" };
+        let mut part = Part { bytes: &mut region, model: &mut model, name: "pinned", file: None };
         (1..PAGES).for_each(|page| part.write(page, page as u64 | 2));
         let (region, model, done) = (&region, &model, &AtomicBool::new(false));
         std::thread::scope(|scope| {
@@ -334,18 +394,19 @@ fn pinning_beside_readers_harms_nobody() {
 #[test]
 fn pagers_that_go_leave_nothing() {
     let _alone = ALONE.lock();
-    let once = |unit: usize, stream: u64| {
-        let pager = Pager::builder().limit(16 << 20).unit(unit).build().unwrap();
+    let once = |(mode, unit), stream: u64| {
+        let pager = Pager::builder().limit(16 << 20).unit(unit).mode(mode).build().unwrap();
         let end = Instant::now() + seconds() / 20;
         share_a_region(&pager, "going", 100 + stream, end);
         assert_empty(&pager, "going");
     };
     let files = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let maps = || std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
-    UNITS.into_iter().for_each(|unit| once(unit, 0));
+    let settings = || modes().into_iter().flat_map(|mode| UNITS.map(|unit| (mode, unit)));
+    settings().for_each(|setting| once(setting, 0));
     let (resident, descriptors, mappings) =
         (zfolio_sys::process::resident_bytes().unwrap(), files(), maps());
-    UNITS.into_iter().for_each(|unit| once(unit, 1));
+    settings().for_each(|setting| once(setting, 1));
     let grown = zfolio_sys::process::resident_bytes().unwrap().saturating_sub(resident);
     assert!(grown < 16 << 20, "{grown} bytes more");
     assert!(files() <= descriptors + 1, "descriptors are left open");

@@ -34,10 +34,9 @@ fn from_environment() -> Option<Settings> {
     let unit =
         number("ZFOLIO_UNIT").and_then(|bytes| UnitOrder::from_bytes(usize::try_from(bytes).ok()?));
     let params = text("ZFOLIO_ALGORITHM").and_then(|name| name.parse::<Params>().ok()).map(usable);
-    let default = || "lz4".parse::<Params>().ok();
     let config = Config {
         limit_bytes,
-        params: params.or_else(default)?,
+        params: params.unwrap_or_default(),
         unit: unit.unwrap_or(UnitOrder::DEFAULT),
         mode: Mode::Handler,
         whole_process: true,

@@ -89,6 +89,11 @@ pub fn tell_program(message: &str) {
     }
 }
 
+/// Writes a message to standard error, without a lock or an allocation.
+pub fn tell_here(message: &[u8]) {
+    write_all(std::io::stderr().as_fd(), message);
+}
+
 /// Writes `bytes`, in as many calls as it takes; gives up on an error.
 pub fn write_all(to: BorrowedFd<'_>, mut bytes: &[u8]) {
     while !bytes.is_empty() {

@@ -27,6 +27,14 @@ pub fn start_ticks() -> u64 {
     field.and_then(|field| std::str::from_utf8(field).ok()?.parse().ok()).unwrap_or(0)
 }
 
+/// This process's name, as in `/proc/PID/comm`; `?` if that cannot be read.
+#[must_use]
+pub fn command() -> String {
+    let mut name = [0_u8; 64];
+    let length = crate::files::read_small(c"/proc/self/comm", &mut name).unwrap_or(0);
+    std::str::from_utf8(&name[..length]).map_or("?", str::trim_end).to_owned()
+}
+
 /// This process's number.
 #[must_use]
 pub fn id() -> u32 {

@@ -12,13 +12,31 @@ impl std::fmt::Debug for Mask {
     }
 }
 
+/// What a thread does to itself by an instruction.
+const FAULTS: [libc::c_int; 6] =
+    [libc::SIGBUS, libc::SIGSEGV, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
+
 /// Blocks every signal that a program can block, in this thread.
 #[must_use]
 pub fn block_all() -> Mask {
+    block_all_but(&[])
+}
+
+/// Blocks what others send to this process, in this thread; its own faults are served as before.
+#[must_use]
+pub fn block_sent() -> Mask {
+    block_all_but(&FAULTS)
+}
+
+fn block_all_but(open: &[libc::c_int]) -> Mask {
     let mut all = MaybeUninit::<libc::sigset_t>::uninit();
     let mut before = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: `all` is a valid place for a set.
     unsafe { libc::sigfillset(all.as_mut_ptr()) };
+    for signal in open {
+        // SAFETY: `all` was filled above; it fails for numbers that are no signals only.
+        unsafe { libc::sigdelset(all.as_mut_ptr(), *signal) };
+    }
     // SAFETY: `all` was filled above; `before` is a valid place. It fails only for a bad `how`.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) };
     // SAFETY: pthread_sigmask wrote the old mask.

@@ -5,7 +5,7 @@
 use zfolio::Pager;
 
 fn main() -> Result<(), zfolio::Error> {
-    let pager = Pager::builder().limit(64 << 20).algorithm("zstd").unit(64 << 10).build()?;
+    let pager = Pager::builder().limit(64 << 20).unit(64 << 10).build()?;
     let mut region = pager.map(256 << 20)?;
 
     // Values that repeat now and then, as real data does.
@@ -14,10 +14,8 @@ fn main() -> Result<(), zfolio::Error> {
     }
     let wrong = region.iter().enumerate().filter(|(index, byte)| **byte != value(*index)).count();
 
-    let figures = &pager.stats().figures;
-    let mib = |name| figures.get(name).unwrap_or(0) >> 20;
     println!("{} bytes wrong of {}", wrong, region.len());
-    println!("resident at most {} MiB, pool {} MiB", mib("resident_bytes_max"), mib("pool_bytes"));
+    println!("{}", pager.stats());
     assert_eq!(wrong, 0);
     Ok(())
 }

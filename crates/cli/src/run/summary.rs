@@ -113,6 +113,7 @@ pub(crate) fn process_json(file: &StatsFile) -> Value {
     json!({
         "pid": file.pid,
         "command": stats.command(),
+        "library": file.library,
         "algorithm": stats.algorithm(),
         "run": file.run(),
         "live": file.live,

@@ -76,8 +76,11 @@ fn watching_ends_with_the_process() {
 
 #[test]
 fn what_is_not_managed_is_status_2() {
-    let me = std::process::id().to_string();
-    for (pid, part) in [("4194304", "no process 4194304"), (me.as_str(), "not managed by zfolio")] {
+    // Not this process, which may be using the library in another test.
+    let parent = std::os::unix::process::parent_id().to_string();
+    for (pid, part) in
+        [("4194304", "no process 4194304"), (parent.as_str(), "not managed by zfolio")]
+    {
         let (code, out, err) = told(&["stat", pid]);
         assert_eq!(code, Some(2), "{err}");
         assert!(out.is_empty() && err.contains(part) && err.contains("accepted"), "{err}");
@@ -93,4 +96,33 @@ fn a_process_of_another_user_is_status_2() {
     let (_, err) = texts(&output);
     assert_eq!(output.status.code(), Some(2));
     assert!(err.contains("belongs to uid 0") && err.lines().count() == 1, "{err}");
+}
+
+/// Goal: a process that uses the Rust library is listed beside those of `zfolio run`, and marked. Method: this
+/// process is one.
+#[test]
+fn a_user_of_the_library_is_listed_and_marked() {
+    let pager = zfolio::Pager::builder().limit(8 << 20).name("of-a-test").build();
+    let pager = match pager {
+        Err(why) if why.is_unsupported() => return eprintln!("SKIPPED: {why}"),
+        pager => pager.unwrap(),
+    };
+    let mut region = pager.map(24 << 20).unwrap();
+    region.iter_mut().zip(0_usize..).for_each(|(byte, at)| *byte = at.to_le_bytes()[1]);
+    let me = std::process::id().to_string();
+    let (code, out, _) = told(&["stat"]);
+    let line = out.lines().find(|line| line.contains(":of-a-test[library]")).expect(&out);
+    assert_eq!((code, line.split_whitespace().next()), (Some(0), Some(me.as_str())), "{out}");
+    let (_, out, _) = told(&["stat", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let process =
+        json.as_array().unwrap().iter().find(|process| process["pid"] == std::process::id());
+    let process = process.expect(&out);
+    assert!(process["library"].as_u64().is_some_and(|number| number >= 1), "{out}");
+    assert_eq!(process["figures"]["limit_bytes"], 8 << 20);
+    let (code, out, _) = told(&["stat", &me, "--classes"]);
+    assert!(code == Some(0) && out.lines().count() > 1, "{out}");
+    drop((region, pager));
+    let (_, out, _) = told(&["stat"]);
+    assert!(!out.contains(":of-a-test"), "{out}");
 }

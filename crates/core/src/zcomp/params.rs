@@ -10,6 +10,10 @@ use std::sync::Arc;
 use super::backend::Backend;
 use super::{Dictionary, Error, deflate, ibm842, lz4, lz4hc, lzo, zstd};
 
+/// The algorithm of whoever names none: of the command, of the library that it injects, and of the
+/// Rust library.
+pub const ALGORITHM_DEFAULT: &str = "zstd";
+
 /// A codec, by the kernel's name for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
@@ -114,6 +118,13 @@ pub struct Params {
     pub window: Option<u8>,
     /// What comes before every unit.
     pub dictionary: Option<Arc<Dictionary>>,
+}
+
+impl Default for Params {
+    /// [`ALGORITHM_DEFAULT`], as it is without parameters.
+    fn default() -> Params {
+        ALGORITHM_DEFAULT.parse().expect("a name without parameters; a test parses it")
+    }
 }
 
 impl Params {

@@ -508,6 +508,13 @@ fn parameters_are_read_and_refused() {
     assert_eq!(error.to_string(), "deflate has no level '13': accepted are 1 to 12 (default 1)");
 }
 
+#[test]
+fn the_default_is_an_algorithm_without_parameters() {
+    let params = Params::default();
+    assert_eq!(params.to_string(), crate::zcomp::ALGORITHM_DEFAULT);
+    assert_eq!(params, params.algorithm.into());
+}
+
 /// Goal: memory is accounted. Method: twice the streams, about twice the memory; all of it is more
 /// than the buffers.
 #[test]

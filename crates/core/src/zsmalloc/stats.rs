@@ -142,6 +142,13 @@ impl ClassStats {
     ];
 }
 
+/// Text with a line for each class that has a zspage, for a process that reads it as `zfolio stat` does.
+#[must_use]
+pub fn lines(classes: &[ClassStats]) -> String {
+    let used = classes.iter().filter(|class| class.obj_allocated > 0);
+    used.map(|class| format!("{class}\n")).collect()
+}
+
 impl fmt::Display for ClassStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:>5} {:>7}", self.class, self.size)?;

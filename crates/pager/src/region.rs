@@ -1,0 +1,137 @@
+//! Memory of a pager: bytes, larger than the limit.
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut, Range};
+use std::sync::Arc;
+
+use zfolio_core::page::PAGE_BYTES;
+use zfolio_sys::map::{self, Reservation};
+
+use crate::pager::Core;
+
+/// Memory of a [`Pager`](crate::Pager). It derefs to `[u8]`, begins as zeros, and is unmapped when dropped.
+///
+/// Ranges that [`prefault`](Region::prefault), [`pin`](Region::pin) and [`clear`](Region::clear) are given are cut
+/// off at the region's end.
+pub struct Region {
+    pub(crate) core: Arc<Core>,
+    /// Unmapped by `drop`, inside of the engine.
+    space: ManuallyDrop<Reservation>,
+    bytes: usize,
+}
+
+impl Region {
+    pub(crate) fn new(core: Arc<Core>, space: Reservation, bytes: usize) -> Region {
+        Region { core, space: ManuallyDrop::new(space), bytes }
+    }
+
+    /// Makes the pages of `range` resident, so that the kernel can reach them in the next moments.
+    ///
+    /// They can be taken again at any time: for a system call, [`Region::read_from`] and [`Region::write_to`]
+    /// are exact, and [`Region::pin`] is for good.
+    pub fn prefault(&self, range: Range<usize>) {
+        for at in (range.start..range.end.min(self.bytes))
+            .step_by(PAGE_BYTES)
+            .chain(range.end.checked_sub(1))
+        {
+            if let Some(byte) = self.get(at) {
+                std::hint::black_box(*byte);
+            }
+        }
+    }
+
+    /// Keeps what `range` lies in resident for good, outside of the limit's reach: whole folios, of 64 KiB or
+    /// of one unit if that is larger. System calls reach them in every mode.
+    ///
+    /// ```
+    /// # if let Err(why) = zfolio::Mode::Inline.check() { eprintln!("SKIPPED: {why}"); return Ok(()); }
+    /// use std::fs::File;
+    /// use std::io::Read;
+    ///
+    /// let pager = zfolio::Pager::builder().limit(16 << 20).build()?;
+    /// let mut region = pager.map(64 << 20)?;
+    /// region.pin(0..4096);
+    /// // The kernel itself writes into the region here.
+    /// let length = File::open("/proc/self/comm")?.read(&mut region[..4096])?;
+    /// assert!(length > 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn pin(&self, range: Range<usize>) {
+        let start = self.space.address();
+        let (from, to) = (start + range.start.min(self.bytes), start + range.end.min(self.bytes));
+        if from < to {
+            self.core.engine.pin(from, to);
+        }
+    }
+
+    /// Drops the contents of the whole units in `range`: they read as zeros and take no memory. What `range`
+    /// covers of a unit only in part stays as it is.
+    #[allow(unsafe_code, reason = "the pages are the region's own")]
+    pub fn clear(&mut self, range: Range<usize>) {
+        let unit = self.core.engine.shape.unit_bytes();
+        let start = self.space.address();
+        let from = start + range.start.min(self.bytes).next_multiple_of(unit);
+        let to = start + range.end.min(self.bytes) / unit * unit;
+        if from < to {
+            // SAFETY: `&mut self`: nobody else looks at the region's bytes.
+            let call = |at, bytes| unsafe { map::release(at, bytes) };
+            // It fails for ranges that are not mapped only.
+            self.core.engine.discard(from, to, call).ok();
+        }
+    }
+}
+
+impl Deref for Region {
+    type Target = [u8];
+    #[allow(unsafe_code, reason = "the view of the mapping")]
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the mapping is at least `bytes` long, readable, and lives as long as `self`; a
+        // missing page is served by the engine, which `core` keeps alive.
+        unsafe { std::slice::from_raw_parts(self.space.base().as_ptr(), self.bytes) }
+    }
+}
+
+impl DerefMut for Region {
+    #[allow(unsafe_code, reason = "the view of the mapping")]
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in deref(), and `&mut self` is the only borrow.
+        unsafe { std::slice::from_raw_parts_mut(self.space.base().as_ptr(), self.bytes) }
+    }
+}
+
+impl AsRef<[u8]> for Region {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl AsMut<[u8]> for Region {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self
+    }
+}
+
+/// Its place and size, and not its bytes.
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Region")
+            .field("address", &format_args!("{:#x}", self.space.address()))
+            .field("bytes", &self.bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Region {
+    #[allow(unsafe_code, reason = "takes what is dropped inside of the engine")]
+    fn drop(&mut self) {
+        if self.core.is_a_childs() {
+            // It is not mapped here, and something else may be by now (LIB-2).
+            return;
+        }
+        let (start, end) = (self.space.address(), self.space.address() + self.space.bytes());
+        // SAFETY: taken once, here; `self` is not looked at again.
+        let space = unsafe { ManuallyDrop::take(&mut self.space) };
+        self.core.remove(start, end, || drop(space));
+    }
+}

@@ -1,0 +1,277 @@
+//! What a user of the library sees beside the bytes: figures, limits that are passed, typed slices, children of
+//! `fork`, the file that `zfolio stat` reads.
+
+#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
+#![allow(
+    clippy::disallowed_types,
+    reason = "the tests stand outside: a lock that is none of the engine's"
+)]
+
+use std::io::ErrorKind;
+use std::path::PathBuf;
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
+
+use zfolio_pager::{Error, Mode, Pager};
+
+const MIB: usize = 1 << 20;
+
+/// The modes that this process may use.
+fn modes() -> Vec<Mode> {
+    let may =
+        |mode: &Mode| mode.check().inspect_err(|why| eprintln!("SKIPPED: {mode:?}: {why}")).is_ok();
+    [Mode::Inline, Mode::Handler].into_iter().filter(may).collect()
+}
+
+/// Bytes that do not compress.
+fn fill_with_noise(bytes: &mut [u8]) {
+    let mut word = 88_172_645_463_325_252_u64;
+    for chunk in bytes.chunks_exact_mut(8) {
+        word ^= word << 13;
+        word ^= word >> 7;
+        word ^= word << 17;
+        chunk.copy_from_slice(&word.to_le_bytes());
+    }
+}
+
+/// Goal: a limit that is passed is told with true figures, and again after it was held. Method: noise of
+/// twice the limit, cleared, and noise again.
+#[test]
+fn a_limit_that_is_passed_is_told() {
+    for mode in modes() {
+        let (sender, receiver) = mpsc::channel();
+        let pager = Pager::builder()
+            .limit(16 << 20)
+            .mode(mode)
+            .on_over_limit(move |over| sender.send(*over).unwrap())
+            .build()
+            .unwrap();
+        assert_eq!(pager.over_limit(), None);
+        let mut region = pager.map(32 * MIB).unwrap();
+        for round in 0..2 {
+            fill_with_noise(&mut region);
+            let over = receiver.recv().unwrap();
+            assert_eq!(over.limit_bytes, 16 << 20);
+            assert!(over.charged_bytes > 16 << 20, "{mode:?} {round}: {over:?}");
+            let now = pager.over_limit().expect("the noise is there");
+            assert!((28..48).contains(&(now.charged_bytes >> 20)), "{mode:?} {round}: {now:?}");
+            let stats = pager.stats();
+            let most = stats.figures.over_limit_bytes_max;
+            assert!((12 << 20..32 << 20).contains(&most), "{mode:?} {round}: {most}");
+            assert!(stats.figures.over_limit > 0);
+            assert!(stats.to_string().contains("over limit"), "{stats}");
+            region.clear(0..32 * MIB);
+            assert_eq!(pager.over_limit(), None, "{mode:?} {round}");
+            // It rearms when the figures are looked at, here or in the background.
+            drop(pager.stats());
+            assert!(receiver.try_recv().is_err(), "told once only");
+        }
+    }
+}
+
+/// Goal: `strict` refuses more, keeps what is there, and works again when there is room.
+#[test]
+fn strict_is_an_error_and_no_end() {
+    for mode in modes() {
+        let pager = Pager::builder().limit(16 << 20).mode(mode).strict(true).build().unwrap();
+        let mut region = pager.map(32 * MIB).unwrap();
+        let mut noise = vec![0; 32 * MIB];
+        fill_with_noise(&mut noise);
+        let refused = region.read_from(.., &mut &noise[..]).unwrap_err();
+        assert_eq!(refused.error.kind(), ErrorKind::OutOfMemory, "{refused}");
+        assert!(refused.to_string().contains("over the limit of 16 MiB"), "{refused}");
+        assert!((8 * MIB..24 * MIB).contains(&refused.bytes), "{refused}");
+        assert!(region[..refused.bytes] == noise[..refused.bytes]);
+        assert!(matches!(pager.map(MIB), Err(Error::OverLimit(_))));
+        assert!(matches!(pager.map_slice::<u64>(1), Err(Error::OverLimit(_))));
+        region.clear(0..32 * MIB);
+        pager.map(MIB).unwrap();
+        assert_eq!(region.read_from(..MIB, &mut &noise[..]).unwrap(), MIB);
+    }
+}
+
+/// Goal: the function that is told may panic, or drop the last pager; nothing hangs. Method: both.
+#[test]
+fn what_the_told_function_does_harms_nobody() {
+    for mode in modes() {
+        let builder = || Pager::builder().limit(8 << 20).mode(mode);
+        let pager = builder().on_over_limit(|_| panic!("on purpose")).build().unwrap();
+        let mut region = pager.map(16 * MIB).unwrap();
+        fill_with_noise(&mut region);
+        drop((region, pager));
+
+        let kept: Arc<Mutex<Option<Pager>>> = Arc::default();
+        let (alone, is_alone) = mpsc::channel();
+        let (done, is_done) = mpsc::channel();
+        let (theirs, is_alone) = (Arc::clone(&kept), Mutex::new(is_alone));
+        let pager = builder()
+            .on_over_limit(move |_| {
+                is_alone.lock().unwrap().recv().unwrap();
+                drop(theirs.lock().unwrap().take().expect("kept below"));
+                done.send(()).unwrap();
+            })
+            .build()
+            .unwrap();
+        let mut region = pager.map(16 * MIB).unwrap();
+        *kept.lock().unwrap() = Some(pager);
+        fill_with_noise(&mut region);
+        drop(region);
+        alone.send(()).unwrap();
+        is_done.recv().unwrap();
+    }
+}
+
+/// Goal: slices are zeros first, keep their values, and are aligned. Method: types of all sizes, under a
+/// limit that they do not fit in.
+#[test]
+fn slices_keep_values_of_every_type() {
+    for mode in modes() {
+        let pager = Pager::builder().limit(8 << 20).mode(mode).build().unwrap();
+        let mut words = pager.map_slice::<u64>(3 * MIB).unwrap();
+        assert!(words.iter().all(|word| *word == 0));
+        words.iter_mut().zip(0..).for_each(|(word, index)| *word = index / 100);
+        let mut points = pager.map_slice::<[f64; 3]>(MIB / 2 + 1).unwrap();
+        points.iter_mut().zip(0_u32..).for_each(|(point, index)| point[2] = f64::from(index / 50));
+        let mut wide = pager.map_slice::<i128>(1000).unwrap();
+        wide.fill(-1);
+        assert!(words.iter().zip(0..).all(|(word, index)| *word == index / 100));
+        let third = |index: u32| [0.0, 0.0, f64::from(index / 50)];
+        assert!(points.iter().zip(0..).all(|(point, index)| *point == third(index)));
+        assert!(wide.iter().all(|value| *value == -1));
+        assert_eq!((points.len(), points.region().len()), (MIB / 2 + 1, (MIB / 2 + 1) * 24));
+        assert!(pager.stats().figures.faults_stored > 0, "{mode:?}: nothing was compressed");
+        let told = format!("{words:?}");
+        assert!(told.contains("u64") && told.len() < 200, "{told}");
+        assert_eq!(pager.map_slice::<u8>(0).unwrap().len(), 0);
+        assert_eq!(pager.map_slice::<[u64; 0]>(5).unwrap().len(), 5);
+        for length in [usize::MAX, usize::MAX / 8, usize::MAX / 8 + 2] {
+            assert!(matches!(pager.map_slice::<u64>(length), Err(Error::Memory { .. })));
+        }
+    }
+}
+
+#[test]
+fn figures_are_for_people() {
+    for mode in modes() {
+        let pager = Pager::builder().limit(8 << 20).mode(mode).build().unwrap();
+        let mut region = pager.map(4 * MIB).unwrap();
+        let told = pager.stats().to_string();
+        assert_eq!(told, "4M mapped, within the limit of 8M: nothing is compressed");
+        let mut second = pager.map(32 * MIB).unwrap();
+        second.iter_mut().zip(0_usize..).for_each(|(byte, at)| *byte = at.to_le_bytes()[1]);
+        region.fill(1);
+        assert!(second.iter().zip(0_usize..).all(|(byte, at)| *byte == at.to_le_bytes()[1]));
+        let told = pager.stats().to_string();
+        for part in ["36M mapped", "of the limit of 8M", "zstd in units of 16K", "compressed (p50"]
+        {
+            assert!(told.contains(part), "no '{part}' in:\n{told}");
+        }
+        assert!(told.lines().count() <= 4 && told.lines().all(|line| line.len() < 160), "{told}");
+        let debug = format!("{:?} {pager:?} {region:?}", pager.stats());
+        assert!(debug.len() < 2500 && !debug.contains(": 0,"), "{debug}");
+    }
+}
+
+/// Runs `child` in a child of `fork`; how that ended, as `waitpid` says.
+fn in_child(child: impl FnOnce()) -> i32 {
+    // SAFETY: the child calls what is given and ends. What it may lock or allocate, the C library and the
+    // standard library keep usable.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        // SAFETY: no preconditions. A child that hangs ends by it.
+        unsafe { libc::alarm(30) };
+        child();
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(7) };
+    }
+    let mut status = 0;
+    // SAFETY: a place for the status of our own child.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    status
+}
+
+/// Goal: a child of `fork` never reads wrong data, and can drop what it inherited; the parent's data stays.
+/// Method: touch, drop, and a pager of its own, while the parent's region is compressed.
+#[test]
+fn a_child_is_stopped_at_a_touch_and_may_drop() {
+    for mode in modes() {
+        let pager = Pager::builder().limit(8 << 20).mode(mode).build().unwrap();
+        let mut region = pager.map(24 * MIB).unwrap();
+        let fill = |bytes: &mut [u8]| {
+            bytes.iter_mut().zip(0_usize..).for_each(|(byte, at)| *byte = at.to_le_bytes()[1]);
+        };
+        fill(&mut region);
+        let touched = in_child(|| assert_eq!(region[20 * MIB], 0, "not there"));
+        assert!(libc::WIFSIGNALED(touched), "{mode:?}: {touched:#x}");
+        assert_eq!(libc::WTERMSIG(touched), libc::SIGSEGV, "{mode:?}");
+        let mut both = Some((pager, region));
+        let dropped = in_child(|| drop(both.take()));
+        assert!(libc::WIFEXITED(dropped), "{mode:?}: {dropped:#x}");
+        let of_its_own = in_child(|| {
+            let pager = Pager::builder().limit(8 << 20).mode(mode).build().unwrap();
+            let mut region = pager.map(24 * MIB).unwrap();
+            fill(&mut region);
+            assert!(region.iter().zip(0_usize..).all(|(byte, at)| *byte == at.to_le_bytes()[1]));
+        });
+        assert_eq!(libc::WEXITSTATUS(of_its_own), 7, "{mode:?}: {of_its_own:#x}");
+        let (_pager, region) = both.unwrap();
+        assert!(region.iter().zip(0_usize..).all(|(byte, at)| *byte == at.to_le_bytes()[1]));
+    }
+}
+
+/// The files of `pid`'s pagers in which `name` is.
+fn published(pid: u32, name: &str) -> Vec<PathBuf> {
+    let folder = format!("/dev/shm/zfolio-{}", zfolio_sys::probe::effective_uid());
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let is_ours = |path: &PathBuf| {
+        let file = path.file_name().unwrap().to_str().unwrap();
+        let text = std::fs::read(path).unwrap_or_default();
+        file.starts_with(&format!("{pid}."))
+            && text.windows(name.len()).any(|part| part == name.as_bytes())
+    };
+    entries.map(|entry| entry.path()).filter(is_ours).collect()
+}
+
+/// Goal: each pager has a file while it lives, unless it is not wanted.
+#[test]
+fn a_pager_is_listed_while_it_lives() {
+    let me = std::process::id();
+    let build = |listed| {
+        Pager::builder().limit(8 << 20).name("listed-here").listed(listed).build().unwrap()
+    };
+    let (first, second, hidden) = (build(true), build(true), build(false));
+    let found = published(me, ":listed-here");
+    if found.is_empty() && !std::path::Path::new("/dev/shm").exists() {
+        eprintln!("SKIPPED: there is no /dev/shm");
+        return;
+    }
+    assert_eq!(found.len(), 2, "{found:?}");
+    drop(first);
+    assert_eq!(published(me, ":listed-here").len(), 1);
+    drop((second, hidden));
+    assert!(published(me, ":listed-here").is_empty());
+}
+
+/// Goal: a process that exits with a pager that was never dropped leaves no file. Method: this test again,
+/// in a process of its own.
+#[test]
+fn an_exit_leaves_no_file() {
+    const MARK: &str = "ZFOLIO_TEST_EXIT";
+    if std::env::var_os(MARK).is_some() {
+        let pager = Pager::builder().limit(8 << 20).name("exits").build().unwrap();
+        println!("files: {}", published(std::process::id(), ":exits").len());
+        std::mem::forget(pager);
+        std::process::exit(0);
+    }
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "an_exit_leaves_no_file", "--nocapture"])
+        .env(MARK, "1")
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let pid = output.id();
+    let output = output.wait_with_output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("files: 1"), "{text}");
+    assert!(published(pid, ":exits").is_empty());
+}

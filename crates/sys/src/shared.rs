@@ -1,0 +1,111 @@
+//! Files in `/dev/shm/zfolio-UID` that a process maps and that others read.
+
+use std::ffi::{CString, c_void};
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::files;
+
+/// The directory of this process's user.
+fn folder() -> Option<CString> {
+    let uid = rustix::process::geteuid().as_raw();
+    CString::new(format!("/dev/shm/zfolio-{uid}")).ok()
+}
+
+fn path(name: &str) -> Option<CString> {
+    CString::new(format!("{}/{name}", folder()?.to_str().ok()?)).ok()
+}
+
+/// Makes a file of `bytes` zeros, in a directory that is this user's alone.
+///
+/// A file of that name is replaced: an earlier process of the same number left it, and a reader that has
+/// it open keeps it. `None` if there is no `/dev/shm`, if somebody else made the directory, or if the
+/// process may not make a file of that size.
+#[must_use]
+pub fn create(name: &str, bytes: usize) -> Option<OwnedFd> {
+    let folder = folder()?;
+    rustix::fs::mkdir(&folder, Mode::RWXU).ok();
+    // Not through a link, and not into a directory that somebody else made for us.
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
+    let folder = rustix::fs::open(&folder, flags, Mode::empty()).ok()?;
+    let about = rustix::fs::fstat(&folder).ok()?;
+    let ours = about.st_uid == rustix::process::geteuid().as_raw();
+    if !ours || about.st_mode & 0o077 != 0 || !fits(bytes) {
+        return None;
+    }
+    let name = CString::new(name).ok()?;
+    rustix::fs::unlinkat(&folder, &name, AtFlags::empty()).ok();
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let file = rustix::fs::openat(&folder, &name, flags, Mode::RUSR | Mode::WUSR).ok()?;
+    rustix::fs::ftruncate(&file, bytes as u64).ok()?;
+    Some(file)
+}
+
+/// Replaces what a file has behind its first `keep_bytes` by `text`.
+pub fn replace_tail(name: &str, keep_bytes: usize, text: &str) {
+    if !fits(keep_bytes + text.len()) {
+        return;
+    }
+    let Some(file) = path(name).and_then(|path| {
+        let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        rustix::fs::open(path, flags, Mode::empty()).ok()
+    }) else {
+        return;
+    };
+    if rustix::fs::ftruncate(&file, keep_bytes as u64).is_ok() {
+        files::write_all(file.as_fd(), text.as_bytes());
+    }
+}
+
+/// Removes a file, if it is there.
+pub fn remove(name: &str) {
+    path(name).map(rustix::fs::unlink);
+}
+
+/// Whether this process may make a file of so many bytes (`ulimit -f`): SIGXFSZ ends who tries.
+fn fits(bytes: usize) -> bool {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+    limit.is_none_or(|limit| bytes as u64 <= limit)
+}
+
+/// Maps the first bytes of a file, shared; of no file, private zeros.
+///
+/// # Errors
+///
+/// Those of `mmap`.
+///
+/// # Safety
+///
+/// `at` is null, or the whole of `at..at + bytes` is the caller's to replace.
+pub unsafe fn map(
+    file: Option<&OwnedFd>,
+    bytes: usize,
+    at: *mut c_void,
+) -> Result<*mut c_void, Errno> {
+    let fixed = if at.is_null() { MapFlags::empty() } else { MapFlags::FIXED };
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    match file {
+        // SAFETY: the caller's contract.
+        Some(file) => unsafe {
+            rustix::mm::mmap(at, bytes, protection, MapFlags::SHARED | fixed, file, 0)
+        },
+        // SAFETY: the same.
+        None => unsafe {
+            rustix::mm::mmap_anonymous(at, bytes, protection, MapFlags::PRIVATE | fixed)
+        },
+    }
+}
+
+/// Unmaps what [`map`] mapped.
+///
+/// # Safety
+///
+/// The range is the caller's, and nobody looks at it any more.
+pub unsafe fn unmap(at: *mut c_void, bytes: usize) {
+    // SAFETY: the caller's contract.
+    let gone = unsafe { rustix::mm::munmap(at, bytes) };
+    debug_assert!(gone.is_ok());
+}
