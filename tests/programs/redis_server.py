@@ -5,7 +5,7 @@ import socket
 import subprocess
 import time
 
-from program import ZFOLIO, Failure, end, figures, judge, mib, needs, read, summary, tail, where
+from program import ZFOLIO, Failure, Need, end, figures, judge, mib, needs, read, summary, tail, where
 
 
 class Redis:
@@ -22,7 +22,7 @@ class Redis:
         self.log = open(f'{folder}/stdout', 'wb')
         self.child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.errors,
                                       start_new_session=True)
-        self.usage = None
+        self.usage, self.need = None, Need()
 
     def connect(self, seconds):
         """Waits until it answers."""
@@ -98,12 +98,14 @@ class Redis:
     def stop(self):
         """Ends it in good order; what is left, by its number."""
         try:
+            self.need.look(self.child.pid)
             self.socket.sendall(self.packed(['SHUTDOWN', 'NOSAVE']))
             until = time.monotonic() + 30
             while time.monotonic() < until:
                 pid, _, usage = os.wait4(self.child.pid, os.WNOHANG)
                 if pid:
                     self.child.returncode, self.usage = 0, usage
+                    self.need.close(usage.ru_maxrss << 10)
                     return
                 time.sleep(0.02)
             raise Failure(f'redis-server does not end\n{where(self.child.pid)}')
@@ -159,14 +161,14 @@ class RedisCase:
             again.stop()
         finally:
             again.close()
-        return digests, took, server.usage.ru_maxrss << 10
+        return digests, took, server.need
 
     def test(self, shared):
         needs('redis-server'), needs('redis-benchmark')
-        alone, seconds, peak = self.once(f'{shared}/alone')
+        alone, seconds, need = self.once(f'{shared}/alone')
         if len(set(alone)) != 1:
             raise Failure(f'the digests differ without zfolio: {alone}')
-        limit = int(peak * 0.45)
+        limit = need.limit(0.45)
         stats = f'{shared}/stats.json'
         before = [ZFOLIO, 'run', '--limit', str(limit), '--stats', stats, '--']
         managed, managed_seconds, _ = self.once(f'{shared}/managed', before)
@@ -176,5 +178,5 @@ class RedisCase:
                           f'  managed {managed}')
         processes, had = figures(stats)
         judge(processes, had, limit, True)
-        return (f'{mib(peak)} in {mib(limit)} (had {mib(had)}), {seconds:.1f} -> {managed_seconds:.1f} s '
+        return (f'{need} in {mib(limit)} (had {mib(had)}), {seconds:.1f} -> {managed_seconds:.1f} s '
                 f'({managed_seconds / seconds:.1f}x); {summary(processes)}')

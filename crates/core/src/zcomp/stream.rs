@@ -18,9 +18,9 @@ use super::backend::{Answer, BATCH_MAX, Compressor, Corrupt, Decompressor, Job};
 use super::sample::is_incompressible;
 use super::{Element, Extent, Outcome, Packed, compressed_bytes_max};
 use crate::page::same_filled;
-#[cfg(not(all(test, loom)))]
+#[cfg(not(all(test, feature = "loom")))]
 use crate::sync::{Guard, Mutex};
-#[cfg(all(test, loom))]
+#[cfg(all(test, feature = "loom"))]
 use loom_lock::{Guard, Mutex};
 
 /// A stream and its lock, on cache lines of their own: 128 B, since processors fetch lines of 64 B
@@ -182,7 +182,7 @@ impl DecompressStream {
 mod tests;
 
 /// [`crate::sync::Mutex`] as loom has it.
-#[cfg(all(test, loom))]
+#[cfg(all(test, feature = "loom"))]
 mod loom_lock {
     use std::ops::{Deref, DerefMut};
 
@@ -220,7 +220,7 @@ mod loom_lock {
 }
 
 /// Every order of steps: `make loom`.
-#[cfg(all(test, loom))]
+#[cfg(all(test, feature = "loom"))]
 mod loom_tests {
     use loom::cell::Cell;
     use loom::sync::Arc;

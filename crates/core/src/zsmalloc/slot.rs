@@ -13,10 +13,10 @@
 //! - `SLOT-2` `PINS_MAX` pins mean: wait. So many readers of one object at once are not real; it is
 //!   how compaction holds an object still while it moves.
 
-#[cfg(all(test, loom))]
+#[cfg(all(test, feature = "loom"))]
 use loom::{sync::atomic::AtomicU64, thread};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-#[cfg(not(all(test, loom)))]
+#[cfg(not(all(test, feature = "loom")))]
 use std::{sync::atomic::AtomicU64, thread};
 
 use super::shape::OBJECTS_MAX;
@@ -190,7 +190,7 @@ impl Entry for Slot {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(feature = "loom")))]
 mod tests {
     use super::{Misuse, Object, Slot};
     use crate::zsmalloc::table::Entry;
@@ -218,7 +218,7 @@ mod tests {
 }
 
 /// Every order of steps: `make loom`.
-#[cfg(all(test, loom))]
+#[cfg(all(test, feature = "loom"))]
 mod loom_tests {
     use loom::cell::UnsafeCell;
     use loom::sync::Arc;
