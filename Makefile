@@ -25,7 +25,7 @@ COVERAGE = --cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-
 
 help:
 	@echo 'make build     the zfolio command and the library that it loads, in $(BIN)'
-	@echo 'make demo      a Python program that needs 1 GiB, run in 256 MiB'
+	@echo 'make demo      a Python program that needs 1 GiB: killed in 256 MiB, and finished there'
 	@echo 'make test      all tests (as root: all of them)'
 	@echo 'make lint      formatting, clippy, rustdoc'
 	@echo 'make loom      the lock-free steps, in every order'
@@ -46,7 +46,7 @@ build: setup-build
 	$(CARGO) build --workspace --release --locked
 
 demo: build
-	$(BIN)/zfolio run --limit 256M -- python3 examples/demo.py
+	@scripts/demo
 
 # Every stage runs, whatever failed before it; the last lines tell what failed and what was skipped, and why.
 test: setup

@@ -138,27 +138,38 @@ def digest(totals):
 
 
 class Progress:
-    """One line on a terminal; elsewhere a line for each step."""
+    """How far a step is: a line that is rewritten on a terminal, elsewhere one every few seconds."""
 
     def __init__(self):
         self.start = time.monotonic()
-        self.step_start = self.start
         self.live = sys.stdout.isatty()
+        self.every = 0.25 if self.live else 2.5
+        self.begin("start", 1)
 
-    def resident_mib(self):
+    def begin(self, step, total):
+        """A step that goes through `total` things."""
+        self.step, self.total, self.count = step, total, 0
+        self.step_start = self.told = time.monotonic()
+
+    def each(self, things):
+        """The same things, one by one, and the progress on the way."""
+        for thing in things:
+            if self.count % 64 == 0 and time.monotonic() - self.told > self.every:
+                self.told = time.monotonic()
+                self.say(f"{100 * self.count // self.total:3} %", end="" if self.live else "\n")
+            self.count += 1
+            yield thing
+
+    def done(self, told):
+        """The step is over."""
+        self.say(str(told), end="\n")
+
+    def say(self, told, end):
+        seconds = time.monotonic() - self.step_start
         with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * resource.getpagesize() >> 20
-
-    def tell(self, step, percent):
-        if self.live:
-            line = f"{step:28} {percent:3} %   {self.resident_mib():5} MiB resident"
-            print(f"\r{line}", end="", flush=True)
-
-    def done(self, step, told=""):
-        now = time.monotonic()
-        line = f"{step:28} {now - self.step_start:5.1f} s {self.resident_mib():5} MiB resident"
-        print(f"\r{line}   {told}", flush=True)
-        self.step_start = now
+            resident_mib = int(file.read().split()[1]) * resource.getpagesize() >> 20
+        line = f"  {self.step:26} {seconds:6.1f} s {resident_mib:5} MiB resident   {told}"
+        print(f"\r{line}\033[K" if self.live else line, end=end, flush=True)
 
 
 def build(customers, progress):
@@ -166,16 +177,15 @@ def build(customers, progress):
     # As many programs do that load much: nothing here is garbage, so don't look for it.
     gc.disable()
     records, by_email, by_city = [], {}, {}
-    for number in range(customers):
+    progress.begin("building", customers)
+    for number in progress.each(range(customers)):
         record = customer(number)
         records.append(record)
         by_email[record["email"]] = record
         by_city.setdefault(record["city"], []).append(record)
-        if number % 5000 == 0:
-            progress.tell("building", 100 * number // customers)
     gc.freeze()
     gc.enable()
-    progress.done("building", f"{customers} customers")
+    progress.done(f"{customers} customers")
     return records, by_email, by_city
 
 
@@ -183,43 +193,50 @@ def query(records, by_email, by_city, progress):
     """Asks everything; the answers by name."""
     found = {}
 
-    def answer(name, value):
-        found[name] = value
-        progress.done(name, value)
+    def ask(name, total=len(records)):
+        progress.begin(name, total)
 
+    def answer(value):
+        found[progress.step] = value
+        progress.done(value)
+
+    ask("balances by city")
     balances = {}
     for city, residents in by_city.items():
-        progress.tell("balances by city", 100 * len(balances) // len(by_city))
-        balances[city] = sum(record["balance"] for record in residents)
-    answer("balances by city", digest(balances))
+        balances[city] = sum(record["balance"] for record in progress.each(residents))
+    answer(digest(balances))
 
+    ask("revenue by item")
     revenue = {}
-    for record in records:
+    for record in progress.each(records):
         for order in record["orders"]:
             revenue[order["item"]] = revenue.get(order["item"], 0) + order["count"] * order["cents"]
-        if record["number"] % 5000 == 0:
-            progress.tell("revenue by item", 100 * record["number"] // len(records))
-    answer("revenue by item", digest(revenue))
+    answer(digest(revenue))
 
+    ask("all e-mail addresses")
     emails = hashlib.sha256()
-    for email in by_email:
+    for email in progress.each(by_email):
         emails.update(email.encode())
-    answer("all e-mail addresses", emails.hexdigest()[:16])
-    answer("parcels in notes", sum(record["note"].count(" parcel") for record in records))
-    oldest = heapq.nsmallest(10, records, key=lambda record: (record["born"], record["number"]))
-    answer("ten oldest", sorted(record["number"] for record in oldest))
+    answer(emails.hexdigest()[:16])
 
+    ask("parcels in notes")
+    answer(sum(record["note"].count(" parcel") for record in progress.each(records)))
+
+    ask("ten oldest")
+    oldest = heapq.nsmallest(10, progress.each(records), key=lambda record: (record["born"], record["number"]))
+    answer(sorted(record["number"] for record in oldest))
+
+    ask("spent by those looked up", LOOKUPS)
     spent = 0
-    for index, number in enumerate(looked_up(len(records))):
+    for number in progress.each(looked_up(len(records))):
         record = by_email[records[number]["email"]]
         spent += sum(order["count"] * order["cents"] for order in record["orders"])
-        if index % 500 == 0:
-            progress.tell("spent by those looked up", 100 * index // LOOKUPS)
-    answer("spent by those looked up", spent)
+    answer(spent)
 
-    for record in by_city["Oslo"]:
+    ask("balances after the raise", len(by_city["Oslo"]) + len(records))
+    for record in progress.each(by_city["Oslo"]):
         record["balance"] += 1000
-    answer("balances after the raise", sum(record["balance"] for record in records))
+    answer(sum(record["balance"] for record in progress.each(records)))
     return found
 
 
@@ -239,16 +256,17 @@ def main():
 
     progress = Progress()
     found = query(*build(arguments.customers, progress), progress)
+    seconds = time.monotonic() - progress.start
     known = ANSWERS
     if arguments.customers != CUSTOMERS:
+        print("  (the right answers for so many customers are computed now)", flush=True)
         known = answers_without_keeping(arguments.customers)
     wrong = [name for name in known if found[name] != known[name]]
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-    seconds = time.monotonic() - progress.start
     for name in wrong:
         print(f"WRONG: {name}: {found[name]}, but right is {known[name]}")
     right = len(known) - len(wrong)
-    print(f"{right} of {len(known)} answers right, {seconds:.1f} s, peak {peak_mib} MiB resident")
+    print(f"  {right} of {len(known)} answers right, {seconds:.1f} s, peak {peak_mib} MiB resident")
     return 1 if wrong else 0
 
 
