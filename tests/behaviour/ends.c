@@ -18,7 +18,7 @@ static void *writer(void *argument) {
 int main(int count, char **arguments) {
     struct rlimit none = {0, 0};
     if (count < 2) return 2;
-    setrlimit(RLIMIT_CORE, &none);
+    if (strcmp(arguments[1], "core")) setrlimit(RLIMIT_CORE, &none);
     ballast_make(&b, 3 * limit_bytes(), 1);
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, writer, NULL) == 0);
@@ -29,6 +29,12 @@ int main(int count, char **arguments) {
         if (number == SIGABRT) abort();
         if (number == SIGSEGV) *(volatile int *)NULL = 1;
         kill(getpid(), number);
+    }
+    if (!strcmp(arguments[1], "core")) {
+        struct rlimit all = {RLIM_INFINITY, RLIM_INFINITY};
+        if (setrlimit(RLIMIT_CORE, &all) != 0) return 77;
+        usleep(200000);
+        abort();
     }
     if (!strcmp(arguments[1], "term")) {
         signal(SIGTERM, on_term);

@@ -641,6 +641,23 @@ static void pieces_return(void) {
     }
 }
 
+/* Memory that gets a protection key when some of it is out, and loses it again. */
+static void keys(void) {
+    int key = pkey_alloc(0, 0);
+    if (key < 0) skip("this machine has no protection keys");
+    size_t bytes = 3 * limit_bytes(), half = limit_bytes();
+    char *start = map_anonymous(bytes);
+    fill(start, bytes, 8);
+    CHECK(pkey_mprotect(start, half, PROT_READ | PROT_WRITE, key) == 0);
+    verify(start, bytes, 8, "with a key on a part");
+    fill(start, half, 9);
+    verify(start, half, 9, "written under a key");
+    verify(start + half, bytes - half, 8 + half / PAGE, "beside the key");
+    CHECK(pkey_mprotect(start, half, PROT_READ | PROT_WRITE, 0) == 0 && pkey_free(key) == 0);
+    verify(start, half, 9, "with the key gone");
+    verify(start + half, bytes - half, 8 + half / PAGE, "beside what had a key");
+}
+
 /* Many small mappings side by side, and nothing else. */
 static void small(void) {
     size_t bytes = 16 << 10, count = 5 * limit_bytes() / bytes;
@@ -672,7 +689,7 @@ int main(int count, char **arguments) {
         {"refixed", refixed}, {"guards", guards},
         {"noreplace", noreplace}, {"half_dropped", half_dropped}, {"read_only", read_only}, {"read_zeros", read_zeros},
         {"populate", populate}, {"pieces", pieces}, {"pieces_threads", pieces_threads},
-        {"pieces_return", pieces_return}, {"small", small},
+        {"pieces_return", pieces_return}, {"small", small}, {"keys", keys},
     };
     return CHOOSE(cases);
 }

@@ -78,6 +78,9 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
         // Nobody may be listening any more; that changes nothing about the program's end.
         std::io::stderr().write_all(story.to_string().as_bytes()).ok();
     }
+    if let Some(line) = summary::told_of_core(pid, end.change, &files) {
+        eprintln!("{line}");
+    }
     if let Some((mut file, path)) = report {
         let text = format!("{:#}\n", story.json());
         if let Err(error) = file.write_all(text.as_bytes()) {
@@ -85,7 +88,7 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
         }
     }
     match end.change {
-        Change::Died(signal) => child::die_of(signal),
+        Change::Died(signal) | Change::Dumped(signal) => child::die_of(signal),
         Change::Exited(status) | Change::Stopped(status) => {
             Ok(ExitCode::from(u8::try_from(status).expect("an exit status has eight bits")))
         }

@@ -323,7 +323,7 @@ impl Engine {
         for (start, end) in ranges {
             self.register_most(&mut table, start, end, &mut registered);
         }
-        for (folios, range) in registered {
+        for Registered { folios, range } in registered {
             self.take_stock(&mut table, folios, range);
         }
         self.measure_tables(&mut table);
@@ -336,14 +336,14 @@ impl Engine {
         table: &mut Table,
         start: usize,
         end: usize,
-        registered: &mut Vec<((usize, usize), (usize, usize))>,
+        registered: &mut Vec<Registered>,
     ) {
         // A range in which nothing can be registered is given up after as many tries.
         const REFUSALS_MAX: usize = 64;
         let (mut rest, mut refusals) = (vec![(start, end.next_multiple_of(PAGE_BYTES))], 0);
         while let Some((start, end)) = rest.pop() {
             match self.register(table, start, end) {
-                Ok(folios) => registered.push((folios, (start, end))),
+                Ok(folios) => registered.push(Registered { folios, range: (start, end) }),
                 // No more mappings are allowed: halves would be more of them.
                 Err(Errno::NOMEM) => {}
                 Err(_) => {
@@ -572,6 +572,12 @@ impl Engine {
     pub(crate) fn at_floor(&self) -> bool {
         self.resident_bytes.load(Relaxed) <= self.floor_bytes
     }
+}
+
+/// A range of mappings that has just been registered, and the folios that are whole by it.
+struct Registered {
+    folios: (usize, usize),
+    range: (usize, usize),
 }
 
 /// The one that faults come through, and the one of the staging area.

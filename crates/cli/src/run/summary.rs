@@ -48,6 +48,20 @@ pub(crate) fn ratio(whole: u64, part: u64) -> Option<String> {
     Some(format!("{}.{}", tenths / 10, tenths % 10))
 }
 
+/// What a core file of the program lacks: the kernel writes zeros for what is not in its place, and
+/// nothing else would say so.
+pub(super) fn told_of_core(pid: i32, change: Change, files: &[StatsFile]) -> Option<String> {
+    let Change::Dumped(_) = change else { return None };
+    let figures = &files.iter().find(|file| file.is(pid))?.stats.figures;
+    let missing = of(&figures.demand_stored_bytes) + of(&figures.staged_bytes);
+    (missing > 0).then(|| {
+        format!(
+            "zfolio: the core lacks {} that were compressed: they are zeros in it",
+            size::display(missing)
+        )
+    })
+}
+
 impl Story<'_> {
     /// The process to tell about.
     fn largest(&self) -> Option<&StatsFile> {
@@ -62,7 +76,9 @@ impl Story<'_> {
         let text = |text: &std::ffi::OsString| text.to_string_lossy().into_owned();
         let (status, signal) = match self.end.change {
             Change::Exited(status) => (Some(status), None),
-            Change::Died(signal) | Change::Stopped(signal) => (None, Some(signal)),
+            Change::Died(signal) | Change::Dumped(signal) | Change::Stopped(signal) => {
+                (None, Some(signal))
+            }
         };
         json!({
             "zfolio": env!("CARGO_PKG_VERSION"),

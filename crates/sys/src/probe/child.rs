@@ -24,6 +24,8 @@ pub enum Change {
     Exited(i32),
     /// A signal ended it.
     Died(i32),
+    /// A signal ended it, and a core was dumped.
+    Dumped(i32),
     /// A signal stopped it.
     Stopped(i32),
 }
@@ -270,6 +272,8 @@ pub fn changed() -> io::Result<Option<(i32, Change, u64)>> {
         Change::Exited(libc::WEXITSTATUS(status))
     } else if libc::WIFSTOPPED(status) {
         Change::Stopped(libc::WSTOPSIG(status))
+    } else if libc::WCOREDUMP(status) {
+        Change::Dumped(libc::WTERMSIG(status))
     } else {
         Change::Died(libc::WTERMSIG(status))
     };
