@@ -22,6 +22,7 @@ macro_rules! next {
         unsafe { std::mem::transmute::<*mut c_void, $type>(next) }
     }};
 }
+pub(crate) use next;
 
 interpose! {
     /// `vmsplice(2)`: what is lent is not managed any more.

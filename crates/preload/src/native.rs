@@ -4,13 +4,14 @@
 //!
 //! - `NAT-1` `ranges` are whole private anonymous mappings of the program, or parts of them, that the
 //!   engine may register; they are kept until the engine takes them over, under the same lock.
+//! - `NAT-2` `reserved` is what of them nobody could touch yet (`PROT_NONE`): address space only.
 //!
 //! # Concurrency
 //!
 //! One lock, held with all signals blocked. Nothing under it is managed, so nothing under it faults.
 
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering};
 
 use zfolio_core::ranges::Ranges;
 use zfolio_pager::Engine;
@@ -20,10 +21,15 @@ use crate::heap::{Held, Lock};
 
 static LOCK: Lock = Lock::new();
 static RANGES: Kept = Kept(UnsafeCell::new(Ranges::new()));
-/// Bytes in `RANGES`, for a look without the lock.
+static RESERVED: Kept = Kept(UnsafeCell::new(Ranges::new()));
+/// Bytes in `RANGES` that may be in use, for a look without the lock.
 static MANAGEABLE: AtomicU64 = AtomicU64::new(0);
+/// Whether there is anything in `RESERVED`, likewise.
+static HAS_RESERVED: AtomicBool = AtomicBool::new(false);
 /// The engine, once it has taken over.
 static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(std::ptr::null_mut());
+/// The engine, from when it is made.
+static MADE: AtomicPtr<Engine> = AtomicPtr::new(std::ptr::null_mut());
 
 struct Kept(UnsafeCell<Ranges>);
 
@@ -61,16 +67,37 @@ impl Native {
         unsafe { &mut *RANGES.0.get() }
     }
 
+    fn reserved(&mut self) -> &mut Ranges {
+        // SAFETY: as above.
+        unsafe { &mut *RESERVED.0.get() }
+    }
+
     /// Notes a range.
     pub(crate) fn insert(&mut self, start: usize, end: usize) {
         self.ranges().insert(start, end);
+        self.reserved().remove(start, end);
         self.count();
         mark(start, end);
+    }
+
+    /// Notes a range that nobody can touch yet.
+    pub(crate) fn reserve(&mut self, start: usize, end: usize) {
+        self.ranges().insert(start, end);
+        self.reserved().insert(start, end);
+        self.count();
+        mark(start, end);
+    }
+
+    /// What of a range was only reserved may be in use from now on.
+    pub(crate) fn allow(&mut self, start: usize, end: usize) {
+        self.reserved().remove(start, end);
+        self.count();
     }
 
     /// Forgets a range; tells how many bytes of it were noted.
     pub(crate) fn remove(&mut self, start: usize, end: usize) -> usize {
         let gone = self.ranges().remove(start, end);
+        self.reserved().remove(start, end);
         self.count();
         gone
     }
@@ -78,12 +105,15 @@ impl Native {
     /// Hands all ranges to the engine, which is theirs from now on.
     pub(crate) fn take_all(&mut self) -> Ranges {
         let all = std::mem::take(self.ranges());
+        *self.reserved() = Ranges::new();
         self.count();
         all
     }
 
     fn count(&mut self) {
-        MANAGEABLE.store(self.ranges().bytes() as u64, Ordering::Relaxed);
+        let reserved = self.reserved().bytes();
+        HAS_RESERVED.store(reserved > 0, Ordering::Relaxed);
+        MANAGEABLE.store((self.ranges().bytes() - reserved) as u64, Ordering::Relaxed);
     }
 
     /// Whether the engine has taken over.
@@ -111,10 +141,23 @@ pub(crate) fn engine() -> Option<&'static Engine> {
 
 /// Keeps an engine for the life of the process.
 pub(crate) fn keep_engine(engine: Engine) -> &'static Engine {
-    Box::leak(Box::new(engine))
+    let engine = Box::leak(Box::new(engine));
+    MADE.store(engine, Ordering::Release);
+    engine
 }
 
-/// Bytes of manageable mappings.
+/// The engine, whether it has taken over yet or not.
+pub(crate) fn made() -> Option<&'static Engine> {
+    // SAFETY: null, or what keep_engine() stored, which lives as long as the process.
+    unsafe { MADE.load(Ordering::Acquire).as_ref() }
+}
+
+/// Whether address space was noted that nobody could touch yet.
+pub(crate) fn has_reserved() -> bool {
+    HAS_RESERVED.load(Ordering::Relaxed)
+}
+
+/// Bytes of manageable mappings that may be in use.
 pub(crate) fn manageable_bytes() -> u64 {
     MANAGEABLE.load(Ordering::Relaxed)
 }
