@@ -33,6 +33,7 @@ mod allocator;
 mod mappings;
 
 mod lent;
+mod loader;
 
 mod native;
 
