@@ -31,6 +31,7 @@ use zfolio_sys::{cpu, map};
 
 use crate::config::{Config, Error, LIMIT_BYTES_MIN, Mode};
 use crate::event::{self, Held};
+use crate::fatal;
 use crate::prefetch::Prefetch;
 use crate::rank;
 use crate::reclaim::{Average, By, Reclaimed};
@@ -320,7 +321,8 @@ impl Engine {
         let (first, last) = table.interior(start, end);
         let end = end.next_multiple_of(PAGE_BYTES);
         if first < last {
-            self.seam.program.register(start, end - start)?;
+            let registered = self.seam.program.register(start, end - start);
+            registered.inspect_err(|error| fatal::tell_if_forbidden(self.config.mode, *error))?;
         }
         Ok((first, last))
     }
@@ -483,13 +485,13 @@ impl Engine {
             return;
         }
         if self.config.strict {
-            crate::fatal::over_limit(limit, charge);
+            fatal::over_limit(limit, charge);
         }
         if !self.told_over_limit.swap(true, Relaxed) && self.config.mode == Mode::Handler {
             let pool = self.zswap.pool_stats().pages_used * PAGE_BYTES as u64;
             // What was counted and has since been dropped behind our back makes it negative.
             let unmanaged = self.uncounted_bytes.load(Relaxed).max(0);
-            crate::fatal::tell(format_args!(
+            fatal::tell(format_args!(
                 "over the limit of {} MiB: {} MiB are needed ({} MiB resident, {} MiB compressed, {} MiB not managed)",
                 limit >> 20,
                 charge >> 20,
