@@ -391,6 +391,24 @@ static void wiped(void) {
     }
 }
 
+/* Children that grow and are another program at once: what starts meanwhile must not be told to have failed. */
+static void exec_races(void) {
+    for (int i = 0; i < 300; i++) {
+        pid_t pid = fork();
+        if (pid == 0) {
+            char *start = map_anonymous(limit_bytes());
+            start[0] = 1;
+            /* The start of the other threads takes some 100 us: at different points of it. */
+            for (double until = now() + (i % 30) * 1e-5; now() < until;) {}
+            execl("/proc/self/exe", "forks", "nothing", NULL);
+            CHECK(0);
+        }
+        child_is_well(pid, "a child that is another program");
+    }
+}
+
+static void nothing(void) { _exit(0); }
+
 /* A program that executes another under the same limit, which executes another. */
 static void exec_chain(void) {
     const char *left = getenv("BEHAVIOUR_LEFT");
@@ -409,7 +427,7 @@ int main(int count, char **arguments) {
     const struct behaviour cases[] = {
         {"verified", verified}, {"nested", nested}, {"threads", threads}, {"threads_exec", threads_exec},
         {"loop", loop}, {"others", others}, {"stack", stack}, {"files", files}, {"server", server},
-        {"own_stacks", own_stacks}, {"exec_chain", exec_chain},
+        {"own_stacks", own_stacks}, {"exec_chain", exec_chain}, {"exec_races", exec_races}, {"nothing", nothing},
         {"clones", clones}, {"plain_syscalls", plain_syscalls}, {"no_room", no_room}, {"wiped", wiped},
     };
     return CHOOSE(cases);

@@ -6,3 +6,8 @@ uint64_t module_step(void) {
     large[counter % sizeof large] = (char)counter;
     return ++counter;
 }
+
+/* The module's own view of malloc. */
+#include <stdlib.h>
+void *module_malloc(size_t bytes) { return malloc(bytes); }
+void module_free(void *block) { free(block); }

@@ -1,5 +1,6 @@
 /* Threads that come and go, on stacks of every kind, with modules and locks. */
 #include "behaviour.h"
+#include <dirent.h>
 #include <dlfcn.h>
 #include <grp.h>
 #include <ucontext.h>
@@ -239,6 +240,23 @@ static void leader_leaves(void) {
 }
 
 /* The same when the pressure came first. */
+/* The last of several threads ends by itself, long after the first, with memory that is compressed. */
+static void *ends_last(void *argument) {
+    ballast_verify(&b, "a thread without a leader");
+    usleep(100000);
+    pthread_exit(argument);
+}
+
+static void done(void) { report("the last thread is done\n", 24); }
+
+static void all_leave(void) {
+    ballast_make(&b, 3 * limit_bytes(), 7);
+    CHECK(atexit(done) == 0);
+    pthread_t thread;
+    for (int i = 0; i < 3; i++) CHECK(pthread_create(&thread, NULL, ends_last, NULL) == 0);
+    pthread_exit(NULL);
+}
+
 static void leader_leaves_late(void) {
     pthread_t thread;
     ballast_make(&b, 3 * limit_bytes(), 7);
@@ -255,6 +273,29 @@ static void *idle(void *argument) {
 }
 
 /* setuid and setgroups are calls of every thread, made by signals. */
+/* Each thread of the process, whoever made it, is user and group 65534: real, effective, saved. */
+static void nobody_else(void) {
+    DIR *tasks = opendir("/proc/self/task");
+    CHECK(tasks != NULL);
+    for (struct dirent *task; (task = readdir(tasks)) != NULL;) {
+        if (task->d_name[0] == '.') continue;
+        char path[300], line[256];
+        unsigned ids[3];
+        snprintf(path, sizeof path, "/proc/self/task/%s/status", task->d_name);
+        FILE *status = fopen(path, "r");
+        int found = 0;
+        while (status && fgets(line, sizeof line, status)) {
+            if (sscanf(line + 4, "%u %u %u", &ids[0], &ids[1], &ids[2]) != 3) continue;
+            if (strncmp(line, "Uid:", 4) != 0 && strncmp(line, "Gid:", 4) != 0) continue;
+            found++;
+            for (int i = 0; i < 3; i++) CHECK(ids[i] == 65534, "thread %s: %s", task->d_name, line);
+        }
+        CHECK(found == 2, "%s", path);
+        fclose(status);
+    }
+    closedir(tasks);
+}
+
 static void identities(void) {
     if (geteuid() != 0) skip("root is needed to change identities");
     ballast_make(&b, 3 * limit_bytes(), 8);
@@ -268,6 +309,7 @@ static void identities(void) {
         ballast_churn(&b, 300, &random);
     }
     CHECK(setgid(65534) == 0 && setuid(65534) == 0);
+    nobody_else();
     for (size_t i = 0; i < 4; i++) CHECK(pthread_join(threads[i], NULL) == 0);
     ballast_verify(&b, "nobody");
 }
@@ -308,7 +350,7 @@ int main(int count, char **arguments) {
     const struct behaviour cases[] = {
         {"come_and_go", come_and_go}, {"own_stacks", own_stacks}, {"contexts", contexts}, {"modules", modules},
         {"locks", locks}, {"robust", robust}, {"shared_locks", shared_locks}, {"leader_leaves", leader_leaves},
-        {"leader_leaves_late", leader_leaves_late}, {"identities", identities}, {"nobody_forks", nobody_forks},
+        {"leader_leaves_late", leader_leaves_late}, {"all_leave", all_leave}, {"identities", identities}, {"nobody_forks", nobody_forks},
         {"nobody_grows", nobody_grows},
     };
     return CHOOSE(cases);

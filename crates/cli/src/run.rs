@@ -10,6 +10,7 @@
 //! - `RUN-1` Everything that can be refused is refused before the program starts.
 //! - `RUN-2` This process has one thread (`CHILD-1` of `zfolio_sys::probe::child`).
 
+mod elf;
 mod program;
 mod summary;
 

@@ -32,6 +32,7 @@ use zfolio_sys::{cpu, map};
 use crate::config::{Config, Error, LIMIT_BYTES_MIN, Mode};
 use crate::copies::Copies;
 use crate::event::{self, Held};
+use crate::fatal;
 use crate::limit::{self, OverLimit};
 use crate::prefetch::Prefetch;
 use crate::rank;
@@ -387,7 +388,8 @@ impl Engine {
         table.uncover(from, to);
         let (first, last) = table.interior(start, end);
         if first < last {
-            register(start, end)?;
+            let registered = register(start, end);
+            registered.inspect_err(|error| fatal::tell_if_forbidden(self.config.mode, *error))?;
         }
         table.cover(start, end);
         Ok((first, last))

@@ -1,10 +1,13 @@
 //! What cannot be survived: the process is stopped with a message, never handed wrong data.
 
 use std::fmt::Write as _;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use zfolio_core::zswap;
 use zfolio_sys::words::Words;
 use zfolio_sys::{Errno, files, process};
+
+use crate::config::Mode;
 
 /// A line of text built without an allocation.
 struct Line {
@@ -57,6 +60,34 @@ pub(crate) fn out_of_memory(address: usize, error: Errno) -> ! {
 pub fn out_of_address_space(bytes: usize) -> ! {
     tell(format_args!(
         "no address space for {bytes} bytes of tables: RLIMIT_AS, RLIMIT_DATA or vm.max_map_count is reached"
+    ));
+    process::abort_now(STATUS)
+}
+
+/// Whether a sandbox answers so, and not the kernel.
+pub(crate) fn is_forbidden(error: Errno) -> bool {
+    matches!(error, Errno::PERM | Errno::ACCESS | Errno::NOSYS)
+}
+
+/// Memory could not be registered. If a sandbox of the program's forbids it, that is told, once; a program that
+/// uses the library sees the error itself.
+pub(crate) fn tell_if_forbidden(mode: Mode, error: Errno) {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    if mode == Mode::Handler && is_forbidden(error) && !TOLD.swap(true, Relaxed) {
+        tell(format_args!(
+            "userfaultfd's ioctl: {} (a seccomp filter of the program's?): the limit is not held",
+            Words(error)
+        ));
+    }
+}
+
+/// The userfaultfd may not be used any more, by which the program's memory comes back.
+#[cold]
+pub(crate) fn forbidden(error: Errno) -> ! {
+    tell(format_args!(
+        "userfaultfd's ioctl: {}; a seccomp filter of the program's forbids it, and what is compressed cannot \
+         come back: stopped",
+        Words(error)
     ));
     process::abort_now(STATUS)
 }

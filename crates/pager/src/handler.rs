@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use zfolio_core::stats::add;
 use zfolio_core::sync::ReadGuard;
 use zfolio_sys::uffd::Message;
-use zfolio_sys::{clock, cpu};
+use zfolio_sys::{clock, cpu, thread};
 
 use crate::engine::Engine;
 use crate::fault::Served;
@@ -52,6 +52,7 @@ impl Engine {
         let mut follow = Follow::default();
         let seam = &self.seam;
         while !self.stopping.load(Relaxed) {
+            thread::follow();
             if seam.inbox.first().is_none() && seam.wait(WAIT_MS) {
                 seam.answer_strangers();
             }

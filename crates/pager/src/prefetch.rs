@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
-use zfolio_sys::{cpu, futex};
+use zfolio_sys::{cpu, futex, thread};
 
 use crate::engine::Engine;
 use crate::shape::Shape;
@@ -118,6 +118,7 @@ impl Engine {
     pub fn prefetch_in_background(&self) {
         while !self.stopping.load(Relaxed) {
             let bell = self.prefetch.bell.load(Relaxed);
+            thread::follow();
             while let Some(base) = self.prefetch.take() {
                 let table = self.table.read();
                 self.prefetch_folio(&table, base, cpu::current());
@@ -129,6 +130,11 @@ impl Engine {
     /// Ends the background threads.
     pub fn stop(&self) {
         self.stopping.store(true, Relaxed);
+        self.wake_all();
+    }
+
+    /// Wakes the threads that sleep until there is work.
+    pub fn wake_all(&self) {
         self.wake_reclaimer();
         self.prefetch.bell.fetch_add(1, Relaxed);
         futex::wake(&self.prefetch.bell, u32::MAX);

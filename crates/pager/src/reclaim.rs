@@ -433,6 +433,7 @@ impl Engine {
     pub fn reclaim_in_background(&self) {
         while !self.stopping.load(Relaxed) {
             let bell = self.reclaim_bell.load(Relaxed);
+            zfolio_sys::thread::follow();
             self.sample();
             let table = self.table.read();
             self.compact_if_wasteful(&table);

@@ -33,6 +33,7 @@ use zfolio_sys::uffd::{Message, Messages, Progress, Reach, Uffd, feature};
 
 use crate::config::Mode;
 use crate::event::{Announced, Inbox, Place};
+use crate::fatal;
 use crate::shape::{Shape, Units};
 use crate::staging::{Full, Hollow, LEAVING_MAX, Staging};
 use crate::table::Table;
@@ -244,7 +245,7 @@ impl Seam {
     /// to do.
     pub(crate) fn place_bytes(&self, area: &Staging, slot: &Full, part: Range<usize>, to: usize) {
         if self.copy_in(area.full_address(slot) + part.start, to, part.len()) {
-            self.program.wake(to, part.len()).ok();
+            self.wake_range(to, part.len());
         }
     }
 
@@ -253,7 +254,7 @@ impl Seam {
         for run in units.runs() {
             let bytes = self.shape.bytes(run);
             if self.copy_in(self.zeros.address(), base + bytes.start, bytes.len()) {
-                self.program.wake(base + bytes.start, bytes.len()).ok();
+                self.wake_range(base + bytes.start, bytes.len());
             }
         }
     }
@@ -275,7 +276,7 @@ impl Seam {
             }
         };
         // Also if there is none: somebody else was first, and who waits must look again.
-        self.program.wake(page, PAGE_BYTES).ok();
+        self.wake_range(page, PAGE_BYTES);
         stopped == Some(Errno::EXIST)
     }
 
@@ -379,8 +380,17 @@ impl Seam {
 
     /// Wakes who waits in a folio, to try again.
     pub(crate) fn wake(&self, base: usize) {
-        // It fails for a range that is not page-aligned only.
-        self.program.wake(base, self.shape.folio_bytes()).ok();
+        self.wake_range(base, self.shape.folio_bytes());
+    }
+
+    /// Wakes who waits in a range.
+    fn wake_range(&self, start: usize, bytes: usize) {
+        match self.program.wake(start, bytes) {
+            // A sandbox that the program has put all its threads into. What failed before us failed for that.
+            Err(error) if fatal::is_forbidden(error) => fatal::forbidden(error),
+            // Only for a range that is not page-aligned.
+            answer => debug_assert!(answer.is_ok(), "{answer:?}"),
+        }
     }
 
     #[allow(unsafe_code, reason = "the seam itself")]
@@ -464,7 +474,7 @@ impl Seam {
                 None => {}
                 Some(Errno::AGAIN) if progress.bytes > 0 => {}
                 Some(Errno::AGAIN) => self.let_change_happen(),
-                Some(Errno::NOMEM) => crate::fatal::out_of_memory(to + done, Errno::NOMEM),
+                Some(Errno::NOMEM) => fatal::out_of_memory(to + done, Errno::NOMEM),
                 // The range may be of several mappings, which no call crosses: page by page.
                 Some(error) if error != Errno::EXIST && next > PAGE_BYTES => at_once = PAGE_BYTES,
                 // Present already (SEAM-2), or no mapping there.

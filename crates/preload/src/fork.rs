@@ -92,6 +92,16 @@ interpose! {
     }
 }
 
+/// Runs `work` while nobody forks, with every signal blocked.
+pub(crate) fn while_nobody_forks<R>(work: impl FnOnce() -> R) -> R {
+    let mask = signal::block_all();
+    let one = ONE.lock();
+    let answer = work();
+    drop(one);
+    signal::restore(&mask);
+    answer
+}
+
 pub(crate) extern "C" fn prepare() {
     if settings::get().is_none() {
         return;

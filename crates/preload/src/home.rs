@@ -13,10 +13,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use zfolio_pager::{Engine, fatal};
+use zfolio_sys::words::Words;
 use zfolio_sys::{clock, cpu, files, futex, process, signal, thread};
 
 use crate::settings::Settings;
-use crate::{fork, keeper, native, settings, startup, statistics};
+use crate::{fork, identity, keeper, native, settings, statistics};
 
 /// 0 not started, 1 started.
 static STARTED: AtomicU32 = AtomicU32::new(0);
@@ -44,11 +45,14 @@ pub(crate) fn wake_up() {
 /// Runs when the library is loaded.
 extern "C" fn constructor() {
     wake_up();
+    let Some(settings) = settings::get() else { return };
     // Looked up now: the symbol tables of libraries loaded later may lie in managed memory.
     std::hint::black_box(cpu::current());
-    if let Some(settings) = settings::get() {
-        statistics::open(settings);
-    }
+    statistics::open(settings);
+    identity::start_over();
+    thread::learn();
+    // What was mapped before, by libraries that were initialised before us.
+    start_if_needed();
 }
 
 /// Runs when the process exits in good order.
@@ -79,49 +83,29 @@ pub(crate) fn start_if_needed() {
     {
         return;
     }
-    if STARTED.swap(1, Ordering::Relaxed) == 0
-        && !start_thread(c"zfolio-home", move || live(settings))
-    {
-        fatal::tell(format_args!("no thread could be started: the limit is not held"));
+    if thread::has_learnt() && STARTED.swap(1, Ordering::Relaxed) == 0 {
+        start_thread(c"zfolio-home", move || live(settings));
     }
 }
 
-/// Bytes of the stack of an engine's thread: a codec's deepest call takes 4 KiB.
-const STACK_BYTES: usize = 256 << 10;
-
-/// Starts a thread of the engine: signals blocked, its storage unmanaged.
+/// Starts a thread of the engine, with all signals blocked; if there can be none, tells why.
 fn start_thread(name: &'static CStr, life: impl FnOnce() + Send + 'static) -> bool {
     let mask = signal::block_all();
-    let started =
-        startup::while_starting(|| thread::spawn(name, STACK_BYTES, Box::new(life))).is_ok();
+    let started = thread::spawn(name, Box::new(life));
     signal::restore(&mask);
-    if started {
-        leave_count_of_threads();
+    if let Err(error) = started {
+        fatal::tell(format_args!(
+            "the thread {} could not be started ({}): the limit is not held",
+            name.to_str().unwrap_or("?"),
+            Words(error)
+        ));
     }
-    started
-}
-
-/// Takes a thread of ours out of the C library's count: a program whose last thread calls
-/// `pthread_exit` must end, whether we are still there or not.
-fn leave_count_of_threads() {
-    let (name, version) = (c"__nptl_nthreads".as_ptr(), c"GLIBC_PRIVATE".as_ptr());
-    // SAFETY: a look-up by name; a C library without it is told apart by the null.
-    let count = unsafe { libc::dlvsym(libc::RTLD_DEFAULT, name, version) };
-    // SAFETY: glibc declares it `unsigned int`, and changes it atomically.
-    if let Some(count) = unsafe { count.cast::<AtomicU32>().as_ref() } {
-        count.fetch_sub(1, Ordering::Relaxed);
-    }
+    started.is_ok()
 }
 
 /// The home thread: makes the engine ready, looks how near the limit is, and has it take over.
 fn live(settings: &'static Settings) {
-    let Some(engine) = make_engine(settings) else {
-        // Not a return: the C library would count this thread out once more, and end the program when
-        // none seems to be left.
-        loop {
-            std::thread::sleep(Duration::from_secs(1 << 20));
-        }
-    };
+    let Some(engine) = make_engine(settings) else { return };
     watch(settings.config.limit_bytes);
     let mut ours = native::lock();
     ours.set_engine(engine);
@@ -143,11 +127,7 @@ fn make_engine(settings: &'static Settings) -> Option<&'static Engine> {
     match Engine::new(settings.config.clone(), Box::new(statistics::home()?)) {
         Ok(engine) => {
             let engine = native::keep_engine(engine);
-            let all = start_servants(engine);
-            if !all {
-                fatal::tell(format_args!("no thread could be started: the limit is not held"));
-            }
-            all.then_some(engine)
+            start_servants(engine).then_some(engine)
         }
         Err(error) => {
             fatal::tell(format_args!("{error}: the limit is not held"));
@@ -180,7 +160,8 @@ fn watch(limit: u64) {
         (before, before_ns) = (resident, now_ns);
         // 0.2 ms at least, so that the watch costs below 1 %; 20 ms at most.
         let headroom_ns = (limit - margin - resident) / BYTES_PER_NS;
-        std::thread::sleep(Duration::from_nanos(headroom_ns.clamp(200_000, 20_000_000)));
+        thread::sleep(Duration::from_nanos(headroom_ns.clamp(200_000, 20_000_000)));
+        thread::follow();
     }
 }
 
@@ -199,7 +180,8 @@ pub(crate) fn start_over(
     quiet: Option<(&'static Engine, &mut zfolio_pager::Quiet<'static>)>,
 ) {
     keeper::start_over();
-    startup::start_over();
+    thread::start_over();
+    identity::start_over();
     statistics::open(settings);
     STARTED.store(0, Ordering::Relaxed);
     let Some((engine, quiet)) = quiet else { return };
@@ -208,7 +190,7 @@ pub(crate) fn start_over(
         // The right to a userfaultfd is gone (Call::Settle): the child is the kernel's alone.
         return native::Native::forget_engine();
     }
-    // First of all: a stack for the home thread would go where the staging area was.
+    // First of all: whatever is mapped now could go where the staging area was.
     if engine.map_again(quiet).is_err() {
         cannot_start_over();
     }

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use zfolio_core::ranges::Ranges;
 use zfolio_pager::Engine;
-use zfolio_sys::{Errno, futex, map, signal};
+use zfolio_sys::{Errno, futex, map, signal, thread};
 
 /// A change of mappings: what the program called, with its words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -119,6 +119,12 @@ fn ask_blocked(call: Call, words: [usize; 6]) -> Result<usize, Errno> {
     Ok(usize::from_ne_bytes(answer.to_ne_bytes()))
 }
 
+/// Wakes the keeper for its own sake.
+pub(crate) fn ring() {
+    BELL.fetch_add(1, Ordering::Release);
+    futex::wake(&BELL, 1);
+}
+
 /// In a child of `fork`: the requests of the parent's other threads are nobody's.
 pub(crate) fn start_over() {
     BOX.iter().for_each(|request| request.state.store(FREE, Ordering::Relaxed));
@@ -128,6 +134,7 @@ pub(crate) fn start_over() {
 pub(crate) fn keep(engine: &'static Engine) {
     loop {
         let bell = BELL.load(Ordering::Acquire);
+        thread::follow();
         for request in &BOX {
             if request.state.load(Ordering::Acquire) != POSTED {
                 continue;

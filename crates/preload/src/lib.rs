@@ -8,7 +8,8 @@
 //! # Invariants
 //!
 //! - `PRE-1` The engine's threads touch no managed memory: their heap (`heap`), their stacks and
-//!   their thread-local storage (`startup`) are apart, and they never call the program's `malloc`.
+//!   their thread-local storage (`sys::thread`) are apart, and they never call the program's `malloc`. Nor
+//!   does any function of this library that the program calls, but for `malloc` and its family themselves.
 //! - `PRE-2` A thread of the program never waits for an engine's lock while it holds memory's place:
 //!   what changes a mapping is handed to the `keeper`, which does it. `fork` alone takes the table, and
 //!   holds nothing else then.
@@ -24,7 +25,6 @@
 )]
 
 mod heap;
-mod startup;
 
 mod settings;
 mod statistics;
@@ -33,6 +33,7 @@ mod allocator;
 mod mappings;
 
 mod lent;
+mod loader;
 
 mod native;
 
@@ -41,3 +42,4 @@ mod keeper;
 
 mod clone;
 mod fork;
+mod identity;

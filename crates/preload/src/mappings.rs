@@ -45,12 +45,14 @@ const NEVER: c_int = libc::MAP_SHARED
     | libc::MAP_LOCKED
     | libc::MAP_32BIT;
 
+/// `PROT_NONE`: address space that is kept for later.
+const NO_ACCESS: usize = libc::PROT_NONE.unsigned_abs() as usize;
+
 /// Whether a new mapping can be managed.
 pub(crate) fn is_manageable(bytes: usize, protection: usize, flags: c_int) -> bool {
     let wanted = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     let executable = protection & libc::PROT_EXEC.unsigned_abs() as usize != 0;
     settings::get().is_some()
-        && !crate::startup::is_starter()
         && bytes > 0
         && flags & wanted == wanted
         && flags & NEVER == 0
@@ -133,6 +135,10 @@ fn mmap_words(words: [usize; 6]) -> *mut c_void {
         ours.remove(at, page_end(at, bytes));
     }
     match answer {
+        Ok(at) if manageable && protection == NO_ACCESS && ours.engine().is_none() => {
+            ours.reserve(at, page_end(at, bytes));
+            drop(ours);
+        }
         Ok(at) if manageable => hand_over(ours, at, page_end(at, bytes)),
         _ => drop(ours),
     }
@@ -163,8 +169,7 @@ fn replace(words: [usize; 6], flags: c_int, manageable: bool) -> Result<usize, E
 
 /// Forgets a range for good: brought back if the engine has it, no longer noted if not.
 pub(crate) fn give_up(start: usize, end: usize) {
-    // Not for a thread of ours that is starting: a child of `fork` holds everything meanwhile.
-    if !may_be_managed(start, end) || crate::startup::is_starter() {
+    if !may_be_managed(start, end) {
         return;
     }
     let mut ours = native::lock();
@@ -176,6 +181,18 @@ pub(crate) fn give_up(start: usize, end: usize) {
     }
     // The keeper does not fail at this.
     ask(Call::Pin, [start, end - start, 0, 0, 0, 0]).ok();
+}
+
+/// After a change of protection: what was only reserved may be in use now.
+///
+/// After, and not before: the look is without a lock, and what becomes usable is not in use yet.
+fn allow([start, bytes, protection, ..]: [usize; 6]) {
+    let end = page_end(start, bytes);
+    if protection == NO_ACCESS || !native::has_reserved() || !may_be_managed(start, end) {
+        return;
+    }
+    native::lock().allow(start, end);
+    home::start_if_needed();
 }
 
 fn mremap_words(words: [usize; 6]) -> Result<usize, Errno> {
@@ -296,6 +313,30 @@ interpose! {
         }
         // SAFETY: the program's own call, with its own words.
         answer_int(unsafe { map::forward(libc::SYS_madvise, words) })
+    }
+
+    /// `mprotect(2)`.
+    fn mprotect(start: *mut c_void, bytes: usize, protection: c_int) -> c_int {
+        let words = [start as usize, bytes, word(protection.into()), 0, 0, 0];
+        // SAFETY: the program's own call, with its own words.
+        let answer = unsafe { map::forward(libc::SYS_mprotect, words) };
+        if answer.is_ok() {
+            allow(words);
+        }
+        answer_int(answer)
+    }
+
+    /// `pkey_mprotect(2)`.
+    fn pkey_mprotect(start: *mut c_void, bytes: usize, protection: c_int, key: c_int) -> c_int {
+        let words = [start as usize, bytes, word(protection.into()), word(key.into()), 0, 0];
+        // glibc: without a key it is `mprotect`, also where the kernel knows no keys.
+        let call = if key == -1 { libc::SYS_mprotect } else { libc::SYS_pkey_mprotect };
+        // SAFETY: the program's own call, with its own words.
+        let answer = unsafe { map::forward(call, words) };
+        if answer.is_ok() {
+            allow(words);
+        }
+        answer_int(answer)
     }
 
     /// `mremap(2)`.

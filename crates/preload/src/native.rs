@@ -7,6 +7,8 @@
 //!   which are handed over together, under the same lock.
 //! - `NAT-2` What the engine manages is noted and not fresh, but for what raw system calls have moved. So
 //!   a change of anything else needs no engine.
+//! - `NAT-3` `reserved` is what of `noted` nobody could touch yet (`PROT_NONE`): address space only. Once the
+//!   engine has taken over it is empty.
 //!
 //! # Concurrency
 //!
@@ -14,7 +16,7 @@
 //! keeper is asked under it to adopt what is fresh, and takes it never.
 
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering};
 
 use zfolio_core::ranges::Ranges;
 use zfolio_pager::Engine;
@@ -24,16 +26,25 @@ use crate::heap::{Held, Lock};
 use crate::keeper::{Call, ask};
 
 static LOCK: Lock = Lock::new();
-static RANGES: Kept = Kept(UnsafeCell::new(Noted { noted: Ranges::new(), fresh: Ranges::new() }));
-/// Bytes noted, for a look without the lock.
+static RANGES: Kept = Kept(UnsafeCell::new(Noted {
+    noted: Ranges::new(),
+    fresh: Ranges::new(),
+    reserved: Ranges::new(),
+}));
+/// Bytes noted that may be in use, for a look without the lock.
 static MANAGEABLE: AtomicU64 = AtomicU64::new(0);
+/// Whether there is anything in `RESERVED`, likewise.
+static HAS_RESERVED: AtomicBool = AtomicBool::new(false);
 /// The engine, once it has taken over.
 static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(std::ptr::null_mut());
+/// The engine, from when it is made.
+static MADE: AtomicPtr<Engine> = AtomicPtr::new(std::ptr::null_mut());
 
 /// See `NAT-1`.
 struct Noted {
     noted: Ranges,
     fresh: Ranges,
+    reserved: Ranges,
 }
 
 struct Kept(UnsafeCell<Noted>);
@@ -83,14 +94,29 @@ impl Native {
     /// Notes a range that the engine has, or is about to have.
     pub(crate) fn note(&mut self, start: usize, end: usize) {
         self.ranges().noted.join(start, end);
+        self.ranges().reserved.remove(start, end);
         self.count();
         mark(start, end);
+    }
+
+    /// Notes a range that nobody can touch yet. The engine has not taken over.
+    pub(crate) fn reserve(&mut self, start: usize, end: usize) {
+        self.note(start, end);
+        self.ranges().reserved.insert(start, end);
+        self.count();
+    }
+
+    /// What of a range was only reserved may be in use from now on.
+    pub(crate) fn allow(&mut self, start: usize, end: usize) {
+        self.ranges().reserved.remove(start, end);
+        self.count();
     }
 
     /// Forgets a range; tells how many bytes of it were noted.
     pub(crate) fn remove(&mut self, start: usize, end: usize) -> usize {
         let ranges = self.ranges();
         ranges.fresh.remove(start, end);
+        ranges.reserved.remove(start, end);
         let gone = ranges.noted.remove(start, end);
         self.count();
         gone
@@ -101,7 +127,7 @@ impl Native {
         if engine().is_none() {
             return false;
         }
-        let Noted { noted, fresh } = self.ranges();
+        let Noted { noted, fresh, .. } = self.ranges();
         noted.bytes_in(start, end) > fresh.bytes_in(start, end)
     }
 
@@ -124,7 +150,9 @@ impl Native {
     }
 
     fn count(&mut self) {
-        MANAGEABLE.store(self.ranges().noted.bytes() as u64, Ordering::Relaxed);
+        let Noted { noted, reserved, .. } = self.ranges();
+        HAS_RESERVED.store(reserved.bytes() > 0, Ordering::Relaxed);
+        MANAGEABLE.store((noted.bytes() - reserved.bytes()) as u64, Ordering::Relaxed);
     }
 
     /// The engine, if it has taken over.
@@ -139,6 +167,8 @@ impl Native {
 
     /// Publishes the engine. The lock is held: no mapping changes meanwhile.
     pub(crate) fn set_engine(&mut self, engine: &'static Engine) {
+        self.ranges().reserved = Ranges::new();
+        self.count();
         // Release: pairs with the Acquire in engine().
         ENGINE.store(std::ptr::from_ref(engine).cast_mut(), Ordering::Release);
     }
@@ -152,10 +182,23 @@ pub(crate) fn engine() -> Option<&'static Engine> {
 
 /// Keeps an engine for the life of the process.
 pub(crate) fn keep_engine(engine: Engine) -> &'static Engine {
-    Box::leak(Box::new(engine))
+    let engine = Box::leak(Box::new(engine));
+    MADE.store(engine, Ordering::Release);
+    engine
 }
 
-/// Bytes of manageable mappings.
+/// The engine, whether it has taken over yet or not.
+pub(crate) fn made() -> Option<&'static Engine> {
+    // SAFETY: null, or what keep_engine() stored, which lives as long as the process.
+    unsafe { MADE.load(Ordering::Acquire).as_ref() }
+}
+
+/// Whether address space was noted that nobody could touch yet.
+pub(crate) fn has_reserved() -> bool {
+    HAS_RESERVED.load(Ordering::Relaxed)
+}
+
+/// Bytes of manageable mappings that may be in use.
 pub(crate) fn manageable_bytes() -> u64 {
     MANAGEABLE.load(Ordering::Relaxed)
 }

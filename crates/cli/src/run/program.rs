@@ -11,11 +11,12 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use zfolio_sys::probe;
 
+use super::elf::{self, read_up_to};
 use crate::failure::Failure;
 
 /// Interpreters that are scripts themselves: the kernel follows as many.
@@ -26,9 +27,6 @@ const HEAD_BYTES: usize = 256;
 
 /// Where a shell looks when PATH is not set.
 const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
-
-const EM_THIS: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
-const PT_INTERP: u32 = 3;
 
 /// What to execute.
 #[derive(PartialEq, Eq, Debug)]
@@ -205,80 +203,28 @@ fn check_rights(file: &File, told: &str) -> Result<(), Failure> {
 
 /// Refuses an ELF file into which our library cannot be loaded.
 fn check_elf(file: &File, told: &str) -> Result<(), Failure> {
-    match elf_interpreter(file) {
-        Ok(Some(loader)) if loader.contains("ld-musl") => Err(Failure::program(format!(
-            "PROGRAM: '{told}' is linked with musl; accepted: programs linked with the GNU C library"
-        ))),
-        Ok(Some(_)) => Ok(()),
-        Ok(None) => Err(Failure::program(format!(
-            "PROGRAM: '{told}' is statically linked, so no library can be loaded into it; \
-             use a dynamically linked build of it"
-        ))),
-        Err(why) => Err(Failure::program(format!(
-            "PROGRAM: '{told}' {why}; accepted: 64-bit programs for {}",
-            std::env::consts::ARCH
-        ))),
-    }
-}
-
-/// The loader that an ELF file asks for, `None` for a static one; or what is wrong with it.
-fn elf_interpreter(file: &File) -> Result<Option<String>, String> {
-    let damaged = || "is a damaged program".to_owned();
-    let mut header = [0; 64];
-    file.read_exact_at(&mut header, 0).map_err(|_| damaged())?;
-    if header[4] != 2 {
-        return Err("is a 32-bit program".to_owned());
-    }
-    let machine = u16_at(&header, 18);
-    if header[5] != 1 || machine != EM_THIS {
-        return Err(format!("is a program for another machine (ELF machine {machine})"));
-    }
-    let (table, entry_bytes) = (u64_at(&header, 32), u64::from(u16_at(&header, 54)));
-    for index in 0..u64::from(u16_at(&header, 56)) {
-        let mut entry = [0; 56];
-        let at = table.checked_add(index * entry_bytes).ok_or_else(damaged)?;
-        file.read_exact_at(&mut entry, at).map_err(|_| damaged())?;
-        if u32_at(&entry, 0) != PT_INTERP {
-            continue;
+    let refused = match elf::look(file) {
+        Ok(elf::About { loader: None, .. }) => {
+            "is statically linked, so no library can be loaded into it; use a dynamically linked build of it"
+                .to_owned()
         }
-        let mut name = [0; 256];
-        let length = usize::try_from(u64_at(&entry, 32)).unwrap_or(usize::MAX).min(name.len());
-        let at = u64_at(&entry, 8);
-        let length = read_up_to(file, &mut name[..length], at).map_err(|_| damaged())?;
-        let name = name[..length].split(|byte| *byte == 0).next().unwrap_or_default();
-        return Ok(Some(String::from_utf8_lossy(name).into_owned()));
-    }
-    Ok(None)
-}
-
-fn read_up_to(file: &File, into: &mut [u8], at: u64) -> io::Result<usize> {
-    let mut length = 0;
-    while length < into.len() {
-        match file.read_at(&mut into[length..], at.saturating_add(length as u64)) {
-            Ok(0) => break,
-            Ok(read) => length += read,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
+        Ok(elf::About { loader: Some(loader), .. }) if loader.contains("ld-musl") => {
+            "is linked with musl; accepted: programs linked with the GNU C library".to_owned()
         }
-    }
-    Ok(length)
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes(bytes[at..at + 2].try_into().expect("two bytes"))
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+        Ok(elf::About { sanitizer: Some(library), .. }) => format!(
+            "is built with a sanitizer, whose library ({library}) must have the program's memory to itself; \
+             use a build without it, or run it without zfolio"
+        ),
+        Ok(_) => return Ok(()),
+        Err(why) => format!("{why}; accepted: 64-bit programs for {}", std::env::consts::ARCH),
+    };
+    Err(Failure::program(format!("PROGRAM: '{told}' {refused}")))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{EM_THIS, Kind, PT_INTERP, look_at, search};
+    use super::super::elf::{DT_NEEDED, DT_STRTAB, EM_THIS, PT_DYNAMIC, PT_INTERP, PT_LOAD};
+    use super::{Kind, look_at, search};
     use crate::failure::Failure;
     use std::ffi::OsStr;
     use std::fs;
@@ -356,11 +302,52 @@ mod tests {
         }
     }
 
+    /// A minimal program that needs `library`: a loader, a dynamic section, and its names in a loaded part.
+    fn needing(library: &str) -> Vec<u8> {
+        let mut bytes = elf(2, EM_THIS, PT_INTERP, b"");
+        bytes[56..58].copy_from_slice(&3_u16.to_le_bytes());
+        bytes.resize(64 + 3 * 56, 0);
+        let (dynamic, names) = (bytes.len() as u64, bytes.len() as u64 + 48);
+        let loader = b"/lib64/ld-linux-x86-64.so.2\0";
+        let text = [b"\0".as_slice(), library.as_bytes(), b"\0"].concat();
+        // Kind, place in the file, address, length.
+        let parts = [
+            (PT_INTERP, names + text.len() as u64, 0, loader.len() as u64),
+            (PT_DYNAMIC, dynamic, 0, 48),
+            (PT_LOAD, names, 0x5000, text.len() as u64),
+        ];
+        for (index, (kind, at, address, length)) in parts.into_iter().enumerate() {
+            let entry = &mut bytes[64 + index * 56..][..56];
+            entry[..4].copy_from_slice(&kind.to_le_bytes());
+            entry[8..16].copy_from_slice(&at.to_le_bytes());
+            entry[16..24].copy_from_slice(&u64::to_le_bytes(address));
+            entry[32..40].copy_from_slice(&length.to_le_bytes());
+        }
+        for word in [DT_NEEDED, 1, DT_STRTAB, 0x5000, 0, 0] {
+            bytes.extend(word.to_le_bytes());
+        }
+        bytes.extend(text);
+        bytes.extend(loader);
+        bytes
+    }
+
+    #[test]
+    fn programs_with_a_sanitizer_are_refused() {
+        let files = Files::new("sanitizer");
+        for library in ["libc.so.6", "libubsan.so.1", "liblsan.so.0", "my-libasan.so.8"] {
+            assert_eq!(files.look("plain", &needing(library)), Ok(Kind::Executable), "{library}");
+        }
+        for library in ["libasan.so.8", "libtsan.so.2", "libclang_rt.asan-x86_64.so"] {
+            let refused = refusal(files.look("built", &needing(library)));
+            assert!(refused.contains(library) && refused.contains("sanitizer"), "{refused}");
+        }
+    }
+
     /// Goal: a damaged file is an answer, not a panic. Method: seeded flips of every header byte.
     #[test]
     fn damaged_headers_do_not_panic() {
         let files = Files::new("damage");
-        let good = elf(2, EM_THIS, PT_INTERP, b"/lib64/ld-linux-x86-64.so.2\0");
+        let good = needing("libasan.so.8");
         for at in 4..good.len() {
             for value in [0, 1, 0x7f, 0x80, 0xff] {
                 let mut bytes = good.clone();
