@@ -219,7 +219,7 @@ class Case:
     """
 
     def __init__(self, name, command, files=(), stdin=None, share=0.45, compresses=True, same=True, prepare=None,
-                 seconds=60, load=None):
+                 seconds=300, load=None):
         self.name, self.command, self.files, self.stdin = name, command, files, stdin
         self.share, self.compresses, self.same, self.prepare = share, compresses, same, prepare
         self.seconds, self.load = seconds, load

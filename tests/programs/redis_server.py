@@ -100,7 +100,7 @@ class Redis:
         try:
             self.need.look(self.child.pid)
             self.socket.sendall(self.packed(['SHUTDOWN', 'NOSAVE']))
-            until = time.monotonic() + 30
+            until = time.monotonic() + 60
             while time.monotonic() < until:
                 pid, _, usage = os.wait4(self.child.pid, os.WNOHANG)
                 if pid:
@@ -127,11 +127,11 @@ class RedisCase:
     told = ''
 
     def once(self, folder, before=()):
-        seconds = 120 if before else 60
+        seconds = 300
         began = time.monotonic()
         server = Redis(folder, before)
         try:
-            server.connect(20)
+            server.connect(60)
             server.socket.settimeout(seconds)
             server.load()
             digests = [server.ask('DEBUG', 'DIGEST')]
@@ -156,7 +156,7 @@ class RedisCase:
         took = time.monotonic() - began
         again = Redis(folder)
         try:
-            again.connect(30)
+            again.connect(60)
             digests.append(again.ask('DEBUG', 'DIGEST'))
             again.stop()
         finally:
