@@ -24,6 +24,7 @@ mod fault;
 
 mod prefetch;
 
+mod adopt;
 mod change;
 
 mod event;

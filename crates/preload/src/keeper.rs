@@ -196,28 +196,7 @@ fn serve(engine: &Engine, call: Call, words: [usize; 6]) -> Result<usize, Errno>
                 map::forward(libc::SYS_madvise, [at, bytes, advice, 0, 0, 0])
             })
         }
-        Call::Remap => {
-            let (old, length) = (
-                bytes.next_multiple_of(map::PAGE_BYTES),
-                words[2].next_multiple_of(map::PAGE_BYTES),
-            );
-            let move_it = || {
-                let [start, bytes, new_bytes, flags, to, _] = words;
-                let call = [start, bytes, new_bytes, flags, to, 0];
-                // SAFETY: the program's own call, with its own words.
-                let at = unsafe { map::forward(libc::SYS_mremap, call) }?;
-                Ok::<_, Errno>((at, at + length))
-            };
-            let flags = i32::try_from(words[3]).unwrap_or(0);
-            let fixed = flags & libc::MREMAP_FIXED != 0;
-            let onto = if fixed { (words[4], words[4] + length) } else { (0, 0) };
-            let (at, at_end, managed) = engine.relocate((start, start + old), onto, move_it)?;
-            // The last word: it was a manageable mapping, perhaps smaller than a folio.
-            if managed || words[5] == 1 {
-                adopt(engine, at, at_end);
-            }
-            Ok(at)
-        }
+        Call::Remap => remap(engine, words),
         Call::Pin => {
             engine.pin(start, end);
             Ok(0)
@@ -235,6 +214,26 @@ fn serve(engine: &Engine, call: Call, words: [usize; 6]) -> Result<usize, Errno>
             Ok(0)
         }
     }
+}
+
+/// `mremap`; the last word says that a manageable mapping is moved, perhaps one smaller than a folio.
+fn remap(engine: &Engine, words: [usize; 6]) -> Result<usize, Errno> {
+    let [start, bytes, new_bytes, flags, to, manageable] = words;
+    let length = new_bytes.next_multiple_of(map::PAGE_BYTES);
+    let move_it = || {
+        let call = [start, bytes, new_bytes, flags, to, 0];
+        // SAFETY: the program's own call, with its own words.
+        let at = unsafe { map::forward(libc::SYS_mremap, call) }?;
+        Ok::<_, Errno>((at, at + length))
+    };
+    let fixed = i32::try_from(flags).unwrap_or(0) & libc::MREMAP_FIXED != 0;
+    let onto = if fixed { (to, to + length) } else { (0, 0) };
+    let end = start + bytes.next_multiple_of(map::PAGE_BYTES);
+    let (at, at_end, managed) = engine.relocate((start, end), onto, move_it)?;
+    if managed || manageable == 1 {
+        adopt(engine, at, at_end);
+    }
+    Ok(at)
 }
 
 /// A mapping that cannot be registered stays the kernel's: it is not reclaimed, and nothing is lost.
