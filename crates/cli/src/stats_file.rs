@@ -117,6 +117,11 @@ impl StatsFile {
         self.stats.run.load(Relaxed)
     }
 
+    /// When the process started, in clock ticks.
+    pub(crate) fn start_ticks(&self) -> u64 {
+        self.stats.start_ticks.load(Relaxed)
+    }
+
     /// Removes the file. Another reader may have been first.
     pub(crate) fn remove(&self) {
         fs::remove_file(&self.path).ok();
@@ -243,12 +248,18 @@ pub(crate) fn of(directory: &Path, pid: u32) -> Option<StatsFile> {
     names.find_map(|(_, library)| StatsFile::read(directory, pid, library).filter(|file| file.live))
 }
 
+/// The file of the process `pid` that started at `start_ticks`, whether or not it runs: `pid` may be its
+/// number in a namespace of its own.
+pub(crate) fn of_start(directory: &Path, pid: u32, start_ticks: u64) -> Option<StatsFile> {
+    StatsFile::read(directory, pid, None).filter(|file| file.start_ticks() == start_ticks)
+}
+
 /// The files that the run `run` left, which started at `since` clock ticks. Files of dead processes
 /// are removed; those of children that live on stay theirs.
 pub(crate) fn take_run(directory: &Path, run: u32, since: u64) -> Vec<StatsFile> {
     let mut files = list(directory);
     // A file of an earlier run with our PID is older than we are.
-    files.retain(|file| file.run() == u64::from(run) && file.stats.start_ticks.load(Relaxed) >= since);
+    files.retain(|file| file.run() == u64::from(run) && file.start_ticks() >= since);
     files.iter().filter(|file| !file.live).for_each(StatsFile::remove);
     files
 }

@@ -221,6 +221,15 @@ fn check_elf(file: &File, told: &str) -> Result<(), Failure> {
     }
 }
 
+/// Why our library cannot be in what a process executes; `None` if it could, or nobody may look.
+pub(super) fn unfit(file: &Path) -> Option<String> {
+    match elf_interpreter(&File::open(file).ok()?) {
+        Ok(Some(loader)) => loader.contains("ld-musl").then(|| "linked with musl".to_owned()),
+        Ok(None) => Some("statically linked".to_owned()),
+        Err(why) => Some(why.trim_start_matches("is ").to_owned()),
+    }
+}
+
 /// The loader that an ELF file asks for, `None` for a static one; or what is wrong with it.
 fn elf_interpreter(file: &File) -> Result<Option<String>, String> {
     let damaged = || "is a damaged program".to_owned();
