@@ -63,6 +63,15 @@ static void sparse(void) {
         CHECK(start[at] == 1 + (at % (16 * PAGE) == 0) + (at % (7 * PAGE) == 0), "byte %zu is %d", at, start[at]);
 }
 
+/* Nothing of it compresses: no limit can hold it. */
+static void noise(void) {
+    size_t words = 3 * limit_bytes() / sizeof(uint64_t);
+    uint64_t *start = (uint64_t *)map_anonymous(3 * limit_bytes()), random = 1;
+    for (size_t at = 0; at < words; at++) start[at] = next_random(&random);
+    random = 1;
+    for (size_t at = 0; at < words; at++) CHECK(start[at] == next_random(&random));
+}
+
 /* Idle between bursts. */
 static void burst(void) {
     struct ballast b;
@@ -102,6 +111,7 @@ int main(int count, char **arguments) {
     if (count > 1 && strcmp(arguments[1], "start") != 0) settle();
     const struct behaviour cases[] = {
         {"start", fast}, {"fast", fast}, {"fresh", fresh}, {"sparse", sparse}, {"burst", burst}, {"blocks", blocks}, {"populated", populated},
+        {"noise", noise},
     };
     return CHOOSE(cases);
 }

@@ -9,6 +9,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+/// What tells of the machine's memory.
+const MEMINFO: &str = "/proc/meminfo";
+
 /// What allows how much.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Allowance {
@@ -24,6 +27,38 @@ impl Allowance {
         Allowance::below(Path::new("/"))
     }
 
+    /// Whether it is all that the machine has, and no cgroup's limit.
+    pub(crate) fn is_machine(&self) -> bool {
+        self.source == Path::new(MEMINFO)
+    }
+
+    /// A percentage of what is allowed here, in whole MiB: `percent` of `given`, which is shown.
+    ///
+    /// # Errors
+    ///
+    /// In words: it is not a percentage, or nobody says what is allowed.
+    pub(crate) fn percentage(given: &str, percent: &str) -> Result<u64, String> {
+        let number = percent.trim().parse::<f64>().ok();
+        let Some(percent) = number.filter(|percent| *percent > 0.0 && *percent <= 100.0) else {
+            return Err(format!("'{given}' is not a share; accepted: 1% to 100%, or a size"));
+        };
+        let here = Allowance::here();
+        let here = here.ok_or_else(|| {
+            format!("'{given}' of what? /proc/meminfo cannot be read; accepted: a size, as in 2G")
+        })?;
+        Ok(here.share(percent))
+    }
+
+    /// `percent` of it, in whole MiB.
+    pub(crate) fn share(&self, percent: f64) -> u64 {
+        // Hundredths of a percent are exact enough, and integers do not round a machine's memory.
+        #[allow(clippy::cast_possible_truncation, reason = "0 to 10000")]
+        #[allow(clippy::cast_sign_loss, reason = "0 to 10000")]
+        let parts = (percent * 100.0).round() as u64;
+        let bytes = u128::from(self.bytes) * u128::from(parts) / 10_000;
+        u64::try_from(bytes).unwrap_or(u64::MAX) & !((1 << 20) - 1)
+    }
+
     /// The same, in the tree below `root`.
     fn below(root: &Path) -> Option<Allowance> {
         let machine = machine(root);
@@ -33,7 +68,7 @@ impl Allowance {
 
 /// The memory of the machine.
 fn machine(root: &Path) -> Option<Allowance> {
-    let source = PathBuf::from("/proc/meminfo");
+    let source = PathBuf::from(MEMINFO);
     let text = fs::read_to_string(below(root, &source)).ok()?;
     let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     let kib: u64 = total.trim().strip_suffix("kB")?.trim().parse().ok()?;
@@ -49,13 +84,35 @@ struct Hierarchy {
     shown: PathBuf,
     mounted: PathBuf,
     files: &'static [&'static str],
+    /// The file that counts kills.
+    kills: &'static str,
+}
+
+/// How often the kernel has killed a process of our memory cgroup because memory ran out, in it or in
+/// the whole machine. `None`: nobody counts.
+pub(crate) fn oom_kills() -> Option<u64> {
+    oom_kills_below(Path::new("/"))
+}
+
+fn oom_kills_below(root: &Path) -> Option<u64> {
+    own_cgroups(root).into_iter().find_map(|(hierarchy, inside)| {
+        let file = hierarchy.mounted.join(inside).join(hierarchy.kills);
+        let text = fs::read_to_string(below(root, &file)).ok()?;
+        text.lines().find_map(|line| line.strip_prefix("oom_kill "))?.trim().parse().ok()
+    })
 }
 
 /// Every limit on the way from our cgroup to the root, of both versions.
 fn cgroup_limits(root: &Path) -> Vec<Allowance> {
+    let limits_of = |(hierarchy, inside): &(Hierarchy, PathBuf)| limits_of(root, hierarchy, inside);
+    own_cgroups(root).iter().flat_map(limits_of).collect()
+}
+
+/// Each memory hierarchy, and our cgroup in it.
+fn own_cgroups(root: &Path) -> Vec<(Hierarchy, PathBuf)> {
     let read = |path: &str| fs::read_to_string(below(root, Path::new(path))).unwrap_or_default();
     let mounts = read("/proc/self/mountinfo");
-    let mut limits = Vec::new();
+    let mut cgroups = Vec::new();
     for line in read("/proc/self/cgroup").lines() {
         // hierarchy:controllers:path; the controllers of v2 are empty.
         let mut fields = line.splitn(3, ':').skip(1);
@@ -65,10 +122,12 @@ fn cgroup_limits(root: &Path) -> Vec<Allowance> {
             continue;
         }
         for hierarchy in mounts.lines().filter_map(|line| hierarchy(line, version_2)) {
-            limits.extend(limits_of(root, &hierarchy, Path::new(path)));
+            // In a container the path may lie outside of what is mounted: then its mount is our cgroup.
+            let inside = Path::new(path).strip_prefix(&hierarchy.shown).unwrap_or(Path::new(""));
+            cgroups.push((hierarchy, inside.to_owned()));
         }
     }
-    limits
+    cgroups
 }
 
 /// The memory hierarchy that a line of `mountinfo` mounts, if it does.
@@ -79,20 +138,18 @@ fn hierarchy(line: &str, version_2: bool) -> Option<Hierarchy> {
     let (shown, mounted) = (PathBuf::from(mount.next()?), PathBuf::from(mount.next()?));
     let mut kind = kind.split(' ');
     let (kind, options) = (kind.next()?, kind.nth(1)?);
-    let files: &[&str] = match kind {
-        "cgroup2" if version_2 => &["memory.max", "memory.high"],
+    let (files, kills): (&[&str], _) = match kind {
+        "cgroup2" if version_2 => (&["memory.max", "memory.high"], "memory.events"),
         "cgroup" if !version_2 && options.split(',').any(|option| option == "memory") => {
-            &["memory.limit_in_bytes"]
+            (&["memory.limit_in_bytes"], "memory.oom_control")
         }
         _ => return None,
     };
-    Some(Hierarchy { shown, mounted, files })
+    Some(Hierarchy { shown, mounted, files, kills })
 }
 
-/// The limits of the cgroup `path` and those above it.
-fn limits_of(root: &Path, hierarchy: &Hierarchy, path: &Path) -> Vec<Allowance> {
-    // In a container the path may lie outside of what is mounted: then its mount is our cgroup.
-    let inside = path.strip_prefix(&hierarchy.shown).unwrap_or(Path::new(""));
+/// The limits of the cgroup `inside` a hierarchy and those above it.
+fn limits_of(root: &Path, hierarchy: &Hierarchy, inside: &Path) -> Vec<Allowance> {
     let mut limits = Vec::new();
     for directory in inside.ancestors() {
         for file in hierarchy.files {
@@ -108,7 +165,7 @@ fn limits_of(root: &Path, hierarchy: &Hierarchy, path: &Path) -> Vec<Allowance> 
 
 #[cfg(test)]
 mod tests {
-    use super::Allowance;
+    use super::{Allowance, oom_kills_below};
     use std::fs;
     use std::path::{Path, PathBuf};
 
@@ -137,13 +194,13 @@ mod tests {
         }
     }
 
-    const MEMINFO: (&str, &str) = ("proc/meminfo", "MemTotal:        1048576 kB\nMemFree: 1 kB\n");
+    const MACHINE: (&str, &str) = ("proc/meminfo", "MemTotal:        1048576 kB\nMemFree: 1 kB\n");
     const V2: &str = "29 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n";
     const V1: &str = "33 25 0:29 / /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory\n";
 
     #[test]
     fn without_a_cgroup_the_machine_decides() {
-        let tree = Tree::new("machine", &[MEMINFO]);
+        let tree = Tree::new("machine", &[MACHINE]);
         assert_eq!(tree.allows(), Some((1 << 30, PathBuf::from("/proc/meminfo"))));
     }
 
@@ -152,7 +209,7 @@ mod tests {
         let tree = Tree::new(
             "v2",
             &[
-                MEMINFO,
+                MACHINE,
                 ("proc/self/mountinfo", V2),
                 ("proc/self/cgroup", "0::/user.slice/app.scope\n"),
                 ("sys/fs/cgroup/user.slice/app.scope/memory.max", "max\n"),
@@ -170,7 +227,7 @@ mod tests {
         let tree = Tree::new(
             "v1",
             &[
-                MEMINFO,
+                MACHINE,
                 ("proc/self/mountinfo", V1),
                 ("proc/self/cgroup", cgroup),
                 ("sys/fs/cgroup/memory/box/memory.limit_in_bytes", "134217728\n"),
@@ -181,18 +238,57 @@ mod tests {
     }
 
     #[test]
+    fn kills_are_counted_in_ones_own_cgroup() {
+        let events = "low 0\nhigh 7\nmax 9\noom 3\noom_kill 2\noom_group_kill 0\n";
+        let version_2 = Tree::new(
+            "kills-v2",
+            &[
+                ("proc/self/mountinfo", V2),
+                ("proc/self/cgroup", "0::/app\n"),
+                ("sys/fs/cgroup/app/memory.events", events),
+                ("sys/fs/cgroup/memory.events", "oom_kill 99\n"),
+            ],
+        );
+        assert_eq!(oom_kills_below(&version_2.0), Some(2));
+        let control = "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n";
+        let version_1 = Tree::new(
+            "kills-v1",
+            &[
+                ("proc/self/mountinfo", V1),
+                ("proc/self/cgroup", "4:memory:/\n"),
+                ("sys/fs/cgroup/memory/memory.oom_control", control),
+            ],
+        );
+        assert_eq!(oom_kills_below(&version_1.0), Some(5));
+        assert_eq!(oom_kills_below(&Tree::new("kills-no", &[MACHINE]).0), None);
+    }
+
+    #[test]
     fn a_container_whose_path_is_not_mounted_uses_its_mount() {
         let mounts = "29 23 0:26 /docker/abc /sys/fs/cgroup ro - cgroup2 cgroup rw\n";
         let tree = Tree::new(
             "container",
             &[
-                MEMINFO,
+                MACHINE,
                 ("proc/self/mountinfo", mounts),
                 ("proc/self/cgroup", "0::/docker/abc\n"),
                 ("sys/fs/cgroup/memory.max", "67108864\n"),
             ],
         );
         assert_eq!(tree.allows().map(|(bytes, _)| bytes), Some(64 << 20));
+    }
+
+    #[test]
+    fn a_share_is_whole_mebibytes() {
+        let of = |bytes| Allowance { bytes, source: PathBuf::new() };
+        assert_eq!(of(1 << 30).share(50.0), 512 << 20);
+        assert_eq!(of((1 << 30) + 4096).share(100.0), 1 << 30);
+        assert_eq!(of(u64::MAX).share(12.5), (1 << 61) - (1 << 20));
+        let half = Allowance::here().map(|here| here.share(50.0));
+        assert_eq!(Allowance::percentage("50%", "50").ok(), half);
+        for wrong in ["", "0", "-5", "100.5", "NaN", "inf", "ten"] {
+            assert!(Allowance::percentage("?", wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -11,6 +11,7 @@ use zfolio_core::page::{PAGE_BYTES, UnitOrder};
 use zfolio_core::size;
 use zfolio_core::zcomp::{self, Params, Zcomp};
 
+use crate::allowance::Allowance;
 use crate::dictionary;
 use crate::failure::Failure;
 use crate::run::LIMIT_BYTES_MIN;
@@ -81,27 +82,31 @@ Examples:
 The program inherits everything, and so do its children: each managed process has the limit for
 itself. zfolio waits, passes signals on, and ends as the program ended: with its exit status, or by
 the same signal. Otherwise: 127 PROGRAM was not found; 126 it cannot be executed or managed (static,
-setuid, 32-bit, musl); 125 this machine can't ('zfolio doctor' says why); 2 a wrong argument."
+setuid, 32-bit, musl); 125 this machine can't ('zfolio doctor' says why); 122 --strict ended the
+program; 2 a wrong argument.
+
+Defaults may stand in the environment: ZFOLIO_LIMIT, ZFOLIO_ALGORITHM, ZFOLIO_UNIT, and ZFOLIO_STRICT=1,
+ZFOLIO_QUIET=1. An option given overrides them."
 )]
 pub(crate) struct RunArgs {
     /// The memory that the program may use [default: half of what the machine or cgroup allows]
     ///
-    /// Everything counts: resident, staged and compressed memory, and zfolio's own. At least 32M.
-    #[arg(long, short, value_name = "SIZE", value_parser = parse_limit)]
+    /// Everything counts: resident, staged and compressed memory, and zfolio's own. At least 32M; with %, of
+    /// what the machine or cgroup allows.
+    #[arg(long, short, value_name = "SIZE|N%", value_parser = parse_limit)]
     pub(crate) limit: Option<u64>,
 
-    /// The compression algorithm, and its parameters: see 'zfolio algorithms'
-    #[arg(long, short, value_name = "NAME[,level=N][,dict=FILE]", default_value = ALGORITHM_DEFAULT,
-          value_parser = parse_algorithm)]
-    pub(crate) algorithm: Params,
+    /// The compression algorithm, and its parameters: see 'zfolio algorithms' [default: zstd]
+    #[arg(long, short, value_name = "NAME[,level=N][,dict=FILE]", value_parser = parse_algorithm)]
+    pub(crate) algorithm: Option<Params>,
 
-    /// What is compressed as one object: a power of two, 4K to 2M
+    /// What is compressed as one object: a power of two, 4K to 2M [default: 16K]
     ///
     /// Large units compress better and faster; small ones serve a random access sooner.
-    #[arg(long, short, value_name = "SIZE", default_value = "16K", value_parser = parse_unit)]
-    pub(crate) unit: UnitOrder,
+    #[arg(long, short, value_name = "SIZE", value_parser = parse_unit)]
+    pub(crate) unit: Option<UnitOrder>,
 
-    /// End the program when the limit can't be held, instead of going over it
+    /// End the program (status 122) when the limit can't be held, instead of going over it
     #[arg(long)]
     pub(crate) strict: bool,
 
@@ -109,7 +114,15 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) stats: Option<PathBuf>,
 
-    /// Print nothing at the end
+    /// Show what goes on while the program runs: a status line on a terminal, else a line now and then
+    #[arg(long)]
+    pub(crate) progress: bool,
+
+    /// Print every detail at the end
+    #[arg(long, short, conflicts_with = "quiet")]
+    pub(crate) verbose: bool,
+
+    /// Print nothing but errors
     #[arg(long, short)]
     pub(crate) quiet: bool,
 
@@ -184,11 +197,19 @@ pub(crate) struct DoctorArgs {
   zfolio run --algorithm zstd,level=3 -- python3 train.py")]
 pub(crate) struct AlgorithmsArgs {}
 
-fn parse_limit(given: &str) -> Result<u64, String> {
-    let bytes = size::parse(given).map_err(|error| error.to_string())?;
+pub(crate) fn parse_limit(given: &str) -> Result<u64, String> {
+    let bytes = match given.trim().strip_suffix('%') {
+        Some(percent) => Allowance::percentage(given, percent)?,
+        None => size::parse(given).map_err(|error| error.to_string())?,
+    };
     if bytes < LIMIT_BYTES_MIN {
         let least = size::display(LIMIT_BYTES_MIN);
-        return Err(format!("'{given}' is too small; accepted: {least} or more"));
+        let told = if given.contains('%') {
+            format!(" ({})", size::display(bytes))
+        } else {
+            String::new()
+        };
+        return Err(format!("'{given}'{told} is too small; accepted: {least} or more"));
     }
     Ok(bytes)
 }
@@ -200,7 +221,7 @@ pub(crate) fn parse_unit(given: &str) -> Result<UnitOrder, String> {
 }
 
 /// With the dictionary that is named, read and tried: whoever asks hears now that it cannot be used.
-fn parse_algorithm(given: &str) -> Result<Params, String> {
+pub(crate) fn parse_algorithm(given: &str) -> Result<Params, String> {
     let mut params: Params = given.parse().map_err(|error: zcomp::Error| error.to_string())?;
     if let Some(named) = &params.dictionary {
         let dictionary = dictionary::read(named.path())?;
@@ -327,7 +348,7 @@ mod tests {
             let Command::Run(run) = parse(words(line)).expect(line).command else { panic!() };
             assert_eq!(run.limit, Some(1 << 30));
             assert_eq!(run.program, ["ls", "-l", "--limit", "7"]);
-            assert_eq!(run.unit.bytes(), 16 << 10);
+            assert_eq!(run.unit, None);
         }
     }
 
@@ -335,6 +356,11 @@ mod tests {
     fn refusals_name_the_argument_what_was_given_and_what_is_accepted() {
         let cases = [
             ("run --limit 12Q -- true", "--limit: '12Q' is not a size; accepted:"),
+            ("run --limit 0% -- true", "--limit: '0%' is not a share; accepted: 1% to 100%"),
+            ("run --limit 101% -- true", "--limit: '101%' is not a share"),
+            ("run --limit x% -- true", "--limit: 'x%' is not a share"),
+            ("run --limit 0.0001% -- true", "--limit: '0.0001%'"),
+            ("run -q -v -- true", "not together with"),
             ("run --limit 31M -- true", "--limit: '31M' is too small; accepted: 32M or more"),
             ("run --limit -- true", "--limit"),
             ("run --unit 48K -- true", "--unit: '48K' is not a unit; accepted: a power of two"),

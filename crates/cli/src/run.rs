@@ -10,11 +10,18 @@
 //! - `RUN-1` Everything that can be refused is refused before the program starts.
 //! - `RUN-2` This process has one thread (`CHILD-1` of `zfolio_sys::probe::child`).
 
+mod detail;
 mod elf;
+mod proc;
 mod program;
+mod report;
+mod settings;
 mod summary;
+mod tree;
+mod watch;
 
-pub(crate) use summary::{process_json, ratio};
+pub(crate) use detail::ratio;
+pub(crate) use report::process_json;
 
 use std::env;
 use std::ffi::{CString, OsStr, OsString};
@@ -25,16 +32,18 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use zfolio_core::size;
 use zfolio_sys::probe;
 use zfolio_sys::probe::child::{self, Change, Signal, Signals};
 
-use crate::allowance::Allowance;
+use crate::allowance;
 use crate::arguments::RunArgs;
 use crate::failure::Failure;
 use crate::requirements;
 use crate::stats_file;
 use program::Program;
+use settings::Settings;
+use tree::Tree;
+use watch::Watch;
 
 /// The smallest limit: the engine's own buffers and a program's start-up memory fit with room.
 pub(crate) const LIMIT_BYTES_MIN: u64 = 32 << 20;
@@ -57,25 +66,44 @@ struct End {
 ///
 /// When it cannot be started; the table of exit statuses is in `failure.rs`.
 pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
-    let limit_bytes = arguments.limit.map_or_else(default_limit, Ok)?;
+    let settings = Settings::of(arguments)?;
     let program = Program::find(&arguments.program)?;
     let preload = find_preload()?;
     requirements::check()?;
     let report = arguments.stats.as_deref().map(create_report).transpose()?;
     let directory = stats_file::prepare_directory(probe::effective_uid());
-    if let (Err(why), false) = (&directory, arguments.quiet) {
-        // The program runs as well; it cannot be told about.
-        eprintln!("zfolio: there will be no statistics: {why}");
+    if !settings.quiet {
+        if let Err(why) = &directory {
+            // The program runs as well; it cannot be told about.
+            eprintln!("zfolio: there will be no statistics: {why}");
+        }
+        if let Some(excess) = settings.excess() {
+            eprintln!("zfolio: {excess}");
+        }
     }
+    let directory = directory.ok();
 
-    let environment = environment(arguments, limit_bytes, &preload)?;
+    let environment = environment(&settings, &preload)?;
     let since = stats_file::start_ticks(std::process::id()).unwrap_or(0);
-    let (pid, end) = follow(&program, &environment)?;
+    let library = preload.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let onlooker = Onlooker { library, directory: directory.clone() };
+    let watch = Watch::new(!settings.quiet, arguments.progress);
+    let kills = allowance::oom_kills();
+    let (pid, end, tree) = follow(&program, &environment, onlooker, watch)?;
     let files = directory
         .map(|directory| stats_file::take_run(&directory, std::process::id(), since))
         .unwrap_or_default();
-    let story = summary::Story { arguments, limit_bytes, pid, end, files: &files };
-    if !arguments.quiet {
+    let story = summary::Story {
+        settings: &settings,
+        program: &arguments.program,
+        verbose: arguments.verbose,
+        pid,
+        end,
+        files: &files,
+        tree: &tree,
+        out_of_memory: kills < allowance::oom_kills(),
+    };
+    if !settings.quiet {
         // Nobody may be listening any more; that changes nothing about the program's end.
         std::io::stderr().write_all(story.to_string().as_bytes()).ok();
     }
@@ -94,23 +122,6 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
             Ok(ExitCode::from(u8::try_from(status).expect("an exit status has eight bits")))
         }
     }
-}
-
-/// Half of what the machine or the cgroup allows, in whole MiB.
-fn default_limit() -> Result<u64, Failure> {
-    let allowance = Allowance::here().ok_or_else(|| {
-        Failure::argument("--limit: not given, and /proc/meminfo does not tell; give one, as in 2G")
-    })?;
-    let half = (allowance.bytes / 2) & !((1 << 20) - 1);
-    if half < LIMIT_BYTES_MIN {
-        return Err(Failure::argument(format!(
-            "--limit: not given, and half of what {} allows is {}; accepted: {} or more",
-            allowance.source.display(),
-            size::display(half),
-            size::display(LIMIT_BYTES_MIN)
-        )));
-    }
-    Ok(half)
 }
 
 /// Opens the file of `--stats` before the program runs, so that a wrong name costs nothing.
@@ -154,11 +165,7 @@ fn find_preload() -> Result<PathBuf, Failure> {
 }
 
 /// The program's environment: ours, with the library and what it reads.
-fn environment(
-    arguments: &RunArgs,
-    limit_bytes: u64,
-    preload: &Path,
-) -> Result<Vec<CString>, Failure> {
+fn environment(settings: &Settings, preload: &Path) -> Result<Vec<CString>, Failure> {
     let mut library = preload.as_os_str().to_owned();
     let others = env::var_os("LD_PRELOAD").unwrap_or_default();
     let others = others.as_bytes().split(|byte| b" :".contains(byte)).map(OsStr::from_bytes);
@@ -169,11 +176,11 @@ fn environment(
     let flag = |set: bool| set.then(|| OsString::from("1"));
     let ours: [(&str, Option<OsString>); 7] = [
         ("LD_PRELOAD", Some(library)),
-        ("ZFOLIO_LIMIT", Some(limit_bytes.to_string().into())),
-        ("ZFOLIO_UNIT", Some(arguments.unit.bytes().to_string().into())),
-        ("ZFOLIO_ALGORITHM", Some(arguments.algorithm.to_string().into())),
-        ("ZFOLIO_STRICT", flag(arguments.strict)),
-        ("ZFOLIO_QUIET", flag(arguments.quiet)),
+        ("ZFOLIO_LIMIT", Some(settings.limit_bytes.to_string().into())),
+        ("ZFOLIO_UNIT", Some(settings.unit.bytes().to_string().into())),
+        ("ZFOLIO_ALGORITHM", Some(settings.algorithm.to_string().into())),
+        ("ZFOLIO_STRICT", flag(settings.strict)),
+        ("ZFOLIO_QUIET", flag(settings.quiet)),
         ("ZFOLIO_RUN", Some(std::process::id().to_string().into())),
     ];
     let inherited = env::vars_os()
@@ -193,8 +200,19 @@ fn c_string(text: OsString) -> Result<CString, Failure> {
         .map_err(|_| Failure::argument("PROGRAM ARGS: an argument holds a zero byte"))
 }
 
-/// Starts the program and stays with it to its end.
-fn follow(program: &Program, environment: &[CString]) -> Result<(i32, End), Failure> {
+/// What [`Tree`] needs to know before there is a program.
+struct Onlooker {
+    library: String,
+    directory: Option<PathBuf>,
+}
+
+/// Starts the program and stays with it to its end; looks at its processes meanwhile.
+fn follow(
+    program: &Program,
+    environment: &[CString],
+    onlooker: Onlooker,
+    mut watch: Watch,
+) -> Result<(i32, End, Tree), Failure> {
     let told = program.path.display();
     let path = c_string(program.path.clone().into())?;
     let words: Result<Vec<CString>, Failure> =
@@ -207,17 +225,32 @@ fn follow(program: &Program, environment: &[CString]) -> Result<(i32, End), Fail
     let pid = signals.start(&started).map_err(|error| {
         Failure::program(format!("PROGRAM: '{told}' cannot be executed: {error}"))
     })?;
+    let mut tree = Tree::new(pid.unsigned_abs(), onlooker.library, onlooker.directory);
     loop {
-        let signal = signals.next().map_err(failed)?;
+        let Some(signal) = signals.next(tree.rest()).map_err(failed)? else {
+            look(&mut tree, &mut watch);
+            continue;
+        };
         if signal.number == libc::SIGCHLD {
             if let Some((change, resident_bytes_max)) = end_of(pid)? {
-                return Ok((pid, End { change, resident_bytes_max, elapsed: start.elapsed() }));
+                let end = End { change, resident_bytes_max, elapsed: start.elapsed() };
+                watch.clear();
+                tree.finish(resident_bytes_max);
+                return Ok((pid, end, tree));
             }
         } else if passes_on(signal, pid) {
             // It may have ended in this moment; then its end is the next signal.
             child::send(pid, signal.number).ok();
+            // Signals may come without a pause.
+            look(&mut tree, &mut watch);
         }
     }
+}
+
+/// Looks at the processes and tells what is to be told, each if it is time.
+fn look(tree: &mut Tree, watch: &mut Watch) {
+    tree.look_if_due();
+    watch.look_if_due(tree);
 }
 
 /// Hears what the children did; the end of `pid`, if it ended.

@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::time::Duration;
 
-use zfolio_core::stats::Stats;
+use zfolio_core::stats::{STATS_MAGIC, Stats};
 use zfolio_sys::clock;
 
 /// Where the directories of all users are.
@@ -117,6 +117,11 @@ impl StatsFile {
         self.stats.run.load(Relaxed)
     }
 
+    /// When the process started, in clock ticks.
+    pub(crate) fn start_ticks(&self) -> u64 {
+        self.stats.start_ticks.load(Relaxed)
+    }
+
     /// Removes the file. Another reader may have been first.
     pub(crate) fn remove(&self) {
         fs::remove_file(&self.path).ok();
@@ -141,6 +146,16 @@ fn read_stats(path: &Path) -> io::Result<Box<Stats>> {
     let bytes = unsafe { std::slice::from_raw_parts_mut(base.cast::<u8>(), size_of::<Stats>()) };
     file.read_exact(bytes)?;
     Ok(stats)
+}
+
+/// Whether a file that is not whole here has the header of one whose run is alive. The header is the same
+/// in all builds; what is behind it is not.
+fn is_of_a_live_run(path: &Path) -> bool {
+    let mut header = [0; offset_of!(Stats, algorithm)];
+    let read = File::open(path).and_then(|mut file| file.read_exact(&mut header));
+    let word = |at: usize| u64::from_ne_bytes(header[at..at + 8].try_into().expect("eight bytes"));
+    let run = u32::try_from(word(offset_of!(Stats, run))).unwrap_or(0);
+    read.is_ok() && word(0) == STATS_MAGIC && run != 0 && start_ticks(run).is_some()
 }
 
 /// When the process `pid` started, in clock ticks: field 22 of its `stat`. `None` if it is not
@@ -214,8 +229,11 @@ pub(crate) fn list(directory: &Path) -> Vec<StatsFile> {
         match StatsFile::read(directory, pid, library) {
             Some(file) if file.is_stale() => file.remove(),
             Some(file) => files.push(file),
-            // Not whole, and nobody who could complete it.
-            None if start_ticks(pid).is_none() => {
+            // Not whole, and nobody who could complete it; unless it is whole for another build of zfolio,
+            // whose run will come for it.
+            None if start_ticks(pid).is_none()
+                && !is_of_a_live_run(&path_of(directory, pid, library)) =>
+            {
                 fs::remove_file(path_of(directory, pid, library)).ok();
             }
             None => {}
@@ -230,14 +248,18 @@ pub(crate) fn of(directory: &Path, pid: u32) -> Option<StatsFile> {
     names.find_map(|(_, library)| StatsFile::read(directory, pid, library).filter(|file| file.live))
 }
 
+/// The file of the process `pid` that started at `start_ticks`, whether or not it runs: `pid` may be its
+/// number in a namespace of its own.
+pub(crate) fn of_start(directory: &Path, pid: u32, start_ticks: u64) -> Option<StatsFile> {
+    StatsFile::read(directory, pid, None).filter(|file| file.start_ticks() == start_ticks)
+}
+
 /// The files that the run `run` left, which started at `since` clock ticks. Files of dead processes
 /// are removed; those of children that live on stay theirs.
 pub(crate) fn take_run(directory: &Path, run: u32, since: u64) -> Vec<StatsFile> {
     let mut files = list(directory);
     // A file of an earlier run with our PID is older than we are.
-    files.retain(|file| {
-        file.run() == u64::from(run) && file.stats.start_ticks.load(Relaxed) >= since
-    });
+    files.retain(|file| file.run() == u64::from(run) && file.start_ticks() >= since);
     files.iter().filter(|file| !file.live).for_each(StatsFile::remove);
     files
 }
@@ -360,6 +382,21 @@ mod tests {
         assert_eq!(told[1..], [1, 2, 12].map(|number| (Some(number), library.clone())));
         assert!(!directory.0.join(format!("{NOBODY}.1")).exists());
         assert_eq!(super::of(&directory.0, pid).unwrap().library, None);
+    }
+
+    #[test]
+    fn a_file_of_another_build_is_left_to_its_run() {
+        let directory = Directory::new("build");
+        let (pid, _) = me();
+        for (number, run) in [(NOBODY, pid), (NOBODY + 1, NOBODY)] {
+            directory.write(number, 1, run.into());
+            let path = directory.0.join(number.to_string());
+            let bytes = fs::read(&path).unwrap();
+            fs::write(&path, &bytes[..bytes.len() - 8]).unwrap();
+        }
+        assert!(list(&directory.0).is_empty());
+        assert!(directory.0.join(NOBODY.to_string()).exists(), "its run is alive");
+        assert!(!directory.0.join((NOBODY + 1).to_string()).exists());
     }
 
     #[test]

@@ -28,6 +28,10 @@ impl std::fmt::Write for Line {
 /// Exit status of a process that zfolio had to stop.
 pub const STATUS: i32 = 125;
 
+/// Exit status of a process that `--strict` stopped. The numbers above it are taken: 123 by `xargs`, 124 by
+/// `timeout`, 125 to 127 by whatever starts programs.
+pub const STATUS_OVER_LIMIT: i32 = 122;
+
 /// Tells one line on the program's standard error.
 pub fn tell(message: std::fmt::Arguments<'_>) {
     let mut line = Line { bytes: [0; 512], length: 0 };
@@ -94,8 +98,12 @@ pub(crate) fn forbidden(error: Errno) -> ! {
 
 /// `--strict`: the limit cannot be held.
 pub(crate) fn over_limit(limit: u64, charge: u64) -> ! {
+    // In whole MiB: size::display allocates, and this thread may be in a signal handler.
     tell(format_args!(
-        "{charge} bytes are needed and the limit is {limit}; stopped because of --strict"
+        "{} MiB are needed and the limit is {} MiB: stopped, as --strict asks (exit status \
+         {STATUS_OVER_LIMIT})",
+        charge.div_ceil(1 << 20),
+        limit >> 20,
     ));
-    process::abort_now(STATUS)
+    process::abort_now(STATUS_OVER_LIMIT)
 }

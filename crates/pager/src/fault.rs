@@ -113,7 +113,7 @@ impl Engine {
                 continue;
             };
             let stored = folio.stored.contains(index);
-            let distance_bytes = self.resident.distance_bytes(folio.left);
+            let distance_bytes = self.resident.distance_bytes(folio.left_at(index));
             let served = if stored { Served::Stored { distance_bytes } } else { Served::Zero };
             let brought = match spare {
                 Spare::Free(slot) if wanted == self.shape.all() => {

@@ -336,10 +336,8 @@ impl Engine {
                 self.staging.push_staged(base);
                 return Units::NONE;
             }
-            folio.stored |= units;
+            folio.leave(units, self.resident.leave(self.shape.bytes_of(units)));
             self.copies.change(had, folio.copied_units());
-            folio.left = self.resident.leave(self.shape.bytes_of(units));
-            folio.just_left = units;
             add(&self.figures().demand_stored_bytes, self.shape.bytes_of(units) as u64);
             let slot = folio.staged.take();
             drop(held);

@@ -69,6 +69,9 @@ pub(crate) struct Folio {
     pub(crate) left: u32,
     /// Which units those were, but for what has come back since.
     pub(crate) just_left: Units,
+    /// When the other stored units were compressed, on average: they come back one by one, and with the time
+    /// of their neighbours they would seem to have left just now.
+    pub(crate) left_before: u32,
     /// For each unit.
     pub(crate) copies: Box<[Option<Entry>]>,
 }
@@ -87,8 +90,28 @@ impl Folio {
             captured: 0,
             left: 0,
             just_left: Units::NONE,
+            left_before: 0,
             copies: (0..units).map(|_| None).collect(),
         }
+    }
+
+    /// Notes that units are stored from `now` on (`Resident::leave`).
+    pub(crate) fn leave(&mut self, units: Units, now: u32) {
+        let joining = ((self.just_left & self.stored) - units).count() as u64;
+        let before = (self.stored - self.just_left - units).count() as u64;
+        if joining > 0 {
+            let later = u64::from(self.left.wrapping_sub(self.left_before));
+            let later = later * joining / (joining + before);
+            let later = u32::try_from(later).expect("a part of a u32");
+            self.left_before = self.left_before.wrapping_add(later);
+        }
+        self.stored |= units;
+        (self.left, self.just_left) = (now, units);
+    }
+
+    /// When a stored unit was compressed, as far as is known.
+    pub(crate) fn left_at(&self, index: usize) -> u32 {
+        if self.just_left.contains(index) { self.left } else { self.left_before }
     }
 
     /// Whether nothing was ever written, or all of it dropped.
@@ -348,6 +371,27 @@ mod tests {
 
     const BASE: usize = 0x7000_0000_0000;
     const UNIT: usize = 65536;
+
+    /// Goal: what left last has its own time, what left before the mean of all those, across the wrap of the
+    /// clock.
+    #[test]
+    fn units_left_when_they_did_and_their_elders_on_average() {
+        let mut folio = Folio::new(true, 4);
+        let start = u32::MAX - 5;
+        folio.leave(Units::one(0), start);
+        folio.leave(Units::one(1), start.wrapping_add(20));
+        assert_eq!([0, 1].map(|index| folio.left_at(index)), [start, start.wrapping_add(20)]);
+        folio.leave(Units::from(2..4), start.wrapping_add(100));
+        let mean = start.wrapping_add(10);
+        let last = start.wrapping_add(100);
+        assert_eq!([0, 1, 2, 3].map(|index| folio.left_at(index)), [mean, mean, last, last]);
+        // One that came back and leaves again is no elder.
+        folio.stored -= Units::one(3);
+        folio.just_left -= Units::one(3);
+        folio.leave(Units::one(3), 1000);
+        let mean = start.wrapping_add(40);
+        assert_eq!([0, 2, 3].map(|index| folio.left_at(index)), [mean, mean, 1000]);
+    }
 
     #[test]
     fn the_interior_is_whole_folios() {

@@ -201,6 +201,17 @@ fn check_rights(file: &File, told: &str) -> Result<(), Failure> {
     )))
 }
 
+/// Why our library cannot be in what a process executes; `None` if it could, or nobody may look.
+pub(super) fn unfit(file: &Path) -> Option<String> {
+    match elf::look(&File::open(file).ok()?) {
+        Ok(elf::About { loader: Some(loader), .. }) => {
+            loader.contains("ld-musl").then(|| "linked with musl".to_owned())
+        }
+        Ok(elf::About { loader: None, .. }) => Some("statically linked".to_owned()),
+        Err(why) => Some(why.trim_start_matches("is ").to_owned()),
+    }
+}
+
 /// Refuses an ELF file into which our library cannot be loaded.
 fn check_elf(file: &File, told: &str) -> Result<(), Failure> {
     let refused = match elf::look(file) {

@@ -1,58 +1,83 @@
-//! How a run was: the closing table, and the same figures as JSON.
+//! How a run was, in a few lines for whoever waited for it.
 //!
-//! The process that needed the most memory is told in full: under `zfolio run -- make` that is a
-//! compiler, not `make`. The others are summed up in one line.
+//! The process that needed the most memory is told of: under `zfolio run -- make` that is a
+//! compiler, not `make`. The others are summed up in one line; those that were not managed have one line
+//! for each program. Every peak was measured, by the process itself or by the kernel.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use serde_json::{Map, Value, json};
+use zfolio_core::refault::Advice;
 use zfolio_core::size;
-use zfolio_core::stats::{Figures, Stats};
+use zfolio_core::stats::Stats;
 use zfolio_sys::probe::child::Change;
 
 use super::End;
-use crate::arguments::RunArgs;
+use super::detail::{self, ratio};
+use super::settings::Settings;
+use super::tree::{Group, Tree};
+use crate::allowance::Allowance;
 use crate::duration;
 use crate::stats_file::StatsFile;
-use crate::table::Table;
+
+/// Waiting that is not worth a word of advice: below this, or below a 20th of the run.
+const WAITING_TOLD_NS: u64 = 500_000_000;
+const WAITING_TOLD_SHARE: u64 = 20;
+
+/// Beyond the limit and not worth a line: it comes and goes with the kernel's own counting.
+const EXCESS_TOLD: u64 = 8 << 20;
 
 /// A run that has ended.
 pub(super) struct Story<'a> {
     /// What was asked for.
-    pub(super) arguments: &'a RunArgs,
-    /// The limit of each process.
-    pub(super) limit_bytes: u64,
+    pub(super) settings: &'a Settings,
+    /// The program and its arguments.
+    pub(super) program: &'a [OsString],
+    /// Whether every detail is wanted.
+    pub(super) verbose: bool,
     /// The program.
     pub(super) pid: i32,
     /// How it ended.
     pub(super) end: End,
     /// What its processes left.
     pub(super) files: &'a [StatsFile],
+    /// What was seen of them from outside.
+    pub(super) tree: &'a Tree,
+    /// Meanwhile the kernel killed processes of this cgroup because memory ran out.
+    pub(super) out_of_memory: bool,
 }
 
 fn of(figure: &AtomicU64) -> u64 {
     figure.load(Relaxed)
 }
 
-/// `part` of `whole` as a percentage with one decimal.
-fn percent(part: u64, whole: u64) -> String {
-    let tenths = (u128::from(part) * 1000).checked_div(u128::from(whole)).unwrap_or(0);
-    format!("{}.{} %", tenths / 10, tenths % 10)
+/// Whether anything of it was compressed. The engine takes over early where a program grows fast, and may
+/// find nothing to do.
+fn was_compressed(file: &StatsFile) -> bool {
+    let figures = &file.stats.figures;
+    let reclaimed = [
+        &figures.reclaim_clean,
+        &figures.reclaim_compressed,
+        &figures.reclaim_same_filled,
+        &figures.reclaim_incompressible,
+    ];
+    of(&figures.engaged) != 0 && reclaimed.into_iter().any(|figure| of(figure) > 0)
 }
 
-/// `whole / part` with one decimal.
-pub(crate) fn ratio(whole: u64, part: u64) -> Option<String> {
-    let tenths = (u128::from(whole) * 10 + u128::from(part) / 2).checked_div(u128::from(part))?;
-    Some(format!("{}.{}", tenths / 10, tenths % 10))
+/// A higher limit at which the process would have waited for a tenth of the time; `None`: it would have gained
+/// nothing.
+pub(super) fn advice(stats: &Stats) -> Option<Advice> {
+    stats.refaults.advice(&stats.measured(), of(&stats.figures.stall_ns) / 10)
 }
 
 /// What a core file of the program lacks: the kernel writes zeros for what is not in its place, and
 /// nothing else would say so.
 pub(super) fn told_of_core(pid: i32, change: Change, files: &[StatsFile]) -> Option<String> {
     let Change::Dumped(_) = change else { return None };
-    let figures = &files.iter().find(|file| file.is(pid))?.stats.figures;
+    let file = files.iter().find(|file| i64::from(file.pid) == i64::from(pid))?;
+    let figures = &file.stats.figures;
     let missing = of(&figures.demand_stored_bytes) + of(&figures.staged_bytes);
     (missing > 0).then(|| {
         format!(
@@ -62,250 +87,308 @@ pub(super) fn told_of_core(pid: i32, change: Change, files: &[StatsFile]) -> Opt
     })
 }
 
-impl Story<'_> {
-    /// The process to tell about.
-    fn largest(&self) -> Option<&StatsFile> {
-        self.files.iter().max_by_key(|file| {
-            let figures = &file.stats.figures;
-            (of(&figures.demand_bytes_max), of(&figures.process_bytes_max), file.is(self.pid))
-        })
-    }
-
-    /// Everything, for a program to read. Sizes in bytes, times in nanoseconds.
-    pub(super) fn json(&self) -> Value {
-        let text = |text: &std::ffi::OsString| text.to_string_lossy().into_owned();
-        let (status, signal) = match self.end.change {
-            Change::Exited(status) => (Some(status), None),
-            Change::Died(signal) | Change::Dumped(signal) | Change::Stopped(signal) => {
-                (None, Some(signal))
-            }
-        };
-        json!({
-            "zfolio": env!("CARGO_PKG_VERSION"),
-            "command": self.arguments.program.iter().map(text).collect::<Vec<_>>(),
-            "pid": self.pid,
-            "exit_status": status,
-            "exit_signal": signal,
-            "elapsed_ns": u64::try_from(self.end.elapsed.as_nanos()).unwrap_or(u64::MAX),
-            "kernel_resident_bytes_max": self.end.resident_bytes_max,
-            "limit_bytes": self.limit_bytes,
-            "unit_bytes": self.arguments.unit.bytes(),
-            "algorithm": self.arguments.algorithm.to_string(),
-            "processes": self.files.iter().map(process_json).collect::<Vec<_>>(),
-        })
-    }
-}
-
-impl StatsFile {
-    fn is(&self, pid: i32) -> bool {
-        i64::from(self.pid) == i64::from(pid)
-    }
-}
-
-/// The figures of one process, as `zfolio stat --json` and `zfolio run --stats` write them.
-pub(crate) fn process_json(file: &StatsFile) -> Value {
-    let stats = &file.stats;
-    let mut figures = Map::new();
-    stats.figures.each(|name, _, value| {
-        figures.insert(name.to_owned(), json!(value));
-    });
-    let mut faults = Map::new();
-    for (kind, histogram) in stats.histograms() {
-        let told = json!({
-            "count": histogram.count(),
-            "p50_ns": histogram.quantile(500),
-            "p99_ns": histogram.quantile(990),
-        });
-        faults.insert(kind.to_owned(), told);
-    }
-    // The distance of the last bucket has no end.
-    let refaults = stats.refaults.each().map(|(end, count, waited)| {
-        json!({
-            "distance_below_bytes": (end != u64::MAX).then_some(end),
-            "count": count,
-            "waited_ns": waited,
-        })
-    });
-    json!({
-        "pid": file.pid,
-        "command": stats.command(),
-        "library": file.library,
-        "algorithm": stats.algorithm(),
-        "run": file.run(),
-        "live": file.live,
-        "figures": figures,
-        "faults": faults,
-        "refaults": refaults.collect::<Vec<_>>(),
-    })
+/// Whom the first line is about.
+#[derive(Clone, Copy)]
+enum Subject<'a> {
+    /// A process that left its figures.
+    Managed(&'a StatsFile),
+    /// Others, above the limit.
+    Other(&'a Group),
+    Nobody,
 }
 
 impl fmt::Display for Story<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(file) = self.largest() else {
-            let name = self.arguments.program.first().map(|name| name.to_string_lossy());
-            return writeln!(
-                f,
-                "zfolio: {} left no statistics: it was not managed, or ended while it started",
-                name.unwrap_or_default()
-            );
-        };
-        let figures = &file.stats.figures;
-        if of(&figures.engaged) == 0 {
-            self.tell_short(f, file)?;
-        } else {
-            self.tell_memory(f, &file.stats)?;
-            tell_faults(f, &file.stats)?;
-            self.tell_stall(f, figures)?;
-            tell_reclaim(f, figures)?;
+        let subject = self.subject();
+        match subject {
+            Subject::Managed(file) if was_compressed(file) => self.tell_compressed(f, file)?,
+            Subject::Managed(file) if self.is_over(self.peak_bytes(file)) => {
+                self.tell_over(f, file)?;
+            }
+            Subject::Managed(file) => self.tell_below(f, file)?,
+            Subject::Other(group) => {
+                write!(f, "zfolio: ")?;
+                self.tell_group(f, group)?;
+            }
+            Subject::Nobody => self.tell_nothing(f)?,
         }
-        tell_over_limit(f, figures)?;
-        self.tell_others(f, file)
+        for group in self.tree.groups() {
+            if !matches!(subject, Subject::Other(told) if std::ptr::eq(told, group)) {
+                write!(f, "  besides     ")?;
+                self.tell_group(f, group)?;
+            }
+        }
+        self.tell_unseen(f, subject)?;
+        self.tell_others(f, subject)?;
+        self.tell_killed(f)
     }
 }
 
 impl Story<'_> {
-    fn tell_short(&self, f: &mut fmt::Formatter<'_>, file: &StatsFile) -> fmt::Result {
-        let figures = &file.stats.figures;
-        let seen = of(&figures.process_bytes_max);
-        // A short program may end before it was looked at; the kernel knows about the first one.
-        let kernel = if file.is(self.pid) { self.end.resident_bytes_max } else { 0 };
-        writeln!(
-            f,
-            "zfolio: {} stayed below its limit: peak {} of {}; nothing was compressed",
-            file.stats.command(),
-            size::display(seen.max(kernel)),
-            size::display(self.limit_bytes)
-        )
+    fn subject(&self) -> Subject<'_> {
+        let groups = self.tree.groups();
+        let worst = groups.first().filter(|group| self.is_over(group.peak_bytes));
+        match (self.largest(), worst) {
+            (Some(file), _) if was_compressed(file) || self.is_over(self.peak_bytes(file)) => {
+                Subject::Managed(file)
+            }
+            (_, Some(group)) => Subject::Other(group),
+            (Some(file), None) => Subject::Managed(file),
+            (None, None) => Subject::Nobody,
+        }
     }
 
-    fn tell_memory(&self, f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
-        let figures = &stats.figures;
-        let (demand, peak) = (of(&figures.demand_bytes_max), of(&figures.process_bytes_max));
+    /// The managed process that needed most.
+    pub(super) fn largest(&self) -> Option<&StatsFile> {
+        self.files.iter().max_by_key(|file| {
+            let need = of(&file.stats.figures.demand_bytes_max);
+            (need.max(self.peak_bytes(file)), self.is_first(file))
+        })
+    }
+
+    fn is_first(&self, file: &StatsFile) -> bool {
+        i64::from(file.pid) == i64::from(self.pid)
+    }
+
+    /// The most that a process had resident: what it saw itself, and the kernel's mark.
+    pub(super) fn peak_bytes(&self, file: &StatsFile) -> u64 {
+        let seen = of(&file.stats.figures.process_bytes_max);
+        let alone = self.files.len() == 1 && self.tree.seen <= 1 && self.tree.groups().is_empty();
+        // What `wait4` tells is the most of the program and all that it waited for itself. Where that is
+        // above the limit, somebody must have seen whose it is (`tell_unseen`).
+        let kernel = self.end.resident_bytes_max;
+        let kernel = if alone && self.is_first(file) && !self.is_over(kernel) { kernel } else { 0 };
+        seen.max(self.tree.peak_of(file).bytes).max(kernel)
+    }
+
+    fn is_over(&self, bytes: u64) -> bool {
+        let limit = self.settings.limit_bytes;
+        bytes > limit + EXCESS_TOLD.min(limit / 16)
+    }
+
+    fn limit(&self) -> String {
+        size::display(self.settings.limit_bytes)
+    }
+
+    /// It had to be compressed.
+    fn tell_compressed(&self, f: &mut fmt::Formatter<'_>, file: &StatsFile) -> fmt::Result {
+        let (stats, peak) = (&*file.stats, self.peak_bytes(file));
+        let need = of(&stats.figures.demand_bytes_max).max(peak);
         write!(
             f,
             "zfolio: {} needed {} and ran in {} (limit {})",
             stats.command(),
-            size::display(demand),
+            size::display(need),
             size::display(peak),
-            size::display(self.limit_bytes)
+            self.limit()
         )?;
-        match ratio(demand, peak) {
-            Some(times) if demand > peak => writeln!(f, ": {times} times less")?,
+        match ratio(need, peak) {
+            Some(times) if need > peak + peak / 20 => writeln!(f, ": {times} times less")?,
             _ => writeln!(f)?,
         }
-        writeln!(
-            f,
-            "  peaks       {} resident, {} pool; {} metadata and {} unmanaged at the end",
-            size::display(of(&figures.resident_bytes_max)),
-            size::display(of(&figures.pool_bytes_max)),
-            size::display(of(&figures.metadata_bytes)),
-            size::display(of(&figures.unmanaged_bytes))
-        )?;
-        let (stored, pool) = (of(&figures.stored_bytes), of(&figures.pool_bytes));
-        write!(
-            f,
-            "  pool        {} in units of {}",
-            stats.algorithm(),
-            size::display(of(&figures.unit_bytes))
-        )?;
-        match ratio(stored, pool) {
-            Some(ratio) if stored > 0 => writeln!(
+        self.tell_time(f, stats)?;
+        self.tell_advice(f, stats)?;
+        if self.is_over(peak) {
+            self.tell_excess(f, file, peak)?;
+        }
+        if self.verbose { detail::tell(f, stats) } else { Ok(()) }
+    }
+
+    fn elapsed_ns(&self) -> u64 {
+        u64::try_from(self.end.elapsed.as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    fn tell_time(&self, f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
+        let (elapsed, waited) = (self.elapsed_ns(), of(&stats.figures.stall_ns));
+        let (took, lost) = (duration::display(elapsed), duration::display(waited));
+        let cause = main_cause(stats).map_or(String::new(), |cause| format!(", mostly {cause}"));
+        match waited <= elapsed {
+            true => writeln!(f, "  time        {took}, of which {lost} waiting for memory{cause}"),
+            false => writeln!(
                 f,
-                "; at the end {} in {}, ratio {ratio}",
-                size::display(stored),
-                size::display(pool)
+                "  time        {took}, in which its threads together waited {lost} for memory{cause}"
             ),
-            _ => writeln!(f, "; empty at the end"),
         }
     }
 
-    fn tell_stall(&self, f: &mut fmt::Formatter<'_>, figures: &Figures) -> fmt::Result {
-        let elapsed = u64::try_from(self.end.elapsed.as_nanos()).unwrap_or(u64::MAX);
-        let stalled = of(&figures.stall_ns);
+    fn tell_advice(&self, f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
+        let waited = of(&stats.figures.stall_ns);
+        if waited < WAITING_TOLD_NS.max(self.elapsed_ns() / WAITING_TOLD_SHARE) {
+            return writeln!(f, "  limit       a higher one would gain little");
+        }
+        match advice(stats) {
+            Some(Advice { limit_bytes, .. })
+                if limit_bytes >= of(&stats.figures.demand_bytes_max) =>
+            {
+                writeln!(
+                    f,
+                    "  limit       at {} this run would not have waited: that is all it needs",
+                    size::display(limit_bytes)
+                )
+            }
+            Some(Advice { limit_bytes, waiting_ns }) => writeln!(
+                f,
+                "  limit       at {} this run would have waited about {} instead of {}",
+                size::display(limit_bytes),
+                duration::display(waiting_ns),
+                duration::display(waited)
+            ),
+            None => writeln!(f, "  limit       a higher one would gain little"),
+        }
+    }
+
+    /// How far it was over its limit, and what that was.
+    fn tell_excess(&self, f: &mut fmt::Formatter<'_>, file: &StatsFile, peak: u64) -> fmt::Result {
+        let excess = size::display(peak.saturating_sub(self.settings.limit_bytes));
+        write!(f, "  over limit  by {excess}")?;
+        let at = self.tree.peak_of(file);
+        if at.memory.resident_bytes() == 0 {
+            return writeln!(f);
+        }
+        let small = at.memory.anonymous_bytes.saturating_sub(at.held_bytes);
         writeln!(
             f,
-            "  stalled     {} in all threads together; the run took {} ({})",
-            duration::display(stalled),
-            duration::display(elapsed),
-            percent(stalled, elapsed)
+            "; not managed were {} of small mappings and stacks, {} of files, {} of shared memory",
+            size::display(small),
+            size::display(at.memory.file_bytes),
+            size::display(at.memory.shared_bytes)
         )
     }
 
-    fn tell_others(&self, f: &mut fmt::Formatter<'_>, told: &StatsFile) -> fmt::Result {
-        let others = || self.files.iter().filter(|file| file.pid != told.pid);
+    /// It was over its limit, and nothing of it could be compressed.
+    fn tell_over(&self, f: &mut fmt::Formatter<'_>, file: &StatsFile) -> fmt::Result {
+        let peak = self.peak_bytes(file);
+        writeln!(
+            f,
+            "zfolio: {} went over its limit: peak {} of {}; nothing was compressed",
+            file.stats.command(),
+            size::display(peak),
+            self.limit()
+        )?;
+        self.tell_excess(f, file, peak)
+    }
+
+    /// It never came near its limit.
+    fn tell_below(&self, f: &mut fmt::Formatter<'_>, file: &StatsFile) -> fmt::Result {
+        let peak = self.peak_bytes(file);
+        let where_it_stayed = if peak > self.settings.limit_bytes { "at" } else { "below" };
+        writeln!(
+            f,
+            "zfolio: {} stayed {where_it_stayed} its limit: peak {} of {}; nothing was compressed",
+            file.stats.command(),
+            size::display(peak),
+            self.limit()
+        )
+    }
+
+    fn tell_nothing(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.program.first().map(|name| name.to_string_lossy()).unwrap_or_default();
+        writeln!(
+            f,
+            "zfolio: {name} left no statistics: it was not managed, or ended while it started; peak {} \
+             of {}",
+            size::display(self.end.resident_bytes_max),
+            self.limit()
+        )
+    }
+
+    /// Processes of one program that left no figures.
+    fn tell_group(&self, f: &mut fmt::Formatter<'_>, group: &Group) -> fmt::Result {
+        let who = match group.processes {
+            1 => format!("{} was", group.command),
+            count => format!("{count} processes {} were", group.command),
+        };
+        let (what, reason) = (if group.managed { "managed" } else { "not managed" }, &group.reason);
+        let (peak, limit) = (group.peak_bytes, self.settings.limit_bytes);
+        write!(f, "{who} {what} ({reason}): peak {}", size::display(peak))?;
+        match peak.saturating_sub(limit) {
+            0 => writeln!(f),
+            over => writeln!(f, ", {} over the limit of {}", size::display(over), self.limit()),
+        }
+    }
+
+    /// The kernel knows of more than anybody saw: it was held between two looks.
+    fn tell_unseen(&self, f: &mut fmt::Formatter<'_>, subject: Subject<'_>) -> fmt::Result {
+        let kernel = self.end.resident_bytes_max;
+        let files = self.files.iter().map(|file| self.peak_bytes(file));
+        let groups = self.tree.groups();
+        let known = files.chain(groups.iter().map(|group| group.peak_bytes)).max().unwrap_or(0);
+        let told = matches!(subject, Subject::Nobody) || kernel <= known + EXCESS_TOLD;
+        if told || !self.is_over(kernel) {
+            return Ok(());
+        }
+        writeln!(
+            f,
+            "  over limit  by the kernel's count one of its processes had a peak of {}",
+            size::display(kernel)
+        )
+    }
+
+    /// Managed processes that were not told about.
+    fn tell_others(&self, f: &mut fmt::Formatter<'_>, subject: Subject<'_>) -> fmt::Result {
+        let is_told = |file: &StatsFile| match subject {
+            Subject::Managed(told) => std::ptr::eq(told, file),
+            Subject::Other(_) | Subject::Nobody => false,
+        };
+        let others = || self.files.iter().filter(|file| !is_told(file));
         let count = others().count();
         if count == 0 {
             return Ok(());
         }
-        let engaged = others().filter(|file| of(&file.stats.figures.engaged) != 0).count();
+        let compressed = others().filter(|file| was_compressed(file)).count();
+        let over = others().filter(|file| self.is_over(self.peak_bytes(file))).count();
         let live = others().filter(|file| file.live).count();
-        let largest = others().map(|file| of(&file.stats.figures.process_bytes_max)).max();
+        let largest = others().map(|file| self.peak_bytes(file)).max();
         let plural = if count == 1 { "process" } else { "processes" };
-        write!(
-            f,
-            "  and         {count} more {plural}, {engaged} of them compressed; largest peak {}",
-            size::display(largest.unwrap_or(0))
-        )?;
+        write!(f, "  and         {count} more {plural}, {compressed} of them compressed")?;
+        // Nothing is known of those that ended at once.
+        if let Some(largest) = largest.filter(|largest| *largest > 0) {
+            write!(f, "; largest peak {}", size::display(largest))?;
+        }
+        if over > 0 {
+            write!(f, "; {over} over the limit")?;
+        }
         if live > 0 { writeln!(f, "; {live} still running") } else { writeln!(f) }
     }
 }
 
-fn tell_faults(f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
-    let mut table = Table::new(&["<  faults", "count", "p50", "p99"]);
-    for (kind, histogram) in stats.histograms() {
-        table.push(vec![
-            format!("    {kind}"),
-            histogram.count().to_string(),
-            duration::display(histogram.quantile(500)),
-            duration::display(histogram.quantile(990)),
-        ]);
-    }
-    write!(f, "{table}")?;
-    let (raced, prefetched) = (of(&stats.figures.faults_raced), of(&stats.figures.prefetch_units));
-    if prefetched > 0 {
-        writeln!(f, "  prefetched  {prefetched} units")?;
-    }
-    if raced > 0 { writeln!(f, "  raced       {raced} faults, served by another") } else { Ok(()) }
-}
-
-fn tell_reclaim(f: &mut fmt::Formatter<'_>, figures: &Figures) -> fmt::Result {
-    let clean = of(&figures.reclaim_clean);
-    let compressed = of(&figures.reclaim_compressed);
-    let same_filled = of(&figures.reclaim_same_filled);
-    let incompressible = of(&figures.reclaim_incompressible);
-    let (direct, background) = (of(&figures.reclaim_direct), of(&figures.reclaim_background));
-    writeln!(
-        f,
-        "  reclaimed   {} units: {compressed} compressed, {clean} clean, {same_filled} same-filled, \
-         {incompressible} incompressible; {} by threads that waited",
-        compressed + clean + same_filled + incompressible,
-        percent(direct, direct + background)
-    )
-}
-
-fn tell_over_limit(f: &mut fmt::Formatter<'_>, figures: &Figures) -> fmt::Result {
-    let (most, times) = (of(&figures.over_limit_bytes_max), of(&figures.over_limit));
-    match (most, times) {
-        (0, 0) => Ok(()),
-        (most, 0) => writeln!(f, "  over limit  {} at most", size::display(most)),
-        (most, times) => writeln!(
-            f,
-            "  over limit  {} at most; {times} times nothing was left to reclaim",
-            size::display(most)
-        ),
+impl Story<'_> {
+    /// The kernel ended the program, and said why to nobody but its log.
+    fn tell_killed(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let killed = self.end.change == Change::Died(libc::SIGKILL);
+        if !killed || !self.out_of_memory {
+            return Ok(());
+        }
+        write!(f, "  killed      by the kernel, because memory ran out")?;
+        match Allowance::here() {
+            Some(here) => writeln!(
+                f,
+                ": {} allows {}; a lower --limit leaves room for the rest",
+                here.source.display(),
+                size::display(here.bytes)
+            ),
+            None => writeln!(f),
+        }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::{percent, ratio};
-
-    #[test]
-    fn parts_of_nothing_are_no_panic() {
-        assert_eq!(percent(1, 0), "0.0 %");
-        assert_eq!(percent(1, 3), "33.3 %");
-        assert_eq!(ratio(1, 0), None);
-        assert_eq!(ratio(41, 10).as_deref(), Some("4.1"));
-        assert_eq!(ratio(u64::MAX, 1).as_deref(), Some("18446744073709551615.0"));
-    }
+/// What most of the waiting was for, in words.
+fn main_cause(stats: &Stats) -> Option<&'static str> {
+    let waited = of(&stats.figures.stall_ns);
+    let room = of(&stats.figures.stall_reclaim_ns).min(waited);
+    let (zero, staged) = (stats.fault_zero_ns.sum(), stats.fault_staged_ns.sum());
+    let stored = stats.refaults.waited_ns();
+    // Who makes room does it before memory comes, fresh or compressed: taken from both in proportion.
+    let less = |part: u64| {
+        let all = u128::from((zero + stored).max(1));
+        part.saturating_sub(u64::try_from(u128::from(room) * u128::from(part) / all).unwrap_or(0))
+    };
+    let causes = [
+        (less(stored), "decompressing"),
+        (room, "making room"),
+        (less(zero), "clearing fresh memory"),
+        (staged, "moving back what had just left"),
+    ];
+    let (most, cause) = causes.into_iter().max_by_key(|(time, _)| *time)?;
+    (most > 0).then_some(cause)
 }

@@ -5,7 +5,9 @@
 
 mod codecs;
 mod dict;
+mod options;
 mod refusals;
 mod run;
 mod stage;
 mod stat;
+mod tree;

@@ -1,6 +1,7 @@
 //! The stage: the built command, a stand-in for the preload library, and places for files.
 
 use std::fs;
+use std::mem::offset_of;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -26,6 +27,11 @@ const STAND_IN: &str = r#"
 static char page[STATS_BYTES];
 static void word(int at, unsigned long long value, int bytes) { memcpy(page + at, &value, bytes); }
 static void figure(int index, unsigned long long value) { word(160 + 8 * index, value, 8); }
+/* Of one bucket: times, and nanoseconds behind all buckets' times. */
+static void refault(int at, int bucket, unsigned long long waited) {
+  word(at + 8 * bucket, 1, 8);
+  word(at + 8 * (32 + bucket), waited, 8);
+}
 __attribute__((constructor)) static void start(void) {
   const char *run = getenv("ZFOLIO_RUN"), *limit = getenv("ZFOLIO_LIMIT");
   char text[1024] = {0}, path[64];
@@ -42,9 +48,15 @@ __attribute__((constructor)) static void start(void) {
   snprintf(page + 32, 64, "%s", getenv("ZFOLIO_ALGORITHM"));
   snprintf(page + 96, 64, "%.*s", (int)strcspn(strchr(text, '(') + 1, ")"), strchr(text, '(') + 1);
   figure(LIMIT_BYTES, strtoull(limit, 0, 10));
-  figure(ENGAGED, getenv("STAND_IN_ENGAGED") != 0);
-  figure(DEMAND_BYTES_MAX, 1ull << 30);
-  figure(PROCESS_BYTES_MAX, 250ull << 20);
+  if (getenv("STAND_IN_ENGAGED")) {
+    figure(ENGAGED, 1);
+    figure(RECLAIM_COMPRESSED, 1);
+    figure(DEMAND_BYTES_MAX, 1ull << 30);
+    figure(DEMAND_STORED_BYTES, 700ull << 20);
+    if (!getenv("STAND_IN_BLIND")) figure(PROCESS_BYTES_MAX, 250ull << 20);
+    figure(STALL_NS, 5200000000ull);
+    refault(REFAULTS_AT, 12, 5000000000ull);
+  }
   figure(STORED_BYTES, 800ull << 20);
   figure(POOL_BYTES, 200ull << 20);
   word(0, MAGIC, 8);
@@ -65,6 +77,7 @@ pub(crate) fn stand_in() -> &'static Path {
         cc.args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(&source);
         cc.arg(format!("-DSTATS_BYTES={}", size_of::<Stats>()));
         cc.arg(format!("-DMAGIC={STATS_MAGIC}ull"));
+        cc.arg(format!("-DREFAULTS_AT={}", offset_of!(Stats, refaults)));
         let mut index = 0;
         Stats::default().figures.each(|name, _, _| {
             cc.arg(format!("-D{}={index}", name.to_uppercase()));
@@ -85,10 +98,42 @@ pub(crate) fn scratch(name: &str) -> PathBuf {
     path
 }
 
+/// A program that touches so many MiB in mappings of 64K, waits so many milliseconds, and exits with a
+/// status: its three arguments. None, with a loud word, where it cannot be linked so.
+pub(crate) fn holder(name: &str, flags: &[&str]) -> Option<PathBuf> {
+    const SOURCE: &str = r#"
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+int main(int argc, char **argv) {
+  for (long blocks = argc > 1 ? 16 * atol(argv[1]) : 0; blocks > 0; blocks--) {
+    char *block = mmap(0, 65536, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (block == MAP_FAILED) return 9;
+    memset(block, 1, 65536);
+  }
+  usleep(argc > 2 ? 1000 * atoi(argv[2]) : 0);
+  return argc > 3 ? atoi(argv[3]) : 0;
+}
+"#;
+    let directory = scratch(name);
+    let (source, program) = (directory.join("holder.c"), directory.join(name));
+    fs::write(&source, SOURCE).expect("the temporary directory is writable");
+    let mut cc = Command::new("cc");
+    let output = cc.args(flags).arg("-o").arg(&program).arg(&source).output().expect("there is cc");
+    if !output.status.success() {
+        eprintln!("SKIPPED: cc {flags:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    output.status.success().then_some(program)
+}
+
 /// `zfolio` with the stand-in, its output taken.
 pub(crate) fn zfolio(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_zfolio"));
     command.args(arguments).env("ZFOLIO_PRELOAD", stand_in()).env_remove("LD_PRELOAD");
+    for variable in ["LIMIT", "ALGORITHM", "UNIT", "STRICT", "QUIET", "RUN"] {
+        command.env_remove(format!("ZFOLIO_{variable}"));
+    }
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }

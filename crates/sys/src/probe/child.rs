@@ -5,7 +5,7 @@
 //! - `CHILD-1` The caller has one thread. So nothing is held by another thread when it forks, and
 //!   between `fork` and `execve` only async-signal-safe calls are made, on memory prepared before.
 //! - `CHILD-2` From [`Signals::block`] on, every signal that can be passed on is blocked here and
-//!   taken with `sigwaitinfo`; none is lost, and none runs a handler.
+//!   taken with `sigtimedwait`; none is lost, and none runs a handler.
 
 use std::ffi::{CStr, CString};
 use std::fs::File;
@@ -13,6 +13,7 @@ use std::io::{self, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
+use std::time::Duration;
 
 /// Exit status where a signal did not end us although it should: as a shell tells it.
 const DIED_BASE: i32 = 128;
@@ -119,32 +120,37 @@ impl Signals {
         Ok(Signals { taken, before, child_action_before })
     }
 
-    /// Waits for the next signal.
+    /// Waits for the next signal until `timeout` has passed; `None`: none came.
     ///
     /// # Errors
     ///
     /// What the kernel answered.
-    pub fn next(&self) -> io::Result<Signal> {
+    pub fn next(&self, timeout: Duration) -> io::Result<Option<Signal>> {
         let mut info = MaybeUninit::<libc::siginfo_t>::uninit();
-        loop {
-            // SAFETY: the set is valid, and the kernel writes one `siginfo_t` on success.
-            let number = unsafe { libc::sigwaitinfo(&raw const self.taken, info.as_mut_ptr()) };
-            if number > 0 {
-                break;
-            }
+        let timeout = libc::timespec {
+            tv_sec: timeout.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+            tv_nsec: timeout.subsec_nanos().into(),
+        };
+        // SAFETY: the set and the timeout are valid, and the kernel writes one `siginfo_t` on success.
+        let number = unsafe {
+            libc::sigtimedwait(&raw const self.taken, info.as_mut_ptr(), &raw const timeout)
+        };
+        if number <= 0 {
             let error = io::Error::last_os_error();
-            if error.kind() != io::ErrorKind::Interrupted {
-                return Err(error);
-            }
+            return match error.kind() {
+                // Interrupted: by a stop of ours, which is over.
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
+                _ => Err(error),
+            };
         }
-        // SAFETY: written by the successful `sigwaitinfo` above.
+        // SAFETY: written by the successful `sigtimedwait` above.
         let info = unsafe { info.assume_init() };
         // Zero and below is a process; SI_KERNEL and the codes of the terminal are above.
         let from_process = info.si_code <= 0;
         // SAFETY: `si_pid` is plain integers in the union; it means something only if a process sent.
         let sender = unsafe { info.si_pid() };
         let sender = if from_process { sender } else { 0 };
-        Ok(Signal { number: info.si_signo, from_process, sender })
+        Ok(Some(Signal { number: info.si_signo, from_process, sender }))
     }
 
     /// Starts `program`, which is killed if we are; its process id.

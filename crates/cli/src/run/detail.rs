@@ -1,0 +1,140 @@
+//! Every detail of one process, below the summary: `--verbose`.
+
+use std::fmt;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+use zfolio_core::size;
+use zfolio_core::stats::{Figures, Stats};
+
+use crate::duration;
+use crate::table::Table;
+
+/// The kinds of faults in words, in the order of [`Stats::histograms`].
+const KINDS: [&str; 3] = ["fresh memory", "just moved out", "compressed"];
+
+fn of(figure: &AtomicU64) -> u64 {
+    figure.load(Relaxed)
+}
+
+/// `part` of `whole` as a percentage with one decimal.
+fn percent(part: u64, whole: u64) -> String {
+    let tenths = (u128::from(part) * 1000).checked_div(u128::from(whole)).unwrap_or(0);
+    format!("{}.{} %", tenths / 10, tenths % 10)
+}
+
+/// `whole / part` with one decimal.
+pub(crate) fn ratio(whole: u64, part: u64) -> Option<String> {
+    let tenths = (u128::from(whole) * 10 + u128::from(part) / 2).checked_div(u128::from(part))?;
+    Some(format!("{}.{}", tenths / 10, tenths % 10))
+}
+
+/// Writes them, each line indented.
+pub(super) fn tell(f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
+    let figures = &stats.figures;
+    tell_memory(f, stats)?;
+    tell_faults(f, stats)?;
+    tell_reclaim(f, figures)?;
+    tell_over_limit(f, figures)
+}
+
+fn tell_memory(f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
+    let figures = &stats.figures;
+    writeln!(
+        f,
+        "  peaks       {} managed and mapped, {} compressed; at the end {} of tables, {} not managed",
+        size::display(of(&figures.resident_bytes_max)),
+        size::display(of(&figures.pool_bytes_max)),
+        size::display(of(&figures.metadata_bytes)),
+        size::display(of(&figures.unmanaged_bytes))
+    )?;
+    let (stored, pool) = (of(&figures.stored_bytes), of(&figures.pool_bytes));
+    let unit = size::display(of(&figures.unit_bytes));
+    write!(f, "  compressed  with {} in units of {unit}", stats.algorithm())?;
+    match ratio(stored, pool) {
+        Some(ratio) if stored > 0 => writeln!(
+            f,
+            "; at the end {} took {}, {ratio} to 1",
+            size::display(stored),
+            size::display(pool)
+        ),
+        _ => writeln!(f, "; nothing was at the end"),
+    }
+}
+
+fn tell_faults(f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
+    let mut table = Table::new(&["<  waits for", "times", "p50", "p99", "in all"]);
+    for (kind, (_, histogram)) in KINDS.iter().zip(stats.histograms()) {
+        table.push(vec![
+            format!("    {kind}"),
+            histogram.count().to_string(),
+            duration::display(histogram.quantile(500)),
+            duration::display(histogram.quantile(990)),
+            duration::display(histogram.sum()),
+        ]);
+    }
+    write!(f, "{table}")?;
+    let figures = &stats.figures;
+    writeln!(
+        f,
+        "  in all      {}, of which {} to make room",
+        duration::display(of(&figures.stall_ns)),
+        duration::display(of(&figures.stall_reclaim_ns))
+    )?;
+    let prefetched = of(&figures.prefetch_units);
+    if prefetched > 0 {
+        writeln!(f, "  ahead       {prefetched} units were brought before they were wanted")?;
+    }
+    match of(&figures.faults_raced) {
+        0 => Ok(()),
+        raced => {
+            writeln!(f, "  besides     {raced} waits ended by what another thread had brought")
+        }
+    }
+}
+
+fn tell_reclaim(f: &mut fmt::Formatter<'_>, figures: &Figures) -> fmt::Result {
+    let clean = of(&figures.reclaim_clean);
+    let compressed = of(&figures.reclaim_compressed);
+    let same_filled = of(&figures.reclaim_same_filled);
+    let incompressible = of(&figures.reclaim_incompressible);
+    let (direct, background) = (of(&figures.reclaim_direct), of(&figures.reclaim_background));
+    writeln!(
+        f,
+        "  moved out   {} units: {compressed} compressed, {clean} unchanged since they were, \
+         {same_filled} of one value, {incompressible} that do not shrink; {} by threads that waited",
+        compressed + clean + same_filled + incompressible,
+        percent(direct, direct + background)
+    )
+}
+
+fn tell_over_limit(f: &mut fmt::Formatter<'_>, figures: &Figures) -> fmt::Result {
+    match of(&figures.over_limit) {
+        0 => Ok(()),
+        times => writeln!(
+            f,
+            "  no room     {times} times a wait ended without room below the limit; {} above it at most",
+            size::display(of(&figures.over_limit_bytes_max))
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{KINDS, percent, ratio};
+
+    #[test]
+    fn parts_of_nothing_are_no_panic() {
+        assert_eq!(percent(1, 0), "0.0 %");
+        assert_eq!(percent(1, 3), "33.3 %");
+        assert_eq!(ratio(1, 0), None);
+        assert_eq!(ratio(41, 10).as_deref(), Some("4.1"));
+        assert_eq!(ratio(u64::MAX, 1).as_deref(), Some("18446744073709551615.0"));
+    }
+
+    #[test]
+    fn each_histogram_has_a_name_for_people() {
+        let names = zfolio_core::stats::Stats::default().histograms().map(|(name, _)| name);
+        assert_eq!((names, KINDS.len()), (["zero", "staged", "stored"], 3));
+    }
+}

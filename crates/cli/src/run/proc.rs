@@ -1,0 +1,216 @@
+//! What `/proc` says about a process of the run.
+//!
+//! Any of them may end at any moment, and some belong to other users: everything here is an `Option`.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use super::program;
+
+/// The kernel counts processor time in hundredths of a second for everybody, whatever its own clock.
+const TICK_NS: u64 = 10_000_000;
+
+/// What the library reads.
+const LIMIT: &str = "ZFOLIO_LIMIT";
+
+/// Without these in its environment no program is managed.
+const VARIABLES: [&str; 2] = ["LD_PRELOAD", LIMIT];
+
+/// From `/proc/PID/stat`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Stat {
+    /// Its name.
+    pub(super) command: String,
+    /// Processor time so far.
+    cpu_ns: u64,
+    /// Threads.
+    threads: u64,
+    /// When it started, in clock ticks.
+    pub(super) start_ticks: u64,
+}
+
+/// From `/proc/PID/status`: resident memory.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) struct Memory {
+    /// The most that it has had since its last `execve`, by the kernel's own mark.
+    pub(super) peak_bytes: u64,
+    /// Anonymous memory now.
+    pub(super) anonymous_bytes: u64,
+    /// Pages of files now: code, libraries, mapped data.
+    pub(super) file_bytes: u64,
+    /// Shared memory now.
+    pub(super) shared_bytes: u64,
+    /// The user as whom it runs.
+    uid: u32,
+    /// Its number inside of its own PID namespace.
+    pub(super) inner_pid: u32,
+}
+
+impl Memory {
+    /// All of it now.
+    pub(super) fn resident_bytes(&self) -> u64 {
+        self.anonymous_bytes + self.file_bytes + self.shared_bytes
+    }
+}
+
+fn read(pid: u32, file: &str) -> Option<String> {
+    let bytes = fs::read(format!("/proc/{pid}/{file}")).ok()?;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// `None` if it has ended.
+pub(super) fn stat(pid: u32) -> Option<Stat> {
+    parse_stat(&read(pid, "stat")?)
+}
+
+fn parse_stat(text: &str) -> Option<Stat> {
+    // The name, in parentheses, may hold anything; the last closing one ends it.
+    let (open, close) = (text.find('(')?, text.rfind(')')?);
+    let fields: Vec<&str> = text.get(close + 1..)?.split_ascii_whitespace().collect();
+    // The first of these is field 3, the state.
+    let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
+    if matches!(*fields.first()?, "Z" | "X") {
+        return None;
+    }
+    Some(Stat {
+        command: text.get(open + 1..close)?.to_owned(),
+        cpu_ns: (field(14)? + field(15)?) * TICK_NS,
+        threads: field(20)?,
+        start_ticks: field(22)?,
+    })
+}
+
+/// `None` if it has ended, or has no memory any more.
+pub(super) fn memory(pid: u32) -> Option<Memory> {
+    parse_memory(&read(pid, "status")?)
+}
+
+fn parse_memory(text: &str) -> Option<Memory> {
+    let line = |name: &str| {
+        let mut lines = text.lines();
+        lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+    };
+    let bytes = |name: &str| line(name)?.strip_suffix("kB")?.trim().parse().ok().map(kib);
+    Some(Memory {
+        peak_bytes: bytes("VmHWM")?,
+        anonymous_bytes: bytes("RssAnon").unwrap_or(0),
+        file_bytes: bytes("RssFile").unwrap_or(0),
+        shared_bytes: bytes("RssShmem").unwrap_or(0),
+        // Real, effective, saved, of the file system.
+        uid: line("Uid")?.split_ascii_whitespace().nth(1)?.parse().ok()?,
+        // One for each namespace, the innermost last.
+        inner_pid: line("NSpid").or(line("Pid"))?.split_ascii_whitespace().last()?.parse().ok()?,
+    })
+}
+
+fn kib(number: u64) -> u64 {
+    number.saturating_mul(1024)
+}
+
+/// The children of a process, of all its threads.
+pub(super) fn children(pid: u32, stat: &Stat) -> Vec<u32> {
+    let of = |thread: u32| {
+        let text = read(pid, &format!("task/{thread}/children")).unwrap_or_default();
+        text.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<u32>>()
+    };
+    if stat.threads == 1 { of(pid) } else { threads(pid).flat_map(of).collect() }
+}
+
+fn threads(pid: u32) -> impl Iterator<Item = u32> {
+    let entries = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// What it executes: device and number of the file. Another one means that it called `execve`.
+pub(super) fn image(pid: u32) -> Option<(u64, u64)> {
+    let file = fs::metadata(format!("/proc/{pid}/exe")).ok()?;
+    Some((file.dev(), file.ino()))
+}
+
+/// Whether a library of this file name is mapped; `None` if its mappings may not be seen.
+pub(super) fn loads(pid: u32, library: &str) -> Option<bool> {
+    let maps = read(pid, "maps").filter(|maps| !maps.is_empty())?;
+    Some(maps.lines().any(|line| line.ends_with(library)))
+}
+
+/// Processor time of the program's own threads, without those of zfolio.
+pub(super) fn program_cpu_ns(pid: u32) -> Option<u64> {
+    let all = stat(pid)?.cpu_ns;
+    let ours = threads(pid).filter_map(|thread| {
+        let stat = parse_stat(&read(pid, &format!("task/{thread}/stat"))?)?;
+        stat.command.starts_with("zfolio-").then_some(stat.cpu_ns)
+    });
+    Some(all.saturating_sub(ours.sum()))
+}
+
+/// Whether a process had a variable when it started; `None` if that may not be seen.
+fn has_variable(pid: u32, name: &str) -> Option<bool> {
+    let environment = read(pid, "environ")?;
+    let is_it = |one: &str| one.strip_prefix(name).is_some_and(|rest| rest.starts_with('='));
+    Some(environment.split('\0').any(is_it))
+}
+
+/// Why our library is not in a process; whether that is certain at the first look.
+pub(super) fn reason_without_library(pid: u32, memory: &Memory, library: &str) -> (String, bool) {
+    if let Some(why) = program::unfit(Path::new(&format!("/proc/{pid}/exe"))) {
+        return (why, true);
+    }
+    let dropped = VARIABLES.iter().find(|name| has_variable(pid, name) == Some(false));
+    let elsewhere = fs::read_link(format!("/proc/{pid}/root"));
+    let why = if let Some(name) = dropped {
+        format!("started without {name} in its environment")
+    } else if memory.uid != zfolio_sys::probe::effective_uid() {
+        format!("runs as another user, uid {}", memory.uid)
+    } else if elsewhere.is_ok_and(|root| root != Path::new("/")) {
+        format!("in a root directory without {library}")
+    } else {
+        format!("{library} was not loaded into it")
+    };
+    (why, false)
+}
+
+/// Why a process that has our library left no figures.
+pub(super) fn reason_without_figures(pid: u32) -> String {
+    if has_variable(pid, LIMIT) == Some(false) {
+        return format!("started without {LIMIT} in its environment");
+    }
+    if !Path::new(&format!("/proc/{pid}/root/dev/shm")).exists() {
+        return "its figures are unknown: it has no /dev/shm".to_owned();
+    }
+    "its figures are unknown: it could make no file in /dev/shm".to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{children, image, loads, memory, parse_memory, parse_stat, stat};
+    use crate::stats_file;
+
+    #[test]
+    fn a_process_is_read() {
+        let pid = std::process::id();
+        let about = stat(pid).expect("we run");
+        assert_eq!(Some(about.start_ticks), stats_file::start_ticks(pid));
+        let memory = memory(pid).expect("we have memory");
+        assert!(memory.peak_bytes >= memory.resident_bytes() / 2 && memory.inner_pid == pid);
+        assert!(image(pid).is_some() && loads(pid, "libc.so.6").is_some());
+        assert_eq!(loads(pid, "no-such-library.so"), Some(false));
+        let mut child = std::process::Command::new("sleep").arg("9").spawn().unwrap();
+        assert!(children(pid, &about).contains(&child.id()));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(stat(child.id()), None);
+    }
+
+    #[test]
+    fn a_name_may_hold_anything_and_the_dead_are_none() {
+        let rest = "1 2 3 0 -1 4194560 1 0 0 0 7 5 0 0 20 0 3 0 12345 1 1";
+        let stat = parse_stat(&format!("7 (a) (b\n) S {rest}")).expect("whole");
+        assert_eq!((stat.command.as_str(), stat.threads, stat.start_ticks), ("a) (b\n", 3, 12345));
+        assert_eq!(stat.cpu_ns, 120_000_000);
+        for text in [format!("7 (a) Z {rest}"), "7 (a) S 1".into(), ")(".into(), String::new()] {
+            assert_eq!(parse_stat(&text), None, "{text}");
+        }
+        assert_eq!(parse_memory("Name:\tkthreadd\nUid:\t0\t0\t0\t0\n"), None);
+    }
+}

@@ -1,0 +1,91 @@
+//! The same figures for a program to read: `--stats FILE`, and `zfolio stat --json`.
+
+use serde_json::{Map, Value, json};
+use zfolio_sys::probe::child::Change;
+
+use super::summary::Story;
+use crate::stats_file::StatsFile;
+
+impl Story<'_> {
+    /// Everything. Sizes in bytes, times in nanoseconds.
+    pub(super) fn json(&self) -> Value {
+        let text = |text: &std::ffi::OsString| text.to_string_lossy().into_owned();
+        let (status, signal) = match self.end.change {
+            Change::Exited(status) => (Some(status), None),
+            Change::Died(signal) | Change::Dumped(signal) | Change::Stopped(signal) => {
+                (None, Some(signal))
+            }
+        };
+        let processes = self.files.iter().map(|file| {
+            let mut process = process_json(file);
+            process["resident_bytes_max"] = json!(self.peak_bytes(file));
+            process
+        });
+        let groups = self.tree.groups().into_iter().map(|group| {
+            json!({
+                "command": group.command,
+                "reason": group.reason,
+                "managed": group.managed,
+                "processes": group.processes,
+                "resident_bytes_max": group.peak_bytes,
+            })
+        });
+        let advice = self.largest().and_then(|file| super::summary::advice(&file.stats));
+        json!({
+            "zfolio": env!("CARGO_PKG_VERSION"),
+            "command": self.program.iter().map(text).collect::<Vec<_>>(),
+            "pid": self.pid,
+            "exit_status": status,
+            "exit_signal": signal,
+            "elapsed_ns": u64::try_from(self.end.elapsed.as_nanos()).unwrap_or(u64::MAX),
+            "kernel_resident_bytes_max": self.end.resident_bytes_max,
+            "tree_resident_bytes_max": self.tree.together_bytes_max,
+            "limit_bytes": self.settings.limit_bytes,
+            "unit_bytes": self.settings.unit.bytes(),
+            "algorithm": self.settings.algorithm.to_string(),
+            "advice": advice.map(|advice| json!({
+                "limit_bytes": advice.limit_bytes,
+                "waiting_ns": advice.waiting_ns,
+            })),
+            "processes": processes.collect::<Vec<_>>(),
+            "without_figures": groups.collect::<Vec<_>>(),
+        })
+    }
+}
+
+/// The figures of one process, as `zfolio stat --json` and `zfolio run --stats` write them.
+pub(crate) fn process_json(file: &StatsFile) -> Value {
+    let stats = &file.stats;
+    let mut figures = Map::new();
+    stats.figures.each(|name, _, value| {
+        figures.insert(name.to_owned(), json!(value));
+    });
+    let mut faults = Map::new();
+    for (kind, histogram) in stats.histograms() {
+        let told = json!({
+            "count": histogram.count(),
+            "p50_ns": histogram.quantile(500),
+            "p99_ns": histogram.quantile(990),
+        });
+        faults.insert(kind.to_owned(), told);
+    }
+    // The distance of the last bucket has no end.
+    let refaults = stats.refaults.each().map(|(end, count, waited)| {
+        json!({
+            "distance_below_bytes": (end != u64::MAX).then_some(end),
+            "count": count,
+            "waited_ns": waited,
+        })
+    });
+    json!({
+        "pid": file.pid,
+        "command": stats.command(),
+        "library": file.library,
+        "algorithm": stats.algorithm(),
+        "run": file.run(),
+        "live": file.live,
+        "figures": figures,
+        "faults": faults,
+        "refaults": refaults.collect::<Vec<_>>(),
+    })
+}

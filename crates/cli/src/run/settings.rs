@@ -1,0 +1,231 @@
+//! What a run was asked for: by its options, else by the environment, else the defaults.
+//!
+//! | variable | stands for |
+//! | --- | --- |
+//! | `ZFOLIO_LIMIT` | `--limit` |
+//! | `ZFOLIO_ALGORITHM` | `--algorithm` |
+//! | `ZFOLIO_UNIT` | `--unit` |
+//! | `ZFOLIO_STRICT`, `ZFOLIO_QUIET` | `--strict`, `--quiet`, where they are 1 |
+//!
+//! The library that is loaded into a program reads the same variables. So a `zfolio run` inside of
+//! another finds there what the outer one was asked for. It takes limit, algorithm and unit from it: its
+//! program would have had them without the inner command, too. Whether to speak, and whether to end
+//! a program, is asked of each command for itself: inside of another run (`ZFOLIO_RUN` is set)
+//! `ZFOLIO_STRICT` and `ZFOLIO_QUIET` count for nothing.
+
+use std::env;
+
+use zfolio_core::page::UnitOrder;
+use zfolio_core::size;
+use zfolio_core::zcomp::Params;
+
+use super::LIMIT_BYTES_MIN;
+use crate::allowance::Allowance;
+use crate::arguments::{ALGORITHM_DEFAULT, RunArgs, parse_algorithm, parse_limit, parse_unit};
+use crate::failure::Failure;
+
+/// What is known before the program starts.
+#[derive(Debug)]
+pub(super) struct Settings {
+    /// The limit of each process.
+    pub(super) limit_bytes: u64,
+    /// What is used to compress.
+    pub(super) algorithm: Params,
+    /// What is compressed as one object.
+    pub(super) unit: UnitOrder,
+    /// End a program that cannot be held.
+    pub(super) strict: bool,
+    /// Say nothing.
+    pub(super) quiet: bool,
+    /// Who set the limit, for a message.
+    limit_from: &'static str,
+}
+
+impl Settings {
+    /// Of these options, and this process's environment.
+    ///
+    /// # Errors
+    ///
+    /// A variable has no accepted value, or there is no limit to be had.
+    pub(super) fn of(arguments: &RunArgs) -> Result<Settings, Failure> {
+        Settings::resolve(arguments, &|name| {
+            let value = env::var_os(name)?.to_string_lossy().into_owned();
+            Some(value).filter(|value| !value.is_empty())
+        })
+    }
+
+    fn resolve(
+        arguments: &RunArgs,
+        variable: &impl Fn(&str) -> Option<String>,
+    ) -> Result<Settings, Failure> {
+        let nested = variable("ZFOLIO_RUN").is_some();
+        let flag = |given: bool, name: &'static str| match given || nested {
+            true => Ok(given),
+            false => from_variable(variable, name, parse_flag).map(|set| set.unwrap_or(false)),
+        };
+        let (limit, limit_from) = match arguments.limit {
+            Some(limit) => (Some(limit), "--limit"),
+            None => (from_variable(variable, "ZFOLIO_LIMIT", parse_limit)?, "ZFOLIO_LIMIT"),
+        };
+        let algorithm = match &arguments.algorithm {
+            Some(algorithm) => Some(algorithm.clone()),
+            None => from_variable(variable, "ZFOLIO_ALGORITHM", parse_algorithm)?,
+        };
+        let unit = match arguments.unit {
+            Some(unit) => Some(unit),
+            None => from_variable(variable, "ZFOLIO_UNIT", parse_unit)?,
+        };
+        let default = || ALGORITHM_DEFAULT.parse().expect("the default is an algorithm");
+        Ok(Settings {
+            limit_bytes: limit.map_or_else(default_limit, Ok)?,
+            algorithm: algorithm.unwrap_or_else(default),
+            unit: unit.unwrap_or(UnitOrder::DEFAULT),
+            strict: flag(arguments.strict, "ZFOLIO_STRICT")?,
+            // Who asks for more than the default wants to hear it.
+            quiet: flag(arguments.quiet, "ZFOLIO_QUIET")? && !arguments.verbose,
+            limit_from,
+        })
+    }
+
+    /// What to say of a limit that the machine or the cgroup does not grant.
+    pub(super) fn excess(&self) -> Option<String> {
+        let allowance = Allowance::here().filter(|here| here.bytes < self.limit_bytes)?;
+        let (limit, allowed) = (size::display(self.limit_bytes), size::display(allowance.bytes));
+        let (from, source) = (self.limit_from, allowance.source.display());
+        Some(match allowance.is_machine() {
+            true => format!(
+                "{from}: {limit} is more than this machine has ({allowed}): it limits nothing"
+            ),
+            false => format!(
+                "{from}: {limit} is more than {source} allows ({allowed}): the kernel may kill the \
+                 program before zfolio compresses anything"
+            ),
+        })
+    }
+}
+
+/// The value of a variable, or the one line that names it.
+fn from_variable<T>(
+    variable: &impl Fn(&str) -> Option<String>,
+    name: &'static str,
+    parse: impl Fn(&str) -> Result<T, String>,
+) -> Result<Option<T>, Failure> {
+    let read = variable(name).map(|value| parse(&value));
+    read.transpose()
+        .map_err(|error| Failure::argument(format!("{name}: {error} (in the environment)")))
+}
+
+fn parse_flag(given: &str) -> Result<bool, String> {
+    match given {
+        "1" => Ok(true),
+        "0" => Ok(false),
+        _ => Err(format!("'{given}' is not a switch; accepted: 1 or 0")),
+    }
+}
+
+/// Half of what the machine or the cgroup allows, in whole MiB.
+fn default_limit() -> Result<u64, Failure> {
+    let allowance = Allowance::here().ok_or_else(|| {
+        Failure::argument("--limit: not given, and /proc/meminfo does not tell; give one, as in 2G")
+    })?;
+    let half = allowance.share(50.0);
+    if half < LIMIT_BYTES_MIN {
+        return Err(Failure::argument(format!(
+            "--limit: not given, and half of what {} allows is {}; accepted: {} or more",
+            allowance.source.display(),
+            size::display(half),
+            size::display(LIMIT_BYTES_MIN)
+        )));
+    }
+    Ok(half)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Settings;
+    use crate::arguments::{Command, RunArgs, parse};
+    use crate::failure::Failure;
+
+    fn arguments(line: &str) -> RunArgs {
+        let words = ["zfolio"].into_iter().chain(line.split_whitespace()).map(Into::into);
+        let Command::Run(run) = parse(words).expect(line).command else { panic!("{line}") };
+        run
+    }
+
+    fn resolve(line: &str, variables: &[(&str, &str)]) -> Result<Settings, Failure> {
+        let variable = |name: &str| {
+            variables.iter().find(|(other, _)| *other == name).map(|(_, value)| (*value).to_owned())
+        };
+        Settings::resolve(&arguments(line), &variable)
+    }
+
+    #[test]
+    fn an_option_beats_a_variable_and_a_variable_the_default() {
+        let variables = [
+            ("ZFOLIO_LIMIT", "64M"),
+            ("ZFOLIO_ALGORITHM", "lz4"),
+            ("ZFOLIO_UNIT", "4K"),
+            ("ZFOLIO_STRICT", "1"),
+            ("ZFOLIO_QUIET", "1"),
+        ];
+        let told = |settings: &Settings| {
+            let unit = settings.unit.bytes() >> 10;
+            let algorithm = settings.algorithm.to_string();
+            (settings.limit_bytes >> 20, algorithm, unit, settings.strict, settings.quiet)
+        };
+        let settings = resolve("run true", &variables).unwrap();
+        assert_eq!(told(&settings), (64, "lz4".into(), 4, true, true));
+        let line = "run -l 1G -a zstd,level=3 -u 64K -v true";
+        let settings = resolve(line, &variables).unwrap();
+        assert_eq!(told(&settings), (1024, "zstd,level=3".into(), 64, true, false));
+        let settings = resolve("run -l 32M true", &[]).unwrap();
+        assert_eq!(told(&settings), (32, "zstd".into(), 16, false, false));
+        let switched_off = [("ZFOLIO_STRICT", "0"), ("ZFOLIO_QUIET", "0")];
+        assert!(!resolve("run -l 32M true", &switched_off).unwrap().strict);
+    }
+
+    #[test]
+    fn an_inner_run_has_the_outer_ones_limit_and_a_voice_of_its_own() {
+        let outer = [
+            ("ZFOLIO_RUN", "4711"),
+            ("ZFOLIO_LIMIT", "67108864"),
+            ("ZFOLIO_STRICT", "1"),
+            ("ZFOLIO_QUIET", "1"),
+        ];
+        let inner = resolve("run true", &outer).unwrap();
+        assert_eq!((inner.limit_bytes, inner.strict, inner.quiet), (64 << 20, false, false));
+        let asked = resolve("run --strict -q true", &outer).unwrap();
+        assert!(asked.strict && asked.quiet);
+    }
+
+    #[test]
+    fn a_bad_variable_is_named() {
+        let cases = [
+            ("ZFOLIO_LIMIT", "12Q", "'12Q' is not a size; accepted:"),
+            ("ZFOLIO_LIMIT", "1M", "'1M' is too small; accepted: 32M or more"),
+            ("ZFOLIO_LIMIT", "200%", "'200%' is not a share; accepted: 1% to 100%"),
+            ("ZFOLIO_ALGORITHM", "rar", "'rar'"),
+            ("ZFOLIO_UNIT", "5K", "'5K' is not a unit; accepted: a power of two, 4K to 2M"),
+            ("ZFOLIO_STRICT", "yes", "'yes' is not a switch; accepted: 1 or 0"),
+            ("ZFOLIO_QUIET", "2", "'2' is not a switch"),
+        ];
+        for (name, value, told) in cases {
+            let failure = resolve("run true", &[(name, value)]).expect_err(name);
+            assert_eq!(failure.status(), 2);
+            let line = failure.to_string();
+            assert!(
+                line.starts_with(&format!("zfolio: {name}: ")) && line.contains(told),
+                "{line}"
+            );
+        }
+        // What an option overrides is not looked at.
+        assert!(resolve("run -l 64M true", &[("ZFOLIO_LIMIT", "12Q")]).is_ok());
+    }
+
+    #[test]
+    fn a_limit_above_the_machine_is_worth_a_line() {
+        let told = resolve("run -l 500T true", &[]).unwrap().excess().expect("no such machine");
+        assert!(told.starts_with("--limit: 500T is more than"), "{told}");
+        assert_eq!(resolve("run -l 32M true", &[]).unwrap().excess(), None);
+    }
+}

@@ -1,0 +1,367 @@
+//! The processes of a run, looked at from outside while they run.
+//!
+//! A process counts its own figures only if our library is in it, and only as far as it can see
+//! itself: not so a static program that another one starts, one that drops its environment, or one that is
+//! in another root directory. So the parent looks at the whole tree now and then, and keeps the kernel's
+//! own high-water mark of each process (`VmHWM`), which misses nothing between two looks.
+//!
+//! The tree is walked from the program down by `/proc/PID/task/TID/children`. Orphans go to init, as they
+//! do without us (to be their reaper would change what `getppid` tells them); those that were seen
+//! before are still known, and a managed one is found by its file.
+//!
+//! # Invariants
+//!
+//! - `TREE-1` What a PID executes changes with `execve`, its file of figures remains: so what is
+//!   remembered belongs to an image (the executed file), and each new image is judged anew.
+//! - `TREE-2` A process is called unmanaged when its image has been without our library at two looks, or is
+//!   a kind of program that can never have it: between `fork` and `execve` nobody has.
+//!
+//! # Cost
+//!
+//! About 0.1 ms for each process and look; ten looks a second, fewer if they would take more than a
+//! 50th of a CPU.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use zfolio_core::stats::Stats;
+use zfolio_sys::clock;
+
+use super::proc::{self, Memory, Stat};
+use crate::stats_file::{self, StatsFile};
+
+/// The first look, and twice as long to each next one until [`LOOK`].
+const FIRST_LOOK: Duration = Duration::from_millis(10);
+
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Between two looks that took time: so many times as much.
+const REST: u32 = 50;
+
+/// A process, by number and start.
+pub(super) type Key = (u32, u64);
+
+/// What a managed process held when it held most.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) struct Peak {
+    /// By the kernel's mark.
+    pub(super) bytes: u64,
+    /// At the look that found most resident.
+    pub(super) memory: Memory,
+    /// At that look: what zfolio held of it.
+    pub(super) held_bytes: u64,
+}
+
+/// Processes that are not managed, or of which nothing is known, and why.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Group {
+    /// Their name.
+    pub(super) command: String,
+    /// In words.
+    pub(super) reason: String,
+    /// Whether our library is in them after all, and only the figures are missing.
+    pub(super) managed: bool,
+    /// How many there were.
+    pub(super) processes: u64,
+    /// The most that one of them had resident.
+    pub(super) peak_bytes: u64,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Standing {
+    Unknown,
+    /// It counts its own figures.
+    Managed,
+    /// It does not, and why; true: our library is in it.
+    Other(String, bool),
+}
+
+/// What is known of one image of one process.
+#[derive(Debug)]
+struct Member {
+    start_ticks: u64,
+    command: String,
+    image: Option<(u64, u64)>,
+    looks: u32,
+    standing: Standing,
+    peak: Peak,
+    inner_pid: u32,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Tree {
+    first: u32,
+    /// The file name of our library.
+    library: String,
+    /// Of the files of figures, if there can be any.
+    directory: Option<PathBuf>,
+    members: BTreeMap<u32, Member>,
+    /// Managed processes, those that have ended too.
+    pub(super) peaks: BTreeMap<Key, Peak>,
+    groups: BTreeMap<(String, String), Group>,
+    /// Processes that were ever seen.
+    pub(super) seen: u64,
+    /// The most that all of them had resident together; pages that several map count for each.
+    pub(super) together_bytes_max: u64,
+    next_ns: u64,
+    wait: Duration,
+}
+
+/// A managed process that runs.
+pub(super) struct Live {
+    /// It.
+    pub(super) pid: u32,
+    /// When it started, in clock ticks.
+    pub(super) start_ticks: u64,
+    /// Its figures now.
+    pub(super) stats: Box<Stats>,
+}
+
+impl Tree {
+    /// The tree of the program `first`, which has just been started.
+    pub(super) fn new(first: u32, library: String, directory: Option<PathBuf>) -> Tree {
+        Tree {
+            first,
+            library,
+            directory,
+            members: BTreeMap::new(),
+            peaks: BTreeMap::new(),
+            groups: BTreeMap::new(),
+            seen: 0,
+            together_bytes_max: 0,
+            next_ns: clock::monotonic_ns() + nanoseconds(FIRST_LOOK),
+            wait: FIRST_LOOK,
+        }
+    }
+
+    /// How long until the next look.
+    pub(super) fn rest(&self) -> Duration {
+        Duration::from_nanos(self.next_ns.saturating_sub(clock::monotonic_ns()))
+    }
+
+    /// Looks at all processes, if it is time.
+    pub(super) fn look_if_due(&mut self) {
+        if clock::monotonic_ns() < self.next_ns {
+            return;
+        }
+        // Time on the CPU: where others have it, a look would seem dear, and too few would be taken.
+        let began = clock::thread_ns();
+        self.look();
+        let took = Duration::from_nanos(clock::thread_ns() - began);
+        self.wait = (self.wait * 2).min(LOOK);
+        self.next_ns = clock::monotonic_ns() + nanoseconds(self.wait.max(took * REST));
+    }
+
+    /// Looks at all processes.
+    pub(super) fn look(&mut self) {
+        // Those that are known, in case their parents have gone; a number that was used again is no
+        // relative.
+        let mut wave: Vec<(u32, Option<u64>)> = vec![(self.first, None)];
+        wave.extend(self.members.iter().map(|(pid, member)| (*pid, Some(member.start_ticks))));
+        let (mut alive, mut together) = (BTreeSet::new(), 0);
+        while let Some((pid, known_start)) = wave.pop() {
+            if alive.contains(&pid) {
+                continue;
+            }
+            let Some(stat) = proc::stat(pid) else { continue };
+            if known_start.is_some_and(|start| start != stat.start_ticks) {
+                continue;
+            }
+            alive.insert(pid);
+            wave.extend(proc::children(pid, &stat).into_iter().map(|child| (child, None)));
+            if let Some(memory) = proc::memory(pid) {
+                together += memory.resident_bytes();
+                self.note(pid, stat, memory);
+            }
+        }
+        self.together_bytes_max = self.together_bytes_max.max(together);
+        let gone: Vec<u32> =
+            self.members.keys().filter(|pid| !alive.contains(pid)).copied().collect();
+        gone.into_iter().for_each(|pid| self.end(pid));
+    }
+
+    /// Notes what a process holds now.
+    fn note(&mut self, pid: u32, stat: Stat, memory: Memory) {
+        let image = proc::image(pid);
+        let same =
+            |member: &Member| member.start_ticks == stat.start_ticks && member.image == image;
+        let again = self.members.get(&pid).map(|member| member.start_ticks);
+        if self.members.get(&pid).is_some_and(|member| !same(member)) {
+            self.end(pid);
+        }
+        let member = match self.members.entry(pid) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => {
+                self.seen += u64::from(again != Some(stat.start_ticks));
+                entry.insert(Member {
+                    start_ticks: stat.start_ticks,
+                    command: String::new(),
+                    image,
+                    looks: 0,
+                    standing: Standing::Unknown,
+                    peak: Peak::default(),
+                    inner_pid: memory.inner_pid,
+                })
+            }
+        };
+        member.command = stat.command;
+        member.looks += 1;
+        member.peak.bytes = member.peak.bytes.max(memory.peak_bytes);
+        let figures = |member: &Member| {
+            let directory = self.directory.as_deref()?;
+            stats_file::of_start(directory, member.inner_pid, member.start_ticks)
+        };
+        if member.standing == Standing::Unknown {
+            let has_figures = || figures(member).is_some();
+            member.standing = judge(pid, member.looks, &memory, &self.library, has_figures);
+        }
+        if memory.resident_bytes() > member.peak.memory.resident_bytes() {
+            member.peak.memory = memory;
+            let held = figures(member).filter(|_| member.standing == Standing::Managed);
+            member.peak.held_bytes = held.map_or(0, |file| held_bytes(&file.stats));
+        }
+    }
+
+    /// Files what is known of a process whose image has gone.
+    fn end(&mut self, pid: u32) {
+        let Some(member) = self.members.remove(&pid) else { return };
+        let key = (member.inner_pid, member.start_ticks);
+        let (reason, managed) = match member.standing {
+            // The figures of what it executed before have gone: its file was made anew.
+            Standing::Managed => {
+                self.peaks.insert(key, member.peak);
+                return;
+            }
+            // Too short for a verdict: almost always one that was about to be managed.
+            Standing::Unknown => {
+                self.peaks.entry(key).or_insert(member.peak);
+                return;
+            }
+            Standing::Other(reason, managed) => (reason, managed),
+        };
+        let group = Group {
+            command: member.command.clone(),
+            reason: reason.clone(),
+            managed,
+            processes: 0,
+            peak_bytes: 0,
+        };
+        let group = self.groups.entry((member.command, reason)).or_insert(group);
+        group.processes += 1;
+        group.peak_bytes = group.peak_bytes.max(member.peak.bytes);
+    }
+
+    /// The run is over: what is not filed yet is filed. `kernel_bytes_max` is the most that the program, or
+    /// one that it waited for, had resident by the kernel's count.
+    pub(super) fn finish(&mut self, kernel_bytes_max: u64) {
+        // It may have grown since the last look; if there was no other process, it was this one.
+        let alone = self.seen == 1;
+        let first = self.members.get_mut(&self.first).filter(|_| alone);
+        if let Some(member) = first.filter(|one| matches!(one.standing, Standing::Other(..))) {
+            member.peak.bytes = member.peak.bytes.max(kernel_bytes_max);
+        }
+        let pids: Vec<u32> = self.members.keys().copied().collect();
+        pids.into_iter().for_each(|pid| self.end(pid));
+    }
+
+    /// Processes without figures, the largest first.
+    pub(super) fn groups(&self) -> Vec<&Group> {
+        let mut groups: Vec<&Group> = self.groups.values().collect();
+        groups.sort_by_key(|group| std::cmp::Reverse(group.peak_bytes));
+        groups
+    }
+
+    /// The managed processes that run, with their figures.
+    pub(super) fn live(&self) -> Vec<Live> {
+        let Some(directory) = self.directory.as_deref() else { return Vec::new() };
+        let managed = self.members.iter().filter(|(_, one)| one.standing == Standing::Managed);
+        let live = managed.filter_map(|(pid, member)| {
+            let start_ticks = member.start_ticks;
+            let file = stats_file::of_start(directory, member.inner_pid, start_ticks)?;
+            Some(Live { pid: *pid, start_ticks, stats: file.stats })
+        });
+        live.collect()
+    }
+
+    /// The peak of the process that left `file`; nothing if it was never seen.
+    pub(super) fn peak_of(&self, file: &StatsFile) -> Peak {
+        self.peaks.get(&(file.pid, file.start_ticks())).copied().unwrap_or_default()
+    }
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// TREE-2.
+fn judge(
+    pid: u32,
+    looks: u32,
+    memory: &Memory,
+    library: &str,
+    has_figures: impl Fn() -> bool,
+) -> Standing {
+    let other = |(reason, certain): (String, bool), managed| match certain || looks > 1 {
+        true => Standing::Other(reason, managed),
+        false => Standing::Unknown,
+    };
+    match proc::loads(pid, library) {
+        Some(false) => other(proc::reason_without_library(pid, memory, library), false),
+        _ if has_figures() => Standing::Managed,
+        Some(true) => other((proc::reason_without_figures(pid), false), true),
+        None => other(proc::reason_without_library(pid, memory, library), false),
+    }
+}
+
+/// What zfolio holds of a process: resident and managed, staged, compressed, and tables.
+fn held_bytes(stats: &Stats) -> u64 {
+    let figures = &stats.figures;
+    let of = |figure: &AtomicU64| figure.load(Relaxed);
+    if of(&figures.engaged) == 0 {
+        return 0;
+    }
+    [&figures.resident_bytes, &figures.staged_bytes, &figures.pool_bytes, &figures.metadata_bytes]
+        .into_iter()
+        .map(of)
+        .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Tree;
+    use std::process::{Command, Stdio};
+
+    /// Goal: a process without our library is told of, one look after it was first seen, with the kernel's
+    /// mark; and after its end still.
+    #[test]
+    fn a_tree_of_strangers_is_seen() {
+        let mut shell = Command::new("sh")
+            .args(["-c", "sleep 30 & read line; kill $!"])
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut tree = Tree::new(shell.id(), "no-such-library.so".to_owned(), None);
+        while tree.seen < 2 {
+            tree.look();
+            std::thread::yield_now();
+        }
+        // The child was seen before it executed `sleep`, perhaps.
+        for _ in 0..100 {
+            tree.look();
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        drop(shell.stdin.take());
+        shell.wait().unwrap();
+        tree.finish(0);
+        let groups = tree.groups();
+        let sleep = groups.iter().find(|group| group.command == "sleep").expect("it was seen");
+        assert!(sleep.peak_bytes > 100 << 10 && !sleep.managed, "{sleep:?}");
+        assert!(sleep.reason.contains("without LD_PRELOAD") || sleep.reason.contains("ZFOLIO"));
+        assert!(tree.together_bytes_max >= sleep.peak_bytes && tree.peaks.is_empty());
+    }
+}

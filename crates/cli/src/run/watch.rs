@@ -1,0 +1,302 @@
+//! What is said while the program runs: a line when it does little but wait, and its progress if that
+//! was asked for.
+
+use std::collections::BTreeMap;
+use std::io::{self, IsTerminal, Write};
+use std::sync::atomic::Ordering::Relaxed;
+
+use zfolio_core::size;
+use zfolio_core::stats::Stats;
+use zfolio_sys::clock;
+
+use super::proc;
+use super::summary::advice;
+use super::tree::{Key, Live, Tree};
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// How often figures are read.
+const INTERVAL_NS: u64 = SECOND_NS;
+
+/// How long a program must have waited most of the time before that is said.
+const SUSTAINED_NS: u64 = 5 * SECOND_NS;
+
+/// How long nothing more is said after the first time; then twice as long, and so on.
+const SILENCE_NS: u64 = 30 * SECOND_NS;
+
+/// Between two lines of progress where there is no terminal.
+const LINE_INTERVAL_NS: u64 = 10 * SECOND_NS;
+
+/// Columns of a line of progress: it must not wrap, or it could not be taken back.
+const COLUMNS: usize = 79;
+
+/// Home of the line, and away with what is right of the cursor.
+const CLEAR: &str = "\r\x1b[K";
+
+/// What was read of one process at one moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Moment {
+    at_ns: u64,
+    /// All that its threads waited for memory.
+    waited_ns: u64,
+    /// All that they ran.
+    ran_ns: u64,
+}
+
+/// How one process goes on.
+#[derive(Debug)]
+struct Track {
+    last: Moment,
+    /// Of its time between the last two moments, what it waited for memory: in hundredths.
+    waiting: u64,
+    /// Since when it has done little but wait.
+    stuck_since_ns: Option<u64>,
+}
+
+impl Track {
+    fn new(first: Moment) -> Track {
+        Track { last: first, waiting: 0, stuck_since_ns: None }
+    }
+
+    /// Takes a later moment in. Stuck: of the time its threads ran or waited for memory they waited more than
+    /// half, and at least one did nothing else for half of the time; a program that waits for its
+    /// input is not.
+    fn update(&mut self, now: Moment) {
+        let waited = now.waited_ns.saturating_sub(self.last.waited_ns);
+        let ran = now.ran_ns.saturating_sub(self.last.ran_ns);
+        let passed = now.at_ns.saturating_sub(self.last.at_ns);
+        // What is neither is input, sleep, or a CPU that others have.
+        let whole = (waited + ran).max(passed);
+        self.waiting = (waited * 100).checked_div(whole).unwrap_or(0);
+        let busy = (waited + ran).max(1);
+        let stuck = waited * 2 > passed && waited * 2 > busy;
+        self.stuck_since_ns = match (stuck, self.stuck_since_ns) {
+            (false, _) => None,
+            (true, since) => since.or(Some(self.last.at_ns)),
+        };
+        self.last = now;
+    }
+
+    /// Whether it has been stuck long enough to say so.
+    fn is_stuck(&self) -> bool {
+        let long = |since: u64| self.last.at_ns.saturating_sub(since) >= SUSTAINED_NS;
+        self.stuck_since_ns.is_some_and(long)
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Watch {
+    warns: bool,
+    progress: bool,
+    terminal: bool,
+    /// A line of progress stands on the terminal.
+    shown: bool,
+    began_ns: u64,
+    next_ns: u64,
+    next_line_ns: u64,
+    silent_until_ns: u64,
+    silence_ns: u64,
+    tracks: BTreeMap<Key, Track>,
+}
+
+impl Watch {
+    /// A watch that warns, and shows progress, or neither.
+    pub(super) fn new(warns: bool, progress: bool) -> Watch {
+        let now = clock::monotonic_ns();
+        Watch {
+            warns,
+            progress,
+            terminal: progress && io::stderr().is_terminal(),
+            shown: false,
+            began_ns: now,
+            next_ns: now + INTERVAL_NS,
+            next_line_ns: now,
+            silent_until_ns: 0,
+            silence_ns: SILENCE_NS,
+            tracks: BTreeMap::new(),
+        }
+    }
+
+    /// Reads the figures and says what is to be said, if it is time.
+    pub(super) fn look_if_due(&mut self, tree: &Tree) {
+        let now = clock::monotonic_ns();
+        if now < self.next_ns || !(self.warns || self.progress) {
+            return;
+        }
+        self.next_ns = now + INTERVAL_NS;
+        let live = tree.live();
+        self.tracks.retain(|key, _| live.iter().any(|one| one.key() == *key));
+        for one in live.iter().filter(|one| one.is_engaged()) {
+            let ran_ns = proc::program_cpu_ns(one.pid).unwrap_or(0);
+            let waited_ns = one.stats.figures.stall_ns.load(Relaxed);
+            let moment = Moment { at_ns: now, waited_ns, ran_ns };
+            self.tracks
+                .entry(one.key())
+                .and_modify(|track| track.update(moment))
+                .or_insert_with(|| Track::new(moment));
+        }
+        if let Some(line) = self.warning(&live, now) {
+            self.tell(&line);
+        }
+        self.show_progress(&live, now);
+    }
+
+    /// The line for the process that waits most, if there is one and it is time again.
+    fn warning(&mut self, live: &[Live], now_ns: u64) -> Option<String> {
+        if !self.warns || now_ns < self.silent_until_ns {
+            return None;
+        }
+        let stuck = live.iter().filter_map(|one| {
+            let track = self.tracks.get(&one.key())?;
+            track.is_stuck().then_some((track.last.waited_ns, track.waiting, one))
+        });
+        let (_, waiting, one) = stuck.max_by_key(|(waited, ..)| *waited)?;
+        let line = warning_line(&one.stats, waiting);
+        self.silent_until_ns = now_ns + self.silence_ns;
+        self.silence_ns *= 2;
+        Some(line)
+    }
+
+    /// Writes a line, where a line of progress may stand.
+    fn tell(&mut self, line: &str) {
+        self.clear();
+        // Nobody may be listening any more; the program runs on.
+        writeln!(io::stderr(), "zfolio: {line}").ok();
+    }
+
+    fn show_progress(&mut self, live: &[Live], now_ns: u64) {
+        if !self.progress || (!self.terminal && now_ns < self.next_line_ns) {
+            return;
+        }
+        self.next_line_ns = now_ns + LINE_INTERVAL_NS;
+        let largest = live.iter().max_by_key(|one| one.stats.figures.process_bytes.load(Relaxed));
+        let passed = (now_ns - self.began_ns) / SECOND_NS;
+        let line = match largest {
+            None => format!("zfolio: {passed}s, nothing is managed yet"),
+            Some(one) => {
+                let waiting = self.tracks.get(&one.key()).map(|track| track.waiting);
+                let others = live.len() - 1;
+                progress_line(passed, &one.stats, waiting, others)
+            }
+        };
+        if self.terminal {
+            let line: String = line.chars().take(COLUMNS).collect();
+            write!(io::stderr(), "{CLEAR}{line}").ok();
+            self.shown = true;
+        } else {
+            writeln!(io::stderr(), "{line}").ok();
+        }
+    }
+
+    /// Takes the line of progress back, if one stands on the terminal.
+    pub(super) fn clear(&mut self) {
+        if std::mem::take(&mut self.shown) {
+            write!(io::stderr(), "{CLEAR}").ok();
+        }
+    }
+}
+
+impl Live {
+    fn key(&self) -> Key {
+        (self.pid, self.start_ticks)
+    }
+
+    fn is_engaged(&self) -> bool {
+        self.stats.figures.engaged.load(Relaxed) != 0
+    }
+}
+
+/// What to say of a process that waits `waiting` hundredths of its time.
+fn warning_line(stats: &Stats, waiting: u64) -> String {
+    let limit = size::display(stats.figures.limit_bytes.load(Relaxed));
+    let about = match advice(stats) {
+        Some(advice) => format!("; about {} would do", size::display(advice.limit_bytes)),
+        None => String::new(),
+    };
+    format!(
+        "{} waits {waiting} % of its time for memory: the limit of {limit} is far below what it \
+         uses{about}",
+        stats.command()
+    )
+}
+
+fn progress_line(passed: u64, stats: &Stats, waiting: Option<u64>, others: usize) -> String {
+    let figures = &stats.figures;
+    let of = |figure: &std::sync::atomic::AtomicU64| size::display(figure.load(Relaxed));
+    let mut line = format!("zfolio: {passed}s {}: ", stats.command());
+    line += &match waiting {
+        None => format!("{} of {}", of(&figures.process_bytes), of(&figures.limit_bytes)),
+        Some(waiting) => format!(
+            "needs {}, {} resident, {} compressed, limit {}, waits {waiting} %",
+            of(&figures.demand_bytes),
+            of(&figures.resident_bytes),
+            of(&figures.pool_bytes),
+            of(&figures.limit_bytes),
+        ),
+    };
+    if others > 0 {
+        line += &format!("; {others} more");
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Moment, SECOND_NS, Track, progress_line, warning_line};
+    use std::sync::atomic::Ordering::Relaxed;
+    use zfolio_core::stats::Stats;
+
+    /// A process that each second waits and runs for so many milliseconds.
+    fn after(seconds: u64, waits_ms: u64, runs_ms: u64) -> Track {
+        let at = |second: u64| Moment {
+            at_ns: second * SECOND_NS,
+            waited_ns: second * waits_ms * 1_000_000,
+            ran_ns: second * runs_ms * 1_000_000,
+        };
+        let mut track = Track::new(at(0));
+        (1..=seconds).for_each(|second| track.update(at(second)));
+        track
+    }
+
+    #[test]
+    fn who_waits_most_of_five_seconds_is_stuck() {
+        assert!(!after(4, 860, 140).is_stuck(), "not yet");
+        let stuck = after(5, 860, 140);
+        assert!(stuck.is_stuck() && stuck.waiting == 86);
+        assert!(!after(60, 400, 600).is_stuck(), "it runs more than it waits");
+        assert!(!after(60, 40, 10).is_stuck(), "it sleeps");
+        assert!(!after(60, 2000, 6000).is_stuck(), "eight threads, of which two wait");
+        let threads = after(60, 7000, 1000);
+        assert!(threads.is_stuck() && threads.waiting == 87, "eight threads, of which seven wait");
+    }
+
+    #[test]
+    fn a_pause_begins_the_count_anew() {
+        let mut track = after(4, 900, 100);
+        let Moment { at_ns, waited_ns, ran_ns } = track.last;
+        track.update(Moment { at_ns: at_ns + SECOND_NS, waited_ns, ran_ns });
+        assert!(track.stuck_since_ns.is_none() && track.waiting == 0);
+    }
+
+    #[test]
+    fn lines_name_the_program_and_what_would_do() {
+        let stats = Stats::default();
+        stats.publish(1, 2, 3, "zstd", "python3");
+        let figures = &stats.figures;
+        figures.limit_bytes.store(96 << 20, Relaxed);
+        figures.demand_bytes_max.store(400 << 20, Relaxed);
+        figures.stall_ns.store(50 * SECOND_NS, Relaxed);
+        (0..50).for_each(|_| stats.count_refault(80 << 20, SECOND_NS));
+        let line = warning_line(&stats, 86);
+        let told =
+            "python3 waits 86 % of its time for memory: the limit of 96M is far below what it uses";
+        assert!(line.starts_with(told) && line.contains("; about ") && line.ends_with("would do"));
+        let line = progress_line(12, &stats, Some(86), 3);
+        assert!(
+            line.contains("12s python3: needs") && line.contains("waits 86 %; 3 more"),
+            "{line}"
+        );
+        assert!(progress_line(1, &stats, None, 0).ends_with("0 of 96M"));
+    }
+}

@@ -1,0 +1,183 @@
+//! Options of `zfolio run` and the variables that stand for them.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Output};
+
+use crate::run::works;
+use crate::stage::{holder, stand_in, texts, told, wait_for, zfolio};
+
+/// Writes what the library reads.
+const SCRIPT: [&str; 3] = ["sh", "-c", "echo $ZFOLIO_LIMIT $ZFOLIO_UNIT $ZFOLIO_ALGORITHM"];
+
+fn run(options: &[&str], variables: &[(&str, &str)]) -> Output {
+    let arguments: Vec<&str> =
+        ["run"].iter().chain(options).chain(&["--"]).chain(&SCRIPT).copied().collect();
+    zfolio(&arguments).envs(variables.iter().copied()).output().expect("it was built")
+}
+
+#[test]
+fn variables_are_defaults_and_options_override_them() {
+    if !works() {
+        return;
+    }
+    let variables = [("ZFOLIO_LIMIT", "64M"), ("ZFOLIO_UNIT", "4K"), ("ZFOLIO_ALGORITHM", "lz4")];
+    let (out, err) = texts(&run(&[], &variables));
+    assert_eq!(out, "67108864 4096 lz4\n");
+    assert!(err.contains("of 64M"), "{err}");
+    let options = ["-l", "32M", "-u", "16K", "-a", "zstd,level=2"];
+    assert_eq!(texts(&run(&options, &variables)).0, "33554432 16384 zstd,level=2\n");
+    let (_, err) = texts(&run(&["-l", "32M"], &[("ZFOLIO_QUIET", "1")]));
+    assert_eq!(err, "");
+}
+
+#[test]
+fn a_bad_variable_is_status_2_and_named() {
+    let cases = [
+        ("ZFOLIO_LIMIT", "12Q", "'12Q' is not a size"),
+        ("ZFOLIO_LIMIT", "1M", "32M or more"),
+        ("ZFOLIO_UNIT", "5K", "power of two, 4K to 2M"),
+        ("ZFOLIO_ALGORITHM", "rar", "'rar'"),
+        ("ZFOLIO_STRICT", "perhaps", "accepted: 1 or 0"),
+    ];
+    for (name, value, part) in cases {
+        let output = run(&[], &[(name, value)]);
+        let (out, err) = texts(&output);
+        assert_eq!((output.status.code(), out.as_str()), (Some(2), ""), "{name}={value}: {err}");
+        assert!(err.starts_with(&format!("zfolio: {name}: ")) && err.contains(part), "{err}");
+        assert_eq!(err.lines().count(), 1, "{err}");
+    }
+}
+
+/// The inner program has what it would have had without the inner `zfolio`; whether to speak and to be
+/// strict is asked of each command.
+#[test]
+fn a_run_inside_of_a_run_has_its_limit() {
+    if !works() {
+        return;
+    }
+    let zfolio_itself = env!("CARGO_BIN_EXE_zfolio");
+    let script = "echo $ZFOLIO_LIMIT $ZFOLIO_ALGORITHM ${ZFOLIO_STRICT:-lenient}";
+    let inner = [zfolio_itself, "run", "--", "sh", "-c", script];
+    let outer = ["run", "-q", "--strict", "-l", "64M", "-a", "lz4", "--"];
+    let arguments: Vec<&str> = outer.iter().chain(&inner).copied().collect();
+    let (code, out, err) = told(&arguments);
+    assert_eq!((code, out.as_str()), (Some(0), "67108864 lz4 lenient\n"));
+    assert!(err.starts_with("zfolio: sh stayed below its limit: peak ") && err.contains("of 64M"));
+}
+
+#[test]
+fn a_percentage_is_of_what_is_allowed() {
+    if !works() {
+        return;
+    }
+    let limit = |share: &str| -> u64 {
+        let output = run(&["-q", "-l", share], &[]);
+        let (out, err) = texts(&output);
+        let limit = out.split(' ').next().and_then(|limit| limit.parse().ok());
+        limit.unwrap_or_else(|| panic!("{share}: {out}{err}"))
+    };
+    let (half, all) = (limit("50%"), limit("100%"));
+    assert!(half.abs_diff(all / 2) <= 1 << 20 && half % (1 << 20) == 0, "{half} {all}");
+    let (code, _, _) = told(&["run", "-q", "--", "true"]);
+    assert_eq!(code, Some(0));
+}
+
+#[test]
+fn a_limit_that_the_machine_does_not_have_is_told_of() {
+    if !works() {
+        return;
+    }
+    let (_, err) = texts(&run(&["-l", "500T"], &[]));
+    let mut lines = err.lines();
+    assert!(lines.next().unwrap().starts_with("zfolio: --limit: 500T is more than "), "{err}");
+    assert!(lines.next().unwrap().contains("of 500T"), "{err}");
+    let (_, err) = texts(&run(&[], &[("ZFOLIO_LIMIT", "500T")]));
+    assert!(err.starts_with("zfolio: ZFOLIO_LIMIT: 500T is more than "), "{err}");
+    let (_, err) = texts(&run(&["-q", "-l", "500T"], &[]));
+    assert_eq!(err, "");
+}
+
+/// A memory cgroup with a limit of 256M, removed when dropped.
+struct Cgroup {
+    directory: String,
+    /// The file that says so.
+    limit: String,
+}
+
+impl Cgroup {
+    /// None, with a loud word, where we may make none.
+    fn make(name: &str) -> Option<Cgroup> {
+        // Version 2, and version 1.
+        let hierarchies =
+            [("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")];
+        let made = hierarchies.into_iter().find_map(|(root, file)| {
+            let directory = format!("{root}/zfolio-{name}-{}", std::process::id());
+            fs::create_dir(&directory).ok()?;
+            let cgroup = Cgroup { limit: format!("{directory}/{file}"), directory };
+            // Not where this is a plain directory, in which the file is not there yet.
+            let file = fs::OpenOptions::new().write(true).open(&cgroup.limit);
+            let limited = file.and_then(|mut file| file.write_all(b"268435456"));
+            limited.is_ok().then_some(cgroup)
+        });
+        if made.is_none() {
+            eprintln!("SKIPPED: no memory cgroup can be made here");
+        }
+        made
+    }
+
+    /// `zfolio` in it.
+    fn output(&self, arguments: &[&str]) -> Output {
+        // The shell goes into it, and becomes zfolio.
+        let script = format!("echo $$ > {}/cgroup.procs && exec \"$@\"", self.directory);
+        let mut command = Command::new("sh");
+        command.args(["-c", &script, "sh"]).arg(zfolio(&[]).get_program()).args(arguments);
+        command.env("ZFOLIO_PRELOAD", stand_in()).output().expect("there is a shell")
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // The dead may be counted in it for a moment.
+        wait_for("the cgroup to be empty", || fs::remove_dir(&self.directory).is_ok());
+    }
+}
+
+#[test]
+fn a_limit_that_the_cgroup_does_not_allow_is_told_of() {
+    let Some(cgroup) = Cgroup::make("excess").filter(|_| works()) else { return };
+    let (_, err) = texts(&cgroup.output(&["run", "-l", "300M", "--", "true"]));
+    let limit = &cgroup.limit;
+    let told = format!("zfolio: --limit: 300M is more than {limit} allows (256M): the kernel");
+    assert!(err.starts_with(&told), "{err}");
+}
+
+#[test]
+fn who_is_killed_because_memory_ran_out_hears_why() {
+    let Some(cgroup) = Cgroup::make("killed").filter(|_| works()) else { return };
+    let Some(program) = holder("greedy", &[]) else { return };
+    let output = cgroup.output(&["run", "-l", "200M", "--", program.to_str().unwrap(), "400"]);
+    let (_, err) = texts(&output);
+    assert_eq!(output.status.signal(), Some(9), "{err}");
+    let told = format!(
+        "  killed      by the kernel, because memory ran out: {} allows 256M; a lower --limit leaves \
+         room for the rest\n",
+        cgroup.limit
+    );
+    assert!(err.ends_with(&told), "{err}");
+    // The same signal from anybody else is no such thing.
+    let output = cgroup.output(&["run", "-l", "200M", "--", "sh", "-c", "kill -s KILL $$"]);
+    assert!(!texts(&output).1.contains("killed"));
+}
+
+#[test]
+fn progress_is_shown_and_quiet_says_nothing_else() {
+    if !works() {
+        return;
+    }
+    let (code, out, err) = told(&["run", "--progress", "-q", "-l", "64M", "--", "sleep", "1.6"]);
+    assert_eq!((code, out.as_str()), (Some(0), ""));
+    assert!(err.lines().count() == 1 && err.starts_with("zfolio: 1s sleep: "), "{err:?}");
+    assert!(err.contains(" of 64M"), "{err}");
+}
