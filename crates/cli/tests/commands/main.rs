@@ -4,7 +4,9 @@
 //! writes a file of statistics as the library does, and manages nothing.
 
 mod codecs;
+mod completions;
 mod dict;
+mod manual;
 mod refusals;
 mod run;
 mod stage;
