@@ -6,6 +6,7 @@
 mod codecs;
 mod completions;
 mod dict;
+mod install;
 mod manual;
 mod refusals;
 mod run;
