@@ -21,7 +21,7 @@ COVERAGE = --cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-
 	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 	-Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1
 
-.PHONY: help setup setup-build build demo test lint loom asan bench fuzz install clean
+.PHONY: help setup setup-build build demo test lint loom asan bench fuzz install uninstall deb clean
 
 help:
 	@echo 'make build     the zfolio command and the library that it loads, in $(BIN)'
@@ -33,7 +33,8 @@ help:
 	@echo 'make bench     usemem and every codec beside the kernel'\''s own zram (root, ten minutes)'
 	@echo 'make fuzz      each fuzz target for FUZZ_SECONDS=$(FUZZ_SECONDS)'
 	@echo 'make setup     install what build and tests need (Debian); setup-build: the build only'
-	@echo 'make install   to PREFIX=$(PREFIX)'
+	@echo 'make install   to PREFIX=$(PREFIX); make uninstall removes what it put there'
+	@echo 'make deb       a Debian package, in $(TARGET)/debian'
 	@echo 'make clean     remove $(TARGET)'
 
 setup:
@@ -84,9 +85,16 @@ fuzz:
 			-artifact_prefix=fuzz/artifacts/$$target/ -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1; \
 	done
 
+# Stripped programs, manual pages, completions, the udev rule; what debuggers need, in PREFIX/lib/debug.
 install: build
-	install -D -m 755 $(BIN)/zfolio $(DESTDIR)$(PREFIX)/bin/zfolio
-	install -D -m 644 $(BIN)/libzfolio_preload.so $(DESTDIR)$(PREFIX)/lib/zfolio/libzfolio_preload.so
+	packaging/install install '$(BIN)' '$(DESTDIR)' '$(PREFIX)'
+
+uninstall:
+	packaging/install uninstall '$(DESTDIR)' '$(PREFIX)'
+
+# A package of Debian, and one with what debuggers need, in $(TARGET)/debian.
+deb: build
+	packaging/deb '$(BIN)' '$(TARGET)/debian'
 
 clean:
 	$(CARGO) clean

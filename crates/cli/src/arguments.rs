@@ -3,18 +3,22 @@
 use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
 use zfolio_core::page::{PAGE_BYTES, UnitOrder};
 use zfolio_core::size;
 use zfolio_core::zcomp::{self, Params, Zcomp};
 
 use crate::allowance::Allowance;
+use crate::completion;
 use crate::dictionary;
 use crate::failure::Failure;
+use crate::manual;
 use crate::run::LIMIT_BYTES_MIN;
+use crate::spelling;
 
 pub(crate) use zfolio_core::zcomp::ALGORITHM_DEFAULT;
 
@@ -66,6 +70,16 @@ pub(crate) enum Command {
   zfolio dict train --corpus corpus.bin -o typical.dict
   zfolio run --unit 4K --algorithm zstd,dict=typical.dict -- ./program")]
     Dict(dictionary::DictArgs),
+    /// Print the completions of a shell
+    Completions(completion::CompletionsArgs),
+    /// Show the help of a command
+    Help(HelpArgs),
+    /// Print a manual page, or write all of them
+    #[command(hide = true)]
+    Man(manual::ManArgs),
+    /// Answer a shell's completions
+    #[command(name = completion::COMMAND, hide = true)]
+    Complete(completion::CompleteArgs),
 }
 
 /// Arguments of `zfolio run`.
@@ -127,7 +141,8 @@ pub(crate) struct RunArgs {
     pub(crate) quiet: bool,
 
     /// The program and its arguments
-    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM",
+          value_hint = ValueHint::CommandWithArguments)]
     pub(crate) program: Vec<OsString>,
 }
 
@@ -197,6 +212,17 @@ pub(crate) struct DoctorArgs {
   zfolio run --algorithm zstd,level=3 -- python3 train.py")]
 pub(crate) struct AlgorithmsArgs {}
 
+/// Arguments of `zfolio help`.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  zfolio help run
+  zfolio help bench codecs")]
+pub(crate) struct HelpArgs {
+    /// A command, and its own command if it has some
+    #[arg(value_name = "COMMAND")]
+    pub(crate) commands: Vec<String>,
+}
+
 pub(crate) fn parse_limit(given: &str) -> Result<u64, String> {
     let bytes = match given.trim().strip_suffix('%') {
         Some(percent) => Allowance::percentage(given, percent)?,
@@ -255,7 +281,8 @@ fn parse_seconds(given: &str) -> Result<f64, String> {
 ///
 /// When they are not accepted, or help cannot be written.
 pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Arguments, Failure> {
-    Arguments::try_parse_from(words).map_err(|error| match error.kind() {
+    let words: Vec<OsString> = words.collect();
+    Arguments::try_parse_from(&words).map_err(|error| match error.kind() {
         ErrorKind::DisplayHelp
         | ErrorKind::DisplayVersion
         | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => match error.print() {
@@ -264,12 +291,52 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Arguments, 
             }
             _ => std::process::exit(error.exit_code()),
         },
-        _ => Failure::argument(one_line(&error)),
+        _ => Failure::argument(one_line(&error, &words)),
     })
 }
 
+/// Prints the help of the command that `words` name, as its `--help` does, and ends the process.
+///
+/// # Errors
+///
+/// When there is no such command, or its help cannot be written.
+pub(crate) fn help(words: &[String]) -> Result<ExitCode, Failure> {
+    let mut definition = Arguments::command();
+    let path = command_path(&mut definition, words)?;
+    let line = ["zfolio"].into_iter().chain(path.iter().map(String::as_str)).chain(["--help"]);
+    parse(line.map(OsString::from)).map(|_| ExitCode::SUCCESS)
+}
+
+/// `words`, if they name a command, or a command of a command.
+///
+/// # Errors
+///
+/// When they do not: as the command line itself says it, with the name that was meant.
+pub(crate) fn command_path<'a>(
+    definition: &mut clap::Command,
+    words: &'a [String],
+) -> Result<&'a [String], Failure> {
+    let mut command = &*definition;
+    for (index, word) in words.iter().enumerate() {
+        if let Some(inner) = command.find_subcommand(word) {
+            command = inner;
+            continue;
+        }
+        if !command.has_subcommands() {
+            let path = words[..index].join(" ");
+            let told = format!("'{word}': 'zfolio {path}' has no commands of its own");
+            return Err(Failure::argument(format!("{told}; accepted: zfolio help {path}")));
+        }
+        let line = ["zfolio"].into_iter().chain(words[..=index].iter().map(String::as_str));
+        let line: Vec<OsString> = line.map(OsString::from).collect();
+        let error = definition.try_get_matches_from_mut(&line).expect_err("no such command");
+        return Err(Failure::argument(one_line(&error, &line)));
+    }
+    Ok(words)
+}
+
 /// What clap found wrong: the argument, what was given, what is accepted.
-fn one_line(error: &clap::Error) -> String {
+fn one_line(error: &clap::Error, words: &[OsString]) -> String {
     let context = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => text.clone(),
         Some(ContextValue::Strings(texts)) => texts.join(", "),
@@ -287,10 +354,16 @@ fn one_line(error: &clap::Error) -> String {
             Some(source) => format!("{name}: {source}"),
             None => format!("{name}: '{value}' is not accepted; {hint}"),
         },
-        ErrorKind::UnknownArgument => format!("argument '{name}' is not known; {hint}"),
+        ErrorKind::UnknownArgument => match spelling::option(words, name) {
+            Some(meant) => format!("argument '{name}' is not known; did you mean '{meant}'?"),
+            None => format!("argument '{name}' is not known; {hint}"),
+        },
         ErrorKind::InvalidSubcommand => {
             let given = context(ContextKind::InvalidSubcommand);
-            format!("command '{given}' is not known; {hint}")
+            match spelling::command(words, &given) {
+                Some(meant) => format!("command '{given}' is not known; did you mean '{meant}'?"),
+                None => format!("command '{given}' is not known; {hint}"),
+            }
         }
         ErrorKind::MissingRequiredArgument if name.starts_with("PROGRAM") => {
             "PROGRAM: missing; accepted: a program and its arguments, as in \
@@ -300,6 +373,10 @@ fn one_line(error: &clap::Error) -> String {
         ErrorKind::MissingRequiredArgument => format!("{name}: missing; {hint}"),
         ErrorKind::InvalidValue if value.is_empty() => {
             format!("{name}: a value is missing; accepted: {argument}")
+        }
+        ErrorKind::InvalidValue => {
+            let accepted = context(ContextKind::ValidValue);
+            format!("{name}: '{value}' is not accepted; accepted: {accepted}")
         }
         ErrorKind::ArgumentConflict => {
             let other = context(ContextKind::PriorArg);
@@ -316,7 +393,7 @@ fn one_line(error: &clap::Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Arguments, Command, parse};
+    use super::{Arguments, Command, help, parse};
     use clap::CommandFactory;
 
     fn words(line: &str) -> impl Iterator<Item = std::ffi::OsString> {
@@ -324,7 +401,13 @@ mod tests {
     }
 
     fn refused(line: &str) -> String {
-        let failure = parse(words(line)).expect_err(line);
+        let failure = match parse(words(line)) {
+            Err(failure) => failure,
+            Ok(Arguments { command: Command::Help(asked) }) => {
+                help(&asked.commands).expect_err(line)
+            }
+            Ok(_) => panic!("{line} is accepted"),
+        };
         assert_eq!(failure.status(), 2, "{line}");
         failure.to_string()
     }
@@ -336,7 +419,8 @@ mod tests {
 
     #[test]
     fn every_command_has_examples() {
-        for command in Arguments::command().get_subcommands_mut() {
+        let mut definition = Arguments::command();
+        for command in definition.get_subcommands_mut().filter(|command| !command.is_hide_set()) {
             let help = command.render_long_help().to_string();
             assert!(help.contains("Examples:"), "{help}");
         }
@@ -375,6 +459,18 @@ mod tests {
             ("run", "PROGRAM: missing; accepted:"),
             ("run --limit 1G", "PROGRAM: missing; accepted:"),
             ("fly", "command 'fly' is not known; accepted:"),
+            ("rnu -- true", "command 'rnu' is not known; did you mean 'run'?"),
+            ("bench usmem", "command 'usmem' is not known; did you mean 'usemem'?"),
+            (
+                "bench codecs --agianst kernel",
+                "'--agianst' is not known; did you mean '--against'?",
+            ),
+            (
+                "bench codecs --against krnel",
+                "--against: 'krnel' is not accepted; accepted: kernel",
+            ),
+            ("help bench codex", "command 'codex' is not known; did you mean 'codecs'?"),
+            ("help run true", "'true': 'zfolio run' has no commands of its own"),
             ("dict train -o x", "--corpus: missing; accepted:"),
             ("dict train --corpus c -o x --size 2M", "--size: '2M' is not accepted; accepted: 256"),
             ("dict train --corpus c -o x --unit 5K", "--unit: '5K' is not a unit"),

@@ -7,13 +7,16 @@
 mod algorithms;
 mod allowance;
 mod arguments;
+mod completion;
 mod dictionary;
 mod doctor;
 mod duration;
 mod failure;
+mod manual;
 mod output;
 mod requirements;
 mod run;
+mod spelling;
 mod stat;
 mod stats_file;
 mod table;
@@ -41,6 +44,10 @@ fn command() -> Result<ExitCode, Failure> {
         Command::Algorithms(_) => algorithms::algorithms(),
         Command::Bench(arguments) => Ok(zfolio_bench::bench(arguments)),
         Command::Dict(arguments) => dictionary::dict(&arguments),
+        Command::Completions(arguments) => completion::script(arguments.shell),
+        Command::Help(arguments) => arguments::help(&arguments.commands),
+        Command::Man(arguments) => manual::man(&arguments),
+        Command::Complete(arguments) => completion::complete(&arguments),
         Command::Corpus(arguments) => Ok(zfolio_bench::corpus(arguments)),
     }
 }

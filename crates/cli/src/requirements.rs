@@ -74,8 +74,9 @@ impl Findings {
         if self.device.or(self.syscall).is_err() {
             return Some(format!(
                 "userfaultfd is not permitted (/dev/userfaultfd: {}; system call: {}); allow it with \
-                 one of: sudo setfacl -m u:$USER:rw /dev/userfaultfd (package acl), or sudo sysctl \
-                 vm.unprivileged_userfaultfd=1, or run as root",
+                 one of: sudo usermod -aG zfolio $USER, then log in again (where zfolio's udev rule is \
+                 installed), or sudo setfacl -m u:$USER:rw /dev/userfaultfd (package acl; until the \
+                 next boot), or sudo sysctl vm.unprivileged_userfaultfd=1, or run as root",
                 reason(self.device),
                 reason(self.syscall)
             ));
@@ -170,6 +171,7 @@ mod tests {
                 "6.8 or newer",
             ),
             (closed(Errno::PERM), "not permitted", "vm.unprivileged_userfaultfd=1"),
+            (closed(Errno::PERM), "udev rule", "usermod -aG zfolio"),
             (Findings { moved: Err(Errno::INVAL), ..findings() }, "could not be moved", "doctor"),
         ];
         for (findings, what, todo) in cases {

@@ -363,8 +363,9 @@ fn decode(raw: &RawMessage) -> Message {
 
 fn open_file(reach: Reach, features: u64) -> Result<OwnedFd, Errno> {
     let file = match reach {
-        Reach::Program => by_call(UFFD_USER_MODE_ONLY),
-        Reach::Kernel => by_device().or_else(|_| by_call(0)),
+        // Anybody may call; but where a container's seccomp profile forbids that, the device is left.
+        Reach::Program => by_call(UFFD_USER_MODE_ONLY).or_else(|_| by_device(UFFD_USER_MODE_ONLY)),
+        Reach::Kernel => by_device(0).or_else(|_| by_call(0)),
     }?;
     let mut api = Api { api: UFFD_API, features, ioctls: 0 };
     // SAFETY: UFFDIO_API takes a `struct uffdio_api`, whose layout is checked above.
@@ -383,10 +384,10 @@ fn by_call(mode: u32) -> Result<OwnedFd, Errno> {
     }
 }
 
-fn by_device() -> Result<OwnedFd, Errno> {
+fn by_device(mode: u32) -> Result<OwnedFd, Errno> {
     let device =
         rustix::fs::open(c"/dev/userfaultfd", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
-    let flags = OFlags::CLOEXEC.union(OFlags::NONBLOCK).bits();
+    let flags = OFlags::CLOEXEC.union(OFlags::NONBLOCK).bits() | mode;
     // SAFETY: USERFAULTFD_IOC_NEW takes flags by value and returns a new descriptor or -1.
     let answer = unsafe { libc::ioctl(device.as_raw_fd(), u64::from(USERFAULTFD_IOC_NEW), flags) };
     if answer < 0 {

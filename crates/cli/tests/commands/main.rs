@@ -4,7 +4,10 @@
 //! writes a file of statistics as the library does, and manages nothing.
 
 mod codecs;
+mod completions;
 mod dict;
+mod install;
+mod manual;
 mod options;
 mod refusals;
 mod run;

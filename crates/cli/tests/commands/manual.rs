@@ -1,0 +1,67 @@
+//! The manual pages: every command has one, and man and its kin read them without complaint.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::stage::{scratch, told};
+
+fn pages() -> Vec<PathBuf> {
+    let folder = scratch("man");
+    let (code, _, err) = told(&["man", "--output", folder.to_str().expect("plain")]);
+    assert_eq!(code, Some(0), "{err}");
+    fs::read_dir(folder).expect("it is ours").map(|entry| entry.expect("readable").path()).collect()
+}
+
+#[test]
+fn every_command_has_a_page_and_every_option_is_on_it() {
+    let pages = pages();
+    for page in &pages {
+        let name = page.file_stem().expect("it has a name").to_str().expect("plain");
+        let words: Vec<&str> = name.split('-').skip(1).chain(["--help"]).collect();
+        let (code, help, err) = told(&words);
+        assert_eq!(code, Some(0), "{words:?}: {err}");
+        let text = fs::read_to_string(page).expect("it was written").replace('\\', "");
+        let options =
+            help.split_whitespace().filter(|word| word.starts_with("--") && word.len() > 2);
+        for option in options {
+            let option = option.trim_end_matches([',', '.', ']', ')', ':', ';', '\'']);
+            assert!(text.contains(option), "{name}: {option}");
+        }
+    }
+    let run = |path: &PathBuf| path.ends_with("zfolio-run.1");
+    assert!(pages.len() >= 14 && pages.iter().any(run), "{pages:?}");
+}
+
+#[test]
+fn a_page_can_be_printed_and_a_wrong_name_is_refused() {
+    let (code, out, _) = told(&["man", "bench", "codecs"]);
+    assert!(code == Some(0) && out.contains(".TH \"ZFOLIO\\-BENCH\\-CODECS\" 1"), "{out}");
+    let (code, _, err) = told(&["man", "bench", "codec"]);
+    assert_eq!(code, Some(2));
+    assert!(err.contains("did you mean 'codecs'?"), "{err}");
+    let (code, _, err) = told(&["man", "--output", "/nonexistent"]);
+    assert!(code == Some(1) && err.contains("'/nonexistent/zfolio.1'"), "{err}");
+}
+
+#[test]
+fn the_formatters_have_nothing_to_say() {
+    // A page has no date: it is that of the version, and pages of one version are the same wherever
+    // they are made.
+    let formatters: [&[&str]; 2] =
+        [&["groff", "-man", "-ww", "-z", "-Tutf8"], &["mandoc", "-Tlint", "-Wwarning"]];
+    for formatter in formatters {
+        for page in pages() {
+            let Ok(output) = Command::new(formatter[0]).args(&formatter[1..]).arg(&page).output()
+            else {
+                eprintln!("SKIPPED: {} is not installed", formatter[0]);
+                break;
+            };
+            let told = [output.stdout, output.stderr].concat();
+            let told = String::from_utf8_lossy(&told);
+            let told: Vec<&str> =
+                told.lines().filter(|line| !line.contains("missing date")).collect();
+            assert!(told.is_empty(), "{}: {told:?}", page.display());
+        }
+    }
+}
