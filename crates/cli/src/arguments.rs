@@ -128,6 +128,10 @@ pub(crate) struct RunArgs {
   RATIO     size before compression / POOL
   FAULTS    served in all; P50, P99: time of those that decompressed; STALL: time waited in all
 
+With --watch on a terminal: what fits, who waits most on top; q ends it. Of the time between two looks:
+  WAIT      time that threads waited, in % (above 100 if several waited at once)
+  FAULTS/S  faults served in a second     OUT/S     taken out of the program in a second
+
 Examples:
   zfolio stat                     one's own managed processes
   zfolio stat --watch             the same, each second

@@ -7,5 +7,6 @@ mod codecs;
 mod dict;
 mod refusals;
 mod run;
+mod screen;
 mod stage;
 mod stat;
