@@ -10,3 +10,4 @@ mod run;
 mod screen;
 mod stage;
 mod stat;
+mod suggest;

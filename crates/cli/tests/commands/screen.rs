@@ -37,6 +37,15 @@ fn window(columns: u16, rows: u16) -> libc::winsize {
     libc::winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 }
 }
 
+/// Makes standard input the terminal of a session of its own, so that Ctrl-C goes there.
+fn take_terminal() -> std::io::Result<()> {
+    // SAFETY: takes nothing.
+    let session = unsafe { libc::setsid() };
+    // SAFETY: a descriptor and two numbers.
+    let taken = unsafe { libc::ioctl(0, libc::TIOCSCTTY, 0) };
+    if session < 0 || taken < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+}
+
 impl Terminal {
     fn start(arguments: &[&str], columns: u16, rows: u16) -> Terminal {
         let (mut keys, mut side) = (0, 0);
@@ -55,16 +64,8 @@ impl Terminal {
         let ours = || Stdio::from(side.try_clone().expect("a descriptor is left"));
         let mut command = zfolio(arguments);
         command.env("TERM", "xterm").stdin(ours()).stdout(ours()).stderr(ours());
-        // SAFETY: between fork and exec only these two system calls are made.
-        unsafe {
-            command.pre_exec(|| {
-                // The terminal is the one of a session of its own, so that Ctrl-C goes there.
-                if libc::setsid() < 0 || libc::ioctl(0, libc::TIOCSCTTY, 0) < 0 {
-                    return Err(std::io::Error::last_os_error());
-                }
-                Ok(())
-            });
-        }
+        // SAFETY: between fork and exec only the two system calls of `take_terminal` are made.
+        unsafe { command.pre_exec(take_terminal) };
         let child = command.spawn().expect("it was built");
         let mut screen = keys.try_clone().expect("a descriptor is left");
         let (send, written) = mpsc::channel();

@@ -13,6 +13,7 @@ use std::io::{self, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
+use std::time::Duration;
 
 /// Exit status where a signal did not end us although it should: as a shell tells it.
 const DIED_BASE: i32 = 128;
@@ -99,6 +100,16 @@ fn signals_taken() -> libc::sigset_t {
     set
 }
 
+/// What the kernel tells of a signal.
+fn told(info: &libc::siginfo_t) -> Signal {
+    // Zero and below is a process; SI_KERNEL and the codes of the terminal are above.
+    let from_process = info.si_code <= 0;
+    // SAFETY: `si_pid` is plain integers in the union; it means something only if a process sent.
+    let sender = unsafe { info.si_pid() };
+    let sender = if from_process { sender } else { 0 };
+    Signal { number: info.si_signo, from_process, sender }
+}
+
 impl Signals {
     /// Blocks what can be passed on, and sees to it that the end of a child is told.
     ///
@@ -138,13 +149,32 @@ impl Signals {
             }
         }
         // SAFETY: written by the successful `sigwaitinfo` above.
-        let info = unsafe { info.assume_init() };
-        // Zero and below is a process; SI_KERNEL and the codes of the terminal are above.
-        let from_process = info.si_code <= 0;
-        // SAFETY: `si_pid` is plain integers in the union; it means something only if a process sent.
-        let sender = unsafe { info.si_pid() };
-        let sender = if from_process { sender } else { 0 };
-        Ok(Signal { number: info.si_signo, from_process, sender })
+        Ok(told(&unsafe { info.assume_init() }))
+    }
+
+    /// Waits for the next signal, `time` at most; `None` when the time is over.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel answered.
+    pub fn next_within(&self, time: Duration) -> io::Result<Option<Signal>> {
+        let time = libc::timespec {
+            tv_sec: time.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+            tv_nsec: time.subsec_nanos().into(),
+        };
+        let mut info = MaybeUninit::<libc::siginfo_t>::uninit();
+        let taken = &raw const self.taken;
+        // SAFETY: the set and the time are valid, and the kernel writes one `siginfo_t` on success.
+        let number = unsafe { libc::sigtimedwait(taken, info.as_mut_ptr(), &raw const time) };
+        if number > 0 {
+            // SAFETY: written by the successful `sigtimedwait` above.
+            return Ok(Some(told(&unsafe { info.assume_init() })));
+        }
+        let error = io::Error::last_os_error();
+        match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
+            _ => Err(error),
+        }
     }
 
     /// Starts `program`, which is killed if we are; its process id.
