@@ -8,6 +8,7 @@
 //! | [`compare`] | the same workload under the kernel's zram swap, under `zfolio run`, and inline |
 //! | `codecs` | each algorithm on units of that memory: ratio, speed, latency |
 //! | `kernel` | the kernel's side: a zram device, a memory cgroup and folio sizes, all put back |
+//! | [`plot`] | points over two axes, as SVG; `zfolio suggest` draws with it too |
 //! | `os`, [`mapping`] | the system calls that the standard library does not have |
 
 #![deny(unsafe_code)]
@@ -21,6 +22,7 @@ mod kernel;
 pub mod mapping;
 #[allow(unsafe_code, reason = "wraps system calls that only the comparison needs")]
 mod os;
+pub mod plot;
 pub mod report;
 pub mod usemem;
 

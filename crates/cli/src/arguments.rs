@@ -51,6 +51,8 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Show the figures of managed processes, live
     Stat(StatArgs),
+    /// Run a program once, and recommend a limit for it
+    Suggest(SuggestArgs),
     /// Check what this machine offers, and say what to do where something is missing
     Doctor(DoctorArgs),
     /// List the compression algorithms and their levels
@@ -156,6 +158,10 @@ pub(crate) struct RunArgs {
   RATIO     size before compression / POOL
   FAULTS    served in all; P50, P99: time of those that decompressed; STALL: time waited in all
 
+With --watch on a terminal: what fits, who waits most on top; q ends it. Of the time between two looks:
+  WAIT      time that threads waited, in % (above 100 if several waited at once)
+  FAULTS/S  faults served in a second     OUT/S     taken out of the program in a second
+
 Examples:
   zfolio stat                     one's own managed processes
   zfolio stat --watch             the same, each second
@@ -192,6 +198,59 @@ pub(crate) struct StatArgs {
     /// No headings
     #[arg(long, short)]
     pub(crate) noheadings: bool,
+}
+
+/// Arguments of `zfolio suggest`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+The program runs once, with a limit that follows: a share of what it needs at each moment, more while
+it waits most of the time. How long it waited for what tells how long it would take at higher limits.
+Times are of this machine and this run. Ctrl-C ends the program, and what is known by then is printed.
+
+Examples:
+  zfolio suggest -- python3 build_index.py
+  zfolio suggest --plot curve.svg --slowdown 25 -- sort -S 2G -o sorted lines
+  zfolio suggest --verify -- ./simulate input.dat      run it again at the recommended limit")]
+pub(crate) struct SuggestArgs {
+    /// The slowdown that is accepted, in percent of the time without a limit
+    #[arg(long, value_name = "PERCENT", default_value_t = 10,
+          value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub(crate) slowdown: u16,
+
+    /// What the program is given while it is observed, in percent of its need: less shows more
+    #[arg(long, value_name = "PERCENT", default_value_t = 50,
+          value_parser = clap::value_parser!(u8).range(10..=90))]
+    pub(crate) share: u8,
+
+    /// How many limits are listed
+    #[arg(long, value_name = "N", default_value_t = 8,
+          value_parser = clap::value_parser!(u16).range(2..=1000))]
+    pub(crate) points: u16,
+
+    /// The compression algorithm, and its parameters: see 'zfolio algorithms'
+    #[arg(long, short, value_name = "NAME[,level=N][,dict=FILE]", default_value = ALGORITHM_DEFAULT,
+          value_parser = parse_algorithm)]
+    pub(crate) algorithm: Params,
+
+    /// What is compressed as one object: a power of two, 4K to 2M
+    #[arg(long, short, value_name = "SIZE", default_value = "16K", value_parser = parse_unit)]
+    pub(crate) unit: UnitOrder,
+
+    /// Draw the curve into FILE, as SVG
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plot: Option<PathBuf>,
+
+    /// Write JSON to standard output; what the program writes there goes to standard error
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Run the program again at the recommended limit, and tell how that was
+    #[arg(long)]
+    pub(crate) verify: bool,
+
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    pub(crate) program: Vec<OsString>,
 }
 
 /// Arguments of `zfolio doctor`.

@@ -19,6 +19,7 @@ mod run;
 mod spelling;
 mod stat;
 mod stats_file;
+mod suggest;
 mod table;
 
 use std::process::ExitCode;
@@ -40,6 +41,7 @@ fn command() -> Result<ExitCode, Failure> {
     match arguments::parse(std::env::args_os())?.command {
         Command::Run(arguments) => run::run(&arguments),
         Command::Stat(arguments) => stat::stat(&arguments),
+        Command::Suggest(arguments) => suggest::suggest(&arguments),
         Command::Doctor(arguments) => doctor::doctor(&arguments),
         Command::Algorithms(_) => algorithms::algorithms(),
         Command::Bench(arguments) => Ok(zfolio_bench::bench(arguments)),

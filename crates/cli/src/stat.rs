@@ -1,8 +1,11 @@
 //! `zfolio stat`: the figures of managed processes while they run. Reading them stops nobody.
 
+mod rates;
+mod screen;
+
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{self, IsTerminal};
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;
@@ -12,7 +15,9 @@ use serde_json::Value;
 use zfolio_core::size;
 use zfolio_core::stats::Figures;
 use zfolio_core::zsmalloc::ClassStats;
-use zfolio_sys::probe;
+use zfolio_sys::probe::child;
+use zfolio_sys::terminal::{self, Screen, Wake};
+use zfolio_sys::{clock, probe};
 
 use crate::arguments::StatArgs;
 use crate::duration;
@@ -21,6 +26,7 @@ use crate::output::print;
 use crate::run::{process_json, ratio};
 use crate::stats_file::{self, StatsFile};
 use crate::table::Table;
+use rates::{Rate, Rates};
 
 const HEADINGS: [&str; 15] = [
     "PID",
@@ -46,6 +52,9 @@ const HEADINGS: [&str; 15] = [
 ///
 /// When the process asked about is not ours, not managed, or not there, or when nothing can be written.
 pub(crate) fn stat(arguments: &StatArgs) -> Result<ExitCode, Failure> {
+    if let (Some(seconds), false, true) = (arguments.watch, arguments.json, terminal::is_screen()) {
+        return watch(arguments, seconds);
+    }
     let mut seen = false;
     loop {
         let text = match arguments.pid {
@@ -72,11 +81,80 @@ fn show(arguments: &StatArgs, text: &str) -> Result<bool, Failure> {
     if arguments.watch.is_none() || arguments.json {
         return print(text);
     }
-    if io::stdout().is_terminal() {
-        // Home, the new text, then away with what is left of the old one.
-        print(&format!("\x1b[H\x1b[J{text}"))
-    } else {
-        print(&format!("{text}\n"))
+    print(&format!("{text}\n"))
+}
+
+/// The first rates are shown soon, whatever the time between two looks is.
+const FIRST: Duration = Duration::from_millis(250);
+
+/// What was seen at one look, with what it is compared to.
+enum Look {
+    /// All processes, and the rates of each.
+    All(Vec<StatsFile>, Vec<Option<Rate>>),
+    /// One process, the look before, and the time between the two.
+    One(Box<StatsFile>, Option<Box<StatsFile>>, u64),
+}
+
+impl Look {
+    fn lines(&self, arguments: &StatArgs, seconds: f64) -> Vec<String> {
+        let size = terminal::size();
+        match self {
+            Look::All(files, rates) => {
+                screen::overview(files, rates, size, seconds, !arguments.noheadings)
+            }
+            Look::One(file, before, between_ns) => {
+                screen::one(file, before.as_deref(), size, *between_ns)
+            }
+        }
+    }
+}
+
+/// Shows figures on the terminal until `q`, a signal, or the end of the process that is watched.
+fn watch(arguments: &StatArgs, seconds: f64) -> Result<ExitCode, Failure> {
+    let told = |error: io::Error| Failure::output(format!("the terminal: {error}"));
+    let mut rates = Rates::default();
+    let (mut before, mut before_ns) = (None, clock::monotonic_ns());
+    // What is refused is told on the terminal as it was.
+    let mut process = arguments.pid.map(find).transpose()?;
+    let screen = Screen::open().map_err(told)?;
+    let mut pause = Duration::from_secs_f64(seconds).min(FIRST);
+    loop {
+        let now_ns = clock::monotonic_ns();
+        let look = match process {
+            Some(file) => Look::One(Box::new(file), before, now_ns - before_ns),
+            None => {
+                let files = files(arguments.all);
+                let rates = rates.since(&files, now_ns);
+                Look::All(files, rates)
+            }
+        };
+        // A key or another size of the window shows the same figures again.
+        loop {
+            if !screen.draw(&look.lines(arguments, seconds)).map_err(told)? {
+                return Ok(ExitCode::SUCCESS);
+            }
+            let passed = Duration::from_nanos(clock::monotonic_ns() - now_ns);
+            match screen.wait(pause.saturating_sub(passed)).map_err(told)? {
+                Wake::Time => break,
+                Wake::Draw => {}
+                Wake::Quit => return Ok(ExitCode::SUCCESS),
+                Wake::Ended(signal) => {
+                    drop(screen);
+                    child::die_of(signal)
+                }
+            }
+        }
+        pause = Duration::from_secs_f64(seconds);
+        process = match arguments.pid.map(find) {
+            None => None,
+            Some(Ok(file)) => Some(file),
+            // It was watched to its end.
+            Some(Err(_)) => return Ok(ExitCode::SUCCESS),
+        };
+        (before, before_ns) = match look {
+            Look::One(file, ..) => (Some(file), now_ns),
+            Look::All(..) => (None, now_ns),
+        };
     }
 }
 
@@ -208,12 +286,7 @@ fn one(arguments: &StatArgs, file: &StatsFile) -> String {
         table = table.without_headings();
     }
     file.stats.figures.each(|name, meaning, value| {
-        let told = match name {
-            _ if arguments.bytes => value.to_string(),
-            _ if name.ends_with("_bytes") || name.ends_with("_bytes_max") => size::display(value),
-            _ if name.ends_with("_ns") => duration::display(value),
-            _ => value.to_string(),
-        };
+        let told = if arguments.bytes { value.to_string() } else { screen::told(name, value) };
         table.push(vec![name.to_owned(), told, meaning.to_owned()]);
     });
     for (kind, histogram) in file.stats.histograms() {

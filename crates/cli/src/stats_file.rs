@@ -68,6 +68,14 @@ fn path_of(directory: &Path, pid: u32, library: Option<u32>) -> PathBuf {
 }
 
 impl StatsFile {
+    /// The statistics of a process that is not there.
+    #[cfg(test)]
+    pub(crate) fn made_up(pid: u32, command: &str) -> StatsFile {
+        let stats = Box::new(Stats::default());
+        stats.publish(pid, 1, 0, "zstd", command);
+        StatsFile { path: PathBuf::new(), pid, library: None, stats, live: true }
+    }
+
     /// Reads a file of `pid` in `directory`; `None` if there is none, or not yet a whole one.
     fn read(directory: &Path, pid: u32, library: Option<u32>) -> Option<StatsFile> {
         let path = path_of(directory, pid, library);

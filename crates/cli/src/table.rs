@@ -35,14 +35,51 @@ impl Table {
     /// Adds a row: a cell for each column.
     pub(crate) fn push(&mut self, row: Vec<String>) {
         assert_eq!(row.len(), self.columns.len(), "a cell for each column");
-        self.rows.push(row);
+        self.rows.push(row.iter().map(|cell| printable(cell)).collect());
     }
 
     fn width(&self, index: usize) -> usize {
         let heading = if self.headings { self.columns[index].heading.len() } else { 0 };
-        let cells = self.rows.iter().map(|row| row[index].chars().count());
+        let cells = self.rows.iter().map(|row| width(&row[index]));
         cells.max().unwrap_or(0).max(heading)
     }
+}
+
+/// A name may hold anything, and a terminal obeys what it is sent: control characters are shown as `?`.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+/// Columns that `text` takes on a terminal, at most.
+///
+/// Characters of East Asia take two. Some of the others above U+1100 take one: to count them as two
+/// leaves a gap, to count too few would break the line.
+pub(crate) fn width(text: &str) -> usize {
+    text.chars().map(character_width).sum()
+}
+
+fn character_width(character: char) -> usize {
+    if character < '\u{1100}' { 1 } else { 2 }
+}
+
+/// `text` in so many columns; a `+` at the end says that it was longer.
+pub(crate) fn cut(text: &str, columns: usize) -> String {
+    if width(text) <= columns {
+        return text.to_owned();
+    }
+    let (mut kept, mut taken) = (String::new(), 0);
+    for character in text.chars() {
+        taken += character_width(character);
+        // The last column is for the sign.
+        if taken >= columns {
+            break;
+        }
+        kept.push(character);
+    }
+    if columns > 0 {
+        kept.push('+');
+    }
+    kept
 }
 
 impl fmt::Display for Table {
@@ -52,8 +89,8 @@ impl fmt::Display for Table {
             self.columns.iter().map(|column| column.heading.to_owned()).collect();
         for row in self.headings.then_some(&headings).into_iter().chain(&self.rows) {
             let mut line = String::new();
-            for ((cell, column), &width) in row.iter().zip(&self.columns).zip(&widths) {
-                let padding = " ".repeat(width - cell.chars().count());
+            for ((cell, column), &column_width) in row.iter().zip(&self.columns).zip(&widths) {
+                let padding = " ".repeat(column_width - width(cell));
                 let (before, after) = if column.left { ("", &*padding) } else { (&*padding, "") };
                 line.extend([before, cell, after, "  "]);
             }
@@ -65,7 +102,7 @@ impl fmt::Display for Table {
 
 #[cfg(test)]
 mod tests {
-    use super::Table;
+    use super::{Table, cut, width};
 
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {
@@ -75,5 +112,29 @@ mod tests {
         let told = "  PID  COMMAND  LIMIT\n    7  python3   256M\n12345  é           1G\n";
         assert_eq!(table.to_string(), told);
         assert!(!table.without_headings().to_string().contains("PID"));
+    }
+
+    #[test]
+    fn a_name_cannot_command_the_terminal() {
+        let mut table = Table::new(&["<COMMAND"]).without_headings();
+        table.push(vec!["a\x1b[2J\nb".into()]);
+        assert_eq!(table.to_string(), "a?[2J?b\n");
+    }
+
+    #[test]
+    fn what_is_cut_fits_and_says_so() {
+        let known = [
+            ("python3", 7, "python3"),
+            ("python3", 6, "pytho+"),
+            ("python3", 1, "+"),
+            ("python3", 0, ""),
+            ("日本語", 6, "日本語"),
+            ("日本語", 5, "日本+"),
+            ("日本語", 4, "日+"),
+        ];
+        for (text, columns, told) in known {
+            assert_eq!(cut(text, columns), told);
+            assert!(width(&cut(text, columns)) <= columns);
+        }
     }
 }

@@ -309,7 +309,7 @@ impl Engine {
         let unit = self.shape.unit_bytes() as u64;
         let pool = self.zswap.pool_stats();
         let object = pool.bytes_stored / pool.objects.max(1);
-        Sizes { limit: self.config.limit_bytes, unit, object }
+        Sizes { limit: self.limit_bytes(), unit, object }
     }
 
     /// Drops the oldest copies while there are more than pay. False: there is nothing to drop.

@@ -26,11 +26,12 @@ use zfolio_core::zcomp::Zcomp;
 use zfolio_core::zsmalloc::ClassStats;
 use zfolio_core::zswap::Zswap;
 use zfolio_sys::uffd::Uffd;
-use zfolio_sys::{cpu, map};
+use zfolio_sys::{clock, cpu, map};
 
 use crate::config::{Config, Error, LIMIT_BYTES_MIN, Mode};
 use crate::copies::Copies;
 use crate::event::{self, Held};
+use crate::follow::Follow;
 use crate::limit::{self, OverLimit};
 use crate::prefetch::Prefetch;
 use crate::rank;
@@ -104,6 +105,9 @@ pub struct Engine {
     pub(crate) is_over_limit: AtomicBool,
     /// It was told at least once.
     pub(crate) told_over_limit: AtomicBool,
+    /// The limit in force: that of the settings, unless it follows the need.
+    limit: AtomicU64,
+    follow: Follow,
 }
 
 /// The engine held still: see [`Engine::quiet`].
@@ -194,6 +198,8 @@ impl Engine {
             stopping: AtomicBool::new(false),
             is_over_limit: AtomicBool::new(false),
             told_over_limit: AtomicBool::new(false),
+            limit: AtomicU64::new(config.limit_bytes),
+            follow: Follow::default(),
             config,
         };
         engine.figures().limit_bytes.store(engine.config.limit_bytes, Relaxed);
@@ -298,7 +304,9 @@ impl Engine {
         if self.resident.len() > 2 * folios || self.copies.queued() > 2 * folios {
             self.sweep_queues(table);
         }
-        let within = self.config.limit_bytes / self.shape.unit_bytes() as u64;
+        // A limit that follows the need may come to hold everything.
+        let limit = if self.follow.is_on() { u64::MAX } else { self.config.limit_bytes };
+        let within = limit / self.shape.unit_bytes() as u64;
         let within = folios.min(usize::try_from(within).unwrap_or(usize::MAX));
         self.resident.reserve(within);
         self.copies.reserve(within);
@@ -372,12 +380,12 @@ impl Engine {
 
     /// Bytes until the limit; 0 at it and above.
     pub(crate) fn room_bytes(&self) -> u64 {
-        self.config.limit_bytes.saturating_sub(self.charge_bytes())
+        self.limit_bytes().saturating_sub(self.charge_bytes())
     }
 
     /// What faults can have without waiting: room, and free staged pages, less what is over the limit.
     pub(crate) fn available_bytes(&self) -> u64 {
-        let (limit, free) = (self.config.limit_bytes, self.staging.free_bytes() as u64);
+        let (limit, free) = (self.limit_bytes(), self.staging.free_bytes() as u64);
         (limit + free).saturating_sub(self.charge_bytes())
     }
 
@@ -401,7 +409,7 @@ impl Engine {
             let uncounted = signed(process) - signed(counted);
             self.uncounted_bytes.store(uncounted, Relaxed);
             figures.unmanaged_bytes.store(u64::try_from(uncounted).unwrap_or(0), Relaxed);
-            let over = process.saturating_sub(self.config.limit_bytes);
+            let over = process.saturating_sub(self.limit_bytes());
             raise(&figures.over_limit_bytes_max, over);
         }
         self.measure_excess();
@@ -425,6 +433,23 @@ impl Engine {
         let demand = resident + figures.demand_stored_bytes.load(Relaxed) + uncounted;
         figures.demand_bytes.store(demand, Relaxed);
         raise(&figures.demand_bytes_max, demand);
+        let (now_ns, stall_ns) = (clock::monotonic_ns(), figures.stall_ns.load(Relaxed));
+        let limit = self.follow.step(now_ns, stall_ns, demand, self.limit_bytes());
+        self.limit.store(limit, Relaxed);
+        figures.limit_bytes.store(limit, Relaxed);
+    }
+
+    /// From now on the limit rises: with what the program needs, of which it is `share_per_mille`
+    /// thousandths, and while the program waits most of the time.
+    ///
+    /// The sizes that follow from the limit (watermarks, staging area) stay those of the settings.
+    pub fn follow_need(&self, share_per_mille: u64) {
+        self.follow.start(share_per_mille);
+    }
+
+    /// The limit in force.
+    pub(crate) fn limit_bytes(&self) -> u64 {
+        self.limit.load(Relaxed)
     }
 
     /// Whether so little is resident that reclaim must stop.

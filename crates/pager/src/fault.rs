@@ -328,7 +328,7 @@ impl Engine {
         }
         let (mut freed, mut compacted) = (0, false);
         while freed < FREED_MAX {
-            if self.charge_bytes() <= self.config.limit_bytes {
+            if self.charge_bytes() <= self.limit_bytes() {
                 if units == self.shape.all() {
                     if let Some(slot) = self.staging.take_free() {
                         return Spare::Free(slot);

@@ -21,6 +21,7 @@ mod staging;
 mod runs;
 
 mod fault;
+mod follow;
 
 mod prefetch;
 

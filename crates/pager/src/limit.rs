@@ -72,7 +72,7 @@ impl Engine {
 
     /// How the limit is passed now, if it is by more than passes again by itself.
     pub fn excess(&self) -> Option<OverLimit> {
-        let (limit, charge) = (self.config().limit_bytes, self.charge_bytes());
+        let (limit, charge) = (self.limit_bytes(), self.charge_bytes());
         (charge >= limit + self.slack_bytes()).then(|| OverLimit {
             limit_bytes: limit,
             charged_bytes: charge,
@@ -113,14 +113,14 @@ impl Engine {
     /// (`Engine::sample`).
     pub(crate) fn measure_excess(&self) {
         if !self.config().whole_process {
-            let over = self.charge_bytes().saturating_sub(self.config().limit_bytes);
+            let over = self.charge_bytes().saturating_sub(self.limit_bytes());
             raise(&self.figures().over_limit_bytes_max, over);
         }
     }
 
     /// Is told again once the limit is held again.
     pub(crate) fn rearm(&self) {
-        if self.is_over_limit.load(Relaxed) && self.charge_bytes() <= self.config().limit_bytes {
+        if self.is_over_limit.load(Relaxed) && self.charge_bytes() <= self.limit_bytes() {
             self.is_over_limit.store(false, Relaxed);
         }
     }

@@ -350,7 +350,7 @@ impl Engine {
     /// Gives back a slot whose contents are no longer needed. Its pages are free, or go back to the
     /// system: now above the limit, and with others if it is not whole.
     pub(crate) fn give_slot(&self, slot: Full) {
-        let over = self.charge_bytes() > self.config.limit_bytes;
+        let over = self.charge_bytes() > self.limit_bytes();
         if slot.units() == self.shape.all() && !over {
             self.staging.give_free(slot);
         } else if self.staging.give_leaving(slot) || over {

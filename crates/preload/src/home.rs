@@ -126,6 +126,7 @@ fn make_engine(settings: &'static Settings) -> Option<&'static Engine> {
     }
     match Engine::new(settings.config.clone(), Box::new(statistics::home()?)) {
         Ok(engine) => {
+            engine.follow_need(settings.follow_per_mille);
             let engine = native::keep_engine(engine);
             start_servants(engine).then_some(engine)
         }

@@ -15,6 +15,8 @@ pub(crate) struct Settings {
     pub(crate) config: Config,
     /// The PID of `zfolio run`.
     pub(crate) run: u64,
+    /// Thousandths of the need that the limit rises to, for `zfolio suggest`; 0: it stays.
+    pub(crate) follow_per_mille: u64,
 }
 
 /// Reads the environment, once.
@@ -42,7 +44,11 @@ fn from_environment() -> Option<Settings> {
         whole_process: true,
         strict: text("ZFOLIO_STRICT").is_some_and(|value| value == "1"),
     };
-    Some(Settings { config, run: number("ZFOLIO_RUN").unwrap_or(0) })
+    Some(Settings {
+        config,
+        run: number("ZFOLIO_RUN").unwrap_or(0),
+        follow_per_mille: number("ZFOLIO_FOLLOW").unwrap_or(0).min(1000),
+    })
 }
 
 /// With the dictionary that is named, or without one: `zfolio run` has read it before, so that a file which

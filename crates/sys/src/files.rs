@@ -31,6 +31,17 @@ pub fn print(text: &str) -> io::Result<bool> {
     }
 }
 
+/// Standard output for us alone: what children write to theirs goes to standard error from now on.
+///
+/// # Errors
+///
+/// No descriptor is left.
+pub fn lend_output() -> io::Result<std::fs::File> {
+    let kept = rustix::io::fcntl_dupfd_cloexec(io::stdout(), 3)?;
+    rustix::stdio::dup2_stdout(io::stderr())?;
+    Ok(kept.into())
+}
+
 /// Reads a whole file, of at most `bytes_max` bytes.
 ///
 /// # Errors

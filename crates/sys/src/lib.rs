@@ -13,6 +13,7 @@ pub mod probe;
 pub mod process;
 pub mod shared;
 pub mod signal;
+pub mod terminal;
 pub mod thread;
 pub mod uffd;
 pub mod words;

@@ -11,6 +11,8 @@ mod manual;
 mod options;
 mod refusals;
 mod run;
+mod screen;
 mod stage;
 mod stat;
+mod suggest;
 mod tree;

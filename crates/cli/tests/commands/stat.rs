@@ -6,13 +6,13 @@ use crate::run::{first_line, works};
 use crate::stage::{Nobody, kill, texts, told, zfolio};
 
 /// A managed process that waits, with its zfolio; both end when this is dropped.
-struct Waiting {
+pub(crate) struct Waiting {
     zfolio: Child,
-    pid: String,
+    pub(crate) pid: String,
 }
 
 impl Waiting {
-    fn start() -> Waiting {
+    pub(crate) fn start() -> Waiting {
         let mut zfolio = zfolio(&["run", "-l", "256M", "--", "sh", "-c", "echo $$; read line"])
             .stdin(Stdio::piped())
             .spawn()

@@ -1,0 +1,278 @@
+//! `zfolio stat --watch` on a terminal: a pseudo terminal, with this test at its other end.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::time::Duration;
+
+use crate::run::works;
+use crate::stage::{kill, wait_for, zfolio};
+use crate::stat::Waiting;
+
+/// A pseudo terminal with a program on it.
+struct Terminal {
+    /// The keyboard.
+    keys: File,
+    /// The side of the program, kept open so that its settings can be read after the program's end.
+    side: OwnedFd,
+    before: libc::termios,
+    child: Child,
+    written: Receiver<Vec<u8>>,
+    text: String,
+}
+
+fn settings(of: &OwnedFd) -> libc::termios {
+    // SAFETY: a `termios` is integers: zeroes are a valid one.
+    let mut settings = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes one `termios`, which outlives the call.
+    let result = unsafe { libc::tcgetattr(of.as_raw_fd(), &raw mut settings) };
+    assert_eq!(result, 0, "it is a terminal");
+    settings
+}
+
+fn window(columns: u16, rows: u16) -> libc::winsize {
+    libc::winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 }
+}
+
+/// Makes standard input the terminal of a session of its own, so that Ctrl-C goes there.
+fn take_terminal() -> std::io::Result<()> {
+    // SAFETY: takes nothing.
+    let session = unsafe { libc::setsid() };
+    // SAFETY: a descriptor and two numbers.
+    let taken = unsafe { libc::ioctl(0, libc::TIOCSCTTY, 0) };
+    if session < 0 || taken < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+}
+
+impl Terminal {
+    fn start(arguments: &[&str], columns: u16, rows: u16) -> Terminal {
+        let (mut keys, mut side) = (0, 0);
+        let size = window(columns, rows);
+        let none = std::ptr::null_mut();
+        // SAFETY: the two descriptors are written, the size is read; no name and settings are asked.
+        let result = unsafe {
+            libc::openpty(&raw mut keys, &raw mut side, none, std::ptr::null(), &raw const size)
+        };
+        assert_eq!(result, 0, "there are pseudo terminals");
+        // SAFETY: openpty has just opened it for us.
+        let keys = unsafe { File::from_raw_fd(keys) };
+        // SAFETY: as above.
+        let side = unsafe { OwnedFd::from_raw_fd(side) };
+        let before = settings(&side);
+        let ours = || Stdio::from(side.try_clone().expect("a descriptor is left"));
+        let mut command = zfolio(arguments);
+        command.env("TERM", "xterm").stdin(ours()).stdout(ours()).stderr(ours());
+        // SAFETY: between fork and exec only the two system calls of `take_terminal` are made.
+        unsafe { command.pre_exec(take_terminal) };
+        let child = command.spawn().expect("it was built");
+        let mut screen = keys.try_clone().expect("a descriptor is left");
+        let (send, written) = mpsc::channel();
+        // Ends with the test: a read fails once nobody has the other side.
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(length @ 1..) = screen.read(&mut bytes) {
+                if send.send(bytes[..length].to_vec()).is_err() {
+                    return;
+                }
+            }
+        });
+        Terminal { keys, side, before, child, written, text: String::new() }
+    }
+
+    /// Reads until `part` was written.
+    fn expect(&mut self, part: &str) {
+        // Where something is drawn all the time, silence alone would not end a wait in vain.
+        for _ in 0..2000 {
+            if self.text.contains(part) {
+                return;
+            }
+            let more = self.written.recv_timeout(Duration::from_secs(20));
+            let more = more.unwrap_or_else(|_| panic!("no {part:?} in {:?}", self.text));
+            self.text.push_str(&String::from_utf8_lossy(&more));
+        }
+        panic!("no {part:?} in {:?}", self.text);
+    }
+
+    fn press(&mut self, keys: &[u8]) {
+        self.keys.write_all(keys).expect("the terminal is there");
+    }
+
+    /// Waits for the end; the terminal is as it was.
+    fn end(mut self) -> ExitStatus {
+        self.expect("\x1b[?1049l");
+        assert!(self.text.contains("\x1b[?25h"), "the cursor is back");
+        let status = self.child.wait().expect("our child");
+        let after = settings(&self.side);
+        assert_eq!(after.c_lflag, self.before.c_lflag);
+        assert_eq!(after.c_iflag, self.before.c_iflag);
+        assert_eq!(after.c_oflag, self.before.c_oflag);
+        assert_eq!(after.c_cc, self.before.c_cc);
+        status
+    }
+
+    /// The screens that were drawn: each from its first line to what clears the rest.
+    fn screens(&self) -> Vec<Vec<String>> {
+        let drawn = self.text.split("\x1b[H").skip(1);
+        drawn
+            .filter_map(|screen| screen.split_once("\x1b[J"))
+            .map(|(lines, _)| lines.split("\r\n").map(|line| line.replace("\x1b[K", "")).collect())
+            .collect()
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        // It has ended already unless the test failed.
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+fn assert_fits(screens: &[Vec<String>], columns: usize, rows: usize) {
+    assert!(!screens.is_empty());
+    for screen in screens {
+        assert!(screen.len() <= rows, "{screen:#?}");
+        for line in screen {
+            assert!(line.chars().count() <= columns, "{columns} columns: {line:?}");
+            assert!(!line.contains('\x1b'), "{line:?}");
+        }
+    }
+}
+
+#[test]
+fn the_screen_fits_its_window_and_q_gives_the_terminal_back() {
+    if !works() {
+        return;
+    }
+    let waiting = Waiting::start();
+    for (columns, rows) in [(80, 24), (40, 10), (20, 3)] {
+        let mut terminal = Terminal::start(&["stat", "--watch", "0.05"], columns, rows);
+        terminal.expect(" process");
+        terminal.expect("\x1b[J");
+        terminal.text.clear();
+        // Three more draws.
+        for _ in 0..3 {
+            terminal.expect("\x1b[J");
+            assert_fits(&terminal.screens(), columns.into(), rows.into());
+            if rows > 3 {
+                let shown = terminal.screens().iter().flatten().any(|line| {
+                    line.split_whitespace().next() == Some(waiting.pid.as_str())
+                        || line.contains("more lines")
+                });
+                assert!(shown, "{}", terminal.text);
+            }
+            terminal.text.clear();
+        }
+        terminal.press(b"\x1b[B");
+        terminal.press(b"q");
+        assert_eq!(terminal.end().code(), Some(0));
+    }
+}
+
+#[test]
+fn another_size_of_the_window_is_seen_at_once() {
+    if !works() {
+        return;
+    }
+    let _waiting = Waiting::start();
+    // A minute between two looks: what is drawn sooner was drawn for the window.
+    let mut terminal = Terminal::start(&["stat", "--watch", "60"], 80, 24);
+    terminal.expect("q ends");
+    terminal.text.clear();
+    let size = window(50, 7);
+    // SAFETY: the kernel reads one `winsize`.
+    let result =
+        unsafe { libc::ioctl(terminal.side.as_raw_fd(), libc::TIOCSWINSZ, &raw const size) };
+    assert_eq!(result, 0);
+    terminal.expect("\x1b[J");
+    // The look after a quarter of a second may be drawn for the old window.
+    let screens = terminal.screens();
+    if screens[0].iter().any(|line| line.chars().count() > 50) {
+        terminal.text.clear();
+        terminal.expect("\x1b[J");
+    }
+    assert_fits(&terminal.screens()[..1], 50, 7);
+    terminal.press(b"q");
+    assert_eq!(terminal.end().code(), Some(0));
+}
+
+#[test]
+fn a_signal_ends_it_and_gives_the_terminal_back() {
+    if !works() {
+        return;
+    }
+    let mut terminal = Terminal::start(&["stat", "--watch"], 80, 24);
+    terminal.expect("q ends");
+    terminal.press(&[3]);
+    assert_eq!(terminal.end().signal(), Some(libc::SIGINT));
+
+    let mut terminal = Terminal::start(&["stat", "--watch"], 80, 24);
+    terminal.expect("q ends");
+    kill("TERM", terminal.child.id().into());
+    assert_eq!(terminal.end().signal(), Some(libc::SIGTERM));
+}
+
+#[test]
+fn a_process_that_is_watched_is_shown_and_its_end_ends_the_watch() {
+    if !works() {
+        return;
+    }
+    let waiting = Waiting::start();
+    let mut terminal = Terminal::start(&["stat", &waiting.pid, "--watch", "0.05"], 80, 24);
+    terminal.expect("limit_bytes");
+    terminal.expect("A SECOND");
+    terminal.expect("\x1b[J");
+    assert_fits(&terminal.screens(), 80, 24);
+    drop(waiting);
+    assert_eq!(terminal.end().code(), Some(0));
+}
+
+#[test]
+fn a_process_that_ended_is_gone_from_the_screen() {
+    if !works() {
+        return;
+    }
+    let waiting = Waiting::start();
+    let mut terminal = Terminal::start(&["stat", "--watch", "0.05"], 80, 60);
+    let pid = waiting.pid.clone();
+    let listed = |terminal: &Terminal| {
+        let screens = terminal.screens();
+        let is_it = |line: &String| line.split_whitespace().next() == Some(pid.as_str());
+        screens.last().is_some_and(|screen| screen.iter().any(is_it))
+    };
+    wait_for("the process to be shown", || {
+        terminal.text.clear();
+        terminal.expect("\x1b[J");
+        listed(&terminal)
+    });
+    drop(waiting);
+    wait_for("the process to be gone", || {
+        terminal.text.clear();
+        terminal.expect("\x1b[J");
+        !listed(&terminal)
+    });
+    terminal.press(b"q");
+    assert_eq!(terminal.end().code(), Some(0));
+}
+
+#[test]
+fn on_a_pipe_it_is_plain_tables() {
+    if !works() {
+        return;
+    }
+    let waiting = Waiting::start();
+    let mut watch = zfolio(&["stat", "--watch", "0.01"]).spawn().unwrap();
+    let mut out = watch.stdout.take().expect("piped");
+    let mut text = String::new();
+    while text.matches("RESIDENT").count() < 3 {
+        let mut bytes = [0; 1024];
+        let length = out.read(&mut bytes).unwrap();
+        assert!(length > 0, "{text}");
+        text.push_str(&String::from_utf8_lossy(&bytes[..length]));
+    }
+    drop(out);
+    assert!(watch.wait().unwrap().success(), "nobody reads any more");
+    assert!(text.contains(&waiting.pid) && !text.contains('\x1b'), "{text}");
+}

@@ -1,0 +1,81 @@
+//! `zfolio suggest`: what it writes where, and how it ends. The stand-in needs 1 GiB and waits never.
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+
+use crate::run::{first_line, works};
+use crate::stage::{kill, scratch, texts, told, zfolio};
+
+#[test]
+fn the_curve_is_told_after_the_program_and_its_status_passes_through() {
+    if !works() {
+        return;
+    }
+    let script = "sleep 0.3; echo out; exit 3";
+    let (code, out, err) = told(&["suggest", "--points", "3", "--", "sh", "-c", script]);
+    assert_eq!((code, out.as_str()), (Some(3), "out\n"), "{err}");
+    for part in ["LIMIT", "sh needed 1024M", "<- recommended", "recommended: --limit 64M"] {
+        assert!(err.contains(part), "no '{part}' in:\n{err}");
+    }
+}
+
+#[test]
+fn json_is_all_of_standard_output_and_a_plot_is_drawn() {
+    if !works() {
+        return;
+    }
+    let plot = scratch("suggest").join("curve.svg");
+    let script = "sleep 0.3; echo out";
+    let arguments =
+        ["suggest", "--json", "--plot", plot.to_str().unwrap(), "--", "sh", "-c", script];
+    let (code, out, err) = told(&arguments);
+    assert_eq!((code, err.as_str()), (Some(0), "out\n"));
+    let told: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(told["need_bytes"], 1_u64 << 30);
+    assert_eq!(told["recommended_bytes"], 64 << 20);
+    assert_eq!(told["points"].as_array().unwrap().len(), 8);
+    let drawn = fs::read_to_string(plot).unwrap();
+    assert!(drawn.contains("--limit 64M") && drawn.contains("<polyline"), "{drawn}");
+}
+
+#[test]
+fn the_run_is_repeated_to_verify() {
+    if !works() {
+        return;
+    }
+    let script = "sleep 0.2; echo $ZFOLIO_LIMIT,$ZFOLIO_FOLLOW,$ZFOLIO_UNIT,$ZFOLIO_ALGORITHM";
+    let arguments =
+        ["suggest", "--verify", "-u", "4K", "-a", "lz4", "--share", "30", "--", "sh", "-c", script];
+    let (code, out, err) = told(&arguments);
+    let limit = 64 << 20;
+    assert_eq!((code, out), (Some(0), format!("{limit},300,4096,lz4\n{limit},,4096,lz4\n")));
+    assert!(err.contains("run again with --limit 64M"), "{err}");
+}
+
+#[test]
+fn what_cannot_be_run_is_refused_as_by_run() {
+    let (code, out, err) = told(&["suggest", "--", "zfolio-no-such-program"]);
+    assert_eq!((code, out.as_str()), (Some(127), ""), "{err}");
+    assert!(err.lines().count() == 1 && err.contains("not found"), "{err}");
+    let (code, _, err) = told(&["suggest", "--plot", "/nonexistent/curve.svg", "--", "true"]);
+    assert!(code == Some(2) && err.contains("--plot") && err.lines().count() == 1, "{err}");
+    let (code, _, err) = told(&["suggest", "--share", "95", "--", "true"]);
+    assert!(code == Some(2) && err.contains("--share") && err.lines().count() == 1, "{err}");
+}
+
+#[test]
+fn a_program_that_is_interrupted_is_told_about_all_the_same() {
+    if !works() {
+        return;
+    }
+    let script = "echo $$; exec sleep 100";
+    for (signal, code, died) in [("INT", Some(130), None), ("TERM", None, Some(15))] {
+        let mut child = zfolio(&["suggest", "--", "sh", "-c", script]).spawn().unwrap();
+        first_line(&mut child);
+        kill(signal, child.id().into());
+        let output = child.wait_with_output().unwrap();
+        let (_, err) = texts(&output);
+        assert_eq!((output.status.code(), output.status.signal()), (code, died), "{err}");
+        assert!(err.contains("recommended"), "{err}");
+    }
+}
