@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use zfolio_pager::{Engine, fatal};
 use zfolio_sys::words::Words;
-use zfolio_sys::{clock, cpu, files, futex, process, signal, thread};
+use zfolio_sys::{Errno, clock, cpu, files, futex, process, signal, thread};
 
 use crate::settings::Settings;
 use crate::{fork, identity, keeper, native, settings, statistics};
@@ -94,10 +94,13 @@ fn start_thread(name: &'static CStr, life: impl FnOnce() + Send + 'static) -> bo
     let started = thread::spawn(name, Box::new(life));
     signal::restore(&mask);
     if let Err(error) = started {
+        let name = name.to_str().unwrap_or("?");
+        // `spawn` has tried for long: it is no `execve` of another thread.
+        let limits =
+            if error == Errno::AGAIN { ", RLIMIT_NPROC or a cgroup's pids.max?" } else { "" };
+        let (why, errno) = (Words(error), error.raw_os_error());
         fatal::tell(format_args!(
-            "the thread {} could not be started ({}): the limit is not held",
-            name.to_str().unwrap_or("?"),
-            Words(error)
+            "{name}: clone: {why} (errno {errno}{limits}): the limit is not held"
         ));
     }
     started.is_ok()

@@ -21,6 +21,7 @@ impl fmt::Display for Words {
             Errno::NFILE => "too many open files in the system",
             Errno::NOSYS => "not known to this kernel",
             Errno::NOENT => "no such file",
+            Errno::AGAIN => "not available now",
             other => return write!(f, "errno {}", other.raw_os_error()),
         };
         f.write_str(words)
