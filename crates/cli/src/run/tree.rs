@@ -13,8 +13,9 @@
 //!
 //! - `TREE-1` What a PID executes changes with `execve`, its file of figures remains: so what is
 //!   remembered belongs to an image (the executed file), and each new image is judged anew.
-//! - `TREE-2` A process is called unmanaged when its image has been without our library at two looks, or is
-//!   a kind of program that can never have it: between `fork` and `execve` nobody has.
+//! - `TREE-2` A process is called unmanaged when its image has been without our library, or without figures,
+//!   for a while ([`SETTLED`]), or is a kind of program that can never have it: between `fork` and `execve`
+//!   nobody has.
 //!
 //! # Cost
 //!
@@ -41,6 +42,9 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// Between two looks that took time: so many times as much.
 const REST: u32 = 50;
+
+/// After this time a process is no longer on its way from `fork` to `execve`, on a busy machine too.
+const SETTLED: Duration = Duration::from_millis(250);
 
 /// A process, by number and start.
 pub(super) type Key = (u32, u64);
@@ -86,7 +90,8 @@ struct Member {
     start_ticks: u64,
     command: String,
     image: Option<(u64, u64)>,
-    looks: u32,
+    /// When this image was seen first.
+    seen_ns: u64,
     standing: Standing,
     peak: Peak,
     inner_pid: u32,
@@ -202,7 +207,7 @@ impl Tree {
                     start_ticks: stat.start_ticks,
                     command: String::new(),
                     image,
-                    looks: 0,
+                    seen_ns: clock::monotonic_ns(),
                     standing: Standing::Unknown,
                     peak: Peak::default(),
                     inner_pid: memory.inner_pid,
@@ -210,15 +215,15 @@ impl Tree {
             }
         };
         member.command = stat.command;
-        member.looks += 1;
         member.peak.bytes = member.peak.bytes.max(memory.peak_bytes);
         let figures = |member: &Member| {
             let directory = self.directory.as_deref()?;
             stats_file::of_start(directory, member.inner_pid, member.start_ticks)
         };
         if member.standing == Standing::Unknown {
+            let settled = clock::monotonic_ns() - member.seen_ns > nanoseconds(SETTLED);
             let has_figures = || figures(member).is_some();
-            member.standing = judge(pid, member.looks, &memory, &self.library, has_figures);
+            member.standing = judge(pid, settled, &memory, &self.library, has_figures);
         }
         if memory.resident_bytes() > member.peak.memory.resident_bytes() {
             member.peak.memory = memory;
@@ -301,12 +306,12 @@ fn nanoseconds(duration: Duration) -> u64 {
 /// TREE-2.
 fn judge(
     pid: u32,
-    looks: u32,
+    settled: bool,
     memory: &Memory,
     library: &str,
     has_figures: impl Fn() -> bool,
 ) -> Standing {
-    let other = |(reason, certain): (String, bool), managed| match certain || looks > 1 {
+    let other = |(reason, certain): (String, bool), managed| match certain || settled {
         true => Standing::Other(reason, managed),
         false => Standing::Unknown,
     };
@@ -336,7 +341,7 @@ mod tests {
     use super::Tree;
     use std::process::{Command, Stdio};
 
-    /// Goal: a process without our library is told of, one look after it was first seen, with the kernel's
+    /// Goal: a process without our library is told of, a while after it was first seen, with the kernel's
     /// mark; and after its end still.
     #[test]
     fn a_tree_of_strangers_is_seen() {

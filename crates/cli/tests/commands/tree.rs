@@ -74,7 +74,7 @@ fn a_small_stranger_is_told_of_besides() {
 #[test]
 fn a_program_that_holds_what_nobody_manages_is_over_its_limit() {
     let Some(program) = holder("unmanaged", &[]).filter(|_| works()) else { return };
-    let (_, err) = run(&[], &[path(&program), HELD, "700"]);
+    let (_, err) = run(&[], &[path(&program), HELD, "2000"]);
     assert!(err.starts_with("zfolio: unmanaged went over its limit: peak "), "{err}");
     assert!(HELD_MIB.contains(&mib_after(&err, "peak ")), "{err}");
     assert!((36..=48).contains(&mib_after(&err, "over limit  by ")), "{err}");
@@ -84,7 +84,7 @@ fn a_program_that_holds_what_nobody_manages_is_over_its_limit() {
 #[test]
 fn a_program_without_its_environment_is_not_managed() {
     let Some(program) = holder("bare", &[]).filter(|_| works()) else { return };
-    let (_, err) = run(&[], &["env", "-i", path(&program), HELD, "700"]);
+    let (_, err) = run(&[], &["env", "-i", path(&program), HELD, "2000"]);
     let told =
         "zfolio: bare was not managed (started without LD_PRELOAD in its environment): peak ";
     assert!(err.starts_with(told) && HELD_MIB.contains(&mib_after(&err, told)), "{err}");
@@ -103,7 +103,7 @@ fn a_process_that_cannot_see_itself_did_not_run_in_0() {
 #[test]
 fn a_managed_process_whose_figures_are_missing_is_told_of() {
     let Some(program) = holder("mute", &[]).filter(|_| works()) else { return };
-    let (_, err) = run(&[("STAND_IN_MUTE", "1")], &[path(&program), HELD, "700"]);
+    let (_, err) = run(&[("STAND_IN_MUTE", "1")], &[path(&program), HELD, "2000"]);
     let told = "zfolio: mute was managed (its figures are unknown: ";
     assert!(err.starts_with(told) && HELD_MIB.contains(&mib_after(&err, "peak ")), "{err}");
 }
