@@ -94,8 +94,8 @@ class Need:
     """
 
     def __init__(self):
-        # By process: the most of private memory, of the rest, and of both at a time.
-        self.seen = {}
+        # By process: private memory and the rest, each time that it was looked at; and its peak.
+        self.looks, self.peaks = {}, {}
 
     def look(self, pid):
         """Notes what a process has now, and its peak."""
@@ -104,23 +104,25 @@ class Need:
             return
         private, files, shared, peak = (int(rows.get(name, '0').split()[0]) << 10
                                         for name in ('RssAnon', 'RssFile', 'RssShmem', 'VmHWM'))
-        before = self.seen.get(pid, (0, 0, 0))
-        self.seen[pid] = tuple(map(max, before, (private, files + shared, peak)))
+        self.looks.setdefault(pid, []).append((private, files + shared))
+        self.peaks[pid] = peak
 
     def close(self, peak):
         """After the end. `peak` is the kernel's figure for the largest process, seen here or not."""
-        private, self.fixed, high = max(self.seen.values(), default=(0, 0, 0))
-        # The peak may have been between two looks, but not the other figures of a process that grew to it.
-        self.private = max(private, max(peak, high) - self.fixed)
-        self.peak = max(peak, high)
+        most = max(self.looks.values(), key=max, default=[(0, 0)])
+        self.peak = max([peak, *self.peaks.values()])
+        # What came between two looks is private: code is there early, and stays.
+        unseen = self.peak - max(map(sum, most))
+        self.looks = [(private + unseen, fixed) for private, fixed in most]
+        self.private, self.fixed = max(self.looks)
 
-    def limit(self, share):
-        """A limit that leaves room for this share of what can be compressed."""
-        return self.fixed + int(self.private * share)
+    def limit(self, share, always=True):
+        """A limit that leaves room for this share of what can be compressed, always or when that is most."""
+        return max(fixed + int(private * share) for private, fixed in (self.looks if always else [max(self.looks)]))
 
-    def bites(self, share):
+    def presses(self, limit):
         """Whether that limit is accepted, and leaves something to do."""
-        return self.limit(share) >= LIMIT_MIN and self.private * (1 - share) >= PRESSED_MIN
+        return limit >= LIMIT_MIN and self.fixed + self.private - limit >= PRESSED_MIN
 
     def __str__(self):
         return f'{mib(self.peak)} ({mib(self.fixed)} of it code, files and shared)'
@@ -249,9 +251,11 @@ class Case:
                 self.prepare(shared, self.load)
             alone, files = self.once(f'{shared}/alone', shared, self.seconds)
             last = self.load is None or growths == GROWTHS_MAX
-            if alone.need.bites(self.share):
+            # Who is not judged by the limit may go over it with what cannot be compressed.
+            limit = alone.need.limit(self.share, always=self.compresses)
+            if alone.need.presses(limit):
                 try:
-                    return self.managed(shared, alone, files)
+                    return self.managed(shared, alone, files, limit)
                 except NothingToDo:
                     if last:
                         raise
@@ -260,9 +264,8 @@ class Case:
             self.load *= 2
         raise AssertionError('the last turn returns or raises')
 
-    def managed(self, shared, alone, files):
+    def managed(self, shared, alone, files, limit):
         """The run under a limit, compared with the one before."""
-        limit = alone.need.limit(self.share)
         stats = f'{shared}/stats.json'
         before = [ZFOLIO, 'run', '--limit', str(limit), '--stats', stats, '--']
         seconds = alone.seconds * SLOWER_MAX + SECONDS_MORE
