@@ -46,6 +46,13 @@ pub(crate) fn tell_here(message: std::fmt::Arguments<'_>) {
     files::tell_here(&line.bytes[..line.length]);
 }
 
+/// A panic inside of somebody else's program: its line, and the end. The standard hook would print a backtrace, and
+/// map and unmap files for that, which takes locks that this thread may hold.
+pub fn defect(defect: &std::panic::PanicHookInfo<'_>) -> ! {
+    tell(format_args!("a defect in zfolio: {defect}"));
+    process::abort_now(STATUS)
+}
+
 /// A stored unit is lost.
 pub(crate) fn corrupt(address: usize, bytes: usize, error: zswap::Error) -> ! {
     tell(format_args!(

@@ -123,7 +123,7 @@ pub(crate) extern "C" fn prepare() {
         open_files(|at| touched.push(at));
         let native = native::lock();
         let quiet = native.engine().and_then(zfolio_pager::Engine::quiet);
-        if let Some(quiet) = quiet {
+        if let Some(mut quiet) = quiet {
             if touched.iter().all(|at| quiet.is_resident(*at)) {
                 break (native, Some(quiet));
             }

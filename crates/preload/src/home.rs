@@ -39,6 +39,7 @@ pub(crate) fn wake_up() {
     settings::read();
     if settings::get().is_some() {
         fork::install();
+        std::panic::set_hook(Box::new(|defect| fatal::defect(defect)));
     }
 }
 

@@ -27,6 +27,16 @@ pub fn start_ticks() -> u64 {
     field.and_then(|field| std::str::from_utf8(field).ok()?.parse().ok()).unwrap_or(0)
 }
 
+/// Whether a tracer is attached. False if `/proc` is not there.
+#[must_use]
+pub fn is_traced() -> bool {
+    let mut text = [0_u8; 1024];
+    let length = crate::files::read_small(c"/proc/self/status", &mut text).unwrap_or(0);
+    let mut lines = text[..length].split(|byte| *byte == b'\n');
+    let tracer = lines.find_map(|line| line.strip_prefix(b"TracerPid:"));
+    tracer.is_some_and(|tracer| tracer.trim_ascii() != b"0")
+}
+
 /// This process's name, as in `/proc/PID/comm`; `?` if that cannot be read.
 #[must_use]
 pub fn command() -> String {

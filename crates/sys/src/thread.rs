@@ -14,7 +14,7 @@
 //!   `fork`, where that thread is not, to the next one.
 
 use std::ffi::CStr;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, Ordering::Relaxed};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -66,6 +66,21 @@ const FLAGS: i32 = libc::CLONE_VM
     | libc::CLONE_SETTLS
     | libc::CLONE_PARENT_SETTID
     | libc::CLONE_CHILD_CLEARTID;
+
+/// Whether the process is traced: then a thread of ours is made such that the tracer does not get it as well
+/// (`strace -f`). It reads the program's memory by `process_vm_readv`, which may wait for a fault that a
+/// stopped thread would have to serve. Elsewhere the flag is left out, for the sake of sandboxes.
+///
+/// A child is traced as its parent is, so one look is enough. A tracer that comes later stops all threads.
+fn untraced() -> i32 {
+    /// 0 not looked yet, 1 not traced, 2 traced.
+    static TRACED: AtomicU32 = AtomicU32::new(0);
+    if TRACED.load(Relaxed) == 0 {
+        let traced = crate::process::is_traced();
+        TRACED.store(if traced { 2 } else { 1 }, Relaxed);
+    }
+    if TRACED.load(Relaxed) == 2 { libc::CLONE_UNTRACED } else { 0 }
+}
 
 /// How often a `clone` is tried that the kernel has no room for now, a millisecond apart.
 const TRIES: u32 = 2000;
@@ -232,7 +247,7 @@ unsafe fn clone(
             "ud2",
             "2:",
             inlateout("rax") libc::SYS_clone => answer,
-            in("rdi") i64::from(FLAGS),
+            in("rdi") i64::from(FLAGS | untraced()),
             in("rsi") stack,
             in("rdx") number,
             in("r10") number,
