@@ -7,7 +7,6 @@ use zfolio_core::zswap;
 use zfolio_sys::words::Words;
 use zfolio_sys::{Errno, files, process};
 
-use crate::config::Mode;
 
 /// A line of text built without an allocation.
 struct Line {
@@ -82,9 +81,9 @@ pub(crate) fn is_forbidden(error: Errno) -> bool {
 
 /// Memory could not be registered. If a sandbox of the program's forbids it, that is told, once; a program that
 /// uses the library sees the error itself.
-pub(crate) fn tell_if_forbidden(mode: Mode, error: Errno) {
+pub(crate) fn tell_if_forbidden(whole_process: bool, error: Errno) {
     static TOLD: AtomicBool = AtomicBool::new(false);
-    if mode == Mode::Handler && is_forbidden(error) && !TOLD.swap(true, Relaxed) {
+    if whole_process && is_forbidden(error) && !TOLD.swap(true, Relaxed) {
         tell(format_args!(
             "userfaultfd's ioctl: {} (a seccomp filter of the program's?): the limit is not held",
             Words(error)
