@@ -118,7 +118,8 @@ impl Engine {
         let (first, last) = table.interior(start, end);
         if first < last {
             let registered = register(start, end);
-            registered.inspect_err(|error| fatal::tell_if_forbidden(self.config.whole_process, *error))?;
+            registered
+                .inspect_err(|error| fatal::tell_if_forbidden(self.config.whole_process, *error))?;
         }
         table.cover(start, end);
         Ok((first, last))

@@ -7,7 +7,6 @@ use zfolio_core::zswap;
 use zfolio_sys::words::Words;
 use zfolio_sys::{Errno, files, process};
 
-
 /// A line of text built without an allocation.
 struct Line {
     bytes: [u8; 512],

@@ -48,6 +48,7 @@ __attribute__((constructor)) static void start(void) {
   snprintf(page + 32, 64, "%s", getenv("ZFOLIO_ALGORITHM"));
   snprintf(page + 96, 64, "%.*s", (int)strcspn(strchr(text, '(') + 1, ")"), strchr(text, '(') + 1);
   figure(LIMIT_BYTES, strtoull(limit, 0, 10));
+  if (getenv("STAND_IN_NEEDS")) figure(DEMAND_BYTES_MAX, 1ull << 30);
   if (getenv("STAND_IN_ENGAGED")) {
     figure(ENGAGED, 1);
     figure(RECLAIM_COMPRESSED, 1);

@@ -4,7 +4,21 @@ use std::fs;
 use std::os::unix::process::ExitStatusExt;
 
 use crate::run::{first_line, works};
-use crate::stage::{kill, scratch, texts, told, zfolio};
+use crate::stage::{self, kill, scratch, texts, told};
+
+/// `zfolio` with a stand-in that needs memory.
+fn zfolio(arguments: &[&str]) -> std::process::Command {
+    let mut command = stage::zfolio(arguments);
+    command.env("STAND_IN_NEEDS", "1");
+    command
+}
+
+/// Runs it to its end: exit status, standard output, standard error.
+fn told_of_need(arguments: &[&str]) -> (Option<i32>, String, String) {
+    let output = zfolio(arguments).output().expect("it was built");
+    let (out, err) = texts(&output);
+    (output.status.code(), out, err)
+}
 
 #[test]
 fn the_curve_is_told_after_the_program_and_its_status_passes_through() {
@@ -12,7 +26,7 @@ fn the_curve_is_told_after_the_program_and_its_status_passes_through() {
         return;
     }
     let script = "sleep 0.3; echo out; exit 3";
-    let (code, out, err) = told(&["suggest", "--points", "3", "--", "sh", "-c", script]);
+    let (code, out, err) = told_of_need(&["suggest", "--points", "3", "--", "sh", "-c", script]);
     assert_eq!((code, out.as_str()), (Some(3), "out\n"), "{err}");
     for part in ["LIMIT", "sh needed 1024M", "<- recommended", "recommended: --limit 64M"] {
         assert!(err.contains(part), "no '{part}' in:\n{err}");
@@ -28,7 +42,7 @@ fn json_is_all_of_standard_output_and_a_plot_is_drawn() {
     let script = "sleep 0.3; echo out";
     let arguments =
         ["suggest", "--json", "--plot", plot.to_str().unwrap(), "--", "sh", "-c", script];
-    let (code, out, err) = told(&arguments);
+    let (code, out, err) = told_of_need(&arguments);
     assert_eq!((code, err.as_str()), (Some(0), "out\n"));
     let told: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert_eq!(told["need_bytes"], 1_u64 << 30);
@@ -46,7 +60,7 @@ fn the_run_is_repeated_to_verify() {
     let script = "sleep 0.2; echo $ZFOLIO_LIMIT,$ZFOLIO_FOLLOW,$ZFOLIO_UNIT,$ZFOLIO_ALGORITHM";
     let arguments =
         ["suggest", "--verify", "-u", "4K", "-a", "lz4", "--share", "30", "--", "sh", "-c", script];
-    let (code, out, err) = told(&arguments);
+    let (code, out, err) = told_of_need(&arguments);
     let limit = 64 << 20;
     assert_eq!((code, out), (Some(0), format!("{limit},300,4096,lz4\n{limit},,4096,lz4\n")));
     assert!(err.contains("run again with --limit 64M"), "{err}");
