@@ -681,6 +681,21 @@ static void populate(void) {
     verify(more, 2 * limit_bytes(), 2, "populated by advice");
 }
 
+/* Lengths that no mapping has are refused, soon, and change nothing. */
+static void beyond(void) {
+    struct ballast b;
+    ballast_make(&b, 3 * limit_bytes(), 21);
+    const size_t all = SIZE_MAX - PAGE + 1, half = (size_t)1 << 46;
+    for (int i = 0; i < 20; i++) {
+        CHECK(munmap(b.start, all) == -1 && errno == EINVAL);
+        CHECK(munmap(b.start, all - (size_t)b.start) == -1 && errno == EINVAL);
+        CHECK(mremap(b.start, PAGE, half, MREMAP_MAYMOVE) == MAP_FAILED && errno == ENOMEM);
+        CHECK(mmap(b.start, half, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED);
+        CHECK(madvise(b.start, all, MADV_DONTNEED) == -1 && errno == EINVAL);
+    }
+    ballast_verify(&b, "beyond all mappings");
+}
+
 int main(int count, char **arguments) {
     const struct behaviour cases[] = {
         {"single", single}, {"threads", threads}, {"neighbours", neighbours}, {"file_over", file_over},
@@ -689,7 +704,7 @@ int main(int count, char **arguments) {
         {"refixed", refixed}, {"guards", guards},
         {"noreplace", noreplace}, {"half_dropped", half_dropped}, {"read_only", read_only}, {"read_zeros", read_zeros},
         {"populate", populate}, {"pieces", pieces}, {"pieces_threads", pieces_threads},
-        {"pieces_return", pieces_return}, {"small", small}, {"keys", keys},
+        {"pieces_return", pieces_return}, {"small", small}, {"keys", keys}, {"beyond", beyond},
     };
     return CHOOSE(cases);
 }

@@ -91,11 +91,17 @@ impl Ranges {
         start < end && self.last_below(end).is_some_and(|last| last.1 > start)
     }
 
-    /// How many bytes of `start..end` are in.
-    pub fn bytes_in(&self, start: usize, end: usize) -> usize {
+    /// What of `start..end` is in, rising.
+    pub fn pieces(&self, start: usize, end: usize) -> impl Iterator<Item = (usize, usize)> + '_ {
         let first = self.around(start).map_or(start, |around| around.0);
         let ranges = self.ends.range(first..end.max(first));
-        ranges.map(|(from, to)| end.min(*to).saturating_sub(start.max(*from))).sum()
+        let pieces = ranges.map(move |(from, to)| (start.max(*from), end.min(*to)));
+        pieces.filter(|(from, to)| from < to)
+    }
+
+    /// How many bytes of `start..end` are in.
+    pub fn bytes_in(&self, start: usize, end: usize) -> usize {
+        self.pieces(start, end).map(|(from, to)| to - from).sum()
     }
 
     /// The ranges, rising.

@@ -15,6 +15,8 @@ use zfolio_core::ranges::Ranges;
 use zfolio_pager::Engine;
 use zfolio_sys::{Errno, futex, map, signal, thread};
 
+use crate::mappings::page_end;
+
 /// A change of mappings: what the program called, with its words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
@@ -158,11 +160,11 @@ pub(crate) fn keep(engine: &'static Engine) {
 
 fn serve(engine: &Engine, call: Call, words: [usize; 6]) -> Result<usize, Errno> {
     let [start, bytes, ..] = words;
-    let end = start.saturating_add(bytes);
+    let end = page_end(start, bytes);
     match call {
         Call::Replace => {
             let [_, _, made, manageable, ..] = words;
-            let bytes = bytes.next_multiple_of(map::PAGE_BYTES);
+            let bytes = end - start;
             let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED).unsigned_abs() as usize;
             let at = engine.unmap(start, start + bytes, || {
                 // SAFETY: the program's own MAP_FIXED, in two steps: `made` is a mapping of this length.
@@ -185,14 +187,12 @@ fn serve(engine: &Engine, call: Call, words: [usize; 6]) -> Result<usize, Errno>
         }
         Call::Unmap => {
             // SAFETY: the program's own call, with its own words.
-            engine.unmap(start, end.next_multiple_of(map::PAGE_BYTES), || unsafe {
-                map::forward(libc::SYS_munmap, words)
-            })
+            engine.unmap(start, end, || unsafe { map::forward(libc::SYS_munmap, words) })
         }
         Call::Discard => {
             let advice = words[2];
             // SAFETY: the program's own call, or a part of it.
-            engine.discard(start, end.next_multiple_of(map::PAGE_BYTES), |at, bytes| unsafe {
+            engine.discard(start, end, |at, bytes| unsafe {
                 map::forward(libc::SYS_madvise, [at, bytes, advice, 0, 0, 0])
             })
         }
@@ -219,7 +219,7 @@ fn serve(engine: &Engine, call: Call, words: [usize; 6]) -> Result<usize, Errno>
 /// `mremap`; the last word says that a manageable mapping is moved, perhaps one smaller than a folio.
 fn remap(engine: &Engine, words: [usize; 6]) -> Result<usize, Errno> {
     let [start, bytes, new_bytes, flags, to, manageable] = words;
-    let length = new_bytes.next_multiple_of(map::PAGE_BYTES);
+    let length = page_end(0, new_bytes);
     let move_it = || {
         let call = [start, bytes, new_bytes, flags, to, 0];
         // SAFETY: the program's own call, with its own words.
@@ -227,8 +227,8 @@ fn remap(engine: &Engine, words: [usize; 6]) -> Result<usize, Errno> {
         Ok::<_, Errno>((at, at + length))
     };
     let fixed = i32::try_from(flags).unwrap_or(0) & libc::MREMAP_FIXED != 0;
-    let onto = if fixed { (to, to + length) } else { (0, 0) };
-    let end = start + bytes.next_multiple_of(map::PAGE_BYTES);
+    let onto = if fixed { (to, to.saturating_add(length)) } else { (0, 0) };
+    let end = page_end(start, bytes);
     let (at, at_end, managed) = engine.relocate((start, end), onto, move_it)?;
     if managed || manageable == 1 {
         adopt(engine, at, at_end);

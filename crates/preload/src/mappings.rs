@@ -84,9 +84,16 @@ fn word(value: i64) -> usize {
     usize::from_ne_bytes(value.to_ne_bytes())
 }
 
+/// The end of a range, at a page and where the program's addresses end; `start` for a range that passes the
+/// end of all words: it is empty to us, and the kernel's to refuse.
 pub(crate) fn page_end(start: usize, bytes: usize) -> usize {
-    start.saturating_add(bytes).checked_next_multiple_of(map::PAGE_BYTES).unwrap_or(usize::MAX)
+    let end =
+        start.checked_add(bytes).and_then(|end| end.checked_next_multiple_of(map::PAGE_BYTES));
+    end.map_or(start, |end| end.min(ADDRESSES_END.max(start)))
 }
+
+/// Nothing is mapped above: 47 bits.
+const ADDRESSES_END: usize = 1 << 47;
 
 /// Makes a mapping, aligned to the folio where the program leaves the place to the kernel.
 fn make(mut words: [usize; 6], flags: c_int, manageable: bool) -> Result<usize, Errno> {
@@ -122,10 +129,12 @@ fn mmap_words(words: [usize; 6]) -> *mut c_void {
     let end = page_end(start, bytes);
     if replaces && ours.is_engines(start, end) {
         // Forgotten before, not after: in between another thread may map what is free by then.
-        ours.remove(start, end);
+        let taken = ours.take(start, end);
         drop(ours);
         let placed = replace(words, flags, manageable);
-        if manageable || placed.is_err() {
+        if placed.is_err() {
+            native::lock().put_back(&taken);
+        } else if manageable {
             native::lock().note(start, end);
         }
         return answer_pointer(placed);
@@ -210,20 +219,18 @@ fn mremap_words(words: [usize; 6]) -> Result<usize, Errno> {
     let onto_end = if onto == start { end } else { onto.saturating_add(new_length) };
     let mut ours = native::lock();
     if ours.is_engines(start, end) || ours.is_engines(onto, onto_end) {
-        let noted = ours.remove(start, end) > 0;
-        if onto != start {
-            ours.remove(onto, onto_end);
-        }
+        let taken = ours.take(start, end);
+        let target = if onto == start { None } else { Some(ours.take(onto, onto_end)) };
         drop(ours);
         let [.., to, _] = words;
-        let asked = [start, bytes, new_bytes, words[3], to, usize::from(noted)];
+        let asked = [start, bytes, new_bytes, words[3], to, usize::from(!taken.is_empty())];
         let answer = ask(Call::Remap, asked);
         let mut ours = native::lock();
         match answer {
             Ok(at) => ours.note(at, at + new_length),
             Err(_) => {
-                ours.note(start, end);
-                ours.note(onto, onto_end);
+                ours.put_back(&taken);
+                target.iter().for_each(|target| ours.put_back(target));
             }
         }
         return answer;
@@ -272,11 +279,11 @@ interpose! {
         let mut ours = native::lock();
         if ours.is_engines(first, end) {
             // Forgotten before, not after: in between another thread may map what is free by then.
-            ours.remove(first, end);
+            let taken = ours.take(first, end);
             drop(ours);
             let answer = ask(Call::Unmap, words);
             if answer.is_err() {
-                native::lock().note(first, end);
+                native::lock().put_back(&taken);
             }
             return answer_int(answer);
         }

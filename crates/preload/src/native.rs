@@ -47,6 +47,19 @@ struct Noted {
     reserved: Ranges,
 }
 
+/// What [`Native::take`] took: ranges noted, and those of them that were fresh.
+pub(crate) struct Taken {
+    noted: Vec<(usize, usize)>,
+    fresh: Vec<(usize, usize)>,
+}
+
+impl Taken {
+    /// Whether there is nothing.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.noted.is_empty()
+    }
+}
+
 struct Kept(UnsafeCell<Noted>);
 
 // SAFETY: reached through Native, which holds the lock.
@@ -120,6 +133,27 @@ impl Native {
         let gone = ranges.noted.remove(start, end);
         self.count();
         gone
+    }
+
+    /// Forgets a range that is about to be changed; [`Native::put_back`] is for a change that fails.
+    pub(crate) fn take(&mut self, start: usize, end: usize) -> Taken {
+        let Noted { noted, fresh, .. } = self.ranges();
+        let taken = Taken {
+            noted: noted.pieces(start, end).collect(),
+            fresh: fresh.pieces(start, end).collect(),
+        };
+        self.remove(start, end);
+        taken
+    }
+
+    /// Notes what was forgotten, and nothing else: a call may name more than was ever mapped.
+    pub(crate) fn put_back(&mut self, taken: &Taken) {
+        for (start, end) in &taken.noted {
+            self.note(*start, *end);
+        }
+        for (start, end) in &taken.fresh {
+            self.ranges().fresh.join(*start, *end);
+        }
     }
 
     /// Whether the engine may have any of a range, and must be asked before it changes.
@@ -203,9 +237,15 @@ pub(crate) fn manageable_bytes() -> u64 {
     MANAGEABLE.load(Ordering::Relaxed)
 }
 
+/// The granules that a range lies in. A call may name addresses up to the end of all words, which no mapping has.
+fn granules(start: usize, end: usize) -> std::ops::Range<usize> {
+    let last = (end - 1) >> GRANULE_BITS;
+    start >> GRANULE_BITS..last.saturating_add(1).min(8 * GRANULES.len())
+}
+
 /// Remembers that a range may be managed.
 pub(crate) fn mark(start: usize, end: usize) {
-    for granule in start >> GRANULE_BITS..=(end - 1) >> GRANULE_BITS {
+    for granule in granules(start, end) {
         if let Some(bits) = GRANULES.get(granule / 8) {
             bits.fetch_or(1 << (granule % 8), Ordering::Relaxed);
         }
@@ -217,7 +257,7 @@ pub(crate) fn may_be_managed(start: usize, end: usize) -> bool {
     if end <= start {
         return false;
     }
-    (start >> GRANULE_BITS..=(end - 1) >> GRANULE_BITS).any(|granule| {
+    granules(start, end).any(|granule| {
         GRANULES
             .get(granule / 8)
             .is_some_and(|bits| bits.load(Ordering::Relaxed) >> (granule % 8) & 1 == 1)
