@@ -33,6 +33,11 @@ fn from_environment() -> Option<Settings> {
     let text = |name| std::env::var(name).ok();
     let number = |name| text(name).and_then(|value| value.parse::<u64>().ok());
     let limit_bytes = number("ZFOLIO_LIMIT")?;
+    // Not told from here: it would take a system call that Valgrind does not know, and complains about.
+    // `zfolio run` says that the tool was not managed.
+    if text("LD_PRELOAD").is_some_and(|preload| is_valgrind(&preload)) {
+        return None;
+    }
     let unit =
         number("ZFOLIO_UNIT").and_then(|bytes| UnitOrder::from_bytes(usize::try_from(bytes).ok()?));
     let params = text("ZFOLIO_ALGORITHM").and_then(|name| name.parse::<Params>().ok()).map(usable);
@@ -49,6 +54,16 @@ fn from_environment() -> Option<Settings> {
         run: number("ZFOLIO_RUN").unwrap_or(0),
         follow_per_mille: number("ZFOLIO_FOLLOW").unwrap_or(0).min(1000),
     })
+}
+
+/// Whether the libraries that are loaded first are Valgrind's.
+///
+/// Its tools replace `malloc` and the kernel's view of the process by their own: nothing of ours would see the
+/// program's memory, and raw system calls for it would be against what the tool knows.
+fn is_valgrind(preload: &str) -> bool {
+    preload
+        .split([':', ' '])
+        .any(|path| path.rsplit('/').next().is_some_and(|name| name.starts_with("vgpreload_")))
 }
 
 /// With the dictionary that is named, or without one: `zfolio run` has read it before, so that a file which

@@ -248,7 +248,7 @@ impl Story<'_> {
         let small = at.memory.anonymous_bytes.saturating_sub(at.held_bytes);
         writeln!(
             f,
-            "; not managed were {} of small mappings and stacks, {} of files, {} of shared memory",
+            "; not managed were {} of stacks, small and executable mappings, {} of files, {} of shared memory",
             size::display(small),
             size::display(at.memory.file_bytes),
             size::display(at.memory.shared_bytes)

@@ -1,0 +1,22 @@
+;; Lists and vectors of numbers and strings, rounds over all of them, half of them dropped.
+(define count 400000)
+(define people (make-vector count #f))
+(do ((i 0 (+ i 1))) ((= i count))
+  (vector-set! people i
+    (vector (string-append "name " (number->string i) " of a person")
+            (modulo i 97)
+            (list i (modulo (* i 7) 1009) (* i 0.5)))))
+(define sum 0)
+(define (add! value) (set! sum (modulo (+ (* sum 31) value) 2147483647)))
+(do ((round 0 (+ round 1))) ((= round 3))
+  (do ((i 0 (+ i 1))) ((= i count))
+    (let ((one (vector-ref people i)))
+      (vector-set! one 1 (modulo (+ (vector-ref one 1) (cadr (vector-ref one 2)) round) 1009))
+      (add! (+ (vector-ref one 1) (string-length (vector-ref one 0)))))))
+(display count) (display " ") (display sum) (newline)
+(do ((i 0 (+ i 2))) ((>= i count)) (vector-set! people i #f))
+(gc)
+(do ((i 1 (+ i 2))) ((>= i count))
+  (add! (string-length (string-append (vector-ref (vector-ref people i) 0) ":"
+                                      (number->string (vector-ref (vector-ref people i) 1))))))
+(display sum) (newline)
