@@ -139,7 +139,7 @@ figures! {
     reclaim_busy,
     /// Units that could not be taken: read-only, or at the edge of a mapping.
     reclaim_refused,
-    /// Units stored and not stored only: copies of what is resident.
+    /// Stored copies of units that are resident again.
     copies,
     /// Stored copies dropped: they were not worth their memory, or the unit was unmapped.
     copies_dropped,

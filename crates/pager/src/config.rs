@@ -142,8 +142,8 @@ fn tell_refusal(f: &mut fmt::Formatter<'_>, mode: Mode, errno: Errno) -> fmt::Re
         (Errno::PERM | Errno::ACCESS, Mode::Handler) => write!(
             f,
             "no permission for a userfaultfd that serves system calls ({}): needed is one of read and \
-             write permission on /dev/userfaultfd (the group zfolio has it where the udev rule is installed), CAP_SYS_PTRACE, \
-             vm.unprivileged_userfaultfd=1; the library's inline mode needs none of them",
+             write permission on /dev/userfaultfd (the group zfolio has it where the udev rule is \
+             installed), CAP_SYS_PTRACE, vm.unprivileged_userfaultfd=1; the library's inline mode needs none of them",
             Words(errno)
         ),
         (Errno::PERM | Errno::NOSYS, _) => write!(

@@ -207,7 +207,12 @@ pub(crate) fn texts(output: &Output) -> (String, String) {
 
 /// Runs `zfolio` to its end: exit status, standard output, standard error.
 pub(crate) fn told(arguments: &[&str]) -> (Option<i32>, String, String) {
-    let output = zfolio(arguments).output().expect("it was built");
+    told_by(&mut zfolio(arguments))
+}
+
+/// Runs a command of [`zfolio`] to its end.
+pub(crate) fn told_by(command: &mut Command) -> (Option<i32>, String, String) {
+    let output = command.output().expect("it was built");
     let (out, err) = texts(&output);
     (output.status.code(), out, err)
 }

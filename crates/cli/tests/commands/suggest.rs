@@ -15,9 +15,7 @@ fn zfolio(arguments: &[&str]) -> std::process::Command {
 
 /// Runs it to its end: exit status, standard output, standard error.
 fn told_of_need(arguments: &[&str]) -> (Option<i32>, String, String) {
-    let output = zfolio(arguments).output().expect("it was built");
-    let (out, err) = texts(&output);
-    (output.status.code(), out, err)
+    stage::told_by(&mut zfolio(arguments))
 }
 
 #[test]
