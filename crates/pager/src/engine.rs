@@ -41,7 +41,7 @@ use crate::runs::Runs;
 use crate::seam::{Seam, needs};
 use crate::shape::{Shape, Units};
 use crate::staging::Staging;
-use crate::table::Table;
+use crate::table::{Folio, Table};
 
 /// Probation holds a 32nd of the limit before it is reclaimed from first.
 const PROBATION_SHARE: u64 = 32;
@@ -321,39 +321,14 @@ impl Engine {
 
     /// Drops from the queues what is of unmapped folios, and second entries (`UNIT-3`).
     fn sweep_queues(&self, table: &mut Table) {
-        let mut kept = Vec::new();
-        self.resident.retain(|base| {
-            let folio = table.known_mut(base).filter(|folio| folio.managed && folio.queued);
-            let keep = folio.is_some();
-            if let Some(folio) = folio {
-                folio.queued = false;
-                kept.push(base);
-            }
-            keep
-        });
-        for base in kept {
-            if let Some(folio) = table.known_mut(base) {
-                folio.queued = true;
-            }
-        }
-        // A second entry finds the flag cleared, and what has no copies needs none.
-        let mut kept = Vec::new();
-        self.copies.retain(|base| {
-            let Some(folio) = table.known_mut(base).filter(|folio| folio.copied) else {
-                return false;
-            };
-            folio.copied = false;
-            let keep = !folio.copied_units().is_empty();
-            if keep {
-                kept.push(base);
-            }
-            keep
-        });
-        for base in kept {
-            if let Some(folio) = table.known_mut(base) {
-                folio.copied = true;
-            }
-        }
+        let mut queues = Sweep { table, kept: Vec::new() };
+        self.resident
+            .retain(|base| queues.keeps(base, |folio| folio.managed, |folio| &mut folio.queued));
+        queues.end(|folio| &mut folio.queued);
+        // What has no copies needs no entry.
+        let copied = |folio: &Folio| !folio.copied_units().is_empty();
+        self.copies.retain(|base| queues.keeps(base, copied, |folio| &mut folio.copied));
+        queues.end(|folio| &mut folio.copied);
     }
 
     /// Counts units that became resident (`ENG-3`).
@@ -458,6 +433,38 @@ impl Engine {
     /// Whether so little is resident that reclaim must stop.
     pub(crate) fn at_floor(&self) -> bool {
         self.resident_bytes.load(Relaxed) <= self.floor_bytes
+    }
+}
+
+/// A queue that loses its stale entries. The flag by which a folio has one entry is cleared at the first, so that
+/// a second finds it cleared and goes, and is set again at the end.
+struct Sweep<'t> {
+    table: &'t mut Table,
+    kept: Vec<usize>,
+}
+
+impl Sweep<'_> {
+    /// Whether the entry of the folio at `base` stays.
+    fn keeps(
+        &mut self,
+        base: usize,
+        wanted: impl Fn(&Folio) -> bool,
+        flag: impl Fn(&mut Folio) -> &mut bool,
+    ) -> bool {
+        let Some(folio) = self.table.known_mut(base) else { return false };
+        let keep = std::mem::take(flag(folio)) && wanted(folio);
+        if keep {
+            self.kept.push(base);
+        }
+        keep
+    }
+
+    fn end(&mut self, flag: impl Fn(&mut Folio) -> &mut bool) {
+        for base in self.kept.drain(..) {
+            if let Some(folio) = self.table.known_mut(base) {
+                *flag(folio) = true;
+            }
+        }
     }
 }
 
