@@ -1,8 +1,13 @@
 /* Children: by fork with and without exec, with threads running, nested, by vfork, posix_spawn, system, popen. */
 #include "behaviour.h"
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <sched.h>
 #include <spawn.h>
+#include <stddef.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <ucontext.h>
 
 extern char **environ;
@@ -391,6 +396,120 @@ static void wiped(void) {
     }
 }
 
+/* A child that can have no engine has its memory all the same, and zfolio says that the limit is not held. */
+static void child_without(const char *what) {
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    uint64_t random = pid ? 7 : 8;
+    ballast_verify(&b, what);
+    ballast_churn(&b, b.pages / 4, &random);
+    ballast_verify(&b, what);
+    if (pid == 0) {
+        /* A child of its own has what it has. */
+        pid_t next = fork();
+        CHECK(next >= 0);
+        ballast_verify(&b, what);
+        if (next == 0) _exit(0);
+        child_is_well(next, what);
+        _exit(0);
+    }
+    child_is_well(pid, what);
+    ballast_verify(&b, what);
+}
+
+/* Answers `call` with `error` in this thread and its children, where word `word` has all of `bits`. */
+static void forbid(struct sock_filter *at, unsigned call, unsigned word, unsigned bits, unsigned error) {
+    const struct sock_filter rule[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 4),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args) + 8 * word),
+        BPF_STMT(BPF_ALU | BPF_AND | BPF_K, bits),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, bits, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
+    };
+    memcpy(at, rule, sizeof rule);
+}
+
+static void enter(struct sock_filter *filter, unsigned short length) {
+    filter[length - 1] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+    struct sock_fprog program = {length, filter};
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) skip("there are no seccomp filters here");
+}
+
+static void no_threads(void) {
+    ballast_make(&b, 4 * limit_bytes(), 15);
+    struct sock_filter filter[7];
+    forbid(filter, SYS_clone, 0, CLONE_THREAD, EAGAIN);
+    enter(filter, 7);
+    child_without("without threads");
+}
+
+static void no_userfaultfd(void) {
+    ballast_make(&b, 4 * limit_bytes(), 16);
+    struct sock_filter filter[13];
+    forbid(filter, SYS_userfaultfd, 0, 0, EPERM);
+    forbid(filter + 6, SYS_ioctl, 1, 0xaa00, EPERM); /* USERFAULTFD_IOC_NEW */
+    enter(filter, 13);
+    child_without("without a userfaultfd");
+}
+
+static char group[256];
+
+static void leave_group(void) {
+    char path[300];
+    snprintf(path, sizeof path, "%s/../cgroup.procs", group);
+    FILE *file = fopen(path, "w");
+    if (file) fprintf(file, "%d", getpid()), fclose(file);
+    rmdir(group);
+}
+
+/* So many threads and processes in all. */
+static void allow_tasks(int tasks) {
+    char path[300];
+    snprintf(path, sizeof path, "%s/pids.max", group);
+    FILE *file = fopen(path, "w");
+    CHECK(file && fprintf(file, "%d", tasks) > 0 && fclose(file) == 0);
+}
+
+static int tasks_now(void) {
+    char path[300];
+    int tasks = 0;
+    snprintf(path, sizeof path, "%s/pids.current", group);
+    FILE *file = fopen(path, "r");
+    CHECK(file && fscanf(file, "%d", &tasks) == 1 && fclose(file) == 0);
+    return tasks;
+}
+
+/* A child may have none, some or all of the threads that an engine needs. */
+static void few_threads(void) {
+    snprintf(group, sizeof group, "/sys/fs/cgroup/pids/zfolio-behaviour-%d", getpid());
+    if (mkdir(group, 0755)) skip("no cgroup of version 1 that limits threads can be made");
+    atexit(leave_group);
+    char path[300];
+    snprintf(path, sizeof path, "%s/cgroup.procs", group);
+    FILE *file = fopen(path, "w");
+    CHECK(file && fprintf(file, "%d", getpid()) > 0 && fclose(file) == 0);
+    ballast_make(&b, 4 * limit_bytes(), 17);
+    int refused = 0;
+    for (int more = 0; more < 7; more++) {
+        allow_tasks(tasks_now() + more);
+        pid_t pid = fork();
+        if (pid == 0) {
+            ballast_verify(&b, "with few threads");
+            _exit(0);
+        }
+        if (pid < 0) {
+            CHECK(errno == EAGAIN);
+            refused++;
+            continue;
+        }
+        child_is_well(pid, "a child with few threads");
+        ballast_verify(&b, "the parent of such a child");
+    }
+    CHECK(refused == 1);
+}
+
 /* Children that grow and are another program at once: what starts meanwhile must not be told to have failed. */
 static void exec_races(void) {
     for (int i = 0; i < 300; i++) {
@@ -429,6 +548,7 @@ int main(int count, char **arguments) {
         {"loop", loop}, {"others", others}, {"stack", stack}, {"files", files}, {"server", server},
         {"own_stacks", own_stacks}, {"exec_chain", exec_chain}, {"exec_races", exec_races}, {"nothing", nothing},
         {"clones", clones}, {"plain_syscalls", plain_syscalls}, {"no_room", no_room}, {"wiped", wiped},
+        {"no_threads", no_threads}, {"no_userfaultfd", no_userfaultfd}, {"few_threads", few_threads},
     };
     return CHOOSE(cases);
 }

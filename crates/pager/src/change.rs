@@ -261,16 +261,6 @@ impl Engine {
         folio.stored = Units::NONE;
     }
 
-    /// Brings every staged folio back, so that a child of `fork` finds nothing in the staging area.
-    pub fn settle_for_fork(&self) {
-        let table = self.table.read();
-        while let Some(base) = self.staging.pop_staged() {
-            if let Some(lock) = table.known(base) {
-                self.bring_staged(&mut lock.lock(), base);
-            }
-        }
-    }
-
     /// Everything that is managed comes back and stays: the engine ends.
     pub fn unmanage_all(&self) {
         let ranges: Vec<(usize, usize)> = self.table.read().ranges().iter().collect();

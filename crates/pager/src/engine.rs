@@ -20,17 +20,16 @@ use std::sync::atomic::{
 };
 
 use zfolio_core::page::PAGE_BYTES;
-use zfolio_core::stats::{Figures, Inheritance, Stats, add, raise, subtract};
-use zfolio_core::sync::{RwLock, WriteGuard};
+use zfolio_core::stats::{Figures, Stats, add, raise, subtract};
+use zfolio_core::sync::RwLock;
 use zfolio_core::zcomp::Zcomp;
 use zfolio_core::zsmalloc::ClassStats;
 use zfolio_core::zswap::Zswap;
 use zfolio_sys::uffd::Uffd;
-use zfolio_sys::{clock, cpu, map};
+use zfolio_sys::{clock, cpu};
 
 use crate::config::{Config, Error, LIMIT_BYTES_MIN, Mode};
 use crate::copies::Copies;
-use crate::event::{self, Held};
 use crate::follow::Follow;
 use crate::limit::{self, OverLimit};
 use crate::prefetch::Prefetch;
@@ -108,34 +107,6 @@ pub struct Engine {
     /// The limit in force: that of the settings, unless it follows the need.
     limit: AtomicU64,
     follow: Follow,
-}
-
-/// The engine held still: see [`Engine::quiet`].
-#[derive(Debug)]
-pub struct Quiet<'a> {
-    shape: Shape,
-    inheritance: Inheritance,
-    inbox: Held<'a>,
-    table: WriteGuard<'a, { rank::TABLE }, Table>,
-}
-
-impl Quiet<'_> {
-    /// Whether nothing is managed.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.table.managed_bytes() == 0
-    }
-
-    /// Whether the unit at `address` is mapped, or none of the engine's business.
-    #[must_use]
-    pub fn is_resident(&mut self, address: usize) -> bool {
-        // The table is held alone, so a folio needs no lock; one would have a lower rank than the inbox.
-        let index = self.shape.index(address);
-        match self.table.known_mut(address) {
-            Some(folio) => !folio.managed || folio.resident.contains(index),
-            None => !self.table.manages(address),
-        }
-    }
 }
 
 impl std::fmt::Debug for Engine {
@@ -228,75 +199,6 @@ impl Engine {
     /// Its settings.
     pub fn config(&self) -> &Config {
         &self.config
-    }
-
-    /// Holds still for `fork`: nothing is staged, no folio moves, no fault is served until the
-    /// [`Quiet`] is dropped, in the parent and in the child.
-    ///
-    /// `None`: something was staged meanwhile, or a change was told; bring it back and try again.
-    pub fn quiet(&self) -> Option<Quiet<'_>> {
-        let mut table = self.table.write();
-        // The child's inbox is empty: what the parent was told has happened there too (EVT-3).
-        self.honour(&mut table);
-        let inbox = self.seam.inbox.hold();
-        let told = inbox.iter().any(|told| event::is_change(told.message));
-        let settled = self.staging.staged_folios() == 0 && !told;
-        let inheritance = self.figures().inheritance();
-        settled.then_some(Quiet { shape: self.shape, inheritance, inbox, table })
-    }
-
-    /// In the child, before anything else is mapped: the staging area, which `fork` did not copy.
-    ///
-    /// # Errors
-    ///
-    /// No memory, or its addresses are taken already.
-    pub fn map_again(&self, _held: &Quiet<'_>) -> Result<(), Error> {
-        let again = self.staging.map_again();
-        again.map_err(|errno| Error::Memory { what: "staging area", errno })
-    }
-
-    /// In the child: what `fork` did not copy is set up anew, by the thread that will own it.
-    ///
-    /// # Errors
-    ///
-    /// The kernel refuses what it granted the parent.
-    pub fn open_again(&self, quiet: &mut Quiet<'_>) -> Result<(), Error> {
-        self.stopping.store(false, Relaxed);
-        // What the parent's threads wait for is not ours to serve.
-        quiet.inbox.clear();
-        self.figures().inherit(&quiet.inheritance);
-        let again = self.seam.open_again(&self.staging, self.config.mode);
-        again.map_err(|errno| Error::Userfaultfd { mode: self.config.mode, errno })?;
-        let ranges: Vec<(usize, usize)> = quiet.table.ranges().iter().collect();
-        for (start, end) in ranges {
-            if self.seam.program.register(start, end - start).is_err() {
-                self.register_what_is_there(&mut quiet.table, start, end);
-            }
-        }
-        Ok(())
-    }
-
-    /// Part of a range is not in the child (`MADV_DONTFORK`): that part is forgotten.
-    fn register_what_is_there(&self, table: &mut Table, start: usize, end: usize) {
-        let bytes = self.shape.folio_bytes();
-        let mut present = vec![0_u8; self.shape.pages()];
-        for base in (start..end).step_by(bytes) {
-            let there = map::residency(base, bytes, &mut present).is_ok();
-            if there && self.seam.program.register(base, bytes).is_ok() {
-                continue;
-            }
-            for (_, lock) in table.known_folios(base, base + bytes) {
-                self.drop_folio(&mut lock.lock(), false);
-            }
-            table.uncover(base, base + bytes);
-            table.remove(base, base + bytes);
-        }
-    }
-
-    /// Whether a child of `fork` could have userfaultfds of its own.
-    pub fn can_open_again(&self) -> bool {
-        let [program, _] = needs(self.config.mode);
-        Uffd::open(program.0, program.1).is_ok()
     }
 
     /// Brings the sizes of tables and queues up to date, with room for the entry of every folio that

@@ -15,6 +15,7 @@
 //! and that never happens under a folio's lock.
 
 use zfolio_core::stats::{add, subtract};
+use zfolio_core::zswap::Entry;
 use zfolio_sys::clock;
 
 use crate::engine::Engine;
@@ -262,15 +263,21 @@ impl Engine {
     ) {
         for index in units.iter() {
             let copy = folio.copies[index].as_ref().expect("UNIT-2: a stored unit has a copy");
-            if let Err(error) = self.zswap.load(cpu, copy, self.staging.unit_mut(slot, index)) {
-                add(&self.figures().decompress_fail, 1);
-                let address = base + index * self.shape.unit_bytes();
-                crate::fatal::corrupt(address, self.shape.unit_bytes(), error);
-            }
+            let address = base + index * self.shape.unit_bytes();
+            self.load_unit(copy, address, self.staging.unit_mut(slot, index), cpu);
         }
         self.keep_copies(folio, base, units);
         folio.stored -= units;
         subtract(&self.figures().demand_stored_bytes, self.shape.bytes_of(units) as u64);
+    }
+
+    /// Decompresses the unit that belongs to `address`. If that fails, the process ends: wrong data is never
+    /// handed out.
+    pub(crate) fn load_unit(&self, copy: &Entry, address: usize, unit: &mut [u8], cpu: usize) {
+        if let Err(error) = self.zswap.load(cpu, copy, unit) {
+            add(&self.figures().decompress_fail, 1);
+            crate::fatal::corrupt(address, self.shape.unit_bytes(), error);
+        }
     }
 
     /// Counts and queues units that have become resident.

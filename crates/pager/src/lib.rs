@@ -27,6 +27,7 @@ mod prefetch;
 
 mod adopt;
 mod change;
+mod fork;
 
 mod event;
 
@@ -48,7 +49,8 @@ mod slice;
 mod transfer;
 
 pub use config::{Config, Error, LIMIT_BYTES_MIN, Mode, with_dictionary};
-pub use engine::{Engine, Quiet, StatsHome};
+pub use engine::{Engine, StatsHome};
+pub use fork::Quiet;
 pub use limit::OverLimit;
 pub use pager::{Builder, Pager};
 pub use region::Region;

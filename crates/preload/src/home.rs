@@ -22,8 +22,16 @@ use crate::{fork, identity, keeper, native, settings, statistics};
 /// 0 not started, 1 started.
 static STARTED: AtomicU32 = AtomicU32::new(0);
 
-/// Set by the home thread of a child when faults are served again.
-static READY: AtomicU32 = AtomicU32::new(0);
+/// Whether a child's home thread serves faults again.
+static READY: AtomicU32 = AtomicU32::new(WAIT);
+const WAIT: u32 = 0;
+const SERVED: u32 = 1;
+const FAILED: u32 = 2;
+
+/// How often a thread is tried, a millisecond apart, when the kernel has no room for it: while another thread is
+/// in `execve` none is let begin. In a child of `fork` there is no other thread; room may come up all the same.
+const TRIES: u32 = 2000;
+const CHILD_TRIES: u32 = 20;
 
 /// Set once [`wake_up`] has run.
 static AWAKE: AtomicBool = AtomicBool::new(false);
@@ -85,14 +93,14 @@ pub(crate) fn start_if_needed() {
         return;
     }
     if thread::has_learnt() && STARTED.swap(1, Ordering::Relaxed) == 0 {
-        start_thread(c"zfolio-home", move || live(settings));
+        start_thread(c"zfolio-home", TRIES, move || live(settings));
     }
 }
 
 /// Starts a thread of the engine, with all signals blocked; if there can be none, tells why.
-fn start_thread(name: &'static CStr, life: impl FnOnce() + Send + 'static) -> bool {
+fn start_thread(name: &'static CStr, tries: u32, life: impl FnOnce() + Send + 'static) -> bool {
     let mask = signal::block_all();
-    let started = thread::spawn(name, Box::new(life));
+    let started = thread::spawn(name, tries, Box::new(life));
     signal::restore(&mask);
     if let Err(error) = started {
         let name = name.to_str().unwrap_or("?");
@@ -132,7 +140,7 @@ fn make_engine(settings: &'static Settings) -> Option<&'static Engine> {
         Ok(engine) => {
             engine.follow_need(settings.follow_per_mille);
             let engine = native::keep_engine(engine);
-            start_servants(engine).then_some(engine)
+            start_servants(engine, TRIES).then_some(engine)
         }
         Err(error) => {
             fatal::tell(format_args!("{error}: the limit is not held"));
@@ -171,10 +179,10 @@ fn watch(limit: u64) {
 }
 
 /// The threads beside the home thread, which share its table of files. False: not all of them.
-fn start_servants(engine: &'static Engine) -> bool {
-    start_thread(c"zfolio-handler", move || engine.handle_faults())
-        && start_thread(c"zfolio-keeper", move || keeper::keep(engine))
-        && start_thread(c"zfolio-prefetch", move || engine.prefetch_in_background())
+fn start_servants(engine: &'static Engine, tries: u32) -> bool {
+    start_thread(c"zfolio-handler", tries, move || engine.handle_faults())
+        && start_thread(c"zfolio-keeper", tries, move || keeper::keep(engine))
+        && start_thread(c"zfolio-prefetch", tries, move || engine.prefetch_in_background())
 }
 
 /// In a child of `fork`, on its only thread: what the fork did not copy comes back.
@@ -196,37 +204,63 @@ pub(crate) fn start_over(
         return native::Native::forget_engine();
     }
     // First of all: whatever is mapped now could go where the staging area was.
-    if engine.map_again(quiet).is_err() {
-        cannot_start_over();
+    if let Err(error) = engine.map_again(quiet) {
+        fatal::tell(format_args!("{error}: the limit is not held in a child"));
+        return live_without(engine, quiet);
     }
-    READY.store(0, Ordering::Relaxed);
+    READY.store(WAIT, Ordering::Relaxed);
     // The home thread must own the new descriptors, and this thread must not go on before faults are
     // served: it lends its hold on the engine until READY.
-    let quiet = std::ptr::from_mut(quiet) as usize;
-    let started = start_thread(c"zfolio-home", move || {
-        // SAFETY: start_over() waits for READY before its borrow of `quiet` ends.
-        let quiet = unsafe { &mut *(quiet as *mut zfolio_pager::Quiet<'static>) };
-        let again = files::leave_program_files().is_ok() && engine.open_again(quiet).is_ok();
-        if !again || !start_servants(engine) {
-            cannot_start_over();
-        }
+    let lent = std::ptr::from_mut(quiet) as usize;
+    let started = start_thread(c"zfolio-home", CHILD_TRIES, move || {
+        // SAFETY: start_over() waits for READY before it uses `quiet` again, or its borrow ends.
+        let quiet = unsafe { &mut *(lent as *mut zfolio_pager::Quiet<'static>) };
+        let ready = live_again(engine, quiet);
         // Release: pairs with the Acquire below.
-        READY.store(1, Ordering::Release);
+        READY.store(if ready { SERVED } else { FAILED }, Ordering::Release);
         futex::wake(&READY, 1);
-        engine.reclaim_in_background();
+        if ready {
+            engine.reclaim_in_background();
+        }
     });
     if !started {
-        cannot_start_over();
+        return live_without(engine, quiet);
     }
-    while READY.load(Ordering::Acquire) == 0 {
-        futex::wait(&READY, 0, None);
+    while READY.load(Ordering::Acquire) == WAIT {
+        futex::wait(&READY, WAIT, None);
+    }
+    if READY.load(Ordering::Acquire) == FAILED {
+        live_without(engine, quiet);
     }
 }
 
-/// A child without an engine would read zeros where its data is.
-fn cannot_start_over() -> ! {
-    fatal::tell(format_args!(
-        "a child process cannot have a userfaultfd and threads of its own: stopped"
-    ));
-    process::abort_now(fatal::STATUS)
+/// A child's home thread: descriptors and servants of its own. False: it cannot have them, which was told.
+fn live_again(engine: &'static Engine, quiet: &mut zfolio_pager::Quiet<'_>) -> bool {
+    if files::leave_program_files().is_err() {
+        fatal::tell(format_args!("unshare(CLONE_FILES): the limit is not held in a child"));
+        return false;
+    }
+    if let Err(error) = engine.open_again(quiet) {
+        fatal::tell(format_args!("{error}: the limit is not held in a child"));
+        return false;
+    }
+    if !start_servants(engine, CHILD_TRIES) {
+        return false;
+    }
+    engine.register_again(quiet);
+    true
+}
+
+/// A child that cannot have an engine: its memory comes back at once, and is the kernel's alone. `fork` has
+/// succeeded by then, and a child that reads zeros where its data was, or none at all, would be worse than one
+/// that goes over the limit.
+fn live_without(engine: &'static Engine, quiet: &mut zfolio_pager::Quiet<'_>) {
+    if let Err(error) = engine.return_all(quiet) {
+        let (why, errno) = (Words(error), error.raw_os_error());
+        fatal::tell(format_args!(
+            "a child's memory cannot be brought back: {why} (errno {errno}): stopped"
+        ));
+        process::abort_now(fatal::STATUS)
+    }
+    native::Native::forget_engine();
 }

@@ -1,10 +1,11 @@
 //! Memory mappings: reserving address space, giving pages back, asking what is resident.
 
 use std::ffi::c_void;
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
@@ -206,6 +207,35 @@ pub fn residency(address: usize, bytes: usize, present: &mut [u8]) -> Result<(),
     // SAFETY: the kernel writes one byte per page, for which there is room (above).
     let answer = unsafe { libc::syscall(libc::SYS_mincore, address, bytes, present.as_mut_ptr()) };
     if answer == 0 { Ok(()) } else { Err(last_error()) }
+}
+
+/// The calling process's memory as a file. What is written to it arrives also where the program may only
+/// read, or not even that.
+#[derive(Debug)]
+pub struct OwnMemory(OwnedFd);
+
+impl OwnMemory {
+    /// Opens it.
+    ///
+    /// # Errors
+    ///
+    /// `NOENT`: `/proc` is not mounted. `MFILE`: no descriptor is left.
+    pub fn open() -> Result<OwnMemory, Errno> {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC;
+        rustix::fs::open(c"/proc/self/mem", flags, rustix::fs::Mode::empty()).map(OwnMemory)
+    }
+
+    /// Writes `bytes` at `address`, all of them.
+    ///
+    /// # Errors
+    ///
+    /// `IO`: something there is not mapped, is another process's too, or there is no memory for it.
+    pub fn write(&self, address: usize, bytes: &[u8]) -> Result<(), Errno> {
+        // `pwrite` names the address by a number, and the contract of whoever has managed memory covers it: no
+        // reference to these bytes is alive.
+        let written = rustix::io::pwrite(&self.0, bytes, address as u64)?;
+        if written == bytes.len() { Ok(()) } else { Err(Errno::IO) }
+    }
 }
 
 /// `struct pm_scan_arg` of `linux/fs.h`.

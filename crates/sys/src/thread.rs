@@ -82,9 +82,6 @@ fn untraced() -> i32 {
     if TRACED.load(Relaxed) == 2 { libc::CLONE_UNTRACED } else { 0 }
 }
 
-/// How often a `clone` is tried that the kernel has no room for now, a millisecond apart.
-const TRIES: u32 = 2000;
-
 /// Learns how thread-local storage is laid out. Before that no thread can start.
 ///
 /// To be called when the program's libraries are loaded and none of its own code holds a lock of the loader.
@@ -98,20 +95,21 @@ pub fn has_learnt() -> bool {
     storage::layout().is_some()
 }
 
-/// Starts a thread; it inherits the signal mask. No allocator but Rust's global one is called.
+/// Starts a thread; it inherits the signal mask. No allocator but Rust's global one is called. A `clone` that the
+/// kernel has no room for is tried `tries` times, a millisecond apart.
 ///
 /// # Errors
 ///
-/// `NOMEM` for want of a stack. `AGAIN` for want of threads, after two seconds: `AGAIN` is also told while another
+/// `NOMEM` for want of a stack. `AGAIN` for want of threads, after all tries: `AGAIN` is also told while another
 /// thread is in `execve`, which ends this process in a moment, or fails. `INTR`: the process is being killed.
 /// `PERM` in a sandbox. `NOSYS` before [`learn`], or on another kind of machine.
-pub fn spawn(name: &'static CStr, life: Life) -> Result<(), Errno> {
+pub fn spawn(name: &'static CStr, tries: u32, life: Life) -> Result<(), Errno> {
     let layout = storage::layout().ok_or(Errno::NOSYS)?;
     let seat = ALL.iter().find(|seat| !seat.taken.swap(true, Ordering::AcqRel));
     let seat = seat.ok_or(Errno::AGAIN)?;
     let begun = seat.prepare(layout).and_then(|pointer| {
         let start = Box::into_raw(Box::new(Start { name, life, seat }));
-        let begun = begin(pointer, layout.span, start);
+        let begun = begin(pointer, layout.span, tries, start);
         if begun.is_err() {
             // SAFETY: no thread has taken it.
             drop(unsafe { Box::from_raw(start) });
@@ -183,8 +181,8 @@ impl Seat {
 }
 
 /// Has the kernel make the thread.
-fn begin(pointer: usize, span: usize, start: *mut Start) -> Result<(), Errno> {
-    let mut tries = 0;
+fn begin(pointer: usize, span: usize, tries: u32, start: *mut Start) -> Result<(), Errno> {
+    let mut tried = 1;
     loop {
         // SAFETY: the seat is this thread's alone, with a stack that ends where its storage begins; `live`
         // takes what it is given and does not return.
@@ -193,10 +191,10 @@ fn begin(pointer: usize, span: usize, start: *mut Start) -> Result<(), Errno> {
         let Ok(error) = i32::try_from(-answer) else { return Err(Errno::INVAL) };
         match error {
             ..=0 => return Ok(()),
-            libc::EAGAIN if tries < TRIES => sleep(Duration::from_millis(1)),
+            libc::EAGAIN if tried < tries => sleep(Duration::from_millis(1)),
             error => return Err(Errno::from_raw_os_error(error)),
         }
-        tries += 1;
+        tried += 1;
     }
 }
 
@@ -313,7 +311,7 @@ mod tests {
         let errno = unsafe { libc::__errno_location() };
         // SAFETY: the C library's variable of this thread.
         unsafe { errno.write(0) };
-        super::spawn(c"zfolio-test", life).unwrap();
+        super::spawn(c"zfolio-test", 1, life).unwrap();
         while RAN.load(Ordering::Acquire) != 7 {
             crate::futex::wait(&RAN, 0, None);
         }
@@ -335,7 +333,7 @@ mod tests {
                 tag.store(super::tag(), Ordering::Relaxed);
                 LIVING.fetch_add(1, Ordering::Release);
             });
-            super::spawn(c"zfolio-test", life).unwrap();
+            super::spawn(c"zfolio-test", 1, life).unwrap();
         }
         while LIVING.load(Ordering::Acquire) < 8 {
             std::thread::yield_now();

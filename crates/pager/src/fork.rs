@@ -1,0 +1,194 @@
+//! `fork`: the engine is held still, and a child gets one of its own, or its memory back.
+//!
+//! ```text
+//! parent   settle_for_fork: what is staged comes back; quiet: nothing moves until the child is made
+//! child    map_again, open_again: staging area and userfaultfds, which fork does not copy
+//!          register_again: from here on faults are served
+//!          return_all, instead: all that is stored is written back, and nothing is managed any more
+//! ```
+//!
+//! The last is for a child that the kernel grants no thread or no userfaultfd. It goes over its limit, since
+//! no byte of it may be lost.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use zfolio_core::page::PAGE_BYTES;
+use zfolio_core::stats::Inheritance;
+use zfolio_core::sync::WriteGuard;
+use zfolio_sys::map::OwnMemory;
+use zfolio_sys::uffd::Uffd;
+use zfolio_sys::{Errno, cpu, map};
+
+use crate::config::Error;
+use crate::engine::Engine;
+use crate::event::{self, Held};
+use crate::rank;
+use crate::seam::needs;
+use crate::shape::Shape;
+use crate::table::{Folio, Table};
+
+/// The engine held still: see [`Engine::quiet`].
+#[derive(Debug)]
+pub struct Quiet<'a> {
+    shape: Shape,
+    inheritance: Inheritance,
+    inbox: Held<'a>,
+    table: WriteGuard<'a, { rank::TABLE }, Table>,
+}
+
+impl Quiet<'_> {
+    /// Whether nothing is managed.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.table.managed_bytes() == 0
+    }
+
+    /// Whether the unit at `address` is mapped, or none of the engine's business.
+    #[must_use]
+    pub fn is_resident(&mut self, address: usize) -> bool {
+        // The table is held alone, so a folio needs no lock; one would have a lower rank than the inbox.
+        let index = self.shape.index(address);
+        match self.table.known_mut(address) {
+            Some(folio) => !folio.managed || folio.resident.contains(index),
+            None => !self.table.manages(address),
+        }
+    }
+}
+
+impl Engine {
+    /// Brings every staged folio back, so that a child of `fork` finds nothing in the staging area.
+    pub fn settle_for_fork(&self) {
+        let table = self.table.read();
+        while let Some(base) = self.staging.pop_staged() {
+            if let Some(lock) = table.known(base) {
+                self.bring_staged(&mut lock.lock(), base);
+            }
+        }
+    }
+
+    /// Holds still for `fork`: nothing is staged, no folio moves, no fault is served until the
+    /// [`Quiet`] is dropped, in the parent and in the child.
+    ///
+    /// `None`: something was staged meanwhile, or a change was told; bring it back and try again.
+    pub fn quiet(&self) -> Option<Quiet<'_>> {
+        let mut table = self.table.write();
+        // The child's inbox is empty: what the parent was told has happened there too (EVT-3).
+        self.honour(&mut table);
+        let inbox = self.seam.inbox.hold();
+        let told = inbox.iter().any(|told| event::is_change(told.message));
+        let settled = self.staging.staged_folios() == 0 && !told;
+        let inheritance = self.figures().inheritance();
+        settled.then_some(Quiet { shape: self.shape, inheritance, inbox, table })
+    }
+
+    /// In the child, before anything else is mapped: the staging area, which `fork` did not copy. The figures
+    /// are the child's from here on.
+    ///
+    /// # Errors
+    ///
+    /// No memory, or its addresses are taken already.
+    pub fn map_again(&self, held: &Quiet<'_>) -> Result<(), Error> {
+        self.figures().inherit(&held.inheritance);
+        let again = self.staging.map_again();
+        again.map_err(|errno| Error::Memory { what: "staging area", errno })
+    }
+
+    /// In the child: what `fork` did not copy is set up anew, by the thread that will own it. Faults are
+    /// served from [`register_again`](Engine::register_again) on.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refuses what it granted the parent. Nothing is registered: see
+    /// [`return_all`](Engine::return_all).
+    pub fn open_again(&self, quiet: &mut Quiet<'_>) -> Result<(), Error> {
+        self.stopping.store(false, Relaxed);
+        // What the parent's threads wait for is not ours to serve.
+        quiet.inbox.clear();
+        let again = self.seam.open_again(&self.staging, self.config.mode);
+        again.map_err(|errno| Error::Userfaultfd { mode: self.config.mode, errno })
+    }
+
+    /// In the child, once there are threads to serve its faults: the managed ranges, which `fork` did not
+    /// register with the new userfaultfd.
+    pub fn register_again(&self, quiet: &mut Quiet<'_>) {
+        let ranges: Vec<(usize, usize)> = quiet.table.ranges().iter().collect();
+        for (start, end) in ranges {
+            if self.seam.program.register(start, end - start).is_err() {
+                self.register_what_is_there(&mut quiet.table, start, end);
+            }
+        }
+    }
+
+    /// In the child, instead of [`register_again`](Engine::register_again): everything that is stored is
+    /// written back to where it belongs. From here on nothing is managed, and this engine's threads end.
+    ///
+    /// # Errors
+    ///
+    /// Memory cannot be written. The child would read zeros where its data was, and must end.
+    pub fn return_all(&self, quiet: &mut Quiet<'_>) -> Result<(), Errno> {
+        self.stopping.store(true, Relaxed);
+        let memory = OwnMemory::open()?;
+        let mut unit = vec![0_u8; self.shape.unit_bytes()];
+        let ranges: Vec<(usize, usize)> = quiet.table.ranges().iter().collect();
+        for (start, end) in ranges {
+            let known = quiet.table.known_folios(start, end).map(|(base, _)| base);
+            for base in known.collect::<Vec<_>>() {
+                // The table is held alone, so a folio needs no lock, as in `is_resident`.
+                let Some(folio) = quiet.table.known_mut(base) else { continue };
+                self.return_folio(folio, base, &memory, &mut unit)?;
+            }
+            quiet.table.uncover(start, end);
+            quiet.table.remove(start, end);
+        }
+        self.measure_tables(&mut quiet.table);
+        Ok(())
+    }
+
+    fn return_folio(
+        &self,
+        folio: &mut Folio,
+        base: usize,
+        memory: &OwnMemory,
+        unit: &mut [u8],
+    ) -> Result<(), Errno> {
+        for index in folio.stored.iter() {
+            let address = base + index * self.shape.unit_bytes();
+            let copy = folio.copies[index].as_ref().expect("UNIT-2: a stored unit has a copy");
+            self.load_unit(copy, address, unit, cpu::current());
+            for (page, bytes) in unit.chunks_exact(PAGE_BYTES).enumerate() {
+                let at = address + page * PAGE_BYTES;
+                let is_there = || map::residency(at, PAGE_BYTES, &mut [0]).is_ok();
+                match memory.write(at, bytes) {
+                    // Not in the child (`MADV_DONTFORK`).
+                    Err(_) if !is_there() => {}
+                    other => other?,
+                }
+            }
+        }
+        self.drop_folio(folio, false);
+        Ok(())
+    }
+
+    /// Part of a range is not in the child (`MADV_DONTFORK`): that part is forgotten.
+    fn register_what_is_there(&self, table: &mut Table, start: usize, end: usize) {
+        let bytes = self.shape.folio_bytes();
+        let mut present = vec![0_u8; self.shape.pages()];
+        for base in (start..end).step_by(bytes) {
+            let there = map::residency(base, bytes, &mut present).is_ok();
+            if there && self.seam.program.register(base, bytes).is_ok() {
+                continue;
+            }
+            for (_, lock) in table.known_folios(base, base + bytes) {
+                self.drop_folio(&mut lock.lock(), false);
+            }
+            table.uncover(base, base + bytes);
+            table.remove(base, base + bytes);
+        }
+    }
+
+    /// Whether a child of `fork` could have userfaultfds of its own.
+    pub fn can_open_again(&self) -> bool {
+        let [program, _] = needs(self.config.mode);
+        Uffd::open(program.0, program.1).is_ok()
+    }
+}
