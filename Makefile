@@ -78,7 +78,12 @@ fuzz:
 	@echo 'int main() {}' | $(or $(CXX),c++) -x c++ -fsanitize=address - -o /dev/null 2>/dev/null || \
 		{ echo 'fuzz: a C++ compiler with the address sanitizer is missing (Debian: g++)'; exit 1; }
 	cd fuzz && $(call ASAN_CARGO,$(COVERAGE),fuzz) build --release --target $(HOST)
-	@set -e; for target in $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs))); do \
+	@echo '== canary: a planted bug, which must be found'; mkdir -p fuzz/artifacts/canary; \
+	if '$(TARGET)'/fuzz/$(HOST)/release/canary -artifact_prefix=fuzz/artifacts/canary/ -max_total_time=60 \
+		>'$(TARGET)'/fuzz/canary.log 2>&1; then \
+		echo 'fuzz: the planted bug was not found in 60 seconds: what is below would prove nothing'; exit 1; \
+	fi; grep -E 'panicked|range' '$(TARGET)'/fuzz/canary.log | head -n 2
+	@set -e; for target in $(filter-out canary,$(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs)))); do \
 		echo "== $$target, $(FUZZ_SECONDS) seconds"; \
 		mkdir -p fuzz/corpus/$$target fuzz/artifacts/$$target; \
 		'$(TARGET)'/fuzz/$(HOST)/release/$$target fuzz/corpus/$$target \
