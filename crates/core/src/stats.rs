@@ -14,7 +14,8 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use crate::refault::{Measured, Refaults};
 
-/// "zfolio\0\1" as a little-endian word: what a reader checks first.
+/// "zfolio\0\1" as a little-endian word: what a reader checks first. It stands for the header, which is the
+/// same in all builds: what is behind it is known by its length ([`Stats::bytes`]).
 pub const STATS_MAGIC: u64 = u64::from_le_bytes(*b"zfolio\0\x01");
 
 /// Bytes kept of a name (algorithm, command), zero-terminated.
@@ -327,7 +328,7 @@ pub struct Stats {
     pub fault_staged_ns: Histogram,
     /// Nanoseconds of faults that decompressed.
     pub fault_stored_ns: Histogram,
-    /// The same faults by the distance of the unit that came back.
+    /// The same faults, and all that came back, by its distance.
     pub refaults: Refaults,
     /// Raised by a reader who wants the table of size classes, which is not kept here.
     pub classes_asked: AtomicU32,
@@ -414,15 +415,27 @@ impl Stats {
     #[must_use]
     pub fn measured(&self) -> Measured {
         let figures = &self.figures;
-        let staged = self.fault_staged_ns.sum();
-        let known = self.refaults.waited_ns().saturating_add(staged);
+        // A stall is for what was decompressed, for fresh memory, or for what was moved back or on its way.
+        let stall = figures.stall_ns.load(Relaxed).saturating_sub(self.refaults.waited_ns());
+        let fresh = self.fault_zero_ns.sum().min(stall);
+        let left = [
+            &figures.reclaim_clean,
+            &figures.reclaim_compressed,
+            &figures.reclaim_same_filled,
+            &figures.reclaim_incompressible,
+        ];
+        let left_units: u64 = left.into_iter().map(|units| units.load(Relaxed)).sum();
         Measured {
             limit_bytes: figures.limit_bytes.load(Relaxed),
             need_bytes: figures.demand_bytes_max.load(Relaxed),
+            unmanaged_bytes: figures.unmanaged_bytes.load(Relaxed),
             stored_bytes: figures.stored_bytes.load(Relaxed),
             pool_bytes: figures.pool_bytes.load(Relaxed),
-            staged_wait_ns: staged,
-            other_wait_ns: figures.stall_ns.load(Relaxed).saturating_sub(known),
+            demand_stored_bytes: figures.demand_stored_bytes.load(Relaxed),
+            left_bytes: left_units.saturating_mul(figures.unit_bytes.load(Relaxed)),
+            returned_bytes: self.refaults.returned_bytes(),
+            moved_wait_ns: stall - fresh,
+            fresh_wait_ns: fresh,
         }
     }
 
@@ -504,7 +517,10 @@ mod tests {
         stats.count_refault(5 << 20, 1000);
         stats.figures.stall_ns.store(1500, std::sync::atomic::Ordering::Relaxed);
         assert_eq!((stats.fault_stored_ns.count(), stats.refaults.waited_ns()), (1, 1000));
-        assert_eq!(stats.measured().other_wait_ns, 500);
+        assert_eq!((stats.measured().moved_wait_ns, stats.measured().fresh_wait_ns), (500, 0));
+        // Told as the middle of its bucket, 160 to 191.
+        stats.fault_zero_ns.add(170);
+        assert_eq!((stats.measured().moved_wait_ns, stats.measured().fresh_wait_ns), (324, 176));
     }
 
     #[test]

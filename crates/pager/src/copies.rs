@@ -293,6 +293,7 @@ impl Engine {
         let copies = &self.copies;
         // Of units that left before the others of their folio it is not known when: long ago.
         copies.note_loads(units, folio.just_left, self.resident.distance_bytes(folio.left));
+        self.note_return(folio, units);
         folio.just_left -= units;
         if copies.is_due(units.count()) {
             copies.review(self.sizes());
@@ -303,6 +304,17 @@ impl Engine {
         }
         folio.copied = true;
         copies.change(Units::NONE, units);
+    }
+
+    /// Counts the bytes of units that come back by their distance.
+    fn note_return(&self, folio: &Folio, units: Units) {
+        let just = units & folio.just_left;
+        for (units, left) in [(just, folio.left), (units - just, folio.left_before)] {
+            if !units.is_empty() {
+                let bytes = self.shape.bytes_of(units) as u64;
+                self.stats().refaults.add_bytes(self.resident.distance_bytes(left), bytes);
+            }
+        }
     }
 
     fn sizes(&self) -> Sizes {

@@ -313,10 +313,19 @@ impl Engine {
         let demand = resident + figures.demand_stored_bytes.load(Relaxed) + uncounted;
         figures.demand_bytes.store(demand, Relaxed);
         raise(&figures.demand_bytes_max, demand);
-        let (now_ns, stall_ns) = (clock::monotonic_ns(), figures.stall_ns.load(Relaxed));
-        let limit = self.follow.step(now_ns, stall_ns, demand, self.limit_bytes());
+        if self.follow.is_on() {
+            self.step_limit(demand);
+        }
+        figures.limit_bytes.store(self.limit_bytes(), Relaxed);
+    }
+
+    /// Sets the limit that follows the need.
+    fn step_limit(&self, demand: u64) {
+        let stats = self.stats();
+        let waited_ns = stats.refaults.waited_ns() + stats.fault_staged_ns.sum();
+        let now_ns = clock::monotonic_ns();
+        let limit = self.follow.step(now_ns, waited_ns, demand, self.limit_bytes());
         self.limit.store(limit, Relaxed);
-        figures.limit_bytes.store(limit, Relaxed);
     }
 
     /// From now on the limit rises: with what the program needs, of which it is `share_per_mille`

@@ -4,11 +4,12 @@
 //! such a run begins with a small limit, which rises:
 //!
 //! - with the need: it is a given share of what the program would hold resident now;
-//! - while the program waits most of the time, once it has waited for 10 seconds: then a lower limit
-//!   is known to be too low, and the run should come to its end.
+//! - while the program waits most of the time for what was there before, once it has done so for 4
+//!   seconds: then a lower limit is known to be too low, and the run should come to its end.
 //!
-//! It never falls. Waiting is all threads' together, so that with many of them the limit rises
-//! earlier than it must; the run tells less then, and nothing wrong.
+//! Waiting for fresh memory does not count: it is over when the program has what it needs. The limit never
+//! falls. Waiting is all threads' together, so that with many of them the limit rises earlier than it
+//! must; the run tells less then, and nothing wrong.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -19,7 +20,7 @@ const WINDOW_NS: u64 = 500_000_000;
 const WAITING_TENTHS: u64 = 6;
 
 /// Waiting that a run may do before any of it is too much: a short run is observed as it began.
-const PATIENCE_NS: u64 = 10_000_000_000;
+const PATIENCE_NS: u64 = 4_000_000_000;
 
 /// What the limit gains then, as a part of the need: from one half to all in 16 windows, 8 seconds.
 const STEP_SHARE: u64 = 32;
@@ -30,7 +31,7 @@ pub(crate) struct Follow {
     /// Thousandths of the need; 0 means that the limit stays as it is.
     share_per_mille: AtomicU64,
     window_ns: AtomicU64,
-    window_stall_ns: AtomicU64,
+    window_waited_ns: AtomicU64,
 }
 
 impl Follow {
@@ -44,8 +45,8 @@ impl Follow {
         self.share_per_mille.load(Relaxed) > 0
     }
 
-    /// The limit that should hold now, `limit` or more.
-    pub(crate) fn step(&self, now_ns: u64, stall_ns: u64, need: u64, limit: u64) -> u64 {
+    /// The limit that should hold now, `limit` or more, after `waited_ns` for what was there before.
+    pub(crate) fn step(&self, now_ns: u64, waited_ns: u64, need: u64, limit: u64) -> u64 {
         let share = self.share_per_mille.load(Relaxed);
         if share == 0 {
             return limit;
@@ -53,14 +54,14 @@ impl Follow {
         let mut wanted = (need / 1000 * share).max(limit);
         let window = now_ns.saturating_sub(self.window_ns.load(Relaxed));
         if window >= WINDOW_NS {
-            let waited = stall_ns.saturating_sub(self.window_stall_ns.load(Relaxed));
-            let too_much = waited / WAITING_TENTHS > window / 10 && stall_ns > PATIENCE_NS;
+            let waited = waited_ns.saturating_sub(self.window_waited_ns.load(Relaxed));
+            let too_much = waited / WAITING_TENTHS > window / 10 && waited_ns > PATIENCE_NS;
             // The first window begins at 0: nobody knows what was waited in it.
             if too_much && self.window_ns.load(Relaxed) > 0 {
                 wanted += need / STEP_SHARE;
             }
             self.window_ns.store(now_ns, Relaxed);
-            self.window_stall_ns.store(stall_ns, Relaxed);
+            self.window_waited_ns.store(waited_ns, Relaxed);
         }
         wanted
     }
@@ -90,11 +91,11 @@ mod tests {
         let step = |seconds: u64, waited: u64, limit| {
             follow.step(seconds * SECOND, waited * SECOND, need, limit)
         };
-        assert_eq!(step(98, 5, 160_000_000), 160_000_000, "nothing to compare with");
-        assert_eq!(step(99, 6, 160_000_000), 160_000_000, "patience");
-        assert_eq!(step(100, 7, 160_000_000), 160_000_000, "patience");
-        assert_eq!(step(110, 12, 160_000_000), 160_000_000, "half of the time");
-        assert_eq!(step(120, 21, 160_000_000), 170_000_000, "nine tenths");
-        assert_eq!(step(120, 21, 170_000_000), 170_000_000, "not twice for the same time");
+        assert_eq!(step(98, 2, 160_000_000), 160_000_000, "nothing to compare with");
+        assert_eq!(step(99, 3, 160_000_000), 160_000_000, "patience");
+        assert_eq!(step(100, 4, 160_000_000), 160_000_000, "patience");
+        assert_eq!(step(110, 9, 160_000_000), 160_000_000, "half of the time");
+        assert_eq!(step(120, 18, 160_000_000), 170_000_000, "nine tenths");
+        assert_eq!(step(120, 18, 170_000_000), 170_000_000, "not twice for the same time");
     }
 }

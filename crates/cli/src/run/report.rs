@@ -69,12 +69,15 @@ pub(crate) fn process_json(file: &StatsFile) -> Value {
         });
         faults.insert(kind.to_owned(), told);
     }
+    let held = stats.refaults.each().filter(|bucket| bucket.count + bucket.bytes > 0);
     // The distance of the last bucket has no end.
-    let refaults = stats.refaults.each().map(|(end, count, waited)| {
+    let refaults = held.map(|bucket| {
         json!({
-            "distance_below_bytes": (end != u64::MAX).then_some(end),
-            "count": count,
-            "waited_ns": waited,
+            "distance_from_bytes": bucket.from,
+            "distance_below_bytes": (bucket.end != u64::MAX).then_some(bucket.end),
+            "count": bucket.count,
+            "waited_ns": bucket.waited_ns,
+            "bytes": bucket.bytes,
         })
     });
     json!({

@@ -166,8 +166,19 @@ impl Watch {
     }
 
     fn show_progress(&mut self, live: &[Live], now_ns: u64) {
+        let Some(line) = self.progress(live, now_ns) else { return };
+        if self.terminal {
+            write!(io::stderr(), "{CLEAR}{line}").ok();
+            self.shown = true;
+        } else {
+            writeln!(io::stderr(), "{line}").ok();
+        }
+    }
+
+    /// The line of progress, if one is wanted and it is time.
+    fn progress(&mut self, live: &[Live], now_ns: u64) -> Option<String> {
         if !self.progress || (!self.terminal && now_ns < self.next_line_ns) {
-            return;
+            return None;
         }
         self.next_line_ns = now_ns + LINE_INTERVAL_NS;
         let largest = live.iter().max_by_key(|one| one.stats.figures.process_bytes.load(Relaxed));
@@ -180,13 +191,7 @@ impl Watch {
                 progress_line(passed, &one.stats, waiting, others)
             }
         };
-        if self.terminal {
-            let line: String = line.chars().take(COLUMNS).collect();
-            write!(io::stderr(), "{CLEAR}{line}").ok();
-            self.shown = true;
-        } else {
-            writeln!(io::stderr(), "{line}").ok();
-        }
+        Some(if self.terminal { line.chars().take(COLUMNS).collect() } else { line })
     }
 
     /// Takes the line of progress back, if one stands on the terminal.
@@ -243,7 +248,7 @@ fn progress_line(passed: u64, stats: &Stats, waiting: Option<u64>, others: usize
 
 #[cfg(test)]
 mod tests {
-    use super::{Moment, SECOND_NS, Track, progress_line, warning_line};
+    use super::{COLUMNS, Moment, SECOND_NS, Track, Watch, progress_line, warning_line};
     use std::sync::atomic::Ordering::Relaxed;
     use zfolio_core::stats::Stats;
 
@@ -298,5 +303,24 @@ mod tests {
             "{line}"
         );
         assert!(progress_line(1, &stats, None, 0).ends_with("0 of 96M"));
+    }
+
+    /// Goal: where lines are kept there are few of them. Method: a look each second, for half a minute.
+    #[test]
+    fn progress_is_told_each_second_on_a_terminal_and_else_every_ten() {
+        for (terminal, expected) in [(true, (1..31).collect()), (false, vec![1, 11, 21])] {
+            let mut watch = Watch { terminal, ..Watch::new(false, true) };
+            let looks: Vec<u64> = (1..31).collect();
+            let told = looks.into_iter().filter(|second| {
+                let line = watch.progress(&[], watch.began_ns + second * SECOND_NS);
+                line.is_some_and(|line| {
+                    assert_eq!(line, format!("zfolio: {second}s, nothing is managed yet"));
+                    line.len() <= COLUMNS
+                })
+            });
+            assert_eq!(told.collect::<Vec<u64>>(), expected);
+        }
+        let mut watch = Watch::new(true, false);
+        assert_eq!(watch.progress(&[], watch.began_ns + SECOND_NS), None, "nobody asked for it");
     }
 }

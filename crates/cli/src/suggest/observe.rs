@@ -171,8 +171,9 @@ impl Looks {
 
 fn counts(stats: &Stats) -> Counts {
     Counts {
-        waited: stats.refaults.each().map(|(end, _, waited)| (end, waited)).collect(),
-        staged_ns: stats.fault_staged_ns.sum(),
+        refaults: stats.refaults.each().collect(),
+        fresh_ns: stats.fault_zero_ns.sum(),
+        fresh_faults: stats.figures.faults_zero.load(Relaxed),
         stall_ns: stats.figures.stall_ns.load(Relaxed),
     }
 }

@@ -1,7 +1,8 @@
-//! `zfolio stat --watch` on a terminal: a pseudo terminal, with this test at its other end.
+//! What is drawn on a terminal, `zfolio stat --watch` and `zfolio run --progress`: a pseudo terminal, with
+//! this test at its other end.
 
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ExitStatus, Stdio};
@@ -288,4 +289,47 @@ fn on_a_pipe_it_is_plain_tables() {
     drop(out);
     assert!(watch.wait().unwrap().success(), "nobody reads any more");
     assert!(text.contains(&waiting.pid) && !text.contains('\x1b'), "{text}");
+}
+
+/// What takes a line of progress back.
+const CLEAR: &str = "\r\x1b[K";
+
+/// Goal: `zfolio run --progress` keeps one line on a terminal, and leaves none behind.
+#[test]
+fn progress_is_one_line_of_a_terminal_and_gone_at_the_end() {
+    if !works() {
+        return;
+    }
+    let script = "read line; exit 4";
+    let arguments = ["run", "--progress", "-l", "256M", "--", "sh", "-c", script];
+    let mut terminal = Terminal::start(&arguments, 80, 24);
+    for seconds in 1..3 {
+        terminal.expect(&format!("{CLEAR}zfolio: {seconds}s sh: "));
+    }
+    terminal.press(b"\n");
+    // The closing text, in the place of the line of progress.
+    terminal.expect(&format!("{CLEAR}zfolio: sh stayed below"));
+    assert_eq!(terminal.child.wait().unwrap().code(), Some(4));
+    let lines = terminal.text.split(CLEAR).filter(|text| text.contains("s sh: "));
+    for line in lines {
+        assert!(!line.trim_end_matches("\r\n").contains('\n'), "not one line: {line:?}");
+        assert!(line.contains(" of 256M"), "{line:?}");
+    }
+}
+
+/// Goal: elsewhere lines are whole, and nothing is taken back.
+#[test]
+fn progress_is_lines_of_a_file() {
+    if !works() {
+        return;
+    }
+    let arguments = ["run", "--progress", "-l", "256M", "--", "sh", "-c", "read line"];
+    let mut run = zfolio(&arguments).stdin(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(run.stderr.take().expect("piped")).lines();
+    let first = lines.next().expect("a line comes within the first seconds").unwrap();
+    assert!(first.starts_with("zfolio: ") && first.contains("s sh: "), "{first}");
+    drop(run.stdin.take());
+    let rest: Vec<String> = lines.map(Result::unwrap).collect();
+    assert!(run.wait().unwrap().code().is_some());
+    assert!(rest.iter().all(|line| !line.contains('\x1b')) && !rest.is_empty(), "{rest:?}");
 }

@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use zfolio_core::refault::BUCKETS;
 use zfolio_core::stats::{STATS_MAGIC, Stats};
 
 /// Nobody's uid.
@@ -30,7 +31,7 @@ static void figure(int index, unsigned long long value) { word(160 + 8 * index, 
 /* Of one bucket: times, and nanoseconds behind all buckets' times. */
 static void refault(int at, int bucket, unsigned long long waited) {
   word(at + 8 * bucket, 1, 8);
-  word(at + 8 * (32 + bucket), waited, 8);
+  word(at + 8 * (BUCKETS + bucket), waited, 8);
 }
 __attribute__((constructor)) static void start(void) {
   const char *run = getenv("ZFOLIO_RUN"), *limit = getenv("ZFOLIO_LIMIT");
@@ -56,7 +57,7 @@ __attribute__((constructor)) static void start(void) {
     figure(DEMAND_STORED_BYTES, 700ull << 20);
     if (!getenv("STAND_IN_BLIND")) figure(PROCESS_BYTES_MAX, 250ull << 20);
     figure(STALL_NS, 5200000000ull);
-    refault(REFAULTS_AT, 12, 5000000000ull);
+    refault(REFAULTS_AT, 55, 5000000000ull);
   }
   figure(STORED_BYTES, 800ull << 20);
   figure(POOL_BYTES, 200ull << 20);
@@ -78,6 +79,7 @@ pub(crate) fn stand_in() -> &'static Path {
         cc.args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(&source);
         cc.arg(format!("-DSTATS_BYTES={}", size_of::<Stats>()));
         cc.arg(format!("-DMAGIC={STATS_MAGIC}ull"));
+        cc.arg(format!("-DBUCKETS={BUCKETS}"));
         cc.arg(format!("-DREFAULTS_AT={}", offset_of!(Stats, refaults)));
         let mut index = 0;
         Stats::default().figures.each(|name, _, _| {
