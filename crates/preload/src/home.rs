@@ -87,6 +87,13 @@ pub(crate) fn start_if_needed() {
         return;
     }
     if thread::has_learnt() && STARTED.swap(1, Ordering::Relaxed) == 0 {
+        // Its filter may answer the calls that our threads make by a signal, and ours block all signals: that
+        // ends the process.
+        if process::is_confined() {
+            return fatal::tell_here(format_args!(
+                "a sandbox of the program's own forbids to open files: the limit is not held"
+            ));
+        }
         start_thread(c"zfolio-home", move || live(settings));
     }
 }
