@@ -189,6 +189,77 @@ static void robust(void) {
     ballast_stop(&b);
 }
 
+/* A thread made by clone(2), whose number the kernel clears when it exits: in compressed memory too. */
+static int child_that_waits(void *argument) {
+    atomic_int *go = argument;
+    while (!atomic_load(go)) usleep(1000);
+    /* Not exit(), which would be of all threads. */
+    syscall(SYS_exit, 0);
+    return 0;
+}
+
+static void cleared_words(void) {
+    enum { COUNT = 40 };
+    static atomic_int go;
+    ballast_make(&b, 3 * limit_bytes(), 5);
+    const int flags = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM |
+                      CLONE_CHILD_CLEARTID;
+    char *words = map_anonymous(COUNT * 16 * PAGE);
+    for (int i = 0; i < COUNT; i++) {
+        int *word = (int *)(words + (size_t)i * 16 * PAGE);
+        *word = 1;
+        char *stack = mmap(NULL, 16 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+        CHECK(stack != MAP_FAILED);
+        CHECK(clone(child_that_waits, stack + 16 * PAGE, flags, &go, NULL, NULL, word) > 0);
+    }
+    ballast_verify(&b, "beside the words");
+    atomic_store(&go, 1);
+    for (int i = 0; i < COUNT; i++) {
+        /* It may take a moment, but not for ever. */
+        int *word = (int *)(words + (size_t)i * 16 * PAGE), tries = 0;
+        while (__atomic_load_n(word, __ATOMIC_ACQUIRE) && tries++ < 1000) usleep(10000);
+        CHECK(*word == 0, "word %d of %d is not cleared", i, COUNT);
+    }
+}
+
+/* A process that is killed holds a robust mutex that others share, and one of its own, in compressed memory: the
+ * kernel comes to the shared one by way of the other.
+ */
+static void robust_shared(void) {
+    struct common { pthread_mutex_t shared; atomic_int is_held; };
+    struct common *common = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(common != MAP_FAILED);
+    pthread_mutexattr_t how, how_shared;
+    pthread_mutexattr_init(&how);
+    pthread_mutexattr_setrobust(&how, PTHREAD_MUTEX_ROBUST);
+    pthread_mutexattr_init(&how_shared);
+    pthread_mutexattr_setrobust(&how_shared, PTHREAD_MUTEX_ROBUST);
+    pthread_mutexattr_setpshared(&how_shared, PTHREAD_PROCESS_SHARED);
+    for (int round = 0; round < 3; round++) {
+        atomic_store(&common->is_held, 0);
+        pthread_mutex_init(&common->shared, &how_shared);
+        pid_t pid = fork();
+        if (pid == 0) {
+            pthread_mutex_t *own = malloc(sizeof *own);
+            pthread_mutex_init(own, &how);
+            CHECK(pthread_mutex_lock(&common->shared) == 0 && pthread_mutex_lock(own) == 0);
+            ballast_make(&b, 4 * limit_bytes(), 6);
+            ballast_verify(&b, "who is killed");
+            atomic_store(&common->is_held, 1);
+            for (;;) pause();
+        }
+        int status;
+        for (pid_t ended = 0; ended == 0 && !atomic_load(&common->is_held); usleep(1000))
+            CHECK((ended = waitpid(pid, &status, WNOHANG)) == 0, "it ended: status %#x", status);
+        CHECK(kill(pid, SIGKILL) == 0 && waitpid(pid, &status, 0) == pid);
+        struct timespec soon;
+        clock_gettime(CLOCK_REALTIME, &soon);
+        soon.tv_sec += 5;
+        int answer = pthread_mutex_timedlock(&common->shared, &soon);
+        CHECK(answer == EOWNERDEAD, "round %d: the shared mutex answers %d", round, answer);
+    }
+}
+
 /* Processes that share memory share locks in it. */
 static void shared_locks(void) {
     struct shared { pthread_mutex_t mutex; long count; } *shared;
@@ -349,7 +420,8 @@ static void nobody_grows(void) {
 int main(int count, char **arguments) {
     const struct behaviour cases[] = {
         {"come_and_go", come_and_go}, {"own_stacks", own_stacks}, {"contexts", contexts}, {"modules", modules},
-        {"locks", locks}, {"robust", robust}, {"shared_locks", shared_locks}, {"leader_leaves", leader_leaves},
+        {"locks", locks}, {"robust", robust}, {"robust_shared", robust_shared},
+        {"cleared_words", cleared_words}, {"shared_locks", shared_locks}, {"leader_leaves", leader_leaves},
         {"leader_leaves_late", leader_leaves_late}, {"all_leave", all_leave}, {"identities", identities}, {"nobody_forks", nobody_forks},
         {"nobody_grows", nobody_grows},
     };

@@ -1,5 +1,6 @@
 /* The kernel reads and writes compressed memory: every call that takes a buffer. */
 #include "behaviour.h"
+#include <sched.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <netinet/in.h>
@@ -185,6 +186,162 @@ static void direct(void) {
     ballast_stop(&b);
 }
 
+/* Two threads read and write files without a cache, each from memory of 1.5 times the limit, while a third one has
+ * ballast: buffers go out between two transfers, and beside each. The device uses pages that nobody may move
+ * meanwhile. A transfer may begin within a page, whose beginning the program goes on to write.
+ */
+struct half {
+    int file;
+    size_t pages, sector;
+    char *start;
+    /* What each page here holds, and each page of the file. */
+    uint64_t *here, *there;
+    uint64_t random;
+    size_t out, beside;
+    /* The page whose first word is counted in, and whether somebody is at it. */
+    _Atomic(uint64_t *) word;
+    atomic_int counting, stop;
+    atomic_ulong counted;
+    pthread_t thread, counter;
+};
+
+static void *count_beside(void *argument) {
+    struct half *h = argument;
+    while (!atomic_load(&h->stop)) {
+        atomic_store(&h->counting, 1);
+        uint64_t *word = atomic_load(&h->word);
+        if (word) (*(volatile uint64_t *)word)++, atomic_fetch_add(&h->counted, 1);
+        atomic_store(&h->counting, 0);
+        if (!word) sched_yield();
+    }
+    return NULL;
+}
+
+static size_t not_resident(char *at, size_t pages) {
+    unsigned char present[64];
+    size_t out = 0;
+    CHECK(mincore(at, pages * PAGE, present) == 0);
+    for (size_t i = 0; i < pages; i++) out += !(present[i] & 1);
+    return out;
+}
+
+/* Reads all but the first `sector` bytes of `pages` pages, while the first word of all is counted in. */
+static void read_beside(struct half *h, size_t at, size_t from, size_t pages) {
+    char *page = h->start + at * PAGE;
+    size_t bytes = pages * PAGE - h->sector;
+    uint64_t *word = (uint64_t *)page, before = *word;
+    atomic_store(&h->counted, 0);
+    if (h->sector) atomic_store(&h->word, word);
+    CHECK(pread(h->file, page + h->sector, bytes, from * PAGE + h->sector) == (ssize_t)bytes);
+    atomic_store(&h->word, NULL);
+    while (atomic_load(&h->counting)) sched_yield();
+    if (h->sector) {
+        CHECK(*word == before + atomic_load(&h->counted), "page %zu: %lu counted", at, atomic_load(&h->counted));
+        h->beside += atomic_load(&h->counted);
+        uint64_t both[512];
+        fill_page(both, h->here[at]);
+        CHECK(memcmp(both + 1, word + 1, h->sector - 8) == 0, "page %zu: what lies beside what was read", at);
+        fill_page(both, h->there[from]);
+        memcpy(page, both, h->sector);
+    }
+    for (size_t i = 0; i < pages; i++) {
+        h->here[at + i] = h->there[from + i];
+        CHECK(page_is(page + i * PAGE, h->here[at + i]), "page %zu of %zu read directly", at + i, h->pages);
+    }
+}
+
+/* Whole pages, all over the memory, to one place of the file, or from there. */
+static void scattered(struct half *h, int into, size_t at, size_t place, size_t pages) {
+    struct iovec parts[64];
+    for (size_t i = 0; i < pages; i++) parts[i] = (struct iovec){h->start + (at + i * 171) % h->pages * PAGE, PAGE};
+    ssize_t moved = into ? preadv(h->file, parts, pages, place * PAGE) : pwritev(h->file, parts, pages, place * PAGE);
+    CHECK(moved == (ssize_t)(pages * PAGE));
+    for (size_t i = 0; i < pages; i++) {
+        size_t page = (at + i * 171) % h->pages;
+        if (into) h->here[page] = h->there[place + i];
+        else h->there[place + i] = h->here[page];
+        CHECK(page_is(h->start + page * PAGE, h->here[page]), "page %zu of %zu, %d", page, h->pages, into);
+    }
+}
+
+static void *half_life(void *argument) {
+    struct half *h = argument;
+    for (int round = 0; round < 400; round++) {
+        size_t pages = 1 + next_random(&h->random) % 64;
+        size_t at = next_random(&h->random) % (h->pages - pages), place = next_random(&h->random) % (h->pages - pages);
+        char *start = h->start + at * PAGE;
+        h->out += not_resident(start, pages);
+        switch (round % 4) {
+        case 0:
+            CHECK(pwrite(h->file, start, pages * PAGE, place * PAGE) == (ssize_t)(pages * PAGE));
+            for (size_t i = 0; i < pages; i++) h->there[place + i] = h->here[at + i];
+            break;
+        case 1:
+            read_beside(h, at, place, pages);
+            break;
+        case 2:
+            for (size_t i = 0; i < pages; i++) fill_page(start + i * PAGE, h->here[at + i] = mix(h->random + i));
+            scattered(h, 0, at, place, 1 + pages / 4);
+            break;
+        default:
+            scattered(h, 1, at, place, 1 + pages / 4);
+        }
+    }
+    return NULL;
+}
+
+static void half_make(struct half *h, int number) {
+    *h = (struct half){.file = scratch(O_DIRECT), .pages = limit_bytes() * 3 / 2 / PAGE, .random = mix(number)};
+    if (h->file < 0) skip("no file system here has O_DIRECT");
+    h->start = map_anonymous(h->pages * PAGE);
+    h->here = calloc(h->pages, sizeof *h->here);
+    h->there = calloc(h->pages, sizeof *h->there);
+    for (size_t page = 0; page < h->pages; page++)
+        fill_page(h->start + page * PAGE, h->here[page] = h->there[page] = h->random + page);
+    for (size_t page = 0; page < h->pages; page += 64) {
+        size_t bytes = (h->pages - page < 64 ? h->pages - page : 64) * PAGE;
+        CHECK(pwrite(h->file, h->start + page * PAGE, bytes, page * PAGE) == (ssize_t)bytes);
+    }
+    /* A device of larger blocks refuses what begins within a page. */
+    ssize_t part = pread(h->file, h->start + 512, PAGE - 512, 512);
+    h->sector = part == (ssize_t)(PAGE - 512) ? 512 : 0;
+    CHECK(h->sector || errno == EINVAL);
+}
+
+static void half_check(struct half *h) {
+    char *page = h->start;
+    for (size_t i = 0; i < h->pages; i++)
+        CHECK(page_is(page + i * PAGE, h->here[i]), "page %zu of %zu at the end", i, h->pages);
+    for (size_t i = 0; i < h->pages; i += 64) {
+        size_t pages = h->pages - i < 64 ? h->pages - i : 64;
+        CHECK(pread(h->file, page, pages * PAGE, i * PAGE) == (ssize_t)(pages * PAGE));
+        for (size_t j = 0; j < pages; j++) CHECK(page_is(page + j * PAGE, h->there[i + j]), "page %zu of the file", i + j);
+    }
+}
+
+static void direct_threads(void) {
+    static struct half halves[2];
+    ballast_make(&b, limit_bytes(), 9);
+    for (int i = 0; i < 2; i++) half_make(&halves[i], i);
+    ballast_start(&b);
+    for (int i = 0; i < 2; i++) {
+        CHECK(pthread_create(&halves[i].counter, NULL, count_beside, &halves[i]) == 0);
+        CHECK(pthread_create(&halves[i].thread, NULL, half_life, &halves[i]) == 0);
+    }
+    for (int i = 0; i < 2; i++) {
+        CHECK(pthread_join(halves[i].thread, NULL) == 0);
+        atomic_store(&halves[i].stop, 1);
+        CHECK(pthread_join(halves[i].counter, NULL) == 0);
+        half_check(&halves[i]);
+    }
+    ballast_stop(&b);
+    size_t out = halves[0].out + halves[1].out;
+    CHECK(!getenv("ZFOLIO_LIMIT") || out > 1000, "only %zu pages were out before their transfer", out);
+    char text[120];
+    report(text, snprintf(text, sizeof text, "%zu pages were out before their transfer, %zu writes beside one\n", out,
+                          halves[0].beside + halves[1].beside));
+}
+
 /* io_uring without a library. */
 struct ring {
     int file;
@@ -341,7 +498,7 @@ static void locked(void) {
 int main(int count, char **arguments) {
     const struct behaviour cases[] = {
         {"calls", calls}, {"pipe_write", pipe_write}, {"socket_write", socket_write}, {"pipe_splice", pipe_splice},
-        {"splice_kept", splice_kept}, {"zerocopy", zerocopy}, {"direct", direct}, {"uring", uring},
+        {"splice_kept", splice_kept}, {"zerocopy", zerocopy}, {"direct", direct}, {"direct_threads", direct_threads}, {"uring", uring},
         {"outside", outside}, {"locked", locked},
     };
     return CHOOSE(cases);

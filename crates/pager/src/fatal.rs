@@ -38,7 +38,7 @@ pub fn tell(message: std::fmt::Arguments<'_>) {
 }
 
 /// The same, for threads that share the program's table of files. It needs no permission.
-pub(crate) fn tell_here(message: std::fmt::Arguments<'_>) {
+pub fn tell_here(message: std::fmt::Arguments<'_>) {
     let mut line = Line { bytes: [0; 512], length: 0 };
     line.write_fmt(format_args!("zfolio: {message}\n")).ok();
     files::tell_here(&line.bytes[..line.length]);

@@ -11,6 +11,7 @@
 //! ```
 
 use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
 
 use zfolio_sys::map;
 
@@ -62,7 +63,12 @@ interpose! {
     /// caller's frame, and is passed on unlooked at.
     fn clone(life: Life, stack: *mut c_void, flags: c_int, argument: *mut c_void, parent_word: *mut c_void, storage: *mut c_void, child_word: *mut c_void) -> c_int {
         let next = next!(c"clone" as Clone);
-        let ours = settings::get().is_some() && flags & libc::CLONE_VM == 0;
+        let managed = settings::get().is_some();
+        if managed && flags & libc::CLONE_CHILD_CLEARTID != 0 {
+            // The kernel clears this word when the child exits, and waits for no fault then.
+            give_up_words([child_word, null_mut(), null_mut()]);
+        }
+        let ours = managed && flags & libc::CLONE_VM == 0;
         if !ours || stack.is_null() {
             // SAFETY: the program's own call, with its own arguments.
             return unsafe { next(life, stack, flags, argument, parent_word, storage, child_word) };
@@ -70,7 +76,7 @@ interpose! {
         if !fork::child_has_room() {
             return -1;
         }
-        let given = |flag: c_int, word| if flags & flag != 0 { word } else { std::ptr::null_mut() };
+        let given = |flag: c_int, word| if flags & flag != 0 { word } else { null_mut() };
         // The child runs on its stack before faults are served.
         let top = stack as usize;
         mappings::give_up(top.saturating_sub(STACK_BYTES), top.saturating_add(map::PAGE_BYTES));

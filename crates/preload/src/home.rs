@@ -1,6 +1,7 @@
 //! The engine's home: its threads, and the table of files that they share with nobody.
 //!
 //! ```text
+//! first malloc  a program with a sanitizer executes itself again, without us
 //! constructor   settings, statistics; no thread
 //! start         the manageable mappings pass half of the limit: the home thread starts, and watches
 //!               (the engine is made ready: userfaultfds, handler, keeper, prefetcher)
@@ -17,7 +18,7 @@ use zfolio_sys::words::Words;
 use zfolio_sys::{Errno, clock, cpu, files, futex, process, signal, thread};
 
 use crate::settings::Settings;
-use crate::{fork, identity, keeper, native, settings, statistics};
+use crate::{fork, identity, keeper, native, sanitizer, settings, statistics};
 
 /// 0 not started, 1 started.
 static STARTED: AtomicU32 = AtomicU32::new(0);
@@ -44,6 +45,7 @@ pub(crate) fn wake_up() {
     if AWAKE.load(Ordering::Relaxed) || AWAKE.swap(true, Ordering::Relaxed) {
         return;
     }
+    sanitizer::step_aside();
     settings::read();
     if settings::get().is_some() {
         fork::install();
@@ -93,6 +95,13 @@ pub(crate) fn start_if_needed() {
         return;
     }
     if thread::has_learnt() && STARTED.swap(1, Ordering::Relaxed) == 0 {
+        // Its filter may answer the calls that our threads make by a signal, and ours block all signals: that
+        // ends the process.
+        if process::is_confined() {
+            return fatal::tell_here(format_args!(
+                "a sandbox of the program's own forbids to open files: the limit is not held"
+            ));
+        }
         start_thread(c"zfolio-home", TRIES, move || live(settings));
     }
 }

@@ -26,6 +26,7 @@
 
 mod heap;
 
+mod sanitizer;
 mod settings;
 mod statistics;
 

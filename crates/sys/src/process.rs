@@ -1,5 +1,7 @@
 //! What the kernel says about this process.
 
+use rustix::io::Errno;
+
 use crate::map::PAGE_BYTES;
 
 /// Bytes of memory that this process has resident, as the kernel counts them (about 2 us).
@@ -37,6 +39,13 @@ pub fn is_traced() -> bool {
     tracer.is_some_and(|tracer| tracer.trim_ascii() != b"0")
 }
 
+/// Whether a sandbox of the program's own (seccomp) forbids this thread to open files: the kernel itself
+/// answers `EPERM` to nobody who looks at himself.
+#[must_use]
+pub fn is_confined() -> bool {
+    crate::files::open_read(c"/proc/thread-self/statm").is_err_and(|error| error == Errno::PERM)
+}
+
 /// This process's name, as in `/proc/PID/comm`; `?` if that cannot be read.
 #[must_use]
 pub fn command() -> String {
@@ -62,7 +71,7 @@ mod tests {
     #[test]
     fn the_kernel_tells_about_us() {
         assert!(super::resident_bytes().unwrap_or(0) > 100 << 10);
-        assert!(super::start_ticks() > 0);
+        assert!(super::start_ticks() > 0 && !super::is_confined());
         assert_eq!(super::id(), std::process::id());
     }
 }

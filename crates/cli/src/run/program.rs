@@ -204,10 +204,12 @@ fn check_rights(file: &File, told: &str) -> Result<(), Failure> {
 /// Why our library cannot be in what a process executes; `None` if it could, or nobody may look.
 pub(super) fn unfit(file: &Path) -> Option<String> {
     match elf::look(&File::open(file).ok()?) {
-        Ok(elf::About { loader: Some(loader), .. }) => {
-            loader.contains("ld-musl").then(|| "linked with musl".to_owned())
-        }
         Ok(elf::About { loader: None, .. }) => Some("statically linked".to_owned()),
+        Ok(elf::About { loader: Some(loader), .. }) if loader.contains("ld-musl") => {
+            Some("linked with musl".to_owned())
+        }
+        Ok(elf::About { sanitizer: Some(_), .. }) => Some("built with a sanitizer".to_owned()),
+        Ok(_) => None,
         Err(why) => Some(why.trim_start_matches("is ").to_owned()),
     }
 }
