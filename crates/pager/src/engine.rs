@@ -24,9 +24,9 @@ use zfolio_core::stats::{Figures, Inheritance, Stats, add, raise, subtract};
 use zfolio_core::sync::{RwLock, WriteGuard};
 use zfolio_core::zcomp::Zcomp;
 use zfolio_core::zsmalloc::ClassStats;
-use zfolio_core::zswap::Zswap;
+use zfolio_core::zswap::{Key, Zswap};
 use zfolio_sys::uffd::Uffd;
-use zfolio_sys::{clock, cpu, map};
+use zfolio_sys::{clock, cpu, map, random};
 
 use crate::config::{Config, Error, LIMIT_BYTES_MIN, Mode};
 use crate::copies::Copies;
@@ -173,6 +173,8 @@ impl Engine {
         let seam = Seam::new(program, area, &staging, shape).map_err(memory("staging area"))?;
         let zcomp = Zcomp::new(config.params.clone(), config.unit, cpu::online().max(2))
             .map_err(|error| Error::Codec(error.to_string()))?;
+        let mut secret = [0; Key::BYTES];
+        random::fill(&mut secret).map_err(memory("a random key"))?;
         let engine = Engine {
             shape,
             table: RwLock::new(Table::new(shape)),
@@ -182,7 +184,7 @@ impl Engine {
             copies: Copies::new(),
             staging,
             seam,
-            zswap: Zswap::new(zcomp, Runs::default(), config.unit),
+            zswap: Zswap::new(zcomp, Runs::default(), config.unit, Key::new(secret)),
             prefetch: Prefetch::new(shape),
             stats,
             resident_bytes: AtomicU64::new(0),

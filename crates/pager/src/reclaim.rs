@@ -373,7 +373,7 @@ impl Engine {
         let mut dirty = 0;
         for index in slot.units().iter() {
             let unit = self.staging.unit(slot, index);
-            let checksum = Checksum::of(unit);
+            let checksum = self.zswap.checksum(unit);
             if copies[index].as_ref().is_some_and(|copy| copy.checksum() == checksum) {
                 add(&figures.reclaim_clean, 1);
             } else {
