@@ -32,6 +32,7 @@ use crate::config::{Config, Error, LIMIT_BYTES_MIN, Mode};
 use crate::copies::Copies;
 use crate::event::{self, Held};
 use crate::follow::Follow;
+use crate::handler::Watched;
 use crate::limit::{self, OverLimit};
 use crate::prefetch::Prefetch;
 use crate::rank;
@@ -100,6 +101,7 @@ pub struct Engine {
     pub(crate) dirty_share: Average,
     /// How many whole folios went by one move.
     pub(crate) folios_moved: Average,
+    pub(crate) watched: Watched,
     pub(crate) stopping: AtomicBool,
     /// The limit is passed now, and that was told.
     pub(crate) is_over_limit: AtomicBool,
@@ -156,6 +158,7 @@ impl Engine {
         if config.limit_bytes < LIMIT_BYTES_MIN {
             return Err(Error::LimitTooSmall { given: config.limit_bytes });
         }
+        cpu::learn();
         let shape = Shape::new(config.unit);
         let folio_bytes = shape.folio_bytes() as u64;
         // 1/64 of the limit, 1 to 16 MiB: a burst of faults at 1 GB/s for 1 to 16 ms.
@@ -200,6 +203,7 @@ impl Engine {
             reclaimer_idle: AtomicBool::new(false),
             dirty_share: Average::new(Average::ONE),
             folios_moved: Average::new(Average::ONE),
+            watched: Watched::default(),
             stopping: AtomicBool::new(false),
             is_over_limit: AtomicBool::new(false),
             told_over_limit: AtomicBool::new(false),

@@ -432,6 +432,7 @@ impl Engine {
         while !self.stopping.load(Relaxed) {
             let bell = self.reclaim_bell.load(Relaxed);
             zfolio_sys::thread::follow();
+            self.look_after_handler();
             self.sample();
             let table = self.table.read();
             self.compact_if_wasteful(&table);

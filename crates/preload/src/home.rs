@@ -49,6 +49,7 @@ extern "C" fn constructor() {
     let Some(settings) = settings::get() else { return };
     // Looked up now: the symbol tables of libraries loaded later may lie in managed memory.
     std::hint::black_box(cpu::current());
+    cpu::learn();
     statistics::open(settings);
     identity::start_over();
     thread::learn();
@@ -109,6 +110,8 @@ fn start_thread(name: &'static CStr, life: impl FnOnce() + Send + 'static) -> bo
 
 /// The home thread: makes the engine ready, looks how near the limit is, and has it take over.
 fn live(settings: &'static Settings) {
+    // The program's thread that happened to start us may be pinned to a CPU, and keep it for itself.
+    cpu::unpin(0);
     let Some(engine) = make_engine(settings) else { return };
     watch(settings.config.limit_bytes);
     let mut ours = native::lock();
@@ -204,6 +207,7 @@ pub(crate) fn start_over(
     // served: it lends its hold on the engine until READY.
     let quiet = std::ptr::from_mut(quiet) as usize;
     let started = start_thread(c"zfolio-home", move || {
+        cpu::unpin(0);
         // SAFETY: start_over() waits for READY before its borrow of `quiet` ends.
         let quiet = unsafe { &mut *(quiet as *mut zfolio_pager::Quiet<'static>) };
         let again = files::leave_program_files().is_ok() && engine.open_again(quiet).is_ok();
