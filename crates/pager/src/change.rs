@@ -6,6 +6,7 @@
 //! alone decides what each of its pages holds.
 
 use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
 
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::stats::{add, subtract};
@@ -261,8 +262,14 @@ impl Engine {
         folio.stored = Units::NONE;
     }
 
-    /// Brings every staged folio back, so that a child of `fork` finds nothing in the staging area.
+    /// Brings every staged folio back, so that a child of `fork` finds nothing in the staging area; from then to
+    /// [`quiet`](Engine::quiet) none is captured. Else the faults of other threads would have the next staged at
+    /// once, again and again.
     pub fn settle_for_fork(&self) {
+        self.settling.store(true, Relaxed);
+        // Who captures holds the table for reading: whoever has not seen the flag is done by now, and whoever
+        // comes sees it.
+        drop(self.table.write());
         let table = self.table.read();
         while let Some(base) = self.staging.pop_staged() {
             if let Some(lock) = table.known(base) {

@@ -103,6 +103,8 @@ pub struct Engine {
     pub(crate) folios_moved: Average,
     pub(crate) watched: Watched,
     pub(crate) stopping: AtomicBool,
+    /// Somebody is about to fork: nothing is captured (`Engine::settle_for_fork`).
+    pub(crate) settling: AtomicBool,
     /// The limit is passed now, and that was told.
     pub(crate) is_over_limit: AtomicBool,
     /// It was told at least once.
@@ -205,6 +207,7 @@ impl Engine {
             folios_moved: Average::new(Average::ONE),
             watched: Watched::default(),
             stopping: AtomicBool::new(false),
+            settling: AtomicBool::new(false),
             is_over_limit: AtomicBool::new(false),
             told_over_limit: AtomicBool::new(false),
             limit: AtomicU64::new(config.limit_bytes),
@@ -239,9 +242,12 @@ impl Engine {
     /// Holds still for `fork`: nothing is staged, no folio moves, no fault is served until the
     /// [`Quiet`] is dropped, in the parent and in the child.
     ///
+    /// To be called after [`settle_for_fork`](Engine::settle_for_fork), which keeps memory where it is until then.
+    ///
     /// `None`: something was staged meanwhile, or a change was told; bring it back and try again.
     pub fn quiet(&self) -> Option<Quiet<'_>> {
         let mut table = self.table.write();
+        self.settling.store(false, Relaxed);
         // The child's inbox is empty: what the parent was told has happened there too (EVT-3).
         self.honour(&mut table);
         let inbox = self.seam.inbox.hold();
