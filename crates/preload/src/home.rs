@@ -53,6 +53,7 @@ extern "C" fn constructor() {
     statistics::open(settings);
     identity::start_over();
     thread::learn();
+    fork::learn();
     // What was mapped before, by libraries that were initialised before us.
     start_if_needed();
 }
