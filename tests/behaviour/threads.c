@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <grp.h>
+#include <sched.h>
 #include <ucontext.h>
 
 static struct ballast b;
@@ -417,13 +418,65 @@ static void nobody_grows(void) {
     if (pages * PAGE > limit_bytes() + 24 * MIB) report(text_of, snprintf(text_of, sizeof text_of, "%zu MiB resident: not held\n", pages * PAGE / MIB));
 }
 
+/* A real-time thread takes the CPU on which a thread's faults were served, and spins. The other thread, elsewhere by
+ * then, gets on. */
+static void stay_on(int cpu) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(cpu, &set);
+    CHECK(sched_setaffinity(0, sizeof set, &set) == 0);
+}
+
+enum { LOOKS = 40 };
+static atomic_int spinning, looks;
+
+static void *spinner(void *argument) {
+    struct sched_param priority = {.sched_priority = 10};
+    stay_on((int)(size_t)argument - 1);
+    int refused = sched_setscheduler(0, SCHED_FIFO, &priority);
+    atomic_store(&spinning, 1);
+    if (refused) return argument;
+    /* Less than the second after which the kernel gives others some of the CPU all the same. */
+    for (double from = now(); atomic_load(&looks) < LOOKS && now() < from + 0.7;) {}
+    CHECK(atomic_load(&looks) == LOOKS, "%d of %d while a real-time thread span", atomic_load(&looks), LOOKS);
+    return NULL;
+}
+
+static void real_time(void) {
+    cpu_set_t given;
+    int cpus[2], found = 0;
+    CHECK(sched_getaffinity(0, sizeof given, &given) == 0);
+    for (int cpu = 0; cpu < CPU_SETSIZE && found < 2; cpu++) if (CPU_ISSET(cpu, &given)) cpus[found++] = cpu;
+    if (found < 2) skip("two CPUs are needed");
+    ballast_make(&b, 4 * limit_bytes(), 10);
+    for (int round = 0; round < 3; round++) {
+        /* Here its faults are served, and then it goes to the other CPU. */
+        uint64_t random = round;
+        stay_on(cpus[0]);
+        ballast_churn(&b, 3000, &random);
+        stay_on(cpus[1]);
+        atomic_store(&spinning, 0);
+        atomic_store(&looks, 0);
+        pthread_t thread;
+        CHECK(pthread_create(&thread, NULL, spinner, (void *)(size_t)(cpus[0] + 1)) == 0);
+        while (!atomic_load(&spinning)) sched_yield();
+        /* Fewer than the handler serves before it looks where its thread is. */
+        for (int i = 0; i < LOOKS; i++, atomic_fetch_add(&looks, 1)) ballast_churn(&b, 1, &random);
+        void *refused;
+        CHECK(pthread_join(thread, &refused) == 0);
+        if (refused) skip("SCHED_FIFO is not allowed here");
+    }
+    CHECK(sched_setaffinity(0, sizeof given, &given) == 0);
+    ballast_verify(&b, "real time");
+}
+
 int main(int count, char **arguments) {
     const struct behaviour cases[] = {
         {"come_and_go", come_and_go}, {"own_stacks", own_stacks}, {"contexts", contexts}, {"modules", modules},
         {"locks", locks}, {"robust", robust}, {"robust_shared", robust_shared},
         {"cleared_words", cleared_words}, {"shared_locks", shared_locks}, {"leader_leaves", leader_leaves},
         {"leader_leaves_late", leader_leaves_late}, {"all_leave", all_leave}, {"identities", identities}, {"nobody_forks", nobody_forks},
-        {"nobody_grows", nobody_grows},
+        {"nobody_grows", nobody_grows}, {"real_time", real_time},
     };
     return CHOOSE(cases);
 }

@@ -37,7 +37,7 @@ use crate::stats::{Figures, add, subtract};
 use crate::zcomp::{BATCH_MAX, Element, Outcome, Zcomp};
 use crate::zsmalloc::{Handle, PageSource, Pool, PoolStats};
 
-/// The checksum of a unit: XXH3, 128 bits; of a same-filled unit, its word and a mark.
+/// The checksum of a unit: XXH3 with a secret, 128 bits; of a same-filled unit, its word and a mark.
 ///
 /// Two words, not a `u128`: that would be aligned to 16 bytes and make an [`Entry`] 32 bytes long.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
@@ -46,14 +46,37 @@ pub struct Checksum([u64; 2]);
 /// The second word of a same-filled unit's checksum. A hash has it by chance once in 2^64.
 const SAME_FILLED: u64 = u64::from_le_bytes(*b"samefill");
 
-impl Checksum {
-    /// Of `unit`.
+/// A secret of the process, with which its checksums are taken.
+///
+/// A unit with the checksum of its stored copy is taken for that copy, and its contents are dropped. Who chooses
+/// contents (a peer, a file's author) could otherwise build two units with one checksum, and lose one for
+/// the other. A child of `fork` has its parent's secret, as it has the parent's entries.
+#[derive(Clone)]
+pub struct Key([u8; Key::BYTES]);
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key")
+    }
+}
+
+impl Key {
+    /// As long as XXH3's own constants, which it replaces.
+    pub const BYTES: usize = 192;
+
+    /// A key of random bytes.
     #[must_use]
-    pub fn of(unit: &[u8]) -> Checksum {
+    pub fn new(secret: [u8; Key::BYTES]) -> Key {
+        Key(secret)
+    }
+
+    /// The checksum of `unit`.
+    #[must_use]
+    pub fn checksum(&self, unit: &[u8]) -> Checksum {
         if let Some(word) = same_filled(unit) {
             return Checksum([word, SAME_FILLED]);
         }
-        let hash = XxHash3_128::oneshot(unit);
+        let hash = XxHash3_128::oneshot_with_secret(&self.0, unit).expect("136 bytes or more");
         let bytes = hash.to_le_bytes();
         let word = |from: usize| {
             u64::from_le_bytes(bytes[from..from + 8].try_into().expect("8 of 16 bytes"))
@@ -158,12 +181,19 @@ pub struct Zswap<S: PageSource> {
     zcomp: Zcomp,
     pool: Pool<S>,
     unit: UnitOrder,
+    key: Key,
 }
 
 impl<S: PageSource> Zswap<S> {
     /// A store for units of one size.
-    pub fn new(zcomp: Zcomp, source: S, unit: UnitOrder) -> Self {
-        Zswap { zcomp, pool: Pool::new(source, unit), unit }
+    pub fn new(zcomp: Zcomp, source: S, unit: UnitOrder, key: Key) -> Self {
+        Zswap { zcomp, pool: Pool::new(source, unit), unit, key }
+    }
+
+    /// The checksum of a unit, as this store takes it.
+    #[must_use]
+    pub fn checksum(&self, unit: &[u8]) -> Checksum {
+        self.key.checksum(unit)
     }
 
     /// Units that one call should store together.
@@ -248,7 +278,7 @@ impl<S: PageSource> Zswap<S> {
                 .map_err(|_| Error::Undecodable { expected })?,
             Place::Raw(handle) => self.pool.read(handle, |bytes| unit.copy_from_slice(bytes)),
         }
-        let found = Checksum::of(unit);
+        let found = self.checksum(unit);
         if found == expected { Ok(()) } else { Err(Error::Corrupt { expected, found }) }
     }
 

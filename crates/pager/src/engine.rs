@@ -24,13 +24,14 @@ use zfolio_core::stats::{Figures, Stats, add, raise, subtract};
 use zfolio_core::sync::RwLock;
 use zfolio_core::zcomp::Zcomp;
 use zfolio_core::zsmalloc::ClassStats;
-use zfolio_core::zswap::Zswap;
+use zfolio_core::zswap::{Key, Zswap};
 use zfolio_sys::uffd::Uffd;
-use zfolio_sys::{clock, cpu};
+use zfolio_sys::{clock, cpu, random};
 
 use crate::config::{Config, Error, LIMIT_BYTES_MIN, Mode};
 use crate::copies::Copies;
 use crate::follow::Follow;
+use crate::handler::Watched;
 use crate::limit::{self, OverLimit};
 use crate::prefetch::Prefetch;
 use crate::rank;
@@ -99,7 +100,10 @@ pub struct Engine {
     pub(crate) dirty_share: Average,
     /// How many whole folios went by one move.
     pub(crate) folios_moved: Average,
+    pub(crate) watched: Watched,
     pub(crate) stopping: AtomicBool,
+    /// Somebody is about to fork: nothing is captured (`Engine::settle_for_fork`).
+    pub(crate) settling: AtomicBool,
     /// The limit is passed now, and that was told.
     pub(crate) is_over_limit: AtomicBool,
     /// It was told at least once.
@@ -127,6 +131,7 @@ impl Engine {
         if config.limit_bytes < LIMIT_BYTES_MIN {
             return Err(Error::LimitTooSmall { given: config.limit_bytes });
         }
+        cpu::learn();
         let shape = Shape::new(config.unit);
         let folio_bytes = shape.folio_bytes() as u64;
         // 1/64 of the limit, 1 to 16 MiB: a burst of faults at 1 GB/s for 1 to 16 ms.
@@ -144,6 +149,8 @@ impl Engine {
         let seam = Seam::new(program, area, &staging, shape).map_err(memory("staging area"))?;
         let zcomp = Zcomp::new(config.params.clone(), config.unit, cpu::online().max(2))
             .map_err(|error| Error::Codec(error.to_string()))?;
+        let mut secret = [0; Key::BYTES];
+        random::fill(&mut secret).map_err(memory("a random key"))?;
         let engine = Engine {
             shape,
             table: RwLock::new(Table::new(shape)),
@@ -153,7 +160,7 @@ impl Engine {
             copies: Copies::new(),
             staging,
             seam,
-            zswap: Zswap::new(zcomp, Runs::default(), config.unit),
+            zswap: Zswap::new(zcomp, Runs::default(), config.unit, Key::new(secret)),
             prefetch: Prefetch::new(shape),
             stats,
             resident_bytes: AtomicU64::new(0),
@@ -169,7 +176,9 @@ impl Engine {
             reclaimer_idle: AtomicBool::new(false),
             dirty_share: Average::new(Average::ONE),
             folios_moved: Average::new(Average::ONE),
+            watched: Watched::default(),
             stopping: AtomicBool::new(false),
+            settling: AtomicBool::new(false),
             is_over_limit: AtomicBool::new(false),
             told_over_limit: AtomicBool::new(false),
             limit: AtomicU64::new(config.limit_bytes),

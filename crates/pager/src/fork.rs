@@ -56,8 +56,14 @@ impl Quiet<'_> {
 }
 
 impl Engine {
-    /// Brings every staged folio back, so that a child of `fork` finds nothing in the staging area.
+    /// Brings every staged folio back, so that a child of `fork` finds nothing in the staging area; from then to
+    /// [`quiet`](Engine::quiet) none is captured. Else the faults of other threads would have the next staged at
+    /// once, again and again.
     pub fn settle_for_fork(&self) {
+        self.settling.store(true, Relaxed);
+        // Who captures holds the table for reading: whoever has not seen the flag is done by now, and whoever
+        // comes sees it.
+        drop(self.table.write());
         let table = self.table.read();
         while let Some(base) = self.staging.pop_staged() {
             if let Some(lock) = table.known(base) {
@@ -69,9 +75,12 @@ impl Engine {
     /// Holds still for `fork`: nothing is staged, no folio moves, no fault is served until the
     /// [`Quiet`] is dropped, in the parent and in the child.
     ///
+    /// To be called after [`settle_for_fork`](Engine::settle_for_fork), which keeps memory where it is until then.
+    ///
     /// `None`: something was staged meanwhile, or a change was told; bring it back and try again.
     pub fn quiet(&self) -> Option<Quiet<'_>> {
         let mut table = self.table.write();
+        self.settling.store(false, Relaxed);
         // The child's inbox is empty: what the parent was told has happened there too (EVT-3).
         self.honour(&mut table);
         let inbox = self.seam.inbox.hold();

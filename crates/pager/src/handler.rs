@@ -3,8 +3,11 @@
 //! The handler runs where the faulting thread runs: it asks where that is now and then, and pins itself
 //! there. On another CPU that is idle, each of the two wake-ups is an interrupt to a halted core, and
 //! a fault takes five times as long.
+//!
+//! A real-time thread that spins on that CPU would keep the handler from running, perhaps until a thread that waits for
+//! the handler has gone on. So the background thread looks now and then ([`Watched`]).
 
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use zfolio_core::stats::add;
 use zfolio_core::sync::ReadGuard;
@@ -22,6 +25,56 @@ const FOLLOW_INTERVAL: u32 = 64;
 /// Milliseconds that a handler sleeps at most. Another thread may have read for it (`Inbox`), rarely.
 const WAIT_MS: u16 = 20;
 
+/// How long a message may wait for a handler that does nothing, before the handler is let go elsewhere.
+const STUCK_NS: u64 = 10_000_000;
+
+/// How long it then stays where the scheduler puts it.
+const ROAM_NS: u64 = 1_000_000_000;
+
+/// What the background thread looks at, to see whether the handler is kept from running.
+#[derive(Debug, Default)]
+pub(crate) struct Watched {
+    /// The handler's number; 0 if there is none.
+    thread: AtomicU32,
+    /// Changes whenever it runs.
+    turns: AtomicU64,
+    /// Until then it follows nobody; 0 most of the time, for which it needs no clock.
+    roams_until_ns: AtomicU64,
+    /// What `turns` was at the last look, and since when a message has been seen waiting (0: none); the watcher's.
+    seen_turns: AtomicU64,
+    since_ns: AtomicU64,
+}
+
+impl Watched {
+    /// In a handler, each time that it runs.
+    fn beat(&self) {
+        self.turns.store(self.turns.load(Relaxed).wrapping_add(1), Relaxed);
+    }
+
+    /// Whether the handler is to stay where it is put.
+    fn roams(&self) -> bool {
+        let until = self.roams_until_ns.load(Relaxed);
+        let roams = until != 0 && clock::monotonic_ns() < until;
+        if until != 0 && !roams {
+            self.roams_until_ns.store(0, Relaxed);
+        }
+        roams
+    }
+
+    /// In the watcher: whether the handler has been stuck for long. `waits`: a message waits for it now.
+    fn is_stuck(&self, waits: bool, now_ns: u64) -> bool {
+        let turns = self.turns.load(Relaxed);
+        let ran = turns != self.seen_turns.swap(turns, Relaxed);
+        let since_ns = match self.since_ns.load(Relaxed) {
+            _ if !waits => 0,
+            since_ns if since_ns == 0 || ran => now_ns,
+            since_ns => since_ns,
+        };
+        self.since_ns.store(since_ns, Relaxed);
+        waits && now_ns.saturating_sub(since_ns) >= STUCK_NS
+    }
+}
+
 /// What a handler remembers of the thread that it serves.
 #[derive(Debug, Default)]
 struct Follow {
@@ -32,7 +85,11 @@ struct Follow {
 
 impl Follow {
     /// Goes where `thread` is.
-    fn go(&mut self, thread: u32) {
+    fn go(&mut self, thread: u32, watched: &Watched) {
+        if watched.roams() {
+            *self = Follow::default();
+            return;
+        }
         self.faults = self.faults.wrapping_add(1);
         if thread == self.thread && self.faults % FOLLOW_INTERVAL != 0 {
             return;
@@ -51,7 +108,9 @@ impl Engine {
     pub fn handle_faults(&self) {
         let mut follow = Follow::default();
         let seam = &self.seam;
+        self.watched.thread.store(cpu::thread_id(), Relaxed);
         while !self.stopping.load(Relaxed) {
+            self.watched.beat();
             thread::follow();
             if seam.inbox.first().is_none() && seam.wait(WAIT_MS) {
                 seam.answer_strangers();
@@ -65,7 +124,8 @@ impl Engine {
                     } else {
                         self.try_serve(address, thread, told.at)
                     };
-                    follow.go(thread);
+                    self.watched.beat();
+                    follow.go(thread, &self.watched);
                     if served {
                         seam.inbox.done();
                     }
@@ -79,6 +139,20 @@ impl Engine {
                     break;
                 }
             }
+        }
+    }
+
+    /// In the background thread: a handler that is kept from running is let run on any CPU.
+    pub(crate) fn look_after_handler(&self) {
+        let watched = &self.watched;
+        let thread = watched.thread.load(Relaxed);
+        if thread == 0 {
+            return;
+        }
+        let now = clock::monotonic_ns();
+        if watched.is_stuck(self.seam.program.has_message(), now) {
+            watched.roams_until_ns.store(now + ROAM_NS, Relaxed);
+            cpu::unpin(thread);
         }
     }
 
@@ -120,5 +194,30 @@ impl Engine {
             }
             Served::Raced => add(&figures.faults_raced, 1),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{STUCK_NS, Watched};
+
+    /// A handler is stuck if a message waits for long and it does nothing, and only then.
+    #[test]
+    fn a_handler_is_stuck_if_messages_wait_and_it_does_not_run() {
+        let watched = Watched::default();
+        let mut now = 1;
+        let mut look = |watched: &Watched, waits, later| {
+            now += later;
+            watched.is_stuck(waits, now)
+        };
+        assert!(!look(&watched, false, 10 * STUCK_NS), "nothing to do");
+        assert!(!look(&watched, true, 10 * STUCK_NS), "it may have come just now");
+        assert!(!look(&watched, true, STUCK_NS - 1), "not for long");
+        assert!(look(&watched, true, 1));
+        watched.beat();
+        assert!(!look(&watched, true, 10 * STUCK_NS), "it has run meanwhile");
+        assert!(!look(&watched, false, 10 * STUCK_NS), "and is done");
+        assert!(!look(&watched, true, STUCK_NS), "the next message");
+        assert!(look(&watched, true, STUCK_NS));
     }
 }

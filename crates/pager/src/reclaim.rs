@@ -138,6 +138,9 @@ impl Engine {
     /// Moves the resident units of the oldest folio that can be moved to the staging area; and of those
     /// that come next, if they are adjacent.
     fn capture_next(&self, table: &Table) -> bool {
+        if self.is_settling() {
+            return false;
+        }
         let mut tries = CAPTURE_TRIES.min(self.resident.len());
         while tries > 0 {
             let Some((base, queue)) = self.resident.pop() else { break };
@@ -167,6 +170,12 @@ impl Engine {
             tries -= 1;
         }
         false
+    }
+
+    /// Whether memory is to stay where it is, for a fork that comes. The fork may be long in coming, on a busy
+    /// machine; so not far above the limit.
+    pub(crate) fn is_settling(&self) -> bool {
+        self.settling.load(Relaxed) && self.charge_bytes() < self.limit_bytes() + self.high_bytes
     }
 
     /// Locks a folio that was the next of its queue.
@@ -373,7 +382,7 @@ impl Engine {
         let mut dirty = 0;
         for index in slot.units().iter() {
             let unit = self.staging.unit(slot, index);
-            let checksum = Checksum::of(unit);
+            let checksum = self.zswap.checksum(unit);
             if copies[index].as_ref().is_some_and(|copy| copy.checksum() == checksum) {
                 add(&figures.reclaim_clean, 1);
             } else {
@@ -432,6 +441,7 @@ impl Engine {
         while !self.stopping.load(Relaxed) {
             let bell = self.reclaim_bell.load(Relaxed);
             zfolio_sys::thread::follow();
+            self.look_after_handler();
             self.sample();
             let table = self.table.read();
             self.compact_if_wasteful(&table);

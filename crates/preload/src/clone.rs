@@ -87,7 +87,7 @@ interpose! {
         ]);
         let mut about = Start { life, argument };
         let about = (&raw mut about).cast();
-        fork::prepare();
+        fork::prepare_bare();
         // SAFETY: the program's own call, but for what the child runs first.
         let answer = unsafe { next(start, stack, flags, about, parent_word, storage, child_word) };
         fork::parent();
@@ -252,7 +252,7 @@ mod raw {
             }
             _ => {}
         }
-        fork::prepare();
+        fork::prepare_bare();
         let answer = call(number, [a, b, c, d, e]);
         if answer == 0 {
             fork::child()

@@ -8,11 +8,18 @@
 //! ```
 //!
 //! The child's engine must be there before the child touches managed memory, or it would read zeros.
-//! Handlers of `pthread_atfork` run in the order of registration in the child, and ours is the first;
-//! before them the C library itself resets the locks of open files, which it has allocated with
-//! `malloc`. So those are made resident in `prepare`.
+//! Handlers of `pthread_atfork` run in the order of registration in the child, and ours is the first.
+//!
+//! Between `prepare` and the system call, and in the child before our handler, the C library's `fork` uses memory that
+//! it has allocated with `malloc`: the open `FILE`s, whose locks it resets; the name service's state; a long list of
+//! handlers. All of that is made resident in `prepare`. And it waits for locks, whose holders must not wait for us:
+//!
+//! - that of the list of `FILE`s, which others hold while they touch them: `prepare` takes it first (`FILES`);
+//! - that of the name service's state, under which nothing but that state is touched: it is resident.
 
 use std::cell::UnsafeCell;
+use std::ffi::c_int;
+use std::sync::OnceLock;
 
 use zfolio_core::stats::add;
 use zfolio_pager::Quiet;
@@ -40,6 +47,7 @@ struct Everything {
     quiet: Option<Quiet<'static>>,
     native: Native,
     _one: Held<'static>,
+    files: Option<Files>,
     mask: Mask,
 }
 
@@ -84,7 +92,7 @@ interpose! {
             return -1;
         }
         let next = next!(c"_Fork" as Fork);
-        prepare();
+        prepare_bare();
         // SAFETY: it has no precondition.
         let answer = unsafe { next() };
         if answer == 0 { child() } else { parent() }
@@ -102,12 +110,23 @@ pub(crate) fn while_nobody_forks<R>(work: impl FnOnce() -> R) -> R {
     answer
 }
 
-pub(crate) extern "C" fn prepare() {
+/// Before a `fork` of the C library's, which does more than the system call.
+extern "C" fn prepare() {
+    prepare_to(true);
+}
+
+/// Before a system call that forks.
+pub(crate) fn prepare_bare() {
+    prepare_to(false);
+}
+
+fn prepare_to(fork_by_library: bool) {
     if settings::get().is_none() {
         return;
     }
     let mask = signal::block_all();
     pin_own_stack();
+    let mut files = fork_by_library.then(Files::lock);
     let one = ONE.lock();
     let (native, quiet) = loop {
         if native::engine().is_none() {
@@ -120,7 +139,10 @@ pub(crate) extern "C" fn prepare() {
         // Faults are still served: touch, then hold, then look whether all of it is still there.
         ask(Call::Settle, [0; 6]).ok();
         let mut touched = Vec::new();
-        open_files(|at| touched.push(at));
+        if let Some(files) = &mut files {
+            files.touch(|at| touched.push(at));
+            touch_kept(|at| touched.push(at));
+        }
         let native = native::lock();
         let quiet = native.engine().and_then(zfolio_pager::Engine::quiet);
         if let Some(mut quiet) = quiet {
@@ -129,7 +151,7 @@ pub(crate) extern "C" fn prepare() {
             }
         }
     };
-    let everything = Everything { heap: heap::hold(), quiet, native, _one: one, mask };
+    let everything = Everything { heap: heap::hold(), quiet, native, _one: one, files, mask };
     // SAFETY: `ONE` is held: no other thread is between prepare() and parent().
     unsafe { *STILL.0.get() = Some(everything) };
 }
@@ -155,7 +177,7 @@ fn take() -> Option<Everything> {
 }
 
 pub(crate) extern "C" fn parent() {
-    if let Some(Everything { heap, quiet, native, _one, mask }) = take() {
+    if let Some(Everything { heap, quiet, native, _one, files, mask }) = take() {
         drop(heap);
         drop(quiet);
         if let Some(engine) = native.engine() {
@@ -163,12 +185,16 @@ pub(crate) extern "C" fn parent() {
         }
         drop(native);
         drop(_one);
+        drop(files);
         signal::restore(&mask);
     }
 }
 
 pub(crate) extern "C" fn child() {
-    if let Some(Everything { heap, mut quiet, native, _one, mask }) = take() {
+    if let Some(Everything { heap, mut quiet, native, _one, files, mask }) = take() {
+        if let Some(files) = files {
+            files.forget_in_child();
+        }
         drop(heap);
         if let Some(settings) = settings::get() {
             home::start_over(settings, native.engine().zip(quiet.as_mut()));
@@ -205,24 +231,125 @@ const _: () = {
 unsafe extern "C" {
     /// The C library's list of open files.
     static _IO_list_all: *mut File;
+    /// Its lock: recursive. Whoever opens, closes or flushes files takes it before that of any file.
+    fn _IO_list_lock();
+    fn _IO_list_unlock();
+    fn _IO_list_resetlock();
 }
 
-/// Touches every open `FILE` and its lock, and tells where they are.
-fn open_files(mut tell: impl FnMut(usize)) {
-    // SAFETY: a variable of the C library.
-    let mut file = unsafe { _IO_list_all };
-    while !file.is_null() {
-        // SAFETY: a member of the list, alive as long as nobody closes it; a program that closes a
-        // file in another thread while it forks has that race without us too.
-        let about = unsafe { &*file };
-        let (chain, lock) = (about.chain, about.lock);
-        tell(file as usize);
-        tell(file as usize + size_of::<File>());
-        if lock != 0 {
-            // SAFETY: the file's lock, a word at least.
-            std::hint::black_box(unsafe { (lock as *const u32).read_volatile() });
-            tell(lock);
-        }
-        file = chain;
+/// The list of open `FILE`s, locked: none of them is opened, closed or freed meanwhile.
+///
+/// Taken before `ONE`: who flushes all files has it, and may fork in a function of the program's (`fopencookie`). The
+/// C library's `fork` takes it too, after us: by then no other thread can have it, and wait for a fault with it.
+struct Files(());
+
+impl Files {
+    fn lock() -> Files {
+        // SAFETY: no preconditions; the same thread unlocks it.
+        unsafe { _IO_list_lock() };
+        Files(())
     }
+
+    /// Touches every open `FILE` and its lock, and tells where they are.
+    fn touch(&mut self, mut tell: impl FnMut(usize)) {
+        // SAFETY: a variable of the C library, read under its lock.
+        let mut file = unsafe { _IO_list_all };
+        while !file.is_null() {
+            // SAFETY: a member of the list, which stays in it, and so alive, while the list is locked.
+            let about = unsafe { &*file };
+            let (chain, lock) = (about.chain, about.lock);
+            tell(file as usize);
+            tell(file as usize + size_of::<File>());
+            if lock != 0 {
+                // SAFETY: the file's lock, a word at least.
+                std::hint::black_box(unsafe { (lock as *const u32).read_volatile() });
+                tell(lock);
+            }
+            file = chain;
+        }
+    }
+
+    /// In a child the C library has made the lock anew, unless the process had a single thread: then we do.
+    fn forget_in_child(self) {
+        std::mem::forget(self);
+        // SAFETY: the child's only thread, which holds the lock or finds it free.
+        unsafe { _IO_list_resetlock() };
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        // SAFETY: this thread took it in lock().
+        unsafe { _IO_list_unlock() };
+    }
+}
+
+/// Where the C library keeps its variables.
+static VARIABLES: OnceLock<Vec<(usize, usize)>> = OnceLock::new();
+
+/// Bytes of what one of them points to: the name service's state has 200. Of the list of handlers, ours, the first, is
+/// what must be there: once it has run, faults are served.
+const KEPT_BYTES: usize = 256;
+
+/// Learns where the C library keeps its variables. In the constructor, when nobody holds a lock of the loader.
+pub(crate) fn learn() {
+    let mut found: Vec<(usize, usize)> = Vec::new();
+    let found_at = (&raw mut found).cast();
+    // SAFETY: note_variables() takes a vector of ranges, and keeps no reference to it.
+    unsafe { libc::dl_iterate_phdr(Some(note_variables), found_at) };
+    VARIABLES.set(found).ok();
+}
+
+/// Notes the writable segments of the module that `_IO_list_lock` is in.
+unsafe extern "C" fn note_variables(
+    about: *mut libc::dl_phdr_info,
+    _bytes: usize,
+    found: *mut libc::c_void,
+) -> c_int {
+    // SAFETY: dl_iterate_phdr passes a description of a module.
+    let about = unsafe { &*about };
+    // SAFETY: learn() passes a vector of ranges, which it does not touch meanwhile.
+    let found = unsafe { &mut *found.cast::<Vec<(usize, usize)>>() };
+    // SAFETY: the module's own table of so many segments.
+    let segments =
+        unsafe { std::slice::from_raw_parts(about.dlpi_phdr, usize::from(about.dlpi_phnum)) };
+    let address = |word: u64| usize::try_from(word).unwrap_or(0);
+    let loaded = segments.iter().filter(|segment| segment.p_type == libc::PT_LOAD).map(|segment| {
+        let start = address(about.dlpi_addr) + address(segment.p_vaddr);
+        (start, start + address(segment.p_memsz), segment.p_flags & libc::PF_W != 0)
+    });
+    let inside = _IO_list_lock as *const () as usize;
+    if loaded.clone().any(|(start, end, _)| (start..end).contains(&inside)) {
+        found.extend(loaded.filter(|segment| segment.2).map(|(start, end, _)| (start, end)));
+        return 1;
+    }
+    0
+}
+
+/// Touches what the C library's variables point to, and tells where that is.
+///
+/// Which variables those are that `fork` uses is told nowhere. So every word is taken for an address that may be
+/// in managed memory: 8000 words, of which some tens are.
+fn touch_kept(mut tell: impl FnMut(usize)) {
+    let variables = VARIABLES.get().map_or(&[][..], |ranges| ranges);
+    let mut pages = Vec::new();
+    for &(start, end) in variables {
+        for at in (start.next_multiple_of(size_of::<usize>())..end).step_by(size_of::<usize>()) {
+            if at + size_of::<usize>() > end {
+                break;
+            }
+            // SAFETY: a word of the C library's variables, which it never unmaps; another thread may write
+            // it meanwhile, so that it is one of two values.
+            let word = unsafe { (at as *const usize).read_volatile() };
+            if native::may_be_managed(word, word.saturating_add(1)) {
+                let page = word & !(map::PAGE_BYTES - 1);
+                pages.extend((page..word + KEPT_BYTES).step_by(map::PAGE_BYTES));
+            }
+        }
+    }
+    pages.sort_unstable();
+    pages.dedup();
+    // It fails where there is nothing, or no access: nobody can use that.
+    let there = |page: &usize| map::populate_read(*page, map::PAGE_BYTES).is_ok();
+    pages.into_iter().filter(there).for_each(&mut tell);
 }

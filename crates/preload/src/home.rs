@@ -59,9 +59,11 @@ extern "C" fn constructor() {
     let Some(settings) = settings::get() else { return };
     // Looked up now: the symbol tables of libraries loaded later may lie in managed memory.
     std::hint::black_box(cpu::current());
+    cpu::learn();
     statistics::open(settings);
     identity::start_over();
     thread::learn();
+    fork::learn();
     // What was mapped before, by libraries that were initialised before us.
     start_if_needed();
 }
@@ -126,6 +128,8 @@ fn start_thread(name: &'static CStr, tries: u32, life: impl FnOnce() + Send + 's
 
 /// The home thread: makes the engine ready, looks how near the limit is, and has it take over.
 fn live(settings: &'static Settings) {
+    // The program's thread that happened to start us may be pinned to a CPU, and keep it for itself.
+    cpu::unpin(0);
     let Some(engine) = make_engine(settings) else { return };
     watch(settings.config.limit_bytes);
     let mut ours = native::lock();
@@ -222,6 +226,7 @@ pub(crate) fn start_over(
     // served: it lends its hold on the engine until READY.
     let lent = std::ptr::from_mut(quiet) as usize;
     let started = start_thread(c"zfolio-home", CHILD_TRIES, move || {
+        cpu::unpin(0);
         // SAFETY: start_over() waits for READY before it uses `quiet` again, or its borrow ends.
         let quiet = unsafe { &mut *(lent as *mut zfolio_pager::Quiet<'static>) };
         let ready = live_again(engine, quiet);

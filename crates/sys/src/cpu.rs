@@ -1,5 +1,6 @@
 //! Which CPU a thread runs on, and where it may run.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicIsize, Ordering::Relaxed};
 
 use rustix::thread::{CpuSet, Pid};
@@ -81,6 +82,23 @@ pub fn pin(cpu: usize) {
     }
 }
 
+/// The CPUs that the process was given at its start.
+static GIVEN: OnceLock<CpuSet> = OnceLock::new();
+
+/// Learns where this thread may run, the first time that it is called: before anybody pins a thread.
+pub fn learn() {
+    GIVEN.get_or_init(|| rustix::thread::sched_getaffinity(None).unwrap_or_default());
+}
+
+/// Lets a thread of this process (0: the calling one) run on every CPU that [`learn`] found.
+pub fn unpin(thread: u32) {
+    let thread = i32::try_from(thread).ok().and_then(Pid::from_raw);
+    if let Some(given) = GIVEN.get() {
+        // It fails for a thread that is gone, and where all of these CPUs are offline by now.
+        rustix::thread::sched_setaffinity(thread, given).ok();
+    }
+}
+
 /// This thread's number.
 #[must_use]
 pub fn thread_id() -> u32 {
@@ -112,6 +130,17 @@ mod tests {
         assert_eq!(super::current(), here);
         assert_eq!(super::of_thread(super::thread_id()), Some(here));
     }
+
+    #[test]
+    fn another_thread_can_be_unpinned() {
+        super::learn();
+        let before = rustix::thread::sched_getaffinity(None).unwrap();
+        super::pin(super::current());
+        let here = super::thread_id();
+        std::thread::spawn(move || super::unpin(here)).join().unwrap();
+        assert!(rustix::thread::sched_getaffinity(None).unwrap() == before);
+    }
+
     /// What a thread sees of itself is true again after each migration.
     #[test]
     fn a_thread_that_migrates_is_told_so() {

@@ -11,6 +11,7 @@ pub mod futex;
 pub mod map;
 pub mod probe;
 pub mod process;
+pub mod random;
 pub mod shared;
 pub mod signal;
 pub mod terminal;

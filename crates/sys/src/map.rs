@@ -197,6 +197,16 @@ pub fn unshare_pages(address: usize, bytes: usize) -> Result<(), Errno> {
     unsafe { rustix::mm::madvise(address as *mut c_void, bytes, Advice::LinuxPopulateWrite) }
 }
 
+/// Makes a range resident, as reading it would, but fails where that would be a signal.
+///
+/// # Errors
+///
+/// `NOMEM`: part of it is not mapped. `FAULT`: it may not be read, or is poisoned.
+pub fn populate_read(address: usize, bytes: usize) -> Result<(), Errno> {
+    // SAFETY: populating changes no contents.
+    unsafe { rustix::mm::madvise(address as *mut c_void, bytes, Advice::LinuxPopulateRead) }
+}
+
 /// Writes to `present` one byte per page of the range: bit 0 says whether it is resident.
 ///
 /// # Errors

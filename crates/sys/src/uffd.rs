@@ -318,6 +318,13 @@ impl Uffd {
         Ok(&into.0[..count])
     }
 
+    /// Whether a message waits to be read.
+    pub fn has_message(&self) -> bool {
+        let mut poll = [PollFd::from_borrowed_fd(self.file(), PollFlags::IN)];
+        let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+        rustix::event::poll(&mut poll, Some(&now)).is_ok_and(|ready| ready > 0)
+    }
+
     /// Sleeps until there is a message here or at `other`, at most `milliseconds`. Tells whether there is
     /// one at `other`.
     pub fn wait(&self, other: &Uffd, milliseconds: u16) -> bool {

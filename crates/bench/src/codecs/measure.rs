@@ -8,7 +8,7 @@ use zfolio_core::size;
 use zfolio_core::stats::Figures;
 use zfolio_core::zcomp::{BATCH_MAX, Bare, Element, Outcome, Params, Zcomp, compressed_bytes_max};
 use zfolio_core::zsmalloc::{Handle, Pool};
-use zfolio_core::zswap::{Checksum, Entry, Zswap};
+use zfolio_core::zswap::{Checksum, Entry, Key, Zswap};
 use zfolio_pager::Runs;
 use zfolio_sys::clock;
 
@@ -281,7 +281,9 @@ impl<'a> Bench<'a> {
     }
 
     fn zswap(&self) -> Result<Zswap<Runs>, String> {
-        Ok(Zswap::new(self.zcomp()?, Runs::default(), self.unit))
+        // Any key takes as long.
+        let key = Key::new([0xA5; Key::BYTES]);
+        Ok(Zswap::new(self.zcomp()?, Runs::default(), self.unit, key))
     }
 
     fn batches<'t, T>(&self, units: &'t [T]) -> std::slice::Chunks<'t, T> {
@@ -362,7 +364,7 @@ impl<'a> Bench<'a> {
             entries.extend(batch.iter().map(|_| None));
             let mut checksums = [Checksum::default(); BATCH_BYTES / PAGE_BYTES];
             for (checksum, unit) in checksums.iter_mut().zip(batch) {
-                *checksum = Checksum::of(unit);
+                *checksum = zswap.checksum(unit);
             }
             zswap.store(cpu, batch, &checksums[..batch.len()], figures, &mut |index, entry| {
                 entries[first + index] = entry.ok();

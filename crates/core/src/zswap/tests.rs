@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::{Checksum, Entry, Reject, Zswap};
+use super::{Checksum, Entry, Key, Reject, Zswap};
 use crate::page::UnitOrder;
 use crate::stats::Figures;
 use crate::zcomp::{Algorithm, Zcomp};
@@ -24,6 +24,35 @@ fn units(unit: UnitOrder) -> Vec<Vec<u8>> {
     (1..60).map(kind).collect()
 }
 
+fn key(seed: u64) -> Key {
+    Key::new(bytes(seed, Key::BYTES).try_into().expect("as many bytes as a key has"))
+}
+
+/// Goal: nobody can build two units with one checksum without the key, and a store knows its own units. Method: each
+/// bit of the key counts for the checksum of a unit of each size; the same key gives the same.
+#[test]
+fn checksums_depend_on_all_of_the_key() {
+    for unit in [4096, 16384, 65536] {
+        let contents = bytes(7, unit);
+        let secret: [u8; Key::BYTES] = bytes(42, Key::BYTES).try_into().expect("as many bytes");
+        let checksum = Key::new(secret).checksum(&contents);
+        assert_eq!(Key::new(secret).checksum(&contents), checksum);
+        for at in 0..Key::BYTES {
+            let mut other = secret;
+            other[at] ^= 1;
+            assert_ne!(Key::new(other).checksum(&contents), checksum, "byte {at}, unit {unit}");
+        }
+    }
+}
+
+/// The load of a same-filled unit takes its word from the checksum.
+#[test]
+fn the_checksum_of_a_same_filled_unit_is_its_word() {
+    let unit = vec![0x5A; 4096];
+    assert_eq!(key(1).checksum(&unit), key(2).checksum(&unit));
+    assert_eq!(key(1).checksum(&unit).0[0], 0x5A5A_5A5A_5A5A_5A5A);
+}
+
 /// A store, its units, and what became of each.
 struct Store {
     world: Arc<World>,
@@ -37,7 +66,7 @@ impl Store {
     fn new(unit: UnitOrder) -> Store {
         let world = World::new();
         let zcomp = Zcomp::new(Algorithm::Lz4.into(), unit, 1).expect("the default level");
-        let zswap = Zswap::new(zcomp, Arc::clone(&world), unit);
+        let zswap = Zswap::new(zcomp, Arc::clone(&world), unit, key(42));
         let units = units(unit);
         let entries = units.iter().map(|_| None).collect();
         Store { world, zswap, figures: Figures::default(), units, entries }
@@ -52,7 +81,8 @@ impl Store {
         let (mut told, mut rejected) = (0, 0);
         for batch in missing.chunks(8) {
             let units: Vec<&[u8]> = batch.iter().map(|at| &self.units[*at][..]).collect();
-            let checksums: Vec<Checksum> = units.iter().map(|unit| Checksum::of(unit)).collect();
+            let checksums: Vec<Checksum> =
+                units.iter().map(|unit| self.zswap.checksum(unit)).collect();
             let entries = &mut self.entries;
             self.zswap.store(0, &units, &checksums, &self.figures, &mut |index, stored| {
                 told += 1;
