@@ -2,6 +2,8 @@
  * Whatever is called from there must not ask it for memory: it would wait for itself.
  */
 #include "behaviour.h"
+#include <dlfcn.h>
+#include <sched.h>
 
 static atomic_flag lock = ATOMIC_FLAG_INIT;
 static atomic_int holder;
@@ -91,7 +93,46 @@ static void children(void) {
     }
 }
 
+/* A list of fork handlers of its own, as Firefox has: they are called around its own way to fork, too. */
+static void (*handlers[64][3])(void);
+static int registered;
+
+int __register_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void), void *handle) {
+    void (*three[3])(void) = {prepare, parent, child};
+    if (registered < 64) memcpy(handlers[registered++], three, sizeof three);
+    typedef int next_function(void (*)(void), void (*)(void), void (*)(void), void *);
+    return ((next_function *)dlsym(RTLD_NEXT, "__register_atfork"))(prepare, parent, child, handle);
+}
+
+static void call_handlers(int which) {
+    for (int i = 0; i < registered; i++) {
+        void (*handler)(void) = handlers[which ? i : registered - 1 - i][which];
+        if (handler) handler();
+    }
+}
+
+static int in_child(void *seed) {
+    call_handlers(2);
+    life(seed);
+    _exit(0);
+}
+
+static void own_handlers(void) {
+    static char stack[256 << 10] __attribute__((aligned(16)));
+    for (int round = 0; round < 4; round++) {
+        /* Without an engine, and with one. */
+        if (round == 2) life((void *)9);
+        call_handlers(0);
+        pid_t pid = clone(in_child, stack + sizeof stack, SIGCHLD, (void *)10);
+        call_handlers(1);
+        child_is_well(pid, "a child of its own way to fork");
+        pid = fork();
+        if (pid == 0) life((void *)11), _exit(0);
+        child_is_well(pid, "a child of fork");
+    }
+}
+
 int main(int count, char **arguments) {
-    const struct behaviour cases[] = {{"blocks", blocks}, {"children", children}};
+    const struct behaviour cases[] = {{"blocks", blocks}, {"children", children}, {"own_handlers", own_handlers}};
     return CHOOSE(cases);
 }

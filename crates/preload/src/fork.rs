@@ -18,7 +18,7 @@
 //! - that of the name service's state, under which nothing but that state is touched: it is resident.
 
 use std::cell::UnsafeCell;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
 
 use zfolio_core::stats::add;
@@ -51,10 +51,16 @@ struct Everything {
     mask: Mask,
 }
 
-/// Registers the three handlers.
+type Handler = extern "C" fn();
+type Register = unsafe extern "C" fn(Handler, Handler, Handler, *mut c_void) -> c_int;
+
+/// Registers the three handlers, with the C library itself: `pthread_atfork` calls its `__register_atfork` by name,
+/// and a program may have put a function of its own there. Firefox keeps a list so, and calls the handlers around
+/// its `clone` as well, where we prepare too: this thread would wait for itself.
 pub(crate) fn install() {
-    // SAFETY: the handlers are functions of this library, which is never unloaded.
-    unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
+    let register = next!(c"__register_atfork" as Register);
+    // SAFETY: the handlers are functions of this library, which is never unloaded: no handle is needed.
+    unsafe { register(prepare, parent, child, std::ptr::null_mut()) };
 }
 
 /// What a child needs beyond its copy of the parent: four stacks, a little heap.
