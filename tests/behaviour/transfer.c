@@ -496,7 +496,8 @@ static void locked(void) {
 }
 
 /* Processes that end while their threads write into pipes and sockets: what arrives is what they had, up to some byte.
- * A measurement, run by hand: how many pages of zeros arrived. A killed thread that is not run for long still copies them. */
+ * A measurement, run by hand: how many pages of zeros arrived. A killed thread copies them if it is not run for
+ * long. */
 enum { CUT = 8, CUT_PAGES = 256, CUT_ROUNDS = 40 };
 static struct cut { int in, out; size_t first; } cuts[CUT];
 static atomic_int cut_zeros;

@@ -1,10 +1,9 @@
 """A PHP server (php-fpm, two workers) and its client: two pages at once, twice, with new workers in between.
 
-    pages.py FOLDER
+    pages.py SERVER FOLDER
 """
 
 import os
-import shutil
 import socket
 import struct
 import subprocess
@@ -14,8 +13,6 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 BEGIN, END, PARAMETERS, INPUT, OUTPUT = 1, 3, 4, 5, 6
-# Debian names it after the version of PHP.
-SERVER = next((path for name in ('php-fpm', 'php-fpm8.2', 'php-fpm8.4') if (path := shutil.which(name))), None)
 
 
 def record(kind, content=b''):
@@ -44,13 +41,13 @@ def page(path, script):
 
 
 def main():
-    folder = sys.argv[1]
+    program, folder = sys.argv[1:]
     path = f'{folder}/socket'
     with open(f'{folder}/fpm.conf', 'w', encoding='ascii') as out:
         # A worker is replaced after its page: by a fork of the server.
         out.write(f'[global]\nerror_log = {folder}/log\ndaemonize = no\n[www]\nuser = root\nlisten = {path}\n'
                   'pm = static\npm.max_children = 2\npm.max_requests = 1\n')
-    server = subprocess.Popen([SERVER, '-n', '-R', '-F', '-y', f'{folder}/fpm.conf'])
+    server = subprocess.Popen([program, '-n', '-R', '-F', '-y', f'{folder}/fpm.conf'])
     while not os.path.exists(path):
         if server.poll() is not None:
             sys.exit(f'php-fpm ended with {server.returncode}')

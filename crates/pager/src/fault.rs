@@ -357,7 +357,8 @@ impl Engine {
             match reclaimed {
                 Reclaimed::Captured => {}
                 Reclaimed::Freed => freed += 1,
-                // Nothing can be captured until the fork that comes is over; what is missing is little, and soon made up.
+                // Nothing is captured until the fork that somebody waits for is over. Little memory is missing
+                // by then, and reclaim soon makes it up.
                 Reclaimed::Nothing if self.is_settling() => return Spare::Room,
                 Reclaimed::Nothing if self.drop_oldest_copies(table) => {}
                 Reclaimed::Nothing if compacted => break,

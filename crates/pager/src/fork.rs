@@ -164,6 +164,7 @@ impl Engine {
             let address = base + index * self.shape.unit_bytes();
             let copy = folio.copies[index].as_ref().expect("UNIT-2: a stored unit has a copy");
             self.load_unit(copy, address, unit, cpu::current());
+            // Page by page, since a part of the unit may be missing in the child.
             for (page, bytes) in unit.chunks_exact(PAGE_BYTES).enumerate() {
                 let at = address + page * PAGE_BYTES;
                 let is_there = || map::residency(at, PAGE_BYTES, &mut [0]).is_ok();

@@ -219,8 +219,8 @@ pub fn residency(address: usize, bytes: usize, present: &mut [u8]) -> Result<(),
     if answer == 0 { Ok(()) } else { Err(last_error()) }
 }
 
-/// The calling process's memory as a file. What is written to it arrives also where the program may only
-/// read, or not even that.
+/// The calling process's memory as a file. A write to it also succeeds in private mappings that the program may only
+/// read, or may not touch at all.
 #[derive(Debug)]
 pub struct OwnMemory(OwnedFd);
 
@@ -239,7 +239,7 @@ impl OwnMemory {
     ///
     /// # Errors
     ///
-    /// `IO`: something there is not mapped, is another process's too, or there is no memory for it.
+    /// `IO`: something there is not mapped, or is a shared mapping that may only be read, or memory is short.
     pub fn write(&self, address: usize, bytes: &[u8]) -> Result<(), Errno> {
         // `pwrite` names the address by a number, and the contract of whoever has managed memory covers it: no
         // reference to these bytes is alive.
