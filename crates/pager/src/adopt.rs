@@ -5,13 +5,13 @@
 //! mapped anew.
 
 use zfolio_core::page::PAGE_BYTES;
-use zfolio_sys::{Errno, cpu, map};
+use zfolio_sys::Errno;
 
 use crate::config::Error;
 use crate::engine::Engine;
 use crate::fatal;
 use crate::reclaim::{By, Reclaimed};
-use crate::resident::Queue;
+use crate::replacement::Queue;
 use crate::table::Table;
 
 /// A range of mappings that has just been registered, and the folios that are whole by it.
@@ -78,7 +78,7 @@ impl Engine {
                 Err(Errno::NOMEM) => {}
                 Err(_) => {
                     refusals += 1;
-                    let middle = self.shape.base_above(start + (end - start) / 2);
+                    let middle = self.shape().base_above(start + (end - start) / 2);
                     if refusals < REFUSALS_MAX && middle < end {
                         rest.extend([(start, middle), (middle, end)]);
                     }
@@ -105,11 +105,11 @@ impl Engine {
         if first >= last {
             return Ok((start, start));
         }
-        let bytes = self.shape.folio_bytes();
+        let bytes = self.shape().folio_bytes();
         // As far as the neighbours' parts of the folios at the ends, and what is beside those.
         let from = joined.0.max(outer.0.saturating_sub(bytes));
         let to = joined.1.min(outer.1.saturating_add(bytes));
-        let register = |from: usize, to: usize| self.seam.program.register(from, to - from);
+        let register = |from: usize, to: usize| self.mover.register(from, to);
         if register(from, to).is_ok() {
             return Ok((first, last));
         }
@@ -118,8 +118,9 @@ impl Engine {
         let (first, last) = table.interior(start, end);
         if first < last {
             let registered = register(start, end);
-            registered
-                .inspect_err(|error| fatal::tell_if_forbidden(self.config.whole_process, *error))?;
+            registered.inspect_err(|error| {
+                fatal::tell_if_forbidden(self.config().whole_process, *error)
+            })?;
         }
         table.cover(start, end);
         Ok((first, last))
@@ -134,8 +135,8 @@ impl Engine {
         table.insert(start, end);
         for (base, lock) in table.known_folios(start, end) {
             let mut folio = lock.lock();
-            let part = mapping.0.max(base)..mapping.1.min(base + self.shape.folio_bytes());
-            if part.len() < self.shape.folio_bytes() && folio.managed {
+            let part = mapping.0.max(base)..mapping.1.min(base + self.shape().folio_bytes());
+            if part.len() < self.shape().folio_bytes() && folio.managed {
                 // The mapping is new, and the folio's other part may have contents still.
                 self.bring_back_without(&mut folio, base, part.start - base..part.end - base);
             }
@@ -146,18 +147,18 @@ impl Engine {
         // zeros that was only read becomes one of the program's own when it is written, and no fault
         // tells of it: so these go first, at once.
         let mut zeros = 0;
-        map::for_each_resident(start, end, |from, to, zero| {
+        self.mover.system.each_resident(start, end, &mut |from, to, zero| {
             let queue = if zero { Queue::Probation } else { Queue::Main };
             for (base, lock) in table.folios(from, to) {
-                let bytes = from.max(base) - base..to.min(base + self.shape.folio_bytes()) - base;
+                let bytes = from.max(base) - base..to.min(base + self.shape().folio_bytes()) - base;
                 let mut folio = lock.lock();
-                let found = self.shape.touched(bytes) - folio.resident;
+                let found = self.shape().touched(bytes) - folio.resident;
                 zeros += usize::from(zero && !folio.queued);
                 self.note_resident(&mut folio, base, found, queue);
             }
         });
         for _ in 0..zeros {
-            if self.reclaim_one(table, cpu::current(), By::Background) == Reclaimed::Nothing {
+            if self.reclaim_one(table, self.cpu(), By::Background) == Reclaimed::Nothing {
                 break;
             }
         }

@@ -10,12 +10,12 @@ use std::ops::Range;
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::stats::{add, subtract};
 use zfolio_core::sync::WriteGuard;
-use zfolio_sys::{Errno, cpu};
+use zfolio_sys::Errno;
 
 use crate::engine::Engine;
 use crate::rank;
 use crate::reclaim::{By, Reclaimed};
-use crate::resident::Queue;
+use crate::replacement::Queue;
 use crate::shape::Units;
 use crate::table::{Folio, Table};
 
@@ -37,14 +37,14 @@ impl Engine {
         self.settle_edges(&table, start, end, true);
         let answer = self.announce((start, end), (0, 0), call)?;
         for (address, lock) in table.known_folios(start, end) {
-            if address >= start && address + self.shape.folio_bytes() <= end {
+            if address >= start && address + self.shape().folio_bytes() <= end {
                 self.drop_folio(&mut lock.lock(), false);
             }
         }
         let outer = table.exterior(start, end);
         // What is left of folios at the edges was brought back, and is the kernel's alone.
-        self.seam.unregister(outer.0, start);
-        self.seam.unregister(end, outer.1);
+        self.mover.unregister(outer.0, start);
+        self.mover.unregister(end, outer.1);
         table.uncover(start, end);
         table.remove(outer.0, outer.1);
         table.prune(outer.0, outer.1);
@@ -81,7 +81,7 @@ impl Engine {
                 (start..end).step_by(PAGE_BYTES).find(|page| !dropped(&call(*page, PAGE_BYTES)));
             (answer, refused.unwrap_or(end))
         });
-        let edge = self.shape.base(end);
+        let edge = self.shape().base(end);
         if let Some(lock) = table.known(edge).filter(|_| end < asked && edge < end) {
             let mut folio = lock.lock();
             if folio.managed {
@@ -89,7 +89,7 @@ impl Engine {
             }
         }
         for (address, lock) in table.known_folios(start, end) {
-            if address >= start && address + self.shape.folio_bytes() <= end {
+            if address >= start && address + self.shape().folio_bytes() <= end {
                 let mut folio = lock.lock();
                 let managed = folio.managed;
                 self.drop_folio(&mut folio, managed);
@@ -110,10 +110,10 @@ impl Engine {
             }
             self.bring_back(&mut folio, address);
             self.retire(&mut folio);
-            add(&self.figures().pinned_bytes, self.shape.folio_bytes() as u64);
+            add(&self.figures().pinned_bytes, self.shape().folio_bytes() as u64);
         }
         // Everything is back, so a page that is missing is the kernel's to fill with zeros.
-        self.seam.unregister(outer.0, outer.1);
+        self.mover.unregister(outer.0, outer.1);
         table.uncover(start, end);
         table.remove(outer.0, outer.1);
         self.measure_tables(&mut table);
@@ -140,12 +140,12 @@ impl Engine {
         let managed = table.ranges().overlap(start, end);
         self.settle_edges(&table, onto.0, onto.1, true);
         // One mapping again: `mremap` refuses a range of several, and registering has split it.
-        self.seam.unregister(start, end);
+        self.mover.unregister(start, end);
         let moved = self.announce((start, end), onto, call);
         let (to, to_end) = match moved {
             Ok(place) => place,
             Err(error) => {
-                self.seam.register_ranges(&table, start, end);
+                self.mover.register_ranges(&table, start, end);
                 return Err(error);
             }
         };
@@ -153,7 +153,7 @@ impl Engine {
             self.retire(&mut lock.lock());
         }
         for (address, lock) in table.known_folios(to, to_end) {
-            if address >= to && address + self.shape.folio_bytes() <= to_end {
+            if address >= to && address + self.shape().folio_bytes() <= to_end {
                 self.drop_folio(&mut lock.lock(), false);
             }
         }
@@ -173,12 +173,12 @@ impl Engine {
     pub fn make_room(&self, bytes: usize) {
         // What has just been adopted was counted among what is not ours.
         self.sample();
-        for _ in 0..2 * (bytes / self.shape.folio_bytes() + 1) {
-            if self.room_bytes() > 0 || self.at_floor() {
+        for _ in 0..2 * (bytes / self.shape().folio_bytes() + 1) {
+            if self.room_bytes() > 0 || self.charge.at_floor() {
                 return;
             }
             let table = self.table.read();
-            if self.reclaim_one(&table, cpu::current(), By::Direct) == Reclaimed::Nothing {
+            if self.reclaim_one(&table, self.cpu(), By::Direct) == Reclaimed::Nothing {
                 return;
             }
         }
@@ -191,16 +191,16 @@ impl Engine {
         other: (usize, usize),
         call: impl FnOnce() -> R,
     ) -> R {
-        self.seam.announced.set(range, other);
+        self.mover.announced.set(range, other);
         let answer = call();
-        self.seam.announced.clear();
+        self.mover.announced.clear();
         answer
     }
 
     /// Brings back the folios that a change of `start..end` covers in part; retires them if asked.
     fn settle_edges(&self, table: &Written<'_>, start: usize, end: usize, retire: bool) {
-        let (first, last) = (self.shape.base(start), self.shape.base(end));
-        let first_is_partial = first != start || first + self.shape.folio_bytes() > end;
+        let (first, last) = (self.shape().base(start), self.shape().base(end));
+        let first_is_partial = first != start || first + self.shape().folio_bytes() > end;
         for (edge, partial) in [(first, first_is_partial), (last, last != end)] {
             if !partial {
                 continue;
@@ -226,7 +226,7 @@ impl Engine {
     /// The same, with zeros in a part of it that is being dropped.
     pub(crate) fn bring_back_without(&self, folio: &mut Folio, base: usize, dropped: Range<usize>) {
         if let Some(slot) = &mut folio.staged {
-            self.staging.zero(slot, dropped.clone());
+            self.mover.zero(slot, dropped.clone());
         }
         self.bring_staged(folio, base);
         let stored = folio.stored;
@@ -234,10 +234,10 @@ impl Engine {
             return;
         }
         let mut scratch = self.take_scratch(base);
-        self.load_copies(folio, base, stored, &mut scratch, cpu::current());
-        self.staging.zero(&mut scratch, dropped);
-        self.seam.place_copy(&self.staging, &scratch, stored, base);
-        self.give_scratch(scratch);
+        self.load_copies(folio, base, stored, &mut scratch, self.cpu());
+        self.mover.zero(&mut scratch, dropped);
+        self.mover.place_copy(&scratch, stored, base);
+        self.mover.give_scratch(scratch);
         self.note_resident(folio, base, stored, Queue::Main);
     }
 
@@ -250,13 +250,13 @@ impl Engine {
     /// Forgets what a folio held; its pages, if it had any, are gone or the kernel's alone.
     pub(crate) fn drop_folio(&self, folio: &mut Folio, managed: bool) {
         folio.managed = managed;
-        self.drop_copies(folio, self.shape.all());
+        self.drop_copies(folio, self.shape().all());
         self.count_out(folio.resident);
         folio.resident = Units::NONE;
         if let Some(slot) = folio.staged.take() {
             self.give_slot(slot);
         }
-        let stored = self.shape.bytes_of(folio.stored);
+        let stored = self.shape().bytes_of(folio.stored);
         subtract(&self.figures().demand_stored_bytes, stored as u64);
         folio.stored = Units::NONE;
     }

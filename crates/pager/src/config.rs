@@ -7,7 +7,7 @@ use zfolio_core::zcomp::{self, DICTIONARY_BYTES, Params};
 use zfolio_sys::words::Words;
 use zfolio_sys::{Errno, files};
 
-use crate::limit::OverLimit;
+use crate::charge::OverLimit;
 
 /// The smallest limit: staging, streams and tables take a few MiB, and the rest must make progress.
 pub const LIMIT_BYTES_MIN: u64 = 8 << 20;

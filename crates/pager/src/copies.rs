@@ -292,7 +292,7 @@ impl Engine {
     pub(crate) fn keep_copies(&self, folio: &mut Folio, base: usize, units: Units) {
         let copies = &self.copies;
         // Of units that left before the others of their folio it is not known when: long ago.
-        copies.note_loads(units, folio.just_left, self.resident.distance_bytes(folio.left));
+        copies.note_loads(units, folio.just_left, self.replacement.distance_bytes(folio.left));
         self.note_return(folio, units);
         folio.just_left -= units;
         if copies.is_due(units.count()) {
@@ -311,15 +311,15 @@ impl Engine {
         let just = units & folio.just_left;
         for (units, left) in [(just, folio.left), (units - just, folio.left_before)] {
             if !units.is_empty() {
-                let bytes = self.shape.bytes_of(units) as u64;
-                self.stats().refaults.add_bytes(self.resident.distance_bytes(left), bytes);
+                let bytes = self.shape().bytes_of(units) as u64;
+                self.stats().refaults.add_bytes(self.replacement.distance_bytes(left), bytes);
             }
         }
     }
 
     fn sizes(&self) -> Sizes {
-        let unit = self.shape.unit_bytes() as u64;
-        let pool = self.zswap.pool_stats();
+        let unit = self.shape().unit_bytes() as u64;
+        let pool = self.store.pool_stats();
         let object = pool.bytes_stored / pool.objects.max(1);
         Sizes { limit: self.limit_bytes(), unit, object }
     }
@@ -356,7 +356,7 @@ impl Engine {
         let before = folio.copied_units();
         for index in units.iter() {
             if let Some(copy) = folio.copies[index].take() {
-                self.zswap.invalidate(copy, self.figures());
+                self.store.invalidate(copy, self.figures());
                 add(&self.figures().copies_dropped, 1);
             }
         }

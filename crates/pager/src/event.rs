@@ -25,13 +25,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::stats::add;
 use zfolio_core::sync::{Guard, Mutex};
-use zfolio_sys::uffd::{Message, Messages, Uffd};
-use zfolio_sys::{clock, cpu};
+use zfolio_sys::uffd::{Message, Messages};
 
 use crate::engine::Engine;
+use crate::mover::Full;
 use crate::rank;
 use crate::shape::Units;
-use crate::staging::Full;
+use crate::system::{Side, System};
 use crate::table::{Folio, Table};
 
 /// Messages that can wait: each waiting thread has at most one.
@@ -66,7 +66,7 @@ impl Announced {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Told {
     pub(crate) message: Message,
-    /// When it was read, by [`clock::monotonic_ns`].
+    /// When it was read, by [`System::now_ns`].
     pub(crate) at: u64,
     /// A fault whose page was changed since: its thread may long have gone on, and what lies there now
     /// is not what it asked for (`EVT-4`).
@@ -128,13 +128,12 @@ impl Steady<'_> {
 
 impl Inbox {
     /// Reads what there is, without waiting, and skips what the engine itself does (`EVT-2`).
-    pub(crate) fn pull(&self, from: &Uffd, announced: &Announced) {
+    pub(crate) fn pull(&self, from: &dyn System, announced: &Announced) {
         let mut messages = Messages::default();
         // Under the lock, so that messages are kept in the order in which the kernel told them.
         let mut inbox = self.messages.lock();
-        // EBADF and the like cannot be: the userfaultfd lives as long as the engine (UFFD-1).
-        let Ok(messages) = from.read(&mut messages) else { return };
-        let at = clock::monotonic_ns();
+        let messages = from.read(Side::Program, &mut messages);
+        let at = from.now_ns();
         for &message in messages {
             let ours = match message {
                 Message::Fault { .. } => false,
@@ -231,7 +230,7 @@ impl Engine {
 
     /// Honours what waits of other people's changes.
     pub(crate) fn honour(&self, table: &mut Table) {
-        while let Some(change) = self.seam.inbox.take_change() {
+        while let Some(change) = self.mover.inbox.take_change() {
             match change {
                 Message::Remove { start, end } => {
                     self.forget(table, start, end, false);
@@ -262,7 +261,7 @@ impl Engine {
 
     /// Drops what is kept of `start..end`. What a folio at an edge keeps beyond it comes back.
     fn forget(&self, table: &Table, start: usize, end: usize, unmapped: bool) {
-        let folio_bytes = self.shape.folio_bytes();
+        let folio_bytes = self.shape().folio_bytes();
         for (base, lock) in table.known_folios(start, end) {
             let mut folio = lock.lock();
             if !folio.managed {
@@ -279,7 +278,7 @@ impl Engine {
                 // A capture before the kernel drops them would keep what must read as zeros, and whether
                 // they are dropped at all (or are to stay if written to, as MADV_FREE has it) is not told.
                 // So these units are empty to us: what is there is the program's, what is missing is zeros.
-                self.empty(&mut folio, self.shape.touched(dropped.clone()));
+                self.empty(&mut folio, self.shape().touched(dropped.clone()));
             }
             self.bring_back_without(&mut folio, base, dropped);
             if unmapped {
@@ -302,7 +301,7 @@ impl Engine {
             let mut folio = lock.lock();
             // What the move took of the folio went along; what it left behind stays where it was.
             let taken =
-                from.max(base) - base..(from + bytes).min(base + self.shape.folio_bytes()) - base;
+                from.max(base) - base..(from + bytes).min(base + self.shape().folio_bytes()) - base;
             let target = |at: usize| {
                 if taken.contains(&at) { to + (base + at) - from } else { base + at }
             };
@@ -313,9 +312,9 @@ impl Engine {
             let stored = folio.stored;
             if !stored.is_empty() {
                 let mut scratch = self.take_scratch(base);
-                self.load_copies(&mut folio, base, stored, &mut scratch, cpu::current());
+                self.load_copies(&mut folio, base, stored, &mut scratch, self.cpu());
                 self.place_apart(&scratch, stored, &taken, target);
-                self.give_scratch(scratch);
+                self.mover.give_scratch(scratch);
             }
             self.drop_folio(&mut folio, false);
         }
@@ -331,11 +330,11 @@ impl Engine {
         target: impl Fn(usize) -> usize,
     ) {
         for run in units.runs() {
-            let bytes = self.shape.bytes(run);
+            let bytes = self.shape().bytes(run);
             let cut = |at: usize| at.clamp(bytes.start, bytes.end);
             let cuts = [bytes.start, cut(taken.start), cut(taken.end), bytes.end];
             for part in cuts.windows(2).filter(|part| part[0] < part[1]) {
-                self.seam.place_bytes(&self.staging, slot, part[0]..part[1], target(part[0]));
+                self.mover.place_bytes(slot, part[0]..part[1], target(part[0]));
             }
         }
     }

@@ -16,13 +16,12 @@
 
 use zfolio_core::stats::{add, subtract};
 use zfolio_core::zswap::Entry;
-use zfolio_sys::clock;
 
 use crate::engine::Engine;
+use crate::mover::Full;
 use crate::reclaim::{By, Reclaimed};
-use crate::resident::Queue;
+use crate::replacement::Queue;
 use crate::shape::Units;
-use crate::staging::Full;
 use crate::table::{Folio, Held, Table};
 
 /// How a fault was served.
@@ -77,13 +76,13 @@ impl Engine {
         run: bool,
         cpu: usize,
     ) -> (Served, usize) {
-        let (base, index) = (self.shape.base(address), self.shape.index(address));
+        let (base, index) = (self.shape().base(address), self.shape().index(address));
         let end = |units: Units| {
             let last = units.iter().last().unwrap_or(index);
-            base + (last + 1) * self.shape.unit_bytes()
+            base + (last + 1) * self.shape().unit_bytes()
         };
         let Some(lock) = table.get(address) else {
-            self.seam.place_zero_page(address);
+            self.mover.place_zero_page(address);
             return (Served::Zero, end(Units::NONE));
         };
         let mut spare = None;
@@ -92,7 +91,7 @@ impl Engine {
             if !folio.managed || folio.resident.contains(index) {
                 // Under the folio's lock: a page of zeros must not land in a unit that has just been
                 // captured (UNIT-1).
-                let was_there = self.seam.place_zero_page(address);
+                let was_there = self.mover.place_zero_page(address);
                 drop(folio);
                 self.give_spare(spare);
                 let served = if was_there { Served::Raced } else { Served::Zero };
@@ -108,16 +107,16 @@ impl Engine {
             let wanted = self.wanted(&folio, index, run);
             let Some(spare) = spare.take() else {
                 drop(folio);
-                let began = clock::monotonic_ns();
+                let began = self.now_ns();
                 spare = Some(self.reserve(table, wanted, cpu));
-                add(&self.figures().stall_reclaim_ns, clock::monotonic_ns() - began);
+                add(&self.figures().stall_reclaim_ns, self.now_ns() - began);
                 continue;
             };
             let stored = folio.stored.contains(index);
-            let distance_bytes = self.resident.distance_bytes(folio.left_at(index));
+            let distance_bytes = self.replacement.distance_bytes(folio.left_at(index));
             let served = if stored { Served::Stored { distance_bytes } } else { Served::Zero };
             let brought = match spare {
-                Spare::Free(slot) if wanted == self.shape.all() => {
+                Spare::Free(slot) if wanted == self.shape().all() => {
                     // Zeros cost little; to decompress ahead is the prefetch's.
                     let most = if run && !stored { PLACE_MAX } else { 1 };
                     self.bring_whole(table, Coming { base, folio, slot }, most, cpu)
@@ -127,7 +126,7 @@ impl Engine {
                     return (served, end(wanted));
                 }
             };
-            return (served, base + brought * self.shape.folio_bytes());
+            return (served, base + brought * self.shape().folio_bytes());
         }
     }
 
@@ -135,9 +134,9 @@ impl Engine {
     fn wanted(&self, folio: &Folio, index: usize, run: bool) -> Units {
         let one = Units::one(index);
         if folio.is_empty() {
-            self.shape.all()
+            self.shape().all()
         } else if run && folio.stored.contains(index) {
-            folio.stored & Units::from(index..self.shape.units())
+            folio.stored & Units::from(index..self.shape().units())
         } else {
             one
         }
@@ -164,9 +163,9 @@ impl Engine {
                 drop(folio);
                 self.give_spare(Some(spare));
             }
-            Spare::Free(slot) if stored == self.shape.all() => {
+            Spare::Free(slot) if stored == self.shape().all() => {
                 let brought = self.bring_whole(table, Coming { base, folio, slot }, PLACE_MAX, cpu);
-                let more = (brought - 1) * self.shape.units();
+                let more = (brought - 1) * self.shape().units();
                 add(&self.figures().prefetch_units, more as u64);
             }
             spare => self.bring_part(folio, base, stored, spare, cpu),
@@ -178,7 +177,7 @@ impl Engine {
     pub(crate) fn bring_staged(&self, folio: &mut Folio, base: usize) -> Option<Units> {
         let slot = folio.staged.take()?;
         let units = slot.units();
-        self.staging.give_hollow(self.seam.place(&self.staging, slot, base));
+        self.mover.place(slot, base);
         self.note_resident(folio, base, units, Queue::Main);
         Some(units)
     }
@@ -191,42 +190,36 @@ impl Engine {
         let mut batch = [const { None }; PLACE_MAX];
         batch[0] = Some(first);
         let mut count = 1;
-        let most = most.min(self.shape.at_most(PLACE_BYTES_MAX));
+        let most = most.min(self.shape().at_most(PLACE_BYTES_MAX));
         while let Some(Some(last)) = batch.get(count - 1).filter(|_| count < most) {
-            let base = last.base + self.shape.folio_bytes();
+            let base = last.base + self.shape().folio_bytes();
             let Some(folio) = table.get(base).and_then(|lock| lock.try_lock()) else { break };
-            let alike = if empty { folio.is_empty() } else { folio.stored == self.shape.all() };
-            let slot = if alike && folio.managed {
-                self.staging.take_free_above(&last.slot)
-            } else {
-                None
-            };
+            let alike = if empty { folio.is_empty() } else { folio.stored == self.shape().all() };
+            let slot =
+                if alike && folio.managed { self.mover.take_free_above(&last.slot) } else { None };
             let Some(slot) = slot else { break };
             batch[count] = Some(Coming { base, folio, slot });
             count += 1;
         }
         for Coming { base, folio, slot } in batch.iter_mut().flatten() {
             if empty {
-                self.staging.zero(slot, 0..self.shape.folio_bytes());
+                self.mover.zero(slot, 0..self.shape().folio_bytes());
             } else {
-                self.load_copies(folio, *base, self.shape.all(), slot, cpu);
+                self.load_copies(folio, *base, self.shape().all(), slot, cpu);
             }
         }
         let went = match &batch[0] {
-            Some(first) if count > 1 => {
-                self.seam.place_many(&self.staging, &first.slot, start, count)
-            }
+            Some(first) if count > 1 => self.mover.place_many(&first.slot, start, count),
             _ => 0,
         };
         for (at, Coming { base, mut folio, slot }) in batch.into_iter().flatten().enumerate() {
-            let hollow = match at < went {
-                true => self.staging.emptied(slot),
-                false => self.seam.place(&self.staging, slot, base),
-            };
-            self.staging.give_hollow(hollow);
-            let soon = !empty && self.resident.came_back_soon(folio.captured);
+            match at < went {
+                true => self.mover.placed(slot),
+                false => self.mover.place(slot, base),
+            }
+            let soon = !empty && self.replacement.came_back_soon(folio.captured);
             let queue = if soon { Queue::Main } else { Queue::Probation };
-            self.note_resident(&mut folio, base, self.shape.all(), queue);
+            self.note_resident(&mut folio, base, self.shape().all(), queue);
         }
         count
     }
@@ -237,18 +230,18 @@ impl Engine {
         let scratch = stored.then(|| {
             let mut scratch = self.take_scratch(base);
             self.load_copies(&mut folio, base, units, &mut scratch, cpu);
-            self.seam.place_copy(&self.staging, &scratch, units, base);
+            self.mover.place_copy(&scratch, units, base);
             scratch
         });
         if !stored {
-            self.seam.place_zeros(units, base);
+            self.mover.place_zeros(units, base);
         }
-        let soon = stored && self.resident.came_back_soon(folio.captured);
+        let soon = stored && self.replacement.came_back_soon(folio.captured);
         let room = matches!(spare, Spare::Room);
         let queue = if soon || room { Queue::Main } else { Queue::Probation };
         self.note_resident(&mut folio, base, units, queue);
         drop(folio);
-        scratch.into_iter().for_each(|scratch| self.give_scratch(scratch));
+        scratch.into_iter().for_each(|scratch| self.mover.give_scratch(scratch));
         self.give_spare(Some(spare));
     }
 
@@ -263,20 +256,20 @@ impl Engine {
     ) {
         for index in units.iter() {
             let copy = folio.copies[index].as_ref().expect("UNIT-2: a stored unit has a copy");
-            let address = base + index * self.shape.unit_bytes();
-            self.load_unit(copy, address, self.staging.unit_mut(slot, index), cpu);
+            let address = base + index * self.shape().unit_bytes();
+            self.load_unit(copy, address, self.mover.unit_mut(slot, index), cpu);
         }
         self.keep_copies(folio, base, units);
         folio.stored -= units;
-        subtract(&self.figures().demand_stored_bytes, self.shape.bytes_of(units) as u64);
+        subtract(&self.figures().demand_stored_bytes, self.shape().bytes_of(units) as u64);
     }
 
     /// Decompresses the unit that belongs to `address`. If that fails, the process ends: wrong data is never
     /// handed out.
     pub(crate) fn load_unit(&self, copy: &Entry, address: usize, unit: &mut [u8], cpu: usize) {
-        if let Err(error) = self.zswap.load(cpu, copy, unit) {
+        if let Err(error) = self.store.load(cpu, copy, unit) {
             add(&self.figures().decompress_fail, 1);
-            crate::fatal::corrupt(address, self.shape.unit_bytes(), error);
+            crate::fatal::corrupt(address, self.shape().unit_bytes(), error);
         }
     }
 
@@ -286,42 +279,19 @@ impl Engine {
         self.count_in(units);
         if !folio.queued {
             folio.queued = true;
-            self.resident.push(base, queue);
+            self.replacement.push(base, queue);
         }
     }
 
     fn give_spare(&self, spare: Option<Spare>) {
         if let Some(Spare::Free(slot)) = spare {
-            self.staging.give_free(slot);
+            self.mover.give_free(slot);
         }
     }
 
     /// A slot with all its pages, to decompress into and copy from.
     pub(crate) fn take_scratch(&self, base: usize) -> Full {
-        loop {
-            if let Some(slot) = self.staging.take_scratch() {
-                return slot;
-            }
-            if let Some(slot) = self.staging.take_hollow() {
-                return self
-                    .seam
-                    .fill(&self.staging, slot)
-                    .unwrap_or_else(|error| crate::fatal::out_of_memory(base, error));
-            }
-            // All the others are staged or free.
-            if let Some(slot) = self.staging.take_free() {
-                return slot;
-            }
-            // All are in the hands of threads that are about to be done.
-            std::thread::yield_now();
-        }
-    }
-
-    /// Gives it back.
-    pub(crate) fn give_scratch(&self, slot: Full) {
-        if let Err(slot) = self.staging.give_scratch(slot) {
-            self.staging.give_hollow(self.seam.release(&self.staging, slot));
-        }
+        self.mover.take_scratch().unwrap_or_else(|error| crate::fatal::out_of_memory(base, error))
     }
 
     /// Makes sure of memory for `units` of a folio: free pages if it is all of them, else room for new
@@ -329,27 +299,27 @@ impl Engine {
     ///
     /// Below the low watermark the background reclaimer is woken; at the limit the caller reclaims.
     fn reserve(&self, table: &Table, units: Units, cpu: usize) -> Spare {
-        let bytes = self.shape.bytes_of(units) as u64;
-        if self.available_bytes() < self.low_bytes {
+        let bytes = self.shape().bytes_of(units) as u64;
+        if self.available_bytes() < self.charge.low_bytes {
             self.ring_reclaimer();
         }
         let (mut freed, mut compacted) = (0, false);
         while freed < FREED_MAX {
             if self.charge_bytes() <= self.limit_bytes() {
-                if units == self.shape.all() {
-                    if let Some(slot) = self.staging.take_free() {
+                if units == self.shape().all() {
+                    if let Some(slot) = self.mover.take_free() {
                         return Spare::Free(slot);
                     }
                 }
                 if self.room_bytes() >= bytes {
                     return Spare::Room;
                 }
-                if self.staging.free_bytes() > 0 {
+                if self.mover.free_bytes() > 0 {
                     self.release_free();
                     continue;
                 }
             }
-            let reclaimed = if self.at_floor() {
+            let reclaimed = if self.charge.at_floor() {
                 Reclaimed::Nothing
             } else {
                 self.reclaim_one(table, cpu, By::Direct)
@@ -374,11 +344,11 @@ impl Engine {
 
     /// Gives free pages back to the system, so that there is room for new ones.
     fn release_free(&self) {
-        while let Some(slot) = self.staging.take_free() {
-            if self.staging.give_leaving(slot) {
+        while let Some(slot) = self.mover.take_free() {
+            if self.mover.give_leaving(slot) {
                 break;
             }
         }
-        self.release_leaving();
+        self.mover.release_leaving();
     }
 }

@@ -15,15 +15,13 @@ use std::sync::atomic::Ordering::Relaxed;
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::stats::Inheritance;
 use zfolio_core::sync::WriteGuard;
+use zfolio_sys::Errno;
 use zfolio_sys::map::OwnMemory;
-use zfolio_sys::uffd::Uffd;
-use zfolio_sys::{Errno, cpu, map};
 
 use crate::config::Error;
 use crate::engine::Engine;
 use crate::event::{self, Held};
 use crate::rank;
-use crate::seam::needs;
 use crate::shape::Shape;
 use crate::table::{Folio, Table};
 
@@ -60,12 +58,12 @@ impl Engine {
     /// [`quiet`](Engine::quiet) none is captured. Else the faults of other threads would have the next staged at
     /// once, again and again.
     pub fn settle_for_fork(&self) {
-        self.settling.store(true, Relaxed);
+        self.work.settling.store(true, Relaxed);
         // Who captures holds the table for reading: whoever has not seen the flag is done by now, and whoever
         // comes sees it.
         drop(self.table.write());
         let table = self.table.read();
-        while let Some(base) = self.staging.pop_staged() {
+        while let Some(base) = self.replacement.pop_staged() {
             if let Some(lock) = table.known(base) {
                 self.bring_staged(&mut lock.lock(), base);
             }
@@ -80,14 +78,14 @@ impl Engine {
     /// `None`: something was staged meanwhile, or a change was told; bring it back and try again.
     pub fn quiet(&self) -> Option<Quiet<'_>> {
         let mut table = self.table.write();
-        self.settling.store(false, Relaxed);
+        self.work.settling.store(false, Relaxed);
         // The child's inbox is empty: what the parent was told has happened there too (EVT-3).
         self.honour(&mut table);
-        let inbox = self.seam.inbox.hold();
+        let inbox = self.mover.inbox.hold();
         let told = inbox.iter().any(|told| event::is_change(told.message));
-        let settled = self.staging.staged_folios() == 0 && !told;
+        let settled = self.replacement.staged_folios() == 0 && !told;
         let inheritance = self.figures().inheritance();
-        settled.then_some(Quiet { shape: self.shape, inheritance, inbox, table })
+        settled.then_some(Quiet { shape: self.shape(), inheritance, inbox, table })
     }
 
     /// In the child, before anything else is mapped: the staging area, which `fork` did not copy. The figures
@@ -98,7 +96,7 @@ impl Engine {
     /// No memory, or its addresses are taken already.
     pub fn map_again(&self, held: &Quiet<'_>) -> Result<(), Error> {
         self.figures().inherit(&held.inheritance);
-        let again = self.staging.map_again();
+        let again = self.mover.map_again();
         again.map_err(|errno| Error::Memory { what: "staging area", errno })
     }
 
@@ -110,11 +108,11 @@ impl Engine {
     /// The kernel refuses what it granted the parent. Nothing is registered: see
     /// [`return_all`](Engine::return_all).
     pub fn open_again(&self, quiet: &mut Quiet<'_>) -> Result<(), Error> {
-        self.stopping.store(false, Relaxed);
+        self.work.stopping.store(false, Relaxed);
         // What the parent's threads wait for is not ours to serve.
         quiet.inbox.clear();
-        let again = self.seam.open_again(&self.staging, self.config.mode);
-        again.map_err(|errno| Error::Userfaultfd { mode: self.config.mode, errno })
+        let again = self.mover.open_again();
+        again.map_err(|errno| Error::Userfaultfd { mode: self.config().mode, errno })
     }
 
     /// In the child, once there are threads to serve its faults: the managed ranges, which `fork` did not
@@ -122,7 +120,7 @@ impl Engine {
     pub fn register_again(&self, quiet: &mut Quiet<'_>) {
         let ranges: Vec<(usize, usize)> = quiet.table.ranges().iter().collect();
         for (start, end) in ranges {
-            if self.seam.program.register(start, end - start).is_err() {
+            if self.mover.register(start, end).is_err() {
                 self.register_what_is_there(&mut quiet.table, start, end);
             }
         }
@@ -135,9 +133,9 @@ impl Engine {
     ///
     /// Memory cannot be written. The child would read zeros where its data was, and must end.
     pub fn return_all(&self, quiet: &mut Quiet<'_>) -> Result<(), Errno> {
-        self.stopping.store(true, Relaxed);
+        self.work.stopping.store(true, Relaxed);
         let memory = OwnMemory::open()?;
-        let mut unit = vec![0_u8; self.shape.unit_bytes()];
+        let mut unit = vec![0_u8; self.shape().unit_bytes()];
         let ranges: Vec<(usize, usize)> = quiet.table.ranges().iter().collect();
         for (start, end) in ranges {
             let known = quiet.table.known_folios(start, end).map(|(base, _)| base);
@@ -161,13 +159,14 @@ impl Engine {
         unit: &mut [u8],
     ) -> Result<(), Errno> {
         for index in folio.stored.iter() {
-            let address = base + index * self.shape.unit_bytes();
+            let address = base + index * self.shape().unit_bytes();
             let copy = folio.copies[index].as_ref().expect("UNIT-2: a stored unit has a copy");
-            self.load_unit(copy, address, unit, cpu::current());
+            self.load_unit(copy, address, unit, self.cpu());
             // Page by page, since a part of the unit may be missing in the child.
             for (page, bytes) in unit.chunks_exact(PAGE_BYTES).enumerate() {
                 let at = address + page * PAGE_BYTES;
-                let is_there = || map::residency(at, PAGE_BYTES, &mut [0]).is_ok();
+                let system = &self.mover.system;
+                let is_there = || system.residency(at, PAGE_BYTES, &mut [0]).is_ok();
                 match memory.write(at, bytes) {
                     // Not in the child (`MADV_DONTFORK`).
                     Err(_) if !is_there() => {}
@@ -181,11 +180,11 @@ impl Engine {
 
     /// Part of a range is not in the child (`MADV_DONTFORK`): that part is forgotten.
     fn register_what_is_there(&self, table: &mut Table, start: usize, end: usize) {
-        let bytes = self.shape.folio_bytes();
-        let mut present = vec![0_u8; self.shape.pages()];
+        let bytes = self.shape().folio_bytes();
+        let mut present = vec![0_u8; self.shape().pages()];
         for base in (start..end).step_by(bytes) {
-            let there = map::residency(base, bytes, &mut present).is_ok();
-            if there && self.seam.program.register(base, bytes).is_ok() {
+            let there = self.mover.system.residency(base, bytes, &mut present).is_ok();
+            if there && self.mover.register(base, base + bytes).is_ok() {
                 continue;
             }
             for (_, lock) in table.known_folios(base, base + bytes) {
@@ -198,7 +197,6 @@ impl Engine {
 
     /// Whether a child of `fork` could have userfaultfds of its own.
     pub fn can_open_again(&self) -> bool {
-        let [program, _] = needs(self.config.mode);
-        Uffd::open(program.0, program.1).is_ok()
+        self.mover.system.can_open_again()
     }
 }

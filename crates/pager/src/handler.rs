@@ -107,27 +107,27 @@ impl Engine {
     /// A handler's life: serves until the engine stops.
     pub fn handle_faults(&self) {
         let mut follow = Follow::default();
-        let seam = &self.seam;
-        self.watched.thread.store(cpu::thread_id(), Relaxed);
-        while !self.stopping.load(Relaxed) {
-            self.watched.beat();
+        let mover = &self.mover;
+        self.work.watched.thread.store(cpu::thread_id(), Relaxed);
+        while !self.work.stopping.load(Relaxed) {
+            self.work.watched.beat();
             thread::follow();
-            if seam.inbox.first().is_none() && seam.wait(WAIT_MS) {
-                seam.answer_strangers();
+            if mover.inbox.first().is_none() && mover.system.wait(WAIT_MS) {
+                mover.answer_strangers();
             }
-            seam.inbox.pull(&seam.program, &seam.announced);
-            while let Some(told) = seam.inbox.first() {
+            mover.read_messages();
+            while let Some(told) = mover.inbox.first() {
                 let done = if let Message::Fault { address, thread } = told.message {
                     let served = if told.outdated {
-                        seam.wake(self.shape.base(address));
+                        mover.wake(self.shape().base(address));
                         true
                     } else {
                         self.try_serve(address, thread, told.at)
                     };
-                    self.watched.beat();
-                    follow.go(thread, &self.watched);
+                    self.work.watched.beat();
+                    follow.go(thread, &self.work.watched);
                     if served {
-                        seam.inbox.done();
+                        mover.inbox.done();
                     }
                     served
                 } else {
@@ -144,13 +144,13 @@ impl Engine {
 
     /// In the background thread: a handler that is kept from running is let run on any CPU.
     pub(crate) fn look_after_handler(&self) {
-        let watched = &self.watched;
+        let watched = &self.work.watched;
         let thread = watched.thread.load(Relaxed);
         if thread == 0 {
             return;
         }
-        let now = clock::monotonic_ns();
-        if watched.is_stuck(self.seam.program.has_message(), now) {
+        let now = self.now_ns();
+        if watched.is_stuck(self.mover.system.has_message(), now) {
             watched.roams_until_ns.store(now + ROAM_NS, Relaxed);
             cpu::unpin(thread);
         }
@@ -171,11 +171,11 @@ impl Engine {
         thread: usize,
         began: u64,
     ) {
-        let run = self.prefetch.continues(thread, address);
-        let (served, end) = self.fault(&table, address, run, cpu::current());
+        let run = self.work.prefetch.continues(thread, address);
+        let (served, end) = self.fault(&table, address, run, self.cpu());
         drop(table);
         self.prefetch_after(thread, run, end);
-        let took = clock::monotonic_ns().saturating_sub(began);
+        let took = self.now_ns().saturating_sub(began);
         let (figures, stats) = (self.figures(), self.stats());
         add(&figures.stall_ns, took);
         match served {

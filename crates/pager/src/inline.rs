@@ -154,12 +154,12 @@ impl Engine {
         let ours = table.manages(address);
         if ours {
             self.serve(table, address, thread::tag(), began);
-        } else if self.staging.contains(address) {
-            self.seam.answer_stranger(address);
+        } else if self.mover.has(address) {
+            self.mover.answer_stranger(address);
             return true;
         }
         // Pinned since it was touched: the kernel's alone, and the access works when it is repeated. What
         // is truly not there cannot be populated.
-        ours || self.seam.is_the_kernels(address)
+        ours || self.mover.is_the_kernels(address)
     }
 }

@@ -8,20 +8,18 @@
 mod shape;
 mod table;
 
-mod resident;
+mod replacement;
 
 mod reclaim;
 
 mod copies;
 
-mod seam;
-
-mod staging;
+mod mover;
+mod system;
 
 mod runs;
 
 mod fault;
-mod follow;
 
 mod prefetch;
 
@@ -31,10 +29,10 @@ mod fork;
 
 mod event;
 
+mod charge;
 mod config;
 mod engine;
 pub mod fatal;
-mod limit;
 mod rank;
 
 mod handler;
@@ -48,10 +46,10 @@ mod report;
 mod slice;
 mod transfer;
 
+pub use charge::OverLimit;
 pub use config::{Config, Error, LIMIT_BYTES_MIN, Mode, with_dictionary};
 pub use engine::{Engine, StatsHome};
 pub use fork::Quiet;
-pub use limit::OverLimit;
 pub use pager::{Builder, Pager};
 pub use region::Region;
 pub use report::{FaultTimes, Stats};

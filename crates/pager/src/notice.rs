@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use zfolio_sys::futex;
 
-use crate::limit::OverLimit;
+use crate::charge::OverLimit;
 
 /// What a program is told with.
 pub(crate) type Callback = dyn Fn(&OverLimit) + Send + Sync;

@@ -19,10 +19,10 @@ use zfolio_core::zcomp::{ALGORITHM_DEFAULT, Params};
 use zfolio_sys::map::{self, Reservation};
 use zfolio_sys::{Errno, process, signal};
 
+use crate::charge::OverLimit;
 use crate::config::{Config, Error, Mode, with_dictionary};
 use crate::engine::Engine;
 use crate::inline::{self, Registered};
-use crate::limit::OverLimit;
 use crate::notice::{Callback, Notice};
 use crate::published::Published;
 use crate::region::Region;
@@ -417,7 +417,7 @@ impl Pager {
     /// [`Error::OverLimit`] with [`Builder::strict`].
     pub fn map(&self, bytes: usize) -> Result<Region, Error> {
         self.0.check_strict()?;
-        let folio = self.0.engine.shape.folio_bytes();
+        let folio = self.0.engine.shape().folio_bytes();
         let refused = |errno| Error::Memory { what: "mapping a region", errno };
         // A slice is at most isize::MAX long.
         let whole = bytes.max(1).checked_next_multiple_of(folio);

@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
-use zfolio_sys::{cpu, futex, thread};
+use zfolio_sys::{futex, thread};
 
 use crate::engine::Engine;
 use crate::shape::Shape;
@@ -100,44 +100,44 @@ impl Prefetch {
 impl Engine {
     /// After a fault that brought memory up to `end`: goes ahead of the run, if it is one.
     pub(crate) fn prefetch_after(&self, thread: usize, continued: bool, end: usize) {
-        if !self.prefetch.note(thread, continued, end) {
+        if !self.work.prefetch.note(thread, continued, end) {
             return;
         }
-        let from = self.shape.base_above(end);
-        let window = self.prefetch.window();
-        let next = self.prefetch.next.load(Relaxed);
+        let from = self.shape().base_above(end);
+        let window = self.work.prefetch.window();
+        let next = self.work.prefetch.next.load(Relaxed);
         if next < from || next > from + window {
-            self.prefetch.next.store(from, Relaxed);
+            self.work.prefetch.next.store(from, Relaxed);
         }
-        self.prefetch.end.store(from + window, Relaxed);
-        self.prefetch.bell.fetch_add(1, Relaxed);
-        futex::wake(&self.prefetch.bell, 1);
+        self.work.prefetch.end.store(from + window, Relaxed);
+        self.work.prefetch.bell.fetch_add(1, Relaxed);
+        futex::wake(&self.work.prefetch.bell, 1);
     }
 
     /// The prefetching thread: until the engine stops.
     pub fn prefetch_in_background(&self) {
-        while !self.stopping.load(Relaxed) {
-            let bell = self.prefetch.bell.load(Relaxed);
+        while !self.work.stopping.load(Relaxed) {
+            let bell = self.work.prefetch.bell.load(Relaxed);
             thread::follow();
-            while let Some(base) = self.prefetch.take() {
+            while let Some(base) = self.work.prefetch.take() {
                 let table = self.table.read();
-                self.prefetch_folio(&table, base, cpu::current());
+                self.prefetch_folio(&table, base, self.cpu());
             }
-            futex::wait(&self.prefetch.bell, bell, None);
+            futex::wait(&self.work.prefetch.bell, bell, None);
         }
     }
 
     /// Ends the background threads.
     pub fn stop(&self) {
-        self.stopping.store(true, Relaxed);
+        self.work.stopping.store(true, Relaxed);
         self.wake_all();
     }
 
     /// Wakes the threads that sleep until there is work.
     pub fn wake_all(&self) {
         self.wake_reclaimer();
-        self.prefetch.bell.fetch_add(1, Relaxed);
-        futex::wake(&self.prefetch.bell, u32::MAX);
+        self.work.prefetch.bell.fetch_add(1, Relaxed);
+        futex::wake(&self.work.prefetch.bell, u32::MAX);
     }
 }
 

@@ -14,9 +14,9 @@ use zfolio_core::stats::Stats;
 use zfolio_core::zsmalloc::{self, ClassStats};
 use zfolio_sys::{Errno, process, shared};
 
+use crate::charge::OverLimit;
 use crate::engine::StatsHome;
 use crate::fatal;
-use crate::limit::OverLimit;
 use crate::notice::Notice;
 
 /// The numbers in use, 1 to 64. A pager beyond that counts for itself alone.

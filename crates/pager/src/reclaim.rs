@@ -14,20 +14,19 @@
 //! nothing available reclaims for itself. Inline, where what goes is clean and scattered, all is left
 //! to the faults (`is_worth_a_thread`): a second thread would only cost interrupts.
 
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::stats::add;
 use zfolio_core::zswap::{Checksum, Entry};
-use zfolio_sys::{clock, cpu, futex};
+use zfolio_sys::futex;
 
 use crate::config::Mode;
 use crate::engine::Engine;
-use crate::resident::Queue;
-use crate::seam::Refusal;
+use crate::mover::{Full, Hollow, Refusal};
+use crate::replacement::Queue;
 use crate::shape::{UNITS_MAX, Units};
-use crate::staging::{Full, Hollow};
 use crate::table::{Folio, Held, Table};
 
 /// Who reclaims.
@@ -75,6 +74,39 @@ impl Average {
     }
 }
 
+/// What reclaim remembers between its turns.
+#[derive(Debug)]
+pub(crate) struct Reclaimer {
+    /// Folios of second chance to keep.
+    staged_target: usize,
+    /// Changes when the background thread should look.
+    bell: AtomicU32,
+    /// The background thread sleeps, and is worth a wake-up.
+    idle: AtomicBool,
+    /// Of what was reclaimed last, how much had to be compressed.
+    dirty_share: Average,
+    /// How many whole folios went by one move.
+    folios_moved: Average,
+    /// Before this time the pool need not be looked at again: compaction gained nothing.
+    compact_after_ns: AtomicU64,
+    /// When parked folios are tried again.
+    unpark_after_ns: AtomicU64,
+}
+
+impl Reclaimer {
+    pub(crate) fn new(staged_target: usize) -> Reclaimer {
+        Reclaimer {
+            staged_target,
+            bell: AtomicU32::new(0),
+            idle: AtomicBool::new(false),
+            dirty_share: Average::new(Average::ONE),
+            folios_moved: Average::new(Average::ONE),
+            compact_after_ns: AtomicU64::new(0),
+            unpark_after_ns: AtomicU64::new(0),
+        }
+    }
+}
+
 /// A folio on its way out.
 struct Caught<'t> {
     base: usize,
@@ -117,9 +149,9 @@ impl Engine {
     /// Takes one folio a step further out.
     pub(crate) fn reclaim_one(&self, table: &Table, cpu: usize, by: By) -> Reclaimed {
         self.drop_spare_copies(table);
-        let staged = || self.staging.staged_folios();
-        let captured = staged() <= self.staged_target && self.capture_next(table);
-        if captured && staged() <= self.staged_target {
+        let staged = || self.replacement.staged_folios();
+        let captured = staged() <= self.work.reclaimer.staged_target && self.capture_next(table);
+        if captured && staged() <= self.work.reclaimer.staged_target {
             return Reclaimed::Captured;
         }
         let units = self.compress_next(table, cpu);
@@ -141,9 +173,9 @@ impl Engine {
         if self.is_settling() {
             return false;
         }
-        let mut tries = CAPTURE_TRIES.min(self.resident.len());
+        let mut tries = CAPTURE_TRIES.min(self.replacement.len());
         while tries > 0 {
-            let Some((base, queue)) = self.resident.pop() else { break };
+            let Some((base, queue)) = self.replacement.pop() else { break };
             let folio = match self.catch(table, base, queue) {
                 Ok(folio) => folio,
                 // It leaves the queue, and costs nothing more.
@@ -153,7 +185,7 @@ impl Engine {
                     continue;
                 }
             };
-            let Some(slot) = self.staging.take_hollow() else {
+            let Some(slot) = self.mover.take_hollow() else {
                 self.requeue(base, queue, folio);
                 break;
             };
@@ -161,7 +193,7 @@ impl Engine {
             let captured = if self.goes_whole(&caught.folio) {
                 self.capture_adjacent(table, caught)
             } else {
-                self.folios_moved.add(0, 1);
+                self.work.reclaimer.folios_moved.add(0, 1);
                 self.capture(caught)
             };
             if captured {
@@ -175,14 +207,15 @@ impl Engine {
     /// Whether memory is to stay where it is, for a fork that comes. The fork may be long in coming, on a busy
     /// machine; so not far above the limit.
     pub(crate) fn is_settling(&self) -> bool {
-        self.settling.load(Relaxed) && self.charge_bytes() < self.limit_bytes() + self.high_bytes
+        self.work.settling.load(Relaxed)
+            && self.charge_bytes() < self.limit_bytes() + self.charge.high_bytes
     }
 
     /// Locks a folio that was the next of its queue.
     fn catch<'t>(&self, table: &'t Table, base: usize, queue: Queue) -> Result<Held<'t>, Missed> {
         let lock = table.known(base).ok_or(Missed::Gone)?;
         let Some(mut folio) = lock.try_lock() else {
-            self.resident.push(base, queue);
+            self.replacement.push(base, queue);
             return Err(Missed::Busy);
         };
         folio.queued = false;
@@ -199,12 +232,12 @@ impl Engine {
 
     /// Whether all of a folio is to be captured.
     fn goes_whole(&self, folio: &Folio) -> bool {
-        folio.resident == self.shape.all() && folio.refused.is_empty()
+        folio.resident == self.shape().all() && folio.refused.is_empty()
     }
 
     fn requeue(&self, base: usize, queue: Queue, mut folio: Held<'_>) {
         folio.queued = true;
-        self.resident.push(base, queue);
+        self.replacement.push(base, queue);
     }
 
     /// Captures a whole folio and its neighbours above, if they are whole and the next to go.
@@ -213,15 +246,15 @@ impl Engine {
         let mut batch = [const { None }; CAPTURE_MAX];
         batch[0] = Some(first);
         let mut count = 1;
-        let most = self.shape.at_most(CAPTURE_BYTES_MAX);
+        let most = self.shape().at_most(CAPTURE_BYTES_MAX);
         while let Some(Some(last)) = batch.get(count - 1).filter(|_| count < most) {
-            let base = last.base + self.shape.folio_bytes();
-            if !self.resident.pop_if(base, queue) {
+            let base = last.base + self.shape().folio_bytes();
+            if !self.replacement.pop_if(base, queue) {
                 break;
             }
             let Ok(folio) = self.catch(table, base, queue) else { break };
             let whole = self.goes_whole(&folio);
-            let slot = if whole { self.staging.take_hollow_above(&last.slot) } else { None };
+            let slot = if whole { self.mover.take_hollow_above(&last.slot) } else { None };
             let Some(slot) = slot else {
                 self.requeue(base, queue, folio);
                 break;
@@ -229,17 +262,15 @@ impl Engine {
             batch[count] = Some(Caught { base, queue, folio, slot });
             count += 1;
         }
-        self.folios_moved.add(count, 1);
+        self.work.reclaimer.folios_moved.add(count, 1);
         let went = match &batch[0] {
-            Some(first) if count > 1 => {
-                self.seam.capture_many(&self.staging, start, count, &first.slot)
-            }
+            Some(first) if count > 1 => self.mover.capture_many(start, count, &first.slot),
             _ => 0,
         };
         let mut captured = false;
         for (at, caught) in batch.into_iter().flatten().enumerate() {
             captured |= if at < went {
-                let full = self.staging.filled(caught.slot, self.shape.all());
+                let full = self.mover.captured(caught.slot);
                 self.staged(caught.base, caught.queue, caught.folio, full)
             } else {
                 self.capture(caught)
@@ -253,17 +284,16 @@ impl Engine {
         debug_assert!(caught.folio.staged.is_none(), "UNIT-4");
         let units = caught.folio.resident - caught.folio.refused;
         if units.is_empty() {
-            self.staging.give_hollow(caught.slot);
+            self.mover.give_hollow(caught.slot);
             self.put_aside(caught.base, caught.queue, caught.folio);
             return false;
         }
-        match self.seam.capture(&self.staging, caught.base, units, caught.slot) {
+        match self.mover.capture(caught.base, units, caught.slot) {
             Ok((full, refused)) => {
                 self.note_refused(&mut caught.folio, refused, units - full.units());
                 self.staged(caught.base, caught.queue, caught.folio, full)
             }
-            Err((slot, refusal)) => {
-                self.staging.give_hollow(slot);
+            Err(refusal) => {
                 self.note_refused(&mut caught.folio, Some(refusal), units);
                 self.put_aside(caught.base, caught.queue, caught.folio);
                 false
@@ -294,21 +324,21 @@ impl Engine {
             self.requeue(base, queue, folio);
         } else if !folio.parked {
             folio.parked = true;
-            self.resident.park(base);
+            self.replacement.park(base);
         }
     }
 
     /// Queues the parked folios again, if that was not done for a while: they take at most a 50th of one
     /// CPU's time, at 4 us for each page that is moved to and fro in vain.
     fn unpark(&self, table: &Table) {
-        let (parked, now) = (self.resident.parked(), clock::monotonic_ns());
-        if parked == 0 || now < self.unpark_after_ns.load(Relaxed) {
+        let (parked, now) = (self.replacement.parked(), self.now_ns());
+        if parked == 0 || now < self.work.reclaimer.unpark_after_ns.load(Relaxed) {
             return;
         }
-        let cost_ns = (parked * self.shape.pages()) as u64 * 4_000;
-        self.unpark_after_ns.store(now + (50 * cost_ns).max(UNPARK_NS_MIN), Relaxed);
+        let cost_ns = (parked * self.shape().pages()) as u64 * 4_000;
+        self.work.reclaimer.unpark_after_ns.store(now + (50 * cost_ns).max(UNPARK_NS_MIN), Relaxed);
         for _ in 0..parked {
-            let Some(base) = self.resident.unpark() else { break };
+            let Some(base) = self.replacement.unpark() else { break };
             let Some(lock) = table.known(base) else { continue };
             let mut folio = lock.lock();
             (folio.parked, folio.refused) = (false, Units::NONE);
@@ -323,8 +353,8 @@ impl Engine {
         self.count_out(slot.units());
         folio.resident -= slot.units();
         folio.staged = Some(slot);
-        folio.captured = self.resident.capture_time(queue);
-        self.staging.push_staged(base);
+        folio.captured = self.replacement.capture_time(queue);
+        self.replacement.push_staged(base);
         self.put_aside(base, queue, folio);
         true
     }
@@ -332,7 +362,7 @@ impl Engine {
     /// Puts what is staged of the oldest staged folio into the store, and tells what that was; its slot
     /// is free, or given back if it is above the limit or not whole.
     pub(crate) fn compress_next(&self, table: &Table, cpu: usize) -> Units {
-        while let Some(base) = self.staging.pop_staged() {
+        while let Some(base) = self.replacement.pop_staged() {
             let Some(lock) = table.known(base) else { continue };
             let mut held = lock.lock();
             let folio = &mut *held;
@@ -342,12 +372,12 @@ impl Engine {
             if !self.store(slot, &mut folio.copies, cpu) {
                 self.copies.change(had, folio.copied_units());
                 // Refused: it stays staged, and is tried again when it is the oldest again.
-                self.staging.push_staged(base);
+                self.replacement.push_staged(base);
                 return Units::NONE;
             }
-            folio.leave(units, self.resident.leave(self.shape.bytes_of(units)));
+            folio.leave(units, self.replacement.leave(self.shape().bytes_of(units)));
             self.copies.change(had, folio.copied_units());
-            add(&self.figures().demand_stored_bytes, self.shape.bytes_of(units) as u64);
+            add(&self.figures().demand_stored_bytes, self.shape().bytes_of(units) as u64);
             let slot = folio.staged.take();
             drop(held);
             slot.into_iter().for_each(|slot| self.give_slot(slot));
@@ -360,16 +390,11 @@ impl Engine {
     /// system: now above the limit, and with others if it is not whole.
     pub(crate) fn give_slot(&self, slot: Full) {
         let over = self.charge_bytes() > self.limit_bytes();
-        if slot.units() == self.shape.all() && !over {
-            self.staging.give_free(slot);
-        } else if self.staging.give_leaving(slot) || over {
-            self.release_leaving();
+        if slot.units() == self.shape().all() && !over {
+            self.mover.give_free(slot);
+        } else if self.mover.give_leaving(slot) || over {
+            self.mover.release_leaving();
         }
-    }
-
-    /// Gives the pages of leaving slots back to the system.
-    pub(crate) fn release_leaving(&self) {
-        self.seam.release_many(&self.staging, self.staging.take_leaving());
     }
 
     /// Stores the units of a slot that are not the same as their copies, in one batch. False: one was
@@ -381,8 +406,8 @@ impl Engine {
         let mut checksums = [Checksum::default(); UNITS_MAX];
         let mut dirty = 0;
         for index in slot.units().iter() {
-            let unit = self.staging.unit(slot, index);
-            let checksum = self.zswap.checksum(unit);
+            let unit = self.mover.unit(slot, index);
+            let checksum = self.store.checksum(unit);
             if copies[index].as_ref().is_some_and(|copy| copy.checksum() == checksum) {
                 add(&figures.reclaim_clean, 1);
             } else {
@@ -391,7 +416,7 @@ impl Engine {
             }
         }
         let units = slot.units().count();
-        self.dirty_share.add(dirty, units);
+        self.work.reclaimer.dirty_share.add(dirty, units);
         let mut all = true;
         let each = &mut |at: usize, stored: Result<Entry, _>| {
             let Ok(entry) = stored else {
@@ -400,12 +425,12 @@ impl Engine {
             };
             add(entry.reclaimed(figures), 1);
             if let Some(old) = copies[indices[at]].replace(entry) {
-                self.zswap.invalidate(old, figures);
+                self.store.invalidate(old, figures);
             }
         };
-        let began = clock::monotonic_ns();
-        self.zswap.store(cpu, &contents[..dirty], &checksums[..dirty], figures, each);
-        let took = clock::monotonic_ns().saturating_sub(began);
+        let began = self.now_ns();
+        self.store.store(cpu, &contents[..dirty], &checksums[..dirty], figures, each);
+        let took = self.now_ns().saturating_sub(began);
         self.copies.note_stored(units - dirty, dirty, took);
         all
     }
@@ -417,9 +442,9 @@ impl Engine {
     /// with it and 15 us without. Not so under a handler, where the other CPU should not idle: a
     /// thread that the handler wakes would be sent there, which costs more (24 and 50 us).
     fn is_worth_a_thread(&self) -> bool {
-        self.config.mode == Mode::Handler
-            || self.dirty_share.get() >= Average::ONE / 8
-            || self.folios_moved.get() >= 2 * Average::ONE
+        self.config().mode == Mode::Handler
+            || self.work.reclaimer.dirty_share.get() >= Average::ONE / 8
+            || self.work.reclaimer.folios_moved.get() >= 2 * Average::ONE
     }
 
     /// Wakes the background thread.
@@ -430,16 +455,16 @@ impl Engine {
     }
 
     pub(crate) fn wake_reclaimer(&self) {
-        if self.reclaimer_idle.swap(false, Relaxed) {
-            self.reclaim_bell.fetch_add(1, Relaxed);
-            futex::wake(&self.reclaim_bell, 1);
+        if self.work.reclaimer.idle.swap(false, Relaxed) {
+            self.work.reclaimer.bell.fetch_add(1, Relaxed);
+            futex::wake(&self.work.reclaimer.bell, 1);
         }
     }
 
     /// The background thread: until the engine stops.
     pub fn reclaim_in_background(&self) {
-        while !self.stopping.load(Relaxed) {
-            let bell = self.reclaim_bell.load(Relaxed);
+        while !self.work.stopping.load(Relaxed) {
+            let bell = self.work.reclaimer.bell.load(Relaxed);
             zfolio_sys::thread::follow();
             self.look_after_handler();
             self.sample();
@@ -447,41 +472,43 @@ impl Engine {
             self.compact_if_wasteful(&table);
             self.unpark(&table);
             drop(table);
-            if self.available_bytes() < self.low_bytes && self.is_worth_a_thread() {
+            if self.available_bytes() < self.charge.low_bytes && self.is_worth_a_thread() {
                 self.reclaim_to_high();
             }
-            self.reclaimer_idle.store(true, Relaxed);
+            self.work.reclaimer.idle.store(true, Relaxed);
             // A bell between the look above and here is heard at the next sample, 20 ms later at most;
             // who needs memory meanwhile reclaims for itself.
-            futex::wait(&self.reclaim_bell, bell, Some(SAMPLE_INTERVAL));
+            futex::wait(&self.work.reclaimer.bell, bell, Some(SAMPLE_INTERVAL));
         }
     }
 
     /// Moves what is stored together, if a 32nd of the pool and more is not in use, and the last look
     /// was worth it. The table says that no child is being forked: it would inherit the pool's locks.
     pub(crate) fn compact_if_wasteful(&self, _table: &Table) {
-        let (pool, now) = (self.zswap.pool_stats(), clock::monotonic_ns());
+        let (pool, now) = (self.store.pool_stats(), self.now_ns());
         let waste = (pool.pages_used * PAGE_BYTES as u64).saturating_sub(pool.bytes_stored);
         if waste < COMPACT_WASTE_MIN + pool.bytes_stored / 32
-            || now < self.compact_after_ns.load(Relaxed)
+            || now < self.work.reclaimer.compact_after_ns.load(Relaxed)
         {
             return;
         }
-        let compacted = self.zswap.pool().compact(COMPACT_BYTES);
+        let compacted = self.store.pool().compact(COMPACT_BYTES);
         if compacted.pages_freed == 0 {
-            self.compact_after_ns.store(now + COMPACT_REST_NS, Relaxed);
+            self.work.reclaimer.compact_after_ns.store(now + COMPACT_REST_NS, Relaxed);
         }
     }
 
     fn reclaim_to_high(&self) {
         let mut turns = 0;
         let wanted = || {
-            self.available_bytes() < self.high_bytes && !self.at_floor() && self.is_worth_a_thread()
+            self.available_bytes() < self.charge.high_bytes
+                && !self.charge.at_floor()
+                && self.is_worth_a_thread()
         };
-        while wanted() && !self.stopping.load(Relaxed) {
+        while wanted() && !self.work.stopping.load(Relaxed) {
             // Not held across folios: who changes a mapping waits for one at most.
             let table = self.table.read();
-            if self.reclaim_one(&table, cpu::current(), By::Background) == Reclaimed::Nothing {
+            if self.reclaim_one(&table, self.cpu(), By::Background) == Reclaimed::Nothing {
                 return;
             }
             drop(table);
@@ -489,7 +516,7 @@ impl Engine {
             if turns % 64 == 0 {
                 self.sample();
                 // Nothing compresses: the limit cannot be held, and more of the same does not help.
-                if turns > 4 * self.staging.slots() {
+                if turns > 4 * self.mover.slots() {
                     return;
                 }
             }

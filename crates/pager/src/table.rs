@@ -40,9 +40,9 @@ use zfolio_core::ranges::Ranges;
 use zfolio_core::sync::{Guard, Mutex};
 use zfolio_core::zswap::Entry;
 
+use crate::mover::Full;
 use crate::rank;
 use crate::shape::{Shape, Units};
-use crate::staging::Full;
 
 /// One folio.
 #[derive(Debug)]
@@ -63,9 +63,9 @@ pub(crate) struct Folio {
     pub(crate) stored: Units,
     /// In a slot of the staging area.
     pub(crate) staged: Option<Full>,
-    /// When it was captured last (`Resident::capture_time`).
+    /// When it was captured last (`Replacement::capture_time`).
     pub(crate) captured: u32,
-    /// When some of it was compressed last (`Resident::leave`).
+    /// When some of it was compressed last (`Replacement::leave`).
     pub(crate) left: u32,
     /// Which units those were, but for what has come back since.
     pub(crate) just_left: Units,
@@ -95,7 +95,7 @@ impl Folio {
         }
     }
 
-    /// Notes that units are stored from `now` on (`Resident::leave`).
+    /// Notes that units are stored from `now` on (`Replacement::leave`).
     pub(crate) fn leave(&mut self, units: Units, now: u32) {
         let joining = ((self.just_left & self.stored) - units).count() as u64;
         let before = (self.stored - self.just_left - units).count() as u64;

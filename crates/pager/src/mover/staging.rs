@@ -17,9 +17,8 @@
 //!
 //! # Concurrency
 //!
-//! One mutex around five lists whose room is set up beforehand.
+//! One mutex around four lists whose room is set up beforehand.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -62,8 +61,7 @@ impl Full {
     }
 }
 
-/// See the module; `staged` has the folios that were captured, oldest first, by their address in the
-/// program.
+/// See the module.
 #[derive(Debug, Default)]
 struct Lists {
     hollow: Slots,
@@ -71,7 +69,6 @@ struct Lists {
     free: Slots,
     scratch: Vec<Full>,
     leaving: Vec<Full>,
-    staged: VecDeque<usize>,
 }
 
 /// A set of slots, a bit each; taken in rising order, round and round, so that folios which leave the
@@ -138,7 +135,6 @@ pub(crate) struct Staging {
     /// Bytes of pages in slots, whoever has them: what the area costs.
     bytes_used: AtomicUsize,
     free: AtomicUsize,
-    staged: AtomicUsize,
 }
 
 impl Staging {
@@ -150,7 +146,6 @@ impl Staging {
             free: Slots::none(slots),
             scratch: Vec::with_capacity(scratch_max),
             leaving: Vec::with_capacity(slots),
-            staged: VecDeque::with_capacity(slots),
         };
         Ok(Staging {
             space,
@@ -160,7 +155,6 @@ impl Staging {
             lists: Mutex::new(lists),
             bytes_used: AtomicUsize::new(0),
             free: AtomicUsize::new(0),
-            staged: AtomicUsize::new(0),
         })
     }
 
@@ -175,9 +169,7 @@ impl Staging {
         for slot in freed.chain(scratch.drain(..)).chain(leaving.drain(..)) {
             hollow.push(self.emptied(slot).0);
         }
-        lists.staged.clear();
         self.free.store(0, Relaxed);
-        self.staged.store(0, Relaxed);
         Ok(())
     }
 
@@ -343,21 +335,6 @@ impl Staging {
         taken
     }
 
-    /// Notes that the folio at `address` was staged, the newest of them.
-    pub(crate) fn push_staged(&self, address: usize) {
-        let mut lists = self.lists.lock();
-        lists.staged.push_back(address);
-        self.staged.fetch_add(1, Relaxed);
-    }
-
-    /// The oldest of the staged folios. It may have gone back since.
-    pub(crate) fn pop_staged(&self) -> Option<usize> {
-        let mut lists = self.lists.lock();
-        let address = lists.staged.pop_front()?;
-        self.staged.fetch_sub(1, Relaxed);
-        Some(address)
-    }
-
     /// Slots in the area.
     pub(crate) fn slots(&self) -> usize {
         self.slots
@@ -371,11 +348,6 @@ impl Staging {
     /// Bytes of pages that nobody uses.
     pub(crate) fn free_bytes(&self) -> usize {
         self.free.load(Relaxed) * self.shape.folio_bytes()
-    }
-
-    /// Entries in the queue of staged folios.
-    pub(crate) fn staged_folios(&self) -> usize {
-        self.staged.load(Relaxed)
     }
 }
 

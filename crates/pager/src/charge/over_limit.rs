@@ -65,7 +65,7 @@ impl Engine {
         let passing = if config.whole_process {
             SLACK_BYTES
         } else {
-            ((SLACK_FOLIOS * self.shape.folio_bytes()) as u64).max(SLACK_BYTES_MIN)
+            ((SLACK_FOLIOS * self.shape().folio_bytes()) as u64).max(SLACK_BYTES_MIN)
         };
         passing.max(config.limit_bytes / 16)
     }
@@ -76,11 +76,10 @@ impl Engine {
         (charge >= limit + self.slack_bytes()).then(|| OverLimit {
             limit_bytes: limit,
             charged_bytes: charge,
-            resident_bytes: self.resident_bytes.load(Relaxed),
-            staged_bytes: self.staging.bytes_used() as u64,
-            pool_bytes: self.zswap.pool_stats().pages_used * PAGE_BYTES as u64,
-            // What was counted and has since been dropped behind our back makes it negative.
-            unmanaged_bytes: u64::try_from(self.uncounted_bytes.load(Relaxed)).unwrap_or(0),
+            resident_bytes: self.charge.resident_bytes(),
+            staged_bytes: self.mover.bytes_used() as u64,
+            pool_bytes: self.store.pool_stats().pages_used * PAGE_BYTES as u64,
+            unmanaged_bytes: self.charge.unmanaged_bytes(),
         })
     }
 
@@ -103,9 +102,9 @@ impl Engine {
         if self.config().strict {
             crate::fatal::over_limit(over.limit_bytes, over.charged_bytes);
         }
-        if !self.is_over_limit.swap(true, Relaxed) {
-            let first = !self.told_over_limit.swap(true, Relaxed);
-            self.stats.over_limit(&over, first);
+        if !self.charge.is_over_limit.swap(true, Relaxed) {
+            let first = !self.charge.was_over_limit.swap(true, Relaxed);
+            self.charge.stats.over_limit(&over, first);
         }
     }
 
@@ -118,16 +117,16 @@ impl Engine {
         }
     }
 
-    /// Is told again once the limit is held again.
+    /// Reports it anew once the limit is held again.
     pub(crate) fn rearm(&self) {
-        if self.is_over_limit.load(Relaxed) && self.charge_bytes() <= self.limit_bytes() {
-            self.is_over_limit.store(false, Relaxed);
+        if self.charge.is_over_limit.load(Relaxed) && self.charge_bytes() <= self.limit_bytes() {
+            self.charge.is_over_limit.store(false, Relaxed);
         }
     }
 }
 
 /// The line of `StatsHome::over_limit` where nothing else is wanted.
-pub(crate) fn tell_once(over: &OverLimit, first: bool) {
+pub(crate) fn report_first(over: &OverLimit, first: bool) {
     if first {
         crate::fatal::tell(format_args!("{over}"));
     }

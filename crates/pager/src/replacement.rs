@@ -37,7 +37,9 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::sync::Mutex;
 
+use crate::engine::Engine;
 use crate::rank;
+use crate::table::{Folio, Table};
 
 /// Which queue a folio joins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,28 +55,32 @@ struct Queues {
     main: VecDeque<usize>,
     probation: VecDeque<usize>,
     parked: Vec<usize>,
+    /// Folios that were captured and not yet compressed, oldest first.
+    staged: VecDeque<usize>,
 }
 
 /// The queues.
 #[derive(Debug)]
-pub(crate) struct Resident {
+pub(crate) struct Replacement {
     queues: Mutex<{ rank::RESIDENT }, Queues>,
     /// Units that probation may hold before it is reclaimed from first.
     share: usize,
     main: AtomicUsize,
+    staged: AtomicUsize,
     /// Captures from probation, wrapping: the clock of the ghosts.
     captures: AtomicU32,
     /// Pages compressed, wrapping after 16 TiB: the clock of the refaults.
     pages_left: AtomicU32,
 }
 
-impl Resident {
+impl Replacement {
     /// Empty queues; probation may hold `share` folios.
-    pub(crate) fn new(share: usize) -> Resident {
-        Resident {
+    pub(crate) fn new(share: usize) -> Replacement {
+        Replacement {
             queues: Mutex::new(Queues::default()),
             share,
             main: AtomicUsize::new(0),
+            staged: AtomicUsize::new(0),
             captures: AtomicU32::new(0),
             pages_left: AtomicU32::new(0),
         }
@@ -87,6 +93,31 @@ impl Resident {
         queues.main.reserve(folios);
         queues.probation.reserve(folios);
         queues.parked.reserve(folios);
+    }
+
+    /// Makes room for as many staged folios as there can be.
+    pub(crate) fn reserve_staged(&self, folios: usize) {
+        self.queues.lock().staged.reserve(folios);
+    }
+
+    /// Notes that the folio at `address` was staged, the newest of them.
+    pub(crate) fn push_staged(&self, address: usize) {
+        let mut queues = self.queues.lock();
+        queues.staged.push_back(address);
+        self.staged.store(queues.staged.len(), Relaxed);
+    }
+
+    /// Takes the oldest of the staged folios. It may have gone back since.
+    pub(crate) fn pop_staged(&self) -> Option<usize> {
+        let mut queues = self.queues.lock();
+        let address = queues.staged.pop_front();
+        self.staged.store(queues.staged.len(), Relaxed);
+        address
+    }
+
+    /// Entries of staged folios, stale ones included.
+    pub(crate) fn staged_folios(&self) -> usize {
+        self.staged.load(Relaxed)
     }
 
     /// Puts a folio aside that cannot be moved now.
@@ -184,18 +215,82 @@ impl Resident {
     pub(crate) fn metadata_bytes(&self) -> usize {
         let queues = self.queues.lock();
         let queued = queues.main.capacity() + queues.probation.capacity();
-        (queued + queues.parked.capacity()) * size_of::<usize>()
+        (queued + queues.parked.capacity() + queues.staged.capacity()) * size_of::<usize>()
+    }
+}
+
+impl Engine {
+    /// Brings the sizes of tables and queues up to date, with room for the entry of every folio that
+    /// can be resident.
+    pub(crate) fn measure_tables(&self, table: &mut Table) {
+        let managed = table.managed_bytes();
+        let folios = managed / self.shape().folio_bytes() + 1;
+        if self.replacement.len() > 2 * folios || self.copies.queued() > 2 * folios {
+            self.sweep_queues(table);
+        }
+        let within = self.charge.limit_bytes_max() / self.shape().unit_bytes() as u64;
+        let within = folios.min(usize::try_from(within).unwrap_or(usize::MAX));
+        self.replacement.reserve(within);
+        self.copies.reserve(within);
+        let queues = self.replacement.metadata_bytes() + self.copies.metadata_bytes();
+        let bytes = table.metadata_bytes() + queues;
+        self.charge.set_tables(bytes + self.store.stream_bytes());
+        self.figures().managed_bytes.store(managed as u64, Relaxed);
+    }
+
+    /// Drops from the queues what is of unmapped folios, and second entries (`UNIT-3`).
+    fn sweep_queues(&self, table: &mut Table) {
+        let mut queues = Sweep { table, kept: Vec::new() };
+        self.replacement
+            .retain(|base| queues.keeps(base, |folio| folio.managed, |folio| &mut folio.queued));
+        queues.end(|folio| &mut folio.queued);
+        // What has no copies needs no entry.
+        let copied = |folio: &Folio| !folio.copied_units().is_empty();
+        self.copies.retain(|base| queues.keeps(base, copied, |folio| &mut folio.copied));
+        queues.end(|folio| &mut folio.copied);
+    }
+}
+
+/// A queue that loses its stale entries. The flag by which a folio has one entry is cleared at the first, so that
+/// a second finds it cleared and goes, and is set again at the end.
+struct Sweep<'t> {
+    table: &'t mut Table,
+    kept: Vec<usize>,
+}
+
+impl Sweep<'_> {
+    /// Whether the entry of the folio at `base` stays.
+    fn keeps(
+        &mut self,
+        base: usize,
+        wanted: impl Fn(&Folio) -> bool,
+        flag: impl Fn(&mut Folio) -> &mut bool,
+    ) -> bool {
+        let Some(folio) = self.table.known_mut(base) else { return false };
+        let keep = std::mem::take(flag(folio)) && wanted(folio);
+        if keep {
+            self.kept.push(base);
+        }
+        keep
+    }
+
+    fn end(&mut self, flag: impl Fn(&mut Folio) -> &mut bool) {
+        for base in self.kept.drain(..) {
+            if let Some(folio) = self.table.known_mut(base) {
+                *flag(folio) = true;
+            }
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Queue, Resident};
+    use super::{Queue, Replacement};
 
     /// Goal: a scan through probation leaves main alone.
     #[test]
     fn a_scan_pushes_out_nothing_but_itself() {
-        let resident = Resident::new(2);
+        let resident = Replacement::new(2);
         (0..4).for_each(|unit| resident.push(unit, Queue::Main));
         for unit in 100..200 {
             resident.push(unit, Queue::Probation);
@@ -208,7 +303,7 @@ mod tests {
 
     #[test]
     fn main_goes_once_probation_is_within_its_share() {
-        let resident = Resident::new(1);
+        let resident = Replacement::new(1);
         resident.push(1, Queue::Main);
         resident.push(2, Queue::Probation);
         assert_eq!(resident.pop(), Some((1, Queue::Main)));
@@ -219,7 +314,7 @@ mod tests {
     /// Goal: a unit is welcome in main if fewer units than main holds went out since it did.
     #[test]
     fn soon_is_measured_in_captures() {
-        let resident = Resident::new(0);
+        let resident = Replacement::new(0);
         (0..3).for_each(|unit| resident.push(unit, Queue::Main));
         let time = resident.capture_time(Queue::Probation);
         assert!(resident.came_back_soon(time));
@@ -231,7 +326,7 @@ mod tests {
     /// Goal: what leaves at once comes back at no distance; the clock may wrap in between.
     #[test]
     fn distance_is_what_left_since() {
-        let resident = Resident::new(0);
+        let resident = Replacement::new(0);
         resident.pages_left.store(u32::MAX - 20, super::Relaxed);
         let time = resident.leave(64 << 10);
         assert_eq!(resident.distance_bytes(time), 0);
@@ -242,7 +337,7 @@ mod tests {
 
     #[test]
     fn what_is_not_wanted_leaves_both_queues() {
-        let resident = Resident::new(0);
+        let resident = Replacement::new(0);
         (0..10).for_each(|unit| resident.push(unit, Queue::Main));
         (10..20).for_each(|unit| resident.push(unit, Queue::Probation));
         resident.retain(|unit| unit % 5 == 0);

@@ -1,0 +1,250 @@
+//! The charge: what counts against the limit, the watermarks of reclaim, and the figures.
+//!
+//! ```text
+//! charge = resident units + slots of the mover + pool + tables        counted here, exactly
+//!        + what the process has besides                               the kernel's count, now and then
+//! ```
+//!
+//! # Invariants
+//!
+//! - `CHG-1` `resident_bytes` is the unit size times the resident units.
+
+mod follow;
+mod over_limit;
+
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+
+use zfolio_core::page::PAGE_BYTES;
+use zfolio_core::stats::{Figures, Stats, add, raise, subtract};
+
+use crate::config::Config;
+use crate::engine::{Engine, StatsHome};
+use crate::shape::{Shape, Units};
+
+use follow::Follow;
+pub use over_limit::OverLimit;
+pub(crate) use over_limit::report_first;
+
+/// An eighth of the limit stays resident.
+const FLOOR_SHARE: u64 = 8;
+
+/// Low watermark: 1/64 of the limit, 1 to 16 MiB: a burst of faults at 1 GB/s for 1 to 16 ms.
+const LOW_SHARE: u64 = 64;
+const LOW_BYTES_MIN: u64 = 1 << 20;
+const LOW_BYTES_MAX: u64 = 16 << 20;
+
+/// See the module.
+pub(crate) struct Charge {
+    pub(crate) config: Config,
+    pub(crate) stats: Box<dyn StatsHome>,
+    /// Watermarks of background reclaim, in bytes available.
+    pub(crate) low_bytes: u64,
+    pub(crate) high_bytes: u64,
+    /// Resident memory that reclaim leaves alone: below it a program makes no progress, whatever the
+    /// rest of the limit is taken by.
+    floor_bytes: u64,
+    /// The limit in force: that of the settings, unless it follows the need.
+    limit_bytes: AtomicU64,
+    follow: Follow,
+    resident_bytes: AtomicU64,
+    tables_bytes: AtomicU64,
+    /// What the process has resident beyond what is counted here; less than nothing where units are
+    /// resident in part.
+    uncounted_bytes: AtomicI64,
+    /// The limit is passed now, and that was reported.
+    is_over_limit: AtomicBool,
+    /// It was reported at least once.
+    was_over_limit: AtomicBool,
+}
+
+impl Charge {
+    /// Nothing is charged yet.
+    pub(crate) fn new(config: Config, stats: Box<dyn StatsHome>, shape: Shape) -> Charge {
+        let (limit, folio) = (config.limit_bytes, shape.folio_bytes() as u64);
+        let low_bytes = (limit / LOW_SHARE).clamp(LOW_BYTES_MIN, LOW_BYTES_MAX).max(2 * folio);
+        stats.figures.limit_bytes.store(limit, Relaxed);
+        stats.figures.unit_bytes.store(shape.unit_bytes() as u64, Relaxed);
+        Charge {
+            config,
+            stats,
+            low_bytes,
+            high_bytes: 2 * low_bytes,
+            floor_bytes: (limit / FLOOR_SHARE).max(4 * folio),
+            limit_bytes: AtomicU64::new(limit),
+            follow: Follow::default(),
+            resident_bytes: AtomicU64::new(0),
+            tables_bytes: AtomicU64::new(0),
+            uncounted_bytes: AtomicI64::new(0),
+            is_over_limit: AtomicBool::new(false),
+            was_over_limit: AtomicBool::new(false),
+        }
+    }
+
+    /// The limit in force.
+    pub(crate) fn limit_bytes(&self) -> u64 {
+        self.limit_bytes.load(Relaxed)
+    }
+
+    /// The most that the limit can become: one that follows the need may come to hold everything.
+    pub(crate) fn limit_bytes_max(&self) -> u64 {
+        if self.follow.is_on() { u64::MAX } else { self.config.limit_bytes }
+    }
+
+    /// Units became resident (`CHG-1`).
+    pub(crate) fn count_in(&self, bytes: usize) {
+        add(&self.resident_bytes, bytes as u64);
+    }
+
+    /// Units are no longer resident.
+    pub(crate) fn count_out(&self, bytes: usize) {
+        subtract(&self.resident_bytes, bytes as u64);
+    }
+
+    /// The sizes of tables, queues and streams have changed.
+    pub(crate) fn set_tables(&self, bytes: usize) {
+        self.tables_bytes.store(bytes as u64, Relaxed);
+    }
+
+    /// Managed memory that is mapped.
+    fn resident_bytes(&self) -> u64 {
+        self.resident_bytes.load(Relaxed)
+    }
+
+    /// What a process has besides; 0 for a library's pager. (What was counted, and has been dropped behind our
+    /// back since, makes the difference negative.)
+    fn unmanaged_bytes(&self) -> u64 {
+        u64::try_from(self.uncounted_bytes.load(Relaxed)).unwrap_or(0)
+    }
+
+    /// Whether so little is resident that reclaim must stop.
+    pub(crate) fn at_floor(&self) -> bool {
+        self.resident_bytes() <= self.floor_bytes
+    }
+}
+
+impl Engine {
+    /// The figures.
+    pub fn figures(&self) -> &Figures {
+        &self.charge.stats.figures
+    }
+
+    /// The figures and histograms.
+    pub fn stats(&self) -> &Stats {
+        &self.charge.stats
+    }
+
+    /// The settings.
+    pub fn config(&self) -> &Config {
+        &self.charge.config
+    }
+
+    /// Counts units that became resident.
+    pub(crate) fn count_in(&self, units: Units) {
+        self.charge.count_in(self.shape().bytes_of(units));
+    }
+
+    /// Counts units that no longer are.
+    pub(crate) fn count_out(&self, units: Units) {
+        self.charge.count_out(self.shape().bytes_of(units));
+    }
+
+    /// What is charged against the limit now, without what is not ours.
+    fn counted_bytes(&self) -> u64 {
+        let pool = self.store.pool_stats();
+        self.charge.resident_bytes()
+            + self.mover.bytes_used() as u64
+            + pool.pages_used * PAGE_BYTES as u64
+            + pool.metadata_bytes
+            + self.charge.tables_bytes.load(Relaxed)
+    }
+
+    /// What is charged against the limit now.
+    pub(crate) fn charge_bytes(&self) -> u64 {
+        self.counted_bytes().saturating_add_signed(self.charge.uncounted_bytes.load(Relaxed))
+    }
+
+    /// The limit in force.
+    pub(crate) fn limit_bytes(&self) -> u64 {
+        self.charge.limit_bytes()
+    }
+
+    /// Bytes until the limit; 0 at it and above.
+    pub(crate) fn room_bytes(&self) -> u64 {
+        self.limit_bytes().saturating_sub(self.charge_bytes())
+    }
+
+    /// What faults can have without waiting: room, and free staged pages, less what is over the limit.
+    pub(crate) fn available_bytes(&self) -> u64 {
+        let (limit, free) = (self.limit_bytes(), self.mover.free_bytes() as u64);
+        (limit + free).saturating_sub(self.charge_bytes())
+    }
+
+    /// From now on the limit rises: with what the program needs, of which it is `share_per_mille`
+    /// thousandths, and while the program waits most of the time.
+    ///
+    /// The sizes that follow from the limit (watermarks, staging area) stay those of the settings.
+    pub fn follow_need(&self, share_per_mille: u64) {
+        self.charge.follow.start(share_per_mille);
+    }
+
+    /// Compares the count with what the kernel says, sets the limit if that follows the need, and brings the gauges
+    /// up to date.
+    pub fn sample(&self) {
+        self.answer_classes();
+        let process = self.mover.system.process_bytes();
+        self.compare_with_kernel(process);
+        self.measure_excess();
+        self.rearm();
+        let demand = self.set_gauges(process);
+        if self.charge.follow.is_on() {
+            self.step_limit(demand);
+        }
+        self.figures().limit_bytes.store(self.limit_bytes(), Relaxed);
+    }
+
+    /// Notes what the process has beyond what is counted here.
+    fn compare_with_kernel(&self, process: u64) {
+        if !self.config().whole_process || process == 0 {
+            return;
+        }
+        let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+        let uncounted = signed(process) - signed(self.counted_bytes());
+        self.charge.uncounted_bytes.store(uncounted, Relaxed);
+        self.figures().unmanaged_bytes.store(self.charge.unmanaged_bytes(), Relaxed);
+        let over = process.saturating_sub(self.limit_bytes());
+        raise(&self.figures().over_limit_bytes_max, over);
+    }
+
+    /// Sets the gauges; returns what the program would hold resident without us.
+    fn set_gauges(&self, process: u64) -> u64 {
+        let figures = self.figures();
+        let pool = self.store.pool_stats();
+        let pool_bytes = pool.pages_used * PAGE_BYTES as u64;
+        let resident = self.charge.resident_bytes();
+        figures.process_bytes.store(process, Relaxed);
+        raise(&figures.process_bytes_max, process);
+        figures.resident_bytes.store(resident, Relaxed);
+        raise(&figures.resident_bytes_max, resident);
+        figures.staged_bytes.store(self.mover.bytes_used() as u64, Relaxed);
+        figures.pool_bytes.store(pool_bytes, Relaxed);
+        raise(&figures.pool_bytes_max, pool_bytes);
+        figures.copies.store(self.copies.count() as u64, Relaxed);
+        figures.pages_compacted.store(pool.pages_compacted, Relaxed);
+        let tables = self.charge.tables_bytes.load(Relaxed);
+        figures.metadata_bytes.store(tables + pool.metadata_bytes, Relaxed);
+        // Copies of resident units count once: what is resident, and what is in the store only.
+        let stored = figures.demand_stored_bytes.load(Relaxed);
+        let demand = resident + stored + self.charge.unmanaged_bytes();
+        figures.demand_bytes.store(demand, Relaxed);
+        raise(&figures.demand_bytes_max, demand);
+        demand
+    }
+
+    /// Sets the limit that follows the need.
+    fn step_limit(&self, demand: u64) {
+        let stats = self.stats();
+        let waited_ns = stats.refaults.waited_ns() + stats.fault_staged_ns.sum();
+        let limit = self.charge.follow.step(self.now_ns(), waited_ns, demand, self.limit_bytes());
+        self.charge.limit_bytes.store(limit, Relaxed);
+    }
+}

@@ -1,0 +1,178 @@
+//! Out of the program: folios move into slots.
+
+use std::ops::Range;
+
+use zfolio_core::page::PAGE_BYTES;
+use zfolio_sys::Errno;
+use zfolio_sys::uffd::Progress;
+
+use super::Mover;
+use super::staging::{Full, Hollow};
+use crate::shape::Units;
+use crate::system::Side;
+
+/// Why units could not be taken out. They are still the program's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Refusal {
+    /// Nothing is there: not one page.
+    Nothing,
+    /// A page is pinned by a device, or shared with a child in a way that cannot be undone now.
+    Busy,
+    /// The mapping does not allow it: read-only, at an edge, or not there any more.
+    Mapping,
+}
+
+impl Mover {
+    /// Moves adjacent whole folios out in one go, as far as it goes, into adjacent slots that begin with
+    /// `slot`; returns how many went: [`Mover::captured`] turns their slots into full ones. The others are to be
+    /// captured one by one, all the same into their slots.
+    pub(crate) fn capture_many(&self, base: usize, folios: usize, slot: &Hollow) -> usize {
+        let bytes = self.shape.folio_bytes();
+        let progress = self.take_out(base, self.staging.hollow_address(slot), folios * bytes);
+        progress.bytes / bytes
+    }
+
+    /// The slot of a folio that [`Mover::capture_many`] moved.
+    pub(crate) fn captured(&self, slot: Hollow) -> Full {
+        self.staging.filled(slot, self.shape.all())
+    }
+
+    /// Moves `units` of the folio at `base` out of the program, into `slot`; says also why some are not
+    /// in it, if so. If none is, the slot is given back.
+    pub(crate) fn capture(
+        &self,
+        base: usize,
+        units: Units,
+        slot: Hollow,
+    ) -> Result<(Full, Option<Refusal>), Refusal> {
+        let to = self.staging.hollow_address(&slot);
+        let (mut taken, mut refused, mut holes) = (Units::NONE, None, 0);
+        for mut run in units.runs() {
+            while !run.is_empty() {
+                let bytes = self.shape.bytes(run.clone());
+                let mut done = bytes.start;
+                let answer = self.capture_run(base, to, &mut done, bytes.end, &mut holes);
+                let Err(refusal) = answer else {
+                    taken |= Units::from(run);
+                    break;
+                };
+                // The unit that could not be taken whole stays; the others go.
+                let stopped = done / self.shape.unit_bytes();
+                taken |= Units::from(run.start..stopped);
+                self.undo(to, base, self.shape.bytes(stopped..stopped + 1), done);
+                refused = Some(refusal);
+                run.start = stopped + 1;
+            }
+        }
+        let all_holes = refused.is_none() && holes * PAGE_BYTES == self.shape.bytes_of(units);
+        if all_holes {
+            self.release_pages(to, self.shape.folio_bytes());
+            refused = Some(Refusal::Nothing);
+        }
+        match refused {
+            Some(refusal) if all_holes || taken.is_empty() => {
+                self.staging.give_hollow(slot);
+                Err(refusal)
+            }
+            _ => Ok((self.staging.filled(slot, taken), refused)),
+        }
+    }
+
+    /// Moves the folio's bytes from `at`, which rises, to `end`.
+    fn capture_run(
+        &self,
+        base: usize,
+        to: usize,
+        at: &mut usize,
+        end: usize,
+        holes: &mut usize,
+    ) -> Result<(), Refusal> {
+        let mut unshared = false;
+        let mut at_once = end - *at;
+        while *at < end {
+            let next = at_once.min(end - *at);
+            let progress = self.take_out(base + *at, to + *at, next);
+            *at += progress.bytes;
+            let done = *at;
+            match progress.stopped {
+                None | Some(Errno::AGAIN) => {}
+                // A page that is not there is a page of zeros, or went with an earlier move.
+                Some(Errno::NOENT) => {
+                    let zeroed = self.system.zero(Side::Staging, to + done, PAGE_BYTES);
+                    *holes += usize::from(zeroed.stopped.is_none());
+                    *at += PAGE_BYTES;
+                }
+                // MOVE-3: the page is in the slot and no longer in the program: it was moved. If it is in
+                // both, a stranger touched the slot, and undo() cleans it.
+                Some(Errno::EXIST) if self.present(to + done) && !self.present(base + done) => {
+                    *at += PAGE_BYTES;
+                }
+                Some(Errno::BUSY) if !unshared => {
+                    unshared = true;
+                    self.unshare(base + done, end - done);
+                }
+                Some(Errno::BUSY) => return Err(Refusal::Busy),
+                // The range may be of several mappings, which no move crosses: page by page.
+                Some(Errno::INVAL) if next > PAGE_BYTES => at_once = PAGE_BYTES,
+                Some(_) => return Err(Refusal::Mapping),
+            }
+        }
+        Ok(())
+    }
+
+    #[allow(unsafe_code, reason = "the capture itself")]
+    fn take_out(&self, from: usize, to: usize, bytes: usize) -> Progress {
+        let steady = self.inbox.steady();
+        // What lies there may be somebody else's by now (EVT-3).
+        if steady.has_change(from, from + bytes) {
+            return Progress { bytes: 0, stopped: Some(Errno::CANCELED) };
+        }
+        // SAFETY: the program finds the bytes again through the messages of its own side, with which the
+        // folio is registered, and the folio's lock is held until its state says where they are.
+        unsafe { self.system.move_pages(Side::Staging, from, to, bytes) }
+    }
+
+    /// Puts back what an unfinished capture took of `unit`: all below `done`, and above every page that is
+    /// in the slot (MOVE-3). Below nothing is asked: what was swapped out moves too, and is not resident.
+    fn undo(&self, slot: usize, base: usize, unit: Range<usize>, done: usize) {
+        let taken = done - unit.start;
+        let mut left_over = self.put_in(slot + unit.start, base + unit.start, taken);
+        let mut residency = [0_u8; 512];
+        let pages = &mut residency[..(unit.end - done) / PAGE_BYTES];
+        let looked = self.system.residency(slot + done, unit.end - done, pages);
+        debug_assert!(looked.is_ok(), "the area is mapped");
+        let mut at = done;
+        for run in pages.chunk_by(|page, next| page & 1 == next & 1) {
+            let bytes = run.len() * PAGE_BYTES;
+            if run[0] & 1 == 1 {
+                left_over |= self.put_in(slot + at, base + at, bytes);
+            }
+            at += bytes;
+        }
+        if left_over {
+            self.release_pages(slot + unit.start, unit.len());
+        }
+        self.wake(base);
+    }
+
+    /// Gives this process pages of its own where it shares them with a child, so that they can move.
+    fn unshare(&self, address: usize, bytes: usize) {
+        let mut residency = [0_u8; 512];
+        let pages = bytes / PAGE_BYTES;
+        if self.system.residency(address, bytes, &mut residency[..pages]).is_err() {
+            return;
+        }
+        // Only present pages: populating a missing one would be a fault that nobody serves.
+        for (index, page) in residency[..pages].iter().enumerate() {
+            if page & 1 == 1 {
+                self.system.unshare(address + index * PAGE_BYTES, PAGE_BYTES).ok();
+            }
+        }
+    }
+
+    /// Whether the page at `address` is resident.
+    fn present(&self, address: usize) -> bool {
+        let mut residency = [0_u8; 1];
+        self.system.residency(address, PAGE_BYTES, &mut residency).is_ok() && residency[0] & 1 == 1
+    }
+}

@@ -1,0 +1,177 @@
+//! Into the program: slots move or are copied, and zeros come.
+
+use std::ops::Range;
+
+use zfolio_core::page::PAGE_BYTES;
+use zfolio_sys::Errno;
+use zfolio_sys::uffd::Progress;
+
+use super::Mover;
+use super::staging::Full;
+use crate::event::Place;
+use crate::fatal;
+use crate::shape::Units;
+use crate::system::Side;
+
+impl Mover {
+    /// Moves the pages of `slot` into the program's folio at `base`, and wakes who waits there.
+    pub(crate) fn place(&self, slot: Full, base: usize) {
+        let from = self.staging.full_address(&slot);
+        let mut left_over = false;
+        for run in slot.units().runs() {
+            let bytes = self.shape.bytes(run);
+            left_over |= self.put_in(from + bytes.start, base + bytes.start, bytes.len());
+        }
+        if left_over {
+            self.release_pages(from, self.shape.folio_bytes());
+            self.wake(base);
+        }
+        self.staging.give_hollow(self.staging.emptied(slot));
+    }
+
+    /// Moves adjacent whole folios in in one go, as far as it goes, from adjacent slots that begin with
+    /// `slot`; returns how many went: [`Mover::placed`] takes their slots. The others are to be placed one by one,
+    /// all the same.
+    pub(crate) fn place_many(&self, slot: &Full, base: usize, folios: usize) -> usize {
+        let bytes = self.shape.folio_bytes();
+        let progress = self.move_in(self.staging.full_address(slot), base, folios * bytes);
+        progress.bytes / bytes
+    }
+
+    /// Takes back the slot of a folio that [`Mover::place_many`] moved.
+    pub(crate) fn placed(&self, slot: Full) {
+        self.staging.give_hollow(self.staging.emptied(slot));
+    }
+
+    /// Copies `units` of a slot into the program's folio at `base`, and wakes who waits there.
+    pub(crate) fn place_copy(&self, slot: &Full, units: Units, base: usize) {
+        debug_assert!((units - slot.units()).is_empty(), "STAGE-3");
+        for run in units.runs() {
+            let bytes = self.shape.bytes(run);
+            self.place_bytes(slot, bytes.clone(), base + bytes.start);
+        }
+    }
+
+    /// Copies a range of a slot's bytes, which it has, to `to`, wherever that is.
+    ///
+    /// Where a page is present already it stays (`MOVE-2`); where nothing is mapped there is nothing
+    /// to do.
+    pub(crate) fn place_bytes(&self, slot: &Full, part: Range<usize>, to: usize) {
+        if self.copy_in(self.staging.full_address(slot) + part.start, to, part.len()) {
+            self.wake_range(to, part.len());
+        }
+    }
+
+    /// Gives the program zeros, with new pages, for `units` of the folio at `base`.
+    pub(crate) fn place_zeros(&self, units: Units, base: usize) {
+        for run in units.runs() {
+            let bytes = self.shape.bytes(run);
+            if self.copy_in(self.zeros.address(), base + bytes.start, bytes.len()) {
+                self.wake_range(base + bytes.start, bytes.len());
+            }
+        }
+    }
+
+    /// Gives the program one page of zeros. True: a page was there already.
+    pub(crate) fn place_zero_page(&self, address: usize) -> bool {
+        let page = address & !(PAGE_BYTES - 1);
+        let stopped = loop {
+            let steady = self.inbox.steady();
+            // What lies there by now may have its contents elsewhere (EVT-3).
+            if steady.has_change(page, page + PAGE_BYTES) {
+                break Some(Errno::CANCELED);
+            }
+            let stopped = self.system.zero(Side::Program, page, PAGE_BYTES).stopped;
+            drop(steady);
+            match stopped {
+                Some(Errno::AGAIN) => self.let_change_happen(),
+                stopped => break stopped,
+            }
+        };
+        // Also if there is none: somebody else was first, and who waits must look again.
+        self.wake_range(page, PAGE_BYTES);
+        stopped == Some(Errno::EXIST)
+    }
+
+    #[allow(unsafe_code, reason = "the move itself")]
+    fn move_in(&self, from: usize, to: usize, bytes: usize) -> Progress {
+        let steady = self.inbox.steady();
+        // Each page by copy_in(), to where it belongs by now.
+        if steady.has_change(to, to + bytes) {
+            return Progress { bytes: 0, stopped: Some(Errno::CANCELED) };
+        }
+        // SAFETY: the slots' pages are the caller's to give away (STAGE-1).
+        unsafe { self.system.move_pages(Side::Program, from, to, bytes) }
+    }
+
+    /// Moves or copies `bytes`; says whether a page may be left behind in `from`, and a thread asleep.
+    pub(super) fn put_in(&self, from: usize, to: usize, bytes: usize) -> bool {
+        let mut left_over = false;
+        let mut done = 0;
+        while done < bytes {
+            let progress = self.move_in(from + done, to + done, bytes - done);
+            done += progress.bytes;
+            match progress.stopped {
+                None => {}
+                Some(Errno::AGAIN) if progress.bytes > 0 => {}
+                Some(Errno::AGAIN) => self.let_change_happen(),
+                // Moved, whatever the kernel says (MOVE-3), or not to be moved. Whether a page is left in
+                // the slot is not asked: one that was swapped out is, and does not look so. The copy of
+                // a page that is not there fails.
+                Some(_) => {
+                    left_over = true;
+                    self.copy_in(from + done, to + done, PAGE_BYTES);
+                    done += PAGE_BYTES;
+                }
+            }
+        }
+        left_over
+    }
+
+    /// Copies pages of ours into the program, to where they belong by now (`EVT-3`). True if some did not
+    /// come to `to`, and who waits there is to be woken.
+    #[allow(unsafe_code, reason = "the copy itself")]
+    pub(super) fn copy_in(&self, from: usize, to: usize, bytes: usize) -> bool {
+        let mut skipped = false;
+        let mut done = 0;
+        let mut at_once = bytes;
+        while done < bytes {
+            let next = at_once.min(bytes - done);
+            let steady = self.inbox.steady();
+            let place = match steady.place_now(to + done, next) {
+                Place::Here => to + done,
+                Place::There(place) => {
+                    skipped = true;
+                    place
+                }
+                Place::Apart => {
+                    at_once = PAGE_BYTES;
+                    continue;
+                }
+                Place::Nowhere => {
+                    skipped = true;
+                    done += next;
+                    continue;
+                }
+            };
+            // SAFETY: the source is present pages of a slot (STAGE-3), or the folio of zeros.
+            let progress = unsafe { self.system.copy(Side::Program, from + done, place, next) };
+            drop(steady);
+            done += progress.bytes;
+            match progress.stopped {
+                None => {}
+                Some(Errno::AGAIN) if progress.bytes > 0 => {}
+                Some(Errno::AGAIN) => self.let_change_happen(),
+                Some(Errno::NOMEM) => fatal::out_of_memory(to + done, Errno::NOMEM),
+                // The range may be of several mappings, which no call crosses: page by page.
+                Some(error) if error != Errno::EXIST && next > PAGE_BYTES => at_once = PAGE_BYTES,
+                // Present already (MOVE-2), or no mapping there.
+                Some(_) => {
+                    skipped = true;
+                    done += PAGE_BYTES;
+                }
+            }
+        }
+        skipped
+    }
+}

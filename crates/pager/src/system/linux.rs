@@ -1,0 +1,142 @@
+//! The system as it is: two userfaultfds, `madvise`, `mincore`, the clock.
+
+use zfolio_sys::uffd::{Message, Messages, Progress, Reach, Uffd, feature};
+use zfolio_sys::{Errno, clock, cpu, map, process};
+
+use super::{Side, System};
+use crate::config::{Error, Mode};
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Linux {
+    mode: Mode,
+    program: Uffd,
+    staging: Uffd,
+}
+
+/// What is asked of the kernel: for the program's memory, and for the staging area.
+fn needs(mode: Mode) -> [(Reach, u64); 2] {
+    let program = match mode {
+        Mode::Inline => (Reach::Program, feature::SIGBUS | feature::MOVE),
+        Mode::Handler => {
+            let events = feature::EVENT_REMOVE | feature::EVENT_UNMAP | feature::EVENT_REMAP;
+            (Reach::Kernel, feature::THREAD_ID | feature::MOVE | events)
+        }
+    };
+    let staging = match mode {
+        Mode::Inline => feature::SIGBUS | feature::MOVE,
+        Mode::Handler => feature::MOVE,
+    };
+    [program, (Reach::Program, staging)]
+}
+
+impl Linux {
+    /// Opens both userfaultfds, in the calling thread's table of files.
+    pub(crate) fn open(mode: Mode) -> Result<Linux, Error> {
+        let open = |(reach, features)| {
+            Uffd::open(reach, features).map_err(|errno| Error::Userfaultfd { mode, errno })
+        };
+        let [program, staging] = needs(mode);
+        Ok(Linux { mode, program: open(program)?, staging: open(staging)? })
+    }
+
+    fn uffd(&self, side: Side) -> &Uffd {
+        match side {
+            Side::Program => &self.program,
+            Side::Staging => &self.staging,
+        }
+    }
+}
+
+#[allow(unsafe_code, reason = "passes each contract on")]
+impl System for Linux {
+    fn open_again(&self) -> Result<(), Errno> {
+        let [program, staging] = needs(self.mode);
+        self.program.reopen(program.0, program.1)?;
+        self.staging.reopen(staging.0, staging.1)
+    }
+
+    fn can_open_again(&self) -> bool {
+        let [program, _] = needs(self.mode);
+        Uffd::open(program.0, program.1).is_ok()
+    }
+
+    fn register(&self, side: Side, start: usize, bytes: usize) -> Result<(), Errno> {
+        self.uffd(side).register(start, bytes)?;
+        match side {
+            Side::Program => Ok(()),
+            // A child must not share staged pages: a shared page cannot be moved (EBUSY).
+            Side::Staging => map::keep_from_children(start, bytes),
+        }
+    }
+
+    fn unregister(&self, start: usize, bytes: usize) {
+        // It fails where nothing is mapped any more, and then there is nothing to unregister.
+        self.program.unregister(start, bytes).ok();
+    }
+
+    fn wake(&self, side: Side, start: usize, bytes: usize) -> Result<(), Errno> {
+        self.uffd(side).wake(start, bytes)
+    }
+
+    unsafe fn move_pages(&self, side: Side, from: usize, to: usize, bytes: usize) -> Progress {
+        // SAFETY: the caller's contract is that of the call.
+        unsafe { self.uffd(side).move_pages(from, to, bytes) }
+    }
+
+    unsafe fn copy(&self, side: Side, from: usize, to: usize, bytes: usize) -> Progress {
+        // SAFETY: the caller's contract is that of the call.
+        unsafe { self.uffd(side).copy(from, to, bytes) }
+    }
+
+    fn zero(&self, side: Side, start: usize, bytes: usize) -> Progress {
+        self.uffd(side).zero(start, bytes)
+    }
+
+    fn read<'a>(&self, side: Side, into: &'a mut Messages) -> &'a [Message] {
+        // EBADF and the like cannot be: the userfaultfd lives as long as the engine (UFFD-1).
+        self.uffd(side).read(into).unwrap_or_default()
+    }
+
+    fn wait(&self, milliseconds: u16) -> bool {
+        self.program.wait(&self.staging, milliseconds)
+    }
+
+    fn has_message(&self) -> bool {
+        self.program.has_message()
+    }
+
+    fn residency(&self, start: usize, bytes: usize, present: &mut [u8]) -> Result<(), Errno> {
+        map::residency(start, bytes, present)
+    }
+
+    fn each_resident(&self, start: usize, end: usize, each: &mut dyn FnMut(usize, usize, bool)) {
+        map::for_each_resident(start, end, each);
+    }
+
+    fn unshare(&self, start: usize, bytes: usize) -> Result<(), Errno> {
+        map::unshare_pages(start, bytes)
+    }
+
+    unsafe fn discard(&self, start: usize, bytes: usize) {
+        // SAFETY: the caller's contract is that of the call.
+        let released = unsafe { map::release(start, bytes) };
+        debug_assert!(released.is_ok(), "{released:?}");
+    }
+
+    fn now_ns(&self) -> u64 {
+        clock::monotonic_ns()
+    }
+
+    fn cpu(&self) -> usize {
+        cpu::current()
+    }
+
+    fn process_bytes(&self) -> u64 {
+        process::resident_bytes().unwrap_or(0)
+    }
+
+    fn pause(&self) {
+        std::thread::yield_now();
+    }
+}
