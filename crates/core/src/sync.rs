@@ -34,6 +34,9 @@ impl<const RANK: u8, T> Mutex<RANK, T> {
     /// In debug builds, when this thread holds a lock of this rank or a higher one (`SYNC-1`).
     pub fn lock(&self) -> Guard<'_, RANK, T> {
         ranks::assert_rising(RANK);
+        if let Some(guard) = schedule::until(|| self.try_lock()) {
+            return guard;
+        }
         let guard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         ranks::push(RANK);
         Guard(guard)
@@ -100,6 +103,9 @@ impl<const RANK: u8, T> RwLock<RANK, T> {
     /// As [`Mutex::lock`].
     pub fn read(&self) -> ReadGuard<'_, RANK, T> {
         ranks::assert_rising(RANK);
+        if let Some(guard) = schedule::until(|| self.try_read()) {
+            return guard;
+        }
         let guard = self.0.read().unwrap_or_else(PoisonError::into_inner);
         ranks::push(RANK);
         ReadGuard(guard)
@@ -134,6 +140,9 @@ impl<const RANK: u8, T> RwLock<RANK, T> {
     /// As [`Mutex::lock`].
     pub fn write(&self) -> WriteGuard<'_, RANK, T> {
         ranks::assert_rising(RANK);
+        if let Some(guard) = schedule::until(|| self.try_write()) {
+            return guard;
+        }
         let guard = self.0.write().unwrap_or_else(PoisonError::into_inner);
         ranks::push(RANK);
         WriteGuard(guard)
@@ -169,6 +178,55 @@ impl<const RANK: u8, T> DerefMut for WriteGuard<'_, RANK, T> {
 impl<const RANK: u8, T> Drop for WriteGuard<'_, RANK, T> {
     fn drop(&mut self) {
         ranks::pop(RANK);
+    }
+}
+
+/// Lets another thread run: it has what the caller waits for.
+pub fn pause() {
+    if !schedule::point() {
+        std::thread::yield_now();
+    }
+}
+
+/// Where a simulation decides which of its threads goes on. There is none of this in release builds.
+#[cfg(debug_assertions)]
+pub mod schedule {
+    use std::cell::Cell;
+
+    thread_local! {
+        static POINT: Cell<Option<fn()>> = const { Cell::new(None) };
+    }
+
+    /// From now on the calling thread calls `point` before it takes a lock, while it waits for one, and in
+    /// [`pause`](super::pause()). Other threads of the simulation may run meanwhile.
+    pub fn set(point: Option<fn()>) {
+        POINT.set(point);
+    }
+
+    /// Lets the simulation decide. False: there is none.
+    pub(super) fn point() -> bool {
+        POINT.get().inspect(|point| point()).is_some()
+    }
+
+    /// In a simulation, what `attempt` gives at last. `None`: there is no simulation, wait as usual.
+    pub(super) fn until<R>(mut attempt: impl FnMut() -> Option<R>) -> Option<R> {
+        while point() {
+            if let Some(done) = attempt() {
+                return Some(done);
+            }
+        }
+        None
+    }
+}
+
+#[cfg(not(debug_assertions))]
+mod schedule {
+    pub(super) fn point() -> bool {
+        false
+    }
+
+    pub(super) fn until<R>(_attempt: impl FnMut() -> Option<R>) -> Option<R> {
+        None
     }
 }
 

@@ -106,40 +106,51 @@ impl Follow {
 impl Engine {
     /// A handler's life: serves until the engine stops.
     pub fn handle_faults(&self) {
-        let mut follow = Follow::default();
+        let (mut follow, watched) = (Follow::default(), &self.work.watched);
         let mover = &self.mover;
-        self.work.watched.thread.store(cpu::thread_id(), Relaxed);
+        watched.thread.store(cpu::thread_id(), Relaxed);
         while !self.work.stopping.load(Relaxed) {
-            self.work.watched.beat();
+            watched.beat();
             thread::follow();
             if mover.inbox.first().is_none() && mover.system.wait(WAIT_MS) {
                 mover.answer_strangers();
             }
-            mover.read_messages();
-            while let Some(told) = mover.inbox.first() {
-                let done = if let Message::Fault { address, thread } = told.message {
-                    let served = if told.outdated {
-                        mover.wake(self.shape().base(address));
-                        true
-                    } else {
-                        self.try_serve(address, thread, told.at)
-                    };
-                    self.work.watched.beat();
-                    follow.go(thread, &self.work.watched);
-                    if served {
-                        mover.inbox.done();
-                    }
-                    served
-                } else {
-                    self.try_honour()
-                };
-                if !done {
-                    // The table is held, perhaps by a call that waits for its event: read on (EVT-1).
-                    std::thread::yield_now();
-                    break;
-                }
+            let all = self.handle_turn(&mut |thread| {
+                watched.beat();
+                follow.go(thread, watched);
+            });
+            if !all {
+                // The table is held, perhaps by a call that waits for its event: read on (EVT-1).
+                mover.system.pause();
             }
         }
+    }
+
+    /// Reads the messages and serves them, without waiting; `after` gets the thread of each fault. False: one could
+    /// not be served now.
+    pub(crate) fn handle_turn(&self, after: &mut dyn FnMut(u32)) -> bool {
+        let mover = &self.mover;
+        mover.read_messages();
+        while let Some(told) = mover.inbox.first() {
+            let Message::Fault { address, thread } = told.message else {
+                if !self.try_honour() {
+                    return false;
+                }
+                continue;
+            };
+            let served = if told.outdated {
+                mover.wake(self.shape().base(address));
+                true
+            } else {
+                self.try_serve(address, thread, told.at)
+            };
+            after(thread);
+            if !served {
+                return false;
+            }
+            mover.inbox.done();
+        }
+        true
     }
 
     /// In the background thread: a handler that is kept from running is let run on any CPU.

@@ -119,12 +119,17 @@ impl Engine {
         while !self.work.stopping.load(Relaxed) {
             let bell = self.work.prefetch.bell.load(Relaxed);
             thread::follow();
-            while let Some(base) = self.work.prefetch.take() {
-                let table = self.table.read();
-                self.prefetch_folio(&table, base, self.cpu());
-            }
+            while self.prefetch_turn() {}
             futex::wait(&self.work.prefetch.bell, bell, None);
         }
+    }
+
+    /// Brings the next folio of the window back. False: there is none.
+    pub(crate) fn prefetch_turn(&self) -> bool {
+        let Some(base) = self.work.prefetch.take() else { return false };
+        let table = self.table.read();
+        self.prefetch_folio(&table, base, self.cpu());
+        true
     }
 
     /// Ends the background threads.

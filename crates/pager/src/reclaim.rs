@@ -467,18 +467,23 @@ impl Engine {
             let bell = self.work.reclaimer.bell.load(Relaxed);
             zfolio_sys::thread::follow();
             self.look_after_handler();
-            self.sample();
-            let table = self.table.read();
-            self.compact_if_wasteful(&table);
-            self.unpark(&table);
-            drop(table);
-            if self.available_bytes() < self.charge.low_bytes && self.is_worth_a_thread() {
-                self.reclaim_to_high();
-            }
+            self.reclaim_turn();
             self.work.reclaimer.idle.store(true, Relaxed);
             // A bell between the look above and here is heard at the next sample, 20 ms later at most;
             // who needs memory meanwhile reclaims for itself.
             futex::wait(&self.work.reclaimer.bell, bell, Some(SAMPLE_INTERVAL));
+        }
+    }
+
+    /// Looks once at all that the background thread is for.
+    pub(crate) fn reclaim_turn(&self) {
+        self.sample();
+        let table = self.table.read();
+        self.compact_if_wasteful(&table);
+        self.unpark(&table);
+        drop(table);
+        if self.available_bytes() < self.charge.low_bytes && self.is_worth_a_thread() {
+            self.reclaim_to_high();
         }
     }
 

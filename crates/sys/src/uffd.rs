@@ -353,6 +353,18 @@ impl Default for Messages {
     }
 }
 
+impl Messages {
+    /// Takes what `from` gives, as much as fits: what [`Uffd::read`] does, for another source than the kernel.
+    pub fn fill(&mut self, from: impl Iterator<Item = Message>) -> &[Message] {
+        let mut count = 0;
+        for (place, message) in self.0.iter_mut().zip(from) {
+            *place = message;
+            count += 1;
+        }
+        &self.0[..count]
+    }
+}
+
 fn decode(raw: &RawMessage) -> Message {
     let [first, second, third] = raw.words.map(|word| usize::try_from(word).unwrap_or(usize::MAX));
     match raw.event {

@@ -14,15 +14,17 @@
 //!   how compaction holds an object still while it moves.
 
 #[cfg(all(test, feature = "loom"))]
-use loom::{sync::atomic::AtomicU64, thread};
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use loom::{sync::atomic::AtomicU64, thread::yield_now as pause};
 #[cfg(not(all(test, feature = "loom")))]
-use std::{sync::atomic::AtomicU64, thread};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::shape::OBJECTS_MAX;
 use super::table::Entry;
 use super::zspage::{ZSPAGE_ID_BITS, ZspageId};
 use crate::page::{PAGE_BYTES, UNIT_ORDER_MAX};
+#[cfg(not(all(test, feature = "loom")))]
+use crate::sync::pause;
 
 const LENGTH_BITS: u32 = 21;
 const OBJECT_BITS: u32 = 7;
@@ -113,7 +115,7 @@ impl Slot {
             let object = Object::from_word(word)?;
             if pins(word) == PINS_MAX {
                 // A copy of some microseconds; or whoever copies does not run, and should.
-                thread::yield_now();
+                pause();
                 word = self.0.load(Relaxed);
                 continue;
             }

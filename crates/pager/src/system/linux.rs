@@ -137,6 +137,6 @@ impl System for Linux {
     }
 
     fn pause(&self) {
-        std::thread::yield_now();
+        zfolio_core::sync::pause();
     }
 }
