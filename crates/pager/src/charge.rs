@@ -19,7 +19,7 @@ use zfolio_core::stats::{Figures, Stats, add, raise, subtract};
 
 use crate::config::Config;
 use crate::engine::{Engine, StatsHome};
-use crate::shape::{Shape, Units};
+use crate::folio::{Geometry, Units};
 
 use follow::Follow;
 pub use over_limit::OverLimit;
@@ -59,11 +59,11 @@ pub(crate) struct Charge {
 
 impl Charge {
     /// Nothing is charged yet.
-    pub(crate) fn new(config: Config, stats: Box<dyn StatsHome>, shape: Shape) -> Charge {
-        let (limit, folio) = (config.limit_bytes, shape.folio_bytes() as u64);
+    pub(crate) fn new(config: Config, stats: Box<dyn StatsHome>, geometry: Geometry) -> Charge {
+        let (limit, folio) = (config.limit_bytes, geometry.folio_bytes() as u64);
         let low_bytes = (limit / LOW_SHARE).clamp(LOW_BYTES_MIN, LOW_BYTES_MAX).max(2 * folio);
         stats.figures.limit_bytes.store(limit, Relaxed);
-        stats.figures.unit_bytes.store(shape.unit_bytes() as u64, Relaxed);
+        stats.figures.unit_bytes.store(geometry.unit_bytes() as u64, Relaxed);
         Charge {
             config,
             stats,
@@ -140,12 +140,12 @@ impl Engine {
 
     /// Counts units that became resident.
     pub(crate) fn count_in(&self, units: Units) {
-        self.charge.count_in(self.shape().bytes_of(units));
+        self.charge.count_in(self.geometry().bytes_of(units));
     }
 
     /// Counts units that no longer are.
     pub(crate) fn count_out(&self, units: Units) {
-        self.charge.count_out(self.shape().bytes_of(units));
+        self.charge.count_out(self.geometry().bytes_of(units));
     }
 
     /// What is charged against the limit now, without what is not ours.

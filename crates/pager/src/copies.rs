@@ -39,9 +39,9 @@ use zfolio_core::stats::add;
 use zfolio_core::sync::Mutex;
 
 use crate::engine::Engine;
+use crate::folio::Units;
+use crate::folio::{Folio, Table};
 use crate::rank;
-use crate::shape::Units;
-use crate::table::{Folio, Table};
 
 /// Loads between two reviews.
 const REVIEW_LOADS: u64 = 256;
@@ -311,14 +311,14 @@ impl Engine {
         let just = units & folio.just_left;
         for (units, left) in [(just, folio.left), (units - just, folio.left_before)] {
             if !units.is_empty() {
-                let bytes = self.shape().bytes_of(units) as u64;
+                let bytes = self.geometry().bytes_of(units) as u64;
                 self.stats().refaults.add_bytes(self.replacement.distance_bytes(left), bytes);
             }
         }
     }
 
     fn sizes(&self) -> Sizes {
-        let unit = self.shape().unit_bytes() as u64;
+        let unit = self.geometry().unit_bytes() as u64;
         let pool = self.store.pool_stats();
         let object = pool.bytes_stored / pool.objects.max(1);
         Sizes { limit: self.limit_bytes(), unit, object }

@@ -30,16 +30,16 @@ use zfolio_sys::{cpu, random};
 use crate::charge::{Charge, OverLimit, report_first};
 use crate::config::{Config, Error, LIMIT_BYTES_MIN, Mode};
 use crate::copies::Copies;
+use crate::folio::Geometry;
+use crate::folio::Table;
 use crate::handler::Watched;
 use crate::mover::Mover;
+use crate::pool_mappings::PoolMappings;
 use crate::prefetch::Prefetch;
 use crate::rank;
 use crate::reclaim::Reclaimer;
 use crate::replacement::Replacement;
-use crate::runs::Runs;
-use crate::shape::Shape;
 use crate::system::{Linux, System};
-use crate::table::Table;
 
 /// Probation holds a 32nd of the limit before it is reclaimed from first.
 const PROBATION_SHARE: u64 = 32;
@@ -115,7 +115,7 @@ impl Engine {
             .map_err(|error| Error::Codec(error.to_string()))?;
         let mut secret = [0; Key::BYTES];
         random::fill(&mut secret).map_err(|errno| Error::Memory { what: "a random key", errno })?;
-        let source = Arc::new(Runs::default());
+        let source = Arc::new(PoolMappings::default());
         let ground = Ground { system, source, zcomp, key: Key::new(secret), cpus };
         Engine::on(ground, config, stats)
     }
@@ -130,22 +130,23 @@ impl Engine {
         config: Config,
         stats: Box<dyn StatsHome>,
     ) -> Result<Engine, Error> {
-        let shape = Shape::new(config.unit);
-        let charge = Charge::new(config, stats, shape);
-        let folios =
-            |bytes: u64| usize::try_from(bytes / shape.folio_bytes() as u64).unwrap_or(usize::MAX);
+        let geometry = Geometry::new(config.unit);
+        let charge = Charge::new(config, stats, geometry);
+        let folios = |bytes: u64| {
+            usize::try_from(bytes / geometry.folio_bytes() as u64).unwrap_or(usize::MAX)
+        };
         let staged_target = folios(charge.low_bytes).max(2);
         let slots = staged_target + folios(charge.high_bytes) + 64;
         // A scratch slot for each CPU, the handler and the prefetch; of folios of one unit one, for
         // those that come in before any slot is free.
-        let scratch = if shape.units() > 1 { ground.cpus + 2 } else { 1 };
-        let mover = Mover::new(ground.system, slots, scratch, shape)
+        let scratch = if geometry.units() > 1 { ground.cpus + 2 } else { 1 };
+        let mover = Mover::new(ground.system, slots, scratch, geometry)
             .map_err(|errno| Error::Memory { what: "staging area", errno })?;
         let probation = folios(charge.config.limit_bytes / PROBATION_SHARE).max(staged_target);
         let replacement = Replacement::new(probation);
         replacement.reserve_staged(slots);
         Ok(Engine {
-            table: RwLock::new(Table::new(shape)),
+            table: RwLock::new(Table::new(geometry)),
             replacement,
             copies: Copies::new(),
             mover,
@@ -153,7 +154,7 @@ impl Engine {
             charge,
             work: Work {
                 reclaimer: Reclaimer::new(staged_target),
-                prefetch: Prefetch::new(shape),
+                prefetch: Prefetch::new(geometry),
                 watched: Watched::default(),
                 stopping: AtomicBool::new(false),
                 settling: AtomicBool::new(false),
@@ -167,8 +168,8 @@ impl Engine {
     }
 
     /// The sizes of units and folios.
-    pub(crate) fn shape(&self) -> Shape {
-        self.mover.shape()
+    pub(crate) fn geometry(&self) -> Geometry {
+        self.mover.geometry()
     }
 
     /// The system's time.

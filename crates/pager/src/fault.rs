@@ -18,11 +18,11 @@ use zfolio_core::stats::{add, subtract};
 use zfolio_core::zswap::Entry;
 
 use crate::engine::Engine;
+use crate::folio::Units;
+use crate::folio::{Folio, Held, Table};
 use crate::mover::Full;
 use crate::reclaim::{By, Reclaimed};
 use crate::replacement::Queue;
-use crate::shape::Units;
-use crate::table::{Folio, Held, Table};
 
 /// How a fault was served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,7 +50,7 @@ const PLACE_MAX: usize = 4;
 const PLACE_BYTES_MAX: usize = 256 << 10;
 
 /// A folio on its way in.
-struct Coming<'t> {
+struct Incoming<'t> {
     base: usize,
     folio: Held<'t>,
     slot: Full,
@@ -76,10 +76,10 @@ impl Engine {
         run: bool,
         cpu: usize,
     ) -> (Served, usize) {
-        let (base, index) = (self.shape().base(address), self.shape().index(address));
+        let (base, index) = (self.geometry().base(address), self.geometry().index(address));
         let end = |units: Units| {
             let last = units.iter().last().unwrap_or(index);
-            base + (last + 1) * self.shape().unit_bytes()
+            base + (last + 1) * self.geometry().unit_bytes()
         };
         let Some(lock) = table.get(address) else {
             self.mover.place_zero_page(address);
@@ -116,17 +116,17 @@ impl Engine {
             let distance_bytes = self.replacement.distance_bytes(folio.left_at(index));
             let served = if stored { Served::Stored { distance_bytes } } else { Served::Zero };
             let brought = match spare {
-                Spare::Free(slot) if wanted == self.shape().all() => {
+                Spare::Free(slot) if wanted == self.geometry().all() => {
                     // Zeros cost little; to decompress ahead is the prefetch's.
                     let most = if run && !stored { PLACE_MAX } else { 1 };
-                    self.bring_whole(table, Coming { base, folio, slot }, most, cpu)
+                    self.bring_whole(table, Incoming { base, folio, slot }, most, cpu)
                 }
                 spare => {
                     self.bring_part(folio, base, wanted, spare, cpu);
                     return (served, end(wanted));
                 }
             };
-            return (served, base + brought * self.shape().folio_bytes());
+            return (served, base + brought * self.geometry().folio_bytes());
         }
     }
 
@@ -134,9 +134,9 @@ impl Engine {
     fn wanted(&self, folio: &Folio, index: usize, run: bool) -> Units {
         let one = Units::one(index);
         if folio.is_empty() {
-            self.shape().all()
+            self.geometry().all()
         } else if run && folio.stored.contains(index) {
-            folio.stored & Units::from(index..self.shape().units())
+            folio.stored & Units::from(index..self.geometry().units())
         } else {
             one
         }
@@ -163,9 +163,10 @@ impl Engine {
                 drop(folio);
                 self.give_spare(Some(spare));
             }
-            Spare::Free(slot) if stored == self.shape().all() => {
-                let brought = self.bring_whole(table, Coming { base, folio, slot }, PLACE_MAX, cpu);
-                let more = (brought - 1) * self.shape().units();
+            Spare::Free(slot) if stored == self.geometry().all() => {
+                let brought =
+                    self.bring_whole(table, Incoming { base, folio, slot }, PLACE_MAX, cpu);
+                let more = (brought - 1) * self.geometry().units();
                 add(&self.figures().prefetch_units, more as u64);
             }
             spare => self.bring_part(folio, base, stored, spare, cpu),
@@ -185,41 +186,42 @@ impl Engine {
     /// Brings a whole folio, stored or empty, into a free slot, and moves it in; with it up to `most` in
     /// all of those above that are of the same kind, if there are free slots side by side. Tells how
     /// many folios came.
-    fn bring_whole(&self, table: &Table, first: Coming<'_>, most: usize, cpu: usize) -> usize {
+    fn bring_whole(&self, table: &Table, first: Incoming<'_>, most: usize, cpu: usize) -> usize {
         let (start, empty) = (first.base, first.folio.is_empty());
         let mut batch = [const { None }; PLACE_MAX];
         batch[0] = Some(first);
         let mut count = 1;
-        let most = most.min(self.shape().at_most(PLACE_BYTES_MAX));
+        let most = most.min(self.geometry().at_most(PLACE_BYTES_MAX));
         while let Some(Some(last)) = batch.get(count - 1).filter(|_| count < most) {
-            let base = last.base + self.shape().folio_bytes();
+            let base = last.base + self.geometry().folio_bytes();
             let Some(folio) = table.get(base).and_then(|lock| lock.try_lock()) else { break };
-            let alike = if empty { folio.is_empty() } else { folio.stored == self.shape().all() };
+            let alike =
+                if empty { folio.is_empty() } else { folio.stored == self.geometry().all() };
             let slot =
                 if alike && folio.managed { self.mover.take_free_above(&last.slot) } else { None };
             let Some(slot) = slot else { break };
-            batch[count] = Some(Coming { base, folio, slot });
+            batch[count] = Some(Incoming { base, folio, slot });
             count += 1;
         }
-        for Coming { base, folio, slot } in batch.iter_mut().flatten() {
+        for Incoming { base, folio, slot } in batch.iter_mut().flatten() {
             if empty {
-                self.mover.zero(slot, 0..self.shape().folio_bytes());
+                self.mover.zero(slot, 0..self.geometry().folio_bytes());
             } else {
-                self.load_copies(folio, *base, self.shape().all(), slot, cpu);
+                self.load_copies(folio, *base, self.geometry().all(), slot, cpu);
             }
         }
         let went = match &batch[0] {
             Some(first) if count > 1 => self.mover.place_many(&first.slot, start, count),
             _ => 0,
         };
-        for (at, Coming { base, mut folio, slot }) in batch.into_iter().flatten().enumerate() {
+        for (at, Incoming { base, mut folio, slot }) in batch.into_iter().flatten().enumerate() {
             match at < went {
                 true => self.mover.placed(slot),
                 false => self.mover.place(slot, base),
             }
             let soon = !empty && self.replacement.came_back_soon(folio.captured);
             let queue = if soon { Queue::Main } else { Queue::Probation };
-            self.note_resident(&mut folio, base, self.shape().all(), queue);
+            self.note_resident(&mut folio, base, self.geometry().all(), queue);
         }
         count
     }
@@ -256,12 +258,12 @@ impl Engine {
     ) {
         for index in units.iter() {
             let copy = folio.copies[index].as_ref().expect("UNIT-2: a stored unit has a copy");
-            let address = base + index * self.shape().unit_bytes();
+            let address = base + index * self.geometry().unit_bytes();
             self.load_unit(copy, address, self.mover.unit_mut(slot, index), cpu);
         }
         self.keep_copies(folio, base, units);
         folio.stored -= units;
-        subtract(&self.figures().demand_stored_bytes, self.shape().bytes_of(units) as u64);
+        subtract(&self.figures().demand_stored_bytes, self.geometry().bytes_of(units) as u64);
     }
 
     /// Decompresses the unit that belongs to `address`. If that fails, the process ends: wrong data is never
@@ -269,7 +271,7 @@ impl Engine {
     pub(crate) fn load_unit(&self, copy: &Entry, address: usize, unit: &mut [u8], cpu: usize) {
         if let Err(error) = self.store.load(cpu, copy, unit) {
             add(&self.figures().decompress_fail, 1);
-            crate::fatal::corrupt(address, self.shape().unit_bytes(), error);
+            crate::fatal::corrupt(address, self.geometry().unit_bytes(), error);
         }
     }
 
@@ -299,14 +301,14 @@ impl Engine {
     ///
     /// Below the low watermark the background reclaimer is woken; at the limit the caller reclaims.
     fn reserve(&self, table: &Table, units: Units, cpu: usize) -> Spare {
-        let bytes = self.shape().bytes_of(units) as u64;
+        let bytes = self.geometry().bytes_of(units) as u64;
         if self.available_bytes() < self.charge.low_bytes {
             self.ring_reclaimer();
         }
         let (mut freed, mut compacted) = (0, false);
         while freed < FREED_MAX {
             if self.charge_bytes() <= self.limit_bytes() {
-                if units == self.shape().all() {
+                if units == self.geometry().all() {
                     if let Some(slot) = self.mover.take_free() {
                         return Spare::Free(slot);
                     }

@@ -20,15 +20,15 @@ use zfolio_sys::map::OwnMemory;
 
 use crate::config::Error;
 use crate::engine::Engine;
-use crate::event::{self, Held};
+use crate::folio::Geometry;
+use crate::folio::{Folio, Table};
+use crate::mappings::event::{self, Held};
 use crate::rank;
-use crate::shape::Shape;
-use crate::table::{Folio, Table};
 
 /// The engine held still: see [`Engine::quiet`].
 #[derive(Debug)]
 pub struct Quiet<'a> {
-    shape: Shape,
+    geometry: Geometry,
     inheritance: Inheritance,
     inbox: Held<'a>,
     table: WriteGuard<'a, { rank::TABLE }, Table>,
@@ -45,7 +45,7 @@ impl Quiet<'_> {
     #[must_use]
     pub fn is_resident(&mut self, address: usize) -> bool {
         // The table is held alone, so a folio needs no lock; one would have a lower rank than the inbox.
-        let index = self.shape.index(address);
+        let index = self.geometry.index(address);
         match self.table.known_mut(address) {
             Some(folio) => !folio.managed || folio.resident.contains(index),
             None => !self.table.manages(address),
@@ -80,12 +80,12 @@ impl Engine {
         let mut table = self.table.write();
         self.work.settling.store(false, Relaxed);
         // The child's inbox is empty: what the parent was told has happened there too (EVT-3).
-        self.honour(&mut table);
+        self.apply_changes(&mut table);
         let inbox = self.mover.inbox.hold();
-        let told = inbox.iter().any(|told| event::is_change(told.message));
-        let settled = self.replacement.staged_folios() == 0 && !told;
+        let changed = inbox.iter().any(|event| event::is_change(event.message));
+        let settled = self.replacement.staged_folios() == 0 && !changed;
         let inheritance = self.figures().inheritance();
-        settled.then_some(Quiet { shape: self.shape(), inheritance, inbox, table })
+        settled.then_some(Quiet { geometry: self.geometry(), inheritance, inbox, table })
     }
 
     /// In the child, before anything else is mapped: the staging area, which `fork` did not copy. The figures
@@ -135,7 +135,7 @@ impl Engine {
     pub fn return_all(&self, quiet: &mut Quiet<'_>) -> Result<(), Errno> {
         self.work.stopping.store(true, Relaxed);
         let memory = OwnMemory::open()?;
-        let mut unit = vec![0_u8; self.shape().unit_bytes()];
+        let mut unit = vec![0_u8; self.geometry().unit_bytes()];
         let ranges: Vec<(usize, usize)> = quiet.table.ranges().iter().collect();
         for (start, end) in ranges {
             let known = quiet.table.known_folios(start, end).map(|(base, _)| base);
@@ -159,7 +159,7 @@ impl Engine {
         unit: &mut [u8],
     ) -> Result<(), Errno> {
         for index in folio.stored.iter() {
-            let address = base + index * self.shape().unit_bytes();
+            let address = base + index * self.geometry().unit_bytes();
             let copy = folio.copies[index].as_ref().expect("UNIT-2: a stored unit has a copy");
             self.load_unit(copy, address, unit, self.cpu());
             // Page by page, since a part of the unit may be missing in the child.
@@ -180,8 +180,8 @@ impl Engine {
 
     /// Part of a range is not in the child (`MADV_DONTFORK`): that part is forgotten.
     fn register_what_is_there(&self, table: &mut Table, start: usize, end: usize) {
-        let bytes = self.shape().folio_bytes();
-        let mut present = vec![0_u8; self.shape().pages()];
+        let bytes = self.geometry().folio_bytes();
+        let mut present = vec![0_u8; self.geometry().pages()];
         for base in (start..end).step_by(bytes) {
             let there = self.mover.system.residency(base, bytes, &mut present).is_ok();
             if there && self.mover.register(base, base + bytes).is_ok() {

@@ -16,8 +16,8 @@ use zfolio_sys::{clock, cpu, thread};
 
 use crate::engine::Engine;
 use crate::fault::Served;
+use crate::folio::Table;
 use crate::rank;
-use crate::table::Table;
 
 /// Faults of one thread between two looks at where it runs: 8 us each, so 0.1 us a fault.
 const FOLLOW_INTERVAL: u32 = 64;
@@ -131,18 +131,18 @@ impl Engine {
     pub(crate) fn handle_turn(&self, after: &mut dyn FnMut(u32)) -> bool {
         let mover = &self.mover;
         mover.read_messages();
-        while let Some(told) = mover.inbox.first() {
-            let Message::Fault { address, thread } = told.message else {
-                if !self.try_honour() {
+        while let Some(event) = mover.inbox.first() {
+            let Message::Fault { address, thread } = event.message else {
+                if !self.try_apply() {
                     return false;
                 }
                 continue;
             };
-            let served = if told.outdated {
-                mover.wake(self.shape().base(address));
+            let served = if event.outdated {
+                mover.wake(self.geometry().base(address));
                 true
             } else {
-                self.try_serve(address, thread, told.at)
+                self.try_serve(address, thread, event.at)
             };
             after(thread);
             if !served {

@@ -1,12 +1,11 @@
 //! Managed memory with a limit: faults come in, folios go out.
 //!
-//! The modules are declared in the order in which a page passes them: out through `reclaim`, `seam`
-//! and `staging` into the store, back through `fault`.
+//! The modules are declared in the order in which a page passes them: `replacement` says which folio goes, `reclaim`
+//! has the `mover` take it out and the store compress it, `fault` brings it back, `prefetch` before it is asked for.
 
 #![deny(unsafe_code)]
 
-mod shape;
-mod table;
+mod folio;
 
 mod replacement;
 
@@ -15,19 +14,17 @@ mod reclaim;
 mod copies;
 
 mod mover;
-mod system;
 
-mod runs;
+mod pool_mappings;
+mod system;
 
 mod fault;
 
 mod prefetch;
 
-mod adopt;
-mod change;
-mod fork;
+mod mappings;
 
-mod event;
+mod fork;
 
 mod charge;
 mod config;
@@ -51,8 +48,8 @@ pub use config::{Config, Error, LIMIT_BYTES_MIN, Mode, with_dictionary};
 pub use engine::{Engine, StatsHome};
 pub use fork::Quiet;
 pub use pager::{Builder, Pager};
+pub use pool_mappings::PoolMappings;
 pub use region::Region;
 pub use report::{FaultTimes, Stats};
-pub use runs::Runs;
 pub use slice::{Pod, Slice};
 pub use transfer::TransferError;

@@ -32,11 +32,11 @@ use zfolio_sys::Errno;
 use zfolio_sys::map::Reservation;
 use zfolio_sys::uffd::{Message, Messages};
 
-use crate::event::{Announced, Inbox};
 use crate::fatal;
-use crate::shape::Shape;
+use crate::folio::Geometry;
+use crate::folio::Table;
+use crate::mappings::event::{Announced, Inbox};
 use crate::system::{Side, System};
-use crate::table::Table;
 
 pub(crate) use capture::Refusal;
 pub(crate) use staging::{Full, Hollow};
@@ -52,7 +52,7 @@ pub(crate) struct Mover {
     staging: Staging,
     /// A folio of zeros, to copy from.
     zeros: Reservation,
-    shape: Shape,
+    geometry: Geometry,
 }
 
 impl Mover {
@@ -65,15 +65,15 @@ impl Mover {
         system: Box<dyn System>,
         slots: usize,
         scratch_max: usize,
-        shape: Shape,
+        geometry: Geometry,
     ) -> Result<Mover, Errno> {
         let mover = Mover {
             system,
             inbox: Inbox::default(),
             announced: Announced::default(),
-            staging: Staging::new(slots, scratch_max, shape)?,
-            zeros: Reservation::new(shape.folio_bytes(), PAGE_BYTES)?,
-            shape,
+            staging: Staging::new(slots, scratch_max, geometry)?,
+            zeros: Reservation::new(geometry.folio_bytes(), PAGE_BYTES)?,
+            geometry,
         };
         mover.register_staging()?;
         Ok(mover)
@@ -97,8 +97,8 @@ impl Mover {
     }
 
     /// The sizes of units and folios.
-    pub(crate) fn shape(&self) -> Shape {
-        self.shape
+    pub(crate) fn geometry(&self) -> Geometry {
+        self.geometry
     }
 
     /// Takes a slot without pages, for a capture.
@@ -156,7 +156,7 @@ impl Mover {
     /// Gives it back.
     pub(crate) fn give_scratch(&self, slot: Full) {
         if let Err(slot) = self.staging.give_scratch(slot) {
-            self.release_pages(self.staging.full_address(&slot), self.shape().folio_bytes());
+            self.release_pages(self.staging.full_address(&slot), self.geometry().folio_bytes());
             self.staging.give_hollow(self.staging.emptied(slot));
         }
     }
@@ -166,7 +166,7 @@ impl Mover {
     fn fill(&self, slot: Hollow) -> Result<Full, Errno> {
         let to = self.staging.hollow_address(&slot);
         let mut done = 0;
-        let bytes = self.shape().folio_bytes();
+        let bytes = self.geometry().folio_bytes();
         while done < bytes {
             let (from, to) = (self.zeros.address(), to + done);
             // SAFETY: the folio of zeros is readable and as long as a slot.
@@ -183,7 +183,7 @@ impl Mover {
                 }
             }
         }
-        Ok(self.staging.filled(slot, self.shape().all()))
+        Ok(self.staging.filled(slot, self.geometry().all()))
     }
 
     /// Takes a slot whose pages are to go back to the system, with others that lie beside it. True: there are
@@ -202,7 +202,7 @@ impl Mover {
                 self.release_pages(adjacent.start, adjacent.len());
                 adjacent.start = from;
             }
-            adjacent.end = from + self.shape().folio_bytes();
+            adjacent.end = from + self.geometry().folio_bytes();
         }
         self.release_pages(adjacent.start, adjacent.len());
         let emptied = slots.into_iter().flatten().map(|slot| self.staging.emptied(slot));
@@ -266,7 +266,7 @@ impl Mover {
 
     /// Wakes who waits in a folio, to try again.
     pub(crate) fn wake(&self, base: usize) {
-        self.wake_range(base, self.shape().folio_bytes());
+        self.wake_range(base, self.geometry().folio_bytes());
     }
 
     /// Wakes who waits in a range.

@@ -417,7 +417,7 @@ impl Pager {
     /// [`Error::OverLimit`] with [`Builder::strict`].
     pub fn map(&self, bytes: usize) -> Result<Region, Error> {
         self.0.check_strict()?;
-        let folio = self.0.engine.shape().folio_bytes();
+        let folio = self.0.engine.geometry().folio_bytes();
         let refused = |errno| Error::Memory { what: "mapping a region", errno };
         // A slice is at most isize::MAX long.
         let whole = bytes.max(1).checked_next_multiple_of(folio);

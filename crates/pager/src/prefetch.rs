@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 use zfolio_sys::{futex, thread};
 
 use crate::engine::Engine;
-use crate::shape::Shape;
+use crate::folio::Geometry;
 
 /// Faults in a row, after the first, that make a run worth going ahead of.
 const RUN_MIN: u32 = 2;
@@ -33,7 +33,7 @@ struct Run {
 /// All runs, and the prefetch that works for one of them at a time.
 #[derive(Debug)]
 pub(crate) struct Prefetch {
-    shape: Shape,
+    geometry: Geometry,
     runs: [Run; RUNS],
     /// The next folio to bring back, and the end of what may be.
     next: AtomicUsize,
@@ -42,9 +42,9 @@ pub(crate) struct Prefetch {
 }
 
 impl Prefetch {
-    pub(crate) fn new(shape: Shape) -> Prefetch {
+    pub(crate) fn new(geometry: Geometry) -> Prefetch {
         Prefetch {
-            shape,
+            geometry,
             runs: Default::default(),
             next: AtomicUsize::new(0),
             end: AtomicUsize::new(0),
@@ -62,7 +62,7 @@ impl Prefetch {
     /// Whether a fault at `address` goes on where the last one ended, or in what was gone ahead of it.
     pub(crate) fn continues(&self, thread: usize, address: usize) -> bool {
         let run = self.run_of(thread);
-        let unit = address & !(self.shape.unit_bytes() - 1);
+        let unit = address & !(self.geometry.unit_bytes() - 1);
         let expected = run.expected.load(Relaxed);
         unit == expected || (unit > expected && unit <= run.ahead.load(Relaxed))
     }
@@ -84,13 +84,13 @@ impl Prefetch {
     }
 
     fn window(&self) -> usize {
-        AHEAD_BYTES.max(2 * self.shape.folio_bytes())
+        AHEAD_BYTES.max(2 * self.geometry.folio_bytes())
     }
 
     /// Takes the next folio of the window.
     fn take(&self) -> Option<usize> {
         let next = self.next.load(Relaxed);
-        let after = next + self.shape.folio_bytes();
+        let after = next + self.geometry.folio_bytes();
         let claimed = next < self.end.load(Relaxed)
             && self.next.compare_exchange(next, after, Relaxed, Relaxed).is_ok();
         claimed.then_some(next)
@@ -103,7 +103,7 @@ impl Engine {
         if !self.work.prefetch.note(thread, continued, end) {
             return;
         }
-        let from = self.shape().base_above(end);
+        let from = self.geometry().base_above(end);
         let window = self.work.prefetch.window();
         let next = self.work.prefetch.next.load(Relaxed);
         if next < from || next > from + window {
@@ -149,13 +149,13 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use super::Prefetch;
-    use crate::shape::Shape;
+    use crate::folio::Geometry;
     use zfolio_core::page::UnitOrder;
 
     /// Goal: each of two threads that take turns keeps its run. Method: both rise by units of 4 KiB.
     #[test]
     fn runs_of_two_threads_are_told_apart() {
-        let prefetch = Prefetch::new(Shape::new(UnitOrder::from_bytes(4096).unwrap()));
+        let prefetch = Prefetch::new(Geometry::new(UnitOrder::from_bytes(4096).unwrap()));
         let (one, other) = (1, 2);
         assert!(!std::ptr::eq(prefetch.run_of(one), prefetch.run_of(other)));
         for step in 0..4_usize {

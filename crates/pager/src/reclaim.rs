@@ -14,20 +14,18 @@
 //! nothing available reclaims for itself. Inline, where what goes is clean and scattered, all is left
 //! to the faults (`is_worth_a_thread`): a second thread would only cost interrupts.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
+mod background;
 
-use zfolio_core::page::PAGE_BYTES;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+
 use zfolio_core::stats::add;
 use zfolio_core::zswap::{Checksum, Entry};
-use zfolio_sys::futex;
 
-use crate::config::Mode;
 use crate::engine::Engine;
+use crate::folio::{Folio, Held, Table};
+use crate::folio::{UNITS_MAX, Units};
 use crate::mover::{Full, Hollow, Refusal};
 use crate::replacement::Queue;
-use crate::shape::{UNITS_MAX, Units};
-use crate::table::{Folio, Held, Table};
 
 /// Who reclaims.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -108,7 +106,7 @@ impl Reclaimer {
 }
 
 /// A folio on its way out.
-struct Caught<'t> {
+struct Outgoing<'t> {
     base: usize,
     queue: Queue,
     folio: Held<'t>,
@@ -130,20 +128,8 @@ const CAPTURE_BYTES_MAX: usize = 512 << 10;
 /// Folios looked at in search of one that can be captured, before reclaim says that there is none.
 const CAPTURE_TRIES: usize = 64;
 
-/// What compaction moves at once: 4 MiB take a millisecond.
-const COMPACT_BYTES: usize = 4 << 20;
-
-/// Waste that is not worth a look: half a page for each of 100 size classes.
-const COMPACT_WASTE_MIN: u64 = 256 << 10;
-
-/// How long compaction rests when it gained nothing.
-const COMPACT_REST_NS: u64 = 1_000_000_000;
-
 /// How long parked folios rest at least.
 const UNPARK_NS_MIN: u64 = 1_000_000_000;
-
-/// How often the background thread compares its count with the kernel's.
-const SAMPLE_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Engine {
     /// Takes one folio a step further out.
@@ -189,12 +175,12 @@ impl Engine {
                 self.requeue(base, queue, folio);
                 break;
             };
-            let caught = Caught { base, queue, folio, slot };
-            let captured = if self.goes_whole(&caught.folio) {
-                self.capture_adjacent(table, caught)
+            let outgoing = Outgoing { base, queue, folio, slot };
+            let captured = if self.goes_whole(&outgoing.folio) {
+                self.capture_adjacent(table, outgoing)
             } else {
                 self.work.reclaimer.folios_moved.add(0, 1);
-                self.capture(caught)
+                self.capture(outgoing)
             };
             if captured {
                 return true;
@@ -232,7 +218,7 @@ impl Engine {
 
     /// Whether all of a folio is to be captured.
     fn goes_whole(&self, folio: &Folio) -> bool {
-        folio.resident == self.shape().all() && folio.refused.is_empty()
+        folio.resident == self.geometry().all() && folio.refused.is_empty()
     }
 
     fn requeue(&self, base: usize, queue: Queue, mut folio: Held<'_>) {
@@ -241,14 +227,14 @@ impl Engine {
     }
 
     /// Captures a whole folio and its neighbours above, if they are whole and the next to go.
-    fn capture_adjacent(&self, table: &Table, first: Caught<'_>) -> bool {
+    fn capture_adjacent(&self, table: &Table, first: Outgoing<'_>) -> bool {
         let (start, queue) = (first.base, first.queue);
         let mut batch = [const { None }; CAPTURE_MAX];
         batch[0] = Some(first);
         let mut count = 1;
-        let most = self.shape().at_most(CAPTURE_BYTES_MAX);
+        let most = self.geometry().at_most(CAPTURE_BYTES_MAX);
         while let Some(Some(last)) = batch.get(count - 1).filter(|_| count < most) {
-            let base = last.base + self.shape().folio_bytes();
+            let base = last.base + self.geometry().folio_bytes();
             if !self.replacement.pop_if(base, queue) {
                 break;
             }
@@ -259,7 +245,7 @@ impl Engine {
                 self.requeue(base, queue, folio);
                 break;
             };
-            batch[count] = Some(Caught { base, queue, folio, slot });
+            batch[count] = Some(Outgoing { base, queue, folio, slot });
             count += 1;
         }
         self.work.reclaimer.folios_moved.add(count, 1);
@@ -268,34 +254,34 @@ impl Engine {
             _ => 0,
         };
         let mut captured = false;
-        for (at, caught) in batch.into_iter().flatten().enumerate() {
+        for (at, outgoing) in batch.into_iter().flatten().enumerate() {
             captured |= if at < went {
-                let full = self.mover.captured(caught.slot);
-                self.staged(caught.base, caught.queue, caught.folio, full)
+                let full = self.mover.captured(outgoing.slot);
+                self.staged(outgoing.base, outgoing.queue, outgoing.folio, full)
             } else {
-                self.capture(caught)
+                self.capture(outgoing)
             };
         }
         captured
     }
 
     /// Captures the resident units of one folio. False: it could not be.
-    fn capture(&self, mut caught: Caught<'_>) -> bool {
-        debug_assert!(caught.folio.staged.is_none(), "UNIT-4");
-        let units = caught.folio.resident - caught.folio.refused;
+    fn capture(&self, mut outgoing: Outgoing<'_>) -> bool {
+        debug_assert!(outgoing.folio.staged.is_none(), "UNIT-4");
+        let units = outgoing.folio.resident - outgoing.folio.refused;
         if units.is_empty() {
-            self.mover.give_hollow(caught.slot);
-            self.put_aside(caught.base, caught.queue, caught.folio);
+            self.mover.give_hollow(outgoing.slot);
+            self.put_aside(outgoing.base, outgoing.queue, outgoing.folio);
             return false;
         }
-        match self.mover.capture(caught.base, units, caught.slot) {
+        match self.mover.capture(outgoing.base, units, outgoing.slot) {
             Ok((full, refused)) => {
-                self.note_refused(&mut caught.folio, refused, units - full.units());
-                self.staged(caught.base, caught.queue, caught.folio, full)
+                self.note_refused(&mut outgoing.folio, refused, units - full.units());
+                self.staged(outgoing.base, outgoing.queue, outgoing.folio, full)
             }
             Err(refusal) => {
-                self.note_refused(&mut caught.folio, Some(refusal), units);
-                self.put_aside(caught.base, caught.queue, caught.folio);
+                self.note_refused(&mut outgoing.folio, Some(refusal), units);
+                self.put_aside(outgoing.base, outgoing.queue, outgoing.folio);
                 false
             }
         }
@@ -335,7 +321,7 @@ impl Engine {
         if parked == 0 || now < self.work.reclaimer.unpark_after_ns.load(Relaxed) {
             return;
         }
-        let cost_ns = (parked * self.shape().pages()) as u64 * 4_000;
+        let cost_ns = (parked * self.geometry().pages()) as u64 * 4_000;
         self.work.reclaimer.unpark_after_ns.store(now + (50 * cost_ns).max(UNPARK_NS_MIN), Relaxed);
         for _ in 0..parked {
             let Some(base) = self.replacement.unpark() else { break };
@@ -375,9 +361,9 @@ impl Engine {
                 self.replacement.push_staged(base);
                 return Units::NONE;
             }
-            folio.leave(units, self.replacement.leave(self.shape().bytes_of(units)));
+            folio.leave(units, self.replacement.leave(self.geometry().bytes_of(units)));
             self.copies.change(had, folio.copied_units());
-            add(&self.figures().demand_stored_bytes, self.shape().bytes_of(units) as u64);
+            add(&self.figures().demand_stored_bytes, self.geometry().bytes_of(units) as u64);
             let slot = folio.staged.take();
             drop(held);
             slot.into_iter().for_each(|slot| self.give_slot(slot));
@@ -390,7 +376,7 @@ impl Engine {
     /// system: now above the limit, and with others if it is not whole.
     pub(crate) fn give_slot(&self, slot: Full) {
         let over = self.charge_bytes() > self.limit_bytes();
-        if slot.units() == self.shape().all() && !over {
+        if slot.units() == self.geometry().all() && !over {
             self.mover.give_free(slot);
         } else if self.mover.give_leaving(slot) || over {
             self.mover.release_leaving();
@@ -433,98 +419,5 @@ impl Engine {
         let took = self.now_ns().saturating_sub(began);
         self.copies.note_stored(units - dirty, dirty, took);
         all
-    }
-
-    /// Whether reclaim is work enough to be worth another CPU.
-    ///
-    /// To take scattered clean folios costs a move and a hash each. In the background this saves a
-    /// fault 2 us, and interrupts the program's CPU for each: random reads of 16 KiB units took 22 us
-    /// with it and 15 us without. Not so under a handler, where the other CPU should not idle: a
-    /// thread that the handler wakes would be sent there, which costs more (24 and 50 us).
-    fn is_worth_a_thread(&self) -> bool {
-        self.config().mode == Mode::Handler
-            || self.work.reclaimer.dirty_share.get() >= Average::ONE / 8
-            || self.work.reclaimer.folios_moved.get() >= 2 * Average::ONE
-    }
-
-    /// Wakes the background thread.
-    pub(crate) fn ring_reclaimer(&self) {
-        if self.is_worth_a_thread() {
-            self.wake_reclaimer();
-        }
-    }
-
-    pub(crate) fn wake_reclaimer(&self) {
-        if self.work.reclaimer.idle.swap(false, Relaxed) {
-            self.work.reclaimer.bell.fetch_add(1, Relaxed);
-            futex::wake(&self.work.reclaimer.bell, 1);
-        }
-    }
-
-    /// The background thread: until the engine stops.
-    pub fn reclaim_in_background(&self) {
-        while !self.work.stopping.load(Relaxed) {
-            let bell = self.work.reclaimer.bell.load(Relaxed);
-            zfolio_sys::thread::follow();
-            self.look_after_handler();
-            self.reclaim_turn();
-            self.work.reclaimer.idle.store(true, Relaxed);
-            // A bell between the look above and here is heard at the next sample, 20 ms later at most;
-            // who needs memory meanwhile reclaims for itself.
-            futex::wait(&self.work.reclaimer.bell, bell, Some(SAMPLE_INTERVAL));
-        }
-    }
-
-    /// Looks once at all that the background thread is for.
-    pub(crate) fn reclaim_turn(&self) {
-        self.sample();
-        let table = self.table.read();
-        self.compact_if_wasteful(&table);
-        self.unpark(&table);
-        drop(table);
-        if self.available_bytes() < self.charge.low_bytes && self.is_worth_a_thread() {
-            self.reclaim_to_high();
-        }
-    }
-
-    /// Moves what is stored together, if a 32nd of the pool and more is not in use, and the last look
-    /// was worth it. The table says that no child is being forked: it would inherit the pool's locks.
-    pub(crate) fn compact_if_wasteful(&self, _table: &Table) {
-        let (pool, now) = (self.store.pool_stats(), self.now_ns());
-        let waste = (pool.pages_used * PAGE_BYTES as u64).saturating_sub(pool.bytes_stored);
-        if waste < COMPACT_WASTE_MIN + pool.bytes_stored / 32
-            || now < self.work.reclaimer.compact_after_ns.load(Relaxed)
-        {
-            return;
-        }
-        let compacted = self.store.pool().compact(COMPACT_BYTES);
-        if compacted.pages_freed == 0 {
-            self.work.reclaimer.compact_after_ns.store(now + COMPACT_REST_NS, Relaxed);
-        }
-    }
-
-    fn reclaim_to_high(&self) {
-        let mut turns = 0;
-        let wanted = || {
-            self.available_bytes() < self.charge.high_bytes
-                && !self.charge.at_floor()
-                && self.is_worth_a_thread()
-        };
-        while wanted() && !self.work.stopping.load(Relaxed) {
-            // Not held across folios: who changes a mapping waits for one at most.
-            let table = self.table.read();
-            if self.reclaim_one(&table, self.cpu(), By::Background) == Reclaimed::Nothing {
-                return;
-            }
-            drop(table);
-            turns += 1;
-            if turns % 64 == 0 {
-                self.sample();
-                // Nothing compresses: the limit cannot be held, and more of the same does not help.
-                if turns > 4 * self.mover.slots() {
-                    return;
-                }
-            }
-        }
     }
 }

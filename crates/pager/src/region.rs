@@ -69,7 +69,7 @@ impl Region {
     /// covers of a unit only in part stays as it is.
     #[allow(unsafe_code, reason = "the pages are the region's own")]
     pub fn clear(&mut self, range: Range<usize>) {
-        let unit = self.core.engine.shape().unit_bytes();
+        let unit = self.core.engine.geometry().unit_bytes();
         let start = self.space.address();
         let from = start + range.start.min(self.bytes).next_multiple_of(unit);
         let to = start + range.end.min(self.bytes) / unit * unit;

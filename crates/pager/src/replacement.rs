@@ -38,8 +38,8 @@ use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::sync::Mutex;
 
 use crate::engine::Engine;
+use crate::folio::{Folio, Table};
 use crate::rank;
-use crate::table::{Folio, Table};
 
 /// Which queue a folio joins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -224,11 +224,11 @@ impl Engine {
     /// can be resident.
     pub(crate) fn measure_tables(&self, table: &mut Table) {
         let managed = table.managed_bytes();
-        let folios = managed / self.shape().folio_bytes() + 1;
+        let folios = managed / self.geometry().folio_bytes() + 1;
         if self.replacement.len() > 2 * folios || self.copies.queued() > 2 * folios {
             self.sweep_queues(table);
         }
-        let within = self.charge.limit_bytes_max() / self.shape().unit_bytes() as u64;
+        let within = self.charge.limit_bytes_max() / self.geometry().unit_bytes() as u64;
         let within = folios.min(usize::try_from(within).unwrap_or(usize::MAX));
         self.replacement.reserve(within);
         self.copies.reserve(within);

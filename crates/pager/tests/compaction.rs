@@ -5,7 +5,7 @@
 
 use zfolio_core::page::{PAGE_BYTES, UnitOrder};
 use zfolio_core::zsmalloc::Pool;
-use zfolio_pager::Runs;
+use zfolio_pager::PoolMappings;
 
 /// Objects: 32768 of 500 to 4000 bytes, 70 MiB in all.
 const OBJECTS: usize = 32 << 10;
@@ -17,7 +17,7 @@ fn resident_bytes() -> usize {
 #[test]
 fn what_compaction_frees_leaves_the_process() {
     let unit = UnitOrder::from_bytes(PAGE_BYTES).unwrap();
-    let pool = Pool::new(Runs::default(), unit);
+    let pool = Pool::new(PoolMappings::default(), unit);
     let bytes: Vec<u8> = (0..4096_usize).map(|at| u8::try_from(at * 7 % 251).unwrap()).collect();
     let length = |index: usize| 500 + index * 7919 % 3500;
     let handles: Vec<_> =

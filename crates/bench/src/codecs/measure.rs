@@ -9,7 +9,7 @@ use zfolio_core::stats::Figures;
 use zfolio_core::zcomp::{BATCH_MAX, Bare, Element, Outcome, Params, Zcomp, compressed_bytes_max};
 use zfolio_core::zsmalloc::{Handle, Pool};
 use zfolio_core::zswap::{Checksum, Entry, Key, Zswap};
-use zfolio_pager::Runs;
+use zfolio_pager::PoolMappings;
 use zfolio_sys::clock;
 
 use super::seconds;
@@ -144,7 +144,7 @@ pub(crate) fn measure(
         [bench.bare(&part)?, bench.bare(lower)?, bench.bare(upper)?];
     let (mut told, mut last) = (Vec::new(), None);
     for round in 0..rounds {
-        let (zcomp, pool) = (bench.zcomp()?, Pool::new(Runs::default(), unit));
+        let (zcomp, pool) = (bench.zcomp()?, Pool::new(PoolMappings::default(), unit));
         let bare_in = bare.compress();
         let (new, places) = bench.fill(&zcomp, &pool, &bench.units);
         let bare_out = bare.decompress();
@@ -205,7 +205,7 @@ enum Place {
 }
 
 impl Place {
-    fn free(&self, pool: &Pool<Runs>) {
+    fn free(&self, pool: &Pool<PoolMappings>) {
         if let Place::Compressed(handle) | Place::Raw(handle) = self {
             pool.free(*handle);
         }
@@ -280,10 +280,10 @@ impl<'a> Bench<'a> {
         Zcomp::new(self.params.clone(), self.unit, 2).map_err(|error| error.to_string())
     }
 
-    fn zswap(&self) -> Result<Zswap<Runs>, String> {
+    fn zswap(&self) -> Result<Zswap<PoolMappings>, String> {
         // Any key takes as long.
         let key = Key::new([0xA5; Key::BYTES]);
-        Ok(Zswap::new(self.zcomp()?, Runs::default(), self.unit, key))
+        Ok(Zswap::new(self.zcomp()?, PoolMappings::default(), self.unit, key))
     }
 
     fn batches<'t, T>(&self, units: &'t [T]) -> std::slice::Chunks<'t, T> {
@@ -295,7 +295,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Stores each unit in a pool, without a checksum.
-    fn fill(&self, zcomp: &Zcomp, pool: &Pool<Runs>, units: &[&[u8]]) -> (f64, Vec<Place>) {
+    fn fill(&self, zcomp: &Zcomp, pool: &Pool<PoolMappings>, units: &[&[u8]]) -> (f64, Vec<Place>) {
         let mut places = Vec::with_capacity(units.len());
         let start = Timer::start();
         for batch in self.batches(units) {
@@ -328,7 +328,12 @@ impl<'a> Bench<'a> {
     }
 
     /// Loads each unit from the pool.
-    fn drain(&self, zcomp: &Zcomp, pool: &Pool<Runs>, places: &[Place]) -> Result<f64, String> {
+    fn drain(
+        &self,
+        zcomp: &Zcomp,
+        pool: &Pool<PoolMappings>,
+        places: &[Place],
+    ) -> Result<f64, String> {
         let (mut dest, mut good) = (vec![0_u8; self.unit.bytes()], true);
         let start = Timer::start();
         for place in places {
@@ -353,7 +358,7 @@ impl<'a> Bench<'a> {
     fn store(
         &self,
         cpu: usize,
-        zswap: &Zswap<Runs>,
+        zswap: &Zswap<PoolMappings>,
         units: &[&[u8]],
         figures: &Figures,
     ) -> (f64, Vec<Option<Entry>>) {
@@ -376,7 +381,7 @@ impl<'a> Bench<'a> {
     /// Loads each unit; tells the first that is not what was stored, if it is to `compare`.
     fn load(
         &self,
-        zswap: &Zswap<Runs>,
+        zswap: &Zswap<PoolMappings>,
         entries: &[Option<Entry>],
         compare: bool,
     ) -> (f64, Option<usize>) {
@@ -397,7 +402,7 @@ impl<'a> Bench<'a> {
     /// pool that has the room: what the system does on two processors is not told here.
     fn two_over_one(
         &self,
-        zswap: &Zswap<Runs>,
+        zswap: &Zswap<PoolMappings>,
         entries: &mut [Option<Entry>],
         part: &[&[u8]],
     ) -> f64 {
@@ -424,7 +429,7 @@ impl<'a> Bench<'a> {
     }
 
     /// The median and the 99th percentile of a load at a random place, in nanoseconds.
-    fn faults(&self, zswap: &Zswap<Runs>, entries: &[Option<Entry>]) -> (u64, u64) {
+    fn faults(&self, zswap: &Zswap<PoolMappings>, entries: &[Option<Entry>]) -> (u64, u64) {
         let mut dest = vec![0_u8; self.unit.bytes()];
         let mut random = 1_u64;
         let mut times: Vec<u64> = (0..FAULTS.min((1 << 30) / self.unit.bytes()))

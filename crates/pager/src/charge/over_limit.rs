@@ -65,7 +65,7 @@ impl Engine {
         let passing = if config.whole_process {
             SLACK_BYTES
         } else {
-            ((SLACK_FOLIOS * self.shape().folio_bytes()) as u64).max(SLACK_BYTES_MIN)
+            ((SLACK_FOLIOS * self.geometry().folio_bytes()) as u64).max(SLACK_BYTES_MIN)
         };
         passing.max(config.limit_bytes / 16)
     }

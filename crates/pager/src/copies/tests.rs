@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::{Copies, Ledger, Relaxed, Sizes, Verdict};
-use crate::shape::Units;
+use crate::folio::Units;
 
 /// Sizes in which a unit is stored in a third of its size.
 const SIZES: Sizes = Sizes { limit: 64 << 20, unit: 16 << 10, object: 5 << 10 };

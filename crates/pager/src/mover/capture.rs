@@ -8,7 +8,7 @@ use zfolio_sys::uffd::Progress;
 
 use super::Mover;
 use super::staging::{Full, Hollow};
-use crate::shape::Units;
+use crate::folio::Units;
 use crate::system::Side;
 
 /// Why units could not be taken out. They are still the program's.
@@ -27,14 +27,14 @@ impl Mover {
     /// `slot`; returns how many went: [`Mover::captured`] turns their slots into full ones. The others are to be
     /// captured one by one, all the same into their slots.
     pub(crate) fn capture_many(&self, base: usize, folios: usize, slot: &Hollow) -> usize {
-        let bytes = self.shape.folio_bytes();
+        let bytes = self.geometry.folio_bytes();
         let progress = self.take_out(base, self.staging.hollow_address(slot), folios * bytes);
         progress.bytes / bytes
     }
 
     /// The slot of a folio that [`Mover::capture_many`] moved.
     pub(crate) fn captured(&self, slot: Hollow) -> Full {
-        self.staging.filled(slot, self.shape.all())
+        self.staging.filled(slot, self.geometry.all())
     }
 
     /// Moves `units` of the folio at `base` out of the program, into `slot`; says also why some are not
@@ -49,7 +49,7 @@ impl Mover {
         let (mut taken, mut refused, mut holes) = (Units::NONE, None, 0);
         for mut run in units.runs() {
             while !run.is_empty() {
-                let bytes = self.shape.bytes(run.clone());
+                let bytes = self.geometry.bytes(run.clone());
                 let mut done = bytes.start;
                 let answer = self.capture_run(base, to, &mut done, bytes.end, &mut holes);
                 let Err(refusal) = answer else {
@@ -57,16 +57,16 @@ impl Mover {
                     break;
                 };
                 // The unit that could not be taken whole stays; the others go.
-                let stopped = done / self.shape.unit_bytes();
+                let stopped = done / self.geometry.unit_bytes();
                 taken |= Units::from(run.start..stopped);
-                self.undo(to, base, self.shape.bytes(stopped..stopped + 1), done);
+                self.undo(to, base, self.geometry.bytes(stopped..stopped + 1), done);
                 refused = Some(refusal);
                 run.start = stopped + 1;
             }
         }
-        let all_holes = refused.is_none() && holes * PAGE_BYTES == self.shape.bytes_of(units);
+        let all_holes = refused.is_none() && holes * PAGE_BYTES == self.geometry.bytes_of(units);
         if all_holes {
-            self.release_pages(to, self.shape.folio_bytes());
+            self.release_pages(to, self.geometry.folio_bytes());
             refused = Some(Refusal::Nothing);
         }
         match refused {

@@ -8,9 +8,9 @@ use zfolio_sys::uffd::Progress;
 
 use super::Mover;
 use super::staging::Full;
-use crate::event::Place;
 use crate::fatal;
-use crate::shape::Units;
+use crate::folio::Units;
+use crate::mappings::event::Place;
 use crate::system::Side;
 
 impl Mover {
@@ -19,11 +19,11 @@ impl Mover {
         let from = self.staging.full_address(&slot);
         let mut left_over = false;
         for run in slot.units().runs() {
-            let bytes = self.shape.bytes(run);
+            let bytes = self.geometry.bytes(run);
             left_over |= self.put_in(from + bytes.start, base + bytes.start, bytes.len());
         }
         if left_over {
-            self.release_pages(from, self.shape.folio_bytes());
+            self.release_pages(from, self.geometry.folio_bytes());
             self.wake(base);
         }
         self.staging.give_hollow(self.staging.emptied(slot));
@@ -33,7 +33,7 @@ impl Mover {
     /// `slot`; returns how many went: [`Mover::placed`] takes their slots. The others are to be placed one by one,
     /// all the same.
     pub(crate) fn place_many(&self, slot: &Full, base: usize, folios: usize) -> usize {
-        let bytes = self.shape.folio_bytes();
+        let bytes = self.geometry.folio_bytes();
         let progress = self.move_in(self.staging.full_address(slot), base, folios * bytes);
         progress.bytes / bytes
     }
@@ -47,7 +47,7 @@ impl Mover {
     pub(crate) fn place_copy(&self, slot: &Full, units: Units, base: usize) {
         debug_assert!((units - slot.units()).is_empty(), "STAGE-3");
         for run in units.runs() {
-            let bytes = self.shape.bytes(run);
+            let bytes = self.geometry.bytes(run);
             self.place_bytes(slot, bytes.clone(), base + bytes.start);
         }
     }
@@ -65,7 +65,7 @@ impl Mover {
     /// Gives the program zeros, with new pages, for `units` of the folio at `base`.
     pub(crate) fn place_zeros(&self, units: Units, base: usize) {
         for run in units.runs() {
-            let bytes = self.shape.bytes(run);
+            let bytes = self.geometry.bytes(run);
             if self.copy_in(self.zeros.address(), base + bytes.start, bytes.len()) {
                 self.wake_range(base + bytes.start, bytes.len());
             }

@@ -26,8 +26,8 @@ use zfolio_core::sync::Mutex;
 use zfolio_sys::Errno;
 use zfolio_sys::map::Reservation;
 
+use crate::folio::{Geometry, Units};
 use crate::rank;
-use crate::shape::{Shape, Units};
 
 /// Slots whose pages are given back together: each time interrupts every other CPU that runs the
 /// process, however many pages there are.
@@ -128,7 +128,7 @@ impl Slots {
 #[derive(Debug)]
 pub(crate) struct Staging {
     space: Reservation,
-    shape: Shape,
+    geometry: Geometry,
     slots: usize,
     scratch_max: usize,
     lists: Mutex<{ rank::STAGING }, Lists>,
@@ -139,8 +139,12 @@ pub(crate) struct Staging {
 
 impl Staging {
     /// An area of `slots` hollow slots, of which `scratch_max` may become scratch.
-    pub(crate) fn new(slots: usize, scratch_max: usize, shape: Shape) -> Result<Staging, Errno> {
-        let space = Reservation::new(slots * shape.folio_bytes(), shape.folio_bytes())?;
+    pub(crate) fn new(
+        slots: usize,
+        scratch_max: usize,
+        geometry: Geometry,
+    ) -> Result<Staging, Errno> {
+        let space = Reservation::new(slots * geometry.folio_bytes(), geometry.folio_bytes())?;
         let lists = Lists {
             hollow: Slots::all(slots),
             free: Slots::none(slots),
@@ -149,7 +153,7 @@ impl Staging {
         };
         Ok(Staging {
             space,
-            shape,
+            geometry,
             slots,
             scratch_max,
             lists: Mutex::new(lists),
@@ -190,19 +194,19 @@ impl Staging {
 
     /// Where a hollow slot is.
     pub(crate) fn hollow_address(&self, slot: &Hollow) -> usize {
-        self.address() + slot.0 * self.shape.folio_bytes()
+        self.address() + slot.0 * self.geometry.folio_bytes()
     }
 
     /// Where a full slot is.
     pub(crate) fn full_address(&self, slot: &Full) -> usize {
-        self.address() + slot.slot() * self.shape.folio_bytes()
+        self.address() + slot.slot() * self.geometry.folio_bytes()
     }
 
     /// The bytes of a unit of a full slot.
     #[allow(unsafe_code, reason = "the one view of the pages that the tokens stand for")]
     pub(crate) fn unit<'a>(&'a self, slot: &'a Full, index: usize) -> &'a [u8] {
         assert!(slot.units.contains(index), "STAGE-3");
-        let bytes = self.shape.unit_bytes();
+        let bytes = self.geometry.unit_bytes();
         // SAFETY: the slot lies inside the reservation (slot < slots); by STAGE-3 the unit's pages are
         // present, and by STAGE-1 the borrow of the token keeps every writer out.
         unsafe {
@@ -218,7 +222,7 @@ impl Staging {
     #[allow(clippy::mut_from_ref, reason = "the token is borrowed mutably, and it owns the bytes")]
     pub(crate) fn unit_mut<'a>(&'a self, slot: &'a mut Full, index: usize) -> &'a mut [u8] {
         assert!(slot.units.contains(index), "STAGE-3");
-        let bytes = self.shape.unit_bytes();
+        let bytes = self.geometry.unit_bytes();
         // SAFETY: as in unit(); the exclusive borrow of the only token rules out any other access.
         unsafe {
             std::slice::from_raw_parts_mut(
@@ -230,8 +234,8 @@ impl Staging {
 
     /// Writes zeros over a range of a full slot's bytes, as far as it has them.
     pub(crate) fn zero(&self, slot: &mut Full, bytes: Range<usize>) {
-        let unit_bytes = self.shape.unit_bytes();
-        for index in (slot.units & self.shape.touched(bytes.clone())).iter() {
+        let unit_bytes = self.geometry.unit_bytes();
+        for index in (slot.units & self.geometry.touched(bytes.clone())).iter() {
             let start = index * unit_bytes;
             let from = bytes.start.saturating_sub(start);
             let to = (bytes.end - start).min(unit_bytes);
@@ -241,13 +245,13 @@ impl Staging {
 
     /// The token of a slot into which `units` of a folio were moved.
     pub(crate) fn filled(&self, slot: Hollow, units: Units) -> Full {
-        self.bytes_used.fetch_add(self.shape.bytes_of(units), Relaxed);
+        self.bytes_used.fetch_add(self.geometry.bytes_of(units), Relaxed);
         Full::new(slot.0, units)
     }
 
     /// The token of a slot that gave its pages away.
     pub(crate) fn emptied(&self, slot: Full) -> Hollow {
-        self.bytes_used.fetch_sub(self.shape.bytes_of(slot.units), Relaxed);
+        self.bytes_used.fetch_sub(self.geometry.bytes_of(slot.units), Relaxed);
         Hollow(slot.slot())
     }
 
@@ -282,7 +286,7 @@ impl Staging {
     }
 
     fn whole(&self, slot: usize) -> Full {
-        Full::new(slot, self.shape.all())
+        Full::new(slot, self.geometry.all())
     }
 
     /// Gives a hollow slot back.
@@ -292,7 +296,7 @@ impl Staging {
 
     /// Gives a slot with all its units back, their contents no longer needed.
     pub(crate) fn give_free(&self, slot: Full) {
-        assert_eq!(slot.units, self.shape.all(), "STAGE-3");
+        assert_eq!(slot.units, self.geometry.all(), "STAGE-3");
         let mut lists = self.lists.lock();
         lists.free.push(slot.slot());
         self.free.fetch_add(1, Relaxed);
@@ -305,7 +309,7 @@ impl Staging {
 
     /// Gives a scratch slot back, unless there are enough.
     pub(crate) fn give_scratch(&self, slot: Full) -> Result<(), Full> {
-        assert_eq!(slot.units, self.shape.all(), "STAGE-3");
+        assert_eq!(slot.units, self.geometry.all(), "STAGE-3");
         let mut lists = self.lists.lock();
         if lists.scratch.len() >= self.scratch_max {
             return Err(slot);
@@ -319,7 +323,7 @@ impl Staging {
     pub(crate) fn give_leaving(&self, slot: Full) -> bool {
         let mut lists = self.lists.lock();
         lists.leaving.push(slot);
-        lists.leaving.len() >= self.shape.at_most(LEAVING_BYTES_MAX)
+        lists.leaving.len() >= self.geometry.at_most(LEAVING_BYTES_MAX)
     }
 
     /// Takes the slots whose pages can go back, by address.
@@ -347,7 +351,7 @@ impl Staging {
 
     /// Bytes of pages that nobody uses.
     pub(crate) fn free_bytes(&self) -> usize {
-        self.free.load(Relaxed) * self.shape.folio_bytes()
+        self.free.load(Relaxed) * self.geometry.folio_bytes()
     }
 }
 

@@ -5,18 +5,18 @@ use zfolio_sys::map::{self, Reservation};
 
 use super::{Full, Mover, Refusal};
 use crate::config::Mode;
-use crate::shape::{Shape, Units};
+use crate::folio::{Geometry, Units};
 use crate::system::Linux;
 
 const FOLIO_BYTES: usize = 64 << 10;
 
-fn world(unit_bytes: usize) -> (Mover, Reservation, Shape) {
-    let shape = Shape::new(UnitOrder::from_bytes(unit_bytes).unwrap());
+fn world(unit_bytes: usize) -> (Mover, Reservation, Geometry) {
+    let geometry = Geometry::new(UnitOrder::from_bytes(unit_bytes).unwrap());
     let system = Box::new(Linux::open(Mode::Inline).unwrap());
-    let mover = Mover::new(system, 4, 1, shape).unwrap();
+    let mover = Mover::new(system, 4, 1, geometry).unwrap();
     let space = Reservation::new(FOLIO_BYTES, FOLIO_BYTES).unwrap();
     mover.register(space.address(), space.address() + space.bytes()).unwrap();
-    (mover, space, shape)
+    (mover, space, geometry)
 }
 
 /// A bit for each page that is resident.
@@ -36,9 +36,9 @@ fn populate(mover: &Mover, space: &Reservation, mask: u16) {
     assert_eq!(pages(space.address()), mask);
 }
 
-fn first_byte(mover: &Mover, slot: &Full, shape: Shape, page: usize) -> u8 {
+fn first_byte(mover: &Mover, slot: &Full, geometry: Geometry, page: usize) -> u8 {
     let address = page * PAGE_BYTES;
-    mover.unit(slot, shape.index(address))[address % shape.unit_bytes()]
+    mover.unit(slot, geometry.index(address))[address % geometry.unit_bytes()]
 }
 
 /// Goal: a folio with holes goes out whole and comes back as it was. Method: every page present or
@@ -46,11 +46,11 @@ fn first_byte(mover: &Mover, slot: &Full, shape: Shape, page: usize) -> u8 {
 #[test]
 fn a_folio_with_holes_goes_out_and_comes_back() {
     for mask in [1_u16, 0x8000, 0xFFFF, 0x00FF, 0xFF00, 0x5555, 0xAAAA, 0x8001, 0x7FFE, 0x0180] {
-        let (mover, space, shape) = world(FOLIO_BYTES);
+        let (mover, space, geometry) = world(FOLIO_BYTES);
         populate(&mover, &space, mask);
         for round in 0..3 {
             let slot = mover.take_hollow().unwrap();
-            let answer = mover.capture(space.address(), shape.all(), slot);
+            let answer = mover.capture(space.address(), geometry.all(), slot);
             let (full, refused) = answer.expect("something is there");
             assert_eq!(refused, None);
             assert_eq!(pages(space.address()), 0, "mask {mask:#x} round {round}");
@@ -59,7 +59,7 @@ fn a_folio_with_holes_goes_out_and_comes_back() {
             for page in 0..16 {
                 let expected =
                     if mask >> page & 1 == 1 { u8::try_from(page).unwrap() + 1 } else { 0 };
-                assert_eq!(first_byte(&mover, &full, shape, page), expected, "{mask:#x} {page}");
+                assert_eq!(first_byte(&mover, &full, geometry, page), expected, "{mask:#x} {page}");
             }
             mover.place(full, space.address());
             assert_eq!(pages(at), 0, "mask {mask:#x} round {round}: the slot is not hollow");
@@ -72,7 +72,7 @@ fn a_folio_with_holes_goes_out_and_comes_back() {
 #[test]
 fn some_units_go_out_and_the_others_stay() {
     for units in [0x1_usize, 0x8000, 0x00F0, 0x5A5A, 0xFFFE] {
-        let (mover, space, shape) = world(PAGE_BYTES);
+        let (mover, space, geometry) = world(PAGE_BYTES);
         populate(&mover, &space, 0xFFFF);
         let mask = u16::try_from(units).unwrap();
         let wanted = (0..16).filter(|unit| units >> unit & 1 == 1);
@@ -84,29 +84,29 @@ fn some_units_go_out_and_the_others_stay() {
             (pages(space.address()), pages(mover.staging.full_address(&full))),
             (!mask, mask)
         );
-        assert_eq!(mover.bytes_used(), shape.bytes_of(wanted));
+        assert_eq!(mover.bytes_used(), geometry.bytes_of(wanted));
         for unit in wanted.iter() {
-            assert_eq!(usize::from(first_byte(&mover, &full, shape, unit)), unit + 1);
+            assert_eq!(usize::from(first_byte(&mover, &full, geometry, unit)), unit + 1);
         }
         mover.place(full, space.address());
         assert_eq!((pages(space.address()), mover.bytes_used()), (0xFFFF, 0));
     }
 }
 
-/// Goal: a copy fills what is missing and leaves what is there (SEAM-2).
+/// Goal: a copy fills what is missing and leaves what is there (MOVE-2).
 #[test]
 fn a_copy_does_not_touch_what_is_there() {
-    let (mover, space, shape) = world(PAGE_BYTES);
+    let (mover, space, geometry) = world(PAGE_BYTES);
     populate(&mover, &space, 0x0006);
     let slot = mover.take_hollow().unwrap();
     let mut full = mover.fill(slot).unwrap();
-    shape.all().iter().for_each(|unit| mover.unit_mut(&mut full, unit).fill(0x77));
+    geometry.all().iter().for_each(|unit| mover.unit_mut(&mut full, unit).fill(0x77));
     mover.place_copy(&full, Units::from(0..4), space.address());
     assert_eq!(pages(space.address()), 0x000F);
     assert_eq!(pages(mover.staging.full_address(&full)), 0xFFFF, "the slot keeps its pages");
     let slot = mover.take_hollow().unwrap();
     let back = mover.capture(space.address(), Units::from(0..4), slot).expect("there").0;
-    let firsts = [0, 1, 2, 3].map(|unit| first_byte(&mover, &back, shape, unit));
+    let firsts = [0, 1, 2, 3].map(|unit| first_byte(&mover, &back, geometry, unit));
     assert_eq!(firsts, [0x77, 2, 3, 0x77]);
 }
 
@@ -115,12 +115,12 @@ fn a_copy_does_not_touch_what_is_there() {
 #[test]
 fn a_copy_crosses_mappings() {
     for mapped_apart in [0, 7, 15] {
-        let (mover, space, shape) = world(PAGE_BYTES);
+        let (mover, space, geometry) = world(PAGE_BYTES);
         let apart = space.address() + mapped_apart * PAGE_BYTES;
         map::keep_from_children(apart, PAGE_BYTES).unwrap();
         let slot = mover.take_hollow().unwrap();
         let full = mover.fill(slot).unwrap();
-        mover.place_copy(&full, shape.all(), space.address());
+        mover.place_copy(&full, geometry.all(), space.address());
         assert_eq!(pages(space.address()), 0xFFFF, "page {mapped_apart}");
     }
 }
@@ -129,12 +129,12 @@ fn a_copy_crosses_mappings() {
 #[test]
 fn a_capture_crosses_mappings() {
     for mapped_apart in [0, 7, 15] {
-        let (mover, space, shape) = world(16 << 10);
+        let (mover, space, geometry) = world(16 << 10);
         populate(&mover, &space, 0xFFFF);
         let apart = space.address() + mapped_apart * PAGE_BYTES;
         map::keep_from_children(apart, PAGE_BYTES).unwrap();
         let slot = mover.take_hollow().unwrap();
-        let answer = mover.capture(space.address(), shape.all(), slot);
+        let answer = mover.capture(space.address(), geometry.all(), slot);
         let (full, refused) = answer.expect("every page can be moved");
         assert_eq!((refused, pages(space.address())), (None, 0), "page {mapped_apart}");
         assert_eq!(pages(mover.staging.full_address(&full)), 0xFFFF);
@@ -145,7 +145,7 @@ fn a_capture_crosses_mappings() {
 #[test]
 fn what_cannot_be_moved_stays_and_the_rest_goes() {
     for fixed in [0, 5, 15] {
-        let (mover, space, shape) = world(16 << 10);
+        let (mover, space, geometry) = world(16 << 10);
         populate(&mover, &space, 0xFFFF);
         let at = space.base().as_ptr().wrapping_add(fixed * PAGE_BYTES).cast();
         // SAFETY: a page of our own mapping.
@@ -153,11 +153,11 @@ fn what_cannot_be_moved_stays_and_the_rest_goes() {
         let changed = unsafe { libc::mprotect(at, PAGE_BYTES, libc::PROT_READ) };
         assert_eq!(changed, 0);
         let slot = mover.take_hollow().unwrap();
-        let answer = mover.capture(space.address(), shape.all(), slot);
+        let answer = mover.capture(space.address(), geometry.all(), slot);
         let (full, refused) = answer.expect("three units can be moved");
         let stays = 0xF << (fixed / 4 * 4);
         assert_eq!((refused, pages(space.address())), (Some(Refusal::Mapping), stays));
-        assert_eq!(full.units(), shape.all() - Units::one(fixed / 4));
+        assert_eq!(full.units(), geometry.all() - Units::one(fixed / 4));
         assert_eq!(pages(mover.staging.full_address(&full)), !stays);
         mover.place(full, space.address());
         assert_eq!(pages(space.address()), 0xFFFF);
@@ -169,28 +169,28 @@ fn what_cannot_be_moved_stays_and_the_rest_goes() {
 #[test]
 fn a_slot_that_a_stranger_touched_loses_nothing() {
     for unit_bytes in [PAGE_BYTES, FOLIO_BYTES] {
-        let (mover, space, shape) = world(unit_bytes);
+        let (mover, space, geometry) = world(unit_bytes);
         populate(&mover, &space, 0xFFFF);
         let slot = mover.take_hollow().unwrap();
         let touched = mover.staging.hollow_address(&slot);
         mover.answer_stranger(touched + 5 * PAGE_BYTES + 9);
         assert_eq!(pages(touched), 1 << 5);
-        match mover.capture(space.address(), shape.all(), slot) {
+        match mover.capture(space.address(), geometry.all(), slot) {
             Ok((full, refused)) => {
-                assert_eq!((refused, shape.units()), (Some(Refusal::Mapping), 16));
+                assert_eq!((refused, geometry.units()), (Some(Refusal::Mapping), 16));
                 assert_eq!(pages(space.address()), 1 << 5);
                 mover.place(full, space.address());
             }
-            Err(refusal) => assert_eq!((refusal, shape.units()), (Refusal::Mapping, 1)),
+            Err(refusal) => assert_eq!((refusal, geometry.units()), (Refusal::Mapping, 1)),
         }
         assert_eq!(pages(space.address()), 0xFFFF);
         let mut slots = std::iter::from_fn(|| mover.take_hollow());
         let slot = slots.find(|slot| mover.staging.hollow_address(slot) == touched).unwrap();
-        let answer = mover.capture(space.address(), shape.all(), slot);
+        let answer = mover.capture(space.address(), geometry.all(), slot);
         let (full, refused) = answer.expect("clean now");
         assert_eq!(refused, None);
         for page in 0..16 {
-            assert_eq!(usize::from(first_byte(&mover, &full, shape, page)), page + 1);
+            assert_eq!(usize::from(first_byte(&mover, &full, geometry, page)), page + 1);
         }
     }
 }
@@ -198,10 +198,10 @@ fn a_slot_that_a_stranger_touched_loses_nothing() {
 /// Goal: what was never written is told apart, and leaves nothing in the slot.
 #[test]
 fn a_folio_without_a_page_is_refused() {
-    let (mover, space, shape) = world(16 << 10);
+    let (mover, space, geometry) = world(16 << 10);
     let slot = mover.take_hollow().unwrap();
     let at = mover.staging.hollow_address(&slot);
-    let refusal = mover.capture(space.address(), shape.all(), slot).unwrap_err();
+    let refusal = mover.capture(space.address(), geometry.all(), slot).unwrap_err();
     assert_eq!(refusal, Refusal::Nothing);
     assert_eq!((pages(at), mover.bytes_used()), (0, 0));
 }

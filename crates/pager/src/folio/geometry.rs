@@ -14,17 +14,17 @@ pub(crate) const UNITS_MAX: usize = 16;
 
 /// The sizes of units and folios.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Shape {
+pub(crate) struct Geometry {
     unit: UnitOrder,
     folio: UnitOrder,
 }
 
-impl Shape {
+impl Geometry {
     /// The folio for a unit.
-    pub(crate) fn new(unit: UnitOrder) -> Shape {
-        let shape = Shape { unit, folio: unit.folio() };
-        assert!(shape.units() <= UNITS_MAX);
-        shape
+    pub(crate) fn new(unit: UnitOrder) -> Geometry {
+        let geometry = Geometry { unit, folio: unit.folio() };
+        assert!(geometry.units() <= UNITS_MAX);
+        geometry
     }
 
     pub(crate) fn unit_bytes(self) -> usize {
@@ -169,7 +169,7 @@ impl SubAssign for Units {
 
 #[cfg(test)]
 mod tests {
-    use super::{Shape, Units};
+    use super::{Geometry, Units};
     use zfolio_core::page::UnitOrder;
 
     /// Goal: runs are exactly the set, as long as can be, rising. Method: every set there is.
@@ -192,19 +192,19 @@ mod tests {
     #[test]
     fn a_folio_is_64_kib_or_one_larger_unit() {
         for (unit, folio, units) in [(4, 64, 16), (16, 64, 4), (64, 64, 1), (2048, 2048, 1)] {
-            let shape = Shape::new(UnitOrder::from_bytes(unit << 10).unwrap());
-            assert_eq!((shape.folio_bytes(), shape.units()), (folio << 10, units));
-            assert_eq!(shape.all().count(), units);
+            let geometry = Geometry::new(UnitOrder::from_bytes(unit << 10).unwrap());
+            assert_eq!((geometry.folio_bytes(), geometry.units()), (folio << 10, units));
+            assert_eq!(geometry.all().count(), units);
         }
     }
 
     #[test]
     fn addresses_find_their_folio_and_unit() {
-        let shape = Shape::new(UnitOrder::from_bytes(16 << 10).unwrap());
-        assert_eq!((shape.base(0x2_9abc), shape.index(0x2_9abc)), (0x2_0000, 2));
-        assert_eq!(shape.base_above(0x2_0001), 0x3_0000);
-        assert_eq!(shape.touched(0x3fff..0x4001), Units::from(0..2));
-        assert_eq!(shape.touched(0x4000..0x8000), Units::one(1));
-        assert_eq!(shape.bytes(1..3), 0x4000..0xc000);
+        let geometry = Geometry::new(UnitOrder::from_bytes(16 << 10).unwrap());
+        assert_eq!((geometry.base(0x2_9abc), geometry.index(0x2_9abc)), (0x2_0000, 2));
+        assert_eq!(geometry.base_above(0x2_0001), 0x3_0000);
+        assert_eq!(geometry.touched(0x3fff..0x4001), Units::from(0..2));
+        assert_eq!(geometry.touched(0x4000..0x8000), Units::one(1));
+        assert_eq!(geometry.bytes(1..3), 0x4000..0xc000);
     }
 }

@@ -10,9 +10,9 @@ use zfolio_sys::Errno;
 use crate::config::Error;
 use crate::engine::Engine;
 use crate::fatal;
+use crate::folio::Table;
 use crate::reclaim::{By, Reclaimed};
 use crate::replacement::Queue;
-use crate::table::Table;
 
 /// A range of mappings that has just been registered, and the folios that are whole by it.
 struct Registered {
@@ -30,7 +30,7 @@ impl Engine {
     pub fn adopt(&self, start: usize, end: usize) -> Result<(), Error> {
         let mut table = self.table.write();
         // What was unmapped here before must not be forgotten afterwards (EVT-3).
-        self.honour(&mut table);
+        self.apply_changes(&mut table);
         let taken = self.take_in(&mut table, start, end);
         self.measure_tables(&mut table);
         taken.map_err(|errno| Error::Memory { what: "userfaultfd register", errno })
@@ -40,7 +40,7 @@ impl Engine {
     pub(crate) fn take_in(&self, table: &mut Table, start: usize, end: usize) -> Result<(), Errno> {
         let end = end.next_multiple_of(PAGE_BYTES);
         let folios = self.register(table, start, end)?;
-        self.take_stock(table, folios, (start, end));
+        self.scan_resident(table, folios, (start, end));
         Ok(())
     }
 
@@ -48,13 +48,13 @@ impl Engine {
     /// grows fast stops growing at once. What cannot be registered stays the kernel's.
     pub fn adopt_all(&self, ranges: impl Iterator<Item = (usize, usize)>) {
         let mut table = self.table.write();
-        self.honour(&mut table);
+        self.apply_changes(&mut table);
         let mut registered = Vec::new();
         for (start, end) in ranges {
             self.register_most(&mut table, start, end, &mut registered);
         }
         for Registered { folios, range } in registered {
-            self.take_stock(&mut table, folios, range);
+            self.scan_resident(&mut table, folios, range);
         }
         self.measure_tables(&mut table);
     }
@@ -78,7 +78,7 @@ impl Engine {
                 Err(Errno::NOMEM) => {}
                 Err(_) => {
                     refusals += 1;
-                    let middle = self.shape().base_above(start + (end - start) / 2);
+                    let middle = self.geometry().base_above(start + (end - start) / 2);
                     if refusals < REFUSALS_MAX && middle < end {
                         rest.extend([(start, middle), (middle, end)]);
                     }
@@ -105,7 +105,7 @@ impl Engine {
         if first >= last {
             return Ok((start, start));
         }
-        let bytes = self.shape().folio_bytes();
+        let bytes = self.geometry().folio_bytes();
         // As far as the neighbours' parts of the folios at the ends, and what is beside those.
         let from = joined.0.max(outer.0.saturating_sub(bytes));
         let to = joined.1.min(outer.1.saturating_add(bytes));
@@ -128,15 +128,20 @@ impl Engine {
 
     /// Finds what is resident in whole folios that have just been registered, of a mapping and of
     /// what lies beside it.
-    fn take_stock(&self, table: &mut Table, (start, end): (usize, usize), mapping: (usize, usize)) {
+    fn scan_resident(
+        &self,
+        table: &mut Table,
+        (start, end): (usize, usize),
+        mapping: (usize, usize),
+    ) {
         if start == end {
             return;
         }
         table.insert(start, end);
         for (base, lock) in table.known_folios(start, end) {
             let mut folio = lock.lock();
-            let part = mapping.0.max(base)..mapping.1.min(base + self.shape().folio_bytes());
-            if part.len() < self.shape().folio_bytes() && folio.managed {
+            let part = mapping.0.max(base)..mapping.1.min(base + self.geometry().folio_bytes());
+            if part.len() < self.geometry().folio_bytes() && folio.managed {
                 // The mapping is new, and the folio's other part may have contents still.
                 self.bring_back_without(&mut folio, base, part.start - base..part.end - base);
             }
@@ -150,9 +155,10 @@ impl Engine {
         self.mover.system.each_resident(start, end, &mut |from, to, zero| {
             let queue = if zero { Queue::Probation } else { Queue::Main };
             for (base, lock) in table.folios(from, to) {
-                let bytes = from.max(base) - base..to.min(base + self.shape().folio_bytes()) - base;
+                let bytes =
+                    from.max(base) - base..to.min(base + self.geometry().folio_bytes()) - base;
                 let mut folio = lock.lock();
-                let found = self.shape().touched(bytes) - folio.resident;
+                let found = self.geometry().touched(bytes) - folio.resident;
                 zeros += usize::from(zero && !folio.queued);
                 self.note_resident(&mut folio, base, found, queue);
             }

@@ -1,4 +1,4 @@
-//! Runs of pages for the allocator, straight from the kernel.
+//! PoolMappings of pages for the allocator, straight from the kernel.
 //!
 //! Address space is free and runs come in few lengths, so a run that is given back loses its pages
 //! at once but keeps its addresses, for the next run of the same length.
@@ -32,18 +32,18 @@ struct Space {
 
 /// The source: mappings of its own, which go when it does.
 #[derive(Debug)]
-pub struct Runs(Mutex<{ rank::RUNS }, Space>);
+pub struct PoolMappings(Mutex<{ rank::RUNS }, Space>);
 
-impl Default for Runs {
+impl Default for PoolMappings {
     fn default() -> Self {
-        Runs(Mutex::new(Space::default()))
+        PoolMappings(Mutex::new(Space::default()))
     }
 }
 
 #[allow(unsafe_code, reason = "the contract of PageSource")]
 // SAFETY: a run is cut from a fresh private mapping that only this source knows, or was given back;
 // the lock hands it to one caller. Mappings live as long as the source.
-unsafe impl PageSource for Runs {
+unsafe impl PageSource for PoolMappings {
     fn take(&self, pages: usize) -> Option<NonNull<u8>> {
         let bytes = pages * PAGE_BYTES;
         let mut space = self.0.lock();

@@ -13,11 +13,11 @@ use zfolio_core::sync::WriteGuard;
 use zfolio_sys::Errno;
 
 use crate::engine::Engine;
+use crate::folio::Units;
+use crate::folio::{Folio, Table};
 use crate::rank;
 use crate::reclaim::{By, Reclaimed};
 use crate::replacement::Queue;
-use crate::shape::Units;
-use crate::table::{Folio, Table};
 
 type Written<'a> = WriteGuard<'a, { rank::TABLE }, Table>;
 
@@ -37,7 +37,7 @@ impl Engine {
         self.settle_edges(&table, start, end, true);
         let answer = self.announce((start, end), (0, 0), call)?;
         for (address, lock) in table.known_folios(start, end) {
-            if address >= start && address + self.shape().folio_bytes() <= end {
+            if address >= start && address + self.geometry().folio_bytes() <= end {
                 self.drop_folio(&mut lock.lock(), false);
             }
         }
@@ -81,7 +81,7 @@ impl Engine {
                 (start..end).step_by(PAGE_BYTES).find(|page| !dropped(&call(*page, PAGE_BYTES)));
             (answer, refused.unwrap_or(end))
         });
-        let edge = self.shape().base(end);
+        let edge = self.geometry().base(end);
         if let Some(lock) = table.known(edge).filter(|_| end < asked && edge < end) {
             let mut folio = lock.lock();
             if folio.managed {
@@ -89,7 +89,7 @@ impl Engine {
             }
         }
         for (address, lock) in table.known_folios(start, end) {
-            if address >= start && address + self.shape().folio_bytes() <= end {
+            if address >= start && address + self.geometry().folio_bytes() <= end {
                 let mut folio = lock.lock();
                 let managed = folio.managed;
                 self.drop_folio(&mut folio, managed);
@@ -110,7 +110,7 @@ impl Engine {
             }
             self.bring_back(&mut folio, address);
             self.retire(&mut folio);
-            add(&self.figures().pinned_bytes, self.shape().folio_bytes() as u64);
+            add(&self.figures().pinned_bytes, self.geometry().folio_bytes() as u64);
         }
         // Everything is back, so a page that is missing is the kernel's to fill with zeros.
         self.mover.unregister(outer.0, outer.1);
@@ -153,7 +153,7 @@ impl Engine {
             self.retire(&mut lock.lock());
         }
         for (address, lock) in table.known_folios(to, to_end) {
-            if address >= to && address + self.shape().folio_bytes() <= to_end {
+            if address >= to && address + self.geometry().folio_bytes() <= to_end {
                 self.drop_folio(&mut lock.lock(), false);
             }
         }
@@ -173,7 +173,7 @@ impl Engine {
     pub fn make_room(&self, bytes: usize) {
         // What has just been adopted was counted among what is not ours.
         self.sample();
-        for _ in 0..2 * (bytes / self.shape().folio_bytes() + 1) {
+        for _ in 0..2 * (bytes / self.geometry().folio_bytes() + 1) {
             if self.room_bytes() > 0 || self.charge.at_floor() {
                 return;
             }
@@ -199,8 +199,8 @@ impl Engine {
 
     /// Brings back the folios that a change of `start..end` covers in part; retires them if asked.
     fn settle_edges(&self, table: &Written<'_>, start: usize, end: usize, retire: bool) {
-        let (first, last) = (self.shape().base(start), self.shape().base(end));
-        let first_is_partial = first != start || first + self.shape().folio_bytes() > end;
+        let (first, last) = (self.geometry().base(start), self.geometry().base(end));
+        let first_is_partial = first != start || first + self.geometry().folio_bytes() > end;
         for (edge, partial) in [(first, first_is_partial), (last, last != end)] {
             if !partial {
                 continue;
@@ -250,13 +250,13 @@ impl Engine {
     /// Forgets what a folio held; its pages, if it had any, are gone or the kernel's alone.
     pub(crate) fn drop_folio(&self, folio: &mut Folio, managed: bool) {
         folio.managed = managed;
-        self.drop_copies(folio, self.shape().all());
+        self.drop_copies(folio, self.geometry().all());
         self.count_out(folio.resident);
         folio.resident = Units::NONE;
         if let Some(slot) = folio.staged.take() {
             self.give_slot(slot);
         }
-        let stored = self.shape().bytes_of(folio.stored);
+        let stored = self.geometry().bytes_of(folio.stored);
         subtract(&self.figures().demand_stored_bytes, stored as u64);
         folio.stored = Units::NONE;
     }

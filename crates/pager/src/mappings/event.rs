@@ -5,17 +5,17 @@
 //! (`REMOVE`) or after (`UNMAP`, `REMAP`) it happened, and goes on as soon as the event is *read*. So
 //! the outcome is exact for the thread that made the call, from the second such change on: before the
 //! first nobody looks for them (`Inbox::steady`). Open is what another thread maps at the same
-//! addresses before the event is told.
+//! addresses before the event is read.
 //!
 //! # Invariants
 //!
 //! - `EVT-1` The thread that reads never waits for the table: who holds it may be in a system call
 //!   that does not return until its own event is read. What cannot be served now is kept, in order.
 //! - `EVT-2` Events of the engine's own calls are announced before the call, and skipped.
-//! - `EVT-3` What was read is honoured before new memory is taken under management. Until then nothing
+//! - `EVT-3` What was read is applied before new memory is taken under management. Until then nothing
 //!   of its range is taken out, and what is brought in goes where it belongs by now: nowhere, if it was
 //!   dropped.
-//! - `EVT-4` A fault is served only if its page was not changed since it was told. Else its thread, if it
+//! - `EVT-4` A fault is served only if its page was not changed since its message was read. Else its thread, if it
 //!   still waits, is woken, and asks again.
 
 use std::collections::VecDeque;
@@ -28,11 +28,11 @@ use zfolio_core::sync::{Guard, Mutex};
 use zfolio_sys::uffd::{Message, Messages};
 
 use crate::engine::Engine;
+use crate::folio::Units;
+use crate::folio::{Folio, Table};
 use crate::mover::Full;
 use crate::rank;
-use crate::shape::Units;
 use crate::system::{Side, System};
-use crate::table::{Folio, Table};
 
 /// Messages that can wait: each waiting thread has at most one.
 pub(crate) const WAITING_MAX: usize = 4096;
@@ -64,7 +64,7 @@ impl Announced {
 
 /// A message, and what came after it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Told {
+pub(crate) struct Event {
     pub(crate) message: Message,
     /// When it was read, by [`System::now_ns`].
     pub(crate) at: u64,
@@ -73,19 +73,19 @@ pub(crate) struct Told {
     pub(crate) outdated: bool,
 }
 
-/// What was read from the userfaultfd and is still to be done, in the order in which it was told.
+/// What was read from the userfaultfd and is still to be done, in the order in which the kernel sent it.
 ///
 /// A change of mappings keeps moves from working (`EAGAIN`) until its event is read. So whoever meets
 /// that reads, and leaves what he read here for the handler.
 #[derive(Debug)]
 pub(crate) struct Inbox {
-    messages: Mutex<{ rank::INBOX }, VecDeque<Told>>,
+    messages: Mutex<{ rank::INBOX }, VecDeque<Event>>,
     /// Whether there ever was a change of somebody else's. Most programs make none, and pay nothing.
     changing: AtomicBool,
 }
 
 /// The inbox held.
-pub(crate) type Held<'a> = Guard<'a, { rank::INBOX }, VecDeque<Told>>;
+pub(crate) type Held<'a> = Guard<'a, { rank::INBOX }, VecDeque<Event>>;
 
 impl Default for Inbox {
     fn default() -> Self {
@@ -100,15 +100,15 @@ impl Default for Inbox {
 pub(crate) struct Steady<'a>(Option<Held<'a>>);
 
 impl Steady<'_> {
-    /// Whether a change of any of `start..end` waits to be honoured.
+    /// Whether a change of any of `start..end` waits to be applied.
     pub(crate) fn has_change(&self, start: usize, end: usize) -> bool {
-        self.0.iter().flat_map(|held| held.iter()).any(|told| changes(told.message, start, end))
+        self.0.iter().flat_map(|held| held.iter()).any(|event| changes(event.message, start, end))
     }
 
     /// Where memory that belongs to `at` is to be placed, after the changes that wait.
     pub(crate) fn place_now(&self, at: usize, bytes: usize) -> Place {
         let (mut place, mut moved) = (at, false);
-        for Told { message, .. } in self.0.iter().flat_map(|held| held.iter()) {
+        for Event { message, .. } in self.0.iter().flat_map(|held| held.iter()) {
             if !changes(*message, place, place + bytes) {
                 continue;
             }
@@ -130,7 +130,7 @@ impl Inbox {
     /// Reads what there is, without waiting, and skips what the engine itself does (`EVT-2`).
     pub(crate) fn pull(&self, from: &dyn System, announced: &Announced) {
         let mut messages = Messages::default();
-        // Under the lock, so that messages are kept in the order in which the kernel told them.
+        // Under the lock, so that messages are kept in the order in which the kernel sent them.
         let mut inbox = self.messages.lock();
         let messages = from.read(Side::Program, &mut messages);
         let at = from.now_ns();
@@ -146,9 +146,9 @@ impl Inbox {
             if !ours {
                 if is_change(message) {
                     self.changing.store(true, Ordering::Relaxed);
-                    inbox.iter_mut().for_each(|told| told.outdated |= told.is_fault_of(message));
+                    inbox.iter_mut().for_each(|event| event.outdated |= event.is_fault_of(message));
                 }
-                inbox.push_back(Told { message, at, outdated: false });
+                inbox.push_back(Event { message, at, outdated: false });
             }
         }
     }
@@ -160,9 +160,9 @@ impl Inbox {
 
     /// The next thing to do: a change before any fault, whose thread waits while that of the change goes
     /// on.
-    pub(crate) fn first(&self) -> Option<Told> {
+    pub(crate) fn first(&self) -> Option<Event> {
         let inbox = self.messages.lock();
-        inbox.iter().find(|told| is_change(told.message)).or(inbox.front()).copied()
+        inbox.iter().find(|event| is_change(event.message)).or(inbox.front()).copied()
     }
 
     /// The first, a fault, is served. It is the foremost still: others come behind it.
@@ -178,12 +178,12 @@ impl Inbox {
     /// Takes the first change, for whoever holds the table alone. Faults stay, for the handler.
     fn take_change(&self) -> Option<Message> {
         let mut inbox = self.messages.lock();
-        let first = inbox.iter().position(|told| is_change(told.message))?;
-        inbox.remove(first).map(|told| told.message)
+        let first = inbox.iter().position(|event| is_change(event.message))?;
+        inbox.remove(first).map(|event| event.message)
     }
 }
 
-impl Told {
+impl Event {
     /// Whether this is a fault on a page that `change` changes.
     fn is_fault_of(&self, change: Message) -> bool {
         matches!(self.message, Message::Fault { address, .. } if changes(change, address, address + 1))
@@ -220,16 +220,16 @@ pub(crate) fn is_change(message: Message) -> bool {
 }
 
 impl Engine {
-    /// Honours what waits of other people's changes. False: the table is held, try again.
-    pub(crate) fn try_honour(&self) -> bool {
+    /// Applies what waits of other people's changes. False: the table is held, try again.
+    pub(crate) fn try_apply(&self) -> bool {
         let Some(mut table) = self.table.try_write() else { return false };
-        self.honour(&mut table);
+        self.apply_changes(&mut table);
         self.measure_tables(&mut table);
         true
     }
 
-    /// Honours what waits of other people's changes.
-    pub(crate) fn honour(&self, table: &mut Table) {
+    /// Applies what waits of other people's changes.
+    pub(crate) fn apply_changes(&self, table: &mut Table) {
         while let Some(change) = self.mover.inbox.take_change() {
             match change {
                 Message::Remove { start, end } => {
@@ -261,7 +261,7 @@ impl Engine {
 
     /// Drops what is kept of `start..end`. What a folio at an edge keeps beyond it comes back.
     fn forget(&self, table: &Table, start: usize, end: usize, unmapped: bool) {
-        let folio_bytes = self.shape().folio_bytes();
+        let folio_bytes = self.geometry().folio_bytes();
         for (base, lock) in table.known_folios(start, end) {
             let mut folio = lock.lock();
             if !folio.managed {
@@ -276,9 +276,9 @@ impl Engine {
             let dropped = start.max(base) - base..end.min(base + folio_bytes) - base;
             if !unmapped {
                 // A capture before the kernel drops them would keep what must read as zeros, and whether
-                // they are dropped at all (or are to stay if written to, as MADV_FREE has it) is not told.
+                // they are dropped at all (or are to stay if written to, as MADV_FREE has it) is not known.
                 // So these units are empty to us: what is there is the program's, what is missing is zeros.
-                self.empty(&mut folio, self.shape().touched(dropped.clone()));
+                self.empty(&mut folio, self.geometry().touched(dropped.clone()));
             }
             self.bring_back_without(&mut folio, base, dropped);
             if unmapped {
@@ -300,8 +300,8 @@ impl Engine {
         for (base, lock) in table.known_folios(from, from + bytes) {
             let mut folio = lock.lock();
             // What the move took of the folio went along; what it left behind stays where it was.
-            let taken =
-                from.max(base) - base..(from + bytes).min(base + self.shape().folio_bytes()) - base;
+            let taken = from.max(base) - base
+                ..(from + bytes).min(base + self.geometry().folio_bytes()) - base;
             let target = |at: usize| {
                 if taken.contains(&at) { to + (base + at) - from } else { base + at }
             };
@@ -330,7 +330,7 @@ impl Engine {
         target: impl Fn(usize) -> usize,
     ) {
         for run in units.runs() {
-            let bytes = self.shape().bytes(run);
+            let bytes = self.geometry().bytes(run);
             let cut = |at: usize| at.clamp(bytes.start, bytes.end);
             let cuts = [bytes.start, cut(taken.start), cut(taken.end), bytes.end];
             for part in cuts.windows(2).filter(|part| part[0] < part[1]) {
@@ -341,90 +341,4 @@ impl Engine {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-    use std::sync::atomic::Ordering;
-
-    use zfolio_core::page::PAGE_BYTES;
-    use zfolio_sys::uffd::Message;
-
-    use super::{Inbox, Place, Told};
-
-    const PAGES: usize = 32;
-
-    /// Goal: what is placed while changes wait lands where a program would find it after them. Method:
-    /// random changes, against a map of where each page of the beginning went.
-    #[test]
-    fn pages_are_placed_where_the_changes_took_them() {
-        let mut random = 42_u64;
-        let mut next = |below: usize| {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            usize::try_from(random >> 33).map_or(0, |number| number % below)
-        };
-        for _ in 0..2000 {
-            let inbox = Inbox::default();
-            inbox.changing.store(true, Ordering::Relaxed);
-            let mut went: BTreeMap<usize, usize> = (0..PAGES).map(|page| (page, page)).collect();
-            for _ in 0..next(5) {
-                let (from, count) = (next(PAGES), 1 + next(4));
-                let there = from..from + count;
-                let (start, end) = (from * PAGE_BYTES, (from + count) * PAGE_BYTES);
-                let message = match next(4) {
-                    0 => Message::Fault { address: start, thread: 1 },
-                    1 => Message::Remove { start, end },
-                    2 => Message::Unmap { start, end },
-                    _ => {
-                        let to = PAGES + next(PAGES);
-                        // What lay there is replaced; what moves goes along.
-                        went.retain(|_, now| !(to..to + count).contains(now));
-                        for now in went.values_mut().filter(|now| there.contains(now)) {
-                            *now = *now - from + to;
-                        }
-                        Message::Remap { from: start, to: to * PAGE_BYTES, bytes: end - start }
-                    }
-                };
-                if matches!(message, Message::Remove { .. } | Message::Unmap { .. }) {
-                    went.retain(|_, now| !there.contains(now));
-                }
-                inbox.messages.lock().push_back(Told { message, at: 0, outdated: false });
-            }
-            let steady = inbox.steady();
-            for page in 0..PAGES {
-                let now = match steady.place_now(page * PAGE_BYTES, PAGE_BYTES) {
-                    Place::Here => Some(page),
-                    Place::There(place) => Some(place / PAGE_BYTES),
-                    Place::Nowhere => None,
-                    Place::Apart => unreachable!("one page is never apart"),
-                };
-                assert_eq!(now, went.get(&page).copied());
-            }
-            let moved = (0..PAGES).any(|page| went.get(&page) != Some(&page));
-            let all = steady.place_now(0, PAGES * PAGE_BYTES);
-            assert!(matches!(all, Place::Here | Place::Apart));
-            assert!(!moved || matches!(all, Place::Apart));
-            assert!(!moved || steady.has_change(0, PAGES * PAGE_BYTES));
-        }
-    }
-
-    #[test]
-    fn changes_go_before_faults_and_faults_keep_their_order() {
-        let inbox = Inbox::default();
-        let fault = |address| Message::Fault { address, thread: 1 };
-        let change = Message::Remove { start: 0, end: PAGE_BYTES };
-        for message in [fault(1), fault(2), change, fault(3)] {
-            inbox.messages.lock().push_back(Told { message, at: 0, outdated: false });
-        }
-        let address = |told: Option<Told>| match told.map(|told| told.message) {
-            Some(Message::Fault { address, .. }) => Some(address),
-            _ => None,
-        };
-        assert_eq!(address(inbox.first()), None);
-        assert!(matches!(inbox.take_change(), Some(Message::Remove { .. })));
-        assert!(inbox.take_change().is_none());
-        for expected in 1..=3 {
-            assert_eq!(address(inbox.first()), Some(expected));
-            inbox.done();
-        }
-        assert!(inbox.first().is_none());
-    }
-}
+mod tests;

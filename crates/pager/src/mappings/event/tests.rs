@@ -1,0 +1,85 @@
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+
+use zfolio_core::page::PAGE_BYTES;
+use zfolio_sys::uffd::Message;
+
+use super::{Event, Inbox, Place};
+
+const PAGES: usize = 32;
+
+/// Goal: what is placed while changes wait lands where a program would find it after them. Method:
+/// random changes, against a map of where each page of the beginning went.
+#[test]
+fn pages_are_placed_where_the_changes_took_them() {
+    let mut random = 42_u64;
+    let mut next = |below: usize| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        usize::try_from(random >> 33).map_or(0, |number| number % below)
+    };
+    for _ in 0..2000 {
+        let inbox = Inbox::default();
+        inbox.changing.store(true, Ordering::Relaxed);
+        let mut went: BTreeMap<usize, usize> = (0..PAGES).map(|page| (page, page)).collect();
+        for _ in 0..next(5) {
+            let (from, count) = (next(PAGES), 1 + next(4));
+            let there = from..from + count;
+            let (start, end) = (from * PAGE_BYTES, (from + count) * PAGE_BYTES);
+            let message = match next(4) {
+                0 => Message::Fault { address: start, thread: 1 },
+                1 => Message::Remove { start, end },
+                2 => Message::Unmap { start, end },
+                _ => {
+                    let to = PAGES + next(PAGES);
+                    // What lay there is replaced; what moves goes along.
+                    went.retain(|_, now| !(to..to + count).contains(now));
+                    for now in went.values_mut().filter(|now| there.contains(now)) {
+                        *now = *now - from + to;
+                    }
+                    Message::Remap { from: start, to: to * PAGE_BYTES, bytes: end - start }
+                }
+            };
+            if matches!(message, Message::Remove { .. } | Message::Unmap { .. }) {
+                went.retain(|_, now| !there.contains(now));
+            }
+            inbox.messages.lock().push_back(Event { message, at: 0, outdated: false });
+        }
+        let steady = inbox.steady();
+        for page in 0..PAGES {
+            let now = match steady.place_now(page * PAGE_BYTES, PAGE_BYTES) {
+                Place::Here => Some(page),
+                Place::There(place) => Some(place / PAGE_BYTES),
+                Place::Nowhere => None,
+                Place::Apart => unreachable!("one page is never apart"),
+            };
+            assert_eq!(now, went.get(&page).copied());
+        }
+        let moved = (0..PAGES).any(|page| went.get(&page) != Some(&page));
+        let all = steady.place_now(0, PAGES * PAGE_BYTES);
+        assert!(matches!(all, Place::Here | Place::Apart));
+        assert!(!moved || matches!(all, Place::Apart));
+        assert!(!moved || steady.has_change(0, PAGES * PAGE_BYTES));
+    }
+}
+
+#[test]
+fn changes_go_before_faults_and_faults_keep_their_order() {
+    let inbox = Inbox::default();
+    let fault = |address| Message::Fault { address, thread: 1 };
+    let change = Message::Remove { start: 0, end: PAGE_BYTES };
+    for message in [fault(1), fault(2), change, fault(3)] {
+        inbox.messages.lock().push_back(Event { message, at: 0, outdated: false });
+    }
+    let address = |event: Option<Event>| match event.map(|event| event.message) {
+        Some(Message::Fault { address, .. }) => Some(address),
+        _ => None,
+    };
+    assert_eq!(address(inbox.first()), None);
+    assert!(matches!(inbox.take_change(), Some(Message::Remove { .. })));
+    assert!(inbox.take_change().is_none());
+    for expected in 1..=3 {
+        assert_eq!(address(inbox.first()), Some(expected));
+        inbox.done();
+    }
+    assert!(inbox.first().is_none());
+}

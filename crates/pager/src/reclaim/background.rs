@@ -1,0 +1,119 @@
+//! The background thread: keeps memory available before it is asked for, and the pool compact.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use zfolio_core::page::PAGE_BYTES;
+use zfolio_sys::futex;
+
+use super::{Average, By, Reclaimed};
+use crate::config::Mode;
+use crate::engine::Engine;
+use crate::folio::Table;
+
+/// What compaction moves at once: 4 MiB take a millisecond.
+const COMPACT_BYTES: usize = 4 << 20;
+
+/// Waste that is not worth a look: half a page for each of 100 size classes.
+const COMPACT_WASTE_MIN: u64 = 256 << 10;
+
+/// How long compaction rests when it gained nothing.
+const COMPACT_REST_NS: u64 = 1_000_000_000;
+
+/// How often the background thread compares its count with the kernel's.
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(20);
+
+impl Engine {
+    /// Whether reclaim is work enough to be worth another CPU.
+    ///
+    /// To take scattered clean folios costs a move and a hash each. In the background this saves a
+    /// fault 2 us, and interrupts the program's CPU for each: random reads of 16 KiB units took 22 us
+    /// with it and 15 us without. Not so under a handler, where the other CPU should not idle: a
+    /// thread that the handler wakes would be sent there, which costs more (24 and 50 us).
+    fn is_worth_a_thread(&self) -> bool {
+        self.config().mode == Mode::Handler
+            || self.work.reclaimer.dirty_share.get() >= Average::ONE / 8
+            || self.work.reclaimer.folios_moved.get() >= 2 * Average::ONE
+    }
+
+    /// Wakes the background thread.
+    pub(crate) fn ring_reclaimer(&self) {
+        if self.is_worth_a_thread() {
+            self.wake_reclaimer();
+        }
+    }
+
+    pub(crate) fn wake_reclaimer(&self) {
+        if self.work.reclaimer.idle.swap(false, Relaxed) {
+            self.work.reclaimer.bell.fetch_add(1, Relaxed);
+            futex::wake(&self.work.reclaimer.bell, 1);
+        }
+    }
+
+    /// The background thread: until the engine stops.
+    pub fn reclaim_in_background(&self) {
+        while !self.work.stopping.load(Relaxed) {
+            let bell = self.work.reclaimer.bell.load(Relaxed);
+            zfolio_sys::thread::follow();
+            self.look_after_handler();
+            self.reclaim_turn();
+            self.work.reclaimer.idle.store(true, Relaxed);
+            // A bell between the look above and here is heard at the next sample, 20 ms later at most;
+            // who needs memory meanwhile reclaims for itself.
+            futex::wait(&self.work.reclaimer.bell, bell, Some(SAMPLE_INTERVAL));
+        }
+    }
+
+    /// Looks once at all that the background thread is for.
+    pub(crate) fn reclaim_turn(&self) {
+        self.sample();
+        let table = self.table.read();
+        self.compact_if_wasteful(&table);
+        self.unpark(&table);
+        drop(table);
+        if self.available_bytes() < self.charge.low_bytes && self.is_worth_a_thread() {
+            self.reclaim_to_high();
+        }
+    }
+
+    /// Moves what is stored together, if a 32nd of the pool and more is not in use, and the last look
+    /// was worth it. The table says that no child is being forked: it would inherit the pool's locks.
+    pub(crate) fn compact_if_wasteful(&self, _table: &Table) {
+        let (pool, now) = (self.store.pool_stats(), self.now_ns());
+        let waste = (pool.pages_used * PAGE_BYTES as u64).saturating_sub(pool.bytes_stored);
+        if waste < COMPACT_WASTE_MIN + pool.bytes_stored / 32
+            || now < self.work.reclaimer.compact_after_ns.load(Relaxed)
+        {
+            return;
+        }
+        let compacted = self.store.pool().compact(COMPACT_BYTES);
+        if compacted.pages_freed == 0 {
+            self.work.reclaimer.compact_after_ns.store(now + COMPACT_REST_NS, Relaxed);
+        }
+    }
+
+    fn reclaim_to_high(&self) {
+        let mut turns = 0;
+        let wanted = || {
+            self.available_bytes() < self.charge.high_bytes
+                && !self.charge.at_floor()
+                && self.is_worth_a_thread()
+        };
+        while wanted() && !self.work.stopping.load(Relaxed) {
+            // Not held across folios: who changes a mapping waits for one at most.
+            let table = self.table.read();
+            if self.reclaim_one(&table, self.cpu(), By::Background) == Reclaimed::Nothing {
+                return;
+            }
+            drop(table);
+            turns += 1;
+            if turns % 64 == 0 {
+                self.sample();
+                // Nothing compresses: the limit cannot be held, and more of the same does not help.
+                if turns > 4 * self.mover.slots() {
+                    return;
+                }
+            }
+        }
+    }
+}
