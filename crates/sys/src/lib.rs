@@ -6,6 +6,7 @@
 
 pub mod clock;
 pub mod cpu;
+pub mod errno_text;
 pub mod files;
 pub mod futex;
 pub mod map;
@@ -17,6 +18,5 @@ pub mod signal;
 pub mod terminal;
 pub mod thread;
 pub mod uffd;
-pub mod words;
 
 pub use rustix::io::Errno;

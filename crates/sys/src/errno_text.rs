@@ -9,9 +9,9 @@ use rustix::io::Errno;
 
 /// An error to be shown.
 #[derive(Clone, Copy, Debug)]
-pub struct Words(pub Errno);
+pub struct ErrnoText(pub Errno);
 
-impl fmt::Display for Words {
+impl fmt::Display for ErrnoText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let words = match self.0 {
             Errno::PERM => "not permitted",
