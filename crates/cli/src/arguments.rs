@@ -17,7 +17,7 @@ use crate::completion;
 use crate::dictionary;
 use crate::failure::Failure;
 use crate::manual;
-use crate::run::LIMIT_BYTES_MIN;
+use crate::run::RUN_LIMIT_BYTES_MIN;
 use crate::spelling;
 
 pub(crate) use zfolio_core::zcomp::ALGORITHM_DEFAULT;
@@ -287,8 +287,8 @@ pub(crate) fn parse_limit(given: &str) -> Result<u64, String> {
         Some(percent) => Allowance::percentage(given, percent)?,
         None => size::parse(given).map_err(|error| error.to_string())?,
     };
-    if bytes < LIMIT_BYTES_MIN {
-        let least = size::display(LIMIT_BYTES_MIN);
+    if bytes < RUN_LIMIT_BYTES_MIN {
+        let least = size::display(RUN_LIMIT_BYTES_MIN);
         let told = if given.contains('%') {
             format!(" ({})", size::display(bytes))
         } else {

@@ -304,26 +304,20 @@ mod tests {
     use super::{Counts, Curve, MIB, Process};
     use std::collections::VecDeque;
     use zfolio_core::refault::{Measured, Refaults};
+    use zfolio_core::testing::{Random, seed};
 
     const FAULT_NS: u64 = 1000;
     const BLOCK: u64 = MIB;
 
-    fn random(state: &mut u64) -> u64 {
-        *state ^= *state << 13;
-        *state ^= *state >> 7;
-        *state ^= *state << 17;
-        *state >> 16
-    }
-
     /// Blocks of a MiB: loops, hot parts, and places at random.
-    fn trace(state: &mut u64) -> Vec<u64> {
-        let blocks = 50 + random(state) % 200;
-        let kind = random(state) % 3;
+    fn trace(random: &mut Random) -> Vec<u64> {
+        let blocks = 50 + random.below_u64(200);
+        let kind = random.below_u64(3);
         (0..5000)
             .map(|step| match kind {
                 0 => step % blocks,
-                1 if random(state) % 4 > 0 => random(state) % (blocks / 5),
-                _ => random(state) % blocks,
+                1 if random.below_u64(4) > 0 => random.below_u64(blocks / 5),
+                _ => random.below_u64(blocks),
             })
             .collect()
     }
@@ -381,12 +375,12 @@ mod tests {
     /// one run of the naive cache, looked at twice, beside runs with more room.
     #[test]
     fn what_is_expected_is_what_a_larger_cache_does() {
-        let seed: u64 = std::env::var("SEED").map_or(42, |s| s.parse().expect("SEED is a u64"));
-        let mut state = seed | 1;
+        let seed = seed();
+        let mut random = Random::new(seed);
         for _ in 0..20 {
-            let trace = trace(&mut state);
+            let trace = trace(&mut random);
             let need = trace.iter().max().unwrap() + 1;
-            let room = need / 4 + random(&mut state) % (need / 4);
+            let room = need / 4 + random.below_u64(need / 4);
             let observed = refaults(&trace, usize::try_from(room).unwrap());
             let mut process = Process::default();
             for seen in [observed.len() / 2, observed.len()] {
@@ -426,30 +420,30 @@ mod tests {
     /// Goal: `CURVE-1`. Method: seeded processes with several slices.
     #[test]
     fn time_never_rises_with_the_limit_and_the_recommendation_is_kept() {
-        let seed: u64 = std::env::var("SEED").map_or(42, |s| s.parse().expect("SEED is a u64"));
-        let mut state = seed | 1;
+        let seed = seed();
+        let mut random = Random::new(seed);
         for _ in 0..200 {
             let mut process = Process::default();
             let refaults = Refaults::default().each().collect();
             let mut counts = Counts { refaults, ..Counts::default() };
             for look in 1..10 {
                 for bucket in &mut counts.refaults {
-                    bucket.waited_ns += random(&mut state) % 1_000_000;
-                    bucket.bytes += random(&mut state) % 10_000_000;
+                    bucket.waited_ns += random.below_u64(1_000_000);
+                    bucket.bytes += random.below_u64(10_000_000);
                 }
-                counts.fresh_ns += random(&mut state) % 1_000_000;
-                counts.fresh_faults += random(&mut state) % 1_000_000;
+                counts.fresh_ns += random.below_u64(1_000_000);
+                counts.fresh_faults += random.below_u64(1_000_000);
                 counts.stall_ns += look * 100_000_000;
                 let now = Measured {
                     limit_bytes: look * 37 * MIB,
                     need_bytes: look * 80 * MIB,
-                    stored_bytes: random(&mut state) % (1 << 32),
-                    pool_bytes: random(&mut state) % (1 << 32),
+                    stored_bytes: random.below_u64(1 << 32),
+                    pool_bytes: random.below_u64(1 << 32),
                     ..Measured::default()
                 };
                 process.look(counts.clone(), &now);
             }
-            let (elapsed, ran) = (1_000_000_000, random(&mut state) % 2_000_000_000);
+            let (elapsed, ran) = (1_000_000_000, random.below_u64(2_000_000_000));
             let curve = Curve::new(vec![process], elapsed, ran);
             let points = curve.points(20);
             assert!(points.is_sorted_by(|one, other| one.limit_bytes < other.limit_bytes));

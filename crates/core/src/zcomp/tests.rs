@@ -9,48 +9,17 @@ use super::stream::CompressStream;
 use super::stream::{Lane, hold};
 use super::{Algorithm, Element, Error, Outcome, Params, Zcomp, compressed_bytes_max};
 use crate::page::{UnitOrder, same_filled};
+pub(super) use crate::testing::{Random, seed};
 
-/// What surrounds a destination; must still be there afterwards.
+/// The bytes around a destination, which must not change.
 const GUARD: u8 = 0xA5;
 const GUARD_BYTES: usize = 256;
-
-pub(super) fn seed() -> u64 {
-    std::env::var("SEED").map_or(42, |s| s.parse().expect("SEED is a u64"))
-}
-
-/// Marsaglia's xorshift64.
-pub(super) struct Random(u64);
-
-impl Random {
-    pub(super) fn new(seed: u64) -> Random {
-        Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
-    }
-
-    pub(super) fn word(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    pub(super) fn below(&mut self, bound: usize) -> usize {
-        usize::try_from(self.word() % bound as u64).expect("below a usize")
-    }
-
-    pub(super) fn byte(&mut self) -> u8 {
-        self.word().to_le_bytes()[4]
-    }
-
-    pub(super) fn bytes(&mut self, count: usize) -> Vec<u8> {
-        (0..count).map(|_| self.byte()).collect()
-    }
-}
 
 fn unit(bytes: usize) -> UnitOrder {
     UnitOrder::from_bytes(bytes).expect("a unit's size")
 }
 
-/// Words of a small vocabulary: shrinks well, but not to nothing.
+/// Words of a small vocabulary: they shrink well, but not to nothing.
 pub(super) fn text(random: &mut Random, bytes: usize) -> Vec<u8> {
     let mut text = Vec::new();
     while text.len() < bytes {
@@ -62,7 +31,7 @@ pub(super) fn text(random: &mut Random, bytes: usize) -> Vec<u8> {
     text
 }
 
-/// Every kind of contents, with its name.
+/// Every kind of contents, with a name.
 fn contents(random: &mut Random, bytes: usize) -> Vec<(&'static str, Vec<u8>)> {
     let word = 0x0123_4567_89AB_CDEF_u64.to_le_bytes();
     let mut half = text(random, bytes);
@@ -105,7 +74,7 @@ pub(super) fn compress(zcomp: &Zcomp, cpu: usize, sources: &[&[u8]]) -> Vec<Kept
     kept.into_iter().map(|outcome| outcome.expect("every element is told")).collect()
 }
 
-/// Decompresses into a guarded destination of `dest_bytes`.
+/// Decompresses into a destination of `dest_bytes` between guards.
 pub(super) fn decompress(
     zcomp: &Zcomp,
     source: &[u8],
@@ -124,7 +93,7 @@ pub(super) fn zcomp(params: Params, unit_bytes: usize, streams: usize) -> Zcomp 
     Zcomp::new(params, unit(unit_bytes), streams).expect("valid parameters")
 }
 
-/// Compresses one unit that must shrink.
+/// Compresses one unit, which must shrink.
 pub(super) fn compressed(zcomp: &Zcomp, source: &[u8]) -> Vec<u8> {
     match compress(zcomp, 0, &[source]).remove(0) {
         Kept::Compressed(bytes) => bytes,
@@ -145,7 +114,7 @@ fn check_round_trip(zcomp: &Zcomp, unit_bytes: usize, random: &mut Random) {
             ("zeros" | "one word" | "random", _) | (_, Kept::SameFilled(_)) => {
                 panic!("{}: {told:?}", what());
             }
-            // High accelerations find next to nothing.
+            // High accelerations find almost no matches.
             (_, Kept::Incompressible) => assert_ne!(params.level, None, "{}", what()),
             (_, Kept::Compressed(bytes)) => {
                 assert!((1..=compressed_bytes_max(unit_bytes)).contains(&bytes.len()), "ZC-3");
@@ -156,8 +125,9 @@ fn check_round_trip(zcomp: &Zcomp, unit_bytes: usize, random: &mut Random) {
     }
 }
 
-/// Goal: what goes in comes out, and each kind of contents gets its outcome. Method: every backend
-/// at its default level, small, middle and large units, every kind of contents; bytes compared.
+/// Goal: units come back unchanged, and each kind of contents gets its outcome. Method: every
+/// backend at its default level; small, middle and large units; every kind of contents; the bytes
+/// are compared.
 #[test]
 fn units_come_back_as_they_were() {
     let mut random = Random::new(seed());
@@ -169,7 +139,7 @@ fn units_come_back_as_they_were() {
     }
 }
 
-/// Goal: at every level and size the memory that was taken is enough (`ZSTD-2`). Method: the ends
+/// Goal: at every level and size the memory taken at set-up is enough (`ZSTD-2`). Method: the ends
 /// and the middle of each range; the slowest levels with small units only.
 #[test]
 fn levels_from_end_to_end_come_back() {
@@ -193,8 +163,8 @@ fn levels_from_end_to_end_come_back() {
     }
 }
 
-/// Goal: a stream carries nothing from one unit to the next, even after one that did not fit.
-/// Method: the same unit is compressed before and after a mixture of others; equal bytes.
+/// Goal: no unit affects the next one, not even one that did not fit. Method: the same unit is
+/// compressed before and after a mixture of others; the results are equal.
 #[test]
 fn a_unit_compresses_alike_whatever_came_before() {
     let mut random = Random::new(seed());
@@ -212,8 +182,8 @@ fn a_unit_compresses_alike_whatever_came_before() {
     }
 }
 
-/// Goal: one element that will not shrink changes nothing for its neighbours. Method: a batch
-/// against each of its elements alone.
+/// Goal: an element that does not shrink does not affect its neighbours. Method: a batch compared
+/// with each of its elements alone.
 #[test]
 fn a_batch_equals_its_elements_alone() {
     let mut random = Random::new(seed());
@@ -231,8 +201,8 @@ fn a_batch_equals_its_elements_alone() {
     }
 }
 
-/// A backend that takes `batch_max` units at once and writes, for each, its first byte and how many
-/// it was given together. A first byte of 0xFF is incompressible.
+/// A backend that compresses `batch_max` units at once. For each it writes the first byte of the
+/// unit, and how many units were in the same call. A first byte of 0xFF is incompressible.
 struct Model;
 
 impl Compressor for Model {
@@ -264,9 +234,10 @@ static MODEL: Backend = Backend {
     extended: None,
 };
 
-/// Goal: a backend of more than one unit at once gets full batches, without same-filled ones, and
-/// every element gets its own answer. Method: a model backend; 14 units of which 3 are same-filled
-/// and one is refused: 11 reach it, as 4 + 4 + 3, and the first two batches are told together.
+/// Goal: a backend of more than one unit at once gets full batches without same-filled units, and
+/// every element gets its own outcome. Method: a model backend; 14 units, of which 3 are
+/// same-filled and one is refused. 11 reach the backend, as 4 + 4 + 3, and the first two batches
+/// are reported together.
 #[test]
 fn a_backend_gets_full_batches() {
     let units: Vec<Vec<u8>> = (0..14_u8)
@@ -304,8 +275,8 @@ fn a_backend_gets_full_batches() {
     assert_eq!(told, [4, 4, 100, 100, 4, 4, 4, 100, 4, 200, 4, 3, 3, 3]);
 }
 
-/// Goal: `ZC-4` for input that was cut or lengthened. Method: every length from 0 to 64, then
-/// random ones; then bytes appended; then destinations shorter and longer.
+/// Goal: `ZC-4` for input that was cut or extended. Method: every length from 0 to 64, then random
+/// ones; then appended bytes; then shorter and longer destinations.
 #[test]
 fn cut_and_lengthened_input_is_an_error() {
     let mut random = Random::new(seed());
@@ -335,9 +306,9 @@ fn cut_and_lengthened_input_is_an_error() {
     }
 }
 
-/// Goal: `ZC-4` for any bytes, and a stream works on after them. Method: flipped bits and noise
-/// into a guarded destination; whether they are noticed is luck, but after each the right bytes
-/// must still come back.
+/// Goal: `ZC-4` for any bytes, and a stream still works afterwards. Method: flipped bits and noise
+/// into a destination between guards. Whether the damage is noticed is luck, but after each one the
+/// right bytes must still come back.
 #[test]
 fn corrupt_input_stays_inside_the_destination() {
     let mut random = Random::new(seed());
@@ -364,8 +335,8 @@ fn corrupt_input_stays_inside_the_destination() {
     }
 }
 
-/// Goal: fewer streams than threads are shared without harm. Method: 4 threads on 2 streams
-/// compress and decompress units of their own, each compared.
+/// Goal: threads can share fewer streams. Method: 4 threads on 2 streams compress and decompress
+/// units of their own; each is compared.
 #[test]
 fn threads_share_streams() {
     for algorithm in Algorithm::ALL {
@@ -394,8 +365,8 @@ fn threads_share_streams() {
     }
 }
 
-/// Goal: a caller waits only if no stream is free. Method: three streams, held one after the other
-/// by one thread; a wait would break `SYNC-1` and panic.
+/// Goal: a caller waits only if no stream is free. Method: one thread holds three streams, one
+/// after the other; a wait would break `SYNC-1` and panic.
 #[test]
 #[cfg(debug_assertions)]
 fn a_taken_stream_is_passed_over() {
@@ -408,8 +379,8 @@ fn a_taken_stream_is_passed_over() {
     assert_eq!(*hold(&lanes, 0), 2);
 }
 
-/// Goal: a fault may decompress while its CPU's compress stream is held. Method: decompress from
-/// within `each`, with one stream; it neither waits nor breaks `SYNC-1`.
+/// Goal: a fault may decompress while the compress stream of its CPU is held. Method: decompress
+/// from within `each`, with one stream; it neither waits nor breaks `SYNC-1`.
 #[test]
 fn a_fault_may_interrupt_a_reclaim() {
     let mut random = Random::new(seed());
@@ -441,7 +412,7 @@ fn same_filled_agrees_with_its_definition() {
     assert_eq!(same_filled(&[1; 12]), None);
 }
 
-/// Goal: what is printed is read back, and a bad parameter names what was given and is accepted.
+/// Goal: printed parameters are read back; an error for a bad one names it, and what is accepted.
 #[test]
 fn parameters_are_read_and_refused() {
     for given in [
@@ -515,8 +486,8 @@ fn the_default_is_an_algorithm_without_parameters() {
     assert_eq!(params, params.algorithm.into());
 }
 
-/// Goal: memory is accounted. Method: twice the streams, about twice the memory; all of it is more
-/// than the buffers.
+/// Goal: memory is accounted. Method: with twice the streams it is about twice as much, and more
+/// than the buffers alone.
 #[test]
 fn memory_grows_with_streams() {
     for algorithm in Algorithm::ALL {
@@ -530,7 +501,8 @@ fn memory_grows_with_streams() {
     }
 }
 
-/// Compresses `units` into `store` and decompresses what shrank; seconds for each, and bytes kept.
+/// Compresses `units` into `store` and decompresses those that shrank; returns seconds for each,
+/// and the bytes kept.
 #[allow(clippy::disallowed_methods, reason = "a measurement; nothing depends on the time")]
 fn measure(zcomp: &Zcomp, units: &[&[u8]], store: &mut [u8]) -> (f64, f64, usize) {
     let mut kept: Vec<Range<usize>> = Vec::with_capacity(units.len());
@@ -563,15 +535,15 @@ fn parsed(params: &str) -> Params {
     params.parse::<Params>().and_then(|params| params.with_dictionary(read)).expect("parameters")
 }
 
-/// Prints speed and ratio. Run it as
-/// `ZCOMP_FILE=corpus cargo test --release -p zfolio-core zcomp_speed -- --ignored --nocapture`.
-/// `ZCOMP_PARAMS="lz4 zstd,level=-3"` chooses what is measured.
+/// Prints speed and ratio. Run it as `ZCOMP_FILE=corpus cargo test --release -p zfolio-core
+/// zcomp_speed -- --ignored --nocapture`. `ZCOMP_PARAMS="lz4 zstd,level=-3"` chooses what is
+/// measured.
 #[test]
 #[ignore = "a measurement: needs ZCOMP_FILE and a quiet machine"]
 fn zcomp_speed() {
     let path = std::env::var("ZCOMP_FILE").expect("ZCOMP_FILE names a file to compress");
     let data = std::fs::read(&path).expect("ZCOMP_FILE can be read");
-    // Not zeros: every page of it is mapped before the clock runs.
+    // Not zeros, so that every page is mapped before the clock starts.
     let mut store = vec![1; data.len()];
     let params = std::env::var("ZCOMP_PARAMS");
     let params = params.as_deref().unwrap_or("lz4 zstd,level=-3 zstd zstd,level=3 deflate");
@@ -582,7 +554,7 @@ fn zcomp_speed() {
     for params in params.split(' ').map(parsed) {
         for unit_bytes in [4 << 10, 16 << 10, 64 << 10] {
             let zcomp = zcomp(params.clone(), unit_bytes, 1);
-            // Same-filled units would only flatter the codec.
+            // Without same-filled units, which would make the codec look better.
             let units: Vec<&[u8]> =
                 data.chunks_exact(unit_bytes).filter(|unit| same_filled(unit).is_none()).collect();
             let mib = (units.len() * unit_bytes) as f64 / 1e6;

@@ -1,5 +1,5 @@
-//! Tests against a naive decoder that follows the description word by word, and against liblzo2
-//! where it is installed (Debian: `liblzo2-2`).
+//! Tests against a naive decoder that follows the description word by word, and against liblzo2 if
+//! it is installed (Debian: `liblzo2-2`).
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -10,7 +10,7 @@ use crate::page::same_filled;
 
 const VERSIONS: [Version; 2] = [Version::Original, Version::Runs];
 
-/// What is left of a stream, for the model.
+/// The rest of a stream, for the model.
 struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {
@@ -26,7 +26,7 @@ impl Bytes<'_> {
         Some(())
     }
 
-    /// A length of which `bits` were in the code.
+    /// A length whose first `bits` bits were in the code.
     fn length(&mut self, bits: usize, bits_max: usize) -> Option<usize> {
         let (mut length, mut byte) = (0, bits);
         if bits == 0 {
@@ -40,7 +40,7 @@ impl Bytes<'_> {
     }
 }
 
-/// The bytes that `source` is a stream of, by the description.
+/// The bytes that the stream `source` stands for, by the description.
 fn model(source: &[u8], newest: Version) -> Option<Vec<u8>> {
     let (mut bytes, mut dest) = (Bytes(source), Vec::new());
     let (mut state, mut runs) = (0, false);
@@ -68,7 +68,7 @@ fn model(source: &[u8], newest: Version) -> Option<Vec<u8>> {
             length = if state == 4 { 3 } else { 2 };
             state = code & 3;
         } else if code < 32 {
-            // The two bytes behind the code tell a run, even if they might be part of a length.
+            // The two bytes after the code mark a run, even if they might be part of a length.
             if let ([first, 0xFF, ..], true) = (bytes.0, runs && code & 8 != 0) {
                 if first & 0xFC == 0xFC {
                     state = usize::from(first & 3);
@@ -119,7 +119,7 @@ unsafe extern "C" {
 }
 
 impl Liblzo2 {
-    /// `None`, said loudly, where it is not installed.
+    /// `None` if it is not installed, with a message.
     fn load() -> Option<Liblzo2> {
         // SAFETY: a name that ends in 0, and RTLD_NOW.
         let library = unsafe { dlopen(c"liblzo2.so.2".as_ptr(), 2) };
@@ -143,7 +143,7 @@ impl Liblzo2 {
         })
     }
 
-    /// The length of the stream that it wrote to `dest`.
+    /// Writes a stream to `dest`, and returns its length.
     fn compress(&mut self, which: usize, source: &[u8], dest: &mut [u8]) -> usize {
         assert!(dest.len() >= source.len() + source.len() / 16 + 67);
         let mut dest_bytes = dest.len();
@@ -180,7 +180,7 @@ impl Liblzo2 {
     }
 }
 
-/// A destination that holds any stream of so many bytes.
+/// The length of a destination that can hold any stream of `source_bytes` bytes.
 fn stream_bytes_max(source_bytes: usize) -> usize {
     source_bytes + source_bytes / 16 + 67
 }
@@ -202,7 +202,7 @@ fn decoded(source: &[u8], dest_bytes: usize, newest: Version) -> Option<Vec<u8>>
     result.is_ok().then(|| guarded[64..64 + dest_bytes].to_vec())
 }
 
-/// Literals, repetitions from any distance, and runs of zeros.
+/// Literals, repetitions at any distance, and runs of zeros.
 fn contents(random: &mut Random, bytes: usize) -> Vec<u8> {
     let mut contents: Vec<u8> = Vec::with_capacity(bytes + 5000);
     let (values, longest) = ([2, 40, 256][random.below(3)], [12, 300, 5000][random.below(3)]);
@@ -224,7 +224,7 @@ fn contents(random: &mut Random, bytes: usize) -> Vec<u8> {
     contents
 }
 
-/// Checks one source, in both versions, against the model and liblzo2.
+/// Checks one source in both versions against the model and liblzo2.
 fn check(source: &[u8], liblzo2: Option<&mut Liblzo2>) {
     let what = || format!("{} bytes, seed {}", source.len(), seed());
     for version in VERSIONS {
@@ -239,7 +239,7 @@ fn check(source: &[u8], liblzo2: Option<&mut Liblzo2>) {
             let by_newer = decoded(&stream, source.len(), Version::Runs);
             assert!(by_newer.as_deref() == Some(source), "version 1 reads version 0, {}", what());
         }
-        // Exactly enough is enough; less is not.
+        // A destination of the exact length is enough; a shorter one is not.
         let mut dest = vec![0; stream.len()];
         let mut compressor = LzoCompressor::new(version);
         assert_eq!(compressor.encode(source, &mut dest), Ok(stream.len()), "{}", what());
@@ -262,8 +262,8 @@ fn check(source: &[u8], liblzo2: Option<&mut Liblzo2>) {
     }
 }
 
-/// Goal: each encoding in the description is read as it says. Method: streams put together by hand
-/// from it, one or more for each instruction, and the bytes that they are.
+/// Goal: each encoding of the description is decoded as described. Method: streams written by hand,
+/// at least one for each instruction, with the bytes that they stand for.
 #[test]
 fn every_instruction_is_read() {
     let bytes = |parts: &[&[u8]]| parts.concat();
@@ -329,11 +329,12 @@ fn every_instruction_is_read() {
     }
 }
 
-/// Goal: what the description calls invalid is refused. Method: a stream for each such thing.
+/// Goal: everything that the description calls invalid is refused. Method: a stream for each such
+/// thing.
 #[test]
 fn what_is_no_stream_is_refused() {
     for refused in [
-        // The future, a distance of 1 before the first byte, no end, an end that is none.
+        // A later version, a distance of 1 before the first byte, no end, and a false end.
         &[17, 2, 1, 0, 0, 0, 0, 0x11, 0, 0][..],
         &[0b0100_0000, 0, 0x11, 0, 0],
         &[21, 0, 0, 0, 0],
@@ -349,9 +350,9 @@ fn what_is_no_stream_is_refused() {
     }
 }
 
-/// Goal: what goes in comes out, by our decoder, by the model and by liblzo2, and liblzo2's streams
-/// by ours. Method: every length up to 700, then steps of 7 up to 4096 and random ones, of
-/// literals, repetitions and runs.
+/// Goal: all data comes back, from our decoder, the model and liblzo2; and our decoder reads the
+/// streams of liblzo2. Method: every length up to 700, then steps of 7 up to 4096 and random
+/// lengths; literals, repetitions and runs.
 #[test]
 fn every_length_comes_back_everywhere() {
     let mut random = Random::new(seed());
@@ -364,8 +365,8 @@ fn every_length_comes_back_everywhere() {
     }
 }
 
-/// Goal: the same for units beyond every distance that the format reaches, when the base moves, and
-/// when a match or a run passes all of it. Method: random contents; then a few on purpose.
+/// Goal: the same for units longer than every distance of the format, when the base moves, and when
+/// a match or a run spans the whole window. Method: random contents; then a few special ones.
 #[test]
 fn long_units_come_back_everywhere() {
     let mut random = Random::new(seed());
@@ -382,7 +383,7 @@ fn long_units_come_back_everywhere() {
     check(&[&noise[..70_000], &noise[..70_000]].concat(), liblzo2.as_mut());
 }
 
-/// Goal: `LE-3`, no match reads as a run. Method: matches of every length around 261 to 264 at
+/// Goal: no match is read as a run (`LE-3`). Method: matches of every length around 261 to 264 at
 /// distances around those with the bits `0x803F`, against the model, which looks for a run first.
 #[test]
 fn no_match_reads_as_a_run() {
@@ -393,7 +394,7 @@ fn no_match_reads_as_a_run() {
         for length in [260, 261, 262, 263, 264, 265, 515, 516, 519] {
             let mut source = noise[..distance].to_vec();
             source.extend_from_slice(&noise[..length]);
-            // Something else must follow, and literals that make each of the two bits.
+            // Different bytes must follow, and literals that set each of the two bits.
             source.push(noise[length] ^ 0x55);
             source.extend_from_slice(&noise[distance + 1..distance + 1 + length % 4]);
             source.extend_from_slice(&noise[100..150]);
@@ -402,9 +403,9 @@ fn no_match_reads_as_a_run() {
     }
 }
 
-/// Goal: `ZC-4`: whatever bytes come, the decoder says what the model says. Method: streams of all
-/// kinds with bytes changed, cut out or inserted, cut and lengthened destinations, noise; also
-/// nothing that liblzo2 reads is read otherwise.
+/// Goal: `ZC-4`: for any input the decoder agrees with the model, and with liblzo2 on every stream
+/// that liblzo2 accepts. Method: streams of all kinds with bytes changed, removed or inserted;
+/// shorter and longer destinations; noise.
 #[test]
 fn damaged_streams_are_read_as_by_the_model() {
     let mut random = Random::new(seed());
@@ -454,7 +455,7 @@ fn damaged_streams_are_read_as_by_the_model() {
     assert!(read > 10_000, "only {read} of 60000 could be read");
 }
 
-/// Goal: what the variant is for: a page with runs of zeros is smaller with `lzo-rle`.
+/// Goal: the purpose of the variant: a page with runs of zeros is smaller with `lzo-rle`.
 #[test]
 fn runs_of_zeros_shrink_more_with_runs() {
     let mut random = Random::new(seed());
@@ -466,10 +467,10 @@ fn runs_of_zeros_shrink_more_with_runs() {
     assert!(runs < original, "{runs} bytes with runs, {original} without");
 }
 
-/// Seconds to compress and to decompress, bytes of all streams.
+/// Seconds to compress, seconds to decompress, and bytes of all streams.
 type Measure = (f64, f64, usize);
 
-/// Compresses and decompresses all `units`, each stream being kept in `store`.
+/// Compresses and decompresses all `units`, and keeps each stream in `store`.
 #[allow(clippy::disallowed_methods, reason = "a measurement; nothing depends on the time")]
 fn measure(
     units: &[&[u8]],
@@ -492,17 +493,17 @@ fn measure(
     (compress_s, begin.elapsed().as_secs_f64(), lengths.iter().sum())
 }
 
-/// The middle one.
+/// The median.
 fn median(mut numbers: Vec<f64>) -> f64 {
     numbers.sort_by(f64::total_cmp);
     numbers[numbers.len() / 2]
 }
 
-/// Prints speed and ratio of ours next to liblzo2's, and how many times theirs it is: the median of
-/// rounds in which each runs after the other. Run it as
-/// `ZCOMP_FILE=corpus cargo test --release -p zfolio-core lzo_speed -- --ignored --nocapture`.
-/// `ZCOMP_MIB` of the file are taken, in 16 pieces from all over it; of them only units of which
-/// `ZCOMP_ZEROS` percent or more are runs of 64 zeros.
+/// Prints speed and ratio of our codec and of liblzo2, and the quotient: the median of rounds in
+/// which both run one after the other. Run it as `ZCOMP_FILE=corpus cargo test --release -p
+/// zfolio-core lzo_speed -- --ignored --nocapture`. It takes `ZCOMP_MIB` of the file, in 16 pieces
+/// spread over it; of these only units that consist of runs of 64 zeros to at least `ZCOMP_ZEROS`
+/// percent.
 #[test]
 #[ignore = "a measurement: needs ZCOMP_FILE, liblzo2 and a quiet machine"]
 fn lzo_speed() {
