@@ -3,6 +3,9 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+mod tests;
+
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;

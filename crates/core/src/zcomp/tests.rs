@@ -1,5 +1,7 @@
 //! Tests of every backend through the batch interface.
 
+mod speed;
+
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -412,80 +414,6 @@ fn same_filled_agrees_with_its_definition() {
     assert_eq!(same_filled(&[1; 12]), None);
 }
 
-/// Goal: printed parameters are read back; an error for a bad one names it, and what is accepted.
-#[test]
-fn parameters_are_read_and_refused() {
-    for given in [
-        "lz4",
-        "lzo",
-        "lzo-rle",
-        "zstd",
-        "deflate",
-        "lz4,level=65537",
-        "lzo-rle,level=1",
-        "zstd,level=-7",
-        "deflate,level=12",
-        "842",
-        "842,level=1",
-        "deflate,window=9",
-        "deflate,level=9,window=15,dict=/a/b=c",
-        "lz4hc,level=4,dict=d",
-    ] {
-        let params: Params = given.parse().expect(given);
-        assert_eq!(params.to_string(), given);
-    }
-    let zstd = Params { level: Some(3), ..Algorithm::Zstd.into() };
-    assert_eq!("zstd,level=3".parse(), Ok(zstd));
-    let (names, levels) = (
-        "accepted are lz4, lz4hc, lzo, lzo-rle, zstd, deflate, 842",
-        "accepted are -131072 to 22 (default 1)",
-    );
-    let all = "accepted is level=N from -131072 to 22 (default 1), dict=FILE";
-    for (given, told, accepted) in [
-        ("", "unknown algorithm ''", names),
-        ("ZSTD", "unknown algorithm 'ZSTD'", names),
-        ("lzo_rle,level=1", "unknown algorithm 'lzo_rle'", names),
-        ("lzo,level=2", "lzo has no level '2'", "accepted are 1 to 1 (default 1)"),
-        ("zstd,level=23", "zstd has no level '23'", levels),
-        ("zstd,level=", "zstd has no level ''", levels),
-        ("zstd,level=1,level=2", "zstd has parameter 'level' twice", "accepted is each once"),
-        ("zstd,dict=a,dict=a", "zstd has parameter 'dict' twice", "accepted is each once"),
-        ("deflate,window=8", "deflate has no window '8'", "accepted are 9 to 15 (default 15)"),
-        ("deflate,window=300", "deflate has no window '300'", "accepted are 9 to 15 (default 15)"),
-        ("zstd,window=12", "zstd has no parameter 'window=12'", all),
-        ("zstd,dict=", "zstd has no parameter 'dict='", all),
-        ("zstd,dict", "zstd has no parameter 'dict'", all),
-        ("zstd,Level=3", "zstd has no parameter 'Level=3'", all),
-        ("deflate,level=12,dict=a", "deflate has no level '12'", "accepted are 1 to 9 (default 1)"),
-        ("deflate,dict=a,level=12", "deflate has no level '12'", "accepted are 1 to 9 (default 1)"),
-        ("lz4,level=0", "lz4 has no level '0'", "accepted are 1 to 65537 (default 1)"),
-        ("deflate,level=x", "deflate has no level 'x'", "accepted are 1 to 12 (default 1)"),
-        ("zstd,", "zstd has no parameter ''", all),
-        (
-            "lz4,d=x",
-            "lz4 has no parameter 'd=x'",
-            "accepted is level=N from 1 to 65537 (default 1), dict=FILE",
-        ),
-    ] {
-        let error = given.parse::<Params>().expect_err(given);
-        assert_eq!(error.to_string(), format!("{told}: {accepted}"));
-    }
-    let any_order: Params = "deflate,dict=d,window=12,level=6".parse().expect("in any order");
-    assert_eq!(any_order.to_string(), "deflate,level=6,window=12,dict=d");
-    let error = Zcomp::new(any_order, UnitOrder::DEFAULT, 1).expect_err("not read");
-    assert_eq!(error.to_string(), "dictionary 'd': it was not read");
-    let unchecked = Params { level: Some(13), ..Algorithm::Deflate.into() };
-    let error = Zcomp::new(unchecked, UnitOrder::DEFAULT, 1).expect_err("13 is out of range");
-    assert_eq!(error.to_string(), "deflate has no level '13': accepted are 1 to 12 (default 1)");
-}
-
-#[test]
-fn the_default_is_an_algorithm_without_parameters() {
-    let params = Params::default();
-    assert_eq!(params.to_string(), crate::zcomp::ALGORITHM_DEFAULT);
-    assert_eq!(params, params.algorithm.into());
-}
-
 /// Goal: memory is accounted. Method: with twice the streams it is about twice as much, and more
 /// than the buffers alone.
 #[test]
@@ -498,78 +426,5 @@ fn memory_grows_with_streams() {
         });
         assert_eq!(2 * one, two, "{algorithm}");
         assert!(one > compressed_bytes_max(64 << 10) + (16 << 10), "{algorithm}: {one}");
-    }
-}
-
-/// Compresses `units` into `store` and decompresses those that shrank; returns seconds for each,
-/// and the bytes kept.
-#[allow(clippy::disallowed_methods, reason = "a measurement; nothing depends on the time")]
-fn measure(zcomp: &Zcomp, units: &[&[u8]], store: &mut [u8]) -> (f64, f64, usize) {
-    let mut kept: Vec<Range<usize>> = Vec::with_capacity(units.len());
-    let (mut end, mut incompressible_bytes) = (0, 0);
-    let begin = std::time::Instant::now();
-    zcomp.compress(0, units, &mut |elements| {
-        for element in elements {
-            match element.outcome {
-                Outcome::Compressed(compressed) => {
-                    let place = end..end + compressed.len();
-                    store[place.clone()].copy_from_slice(compressed);
-                    end = place.end;
-                    kept.push(place);
-                }
-                _ => incompressible_bytes += units[element.index].len(),
-            }
-        }
-    });
-    let compress_s = begin.elapsed().as_secs_f64();
-    let mut dest = vec![0; units[0].len()];
-    let begin = std::time::Instant::now();
-    for place in kept {
-        zcomp.decompress(0, &store[place], &mut dest).expect("what was compressed");
-    }
-    (compress_s, begin.elapsed().as_secs_f64(), end + incompressible_bytes)
-}
-
-fn parsed(params: &str) -> Params {
-    let read = |path: &str| std::fs::read(path).map_err(|error| error.to_string());
-    params.parse::<Params>().and_then(|params| params.with_dictionary(read)).expect("parameters")
-}
-
-/// Prints speed and ratio. Run it as `ZCOMP_FILE=corpus cargo test --release -p zfolio-core
-/// zcomp_speed -- --ignored --nocapture`. `ZCOMP_PARAMS="lz4 zstd,level=-3"` chooses what is
-/// measured.
-#[test]
-#[ignore = "a measurement: needs ZCOMP_FILE and a quiet machine"]
-fn zcomp_speed() {
-    let path = std::env::var("ZCOMP_FILE").expect("ZCOMP_FILE names a file to compress");
-    let data = std::fs::read(&path).expect("ZCOMP_FILE can be read");
-    // Not zeros, so that every page is mapped before the clock starts.
-    let mut store = vec![1; data.len()];
-    let params = std::env::var("ZCOMP_PARAMS");
-    let params = params.as_deref().unwrap_or("lz4 zstd,level=-3 zstd zstd,level=3 deflate");
-    println!(
-        "{:<16} {:>5} {:>9} {:>9} {:>6} {:>9}",
-        "MB/s", "unit", "in", "out", "ratio", "memory"
-    );
-    for params in params.split(' ').map(parsed) {
-        for unit_bytes in [4 << 10, 16 << 10, 64 << 10] {
-            let zcomp = zcomp(params.clone(), unit_bytes, 1);
-            // Without same-filled units, which would make the codec look better.
-            let units: Vec<&[u8]> =
-                data.chunks_exact(unit_bytes).filter(|unit| same_filled(unit).is_none()).collect();
-            let mib = (units.len() * unit_bytes) as f64 / 1e6;
-            let best = (0..3).map(|_| measure(&zcomp, &units, &mut store));
-            let (compress_s, decompress_s, bytes) =
-                best.reduce(|a, b| (a.0.min(b.0), a.1.min(b.1), a.2)).expect("three measurements");
-            println!(
-                "{:<16} {:>5} {:>9.0} {:>9.0} {:>6.2} {:>9}",
-                params.to_string(),
-                unit(unit_bytes).to_string(),
-                mib / compress_s,
-                mib / decompress_s,
-                mib * 1e6 / bytes as f64,
-                zcomp.memory_bytes(),
-            );
-        }
     }
 }

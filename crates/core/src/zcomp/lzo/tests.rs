@@ -1,12 +1,13 @@
 //! Tests against a naive decoder that follows the description word by word, and against liblzo2 if
 //! it is installed (Debian: `liblzo2-2`).
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+mod liblzo2;
+mod speed;
 
 use super::super::tests::{Random, seed};
 use super::decoder::decode;
 use super::{LzoCompressor, Version};
-use crate::page::same_filled;
+use liblzo2::Liblzo2;
 
 const VERSIONS: [Version; 2] = [Version::Original, Version::Runs];
 
@@ -100,83 +101,6 @@ fn model(source: &[u8], newest: Version) -> Option<Vec<u8>> {
             dest.push(dest[dest.len().checked_sub(distance)?]);
         }
         bytes.literals(state, &mut dest)?;
-    }
-}
-
-type Compress = unsafe extern "C" fn(*const u8, usize, *mut u8, *mut usize, *mut c_void) -> c_int;
-
-/// liblzo2, loaded at run time: it is under the GPL, so nothing is built with it.
-struct Liblzo2 {
-    /// `lzo1x_1`, `lzo1x_1_15` and `lzo1x_999`, which uses every instruction.
-    compress: [Compress; 3],
-    decompress: Compress,
-    scratch: Vec<u64>,
-}
-
-unsafe extern "C" {
-    fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void;
-    fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
-}
-
-impl Liblzo2 {
-    /// `None` if it is not installed, with a message.
-    fn load() -> Option<Liblzo2> {
-        // SAFETY: a name that ends in 0, and RTLD_NOW.
-        let library = unsafe { dlopen(c"liblzo2.so.2".as_ptr(), 2) };
-        if library.is_null() {
-            eprintln!("SKIPPED: liblzo2.so.2 is not installed, nothing was compared with it");
-            return None;
-        }
-        let function = |name: &CStr| {
-            // SAFETY: a library that is open, and a name that ends in 0.
-            let function = unsafe { dlsym(library, name.as_ptr()) };
-            assert!(!function.is_null(), "liblzo2 has {name:?}");
-            // SAFETY: the functions named below have this type in LZO's API.
-            unsafe { std::mem::transmute::<*mut c_void, Compress>(function) }
-        };
-        Some(Liblzo2 {
-            compress: [c"lzo1x_1_compress", c"lzo1x_1_15_compress", c"lzo1x_999_compress"]
-                .map(function),
-            decompress: function(c"lzo1x_decompress_safe"),
-            // `lzo1x_999` needs most: 14 * 16384 * 2 bytes.
-            scratch: vec![0; 1 << 17],
-        })
-    }
-
-    /// Writes a stream to `dest`, and returns its length.
-    fn compress(&mut self, which: usize, source: &[u8], dest: &mut [u8]) -> usize {
-        assert!(dest.len() >= source.len() + source.len() / 16 + 67);
-        let mut dest_bytes = dest.len();
-        let scratch = self.scratch.as_mut_ptr().cast();
-        // SAFETY: both slices have these lengths, `dest` holds the longest stream (asserted), and
-        // `scratch` is as long as any of these functions needs.
-        let result = unsafe {
-            self.compress[which](
-                source.as_ptr(),
-                source.len(),
-                dest.as_mut_ptr(),
-                &raw mut dest_bytes,
-                scratch,
-            )
-        };
-        assert_eq!(result, 0);
-        dest_bytes
-    }
-
-    /// Whether `source` is a stream that fills `dest`.
-    fn decompress(&self, source: &[u8], dest: &mut [u8]) -> bool {
-        let mut dest_bytes = dest.len();
-        // SAFETY: both slices have these lengths, and the function stays inside of them.
-        let result = unsafe {
-            (self.decompress)(
-                source.as_ptr(),
-                source.len(),
-                dest.as_mut_ptr(),
-                &raw mut dest_bytes,
-                std::ptr::null_mut(),
-            )
-        };
-        result == 0 && dest_bytes == dest.len()
     }
 }
 
@@ -465,111 +389,4 @@ fn runs_of_zeros_shrink_more_with_runs() {
     }
     let [original, runs] = VERSIONS.map(|version| encode(&page, version).len());
     assert!(runs < original, "{runs} bytes with runs, {original} without");
-}
-
-/// Seconds to compress, seconds to decompress, and bytes of all streams.
-type Measure = (f64, f64, usize);
-
-/// Compresses and decompresses all `units`, and keeps each stream in `store`.
-#[allow(clippy::disallowed_methods, reason = "a measurement; nothing depends on the time")]
-fn measure(
-    units: &[&[u8]],
-    store: &mut [u8],
-    compress: &mut dyn FnMut(&[u8], &mut [u8]) -> usize,
-    decompress: &mut dyn FnMut(&[u8], &mut [u8]) -> bool,
-) -> Measure {
-    let place = stream_bytes_max(units[0].len());
-    let mut lengths = vec![0; units.len()];
-    let begin = std::time::Instant::now();
-    for ((unit, stream), length) in units.iter().zip(store.chunks_mut(place)).zip(&mut lengths) {
-        *length = compress(unit, stream);
-    }
-    let compress_s = begin.elapsed().as_secs_f64();
-    let mut dest = vec![0; units[0].len()];
-    let begin = std::time::Instant::now();
-    for (stream, length) in store.chunks(place).zip(&lengths) {
-        assert!(decompress(&stream[..*length], &mut dest));
-    }
-    (compress_s, begin.elapsed().as_secs_f64(), lengths.iter().sum())
-}
-
-/// The median.
-fn median(mut numbers: Vec<f64>) -> f64 {
-    numbers.sort_by(f64::total_cmp);
-    numbers[numbers.len() / 2]
-}
-
-/// Prints speed and ratio of our codec and of liblzo2, and the quotient: the median of rounds in
-/// which both run one after the other. Run it as `ZCOMP_FILE=corpus cargo test --release -p
-/// zfolio-core lzo_speed -- --ignored --nocapture`. It takes `ZCOMP_MIB` of the file, in 16 pieces
-/// spread over it; of these only units that consist of runs of 64 zeros to at least `ZCOMP_ZEROS`
-/// percent.
-#[test]
-#[ignore = "a measurement: needs ZCOMP_FILE, liblzo2 and a quiet machine"]
-fn lzo_speed() {
-    let path = std::env::var("ZCOMP_FILE").expect("ZCOMP_FILE names a file to compress");
-    let file = std::fs::read(&path).expect("ZCOMP_FILE can be read");
-    let mib = std::env::var("ZCOMP_MIB").map_or(8, |s| s.parse().expect("a number"));
-    let zeros = std::env::var("ZCOMP_ZEROS").map_or(0, |s| s.parse().expect("a percentage"));
-    let mut liblzo2 = Liblzo2::load().expect("liblzo2 to compare with");
-    let decompress = Liblzo2::load().expect("liblzo2 to compare with");
-    let piece = (mib << 20) / 16;
-    let data: Vec<u8> = file
-        .chunks(file.len() / 16)
-        .flat_map(|part| &part[..piece.min(part.len())])
-        .copied()
-        .collect();
-    println!("{:>7} {:<8} {:>15} {:>15} {:>15}", "unit", "MB/s", "in", "out", "ratio");
-    for unit_bytes in [4 << 10, 16 << 10, 64 << 10, 2 << 20] {
-        let has_zeros = |unit: &[u8]| {
-            let runs = unit.chunks(64).filter(|part| part.iter().all(|byte| *byte == 0));
-            runs.count() * 64 * 100 >= zeros * unit.len()
-        };
-        let units: Vec<&[u8]> = data
-            .chunks_exact(unit_bytes)
-            .filter(|unit| same_filled(unit).is_none() && has_zeros(unit))
-            .collect();
-        if units.is_empty() {
-            continue;
-        }
-        let mut store = vec![1; units.len() * stream_bytes_max(unit_bytes)];
-        let mut ours = VERSIONS.map(LzoCompressor::new);
-        let mut rounds: [Vec<Measure>; 3] = Default::default();
-        for _ in 0..15 {
-            let theirs = measure(
-                &units,
-                &mut store,
-                &mut |unit, stream| liblzo2.compress(0, unit, stream),
-                &mut |stream, dest| decompress.decompress(stream, dest),
-            );
-            rounds[0].push(theirs);
-            for (version, ours) in ours.iter_mut().enumerate() {
-                rounds[1 + version].push(measure(
-                    &units,
-                    &mut store,
-                    &mut |unit, stream| ours.encode(unit, stream).expect("fits"),
-                    &mut |stream, dest| decode(stream, dest, VERSIONS[version]).is_ok(),
-                ));
-            }
-        }
-        let megabytes = (units.len() * unit_bytes) as f64 / 1e6;
-        for (name, round) in ["liblzo2", "lzo", "lzo-rle"].iter().zip(&rounds) {
-            let column = |seconds: fn(&Measure) -> f64| {
-                let speed = megabytes / median(round.iter().map(seconds).collect());
-                let pairs = round.iter().zip(&rounds[0]);
-                let times = median(pairs.map(|(a, b)| seconds(b) / seconds(a)).collect());
-                format!("{speed:.0} ({times:.3})")
-            };
-            println!(
-                "{unit_bytes:>7} {name:<8} {:>15} {:>15} {:>15}",
-                column(|measure| measure.0),
-                column(|measure| measure.1),
-                format!(
-                    "{:.3} ({:.4})",
-                    megabytes * 1e6 / round[0].2 as f64,
-                    rounds[0][0].2 as f64 / round[0].2 as f64
-                ),
-            );
-        }
-    }
 }
