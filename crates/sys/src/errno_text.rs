@@ -1,13 +1,13 @@
-//! Errors in words that need no memory.
+//! Texts for errors, without the use of memory.
 //!
-//! The C library's texts are translated, and its translations are the program's memory, which a thread
-//! of ours must not touch.
+//! The C library's texts are translated, and the translations lie in the program's memory, which
+//! the engine's threads must not touch.
 
 use std::fmt;
 
 use rustix::io::Errno;
 
-/// An error to be shown.
+/// An error, to be displayed.
 #[derive(Clone, Copy, Debug)]
 pub struct ErrnoText(pub Errno);
 

@@ -1,8 +1,8 @@
-//! Every raw system call that zfolio makes. No policy: what to do is decided above.
+//! All raw system calls of zfolio. No policy: the crates above decide what to do.
 //!
-//! Calls go through `rustix`, which enters the kernel itself. That matters twice: inside the preload
-//! library the C library's `mmap` and friends are *our* functions, and a fault handler must not
-//! touch `errno` or any other thread-local variable.
+//! Calls go through `rustix`, which enters the kernel directly. This matters for two reasons:
+//! inside the preload library `mmap` and its family are *our* functions, and a fault handler must
+//! not touch `errno` or any other thread-local variable.
 
 pub mod clock;
 pub mod cpu;
