@@ -7,6 +7,6 @@ use std::sync::LazyLock;
 use zfolio_core::zcomp::Algorithm;
 use zfolio_fuzz::zcomp::Target;
 
-static TARGET: LazyLock<Target> = LazyLock::new(|| Target::new(Algorithm::Ibm842));
+static TARGET: LazyLock<Target> = LazyLock::new(|| Target::new(Algorithm::Sw842));
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| TARGET.run(data));

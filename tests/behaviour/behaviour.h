@@ -8,15 +8,19 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -186,6 +190,33 @@ __attribute__((unused)) static void child_is_well(pid_t pid, const char *what) {
     while ((ended = waitpid(pid, &status, 0)) < 0 && errno == EINTR) {}
     CHECK(ended == pid, "%s", what);
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "%s: status %#x", what, status);
+}
+
+/* Instructions of one rule of a seccomp filter. */
+#define RULE 6
+
+/* Writes a rule at `at`: a call with number `call` has the answer `answer` (SECCOMP_RET_...) if argument
+ * `argument` has all of `bits` set; with `bits` 0, always. */
+__attribute__((unused)) static void forbid(struct sock_filter *at, unsigned call, unsigned argument, unsigned bits,
+                                           unsigned answer) {
+    const struct sock_filter rule[RULE] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 4),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args) + 8 * argument),
+        BPF_STMT(BPF_ALU | BPF_AND | BPF_K, bits),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, bits, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, answer),
+    };
+    memcpy(at, rule, sizeof rule);
+}
+
+/* Installs a filter of `length` instructions; the last one is added here, and allows everything else.
+ * `flags` are those of seccomp(2). */
+__attribute__((unused)) static void confine(struct sock_filter *filter, unsigned short length, unsigned flags) {
+    filter[length - 1] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+    struct sock_fprog program = {length, filter};
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, flags, &program)) skip("seccomp filters are not available here");
 }
 
 struct behaviour {

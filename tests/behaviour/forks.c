@@ -2,13 +2,9 @@
 #include "behaviour.h"
 #include <dlfcn.h>
 #include <execinfo.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <pwd.h>
 #include <sched.h>
 #include <spawn.h>
-#include <stddef.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <ucontext.h>
@@ -565,40 +561,20 @@ static void child_without(const char *what) {
     ballast_verify(&b, what);
 }
 
-/* Answers `call` with `error` in this thread and its children, where word `word` has all of `bits`. */
-static void forbid(struct sock_filter *at, unsigned call, unsigned word, unsigned bits, unsigned error) {
-    const struct sock_filter rule[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 4),
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args) + 8 * word),
-        BPF_STMT(BPF_ALU | BPF_AND | BPF_K, bits),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, bits, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
-    };
-    memcpy(at, rule, sizeof rule);
-}
-
-static void enter(struct sock_filter *filter, unsigned short length) {
-    filter[length - 1] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
-    struct sock_fprog program = {length, filter};
-    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
-    if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) skip("there are no seccomp filters here");
-}
-
 static void no_threads(void) {
     ballast_make(&b, 4 * limit_bytes(), 15);
-    struct sock_filter filter[7];
-    forbid(filter, SYS_clone, 0, CLONE_THREAD, EAGAIN);
-    enter(filter, 7);
+    struct sock_filter filter[RULE + 1];
+    forbid(filter, SYS_clone, 0, CLONE_THREAD, SECCOMP_RET_ERRNO | EAGAIN);
+    confine(filter, RULE + 1, 0);
     child_without("without threads");
 }
 
 static void no_userfaultfd(void) {
     ballast_make(&b, 4 * limit_bytes(), 16);
-    struct sock_filter filter[13];
-    forbid(filter, SYS_userfaultfd, 0, 0, EPERM);
-    forbid(filter + 6, SYS_ioctl, 1, 0xaa00, EPERM); /* USERFAULTFD_IOC_NEW */
-    enter(filter, 13);
+    struct sock_filter filter[2 * RULE + 1];
+    forbid(filter, SYS_userfaultfd, 0, 0, SECCOMP_RET_ERRNO | EPERM);
+    forbid(filter + RULE, SYS_ioctl, 1, 0xaa00, SECCOMP_RET_ERRNO | EPERM); /* USERFAULTFD_IOC_NEW */
+    confine(filter, 2 * RULE + 1, 0);
     child_without("without a userfaultfd");
 }
 

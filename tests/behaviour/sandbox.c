@@ -1,26 +1,11 @@
-/* A seccomp filter over all threads, also those that the program has not made. */
+/* A seccomp filter over all threads, including those that the program did not start. */
 #include "behaviour.h"
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <stddef.h>
-#include <sys/prctl.h>
 
-static void confine(struct sock_filter *filter, unsigned short length) {
-    struct sock_fprog program = {length, filter};
-    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
-    long answer = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program);
-    if (answer) skip("seccomp filters for all threads are not to be had here");
-}
-
-/* From here on no thread may use ioctl, by which memory comes back. */
+/* Forbids ioctl to every thread from here on: without it no compressed memory comes back. */
 static void enter(void) {
-    struct sock_filter filter[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_ioctl, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    confine(filter, 4);
+    struct sock_filter filter[RULE + 1];
+    forbid(filter, SYS_ioctl, 0, 0, SECCOMP_RET_ERRNO | EPERM);
+    confine(filter, RULE + 1, SECCOMP_FILTER_FLAG_TSYNC);
 }
 
 /* Before there is an engine: the limit is not held, and all is well. */
@@ -31,26 +16,21 @@ static void early(void) {
     ballast_verify(&b, "a sandbox");
 }
 
-/* The same, by a sandbox as Chromium's: files are refused, and what it does not expect is answered by a signal. */
+/* The same with a sandbox like Chromium's: it refuses to open files, and answers unexpected calls by a signal. */
 static void trapped(void) {
-    struct sock_filter filter[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_unshare, 2, 0),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_open, 2, 0),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_openat, 1, 2),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRAP),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    /* No file can be opened any more: what there is to tell is printed. */
+    struct sock_filter filter[3 * RULE + 1];
+    forbid(filter, SYS_unshare, 0, 0, SECCOMP_RET_TRAP);
+    forbid(filter + RULE, SYS_open, 0, 0, SECCOMP_RET_ERRNO | EPERM);
+    forbid(filter + 2 * RULE, SYS_openat, 0, 0, SECCOMP_RET_ERRNO | EPERM);
+    /* No file can be opened any more, so the result goes to standard output. */
     unsetenv("BEHAVIOUR_REPORT");
-    confine(filter, 7);
+    confine(filter, 3 * RULE + 1, SECCOMP_FILTER_FLAG_TSYNC);
     struct ballast b;
     ballast_make(&b, 3 * limit_bytes(), 3);
     ballast_verify(&b, "a sandbox with traps");
 }
 
-/* With memory that is compressed: it cannot come back. The process must end, and not wait for ever. */
+/* With compressed memory, which cannot come back: the process must end, and not wait for ever. */
 static void late(void) {
     static struct ballast b;
     ballast_make(&b, 3 * limit_bytes(), 2);

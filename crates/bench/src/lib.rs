@@ -28,3 +28,5 @@ pub mod usemem;
 
 pub use compare::{BenchArgs, bench};
 pub use corpus::{CorpusArgs, corpus};
+
+const _: () = assert!(usemem::PAGE_BYTES == zfolio_core::page::PAGE_BYTES);

@@ -31,7 +31,7 @@ use std::time::Instant;
 use crate::mapping::Window;
 pub use crate::report::{Measured, Mismatch, Report, resident_bytes_max};
 
-/// Bytes of the page that is touched, incremented and salted.
+/// Bytes of a page. Not the constant of `zfolio-core`, since the program `usemem` does not link that crate.
 pub const PAGE_BYTES: usize = 4096;
 
 /// The corpus is mapped this much at a time.
@@ -43,7 +43,7 @@ pub const CORPUS_BYTES_MIN: u64 = 1 << 20;
 /// Where a page's salt is: not byte 0, which is incremented.
 const SALT_AT: std::ops::Range<usize> = 8..16;
 
-const _: () = assert!(WINDOW_BYTES % PAGE_BYTES == 0 && CORPUS_BYTES_MIN % 4096 == 0);
+const _: () = assert!(WINDOW_BYTES % PAGE_BYTES == 0 && CORPUS_BYTES_MIN % PAGE_BYTES as u64 == 0);
 
 /// Why a corpus was refused.
 #[derive(Debug)]
@@ -319,7 +319,7 @@ fn increment(region: &mut [u8]) {
 }
 
 /// A number below `count`, by splitmix64.
-fn random_below(state: &mut u64, count: usize) -> usize {
+pub(crate) fn random_below(state: &mut u64, count: usize) -> usize {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut mixed = *state;
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -8,6 +8,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 
 use clap::Parser;
 use zfolio_bench::CorpusArgs;
+use zfolio_core::testing::Random;
 
 #[derive(Parser)]
 struct Line {
@@ -110,15 +111,10 @@ fn what_a_process_holds_is_captured() {
     assert_eq!(left.len(), 3, "no partial file stays: {left:?}");
 }
 
-/// Pages that differ from each other and from anything else.
+/// A page that differs from every other and from the rest of this process's memory.
 fn filled(page: u32) -> [u8; 4096] {
-    let mut state = page.wrapping_mul(0x9e37_79b9) | 1;
-    std::array::from_fn(|_| {
-        state ^= state << 13;
-        state ^= state >> 17;
-        state ^= state << 5;
-        state.to_le_bytes()[1]
-    })
+    let mut random = Random::new(page.into());
+    std::array::from_fn(|_| random.byte())
 }
 
 #[test]

@@ -45,8 +45,9 @@ use settings::Settings;
 use tree::Tree;
 use watch::Watch;
 
-/// The smallest limit: the engine's own buffers and a program's start-up memory fit with room.
-pub(crate) const LIMIT_BYTES_MIN: u64 = 32 << 20;
+/// The smallest limit of `zfolio run`: the engine's buffers and a program's memory at its start both
+/// fit. The library accepts less (`zfolio_pager::LIMIT_BYTES_MIN`), since its limit is for its regions only.
+pub(crate) const RUN_LIMIT_BYTES_MIN: u64 = 32 << 20;
 
 /// The file name of the library that is loaded into the program.
 const PRELOAD: &str = "libzfolio_preload.so";

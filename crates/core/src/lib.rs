@@ -17,3 +17,6 @@ pub mod ranges;
 pub mod refault;
 pub mod stats;
 pub mod sync;
+
+#[doc(hidden)]
+pub mod testing;

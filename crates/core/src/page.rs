@@ -4,7 +4,7 @@ use std::fmt;
 
 /// Bytes in a page, the smallest thing that a program can touch.
 ///
-/// Here and in `zfolio-sys`, which depends on nothing of ours and checks it against the kernel.
+/// `zfolio-sys` has a constant of the same name and value, since neither crate depends on the other.
 pub const PAGE_BYTES: usize = 4096;
 
 /// The largest order: 2^9 pages = 2 MiB, one huge page.

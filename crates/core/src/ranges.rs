@@ -1,40 +1,41 @@
-//! A set of addresses, kept as the ranges that were put in.
+//! A set of addresses, kept as ranges.
 //!
 //! # Invariants
 //!
-//! - `RANGE-1` Ranges are not empty and do not overlap. Adjacent ones stay apart, unless they were put in
-//!   to be joined.
+//! - `RANGE-1` Ranges are not empty and do not overlap. Adjacent ranges stay separate, except that
+//!   [`Ranges::join`] merges them.
 //! - `RANGE-2` `bytes` is the sum of their lengths.
 
 use std::collections::BTreeMap;
 
-/// See the module. Ranges are half open: the end is not in them.
+/// A set of addresses. Ranges are half open: they do not include their end.
 #[derive(Debug, Default)]
 pub struct Ranges {
-    /// Ends by starts.
+    /// The end of each range, by its start.
     ends: BTreeMap<usize, usize>,
     bytes: usize,
 }
 
 impl Ranges {
-    /// No addresses.
+    /// An empty set.
     pub const fn new() -> Ranges {
         Ranges { ends: BTreeMap::new(), bytes: 0 }
     }
 
-    /// Puts a range in; what was there of it before is gone.
+    /// Adds a range as one range of its own; parts of it that were in other ranges leave those.
     pub fn insert(&mut self, start: usize, end: usize) {
         self.remove(start, end);
         self.put(start, end);
     }
 
-    /// Puts a range in, as one with what overlaps it or lies beside it.
+    /// Adds a range, merged with all ranges that overlap or touch it.
     pub fn join(&mut self, start: usize, end: usize) {
         if start >= end {
             return;
         }
         let (mut first, mut last) = (start, end);
-        // At most one range reaches into it from below, and one begins at its end or reaches beyond.
+        // At most one existing range reaches in from below, and at most one begins at the end or
+        // reaches past it.
         if let Some((below, until)) = self.last_below(start).filter(|below| below.1 >= start) {
             (first, last) = (below, last.max(until));
         }
@@ -45,13 +46,13 @@ impl Ranges {
         self.put(first, last);
     }
 
-    /// The range that `address` is in.
+    /// The range that contains `address`.
     pub fn around(&self, address: usize) -> Option<(usize, usize)> {
         let (start, end) = self.ends.range(..=address).next_back()?;
         (address < *end).then_some((*start, *end))
     }
 
-    /// Takes a range out, with the parts of others that lie in it; tells how many bytes that was.
+    /// Removes `start..end`; returns how many bytes of it were in the set.
     pub fn remove(&mut self, start: usize, end: usize) -> usize {
         if start >= end {
             return 0;
@@ -81,17 +82,17 @@ impl Ranges {
         self.ends.range(..end).next_back().map(|(start, end)| (*start, *end))
     }
 
-    /// Whether `address` is in.
+    /// Whether the set contains `address`.
     pub fn contains(&self, address: usize) -> bool {
         self.around(address).is_some()
     }
 
-    /// Whether any of `start..end` is in.
+    /// Whether the set contains any of `start..end`.
     pub fn overlap(&self, start: usize, end: usize) -> bool {
         start < end && self.last_below(end).is_some_and(|last| last.1 > start)
     }
 
-    /// What of `start..end` is in, rising.
+    /// The parts of `start..end` in the set, in rising order.
     pub fn pieces(&self, start: usize, end: usize) -> impl Iterator<Item = (usize, usize)> + '_ {
         let first = self.around(start).map_or(start, |around| around.0);
         let ranges = self.ends.range(first..end.max(first));
@@ -99,17 +100,17 @@ impl Ranges {
         pieces.filter(|(from, to)| from < to)
     }
 
-    /// How many bytes of `start..end` are in.
+    /// How many bytes of `start..end` are in the set.
     pub fn bytes_in(&self, start: usize, end: usize) -> usize {
         self.pieces(start, end).map(|(from, to)| to - from).sum()
     }
 
-    /// The ranges, rising.
+    /// The ranges, in rising order.
     pub fn iter(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         self.ends.iter().map(|(start, end)| (*start, *end))
     }
 
-    /// Bytes of all together.
+    /// Bytes of all ranges together.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -120,6 +121,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::Ranges;
+    use crate::testing::Random;
 
     #[test]
     fn removing_the_middle_leaves_both_ends() {
@@ -141,20 +143,16 @@ mod tests {
         assert_eq!(ranges.iter().collect::<Vec<_>>(), [(4, 8)]);
     }
 
-    /// Goal: ranges that are only ever joined are the longest runs of a set of addresses.
+    /// Goal: ranges that are only added by `join` are the longest runs of a set of addresses.
     #[test]
     fn joined_ranges_are_the_runs_of_a_set() {
         const ADDRESSES: usize = 64;
-        let mut random = 7_u64;
-        let mut next = |below: usize| {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            usize::try_from(random >> 33).map_or(0, |number| number % below)
-        };
+        let mut random = Random::new(7);
         let (mut ranges, mut set) = (Ranges::new(), BTreeSet::new());
         for _ in 0..20_000 {
-            let start = next(ADDRESSES);
-            let end = start + next((ADDRESSES - start + 1).min(9));
-            if next(2) == 0 {
+            let start = random.below(ADDRESSES);
+            let end = start + random.below((ADDRESSES - start + 1).min(9));
+            if random.below(2) == 0 {
                 ranges.join(start, end);
                 set.extend(start..end);
             } else {
@@ -165,29 +163,25 @@ mod tests {
             let told: Vec<(usize, usize)> = ranges.iter().collect();
             assert!(told.windows(2).all(|pair| pair[0].1 < pair[1].0), "two that touch are one");
             assert!(told.iter().flat_map(|(start, end)| *start..*end).eq(set.iter().copied()));
-            let address = next(ADDRESSES);
+            let address = random.below(ADDRESSES);
             let around = told.iter().find(|(start, end)| (*start..*end).contains(&address));
             assert_eq!(ranges.around(address), around.copied());
         }
     }
 
-    /// Goal: any sequence of changes agrees with a set of addresses.
+    /// Goal: after any sequence of changes the ranges agree with a set of addresses.
     #[test]
     fn ranges_agree_with_a_set() {
         const ADDRESSES: usize = 64;
-        let mut random = 42_u64;
-        let mut next = |below: usize| {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            usize::try_from(random >> 33).map_or(0, |number| number % below)
-        };
+        let mut random = Random::new(42);
         let (mut ranges, mut set) = (Ranges::new(), BTreeSet::new());
         for _ in 0..20_000 {
-            let start = next(ADDRESSES);
-            let end = start + next(ADDRESSES - start + 1);
+            let start = random.below(ADDRESSES);
+            let end = start + random.below(ADDRESSES - start + 1);
             let before = set.iter().filter(|address| (start..end).contains(*address)).count();
             assert_eq!(ranges.overlap(start, end), before > 0);
             assert_eq!(ranges.bytes_in(start, end), before);
-            if next(2) == 0 {
+            if random.below(2) == 0 {
                 ranges.insert(start, end);
                 set.extend(start..end);
             } else {
@@ -198,7 +192,7 @@ mod tests {
             let told: Vec<(usize, usize)> = ranges.iter().collect();
             assert!(told.windows(2).all(|pair| pair[0].1 <= pair[1].0), "RANGE-1");
             assert!(told.iter().flat_map(|(start, end)| *start..*end).eq(set.iter().copied()));
-            let address = next(ADDRESSES);
+            let address = random.below(ADDRESSES);
             assert_eq!(ranges.contains(address), set.contains(&address));
         }
     }

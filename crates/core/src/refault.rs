@@ -1,13 +1,14 @@
-//! Refaults by distance: how much more memory would have kept what was wanted again.
+//! Refaults by distance: how much more memory would have kept the units that were needed again.
 //!
 //! The **distance** of a refault is the number of bytes that were compressed between the moment at
-//! which a unit left memory and the moment at which it came back. (The kernel decides in the same way in
-//! `mm/workingset.c`.) So a histogram by distance, of the bytes that came back and of the time waited for
-//! them, tells how long the same run would have waited at a higher limit: [`Forecast`].
+//! which a unit left memory and the moment at which it came back. (The kernel uses the same measure
+//! in `mm/workingset.c`.) The histogram here counts, by distance, the bytes that came back and the
+//! time that was waited for them. From it [`Forecast`] computes how long the same run would have
+//! waited at a higher limit.
 //!
 //! # Cost
 //!
-//! 3.2 KiB a process; two additions for each fault that decompresses, and one for each load.
+//! 3.2 KiB per process. A fault that decompresses makes two additions, each load one.
 
 mod forecast;
 
@@ -15,10 +16,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 pub use forecast::Forecast;
 
-/// Steps of an octave.
+/// Buckets of an octave.
 const STEPS: usize = 8;
 
-/// The buckets of the first octaves are as long: 128 KiB.
+/// Length of each of the first 8 buckets.
 const FIRST_BYTES: u64 = 128 << 10;
 
 /// Octaves above the first 8 buckets: from 1 MiB to 64 GiB.
@@ -27,18 +28,18 @@ const OCTAVES: usize = 16;
 /// Buckets of [`Refaults`].
 pub const BUCKETS: usize = STEPS + STEPS * OCTAVES;
 
-/// Units that came back from the store, by distance.
+/// A histogram of units that came back from the store, by distance.
 ///
-/// Buckets are an eighth of an octave long, evenly, and 128 KiB at least. The last one holds all that are
-/// longer, too.
+/// The buckets of an octave are equally long: an eighth of it, and at least 128 KiB. The last
+/// bucket also holds all longer distances.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Refaults {
-    /// Faults that waited.
+    /// Faults that had to wait.
     counts: [AtomicU64; BUCKETS],
     /// Nanoseconds that they waited.
     waited_ns: [AtomicU64; BUCKETS],
-    /// Bytes that came back, waited for or not.
+    /// Bytes that came back, with or without a wait.
     bytes: [AtomicU64; BUCKETS],
 }
 
@@ -49,14 +50,14 @@ impl Default for Refaults {
     }
 }
 
-/// What one bucket holds.
+/// The contents of one bucket.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Bucket {
-    /// The shortest distance.
+    /// The shortest distance in the bucket.
     pub from: u64,
-    /// The distance that all are below; `u64::MAX` for the last bucket.
+    /// All distances in the bucket are below this; `u64::MAX` for the last bucket.
     pub end: u64,
-    /// Faults that waited.
+    /// Faults that had to wait.
     pub count: u64,
     /// Nanoseconds that they waited.
     pub waited_ns: u64,
@@ -64,38 +65,38 @@ pub struct Bucket {
     pub bytes: u64,
 }
 
-/// What was measured at one limit, beside the refaults: the ground that a guess about another limit
-/// stands on.
+/// What was measured at one limit, in addition to the refaults: the input of a forecast for another
+/// limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Measured {
     /// The limit at which the program ran.
     pub limit_bytes: u64,
-    /// What the program would have held without a limit, at most.
+    /// The most that the program would have held resident without a limit.
     pub need_bytes: u64,
-    /// Of that, what is not managed.
+    /// The part of `need_bytes` that is not managed.
     pub unmanaged_bytes: u64,
-    /// What is stored, before compression.
+    /// Bytes stored, before compression.
     pub stored_bytes: u64,
-    /// The same in the pool, everything included.
+    /// Bytes of the pool that hold them, with all overhead.
     pub pool_bytes: u64,
-    /// What is in the store only.
+    /// Bytes that are only in the store and not resident, before compression.
     pub demand_stored_bytes: u64,
-    /// All that left memory for the store.
+    /// All bytes that left memory for the store.
     pub left_bytes: u64,
-    /// What came back of it.
+    /// The bytes of `left_bytes` that came back.
     pub returned_bytes: u64,
-    /// Time waited for units that were moved back from the staging area, or were on their way already.
+    /// Time waited for units in the staging area, or already on their way back.
     pub moved_wait_ns: u64,
     /// Time waited for fresh memory.
     pub fresh_wait_ns: u64,
 }
 
-/// A limit, and how long the run would have waited at it.
+/// A recommended limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Advice {
     /// The limit, a whole number of MiB.
     pub limit_bytes: u64,
-    /// All threads together.
+    /// How long all threads together would have waited.
     pub waiting_ns: u64,
 }
 
@@ -117,25 +118,25 @@ impl Refaults {
         (FIRST_BYTES * (STEPS + above % STEPS) as u64) << (above / STEPS)
     }
 
-    /// The distance that all of a bucket is below; nothing is above the last bucket.
+    /// The distance that all distances of a bucket are below. The last bucket has no end.
     fn end(index: usize) -> u64 {
         if index >= BUCKETS - 1 { u64::MAX } else { Self::start(index + 1) }
     }
 
-    /// Counts one fault that decompressed a unit and took `waited_ns`, after `distance_bytes` of other
-    /// reclaim.
+    /// Counts one fault that decompressed a unit and took `waited_ns`. `distance_bytes` is its
+    /// distance.
     pub fn add(&self, distance_bytes: u64, waited_ns: u64) {
         let index = Self::index(distance_bytes);
         self.counts[index].fetch_add(1, Relaxed);
         self.waited_ns[index].fetch_add(waited_ns, Relaxed);
     }
 
-    /// Counts bytes that came back after `distance_bytes` of other reclaim, for whatever reason.
+    /// Counts `bytes` that came back at this distance, for any reason.
     pub fn add_bytes(&self, distance_bytes: u64, bytes: u64) {
         self.bytes[Self::index(distance_bytes)].fetch_add(bytes, Relaxed);
     }
 
-    /// Adds what a bucket of another histogram holds.
+    /// Adds the contents of a bucket of another histogram.
     pub fn add_bucket(&self, bucket: &Bucket) {
         let index = Self::index(bucket.from);
         self.counts[index].fetch_add(bucket.count, Relaxed);
@@ -143,7 +144,7 @@ impl Refaults {
         self.bytes[index].fetch_add(bucket.bytes, Relaxed);
     }
 
-    /// All buckets, the shortest distances first.
+    /// All buckets, in rising order of distance.
     pub fn each(&self) -> impl Iterator<Item = Bucket> {
         let loaded = |cells: &[AtomicU64; BUCKETS], index: usize| cells[index].load(Relaxed);
         (0..BUCKETS).map(move |index| Bucket {
@@ -155,20 +156,20 @@ impl Refaults {
         })
     }
 
-    /// Time waited for units that were decompressed, at whatever distance.
+    /// Time waited for units that were decompressed, at all distances.
     #[must_use]
     pub fn waited_ns(&self) -> u64 {
         self.waited_ns.iter().map(|waited| waited.load(Relaxed)).sum()
     }
 
-    /// Bytes that came back, from whatever distance.
+    /// Bytes that came back, at all distances.
     #[must_use]
     pub fn returned_bytes(&self) -> u64 {
         self.bytes.iter().map(|bytes| bytes.load(Relaxed)).sum()
     }
 
-    /// The lowest limit above the present one at which the run would have waited `most_ns` at most;
-    /// `None` if it waited no longer than that as it was.
+    /// The lowest limit above the present one at which the run would have waited at most `most_ns`.
+    /// `None` if the run waited no longer than that at the present limit.
     #[must_use]
     pub fn advice(&self, measured: &Measured, most_ns: u64) -> Option<Advice> {
         let ample = measured.ample_bytes();
@@ -176,7 +177,8 @@ impl Refaults {
         if forecast.waiting_ns(measured.limit_bytes) <= most_ns || ample <= measured.limit_bytes {
             return None;
         }
-        // FORECAST-1: too long, ..., too long, short enough, ...; what is ample is short enough.
+        // FORECAST-1: from some limit on the wait is short enough, and below it is not. At `ample`
+        // it is.
         let (mut long, mut good) = (measured.limit_bytes / MIB, ample / MIB);
         while long + 1 < good {
             let middle = long.midpoint(good);
@@ -188,24 +190,25 @@ impl Refaults {
     }
 }
 
-/// A MiB: limits are told in whole ones.
+/// A MiB: limits are given in whole MiB.
 const MIB: u64 = 1 << 20;
 
 impl Measured {
-    /// A limit that is never reached: the need, and the 16th of the limit at which reclaim begins.
+    /// A limit that is never reached: the need plus a 16th of the limit, since reclaim begins that
+    /// far below it.
     #[must_use]
     pub fn ample_bytes(&self) -> u64 {
         whole_mib(self.need_bytes.saturating_add(self.need_bytes / 15))
     }
 
-    /// What a resident byte costs of the limit, in 256ths: `1 - 1 / ratio`, a quarter at least.
+    /// What a resident byte costs of the limit, in 256ths: `1 - 1 / ratio`, at least a quarter.
     fn cost(&self) -> u64 {
         let (stored, pool) = (self.stored_bytes.max(1), self.pool_bytes.min(self.stored_bytes));
         let saved = u128::from(stored - pool.min(stored)) * 256 / u128::from(stored);
         u64::try_from(saved).unwrap_or(256).clamp(64, 256)
     }
 
-    /// Resident bytes that so many more bytes of limit make room for.
+    /// How many more bytes can be resident at `limit_bytes` than at the limit of the measurement.
     fn resident_gained(&self, limit_bytes: u64) -> u64 {
         u64::try_from(u128::from(limit_bytes) * 256 / u128::from(self.cost())).unwrap_or(u64::MAX)
     }

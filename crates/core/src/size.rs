@@ -19,7 +19,7 @@ pub const ACCEPTED: &str =
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum SizeError {
-    /// It is not a number with a suffix that we know.
+    /// The text is not a number with a known suffix.
     Malformed {
         /// What was given.
         given: String,
@@ -66,14 +66,14 @@ pub fn parse(given: &str) -> Result<u64, SizeError> {
     }
 
     let too_large = || SizeError::TooLarge { given: given.to_owned() };
-    // Only digits are left, so a failure means that there are too many of them.
+    // Only digits are left, so that parsing fails only if there are too many of them.
     let whole: u64 = whole.parse().map_err(|_| too_large())?;
     let bytes = whole.checked_mul(scale).ok_or_else(too_large)?;
     bytes.checked_add(fraction_bytes(fraction, scale)).ok_or_else(too_large)
 }
 
-/// Bytes of `0.fraction` of `scale`. Digits beyond the eighteenth are below a byte of any scale
-/// that leaves room for them, and are left out.
+/// Bytes of `0.fraction` of `scale`. Digits after the eighteenth are ignored: they are less than a
+/// byte of any scale.
 fn fraction_bytes(fraction: &str, scale: u64) -> u64 {
     let (mut numerator, mut denominator) = (0u128, 1u128);
     for digit in fraction.bytes().take(18) {
@@ -84,7 +84,7 @@ fn fraction_bytes(fraction: &str, scale: u64) -> u64 {
     u64::try_from(numerator * u128::from(scale) / denominator).expect("less than the scale")
 }
 
-/// Bytes that a suffix stands for.
+/// The number of bytes that a suffix stands for.
 fn scale(suffix: &str) -> Option<u64> {
     let lower = suffix.to_ascii_lowercase();
     let (letter, rest) = match lower.chars().next() {
@@ -129,6 +129,7 @@ pub fn display(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::{SizeError, display, parse};
+    use crate::testing::{Random, seed};
 
     #[test]
     fn letters_are_powers_of_1024_and_kb_is_1000() {
@@ -200,13 +201,10 @@ mod tests {
     /// Goal: `SIZE-1`. Method: seeded random sizes of every magnitude.
     #[test]
     fn what_is_displayed_reads_back() {
-        let seed: u64 = std::env::var("SEED").map_or(42, |s| s.parse().expect("SEED is a u64"));
-        let mut state = seed | 1;
+        let seed = seed();
+        let mut random = Random::new(seed);
         for _ in 0..10_000 {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            let bytes = state >> (state % 60).max(1);
+            let bytes = random.word() >> (1 + random.below(59));
             let told = display(bytes);
             let back = parse(&told).expect("a size that display wrote");
             let near = bytes.abs_diff(back) <= bytes / 20;

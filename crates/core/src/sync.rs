@@ -5,8 +5,8 @@
 //! - `SYNC-1` A thread takes locks in rising rank. A debug build asserts it at every `lock`; a
 //!   second lock of equal rank is `try_lock` only.
 //!
-//! The table of ranks is `docs/locks.md`. Poison is ignored: a panic while a lock is held ends the
-//! process in release builds (`panic = "abort"`), and in tests the failure is already being told.
+//! The table of ranks is `docs/locks.md`. Poisoning is ignored: in release builds a panic ends the
+//! process (`panic = "abort"`), and in tests it is reported as a failure anyway.
 
 #![allow(clippy::disallowed_types, reason = "the one place that wraps the standard mutex")]
 
@@ -17,12 +17,12 @@ use std::sync::{MutexGuard, PoisonError, RwLockReadGuard, RwLockWriteGuard, TryL
 #[derive(Debug, Default)]
 pub struct Mutex<const RANK: u8, T>(std::sync::Mutex<T>);
 
-/// The lock of a [`Mutex`] held; the proof that rank `RANK` is held.
+/// The guard of a [`Mutex`]: the proof that a lock of rank `RANK` is held.
 #[derive(Debug)]
 pub struct Guard<'a, const RANK: u8, T>(MutexGuard<'a, T>);
 
 impl<const RANK: u8, T> Mutex<RANK, T> {
-    /// A new, free mutex.
+    /// Makes a mutex that is not held.
     pub const fn new(value: T) -> Self {
         Mutex(std::sync::Mutex::new(value))
     }
@@ -31,7 +31,8 @@ impl<const RANK: u8, T> Mutex<RANK, T> {
     ///
     /// # Panics
     ///
-    /// In debug builds, when this thread holds a lock of this rank or a higher one (`SYNC-1`).
+    /// In debug builds, if this thread already holds a lock of this rank or a higher one
+    /// (`SYNC-1`).
     pub fn lock(&self) -> Guard<'_, RANK, T> {
         ranks::assert_rising(RANK);
         if let Some(guard) = schedule::until(|| self.try_lock()) {
@@ -53,7 +54,7 @@ impl<const RANK: u8, T> Mutex<RANK, T> {
         Some(Guard(guard))
     }
 
-    /// The value, through the proof that nobody else has it.
+    /// The value. `&mut self` proves that no other thread has access.
     pub fn get_mut(&mut self) -> &mut T {
         self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
@@ -82,21 +83,21 @@ impl<const RANK: u8, T> Drop for Guard<'_, RANK, T> {
 #[derive(Debug, Default)]
 pub struct RwLock<const RANK: u8, T>(std::sync::RwLock<T>);
 
-/// A [`RwLock`] held for reading.
+/// The guard of a [`RwLock`] held for reading.
 #[derive(Debug)]
 pub struct ReadGuard<'a, const RANK: u8, T>(RwLockReadGuard<'a, T>);
 
-/// A [`RwLock`] held for writing.
+/// The guard of a [`RwLock`] held for writing.
 #[derive(Debug)]
 pub struct WriteGuard<'a, const RANK: u8, T>(RwLockWriteGuard<'a, T>);
 
 impl<const RANK: u8, T> RwLock<RANK, T> {
-    /// A new, free lock.
+    /// Makes a lock that is not held.
     pub const fn new(value: T) -> Self {
         RwLock(std::sync::RwLock::new(value))
     }
 
-    /// Waits until nobody writes.
+    /// Waits until no writer holds the lock, and takes it for reading.
     ///
     /// # Panics
     ///
@@ -111,7 +112,7 @@ impl<const RANK: u8, T> RwLock<RANK, T> {
         ReadGuard(guard)
     }
 
-    /// Enters if nobody writes or waits to.
+    /// Takes the lock for reading if no writer holds it or waits for it.
     pub fn try_read(&self) -> Option<ReadGuard<'_, RANK, T>> {
         let guard = match self.0.try_read() {
             Ok(guard) => guard,
@@ -122,7 +123,7 @@ impl<const RANK: u8, T> RwLock<RANK, T> {
         Some(ReadGuard(guard))
     }
 
-    /// Enters alone if nobody is in.
+    /// Takes the lock for writing if it is free.
     pub fn try_write(&self) -> Option<WriteGuard<'_, RANK, T>> {
         let guard = match self.0.try_write() {
             Ok(guard) => guard,
@@ -133,7 +134,7 @@ impl<const RANK: u8, T> RwLock<RANK, T> {
         Some(WriteGuard(guard))
     }
 
-    /// Waits until nobody else is in.
+    /// Waits until the lock is free, and takes it for writing.
     ///
     /// # Panics
     ///
@@ -262,7 +263,7 @@ mod ranks {
 
 #[cfg(not(debug_assertions))]
 mod ranks {
-    // Nothing here may touch thread-local storage: the fault path runs this in release builds.
+    // No thread-local storage here: the fault path runs this function in release builds.
     pub(super) fn assert_rising(_rank: u8) {}
     pub(super) fn push(_rank: u8) {}
     pub(super) fn pop(_rank: u8) {}

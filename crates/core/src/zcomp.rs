@@ -1,34 +1,34 @@
 //! Codecs behind one batch interface, with streams that are set up once.
 //!
-//! A [`Zcomp`] compresses **units** of one size with one [`Algorithm`] at one level. It owns a
-//! **stream** (codec state and output buffer) per CPU and direction. The caller hands over a batch
-//! of any length; each element gets its own [`Outcome`], so that one element that will not shrink
-//! changes nothing for its neighbours, and software and hardware report in the same way.
+//! A [`Zcomp`] compresses **units** of one size with one [`Algorithm`] at one level. It owns
+//! **streams** (codec state and output buffer), one for each CPU and direction. The caller passes a
+//! batch of any length. Each element gets its own [`Outcome`]: an element that does not shrink does
+//! not affect the others, and software and hardware report in the same way.
 //!
 //! # Invariants
 //!
-//! - `ZC-1` After [`Zcomp::new`] nothing allocates and nothing frees, neither Rust nor C: this code
-//!   runs below a `malloc` whose memory it manages. The C libraries work in memory that the
-//!   backend gave them at set-up.
-//! - `ZC-2` No thread-local storage: this code runs in signal handlers, and in threads of programs
-//!   that know nothing of it.
+//! - `ZC-1` After [`Zcomp::new`] neither Rust nor C code allocates or frees memory: this code runs
+//!   below a `malloc` whose memory it manages. The C libraries work in memory that the backend gave
+//!   them at set-up.
+//! - `ZC-2` No thread-local storage is used: this code runs in signal handlers, and in the
+//!   program's threads.
 //! - `ZC-3` A compressed unit has 1 to [`compressed_bytes_max`] bytes.
-//! - `ZC-4` `decompress` reads nothing but `source`, writes nothing but `dest`, and returns `Ok`
-//!   only if it used all of `source` and wrote all of `dest`, whatever bytes `source` holds. Of a
-//!   prefix it need not use all of `source`.
+//! - `ZC-4` `decompress` reads only `source` and writes only `dest`. It returns `Ok` only if it
+//!   used all of `source` and wrote all of `dest`, whatever bytes `source` holds. For a prefix it
+//!   need not use all of `source`.
 //!
 //! # Concurrency
 //!
-//! One lock per stream, of [`RANK_COMPRESS`] or [`RANK_DECOMPRESS`]. A caller takes its CPU's
-//! stream, or else any free one, or else waits for its own. The directions have streams of their
-//! own, because a fault that decompresses may interrupt a reclaim that compresses on the same CPU.
-//! `each` is called with the compress stream held, so that the result need not be copied first:
-//! what it locks has a rank above [`RANK_COMPRESS`], and it never calls `compress`. Likewise for
-//! `decompress_batch` and [`RANK_DECOMPRESS`].
+//! One lock per stream, of [`RANK_COMPRESS`] or [`RANK_DECOMPRESS`]. A caller takes the stream of
+//! its CPU; if that is taken, any free one; if none is free, it waits for its own. Each direction
+//! has its own streams, because a fault that decompresses may interrupt a reclaim that compresses
+//! on the same CPU. `each` is called while the compress stream is held, so that the result need not
+//! be copied first. So all locks that `each` takes must rank above [`RANK_COMPRESS`], and it must
+//! not call `compress`. The same holds for `decompress_batch` and [`RANK_DECOMPRESS`].
 //!
 //! # Cost
 //!
-//! [`Zcomp::memory_bytes`] tells. `docs/design/zcomp.md` has the table.
+//! [`Zcomp::memory_bytes`] returns the memory. `docs/design/zcomp.md` has a table.
 
 #![deny(unsafe_code)]
 
@@ -37,7 +37,6 @@ mod bare;
 #[allow(unsafe_code, reason = "calls C")]
 mod deflate;
 mod dictionary;
-mod ibm842;
 #[allow(unsafe_code, reason = "calls C")]
 mod lz4;
 #[allow(unsafe_code, reason = "calls C")]
@@ -47,6 +46,7 @@ mod lzo;
 mod params;
 mod sample;
 mod stream;
+mod sw842;
 #[cfg(test)]
 mod tests;
 #[allow(unsafe_code, reason = "calls C")]
@@ -68,23 +68,23 @@ pub use zstd::train::{train, without_tables};
 /// Rank of the lock of a compress stream.
 pub const RANK_COMPRESS: u8 = 40;
 
-/// Rank of the lock of a decompress stream. Above [`RANK_COMPRESS`]: a fault may interrupt a
-/// reclaim that holds one.
+/// Rank of the lock of a decompress stream. Above [`RANK_COMPRESS`], because a fault may interrupt
+/// a reclaim that holds a compress stream.
 pub const RANK_DECOMPRESS: u8 = 41;
 
 const _: () = assert!(RANK_COMPRESS < RANK_DECOMPRESS);
 
-/// What became of one element of a batch.
+/// The result for one element of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome<'a> {
-    /// The unit is this machine word, in this machine's byte order, repeated.
+    /// The unit is one machine word, repeated; the word is in this machine's byte order.
     SameFilled(u64),
     /// The unit, compressed. The bytes live in the stream's buffer: copy them before returning.
     Compressed(&'a [u8]),
-    /// The unit would not shrink to [`compressed_bytes_max`], or a sample of it says so; keep it as it is,
+    /// The unit does not shrink to [`compressed_bytes_max`], or a sample says so. Keep it as it is,
     /// or not at all.
     Incompressible,
-    /// The codec failed. The unit is untouched and still the caller's.
+    /// The codec failed. The unit is unchanged and still belongs to the caller.
     Failed,
 }
 
@@ -93,7 +93,7 @@ pub enum Outcome<'a> {
 pub struct Element<'a> {
     /// Its place in the batch.
     pub index: usize,
-    /// What became of it.
+    /// Its result.
     pub outcome: Outcome<'a>,
 }
 
@@ -102,9 +102,9 @@ pub struct Element<'a> {
 pub struct Packed<'a, 'd> {
     /// The compressed unit.
     pub source: &'a [u8],
-    /// Where it goes, piece after piece; they need not be adjacent.
+    /// The destination, in order; its parts need not be adjacent.
     pub dest: &'a mut [&'d mut [u8]],
-    /// How much of it is wanted.
+    /// How much of the unit to decompress.
     pub extent: Extent,
 }
 
@@ -114,70 +114,70 @@ impl Packed<'_, '_> {
     }
 }
 
-/// How much of a unit is decompressed.
+/// How much of a unit to decompress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extent {
-    /// All of it, and it is exactly as long as the destination.
+    /// The whole unit, which is exactly as long as the destination.
     Whole,
-    /// The bytes from its beginning for which there is a destination. What comes behind them is not
-    /// decompressed where the format allows it, and not looked at: no checksum of the unit can be checked.
+    /// The beginning of the unit, as long as the destination. The rest is not decompressed if the
+    /// format allows that, and not checked: a checksum of the unit cannot be verified.
     Prefix,
 }
 
-/// Why something was not done.
+/// The error of a codec.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
-    /// No algorithm has this name. Whoever wrote it corrects it.
+    /// No algorithm has this name. The user must correct it.
     Algorithm {
         /// What was written.
         given: String,
     },
-    /// The algorithm has no such parameter. Whoever wrote it corrects it.
+    /// The algorithm has no such parameter. The user must correct it.
     Parameter {
         /// The algorithm.
         algorithm: Algorithm,
         /// What was written.
         given: String,
     },
-    /// The level is not a number, or out of the algorithm's range. Whoever wrote it corrects it.
+    /// The level is not a number, or out of the algorithm's range. The user must correct it.
     Level {
         /// The algorithm.
         algorithm: Algorithm,
-        /// What it accepts, beside the other parameters.
+        /// The accepted levels, given the other parameters.
         levels: RangeInclusive<i32>,
         /// What was written.
         given: String,
     },
-    /// The window is not a number, or out of the algorithm's range. Whoever wrote it corrects it.
+    /// The window is not a number, or out of the algorithm's range. The user must correct it.
     Window {
         /// The algorithm.
         algorithm: Algorithm,
-        /// What it accepts.
+        /// The accepted windows.
         windows: RangeInclusive<u8>,
         /// What was written.
         given: String,
     },
-    /// A parameter is given more than once. Whoever wrote it corrects it.
+    /// A parameter is given more than once. The user must correct it.
     Repeated {
         /// The algorithm.
         algorithm: Algorithm,
         /// The parameter.
         given: String,
     },
-    /// The dictionary cannot be used. Whoever named it corrects it.
+    /// The dictionary cannot be used. The user must correct it.
     Dictionary {
         /// The file.
         path: String,
         /// What is wrong with it, and what is accepted.
         why: String,
     },
-    /// No dictionary can be made of these samples. Give more, or others.
+    /// No dictionary can be made from these samples. Pass more samples, or others.
     Training {
         /// How many there were.
         samples: usize,
     },
-    /// There was no memory for a stream. Nothing was kept; try with fewer streams.
+    /// There was no memory for a stream. Nothing was kept; try fewer streams.
     OutOfMemory {
         /// The algorithm.
         algorithm: Algorithm,
@@ -189,7 +189,7 @@ pub enum Error {
         algorithm: Algorithm,
         /// Length of the compressed bytes.
         source_bytes: usize,
-        /// Length that they had to fill.
+        /// The length that they should decompress to.
         dest_bytes: usize,
     },
 }
@@ -249,10 +249,10 @@ impl std::error::Error for Error {}
 
 /// The longest compressed form that is kept of a unit of `unit_bytes`: 15/16 of it.
 ///
-/// A codec is given a destination of this length, so it gives up early on what will not shrink.
-/// What saves less than a sixteenth is better kept as it is: for 4 KiB that is at most 256 bytes,
-/// about what a size class and the metadata of the object cost, and each load would pay for the
-/// codec where it could copy.
+/// A codec gets a destination of this length, so it stops early on a unit that does not shrink. A
+/// unit that would save less than a sixteenth is better kept as it is: for 4 KiB the saving is at
+/// most 256 bytes, about what a size class and the object's metadata cost, and each load would have
+/// to decompress instead of copying.
 #[must_use]
 pub const fn compressed_bytes_max(unit_bytes: usize) -> usize {
     unit_bytes - unit_bytes / 16
@@ -283,8 +283,9 @@ impl Zcomp {
     ///
     /// # Errors
     ///
-    /// [`Error::Level`], [`Error::Window`], [`Error::Parameter`] if `params` has one that its algorithm does
-    /// not, [`Error::Dictionary`] if that was not read or is not one, [`Error::OutOfMemory`] if there is none.
+    /// [`Error::Level`], [`Error::Window`] or [`Error::Parameter`] if the algorithm does not accept
+    /// one of `params`; [`Error::Dictionary`] if the dictionary was not read or is malformed;
+    /// [`Error::OutOfMemory`].
     ///
     /// # Panics
     ///
@@ -310,23 +311,24 @@ impl Zcomp {
         Ok(Zcomp { params, unit, compress, decompress, memory_bytes })
     }
 
-    /// What it was made with. It decompresses what was compressed with the same, and nothing else.
+    /// The parameters. Only a `Zcomp` with the same parameters can decompress what this one
+    /// compressed.
     #[must_use]
     pub fn params(&self) -> &Params {
         &self.params
     }
 
-    /// The units that the backend works on at once: 1 for software. A batch may have any length;
-    /// one that is a multiple of this wastes nothing.
+    /// How many units the backend compresses at once: 1 for software. A batch may have any length;
+    /// a multiple of this number wastes nothing.
     #[must_use]
     pub fn batch_max(&self) -> usize {
         self.params.algorithm.backend().batch_max
     }
 
-    /// Compresses each source, with the stream of `cpu` or another that is free.
+    /// Compresses each source, with the stream of `cpu` or another one that is free.
     ///
-    /// Each element is told once, alone or with others, at most [`BATCH_MAX`] at once, while the
-    /// stream is held. Elements that the codec need not see may be told before others of the same batch.
+    /// `each` gets every element exactly once, in groups of at most [`BATCH_MAX`], while the stream
+    /// is held. Elements that need no codec may be reported before others of the same batch.
     ///
     /// # Panics
     ///
@@ -339,12 +341,13 @@ impl Zcomp {
         stream::hold(&self.compress, cpu).compress(sources, each);
     }
 
-    /// Decompresses `source` into `dest`, with the stream of `cpu` or another that is free.
+    /// Decompresses `source` into `dest`, with the stream of `cpu` or another one that is free.
     ///
     /// # Errors
     ///
-    /// [`Error::Corrupt`] unless all of `source` was used to fill all of `dest` (`ZC-4`). Bytes
-    /// that were changed and still fill it are not noticed: that is the store's checksum's task.
+    /// [`Error::Corrupt`] unless all of `source` was used to fill all of `dest` (`ZC-4`). Changed
+    /// bytes that still decompress to this length are not detected here: the store's checksum does
+    /// that.
     pub fn decompress(&self, cpu: usize, source: &[u8], dest: &mut [u8]) -> Result<(), Error> {
         let mut result = Ok(());
         let one = Packed { source, dest: &mut [dest], extent: Extent::Whole };
@@ -352,11 +355,12 @@ impl Zcomp {
         result
     }
 
-    /// Decompresses each element of `batch`, with the stream of `cpu` or another that is free.
+    /// Decompresses each element of `batch`, with the stream of `cpu` or another one that is free.
     ///
-    /// `each(index, result)` is called once per element, in order, while the stream is held; an element
-    /// that fails changes nothing for the others. Its errors are those of [`Zcomp::decompress`]; of a
-    /// [`Extent::Prefix`] all of `dest` was filled, and the rest of `source` may be anything.
+    /// `each(index, result)` is called once per element, in order, while the stream is held. An
+    /// element that fails does not affect the others. The errors are those of
+    /// [`Zcomp::decompress`]; for an [`Extent::Prefix`] only all of `dest` must be filled, and the
+    /// rest of `source` may be anything.
     pub fn decompress_batch(
         &self,
         cpu: usize,
@@ -375,14 +379,14 @@ impl Zcomp {
         }
     }
 
-    /// The memory of all streams, mapped or not.
+    /// The memory of all streams, including pages that are not mapped.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         self.memory_bytes
     }
 }
 
-/// What the streams of a codec of these parameters share.
+/// Makes what the streams of a codec with these parameters share.
 fn shared(params: &Params, unit: UnitOrder) -> Result<Box<dyn Shared>, Error> {
     let level = params.checked()?;
     let (backend, unit_bytes) = (params.algorithm.backend(), unit.bytes());
@@ -390,7 +394,7 @@ fn shared(params: &Params, unit: UnitOrder) -> Result<Box<dyn Shared>, Error> {
         let why = "it was not read".to_owned();
         return Err(Error::Dictionary { path: unread.path().to_owned(), why });
     }
-    // A unit of no more than the window cannot refer further back.
+    // A unit that is no longer than the window cannot refer further back.
     let widest = params.algorithm.windows().map_or(0, |windows| *windows.end());
     let window = params.window.filter(|window| *window < widest && unit_bytes >> window > 1);
     match &backend.extended {

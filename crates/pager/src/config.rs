@@ -4,7 +4,7 @@ use std::fmt;
 
 use zfolio_core::page::UnitOrder;
 use zfolio_core::zcomp::{self, DICTIONARY_BYTES, Params};
-use zfolio_sys::words::Words;
+use zfolio_sys::errno_text::ErrnoText;
 use zfolio_sys::{Errno, files};
 
 use crate::charge::OverLimit;
@@ -55,7 +55,7 @@ pub fn with_dictionary(params: Params) -> Result<Params, zcomp::Error> {
             Errno::ACCESS | Errno::PERM => "it may not be read".to_owned(),
             Errno::ISDIR => "it is a directory; accepted is a file".to_owned(),
             Errno::FBIG => format!("accepted are at most {} bytes", DICTIONARY_BYTES.end()),
-            other => format!("it cannot be read: {}", Words(other)),
+            other => format!("it cannot be read: {}", ErrnoText(other)),
         })
     })
 }
@@ -144,15 +144,15 @@ fn tell_refusal(f: &mut fmt::Formatter<'_>, mode: Mode, errno: Errno) -> fmt::Re
             "no permission for a userfaultfd that serves system calls ({}): needed is one of read and \
              write permission on /dev/userfaultfd (the group zfolio has it where the udev rule is \
              installed), CAP_SYS_PTRACE, vm.unprivileged_userfaultfd=1; the library's inline mode needs none of them",
-            Words(errno)
+            ErrnoText(errno)
         ),
         (Errno::PERM | Errno::NOSYS, _) => write!(
             f,
             "userfaultfd: {}: a sandbox refuses the system call, or the kernel was built without it \
              (zfolio doctor tells more)",
-            Words(errno)
+            ErrnoText(errno)
         ),
-        _ => write!(f, "userfaultfd: {} (zfolio doctor tells what to do)", Words(errno)),
+        _ => write!(f, "userfaultfd: {} (zfolio doctor tells what to do)", ErrnoText(errno)),
     }
 }
 
@@ -160,7 +160,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Userfaultfd { mode, errno } => tell_refusal(f, *mode, *errno),
-            Error::Memory { what, errno } => write!(f, "{what}: {}", Words(*errno)),
+            Error::Memory { what, errno } => write!(f, "{what}: {}", ErrnoText(*errno)),
             Error::Codec(why) | Error::Algorithm(why) => f.write_str(why),
             Error::LimitTooSmall { given } => {
                 write!(f, "limit {given}: at least {LIMIT_BYTES_MIN} bytes are needed")

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use zfolio_core::zswap;
-use zfolio_sys::words::Words;
+use zfolio_sys::errno_text::ErrnoText;
 use zfolio_sys::{Errno, files, process};
 
 /// A line of text built without an allocation.
@@ -61,7 +61,7 @@ pub(crate) fn corrupt(address: usize, bytes: usize, error: zswap::Error) -> ! {
 
 /// The system has no page left for a fault that must be served.
 pub(crate) fn out_of_memory(address: usize, error: Errno) -> ! {
-    tell(format_args!("a fault at {address:#x} cannot be served: {}", Words(error)));
+    tell(format_args!("a fault at {address:#x} cannot be served: {}", ErrnoText(error)));
     process::abort_now(STATUS)
 }
 
@@ -85,7 +85,7 @@ pub(crate) fn tell_if_forbidden(whole_process: bool, error: Errno) {
     if whole_process && is_forbidden(error) && !TOLD.swap(true, Relaxed) {
         tell(format_args!(
             "userfaultfd's ioctl: {} (a seccomp filter of the program's?): the limit is not held",
-            Words(error)
+            ErrnoText(error)
         ));
     }
 }
@@ -96,7 +96,7 @@ pub(crate) fn forbidden(error: Errno) -> ! {
     tell(format_args!(
         "userfaultfd's ioctl: {}; a seccomp filter of the program's forbids it, and what is compressed cannot \
          come back: stopped",
-        Words(error)
+        ErrnoText(error)
     ));
     process::abort_now(STATUS)
 }

@@ -1,8 +1,8 @@
-//! `malloc` and its family, by mimalloc.
+//! `malloc` and its family, served by mimalloc.
 //!
 //! # Cost
 //!
-//! One load and a branch that is never taken before `malloc`: about 0.3 ns of 10.
+//! Each `malloc` makes one more load, and a branch that is taken once: about 0.3 ns of 10 ns.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -10,43 +10,17 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use libmimalloc_sys as mi;
 
-/// Declares an entry point of the C library that this library replaces.
-macro_rules! interpose {
-    ($($(#[$meta:meta])* fn $name:ident($($arg:ident: $type:ty),*) -> $out:ty $body:block)+) => {
-        $(
-            $(#[$meta])*
-            ///
-            /// # Safety
-            ///
-            /// That of the C function of the same name.
-            #[unsafe(no_mangle)]
-            pub unsafe extern "C" fn $name($($arg: $type),*) -> $out $body
-        )+
-    };
-}
-pub(crate) use interpose;
-
-/// The next definition of a function of the C library.
-macro_rules! next {
-    ($name:literal as $type:ty) => {{
-        // SAFETY: a look-up by name.
-        let next = unsafe { libc::dlsym(libc::RTLD_NEXT, $name.as_ptr()) };
-        assert!(!next.is_null(), "the C library has this function");
-        // SAFETY: the C library's function of this name has this type.
-        unsafe { std::mem::transmute::<*mut libc::c_void, $type>(next) }
-    }};
-}
-pub(crate) use next;
+use crate::interpose::{interpose, set_errno};
 
 /// mimalloc's option `arena_reserve`, in KiB (`mimalloc.h` 3; not among the declarations of
 /// libmimalloc-sys).
 const OPTION_ARENA_RESERVE: mi::mi_option_t = 23;
 
-/// Before the first block: arenas of an eighth of the limit. With mimalloc's own 1 GiB every program
-/// could reach its limit as far as one can tell from its mappings, and would be watched.
+/// Before the first block: sets the size of an arena to an eighth of the limit. With mimalloc's default of 1 GiB
+/// the first arena alone would start the reclaim thread in every program.
 #[cold]
 fn set_up() {
-    crate::home::wake_up();
+    crate::lifecycle::wake_up();
     let Some(settings) = crate::settings::get() else { return };
     let bytes = (settings.config.limit_bytes / 8).clamp(32 << 20, 1 << 30);
     let kib = std::ffi::c_long::try_from(bytes >> 10).expect("at most 1 GiB");
@@ -54,27 +28,19 @@ fn set_up() {
     unsafe { mi::mi_option_set(OPTION_ARENA_RESERVE, kib) };
 }
 
-/// Whether there was no block yet.
+/// Whether no block was allocated yet.
 static FIRST: AtomicBool = AtomicBool::new(true);
 
 /// Before each block.
 #[inline]
 fn before_a_block() {
-    // The first is asked for by the loader, before there is a second thread.
+    // The loader allocates the first block, before there is a second thread.
     if FIRST.load(Relaxed) && FIRST.swap(false, Relaxed) {
         set_up();
     }
 }
 
-/// Leaves an error as the C library does.
-pub(crate) fn set_errno(value: i32) {
-    // SAFETY: it has no precondition.
-    let errno = unsafe { libc::__errno_location() };
-    // SAFETY: glibc's errno of this thread, always valid.
-    unsafe { errno.write(value) };
-}
-
-/// `NULL` with `ENOMEM`, as the C library answers.
+/// Sets `ENOMEM` if there is no block, as the C library does.
 fn or_enomem(block: *mut c_void) -> *mut c_void {
     if block.is_null() {
         set_errno(libc::ENOMEM);
@@ -103,7 +69,7 @@ interpose! {
         unsafe { mi::mi_free(block) };
     }
 
-    /// `realloc(3)`: to nothing it is `free`, as glibc has it.
+    /// `realloc(3)`: with a size of 0 it is `free`, as in glibc.
     fn realloc(block: *mut c_void, bytes: usize) -> *mut c_void {
         if bytes == 0 && !block.is_null() {
             // SAFETY: the caller's contract.
@@ -127,20 +93,20 @@ interpose! {
         }
     }
 
-    /// `aligned_alloc(3)`: what is no power of two is rounded up to one, as glibc has it.
+    /// `aligned_alloc(3)`: rounds the alignment up to a power of two, as glibc does.
     fn aligned_alloc(align: usize, bytes: usize) -> *mut c_void {
         let Some(align) = align.checked_next_power_of_two() else {
             set_errno(libc::EINVAL);
             return null_mut();
         };
         before_a_block();
-        // SAFETY: a power of two is all that mimalloc asks for.
+        // SAFETY: mimalloc requires only that the alignment is a power of two.
         or_enomem(unsafe { mi::mi_malloc_aligned(bytes, align) })
     }
 
     /// `memalign(3)`.
     fn memalign(align: usize, bytes: usize) -> *mut c_void {
-        // SAFETY: the same.
+        // SAFETY: aligned_alloc() accepts any two numbers.
         unsafe { aligned_alloc(align, bytes) }
     }
 
@@ -154,7 +120,7 @@ interpose! {
         if block.is_null() {
             return libc::ENOMEM;
         }
-        // SAFETY: the caller passes a valid place.
+        // SAFETY: the caller passes a pointer that is valid for the write.
         unsafe { out.write(block) };
         0
     }
@@ -182,7 +148,7 @@ interpose! {
 
     /// `malloc_trim(3)`.
     fn malloc_trim(_pad: usize) -> i32 {
-        // SAFETY: a request without arguments that matter.
+        // SAFETY: the function has no precondition.
         unsafe { mi::mi_collect(true) };
         1
     }

@@ -1,13 +1,12 @@
-//! `clone(3)` and `syscall(3)`: forks that do not come through `fork`.
+//! `clone(3)` and `syscall(3)`: ways to fork without `fork`.
 //!
-//! A child that does not share its parent's memory gets its copy of everything by copy-on-write, so it
-//! needs an engine of its own, as after `fork`. A thread, or a child that borrows the parent's memory
-//! (`CLONE_VM`), needs nothing of us.
+//! A child that does not share its parent's memory gets a copy of it by copy-on-write. So it needs its own
+//! engine, as after `fork`. A thread, or a child that shares the parent's memory (`CLONE_VM`), needs none.
 //!
 //! ```text
 //! clone(f, stack, flags)    without CLONE_VM: prepare; the child sets up, then runs f
-//! syscall(SYS_fork ...)     the same; SYS_clone with a stack of its own goes to the kernel as it is
-//! syscall(anything else)    to the kernel, by the same instructions as in the C library
+//! syscall(SYS_fork ...)     the same; SYS_clone with a stack for the child is passed on unchanged
+//! syscall(anything else)    passed on, by the same instructions as in the C library
 //! ```
 
 use std::ffi::{c_int, c_void};
@@ -15,41 +14,30 @@ use std::ptr::null_mut;
 
 use zfolio_sys::map;
 
-use crate::allocator::{interpose, next};
+use crate::interpose::{interpose, next};
 use crate::{fork, mappings, settings};
 
-/// As much of its stack as a child uses before faults are served.
+/// Bytes of its stack that a child may use before faults are served.
 const STACK_BYTES: usize = 64 << 10;
 
-/// What the child runs.
+/// The function that the child runs.
 type Life = extern "C" fn(*mut c_void) -> c_int;
 
-/// The seven arguments: the last three are there as the flags say.
-type Clone = unsafe extern "C" fn(
-    Life,
-    *mut c_void,
-    c_int,
-    *mut c_void,
-    *mut c_void,
-    *mut c_void,
-    *mut c_void,
-) -> c_int;
-
-/// What the program wants its child to run. On the parent's stack, of which the child has a copy.
+/// What the program wants its child to run. It is on the parent's stack, of which the child has a copy.
 struct Start {
     life: Life,
     argument: *mut c_void,
 }
 
 extern "C" fn start(start: *mut c_void) -> c_int {
-    // SAFETY: clone() passes a `Start`, which this process has its own copy of.
+    // SAFETY: clone() passes the address of a `Start`, of which this process has its own copy.
     let Start { life, argument } = unsafe { start.cast::<Start>().read() };
     fork::child();
     life(argument)
 }
 
-/// Words that the kernel reads and writes while the engine is held still, or in the child before faults
-/// are served: none of them may be compressed. What is no address is nobody's.
+/// Stops managing words that the kernel reads and writes while the engine is held still, or in the child before
+/// faults are served: none of them may be compressed then. A word that is not an address has no effect.
 fn give_up_words(words: [*mut c_void; 3]) {
     for word in words.into_iter().filter(|word| !word.is_null()) {
         mappings::give_up(word as usize, (word as usize).saturating_add(map::PAGE_BYTES));
@@ -59,13 +47,21 @@ fn give_up_words(words: [*mut c_void; 3]) {
 interpose! {
     /// `clone(3)`.
     ///
-    /// It is variadic: what the caller left out is read all the same, from registers and from the
-    /// caller's frame, and is passed on unlooked at.
-    fn clone(life: Life, stack: *mut c_void, flags: c_int, argument: *mut c_void, parent_word: *mut c_void, storage: *mut c_void, child_word: *mut c_void) -> c_int {
-        let next = next!(c"clone" as Clone);
+    /// It is variadic. Arguments that the caller left out are read all the same, from registers and from the
+    /// caller's frame, and passed on without being used.
+    fn clone(
+        life: Life,
+        stack: *mut c_void,
+        flags: c_int,
+        argument: *mut c_void,
+        parent_word: *mut c_void,
+        storage: *mut c_void,
+        child_word: *mut c_void
+    ) -> c_int {
+        let next = next!(clone);
         let managed = settings::get().is_some();
         if managed && flags & libc::CLONE_CHILD_CLEARTID != 0 {
-            // The kernel clears this word when the child exits, and waits for no fault then.
+            // The kernel clears this word when the child exits, and cannot wait for a fault then.
             give_up_words([child_word, null_mut(), null_mut()]);
         }
         let ours = managed && flags & libc::CLONE_VM == 0;
@@ -88,7 +84,7 @@ interpose! {
         let mut about = Start { life, argument };
         let about = (&raw mut about).cast();
         fork::prepare_bare();
-        // SAFETY: the program's own call, but for what the child runs first.
+        // SAFETY: the program's own call, except that the child runs `start` first.
         let answer = unsafe { next(start, stack, flags, about, parent_word, storage, child_word) };
         fork::parent();
         answer
@@ -97,16 +93,16 @@ interpose! {
 
 #[cfg(target_arch = "x86_64")]
 mod raw {
-    //! `syscall(3)`, for the architecture that we can test it on.
+    //! `syscall(3)`, for the one architecture on which it is tested.
 
     use std::ffi::{c_int, c_long, c_void};
 
     use super::give_up_words;
-    use crate::allocator::{interpose, set_errno};
+    use crate::interpose::{interpose, set_errno};
     use crate::{fork, mappings, settings};
 
-    // As in the C library, but for the comparisons before it: fork (57) and vfork (58), clone (56) and
-    // clone3 (435) without CLONE_VM (0x100) and with no stack of the child's, and madvise (28) with
+    // As in the C library, after comparisons that find the special calls: fork (57) and vfork (58); clone
+    // (56) and clone3 (435) without CLONE_VM (0x100) and without a stack for the child; madvise (28) with
     // MADV_WIPEONFORK (18).
     std::arch::global_asm!(
         ".globl zfolio_syscall",
@@ -141,7 +137,7 @@ mod raw {
         "    jnz 10b",
         "    jmp 50f",
         "30:",
-        // A `struct clone_args` of its first version is 64 bytes; its stack is at 40.
+        // The first version of `struct clone_args` has 64 bytes, and the stack at byte 40.
         "    test rsi, rsi",
         "    jz 10b",
         "    cmp rdx, 64",
@@ -169,23 +165,27 @@ mod raw {
     );
 
     unsafe extern "C" {
-        fn zfolio_syscall(
+        /// The instructions above; called with the arguments of [`syscall`].
+        fn zfolio_syscall();
+    }
+
+    interpose! {
+        /// `syscall(2)`: variadic, so that arguments that the caller left out are read all the same. The
+        /// compiler makes a jump of the call, and so the frame that is read is the caller's.
+        fn syscall(
             number: c_long,
             a: usize,
             b: usize,
             c: usize,
             d: usize,
             e: usize,
-            f: usize,
-        ) -> c_long;
-    }
-
-    interpose! {
-        /// `syscall(2)`: variadic, so that what the caller left out is read all the same. The compiler makes a
-        /// jump of it, and the frame is the caller's.
-        fn syscall(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long {
+            f: usize
+        ) -> c_long {
+            let instructions = zfolio_syscall as *const ();
+            // SAFETY: the instructions take the arguments of `syscall`, and return its result.
+            let kernel = unsafe { std::mem::transmute::<*const (), syscall>(instructions) };
             // SAFETY: the program's own call, with its own words.
-            unsafe { zfolio_syscall(number, a, b, c, d, e, f) }
+            unsafe { kernel(number, a, b, c, d, e, f) }
         }
     }
 
@@ -194,7 +194,7 @@ mod raw {
         -1
     }
 
-    /// One system call, whose child if it has one goes on here, on its own copy of the stack.
+    /// Makes one system call. If it forks, both processes return from here, each on its own copy of the stack.
     fn call(number: c_long, [a, b, c, d, e]: [usize; 5]) -> c_long {
         let answer: c_long;
         // SAFETY: the program's own call, with its own words; the kernel leaves all registers but these.
@@ -209,15 +209,15 @@ mod raw {
         answer
     }
 
-    /// An answer as the C library gives it.
-    fn told(answer: c_long) -> c_long {
+    /// Turns the kernel's answer into a result of the C library: -1 and `errno` for an error.
+    fn to_result(answer: c_long) -> c_long {
         if (-4095..0).contains(&answer) {
             return fail(c_int::try_from(-answer).unwrap_or(libc::EINVAL));
         }
         answer
     }
 
-    /// The calls that are not the kernel's alone.
+    /// The calls that concern the engine.
     extern "C" fn special(
         number: c_long,
         a: usize,
@@ -228,13 +228,13 @@ mod raw {
     ) -> c_long {
         if number == libc::SYS_madvise {
             mappings::give_up(a, mappings::page_end(a, b));
-            return told(call(number, [a, b, c, d, e]));
+            return to_result(call(number, [a, b, c, d, e]));
         }
-        // A child that borrowed its parent's memory would return from here into frames that it then
-        // overwrites: what is asked for as vfork is done as fork, as the standard allows.
+        // A child that shared its parent's memory would return from here, and then overwrite the parent's
+        // stack frames. So vfork is made as fork, which the standard allows.
         let number = if number == libc::SYS_vfork { libc::SYS_fork } else { number };
         if settings::get().is_none() {
-            return told(call(number, [a, b, c, d, e]));
+            return to_result(call(number, [a, b, c, d, e]));
         }
         if !fork::child_has_room() {
             return -1;
@@ -243,7 +243,7 @@ mod raw {
         match number {
             libc::SYS_clone => give_up_words([pointer(c), pointer(d), pointer(e)]),
             libc::SYS_clone3 => {
-                // SAFETY: at least 64 bytes, of which the assembly has read the first and the 40th.
+                // SAFETY: at least 64 bytes: the assembly above has compared the length, and read some of them.
                 let [_, pidfd, child, parent, _, _, _, storage] =
                     unsafe { (a as *const [u64; 8]).read_unaligned() };
                 let place = |word: u64| pointer(usize::try_from(word).unwrap_or(0));
@@ -259,6 +259,6 @@ mod raw {
         } else {
             fork::parent()
         }
-        told(answer)
+        to_result(answer)
     }
 }

@@ -1,21 +1,22 @@
-//! `fork`: the child gets its own copy of everything, by copy-on-write, and an engine of its own.
+//! `fork`: the child gets a copy of all memory, by copy-on-write, and its own engine.
 //!
 //! ```text
-//! prepare   what is staged comes back; what the C library touches in the child before us comes back
-//!           (open `FILE`s); then the engine, the ranges and the heap are held still
-//! parent    lets go
-//! child     new userfaultfds and threads, the same tables; then lets go
+//! prepare   brings staged folios back, and what the C library uses in the child before our handler runs
+//!           (the open `FILE`s); then holds the engine, the candidates and the heap still
+//! parent    releases them
+//! child     makes new userfaultfds and threads, keeps the tables; then releases
 //! ```
 //!
-//! The child's engine must be there before the child touches managed memory, or it would read zeros.
-//! Handlers of `pthread_atfork` run in the order of registration in the child, and ours is the first.
+//! The child's engine must exist before the child touches managed memory: until then such memory reads as
+//! zeros. The handlers of `pthread_atfork` run in the child in the order of registration, and ours is first.
 //!
-//! Between `prepare` and the system call, and in the child before our handler, the C library's `fork` uses memory that
-//! it has allocated with `malloc`: the open `FILE`s, whose locks it resets; the name service's state; a long list of
-//! handlers. All of that is made resident in `prepare`. And it waits for locks, whose holders must not wait for us:
+//! Between `prepare` and the system call, and in the child before our handler, the C library's `fork` uses
+//! memory that it allocated with `malloc`: the open `FILE`s, whose locks it resets; the state of the name
+//! service; a list of handlers if there are many. `prepare` makes all of that resident. The C library's `fork`
+//! also waits for two locks, and no holder of either may wait for a fault then:
 //!
-//! - that of the list of `FILE`s, which others hold while they touch them: `prepare` takes it first (`FILES`);
-//! - that of the name service's state, under which nothing but that state is touched: it is resident.
+//! - the lock of the list of `FILE`s, held while a thread uses them: `prepare` takes it first ([`Files`]);
+//! - the lock of the name service's state: its holders touch that state only, which is resident.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
@@ -26,11 +27,11 @@ use zfolio_pager::Quiet;
 use zfolio_sys::map::{self, Reservation};
 use zfolio_sys::signal::{self, Mask};
 
-use crate::allocator::{interpose, next, set_errno};
+use crate::candidates::{self, Candidates};
 use crate::heap::{self, Held, Lock};
-use crate::keeper::{Call, ask};
-use crate::native::{self, Native};
-use crate::{home, mappings, settings};
+use crate::interpose::{interpose, next, set_errno};
+use crate::mapping_proxy::{Call, ask};
+use crate::{lifecycle, mappings, settings};
 
 /// One fork at a time.
 static ONE: Lock = Lock::new();
@@ -41,63 +42,66 @@ struct Still(UnsafeCell<Option<Everything>>);
 // SAFETY: reached between prepare() and parent() or child() only, by the one thread that forks.
 unsafe impl Sync for Still {}
 
-/// Everything that is held across the call. Fields drop in this order: the outermost lock last.
+/// All that is held during the call. Fields drop in this order: the outermost lock last.
 struct Everything {
     heap: Held<'static>,
     quiet: Option<Quiet<'static>>,
-    native: Native,
+    candidates: Candidates,
     _one: Held<'static>,
     files: Option<Files>,
     mask: Mask,
 }
 
 type Handler = extern "C" fn();
-type Register = unsafe extern "C" fn(Handler, Handler, Handler, *mut c_void) -> c_int;
+#[allow(non_camel_case_types, reason = "named after its function")]
+type __register_atfork = unsafe extern "C" fn(Handler, Handler, Handler, *mut c_void) -> c_int;
 
-/// Registers the three handlers, with the C library itself: `pthread_atfork` calls its `__register_atfork` by name,
-/// and a program may have put a function of its own there. Firefox keeps a list so, and calls the handlers around
-/// its `clone` as well, where we prepare too: this thread would wait for itself.
+/// Registers the three handlers with the C library itself, by its `__register_atfork`.
+///
+/// `pthread_atfork` would call `__register_atfork` by name, and a program may define that function. Firefox does:
+/// it keeps a list of its own, and calls the handlers around its `clone` as well. Our `clone` prepares too, so
+/// that the thread would wait for itself.
 pub(crate) fn install() {
-    let register = next!(c"__register_atfork" as Register);
+    let register = next!(__register_atfork);
     // SAFETY: the handlers are functions of this library, which is never unloaded: no handle is needed.
     unsafe { register(prepare, parent, child, std::ptr::null_mut()) };
 }
 
-/// What a child needs beyond its copy of the parent: four stacks, a little heap.
+/// Address space that a child needs in addition to its copy of the parent's: four stacks, a little heap.
 const CHILD_BYTES: usize = 2 << 20;
 
-/// Whether a child could have what it needs; if not, leaves the error with which `fork` is to fail.
+/// Whether a child could have the address space that it needs. If not, sets the `errno` for `fork` to fail with.
 ///
-/// Where address space is short (`RLIMIT_AS`, `RLIMIT_DATA`) the child would have to end, of which the
-/// parent hears too late. Another thread may take what is found here: then the child ends, and says so.
+/// Without this test the child would have to end where address space is short (`RLIMIT_AS`, `RLIMIT_DATA`),
+/// after `fork` has succeeded in the parent. If another thread uses the space up after the test, the child
+/// still ends, with a message.
 pub(crate) fn child_has_room() -> bool {
-    let room = native::engine().is_none() || Reservation::new(CHILD_BYTES, map::PAGE_BYTES).is_ok();
+    let room =
+        candidates::engine().is_none() || Reservation::new(CHILD_BYTES, map::PAGE_BYTES).is_ok();
     if !room {
         set_errno(libc::ENOMEM);
     }
     room
 }
 
-type Fork = unsafe extern "C" fn() -> libc::pid_t;
-
 interpose! {
-    /// `fork(3)`: our handlers do the work, as for those forks that the C library makes by itself; here
-    /// it can fail.
+    /// `fork(3)`: the handlers do the work, as for the forks inside the C library. Only here can the fork be
+    /// made to fail.
     fn fork() -> libc::pid_t {
         if !child_has_room() {
             return -1;
         }
-        let next = next!(c"fork" as Fork);
+        let next = next!(fork);
         // SAFETY: it has no precondition.
         unsafe { next() }
     }
 
-    /// `_Fork(3)`: as `fork`, without the program's handlers.
+    /// `_Fork(3)`: as `fork`, but the C library runs no handlers.
     fn _Fork() -> libc::pid_t {
         if !child_has_room() {
             return -1;
         }
-        let next = next!(c"_Fork" as Fork);
+        let next = next!(_Fork);
         prepare_bare();
         // SAFETY: it has no precondition.
         let answer = unsafe { next() };
@@ -116,7 +120,7 @@ pub(crate) fn while_nobody_forks<R>(work: impl FnOnce() -> R) -> R {
     answer
 }
 
-/// Before a `fork` of the C library's, which does more than the system call.
+/// Before the C library's `fork`, which does more than the system call.
 extern "C" fn prepare() {
     prepare_to(true);
 }
@@ -134,41 +138,43 @@ fn prepare_to(fork_by_library: bool) {
     pin_own_stack();
     let mut files = fork_by_library.then(Files::lock);
     let one = ONE.lock();
-    let (native, quiet) = loop {
-        if native::engine().is_none() {
-            let native = native::lock();
-            if native.engine().is_none() {
-                break (native, None);
+    let (candidates, quiet) = loop {
+        if candidates::engine().is_none() {
+            let candidates = candidates::lock();
+            if candidates.engine().is_none() {
+                break (candidates, None);
             }
             continue;
         }
-        // Faults are still served: touch, then hold, then look whether all of it is still there.
+        // Faults are still served. Make the memory resident, hold the engine still, and then check that all
+        // of the memory is still resident.
         ask(Call::Settle, [0; 6]).ok();
         let mut touched = Vec::new();
         if let Some(files) = &mut files {
             files.touch(|at| touched.push(at));
             touch_kept(|at| touched.push(at));
         }
-        let native = native::lock();
-        let quiet = native.engine().and_then(zfolio_pager::Engine::quiet);
+        let candidates = candidates::lock();
+        let quiet = candidates.engine().and_then(zfolio_pager::Engine::quiet);
         if let Some(mut quiet) = quiet {
             if touched.iter().all(|at| quiet.is_resident(*at)) {
-                break (native, Some(quiet));
+                break (candidates, Some(quiet));
             }
         }
     };
-    let everything = Everything { heap: heap::hold(), quiet, native, _one: one, files, mask };
+    let everything = Everything { heap: heap::hold(), quiet, candidates, _one: one, files, mask };
     // SAFETY: `ONE` is held: no other thread is between prepare() and parent().
     unsafe { *STILL.0.get() = Some(everything) };
 }
 
-/// This thread's stack must not fault while it holds the engine still; most are not managed anyway.
+/// Makes this thread's stack resident for good: it must not fault while the thread holds the engine still.
+/// Most stacks are not managed anyway.
 fn pin_own_stack() {
     const AROUND: usize = 64 << 10;
     let here = 0_u8;
     let stack = std::ptr::from_ref(std::hint::black_box(&here)) as usize;
     mappings::give_up(stack - AROUND, stack + AROUND);
-    // The thread's control block, where the kernel writes its restartable sequence.
+    // The thread's control block: the kernel writes the state of its restartable sequence there.
     // SAFETY: a call without arguments; the answer is the block's address.
     let block = unsafe { libc::pthread_self() };
     if let Ok(block) = usize::try_from(block) {
@@ -176,20 +182,20 @@ fn pin_own_stack() {
     }
 }
 
-/// Takes what prepare() left.
+/// Returns what prepare() holds.
 fn take() -> Option<Everything> {
     // SAFETY: this is the thread that forked, or its copy in the child.
     unsafe { (*STILL.0.get()).take() }
 }
 
 pub(crate) extern "C" fn parent() {
-    if let Some(Everything { heap, quiet, native, _one, files, mask }) = take() {
+    if let Some(Everything { heap, quiet, candidates, _one, files, mask }) = take() {
         drop(heap);
         drop(quiet);
-        if let Some(engine) = native.engine() {
+        if let Some(engine) = candidates.engine() {
             add(&engine.figures().forks, 1);
         }
-        drop(native);
+        drop(candidates);
         drop(_one);
         drop(files);
         signal::restore(&mask);
@@ -197,23 +203,23 @@ pub(crate) extern "C" fn parent() {
 }
 
 pub(crate) extern "C" fn child() {
-    if let Some(Everything { heap, mut quiet, native, _one, files, mask }) = take() {
+    if let Some(Everything { heap, mut quiet, candidates, _one, files, mask }) = take() {
         if let Some(files) = files {
             files.forget_in_child();
         }
         drop(heap);
         if let Some(settings) = settings::get() {
-            home::start_over(settings, native.engine().zip(quiet.as_mut()));
+            lifecycle::start_over(settings, candidates.engine().zip(quiet.as_mut()));
         }
         drop(quiet);
-        drop(native);
+        drop(candidates);
         drop(_one);
         signal::restore(&mask);
-        home::start_if_needed();
+        lifecycle::start_if_needed();
     }
 }
 
-/// `struct _IO_FILE` as far as the C library's public header tells it.
+/// The part of `struct _IO_FILE` that the C library's public header declares.
 #[repr(C)]
 struct File {
     flags: i32,
@@ -237,16 +243,17 @@ const _: () = {
 unsafe extern "C" {
     /// The C library's list of open files.
     static _IO_list_all: *mut File;
-    /// Its lock: recursive. Whoever opens, closes or flushes files takes it before that of any file.
+    /// Locks the list; recursive. A thread that opens, closes or flushes files takes this lock before a file's.
     fn _IO_list_lock();
     fn _IO_list_unlock();
     fn _IO_list_resetlock();
 }
 
-/// The list of open `FILE`s, locked: none of them is opened, closed or freed meanwhile.
+/// The guard of the list of open `FILE`s: while it lives, none is opened, closed or freed.
 ///
-/// Taken before `ONE`: who flushes all files has it, and may fork in a function of the program's (`fopencookie`). The
-/// C library's `fork` takes it too, after us: by then no other thread can have it, and wait for a fault with it.
+/// It is taken before `ONE`, because a thread that flushes all files holds this lock, and may fork in a function
+/// of the program (`fopencookie`). The C library's `fork` takes the lock again, after `prepare`; so no other
+/// thread can hold it then and wait for a fault.
 struct Files(());
 
 impl Files {
@@ -256,26 +263,26 @@ impl Files {
         Files(())
     }
 
-    /// Touches every open `FILE` and its lock, and tells where they are.
-    fn touch(&mut self, mut tell: impl FnMut(usize)) {
+    /// Makes every open `FILE` and its lock resident, and passes their addresses to `note`.
+    fn touch(&mut self, mut note: impl FnMut(usize)) {
         // SAFETY: a variable of the C library, read under its lock.
         let mut file = unsafe { _IO_list_all };
         while !file.is_null() {
-            // SAFETY: a member of the list, which stays in it, and so alive, while the list is locked.
+            // SAFETY: a member of the list. It stays in the list, and so alive, while the list is locked.
             let about = unsafe { &*file };
             let (chain, lock) = (about.chain, about.lock);
-            tell(file as usize);
-            tell(file as usize + size_of::<File>());
+            note(file as usize);
+            note(file as usize + size_of::<File>());
             if lock != 0 {
                 // SAFETY: the file's lock, a word at least.
                 std::hint::black_box(unsafe { (lock as *const u32).read_volatile() });
-                tell(lock);
+                note(lock);
             }
             file = chain;
         }
     }
 
-    /// In a child the C library has made the lock anew, unless the process had a single thread: then we do.
+    /// In a child: resets the lock, as the C library does, but only if the process had more than one thread.
     fn forget_in_child(self) {
         std::mem::forget(self);
         // SAFETY: the child's only thread, which holds the lock or finds it free.
@@ -290,14 +297,14 @@ impl Drop for Files {
     }
 }
 
-/// Where the C library keeps its variables.
+/// The address ranges of the C library's variables.
 static VARIABLES: OnceLock<Vec<(usize, usize)>> = OnceLock::new();
 
-/// Bytes of what one of them points to: the name service's state has 200. Of the list of handlers, ours, the first, is
-/// what must be there: once it has run, faults are served.
+/// Bytes to make resident behind each pointer among these variables. The state of the name service has 200. Of the
+/// list of handlers only the first is needed, which is ours: once it has run, faults are served.
 const KEPT_BYTES: usize = 256;
 
-/// Learns where the C library keeps its variables. In the constructor, when nobody holds a lock of the loader.
+/// Finds the C library's variables. Called in the constructor, when no thread holds a lock of the loader.
 pub(crate) fn learn() {
     let mut found: Vec<(usize, usize)> = Vec::new();
     let found_at = (&raw mut found).cast();
@@ -332,11 +339,11 @@ unsafe extern "C" fn note_variables(
     0
 }
 
-/// Touches what the C library's variables point to, and tells where that is.
+/// Makes the memory that the C library's variables point to resident, and passes its addresses to `note`.
 ///
-/// Which variables those are that `fork` uses is told nowhere. So every word is taken for an address that may be
-/// in managed memory: 8000 words, of which some tens are.
-fn touch_kept(mut tell: impl FnMut(usize)) {
+/// It is not documented which variables `fork` uses. So each word is treated as an address, and used if it lies
+/// in managed memory: of 8000 words some tens do.
+fn touch_kept(note: impl FnMut(usize)) {
     let variables = VARIABLES.get().map_or(&[][..], |ranges| ranges);
     let mut pages = Vec::new();
     for &(start, end) in variables {
@@ -344,10 +351,10 @@ fn touch_kept(mut tell: impl FnMut(usize)) {
             if at + size_of::<usize>() > end {
                 break;
             }
-            // SAFETY: a word of the C library's variables, which it never unmaps; another thread may write
-            // it meanwhile, so that it is one of two values.
+            // SAFETY: a word of the C library's variables, which are never unmapped. If another thread writes
+            // it at the same time, the result is the old or the new value.
             let word = unsafe { (at as *const usize).read_volatile() };
-            if native::may_be_managed(word, word.saturating_add(1)) {
+            if candidates::may_be_managed(word, word.saturating_add(1)) {
                 let page = word & !(map::PAGE_BYTES - 1);
                 pages.extend((page..word + KEPT_BYTES).step_by(map::PAGE_BYTES));
             }
@@ -355,7 +362,7 @@ fn touch_kept(mut tell: impl FnMut(usize)) {
     }
     pages.sort_unstable();
     pages.dedup();
-    // It fails where there is nothing, or no access: nobody can use that.
-    let there = |page: &usize| map::populate_read(*page, map::PAGE_BYTES).is_ok();
-    pages.into_iter().filter(there).for_each(&mut tell);
+    // A page without a mapping, or without access, cannot be populated, and `fork` cannot use it either.
+    let populated = |page: &usize| map::populate_read(*page, map::PAGE_BYTES).is_ok();
+    pages.into_iter().filter(populated).for_each(note);
 }

@@ -1,10 +1,11 @@
 //! The engine's own heap: Rust's global allocator in this library.
 //!
-//! dlmalloc over mappings that we make ourselves, under one lock; used when tables grow. On the fault
-//! path that is the first look at eight folios. Nothing in it is ever managed (`PRE-1`).
+//! It is dlmalloc under one lock, over mappings made by this module, and is used when tables grow. On the
+//! fault path that happens at the first access to a group of eight folios. Its memory is never managed
+//! (`PRE-1`).
 //!
-//! Where the process may have no more address space (`RLIMIT_AS`, `RLIMIT_DATA`), tables grow into a
-//! reserve that it has had from the start: a program must not end because it forks at its limit.
+//! If the process may have no more address space (`RLIMIT_AS`, `RLIMIT_DATA`), the tables grow into a reserve
+//! that exists from the start: a program must not end because it forks at such a limit.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::UnsafeCell;
@@ -35,7 +36,7 @@ unsafe impl GlobalAlloc for Heap {
         // SAFETY: the layout is valid by the caller's contract.
         let block = unsafe { heap.malloc(layout.size(), layout.align()) };
         if block.is_null() {
-            // Who asks could only abort, without a word where a thread of ours has no standard error.
+            // The caller could only abort, and without a message in a thread that has no standard error.
             fatal::out_of_address_space(layout.size());
         }
         block
@@ -50,7 +51,7 @@ unsafe impl GlobalAlloc for Heap {
     }
 }
 
-/// Holds the heap still: for `fork`, whose child must find it free.
+/// Takes the heap's lock, for `fork`: in the child no other thread may have held it.
 pub(crate) fn hold() -> Held<'static> {
     HEAP.lock.lock()
 }
@@ -95,7 +96,7 @@ unsafe impl Allocator for System {
     }
 }
 
-/// 2 MiB: the tables of 512 MiB at units of 16 KiB, of which no page is used until it is needed.
+/// 2 MiB: enough for the tables of 512 MiB in units of 16 KiB. A page of it exists only once it is used.
 const RESERVE_BYTES: usize = 2 << 20;
 
 #[repr(align(4096))]
@@ -111,7 +112,7 @@ static RESERVE: Reserve =
 unsafe impl Sync for Reserve {}
 
 impl Reserve {
-    /// Zeroed bytes, while there are any.
+    /// Returns zeroed bytes, or `None` if too few are left.
     fn take(&self, bytes: usize) -> Option<*mut u8> {
         let bytes = bytes.checked_next_multiple_of(map::PAGE_BYTES)?;
         let end = |taken: usize| taken.checked_add(bytes).filter(|end| *end <= RESERVE_BYTES);
@@ -119,16 +120,16 @@ impl Reserve {
         Some(self.bytes.get().cast::<u8>().wrapping_add(from))
     }
 
-    /// Whether a block is from here.
+    /// Whether a block belongs to the reserve.
     fn has(&self, block: *mut u8) -> bool {
         (block as usize).wrapping_sub(self.bytes.get() as usize) < RESERVE_BYTES
     }
 }
 
-/// A lock that can be held across `fork`, and touches no thread-local storage.
+/// A lock that can be held across `fork`, and uses no thread-local storage.
 pub(crate) struct Lock(AtomicU32);
 
-/// The lock held.
+/// The guard of a [`Lock`].
 pub(crate) struct Held<'a>(&'a Lock);
 
 impl Lock {
@@ -136,7 +137,7 @@ impl Lock {
         Lock(AtomicU32::new(0))
     }
 
-    /// Waits for the lock. 0 free, 1 held, 2 held and waited for.
+    /// Waits for the lock. Its word is 0: free; 1: held; 2: held, and a thread may wait.
     pub(crate) fn lock(&self) -> Held<'_> {
         // Acquire: pairs with the Release in drop().
         if self.0.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {

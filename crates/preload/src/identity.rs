@@ -1,33 +1,34 @@
-//! Users and groups: the engine's threads change along with the program's.
+//! Users and groups: the engine's threads change theirs when the program changes its own.
 //!
-//! To the kernel they belong to a thread. The C library changes all threads that it knows, and it does
-//! not know ours. A program that gives up root must not keep four threads that have it.
+//! In the kernel each thread has its own user and groups. The C library changes those of all threads that
+//! it knows, and it does not know the engine's. A program that gives up root must not keep four threads
+//! with root's rights.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_char, c_int};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use libc::{gid_t, uid_t};
 use zfolio_sys::{process, thread};
 
-use crate::allocator::{interpose, next};
-use crate::{fork, keeper, native};
+use crate::interpose::{interpose, next};
+use crate::{candidates, fork, mapping_proxy};
 
-/// The process whose threads ours are.
+/// The process that the engine's threads belong to.
 static OWN: AtomicU32 = AtomicU32::new(0);
 
-/// When the library is loaded, and in a child of `fork`.
+/// Notes the process: when the library is loaded, and in a child of `fork`.
 pub(crate) fn start_over() {
     OWN.store(process::id(), Relaxed);
 }
 
-/// After a call that may have changed this thread's users or groups.
+/// After a call that may have changed this thread's user or groups: the engine's threads change theirs.
 fn follow(answer: c_int) -> c_int {
-    // A child of `vfork` has our memory, but it is not our process that changes.
+    // A child of `vfork` shares this memory, but it changes its own process, not ours.
     if answer == 0 && process::id() == OWN.load(Relaxed) {
         fork::while_nobody_forks(|| {
             thread::lead(|| {
-                keeper::ring();
-                if let Some(engine) = native::made() {
+                mapping_proxy::ring();
+                if let Some(engine) = candidates::made() {
                     engine.wake_all();
                 }
             });
@@ -36,11 +37,10 @@ fn follow(answer: c_int) -> c_int {
     answer
 }
 
-/// Makes the C library's call, and has the engine's threads follow.
+/// Makes the C library's call, and then changes the engine's threads.
 macro_rules! change {
-    ($name:literal, ($($type:ty),+), $($word:expr),+) => {{
-        type Call = unsafe extern "C" fn($($type),+) -> c_int;
-        let next = next!($name as Call);
+    ($name:ident, $($word:expr),+) => {{
+        let next = next!($name);
         // SAFETY: the program's own call, with its own arguments.
         follow(unsafe { next($($word),+) })
     }};
@@ -48,44 +48,44 @@ macro_rules! change {
 
 interpose! {
     /// `setuid(2)`.
-    fn setuid(user: uid_t) -> c_int { change!(c"setuid", (uid_t), user) }
+    fn setuid(user: uid_t) -> c_int { change!(setuid, user) }
 
     /// `seteuid(3)`.
-    fn seteuid(user: uid_t) -> c_int { change!(c"seteuid", (uid_t), user) }
+    fn seteuid(user: uid_t) -> c_int { change!(seteuid, user) }
 
     /// `setreuid(2)`.
     fn setreuid(user: uid_t, effective: uid_t) -> c_int {
-        change!(c"setreuid", (uid_t, uid_t), user, effective)
+        change!(setreuid, user, effective)
     }
 
     /// `setresuid(2)`.
     fn setresuid(user: uid_t, effective: uid_t, saved: uid_t) -> c_int {
-        change!(c"setresuid", (uid_t, uid_t, uid_t), user, effective, saved)
+        change!(setresuid, user, effective, saved)
     }
 
     /// `setgid(2)`.
-    fn setgid(group: gid_t) -> c_int { change!(c"setgid", (gid_t), group) }
+    fn setgid(group: gid_t) -> c_int { change!(setgid, group) }
 
     /// `setegid(3)`.
-    fn setegid(group: gid_t) -> c_int { change!(c"setegid", (gid_t), group) }
+    fn setegid(group: gid_t) -> c_int { change!(setegid, group) }
 
     /// `setregid(2)`.
     fn setregid(group: gid_t, effective: gid_t) -> c_int {
-        change!(c"setregid", (gid_t, gid_t), group, effective)
+        change!(setregid, group, effective)
     }
 
     /// `setresgid(2)`.
     fn setresgid(group: gid_t, effective: gid_t, saved: gid_t) -> c_int {
-        change!(c"setresgid", (gid_t, gid_t, gid_t), group, effective, saved)
+        change!(setresgid, group, effective, saved)
     }
 
     /// `setgroups(2)`.
     fn setgroups(count: usize, groups: *const gid_t) -> c_int {
-        change!(c"setgroups", (usize, *const c_void), count, groups.cast())
+        change!(setgroups, count, groups)
     }
 
-    /// `initgroups(3)`, which does not call our `setgroups`.
+    /// `initgroups(3)`: the C library's does not call our `setgroups`.
     fn initgroups(user: *const c_char, group: gid_t) -> c_int {
-        change!(c"initgroups", (*const c_char, gid_t), user, group)
+        change!(initgroups, user, group)
     }
 }

@@ -1,30 +1,32 @@
 //! The library that `zfolio run` injects into a program with `LD_PRELOAD`.
 //!
-//! It serves the program's `malloc` from mimalloc, whose memory comes from `mmap`, and it *is* the
-//! program's `mmap`: large private anonymous mappings are noted as manageable. Nothing else happens
-//! until there are enough of them to pass half of the limit. Then a thread watches the process's size, and
-//! when it comes near the limit the engine starts, registers the mappings, and serves their faults.
+//! The library serves the program's `malloc` from mimalloc, and replaces the program's `mmap`, from which
+//! mimalloc also gets its memory. It records each private anonymous mapping as manageable. Nothing else
+//! happens until the manageable mappings pass half of the limit. Then a thread starts to watch the size of
+//! the process. When the size comes near the limit, the engine registers the mappings and serves their
+//! page faults.
 //!
 //! # Invariants
 //!
-//! - `PRE-1` The engine's threads touch no managed memory: their heap (`heap`), their stacks and
-//!   their thread-local storage (`sys::thread`) are apart, and they never call the program's `malloc`. Nor
-//!   does any function of this library that the program calls, but for `malloc` and its family themselves.
-//! - `PRE-2` A thread of the program never waits for an engine's lock while it holds memory's place:
-//!   what changes a mapping is handed to the `keeper`, which does it. `fork` alone takes the table, and
-//!   holds nothing else then.
-//! - `PRE-3` The engine's descriptors are in a table of their own: the program can neither see nor
-//!   close them (closing a userfaultfd would make missing pages read as zeros).
+//! - `PRE-1` The engine's threads touch no managed memory: they have their own heap (`heap`), stacks and
+//!   thread-local storage (`sys::thread`), and never call the program's `malloc`. No other function of this
+//!   library calls it either, except the `malloc` family itself.
+//! - `PRE-2` A thread of the program holds no lock of the engine while it changes a mapping, because it
+//!   could then fault and wait for itself: the thread `mapping_proxy` makes the change. `fork` is the one
+//!   exception: it locks the engine's table, after it has made its own stack resident.
+//! - `PRE-3` The engine's threads have their own table of file descriptors: the program can neither see nor
+//!   close the engine's (if a userfaultfd were closed, missing pages would read as zeros).
 //!
-//! The modules are declared in the order in which things happen in a program's life.
+//! The modules are declared in the order in which a program first needs them.
 
 #![allow(unreachable_pub, reason = "what is interposed is public to the linker, not to Rust")]
 #![allow(
     unsafe_code,
-    reason = "an interposed C library is all raw pointers; each block has its proof"
+    reason = "the functions of a C library take raw pointers; each block has its proof"
 )]
 
 mod heap;
+mod interpose;
 
 mod sanitizer;
 mod settings;
@@ -33,13 +35,13 @@ mod statistics;
 mod allocator;
 mod mappings;
 
-mod lent;
 mod loader;
+mod zerocopy;
 
-mod native;
+mod candidates;
 
-mod home;
-mod keeper;
+mod lifecycle;
+mod mapping_proxy;
 
 mod clone;
 mod fork;

@@ -1,60 +1,32 @@
-//! `dlopen`: every module shares the one `malloc`.
+//! `dlopen`: every module uses the same `malloc`.
 //!
-//! `RTLD_DEEPBIND` has a module look into itself and its own libraries first, so that it finds the C library's
-//! `free` and hands it blocks that are ours. So that flag is left out: a module finds what the program has
-//! first, as it does without the flag.
+//! With `RTLD_DEEPBIND` a module searches its own libraries first: it would find the C library's `free`, and
+//! pass it blocks of this library's `malloc`. So the flag is removed: a module then searches in the usual
+//! order, the program's libraries first.
 //!
 //! # The caller
 //!
-//! `dlopen` takes its return address for its caller's, and searches the caller's `RUNPATH`, `$ORIGIN` and
-//! namespace. So the C library's function has to be *jumped* to, with nothing of ours on the stack. The functions
-//! here end in a call whose answer they return, which any optimised build makes a jump; a debug build does not,
-//! and there a module is found by our library's `RUNPATH`, of which there is none. `tests/behaviour` looks at it.
+//! The C library's `dlopen` identifies its caller by the return address, and searches the caller's `RUNPATH`,
+//! `$ORIGIN` and namespace. So the functions here must *jump* to it and leave no frame of this library on the
+//! stack. Each ends in a call whose result it returns, which every optimised build compiles to a jump. A debug
+//! build does not: there `dlopen` would search the `RUNPATH` of this library, which has none. A case of
+//! `tests/behaviour` checks the jump.
 
 use std::ffi::{c_char, c_int, c_long, c_void};
-use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
-use crate::allocator::interpose;
-
-type Open = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
-type OpenApart = unsafe extern "C" fn(c_long, *const c_char, c_int) -> *mut c_void;
-
-/// The C library's functions, once they were looked up.
-static OPEN: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-static OPEN_APART: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-
-/// Looks a function of the C library up.
-#[cold]
-#[inline(never)]
-fn look_up(name: &std::ffi::CStr, into: &AtomicPtr<c_void>) -> *mut c_void {
-    // SAFETY: a look-up by name.
-    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
-    assert!(!found.is_null(), "the C library has this function");
-    into.store(found, Relaxed);
-    found
-}
+use crate::interpose::{interpose, next};
 
 interpose! {
     /// `dlopen(3)`.
     fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void {
-        let mut next = OPEN.load(Relaxed);
-        if next.is_null() {
-            next = look_up(c"dlopen", &OPEN);
-        }
-        // SAFETY: the C library's function of this name has this type.
-        let next = unsafe { std::mem::transmute::<*mut c_void, Open>(next) };
+        let next = next!(dlopen);
         // SAFETY: the program's own call.
         unsafe { next(name, flags & !libc::RTLD_DEEPBIND) }
     }
 
     /// `dlmopen(3)`.
     fn dlmopen(namespace: c_long, name: *const c_char, flags: c_int) -> *mut c_void {
-        let mut next = OPEN_APART.load(Relaxed);
-        if next.is_null() {
-            next = look_up(c"dlmopen", &OPEN_APART);
-        }
-        // SAFETY: the C library's function of this name has this type.
-        let next = unsafe { std::mem::transmute::<*mut c_void, OpenApart>(next) };
+        let next = next!(dlmopen);
         // SAFETY: the program's own call.
         unsafe { next(namespace, name, flags & !libc::RTLD_DEEPBIND) }
     }

@@ -1,43 +1,42 @@
 //! `mmap` and its family.
 //!
 //! ```text
-//! nothing of ours near the range          -> the kernel, at once
-//! nothing in it that the engine may have  -> the kernel, and note it, under the lock of `native`
-//! the engine may have some of it          -> ask the keeper
+//! no manageable memory near the range      -> the system call, at once
+//! the engine manages none of the range     -> the system call and a note, under the lock of `candidates`
+//! the engine may manage some of the range  -> ask the mapping proxy
 //! ```
 //!
-//! New mappings are handed to the engine some MiB at a time, so that a program which maps and unmaps
-//! small things all the time pays for the lock and no more, and small neighbours are one mapping by
-//! then, as the kernel joins them.
+//! New mappings are handed to the engine some MiB at a time. So a program that often maps and unmaps small
+//! ranges pays only for the lock, and the kernel has joined small neighbours to one mapping by then.
 
 use std::ffi::{c_int, c_long, c_void};
 
 use zfolio_sys::{Errno, map};
 
-use crate::allocator::{interpose, set_errno};
-use crate::home;
-use crate::keeper::{Call, ask};
-use crate::native::{self, Native, may_be_managed};
+use crate::candidates::{self, Candidates, may_be_managed};
+use crate::interpose::{interpose, set_errno};
+use crate::lifecycle;
+use crate::mapping_proxy::{Call, ask};
 use crate::settings;
 
-/// Linux 6.13: drops what is there and makes each touch a SIGSEGV. It has no event.
+/// Linux 6.13: drops the contents of a range, and makes each access a SIGSEGV. userfaultfd reports no event.
 const MADV_GUARD_INSTALL: c_int = 102;
 
-/// Notes a new mapping, and hands it to the engine with others once together they are a 32nd of the limit
-/// (1 to 16 MiB).
-fn hand_over(mut ours: Native, start: usize, end: usize) {
+/// Notes a new mapping. Once the fresh mappings reach a 32nd of the limit (1 to 16 MiB), hands all of them to
+/// the engine.
+fn hand_over(mut ours: Candidates, start: usize, end: usize) {
     ours.insert(start, end);
     let limit = settings::get().map_or(0, |settings| settings.config.limit_bytes);
     let most = usize::try_from(limit / 32).unwrap_or(usize::MAX).clamp(1 << 20, 16 << 20);
     let adopted = ours.adopt_fresh(most);
     drop(ours);
     if adopted > 0 {
-        // The kernel gave their pages as fast as they were touched: who maps more waits for room.
+        // The kernel has served these pages without regard to the limit, so this thread now waits for room.
         ask(Call::MakeRoom, [adopted, 0, 0, 0, 0, 0]).ok();
     }
 }
 
-/// Kinds of mapping that are never managed: stacks, huge pages, locked pages, shared memory.
+/// Mappings with any of these flags are never managed: stacks, huge pages, locked pages, shared memory.
 const NEVER: c_int = libc::MAP_SHARED
     | libc::MAP_STACK
     | libc::MAP_GROWSDOWN
@@ -45,7 +44,7 @@ const NEVER: c_int = libc::MAP_SHARED
     | libc::MAP_LOCKED
     | libc::MAP_32BIT;
 
-/// `PROT_NONE`: address space that is kept for later.
+/// `PROT_NONE`: address space that the program reserves for later.
 const NO_ACCESS: usize = libc::PROT_NONE.unsigned_abs() as usize;
 
 /// Whether a new mapping can be managed.
@@ -59,7 +58,7 @@ pub(crate) fn is_manageable(bytes: usize, protection: usize, flags: c_int) -> bo
         && !executable
 }
 
-/// The C library's way to say no.
+/// Fails as the C library does.
 fn fail(error: Errno) -> *mut c_void {
     set_errno(error.raw_os_error());
     libc::MAP_FAILED
@@ -79,32 +78,33 @@ fn answer_int(answer: Result<usize, Errno>) -> c_int {
     }
 }
 
-/// A signed argument as the kernel takes it.
+/// A signed argument as the word that the kernel takes.
 fn word(value: i64) -> usize {
     usize::from_ne_bytes(value.to_ne_bytes())
 }
 
-/// The end of a range, at a page and where the program's addresses end; `start` for a range that passes the
-/// end of all words: it is empty to us, and the kernel's to refuse.
+/// The end of a range, rounded up to a page and at most [`ADDRESSES_END`].
+///
+/// If the end overflows, the result is `start`: an empty range here, and an error of the kernel.
 pub(crate) fn page_end(start: usize, bytes: usize) -> usize {
     let end =
         start.checked_add(bytes).and_then(|end| end.checked_next_multiple_of(map::PAGE_BYTES));
     end.map_or(start, |end| end.min(ADDRESSES_END.max(start)))
 }
 
-/// Nothing is mapped above: 47 bits.
+/// No mapping is above this address: 47 bits.
 const ADDRESSES_END: usize = 1 << 47;
 
-/// Makes a mapping, aligned to the folio where the program leaves the place to the kernel.
+/// Makes a mapping. Aligns it to a folio if the program leaves its address to the kernel.
 fn make(mut words: [usize; 6], flags: c_int, manageable: bool) -> Result<usize, Errno> {
     if manageable {
-        // Populating is a hint, and would take what the limit does not give, all at once.
+        // MAP_POPULATE is a hint, and would exceed the limit at once.
         words[3] &= !word(libc::MAP_POPULATE.into());
     }
     if manageable && words[0] == 0 && flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) == 0 {
         let unit = settings::get().map(|settings| settings.config.unit);
         let folio = unit.map_or(map::PAGE_BYTES, |unit| unit.folio().bytes());
-        // Only what can hold a few folios is worth the two calls that alignment costs.
+        // Alignment costs two more system calls: worth it only for a few folios or more.
         if words[1] >= 4 * folio {
             return map::map_aligned_for(words, folio);
         }
@@ -114,7 +114,7 @@ fn make(mut words: [usize; 6], flags: c_int, manageable: bool) -> Result<usize, 
 }
 
 fn mmap_words(words: [usize; 6]) -> *mut c_void {
-    home::wake_up();
+    lifecycle::wake_up();
     let [start, bytes, protection, flags, ..] = words;
     let flags = i32::try_from(flags).unwrap_or(0);
     let manageable = is_manageable(bytes, protection, flags);
@@ -125,17 +125,17 @@ fn mmap_words(words: [usize; 6]) -> *mut c_void {
         // SAFETY: the program's own call, with its own words.
         return answer_pointer(unsafe { map::forward(libc::SYS_mmap, words) });
     }
-    let mut ours = native::lock();
+    let mut ours = candidates::lock();
     let end = page_end(start, bytes);
     if replaces && ours.is_engines(start, end) {
-        // Forgotten before, not after: in between another thread may map what is free by then.
+        // Removed before the call: after it, another thread might map and note the same addresses.
         let taken = ours.take(start, end);
         drop(ours);
         let placed = replace(words, flags, manageable);
         if placed.is_err() {
-            native::lock().put_back(&taken);
+            candidates::lock().put_back(&taken);
         } else if manageable {
-            native::lock().note(start, end);
+            candidates::lock().note(start, end);
         }
         return answer_pointer(placed);
     }
@@ -151,57 +151,58 @@ fn mmap_words(words: [usize; 6]) -> *mut c_void {
         Ok(at) if manageable => hand_over(ours, at, page_end(at, bytes)),
         _ => drop(ours),
     }
-    home::start_if_needed();
+    lifecycle::start_if_needed();
     answer_pointer(answer)
 }
 
-/// A mapping over managed memory: made elsewhere, by this thread, whose file it may be of, and then
-/// moved into place by the keeper.
+/// Makes a mapping over managed memory. This thread makes it elsewhere, because the file descriptor may be in
+/// this thread's table only; the mapping proxy then moves it into place.
 fn replace(words: [usize; 6], flags: c_int, manageable: bool) -> Result<usize, Errno> {
     let [start, bytes, ..] = words;
     if start % map::PAGE_BYTES != 0 {
         return Err(Errno::INVAL);
     }
     let mut elsewhere = words;
-    // `mremap` refuses a place that overlaps with where it moves from: not in the hole to be filled.
+    // `mremap` fails if source and target overlap, so the mapping must not be made inside the target.
     elsewhere[0] = map::apart(bytes) as usize;
     let anywhere = flags & !(libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE | libc::MAP_32BIT);
     elsewhere[3] = word(anywhere.into());
     let made = make(elsewhere, anywhere, manageable)?;
     let placed = ask(Call::Replace, [start, bytes, made, usize::from(manageable), 0, 0]);
     if placed.is_err() {
-        // SAFETY: the mapping made above, of which nobody knows.
+        // SAFETY: the mapping made above, whose address no other code has.
         unsafe { map::forward(libc::SYS_munmap, [made, bytes, 0, 0, 0, 0]) }.ok();
     }
     placed
 }
 
-/// Forgets a range for good: brought back if the engine has it, no longer noted if not.
+/// Stops managing a range for good: it is no longer noted, and if the engine manages it, its contents come
+/// back and stay resident.
 pub(crate) fn give_up(start: usize, end: usize) {
     if !may_be_managed(start, end) {
         return;
     }
-    let mut ours = native::lock();
+    let mut ours = candidates::lock();
     let engines = ours.is_engines(start, end);
     ours.remove(start & !(map::PAGE_BYTES - 1), end);
     drop(ours);
     if !engines {
         return;
     }
-    // The keeper does not fail at this.
+    // Call::Pin does not fail.
     ask(Call::Pin, [start, end - start, 0, 0, 0, 0]).ok();
 }
 
-/// After a change of protection: what was only reserved may be in use now.
+/// After a change of protection: notes that a reserved range may have become accessible.
 ///
-/// After, and not before: the look is without a lock, and what becomes usable is not in use yet.
+/// It must be after the change: the first test reads without the lock, and nothing is in use before.
 fn allow([start, bytes, protection, ..]: [usize; 6]) {
     let end = page_end(start, bytes);
-    if protection == NO_ACCESS || !native::has_reserved() || !may_be_managed(start, end) {
+    if protection == NO_ACCESS || !candidates::has_reserved() || !may_be_managed(start, end) {
         return;
     }
-    native::lock().allow(start, end);
-    home::start_if_needed();
+    candidates::lock().allow(start, end);
+    lifecycle::start_if_needed();
 }
 
 fn mremap_words(words: [usize; 6]) -> Result<usize, Errno> {
@@ -217,7 +218,7 @@ fn mremap_words(words: [usize; 6]) -> Result<usize, Errno> {
         return forward();
     }
     let onto_end = if onto == start { end } else { onto.saturating_add(new_length) };
-    let mut ours = native::lock();
+    let mut ours = candidates::lock();
     if ours.is_engines(start, end) || ours.is_engines(onto, onto_end) {
         let taken = ours.take(start, end);
         let target = if onto == start { None } else { Some(ours.take(onto, onto_end)) };
@@ -225,7 +226,7 @@ fn mremap_words(words: [usize; 6]) -> Result<usize, Errno> {
         let [.., to, _] = words;
         let asked = [start, bytes, new_bytes, words[3], to, usize::from(!taken.is_empty())];
         let answer = ask(Call::Remap, asked);
-        let mut ours = native::lock();
+        let mut ours = candidates::lock();
         match answer {
             Ok(at) => ours.note(at, at + new_length),
             Err(_) => {
@@ -243,13 +244,20 @@ fn mremap_words(words: [usize; 6]) -> Result<usize, Errno> {
     } else {
         drop(ours)
     }
-    home::start_if_needed();
+    lifecycle::start_if_needed();
     Ok(at)
 }
 
 interpose! {
     /// `mmap(2)`.
-    fn mmap(start: *mut c_void, bytes: usize, protection: c_int, flags: c_int, file: c_int, offset: i64) -> *mut c_void {
+    fn mmap(
+        start: *mut c_void,
+        bytes: usize,
+        protection: c_int,
+        flags: c_int,
+        file: c_int,
+        offset: i64
+    ) -> *mut c_void {
         mmap_words([
             start as usize,
             bytes,
@@ -261,7 +269,14 @@ interpose! {
     }
 
     /// `mmap64(2)`.
-    fn mmap64(start: *mut c_void, bytes: usize, protection: c_int, flags: c_int, file: c_int, offset: i64) -> *mut c_void {
+    fn mmap64(
+        start: *mut c_void,
+        bytes: usize,
+        protection: c_int,
+        flags: c_int,
+        file: c_int,
+        offset: i64
+    ) -> *mut c_void {
         // SAFETY: the same function on 64-bit Linux.
         unsafe { mmap(start, bytes, protection, flags, file, offset) }
     }
@@ -272,18 +287,18 @@ interpose! {
         let end = page_end(first, bytes);
         // SAFETY: the program's own call, with its own words.
         let forward = || unsafe { map::forward(libc::SYS_munmap, words) };
-        // A bad range is the kernel's to refuse.
+        // The kernel refuses a bad range.
         if first % map::PAGE_BYTES != 0 || bytes == 0 || !may_be_managed(first, end) {
             return answer_int(forward());
         }
-        let mut ours = native::lock();
+        let mut ours = candidates::lock();
         if ours.is_engines(first, end) {
-            // Forgotten before, not after: in between another thread may map what is free by then.
+            // Removed before the call: after it, another thread might map and note the same addresses.
             let taken = ours.take(first, end);
             drop(ours);
             let answer = ask(Call::Unmap, words);
             if answer.is_err() {
-                native::lock().put_back(&taken);
+                candidates::lock().put_back(&taken);
             }
             return answer_int(answer);
         }
@@ -298,24 +313,27 @@ interpose! {
     fn madvise(start: *mut c_void, bytes: usize, advice: c_int) -> c_int {
         let first = start as usize;
         let mut words = [first, bytes, word(advice.into()), 0, 0, 0];
-        let managed = first % map::PAGE_BYTES == 0 && bytes > 0 && may_be_managed(first, page_end(first, bytes));
+        let end = page_end(first, bytes);
+        let managed = first % map::PAGE_BYTES == 0 && bytes > 0 && may_be_managed(first, end);
         match advice {
-            libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE | MADV_GUARD_INSTALL if managed => {
-                let mut ours = native::lock();
-                if !ours.is_engines(first, page_end(first, bytes)) {
-                    // Under the lock: the engine must not take it over between the look and the call.
+            libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE | MADV_GUARD_INSTALL
+                if managed =>
+            {
+                let mut ours = candidates::lock();
+                if !ours.is_engines(first, end) {
+                    // Under the lock, so that the engine does not take the range over before the call.
                     // SAFETY: the program's own call, with its own words.
                     return answer_int(unsafe { map::forward(libc::SYS_madvise, words) });
                 }
                 drop(ours);
                 if advice == libc::MADV_FREE {
-                    // Freed now instead of later: a stored copy has no "later".
+                    // Freed now: the kernel's lazy freeing does not know the stored copies.
                     words[2] = word(libc::MADV_DONTNEED.into());
                 }
                 return answer_int(ask(Call::Discard, words));
             }
-            // The child has zeros there, whatever the parent's units hold.
-            libc::MADV_WIPEONFORK if managed => give_up(first, page_end(first, bytes)),
+            // A child must read zeros there, and the engine would give it the parent's contents.
+            libc::MADV_WIPEONFORK if managed => give_up(first, end),
             _ => {}
         }
         // SAFETY: the program's own call, with its own words.
@@ -336,7 +354,7 @@ interpose! {
     /// `pkey_mprotect(2)`.
     fn pkey_mprotect(start: *mut c_void, bytes: usize, protection: c_int, key: c_int) -> c_int {
         let words = [start as usize, bytes, word(protection.into()), word(key.into()), 0, 0];
-        // glibc: without a key it is `mprotect`, also where the kernel knows no keys.
+        // As in glibc: without a key this is `mprotect`, which also works on a kernel without keys.
         let call = if key == -1 { libc::SYS_mprotect } else { libc::SYS_pkey_mprotect };
         // SAFETY: the program's own call, with its own words.
         let answer = unsafe { map::forward(call, words) };
@@ -347,7 +365,13 @@ interpose! {
     }
 
     /// `mremap(2)`.
-    fn mremap(start: *mut c_void, bytes: usize, new_bytes: usize, flags: c_int, to: *mut c_void) -> *mut c_void {
+    fn mremap(
+        start: *mut c_void,
+        bytes: usize,
+        new_bytes: usize,
+        flags: c_int,
+        to: *mut c_void
+    ) -> *mut c_void {
         let flags = word(flags.into());
         answer_pointer(mremap_words([start as usize, bytes, new_bytes, flags, to as usize, 0]))
     }
@@ -381,4 +405,8 @@ interpose! {
     }
 }
 
-const _: () = assert!(size_of::<c_long>() == size_of::<usize>());
+const _: () = {
+    assert!(size_of::<c_long>() == size_of::<usize>());
+    // Two constants, because neither crate depends on the other.
+    assert!(zfolio_core::page::PAGE_BYTES == map::PAGE_BYTES);
+};

@@ -1,24 +1,24 @@
-//! Programs with the runtime of a sanitizer: they run as if we had not been there.
+//! Programs that are built with a sanitizer: they run again, without this library.
 //!
-//! The address, memory and thread sanitizers serve `malloc` and `mmap` themselves, and know only what they
-//! served. `zfolio run` refuses such a program; but one that another program starts has this library in it. So
-//! the process executes its program once more, with the same words and without this library.
+//! The address, memory and thread sanitizers serve `malloc` and `mmap` themselves, and must see every call.
+//! `zfolio run` refuses such a program. But another program may start one, and then this library is loaded into
+//! it. So the process executes its program again, with the same arguments and without this library.
 //!
-//! This happens at the first `malloc`, which the runtime's own start asks for before any constructor runs. The
-//! C library has no environment by then, so `/proc` is asked. Many functions of the C library are the runtime's, and
-//! cannot be called yet: here only system calls are made, and memory is copied.
+//! This happens at the first `malloc`, which the sanitizer's runtime calls before any constructor runs. The C
+//! library has no environment then, so it is read from `/proc`. The runtime replaces many functions of the C
+//! library, and these cannot be called before it is ready: this module only makes system calls and copies memory.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::mem::{ManuallyDrop, MaybeUninit};
 
 use zfolio_pager::fatal;
-use zfolio_sys::words::Words;
+use zfolio_sys::errno_text::ErrnoText;
 use zfolio_sys::{Errno, files, map, process};
 
-use crate::allocator::interpose;
+use crate::interpose::interpose;
 
-// The address of each runtime's first function, or 0: the loader fills these words in when it loads us. To
-// look a name up that is not there would allocate.
+// The address of each runtime's first function, or 0. The loader fills these words in when it loads this
+// library. A look-up by name is not possible: it allocates if the name does not exist.
 std::arch::global_asm!(
     ".weak __asan_init",
     ".weak __hwasan_init",
@@ -56,7 +56,7 @@ fn execute_again() -> ! {
             (Ok(arguments), Ok(environment)) => (arguments, environment),
             (Err(error), _) | (_, Err(error)) => stop(error),
         };
-    // A library that is still asked for would be loaded again, and so on for ever.
+    // If the library stayed in LD_PRELOAD, it would be loaded again, without end.
     if !leave_out(&mut environment, &own_path()) {
         stop(Errno::NOENT);
     }
@@ -68,16 +68,16 @@ fn execute_again() -> ! {
     stop(execute(&arguments, &environment))
 }
 
-/// The program can run neither with us nor without.
+/// Ends the process: the program can run neither with this library nor without.
 fn stop(error: Errno) -> ! {
     fatal::tell_here(format_args!(
         "a program that is built with a sanitizer cannot be started without zfolio: {}: stopped",
-        Words(error)
+        ErrnoText(error)
     ));
     process::abort_now(fatal::STATUS)
 }
 
-/// What is in a file. It is not closed, since `close` may be the runtime's, which is not ready; `execve` closes it.
+/// The contents of a file. It is left open for `execve` to close: `close` may be the runtime's, which is not ready.
 fn read(path: &CStr) -> Result<Vec<u8>, Errno> {
     let file = ManuallyDrop::new(files::open_read(path)?);
     let (mut bytes, mut piece) = (Vec::new(), [0; 4096]);
@@ -91,7 +91,7 @@ fn read(path: &CStr) -> Result<Vec<u8>, Errno> {
     }
 }
 
-/// What this library is called where it was asked for.
+/// The path of this library, as it is in `LD_PRELOAD`.
 fn own_path() -> Vec<u8> {
     let mut about = MaybeUninit::<libc::Dl_info>::zeroed();
     // SAFETY: an address of ours, and a place for the answer.
@@ -105,8 +105,8 @@ fn own_path() -> Vec<u8> {
     unsafe { CStr::from_ptr(name) }.to_bytes().to_vec()
 }
 
-/// Takes `library` out of `LD_PRELOAD`, in an environment as the kernel keeps it: each variable ends with a 0.
-/// False if it is not there.
+/// Removes `library` from `LD_PRELOAD` in an environment whose variables each end with a zero byte, as the kernel
+/// has it. False if the library is not there.
 fn leave_out(environment: &mut Vec<u8>, library: &[u8]) -> bool {
     const NAME: &[u8] = b"LD_PRELOAD=";
     let mut left = Vec::with_capacity(environment.len());
@@ -131,34 +131,35 @@ fn leave_out(environment: &mut Vec<u8>, library: &[u8]) -> bool {
     found
 }
 
-/// `execve` of this process's own program; the error, since it returns only then.
+/// Executes this process's program again. Returns only if that fails, with the error.
 fn execute(arguments: &[u8], environment: &[u8]) -> Errno {
-    // By its own name, which the process is then called by; by the kernel's link if that name is gone.
+    // First by its path, so that the process has the right name; by the kernel's link if the file is gone.
     let mut name = [0_u8; 4096];
     let link = c"/proc/self/exe";
     let words = [link.as_ptr() as usize, name.as_mut_ptr() as usize, name.len() - 1, 0, 0, 0];
-    // SAFETY: a path, and a place for as many bytes as are told; a 0 is left behind them.
+    // SAFETY: a path, and a buffer of more than `words[2]` bytes, so that a zero byte remains after the text.
     unsafe { map::forward(libc::SYS_readlink, words) }.ok();
     let (arguments, environment) = (pointers(arguments), pointers(environment));
     let try_path = |path: *const u8| {
         let lists = [arguments.as_ptr() as usize, environment.as_ptr() as usize];
         let words = [path as usize, lists[0], lists[1], 0, 0, 0];
-        // SAFETY: a path, and two lists of texts: each text has a 0 at its end, each list a null.
+        // SAFETY: a path, and two lists of texts: each text ends with a zero byte, each list with a null.
         unsafe { map::forward(libc::SYS_execve, words) }.err().unwrap_or(Errno::NOENT)
     };
     try_path(name.as_ptr());
     try_path(link.as_ptr().cast())
 }
 
-/// The texts of a list in which each ends with a 0, and a null.
+/// Pointers to the texts in `texts`, each of which ends with a zero byte; a null pointer is the last.
 fn pointers(texts: &[u8]) -> Vec<*const u8> {
     let starts = texts.split_inclusive(|byte| *byte == 0).map(<[u8]>::as_ptr);
     starts.chain([std::ptr::null()]).collect()
 }
 
 interpose! {
-    /// Asked for by the address sanitizer at its start: it would end because it is not the first library, before
-    /// it has come to its first `malloc`, and to us. A program's own function of this name comes first.
+    /// Options for the address sanitizer, which calls this function at its start. By default it would end the
+    /// process before the first `malloc`, because it is not the first library. A program's own definition of this
+    /// function takes precedence.
     fn __asan_default_options() -> *const c_char {
         c"verify_asan_link_order=0".as_ptr()
     }

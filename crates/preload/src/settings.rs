@@ -1,4 +1,4 @@
-//! What `zfolio run` asked for, from the environment.
+//! The settings of `zfolio run`, read from the environment.
 
 use std::sync::OnceLock;
 
@@ -6,16 +6,16 @@ use zfolio_core::page::UnitOrder;
 use zfolio_core::zcomp::Params;
 use zfolio_pager::{Config, Mode, fatal};
 
-/// The settings; `None` inside: this process is not to be managed.
+/// The settings, or `None` inside if this process is not to be managed.
 static SETTINGS: OnceLock<Option<Settings>> = OnceLock::new();
 
-/// Checked by `zfolio run` before; whatever is wrong here means "not managed", and is told.
+/// What the variables of the environment say. `zfolio run` has checked them already.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) config: Config,
     /// The PID of `zfolio run`.
     pub(crate) run: u64,
-    /// Thousandths of the need that the limit rises to, for `zfolio suggest`; 0: it stays.
+    /// For `zfolio suggest`: the limit follows the need, at this many thousandths of it. 0: the limit stays.
     pub(crate) follow_per_mille: u64,
 }
 
@@ -33,8 +33,8 @@ fn from_environment() -> Option<Settings> {
     let text = |name| std::env::var(name).ok();
     let number = |name| text(name).and_then(|value| value.parse::<u64>().ok());
     let limit_bytes = number("ZFOLIO_LIMIT")?;
-    // Not told from here: it would take a system call that Valgrind does not know, and complains about.
-    // `zfolio run` says that the tool was not managed.
+    // No message from here: it would need a system call that Valgrind does not know, and reports.
+    // `zfolio run` prints that the tool was not managed.
     if text("LD_PRELOAD").is_some_and(|preload| is_valgrind(&preload)) {
         return None;
     }
@@ -56,18 +56,18 @@ fn from_environment() -> Option<Settings> {
     })
 }
 
-/// Whether the libraries that are loaded first are Valgrind's.
+/// Whether `LD_PRELOAD` contains a library of Valgrind.
 ///
-/// Its tools replace `malloc` and the kernel's view of the process by their own: nothing of ours would see the
-/// program's memory, and raw system calls for it would be against what the tool knows.
+/// Valgrind's tools replace `malloc`, and keep their own record of the mappings. This library would not see the
+/// program's memory, and its raw system calls would contradict that record.
 fn is_valgrind(preload: &str) -> bool {
     preload
         .split([':', ' '])
         .any(|path| path.rsplit('/').next().is_some_and(|name| name.starts_with("vgpreload_")))
 }
 
-/// With the dictionary that is named, or without one: `zfolio run` has read it before, so that a file which
-/// is gone now is worth a line, but not the program.
+/// The parameters with their dictionary, or without it if the file cannot be read. `zfolio run` has read the file
+/// before, so its absence now is reported, but does not stop the program.
 fn usable(params: Params) -> Params {
     let without = Params { dictionary: None, ..params.clone() };
     zfolio_pager::with_dictionary(params).unwrap_or_else(|error| {

@@ -10,21 +10,21 @@ use zfolio_sys::{process, shared};
 
 use crate::settings::Settings;
 
-/// Where the page is mapped: one address for the life of the process, and of its children.
-static PAGE: AtomicPtr<Stats> = AtomicPtr::new(std::ptr::null_mut());
+/// The address of the page, which never changes in a process and its forked children.
+static MAPPED: AtomicPtr<Stats> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Where to write figures: the shared page.
-pub(crate) struct Home(&'static Stats);
+/// The shared page, into which the figures are written.
+pub(crate) struct Page(&'static Stats);
 
-impl Deref for Home {
+impl Deref for Page {
     type Target = Stats;
     fn deref(&self) -> &Stats {
         self.0
     }
 }
 
-impl StatsHome for Home {
-    /// Text behind the page in its file, a line for each class that has a zspage.
+impl StatsHome for Page {
+    /// Writes text after the page in its file: a line for each class that has a zspage.
     fn tell_classes(&self, classes: &[ClassStats]) {
         shared::replace_tail(&name(), size_of::<Stats>(), &zsmalloc::lines(classes));
     }
@@ -36,32 +36,32 @@ fn name() -> String {
 }
 
 /// The page, once [`open`] has run.
-pub(crate) fn home() -> Option<Home> {
-    // SAFETY: null, or the mapping that open() made, which is never unmapped; the type is all
-    // atomics, so a shared mapping of it may change under us.
-    unsafe { PAGE.load(Ordering::Acquire).as_ref() }.map(Home)
+pub(crate) fn page() -> Option<Page> {
+    // SAFETY: null, or the mapping that open() made, which is never unmapped. The type consists of
+    // atomics, so another process may change the shared mapping.
+    unsafe { MAPPED.load(Ordering::Acquire).as_ref() }.map(Page)
 }
 
-/// Makes the file and maps it; in a child of `fork`, over its parent's.
+/// Makes the file and maps it; in a child of `fork`, in place of the parent's page.
 ///
-/// Without `/dev/shm` the page is private: everything works, `zfolio stat` sees nothing.
+/// Without `/dev/shm` the page is private: all else works, and `zfolio stat` does not see the process.
 pub(crate) fn open(settings: &Settings) {
     let bytes = size_of::<Stats>();
     let file = shared::create(&name(), bytes);
-    let at = PAGE.load(Ordering::Acquire);
-    // SAFETY: fresh address space, or (in a child) exactly our own page again.
+    let at = MAPPED.load(Ordering::Acquire);
+    // SAFETY: new address space, or (in a child) exactly the page that open() mapped in the parent.
     let mapped = unsafe { shared::map(file.as_ref(), bytes, at.cast()) };
-    let Ok(page) = mapped else { return };
-    PAGE.store(page.cast(), Ordering::Release);
-    let Some(home) = home() else { return };
-    home.figures.limit_bytes.store(settings.config.limit_bytes, Ordering::Relaxed);
-    home.figures.unit_bytes.store(settings.config.unit.bytes() as u64, Ordering::Relaxed);
+    let Ok(mapped) = mapped else { return };
+    MAPPED.store(mapped.cast(), Ordering::Release);
+    let Some(page) = page() else { return };
+    page.figures.limit_bytes.store(settings.config.limit_bytes, Ordering::Relaxed);
+    page.figures.unit_bytes.store(settings.config.unit.bytes() as u64, Ordering::Relaxed);
     let algorithm = settings.config.params.to_string();
     let (pid, started) = (process::id(), process::start_ticks());
-    home.publish(pid, started, settings.run, &algorithm, &process::command());
+    page.publish(pid, started, settings.run, &algorithm, &process::command());
 }
 
-/// At exit: the file goes, unless `zfolio run` wants to read it.
+/// At exit: removes the file, unless `zfolio run` is going to read it.
 pub(crate) fn close(settings: &Settings) {
     if settings.run == 0 {
         shared::remove(&name());

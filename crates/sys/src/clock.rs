@@ -8,7 +8,7 @@ pub fn monotonic_ns() -> u64 {
     nanoseconds(ClockId::Monotonic)
 }
 
-/// Nanoseconds that the calling thread has run.
+/// Nanoseconds of CPU time that the calling thread has used.
 #[must_use]
 pub fn thread_ns() -> u64 {
     nanoseconds(ClockId::ThreadCPUTime)

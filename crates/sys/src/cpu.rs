@@ -1,11 +1,11 @@
-//! Which CPU a thread runs on, and where it may run.
+//! On which CPU a thread runs, and on which CPUs it may run.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicIsize, Ordering::Relaxed};
 
 use rustix::thread::{CpuSet, Pid};
 
-/// Offset of the rseq area from the thread pointer; 0 = not looked up, 1 = there is none.
+/// Offset of the rseq area from the thread pointer; 0: not looked up yet, 1: there is none.
 ///
 /// Real offsets are multiples of 4, so 1 is free to mean "none".
 static RSEQ_OFFSET: AtomicIsize = AtomicIsize::new(0);
@@ -13,7 +13,7 @@ static RSEQ_OFFSET: AtomicIsize = AtomicIsize::new(0);
 /// Byte offset of `cpu_id` in `struct rseq`.
 const RSEQ_CPU_ID: isize = 4;
 
-/// The number of the CPU that this thread is on, now or a moment ago.
+/// The number of the CPU on which this thread is running, or was a moment ago.
 ///
 /// From the rseq area that glibc 2.35 and later registers for each thread (0.3 ns), or by asking
 /// the kernel (about 30 ns).
@@ -24,7 +24,8 @@ pub fn current() -> usize {
         known => known,
     };
     if offset != 1 {
-        // SAFETY: glibc told the offset of the area (find_rseq), which lives as long as the thread.
+        // SAFETY: find_rseq() read the offset from glibc; the area there lives as long as the
+        // thread.
         let cpu = unsafe { rseq_cpu(offset) };
         if let Ok(cpu) = usize::try_from(cpu) {
             return cpu;
@@ -66,7 +67,7 @@ unsafe fn rseq_cpu(_offset: isize) -> i32 {
     -1
 }
 
-/// CPUs that are online.
+/// The number of CPUs that are online.
 #[must_use]
 pub fn online() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
@@ -77,29 +78,31 @@ pub fn pin(cpu: usize) {
     let mut set = CpuSet::new();
     if cpu < CpuSet::MAX_CPU {
         set.set(cpu);
-        // A CPU that went offline, or a cpuset without it, only costs speed.
+        // This fails if the CPU went offline or is not in the cpuset; the thread then only runs
+        // slower.
         rustix::thread::sched_setaffinity(None::<Pid>, &set).ok();
     }
 }
 
-/// The CPUs that the process was given at its start.
+/// The CPUs on which the process could run at its start.
 static GIVEN: OnceLock<CpuSet> = OnceLock::new();
 
-/// Learns where this thread may run, the first time that it is called: before anybody pins a thread.
+/// Records on which CPUs this thread may run. Only the first call has an effect; it must come
+/// before any thread is pinned.
 pub fn learn() {
     GIVEN.get_or_init(|| rustix::thread::sched_getaffinity(None).unwrap_or_default());
 }
 
-/// Lets a thread of this process (0: the calling one) run on every CPU that [`learn`] found.
+/// Lets a thread of this process (0: the calling one) run on every CPU that [`learn`] recorded.
 pub fn unpin(thread: u32) {
     let thread = i32::try_from(thread).ok().and_then(Pid::from_raw);
     if let Some(given) = GIVEN.get() {
-        // It fails for a thread that is gone, and where all of these CPUs are offline by now.
+        // This fails if the thread has ended, or if all of these CPUs are offline.
         rustix::thread::sched_setaffinity(thread, given).ok();
     }
 }
 
-/// This thread's number.
+/// The id of this thread.
 #[must_use]
 pub fn thread_id() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()
@@ -141,7 +144,7 @@ mod tests {
         assert!(rustix::thread::sched_getaffinity(None).unwrap() == before);
     }
 
-    /// What a thread sees of itself is true again after each migration.
+    /// Goal: after each migration of a thread its CPU number is right.
     #[test]
     fn a_thread_that_migrates_is_told_so() {
         let here = super::current();
@@ -153,7 +156,8 @@ mod tests {
         super::pin(here);
     }
 
-    /// Prints what the number costs: `cargo test --release -p zfolio-sys cpu_speed -- --ignored --nocapture`.
+    /// Prints the cost of reading the number: `cargo test --release -p zfolio-sys cpu_speed --
+    /// --ignored --nocapture`.
     #[test]
     #[ignore = "a measurement"]
     #[allow(clippy::disallowed_methods, reason = "a measurement; nothing depends on the time")]

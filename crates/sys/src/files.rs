@@ -17,11 +17,12 @@ pub fn read_small(path: &CStr, into: &mut [u8]) -> Result<usize, Errno> {
     rustix::io::read(&file, into)
 }
 
-/// Writes `text` to standard output; false if nobody reads any more, who has then read enough.
+/// Writes `text` to standard output. False if the reader has closed the pipe, which is not an
+/// error.
 ///
 /// # Errors
 ///
-/// When it cannot be written: a full disk.
+/// If it cannot be written, as on a full disk.
 pub fn print(text: &str) -> io::Result<bool> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -31,11 +32,12 @@ pub fn print(text: &str) -> io::Result<bool> {
     }
 }
 
-/// Standard output for us alone: what children write to theirs goes to standard error from now on.
+/// Takes standard output for this process alone: children write theirs to standard error from now
+/// on.
 ///
 /// # Errors
 ///
-/// No descriptor is left.
+/// If no descriptor is left.
 pub fn lend_output() -> io::Result<std::fs::File> {
     let kept = rustix::io::fcntl_dupfd_cloexec(io::stdout(), 3)?;
     rustix::stdio::dup2_stdout(io::stderr())?;
@@ -49,7 +51,7 @@ pub fn lend_output() -> io::Result<std::fs::File> {
 /// Those of `open` and `read`; `FBIG` if it is longer.
 pub fn read_whole(path: &str, bytes_max: usize) -> Result<Vec<u8>, Errno> {
     let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-    // One more than allowed, to tell a longer file from one of exactly that length.
+    // One byte more than allowed, to distinguish a longer file from one of exactly that length.
     let mut bytes = vec![0; bytes_max + 1];
     let mut length = 0;
     loop {
@@ -68,10 +70,11 @@ pub fn read_whole(path: &str, bytes_max: usize) -> Result<Vec<u8>, Errno> {
     Ok(bytes)
 }
 
-/// Gives the calling thread, and the threads it starts, a table of file descriptors of its own, empty.
+/// Gives the calling thread, and the threads that it starts, an empty table of file descriptors of
+/// their own.
 ///
-/// What the program does to its descriptors (close them all, say) no longer reaches this thread,
-/// and this thread keeps none of the program's pipes open.
+/// So what the program does to its descriptors (closing all of them, for example) does not affect
+/// this thread, and this thread keeps none of the program's pipes open.
 ///
 /// # Errors
 ///
@@ -85,10 +88,11 @@ pub fn leave_program_files() -> Result<(), Errno> {
     Ok(())
 }
 
-/// Writes a message to the program's standard error, from a thread with a table of its own.
+/// Writes a message to the program's standard error, from a thread with its own table of
+/// descriptors.
 ///
-/// `pidfd_getfd` fetches the program's descriptor for the length of one write. Nothing is told if
-/// the program has closed it.
+/// `pidfd_getfd` duplicates the program's descriptor for the length of one write. If the program
+/// has closed it, nothing is written.
 pub fn tell_program(message: &str) {
     let own = rustix::process::getpid();
     let Ok(process) = rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty()) else {
@@ -105,7 +109,7 @@ pub fn tell_here(message: &[u8]) {
     write_all(std::io::stderr().as_fd(), message);
 }
 
-/// Writes `bytes`, in as many calls as it takes; gives up on an error.
+/// Writes all of `bytes`, in several calls if needed; gives up on an error.
 pub fn write_all(to: BorrowedFd<'_>, mut bytes: &[u8]) {
     while !bytes.is_empty() {
         match rustix::io::write(to, bytes) {

@@ -8,13 +8,13 @@ use rustix::time::Timespec;
 
 /// Sleeps while `word` holds `expected`, until woken, `timeout` (if any), or a signal.
 ///
-/// Returns for no reason now and then: the caller looks at the word again.
+/// It may return without a reason, so the caller must check the word again.
 pub fn wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
     let timeout = timeout.map(|t| Timespec {
         tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: t.subsec_nanos().into(),
     });
-    // Every outcome (woken, changed before, timed out, signal) means: look again.
+    // After every result (woken, changed before, timed out, signal) the caller checks the word.
     futex_wait(word, Flags::PRIVATE, expected, timeout.as_ref()).ok();
 }
 

@@ -1,11 +1,12 @@
-//! Every raw system call that zfolio makes. No policy: what to do is decided above.
+//! All raw system calls of zfolio. No policy: the crates above decide what to do.
 //!
-//! Calls go through `rustix`, which enters the kernel itself. That matters twice: inside the preload
-//! library the C library's `mmap` and friends are *our* functions, and a fault handler must not
-//! touch `errno` or any other thread-local variable.
+//! Calls go through `rustix`, which enters the kernel directly. This matters for two reasons:
+//! inside the preload library `mmap` and its family are *our* functions, and a fault handler must
+//! not touch `errno` or any other thread-local variable.
 
 pub mod clock;
 pub mod cpu;
+pub mod errno_text;
 pub mod files;
 pub mod futex;
 pub mod map;
@@ -17,6 +18,5 @@ pub mod signal;
 pub mod terminal;
 pub mod thread;
 pub mod uffd;
-pub mod words;
 
 pub use rustix::io::Errno;

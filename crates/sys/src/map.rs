@@ -1,4 +1,4 @@
-//! Memory mappings: reserving address space, giving pages back, asking what is resident.
+//! Memory mappings: reserve address space, return pages, find out what is resident.
 
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -12,7 +12,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 /// Bytes of a page of this kernel.
 pub const PAGE_BYTES: usize = 4096;
 
-/// Address space of our own: private, anonymous, readable and writable; pages come with first touch.
+/// Address space that this value owns: private, anonymous, readable and writable. A page exists
+/// from the first access on.
 #[derive(Debug)]
 pub struct Reservation {
     base: NonNull<u8>,
@@ -36,7 +37,7 @@ impl Reservation {
         Ok(Reservation { base, bytes })
     }
 
-    /// Likewise, for what a program keeps there: in pages of whatever size the kernel is set to give.
+    /// The same for memory that a program uses: with huge pages if the system is set to give them.
     ///
     /// # Errors
     ///
@@ -64,11 +65,11 @@ impl Reservation {
         self.bytes
     }
 
-    /// Maps the same range anew, in a child of `fork` that did not inherit it.
+    /// Maps the same range again, in a child of `fork` that did not inherit it.
     ///
     /// # Errors
     ///
-    /// `NOMEM`, or `EXIST` if the range is taken: nothing of anybody's is ever unmapped.
+    /// `NOMEM`, or `EXIST` if the range is in use: no other mapping is ever replaced.
     pub fn map_again(&self) -> Result<(), Errno> {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
@@ -91,19 +92,20 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and dropping the value ends every borrow of it.
+        // SAFETY: the mapping belongs to this value, and dropping the value ends every borrow of
+        // it.
         let gone = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
         debug_assert!(gone.is_ok(), "munmap of our own mapping failed: {gone:?}");
     }
 }
 
-/// Maps `bytes` of anonymous memory at a multiple of `align`, without touching a page, far from where
-/// the kernel puts what the program maps. Never in huge pages: what we have must take the memory that it
-/// uses and no more, also where the kernel is set to give huge pages to all (Debian's is).
+/// Maps `bytes` of anonymous memory at a multiple of `align`, without touching a page, and far from
+/// where the kernel puts the program's mappings. Never in huge pages: the engine must take only the
+/// memory that it uses, even if the system is set to give huge pages to everybody (as Debian is).
 ///
-/// A program may unmap a range and map another at that very place a moment later. It has every right
-/// to take the hole for its own, but a mapping that some thread of ours made in between would be
-/// replaced.
+/// The distance matters because a program may unmap a range and map another at the same address a
+/// moment later, with MAP_FIXED. If a thread of the engine had made a mapping there in between, it
+/// would be replaced.
 ///
 /// # Errors
 ///
@@ -114,13 +116,14 @@ pub fn map_aligned(bytes: usize, align: usize) -> Result<NonNull<u8>, Errno> {
     Ok(base)
 }
 
-/// Has a fresh mapping of ours in pages of 4 KiB.
+/// Makes a new mapping use pages of 4 KiB only.
 fn refuse_huge_pages(base: NonNull<u8>, bytes: usize) {
-    // SAFETY: changes no contents. A kernel that has no huge pages refuses, and is right.
+    // SAFETY: this changes no contents. A kernel without huge pages returns an error, which does
+    // not matter.
     unsafe { rustix::mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxNoHugepage) }.ok();
 }
 
-/// [`map_aligned`], in pages of any size.
+/// As [`map_aligned`], but with pages of any size.
 fn reserve(bytes: usize, align: usize) -> Result<NonNull<u8>, Errno> {
     assert!(align.is_power_of_two());
     let slack = align.saturating_sub(PAGE_BYTES);
@@ -136,34 +139,34 @@ fn reserve(bytes: usize, align: usize) -> Result<NonNull<u8>, Errno> {
     NonNull::new(aligned as *mut u8).ok_or(Errno::NOMEM)
 }
 
-/// The part of the address space that we ask for: above position-independent programs and their
-/// heap (0x55.. to 0x57..), below what the kernel gives (from 0x7f.. downwards).
+/// The part of the address space that is requested: above position-independent programs and their
+/// heap (0x55.. to 0x57..), below the kernel's own choice (from 0x7f.. downwards).
 const APART: usize = 0x6000_0000_0000;
 
-/// 16 TiB, of which the start is up to 8 TiB in.
+/// 16 TiB. The first request is up to 8 TiB above its start.
 const APART_BYTES: usize = 1 << 44;
 
-/// A place for `bytes`, which nobody had yet.
+/// An address for `bytes` that no earlier call returned.
 pub fn apart(bytes: usize) -> *mut c_void {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
-    // As hard to guess as the place of this library.
+    // As hard to guess as the address of this library.
     let start = (&raw const NEXT as usize).next_multiple_of(PAGE_BYTES) % (APART_BYTES / 2);
     let bytes = bytes.next_multiple_of(PAGE_BYTES);
-    // Relaxed: a place that two get is a worse hint, no more.
+    // Relaxed: if two threads got the same address, it would only be a worse hint.
     let next = NEXT.fetch_add(bytes, Ordering::Relaxed).wrapping_add(start);
     (APART + next % APART_BYTES) as *mut c_void
 }
 
-/// Unmaps what map_aligned asked for too much.
+/// Unmaps the excess of map_aligned().
 fn trim(start: usize, bytes: usize) {
     if bytes > 0 {
-        // SAFETY: the range is an end of the mapping just made, which nobody else knows of.
+        // SAFETY: the range is one end of the mapping just made, whose address no other code has.
         let gone = unsafe { rustix::mm::munmap(start as *mut c_void, bytes) };
         debug_assert!(gone.is_ok());
     }
 }
 
-/// Gives the pages of a range back; their contents are gone.
+/// Returns the pages of a range to the kernel; their contents are lost.
 ///
 /// # Errors
 ///
@@ -171,7 +174,7 @@ fn trim(start: usize, bytes: usize) {
 ///
 /// # Safety
 ///
-/// The range is the caller's, and nobody needs its contents.
+/// The range belongs to the caller, and its contents are no longer needed.
 pub unsafe fn release(address: usize, bytes: usize) -> Result<(), Errno> {
     // SAFETY: the caller's contract.
     unsafe { rustix::mm::madvise(address as *mut c_void, bytes, Advice::LinuxDontNeed) }
@@ -187,7 +190,7 @@ pub fn keep_from_children(address: usize, bytes: usize) -> Result<(), Errno> {
     unsafe { rustix::mm::madvise(address as *mut c_void, bytes, Advice::LinuxDontFork) }
 }
 
-/// Makes every present page of a range this process's own, as if each were written to.
+/// Gives this process its own copy of every page of a range, as if each page were written to.
 ///
 /// # Errors
 ///
@@ -197,7 +200,8 @@ pub fn unshare_pages(address: usize, bytes: usize) -> Result<(), Errno> {
     unsafe { rustix::mm::madvise(address as *mut c_void, bytes, Advice::LinuxPopulateWrite) }
 }
 
-/// Makes a range resident, as reading it would, but fails where that would be a signal.
+/// Makes a range resident, as reading it would; returns an error where reading would raise a
+/// signal.
 ///
 /// # Errors
 ///
@@ -219,8 +223,8 @@ pub fn residency(address: usize, bytes: usize, present: &mut [u8]) -> Result<(),
     if answer == 0 { Ok(()) } else { Err(last_error()) }
 }
 
-/// The calling process's memory as a file. A write to it also succeeds in private mappings that the program may only
-/// read, or may not touch at all.
+/// The calling process's memory as a file. Writing to it also succeeds in private mappings that the
+/// program may only read, or may not access at all.
 #[derive(Debug)]
 pub struct OwnMemory(OwnedFd);
 
@@ -235,14 +239,15 @@ impl OwnMemory {
         rustix::fs::open(c"/proc/self/mem", flags, rustix::fs::Mode::empty()).map(OwnMemory)
     }
 
-    /// Writes `bytes` at `address`, all of them.
+    /// Writes all of `bytes` at `address`.
     ///
     /// # Errors
     ///
-    /// `IO`: something there is not mapped, or is a shared mapping that may only be read, or memory is short.
+    /// `IO`: a part of the range is not mapped, or is a read-only shared mapping, or memory is
+    /// short.
     pub fn write(&self, address: usize, bytes: &[u8]) -> Result<(), Errno> {
-        // `pwrite` names the address by a number, and the contract of whoever has managed memory covers it: no
-        // reference to these bytes is alive.
+        // `pwrite` takes the address as a number. No reference to these bytes is alive: that is the
+        // contract of those who use managed memory.
         let written = rustix::io::pwrite(&self.0, bytes, address as u64)?;
         if written == bytes.len() { Ok(()) } else { Err(Errno::IO) }
     }
@@ -277,16 +282,16 @@ struct ScanRegion {
 /// `_IOWR('f', 16, struct pm_scan_arg)`.
 const PAGEMAP_SCAN: u32 = 0xC060_6610;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
-/// The page of zeros that all processes share: it was read, and never written.
+/// The page is the zero page, which all processes share: it was read but never written.
 const PAGE_IS_PFNZERO: u64 = 1 << 5;
 
 const _: () = assert!(size_of::<Scan>() == 96 && size_of::<ScanRegion>() == 24);
 
-/// Tells each run of resident pages in a range, in rising order, and whether they are the shared page
-/// of zeros.
+/// Calls `tell` for each run of resident pages in a range, in rising order, and whether they are
+/// the shared zero page.
 ///
-/// By `PAGEMAP_SCAN` (Linux 6.7), which skips address space without page tables; where that is not
-/// to be had, page by page.
+/// By `PAGEMAP_SCAN` (Linux 6.7), which skips address space without page tables; page by page where
+/// that is not available.
 pub fn for_each_resident(start: usize, end: usize, mut tell: impl FnMut(usize, usize, bool)) {
     let mut regions = [ScanRegion { start: 0, end: 0, categories: 0 }; 64];
     let Ok(file) = crate::files::open_read(c"/proc/self/pagemap") else {
@@ -325,7 +330,7 @@ fn each_resident_page(start: usize, end: usize, mut tell: impl FnMut(usize, usiz
     let mut present = [0_u8; 512];
     for from in (start..end).step_by(512 * PAGE_BYTES) {
         let bytes = (end - from).min(512 * PAGE_BYTES);
-        // What cannot be asked about counts as resident.
+        // A range that cannot be examined counts as resident.
         if residency(from, bytes, &mut present).is_err() {
             present.fill(1);
         }
@@ -335,12 +340,12 @@ fn each_resident_page(start: usize, end: usize, mut tell: impl FnMut(usize, usiz
     }
 }
 
-/// The error of the `libc::syscall` that has just failed on this thread.
+/// The error of the `libc::syscall` that has just failed in this thread.
 fn last_error() -> Errno {
     std::io::Error::last_os_error().raw_os_error().map_or(Errno::INVAL, Errno::from_raw_os_error)
 }
 
-/// One system call as the program asked for it: six words in, a word or an error out.
+/// Makes one system call with the program's six arguments; returns the result or the error.
 ///
 /// # Errors
 ///
@@ -353,11 +358,11 @@ pub unsafe fn forward(number: libc::c_long, words: [usize; 6]) -> Result<usize, 
     let [a, b, c, d, e, f] = words;
     // SAFETY: the caller's contract.
     let answer = unsafe { libc::syscall(number, a, b, c, d, e, f) };
-    // An address is a word, whatever its highest bit.
+    // An address may have its highest bit set, so only -1 is an error.
     if answer == -1 { Err(last_error()) } else { Ok(usize::from_ne_bytes(answer.to_ne_bytes())) }
 }
 
-/// An `mmap` as the program asked for it, with no place wanted, at a multiple of `align`.
+/// An `mmap` of the program without an address, made at a multiple of `align`.
 ///
 /// # Errors
 ///
@@ -366,7 +371,7 @@ pub fn map_aligned_for(words: [usize; 6], align: usize) -> Result<usize, Errno> 
     let bytes = words[1].checked_next_multiple_of(PAGE_BYTES).ok_or(Errno::NOMEM)?;
     let mut larger = words;
     larger[1] = bytes.checked_add(align - PAGE_BYTES).ok_or(Errno::NOMEM)?;
-    // SAFETY: no address is asked for, so nothing of anybody's changes.
+    // SAFETY: no address is requested, so no existing mapping changes.
     let start = unsafe { forward(libc::SYS_mmap, larger) }?;
     let at = start.next_multiple_of(align);
     trim(start, at - start);
@@ -378,7 +383,7 @@ pub fn map_aligned_for(words: [usize; 6], align: usize) -> Result<usize, Errno> 
 mod tests {
     use super::*;
 
-    /// The flags of the mapping at `address`, as the kernel shortens them.
+    /// The flags of the mapping at `address`, in the kernel's abbreviations.
     fn flags(address: usize) -> Vec<String> {
         let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let ours = |line: &str| {
@@ -392,8 +397,8 @@ mod tests {
         flags.split_whitespace().map(str::to_owned).collect()
     }
 
-    /// Goal: no huge page in what is ours, whatever the system's setting, also in a child; a program's own
-    /// memory is as the system has it. Method: the flag that a mapping has against huge pages.
+    /// Goal: our own memory has no huge pages, whatever the system's setting, also in a child;
+    /// memory for the program follows the system. Method: the flag of a mapping against huge pages.
     #[test]
     fn a_reservation_has_no_huge_pages() {
         if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
@@ -402,7 +407,7 @@ mod tests {
         let refused = |space: &Reservation| flags(space.address()).iter().any(|flag| flag == "nh");
         let space = Reservation::new(4 << 20, 2 << 20).unwrap();
         assert!(refused(&space));
-        // SAFETY: nobody has a reference into it.
+        // SAFETY: no reference into it exists.
         unsafe { rustix::mm::munmap(space.base().as_ptr().cast(), space.bytes()) }.unwrap();
         space.map_again().unwrap();
         assert!(refused(&space));
@@ -426,7 +431,7 @@ mod tests {
         assert!(present.iter().all(|page| page & 1 == 0));
     }
 
-    /// Goal: both ways of looking find the same pages.
+    /// Goal: both methods find the same resident pages.
     #[test]
     fn runs_of_resident_pages_are_found() {
         let space = Reservation::new(4 << 20, PAGE_BYTES).unwrap();

@@ -1,7 +1,7 @@
-//! What this machine lets us do: each kernel feature and permission, asked for and not guessed.
+//! What this machine offers: each kernel feature and permission is tested, not guessed.
 //!
-//! Every question opens what it needs, looks, and closes it again; nothing stays changed. What an
-//! answer means for the user is decided by the caller.
+//! Each test opens what it needs, and closes it again; nothing stays changed. The caller decides
+//! what a result means for the user.
 //!
 //! # Invariants
 //!
@@ -37,7 +37,7 @@ const NONE: u32 = 0;
 const READ_WRITE: u32 = 3;
 const UFFD_KIND: u8 = 0xAA;
 
-/// Makes a userfaultfd out of an open `/dev/userfaultfd`.
+/// Makes a userfaultfd from an open `/dev/userfaultfd`.
 const USERFAULTFD_IOC_NEW: libc::c_ulong = ioctl_number(NONE, UFFD_KIND, 0x00, 0);
 const UFFDIO_API: libc::c_ulong = ioctl_number(READ_WRITE, UFFD_KIND, 0x3F, size_of::<Api>());
 
@@ -47,7 +47,7 @@ const _: () = {
     assert!(UFFDIO_API == 0xC018_AA3F);
 };
 
-/// Faults of the kernel itself are not wanted: what an unprivileged caller may ask for.
+/// Without the kernel's own faults: what an unprivileged caller may have.
 const UFFD_USER_MODE_ONLY: libc::c_int = 1;
 const UFFD_API_VERSION: u64 = 0xAA;
 
@@ -71,20 +71,20 @@ pub struct Feature {
 }
 
 impl Feature {
-    /// `UFFDIO_MOVE`: a page changes its place without a copy.
+    /// `UFFDIO_MOVE`: moves a page to another address without a copy.
     pub const MOVE: Feature = Feature { mask: feature::MOVE, name: "MOVE", since: "6.8" };
     /// A missing page raises SIGBUS in the thread that touched it.
     pub const SIGBUS: Feature = Feature { mask: feature::SIGBUS, name: "SIGBUS", since: "4.14" };
     /// A message names the thread that touched a missing page.
     pub const THREAD_ID: Feature =
         Feature { mask: feature::THREAD_ID, name: "THREAD_ID", since: "4.14" };
-    /// `mremap` is told.
+    /// `mremap` is reported.
     pub const EVENT_REMAP: Feature =
         Feature { mask: feature::EVENT_REMAP, name: "EVENT_REMAP", since: "4.11" };
-    /// `madvise(MADV_DONTNEED)` is told.
+    /// `madvise(MADV_DONTNEED)` is reported.
     pub const EVENT_REMOVE: Feature =
         Feature { mask: feature::EVENT_REMOVE, name: "EVENT_REMOVE", since: "4.11" };
-    /// `munmap` is told.
+    /// `munmap` is reported.
     pub const EVENT_UNMAP: Feature =
         Feature { mask: feature::EVENT_UNMAP, name: "EVENT_UNMAP", since: "4.11" };
 
@@ -100,9 +100,9 @@ impl Feature {
 pub enum Door {
     /// Open `/dev/userfaultfd`: file permissions decide, and the kernel's own faults are served.
     Device,
-    /// The system call, with the kernel's own faults: root, `CAP_SYS_PTRACE` or the sysctl.
+    /// The system call, with the kernel's own faults: needs root, `CAP_SYS_PTRACE` or the sysctl.
     Syscall,
-    /// The system call for faults of the program only: anybody.
+    /// The system call for faults of the program only: allowed to everybody.
     SyscallUserMode,
 }
 
@@ -110,7 +110,7 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// A fresh userfaultfd, its API not yet agreed.
+/// A new userfaultfd, before the API handshake.
 fn userfaultfd(door: Door) -> io::Result<OwnedFd> {
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
     let fd = match door {
@@ -130,11 +130,12 @@ fn userfaultfd(door: Door) -> io::Result<OwnedFd> {
             check(libc::c_int::try_from(fd).expect("a descriptor or -1 fits in an int"))?
         }
     };
-    // SAFETY: the kernel has just returned `fd` (not negative, by `check`), and nobody else has it.
+    // SAFETY: the kernel has just returned `fd` (not negative, by `check`), and no other code has
+    // it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Agrees on the API with `features` wanted; the feature word that the kernel has.
+/// Makes the API handshake with `features`; returns the feature word of the kernel.
 fn agree(fd: &OwnedFd, features: u64) -> io::Result<u64> {
     let mut api = Api { api: UFFD_API_VERSION, features, ioctls: 0 };
     // SAFETY: by PROBE-1 the kernel reads and writes exactly the bytes of `api`, which outlives
@@ -143,22 +144,22 @@ fn agree(fd: &OwnedFd, features: u64) -> io::Result<u64> {
     Ok(api.features)
 }
 
-/// The userfaultfd features of this kernel, asked through `door`.
+/// The userfaultfd features of this kernel, opened through `door`.
 ///
 /// # Errors
 ///
-/// When the door is closed: `ENOSYS` (no such call, or a seccomp filter), `ENOENT` (no device),
+/// If that is not possible: `ENOSYS` (no such call, or a seccomp filter), `ENOENT` (no device),
 /// `EPERM` or `EACCES` (no permission).
 pub fn userfaultfd_features(door: Door) -> io::Result<u64> {
     agree(&userfaultfd(door)?, 0)
 }
 
-/// Opens a userfaultfd as the engine does and moves a page with `UFFDIO_MOVE`: does it work,
-/// whatever the feature word says?
+/// Opens a userfaultfd as the engine does, and moves a page with `UFFDIO_MOVE`: a test that does
+/// not rely on the feature word.
 ///
 /// # Errors
 ///
-/// What the kernel answered; `EIO` when the page did not arrive as it left.
+/// The kernel's error; `EIO` if the page did not arrive unchanged.
 pub fn move_a_page(reach: Reach) -> Result<(), Errno> {
     const MARK: u8 = 0x5A;
     let uffd = Uffd::open(reach, feature::MOVE)?;
@@ -166,20 +167,20 @@ pub fn move_a_page(reach: Reach) -> Result<(), Errno> {
     let source = Reservation::new(bytes, bytes)?;
     let target = Reservation::new(bytes, bytes)?;
     uffd.register(target.address(), bytes)?;
-    // SAFETY: the first byte of a mapping of our own. Volatile: it will be looked at elsewhere.
+    // SAFETY: the first byte of a mapping of our own. Volatile: it is read at another address.
     unsafe { source.base().write_volatile(MARK) };
-    // SAFETY: nobody reads `source` again.
+    // SAFETY: `source` is not read again.
     let progress = unsafe { uffd.move_pages(source.address(), target.address(), bytes) };
     if let Some(error) = progress.stopped {
         return Err(error);
     }
-    // SAFETY: the first byte of a mapping of our own, present by the successful move. Volatile:
-    // the kernel put it there.
+    // SAFETY: the first byte of a mapping of our own, present after the successful move. Volatile:
+    // the kernel wrote it.
     let arrived = unsafe { target.base().read_volatile() };
     if arrived == MARK { Ok(()) } else { Err(Errno::IO) }
 }
 
-/// The bytes of a page of the running kernel.
+/// Bytes of a page of the running kernel.
 #[must_use]
 pub fn page_bytes() -> usize {
     // SAFETY: `sysconf` takes and returns plain numbers.
@@ -225,7 +226,7 @@ pub fn address_space_limit() -> Option<u64> {
     (result == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }
 
-/// Whether the C library registered an rseq area for its threads, and says where it lies.
+/// Whether the C library registered an rseq area for its threads, and exports its position.
 #[must_use]
 pub fn has_rseq() -> bool {
     const SIZE: &CStr = c"__rseq_size";
@@ -251,7 +252,7 @@ pub fn may_execute(path: &Path) -> io::Result<()> {
     check(result).map(drop)
 }
 
-/// Whether the open `file` gives capabilities to who executes it (`setcap`).
+/// Whether the open `file` gives capabilities to whoever executes it (`setcap`).
 #[must_use]
 pub fn has_file_capabilities(file: &File) -> bool {
     const NAME: &CStr = c"security.capability";
@@ -287,9 +288,10 @@ mod tests {
         }
     }
 
-    /// Goal: `/dev/userfaultfd` is enough for both reaches where the system call is forbidden. Method: a
-    /// filter as a container's, on this thread alone. The staging area was opened by the call only, so in a
-    /// container with the device every program ran without its limit.
+    /// Goal: where the system call is forbidden, `/dev/userfaultfd` is enough for both kinds of
+    /// access. Method: a filter as in a container, on this thread alone. The staging area used to
+    /// be opened by the call only, so that in a container with the device every program ran without
+    /// its limit.
     #[test]
     fn the_device_is_enough_where_seccomp_forbids_the_call() {
         if userfaultfd_features(Door::Device).is_err() {
@@ -309,13 +311,13 @@ mod tests {
         thread.join().expect("as asserted");
     }
 
-    /// The calling thread may not call userfaultfd(2) any more: `EPERM`, as in a container.
+    /// Forbids userfaultfd(2) to the calling thread: `EPERM`, as in a container.
     fn forbid_userfaultfd() {
         let instruction = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
         let word = |code: u32| u16::try_from(code).expect("codes are short");
         let number = u32::try_from(libc::SYS_userfaultfd).expect("numbers are small");
         let mut filter = [
-            // The number of the call is the first word of what the filter sees.
+            // The number of the call is the first word of the filter's input.
             instruction(word(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS), 0, 0, 0),
             instruction(word(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K), 0, 1, number),
             instruction(word(libc::BPF_RET), 0, 0, libc::SECCOMP_RET_ERRNO | 1),

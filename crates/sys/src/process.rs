@@ -6,10 +6,11 @@ use crate::map::PAGE_BYTES;
 
 /// Bytes of memory that this process has resident, as the kernel counts them (about 2 us).
 ///
-/// Of this thread, whose memory it is: the thread that started the process may be gone.
+/// They are read from the calling thread's entry in `/proc`, since the thread that started the
+/// process may have ended.
 ///
-/// The kernel keeps the count per CPU and adds up only now and then: it may be off by 64 pages per
-/// CPU. `None` if `/proc` is not there, or the process may open nothing more.
+/// The kernel counts per CPU and adds up only now and then, so the number may be off by 64 pages
+/// per CPU. `None` if `/proc` is not mounted, or if the process may not open files.
 #[must_use]
 pub fn resident_bytes() -> Option<u64> {
     let mut text = [0_u8; 128];
@@ -19,7 +20,8 @@ pub fn resident_bytes() -> Option<u64> {
     Some(pages * PAGE_BYTES as u64)
 }
 
-/// When this process started: field 22 of `/proc/self/stat`, in clock ticks. 0 if not told.
+/// When this process started: field 22 of `/proc/self/stat`, in clock ticks. 0 if it cannot be
+/// read.
 #[must_use]
 pub fn start_ticks() -> u64 {
     let mut text = [0_u8; 512];
@@ -29,7 +31,7 @@ pub fn start_ticks() -> u64 {
     field.and_then(|field| std::str::from_utf8(field).ok()?.parse().ok()).unwrap_or(0)
 }
 
-/// Whether a tracer is attached. False if `/proc` is not there.
+/// Whether a tracer is attached. False if `/proc` is not mounted.
 #[must_use]
 pub fn is_traced() -> bool {
     let mut text = [0_u8; 1024];
@@ -39,8 +41,8 @@ pub fn is_traced() -> bool {
     tracer.is_some_and(|tracer| tracer.trim_ascii() != b"0")
 }
 
-/// Whether a sandbox of the program's own (seccomp) forbids this thread to open files: the kernel itself
-/// answers `EPERM` to nobody who looks at himself.
+/// Whether a sandbox (seccomp) that the program set up forbids this thread to open files. The
+/// kernel itself never answers `EPERM` to a process that opens its own entry in `/proc`.
 #[must_use]
 pub fn is_confined() -> bool {
     crate::files::open_read(c"/proc/thread-self/statm").is_err_and(|error| error == Errno::PERM)
@@ -54,13 +56,13 @@ pub fn command() -> String {
     std::str::from_utf8(&name[..length]).map_or("?", str::trim_end).to_owned()
 }
 
-/// This process's number.
+/// The id of this process.
 #[must_use]
 pub fn id() -> u32 {
     rustix::process::getpid().as_raw_nonzero().get().unsigned_abs()
 }
 
-/// Ends the process at once, running nothing.
+/// Ends the process at once, without running any handler.
 pub fn abort_now(status: i32) -> ! {
     // SAFETY: exit_group never returns and touches no memory of ours.
     unsafe { libc::_exit(status) }

@@ -1,13 +1,13 @@
-//! Random bytes of the kernel's.
+//! Random bytes from the kernel.
 
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 
-/// Fills `bytes`. Never waits: early at boot the kernel has less to choose from.
+/// Fills `bytes`. Never waits: early at boot the bytes may be less random.
 ///
 /// # Errors
 ///
-/// `NOSYS` or `PERM` in a sandbox that has no randomness.
+/// `NOSYS` or `PERM` in a sandbox that forbids the call.
 pub fn fill(bytes: &mut [u8]) -> Result<(), Errno> {
     let mut done = 0;
     while done < bytes.len() {

@@ -1,4 +1,4 @@
-//! Files in `/dev/shm/zfolio-UID` that a process maps and that others read.
+//! Files in `/dev/shm/zfolio-UID` that one process maps and others read.
 
 use std::ffi::{CString, c_void};
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,16 +19,16 @@ fn path(name: &str) -> Option<CString> {
     CString::new(format!("{}/{name}", folder()?.to_str().ok()?)).ok()
 }
 
-/// Makes a file of `bytes` zeros, in a directory that is this user's alone.
+/// Makes a file of `bytes` zeros, in a directory that belongs to this user alone.
 ///
-/// A file of that name is replaced: an earlier process of the same number left it, and a reader that has
-/// it open keeps it. `None` if there is no `/dev/shm`, if somebody else made the directory, or if the
-/// process may not make a file of that size.
+/// An existing file of that name is replaced: an earlier process with the same id left it, and a
+/// reader that has it open keeps it. `None` if there is no `/dev/shm`, if another user made the
+/// directory, or if the process may not make a file of that size.
 #[must_use]
 pub fn create(name: &str, bytes: usize) -> Option<OwnedFd> {
     let folder = folder()?;
     rustix::fs::mkdir(&folder, Mode::RWXU).ok();
-    // Not through a link, and not into a directory that somebody else made for us.
+    // Not through a symbolic link, and not in a directory that another user made.
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
     let folder = rustix::fs::open(&folder, flags, Mode::empty()).ok()?;
     let about = rustix::fs::fstat(&folder).ok()?;
@@ -44,7 +44,7 @@ pub fn create(name: &str, bytes: usize) -> Option<OwnedFd> {
     Some(file)
 }
 
-/// Replaces what a file has behind its first `keep_bytes` by `text`.
+/// Replaces all of a file after its first `keep_bytes` by `text`.
 pub fn replace_tail(name: &str, keep_bytes: usize, text: &str) {
     if !fits(keep_bytes + text.len()) {
         return;
@@ -65,13 +65,13 @@ pub fn remove(name: &str) {
     path(name).map(rustix::fs::unlink);
 }
 
-/// Whether this process may make a file of so many bytes (`ulimit -f`): SIGXFSZ ends who tries.
+/// Whether this process may make a file of this size (`ulimit -f`): otherwise SIGXFSZ would end it.
 fn fits(bytes: usize) -> bool {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
     limit.is_none_or(|limit| bytes as u64 <= limit)
 }
 
-/// Maps the first bytes of a file, shared; of no file, private zeros.
+/// Maps the first bytes of a file, shared; without a file, private zeros.
 ///
 /// # Errors
 ///
@@ -79,7 +79,7 @@ fn fits(bytes: usize) -> bool {
 ///
 /// # Safety
 ///
-/// `at` is null, or the whole of `at..at + bytes` is the caller's to replace.
+/// `at` is null, or the caller owns all of `at..at + bytes` and may replace it.
 pub unsafe fn map(
     file: Option<&OwnedFd>,
     bytes: usize,
@@ -103,7 +103,7 @@ pub unsafe fn map(
 ///
 /// # Safety
 ///
-/// The range is the caller's, and nobody looks at it any more.
+/// The range belongs to the caller, and no reference into it is alive.
 pub unsafe fn unmap(at: *mut c_void, bytes: usize) {
     // SAFETY: the caller's contract.
     let gone = unsafe { rustix::mm::munmap(at, bytes) };

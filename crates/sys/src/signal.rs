@@ -12,7 +12,7 @@ impl std::fmt::Debug for Mask {
     }
 }
 
-/// What a thread does to itself by an instruction.
+/// Signals that an instruction of the thread itself raises.
 const FAULTS: [libc::c_int; 6] =
     [libc::SIGBUS, libc::SIGSEGV, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
 
@@ -22,7 +22,7 @@ pub fn block_all() -> Mask {
     block_all_but(&[])
 }
 
-/// Blocks what others send to this process, in this thread; its own faults are served as before.
+/// Blocks all signals in this thread except those that its own instructions raise.
 #[must_use]
 pub fn block_sent() -> Mask {
     block_all_but(&FAULTS)
@@ -34,7 +34,7 @@ fn block_all_but(open: &[libc::c_int]) -> Mask {
     // SAFETY: `all` is a valid place for a set.
     unsafe { libc::sigfillset(all.as_mut_ptr()) };
     for signal in open {
-        // SAFETY: `all` was filled above; it fails for numbers that are no signals only.
+        // SAFETY: `all` was filled above; the call fails only for numbers that are not signals.
         unsafe { libc::sigdelset(all.as_mut_ptr(), *signal) };
     }
     // SAFETY: `all` was filled above; `before` is a valid place. It fails only for a bad `how`.
@@ -43,8 +43,8 @@ fn block_all_but(open: &[libc::c_int]) -> Mask {
     Mask(unsafe { before.assume_init() })
 }
 
-/// Puts a mask back.
+/// Restores a mask.
 pub fn restore(mask: &Mask) {
-    // SAFETY: the mask came from the kernel (block_all); no old mask is asked for.
+    // SAFETY: the mask came from the kernel (block_all); the old mask is not requested.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const mask.0, std::ptr::null_mut()) };
 }

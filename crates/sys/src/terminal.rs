@@ -1,13 +1,13 @@
-//! The terminal as a screen: drawn again and again, then given back as it was.
+//! The terminal as a screen that is drawn repeatedly, and restored at the end.
 //!
-//! A key counts as soon as it is pressed and is not shown. Ctrl-C and Ctrl-Z stay what they are
-//! everywhere, signals; they arrive as [`Wake`]s, so that the terminal is given back first.
+//! A key counts as soon as it is pressed, and is not shown. Ctrl-C and Ctrl-Z are still signals.
+//! They are reported as [`Wake`]s, so that the terminal can be restored first.
 //!
 //! # Invariants
 //!
 //! - `TERM-1` What [`Screen::open`] changed is put back by `Drop`: the terminal's settings, its
 //!   ordinary contents, the cursor, and the signal mask.
-//! - `TERM-2` The caller has one thread: a signal that is blocked here reaches no other thread.
+//! - `TERM-2` The caller has one thread: a signal that is blocked here cannot reach another thread.
 
 use std::io::{self, IsTerminal};
 use std::mem::MaybeUninit;
@@ -19,37 +19,37 @@ use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios};
 
 use crate::probe::child;
 
-/// The second screen of the terminal, its cursor hidden.
+/// Switches to the terminal's second screen, and hides the cursor.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
-/// Back to the first.
+/// Switches back to the first screen.
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 
-/// What a terminal has that does not say.
+/// The assumed size of a terminal that does not report its own.
 const SIZE_UNKNOWN: (usize, usize) = (80, 24);
 
-/// Ctrl-C, where the terminal sends it as a character.
+/// The character of Ctrl-C, where the terminal sends it as a character.
 const CONTROL_C: u8 = 3;
 const ESCAPE: u8 = 27;
 
 /// Why a wait ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wake {
-    /// The time is over.
+    /// The time has passed.
     Time,
-    /// The window has another size, or a key without a meaning was pressed.
+    /// The window has changed its size, or a key without a meaning was pressed.
     Draw,
-    /// `q`, or the keyboard is gone.
+    /// `q`, or the keyboard has been closed.
     Quit,
-    /// A signal that ends a process.
+    /// A signal that should end the process.
     Ended(i32),
 }
 
-/// A terminal that is drawn on.
+/// A terminal that is used as a screen.
 #[derive(Debug)]
 pub struct Screen {
     signals: OwnedFd,
     mask_before: Mask,
-    /// The settings of standard input as they were; `None` if no terminal is there.
+    /// The original settings of standard input; `None` if it is not a terminal.
     keys_before: Option<Termios>,
 }
 
@@ -61,7 +61,7 @@ impl std::fmt::Debug for Mask {
     }
 }
 
-/// The signals that must not leave the terminal as we made it.
+/// The signals on which the terminal must be restored first.
 const TAKEN: [libc::c_int; 6] =
     [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGTSTP, libc::SIGWINCH];
 
@@ -84,11 +84,11 @@ pub fn size() -> (usize, usize) {
 }
 
 impl Screen {
-    /// Takes the terminal over.
+    /// Takes over the terminal.
     ///
     /// # Errors
     ///
-    /// What the kernel answered; nothing is changed then.
+    /// The kernel's error; nothing is changed then.
     pub fn open() -> io::Result<Screen> {
         let taken = set_of(&TAKEN);
         let mut before = taken;
@@ -98,7 +98,7 @@ impl Screen {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the kernel has just opened it, and nobody else has it.
+        // SAFETY: the kernel has just opened it, and no other code has it.
         let signals = unsafe { OwnedFd::from_raw_fd(fd) };
         // SAFETY: both sets are valid, ours, and outlive the call; it fails only for a bad `how`.
         unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const taken, &raw mut before) };
@@ -110,16 +110,16 @@ impl Screen {
         Ok(screen)
     }
 
-    /// Shows `lines`, from the top, over what was shown before.
+    /// Shows `lines` from the top, over what was shown before.
     ///
-    /// The caller sees to it that they fit: see [`size`].
+    /// The caller must make them fit: see [`size`].
     ///
     /// # Errors
     ///
-    /// Standard output cannot be written.
+    /// If standard output cannot be written.
     pub fn draw(&self, lines: &[String]) -> io::Result<bool> {
-        // Each line clears what an older one left behind its end; nothing flickers. The terminal makes
-        // a new line of `\n`: its output settings are as they were.
+        // Each line clears the rest of an older line, so that nothing flickers. `\n` also returns
+        // to the first column, since the terminal's output settings are unchanged.
         let text = lines.join("\x1b[K\n");
         crate::files::print(&format!("\x1b[H{text}\x1b[K\x1b[J"))
     }
@@ -128,7 +128,7 @@ impl Screen {
     ///
     /// # Errors
     ///
-    /// What the kernel answered.
+    /// The kernel's error.
     pub fn wait(&self, time: Duration) -> io::Result<Wake> {
         let input = io::stdin();
         let mut waits = vec![PollFd::new(&self.signals, PollFlags::IN)];
@@ -178,7 +178,7 @@ impl Screen {
             settings.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO);
             settings.special_codes[SpecialCodeIndex::VMIN] = 1;
             settings.special_codes[SpecialCodeIndex::VTIME] = 0;
-            // Without it a key needs Enter, no more.
+            // If this fails, keys only need Enter.
             rustix::termios::tcsetattr(io::stdin(), OptionalActions::Now, &settings).ok();
         }
         crate::files::print(ENTER).ok();
@@ -187,9 +187,10 @@ impl Screen {
     fn leave(&self) {
         crate::files::print(LEAVE).ok();
         let Some(before) = &self.keys_before else { return };
-        // In the background it is somebody else's terminal by now, and asking would stop us.
+        // In the background the terminal belongs to another process, and changing it would stop
+        // this one.
         if rustix::termios::tcgetpgrp(io::stdin()) == Ok(rustix::process::getpgrp()) {
-            // What was typed and not read stays for whoever reads next.
+            // Characters that were typed and not read stay for the next reader.
             rustix::termios::tcsetattr(io::stdin(), OptionalActions::Drain, before).ok();
         }
     }
@@ -199,12 +200,12 @@ impl Drop for Screen {
     fn drop(&mut self) {
         self.leave();
         let before = &raw const self.mask_before.0;
-        // SAFETY: the mask is what the kernel gave us before.
+        // SAFETY: the kernel returned this mask before.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before, std::ptr::null_mut()) };
     }
 }
 
-/// What the waiting keys mean.
+/// The meaning of the keys that were pressed.
 fn read_keys(input: BorrowedFd<'_>) -> Wake {
     let mut keys = [0_u8; 64];
     match rustix::io::read(input, &mut keys) {
@@ -220,8 +221,8 @@ fn read_keys(input: BorrowedFd<'_>) -> Wake {
     }
 }
 
-/// Whether one of `keys` is to quit. An arrow key and its like are sequences (`ESC [ 1 ; 5 q`, `ESC O q`),
-/// whose letters mean nothing by themselves.
+/// Whether one of `keys` means quit. Arrow keys and the like send sequences (`ESC [ 1 ; 5 q`, `ESC
+/// O q`), whose letters are not keys.
 fn quits(keys: &[u8]) -> bool {
     let mut keys = keys.iter().copied().peekable();
     while let Some(key) = keys.next() {

@@ -1,17 +1,17 @@
-//! Threads that the C library does not know of.
+//! Threads that the C library does not know.
 //!
-//! `pthread_create` allocates by the program's `calloc`, counts the thread, and reads what it keeps about
-//! the program's libraries. So a thread is made here by `clone` itself, with a stack and thread-local storage
-//! of our own ([`learn`]), and runs nothing but what it is given.
+//! `pthread_create` allocates with the program's `calloc`, counts the thread, and reads its records
+//! of the program's libraries. So a thread is made here by `clone` itself, with its own stack and
+//! thread-local storage ([`learn`]), and runs only the given function.
 //!
-//! What the C library would do for a thread that it knows is left to whoever wants it: such a thread does not
-//! take part in `setuid` and its like ([`lead`] and [`follow`] are for that), gets no signal, and is not waited for
-//! when the program's last thread ends.
+//! The C library does not take care of such a thread. It takes no part in `setuid` and its like
+//! (see [`lead`] and [`follow`]), it gets no signals, and the process does not wait for it when the
+//! program's last thread ends.
 //!
 //! # Invariants
 //!
-//! - `THR-1` A **seat** (stack and storage) belongs to one thread, for the life of the process; in a child of
-//!   `fork`, where that thread is not, to the next one.
+//! - `THR-1` A **seat** (stack and storage) belongs to one thread for the life of the process. A
+//!   child of `fork` does not have that thread, so there the seat goes to the next one.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, Ordering::Relaxed};
@@ -30,18 +30,18 @@ pub use identity::{follow, lead};
 
 type Life = Box<dyn FnOnce() + Send>;
 
-/// Bytes of a stack: a codec's deepest call takes 4 KiB.
+/// Bytes of a stack. The deepest call of a codec needs 4 KiB.
 const STACK_BYTES: usize = 256 << 10;
 
-/// Threads at a time.
+/// The most threads at a time.
 const SEATS: usize = 64;
 
-/// A stack with storage above it.
+/// A stack with storage above it, for one thread.
 struct Seat {
-    /// Its thread pointer, once it is made; 0 before.
+    /// The thread pointer of the seat; 0 until it is made.
     pointer: AtomicUsize,
     taken: AtomicBool,
-    /// The last change of identity that its thread has followed.
+    /// The last change of identity that the thread has followed.
     turn: AtomicUsize,
 }
 
@@ -49,14 +49,14 @@ static ALL: [Seat; SEATS] = [const {
     Seat { pointer: AtomicUsize::new(0), taken: AtomicBool::new(false), turn: AtomicUsize::new(0) }
 }; SEATS];
 
-/// What a new thread is handed.
+/// The argument of a new thread.
 struct Start {
     name: &'static CStr,
     life: Life,
     seat: &'static Seat,
 }
 
-/// As `pthread_create` has it: a sandbox may let no other threads begin.
+/// The flags of `pthread_create`: a sandbox may allow no others.
 const FLAGS: i32 = libc::CLONE_VM
     | libc::CLONE_FS
     | libc::CLONE_FILES
@@ -67,13 +67,16 @@ const FLAGS: i32 = libc::CLONE_VM
     | libc::CLONE_PARENT_SETTID
     | libc::CLONE_CHILD_CLEARTID;
 
-/// Whether the process is traced: then a thread of ours is made such that the tracer does not get it as well
-/// (`strace -f`). It reads the program's memory by `process_vm_readv`, which may wait for a fault that a
-/// stopped thread would have to serve. Elsewhere the flag is left out, for the sake of sandboxes.
+/// Returns the flag that hides a new thread from a tracer, if the process is traced; otherwise 0.
 ///
-/// A child is traced as its parent is, so one look is enough. A tracer that comes later stops all threads.
+/// A tracer (`strace -f`) reads the program's memory with `process_vm_readv`, which may wait for a
+/// fault. If it had stopped the thread that serves faults, both would wait for ever. Without a
+/// tracer the flag is omitted, because a sandbox may not allow it.
+///
+/// A child is traced if its parent is, so one test is enough. A tracer that attaches later stops
+/// all threads.
 fn untraced() -> i32 {
-    /// 0 not looked yet, 1 not traced, 2 traced.
+    /// Not tested yet: 0; not traced: 1; traced: 2.
     static TRACED: AtomicU32 = AtomicU32::new(0);
     if TRACED.load(Relaxed) == 0 {
         let traced = crate::process::is_traced();
@@ -82,9 +85,10 @@ fn untraced() -> i32 {
     if TRACED.load(Relaxed) == 2 { libc::CLONE_UNTRACED } else { 0 }
 }
 
-/// Learns how thread-local storage is laid out. Before that no thread can start.
+/// Learns the layout of thread-local storage. No thread can start before that.
 ///
-/// To be called when the program's libraries are loaded and none of its own code holds a lock of the loader.
+/// Must be called when the program's libraries are loaded, and no code of the program holds a lock
+/// of the loader.
 pub fn learn() {
     storage::learn();
 }
@@ -95,14 +99,15 @@ pub fn has_learnt() -> bool {
     storage::layout().is_some()
 }
 
-/// Starts a thread; it inherits the signal mask. No allocator but Rust's global one is called. A `clone` that the
-/// kernel has no room for is tried `tries` times, a millisecond apart.
+/// Starts a thread, which inherits the signal mask. Only Rust's global allocator is called. If the
+/// kernel has no room, `clone` is tried `tries` times, a millisecond apart.
 ///
 /// # Errors
 ///
-/// `NOMEM` for want of a stack. `AGAIN` for want of threads, after all tries: `AGAIN` is also told while another
-/// thread is in `execve`, which ends this process in a moment, or fails. `INTR`: the process is being killed.
-/// `PERM` in a sandbox. `NOSYS` before [`learn`], or on another kind of machine.
+/// `NOMEM`: no memory for a stack. `AGAIN`, after all tries: no room for a thread; the kernel also
+/// answers this while another thread is in `execve`, which soon ends this process, or fails.
+/// `INTR`: the process is being killed. `PERM`: a sandbox. `NOSYS`: before [`learn`], or on another
+/// architecture.
 pub fn spawn(name: &'static CStr, tries: u32, life: Life) -> Result<(), Errno> {
     let layout = storage::layout().ok_or(Errno::NOSYS)?;
     let seat = ALL.iter().find(|seat| !seat.taken.swap(true, Ordering::AcqRel));
@@ -111,7 +116,7 @@ pub fn spawn(name: &'static CStr, tries: u32, life: Life) -> Result<(), Errno> {
         let start = Box::into_raw(Box::new(Start { name, life, seat }));
         let begun = begin(pointer, layout.span, tries, start);
         if begun.is_err() {
-            // SAFETY: no thread has taken it.
+            // SAFETY: no thread has taken it, since none was started.
             drop(unsafe { Box::from_raw(start) });
         }
         begun
@@ -122,7 +127,7 @@ pub fn spawn(name: &'static CStr, tries: u32, life: Life) -> Result<(), Errno> {
     begun
 }
 
-/// In a child of `fork`, on its only thread: the parent's other threads are not here.
+/// In a child of `fork`, on its only thread: frees the seats of the parent's other threads.
 pub fn start_over() {
     identity::start_over();
     for seat in &ALL {
@@ -131,7 +136,7 @@ pub fn start_over() {
     }
 }
 
-/// Sleeps, without any of the C library's ways to be cancelled.
+/// Sleeps, without being a cancellation point of the C library.
 pub fn sleep(time: Duration) {
     let mut left = Timespec {
         tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
@@ -155,32 +160,32 @@ fn pointer() -> usize {
 }
 
 impl Seat {
-    /// Makes the seat ready for a new thread; tells its thread pointer.
+    /// Makes the seat ready for a new thread; returns its thread pointer.
     fn prepare(&self, layout: &storage::Layout) -> Result<usize, Errno> {
         let mut pointer = self.pointer.load(Ordering::Acquire);
         if pointer == 0 {
             let above = layout.span + storage::CONTROL_BYTES;
             let memory = Reservation::new(PAGE_BYTES + STACK_BYTES + above, PAGE_BYTES)?;
             let none = rustix::mm::MprotectFlags::empty();
-            // A stack that grows too far ends the process, and writes over nothing.
+            // A stack overflow ends the process instead of overwriting other memory.
             // SAFETY: the lowest page of fresh memory of ours.
             unsafe { rustix::mm::mprotect(memory.base().as_ptr().cast(), PAGE_BYTES, none) }?;
             let bytes = memory.bytes();
-            // Never given back: a thread cannot unmap what it stands on.
+            // Never freed: a thread cannot unmap its own stack.
             pointer = memory.leak().as_ptr() as usize + bytes - storage::CONTROL_BYTES;
             self.pointer.store(pointer, Ordering::Release);
         } else {
             let start = (pointer - layout.span) as *mut u8;
-            // SAFETY: the seat's own storage, whose thread was in the parent and is not here (THR-1).
+            // SAFETY: the seat's own storage. Its thread exists only in the parent (THR-1).
             unsafe { start.write_bytes(0, layout.span + storage::CONTROL_BYTES) };
         }
-        // SAFETY: the seat is ours, and its storage is fresh or was cleared above.
+        // SAFETY: the seat is ours, and its storage is new or was cleared above.
         unsafe { layout.lay_out(pointer) };
         Ok(pointer)
     }
 }
 
-/// Has the kernel make the thread.
+/// Makes the kernel start the thread.
 fn begin(pointer: usize, span: usize, tries: u32, start: *mut Start) -> Result<(), Errno> {
     let mut tried = 1;
     loop {
@@ -198,30 +203,30 @@ fn begin(pointer: usize, span: usize, tries: u32, start: *mut Start) -> Result<(
     }
 }
 
-/// A thread's first function.
+/// The first function of a thread.
 extern "C" fn live(start: *mut Start) -> ! {
     // SAFETY: spawn() made it for this thread alone.
     let Start { name, life, seat } = *unsafe { Box::from_raw(start) };
     if let Some(layout) = storage::layout() {
         layout.register_sequence(pointer());
     }
-    // A name is for people only.
+    // The name is for people only, so an error does not matter.
     rustix::thread::set_name(name).ok();
     life();
-    // Nobody waits for it in lead() any more.
+    // lead() no longer waits for this thread.
     seat.turn.store(usize::MAX, Ordering::Release);
     loop {
-        // SAFETY: it ends this thread alone, which owns nothing any more but its seat.
+        // SAFETY: it ends this thread alone, which owns nothing any more except its seat.
         unsafe { libc::syscall(libc::SYS_exit, 0) };
     }
 }
 
-/// `clone`: the new thread calls `life(start)` on a stack that ends at `stack`.
+/// Makes the `clone` call: the new thread calls `life(start)` on a stack that ends at `stack`.
 ///
 /// # Safety
 ///
-/// `stack` is the end of a stack that nobody uses, `storage` a thread pointer with storage around it, `number` a
-/// word for the kernel; all live as long as the thread.
+/// `stack` is the end of an unused stack, `storage` a thread pointer with storage around it,
+/// `number` a word for the kernel; all live as long as the thread.
 #[cfg(target_arch = "x86_64")]
 unsafe fn clone(
     stack: usize,
@@ -231,14 +236,14 @@ unsafe fn clone(
     start: *mut Start,
 ) -> i64 {
     let answer: i64;
-    // SAFETY: the calling thread sees a system call that changes rax, rcx and r11. The new thread has its own stack,
-    // touches nothing of this frame, and never comes back.
+    // SAFETY: for the calling thread this is a system call that changes rax, rcx and r11. The new
+    // thread has its own stack, does not touch this frame, and never returns here.
     unsafe {
         std::arch::asm!(
             "syscall",
             "test rax, rax",
             "jnz 2f",
-            // The outermost frame, for whoever walks the stack.
+            // Marks the outermost frame for those who walk the stack.
             "xor ebp, ebp",
             "mov rdi, r12",
             "call r13",
@@ -279,8 +284,8 @@ mod tests {
         static OWN: Cell<usize> = const { Cell::new(41) };
     }
 
-    /// What a thread is given runs, with storage of its own: its thread-locals are as at the start, `errno` is
-    /// not the caller's, and it knows its CPU.
+    /// Goal: the function of a thread runs with its own storage: thread-locals have their initial
+    /// values, `errno` is not the caller's, and the CPU number is right.
     #[test]
     fn a_thread_runs_what_it_is_given() {
         static RAN: AtomicU32 = AtomicU32::new(0);
@@ -290,14 +295,14 @@ mod tests {
         let tag = super::tag();
         let life = Box::new(move || {
             let (known, asked) = loop {
-                // Until it is not moved to another CPU in between.
+                // Repeated until the thread is not moved to another CPU in between.
                 let asked = rustix::thread::sched_getcpu();
                 let known = crate::cpu::current();
                 if asked == rustix::thread::sched_getcpu() {
                     break (known, asked);
                 }
             };
-            // SAFETY: it fails, and leaves an error behind.
+            // SAFETY: the call fails, and sets `errno`.
             unsafe { libc::close(-1) };
             SEEN[0].store(OWN.get(), Ordering::Relaxed);
             SEEN[1].store(usize::from(known == asked), Ordering::Relaxed);
@@ -321,8 +326,8 @@ mod tests {
         assert_ne!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EBADF));
     }
 
-    /// Threads that panic would take the process along: so all that is checked is that many can live at once,
-    /// each on a seat of its own.
+    /// Goal: many threads can live at once, each on a seat of its own. A panic in such a thread
+    /// would end the process, so nothing else is checked.
     #[test]
     fn threads_have_seats_of_their_own() {
         static LIVING: AtomicU32 = AtomicU32::new(0);

@@ -1,12 +1,13 @@
-//! userfaultfd, by our own declarations: no crate has `UFFDIO_MOVE`.
+//! userfaultfd, with our own declarations: no crate has `UFFDIO_MOVE`.
 //!
 //! Layouts and numbers are those of `linux/userfaultfd.h`; the block of assertions at the end of the
 //! declarations proves each one at compile time.
 //!
 //! # Invariants
 //!
-//! - `UFFD-1` Closing the last descriptor of a userfaultfd makes every missing page of its regions
-//!   read as zeros, silently. So a [`Uffd`] lives as long as the regions that are registered with it.
+//! - `UFFD-1` When the last descriptor of a userfaultfd is closed, every missing page of its
+//!   regions silently reads as zeros. So a [`Uffd`] lives as long as the regions that are
+//!   registered with it.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd as _, IntoRawFd as _, OwnedFd};
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -16,13 +17,13 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl;
 
-/// `UFFD_FEATURE_*`: what the kernel can, or what is asked for.
+/// `UFFD_FEATURE_*`: what the kernel supports, or what is requested.
 pub mod feature {
-    /// A `MADV_DONTNEED`, `MADV_FREE` or `MADV_REMOVE` is told before it happens.
+    /// A `MADV_DONTNEED`, `MADV_FREE` or `MADV_REMOVE` is reported before it happens.
     pub const EVENT_REMOVE: u64 = 1 << 3;
-    /// A `munmap` is told after it happened.
+    /// A `munmap` is reported after it happened.
     pub const EVENT_UNMAP: u64 = 1 << 6;
-    /// A `mremap` is told after it happened, and the registration moves along.
+    /// A `mremap` is reported after it happened, and the registration moves along.
     pub const EVENT_REMAP: u64 = 1 << 2;
     /// A fault raises SIGBUS in the faulting thread instead of a message.
     pub const SIGBUS: u64 = 1 << 7;
@@ -124,23 +125,23 @@ const _: () = {
     assert!(size_of::<RawMessage>() == 32);
 };
 
-/// Who may take a fault through it.
+/// Whose faults are served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reach {
-    /// The kernel's own accesses too (`read(2)` into a region). Needs a privilege.
+    /// Also the kernel's own accesses (`read(2)` into a region). Needs a privilege.
     Kernel,
-    /// The program's accesses only; anybody may.
+    /// Only the program's accesses; allowed to everybody.
     Program,
 }
 
-/// What a userfaultfd told.
+/// A message of a userfaultfd.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Message {
     /// A thread waits for the page at `address`.
     Fault {
         /// The address that was touched.
         address: usize,
-        /// The thread, as `gettid`.
+        /// The id of the thread, as from `gettid`.
         thread: u32,
     },
     /// The contents of a range are about to be dropped.
@@ -159,42 +160,43 @@ pub enum Message {
     },
     /// A range was moved.
     Remap {
-        /// Where it was.
+        /// Its old start.
         from: usize,
-        /// Where it is.
+        /// Its new start.
         to: usize,
         /// Its length.
         bytes: usize,
     },
-    /// Something newer than this code, which was not asked for.
+    /// A kind of message that this code does not know, and did not request.
     Other,
 }
 
-/// What a move or copy did: the bytes done, and why it stopped if it stopped early.
+/// The result of a move or copy: the bytes done, and why it stopped early, if it did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Progress {
     /// Bytes done, from the start of the range.
     pub bytes: usize,
-    /// Why not all of them. `AGAIN` is "try the rest again".
+    /// Why it stopped early. `AGAIN` means: try the rest again.
     pub stopped: Option<Errno>,
 }
 
 /// A userfaultfd.
 ///
-/// The descriptor can be replaced in place, for a child of `fork`: the parent's number means nothing
-/// in the child's table of files, and must not be closed there.
+/// The descriptor can be replaced in place, for a child of `fork`: the parent's number is
+/// meaningless in the child's table of files, and must not be closed there.
 #[derive(Debug)]
 pub struct Uffd(AtomicI32);
 
 impl Drop for Uffd {
     fn drop(&mut self) {
-        // SAFETY: the descriptor is ours alone (open, reopen), and this is its last use.
+        // SAFETY: only this value has the descriptor (open, reopen), and this is its last use.
         drop(unsafe { OwnedFd::from_raw_fd(*self.0.get_mut()) });
     }
 }
 
 impl Uffd {
-    /// Opens one, and agrees on `features` with the kernel. Reads never block; [`Uffd::wait`] does.
+    /// Opens a userfaultfd, and agrees on `features` with the kernel. Reads never block;
+    /// [`Uffd::wait`] does.
     ///
     /// # Errors
     ///
@@ -205,7 +207,7 @@ impl Uffd {
         open_file(reach, features).map(|file| Uffd(AtomicI32::new(file.into_raw_fd())))
     }
 
-    /// Replaces the descriptor by a new one, opened by this thread; the old one is forgotten.
+    /// Replaces the descriptor by a new one, opened by this thread, and forgets the old one.
     ///
     /// # Errors
     ///
@@ -221,12 +223,13 @@ impl Uffd {
         unsafe { BorrowedFd::borrow_raw(self.0.load(Ordering::Relaxed)) }
     }
 
-    /// Registers a range: from now on, a touch of a missing page in it is ours to serve.
+    /// Registers a range: from now on each access to a missing page in it is a fault for us to
+    /// serve.
     ///
     /// # Errors
     ///
-    /// `INVAL`: not anonymous memory, or not page-aligned. `BUSY`: registered with another one.
-    /// `NOMEM`: too many mappings (`vm.max_map_count`), or nothing is mapped there.
+    /// `INVAL`: not anonymous memory, or not page-aligned. `BUSY`: registered with another
+    /// userfaultfd. `NOMEM`: too many mappings (`vm.max_map_count`), or the range is not mapped.
     pub fn register(&self, start: usize, bytes: usize) -> Result<(), Errno> {
         let range = Range { start: start as u64, length: bytes as u64 };
         let mut register = Register { range, mode: REGISTER_MODE_MISSING, ioctls: 0 };
@@ -245,7 +248,7 @@ impl Uffd {
         unsafe { call::<UFFDIO_UNREGISTER, Range>(self.file(), &mut range) }
     }
 
-    /// Wakes the threads that wait in a range, to try again.
+    /// Wakes the threads that wait in a range; they try their access again.
     ///
     /// # Errors
     ///
@@ -257,11 +260,11 @@ impl Uffd {
     }
 
     /// Moves pages from `from` to `to`, which is registered here and has no page yet, in one atomic
-    /// step per page, and wakes who waits there.
+    /// step per page; wakes the threads that wait there.
     ///
     /// # Safety
     ///
-    /// Nobody relies on finding anything at `from` afterwards, except through a userfaultfd.
+    /// No code relies on the contents of `from` afterwards, except through a userfaultfd.
     #[must_use]
     pub unsafe fn move_pages(&self, from: usize, to: usize, bytes: usize) -> Progress {
         let mut copy = transfer(from, to, bytes);
@@ -270,7 +273,8 @@ impl Uffd {
         progress(answer, copy.done, bytes)
     }
 
-    /// Copies bytes to new pages at `to`, which is registered here, and wakes who waits there.
+    /// Copies bytes to new pages at `to`, which is registered here; wakes the threads that wait
+    /// there.
     ///
     /// # Safety
     ///
@@ -283,7 +287,7 @@ impl Uffd {
         progress(answer, copy.done, bytes)
     }
 
-    /// Maps the zero page over a range that is registered here, and wakes who waits there.
+    /// Maps the zero page over a range that is registered here; wakes the threads that wait there.
     #[must_use]
     pub fn zero(&self, start: usize, bytes: usize) -> Progress {
         let range = Range { start: start as u64, length: bytes as u64 };
@@ -293,7 +297,7 @@ impl Uffd {
         progress(answer, zero.done, bytes)
     }
 
-    /// Takes the next messages, as many as there are and fit; none if none waits.
+    /// Reads the next messages: as many as exist and fit, possibly none.
     ///
     /// # Errors
     ///
@@ -325,8 +329,8 @@ impl Uffd {
         rustix::event::poll(&mut poll, Some(&now)).is_ok_and(|ready| ready > 0)
     }
 
-    /// Sleeps until there is a message here or at `other`, at most `milliseconds`. Tells whether there is
-    /// one at `other`.
+    /// Sleeps until there is a message here or at `other`, at most `milliseconds`. Returns whether
+    /// there is one at `other`.
     pub fn wait(&self, other: &Uffd, milliseconds: u16) -> bool {
         let timeout = rustix::time::Timespec {
             tv_sec: i64::from(milliseconds) / 1000,
@@ -334,7 +338,7 @@ impl Uffd {
         };
         let watch = |uffd| PollFd::from_borrowed_fd(uffd, PollFlags::IN);
         let mut poll = [watch(self.file()), watch(other.file())];
-        // Ready, timed out or interrupted: the caller reads, and sees.
+        // Ready, timed out or interrupted: the caller reads in any case.
         rustix::event::poll(&mut poll, Some(&timeout)).ok();
         poll[1].revents().contains(PollFlags::IN)
     }
@@ -354,7 +358,8 @@ impl Default for Messages {
 }
 
 impl Messages {
-    /// Takes what `from` gives, as much as fits: what [`Uffd::read`] does, for another source than the kernel.
+    /// Takes messages from `from`, as many as fit: as [`Uffd::read`], for a source other than the
+    /// kernel.
     pub fn fill(&mut self, from: impl Iterator<Item = Message>) -> &[Message] {
         let mut count = 0;
         for (place, message) in self.0.iter_mut().zip(from) {
@@ -368,7 +373,7 @@ impl Messages {
 fn decode(raw: &RawMessage) -> Message {
     let [first, second, third] = raw.words.map(|word| usize::try_from(word).unwrap_or(usize::MAX));
     match raw.event {
-        // `flags`, `address`, then the thread in the low half of the third word.
+        // `flags`, `address`, and the thread in the lower half of the third word.
         EVENT_PAGEFAULT => {
             let thread = u32::try_from(raw.words[2] & 0xFFFF_FFFF).unwrap_or(0);
             Message::Fault { address: second, thread }
@@ -382,7 +387,8 @@ fn decode(raw: &RawMessage) -> Message {
 
 fn open_file(reach: Reach, features: u64) -> Result<OwnedFd, Errno> {
     let file = match reach {
-        // Anybody may call; but where a container's seccomp profile forbids that, the device is left.
+        // The call is allowed to everybody; where a container's seccomp profile forbids it, use the
+        // device.
         Reach::Program => by_call(UFFD_USER_MODE_ONLY).or_else(|_| by_device(UFFD_USER_MODE_ONLY)),
         Reach::Kernel => by_device(0).or_else(|_| by_call(0)),
     }?;
@@ -397,7 +403,7 @@ fn by_call(mode: u32) -> Result<OwnedFd, Errno> {
     // SAFETY: userfaultfd takes flags and returns a new descriptor or -1.
     let answer = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
     match i32::try_from(answer) {
-        // SAFETY: the kernel has just given us this descriptor: nobody else owns it.
+        // SAFETY: the kernel has just returned this descriptor: no other code owns it.
         Ok(number) if number >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(number) }),
         _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::NOSYS)),
     }
@@ -412,7 +418,7 @@ fn by_device(mode: u32) -> Result<OwnedFd, Errno> {
     if answer < 0 {
         return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL));
     }
-    // SAFETY: the kernel has just given us this descriptor: nobody else owns it.
+    // SAFETY: the kernel has just returned this descriptor: no other code owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(answer) })
 }
 
@@ -420,11 +426,11 @@ fn transfer(from: usize, to: usize, bytes: usize) -> Copy {
     Copy { to: to as u64, from: from as u64, length: bytes as u64, mode: 0, done: 0 }
 }
 
-/// Calls an ioctl that reads and writes `argument`, also when it fails.
+/// Calls an ioctl that reads and writes `argument`, even if it fails.
 ///
 /// # Safety
 ///
-/// `OPCODE` takes a pointer to what `T` lays out.
+/// `OPCODE` takes a pointer to a value with the layout of `T`.
 unsafe fn call<const OPCODE: ioctl::Opcode, T>(
     file: BorrowedFd<'_>,
     argument: &mut T,
@@ -438,7 +444,7 @@ unsafe fn call<const OPCODE: ioctl::Opcode, T>(
 fn progress(answer: Result<(), Errno>, done: i64, bytes: usize) -> Progress {
     match answer {
         Ok(()) => Progress { bytes, stopped: None },
-        // `done` holds the bytes, or minus the error where there were none.
+        // `done` holds the bytes, or a negated error if no byte was done.
         Err(error) => Progress { bytes: usize::try_from(done).unwrap_or(0), stopped: Some(error) },
     }
 }

@@ -19,6 +19,10 @@ mod size;
 #[allow(dead_code, unreachable_pub, reason = "shared with the library")]
 mod usemem;
 
+// The tests of `size` use it as `crate::testing`.
+#[cfg(test)]
+use zfolio_core::testing;
+
 use std::fmt::Write as _;
 use std::io::{self, BufRead, BufReader, Write as _};
 use std::path::PathBuf;

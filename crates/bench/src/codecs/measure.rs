@@ -15,6 +15,7 @@ use zfolio_sys::clock;
 use super::seconds;
 use crate::compare::outcome::median;
 use crate::compare::setting::Compression;
+use crate::usemem::random_below;
 
 /// Units that are stored by one call, as the pager does with a folio of 64 KiB.
 const BATCH_BYTES: usize = 64 << 10;
@@ -434,9 +435,7 @@ impl<'a> Bench<'a> {
         let mut random = 1_u64;
         let mut times: Vec<u64> = (0..FAULTS.min((1 << 30) / self.unit.bytes()))
             .filter_map(|_| {
-                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                let at = usize::try_from(random >> 33).unwrap_or(0) % entries.len();
-                let entry = entries[at].as_ref()?;
+                let entry = entries[random_below(&mut random, entries.len())].as_ref()?;
                 let start = clock::monotonic_ns();
                 let loaded = zswap.load(0, entry, &mut dest);
                 let took = clock::monotonic_ns() - start;

@@ -232,7 +232,7 @@ fn runs(wanted: &[bool]) -> impl Iterator<Item = std::ops::Range<usize>> + '_ {
 
 #[cfg(test)]
 mod tests {
-    use super::{PAGE_BYTES, private_range, runs};
+    use super::{private_range, runs};
 
     #[test]
     fn private_readable_lines_have_a_range() {
@@ -255,6 +255,5 @@ mod tests {
         assert_eq!(found(&[false, false]), []);
         assert_eq!(found(&[false, true, false, true]), [1..2, 3..4]);
         assert_eq!(found(&[]), []);
-        assert_eq!(PAGE_BYTES, crate::usemem::PAGE_BYTES, "usemem does not know the core");
     }
 }

@@ -10,12 +10,13 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::size;
 
 use super::capture::Process;
 use super::{CorpusFailure, Output};
 use crate::os;
-use crate::usemem::{CORPUS_BYTES_MIN, PAGE_BYTES};
+use crate::usemem::CORPUS_BYTES_MIN;
 
 /// A program that has said nothing for so long is given up.
 const READY_SECONDS_MAX: u64 = 300;

@@ -19,7 +19,7 @@ use zfolio_core::page::UnitOrder;
 use zfolio_core::size;
 use zfolio_core::zcomp::Params;
 
-use super::LIMIT_BYTES_MIN;
+use super::RUN_LIMIT_BYTES_MIN;
 use crate::allowance::Allowance;
 use crate::arguments::{ALGORITHM_DEFAULT, RunArgs, parse_algorithm, parse_limit, parse_unit};
 use crate::failure::Failure;
@@ -129,12 +129,12 @@ fn default_limit() -> Result<u64, Failure> {
         Failure::argument("--limit: not given, and /proc/meminfo does not tell; give one, as in 2G")
     })?;
     let half = allowance.share(50.0);
-    if half < LIMIT_BYTES_MIN {
+    if half < RUN_LIMIT_BYTES_MIN {
         return Err(Failure::argument(format!(
             "--limit: not given, and half of what {} allows is {}; accepted: {} or more",
             allowance.source.display(),
             size::display(half),
-            size::display(LIMIT_BYTES_MIN)
+            size::display(RUN_LIMIT_BYTES_MIN)
         )));
     }
     Ok(half)

@@ -1,61 +1,67 @@
-//! How long the run that was measured would have waited at other limits.
+//! Computes how long the measured run would have waited at other limits.
 //!
-//! Two models are asked, and the one that waits longer is believed at each limit. Time is counted in
-//! bytes that leave memory; `S(t)` is the share of what left that stayed away for longer than `t`.
+//! Two models are computed, and at each limit the longer of the two waits is used. Time is counted
+//! in bytes that leave memory. `S(t)` is the share of the bytes that left which stayed away for
+//! longer than `t`.
 //!
-//! **The order of use.** A unit that is away sinks one unit deeper for each that comes back from further
-//! away than itself, and stays where it is for the others. So what is away for `D` is `x(D)` deep:
+//! **The order of use.** Think of the units that are away as a stack. When a unit comes back that
+//! was away for longer than some other unit, that other unit sinks by one; otherwise its depth does
+//! not change. So a unit that was away for `D` is at depth `x(D)`:
 //!
 //! ```text
-//! x(D) = S(0) + ... + S(D)        and with x(D) bytes more, what is away for D and less stays
+//! x(D) = S(0) + ... + S(D)        with x(D) more bytes, all that is away for at most D stays resident
 //! ```
 //!
-//! This is exact for a loop, and for the least recently used at random. The distances alone, `D` bytes
-//! more for what is away for `D`, would count what goes out and comes back again and again each time.
+//! This is exact for a loop, and for random accesses with eviction of the least recently used unit.
+//! The distances alone (`D` more bytes for units that are away for `D`) would count a unit that
+//! leaves and comes back repeatedly each time.
 //!
-//! **The rate of use.** There are no access bits: a unit that is used often leaves as soon as one that is
-//! not, `R` bytes after it came, with `R` resident. The distances are taken for a mixture of classes, each
-//! with a mean distance `m` of its own, whose units come back at random times. With more room a unit
-//! stays for `T` instead of `R`, and comes `(R + m) / (T + m)` times as often. `T` is where all that comes
-//! fills the room:
+//! **The rate of use.** The engine has no access bits, so a unit that is used often leaves as soon
+//! as any other: `R` bytes after it came, if `R` bytes are resident. The distances are modelled as
+//! a mixture of classes. Each class has a mean distance `m`, and its units come back at random
+//! times. With more room a unit stays for `T` instead of `R`, and comes back `(R + m) / (T + m)`
+//! times as often. `T` is chosen so that all units that come back just fill the room:
 //!
 //! ```text
 //! T * (sum of bytes * (R + m) / (T + m) over all classes) = (R + gained) * bytes
 //! ```
 //!
-//! It is exact for first in, first out, and knows nothing of loops. The classes are found by expectation
-//! maximization: bytes of each step go to the classes in proportion to how likely they are there.
+//! This is exact for first in, first out, and does not model loops. The classes are found by
+//! expectation maximization: the bytes of each step are divided among the classes in proportion to
+//! the likelihood of the step in each class.
 //!
 //! # Prior art
 //!
-//! The first model is the average eviction time of Hu et al., "Kinetic Modeling of Data Eviction in Cache"
-//! (ATC'16), with the clock started when a unit leaves.
+//! The first model is the average eviction time of Hu et al., "Kinetic Modeling of Data Eviction in
+//! Cache" (ATC'16), with a clock that starts when a unit leaves.
 //!
 //! # Invariants
 //!
-//! - `FORECAST-1` Waiting never rises with the limit, and is what was measured at the limit of the
-//!   measurement.
+//! - `FORECAST-1` The wait never rises with the limit, and at the limit of the measurement it is
+//!   what was measured.
 //!
 //! # Cost
 //!
-//! A millisecond for a histogram, microseconds for a limit.
+//! A millisecond for a histogram, microseconds for each limit.
 
 use super::{BUCKETS, Measured, Refaults};
 
-/// Mean distances of the classes: half octaves from 128 KiB to 64 GiB.
+/// The number of classes. Their mean distances are half octaves from 128 KiB to 64 GiB.
 const CLASSES: usize = 39;
 
-/// Rounds in which the classes are found. The gain of more is within what the next run differs.
+/// Rounds of the expectation maximization. More rounds change the result less than the next run
+/// differs.
 const ROUNDS: usize = 30;
 
-/// Halvings of the range in which the stay of a unit is sought: a factor of 2^40 to a part in 2^24.
+/// Bisection steps in the search for the stay of a unit: they narrow a factor of 2^40 to one part
+/// in 2^24.
 const HALVINGS: usize = 30;
 const STAY_OCTAVES: f64 = 40.0;
 
-/// What is least resident: a forecast needs something to start from.
+/// The least resident size that is assumed, so that the forecast has a starting point.
 const RESIDENT_MIN: f64 = (1_u64 << 20) as f64;
 
-/// One step of distances: from where to where, bytes that came back, nanoseconds waited for them.
+/// One step of distances: its range, the bytes that came back, and the nanoseconds waited for them.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     from: f64,
@@ -64,14 +70,14 @@ struct Step {
     waited_ns: f64,
 }
 
-/// Up to `gain` bytes more that are resident leave `waiting_ns`.
+/// With up to `gain` more resident bytes, `waiting_ns` is still waited.
 #[derive(Clone, Copy, Debug)]
 struct Point {
     gain: f64,
     waiting_ns: f64,
 }
 
-/// Units that come back after `mean` bytes on average.
+/// A class: units that come back after `mean` bytes on average.
 #[derive(Clone, Copy, Default, Debug)]
 struct Class {
     mean: f64,
@@ -79,23 +85,23 @@ struct Class {
     waited_ns: f64,
 }
 
-/// See the module.
+/// The forecasts of one run. See the module.
 #[derive(Debug)]
 pub struct Forecast {
     measured: Measured,
-    /// What was waited for stored units.
+    /// Time waited for stored units.
     waited_ns: u64,
-    /// The order of use: a line between two points, and the last one to the end.
+    /// The model of the order of use: linear between two points, constant after the last.
     order: Vec<Point>,
-    /// The rate of use.
+    /// The model of the rate of use.
     classes: Vec<Class>,
-    /// Bytes that left and were dropped in the store: others took their place for good.
+    /// Bytes that left and never came back, because the program dropped them in the store.
     dropped: f64,
     resident: f64,
 }
 
 impl Forecast {
-    /// Finds what `refaults` say of a run that was `measured`.
+    /// Computes both models from the `refaults` and figures of a run.
     #[must_use]
     pub fn new(refaults: &Refaults, measured: &Measured) -> Forecast {
         let steps = steps(refaults);
@@ -116,24 +122,23 @@ impl Forecast {
         }
     }
 
-    /// How long the run would have waited at `limit_bytes`, all threads together.
+    /// How long all threads together would have waited at `limit_bytes`.
     ///
-    /// A byte of limit gains more than one resident byte. With `L` the limit, `R` resident, `N` what
-    /// the program needs, and everything that is not resident stored at `ratio` to 1:
+    /// A byte of limit gains more than one resident byte. Let `L` be the limit, `R` the resident
+    /// bytes, `N` the need of the program; all that is not resident is stored at `ratio` to 1:
     ///
     /// ```text
     /// L = R + (N - R) / ratio        so        dR / dL = 1 / (1 - 1 / ratio)
     /// ```
     ///
-    /// for a unit that becomes resident leaves the pool. A resident byte is taken to cost a quarter of a
-    /// byte of limit at least, whatever the ratio.
+    /// because a unit that becomes resident leaves the pool. A resident byte is assumed to cost at
+    /// least a quarter of a byte of limit, whatever the ratio is.
     ///
-    /// Waiting for units that were moved back shrinks as that for stored ones does, and waiting for fresh
-    /// memory not at all, until the limit is above the need (and a 16th: where reclaim begins). Then
-    /// nothing is compressed.
+    /// The wait for units that were moved back shrinks in proportion to the wait for stored units.
+    /// The wait for fresh memory does not shrink until the limit exceeds the need (and a 16th more,
+    /// where reclaim begins). Above that nothing is compressed.
     ///
-    /// Below the limit of the measurement nothing is known but that the run would have waited at least
-    /// as long.
+    /// For limits below that of the measurement, only a lower bound is known: the measured wait.
     #[must_use]
     pub fn waiting_ns(&self, limit_bytes: u64) -> u64 {
         let measured = &self.measured;
@@ -150,7 +155,7 @@ impl Forecast {
         left + moved_left + measured.fresh_wait_ns
     }
 
-    /// What is waited for stored units with so many more resident bytes.
+    /// The time waited for stored units with `gained` more resident bytes.
     fn stored_wait_ns(&self, gained: u64) -> u64 {
         if gained == 0 {
             return self.waited_ns;
@@ -185,7 +190,8 @@ impl Forecast {
             let bytes = self.classes.iter().map(|class| class.bytes * more(class, stay));
             stay * (bytes.sum::<f64>() + self.dropped)
         };
-        // The same halves are looked at for each limit, so that a larger one never finds a shorter stay.
+        // The bisection takes the same steps for every limit, so that a larger limit never gives a
+        // shorter stay.
         let (mut low, mut high) = (0.0, STAY_OCTAVES);
         for _ in 0..HALVINGS {
             let middle = f64::midpoint(low, high);
@@ -196,7 +202,7 @@ impl Forecast {
     }
 }
 
-/// The buckets that hold anything. Where no bytes were counted, the waiting stands for them.
+/// The buckets that are not empty. Where no bytes were counted, the time waited takes their place.
 fn steps(refaults: &Refaults) -> Vec<Step> {
     let counted = refaults.each().any(|bucket| bucket.bytes > 0);
     let step = |bucket: super::Bucket| Step {
@@ -208,18 +214,19 @@ fn steps(refaults: &Refaults) -> Vec<Step> {
     refaults.each().filter(|bucket| bucket.bytes + bucket.waited_ns > 0).map(step).collect()
 }
 
-/// The points of the first model, when `all` bytes left.
+/// The points of the first model; `all` bytes left in total.
 fn order(steps: &[Step], all: f64) -> Vec<Point> {
     let mut waiting_ns: f64 = steps.iter().map(|step| step.waited_ns).sum();
     let (mut away, mut gain, mut at) = (all, 0.0, 0.0);
     let mut points = Vec::with_capacity(2 * steps.len() + 1);
     let share = |bytes: f64| if all > 0.0 { bytes / all } else { 1.0 };
     points.push(Point { gain, waiting_ns });
-    // How long the last step may be away, nobody knows.
+    // The last step has no upper end, so its time away is unknown.
     for step in steps.iter().filter(|step| step.to.is_finite()) {
         gain += (step.from - at) * share(away);
         points.push(Point { gain, waiting_ns });
-        // Evenly spread within the step: half of it is still away, on average.
+        // The bytes of a step are assumed to be spread evenly, so that on average half of them are
+        // still away.
         gain += (step.to - step.from) * share(away - step.bytes / 2.0);
         away = (away - step.bytes).max(0.0);
         waiting_ns = (waiting_ns - step.waited_ns).max(0.0);
@@ -233,7 +240,7 @@ fn order(steps: &[Step], all: f64) -> Vec<Point> {
 fn classes(steps: &[Step]) -> Vec<Class> {
     let first = f64::from(1 << 17);
     let means: [f64; CLASSES] = std::array::from_fn(|index| first * (index as f64 / 2.0).exp2());
-    // How likely a unit of each class comes back within a step.
+    // The likelihood of the step in each class.
     let likely =
         |step: &Step| means.map(|mean| (-step.from / mean).exp() - (-step.to / mean).exp());
     let table: Vec<[f64; CLASSES]> = steps.iter().map(likely).collect();

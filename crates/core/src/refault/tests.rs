@@ -1,13 +1,14 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::{Advice, BUCKETS, Forecast, Measured, Refaults};
+use crate::testing::{Random, seed};
 
 const MIB: u64 = 1 << 20;
 
-/// What each miss of a simulated cache waits.
+/// What each miss of a simulated cache costs.
 const FAULT_NS: u64 = 1000;
 
-/// 64M of limit for a need of 256M, stored at 2 to 1.
+/// A limit of 64M for a need of 256M, stored at 2 to 1.
 fn measured() -> Measured {
     Measured {
         limit_bytes: 64 * MIB,
@@ -16,18 +17,6 @@ fn measured() -> Measured {
         pool_bytes: 100 * MIB,
         ..Measured::default()
     }
-}
-
-fn seed() -> u64 {
-    std::env::var("SEED").map_or(42, |s| s.parse().expect("SEED is a u64"))
-}
-
-/// Below `below`.
-fn random(state: &mut u64, below: u64) -> u64 {
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    (*state >> 8) % below
 }
 
 #[test]
@@ -51,7 +40,7 @@ fn a_resident_byte_costs_what_the_pool_does_not_give_back() {
     (0..10).for_each(|_| refaults.add(150 * MIB, 1000));
     let forecast = Forecast::new(&refaults, &measured());
     let waiting = |limit: u64| forecast.waiting_ns(limit * MIB);
-    // The bucket is from 144M to 160M, and while it passes half of it is away on average.
+    // The bucket ranges from 144M to 160M. Within it, half of its units are still away on average.
     assert_eq!((waiting(64), waiting(64 + 72)), (10_000, 10_000));
     assert!(waiting(64 + 74) < 6000 && waiting(64 + 76) < 1500, "{}", waiting(64 + 76));
     assert_eq!((waiting(273), waiting(274)), (waiting(272), 0), "256M and a 15th are 274M");
@@ -87,18 +76,18 @@ fn nothing_is_promised_where_nothing_was_measured() {
     refaults.add(MIB, 5);
     let forecast = Forecast::new(&refaults, &measured());
     assert_eq!(forecast.waiting_ns(1), 5, "at least as long at a lower limit");
-    // Over its limit without a need above it: no limit is known to help.
+    // The process is over its limit and its need is not higher: no limit is known to help.
     let full = Measured { limit_bytes: 300 * MIB, ..measured() };
     assert_eq!(refaults.advice(&full, 0), None);
 }
 
-/// Goal: more memory is never said to cost time (`FORECAST-1`), and a limit advised holds what it
-/// promises and is the least that does. Method: seeded random histograms and measurements.
+/// Goal: a higher limit is never said to cost time (`FORECAST-1`); a recommended limit keeps its
+/// promise and is the lowest that does. Method: seeded random histograms and measurements.
 #[test]
 fn a_higher_limit_never_waits_longer() {
     let seed = seed();
-    let mut state = seed | 1;
-    let mut random = |below: u64| random(&mut state, below);
+    let mut random = Random::new(seed);
+    let mut random = |below: u64| random.below_u64(below);
     for _ in 0..500 {
         let refaults = Refaults::default();
         for _ in 0..random(200) {
@@ -134,42 +123,42 @@ fn a_higher_limit_never_waits_longer() {
     }
 }
 
-/// Units of a MiB.
+/// A pattern of accesses to units of a MiB.
 #[derive(Clone, Copy, Debug)]
 enum Pattern {
     Loop,
     Uniform,
-    /// Nine of ten uses are of a quarter of the units.
+    /// Nine of ten accesses are to a quarter of the units.
     Hot,
-    /// Place by the fourth power of a random number.
+    /// The unit is chosen by the fourth power of a random number.
     Skewed,
 }
 
 const PATTERNS: [Pattern; 4] = [Pattern::Loop, Pattern::Uniform, Pattern::Hot, Pattern::Skewed];
 
-/// All units once, then 60 uses of each on average.
-fn trace(pattern: Pattern, units: u64, state: &mut u64) -> Vec<u64> {
+/// Accesses each unit once, and then 60 times on average.
+fn trace(pattern: Pattern, units: u64, random: &mut Random) -> Vec<u64> {
     let mut place = |step: u64| match pattern {
         Pattern::Loop => step % units,
-        Pattern::Hot if random(state, 10) > 0 => random(state, units / 4),
-        Pattern::Uniform | Pattern::Hot => random(state, units),
+        Pattern::Hot if random.below_u64(10) > 0 => random.below_u64(units / 4),
+        Pattern::Uniform | Pattern::Hot => random.below_u64(units),
         Pattern::Skewed => {
-            let part = random(state, 1000);
+            let part = random.below_u64(1000);
             part.pow(4) * units / 1000_u64.pow(4)
         }
     };
     (0..units).chain((0..60 * units).map(&mut place)).collect()
 }
 
-/// What a cache of `room` units saw after the first use of each.
+/// What a cache of `room` units counted after the first access to each unit.
 struct Run {
     refaults: Refaults,
     measured: Measured,
     misses: u64,
 }
 
-/// A naive cache. With `touch` a hit makes a unit the youngest (least recently used goes); without, the
-/// first in goes, as in the engine.
+/// A naive cache. With `touch` a hit makes a unit the youngest, and the least recently used leaves.
+/// Without it, the first in leaves first, as in the engine.
 fn run(trace: &[u64], units: u64, room: u64, touch: bool) -> Run {
     let mut cache: VecDeque<u64> = VecDeque::new();
     let mut gone: BTreeMap<u64, u64> = BTreeMap::new();
@@ -194,7 +183,7 @@ fn run(trace: &[u64], units: u64, room: u64, touch: bool) -> Run {
         }
         cache.push_back(*unit);
     }
-    // An empty pool: a byte of the limit is a byte of resident memory.
+    // The pool is empty, so a byte of the limit is a byte of resident memory.
     let measured = Measured {
         limit_bytes: room * MIB,
         need_bytes: units * MIB,
@@ -207,7 +196,8 @@ fn run(trace: &[u64], units: u64, room: u64, touch: bool) -> Run {
     Run { refaults, measured, misses }
 }
 
-/// Misses of the least recently used at every room, exactly: a use misses where its stack is deeper.
+/// The exact misses at every size with eviction of the least recently used: an access misses if its
+/// stack distance exceeds the size.
 fn stack_misses(trace: &[u64], units: u64) -> Vec<u64> {
     let mut stack: Vec<u64> = Vec::new();
     let mut at_depth = vec![0_u64; usize::try_from(units).unwrap()];
@@ -222,8 +212,9 @@ fn stack_misses(trace: &[u64], units: u64) -> Vec<u64> {
     (0..=at_depth.len()).map(deeper).collect()
 }
 
-/// The forecast of a run in `room`, `more` being what is `real` at another size: within 0.75 to 1.5 times, but
-/// for a 20th of what was observed, and for an eighth of the room that is gained: the length of a bucket.
+/// Asserts that the forecast of a run in `room` is within 0.75 to 1.5 times the `real` misses at
+/// other sizes. Allowed beyond that: a 20th of the observed misses, and an eighth of the gained
+/// room, the length of a bucket.
 fn assert_foretold(
     observed: &Run,
     room: u64,
@@ -244,15 +235,15 @@ fn assert_foretold(
     }
 }
 
-/// Goal: the forecast is what a larger cache does, at every limit. Method: one run of a cache that drops the
-/// least recently used; the truth for all other sizes is its stack distances.
+/// Goal: at every limit the forecast matches a larger cache. Method: one run of a cache that evicts
+/// the least recently used unit; the exact results for all other sizes are its stack distances.
 #[test]
 fn the_least_recently_used_is_foretold() {
     let seed = seed();
-    let mut state = seed | 1;
+    let mut random = Random::new(seed);
     for pattern in PATTERNS {
-        let units = 60 + random(&mut state, 60);
-        let trace = trace(pattern, units, &mut state);
+        let units = 60 + random.below_u64(60);
+        let trace = trace(pattern, units, &mut random);
         let truth = stack_misses(&trace, units);
         let at = |room: u64| truth[usize::try_from(room).unwrap()];
         for share in [3, 5, 7] {
@@ -264,14 +255,15 @@ fn the_least_recently_used_is_foretold() {
     }
 }
 
-/// Goal: the same of a cache without access bits, as the engine is one. Method: it is run at every size.
+/// Goal: the same for a cache without access bits, like the engine. Method: the cache runs at every
+/// size.
 #[test]
 fn the_first_in_first_out_is_foretold() {
     let seed = seed();
-    let mut state = seed | 1;
+    let mut random = Random::new(seed);
     for pattern in PATTERNS {
-        let units = 60 + random(&mut state, 60);
-        let trace = trace(pattern, units, &mut state);
+        let units = 60 + random.below_u64(60);
+        let trace = trace(pattern, units, &mut random);
         let misses = |room: u64| run(&trace, units, room, false).misses;
         let truth: Vec<u64> = (0..=units).map(|room| misses(room.max(1))).collect();
         let at = |room: u64| truth[usize::try_from(room).unwrap()];

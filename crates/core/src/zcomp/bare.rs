@@ -1,4 +1,4 @@
-//! A codec alone, with nothing around it: what a store is measured against.
+//! A codec without streams, locks or samples: the baseline that a store is measured against.
 
 #![forbid(unsafe_code)]
 
@@ -8,7 +8,8 @@ use super::backend::{Answer, Compressor, Decompressor};
 use super::{Error, Params, shared};
 use crate::page::UnitOrder;
 
-/// One codec's two directions, for one thread. No unit is looked at before the codec has it.
+/// Both directions of one codec, for one thread. Every unit goes to the codec, without a look at a
+/// sample.
 pub struct Bare {
     compressor: Box<dyn Compressor>,
     decompressor: Box<dyn Decompressor>,
@@ -21,7 +22,7 @@ impl fmt::Debug for Bare {
 }
 
 impl Bare {
-    /// Sets it up.
+    /// Sets up both directions.
     ///
     /// # Errors
     ///
@@ -31,7 +32,8 @@ impl Bare {
         Ok(Bare { compressor: shared.compressor()?, decompressor: shared.decompressor()? })
     }
 
-    /// Compresses `source`, one unit, to the start of `dest`; tells its length, or `None` if it would not fit.
+    /// Compresses `source`, one unit, to the start of `dest`. Returns the length, or `None` if it
+    /// does not fit.
     pub fn compress(&mut self, source: &[u8], dest: &mut [u8]) -> Option<usize> {
         match self.compressor.compress_unit(source, dest) {
             Answer::Compressed(bytes) => Some(bytes),
@@ -39,7 +41,7 @@ impl Bare {
         }
     }
 
-    /// Fills `dest` from `source`; false if that is not one of its units compressed.
+    /// Fills `dest` from `source`; false if `source` is not a compressed unit of this codec.
     pub fn decompress(&mut self, source: &[u8], dest: &mut [u8]) -> bool {
         self.decompressor.decompress(source, dest).is_ok()
     }

@@ -1,13 +1,13 @@
-//! Raw deflate (RFC 1951), from libdeflate; with a small window or a dictionary from zlib ([`window`]).
+//! Raw deflate (RFC 1951), by libdeflate; by zlib with a small window or a dictionary ([`window`]).
 //!
 //! Both libraries allocate when a compressor or decompressor is made, through functions that they
-//! are given: these take the memory from Rust's allocator. They are told a length and nothing else,
-//! so an allocation starts with its own length ([`HEADER_BYTES`]).
+//! are given. The functions here take the memory from Rust's allocator. The libraries free memory
+//! without its length, so each allocation begins with its length ([`HEADER_BYTES`]).
 //!
 //! # Invariants
 //!
 //! - `DEFL-1` A pointer that [`allocate`] returned lies `HEADER_BYTES` into a live allocation that
-//!   is aligned by `HEADER_BYTES`; the first word of it is its length, header included.
+//!   is aligned by `HEADER_BYTES`. The first word of the allocation is its length, header included.
 
 mod window;
 
@@ -25,20 +25,20 @@ use super::backend::{Answer, Backend, Compressor, Corrupt, Decompressor};
 use super::{Algorithm, Error};
 use crate::sync::Mutex;
 
-/// Room for the length, and the alignment that `malloc` promises.
+/// Room for the length; also the alignment that `malloc` promises.
 const HEADER_BYTES: usize = 16;
 
 const _: () = assert!(HEADER_BYTES.is_power_of_two() && HEADER_BYTES >= size_of::<usize>());
 
-/// Rank of [`SETUP`], below everything that zcomp holds.
+/// Rank of [`SETUP`], below all other locks of zcomp.
 const RANK_SETUP: u8 = 39;
 
-/// Held while a compressor or decompressor is made, so that the growth of [`ALLOCATED_BYTES`] is
-/// that of the one being made.
+/// Held while a compressor or decompressor is made, so that the growth of [`ALLOCATED_BYTES`]
+/// belongs to it alone.
 static SETUP: Mutex<RANK_SETUP, ()> = Mutex::new(());
 
-/// All that [`allocate`] ever handed out. A global, because libdeflate's functions have no argument
-/// that leads back to the caller; read at set-up only.
+/// All bytes that [`allocate`] ever returned. Global, because libdeflate's functions have no
+/// argument that refers to the caller. Read at set-up only.
 static ALLOCATED_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 fn layout(bytes: usize) -> Option<Layout> {
@@ -48,8 +48,8 @@ fn layout(bytes: usize) -> Option<Layout> {
 unsafe extern "C" fn allocate(bytes: usize) -> *mut c_void {
     let Some(total) = bytes.checked_add(HEADER_BYTES) else { return ptr::null_mut() };
     let Some(layout) = layout(total) else { return ptr::null_mut() };
-    // Zeroed only so that a fresh mapping stays unmapped where the codec never goes.
-    // SAFETY: the layout has at least `HEADER_BYTES` bytes, so not none.
+    // Zeroed, because the pages of a new zeroed mapping are not used until the codec touches them.
+    // SAFETY: the layout is not empty: it has at least `HEADER_BYTES` bytes.
     let start = unsafe { std::alloc::alloc_zeroed(layout) };
     if start.is_null() {
         return ptr::null_mut();
@@ -75,16 +75,17 @@ unsafe extern "C" fn release(memory: *mut c_void) {
     unsafe { std::alloc::dealloc(start, layout) };
 }
 
-/// Runs `make`; its result, and the bytes that it took from [`allocate`].
+/// Runs `make`; returns its result and the bytes that it took from [`allocate`].
 fn counted<T>(make: impl FnOnce() -> Option<T>) -> Result<(T, usize), Error> {
     let _setup = SETUP.lock();
     let before = ALLOCATED_BYTES.load(Relaxed);
     let made = make().ok_or(Error::OutOfMemory { algorithm: Algorithm::Deflate })?;
-    // Wraps after 2^64 bytes; the difference is right all the same.
+    // The sum wraps after 2^64 bytes; the difference is still right.
     Ok((made, ALLOCATED_BYTES.load(Relaxed).wrapping_sub(before)))
 }
 
-/// Runs `make` with the options that lead to our allocator; its result, and what it took.
+/// Runs `make` with options that contain the allocator above; returns its result and the bytes that
+/// it took.
 fn set_up<T>(
     make: impl FnOnce(*const libdeflate_options) -> *mut T,
 ) -> Result<(NonNull<T>, usize), Error> {
@@ -129,7 +130,7 @@ impl Compressor for DeflateCompressor {
                 dest.len(),
             )
         };
-        // 0 is the one failure there is: the result does not fit.
+        // 0 means the only possible failure: the result does not fit.
         if written == 0 { Answer::Incompressible } else { Answer::Compressed(written) }
     }
 
@@ -196,7 +197,8 @@ impl Drop for DeflateDecompressor {
     }
 }
 
-/// libdeflate's own range without 0, which stores. Default 1: it is to be decompressed soon.
+/// The levels of libdeflate without 0, which does not compress. The default is 1 because speed
+/// matters most.
 pub(super) static BACKEND: Backend = Backend {
     name: "deflate",
     levels: 1..=12,

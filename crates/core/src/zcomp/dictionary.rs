@@ -1,12 +1,14 @@
-//! Bytes that come before every unit: what they hold, a unit need only name.
+//! Dictionaries: bytes that come before every unit, so that the unit can refer to them.
 //!
-//! Small units gain most, since they have little history of their own. A dictionary is any file of typical
-//! data; `zfolio dict train` makes a better one from captured memory, which zstd uses in full and the
-//! others as bytes. lz4 and lz4hc use the last 64 KiB of it, deflate the last 2^window.
+//! Small units gain most, since they contain little to refer back to. Any file of typical data is a
+//! dictionary. `zfolio dict train` makes a better one from captured memory: zstd uses all of it,
+//! the other algorithms only its bytes. lz4 and lz4hc use the last 64 KiB, deflate the last
+//! 2^window bytes.
 //!
 //! # Invariants
 //!
-//! - `DICT-1` The bytes never move and never change: codecs keep pointers into them, beside an `Arc` of it.
+//! - `DICT-1` The bytes never move and never change: codecs keep pointers to them, together with an
+//!   `Arc` of the dictionary.
 
 #![forbid(unsafe_code)]
 
@@ -15,29 +17,30 @@ use std::ops::RangeInclusive;
 
 use super::Error;
 
-/// From what zstd can train to eight times what it recommends.
+/// Accepted lengths: from the least that zstd can train to eight times the length that it
+/// recommends.
 pub const DICTIONARY_BYTES: RangeInclusive<usize> = 256..=1 << 20;
 
-/// A dictionary, or the name of one that is still to be read.
+/// A dictionary, or the name of one that is not read yet.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Dictionary {
     path: String,
-    /// Empty if it is not read yet. `DICT-1`.
+    /// The bytes (`DICT-1`); empty if they are not read yet.
     bytes: Box<[u8]>,
 }
 
 impl Dictionary {
-    /// The one that the file `path` holds; not read yet.
+    /// The dictionary in the file `path`, not read yet.
     pub(super) fn unread(path: &str) -> Dictionary {
         Dictionary { path: path.to_owned(), bytes: Box::default() }
     }
 
-    /// The one of these bytes, read from `path`.
+    /// The dictionary of these bytes, which were read from `path`.
     ///
     /// # Errors
     ///
-    /// [`Error::Dictionary`] if it is longer or shorter than [`DICTIONARY_BYTES`], or if its name cannot
-    /// stand in a parameter.
+    /// [`Error::Dictionary`] if its length is not in [`DICTIONARY_BYTES`], or if the path cannot be
+    /// part of a parameter.
     pub fn new(path: &str, bytes: Vec<u8>) -> Result<Dictionary, Error> {
         let refused = |why| Err(Error::Dictionary { path: path.to_owned(), why });
         if path.is_empty() || path.contains(',') {
@@ -50,13 +53,13 @@ impl Dictionary {
         Ok(Dictionary { path: path.to_owned(), bytes: bytes.into_boxed_slice() })
     }
 
-    /// Where it was read from.
+    /// The path of its file.
     #[must_use]
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// What it holds; nothing if it is not read yet.
+    /// The bytes; none if the dictionary is not read yet.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes

@@ -1,8 +1,8 @@
-//! LZ4, block format, from its own library.
+//! LZ4, block format, by its own library.
 //!
-//! The compressor needs 16 KiB of state, which it clears for every unit: `fastReset`, the variant
-//! that need not, clears too for anything of 4 KiB or more. Decompression needs no state at all.
-//! There is no frame, so the length of the unit comes from the caller.
+//! The compressor needs 16 KiB of state, which the library clears for every unit; its variant
+//! `fastReset` also clears it for inputs of 4 KiB or more. Decompression needs no state. There is
+//! no frame, so the caller must know the length of the unit.
 
 pub(super) mod dictionary;
 
@@ -13,7 +13,8 @@ use std::sync::Arc;
 use super::backend::{Answer, Backend, Compressor, Corrupt, Decompressor, Extended};
 use super::{Dictionary, Error};
 
-// Named, so that it is linked: what we call of its library is not among its declarations (lz4.h, lz4hc.h).
+// Named so that the library is linked: lz4-sys does not declare the functions used here (lz4.h,
+// lz4hc.h).
 use lz4_sys as _;
 
 unsafe extern "C" {
@@ -47,7 +48,7 @@ unsafe extern "C" {
 
 struct Lz4Compressor {
     acceleration: c_int,
-    /// At least `LZ4_sizeofState()` bytes; words, because the library wants them aligned by 8.
+    /// At least `LZ4_sizeofState()` bytes. Of `u64`, because the library requires alignment by 8.
     state: Vec<u64>,
 }
 
@@ -55,22 +56,22 @@ fn compressor(level: i32, _unit_bytes: usize) -> Result<Box<dyn Compressor>, Err
     Ok(Box::new(Lz4Compressor { acceleration: level, state: state() }))
 }
 
-/// Room for a state, which is an `LZ4_stream_t`; zeroed, as the library wants it at first.
+/// Memory for a state, which is an `LZ4_stream_t`. Zeroed, as the library requires at first.
 fn state() -> Vec<u64> {
-    // SAFETY: no argument, no state: it returns a constant.
+    // SAFETY: the function takes no argument and returns a constant.
     words(unsafe { LZ4_sizeofState() })
 }
 
-/// So many bytes, as the library tells them, of zeros aligned by 8.
+/// At least `bytes` zero bytes, aligned by 8.
 pub(super) fn words(bytes: c_int) -> Vec<u64> {
     let bytes = usize::try_from(bytes).expect("16 or 256 KiB, and a header");
     vec![0; bytes.div_ceil(size_of::<u64>())]
 }
 
-/// What the library's compressors mean by what they return.
+/// Translates the result of the library's compressors.
 pub(super) fn answer(written: c_int) -> Answer {
     match usize::try_from(written) {
-        // The one failure there is: the result does not fit.
+        // The only possible failure: the result does not fit.
         Ok(0) => Answer::Incompressible,
         Ok(bytes) => Answer::Compressed(bytes),
         Err(_) => Answer::Failed,
@@ -104,16 +105,16 @@ impl Compressor for Lz4Compressor {
     }
 }
 
-/// Needs no state: the dictionary's bytes, if there is one, are enough.
+/// The decompressor has no state other than the dictionary's bytes, if there is one.
 struct Lz4Decompressor(Option<Arc<Dictionary>>);
 
-/// Reads what `lz4hc` writes as well.
+/// Also decompresses what `lz4hc` wrote.
 pub(super) fn decompressor() -> Result<Box<dyn Decompressor>, Error> {
     Ok(Box::new(Lz4Decompressor(None)))
 }
 
 impl Lz4Decompressor {
-    /// What comes before the unit: nothing, without a dictionary, which the library tells by the length.
+    /// The bytes before the unit and their length: 0 without a dictionary.
     fn dictionary(&self) -> (&[u8], c_int) {
         let bytes = self.0.as_ref().map_or(&[][..], |dictionary| dictionary.bytes());
         (bytes, c_int::try_from(bytes.len()).expect("at most DICTIONARY_BYTES"))
@@ -139,7 +140,7 @@ impl Decompressor for Lz4Decompressor {
                 dictionary_bytes,
             )
         };
-        // Negative: malformed. Success means that the whole source was used.
+        // A negative result means malformed input. A success means that the whole source was used.
         if written == dest_bytes { Ok(()) } else { Err(Corrupt) }
     }
 
@@ -174,10 +175,10 @@ impl Decompressor for Lz4Decompressor {
     }
 }
 
-/// The library's acceleration, clamped there to 65537.
+/// The library clamps its acceleration to 65537.
 const LEVELS: RangeInclusive<i32> = 1..=65537;
 
-/// The level is the library's acceleration; 1 is the library's default.
+/// The level is the library's acceleration; its default is 1.
 pub(super) static BACKEND: Backend = Backend {
     name: "lz4",
     levels: LEVELS,

@@ -1,7 +1,8 @@
-//! LZ4 high compression, from the library of LZ4: a slower search, the same format.
+//! LZ4 high compression, by the library of LZ4: a slower search, the same format.
 //!
-//! The compressor needs 256 KiB of state, which it clears for every unit (about 10 us). Levels from 10
-//! on take memory for each unit, so they are not offered (`ZC-1`).
+//! The compressor needs 256 KiB of state, which the library clears for every unit (about 10 us).
+//! From level 10 on the library allocates memory for each unit, so those levels are not offered
+//! (`ZC-1`).
 
 mod dictionary;
 
@@ -12,7 +13,7 @@ use super::Error;
 use super::backend::{Answer, Backend, Compressor, Extended};
 use super::lz4;
 
-// In the library that lz4-sys builds, but not among its declarations (lz4hc.h).
+// lz4-sys builds these functions, but does not declare them (lz4hc.h).
 unsafe extern "C" {
     fn LZ4_sizeofStateHC() -> c_int;
     fn LZ4_compress_HC_extStateHC(
@@ -27,7 +28,7 @@ unsafe extern "C" {
 
 struct Lz4hcCompressor {
     level: c_int,
-    /// At least `LZ4_sizeofStateHC()` bytes; words, because the library wants them aligned by 8.
+    /// At least `LZ4_sizeofStateHC()` bytes. Of `u64`, because the library requires alignment by 8.
     state: Vec<u64>,
 }
 
@@ -35,9 +36,9 @@ fn compressor(level: i32, _unit_bytes: usize) -> Result<Box<dyn Compressor>, Err
     Ok(Box::new(Lz4hcCompressor { level, state: state() }))
 }
 
-/// Room for a state, which is an `LZ4_streamHC_t`.
+/// Memory for a state, which is an `LZ4_streamHC_t`.
 fn state() -> Vec<u64> {
-    // SAFETY: no argument, no state: it returns a constant.
+    // SAFETY: the function takes no argument and returns a constant.
     lz4::words(unsafe { LZ4_sizeofStateHC() })
 }
 
@@ -71,7 +72,7 @@ impl Compressor for Lz4hcCompressor {
 /// From level 10 on the library allocates.
 const LEVELS: RangeInclusive<i32> = 2..=9;
 
-/// Read by the decompressor of LZ4.
+/// The decompressor of LZ4 reads this format.
 pub(super) static BACKEND: Backend = Backend {
     name: "lz4hc",
     levels: LEVELS,

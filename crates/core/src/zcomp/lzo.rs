@@ -1,19 +1,19 @@
 //! LZO1X-1 and its run-length variant, the kernel's `lzo` and `lzo-rle`, written from the
 //! description of the format in the kernel's documentation (`staging/lzo.rst`).
 //!
-//! `lzo` is version 0 of the stream, which every LZO1X decoder reads. `lzo-rle` is version 1: two
-//! bytes more at its begin, and an instruction for runs of zeros. Its decoder reads both versions;
-//! that of `lzo` refuses version 1, because for it no distance reaches back from the first byte.
-//! A stream has an end of its own, so nothing may follow it.
+//! `lzo` is version 0 of the stream, which every LZO1X decoder reads. `lzo-rle` is version 1: it
+//! starts with two more bytes, and has an instruction for runs of zeros. Its decoder reads both
+//! versions. The decoder of `lzo` refuses version 1, because there the first instruction would
+//! refer back to before the first byte. A stream contains an end mark, so no bytes may follow it.
 //!
 //! # Invariants
 //!
-//! - `LZO-1` No `unsafe` outside of [`memory`], which checks what it is asked for.
+//! - `LZO-1` Only [`memory`] has `unsafe` code; it checks each request.
 //!
 //! # Cost
 //!
-//! A dictionary of 16 KiB, cleared for every unit, so that a unit compresses alike whatever came
-//! before. Decompression needs no state. A few hundred bytes of stack.
+//! A dictionary of 16 KiB, cleared for every unit, so that the result does not depend on earlier
+//! units. Decompression needs no state. A few hundred bytes of stack.
 
 #![deny(unsafe_code)]
 
@@ -27,17 +27,17 @@ mod tests;
 use super::backend::{Answer, Backend, Compressor, Corrupt, Decompressor};
 use memory::Overrun;
 
-/// The distance that is the end of a stream; farther ones have the encoding of far matches.
+/// This distance marks the end of a stream; longer distances are encoded as far matches.
 const FAR_DISTANCE_MIN: usize = 16384;
 
-/// The entries of the dictionary. Twice as many shrink units of 64 KiB by 0.3 % more and take 3 %
-/// more time.
+/// Entries of the dictionary. Twice as many would shrink units of 64 KiB by 0.3 % more, and take 3
+/// % more time.
 const POSITIONS: usize = 1 << 13;
 
-/// What a stream may hold.
+/// The version of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Version {
-    /// What every decoder of LZO1X reads.
+    /// The version that every LZO1X decoder reads.
     Original,
     /// With runs of zeros.
     Runs,
@@ -45,7 +45,7 @@ enum Version {
 
 struct LzoCompressor {
     version: Version,
-    /// The dictionary, scratch.
+    /// The dictionary, used while a unit is compressed.
     positions: Box<[u16; POSITIONS]>,
 }
 
@@ -55,7 +55,7 @@ impl LzoCompressor {
         LzoCompressor { version, positions: positions.try_into().expect("as many as there are") }
     }
 
-    /// The length of the stream that it wrote to `dest`.
+    /// Writes the stream of `source` to `dest`, and returns its length.
     fn encode(&mut self, source: &[u8], dest: &mut [u8]) -> Result<usize, Overrun> {
         match self.version {
             Version::Original => {
@@ -70,7 +70,7 @@ impl Compressor for LzoCompressor {
     fn compress_unit(&mut self, source: &[u8], dest: &mut [u8]) -> Answer {
         match self.encode(source, dest) {
             Ok(bytes) => Answer::Compressed(bytes),
-            // The one failure there is: the result does not fit.
+            // The only possible failure: the result does not fit.
             Err(Overrun) => Answer::Incompressible,
         }
     }
@@ -81,7 +81,7 @@ impl Compressor for LzoCompressor {
 }
 
 struct LzoDecompressor {
-    /// The newest version that it reads.
+    /// The newest version that is accepted.
     newest: Version,
 }
 
@@ -95,7 +95,7 @@ impl Decompressor for LzoDecompressor {
     }
 }
 
-/// Every LZO1X decoder reads what it writes. There is no level.
+/// Every LZO1X decoder reads the result. There is no level.
 pub(super) static LZO: Backend = Backend {
     name: "lzo",
     levels: 1..=1,

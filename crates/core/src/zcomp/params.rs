@@ -1,6 +1,10 @@
-//! Which codec, and how, as a user writes it: `zstd`, or `zstd,level=3,dict=FILE`.
+//! The choice of a codec and its parameters, as a user writes it: `zstd`, or
+//! `zstd,level=3,dict=FILE`.
 
 #![forbid(unsafe_code)]
+
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -8,30 +12,29 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use super::backend::Backend;
-use super::{Dictionary, Error, deflate, ibm842, lz4, lz4hc, lzo, zstd};
+use super::{Dictionary, Error, deflate, lz4, lz4hc, lzo, sw842, zstd};
 
-/// The algorithm of whoever names none: of the command, of the library that it injects, and of the
-/// Rust library.
+/// The default algorithm: of the command, of the library that it injects, and of the Rust library.
 pub const ALGORITHM_DEFAULT: &str = "zstd";
 
-/// A codec, by the kernel's name for it.
+/// A codec, named as in the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
     /// Fastest. Its level is its acceleration: a higher one is faster and shrinks less.
     Lz4,
-    /// LZ4 with a slower search: shrinks more, and comes back as fast.
+    /// LZ4 with a slower search: shrinks more, and decompresses as fast.
     Lz4hc,
-    /// LZO1X-1, which every LZO1X decoder reads.
+    /// LZO1X-1: every LZO1X decoder reads it.
     Lzo,
     /// LZO1X-1 with runs of zeros: the kernel's default for zram.
     LzoRle,
-    /// Shrinks most for its time. A negative level is faster and shrinks less.
+    /// Shrinks most for the time it takes. A negative level is faster and shrinks less.
     Zstd,
-    /// Raw deflate, which accelerators speak.
+    /// Raw deflate, which hardware accelerators support.
     Deflate,
-    /// What the compression engines of IBM's POWER processors speak. Slow in software.
-    Ibm842,
+    /// The format of the compression engines of IBM's POWER processors. Slow in software.
+    Sw842,
 }
 
 impl Algorithm {
@@ -43,7 +46,7 @@ impl Algorithm {
         Algorithm::LzoRle,
         Algorithm::Zstd,
         Algorithm::Deflate,
-        Algorithm::Ibm842,
+        Algorithm::Sw842,
     ];
 
     pub(super) fn backend(self) -> &'static Backend {
@@ -54,35 +57,36 @@ impl Algorithm {
             Algorithm::LzoRle => &lzo::LZO_RLE,
             Algorithm::Zstd => &zstd::BACKEND,
             Algorithm::Deflate => &deflate::BACKEND,
-            Algorithm::Ibm842 => &ibm842::BACKEND,
+            Algorithm::Sw842 => &sw842::BACKEND,
         }
     }
 
-    /// The kernel's name.
+    /// The name in the kernel.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.backend().name
     }
 
-    /// The levels that it accepts.
+    /// The accepted levels.
     #[must_use]
     pub fn levels(self) -> RangeInclusive<i32> {
         self.backend().levels.clone()
     }
 
-    /// The level if none is given.
+    /// The default level.
     #[must_use]
     pub fn level_default(self) -> i32 {
         self.backend().level_default
     }
 
-    /// The windows that it accepts, as log2 of the bytes that a unit refers back to, if it has any.
+    /// The accepted windows, if the algorithm has any: log2 of how many bytes back a unit may
+    /// refer.
     #[must_use]
     pub fn windows(self) -> Option<RangeInclusive<u8>> {
         self.backend().extended.as_ref()?.windows.clone()
     }
 
-    /// Whether it can have a dictionary.
+    /// Whether a dictionary is accepted.
     #[must_use]
     pub fn takes_dictionary(self) -> bool {
         self.backend().extended.is_some()
@@ -112,28 +116,28 @@ impl FromStr for Algorithm {
 pub struct Params {
     /// The algorithm.
     pub algorithm: Algorithm,
-    /// Its level; `None` is [`Algorithm::level_default`].
+    /// The level; `None` is [`Algorithm::level_default`].
     pub level: Option<i32>,
-    /// log2 of the bytes that a unit may refer back to; `None` is all that the format can.
+    /// log2 of how many bytes back a unit may refer; `None` is the most that the format allows.
     pub window: Option<u8>,
-    /// What comes before every unit.
+    /// The bytes that come before every unit.
     pub dictionary: Option<Arc<Dictionary>>,
 }
 
 impl Default for Params {
-    /// [`ALGORITHM_DEFAULT`], as it is without parameters.
+    /// [`ALGORITHM_DEFAULT`] without parameters.
     fn default() -> Params {
         ALGORITHM_DEFAULT.parse().expect("a name without parameters; a test parses it")
     }
 }
 
 impl Params {
-    /// The level to use; everything else is checked with it, since the fields are public.
+    /// The level to use. Checks all parameters, since the fields are public.
     ///
     /// # Errors
     ///
-    /// [`Error::Level`], [`Error::Window`] if one is out of range, [`Error::Parameter`] if the algorithm
-    /// has no such parameter.
+    /// [`Error::Level`] or [`Error::Window`] if one is out of range, [`Error::Parameter`] if the
+    /// algorithm has no such parameter.
     pub(super) fn checked(&self) -> Result<i32, Error> {
         let Params { algorithm, level, window, dictionary } = self;
         let algorithm = *algorithm;
@@ -156,7 +160,7 @@ impl Params {
         }
     }
 
-    /// The levels accepted beside the other parameters.
+    /// The accepted levels, given the other parameters.
     fn levels(&self) -> RangeInclusive<i32> {
         match &self.algorithm.backend().extended {
             Some(extended) if self.window.is_some() || self.dictionary.is_some() => {
@@ -166,11 +170,13 @@ impl Params {
         }
     }
 
-    /// The same with its dictionary, if it has one, as `read` returns it for the path.
+    /// These parameters with the bytes of their dictionary, if they name one. `read` returns the
+    /// contents of a path.
     ///
     /// # Errors
     ///
-    /// [`Error::Dictionary`] if `read` fails, which says why, or if it cannot be one.
+    /// [`Error::Dictionary`] if `read` fails, with its reason, or if the bytes cannot be a
+    /// dictionary.
     pub fn with_dictionary(
         mut self,
         read: impl FnOnce(&str) -> Result<Vec<u8>, String>,
@@ -184,7 +190,7 @@ impl Params {
         Ok(self)
     }
 
-    /// Takes one `name=value`.
+    /// Reads one `name=value`.
     fn set(&mut self, word: &str) -> Result<(), Error> {
         let algorithm = self.algorithm;
         let parameter = || Error::Parameter { algorithm, given: word.to_owned() };
@@ -234,7 +240,7 @@ impl fmt::Display for Params {
 impl FromStr for Params {
     type Err = Error;
 
-    /// A dictionary is named only: [`Params::with_dictionary`] brings its bytes.
+    /// A dictionary is only named afterwards: [`Params::with_dictionary`] adds its bytes.
     fn from_str(given: &str) -> Result<Self, Error> {
         let mut words = given.split(',');
         let mut params = Params::from(words.next().unwrap_or_default().parse::<Algorithm>()?);

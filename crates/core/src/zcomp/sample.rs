@@ -1,21 +1,22 @@
-//! A look at a sample of a unit: is it worth giving to a codec at all?
+//! A look at a sample of a unit: is it worth compressing at all?
 //!
-//! A codec gains from bytes that are not equally frequent, or from stretches that come again. Random
-//! and already compressed bytes have neither. Both are looked for in a sample; what shows either, or
-//! is in doubt, goes to the codec, which alone knows. Being wrong in that direction costs time; being
-//! wrong in the other costs memory, so that the limits are far from what a random unit shows.
+//! A codec can use two things: bytes that are not equally frequent, and sequences that repeat.
+//! Random bytes and already compressed bytes have neither. This module looks for both in a sample.
+//! A unit that shows either, or leaves doubt, goes to the codec. A wrong "compress" costs time, a
+//! wrong "skip" costs memory; so the thresholds are far from the values of random bytes.
 //!
 //! ```text
-//! 8 words of its beginning: too many equal bytes? -- almost every unit of a program's memory ends here
+//! 8 words at the start:    too many equal bytes? Almost every unit of a program's memory ends here.
 //! 64 or 128 words of all:  too many equal bytes?
-//! words at every stride, looked up from 16 windows of one stride: does any come again?
+//! the words at each stride, compared with 16 windows of one stride: does any repeat?
 //! ```
 //!
 //! # Frequencies
 //!
-//! Counted are the pairs of equal bytes in the sample. Of `n` random bytes these are n(n-1)/512 and
-//! vary by the root of it. The hardest distribution that still can shrink to 15/16 is an even one over
-//! 2^7.5 = 181 values (any other of 7.5 bits has more equal pairs): n(n-1)/362.
+//! The number of pairs of equal bytes in the sample is counted. For `n` random bytes it is
+//! n(n-1)/512, with a deviation of its square root. Of all distributions that can just shrink to
+//! 15/16, the hardest to detect is the even one over 2^7.5 = 181 values (any other of 7.5 bits has
+//! more equal pairs). It has n(n-1)/362 pairs.
 //!
 //! | n | random | deviation | limit | even over 181 values |
 //! | --- | --- | --- | --- | --- |
@@ -25,7 +26,8 @@
 //!
 //! # Cost
 //!
-//! `docs/design/zcomp.md` has it, and how often a unit is skipped that would have shrunk. 4.3 KiB of stack, returned before the codec.
+//! `docs/design/zcomp.md` lists it, and how often a unit is skipped that would have shrunk. 4.3 KiB
+//! of stack, which are free again before the codec runs.
 
 #![forbid(unsafe_code)]
 
@@ -34,21 +36,22 @@ use crate::page::PAGE_BYTES;
 /// A word of the sample.
 const WORD_BYTES: usize = 8;
 
-/// Windows of one stride whose every place is looked up: if 1/8 of a unit is a copy of another
-/// part, all of them miss it once in about 50 times.
+/// The number of windows, each one stride long, in which every place is looked up. If 1/8 of a unit
+/// is a copy of another part, all windows miss it about once in 50 times.
 const WINDOWS: usize = 16;
 
-/// Words remembered, at most one per stride.
+/// The most words remembered; at most one per stride.
 const STRIDES_MAX: usize = 1024;
 
-/// What a stage looks at, and what it tolerates.
+/// The sample of one stage, and its threshold.
 struct Stage {
     words: usize,
     pairs_max: u32,
 }
 
-/// Where the first stage looks: lines that the codec reads next, and no others. 8 lines all over a unit are
-/// misses that nothing hides: 0.2 us, a 20th of what LZ4 takes for a page.
+/// The bytes that the first stage reads. They are the cache lines that the codec reads next: 8
+/// lines all over the unit would be cache misses of their own, 0.2 us, a 20th of what LZ4 needs for
+/// a page.
 pub(super) const FIRST_BYTES: usize = 128;
 
 const FIRST: Stage = Stage { words: 8, pairs_max: 25 };
@@ -56,14 +59,14 @@ const PAGE: Stage = Stage { words: 64, pairs_max: 590 };
 const LARGER: Stage = Stage { words: 128, pairs_max: 2250 };
 
 const _: () = {
-    // A counter of a byte: 255 equal bytes are 32385 pairs, and counting ends before.
+    // The counters are bytes: 255 equal bytes make 32385 pairs, and counting ends before that.
     assert!(255 * 254 / 2 > LARGER.pairs_max + 8 * 255);
     assert!(LARGER.words * WORD_BYTES <= PAGE_BYTES);
 };
 
-/// Whether no codec would shrink `unit` to 15/16.
+/// Whether no codec would shrink `unit` to 15/16, as far as the sample shows.
 ///
-/// `unit` has at least a page.
+/// `unit` has at least one page.
 #[must_use]
 pub(super) fn is_incompressible(unit: &[u8]) -> bool {
     if !is_even(&unit[..FIRST_BYTES], &FIRST) {
@@ -78,7 +81,7 @@ fn looks_random(unit: &[u8], stage: &Stage) -> bool {
     is_even(unit, stage) && !repeats(unit)
 }
 
-/// Whether the bytes of a sample are as different as those of random ones.
+/// Whether the bytes of a sample are spread as evenly as random ones.
 fn is_even(unit: &[u8], stage: &Stage) -> bool {
     let stride = unit.len() / stage.words;
     let mut counts = [0_u8; 256];
@@ -89,7 +92,8 @@ fn is_even(unit: &[u8], stage: &Stage) -> bool {
             pairs += u32::from(*count);
             *count += 1;
         }
-        // In each round: 8 zeros are 28 pairs, so that most end here after one or two.
+        // Tested in each round: 8 zeros make 28 pairs, so that most units end here after one or two
+        // rounds.
         if pairs > stage.pairs_max {
             return false;
         }
@@ -97,10 +101,11 @@ fn is_even(unit: &[u8], stage: &Stage) -> bool {
     true
 }
 
-/// Whether a stretch of the unit comes again.
+/// Whether a sequence of bytes in the unit repeats.
 ///
-/// Words are known by 32 bits of their hash: one in 4 million lookups is wrong, and costs a compression.
-/// No branch depends on the contents, which for random ones took 4 times as long.
+/// Words are compared by 32 bits of their hash. One lookup in 4 million is wrong, which costs one
+/// compression. No branch depends on the contents: with random contents such branches took 4 times
+/// as long.
 fn repeats(unit: &[u8]) -> bool {
     let stride = (unit.len() / STRIDES_MAX).max(2 * WORD_BYTES);
     let mut tags = [0_u32; STRIDES_MAX];
@@ -112,7 +117,8 @@ fn repeats(unit: &[u8]) -> bool {
     }
     let window = unit.len() / stride / WINDOWS;
     for (index, strides) in unit.chunks_exact(stride * window).enumerate() {
-        // Not its first place, which was remembered; and not the last stride, whose words end behind it.
+        // Without the first place of the window, which was remembered itself, and without the last
+        // stride, whose words would end after the unit.
         let words = strides[jitter(index, window - 1) * stride..][..stride + WORD_BYTES]
             .windows(WORD_BYTES);
         for word in words.skip(1).take(stride - 1) {
@@ -123,8 +129,8 @@ fn repeats(unit: &[u8]) -> bool {
     found
 }
 
-/// One of `choices`, for the part number `index`: equal distances would see the same field of every object
-/// of an array.
+/// A number below `choices` for part number `index`. Equal distances would hit the same field of
+/// every object of an array.
 fn jitter(index: usize, choices: usize) -> usize {
     let random = (index + 1).wrapping_mul(0x9E37_79B1) >> 8 & 0xFFFF;
     (random * choices) >> 16
@@ -135,7 +141,7 @@ fn word(part: &[u8], at: usize) -> u64 {
     u64::from_ne_bytes(*bytes)
 }
 
-/// A place in the table of [`repeats`], and 32 bits more.
+/// A place in the table of [`repeats`], and 32 more bits of the hash.
 #[expect(clippy::cast_possible_truncation, reason = "10 bits, and the lower half of the rest")]
 fn hash(word: u64) -> (usize, u32) {
     let hash = word.wrapping_mul(0x9E37_79B9_7F4A_7C15);

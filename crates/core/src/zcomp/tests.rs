@@ -1,5 +1,7 @@
 //! Tests of every backend through the batch interface.
 
+mod speed;
+
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -9,48 +11,17 @@ use super::stream::CompressStream;
 use super::stream::{Lane, hold};
 use super::{Algorithm, Element, Error, Outcome, Params, Zcomp, compressed_bytes_max};
 use crate::page::{UnitOrder, same_filled};
+pub(super) use crate::testing::{Random, seed};
 
-/// What surrounds a destination; must still be there afterwards.
+/// The bytes around a destination, which must not change.
 const GUARD: u8 = 0xA5;
 const GUARD_BYTES: usize = 256;
-
-pub(super) fn seed() -> u64 {
-    std::env::var("SEED").map_or(42, |s| s.parse().expect("SEED is a u64"))
-}
-
-/// Marsaglia's xorshift64.
-pub(super) struct Random(u64);
-
-impl Random {
-    pub(super) fn new(seed: u64) -> Random {
-        Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
-    }
-
-    pub(super) fn word(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    pub(super) fn below(&mut self, bound: usize) -> usize {
-        usize::try_from(self.word() % bound as u64).expect("below a usize")
-    }
-
-    pub(super) fn byte(&mut self) -> u8 {
-        self.word().to_le_bytes()[4]
-    }
-
-    pub(super) fn bytes(&mut self, count: usize) -> Vec<u8> {
-        (0..count).map(|_| self.byte()).collect()
-    }
-}
 
 fn unit(bytes: usize) -> UnitOrder {
     UnitOrder::from_bytes(bytes).expect("a unit's size")
 }
 
-/// Words of a small vocabulary: shrinks well, but not to nothing.
+/// Words of a small vocabulary: they shrink well, but not to nothing.
 pub(super) fn text(random: &mut Random, bytes: usize) -> Vec<u8> {
     let mut text = Vec::new();
     while text.len() < bytes {
@@ -62,7 +33,7 @@ pub(super) fn text(random: &mut Random, bytes: usize) -> Vec<u8> {
     text
 }
 
-/// Every kind of contents, with its name.
+/// Every kind of contents, with a name.
 fn contents(random: &mut Random, bytes: usize) -> Vec<(&'static str, Vec<u8>)> {
     let word = 0x0123_4567_89AB_CDEF_u64.to_le_bytes();
     let mut half = text(random, bytes);
@@ -105,7 +76,7 @@ pub(super) fn compress(zcomp: &Zcomp, cpu: usize, sources: &[&[u8]]) -> Vec<Kept
     kept.into_iter().map(|outcome| outcome.expect("every element is told")).collect()
 }
 
-/// Decompresses into a guarded destination of `dest_bytes`.
+/// Decompresses into a destination of `dest_bytes` between guards.
 pub(super) fn decompress(
     zcomp: &Zcomp,
     source: &[u8],
@@ -124,7 +95,7 @@ pub(super) fn zcomp(params: Params, unit_bytes: usize, streams: usize) -> Zcomp 
     Zcomp::new(params, unit(unit_bytes), streams).expect("valid parameters")
 }
 
-/// Compresses one unit that must shrink.
+/// Compresses one unit, which must shrink.
 pub(super) fn compressed(zcomp: &Zcomp, source: &[u8]) -> Vec<u8> {
     match compress(zcomp, 0, &[source]).remove(0) {
         Kept::Compressed(bytes) => bytes,
@@ -145,7 +116,7 @@ fn check_round_trip(zcomp: &Zcomp, unit_bytes: usize, random: &mut Random) {
             ("zeros" | "one word" | "random", _) | (_, Kept::SameFilled(_)) => {
                 panic!("{}: {told:?}", what());
             }
-            // High accelerations find next to nothing.
+            // High accelerations find almost no matches.
             (_, Kept::Incompressible) => assert_ne!(params.level, None, "{}", what()),
             (_, Kept::Compressed(bytes)) => {
                 assert!((1..=compressed_bytes_max(unit_bytes)).contains(&bytes.len()), "ZC-3");
@@ -156,8 +127,9 @@ fn check_round_trip(zcomp: &Zcomp, unit_bytes: usize, random: &mut Random) {
     }
 }
 
-/// Goal: what goes in comes out, and each kind of contents gets its outcome. Method: every backend
-/// at its default level, small, middle and large units, every kind of contents; bytes compared.
+/// Goal: units come back unchanged, and each kind of contents gets its outcome. Method: every
+/// backend at its default level; small, middle and large units; every kind of contents; the bytes
+/// are compared.
 #[test]
 fn units_come_back_as_they_were() {
     let mut random = Random::new(seed());
@@ -169,7 +141,7 @@ fn units_come_back_as_they_were() {
     }
 }
 
-/// Goal: at every level and size the memory that was taken is enough (`ZSTD-2`). Method: the ends
+/// Goal: at every level and size the memory taken at set-up is enough (`ZSTD-2`). Method: the ends
 /// and the middle of each range; the slowest levels with small units only.
 #[test]
 fn levels_from_end_to_end_come_back() {
@@ -193,8 +165,8 @@ fn levels_from_end_to_end_come_back() {
     }
 }
 
-/// Goal: a stream carries nothing from one unit to the next, even after one that did not fit.
-/// Method: the same unit is compressed before and after a mixture of others; equal bytes.
+/// Goal: no unit affects the next one, not even one that did not fit. Method: the same unit is
+/// compressed before and after a mixture of others; the results are equal.
 #[test]
 fn a_unit_compresses_alike_whatever_came_before() {
     let mut random = Random::new(seed());
@@ -212,8 +184,8 @@ fn a_unit_compresses_alike_whatever_came_before() {
     }
 }
 
-/// Goal: one element that will not shrink changes nothing for its neighbours. Method: a batch
-/// against each of its elements alone.
+/// Goal: an element that does not shrink does not affect its neighbours. Method: a batch compared
+/// with each of its elements alone.
 #[test]
 fn a_batch_equals_its_elements_alone() {
     let mut random = Random::new(seed());
@@ -231,8 +203,8 @@ fn a_batch_equals_its_elements_alone() {
     }
 }
 
-/// A backend that takes `batch_max` units at once and writes, for each, its first byte and how many
-/// it was given together. A first byte of 0xFF is incompressible.
+/// A backend that compresses `batch_max` units at once. For each it writes the first byte of the
+/// unit, and how many units were in the same call. A first byte of 0xFF is incompressible.
 struct Model;
 
 impl Compressor for Model {
@@ -264,9 +236,10 @@ static MODEL: Backend = Backend {
     extended: None,
 };
 
-/// Goal: a backend of more than one unit at once gets full batches, without same-filled ones, and
-/// every element gets its own answer. Method: a model backend; 14 units of which 3 are same-filled
-/// and one is refused: 11 reach it, as 4 + 4 + 3, and the first two batches are told together.
+/// Goal: a backend of more than one unit at once gets full batches without same-filled units, and
+/// every element gets its own outcome. Method: a model backend; 14 units, of which 3 are
+/// same-filled and one is refused. 11 reach the backend, as 4 + 4 + 3, and the first two batches
+/// are reported together.
 #[test]
 fn a_backend_gets_full_batches() {
     let units: Vec<Vec<u8>> = (0..14_u8)
@@ -304,8 +277,8 @@ fn a_backend_gets_full_batches() {
     assert_eq!(told, [4, 4, 100, 100, 4, 4, 4, 100, 4, 200, 4, 3, 3, 3]);
 }
 
-/// Goal: `ZC-4` for input that was cut or lengthened. Method: every length from 0 to 64, then
-/// random ones; then bytes appended; then destinations shorter and longer.
+/// Goal: `ZC-4` for input that was cut or extended. Method: every length from 0 to 64, then random
+/// ones; then appended bytes; then shorter and longer destinations.
 #[test]
 fn cut_and_lengthened_input_is_an_error() {
     let mut random = Random::new(seed());
@@ -335,9 +308,9 @@ fn cut_and_lengthened_input_is_an_error() {
     }
 }
 
-/// Goal: `ZC-4` for any bytes, and a stream works on after them. Method: flipped bits and noise
-/// into a guarded destination; whether they are noticed is luck, but after each the right bytes
-/// must still come back.
+/// Goal: `ZC-4` for any bytes, and a stream still works afterwards. Method: flipped bits and noise
+/// into a destination between guards. Whether the damage is noticed is luck, but after each one the
+/// right bytes must still come back.
 #[test]
 fn corrupt_input_stays_inside_the_destination() {
     let mut random = Random::new(seed());
@@ -364,8 +337,8 @@ fn corrupt_input_stays_inside_the_destination() {
     }
 }
 
-/// Goal: fewer streams than threads are shared without harm. Method: 4 threads on 2 streams
-/// compress and decompress units of their own, each compared.
+/// Goal: threads can share fewer streams. Method: 4 threads on 2 streams compress and decompress
+/// units of their own; each is compared.
 #[test]
 fn threads_share_streams() {
     for algorithm in Algorithm::ALL {
@@ -394,8 +367,8 @@ fn threads_share_streams() {
     }
 }
 
-/// Goal: a caller waits only if no stream is free. Method: three streams, held one after the other
-/// by one thread; a wait would break `SYNC-1` and panic.
+/// Goal: a caller waits only if no stream is free. Method: one thread holds three streams, one
+/// after the other; a wait would break `SYNC-1` and panic.
 #[test]
 #[cfg(debug_assertions)]
 fn a_taken_stream_is_passed_over() {
@@ -408,8 +381,8 @@ fn a_taken_stream_is_passed_over() {
     assert_eq!(*hold(&lanes, 0), 2);
 }
 
-/// Goal: a fault may decompress while its CPU's compress stream is held. Method: decompress from
-/// within `each`, with one stream; it neither waits nor breaks `SYNC-1`.
+/// Goal: a fault may decompress while the compress stream of its CPU is held. Method: decompress
+/// from within `each`, with one stream; it neither waits nor breaks `SYNC-1`.
 #[test]
 fn a_fault_may_interrupt_a_reclaim() {
     let mut random = Random::new(seed());
@@ -441,82 +414,8 @@ fn same_filled_agrees_with_its_definition() {
     assert_eq!(same_filled(&[1; 12]), None);
 }
 
-/// Goal: what is printed is read back, and a bad parameter names what was given and is accepted.
-#[test]
-fn parameters_are_read_and_refused() {
-    for given in [
-        "lz4",
-        "lzo",
-        "lzo-rle",
-        "zstd",
-        "deflate",
-        "lz4,level=65537",
-        "lzo-rle,level=1",
-        "zstd,level=-7",
-        "deflate,level=12",
-        "842",
-        "842,level=1",
-        "deflate,window=9",
-        "deflate,level=9,window=15,dict=/a/b=c",
-        "lz4hc,level=4,dict=d",
-    ] {
-        let params: Params = given.parse().expect(given);
-        assert_eq!(params.to_string(), given);
-    }
-    let zstd = Params { level: Some(3), ..Algorithm::Zstd.into() };
-    assert_eq!("zstd,level=3".parse(), Ok(zstd));
-    let (names, levels) = (
-        "accepted are lz4, lz4hc, lzo, lzo-rle, zstd, deflate, 842",
-        "accepted are -131072 to 22 (default 1)",
-    );
-    let all = "accepted is level=N from -131072 to 22 (default 1), dict=FILE";
-    for (given, told, accepted) in [
-        ("", "unknown algorithm ''", names),
-        ("ZSTD", "unknown algorithm 'ZSTD'", names),
-        ("lzo_rle,level=1", "unknown algorithm 'lzo_rle'", names),
-        ("lzo,level=2", "lzo has no level '2'", "accepted are 1 to 1 (default 1)"),
-        ("zstd,level=23", "zstd has no level '23'", levels),
-        ("zstd,level=", "zstd has no level ''", levels),
-        ("zstd,level=1,level=2", "zstd has parameter 'level' twice", "accepted is each once"),
-        ("zstd,dict=a,dict=a", "zstd has parameter 'dict' twice", "accepted is each once"),
-        ("deflate,window=8", "deflate has no window '8'", "accepted are 9 to 15 (default 15)"),
-        ("deflate,window=300", "deflate has no window '300'", "accepted are 9 to 15 (default 15)"),
-        ("zstd,window=12", "zstd has no parameter 'window=12'", all),
-        ("zstd,dict=", "zstd has no parameter 'dict='", all),
-        ("zstd,dict", "zstd has no parameter 'dict'", all),
-        ("zstd,Level=3", "zstd has no parameter 'Level=3'", all),
-        ("deflate,level=12,dict=a", "deflate has no level '12'", "accepted are 1 to 9 (default 1)"),
-        ("deflate,dict=a,level=12", "deflate has no level '12'", "accepted are 1 to 9 (default 1)"),
-        ("lz4,level=0", "lz4 has no level '0'", "accepted are 1 to 65537 (default 1)"),
-        ("deflate,level=x", "deflate has no level 'x'", "accepted are 1 to 12 (default 1)"),
-        ("zstd,", "zstd has no parameter ''", all),
-        (
-            "lz4,d=x",
-            "lz4 has no parameter 'd=x'",
-            "accepted is level=N from 1 to 65537 (default 1), dict=FILE",
-        ),
-    ] {
-        let error = given.parse::<Params>().expect_err(given);
-        assert_eq!(error.to_string(), format!("{told}: {accepted}"));
-    }
-    let any_order: Params = "deflate,dict=d,window=12,level=6".parse().expect("in any order");
-    assert_eq!(any_order.to_string(), "deflate,level=6,window=12,dict=d");
-    let error = Zcomp::new(any_order, UnitOrder::DEFAULT, 1).expect_err("not read");
-    assert_eq!(error.to_string(), "dictionary 'd': it was not read");
-    let unchecked = Params { level: Some(13), ..Algorithm::Deflate.into() };
-    let error = Zcomp::new(unchecked, UnitOrder::DEFAULT, 1).expect_err("13 is out of range");
-    assert_eq!(error.to_string(), "deflate has no level '13': accepted are 1 to 12 (default 1)");
-}
-
-#[test]
-fn the_default_is_an_algorithm_without_parameters() {
-    let params = Params::default();
-    assert_eq!(params.to_string(), crate::zcomp::ALGORITHM_DEFAULT);
-    assert_eq!(params, params.algorithm.into());
-}
-
-/// Goal: memory is accounted. Method: twice the streams, about twice the memory; all of it is more
-/// than the buffers.
+/// Goal: memory is accounted. Method: with twice the streams it is about twice as much, and more
+/// than the buffers alone.
 #[test]
 fn memory_grows_with_streams() {
     for algorithm in Algorithm::ALL {
@@ -527,77 +426,5 @@ fn memory_grows_with_streams() {
         });
         assert_eq!(2 * one, two, "{algorithm}");
         assert!(one > compressed_bytes_max(64 << 10) + (16 << 10), "{algorithm}: {one}");
-    }
-}
-
-/// Compresses `units` into `store` and decompresses what shrank; seconds for each, and bytes kept.
-#[allow(clippy::disallowed_methods, reason = "a measurement; nothing depends on the time")]
-fn measure(zcomp: &Zcomp, units: &[&[u8]], store: &mut [u8]) -> (f64, f64, usize) {
-    let mut kept: Vec<Range<usize>> = Vec::with_capacity(units.len());
-    let (mut end, mut incompressible_bytes) = (0, 0);
-    let begin = std::time::Instant::now();
-    zcomp.compress(0, units, &mut |elements| {
-        for element in elements {
-            match element.outcome {
-                Outcome::Compressed(compressed) => {
-                    let place = end..end + compressed.len();
-                    store[place.clone()].copy_from_slice(compressed);
-                    end = place.end;
-                    kept.push(place);
-                }
-                _ => incompressible_bytes += units[element.index].len(),
-            }
-        }
-    });
-    let compress_s = begin.elapsed().as_secs_f64();
-    let mut dest = vec![0; units[0].len()];
-    let begin = std::time::Instant::now();
-    for place in kept {
-        zcomp.decompress(0, &store[place], &mut dest).expect("what was compressed");
-    }
-    (compress_s, begin.elapsed().as_secs_f64(), end + incompressible_bytes)
-}
-
-fn parsed(params: &str) -> Params {
-    let read = |path: &str| std::fs::read(path).map_err(|error| error.to_string());
-    params.parse::<Params>().and_then(|params| params.with_dictionary(read)).expect("parameters")
-}
-
-/// Prints speed and ratio. Run it as
-/// `ZCOMP_FILE=corpus cargo test --release -p zfolio-core zcomp_speed -- --ignored --nocapture`.
-/// `ZCOMP_PARAMS="lz4 zstd,level=-3"` chooses what is measured.
-#[test]
-#[ignore = "a measurement: needs ZCOMP_FILE and a quiet machine"]
-fn zcomp_speed() {
-    let path = std::env::var("ZCOMP_FILE").expect("ZCOMP_FILE names a file to compress");
-    let data = std::fs::read(&path).expect("ZCOMP_FILE can be read");
-    // Not zeros: every page of it is mapped before the clock runs.
-    let mut store = vec![1; data.len()];
-    let params = std::env::var("ZCOMP_PARAMS");
-    let params = params.as_deref().unwrap_or("lz4 zstd,level=-3 zstd zstd,level=3 deflate");
-    println!(
-        "{:<16} {:>5} {:>9} {:>9} {:>6} {:>9}",
-        "MB/s", "unit", "in", "out", "ratio", "memory"
-    );
-    for params in params.split(' ').map(parsed) {
-        for unit_bytes in [4 << 10, 16 << 10, 64 << 10] {
-            let zcomp = zcomp(params.clone(), unit_bytes, 1);
-            // Same-filled units would only flatter the codec.
-            let units: Vec<&[u8]> =
-                data.chunks_exact(unit_bytes).filter(|unit| same_filled(unit).is_none()).collect();
-            let mib = (units.len() * unit_bytes) as f64 / 1e6;
-            let best = (0..3).map(|_| measure(&zcomp, &units, &mut store));
-            let (compress_s, decompress_s, bytes) =
-                best.reduce(|a, b| (a.0.min(b.0), a.1.min(b.1), a.2)).expect("three measurements");
-            println!(
-                "{:<16} {:>5} {:>9.0} {:>9.0} {:>6.2} {:>9}",
-                params.to_string(),
-                unit(unit_bytes).to_string(),
-                mib / compress_s,
-                mib / decompress_s,
-                mib * 1e6 / bytes as f64,
-                zcomp.memory_bytes(),
-            );
-        }
     }
 }

@@ -1,16 +1,16 @@
-//! Zstandard, from its own library, in static workspaces.
+//! Zstandard, by its own library, in static workspaces.
 //!
-//! A frame here has a header of 2 bytes: no magic number, no content size, no dictionary number, no
-//! checksum. The pool knows all of these, and the store has a checksum of its own.
+//! A frame here has a header of 2 bytes, without magic number, content size, dictionary number and
+//! checksum. The pool knows the first three, and the store has its own checksum.
 //!
 //! # Invariants
 //!
-//! - `ZSTD-1` A context lies in the workspace beside it, which lives as long and is never resized.
-//!   A static context can't allocate: where it would have to, the library returns an error.
-//! - `ZSTD-2` The workspace of a compressor is what the library asks for to compress one unit at
-//!   the level; sources are never longer than that unit. The library derives its parameters from
-//!   level and source length, so small units get small tables.
-//! - `ZSTD-3` A context that refers to a digested dictionary owns a share of it.
+//! - `ZSTD-1` A context lies in the workspace next to it, which lives as long and is never resized.
+//!   A static context cannot allocate: if it would have to, the library returns an error.
+//! - `ZSTD-2` The workspace of a compressor has the size that the library requires to compress one
+//!   unit at this level; sources are never longer than a unit. The library derives its parameters
+//!   from level and source length, so that small units get small tables.
+//! - `ZSTD-3` A context that refers to a digested dictionary holds an `Arc` of it.
 
 mod digest;
 pub(super) mod train;
@@ -36,8 +36,8 @@ const FORMAT_DECOMPRESS: ZSTD_dParameter = ZSTD_dParameter::ZSTD_d_experimentalP
 /// `ZSTD_f_zstd1_magicless`: frames without the magic number, which saves 4 bytes a unit.
 const MAGICLESS: c_int = 1;
 
-/// Memory aligned by 8, which the library insists on. A `Vec` and not a `Box`: moving a `Box` would
-/// assert that no other pointer leads to its contents, and a context is one.
+/// Memory aligned by 8, as the library requires. A `Vec` and not a `Box`: moving a `Box` would
+/// assert that no other pointer to its contents exists, and the context is such a pointer.
 struct Workspace(Vec<u64>);
 
 impl Workspace {
@@ -57,7 +57,7 @@ fn is_error(result: usize) -> bool {
 }
 
 struct ZstdCompressor {
-    /// `ZSTD-1`.
+    /// Lies in the workspace (`ZSTD-1`).
     context: NonNull<ZSTD_CCtx>,
     workspace: Workspace,
     /// The context refers to it (`ZSTD-3`).
@@ -75,7 +75,7 @@ fn compressor(level: i32, unit_bytes: usize) -> Result<Box<dyn Compressor>, Erro
 }
 
 impl ZstdCompressor {
-    /// A context for one unit with these parameters, which the library has derived from the level.
+    /// A context for one unit with these parameters, which the library derived from the level.
     fn new(
         level: i32,
         parameters: ZSTD_compressionParameters,
@@ -149,7 +149,7 @@ impl Compressor for ZstdCompressor {
 }
 
 struct ZstdDecompressor {
-    /// `ZSTD-1`.
+    /// Lies in the workspace (`ZSTD-1`).
     context: NonNull<ZSTD_DCtx>,
     workspace: Workspace,
     /// The context refers to it (`ZSTD-3`).
@@ -203,11 +203,12 @@ impl Decompressor for ZstdDecompressor {
                 source.len(),
             )
         };
-        // An error is a value beyond any length. Success means that the whole source was used.
+        // An error code is larger than any length. A success means that the whole source was used.
         if written == dest.len() { Ok(()) } else { Err(Corrupt) }
     }
 
-    /// Block by block, each of 128 KiB of the unit at most: nothing is gained in a unit of one.
+    /// Decompresses block by block, each at most 128 KiB of the unit: a unit of one block gains
+    /// nothing.
     fn decompress_prefix(
         &mut self,
         source: &[u8],
@@ -220,7 +221,7 @@ impl Decompressor for ZstdDecompressor {
         // long (ZSTD-3).
         let begun = unsafe { zstd_sys::ZSTD_decompressBegin_usingDDict(context, digest) };
         assert!(!is_error(begun), "a context can begin");
-        // One pointer for all blocks: the library refers to the earlier ones by it.
+        // The same pointer for all blocks, because the library refers to earlier blocks by it.
         let start = unit.as_mut_ptr();
         let (mut read, mut written) = (0_usize, 0);
         while written < wanted {
@@ -256,10 +257,10 @@ impl Decompressor for ZstdDecompressor {
     }
 }
 
-/// The library's own range: a negative level is an acceleration, down to one block of 128 KiB.
+/// The library's own range. A negative level is an acceleration, at most one block of 128 KiB.
 const LEVELS: RangeInclusive<i32> = -131_072..=22;
 
-/// As the kernel names it.
+/// The name is the kernel's.
 pub(super) static BACKEND: Backend = Backend {
     name: "zstd",
     levels: LEVELS,

@@ -1,11 +1,12 @@
-//! A program started as a child and stood in for: signals go on to it, its end becomes ours.
+//! A child that this process represents: it passes signals on to the child, and ends as the child
+//! ends.
 //!
 //! # Invariants
 //!
-//! - `CHILD-1` The caller has one thread. So nothing is held by another thread when it forks, and
-//!   between `fork` and `execve` only async-signal-safe calls are made, on memory prepared before.
+//! - `CHILD-1` The caller has one thread. So no other thread holds a lock when it forks. Between
+//!   `fork` and `execve` the child makes only async-signal-safe calls, on memory prepared before.
 //! - `CHILD-2` From [`Signals::block`] on, every signal that can be passed on is blocked here and
-//!   taken with `sigtimedwait`; none is lost, and none runs a handler.
+//!   received with `sigtimedwait`; no signal is lost, and none runs a handler.
 
 use std::ffi::{CStr, CString};
 use std::fs::File;
@@ -15,10 +16,10 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::time::Duration;
 
-/// Exit status where a signal did not end us although it should: as a shell tells it.
+/// Base of the exit status if a signal does not end this process although it should; as in a shell.
 const DIED_BASE: i32 = 128;
 
-/// What the child did.
+/// A change of state of the child.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
     /// It ended with this exit status.
@@ -31,18 +32,18 @@ pub enum Change {
     Stopped(i32),
 }
 
-/// A signal that came.
+/// A signal that was received.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Signal {
     /// Its number.
     pub number: i32,
-    /// Sent by a process (`kill`, `sigqueue`), and not by the kernel or the terminal.
+    /// Whether a process sent it (`kill`, `sigqueue`), not the kernel or the terminal.
     pub from_process: bool,
     /// The process that sent it, if one did.
     pub sender: i32,
 }
 
-/// The signals that this process takes for its child.
+/// The signals that this process receives on behalf of its child.
 #[derive(Debug)]
 pub struct Signals {
     taken: libc::sigset_t,
@@ -56,7 +57,7 @@ impl std::fmt::Debug for Program<'_> {
     }
 }
 
-/// What to start.
+/// The program to start.
 pub struct Program<'a> {
     /// The file.
     pub path: &'a CStr,
@@ -70,8 +71,9 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// The signals to take: all but those that the program itself raises by a fault, the two that
-/// nobody can take, and the two by which the terminal stops a background job, which must stop us.
+/// The signals to receive: all except those that a fault of the program raises, the two that cannot
+/// be blocked, and the two with which the terminal stops a background job, which must stop this
+/// process.
 fn signals_taken() -> libc::sigset_t {
     const LEFT: [libc::c_int; 11] = [
         libc::SIGSEGV,
@@ -101,11 +103,12 @@ fn signals_taken() -> libc::sigset_t {
 }
 
 impl Signals {
-    /// Blocks what can be passed on, and sees to it that the end of a child is told.
+    /// Blocks the signals that can be passed on, and makes sure that the end of a child is
+    /// reported.
     ///
     /// # Errors
     ///
-    /// What the kernel answered.
+    /// The kernel's error.
     pub fn block() -> io::Result<Signals> {
         let taken = signals_taken();
         let mut before = taken;
@@ -115,16 +118,17 @@ impl Signals {
         if result != 0 {
             return Err(io::Error::from_raw_os_error(result));
         }
-        // Whoever started us may ignore SIGCHLD; then children vanish without being waited for.
+        // SIGCHLD may be ignored in this process from the start; then children would vanish without
+        // being waited for.
         let child_action_before = set_action(libc::SIGCHLD, libc::SIG_DFL)?;
         Ok(Signals { taken, before, child_action_before })
     }
 
-    /// Waits for the next signal until `timeout` has passed; `None`: none came.
+    /// Waits for the next signal until `timeout` has passed; `None` if there was none.
     ///
     /// # Errors
     ///
-    /// What the kernel answered.
+    /// The kernel's error.
     pub fn next(&self, timeout: Duration) -> io::Result<Option<Signal>> {
         let mut info = MaybeUninit::<libc::siginfo_t>::uninit();
         let timeout = libc::timespec {
@@ -138,28 +142,30 @@ impl Signals {
         if number <= 0 {
             let error = io::Error::last_os_error();
             return match error.kind() {
-                // Interrupted: by a stop of ours, which is over.
+                // Interrupted because this process was stopped and continued.
                 io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
                 _ => Err(error),
             };
         }
         // SAFETY: written by the successful `sigtimedwait` above.
         let info = unsafe { info.assume_init() };
-        // Zero and below is a process; SI_KERNEL and the codes of the terminal are above.
+        // A code of zero or below means a process; SI_KERNEL and the codes of the terminal are
+        // above.
         let from_process = info.si_code <= 0;
-        // SAFETY: `si_pid` is plain integers in the union; it means something only if a process sent.
+        // SAFETY: `si_pid` is plain integers in the union. It has a meaning only if a process sent
+        // the signal.
         let sender = unsafe { info.si_pid() };
         let sender = if from_process { sender } else { 0 };
         Ok(Some(Signal { number: info.si_signo, from_process, sender }))
     }
 
-    /// Starts `program`, which is killed if we are; its process id.
+    /// Starts `program` and returns its process id. The kernel kills it if this process is killed.
     ///
-    /// The signal mask and the treatment of SIGCHLD are as they were before [`Signals::block`].
+    /// Its signal mask and its handling of SIGCHLD are those from before [`Signals::block`].
     ///
     /// # Errors
     ///
-    /// What `fork` or `execve` answered.
+    /// The error of `fork` or `execve`.
     pub fn start(&self, program: &Program<'_>) -> io::Result<i32> {
         let arguments = pointers(program.arguments);
         let environment = pointers(program.environment);
@@ -174,7 +180,7 @@ impl Signals {
         drop(tell);
         let mut errno = [0; 4];
         let mut told = File::from(told);
-        // The pipe is closed by a successful execve; only a failure writes.
+        // A successful execve closes the pipe; only a failure writes to it.
         match told.read_exact(&mut errno) {
             Err(_) => Ok(pid),
             Ok(()) => {
@@ -184,7 +190,7 @@ impl Signals {
         }
     }
 
-    /// The child's way from `fork` to `execve`. Allocates nothing (CHILD-1).
+    /// The child's path from `fork` to `execve`. Allocates nothing (CHILD-1).
     fn become_program(
         &self,
         parent: i32,
@@ -195,32 +201,32 @@ impl Signals {
     ) -> ! {
         // SAFETY: plain numbers; kills this process when the parent's only thread ends.
         unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
-        // SAFETY: takes nothing. The parent may have ended before the line above.
+        // SAFETY: the function has no argument. The parent may have ended before the line above.
         if unsafe { libc::getppid() } != parent {
-            // SAFETY: ends this process, without running what the parent would run at its exit.
+            // SAFETY: ends this process without the parent's exit handlers.
             unsafe { libc::_exit(DIED_BASE + libc::SIGKILL) };
         }
-        // SAFETY: sets a default action, no handler. The Rust runtime ignores SIGPIPE; a program
-        // expects to die of it.
+        // SAFETY: sets the default action, not a handler. The Rust runtime ignores SIGPIPE;
+        // programs expect that it ends them.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
         let action = &raw const self.child_action_before;
-        // SAFETY: the action is what the kernel gave us for this signal before.
+        // SAFETY: the kernel returned this action for this signal before.
         unsafe { libc::sigaction(libc::SIGCHLD, action, ptr::null_mut()) };
         let mask = &raw const self.before;
-        // SAFETY: the mask is what the kernel gave us before.
+        // SAFETY: the kernel returned this mask before.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, ptr::null_mut()) };
         // SAFETY: `path` and all strings are zero-terminated and alive, both arrays end with null.
         unsafe { libc::execve(path.as_ptr(), arguments.as_ptr(), environment.as_ptr()) };
 
         let errno = io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO).to_ne_bytes();
-        // SAFETY: writes four bytes that are ours to a pipe that is open.
+        // SAFETY: writes four bytes of our own to an open pipe.
         unsafe { libc::write(tell.as_raw_fd(), errno.as_ptr().cast(), errno.len()) };
         // SAFETY: as above.
         unsafe { libc::_exit(127) }
     }
 }
 
-/// The pointers of `strings`, and a null.
+/// Pointers to `strings`, followed by a null.
 fn pointers(strings: &[CString]) -> Vec<*const libc::c_char> {
     strings.iter().map(|string| string.as_ptr()).chain([ptr::null()]).collect()
 }
@@ -230,14 +236,14 @@ fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     let mut ends = [0; 2];
     // SAFETY: the kernel writes two descriptors.
     check(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) })?;
-    // SAFETY: the kernel has just opened it, and nobody else has it.
+    // SAFETY: the kernel has just opened it, and no other code has it.
     let read = unsafe { OwnedFd::from_raw_fd(ends[0]) };
     // SAFETY: as above.
     let write = unsafe { OwnedFd::from_raw_fd(ends[1]) };
     Ok((read, write))
 }
 
-/// Sets what `signal` does; what it did before.
+/// Sets the action of `signal`; returns the previous one.
 fn set_action(signal: i32, handler: libc::sighandler_t) -> io::Result<libc::sigaction> {
     let mut before = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: a `sigaction` is integers and an optional function: zeroes are a valid one.
@@ -249,20 +255,21 @@ fn set_action(signal: i32, handler: libc::sighandler_t) -> io::Result<libc::siga
     Ok(unsafe { before.assume_init() })
 }
 
-/// Waits for the end of `pid`, which has failed to become the program.
+/// Waits for the end of `pid`, whose `execve` failed.
 fn reap(pid: i32) -> io::Result<()> {
     // SAFETY: no status is asked for.
     check(unsafe { libc::waitpid(pid, ptr::null_mut(), 0) }).map(drop)
 }
 
-/// What a child of this process did since it was last asked, with the most memory that it (and the
-/// children it waited for) had resident by the kernel's count; `None` when nothing happened.
+/// The next change of state of a child, with the most memory that it (and the children it waited
+/// for) had resident by the kernel's count. `None` if no child has changed.
 ///
-/// Any child: where this process is the first of a container, orphans become its children.
+/// It reports every child: if this process is the first of a container, orphans become its
+/// children.
 ///
 /// # Errors
 ///
-/// `ECHILD` when there is no child left.
+/// `ECHILD` if there is no child left.
 pub fn changed() -> io::Result<Option<(i32, Change, u64)>> {
     let mut status = 0;
     let mut usage = MaybeUninit::<libc::rusage>::zeroed();
@@ -290,25 +297,25 @@ pub fn changed() -> io::Result<Option<(i32, Change, u64)>> {
 ///
 /// # Errors
 ///
-/// `ESRCH` when it has ended; `EPERM` when it is another user's by now.
+/// `ESRCH` if it has ended; `EPERM` if the id now belongs to another user's process.
 pub fn send(pid: i32, signal: i32) -> io::Result<()> {
     // SAFETY: plain numbers.
     check(unsafe { libc::kill(pid, signal) }).map(drop)
 }
 
-/// Stops this process until it is told to continue.
+/// Stops this process until it is continued.
 pub fn stop_here() {
     // SAFETY: a plain number; SIGSTOP runs no handler.
     let raised = unsafe { libc::raise(libc::SIGSTOP) };
     assert!(raised == 0, "SIGSTOP exists");
 }
 
-/// Ends this process by `signal`, as it ended the child; no second core is dumped.
+/// Ends this process by `signal`, as the child ended; without a second core dump.
 pub fn die_of(signal: i32) -> ! {
     let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the kernel reads one `rlimit`. A failure leaves a second core file, no more.
     unsafe { libc::setrlimit(libc::RLIMIT_CORE, &raw const none) };
-    // SAFETY: plain numbers. Where cores go to a program, the limit alone does not hold.
+    // SAFETY: plain numbers. If cores are piped to a program, the limit alone has no effect.
     unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0) };
     if signal != libc::SIGKILL {
         set_action(signal, libc::SIG_DFL).map(drop).unwrap_or_default();
@@ -318,7 +325,7 @@ pub fn die_of(signal: i32) -> ! {
     let mut set = signals_taken();
     // SAFETY: the set is valid; from here on the pending signal is delivered.
     unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, &raw mut set) };
-    // The first process of a container does not die of signals with a default action.
+    // Signals with the default action do not end the first process of a container.
     std::process::exit(DIED_BASE + signal)
 }
 
@@ -331,8 +338,9 @@ mod tests {
         of.iter().map(|s| CString::new(*s).unwrap()).collect()
     }
 
-    /// One test, because signals and children belong to the process: the test harness has threads,
-    /// which CHILD-1 excuses here, for nothing is allocated between fork and exec.
+    /// One test, because signals and children belong to the process. The test harness has threads,
+    /// which violates CHILD-1; here that is allowed, since nothing is allocated between fork and
+    /// exec.
     #[test]
     fn a_child_starts_and_its_end_is_told() {
         let signals = Signals::block().unwrap();

@@ -1,8 +1,9 @@
-//! Users and groups of threads that the C library does not know of.
+//! Users and groups of threads that the C library does not know.
 //!
-//! To the kernel a user and groups belong to a thread. The C library has all its threads change together, by a
-//! signal; ours change here: who has changed calls [`lead`], and each thread of ours calls [`follow`] between
-//! two pieces of work. So no thread of a process that gave up its rights has them still.
+//! In the kernel each thread has its own user and groups. The C library changes all its threads
+//! together, by a signal; the engine's threads are changed here. The thread that has changed its
+//! own identity calls [`lead`], and each thread of the engine calls [`follow`] between two pieces
+//! of work. So no thread keeps rights that the process gave up.
 
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -12,16 +13,16 @@ use rustix::process::{Gid, RawGid};
 use super::{ALL, Seat};
 use crate::futex;
 
-/// Which change is the latest; 0: there was none.
+/// The number of the latest change; 0: there was none.
 static TURN: AtomicUsize = AtomicUsize::new(0);
-/// What it was: a box, or null.
+/// The identity of the latest change: from a box, or null.
 static WANTED: AtomicPtr<Identity> = AtomicPtr::new(std::ptr::null_mut());
-/// Threads that look into it.
+/// The number of threads that are reading `WANTED`.
 static READERS: AtomicU32 = AtomicU32::new(0);
-/// Changes whenever somebody has followed.
+/// Changes whenever a thread has followed.
 static FOLLOWED: AtomicU32 = AtomicU32::new(0);
 
-/// A thread's users and groups: real, effective, saved.
+/// The users and groups of a thread: real, effective, saved.
 #[derive(PartialEq, Eq, Debug)]
 struct Identity {
     users: [u32; 3],
@@ -41,11 +42,11 @@ impl Identity {
         Identity { users, groups, others: rustix::process::getgroups().unwrap_or_default() }
     }
 
-    /// Has this thread, and no other, assume it.
+    /// Sets the identity of this thread, and of no other.
     fn assume(&self) {
         let others: Vec<RawGid> = self.others.iter().map(|group| group.as_raw()).collect();
-        // Twice: to get rights back takes the user first, to give them up takes it last. What is not allowed
-        // to this thread was not allowed to the one that leads either.
+        // Twice: to regain rights the user must be set first, to give them up last. What this
+        // thread may not do, the leading thread could not do either.
         for _ in 0..2 {
             let ([user, effective, saved], [group, effective_group, saved_group]) =
                 (self.users, self.groups);
@@ -59,12 +60,14 @@ impl Identity {
     }
 }
 
-/// Has the threads of ours assume the identity of the calling thread. `wake` wakes those that sleep.
+/// Makes the engine's threads assume the identity of the calling thread. `wake` wakes those that
+/// sleep.
 ///
-/// Waits until they have, where there is no way back to root: they must not keep what the program gave up. Who
-/// keeps root as its saved user changes to and fro, and need not wait.
+/// If the process cannot become root again, this waits until all threads have followed: they must
+/// not keep the rights that the program gave up. A process that keeps root as its saved user may
+/// change often, and does not wait.
 ///
-/// One at a time, and not in a child of `vfork`.
+/// Only one call at a time, and none in a child of `vfork`.
 pub fn lead(wake: impl Fn()) {
     if !ALL.iter().any(|seat| seat.taken.load(Ordering::Acquire)) {
         return;
@@ -77,7 +80,7 @@ pub fn lead(wake: impl Fn()) {
         futex::wait(&READERS, 1, Some(Duration::from_millis(1)));
     }
     if !before.is_null() {
-        // SAFETY: made above by an earlier call. Who reads from now on finds the new one.
+        // SAFETY: an earlier call made the box. A thread that reads from now on finds the new one.
         drop(unsafe { Box::from_raw(before) });
     }
     wake();
@@ -87,15 +90,15 @@ pub fn lead(wake: impl Fn()) {
     while for_good && ALL.iter().any(waits) {
         let followed = FOLLOWED.load(Ordering::Acquire);
         if ALL.iter().any(waits) {
-            // Some look after themselves now and then, and cannot be woken.
+            // Some threads check by themselves now and then, and cannot be woken.
             futex::wait(&FOLLOWED, followed, Some(Duration::from_millis(1)));
             wake();
         }
     }
 }
 
-/// A thread of ours, between two pieces of work: assumes the identity of the program, if that has changed. For
-/// other threads nothing happens.
+/// Called by a thread of the engine between two pieces of work: assumes the identity of the program
+/// if that has changed. In other threads it does nothing.
 pub fn follow() {
     let turn = TURN.load(Ordering::Acquire);
     if turn == 0 {
@@ -108,21 +111,21 @@ pub fn follow() {
         return;
     }
     READERS.fetch_add(1, Ordering::SeqCst);
-    // SAFETY: lead() frees what it has replaced when nobody reads.
+    // SAFETY: lead() frees the replaced box only when no thread reads.
     if let Some(wanted) = unsafe { WANTED.load(Ordering::SeqCst).as_ref() } {
         wanted.assume();
     }
     READERS.fetch_sub(1, Ordering::SeqCst);
-    // A newer change than `turn` may have been assumed: then it is assumed once more.
+    // A newer change than `turn` may have been assumed; it is then assumed once more.
     seat.turn.store(turn, Ordering::Release);
     FOLLOWED.fetch_add(1, Ordering::Release);
     futex::wake(&FOLLOWED, u32::MAX);
 }
 
-/// In a child of `fork`: its threads begin as the one that forked.
+/// In a child of `fork`: its threads start with the identity of the thread that forked.
 pub(super) fn start_over() {
     TURN.store(0, Ordering::Relaxed);
     READERS.store(0, Ordering::Relaxed);
-    // Not freed: the thread that led in the parent may have been about to.
+    // Not freed: the leading thread in the parent may have been about to free it.
     WANTED.store(std::ptr::null_mut(), Ordering::Relaxed);
 }

@@ -1,23 +1,22 @@
 //! Thread-local storage for a thread that the C library does not make.
 //!
-//! The C library's own way (`pthread_create`) allocates by the program's `calloc`, and reads what it keeps
-//! about the libraries that the program has loaded. A thread of the engine may do neither. So the layout is
-//! learnt while the program starts, from the thread that is there, and a new thread's storage is laid out
-//! likewise, in memory of our own:
-//!
+//! `pthread_create` allocates with the program's `calloc`, and reads the C library's records of the
+//! libraries that the program has loaded. A thread of the engine may do neither. So the layout is
+//! learnt at the start of the program, from the calling thread, and the storage of a new thread is
+//! laid out in the same way, in our own memory:
 //! ```text
-//! tp - span   the initial images of the modules that were there at the start, where the code expects them
-//! tp          the head of the control block: itself, its vector, both guards; then zeros
+//! tp - span   the initial images of the modules loaded at the start, where the code expects them
+//! tp          the head of the control block: its own address, the vector, both guards; then zeros
 //!             ... the area of restartable sequences, where the C library has it
-//! tp + 6 KiB  the vector: where each module's storage is
-//! ```
+//! tp + 6 KiB  the vector: the address of each module's storage
 //!
-//! What a thread of ours runs needs of this: `errno`, the thread-locals of our library, and both guards.
+//! The code that runs in a thread of the engine needs of this: `errno`, the thread-locals of this
+//! library, and both guards.
 //!
 //! # Invariants
 //!
-//! - `TLS-1` A module's storage lies as far below the thread pointer as in every other thread: code of
-//!   libraries that were loaded at the start has that distance in its relocations.
+//! - `TLS-1` The storage of a module is as far below the thread pointer as in every other thread:
+//!   the code of libraries loaded at the start has that distance in its relocations.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::OnceLock;
@@ -25,19 +24,19 @@ use std::sync::OnceLock;
 /// Bytes above the thread pointer: `struct pthread` has 2304 in glibc 2.36 and grows slowly.
 pub(super) const CONTROL_BYTES: usize = 8 << 10;
 
-/// Where the vector begins, behind the thread pointer.
+/// The offset of the vector from the thread pointer.
 const VECTOR_AT: usize = 6 << 10;
 
-/// Where the kernel keeps the thread's number.
+/// The offset at which the kernel stores the thread's id.
 pub(super) const NUMBER_AT: usize = VECTOR_AT - 64;
 
-/// Modules that fit into the vector: its length and its generation take an entry each.
+/// Modules that fit into the vector; its length and its generation take one entry each.
 const MODULES_MAX: usize = (CONTROL_BYTES - VECTOR_AT) / size_of::<Entry>() - 2;
 
-/// More than that is no distance of thread-local storage.
+/// A longer distance cannot belong to thread-local storage.
 const SPAN_MAX: usize = 1 << 30;
 
-/// `dtv_t` of glibc: where a module's storage is, and what to free.
+/// `dtv_t` of glibc: the address of a module's storage, and what to free.
 #[repr(C)]
 struct Entry {
     value: usize,
@@ -54,41 +53,42 @@ mod head {
     pub(super) const GUARDS: [usize; 2] = [0x28, 0x30];
 }
 
-/// A module that was there at the start.
+/// A module that was loaded at the start.
 struct Module {
     number: usize,
-    /// Bytes from its storage up to the thread pointer.
+    /// The distance of its storage below the thread pointer.
     below: usize,
     /// Its initial image, which is never unloaded.
     image: usize,
     image_bytes: usize,
 }
 
-/// What is known of the program's thread-local storage.
+/// The layout of the program's thread-local storage.
 pub(super) struct Layout {
     modules: Vec<Module>,
     /// Bytes below the thread pointer.
     pub(super) span: usize,
     generation: usize,
-    /// Where the area of restartable sequences is, from the thread pointer; if it is in use.
+    /// The offset of the area of restartable sequences from the thread pointer, if it is in use.
     sequence: Option<isize>,
     sequence_in_use: bool,
 }
 
 static LAYOUT: OnceLock<Layout> = OnceLock::new();
 
-/// Bytes of `struct rseq` as it was first, which every kernel accepts, and its signature on x86-64.
+/// Bytes of the first version of `struct rseq`, which every kernel accepts, and its signature on
+/// x86-64.
 const SEQUENCE_BYTES: usize = 32;
 const SEQUENCE_SIGNATURE: u32 = 0x5305_3053;
 /// `RSEQ_CPU_ID_UNINITIALIZED`.
 const NO_CPU: i32 = -1;
 
-/// What [`super::learn`] has learnt.
+/// The layout, if [`super::learn`] was called.
 pub(super) fn layout() -> Option<&'static Layout> {
     LAYOUT.get()
 }
 
-/// Looks at the calling thread, and at the modules of the program.
+/// Learns the layout from the calling thread and the modules of the program.
 pub(super) fn learn() {
     LAYOUT.get_or_init(|| {
         let mut layout = Layout {
@@ -107,7 +107,7 @@ pub(super) fn learn() {
     });
 }
 
-/// A number that the C library exports, if it does.
+/// The value of a variable that the C library exports, if it does.
 fn number_of<T: Copy>(name: &CStr) -> Option<T> {
     // SAFETY: a look-up by name.
     let at = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
@@ -115,13 +115,13 @@ fn number_of<T: Copy>(name: &CStr) -> Option<T> {
     unsafe { at.cast::<T>().as_ref() }.copied()
 }
 
-/// Notes one module: its number, its place and its image.
+/// Notes one module: its number, its place and its initial image.
 unsafe extern "C" fn note(
     about: *mut libc::dl_phdr_info,
     _bytes: usize,
     layout: *mut c_void,
 ) -> c_int {
-    // SAFETY: learn() gave this pointer, and nobody else has one.
+    // SAFETY: learn() passed this pointer, and no other code has it.
     let layout = unsafe { &mut *layout.cast::<Layout>() };
     // SAFETY: the C library's description of a module, valid during the call.
     let about = unsafe { &*about };
@@ -145,14 +145,15 @@ unsafe extern "C" fn note(
 }
 
 impl Layout {
-    /// Lays storage out around the thread pointer `at`.
+    /// Lays out the storage around the thread pointer `at`.
     ///
     /// # Safety
     ///
-    /// `at - self.span` to `at + CONTROL_BYTES` is memory of the caller's, page-aligned, and all zeros.
+    /// `at - self.span` to `at + CONTROL_BYTES` is the caller's memory, page-aligned, and all
+    /// zeros.
     pub(super) unsafe fn lay_out(&self, at: usize) {
         let put = |offset: usize, value: usize| {
-            // SAFETY: below CONTROL_BYTES; by the contract that is the caller's.
+            // SAFETY: below CONTROL_BYTES, where the memory is the caller's by the contract.
             unsafe { ((at + offset) as *mut usize).write(value) };
         };
         for module in &self.modules {
@@ -162,8 +163,8 @@ impl Layout {
             unsafe { to.copy_from_nonoverlapping(module.image as *const u8, module.image_bytes) };
         }
         head::ITSELF.iter().for_each(|offset| put(*offset, at));
-        // Code with a stack protector compares with the word of its own thread only; one value for all
-        // is what the C library has.
+        // A stack protector compares with the guard of its own thread only; one value for all
+        // threads is what the C library uses.
         head::GUARDS.iter().for_each(|offset| put(*offset, word_of_thread(*offset)));
         self.make_vector(at, put);
         if let Some(offset) = self.sequence {
@@ -173,7 +174,7 @@ impl Layout {
         }
     }
 
-    /// The vector: its length, its generation, and an entry for each module.
+    /// Writes the vector: its length, its generation, and an entry for each module.
     fn make_vector(&self, at: usize, put: impl Fn(usize, usize)) {
         let entry = |index: usize| VECTOR_AT + index * size_of::<Entry>();
         put(head::VECTOR, at + entry(1));
@@ -185,11 +186,11 @@ impl Layout {
         }
     }
 
-    /// On the new thread: has the kernel tell it in which CPU it runs.
+    /// On the new thread: registers the area in which the kernel stores the number of its CPU.
     pub(super) fn register_sequence(&self, at: usize) {
         if let Some(offset) = self.sequence.filter(|_| self.sequence_in_use) {
             let area = at.wrapping_add_signed(offset);
-            // It fails where there are no such sequences; the area says "no CPU" then.
+            // This fails on a kernel without such sequences; the area then says "no CPU".
             // SAFETY: the area is this thread's alone, and stays as long as the thread.
             unsafe {
                 libc::syscall(libc::SYS_rseq, area, SEQUENCE_BYTES, 0_usize, SEQUENCE_SIGNATURE)
@@ -201,7 +202,7 @@ impl Layout {
 /// A word of the calling thread's vector.
 fn vector_word(index: usize) -> usize {
     let vector = word_of_thread(head::VECTOR) + index * size_of::<Entry>();
-    // SAFETY: each thread of the C library has a vector of two entries at least.
+    // SAFETY: each thread of the C library has a vector of at least two entries.
     unsafe { (vector as *const usize).read() }
 }
 

@@ -1,15 +1,15 @@
-//! Deflate with a small window, or with a dictionary, by zlib: libdeflate has neither.
+//! Deflate with a small window or a dictionary, by zlib: libdeflate has neither.
 //!
-//! An accelerator refers 4 KiB back at most (`window=12`). A unit of no more than the window is compressed by
-//! libdeflate all the same, since it cannot refer further back.
+//! An accelerator refers at most 4 KiB back (`window=12`). A unit that is no longer than the window
+//! is still compressed by libdeflate, since it cannot refer further back.
 //!
 //! zlib has no digested dictionary: the compressor hashes it for every unit.
 //!
 //! # Invariants
 //!
-//! - `ZLIB-1` A state has all memory that it will ever use once it is made: a compressor takes its at
-//!   once, a decompressor the window when it is first given a dictionary, which is done at set-up.
-//! - `ZLIB-2` A `z_stream` never moves: the library compares its address.
+//! - `ZLIB-1` A state gets all memory that it will ever use at set-up: a compressor when it is
+//!   made, a decompressor when it is first given a dictionary, which happens at set-up.
+//! - `ZLIB-2` A `z_stream` never moves: the library checks its address.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};
@@ -23,10 +23,10 @@ use super::super::backend::{Answer, Compressor, Corrupt, Decompressor, Extended,
 use super::super::{Dictionary, Error};
 use super::{allocate, counted, release};
 
-/// The most that the format can refer back, as log2.
+/// log2 of the furthest reference of the format.
 const WINDOW_MAX: u8 = 15;
 
-/// The library's most: blocks of 32 Ki symbols.
+/// The library's highest level of memory use: blocks of 32 Ki symbols.
 const MEMORY_LEVEL: c_int = 9;
 
 pub(super) const EXTENDED: Extended =
@@ -35,7 +35,7 @@ pub(super) const EXTENDED: Extended =
 #[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "112 bytes")]
 const STREAM_BYTES: c_int = size_of::<z_stream>() as c_int;
 
-/// As zlib calls an allocator.
+/// The allocator, with the signature that zlib requires.
 unsafe extern "C" fn zalloc(_: *mut c_void, items: uInt, bytes: uInt) -> *mut c_void {
     // SAFETY: no contract but that of an allocator: what it returns is given to `zfree` once.
     unsafe { allocate(items as usize * bytes as usize) }
@@ -46,7 +46,7 @@ unsafe extern "C" fn zfree(_: *mut c_void, memory: *mut c_void) {
     unsafe { release(memory) };
 }
 
-/// A state of zlib's for one direction, set up by `init` and ended by `end`.
+/// A zlib state for one direction, set up by `init` and ended by `end`.
 struct Stream {
     /// `ZLIB-2`; from `Box::into_raw`.
     stream: NonNull<z_stream>,
@@ -81,7 +81,7 @@ impl Stream {
         }));
         let (mut made, memory_bytes) = counted(|| {
             let result = init(stream);
-            // Ended by `drop` also where `init` has failed: without a state that does nothing.
+            // `drop` ends it even if `init` failed: without a state that does nothing.
             let stream = Stream { stream: NonNull::new(stream)?, end, memory_bytes: 0 };
             (result == Z_OK).then_some(stream)
         })?;
@@ -89,8 +89,8 @@ impl Stream {
         Ok(made)
     }
 
-    /// Runs `step` from all of `source` to all of `dest`, to the end; its result, and what was read and
-    /// written. `None` if either is longer than the library can tell.
+    /// Runs `step` from all of `source` to all of `dest`, to the end. Returns the result of zlib,
+    /// and how many bytes were read and written. `None` if a length does not fit in zlib's type.
     fn run(
         &mut self,
         step: unsafe extern "C" fn(*mut z_stream, c_int) -> c_int,
@@ -114,7 +114,8 @@ impl Stream {
         Some((result, read as usize, written as usize))
     }
 
-    /// Begins anew with `reset`, and with `set` the last 2^`window` bytes of the dictionary.
+    /// Resets the state with `reset`, and sets the last 2^`window` bytes of the dictionary with
+    /// `set`.
     fn begin(
         &mut self,
         reset: unsafe extern "C" fn(*mut z_stream) -> c_int,
@@ -149,7 +150,7 @@ fn share(wanted: &Wanted) -> Result<Box<dyn Shared>, Error> {
     Ok(Box::new(Share(wanted.clone())))
 }
 
-/// The library's version, which it wants to hear.
+/// The version of the library, which its functions require as an argument.
 fn version() -> *const std::ffi::c_char {
     // SAFETY: no argument, no state: it returns a constant.
     unsafe { libz_sys::zlibVersion() }
@@ -187,7 +188,7 @@ impl Shared for Share {
             if result != Z_OK {
                 return result;
             }
-            // ZLIB-1: the window.
+            // ZLIB-1: this allocates the window.
             // SAFETY: the state is live and ours alone, and the byte is readable.
             unsafe { libz_sys::inflateSetDictionary(stream, [0].as_ptr(), 1) }
         };
@@ -214,7 +215,7 @@ impl Compressor for WindowCompressor {
         }
         match self.stream.run(libz_sys::deflate, source, dest) {
             Some((Z_STREAM_END, _, written)) => Answer::Compressed(written),
-            // There is more, and no room.
+            // There is more input, and no room.
             Some((Z_OK | Z_BUF_ERROR, ..)) => Answer::Incompressible,
             _ => Answer::Failed,
         }
@@ -257,7 +258,7 @@ impl Decompressor for WindowDecompressor {
             return Err(Corrupt);
         }
         match self.stream.run(libz_sys::inflate, source, &mut unit[..wanted]) {
-            // No room for more.
+            // All is decompressed; there is no room for more.
             Some((Z_STREAM_END | Z_OK | Z_BUF_ERROR, _, written)) if written == wanted => Ok(()),
             _ => Err(Corrupt),
         }

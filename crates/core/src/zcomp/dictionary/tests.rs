@@ -1,4 +1,4 @@
-//! Tests of every backend that takes a dictionary or a window.
+//! Tests of every backend that accepts a dictionary or a window.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use super::super::{Algorithm, Error, Params, Zcomp, compressed_bytes_max, train,
 use super::{DICTIONARY_BYTES, Dictionary};
 use crate::page::UnitOrder;
 
-/// Objects of 32 bytes, each one of 100 with a number that differs.
+/// Objects of 32 bytes: each is one of 100 kinds, with a number that differs.
 fn objects(random: &mut Random, kinds: &[Vec<u8>], bytes: usize) -> Vec<u8> {
     let mut objects = Vec::with_capacity(bytes);
     while objects.len() < bytes {
@@ -43,8 +43,9 @@ fn check_round_trip(zcomp: &Zcomp, unit: &[u8]) -> Option<usize> {
     }
 }
 
-/// Goal: with a dictionary of any length, at any level and size, what goes in comes out, also after a unit that
-/// did not fit. Method: objects that the dictionary holds, text, half random; bytes compared.
+/// Goal: with a dictionary of any length, at any level and size, units come back unchanged, also
+/// after a unit that did not fit. Method: objects that the dictionary contains, text, half random
+/// bytes; the bytes are compared.
 #[test]
 fn units_come_back_with_a_dictionary() {
     let mut random = Random::new(seed());
@@ -64,7 +65,7 @@ fn units_come_back_with_a_dictionary() {
                     let mut half = objects(&mut random, &kinds, unit_bytes);
                     let noise = random.bytes(unit_bytes);
                     half[..unit_bytes / 3].copy_from_slice(&noise[..unit_bytes / 3]);
-                    // Seven eighths of it: the look at a sample lets it pass, and lz4 gives up.
+                    // Seven eighths are random: the sample does not skip it, and lz4 gives up.
                     let mut noisy = noise.clone();
                     noisy[..unit_bytes / 8].fill(7);
                     let words = text(&mut random, unit_bytes);
@@ -78,8 +79,9 @@ fn units_come_back_with_a_dictionary() {
     }
 }
 
-/// Goal: a dictionary pays where units are small, is used again after any unit, and is needed to get a unit back.
-/// Method: units of 4 KiB of objects that the dictionary holds, with it, without it, and with another.
+/// Goal: a dictionary helps with small units, can be used again after any unit, and is needed for
+/// decompression. Method: units of 4 KiB of objects that the dictionary contains; with it, without
+/// it, with another.
 #[test]
 fn a_dictionary_pays_and_is_needed() {
     let mut random = Random::new(seed());
@@ -136,8 +138,8 @@ fn corrupt_input_stays_inside_the_destination() {
     }
 }
 
-/// Goal: no window refers further back than it says, and each as far as it can. Method: random bytes of
-/// every period; they shrink if the window is longer than the period, and not otherwise.
+/// Goal: a window is used in full, and never exceeded. Method: random bytes that repeat with every
+/// period; they shrink only if the window is longer than the period.
 #[test]
 fn a_window_is_kept() {
     let mut random = Random::new(seed());
@@ -152,7 +154,8 @@ fn a_window_is_kept() {
     }
 }
 
-/// Goal: what cannot be a dictionary is told in one line. Method: each way; a trained one that was cut.
+/// Goal: a dictionary that cannot be used is refused in one line. Method: each reason; also a
+/// trained one that was cut.
 #[test]
 fn a_bad_dictionary_is_refused() {
     let refused = |path: &str, bytes: usize| {
@@ -174,8 +177,8 @@ fn a_bad_dictionary_is_refused() {
     assert!(matches!(error, Error::Dictionary { .. }), "{error}");
 }
 
-/// Goal: a trained dictionary is one, pays for data like what it was trained on, and is refused where a byte
-/// of its tables is wrong. Method: objects of 100 kinds; all algorithms; samples that are too few.
+/// Goal: a trained dictionary is recognized, helps with data like its samples, and is refused if a
+/// byte of its tables is wrong. Method: objects of 100 kinds; all algorithms; also too few samples.
 #[test]
 fn a_trained_dictionary_pays() {
     let mut random = Random::new(seed());

@@ -1,7 +1,7 @@
 //! A dictionary for LZ4: hashed once, and attached to a stream for each unit.
 //!
-//! The library copies the hashed dictionary into the stream for a unit of more than 4 KiB, and looks into both
-//! for a smaller one. It never writes to it.
+//! The library copies the hashed dictionary into the stream for a unit of more than 4 KiB; for a
+//! smaller unit it searches both. It never writes to the dictionary.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use super::super::backend::{Answer, Compressor, Decompressor, Shared, Wanted};
 use super::super::{Dictionary, Error};
 use super::{Lz4Decompressor, answer, state};
 
-// In the library that lz4-sys builds, but not among its declarations (lz4.h).
+// lz4-sys builds these functions, but does not declare them (lz4.h).
 unsafe extern "C" {
     fn LZ4_initStream(stream: *mut c_void, bytes: usize) -> *mut c_void;
     fn LZ4_resetStream_fast(stream: *mut c_void);
@@ -26,7 +26,7 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// Makes an initialised stream of the words.
+/// Initialises the words as a stream.
 fn init(stream: &mut Vec<u64>) {
     let bytes = size_of_val(stream.as_slice());
     // SAFETY: the words are writable for `bytes`, aligned by 8, and ours alone.
@@ -34,13 +34,14 @@ fn init(stream: &mut Vec<u64>) {
     assert!(!initialised.is_null(), "aligned and large enough");
 }
 
-/// The dictionary, hashed for the level, as a stream of lz4 or lz4hc; read by the streams of all threads.
+/// The dictionary, hashed for the level, in a stream of lz4 or lz4hc. The streams of all threads
+/// read it.
 pub(in super::super) struct Digest {
     pub(in super::super) stream: Vec<u64>,
     pub(in super::super) dictionary: Arc<Dictionary>,
 }
 
-/// What the streams share: a digest, and how a stream of the level begins.
+/// What the streams share: a digest, and how a stream of this level is initialised.
 pub(in super::super) struct Share {
     pub(in super::super) level: c_int,
     pub(in super::super) digest: Arc<Digest>,
@@ -116,7 +117,7 @@ impl Compressor for DictionaryCompressor {
             )
         };
         if written <= 0 {
-            // It does not fit. The stream is undefined after that (lz4.h).
+            // The result does not fit. After that the stream is undefined (lz4.h).
             init(&mut self.stream);
         }
         answer(written)

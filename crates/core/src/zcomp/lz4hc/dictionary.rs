@@ -7,7 +7,7 @@ use super::super::backend::{Answer, Compressor, Shared, Wanted};
 use super::super::lz4::dictionary::{Digest, Share};
 use super::super::{Error, lz4};
 
-// In the library that lz4-sys builds, but not among its declarations (lz4hc.h).
+// lz4-sys builds these functions, but does not declare them (lz4hc.h).
 unsafe extern "C" {
     fn LZ4_initStreamHC(stream: *mut c_void, bytes: usize) -> *mut c_void;
     fn LZ4_resetStreamHC_fast(stream: *mut c_void, level: c_int);
@@ -22,7 +22,7 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// An initialised `LZ4_streamHC_t` of that level.
+/// An initialised `LZ4_streamHC_t` of this level.
 fn stream(level: c_int) -> Vec<u64> {
     let mut stream = super::state();
     let bytes = size_of_val(stream.as_slice());

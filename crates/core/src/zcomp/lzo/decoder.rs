@@ -1,16 +1,16 @@
-//! From a stream to the bytes.
+//! The decoder: from a stream to the bytes.
 //!
 //! ```text
 //! first instruction: literals, perhaps after the version
 //! repeat: read 8 bytes, find the instruction in them
 //!         literals: copy them
 //!         match:    repeat `length` bytes, then copy the 0 to 3 literals that it announces
-//! until the match of distance 16384 that is no match, which is the end
+//! until a match with the distance 16384, which marks the end
 //! ```
 //!
-//! One load brings an instruction with its operands and announced literals (at most 3 + 3 bytes,
-//! 4 + 3 with a run); only long lengths read more. What the source lacks of 8 bytes reads as 0; an
-//! instruction that used such a byte is refused when it is passed.
+//! One load reads an instruction with its operands and announced literals (at most 3 + 3 bytes, 4 +
+//! 3 with a run); only long lengths need more. After the end of the source zeros are read; an
+//! instruction that used such a byte is refused when the decoder moves past it.
 
 #![forbid(unsafe_code)]
 
@@ -24,11 +24,11 @@ impl From<Overrun> for Corrupt {
     }
 }
 
-/// What is left of the stream.
+/// The rest of the stream.
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {
-    /// The next 8 bytes, the first one lowest; 0 behind the end.
+    /// The next 8 bytes, the first one lowest; zeros after the end.
     #[inline(always)]
     fn word(&self) -> u64 {
         match self.0.first_chunk() {
@@ -49,7 +49,7 @@ impl Input<'_> {
         Ok(())
     }
 
-    /// The rest of a length: 255 for each byte of 0, and the byte that is not.
+    /// The rest of a length: 255 for each zero byte, plus the first byte that is not zero.
     #[cold]
     fn length_more(&mut self) -> Result<usize, Corrupt> {
         let zeros = self.0.iter().position(|byte| *byte != 0).ok_or(Corrupt)?;
@@ -59,14 +59,14 @@ impl Input<'_> {
     }
 }
 
-/// The `count` bits of `word` from `from` on.
+/// `count` bits of `word`, starting at bit `from`.
 #[inline(always)]
 #[allow(clippy::cast_possible_truncation, reason = "at most 16 bits are wanted")]
 fn bits(word: u64, from: u32, count: u32) -> usize {
     usize::from((word >> from) as u16) & ((1 << count) - 1)
 }
 
-/// Fills `dest` from `source`, as `ZC-4` says.
+/// Fills `dest` from `source`, as `ZC-4` requires.
 pub(super) fn decode(source: &[u8], dest: &mut [u8], newest: Version) -> Result<(), Corrupt> {
     let mut input = Input(source);
     let mut output = Output::new(dest);
@@ -82,7 +82,7 @@ pub(super) fn decode(source: &[u8], dest: &mut [u8], newest: Version) -> Result<
     if input.0.is_empty() && output.room() == 0 { Ok(()) } else { Err(Corrupt) }
 }
 
-/// The stream's version: the original, unless it says another.
+/// The version of the stream: the original one, unless the stream says otherwise.
 fn version(input: &mut Input<'_>) -> Result<Version, Corrupt> {
     let version = match *input.0 {
         [17, 0, _, _, _, ..] => Version::Original,
@@ -94,7 +94,8 @@ fn version(input: &mut Input<'_>) -> Result<Version, Corrupt> {
     Ok(version)
 }
 
-/// The literals before the first instruction, if it has the encoding of its own; the state.
+/// Reads the literals before the first instruction, if they have the special encoding; returns the
+/// state.
 fn first(input: &mut Input<'_>, output: &mut Output<'_>) -> Result<usize, Corrupt> {
     match input.0.first() {
         Some(code @ 18..) => {
@@ -108,8 +109,8 @@ fn first(input: &mut Input<'_>, output: &mut Output<'_>) -> Result<usize, Corrup
     }
 }
 
-/// All instructions, the end included. `state` is the number of literals before the first one: 0 if
-/// there were none, 4 if there were more than 3.
+/// Decodes all instructions and the end. `state` is the number of literals before the first
+/// instruction: 0 if there were none, 4 if there were more than 3.
 fn instructions<const RUNS: bool>(
     input: &mut Input<'_>,
     output: &mut Output<'_>,
@@ -118,8 +119,8 @@ fn instructions<const RUNS: bool>(
     loop {
         let mut word = input.word();
         let code = bits(word, 0, 8);
-        // The bytes of the instruction that are in `word` and not yet passed, and the announced
-        // literals: how many, and where they are in `word`.
+        // The bytes of the instruction in `word` that are not yet passed; the announced literals:
+        // how many, and where they are in `word`.
         let (mut taken, literals, literals_shift, distance, length);
         if code >= 64 {
             (taken, literals, literals_shift) = (2, bits(word, 0, 2), 16);

@@ -1,33 +1,33 @@
-//! From the bytes to a stream.
+//! The encoder: from the bytes to a stream.
 //!
 //! ```text
-//! repeat: look up where these 4 bytes were last; nowhere: a step on, longer after many misses
-//!         a run of zeros (version 1): make it as long as it is, both ways
-//!         else a match:               make it as long as it is
-//!         the literals before it, then it
-//! the literals that are left, the end
+//! repeat: look up where these 4 bytes were last; if nowhere, step on, in longer steps after many misses
+//!         a run of zeros (version 1): extend it in both directions
+//!         else a match:               extend it forwards
+//!         write the literals before it, then it
+//! write the remaining literals and the end
 //! ```
 //!
-//! Departures, measured on pages of real processes (MB/s in, 4 KiB):
+//! Departures from this, measured on pages of real processes (MB/s of input, 4 KiB):
 //!
-//! - The dictionary holds positions of 16 bits relative to a base (`LE-1`), so that an entry is a
-//!   place to look at without a subtraction, a mask and a check of the distance before the load:
-//!   889 to 948. The base moves every 32 KiB, which costs one pass over the dictionary.
-//! - Branches, not selections, where the encoding depends on the match: the processor knows the
-//!   number of literals from the loop that it just left. 720 to 765.
-//! - No match is extended backwards, and none of its bytes enter the dictionary: 717 to 836, for
-//!   0.3 % of the ratio.
-//! - One check of the room for literals and a match together: 855 to 889.
-//! - Where a match begins with 8 zeros, a run is looked for first, and a match only if it is too
-//!   short for one: 4 to 6 % of the speed on pages with runs.
+//! - The dictionary holds positions of 16 bits relative to a base (`LE-1`). So an entry is a place
+//!   to read, without a subtraction, a mask and a check of the distance before the load: 889 to
+//!   948. The base moves every 32 KiB, which costs one pass over the dictionary.
+//! - Branches instead of conditional moves where the encoding depends on the match: the processor
+//!   predicts the number of literals from the loop before. 720 to 765.
+//! - No match is extended backwards, and no bytes inside a match enter the dictionary: 717 to 836,
+//!   at a cost of 0.3 % of the ratio.
+//! - One check of the room for literals and match together: 855 to 889.
+//! - Where a match begins with 8 zeros, a run is tried first, and the match only if the run is too
+//!   short: 4 to 6 % of the speed on pages with runs.
 //!
 //! # Invariants
 //!
-//! - `LE-1` Every entry of the dictionary, added to the base, is before the present position, which
-//!   is less than [`DISTANCE_MAX`] behind the base. What is there is compared before it is used, so
-//!   an entry that was cleared, or that fell behind the base and became 0, does no harm.
-//! - `LE-2` A stream with a match or a run begins with 4 literals or more: after a version, a reader
-//!   might take a first instruction of another kind for literals.
+//! - `LE-1` Every entry of the dictionary plus the base is before the present position, which is
+//!   less than [`DISTANCE_MAX`] after the base. The bytes there are compared before they are used,
+//!   so an entry that was cleared, or set to 0 because it was too old, does no harm.
+//! - `LE-2` A stream with a match or a run begins with at least 4 literals: after a version, a
+//!   decoder might read a first instruction of another kind as literals.
 //! - `LE-3` No distance is 49151, and with a distance whose bits `0x803F` are all set no length is
 //!   261 to 264: in version 1 these would read as runs.
 
@@ -38,11 +38,11 @@ use std::ops::Range;
 use super::FAR_DISTANCE_MIN;
 use super::memory::{Output, Overrun, Window};
 
-/// The farthest that the format reaches. A match lies nearer (`LE-1`, `LE-3`).
+/// The longest distance of the format. Every match is nearer (`LE-1`, `LE-3`).
 const DISTANCE_MAX: usize = 0xBFFF;
 
-/// What stays behind the position when the base moves. The more, the better the matches, and the
-/// more often the dictionary is gone through.
+/// How many bytes before the position remain reachable when the base moves. More bytes give better
+/// matches, and more passes over the dictionary.
 const BEHIND_BYTES: usize = 16 << 10;
 
 const _: () = {
@@ -50,17 +50,17 @@ const _: () = {
     assert!(BEHIND_BYTES < DISTANCE_MAX / 2, "the base moves by more than it keeps");
 };
 
-/// After so many misses (as a logarithm) without a match, steps grow by one byte.
+/// log2 of the number of misses after which a step grows by one byte.
 const MISSES_LOG2: u32 = 6;
 
-/// The shortest run that is written as one: an instruction of 4 bytes, where a short match has 2. Of
-/// 12 to 64, this one shrinks pages of real processes most.
+/// The shortest run that is written as a run: its instruction has 4 bytes, a short match 2. Of the
+/// values 12 to 64, this one shrinks pages of real processes most.
 const RUN_BYTES_MIN: usize = 20;
 
-/// The longest run that one instruction holds.
+/// The longest run of one instruction.
 const RUN_BYTES_MAX: usize = 4 + 0x7FF;
 
-/// A number that is known to fit.
+/// Converts a number that is known to fit.
 #[inline(always)]
 #[allow(clippy::cast_possible_truncation, reason = "LE-1: positions fit, and so do the others")]
 fn low_16(number: usize) -> u16 {
@@ -73,21 +73,23 @@ fn low_32(word: u64) -> u32 {
     word as u32
 }
 
-/// Fibonacci hashing of 4 bytes, to a place in a table of `N`.
+/// Fibonacci hashing of 4 bytes to a place in a table of `N` entries.
 #[inline(always)]
 fn place<const N: usize>(word: u64) -> usize {
     const { assert!(N.is_power_of_two() && N > 1) };
     (low_32(word).wrapping_mul(0x9E37_79B1) >> (32 - N.trailing_zeros())) as usize
 }
 
-/// The stream that is being written.
+/// The stream that is written.
 struct Stream<'a, const RUNS: bool> {
     output: Output<'a>,
-    /// How far back the byte is that tells of up to 3 literals after the last instruction.
+    /// How many bytes back the byte is that holds the number of literals (up to 3) after the last
+    /// instruction.
     literals_back: usize,
 }
 
-/// The rest of a length, 255 for each byte of 0 and a byte that is not, and then a word.
+/// Writes the rest of a length (255 for each zero byte, then a byte that is not zero), and then a
+/// word.
 #[cold]
 #[inline(never)]
 fn length_more(
@@ -103,7 +105,7 @@ fn length_more(
 }
 
 impl<const RUNS: bool> Stream<'_, RUNS> {
-    /// Tells the last instruction that `count <= 3` literals follow it.
+    /// Records in the last instruction that `count <= 3` literals follow.
     #[inline(always)]
     fn announce(&mut self, count: usize) -> Result<(), Overrun> {
         self.output
@@ -124,8 +126,8 @@ impl<const RUNS: bool> Stream<'_, RUNS> {
         self.output.copy(bytes, count)
     }
 
-    /// Writes `count` literals from `at` on, and the match after them of `length` bytes, 4 or more,
-    /// that are `distance` back.
+    /// Writes `count` literals starting at `at`, and then a match of `length` bytes (at least 4) at
+    /// `distance`.
     #[inline(always)]
     fn literals_and_match(
         &mut self,
@@ -173,7 +175,7 @@ impl<const RUNS: bool> Stream<'_, RUNS> {
         }
     }
 
-    /// Writes the first `count` of `bytes` as literals, and a run of `length` zeros, 8 or more.
+    /// Writes the first `count` of `bytes` as literals, and a run of `length` zeros (at least 8).
     #[inline(always)]
     fn literals_and_run(
         &mut self,
@@ -197,7 +199,7 @@ impl<const RUNS: bool> Stream<'_, RUNS> {
         while length > 0 {
             let part = match length {
                 0..=RUN_BYTES_MAX => length,
-                // Nor may what is left be too short for a run.
+                // The rest must not be too short for a run either.
                 _ => RUN_BYTES_MAX.min(length - 4),
             };
             let more = part - 4;
@@ -207,7 +209,7 @@ impl<const RUNS: bool> Stream<'_, RUNS> {
         Ok(self.output.len())
     }
 
-    /// Writes the `bytes` that are left, and the end.
+    /// Writes the remaining `bytes` and the end.
     fn finish(mut self, bytes: &[u8]) -> Result<usize, Overrun> {
         let count = bytes.len();
         if self.output.len() > 0 || count > 238 {
@@ -221,7 +223,7 @@ impl<const RUNS: bool> Stream<'_, RUNS> {
     }
 }
 
-/// How many bytes from `at` on are equal to those `distance` before them. The first 4 are.
+/// How many bytes starting at `at` equal those `distance` before them. The first 4 do.
 #[inline(always)]
 fn match_length(window: Window<'_>, at: usize, distance: usize) -> usize {
     let mut end = at + 4;
@@ -239,7 +241,7 @@ fn match_length(window: Window<'_>, at: usize, distance: usize) -> usize {
     end - at
 }
 
-/// Where the run of zeros that `at` is in ends.
+/// The end of the run of zeros that contains `at`.
 #[inline(always)]
 fn run_end(window: Window<'_>, at: usize) -> usize {
     let is_zero = |block: &&[u8]| block.iter().fold(0, |bits, byte| bits | byte) == 0;
@@ -256,8 +258,8 @@ fn run_end(window: Window<'_>, at: usize) -> usize {
     end + bytes[end..].iter().take_while(|byte| **byte == 0).count()
 }
 
-/// Writes `source` to `dest` as a stream, with runs if it is to be of version 1; its length.
-/// `positions` is scratch.
+/// Writes the stream of `source` to `dest`, with runs for version 1; returns its length.
+/// `positions` is scratch memory.
 pub(super) fn encode<const N: usize, const RUNS: bool>(
     source: &[u8],
     dest: &mut [u8],
@@ -287,8 +289,8 @@ pub(super) fn encode<const N: usize, const RUNS: bool>(
     }
 }
 
-/// Writes the matches that begin before the end of `range`, whose start is the base. `anchor` is
-/// where the literals begin that are not yet written. Returns the new anchor and position.
+/// Writes the matches that begin before the end of `range`, whose start is the base. The literals
+/// from `anchor` on are not written yet. Returns the new anchor and position.
 #[inline(always)]
 fn search<const N: usize, const RUNS: bool>(
     window: Window<'_>,
@@ -319,7 +321,7 @@ fn search<const N: usize, const RUNS: bool>(
         if RUNS && word == 0 {
             let end = run_end(window, at);
             if end - at >= RUN_BYTES_MIN {
-                // LE-2 for the first one.
+                // LE-2 for the first match.
                 let floor = anchor.max(4);
                 let back = bytes[floor..at].iter().rev().take_while(|byte| **byte == 0).count();
                 let begin = at - back;
@@ -330,7 +332,7 @@ fn search<const N: usize, const RUNS: bool>(
         }
         let mut length = match_length(window, at, distance);
         if RUNS && distance & 0x803F == 0x803F && (261..=264).contains(&length) {
-            // LE-3.
+            // By LE-3.
             length = 260;
         }
         stream.literals_and_match(window, (anchor, at - anchor), (distance, length))?;

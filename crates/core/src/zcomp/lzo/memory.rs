@@ -1,9 +1,9 @@
-//! Bytes in and bytes out: all of the codec's `unsafe`.
+//! Reading and writing bytes: all `unsafe` code of the codec.
 //!
-//! The encoder and the decoder around it are safe code. They lose little by it: most of what is
-//! checked here the format makes anyone check. What is unsafe is loads and stores of 8 and 16 bytes
-//! of which fewer may count, and copies in such steps that may run over what was asked for, but
-//! never over what is there.
+//! The encoder and the decoder are safe code. This costs little speed: most checks here are
+//! required by the format anyway. The unsafe operations are loads and stores of 8 and 16 bytes of
+//! which fewer may be needed, and copies in such steps. They may exceed the requested length, but
+//! never the buffer.
 //!
 //! # Invariants
 //!
@@ -14,14 +14,14 @@
 
 use std::ptr;
 
-/// What a quick copy must have to spare behind its end.
+/// How many bytes both buffers must have after the end of a fast copy.
 const SLACK_BYTES: usize = 32;
 
-/// The bytes to compress, at least 16.
+/// The bytes to compress, at least 16 of them.
 #[derive(Clone, Copy)]
 pub(super) struct Window<'a> {
     bytes: &'a [u8],
-    /// Where the last 16 bytes begin (`LM-2`).
+    /// The position of the last 16 bytes (`LM-2`).
     last: usize,
 }
 
@@ -35,7 +35,7 @@ impl<'a> Window<'a> {
         self.bytes
     }
 
-    /// The last place that can be read.
+    /// The last position that can be read.
     #[inline(always)]
     pub(super) fn last(self) -> usize {
         self.last
@@ -54,8 +54,7 @@ impl<'a> Window<'a> {
 
     /// The 8 bytes at `at`, the first one lowest.
     ///
-    /// JUSTIFICATION: a range of a slice has two bounds to check where this has one, in the
-    /// hottest loop.
+    /// JUSTIFICATION: a range of a slice checks two bounds, this checks one, in the hottest loop.
     #[inline(always)]
     pub(super) fn word(self, at: usize) -> u64 {
         assert!(at <= self.last, "the encoder stays inside its window");
@@ -67,18 +66,18 @@ impl<'a> Window<'a> {
     }
 }
 
-/// Where bytes go, from the first to the last.
+/// The destination, written from the first byte to the last.
 pub(super) struct Output<'a> {
     dest: &'a mut [u8],
-    /// How many are there (`LM-1`).
+    /// How many bytes are written (`LM-1`).
     at: usize,
 }
 
-/// What was to be written does not fit, or what was to be repeated is before the first byte.
+/// The bytes to write do not fit, or the bytes to repeat lie before the first byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Overrun;
 
-/// `REPEAT[d] * x` is the `d` lowest bytes of `x`, the rest of which is 0, repeated.
+/// `REPEAT[d] * x` repeats the `d` lowest bytes of `x`; all other bytes of `x` are 0.
 const REPEAT: [u64; 9] = [
     0,
     0x0101_0101_0101_0101,
@@ -91,7 +90,7 @@ const REPEAT: [u64; 9] = [
     1,
 ];
 
-/// The bytes of a word that whole repetitions of so many bytes fill.
+/// How many bytes of a word whole repetitions of `d` bytes fill.
 const REPEAT_BYTES: [usize; 9] = [0, 8, 8, 6, 8, 5, 6, 7, 8];
 
 impl Output<'_> {
@@ -99,27 +98,27 @@ impl Output<'_> {
         Output { dest, at: 0 }
     }
 
-    /// How many bytes are there.
+    /// How many bytes are written.
     #[inline(always)]
     pub(super) fn len(&self) -> usize {
         self.at
     }
 
-    /// How many more fit.
+    /// How many more bytes fit.
     #[inline(always)]
     pub(super) fn room(&self) -> usize {
         self.dest.len() - self.at
     }
 
-    /// Where the next byte goes.
+    /// The address of the next byte.
     #[inline(always)]
     fn end(&mut self) -> *mut u8 {
         // SAFETY: by LM-1 this is inside of `dest`, or its end.
         unsafe { self.dest.as_mut_ptr().add(self.at) }
     }
 
-    /// Lets `write` write, by value: a pointer to `self` would keep `at` out of registers. `write`
-    /// returns its [`Self::len`].
+    /// Runs `write` on a copy of `self`: with a pointer to `self`, `at` would not stay in a
+    /// register. `write` returns its [`Self::len`].
     #[inline(always)]
     pub(super) fn aside(
         &mut self,
@@ -169,8 +168,8 @@ impl Output<'_> {
         Ok(())
     }
 
-    /// Appends the `head.1` lowest bytes of `head.0`, the `middle.1` first ones of `middle.0` and
-    /// the `tail.1` lowest ones of `tail.0`, with one check of the room.
+    /// Appends the `head.1` lowest bytes of `head.0`, the first `middle.1` of `middle.0` and the
+    /// `tail.1` lowest of `tail.0`, with one check of the room.
     #[inline(always)]
     pub(super) fn append(
         &mut self,
@@ -221,7 +220,8 @@ impl Output<'_> {
         Ok(())
     }
 
-    /// Appends the first `count` of `bytes`. Quick if both have [`SLACK_BYTES`] more than that.
+    /// Appends the first `count` of `bytes`. Fast if both buffers have [`SLACK_BYTES`] more than
+    /// that.
     #[inline(always)]
     pub(super) fn copy(&mut self, bytes: &[u8], count: usize) -> Result<(), Overrun> {
         let spare = self.room().min(bytes.len());
@@ -248,10 +248,10 @@ impl Output<'_> {
         Ok(())
     }
 
-    /// Appends `length` bytes that are each equal to the one `distance` before it.
+    /// Appends `length` bytes, each equal to the one `distance` before it.
     #[inline(always)]
     pub(super) fn repeat(&mut self, distance: usize, length: usize) -> Result<(), Overrun> {
-        // A distance of 0 wraps to the largest.
+        // A distance of 0 wraps to the largest number.
         if distance.wrapping_sub(1) >= self.at {
             return Err(Overrun);
         }
@@ -283,7 +283,7 @@ impl Output<'_> {
         Ok(())
     }
 
-    /// The last [`SLACK_BYTES`] one by one.
+    /// The last [`SLACK_BYTES`], one byte at a time.
     #[cold]
     #[inline(never)]
     fn repeat_to_end(mut self, distance: usize, length: usize) -> Result<usize, Overrun> {
@@ -293,8 +293,8 @@ impl Output<'_> {
         let end = self.at + length;
         let quick = self.room().saturating_sub(SLACK_BYTES);
         if quick > 0 {
-            // `quick + SLACK_BYTES` is the room: this does not come back here. And `quick < length`,
-            // or this function would not have been called.
+            // `quick + SLACK_BYTES` is the room, so the call does not come back here; and `quick <
+            // length`, or this function would not have been called.
             self.repeat(distance, quick)?;
         }
         for at in self.at..end {
@@ -304,7 +304,7 @@ impl Output<'_> {
     }
 }
 
-/// Copies `length` bytes in steps of 16, and up to 15 more; 16 if `length` is 0.
+/// Copies `length` bytes in steps of 16, and up to 15 bytes more; 16 bytes if `length` is 0.
 ///
 /// # Safety
 ///
@@ -328,7 +328,7 @@ unsafe fn copy_16s(from: *const u8, to: *mut u8, length: usize) {
     }
 }
 
-/// Copies `length` bytes in steps of 8, and up to 7 more; 8 if `length` is 0.
+/// Copies `length` bytes in steps of 8, and up to 7 bytes more; 8 bytes if `length` is 0.
 ///
 /// # Safety
 ///
@@ -352,7 +352,7 @@ unsafe fn copy_8s(from: *const u8, to: *mut u8, length: usize) {
     }
 }
 
-/// Writes `word` every `step` bytes until `length` are written, and up to 7 more.
+/// Writes `word` every `step` bytes until `length` bytes are written, and up to 7 bytes more.
 ///
 /// # Safety
 ///

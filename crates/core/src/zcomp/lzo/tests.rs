@@ -1,16 +1,17 @@
-//! Tests against a naive decoder that follows the description word by word, and against liblzo2
-//! where it is installed (Debian: `liblzo2-2`).
+//! Tests against a naive decoder that follows the description word by word, and against liblzo2 if
+//! it is installed (Debian: `liblzo2-2`).
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+mod liblzo2;
+mod speed;
 
 use super::super::tests::{Random, seed};
 use super::decoder::decode;
 use super::{LzoCompressor, Version};
-use crate::page::same_filled;
+use liblzo2::Liblzo2;
 
 const VERSIONS: [Version; 2] = [Version::Original, Version::Runs];
 
-/// What is left of a stream, for the model.
+/// The rest of a stream, for the model.
 struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {
@@ -26,7 +27,7 @@ impl Bytes<'_> {
         Some(())
     }
 
-    /// A length of which `bits` were in the code.
+    /// A length whose first `bits` bits were in the code.
     fn length(&mut self, bits: usize, bits_max: usize) -> Option<usize> {
         let (mut length, mut byte) = (0, bits);
         if bits == 0 {
@@ -40,7 +41,7 @@ impl Bytes<'_> {
     }
 }
 
-/// The bytes that `source` is a stream of, by the description.
+/// The bytes that the stream `source` stands for, by the description.
 fn model(source: &[u8], newest: Version) -> Option<Vec<u8>> {
     let (mut bytes, mut dest) = (Bytes(source), Vec::new());
     let (mut state, mut runs) = (0, false);
@@ -68,7 +69,7 @@ fn model(source: &[u8], newest: Version) -> Option<Vec<u8>> {
             length = if state == 4 { 3 } else { 2 };
             state = code & 3;
         } else if code < 32 {
-            // The two bytes behind the code tell a run, even if they might be part of a length.
+            // The two bytes after the code mark a run, even if they might be part of a length.
             if let ([first, 0xFF, ..], true) = (bytes.0, runs && code & 8 != 0) {
                 if first & 0xFC == 0xFC {
                     state = usize::from(first & 3);
@@ -103,84 +104,7 @@ fn model(source: &[u8], newest: Version) -> Option<Vec<u8>> {
     }
 }
 
-type Compress = unsafe extern "C" fn(*const u8, usize, *mut u8, *mut usize, *mut c_void) -> c_int;
-
-/// liblzo2, loaded at run time: it is under the GPL, so nothing is built with it.
-struct Liblzo2 {
-    /// `lzo1x_1`, `lzo1x_1_15` and `lzo1x_999`, which uses every instruction.
-    compress: [Compress; 3],
-    decompress: Compress,
-    scratch: Vec<u64>,
-}
-
-unsafe extern "C" {
-    fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void;
-    fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
-}
-
-impl Liblzo2 {
-    /// `None`, said loudly, where it is not installed.
-    fn load() -> Option<Liblzo2> {
-        // SAFETY: a name that ends in 0, and RTLD_NOW.
-        let library = unsafe { dlopen(c"liblzo2.so.2".as_ptr(), 2) };
-        if library.is_null() {
-            eprintln!("SKIPPED: liblzo2.so.2 is not installed, nothing was compared with it");
-            return None;
-        }
-        let function = |name: &CStr| {
-            // SAFETY: a library that is open, and a name that ends in 0.
-            let function = unsafe { dlsym(library, name.as_ptr()) };
-            assert!(!function.is_null(), "liblzo2 has {name:?}");
-            // SAFETY: the functions named below have this type in LZO's API.
-            unsafe { std::mem::transmute::<*mut c_void, Compress>(function) }
-        };
-        Some(Liblzo2 {
-            compress: [c"lzo1x_1_compress", c"lzo1x_1_15_compress", c"lzo1x_999_compress"]
-                .map(function),
-            decompress: function(c"lzo1x_decompress_safe"),
-            // `lzo1x_999` needs most: 14 * 16384 * 2 bytes.
-            scratch: vec![0; 1 << 17],
-        })
-    }
-
-    /// The length of the stream that it wrote to `dest`.
-    fn compress(&mut self, which: usize, source: &[u8], dest: &mut [u8]) -> usize {
-        assert!(dest.len() >= source.len() + source.len() / 16 + 67);
-        let mut dest_bytes = dest.len();
-        let scratch = self.scratch.as_mut_ptr().cast();
-        // SAFETY: both slices have these lengths, `dest` holds the longest stream (asserted), and
-        // `scratch` is as long as any of these functions needs.
-        let result = unsafe {
-            self.compress[which](
-                source.as_ptr(),
-                source.len(),
-                dest.as_mut_ptr(),
-                &raw mut dest_bytes,
-                scratch,
-            )
-        };
-        assert_eq!(result, 0);
-        dest_bytes
-    }
-
-    /// Whether `source` is a stream that fills `dest`.
-    fn decompress(&self, source: &[u8], dest: &mut [u8]) -> bool {
-        let mut dest_bytes = dest.len();
-        // SAFETY: both slices have these lengths, and the function stays inside of them.
-        let result = unsafe {
-            (self.decompress)(
-                source.as_ptr(),
-                source.len(),
-                dest.as_mut_ptr(),
-                &raw mut dest_bytes,
-                std::ptr::null_mut(),
-            )
-        };
-        result == 0 && dest_bytes == dest.len()
-    }
-}
-
-/// A destination that holds any stream of so many bytes.
+/// The length of a destination that can hold any stream of `source_bytes` bytes.
 fn stream_bytes_max(source_bytes: usize) -> usize {
     source_bytes + source_bytes / 16 + 67
 }
@@ -202,7 +126,7 @@ fn decoded(source: &[u8], dest_bytes: usize, newest: Version) -> Option<Vec<u8>>
     result.is_ok().then(|| guarded[64..64 + dest_bytes].to_vec())
 }
 
-/// Literals, repetitions from any distance, and runs of zeros.
+/// Literals, repetitions at any distance, and runs of zeros.
 fn contents(random: &mut Random, bytes: usize) -> Vec<u8> {
     let mut contents: Vec<u8> = Vec::with_capacity(bytes + 5000);
     let (values, longest) = ([2, 40, 256][random.below(3)], [12, 300, 5000][random.below(3)]);
@@ -224,7 +148,7 @@ fn contents(random: &mut Random, bytes: usize) -> Vec<u8> {
     contents
 }
 
-/// Checks one source, in both versions, against the model and liblzo2.
+/// Checks one source in both versions against the model and liblzo2.
 fn check(source: &[u8], liblzo2: Option<&mut Liblzo2>) {
     let what = || format!("{} bytes, seed {}", source.len(), seed());
     for version in VERSIONS {
@@ -239,7 +163,7 @@ fn check(source: &[u8], liblzo2: Option<&mut Liblzo2>) {
             let by_newer = decoded(&stream, source.len(), Version::Runs);
             assert!(by_newer.as_deref() == Some(source), "version 1 reads version 0, {}", what());
         }
-        // Exactly enough is enough; less is not.
+        // A destination of the exact length is enough; a shorter one is not.
         let mut dest = vec![0; stream.len()];
         let mut compressor = LzoCompressor::new(version);
         assert_eq!(compressor.encode(source, &mut dest), Ok(stream.len()), "{}", what());
@@ -262,8 +186,8 @@ fn check(source: &[u8], liblzo2: Option<&mut Liblzo2>) {
     }
 }
 
-/// Goal: each encoding in the description is read as it says. Method: streams put together by hand
-/// from it, one or more for each instruction, and the bytes that they are.
+/// Goal: each encoding of the description is decoded as described. Method: streams written by hand,
+/// at least one for each instruction, with the bytes that they stand for.
 #[test]
 fn every_instruction_is_read() {
     let bytes = |parts: &[&[u8]]| parts.concat();
@@ -329,11 +253,12 @@ fn every_instruction_is_read() {
     }
 }
 
-/// Goal: what the description calls invalid is refused. Method: a stream for each such thing.
+/// Goal: everything that the description calls invalid is refused. Method: a stream for each such
+/// thing.
 #[test]
 fn what_is_no_stream_is_refused() {
     for refused in [
-        // The future, a distance of 1 before the first byte, no end, an end that is none.
+        // A later version, a distance of 1 before the first byte, no end, and a false end.
         &[17, 2, 1, 0, 0, 0, 0, 0x11, 0, 0][..],
         &[0b0100_0000, 0, 0x11, 0, 0],
         &[21, 0, 0, 0, 0],
@@ -349,9 +274,9 @@ fn what_is_no_stream_is_refused() {
     }
 }
 
-/// Goal: what goes in comes out, by our decoder, by the model and by liblzo2, and liblzo2's streams
-/// by ours. Method: every length up to 700, then steps of 7 up to 4096 and random ones, of
-/// literals, repetitions and runs.
+/// Goal: all data comes back, from our decoder, the model and liblzo2; and our decoder reads the
+/// streams of liblzo2. Method: every length up to 700, then steps of 7 up to 4096 and random
+/// lengths; literals, repetitions and runs.
 #[test]
 fn every_length_comes_back_everywhere() {
     let mut random = Random::new(seed());
@@ -364,8 +289,8 @@ fn every_length_comes_back_everywhere() {
     }
 }
 
-/// Goal: the same for units beyond every distance that the format reaches, when the base moves, and
-/// when a match or a run passes all of it. Method: random contents; then a few on purpose.
+/// Goal: the same for units longer than every distance of the format, when the base moves, and when
+/// a match or a run spans the whole window. Method: random contents; then a few special ones.
 #[test]
 fn long_units_come_back_everywhere() {
     let mut random = Random::new(seed());
@@ -382,7 +307,7 @@ fn long_units_come_back_everywhere() {
     check(&[&noise[..70_000], &noise[..70_000]].concat(), liblzo2.as_mut());
 }
 
-/// Goal: `LE-3`, no match reads as a run. Method: matches of every length around 261 to 264 at
+/// Goal: no match is read as a run (`LE-3`). Method: matches of every length around 261 to 264 at
 /// distances around those with the bits `0x803F`, against the model, which looks for a run first.
 #[test]
 fn no_match_reads_as_a_run() {
@@ -393,7 +318,7 @@ fn no_match_reads_as_a_run() {
         for length in [260, 261, 262, 263, 264, 265, 515, 516, 519] {
             let mut source = noise[..distance].to_vec();
             source.extend_from_slice(&noise[..length]);
-            // Something else must follow, and literals that make each of the two bits.
+            // Different bytes must follow, and literals that set each of the two bits.
             source.push(noise[length] ^ 0x55);
             source.extend_from_slice(&noise[distance + 1..distance + 1 + length % 4]);
             source.extend_from_slice(&noise[100..150]);
@@ -402,9 +327,9 @@ fn no_match_reads_as_a_run() {
     }
 }
 
-/// Goal: `ZC-4`: whatever bytes come, the decoder says what the model says. Method: streams of all
-/// kinds with bytes changed, cut out or inserted, cut and lengthened destinations, noise; also
-/// nothing that liblzo2 reads is read otherwise.
+/// Goal: `ZC-4`: for any input the decoder agrees with the model, and with liblzo2 on every stream
+/// that liblzo2 accepts. Method: streams of all kinds with bytes changed, removed or inserted;
+/// shorter and longer destinations; noise.
 #[test]
 fn damaged_streams_are_read_as_by_the_model() {
     let mut random = Random::new(seed());
@@ -454,7 +379,7 @@ fn damaged_streams_are_read_as_by_the_model() {
     assert!(read > 10_000, "only {read} of 60000 could be read");
 }
 
-/// Goal: what the variant is for: a page with runs of zeros is smaller with `lzo-rle`.
+/// Goal: the purpose of the variant: a page with runs of zeros is smaller with `lzo-rle`.
 #[test]
 fn runs_of_zeros_shrink_more_with_runs() {
     let mut random = Random::new(seed());
@@ -464,111 +389,4 @@ fn runs_of_zeros_shrink_more_with_runs() {
     }
     let [original, runs] = VERSIONS.map(|version| encode(&page, version).len());
     assert!(runs < original, "{runs} bytes with runs, {original} without");
-}
-
-/// Seconds to compress and to decompress, bytes of all streams.
-type Measure = (f64, f64, usize);
-
-/// Compresses and decompresses all `units`, each stream being kept in `store`.
-#[allow(clippy::disallowed_methods, reason = "a measurement; nothing depends on the time")]
-fn measure(
-    units: &[&[u8]],
-    store: &mut [u8],
-    compress: &mut dyn FnMut(&[u8], &mut [u8]) -> usize,
-    decompress: &mut dyn FnMut(&[u8], &mut [u8]) -> bool,
-) -> Measure {
-    let place = stream_bytes_max(units[0].len());
-    let mut lengths = vec![0; units.len()];
-    let begin = std::time::Instant::now();
-    for ((unit, stream), length) in units.iter().zip(store.chunks_mut(place)).zip(&mut lengths) {
-        *length = compress(unit, stream);
-    }
-    let compress_s = begin.elapsed().as_secs_f64();
-    let mut dest = vec![0; units[0].len()];
-    let begin = std::time::Instant::now();
-    for (stream, length) in store.chunks(place).zip(&lengths) {
-        assert!(decompress(&stream[..*length], &mut dest));
-    }
-    (compress_s, begin.elapsed().as_secs_f64(), lengths.iter().sum())
-}
-
-/// The middle one.
-fn median(mut numbers: Vec<f64>) -> f64 {
-    numbers.sort_by(f64::total_cmp);
-    numbers[numbers.len() / 2]
-}
-
-/// Prints speed and ratio of ours next to liblzo2's, and how many times theirs it is: the median of
-/// rounds in which each runs after the other. Run it as
-/// `ZCOMP_FILE=corpus cargo test --release -p zfolio-core lzo_speed -- --ignored --nocapture`.
-/// `ZCOMP_MIB` of the file are taken, in 16 pieces from all over it; of them only units of which
-/// `ZCOMP_ZEROS` percent or more are runs of 64 zeros.
-#[test]
-#[ignore = "a measurement: needs ZCOMP_FILE, liblzo2 and a quiet machine"]
-fn lzo_speed() {
-    let path = std::env::var("ZCOMP_FILE").expect("ZCOMP_FILE names a file to compress");
-    let file = std::fs::read(&path).expect("ZCOMP_FILE can be read");
-    let mib = std::env::var("ZCOMP_MIB").map_or(8, |s| s.parse().expect("a number"));
-    let zeros = std::env::var("ZCOMP_ZEROS").map_or(0, |s| s.parse().expect("a percentage"));
-    let mut liblzo2 = Liblzo2::load().expect("liblzo2 to compare with");
-    let decompress = Liblzo2::load().expect("liblzo2 to compare with");
-    let piece = (mib << 20) / 16;
-    let data: Vec<u8> = file
-        .chunks(file.len() / 16)
-        .flat_map(|part| &part[..piece.min(part.len())])
-        .copied()
-        .collect();
-    println!("{:>7} {:<8} {:>15} {:>15} {:>15}", "unit", "MB/s", "in", "out", "ratio");
-    for unit_bytes in [4 << 10, 16 << 10, 64 << 10, 2 << 20] {
-        let has_zeros = |unit: &[u8]| {
-            let runs = unit.chunks(64).filter(|part| part.iter().all(|byte| *byte == 0));
-            runs.count() * 64 * 100 >= zeros * unit.len()
-        };
-        let units: Vec<&[u8]> = data
-            .chunks_exact(unit_bytes)
-            .filter(|unit| same_filled(unit).is_none() && has_zeros(unit))
-            .collect();
-        if units.is_empty() {
-            continue;
-        }
-        let mut store = vec![1; units.len() * stream_bytes_max(unit_bytes)];
-        let mut ours = VERSIONS.map(LzoCompressor::new);
-        let mut rounds: [Vec<Measure>; 3] = Default::default();
-        for _ in 0..15 {
-            let theirs = measure(
-                &units,
-                &mut store,
-                &mut |unit, stream| liblzo2.compress(0, unit, stream),
-                &mut |stream, dest| decompress.decompress(stream, dest),
-            );
-            rounds[0].push(theirs);
-            for (version, ours) in ours.iter_mut().enumerate() {
-                rounds[1 + version].push(measure(
-                    &units,
-                    &mut store,
-                    &mut |unit, stream| ours.encode(unit, stream).expect("fits"),
-                    &mut |stream, dest| decode(stream, dest, VERSIONS[version]).is_ok(),
-                ));
-            }
-        }
-        let megabytes = (units.len() * unit_bytes) as f64 / 1e6;
-        for (name, round) in ["liblzo2", "lzo", "lzo-rle"].iter().zip(&rounds) {
-            let column = |seconds: fn(&Measure) -> f64| {
-                let speed = megabytes / median(round.iter().map(seconds).collect());
-                let pairs = round.iter().zip(&rounds[0]);
-                let times = median(pairs.map(|(a, b)| seconds(b) / seconds(a)).collect());
-                format!("{speed:.0} ({times:.3})")
-            };
-            println!(
-                "{unit_bytes:>7} {name:<8} {:>15} {:>15} {:>15}",
-                column(|measure| measure.0),
-                column(|measure| measure.1),
-                format!(
-                    "{:.3} ({:.4})",
-                    megabytes * 1e6 / round[0].2 as f64,
-                    rounds[0][0].2 as f64 / round[0].2 as f64
-                ),
-            );
-        }
-    }
 }

@@ -1,4 +1,4 @@
-//! Tests of the look at a sample: what it skips, against what the codecs would have done.
+//! Tests of the look at a sample: what it skips, compared with what the codecs would have done.
 
 use super::super::backend::{Answer, Compressor, Job};
 use super::super::tests::{Random, seed, text, zcomp};
@@ -6,10 +6,10 @@ use super::super::{Algorithm, Outcome, compressed_bytes_max};
 use super::is_incompressible;
 use crate::page::same_filled;
 
-/// The unit sizes of the figures in the design notes, and the ends.
+/// The unit sizes in the tables of the design notes, and the smallest and largest size.
 const SIZES: [usize; 5] = [4 << 10, 8 << 10, 16 << 10, 64 << 10, 2 << 20];
 
-/// A codec without the look before it.
+/// A codec without the sample before it.
 struct Judge {
     compressor: Box<dyn Compressor>,
     dest: Vec<u8>,
@@ -30,7 +30,8 @@ impl Judge {
     }
 }
 
-/// Codecs that are asked whether a skipped unit would have shrunk: zstd also at a level that looks well.
+/// Codecs that decide whether a skipped unit would have shrunk: zstd also at a level with a
+/// thorough search.
 fn judges(unit_bytes: usize) -> [Judge; 3] {
     [(Algorithm::Lz4, 1), (Algorithm::Zstd, 1), (Algorithm::Zstd, 9)]
         .map(|(algorithm, level)| Judge::new(algorithm, level, unit_bytes))
@@ -50,20 +51,20 @@ fn utf_16(random: &mut Random, bytes: usize) -> Vec<u8> {
     text.encode_utf16().flat_map(u16::to_le_bytes).take(bytes).collect()
 }
 
-/// Addresses in one region, as many as fit.
+/// As many addresses in one region as fit.
 fn pointers(random: &mut Random, bytes: usize) -> Vec<u8> {
     let base = 0x7F3A_0000_0000 + ((random.word() & 0xFF) << 24);
     (0..bytes / 8).flat_map(|_| (base + (random.word() & 0xFF_FFF0)).to_le_bytes()).collect()
 }
 
-/// Doubles of 52 random bits: 2 of 8 bytes shrink.
+/// Doubles with 52 random bits: 2 of 8 bytes shrink.
 fn doubles(random: &mut Random, bytes: usize) -> Vec<u8> {
     (0..bytes / 8)
         .flat_map(|_| f64::from_bits(0x3FF << 52 | random.word() >> 12).to_le_bytes())
         .collect()
 }
 
-/// What deflate makes of text: already compressed.
+/// The output of deflate for text: already compressed.
 fn gzipped(random: &mut Random, bytes: usize) -> Vec<u8> {
     let deflate = zcomp(Algorithm::Deflate.into(), 64 << 10, 1);
     let mut gzipped = Vec::new();
@@ -79,7 +80,7 @@ fn gzipped(random: &mut Random, bytes: usize) -> Vec<u8> {
     gzipped
 }
 
-/// Already compressed, and each 0xFF is followed by a 0, as in a JPEG.
+/// Compressed bytes in which a 0 follows each 0xFF, as in a JPEG.
 fn jpeg_like(random: &mut Random, bytes: usize) -> Vec<u8> {
     let packed = gzipped(random, bytes);
     let stuffed = packed.into_iter().flat_map(|byte| match byte {
@@ -89,7 +90,8 @@ fn jpeg_like(random: &mut Random, bytes: usize) -> Vec<u8> {
     stuffed.take(bytes).collect()
 }
 
-/// Random but for `shares` of 64 that `other` has, in stretches of 256 bytes spread at random.
+/// Random bytes, except that `shares` of 64 stretches of 256 bytes, chosen at random, come from
+/// `other`.
 fn mixed(random: &mut Random, other: &[u8], shares: usize) -> Vec<u8> {
     let mut mixed = random.bytes(other.len());
     for at in (0..other.len()).step_by(256) {
@@ -100,7 +102,7 @@ fn mixed(random: &mut Random, other: &[u8], shares: usize) -> Vec<u8> {
     mixed
 }
 
-/// Random bytes of which the stretch `from..` comes again somewhere.
+/// Random bytes, one stretch of which is repeated at another place.
 fn copied(random: &mut Random, bytes: usize, share: usize) -> Vec<u8> {
     let mut copied = random.bytes(bytes);
     let stretch = bytes / share;
@@ -109,7 +111,7 @@ fn copied(random: &mut Random, bytes: usize, share: usize) -> Vec<u8> {
     copied
 }
 
-/// Objects of 64 bytes: a random key of 8 and its state, which is mostly zeros.
+/// Objects of 64 bytes: a random key of 8 bytes, and a state that is mostly zeros.
 fn objects(random: &mut Random, bytes: usize) -> Vec<u8> {
     let mut objects = vec![0; bytes];
     for object in objects.chunks_exact_mut(64) {
@@ -119,7 +121,7 @@ fn objects(random: &mut Random, bytes: usize) -> Vec<u8> {
     objects
 }
 
-/// A unit of each kind that shrinks, with how many of 1000 may be skipped all the same.
+/// A unit of each kind that shrinks, with how many of 1000 such units may be skipped wrongly.
 fn kinds(random: &mut Random, bytes: usize) -> Vec<(&'static str, usize, Vec<u8>)> {
     let zeros = vec![0; bytes];
     let words = text(random, bytes);
@@ -139,8 +141,8 @@ fn kinds(random: &mut Random, bytes: usize) -> Vec<(&'static str, usize, Vec<u8>
     ]
 }
 
-/// Goal: what shrinks reaches the codec. Method: many units of each kind; those that are skipped are
-/// given to the codecs, and counted if one shrinks them.
+/// Goal: units that shrink reach the codec. Method: many units of each kind; those that are skipped
+/// go to the codecs, and are counted if a codec shrinks them.
 #[test]
 fn what_shrinks_is_not_skipped() {
     let mut random = Random::new(seed());
@@ -166,8 +168,8 @@ fn what_shrinks_is_not_skipped() {
     }
 }
 
-/// Goal: what does not shrink is skipped, or the look would be for nothing. Method: random and
-/// compressed bytes; at least 95 of 100 are skipped, and none that is would have shrunk.
+/// Goal: units that do not shrink are skipped. Method: random and compressed bytes; at least 95 of
+/// 100 are skipped, and none of these would have shrunk.
 #[test]
 fn what_does_not_shrink_is_skipped() {
     let mut random = Random::new(seed());
@@ -188,8 +190,8 @@ fn what_does_not_shrink_is_skipped() {
     }
 }
 
-/// Nanoseconds per call of `look` on `units` that are in the cache, as they are in the path: hashed a
-/// moment before.
+/// Nanoseconds per call of `look` on `units` that are in the cache, since in the real path they
+/// were hashed just before.
 #[allow(clippy::disallowed_methods, reason = "a measurement; nothing depends on the time")]
 fn ns_each(units: &[&[u8]], mut look: impl FnMut(&[u8]) -> bool) -> f64 {
     let mut ns = 0.0;
@@ -205,9 +207,9 @@ fn ns_each(units: &[&[u8]], mut look: impl FnMut(&[u8]) -> bool) -> f64 {
     ns / units.len() as f64
 }
 
-/// Prints what the look costs beside codecs, how much it skips, and what of that would have shrunk; and
-/// what it costs to see that a unit is same-filled. Run it as
-/// `ZCOMP_FILE=corpus cargo test --release -p zfolio-core sample_speed -- --ignored --nocapture`.
+/// Prints what the sample costs compared with the codecs, how much it skips, and how much of that
+/// would have shrunk; also what it costs to detect a same-filled unit. Run it as `ZCOMP_FILE=corpus
+/// cargo test --release -p zfolio-core sample_speed -- --ignored --nocapture`.
 #[test]
 #[ignore = "a measurement: needs ZCOMP_FILE and a quiet machine"]
 fn sample_speed() {

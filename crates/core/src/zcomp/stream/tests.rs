@@ -1,4 +1,4 @@
-//! Tests of batches to decompress: scattered, in part, with failures.
+//! Tests of decompression in batches: into scattered pieces, in part, and with failures.
 
 use super::super::tests::{Random, compressed, seed, text, zcomp};
 use super::super::{Error, Extent, Packed, Params, Zcomp};
@@ -21,7 +21,7 @@ fn params(random: &mut Random, kind: &str) -> Params {
         .expect("parameters")
 }
 
-/// `bytes` cut at random, in separate allocations; some pieces are empty.
+/// `bytes`, cut at random into separate allocations; some pieces are empty.
 fn pieces(random: &mut Random, bytes: usize) -> Vec<Vec<u8>> {
     let mut pieces = Vec::new();
     let mut rest = bytes;
@@ -49,9 +49,9 @@ fn scatter(
     result.expect("told").map(|()| pieces.concat())
 }
 
-/// Goal: every element of a batch goes to its own places and gets its own result, also beside one that fails.
-/// Method: random batches of sound, cut and changed units, whole or in part, against the units; what a cut
-/// one must not reach is the others.
+/// Goal: every element of a batch goes to its own places and gets its own result, also next to one
+/// that fails. Method: random batches of sound, cut and changed units, whole or in part, compared
+/// with the units; a cut unit must not affect the others.
 #[test]
 fn a_batch_goes_to_scattered_places() {
     let mut random = Random::new(seed());
@@ -94,8 +94,9 @@ fn a_batch_goes_to_scattered_places() {
     }
 }
 
-/// Goal: a prefix is the beginning of the unit, of any length, and the stream works on. Method: random lengths, in
-/// pieces, of units of one and of several blocks; lengths that no unit has.
+/// Goal: a prefix of any length is the beginning of the unit, and the stream still works
+/// afterwards. Method: random lengths, in pieces, of units of one and of several blocks; also
+/// lengths that no unit has.
 #[test]
 fn a_prefix_is_the_beginning() {
     let mut random = Random::new(seed());
@@ -127,8 +128,9 @@ fn a_prefix_is_the_beginning() {
     }
 }
 
-/// Goal: `ZC-4` for prefixes. Method: noise, and sound units that were changed or cut, for random lengths;
-/// whether it is noticed is luck, but the stream must work on and nothing may panic.
+/// Goal: `ZC-4` for prefixes. Method: noise, and sound units that were changed or cut, with random
+/// lengths. Whether the damage is noticed is luck, but the stream must still work, and nothing may
+/// panic.
 #[test]
 fn a_prefix_of_anything_is_harmless() {
     let mut random = Random::new(seed());
@@ -155,8 +157,8 @@ fn a_prefix_of_anything_is_harmless() {
     }
 }
 
-/// Prints what a prefix costs. Run it as
-/// `ZCOMP_FILE=corpus cargo test --release -p zfolio-core prefix_speed -- --ignored --nocapture`.
+/// Prints the cost of a prefix. Run it as `ZCOMP_FILE=corpus cargo test --release -p zfolio-core
+/// prefix_speed -- --ignored --nocapture`.
 #[test]
 #[ignore = "a measurement: needs ZCOMP_FILE and a quiet machine"]
 #[allow(clippy::disallowed_methods, reason = "a measurement; nothing depends on the time")]

@@ -1,7 +1,7 @@
-//! A dictionary for Zstandard: digested once for each direction, and shared by all streams.
+//! A dictionary for Zstandard, digested once for each direction and shared by all streams.
 //!
-//! A dictionary that zstd has trained brings tables of frequencies too; any other file is taken as the
-//! bytes before the unit.
+//! A dictionary that zstd has trained also contains tables of frequencies. Any other file is used
+//! as bytes that come before the unit.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::super::backend::{Compressor, Decompressor, Shared, Wanted};
 use super::super::{Dictionary, Error};
 use super::{Workspace, ZstdCompressor, ZstdDecompressor, is_error};
 
-/// A dictionary in the forms that contexts take. Never changed: contexts of all threads read it.
+/// A dictionary in the forms that contexts use. It never changes: contexts of all threads read it.
 pub(super) struct Digest {
     /// Lies in the first workspace, and refers to the dictionary (`DICT-1`).
     to_compress: NonNull<ZSTD_CDict>,

@@ -1,22 +1,23 @@
 //! Training of dictionaries, by the library of Zstandard.
 //!
-//! For a command only: it allocates through the C library, and takes seconds.
+//! Only for a command: it allocates through the C library, and takes seconds.
 
 use std::ffi::c_uint;
 
 use super::super::{DICTIONARY_BYTES, Error};
 
-/// Makes a dictionary of at most `bytes_max` bytes of `samples`, units one after the other.
+/// Makes a dictionary of at most `bytes_max` bytes from `samples`, which are units one after the
+/// other.
 ///
-/// About a hundred times its length of samples is enough.
+/// Samples of about a hundred times its length are enough.
 ///
 /// # Errors
 ///
-/// [`Error::Training`] if the samples are too few or have nothing in common, or for want of memory.
+/// [`Error::Training`] if the samples are too few or have nothing in common, or if memory is short.
 ///
 /// # Panics
 ///
-/// If `bytes_max` is none of [`DICTIONARY_BYTES`], or `samples` is not in whole units.
+/// If `bytes_max` is not in [`DICTIONARY_BYTES`], or `samples` does not consist of whole units.
 pub fn train(samples: &[u8], unit_bytes: usize, bytes_max: usize) -> Result<Vec<u8>, Error> {
     assert!(DICTIONARY_BYTES.contains(&bytes_max), "{bytes_max}");
     assert_eq!(samples.len() % unit_bytes, 0, "whole units");
@@ -44,10 +45,11 @@ pub fn train(samples: &[u8], unit_bytes: usize, bytes_max: usize) -> Result<Vec<
     Ok(dictionary)
 }
 
-/// A trained dictionary without its tables of frequencies: its bytes only, which come before every unit.
+/// A trained dictionary without its tables of frequencies: only the bytes that come before every
+/// unit.
 ///
-/// At its faster levels zstd uses the tables even where they do not fit a unit, which can cost more than the
-/// dictionary gains. One that was not trained is what it was.
+/// At its faster levels zstd uses the tables even if they do not fit a unit, which can cost more
+/// than the dictionary gains. A dictionary that was not trained is returned unchanged.
 #[must_use]
 pub fn without_tables(dictionary: &[u8]) -> &[u8] {
     // SAFETY: the dictionary is readable for its length; an error is told for any contents.

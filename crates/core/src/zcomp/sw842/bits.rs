@@ -1,16 +1,16 @@
-//! Strings of bits in bytes, the highest bit of each byte first.
+//! Strings of bits in bytes, starting with the highest bit of each byte.
 
 #![forbid(unsafe_code)]
 
 use std::slice::ChunksExactMut;
 
-/// The bytes of a stream are a multiple of this.
+/// The length of a stream is a multiple of this.
 const WORD_BYTES: usize = 8;
 
-/// The bits of a stream, from the first to the last, and zeros behind it.
+/// Reads the bits of a stream from first to last; zeros after the end.
 pub(super) struct Reader<'a> {
     source: &'a [u8],
-    /// Bits that were taken.
+    /// How many bits were read.
     taken: usize,
 }
 
@@ -19,7 +19,7 @@ impl<'a> Reader<'a> {
         Reader { source, taken: 0 }
     }
 
-    /// The next 57 bits or more, the first one highest, and zeros.
+    /// The next 57 or more bits, the first one highest, followed by zeros.
     #[inline(always)]
     pub(super) fn window(&self) -> u64 {
         let rest = self.source.get(self.taken / 8..).unwrap_or(&[]);
@@ -30,13 +30,13 @@ impl<'a> Reader<'a> {
         word << (self.taken % 8)
     }
 
-    /// Passes `count` bits.
+    /// Skips `count` bits.
     #[inline(always)]
     pub(super) fn skip(&mut self, count: u32) {
         self.taken += count as usize;
     }
 
-    /// The next `count` bits, 1 to 57.
+    /// Reads the next `count` bits, 1 to 57.
     #[inline(always)]
     pub(super) fn take(&mut self, count: u32) -> u64 {
         let bits = first_bits(self.window(), count);
@@ -44,11 +44,10 @@ impl<'a> Reader<'a> {
         bits
     }
 
-    /// Whether the bits that were taken are there, and what is left is no more than the zeros that
-    /// make whole words of them.
+    /// Whether all bits that were read exist, and only the zeros that fill the last word are left.
     pub(super) fn is_at_end(&self) -> bool {
         let Some(left) = (8 * self.source.len()).checked_sub(self.taken) else { return false };
-        // With less than a word left, the window has all of it.
+        // With less than a word left, the window contains all of it.
         self.source.len() % WORD_BYTES == 0 && left < 8 * WORD_BYTES && self.window() == 0
     }
 }
@@ -66,18 +65,18 @@ fn word_at_end(rest: &[u8]) -> u64 {
     bytes.fold(0, |word, (at, byte)| word | u64::from(*byte) << (56 - 8 * at))
 }
 
-/// What was to be written does not fit.
+/// The bits to write do not fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Full;
 
-/// Where bits go, in whole words.
+/// Writes bits, in whole words.
 pub(super) struct Writer<'a> {
     words: ChunksExactMut<'a, u8>,
-    /// Words that were written.
+    /// How many words were written.
     count: usize,
-    /// The bits that are not yet written, from the highest on, and zeros.
+    /// The bits that are not written yet, from the highest on, followed by zeros.
     pending: u64,
-    /// How many those are: 0 to 63.
+    /// How many bits are pending: 0 to 63.
     pending_bits: u32,
 }
 
@@ -87,7 +86,7 @@ impl<'a> Writer<'a> {
         Writer { words, count: 0, pending: 0, pending_bits: 0 }
     }
 
-    /// Appends `bits`, `count` of them, 1 to 64. Those above are 0.
+    /// Appends the `count` lowest bits of `bits`, 1 to 64. The bits above them are 0.
     #[inline(always)]
     pub(super) fn put(&mut self, bits: u64, count: u32) -> Result<(), Full> {
         debug_assert!((1..=64).contains(&count) && (count == 64 || bits >> count == 0));
@@ -111,7 +110,7 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// Fills up the last word; the bytes of all.
+    /// Fills the last word; returns how many bytes were written.
     pub(super) fn finish(mut self) -> Result<usize, Full> {
         if self.pending_bits > 0 {
             self.word(self.pending)?;

@@ -1,7 +1,7 @@
-//! The CRC of 842: polynomial 0x04C11DB7, highest bit first, begun with 0 and not inverted.
+//! The CRC of 842: polynomial 0x04C11DB7, highest bit first, starting with 0, not inverted.
 //!
-//! Sixteen bytes at a time: the CRC is linear, so each byte contributes what its table says, by how
-//! many bytes follow it in the block.
+//! It takes 16 bytes at a time. The CRC is linear, so each byte contributes a value from a table
+//! that depends on how many bytes of the block follow it.
 
 #![forbid(unsafe_code)]
 
@@ -9,7 +9,7 @@ const POLYNOMIAL: u32 = 0x04C1_1DB7;
 
 const BLOCK_BYTES: usize = 16;
 
-/// `TABLES[k][b]` is the CRC of byte `b` and `k` bytes of 0.
+/// `TABLES[k][b]` is the CRC of byte `b` followed by `k` zero bytes.
 static TABLES: [[u32; 256]; BLOCK_BYTES] = {
     let mut tables = [[0; 256]; BLOCK_BYTES];
     let mut byte = 0_u32;
@@ -38,7 +38,7 @@ pub(super) fn crc(bytes: &[u8]) -> u32 {
         let before = crc.to_be_bytes();
         crc = 0;
         for (at, byte) in block.iter().enumerate() {
-            // The CRC so far lies over the first 4 bytes.
+            // The CRC so far is combined with the first 4 bytes.
             let byte = byte ^ before.get(at).copied().unwrap_or(0);
             crc ^= TABLES[BLOCK_BYTES - 1 - at][usize::from(byte)];
         }

@@ -1,12 +1,14 @@
-//! The engine's home: its threads, and the table of files that they share with nobody.
+//! The life of the engine in a process: when its threads start, and what each step sets up.
+//!
+//! The engine's threads share a table of file descriptors that the program does not have.
 //!
 //! ```text
-//! first malloc  a program with a sanitizer executes itself again, without us
-//! constructor   settings, statistics; no thread
-//! start         the manageable mappings pass half of the limit: the home thread starts, and watches
-//!               (the engine is made ready: userfaultfds, handler, keeper, prefetcher)
-//! engage        the process is near its limit: the mappings are registered; the home thread becomes
-//!               the reclaimer
+//! first malloc  a program with a sanitizer executes itself again, without this library
+//! constructor   settings and statistics; no thread
+//! start         the manageable mappings pass half of the limit: the reclaim thread starts, makes the
+//!               engine (userfaultfds, handler, mapping proxy, prefetcher), and watches the process
+//! engage        the process is near its limit: the mappings are registered, and the reclaim thread
+//!               begins to reclaim
 //! ```
 
 use std::ffi::CStr;
@@ -14,33 +16,33 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use zfolio_pager::{Engine, fatal};
-use zfolio_sys::words::Words;
+use zfolio_sys::errno_text::ErrnoText;
 use zfolio_sys::{Errno, clock, cpu, files, futex, process, signal, thread};
 
 use crate::settings::Settings;
-use crate::{fork, identity, keeper, native, sanitizer, settings, statistics};
+use crate::{candidates, fork, identity, mapping_proxy, sanitizer, settings, statistics};
 
 /// 0 not started, 1 started.
 static STARTED: AtomicU32 = AtomicU32::new(0);
 
-/// Whether a child's home thread serves faults again.
+/// Whether faults are served again in a child of `fork`: set by its reclaim thread.
 static READY: AtomicU32 = AtomicU32::new(WAIT);
 const WAIT: u32 = 0;
 const SERVED: u32 = 1;
 const FAILED: u32 = 2;
 
-/// How often a thread is tried, a millisecond apart, when the kernel has no room for it: while another thread is
-/// in `execve` none is let begin. In a child of `fork` there is no other thread; room may come up all the same.
+/// How often to try to start a thread, once a millisecond, while the kernel answers `EAGAIN`. It does so while
+/// another thread is in `execve`. A child of `fork` has no other thread, and tries for a shorter time.
 const TRIES: u32 = 2000;
 const CHILD_TRIES: u32 = 20;
 
 /// Set once [`wake_up`] has run.
 static AWAKE: AtomicBool = AtomicBool::new(false);
 
-/// What must come before anything of the program's: settings, and the handlers of `fork`.
+/// Does what must be done before the program runs: reads the settings, registers the handlers of `fork`.
 ///
-/// At the first `malloc` or mapping, not in the constructor: a library initialised before us (jemalloc) may have
-/// handlers of its own, which touch memory that is managed; ours must run first in a child.
+/// Runs at the first `malloc` or mapping, and not in the constructor: a library that is initialised earlier
+/// (jemalloc) may register fork handlers that touch managed memory, and ours must run before them in a child.
 pub(crate) fn wake_up() {
     if AWAKE.load(Ordering::Relaxed) || AWAKE.swap(true, Ordering::Relaxed) {
         return;
@@ -57,21 +59,21 @@ pub(crate) fn wake_up() {
 extern "C" fn constructor() {
     wake_up();
     let Some(settings) = settings::get() else { return };
-    // Looked up now: the symbol tables of libraries loaded later may lie in managed memory.
+    // Look these symbols up now: the symbol tables of libraries loaded later may lie in managed memory.
     std::hint::black_box(cpu::current());
     cpu::learn();
     statistics::open(settings);
     identity::start_over();
     thread::learn();
     fork::learn();
-    // What was mapped before, by libraries that were initialised before us.
+    // Libraries that were initialised earlier may have mapped enough already.
     start_if_needed();
 }
 
-/// Runs when the process exits in good order.
+/// Runs when the process exits by `exit` or by returning from `main`.
 extern "C" fn destructor() {
     if let Some(settings) = settings::get() {
-        if let Some(engine) = native::engine() {
+        if let Some(engine) = candidates::engine() {
             engine.sample();
         }
         statistics::close(settings);
@@ -86,39 +88,40 @@ static CONSTRUCTOR: extern "C" fn() = constructor;
 #[unsafe(link_section = ".fini_array")]
 static DESTRUCTOR: extern "C" fn() = destructor;
 
-/// Starts the home thread once the manageable mappings could take the process to its limit.
+/// Starts the reclaim thread once the manageable mappings exceed half of the limit.
 ///
-/// Half of the limit: the rest of the process counts too, and it is watched from then on.
+/// Half, because the rest of the process counts towards the limit too. From then on the thread watches
+/// the size of the whole process.
 pub(crate) fn start_if_needed() {
     let Some(settings) = settings::get() else { return };
-    if native::manageable_bytes() < settings.config.limit_bytes / 2
+    if candidates::manageable_bytes() < settings.config.limit_bytes / 2
         || STARTED.load(Ordering::Relaxed) != 0
     {
         return;
     }
     if thread::has_learnt() && STARTED.swap(1, Ordering::Relaxed) == 0 {
-        // Its filter may answer the calls that our threads make by a signal, and ours block all signals: that
-        // ends the process.
+        // The sandbox may answer a system call of our threads by a signal. Our threads block all signals,
+        // so that the kernel would end the process.
         if process::is_confined() {
             return fatal::tell_here(format_args!(
                 "a sandbox of the program's own forbids to open files: the limit is not held"
             ));
         }
-        start_thread(c"zfolio-home", TRIES, move || live(settings));
+        start_thread(c"zfolio-reclaim", TRIES, move || live(settings));
     }
 }
 
-/// Starts a thread of the engine, with all signals blocked; if there can be none, tells why.
+/// Starts a thread of the engine, with all signals blocked. If that fails, reports why and returns false.
 fn start_thread(name: &'static CStr, tries: u32, life: impl FnOnce() + Send + 'static) -> bool {
     let mask = signal::block_all();
     let started = thread::spawn(name, tries, Box::new(life));
     signal::restore(&mask);
     if let Err(error) = started {
         let name = name.to_str().unwrap_or("?");
-        // `spawn` has tried for long: it is no `execve` of another thread.
+        // `spawn` has tried for long, so that another thread's `execve` is not the cause.
         let limits =
             if error == Errno::AGAIN { ", RLIMIT_NPROC or a cgroup's pids.max?" } else { "" };
-        let (why, errno) = (Words(error), error.raw_os_error());
+        let (why, errno) = (ErrnoText(error), error.raw_os_error());
         fatal::tell(format_args!(
             "{name}: clone: {why} (errno {errno}{limits}): the limit is not held"
         ));
@@ -126,13 +129,14 @@ fn start_thread(name: &'static CStr, tries: u32, life: impl FnOnce() + Send + 's
     started.is_ok()
 }
 
-/// The home thread: makes the engine ready, looks how near the limit is, and has it take over.
+/// The reclaim thread: makes the engine, waits until the process is near its limit, engages the engine,
+/// and reclaims.
 fn live(settings: &'static Settings) {
-    // The program's thread that happened to start us may be pinned to a CPU, and keep it for itself.
+    // This thread inherited the CPU affinity of the program's thread that started it.
     cpu::unpin(0);
     let Some(engine) = make_engine(settings) else { return };
     watch(settings.config.limit_bytes);
-    let mut ours = native::lock();
+    let mut ours = candidates::lock();
     ours.set_engine(engine);
     engine.engage();
     engine.adopt_all(ours.all());
@@ -141,7 +145,7 @@ fn live(settings: &'static Settings) {
     engine.reclaim_in_background();
 }
 
-/// Everything that takes time, before there is a hurry: userfaultfds, streams, the other threads.
+/// Makes what takes time, before the process is near its limit: userfaultfds, streams, the other threads.
 fn make_engine(settings: &'static Settings) -> Option<&'static Engine> {
     if files::leave_program_files().is_err() {
         fatal::tell(format_args!(
@@ -149,11 +153,11 @@ fn make_engine(settings: &'static Settings) -> Option<&'static Engine> {
         ));
         return None;
     }
-    match Engine::new(settings.config.clone(), Box::new(statistics::home()?)) {
+    match Engine::new(settings.config.clone(), Box::new(statistics::page()?)) {
         Ok(engine) => {
             engine.follow_need(settings.follow_per_mille);
-            let engine = native::keep_engine(engine);
-            start_servants(engine, TRIES).then_some(engine)
+            let engine = candidates::keep_engine(engine);
+            start_other_threads(engine, TRIES).then_some(engine)
         }
         Err(error) => {
             fatal::tell(format_args!("{error}: the limit is not held"));
@@ -162,21 +166,21 @@ fn make_engine(settings: &'static Settings) -> Option<&'static Engine> {
     }
 }
 
-/// Bytes that a program can touch in a nanosecond: two threads, huge pages.
+/// Bytes that a program with two threads can touch in a nanosecond, in huge pages.
 const BYTES_PER_NS: u64 = 20;
 
-/// Time that registering takes, in which the program goes on: 8 ms where both CPUs are busy.
+/// How long registering takes, while the program goes on: 8 ms on a machine with two busy CPUs.
 const ENGAGE_NS: u64 = 8_000_000;
 
-/// Returns when the process is near its limit, or nobody can tell.
+/// Returns when the process is near its limit, or when its size cannot be read.
 fn watch(limit: u64) {
     let margin = (limit / 16).clamp(4 << 20, 32 << 20);
     let (mut before, mut before_ns) = (u64::MAX, clock::monotonic_ns());
     while let Some(resident) = process::resident_bytes() {
         let now_ns = clock::monotonic_ns();
-        if let Some(home) = statistics::home() {
-            home.figures.process_bytes.store(resident, Ordering::Relaxed);
-            zfolio_core::stats::raise(&home.figures.process_bytes_max, resident);
+        if let Some(page) = statistics::page() {
+            page.figures.process_bytes.store(resident, Ordering::Relaxed);
+            zfolio_core::stats::raise(&page.figures.process_bytes_max, resident);
         }
         let grown = resident.saturating_sub(before);
         let soon = grown.saturating_mul(ENGAGE_NS) / (now_ns - before_ns).max(100_000);
@@ -184,28 +188,28 @@ fn watch(limit: u64) {
             return;
         }
         (before, before_ns) = (resident, now_ns);
-        // 0.2 ms at least, so that the watch costs below 1 %; 20 ms at most.
+        // At least 0.2 ms, so that watching costs below 1 % of a CPU; at most 20 ms.
         let headroom_ns = (limit - margin - resident) / BYTES_PER_NS;
         thread::sleep(Duration::from_nanos(headroom_ns.clamp(200_000, 20_000_000)));
         thread::follow();
     }
 }
 
-/// The threads beside the home thread, which share its table of files. False: not all of them.
-fn start_servants(engine: &'static Engine, tries: u32) -> bool {
+/// Starts the engine's other threads, which share this thread's table of files. False if one does not start.
+fn start_other_threads(engine: &'static Engine, tries: u32) -> bool {
     start_thread(c"zfolio-handler", tries, move || engine.handle_faults())
-        && start_thread(c"zfolio-keeper", tries, move || keeper::keep(engine))
+        && start_thread(c"zfolio-mapproxy", tries, move || mapping_proxy::serve_requests(engine))
         && start_thread(c"zfolio-prefetch", tries, move || engine.prefetch_in_background())
 }
 
-/// In a child of `fork`, on its only thread: what the fork did not copy comes back.
+/// In a child of `fork`, on its only thread: makes again what the fork did not copy.
 ///
-/// `quiet` is the engine held still, if it was started in the parent.
+/// `quiet` is the engine, held still, if the parent had one.
 pub(crate) fn start_over(
     settings: &'static Settings,
     quiet: Option<(&'static Engine, &mut zfolio_pager::Quiet<'static>)>,
 ) {
-    keeper::start_over();
+    mapping_proxy::start_over();
     thread::start_over();
     identity::start_over();
     statistics::open(settings);
@@ -213,19 +217,19 @@ pub(crate) fn start_over(
     let Some((engine, quiet)) = quiet else { return };
     STARTED.store(1, Ordering::Relaxed);
     if quiet.is_empty() {
-        // The right to a userfaultfd is gone (Call::Settle): the child is the kernel's alone.
-        return native::Native::forget_engine();
+        // The parent may no longer open a userfaultfd and manages nothing (Call::Settle).
+        return candidates::Candidates::forget_engine();
     }
-    // First of all: whatever is mapped now could go where the staging area was.
+    // This comes first: any other mapping could take the place of the staging area.
     if let Err(error) = engine.map_again(quiet) {
         fatal::tell(format_args!("{error}: the limit is not held in a child"));
         return live_without(engine, quiet);
     }
     READY.store(WAIT, Ordering::Relaxed);
-    // The home thread must own the new descriptors, and this thread must not go on before faults are
-    // served: it lends its hold on the engine until READY.
+    // The reclaim thread must own the new descriptors, and this thread must not go on before faults are
+    // served. So this thread lends `quiet` to the reclaim thread until READY changes.
     let lent = std::ptr::from_mut(quiet) as usize;
-    let started = start_thread(c"zfolio-home", CHILD_TRIES, move || {
+    let started = start_thread(c"zfolio-reclaim", CHILD_TRIES, move || {
         cpu::unpin(0);
         // SAFETY: start_over() waits for READY before it uses `quiet` again, or its borrow ends.
         let quiet = unsafe { &mut *(lent as *mut zfolio_pager::Quiet<'static>) };
@@ -248,7 +252,8 @@ pub(crate) fn start_over(
     }
 }
 
-/// A child's home thread: descriptors and servants of its own. False: it cannot have them, which was told.
+/// On a child's reclaim thread: opens new descriptors and starts the other threads. False if that fails,
+/// after a report of the reason.
 fn live_again(engine: &'static Engine, quiet: &mut zfolio_pager::Quiet<'_>) -> bool {
     if files::leave_program_files().is_err() {
         fatal::tell(format_args!("unshare(CLONE_FILES): the limit is not held in a child"));
@@ -258,23 +263,23 @@ fn live_again(engine: &'static Engine, quiet: &mut zfolio_pager::Quiet<'_>) -> b
         fatal::tell(format_args!("{error}: the limit is not held in a child"));
         return false;
     }
-    if !start_servants(engine, CHILD_TRIES) {
+    if !start_other_threads(engine, CHILD_TRIES) {
         return false;
     }
     engine.register_again(quiet);
     true
 }
 
-/// A child that cannot have an engine: its memory comes back at once, and is the kernel's alone. `fork` has
-/// succeeded by then, and a child that reads zeros where its data was, or none at all, would be worse than one
-/// that goes over the limit.
+/// For a child that cannot have an engine: brings all of its memory back, which the kernel alone serves from
+/// then on. `fork` has succeeded already. A child over the limit is better than one that ends, or that reads
+/// zeros where its data was.
 fn live_without(engine: &'static Engine, quiet: &mut zfolio_pager::Quiet<'_>) {
     if let Err(error) = engine.return_all(quiet) {
-        let (why, errno) = (Words(error), error.raw_os_error());
+        let (why, errno) = (ErrnoText(error), error.raw_os_error());
         fatal::tell(format_args!(
             "a child's memory cannot be brought back: {why} (errno {errno}): stopped"
         ));
         process::abort_now(fatal::STATUS)
     }
-    native::Native::forget_engine();
+    candidates::Candidates::forget_engine();
 }

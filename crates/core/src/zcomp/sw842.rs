@@ -1,17 +1,17 @@
 //! 842, the format of the compression engines of IBM's POWER processors, as the kernel's `842`
-//! writes and reads it. Written from descriptions of the format.
+//! reads and writes it. Written from descriptions of the format.
 //!
-//! The unit is cut into phrases of 8 bytes. A stream is a string of bits, the highest bit of each
-//! byte first: for each phrase an operation of 5 bits and its arguments.
+//! The unit is cut into phrases of 8 bytes. A stream is a string of bits, beginning with the
+//! highest bit of each byte. Each phrase is an operation of 5 bits, followed by its arguments.
 //!
-//! | operation | arguments | gives |
+//! | operation | arguments | result |
 //! | --- | --- | --- |
 //! | `5 * first + second` | those of the first half, those of the second | a phrase |
 //! | 25 | index of 8 bits among the eights | a phrase |
 //! | 27, repeat | count - 1, 6 bits | the phrase before, 1 to 64 times |
 //! | 28, zeros | | 8 zeros |
-//! | 29, short | count, 3 bits; 1 to 7 bytes | them; only at the end, and only in software |
-//! | 30, end | CRC of all bytes, 32 bits | nothing: zeros up to a multiple of 8 bytes follow |
+//! | 29, short | count, 3 bits; 1 to 7 bytes | these bytes; only at the end, and only in software |
+//! | 30, end | CRC of all bytes, 32 bits | none; zeros follow up to a multiple of 8 bytes |
 //!
 //! A half is 4 bytes:
 //!
@@ -23,19 +23,19 @@
 //! | 3 | two indexes among the twos | 16 |
 //! | 4 | index among the fours | 9 |
 //!
-//! An index names a place in a [`Ring`]: the last 512, 2048 or 2048 bytes, in slots of 2, 4 or 8.
-//! What this phrase gives enters the rings after it.
+//! An index names a slot of a [`Ring`]. The rings hold the last 512, 2048 and 2048 bytes, in slots
+//! of 2, 4 and 8 bytes. A phrase enters the rings after it is complete.
 //!
 //! # Invariants
 //!
-//! - `P8-1` No index in a stream of ours names a slot that its own phrase fills: a decoder that fills
-//!   the rings byte by byte would read another value there than one that fills them by phrases, as
-//!   ours and the kernel's do.
+//! - `P8-1` No index in a stream that we write names a slot that its own phrase fills. Decoders
+//!   differ there: one that fills the rings byte by byte reads another value than one that fills
+//!   them phrase by phrase, like ours and the kernel's.
 //!
 //! # Cost
 //!
-//! Dictionaries of 20 KiB, cleared for every unit, so that a unit compresses alike whatever came
-//! before. Decompression needs no state. The tables of the CRC are constants, 16 KiB.
+//! Dictionaries of 20 KiB, cleared for every unit, so that the result does not depend on earlier
+//! units. Decompression needs no state. The tables of the CRC are constants, 16 KiB.
 
 #![deny(unsafe_code)]
 
@@ -51,14 +51,14 @@ use super::backend::{Answer, Backend, Compressor, Corrupt, Decompressor};
 use bits::Full;
 use encoder::Dictionary;
 
-/// What a phrase of 8 bytes is, or what else is told. Below this a pair of halves.
+/// The other operations; those below `EIGHT` are pairs of halves.
 const EIGHT: u64 = 25;
 const REPEAT: u64 = 27;
 const ZEROS: u64 = 28;
 const SHORT: u64 = 29;
 const END: u64 = 30;
 
-/// The halves, by what they are made of: bytes (`D`), and indexes (`I`).
+/// The kinds of halves: `D` for bytes, `I` for an index, each with its length.
 const D4: u64 = 0;
 const D2_I2: u64 = 1;
 const I2_D2: u64 = 2;
@@ -73,7 +73,7 @@ const SHORT_BITS: u32 = 3;
 const CRC_BITS: u32 = 32;
 const PHRASE_BYTES: usize = 8;
 
-/// The last bytes before the present phrase, in slots that are used in turn.
+/// The last bytes before the present phrase, in slots that are overwritten in turn.
 #[derive(Debug, Clone, Copy)]
 struct Ring {
     slot_bytes: usize,
@@ -91,29 +91,29 @@ impl Ring {
         self.slot_bytes << self.index_bits
     }
 
-    /// The slot that the bytes at `at` are in.
+    /// The slot of the bytes at `at`.
     #[inline(always)]
     const fn index(self, at: usize) -> usize {
         at % self.bytes() / self.slot_bytes
     }
 
-    /// How far before the phrase at `at` the bytes are that slot `index` holds: 1 to the ring's
-    /// length. It may be farther than the first byte; then the slot was never filled.
+    /// How far before the phrase at `at` the contents of slot `index` lie: 1 to the length of the
+    /// ring. If that is before the first byte, the slot was never filled.
     #[inline(always)]
     const fn back(self, at: usize, index: usize) -> usize {
         (at.wrapping_sub(index * self.slot_bytes + 1) & (self.bytes() - 1)) + 1
     }
 }
 
-struct Ibm842Compressor {
+struct Sw842Compressor {
     dictionary: Dictionary,
 }
 
-impl Compressor for Ibm842Compressor {
+impl Compressor for Sw842Compressor {
     fn compress_unit(&mut self, source: &[u8], dest: &mut [u8]) -> Answer {
         match encoder::encode(source, dest, &mut self.dictionary) {
             Ok(bytes) => Answer::Compressed(bytes),
-            // The one failure there is: the result does not fit.
+            // The only possible failure: the result does not fit.
             Err(Full) => Answer::Incompressible,
         }
     }
@@ -123,9 +123,9 @@ impl Compressor for Ibm842Compressor {
     }
 }
 
-struct Ibm842Decompressor;
+struct Sw842Decompressor;
 
-impl Decompressor for Ibm842Decompressor {
+impl Decompressor for Sw842Decompressor {
     fn decompress(&mut self, source: &[u8], dest: &mut [u8]) -> Result<(), Corrupt> {
         decoder::decode(source, dest)
     }
@@ -135,13 +135,13 @@ impl Decompressor for Ibm842Decompressor {
     }
 }
 
-/// What the kernel's `842` reads, in software. There is no level.
+/// The kernel's `842` reads the result, in software. There is no level.
 pub(super) static BACKEND: Backend = Backend {
     name: "842",
     levels: 1..=1,
     level_default: 1,
     batch_max: 1,
-    compressor: |_, _| Ok(Box::new(Ibm842Compressor { dictionary: Dictionary::new() })),
-    decompressor: || Ok(Box::new(Ibm842Decompressor)),
+    compressor: |_, _| Ok(Box::new(Sw842Compressor { dictionary: Dictionary::new() })),
+    decompressor: || Ok(Box::new(Sw842Decompressor)),
     extended: None,
 };

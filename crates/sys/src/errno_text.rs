@@ -1,17 +1,17 @@
-//! Errors in words that need no memory.
+//! Texts for errors, without the use of memory.
 //!
-//! The C library's texts are translated, and its translations are the program's memory, which a thread
-//! of ours must not touch.
+//! The C library's texts are translated, and the translations lie in the program's memory, which
+//! the engine's threads must not touch.
 
 use std::fmt;
 
 use rustix::io::Errno;
 
-/// An error to be shown.
+/// An error, to be displayed.
 #[derive(Clone, Copy, Debug)]
-pub struct Words(pub Errno);
+pub struct ErrnoText(pub Errno);
 
-impl fmt::Display for Words {
+impl fmt::Display for ErrnoText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let words = match self.0 {
             Errno::PERM => "not permitted",

@@ -1,19 +1,20 @@
-//! Manageable mappings: all of them, and those that the kernel still serves alone.
+//! Candidates: the mappings that the engine may manage, before and after it registers them.
 //!
 //! # Invariants
 //!
-//! - `NAT-1` `noted` are private anonymous mappings of the program, neighbours joined, that the engine
-//!   may register. Before it takes over it has none of them; from then on all but the `fresh` ones,
-//!   which are handed over together, under the same lock.
-//! - `NAT-2` What the engine manages is noted and not fresh, but for what raw system calls have moved. So
-//!   a change of anything else needs no engine.
-//! - `NAT-3` `reserved` is what of `noted` nobody could touch yet (`PROT_NONE`): address space only. Once the
-//!   engine has taken over it is empty.
+//! - `CAND-1` `noted` holds the private anonymous mappings of the program that the engine may register;
+//!   neighbours are joined. Before the engine takes over it manages none of them. Afterwards it manages all
+//!   except the `fresh` ones, which are handed over together, under the same lock.
+//! - `CAND-2` Every range that the engine manages is noted and not fresh, unless the program moved it by a raw
+//!   system call. So a change of any other range does not concern the engine.
+//! - `CAND-3` `reserved` holds the part of `noted` that was never accessible (`PROT_NONE`): address space
+//!   without pages. It is empty once the engine has taken over.
 //!
 //! # Concurrency
 //!
-//! One lock, held with all signals blocked. Nothing under it is managed, so nothing under it faults. The
-//! keeper is asked under it to adopt what is fresh, and takes it never.
+//! One lock, held with all signals blocked. The data under it is never managed, so that no access to it
+//! faults. A thread that holds the lock may ask the mapping proxy to adopt the fresh ranges; the mapping
+//! proxy never takes the lock.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering};
@@ -23,7 +24,7 @@ use zfolio_pager::Engine;
 use zfolio_sys::signal::{self, Mask};
 
 use crate::heap::{Held, Lock};
-use crate::keeper::{Call, ask};
+use crate::mapping_proxy::{Call, ask};
 
 static LOCK: Lock = Lock::new();
 static RANGES: Kept = Kept(UnsafeCell::new(Noted {
@@ -31,30 +32,30 @@ static RANGES: Kept = Kept(UnsafeCell::new(Noted {
     fresh: Ranges::new(),
     reserved: Ranges::new(),
 }));
-/// Bytes noted that may be in use, for a look without the lock.
+/// Bytes noted and not reserved, to be read without the lock.
 static MANAGEABLE: AtomicU64 = AtomicU64::new(0);
-/// Whether there is anything in `RESERVED`, likewise.
+/// Whether any range is reserved, to be read without the lock.
 static HAS_RESERVED: AtomicBool = AtomicBool::new(false);
 /// The engine, once it has taken over.
 static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(std::ptr::null_mut());
-/// The engine, from when it is made.
+/// The engine, as soon as it exists.
 static MADE: AtomicPtr<Engine> = AtomicPtr::new(std::ptr::null_mut());
 
-/// See `NAT-1`.
+/// See `CAND-1`.
 struct Noted {
     noted: Ranges,
     fresh: Ranges,
     reserved: Ranges,
 }
 
-/// What [`Native::take`] took: ranges noted, and those of them that were fresh.
+/// What [`Candidates::take`] removed: noted ranges, and those of them that were fresh.
 pub(crate) struct Taken {
     noted: Vec<(usize, usize)>,
     fresh: Vec<(usize, usize)>,
 }
 
 impl Taken {
-    /// Whether there is nothing.
+    /// Whether nothing was removed.
     pub(crate) fn is_empty(&self) -> bool {
         self.noted.is_empty()
     }
@@ -62,41 +63,41 @@ impl Taken {
 
 struct Kept(UnsafeCell<Noted>);
 
-// SAFETY: reached through Native, which holds the lock.
+// SAFETY: reached only through a Candidates, which holds the lock.
 unsafe impl Sync for Kept {}
 
-/// Address space that was ever manageable, in granules of 64 MiB of a 47-bit space: 2^21 bits.
+/// One bit for each 64 MiB of the 47-bit address space (2^21 bits): whether any of it was ever manageable.
 ///
-/// A filter: most `munmap` and `madvise` calls are about something else, and must not wait for us.
+/// A filter: most calls of `munmap` and `madvise` concern other memory, and must not wait for the lock.
 static GRANULES: [AtomicU8; 1 << 18] = [const { AtomicU8::new(0) }; 1 << 18];
 const GRANULE_BITS: u32 = 26;
 
-/// The ranges under their lock, signals blocked.
-pub(crate) struct Native {
+/// The guard of the lock on the ranges; signals are blocked while it lives.
+pub(crate) struct Candidates {
     mask: Mask,
     held: Option<Held<'static>>,
 }
 
 /// Takes the lock.
-pub(crate) fn lock() -> Native {
+pub(crate) fn lock() -> Candidates {
     let mask = signal::block_all();
-    Native { mask, held: Some(LOCK.lock()) }
+    Candidates { mask, held: Some(LOCK.lock()) }
 }
 
-impl Drop for Native {
+impl Drop for Candidates {
     fn drop(&mut self) {
         self.held = None;
         signal::restore(&self.mask);
     }
 }
 
-impl Native {
+impl Candidates {
     fn ranges(&mut self) -> &mut Noted {
         // SAFETY: the lock is held, and `&mut self` is the one way to the ranges.
         unsafe { &mut *RANGES.0.get() }
     }
 
-    /// Notes a range that was mapped. The engine, if there is one, has it with the next that are adopted.
+    /// Notes a range that was mapped. If there is an engine, the range is fresh.
     pub(crate) fn insert(&mut self, start: usize, end: usize) {
         self.note(start, end);
         if engine().is_some() {
@@ -104,7 +105,7 @@ impl Native {
         }
     }
 
-    /// Notes a range that the engine has, or is about to have.
+    /// Notes a range that is not fresh: there is no engine, or the engine manages the range.
     pub(crate) fn note(&mut self, start: usize, end: usize) {
         self.ranges().noted.join(start, end);
         self.ranges().reserved.remove(start, end);
@@ -112,20 +113,20 @@ impl Native {
         mark(start, end);
     }
 
-    /// Notes a range that nobody can touch yet. The engine has not taken over.
+    /// Notes a range that is not accessible yet. The engine has not taken over.
     pub(crate) fn reserve(&mut self, start: usize, end: usize) {
         self.note(start, end);
         self.ranges().reserved.insert(start, end);
         self.count();
     }
 
-    /// What of a range was only reserved may be in use from now on.
+    /// Notes that a range has become accessible.
     pub(crate) fn allow(&mut self, start: usize, end: usize) {
         self.ranges().reserved.remove(start, end);
         self.count();
     }
 
-    /// Forgets a range; tells how many bytes of it were noted.
+    /// Removes a range, and returns how many bytes of it were noted.
     pub(crate) fn remove(&mut self, start: usize, end: usize) -> usize {
         let ranges = self.ranges();
         ranges.fresh.remove(start, end);
@@ -135,7 +136,7 @@ impl Native {
         gone
     }
 
-    /// Forgets a range that is about to be changed; [`Native::put_back`] is for a change that fails.
+    /// Removes a range that is about to be changed. If the change fails, [`Candidates::put_back`] restores it.
     pub(crate) fn take(&mut self, start: usize, end: usize) -> Taken {
         let Noted { noted, fresh, .. } = self.ranges();
         let taken = Taken {
@@ -146,7 +147,8 @@ impl Native {
         taken
     }
 
-    /// Notes what was forgotten, and nothing else: a call may name more than was ever mapped.
+    /// Notes again what [`Candidates::take`] removed, and no more: a call may name a range of which only a
+    /// part was mapped.
     pub(crate) fn put_back(&mut self, taken: &Taken) {
         for (start, end) in &taken.noted {
             self.note(*start, *end);
@@ -156,7 +158,7 @@ impl Native {
         }
     }
 
-    /// Whether the engine may have any of a range, and must be asked before it changes.
+    /// Whether the engine may manage any of a range, so that the mapping proxy must make the change.
     pub(crate) fn is_engines(&mut self, start: usize, end: usize) -> bool {
         if engine().is_none() {
             return false;
@@ -170,15 +172,16 @@ impl Native {
         self.ranges().noted.iter()
     }
 
-    /// Has the keeper adopt what is fresh, once that is `bytes` or more, and tells how much that was.
-    /// Under the lock: nobody can have unmapped any of it meanwhile, and something else be there.
+    /// If `bytes` or more are fresh, has the mapping proxy adopt all of them; returns how many it adopted.
+    ///
+    /// The lock stays held, so that no other thread can unmap a fresh range and map something else there.
     pub(crate) fn adopt_fresh(&mut self, bytes: usize) -> usize {
         let fresh = &mut self.ranges().fresh;
         if fresh.bytes() < bytes.max(1) {
             return 0;
         }
         let fresh = std::mem::take(fresh);
-        // It does not fail: what cannot be registered stays the kernel's.
+        // Adopting does not fail: ranges that cannot be registered are just not managed.
         ask(Call::Adopt, [&raw const fresh as usize, 0, 0, 0, 0, 0]).ok();
         fresh.bytes()
     }
@@ -194,12 +197,12 @@ impl Native {
         engine()
     }
 
-    /// In a child that could not have an engine of its own: nothing is managed there.
+    /// In a child that cannot have an engine: nothing is managed there.
     pub(crate) fn forget_engine() {
         ENGINE.store(std::ptr::null_mut(), Ordering::Release);
     }
 
-    /// Publishes the engine. The lock is held: no mapping changes meanwhile.
+    /// Publishes the engine. Since the lock is held, no mapping changes at the same time.
     pub(crate) fn set_engine(&mut self, engine: &'static Engine) {
         self.ranges().reserved = Ranges::new();
         self.count();
@@ -208,7 +211,7 @@ impl Native {
     }
 }
 
-/// The engine, if there is one.
+/// The engine, if it has taken over.
 pub(crate) fn engine() -> Option<&'static Engine> {
     // SAFETY: null, or what set_engine() stored, which lives as long as the process.
     unsafe { ENGINE.load(Ordering::Acquire).as_ref() }
@@ -227,23 +230,24 @@ pub(crate) fn made() -> Option<&'static Engine> {
     unsafe { MADE.load(Ordering::Acquire).as_ref() }
 }
 
-/// Whether address space was noted that nobody could touch yet.
+/// Whether there are noted ranges that were never accessible.
 pub(crate) fn has_reserved() -> bool {
     HAS_RESERVED.load(Ordering::Relaxed)
 }
 
-/// Bytes of manageable mappings that may be in use.
+/// Bytes of manageable mappings that are accessible.
 pub(crate) fn manageable_bytes() -> u64 {
     MANAGEABLE.load(Ordering::Relaxed)
 }
 
-/// The granules that a range lies in. A call may name addresses up to the end of all words, which no mapping has.
+/// The granules that a range lies in. The result is cut at the end of the address space, since a call may
+/// name any addresses.
 fn granules(start: usize, end: usize) -> std::ops::Range<usize> {
     let last = (end - 1) >> GRANULE_BITS;
     start >> GRANULE_BITS..last.saturating_add(1).min(8 * GRANULES.len())
 }
 
-/// Remembers that a range may be managed.
+/// Records that a range may be managed.
 pub(crate) fn mark(start: usize, end: usize) {
     for granule in granules(start, end) {
         if let Some(bits) = GRANULES.get(granule / 8) {

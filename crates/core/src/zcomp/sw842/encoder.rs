@@ -1,15 +1,16 @@
-//! From the bytes to a stream.
+//! The encoder: from the bytes to a stream.
 //!
 //! ```text
-//! for each phrase: the one before again: count it
+//! for each phrase: the same as the one before: count it
 //!                  zeros
 //!                  an eight that is in its ring
-//!                  else each half by itself: a four, or each half of it a two, that is in its ring
-//! the bytes that are left, the end, the CRC
+//!                  else each half alone: a four, or two twos, if they are in their rings
+//! write the remaining bytes, the end, the CRC
 //! ```
 //!
-//! That is the shortest stream for what the dictionaries find: the arguments of a half do not depend
-//! on the other half, and no operation is worth more than one phrase, but for repetitions.
+//! This is the shortest stream for the matches that the dictionaries find: the arguments of a half
+//! do not depend on the other half, and no operation except the repetition covers more than one
+//! phrase.
 
 #![forbid(unsafe_code)]
 
@@ -20,17 +21,18 @@ use super::{
     REPEAT, REPEAT_BITS, Ring, SHORT, SHORT_BITS, TWOS, ZEROS,
 };
 
-/// Phrases that one repetition gives at most.
+/// The most phrases of one repetition.
 const REPEAT_MAX: usize = 1 << REPEAT_BITS;
 
-/// So many phrases of zeros take no more bits one by one than as a repetition: 5 each, against 11.
+/// Up to this many phrases of zeros are not longer as single operations than as a repetition: 5
+/// bits each, against 11.
 const ZEROS_MAX: usize = 2;
 
-/// For hashes of values of `N` bytes, the slots that last held one of them. What a slot holds is
-/// compared before it is used, so it does no harm that slots are used again, nor that all begin as 0.
+/// For hashes of values of `N` bytes: the slots that last held such a value. The contents of a slot
+/// are compared before they are used, so entries may be out of date, and may start as 0.
 struct Places<const N: usize> {
     ring: Ring,
-    /// As many as the logarithm says.
+    /// 2^`log2` entries.
     slots: Box<[u16]>,
     log2: u32,
 }
@@ -54,7 +56,7 @@ impl<const N: usize> Places<N> {
         let slot = self.slots[self.place(value)];
         let back = self.ring.back(at, usize::from(slot));
         if back > self.ring.bytes() - PHRASE_BYTES {
-            // P8-1: the present phrase will fill it.
+            // P8-1: the present phrase fills that slot.
             return None;
         }
         let from = at.checked_sub(back)?;
@@ -62,7 +64,7 @@ impl<const N: usize> Places<N> {
         (bytes[..] == value.to_be_bytes()[8 - N..]).then_some(u64::from(slot))
     }
 
-    /// Remembers that `value` is at `at`.
+    /// Records that `value` is at `at`.
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation, reason = "an index has at most 9 bits")]
     fn insert(&mut self, value: u64, at: usize) {
@@ -71,7 +73,7 @@ impl<const N: usize> Places<N> {
     }
 }
 
-/// What was seen lately.
+/// The values seen lately.
 pub(super) struct Dictionary {
     eights: Places<8>,
     fours: Places<4>,
@@ -79,8 +81,8 @@ pub(super) struct Dictionary {
 }
 
 impl Dictionary {
-    /// With 8, 8 and 16 times the slots of the rings: half of that for the first two shrinks pages of
-    /// real processes by 0.1 % less.
+    /// With 8, 8 and 16 times as many entries as the rings have slots. Half as many for the first
+    /// two would shrink pages of real processes by 0.1 % less.
     pub(super) fn new() -> Self {
         Dictionary {
             eights: Places::new(EIGHTS, EIGHTS.index_bits + 3),
@@ -102,7 +104,7 @@ impl Dictionary {
         }
     }
 
-    /// Remembers the phrase `word` at `at`.
+    /// Records the phrase `word` at `at`.
     #[inline(always)]
     fn insert(&mut self, word: u64, at: usize) {
         self.eights.insert(word, at);
@@ -113,7 +115,8 @@ impl Dictionary {
         }
     }
 
-    /// How a half of the phrase at `at` is written: its kind, its arguments, their bits.
+    /// How to write a half of the phrase at `at`: its kind, its arguments, and their length in
+    /// bits.
     #[inline(always)]
     fn half(&self, source: &[u8], at: usize, value: u64) -> (u64, u64, u32) {
         if let Some(four) = self.fours.find(source, at, value) {
@@ -149,7 +152,7 @@ impl Dictionary {
     }
 }
 
-/// Writes the phrase before, `word`, `count` times more.
+/// Writes `count` repetitions of the phrase before, `word`.
 fn repeat(writer: &mut Writer<'_>, word: u64, mut count: usize) -> Result<(), Full> {
     while count > 0 {
         if word == 0 && count <= ZEROS_MAX {
@@ -164,7 +167,7 @@ fn repeat(writer: &mut Writer<'_>, word: u64, mut count: usize) -> Result<(), Fu
     Ok(())
 }
 
-/// Writes `source` to `dest` as a stream; its length.
+/// Writes the stream of `source` to `dest`; returns its length.
 pub(super) fn encode(
     source: &[u8],
     dest: &mut [u8],
@@ -183,7 +186,7 @@ pub(super) fn encode(
         }
         if repeats > 0 {
             repeat(&mut writer, before, repeats)?;
-            // The slots of the first of them may be used again before those of the last.
+            // The slots of its first phrase may be overwritten before those of its last.
             dictionary.insert(before, at - PHRASE_BYTES);
             repeats = 0;
         }

@@ -1,5 +1,5 @@
-//! Tests against a naive decoder with a table of operations and rings of its own, against streams
-//! put together bit by bit, and against the kernel's library where one is given.
+//! Tests against a naive decoder with its own table of operations and rings, against streams
+//! written bit by bit, and against the kernel's library if one is given.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 
@@ -8,7 +8,7 @@ use super::crc::crc;
 use super::decoder::decode;
 use super::encoder::{Dictionary, encode};
 
-/// The operations from 0 on, as they are published.
+/// The operations from 0 on, as published.
 const OPERATIONS: [&str; 26] = [
     "D8",
     "D4 D2 I2",
@@ -47,7 +47,7 @@ fn naive_crc(bytes: &[u8]) -> u32 {
     })
 }
 
-/// A string of `0` and `1` as bytes, filled up to a multiple of 8.
+/// The bytes of a string of `0` and `1`, filled up to a multiple of 8 bytes.
 fn bytes_of(bits: &str) -> Vec<u8> {
     let bits: String = bits.split_whitespace().collect();
     let mut bytes: Vec<u8> = bits
@@ -63,12 +63,12 @@ fn bits_of(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:08b}")).collect()
 }
 
-/// `bits`, the end, and the CRC of `dest`.
+/// `bits`, followed by the end and the CRC of `dest`.
 fn ended(bits: &str, dest: &[u8]) -> Vec<u8> {
     bytes_of(&format!("{bits} 11110 {:032b}", naive_crc(dest)))
 }
 
-/// What is left of a stream, for the model.
+/// The rest of a stream, for the model.
 struct Bits(Vec<u8>);
 
 impl Bits {
@@ -84,11 +84,12 @@ impl Bits {
     }
 }
 
-/// For slots of 2, 4 and 8 bytes, what they hold.
+/// The contents of the slots of 2, 4 and 8 bytes.
 type Rings = [Vec<Option<Vec<u8>>>; 3];
 
-/// The bytes that the operations of `source` give, and the bits behind the end. Its rings are filled
-/// slot by slot after each phrase; if `forgets`, the slots that a phrase fills are empty before it.
+/// The bytes that the operations of `source` write, and the bits after the end. The rings are
+/// filled slot by slot after each phrase. With `forgets`, the slots that a phrase fills are empty
+/// while it is decoded.
 fn operations(source: &[u8], forgets: bool) -> Option<(Vec<u8>, Bits)> {
     let (mut bits, mut dest) = (Bits(bits_of(source).into_bytes()), Vec::new());
     let mut rings: Rings = [vec![None; 256], vec![None; 512], vec![None; 256]];
@@ -143,7 +144,7 @@ fn operations(source: &[u8], forgets: bool) -> Option<(Vec<u8>, Bits)> {
     Some((dest, bits))
 }
 
-/// The bytes that `source` is a stream of.
+/// The bytes that the stream `source` stands for.
 fn model(source: &[u8]) -> Option<Vec<u8>> {
     let (dest, mut bits) = operations(source, false)?;
     let crc = bits.take(32)?;
@@ -172,7 +173,7 @@ fn decoded(source: &[u8], dest_bytes: usize) -> Option<Vec<u8>> {
     result.is_ok().then(|| guarded[64..64 + dest_bytes].to_vec())
 }
 
-/// Values of each length that come again near and far, zeros, and phrases repeated.
+/// Values of each length that repeat near and far, zeros, and repeated phrases.
 fn contents(random: &mut Random, bytes: usize) -> Vec<u8> {
     let mut contents: Vec<u8> = Vec::with_capacity(bytes + 1000);
     let values = [2, 40, 256][random.below(3)];
@@ -201,12 +202,12 @@ fn contents(random: &mut Random, bytes: usize) -> Vec<u8> {
 
 type Transform = unsafe extern "C" fn(*const u8, u32, *mut u8, *mut u32, *mut c_void) -> c_int;
 
-/// A library with the interface of the kernel's `linux/sw842.h`, by the environment variable
-/// `SW842_LIBRARY`. None is installed by any distribution; the kernel's own `lib/842` compiles in
-/// user space with a page of macros. It is under the GPL, so nothing is built with it.
+/// A library with the interface of the kernel's `linux/sw842.h`, named by the environment variable
+/// `SW842_LIBRARY`. No distribution has one; the kernel's `lib/842` compiles in user space with a
+/// page of macros. It is under the GPL, so nothing is built with it.
 struct Kernel {
     compress: Transform,
-    /// Does not have the last argument, and does not see it.
+    /// It has one argument less, and ignores the last one.
     decompress: Transform,
     /// `SW842_MEM_COMPRESS`, 0xF000 bytes.
     scratch: Vec<u64>,
@@ -218,7 +219,7 @@ unsafe extern "C" {
 }
 
 impl Kernel {
-    /// `None`, said loudly, where there is none.
+    /// `None` if there is none, with a message.
     fn load() -> Option<Kernel> {
         let Ok(name) = std::env::var("SW842_LIBRARY") else {
             eprintln!("SKIPPED: SW842_LIBRARY is not set, nothing was compared with the kernel's");
@@ -281,8 +282,8 @@ fn check(source: &[u8], kernel: Option<&mut Kernel>) {
     }
 }
 
-/// Goal: the CRC is the published one. Method: the check value of CRC-32/CKSUM, which inverts what
-/// comes out; then bit by bit, at every length around the block.
+/// Goal: the CRC is the published one. Method: the check value of CRC-32/CKSUM, which inverts the
+/// result; then bit by bit, at every length around the block.
 #[test]
 fn crc_is_the_published_one() {
     assert_eq!(crc(b"123456789"), !0x765E_7680);
@@ -292,7 +293,8 @@ fn crc_is_the_published_one() {
     }
 }
 
-/// Goal: the bits of a stream are where the format says. Method: streams written by hand.
+/// Goal: the bits of a stream have the places that the format requires. Method: streams written by
+/// hand.
 #[test]
 fn streams_by_hand_are_written_and_read() {
     let zero = [0xE7, 0x80, 0, 0, 0, 0, 0, 0];
@@ -334,8 +336,8 @@ fn streams_by_hand_are_written_and_read() {
     }
 }
 
-/// Goal: the kernel's streams are read. Method: one that its `sw842_compress` (6.1) made, with phrases
-/// of all kinds, a repetition and short data.
+/// Goal: streams of the kernel are decoded. Method: a stream that its `sw842_compress` (6.1) made,
+/// with phrases of all kinds, a repetition and short data.
 #[test]
 fn a_stream_of_the_kernels_is_read() {
     let text = b"compressed memory, compressed swap, compressed store: 8, 4 and 2.";
@@ -349,8 +351,8 @@ fn a_stream_of_the_kernels_is_read() {
     assert_eq!(decoded(&stream, source.len()), Some(source));
 }
 
-/// Goal: each operation is read as it is published. Method: after 4 phrases of distinct values, each
-/// of them with arguments that name all of their slots in turn.
+/// Goal: each operation is decoded as published. Method: after 4 phrases of distinct values each
+/// operation, with arguments that name all slots in turn.
 #[test]
 fn every_operation_is_read() {
     let past: Vec<u8> = (1..=32).collect();
@@ -381,25 +383,25 @@ fn every_operation_is_read() {
     }
 }
 
-/// Goal: what is no stream is refused. Method: a stream for each such thing.
+/// Goal: invalid streams are refused. Method: a stream for each reason.
 #[test]
 fn what_is_no_stream_is_refused() {
     let text = bits_of(b"abcdefgh");
     let whole = ended(&format!("00000 {text}"), b"abcdefgh");
     assert!(decoded(&whole, 8).is_some());
     let mut refused = vec![
-        // No operations, a slot that was never filled, nothing to repeat.
+        // Operations that do not exist, a slot that was never filled, nothing to repeat.
         ended(&format!("00000 {text} 11010"), b"abcdefgh"),
         ended(&format!("00000 {text} 11111"), b"abcdefgh"),
         ended(&format!("00000 {text} 11001 00000001"), b"abcdefghabcdefgh"),
         ended("11001 00000000", &[0; 8]),
         ended("11011 000000", &[0; 8]),
-        // Of the phrase itself.
+        // A slot of the phrase itself.
         ended(&format!("00000 {text} 00001 {} 00000100", bits_of(b"ABCDEF")), b"abcdefghABCDEFAB"),
-        // Short ones that are empty, or not last.
+        // Short operations that are empty, or not last.
         ended(&format!("00000 {text} 11101 000"), b"abcdefgh"),
         ended(&format!("11101 001 01100001 00000 {text}"), b"aabcdefgh"),
-        // Another CRC, bits behind the end, a word more, a byte more.
+        // A wrong CRC, bits after the end, one more word, one more byte.
         ended(&format!("00000 {text}"), b"abcdefgi"),
         bytes_of(&format!("00000 {text} 11110 {:032b} 1", naive_crc(b"abcdefgh"))),
         [&whole[..], &[0; 8]].concat(),
@@ -415,8 +417,9 @@ fn what_is_no_stream_is_refused() {
     }
 }
 
-/// Goal: what goes in comes out, by our decoder, by the model and by the kernel's, and the kernel's
-/// streams by ours; and `P8-1`, by a model that forgets. Method: every length up to 300, random ones up to 5000, units of 4 to 64 KiB.
+/// Goal: all data comes back, from our decoder, the model and the kernel's; our decoder reads the
+/// kernel's streams; and `P8-1`, by a model that forgets. Method: every length up to 300, random
+/// lengths up to 5000, units of 4 to 64 KiB.
 #[test]
 fn every_length_comes_back_everywhere() {
     let mut random = Random::new(seed());
@@ -427,15 +430,15 @@ fn every_length_comes_back_everywhere() {
     }
     let noise: Vec<u8> = (0..5000).map(|_| random.byte()).collect();
     check(&noise, kernel.as_mut());
-    // A ring that is gone through by one repetition, and what lies exactly a ring back.
+    // A repetition that covers a whole ring, and a value that lies exactly one ring back.
     check(&[&noise[..16], &vec![0; 6000], &noise[..16]].concat(), kernel.as_mut());
     for distance in [504, 512, 520, 2040, 2048, 2056] {
         check(&[&noise[..distance], &noise[..64]].concat(), kernel.as_mut());
     }
 }
 
-/// Goal: `ZC-4`: whatever bytes come, the decoder says what the model says. Method: streams with
-/// bits changed, bytes cut out or inserted, the CRC made right again or not; other destinations.
+/// Goal: `ZC-4`: for any input the decoder agrees with the model. Method: streams with bits
+/// changed, bytes removed or inserted, with and without a corrected CRC; other destinations.
 #[test]
 fn damaged_streams_are_read_as_by_the_model() {
     let mut random = Random::new(seed());
@@ -453,7 +456,7 @@ fn damaged_streams_are_read_as_by_the_model() {
             }
         }
         let mut streams = vec![(stream.clone(), model(&stream))];
-        // The CRC would hide how the operations are read.
+        // A wrong CRC would hide how the operations are decoded.
         if let Some((dest, rest)) = operations(&stream, false) {
             let bits = bits_of(&stream);
             let bits = &bits[..bits.len() - rest.0.len()];

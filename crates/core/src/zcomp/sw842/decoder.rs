@@ -1,4 +1,4 @@
-//! From a stream to the bytes.
+//! The decoder: from a stream to the bytes.
 //!
 //! ```text
 //! repeat: take an operation
@@ -6,8 +6,8 @@
 //! until a short one, or the end; then compare the CRC
 //! ```
 //!
-//! What the source lacks reads as 0, and an operation of 0 writes a phrase, so that a stream that
-//! was cut fills the destination and is refused at the latest then.
+//! After the end of the source zeros are read. An operation of zeros writes a phrase, so that a
+//! stream that was cut fills the destination, and is refused then at the latest.
 
 #![forbid(unsafe_code)]
 
@@ -19,10 +19,10 @@ use super::{
     REPEAT, REPEAT_BITS, Ring, SHORT, SHORT_BITS, TWOS, ZEROS,
 };
 
-/// Fills `dest` from `source`, as `ZC-4` says.
+/// Fills `dest` from `source`, as `ZC-4` requires.
 pub(super) fn decode(source: &[u8], dest: &mut [u8]) -> Result<(), Corrupt> {
     let mut reader = Reader::new(source);
-    // Where the present phrase begins.
+    // The position of the present phrase.
     let mut at = 0;
     loop {
         let window = reader.window();
@@ -67,14 +67,15 @@ pub(super) fn decode(source: &[u8], dest: &mut [u8]) -> Result<(), Corrupt> {
     if is_whole && reader.is_at_end() { Ok(()) } else { Err(Corrupt) }
 }
 
-/// A number of a few bits.
+/// Converts a number of a few bits.
 #[inline(always)]
 #[allow(clippy::cast_possible_truncation, reason = "at most 9 bits are wanted")]
 fn small(bits: u64) -> usize {
     usize::from(bits as u16)
 }
 
-/// The half whose arguments begin `window`, and their length.
+/// Decodes the half whose arguments are at the start of `window`; returns it and the length of the
+/// arguments.
 #[inline(always)]
 fn half(kind: u64, window: u64, past: &[u8]) -> Result<(u64, u32), Corrupt> {
     let two = |index| indexed::<2>(TWOS, past, index).map(u16::from_be_bytes).map(u64::from);
@@ -90,14 +91,14 @@ fn half(kind: u64, window: u64, past: &[u8]) -> Result<(u64, u32), Corrupt> {
     })
 }
 
-/// The `N` bytes in slot `index` of `ring`, whose last bytes are those of `past`.
+/// The `N` bytes in slot `index` of `ring`; `past` ends with the last bytes of the ring.
 #[inline(always)]
 fn indexed<const N: usize>(ring: Ring, past: &[u8], index: usize) -> Result<[u8; N], Corrupt> {
     let from = past.len().checked_sub(ring.back(past.len(), index)).ok_or(Corrupt)?;
     past.get(from..).and_then(|bytes| bytes.first_chunk()).copied().ok_or(Corrupt)
 }
 
-/// The bytes of [`SHORT`], after which only the end may come; where they end.
+/// Decodes the bytes of [`SHORT`], after which only the end may follow; returns their end.
 #[cold]
 fn short(reader: &mut Reader<'_>, dest: &mut [u8], at: usize) -> Result<usize, Corrupt> {
     let count = small(reader.take(SHORT_BITS));

@@ -1,13 +1,13 @@
-//! The keeper: an engine thread that changes mappings on behalf of the program's threads.
+//! The mapping proxy: an engine thread that changes mappings on behalf of the program's threads.
 //!
-//! A thread of the program that held an engine's lock could fault, on a stack of its own making or in
-//! a signal handler, and wait for itself. So it posts what it wants and sleeps (`PRE-2`); the keeper
-//! makes the system call, for which any thread of the process will do.
+//! If a thread of the program held a lock of the engine, it could fault (on a managed stack, or in a signal
+//! handler) and then wait for itself. So it posts a request and sleeps (`PRE-2`). The mapping proxy makes the
+//! system call: any thread of a process can change the mappings of the process.
 //!
 //! # Invariants
 //!
-//! - `KEEP-1` A request goes `FREE -> TAKEN -> POSTED -> DONE -> FREE`; the program's thread has it in
-//!   `TAKEN` and `DONE`, the keeper in `POSTED`.
+//! - `PROXY-1` A request goes `FREE -> TAKEN -> POSTED -> DONE -> FREE`. The program's thread owns it in
+//!   `TAKEN` and `DONE`, the mapping proxy in `POSTED`.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
@@ -17,15 +17,15 @@ use zfolio_sys::{Errno, futex, map, signal, thread};
 
 use crate::mappings::page_end;
 
-/// A change of mappings: what the program called, with its words.
+/// A request: the system call that the program made, or work for the engine alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub(crate) enum Call {
-    /// `mmap` over managed memory: a mapping made elsewhere takes its place.
+    /// `mmap` over managed memory: a mapping made elsewhere is moved there.
     Replace,
-    /// Nothing for the kernel: ranges that are new are to be managed. Who asks keeps them in a `Ranges`.
+    /// No system call of the program: manage new ranges, which the caller passes in a `Ranges`.
     Adopt,
-    /// Nothing for the kernel: what was adopted is more than there is room for.
+    /// No system call of the program: make room for memory that was adopted.
     MakeRoom,
     /// `munmap`.
     Unmap,
@@ -33,9 +33,9 @@ pub(crate) enum Call {
     Discard,
     /// `mremap`.
     Remap,
-    /// Nothing for the kernel: the range is given up for good.
+    /// No system call of the program: manage the range no longer.
     Pin,
-    /// Nothing for the kernel: what is staged comes back, before `fork`.
+    /// No system call of the program: bring staged folios back, before `fork`.
     Settle,
 }
 
@@ -58,12 +58,13 @@ const DONE: u32 = 3;
 struct Request {
     state: AtomicU32,
     call: AtomicUsize,
+    /// The arguments of the call.
     words: [AtomicUsize; 6],
-    /// What the kernel answered: a word, or minus an error.
+    /// The result of the system call: a word, or a negated `errno`.
     answer: AtomicUsize,
 }
 
-/// Requests at a time; the 65th thread waits for a free one.
+/// Requests at a time: a 65th thread waits until one is free.
 const REQUESTS: usize = 64;
 
 static BOX: [Request; REQUESTS] = [const {
@@ -75,12 +76,12 @@ static BOX: [Request; REQUESTS] = [const {
     }
 }; REQUESTS];
 
-/// Changes when there is something to do.
+/// Changes when a request is posted.
 static BELL: AtomicU32 = AtomicU32::new(0);
 
-/// Has the keeper make a call, and waits for it.
+/// Posts a request to the mapping proxy, and returns its result.
 pub(crate) fn ask(call: Call, words: [usize; 6]) -> Result<usize, Errno> {
-    // A handler that leaves by longjmp would leave the request behind.
+    // A signal handler that leaves by longjmp would never free the request.
     let mask = signal::block_all();
     let answer = ask_blocked(call, words);
     signal::restore(&mask);
@@ -89,7 +90,7 @@ pub(crate) fn ask(call: Call, words: [usize; 6]) -> Result<usize, Errno> {
 
 fn ask_blocked(call: Call, words: [usize; 6]) -> Result<usize, Errno> {
     let request = loop {
-        // Acquire: pairs with the Release that freed it.
+        // Acquire: pairs with the Release that stores FREE below.
         let free = |request: &&Request| {
             request
                 .state
@@ -105,11 +106,11 @@ fn ask_blocked(call: Call, words: [usize; 6]) -> Result<usize, Errno> {
     for (to, word) in request.words.iter().zip(words) {
         to.store(word, Ordering::Relaxed);
     }
-    // Release: pairs with the Acquire in keep(): the keeper sees the words.
+    // Release: pairs with the Acquire in serve_requests(): the mapping proxy sees the words.
     request.state.store(POSTED, Ordering::Release);
     BELL.fetch_add(1, Ordering::Release);
     futex::wake(&BELL, 1);
-    // Acquire: pairs with the Release of DONE: we see the answer.
+    // Acquire: pairs with the Release that stores DONE: this thread sees the answer.
     while request.state.load(Ordering::Acquire) == POSTED {
         futex::wait(&request.state, POSTED, None);
     }
@@ -121,19 +122,19 @@ fn ask_blocked(call: Call, words: [usize; 6]) -> Result<usize, Errno> {
     Ok(usize::from_ne_bytes(answer.to_ne_bytes()))
 }
 
-/// Wakes the keeper for its own sake.
+/// Wakes the mapping proxy without a request, so that it calls `thread::follow`.
 pub(crate) fn ring() {
     BELL.fetch_add(1, Ordering::Release);
     futex::wake(&BELL, 1);
 }
 
-/// In a child of `fork`: the requests of the parent's other threads are nobody's.
+/// In a child of `fork`: frees the requests of the parent's other threads, which the child does not have.
 pub(crate) fn start_over() {
     BOX.iter().for_each(|request| request.state.store(FREE, Ordering::Relaxed));
 }
 
-/// The keeper's life.
-pub(crate) fn keep(engine: &'static Engine) {
+/// The main loop of the mapping proxy.
+pub(crate) fn serve_requests(engine: &'static Engine) {
     loop {
         let bell = BELL.load(Ordering::Acquire);
         thread::follow();
@@ -150,7 +151,7 @@ pub(crate) fn keep(engine: &'static Engine) {
                 }
             };
             request.answer.store(answer, Ordering::Relaxed);
-            // Release: pairs with the Acquire in ask().
+            // Release: pairs with the Acquire in ask_blocked(): the program's thread sees the answer.
             request.state.store(DONE, Ordering::Release);
             futex::wake(&request.state, 1);
         }
@@ -177,7 +178,8 @@ fn serve(engine: &Engine, call: Call, words: [usize; 6]) -> Result<usize, Errno>
         }
         Call::Adopt => {
             let fresh = start as *const Ranges;
-            // SAFETY: the asker's own, alive and untouched until it has the answer (Native::adopt_fresh).
+            // SAFETY: Candidates::adopt_fresh() passes a `Ranges` of its own, which lives and stays unchanged
+            // until it has the answer.
             engine.adopt_all(unsafe { &*fresh }.iter());
             Ok(0)
         }
@@ -204,7 +206,7 @@ fn serve(engine: &Engine, call: Call, words: [usize; 6]) -> Result<usize, Errno>
         Call::Settle => {
             let allowed = engine.can_open_again();
             if !allowed && engine.is_managing() {
-                // The rights to it are gone (setuid): a child could not have one of its own.
+                // The process has lost the permission (setuid): a child could not open a userfaultfd.
                 engine.unmanage_all();
                 zfolio_pager::fatal::tell(format_args!(
                     "this process may no longer open a userfaultfd: the limit is not held from here on"
@@ -216,7 +218,7 @@ fn serve(engine: &Engine, call: Call, words: [usize; 6]) -> Result<usize, Errno>
     }
 }
 
-/// `mremap`; the last word says that a manageable mapping is moved, perhaps one smaller than a folio.
+/// `mremap`. The last word is 1 if the range was noted as manageable, even if it is smaller than a folio.
 fn remap(engine: &Engine, words: [usize; 6]) -> Result<usize, Errno> {
     let [start, bytes, new_bytes, flags, to, manageable] = words;
     let length = page_end(0, new_bytes);
@@ -236,7 +238,7 @@ fn remap(engine: &Engine, words: [usize; 6]) -> Result<usize, Errno> {
     Ok(at)
 }
 
-/// A mapping that cannot be registered stays the kernel's: it is not reclaimed, and nothing is lost.
+/// Manages a mapping. If it cannot be registered, it is not reclaimed, and its contents stay as they are.
 fn adopt(engine: &Engine, start: usize, end: usize) {
     engine.adopt(start, end).ok();
 }

@@ -1,0 +1,236 @@
+//! The rounds of a comparison: which settings run, and how each of them is run.
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use zfolio_core::size;
+
+use super::Failure;
+use super::arguments::{UsememArgs, Way};
+use super::outcome::Outcome;
+use super::setting::{Compression, DEFAULTS, Setting};
+use super::table::Row;
+use super::watch::{WatchError, watch};
+use crate::inline;
+use crate::kernel::{Kernel, KernelSetting};
+use crate::os;
+use crate::usemem::Corpus;
+
+/// Everything that the runs share.
+pub(super) struct Bench<'a> {
+    pub(super) args: &'a UsememArgs,
+    pub(super) corpus: PathBuf,
+    pub(super) usemem: PathBuf,
+    pub(super) zfolio: PathBuf,
+    pub(super) kernel: Option<Kernel>,
+}
+
+impl Bench<'_> {
+    pub(super) fn title(&self, corpus: &Corpus) -> String {
+        let args = self.args;
+        let kernel = match &self.kernel {
+            Some(kernel) => {
+                let limit = size::display(args.limit);
+                format!("{}, limit {limit} + zram's own memory; ", kernel.describe())
+            }
+            None => String::new(),
+        };
+        let cpus = cpus();
+        format!(
+            "usemem: {} of {} ({}), {} {}(s); {kernel}medians of {} round(s); Linux {}, {cpus} CPU(s)",
+            size::display(args.bytes),
+            self.corpus.display(),
+            size::display(corpus.bytes()),
+            args.workers,
+            if args.processes { "process" } else { "thread" },
+            args.repeats,
+            zfolio_sys::probe::kernel_release(),
+        )
+    }
+
+    pub(super) fn context(&self, corpus: &Corpus) -> serde_json::Value {
+        let args = self.args;
+        serde_json::json!({
+            "bytes": args.bytes,
+            "cgroup_limit_bytes": self.kernel.as_ref().map(|_| args.limit),
+            "workers": args.workers,
+            "processes": args.processes,
+            "seed": args.seed,
+            "reads": args.reads,
+            "rounds": args.repeats,
+            "corpus": self.corpus.display().to_string(),
+            "corpus_bytes": corpus.bytes(),
+            "kernel": zfolio_sys::probe::kernel_release(),
+            "cpus": cpus(),
+        })
+    }
+
+    /// What will be run, the kernel's settings first.
+    pub(super) fn rows(&self, notes: &mut Vec<String>) -> Vec<Row> {
+        let wanted = |way| !self.args.without.contains(&way);
+        let mut settings = Vec::new();
+        if wanted(Way::Free) {
+            settings.push(Setting::Free);
+        }
+        if self.kernel.is_some() {
+            let (kernel, missing) = Kernel::settings();
+            settings.extend(kernel.into_iter().map(Setting::Kernel));
+            notes.extend(missing);
+        }
+        let mut compressions = self.args.setting.clone();
+        if compressions.is_empty() {
+            let defaults = DEFAULTS.iter().map(|text| text.parse());
+            compressions = defaults.collect::<Result<_, _>>().expect("a test reads them all");
+        }
+        if wanted(Way::Run) {
+            settings.extend(compressions.iter().cloned().map(Setting::Run));
+        }
+        if wanted(Way::Inline) && self.args.processes {
+            notes.push("inline was left out: --processes".to_owned());
+        } else if wanted(Way::Inline) && !inline::AVAILABLE {
+            notes.push("inline was left out: this build has no inline mode".to_owned());
+        } else if wanted(Way::Inline) {
+            settings.extend(compressions.into_iter().map(Setting::Inline));
+        }
+        let row = |setting| Row { setting, runs: Vec::new(), failures: Vec::new() };
+        settings.into_iter().map(row).collect()
+    }
+
+    /// Runs every row once. `total` is decided when the first zfolio row comes.
+    pub(super) fn round(
+        &self,
+        round: u32,
+        corpus: &Corpus,
+        rows: &mut [Row],
+        total: &mut Option<u64>,
+    ) -> Result<(), Failure> {
+        for at in 0..rows.len() {
+            let setting = rows[at].setting.clone();
+            eprintln!("zfolio bench: round {round} of {}: {setting}", self.args.repeats);
+            corpus.warm().map_err(|error| Failure::Failed(format!("corpus: {error}")))?;
+            let outcome = match &setting {
+                Setting::Free => self.run_free(),
+                Setting::Kernel(kernel) => self.run_kernel(kernel),
+                Setting::Run(compression) => {
+                    let total = *total.get_or_insert_with(|| self.smallest_total(rows));
+                    self.run_under(compression, total)
+                }
+                Setting::Inline(compression) => {
+                    let total = *total.get_or_insert_with(|| self.smallest_total(rows));
+                    self.run_inline(compression, total)
+                }
+            };
+            match outcome {
+                Ok(outcome) => rows[at].runs.push(outcome),
+                Err(WatchError::Stopped(signal)) => return Err(Failure::Stopped(signal)),
+                Err(WatchError::System(error)) => {
+                    eprintln!("zfolio bench: {setting}: {error}");
+                    rows[at].failures.push(error.to_string());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The least memory in all that any of the kernel's runs needed; half of the data without one.
+    fn smallest_total(&self, rows: &[Row]) -> u64 {
+        let kernel = rows.iter().filter(|row| row.setting.is_kernel());
+        let beside = kernel.flat_map(|row| &row.runs).filter_map(|run| run.zram_bytes_max);
+        beside.min().map_or(self.args.bytes / 2, |least| self.args.limit + least)
+    }
+
+    /// The words that say what the workload is, for `usemem`.
+    fn workload(&self, command: &mut Command) {
+        let args = self.args;
+        command.arg("--corpus").arg(&self.corpus).arg("--bytes").arg(args.bytes.to_string());
+        command.arg("-n").arg(args.workers.to_string()).arg("--seed").arg(args.seed.to_string());
+        command.arg("--reads").arg(args.reads.to_string()).arg("--json");
+        if args.processes {
+            command.arg("--processes");
+        }
+    }
+
+    fn run_free(&self) -> Result<Outcome, WatchError> {
+        let mut command = Command::new(&self.usemem);
+        self.workload(&mut command);
+        os::tie(&mut command, None);
+        finish(command, Some("usemem"))
+    }
+
+    fn run_kernel(&self, setting: &KernelSetting) -> Result<Outcome, WatchError> {
+        let kernel =
+            self.kernel.as_ref().expect("rows() lists kernel settings only if there is one");
+        let pressure = kernel.set_up(setting, self.args.bytes, self.args.limit)?;
+        let mut command = Command::new(&self.usemem);
+        self.workload(&mut command);
+        os::tie(&mut command, Some(pressure.members()?));
+        let mut outcome = finish(command, Some("usemem"))?;
+        let (zram_bytes_max, charged_bytes_max) = pressure.figures()?;
+        pressure.put_back()?;
+        if charged_bytes_max > self.args.limit {
+            let line = format!("the cgroup was charged {charged_bytes_max} bytes, over its limit");
+            return Err(std::io::Error::other(line).into());
+        }
+        outcome.total_bytes = exact(self.args.limit + zram_bytes_max);
+        outcome.zram_bytes_max = Some(zram_bytes_max);
+        Ok(outcome)
+    }
+
+    fn run_under(&self, compression: &Compression, total: u64) -> Result<Outcome, WatchError> {
+        // Each process has the limit for itself.
+        let processes = if self.args.processes { u64::from(self.args.workers) } else { 1 };
+        let mut command = Command::new(&self.zfolio);
+        command.args(["run", "--quiet", "--limit", &(total / processes).to_string()]);
+        command.args(["--algorithm", &compression.algorithm]);
+        command.args(["--unit", &compression.unit_bytes.to_string(), "--"]).arg(&self.usemem);
+        self.workload(&mut command);
+        os::tie(&mut command, None);
+        let outcome = finish(command, Some("usemem"))?;
+        Ok(Outcome { total_bytes: exact(total), ..outcome })
+    }
+
+    fn run_inline(&self, compression: &Compression, total: u64) -> Result<Outcome, WatchError> {
+        let mut command = Command::new(&self.zfolio);
+        let Compression { algorithm, unit_bytes } = compression;
+        command.args(["bench", "usemem", "--inline-child", "--total", &total.to_string()]);
+        command.arg("--setting").arg(format!("{algorithm}:{unit_bytes}"));
+        self.workload(&mut command);
+        os::tie(&mut command, None);
+        let outcome = finish(command, None)?;
+        Ok(Outcome { total_bytes: exact(total), ..outcome })
+    }
+}
+
+fn cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+/// Runs `command` to its end and reads its report. A wrong byte is a report, too.
+fn finish(command: Command, name: Option<&str>) -> Result<Outcome, WatchError> {
+    let ended = watch(command, name)?;
+    let outcome = Outcome::parse(&ended.output);
+    let mut outcome = match outcome {
+        Ok(outcome) if ended.status.success() || outcome.verify != "ok" => outcome,
+        _ => {
+            let complaint = match ended.complaint.trim().lines().next() {
+                Some(line) => line,
+                None if ended.status.signal() == Some(9) => {
+                    "killed, for want of memory most likely"
+                }
+                None => "without a word",
+            };
+            return Err(std::io::Error::other(format!("{}: {complaint}", ended.status)).into());
+        }
+    };
+    // What the process itself says is exact, and it ended within 50 ms of it; the samples also see
+    // processes that share the work. Both are peaks, so the larger one is the truth.
+    outcome.resident_bytes_max = outcome.resident_bytes_max.max(exact(ended.resident_bytes_max));
+    outcome.cpu_seconds = exact(ended.cpu_ns) / 1e9;
+    Ok(outcome)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "bytes and nanoseconds of one run are below 2^53")]
+fn exact(value: u64) -> f64 {
+    value as f64
+}

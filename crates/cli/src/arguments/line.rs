@@ -1,0 +1,236 @@
+//! Parses the command line, and turns clap's errors into one line each.
+
+use std::ffi::OsString;
+use std::io;
+use std::process::ExitCode;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{CommandFactory, Parser};
+
+use super::Arguments;
+use crate::failure::Failure;
+use crate::spelling;
+
+/// Parses the command line. Help and version are printed here, and end the process.
+///
+/// # Errors
+///
+/// If an argument is not accepted, or if help cannot be written.
+pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Arguments, Failure> {
+    let words: Vec<OsString> = words.collect();
+    Arguments::try_parse_from(&words).map_err(|error| match error.kind() {
+        ErrorKind::DisplayHelp
+        | ErrorKind::DisplayVersion
+        | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => match error.print() {
+            Err(why) if why.kind() != io::ErrorKind::BrokenPipe => {
+                Failure::output(format!("help: {why}"))
+            }
+            _ => std::process::exit(error.exit_code()),
+        },
+        _ => Failure::argument(one_line(&error, &words)),
+    })
+}
+
+/// Prints the help of the command named by `words`, as its `--help` does, and ends the process.
+///
+/// # Errors
+///
+/// If there is no such command, or if its help cannot be written.
+pub(crate) fn help(words: &[String]) -> Result<ExitCode, Failure> {
+    let mut definition = Arguments::command();
+    let path = command_path(&mut definition, words)?;
+    let line = ["zfolio"].into_iter().chain(path.iter().map(String::as_str)).chain(["--help"]);
+    parse(line.map(OsString::from)).map(|_| ExitCode::SUCCESS)
+}
+
+/// Returns `words` if they name a command or a subcommand.
+///
+/// # Errors
+///
+/// If they do not: the same message as for an unknown command, with a similar name if there is one.
+pub(crate) fn command_path<'a>(
+    definition: &mut clap::Command,
+    words: &'a [String],
+) -> Result<&'a [String], Failure> {
+    let mut command = &*definition;
+    for (index, word) in words.iter().enumerate() {
+        if let Some(inner) = command.find_subcommand(word) {
+            command = inner;
+            continue;
+        }
+        if !command.has_subcommands() {
+            let path = words[..index].join(" ");
+            let wrong = format!("'{word}': 'zfolio {path}' has no commands of its own");
+            return Err(Failure::argument(format!("{wrong}; accepted: zfolio help {path}")));
+        }
+        let line = ["zfolio"].into_iter().chain(words[..=index].iter().map(String::as_str));
+        let line: Vec<OsString> = line.map(OsString::from).collect();
+        let error = definition.try_get_matches_from_mut(&line).expect_err("no such command");
+        return Err(Failure::argument(one_line(&error, &line)));
+    }
+    Ok(words)
+}
+
+/// clap's error as one line: the argument, what was given, and what is accepted.
+fn one_line(error: &clap::Error, words: &[OsString]) -> String {
+    let context = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => text.clone(),
+        Some(ContextValue::Strings(texts)) => texts.join(", "),
+        Some(ContextValue::StyledStr(text)) => text.to_string(),
+        _ => String::new(),
+    };
+    let argument = context(ContextKind::InvalidArg);
+    // "--limit <SIZE>", "[PID]", "<PROGRAM>...": the name is enough.
+    let name = argument.split(' ').next().unwrap_or_default();
+    let name = name.trim_matches(['[', ']', '<', '>', '.']);
+    let value = context(ContextKind::InvalidValue);
+    let hint = "accepted: what 'zfolio --help' and 'zfolio COMMAND --help' list";
+    match error.kind() {
+        ErrorKind::ValueValidation => match std::error::Error::source(error) {
+            Some(source) => format!("{name}: {source}"),
+            None => format!("{name}: '{value}' is not accepted; {hint}"),
+        },
+        ErrorKind::UnknownArgument => match spelling::option(words, name) {
+            Some(meant) => format!("argument '{name}' is not known; did you mean '{meant}'?"),
+            None => format!("argument '{name}' is not known; {hint}"),
+        },
+        ErrorKind::InvalidSubcommand => {
+            let given = context(ContextKind::InvalidSubcommand);
+            match spelling::command(words, &given) {
+                Some(meant) => format!("command '{given}' is not known; did you mean '{meant}'?"),
+                None => format!("command '{given}' is not known; {hint}"),
+            }
+        }
+        ErrorKind::MissingRequiredArgument if name.starts_with("PROGRAM") => {
+            "PROGRAM: missing; accepted: a program and its arguments, as in \
+             'zfolio run --limit 2G -- python3 train.py'"
+                .to_owned()
+        }
+        ErrorKind::MissingRequiredArgument => format!("{name}: missing; {hint}"),
+        ErrorKind::InvalidValue if value.is_empty() => {
+            format!("{name}: a value is missing; accepted: {argument}")
+        }
+        ErrorKind::InvalidValue => {
+            let accepted = context(ContextKind::ValidValue);
+            format!("{name}: '{value}' is not accepted; accepted: {accepted}")
+        }
+        ErrorKind::ArgumentConflict => {
+            let other = context(ContextKind::PriorArg);
+            let other = other.trim_matches(['[', ']']);
+            format!("{name}: not together with {other}; accepted: one of them")
+        }
+        _ => {
+            let text = error.to_string();
+            let first = text.lines().next().unwrap_or_default();
+            format!("{}; {hint}", first.trim_start_matches("error: "))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::super::{Arguments, Command};
+    use super::{help, parse};
+
+    fn words(line: &str) -> impl Iterator<Item = std::ffi::OsString> {
+        ["zfolio"].into_iter().chain(line.split_whitespace()).map(Into::into)
+    }
+
+    fn refused(line: &str) -> String {
+        let failure = match parse(words(line)) {
+            Err(failure) => failure,
+            Ok(Arguments { command: Command::Help(asked) }) => {
+                help(&asked.commands).expect_err(line)
+            }
+            Ok(_) => panic!("{line} is accepted"),
+        };
+        assert_eq!(failure.status(), 2, "{line}");
+        failure.to_string()
+    }
+
+    #[test]
+    fn the_definition_is_sound() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_has_examples() {
+        let mut definition = Arguments::command();
+        for command in definition.get_subcommands_mut().filter(|command| !command.is_hide_set()) {
+            let help = command.render_long_help().to_string();
+            assert!(help.contains("Examples:"), "{help}");
+        }
+    }
+
+    #[test]
+    fn run_takes_what_follows_as_it_is() {
+        for line in ["run -l 1G -- ls -l --limit 7", "run -l 1G ls -l --limit 7"] {
+            let Command::Run(run) = parse(words(line)).expect(line).command else { panic!() };
+            assert_eq!(run.limit, Some(1 << 30));
+            assert_eq!(run.program, ["ls", "-l", "--limit", "7"]);
+            assert_eq!(run.unit, None);
+        }
+    }
+
+    #[test]
+    fn refusals_name_the_argument_what_was_given_and_what_is_accepted() {
+        let cases = [
+            ("run --limit 12Q -- true", "--limit: '12Q' is not a size; accepted:"),
+            ("run --limit 0% -- true", "--limit: '0%' is not a share; accepted: 1% to 100%"),
+            ("run --limit 101% -- true", "--limit: '101%' is not a share"),
+            ("run --limit x% -- true", "--limit: 'x%' is not a share"),
+            ("run --limit 0.0001% -- true", "--limit: '0.0001%'"),
+            ("run -q -v -- true", "not together with"),
+            ("run --limit 31M -- true", "--limit: '31M' is too small; accepted: 32M or more"),
+            ("run --limit -- true", "--limit"),
+            ("run --unit 48K -- true", "--unit: '48K' is not a unit; accepted: a power of two"),
+            ("run --unit 2K -- true", "--unit: '2K' is not a unit"),
+            ("run --unit 4M -- true", "--unit: '4M' is not a unit"),
+            ("run --algorithm lz5 -- true", "--algorithm: "),
+            ("run --algorithm zstd,level=99 -- true", "--algorithm: "),
+            ("run --algorithm zstd,dict=/nowhere -- true", "--algorithm: dictionary '/nowhere': "),
+            ("run --algorithm zstd,dict=/ -- true", "--algorithm: dictionary '/': "),
+            ("run --algorithm zstd,level=1,level=1 -- true", "--algorithm: zstd has parameter"),
+            ("run --frob -- true", "argument '--frob' is not known; accepted:"),
+            ("run", "PROGRAM: missing; accepted:"),
+            ("run --limit 1G", "PROGRAM: missing; accepted:"),
+            ("fly", "command 'fly' is not known; accepted:"),
+            ("rnu -- true", "command 'rnu' is not known; did you mean 'run'?"),
+            ("bench usmem", "command 'usmem' is not known; did you mean 'usemem'?"),
+            (
+                "bench codecs --agianst kernel",
+                "'--agianst' is not known; did you mean '--against'?",
+            ),
+            (
+                "bench codecs --against krnel",
+                "--against: 'krnel' is not accepted; accepted: kernel",
+            ),
+            ("help bench codex", "command 'codex' is not known; did you mean 'codecs'?"),
+            ("help run true", "'true': 'zfolio run' has no commands of its own"),
+            ("dict train -o x", "--corpus: missing; accepted:"),
+            ("dict train --corpus c -o x --size 2M", "--size: '2M' is not accepted; accepted: 256"),
+            ("dict train --corpus c -o x --unit 5K", "--unit: '5K' is not a unit"),
+            ("stat abc", "PID: 'abc' is not a process id; accepted:"),
+            ("stat 0", "PID: '0' is not a process id"),
+            ("stat --watch 0", "--watch: '0' is not a time; accepted:"),
+            ("stat --all 7", "not together with"),
+        ];
+        for (line, expected) in cases {
+            let refused = refused(line);
+            assert!(refused.contains(expected), "{line}: {refused}");
+            assert!(refused.starts_with("zfolio: ") && !refused.contains('\n'), "{refused}");
+        }
+    }
+
+    #[test]
+    fn an_algorithm_is_named_with_what_is_accepted() {
+        for (given, accepted) in
+            [("lz5", "zstd"), ("zstd,level=99", "accepted"), ("zstd,frob=7", "level")]
+        {
+            let refused = refused(&format!("run --algorithm {given} -- true"));
+            assert!(refused.contains(accepted), "{refused}");
+        }
+    }
+}

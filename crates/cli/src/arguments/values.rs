@@ -1,0 +1,62 @@
+//! The values of arguments: sizes, units, algorithms, process ids, times.
+
+use std::sync::Arc;
+
+use zfolio_core::page::{PAGE_BYTES, UnitOrder};
+use zfolio_core::size;
+use zfolio_core::zcomp::{self, Params, Zcomp};
+
+use crate::allowance::Allowance;
+use crate::dictionary;
+use crate::run::RUN_LIMIT_BYTES_MIN;
+
+pub(crate) fn parse_limit(given: &str) -> Result<u64, String> {
+    let bytes = match given.trim().strip_suffix('%') {
+        Some(percent) => Allowance::percentage(given, percent)?,
+        None => size::parse(given).map_err(|error| error.to_string())?,
+    };
+    if bytes < RUN_LIMIT_BYTES_MIN {
+        let least = size::display(RUN_LIMIT_BYTES_MIN);
+        let size = if given.contains('%') {
+            format!(" ({})", size::display(bytes))
+        } else {
+            String::new()
+        };
+        return Err(format!("'{given}'{size} is too small; accepted: {least} or more"));
+    }
+    Ok(bytes)
+}
+
+pub(crate) fn parse_unit(given: &str) -> Result<UnitOrder, String> {
+    let bytes = size::parse(given).map_err(|error| error.to_string())?;
+    let order = usize::try_from(bytes).ok().and_then(UnitOrder::from_bytes);
+    order.ok_or_else(|| format!("'{given}' is not a unit; accepted: a power of two, 4K to 2M"))
+}
+
+/// An algorithm and its parameters. A dictionary is read and tried now, so that the user gets the error.
+pub(crate) fn parse_algorithm(given: &str) -> Result<Params, String> {
+    let mut params: Params = given.parse().map_err(|error: zcomp::Error| error.to_string())?;
+    if let Some(named) = &params.dictionary {
+        let dictionary = dictionary::read(named.path())?;
+        params.dictionary = Some(Arc::new(dictionary));
+        let smallest = UnitOrder::from_bytes(PAGE_BYTES).expect("a page is a unit");
+        Zcomp::new(params.clone(), smallest, 1).map_err(|error| error.to_string())?;
+    }
+    Ok(params)
+}
+
+pub(super) fn parse_pid(given: &str) -> Result<u32, String> {
+    match given.parse() {
+        Ok(pid) if pid > 0 => Ok(pid),
+        _ => Err(format!(
+            "'{given}' is not a process id; accepted: a number, as 'zfolio stat' lists"
+        )),
+    }
+}
+
+pub(super) fn parse_seconds(given: &str) -> Result<f64, String> {
+    match given.parse::<f64>() {
+        Ok(seconds) if (0.01..=86_400.0).contains(&seconds) => Ok(seconds),
+        _ => Err(format!("'{given}' is not a time; accepted: seconds, 0.01 to 86400")),
+    }
+}

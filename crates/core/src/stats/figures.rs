@@ -1,0 +1,275 @@
+//! The figures: counters and gauges, each with a name, a unit in its name, and a meaning.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+macro_rules! figures {
+    ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
+        /// All counters and gauges of the engine, one word each.
+        #[repr(C)]
+        #[derive(Default)]
+        pub struct Figures { $($(#[doc = $doc])+ pub $name: AtomicU64,)+ }
+
+        /// The figures as plain numbers, read one after the other.
+        #[derive(Clone, Copy, PartialEq, Eq, Default)]
+        #[non_exhaustive]
+        pub struct Snapshot { $($(#[doc = $doc])+ pub $name: u64,)+ }
+
+        impl Snapshot {
+            /// Calls `each` with name and value of each figure.
+            pub fn each(&self, mut each: impl FnMut(&'static str, u64)) {
+                $(each(stringify!($name), self.$name);)+
+            }
+
+            /// The figure called `name`.
+            #[must_use]
+            pub fn get(&self, name: &str) -> Option<u64> {
+                match name { $(stringify!($name) => Some(self.$name),)+ _ => None }
+            }
+        }
+
+        impl Figures {
+            /// Calls `each` with name, meaning and present value of each figure.
+            pub fn each(&self, mut each: impl FnMut(&'static str, &'static str, u64)) {
+                $(
+                    let meaning = concat!($($doc),+).trim_ascii();
+                    each(stringify!($name), meaning, self.$name.load(Relaxed));
+                )+
+            }
+
+            /// The figure called `name`.
+            #[must_use]
+            pub fn get(&self, name: &str) -> Option<u64> {
+                match name { $(stringify!($name) => Some(self.$name.load(Relaxed)),)+ _ => None }
+            }
+
+            /// All figures, as plain numbers.
+            #[must_use]
+            pub fn snapshot(&self) -> Snapshot {
+                Snapshot { $($name: self.$name.load(Relaxed),)+ }
+            }
+        }
+    };
+}
+
+figures! {
+    /// The limit: resident + staged + pool + metadata bytes, for a whole process also unmanaged bytes.
+    limit_bytes,
+    /// Bytes of one unit.
+    unit_bytes,
+    /// 1 once reclaim was needed and the mappings are registered.
+    engaged,
+    /// Address space that is managed.
+    managed_bytes,
+    /// Managed memory that is mapped in the program now.
+    resident_bytes,
+    /// Highest resident_bytes.
+    resident_bytes_max,
+    /// Unmapped but not yet compressed, and free staging pages.
+    staged_bytes,
+    /// The allocator's memory, fragmentation included.
+    pool_bytes,
+    /// Highest pool_bytes.
+    pool_bytes_max,
+    /// Pages that compaction of the pool has freed.
+    pages_compacted,
+    /// Folio tables, queues and handle tables.
+    metadata_bytes,
+    /// Resident memory of the process that is not managed: code, libraries, stacks.
+    unmanaged_bytes,
+    /// Resident memory of the whole process, as the kernel counts it, at the last reading.
+    process_bytes,
+    /// Highest process_bytes.
+    process_bytes_max,
+    /// What the program would hold resident without zfolio, at the last reading.
+    demand_bytes,
+    /// Highest demand_bytes.
+    demand_bytes_max,
+    /// Furthest above the limit: the whole process, or the regions of a library's pager.
+    over_limit_bytes_max,
+    /// Units that are only in the store and not resident, before compression.
+    demand_stored_bytes,
+    /// Units stored now, including clean copies of resident units.
+    stored_units,
+    /// Size of the stored units before compression.
+    stored_bytes,
+    /// Size of the stored units after compression, without the allocator's overhead.
+    compressed_bytes,
+    /// Units stored as one machine word.
+    same_filled_units,
+    /// Units stored uncompressed.
+    incompressible_units,
+    /// Faults on memory that was never touched before: zeros.
+    faults_zero,
+    /// Faults served from the staging area.
+    faults_staged,
+    /// Faults that decompressed.
+    faults_stored,
+    /// Faults whose unit was back already: another thread, or the prefetch, was first.
+    faults_raced,
+    /// Units brought back before a fault.
+    prefetch_units,
+    /// Units reclaimed without compression: their stored copy was still valid.
+    reclaim_clean,
+    /// Units reclaimed and compressed.
+    reclaim_compressed,
+    /// Units reclaimed that were one machine word repeated.
+    reclaim_same_filled,
+    /// Units reclaimed that did not shrink.
+    reclaim_incompressible,
+    /// Units reclaimed by a thread that waited for memory.
+    reclaim_direct,
+    /// Units reclaimed in the background.
+    reclaim_background,
+    /// Units that could not be reclaimed: pinned by a device, or shared with a child.
+    reclaim_busy,
+    /// Units that could not be reclaimed: read-only, or at the edge of a mapping.
+    reclaim_refused,
+    /// Stored copies of units that are resident again.
+    copies,
+    /// Stored copies dropped: not worth their memory, or the unit was unmapped.
+    copies_dropped,
+    /// Times that memory was needed and nothing could be reclaimed.
+    over_limit,
+    /// Stores refused: the allocator had no memory.
+    reject_alloc_fail,
+    /// Stores refused: the codec failed.
+    reject_compress_fail,
+    /// Loads that failed: the data did not decompress to what was stored.
+    decompress_fail,
+    /// Calls of madvise on managed memory.
+    removes,
+    /// Calls of munmap on managed memory.
+    unmaps,
+    /// Calls of mremap on managed memory.
+    remaps,
+    /// Memory that is no longer managed: locked, or used as a stack.
+    pinned_bytes,
+    /// Children forked.
+    forks,
+    /// Nanoseconds that threads of the program waited for faults.
+    stall_ns,
+    /// Nanoseconds of stall_ns that were spent on making room.
+    stall_reclaim_ns,
+}
+
+/// Prints only the figures that are not zero.
+impl fmt::Debug for Snapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut output = f.debug_struct("Snapshot");
+        self.each(|name, value| {
+            if value != 0 {
+                output.field(name, &value);
+            }
+        });
+        output.finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Figures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.snapshot().fmt(f)
+    }
+}
+
+/// How many figures a child of `fork` inherits.
+const GAUGES: usize = 14;
+
+impl Figures {
+    /// The figures that describe the present state, which a child of `fork` shares. All other figures count
+    /// what happened in one process.
+    fn gauges(&self) -> [&AtomicU64; GAUGES] {
+        [
+            &self.engaged,
+            &self.managed_bytes,
+            &self.resident_bytes,
+            &self.staged_bytes,
+            &self.pool_bytes,
+            &self.metadata_bytes,
+            &self.demand_bytes,
+            &self.demand_stored_bytes,
+            &self.stored_units,
+            &self.stored_bytes,
+            &self.compressed_bytes,
+            &self.same_filled_units,
+            &self.incompressible_units,
+            &self.copies,
+        ]
+    }
+
+    /// The values that a child of `fork` inherits, for [`Figures::inherit`].
+    #[must_use]
+    pub fn inheritance(&self) -> Inheritance {
+        Inheritance(self.gauges().map(|gauge| gauge.load(Relaxed)))
+    }
+
+    /// Stores the values that the parent had at the fork.
+    pub fn inherit(&self, parent: &Inheritance) {
+        for (gauge, value) in self.gauges().into_iter().zip(parent.0) {
+            gauge.store(value, Relaxed);
+        }
+    }
+}
+
+/// The figures that a child of `fork` inherits from its parent.
+#[derive(Clone, Copy, Debug)]
+pub struct Inheritance([u64; GAUGES]);
+
+/// Adds to a figure.
+pub fn add(figure: &AtomicU64, value: u64) {
+    figure.fetch_add(value, Relaxed);
+}
+
+/// Takes from a figure.
+pub fn subtract(figure: &AtomicU64, value: u64) {
+    figure.fetch_sub(value, Relaxed);
+}
+
+/// Raises a `_max` figure to `value` if that is more.
+pub fn raise(figure: &AtomicU64, value: u64) {
+    figure.fetch_max(value, Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Stats;
+
+    #[test]
+    fn every_figure_is_listed_and_found_by_name() {
+        let stats = Stats::default();
+        stats.figures.faults_zero.store(7, std::sync::atomic::Ordering::Relaxed);
+        let mut count = 0;
+        stats.figures.each(|name, meaning, value| {
+            assert!(!meaning.is_empty() && stats.figures.get(name) == Some(value));
+            count += 1;
+        });
+        assert_eq!(count * 8, size_of_val(&stats.figures));
+        assert_eq!(stats.figures.get("faults_zero"), Some(7));
+        assert_eq!(stats.figures.get("nonsense"), None);
+    }
+
+    /// Goal: a person can read what `{:?}` prints. Method: figures that are zero are left out.
+    #[test]
+    fn debug_output_has_no_zeros() {
+        let stats = Stats::default();
+        stats.figures.faults_zero.store(7, std::sync::atomic::Ordering::Relaxed);
+        stats.fault_stored_ns.add(1000);
+        let text = format!("{stats:?}");
+        assert!(text.contains("faults_zero: 7") && text.contains("count: 1,"), "{text}");
+        assert!(!text.contains("faults_stored") && text.len() < 500, "{text}");
+        let snapshot = stats.figures.snapshot();
+        assert_eq!((snapshot.faults_zero, snapshot.get("faults_zero")), (7, Some(7)));
+    }
+
+    #[test]
+    fn a_child_inherits_gauges_and_not_counters() {
+        let relaxed = std::sync::atomic::Ordering::Relaxed;
+        let (parent, child) = (Stats::default(), Stats::default());
+        parent.figures.stored_units.store(5, relaxed);
+        parent.figures.faults_zero.store(7, relaxed);
+        child.figures.inherit(&parent.figures.inheritance());
+        super::subtract(&child.figures.stored_units, 5);
+        assert_eq!(child.figures.get("stored_units"), Some(0));
+        assert_eq!(child.figures.get("faults_zero"), Some(0));
+    }
+}
