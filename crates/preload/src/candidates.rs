@@ -16,22 +16,22 @@
 //! faults. A thread that holds the lock may ask the mapping proxy to adopt the fresh ranges; the mapping
 //! proxy never takes the lock.
 
+mod noted;
+
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering};
 
-use zfolio_core::ranges::Ranges;
 use zfolio_pager::Engine;
 use zfolio_sys::signal::{self, Mask};
 
 use crate::heap::{Held, Lock};
 use crate::mapping_proxy::{Call, ask};
+use noted::Noted;
+
+pub(crate) use noted::Taken;
 
 static LOCK: Lock = Lock::new();
-static RANGES: Kept = Kept(UnsafeCell::new(Noted {
-    noted: Ranges::new(),
-    fresh: Ranges::new(),
-    reserved: Ranges::new(),
-}));
+static RANGES: Kept = Kept(UnsafeCell::new(Noted::new()));
 /// Bytes noted and not reserved, to be read without the lock.
 static MANAGEABLE: AtomicU64 = AtomicU64::new(0);
 /// Whether any range is reserved, to be read without the lock.
@@ -40,26 +40,6 @@ static HAS_RESERVED: AtomicBool = AtomicBool::new(false);
 static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(std::ptr::null_mut());
 /// The engine, as soon as it exists.
 static MADE: AtomicPtr<Engine> = AtomicPtr::new(std::ptr::null_mut());
-
-/// See `CAND-1`.
-struct Noted {
-    noted: Ranges,
-    fresh: Ranges,
-    reserved: Ranges,
-}
-
-/// What [`Candidates::take`] removed: noted ranges, and those of them that were fresh.
-pub(crate) struct Taken {
-    noted: Vec<(usize, usize)>,
-    fresh: Vec<(usize, usize)>,
-}
-
-impl Taken {
-    /// Whether nothing was removed.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.noted.is_empty()
-    }
-}
 
 struct Kept(UnsafeCell<Noted>);
 
@@ -99,97 +79,79 @@ impl Candidates {
 
     /// Notes a range that was mapped. If there is an engine, the range is fresh.
     pub(crate) fn insert(&mut self, start: usize, end: usize) {
-        self.note(start, end);
-        if engine().is_some() {
-            self.ranges().fresh.join(start, end);
-        }
+        self.ranges().insert(start, end, engine().is_some());
+        self.publish(start, end);
     }
 
     /// Notes a range that is not fresh: there is no engine, or the engine manages the range.
     pub(crate) fn note(&mut self, start: usize, end: usize) {
-        self.ranges().noted.join(start, end);
-        self.ranges().reserved.remove(start, end);
-        self.count();
-        mark(start, end);
+        self.ranges().insert(start, end, false);
+        self.publish(start, end);
     }
 
     /// Notes a range that is not accessible yet. The engine has not taken over.
     pub(crate) fn reserve(&mut self, start: usize, end: usize) {
-        self.note(start, end);
-        self.ranges().reserved.insert(start, end);
-        self.count();
+        self.ranges().reserve(start, end);
+        self.publish(start, end);
     }
 
     /// Notes that a range has become accessible.
     pub(crate) fn allow(&mut self, start: usize, end: usize) {
-        self.ranges().reserved.remove(start, end);
+        self.ranges().allow(start, end);
         self.count();
     }
 
     /// Removes a range, and returns how many bytes of it were noted.
     pub(crate) fn remove(&mut self, start: usize, end: usize) -> usize {
-        let ranges = self.ranges();
-        ranges.fresh.remove(start, end);
-        ranges.reserved.remove(start, end);
-        let gone = ranges.noted.remove(start, end);
+        let gone = self.ranges().remove(start, end);
         self.count();
         gone
     }
 
     /// Removes a range that is about to be changed. If the change fails, [`Candidates::put_back`] restores it.
     pub(crate) fn take(&mut self, start: usize, end: usize) -> Taken {
-        let Noted { noted, fresh, .. } = self.ranges();
-        let taken = Taken {
-            noted: noted.pieces(start, end).collect(),
-            fresh: fresh.pieces(start, end).collect(),
-        };
-        self.remove(start, end);
+        let taken = self.ranges().take(start, end);
+        self.count();
         taken
     }
 
     /// Notes again what [`Candidates::take`] removed, and no more: a call may name a range of which only a
     /// part was mapped.
     pub(crate) fn put_back(&mut self, taken: &Taken) {
-        for (start, end) in &taken.noted {
-            self.note(*start, *end);
-        }
-        for (start, end) in &taken.fresh {
-            self.ranges().fresh.join(*start, *end);
-        }
+        self.ranges().put_back(taken);
+        self.count();
     }
 
     /// Whether the engine may manage any of a range, so that the mapping proxy must make the change.
     pub(crate) fn is_engines(&mut self, start: usize, end: usize) -> bool {
-        if engine().is_none() {
-            return false;
-        }
-        let Noted { noted, fresh, .. } = self.ranges();
-        noted.bytes_in(start, end) > fresh.bytes_in(start, end)
+        engine().is_some() && self.ranges().is_managed(start, end)
     }
 
     /// All ranges, for the engine that takes over.
     pub(crate) fn all(&mut self) -> impl Iterator<Item = (usize, usize)> + '_ {
-        self.ranges().noted.iter()
+        self.ranges().all()
     }
 
     /// If `bytes` or more are fresh, has the mapping proxy adopt all of them; returns how many it adopted.
     ///
     /// The lock stays held, so that no other thread can unmap a fresh range and map something else there.
     pub(crate) fn adopt_fresh(&mut self, bytes: usize) -> usize {
-        let fresh = &mut self.ranges().fresh;
-        if fresh.bytes() < bytes.max(1) {
-            return 0;
-        }
-        let fresh = std::mem::take(fresh);
+        let Some(fresh) = self.ranges().take_fresh(bytes.max(1)) else { return 0 };
         // Adopting does not fail: ranges that cannot be registered are just not managed.
         ask(Call::Adopt, [&raw const fresh as usize, 0, 0, 0, 0, 0]).ok();
         fresh.bytes()
     }
 
     fn count(&mut self) {
-        let Noted { noted, reserved, .. } = self.ranges();
-        HAS_RESERVED.store(reserved.bytes() > 0, Ordering::Relaxed);
-        MANAGEABLE.store((noted.bytes() - reserved.bytes()) as u64, Ordering::Relaxed);
+        let ranges = self.ranges();
+        HAS_RESERVED.store(ranges.has_reserved(), Ordering::Relaxed);
+        MANAGEABLE.store(ranges.manageable_bytes() as u64, Ordering::Relaxed);
+    }
+
+    /// Makes a range that was added known to those who look without the lock.
+    fn publish(&mut self, start: usize, end: usize) {
+        self.count();
+        mark(start, end);
     }
 
     /// The engine, if it has taken over.
@@ -204,7 +166,7 @@ impl Candidates {
 
     /// Publishes the engine. Since the lock is held, no mapping changes at the same time.
     pub(crate) fn set_engine(&mut self, engine: &'static Engine) {
-        self.ranges().reserved = Ranges::new();
+        self.ranges().allow(0, usize::MAX);
         self.count();
         // Release: pairs with the Acquire in engine().
         ENGINE.store(std::ptr::from_ref(engine).cast_mut(), Ordering::Release);

@@ -15,7 +15,7 @@ use dlmalloc::{Allocator, Dlmalloc};
 use zfolio_pager::fatal;
 use zfolio_sys::{futex, map};
 
-#[global_allocator]
+#[cfg_attr(not(test), global_allocator)]
 static HEAP: Heap =
     Heap { lock: Lock::new(), heap: UnsafeCell::new(Dlmalloc::new_with_allocator(System)) };
 

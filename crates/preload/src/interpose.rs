@@ -15,7 +15,7 @@ macro_rules! interpose {
             /// # Safety
             ///
             /// That of the C function of the same name.
-            #[unsafe(no_mangle)]
+            #[cfg_attr(not(test), unsafe(no_mangle))]
             pub unsafe extern "C" fn $name($($arg: $type),*) -> $out $body
         )+
     };

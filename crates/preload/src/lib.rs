@@ -19,6 +19,10 @@
 //!
 //! The modules are declared in the order in which a program first needs them.
 
+#![cfg_attr(
+    test,
+    allow(dead_code, non_snake_case, reason = "a test replaces no function of the C library")
+)]
 #![allow(unreachable_pub, reason = "what is interposed is public to the linker, not to Rust")]
 #![allow(
     unsafe_code,

@@ -81,11 +81,11 @@ extern "C" fn destructor() {
 }
 
 #[used]
-#[unsafe(link_section = ".init_array")]
+#[cfg_attr(not(test), unsafe(link_section = ".init_array"))]
 static CONSTRUCTOR: extern "C" fn() = constructor;
 
 #[used]
-#[unsafe(link_section = ".fini_array")]
+#[cfg_attr(not(test), unsafe(link_section = ".fini_array"))]
 static DESTRUCTOR: extern "C" fn() = destructor;
 
 /// Starts the reclaim thread once the manageable mappings exceed half of the limit.

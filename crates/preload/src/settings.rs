@@ -75,3 +75,18 @@ fn usable(params: Params) -> Params {
         without
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::is_valgrind;
+
+    #[test]
+    fn valgrind_is_known_by_the_names_of_its_libraries() {
+        let tool = "/usr/libexec/valgrind/vgpreload_memcheck-amd64-linux.so";
+        assert!(is_valgrind(tool));
+        assert!(is_valgrind(&format!("/lib/one.so:{tool}")));
+        assert!(is_valgrind(&format!("/lib/one.so {tool}")));
+        assert!(!is_valgrind(""));
+        assert!(!is_valgrind("/opt/vgpreload_/libzfolio_preload.so"));
+    }
+}
