@@ -12,6 +12,7 @@
 
 mod detail;
 mod elf;
+mod keep;
 mod proc;
 mod program;
 mod report;
@@ -40,6 +41,7 @@ use crate::arguments::RunArgs;
 use crate::failure::Failure;
 use crate::requirements;
 use crate::stats_file;
+use keep::Keep;
 use program::Program;
 use settings::Settings;
 use tree::Tree;
@@ -220,6 +222,7 @@ fn follow(
         program.arguments.iter().cloned().map(c_string).collect();
     let failed = |error| Failure::machine(format!("signals cannot be taken: {error}"));
     let signals = Signals::block().map_err(failed)?;
+    let mut keep = Keep::new();
     #[allow(clippy::disallowed_methods, reason = "the program runs in real time, and so do we")]
     let start = Instant::now();
     let started = child::Program { path: &path, arguments: &words?, environment };
@@ -229,7 +232,7 @@ fn follow(
     let mut tree = Tree::new(pid.unsigned_abs(), onlooker.library, onlooker.directory);
     loop {
         let Some(signal) = signals.next(tree.rest()).map_err(failed)? else {
-            look(&mut tree, &mut watch);
+            look(&mut tree, &mut watch, &mut keep);
             continue;
         };
         if signal.number == libc::SIGCHLD {
@@ -243,13 +246,14 @@ fn follow(
             // It may have ended in this moment; then its end is the next signal.
             child::send(pid, signal.number).ok();
             // Signals may come without a pause.
-            look(&mut tree, &mut watch);
+            look(&mut tree, &mut watch, &mut keep);
         }
     }
 }
 
 /// Looks at the processes and tells what is to be told, each if it is time.
-fn look(tree: &mut Tree, watch: &mut Watch) {
+fn look(tree: &mut Tree, watch: &mut Watch, keep: &mut Keep) {
+    keep.look();
     tree.look_if_due();
     watch.look_if_due(tree);
 }

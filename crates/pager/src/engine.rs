@@ -17,6 +17,7 @@
 //! `docs/locks.md`.
 
 use std::ops::Deref;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::Release};
 
@@ -165,6 +166,12 @@ impl Engine {
     /// Notes that the engine has taken over.
     pub fn engage(&self) {
         self.figures().engaged.store(1, Relaxed);
+    }
+
+    /// The userfaultfd that the program's faults come through: while anybody has it open, no missing page reads
+    /// as zeros.
+    pub fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.mover.system.file()
     }
 
     /// The sizes of units and folios.

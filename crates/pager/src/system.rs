@@ -10,6 +10,7 @@
 mod linux;
 
 use std::fmt::Debug;
+use std::os::fd::BorrowedFd;
 
 use zfolio_sys::Errno;
 use zfolio_sys::uffd::{Message, Messages, Progress};
@@ -35,6 +36,11 @@ pub(crate) trait System: Send + Sync + Debug {
     ///
     /// The kernel refuses what it granted the parent.
     fn open_again(&self) -> Result<(), Errno>;
+
+    /// The file that makes missing pages of the program's side a message and not zeros, if there is one.
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 
     /// Whether [`System::open_again`] would succeed for the program's side.
     fn can_open_again(&self) -> bool;

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use zfolio_pager::{Engine, fatal};
 use zfolio_sys::errno_text::ErrnoText;
-use zfolio_sys::{Errno, clock, cpu, files, futex, process, signal, thread};
+use zfolio_sys::{Errno, clock, cpu, custody, files, futex, process, signal, thread};
 
 use crate::settings::Settings;
 use crate::{candidates, fork, identity, mapping_proxy, sanitizer, settings, statistics};
@@ -139,6 +139,7 @@ fn live(settings: &'static Settings) {
     let mut ours = candidates::lock();
     ours.set_engine(engine);
     engine.engage();
+    entrust(engine, settings);
     engine.adopt_all(ours.all());
     drop(ours);
     engine.sample();
@@ -192,6 +193,19 @@ fn watch(limit: u64) {
         let headroom_ns = (limit - margin - resident) / BYTES_PER_NS;
         thread::sleep(Duration::from_nanos(headroom_ns.clamp(200_000, 20_000_000)));
         thread::follow();
+    }
+}
+
+/// Gives `zfolio run` a copy of the userfaultfd, on a thread of the engine: that process keeps it open until all
+/// threads of this one have ended.
+///
+/// The threads of a process that is killed end one by one. With the last of ours the userfaultfd would be
+/// closed, and a thread that is still in a `write` would send zeros for what is compressed. While the userfaultfd
+/// is open, a missing page ends that thread's `write` instead: the kernel lets no killed thread wait for a fault.
+/// Where this fails (another user's process, a container's), such a `write` may send zeros.
+fn entrust(engine: &Engine, settings: &Settings) {
+    if let Some(file) = engine.file() {
+        custody::entrust(&format!("{}.custody", settings.run), file, cpu::thread_id());
     }
 }
 
@@ -265,6 +279,9 @@ fn live_again(engine: &'static Engine, quiet: &mut zfolio_pager::Quiet<'_>) -> b
     }
     if !start_other_threads(engine, CHILD_TRIES) {
         return false;
+    }
+    if let Some(settings) = settings::get() {
+        entrust(engine, settings);
     }
     engine.register_again(quiet);
     true

@@ -6,6 +6,7 @@
 
 pub mod clock;
 pub mod cpu;
+pub mod custody;
 pub mod errno_text;
 pub mod files;
 pub mod futex;

@@ -15,7 +15,20 @@ fn folder() -> Option<CString> {
     CString::new(format!("/dev/shm/zfolio-{uid}")).ok()
 }
 
-fn path(name: &str) -> Option<CString> {
+/// Opens the directory, and makes it if need be. `None` if it does not belong to this user alone.
+pub(crate) fn open_folder() -> Option<OwnedFd> {
+    let folder = folder()?;
+    rustix::fs::mkdir(&folder, Mode::RWXU).ok();
+    // Not through a symbolic link, and not in a directory that another user made.
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
+    let folder = rustix::fs::open(&folder, flags, Mode::empty()).ok()?;
+    let about = rustix::fs::fstat(&folder).ok()?;
+    let ours = about.st_uid == rustix::process::geteuid().as_raw();
+    (ours && about.st_mode & 0o077 == 0).then_some(folder)
+}
+
+/// The path of a file in the directory.
+pub(crate) fn path(name: &str) -> Option<CString> {
     CString::new(format!("{}/{name}", folder()?.to_str().ok()?)).ok()
 }
 
@@ -26,16 +39,7 @@ fn path(name: &str) -> Option<CString> {
 /// directory, or if the process may not make a file of that size.
 #[must_use]
 pub fn create(name: &str, bytes: usize) -> Option<OwnedFd> {
-    let folder = folder()?;
-    rustix::fs::mkdir(&folder, Mode::RWXU).ok();
-    // Not through a symbolic link, and not in a directory that another user made.
-    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
-    let folder = rustix::fs::open(&folder, flags, Mode::empty()).ok()?;
-    let about = rustix::fs::fstat(&folder).ok()?;
-    let ours = about.st_uid == rustix::process::geteuid().as_raw();
-    if !ours || about.st_mode & 0o077 != 0 || !fits(bytes) {
-        return None;
-    }
+    let folder = open_folder().filter(|_| fits(bytes))?;
     let name = CString::new(name).ok()?;
     rustix::fs::unlinkat(&folder, &name, AtFlags::empty()).ok();
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;

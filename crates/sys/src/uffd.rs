@@ -218,7 +218,8 @@ impl Uffd {
         Ok(())
     }
 
-    fn file(&self) -> BorrowedFd<'_> {
+    /// The descriptor.
+    pub fn file(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor is open from open() or reopen() until drop().
         unsafe { BorrowedFd::borrow_raw(self.0.load(Ordering::Relaxed)) }
     }

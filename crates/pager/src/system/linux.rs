@@ -1,5 +1,7 @@
 //! The system as it is: two userfaultfds, `madvise`, `mincore`, the clock.
 
+use std::os::fd::BorrowedFd;
+
 use zfolio_sys::uffd::{Message, Messages, Progress, Reach, Uffd, feature};
 use zfolio_sys::{Errno, clock, cpu, map, process};
 
@@ -54,6 +56,10 @@ impl System for Linux {
         let [program, staging] = needs(self.mode);
         self.program.reopen(program.0, program.1)?;
         self.staging.reopen(staging.0, staging.1)
+    }
+
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.program.file())
     }
 
     fn can_open_again(&self) -> bool {

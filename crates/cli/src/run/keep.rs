@@ -1,0 +1,82 @@
+//! The userfaultfds of the run's processes, kept open until all threads of their process have ended.
+//!
+//! A killed thread that is still in a `write` then finds no page of zeros where memory was compressed: its `write`
+//! ends. But whoever else looks at the memory of a process without a handler would wait, the end of a virtual
+//! machine's process among them. So a userfaultfd is closed a second after its handler has gone.
+
+use zfolio_sys::clock;
+use zfolio_sys::custody::{Custodian, Entrusted};
+
+/// How long a userfaultfd is kept after its handler has gone: killed threads that wait for a CPU get one meanwhile.
+const KEPT_NS: u64 = 1_000_000_000;
+
+/// Userfaultfds kept at once: a descriptor each.
+const KEPT_MAX: usize = 512;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Keep {
+    custodian: Option<Custodian>,
+    /// Each with the time since when its handler has been seen gone.
+    kept: Vec<(Entrusted, Option<u64>)>,
+}
+
+impl Keep {
+    /// Keeps what processes entrust to this run.
+    pub(super) fn new() -> Keep {
+        let name = format!("{}.custody", std::process::id());
+        Keep { custodian: Custodian::new(&name), kept: Vec::new() }
+    }
+
+    /// Takes what has come, and closes what is no longer needed.
+    pub(super) fn look(&mut self) {
+        let Some(custodian) = &mut self.custodian else { return };
+        self.kept.extend(custodian.receive().into_iter().map(|entrusted| (entrusted, None)));
+        // The oldest go first: a new one's process has the longest to live.
+        let excess = self.kept.len().saturating_sub(KEPT_MAX);
+        self.kept.drain(..excess);
+        let now = clock::monotonic_ns();
+        self.kept.retain_mut(|(entrusted, gone_since)| {
+            if has_handler(entrusted) {
+                return true;
+            }
+            now - *gone_since.get_or_insert(now) < KEPT_NS
+        });
+    }
+}
+
+/// Whether the thread that sent it, one of the engine's, is there still.
+fn has_handler(entrusted: &Entrusted) -> bool {
+    let Entrusted { process, number: thread, .. } = entrusted;
+    std::path::Path::new(&format!("/proc/{process}/task/{thread}")).exists()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::{KEPT_NS, Keep};
+    use zfolio_sys::{cpu, custody};
+
+    /// Goal: what a living thread sent is kept; a second after the thread has gone it is not.
+    #[test]
+    fn a_file_is_kept_a_second_longer_than_its_thread() {
+        let mut keep = Keep::new();
+        if keep.custodian.is_none() {
+            eprintln!("SKIPPED: no /dev/shm");
+            return;
+        }
+        let name = format!("{}.custody", std::process::id());
+        let file = std::fs::File::open("/dev/null").unwrap();
+        assert!(custody::entrust(&name, file.as_fd(), cpu::thread_id()));
+        // No thread has this number.
+        assert!(custody::entrust(&name, file.as_fd(), u32::MAX));
+        keep.look();
+        assert_eq!(keep.kept.len(), 2);
+        let gone_since = keep.kept[1].1.expect("its thread is gone");
+        keep.kept[1].1 = gone_since.checked_sub(KEPT_NS);
+        keep.look();
+        assert_eq!(keep.kept.len(), 1);
+        assert_eq!(keep.kept[0].0.number, cpu::thread_id());
+    }
+}
