@@ -1,9 +1,10 @@
-//! `zfolio run`: starts a program with the preload library, stands in for it, and tells how it was.
+//! `zfolio run`: starts a program with the preload library, represents it, and prints a summary at
+//! its end.
 //!
-//! zfolio stays as the parent. Signals that a process sends to it go on to the program; those that
-//! the terminal sends reach both, since both are in its foreground group. When the program stops for
-//! the terminal, so does zfolio; when it ends, zfolio ends in the same way: with its status, or by
-//! the same signal.
+//! zfolio stays as the parent. It passes on signals that a process sends to it; signals of the
+//! terminal reach both, since both are in the foreground group. When the terminal stops the
+//! program, zfolio stops too. When the program ends, zfolio ends in the same way: with its status,
+//! or by the same signal.
 //!
 //! # Invariants
 //!
@@ -56,7 +57,7 @@ const PRELOAD: &str = "libzfolio_preload.so";
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct End {
     change: Change,
-    /// The most it had resident, by the kernel's count.
+    /// The most that it had resident, by the kernel's count.
     resident_bytes_max: u64,
     elapsed: Duration,
 }
@@ -65,7 +66,7 @@ struct End {
 ///
 /// # Errors
 ///
-/// When it cannot be started; the table of exit statuses is in `failure.rs`.
+/// If the program cannot be started; the table of exit statuses is in `failure.rs`.
 pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
     let settings = Settings::of(arguments)?;
     let program = Program::find(&arguments.program)?;
@@ -75,7 +76,7 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
     let directory = stats_file::prepare_directory(probe::effective_uid());
     if !settings.quiet {
         if let Err(why) = &directory {
-            // The program runs as well; it cannot be told about.
+            // The program also runs without statistics; only the summary is missing.
             eprintln!("zfolio: there will be no statistics: {why}");
         }
         if let Some(excess) = settings.excess() {
@@ -105,7 +106,7 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
         out_of_memory: kills < allowance::oom_kills(),
     };
     if !settings.quiet {
-        // Nobody may be listening any more; that changes nothing about the program's end.
+        // The reader may have closed the pipe; that does not change how the program ended.
         std::io::stderr().write_all(story.to_string().as_bytes()).ok();
     }
     if let Some(line) = summary::told_of_core(pid, end.change, &files) {
@@ -125,7 +126,7 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Opens the file of `--stats` before the program runs, so that a wrong name costs nothing.
+/// Opens the file of `--stats` before the program runs, so that a wrong name is reported first.
 fn create_report(path: &Path) -> Result<(File, &Path), Failure> {
     let file = File::create(path).map_err(|error| {
         Failure::argument(format!(
@@ -136,7 +137,8 @@ fn create_report(path: &Path) -> Result<(File, &Path), Failure> {
     Ok((file, path))
 }
 
-/// The preload library: where ZFOLIO_PRELOAD says, or beside us, or where `make install` puts it.
+/// The preload library: named by ZFOLIO_PRELOAD, or next to this program, or where `make install`
+/// puts it.
 fn find_preload() -> Result<PathBuf, Failure> {
     let candidates = if let Some(given) = env::var_os("ZFOLIO_PRELOAD") {
         vec![PathBuf::from(given)]
@@ -154,7 +156,7 @@ fn find_preload() -> Result<PathBuf, Failure> {
             tried.join(", ")
         ))
     })?;
-    // The loader splits LD_PRELOAD at both, and has no way to quote them.
+    // The loader splits LD_PRELOAD at spaces and colons, and has no way to quote them.
     if found.as_os_str().as_bytes().iter().any(|byte| b" :\n\t".contains(byte)) {
         return Err(Failure::machine(format!(
             "'{}' has a space or a colon in its path, which LD_PRELOAD cannot carry; install zfolio \
@@ -165,7 +167,7 @@ fn find_preload() -> Result<PathBuf, Failure> {
     Ok(found)
 }
 
-/// The program's environment: ours, with the library and what it reads.
+/// The program's environment: this process's own, with the library and its settings.
 fn environment(settings: &Settings, preload: &Path) -> Result<Vec<CString>, Failure> {
     let mut library = preload.as_os_str().to_owned();
     let others = env::var_os("LD_PRELOAD").unwrap_or_default();
@@ -201,13 +203,13 @@ fn c_string(text: OsString) -> Result<CString, Failure> {
         .map_err(|_| Failure::argument("PROGRAM ARGS: an argument holds a zero byte"))
 }
 
-/// What [`Tree`] needs to know before there is a program.
+/// What is needed for a [`Tree`] before the program has started.
 struct Onlooker {
     library: String,
     directory: Option<PathBuf>,
 }
 
-/// Starts the program and stays with it to its end; looks at its processes meanwhile.
+/// Starts the program and watches its processes until it ends.
 fn follow(
     program: &Program,
     environment: &[CString],
@@ -240,43 +242,44 @@ fn follow(
                 return Ok((pid, end, tree));
             }
         } else if passes_on(signal, pid) {
-            // It may have ended in this moment; then its end is the next signal.
+            // The program may have just ended; then the next signal reports its end.
             child::send(pid, signal.number).ok();
-            // Signals may come without a pause.
+            // Signals may arrive without a pause, so look here too.
             look(&mut tree, &mut watch);
         }
     }
 }
 
-/// Looks at the processes and tells what is to be told, each if it is time.
+/// Looks at the processes, and prints what is due.
 fn look(tree: &mut Tree, watch: &mut Watch) {
     tree.look_if_due();
     watch.look_if_due(tree);
 }
 
-/// Hears what the children did; the end of `pid`, if it ended.
+/// Handles all changes of children; returns the end of `pid`, if it ended.
 fn end_of(pid: i32) -> Result<Option<(Change, u64)>, Failure> {
     loop {
         let change = child::changed()
             .map_err(|error| Failure::machine(format!("the program's end is not told: {error}")))?;
         match change {
             None => return Ok(None),
-            // An orphan, where we are the first process of a container.
+            // An orphan: this process is the first of a container.
             Some((other, ..)) if other != pid => {}
             Some((_, Change::Stopped(libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU), _)) => {
                 child::stop_here();
             }
-            // Who sends SIGSTOP to the program will send SIGCONT to the program.
+            // Whoever sends SIGSTOP to the program will also send SIGCONT to it.
             Some((_, Change::Stopped(_), _)) => {}
             Some((_, end, resident_bytes_max)) => return Ok(Some((end, resident_bytes_max))),
         }
     }
 }
 
-/// Whether the program should have this signal from us.
+/// Whether this process passes the signal on to the program.
 ///
-/// What the terminal or the kernel sends to the group has reached the program as well, but for the
-/// alarms that whoever executed us may have set. What the program sent to us is not for itself.
+/// A signal that the terminal or the kernel sends to the group has reached the program as well; not
+/// so an alarm set before this program was executed. A signal that the program sent to this process
+/// is not meant for the program.
 fn passes_on(signal: Signal, pid: i32) -> bool {
     let alarm = matches!(signal.number, libc::SIGALRM | libc::SIGVTALRM | libc::SIGPROF);
     alarm || (signal.from_process && signal.sender != pid)

@@ -1,8 +1,8 @@
-//! How a run was, in a few lines for whoever waited for it.
+//! The summary of a run: a few lines for the user.
 //!
-//! The process that needed the most memory is told of: under `zfolio run -- make` that is a
-//! compiler, not `make`. The others are summed up in one line; those that were not managed have one line
-//! for each program. Every peak was measured, by the process itself or by the kernel.
+//! They describe the process that needed the most memory: with `zfolio run -- make` that is a
+//! compiler, not `make`. All other managed processes share one line; those that were not managed
+//! have one line per program. Every peak was measured, by the process itself or by the kernel.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -22,30 +22,30 @@ use crate::allowance::Allowance;
 use crate::duration;
 use crate::stats_file::StatsFile;
 
-/// Waiting that is not worth a word of advice: below this, or below a 20th of the run.
+/// Waiting that is not worth advice: less than this, or less than a 20th of the run.
 const WAITING_TOLD_NS: u64 = 500_000_000;
 const WAITING_TOLD_SHARE: u64 = 20;
 
-/// Beyond the limit and not worth a line: it comes and goes with the kernel's own counting.
+/// An excess over the limit that is not worth a line: less than the kernel's counting varies.
 const EXCESS_TOLD: u64 = 8 << 20;
 
 /// A run that has ended.
 pub(super) struct Story<'a> {
-    /// What was asked for.
+    /// Its settings.
     pub(super) settings: &'a Settings,
     /// The program and its arguments.
     pub(super) program: &'a [OsString],
-    /// Whether every detail is wanted.
+    /// Whether to print every detail.
     pub(super) verbose: bool,
-    /// The program.
+    /// The program's process id.
     pub(super) pid: i32,
     /// How it ended.
     pub(super) end: End,
-    /// What its processes left.
+    /// The figures that its processes left.
     pub(super) files: &'a [StatsFile],
-    /// What was seen of them from outside.
+    /// What was seen of its processes from outside.
     pub(super) tree: &'a Tree,
-    /// Meanwhile the kernel killed processes of this cgroup because memory ran out.
+    /// Whether the kernel killed processes of this cgroup during the run because memory ran out.
     pub(super) out_of_memory: bool,
 }
 
@@ -53,8 +53,8 @@ fn of(figure: &AtomicU64) -> u64 {
     figure.load(Relaxed)
 }
 
-/// Whether anything of it was compressed. The engine takes over early where a program grows fast, and may
-/// find nothing to do.
+/// Whether any memory was compressed. The engine takes over early if a program grows fast, and may
+/// then have nothing to do.
 fn was_compressed(file: &StatsFile) -> bool {
     let figures = &file.stats.figures;
     let reclaimed = [
@@ -66,14 +66,14 @@ fn was_compressed(file: &StatsFile) -> bool {
     of(&figures.engaged) != 0 && reclaimed.into_iter().any(|figure| of(figure) > 0)
 }
 
-/// A higher limit at which the process would have waited for a tenth of the time; `None`: it would have gained
-/// nothing.
+/// A higher limit at which the process would have waited for a tenth of the time; `None` if no
+/// limit gains that.
 pub(super) fn advice(stats: &Stats) -> Option<Advice> {
     stats.refaults.advice(&stats.measured(), of(&stats.figures.stall_ns) / 10)
 }
 
-/// What a core file of the program lacks: the kernel writes zeros for what is not in its place, and
-/// nothing else would say so.
+/// A message about what is missing from a core file of the program: the kernel writes zeros for
+/// memory that is compressed, and nothing else reports it.
 pub(super) fn told_of_core(pid: i32, change: Change, files: &[StatsFile]) -> Option<String> {
     let Change::Dumped(_) = change else { return None };
     let file = files.iter().find(|file| i64::from(file.pid) == i64::from(pid))?;
@@ -87,12 +87,12 @@ pub(super) fn told_of_core(pid: i32, change: Change, files: &[StatsFile]) -> Opt
     })
 }
 
-/// Whom the first line is about.
+/// The subject of the first line.
 #[derive(Clone, Copy)]
 enum Subject<'a> {
     /// A process that left its figures.
     Managed(&'a StatsFile),
-    /// Others, above the limit.
+    /// Processes without figures, above the limit.
     Other(&'a Group),
     Nobody,
 }
@@ -138,7 +138,7 @@ impl Story<'_> {
         }
     }
 
-    /// The managed process that needed most.
+    /// The managed process that needed the most memory.
     pub(super) fn largest(&self) -> Option<&StatsFile> {
         self.files.iter().max_by_key(|file| {
             let need = of(&file.stats.figures.demand_bytes_max);
@@ -150,12 +150,12 @@ impl Story<'_> {
         i64::from(file.pid) == i64::from(self.pid)
     }
 
-    /// The most that a process had resident: what it saw itself, and the kernel's mark.
+    /// The most that a process had resident: the larger of its own count and the kernel's.
     pub(super) fn peak_bytes(&self, file: &StatsFile) -> u64 {
         let seen = of(&file.stats.figures.process_bytes_max);
         let alone = self.files.len() == 1 && self.tree.seen <= 1 && self.tree.groups().is_empty();
-        // What `wait4` tells is the most of the program and all that it waited for itself. Where that is
-        // above the limit, somebody must have seen whose it is (`tell_unseen`).
+        // `wait4` returns the peak of the program and of all children that it waited for. If that
+        // is above the limit, another process may have had it (`tell_unseen`).
         let kernel = self.end.resident_bytes_max;
         let kernel = if alone && self.is_first(file) && !self.is_over(kernel) { kernel } else { 0 };
         seen.max(self.tree.peak_of(file).bytes).max(kernel)
@@ -170,7 +170,7 @@ impl Story<'_> {
         size::display(self.settings.limit_bytes)
     }
 
-    /// It had to be compressed.
+    /// The process needed more than its limit, and memory was compressed.
     fn tell_compressed(&self, f: &mut fmt::Formatter<'_>, file: &StatsFile) -> fmt::Result {
         let (stats, peak) = (&*file.stats, self.peak_bytes(file));
         let need = of(&stats.figures.demand_bytes_max).max(peak);
@@ -237,7 +237,7 @@ impl Story<'_> {
         }
     }
 
-    /// How far it was over its limit, and what that was.
+    /// By how much it was over its limit, and which memory that was.
     fn tell_excess(&self, f: &mut fmt::Formatter<'_>, file: &StatsFile, peak: u64) -> fmt::Result {
         let excess = size::display(peak.saturating_sub(self.settings.limit_bytes));
         write!(f, "  over limit  by {excess}")?;
@@ -255,7 +255,7 @@ impl Story<'_> {
         )
     }
 
-    /// It was over its limit, and nothing of it could be compressed.
+    /// It was over its limit, and nothing could be compressed.
     fn tell_over(&self, f: &mut fmt::Formatter<'_>, file: &StatsFile) -> fmt::Result {
         let peak = self.peak_bytes(file);
         writeln!(
@@ -268,7 +268,7 @@ impl Story<'_> {
         self.tell_excess(f, file, peak)
     }
 
-    /// It never came near its limit.
+    /// It stayed below its limit.
     fn tell_below(&self, f: &mut fmt::Formatter<'_>, file: &StatsFile) -> fmt::Result {
         let peak = self.peak_bytes(file);
         let where_it_stayed = if peak > self.settings.limit_bytes { "at" } else { "below" };
@@ -292,7 +292,7 @@ impl Story<'_> {
         )
     }
 
-    /// Processes of one program that left no figures.
+    /// A line for the processes of one program that left no figures.
     fn tell_group(&self, f: &mut fmt::Formatter<'_>, group: &Group) -> fmt::Result {
         let who = match group.processes {
             1 => format!("{} was", group.command),
@@ -307,7 +307,8 @@ impl Story<'_> {
         }
     }
 
-    /// The kernel knows of more than anybody saw: it was held between two looks.
+    /// The kernel counted a higher peak than any look found: it lasted less than the time between
+    /// two looks.
     fn tell_unseen(&self, f: &mut fmt::Formatter<'_>, subject: Subject<'_>) -> fmt::Result {
         let kernel = self.end.resident_bytes_max;
         let files = self.files.iter().map(|file| self.peak_bytes(file));
@@ -324,7 +325,7 @@ impl Story<'_> {
         )
     }
 
-    /// Managed processes that were not told about.
+    /// A line for the managed processes that are not described above.
     fn tell_others(&self, f: &mut fmt::Formatter<'_>, subject: Subject<'_>) -> fmt::Result {
         let is_told = |file: &StatsFile| match subject {
             Subject::Managed(told) => std::ptr::eq(told, file),
@@ -341,7 +342,7 @@ impl Story<'_> {
         let largest = others().map(|file| self.peak_bytes(file)).max();
         let plural = if count == 1 { "process" } else { "processes" };
         write!(f, "  and         {count} more {plural}, {compressed} of them compressed")?;
-        // Nothing is known of those that ended at once.
+        // Processes that ended at once have no known peak.
         if let Some(largest) = largest.filter(|largest| *largest > 0) {
             write!(f, "; largest peak {}", size::display(largest))?;
         }
@@ -353,7 +354,7 @@ impl Story<'_> {
 }
 
 impl Story<'_> {
-    /// The kernel ended the program, and said why to nobody but its log.
+    /// The kernel killed the program, and reported the reason only in its log.
     fn tell_killed(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let killed = self.end.change == Change::Died(libc::SIGKILL);
         if !killed || !self.out_of_memory {
@@ -372,13 +373,14 @@ impl Story<'_> {
     }
 }
 
-/// What most of the waiting was for, in words.
+/// What most of the wait was for.
 fn main_cause(stats: &Stats) -> Option<&'static str> {
     let waited = of(&stats.figures.stall_ns);
     let room = of(&stats.figures.stall_reclaim_ns).min(waited);
     let (zero, staged) = (stats.fault_zero_ns.sum(), stats.fault_staged_ns.sum());
     let stored = stats.refaults.waited_ns();
-    // Who makes room does it before memory comes, fresh or compressed: taken from both in proportion.
+    // Time spent on making room comes before fresh memory and before compressed memory; it is taken
+    // from both in proportion.
     let less = |part: u64| {
         let all = u128::from((zero + stored).max(1));
         part.saturating_sub(u64::try_from(u128::from(room) * u128::from(part) / all).unwrap_or(0))

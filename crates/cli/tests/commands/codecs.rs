@@ -1,10 +1,10 @@
-//! `zfolio bench codecs`: what is refused before it measures, and what it prints.
+//! `zfolio bench codecs`: what it refuses before it measures, and what it prints.
 
 use std::fs;
 
 use crate::stage::{scratch, told, zfolio};
 
-/// A corpus, which is measured in units of 2M: those take the least time.
+/// A corpus for measurements in units of 2M, which take the least time.
 fn corpus(directory: &std::path::Path) -> String {
     let corpus = directory.join("corpus").to_str().expect("UTF-8").to_owned();
     let lines = (0..400_000_u64).map(|number| format!("{}: {}\n", number * 7919, number % 97));

@@ -18,7 +18,7 @@ fn a_corpus_becomes_a_dictionary() {
     assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
     assert!(out.contains("zstd") && out.contains(" -> "), "{out}");
     assert!((8 << 10..=16 << 10).contains(&fs::read(&dictionary).unwrap().len()));
-    // It is accepted: what is refused next is the program.
+    // The dictionary is accepted: only the program is refused.
     let algorithm = format!("zstd,level=1,dict={dictionary}");
     let (code, _, err) = told(&["run", "--algorithm", &algorithm, "--", "no-such-program"]);
     assert_eq!(code, Some(127), "{err}");

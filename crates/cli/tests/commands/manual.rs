@@ -1,4 +1,4 @@
-//! The manual pages: every command has one, and man and its kin read them without complaint.
+//! The manual pages: every command has one, and formatters accept them without complaint.
 
 use std::fs;
 use std::path::PathBuf;
@@ -46,8 +46,7 @@ fn a_page_can_be_printed_and_a_wrong_name_is_refused() {
 
 #[test]
 fn the_formatters_have_nothing_to_say() {
-    // A page has no date: it is that of the version, and pages of one version are the same wherever
-    // they are made.
+    // A page has no date, so that all pages of one version are the same, wherever they were made.
     let formatters: [&[&str]; 2] =
         [&["groff", "-man", "-ww", "-z", "-Tutf8"], &["mandoc", "-Tlint", "-Wwarning"]];
     for formatter in formatters {

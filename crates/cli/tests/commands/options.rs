@@ -1,4 +1,4 @@
-//! Options of `zfolio run` and the variables that stand for them.
+//! Options of `zfolio run`, and the variables with the same meaning.
 
 use std::fs;
 use std::io::Write;
@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use crate::run::works;
 use crate::stage::{holder, stand_in, texts, told, wait_for, zfolio};
 
-/// Writes what the library reads.
+/// Prints the variables that the library reads.
 const SCRIPT: [&str; 3] = ["sh", "-c", "echo $ZFOLIO_LIMIT $ZFOLIO_UNIT $ZFOLIO_ALGORITHM"];
 
 fn run(options: &[&str], variables: &[(&str, &str)]) -> Output {
@@ -50,8 +50,8 @@ fn a_bad_variable_is_status_2_and_named() {
     }
 }
 
-/// The inner program has what it would have had without the inner `zfolio`; whether to speak and to be
-/// strict is asked of each command.
+/// Goal: the inner program has what it would have had without the inner `zfolio`; quiet and strict
+/// are decided for each command.
 #[test]
 fn a_run_inside_of_a_run_has_its_limit() {
     if !works() {
@@ -102,12 +102,12 @@ fn a_limit_that_the_machine_does_not_have_is_told_of() {
 /// A memory cgroup with a limit of 256M, removed when dropped.
 struct Cgroup {
     directory: String,
-    /// The file that says so.
+    /// The file with the limit.
     limit: String,
 }
 
 impl Cgroup {
-    /// None, with a loud word, where we may make none.
+    /// `None`, with a message, if no cgroup can be made.
     fn make(name: &str) -> Option<Cgroup> {
         // Version 2, and version 1.
         let hierarchies =
@@ -116,7 +116,8 @@ impl Cgroup {
             let directory = format!("{root}/zfolio-{name}-{}", std::process::id());
             fs::create_dir(&directory).ok()?;
             let cgroup = Cgroup { limit: format!("{directory}/{file}"), directory };
-            // Not where this is a plain directory, in which the file is not there yet.
+            // Without `create`, so that this fails in a plain directory, which does not have the
+            // file.
             let file = fs::OpenOptions::new().write(true).open(&cgroup.limit);
             let limited = file.and_then(|mut file| file.write_all(b"268435456"));
             limited.is_ok().then_some(cgroup)
@@ -127,9 +128,9 @@ impl Cgroup {
         made
     }
 
-    /// `zfolio` in it.
+    /// The output of `zfolio` in this cgroup.
     fn output(&self, arguments: &[&str]) -> Output {
-        // The shell goes into it, and becomes zfolio.
+        // A shell enters the cgroup, and then becomes zfolio.
         let script = format!("echo $$ > {}/cgroup.procs && exec \"$@\"", self.directory);
         let mut command = Command::new("sh");
         command.args(["-c", &script, "sh"]).arg(zfolio(&[]).get_program()).args(arguments);
@@ -139,7 +140,7 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // The dead may be counted in it for a moment.
+        // Processes that have ended may still be counted for a moment.
         wait_for("the cgroup to be empty", || fs::remove_dir(&self.directory).is_ok());
     }
 }
@@ -166,7 +167,7 @@ fn who_is_killed_because_memory_ran_out_hears_why() {
         cgroup.limit
     );
     assert!(err.ends_with(&told), "{err}");
-    // The same signal from anybody else is no such thing.
+    // The same signal from another sender is not reported like this.
     let output = cgroup.output(&["run", "-l", "200M", "--", "sh", "-c", "kill -s KILL $$"]);
     assert!(!texts(&output).1.contains("killed"));
 }

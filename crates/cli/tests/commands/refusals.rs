@@ -1,11 +1,11 @@
-//! Bad input: one line, with the argument, what was given and what is accepted.
+//! Bad input: one line, with the argument, the value, and what is accepted.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use crate::stage::{Nobody, scratch, texts, told, zfolio};
 
-/// Asserts one line on standard error that holds all of `parts`.
+/// Asserts one line on standard error that contains all of `parts`.
 #[track_caller]
 fn assert_refused(arguments: &[&str], status: i32, parts: &[&str]) {
     let (code, out, err) = told(arguments);

@@ -1,4 +1,4 @@
-//! `zfolio run`: the program behaves as without it, and its figures are told at the end.
+//! `zfolio run`: the program behaves as without it, and a summary is printed at the end.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -7,7 +7,7 @@ use std::process::Child;
 
 use crate::stage::{kill, scratch, stand_in, state, texts, told, wait_for, zfolio};
 
-/// Whether `zfolio run` can work here; says so loudly if not.
+/// Whether `zfolio run` can work here; prints a message if not.
 pub(crate) fn works() -> bool {
     let (code, _, _) = told(&["doctor"]);
     if code != Some(0) {
@@ -16,11 +16,11 @@ pub(crate) fn works() -> bool {
     code == Some(0)
 }
 
-/// The first line that a started `zfolio` writes.
+/// The first line that a started `zfolio` prints.
 pub(crate) fn first_line(child: &mut Child) -> String {
     let out = child.stdout.as_mut().expect("piped");
     let mut line = String::new();
-    // A short buffer would do as well: what follows is read by nobody.
+    // The buffer may read further: no other code reads the rest.
     BufReader::new(out).read_line(&mut line).expect("it writes a line");
     line.trim().to_owned()
 }
@@ -116,7 +116,8 @@ fn a_stop_stops_us_too_and_both_continue() {
         return;
     }
     let mut command = zfolio(&["run", "-q", "--", "sh", "-c", "echo up; kill -s TSTP $$; exit 4"]);
-    // A group of its own, whose parent is in another: not orphaned, so it can be stopped.
+    // A process group of its own whose parent is in another group: it is not orphaned, so it can be
+    // stopped.
     let mut child = command.process_group(0).spawn().unwrap();
     assert_eq!(first_line(&mut child), "up");
     wait_for("zfolio to stop", || state(child.id()) == Some('T'));
@@ -162,8 +163,9 @@ fn a_run_over_its_limit_tells_all_and_its_children() {
     let parts = [
         "sh needed 1G and ran in 250M (limit 256M): 4.1 times less\n",
         "in which its threads together waited 5.2s for memory, mostly decompressing\n",
-        // The distance is from 60M to 64M, half of which is away on average; at 4 to 1 a resident byte costs
-        // three quarters of one: 62M of them 46.5M. The rest is what may be used at random.
+        // The distance is in the bucket from 60M to 64M, of which half is still away on average. At
+        // a ratio of 4 a resident byte costs three quarters of a byte of limit: 62M cost 46.5M. The
+        // rest could be random use.
         "at 303M this run would have waited about 132ms instead of 5.2s\n",
         "and         2 more processes, 2 of them compressed; largest peak 250M\n",
     ];

@@ -1,4 +1,4 @@
-//! `zfolio stat`: live figures of one's own processes, and one line for any other.
+//! `zfolio stat`: live figures of the user's own processes, and one line for any other.
 
 use std::process::{Child, Stdio};
 
@@ -70,13 +70,13 @@ fn watching_ends_with_the_process() {
     let line = first_line(&mut watch);
     assert!(serde_json::from_str::<serde_json::Value>(&line).is_ok(), "a line is JSON: {line}");
     drop(waiting);
-    // Its standard output was closed or its process has ended: either way it is done.
+    // Its standard output was closed, or its process has ended: in both cases it ends.
     assert!(watch.wait().unwrap().success());
 }
 
 #[test]
 fn what_is_not_managed_is_status_2() {
-    // Not this process, which may be using the library in another test.
+    // Not this process, which may use the library in another test.
     let parent = std::os::unix::process::parent_id().to_string();
     for (pid, part) in
         [("4194304", "no process 4194304"), (parent.as_str(), "not managed by zfolio")]
@@ -98,8 +98,8 @@ fn a_process_of_another_user_is_status_2() {
     assert!(err.contains("belongs to uid 0") && err.lines().count() == 1, "{err}");
 }
 
-/// Goal: a process that uses the Rust library is listed beside those of `zfolio run`, and marked. Method: this
-/// process is one.
+/// Goal: a process that uses the Rust library is listed with those of `zfolio run`, and marked.
+/// Method: this process uses it.
 #[test]
 fn a_user_of_the_library_is_listed_and_marked() {
     let pager = zfolio::Pager::builder().limit(8 << 20).name("of-a-test").build();

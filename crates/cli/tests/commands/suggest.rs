@@ -1,4 +1,5 @@
-//! `zfolio suggest`: what it writes where, and how it ends. The stand-in needs 1 GiB and waits never.
+//! `zfolio suggest`: what it prints where, and how it ends. The stand-in needs 1 GiB and never
+//! waits.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -13,7 +14,7 @@ fn zfolio(arguments: &[&str]) -> std::process::Command {
     command
 }
 
-/// Runs it to its end: exit status, standard output, standard error.
+/// Runs it to its end; returns exit status, standard output, standard error.
 fn told_of_need(arguments: &[&str]) -> (Option<i32>, String, String) {
     stage::told_by(&mut zfolio(arguments))
 }

@@ -1,16 +1,16 @@
-//! What the summary says of processes that zfolio cannot manage: it was wrong or silent about each of
-//! these once.
+//! The summary for processes that zfolio cannot manage. It was once wrong, or silent, about each of
+//! these.
 
 use std::path::Path;
 
 use crate::run::works;
 use crate::stage::{holder, scratch, texts, zfolio};
 
-/// What each process of these tests holds, in MiB, and what it may be told to have held.
+/// What each process of these tests holds, in MiB, and the accepted range in the summary.
 const HELD: &str = "100";
 const HELD_MIB: std::ops::RangeInclusive<u64> = 100..=112;
 
-/// Runs under a limit of 64M: exit status and standard error.
+/// Runs under a limit of 64M; returns exit status and standard error.
 fn run(variables: &[(&str, &str)], program: &[&str]) -> (Option<i32>, String) {
     let arguments: Vec<&str> = ["run", "-l", "64M", "--"].iter().chain(program).copied().collect();
     let mut command = zfolio(&arguments);
@@ -32,7 +32,8 @@ fn path(program: &Path) -> &str {
     program.to_str().expect("UTF-8")
 }
 
-/// A program that another one becomes: its PID has the figures of the other one, which stayed below.
+/// Goal: a program that replaces another one has the same PID, and so the figures of the other one,
+/// which stayed below the limit.
 #[test]
 fn a_static_program_behind_env_is_not_managed() {
     let Some(program) = holder("static-env", &["-static"]).filter(|_| works()) else { return };
@@ -62,7 +63,7 @@ fn static_children_are_counted_by_program() {
     assert!(HELD_MIB.contains(&(group["resident_bytes_max"].as_u64().unwrap() >> 20)), "{group}");
 }
 
-/// Below the limit it is no headline.
+/// Goal: an unmanaged process below the limit is not in the first line.
 #[test]
 fn a_small_stranger_is_told_of_besides() {
     let Some(program) = holder("static-small", &["-static"]).filter(|_| works()) else { return };
@@ -90,7 +91,8 @@ fn a_program_without_its_environment_is_not_managed() {
     assert!(err.starts_with(told) && HELD_MIB.contains(&mib_after(&err, told)), "{err}");
 }
 
-/// A process in a root directory without /proc cannot count its own pages.
+/// Goal: a process in a root directory without /proc, which cannot count its own pages, is
+/// described.
 #[test]
 fn a_process_that_cannot_see_itself_did_not_run_in_0() {
     let Some(program) = holder("blind", &[]).filter(|_| works()) else { return };
@@ -108,7 +110,7 @@ fn a_managed_process_whose_figures_are_missing_is_told_of() {
     assert!(err.starts_with(told) && HELD_MIB.contains(&mib_after(&err, "peak ")), "{err}");
 }
 
-/// What nobody saw is still in the kernel's count, which does not say whose it is.
+/// Goal: a peak between two looks is still in the kernel's count, which does not say whose it is.
 #[test]
 fn what_was_held_between_two_looks_is_not_lost() {
     let Some(program) = holder("brief", &["-static"]).filter(|_| works()) else { return };
