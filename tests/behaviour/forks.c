@@ -12,7 +12,7 @@
 extern char **environ;
 static struct ballast b;
 
-/* Child and parent verify everything, and write to it, each its own. */
+/* Child and parent verify all memory, and each writes to its own copy. */
 static void verified(void) {
     ballast_make(&b, 4 * limit_bytes(), 1);
     pid_t pid = fork();
@@ -111,13 +111,14 @@ static void loop(void) {
             _exit(round & 63);
         }
         int status;
-        CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == (round & 63), "%#x", status);
+        CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == (round & 63), "%#x",
+              status);
     }
     verify(own, 2 * MIB - PAGE, 5, "in the parent");
     ballast_stop(&b);
 }
 
-/* Every other way to start a program. */
+/* All other ways to start a program. */
 static void others(void) {
     ballast_make(&b, 3 * limit_bytes(), 6);
     ballast_start(&b);
@@ -141,7 +142,7 @@ static void others(void) {
     ballast_stop(&b);
 }
 
-/* fork on a stack that is itself compressed. */
+/* fork on a stack that is compressed. */
 static ucontext_t here, there;
 static void on_the_other_stack(void) {
     volatile char deep[200000];
@@ -168,7 +169,7 @@ static void stack(void) {
     ballast_verify(&b, "stack");
 }
 
-/* Open files survive: stdio's locks and buffers lie in compressed memory. */
+/* Open files still work in a child: stdio's locks and buffers lie in compressed memory. */
 static void files(void) {
     ballast_make(&b, 3 * limit_bytes(), 8);
     FILE *open_files[40];
@@ -193,7 +194,7 @@ static void files(void) {
     }
 }
 
-/* Threads that wait for memory all the time, and a loop of forks: each comes to its end, however much is staged. */
+/* A loop of forks while threads wait for memory all the time: every fork ends, however many folios are staged. */
 static void *waiting(void *argument) {
     struct ballast own;
     uint64_t random = (uint64_t)argument;
@@ -217,7 +218,7 @@ static void busy_threads(void) {
     for (int i = 0; i < 4; i++) CHECK(pthread_join(threads[i], NULL) == 0);
 }
 
-/* Threads open and close files while others fork: the C library's list of files changes all the time. */
+/* Threads open and close files while others fork, so that the C library's list of files changes all the time. */
 static void *opening(void *argument) {
     uint64_t random = (uint64_t)argument;
     FILE *kept[200] = {0};
@@ -252,11 +253,11 @@ static void streams(void) {
     ballast_stop(&b);
 }
 
-/* The C library keeps what it knows of users in allocated memory, and looks there in the midst of fork. */
+/* The C library has its records of users in allocated memory, and reads them during fork. */
 static void names(void) {
     CHECK(getpwuid(0) && strcmp(getpwuid(0)->pw_name, "root") == 0);
     ballast_make(&b, 3 * limit_bytes(), 16);
-    /* With one thread, the C library does not look. */
+    /* In a process with one thread the C library does not read them. */
     ballast_start(&b);
     for (int round = 0; round < 20; round++) {
         usleep(50000);
@@ -272,7 +273,7 @@ static void names(void) {
     CHECK(getpwuid(0) && strcmp(getpwuid(0)->pw_name, "root") == 0);
 }
 
-/* So many handlers that the C library's list of them is allocated memory, which a child reads before anything else. */
+/* So many fork handlers that the C library's list of them is allocated memory, which a child reads first. */
 static atomic_int handled;
 static void handle(void) { atomic_fetch_add(&handled, 1); }
 
@@ -293,7 +294,7 @@ static void handlers(void) {
     ballast_stop(&b);
 }
 
-/* Modules with thread-local storage: what the loader knows of them, and the storage, lie in compressed memory. */
+/* Modules with thread-local storage: the loader's records of them, and the storage, lie in compressed memory. */
 static const char *beside(const char *name) {
     static char path[512];
     ssize_t length = readlink("/proc/self/exe", path, sizeof path - 32);
@@ -306,7 +307,7 @@ static const char *beside(const char *name) {
 static void *steps(void *argument) {
     uint64_t (*step)(void) = (uint64_t (*)(void))argument;
     for (uint64_t i = 1; i < 100; i++) CHECK(step() == i, "a new thread's own storage");
-    /* The C library unwinds the stack, for which it looks through all modules. */
+    /* The C library unwinds the stack, and reads the records of all modules for that. */
     pthread_exit((void *)99ul);
 }
 
@@ -338,7 +339,7 @@ static void modules(void) {
     ballast_verify(&b, "modules, at last");
 }
 
-/* A forked child may start threads and children of its own, and outlive its parent. */
+/* A forked child may start threads and children, and outlive its parent. */
 static void *child_thread(void *argument) {
     uint64_t random = (uint64_t)argument;
     char *own = malloc(4 * MIB);
@@ -357,7 +358,8 @@ static void server(void) {
     for (int i = 0; i < 6; i++) {
         if ((workers[i] = fork()) != 0) continue;
         pthread_t threads[4];
-        for (uint64_t j = 0; j < 4; j++) CHECK(pthread_create(&threads[j], NULL, child_thread, (void *)(i * 10 + j)) == 0);
+        for (uint64_t j = 0; j < 4; j++)
+            CHECK(pthread_create(&threads[j], NULL, child_thread, (void *)(i * 10 + j)) == 0);
         for (int j = 0; j < 4; j++) CHECK(pthread_join(threads[j], NULL) == 0);
         ballast_verify(&b, "worker");
         exit(0);
@@ -366,7 +368,7 @@ static void server(void) {
     ballast_verify(&b, "server");
 }
 
-/* fork while threads live on stacks from malloc, and from such a thread. */
+/* fork while other threads run on stacks from malloc, and from such a thread. */
 static void *resting(void *argument) {
     volatile char use[60000];
     for (size_t i = 0; i < sizeof use; i += 64) use[i] = (char)i;
@@ -407,7 +409,7 @@ static void own_stacks(void) {
     ballast_verify(&b, "own stacks");
 }
 
-/* Children by other calls than fork: each has a copy of everything, and writes to its own. */
+/* Children made by other calls than fork: each has a copy of all memory, and writes to it. */
 static atomic_int shared_word;
 
 static int cloned(void *argument) {
@@ -427,7 +429,8 @@ static int borrower(void *argument) {
 static void ended_with_7(pid_t pid, const char *what) {
     int status;
     CHECK(pid > 0, "%s", what);
-    CHECK(waitpid(pid, &status, __WALL) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 7, "%s: status %#x", what, status);
+    CHECK(waitpid(pid, &status, __WALL) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 7, "%s: status %#x",
+          what, status);
     ballast_verify(&b, what);
 }
 
@@ -461,12 +464,12 @@ static void clones(void) {
         if (pid == 0) cloned(argument);
         ended_with_7(pid, how == 0 ? "SYS_clone" : how == 1 ? "SYS_clone3" : how == 2 ? "SYS_fork" : "_Fork");
     }
-    /* A child that borrows its parent's memory writes to it. */
+    /* A child that shares its parent's memory writes to it. */
     ended_with_7(clone(borrower, stack + bytes, CLONE_VM | CLONE_VFORK | SIGCHLD, (void *)99ul), "a borrower");
     CHECK(atomic_load(&shared_word) == 99);
 }
 
-/* What is no fork comes back from syscall() as from the kernel. */
+/* Other calls through syscall() return what the kernel returns. */
 static void plain_syscalls(void) {
     CHECK(syscall(SYS_getpid) == getpid());
     errno = 0;
@@ -484,7 +487,7 @@ static void plain_syscalls(void) {
     ballast_verify(&b, "after calls");
 }
 
-/* With little address space left fork works or says ENOMEM, and the parent goes on. */
+/* With little address space left fork works or fails with ENOMEM, and the parent continues. */
 static void no_room(void) {
     ballast_make(&b, 4 * limit_bytes(), 14);
     int kinds[] = {RLIMIT_DATA, RLIMIT_AS};
@@ -494,7 +497,8 @@ static void no_room(void) {
         char text[256];
         size_t used = 0;
         FILE *status = fopen("/proc/self/status", "r");
-        while (fgets(text, sizeof text, status)) if (!strncmp(text, names[i], 7)) used = strtoull(text + 7, NULL, 10) << 10;
+        while (fgets(text, sizeof text, status))
+            if (!strncmp(text, names[i], 7)) used = strtoull(text + 7, NULL, 10) << 10;
         fclose(status);
         CHECK(used > 4 * limit_bytes());
         for (size_t more = 0; more <= 8 * MIB; more += more < 3 * MIB ? 256 * 1024 : 1 * MIB) {
@@ -520,7 +524,7 @@ static void no_room(void) {
     CHECK(worked > 0 && worked + failed_so > 30);
 }
 
-/* What is to be wiped in a child reads as zeros there, however that was asked for. */
+/* Memory that is to be wiped in a child reads as zeros there, whichever call requested it. */
 static void wiped(void) {
     for (int raw = 0; raw < 2; raw++) {
         size_t bytes = 3 * limit_bytes();
@@ -531,7 +535,8 @@ static void wiped(void) {
         pid_t pid = fork();
         CHECK(pid >= 0);
         if (pid == 0) {
-            for (size_t at = 0; at < bytes; at += PAGE) CHECK(page_is_zero(secret + at), "page %zu, raw %d", at / PAGE, raw);
+            for (size_t at = 0; at < bytes; at += PAGE)
+                CHECK(page_is_zero(secret + at), "page %zu, raw %d", at / PAGE, raw);
             _exit(0);
         }
         child_is_well(pid, "child of wiped memory");
@@ -540,7 +545,7 @@ static void wiped(void) {
     }
 }
 
-/* A child that can have no engine has its memory all the same, and zfolio says that the limit is not held. */
+/* A child that cannot have an engine still has its memory, and zfolio prints that the limit is not held. */
 static void child_without(const char *what) {
     pid_t pid = fork();
     CHECK(pid >= 0);
@@ -549,7 +554,7 @@ static void child_without(const char *what) {
     ballast_churn(&b, b.pages / 4, &random);
     ballast_verify(&b, what);
     if (pid == 0) {
-        /* A child of its own has what it has. */
+        /* Its own child has the same memory. */
         pid_t next = fork();
         CHECK(next >= 0);
         ballast_verify(&b, what);
@@ -588,7 +593,7 @@ static void leave_group(void) {
     rmdir(group);
 }
 
-/* So many threads and processes in all. */
+/* The limit on threads and processes together. */
 static void allow_tasks(int tasks) {
     char path[300];
     snprintf(path, sizeof path, "%s/pids.max", group);
@@ -605,7 +610,7 @@ static int tasks_now(void) {
     return tasks;
 }
 
-/* A child may have none, some or all of the threads that an engine needs. */
+/* A child may get none, some or all of the threads that an engine needs. */
 static void few_threads(void) {
     snprintf(group, sizeof group, "/sys/fs/cgroup/pids/zfolio-behaviour-%d", getpid());
     if (mkdir(group, 0755)) skip("no cgroup of version 1 that limits threads can be made");
@@ -634,14 +639,14 @@ static void few_threads(void) {
     CHECK(refused == 1);
 }
 
-/* Children that grow and are another program at once: what starts meanwhile must not be told to have failed. */
+/* Children that grow and execute another program at once: threads that start then must not be reported as failed. */
 static void exec_races(void) {
     for (int i = 0; i < 300; i++) {
         pid_t pid = fork();
         if (pid == 0) {
             char *start = map_anonymous(limit_bytes());
             start[0] = 1;
-            /* The start of the other threads takes some 100 us: at different points of it. */
+            /* The start of the other threads takes about 100 us; this interrupts it at different points. */
             for (double until = now() + (i % 30) * 1e-5; now() < until;) {}
             execl("/proc/self/exe", "forks", "nothing", NULL);
             CHECK(0);
@@ -652,7 +657,7 @@ static void exec_races(void) {
 
 static void nothing(void) { _exit(0); }
 
-/* A program that executes another under the same limit, which executes another. */
+/* A program executes another one under the same limit, which executes a third. */
 static void exec_chain(void) {
     const char *left = getenv("BEHAVIOUR_LEFT");
     int depth = left ? atoi(left) : 3;
@@ -673,7 +678,8 @@ int main(int count, char **arguments) {
         {"own_stacks", own_stacks}, {"exec_chain", exec_chain}, {"exec_races", exec_races}, {"nothing", nothing},
         {"clones", clones}, {"plain_syscalls", plain_syscalls}, {"no_room", no_room}, {"wiped", wiped},
         {"no_threads", no_threads}, {"no_userfaultfd", no_userfaultfd}, {"few_threads", few_threads},
-        {"busy_threads", busy_threads}, {"streams", streams}, {"names", names}, {"handlers", handlers}, {"modules", modules},
+        {"busy_threads", busy_threads}, {"streams", streams}, {"names", names}, {"handlers", handlers},
+        {"modules", modules},
     };
     return CHOOSE(cases);
 }

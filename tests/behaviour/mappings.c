@@ -1,4 +1,4 @@
-/* The mmap family against a model of every page: what it holds, and whether it may be touched. */
+/* The mmap family against a model of every page: its contents, and whether it may be accessed. */
 #include "behaviour.h"
 
 enum { ZERO, DATA, MAYBE };
@@ -22,11 +22,19 @@ static void check_page(struct window *w, size_t page, const char *when) {
     char *at = w->start + page * PAGE;
     if (w->protection[page] == PROT_NONE) return;
     switch (w->state[page]) {
-    case ZERO: CHECK(page_is_zero(at), "%s: page %zu at %p must be zeros, holds %#lx", when, page, (void *)at, *(uint64_t *)at); break;
-    case DATA: CHECK(page_is(at, w->seed[page]), "%s: page %zu at %p lost its contents, holds %#lx", when, page, (void *)at, *(uint64_t *)at); break;
+    case ZERO:
+        CHECK(page_is_zero(at), "%s: page %zu at %p must be zeros, holds %#lx", when, page, (void *)at,
+              *(uint64_t *)at);
+        break;
+    case DATA:
+        CHECK(page_is(at, w->seed[page]), "%s: page %zu at %p lost its contents, holds %#lx", when, page, (void *)at,
+              *(uint64_t *)at);
+        break;
     default:
         if (page_is_zero(at)) w->state[page] = ZERO;
-        else CHECK(page_is(at, w->seed[page]), "%s: page %zu at %p after MADV_FREE, holds %#lx", when, page, (void *)at, *(uint64_t *)at);
+        else
+            CHECK(page_is(at, w->seed[page]), "%s: page %zu at %p after MADV_FREE, holds %#lx", when, page,
+                  (void *)at, *(uint64_t *)at);
     }
 }
 
@@ -61,7 +69,7 @@ static void one_change(struct window *w) {
         break;
     case 1: {
         CHECK(munmap(at, bytes) == 0);
-        /* The hole may be anybody's in the meantime, in a program with threads: then it is left. */
+        /* In a program with threads another thread may have mapped the hole: then it is left alone. */
         void *again = mmap(at, bytes, PROT_READ | PROT_WRITE, anonymous | MAP_FIXED_NOREPLACE, -1, 0);
         CHECK(again == at, "a hole was taken");
         set(w, from, to, ZERO, PROT_READ | PROT_WRITE);
@@ -83,7 +91,7 @@ static void one_change(struct window *w) {
         set(w, from, to, MAYBE, -1);
         break;
     case 7: {
-        /* A fresh mapping, so that what is moved is one mapping of the kernel's as without us. */
+        /* A new mapping, so that the moved range is one mapping of the kernel, as without zfolio. */
         if (2 * length >= w->pages / 2 || length < 2) break;
         CHECK(mmap(at, bytes, PROT_READ | PROT_WRITE, anonymous | MAP_FIXED, -1, 0) == at);
         set(w, from, to, ZERO, PROT_READ | PROT_WRITE);
@@ -113,8 +121,12 @@ static void one_change(struct window *w) {
 static void check_afloat(struct afloat *f) {
     for (size_t page = 0; page < f->pages; page++) {
         char *at = f->start + page * PAGE;
-        if (page < f->first_zero) CHECK(page_is(at, f->seed + page), "moved mapping %p: page %zu of %zu holds %#lx", f->start, page, f->pages, *(uint64_t *)at);
-        else CHECK(page_is_zero(at), "grown mapping %p: page %zu of %zu holds %#lx", f->start, page, f->pages, *(uint64_t *)at);
+        if (page < f->first_zero)
+            CHECK(page_is(at, f->seed + page), "moved mapping %p: page %zu of %zu holds %#lx", f->start, page,
+                  f->pages, *(uint64_t *)at);
+        else
+            CHECK(page_is_zero(at), "grown mapping %p: page %zu of %zu holds %#lx", f->start, page, f->pages,
+                  *(uint64_t *)at);
     }
 }
 
@@ -168,7 +180,7 @@ static void work(uint64_t seed, size_t pages, double seconds) {
 static void single(void) { work(1, 3 * limit_bytes() / PAGE, 5); }
 
 static void *thread(void *argument) {
-    /* Holes that others could take are made by one thread only. */
+    /* Only one thread makes holes that others could map. */
     uint64_t random = (uint64_t)argument, seed = random << 40;
     size_t pages = limit_bytes() / PAGE;
     char *start = map_anonymous(pages * PAGE);
@@ -178,13 +190,18 @@ static void *thread(void *argument) {
         char *at = start + from * PAGE;
         uint64_t kind = next_random(&random) % 8;
         if (kind == 0) CHECK(madvise(at, length * PAGE, MADV_DONTNEED) == 0);
-        if (kind == 1) CHECK(mmap(at, length * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == at);
-        if (kind == 2) CHECK(mprotect(at, length * PAGE, PROT_READ) == 0 && mprotect(at, length * PAGE, PROT_READ | PROT_WRITE) == 0);
+        if (kind == 1)
+            CHECK(mmap(at, length * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0)
+                  == at);
+        if (kind == 2)
+            CHECK(mprotect(at, length * PAGE, PROT_READ) == 0
+                  && mprotect(at, length * PAGE, PROT_READ | PROT_WRITE) == 0);
         for (size_t page = from; page < from + length; page++) {
             if (kind < 2) held[page] = 0;
             else if (kind < 5) fill_page(start + page * PAGE, held[page] = ++seed);
             char *there = start + page * PAGE;
-            if (held[page]) CHECK(page_is(there, held[page]), "page %zu at %p holds %#lx", page, (void *)there, *(uint64_t *)there);
+            if (held[page])
+                CHECK(page_is(there, held[page]), "page %zu at %p holds %#lx", page, (void *)there, *(uint64_t *)there);
             else CHECK(page_is_zero(there), "page %zu at %p is not zeros", page, (void *)there);
         }
     }
@@ -201,7 +218,7 @@ static void threads(void) {
     for (int i = 0; i < 4; i++) CHECK(pthread_join(thread_of[i], NULL) == 0);
 }
 
-/* One thread drops and verifies a range while others hammer its neighbours, in the same units. */
+/* One thread drops and verifies a range while others write to its neighbours in the same units. */
 static char *shared_start;
 static atomic_int stop;
 static void *neighbour(void *argument) {
@@ -231,7 +248,7 @@ static void neighbours(void) {
     for (int i = 0; i < 4; i++) CHECK(pthread_join(thread_of[i], NULL) == 0);
 }
 
-/* A file mapped over managed memory, and back. */
+/* A file is mapped over managed memory, and anonymous memory again. */
 static void file_over(void) {
     struct ballast b;
     ballast_make(&b, 3 * limit_bytes(), 1);
@@ -265,7 +282,7 @@ static void file_over(void) {
     ballast_verify(&b, "refused calls");
 }
 
-/* madvise and munmap of a range with a hole do their work on both sides of it. */
+/* madvise and munmap of a range with a hole take effect on both sides of it. */
 static void holes(void) {
     size_t pages = 3 * limit_bytes() / PAGE;
     char *start = map_anonymous(pages * PAGE);
@@ -287,7 +304,7 @@ static void holes(void) {
     verify(start, from * PAGE, 8, "before the unmapped");
 }
 
-/* mremap keeps what it moves, also from one unit's middle to another's, and what it does not. */
+/* mremap keeps the contents that it moves, also between the middles of units, and all others. */
 static void moves(void) {
     struct ballast b;
     ballast_make(&b, 3 * limit_bytes(), 3);
@@ -297,7 +314,7 @@ static void moves(void) {
         fill(block, (pages + 2) * PAGE, round);
         uint64_t random = round;
         ballast_churn(&b, 2000, &random);
-        /* The middle goes elsewhere, the ends stay. */
+        /* The middle moves elsewhere, the ends stay. */
         char *to = mremap(block + PAGE, pages * PAGE, (pages + round) * PAGE, MREMAP_MAYMOVE);
         CHECK(to != MAP_FAILED);
         verify(to, pages * PAGE, round + 1, "moved");
@@ -312,7 +329,7 @@ static void moves(void) {
     ballast_verify(&b, "moves");
 }
 
-/* A shared mapping beside managed memory moves and grows as ever. */
+/* A shared mapping next to managed memory moves and grows as usual. */
 static void shared_moves(void) {
     struct ballast b;
     ballast_make(&b, 3 * limit_bytes(), 3);
@@ -321,7 +338,7 @@ static void shared_moves(void) {
         char *shared = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
         CHECK(shared != MAP_FAILED);
         fill(shared, pages * PAGE, round);
-        /* To a place that was managed. */
+        /* To addresses that were managed. */
         char *place = b.start + round * 4 * MIB + 3 * PAGE;
         CHECK(mremap(shared, pages * PAGE, pages * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, place) == place);
         pid_t pid = fork();
@@ -337,7 +354,7 @@ static void shared_moves(void) {
     ballast_verify(&b, "shared moves");
 }
 
-/* munmap and mmap by raw system calls, as some run-times make them. */
+/* munmap and mmap by raw system calls, as some language run-times make them. */
 static void raw_calls(void) {
     struct ballast b;
     ballast_make(&b, 2 * limit_bytes(), 3);
@@ -348,14 +365,17 @@ static void raw_calls(void) {
         uint64_t random = round;
         ballast_churn(&b, 2000, &random);
         CHECK(syscall(SYS_munmap, block, bytes) == 0);
-        char *again = (char *)syscall(SYS_mmap, block, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+        char *again = (char *)syscall(SYS_mmap, block, bytes, PROT_READ | PROT_WRITE,
+                                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
         CHECK(again == block);
-        for (size_t at = 0; at < bytes; at += PAGE) CHECK(page_is_zero(again + at), "round %d page %zu", round, at / PAGE);
+        for (size_t at = 0; at < bytes; at += PAGE)
+            CHECK(page_is_zero(again + at), "round %d page %zu", round, at / PAGE);
         fill(again, bytes, round + 9000);
         ballast_churn(&b, 4000, &random);
         verify(again, bytes, round + 9000, "mapped by a raw call");
         CHECK(syscall(SYS_madvise, again, bytes, MADV_DONTNEED) == 0);
-        for (size_t at = 0; at < bytes; at += PAGE) CHECK(page_is_zero(again + at), "round %d page %zu", round, at / PAGE);
+        for (size_t at = 0; at < bytes; at += PAGE)
+            CHECK(page_is_zero(again + at), "round %d page %zu", round, at / PAGE);
         CHECK(syscall(SYS_munmap, again, bytes) == 0);
     }
     ballast_verify(&b, "raw calls");
@@ -383,7 +403,7 @@ static void raw_drops(void) {
     ballast_stop(&b);
 }
 
-/* MADV_FREE by a raw system call: what is written afterwards stays, and needs no fault. */
+/* MADV_FREE by a raw system call: contents that are written afterwards stay, without a fault. */
 static void raw_frees(void) {
     struct ballast b, block;
     ballast_make(&b, 2 * limit_bytes(), 3);
@@ -393,7 +413,8 @@ static void raw_frees(void) {
     for (int round = 0; round < 4000; round++) {
         size_t pages = 1 + next_random(&random) % 40, from = next_random(&random) % (block.pages - pages);
         char *at = block.start + from * PAGE;
-        for (size_t i = 0; i < pages; i++) CHECK(page_is(at + i * PAGE, ballast_seed(&block, from + i)), "round %d page %zu", round, from + i);
+        for (size_t i = 0; i < pages; i++)
+            CHECK(page_is(at + i * PAGE, ballast_seed(&block, from + i)), "round %d page %zu", round, from + i);
         CHECK(syscall(SYS_madvise, at, pages * PAGE, MADV_FREE) == 0);
         for (size_t i = 0; i < pages; i++) {
             block.generation[from + i]++;
@@ -411,12 +432,14 @@ static void raw_moves(void) {
     ballast_start(&b);
     uint64_t random = 5;
     for (int round = 0; round < 60; round++) {
-        size_t pages = 128 + next_random(&random) % 2000, from = 1 + next_random(&random) % 64, count = 1 + next_random(&random) % 60;
+        size_t pages = 128 + next_random(&random) % 2000, from = 1 + next_random(&random) % 64,
+            count = 1 + next_random(&random) % 60;
         char *block = map_anonymous(pages * PAGE), *hole = map_anonymous(pages * PAGE);
         fill(block, pages * PAGE, round);
         size_t before = 1 + next_random(&random) % 60;
         char *to = hole + before * PAGE;
-        CHECK((char *)syscall(SYS_mremap, block + from * PAGE, count * PAGE, count * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to);
+        CHECK((char *)syscall(SYS_mremap, block + from * PAGE, count * PAGE, count * PAGE,
+                              MREMAP_MAYMOVE | MREMAP_FIXED, to) == to);
         verify(to, count * PAGE, round + from, "moved");
         verify(block, from * PAGE, round, "before the hole");
         verify(block + (from + count) * PAGE, (pages - from - count) * PAGE, round + from + count, "behind the hole");
@@ -435,7 +458,7 @@ static void raw_moves(void) {
     ballast_stop(&b);
 }
 
-/* mremap by a raw system call to one of a few places, and back: with the old mapping left or not. */
+/* mremap by a raw system call to one of a few places, and back, with and without the old mapping left in place. */
 static void raw_returns(void) {
     struct ballast b;
     ballast_make(&b, 3 * limit_bytes(), 3);
@@ -448,7 +471,8 @@ static void raw_returns(void) {
         size_t pages = 1 + next_random(&random) % 64, from = next_random(&random) % (b.pages - pages);
         char *at = b.start + from * PAGE, *to = places + (round < 150 ? round % 8 << 20 : 0);
         CHECK((char *)syscall(SYS_mremap, at, pages * PAGE, pages * PAGE, flags, to) == to);
-        for (size_t i = 0; i < pages; i++) CHECK(page_is(to + i * PAGE, ballast_seed(&b, from + i)), "round %d page %zu", round, i);
+        for (size_t i = 0; i < pages; i++)
+            CHECK(page_is(to + i * PAGE, ballast_seed(&b, from + i)), "round %d page %zu", round, i);
         CHECK((char *)syscall(SYS_mremap, to, pages * PAGE, pages * PAGE, flags, at) == at);
     }
     ballast_verify(&b, "returned");
@@ -472,17 +496,20 @@ static void refixed(void) {
     ballast_verify(&b, "refixed");
 }
 
-/* MADV_GUARD_INSTALL drops what is there (Linux 6.13). */
+/* MADV_GUARD_INSTALL drops the contents (Linux 6.13). */
 static void guards(void) {
     struct ballast b;
     ballast_make(&b, 3 * limit_bytes(), 3);
     if (madvise(b.start, PAGE, 102) != 0) skip("MADV_GUARD_INSTALL is not there");
     CHECK(madvise(b.start, PAGE, 103) == 0 && page_is_zero(b.start));
     size_t step = 256, guarded = 63;
-    for (size_t page = 1; page + guarded < b.pages; page += step) CHECK(madvise(b.start + page * PAGE, guarded * PAGE, 102) == 0);
-    for (size_t page = 1; page + guarded < b.pages; page += step) CHECK(madvise(b.start + page * PAGE, guarded * PAGE, 103) == 0);
+    for (size_t page = 1; page + guarded < b.pages; page += step)
+        CHECK(madvise(b.start + page * PAGE, guarded * PAGE, 102) == 0);
+    for (size_t page = 1; page + guarded < b.pages; page += step)
+        CHECK(madvise(b.start + page * PAGE, guarded * PAGE, 103) == 0);
     for (size_t page = 0; page + guarded + 1 < b.pages; page++) {
-        if (page == 0 || (page % step >= 1 && page % step <= guarded)) CHECK(page_is_zero(b.start + page * PAGE), "page %zu", page);
+        if (page == 0 || (page % step >= 1 && page % step <= guarded))
+            CHECK(page_is_zero(b.start + page * PAGE), "page %zu", page);
         else CHECK(page_is(b.start + page * PAGE, ballast_seed(&b, page)), "page %zu", page);
     }
 }
@@ -496,7 +523,7 @@ static void noreplace(void) {
     ballast_verify(&b, "not replaced");
 }
 
-/* madvise stops at a page that is locked: what lies below is dropped, what lies above is not. */
+/* madvise stops at a locked page: the range below it is dropped, the range above is not. */
 static void half_dropped(void) {
     struct ballast b;
     ballast_make(&b, 3 * limit_bytes(), 3);
@@ -509,7 +536,7 @@ static void half_dropped(void) {
     }
 }
 
-/* One read-only page in each MiB keeps its unit, and nothing else: the limit holds. */
+/* One read-only page in each MiB keeps its unit resident, and nothing else: the limit holds. */
 static void read_only(void) {
     struct ballast b;
     ballast_make(&b, 3 * limit_bytes(), 3);
@@ -520,11 +547,12 @@ static void read_only(void) {
         size_t page = next_random(&random) % b.pages;
         CHECK(page_is(b.start + page * PAGE, ballast_seed(&b, page)), "page %zu", page);
     }
-    for (size_t page = 77; page < b.pages; page += 256) CHECK(mprotect(b.start + page * PAGE, PAGE, PROT_READ | PROT_WRITE) == 0);
+    for (size_t page = 77; page < b.pages; page += 256)
+        CHECK(mprotect(b.start + page * PAGE, PAGE, PROT_READ | PROT_WRITE) == 0);
     ballast_verify(&b, "read-only pages");
 }
 
-/* Zeros that were read before there was any need become pages without a fault that anybody hears of. */
+/* Zero pages that were read before the engine took over become real pages without a fault that it sees. */
 static void read_zeros(void) {
     struct ballast b;
     size_t bytes = 6 * limit_bytes();
@@ -537,8 +565,8 @@ static void read_zeros(void) {
 }
 
 /* MAP_POPULATE and MADV_POPULATE_WRITE over the limit. */
-/* Mappings smaller than what is moved at once: pieces of 1 to 40 pages, many side by side. They are
-   unmapped whole or in part, mapped anew, dropped and moved. */
+/* Mappings smaller than a folio: pieces of 1 to 40 pages, many next to each other. They are unmapped in whole or in
+ * part, mapped again, dropped and moved. */
 struct piece {
     char *start;
     size_t pages;
@@ -579,7 +607,7 @@ static void piece_change(struct piece *p, struct piece *spare, uint64_t *r) {
         break;
     case 4: {
         size_t pages = 1 + next_random(r) % 60, kept = pages < p->pages ? pages : p->pages;
-        /* Pieces of several mappings of the kernel's do not move as one. */
+        /* A range of several mappings of the kernel cannot be moved in one call. */
         void *moved = mremap(p->start, p->pages * PAGE, pages * PAGE, MREMAP_MAYMOVE);
         if (moved == MAP_FAILED) {
             CHECK(errno == EFAULT);
@@ -622,8 +650,8 @@ static void pieces_threads(void) {
     for (int i = 0; i < 4; i++) CHECK(pthread_join(threads[i], NULL) == 0);
 }
 
-/* A folio that loses a part is managed again once its addresses are mapped again: else every round would
-   leave more memory that nobody compresses. */
+/* A folio that lost a part is managed again once its addresses are mapped again. Otherwise every round would leave
+ * more memory that is never compressed. */
 static void pieces_return(void) {
     size_t bytes = 3 * limit_bytes(), step = 64 << 10;
     char *start = map_anonymous(bytes);
@@ -632,7 +660,8 @@ static void pieces_return(void) {
         size_t hole = (round % 2 ? 3 : 9) * PAGE;
         for (size_t at = 0; at < bytes; at += step) {
             CHECK(munmap(start + at + hole, 2 * PAGE) == 0);
-            char *again = mmap(start + at + hole, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+            char *again = mmap(start + at + hole, 2 * PAGE, PROT_READ | PROT_WRITE,
+                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
             CHECK(again == start + at + hole);
             CHECK(page_is_zero(again) && page_is_zero(again + PAGE));
             fill(again, 2 * PAGE, 5 + (again - start) / PAGE);
@@ -641,7 +670,7 @@ static void pieces_return(void) {
     }
 }
 
-/* Memory that gets a protection key when some of it is out, and loses it again. */
+/* Memory gets a protection key while some of it is compressed, and loses it again. */
 static void keys(void) {
     int key = pkey_alloc(0, 0);
     if (key < 0) skip("this machine has no protection keys");
@@ -658,7 +687,7 @@ static void keys(void) {
     verify(start + half, bytes - half, 8 + half / PAGE, "beside what had a key");
 }
 
-/* Many small mappings side by side, and nothing else. */
+/* Only many small mappings next to each other. */
 static void small(void) {
     size_t bytes = 16 << 10, count = 5 * limit_bytes() / bytes;
     char **maps = malloc(count * sizeof *maps);
@@ -671,7 +700,8 @@ static void small(void) {
 }
 
 static void populate(void) {
-    char *start = mmap(NULL, 3 * limit_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    char *start = mmap(NULL, 3 * limit_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE,
+                       -1, 0);
     CHECK(start != MAP_FAILED);
     fill(start, 3 * limit_bytes(), 1);
     char *more = map_anonymous(2 * limit_bytes());
@@ -681,7 +711,7 @@ static void populate(void) {
     verify(more, 2 * limit_bytes(), 2, "populated by advice");
 }
 
-/* Lengths that no mapping has are refused, soon, and change nothing. */
+/* Impossible lengths are refused quickly, and change nothing. */
 static void beyond(void) {
     struct ballast b;
     ballast_make(&b, 3 * limit_bytes(), 21);

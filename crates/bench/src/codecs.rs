@@ -205,8 +205,10 @@ fn as_text(
     note: Option<&str>,
 ) -> String {
     let mut text = format!("{title}\n\n");
-    text += "                              pool/     meta-   store   load  of bare           fault us       2 threads\n";
-    text += "ALGORITHM          UNIT RATIO  codec   data %    MB/s   MB/s  new   in    out   p50    p99    in    bare\n";
+    text += "                              pool/     meta-   store   load  of bare           \
+             fault us       2 threads\n";
+    text += "ALGORITHM          UNIT RATIO  codec   data %    MB/s   MB/s  new   in    out   \
+             p50    p99    in    bare\n";
     for (index, row) in rows.iter().enumerate() {
         text += &format!("{row}{}\n", if choice.is_best(index) { "  *" } else { "" });
     }

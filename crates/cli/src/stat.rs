@@ -162,7 +162,8 @@ fn watch(arguments: &StatArgs, seconds: f64) -> Result<ExitCode, Failure> {
 
 /// The file of `pid`, or why there is none.
 fn find(pid: u32) -> Result<StatsFile, Failure> {
-    const ACCEPTED: &str = "accepted: a process under 'zfolio run', or that uses the library ('zfolio stat' lists them)";
+    const ACCEPTED: &str = "accepted: a process under 'zfolio run', or that uses the library \
+                            ('zfolio stat' lists them)";
     let me = probe::effective_uid();
     let Ok(owner) = fs::metadata(format!("/proc/{pid}")).map(|metadata| metadata.uid()) else {
         return Err(Failure::argument(format!("PID: there is no process {pid}; {ACCEPTED}")));
