@@ -146,32 +146,32 @@ fn the_system_is_put_back_however_a_run_ends() {
     let before = state();
 
     let mut child = start(name, env!("CARGO_BIN_EXE_usemem"));
-    let told = complaint(&mut child);
-    assert_eq!(child.wait().expect("our child").code(), Some(0), "{told}");
-    assert_eq!(state(), before, "after success: {told}");
+    let line = complaint(&mut child);
+    assert_eq!(child.wait().expect("our child").code(), Some(0), "{line}");
+    assert_eq!(state(), before, "after success: {line}");
 
     // false(1) acts as a usemem that fails at once.
     let mut child = start(name, "/bin/false");
-    let told = complaint(&mut child);
-    assert_eq!(child.wait().expect("our child").code(), Some(1), "{told}");
-    assert_eq!(state(), before, "after failure: {told}");
+    let line = complaint(&mut child);
+    assert_eq!(child.wait().expect("our child").code(), Some(1), "{line}");
+    assert_eq!(state(), before, "after failure: {line}");
 
     for (how, status) in [("-INT", 130), ("-TERM", 143), ("-HUP", 129)] {
         let mut child = start(name, env!("CARGO_BIN_EXE_usemem"));
         wait_for_swap(&before);
         signal(&child, how);
-        let told = complaint(&mut child);
-        assert_eq!(child.wait().expect("our child").code(), Some(status), "{how}: {told}");
-        assert_eq!(state(), before, "after {how}: {told}");
+        let line = complaint(&mut child);
+        assert_eq!(child.wait().expect("our child").code(), Some(status), "{how}: {line}");
+        assert_eq!(state(), before, "after {how}: {line}");
     }
 
     let mut child =
         command(name, env!("CARGO_BIN_EXE_usemem")).env(PANIC, &before).spawn().expect("us");
-    let told = complaint(&mut child);
+    let line = complaint(&mut child);
     // It aborted, or failed: the other thread may have failed first.
-    assert!(!child.wait().expect("our child").success(), "{told}");
+    assert!(!child.wait().expect("our child").success(), "{line}");
     let after = state().replace("zfolio-bench.journal: true", "zfolio-bench.journal: false");
-    assert_eq!(after, before, "after a panic: {told}");
+    assert_eq!(after, before, "after a panic: {line}");
 
     let mut child = start(name, env!("CARGO_BIN_EXE_usemem"));
     wait_for_swap(&before);
@@ -179,9 +179,9 @@ fn the_system_is_put_back_however_a_run_ends() {
     child.wait().expect("our child");
     assert_ne!(state(), before, "SIGKILL leaves everything as it is");
     let mut child = start(name, env!("CARGO_BIN_EXE_usemem"));
-    let told = complaint(&mut child);
-    assert_eq!(child.wait().expect("our child").code(), Some(0), "{told}");
-    assert!(told.contains("undoing what an earlier run"), "{told}");
-    assert_eq!(state(), before, "after the run that follows SIGKILL: {told}");
+    let line = complaint(&mut child);
+    assert_eq!(child.wait().expect("our child").code(), Some(0), "{line}");
+    assert!(line.contains("undoing what an earlier run"), "{line}");
+    assert_eq!(state(), before, "after the run that follows SIGKILL: {line}");
     fs::remove_file(&corpus).expect("our own file");
 }

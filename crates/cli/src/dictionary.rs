@@ -41,8 +41,8 @@ pub(crate) struct DictArgs {
 enum What {
     /// Make a dictionary of typical memory
     #[command(after_help = "\
-It gains most with small units (--unit 4K), and with data like the corpus. What it gains on a part of the
-corpus that it was not trained on is told at the end.
+It gains most with small units (--unit 4K), and with data like the corpus. At the end its gain on a part
+of the corpus that was not used for training is printed.
 
 Examples:
   zfolio corpus capture $(pidof redis-server) -o redis.bin
@@ -116,7 +116,7 @@ pub(crate) fn dict(arguments: &DictArgs) -> Result<ExitCode, Failure> {
         samples.trained.len() / arguments.unit.bytes(),
         arguments.unit
     );
-    samples.tell_gain(&dictionary, &mut story)?;
+    samples.write_gain(&dictionary, &mut story)?;
     print(&story)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -173,7 +173,7 @@ impl Samples {
     }
 
     /// Writes the ratio of the units that were kept back, without and with the dictionary.
-    fn tell_gain(&self, dictionary: &Arc<Dictionary>, story: &mut String) -> Result<(), Failure> {
+    fn write_gain(&self, dictionary: &Arc<Dictionary>, story: &mut String) -> Result<(), Failure> {
         for algorithm in Algorithm::ALL.iter().filter(|algorithm| algorithm.takes_dictionary()) {
             let alone = self.ratio(*algorithm, None)?;
             let with_it = self.ratio(*algorithm, Some(Arc::clone(dictionary)))?;

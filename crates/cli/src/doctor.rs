@@ -253,7 +253,7 @@ fn process(checks: &mut Vec<Check>) {
         what: "/dev/shm".to_owned(),
         state: State::unless(directory.is_ok(), State::Warn),
         found: directory.map_or_else(|error| error, |path| path.display().to_string()),
-        why: "The statistics of a process live there; without, 'stat' and 'run' have nothing to tell.",
+        why: "The statistics of a process live there; without it 'stat' and 'run' have no figures.",
         todo: "mount a tmpfs on /dev/shm, or remove what is in the way",
     });
     let rseq = probe::has_rseq();
@@ -277,7 +277,7 @@ fn process(checks: &mut Vec<Check>) {
     checks.push(Check {
         what: "vm.max_map_count".to_owned(),
         state: State::unless(enough.is_some_and(|count| count >= MAPPINGS_MIN), State::Warn),
-        found: mappings.unwrap_or("not told".to_owned()),
+        found: mappings.unwrap_or("unknown".to_owned()),
         why: "Each managed region and each hole in one is a mapping.",
         todo: "sudo sysctl vm.max_map_count=262144",
     });
@@ -288,7 +288,7 @@ fn memory(checks: &mut Vec<Check>) {
     checks.push(Check {
         what: "vm.overcommit_memory".to_owned(),
         state: State::unless(overcommit.as_deref() != Some("2"), State::Warn),
-        found: overcommit.unwrap_or("not told".to_owned()),
+        found: overcommit.unwrap_or("unknown".to_owned()),
         why: "2 counts address space as if it were memory: a program that needs more than there is \
               gets none.",
         todo: "sudo sysctl vm.overcommit_memory=0",
@@ -308,7 +308,7 @@ fn memory(checks: &mut Vec<Check>) {
     checks.push(Check {
         what: "memory allowed here".to_owned(),
         state: State::unless(allowance.is_some(), State::Warn),
-        found: found.unwrap_or("not told".to_owned()),
+        found: found.unwrap_or("unknown".to_owned()),
         why: "'zfolio run' takes half of it unless --limit is given.",
         todo: "mount /proc, or always give --limit",
     });

@@ -176,8 +176,8 @@ mod tests {
             (Findings { moved: Err(Errno::INVAL), ..findings() }, "could not be moved", "doctor"),
         ];
         for (findings, what, todo) in cases {
-            let told = findings.obstacle().expect("an obstacle");
-            assert!(told.contains(what) && told.contains(todo), "{told}");
+            let obstacle = findings.obstacle().expect("an obstacle");
+            assert!(obstacle.contains(what) && obstacle.contains(todo), "{obstacle}");
         }
     }
 }

@@ -109,7 +109,7 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
         // The reader may have closed the pipe; that does not change how the program ended.
         std::io::stderr().write_all(story.to_string().as_bytes()).ok();
     }
-    if let Some(line) = summary::told_of_core(pid, end.change, &files) {
+    if let Some(line) = summary::core_message(pid, end.change, &files) {
         eprintln!("{line}");
     }
     if let Some((mut file, path)) = report {
@@ -143,8 +143,9 @@ fn find_preload() -> Result<PathBuf, Failure> {
     let candidates = if let Some(given) = env::var_os("ZFOLIO_PRELOAD") {
         vec![PathBuf::from(given)]
     } else {
-        let executable = env::current_exe()
-            .map_err(|error| Failure::machine(format!("where zfolio is, is not told: {error}")))?;
+        let executable = env::current_exe().map_err(|error| {
+            Failure::machine(format!("the path of zfolio cannot be read: {error}"))
+        })?;
         let directory = executable.parent().unwrap_or(Path::new("/"));
         vec![directory.join(PRELOAD), directory.join("../lib/zfolio").join(PRELOAD)]
     };
@@ -216,7 +217,7 @@ fn follow(
     onlooker: Onlooker,
     mut watch: Watch,
 ) -> Result<(i32, End, Tree), Failure> {
-    let told = program.path.display();
+    let shown = program.path.display();
     let path = c_string(program.path.clone().into())?;
     let words: Result<Vec<CString>, Failure> =
         program.arguments.iter().cloned().map(c_string).collect();
@@ -226,7 +227,7 @@ fn follow(
     let start = Instant::now();
     let started = child::Program { path: &path, arguments: &words?, environment };
     let pid = signals.start(&started).map_err(|error| {
-        Failure::program(format!("PROGRAM: '{told}' cannot be executed: {error}"))
+        Failure::program(format!("PROGRAM: '{shown}' cannot be executed: {error}"))
     })?;
     let mut tree = Tree::new(pid.unsigned_abs(), onlooker.library, onlooker.directory);
     loop {
@@ -259,8 +260,9 @@ fn look(tree: &mut Tree, watch: &mut Watch) {
 /// Handles all changes of children; returns the end of `pid`, if it ended.
 fn end_of(pid: i32) -> Result<Option<(Change, u64)>, Failure> {
     loop {
-        let change = child::changed()
-            .map_err(|error| Failure::machine(format!("the program's end is not told: {error}")))?;
+        let change = child::changed().map_err(|error| {
+            Failure::machine(format!("cannot wait for the program's end: {error}"))
+        })?;
         match change {
             None => return Ok(None),
             // An orphan: this process is the first of a container.

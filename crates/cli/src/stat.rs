@@ -113,12 +113,12 @@ impl Look {
 
 /// Shows figures on the terminal until `q`, a signal, or the end of the watched process.
 fn watch(arguments: &StatArgs, seconds: f64) -> Result<ExitCode, Failure> {
-    let told = |error: io::Error| Failure::output(format!("the terminal: {error}"));
+    let failed = |error: io::Error| Failure::output(format!("the terminal: {error}"));
     let mut rates = Rates::default();
     let (mut before, mut before_ns) = (None, clock::monotonic_ns());
     // Errors are printed before the terminal is taken over.
     let mut process = arguments.pid.map(find).transpose()?;
-    let screen = Screen::open().map_err(told)?;
+    let screen = Screen::open().map_err(failed)?;
     let mut pause = Duration::from_secs_f64(seconds).min(FIRST);
     loop {
         let now_ns = clock::monotonic_ns();
@@ -132,11 +132,11 @@ fn watch(arguments: &StatArgs, seconds: f64) -> Result<ExitCode, Failure> {
         };
         // After a key or a change of the window's size, the same figures are drawn again.
         loop {
-            if !screen.draw(&look.lines(arguments, seconds)).map_err(told)? {
+            if !screen.draw(&look.lines(arguments, seconds)).map_err(failed)? {
                 return Ok(ExitCode::SUCCESS);
             }
             let passed = Duration::from_nanos(clock::monotonic_ns() - now_ns);
-            match screen.wait(pause.saturating_sub(passed)).map_err(told)? {
+            match screen.wait(pause.saturating_sub(passed)).map_err(failed)? {
                 Wake::Time => break,
                 Wake::Draw => {}
                 Wake::Quit => return Ok(ExitCode::SUCCESS),
@@ -289,15 +289,16 @@ fn one(arguments: &StatArgs, file: &StatsFile) -> String {
         table = table.without_headings();
     }
     file.stats.figures.each(|name, meaning, value| {
-        let told = if arguments.bytes { value.to_string() } else { screen::told(name, value) };
-        table.push(vec![name.to_owned(), told, meaning.to_owned()]);
+        let shown =
+            if arguments.bytes { value.to_string() } else { screen::figure_text(name, value) };
+        table.push(vec![name.to_owned(), shown, meaning.to_owned()]);
     });
     for (kind, histogram) in file.stats.histograms() {
         for (per_mille, percentile) in [(500, "p50"), (990, "p99")] {
             let value = histogram.quantile(per_mille);
-            let told = if arguments.bytes { value.to_string() } else { duration::display(value) };
+            let shown = if arguments.bytes { value.to_string() } else { duration::display(value) };
             let meaning = format!("Time to serve a fault of kind '{kind}', {percentile}.");
-            table.push(vec![format!("fault_{kind}_ns_{percentile}"), told, meaning]);
+            table.push(vec![format!("fault_{kind}_ns_{percentile}"), shown, meaning]);
         }
     }
     let mut text = String::new();

@@ -102,21 +102,22 @@ impl StatsFile {
         if self.stats.figures.engaged.load(Relaxed) == 0 {
             return Ok(Vec::new());
         }
-        let told = |error: io::Error| format!("{}: {error}", self.path.display());
-        let mut file = OpenOptions::new().read(true).write(true).open(&self.path).map_err(told)?;
+        let failed = |error: io::Error| format!("{}: {error}", self.path.display());
+        let mut file =
+            OpenOptions::new().read(true).write(true).open(&self.path).map_err(failed)?;
         let asked = self.stats.classes_asked.load(Relaxed).wrapping_add(1);
         file.write_all_at(&asked.to_ne_bytes(), offset_of!(Stats, classes_asked) as u64)
-            .map_err(told)?;
+            .map_err(failed)?;
         let until = clock::monotonic_ns() + ANSWER_NS;
-        while read_stats(&self.path).map_err(told)?.classes_told.load(Acquire) != asked {
+        while read_stats(&self.path).map_err(failed)?.classes_told.load(Acquire) != asked {
             if clock::monotonic_ns() > until {
                 return Err("the process does not answer: it is stopped".to_owned());
             }
             std::thread::sleep(Duration::from_millis(5));
         }
         let mut text = String::new();
-        file.seek(SeekFrom::Start(size_of::<Stats>() as u64)).map_err(told)?;
-        file.read_to_string(&mut text).map_err(told)?;
+        file.seek(SeekFrom::Start(size_of::<Stats>() as u64)).map_err(failed)?;
+        file.read_to_string(&mut text).map_err(failed)?;
         let fields = |line: &str| line.split_ascii_whitespace().map(str::to_owned).collect();
         Ok(text.lines().map(fields).collect())
     }
@@ -205,16 +206,16 @@ pub(crate) fn prepare_directory(uid: u32) -> Result<PathBuf, String> {
 
 /// Checks SF-1 for the directory at `path`.
 fn check_directory(path: &Path, uid: u32) -> Result<(), String> {
-    let told = path.display();
-    let found = fs::symlink_metadata(path).map_err(|error| format!("{told}: {error}"))?;
+    let shown = path.display();
+    let found = fs::symlink_metadata(path).map_err(|error| format!("{shown}: {error}"))?;
     if !found.is_dir() {
-        return Err(format!("{told} is not a directory; remove it"));
+        return Err(format!("{shown} is not a directory; remove it"));
     }
     if found.uid() != uid {
-        return Err(format!("{told} belongs to uid {}, not to {uid}; remove it", found.uid()));
+        return Err(format!("{shown} belongs to uid {}, not to {uid}; remove it", found.uid()));
     }
     if found.mode() & 0o777 != 0o700 {
-        return Err(format!("{told} has mode {:o}, not 700; remove it", found.mode() & 0o777));
+        return Err(format!("{shown} has mode {:o}, not 700; remove it", found.mode() & 0o777));
     }
     Ok(())
 }
@@ -385,10 +386,10 @@ mod tests {
         directory.write(pid, start, 0);
         directory.write_as(&format!("{NOBODY}.1"), NOBODY, 1, 0);
         let files = list(&directory.0);
-        let told: Vec<_> = files.iter().map(|file| (file.library, file.command())).collect();
+        let listed: Vec<_> = files.iter().map(|file| (file.library, file.command())).collect();
         let library = "test[library]".to_owned();
-        assert_eq!(told[0], (None, "test".to_owned()));
-        assert_eq!(told[1..], [1, 2, 12].map(|number| (Some(number), library.clone())));
+        assert_eq!(listed[0], (None, "test".to_owned()));
+        assert_eq!(listed[1..], [1, 2, 12].map(|number| (Some(number), library.clone())));
         assert!(!directory.0.join(format!("{NOBODY}.1")).exists());
         assert_eq!(super::of(&directory.0, pid).unwrap().library, None);
     }

@@ -46,9 +46,9 @@ struct Verified {
 pub(crate) fn suggest(arguments: &SuggestArgs) -> Result<ExitCode, Failure> {
     if let Some(file) = &arguments.plot {
         fs::File::create(file).map_err(|error| {
-            let told = file.display();
+            let shown = file.display();
             Failure::argument(format!(
-                "--plot: '{told}' cannot be written: {error}; accepted: a file that can be"
+                "--plot: '{shown}' cannot be written: {error}; accepted: a file that can be"
             ))
         })?;
     }
@@ -83,9 +83,9 @@ pub(crate) fn suggest(arguments: &SuggestArgs) -> Result<ExitCode, Failure> {
         false => None,
     };
     let points = curve.points(u64::from(arguments.points));
-    let told = as_json(&curve, &points, best, verified.as_ref());
+    let result = as_json(&curve, &points, best, verified.as_ref());
     let story = story(&name, arguments, &curve, &points, best, verified.as_ref());
-    finish(json, &told, &story, change)
+    finish(json, &result, &story, change)
 }
 
 fn observed(
@@ -125,12 +125,12 @@ fn status(change: Change) -> ExitCode {
 
 fn finish(
     json: Option<fs::File>,
-    told: &Value,
+    result: &Value,
     story: &str,
     change: Change,
 ) -> Result<ExitCode, Failure> {
     match json {
-        Some(mut output) => writeln!(output, "{told:#}")
+        Some(mut output) => writeln!(output, "{result:#}")
             .map_err(|error| Failure::output(format!("standard output: {error}")))?,
         // The reader may have closed the pipe.
         None => std::io::stderr().write_all(story.as_bytes()).unwrap_or_default(),

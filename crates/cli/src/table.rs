@@ -110,8 +110,8 @@ mod tests {
         let mut table = Table::new(&["PID", "<COMMAND", "LIMIT"]);
         table.push(vec!["7".into(), "python3".into(), "256M".into()]);
         table.push(vec!["12345".into(), "é".into(), "1G".into()]);
-        let told = "  PID  COMMAND  LIMIT\n    7  python3   256M\n12345  é           1G\n";
-        assert_eq!(table.to_string(), told);
+        let expected = "  PID  COMMAND  LIMIT\n    7  python3   256M\n12345  é           1G\n";
+        assert_eq!(table.to_string(), expected);
         assert!(!table.without_headings().to_string().contains("PID"));
     }
 
@@ -133,8 +133,8 @@ mod tests {
             ("日本語", 5, "日本+"),
             ("日本語", 4, "日+"),
         ];
-        for (text, columns, told) in known {
-            assert_eq!(cut(text, columns), told);
+        for (text, columns, expected) in known {
+            assert_eq!(cut(text, columns), expected);
             assert!(width(&cut(text, columns)) <= columns);
         }
     }

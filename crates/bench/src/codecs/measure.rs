@@ -144,7 +144,7 @@ pub(crate) fn measure(
     let mut bare = bench.bare(&bench.units)?;
     let [mut bare_part, mut bare_lower, mut bare_upper] =
         [bench.bare(&part)?, bench.bare(lower)?, bench.bare(upper)?];
-    let (mut told, mut last) = (Vec::new(), None);
+    let (mut finished, mut last) = (Vec::new(), None);
     for round in 0..rounds {
         let (zcomp, pool) = (bench.zcomp()?, Pool::new(PoolMappings::default(), unit));
         let bare_in = bare.compress();
@@ -176,12 +176,12 @@ pub(crate) fn measure(
             two_threads,
             two_threads_bare: bare_one / bare_two,
         };
-        told.push(round);
+        finished.push(round);
         last = Some((zswap, entries, filled));
     }
     let (zswap, entries, pool) = last.expect("there is a round");
     let (data, pages) = (sample.len() as f64, (pool.pages_used * PAGE_BYTES as u64) as f64);
-    let of = |value: fn(&Round) -> f64| median(told.iter().map(value).collect());
+    let of = |value: fn(&Round) -> f64| median(finished.iter().map(value).collect());
     Ok(Measured {
         setting: setting.clone(),
         ratio: data / (pages + pool.metadata_bytes as f64),

@@ -99,16 +99,16 @@ impl Running {
         })?;
         let mut running = Running(child);
         let answers = running.0.stdout.take().expect("piped above");
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         // The thread ends with the first line, or with the program.
         std::thread::spawn(move || {
             let mut line = String::new();
             let length = BufReader::new(answers).read_line(&mut line).unwrap_or(0);
             // After the time limit the receiver is gone.
-            let _late = tell.send((length > 0).then_some(line));
+            let _late = sender.send((length > 0).then_some(line));
         });
         for _ in 0..READY_SECONDS_MAX * 20 {
-            match told.recv_timeout(Duration::from_millis(50)) {
+            match receiver.recv_timeout(Duration::from_millis(50)) {
                 Ok(Some(line)) if line.trim() == "ready" => return Ok(running),
                 Ok(Some(line)) => return Err(format!("said '{}', not 'ready'", line.trim())),
                 Ok(None) => return Err(running.last_words()),

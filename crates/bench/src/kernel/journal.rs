@@ -226,18 +226,18 @@ fn undo_lines(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(at(path, &error)),
     };
-    let (mut kept, mut told) = (Vec::new(), Vec::new());
+    let (mut kept, mut errors) = (Vec::new(), Vec::new());
     for line in text.lines().rev() {
         // A line that cannot be read is from another version, so it cannot be undone safely.
         let outcome = Undo::parse(line).map(|undo| undo.perform());
         if let Some(Err(error)) = outcome {
-            told.push(format!("{line}: {error}"));
+            errors.push(format!("{line}: {error}"));
             kept.push(format!("{line}\n"));
         }
     }
     kept.reverse();
     fs::write(path, kept.concat())?;
-    if told.is_empty() { Ok(()) } else { Err(io::Error::other(told.join("; "))) }
+    if errors.is_empty() { Ok(()) } else { Err(io::Error::other(errors.join("; "))) }
 }
 
 /// Makes a panic undo the journal at [`PATH`] before the process aborts.

@@ -30,7 +30,7 @@ pub(crate) fn ratio(whole: u64, part: u64) -> Option<String> {
 }
 
 /// Writes the details, each line indented.
-pub(super) fn tell(f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
+pub(super) fn write(f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
     let figures = &stats.figures;
     tell_memory(f, stats)?;
     tell_faults(f, stats)?;

@@ -71,15 +71,15 @@ enum Kind {
 
 /// The file that `name` refers to.
 fn search(name: &OsStr, path: &OsStr) -> Result<PathBuf, Failure> {
-    let told = name.to_string_lossy();
+    let shown = name.to_string_lossy();
     if name.as_bytes().contains(&b'/') {
         let file = PathBuf::from(name);
         return match executable(&file) {
             Ok(()) => Ok(file),
             Err(error) if is_absent(&error) => Err(Failure::not_found(format!(
-                "PROGRAM: '{told}' is not there; accepted: the path of a program, or a name in PATH"
+                "PROGRAM: '{shown}' is not there; accepted: the path of a program, or a name in PATH"
             ))),
-            Err(error) => Err(not_executable(&told, &error)),
+            Err(error) => Err(not_executable(&shown, &error)),
         };
     }
     let mut refused = None;
@@ -95,7 +95,7 @@ fn search(name: &OsStr, path: &OsStr) -> Result<PathBuf, Failure> {
     Err(match refused {
         Some((file, error)) => not_executable(&file.to_string_lossy(), &error),
         None => Failure::not_found(format!(
-            "PROGRAM: '{told}' was not found in PATH; accepted: a program in PATH, or its path"
+            "PROGRAM: '{shown}' was not found in PATH; accepted: a program in PATH, or its path"
         )),
     })
 }
@@ -104,9 +104,9 @@ fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
-fn not_executable(told: &str, error: &io::Error) -> Failure {
+fn not_executable(shown: &str, error: &io::Error) -> Failure {
     Failure::program(format!(
-        "PROGRAM: '{told}' cannot be executed: {error}; accepted: a file that 'ls -l' shows with x"
+        "PROGRAM: '{shown}' cannot be executed: {error}; accepted: a file that 'ls -l' shows with x"
     ))
 }
 
@@ -124,7 +124,7 @@ fn executable(file: &Path) -> io::Result<()> {
 
 /// Refuses a file that cannot be managed; `scripts` interpreters were followed to reach it.
 fn look_at(file: &Path, path: &OsStr, scripts: usize) -> Result<Kind, Failure> {
-    let told = file.to_string_lossy();
+    let shown = file.to_string_lossy();
     let opened = match File::open(file) {
         Ok(opened) => opened,
         // The file is executable, but not readable: the kernel will start it, but it cannot be
@@ -132,28 +132,28 @@ fn look_at(file: &Path, path: &OsStr, scripts: usize) -> Result<Kind, Failure> {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             return Ok(Kind::Executable);
         }
-        Err(error) => return Err(not_executable(&told, &error)),
+        Err(error) => return Err(not_executable(&shown, &error)),
     };
     let mut head = [0; HEAD_BYTES];
     let length =
-        read_up_to(&opened, &mut head, 0).map_err(|error| not_executable(&told, &error))?;
+        read_up_to(&opened, &mut head, 0).map_err(|error| not_executable(&shown, &error))?;
     let head = &head[..length];
     if head.starts_with(b"\x7fELF") {
-        check_rights(&opened, &told)?;
-        return check_elf(&opened, &told).map(|()| Kind::Executable);
+        check_rights(&opened, &shown)?;
+        return check_elf(&opened, &shown).map(|()| Kind::Executable);
     }
     let line = head.split(|byte| *byte == b'\n').next().unwrap_or_default();
     if let Some(command) = line.strip_prefix(b"#!") {
         if scripts == SCRIPTS_MAX {
             return Err(Failure::program(format!(
-                "PROGRAM: '{told}': more than {SCRIPTS_MAX} interpreters, each a script"
+                "PROGRAM: '{shown}': more than {SCRIPTS_MAX} interpreters, each a script"
             )));
         }
-        return follow(command, &told, path, scripts).map(|()| Kind::Executable);
+        return follow(command, &shown, path, scripts).map(|()| Kind::Executable);
     }
     if line.contains(&0) {
         return Err(Failure::program(format!(
-            "PROGRAM: '{told}' is neither a program for this machine nor a script"
+            "PROGRAM: '{shown}' is neither a program for this machine nor a script"
         )));
     }
     look_at(Path::new("/bin/sh"), path, scripts + 1).map(|_| Kind::PlainText)
@@ -164,9 +164,9 @@ fn follow(command: &[u8], script: &str, path: &OsStr, scripts: usize) -> Result<
     let mut words = command.split(|byte| matches!(byte, b' ' | b'\t' | b'\r'));
     let mut words = words.by_ref().filter(|word| !word.is_empty());
     let interpreter = Path::new(OsStr::from_bytes(words.next().unwrap_or_default()));
-    let told = interpreter.to_string_lossy();
+    let shown = interpreter.to_string_lossy();
     executable(interpreter).map_err(|error| {
-        Failure::program(format!("PROGRAM: '{script}': its interpreter '{told}': {error}"))
+        Failure::program(format!("PROGRAM: '{script}': its interpreter '{shown}': {error}"))
     })?;
     look_at(interpreter, path, scripts + 1)?;
     // `#!/usr/bin/env python3` runs the python3 in PATH. Options of env are not examined.
@@ -181,9 +181,10 @@ fn follow(command: &[u8], script: &str, path: &OsStr, scripts: usize) -> Result<
 }
 
 /// Refuses a program that gains rights: the loader ignores LD_PRELOAD then.
-fn check_rights(file: &File, told: &str) -> Result<(), Failure> {
-    let metadata =
-        file.metadata().map_err(|error| Failure::program(format!("PROGRAM: '{told}': {error}")))?;
+fn check_rights(file: &File, shown: &str) -> Result<(), Failure> {
+    let metadata = file
+        .metadata()
+        .map_err(|error| Failure::program(format!("PROGRAM: '{shown}': {error}")))?;
     let mode = metadata.mode();
     let (uid, gid) = (probe::effective_uid(), probe::effective_gid());
     let as_user = mode & 0o4000 != 0 && metadata.uid() != uid;
@@ -197,7 +198,7 @@ fn check_rights(file: &File, told: &str) -> Result<(), Failure> {
         _ => return Ok(()),
     };
     Err(Failure::program(format!(
-        "PROGRAM: '{told}' runs {how}, so the system loads no library of ours into it; \
+        "PROGRAM: '{shown}' runs {how}, so the system loads no library of ours into it; \
          start zfolio itself with those rights, as in: sudo zfolio run -- COMMAND"
     )))
 }
@@ -217,7 +218,7 @@ pub(super) fn unfit(file: &Path) -> Option<String> {
 }
 
 /// Refuses an ELF file into which the library cannot be loaded.
-fn check_elf(file: &File, told: &str) -> Result<(), Failure> {
+fn check_elf(file: &File, shown: &str) -> Result<(), Failure> {
     let refused = match elf::look(file) {
         Ok(elf::About { loader: None, .. }) => {
             "is statically linked, so no library can be loaded into it; use a dynamically linked build of it"
@@ -233,7 +234,7 @@ fn check_elf(file: &File, told: &str) -> Result<(), Failure> {
         Ok(_) => return Ok(()),
         Err(why) => format!("{why}; accepted: 64-bit programs for {}", std::env::consts::ARCH),
     };
-    Err(Failure::program(format!("PROGRAM: '{told}' {refused}")))
+    Err(Failure::program(format!("PROGRAM: '{shown}' {refused}")))
 }
 
 #[cfg(test)]
@@ -311,9 +312,9 @@ mod tests {
             ("short", good[..100].to_vec(), "damaged"),
             ("stub", b"\x7fELF".to_vec(), "damaged"),
         ];
-        for (name, bytes, told) in cases {
+        for (name, bytes, reason) in cases {
             let refused = refusal(files.look(name, &bytes));
-            assert!(refused.contains(told) && refused.contains(name), "{refused}");
+            assert!(refused.contains(reason) && refused.contains(name), "{refused}");
         }
     }
 

@@ -62,12 +62,12 @@ pub(crate) fn process_json(file: &StatsFile) -> Value {
     });
     let mut faults = Map::new();
     for (kind, histogram) in stats.histograms() {
-        let told = json!({
+        let object = json!({
             "count": histogram.count(),
             "p50_ns": histogram.quantile(500),
             "p99_ns": histogram.quantile(990),
         });
-        faults.insert(kind.to_owned(), told);
+        faults.insert(kind.to_owned(), object);
     }
     let held = stats.refaults.each().filter(|bucket| bucket.count + bucket.bytes > 0);
     // The distance of the last bucket has no end.

@@ -126,7 +126,9 @@ fn parse_flag(given: &str) -> Result<bool, String> {
 /// Half of what the machine or the cgroup allows, in whole MiB.
 fn default_limit() -> Result<u64, Failure> {
     let allowance = Allowance::here().ok_or_else(|| {
-        Failure::argument("--limit: not given, and /proc/meminfo does not tell; give one, as in 2G")
+        Failure::argument(
+            "--limit: not given, and /proc/meminfo cannot be read; give one, as in 2G",
+        )
     })?;
     let half = allowance.share(50.0);
     if half < RUN_LIMIT_BYTES_MIN {
@@ -168,18 +170,18 @@ mod tests {
             ("ZFOLIO_STRICT", "1"),
             ("ZFOLIO_QUIET", "1"),
         ];
-        let told = |settings: &Settings| {
+        let values = |settings: &Settings| {
             let unit = settings.unit.bytes() >> 10;
             let algorithm = settings.algorithm.to_string();
             (settings.limit_bytes >> 20, algorithm, unit, settings.strict, settings.quiet)
         };
         let settings = resolve("run true", &variables).unwrap();
-        assert_eq!(told(&settings), (64, "lz4".into(), 4, true, true));
+        assert_eq!(values(&settings), (64, "lz4".into(), 4, true, true));
         let line = "run -l 1G -a zstd,level=3 -u 64K -v true";
         let settings = resolve(line, &variables).unwrap();
-        assert_eq!(told(&settings), (1024, "zstd,level=3".into(), 64, true, false));
+        assert_eq!(values(&settings), (1024, "zstd,level=3".into(), 64, true, false));
         let settings = resolve("run -l 32M true", &[]).unwrap();
-        assert_eq!(told(&settings), (32, "zstd".into(), 16, false, false));
+        assert_eq!(values(&settings), (32, "zstd".into(), 16, false, false));
         let switched_off = [("ZFOLIO_STRICT", "0"), ("ZFOLIO_QUIET", "0")];
         assert!(!resolve("run -l 32M true", &switched_off).unwrap().strict);
     }
@@ -209,12 +211,12 @@ mod tests {
             ("ZFOLIO_STRICT", "yes", "'yes' is not a switch; accepted: 1 or 0"),
             ("ZFOLIO_QUIET", "2", "'2' is not a switch"),
         ];
-        for (name, value, told) in cases {
+        for (name, value, expected) in cases {
             let failure = resolve("run true", &[(name, value)]).expect_err(name);
             assert_eq!(failure.status(), 2);
             let line = failure.to_string();
             assert!(
-                line.starts_with(&format!("zfolio: {name}: ")) && line.contains(told),
+                line.starts_with(&format!("zfolio: {name}: ")) && line.contains(expected),
                 "{line}"
             );
         }
@@ -224,8 +226,8 @@ mod tests {
 
     #[test]
     fn a_limit_above_the_machine_is_worth_a_line() {
-        let told = resolve("run -l 500T true", &[]).unwrap().excess().expect("no such machine");
-        assert!(told.starts_with("--limit: 500T is more than"), "{told}");
+        let excess = resolve("run -l 500T true", &[]).unwrap().excess().expect("no such machine");
+        assert!(excess.starts_with("--limit: 500T is more than"), "{excess}");
         assert_eq!(resolve("run -l 32M true", &[]).unwrap().excess(), None);
     }
 }

@@ -23,11 +23,11 @@ use crate::duration;
 use crate::stats_file::StatsFile;
 
 /// Waiting that is not worth advice: less than this, or less than a 20th of the run.
-const WAITING_TOLD_NS: u64 = 500_000_000;
+const WAITING_SHOWN_NS: u64 = 500_000_000;
 const WAITING_TOLD_SHARE: u64 = 20;
 
 /// An excess over the limit that is not worth a line: less than the kernel's counting varies.
-const EXCESS_TOLD: u64 = 8 << 20;
+const EXCESS_SHOWN: u64 = 8 << 20;
 
 /// A run that has ended.
 pub(super) struct Story<'a> {
@@ -74,7 +74,7 @@ pub(super) fn advice(stats: &Stats) -> Option<Advice> {
 
 /// A message about what is missing from a core file of the program: the kernel writes zeros for
 /// memory that is compressed, and nothing else reports it.
-pub(super) fn told_of_core(pid: i32, change: Change, files: &[StatsFile]) -> Option<String> {
+pub(super) fn core_message(pid: i32, change: Change, files: &[StatsFile]) -> Option<String> {
     let Change::Dumped(_) = change else { return None };
     let file = files.iter().find(|file| i64::from(file.pid) == i64::from(pid))?;
     let figures = &file.stats.figures;
@@ -101,26 +101,26 @@ impl fmt::Display for Story<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let subject = self.subject();
         match subject {
-            Subject::Managed(file) if was_compressed(file) => self.tell_compressed(f, file)?,
+            Subject::Managed(file) if was_compressed(file) => self.write_compressed(f, file)?,
             Subject::Managed(file) if self.is_over(self.peak_bytes(file)) => {
-                self.tell_over(f, file)?;
+                self.write_over(f, file)?;
             }
-            Subject::Managed(file) => self.tell_below(f, file)?,
+            Subject::Managed(file) => self.write_below(f, file)?,
             Subject::Other(group) => {
                 write!(f, "zfolio: ")?;
-                self.tell_group(f, group)?;
+                self.write_group(f, group)?;
             }
-            Subject::Nobody => self.tell_nothing(f)?,
+            Subject::Nobody => self.write_nothing(f)?,
         }
         for group in self.tree.groups() {
-            if !matches!(subject, Subject::Other(told) if std::ptr::eq(told, group)) {
+            if !matches!(subject, Subject::Other(subject) if std::ptr::eq(subject, group)) {
                 write!(f, "  besides     ")?;
-                self.tell_group(f, group)?;
+                self.write_group(f, group)?;
             }
         }
-        self.tell_unseen(f, subject)?;
-        self.tell_others(f, subject)?;
-        self.tell_killed(f)
+        self.write_unseen(f, subject)?;
+        self.write_others(f, subject)?;
+        self.write_killed(f)
     }
 }
 
@@ -155,7 +155,7 @@ impl Story<'_> {
         let seen = of(&file.stats.figures.process_bytes_max);
         let alone = self.files.len() == 1 && self.tree.seen <= 1 && self.tree.groups().is_empty();
         // `wait4` returns the peak of the program and of all children that it waited for. If that
-        // is above the limit, another process may have had it (`tell_unseen`).
+        // is above the limit, another process may have had it (`write_unseen`).
         let kernel = self.end.resident_bytes_max;
         let kernel = if alone && self.is_first(file) && !self.is_over(kernel) { kernel } else { 0 };
         seen.max(self.tree.peak_of(file).bytes).max(kernel)
@@ -163,7 +163,7 @@ impl Story<'_> {
 
     fn is_over(&self, bytes: u64) -> bool {
         let limit = self.settings.limit_bytes;
-        bytes > limit + EXCESS_TOLD.min(limit / 16)
+        bytes > limit + EXCESS_SHOWN.min(limit / 16)
     }
 
     fn limit(&self) -> String {
@@ -171,7 +171,7 @@ impl Story<'_> {
     }
 
     /// The process needed more than its limit, and memory was compressed.
-    fn tell_compressed(&self, f: &mut fmt::Formatter<'_>, file: &StatsFile) -> fmt::Result {
+    fn write_compressed(&self, f: &mut fmt::Formatter<'_>, file: &StatsFile) -> fmt::Result {
         let (stats, peak) = (&*file.stats, self.peak_bytes(file));
         let need = of(&stats.figures.demand_bytes_max).max(peak);
         write!(
@@ -186,19 +186,19 @@ impl Story<'_> {
             Some(times) if need > peak + peak / 20 => writeln!(f, ": {times} times less")?,
             _ => writeln!(f)?,
         }
-        self.tell_time(f, stats)?;
-        self.tell_advice(f, stats)?;
+        self.write_time(f, stats)?;
+        self.write_advice(f, stats)?;
         if self.is_over(peak) {
-            self.tell_excess(f, file, peak)?;
+            self.write_excess(f, file, peak)?;
         }
-        if self.verbose { detail::tell(f, stats) } else { Ok(()) }
+        if self.verbose { detail::write(f, stats) } else { Ok(()) }
     }
 
     fn elapsed_ns(&self) -> u64 {
         u64::try_from(self.end.elapsed.as_nanos()).unwrap_or(u64::MAX)
     }
 
-    fn tell_time(&self, f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
+    fn write_time(&self, f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
         let (elapsed, waited) = (self.elapsed_ns(), of(&stats.figures.stall_ns));
         let (took, lost) = (duration::display(elapsed), duration::display(waited));
         let cause = main_cause(stats).map_or(String::new(), |cause| format!(", mostly {cause}"));
@@ -211,9 +211,9 @@ impl Story<'_> {
         }
     }
 
-    fn tell_advice(&self, f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
+    fn write_advice(&self, f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
         let waited = of(&stats.figures.stall_ns);
-        if waited < WAITING_TOLD_NS.max(self.elapsed_ns() / WAITING_TOLD_SHARE) {
+        if waited < WAITING_SHOWN_NS.max(self.elapsed_ns() / WAITING_TOLD_SHARE) {
             return writeln!(f, "  limit       a higher one would gain little");
         }
         match advice(stats) {
@@ -238,7 +238,7 @@ impl Story<'_> {
     }
 
     /// By how much it was over its limit, and which memory that was.
-    fn tell_excess(&self, f: &mut fmt::Formatter<'_>, file: &StatsFile, peak: u64) -> fmt::Result {
+    fn write_excess(&self, f: &mut fmt::Formatter<'_>, file: &StatsFile, peak: u64) -> fmt::Result {
         let excess = size::display(peak.saturating_sub(self.settings.limit_bytes));
         write!(f, "  over limit  by {excess}")?;
         let at = self.tree.peak_of(file);
@@ -256,7 +256,7 @@ impl Story<'_> {
     }
 
     /// It was over its limit, and nothing could be compressed.
-    fn tell_over(&self, f: &mut fmt::Formatter<'_>, file: &StatsFile) -> fmt::Result {
+    fn write_over(&self, f: &mut fmt::Formatter<'_>, file: &StatsFile) -> fmt::Result {
         let peak = self.peak_bytes(file);
         writeln!(
             f,
@@ -265,11 +265,11 @@ impl Story<'_> {
             size::display(peak),
             self.limit()
         )?;
-        self.tell_excess(f, file, peak)
+        self.write_excess(f, file, peak)
     }
 
     /// It stayed below its limit.
-    fn tell_below(&self, f: &mut fmt::Formatter<'_>, file: &StatsFile) -> fmt::Result {
+    fn write_below(&self, f: &mut fmt::Formatter<'_>, file: &StatsFile) -> fmt::Result {
         let peak = self.peak_bytes(file);
         let where_it_stayed = if peak > self.settings.limit_bytes { "at" } else { "below" };
         writeln!(
@@ -281,7 +281,7 @@ impl Story<'_> {
         )
     }
 
-    fn tell_nothing(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn write_nothing(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = self.program.first().map(|name| name.to_string_lossy()).unwrap_or_default();
         writeln!(
             f,
@@ -293,7 +293,7 @@ impl Story<'_> {
     }
 
     /// A line for the processes of one program that left no figures.
-    fn tell_group(&self, f: &mut fmt::Formatter<'_>, group: &Group) -> fmt::Result {
+    fn write_group(&self, f: &mut fmt::Formatter<'_>, group: &Group) -> fmt::Result {
         let who = match group.processes {
             1 => format!("{} was", group.command),
             count => format!("{count} processes {} were", group.command),
@@ -309,13 +309,13 @@ impl Story<'_> {
 
     /// The kernel counted a higher peak than any look found: it lasted less than the time between
     /// two looks.
-    fn tell_unseen(&self, f: &mut fmt::Formatter<'_>, subject: Subject<'_>) -> fmt::Result {
+    fn write_unseen(&self, f: &mut fmt::Formatter<'_>, subject: Subject<'_>) -> fmt::Result {
         let kernel = self.end.resident_bytes_max;
         let files = self.files.iter().map(|file| self.peak_bytes(file));
         let groups = self.tree.groups();
         let known = files.chain(groups.iter().map(|group| group.peak_bytes)).max().unwrap_or(0);
-        let told = matches!(subject, Subject::Nobody) || kernel <= known + EXCESS_TOLD;
-        if told || !self.is_over(kernel) {
+        let explained = matches!(subject, Subject::Nobody) || kernel <= known + EXCESS_SHOWN;
+        if explained || !self.is_over(kernel) {
             return Ok(());
         }
         writeln!(
@@ -326,9 +326,9 @@ impl Story<'_> {
     }
 
     /// A line for the managed processes that are not described above.
-    fn tell_others(&self, f: &mut fmt::Formatter<'_>, subject: Subject<'_>) -> fmt::Result {
+    fn write_others(&self, f: &mut fmt::Formatter<'_>, subject: Subject<'_>) -> fmt::Result {
         let is_told = |file: &StatsFile| match subject {
-            Subject::Managed(told) => std::ptr::eq(told, file),
+            Subject::Managed(subject) => std::ptr::eq(subject, file),
             Subject::Other(_) | Subject::Nobody => false,
         };
         let others = || self.files.iter().filter(|file| !is_told(file));
@@ -355,7 +355,7 @@ impl Story<'_> {
 
 impl Story<'_> {
     /// The kernel killed the program, and reported the reason only in its log.
-    fn tell_killed(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn write_killed(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let killed = self.end.change == Change::Died(libc::SIGKILL);
         if !killed || !self.out_of_memory {
             return Ok(());

@@ -137,7 +137,7 @@ impl Watch {
                 .or_insert_with(|| Track::new(moment));
         }
         if let Some(line) = self.warning(&live, now) {
-            self.tell(&line);
+            self.print(&line);
         }
         self.show_progress(&live, now);
     }
@@ -159,7 +159,7 @@ impl Watch {
     }
 
     /// Prints a line; first erases a line of progress.
-    fn tell(&mut self, line: &str) {
+    fn print(&mut self, line: &str) {
         self.clear();
         // The reader may have closed the pipe; the program continues.
         writeln!(io::stderr(), "zfolio: {line}").ok();
@@ -294,9 +294,11 @@ mod tests {
         figures.stall_ns.store(50 * SECOND_NS, Relaxed);
         (0..50).for_each(|_| stats.count_refault(80 << 20, SECOND_NS));
         let line = warning_line(&stats, 86);
-        let told =
+        let expected =
             "python3 waits 86 % of its time for memory: the limit of 96M is far below what it uses";
-        assert!(line.starts_with(told) && line.contains("; about ") && line.ends_with("would do"));
+        assert!(
+            line.starts_with(expected) && line.contains("; about ") && line.ends_with("would do")
+        );
         let line = progress_line(12, &stats, Some(86), 3);
         assert!(
             line.contains("12s python3: needs") && line.contains("waits 86 %; 3 more"),
@@ -312,14 +314,14 @@ mod tests {
         for (terminal, expected) in [(true, (1..31).collect()), (false, vec![1, 11, 21])] {
             let mut watch = Watch { terminal, ..Watch::new(false, true) };
             let looks: Vec<u64> = (1..31).collect();
-            let told = looks.into_iter().filter(|second| {
+            let printed = looks.into_iter().filter(|second| {
                 let line = watch.progress(&[], watch.began_ns + second * SECOND_NS);
                 line.is_some_and(|line| {
                     assert_eq!(line, format!("zfolio: {second}s, nothing is managed yet"));
                     line.len() <= COLUMNS
                 })
             });
-            assert_eq!(told.collect::<Vec<u64>>(), expected);
+            assert_eq!(printed.collect::<Vec<u64>>(), expected);
         }
         let mut watch = Watch::new(true, false);
         assert_eq!(watch.progress(&[], watch.began_ns + SECOND_NS), None, "nobody asked for it");

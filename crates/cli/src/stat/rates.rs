@@ -106,8 +106,8 @@ mod tests {
         figures.reclaim_clean.store(64, Relaxed);
         (0..4).for_each(|_| files[0].stats.fault_staged_ns.add(1000));
         let rate = rates.since(&files, 3_000_000_000)[0].expect("it was there");
-        let told = Rate { stall_ns: 500_000_000, faults: 2, reclaimed_bytes: 512 << 10 };
-        assert_eq!(rate, told);
+        let expected = Rate { stall_ns: 500_000_000, faults: 2, reclaimed_bytes: 512 << 10 };
+        assert_eq!(rate, expected);
     }
 
     #[test]

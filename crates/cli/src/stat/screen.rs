@@ -94,8 +94,8 @@ pub(super) fn one(
         // Counters only rise. Gauges rise and fall; for them only a rise is shown.
         let before = before.and_then(|before| before.stats.figures.get(name)).unwrap_or(value);
         let added = a_second(before, value, between_ns);
-        let shown = if added == 0 { String::new() } else { told(name, added) };
-        rows.push(vec![name.to_owned(), told(name, value), shown, meaning.to_owned()]);
+        let shown = if added == 0 { String::new() } else { figure_text(name, added) };
+        rows.push(vec![name.to_owned(), figure_text(name, value), shown, meaning.to_owned()]);
     });
     rows.sort_by_key(|row| !(row[0] == "stall_ns" || row[0].starts_with("faults")));
     rows.into_iter().for_each(|row| table.push(row));
@@ -107,7 +107,7 @@ pub(super) fn one(
 }
 
 /// A figure for display.
-pub(super) fn told(name: &str, value: u64) -> String {
+pub(super) fn figure_text(name: &str, value: u64) -> String {
     match name {
         _ if name.ends_with("_bytes") || name.ends_with("_bytes_max") => size::display(value),
         _ if name.ends_with("_ns") => duration::display(value),
@@ -148,7 +148,7 @@ fn spread(left: &str, right: &str, columns: usize) -> String {
 fn cells(file: &StatsFile, rate: Option<Rate>) -> Vec<String> {
     let figures = &file.stats.figures;
     let bytes = |figure: &AtomicU64| size::display(of(figure));
-    let rated = |told: fn(&Rate) -> String| rate.as_ref().map_or("-".to_owned(), told);
+    let rated = |show: fn(&Rate) -> String| rate.as_ref().map_or("-".to_owned(), show);
     // A hundredth of a second per second is one percent.
     let percent = |stall_ns: u64| format!("{}%", (stall_ns + 5_000_000) / 10_000_000);
     vec![

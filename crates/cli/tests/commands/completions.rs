@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::stage::{scratch, told};
+use crate::stage::{output_of, scratch};
 
 /// Runs `shell` to complete the end of each line; returns what it offers, one line of words for
 /// each.
 fn offered(shell: &str, script: &str) -> Option<Vec<String>> {
-    let (code, completions, err) = told(&["completions", shell]);
+    let (code, completions, err) = output_of(&["completions", shell]);
     assert_eq!(code, Some(0), "{err}");
     let file = scratch("completions").join(format!("zfolio.{shell}"));
     std::fs::write(&file, completions).expect("it is ours");

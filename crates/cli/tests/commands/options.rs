@@ -6,7 +6,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output};
 
 use crate::run::works;
-use crate::stage::{holder, stand_in, texts, told, wait_for, zfolio};
+use crate::stage::{holder, output_of, stand_in, texts, wait_for, zfolio};
 
 /// Prints the variables that the library reads.
 const SCRIPT: [&str; 3] = ["sh", "-c", "echo $ZFOLIO_LIMIT $ZFOLIO_UNIT $ZFOLIO_ALGORITHM"];
@@ -62,7 +62,7 @@ fn a_run_inside_of_a_run_has_its_limit() {
     let inner = [zfolio_itself, "run", "--", "sh", "-c", script];
     let outer = ["run", "-q", "--strict", "-l", "64M", "-a", "lz4", "--"];
     let arguments: Vec<&str> = outer.iter().chain(&inner).copied().collect();
-    let (code, out, err) = told(&arguments);
+    let (code, out, err) = output_of(&arguments);
     assert_eq!((code, out.as_str()), (Some(0), "67108864 lz4 lenient\n"));
     assert!(err.starts_with("zfolio: sh stayed below its limit: peak ") && err.contains("of 64M"));
 }
@@ -80,7 +80,7 @@ fn a_percentage_is_of_what_is_allowed() {
     };
     let (half, all) = (limit("50%"), limit("100%"));
     assert!(half.abs_diff(all / 2) <= 1 << 20 && half % (1 << 20) == 0, "{half} {all}");
-    let (code, _, _) = told(&["run", "-q", "--", "true"]);
+    let (code, _, _) = output_of(&["run", "-q", "--", "true"]);
     assert_eq!(code, Some(0));
 }
 
@@ -150,8 +150,8 @@ fn a_limit_that_the_cgroup_does_not_allow_is_told_of() {
     let Some(cgroup) = Cgroup::make("excess").filter(|_| works()) else { return };
     let (_, err) = texts(&cgroup.output(&["run", "-l", "300M", "--", "true"]));
     let limit = &cgroup.limit;
-    let told = format!("zfolio: --limit: 300M is more than {limit} allows (256M): the kernel");
-    assert!(err.starts_with(&told), "{err}");
+    let expected = format!("zfolio: --limit: 300M is more than {limit} allows (256M): the kernel");
+    assert!(err.starts_with(&expected), "{err}");
 }
 
 #[test]
@@ -161,12 +161,12 @@ fn who_is_killed_because_memory_ran_out_hears_why() {
     let output = cgroup.output(&["run", "-l", "200M", "--", program.to_str().unwrap(), "400"]);
     let (_, err) = texts(&output);
     assert_eq!(output.status.signal(), Some(9), "{err}");
-    let told = format!(
+    let expected = format!(
         "  killed      by the kernel, because memory ran out: {} allows 256M; a lower --limit leaves \
          room for the rest\n",
         cgroup.limit
     );
-    assert!(err.ends_with(&told), "{err}");
+    assert!(err.ends_with(&expected), "{err}");
     // The same signal from another sender is not reported like this.
     let output = cgroup.output(&["run", "-l", "200M", "--", "sh", "-c", "kill -s KILL $$"]);
     assert!(!texts(&output).1.contains("killed"));
@@ -177,7 +177,8 @@ fn progress_is_shown_and_quiet_says_nothing_else() {
     if !works() {
         return;
     }
-    let (code, out, err) = told(&["run", "--progress", "-q", "-l", "64M", "--", "sleep", "1.6"]);
+    let (code, out, err) =
+        output_of(&["run", "--progress", "-q", "-l", "64M", "--", "sleep", "1.6"]);
     assert_eq!((code, out.as_str()), (Some(0), ""));
     assert!(err.lines().count() == 1 && err.starts_with("zfolio: 1s sleep: "), "{err:?}");
     assert!(err.contains(" of 64M"), "{err}");

@@ -5,11 +5,11 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::Child;
 
-use crate::stage::{kill, scratch, stand_in, state, texts, told, wait_for, zfolio};
+use crate::stage::{kill, output_of, scratch, stand_in, state, texts, wait_for, zfolio};
 
 /// Whether `zfolio run` can work here; prints a message if not.
 pub(crate) fn works() -> bool {
-    let (code, _, _) = told(&["doctor"]);
+    let (code, _, _) = output_of(&["doctor"]);
     if code != Some(0) {
         eprintln!("SKIPPED: zfolio run cannot work here, see zfolio doctor");
     }
@@ -32,7 +32,7 @@ fn exit_status_and_output_pass_through() {
     }
     for status in [0, 1, 7, 255] {
         let script = format!("echo out; exit {status}");
-        let (code, out, err) = told(&["run", "--quiet", "--", "sh", "-c", &script]);
+        let (code, out, err) = output_of(&["run", "--quiet", "--", "sh", "-c", &script]);
         assert_eq!((code, out.as_str(), err.as_str()), (Some(status), "out\n", ""));
     }
 }
@@ -64,12 +64,12 @@ fn the_environment_is_what_the_library_reads() {
     fs::copy(stand_in(), &other).unwrap();
     let output = zfolio(&arguments).env("LD_PRELOAD", &other).output().unwrap();
     let (out, _) = texts(&output);
-    let told: Vec<&str> = out.trim().split(',').collect();
+    let printed: Vec<&str> = out.trim().split(',').collect();
     let algorithm = ["zstd", "level=3"];
-    assert_eq!(told[..2], ["1610612736", "16384"]);
-    assert_eq!(told[2..6], [algorithm[0], algorithm[1], "1", "1"]);
-    assert_eq!(told[6], format!("{}:{}", stand_in().display(), other.display()));
-    assert_eq!(told[7], told[8], "ZFOLIO_RUN is the parent");
+    assert_eq!(printed[..2], ["1610612736", "16384"]);
+    assert_eq!(printed[2..6], [algorithm[0], algorithm[1], "1", "1"]);
+    assert_eq!(printed[6], format!("{}:{}", stand_in().display(), other.display()));
+    assert_eq!(printed[7], printed[8], "ZFOLIO_RUN is the parent");
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn a_text_without_interpreter_is_the_shells() {
     fs::write(&path, "echo $1; exit 5\n").unwrap();
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     fs::set_permissions(&path, mode).unwrap();
-    let (code, out, _) = told(&["run", "-q", "--", path.to_str().unwrap(), "word"]);
+    let (code, out, _) = output_of(&["run", "-q", "--", path.to_str().unwrap(), "word"]);
     assert_eq!((code, out.as_str()), (Some(5), "word\n"));
 }
 
@@ -143,7 +143,7 @@ fn a_run_under_its_limit_tells_little() {
     if !works() {
         return;
     }
-    let (code, _, err) = told(&["run", "--limit", "256M", "--", "sh", "-c", "exit 3"]);
+    let (code, _, err) = output_of(&["run", "--limit", "256M", "--", "sh", "-c", "exit 3"]);
     assert_eq!(code, Some(3));
     assert!(err.lines().count() <= 3 && err.contains("of 256M") && err.contains("sh"), "{err}");
 }

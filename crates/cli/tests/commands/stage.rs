@@ -213,12 +213,12 @@ pub(crate) fn texts(output: &Output) -> (String, String) {
 }
 
 /// Runs `zfolio` to its end: exit status, standard output, standard error.
-pub(crate) fn told(arguments: &[&str]) -> (Option<i32>, String, String) {
-    told_by(&mut zfolio(arguments))
+pub(crate) fn output_of(arguments: &[&str]) -> (Option<i32>, String, String) {
+    output_of_command(&mut zfolio(arguments))
 }
 
 /// Runs a command of [`zfolio`] to its end.
-pub(crate) fn told_by(command: &mut Command) -> (Option<i32>, String, String) {
+pub(crate) fn output_of_command(command: &mut Command) -> (Option<i32>, String, String) {
     let output = command.output().expect("it was built");
     let (out, err) = texts(&output);
     (output.status.code(), out, err)

@@ -53,8 +53,8 @@ fn static_children_are_counted_by_program() {
     let output = zfolio(&["run", "-l", "64M", &stats, "--", "sh", "-c", &script]).output().unwrap();
     let (_, err) = texts(&output);
     assert_eq!(output.status.code(), Some(3));
-    let told = "zfolio: 2 processes static-child were not managed (statically linked): peak ";
-    assert!(err.starts_with(told) && HELD_MIB.contains(&mib_after(&err, told)), "{err}");
+    let expected = "zfolio: 2 processes static-child were not managed (statically linked): peak ";
+    assert!(err.starts_with(expected) && HELD_MIB.contains(&mib_after(&err, expected)), "{err}");
     assert!(err.contains("and         1 more process"), "the shell: {err}");
     let report: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(&report).unwrap()).unwrap();
@@ -86,9 +86,9 @@ fn a_program_that_holds_what_nobody_manages_is_over_its_limit() {
 fn a_program_without_its_environment_is_not_managed() {
     let Some(program) = holder("bare", &[]).filter(|_| works()) else { return };
     let (_, err) = run(&[], &["env", "-i", path(&program), HELD, "2000"]);
-    let told =
+    let expected =
         "zfolio: bare was not managed (started without LD_PRELOAD in its environment): peak ";
-    assert!(err.starts_with(told) && HELD_MIB.contains(&mib_after(&err, told)), "{err}");
+    assert!(err.starts_with(expected) && HELD_MIB.contains(&mib_after(&err, expected)), "{err}");
 }
 
 /// Goal: a process in a root directory without /proc, which cannot count its own pages, is
@@ -106,8 +106,8 @@ fn a_process_that_cannot_see_itself_did_not_run_in_0() {
 fn a_managed_process_whose_figures_are_missing_is_told_of() {
     let Some(program) = holder("mute", &[]).filter(|_| works()) else { return };
     let (_, err) = run(&[("STAND_IN_MUTE", "1")], &[path(&program), HELD, "2000"]);
-    let told = "zfolio: mute was managed (its figures are unknown: ";
-    assert!(err.starts_with(told) && HELD_MIB.contains(&mib_after(&err, "peak ")), "{err}");
+    let expected = "zfolio: mute was managed (its figures are unknown: ";
+    assert!(err.starts_with(expected) && HELD_MIB.contains(&mib_after(&err, "peak ")), "{err}");
 }
 
 /// Goal: a peak between two looks is still in the kernel's count, which does not say whose it is.
@@ -134,6 +134,6 @@ fn a_core_file_lacks_what_was_compressed() {
         eprintln!("SKIPPED: no core file is written here, see /proc/sys/kernel/core_pattern");
         return;
     }
-    let told = "zfolio: the core lacks 700M that were compressed: they are zeros in it\n";
-    assert!(err.ends_with(told), "{err}");
+    let expected = "zfolio: the core lacks 700M that were compressed: they are zeros in it\n";
+    assert!(err.ends_with(expected), "{err}");
 }

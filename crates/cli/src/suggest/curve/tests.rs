@@ -93,11 +93,14 @@ fn what_is_expected_is_what_a_larger_cache_does() {
         for more in (room..need).step_by(7) {
             let around = (more - room) / 8 + 1;
             let (least, most) = (real(more + around), real((more - around).max(room)));
-            let told = curve.at(more * MIB).waiting_ns;
+            let estimate = curve.at(more * MIB).waiting_ns;
             let context = format!("seed {seed}: {more} of {need} from {room}");
             let slack = all / 20;
-            assert!(told <= most + most / 2 + slack, "{context}: {told}, {most} at most");
-            assert!(told + slack >= least - least / 4, "{context}: {told}, {least} at least");
+            assert!(estimate <= most + most / 2 + slack, "{context}: {estimate}, {most} at most");
+            assert!(
+                estimate + slack >= least - least / 4,
+                "{context}: {estimate}, {least} at least"
+            );
         }
         assert_eq!(curve.at(curve.ample()).waiting_ns, 0, "seed {seed}");
     }
@@ -106,7 +109,7 @@ fn what_is_expected_is_what_a_larger_cache_does() {
 /// Goal: waits under a limit count from that limit on. Method: the same loop under two limits one
 /// after the other; up to the higher one nothing changes for the second half.
 #[test]
-fn each_limit_that_held_tells_of_its_own_part() {
+fn each_limit_explains_its_own_part_of_the_run() {
     let (mut process, distances) = (Process::default(), vec![150; 200]);
     process.look(counts(&distances[..100]), &now(50, 200, 100));
     process.look(counts(&distances), &now(100, 200, 200));
