@@ -8,15 +8,16 @@ BIN := $(TARGET)/release
 FUZZ_SECONDS ?= 60
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 
-# The address sanitizer, with the runtime of the C compiler: any Rust compiler will do, Debian's too (the
-# variable lets it take -Z). The C codecs are built with it as well, as their build scripts see the flags.
-# A target is named so that build scripts are built without. gcc makes constants of some local arrays, and then
-# takes their use for one after their scope (in zstd): that one check is off in C.
+# The address sanitizer, with the runtime of the C compiler. Every Rust compiler works, including Debian's
+# (RUSTC_BOOTSTRAP makes it accept -Z). The C codecs are built with it too, since their build scripts see the
+# flags. With an explicit target the build scripts themselves are built without it. gcc turns some local arrays
+# into constants, and then reports a use after their scope (in zstd): that one check is off in C.
 ASAN = -Zsanitizer=address -Zexternal-clangrt -Zpre-link-args=-Wl,--no-as-needed,-lasan,--as-needed \
 	-Cdebug-assertions
-ASAN_CARGO = RUSTC_BOOTSTRAP=1 CFLAGS=-fno-sanitize-address-use-after-scope RUSTFLAGS='$(ASAN) $(1)' CARGO_TARGET_DIR='$(abspath $(TARGET))/$(2)' $(CARGO)
+ASAN_CARGO = RUSTC_BOOTSTRAP=1 CFLAGS=-fno-sanitize-address-use-after-scope \
+	RUSTFLAGS='$(ASAN) $(1)' CARGO_TARGET_DIR='$(abspath $(TARGET))/$(2)' $(CARGO)
 
-# What tells a fuzzer where the program went.
+# Coverage, by which a fuzzer sees which code an input has reached.
 COVERAGE = --cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 	-Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1
@@ -49,7 +50,7 @@ build: setup-build
 demo: build
 	@scripts/demo
 
-# Every stage runs, whatever failed before it; the last lines tell what failed and what was skipped, and why.
+# All stages run, even if one fails; the last lines say what failed, and what was skipped and why.
 test: setup
 	@CARGO='$(CARGO)' scripts/test
 
@@ -61,7 +62,7 @@ lint:
 	else echo 'SKIPPED: clippy is not installed (make setup)'; fi
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --locked
 
-# Every order of the steps of two threads.
+# Tries every order of the steps of two threads.
 loom:
 	$(CARGO) test --profile checked --locked -p zfolio-core --features loom --lib loom_
 
@@ -90,14 +91,14 @@ fuzz:
 			-artifact_prefix=fuzz/artifacts/$$target/ -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1; \
 	done
 
-# Stripped programs, manual pages, completions, the udev rule; what debuggers need, in PREFIX/lib/debug.
+# Stripped programs, manual pages, completions and the udev rule; debugging information in PREFIX/lib/debug.
 install: build
 	packaging/install install '$(BIN)' '$(DESTDIR)' '$(PREFIX)'
 
 uninstall:
 	packaging/install uninstall '$(DESTDIR)' '$(PREFIX)'
 
-# A package of Debian, and one with what debuggers need, in $(TARGET)/debian.
+# A Debian package, and one with debugging information, in $(TARGET)/debian.
 deb: build
 	packaging/deb '$(BIN)' '$(TARGET)/debian'
 

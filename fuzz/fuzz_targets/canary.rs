@@ -1,5 +1,5 @@
-//! A decoder with a planted bug. `make fuzz` demands that it is found: a fuzzer that finds nothing here, because
-//! coverage or the sanitizer was lost on the way, would find nothing elsewhere either.
+//! A decoder with a planted bug. `make fuzz` requires that the bug is found: if coverage or the
+//! sanitizer were missing, the fuzzer would find nothing here, and nothing elsewhere either.
 
 #![no_main]
 

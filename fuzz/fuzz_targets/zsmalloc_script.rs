@@ -1,4 +1,4 @@
-//! Any sequence of operations on a pool, with a source that refuses, beside a map.
+//! Any sequence of operations on a pool whose source may refuse memory, compared with a map.
 
 #![no_main]
 

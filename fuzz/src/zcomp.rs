@@ -1,18 +1,18 @@
-//! `ZC-4`: whatever `source` holds, `decompress` writes inside `dest` only, says `Ok` only when it
-//! filled it, and leaves a stream that works.
+//! `ZC-4`: whatever `source` contains, `decompress` writes only inside `dest`, returns `Ok` only if
+//! it filled `dest`, and leaves a stream that still works.
 //!
 //! The input is a script. Its first byte chooses what is decompressed: the rest of the input as it
-//! is, or a compressed unit made of the rest and then damaged. The second chooses the length of
-//! the destination.
+//! is, or a compressed unit made from the rest and then damaged. The second byte chooses the length
+//! of the destination.
 
 use zfolio_core::page::UnitOrder;
 use zfolio_core::zcomp::{Algorithm, Extent, Outcome, Packed, Params, Zcomp};
 
-/// What surrounds the destination, and fills it beforehand.
+/// The bytes around the destination, which also fill it beforehand.
 const GUARD: u8 = 0xA5;
 const GUARD_BYTES: usize = 256;
 
-/// A codec, and a unit that it must always get back.
+/// A codec, and a unit that must always come back unchanged.
 pub struct Target {
     zcomp: Zcomp,
     unit: Vec<u8>,
@@ -25,7 +25,8 @@ impl Target {
         Target::with(algorithm.into())
     }
 
-    /// A target for 4 KiB units, with parameters; a dictionary is made up, whatever its name.
+    /// A target for 4 KiB units with parameters; a dictionary has made-up contents, whatever its
+    /// name.
     pub fn with(params: Params) -> Target {
         let order = UnitOrder::from_bytes(4096).expect("a unit's size");
         let dictionary = b"one dictionary, of bytes that units have ".repeat(200);
@@ -55,8 +56,8 @@ impl Target {
         assert!(self.unit.starts_with(&prefix), "a prefix of another unit");
     }
 
-    /// A unit made of `rest`, compressed, with bytes changed at places that `rest` names, and cut
-    /// or lengthened as `what` says.
+    /// A compressed unit made from `rest`, with bytes changed at places that `rest` gives, and cut
+    /// or extended according to `what`.
     fn damaged(&self, what: u8, rest: &[u8]) -> Vec<u8> {
         if rest.is_empty() {
             return Vec::new();
@@ -96,7 +97,7 @@ impl Target {
     }
 }
 
-/// `unit`, compressed, unless it is same-filled or will not shrink.
+/// `unit` after compression; `None` if it is same-filled or does not shrink.
 fn compress(zcomp: &Zcomp, unit: &[u8]) -> Option<Vec<u8>> {
     let mut compressed = None;
     zcomp.compress(0, &[unit], &mut |elements| match elements[0].outcome {

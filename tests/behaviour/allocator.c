@@ -1,4 +1,4 @@
-/* malloc and its family against a model: every block holds a pattern of its own from end to end. */
+/* malloc and its family against a model: every block is filled with its own pattern. */
 #include "behaviour.h"
 #include <malloc.h>
 
@@ -103,7 +103,7 @@ static void threads(void) {
     for (int i = 0; i < 4; i++) CHECK(pthread_join(thread_of[i], NULL) == 0);
 }
 
-/* What one thread allocates another frees. */
+/* One thread allocates blocks, and another frees them. */
 static void *volatile parcels[1024];
 static void *receive(void *argument) {
     for (int taken = 0; taken < 20000;) {

@@ -1,7 +1,7 @@
 /* What the behaviour programs share: checks, patterns that compress, and ballast for pressure.
  *
- * A program knows nothing of zfolio, but for the limit in its environment, from which it takes how much
- * data to make: so each runs alone as well, and must pass alone (`tests/behaviour/run --native`).
+ * A program uses nothing of zfolio except the limit in its environment, which determines how much data it
+ * makes. So each program also runs alone, and must pass alone (`tests/behaviour/run --native`).
  */
 #ifndef BEHAVIOUR_H
 #define BEHAVIOUR_H
@@ -30,7 +30,7 @@
 #define PAGE 4096ul
 #define MIB (1ul << 20)
 
-/* Exit status of a case that cannot run here; the runner tells the last line. */
+/* Exit status of a case that cannot run here; the runner prints the last line. */
 #define SKIPPED 77
 
 #define CHECK(condition, ...)                                                                     \
@@ -38,7 +38,7 @@
         if (!(condition)) failed(__FILE__, __LINE__, #condition, " " __VA_ARGS__);                 \
     } while (0)
 
-/* To the runner's file, since a program may have closed its descriptors; else to standard output. */
+/* Writes to the runner's file, since a program may have closed its descriptors; otherwise to standard output. */
 static void report(const char *text, int length) {
     const char *path = getenv("BEHAVIOUR_REPORT");
     int file = path ? open(path, O_WRONLY | O_APPEND | O_CLOEXEC) : -1;
@@ -86,7 +86,7 @@ static inline size_t limit_bytes(void) {
     return text ? strtoull(text, NULL, 10) : 32 * MIB;
 }
 
-/* One page of a pattern that names its seed in every word, and compresses. */
+/* Fills a page with a pattern that depends on the seed in every word, and compresses. */
 static inline void fill_page(void *page, uint64_t seed) {
     uint64_t *word = page, base = mix(seed) | 1;
     for (int i = 0; i < 512; i++) word[i] = base + (i & 7);
@@ -122,7 +122,7 @@ static inline void *map_anonymous(size_t bytes) {
     return at;
 }
 
-/* Memory beyond the limit, each page with a generation of its own. */
+/* Memory beyond the limit; each page has a generation of its own. */
 struct ballast {
     char *start;
     size_t pages;
@@ -151,13 +151,13 @@ __attribute__((unused)) static void ballast_verify(struct ballast *b, const char
               b->pages, (void *)(b->start + page * PAGE));
 }
 
-/* Verifies and rewrites `count` pages: runs at random places. */
+/* Verifies and rewrites `count` pages, in runs at random places. */
 __attribute__((unused)) static void ballast_churn(struct ballast *b, size_t count, uint64_t *random) {
     while (count > 0) {
         size_t page = next_random(random) % b->pages;
         for (size_t run = 0; run < 16 && page < b->pages && count > 0; run++, page++, count--) {
-            CHECK(page_is(b->start + page * PAGE, ballast_seed(b, page)), "ballast page %zu of %zu at %p", page, b->pages,
-                  (void *)(b->start + page * PAGE));
+            CHECK(page_is(b->start + page * PAGE, ballast_seed(b, page)), "ballast page %zu of %zu at %p", page,
+                  b->pages, (void *)(b->start + page * PAGE));
             if (next_random(random) & 1) continue;
             b->generation[page]++;
             fill_page(b->start + page * PAGE, ballast_seed(b, page));
@@ -172,7 +172,7 @@ static void *ballast_life(void *argument) {
     return NULL;
 }
 
-/* Pressure from a thread of its own, until ballast_stop(). */
+/* Makes pressure from another thread until ballast_stop(). */
 __attribute__((unused)) static void ballast_start(struct ballast *b) {
     CHECK(pthread_create(&b->thread, NULL, ballast_life, b) == 0);
 }
@@ -224,7 +224,7 @@ struct behaviour {
     void (*run)(void);
 };
 
-/* Runs the case that is named, and says what it did on one line. */
+/* Runs the case that is named, and prints its result in one line. */
 __attribute__((unused)) static int choose(int count, char **arguments, const struct behaviour *cases, size_t length) {
     for (size_t i = 0; i < length; i++) {
         if (count < 2 || strcmp(arguments[1], cases[i].name) != 0) continue;

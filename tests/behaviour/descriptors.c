@@ -1,4 +1,4 @@
-/* Programs that do what they like with their file descriptors. */
+/* Programs that close or replace file descriptors which they did not open. */
 #include "behaviour.h"
 #include <sys/resource.h>
 
@@ -22,7 +22,7 @@ static void grow_and_close(void (*close_all)(void)) {
         _exit(0);
     }
     child_is_well(pid, "child without descriptors");
-    /* The number that a program gets next is the lowest, as ever. */
+    /* A new descriptor gets the lowest free number, as usual. */
     int lowest = open("/dev/null", O_RDONLY);
     CHECK(lowest == 0, "the lowest free descriptor is %d", lowest);
     (void)kept;
@@ -46,7 +46,7 @@ static void dup_over(void) {
     ballast_verify(&b, "dup2 over everything");
 }
 
-/* No descriptor at all: the limit is not held, and nothing else is different. */
+/* No descriptor is left: the limit is not held, and everything else works. */
 static void none(void) {
     struct rlimit limit = {0, 0};
     CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
@@ -65,7 +65,7 @@ static void few(void) {
     uint64_t random = 1;
     ballast_churn(&b, b.pages, &random);
     ballast_verify(&b, "few descriptors");
-    /* A busy machine may be late by the time that reclaim takes for what was filled before it began. */
+    /* On a busy machine reclaim may start late: the excess is what was filled before it began. */
     size_t pages = 0;
     for (double end = now() + 10; now() < end; ) {
         int file = open("/proc/self/statm", O_RDONLY);
@@ -77,7 +77,7 @@ static void few(void) {
     CHECK(0, "%zu pages resident", pages);
 }
 
-/* A pipe's reader sees the end when the program closes its end: nobody else keeps it open. */
+/* The reader of a pipe sees its end when the program closes the other side: no other process keeps it open. */
 static void ends(void) {
     int pipe_ends[2];
     CHECK(pipe(pipe_ends) == 0);
@@ -101,7 +101,8 @@ static void ends(void) {
 
 int main(int count, char **arguments) {
     const struct behaviour cases[] = {
-        {"range", range}, {"loop", loop}, {"from", from}, {"dup_over", dup_over}, {"few", few}, {"none", none}, {"ends", ends},
+        {"range", range}, {"loop", loop}, {"from", from}, {"dup_over", dup_over}, {"few", few},
+        {"none", none}, {"ends", ends},
     };
     return CHOOSE(cases);
 }

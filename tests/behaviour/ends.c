@@ -1,4 +1,4 @@
-/* Ways to end; the runner looks at what `zfolio run` makes of each. */
+/* Ways to end; the runner checks the exit status and the output of `zfolio run` for each. */
 #include "behaviour.h"
 #include <sys/resource.h>
 

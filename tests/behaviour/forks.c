@@ -12,7 +12,7 @@
 extern char **environ;
 static struct ballast b;
 
-/* Child and parent verify everything, and write to it, each its own. */
+/* Child and parent verify all memory, and each writes to its own copy. */
 static void verified(void) {
     ballast_make(&b, 4 * limit_bytes(), 1);
     pid_t pid = fork();
@@ -111,13 +111,14 @@ static void loop(void) {
             _exit(round & 63);
         }
         int status;
-        CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == (round & 63), "%#x", status);
+        CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == (round & 63), "%#x",
+              status);
     }
     verify(own, 2 * MIB - PAGE, 5, "in the parent");
     ballast_stop(&b);
 }
 
-/* Every other way to start a program. */
+/* All other ways to start a program. */
 static void others(void) {
     ballast_make(&b, 3 * limit_bytes(), 6);
     ballast_start(&b);
@@ -141,7 +142,7 @@ static void others(void) {
     ballast_stop(&b);
 }
 
-/* fork on a stack that is itself compressed. */
+/* fork on a stack that is compressed. */
 static ucontext_t here, there;
 static void on_the_other_stack(void) {
     volatile char deep[200000];
@@ -168,7 +169,7 @@ static void stack(void) {
     ballast_verify(&b, "stack");
 }
 
-/* Open files survive: stdio's locks and buffers lie in compressed memory. */
+/* Open files still work in a child: stdio's locks and buffers lie in compressed memory. */
 static void files(void) {
     ballast_make(&b, 3 * limit_bytes(), 8);
     FILE *open_files[40];
@@ -193,7 +194,7 @@ static void files(void) {
     }
 }
 
-/* Threads that wait for memory all the time, and a loop of forks: each comes to its end, however much is staged. */
+/* A loop of forks while threads wait for memory all the time: every fork ends, however many folios are staged. */
 static void *waiting(void *argument) {
     struct ballast own;
     uint64_t random = (uint64_t)argument;
@@ -217,128 +218,9 @@ static void busy_threads(void) {
     for (int i = 0; i < 4; i++) CHECK(pthread_join(threads[i], NULL) == 0);
 }
 
-/* Threads open and close files while others fork: the C library's list of files changes all the time. */
-static void *opening(void *argument) {
-    uint64_t random = (uint64_t)argument;
-    FILE *kept[200] = {0};
-    while (!atomic_load(&stop)) {
-        FILE **one = &kept[next_random(&random) % 200];
-        if (*one) CHECK(fclose(*one) == 0);
-        CHECK(*one = fopen("/dev/null", "w"));
-        CHECK(fprintf(*one, "%d", (int)random) > 0);
-    }
-    for (int i = 0; i < 200; i++) if (kept[i]) fclose(kept[i]);
-    return NULL;
-}
+#include "forks_library.h"
 
-static void streams(void) {
-    ballast_make(&b, 3 * limit_bytes(), 15);
-    ballast_start(&b);
-    pthread_t threads[3];
-    for (uint64_t i = 0; i < 3; i++) CHECK(pthread_create(&threads[i], NULL, opening, (void *)(i + 7)) == 0);
-    for (int round = 0; round < 60; round++) {
-        pid_t pid = fork();
-        CHECK(pid >= 0);
-        if (pid == 0) {
-            FILE *own = tmpfile();
-            CHECK(own && fprintf(own, "%d", round) > 0 && fclose(own) == 0);
-            CHECK(fflush(NULL) == 0);
-            _exit(0);
-        }
-        child_is_well(pid, "child of threads with files");
-    }
-    atomic_store(&stop, 1);
-    for (int i = 0; i < 3; i++) CHECK(pthread_join(threads[i], NULL) == 0);
-    ballast_stop(&b);
-}
-
-/* The C library keeps what it knows of users in allocated memory, and looks there in the midst of fork. */
-static void names(void) {
-    CHECK(getpwuid(0) && strcmp(getpwuid(0)->pw_name, "root") == 0);
-    ballast_make(&b, 3 * limit_bytes(), 16);
-    /* With one thread, the C library does not look. */
-    ballast_start(&b);
-    for (int round = 0; round < 20; round++) {
-        usleep(50000);
-        pid_t pid = fork();
-        CHECK(pid >= 0);
-        if (pid == 0) {
-            CHECK(getpwuid(0) && strcmp(getpwuid(0)->pw_name, "root") == 0);
-            _exit(0);
-        }
-        child_is_well(pid, "child that knows users");
-    }
-    ballast_stop(&b);
-    CHECK(getpwuid(0) && strcmp(getpwuid(0)->pw_name, "root") == 0);
-}
-
-/* So many handlers that the C library's list of them is allocated memory, which a child reads before anything else. */
-static atomic_int handled;
-static void handle(void) { atomic_fetch_add(&handled, 1); }
-
-static void handlers(void) {
-    enum { HANDLERS = 90, ROUNDS = 40 };
-    for (int i = 0; i < HANDLERS; i++) CHECK(pthread_atfork(handle, handle, handle) == 0);
-    ballast_make(&b, 3 * limit_bytes(), 17);
-    ballast_start(&b);
-    for (int round = 0; round < ROUNDS; round++) {
-        usleep(10000);
-        atomic_store(&handled, 0);
-        pid_t pid = fork();
-        CHECK(pid >= 0);
-        CHECK(atomic_load(&handled) == 2 * HANDLERS, "%d handlers ran", atomic_load(&handled));
-        if (pid == 0) _exit(0);
-        child_is_well(pid, "child of many handlers");
-    }
-    ballast_stop(&b);
-}
-
-/* Modules with thread-local storage: what the loader knows of them, and the storage, lie in compressed memory. */
-static const char *beside(const char *name) {
-    static char path[512];
-    ssize_t length = readlink("/proc/self/exe", path, sizeof path - 32);
-    CHECK(length > 0);
-    path[length] = 0;
-    strcpy(strrchr(path, '/') + 1, name);
-    return path;
-}
-
-static void *steps(void *argument) {
-    uint64_t (*step)(void) = (uint64_t (*)(void))argument;
-    for (uint64_t i = 1; i < 100; i++) CHECK(step() == i, "a new thread's own storage");
-    /* The C library unwinds the stack, for which it looks through all modules. */
-    pthread_exit((void *)99ul);
-}
-
-static void modules(void) {
-    void *module = dlopen(beside("module.so"), RTLD_NOW | RTLD_LOCAL);
-    CHECK(module, "%s", dlerror());
-    uint64_t (*step)(void) = (uint64_t (*)(void))dlsym(module, "module_step");
-    CHECK(step && step() == 1);
-    ballast_make(&b, 3 * limit_bytes(), 18);
-    for (uint64_t round = 0; round < 5; round++) {
-        ballast_verify(&b, "modules");
-        pid_t pid = fork();
-        CHECK(pid >= 0);
-        uint64_t next = step();
-        CHECK(next == round + 2, "%lu steps in round %lu", next, round);
-        if (pid) {
-            child_is_well(pid, "child with modules");
-            continue;
-        }
-        CHECK(dlsym(module, "module_step") == (void *)step);
-        void *frames[20], *answer;
-        CHECK(backtrace(frames, 20) > 1);
-        pthread_t thread;
-        CHECK(pthread_create(&thread, NULL, steps, (void *)step) == 0);
-        CHECK(pthread_join(thread, &answer) == 0 && answer == (void *)99ul);
-        CHECK(dlopen(beside("module.so"), RTLD_NOW) == module && step() == next + 1);
-        exit(0);
-    }
-    ballast_verify(&b, "modules, at last");
-}
-
-/* A forked child may start threads and children of its own, and outlive its parent. */
+/* A forked child may start threads and children, and outlive its parent. */
 static void *child_thread(void *argument) {
     uint64_t random = (uint64_t)argument;
     char *own = malloc(4 * MIB);
@@ -357,7 +239,8 @@ static void server(void) {
     for (int i = 0; i < 6; i++) {
         if ((workers[i] = fork()) != 0) continue;
         pthread_t threads[4];
-        for (uint64_t j = 0; j < 4; j++) CHECK(pthread_create(&threads[j], NULL, child_thread, (void *)(i * 10 + j)) == 0);
+        for (uint64_t j = 0; j < 4; j++)
+            CHECK(pthread_create(&threads[j], NULL, child_thread, (void *)(i * 10 + j)) == 0);
         for (int j = 0; j < 4; j++) CHECK(pthread_join(threads[j], NULL) == 0);
         ballast_verify(&b, "worker");
         exit(0);
@@ -366,7 +249,7 @@ static void server(void) {
     ballast_verify(&b, "server");
 }
 
-/* fork while threads live on stacks from malloc, and from such a thread. */
+/* fork while other threads run on stacks from malloc, and from such a thread. */
 static void *resting(void *argument) {
     volatile char use[60000];
     for (size_t i = 0; i < sizeof use; i += 64) use[i] = (char)i;
@@ -407,7 +290,7 @@ static void own_stacks(void) {
     ballast_verify(&b, "own stacks");
 }
 
-/* Children by other calls than fork: each has a copy of everything, and writes to its own. */
+/* Children made by other calls than fork: each has a copy of all memory, and writes to it. */
 static atomic_int shared_word;
 
 static int cloned(void *argument) {
@@ -427,7 +310,8 @@ static int borrower(void *argument) {
 static void ended_with_7(pid_t pid, const char *what) {
     int status;
     CHECK(pid > 0, "%s", what);
-    CHECK(waitpid(pid, &status, __WALL) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 7, "%s: status %#x", what, status);
+    CHECK(waitpid(pid, &status, __WALL) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 7, "%s: status %#x",
+          what, status);
     ballast_verify(&b, what);
 }
 
@@ -461,12 +345,12 @@ static void clones(void) {
         if (pid == 0) cloned(argument);
         ended_with_7(pid, how == 0 ? "SYS_clone" : how == 1 ? "SYS_clone3" : how == 2 ? "SYS_fork" : "_Fork");
     }
-    /* A child that borrows its parent's memory writes to it. */
+    /* A child that shares its parent's memory writes to it. */
     ended_with_7(clone(borrower, stack + bytes, CLONE_VM | CLONE_VFORK | SIGCHLD, (void *)99ul), "a borrower");
     CHECK(atomic_load(&shared_word) == 99);
 }
 
-/* What is no fork comes back from syscall() as from the kernel. */
+/* Other calls through syscall() return what the kernel returns. */
 static void plain_syscalls(void) {
     CHECK(syscall(SYS_getpid) == getpid());
     errno = 0;
@@ -484,164 +368,16 @@ static void plain_syscalls(void) {
     ballast_verify(&b, "after calls");
 }
 
-/* With little address space left fork works or says ENOMEM, and the parent goes on. */
-static void no_room(void) {
-    ballast_make(&b, 4 * limit_bytes(), 14);
-    int kinds[] = {RLIMIT_DATA, RLIMIT_AS};
-    const char *names[] = {"VmData:", "VmSize:"};
-    int worked = 0, failed_so = 0;
-    for (int i = 0; i < 2; i++) {
-        char text[256];
-        size_t used = 0;
-        FILE *status = fopen("/proc/self/status", "r");
-        while (fgets(text, sizeof text, status)) if (!strncmp(text, names[i], 7)) used = strtoull(text + 7, NULL, 10) << 10;
-        fclose(status);
-        CHECK(used > 4 * limit_bytes());
-        for (size_t more = 0; more <= 8 * MIB; more += more < 3 * MIB ? 256 * 1024 : 1 * MIB) {
-            struct rlimit limit = {used + more, RLIM_INFINITY};
-            CHECK(setrlimit(kinds[i], &limit) == 0);
-            pid_t pid = fork();
-            if (pid == 0) {
-                if (more % MIB == 0) ballast_verify(&b, "child with little room");
-                _exit(0);
-            }
-            if (pid < 0) {
-                CHECK(errno == ENOMEM);
-                failed_so++;
-                continue;
-            }
-            child_is_well(pid, "child with little room");
-            worked++;
-        }
-        struct rlimit none = {RLIM_INFINITY, RLIM_INFINITY};
-        CHECK(setrlimit(kinds[i], &none) == 0);
-        ballast_verify(&b, "parent with little room");
-    }
-    CHECK(worked > 0 && worked + failed_so > 30);
-}
+#include "forks_short.h"
 
-/* What is to be wiped in a child reads as zeros there, however that was asked for. */
-static void wiped(void) {
-    for (int raw = 0; raw < 2; raw++) {
-        size_t bytes = 3 * limit_bytes();
-        char *secret = map_anonymous(bytes);
-        if (raw) CHECK(syscall(SYS_madvise, secret, bytes, MADV_WIPEONFORK) == 0);
-        else CHECK(madvise(secret, bytes, MADV_WIPEONFORK) == 0);
-        fill(secret, bytes, 6);
-        pid_t pid = fork();
-        CHECK(pid >= 0);
-        if (pid == 0) {
-            for (size_t at = 0; at < bytes; at += PAGE) CHECK(page_is_zero(secret + at), "page %zu, raw %d", at / PAGE, raw);
-            _exit(0);
-        }
-        child_is_well(pid, "child of wiped memory");
-        verify(secret, bytes, 6, "what the child has not");
-        CHECK(munmap(secret, bytes) == 0);
-    }
-}
-
-/* A child that can have no engine has its memory all the same, and zfolio says that the limit is not held. */
-static void child_without(const char *what) {
-    pid_t pid = fork();
-    CHECK(pid >= 0);
-    uint64_t random = pid ? 7 : 8;
-    ballast_verify(&b, what);
-    ballast_churn(&b, b.pages / 4, &random);
-    ballast_verify(&b, what);
-    if (pid == 0) {
-        /* A child of its own has what it has. */
-        pid_t next = fork();
-        CHECK(next >= 0);
-        ballast_verify(&b, what);
-        if (next == 0) _exit(0);
-        child_is_well(next, what);
-        _exit(0);
-    }
-    child_is_well(pid, what);
-    ballast_verify(&b, what);
-}
-
-static void no_threads(void) {
-    ballast_make(&b, 4 * limit_bytes(), 15);
-    struct sock_filter filter[RULE + 1];
-    forbid(filter, SYS_clone, 0, CLONE_THREAD, SECCOMP_RET_ERRNO | EAGAIN);
-    confine(filter, RULE + 1, 0);
-    child_without("without threads");
-}
-
-static void no_userfaultfd(void) {
-    ballast_make(&b, 4 * limit_bytes(), 16);
-    struct sock_filter filter[2 * RULE + 1];
-    forbid(filter, SYS_userfaultfd, 0, 0, SECCOMP_RET_ERRNO | EPERM);
-    forbid(filter + RULE, SYS_ioctl, 1, 0xaa00, SECCOMP_RET_ERRNO | EPERM); /* USERFAULTFD_IOC_NEW */
-    confine(filter, 2 * RULE + 1, 0);
-    child_without("without a userfaultfd");
-}
-
-static char group[256];
-
-static void leave_group(void) {
-    char path[300];
-    snprintf(path, sizeof path, "%s/../cgroup.procs", group);
-    FILE *file = fopen(path, "w");
-    if (file) fprintf(file, "%d", getpid()), fclose(file);
-    rmdir(group);
-}
-
-/* So many threads and processes in all. */
-static void allow_tasks(int tasks) {
-    char path[300];
-    snprintf(path, sizeof path, "%s/pids.max", group);
-    FILE *file = fopen(path, "w");
-    CHECK(file && fprintf(file, "%d", tasks) > 0 && fclose(file) == 0);
-}
-
-static int tasks_now(void) {
-    char path[300];
-    int tasks = 0;
-    snprintf(path, sizeof path, "%s/pids.current", group);
-    FILE *file = fopen(path, "r");
-    CHECK(file && fscanf(file, "%d", &tasks) == 1 && fclose(file) == 0);
-    return tasks;
-}
-
-/* A child may have none, some or all of the threads that an engine needs. */
-static void few_threads(void) {
-    snprintf(group, sizeof group, "/sys/fs/cgroup/pids/zfolio-behaviour-%d", getpid());
-    if (mkdir(group, 0755)) skip("no cgroup of version 1 that limits threads can be made");
-    atexit(leave_group);
-    char path[300];
-    snprintf(path, sizeof path, "%s/cgroup.procs", group);
-    FILE *file = fopen(path, "w");
-    CHECK(file && fprintf(file, "%d", getpid()) > 0 && fclose(file) == 0);
-    ballast_make(&b, 4 * limit_bytes(), 17);
-    int refused = 0;
-    for (int more = 0; more < 7; more++) {
-        allow_tasks(tasks_now() + more);
-        pid_t pid = fork();
-        if (pid == 0) {
-            ballast_verify(&b, "with few threads");
-            _exit(0);
-        }
-        if (pid < 0) {
-            CHECK(errno == EAGAIN);
-            refused++;
-            continue;
-        }
-        child_is_well(pid, "a child with few threads");
-        ballast_verify(&b, "the parent of such a child");
-    }
-    CHECK(refused == 1);
-}
-
-/* Children that grow and are another program at once: what starts meanwhile must not be told to have failed. */
+/* Children that grow and execute another program at once: threads that start then must not be reported as failed. */
 static void exec_races(void) {
     for (int i = 0; i < 300; i++) {
         pid_t pid = fork();
         if (pid == 0) {
             char *start = map_anonymous(limit_bytes());
             start[0] = 1;
-            /* The start of the other threads takes some 100 us: at different points of it. */
+            /* The start of the other threads takes about 100 us; this interrupts it at different points. */
             for (double until = now() + (i % 30) * 1e-5; now() < until;) {}
             execl("/proc/self/exe", "forks", "nothing", NULL);
             CHECK(0);
@@ -652,7 +388,7 @@ static void exec_races(void) {
 
 static void nothing(void) { _exit(0); }
 
-/* A program that executes another under the same limit, which executes another. */
+/* A program executes another one under the same limit, which executes a third. */
 static void exec_chain(void) {
     const char *left = getenv("BEHAVIOUR_LEFT");
     int depth = left ? atoi(left) : 3;
@@ -673,7 +409,8 @@ int main(int count, char **arguments) {
         {"own_stacks", own_stacks}, {"exec_chain", exec_chain}, {"exec_races", exec_races}, {"nothing", nothing},
         {"clones", clones}, {"plain_syscalls", plain_syscalls}, {"no_room", no_room}, {"wiped", wiped},
         {"no_threads", no_threads}, {"no_userfaultfd", no_userfaultfd}, {"few_threads", few_threads},
-        {"busy_threads", busy_threads}, {"streams", streams}, {"names", names}, {"handlers", handlers}, {"modules", modules},
+        {"busy_threads", busy_threads}, {"streams", streams}, {"names", names}, {"handlers", handlers},
+        {"modules", modules},
     };
     return CHOOSE(cases);
 }

@@ -1,207 +1,9 @@
-/* The mmap family against a model of every page: what it holds, and whether it may be touched. */
+/* The mmap family against a model of every page: its contents, and whether it may be accessed. */
 #include "behaviour.h"
 
-enum { ZERO, DATA, MAYBE };
+#include "mappings_model.h"
 
-struct window {
-    char *start;
-    size_t pages;
-    uint8_t *state, *protection;
-    uint64_t *seed;
-    uint64_t random;
-};
-
-/* Mappings that grow, shrink and move. */
-struct afloat {
-    char *start;
-    size_t pages, first_zero;
-    uint64_t seed;
-};
-
-static void check_page(struct window *w, size_t page, const char *when) {
-    char *at = w->start + page * PAGE;
-    if (w->protection[page] == PROT_NONE) return;
-    switch (w->state[page]) {
-    case ZERO: CHECK(page_is_zero(at), "%s: page %zu at %p must be zeros, holds %#lx", when, page, (void *)at, *(uint64_t *)at); break;
-    case DATA: CHECK(page_is(at, w->seed[page]), "%s: page %zu at %p lost its contents, holds %#lx", when, page, (void *)at, *(uint64_t *)at); break;
-    default:
-        if (page_is_zero(at)) w->state[page] = ZERO;
-        else CHECK(page_is(at, w->seed[page]), "%s: page %zu at %p after MADV_FREE, holds %#lx", when, page, (void *)at, *(uint64_t *)at);
-    }
-}
-
-static void set(struct window *w, size_t from, size_t to, int state, int protection) {
-    for (size_t page = from; page < to; page++) {
-        if (state == MAYBE) { if (w->state[page] == DATA) w->state[page] = MAYBE; }
-        else if (state >= 0) w->state[page] = state;
-        if (protection >= 0) w->protection[page] = protection;
-    }
-}
-
-static void write_pages(struct window *w, size_t from, size_t to) {
-    for (size_t page = from; page < to; page++) {
-        if (!(w->protection[page] & PROT_WRITE)) continue;
-        w->seed[page] = next_random(&w->random);
-        fill_page(w->start + page * PAGE, w->seed[page]);
-        w->state[page] = DATA;
-    }
-}
-
-static void one_change(struct window *w) {
-    uint64_t *r = &w->random;
-    size_t length = 1 + next_random(r) % (next_random(r) % 4 ? 40 : 1500);
-    size_t from = next_random(r) % (w->pages - length), to = from + length;
-    char *at = w->start + from * PAGE;
-    size_t bytes = length * PAGE;
-    const int anonymous = MAP_PRIVATE | MAP_ANONYMOUS;
-    switch (next_random(r) % 16) {
-    case 0:
-        CHECK(mmap(at, bytes, PROT_READ | PROT_WRITE, anonymous | MAP_FIXED, -1, 0) == at);
-        set(w, from, to, ZERO, PROT_READ | PROT_WRITE);
-        break;
-    case 1: {
-        CHECK(munmap(at, bytes) == 0);
-        /* The hole may be anybody's in the meantime, in a program with threads: then it is left. */
-        void *again = mmap(at, bytes, PROT_READ | PROT_WRITE, anonymous | MAP_FIXED_NOREPLACE, -1, 0);
-        CHECK(again == at, "a hole was taken");
-        set(w, from, to, ZERO, PROT_READ | PROT_WRITE);
-        break;
-    }
-    case 2: case 3: {
-        static const int kinds[] = {PROT_NONE, PROT_READ, PROT_READ | PROT_WRITE, PROT_READ | PROT_WRITE};
-        int protection = kinds[next_random(r) % 4];
-        CHECK(mprotect(at, bytes, protection) == 0);
-        set(w, from, to, -1, protection);
-        break;
-    }
-    case 4: case 5:
-        CHECK(madvise(at, bytes - (next_random(r) & 1 ? 0 : 100), MADV_DONTNEED) == 0);
-        set(w, from, to, ZERO, -1);
-        break;
-    case 6:
-        CHECK(madvise(at, bytes, MADV_FREE) == 0);
-        set(w, from, to, MAYBE, -1);
-        break;
-    case 7: {
-        /* A fresh mapping, so that what is moved is one mapping of the kernel's as without us. */
-        if (2 * length >= w->pages / 2 || length < 2) break;
-        CHECK(mmap(at, bytes, PROT_READ | PROT_WRITE, anonymous | MAP_FIXED, -1, 0) == at);
-        set(w, from, to, ZERO, PROT_READ | PROT_WRITE);
-        for (size_t page = from; page < to; page += 3) write_pages(w, page, page + 1);
-        size_t onto = next_random(r) % (w->pages - length);
-        if (onto < to && onto + length > from) break;
-        char *there = w->start + onto * PAGE;
-        CHECK(mremap(at, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, there) == there, "%zu pages", length);
-        memcpy(w->state + onto, w->state + from, length);
-        memcpy(w->protection + onto, w->protection + from, length);
-        memcpy(w->seed + onto, w->seed + from, length * sizeof *w->seed);
-        CHECK(mmap(at, bytes, PROT_READ | PROT_WRITE, anonymous | MAP_FIXED_NOREPLACE, -1, 0) == at);
-        set(w, from, to, ZERO, PROT_READ | PROT_WRITE);
-        break;
-    }
-    case 8: {
-        unsigned char present[1600];
-        CHECK(mincore(at, bytes, present) == 0);
-        break;
-    }
-    case 9: case 10: case 11: case 12: write_pages(w, from, to); break;
-    default:
-        for (size_t page = from; page < to; page++) check_page(w, page, "a look");
-    }
-}
-
-static void check_afloat(struct afloat *f) {
-    for (size_t page = 0; page < f->pages; page++) {
-        char *at = f->start + page * PAGE;
-        if (page < f->first_zero) CHECK(page_is(at, f->seed + page), "moved mapping %p: page %zu of %zu holds %#lx", f->start, page, f->pages, *(uint64_t *)at);
-        else CHECK(page_is_zero(at), "grown mapping %p: page %zu of %zu holds %#lx", f->start, page, f->pages, *(uint64_t *)at);
-    }
-}
-
-static void float_change(struct afloat *f, uint64_t *r) {
-    if (!f->start) {
-        f->pages = 1 + next_random(r) % 900;
-        f->start = map_anonymous(f->pages * PAGE);
-        f->first_zero = next_random(r) % (f->pages + 1);
-        f->seed = next_random(r);
-        fill(f->start, f->first_zero * PAGE, f->seed);
-        return;
-    }
-    switch (next_random(r) % 4) {
-    case 0: case 1: {
-        size_t pages = 1 + next_random(r) % 1800;
-        void *at = mremap(f->start, f->pages * PAGE, pages * PAGE, MREMAP_MAYMOVE);
-        CHECK(at != MAP_FAILED, "from %zu to %zu pages", f->pages, pages);
-        f->start = at;
-        f->pages = pages;
-        if (f->first_zero > pages) f->first_zero = pages;
-        check_afloat(f);
-        break;
-    }
-    case 2: check_afloat(f); break;
-    default:
-        check_afloat(f);
-        CHECK(munmap(f->start, f->pages * PAGE) == 0);
-        f->start = NULL;
-    }
-}
-
-static void work(uint64_t seed, size_t pages, double seconds) {
-    struct window w = {.pages = pages, .random = seed};
-    w.start = map_anonymous(pages * PAGE);
-    w.state = calloc(pages, 1);
-    w.protection = malloc(pages);
-    w.seed = calloc(pages, sizeof *w.seed);
-    set(&w, 0, pages, ZERO, PROT_READ | PROT_WRITE);
-    write_pages(&w, 0, pages);
-    struct afloat afloat[8] = {0};
-    double until = now() + seconds;
-    while (now() < until) {
-        for (int i = 0; i < 8; i++) one_change(&w);
-        float_change(&afloat[next_random(&w.random) % 8], &w.random);
-    }
-    CHECK(mprotect(w.start, pages * PAGE, PROT_READ) == 0);
-    for (size_t page = 0; page < pages; page++) w.protection[page] = PROT_READ, check_page(&w, page, "the end");
-    CHECK(munmap(w.start, pages * PAGE) == 0);
-}
-
-static void single(void) { work(1, 3 * limit_bytes() / PAGE, 5); }
-
-static void *thread(void *argument) {
-    /* Holes that others could take are made by one thread only. */
-    uint64_t random = (uint64_t)argument, seed = random << 40;
-    size_t pages = limit_bytes() / PAGE;
-    char *start = map_anonymous(pages * PAGE);
-    uint64_t *held = calloc(pages, sizeof *held);
-    for (double until = now() + 5; now() < until;) {
-        size_t length = 1 + next_random(&random) % 200, from = next_random(&random) % (pages - length);
-        char *at = start + from * PAGE;
-        uint64_t kind = next_random(&random) % 8;
-        if (kind == 0) CHECK(madvise(at, length * PAGE, MADV_DONTNEED) == 0);
-        if (kind == 1) CHECK(mmap(at, length * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == at);
-        if (kind == 2) CHECK(mprotect(at, length * PAGE, PROT_READ) == 0 && mprotect(at, length * PAGE, PROT_READ | PROT_WRITE) == 0);
-        for (size_t page = from; page < from + length; page++) {
-            if (kind < 2) held[page] = 0;
-            else if (kind < 5) fill_page(start + page * PAGE, held[page] = ++seed);
-            char *there = start + page * PAGE;
-            if (held[page]) CHECK(page_is(there, held[page]), "page %zu at %p holds %#lx", page, (void *)there, *(uint64_t *)there);
-            else CHECK(page_is_zero(there), "page %zu at %p is not zeros", page, (void *)there);
-        }
-    }
-    for (size_t page = 0; page < pages; page++) {
-        if (held[page]) CHECK(page_is(start + page * PAGE, held[page]), "page %zu", page);
-        else CHECK(page_is_zero(start + page * PAGE), "page %zu", page);
-    }
-    return NULL;
-}
-
-static void threads(void) {
-    pthread_t thread_of[4];
-    for (uint64_t i = 0; i < 4; i++) CHECK(pthread_create(&thread_of[i], NULL, thread, (void *)(i + 1)) == 0);
-    for (int i = 0; i < 4; i++) CHECK(pthread_join(thread_of[i], NULL) == 0);
-}
-
-/* One thread drops and verifies a range while others hammer its neighbours, in the same units. */
+/* One thread drops and verifies a range while others write to its neighbours in the same units. */
 static char *shared_start;
 static atomic_int stop;
 static void *neighbour(void *argument) {
@@ -231,7 +33,7 @@ static void neighbours(void) {
     for (int i = 0; i < 4; i++) CHECK(pthread_join(thread_of[i], NULL) == 0);
 }
 
-/* A file mapped over managed memory, and back. */
+/* A file is mapped over managed memory, and anonymous memory again. */
 static void file_over(void) {
     struct ballast b;
     ballast_make(&b, 3 * limit_bytes(), 1);
@@ -265,7 +67,7 @@ static void file_over(void) {
     ballast_verify(&b, "refused calls");
 }
 
-/* madvise and munmap of a range with a hole do their work on both sides of it. */
+/* madvise and munmap of a range with a hole take effect on both sides of it. */
 static void holes(void) {
     size_t pages = 3 * limit_bytes() / PAGE;
     char *start = map_anonymous(pages * PAGE);
@@ -287,7 +89,7 @@ static void holes(void) {
     verify(start, from * PAGE, 8, "before the unmapped");
 }
 
-/* mremap keeps what it moves, also from one unit's middle to another's, and what it does not. */
+/* mremap keeps the contents that it moves, also between the middles of units, and all others. */
 static void moves(void) {
     struct ballast b;
     ballast_make(&b, 3 * limit_bytes(), 3);
@@ -297,7 +99,7 @@ static void moves(void) {
         fill(block, (pages + 2) * PAGE, round);
         uint64_t random = round;
         ballast_churn(&b, 2000, &random);
-        /* The middle goes elsewhere, the ends stay. */
+        /* The middle moves elsewhere, the ends stay. */
         char *to = mremap(block + PAGE, pages * PAGE, (pages + round) * PAGE, MREMAP_MAYMOVE);
         CHECK(to != MAP_FAILED);
         verify(to, pages * PAGE, round + 1, "moved");
@@ -312,7 +114,7 @@ static void moves(void) {
     ballast_verify(&b, "moves");
 }
 
-/* A shared mapping beside managed memory moves and grows as ever. */
+/* A shared mapping next to managed memory moves and grows as usual. */
 static void shared_moves(void) {
     struct ballast b;
     ballast_make(&b, 3 * limit_bytes(), 3);
@@ -321,7 +123,7 @@ static void shared_moves(void) {
         char *shared = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
         CHECK(shared != MAP_FAILED);
         fill(shared, pages * PAGE, round);
-        /* To a place that was managed. */
+        /* To addresses that were managed. */
         char *place = b.start + round * 4 * MIB + 3 * PAGE;
         CHECK(mremap(shared, pages * PAGE, pages * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, place) == place);
         pid_t pid = fork();
@@ -337,122 +139,7 @@ static void shared_moves(void) {
     ballast_verify(&b, "shared moves");
 }
 
-/* munmap and mmap by raw system calls, as some run-times make them. */
-static void raw_calls(void) {
-    struct ballast b;
-    ballast_make(&b, 2 * limit_bytes(), 3);
-    for (int round = 0; round < 30; round++) {
-        size_t bytes = 4 * MIB;
-        char *block = map_anonymous(bytes);
-        fill(block, bytes, round);
-        uint64_t random = round;
-        ballast_churn(&b, 2000, &random);
-        CHECK(syscall(SYS_munmap, block, bytes) == 0);
-        char *again = (char *)syscall(SYS_mmap, block, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
-        CHECK(again == block);
-        for (size_t at = 0; at < bytes; at += PAGE) CHECK(page_is_zero(again + at), "round %d page %zu", round, at / PAGE);
-        fill(again, bytes, round + 9000);
-        ballast_churn(&b, 4000, &random);
-        verify(again, bytes, round + 9000, "mapped by a raw call");
-        CHECK(syscall(SYS_madvise, again, bytes, MADV_DONTNEED) == 0);
-        for (size_t at = 0; at < bytes; at += PAGE) CHECK(page_is_zero(again + at), "round %d page %zu", round, at / PAGE);
-        CHECK(syscall(SYS_munmap, again, bytes) == 0);
-    }
-    ballast_verify(&b, "raw calls");
-}
-
-/* madvise by a raw system call on parts of units, while another thread keeps reclaim busy. */
-static void raw_drops(void) {
-    struct ballast b, block;
-    ballast_make(&b, 2 * limit_bytes(), 3);
-    ballast_make(&block, limit_bytes(), 4);
-    ballast_start(&b);
-    uint64_t random = 5;
-    for (int round = 0; round < 4000; round++) {
-        size_t pages = 1 + next_random(&random) % 40, from = next_random(&random) % (block.pages - pages);
-        char *at = block.start + from * PAGE;
-        CHECK(syscall(SYS_madvise, at, pages * PAGE, MADV_DONTNEED) == 0);
-        for (size_t i = 0; i < pages; i++) CHECK(page_is_zero(at + i * PAGE), "round %d page %zu", round, from + i);
-        for (size_t i = 0; i < pages; i++) {
-            block.generation[from + i]++;
-            fill_page(at + i * PAGE, ballast_seed(&block, from + i));
-        }
-        ballast_churn(&block, 64, &random);
-    }
-    ballast_verify(&block, "raw drops");
-    ballast_stop(&b);
-}
-
-/* MADV_FREE by a raw system call: what is written afterwards stays, and needs no fault. */
-static void raw_frees(void) {
-    struct ballast b, block;
-    ballast_make(&b, 2 * limit_bytes(), 3);
-    ballast_make(&block, limit_bytes(), 4);
-    ballast_start(&b);
-    uint64_t random = 5;
-    for (int round = 0; round < 4000; round++) {
-        size_t pages = 1 + next_random(&random) % 40, from = next_random(&random) % (block.pages - pages);
-        char *at = block.start + from * PAGE;
-        for (size_t i = 0; i < pages; i++) CHECK(page_is(at + i * PAGE, ballast_seed(&block, from + i)), "round %d page %zu", round, from + i);
-        CHECK(syscall(SYS_madvise, at, pages * PAGE, MADV_FREE) == 0);
-        for (size_t i = 0; i < pages; i++) {
-            block.generation[from + i]++;
-            fill_page(at + i * PAGE, ballast_seed(&block, from + i));
-        }
-    }
-    ballast_verify(&block, "raw frees");
-    ballast_stop(&b);
-}
-
-/* mremap by a raw system call, of the middle of a block, while another thread keeps reclaim busy. */
-static void raw_moves(void) {
-    struct ballast b;
-    ballast_make(&b, 2 * limit_bytes(), 3);
-    ballast_start(&b);
-    uint64_t random = 5;
-    for (int round = 0; round < 60; round++) {
-        size_t pages = 128 + next_random(&random) % 2000, from = 1 + next_random(&random) % 64, count = 1 + next_random(&random) % 60;
-        char *block = map_anonymous(pages * PAGE), *hole = map_anonymous(pages * PAGE);
-        fill(block, pages * PAGE, round);
-        size_t before = 1 + next_random(&random) % 60;
-        char *to = hole + before * PAGE;
-        CHECK((char *)syscall(SYS_mremap, block + from * PAGE, count * PAGE, count * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to);
-        verify(to, count * PAGE, round + from, "moved");
-        verify(block, from * PAGE, round, "before the hole");
-        verify(block + (from + count) * PAGE, (pages - from - count) * PAGE, round + from + count, "behind the hole");
-        fill(to, count * PAGE, round + 9000);
-        size_t grown = count + next_random(&random) % 40;
-        char *again = (char *)syscall(SYS_mremap, to, count * PAGE, grown * PAGE, MREMAP_MAYMOVE);
-        CHECK(again != MAP_FAILED);
-        verify(again, count * PAGE, round + 9000, "moved and grown");
-        for (size_t i = count; i < grown; i++) CHECK(page_is_zero(again + i * PAGE));
-        CHECK(syscall(SYS_munmap, again, grown * PAGE) == 0);
-        CHECK(syscall(SYS_munmap, block, from * PAGE) == 0);
-        CHECK(syscall(SYS_munmap, block + (from + count) * PAGE, (pages - from - count) * PAGE) == 0);
-        CHECK(syscall(SYS_munmap, hole, before * PAGE) == 0);
-        CHECK(syscall(SYS_munmap, hole + (before + count) * PAGE, (pages - before - count) * PAGE) == 0);
-    }
-    ballast_stop(&b);
-}
-
-/* mremap by a raw system call to one of a few places, and back: with the old mapping left or not. */
-static void raw_returns(void) {
-    struct ballast b;
-    ballast_make(&b, 3 * limit_bytes(), 3);
-    char *places = mmap(NULL, 10 << 20, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    CHECK(places != MAP_FAILED);
-    places = (char *)(((uintptr_t)places + (2 << 20) - 1) & ~((2ul << 20) - 1));
-    uint64_t random = 5;
-    for (int round = 0; round < 300; round++) {
-        int flags = MREMAP_MAYMOVE | MREMAP_FIXED | (round < 150 ? 0 : MREMAP_DONTUNMAP);
-        size_t pages = 1 + next_random(&random) % 64, from = next_random(&random) % (b.pages - pages);
-        char *at = b.start + from * PAGE, *to = places + (round < 150 ? round % 8 << 20 : 0);
-        CHECK((char *)syscall(SYS_mremap, at, pages * PAGE, pages * PAGE, flags, to) == to);
-        for (size_t i = 0; i < pages; i++) CHECK(page_is(to + i * PAGE, ballast_seed(&b, from + i)), "round %d page %zu", round, i);
-        CHECK((char *)syscall(SYS_mremap, to, pages * PAGE, pages * PAGE, flags, at) == at);
-    }
-    ballast_verify(&b, "returned");
-}
+#include "mappings_raw.h"
 
 /* munmap, and then mmap(MAP_FIXED) into the hole. */
 static void refixed(void) {
@@ -472,17 +159,20 @@ static void refixed(void) {
     ballast_verify(&b, "refixed");
 }
 
-/* MADV_GUARD_INSTALL drops what is there (Linux 6.13). */
+/* MADV_GUARD_INSTALL drops the contents (Linux 6.13). */
 static void guards(void) {
     struct ballast b;
     ballast_make(&b, 3 * limit_bytes(), 3);
     if (madvise(b.start, PAGE, 102) != 0) skip("MADV_GUARD_INSTALL is not there");
     CHECK(madvise(b.start, PAGE, 103) == 0 && page_is_zero(b.start));
     size_t step = 256, guarded = 63;
-    for (size_t page = 1; page + guarded < b.pages; page += step) CHECK(madvise(b.start + page * PAGE, guarded * PAGE, 102) == 0);
-    for (size_t page = 1; page + guarded < b.pages; page += step) CHECK(madvise(b.start + page * PAGE, guarded * PAGE, 103) == 0);
+    for (size_t page = 1; page + guarded < b.pages; page += step)
+        CHECK(madvise(b.start + page * PAGE, guarded * PAGE, 102) == 0);
+    for (size_t page = 1; page + guarded < b.pages; page += step)
+        CHECK(madvise(b.start + page * PAGE, guarded * PAGE, 103) == 0);
     for (size_t page = 0; page + guarded + 1 < b.pages; page++) {
-        if (page == 0 || (page % step >= 1 && page % step <= guarded)) CHECK(page_is_zero(b.start + page * PAGE), "page %zu", page);
+        if (page == 0 || (page % step >= 1 && page % step <= guarded))
+            CHECK(page_is_zero(b.start + page * PAGE), "page %zu", page);
         else CHECK(page_is(b.start + page * PAGE, ballast_seed(&b, page)), "page %zu", page);
     }
 }
@@ -496,7 +186,7 @@ static void noreplace(void) {
     ballast_verify(&b, "not replaced");
 }
 
-/* madvise stops at a page that is locked: what lies below is dropped, what lies above is not. */
+/* madvise stops at a locked page: the range below it is dropped, the range above is not. */
 static void half_dropped(void) {
     struct ballast b;
     ballast_make(&b, 3 * limit_bytes(), 3);
@@ -509,7 +199,7 @@ static void half_dropped(void) {
     }
 }
 
-/* One read-only page in each MiB keeps its unit, and nothing else: the limit holds. */
+/* One read-only page in each MiB keeps its unit resident, and nothing else: the limit holds. */
 static void read_only(void) {
     struct ballast b;
     ballast_make(&b, 3 * limit_bytes(), 3);
@@ -520,11 +210,12 @@ static void read_only(void) {
         size_t page = next_random(&random) % b.pages;
         CHECK(page_is(b.start + page * PAGE, ballast_seed(&b, page)), "page %zu", page);
     }
-    for (size_t page = 77; page < b.pages; page += 256) CHECK(mprotect(b.start + page * PAGE, PAGE, PROT_READ | PROT_WRITE) == 0);
+    for (size_t page = 77; page < b.pages; page += 256)
+        CHECK(mprotect(b.start + page * PAGE, PAGE, PROT_READ | PROT_WRITE) == 0);
     ballast_verify(&b, "read-only pages");
 }
 
-/* Zeros that were read before there was any need become pages without a fault that anybody hears of. */
+/* Zero pages that were read before the engine took over become real pages without a fault that it sees. */
 static void read_zeros(void) {
     struct ballast b;
     size_t bytes = 6 * limit_bytes();
@@ -537,8 +228,8 @@ static void read_zeros(void) {
 }
 
 /* MAP_POPULATE and MADV_POPULATE_WRITE over the limit. */
-/* Mappings smaller than what is moved at once: pieces of 1 to 40 pages, many side by side. They are
-   unmapped whole or in part, mapped anew, dropped and moved. */
+/* Mappings smaller than a folio: pieces of 1 to 40 pages, many next to each other. They are unmapped in whole or in
+ * part, mapped again, dropped and moved. */
 struct piece {
     char *start;
     size_t pages;
@@ -579,7 +270,7 @@ static void piece_change(struct piece *p, struct piece *spare, uint64_t *r) {
         break;
     case 4: {
         size_t pages = 1 + next_random(r) % 60, kept = pages < p->pages ? pages : p->pages;
-        /* Pieces of several mappings of the kernel's do not move as one. */
+        /* A range of several mappings of the kernel cannot be moved in one call. */
         void *moved = mremap(p->start, p->pages * PAGE, pages * PAGE, MREMAP_MAYMOVE);
         if (moved == MAP_FAILED) {
             CHECK(errno == EFAULT);
@@ -622,8 +313,8 @@ static void pieces_threads(void) {
     for (int i = 0; i < 4; i++) CHECK(pthread_join(threads[i], NULL) == 0);
 }
 
-/* A folio that loses a part is managed again once its addresses are mapped again: else every round would
-   leave more memory that nobody compresses. */
+/* A folio that lost a part is managed again once its addresses are mapped again. Otherwise every round would leave
+ * more memory that is never compressed. */
 static void pieces_return(void) {
     size_t bytes = 3 * limit_bytes(), step = 64 << 10;
     char *start = map_anonymous(bytes);
@@ -632,7 +323,8 @@ static void pieces_return(void) {
         size_t hole = (round % 2 ? 3 : 9) * PAGE;
         for (size_t at = 0; at < bytes; at += step) {
             CHECK(munmap(start + at + hole, 2 * PAGE) == 0);
-            char *again = mmap(start + at + hole, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+            char *again = mmap(start + at + hole, 2 * PAGE, PROT_READ | PROT_WRITE,
+                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
             CHECK(again == start + at + hole);
             CHECK(page_is_zero(again) && page_is_zero(again + PAGE));
             fill(again, 2 * PAGE, 5 + (again - start) / PAGE);
@@ -641,7 +333,7 @@ static void pieces_return(void) {
     }
 }
 
-/* Memory that gets a protection key when some of it is out, and loses it again. */
+/* Memory gets a protection key while some of it is compressed, and loses it again. */
 static void keys(void) {
     int key = pkey_alloc(0, 0);
     if (key < 0) skip("this machine has no protection keys");
@@ -658,7 +350,7 @@ static void keys(void) {
     verify(start + half, bytes - half, 8 + half / PAGE, "beside what had a key");
 }
 
-/* Many small mappings side by side, and nothing else. */
+/* Only many small mappings next to each other. */
 static void small(void) {
     size_t bytes = 16 << 10, count = 5 * limit_bytes() / bytes;
     char **maps = malloc(count * sizeof *maps);
@@ -671,7 +363,8 @@ static void small(void) {
 }
 
 static void populate(void) {
-    char *start = mmap(NULL, 3 * limit_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    char *start = mmap(NULL, 3 * limit_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE,
+                       -1, 0);
     CHECK(start != MAP_FAILED);
     fill(start, 3 * limit_bytes(), 1);
     char *more = map_anonymous(2 * limit_bytes());
@@ -681,7 +374,7 @@ static void populate(void) {
     verify(more, 2 * limit_bytes(), 2, "populated by advice");
 }
 
-/* Lengths that no mapping has are refused, soon, and change nothing. */
+/* Impossible lengths are refused quickly, and change nothing. */
 static void beyond(void) {
     struct ballast b;
     ballast_make(&b, 3 * limit_bytes(), 21);

@@ -1,4 +1,4 @@
-/* A library with thread-local storage, to be loaded and unloaded under pressure. */
+/* A library with thread-local storage, which is loaded and unloaded under pressure. */
 #include <stdint.h>
 static __thread uint64_t counter;
 static __thread char large[200000];
@@ -7,7 +7,7 @@ uint64_t module_step(void) {
     return ++counter;
 }
 
-/* The module's own view of malloc. */
+/* The malloc that the module finds. */
 #include <stdlib.h>
 void *module_malloc(size_t bytes) { return malloc(bytes); }
 void module_free(void *block) { free(block); }

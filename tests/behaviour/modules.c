@@ -1,8 +1,8 @@
-/* Modules loaded while the program runs: whose malloc they get, and where they are looked for. */
+/* Modules that are loaded while the program runs: which malloc they find, and where they are searched for. */
 #include "behaviour.h"
 #include <dlfcn.h>
 
-/* A module that looks into itself and its libraries first: what the program allocates is freed there. */
+/* A module that searches its own libraries first frees a block that the program allocated. */
 static void deep(void) {
     void *module = dlopen("./module.so", RTLD_NOW | RTLD_DEEPBIND);
     CHECK(module != NULL, "%s", dlerror());
@@ -18,7 +18,7 @@ static void deep(void) {
     }
 }
 
-/* A library's own RUNPATH is searched for what the library loads, not the program's and not ours. */
+/* For libraries that a library loads, its own RUNPATH is searched, not the program's and not zfolio's. */
 static void by_caller(void) {
     void *outer = dlopen("./outer.so", RTLD_NOW);
     CHECK(outer != NULL, "%s", dlerror());

@@ -1,6 +1,5 @@
-/* An executable with a malloc of its own, as jemalloc or Chromium's linked in: it maps memory with its lock held.
- * Whatever is called from there must not ask it for memory: it would wait for itself.
- */
+/* An executable with its own malloc, like one with jemalloc or Chromium: it maps memory while it holds its lock.
+ * Code that runs inside that call must not allocate with it, or it would wait for itself. */
 #include "behaviour.h"
 #include <dlfcn.h>
 #include <sched.h>
@@ -10,7 +9,7 @@ static atomic_int holder;
 static char *at, *end;
 
 static void take(void) {
-    /* Who has the lock already would spin for ever. */
+    /* A thread that holds the lock already would spin for ever. */
     if (atomic_load(&holder) == (int)syscall(SYS_gettid)) {
         static const char text[] = "malloc was called by who holds its lock\n";
         report(text, sizeof text - 1);
@@ -41,7 +40,7 @@ void *malloc(size_t bytes) {
 }
 
 void free(void *block) {
-    /* The lock is what matters. */
+    /* Only the lock matters for the test. */
     take();
     give();
     (void)block;
@@ -58,7 +57,7 @@ void *realloc(void *block, size_t bytes) {
     return new;
 }
 
-/* Many blocks, until they are three times the limit, from several threads. */
+/* Many blocks from several threads, until they are three times the limit. */
 static void *life(void *argument) {
     uint64_t seed = (uintptr_t)argument;
     size_t count = 3 * limit_bytes() / 4 / (16 * PAGE);
@@ -80,7 +79,7 @@ static void blocks(void) {
     for (size_t i = 0; i < 4; i++) CHECK(pthread_join(threads[i], NULL) == 0);
 }
 
-/* Children, whose engine starts while the fork's handlers run. */
+/* Children, whose engine starts while the fork handlers run. */
 static void children(void) {
     life((void *)7);
     for (int i = 0; i < 3; i++) {
@@ -93,7 +92,7 @@ static void children(void) {
     }
 }
 
-/* A list of fork handlers of its own, as Firefox has: they are called around its own way to fork, too. */
+/* The program's own list of fork handlers, as in Firefox: it also calls them around its own way to fork. */
 static void (*handlers[64][3])(void);
 static int registered;
 

@@ -13,9 +13,9 @@ static void *fast_half(void *argument) {
 }
 
 /*
- * Past the limit at a walk. zfolio watches a program below its limit from a thread of its own, and one that
- * writes gigabytes a second is over it before that thread has run once, on a busy machine: `start` measures
- * that. The other cases are about what comes after.
+ * The limit is passed slowly. A thread of zfolio watches a program below its limit. On a busy machine a
+ * program that writes gigabytes per second exceeds the limit before that thread has run once; `start`
+ * measures this. The other cases are about what comes after.
  */
 static void settle(void) {
     size_t bytes = limit_bytes() + limit_bytes() / 4;
@@ -28,7 +28,7 @@ static void settle(void) {
     CHECK(munmap(start, bytes) == 0);
 }
 
-/* Two threads write as fast as memory goes. */
+/* Two threads write as fast as they can. */
 static void fast(void) {
     char *start = map_anonymous(6 * limit_bytes());
     pthread_t thread;
@@ -37,7 +37,7 @@ static void fast(void) {
     CHECK(pthread_join(thread, NULL) == 0);
 }
 
-/* The same through many mappings that come and go. */
+/* The same with many mappings that are made and unmapped. */
 static void fresh(void) {
     size_t bytes = limit_bytes() / 4;
     char *kept[24] = {0};
@@ -63,7 +63,7 @@ static void sparse(void) {
         CHECK(start[at] == 1 + (at % (16 * PAGE) == 0) + (at % (7 * PAGE) == 0), "byte %zu is %d", at, start[at]);
 }
 
-/* Nothing of it compresses: no limit can hold it. */
+/* Data that does not compress: no limit can be held. */
 static void noise(void) {
     size_t words = 3 * limit_bytes() / sizeof(uint64_t);
     uint64_t *start = (uint64_t *)map_anonymous(3 * limit_bytes()), random = 1;
@@ -72,7 +72,7 @@ static void noise(void) {
     for (size_t at = 0; at < words; at++) CHECK(start[at] == next_random(&random));
 }
 
-/* Idle between bursts. */
+/* Pauses between bursts. */
 static void burst(void) {
     struct ballast b;
     ballast_make(&b, limit_bytes() / 2, 1);
@@ -97,9 +97,10 @@ static void blocks(void) {
     for (size_t i = 0; i < count; i++) CHECK(all[i][0] == i && all[i][5] == i);
 }
 
-/* Populated in one call. */
+/* All pages populated by one call. */
 static void populated(void) {
-    char *start = mmap(NULL, 4 * limit_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    char *start = mmap(NULL, 4 * limit_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE,
+                       -1, 0);
     CHECK(start != MAP_FAILED);
     usleep(200000);
     memset(start, 1, 4 * limit_bytes());
@@ -110,7 +111,8 @@ static void populated(void) {
 int main(int count, char **arguments) {
     if (count > 1 && strcmp(arguments[1], "start") != 0) settle();
     const struct behaviour cases[] = {
-        {"start", fast}, {"fast", fast}, {"fresh", fresh}, {"sparse", sparse}, {"burst", burst}, {"blocks", blocks}, {"populated", populated},
+        {"start", fast}, {"fast", fast}, {"fresh", fresh}, {"sparse", sparse}, {"burst", burst},
+        {"blocks", blocks}, {"populated", populated},
         {"noise", noise},
     };
     return CHOOSE(cases);

@@ -1,6 +1,5 @@
-/* What a program with a sanitizer's runtime is given must reach it, and its end must be told: it prints what it was
- * given, and has memory and a thread, which the runtime would find fault with if it had not seen them made.
- */
+/* A program with a sanitizer's runtime must get its arguments, and its exit status must be passed on. It prints its
+ * arguments, and uses memory and a thread; the runtime reports an error if it did not see these being made. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

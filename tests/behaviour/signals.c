@@ -1,4 +1,4 @@
-/* The program's own signal handlers, and what reaches them. */
+/* The program's own signal handlers, and the signals that reach them. */
 #include "behaviour.h"
 #include <setjmp.h>
 #include <sys/time.h>
@@ -100,7 +100,7 @@ static void timers(void) {
     ballast_verify(&b, "timers");
 }
 
-/* Handlers on a stack that is itself compressed, for faults too. */
+/* Handlers on a stack that is compressed, also for faults. */
 static volatile uint64_t depth;
 static void on_stack(int number) {
     (void)number;
@@ -136,7 +136,7 @@ static void jump_out(int signal) {
     siglongjmp(outside, 1);
 }
 
-/* A handler that leaves a madvise by a jump, again and again. */
+/* A handler that repeatedly leaves a madvise by a jump. */
 static void jumps(void) {
     struct ballast b;
     ballast_make(&b, 3 * limit_bytes(), 3);

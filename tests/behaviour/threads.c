@@ -1,4 +1,4 @@
-/* Threads that come and go, on stacks of every kind, with modules and locks. */
+/* Threads that start and end, on stacks of every kind, with modules and locks. */
 #include "behaviour.h"
 #include <dirent.h>
 #include <dlfcn.h>
@@ -27,7 +27,8 @@ static void come_and_go(void) {
     ballast_start(&b);
     for (uint64_t batch = 0; batch < 500 / 20; batch++) {
         pthread_t threads[20];
-        for (uint64_t i = 0; i < 20; i++) CHECK(pthread_create(&threads[i], NULL, visitor, (void *)(batch * 20 + i)) == 0);
+        for (uint64_t i = 0; i < 20; i++)
+            CHECK(pthread_create(&threads[i], NULL, visitor, (void *)(batch * 20 + i)) == 0);
         for (uint64_t i = 0; i < 20; i++) {
             void *block;
             CHECK(pthread_join(threads[i], &block) == 0);
@@ -38,7 +39,7 @@ static void come_and_go(void) {
     ballast_stop(&b);
 }
 
-/* Stacks from malloc: the thread's own storage lies in compressed memory too. */
+/* Stacks from malloc: the thread's own storage is in compressed memory too. */
 static void *deep(void *argument) {
     volatile char use[60000];
     for (size_t i = 0; i < sizeof use; i += 64) use[i] = (char)(i / 64 + (size_t)argument);
@@ -158,7 +159,8 @@ static void locks(void) {
     pthread_t players[PLAYERS];
     for (size_t i = 0; i < PLAYERS; i++) CHECK(pthread_create(&players[i], NULL, player, (void *)i) == 0);
     for (size_t i = 0; i < PLAYERS; i++) CHECK(pthread_join(players[i], NULL) == 0);
-    for (int i = 0; i < TABLES; i++) CHECK(((struct table *)((char *)tables + (size_t)i * PAGE))->whose == PLAYERS * ROUNDS);
+    for (int i = 0; i < TABLES; i++)
+        CHECK(((struct table *)((char *)tables + (size_t)i * PAGE))->whose == PLAYERS * ROUNDS);
     ballast_stop(&b);
 }
 
@@ -190,11 +192,11 @@ static void robust(void) {
     ballast_stop(&b);
 }
 
-/* A thread made by clone(2), whose number the kernel clears when it exits: in compressed memory too. */
+/* A thread made by clone(2) whose id the kernel clears when it exits, also in compressed memory. */
 static int child_that_waits(void *argument) {
     atomic_int *go = argument;
     while (!atomic_load(go)) usleep(1000);
-    /* Not exit(), which would be of all threads. */
+    /* Not exit(), which would end all threads. */
     syscall(SYS_exit, 0);
     return 0;
 }
@@ -216,16 +218,15 @@ static void cleared_words(void) {
     ballast_verify(&b, "beside the words");
     atomic_store(&go, 1);
     for (int i = 0; i < COUNT; i++) {
-        /* It may take a moment, but not for ever. */
+        /* This may take some time, but must end. */
         int *word = (int *)(words + (size_t)i * 16 * PAGE), tries = 0;
         while (__atomic_load_n(word, __ATOMIC_ACQUIRE) && tries++ < 1000) usleep(10000);
         CHECK(*word == 0, "word %d of %d is not cleared", i, COUNT);
     }
 }
 
-/* A process that is killed holds a robust mutex that others share, and one of its own, in compressed memory: the
- * kernel comes to the shared one by way of the other.
- */
+/* A killed process holds two robust mutexes: one shared with other processes, and a private one in compressed
+ * memory. The kernel reaches the shared one through the private one. */
 static void robust_shared(void) {
     struct common { pthread_mutex_t shared; atomic_int is_held; };
     struct common *common = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -261,7 +262,7 @@ static void robust_shared(void) {
     }
 }
 
-/* Processes that share memory share locks in it. */
+/* Processes that share memory also share the locks in it. */
 static void shared_locks(void) {
     struct shared { pthread_mutex_t mutex; long count; } *shared;
     ballast_make(&b, 2 * limit_bytes(), 6);
@@ -287,14 +288,14 @@ static void shared_locks(void) {
     ballast_verify(&b, "shared locks");
 }
 
-/* The main thread leaves; the process ends, with status 0, when the last thread does. */
+/* The main thread ends; the process ends with status 0 when the last thread does. */
 static void *last(void *argument) {
     struct ballast own;
     (void)argument;
     usleep(100000);
     ballast_make(&own, 3 * limit_bytes(), 7);
     ballast_verify(&own, "the last thread");
-    /* The kernel tells nothing in the name of a leader that is gone; /proc/thread-self does. */
+    /* /proc has no figures for a leader that has ended; /proc/thread-self has. */
     int status = open("/proc/thread-self/statm", O_RDONLY);
     char text[100] = "";
     size_t pages = 0;
@@ -311,8 +312,8 @@ static void leader_leaves(void) {
     pthread_exit(NULL);
 }
 
-/* The same when the pressure came first. */
-/* The last of several threads ends by itself, long after the first, with memory that is compressed. */
+/* The same with pressure before the main thread ends. */
+/* The last of several threads ends by itself, long after the first, with compressed memory. */
 static void *ends_last(void *argument) {
     ballast_verify(&b, "a thread without a leader");
     usleep(100000);
@@ -344,8 +345,8 @@ static void *idle(void *argument) {
     return NULL;
 }
 
-/* setuid and setgroups are calls of every thread, made by signals. */
-/* Each thread of the process, whoever made it, is user and group 65534: real, effective, saved. */
+/* The C library makes setuid and setgroups in every thread, by signals. */
+/* Each thread of the process, including the engine's, has the user and group 65534: real, effective, saved. */
 static void nobody_else(void) {
     DIR *tasks = opendir("/proc/self/task");
     CHECK(tasks != NULL);
@@ -386,7 +387,7 @@ static void identities(void) {
     ballast_verify(&b, "nobody");
 }
 
-/* A server that gives up root, and then has children. */
+/* A server that gives up root, and then forks. */
 static void nobody_forks(void) {
     if (geteuid() != 0) skip("root is needed to change identities");
     ballast_make(&b, 3 * limit_bytes(), 9);
@@ -402,7 +403,7 @@ static void nobody_forks(void) {
     ballast_verify(&b, "nobody");
 }
 
-/* One that gives up root before it is large. */
+/* A server that gives up root before it is large. */
 static void nobody_grows(void) {
     if (geteuid() != 0) skip("root is needed to change identities");
     CHECK(setgid(65534) == 0 && setuid(65534) == 0);
@@ -413,13 +414,14 @@ static void nobody_grows(void) {
     size_t pages = 0;
     sscanf(text, "%*u %zu", &pages);
     ballast_verify(&b, "nobody");
-    /* Where an unprivileged process may have no userfaultfd, zfolio says so on one line; the runner shows it. */
+    /* If an unprivileged process may not have a userfaultfd, zfolio says so in one line, which the runner shows. */
     char text_of[80];
-    if (pages * PAGE > limit_bytes() + 24 * MIB) report(text_of, snprintf(text_of, sizeof text_of, "%zu MiB resident: not held\n", pages * PAGE / MIB));
+    if (pages * PAGE > limit_bytes() + 24 * MIB)
+        report(text_of, snprintf(text_of, sizeof text_of, "%zu MiB resident: not held\n", pages * PAGE / MIB));
 }
 
-/* A real-time thread takes the CPU on which a thread's faults were served, and spins. The other thread, elsewhere by
- * then, gets on. */
+/* A real-time thread spins on the CPU where another thread's faults were served. That other thread, now on another
+ * CPU, must make progress. */
 static void stay_on(int cpu) {
     cpu_set_t set;
     CPU_ZERO(&set);
@@ -436,7 +438,7 @@ static void *spinner(void *argument) {
     int refused = sched_setscheduler(0, SCHED_FIFO, &priority);
     atomic_store(&spinning, 1);
     if (refused) return argument;
-    /* Less than the second after which the kernel gives others some of the CPU all the same. */
+    /* Less than the second after which the kernel gives other threads some of the CPU anyway. */
     for (double from = now(); atomic_load(&looks) < LOOKS && now() < from + 0.7;) {}
     CHECK(atomic_load(&looks) == LOOKS, "%d of %d while a real-time thread span", atomic_load(&looks), LOOKS);
     return NULL;
@@ -450,7 +452,7 @@ static void real_time(void) {
     if (found < 2) skip("two CPUs are needed");
     ballast_make(&b, 4 * limit_bytes(), 10);
     for (int round = 0; round < 3; round++) {
-        /* Here its faults are served, and then it goes to the other CPU. */
+        /* Its faults are served on this CPU; then it moves to the other one. */
         uint64_t random = round;
         stay_on(cpus[0]);
         ballast_churn(&b, 3000, &random);
@@ -460,7 +462,7 @@ static void real_time(void) {
         pthread_t thread;
         CHECK(pthread_create(&thread, NULL, spinner, (void *)(size_t)(cpus[0] + 1)) == 0);
         while (!atomic_load(&spinning)) sched_yield();
-        /* Fewer than the handler serves before it looks where its thread is. */
+        /* Fewer faults than the handler serves before it checks where its thread runs. */
         for (int i = 0; i < LOOKS; i++, atomic_fetch_add(&looks, 1)) ballast_churn(&b, 1, &random);
         void *refused;
         CHECK(pthread_join(thread, &refused) == 0);
@@ -475,7 +477,8 @@ int main(int count, char **arguments) {
         {"come_and_go", come_and_go}, {"own_stacks", own_stacks}, {"contexts", contexts}, {"modules", modules},
         {"locks", locks}, {"robust", robust}, {"robust_shared", robust_shared},
         {"cleared_words", cleared_words}, {"shared_locks", shared_locks}, {"leader_leaves", leader_leaves},
-        {"leader_leaves_late", leader_leaves_late}, {"all_leave", all_leave}, {"identities", identities}, {"nobody_forks", nobody_forks},
+        {"leader_leaves_late", leader_leaves_late}, {"all_leave", all_leave},
+        {"identities", identities}, {"nobody_forks", nobody_forks},
         {"nobody_grows", nobody_grows}, {"real_time", real_time},
     };
     return CHOOSE(cases);

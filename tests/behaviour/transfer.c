@@ -1,4 +1,4 @@
-/* The kernel reads and writes compressed memory: every call that takes a buffer. */
+/* The kernel reads and writes compressed memory, by every call that takes a buffer. */
 #include "behaviour.h"
 #include <sched.h>
 #include <sys/sendfile.h>
@@ -19,7 +19,7 @@ static int scratch(int flags) {
     return -1;
 }
 
-/* Chunks of the ballast go to a file and come back elsewhere in it. */
+/* Parts of the ballast are written to a file, and read back to other places in it. */
 static void calls(void) {
     ballast_make(&b, 4 * limit_bytes(), 1);
     int file = memfd_create("calls", 0);
@@ -109,7 +109,7 @@ static void pipe_write(void) { pipes(0, 0); }
 static void socket_write(void) { pipes(0, 1); }
 static void pipe_splice(void) { pipes(1, 0); }
 
-/* Pages lie in the pipe while their owner is under pressure. */
+/* Pages are in a pipe while the process is under pressure. */
 static void splice_kept(void) {
     ballast_make(&b, 3 * limit_bytes(), 3);
     char *data = map_anonymous(64 * 16 * PAGE), *into = map_anonymous(16 * PAGE);
@@ -131,7 +131,7 @@ static void splice_kept(void) {
     ballast_verify(&b, "splice");
 }
 
-/* MSG_ZEROCOPY: the socket sends from the program's pages until it says that it is done. */
+/* MSG_ZEROCOPY: the socket sends from the program's pages until it reports that it is done. */
 static void zerocopy(void) {
     ballast_make(&b, 3 * limit_bytes(), 4);
     int listener = socket(AF_INET, SOCK_STREAM, 0), one = 1;
@@ -186,19 +186,19 @@ static void direct(void) {
     ballast_stop(&b);
 }
 
-/* Two threads read and write files without a cache, each from memory of 1.5 times the limit, while a third one has
- * ballast: buffers go out between two transfers, and beside each. The device uses pages that nobody may move
- * meanwhile. A transfer may begin within a page, whose beginning the program goes on to write.
- */
+/* Two threads read and write files with O_DIRECT, each with memory of 1.5 times the limit, while a third one uses
+ * ballast. Buffers are compressed between two transfers, and next to running ones. Nobody may move the pages that
+ * the device uses during a transfer. A transfer may begin inside a page whose beginning the program writes at the
+ * same time. */
 struct half {
     int file;
     size_t pages, sector;
     char *start;
-    /* What each page here holds, and each page of the file. */
+    /* The contents of each page in memory, and of each page of the file. */
     uint64_t *here, *there;
     uint64_t random;
     size_t out, beside;
-    /* The page whose first word is counted in, and whether somebody is at it. */
+    /* The page whose first word is a counter, and whether a thread uses it. */
     _Atomic(uint64_t *) word;
     atomic_int counting, stop;
     atomic_ulong counted;
@@ -225,7 +225,7 @@ static size_t not_resident(char *at, size_t pages) {
     return out;
 }
 
-/* Reads all but the first `sector` bytes of `pages` pages, while the first word of all is counted in. */
+/* Reads `pages` pages without their first `sector` bytes, while the first word is counted up. */
 static void read_beside(struct half *h, size_t at, size_t from, size_t pages) {
     char *page = h->start + at * PAGE;
     size_t bytes = pages * PAGE - h->sector;
@@ -250,7 +250,7 @@ static void read_beside(struct half *h, size_t at, size_t from, size_t pages) {
     }
 }
 
-/* Whole pages, all over the memory, to one place of the file, or from there. */
+/* Whole pages, from all over the memory to one place of the file, or back. */
 static void scattered(struct half *h, int into, size_t at, size_t place, size_t pages) {
     struct iovec parts[64];
     for (size_t i = 0; i < pages; i++) parts[i] = (struct iovec){h->start + (at + i * 171) % h->pages * PAGE, PAGE};
@@ -302,7 +302,7 @@ static void half_make(struct half *h, int number) {
         size_t bytes = (h->pages - page < 64 ? h->pages - page : 64) * PAGE;
         CHECK(pwrite(h->file, h->start + page * PAGE, bytes, page * PAGE) == (ssize_t)bytes);
     }
-    /* A device of larger blocks refuses what begins within a page. */
+    /* A device with larger blocks refuses transfers that begin inside a page. */
     ssize_t part = pread(h->file, h->start + 512, PAGE - 512, 512);
     h->sector = part == (ssize_t)(PAGE - 512) ? 512 : 0;
     CHECK(h->sector || errno == EINVAL);
@@ -315,7 +315,8 @@ static void half_check(struct half *h) {
     for (size_t i = 0; i < h->pages; i += 64) {
         size_t pages = h->pages - i < 64 ? h->pages - i : 64;
         CHECK(pread(h->file, page, pages * PAGE, i * PAGE) == (ssize_t)(pages * PAGE));
-        for (size_t j = 0; j < pages; j++) CHECK(page_is(page + j * PAGE, h->there[i + j]), "page %zu of the file", i + j);
+        for (size_t j = 0; j < pages; j++)
+            CHECK(page_is(page + j * PAGE, h->there[i + j]), "page %zu of the file", i + j);
     }
 }
 
@@ -342,102 +343,9 @@ static void direct_threads(void) {
                           halves[0].beside + halves[1].beside));
 }
 
-/* io_uring without a library. */
-struct ring {
-    int file;
-    unsigned *submit_tail, *submit_mask, *submit_array, *complete_head, *complete_tail, *complete_mask;
-    struct io_uring_sqe *entries;
-    struct io_uring_cqe *completions;
-};
+#include "transfer_uring.h"
 
-static void ring_make(struct ring *r) {
-    struct io_uring_params about = {0};
-    r->file = (int)syscall(SYS_io_uring_setup, 64, &about);
-    if (r->file < 0) skip("io_uring is disabled here");
-    CHECK(about.features & IORING_FEAT_SINGLE_MMAP);
-    size_t bytes = about.cq_off.cqes + about.cq_entries * sizeof(struct io_uring_cqe);
-    size_t other = about.sq_off.array + about.sq_entries * sizeof(unsigned);
-    char *at = mmap(NULL, bytes > other ? bytes : other, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, r->file, IORING_OFF_SQ_RING);
-    CHECK(at != MAP_FAILED);
-    r->entries = mmap(NULL, about.sq_entries * sizeof *r->entries, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, r->file, IORING_OFF_SQES);
-    CHECK(r->entries != MAP_FAILED);
-    r->submit_tail = (void *)(at + about.sq_off.tail);
-    r->submit_mask = (void *)(at + about.sq_off.ring_mask);
-    r->submit_array = (void *)(at + about.sq_off.array);
-    r->complete_head = (void *)(at + about.cq_off.head);
-    r->complete_tail = (void *)(at + about.cq_off.tail);
-    r->complete_mask = (void *)(at + about.cq_off.ring_mask);
-    r->completions = (void *)(at + about.cq_off.cqes);
-}
-
-static void ring_put(struct ring *r, int code, int file, void *at, unsigned bytes, uint64_t offset, int registered) {
-    unsigned tail = *r->submit_tail, index = tail & *r->submit_mask;
-    struct io_uring_sqe *entry = &r->entries[index];
-    memset(entry, 0, sizeof *entry);
-    entry->opcode = code;
-    entry->fd = file;
-    entry->addr = (uint64_t)at;
-    entry->len = bytes;
-    entry->off = offset;
-    entry->buf_index = registered < 0 ? 0 : registered;
-    r->submit_array[index] = index;
-    __atomic_store_n(r->submit_tail, tail + 1, __ATOMIC_RELEASE);
-}
-
-static void ring_wait(struct ring *r, unsigned count, unsigned bytes) {
-    unsigned submitted = count;
-    for (unsigned done = 0; done < count;) {
-        long answer = syscall(SYS_io_uring_enter, r->file, submitted, 1, IORING_ENTER_GETEVENTS, NULL, 0);
-        CHECK(answer >= 0 || errno == EINTR);
-        if (answer > 0) submitted -= answer;
-        while (*r->complete_head != __atomic_load_n(r->complete_tail, __ATOMIC_ACQUIRE)) {
-            int result = r->completions[*r->complete_head & *r->complete_mask].res;
-            CHECK(result == (int)bytes, "io_uring answers %d", result);
-            __atomic_store_n(r->complete_head, *r->complete_head + 1, __ATOMIC_RELEASE);
-            done++;
-        }
-    }
-}
-
-static void uring(void) {
-    struct ring ring;
-    ring_make(&ring);
-    ballast_make(&b, 3 * limit_bytes(), 6);
-    ballast_start(&b);
-    int files[2] = {memfd_create("uring", 0), scratch(O_DIRECT)};
-    unsigned bytes = 64 * PAGE;
-    char *buffers[16];
-    struct iovec vectors[16];
-    for (int i = 0; i < 16; i++) {
-        CHECK(posix_memalign((void **)&buffers[i], PAGE, bytes) == 0);
-        vectors[i] = (struct iovec){buffers[i], bytes};
-    }
-    for (int registered = 0; registered < 2; registered++) {
-        if (registered && syscall(SYS_io_uring_register, ring.file, IORING_REGISTER_BUFFERS, vectors, 16) != 0) {
-            report("registered buffers are refused here\n", 36);
-            break;
-        }
-        for (int f = 0; f < 2; f++) {
-            if (files[f] < 0) continue;
-            for (int round = 0; round < 25; round++) {
-                for (int i = 0; i < 16; i++) {
-                    fill(buffers[i], bytes, round * 5000 + i * 100);
-                    ring_put(&ring, registered ? IORING_OP_WRITE_FIXED : IORING_OP_WRITE, files[f], buffers[i], bytes, (uint64_t)i * bytes, i);
-                }
-                ring_wait(&ring, 16, bytes);
-                for (int i = 0; i < 16; i++) {
-                    memset(buffers[i], 0, bytes);
-                    ring_put(&ring, registered ? IORING_OP_READ_FIXED : IORING_OP_READ, files[f], buffers[i], bytes, (uint64_t)(15 - i) * bytes, i);
-                }
-                ring_wait(&ring, 16, bytes);
-                for (int i = 0; i < 16; i++) verify(buffers[i], bytes, round * 5000 + (15 - i) * 100, "read by io_uring");
-            }
-        }
-    }
-    ballast_stop(&b);
-}
-
-/* Another process reads and writes ours, as a debugger does. */
+/* Another process reads and writes this one's memory, as a debugger does. */
 static void outside(void) {
     ballast_make(&b, 3 * limit_bytes(), 7);
     int go[2];
@@ -465,9 +373,11 @@ static void outside(void) {
             }
             CHECK(page_is(page, ballast_seed(&b, at)), "page %zu by /proc/PID/mem", at);
         }
-        /* The kernel (6.18) does not wait for a userfaultfd on behalf of /proc/PID/mem: EIO, never wrong data. */
+        /* The kernel (6.18) does not wait for a userfaultfd in /proc/PID/mem: it returns EIO, never wrong data. */
         char text[100];
-        if (refused) report(text, snprintf(text, sizeof text, "/proc/PID/mem: EIO for %d of %zu reads\n", refused, b.pages / 13));
+        if (refused)
+            report(text, snprintf(text, sizeof text, "/proc/PID/mem: EIO for %d of %zu reads\n", refused,
+                                  b.pages / 13));
         _exit(0);
     }
     if (write(go[1], "x", 1) != 1) CHECK(0);
@@ -495,12 +405,11 @@ static void locked(void) {
     CHECK(munlockall() == 0);
 }
 
-/* Processes that end while their threads write into pipes and sockets: what arrives is what they had, up to some byte.
- * A measurement, run by hand: how many pages of zeros arrived. A killed thread copies them if it is not run for
- * long. */
+/* Processes that end while their threads write into pipes and sockets: the data that arrives must be right, up to
+ * some byte. The last page that arrives is not one of zeros: a killed thread would copy those if nobody kept the
+ * userfaultfd open until it has ended. */
 enum { CUT = 8, CUT_PAGES = 256, CUT_ROUNDS = 40 };
 static struct cut { int in, out; size_t first; } cuts[CUT];
-static atomic_int cut_zeros;
 
 static void *cut_writer(void *argument) {
     struct cut *c = argument;
@@ -525,9 +434,9 @@ static void *cut_reader(void *argument) {
         if (n > 0) have += n;
         if (n > 0 && have < CUT_PAGES * PAGE) continue;
         for (size_t i = 0; (i + 1) * PAGE <= have; i++) {
-            int is = page_is(buffer + i * PAGE, ballast_seed(&b, page + i));
-            if (!is && page_is_zero(buffer + i * PAGE)) atomic_fetch_add(&cut_zeros, 1);
-            else CHECK(is, "page %zu of %zu of the last write", i, have / PAGE);
+            const char *at = buffer + i * PAGE;
+            CHECK(page_is(at, ballast_seed(&b, page + i)), "page %zu of %zu of the last write is %s", i, have / PAGE,
+                  page_is_zero(at) ? "zeros" : "wrong");
         }
         page = (page + CUT_PAGES) % (b.pages - CUT_PAGES);
         have = 0;
@@ -572,14 +481,13 @@ static void cut_off(void) {
         CHECK(waitpid(pid, NULL, 0) == pid);
     }
     ballast_verify(&b, "cut off");
-    char text[80];
-    report(text, snprintf(text, sizeof text, "%d pages of zeros arrived\n", atomic_load(&cut_zeros)));
 }
 
 int main(int count, char **arguments) {
     const struct behaviour cases[] = {
         {"calls", calls}, {"pipe_write", pipe_write}, {"socket_write", socket_write}, {"pipe_splice", pipe_splice},
-        {"splice_kept", splice_kept}, {"zerocopy", zerocopy}, {"direct", direct}, {"direct_threads", direct_threads}, {"uring", uring},
+        {"splice_kept", splice_kept}, {"zerocopy", zerocopy}, {"direct", direct},
+        {"direct_threads", direct_threads}, {"uring", uring},
         {"outside", outside}, {"locked", locked}, {"cut_off", cut_off},
     };
     return CHOOSE(cases);

@@ -18,7 +18,7 @@ def main():
     floats *= 1.5
     floats += 2
     numpy.sqrt(floats, out=floats)
-    # Without the noise of the last places: the data is to compress.
+    # Rounded, so that the data compresses.
     numpy.floor(floats, out=floats)
     print('in place', digest(floats), floats.sum())
     numpy.save(f'{folder}/floats.npy', floats)
@@ -28,7 +28,7 @@ def main():
     integers.tofile(f'{folder}/integers')
     again = numpy.fromfile(f'{folder}/integers', dtype=numpy.int64)
     print('tofile and fromfile', digest(again))
-    # read(2) straight into an array, at odd places and of odd lengths.
+    # read(2) directly into an array, at unaligned places with unaligned lengths.
     raw = numpy.zeros(COUNT * 8, dtype=numpy.uint8)
     with open(f'{folder}/integers', 'rb', buffering=0) as file:
         view, at = memoryview(raw), 0

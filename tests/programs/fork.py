@@ -1,4 +1,4 @@
-"""Children of fork read and change what the parent made, while the parent changes it too."""
+"""Children of fork read and change the parent's data, while the parent changes it too."""
 
 import hashlib
 import multiprocessing
@@ -20,7 +20,7 @@ def digest(index):
 
 
 def change(index):
-    """In a child: its own copy changes, nobody else's."""
+    """In a child: only its own copy changes."""
     before = digest(index)
     data[index][::7] = ['changed by a child'] * len(data[index][::7])
     after = digest(index)
@@ -28,7 +28,7 @@ def change(index):
 
 
 def plain_fork():
-    """A child that checks everything, and tells through a pipe."""
+    """A child that checks all data, and reports through a pipe."""
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
@@ -51,7 +51,7 @@ def main():
         for answer in pool.map(change, range(LISTS)):
             print(*answer)
     print('after the pool', plain_fork())
-    # A thread goes on allocating while the process forks.
+    # A thread allocates while the process forks.
     done = threading.Event()
 
     def churn():

@@ -7,7 +7,7 @@ my %people;
 for my $i (1 .. $count) {
     $people{"person $i"} = { name => "name $i" x 3, age => $i % 97, words => [ split ' ', "some words about $i" ] };
 }
-# In the order of their making: what is needed next lies near.
+# In the order in which they were made, so that accesses are close together.
 my $text = '';
 for my $i (1 .. $count) {
     my $one = $people{"person $i"};
@@ -20,7 +20,7 @@ delete $people{"person $_"} for grep { $_ % 3 } 1 .. $count;
 my $sum = 0;
 $sum += $_->{age} + @{ $_->{words} } for @people{ map { "person $_" } grep { $_ % 3 == 0 } 1 .. $count };
 print scalar(keys %people), " $sum\n";
-# No tidying at the end: it would go through the hash in the hash's own order, which is none.
+# Without freeing at the end, which would visit the hash in a random order.
 $| = 1;
 print "done\n";
 require POSIX;

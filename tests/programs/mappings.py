@@ -1,4 +1,4 @@
-"""mmap, mremap, madvise and munmap of large mappings at odd places, as a program would call them."""
+"""mmap, mremap, madvise and munmap of large mappings at arbitrary places."""
 
 import ctypes
 import hashlib

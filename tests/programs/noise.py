@@ -1,4 +1,4 @@
-"""Data that does not compress: a limit below it cannot be held, and nothing else may go wrong.
+"""Data that does not compress: a lower limit cannot be held, but all results must be right.
 
 Every byte comes back, and the program gets on: zfolio goes over the limit instead of starving it.
 """
@@ -14,7 +14,7 @@ def main():
     source = random.Random(1)
     blocks = [bytearray(source.randbytes(BLOCK_BYTES)) for _ in range(BLOCKS)]
     expected = [hashlib.sha256(block).digest() for block in blocks]
-    # In an order that nobody can foresee, and changed on the way.
+    # In an unpredictable order, with changes.
     for turn in range(2 * BLOCKS):
         index = source.randrange(BLOCKS)
         if hashlib.sha256(blocks[index]).digest() != expected[index]:

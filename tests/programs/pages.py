@@ -20,7 +20,7 @@ def record(kind, content=b''):
 
 
 def page(path, script):
-    """What the server answers, by the FastCGI protocol."""
+    """The answer of the server, by the FastCGI protocol."""
     words = b''
     for name, value in {'SCRIPT_FILENAME': script, 'REQUEST_METHOD': 'GET', 'SCRIPT_NAME': '/page'}.items():
         words += bytes([len(name), len(value)]) + name.encode() + value.encode()
@@ -44,7 +44,7 @@ def main():
     program, folder = sys.argv[1:]
     path = f'{folder}/socket'
     with open(f'{folder}/fpm.conf', 'w', encoding='ascii') as out:
-        # A worker is replaced after its page: by a fork of the server.
+        # After each page the server replaces the worker, by a fork.
         out.write(f'[global]\nerror_log = {folder}/log\ndaemonize = no\n[www]\nuser = root\nlisten = {path}\n'
                   'pm = static\npm.max_children = 2\npm.max_requests = 1\n')
     server = subprocess.Popen([program, '-n', '-R', '-F', '-y', f'{folder}/fpm.conf'])

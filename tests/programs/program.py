@@ -1,4 +1,4 @@
-"""A program that runs alone, then under `zfolio run`, and what is asked of the second run."""
+"""A program that runs alone, then under `zfolio run`, and the checks of the second run."""
 
 import glob
 import hashlib
@@ -13,25 +13,25 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ZFOLIO = os.environ.get('ZFOLIO', os.path.join(HERE, '..', '..', 'target', 'release', 'zfolio'))
 
 LIMIT_MIN = 32 << 20
-# Over the limit for a moment.
+# How far a program may exceed its limit for a moment.
 ALLOWANCE = 24 << 20
-# A run that is not done after so many times what the program took alone, and a while, hangs. Both are
-# generous: other work on the machine may begin between the two runs, and is no reason to fail.
+# A run that takes longer than this multiple of the time alone, plus a constant, hangs. Both are
+# generous: other work on the machine may start between the two runs, and must not cause a failure.
 SLOWER_MAX, SECONDS_MORE = 10, 60
-# So much must not fit: less may be gone before zfolio has noticed.
+# At least this much must not fit: a smaller excess may be gone before zfolio notices it.
 PRESSED_MIN = 24 << 20
 # How often the load of a case is doubled until its memory does not fit.
 GROWTHS_MAX = 4
-# How often processes are looked at, in seconds: each is found by reading all of /proc.
+# Seconds between two looks at the processes: each look reads all of /proc.
 LOOK_EVERY = 0.1
 
 
 class Failure(Exception):
-    """The case failed: what it tells is the reason."""
+    """The case failed; the text is the reason."""
 
 
 class Skip(Exception):
-    """The case cannot run here: what it tells is the reason."""
+    """The case cannot run here; the text is the reason."""
 
 
 def mib(count):
@@ -39,7 +39,7 @@ def mib(count):
 
 
 def needs(program):
-    """The path of a program, or a skip."""
+    """The path of a program; skips the case if it is not installed."""
     path = shutil.which(program)
     if path is None:
         raise Skip(f'{program} is not installed (make setup)')
@@ -65,7 +65,7 @@ def members(session):
 
 
 def where(session):
-    """Where each thread of a session is: the system call, and the stack in the kernel if root may see it."""
+    """The system call of each thread of a session, and its stack in the kernel if it can be read."""
     lines = []
     for pid in members(session):
         lines.append(f'  process {pid}: {read(f"/proc/{pid}/cmdline")[:120]}')
@@ -78,7 +78,7 @@ def where(session):
 
 
 def end(session):
-    """Ends all that a test started and that is still there, by process number."""
+    """Ends all remaining processes of a test, by process id."""
     for pid in members(session):
         try:
             os.kill(pid, signal.SIGKILL)
@@ -87,18 +87,18 @@ def end(session):
 
 
 class Need:
-    """The memory that a program needs: of the process that needs most, as the limit is for each.
+    """The memory that a program needs: that of its largest process, since the limit applies to each process.
 
     zfolio can compress private memory (`RssAnon`) only. Code, files and shared memory count in full, and how
     much of them there is differs between two builds of one program: they are measured apart.
     """
 
     def __init__(self):
-        # By process: private memory and the rest, each time that it was looked at; and its peak.
+        # For each process: private memory and the rest at each look, and its peak.
         self.looks, self.peaks = {}, {}
 
     def look(self, pid):
-        """Notes what a process has now, and its peak."""
+        """Records the present memory of a process, and its peak."""
         rows = dict(line.split(':', 1) for line in read(f'/proc/{pid}/status').splitlines() if ':' in line)
         if 'VmHWM' not in rows:
             return
@@ -108,20 +108,20 @@ class Need:
         self.peaks[pid] = peak
 
     def close(self, peak):
-        """After the end. `peak` is the kernel's figure for the largest process, seen here or not."""
+        """After the end. `peak` is the kernel's figure for the largest process, even one that no look found."""
         most = max(self.looks.values(), key=max, default=[(0, 0)])
         self.peak = max([peak, *self.peaks.values()])
-        # What came between two looks is private: code is there early, and stays.
+        # Growth between two looks counts as private: code is loaded early, and stays.
         unseen = self.peak - max(map(sum, most))
         self.looks = [(private + unseen, fixed) for private, fixed in most]
         self.private, self.fixed = max(self.looks)
 
     def limit(self, share, always=True):
-        """A limit that leaves room for this share of what can be compressed, always or when that is most."""
+        """A limit that leaves room for this share of the compressible memory: at every look, or at the largest one."""
         return max(fixed + int(private * share) for private, fixed in (self.looks if always else [max(self.looks)]))
 
     def presses(self, limit):
-        """Whether that limit is accepted, and leaves something to do."""
+        """Whether this limit is accepted, and is low enough to need compression."""
         return limit >= LIMIT_MIN and self.fixed + self.private - limit >= PRESSED_MIN
 
     def __str__(self):
@@ -129,7 +129,7 @@ class Need:
 
 
 class Ran:
-    """What a run left behind."""
+    """The results of a run."""
 
     def __init__(self, status, output, errors, seconds, need):
         self.status, self.output, self.errors = status, output, errors
@@ -137,7 +137,7 @@ class Ran:
 
 
 def run(command, folder, seconds, stdin=None, environment=None):
-    """Runs a command to its end, in a session of its own. Its files are in `folder`."""
+    """Runs a command to its end, in its own session, with its files in `folder`."""
     need, looked = Need(), 0
     paths = [os.path.join(folder, name) for name in ('stdout', 'stderr')]
     began = time.monotonic()
@@ -174,7 +174,7 @@ def tail(path):
 
 
 def figures(path):
-    """What `zfolio run --stats` wrote: its processes, and the peak of the largest.
+    """The report of `zfolio run --stats`: its processes, and the peak of the largest.
 
     The kernel's own figure, or what zfolio saw: a process that nobody waited for is in the second only.
     """
@@ -185,11 +185,11 @@ def figures(path):
 
 
 class NothingToDo(Failure):
-    """zfolio compressed nothing: the run proves nothing."""
+    """zfolio compressed nothing, so the run proves nothing."""
 
 
 def judge(processes, peak, limit, compresses):
-    """The figures of a managed run: it was pressed, and it held its limit."""
+    """Checks the figures of a managed run: memory was compressed, and the limit was held."""
     pressed = [one for one in processes if one['figures']['engaged']]
     if not pressed or not any(one['figures']['reclaim_compressed'] for one in pressed):
         raise NothingToDo(f'zfolio had nothing to do: {len(processes)} processes, limit {mib(limit)}')
@@ -228,7 +228,7 @@ class Case:
         self.told = ''
 
     def once(self, folder, shared, seconds, before=()):
-        """Runs it; `before` goes before the command. The digests of its files come along."""
+        """Runs it, with `before` before the command; returns the run and the digests of its files."""
         shutil.rmtree(folder, ignore_errors=True)
         os.mkdir(folder)
         words = [word.format(folder=folder, shared=shared, load=self.load) for word in self.command]
@@ -244,14 +244,14 @@ class Case:
         return ran, digests
 
     def test(self, shared):
-        """Both runs, compared; with more load while it does not press. Answers with a line of figures."""
+        """Compares both runs; raises the load until memory is compressed. Returns a line of figures."""
         needs(self.command[0])
         for growths in range(GROWTHS_MAX + 1):
             if self.prepare:
                 self.prepare(shared, self.load)
             alone, files = self.once(f'{shared}/alone', shared, self.seconds)
             last = self.load is None or growths == GROWTHS_MAX
-            # Who is not judged by the limit may go over it with what cannot be compressed.
+            # A case that is not judged by its limit may exceed it with data that does not compress.
             limit = alone.need.limit(self.share, always=self.compresses)
             if alone.need.presses(limit):
                 try:
@@ -265,7 +265,7 @@ class Case:
         raise AssertionError('the last turn returns or raises')
 
     def managed(self, shared, alone, files, limit):
-        """The run under a limit, compared with the one before."""
+        """Compares the run under a limit with the one before."""
         stats = f'{shared}/stats.json'
         before = [ZFOLIO, 'run', '--limit', str(limit), '--stats', stats, '--']
         seconds = alone.seconds * SLOWER_MAX + SECONDS_MORE

@@ -9,7 +9,7 @@ from program import ZFOLIO, Failure, Need, end, figures, judge, mib, needs, read
 
 
 class Redis:
-    """A server on a socket in a folder of its own, ended by its process number."""
+    """A server on a socket in its own folder, ended by its process id."""
 
     KEYS = 60_000
 
@@ -72,7 +72,7 @@ class Redis:
         raise Failure(f'INFO has no {name}')
 
     def load(self):
-        """Values that the key decides; all begin with a "v" that the benchmark writes over and over."""
+        """Values that depend on the key; all begin with a "v", which the benchmark overwrites repeatedly."""
         for first in range(0, self.KEYS, 1000):
             batch = [self.packed(['SET', f'key:{i:012d}', f'value {i} ' + f'{i * i % 9973} of {i}, ' * 150])
                      for i in range(first, first + 1000)]
@@ -96,7 +96,7 @@ class Redis:
             raise Failure(f'redis-benchmark hangs\n{where(self.child.pid)}') from error
 
     def stop(self):
-        """Ends it in good order; what is left, by its number."""
+        """Shuts it down; ends a remaining process by its id."""
         try:
             self.need.look(self.child.pid)
             self.socket.sendall(self.packed(['SHUTDOWN', 'NOSAVE']))

@@ -15,7 +15,7 @@ def main():
     for turn in range(20):
         echo = subprocess.run(['/bin/echo', str(turn)], capture_output=True, check=True)
         print('echo', echo.stdout)
-    # 40 MiB into a pipe and back out of it: the kernel reads and writes managed memory.
+    # 40 MiB into a pipe and out of it again: the kernel reads and writes managed memory.
     cat = subprocess.run(['/bin/cat'], input=flat, capture_output=True, check=True)
     print('cat', len(cat.stdout), digest(cat.stdout), cat.stdout == flat)
     shell = subprocess.run('tr a-z A-Z | wc -c', shell=True, input=flat, capture_output=True, check=True)

@@ -3,7 +3,8 @@ CREATE TABLE item(id INTEGER PRIMARY KEY, name TEXT, price INTEGER, note TEXT);
 CREATE TABLE sale(item INTEGER, amount INTEGER, place TEXT);
 BEGIN;
 WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 400000)
-INSERT INTO item SELECT i, 'item ' || i, i * 7919 % 10007, 'a note about item ' || i || ', not a short one, but text' FROM n;
+INSERT INTO item
+SELECT i, 'item ' || i, i * 7919 % 10007, 'a note about item ' || i || ', not a short one, but text' FROM n;
 WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 600000)
 INSERT INTO sale SELECT i * 31 % 400000 + 1, i % 13, 'place ' || i % 997 FROM n;
 COMMIT;

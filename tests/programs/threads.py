@@ -1,4 +1,4 @@
-"""Four threads that make, hand over and check ordinary objects: 200 MiB of them at once."""
+"""Four threads that make, pass on and check ordinary objects, 200 MiB at a time."""
 
 import hashlib
 import queue
@@ -9,7 +9,7 @@ OBJECTS = 14_000
 
 
 def records(seed):
-    """Objects that only `seed` decides."""
+    """Objects that depend only on `seed`."""
     return {f'{seed}-{i}': [i, f'{seed * i} squared is {seed * i * seed * i}' * 4, bytes(400)]
             for i in range(OBJECTS)}
 
@@ -37,7 +37,7 @@ def main():
         kept[name, turn] = objects
     for thread in threads:
         thread.join()
-    # Short-lived threads, each on a stack of its own, read it all again.
+    # Short-lived threads, each on its own stack, read all of it again.
     answers = {}
 
     def check(key):

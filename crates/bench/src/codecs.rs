@@ -2,18 +2,19 @@
 //!
 //! # What is measured
 //!
-//! - **ratio**: the data, over the pool's pages and metadata.
-//! - **store, load**: what the product does with a unit, checksum and allocator included, in MB (10^6
-//!   bytes) of data a second of processor time, one thread.
-//! - **of bare**: the same without the checksum, over the speed of the codec alone, in the same round; the
-//!   median of the rounds. The codec alone writes one unit behind the other into memory that is there, as
-//!   lzbench lets it, and reads them from there. **new** stores into a new pool, which gets its pages from
-//!   the system, zeroed, while it is timed; **in** into one that has the room, because what was there
-//!   before is gone (objects above 192 KiB leave no room: their pages go with them); **out** loads.
+//! - **ratio**: the data divided by the pool's pages and metadata.
+//! - **store, load**: the complete work of the product on a unit, with checksum and allocator, in
+//!   MB (10^6 bytes) of data per second of CPU time, on one thread.
+//! - **of bare**: the same without the checksum, divided by the speed of the codec alone in the
+//!   same round; the median of the rounds. The codec alone writes the compressed units one after
+//!   the other into memory that exists already, as in lzbench, and reads them from there. **new**
+//!   stores into a new pool, which gets its zeroed pages from the system during the measurement.
+//!   **in** stores into a pool that has room, because objects were removed before (objects above
+//!   192 KiB leave no room: their pages are freed with them). **out** loads.
 //! - **fault**: one load at a random place, p50 and p99.
-//! - **2 threads**: the speed of two threads that store into one pool that has the room, over one's; and
-//!   that of the codec alone on two threads, which is the most that there can be. By the clock on the
-//!   wall, as the faults are: for these two the machine must be idle.
+//! - **2 threads**: the speed of two threads that store into one pool with room, divided by the
+//!   speed of one thread; and the same for the codec alone, which is the upper bound. These two,
+//!   and the faults, are measured in elapsed time, so the machine must be idle.
 //!
 //! Every unit is loaded and compared once per setting.
 
@@ -48,13 +49,13 @@ Examples:
   zfolio bench codecs --corpus corpus.bin --setting lz4:4K --setting zstd,level=3:16K
   sudo zfolio bench codecs --against kernel --plot codecs.svg --json > codecs.json";
 
-/// The units of the table unless `--setting` says otherwise.
+/// The unit sizes in the table, unless `--setting` says otherwise.
 const UNITS: [&str; 3] = ["4K", "16K", "64K"];
 
-/// Pieces that the sample is made of, from all over the corpus.
+/// How many pieces, spread over the corpus, the sample consists of.
 const PIECES: u64 = 64;
 
-/// Below, a setting takes less than the clock and the caches need to settle.
+/// With a smaller sample a setting takes too little time for clock and caches.
 const SAMPLE_BYTES_MIN: u64 = 4 << 20;
 
 /// Arguments of `zfolio bench codecs`.
@@ -90,19 +91,19 @@ enum Against {
     Kernel,
 }
 
-/// Measures, and prints; true, since whatever goes wrong is a failure.
+/// Measures and prints. Always returns true, since every problem is a failure.
 pub(crate) fn codecs(args: &CodecsArgs) -> Result<bool, Failure> {
     os::catch_stop_signals();
     let path = corpus_path(args.corpus.as_deref())?;
     let sample = read_sample(&path, args.bytes)?;
     let settings = if args.setting.is_empty() { defaults() } else { args.setting.clone() };
-    // What can be refused is refused before anything is measured.
+    // Everything that can be refused is refused before the measurement.
     let params = settings.iter().map(params_of).collect::<Result<Vec<Params>, Failure>>()?;
     let refused = |file: &Path, error: io::Error| {
         Failure::Refused(format!("--plot {}: {error}", file.display()))
     };
     if let Some(file) = &args.plot {
-        // What it holds stays until there is something to draw.
+        // The old contents of the file stay until the drawing is ready.
         let opened = File::options().append(true).create(true).open(file);
         opened.map_err(|error| refused(file, error))?;
     }
@@ -140,7 +141,7 @@ fn params_of(setting: &Compression) -> Result<Params, Failure> {
     params.map_err(|error| Failure::Refused(format!("--setting {setting}: {error}")))
 }
 
-/// Every algorithm at levels that differ, smallest units first.
+/// Every algorithm at levels that differ noticeably, smallest units first.
 fn defaults() -> Vec<Compression> {
     let mut names = Vec::new();
     for algorithm in Algorithm::ALL {
@@ -158,7 +159,7 @@ fn defaults() -> Vec<Compression> {
     both.map(|text| text.parse().expect("names and levels are the algorithm's own")).collect()
 }
 
-/// Pieces of the corpus, side by side in memory.
+/// Reads pieces of the corpus into one range of memory.
 fn read_sample(path: &Path, bytes: u64) -> Result<Anonymous, Failure> {
     let corpus = Corpus::open(path).map_err(|error| Failure::Refused(error.to_string()))?;
     let bytes = bytes.min(corpus.bytes()) / (PIECES * kernel::FOLIO_BYTES_MAX);
@@ -174,7 +175,7 @@ fn read_sample(path: &Path, bytes: u64) -> Result<Anonymous, Failure> {
         Anonymous::new(usize::try_from(bytes).unwrap_or(usize::MAX)).map_err(failed)?;
     let chunks = sample.chunks_exact_mut(usize::try_from(piece).unwrap_or(usize::MAX));
     for (number, chunk) in (0_u64..).zip(chunks) {
-        // A page's start, so that units are what a process would have side by side.
+        // A multiple of the largest folio, so that adjacent pages of a process stay in one unit.
         let at = (number * step) & !(kernel::FOLIO_BYTES_MAX - 1);
         file.seek(SeekFrom::Start(at)).map_err(failed)?;
         file.read_exact(chunk).map_err(failed)?;
@@ -182,7 +183,7 @@ fn read_sample(path: &Path, bytes: u64) -> Result<Anonymous, Failure> {
     Ok(sample)
 }
 
-/// Of nanoseconds.
+/// Converts nanoseconds.
 fn seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
 }
@@ -204,8 +205,10 @@ fn as_text(
     note: Option<&str>,
 ) -> String {
     let mut text = format!("{title}\n\n");
-    text += "                              pool/     meta-   store   load  of bare           fault us       2 threads\n";
-    text += "ALGORITHM          UNIT RATIO  codec   data %    MB/s   MB/s  new   in    out   p50    p99    in    bare\n";
+    text += "                              pool/     meta-   store   load  of bare           \
+             fault us       2 threads\n";
+    text += "ALGORITHM          UNIT RATIO  codec   data %    MB/s   MB/s  new   in    out   \
+             p50    p99    in    bare\n";
     for (index, row) in rows.iter().enumerate() {
         text += &format!("{row}{}\n", if choice.is_best(index) { "  *" } else { "" });
     }

@@ -1,15 +1,15 @@
 //! `zfolio bench`: the same work under the kernel's zram swap, under `zfolio run`, and inline.
 //!
-//! # How it is made fair
+//! # How the comparison is kept fair
 //!
-//! - **Equal total memory.** The kernel does not charge zram's memory to the cgroup, so a kernel run
-//!   costs the cgroup's limit and `mem_used_max` of `mm_stat`. The kernel's settings run first, and
-//!   zfolio gets, for everything, the *smallest* total that any of them needed.
-//! - **Interleaved rounds.** A B C A B C, and the median of each figure, so that a machine that
-//!   becomes slower for a while hits all settings alike.
-//! - **The same program.** `usemem` knows nothing of zfolio. The inline rows run the same source in a
+//! - **Equal total memory.** The kernel does not charge zram's memory to the cgroup. So the cost of
+//!   a kernel run is the cgroup's limit plus `mem_used_max` of `mm_stat`. The kernel's settings run
+//!   first, and zfolio's limit, for everything, is the *smallest* total that any of them needed.
+//! - **Interleaved rounds.** A B C A B C, and the median of each figure, so that a temporary
+//!   slowdown of the machine affects all settings alike.
+//! - **The same program.** `usemem` does not know zfolio. The inline rows run the same source in a
 //!   process of their own.
-//! - **The best of the kernel.** Ratios are taken against the kernel's best setting of each phase.
+//! - **The kernel's best.** Ratios are relative to the kernel's best setting in each phase.
 
 mod arguments;
 pub(crate) mod outcome;
@@ -38,9 +38,9 @@ use table::Table;
 pub(crate) enum Failure {
     /// The user must change an argument.
     Refused(String),
-    /// The system said no.
+    /// The system returned an error.
     Failed(String),
-    /// A signal asked us to stop.
+    /// A signal requested a stop.
     Stopped(i32),
 }
 
@@ -58,7 +58,7 @@ pub fn bench(args: BenchArgs) -> ExitCode {
         Err(Failure::Refused(line)) => (line, 2),
         Err(Failure::Failed(line)) => (line, 1),
         Err(Failure::Stopped(signal)) => {
-            // As the shell tells it.
+            // As in a shell.
             (
                 "interrupted; everything was put back".to_owned(),
                 u8::try_from(128 + signal).unwrap_or(1),
@@ -69,13 +69,13 @@ pub fn bench(args: BenchArgs) -> ExitCode {
     ExitCode::from(status)
 }
 
-/// Prints what was measured. Whoever closed the pipe has read enough.
+/// Prints the results. If the reader has closed the pipe, that is not an error.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let printed = files::print(text).map(|_read| ());
     printed.map_err(|error| Failure::Failed(format!("standard output: {error}")))
 }
 
-/// The hidden mode that a parent starts for each inline row.
+/// The hidden mode, which a parent starts for each inline row.
 fn inline_child(args: &UsememArgs) -> Result<bool, Failure> {
     let (Some(compression), Some(limit_bytes), Some(corpus)) =
         (args.setting.first(), args.total, args.corpus.as_deref())
@@ -91,7 +91,7 @@ fn inline_child(args: &UsememArgs) -> Result<bool, Failure> {
     Ok(report.mismatch.is_none())
 }
 
-/// The comparison; whether every run gave an answer, and the right one.
+/// Runs the comparison; returns whether every run gave a result without a wrong byte.
 fn compare(args: &UsememArgs) -> Result<bool, Failure> {
     os::catch_stop_signals();
     args.check_sizes()?;
@@ -123,7 +123,7 @@ fn compare(args: &UsememArgs) -> Result<bool, Failure> {
     Ok(table.all_right())
 }
 
-/// The corpus that was given, or the one in the cache, made now if it is not there.
+/// The corpus that was given, or the one in the cache, which is made if it does not exist.
 pub(crate) fn corpus_path(given: Option<&Path>) -> Result<PathBuf, Failure> {
     if let Some(path) = given {
         return Ok(path.to_owned());
@@ -163,7 +163,7 @@ fn find_usemem(args: &UsememArgs) -> Result<PathBuf, Failure> {
     found.ok_or(Failure::Failed(line.to_owned()))
 }
 
-/// The kernel's side, if it was asked for and can be had; a note if it cannot.
+/// The kernel's side, if it was requested and is possible; a note if it is not.
 fn find_kernel(args: &UsememArgs, notes: &mut Vec<String>) -> Option<Kernel> {
     args.against?;
     match Kernel::find() {

@@ -1,7 +1,8 @@
-//! `zfolio corpus`: the memory of real processes, as a file to measure with.
+//! `zfolio corpus`: the memory of real processes, as a file for measurements.
 //!
-//! What compresses is decided by the data, so the comparison takes data that programs hold: the
-//! resident, private, anonymous pages of a process, in address order, nothing between them.
+//! How well memory compresses depends on the data. So the comparison uses the data of real
+//! programs: the resident, private, anonymous pages of a process, in the order of their addresses,
+//! without gaps.
 
 pub(crate) mod capture;
 pub(crate) mod make;
@@ -86,9 +87,9 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, size::SizeError> {
 pub(crate) enum CorpusFailure {
     /// The user must change an argument.
     Refused(String),
-    /// The system said no.
+    /// The system returned an error.
     Failed(String),
-    /// A signal asked us to stop; nothing was written.
+    /// A signal requested a stop; nothing was written.
     Stopped(i32),
 }
 
@@ -97,7 +98,7 @@ impl CorpusFailure {
         match self {
             CorpusFailure::Refused(_) => 2,
             CorpusFailure::Failed(_) => 1,
-            // As the shell tells it.
+            // As in a shell.
             CorpusFailure::Stopped(signal) => u8::try_from(128 + signal).unwrap_or(1),
         }
     }
@@ -135,7 +136,7 @@ pub fn corpus(args: CorpusArgs) -> ExitCode {
     }
 }
 
-/// A file that takes its name only when it is whole.
+/// A file that gets its name only when it is complete.
 #[derive(Debug)]
 pub(crate) struct Output {
     path: PathBuf,
@@ -167,7 +168,7 @@ impl Output {
 
 impl Drop for Output {
     fn drop(&mut self) {
-        // After `finish` there is no such file; before it, a part is of no use to anybody.
+        // After `finish` this file does not exist; before, it is an incomplete one, and useless.
         let _renamed_already = std::fs::remove_file(&self.partial);
     }
 }

@@ -1,4 +1,4 @@
-//! The workload on a region of the library, in a process of its own.
+//! The workload on a region of the library, in its own process.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use crate::usemem::{self, Corpus, Report, Workload};
 /// Whether this build has the library's `Pager`.
 pub(crate) const AVAILABLE: bool = cfg!(feature = "inline");
 
-/// What the workload shall be.
+/// The parameters of the workload.
 #[derive(Debug)]
 pub(crate) struct InlineJob<'a> {
     pub(crate) corpus: &'a Path,
@@ -20,7 +20,7 @@ pub(crate) struct InlineJob<'a> {
     pub(crate) compression: &'a Compression,
 }
 
-/// Runs it; the line to say if it cannot be run.
+/// Runs it; an error is one line.
 pub(crate) fn run(job: &InlineJob<'_>) -> Result<Report, String> {
     let corpus = Corpus::open(job.corpus).map_err(|error| error.to_string())?;
     let InlineJob { seed, reads, workers, .. } = *job;
@@ -35,7 +35,7 @@ pub(crate) fn run(job: &InlineJob<'_>) -> Result<Report, String> {
 
 /// Gives `work` a region of `bytes` that the library keeps within `limit_bytes`.
 ///
-/// The one place that uses the library.
+/// This is the only use of the library.
 #[cfg(feature = "inline")]
 fn with_region<T>(
     compression: &Compression,

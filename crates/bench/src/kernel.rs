@@ -1,10 +1,11 @@
-//! The kernel's side of the comparison: zram swap, a memory cgroup, a size of folios.
+//! The kernel's side of the comparison: zram swap, a memory cgroup, and a folio size.
 //!
 //! # Invariants
 //!
-//! - `KRN-1` All changes go through the [`Journal`](journal::Journal), so all of them are undone when
-//!   [`Pressure`] goes, however it goes.
-//! - `KRN-2` A run with zfolio never sees any of them: they last for one run of the kernel's.
+//! - `KRN-1` All changes go through the [`Journal`], so that dropping
+//!   [`Pressure`] undoes all of them in any case.
+//! - `KRN-2` The changes exist only during one run of the kernel; a run with zfolio never sees
+//!   them.
 
 pub(crate) mod cgroup;
 pub(crate) mod journal;
@@ -17,31 +18,31 @@ use std::path::{Path, PathBuf};
 use cgroup::{Cgroup, Hierarchy};
 use journal::{Journal, at};
 
-/// The largest folio that is compared.
+/// The largest folio in the comparison.
 pub(crate) const FOLIO_BYTES_MAX: u64 = 64 << 10;
 
 const THP: &str = "/sys/kernel/mm/transparent_hugepage";
 
-/// Room on the device beyond what the workload needs, for the program's other pages.
+/// Room on the device in addition to the workload, for the program's other pages.
 const DISK_SLACK_BYTES: u64 = 128 << 20;
 
-/// How the kernel is set for one run.
+/// The settings of the kernel for one run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct KernelSetting {
-    /// As in `comp_algorithm`.
+    /// The value for `comp_algorithm`.
     pub(crate) algorithm: String,
-    /// 4 or 64: what anonymous memory comes in.
+    /// The size of folios of anonymous memory: 4 or 64.
     pub(crate) folio_kib: u32,
 }
 
-/// What must be there before anything is changed.
+/// What the comparison requires; checked before anything is changed.
 #[derive(Debug)]
 pub(crate) struct Kernel {
     hierarchy: Hierarchy,
 }
 
 impl Kernel {
-    /// Checks that the comparison can be made here; otherwise says why not, in one line.
+    /// Checks that the comparison is possible here; otherwise returns the reason, in one line.
     pub(crate) fn find() -> Result<Kernel, String> {
         if zfolio_sys::probe::effective_uid() != 0 {
             return Err("swap and cgroups need root; run it with sudo".to_owned());
@@ -50,18 +51,18 @@ impl Kernel {
         Ok(Kernel { hierarchy: Hierarchy::find()? })
     }
 
-    /// One line about what is used.
+    /// One line that describes what is used.
     pub(crate) fn describe(&self) -> String {
         format!("zram swap, memory cgroup {}", self.hierarchy)
     }
 
-    /// lz4 and lzo-rle, as far as the kernel has them, with 4 KiB and with 64 KiB folios; and one
-    /// line for each that it has not.
+    /// lz4 and lzo-rle, if the kernel has them, with 4 KiB and with 64 KiB folios; and one line for
+    /// each that is missing.
     pub(crate) fn settings() -> (Vec<KernelSetting>, Vec<String>) {
         let (mut settings, mut missing) = (Vec::new(), Vec::new());
         let offered = zram::algorithms();
         for name in ["lz4", "lzo-rle"] {
-            // Without any device the list is not known: the run itself will tell.
+            // Without a device the list is not known: the run itself will fail then.
             if !offered.is_empty() && !offered.iter().any(|offer| offer == name) {
                 missing.push(format!("the kernel's zram has no {name}"));
                 continue;
@@ -77,8 +78,8 @@ impl Kernel {
         (settings, missing)
     }
 
-    /// Puts the system under pressure as `setting` says: `limit_bytes` of memory, and a device that
-    /// can take `bytes`.
+    /// Puts the system under memory pressure according to `setting`: a limit of `limit_bytes`, and
+    /// a device for `bytes`.
     pub(crate) fn set_up(
         &self,
         setting: &KernelSetting,
@@ -95,7 +96,7 @@ impl Kernel {
     }
 }
 
-/// The system as one run of the kernel's needs it, until it is dropped.
+/// The system's settings for one run of the kernel, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Pressure {
     swap: zram::Swap,
@@ -104,7 +105,7 @@ pub(crate) struct Pressure {
 }
 
 impl Pressure {
-    /// The file that the program writes itself into.
+    /// The file into which the program writes itself.
     pub(crate) fn members(&self) -> io::Result<File> {
         self.cgroup.members()
     }
@@ -114,13 +115,13 @@ impl Pressure {
         Ok((self.swap.used_bytes_max()?, self.cgroup.bytes_max()))
     }
 
-    /// Puts everything back, and says what could not be.
+    /// Undoes all changes, and returns what could not be undone.
     pub(crate) fn put_back(self) -> io::Result<()> {
         self.journal.undo()
     }
 }
 
-/// zswap, if on, would sit between the program and zram, and be measured in its place.
+/// If zswap is on, it would be between the program and zram, and would be measured instead.
 fn keep_zswap_out(journal: &Journal) -> io::Result<()> {
     let path = Path::new("/sys/module/zswap/parameters/enabled");
     match fs::read_to_string(path) {
@@ -133,7 +134,7 @@ fn folio_chooser(kib: u32) -> PathBuf {
     PathBuf::from(format!("{THP}/hugepages-{kib}kB/enabled"))
 }
 
-/// Lets anonymous memory come in folios of `kib` and in no other size above the page.
+/// Allows anonymous memory in folios of `kib` and of a page, and in no other size.
 fn choose_folio(journal: &Journal, kib: u32) -> io::Result<()> {
     let Ok(entries) = fs::read_dir(THP) else {
         // A kernel without huge pages has only 4 KiB folios.
@@ -146,7 +147,7 @@ fn choose_folio(journal: &Journal, kib: u32) -> io::Result<()> {
     choosers.sort();
     let wanted = folio_chooser(kib);
     if choosers.is_empty() {
-        // Before 6.8 there is one switch for 2 MiB folios only.
+        // Before 6.8 there is one switch, for 2 MiB folios only.
         choosers.push(Path::new(THP).join("enabled"));
     }
     for path in choosers {

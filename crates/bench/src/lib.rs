@@ -1,13 +1,13 @@
 //! Workloads and comparisons: `zfolio corpus` and `zfolio bench`.
 //!
-//! | module | what it has |
+//! | module | contents |
 //! | --- | --- |
 //! | [`mod@corpus`] | the memory of real processes as a file: capture one, or start some and capture them |
-//! | [`usemem`] | the workload, on any `&mut [u8]`; the program `usemem` is the same on plain memory |
-//! | [`report`] | what the workload tells |
+//! | [`usemem`] | the workload, on any `&mut [u8]`; the program `usemem` runs it on plain memory |
+//! | [`report`] | the results of the workload |
 //! | [`compare`] | the same workload under the kernel's zram swap, under `zfolio run`, and inline |
 //! | `codecs` | each algorithm on units of that memory: ratio, speed, latency |
-//! | `kernel` | the kernel's side: a zram device, a memory cgroup and folio sizes, all put back |
+//! | `kernel` | the kernel's side: a zram device, a memory cgroup and folio sizes, all restored at the end |
 //! | [`plot`] | points over two axes, as SVG; `zfolio suggest` draws with it too |
 //! | `os`, [`mapping`] | the system calls that the standard library does not have |
 

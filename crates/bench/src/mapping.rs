@@ -2,12 +2,13 @@
 //!
 //! # Invariants
 //!
-//! - `MAP-1` `address..address + bytes` was mapped by `new` with at least the rights that the type
-//!   gives out (a [`Window`] only reads), belongs to this value alone and stays mapped until `Drop`.
+//! - `MAP-1` `new` mapped `address..address + bytes` with at least the rights that the type needs
+//!   (a [`Window`] only reads). The range belongs to this value alone, and stays mapped until
+//!   `Drop`.
 //!
-//! A [`Window`] shows a file: whoever shrinks the file meanwhile makes a touch end in SIGBUS, and
-//! whoever writes it makes the workload's own check fail. Both are told, neither is memory-unsafe
-//! in what we do with the bytes (compare and copy).
+//! A [`Window`] shows a file. If another process shrinks the file, an access ends in SIGBUS; if it
+//! writes to the file, the workload's own check fails. Both are noticed, and neither is
+//! memory-unsafe, since the bytes are only compared and copied.
 
 use std::fs::File;
 use std::io;
@@ -31,7 +32,7 @@ impl Mapping {
         let (descriptor, offset) =
             file.map_or((-1, 0), |(file, offset)| (file.as_raw_fd(), offset));
         let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
-        // SAFETY: no address is asked for, so no mapping that exists is replaced; the kernel checks
+        // SAFETY: no address is requested, so no existing mapping is replaced; the kernel checks
         // everything else.
         let address =
             unsafe { libc::mmap(std::ptr::null_mut(), bytes, rights, flags, descriptor, offset) };
@@ -45,7 +46,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: by MAP-1 the range is ours, and nobody borrows it once `self` is dropped.
+        // SAFETY: by MAP-1 the range belongs to this value, and no borrow outlives `self`.
         let status = unsafe { libc::munmap(self.address.as_ptr().cast(), self.bytes) };
         debug_assert_eq!(status, 0, "MAP-1: munmap of our own range cannot fail");
     }
@@ -60,7 +61,7 @@ impl Anonymous {
     ///
     /// # Errors
     ///
-    /// What `mmap` says, `ENOMEM` most often.
+    /// The error of `mmap`, usually `ENOMEM`.
     pub fn new(bytes: usize) -> io::Result<Anonymous> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         Mapping::new(bytes, libc::PROT_READ | libc::PROT_WRITE, flags, None).map(Anonymous)
@@ -82,16 +83,16 @@ impl DerefMut for Anonymous {
     }
 }
 
-/// A part of a file, read-only and shared: it is page cache, never anonymous memory.
+/// A part of a file, read-only and shared: page cache, not anonymous memory.
 #[derive(Debug)]
 pub struct Window(Mapping);
 
 impl Window {
-    /// Maps `bytes` of `file` from `offset`, a multiple of the page, with the pages already there.
+    /// Maps `bytes` of `file` at `offset`, a multiple of the page, with all pages populated.
     ///
     /// # Errors
     ///
-    /// What `mmap` says.
+    /// The error of `mmap`.
     pub fn new(file: &File, offset: u64, bytes: usize) -> io::Result<Window> {
         let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
         Mapping::new(bytes, libc::PROT_READ, flags, Some((file, offset))).map(Window)

@@ -1,8 +1,8 @@
-//! The system calls of the comparison that the standard library does not have.
+//! The system calls of the comparison that the standard library does not offer.
 //!
 //! # Invariants
 //!
-//! - `OS-1` Only atomics are touched by the signal handler.
+//! - `OS-1` The signal handler accesses only atomics.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -13,29 +13,30 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 
-/// The signal that asked us to stop, or 0.
+/// The signal that requested a stop, or 0.
 static STOP: AtomicI32 = AtomicI32::new(0);
 
 extern "C" fn note_stop(signal: libc::c_int) {
-    // Relaxed: a flag that is polled; nothing is published with it.
+    // Relaxed: the flag is polled, and publishes no other data.
     STOP.store(signal, Relaxed);
 }
 
-/// From now on SIGINT, SIGTERM and SIGHUP are noted instead of ending the process, so that what was
-/// changed can be put back. Programs that we start get the usual behaviour: `exec` resets it.
+/// From now on SIGINT, SIGTERM and SIGHUP are recorded instead of ending the process, so that all
+/// changes can be undone. Programs started by this process get the default behaviour: `exec` resets
+/// it.
 pub(crate) fn catch_stop_signals() {
     let handler = note_stop as extern "C" fn(libc::c_int);
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         // SAFETY: a zeroed sigaction is a valid one: no flags, an empty mask.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
         action.sa_sigaction = handler as libc::sighandler_t;
-        // SAFETY: the handler is async-signal-safe by OS-1; no old action is asked for.
+        // SAFETY: the handler is async-signal-safe by OS-1; the old action is not requested.
         let status = unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) };
         assert_eq!(status, 0, "these signals can be caught");
     }
 }
 
-/// The signal that asked us to stop, if one came.
+/// The signal that requested a stop, if one came.
 pub(crate) fn stop_signal() -> Option<i32> {
     Some(STOP.load(Relaxed)).filter(|signal| *signal != 0)
 }
@@ -48,33 +49,34 @@ fn c_path(path: &Path) -> io::Result<CString> {
     Ok(CString::new(path.as_os_str().as_encoded_bytes())?)
 }
 
-/// Turns `device` into swap space that is used before any other.
+/// Uses `device` as swap space, with the highest priority.
 pub(crate) fn swapon(device: &Path) -> io::Result<()> {
     let device = c_path(device)?;
-    // SWAP_FLAG_PREFER, with the highest priority that there is.
+    // SWAP_FLAG_PREFER, with the highest possible priority.
     let flags = 0x8000 | 0x7fff;
     // SAFETY: the path is a C string that outlives the call.
     checked(unsafe { libc::swapon(device.as_ptr(), flags) })
 }
 
-/// Takes `device` out of use; what it holds is brought back into memory.
+/// Stops using `device` as swap space; its contents are brought back into memory.
 pub(crate) fn swapoff(device: &Path) -> io::Result<()> {
     let device = c_path(device)?;
     // SAFETY: the path is a C string that outlives the call.
     checked(unsafe { libc::swapoff(device.as_ptr()) })
 }
 
-/// Takes the file's lock, or fails with `WouldBlock` if another process has it. It goes with the file.
+/// Locks the file, or fails with `WouldBlock` if another process has locked it. Closing the file
+/// unlocks it.
 pub(crate) fn lock(file: &File) -> io::Result<()> {
     // SAFETY: the descriptor is open as long as `file` is borrowed; no memory is passed.
     checked(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) })
 }
 
-/// Processor time of all children that have ended and were waited for, in nanoseconds.
+/// CPU time of all children that have ended and were waited for, in nanoseconds.
 pub(crate) fn children_cpu_ns() -> u64 {
     // SAFETY: a zeroed rusage is valid: it holds only integers.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: `usage` is a valid place for the answer.
+    // SAFETY: `usage` is valid for the write.
     let status = unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage) };
     assert_eq!(status, 0, "getrusage(RUSAGE_CHILDREN) cannot fail");
     [usage.ru_utime, usage.ru_stime]
@@ -86,7 +88,7 @@ pub(crate) fn children_cpu_ns() -> u64 {
         .sum()
 }
 
-/// Sends SIGKILL to a process that we started.
+/// Sends SIGKILL to a process that this process started.
 pub(crate) fn kill(pid: u32) -> io::Result<()> {
     let pid = libc::pid_t::try_from(pid).map_err(io::Error::other)?;
     assert!(pid > 0, "0 and -1 would name more than one process");
@@ -94,19 +96,19 @@ pub(crate) fn kill(pid: u32) -> io::Result<()> {
     checked(unsafe { libc::kill(pid, libc::SIGKILL) })
 }
 
-/// Makes the program of `command` die with this process, and begin its life inside the group whose
-/// `cgroup.procs` is given.
+/// Makes the program of `command` die with this process. With `group`, an open `cgroup.procs`, the
+/// program starts in that cgroup.
 pub(crate) fn tie(command: &mut Command, group: Option<File>) {
     let parent = std::process::id();
     let before_exec = move || {
         // SAFETY: a system call without pointers.
         checked(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) })?;
         if std::os::unix::process::parent_id() != parent {
-            // We were killed before the child could ask to be told.
+            // This process was killed before the child made its request.
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
         let Some(group) = &group else { return Ok(()) };
-        // "0" is the writer itself.
+        // "0" means the process that writes it.
         // SAFETY: one byte of a static string is read; the descriptor is open.
         let written = unsafe { libc::write(group.as_raw_fd(), c"0".as_ptr().cast(), 1) };
         if written == 1 { Ok(()) } else { Err(io::Error::last_os_error()) }

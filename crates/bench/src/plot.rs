@@ -6,26 +6,26 @@ const WIDTH: f64 = 960.0;
 const HEIGHT: f64 = 600.0;
 const MARGIN: f64 = 70.0;
 
-/// The colour of what matters, and of the rest.
+/// The colour of important points.
 pub const STRONG: &str = "#c33";
-/// See [`STRONG`].
+/// The colour of all other points.
 pub const WEAK: &str = "#888";
 
-/// What one axis shows.
+/// One axis.
 #[derive(Clone, Copy, Debug)]
 pub struct Axis<'a> {
-    /// What the numbers are.
+    /// What the numbers mean.
     pub name: &'a str,
-    /// The least number.
+    /// The smallest number.
     pub from: f64,
-    /// The largest.
+    /// The largest number.
     pub to: f64,
-    /// Equal steps multiply; both ends are above 0 then.
+    /// Whether the axis is logarithmic; then both ends are above 0.
     pub logarithmic: bool,
 }
 
 impl Axis<'_> {
-    /// Where a number lies between the two ends: 0 to 1.
+    /// The position of a number between the two ends: 0 to 1.
     fn share(&self, value: f64) -> f64 {
         let (from, to) = (self.from, self.to);
         let share = if self.logarithmic {
@@ -33,11 +33,11 @@ impl Axis<'_> {
         } else {
             (value - from) / (to - from)
         };
-        // An axis of one number only.
+        // Both ends are the same number.
         if share.is_finite() { share } else { 0.5 }
     }
 
-    /// Round numbers between the ends: 1, 2, 5, 10, ... or steps of such a number.
+    /// Round numbers between the ends: 1, 2, 5, 10, ... or multiples of such a number.
     fn ticks(&self) -> Vec<f64> {
         let mut ticks = Vec::new();
         let range = self.from..=self.to;
@@ -60,14 +60,14 @@ impl Axis<'_> {
     }
 }
 
-/// The round number at `least` or above: 1, 2 or 5 times a power of ten.
+/// The smallest round number that is at least `least`: 1, 2 or 5 times a power of ten.
 fn round_step(least: f64) -> f64 {
     let power = 10.0_f64.powf(least.log10().floor());
     let steps = [1.0, 2.0, 5.0, 10.0].map(|step| step * power);
     steps.into_iter().find(|step| *step >= least * 0.999).unwrap_or(10.0 * power)
 }
 
-/// A drawing that grows.
+/// A drawing, to which points and lines are added.
 #[derive(Debug)]
 pub struct Plot<'a> {
     svg: String,
@@ -76,7 +76,7 @@ pub struct Plot<'a> {
 }
 
 impl<'a> Plot<'a> {
-    /// A title and two axes.
+    /// Draws a title and two axes.
     #[must_use]
     pub fn new(title: &str, x: Axis<'a>, y: Axis<'a>) -> Plot<'a> {
         let svg = format!(
@@ -118,7 +118,7 @@ impl<'a> Plot<'a> {
         self.text((left - 40.0, top - 12.0), "start", "black", self.y.name);
     }
 
-    /// Joins points.
+    /// Draws a line through points.
     pub fn line(&mut self, points: &[(f64, f64)], colour: &str) {
         let corner = |point: &(f64, f64)| {
             let (x, y) = self.place(point.0, point.1);
@@ -128,7 +128,7 @@ impl<'a> Plot<'a> {
         self.add(&format!("<polyline points=\"{corners}\" fill=\"none\" stroke=\"{colour}\"/>"));
     }
 
-    /// A point and its name.
+    /// Draws a point with its name.
     pub fn point(&mut self, x: f64, y: f64, colour: &str, name: &str) {
         let (x, y) = self.place(x, y);
         self.add(&format!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"/>"));
@@ -146,14 +146,14 @@ impl<'a> Plot<'a> {
         writeln!(self.svg, "{element}").expect("a string takes everything");
     }
 
-    /// The whole drawing.
+    /// The complete drawing.
     #[must_use]
     pub fn finish(self) -> String {
         self.svg + "</svg>\n"
     }
 }
 
-/// Three decimals at most: sums of steps are not exact.
+/// At most three decimals, since sums of steps are not exact.
 fn rounded(number: f64) -> String {
     format!("{}", (number * 1000.0).round() / 1000.0)
 }

@@ -1,4 +1,4 @@
-//! What the workload tells: each worker's figures, and the report of all together.
+//! The results of the workload: the figures of each worker, and the report of all together.
 //!
 //! MB is 10^6 bytes. A phase lasts as long as its slowest worker.
 
@@ -7,11 +7,11 @@ use std::fmt;
 /// A byte that is not what was written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mismatch {
-    /// Its place in the whole.
+    /// Its offset in the whole.
     pub offset: u64,
-    /// What USE-1 says.
+    /// The value by USE-1.
     pub expected: u8,
-    /// What is there.
+    /// The value that was read.
     pub found: u8,
 }
 
@@ -29,22 +29,22 @@ pub struct Measured {
     pub phase_ns: [u64; 5],
     /// Nanoseconds of each random read.
     pub latencies_ns: Vec<u32>,
-    /// The first byte that was wrong.
+    /// The first wrong byte, if any.
     pub mismatch: Option<Mismatch>,
 }
 
-/// The whole run, of all workers together.
+/// The result of a run, for all workers together.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Report {
-    /// Bytes that were used.
+    /// Bytes used.
     pub bytes: u64,
-    /// Workers that shared them.
+    /// How many workers shared them.
     pub workers: usize,
-    /// Filling, in 10^6 bytes a second.
+    /// Speed of filling, in 10^6 bytes per second.
     pub write_mb_s: f64,
-    /// Touching each page.
+    /// Speed of touching each page.
     pub read_mb_s: f64,
-    /// Incrementing a byte of each page.
+    /// Speed of incrementing a byte of each page.
     pub increment_mb_s: f64,
     /// Mean of the random reads, in microseconds.
     pub random_us_mean: f64,
@@ -52,16 +52,16 @@ pub struct Report {
     pub random_us_p50: f64,
     /// 99th percentile.
     pub random_us_p99: f64,
-    /// The slowest.
+    /// Maximum.
     pub random_us_max: f64,
-    /// The most that was resident, as the kernel says (`VmHWM`), summed over processes.
+    /// The most that was resident by the kernel's count (`VmHWM`), summed over the processes.
     pub resident_bytes_max: u64,
-    /// The first byte that was wrong.
+    /// The first wrong byte, if any.
     pub mismatch: Option<Mismatch>,
 }
 
 impl Report {
-    /// Puts the workers' figures together: a phase lasts as long as its slowest worker.
+    /// Combines the workers' figures: a phase lasts as long as its slowest worker.
     #[must_use]
     pub fn of(bytes: u64, workers: Vec<Measured>, resident_bytes_max: u64) -> Report {
         let slowest = |phase: usize| {
@@ -91,7 +91,7 @@ impl Report {
         }
     }
 
-    /// One JSON object.
+    /// The report as one JSON object.
     #[must_use]
     pub fn json(&self) -> String {
         let verify = self.mismatch.map_or("ok".to_owned(), |mismatch| mismatch.to_string());
@@ -139,13 +139,13 @@ fn percentile_us(sorted_ns: &[u32], percent: usize) -> f64 {
     sorted_ns.get(rank - 1).map_or(0.0, |ns| f64::from(*ns) / 1e3)
 }
 
-/// Figures below 2^53 are exact; these are bytes and nanoseconds of one run.
+/// Numbers below 2^53 are exact; these are bytes and nanoseconds of one run.
 #[expect(clippy::cast_precision_loss, reason = "bytes and nanoseconds of one run are below 2^53")]
 fn as_f64(value: u64) -> f64 {
     value as f64
 }
 
-/// `VmHWM` of this process: the most that was resident.
+/// `VmHWM` of this process: its peak of resident memory.
 #[must_use]
 pub fn resident_bytes_max() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

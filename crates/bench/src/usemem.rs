@@ -1,24 +1,24 @@
 //! The workload: fill memory with the pages of real processes, use it, and check every byte.
 //!
-//! It works on a plain `&mut [u8]` and knows nothing of where that comes from: the program `usemem`
-//! runs it on anonymous memory, the inline comparison on a region of zfolio. Five phases, in order:
+//! It works on a plain `&mut [u8]`, whatever kind of memory that is: the program `usemem` runs it
+//! on anonymous memory, the inline comparison on a region of zfolio. Five phases, in order:
 //!
-//! | phase | what is done | told as |
+//! | phase | work | result |
 //! | --- | --- | --- |
-//! | write | every byte, from the corpus, repeated as often as needed | MB/s |
-//! | read | one byte of each page, rising | MB/s of pages |
-//! | increment | one byte of each page read, incremented and written, rising | MB/s of pages |
-//! | random | one byte of pages chosen by the seed | mean, p50, p99, max |
-//! | verify | every byte against what it must be | ok, or the first wrong offset |
+//! | write | write every byte, from the corpus, repeated as often as needed | MB/s |
+//! | read | read one byte of each page, in rising order | MB/s of pages |
+//! | increment | increment one byte of each page, in rising order | MB/s of pages |
+//! | random | read one byte of pages that the seed chooses | mean, p50, p99, max |
+//! | verify | compare every byte with its expected value | ok, or the first wrong offset |
 //!
 //! # Invariants
 //!
-//! - `USE-1` Byte `i` of the whole (all workers' parts in order) is byte `i mod corpus` of the corpus,
-//!   except: bytes 8 to 15 of each page hold the repetition's salt if salting is on, and byte 0 of
-//!   each page is one more after the increment phase.
-//! - `USE-2` The corpus costs no anonymous memory: it is read through windows of [`WINDOW_BYTES`].
+//! - `USE-1` Byte `i` of the whole (all workers' parts in order) is byte `i mod corpus` of the
+//!   corpus, with two exceptions: bytes 8 to 15 of each page hold the salt of the repetition if
+//!   salting is on, and byte 0 of each page is one more after the increment phase.
+//! - `USE-2` The corpus uses no anonymous memory: it is read through windows of [`WINDOW_BYTES`].
 //!
-//! MB is 10^6 bytes. Nothing is allocated inside a phase but the windows' mappings.
+//! MB is 10^6 bytes. A phase allocates nothing except the mappings of the windows.
 
 use std::fmt;
 use std::fs::File;
@@ -34,18 +34,18 @@ pub use crate::report::{Measured, Mismatch, Report, resident_bytes_max};
 /// Bytes of a page. Not the constant of `zfolio-core`, since the program `usemem` does not link that crate.
 pub const PAGE_BYTES: usize = 4096;
 
-/// The corpus is mapped this much at a time.
+/// How much of the corpus is mapped at a time.
 pub const WINDOW_BYTES: usize = 2 << 20;
 
-/// A smaller corpus would repeat too often to be anybody's data.
+/// A smaller corpus would repeat more often than real data.
 pub const CORPUS_BYTES_MIN: u64 = 1 << 20;
 
-/// Where a page's salt is: not byte 0, which is incremented.
+/// The place of the salt in a page; byte 0 is the one that is incremented.
 const SALT_AT: std::ops::Range<usize> = 8..16;
 
 const _: () = assert!(WINDOW_BYTES % PAGE_BYTES == 0 && CORPUS_BYTES_MIN % PAGE_BYTES as u64 == 0);
 
-/// Why a corpus was refused.
+/// Why a corpus is refused.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum CorpusError {
@@ -53,7 +53,7 @@ pub enum CorpusError {
     Open(PathBuf, io::Error),
     /// The file is a directory, a device or a pipe.
     NotAFile(PathBuf),
-    /// The file is empty, too small, or was cut inside a page.
+    /// The file is empty, too small, or does not end at the end of a page.
     Length(PathBuf, u64),
 }
 
@@ -82,7 +82,7 @@ impl fmt::Display for CorpusError {
 
 impl std::error::Error for CorpusError {}
 
-/// A file of pages that real processes held.
+/// A file of pages from real processes.
 #[derive(Debug)]
 pub struct Corpus {
     file: File,
@@ -94,7 +94,7 @@ impl Corpus {
     ///
     /// # Errors
     ///
-    /// [`CorpusError`]: the user must give another file.
+    /// [`CorpusError`]: the user must name another file.
     pub fn open(path: &Path) -> Result<Corpus, CorpusError> {
         let opened = File::open(path).and_then(|file| Ok((file.metadata()?, file)));
         let (metadata, file) = opened.map_err(|error| CorpusError::Open(path.to_owned(), error))?;
@@ -108,17 +108,17 @@ impl Corpus {
         Ok(Corpus { file, bytes })
     }
 
-    /// Its length.
+    /// Its length in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Reads it once, so that every later window is served from the page cache.
+    /// Reads it once, so that all later windows come from the page cache.
     ///
     /// # Errors
     ///
-    /// What reading the file says.
+    /// The error of reading the file.
     pub fn warm(&self) -> io::Result<()> {
         let mut file = &self.file;
         io::Seek::rewind(&mut file)?;
@@ -129,46 +129,46 @@ impl Corpus {
 /// The phases, in order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Phase {
-    /// Fill.
+    /// Fill all pages.
     Write,
     /// Touch each page.
     Read,
     /// Read, modify and write each page.
     Increment,
-    /// Touch pages by chance.
+    /// Touch random pages.
     Random,
-    /// Compare everything.
+    /// Compare all bytes.
     Verify,
 }
 
 impl Phase {
-    /// All of them, in the order in which they run.
+    /// All phases in the order in which they run.
     pub const ALL: [Phase; 5] =
         [Phase::Write, Phase::Read, Phase::Increment, Phase::Random, Phase::Verify];
 }
 
-/// What one worker does to its part of the whole.
+/// The work of one worker on its part of the whole.
 #[derive(Clone, Debug)]
 pub struct Workload<'a> {
     /// The data.
     pub corpus: &'a Corpus,
-    /// Where this worker's part begins in the whole; a multiple of the page.
+    /// The offset of this worker's part in the whole; a multiple of the page.
     pub start: u64,
-    /// Whether each repetition of the corpus differs by eight bytes a page.
+    /// Whether each repetition of the corpus differs in eight bytes of each page.
     pub salt: bool,
-    /// What chooses the pages of the random phase.
+    /// The seed that chooses the pages of the random phase.
     pub seed: u64,
-    /// How many of them.
+    /// How many pages the random phase reads.
     pub reads: usize,
 }
 
-/// A piece of the worker's region and the corpus bytes that belong there.
+/// A piece of the worker's region, and the bytes of the corpus that belong there.
 struct Piece {
-    /// From the beginning of the region.
+    /// Its offset in the region.
     at: usize,
     bytes: usize,
     corpus_at: u64,
-    /// How often the corpus was used up before.
+    /// How often the corpus was repeated before.
     repetition: u64,
 }
 
@@ -183,12 +183,13 @@ fn now() -> Instant {
 }
 
 impl Workload<'_> {
-    /// Runs all phases on `region`. `before` is called before each one: workers meet there.
+    /// Runs all phases on `region`. Calls `before` before each one, so that the workers can wait
+    /// for each other.
     ///
     /// # Errors
     ///
-    /// The corpus could not be mapped. `before` was called for every phase all the same, so that no
-    /// other worker waits forever.
+    /// The corpus could not be mapped. Even then `before` was called for every phase, so that no
+    /// other worker waits for ever.
     pub fn run(&self, region: &mut [u8], mut before: impl FnMut(Phase)) -> io::Result<Measured> {
         let mut measured = Measured { latencies_ns: vec![0; self.reads], ..Measured::default() };
         let mut failed = None;
@@ -216,7 +217,7 @@ impl Workload<'_> {
         Ok(())
     }
 
-    /// The region cut where the corpus begins anew and where a window ends.
+    /// The pieces of the region, cut where the corpus repeats and where a window ends.
     fn pieces(&self, region_bytes: usize) -> impl Iterator<Item = Piece> + '_ {
         let mut at = 0;
         std::iter::from_fn(move || {
@@ -235,11 +236,12 @@ impl Workload<'_> {
     }
 
     fn salt_of(&self, repetition: u64) -> Option<[u8; 8]> {
-        // The odd constant of splitmix64: repetitions differ in every byte, not only in the last.
+        // An odd constant of splitmix64: repetitions differ in all eight bytes, not only in the
+        // last.
         self.salt.then(|| (repetition + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes())
     }
 
-    /// Fills `region` as USE-1 says.
+    /// Fills `region` according to USE-1.
     fn write(&self, region: &mut [u8]) -> io::Result<()> {
         for piece in self.pieces(region.len()) {
             let target = &mut region[piece.at..piece.at + piece.bytes];
@@ -257,7 +259,7 @@ impl Workload<'_> {
         Ok(())
     }
 
-    /// Touches `self.reads` pages and notes how long each took.
+    /// Touches `self.reads` pages and records how long each access took.
     fn random(&self, region: &[u8], latencies_ns: &mut [u32]) {
         let pages = region.len() / PAGE_BYTES;
         let mut state = self.seed ^ self.start.rotate_left(32);
@@ -269,7 +271,7 @@ impl Workload<'_> {
         }
     }
 
-    /// The first byte of `region` that is not as USE-1 says after `increments` increment phases.
+    /// The first byte of `region` that violates USE-1 after `increments` increment phases.
     ///
     /// # Errors
     ///
@@ -329,7 +331,7 @@ pub(crate) fn random_below(state: &mut u64, count: usize) -> usize {
     usize::try_from(scaled).expect("less than `count`, which is a usize")
 }
 
-/// The share of each of `workers` in `bytes`: whole pages, the same for all.
+/// The bytes of each of `workers` that share `bytes`: whole pages, the same for all.
 #[must_use]
 pub fn share_bytes(bytes: u64, workers: usize) -> usize {
     let share = bytes / workers.max(1) as u64;
@@ -343,8 +345,8 @@ pub fn part_of<'a>(whole: &Workload<'a>, bytes: u64, workers: usize, index: usiz
     Workload { start, reads: (whole.reads / workers).max(1), ..whole.clone() }
 }
 
-/// Runs `whole` on `memory`, cut into a part for each of `workers` threads. They meet before each
-/// phase.
+/// Runs `whole` on `memory`, with one part for each of `workers` threads. They wait for each other
+/// before each phase.
 ///
 /// # Errors
 ///
@@ -376,7 +378,7 @@ mod tests {
     use std::fs;
     use std::path::PathBuf;
 
-    /// A file of `bytes` pseudo-random bytes, removed when it goes.
+    /// A file of `bytes` pseudo-random bytes, removed when dropped.
     struct Scratch(PathBuf);
 
     impl Scratch {
@@ -400,8 +402,8 @@ mod tests {
         Workload { corpus, start: 0, salt, seed: 7, reads: 100 }
     }
 
-    /// Goal: USE-1 holds after all phases, and a single wrong bit is found, wherever it is. Method: a
-    /// region of 2.5 repetitions that cuts the corpus in the middle, with and without salt.
+    /// Goal: USE-1 holds after all phases, and a single wrong bit is found at any place. Method: a
+    /// region of 2.5 repetitions that ends in the middle of the corpus, with and without salt.
     #[test]
     fn one_wrong_bit_is_found_where_it_is() {
         let scratch = Scratch::new("flip", 1 << 20);

@@ -1,4 +1,4 @@
-//! `zfolio corpus`, end to end: what is captured is what the process holds; bad input is refused.
+//! `zfolio corpus`, end to end: it captures exactly what the process holds, and refuses bad input.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,11 +16,11 @@ struct Line {
     args: CorpusArgs,
 }
 
-/// Runs `corpus` with these words; whether its exit status is `status`.
+/// Runs `corpus` with these arguments; returns whether its exit status is `status`.
 fn corpus_ends_with(words: &[&str], status: u8) -> bool {
     let line = Line::try_parse_from(std::iter::once("corpus").chain(words.iter().copied()));
     let ended = zfolio_bench::corpus(line.unwrap_or_else(|error| panic!("{error}")).args);
-    // ExitCode has no PartialEq, but its Debug tells the number.
+    // ExitCode has no PartialEq, but its Debug output contains the number.
     format!("{ended:?}") == format!("{:?}", ExitCode::from(status))
 }
 
@@ -54,7 +54,7 @@ impl Drop for Stopped {
     }
 }
 
-/// Starts usemem as a worker, lets it fill its memory, and holds it there.
+/// Starts usemem as a worker, lets it fill its memory, and keeps it there.
 fn filled_usemem(corpus: &Path, bytes: u64) -> Stopped {
     let mut child = Command::new(env!("CARGO_BIN_EXE_usemem"))
         .arg("--corpus")
@@ -69,7 +69,7 @@ fn filled_usemem(corpus: &Path, bytes: u64) -> Stopped {
     let mut ready = || assert_eq!(lines.next().expect("a line").expect("text"), "ready");
     ready();
     go.write_all(b"go\n").expect("usemem reads");
-    // Filled: before the second phase it waits for us, as long as its input is open.
+    // The memory is filled: before the second phase the worker waits as long as its input is open.
     ready();
     child.stdin = Some(go);
     Stopped(child)
@@ -79,8 +79,8 @@ fn pages(bytes: &[u8]) -> BTreeSet<&[u8]> {
     bytes.chunks(4096).collect()
 }
 
-/// Goal: every page that a process filled is captured, and zeros are left out unless asked for.
-/// Method: usemem fills its memory from a corpus of known pages, a quarter of them zero.
+/// Goal: every page that a process filled is captured, and pages of zeros are omitted unless
+/// requested. Method: usemem fills its memory from a corpus of known pages, a quarter of them zero.
 #[test]
 fn what_a_process_holds_is_captured() {
     let folder = Folder::new("capture");
@@ -121,20 +121,20 @@ fn filled(page: u32) -> [u8; 4096] {
 fn a_process_that_is_not_there_is_refused() {
     let folder = Folder::new("missing");
     let output = folder.file("out.bin");
-    // Above the largest PID that Linux ever gives (2^22).
+    // Above the largest PID that Linux assigns (2^22).
     assert!(corpus_ends_with(&["capture", "4194305", "-o", &output], 2));
     assert!(!Path::new(&output).exists());
     let own = std::process::id().to_string();
     assert!(corpus_ends_with(&["capture", &own, "-o", "/nonexistent/out.bin"], 2));
     assert!(corpus_ends_with(&["capture", &own, "-o", "/tmp"], 2));
-    // A kernel thread has no memory; as root it is told so, otherwise it belongs to another user.
+    // A kernel thread has no memory: root gets that message; for others it belongs to another user.
     if fs::read_to_string("/proc/2/comm").is_ok_and(|name| name.trim() == "kthreadd") {
         assert!(corpus_ends_with(&["capture", "2", "-o", &output], 2));
     }
     assert!(corpus_ends_with(&["make", "--bytes", "4K", "-o", &output], 2));
 }
 
-/// Goal: usemem names a bad corpus, exits with 2, and has nothing else to say.
+/// Goal: usemem names a bad corpus, exits with 2, and prints nothing else.
 #[test]
 fn usemem_refuses_a_bad_corpus_in_one_line() {
     let folder = Folder::new("bad");

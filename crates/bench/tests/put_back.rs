@@ -1,7 +1,7 @@
-//! `zfolio bench usemem --against kernel` puts back everything that it changes in the system.
+//! `zfolio bench usemem --against kernel` undoes all its changes to the system.
 //!
-//! One test, since the state is the machine's. It needs root, zram and a memory cgroup, and says so
-//! if they are not there.
+//! One test, since the state belongs to the machine. It needs root, zram and a memory cgroup, and
+//! prints a message if one is missing.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -11,10 +11,10 @@ use std::time::Duration;
 use clap::Parser;
 use zfolio_bench::BenchArgs;
 
-/// Set in a process that shall be `zfolio bench`: its arguments.
+/// Set in a process that should act as `zfolio bench`: its arguments.
 const CHILD: &str = "ZFOLIO_TEST_BENCH";
 
-/// Set where that process shall panic in the middle of the run.
+/// Set if that process should panic in the middle of the run.
 const PANIC: &str = "ZFOLIO_TEST_PANIC";
 
 #[derive(Parser)]
@@ -23,7 +23,7 @@ struct Line {
     args: BenchArgs,
 }
 
-/// Not a test of its own: what `start` runs.
+/// Not a test: the code that `start` runs.
 #[test]
 fn child_is_the_command() {
     let Ok(words) = std::env::var(CHILD) else { return };
@@ -32,13 +32,14 @@ fn child_is_the_command() {
     }
     let line = Line::parse_from(std::iter::once("bench").chain(words.split(' ')));
     let status = zfolio_bench::bench(line.args);
-    // ExitCode cannot be taken apart; its Debug tells the number.
+    // The number of an ExitCode is only in its Debug output.
     let text = format!("{status:?}");
     let number: String = text.chars().filter(char::is_ascii_digit).collect();
     std::process::exit(number.parse().expect("a status"));
 }
 
-/// What a panic does in a release build: the hook runs, nothing is dropped, the process aborts.
+/// Does what a panic does in a release build: the hook runs, nothing is dropped, the process
+/// aborts.
 fn panic_while_swapping() {
     wait_for_swap(&std::env::var(PANIC).expect("set by the test"));
     let panic = std::panic::catch_unwind(|| panic!("on purpose"));
@@ -110,7 +111,7 @@ fn complaint(child: &mut Child) -> String {
     lines.map_while(Result::ok).collect::<Vec<_>>().join("\n")
 }
 
-/// What keeps the kernel's part from running here, if anything.
+/// Why the kernel's part cannot run here, if it cannot.
 fn obstacle() -> Option<&'static str> {
     if zfolio_sys::probe::effective_uid() != 0 {
         return Some("it needs root");
@@ -129,8 +130,9 @@ fn signal(child: &Child, name: &str) {
     assert!(ended.expect("kill(1) is there").success());
 }
 
-/// Goal: the system is the same after success, failure, SIGINT, and after the run that follows a
-/// SIGKILL; and that a panic that aborts undoes too. Method: each of them, with the state compared before and after.
+/// Goal: the system is the same after success, failure and SIGINT, after a panic that aborts, and
+/// after the run that follows a SIGKILL. Method: each of these, with the state compared before and
+/// after.
 #[test]
 fn the_system_is_put_back_however_a_run_ends() {
     if let Some(obstacle) = obstacle() {
@@ -144,32 +146,32 @@ fn the_system_is_put_back_however_a_run_ends() {
     let before = state();
 
     let mut child = start(name, env!("CARGO_BIN_EXE_usemem"));
-    let told = complaint(&mut child);
-    assert_eq!(child.wait().expect("our child").code(), Some(0), "{told}");
-    assert_eq!(state(), before, "after success: {told}");
+    let line = complaint(&mut child);
+    assert_eq!(child.wait().expect("our child").code(), Some(0), "{line}");
+    assert_eq!(state(), before, "after success: {line}");
 
-    // false(1) is a usemem that fails at once.
+    // false(1) acts as a usemem that fails at once.
     let mut child = start(name, "/bin/false");
-    let told = complaint(&mut child);
-    assert_eq!(child.wait().expect("our child").code(), Some(1), "{told}");
-    assert_eq!(state(), before, "after failure: {told}");
+    let line = complaint(&mut child);
+    assert_eq!(child.wait().expect("our child").code(), Some(1), "{line}");
+    assert_eq!(state(), before, "after failure: {line}");
 
     for (how, status) in [("-INT", 130), ("-TERM", 143), ("-HUP", 129)] {
         let mut child = start(name, env!("CARGO_BIN_EXE_usemem"));
         wait_for_swap(&before);
         signal(&child, how);
-        let told = complaint(&mut child);
-        assert_eq!(child.wait().expect("our child").code(), Some(status), "{how}: {told}");
-        assert_eq!(state(), before, "after {how}: {told}");
+        let line = complaint(&mut child);
+        assert_eq!(child.wait().expect("our child").code(), Some(status), "{how}: {line}");
+        assert_eq!(state(), before, "after {how}: {line}");
     }
 
     let mut child =
         command(name, env!("CARGO_BIN_EXE_usemem")).env(PANIC, &before).spawn().expect("us");
-    let told = complaint(&mut child);
-    // Aborted, or failed: the other thread may be quicker with the latter.
-    assert!(!child.wait().expect("our child").success(), "{told}");
+    let line = complaint(&mut child);
+    // It aborted, or failed: the other thread may have failed first.
+    assert!(!child.wait().expect("our child").success(), "{line}");
     let after = state().replace("zfolio-bench.journal: true", "zfolio-bench.journal: false");
-    assert_eq!(after, before, "after a panic: {told}");
+    assert_eq!(after, before, "after a panic: {line}");
 
     let mut child = start(name, env!("CARGO_BIN_EXE_usemem"));
     wait_for_swap(&before);
@@ -177,9 +179,9 @@ fn the_system_is_put_back_however_a_run_ends() {
     child.wait().expect("our child");
     assert_ne!(state(), before, "SIGKILL leaves everything as it is");
     let mut child = start(name, env!("CARGO_BIN_EXE_usemem"));
-    let told = complaint(&mut child);
-    assert_eq!(child.wait().expect("our child").code(), Some(0), "{told}");
-    assert!(told.contains("undoing what an earlier run"), "{told}");
-    assert_eq!(state(), before, "after the run that follows SIGKILL: {told}");
+    let line = complaint(&mut child);
+    assert_eq!(child.wait().expect("our child").code(), Some(0), "{line}");
+    assert!(line.contains("undoing what an earlier run"), "{line}");
+    assert_eq!(state(), before, "after the run that follows SIGKILL: {line}");
     fs::remove_file(&corpus).expect("our own file");
 }

@@ -1,4 +1,4 @@
-//! `zfolio algorithms`: what can compress.
+//! `zfolio algorithms`: the list of compression algorithms.
 
 use std::process::ExitCode;
 
@@ -9,11 +9,11 @@ use crate::failure::Failure;
 use crate::output::print;
 use crate::table::Table;
 
-/// Lists them, fastest first.
+/// Prints the algorithms, fastest first.
 ///
 /// # Errors
 ///
-/// When that cannot be written.
+/// If the output cannot be written.
 pub(crate) fn algorithms() -> Result<ExitCode, Failure> {
     let mut table = Table::new(&["<ALGORITHM", "<LEVELS", "DEFAULT", "<WINDOW", "<DICT", "<"]);
     for algorithm in Algorithm::ALL {

@@ -1,42 +1,43 @@
-//! How much memory this machine, or the memory cgroup that we are in, allows.
+//! How much memory this machine, or this process's memory cgroup, allows.
 //!
-//! A cgroup's limit holds for everything below it, so the whole path up to the root counts, and the
-//! smallest limit on it decides. Both versions are read: in v2 `memory.max` (beyond which the kernel
-//! kills) and `memory.high` (beyond which it slows down), in v1 `memory.limit_in_bytes`.
+//! A cgroup's limit applies to all cgroups below it. So the whole path up to the root is read, and
+//! the smallest limit on it counts. Both versions are read: in v2 `memory.max` (above which the
+//! kernel kills) and `memory.high` (above which it slows down), in v1 `memory.limit_in_bytes`.
 //!
-//! Paths are taken below a root directory, so that tests can bring a tree of their own.
+//! Paths are relative to a root directory, so that tests can use a tree of their own.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What tells of the machine's memory.
+/// The file with the machine's memory.
 const MEMINFO: &str = "/proc/meminfo";
 
-/// What allows how much.
+/// A limit, and where it comes from.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Allowance {
     /// Bytes.
     pub(crate) bytes: u64,
-    /// The file that says so.
+    /// The file with this limit.
     pub(crate) source: PathBuf,
 }
 
 impl Allowance {
-    /// What is allowed here.
+    /// The lowest limit that applies to this process.
     pub(crate) fn here() -> Option<Allowance> {
         Allowance::below(Path::new("/"))
     }
 
-    /// Whether it is all that the machine has, and no cgroup's limit.
+    /// Whether this is the memory of the machine, and not a cgroup's limit.
     pub(crate) fn is_machine(&self) -> bool {
         self.source == Path::new(MEMINFO)
     }
 
-    /// A percentage of what is allowed here, in whole MiB: `percent` of `given`, which is shown.
+    /// A percentage of what is allowed here, in whole MiB: `percent` is its number, `given` the
+    /// text for messages.
     ///
     /// # Errors
     ///
-    /// In words: it is not a percentage, or nobody says what is allowed.
+    /// A message: the text is not a percentage, or the allowed memory is not known.
     pub(crate) fn percentage(given: &str, percent: &str) -> Result<u64, String> {
         let number = percent.trim().parse::<f64>().ok();
         let Some(percent) = number.filter(|percent| *percent > 0.0 && *percent <= 100.0) else {
@@ -49,9 +50,9 @@ impl Allowance {
         Ok(here.share(percent))
     }
 
-    /// `percent` of it, in whole MiB.
+    /// `percent` of this limit, in whole MiB.
     pub(crate) fn share(&self, percent: f64) -> u64 {
-        // Hundredths of a percent are exact enough, and integers do not round a machine's memory.
+        // Hundredths of a percent are exact enough, and integers do not round the size of a memory.
         #[allow(clippy::cast_possible_truncation, reason = "0 to 10000")]
         #[allow(clippy::cast_sign_loss, reason = "0 to 10000")]
         let parts = (percent * 100.0).round() as u64;
@@ -59,7 +60,7 @@ impl Allowance {
         u64::try_from(bytes).unwrap_or(u64::MAX) & !((1 << 20) - 1)
     }
 
-    /// The same, in the tree below `root`.
+    /// The lowest limit, read in the tree below `root`.
     fn below(root: &Path) -> Option<Allowance> {
         let machine = machine(root);
         cgroup_limits(root).into_iter().chain(machine).min_by_key(|allowance| allowance.bytes)
@@ -79,7 +80,7 @@ fn below(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
 }
 
-/// A mounted hierarchy: the directory it shows, where, and the names of its limits.
+/// A mounted hierarchy: the directory that is mounted, where, and the names of its limits.
 struct Hierarchy {
     shown: PathBuf,
     mounted: PathBuf,
@@ -88,8 +89,8 @@ struct Hierarchy {
     kills: &'static str,
 }
 
-/// How often the kernel has killed a process of our memory cgroup because memory ran out, in it or in
-/// the whole machine. `None`: nobody counts.
+/// How often the kernel has killed a process of this memory cgroup because memory ran out, in the
+/// cgroup or in the machine. `None` if no file counts it.
 pub(crate) fn oom_kills() -> Option<u64> {
     oom_kills_below(Path::new("/"))
 }
@@ -102,13 +103,13 @@ fn oom_kills_below(root: &Path) -> Option<u64> {
     })
 }
 
-/// Every limit on the way from our cgroup to the root, of both versions.
+/// Every limit on the path from this process's cgroup to the root, in both versions.
 fn cgroup_limits(root: &Path) -> Vec<Allowance> {
     let limits_of = |(hierarchy, inside): &(Hierarchy, PathBuf)| limits_of(root, hierarchy, inside);
     own_cgroups(root).iter().flat_map(limits_of).collect()
 }
 
-/// Each memory hierarchy, and our cgroup in it.
+/// Each memory hierarchy, and this process's cgroup in it.
 fn own_cgroups(root: &Path) -> Vec<(Hierarchy, PathBuf)> {
     let read = |path: &str| fs::read_to_string(below(root, Path::new(path))).unwrap_or_default();
     let mounts = read("/proc/self/mountinfo");
@@ -122,7 +123,8 @@ fn own_cgroups(root: &Path) -> Vec<(Hierarchy, PathBuf)> {
             continue;
         }
         for hierarchy in mounts.lines().filter_map(|line| hierarchy(line, version_2)) {
-            // In a container the path may lie outside of what is mounted: then its mount is our cgroup.
+            // In a container the path may lie outside of the mounted directory: then the mount is
+            // the cgroup itself.
             let inside = Path::new(path).strip_prefix(&hierarchy.shown).unwrap_or(Path::new(""));
             cgroups.push((hierarchy, inside.to_owned()));
         }
@@ -130,7 +132,7 @@ fn own_cgroups(root: &Path) -> Vec<(Hierarchy, PathBuf)> {
     cgroups
 }
 
-/// The memory hierarchy that a line of `mountinfo` mounts, if it does.
+/// The memory hierarchy that this line of `mountinfo` mounts, if it mounts one.
 fn hierarchy(line: &str, version_2: bool) -> Option<Hierarchy> {
     // 36 35 98:0 /shown /mounted options [tags] - type source super-options
     let (mount, kind) = line.split_once(" - ")?;
@@ -148,13 +150,13 @@ fn hierarchy(line: &str, version_2: bool) -> Option<Hierarchy> {
     Some(Hierarchy { shown, mounted, files, kills })
 }
 
-/// The limits of the cgroup `inside` a hierarchy and those above it.
+/// The limits of the cgroup `inside` a hierarchy, and of those above it.
 fn limits_of(root: &Path, hierarchy: &Hierarchy, inside: &Path) -> Vec<Allowance> {
     let mut limits = Vec::new();
     for directory in inside.ancestors() {
         for file in hierarchy.files {
             let source = hierarchy.mounted.join(directory).join(file);
-            // "max", or no such file: no limit here.
+            // "max", or no such file: there is no limit here.
             let Ok(text) = fs::read_to_string(below(root, &source)) else { continue };
             let Ok(bytes) = text.trim().parse() else { continue };
             limits.push(Allowance { bytes, source });

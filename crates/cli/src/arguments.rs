@@ -201,9 +201,9 @@ pub(crate) struct StatArgs {
 /// Arguments of `zfolio suggest`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-The program runs once, with a limit that follows: a share of what it needs at each moment, more while
-it waits most of the time. How long it waited for what tells how long it would take at higher limits.
-Times are of this machine and this run. Ctrl-C ends the program, and what is known by then is printed.
+The program runs once, with a limit that is a share of what it needs at each moment, and more while it
+mostly waits. From its waits zfolio estimates how long it would take at higher limits. Times are of this
+machine and this run. Ctrl-C ends the program, and the results so far are printed.
 
 Examples:
   zfolio suggest -- python3 build_index.py
@@ -215,7 +215,7 @@ pub(crate) struct SuggestArgs {
           value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub(crate) slowdown: u16,
 
-    /// What the program is given while it is observed, in percent of its need: less shows more
+    /// The limit during the observation, in percent of the program's need: less shows more
     #[arg(long, value_name = "PERCENT", default_value_t = 50,
           value_parser = clap::value_parser!(u8).range(10..=90))]
     pub(crate) share: u8,
@@ -242,7 +242,7 @@ pub(crate) struct SuggestArgs {
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Run the program again at the recommended limit, and tell how that was
+    /// Run the program again at the recommended limit, and print the result
     #[arg(long)]
     pub(crate) verify: bool,
 

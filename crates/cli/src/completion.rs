@@ -1,10 +1,10 @@
 //! Completions for bash, zsh and fish.
 //!
-//! The script of a shell (`completion/zfolio.*`) asks `zfolio __complete -- WORD...` for the words that
-//! could stand in the place of the last one, so commands and options are known in one place only: the
-//! definition of the command line. A new command or option is completed as soon as it is defined there.
+//! The script of a shell (`completion/zfolio.*`) asks `zfolio __complete -- WORD...` for the words
+//! that could replace the last one. So commands and options are defined in one place, the
+//! definition of the command line, and a new one is completed at once.
 //!
-//! The answer is lines of text. The first says what the shell has to do:
+//! The answer is lines of text. The first line says what the shell must do:
 //!
 //! | first line | meaning |
 //! | --- | --- |
@@ -12,7 +12,7 @@
 //! | `files`, `folders` | offer the names of files, of folders |
 //! | `program N` | word N (counted from 0, after `zfolio`) is a program: complete it and its arguments |
 //!
-//! Nothing else is ever printed: a person in the middle of a line does not want to read of errors.
+//! No error is ever printed: it would appear in the middle of the line that the user is typing.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -71,7 +71,7 @@ pub(crate) struct CompleteArgs {
 ///
 /// # Errors
 ///
-/// When it cannot be written.
+/// If it cannot be written.
 pub(crate) fn script(shell: Shell) -> Result<ExitCode, Failure> {
     print(match shell {
         Shell::Bash => include_str!("completion/zfolio.bash"),
@@ -81,11 +81,11 @@ pub(crate) fn script(shell: Shell) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Answers a script.
+/// Answers the script of a shell.
 ///
 /// # Errors
 ///
-/// When the answer cannot be written.
+/// If the answer cannot be written.
 pub(crate) fn complete(arguments: &CompleteArgs) -> Result<ExitCode, Failure> {
     let words: Vec<String> =
         arguments.words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
@@ -93,14 +93,14 @@ pub(crate) fn complete(arguments: &CompleteArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What could stand in the place of the last word.
+/// What could replace the last word.
 #[derive(Debug, PartialEq, Eq)]
 enum Answer {
     /// Words and their meanings.
     Words(Vec<(String, String)>),
     Files,
     Folders,
-    /// The place of a program, whose own completions are wanted.
+    /// The number of the word that is a program, whose own completions are needed.
     Program(usize),
 }
 
@@ -118,7 +118,7 @@ impl Answer {
     }
 }
 
-/// Where the words so far have led.
+/// The state after the words so far.
 struct Place<'a> {
     command: &'a Command,
     /// Options that were given.
@@ -127,7 +127,7 @@ struct Place<'a> {
     positionals: usize,
     /// The option whose value comes next.
     waiting: Option<&'a Arg>,
-    /// After `--` there are no options.
+    /// Whether `--` was given: there are no options after it.
     options_ended: bool,
 }
 
@@ -155,7 +155,7 @@ fn answer(definition: &mut Command, words: &[String]) -> Answer {
     place.complete(last, before.len())
 }
 
-/// Whether `argument` is a program, with all that follows its arguments.
+/// Whether `argument` is a program, so that all words after it are its arguments.
 fn takes_a_program(argument: &Arg) -> bool {
     argument.get_value_hint() == ValueHint::CommandWithArguments
 }
@@ -169,7 +169,7 @@ impl<'a> Place<'a> {
         self.command.get_arguments().find(|arg| arg.get_long() == Some(long))
     }
 
-    /// Goes past a word that is complete; `None` if no line begins so.
+    /// Processes a complete word; `None` if no valid line begins like this.
     fn pass(&mut self, word: &str) -> Option<()> {
         if self.waiting.take().is_some_and(|option| is_value(option, word)) {
             return Some(());
@@ -196,7 +196,8 @@ impl<'a> Place<'a> {
         self.waiting = (takes_value(option) && name == long).then_some(option);
     }
 
-    /// Letters of several options, of which the first that takes a value has the rest for its value.
+    /// Processes the letters of short options. The first option that takes a value has the rest as
+    /// its value.
     fn pass_short(&mut self, letters: &str) {
         for (index, letter) in letters.char_indices() {
             let mut arguments = self.command.get_arguments();
@@ -211,7 +212,7 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// What may stand in the place of `word`, the word number `index`.
+    /// What could replace `word`, which is word number `index`.
     fn complete(&self, word: &str, index: usize) -> Answer {
         if let Some(option) = self.waiting.filter(|option| is_value(option, word)) {
             return values(option, "", word);
@@ -232,7 +233,7 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// The options that begin with `word`, without those that were given and cannot be repeated.
+    /// The options that begin with `word`, without options that were given and cannot be repeated.
     fn options(&self, word: &str) -> Vec<(String, String)> {
         let mut found = Vec::new();
         for option in self.command.get_opts().chain(flags(self.command)) {
@@ -241,7 +242,8 @@ impl<'a> Place<'a> {
                 continue;
             }
             let long = option.get_long().map(|long| format!("--{long}"));
-            // Short ones only where nothing but the dash was typed: the long ones say what they mean.
+            // Short options are offered only if nothing but the dash was typed: the long ones
+            // explain themselves.
             let short = option.get_short().filter(|_| word == "-").map(|short| format!("-{short}"));
             let names = [short, long].into_iter().flatten().filter(|name| name.starts_with(word));
             found.extend(names.map(|name| (name, meaning(option.get_help()))));
@@ -250,7 +252,7 @@ impl<'a> Place<'a> {
     }
 }
 
-/// The options without a value.
+/// The options that take no value.
 fn flags(command: &Command) -> impl Iterator<Item = &Arg> {
     command.get_arguments().filter(|argument| !argument.is_positional() && !takes_value(argument))
 }
@@ -259,7 +261,8 @@ fn takes_value(option: &Arg) -> bool {
     option.get_action().takes_values()
 }
 
-/// Whether `word` after `option` is its value: a value that may be left out does not begin with a dash.
+/// Whether `word` after `option` is its value. If the value is optional, a word that begins with a
+/// dash is not.
 fn is_value(option: &Arg, word: &str) -> bool {
     let optional = option.get_num_args().is_some_and(|count| count.min_values() == 0);
     !(optional && word.starts_with('-'))
@@ -269,14 +272,14 @@ fn is_repeated(option: &Arg) -> bool {
     matches!(option.get_action(), ArgAction::Append | ArgAction::Count)
 }
 
-/// The commands of `command` that begin with `word`.
+/// The subcommands of `command` that begin with `word`.
 fn commands(command: &Command, word: &str) -> Vec<(String, String)> {
     let shown = command.get_subcommands().filter(|inner| !inner.is_hide_set());
     let named = shown.map(|inner| (inner.get_name().to_owned(), meaning(inner.get_about())));
     named.filter(|(name, _)| name.starts_with(word)).collect()
 }
 
-/// The commands that `zfolio help WORD...` may go on with.
+/// The commands that can follow `zfolio help WORD...`.
 fn commands_to_help(definition: &Command, before: &[String], word: &str) -> Answer {
     let mut command = Some(definition);
     for name in before {
@@ -285,12 +288,12 @@ fn commands_to_help(definition: &Command, before: &[String], word: &str) -> Answ
     Answer::Words(command.map_or_else(Vec::new, |command| commands(command, word)))
 }
 
-/// A text of help on one line.
+/// A help text as one line.
 fn meaning(text: Option<&clap::builder::StyledStr>) -> String {
     text.map_or_else(String::new, |text| text.to_string().replace(['\n', '\t'], " "))
 }
 
-/// The values of `argument` that begin with `word`, each after `prefix`.
+/// The values of `argument` that begin with `word`, each with `prefix` before it.
 fn values(argument: &Arg, prefix: &str, word: &str) -> Answer {
     let mut found: Vec<(String, String)> = argument
         .get_possible_values()
@@ -327,7 +330,7 @@ fn units() -> impl Iterator<Item = (String, String)> {
     })
 }
 
-/// What `zfolio stat` lists.
+/// The processes that `zfolio stat` lists.
 fn managed_processes() -> impl Iterator<Item = (String, String)> {
     let me = probe::effective_uid();
     let directories = stats_file::directories().into_iter().filter(move |(uid, _)| *uid == me);
@@ -385,7 +388,7 @@ mod tests {
         assert_eq!(answered("run --stats x"), Answer::Files);
         assert_eq!(answered("man --output "), Answer::Folders);
         assert!(offered("run --limit ").is_empty());
-        // Its value may be left out.
+        // The value of --watch is optional.
         assert_eq!(offered("stat --watch --js"), ["--json"]);
     }
 

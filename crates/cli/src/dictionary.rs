@@ -1,8 +1,9 @@
-//! Dictionaries: reading one for `--algorithm`, and `zfolio dict train`.
+//! Dictionaries: how one is read for `--algorithm`, and `zfolio dict train`.
 //!
-//! Trained is on units spread over the corpus. Every eighth of them is kept back, to tell on those what the
-//! dictionary gains: what it was trained on would flatter it. They also decide whether the dictionary keeps its
-//! tables of frequencies, or is bytes only: zstd's faster levels use the tables even where they do not fit.
+//! Training uses units spread over the corpus. Every eighth unit is kept back, and the gain of the
+//! dictionary is measured on these: on the units that it was trained on, it would look too good.
+//! The same units decide whether the dictionary keeps its tables of frequencies or only its bytes,
+//! because zstd's faster levels use the tables even if they do not fit the data.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -23,10 +24,10 @@ use crate::arguments::parse_unit;
 use crate::failure::Failure;
 use crate::output::print;
 
-/// How many times its length a dictionary is trained on, as zstd's documentation recommends.
+/// A dictionary is trained on so many times its length, as zstd's documentation recommends.
 const SAMPLES_PER_DICTIONARY: usize = 100;
 
-/// One of so many samples is not trained on.
+/// One sample of this many is kept back from training.
 const KEPT_BACK: usize = 8;
 
 /// Arguments of `zfolio dict`.
@@ -40,8 +41,8 @@ pub(crate) struct DictArgs {
 enum What {
     /// Make a dictionary of typical memory
     #[command(after_help = "\
-It gains most with small units (--unit 4K), and with data like the corpus. What it gains on a part of the
-corpus that it was not trained on is told at the end.
+It gains most with small units (--unit 4K), and with data like the corpus. At the end its gain on a part
+of the corpus that was not used for training is printed.
 
 Examples:
   zfolio corpus capture $(pidof redis-server) -o redis.bin
@@ -73,12 +74,12 @@ fn parse_length(given: &str) -> Result<usize, String> {
     bytes.ok_or_else(|| format!("'{given}' is not accepted; accepted: 256 to 1M"))
 }
 
-/// The dictionary that `path` names, by the path that it has from every directory: children of a program
-/// read it too, wherever they are.
+/// Reads the dictionary at `path`. Its path is made absolute, since children of the program read it
+/// too, from any directory.
 ///
 /// # Errors
 ///
-/// One line: it cannot be read, or is no dictionary.
+/// One line: the file cannot be read, or cannot be a dictionary.
 pub(crate) fn read(path: &str) -> Result<Dictionary, String> {
     let refused = |why: &dyn std::fmt::Display| format!("dictionary '{path}': {why}");
     let whole = Path::new(path).canonicalize().map_err(|error| refused(&error))?;
@@ -96,7 +97,7 @@ pub(crate) fn read(path: &str) -> Result<Dictionary, String> {
 ///
 /// # Errors
 ///
-/// One line: a file cannot be read or written, or no dictionary can be made of it.
+/// One line: a file cannot be read or written, or no dictionary can be made from the corpus.
 pub(crate) fn dict(arguments: &DictArgs) -> Result<ExitCode, Failure> {
     let What::Train(arguments) = &arguments.what;
     let samples = Samples::read(&arguments.corpus, arguments.unit, arguments.size)?;
@@ -115,12 +116,12 @@ pub(crate) fn dict(arguments: &DictArgs) -> Result<ExitCode, Failure> {
         samples.trained.len() / arguments.unit.bytes(),
         arguments.unit
     );
-    samples.tell_gain(&dictionary, &mut story)?;
+    samples.write_gain(&dictionary, &mut story)?;
     print(&story)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Units of a corpus.
+/// Units from a corpus.
 struct Samples {
     unit: UnitOrder,
     trained: Vec<u8>,
@@ -128,7 +129,7 @@ struct Samples {
 }
 
 impl Samples {
-    /// Units at equal distances, without those of one word.
+    /// Reads units at equal distances, without same-filled ones.
     fn read(corpus: &Path, unit: UnitOrder, dictionary_bytes: usize) -> Result<Samples, Failure> {
         let failed = |error: std::io::Error| {
             Failure::argument(format!("--corpus: '{}' cannot be read: {error}", corpus.display()))
@@ -154,7 +155,8 @@ impl Samples {
         Ok(samples)
     }
 
-    /// With its tables or without, whichever zstd gains more from at its default level.
+    /// The dictionary with or without its tables, whichever gains more with zstd at its default
+    /// level.
     fn better_form(&self, trained: Vec<u8>) -> Result<Arc<Dictionary>, Failure> {
         let dictionary = |bytes: &[u8]| {
             let made = Dictionary::new("trained", bytes.to_vec());
@@ -170,8 +172,8 @@ impl Samples {
         Ok(if is_without { without } else { with })
     }
 
-    /// Tells the ratio of what was kept back, without the dictionary and with it.
-    fn tell_gain(&self, dictionary: &Arc<Dictionary>, story: &mut String) -> Result<(), Failure> {
+    /// Writes the ratio of the units that were kept back, without and with the dictionary.
+    fn write_gain(&self, dictionary: &Arc<Dictionary>, story: &mut String) -> Result<(), Failure> {
         for algorithm in Algorithm::ALL.iter().filter(|algorithm| algorithm.takes_dictionary()) {
             let alone = self.ratio(*algorithm, None)?;
             let with_it = self.ratio(*algorithm, Some(Arc::clone(dictionary)))?;

@@ -1,4 +1,5 @@
-//! `zfolio doctor`: everything that zfolio asks of a machine, found or not, and what to do.
+//! `zfolio doctor`: everything that zfolio needs of a machine, whether it is there, and what to do
+//! if not.
 
 use std::fmt::{Display, Write as _};
 use std::fs;
@@ -18,18 +19,18 @@ use crate::output::print;
 use crate::requirements::Findings;
 use crate::stats_file;
 
-/// The fewest mappings that a process with many managed regions is comfortable with.
+/// The fewest mappings that are enough for a process with many managed regions.
 const MAPPINGS_MIN: u64 = 65_530;
 
 /// `CAP_SYS_PTRACE`, by its number.
 const CAP_SYS_PTRACE: u64 = 19;
 
-/// How much it matters.
+/// How serious a finding is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// As it should be.
+    /// As needed.
     Good,
-    /// Worth knowing; nothing fails for it.
+    /// Worth knowing; nothing fails because of it.
     Note,
     /// Something is slower, or one command cannot work.
     Warn,
@@ -47,13 +48,13 @@ impl State {
         }
     }
 
-    /// `Good`, or else `otherwise`.
+    /// `Good` if `good`, and otherwise `otherwise`.
     fn unless(good: bool, otherwise: State) -> State {
         if good { State::Good } else { otherwise }
     }
 }
 
-/// One question and its answer.
+/// One check and its result.
 #[derive(Debug)]
 struct Check {
     what: String,
@@ -63,11 +64,11 @@ struct Check {
     todo: &'static str,
 }
 
-/// Looks at the machine; success if `zfolio run` can work.
+/// Checks the machine; the status is success if `zfolio run` can work.
 ///
 /// # Errors
 ///
-/// When what was found cannot be written.
+/// If the findings cannot be written.
 pub(crate) fn doctor(arguments: &DoctorArgs) -> Result<ExitCode, Failure> {
     let findings = Findings::gather();
     let mut checks = Vec::new();
@@ -158,7 +159,7 @@ fn answer(result: Result<u64, Errno>) -> String {
     }
 }
 
-/// One of the first three is enough, so each is only a note where it is closed.
+/// One of the first three ways is enough, so each that is closed is only a note.
 fn ways_in(checks: &mut Vec<Check>, findings: &Findings) {
     let open = findings.device.or(findings.syscall).is_ok();
     let closed = if open { State::Note } else { State::Bad };
@@ -252,7 +253,7 @@ fn process(checks: &mut Vec<Check>) {
         what: "/dev/shm".to_owned(),
         state: State::unless(directory.is_ok(), State::Warn),
         found: directory.map_or_else(|error| error, |path| path.display().to_string()),
-        why: "The statistics of a process live there; without, 'stat' and 'run' have nothing to tell.",
+        why: "The statistics of a process live there; without it 'stat' and 'run' have no figures.",
         todo: "mount a tmpfs on /dev/shm, or remove what is in the way",
     });
     let rseq = probe::has_rseq();
@@ -276,7 +277,7 @@ fn process(checks: &mut Vec<Check>) {
     checks.push(Check {
         what: "vm.max_map_count".to_owned(),
         state: State::unless(enough.is_some_and(|count| count >= MAPPINGS_MIN), State::Warn),
-        found: mappings.unwrap_or("not told".to_owned()),
+        found: mappings.unwrap_or("unknown".to_owned()),
         why: "Each managed region and each hole in one is a mapping.",
         todo: "sudo sysctl vm.max_map_count=262144",
     });
@@ -287,7 +288,7 @@ fn memory(checks: &mut Vec<Check>) {
     checks.push(Check {
         what: "vm.overcommit_memory".to_owned(),
         state: State::unless(overcommit.as_deref() != Some("2"), State::Warn),
-        found: overcommit.unwrap_or("not told".to_owned()),
+        found: overcommit.unwrap_or("unknown".to_owned()),
         why: "2 counts address space as if it were memory: a program that needs more than there is \
               gets none.",
         todo: "sudo sysctl vm.overcommit_memory=0",
@@ -307,19 +308,19 @@ fn memory(checks: &mut Vec<Check>) {
     checks.push(Check {
         what: "memory allowed here".to_owned(),
         state: State::unless(allowance.is_some(), State::Warn),
-        found: found.unwrap_or("not told".to_owned()),
+        found: found.unwrap_or("unknown".to_owned()),
         why: "'zfolio run' takes half of it unless --limit is given.",
         todo: "mount /proc, or always give --limit",
     });
 }
 
-/// The chosen one of `always [madvise] never`.
+/// The selected word of a text such as `always [madvise] never`.
 fn chosen(text: Option<&str>) -> String {
     let inside = |text: &str| Some(text.split_once('[')?.1.split_once(']')?.0.to_owned());
     text.and_then(inside).unwrap_or("not there".to_owned())
 }
 
-/// What only `zfolio bench` needs, to compare with the kernel.
+/// Checks what only `zfolio bench` needs, to compare with the kernel.
 fn for_bench(checks: &mut Vec<Check>) {
     let zram = Path::new("/sys/class/zram-control").exists() || module("zram");
     checks.push(Check {
@@ -356,7 +357,7 @@ fn for_bench(checks: &mut Vec<Check>) {
     });
 }
 
-/// Whether the module `name` is there to be loaded.
+/// Whether the kernel module `name` can be loaded.
 fn module(name: impl Display) -> bool {
     let list = format!("/lib/modules/{}/modules.dep", probe::kernel_release());
     let file = format!("/{name}.ko");

@@ -32,8 +32,8 @@ mod tests {
             (1_234_000_000, "1.2s"),
             (250_000_000_000, "250s"),
         ];
-        for (nanoseconds, told) in known {
-            assert_eq!(display(nanoseconds), told);
+        for (nanoseconds, expected) in known {
+            assert_eq!(display(nanoseconds), expected);
         }
     }
 }

@@ -1,8 +1,8 @@
-//! The one line that ends a command which cannot go on, and the exit status that goes with it.
+//! The line that a command prints when it cannot continue, and the exit status that belongs to it.
 //!
 //! | status | meaning |
 //! | --- | --- |
-//! | 1 | `zfolio doctor` found something that `zfolio run` cannot do without, or the output cannot be written |
+//! | 1 | `zfolio doctor` found that `zfolio run` cannot work, or the output cannot be written |
 //! | 2 | an argument: the line names it, what was given and what is accepted |
 //! | 125 | this machine or this installation: the line says what to do |
 //! | 126 | PROGRAM is there, but cannot be executed, or cannot be managed |
@@ -10,7 +10,7 @@
 
 use std::fmt;
 
-/// Why a command ends.
+/// Why a command ends early.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Failure {
     status: u8,
@@ -18,22 +18,22 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// An argument is not what is accepted.
+    /// An argument is not accepted.
     pub(crate) fn argument(message: impl Into<String>) -> Failure {
         Failure { status: 2, message: message.into() }
     }
 
-    /// This machine or this installation cannot do what is asked.
+    /// This machine or this installation cannot do what was requested.
     pub(crate) fn machine(message: impl Into<String>) -> Failure {
         Failure { status: 125, message: message.into() }
     }
 
-    /// What was asked for cannot be written.
+    /// The output cannot be written.
     pub(crate) fn output(message: impl Into<String>) -> Failure {
         Failure { status: 1, message: message.into() }
     }
 
-    /// The program cannot be executed, or not be managed.
+    /// The program cannot be executed, or cannot be managed.
     pub(crate) fn program(message: impl Into<String>) -> Failure {
         Failure { status: 126, message: message.into() }
     }
@@ -51,7 +51,7 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // One line, whatever a file name or a system's message contains.
+        // One line, even if a file name or a system's message contains line breaks.
         let line: Vec<&str> = self.message.split(['\n', '\r']).map(str::trim).collect();
         write!(f, "zfolio: {}", line.join(" ").trim_end())
     }

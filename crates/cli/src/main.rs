@@ -1,6 +1,6 @@
 //! The `zfolio` command.
 //!
-//! Each command is a module; what is asked of the machine is asked through `zfolio_sys`.
+//! Each command is a module. All system calls go through `zfolio_sys`.
 
 #![deny(unsafe_code)]
 

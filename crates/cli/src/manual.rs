@@ -1,9 +1,10 @@
-//! Manual pages, written from the definition of the command line: what `--help` says, `man` says too.
+//! Manual pages, generated from the definition of the command line, so that `man` and `--help`
+//! agree.
 //!
-//! One page for each command, named as git names its own: `zfolio(1)`, `zfolio-run(1)`,
+//! Each command has a page, named in the way of git: `zfolio(1)`, `zfolio-run(1)`,
 //! `zfolio-bench-usemem(1)`. The texts after a command's options become sections: a paragraph whose
-//! first line ends with a colon and whose other lines are indented ("Examples:") is a section of its own,
-//! shown as it stands; every other paragraph belongs to the description.
+//! first line ends with a colon and whose other lines are indented ("Examples:") becomes a section
+//! of its own, printed unchanged; every other paragraph becomes part of the description.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -34,14 +35,14 @@ pub(crate) struct ManArgs {
 
 /// A section that is not in the help.
 struct Section {
-    /// The command on whose page it stands.
+    /// The command whose page has the section.
     of: &'static str,
     heading: &'static str,
     /// Terms and what they mean.
     entries: &'static [(&'static str, &'static str)],
 }
 
-/// What `--help` has no room for.
+/// Sections that `--help` does not have.
 const MORE: [Section; 4] = [
     Section {
         of: "zfolio",
@@ -104,7 +105,7 @@ const MORE: [Section; 4] = [
 ///
 /// # Errors
 ///
-/// When there is no such command, or a page cannot be written.
+/// If there is no such command, or a page cannot be written.
 pub(crate) fn man(arguments: &ManArgs) -> Result<ExitCode, Failure> {
     let mut definition = Arguments::command();
     let path = command_path(&mut definition, &arguments.commands)?;
@@ -121,7 +122,7 @@ pub(crate) fn man(arguments: &ManArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The pages of `command` and of its own commands.
+/// Writes the pages of `command` and of its subcommands.
 fn write_pages(folder: &Path, command: &Command, definition: &Command) -> Result<(), Failure> {
     let path = folder.join(format!("{}.1", page_name(command)));
     fs::write(&path, page(command, definition))
@@ -133,12 +134,12 @@ fn shown(command: &Command) -> impl Iterator<Item = &Command> {
     command.get_subcommands().filter(|inner| !inner.is_hide_set())
 }
 
-/// `zfolio bench usemem`.
+/// The name with spaces: `zfolio bench usemem`.
 fn full_name(command: &Command) -> &str {
     command.get_bin_name().unwrap_or(command.get_name())
 }
 
-/// `zfolio-bench-usemem`.
+/// The name with dashes: `zfolio-bench-usemem`.
 fn page_name(command: &Command) -> String {
     full_name(command).replace(' ', "-")
 }
@@ -205,7 +206,7 @@ fn page(command: &Command, definition: &Command) -> String {
     page
 }
 
-/// The other pages: of the commands beside this one, and of the one above.
+/// The other pages to read: those of the sibling commands, and of the parent.
 fn see_also(command: &Command, definition: &Command) -> String {
     let mut names: Vec<String> = vec!["zfolio".to_owned()];
     names.extend(shown(definition).map(page_name));
@@ -216,7 +217,7 @@ fn see_also(command: &Command, definition: &Command) -> String {
     list.collect::<Vec<String>>().join(",\n")
 }
 
-/// `zfolio run [-l SIZE] PROGRAM...`
+/// The synopsis: `zfolio run [-l SIZE] PROGRAM...`
 fn synopsis(command: &Command) -> String {
     let mut text = format!(".nh\n.ad l\n\\fB{}\\fR", escaped(full_name(command)));
     if command.has_subcommands() {
@@ -234,7 +235,7 @@ fn synopsis(command: &Command) -> String {
     text
 }
 
-/// `--limit`, `-l` and their value, in bold and italics.
+/// The names of an option and its value (`--limit`, `-l`), in bold and italics.
 fn names(option: &Arg, between: &str) -> String {
     let short = option.get_short().map(|short| format!("\\fB\\-{short}\\fR"));
     let long = option.get_long().map(|long| format!("\\fB\\-\\-{}\\fR", escaped(long)));
@@ -257,10 +258,11 @@ fn value(argument: &Arg) -> String {
     if optional && !argument.is_positional() { format!("[{name}]") } else { name }
 }
 
-/// An argument and all of its help.
+/// An argument with all of its help.
 fn described(argument: &Arg) -> String {
     let help = argument.get_long_help().or(argument.get_help()).map(ToString::to_string);
-    // What clap says of --help is about the two ways of asking for it; here there is one text.
+    // clap's text for --help explains the difference between -h and --help; here there is only one
+    // text.
     let is_help = argument.get_id() == "help";
     let mut text = if is_help { "Print help".to_owned() } else { help.unwrap_or_default() };
     let default: Vec<String> = argument
@@ -282,7 +284,7 @@ fn described(argument: &Arg) -> String {
     entry(&name, &text)
 }
 
-/// A term, and what it means below it.
+/// A term, and its meaning below it.
 fn entry(term: &str, text: &str) -> String {
     let paragraphs = text.split("\n\n").map(paragraphs);
     format!(".TP\n{term}\n{}", paragraphs.collect::<Vec<String>>().join("\n.IP\n"))
@@ -292,20 +294,20 @@ fn one_line(text: Option<&StyledStr>) -> String {
     text.map_or_else(String::new, |text| text.to_string().replace('\n', " "))
 }
 
-/// Whether a paragraph is a heading and indented lines.
+/// Whether a paragraph is a heading followed by indented lines.
 fn is_section(text: &str) -> bool {
     let mut lines = text.lines();
     lines.next().is_some_and(|first| first.ends_with(':'))
         && lines.all(|line| line.starts_with(' '))
 }
 
-/// Lines without the two spaces that the help puts before each.
+/// The lines without the two spaces at the beginning of each.
 fn unindented(text: &str) -> String {
     let lines = text.lines().map(|line| line.strip_prefix("  ").unwrap_or(line));
     lines.collect::<Vec<&str>>().join("\n")
 }
 
-/// A paragraph of prose: troff fills the lines.
+/// Paragraphs of prose, whose lines troff fills.
 fn paragraphs(text: &str) -> String {
     let lines = text
         .lines()
@@ -317,13 +319,13 @@ fn escaped_lines(text: &str) -> String {
     text.lines().map(escaped_line).collect::<Vec<String>>().join("\n")
 }
 
-/// A whole line: a dot or a quote at its beginning would be a request.
+/// A whole line. A dot or a quote at its beginning would be a troff request.
 fn escaped_line(line: &str) -> String {
     let guard = if line.starts_with(['.', '\'']) { "\\&" } else { "" };
     format!("{guard}{}", escaped(line))
 }
 
-/// Dashes that can be copied, and quotes that stay straight.
+/// Makes dashes that can be copied, and quotes that stay straight.
 fn escaped(text: &str) -> String {
     let mut escaped = String::new();
     for letter in text.chars() {
@@ -340,7 +342,7 @@ fn escaped(text: &str) -> String {
     escaped
 }
 
-/// An argument of a request.
+/// An argument of a troff request.
 fn quoted(text: &str) -> String {
     format!("\"{}\"", escaped(text).replace('"', "\\(dq"))
 }

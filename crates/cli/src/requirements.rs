@@ -1,4 +1,4 @@
-//! What `zfolio run` cannot do without, and what to say where it is missing.
+//! What `zfolio run` requires, and the message if it is missing.
 
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_sys::Errno;
@@ -7,12 +7,12 @@ use zfolio_sys::uffd::Reach;
 
 use crate::failure::Failure;
 
-/// What the kernel answered.
+/// The results of the tests of the kernel.
 #[derive(Debug)]
 pub(crate) struct Findings {
-    /// Its release.
+    /// The release of the kernel.
     pub(crate) release: String,
-    /// The bytes of its page.
+    /// Bytes of a page.
     pub(crate) page_bytes: usize,
     /// The features of a userfaultfd from `/dev/userfaultfd`.
     pub(crate) device: Result<u64, Errno>,
@@ -20,12 +20,12 @@ pub(crate) struct Findings {
     pub(crate) syscall: Result<u64, Errno>,
     /// The same from the system call, for faults of the program only.
     pub(crate) user_mode: Result<u64, Errno>,
-    /// Whether a page was moved, with the kernel's own faults served.
+    /// Whether a page could be moved, by a userfaultfd that also serves the kernel's own faults.
     pub(crate) moved: Result<(), Errno>,
 }
 
 impl Findings {
-    /// Asks the kernel.
+    /// Tests the kernel.
     pub(crate) fn gather() -> Findings {
         let features = |door| {
             probe::userfaultfd_features(door)
@@ -41,7 +41,7 @@ impl Findings {
         }
     }
 
-    /// The features that can be had by any way in, whether or not it will do for `run`.
+    /// The features of a userfaultfd opened in any way, even one that `run` cannot use.
     pub(crate) fn features(&self) -> Option<u64> {
         [self.device, self.syscall, self.user_mode].into_iter().find_map(Result::ok)
     }
@@ -100,7 +100,8 @@ fn reason(answer: Result<u64, Errno>) -> String {
     }
 }
 
-/// Refuses where `zfolio run` cannot work. One trial where it can; questions only where it can't.
+/// Refuses to start if `zfolio run` cannot work. One trial is enough if it can; only otherwise are
+/// the reasons examined.
 ///
 /// # Errors
 ///
@@ -175,8 +176,8 @@ mod tests {
             (Findings { moved: Err(Errno::INVAL), ..findings() }, "could not be moved", "doctor"),
         ];
         for (findings, what, todo) in cases {
-            let told = findings.obstacle().expect("an obstacle");
-            assert!(told.contains(what) && told.contains(todo), "{told}");
+            let obstacle = findings.obstacle().expect("an obstacle");
+            assert!(obstacle.contains(what) && obstacle.contains(todo), "{obstacle}");
         }
     }
 }

@@ -1,9 +1,10 @@
-//! `zfolio run`: starts a program with the preload library, stands in for it, and tells how it was.
+//! `zfolio run`: starts a program with the preload library, represents it, and prints a summary at
+//! its end.
 //!
-//! zfolio stays as the parent. Signals that a process sends to it go on to the program; those that
-//! the terminal sends reach both, since both are in its foreground group. When the program stops for
-//! the terminal, so does zfolio; when it ends, zfolio ends in the same way: with its status, or by
-//! the same signal.
+//! zfolio stays as the parent. It passes on signals that a process sends to it; signals of the
+//! terminal reach both, since both are in the foreground group. When the terminal stops the
+//! program, zfolio stops too. When the program ends, zfolio ends in the same way: with its status,
+//! or by the same signal.
 //!
 //! # Invariants
 //!
@@ -58,7 +59,7 @@ const PRELOAD: &str = "libzfolio_preload.so";
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct End {
     change: Change,
-    /// The most it had resident, by the kernel's count.
+    /// The most that it had resident, by the kernel's count.
     resident_bytes_max: u64,
     elapsed: Duration,
 }
@@ -67,7 +68,7 @@ struct End {
 ///
 /// # Errors
 ///
-/// When it cannot be started; the table of exit statuses is in `failure.rs`.
+/// If the program cannot be started; the table of exit statuses is in `failure.rs`.
 pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
     let settings = Settings::of(arguments)?;
     let program = Program::find(&arguments.program)?;
@@ -77,7 +78,7 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
     let directory = stats_file::prepare_directory(probe::effective_uid());
     if !settings.quiet {
         if let Err(why) = &directory {
-            // The program runs as well; it cannot be told about.
+            // The program also runs without statistics; only the summary is missing.
             eprintln!("zfolio: there will be no statistics: {why}");
         }
         if let Some(excess) = settings.excess() {
@@ -107,10 +108,10 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
         out_of_memory: kills < allowance::oom_kills(),
     };
     if !settings.quiet {
-        // Nobody may be listening any more; that changes nothing about the program's end.
+        // The reader may have closed the pipe; that does not change how the program ended.
         std::io::stderr().write_all(story.to_string().as_bytes()).ok();
     }
-    if let Some(line) = summary::told_of_core(pid, end.change, &files) {
+    if let Some(line) = summary::core_message(pid, end.change, &files) {
         eprintln!("{line}");
     }
     if let Some((mut file, path)) = report {
@@ -127,7 +128,7 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Opens the file of `--stats` before the program runs, so that a wrong name costs nothing.
+/// Opens the file of `--stats` before the program runs, so that a wrong name is reported first.
 fn create_report(path: &Path) -> Result<(File, &Path), Failure> {
     let file = File::create(path).map_err(|error| {
         Failure::argument(format!(
@@ -138,13 +139,15 @@ fn create_report(path: &Path) -> Result<(File, &Path), Failure> {
     Ok((file, path))
 }
 
-/// The preload library: where ZFOLIO_PRELOAD says, or beside us, or where `make install` puts it.
+/// The preload library: named by ZFOLIO_PRELOAD, or next to this program, or where `make install`
+/// puts it.
 fn find_preload() -> Result<PathBuf, Failure> {
     let candidates = if let Some(given) = env::var_os("ZFOLIO_PRELOAD") {
         vec![PathBuf::from(given)]
     } else {
-        let executable = env::current_exe()
-            .map_err(|error| Failure::machine(format!("where zfolio is, is not told: {error}")))?;
+        let executable = env::current_exe().map_err(|error| {
+            Failure::machine(format!("the path of zfolio cannot be read: {error}"))
+        })?;
         let directory = executable.parent().unwrap_or(Path::new("/"));
         vec![directory.join(PRELOAD), directory.join("../lib/zfolio").join(PRELOAD)]
     };
@@ -156,7 +159,7 @@ fn find_preload() -> Result<PathBuf, Failure> {
             tried.join(", ")
         ))
     })?;
-    // The loader splits LD_PRELOAD at both, and has no way to quote them.
+    // The loader splits LD_PRELOAD at spaces and colons, and has no way to quote them.
     if found.as_os_str().as_bytes().iter().any(|byte| b" :\n\t".contains(byte)) {
         return Err(Failure::machine(format!(
             "'{}' has a space or a colon in its path, which LD_PRELOAD cannot carry; install zfolio \
@@ -167,7 +170,7 @@ fn find_preload() -> Result<PathBuf, Failure> {
     Ok(found)
 }
 
-/// The program's environment: ours, with the library and what it reads.
+/// The program's environment: this process's own, with the library and its settings.
 fn environment(settings: &Settings, preload: &Path) -> Result<Vec<CString>, Failure> {
     let mut library = preload.as_os_str().to_owned();
     let others = env::var_os("LD_PRELOAD").unwrap_or_default();
@@ -203,20 +206,20 @@ fn c_string(text: OsString) -> Result<CString, Failure> {
         .map_err(|_| Failure::argument("PROGRAM ARGS: an argument holds a zero byte"))
 }
 
-/// What [`Tree`] needs to know before there is a program.
+/// What is needed for a [`Tree`] before the program has started.
 struct Onlooker {
     library: String,
     directory: Option<PathBuf>,
 }
 
-/// Starts the program and stays with it to its end; looks at its processes meanwhile.
+/// Starts the program and watches its processes until it ends.
 fn follow(
     program: &Program,
     environment: &[CString],
     onlooker: Onlooker,
     mut watch: Watch,
 ) -> Result<(i32, End, Tree), Failure> {
-    let told = program.path.display();
+    let shown = program.path.display();
     let path = c_string(program.path.clone().into())?;
     let words: Result<Vec<CString>, Failure> =
         program.arguments.iter().cloned().map(c_string).collect();
@@ -227,7 +230,7 @@ fn follow(
     let start = Instant::now();
     let started = child::Program { path: &path, arguments: &words?, environment };
     let pid = signals.start(&started).map_err(|error| {
-        Failure::program(format!("PROGRAM: '{told}' cannot be executed: {error}"))
+        Failure::program(format!("PROGRAM: '{shown}' cannot be executed: {error}"))
     })?;
     let mut tree = Tree::new(pid.unsigned_abs(), onlooker.library, onlooker.directory);
     loop {
@@ -243,44 +246,46 @@ fn follow(
                 return Ok((pid, end, tree));
             }
         } else if passes_on(signal, pid) {
-            // It may have ended in this moment; then its end is the next signal.
+            // The program may have just ended; then the next signal reports its end.
             child::send(pid, signal.number).ok();
-            // Signals may come without a pause.
+            // Signals may arrive without a pause, so look here too.
             look(&mut tree, &mut watch, &mut keep);
         }
     }
 }
 
-/// Looks at the processes and tells what is to be told, each if it is time.
+/// Looks at the processes, and prints what is due.
 fn look(tree: &mut Tree, watch: &mut Watch, keep: &mut Keep) {
     keep.look();
     tree.look_if_due();
     watch.look_if_due(tree);
 }
 
-/// Hears what the children did; the end of `pid`, if it ended.
+/// Handles all changes of children; returns the end of `pid`, if it ended.
 fn end_of(pid: i32) -> Result<Option<(Change, u64)>, Failure> {
     loop {
-        let change = child::changed()
-            .map_err(|error| Failure::machine(format!("the program's end is not told: {error}")))?;
+        let change = child::changed().map_err(|error| {
+            Failure::machine(format!("cannot wait for the program's end: {error}"))
+        })?;
         match change {
             None => return Ok(None),
-            // An orphan, where we are the first process of a container.
+            // An orphan: this process is the first of a container.
             Some((other, ..)) if other != pid => {}
             Some((_, Change::Stopped(libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU), _)) => {
                 child::stop_here();
             }
-            // Who sends SIGSTOP to the program will send SIGCONT to the program.
+            // Whoever sends SIGSTOP to the program will also send SIGCONT to it.
             Some((_, Change::Stopped(_), _)) => {}
             Some((_, end, resident_bytes_max)) => return Ok(Some((end, resident_bytes_max))),
         }
     }
 }
 
-/// Whether the program should have this signal from us.
+/// Whether this process passes the signal on to the program.
 ///
-/// What the terminal or the kernel sends to the group has reached the program as well, but for the
-/// alarms that whoever executed us may have set. What the program sent to us is not for itself.
+/// A signal that the terminal or the kernel sends to the group has reached the program as well; not
+/// so an alarm set before this program was executed. A signal that the program sent to this process
+/// is not meant for the program.
 fn passes_on(signal: Signal, pid: i32) -> bool {
     let alarm = matches!(signal.number, libc::SIGALRM | libc::SIGVTALRM | libc::SIGPROF);
     alarm || (signal.from_process && signal.sender != pid)

@@ -1,4 +1,4 @@
-//! Which command or option was meant by one that is not known.
+//! Finds the command or option that was meant by an unknown one.
 
 use std::ffi::OsString;
 
@@ -6,7 +6,8 @@ use clap::{Command, CommandFactory};
 
 use crate::arguments::Arguments;
 
-/// The command that `given` is a misspelling of, where the line `words` (`zfolio` first) has it.
+/// The command that `given` is a misspelling of, at its place in the line `words` (which starts
+/// with `zfolio`).
 pub(crate) fn command(words: &[OsString], given: &str) -> Option<String> {
     let definition = Arguments::command();
     let commands = reached(&definition, words).get_subcommands();
@@ -14,7 +15,7 @@ pub(crate) fn command(words: &[OsString], given: &str) -> Option<String> {
     meant(given, names).map(str::to_owned)
 }
 
-/// The option, with its dashes.
+/// The option that `given` is a misspelling of, with its dashes.
 pub(crate) fn option(words: &[OsString], given: &str) -> Option<String> {
     let given = given.strip_prefix("--")?;
     let mut definition = Arguments::command();
@@ -25,7 +26,7 @@ pub(crate) fn option(words: &[OsString], given: &str) -> Option<String> {
     meant(given, names).map(|name| format!("--{name}"))
 }
 
-/// The command that the line has come to.
+/// The innermost command that the words name.
 fn reached<'a>(definition: &'a Command, words: &[OsString]) -> &'a Command {
     let mut command = definition;
     for word in words.iter().skip(1) {
@@ -37,8 +38,9 @@ fn reached<'a>(definition: &'a Command, words: &[OsString]) -> &'a Command {
     command
 }
 
-/// The name most like `given`, if any is like it: two letters and more of its beginning, or one slip in
-/// a name of up to four letters, two in a longer one.
+/// The name that is most similar to `given`, if one is similar: at least two letters of its
+/// beginning match, or there is at most one typing error in a name of up to four letters, two in a
+/// longer name.
 fn meant<'a>(given: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let slips = |name: &str| {
         let abbreviated = given.len() >= 2 && name.starts_with(given);
@@ -49,7 +51,7 @@ fn meant<'a>(given: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a st
     alike.min_by_key(|(slips, _)| *slips).map(|(_, name)| name)
 }
 
-/// How many letters were left out, added, taken for another, or swapped with the next.
+/// How many letters were omitted, added, replaced, or swapped with the next one.
 fn distance(one: &str, other: &str) -> usize {
     let (one, other): (Vec<char>, Vec<char>) = (one.chars().collect(), other.chars().collect());
     // rows[i][j]: from the first i letters of `one` to the first j of `other`.

@@ -1,4 +1,5 @@
-//! `zfolio stat`: the figures of managed processes while they run. Reading them stops nobody.
+//! `zfolio stat`: the figures of managed processes while they run. Reading them does not stop any
+//! process.
 
 mod rates;
 mod screen;
@@ -46,11 +47,12 @@ const HEADINGS: [&str; 15] = [
     "STALL",
 ];
 
-/// Shows the figures, once or again and again.
+/// Prints the figures, once or repeatedly.
 ///
 /// # Errors
 ///
-/// When the process asked about is not ours, not managed, or not there, or when nothing can be written.
+/// If the process belongs to another user, is not managed, or does not exist, or if the output
+/// cannot be written.
 pub(crate) fn stat(arguments: &StatArgs) -> Result<ExitCode, Failure> {
     if let (Some(seconds), false, true) = (arguments.watch, arguments.json, terminal::is_screen()) {
         return watch(arguments, seconds);
@@ -62,7 +64,7 @@ pub(crate) fn stat(arguments: &StatArgs) -> Result<ExitCode, Failure> {
             Some(pid) => match find(pid) {
                 Ok(file) if arguments.classes => classes(arguments, &file)?,
                 Ok(file) => one(arguments, &file),
-                // It was watched to its end.
+                // The process ended while it was watched.
                 Err(_) if seen => return Ok(ExitCode::SUCCESS),
                 Err(failure) => return Err(failure),
             },
@@ -76,7 +78,7 @@ pub(crate) fn stat(arguments: &StatArgs) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Writes `text`; false if nobody reads any more.
+/// Writes `text`; false if the reader has closed the pipe.
 fn show(arguments: &StatArgs, text: &str) -> Result<bool, Failure> {
     if arguments.watch.is_none() || arguments.json {
         return print(text);
@@ -84,14 +86,14 @@ fn show(arguments: &StatArgs, text: &str) -> Result<bool, Failure> {
     print(&format!("{text}\n"))
 }
 
-/// The first rates are shown soon, whatever the time between two looks is.
+/// The first rates are shown soon, however long the interval is.
 const FIRST: Duration = Duration::from_millis(250);
 
-/// What was seen at one look, with what it is compared to.
+/// The result of one look, with what it is compared to.
 enum Look {
     /// All processes, and the rates of each.
     All(Vec<StatsFile>, Vec<Option<Rate>>),
-    /// One process, the look before, and the time between the two.
+    /// One process, its previous figures, and the time between the two looks.
     One(Box<StatsFile>, Option<Box<StatsFile>>, u64),
 }
 
@@ -109,14 +111,14 @@ impl Look {
     }
 }
 
-/// Shows figures on the terminal until `q`, a signal, or the end of the process that is watched.
+/// Shows figures on the terminal until `q`, a signal, or the end of the watched process.
 fn watch(arguments: &StatArgs, seconds: f64) -> Result<ExitCode, Failure> {
-    let told = |error: io::Error| Failure::output(format!("the terminal: {error}"));
+    let failed = |error: io::Error| Failure::output(format!("the terminal: {error}"));
     let mut rates = Rates::default();
     let (mut before, mut before_ns) = (None, clock::monotonic_ns());
-    // What is refused is told on the terminal as it was.
+    // Errors are printed before the terminal is taken over.
     let mut process = arguments.pid.map(find).transpose()?;
-    let screen = Screen::open().map_err(told)?;
+    let screen = Screen::open().map_err(failed)?;
     let mut pause = Duration::from_secs_f64(seconds).min(FIRST);
     loop {
         let now_ns = clock::monotonic_ns();
@@ -128,13 +130,13 @@ fn watch(arguments: &StatArgs, seconds: f64) -> Result<ExitCode, Failure> {
                 Look::All(files, rates)
             }
         };
-        // A key or another size of the window shows the same figures again.
+        // After a key or a change of the window's size, the same figures are drawn again.
         loop {
-            if !screen.draw(&look.lines(arguments, seconds)).map_err(told)? {
+            if !screen.draw(&look.lines(arguments, seconds)).map_err(failed)? {
                 return Ok(ExitCode::SUCCESS);
             }
             let passed = Duration::from_nanos(clock::monotonic_ns() - now_ns);
-            match screen.wait(pause.saturating_sub(passed)).map_err(told)? {
+            match screen.wait(pause.saturating_sub(passed)).map_err(failed)? {
                 Wake::Time => break,
                 Wake::Draw => {}
                 Wake::Quit => return Ok(ExitCode::SUCCESS),
@@ -148,7 +150,7 @@ fn watch(arguments: &StatArgs, seconds: f64) -> Result<ExitCode, Failure> {
         process = match arguments.pid.map(find) {
             None => None,
             Some(Ok(file)) => Some(file),
-            // It was watched to its end.
+            // The process ended while it was watched.
             Some(Err(_)) => return Ok(ExitCode::SUCCESS),
         };
         (before, before_ns) = match look {
@@ -160,7 +162,8 @@ fn watch(arguments: &StatArgs, seconds: f64) -> Result<ExitCode, Failure> {
 
 /// The file of `pid`, or why there is none.
 fn find(pid: u32) -> Result<StatsFile, Failure> {
-    const ACCEPTED: &str = "accepted: a process under 'zfolio run', or that uses the library ('zfolio stat' lists them)";
+    const ACCEPTED: &str = "accepted: a process under 'zfolio run', or that uses the library \
+                            ('zfolio stat' lists them)";
     let me = probe::effective_uid();
     let Ok(owner) = fs::metadata(format!("/proc/{pid}")).map(|metadata| metadata.uid()) else {
         return Err(Failure::argument(format!("PID: there is no process {pid}; {ACCEPTED}")));
@@ -171,7 +174,7 @@ fn find(pid: u32) -> Result<StatsFile, Failure> {
              of your own, or run as root"
         )));
     }
-    // /proc shows a process that may not be dumped as root's; its file is the user's.
+    // In /proc a process that may not be dumped belongs to root; its file belongs to the user.
     let directories = stats_file::directories();
     directories
         .iter()
@@ -182,7 +185,7 @@ fn find(pid: u32) -> Result<StatsFile, Failure> {
         })
 }
 
-/// The size classes of one process's pool.
+/// The size classes of one process's pool, as a table.
 fn classes(arguments: &StatArgs, file: &StatsFile) -> Result<String, Failure> {
     let rows =
         file.classes().map_err(|why| Failure::machine(format!("PID {}: {why}", file.pid)))?;
@@ -204,7 +207,7 @@ fn classes(arguments: &StatArgs, file: &StatsFile) -> Result<String, Failure> {
     Ok(table.to_string())
 }
 
-/// The files to show: one's own, or with --all those of every user that can be read.
+/// The files to show: the user's own; with --all, those of every user that can be read.
 fn files(all: bool) -> Vec<StatsFile> {
     let me = probe::effective_uid();
     let directories = stats_file::directories();
@@ -232,7 +235,7 @@ fn overview(arguments: &StatArgs) -> String {
     table.to_string()
 }
 
-/// Pretty when looked at once; one line for each moment when watched.
+/// Indented if printed once; one line for each moment if watched.
 fn json_text(arguments: &StatArgs, value: &Value) -> String {
     if arguments.watch.is_some() { format!("{value}\n") } else { format!("{value:#}\n") }
 }
@@ -276,7 +279,7 @@ fn row(arguments: &StatArgs, file: &StatsFile) -> Vec<String> {
     ]
 }
 
-/// Everything about one process, each figure with its meaning.
+/// One process: all figures, each with its meaning.
 fn one(arguments: &StatArgs, file: &StatsFile) -> String {
     if arguments.json {
         return json_text(arguments, &process_json(file));
@@ -286,15 +289,16 @@ fn one(arguments: &StatArgs, file: &StatsFile) -> String {
         table = table.without_headings();
     }
     file.stats.figures.each(|name, meaning, value| {
-        let told = if arguments.bytes { value.to_string() } else { screen::told(name, value) };
-        table.push(vec![name.to_owned(), told, meaning.to_owned()]);
+        let shown =
+            if arguments.bytes { value.to_string() } else { screen::figure_text(name, value) };
+        table.push(vec![name.to_owned(), shown, meaning.to_owned()]);
     });
     for (kind, histogram) in file.stats.histograms() {
         for (per_mille, percentile) in [(500, "p50"), (990, "p99")] {
             let value = histogram.quantile(per_mille);
-            let told = if arguments.bytes { value.to_string() } else { duration::display(value) };
+            let shown = if arguments.bytes { value.to_string() } else { duration::display(value) };
             let meaning = format!("Time to serve a fault of kind '{kind}', {percentile}.");
-            table.push(vec![format!("fault_{kind}_ns_{percentile}"), told, meaning]);
+            table.push(vec![format!("fault_{kind}_ns_{percentile}"), shown, meaning]);
         }
     }
     let mut text = String::new();

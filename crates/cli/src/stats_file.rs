@@ -1,17 +1,17 @@
-//! The statistics of managed processes, as files: `/dev/shm/zfolio-UID/PID`; and of the pagers of processes
-//! that use the Rust library: `PID.1`, `PID.2`, ...
+//! The statistics of managed processes, as files: `/dev/shm/zfolio-UID/PID`. A process that uses
+//! the Rust library has one for each pager: `PID.1`, `PID.2`, ...
 //!
-//! Each library maps its file and counts in it; everybody else reads. The file is the bytes of one [`Stats`],
-//! so reading it is a copy.
+//! Each library maps its file and counts there; other processes read it. The file contains the
+//! bytes of one [`Stats`], so reading it is a copy.
 //!
 //! # Invariants
 //!
-//! - `SF-1` The directory belongs to the user in its name and to nobody else (mode 0700): what is
-//!   in it was written by that user's processes.
-//! - `SF-2` A file belongs to the process that it names only if the start time agrees as well: a
-//!   PID is used again.
+//! - `SF-1` The directory belongs to the user in its name alone (mode 0700): all files in it were
+//!   written by that user's processes.
+//! - `SF-2` A file belongs to the process that it names only if the start time matches too, because
+//!   a PID may be used again.
 //! - `SF-3` A process under `zfolio run` leaves its file behind; the run reads and removes it. So
-//!   the file of a dead process is stale only when its run is dead, too.
+//!   the file of a process that has ended is stale only if its run has ended too.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -24,28 +24,28 @@ use std::time::Duration;
 use zfolio_core::stats::{STATS_MAGIC, Stats};
 use zfolio_sys::clock;
 
-/// Where the directories of all users are.
+/// The parent of the directories of all users.
 const SHARED_MEMORY: &str = "/dev/shm";
 const PREFIX: &str = "zfolio-";
 
-/// How long a process has to answer. It looks every 20 ms.
+/// How long to wait for an answer of a process, which checks every 20 ms.
 const ANSWER_NS: u64 = 2_000_000_000;
 
 /// The statistics of one process.
 #[derive(Debug)]
 pub(crate) struct StatsFile {
     path: PathBuf,
-    /// The process.
+    /// The process id.
     pub(crate) pid: u32,
     /// A copy of its figures.
     pub(crate) stats: Box<Stats>,
-    /// Which of the process's pagers it is, if it is one of the library's.
+    /// The number of the pager, if the process uses the library.
     pub(crate) library: Option<u32>,
-    /// Whether the process runs.
+    /// Whether the process is running.
     pub(crate) live: bool,
 }
 
-/// The process that a file belongs to, and the number of its pager.
+/// The process that a file name refers to, and the number of its pager.
 fn parse_name(name: &str) -> Option<(u32, Option<u32>)> {
     match name.split_once('.') {
         None => Some((name.parse().ok()?, None)),
@@ -53,7 +53,8 @@ fn parse_name(name: &str) -> Option<(u32, Option<u32>)> {
     }
 }
 
-/// The names of the files in a directory, by PID; of one process the managed memory first.
+/// The names of the files in a directory, by PID; the file of the whole process comes before its
+/// pagers.
 fn names(directory: &Path) -> Vec<(u32, Option<u32>)> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let mut names: Vec<_> =
@@ -62,13 +63,13 @@ fn names(directory: &Path) -> Vec<(u32, Option<u32>)> {
     names
 }
 
-/// The file of that name.
+/// The path of the file with that name.
 fn path_of(directory: &Path, pid: u32, library: Option<u32>) -> PathBuf {
     directory.join(library.map_or(pid.to_string(), |number| format!("{pid}.{number}")))
 }
 
 impl StatsFile {
-    /// The statistics of a process that is not there.
+    /// The statistics of a process that does not exist.
     #[cfg(test)]
     pub(crate) fn made_up(pid: u32, command: &str) -> StatsFile {
         let stats = Box::new(Stats::default());
@@ -76,7 +77,7 @@ impl StatsFile {
         StatsFile { path: PathBuf::new(), pid, library: None, stats, live: true }
     }
 
-    /// Reads a file of `pid` in `directory`; `None` if there is none, or not yet a whole one.
+    /// Reads a file of `pid` in `directory`; `None` if it does not exist or is not complete yet.
     fn read(directory: &Path, pid: u32, library: Option<u32>) -> Option<StatsFile> {
         let path = path_of(directory, pid, library);
         let stats = read_stats(&path).ok()?;
@@ -85,42 +86,43 @@ impl StatsFile {
         (same && stats.is_whole()).then_some(StatsFile { path, pid, stats, library, live })
     }
 
-    /// The program's name, for people; with a mark if it uses the library.
+    /// The program's name for display, with a mark if it uses the library.
     pub(crate) fn command(&self) -> String {
         let mark = if self.library.is_some() { "[library]" } else { "" };
         self.stats.command() + mark
     }
 
-    /// Asks the process for the size classes of its pool: the fields of each, as text. None while nothing
-    /// was compressed.
+    /// Asks the process for the size classes of its pool; returns the fields of each as text, or
+    /// nothing while nothing was compressed.
     ///
     /// # Errors
     ///
-    /// In words: the process does not answer.
+    /// A message: the process does not answer.
     pub(crate) fn classes(&self) -> Result<Vec<Vec<String>>, String> {
         if self.stats.figures.engaged.load(Relaxed) == 0 {
             return Ok(Vec::new());
         }
-        let told = |error: io::Error| format!("{}: {error}", self.path.display());
-        let mut file = OpenOptions::new().read(true).write(true).open(&self.path).map_err(told)?;
+        let failed = |error: io::Error| format!("{}: {error}", self.path.display());
+        let mut file =
+            OpenOptions::new().read(true).write(true).open(&self.path).map_err(failed)?;
         let asked = self.stats.classes_asked.load(Relaxed).wrapping_add(1);
         file.write_all_at(&asked.to_ne_bytes(), offset_of!(Stats, classes_asked) as u64)
-            .map_err(told)?;
+            .map_err(failed)?;
         let until = clock::monotonic_ns() + ANSWER_NS;
-        while read_stats(&self.path).map_err(told)?.classes_told.load(Acquire) != asked {
+        while read_stats(&self.path).map_err(failed)?.classes_told.load(Acquire) != asked {
             if clock::monotonic_ns() > until {
                 return Err("the process does not answer: it is stopped".to_owned());
             }
             std::thread::sleep(Duration::from_millis(5));
         }
         let mut text = String::new();
-        file.seek(SeekFrom::Start(size_of::<Stats>() as u64)).map_err(told)?;
-        file.read_to_string(&mut text).map_err(told)?;
+        file.seek(SeekFrom::Start(size_of::<Stats>() as u64)).map_err(failed)?;
+        file.read_to_string(&mut text).map_err(failed)?;
         let fields = |line: &str| line.split_ascii_whitespace().map(str::to_owned).collect();
         Ok(text.lines().map(fields).collect())
     }
 
-    /// The PID of the `zfolio run` that it belongs to, 0 outside of one.
+    /// The PID of its `zfolio run`; 0 if there is none.
     pub(crate) fn run(&self) -> u64 {
         self.stats.run.load(Relaxed)
     }
@@ -130,19 +132,19 @@ impl StatsFile {
         self.stats.start_ticks.load(Relaxed)
     }
 
-    /// Removes the file. Another reader may have been first.
+    /// Removes the file. It may have been removed already.
     pub(crate) fn remove(&self) {
         fs::remove_file(&self.path).ok();
     }
 
-    /// SF-3: the process has ended, and so has the run that would read this.
+    /// SF-3: the process has ended, and so has the run that would read the file.
     fn is_stale(&self) -> bool {
         let run = u32::try_from(self.run()).unwrap_or(0);
         !self.live && (run == 0 || start_ticks(run).is_none())
     }
 }
 
-/// The bytes of a [`Stats`].
+/// Reads the bytes of a [`Stats`].
 fn read_stats(path: &Path) -> io::Result<Box<Stats>> {
     let mut file = File::open(path)?;
     let mut stats = Box::new(Stats::default());
@@ -156,8 +158,8 @@ fn read_stats(path: &Path) -> io::Result<Box<Stats>> {
     Ok(stats)
 }
 
-/// Whether a file that is not whole here has the header of one whose run is alive. The header is the same
-/// in all builds; what is behind it is not.
+/// Whether a file with another layout has the header of a process whose run is alive. The header is
+/// the same in all builds; what follows it is not.
 fn is_of_a_live_run(path: &Path) -> bool {
     let mut header = [0; offset_of!(Stats, algorithm)];
     let read = File::open(path).and_then(|mut file| file.read_exact(&mut header));
@@ -166,14 +168,14 @@ fn is_of_a_live_run(path: &Path) -> bool {
     read.is_ok() && word(0) == STATS_MAGIC && run != 0 && start_ticks(run).is_some()
 }
 
-/// When the process `pid` started, in clock ticks: field 22 of its `stat`. `None` if it is not
-/// there, or dead and not yet waited for.
+/// When the process `pid` started, in clock ticks: field 22 of its `stat`. `None` if it does not
+/// exist, or has ended and was not waited for yet.
 pub(crate) fn start_ticks(pid: u32) -> Option<u64> {
     let text = fs::read(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in parentheses, may hold anything; the last closing one ends it.
+    // The name, in parentheses, may contain anything; it ends at the last closing one.
     let end = text.iter().rposition(|byte| *byte == b')')?;
     let fields = String::from_utf8_lossy(&text[end + 1..]).into_owned();
-    // The first of these is field 3, the state.
+    // The first of these fields is number 3, the state.
     let mut fields = fields.split_ascii_whitespace();
     let state = fields.next()?;
     let ticks = fields.nth(22 - 4)?.parse().ok()?;
@@ -185,11 +187,11 @@ pub(crate) fn directory(uid: u32) -> PathBuf {
     Path::new(SHARED_MEMORY).join(format!("{PREFIX}{uid}"))
 }
 
-/// Makes the directory of `uid`, which is who we are, or checks the one that is there (SF-1).
+/// Makes the directory of `uid`, the user of this process, or checks the existing one (SF-1).
 ///
 /// # Errors
 ///
-/// What is wrong with it, in words.
+/// A message about what is wrong with it.
 pub(crate) fn prepare_directory(uid: u32) -> Result<PathBuf, String> {
     let path = directory(uid);
     match DirBuilder::new().mode(0o700).create(&path) {
@@ -202,23 +204,23 @@ pub(crate) fn prepare_directory(uid: u32) -> Result<PathBuf, String> {
     Ok(path)
 }
 
-/// SF-1 for the directory at `path`.
+/// Checks SF-1 for the directory at `path`.
 fn check_directory(path: &Path, uid: u32) -> Result<(), String> {
-    let told = path.display();
-    let found = fs::symlink_metadata(path).map_err(|error| format!("{told}: {error}"))?;
+    let shown = path.display();
+    let found = fs::symlink_metadata(path).map_err(|error| format!("{shown}: {error}"))?;
     if !found.is_dir() {
-        return Err(format!("{told} is not a directory; remove it"));
+        return Err(format!("{shown} is not a directory; remove it"));
     }
     if found.uid() != uid {
-        return Err(format!("{told} belongs to uid {}, not to {uid}; remove it", found.uid()));
+        return Err(format!("{shown} belongs to uid {}, not to {uid}; remove it", found.uid()));
     }
     if found.mode() & 0o777 != 0o700 {
-        return Err(format!("{told} has mode {:o}, not 700; remove it", found.mode() & 0o777));
+        return Err(format!("{shown} has mode {:o}, not 700; remove it", found.mode() & 0o777));
     }
     Ok(())
 }
 
-/// The directories of all users that we may read, each with its user.
+/// The directories of all users that can be read, each with its user.
 pub(crate) fn directories() -> Vec<(u32, PathBuf)> {
     let entries = fs::read_dir(SHARED_MEMORY).into_iter().flatten().flatten();
     let uid_of = |name: &str| name.strip_prefix(PREFIX)?.parse().ok();
@@ -230,15 +232,15 @@ pub(crate) fn directories() -> Vec<(u32, PathBuf)> {
     found
 }
 
-/// Every whole file in `directory`, by PID. What is stale is removed on the way.
+/// Every complete file in `directory`, by PID. Stale files are removed.
 pub(crate) fn list(directory: &Path) -> Vec<StatsFile> {
     let mut files = Vec::new();
     for (pid, library) in names(directory) {
         match StatsFile::read(directory, pid, library) {
             Some(file) if file.is_stale() => file.remove(),
             Some(file) => files.push(file),
-            // Not whole, and nobody who could complete it; unless it is whole for another build of zfolio,
-            // whose run will come for it.
+            // The file is incomplete, and its process has ended. If another build of zfolio wrote
+            // it, its run may still read it.
             None if start_ticks(pid).is_none()
                 && !is_of_a_live_run(&path_of(directory, pid, library)) =>
             {
@@ -250,23 +252,23 @@ pub(crate) fn list(directory: &Path) -> Vec<StatsFile> {
     files
 }
 
-/// The file of one process in `directory`, if it is managed now; or that of its first pager.
+/// The file of one process in `directory`, if it is managed now; otherwise that of its first pager.
 pub(crate) fn of(directory: &Path, pid: u32) -> Option<StatsFile> {
     let mut names = names(directory).into_iter().filter(|(owner, _)| *owner == pid);
     names.find_map(|(_, library)| StatsFile::read(directory, pid, library).filter(|file| file.live))
 }
 
-/// The file of the process `pid` that started at `start_ticks`, whether or not it runs: `pid` may be its
-/// number in a namespace of its own.
+/// The file of the process `pid` that started at `start_ticks`, running or not. `pid` may be its
+/// number in its own namespace.
 pub(crate) fn of_start(directory: &Path, pid: u32, start_ticks: u64) -> Option<StatsFile> {
     StatsFile::read(directory, pid, None).filter(|file| file.start_ticks() == start_ticks)
 }
 
-/// The files that the run `run` left, which started at `since` clock ticks. Files of dead processes
-/// are removed; those of children that live on stay theirs.
+/// The files of the run `run` whose processes started at `since` clock ticks or later. Files of
+/// processes that have ended are removed; children that still run keep theirs.
 pub(crate) fn take_run(directory: &Path, run: u32, since: u64) -> Vec<StatsFile> {
     let mut files = list(directory);
-    // A file of an earlier run with our PID is older than we are.
+    // A file of an earlier run with the same PID is older than this process.
     files.retain(|file| file.run() == u64::from(run) && file.start_ticks() >= since);
     files.iter().filter(|file| !file.live).for_each(StatsFile::remove);
     files
@@ -310,7 +312,7 @@ mod tests {
         }
     }
 
-    /// The layout written out by hand, so that a change of it is noticed here.
+    /// The layout written by hand, so that a change of it fails this test.
     fn write_stats(into: &mut Vec<u8>, stats: &Stats) {
         into.extend(stats.magic.load(Relaxed).to_le_bytes());
         into.extend(stats.bytes.load(Relaxed).to_le_bytes());
@@ -328,7 +330,7 @@ mod tests {
         (pid, start_ticks(pid).expect("we run"))
     }
 
-    /// Above every PID that the kernel gives out (2^22).
+    /// Above every PID that the kernel assigns (2^22).
     const NOBODY: u32 = 5_000_000;
 
     #[test]
@@ -364,15 +366,15 @@ mod tests {
         directory.write(NOBODY, 1, 0);
         directory.write(NOBODY + 1, 1, u64::from(NOBODY));
         directory.write(NOBODY + 2, 1, u64::from(pid));
-        // Our own PID, used again: another start time.
+        // The PID of this process, used again: the start time differs.
         directory.write(pid, start + 1, 0);
         let left: Vec<u32> = list(&directory.0).iter().map(|file| file.pid).collect();
         assert_eq!(left, [NOBODY + 2]);
         assert_eq!(fs::read_dir(&directory.0).unwrap().count(), 1);
     }
 
-    /// Goal: the pagers of a process that uses the library are told apart, and what one left that was killed
-    /// goes.
+    /// Goal: the pagers of a process that uses the library are distinguished; a file that a killed
+    /// process left is removed.
     #[test]
     fn pagers_of_the_library_have_files_beside_that_of_the_process() {
         let directory = Directory::new("library");
@@ -384,10 +386,10 @@ mod tests {
         directory.write(pid, start, 0);
         directory.write_as(&format!("{NOBODY}.1"), NOBODY, 1, 0);
         let files = list(&directory.0);
-        let told: Vec<_> = files.iter().map(|file| (file.library, file.command())).collect();
+        let listed: Vec<_> = files.iter().map(|file| (file.library, file.command())).collect();
         let library = "test[library]".to_owned();
-        assert_eq!(told[0], (None, "test".to_owned()));
-        assert_eq!(told[1..], [1, 2, 12].map(|number| (Some(number), library.clone())));
+        assert_eq!(listed[0], (None, "test".to_owned()));
+        assert_eq!(listed[1..], [1, 2, 12].map(|number| (Some(number), library.clone())));
         assert!(!directory.0.join(format!("{NOBODY}.1")).exists());
         assert_eq!(super::of(&directory.0, pid).unwrap().library, None);
     }

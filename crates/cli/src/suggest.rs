@@ -1,12 +1,12 @@
-//! `zfolio suggest`: runs a program once, and tells how long it would take at other limits.
+//! `zfolio suggest`: runs a program once, and estimates how long it would take at other limits.
 //!
-//! A limit far below the need shows most and takes longest, and nobody knows the need beforehand. So
-//! the run has a limit that follows: a share of what the program needs at each moment, more while it
-//! waits most of the time (`zfolio_pager`'s `follow.rs`). What it waited for, by distance, tells the
-//! rest ([`curve`]).
+//! A limit far below the need shows most and takes longest, and the need is not known beforehand.
+//! So the limit follows the program: it is a share of what the program needs at each moment, and
+//! more while the program mostly waits (`zfolio_pager`'s `follow.rs`). The rest is computed from
+//! what it waited for, by distance ([`curve`]).
 //!
-//! The program runs under `zfolio run`, as a child of ours: signals, exit status and refusals are
-//! that command's.
+//! The program runs under `zfolio run`, as a child of this process: signals, exit status and
+//! refusals are those of that command.
 
 mod curve;
 mod observe;
@@ -29,37 +29,37 @@ use crate::table::Table;
 use curve::{Curve, Point};
 use observe::Observed;
 
-/// The limit with which a run begins: below it nothing is told.
+/// The limit at the start of a run; a program that stays below it is not analysed.
 const FIRST_LIMIT_BYTES: u64 = 64 << 20;
 
-/// What a second run at the recommended limit took.
+/// The result of a second run at the recommended limit.
 struct Verified {
     elapsed_ns: u64,
     stall_ns: u64,
 }
 
-/// Runs a program, and recommends a limit for it.
+/// Runs a program once, and recommends a limit for it.
 ///
 /// # Errors
 ///
-/// When it cannot be run, or a result cannot be written.
+/// If it cannot be run, or if a result cannot be written.
 pub(crate) fn suggest(arguments: &SuggestArgs) -> Result<ExitCode, Failure> {
     if let Some(file) = &arguments.plot {
         fs::File::create(file).map_err(|error| {
-            let told = file.display();
+            let shown = file.display();
             Failure::argument(format!(
-                "--plot: '{told}' cannot be written: {error}; accepted: a file that can be"
+                "--plot: '{shown}' cannot be written: {error}; accepted: a file that can be"
             ))
         })?;
     }
     let signals = observe::signals()?;
-    // What is read from standard output with --json is JSON only; the program writes beside it.
+    // With --json, standard output contains only JSON; the program writes to standard error.
     let json = arguments.json.then(files::lend_output).transpose();
     let json = json.map_err(|error| Failure::machine(format!("standard output: {error}")))?;
     let start = FIRST_LIMIT_BYTES;
     let observed = observed(&signals, arguments, start, u64::from(arguments.share) * 10)?;
     let Some(report) = &observed.report else {
-        // It was not run, and has been told why.
+        // The program was not run; `zfolio run` has printed why.
         return Ok(status(observed.change));
     };
     let name = arguments.program.first().map(|name| name.to_string_lossy().into_owned());
@@ -83,9 +83,9 @@ pub(crate) fn suggest(arguments: &SuggestArgs) -> Result<ExitCode, Failure> {
         false => None,
     };
     let points = curve.points(u64::from(arguments.points));
-    let told = as_json(&curve, &points, best, verified.as_ref());
+    let result = as_json(&curve, &points, best, verified.as_ref());
     let story = story(&name, arguments, &curve, &points, best, verified.as_ref());
-    finish(json, &told, &story, change)
+    finish(json, &result, &story, change)
 }
 
 fn observed(
@@ -113,7 +113,8 @@ fn verify(signals: &Signals, arguments: &SuggestArgs, best: Point) -> Result<Ver
     Ok(Verified { elapsed_ns: again.elapsed_ns, stall_ns })
 }
 
-/// The end of the program as a status: suggestions have been made, so a signal is no reason to die.
+/// The end of the program as an exit status. This process does not die of the program's signal,
+/// since it has printed its result.
 fn status(change: Change) -> ExitCode {
     let status = match change {
         Change::Exited(status) => status,
@@ -124,18 +125,18 @@ fn status(change: Change) -> ExitCode {
 
 fn finish(
     json: Option<fs::File>,
-    told: &Value,
+    result: &Value,
     story: &str,
     change: Change,
 ) -> Result<ExitCode, Failure> {
     match json {
-        Some(mut output) => writeln!(output, "{told:#}")
+        Some(mut output) => writeln!(output, "{result:#}")
             .map_err(|error| Failure::output(format!("standard output: {error}")))?,
-        // Nobody may be listening any more.
+        // The reader may have closed the pipe.
         None => std::io::stderr().write_all(story.as_bytes()).unwrap_or_default(),
     }
     match change {
-        // Ctrl-C was for the program; the curve of what it did was wanted.
+        // Ctrl-C was meant for the program; the user wants the curve of the run so far.
         Change::Died(signal) | Change::Dumped(signal) if signal != libc::SIGINT => {
             child::die_of(signal)
         }
@@ -153,12 +154,12 @@ fn below_the_first(name: &str, kernel_max: u64) -> String {
     )
 }
 
-/// `--limit`, in the words of the command line: whole MiB.
+/// A limit as on the command line, in whole MiB.
 fn limit(bytes: u64) -> String {
     format!("{}M", bytes >> 20)
 }
 
-/// How many times as long as without a limit, with two decimals.
+/// The time as a multiple of the time without a limit, with two decimals.
 fn slower(time_ns: u64, work_ns: u64) -> String {
     let hundredths = u128::from(time_ns) * 100 / u128::from(work_ns.max(1));
     format!("{}.{:02}", hundredths / 100, hundredths % 100)
@@ -254,7 +255,7 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// The curve in fine steps, and the recommended limit.
+/// The curve in fine steps, with the recommended limit, as a drawing.
 fn draw(name: &str, curve: &Curve, best: Point) -> String {
     let points = curve.points(200);
     let longest = points.iter().map(|point| point.time_ns).max().unwrap_or(0);

@@ -1,4 +1,4 @@
-//! A table of text: columns as wide as their widest cell, numbers to the right.
+//! A table of text: columns as wide as their widest cell, numbers aligned to the right.
 
 use std::fmt;
 
@@ -45,15 +45,16 @@ impl Table {
     }
 }
 
-/// A name may hold anything, and a terminal obeys what it is sent: control characters are shown as `?`.
+/// Shows control characters as `?`: a name may contain anything, and a terminal obeys control
+/// characters.
 fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// Columns that `text` takes on a terminal, at most.
+/// The most columns that `text` takes on a terminal.
 ///
-/// Characters of East Asia take two. Some of the others above U+1100 take one: to count them as two
-/// leaves a gap, to count too few would break the line.
+/// East Asian characters take two columns. Some others above U+1100 take one: counting two for them
+/// leaves a gap, while counting too few would break the line.
 pub(crate) fn width(text: &str) -> usize {
     text.chars().map(character_width).sum()
 }
@@ -62,7 +63,7 @@ fn character_width(character: char) -> usize {
     if character < '\u{1100}' { 1 } else { 2 }
 }
 
-/// `text` in so many columns; a `+` at the end says that it was longer.
+/// `text` cut to this many columns; a `+` at its end marks that it was longer.
 pub(crate) fn cut(text: &str, columns: usize) -> String {
     if width(text) <= columns {
         return text.to_owned();
@@ -70,7 +71,7 @@ pub(crate) fn cut(text: &str, columns: usize) -> String {
     let (mut kept, mut taken) = (String::new(), 0);
     for character in text.chars() {
         taken += character_width(character);
-        // The last column is for the sign.
+        // The last column is for the `+`.
         if taken >= columns {
             break;
         }
@@ -109,8 +110,8 @@ mod tests {
         let mut table = Table::new(&["PID", "<COMMAND", "LIMIT"]);
         table.push(vec!["7".into(), "python3".into(), "256M".into()]);
         table.push(vec!["12345".into(), "é".into(), "1G".into()]);
-        let told = "  PID  COMMAND  LIMIT\n    7  python3   256M\n12345  é           1G\n";
-        assert_eq!(table.to_string(), told);
+        let expected = "  PID  COMMAND  LIMIT\n    7  python3   256M\n12345  é           1G\n";
+        assert_eq!(table.to_string(), expected);
         assert!(!table.without_headings().to_string().contains("PID"));
     }
 
@@ -132,8 +133,8 @@ mod tests {
             ("日本語", 5, "日本+"),
             ("日本語", 4, "日+"),
         ];
-        for (text, columns, told) in known {
-            assert_eq!(cut(text, columns), told);
+        for (text, columns, expected) in known {
+            assert_eq!(cut(text, columns), expected);
             assert!(width(&cut(text, columns)) <= columns);
         }
     }

@@ -160,11 +160,11 @@ mod tests {
                 set.retain(|address| !(start..end).contains(address));
             }
             assert_eq!(ranges.bytes(), set.len());
-            let told: Vec<(usize, usize)> = ranges.iter().collect();
-            assert!(told.windows(2).all(|pair| pair[0].1 < pair[1].0), "two that touch are one");
-            assert!(told.iter().flat_map(|(start, end)| *start..*end).eq(set.iter().copied()));
+            let found: Vec<(usize, usize)> = ranges.iter().collect();
+            assert!(found.windows(2).all(|pair| pair[0].1 < pair[1].0), "two that touch are one");
+            assert!(found.iter().flat_map(|(start, end)| *start..*end).eq(set.iter().copied()));
             let address = random.below(ADDRESSES);
-            let around = told.iter().find(|(start, end)| (*start..*end).contains(&address));
+            let around = found.iter().find(|(start, end)| (*start..*end).contains(&address));
             assert_eq!(ranges.around(address), around.copied());
         }
     }
@@ -189,9 +189,9 @@ mod tests {
                 set.retain(|address| !(start..end).contains(address));
             }
             assert_eq!(ranges.bytes(), set.len());
-            let told: Vec<(usize, usize)> = ranges.iter().collect();
-            assert!(told.windows(2).all(|pair| pair[0].1 <= pair[1].0), "RANGE-1");
-            assert!(told.iter().flat_map(|(start, end)| *start..*end).eq(set.iter().copied()));
+            let found: Vec<(usize, usize)> = ranges.iter().collect();
+            assert!(found.windows(2).all(|pair| pair[0].1 <= pair[1].0), "RANGE-1");
+            assert!(found.iter().flat_map(|(start, end)| *start..*end).eq(set.iter().copied()));
             let address = random.below(ADDRESSES);
             assert_eq!(ranges.contains(address), set.contains(&address));
         }

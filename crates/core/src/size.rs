@@ -163,8 +163,8 @@ mod tests {
         {
             let error = parse(given).expect_err(given);
             assert_eq!(error, SizeError::Malformed { given: given.to_owned() });
-            let told = error.to_string();
-            assert!(told.contains(&format!("'{given}'")) && told.contains("accepted"), "{told}");
+            let text = error.to_string();
+            assert!(text.contains(&format!("'{given}'")) && text.contains("accepted"), "{text}");
         }
     }
 
@@ -193,8 +193,8 @@ mod tests {
             (1 << 60, "1048576T"),
             (u64::MAX, "16777216T"),
         ];
-        for (bytes, told) in known {
-            assert_eq!(display(bytes), told, "{bytes}");
+        for (bytes, text) in known {
+            assert_eq!(display(bytes), text, "{bytes}");
         }
     }
 
@@ -205,10 +205,10 @@ mod tests {
         let mut random = Random::new(seed);
         for _ in 0..10_000 {
             let bytes = random.word() >> (1 + random.below(59));
-            let told = display(bytes);
-            let back = parse(&told).expect("a size that display wrote");
+            let text = display(bytes);
+            let back = parse(&text).expect("a size that display wrote");
             let near = bytes.abs_diff(back) <= bytes / 20;
-            assert!(near, "seed {seed}: {bytes} -> {told} -> {back}");
+            assert!(near, "seed {seed}: {bytes} -> {text} -> {back}");
         }
     }
 }

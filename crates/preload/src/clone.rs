@@ -165,7 +165,7 @@ mod raw {
     );
 
     unsafe extern "C" {
-        /// The instructions above; called with the arguments of [`syscall`].
+        /// The instructions above, to be called with the arguments of `syscall`.
         fn zfolio_syscall();
     }
 

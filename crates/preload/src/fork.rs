@@ -282,7 +282,7 @@ impl Files {
         }
     }
 
-    /// In a child: resets the lock, as the C library does, but only if the process had more than one thread.
+    /// In a child: resets the lock. The C library does this only if the process had more than one thread.
     fn forget_in_child(self) {
         std::mem::forget(self);
         // SAFETY: the child's only thread, which holds the lock or finds it free.

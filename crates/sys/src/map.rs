@@ -287,15 +287,15 @@ const PAGE_IS_PFNZERO: u64 = 1 << 5;
 
 const _: () = assert!(size_of::<Scan>() == 96 && size_of::<ScanRegion>() == 24);
 
-/// Calls `tell` for each run of resident pages in a range, in rising order, and whether they are
+/// Calls `each` for each run of resident pages in a range, in rising order, and whether they are
 /// the shared zero page.
 ///
 /// By `PAGEMAP_SCAN` (Linux 6.7), which skips address space without page tables; page by page where
 /// that is not available.
-pub fn for_each_resident(start: usize, end: usize, mut tell: impl FnMut(usize, usize, bool)) {
+pub fn for_each_resident(start: usize, end: usize, mut each: impl FnMut(usize, usize, bool)) {
     let mut regions = [ScanRegion { start: 0, end: 0, categories: 0 }; 64];
     let Ok(file) = crate::files::open_read(c"/proc/self/pagemap") else {
-        return each_resident_page(start, end, tell);
+        return each_resident_page(start, end, each);
     };
     let mut at = start;
     while at < end {
@@ -316,17 +316,17 @@ pub fn for_each_resident(start: usize, end: usize, mut tell: impl FnMut(usize, u
         // SAFETY: the structure is laid out as the kernel's (asserted above), and `regions` has room
         // for `regions_count` regions.
         let found = unsafe { libc::ioctl(file.as_raw_fd(), PAGEMAP_SCAN.into(), &raw mut scan) };
-        let Ok(found) = usize::try_from(found) else { return each_resident_page(at, end, tell) };
+        let Ok(found) = usize::try_from(found) else { return each_resident_page(at, end, each) };
         let place = |address: u64| usize::try_from(address).unwrap_or(end);
         for region in &regions[..found] {
             let zero = region.categories & PAGE_IS_PFNZERO != 0;
-            tell(place(region.start), place(region.end), zero);
+            each(place(region.start), place(region.end), zero);
         }
         at = place(scan.walk_end).max(at + PAGE_BYTES);
     }
 }
 
-fn each_resident_page(start: usize, end: usize, mut tell: impl FnMut(usize, usize, bool)) {
+fn each_resident_page(start: usize, end: usize, mut each: impl FnMut(usize, usize, bool)) {
     let mut present = [0_u8; 512];
     for from in (start..end).step_by(512 * PAGE_BYTES) {
         let bytes = (end - from).min(512 * PAGE_BYTES);
@@ -335,7 +335,7 @@ fn each_resident_page(start: usize, end: usize, mut tell: impl FnMut(usize, usiz
             present.fill(1);
         }
         for page in (0..bytes / PAGE_BYTES).filter(|page| present[*page] & 1 == 1) {
-            tell(from + page * PAGE_BYTES, from + (page + 1) * PAGE_BYTES, false);
+            each(from + page * PAGE_BYTES, from + (page + 1) * PAGE_BYTES, false);
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Numbers in handler mode: sorted in a slice larger than its limit, written to a file and read back by single
-//! system calls, sent through a socket.
+//! Numbers in handler mode: sorted in a slice larger than its limit, written to a file and read
+//! back by single system calls, and sent through a socket.
 //!
 //! `cargo run --release --example file_and_socket`
 

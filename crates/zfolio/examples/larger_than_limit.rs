@@ -1,4 +1,4 @@
-//! A region four times as large as its limit: filled, read back, counted.
+//! A region four times as large as its limit: filled, read back, and counted.
 //!
 //! `cargo run --release --example larger_than_limit`
 
@@ -8,7 +8,7 @@ fn main() -> Result<(), zfolio::Error> {
     let pager = Pager::builder().limit(64 << 20).unit(64 << 10).build()?;
     let mut region = pager.map(256 << 20)?;
 
-    // Values that repeat now and then, as real data does.
+    // Values that repeat from time to time, as in real data.
     for (index, byte) in region.iter_mut().enumerate() {
         *byte = value(index);
     }

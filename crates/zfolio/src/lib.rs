@@ -1,9 +1,11 @@
-//! Memory larger than its limit: what is not touched for a while is compressed, in this process, on an unmodified
-//! Linux kernel. A [`Pager`] has a limit; its regions deref to `[u8]` or `[T]` and are together as large as you
-//! like. **What the default mode cannot do:** the kernel's own accesses to a compressed page are not served. A
-//! `read(2)` into a region, or a `write(2)` from one, returns `EFAULT` (or a short count), and
-//! `std::io::Read::read` into a region's bytes is such a call. Use [`Region::read_from`] and [`Region::write_to`],
-//! or [`Mode::Handler`].
+//! Memory larger than its limit: pages that were not used for a while are compressed, in this
+//! process, on an unmodified Linux kernel. A [`Pager`] has a limit. Its regions deref to `[u8]` or
+//! `[T]`, and together they may be as large as you like.
+//!
+//! **What the default mode cannot do:** the kernel's own accesses to a compressed page are not
+//! served. A `read(2)` into a region, or a `write(2)` from one, returns `EFAULT` (or a short
+//! count), and `std::io::Read::read` into a region's bytes is such a call. Use
+//! [`Region::read_from`] and [`Region::write_to`], or [`Mode::Handler`].
 //!
 //! ```
 //! # // Where kernel or sandbox refuse userfaultfd, the examples say so and end.
@@ -27,24 +29,24 @@
 //!
 //! # What it needs
 //!
-//! - Linux 6.8 or later (`UFFDIO_MOVE`), pages of 4096 bytes.
-//! - A userfaultfd. [`Mode::Inline`], the default, needs no permission; some sandboxes (the default seccomp profile of
-//!   Docker) refuse it all the same. [`Mode::Handler`] needs one of: read and write permission on
-//!   `/dev/userfaultfd`; root or `CAP_SYS_PTRACE`; `vm.unprivileged_userfaultfd=1`. [`Mode::check`] asks;
-//!   `zfolio doctor` lists all of it.
+//! - Linux 6.8 or later (`UFFDIO_MOVE`), with pages of 4096 bytes.
+//! - A userfaultfd. [`Mode::Inline`], the default, needs no permission, but some sandboxes
+//!   (Docker's default seccomp profile) refuse it. [`Mode::Handler`] needs one of: read and write
+//!   permission on `/dev/userfaultfd`; root or `CAP_SYS_PTRACE`; `vm.unprivileged_userfaultfd=1`.
+//!   [`Mode::check`] tests it; `zfolio doctor` lists all requirements.
 //!
 //! # Which mode
 //!
 //! | | [`Mode::Inline`] | [`Mode::Handler`] |
 //! | --- | --- | --- |
-//! | who serves a touch of compressed memory | the touching thread, in a handler of SIGBUS | a thread of the pager |
+//! | access to compressed memory is served by | the accessing thread, in a handler of SIGBUS | a thread of the pager |
 //! | permission | none | as `zfolio run` |
-//! | system calls on regions | `EFAULT`; by [`Region::read_from`], [`Region::write_to`], [`Region::pin`] | yes, all |
-//! | threads that block SIGBUS | are killed by a touch | may touch |
-//! | signal handlers that touch regions | not while they may have interrupted `malloc` or this library | the same |
-//! | cost of a touch | lower: no other thread | about 3 us more (8.5 against 5.8 us for 4 KiB with lz4) |
+//! | system calls on regions | `EFAULT`; use [`Region::read_from`], [`Region::write_to`], [`Region::pin`] | all work |
+//! | threads that block SIGBUS | are killed by an access | may access regions |
+//! | signal handlers that access regions | not if they may have interrupted `malloc` or this library | the same |
+//! | cost of an access | lower: no other thread | about 3 us more (8.5 against 5.8 us for 4 KiB with lz4) |
 //!
-//! In handler mode a file is read straight into a region, by any library that only knows slices:
+//! In handler mode a file can be read directly into a region, by any library that works on slices:
 //!
 //! ```
 //! use std::fs::File;
@@ -74,24 +76,31 @@
 //!
 //! # Limits and costs
 //!
-//! - The limit counts what the regions of one pager have resident, on its way out, compressed, and in tables; at least
-//!   [`LIMIT_BYTES_MIN`]. What the process has beside is not counted: its code, its heap, other pagers.
-//!   [`Snapshot::process_bytes`] is all of it together.
-//! - As long as the regions are smaller than the limit together, the kernel has them alone: nothing is counted, and
-//!   nothing costs anything.
-//! - Beyond that a touch of a compressed page costs about 10 to 30 us, by codec and unit, and a touch of what is resident nothing. Sequential access is
-//!   brought back ahead. Large regions that are visited at random, with much less memory than is visited, are slow as swap is slow.
-//! - Data that does not compress stays, and **the limit is passed**: no byte is ever lost for it. That is told by one line on
-//!   standard error the first time; or to your function ([`Builder::on_over_limit`]); or as an error of what would add to it
-//!   ([`Builder::strict`]); and by [`Pager::over_limit`] and [`Snapshot::over_limit_bytes_max`] at any time.
-//! - A pager has 2 threads, in handler mode 3, and 2 file descriptors: a program that closes descriptors which are not its own
-//!   (`close_range`) loses its data. Up to 64 pagers can be in inline mode at once.
-//! - A process may have 65530 mappings (`vm.max_map_count`): few large regions, not many small ones.
+//! - The limit counts the memory of one pager's regions: resident, on its way out, compressed, and
+//!   in tables. It is at least [`LIMIT_BYTES_MIN`]. The rest of the process is not counted: its
+//!   code, its heap, other pagers. [`Snapshot::process_bytes`] is the whole process.
+//! - As long as the regions together are smaller than the limit, the kernel alone serves them.
+//!   Nothing is counted, and there is no cost.
+//! - Above the limit an access to a compressed page takes about 10 to 30 us, depending on codec and
+//!   unit. An access to a resident page costs nothing. Sequential accesses are prefetched. Large
+//!   regions with random accesses are slow, as with swap, if the limit is much smaller than the
+//!   memory in use.
+//! - Data that does not compress stays resident, and **the limit is exceeded**: data is never lost
+//!   because of the limit. The first time, one line on standard error reports it. Instead your
+//!   function can be called ([`Builder::on_over_limit`]), or a call that would add to the excess
+//!   can fail ([`Builder::strict`]). [`Pager::over_limit`] and [`Snapshot::over_limit_bytes_max`]
+//!   are available at any time.
+//! - A pager has 2 threads (3 in handler mode) and 2 file descriptors. A program that closes
+//!   descriptors which it did not open (`close_range`) loses its data. At most 64 pagers can be in
+//!   inline mode at once.
+//! - A process may have 65530 mappings (`vm.max_map_count`): use few large regions, not many small
+//!   ones.
 //!
 //! # Files and sockets
 //!
-//! [`Region::read_from`] and [`Region::write_to`] work in both modes, with whatever reads and writes. They go on after short reads
-//! and writes, try again when interrupted, and say how many bytes went before an error:
+//! [`Region::read_from`] and [`Region::write_to`] work in both modes, with any reader and writer.
+//! They continue after short reads and writes, retry when interrupted, and return how many bytes
+//! were transferred before an error:
 //!
 //! ```
 //! # if let Err(why) = zfolio::Mode::Inline.check() { eprintln!("SKIPPED: {why}"); return Ok(()); }
@@ -109,19 +118,22 @@
 //!
 //! # Errors
 //!
-//! [`Error`] says what was given and what is accepted, or what this machine lacks; [`Error::is_unsupported`] tells the latter
-//! apart. What no caller could handle ends the process with a line on standard error and status 125: a stored unit that does not
-//! come back as it was (its checksum tells), or a system without a page left for a touch that must be served.
+//! [`Error`] contains what was given and what is accepted, or what this machine lacks;
+//! [`Error::is_unsupported`] distinguishes the latter. Two failures that no caller could handle end
+//! the process, with a line on standard error and status 125: a stored unit that does not match its
+//! checksum, and a system without a free page for an access that must be served.
 //!
 //! # Fork
 //!
-//! Regions are not inherited: a touch in a child of `fork` is a SIGSEGV in the child, never wrong data. The child may drop what it
-//! inherited, and may build pagers of its own. `Command` and everything else that executes a program works as ever.
+//! Regions are not inherited: an access in a child of `fork` is a SIGSEGV in the child, never wrong
+//! data. The child may drop the inherited values, and may build its own pagers. `Command`, and
+//! everything else that executes a program, works as usual.
 //!
-//! # Looking in
+//! # Statistics
 //!
 //! `zfolio stat` lists the pagers of running processes with their figures, without root, unless
-//! [`Builder::listed`] says no. Their files are in `/dev/shm/zfolio-UID/`, readable by this user only, and go with the pager.
+//! [`Builder::listed`] disables it. The files are in `/dev/shm/zfolio-UID/`, readable by this user
+//! only, and are removed with the pager.
 #![forbid(unsafe_code)]
 
 pub use zfolio_core::stats::Snapshot;

@@ -1,10 +1,10 @@
 //! `usemem`: a plain program that uses much memory and checks every byte of it.
 //!
-//! It knows nothing of zfolio: it is the same program that the kernel's swap and `zfolio run` are
-//! measured with. Only the standard library and libc are linked in.
+//! It does not use zfolio: the same program is measured with the kernel's swap and with `zfolio
+//! run`. It links only the standard library and libc.
 //!
-//! With `--processes` the program starts itself once per worker; a worker writes `ready` before each
-//! phase and goes on when it reads a line, so that all of them are in the same phase.
+//! With `--processes` the program starts itself once per worker. A worker writes `ready` before
+//! each phase, and continues when it reads a line, so that all workers are in the same phase.
 
 #[path = "../mapping.rs"]
 #[allow(dead_code, unreachable_pub, reason = "shared with the library")]
@@ -63,11 +63,11 @@ struct Arguments {
     reads: usize,
     salt: bool,
     json: bool,
-    /// Set in a process started by `--processes`: which worker this is.
+    /// The number of this worker, in a process that `--processes` started.
     worker: Option<usize>,
 }
 
-/// What ends the program early: the line to say, and the exit status.
+/// Why the program ends early: a line to print, and the exit status.
 struct Failure(String, u8);
 
 impl From<io::Error> for Failure {
@@ -94,7 +94,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The arguments, or `None` if help is wanted.
+/// The arguments, or `None` if help is requested.
 fn parse(mut words: impl Iterator<Item = String>) -> Result<Option<Arguments>, String> {
     let (mut corpus, mut bytes) = (None, None);
     let (mut workers, mut seed, mut reads, mut worker) = (1, 1, 50_000, None);
@@ -164,7 +164,7 @@ fn run(arguments: &Arguments) -> Result<u8, Failure> {
     Ok(1)
 }
 
-/// What one worker alone would do.
+/// The workload of a single worker.
 fn whole<'a>(arguments: &Arguments, corpus: &'a Corpus) -> Workload<'a> {
     let Arguments { salt, seed, reads, .. } = *arguments;
     Workload { corpus, start: 0, salt, seed, reads }
@@ -174,7 +174,7 @@ fn map(bytes: usize) -> Result<Anonymous, Failure> {
     Anonymous::new(bytes).map_err(|error| Failure(format!("cannot map {bytes} bytes: {error}"), 1))
 }
 
-/// A worker as its parent sees it.
+/// A worker process, on the parent's side.
 struct Worker {
     child: Child,
     go: ChildStdin,
@@ -183,7 +183,7 @@ struct Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // It has ended, or its parent is about to fail: either way it must not stay.
+        // It has ended, or the parent is about to fail: in both cases it must not remain.
         let _gone_already = self.child.kill();
         let _reaped = self.child.wait();
     }
@@ -245,7 +245,7 @@ fn work_for_parent(arguments: &Arguments, corpus: &Corpus, index: usize) -> Resu
         println!("ready");
         parent_gone |= io::stdin().lines().next().is_none();
         if parent_gone {
-            // Nobody waits for the figures any more; nothing is left to undo.
+            // The parent has gone, and there is nothing to undo.
             std::process::exit(1);
         }
     })?;
@@ -253,7 +253,7 @@ fn work_for_parent(arguments: &Arguments, corpus: &Corpus, index: usize) -> Resu
     Ok(())
 }
 
-/// One line: phases, resident bytes, mismatch, latencies; numbers with blanks between.
+/// One line: phases, resident bytes, mismatch, latencies; numbers separated by blanks.
 fn encode(measured: &Measured, resident: u64) -> String {
     let mut line = String::new();
     let wrong = measured.mismatch.map_or((0, 0, 0, 0), |m| (1, m.offset, m.expected, m.found));

@@ -1,8 +1,8 @@
-//! Which settings are worth having, and three to begin with.
+//! Selects the settings that are worth having, and three to start with.
 
 use super::measure::Measured;
 
-/// The Pareto front, and what is recommended.
+/// The Pareto front, and the recommended settings.
 #[derive(Debug)]
 pub(crate) struct Choice {
     best: Vec<bool>,
@@ -12,13 +12,13 @@ pub(crate) struct Choice {
 }
 
 impl Choice {
-    /// Of `rows`, of which there is at least one.
+    /// The choice among `rows`, of which there is at least one.
     pub(crate) fn of(rows: &[Measured]) -> Choice {
         let points: Vec<(f64, f64)> = rows.iter().map(|row| (row.both_mb_s(), row.ratio)).collect();
         Choice::of_points(&points)
     }
 
-    /// Of speeds and ratios.
+    /// The choice among pairs of speed and ratio.
     fn of_points(points: &[(f64, f64)]) -> Choice {
         let beaten = |(speed, ratio): (f64, f64)| {
             points.iter().any(|&(other_speed, other_ratio)| {
@@ -33,7 +33,8 @@ impl Choice {
             front.max_by(|one, other| by(one).total_cmp(&by(other))).unwrap_or(0)
         };
         let (fastest, smallest) = (most(&|speed, _| speed), most(&|_, ratio| ratio));
-        // As near to both as can be: each on a logarithmic scale between the two ends of the front.
+        // The setting nearest to both maxima, each on a logarithmic scale between the two ends of
+        // the front.
         let share = |value: f64, low: f64, high: f64| (value / low).ln() / (high / low).ln();
         let (fast, small) = (points[fastest], points[smallest]);
         let balance = |speed: f64, ratio: f64| {
@@ -48,7 +49,7 @@ impl Choice {
         self.best[index]
     }
 
-    /// What is recommended: a word, and the row.
+    /// The recommended settings: a word for each, and its row.
     pub(crate) fn named(&self) -> impl Iterator<Item = (&'static str, usize)> {
         [("fastest", self.fastest), ("balanced", self.balanced), ("smallest", self.smallest)]
             .into_iter()

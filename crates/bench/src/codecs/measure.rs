@@ -1,4 +1,4 @@
-//! One algorithm at one level in units of one size.
+//! The measurement of one algorithm at one level, in units of one size.
 
 use std::fmt;
 
@@ -17,46 +17,47 @@ use crate::compare::outcome::median;
 use crate::compare::setting::Compression;
 use crate::usemem::random_below;
 
-/// Units that are stored by one call, as the pager does with a folio of 64 KiB.
+/// Bytes that are stored by one call, as the pager does with a folio of 64 KiB.
 const BATCH_BYTES: usize = 64 << 10;
 
-/// Loads that are timed one by one, if they are small: of large units so many that 1 GiB is loaded.
+/// Loads that are timed one by one if units are small; for large units, as many as load 1 GiB.
 const FAULTS: usize = 20_000;
 
-/// One batch in so many is taken out of a pool, and stored again where there is room then: the others keep
-/// their place, so that next to no zspage is empty meanwhile, and goes.
+/// One batch of this many is removed from a pool and then stored into the room that it left. The
+/// other batches keep their places, so that almost no zspage becomes empty and is freed.
 const PART: usize = 4;
 
-/// Fewer units tell nothing about two threads.
+/// With fewer units a measurement with two threads says nothing.
 const UNITS_FOR_TWO: usize = 32;
 
-/// What one setting does.
+/// The results for one setting.
 #[derive(Debug)]
 pub(crate) struct Measured {
     pub(crate) setting: Compression,
-    /// Data over pages and metadata of the pool.
+    /// Data divided by pages and metadata of the pool.
     pub(crate) ratio: f64,
-    /// Data over what the codec made of it.
+    /// Data divided by the bytes after compression.
     codec_ratio: f64,
-    /// Pages of the pool over the bytes stored in them.
+    /// Pages of the pool divided by the bytes stored in them.
     pool_over_codec: f64,
-    /// Metadata of the pool, of the data.
+    /// Metadata of the pool divided by the data.
     metadata_share: f64,
-    /// Data stored, and loaded, in 10^6 bytes a second.
+    /// Speed of storing and of loading, in 10^6 bytes of data per second.
     pub(crate) store_mb_s: f64,
     pub(crate) load_mb_s: f64,
-    /// Speeds without checksums, over the codec's alone: into a new pool, which gets its pages from the
-    /// system; into one that has the room; and out of it.
+    /// Speeds without checksums, divided by those of the codec alone: into a new pool, which gets
+    /// its pages from the system; into a pool that has room; and out of it.
     new_of_bare: f64,
     store_of_bare: f64,
     load_of_bare: f64,
     fault_ns: (u64, u64),
-    /// How many times as fast two threads are, in the pool and alone, if there is enough for both.
+    /// The speed of two threads divided by that of one, in the pool and for the codec alone; `None`
+    /// for too little data.
     two_threads: Option<(f64, f64)>,
 }
 
 impl Measured {
-    /// Data that is stored and loaded again, in 10^6 bytes a second.
+    /// Speed of storing and loading together, in 10^6 bytes of data per second.
     pub(crate) fn both_mb_s(&self) -> f64 {
         1.0 / (1.0 / self.store_mb_s + 1.0 / self.load_mb_s)
     }
@@ -108,26 +109,26 @@ impl fmt::Display for Measured {
     }
 }
 
-/// Seconds of one round, but for the last two.
+/// The seconds of one round, except for the last two fields.
 struct Round {
     /// The codec alone.
     bare_in: f64,
     bare_out: f64,
-    /// With a new pool, without checksums.
+    /// A new pool, without checksums.
     new: f64,
     out: f64,
-    /// A part of the units, once more into the same pool; and the codec alone with that part.
+    /// A part of the units, stored once more into the same pool; and the codec alone on that part.
     again: f64,
     bare_again: f64,
-    /// With the store.
+    /// The complete store.
     store: f64,
     load: f64,
-    /// How many times as fast two threads are.
+    /// The speed of two threads divided by that of one.
     two_threads: f64,
     two_threads_bare: f64,
 }
 
-/// Measures one setting on `sample`; one line if a unit does not come back as it was.
+/// Measures one setting on `sample`; an error is one line, if a unit does not come back unchanged.
 pub(crate) fn measure(
     setting: &Compression,
     params: Params,
@@ -138,12 +139,12 @@ pub(crate) fn measure(
     let bench = Bench { params, unit, units: sample.chunks_exact(setting.unit_bytes).collect() };
     let part: Vec<&[u8]> = bench.batches(&bench.units).step_by(PART).flatten().copied().collect();
     let (lower, upper) = part.split_at(part.len() / 2);
-    // Once for all rounds: memory that is freed may go back to the host of a virtual machine, and whoever
-    // gets it next waits for the host.
+    // Made once for all rounds: on a virtual machine, freed memory may go back to the host, and the
+    // next one to use it would wait for the host.
     let mut bare = bench.bare(&bench.units)?;
     let [mut bare_part, mut bare_lower, mut bare_upper] =
         [bench.bare(&part)?, bench.bare(lower)?, bench.bare(upper)?];
-    let (mut told, mut last) = (Vec::new(), None);
+    let (mut finished, mut last) = (Vec::new(), None);
     for round in 0..rounds {
         let (zcomp, pool) = (bench.zcomp()?, Pool::new(PoolMappings::default(), unit));
         let bare_in = bare.compress();
@@ -175,12 +176,12 @@ pub(crate) fn measure(
             two_threads,
             two_threads_bare: bare_one / bare_two,
         };
-        told.push(round);
+        finished.push(round);
         last = Some((zswap, entries, filled));
     }
     let (zswap, entries, pool) = last.expect("there is a round");
     let (data, pages) = (sample.len() as f64, (pool.pages_used * PAGE_BYTES as u64) as f64);
-    let of = |value: fn(&Round) -> f64| median(told.iter().map(value).collect());
+    let of = |value: fn(&Round) -> f64| median(finished.iter().map(value).collect());
     Ok(Measured {
         setting: setting.clone(),
         ratio: data / (pages + pool.metadata_bytes as f64),
@@ -198,7 +199,7 @@ pub(crate) fn measure(
     })
 }
 
-/// Where a unit went that was stored without a checksum.
+/// The place of a unit that was stored without a checksum.
 enum Place {
     Word(u64),
     Compressed(Handle),
@@ -213,19 +214,19 @@ impl Place {
     }
 }
 
-/// The codec alone, as lzbench has it: what it makes of the units goes one behind the other into memory
-/// that is there.
+/// The codec alone, as in lzbench: it writes the compressed units one after the other into memory
+/// that exists already.
 struct BareLoop<'u, 'a> {
     codec: Bare,
     units: &'u [&'a [u8]],
     bytes: Vec<u8>,
-    /// Of each unit; that of one which did not shrink is a unit's.
+    /// Compressed length per unit; a unit that did not shrink counts its full size.
     lengths: Vec<usize>,
     dest: Vec<u8>,
 }
 
 impl BareLoop<'_, '_> {
-    /// Compresses each unit; tells the seconds.
+    /// Compresses each unit; returns the seconds.
     fn compress(&mut self) -> f64 {
         let most = compressed_bytes_max(self.dest.len());
         let mut end = 0;
@@ -241,7 +242,7 @@ impl BareLoop<'_, '_> {
         start.seconds()
     }
 
-    /// Decompresses each again.
+    /// Decompresses each unit; returns the seconds.
     fn decompress(&mut self) -> f64 {
         let (mut rest, mut good) = (&self.bytes[..], true);
         let start = Timer::start();
@@ -261,7 +262,7 @@ impl BareLoop<'_, '_> {
     }
 }
 
-/// One setting and the units to measure it on.
+/// One setting, and the units to measure.
 struct Bench<'a> {
     params: Params,
     unit: UnitOrder,
@@ -271,7 +272,8 @@ struct Bench<'a> {
 impl<'a> Bench<'a> {
     fn bare<'u>(&self, units: &'u [&'a [u8]]) -> Result<BareLoop<'u, 'a>, String> {
         let codec = Bare::new(&self.params, self.unit).map_err(|error| error.to_string())?;
-        // Written once, so that it is there; none behind it would be too little for the last.
+        // Written once, so that the pages exist; with room for one more unit, which the last one
+        // needs.
         let bytes = vec![1; (units.len() + 1) * self.unit.bytes()];
         let (lengths, dest) = (vec![0; units.len()], vec![0; self.unit.bytes()]);
         Ok(BareLoop { codec, units, bytes, lengths, dest })
@@ -282,7 +284,7 @@ impl<'a> Bench<'a> {
     }
 
     fn zswap(&self) -> Result<Zswap<PoolMappings>, String> {
-        // Any key takes as long.
+        // The speed does not depend on the key.
         let key = Key::new([0xA5; Key::BYTES]);
         Ok(Zswap::new(self.zcomp()?, PoolMappings::default(), self.unit, key))
     }
@@ -303,7 +305,7 @@ impl<'a> Bench<'a> {
             let first = places.len();
             places.extend(batch.iter().map(|_| Place::Word(0)));
             zcomp.compress(0, batch, &mut |elements| {
-                // What goes into the pool, whose place it is, and as what.
+                // The objects for the pool: their bytes, their units, and their kinds.
                 let mut objects = [&[][..]; BATCH_MAX];
                 let mut owners = [(0, Place::Raw as fn(Handle) -> Place); BATCH_MAX];
                 let mut count = 0;
@@ -355,7 +357,7 @@ impl<'a> Bench<'a> {
         if good { Ok(took) } else { Err(wrong()) }
     }
 
-    /// Stores units as the pager does, checksums included.
+    /// Stores units as the pager does, with checksums.
     fn store(
         &self,
         cpu: usize,
@@ -379,7 +381,8 @@ impl<'a> Bench<'a> {
         (start.seconds(), entries)
     }
 
-    /// Loads each unit; tells the first that is not what was stored, if it is to `compare`.
+    /// Loads each unit. With `compare`, returns an error for the first one that is not what was
+    /// stored.
     fn load(
         &self,
         zswap: &Zswap<PoolMappings>,
@@ -399,8 +402,9 @@ impl<'a> Bench<'a> {
         (start.seconds(), wrong)
     }
 
-    /// The speed of two threads that store a half each of a `part` of the units, over that of one. Into a
-    /// pool that has the room: what the system does on two processors is not told here.
+    /// The speed of two threads that each store half of a `part` of the units, divided by that of
+    /// one thread. The pool has room, so that the speed of the system's page allocation on two CPUs
+    /// is not measured.
     fn two_over_one(
         &self,
         zswap: &Zswap<PoolMappings>,
@@ -448,14 +452,14 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// The seconds that `work` takes.
+/// The elapsed seconds of `work`.
 fn wall(work: impl FnOnce()) -> f64 {
     let start = clock::monotonic_ns();
     work();
     seconds(clock::monotonic_ns() - start)
 }
 
-/// The seconds that two threads take.
+/// The elapsed seconds of two threads.
 fn both(first: impl FnOnce(), second: impl FnOnce() + Send) -> f64 {
     wall(|| {
         std::thread::scope(|scope| {
@@ -465,7 +469,7 @@ fn both(first: impl FnOnce(), second: impl FnOnce() + Send) -> f64 {
     })
 }
 
-/// What this thread has run: other programs on the machine do not count.
+/// CPU time of this thread, which other programs on the machine do not affect.
 struct Timer(u64);
 
 impl Timer {

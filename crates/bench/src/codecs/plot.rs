@@ -1,4 +1,4 @@
-//! Ratio over speed, as a drawing.
+//! A drawing of ratio over speed.
 
 use zfolio_core::size;
 
@@ -6,7 +6,7 @@ use super::choice::Choice;
 use super::measure::Measured;
 use crate::plot::{Axis, Plot, STRONG, WEAK};
 
-/// An SVG of all rows; the best are joined by a line.
+/// An SVG of all rows; a line joins the best ones.
 pub(crate) fn draw(title: &str, rows: &[Measured], choice: &Choice) -> String {
     let ends = |value: fn(&Measured) -> f64| {
         let values = || rows.iter().map(value);

@@ -16,7 +16,7 @@ use crate::mapping::Anonymous;
 /// Bytes of one write or read.
 const CALL_BYTES: usize = 1 << 20;
 
-/// What zram did with one algorithm.
+/// The results of zram with one algorithm.
 #[derive(Debug)]
 pub(crate) struct Beside {
     algorithm: String,
@@ -49,7 +49,7 @@ impl fmt::Display for Beside {
     }
 }
 
-/// Writes `sample` to a device of our own with each algorithm of this kernel, reads it back and compares.
+/// Writes `sample` to a new device with each algorithm of this kernel, reads it back and compares.
 pub(crate) fn measure(sample: &Anonymous) -> Result<Vec<Beside>, String> {
     if zfolio_sys::probe::effective_uid() != 0 {
         return Err("a device needs root; run it with sudo".to_owned());
@@ -71,7 +71,7 @@ fn measure_one(journal: &Journal, sample: &Anonymous, algorithm: &str) -> io::Re
     let disk = Disk::set_up(journal, bytes, algorithm)?;
     let device = disk.open()?;
     let mut back = Anonymous::new(sample.len())?;
-    // Its pages now, not while it is read.
+    // Populates the pages before the reading is timed.
     back.fill(1);
     let at = |index: usize| Disk::LABEL_BYTES + (index * CALL_BYTES) as u64;
     let start = clock::monotonic_ns();

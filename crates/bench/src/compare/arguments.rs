@@ -120,7 +120,7 @@ impl UsememArgs {
         if self.bytes < 1 << 20 {
             return refuse("--bytes", self.bytes, "1M or more");
         }
-        // Below, the program itself does not fit, and the kernel kills it.
+        // With less, the program itself does not fit, and the kernel kills it.
         if self.limit < 4 << 20 {
             return refuse("--limit", self.limit, "4M or more");
         }

@@ -1,14 +1,14 @@
-//! What one run gave, the medians of several, and their ratios.
+//! The result of one run, the medians of several, and their ratios.
 
 use serde_json::{Value, json};
 
 /// The four phases that are compared, in the order of the tables.
 pub(crate) const PHASES: [&str; 4] = ["write", "read", "incr", "random"];
 
-/// What one run gave.
+/// The result of one run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outcome {
-    /// Memory in all: the limit, and for the kernel what zram held beside it. 0 without a limit.
+    /// Total memory: the limit, plus what zram held for the kernel's rows. 0 without a limit.
     pub(crate) total_bytes: f64,
     pub(crate) write_mb_s: f64,
     pub(crate) read_mb_s: f64,
@@ -22,17 +22,17 @@ pub(crate) struct Outcome {
     pub(crate) cpu_seconds: f64,
     /// `ok`, or the first wrong byte.
     pub(crate) verify: String,
-    /// The most that zram held (`mem_used_max`), in the kernel's rows.
+    /// The most that zram held (`mem_used_max`), for the kernel's rows.
     pub(crate) zram_bytes_max: Option<u64>,
 }
 
-/// Reads a field; what we did not write ourselves is not trusted to be there.
+/// Reads a field; the report comes from another program, so the field may be missing.
 fn number(report: &Value, key: &str) -> Result<f64, String> {
     report[key].as_f64().ok_or(format!("the report of usemem has no {key}"))
 }
 
 impl Outcome {
-    /// Reads what usemem said.
+    /// Reads the report of usemem.
     pub(crate) fn parse(text: &str) -> Result<Outcome, String> {
         let report: Value = serde_json::from_str(text.trim())
             .map_err(|error| format!("the report of usemem is not understood: {error}"))?;
@@ -51,13 +51,14 @@ impl Outcome {
         })
     }
 
-    /// Speeds of [`PHASES`], more being better: MB/s, and random reads a microsecond.
+    /// The speeds of [`PHASES`]; more is better: MB/s, and random reads per microsecond.
     pub(crate) fn speeds(&self) -> [f64; 4] {
         let random = 1.0 / self.random_us_mean.max(f64::MIN_POSITIVE);
         [self.write_mb_s, self.read_mb_s, self.increment_mb_s, random]
     }
 
-    /// The median of each figure; `verify` is `ok` only if all of them are. `None` if there are none.
+    /// The median of each figure; `verify` is `ok` only if it is in all runs. `None` if there are
+    /// no runs.
     pub(crate) fn median_of(runs: &[Outcome]) -> Option<Outcome> {
         let last = runs.last()?;
         let of = |figure: fn(&Outcome) -> f64| median(runs.iter().map(figure).collect());
@@ -71,7 +72,7 @@ impl Outcome {
             random_us_p50: of(|run| run.random_us_p50),
             random_us_p99: of(|run| run.random_us_p99),
             random_us_max: of(|run| run.random_us_max),
-            // Not a median: a peak is a peak.
+            // The maximum, because it is a peak.
             resident_bytes_max: runs.iter().map(|run| run.resident_bytes_max).fold(0.0, f64::max),
             cpu_seconds: of(|run| run.cpu_seconds),
             verify: wrong.verify.clone(),
@@ -97,7 +98,7 @@ impl Outcome {
     }
 }
 
-/// Of values, of which there is at least one.
+/// The median of at least one value.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
     let middle = values.len() / 2;
@@ -112,7 +113,7 @@ pub(crate) fn best<'a>(runs: impl Iterator<Item = &'a Outcome>) -> Option<[f64; 
     runs.map(Outcome::speeds).reduce(|best, run| std::array::from_fn(|at| best[at].max(run[at])))
 }
 
-/// How many times as fast as `best` each phase of `run` is, and the geometric mean of the four.
+/// The quotient of each phase of `run` and `best`, and the geometric mean of the four.
 pub(crate) fn ratios(run: &Outcome, best: &[f64; 4]) -> ([f64; 4], f64) {
     let speeds = run.speeds();
     let ratios: [f64; 4] = std::array::from_fn(|at| speeds[at] / best[at]);

@@ -17,7 +17,7 @@ use crate::kernel::{Kernel, KernelSetting};
 use crate::os;
 use crate::usemem::Corpus;
 
-/// Everything that the runs share.
+/// What all runs share.
 pub(super) struct Bench<'a> {
     pub(super) args: &'a UsememArgs,
     pub(super) corpus: PathBuf,
@@ -66,7 +66,7 @@ impl Bench<'_> {
         })
     }
 
-    /// What will be run, the kernel's settings first.
+    /// The settings to run, the kernel's first.
     pub(super) fn rows(&self, notes: &mut Vec<String>) -> Vec<Row> {
         let wanted = |way| !self.args.without.contains(&way);
         let mut settings = Vec::new();
@@ -97,7 +97,7 @@ impl Bench<'_> {
         settings.into_iter().map(row).collect()
     }
 
-    /// Runs every row once. `total` is decided when the first zfolio row comes.
+    /// Runs every row once. The first row of zfolio determines `total` if it is not given.
     pub(super) fn round(
         &self,
         round: u32,
@@ -133,14 +133,14 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// The least memory in all that any of the kernel's runs needed; half of the data without one.
+    /// The smallest total memory of the kernel's runs; without any, half of the data.
     fn smallest_total(&self, rows: &[Row]) -> u64 {
         let kernel = rows.iter().filter(|row| row.setting.is_kernel());
         let beside = kernel.flat_map(|row| &row.runs).filter_map(|run| run.zram_bytes_max);
         beside.min().map_or(self.args.bytes / 2, |least| self.args.limit + least)
     }
 
-    /// The words that say what the workload is, for `usemem`.
+    /// Adds the arguments for `usemem` that describe the workload.
     fn workload(&self, command: &mut Command) {
         let args = self.args;
         command.arg("--corpus").arg(&self.corpus).arg("--bytes").arg(args.bytes.to_string());
@@ -178,7 +178,7 @@ impl Bench<'_> {
     }
 
     fn run_under(&self, compression: &Compression, total: u64) -> Result<Outcome, WatchError> {
-        // Each process has the limit for itself.
+        // The limit applies to each process.
         let processes = if self.args.processes { u64::from(self.args.workers) } else { 1 };
         let mut command = Command::new(&self.zfolio);
         command.args(["run", "--quiet", "--limit", &(total / processes).to_string()]);
@@ -206,7 +206,7 @@ fn cpus() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// Runs `command` to its end and reads its report. A wrong byte is a report, too.
+/// Runs `command` to its end and reads its report. A report of a wrong byte is a result, too.
 fn finish(command: Command, name: Option<&str>) -> Result<Outcome, WatchError> {
     let ended = watch(command, name)?;
     let outcome = Outcome::parse(&ended.output);
@@ -223,8 +223,9 @@ fn finish(command: Command, name: Option<&str>) -> Result<Outcome, WatchError> {
             return Err(std::io::Error::other(format!("{}: {complaint}", ended.status)).into());
         }
     };
-    // What the process itself says is exact, and it ended within 50 ms of it; the samples also see
-    // processes that share the work. Both are peaks, so the larger one is the truth.
+    // The figure of the process itself is exact, and was read less than 50 ms before its end. The
+    // samples include other processes that share the work. Both are peaks, so the larger one is
+    // right.
     outcome.resident_bytes_max = outcome.resident_bytes_max.max(exact(ended.resident_bytes_max));
     outcome.cpu_seconds = exact(ended.cpu_ns) / 1e9;
     Ok(outcome)

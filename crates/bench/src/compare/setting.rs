@@ -1,4 +1,4 @@
-//! What is compared: each row of the table.
+//! The settings that are compared: one for each row of the table.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,12 +12,12 @@ use crate::kernel::KernelSetting;
 /// How zfolio compresses: `lz4:64K`, `zstd,level=1:16K`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Compression {
-    /// As `--algorithm` takes it.
+    /// The value of `--algorithm`.
     pub(crate) algorithm: String,
     pub(crate) unit_bytes: usize,
 }
 
-/// What is compared unless `--setting` says otherwise.
+/// The settings that are compared unless `--setting` says otherwise.
 pub(crate) const DEFAULTS: [&str; 4] = ["lz4:4K", "lz4:16K", "zstd,level=1:4K", "zstd,level=1:16K"];
 
 impl FromStr for Compression {
@@ -43,7 +43,7 @@ impl fmt::Display for Compression {
 /// A row of the table.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Setting {
-    /// No pressure at all: what the machine can do.
+    /// Without any limit: the speed of the machine.
     Free,
     /// The kernel's zram swap.
     Kernel(KernelSetting),
@@ -54,7 +54,7 @@ pub(crate) enum Setting {
 }
 
 impl Setting {
-    /// Whether it is one of ours, to be set against the kernel's.
+    /// Whether it is one of zfolio's, to be compared with the kernel's.
     pub(crate) fn is_zfolio(&self) -> bool {
         matches!(self, Setting::Run(_) | Setting::Inline(_))
     }

@@ -1,4 +1,4 @@
-//! The comparison as text, and as JSON.
+//! The comparison as text and as JSON.
 
 use std::fmt::Write as _;
 
@@ -7,24 +7,24 @@ use serde_json::{Value, json};
 use super::outcome::{self, Outcome, PHASES};
 use super::setting::Setting;
 
-/// A row: a setting, its runs, and what went wrong.
+/// A row: a setting, its runs, and its errors.
 #[derive(Debug)]
 pub(crate) struct Row {
     pub(crate) setting: Setting,
     pub(crate) runs: Vec<Outcome>,
-    /// Why a run gave nothing.
+    /// Why runs gave no result.
     pub(crate) failures: Vec<String>,
 }
 
 /// The whole comparison.
 #[derive(Debug)]
 pub(crate) struct Table {
-    /// What was measured, on what: one line.
+    /// What was measured and on what, in one line.
     pub(crate) title: String,
-    /// The same, for programs.
+    /// The same as JSON.
     pub(crate) context: Value,
     pub(crate) rows: Vec<Row>,
-    /// What was left out, one line each.
+    /// What was omitted, one line each.
     pub(crate) notes: Vec<String>,
 }
 
@@ -41,14 +41,14 @@ impl Table {
         outcome::best(kernel.iter())
     }
 
-    /// Whether every run gave an answer, and every byte was right.
+    /// Whether every run gave a result, and every byte was right.
     pub(crate) fn all_right(&self) -> bool {
         let right =
             |row: &Row| row.failures.is_empty() && row.runs.iter().all(|r| r.verify == "ok");
         self.rows.iter().all(right)
     }
 
-    /// The table, the ratios, and what went wrong.
+    /// The table, the ratios and the errors.
     pub(crate) fn text(&self) -> String {
         let mut text = format!("{}\n\n", self.title);
         self.write_figures(&mut text);
@@ -132,7 +132,7 @@ impl Table {
         text.push('\n');
     }
 
-    /// The same, every run included.
+    /// The same as JSON, with every run.
     pub(crate) fn json(&self) -> Value {
         let best = self.kernel_best();
         let rows = self.rows.iter().map(|row| {

@@ -1,4 +1,4 @@
-//! Runs one program to its end, and samples its memory from outside meanwhile.
+//! Runs one program to its end, and samples its memory from outside.
 
 use std::fs;
 use std::io::{self, Read};
@@ -8,15 +8,15 @@ use std::time::Duration;
 
 use crate::os;
 
-/// How often memory is sampled, and a signal to us is noticed.
+/// How often memory is sampled, and a signal to this process is noticed.
 const SAMPLE: Duration = Duration::from_millis(50);
 
-/// Why a program's run gave nothing.
+/// Why the run of a program gave no result.
 #[derive(Debug)]
 pub(crate) enum WatchError {
-    /// It could not be started, or waited for.
+    /// The program could not be started, or not be waited for.
     System(io::Error),
-    /// A signal asked us to stop; the program is gone.
+    /// A signal requested a stop; the program has been ended.
     Stopped(i32),
 }
 
@@ -32,13 +32,13 @@ pub(crate) struct Ended {
     pub(crate) status: ExitStatus,
     pub(crate) output: String,
     pub(crate) complaint: String,
-    /// The most that was seen resident, in all processes called `name`, at once.
+    /// The most that all processes called `name` had resident at one moment.
     pub(crate) resident_bytes_max: u64,
-    /// Processor time of the program and what it started.
+    /// CPU time of the program and its children.
     pub(crate) cpu_ns: u64,
 }
 
-/// The program, gone when this goes.
+/// The program, which is killed when this is dropped.
 struct Watched(Child);
 
 impl Drop for Watched {
@@ -52,7 +52,7 @@ impl Drop for Watched {
     }
 }
 
-/// Runs `command` to its end. Memory is summed over the processes below it that are called `name`.
+/// Runs `command` to its end. The memory is the sum over its descendants that are called `name`.
 pub(crate) fn watch(mut command: Command, name: Option<&str>) -> Result<Ended, WatchError> {
     let cpu_before = os::children_cpu_ns();
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -76,17 +76,17 @@ pub(crate) fn watch(mut command: Command, name: Option<&str>) -> Result<Ended, W
     Ok(Ended { status, output, complaint, resident_bytes_max, cpu_ns })
 }
 
-/// Reads a pipe to its end, so that the program never waits for us.
+/// Reads a pipe to its end, so that the program never waits for this process.
 fn collect(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
     std::thread::spawn(move || {
         let mut text = Vec::new();
-        // What was read before an error is still worth telling.
+        // The part that was read before an error is still useful.
         let _partial = pipe.read_to_end(&mut text);
         String::from_utf8_lossy(&text).into_owned()
     })
 }
 
-/// The processes below `pid`, itself not among them.
+/// The descendants of `pid`, without itself.
 fn descendants(pid: u32) -> Vec<u32> {
     let mut found = Vec::new();
     let mut unseen = vec![pid];

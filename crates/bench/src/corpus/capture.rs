@@ -1,7 +1,8 @@
-//! Reads the resident anonymous private pages of a process through `/proc`.
+//! Reads the resident, anonymous, private pages of a process through `/proc`.
 //!
-//! `maps` says where, `pagemap` says which pages are there and whose, `mem` gives their contents.
-//! The process is not stopped. Pages that are swapped out stay there: reading would bring them in.
+//! `maps` has the ranges, `pagemap` says which pages are resident and private, and `mem` has their
+//! contents. The process is not stopped. Pages that are swapped out are skipped: reading them would
+//! swap them in.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -15,29 +16,29 @@ const PRESENT: u64 = 1 << 63;
 /// Bit of a `pagemap` entry: the page belongs to a file, or is shared anonymous memory.
 const FILE_OR_SHARED: u64 = 1 << 61;
 
-/// Pages that are asked about, and read, at once: 1 MiB.
+/// Pages that are examined and read together: 1 MiB.
 const RUN_PAGES: usize = 256;
 
 /// Why a process could not be captured.
 #[derive(Debug)]
 #[non_exhaustive]
 pub(crate) enum CaptureError {
-    /// No such process: give another PID.
+    /// There is no such process: the user must give another PID.
     Missing(u32),
-    /// The process of another user: be that user, or root.
+    /// The process belongs to another user: only that user or root can read it.
     Foreign { pid: u32, owner: u32 },
     /// The kernel's rules (Yama, a sandbox, an undumpable process) forbid it.
     Forbidden { pid: u32, error: io::Error },
-    /// A kernel thread has no memory of its own; nor has a process that is ending.
+    /// The process has no memory of its own: it is a kernel thread, or is ending.
     NoMemory(u32),
-    /// The process ended, or the system failed.
+    /// The process ended, or the system returned an error.
     Read { pid: u32, error: io::Error },
     /// The corpus could not be written.
     Write(io::Error),
 }
 
 impl CaptureError {
-    /// ESRCH from an open process folder: it has no memory.
+    /// ESRCH from an open folder in /proc means that the process has no memory.
     fn of_read(pid: u32, error: io::Error) -> CaptureError {
         match error.raw_os_error() {
             Some(libc::ESRCH) => CaptureError::NoMemory(pid),
@@ -72,13 +73,13 @@ impl fmt::Display for CaptureError {
     }
 }
 
-/// What was captured.
+/// The result of a capture.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) pages_written: u64,
-    /// Left out: nothing but zeros.
+    /// Omitted, because they contained only zeros.
     pub(crate) pages_zero: u64,
-    /// Gone, or not readable: device memory, or freed meanwhile.
+    /// Not readable: device memory, or freed in the meantime.
     pub(crate) pages_unreadable: u64,
 }
 
@@ -96,7 +97,7 @@ impl fmt::Display for Counts {
     }
 }
 
-/// A process whose memory we may read.
+/// A process whose memory can be read.
 #[derive(Debug)]
 pub(crate) struct Process {
     pid: u32,
@@ -105,7 +106,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Opens what is needed of process `pid`.
+    /// Opens the files of process `pid`.
     pub(crate) fn open(pid: u32) -> Result<Process, CaptureError> {
         let folder = format!("/proc/{pid}");
         let owner = fs::metadata(&folder).map_err(|_| CaptureError::Missing(pid))?.uid();
@@ -133,7 +134,7 @@ impl Process {
         format!("{} (PID {})", name.trim(), self.pid)
     }
 
-    /// Writes its pages to `output`, at most `bytes_max` of them.
+    /// Writes at most `bytes_max` bytes of its pages to `output`.
     pub(crate) fn capture(
         &self,
         output: &mut impl Write,
@@ -156,7 +157,7 @@ impl Process {
                 let pages = usize::try_from((end - at) / PAGE_BYTES as u64).unwrap_or(usize::MAX);
                 let pages = pages.min(RUN_PAGES);
                 let entries = &mut entries[..pages * 8];
-                // An address of no process (vsyscall) has no entry.
+                // An address outside of the process's memory (vsyscall) has no entry.
                 if self.pagemap.read_exact_at(entries, at / PAGE_BYTES as u64 * 8).is_err() {
                     break;
                 }
@@ -174,7 +175,7 @@ impl Process {
         Ok(counts)
     }
 
-    /// Copies the pages at `place`, as many as `buffer` holds.
+    /// Copies the pages at `place`, as many as fit into `buffer`.
     fn copy_run(
         &self,
         place: u64,
@@ -185,7 +186,7 @@ impl Process {
     ) -> Result<(), CaptureError> {
         let whole = self.memory.read_exact_at(buffer, place).is_ok();
         for (index, page) in buffer.chunks_exact_mut(PAGE_BYTES).enumerate() {
-            // One page that cannot be read spoils the run; then each is asked for by itself.
+            // If one page cannot be read, reading the run fails; then each page is read alone.
             let at = place + (index * PAGE_BYTES) as u64;
             if !whole && self.memory.read_exact_at(page, at).is_err() {
                 counts.pages_unreadable += 1;
@@ -200,7 +201,7 @@ impl Process {
     }
 }
 
-/// The range of a line of `maps`, if it is private and readable memory.
+/// The range of a line of `maps`, if it is private and readable.
 fn private_range(line: &str) -> Option<(u64, u64)> {
     let mut fields = line.split_whitespace();
     let (range, rights) = (fields.next()?, fields.next()?);
@@ -213,13 +214,13 @@ fn private_range(line: &str) -> Option<(u64, u64)> {
     Some((u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?))
 }
 
-/// Whether an entry of `pagemap` is a resident page that no file has.
+/// Whether an entry of `pagemap` is a resident page that belongs to no file.
 fn is_private_page(entry: &[u8]) -> bool {
     let entry = u64::from_ne_bytes(entry.try_into().expect("entries are cut to 8 bytes"));
     entry & PRESENT != 0 && entry & FILE_OR_SHARED == 0
 }
 
-/// The ranges of `true`.
+/// The ranges of consecutive `true` values.
 fn runs(wanted: &[bool]) -> impl Iterator<Item = std::ops::Range<usize>> + '_ {
     let mut at = 0;
     std::iter::from_fn(move || {

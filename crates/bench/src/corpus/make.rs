@@ -1,7 +1,8 @@
 //! Starts real programs, waits until they have built their data, and captures it.
 //!
-//! A program says `ready` on its standard output when its data is there, and ends when its standard
-//! input does; so none outlives us, even if we are killed. Otherwise it is stopped by its PID.
+//! A program writes `ready` to its standard output when its data is complete, and ends when its
+//! standard input is closed; so none outlives this process, even if it is killed. Otherwise it is
+//! stopped by its PID.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader};
@@ -18,10 +19,10 @@ use super::{CorpusFailure, Output};
 use crate::os;
 use crate::usemem::CORPUS_BYTES_MIN;
 
-/// A program that has said nothing for so long is given up.
+/// How long to wait for `ready`.
 const READY_SECONDS_MAX: u64 = 300;
 
-/// How one program is started; `SIZE` is the data that it shall build, in bytes.
+/// How one program is started; `SIZE` is replaced by the bytes of data that it should build.
 struct Program {
     name: &'static str,
     command: fn(folder: &Path, size: u64) -> Command,
@@ -49,14 +50,14 @@ fn node(_folder: &Path, size: u64) -> Command {
 
 fn java(folder: &Path, size: u64) -> Command {
     let mut command = Command::new("java");
-    // The serial collector, and a heap that grows: what is resident is what was built.
+    // The serial collector and a heap that grows: what is resident is the data.
     let heap_mib = (size >> 19) + 128;
     command.args(["-XX:+UseSerialGC", "-Xms16m"]).arg(format!("-Xmx{heap_mib}m"));
     command.arg(folder.join("Objects.java")).arg(size.to_string());
     command
 }
 
-/// A folder of our own for Java's source, which must be a file.
+/// A temporary folder for Java's source, which must be a file.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -77,12 +78,12 @@ impl Drop for Folder {
     }
 }
 
-/// A program that is ready, stopped when this goes.
+/// A program that is ready; it is stopped when this is dropped.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // If it has ended by itself, there is nothing to stop.
+        // It may have ended by itself.
         let _ended_already = self.0.kill();
         let _reaped = self.0.wait();
     }
@@ -98,16 +99,16 @@ impl Running {
         })?;
         let mut running = Running(child);
         let answers = running.0.stdout.take().expect("piped above");
-        let (tell, told) = mpsc::channel();
-        // The thread ends with the first line, or when the program does.
+        let (sender, receiver) = mpsc::channel();
+        // The thread ends with the first line, or with the program.
         std::thread::spawn(move || {
             let mut line = String::new();
             let length = BufReader::new(answers).read_line(&mut line).unwrap_or(0);
-            // Nobody listens any more after the time is up.
-            let _late = tell.send((length > 0).then_some(line));
+            // After the time limit the receiver is gone.
+            let _late = sender.send((length > 0).then_some(line));
         });
         for _ in 0..READY_SECONDS_MAX * 20 {
-            match told.recv_timeout(Duration::from_millis(50)) {
+            match receiver.recv_timeout(Duration::from_millis(50)) {
                 Ok(Some(line)) if line.trim() == "ready" => return Ok(running),
                 Ok(Some(line)) => return Err(format!("said '{}', not 'ready'", line.trim())),
                 Ok(None) => return Err(running.last_words()),
@@ -118,7 +119,7 @@ impl Running {
         Err(format!("was not ready after {READY_SECONDS_MAX} s"))
     }
 
-    /// Why it ended: its status, and the first line of its complaint.
+    /// Why it ended: its status, and the first line on its standard error.
     fn last_words(&mut self) -> String {
         let status = self.0.wait().map_or("ended".to_owned(), |status| status.to_string());
         let complaint = self.0.stderr.take().and_then(|complaint| {
@@ -132,23 +133,23 @@ fn stop_if_asked() -> Result<(), CorpusFailure> {
     os::stop_signal().map_or(Ok(()), |signal| Err(CorpusFailure::Stopped(signal)))
 }
 
-/// Writes about `bytes` of the memory of the programs that are present to `path`.
+/// Writes about `bytes` of the memory of the available programs to `path`.
 pub(crate) fn make(path: &Path, bytes: u64, zeros: bool) -> Result<(), CorpusFailure> {
     if bytes < CORPUS_BYTES_MIN {
         let given = size::display(bytes);
         return Err(CorpusFailure::Refused(format!("--bytes {given}: accepted: 1M or more")));
     }
     let failed = |error: io::Error| CorpusFailure::Failed(error.to_string());
-    // So that the folder and the unfinished file go away, and the programs too.
+    // So that a signal still removes the folder and the incomplete file, and ends the programs.
     os::catch_stop_signals();
     let mut output = Output::create(path)?;
     let folder = Folder::create().map_err(failed)?;
     let mut left = bytes / PAGE_BYTES as u64 * PAGE_BYTES as u64;
     for (index, program) in PROGRAMS.iter().enumerate() {
-        // What an absent program leaves, the later ones share.
+        // The share of a program that is not available is divided among the later ones.
         let share = left / (PROGRAMS.len() - index) as u64;
         let share = share.next_multiple_of(PAGE_BYTES as u64);
-        // A tenth more than the share: the runtime's estimate of its objects is rough.
+        // A tenth more than the share, because a runtime's estimate of its objects is rough.
         let running = match Running::start((program.command)(&folder.0, share + share / 10)) {
             Ok(running) => running,
             Err(reason) => {

@@ -1,4 +1,4 @@
-//! A memory cgroup of our own, by version 1 or 2 of the interface.
+//! A new memory cgroup, by version 1 or 2 of the interface.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -10,7 +10,7 @@ use super::journal::{Journal, Undo, at};
 /// Its name, in the root of the hierarchy.
 const NAME: &str = "zfolio-bench";
 
-/// Which interface the memory controller is on.
+/// The interface of the memory controller.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Hierarchy {
     /// `memory.limit_in_bytes`.
@@ -29,7 +29,7 @@ impl fmt::Display for Hierarchy {
 }
 
 impl Hierarchy {
-    /// Where the memory controller is, by the text of `/proc/self/mounts`.
+    /// The memory controller, according to the text of `/proc/self/mounts`.
     fn find_in(mounts: &str) -> Option<Hierarchy> {
         let mut v2 = None;
         for line in mounts.lines() {
@@ -50,7 +50,7 @@ impl Hierarchy {
         v2.map(Hierarchy::V2)
     }
 
-    /// Where the memory controller is, or what is missing.
+    /// The memory controller, or what is missing.
     pub(crate) fn find() -> Result<Hierarchy, String> {
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
         let missing = || "no memory cgroup controller is mounted (v1) or enabled (v2)".to_owned();
@@ -62,7 +62,7 @@ impl Hierarchy {
     }
 }
 
-/// A group with a limit on resident memory and none on swap.
+/// A cgroup with a limit on resident memory, and none on swap.
 #[derive(Debug)]
 pub(crate) struct Cgroup {
     path: PathBuf,
@@ -70,7 +70,7 @@ pub(crate) struct Cgroup {
 }
 
 impl Cgroup {
-    /// Makes it; the way back is noted.
+    /// Makes it, and records the undo.
     pub(crate) fn set_up(
         journal: &Journal,
         hierarchy: &Hierarchy,
@@ -96,20 +96,20 @@ impl Cgroup {
         Ok(Cgroup { path, peak })
     }
 
-    /// The file that a process writes itself into.
+    /// The file into which a process writes itself.
     pub(crate) fn members(&self) -> io::Result<File> {
         let path = self.path.join("cgroup.procs");
         OpenOptions::new().write(true).open(&path).map_err(|error| at(&path, &error))
     }
 
-    /// The most that was charged; 0 if this kernel does not tell.
+    /// The most that was charged; 0 if this kernel does not report it.
     pub(crate) fn bytes_max(&self) -> u64 {
         let text = fs::read_to_string(self.path.join(self.peak)).unwrap_or_default();
         text.trim().parse().unwrap_or(0)
     }
 }
 
-/// Version 2: children of the root have the memory controller only if the root says so.
+/// In version 2, children of the root have the memory controller only if the root enables it.
 fn enable_memory(journal: &Journal, root: &Path) -> io::Result<()> {
     let path = root.join("cgroup.subtree_control");
     let enabled = fs::read_to_string(&path).map_err(|error| at(&path, &error))?;

@@ -1,17 +1,20 @@
-//! The journal of what was changed in the system, and the way back.
+//! The journal of all changes to the system, with their undo.
 //!
-//! Every change is written here *before* it is made, as one line of text with its undo. Undoing goes
-//! from the last line to the first. The same code undoes on success, on failure, on a signal, in the
-//! panic hook (release builds abort, so no `Drop` runs), and for what a killed run left behind.
+//! Each change is written here *before* it is made, as one line of text with its undo. Undoing goes
+//! from the last line to the first. The same code undoes after success, after failure, after a
+//! signal, in the panic hook (release builds abort, so `Drop` does not run), and after a run that
+//! was killed.
 //!
 //! # Invariants
 //!
-//! - `JRN-1` A change that is in force has its line in the file.
+//! - `JRN-1` Every change in force has its line in the file.
 //! - `JRN-2` Undoing a line twice, or one whose change was never made, does nothing.
-//! - `JRN-3` A zram device is touched only if it carries our swap label, or holds no data at all.
-//! - `JRN-4` Who holds the lock of the file is alone; so lines found at the start are left over.
-//! - `JRN-5` Noting with changing, and undoing, are done under one lock of this process, so a thread
-//!   that panics never undoes while another one changes. After its undoing nothing is changed any more.
+//! - `JRN-3` A zram device is touched only if it has our swap label, or contains no data.
+//! - `JRN-4` Only one process holds the lock of the file; so lines found at the start are left
+//!   over.
+//! - `JRN-5` Recording and making a change happen under one lock of this process, and undoing too;
+//!   so a thread that panics never undoes while another thread makes a change. After undoing no
+//!   more changes are made.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -26,25 +29,25 @@ use zfolio_core::sync::Mutex;
 use super::zram;
 use crate::os;
 
-/// Where the journal is: gone after a restart, like everything that it can undo.
+/// The path of the journal. A restart of the machine removes it, like all changes that it can undo.
 pub(crate) const PATH: &str = "/run/zfolio-bench.journal";
 
 /// The lock of `JRN-5`.
 static CHANGING: Mutex<1, ()> = Mutex::new(());
 
-/// Set when a panic has undone everything; the process is about to abort.
+/// Set when a panic has undone all changes; the process is about to abort.
 static PANICKED: AtomicBool = AtomicBool::new(false);
 
-/// One way back.
+/// The undo of one change.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Undo {
-    /// Write a value that was there before.
+    /// Write the earlier value again.
     Write { path: PathBuf, value: String },
-    /// End what runs in the memory cgroup, and remove it.
+    /// End the processes of the memory cgroup, and remove it.
     Cgroup(PathBuf),
-    /// Take the zram device out of use as swap.
+    /// Stop using the zram device as swap.
     SwapOff { id: u32 },
-    /// Choose the zram device's compressor that was chosen before.
+    /// Set the zram device's earlier compressor again.
     Choose { id: u32, before: String },
     /// Empty the zram device.
     Reset { id: u32 },
@@ -66,7 +69,7 @@ impl fmt::Display for Undo {
 }
 
 impl Undo {
-    /// Reads a line. The paths are ours and hold no blanks.
+    /// Reads a line. The paths are ours, and contain no blanks.
     fn parse(line: &str) -> Option<Undo> {
         let (verb, rest) = line.split_once(' ')?;
         let id = || rest.parse().ok();
@@ -87,7 +90,7 @@ impl Undo {
         })
     }
 
-    /// Does it.
+    /// Undoes the change.
     fn perform(&self) -> io::Result<()> {
         match self {
             Undo::Write { path, value } => fs::write(path, value),
@@ -100,7 +103,7 @@ impl Undo {
     }
 }
 
-/// Kills what is left in the group and removes it.
+/// Kills the processes of the cgroup, and removes it.
 fn remove_cgroup(path: &Path) -> io::Result<()> {
     for _ in 0..100 {
         let members = match fs::read_to_string(path.join("cgroup.procs")) {
@@ -109,20 +112,20 @@ fn remove_cgroup(path: &Path) -> io::Result<()> {
             Err(error) => return Err(error),
         };
         for pid in members.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid > 0) {
-            // It may have ended by itself meanwhile, which is what we want.
+            // It may have ended by itself in the meantime.
             let _already_gone = os::kill(pid);
         }
         match fs::remove_dir(path) {
             Ok(()) => return Ok(()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            // The kernel is still taking the processes down.
+            // The kernel is still ending the processes.
             Err(_) => std::thread::sleep(Duration::from_millis(50)),
         }
     }
     fs::remove_dir(path)
 }
 
-/// The open, locked journal. Dropping it undoes everything.
+/// The open journal, with its lock held. Dropping it undoes everything.
 #[derive(Debug)]
 pub(crate) struct Journal {
     path: PathBuf,
@@ -130,7 +133,7 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    /// Opens the journal at `path`, takes its lock, and undoes what a killed run left.
+    /// Opens the journal at `path`, locks it, and undoes what a killed run left.
     pub(crate) fn open(path: &Path) -> io::Result<Journal> {
         let file = open_locked(path)?;
         let journal = Journal { path: path.to_owned(), file };
@@ -141,7 +144,7 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Notes the way back of a change, and makes the change (`JRN-1`, `JRN-5`).
+    /// Records the undo of a change, and makes the change (`JRN-1`, `JRN-5`).
     pub(crate) fn change(
         &self,
         undo: &Undo,
@@ -151,22 +154,22 @@ impl Journal {
         if PANICKED.load(Relaxed) {
             return Err(io::Error::other("a thread has panicked"));
         }
-        // One write call: a line is there whole or not at all.
+        // One write call, so that a line is written completely or not at all.
         (&self.file).write_all(format!("{undo}\n").as_bytes())?;
         make()
     }
 
-    /// Writes `value` to `path`, to be put back to `before`.
+    /// Writes `value` to `path`; undoing writes `before`.
     pub(crate) fn write(&self, path: &Path, before: &str, value: &str) -> io::Result<()> {
         let undo = Undo::Write { path: path.to_owned(), value: before.to_owned() };
         self.change(&undo, || fs::write(path, value).map_err(|error| at(path, &error)))
     }
 
-    /// Undoes every line, the last first.
+    /// Undoes every line, starting with the last.
     ///
     /// # Errors
     ///
-    /// One line for each change that could not be undone; those stay in the journal.
+    /// One line for each change that could not be undone; these stay in the journal.
     pub(crate) fn undo(&self) -> io::Result<()> {
         let _alone = CHANGING.lock();
         undo_lines(&self.path)
@@ -182,12 +185,13 @@ impl Drop for Journal {
     }
 }
 
-/// The file at `path` with its lock held (`JRN-4`).
+/// Opens the file at `path` and locks it (`JRN-4`).
 fn open_locked(path: &Path) -> io::Result<File> {
     loop {
         let file = OpenOptions::new().create(true).append(true).open(path);
         let file = file.map_err(|error| at(path, &error))?;
-        // A killed run's child has its lock until it execs: wait that long, and a little more.
+        // The child of a killed run holds its lock until it calls exec: wait a little longer than
+        // that.
         let mut locked = os::lock(&file);
         for _ in 0..10 {
             if !locked.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
@@ -202,7 +206,7 @@ fn open_locked(path: &Path) -> io::Result<File> {
             }
             _ => at(path, &error),
         })?;
-        // Who had the lock before may have removed the file between our open and our lock.
+        // The earlier holder of the lock may have removed the file after it was opened here.
         let is_the_one = |named: fs::Metadata| Ok(named.ino() == file.metadata()?.ino());
         if fs::metadata(path).and_then(is_the_one).unwrap_or(false) {
             return Ok(file);
@@ -210,37 +214,38 @@ fn open_locked(path: &Path) -> io::Result<File> {
     }
 }
 
-/// An error that names the file.
+/// An error with the name of the file.
 pub(crate) fn at(path: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
-/// Undoes what the journal at `path` says, and keeps in it only what failed.
+/// Undoes the lines of the journal at `path`; only lines that failed stay in it.
 fn undo_lines(path: &Path) -> io::Result<()> {
     let text = match fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(at(path, &error)),
     };
-    let (mut kept, mut told) = (Vec::new(), Vec::new());
+    let (mut kept, mut errors) = (Vec::new(), Vec::new());
     for line in text.lines().rev() {
-        // A line that we cannot read is from another version: nothing safe can be done with it.
+        // A line that cannot be read is from another version, so it cannot be undone safely.
         let outcome = Undo::parse(line).map(|undo| undo.perform());
         if let Some(Err(error)) = outcome {
-            told.push(format!("{line}: {error}"));
+            errors.push(format!("{line}: {error}"));
             kept.push(format!("{line}\n"));
         }
     }
     kept.reverse();
     fs::write(path, kept.concat())?;
-    if told.is_empty() { Ok(()) } else { Err(io::Error::other(told.join("; "))) }
+    if errors.is_empty() { Ok(()) } else { Err(io::Error::other(errors.join("; "))) }
 }
 
 /// Makes a panic undo the journal at [`PATH`] before the process aborts.
 pub(crate) fn undo_on_panic() {
     let previous = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        // If the panic came from inside a change, this thread has the lock itself: then go on without.
+        // If the panic came from inside a change, this thread holds the lock itself: continue
+        // without it.
         let mut alone = CHANGING.try_lock();
         for _ in 0..500 {
             if alone.is_some() {
@@ -252,7 +257,7 @@ pub(crate) fn undo_on_panic() {
         if let Err(error) = undo_lines(Path::new(PATH)) {
             eprintln!("zfolio bench: not put back: {error}");
         }
-        // Relaxed: the lock orders it for every thread that asks.
+        // Relaxed: the lock orders this store for every thread that reads it.
         PANICKED.store(true, Relaxed);
         drop(alone);
         previous(panic);
@@ -280,8 +285,9 @@ mod tests {
         assert_eq!(Undo::parse("format /dev/vda"), None);
     }
 
-    /// Goal: a killed run's changes are undone by the next one, the last first; a live run's are not.
-    /// Method: a journal is written as SIGKILL would leave it, and opened, twice at once.
+    /// Goal: the next run undoes the changes of a killed run, last change first; it does not undo
+    /// those of a run that is still alive. Method: a journal is written as SIGKILL would leave it,
+    /// and opened twice.
     #[test]
     fn what_a_killed_run_left_is_undone() {
         let folder = std::env::temp_dir().join(format!("zfolio-journal-{}", std::process::id()));

@@ -1,9 +1,9 @@
-//! A zram device of our own, used as swap.
+//! A new zram device, used as swap.
 //!
 //! # Invariants
 //!
-//! - `ZRAM-1` A device that was initialised when we came is never touched.
-//! - `ZRAM-2` Our swap space carries [`LABEL`]; it is what a later run recognises ours by.
+//! - `ZRAM-1` A device that was already initialised is never touched.
+//! - `ZRAM-2` Our swap space has the label [`LABEL`], by which a later run recognizes it.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -13,13 +13,13 @@ use std::path::{Path, PathBuf};
 use super::journal::{Journal, Undo, at};
 use crate::os;
 
-/// The name of our swap space, in its header.
+/// The label of our swap space, in its header.
 const LABEL: &[u8; 12] = b"zfolio-bench";
 
-/// The device's page; also the kernel's on every machine that zfolio runs on now.
+/// Bytes of a page of the device; the same as the kernel's on all machines that zfolio supports.
 const PAGE: usize = 4096;
 
-/// Bytes of the header before the version: the boot loader's.
+/// Bytes of the header before the version, which belong to the boot loader.
 const VERSION_AT: usize = 1024;
 const LABEL_AT: usize = VERSION_AT + 12 + 16;
 const MAGIC: &[u8; 10] = b"SWAPSPACE2";
@@ -30,7 +30,7 @@ fn attribute(id: u32, name: &str) -> PathBuf {
     PathBuf::from(format!("/sys/block/zram{id}/{name}"))
 }
 
-/// `/dev/zramN`.
+/// The path `/dev/zramN`.
 fn node(id: u32) -> PathBuf {
     PathBuf::from(format!("/dev/zram{id}"))
 }
@@ -43,7 +43,7 @@ fn write(path: &Path, value: &str) -> io::Result<()> {
     fs::write(path, value).map_err(|error| at(path, &error))
 }
 
-/// Whether zram can be had, and if not, what to do.
+/// Whether zram is available, and if not, what to do.
 pub(crate) fn available() -> Result<(), String> {
     if Path::new(CONTROL).join("hot_add").exists() || uninitialised().is_some() {
         return Ok(());
@@ -51,7 +51,7 @@ pub(crate) fn available() -> Result<(), String> {
     Err("this kernel has no zram loaded; try 'modprobe zram num_devices=0'".to_owned())
 }
 
-/// A device that nobody has initialised.
+/// A device that is not initialised.
 fn uninitialised() -> Option<u32> {
     let entries = fs::read_dir("/sys/block").ok()?.filter_map(Result::ok);
     let ids = entries.filter_map(|e| e.file_name().to_str()?.strip_prefix("zram")?.parse().ok());
@@ -64,7 +64,7 @@ fn is_initialised(id: u32) -> io::Result<bool> {
     Ok(read(&attribute(id, "initstate"))? == "1")
 }
 
-/// The compressors that the kernel offers for zram, the selected one first.
+/// The compressors of the kernel's zram, the selected one first.
 pub(crate) fn algorithms() -> Vec<String> {
     let Some(id) = fs::read_dir("/sys/block").ok().and_then(|entries| {
         let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
@@ -83,7 +83,8 @@ pub(crate) struct Swap {
 }
 
 impl Swap {
-    /// Sets up a device of `bytes` with `algorithm`, and swaps to it. Every step's way back is noted.
+    /// Sets up a device of `bytes` with `algorithm`, and swaps to it. The undo of every step is
+    /// recorded.
     pub(crate) fn set_up(journal: &Journal, bytes: u64, algorithm: &str) -> io::Result<Swap> {
         let Disk { id } = Disk::set_up(journal, bytes, algorithm)?;
         let swap_on = || os::swapon(&node(id)).map_err(|error| at(&node(id), &error));
@@ -91,14 +92,15 @@ impl Swap {
         Ok(Swap { id })
     }
 
-    /// The most that the device held of the machine's memory. The other figures of `mm_stat` go back
-    /// to nothing when the program ends; this one stays.
+    /// The most of the machine's memory that the device held. The other figures of `mm_stat` drop
+    /// to zero when the program ends; this one stays.
     pub(crate) fn used_bytes_max(&self) -> io::Result<u64> {
         mm_stat(self.id).map(|columns| columns[4])
     }
 }
 
-/// `orig_data_size compr_data_size mem_used_total mem_limit mem_used_max`, and more that we do not use.
+/// `orig_data_size compr_data_size mem_used_total mem_limit mem_used_max`, followed by others that
+/// are not used.
 fn mm_stat(id: u32) -> io::Result<[u64; 5]> {
     let path = attribute(id, "mm_stat");
     let text = read(&path)?;
@@ -107,17 +109,17 @@ fn mm_stat(id: u32) -> io::Result<[u64; 5]> {
     first.ok_or_else(|| at(&path, &io::Error::other(format!("not understood: {text}"))))
 }
 
-/// A device that we initialised. Its first page carries our label (`ZRAM-2`); the others are free.
+/// A device that we initialised. Its first page contains our label (`ZRAM-2`); the others are free.
 #[derive(Debug)]
 pub(crate) struct Disk {
     id: u32,
 }
 
 impl Disk {
-    /// Bytes at its start that are the label's.
+    /// Bytes at its start that belong to the label.
     pub(crate) const LABEL_BYTES: u64 = PAGE as u64;
 
-    /// Sets up a device of `bytes` with `algorithm`. Every step's way back is noted.
+    /// Sets up a device of `bytes` with `algorithm`. The undo of every step is recorded.
     pub(crate) fn set_up(journal: &Journal, bytes: u64, algorithm: &str) -> io::Result<Disk> {
         let id = obtain(journal)?;
         let chooser = attribute(id, "comp_algorithm");
@@ -132,7 +134,7 @@ impl Disk {
         Ok(Disk { id })
     }
 
-    /// Opens it past the page cache: what is written is compressed before the call returns.
+    /// Opens it without the page cache, so that data is compressed before a write returns.
     pub(crate) fn open(&self) -> io::Result<fs::File> {
         let path = node(self.id);
         let mut options = OpenOptions::new();
@@ -140,18 +142,18 @@ impl Disk {
         options.open(&path).map_err(|error| at(&path, &error))
     }
 
-    /// Bytes compressed, and bytes of memory that they take.
+    /// Bytes after compression, and the bytes of memory that they occupy.
     pub(crate) fn compressed_and_used(&self) -> io::Result<(u64, u64)> {
         mm_stat(self.id).map(|columns| (columns[1], columns[2]))
     }
 }
 
-/// A new device, or one that nobody has initialised (`ZRAM-1`).
+/// A new device, or one that is not initialised (`ZRAM-1`).
 fn obtain(journal: &Journal) -> io::Result<u32> {
     let hot_add = Path::new(CONTROL).join("hot_add");
     if hot_add.exists() {
-        // Reading makes the device. Killed between this line and the next, it stays, uninitialised:
-        // harmless, and the next run without hot_add would take it.
+        // Reading creates the device. If this process is killed before the next line, the device
+        // stays, uninitialised. That is harmless, and a later run can use it.
         let text = read(&hot_add)?;
         let id = text.parse().map_err(|_| io::Error::other(format!("hot_add said {text}")))?;
         journal.change(&Undo::Remove { id }, || Ok(()))?;
@@ -160,7 +162,7 @@ fn obtain(journal: &Journal) -> io::Result<u32> {
     uninitialised().ok_or_else(|| io::Error::other("every zram device is in use"))
 }
 
-/// What `mkswap` writes.
+/// Writes the header as `mkswap` does.
 fn write_header(id: u32, bytes: u64) -> io::Result<()> {
     let last_page = u32::try_from(bytes / PAGE as u64 - 1).map_err(io::Error::other)?;
     let mut header = vec![0; PAGE];
@@ -183,14 +185,14 @@ fn is_ours(id: u32) -> bool {
     read.is_ok() && &header[LABEL_AT..LABEL_AT + LABEL.len()] == LABEL
 }
 
-/// Whether the kernel swaps to the device now.
+/// Whether the kernel is swapping to the device.
 fn is_swap(id: u32) -> bool {
     let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
     let node = node(id);
     swaps.lines().any(|line| line.split_whitespace().next().is_some_and(|p| Path::new(p) == node))
 }
 
-/// Undoes `swapon`, of our own swap space only (`JRN-3`).
+/// Undoes `swapon`, for our own swap space only (`JRN-3`).
 pub(super) fn swap_off(id: u32) -> io::Result<()> {
     if is_swap(id) && is_ours(id) {
         return os::swapoff(&node(id)).map_err(|error| at(&node(id), &error));
@@ -198,7 +200,7 @@ pub(super) fn swap_off(id: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Undoes the initialisation, of our own device or of one that holds nothing (`JRN-3`).
+/// Undoes the initialisation of our own device, or of one without data (`JRN-3`).
 pub(super) fn reset(id: u32) -> io::Result<()> {
     let path = attribute(id, "reset");
     if !path.exists() || !is_initialised(id)? {
@@ -207,22 +209,22 @@ pub(super) fn reset(id: u32) -> io::Result<()> {
     let stored = read(&attribute(id, "mm_stat"))?;
     let holds_nothing = stored.split_whitespace().next() == Some("0");
     if holds_nothing || is_ours(id) {
-        // The kernel refuses with EBUSY while the device is swap, or anybody has it open.
+        // The kernel refuses with EBUSY while the device is swap, or is open.
         return write(&path, "1");
     }
     Ok(())
 }
 
-/// Undoes `hot_add`, unless somebody else has taken the device into use since.
+/// Undoes `hot_add`, unless another process uses the device.
 pub(super) fn remove(id: u32) -> io::Result<()> {
     if !attribute(id, "initstate").exists() || (is_initialised(id)? && !is_ours(id)) {
         return Ok(());
     }
-    // The kernel refuses with EBUSY while anybody has the device open.
+    // The kernel refuses with EBUSY while the device is open.
     write(&Path::new(CONTROL).join("hot_remove"), &id.to_string())
 }
 
-/// Undoes the choice of `algorithm` on a device that was there before us.
+/// Undoes the choice of `algorithm` on a device that existed before.
 pub(super) fn choose_again(id: u32, algorithm: &str) -> io::Result<()> {
     if !attribute(id, "initstate").exists() || is_initialised(id)? {
         return Ok(());

@@ -2,7 +2,7 @@
 
 _zfolio() {
     local command=${COMP_WORDS[0]} words=() places=() joined=no prefix= index line what
-    # bash takes '=' for a word of its own: '--limit=1G' is three words here, and one for zfolio.
+    # For bash '=' is a separate word: '--limit=1G' is three words here, and one for zfolio.
     for ((index = 1; index <= COMP_CWORD; index++)); do
         if [[ ${COMP_WORDS[index]} == = && ${#words[@]} -gt 0 && ${words[-1]} == --* ]]; then
             words[-1]+='='

@@ -10,8 +10,8 @@ function __zfolio_complete
                 echo $line
             end
         case files folders
-            # '--stats=na': the name alone is completed, and the option put before it again.
-            # An empty word for no option: a list of nothing before the names would leave no names.
+            # '--stats=na': only the file name is completed, and the option is put before it again.
+            # An empty word if there is no option: an empty list before the names would remove the names.
             set -l prefix (string match -r -- '^--[^=]*=' $words[-1]; or echo)
             set -l name (string replace -r -- '^--[^=]*=' '' $words[-1])
             if test $answer[1] = files
@@ -23,7 +23,7 @@ function __zfolio_complete
             set -l place (string replace 'program ' '' -- $answer[1])
             set -l rest $words[(math $place + 2)..-1]
             set -l line (string escape -- $rest[1..-2])
-            # What is being typed stays as it is: quotes may be open.
+            # The word that is being typed stays unchanged: it may have an open quote.
             complete -C "$line $rest[-1]"
     end
 end

@@ -9,7 +9,7 @@ _zfolio() {
     case $what in
     words)
         for line in "${(@)answer[2,-1]}"; do
-            # A colon parts a word from its meaning.
+            # A colon separates a word from its meaning.
             offers+=("${${line%%$'\t'*}//:/\\:}:${line#*$'\t'}")
         done
         (( $#offers )) && _describe zfolio offers
@@ -31,7 +31,7 @@ _zfolio() {
     esac
 }
 
-# By 'source' as well as from a folder of fpath, where this file is the function itself.
+# Works with 'source', and in a folder of fpath, where this file is the function itself.
 if [[ $funcstack[1] == _zfolio ]]; then
     _zfolio "$@"
 else

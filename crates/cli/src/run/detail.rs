@@ -1,4 +1,4 @@
-//! Every detail of one process, below the summary: `--verbose`.
+//! All details of one process, printed below the summary with `--verbose`.
 
 use std::fmt;
 use std::sync::atomic::AtomicU64;
@@ -10,7 +10,7 @@ use zfolio_core::stats::{Figures, Stats};
 use crate::duration;
 use crate::table::Table;
 
-/// The kinds of faults in words, in the order of [`Stats::histograms`].
+/// Descriptions of the kinds of faults, in the order of [`Stats::histograms`].
 const KINDS: [&str; 3] = ["fresh memory", "just moved out", "compressed"];
 
 fn of(figure: &AtomicU64) -> u64 {
@@ -29,8 +29,8 @@ pub(crate) fn ratio(whole: u64, part: u64) -> Option<String> {
     Some(format!("{}.{}", tenths / 10, tenths % 10))
 }
 
-/// Writes them, each line indented.
-pub(super) fn tell(f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
+/// Writes the details, each line indented.
+pub(super) fn write(f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
     let figures = &stats.figures;
     tell_memory(f, stats)?;
     tell_faults(f, stats)?;

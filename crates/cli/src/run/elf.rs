@@ -1,4 +1,5 @@
-//! What an ELF file says about how it is loaded. Everything read from it is checked: it may be anything.
+//! What an ELF file says about how it is loaded. Everything that is read is checked: a file may
+//! contain anything.
 
 use std::fs::File;
 use std::io;
@@ -11,7 +12,8 @@ pub(super) const PT_DYNAMIC: u32 = 2;
 pub(super) const DT_NEEDED: u64 = 1;
 pub(super) const DT_STRTAB: u64 = 5;
 
-/// Libraries that serve `malloc` and `mmap` themselves and refuse to come second. gcc's, then clang's.
+/// Libraries of sanitizers, which replace `malloc` and `mmap` and must be loaded first. gcc's, then
+/// clang's.
 const SANITIZERS: [&str; 7] = [
     "libasan.so",
     "libtsan.so",
@@ -22,22 +24,22 @@ const SANITIZERS: [&str; 7] = [
     "libclang_rt.msan",
 ];
 
-/// Program headers of a file; the kernel takes no more than fit into a page of 64 KiB.
+/// The most program headers: the kernel accepts as many as fit into 64 KiB.
 const HEADERS_MAX: u64 = 65536 / 56;
 
-/// Entries of the dynamic section that are looked at.
+/// The most entries of the dynamic section that are read.
 const ENTRIES_MAX: u64 = 4096;
 
-/// What a file says.
+/// The contents of a file, as far as they matter here.
 #[derive(Default, PartialEq, Eq, Debug)]
 pub(super) struct About {
-    /// The loader that it asks for; none: it is static.
+    /// The loader that the file names; `None` if it is statically linked.
     pub(super) loader: Option<String>,
-    /// The library of a sanitizer that it needs.
+    /// The sanitizer's library that the file needs.
     pub(super) sanitizer: Option<String>,
 }
 
-/// A part of the file: an entry of the table of program headers.
+/// A part of the file: an entry in the table of program headers.
 #[derive(Clone, Copy)]
 struct Part {
     kind: u32,
@@ -46,13 +48,13 @@ struct Part {
     bytes: u64,
 }
 
-/// Looks at an ELF file; or tells what is wrong with it.
+/// Reads an ELF file.
 pub(super) fn look(file: &File) -> Result<About, String> {
     let parts = parts(file)?;
     let first = |kind| parts.iter().find(|part| part.kind == kind);
     let Some(loader) = first(PT_INTERP) else { return Ok(About::default()) };
     let loader = text(file, loader.at, loader.bytes).map_err(|_| damaged())?;
-    // A file that is damaged further on is the loader's to refuse.
+    // If a file is damaged after this point, the loader will refuse it.
     let sanitizer = first(PT_DYNAMIC).and_then(|dynamic| sanitizer(file, &parts, *dynamic).ok()?);
     Ok(About { loader: Some(loader), sanitizer })
 }
@@ -100,7 +102,7 @@ fn sanitizer(file: &File, parts: &[Part], dynamic: Part) -> io::Result<Option<St
             _ => {}
         }
     }
-    // The table of names is told by its address: which part of the file lies there?
+    // The table of names is given by its address: find the part of the file that is loaded there.
     let place = names.and_then(|address| {
         let holds = |part: &&Part| {
             part.kind == PT_LOAD
@@ -119,7 +121,7 @@ fn sanitizer(file: &File, parts: &[Part], dynamic: Part) -> io::Result<Option<St
     Ok(None)
 }
 
-/// Text that ends with a 0, of at most 256 bytes.
+/// Text that ends with a zero byte, at most 256 bytes long.
 fn text(file: &File, at: u64, bytes: u64) -> io::Result<String> {
     let mut name = [0; 256];
     let length = usize::try_from(bytes).unwrap_or(usize::MAX).min(name.len());
@@ -128,7 +130,7 @@ fn text(file: &File, at: u64, bytes: u64) -> io::Result<String> {
     Ok(String::from_utf8_lossy(name).into_owned())
 }
 
-/// Reads what there is, up to the length of `into`.
+/// Reads as many bytes as exist, up to the length of `into`.
 pub(super) fn read_up_to(file: &File, into: &mut [u8], at: u64) -> io::Result<usize> {
     let mut length = 0;
     while length < into.len() {

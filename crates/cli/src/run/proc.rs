@@ -1,6 +1,7 @@
 //! What `/proc` says about a process of the run.
 //!
-//! Any of them may end at any moment, and some belong to other users: everything here is an `Option`.
+//! A process may end at any moment, and may belong to another user, so everything here returns an
+//! `Option`.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -8,21 +9,21 @@ use std::path::Path;
 
 use super::program;
 
-/// The kernel counts processor time in hundredths of a second for everybody, whatever its own clock.
+/// The kernel reports CPU time in hundredths of a second, whatever its own clock is.
 const TICK_NS: u64 = 10_000_000;
 
-/// What the library reads.
+/// The variable that the library reads.
 const LIMIT: &str = "ZFOLIO_LIMIT";
 
-/// Without these in its environment no program is managed.
+/// A program is managed only if it has both variables in its environment.
 const VARIABLES: [&str; 2] = ["LD_PRELOAD", LIMIT];
 
-/// From `/proc/PID/stat`.
+/// The contents of `/proc/PID/stat`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Stat {
     /// Its name.
     pub(super) command: String,
-    /// Processor time so far.
+    /// CPU time so far.
     cpu_ns: u64,
     /// Threads.
     threads: u64,
@@ -30,10 +31,10 @@ pub(super) struct Stat {
     pub(super) start_ticks: u64,
 }
 
-/// From `/proc/PID/status`: resident memory.
+/// The resident memory in `/proc/PID/status`.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Memory {
-    /// The most that it has had since its last `execve`, by the kernel's own mark.
+    /// The most since the last `execve`, by the kernel's count.
     pub(super) peak_bytes: u64,
     /// Anonymous memory now.
     pub(super) anonymous_bytes: u64,
@@ -41,14 +42,14 @@ pub(super) struct Memory {
     pub(super) file_bytes: u64,
     /// Shared memory now.
     pub(super) shared_bytes: u64,
-    /// The user as whom it runs.
+    /// The user id of the process.
     uid: u32,
-    /// Its number inside of its own PID namespace.
+    /// The process id in its innermost PID namespace.
     pub(super) inner_pid: u32,
 }
 
 impl Memory {
-    /// All of it now.
+    /// The sum of all kinds.
     pub(super) fn resident_bytes(&self) -> u64 {
         self.anonymous_bytes + self.file_bytes + self.shared_bytes
     }
@@ -59,16 +60,16 @@ fn read(pid: u32, file: &str) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// `None` if it has ended.
+/// Reads `/proc/PID/stat`; `None` if the process has ended.
 pub(super) fn stat(pid: u32) -> Option<Stat> {
     parse_stat(&read(pid, "stat")?)
 }
 
 fn parse_stat(text: &str) -> Option<Stat> {
-    // The name, in parentheses, may hold anything; the last closing one ends it.
+    // The name, in parentheses, may contain anything; it ends at the last closing one.
     let (open, close) = (text.find('(')?, text.rfind(')')?);
     let fields: Vec<&str> = text.get(close + 1..)?.split_ascii_whitespace().collect();
-    // The first of these is field 3, the state.
+    // The first of these fields is number 3, the state.
     let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
     if matches!(*fields.first()?, "Z" | "X") {
         return None;
@@ -81,7 +82,8 @@ fn parse_stat(text: &str) -> Option<Stat> {
     })
 }
 
-/// `None` if it has ended, or has no memory any more.
+/// Reads the memory in `/proc/PID/status`; `None` if the process has ended, or has no memory any
+/// more.
 pub(super) fn memory(pid: u32) -> Option<Memory> {
     parse_memory(&read(pid, "status")?)
 }
@@ -108,7 +110,7 @@ fn kib(number: u64) -> u64 {
     number.saturating_mul(1024)
 }
 
-/// The children of a process, of all its threads.
+/// The children of all threads of a process.
 pub(super) fn children(pid: u32, stat: &Stat) -> Vec<u32> {
     let of = |thread: u32| {
         let text = read(pid, &format!("task/{thread}/children")).unwrap_or_default();
@@ -122,19 +124,19 @@ fn threads(pid: u32) -> impl Iterator<Item = u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// What it executes: device and number of the file. Another one means that it called `execve`.
+/// The device and number of the file that a process executes. They change when it calls `execve`.
 pub(super) fn image(pid: u32) -> Option<(u64, u64)> {
     let file = fs::metadata(format!("/proc/{pid}/exe")).ok()?;
     Some((file.dev(), file.ino()))
 }
 
-/// Whether a library of this file name is mapped; `None` if its mappings may not be seen.
+/// Whether a library of this file name is mapped; `None` if the mappings cannot be read.
 pub(super) fn loads(pid: u32, library: &str) -> Option<bool> {
     let maps = read(pid, "maps").filter(|maps| !maps.is_empty())?;
     Some(maps.lines().any(|line| line.ends_with(library)))
 }
 
-/// Processor time of the program's own threads, without those of zfolio.
+/// CPU time of the program's own threads, without those of zfolio.
 pub(super) fn program_cpu_ns(pid: u32) -> Option<u64> {
     let all = stat(pid)?.cpu_ns;
     let ours = threads(pid).filter_map(|thread| {
@@ -144,14 +146,14 @@ pub(super) fn program_cpu_ns(pid: u32) -> Option<u64> {
     Some(all.saturating_sub(ours.sum()))
 }
 
-/// Whether a process had a variable when it started; `None` if that may not be seen.
+/// Whether a process had a variable when it started; `None` if its environment cannot be read.
 fn has_variable(pid: u32, name: &str) -> Option<bool> {
     let environment = read(pid, "environ")?;
     let is_it = |one: &str| one.strip_prefix(name).is_some_and(|rest| rest.starts_with('='));
     Some(environment.split('\0').any(is_it))
 }
 
-/// Why our library is not in a process; whether that is certain at the first look.
+/// Why the library is not in a process; and whether this is certain at the first look.
 pub(super) fn reason_without_library(pid: u32, memory: &Memory, library: &str) -> (String, bool) {
     if let Some(why) = program::unfit(Path::new(&format!("/proc/{pid}/exe"))) {
         return (why, true);
@@ -170,7 +172,7 @@ pub(super) fn reason_without_library(pid: u32, memory: &Memory, library: &str) -
     (why, false)
 }
 
-/// Why a process that has our library left no figures.
+/// Why a process that has the library left no figures.
 pub(super) fn reason_without_figures(pid: u32) -> String {
     if has_variable(pid, LIMIT) == Some(false) {
         return format!("started without {LIMIT} in its environment");

@@ -1,10 +1,10 @@
-//! The program to run: found as a shell finds it, and looked at before it is started.
+//! The program to run: found as a shell finds it, and checked before it starts.
 //!
-//! The loader silently ignores a library that it is told to load into a program that is static, or
-//! that gets rights which its user does not have. Such a program would run without a limit; so it is
-//! refused here, with what to do. A script is as good as its interpreter, so the `#!` is followed.
+//! The loader silently ignores LD_PRELOAD for a static program, and for one that gains rights which
+//! its user does not have. Such a program would run without a limit, so it is refused here, with
+//! what to do. For a script the same applies to its interpreter, so `#!` lines are followed.
 //!
-//! Everything read from the file is checked: it may be anything.
+//! Everything that is read is checked: a file may contain anything.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -19,16 +19,16 @@ use zfolio_sys::probe;
 use super::elf::{self, read_up_to};
 use crate::failure::Failure;
 
-/// Interpreters that are scripts themselves: the kernel follows as many.
+/// Interpreters that are scripts themselves: the kernel follows this many.
 const SCRIPTS_MAX: usize = 5;
 
 /// Bytes of a script's first line that the kernel reads.
 const HEAD_BYTES: usize = 256;
 
-/// Where a shell looks when PATH is not set.
+/// The search path of a shell if PATH is not set.
 const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
-/// What to execute.
+/// The program to execute.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) struct Program {
     /// The file.
@@ -38,7 +38,7 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// Finds the program that the first of `words` names, and looks at it.
+    /// Finds the program that the first of `words` names, and checks it.
     ///
     /// # Errors
     ///
@@ -51,7 +51,7 @@ impl Program {
         match look_at(&found, &path, 0)? {
             Kind::Executable => Ok(Program { path: found, arguments }),
             Kind::PlainText => {
-                // As a shell does it: a text without `#!` is a script of the shell.
+                // As in a shell: a text without `#!` is a shell script.
                 arguments[0] = found.into();
                 arguments.insert(0, "/bin/sh".into());
                 Ok(Program { path: "/bin/sh".into(), arguments })
@@ -63,23 +63,23 @@ impl Program {
 /// How a file is started.
 #[derive(PartialEq, Eq, Debug)]
 enum Kind {
-    /// The kernel can.
+    /// By the kernel.
     Executable,
-    /// A text: a shell can.
+    /// By a shell, since it is a text.
     PlainText,
 }
 
-/// The file that `name` means.
+/// The file that `name` refers to.
 fn search(name: &OsStr, path: &OsStr) -> Result<PathBuf, Failure> {
-    let told = name.to_string_lossy();
+    let shown = name.to_string_lossy();
     if name.as_bytes().contains(&b'/') {
         let file = PathBuf::from(name);
         return match executable(&file) {
             Ok(()) => Ok(file),
             Err(error) if is_absent(&error) => Err(Failure::not_found(format!(
-                "PROGRAM: '{told}' is not there; accepted: the path of a program, or a name in PATH"
+                "PROGRAM: '{shown}' is not there; accepted: the path of a program, or a name in PATH"
             ))),
-            Err(error) => Err(not_executable(&told, &error)),
+            Err(error) => Err(not_executable(&shown, &error)),
         };
     }
     let mut refused = None;
@@ -95,7 +95,7 @@ fn search(name: &OsStr, path: &OsStr) -> Result<PathBuf, Failure> {
     Err(match refused {
         Some((file, error)) => not_executable(&file.to_string_lossy(), &error),
         None => Failure::not_found(format!(
-            "PROGRAM: '{told}' was not found in PATH; accepted: a program in PATH, or its path"
+            "PROGRAM: '{shown}' was not found in PATH; accepted: a program in PATH, or its path"
         )),
     })
 }
@@ -104,13 +104,13 @@ fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
-fn not_executable(told: &str, error: &io::Error) -> Failure {
+fn not_executable(shown: &str, error: &io::Error) -> Failure {
     Failure::program(format!(
-        "PROGRAM: '{told}' cannot be executed: {error}; accepted: a file that 'ls -l' shows with x"
+        "PROGRAM: '{shown}' cannot be executed: {error}; accepted: a file that 'ls -l' shows with x"
     ))
 }
 
-/// Whether `file` is a regular file that we may execute.
+/// Fails unless `file` is a regular file that this process may execute.
 fn executable(file: &Path) -> io::Result<()> {
     let metadata = fs::metadata(file)?;
     if metadata.is_dir() {
@@ -122,53 +122,54 @@ fn executable(file: &Path) -> io::Result<()> {
     probe::may_execute(file)
 }
 
-/// Refuses what cannot be managed; `scripts` were followed to get here.
+/// Refuses a file that cannot be managed; `scripts` interpreters were followed to reach it.
 fn look_at(file: &Path, path: &OsStr, scripts: usize) -> Result<Kind, Failure> {
-    let told = file.to_string_lossy();
+    let shown = file.to_string_lossy();
     let opened = match File::open(file) {
         Ok(opened) => opened,
-        // Executable, but not readable: the kernel will start it, and who can't read can't check.
+        // The file is executable, but not readable: the kernel will start it, but it cannot be
+        // checked here.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             return Ok(Kind::Executable);
         }
-        Err(error) => return Err(not_executable(&told, &error)),
+        Err(error) => return Err(not_executable(&shown, &error)),
     };
     let mut head = [0; HEAD_BYTES];
     let length =
-        read_up_to(&opened, &mut head, 0).map_err(|error| not_executable(&told, &error))?;
+        read_up_to(&opened, &mut head, 0).map_err(|error| not_executable(&shown, &error))?;
     let head = &head[..length];
     if head.starts_with(b"\x7fELF") {
-        check_rights(&opened, &told)?;
-        return check_elf(&opened, &told).map(|()| Kind::Executable);
+        check_rights(&opened, &shown)?;
+        return check_elf(&opened, &shown).map(|()| Kind::Executable);
     }
     let line = head.split(|byte| *byte == b'\n').next().unwrap_or_default();
     if let Some(command) = line.strip_prefix(b"#!") {
         if scripts == SCRIPTS_MAX {
             return Err(Failure::program(format!(
-                "PROGRAM: '{told}': more than {SCRIPTS_MAX} interpreters, each a script"
+                "PROGRAM: '{shown}': more than {SCRIPTS_MAX} interpreters, each a script"
             )));
         }
-        return follow(command, &told, path, scripts).map(|()| Kind::Executable);
+        return follow(command, &shown, path, scripts).map(|()| Kind::Executable);
     }
     if line.contains(&0) {
         return Err(Failure::program(format!(
-            "PROGRAM: '{told}' is neither a program for this machine nor a script"
+            "PROGRAM: '{shown}' is neither a program for this machine nor a script"
         )));
     }
     look_at(Path::new("/bin/sh"), path, scripts + 1).map(|_| Kind::PlainText)
 }
 
-/// Looks at the interpreter that a script's first line names.
+/// Checks the interpreter that a script's first line names.
 fn follow(command: &[u8], script: &str, path: &OsStr, scripts: usize) -> Result<(), Failure> {
     let mut words = command.split(|byte| matches!(byte, b' ' | b'\t' | b'\r'));
     let mut words = words.by_ref().filter(|word| !word.is_empty());
     let interpreter = Path::new(OsStr::from_bytes(words.next().unwrap_or_default()));
-    let told = interpreter.to_string_lossy();
+    let shown = interpreter.to_string_lossy();
     executable(interpreter).map_err(|error| {
-        Failure::program(format!("PROGRAM: '{script}': its interpreter '{told}': {error}"))
+        Failure::program(format!("PROGRAM: '{script}': its interpreter '{shown}': {error}"))
     })?;
     look_at(interpreter, path, scripts + 1)?;
-    // `#!/usr/bin/env python3` runs what PATH says. What env itself refuses is left to env.
+    // `#!/usr/bin/env python3` runs the python3 in PATH. Options of env are not examined.
     let is_env = interpreter.file_name() == Some(OsStr::new("env"));
     match words.next() {
         Some(name) if is_env && !name.starts_with(b"-") && !name.contains(&b'=') => {
@@ -179,14 +180,15 @@ fn follow(command: &[u8], script: &str, path: &OsStr, scripts: usize) -> Result<
     }
 }
 
-/// Refuses a program that gets rights which we do not have: the loader ignores our library then.
-fn check_rights(file: &File, told: &str) -> Result<(), Failure> {
-    let metadata =
-        file.metadata().map_err(|error| Failure::program(format!("PROGRAM: '{told}': {error}")))?;
+/// Refuses a program that gains rights: the loader ignores LD_PRELOAD then.
+fn check_rights(file: &File, shown: &str) -> Result<(), Failure> {
+    let metadata = file
+        .metadata()
+        .map_err(|error| Failure::program(format!("PROGRAM: '{shown}': {error}")))?;
     let mode = metadata.mode();
     let (uid, gid) = (probe::effective_uid(), probe::effective_gid());
     let as_user = mode & 0o4000 != 0 && metadata.uid() != uid;
-    // Without the group's x the bit means something else: mandatory locks.
+    // Without the group's x the bit means something else: mandatory locking.
     let as_group = mode & 0o2010 == 0o2010 && metadata.gid() != gid;
     let with_capabilities = uid != 0 && probe::has_file_capabilities(file);
     let how = match (as_user, as_group, with_capabilities) {
@@ -196,12 +198,13 @@ fn check_rights(file: &File, told: &str) -> Result<(), Failure> {
         _ => return Ok(()),
     };
     Err(Failure::program(format!(
-        "PROGRAM: '{told}' runs {how}, so the system loads no library of ours into it; \
+        "PROGRAM: '{shown}' runs {how}, so the system loads no library of ours into it; \
          start zfolio itself with those rights, as in: sudo zfolio run -- COMMAND"
     )))
 }
 
-/// Why our library cannot be in what a process executes; `None` if it could, or nobody may look.
+/// Why the library cannot be loaded into this file; `None` if it could, or if the file cannot be
+/// read.
 pub(super) fn unfit(file: &Path) -> Option<String> {
     match elf::look(&File::open(file).ok()?) {
         Ok(elf::About { loader: None, .. }) => Some("statically linked".to_owned()),
@@ -214,8 +217,8 @@ pub(super) fn unfit(file: &Path) -> Option<String> {
     }
 }
 
-/// Refuses an ELF file into which our library cannot be loaded.
-fn check_elf(file: &File, told: &str) -> Result<(), Failure> {
+/// Refuses an ELF file into which the library cannot be loaded.
+fn check_elf(file: &File, shown: &str) -> Result<(), Failure> {
     let refused = match elf::look(file) {
         Ok(elf::About { loader: None, .. }) => {
             "is statically linked, so no library can be loaded into it; use a dynamically linked build of it"
@@ -231,7 +234,7 @@ fn check_elf(file: &File, told: &str) -> Result<(), Failure> {
         Ok(_) => return Ok(()),
         Err(why) => format!("{why}; accepted: 64-bit programs for {}", std::env::consts::ARCH),
     };
-    Err(Failure::program(format!("PROGRAM: '{told}' {refused}")))
+    Err(Failure::program(format!("PROGRAM: '{shown}' {refused}")))
 }
 
 #[cfg(test)]
@@ -274,7 +277,7 @@ mod tests {
         }
     }
 
-    /// A minimal ELF file with one program header, of type `kind`, that names `loader`.
+    /// A minimal ELF file with one program header of type `kind`, which names `loader`.
     fn elf(class: u8, machine: u16, kind: u32, loader: &[u8]) -> Vec<u8> {
         let mut bytes = vec![0; 64 + 56];
         bytes[..6].copy_from_slice(&[0x7f, b'E', b'L', b'F', class, 1]);
@@ -309,13 +312,14 @@ mod tests {
             ("short", good[..100].to_vec(), "damaged"),
             ("stub", b"\x7fELF".to_vec(), "damaged"),
         ];
-        for (name, bytes, told) in cases {
+        for (name, bytes, reason) in cases {
             let refused = refusal(files.look(name, &bytes));
-            assert!(refused.contains(told) && refused.contains(name), "{refused}");
+            assert!(refused.contains(reason) && refused.contains(name), "{refused}");
         }
     }
 
-    /// A minimal program that needs `library`: a loader, a dynamic section, and its names in a loaded part.
+    /// A minimal program that needs `library`: a loader, a dynamic section, and the names in a
+    /// loaded part.
     fn needing(library: &str) -> Vec<u8> {
         let mut bytes = elf(2, EM_THIS, PT_INTERP, b"");
         bytes[56..58].copy_from_slice(&3_u16.to_le_bytes());
@@ -323,7 +327,7 @@ mod tests {
         let (dynamic, names) = (bytes.len() as u64, bytes.len() as u64 + 48);
         let loader = b"/lib64/ld-linux-x86-64.so.2\0";
         let text = [b"\0".as_slice(), library.as_bytes(), b"\0"].concat();
-        // Kind, place in the file, address, length.
+        // Kind, position in the file, address, length.
         let parts = [
             (PT_INTERP, names + text.len() as u64, 0, loader.len() as u64),
             (PT_DYNAMIC, dynamic, 0, 48),
@@ -356,7 +360,8 @@ mod tests {
         }
     }
 
-    /// Goal: a damaged file is an answer, not a panic. Method: seeded flips of every header byte.
+    /// Goal: a damaged file gives a result, never a panic. Method: seeded changes of every byte of
+    /// the header.
     #[test]
     fn damaged_headers_do_not_panic() {
         let files = Files::new("damage");
@@ -365,7 +370,7 @@ mod tests {
             for value in [0, 1, 0x7f, 0x80, 0xff] {
                 let mut bytes = good.clone();
                 bytes[at] = value;
-                // Either answer is right.
+                // Both results are right.
                 drop(files.look("damaged", &bytes));
             }
         }

@@ -1,4 +1,4 @@
-//! The same figures for a program to read: `--stats FILE`, and `zfolio stat --json`.
+//! The figures as JSON: `zfolio run --stats FILE`, and `zfolio stat --json`.
 
 use serde_json::{Map, Value, json};
 use zfolio_sys::probe::child::Change;
@@ -7,7 +7,7 @@ use super::summary::Story;
 use crate::stats_file::StatsFile;
 
 impl Story<'_> {
-    /// Everything. Sizes in bytes, times in nanoseconds.
+    /// The whole report. Sizes in bytes, times in nanoseconds.
     pub(super) fn json(&self) -> Value {
         let text = |text: &std::ffi::OsString| text.to_string_lossy().into_owned();
         let (status, signal) = match self.end.change {
@@ -53,7 +53,7 @@ impl Story<'_> {
     }
 }
 
-/// The figures of one process, as `zfolio stat --json` and `zfolio run --stats` write them.
+/// The figures of one process, as in `zfolio stat --json` and `zfolio run --stats`.
 pub(crate) fn process_json(file: &StatsFile) -> Value {
     let stats = &file.stats;
     let mut figures = Map::new();
@@ -62,12 +62,12 @@ pub(crate) fn process_json(file: &StatsFile) -> Value {
     });
     let mut faults = Map::new();
     for (kind, histogram) in stats.histograms() {
-        let told = json!({
+        let object = json!({
             "count": histogram.count(),
             "p50_ns": histogram.quantile(500),
             "p99_ns": histogram.quantile(990),
         });
-        faults.insert(kind.to_owned(), told);
+        faults.insert(kind.to_owned(), object);
     }
     let held = stats.refaults.each().filter(|bucket| bucket.count + bucket.bytes > 0);
     // The distance of the last bucket has no end.

@@ -1,17 +1,17 @@
-//! What a run was asked for: by its options, else by the environment, else the defaults.
+//! The settings of a run: from its options, else from the environment, else the defaults.
 //!
-//! | variable | stands for |
+//! | variable | option |
 //! | --- | --- |
 //! | `ZFOLIO_LIMIT` | `--limit` |
 //! | `ZFOLIO_ALGORITHM` | `--algorithm` |
 //! | `ZFOLIO_UNIT` | `--unit` |
-//! | `ZFOLIO_STRICT`, `ZFOLIO_QUIET` | `--strict`, `--quiet`, where they are 1 |
+//! | `ZFOLIO_STRICT`, `ZFOLIO_QUIET` | `--strict`, `--quiet`, if they are 1 |
 //!
-//! The library that is loaded into a program reads the same variables. So a `zfolio run` inside of
-//! another finds there what the outer one was asked for. It takes limit, algorithm and unit from it: its
-//! program would have had them without the inner command, too. Whether to speak, and whether to end
-//! a program, is asked of each command for itself: inside of another run (`ZFOLIO_RUN` is set)
-//! `ZFOLIO_STRICT` and `ZFOLIO_QUIET` count for nothing.
+//! The library that is loaded into a program reads the same variables. So a `zfolio run` inside
+//! another finds the settings of the outer one there. It inherits limit, algorithm and unit: its
+//! program would also have had them without the inner command. But whether to be quiet or strict is
+//! decided for each command alone: inside another run (`ZFOLIO_RUN` is set) `ZFOLIO_STRICT` and
+//! `ZFOLIO_QUIET` are ignored.
 
 use std::env;
 
@@ -24,29 +24,29 @@ use crate::allowance::Allowance;
 use crate::arguments::{ALGORITHM_DEFAULT, RunArgs, parse_algorithm, parse_limit, parse_unit};
 use crate::failure::Failure;
 
-/// What is known before the program starts.
+/// The settings of a run.
 #[derive(Debug)]
 pub(super) struct Settings {
     /// The limit of each process.
     pub(super) limit_bytes: u64,
-    /// What is used to compress.
+    /// The algorithm and its parameters.
     pub(super) algorithm: Params,
-    /// What is compressed as one object.
+    /// The size of the units that are compressed.
     pub(super) unit: UnitOrder,
-    /// End a program that cannot be held.
+    /// Whether to end a program that cannot be held below its limit.
     pub(super) strict: bool,
-    /// Say nothing.
+    /// Whether to print nothing but errors.
     pub(super) quiet: bool,
-    /// Who set the limit, for a message.
+    /// The option or variable that set the limit, for a message.
     limit_from: &'static str,
 }
 
 impl Settings {
-    /// Of these options, and this process's environment.
+    /// The settings from these options and this process's environment.
     ///
     /// # Errors
     ///
-    /// A variable has no accepted value, or there is no limit to be had.
+    /// A variable has a value that is not accepted, or the default limit cannot be determined.
     pub(super) fn of(arguments: &RunArgs) -> Result<Settings, Failure> {
         Settings::resolve(arguments, &|name| {
             let value = env::var_os(name)?.to_string_lossy().into_owned();
@@ -81,13 +81,13 @@ impl Settings {
             algorithm: algorithm.unwrap_or_else(default),
             unit: unit.unwrap_or(UnitOrder::DEFAULT),
             strict: flag(arguments.strict, "ZFOLIO_STRICT")?,
-            // Who asks for more than the default wants to hear it.
+            // --verbose overrides a quiet default.
             quiet: flag(arguments.quiet, "ZFOLIO_QUIET")? && !arguments.verbose,
             limit_from,
         })
     }
 
-    /// What to say of a limit that the machine or the cgroup does not grant.
+    /// A message if the limit is more than the machine or the cgroup allows.
     pub(super) fn excess(&self) -> Option<String> {
         let allowance = Allowance::here().filter(|here| here.bytes < self.limit_bytes)?;
         let (limit, allowed) = (size::display(self.limit_bytes), size::display(allowance.bytes));
@@ -104,7 +104,7 @@ impl Settings {
     }
 }
 
-/// The value of a variable, or the one line that names it.
+/// The value of a variable; an error names the variable.
 fn from_variable<T>(
     variable: &impl Fn(&str) -> Option<String>,
     name: &'static str,
@@ -126,7 +126,9 @@ fn parse_flag(given: &str) -> Result<bool, String> {
 /// Half of what the machine or the cgroup allows, in whole MiB.
 fn default_limit() -> Result<u64, Failure> {
     let allowance = Allowance::here().ok_or_else(|| {
-        Failure::argument("--limit: not given, and /proc/meminfo does not tell; give one, as in 2G")
+        Failure::argument(
+            "--limit: not given, and /proc/meminfo cannot be read; give one, as in 2G",
+        )
     })?;
     let half = allowance.share(50.0);
     if half < RUN_LIMIT_BYTES_MIN {
@@ -168,18 +170,18 @@ mod tests {
             ("ZFOLIO_STRICT", "1"),
             ("ZFOLIO_QUIET", "1"),
         ];
-        let told = |settings: &Settings| {
+        let values = |settings: &Settings| {
             let unit = settings.unit.bytes() >> 10;
             let algorithm = settings.algorithm.to_string();
             (settings.limit_bytes >> 20, algorithm, unit, settings.strict, settings.quiet)
         };
         let settings = resolve("run true", &variables).unwrap();
-        assert_eq!(told(&settings), (64, "lz4".into(), 4, true, true));
+        assert_eq!(values(&settings), (64, "lz4".into(), 4, true, true));
         let line = "run -l 1G -a zstd,level=3 -u 64K -v true";
         let settings = resolve(line, &variables).unwrap();
-        assert_eq!(told(&settings), (1024, "zstd,level=3".into(), 64, true, false));
+        assert_eq!(values(&settings), (1024, "zstd,level=3".into(), 64, true, false));
         let settings = resolve("run -l 32M true", &[]).unwrap();
-        assert_eq!(told(&settings), (32, "zstd".into(), 16, false, false));
+        assert_eq!(values(&settings), (32, "zstd".into(), 16, false, false));
         let switched_off = [("ZFOLIO_STRICT", "0"), ("ZFOLIO_QUIET", "0")];
         assert!(!resolve("run -l 32M true", &switched_off).unwrap().strict);
     }
@@ -209,23 +211,23 @@ mod tests {
             ("ZFOLIO_STRICT", "yes", "'yes' is not a switch; accepted: 1 or 0"),
             ("ZFOLIO_QUIET", "2", "'2' is not a switch"),
         ];
-        for (name, value, told) in cases {
+        for (name, value, expected) in cases {
             let failure = resolve("run true", &[(name, value)]).expect_err(name);
             assert_eq!(failure.status(), 2);
             let line = failure.to_string();
             assert!(
-                line.starts_with(&format!("zfolio: {name}: ")) && line.contains(told),
+                line.starts_with(&format!("zfolio: {name}: ")) && line.contains(expected),
                 "{line}"
             );
         }
-        // What an option overrides is not looked at.
+        // A variable that an option overrides is not read.
         assert!(resolve("run -l 64M true", &[("ZFOLIO_LIMIT", "12Q")]).is_ok());
     }
 
     #[test]
     fn a_limit_above_the_machine_is_worth_a_line() {
-        let told = resolve("run -l 500T true", &[]).unwrap().excess().expect("no such machine");
-        assert!(told.starts_with("--limit: 500T is more than"), "{told}");
+        let excess = resolve("run -l 500T true", &[]).unwrap().excess().expect("no such machine");
+        assert!(excess.starts_with("--limit: 500T is more than"), "{excess}");
         assert_eq!(resolve("run -l 32M true", &[]).unwrap().excess(), None);
     }
 }

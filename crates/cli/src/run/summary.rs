@@ -1,8 +1,8 @@
-//! How a run was, in a few lines for whoever waited for it.
+//! The summary of a run: a few lines for the user.
 //!
-//! The process that needed the most memory is told of: under `zfolio run -- make` that is a
-//! compiler, not `make`. The others are summed up in one line; those that were not managed have one line
-//! for each program. Every peak was measured, by the process itself or by the kernel.
+//! They describe the process that needed the most memory: with `zfolio run -- make` that is a
+//! compiler, not `make`. All other managed processes share one line; those that were not managed
+//! have one line per program. Every peak was measured, by the process itself or by the kernel.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -22,30 +22,30 @@ use crate::allowance::Allowance;
 use crate::duration;
 use crate::stats_file::StatsFile;
 
-/// Waiting that is not worth a word of advice: below this, or below a 20th of the run.
-const WAITING_TOLD_NS: u64 = 500_000_000;
+/// Waiting that is not worth advice: less than this, or less than a 20th of the run.
+const WAITING_SHOWN_NS: u64 = 500_000_000;
 const WAITING_TOLD_SHARE: u64 = 20;
 
-/// Beyond the limit and not worth a line: it comes and goes with the kernel's own counting.
-const EXCESS_TOLD: u64 = 8 << 20;
+/// An excess over the limit that is not worth a line: less than the kernel's counting varies.
+const EXCESS_SHOWN: u64 = 8 << 20;
 
 /// A run that has ended.
 pub(super) struct Story<'a> {
-    /// What was asked for.
+    /// Its settings.
     pub(super) settings: &'a Settings,
     /// The program and its arguments.
     pub(super) program: &'a [OsString],
-    /// Whether every detail is wanted.
+    /// Whether to print every detail.
     pub(super) verbose: bool,
-    /// The program.
+    /// The program's process id.
     pub(super) pid: i32,
     /// How it ended.
     pub(super) end: End,
-    /// What its processes left.
+    /// The figures that its processes left.
     pub(super) files: &'a [StatsFile],
-    /// What was seen of them from outside.
+    /// What was seen of its processes from outside.
     pub(super) tree: &'a Tree,
-    /// Meanwhile the kernel killed processes of this cgroup because memory ran out.
+    /// Whether the kernel killed processes of this cgroup during the run because memory ran out.
     pub(super) out_of_memory: bool,
 }
 
@@ -53,8 +53,8 @@ fn of(figure: &AtomicU64) -> u64 {
     figure.load(Relaxed)
 }
 
-/// Whether anything of it was compressed. The engine takes over early where a program grows fast, and may
-/// find nothing to do.
+/// Whether any memory was compressed. The engine takes over early if a program grows fast, and may
+/// then have nothing to do.
 fn was_compressed(file: &StatsFile) -> bool {
     let figures = &file.stats.figures;
     let reclaimed = [
@@ -66,15 +66,15 @@ fn was_compressed(file: &StatsFile) -> bool {
     of(&figures.engaged) != 0 && reclaimed.into_iter().any(|figure| of(figure) > 0)
 }
 
-/// A higher limit at which the process would have waited for a tenth of the time; `None`: it would have gained
-/// nothing.
+/// A higher limit at which the process would have waited for a tenth of the time; `None` if no
+/// limit gains that.
 pub(super) fn advice(stats: &Stats) -> Option<Advice> {
     stats.refaults.advice(&stats.measured(), of(&stats.figures.stall_ns) / 10)
 }
 
-/// What a core file of the program lacks: the kernel writes zeros for what is not in its place, and
-/// nothing else would say so.
-pub(super) fn told_of_core(pid: i32, change: Change, files: &[StatsFile]) -> Option<String> {
+/// A message about what is missing from a core file of the program: the kernel writes zeros for
+/// memory that is compressed, and nothing else reports it.
+pub(super) fn core_message(pid: i32, change: Change, files: &[StatsFile]) -> Option<String> {
     let Change::Dumped(_) = change else { return None };
     let file = files.iter().find(|file| i64::from(file.pid) == i64::from(pid))?;
     let figures = &file.stats.figures;
@@ -87,12 +87,12 @@ pub(super) fn told_of_core(pid: i32, change: Change, files: &[StatsFile]) -> Opt
     })
 }
 
-/// Whom the first line is about.
+/// The subject of the first line.
 #[derive(Clone, Copy)]
 enum Subject<'a> {
     /// A process that left its figures.
     Managed(&'a StatsFile),
-    /// Others, above the limit.
+    /// Processes without figures, above the limit.
     Other(&'a Group),
     Nobody,
 }
@@ -101,26 +101,26 @@ impl fmt::Display for Story<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let subject = self.subject();
         match subject {
-            Subject::Managed(file) if was_compressed(file) => self.tell_compressed(f, file)?,
+            Subject::Managed(file) if was_compressed(file) => self.write_compressed(f, file)?,
             Subject::Managed(file) if self.is_over(self.peak_bytes(file)) => {
-                self.tell_over(f, file)?;
+                self.write_over(f, file)?;
             }
-            Subject::Managed(file) => self.tell_below(f, file)?,
+            Subject::Managed(file) => self.write_below(f, file)?,
             Subject::Other(group) => {
                 write!(f, "zfolio: ")?;
-                self.tell_group(f, group)?;
+                self.write_group(f, group)?;
             }
-            Subject::Nobody => self.tell_nothing(f)?,
+            Subject::Nobody => self.write_nothing(f)?,
         }
         for group in self.tree.groups() {
-            if !matches!(subject, Subject::Other(told) if std::ptr::eq(told, group)) {
+            if !matches!(subject, Subject::Other(subject) if std::ptr::eq(subject, group)) {
                 write!(f, "  besides     ")?;
-                self.tell_group(f, group)?;
+                self.write_group(f, group)?;
             }
         }
-        self.tell_unseen(f, subject)?;
-        self.tell_others(f, subject)?;
-        self.tell_killed(f)
+        self.write_unseen(f, subject)?;
+        self.write_others(f, subject)?;
+        self.write_killed(f)
     }
 }
 
@@ -138,7 +138,7 @@ impl Story<'_> {
         }
     }
 
-    /// The managed process that needed most.
+    /// The managed process that needed the most memory.
     pub(super) fn largest(&self) -> Option<&StatsFile> {
         self.files.iter().max_by_key(|file| {
             let need = of(&file.stats.figures.demand_bytes_max);
@@ -150,12 +150,12 @@ impl Story<'_> {
         i64::from(file.pid) == i64::from(self.pid)
     }
 
-    /// The most that a process had resident: what it saw itself, and the kernel's mark.
+    /// The most that a process had resident: the larger of its own count and the kernel's.
     pub(super) fn peak_bytes(&self, file: &StatsFile) -> u64 {
         let seen = of(&file.stats.figures.process_bytes_max);
         let alone = self.files.len() == 1 && self.tree.seen <= 1 && self.tree.groups().is_empty();
-        // What `wait4` tells is the most of the program and all that it waited for itself. Where that is
-        // above the limit, somebody must have seen whose it is (`tell_unseen`).
+        // `wait4` returns the peak of the program and of all children that it waited for. If that
+        // is above the limit, another process may have had it (`write_unseen`).
         let kernel = self.end.resident_bytes_max;
         let kernel = if alone && self.is_first(file) && !self.is_over(kernel) { kernel } else { 0 };
         seen.max(self.tree.peak_of(file).bytes).max(kernel)
@@ -163,15 +163,15 @@ impl Story<'_> {
 
     fn is_over(&self, bytes: u64) -> bool {
         let limit = self.settings.limit_bytes;
-        bytes > limit + EXCESS_TOLD.min(limit / 16)
+        bytes > limit + EXCESS_SHOWN.min(limit / 16)
     }
 
     fn limit(&self) -> String {
         size::display(self.settings.limit_bytes)
     }
 
-    /// It had to be compressed.
-    fn tell_compressed(&self, f: &mut fmt::Formatter<'_>, file: &StatsFile) -> fmt::Result {
+    /// The process needed more than its limit, and memory was compressed.
+    fn write_compressed(&self, f: &mut fmt::Formatter<'_>, file: &StatsFile) -> fmt::Result {
         let (stats, peak) = (&*file.stats, self.peak_bytes(file));
         let need = of(&stats.figures.demand_bytes_max).max(peak);
         write!(
@@ -186,19 +186,19 @@ impl Story<'_> {
             Some(times) if need > peak + peak / 20 => writeln!(f, ": {times} times less")?,
             _ => writeln!(f)?,
         }
-        self.tell_time(f, stats)?;
-        self.tell_advice(f, stats)?;
+        self.write_time(f, stats)?;
+        self.write_advice(f, stats)?;
         if self.is_over(peak) {
-            self.tell_excess(f, file, peak)?;
+            self.write_excess(f, file, peak)?;
         }
-        if self.verbose { detail::tell(f, stats) } else { Ok(()) }
+        if self.verbose { detail::write(f, stats) } else { Ok(()) }
     }
 
     fn elapsed_ns(&self) -> u64 {
         u64::try_from(self.end.elapsed.as_nanos()).unwrap_or(u64::MAX)
     }
 
-    fn tell_time(&self, f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
+    fn write_time(&self, f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
         let (elapsed, waited) = (self.elapsed_ns(), of(&stats.figures.stall_ns));
         let (took, lost) = (duration::display(elapsed), duration::display(waited));
         let cause = main_cause(stats).map_or(String::new(), |cause| format!(", mostly {cause}"));
@@ -211,9 +211,9 @@ impl Story<'_> {
         }
     }
 
-    fn tell_advice(&self, f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
+    fn write_advice(&self, f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
         let waited = of(&stats.figures.stall_ns);
-        if waited < WAITING_TOLD_NS.max(self.elapsed_ns() / WAITING_TOLD_SHARE) {
+        if waited < WAITING_SHOWN_NS.max(self.elapsed_ns() / WAITING_TOLD_SHARE) {
             return writeln!(f, "  limit       a higher one would gain little");
         }
         match advice(stats) {
@@ -237,8 +237,8 @@ impl Story<'_> {
         }
     }
 
-    /// How far it was over its limit, and what that was.
-    fn tell_excess(&self, f: &mut fmt::Formatter<'_>, file: &StatsFile, peak: u64) -> fmt::Result {
+    /// By how much it was over its limit, and which memory that was.
+    fn write_excess(&self, f: &mut fmt::Formatter<'_>, file: &StatsFile, peak: u64) -> fmt::Result {
         let excess = size::display(peak.saturating_sub(self.settings.limit_bytes));
         write!(f, "  over limit  by {excess}")?;
         let at = self.tree.peak_of(file);
@@ -255,8 +255,8 @@ impl Story<'_> {
         )
     }
 
-    /// It was over its limit, and nothing of it could be compressed.
-    fn tell_over(&self, f: &mut fmt::Formatter<'_>, file: &StatsFile) -> fmt::Result {
+    /// It was over its limit, and nothing could be compressed.
+    fn write_over(&self, f: &mut fmt::Formatter<'_>, file: &StatsFile) -> fmt::Result {
         let peak = self.peak_bytes(file);
         writeln!(
             f,
@@ -265,11 +265,11 @@ impl Story<'_> {
             size::display(peak),
             self.limit()
         )?;
-        self.tell_excess(f, file, peak)
+        self.write_excess(f, file, peak)
     }
 
-    /// It never came near its limit.
-    fn tell_below(&self, f: &mut fmt::Formatter<'_>, file: &StatsFile) -> fmt::Result {
+    /// It stayed below its limit.
+    fn write_below(&self, f: &mut fmt::Formatter<'_>, file: &StatsFile) -> fmt::Result {
         let peak = self.peak_bytes(file);
         let where_it_stayed = if peak > self.settings.limit_bytes { "at" } else { "below" };
         writeln!(
@@ -281,7 +281,7 @@ impl Story<'_> {
         )
     }
 
-    fn tell_nothing(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn write_nothing(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = self.program.first().map(|name| name.to_string_lossy()).unwrap_or_default();
         writeln!(
             f,
@@ -292,8 +292,8 @@ impl Story<'_> {
         )
     }
 
-    /// Processes of one program that left no figures.
-    fn tell_group(&self, f: &mut fmt::Formatter<'_>, group: &Group) -> fmt::Result {
+    /// A line for the processes of one program that left no figures.
+    fn write_group(&self, f: &mut fmt::Formatter<'_>, group: &Group) -> fmt::Result {
         let who = match group.processes {
             1 => format!("{} was", group.command),
             count => format!("{count} processes {} were", group.command),
@@ -307,14 +307,15 @@ impl Story<'_> {
         }
     }
 
-    /// The kernel knows of more than anybody saw: it was held between two looks.
-    fn tell_unseen(&self, f: &mut fmt::Formatter<'_>, subject: Subject<'_>) -> fmt::Result {
+    /// The kernel counted a higher peak than any look found: it lasted less than the time between
+    /// two looks.
+    fn write_unseen(&self, f: &mut fmt::Formatter<'_>, subject: Subject<'_>) -> fmt::Result {
         let kernel = self.end.resident_bytes_max;
         let files = self.files.iter().map(|file| self.peak_bytes(file));
         let groups = self.tree.groups();
         let known = files.chain(groups.iter().map(|group| group.peak_bytes)).max().unwrap_or(0);
-        let told = matches!(subject, Subject::Nobody) || kernel <= known + EXCESS_TOLD;
-        if told || !self.is_over(kernel) {
+        let explained = matches!(subject, Subject::Nobody) || kernel <= known + EXCESS_SHOWN;
+        if explained || !self.is_over(kernel) {
             return Ok(());
         }
         writeln!(
@@ -324,10 +325,10 @@ impl Story<'_> {
         )
     }
 
-    /// Managed processes that were not told about.
-    fn tell_others(&self, f: &mut fmt::Formatter<'_>, subject: Subject<'_>) -> fmt::Result {
+    /// A line for the managed processes that are not described above.
+    fn write_others(&self, f: &mut fmt::Formatter<'_>, subject: Subject<'_>) -> fmt::Result {
         let is_told = |file: &StatsFile| match subject {
-            Subject::Managed(told) => std::ptr::eq(told, file),
+            Subject::Managed(subject) => std::ptr::eq(subject, file),
             Subject::Other(_) | Subject::Nobody => false,
         };
         let others = || self.files.iter().filter(|file| !is_told(file));
@@ -341,7 +342,7 @@ impl Story<'_> {
         let largest = others().map(|file| self.peak_bytes(file)).max();
         let plural = if count == 1 { "process" } else { "processes" };
         write!(f, "  and         {count} more {plural}, {compressed} of them compressed")?;
-        // Nothing is known of those that ended at once.
+        // Processes that ended at once have no known peak.
         if let Some(largest) = largest.filter(|largest| *largest > 0) {
             write!(f, "; largest peak {}", size::display(largest))?;
         }
@@ -353,8 +354,8 @@ impl Story<'_> {
 }
 
 impl Story<'_> {
-    /// The kernel ended the program, and said why to nobody but its log.
-    fn tell_killed(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    /// The kernel killed the program, and reported the reason only in its log.
+    fn write_killed(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let killed = self.end.change == Change::Died(libc::SIGKILL);
         if !killed || !self.out_of_memory {
             return Ok(());
@@ -372,13 +373,14 @@ impl Story<'_> {
     }
 }
 
-/// What most of the waiting was for, in words.
+/// What most of the wait was for.
 fn main_cause(stats: &Stats) -> Option<&'static str> {
     let waited = of(&stats.figures.stall_ns);
     let room = of(&stats.figures.stall_reclaim_ns).min(waited);
     let (zero, staged) = (stats.fault_zero_ns.sum(), stats.fault_staged_ns.sum());
     let stored = stats.refaults.waited_ns();
-    // Who makes room does it before memory comes, fresh or compressed: taken from both in proportion.
+    // Time spent on making room comes before fresh memory and before compressed memory; it is taken
+    // from both in proportion.
     let less = |part: u64| {
         let all = u128::from((zero + stored).max(1));
         part.saturating_sub(u64::try_from(u128::from(room) * u128::from(part) / all).unwrap_or(0))

@@ -1,25 +1,27 @@
-//! The processes of a run, looked at from outside while they run.
+//! The processes of a run, observed from outside while they run.
 //!
-//! A process counts its own figures only if our library is in it, and only as far as it can see
-//! itself: not so a static program that another one starts, one that drops its environment, or one that is
-//! in another root directory. So the parent looks at the whole tree now and then, and keeps the kernel's
-//! own high-water mark of each process (`VmHWM`), which misses nothing between two looks.
+//! A process counts its own figures only if the library is in it, and only as far as it can see
+//! itself. A static program started by another one does not count, nor one that drops its
+//! environment, nor one in another root directory. So the parent looks at the whole tree from time
+//! to time, and keeps the kernel's peak of each process (`VmHWM`), which also covers the time
+//! between two looks.
 //!
-//! The tree is walked from the program down by `/proc/PID/task/TID/children`. Orphans go to init, as they
-//! do without us (to be their reaper would change what `getppid` tells them); those that were seen
+//! The tree is walked from the program down, by `/proc/PID/task/TID/children`. Orphans go to init,
+//! as they would without zfolio (if zfolio became their parent, their `getppid` would change).
+//! Those that were seen before are still known, and a managed one is found by its file.
 //! before are still known, and a managed one is found by its file.
 //!
 //! # Invariants
 //!
-//! - `TREE-1` What a PID executes changes with `execve`, its file of figures remains: so what is
-//!   remembered belongs to an image (the executed file), and each new image is judged anew.
-//! - `TREE-2` A process is called unmanaged when its image has been without our library, or without figures,
-//!   for a while ([`SETTLED`]), or is a kind of program that can never have it: between `fork` and `execve`
-//!   nobody has.
+//! - `TREE-1` `execve` changes the program of a PID, but not its file of figures. So all records
+//!   belong to an image (the executed file), and each new image is judged again.
+//! - `TREE-2` A process is called unmanaged if its image has been without the library, or without
+//!   figures, for a while ([`SETTLED`]), or can never have the library. Between `fork` and `execve`
+//!   no process has it.
 //!
 //! # Cost
 //!
-//! About 0.1 ms for each process and look; ten looks a second, fewer if they would take more than a
+//! About 0.1 ms for each process and look. Ten looks a second; fewer if they would take more than a
 //! 50th of a CPU.
 
 use std::collections::btree_map::Entry;
@@ -34,40 +36,40 @@ use zfolio_sys::clock;
 use super::proc::{self, Memory, Stat};
 use crate::stats_file::{self, StatsFile};
 
-/// The first look, and twice as long to each next one until [`LOOK`].
+/// The time before the first look; it doubles with each look up to [`LOOK`].
 const FIRST_LOOK: Duration = Duration::from_millis(10);
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Between two looks that took time: so many times as much.
+/// The pause between two looks is at least this many times as long as a look.
 const REST: u32 = 50;
 
-/// After this time a process is no longer on its way from `fork` to `execve`, on a busy machine too.
+/// After this time a process is no longer between `fork` and `execve`, even on a busy machine.
 const SETTLED: Duration = Duration::from_millis(250);
 
-/// A process, by number and start.
+/// A process, by process id and start time.
 pub(super) type Key = (u32, u64);
 
-/// What a managed process held when it held most.
+/// The memory of a managed process at its peak.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Peak {
-    /// By the kernel's mark.
+    /// The kernel's peak.
     pub(super) bytes: u64,
-    /// At the look that found most resident.
+    /// The kinds of memory at the look that found the most.
     pub(super) memory: Memory,
-    /// At that look: what zfolio held of it.
+    /// What zfolio counted for the process at that look.
     pub(super) held_bytes: u64,
 }
 
-/// Processes that are not managed, or of which nothing is known, and why.
+/// Processes that are not managed, or whose figures are unknown, and why.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Group {
-    /// Their name.
+    /// The name of their program.
     pub(super) command: String,
-    /// In words.
+    /// The reason, as text.
     pub(super) reason: String,
-    /// Whether our library is in them after all, and only the figures are missing.
+    /// Whether the library is in them, so that only the figures are missing.
     pub(super) managed: bool,
     /// How many there were.
     pub(super) processes: u64,
@@ -78,52 +80,52 @@ pub(super) struct Group {
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Standing {
     Unknown,
-    /// It counts its own figures.
+    /// The process counts its own figures.
     Managed,
-    /// It does not, and why; true: our library is in it.
+    /// It does not, for this reason; true if the library is in it.
     Other(String, bool),
 }
 
-/// What is known of one image of one process.
+/// The record of one image of one process.
 #[derive(Debug)]
 struct Member {
     start_ticks: u64,
     command: String,
     image: Option<(u64, u64)>,
-    /// When this image was seen first.
+    /// When this image was first seen.
     seen_ns: u64,
     standing: Standing,
     peak: Peak,
     inner_pid: u32,
 }
 
-/// See the module.
+/// The tree. See the module.
 #[derive(Debug)]
 pub(super) struct Tree {
     first: u32,
     /// The file name of our library.
     library: String,
-    /// Of the files of figures, if there can be any.
+    /// The directory of the files of figures, if there is one.
     directory: Option<PathBuf>,
     members: BTreeMap<u32, Member>,
-    /// Managed processes, those that have ended too.
+    /// Managed processes, including those that have ended.
     pub(super) peaks: BTreeMap<Key, Peak>,
     groups: BTreeMap<(String, String), Group>,
-    /// Processes that were ever seen.
+    /// How many processes were ever seen.
     pub(super) seen: u64,
-    /// The most that all of them had resident together; pages that several map count for each.
+    /// The most that all processes together had resident; shared pages count for each of them.
     pub(super) together_bytes_max: u64,
     next_ns: u64,
     wait: Duration,
 }
 
-/// A managed process that runs.
+/// A managed process that is running.
 pub(super) struct Live {
-    /// It.
+    /// Its process id.
     pub(super) pid: u32,
     /// When it started, in clock ticks.
     pub(super) start_ticks: u64,
-    /// Its figures now.
+    /// Its present figures.
     pub(super) stats: Box<Stats>,
 }
 
@@ -144,17 +146,18 @@ impl Tree {
         }
     }
 
-    /// How long until the next look.
+    /// The time until the next look.
     pub(super) fn rest(&self) -> Duration {
         Duration::from_nanos(self.next_ns.saturating_sub(clock::monotonic_ns()))
     }
 
-    /// Looks at all processes, if it is time.
+    /// Looks at all processes, if a look is due.
     pub(super) fn look_if_due(&mut self) {
         if clock::monotonic_ns() < self.next_ns {
             return;
         }
-        // Time on the CPU: where others have it, a look would seem dear, and too few would be taken.
+        // CPU time, not elapsed time: on a busy machine a look would seem expensive, and looks
+        // would be too rare.
         let began = clock::thread_ns();
         self.look();
         let took = Duration::from_nanos(clock::thread_ns() - began);
@@ -164,8 +167,8 @@ impl Tree {
 
     /// Looks at all processes.
     pub(super) fn look(&mut self) {
-        // Those that are known, in case their parents have gone; a number that was used again is no
-        // relative.
+        // Start with the known processes too, whose parents may have ended. A PID that was used
+        // again is not related to the run.
         let mut wave: Vec<(u32, Option<u64>)> = vec![(self.first, None)];
         wave.extend(self.members.iter().map(|(pid, member)| (*pid, Some(member.start_ticks))));
         let (mut alive, mut together) = (BTreeSet::new(), 0);
@@ -190,7 +193,7 @@ impl Tree {
         gone.into_iter().for_each(|pid| self.end(pid));
     }
 
-    /// Notes what a process holds now.
+    /// Records the present memory of a process.
     fn note(&mut self, pid: u32, stat: Stat, memory: Memory) {
         let image = proc::image(pid);
         let same =
@@ -232,17 +235,17 @@ impl Tree {
         }
     }
 
-    /// Files what is known of a process whose image has gone.
+    /// Adds the record of a process whose image has gone to the results.
     fn end(&mut self, pid: u32) {
         let Some(member) = self.members.remove(&pid) else { return };
         let key = (member.inner_pid, member.start_ticks);
         let (reason, managed) = match member.standing {
-            // The figures of what it executed before have gone: its file was made anew.
+            // The figures of the image before are lost, since the library made its file anew.
             Standing::Managed => {
                 self.peaks.insert(key, member.peak);
                 return;
             }
-            // Too short for a verdict: almost always one that was about to be managed.
+            // Too short to judge; almost always a process that was about to be managed.
             Standing::Unknown => {
                 self.peaks.entry(key).or_insert(member.peak);
                 return;
@@ -261,10 +264,11 @@ impl Tree {
         group.peak_bytes = group.peak_bytes.max(member.peak.bytes);
     }
 
-    /// The run is over: what is not filed yet is filed. `kernel_bytes_max` is the most that the program, or
-    /// one that it waited for, had resident by the kernel's count.
+    /// At the end of the run: adds all remaining records to the results. `kernel_bytes_max` is the
+    /// peak of the program, or of a process that it waited for, by the kernel's count.
     pub(super) fn finish(&mut self, kernel_bytes_max: u64) {
-        // It may have grown since the last look; if there was no other process, it was this one.
+        // The program may have grown after the last look. If there was only one process, the peak
+        // is its own.
         let alone = self.seen == 1;
         let first = self.members.get_mut(&self.first).filter(|_| alone);
         if let Some(member) = first.filter(|one| matches!(one.standing, Standing::Other(..))) {
@@ -274,14 +278,14 @@ impl Tree {
         pids.into_iter().for_each(|pid| self.end(pid));
     }
 
-    /// Processes without figures, the largest first.
+    /// The processes without figures, largest first.
     pub(super) fn groups(&self) -> Vec<&Group> {
         let mut groups: Vec<&Group> = self.groups.values().collect();
         groups.sort_by_key(|group| std::cmp::Reverse(group.peak_bytes));
         groups
     }
 
-    /// The managed processes that run, with their figures.
+    /// The managed processes that are running, with their figures.
     pub(super) fn live(&self) -> Vec<Live> {
         let Some(directory) = self.directory.as_deref() else { return Vec::new() };
         let managed = self.members.iter().filter(|(_, one)| one.standing == Standing::Managed);
@@ -293,7 +297,7 @@ impl Tree {
         live.collect()
     }
 
-    /// The peak of the process that left `file`; nothing if it was never seen.
+    /// The peak of the process that left `file`; the default if it was never seen.
     pub(super) fn peak_of(&self, file: &StatsFile) -> Peak {
         self.peaks.get(&(file.pid, file.start_ticks())).copied().unwrap_or_default()
     }
@@ -303,7 +307,7 @@ fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// TREE-2.
+/// Judges an image, by TREE-2.
 fn judge(
     pid: u32,
     settled: bool,
@@ -323,7 +327,7 @@ fn judge(
     }
 }
 
-/// What zfolio holds of a process: resident and managed, staged, compressed, and tables.
+/// What zfolio counts for a process: resident and managed, staged, compressed, and tables.
 fn held_bytes(stats: &Stats) -> u64 {
     let figures = &stats.figures;
     let of = |figure: &AtomicU64| figure.load(Relaxed);
@@ -341,8 +345,8 @@ mod tests {
     use super::Tree;
     use std::process::{Command, Stdio};
 
-    /// Goal: a process without our library is told of, a while after it was first seen, with the kernel's
-    /// mark; and after its end still.
+    /// Goal: a process without the library is reported some time after it was first seen, with the
+    /// kernel's peak, and still after its end.
     #[test]
     fn a_tree_of_strangers_is_seen() {
         let mut shell = Command::new("sh")
@@ -355,7 +359,7 @@ mod tests {
             tree.look();
             std::thread::yield_now();
         }
-        // The child was seen before it executed `sleep`, perhaps.
+        // The child may have been seen before it executed `sleep`.
         for _ in 0..100 {
             tree.look();
             std::thread::sleep(std::time::Duration::from_millis(5));

@@ -1,5 +1,5 @@
-//! What is said while the program runs: a line when it does little but wait, and its progress if that
-//! was asked for.
+//! What is printed while the program runs: a warning if it mostly waits, and its progress if
+//! requested.
 
 use std::collections::BTreeMap;
 use std::io::{self, IsTerminal, Write};
@@ -15,41 +15,41 @@ use super::tree::{Key, Live, Tree};
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// How often figures are read.
+/// How often the figures are read.
 const INTERVAL_NS: u64 = SECOND_NS;
 
-/// How long a program must have waited most of the time before that is said.
+/// How long a program must have mostly waited before a warning.
 const SUSTAINED_NS: u64 = 5 * SECOND_NS;
 
-/// How long nothing more is said after the first time; then twice as long, and so on.
+/// The pause after the first warning; it doubles with each further one.
 const SILENCE_NS: u64 = 30 * SECOND_NS;
 
-/// Between two lines of progress where there is no terminal.
+/// The time between two lines of progress if there is no terminal.
 const LINE_INTERVAL_NS: u64 = 10 * SECOND_NS;
 
-/// Columns of a line of progress: it must not wrap, or it could not be taken back.
+/// The most columns of a line of progress: it must not wrap, or it could not be erased.
 const COLUMNS: usize = 79;
 
-/// Home of the line, and away with what is right of the cursor.
+/// Moves to the start of the line, and erases it.
 const CLEAR: &str = "\r\x1b[K";
 
-/// What was read of one process at one moment.
+/// The figures of one process at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Moment {
     at_ns: u64,
-    /// All that its threads waited for memory.
+    /// How long all its threads together have waited for memory.
     waited_ns: u64,
-    /// All that they ran.
+    /// How long all its threads together have run.
     ran_ns: u64,
 }
 
-/// How one process goes on.
+/// The recent history of one process.
 #[derive(Debug)]
 struct Track {
     last: Moment,
-    /// Of its time between the last two moments, what it waited for memory: in hundredths.
+    /// The share of its time that it waited for memory between the last two readings, in percent.
     waiting: u64,
-    /// Since when it has done little but wait.
+    /// Since when it has mostly waited.
     stuck_since_ns: Option<u64>,
 }
 
@@ -58,14 +58,14 @@ impl Track {
         Track { last: first, waiting: 0, stuck_since_ns: None }
     }
 
-    /// Takes a later moment in. Stuck: of the time its threads ran or waited for memory they waited more than
-    /// half, and at least one did nothing else for half of the time; a program that waits for its
-    /// input is not.
+    /// Adds a later reading. The process is stuck if its threads waited for memory for more than
+    /// half of the time that they ran or waited, and at least one thread waited for half of the
+    /// elapsed time. A program that waits for input is not stuck.
     fn update(&mut self, now: Moment) {
         let waited = now.waited_ns.saturating_sub(self.last.waited_ns);
         let ran = now.ran_ns.saturating_sub(self.last.ran_ns);
         let passed = now.at_ns.saturating_sub(self.last.at_ns);
-        // What is neither is input, sleep, or a CPU that others have.
+        // The rest of the elapsed time is input, sleep, or CPU time of other processes.
         let whole = (waited + ran).max(passed);
         self.waiting = (waited * 100).checked_div(whole).unwrap_or(0);
         let busy = (waited + ran).max(1);
@@ -77,20 +77,20 @@ impl Track {
         self.last = now;
     }
 
-    /// Whether it has been stuck long enough to say so.
+    /// Whether it has been stuck long enough for a warning.
     fn is_stuck(&self) -> bool {
         let long = |since: u64| self.last.at_ns.saturating_sub(since) >= SUSTAINED_NS;
         self.stuck_since_ns.is_some_and(long)
     }
 }
 
-/// See the module.
+/// The watch. See the module.
 #[derive(Debug)]
 pub(super) struct Watch {
     warns: bool,
     progress: bool,
     terminal: bool,
-    /// A line of progress stands on the terminal.
+    /// Whether a line of progress is on the terminal.
     shown: bool,
     began_ns: u64,
     next_ns: u64,
@@ -101,7 +101,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// A watch that warns, and shows progress, or neither.
+    /// Makes a watch; `warns` and `progress` say what it prints.
     pub(super) fn new(warns: bool, progress: bool) -> Watch {
         let now = clock::monotonic_ns();
         Watch {
@@ -118,7 +118,7 @@ impl Watch {
         }
     }
 
-    /// Reads the figures and says what is to be said, if it is time.
+    /// Reads the figures and prints what is due, if a reading is due.
     pub(super) fn look_if_due(&mut self, tree: &Tree) {
         let now = clock::monotonic_ns();
         if now < self.next_ns || !(self.warns || self.progress) {
@@ -137,12 +137,12 @@ impl Watch {
                 .or_insert_with(|| Track::new(moment));
         }
         if let Some(line) = self.warning(&live, now) {
-            self.tell(&line);
+            self.print(&line);
         }
         self.show_progress(&live, now);
     }
 
-    /// The line for the process that waits most, if there is one and it is time again.
+    /// The warning for the process that waits most, if there is one and a warning is due.
     fn warning(&mut self, live: &[Live], now_ns: u64) -> Option<String> {
         if !self.warns || now_ns < self.silent_until_ns {
             return None;
@@ -158,10 +158,10 @@ impl Watch {
         Some(line)
     }
 
-    /// Writes a line, where a line of progress may stand.
-    fn tell(&mut self, line: &str) {
+    /// Prints a line; first erases a line of progress.
+    fn print(&mut self, line: &str) {
         self.clear();
-        // Nobody may be listening any more; the program runs on.
+        // The reader may have closed the pipe; the program continues.
         writeln!(io::stderr(), "zfolio: {line}").ok();
     }
 
@@ -175,7 +175,7 @@ impl Watch {
         }
     }
 
-    /// The line of progress, if one is wanted and it is time.
+    /// The line of progress, if it is requested and due.
     fn progress(&mut self, live: &[Live], now_ns: u64) -> Option<String> {
         if !self.progress || (!self.terminal && now_ns < self.next_line_ns) {
             return None;
@@ -194,7 +194,7 @@ impl Watch {
         Some(if self.terminal { line.chars().take(COLUMNS).collect() } else { line })
     }
 
-    /// Takes the line of progress back, if one stands on the terminal.
+    /// Erases the line of progress, if there is one on the terminal.
     pub(super) fn clear(&mut self) {
         if std::mem::take(&mut self.shown) {
             write!(io::stderr(), "{CLEAR}").ok();
@@ -212,7 +212,7 @@ impl Live {
     }
 }
 
-/// What to say of a process that waits `waiting` hundredths of its time.
+/// The warning for a process that waits `waiting` percent of its time.
 fn warning_line(stats: &Stats, waiting: u64) -> String {
     let limit = size::display(stats.figures.limit_bytes.load(Relaxed));
     let about = match advice(stats) {
@@ -252,7 +252,7 @@ mod tests {
     use std::sync::atomic::Ordering::Relaxed;
     use zfolio_core::stats::Stats;
 
-    /// A process that each second waits and runs for so many milliseconds.
+    /// A process that waits and runs this many milliseconds in each second.
     fn after(seconds: u64, waits_ms: u64, runs_ms: u64) -> Track {
         let at = |second: u64| Moment {
             at_ns: second * SECOND_NS,
@@ -294,9 +294,11 @@ mod tests {
         figures.stall_ns.store(50 * SECOND_NS, Relaxed);
         (0..50).for_each(|_| stats.count_refault(80 << 20, SECOND_NS));
         let line = warning_line(&stats, 86);
-        let told =
+        let expected =
             "python3 waits 86 % of its time for memory: the limit of 96M is far below what it uses";
-        assert!(line.starts_with(told) && line.contains("; about ") && line.ends_with("would do"));
+        assert!(
+            line.starts_with(expected) && line.contains("; about ") && line.ends_with("would do")
+        );
         let line = progress_line(12, &stats, Some(86), 3);
         assert!(
             line.contains("12s python3: needs") && line.contains("waits 86 %; 3 more"),
@@ -305,20 +307,21 @@ mod tests {
         assert!(progress_line(1, &stats, None, 0).ends_with("0 of 96M"));
     }
 
-    /// Goal: where lines are kept there are few of them. Method: a look each second, for half a minute.
+    /// Goal: if the output is not a terminal, lines are few. Method: a look each second for half a
+    /// minute.
     #[test]
     fn progress_is_told_each_second_on_a_terminal_and_else_every_ten() {
         for (terminal, expected) in [(true, (1..31).collect()), (false, vec![1, 11, 21])] {
             let mut watch = Watch { terminal, ..Watch::new(false, true) };
             let looks: Vec<u64> = (1..31).collect();
-            let told = looks.into_iter().filter(|second| {
+            let printed = looks.into_iter().filter(|second| {
                 let line = watch.progress(&[], watch.began_ns + second * SECOND_NS);
                 line.is_some_and(|line| {
                     assert_eq!(line, format!("zfolio: {second}s, nothing is managed yet"));
                     line.len() <= COLUMNS
                 })
             });
-            assert_eq!(told.collect::<Vec<u64>>(), expected);
+            assert_eq!(printed.collect::<Vec<u64>>(), expected);
         }
         let mut watch = Watch::new(true, false);
         assert_eq!(watch.progress(&[], watch.began_ns + SECOND_NS), None, "nobody asked for it");

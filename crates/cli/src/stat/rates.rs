@@ -1,11 +1,11 @@
-//! What happened between two looks at the same process.
+//! The rates of a process between two looks.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::stats_file::StatsFile;
 
-/// What a process has counted up to one look.
+/// The counts of a process at one look.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 struct Counts {
     stall_ns: u64,
@@ -33,35 +33,35 @@ impl Counts {
     }
 }
 
-/// Rates of one process over the time between two looks.
+/// The rates of one process between two looks.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(super) struct Rate {
-    /// Nanoseconds in a second that its threads waited: more than a second if several wait at once.
+    /// Nanoseconds that its threads waited, per second: more than a second if several wait at once.
     pub(super) stall_ns: u64,
-    /// Faults served in a second.
+    /// Faults served per second.
     pub(super) faults: u64,
-    /// Bytes taken out of the program in a second.
+    /// Bytes moved out of the program per second.
     pub(super) reclaimed_bytes: u64,
 }
 
-/// What was added from `before` to `now`, for each second of the time that it took. 0 if the count is
-/// smaller than before: it began anew.
+/// The increase from `before` to `now`, per second. 0 if the count is smaller than before, because
+/// it started again.
 pub(super) fn a_second(before: u64, now: u64, between_ns: u64) -> u64 {
     let added = u128::from(now.saturating_sub(before)) * 1_000_000_000;
     let between_ns = u128::from(between_ns.max(1));
     u64::try_from((added + between_ns / 2) / between_ns).unwrap_or(u64::MAX)
 }
 
-/// The last look at each process.
+/// The counts of each process at the last look.
 #[derive(Default, Debug)]
 pub(super) struct Rates {
     at_ns: u64,
-    /// By PID, number of the pager and start: a PID is used again.
+    /// By PID, number of the pager and start time, because a PID may be used again.
     counts: BTreeMap<(u32, u32, u64), Counts>,
 }
 
 impl Rates {
-    /// The rates of `files` since the last call; `None` for a process that was not there then.
+    /// The rates of `files` since the last call; `None` for a process that did not exist then.
     pub(super) fn since(&mut self, files: &[StatsFile], now_ns: u64) -> Vec<Option<Rate>> {
         let between_ns = now_ns.saturating_sub(self.at_ns);
         let key = |file: &StatsFile| {
@@ -106,8 +106,8 @@ mod tests {
         figures.reclaim_clean.store(64, Relaxed);
         (0..4).for_each(|_| files[0].stats.fault_staged_ns.add(1000));
         let rate = rates.since(&files, 3_000_000_000)[0].expect("it was there");
-        let told = Rate { stall_ns: 500_000_000, faults: 2, reclaimed_bytes: 512 << 10 };
-        assert_eq!(rate, told);
+        let expected = Rate { stall_ns: 500_000_000, faults: 2, reclaimed_bytes: 512 << 10 };
+        assert_eq!(rate, expected);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What `zfolio stat --watch` shows on a terminal: what fits, the process that waits most on top.
+//! The screen of `zfolio stat --watch`: as much as fits, with the process that waits most on top.
 
 use std::cmp::Reverse;
 use std::sync::atomic::AtomicU64;
@@ -12,13 +12,13 @@ use crate::run::ratio;
 use crate::stats_file::StatsFile;
 use crate::table::{Table, cut, width};
 
-/// The least room for a command's name, in which other columns may not come.
+/// The least width of the column with the command's name.
 const COMMAND_MIN: usize = 8;
-/// Room for it that comes before the less important columns.
+/// The width that this column gets before the less important columns are shown.
 const COMMAND_WANTED: usize = 15;
 
-/// A column: its heading, and where it stands in importance; those up to `COLUMNS_ALWAYS` are always
-/// there. They stand on the screen in this order.
+/// The columns in their order on the screen: heading and rank. Columns with a rank up to
+/// `COLUMNS_ALWAYS` are always shown.
 const COLUMNS: [(&str, usize); 14] = [
     ("PID", 0),
     ("<COMMAND", 0),
@@ -41,7 +41,7 @@ fn of(figure: &AtomicU64) -> u64 {
     figure.load(Relaxed)
 }
 
-/// The lines for a window of `size`: columns and lines.
+/// The lines for a window of `size` (columns and lines).
 pub(super) fn overview(
     files: &[StatsFile],
     rates: &[Option<Rate>],
@@ -68,7 +68,7 @@ pub(super) fn overview(
     fit(lines, size)
 }
 
-/// One process: every figure that is not zero, and what was added to it since the last look.
+/// The lines for one process: every figure that is not zero, and its increase since the last look.
 pub(super) fn one(
     file: &StatsFile,
     before: Option<&StatsFile>,
@@ -76,7 +76,7 @@ pub(super) fn one(
     between_ns: u64,
 ) -> Vec<String> {
     let mut table = Table::new(&["<FIGURE", "VALUE", "A SECOND", "<MEANING"]);
-    // What a program waits for comes first: a window of 24 lines does not show everything.
+    // The kinds of faults come first: a window of 24 lines does not show all figures.
     for (kind, histogram) in file.stats.histograms() {
         if histogram.count() > 0 {
             let [p50, p99] =
@@ -91,11 +91,11 @@ pub(super) fn one(
         if value == 0 {
             return;
         }
-        // Counts grow; what is a gauge goes up and down, and only its way up is seen here.
+        // Counters only rise. Gauges rise and fall; for them only a rise is shown.
         let before = before.and_then(|before| before.stats.figures.get(name)).unwrap_or(value);
         let added = a_second(before, value, between_ns);
-        let shown = if added == 0 { String::new() } else { told(name, added) };
-        rows.push(vec![name.to_owned(), told(name, value), shown, meaning.to_owned()]);
+        let shown = if added == 0 { String::new() } else { figure_text(name, added) };
+        rows.push(vec![name.to_owned(), figure_text(name, value), shown, meaning.to_owned()]);
     });
     rows.sort_by_key(|row| !(row[0] == "stall_ns" || row[0].starts_with("faults")));
     rows.into_iter().for_each(|row| table.push(row));
@@ -106,8 +106,8 @@ pub(super) fn one(
     fit(lines, size)
 }
 
-/// A figure for people.
-pub(super) fn told(name: &str, value: u64) -> String {
+/// A figure for display.
+pub(super) fn figure_text(name: &str, value: u64) -> String {
     match name {
         _ if name.ends_with("_bytes") || name.ends_with("_bytes_max") => size::display(value),
         _ if name.ends_with("_ns") => duration::display(value),
@@ -115,7 +115,7 @@ pub(super) fn told(name: &str, value: u64) -> String {
     }
 }
 
-/// All processes together, and how to get away.
+/// The sum of all processes, and the key to quit.
 fn totals(files: &[StatsFile], columns: usize, seconds: f64) -> String {
     let sum = |figure: fn(&StatsFile) -> u64| size::display(files.iter().map(figure).sum());
     let count = files.len();
@@ -129,13 +129,13 @@ fn totals(files: &[StatsFile], columns: usize, seconds: f64) -> String {
     spread(&left, &format!("each {seconds} s; q ends"), columns)
 }
 
-/// What the process would have resident without us, and has not.
+/// What the process would have resident without zfolio, minus what it has.
 fn saved_bytes(file: &StatsFile) -> u64 {
     let figures = &file.stats.figures;
     of(&figures.demand_bytes).saturating_sub(of(&figures.process_bytes))
 }
 
-/// `left` and `right` at the ends of a line; `right` only if there is room.
+/// `left` and `right` at the two ends of a line; `right` only if there is room.
 fn spread(left: &str, right: &str, columns: usize) -> String {
     let (left, right_width) = (cut(left, columns), width(right));
     match columns.checked_sub(width(&left) + right_width) {
@@ -148,8 +148,8 @@ fn spread(left: &str, right: &str, columns: usize) -> String {
 fn cells(file: &StatsFile, rate: Option<Rate>) -> Vec<String> {
     let figures = &file.stats.figures;
     let bytes = |figure: &AtomicU64| size::display(of(figure));
-    let rated = |told: fn(&Rate) -> String| rate.as_ref().map_or("-".to_owned(), told);
-    // A hundredth of a second in a second is one percent.
+    let rated = |show: fn(&Rate) -> String| rate.as_ref().map_or("-".to_owned(), show);
+    // A hundredth of a second per second is one percent.
     let percent = |stall_ns: u64| format!("{}%", (stall_ns + 5_000_000) / 10_000_000);
     vec![
         file.pid.to_string(),
@@ -169,7 +169,7 @@ fn cells(file: &StatsFile, rate: Option<Rate>) -> Vec<String> {
     ]
 }
 
-/// The columns that fit, the most important first; the rest of the line is the command's.
+/// The most important columns that fit; the command's name gets the rest of the line.
 fn table(rows: Vec<Vec<String>>, columns: usize, headings: bool) -> Vec<String> {
     let widest = |index: usize| {
         let heading = if headings { COLUMNS[index].0.trim_start_matches('<').len() } else { 0 };
@@ -181,7 +181,7 @@ fn table(rows: Vec<Vec<String>>, columns: usize, headings: bool) -> Vec<String> 
     let mut by_importance: Vec<usize> = (2..COLUMNS.len()).collect();
     by_importance.sort_by_key(|index| COLUMNS[*index].1);
     for index in by_importance {
-        // PROCESS, DEMAND, LIMIT and what is before come even where a name must be cut hard.
+        // PROCESS, DEMAND, LIMIT and the columns before them are shown even if names must be cut.
         let room = if COLUMNS[index].1 <= 5 { COMMAND_MIN } else { COMMAND_WANTED };
         let with = taken + 2 + widest(index);
         if with + 2 + room.min(command_widest) > columns {
@@ -204,7 +204,7 @@ fn table(rows: Vec<Vec<String>>, columns: usize, headings: bool) -> Vec<String> 
     table.to_string().lines().map(str::to_owned).collect()
 }
 
-/// What fits into the window; the last line tells how much does not.
+/// The lines that fit into the window; the last line says how many do not.
 fn fit(mut lines: Vec<String>, (columns, rows): (usize, usize)) -> Vec<String> {
     if lines.len() > rows {
         let kept = rows.saturating_sub(1);
@@ -223,7 +223,7 @@ mod tests {
     use crate::table::width;
     use std::sync::atomic::Ordering::Relaxed;
 
-    /// Processes with long names and figures as wide as they come.
+    /// Processes with long names and the widest figures.
     fn processes() -> (Vec<StatsFile>, Vec<Option<Rate>>) {
         let names = ["sh", "a-command-of-a-length-that-nobody-expects", "日本語日本語日本語日本語"];
         let mut files = Vec::new();
@@ -242,7 +242,7 @@ mod tests {
         (files, rates)
     }
 
-    /// Goal: no line is broken by any terminal, and none is lost below its end.
+    /// Goal: no line is too long for a terminal, and none is lost below its end.
     #[test]
     fn everything_fits_into_any_window() {
         let (files, rates) = processes();

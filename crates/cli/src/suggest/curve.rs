@@ -1,23 +1,25 @@
-//! How long a program would take at limits that it did not run at.
+//! Estimates how long a program would take at limits that it did not run at.
 //!
-//! It ran once, under a limit that rose. What it waited for is known in slices, one for each limit that
-//! held for a while. Each slice says how long that part of the run would have waited for stored units at
-//! another limit ([`Forecast`]); their sum is the curve. Two kinds of waiting are no refaults:
+//! The program ran once, under a rising limit. Its waits are recorded in slices, one for each limit
+//! that was in force for a while. For each slice a [`Forecast`] gives how long that part of the run
+//! would have waited for stored units at another limit; the sum is the curve. Two kinds of waits
+//! are not refaults:
 //!
-//! - for fresh memory while the need grew: each MiB waited because what came before did not fit. At a
-//!   limit above the need of that moment it would not have waited, at one below it as long as it did;
-//! - for fresh memory otherwise, as of a program that frees and allocates: it shrinks with what does not
-//!   fit.
+//! - Waits for fresh memory while the need grew. Each MiB had to wait because earlier memory did
+//!   not fit. At a limit above the need of that moment it would not have waited; at a limit below,
+//!   as long as it did.
+//! - Other waits for fresh memory, as in a program that frees and allocates: they shrink in
+//!   proportion to the memory that does not fit.
 //!
-//! The rest of the time is work, which no limit changes. Threads may wait at the same time, so that a
-//! second of waiting costs less than a second of the run: `threads` is how many of them ran or waited
-//! at once, on average.
+//! The rest of the time is work, which no limit changes. Threads may wait at the same time, so that
+//! a second of waiting costs less than a second of the run. The factor is the number of threads
+//! that ran or waited at once, on average.
 //!
 //! # Invariants
 //!
 //! - `CURVE-1` Time never rises with the limit.
-//! - `CURVE-2` Nothing is said about limits below the last one that held ([`Curve::observed`]): of
-//!   what stayed resident all the time, nobody knows when it was used.
+//! - `CURVE-2` There is no estimate for limits below the last one that was in force
+//!   ([`Curve::observed`]): nothing is known about the use of memory that stayed resident.
 
 #[cfg(test)]
 mod tests;
@@ -26,27 +28,27 @@ use std::collections::BTreeMap;
 
 use zfolio_core::refault::{Bucket, Forecast, Measured, Refaults};
 
-/// A MiB: limits are told in whole ones.
+/// A MiB: limits are given in whole MiB.
 const MIB: u64 = 1 << 20;
 
-/// What a fault on fresh memory brings, mostly: a folio.
+/// The bytes of one fault on fresh memory: mostly a folio.
 const FRESH_BYTES: u64 = 64 << 10;
 
-/// What one process counted up to some moment.
+/// What one process has counted so far.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(super) struct Counts {
-    /// What came back, and what was waited for it, by distance.
+    /// The bytes that came back, and the time waited for them, by distance.
     pub(super) refaults: Vec<Bucket>,
     /// Nanoseconds waited for fresh memory.
     pub(super) fresh_ns: u64,
-    /// How often.
+    /// How many faults on fresh memory.
     pub(super) fresh_faults: u64,
     /// Nanoseconds waited in all.
     pub(super) stall_ns: u64,
 }
 
 impl Counts {
-    /// What was added since `before`.
+    /// The difference to the earlier `before`.
     fn since(&self, before: &Counts) -> Counts {
         let added = |(index, now): (usize, &Bucket)| {
             let earlier = before.refaults.get(index).copied().unwrap_or_default();
@@ -65,13 +67,14 @@ impl Counts {
         }
     }
 
-    /// Nanoseconds waited for what was moved back or on its way: the rest.
+    /// Nanoseconds waited for units that were moved back or on their way: all other waits.
     fn moved_ns(&self) -> u64 {
         let stored: u64 = self.refaults.iter().map(|bucket| bucket.waited_ns).sum();
         self.stall_ns.saturating_sub(stored).saturating_sub(self.fresh_ns)
     }
 
-    /// Of the waiting for fresh memory that for `grown_bytes`; the rest is for what the program freed before.
+    /// The part of the wait for fresh memory that belongs to `grown_bytes` of growth; the rest was
+    /// for memory that the program had freed before.
     fn grown_ns(&self, grown_bytes: u64) -> u64 {
         let fresh_bytes = u128::from(self.fresh_faults.saturating_mul(FRESH_BYTES).max(1));
         let grown = u128::from(self.fresh_ns) * u128::from(grown_bytes) / fresh_bytes;
@@ -79,7 +82,7 @@ impl Counts {
     }
 }
 
-/// What was waited under one limit.
+/// The waits under one limit.
 #[derive(Debug)]
 struct Slice {
     refaults: Refaults,
@@ -95,7 +98,7 @@ struct Growth {
     fresh_ns: u64,
 }
 
-/// What one process waited, by the limit that held.
+/// The waits of one process, by the limit in force.
 #[derive(Default, Debug)]
 pub(super) struct Process {
     slices: BTreeMap<u64, Slice>,
@@ -106,15 +109,15 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Adds a look at the process: all that it counted, and what holds now.
+    /// Adds a reading of the process: all its counts, and its present state.
     pub(super) fn look(&mut self, counts: Counts, now: &Measured) {
         let added = counts.since(&self.last);
         let before = std::mem::replace(&mut self.last_measured, *now);
         self.limit_bytes = self.limit_bytes.max(now.limit_bytes);
-        // What was waited since the last look was waited under the limit that held then.
+        // The waits since the last reading happened under the present limit.
         let slice = self.slices.entry(now.limit_bytes).or_insert_with(|| Slice {
             refaults: Refaults::default(),
-            // What was stored when the slice began had left before.
+            // Units that were stored when the slice began had left memory before.
             measured: Measured {
                 left_bytes: before.demand_stored_bytes,
                 returned_bytes: 0,
@@ -140,22 +143,22 @@ impl Process {
         self.last = counts;
     }
 
-    /// What it needed, at most.
+    /// The most that the process needed.
     pub(super) fn need_bytes(&self) -> u64 {
         self.last_measured.need_bytes
     }
 
-    /// What it waited in all.
+    /// How long the process waited in all.
     fn stall_ns(&self) -> u64 {
         self.last.stall_ns
     }
 }
 
-/// What is expected of one process.
+/// The estimate for one process.
 #[derive(Debug)]
 struct Expected {
     process: Process,
-    /// Of each slice.
+    /// One forecast for each slice.
     forecasts: Vec<Forecast>,
 }
 
@@ -166,7 +169,7 @@ impl Expected {
         Expected { process, forecasts }
     }
 
-    /// Nanoseconds that all its threads together would have waited.
+    /// How long all its threads together would have waited.
     fn waiting_ns(&self, limit_bytes: u64) -> u64 {
         let stored = self.forecasts.iter().map(|forecast| forecast.waiting_ns(limit_bytes));
         let fresh = self.process.slices.values().map(|slice| fresh_ns(slice, limit_bytes));
@@ -184,11 +187,11 @@ pub(super) struct Curve {
     expected: Vec<Expected>,
     /// How long the run took.
     pub(super) elapsed_ns: u64,
-    /// What its processes ran, on all CPUs together, without what zfolio's threads did.
+    /// CPU time of all its processes, without zfolio's threads.
     pub(super) ran_ns: u64,
 }
 
-/// One limit, and what is expected there.
+/// The estimate for one limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Point {
     pub(super) limit_bytes: u64,
@@ -206,30 +209,30 @@ impl Curve {
         self.expected.iter().map(|expected| &expected.process)
     }
 
-    /// What all processes waited.
+    /// How long all processes waited.
     pub(super) fn stall_ns(&self) -> u64 {
         self.processes().map(Process::stall_ns).sum()
     }
 
-    /// What the largest process needed.
+    /// The need of the largest process.
     pub(super) fn need_bytes(&self) -> u64 {
         self.processes().map(Process::need_bytes).max().unwrap_or(0)
     }
 
-    /// The highest limit that held for a process: below it nothing is known.
+    /// The highest limit that was in force for a process; nothing is known about lower ones.
     pub(super) fn observed(&self) -> u64 {
         let highest = self.processes().map(|process| process.limit_bytes).max();
         whole_mib(highest.unwrap_or(0))
     }
 
-    /// A limit at which nothing would have been compressed: what was needed, and the 16th of the limit
-    /// at which reclaim begins.
+    /// A limit at which nothing would have been compressed: the need, plus the 16th of the limit
+    /// where reclaim begins.
     pub(super) fn ample(&self) -> u64 {
         ample(self.need_bytes()).max(self.observed())
     }
 
-    /// Thousandths of a second of the run that a second of waiting costs, as the number of threads
-    /// that ran or waited at once: 1000 for one.
+    /// How many threads ran or waited at once, in thousandths and at least 1000: a second of the
+    /// run stands for so many seconds of waiting.
     fn threads_per_mille(&self) -> u64 {
         let busy = u128::from(self.ran_ns) + u128::from(self.stall_ns());
         let threads = busy * 1000 / u128::from(self.elapsed_ns.max(1));
@@ -246,7 +249,7 @@ impl Curve {
         self.elapsed_ns.saturating_sub(self.lost_ns(self.stall_ns()))
     }
 
-    /// What is expected at a limit.
+    /// The estimate for a limit.
     pub(super) fn at(&self, limit_bytes: u64) -> Point {
         let waiting = self.expected.iter().map(|expected| expected.waiting_ns(limit_bytes));
         let waiting_ns = waiting.sum::<u64>().min(self.stall_ns());
@@ -254,7 +257,7 @@ impl Curve {
         Point { limit_bytes, waiting_ns, time_ns }
     }
 
-    /// `count` limits from what was observed to what is ample.
+    /// `count` limits from the observed one to the ample one.
     pub(super) fn points(&self, count: u64) -> Vec<Point> {
         let (from, to) = (self.observed(), self.ample());
         let steps = count.max(2) - 1;
@@ -264,12 +267,12 @@ impl Curve {
         limits.into_iter().map(|limit| self.at(limit)).collect()
     }
 
-    /// The least limit known at which the run takes `slower_per_mille` thousandths longer at most than
-    /// without one.
+    /// The lowest limit with an estimate of at most `slower_per_mille` thousandths more than the
+    /// time without a limit.
     pub(super) fn recommended(&self, slower_per_mille: u64) -> Point {
         let most = u128::from(self.work_ns()) * u128::from(1000 + slower_per_mille) / 1000;
         let is_good = |mib: u64| u128::from(self.at(mib * MIB).time_ns) <= most;
-        // CURVE-1: bad, ..., bad, good, ..., good; what is ample is good.
+        // CURVE-1: from some limit on the time is good, and below it is not. At `ample` it is.
         let (mut bad, mut good) = (self.observed() / MIB, self.ample() / MIB);
         if is_good(bad) {
             good = bad;
@@ -287,8 +290,8 @@ fn ample(need_bytes: u64) -> u64 {
     whole_mib(need_bytes + need_bytes / 15)
 }
 
-/// What is waited for fresh memory at another limit, while the need does not grow. Room is made for what
-/// does not fit: the less of the need does not, the less is waited.
+/// The wait for fresh memory at another limit, while the need does not grow. It is in proportion to
+/// the part of the need that does not fit.
 fn fresh_ns(slice: &Slice, limit_bytes: u64) -> u64 {
     let ample = ample(slice.measured.need_bytes);
     let missing = u128::from(ample.saturating_sub(limit_bytes));

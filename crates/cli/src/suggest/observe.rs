@@ -1,4 +1,4 @@
-//! The run that is looked at: `zfolio run` as a child, and what its processes count meanwhile.
+//! The observed run: `zfolio run` as a child, and the figures of its processes.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -18,30 +18,30 @@ use super::curve::{Counts, Process};
 use crate::failure::Failure;
 use crate::stats_file;
 
-/// How often the processes are looked at. What they wait after the last look is told as if they had
-/// waited for fresh memory.
+/// How often the figures are read. Waits after the last reading count as waits for fresh memory.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// The names of zfolio's own threads begin so.
+/// The names of zfolio's own threads start with this.
 const OWN_THREADS: &str = "zfolio-";
 
-/// A run, and what was seen of it.
+/// A run, and what was observed.
 pub(super) struct Observed {
     pub(super) change: Change,
     pub(super) elapsed_ns: u64,
-    /// What the program ran on all CPUs, without zfolio's threads.
+    /// CPU time of the program, without zfolio's threads.
     pub(super) ran_ns: u64,
     pub(super) processes: Vec<Process>,
-    /// What `zfolio run --stats` wrote; `None` if the program was not run.
+    /// The report of `zfolio run --stats`; `None` if the program was not run.
     pub(super) report: Option<Value>,
 }
 
-/// Takes the signals that would end us while the program runs; once for all runs.
+/// Blocks the signals that would end this process while the program runs; once for all runs.
 pub(super) fn signals() -> Result<Signals, Failure> {
     Signals::block().map_err(|error| Failure::machine(format!("signals cannot be taken: {error}")))
 }
 
-/// Runs `zfolio run` with `options` and, if it is above 0, a limit that follows the need.
+/// Runs `zfolio run` with `options` and, if `follow` is above 0, with a limit that follows the
+/// need.
 pub(super) fn run(
     signals: &Signals,
     options: Vec<OsString>,
@@ -80,7 +80,7 @@ pub(super) fn run(
                     break change;
                 }
             }
-            // What the terminal sends has reached the program, which decides what it means.
+            // A signal of the terminal has reached the program as well, which decides what to do.
             Some(signal) if signal.from_process && signal.sender != pid => {
                 child::send(pid, signal.number).ok();
             }
@@ -98,12 +98,12 @@ fn c_string(text: OsString) -> Result<CString, Failure> {
         .map_err(|_| Failure::argument("PROGRAM ARGS: an argument holds a zero byte"))
 }
 
-/// Hears what the children did; how `pid` ended, if it did.
+/// Handles all changes of children; returns how `pid` ended, if it did.
 fn end_of(pid: i32) -> std::io::Result<Option<Change>> {
     while let Some((who, change, _)) = child::changed()? {
         match change {
             _ if who != pid => {}
-            // It stopped with its program, by the terminal or by hand; so do we, until we continue.
+            // The child stopped with its program; so this process stops too, until it is continued.
             Change::Stopped(_) => child::stop_here(),
             end => return Ok(Some(end)),
         }
@@ -111,11 +111,11 @@ fn end_of(pid: i32) -> std::io::Result<Option<Change>> {
     Ok(None)
 }
 
-/// The file of `--stats`, gone with this.
+/// The file of `--stats`, removed when dropped.
 struct Report(PathBuf);
 
 impl Report {
-    /// In the directory of the statistics, which is ours alone.
+    /// Makes it in the directory of the statistics, which belongs to this user alone.
     fn new() -> Result<Report, Failure> {
         let directory = stats_file::prepare_directory(probe::effective_uid());
         let directory = directory.map_err(Failure::machine)?;
@@ -129,15 +129,15 @@ impl Report {
 
 impl Drop for Report {
     fn drop(&mut self) {
-        // It is not there if the run was refused.
+        // The file does not exist if the run was refused.
         fs::remove_file(&self.0).ok();
     }
 }
 
-/// What was seen of the processes of a run.
+/// What was observed of the processes of a run.
 #[derive(Default)]
 struct Looks {
-    /// By PID and start.
+    /// By PID and start time.
     processes: BTreeMap<(u32, u64), Seen>,
 }
 
@@ -163,7 +163,7 @@ impl Looks {
 
     fn end(self) -> (u64, Vec<Process>) {
         let ran_ns = self.processes.values().map(|seen| seen.ran_ns).sum();
-        // What stayed below the first limit needs nothing that could be told.
+        // A process that stayed below the first limit needs no estimate.
         let processes = self.processes.into_values().map(|seen| seen.process);
         (ran_ns, processes.filter(|process| process.need_bytes() > 0).collect())
     }
@@ -178,7 +178,7 @@ fn counts(stats: &Stats) -> Counts {
     }
 }
 
-/// What the program's own threads have run: all of the process, less zfolio's threads.
+/// CPU time of the program's own threads: that of the process without zfolio's threads.
 fn ran_ns(pid: u32) -> Option<u64> {
     let all = ticks(Path::new(&format!("/proc/{pid}/stat")))?.1;
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
@@ -188,7 +188,7 @@ fn ran_ns(pid: u32) -> Option<u64> {
     Some(all.saturating_sub(own) * (1_000_000_000 / probe::clock_ticks().max(1)))
 }
 
-/// Name and clock ticks run, of a process or a thread: fields 2, 14 and 15 of its `stat`.
+/// Name and CPU time in clock ticks of a process or thread: fields 2, 14 and 15 of its `stat`.
 fn ticks(path: &Path) -> Option<(String, u64)> {
     let text = String::from_utf8_lossy(&fs::read(path).ok()?).into_owned();
     let (name, fields) = text.split_once('(')?.1.rsplit_once(')')?;

@@ -1,10 +1,10 @@
-//! `zfolio bench codecs`: what is refused before it measures, and what it prints.
+//! `zfolio bench codecs`: what it refuses before it measures, and what it prints.
 
 use std::fs;
 
-use crate::stage::{scratch, told, zfolio};
+use crate::stage::{output_of, scratch, zfolio};
 
-/// A corpus, which is measured in units of 2M: those take the least time.
+/// A corpus for measurements in units of 2M, which take the least time.
 fn corpus(directory: &std::path::Path) -> String {
     let corpus = directory.join("corpus").to_str().expect("UTF-8").to_owned();
     let lines = (0..400_000_u64).map(|number| format!("{}: {}\n", number * 7919, number % 97));
@@ -21,11 +21,11 @@ fn a_dictionary_is_read_and_a_plot_drawn() {
     let (corpus, dictionary, plot) = (corpus(&directory), path("typical.dict"), path("plot.svg"));
     let train =
         ["dict", "train", "--corpus", &corpus, "-u", "4K", "-o", &dictionary, "--size", "256"];
-    let (code, _, err) = told(&train);
+    let (code, _, err) = output_of(&train);
     assert_eq!(code, Some(0), "the smallest that is accepted: {err}");
     let bench = ["bench", "codecs", "--corpus", &corpus, "-r", "1", "--json", "--plot", &plot];
     let setting = format!("zstd,dict={dictionary}:2M");
-    let (code, out, err) = told(&[&bench[..], &["--setting", &setting]].concat());
+    let (code, out, err) = output_of(&[&bench[..], &["--setting", &setting]].concat());
     assert_eq!(code, Some(0), "{err}");
     let report: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert!(report["settings"][0]["ratio"].as_f64().unwrap() > 2.0, "{out}");
@@ -46,7 +46,7 @@ fn what_cannot_be_is_refused_before_anything_is_measured() {
     let missing = format!("zstd,dict={}:2M", directory.join("none").display());
     for wrong in [["--plot", &nowhere], ["--setting", &missing]] {
         let bench = ["bench", "codecs", "--corpus", &corpus, "--setting", "lz4:2M"];
-        let (code, out, err) = told(&[&bench[..], &wrong].concat());
+        let (code, out, err) = output_of(&[&bench[..], &wrong].concat());
         assert_eq!((code, out.as_str(), err.lines().count()), (Some(2), "", 1), "{wrong:?}: {err}");
         assert!(err.contains(wrong[0]), "{err}");
     }

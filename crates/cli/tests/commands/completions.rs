@@ -1,13 +1,14 @@
-//! The completions as the shells themselves run them.
+//! The completions, run by the shells themselves.
 
 use std::path::Path;
 use std::process::Command;
 
-use crate::stage::{scratch, told};
+use crate::stage::{output_of, scratch};
 
-/// Asks `shell` what it offers at the end of each line; the offers, one line of words for each.
+/// Runs `shell` to complete the end of each line; returns what it offers, one line of words for
+/// each.
 fn offered(shell: &str, script: &str) -> Option<Vec<String>> {
-    let (code, completions, err) = told(&["completions", shell]);
+    let (code, completions, err) = output_of(&["completions", shell]);
     assert_eq!(code, Some(0), "{err}");
     let file = scratch("completions").join(format!("zfolio.{shell}"));
     std::fs::write(&file, completions).expect("it is ours");
@@ -29,7 +30,7 @@ fn offered(shell: &str, script: &str) -> Option<Vec<String>> {
     Some(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
 }
 
-/// Lines, and what is offered for the last word of each.
+/// Lines, and the offers for the last word of each.
 const EXPECTED: [(&str, &str); 9] = [
     ("zfolio doc", "doctor"),
     ("zfolio bench u", "usemem"),
@@ -39,7 +40,7 @@ const EXPECTED: [(&str, &str); 9] = [
     ("zfolio completions ", "bash fish zsh"),
     ("zfolio run --stats a-fi", "a-file"),
     ("zfolio man --output a-fo", "a-folder/"),
-    // A file, as bash and the others complete what they know nothing of.
+    // A file name: shells complete those for unknown commands.
     ("zfolio run --limit 1G -- cat --  a-fi", "a-file"),
 ];
 
@@ -54,12 +55,12 @@ fn assert_offers(shell: &str, script: &str) {
         let mut words: Vec<&str> = answer.split_whitespace().collect();
         words.sort_unstable();
         let words = words.join(" ");
-        // bash adds the slash itself, when it puts the name on the line.
+        // bash adds the slash only when it puts the name on the line.
         assert_eq!(words.trim_end_matches('/'), expected.trim_end_matches('/'), "{shell}: {line}");
     }
 }
 
-/// The lines as words in quotes, for a loop of a shell.
+/// The lines as quoted words, for a loop in a shell.
 fn lines() -> String {
     EXPECTED.map(|(line, _)| format!("'{line}'")).join(" ")
 }
@@ -81,7 +82,7 @@ fn bash_completes() {
     assert_offers("bash", &script);
 }
 
-/// bash splits at '=', so what comes after it is what is put on the line.
+/// Goal: the same in bash, which splits words at '='; compared is what it puts on the line.
 #[test]
 fn bash_completes_after_an_equals_sign() {
     let script = r#"source "$COMPLETIONS"
@@ -107,7 +108,7 @@ fn fish_completes() {
     assert_offers("fish", &script);
 }
 
-/// The widgets of zsh need a terminal, so what they are asked for is taken down instead.
+/// Goal: the same in zsh. Its widgets need a terminal, so the test records what they are asked for.
 #[test]
 fn zsh_completes() {
     let script = format!(

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::stage::{scratch, told};
+use crate::stage::{output_of, scratch};
 
 #[test]
 fn a_corpus_becomes_a_dictionary() {
@@ -14,17 +14,17 @@ fn a_corpus_becomes_a_dictionary() {
         .collect();
     fs::write(&corpus, &lines).unwrap();
     let train = ["dict", "train", "--corpus", &corpus, "-o", &dictionary, "--size", "16K"];
-    let (code, out, err) = told(&train);
+    let (code, out, err) = output_of(&train);
     assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
     assert!(out.contains("zstd") && out.contains(" -> "), "{out}");
     assert!((8 << 10..=16 << 10).contains(&fs::read(&dictionary).unwrap().len()));
-    // It is accepted: what is refused next is the program.
+    // The dictionary is accepted: only the program is refused.
     let algorithm = format!("zstd,level=1,dict={dictionary}");
-    let (code, _, err) = told(&["run", "--algorithm", &algorithm, "--", "no-such-program"]);
+    let (code, _, err) = output_of(&["run", "--algorithm", &algorithm, "--", "no-such-program"]);
     assert_eq!(code, Some(127), "{err}");
 
     fs::write(&corpus, &lines[..5000]).unwrap();
-    let (code, out, err) = told(&train);
+    let (code, out, err) = output_of(&train);
     assert_eq!((code, out.as_str()), (Some(2), ""));
     assert!(err.starts_with("zfolio: --corpus: ") && err.lines().count() == 1, "{err}");
 }

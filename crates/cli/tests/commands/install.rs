@@ -1,4 +1,4 @@
-//! `make install` and `make uninstall`, by the script that they run.
+//! `make install` and `make uninstall`, by the script that both run.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -29,8 +29,9 @@ fn script(arguments: &[&str]) -> bool {
     Command::new(script).args(arguments).status().expect("it can be executed").success()
 }
 
-/// Goal: what was installed runs, and all of it goes again, however often it was installed, while what
-/// others put beside it stays. Method: a folder in the place of `/`, with a manual page of another program.
+/// Goal: what was installed runs; `uninstall` removes all of it, however often it was installed,
+/// and keeps files of others. Method: a folder instead of `/`, with a manual page of another
+/// program.
 #[test]
 fn uninstall_removes_what_install_put_there() {
     if Command::new("objcopy").arg("--version").output().is_err() {

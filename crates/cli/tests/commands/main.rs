@@ -1,7 +1,7 @@
 //! The `zfolio` command from outside: arguments, errors, exit statuses, signals, statistics.
 //!
-//! The preload library has tests of its own. Here a stand-in of a few lines of C takes its place: it
-//! writes a file of statistics as the library does, and manages nothing.
+//! The preload library has its own tests. Here a few lines of C take its place: they write a file
+//! of statistics as the library does, and manage nothing.
 
 mod codecs;
 mod completions;

@@ -1,14 +1,14 @@
-//! The manual pages: every command has one, and man and its kin read them without complaint.
+//! The manual pages: every command has one, and formatters accept them without complaint.
 
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::stage::{scratch, told};
+use crate::stage::{output_of, scratch};
 
 fn pages() -> Vec<PathBuf> {
     let folder = scratch("man");
-    let (code, _, err) = told(&["man", "--output", folder.to_str().expect("plain")]);
+    let (code, _, err) = output_of(&["man", "--output", folder.to_str().expect("plain")]);
     assert_eq!(code, Some(0), "{err}");
     fs::read_dir(folder).expect("it is ours").map(|entry| entry.expect("readable").path()).collect()
 }
@@ -19,7 +19,7 @@ fn every_command_has_a_page_and_every_option_is_on_it() {
     for page in &pages {
         let name = page.file_stem().expect("it has a name").to_str().expect("plain");
         let words: Vec<&str> = name.split('-').skip(1).chain(["--help"]).collect();
-        let (code, help, err) = told(&words);
+        let (code, help, err) = output_of(&words);
         assert_eq!(code, Some(0), "{words:?}: {err}");
         let text = fs::read_to_string(page).expect("it was written").replace('\\', "");
         let options =
@@ -35,19 +35,18 @@ fn every_command_has_a_page_and_every_option_is_on_it() {
 
 #[test]
 fn a_page_can_be_printed_and_a_wrong_name_is_refused() {
-    let (code, out, _) = told(&["man", "bench", "codecs"]);
+    let (code, out, _) = output_of(&["man", "bench", "codecs"]);
     assert!(code == Some(0) && out.contains(".TH \"ZFOLIO\\-BENCH\\-CODECS\" 1"), "{out}");
-    let (code, _, err) = told(&["man", "bench", "codec"]);
+    let (code, _, err) = output_of(&["man", "bench", "codec"]);
     assert_eq!(code, Some(2));
     assert!(err.contains("did you mean 'codecs'?"), "{err}");
-    let (code, _, err) = told(&["man", "--output", "/nonexistent"]);
+    let (code, _, err) = output_of(&["man", "--output", "/nonexistent"]);
     assert!(code == Some(1) && err.contains("'/nonexistent/zfolio.1'"), "{err}");
 }
 
 #[test]
 fn the_formatters_have_nothing_to_say() {
-    // A page has no date: it is that of the version, and pages of one version are the same wherever
-    // they are made.
+    // A page has no date, so that all pages of one version are the same, wherever they were made.
     let formatters: [&[&str]; 2] =
         [&["groff", "-man", "-ww", "-z", "-Tutf8"], &["mandoc", "-Tlint", "-Wwarning"]];
     for formatter in formatters {
@@ -57,11 +56,11 @@ fn the_formatters_have_nothing_to_say() {
                 eprintln!("SKIPPED: {} is not installed", formatter[0]);
                 break;
             };
-            let told = [output.stdout, output.stderr].concat();
-            let told = String::from_utf8_lossy(&told);
-            let told: Vec<&str> =
-                told.lines().filter(|line| !line.contains("missing date")).collect();
-            assert!(told.is_empty(), "{}: {told:?}", page.display());
+            let printed = [output.stdout, output.stderr].concat();
+            let printed = String::from_utf8_lossy(&printed);
+            let printed: Vec<&str> =
+                printed.lines().filter(|line| !line.contains("missing date")).collect();
+            assert!(printed.is_empty(), "{}: {printed:?}", page.display());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Options of `zfolio run` and the variables that stand for them.
+//! Options of `zfolio run`, and the variables with the same meaning.
 
 use std::fs;
 use std::io::Write;
@@ -6,9 +6,9 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output};
 
 use crate::run::works;
-use crate::stage::{holder, stand_in, texts, told, wait_for, zfolio};
+use crate::stage::{holder, output_of, stand_in, texts, wait_for, zfolio};
 
-/// Writes what the library reads.
+/// Prints the variables that the library reads.
 const SCRIPT: [&str; 3] = ["sh", "-c", "echo $ZFOLIO_LIMIT $ZFOLIO_UNIT $ZFOLIO_ALGORITHM"];
 
 fn run(options: &[&str], variables: &[(&str, &str)]) -> Output {
@@ -50,8 +50,8 @@ fn a_bad_variable_is_status_2_and_named() {
     }
 }
 
-/// The inner program has what it would have had without the inner `zfolio`; whether to speak and to be
-/// strict is asked of each command.
+/// Goal: the inner program has what it would have had without the inner `zfolio`; quiet and strict
+/// are decided for each command.
 #[test]
 fn a_run_inside_of_a_run_has_its_limit() {
     if !works() {
@@ -62,7 +62,7 @@ fn a_run_inside_of_a_run_has_its_limit() {
     let inner = [zfolio_itself, "run", "--", "sh", "-c", script];
     let outer = ["run", "-q", "--strict", "-l", "64M", "-a", "lz4", "--"];
     let arguments: Vec<&str> = outer.iter().chain(&inner).copied().collect();
-    let (code, out, err) = told(&arguments);
+    let (code, out, err) = output_of(&arguments);
     assert_eq!((code, out.as_str()), (Some(0), "67108864 lz4 lenient\n"));
     assert!(err.starts_with("zfolio: sh stayed below its limit: peak ") && err.contains("of 64M"));
 }
@@ -80,7 +80,7 @@ fn a_percentage_is_of_what_is_allowed() {
     };
     let (half, all) = (limit("50%"), limit("100%"));
     assert!(half.abs_diff(all / 2) <= 1 << 20 && half % (1 << 20) == 0, "{half} {all}");
-    let (code, _, _) = told(&["run", "-q", "--", "true"]);
+    let (code, _, _) = output_of(&["run", "-q", "--", "true"]);
     assert_eq!(code, Some(0));
 }
 
@@ -102,12 +102,12 @@ fn a_limit_that_the_machine_does_not_have_is_told_of() {
 /// A memory cgroup with a limit of 256M, removed when dropped.
 struct Cgroup {
     directory: String,
-    /// The file that says so.
+    /// The file with the limit.
     limit: String,
 }
 
 impl Cgroup {
-    /// None, with a loud word, where we may make none.
+    /// `None`, with a message, if no cgroup can be made.
     fn make(name: &str) -> Option<Cgroup> {
         // Version 2, and version 1.
         let hierarchies =
@@ -116,7 +116,8 @@ impl Cgroup {
             let directory = format!("{root}/zfolio-{name}-{}", std::process::id());
             fs::create_dir(&directory).ok()?;
             let cgroup = Cgroup { limit: format!("{directory}/{file}"), directory };
-            // Not where this is a plain directory, in which the file is not there yet.
+            // Without `create`, so that this fails in a plain directory, which does not have the
+            // file.
             let file = fs::OpenOptions::new().write(true).open(&cgroup.limit);
             let limited = file.and_then(|mut file| file.write_all(b"268435456"));
             limited.is_ok().then_some(cgroup)
@@ -127,9 +128,9 @@ impl Cgroup {
         made
     }
 
-    /// `zfolio` in it.
+    /// The output of `zfolio` in this cgroup.
     fn output(&self, arguments: &[&str]) -> Output {
-        // The shell goes into it, and becomes zfolio.
+        // A shell enters the cgroup, and then becomes zfolio.
         let script = format!("echo $$ > {}/cgroup.procs && exec \"$@\"", self.directory);
         let mut command = Command::new("sh");
         command.args(["-c", &script, "sh"]).arg(zfolio(&[]).get_program()).args(arguments);
@@ -139,7 +140,7 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // The dead may be counted in it for a moment.
+        // Processes that have ended may still be counted for a moment.
         wait_for("the cgroup to be empty", || fs::remove_dir(&self.directory).is_ok());
     }
 }
@@ -149,8 +150,8 @@ fn a_limit_that_the_cgroup_does_not_allow_is_told_of() {
     let Some(cgroup) = Cgroup::make("excess").filter(|_| works()) else { return };
     let (_, err) = texts(&cgroup.output(&["run", "-l", "300M", "--", "true"]));
     let limit = &cgroup.limit;
-    let told = format!("zfolio: --limit: 300M is more than {limit} allows (256M): the kernel");
-    assert!(err.starts_with(&told), "{err}");
+    let expected = format!("zfolio: --limit: 300M is more than {limit} allows (256M): the kernel");
+    assert!(err.starts_with(&expected), "{err}");
 }
 
 #[test]
@@ -160,13 +161,13 @@ fn who_is_killed_because_memory_ran_out_hears_why() {
     let output = cgroup.output(&["run", "-l", "200M", "--", program.to_str().unwrap(), "400"]);
     let (_, err) = texts(&output);
     assert_eq!(output.status.signal(), Some(9), "{err}");
-    let told = format!(
+    let expected = format!(
         "  killed      by the kernel, because memory ran out: {} allows 256M; a lower --limit leaves \
          room for the rest\n",
         cgroup.limit
     );
-    assert!(err.ends_with(&told), "{err}");
-    // The same signal from anybody else is no such thing.
+    assert!(err.ends_with(&expected), "{err}");
+    // The same signal from another sender is not reported like this.
     let output = cgroup.output(&["run", "-l", "200M", "--", "sh", "-c", "kill -s KILL $$"]);
     assert!(!texts(&output).1.contains("killed"));
 }
@@ -176,7 +177,8 @@ fn progress_is_shown_and_quiet_says_nothing_else() {
     if !works() {
         return;
     }
-    let (code, out, err) = told(&["run", "--progress", "-q", "-l", "64M", "--", "sleep", "1.6"]);
+    let (code, out, err) =
+        output_of(&["run", "--progress", "-q", "-l", "64M", "--", "sleep", "1.6"]);
     assert_eq!((code, out.as_str()), (Some(0), ""));
     assert!(err.lines().count() == 1 && err.starts_with("zfolio: 1s sleep: "), "{err:?}");
     assert!(err.contains(" of 64M"), "{err}");

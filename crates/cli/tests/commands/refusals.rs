@@ -1,14 +1,14 @@
-//! Bad input: one line, with the argument, what was given and what is accepted.
+//! Bad input: one line, with the argument, the value, and what is accepted.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use crate::stage::{Nobody, scratch, texts, told, zfolio};
+use crate::stage::{Nobody, output_of, scratch, texts, zfolio};
 
-/// Asserts one line on standard error that holds all of `parts`.
+/// Asserts one line on standard error that contains all of `parts`.
 #[track_caller]
 fn assert_refused(arguments: &[&str], status: i32, parts: &[&str]) {
-    let (code, out, err) = told(arguments);
+    let (code, out, err) = output_of(arguments);
     assert_eq!(code, Some(status), "{arguments:?}: {err}");
     assert!(out.is_empty() && err.lines().count() == 1 && err.starts_with("zfolio: "), "{err}");
     for part in parts {
@@ -126,18 +126,18 @@ fn without_permission_run_says_what_to_do_and_doctor_is_1() {
 #[test]
 fn help_and_version_are_no_errors() {
     for arguments in [&["--help"][..], &["--version"], &["run", "--help"], &["stat", "--help"]] {
-        let (code, out, err) = told(arguments);
+        let (code, out, err) = output_of(arguments);
         assert!(code == Some(0) && !out.is_empty() && err.is_empty(), "{arguments:?}: {err}");
     }
 }
 
 #[test]
 fn doctor_and_algorithms_answer() {
-    let (_, out, _) = told(&["doctor", "--json"]);
+    let (_, out, _) = output_of(&["doctor", "--json"]);
     let report: serde_json::Value = serde_json::from_str(&out).unwrap();
     let checks = report["checks"].as_array().unwrap();
     assert!(checks.len() > 20 && checks.iter().any(|check| check["check"] == "UFFD_FEATURE_MOVE"));
-    let (code, out, _) = told(&["algorithms"]);
+    let (code, out, _) = output_of(&["algorithms"]);
     assert!(code == Some(0) && out.contains("lz4") && out.contains("zstd"), "{out}");
 }
 

@@ -1,26 +1,26 @@
-//! `zfolio run`: the program behaves as without it, and its figures are told at the end.
+//! `zfolio run`: the program behaves as without it, and a summary is printed at the end.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::Child;
 
-use crate::stage::{kill, scratch, stand_in, state, texts, told, wait_for, zfolio};
+use crate::stage::{kill, output_of, scratch, stand_in, state, texts, wait_for, zfolio};
 
-/// Whether `zfolio run` can work here; says so loudly if not.
+/// Whether `zfolio run` can work here; prints a message if not.
 pub(crate) fn works() -> bool {
-    let (code, _, _) = told(&["doctor"]);
+    let (code, _, _) = output_of(&["doctor"]);
     if code != Some(0) {
         eprintln!("SKIPPED: zfolio run cannot work here, see zfolio doctor");
     }
     code == Some(0)
 }
 
-/// The first line that a started `zfolio` writes.
+/// The first line that a started `zfolio` prints.
 pub(crate) fn first_line(child: &mut Child) -> String {
     let out = child.stdout.as_mut().expect("piped");
     let mut line = String::new();
-    // A short buffer would do as well: what follows is read by nobody.
+    // The buffer may read further: no other code reads the rest.
     BufReader::new(out).read_line(&mut line).expect("it writes a line");
     line.trim().to_owned()
 }
@@ -32,7 +32,7 @@ fn exit_status_and_output_pass_through() {
     }
     for status in [0, 1, 7, 255] {
         let script = format!("echo out; exit {status}");
-        let (code, out, err) = told(&["run", "--quiet", "--", "sh", "-c", &script]);
+        let (code, out, err) = output_of(&["run", "--quiet", "--", "sh", "-c", &script]);
         assert_eq!((code, out.as_str(), err.as_str()), (Some(status), "out\n", ""));
     }
 }
@@ -64,12 +64,12 @@ fn the_environment_is_what_the_library_reads() {
     fs::copy(stand_in(), &other).unwrap();
     let output = zfolio(&arguments).env("LD_PRELOAD", &other).output().unwrap();
     let (out, _) = texts(&output);
-    let told: Vec<&str> = out.trim().split(',').collect();
+    let printed: Vec<&str> = out.trim().split(',').collect();
     let algorithm = ["zstd", "level=3"];
-    assert_eq!(told[..2], ["1610612736", "16384"]);
-    assert_eq!(told[2..6], [algorithm[0], algorithm[1], "1", "1"]);
-    assert_eq!(told[6], format!("{}:{}", stand_in().display(), other.display()));
-    assert_eq!(told[7], told[8], "ZFOLIO_RUN is the parent");
+    assert_eq!(printed[..2], ["1610612736", "16384"]);
+    assert_eq!(printed[2..6], [algorithm[0], algorithm[1], "1", "1"]);
+    assert_eq!(printed[6], format!("{}:{}", stand_in().display(), other.display()));
+    assert_eq!(printed[7], printed[8], "ZFOLIO_RUN is the parent");
 }
 
 #[test]
@@ -116,7 +116,8 @@ fn a_stop_stops_us_too_and_both_continue() {
         return;
     }
     let mut command = zfolio(&["run", "-q", "--", "sh", "-c", "echo up; kill -s TSTP $$; exit 4"]);
-    // A group of its own, whose parent is in another: not orphaned, so it can be stopped.
+    // A process group of its own whose parent is in another group: it is not orphaned, so it can be
+    // stopped.
     let mut child = command.process_group(0).spawn().unwrap();
     assert_eq!(first_line(&mut child), "up");
     wait_for("zfolio to stop", || state(child.id()) == Some('T'));
@@ -133,7 +134,7 @@ fn a_text_without_interpreter_is_the_shells() {
     fs::write(&path, "echo $1; exit 5\n").unwrap();
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     fs::set_permissions(&path, mode).unwrap();
-    let (code, out, _) = told(&["run", "-q", "--", path.to_str().unwrap(), "word"]);
+    let (code, out, _) = output_of(&["run", "-q", "--", path.to_str().unwrap(), "word"]);
     assert_eq!((code, out.as_str()), (Some(5), "word\n"));
 }
 
@@ -142,7 +143,7 @@ fn a_run_under_its_limit_tells_little() {
     if !works() {
         return;
     }
-    let (code, _, err) = told(&["run", "--limit", "256M", "--", "sh", "-c", "exit 3"]);
+    let (code, _, err) = output_of(&["run", "--limit", "256M", "--", "sh", "-c", "exit 3"]);
     assert_eq!(code, Some(3));
     assert!(err.lines().count() <= 3 && err.contains("of 256M") && err.contains("sh"), "{err}");
 }
@@ -162,8 +163,9 @@ fn a_run_over_its_limit_tells_all_and_its_children() {
     let parts = [
         "sh needed 1G and ran in 250M (limit 256M): 4.1 times less\n",
         "in which its threads together waited 5.2s for memory, mostly decompressing\n",
-        // The distance is from 60M to 64M, half of which is away on average; at 4 to 1 a resident byte costs
-        // three quarters of one: 62M of them 46.5M. The rest is what may be used at random.
+        // The distance is in the bucket from 60M to 64M, of which half is still away on average. At
+        // a ratio of 4 a resident byte costs three quarters of a byte of limit: 62M cost 46.5M. The
+        // rest could be random use.
         "at 303M this run would have waited about 132ms instead of 5.2s\n",
         "and         2 more processes, 2 of them compressed; largest peak 250M\n",
     ];

@@ -1,5 +1,5 @@
-//! What is drawn on a terminal, `zfolio stat --watch` and `zfolio run --progress`: a pseudo terminal, with
-//! this test at its other end.
+//! Drawing on a terminal by `zfolio stat --watch` and `zfolio run --progress`: a pseudo terminal,
+//! with this test at its other end.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -13,11 +13,11 @@ use crate::run::works;
 use crate::stage::{kill, wait_for, zfolio};
 use crate::stat::Waiting;
 
-/// A pseudo terminal with a program on it.
+/// A pseudo terminal, and a program that uses it.
 struct Terminal {
-    /// The keyboard.
+    /// The test's side: writing to it is typing.
     keys: File,
-    /// The side of the program, kept open so that its settings can be read after the program's end.
+    /// The program's side, kept open so that its settings can be read after the program's end.
     side: OwnedFd,
     before: libc::termios,
     child: Child,
@@ -38,9 +38,9 @@ fn window(columns: u16, rows: u16) -> libc::winsize {
     libc::winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 }
 }
 
-/// Makes standard input the terminal of a session of its own, so that Ctrl-C goes there.
+/// Starts a session whose terminal is standard input, so that Ctrl-C reaches the program.
 fn take_terminal() -> std::io::Result<()> {
-    // SAFETY: takes nothing.
+    // SAFETY: the function has no argument.
     let session = unsafe { libc::setsid() };
     // SAFETY: a descriptor and two numbers.
     let taken = unsafe { libc::ioctl(0, libc::TIOCSCTTY, 0) };
@@ -57,7 +57,7 @@ impl Terminal {
             libc::openpty(&raw mut keys, &raw mut side, none, std::ptr::null(), &raw const size)
         };
         assert_eq!(result, 0, "there are pseudo terminals");
-        // SAFETY: openpty has just opened it for us.
+        // SAFETY: openpty has just opened it, and no other code has it.
         let keys = unsafe { File::from_raw_fd(keys) };
         // SAFETY: as above.
         let side = unsafe { OwnedFd::from_raw_fd(side) };
@@ -70,7 +70,7 @@ impl Terminal {
         let child = command.spawn().expect("it was built");
         let mut screen = keys.try_clone().expect("a descriptor is left");
         let (send, written) = mpsc::channel();
-        // Ends with the test: a read fails once nobody has the other side.
+        // The thread ends with the test: reading fails once the other side is closed.
         std::thread::spawn(move || {
             let mut bytes = [0; 4096];
             while let Ok(length @ 1..) = screen.read(&mut bytes) {
@@ -82,9 +82,9 @@ impl Terminal {
         Terminal { keys, side, before, child, written, text: String::new() }
     }
 
-    /// Reads until `part` was written.
+    /// Reads until `part` has been printed.
     fn expect(&mut self, part: &str) {
-        // Where something is drawn all the time, silence alone would not end a wait in vain.
+        // A bound: a program that draws all the time is never silent.
         for _ in 0..2000 {
             if self.text.contains(part) {
                 return;
@@ -100,7 +100,7 @@ impl Terminal {
         self.keys.write_all(keys).expect("the terminal is there");
     }
 
-    /// Waits for the end; the terminal is as it was.
+    /// Waits for the program's end, and checks that the terminal is restored.
     fn end(mut self) -> ExitStatus {
         self.expect("\x1b[?1049l");
         assert!(self.text.contains("\x1b[?25h"), "the cursor is back");
@@ -113,7 +113,7 @@ impl Terminal {
         status
     }
 
-    /// Waits for a whole screen, and forgets what was written up to its end.
+    /// Waits for a whole screen, and drops all output up to its end.
     fn next_screen(&mut self) -> Vec<String> {
         const END: &str = "\x1b[J";
         loop {
@@ -129,7 +129,7 @@ impl Terminal {
         }
     }
 
-    /// The screens that were drawn: each from its first line to what clears the rest.
+    /// The screens that were drawn: each from its first line to the sequence that clears the rest.
     fn screens(&self) -> Vec<Vec<String>> {
         let drawn = self.text.split("\x1b[H").skip(1);
         drawn
@@ -141,7 +141,7 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // It has ended already unless the test failed.
+        // The program has ended already, unless the test failed.
         self.child.kill().ok();
         self.child.wait().ok();
     }
@@ -169,7 +169,7 @@ fn the_screen_fits_its_window_and_q_gives_the_terminal_back() {
         terminal.expect(" process");
         terminal.expect("\x1b[J");
         terminal.text.clear();
-        // Three more draws.
+        // Three more drawings.
         for _ in 0..3 {
             terminal.expect("\x1b[J");
             assert_fits(&terminal.screens(), columns.into(), rows.into());
@@ -194,7 +194,7 @@ fn another_size_of_the_window_is_seen_at_once() {
         return;
     }
     let _waiting = Waiting::start();
-    // A minute between two looks: what is drawn sooner was drawn for the window.
+    // The interval is a minute: an earlier drawing is for the change of the window.
     let mut terminal = Terminal::start(&["stat", "--watch", "60"], 80, 24);
     terminal.next_screen();
     let size = window(50, 7);
@@ -203,7 +203,7 @@ fn another_size_of_the_window_is_seen_at_once() {
         unsafe { libc::ioctl(terminal.side.as_raw_fd(), libc::TIOCSWINSZ, &raw const size) };
     assert_eq!(result, 0);
     let mut screen = terminal.next_screen();
-    // The look after a quarter of a second may be drawn for the old window.
+    // The drawing after a quarter of a second may still be for the old window.
     if screen.iter().any(|line| line.chars().count() > 50) {
         screen = terminal.next_screen();
     }
@@ -291,10 +291,10 @@ fn on_a_pipe_it_is_plain_tables() {
     assert!(text.contains(&waiting.pid) && !text.contains('\x1b'), "{text}");
 }
 
-/// What takes a line of progress back.
+/// Erases a line of progress.
 const CLEAR: &str = "\r\x1b[K";
 
-/// Goal: `zfolio run --progress` keeps one line on a terminal, and leaves none behind.
+/// Goal: on a terminal `zfolio run --progress` keeps a single line, and erases it at the end.
 #[test]
 fn progress_is_one_line_of_a_terminal_and_gone_at_the_end() {
     if !works() {
@@ -307,7 +307,7 @@ fn progress_is_one_line_of_a_terminal_and_gone_at_the_end() {
         terminal.expect(&format!("{CLEAR}zfolio: {seconds}s sh: "));
     }
     terminal.press(b"\n");
-    // The closing text, in the place of the line of progress.
+    // The summary takes the place of the line of progress.
     terminal.expect(&format!("{CLEAR}zfolio: sh stayed below"));
     assert_eq!(terminal.child.wait().unwrap().code(), Some(4));
     let lines = terminal.text.split(CLEAR).filter(|text| text.contains("s sh: "));
@@ -317,7 +317,7 @@ fn progress_is_one_line_of_a_terminal_and_gone_at_the_end() {
     }
 }
 
-/// Goal: elsewhere lines are whole, and nothing is taken back.
+/// Goal: without a terminal lines are whole, and nothing is erased.
 #[test]
 fn progress_is_lines_of_a_file() {
     if !works() {

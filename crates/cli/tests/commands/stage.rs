@@ -1,4 +1,5 @@
-//! The stage: the built command, a stand-in for the preload library, and places for files.
+//! The setting of the tests: the built command, a stand-in for the preload library, and places for
+//! files.
 
 use std::fs;
 use std::mem::offset_of;
@@ -12,13 +13,13 @@ use std::time::Duration;
 use zfolio_core::refault::BUCKETS;
 use zfolio_core::stats::{STATS_MAGIC, Stats};
 
-/// Nobody's uid.
+/// The uid of the user nobody.
 pub(crate) const NOBODY: u32 = 65_534;
 
-/// The file of the stand-in, among what nobody can reach.
+/// The name of the stand-in, in the copies for the user nobody.
 const LIBRARY: &str = "stand_in.so";
 
-/// Writes the statistics of its process, and makes up the figures.
+/// Writes the statistics of its process, with made-up figures.
 const STAND_IN: &str = r#"
 #include <fcntl.h>
 #include <stdio.h>
@@ -101,8 +102,9 @@ pub(crate) fn scratch(name: &str) -> PathBuf {
     path
 }
 
-/// A program that touches so many MiB in mappings of 64K, waits so many milliseconds, and exits with a
-/// status: its three arguments. None, with a loud word, where it cannot be linked so.
+/// Makes a program with three arguments: how many MiB it touches, in mappings of 64K; how many
+/// milliseconds it waits; its exit status. `None`, with a message, if it cannot be linked with
+/// `flags`.
 pub(crate) fn holder(name: &str, flags: &[&str]) -> Option<PathBuf> {
     const SOURCE: &str = r#"
 #include <stdlib.h>
@@ -130,7 +132,7 @@ int main(int argc, char **argv) {
     output.status.success().then_some(program)
 }
 
-/// `zfolio` with the stand-in, its output taken.
+/// `zfolio` with the stand-in; its output is captured.
 pub(crate) fn zfolio(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_zfolio"));
     command.args(arguments).env("ZFOLIO_PRELOAD", stand_in()).env_remove("LD_PRELOAD");
@@ -141,16 +143,19 @@ pub(crate) fn zfolio(arguments: &[&str]) -> Command {
     command
 }
 
-/// `zfolio` as nobody, and the copies that nobody can reach; they go with it.
+/// Runs `zfolio` as the user nobody, from copies of the files, which are removed when this is
+/// dropped.
 pub(crate) struct Nobody {
     folder: PathBuf,
 }
 
 impl Nobody {
-    /// `None`, with a loud word, where that cannot be: not root, or a closed temporary directory.
+    /// `None`, with a message, if this is not possible: not root, or the temporary directory is
+    /// closed to others.
     ///
-    /// The build's own files will not do: they may lie in root's home, which is closed to others.
-    /// A trial run of them proves nothing: setpriv has root's capabilities until the `exec`.
+    /// The built files themselves cannot be used: they may lie in root's home, which is closed to
+    /// others. A trial run of them would prove nothing, since setpriv has root's capabilities until
+    /// the `exec`.
     pub(crate) fn stage() -> Option<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -158,13 +163,13 @@ impl Nobody {
         let nobody = Self { folder: std::env::temp_dir().join(name) };
         fs::create_dir(&nobody.folder).expect("the temporary directory is writable");
         fs::set_permissions(&nobody.folder, fs::Permissions::from_mode(0o755)).expect("it is ours");
-        // By another process: a file that this one writes is busy for as long as any child of any
-        // test that forked meanwhile has not called `exec`.
+        // By another process. A file that this process writes is busy until every child that other
+        // tests forked in the meantime has called `exec`.
         let mut install = Command::new("install");
         install.args(["-m", "755", "-t"]).arg(&nobody.folder);
         install.arg(env!("CARGO_BIN_EXE_zfolio")).arg(stand_in());
         assert!(install.status().expect("install is there").success(), "there is room in /tmp");
-        // `sh` has no capabilities any more.
+        // `sh` no longer has capabilities.
         let mut trial = nobody.start(Path::new("sh"));
         let script = r#"test -r "$ZFOLIO_PRELOAD" && exec "$1" --version"#;
         trial.args(["-c", script, "sh"]).arg(nobody.folder.join("zfolio"));
@@ -176,7 +181,7 @@ impl Nobody {
         None
     }
 
-    /// What `zfolio` with these arguments put out.
+    /// The output of `zfolio` with these arguments.
     pub(crate) fn output(&self, arguments: &[&str]) -> Output {
         let mut command = self.start(&self.folder.join("zfolio"));
         command.args(arguments).stdin(Stdio::null()).output().expect("the trial started")
@@ -194,26 +199,26 @@ impl Nobody {
 
 impl Drop for Nobody {
     fn drop(&mut self) {
-        // A panic here would hide the test's own.
+        // A panic here would hide the panic of the test.
         if let Err(error) = fs::remove_dir_all(&self.folder) {
             eprintln!("{} stays behind: {error}", self.folder.display());
         }
     }
 }
 
-/// What it wrote to standard output and standard error.
+/// The text on standard output and on standard error.
 pub(crate) fn texts(output: &Output) -> (String, String) {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (text(&output.stdout), text(&output.stderr))
 }
 
 /// Runs `zfolio` to its end: exit status, standard output, standard error.
-pub(crate) fn told(arguments: &[&str]) -> (Option<i32>, String, String) {
-    told_by(&mut zfolio(arguments))
+pub(crate) fn output_of(arguments: &[&str]) -> (Option<i32>, String, String) {
+    output_of_command(&mut zfolio(arguments))
 }
 
 /// Runs a command of [`zfolio`] to its end.
-pub(crate) fn told_by(command: &mut Command) -> (Option<i32>, String, String) {
+pub(crate) fn output_of_command(command: &mut Command) -> (Option<i32>, String, String) {
     let output = command.output().expect("it was built");
     let (out, err) = texts(&output);
     (output.status.code(), out, err)
@@ -237,7 +242,7 @@ pub(crate) fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
     panic!("waited ten seconds for {what}");
 }
 
-/// The state letter of a process, as in `ps`.
+/// The letter of a process's state, as in `ps`.
 pub(crate) fn state(pid: u32) -> Option<char> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     text.rsplit(')').next()?.trim().chars().next()

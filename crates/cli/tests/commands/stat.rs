@@ -1,9 +1,9 @@
-//! `zfolio stat`: live figures of one's own processes, and one line for any other.
+//! `zfolio stat`: live figures of the user's own processes, and one line for any other.
 
 use std::process::{Child, Stdio};
 
 use crate::run::{first_line, works};
-use crate::stage::{Nobody, kill, texts, told, zfolio};
+use crate::stage::{Nobody, kill, output_of, texts, zfolio};
 
 /// A managed process that waits, with its zfolio; both end when this is dropped.
 pub(crate) struct Waiting {
@@ -37,26 +37,26 @@ fn a_managed_process_is_listed_and_told_in_full() {
     let waiting = Waiting::start();
     let pid = waiting.pid.as_str();
     for arguments in [&["stat"][..], &["stat", "--all"]] {
-        let (code, out, _) = told(arguments);
+        let (code, out, _) = output_of(arguments);
         let mut lines = out.lines();
         assert!(code == Some(0) && lines.next().unwrap().contains("RESIDENT"), "{out}");
         let line = lines.find(|line| line.split_whitespace().next() == Some(pid)).unwrap();
         assert!(line.contains("sh") && line.contains("256M") && line.contains("4.0"), "{line}");
     }
-    let (code, out, _) = told(&["stat", pid]);
+    let (code, out, _) = output_of(&["stat", pid]);
     assert_eq!(code, Some(0));
     for part in ["limit_bytes", "256M", "demand_bytes_max", "fault_stored_ns_p99", "sh"] {
         assert!(out.contains(part), "no '{part}' in:\n{out}");
     }
-    let (_, out, _) = told(&["stat", pid, "--json"]);
+    let (_, out, _) = output_of(&["stat", pid, "--json"]);
     let json: serde_json::Value = serde_json::from_str(&out).unwrap();
     let is_it = |process: &serde_json::Value| process["pid"].as_u64() == pid.parse().ok();
     assert!(is_it(&json), "{out}");
     assert_eq!(json["figures"]["limit_bytes"], 256 << 20);
-    let (_, out, _) = told(&["stat", "--json"]);
+    let (_, out, _) = output_of(&["stat", "--json"]);
     let json: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert!(json.as_array().unwrap().iter().any(is_it), "{out}");
-    let (_, out, _) = told(&["stat", "--bytes", "--noheadings"]);
+    let (_, out, _) = output_of(&["stat", "--bytes", "--noheadings"]);
     assert!(out.contains("268435456") && !out.contains("RESIDENT"), "{out}");
 }
 
@@ -70,18 +70,18 @@ fn watching_ends_with_the_process() {
     let line = first_line(&mut watch);
     assert!(serde_json::from_str::<serde_json::Value>(&line).is_ok(), "a line is JSON: {line}");
     drop(waiting);
-    // Its standard output was closed or its process has ended: either way it is done.
+    // Its standard output was closed, or its process has ended: in both cases it ends.
     assert!(watch.wait().unwrap().success());
 }
 
 #[test]
 fn what_is_not_managed_is_status_2() {
-    // Not this process, which may be using the library in another test.
+    // Not this process, which may use the library in another test.
     let parent = std::os::unix::process::parent_id().to_string();
     for (pid, part) in
         [("4194304", "no process 4194304"), (parent.as_str(), "not managed by zfolio")]
     {
-        let (code, out, err) = told(&["stat", pid]);
+        let (code, out, err) = output_of(&["stat", pid]);
         assert_eq!(code, Some(2), "{err}");
         assert!(out.is_empty() && err.contains(part) && err.contains("accepted"), "{err}");
         assert_eq!(err.lines().count(), 1);
@@ -98,8 +98,8 @@ fn a_process_of_another_user_is_status_2() {
     assert!(err.contains("belongs to uid 0") && err.lines().count() == 1, "{err}");
 }
 
-/// Goal: a process that uses the Rust library is listed beside those of `zfolio run`, and marked. Method: this
-/// process is one.
+/// Goal: a process that uses the Rust library is listed with those of `zfolio run`, and marked.
+/// Method: this process uses it.
 #[test]
 fn a_user_of_the_library_is_listed_and_marked() {
     let pager = zfolio::Pager::builder().limit(8 << 20).name("of-a-test").build();
@@ -110,19 +110,19 @@ fn a_user_of_the_library_is_listed_and_marked() {
     let mut region = pager.map(24 << 20).unwrap();
     region.iter_mut().zip(0_usize..).for_each(|(byte, at)| *byte = at.to_le_bytes()[1]);
     let me = std::process::id().to_string();
-    let (code, out, _) = told(&["stat"]);
+    let (code, out, _) = output_of(&["stat"]);
     let line = out.lines().find(|line| line.contains(":of-a-test[library]")).expect(&out);
     assert_eq!((code, line.split_whitespace().next()), (Some(0), Some(me.as_str())), "{out}");
-    let (_, out, _) = told(&["stat", "--json"]);
+    let (_, out, _) = output_of(&["stat", "--json"]);
     let json: serde_json::Value = serde_json::from_str(&out).unwrap();
     let process =
         json.as_array().unwrap().iter().find(|process| process["pid"] == std::process::id());
     let process = process.expect(&out);
     assert!(process["library"].as_u64().is_some_and(|number| number >= 1), "{out}");
     assert_eq!(process["figures"]["limit_bytes"], 8 << 20);
-    let (code, out, _) = told(&["stat", &me, "--classes"]);
+    let (code, out, _) = output_of(&["stat", &me, "--classes"]);
     assert!(code == Some(0) && out.lines().count() > 1, "{out}");
     drop((region, pager));
-    let (_, out, _) = told(&["stat"]);
+    let (_, out, _) = output_of(&["stat"]);
     assert!(!out.contains(":of-a-test"), "{out}");
 }

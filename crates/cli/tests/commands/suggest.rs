@@ -1,10 +1,11 @@
-//! `zfolio suggest`: what it writes where, and how it ends. The stand-in needs 1 GiB and waits never.
+//! `zfolio suggest`: what it prints where, and how it ends. The stand-in needs 1 GiB and never
+//! waits.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 
 use crate::run::{first_line, works};
-use crate::stage::{self, kill, scratch, texts, told};
+use crate::stage::{self, kill, output_of, scratch, texts};
 
 /// `zfolio` with a stand-in that needs memory.
 fn zfolio(arguments: &[&str]) -> std::process::Command {
@@ -13,9 +14,9 @@ fn zfolio(arguments: &[&str]) -> std::process::Command {
     command
 }
 
-/// Runs it to its end: exit status, standard output, standard error.
-fn told_of_need(arguments: &[&str]) -> (Option<i32>, String, String) {
-    stage::told_by(&mut zfolio(arguments))
+/// Runs it to its end; returns exit status, standard output, standard error.
+fn output_of_need(arguments: &[&str]) -> (Option<i32>, String, String) {
+    stage::output_of_command(&mut zfolio(arguments))
 }
 
 #[test]
@@ -24,7 +25,7 @@ fn the_curve_is_told_after_the_program_and_its_status_passes_through() {
         return;
     }
     let script = "sleep 0.3; echo out; exit 3";
-    let (code, out, err) = told_of_need(&["suggest", "--points", "3", "--", "sh", "-c", script]);
+    let (code, out, err) = output_of_need(&["suggest", "--points", "3", "--", "sh", "-c", script]);
     assert_eq!((code, out.as_str()), (Some(3), "out\n"), "{err}");
     for part in ["LIMIT", "sh needed 1024M", "<- recommended", "recommended: --limit 64M"] {
         assert!(err.contains(part), "no '{part}' in:\n{err}");
@@ -40,12 +41,12 @@ fn json_is_all_of_standard_output_and_a_plot_is_drawn() {
     let script = "sleep 0.3; echo out";
     let arguments =
         ["suggest", "--json", "--plot", plot.to_str().unwrap(), "--", "sh", "-c", script];
-    let (code, out, err) = told_of_need(&arguments);
+    let (code, out, err) = output_of_need(&arguments);
     assert_eq!((code, err.as_str()), (Some(0), "out\n"));
-    let told: serde_json::Value = serde_json::from_str(&out).unwrap();
-    assert_eq!(told["need_bytes"], 1_u64 << 30);
-    assert_eq!(told["recommended_bytes"], 64 << 20);
-    assert_eq!(told["points"].as_array().unwrap().len(), 8);
+    let printed: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(printed["need_bytes"], 1_u64 << 30);
+    assert_eq!(printed["recommended_bytes"], 64 << 20);
+    assert_eq!(printed["points"].as_array().unwrap().len(), 8);
     let drawn = fs::read_to_string(plot).unwrap();
     assert!(drawn.contains("--limit 64M") && drawn.contains("<polyline"), "{drawn}");
 }
@@ -58,7 +59,7 @@ fn the_run_is_repeated_to_verify() {
     let script = "sleep 0.2; echo $ZFOLIO_LIMIT,$ZFOLIO_FOLLOW,$ZFOLIO_UNIT,$ZFOLIO_ALGORITHM";
     let arguments =
         ["suggest", "--verify", "-u", "4K", "-a", "lz4", "--share", "30", "--", "sh", "-c", script];
-    let (code, out, err) = told_of_need(&arguments);
+    let (code, out, err) = output_of_need(&arguments);
     let limit = 64 << 20;
     assert_eq!((code, out), (Some(0), format!("{limit},300,4096,lz4\n{limit},,4096,lz4\n")));
     assert!(err.contains("run again with --limit 64M"), "{err}");
@@ -66,12 +67,12 @@ fn the_run_is_repeated_to_verify() {
 
 #[test]
 fn what_cannot_be_run_is_refused_as_by_run() {
-    let (code, out, err) = told(&["suggest", "--", "zfolio-no-such-program"]);
+    let (code, out, err) = output_of(&["suggest", "--", "zfolio-no-such-program"]);
     assert_eq!((code, out.as_str()), (Some(127), ""), "{err}");
     assert!(err.lines().count() == 1 && err.contains("not found"), "{err}");
-    let (code, _, err) = told(&["suggest", "--plot", "/nonexistent/curve.svg", "--", "true"]);
+    let (code, _, err) = output_of(&["suggest", "--plot", "/nonexistent/curve.svg", "--", "true"]);
     assert!(code == Some(2) && err.contains("--plot") && err.lines().count() == 1, "{err}");
-    let (code, _, err) = told(&["suggest", "--share", "95", "--", "true"]);
+    let (code, _, err) = output_of(&["suggest", "--share", "95", "--", "true"]);
     assert!(code == Some(2) && err.contains("--share") && err.lines().count() == 1, "{err}");
 }
 

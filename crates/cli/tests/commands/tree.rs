@@ -1,16 +1,16 @@
-//! What the summary says of processes that zfolio cannot manage: it was wrong or silent about each of
-//! these once.
+//! The summary for processes that zfolio cannot manage. It was once wrong, or silent, about each of
+//! these.
 
 use std::path::Path;
 
 use crate::run::works;
 use crate::stage::{holder, scratch, texts, zfolio};
 
-/// What each process of these tests holds, in MiB, and what it may be told to have held.
+/// What each process of these tests holds, in MiB, and the accepted range in the summary.
 const HELD: &str = "100";
 const HELD_MIB: std::ops::RangeInclusive<u64> = 100..=112;
 
-/// Runs under a limit of 64M: exit status and standard error.
+/// Runs under a limit of 64M; returns exit status and standard error.
 fn run(variables: &[(&str, &str)], program: &[&str]) -> (Option<i32>, String) {
     let arguments: Vec<&str> = ["run", "-l", "64M", "--"].iter().chain(program).copied().collect();
     let mut command = zfolio(&arguments);
@@ -32,7 +32,8 @@ fn path(program: &Path) -> &str {
     program.to_str().expect("UTF-8")
 }
 
-/// A program that another one becomes: its PID has the figures of the other one, which stayed below.
+/// Goal: a program that replaces another one has the same PID, and so the figures of the other one,
+/// which stayed below the limit.
 #[test]
 fn a_static_program_behind_env_is_not_managed() {
     let Some(program) = holder("static-env", &["-static"]).filter(|_| works()) else { return };
@@ -52,8 +53,8 @@ fn static_children_are_counted_by_program() {
     let output = zfolio(&["run", "-l", "64M", &stats, "--", "sh", "-c", &script]).output().unwrap();
     let (_, err) = texts(&output);
     assert_eq!(output.status.code(), Some(3));
-    let told = "zfolio: 2 processes static-child were not managed (statically linked): peak ";
-    assert!(err.starts_with(told) && HELD_MIB.contains(&mib_after(&err, told)), "{err}");
+    let expected = "zfolio: 2 processes static-child were not managed (statically linked): peak ";
+    assert!(err.starts_with(expected) && HELD_MIB.contains(&mib_after(&err, expected)), "{err}");
     assert!(err.contains("and         1 more process"), "the shell: {err}");
     let report: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(&report).unwrap()).unwrap();
@@ -62,7 +63,7 @@ fn static_children_are_counted_by_program() {
     assert!(HELD_MIB.contains(&(group["resident_bytes_max"].as_u64().unwrap() >> 20)), "{group}");
 }
 
-/// Below the limit it is no headline.
+/// Goal: an unmanaged process below the limit is not in the first line.
 #[test]
 fn a_small_stranger_is_told_of_besides() {
     let Some(program) = holder("static-small", &["-static"]).filter(|_| works()) else { return };
@@ -85,12 +86,13 @@ fn a_program_that_holds_what_nobody_manages_is_over_its_limit() {
 fn a_program_without_its_environment_is_not_managed() {
     let Some(program) = holder("bare", &[]).filter(|_| works()) else { return };
     let (_, err) = run(&[], &["env", "-i", path(&program), HELD, "2000"]);
-    let told =
+    let expected =
         "zfolio: bare was not managed (started without LD_PRELOAD in its environment): peak ";
-    assert!(err.starts_with(told) && HELD_MIB.contains(&mib_after(&err, told)), "{err}");
+    assert!(err.starts_with(expected) && HELD_MIB.contains(&mib_after(&err, expected)), "{err}");
 }
 
-/// A process in a root directory without /proc cannot count its own pages.
+/// Goal: a process in a root directory without /proc, which cannot count its own pages, is
+/// described.
 #[test]
 fn a_process_that_cannot_see_itself_did_not_run_in_0() {
     let Some(program) = holder("blind", &[]).filter(|_| works()) else { return };
@@ -104,11 +106,11 @@ fn a_process_that_cannot_see_itself_did_not_run_in_0() {
 fn a_managed_process_whose_figures_are_missing_is_told_of() {
     let Some(program) = holder("mute", &[]).filter(|_| works()) else { return };
     let (_, err) = run(&[("STAND_IN_MUTE", "1")], &[path(&program), HELD, "2000"]);
-    let told = "zfolio: mute was managed (its figures are unknown: ";
-    assert!(err.starts_with(told) && HELD_MIB.contains(&mib_after(&err, "peak ")), "{err}");
+    let expected = "zfolio: mute was managed (its figures are unknown: ";
+    assert!(err.starts_with(expected) && HELD_MIB.contains(&mib_after(&err, "peak ")), "{err}");
 }
 
-/// What nobody saw is still in the kernel's count, which does not say whose it is.
+/// Goal: a peak between two looks is still in the kernel's count, which does not say whose it is.
 #[test]
 fn what_was_held_between_two_looks_is_not_lost() {
     let Some(program) = holder("brief", &["-static"]).filter(|_| works()) else { return };
@@ -132,6 +134,6 @@ fn a_core_file_lacks_what_was_compressed() {
         eprintln!("SKIPPED: no core file is written here, see /proc/sys/kernel/core_pattern");
         return;
     }
-    let told = "zfolio: the core lacks 700M that were compressed: they are zeros in it\n";
-    assert!(err.ends_with(told), "{err}");
+    let expected = "zfolio: the core lacks 700M that were compressed: they are zeros in it\n";
+    assert!(err.ends_with(expected), "{err}");
 }

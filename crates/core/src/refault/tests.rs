@@ -215,7 +215,7 @@ fn stack_misses(trace: &[u64], units: u64) -> Vec<u64> {
 /// Asserts that the forecast of a run in `room` is within 0.75 to 1.5 times the `real` misses at
 /// other sizes. Allowed beyond that: a 20th of the observed misses, and an eighth of the gained
 /// room, the length of a bucket.
-fn assert_foretold(
+fn assert_estimated(
     observed: &Run,
     room: u64,
     units: u64,
@@ -225,20 +225,20 @@ fn assert_foretold(
     let forecast = Forecast::new(&observed.refaults, &observed.measured);
     let slack = observed.misses / 20;
     for more in room..=units {
-        let told = forecast.waiting_ns(more * MIB) / FAULT_NS;
+        let estimate = forecast.waiting_ns(more * MIB) / FAULT_NS;
         let around = (more - room) / 8 + 1;
         let (least, most) = (real((more + around).min(units)), real((more - around).max(room)));
         let context =
-            format!("{context}: {more} of {units} from {room}: {told}, {least} to {most}");
-        assert!(told + slack >= least * 3 / 4, "{context}");
-        assert!(told <= most * 3 / 2 + slack, "{context}");
+            format!("{context}: {more} of {units} from {room}: {estimate}, {least} to {most}");
+        assert!(estimate + slack >= least * 3 / 4, "{context}");
+        assert!(estimate <= most * 3 / 2 + slack, "{context}");
     }
 }
 
 /// Goal: at every limit the forecast matches a larger cache. Method: one run of a cache that evicts
 /// the least recently used unit; the exact results for all other sizes are its stack distances.
 #[test]
-fn the_least_recently_used_is_foretold() {
+fn the_least_recently_used_is_estimated() {
     let seed = seed();
     let mut random = Random::new(seed);
     for pattern in PATTERNS {
@@ -250,7 +250,7 @@ fn the_least_recently_used_is_foretold() {
             let room = units * share / 10;
             let observed = run(&trace, units, room, true);
             assert_eq!(observed.misses, at(room), "the stack model is that of the cache");
-            assert_foretold(&observed, room, units, at, &format!("seed {seed} {pattern:?}"));
+            assert_estimated(&observed, room, units, at, &format!("seed {seed} {pattern:?}"));
         }
     }
 }
@@ -258,7 +258,7 @@ fn the_least_recently_used_is_foretold() {
 /// Goal: the same for a cache without access bits, like the engine. Method: the cache runs at every
 /// size.
 #[test]
-fn the_first_in_first_out_is_foretold() {
+fn the_first_in_first_out_is_estimated() {
     let seed = seed();
     let mut random = Random::new(seed);
     for pattern in PATTERNS {
@@ -270,7 +270,7 @@ fn the_first_in_first_out_is_foretold() {
         for share in [3, 5, 7] {
             let room = units * share / 10;
             let observed = run(&trace, units, room, false);
-            assert_foretold(&observed, room, units, at, &format!("seed {seed} {pattern:?}"));
+            assert_estimated(&observed, room, units, at, &format!("seed {seed} {pattern:?}"));
         }
     }
 }

@@ -70,10 +70,10 @@ pub(super) fn compress(zcomp: &Zcomp, cpu: usize, sources: &[&[u8]]) -> Vec<Kept
                 Outcome::Incompressible => Kept::Incompressible,
                 Outcome::Failed => panic!("element {index} failed"),
             };
-            assert_eq!(kept[*index].replace(outcome), None, "element {index} was told twice");
+            assert_eq!(kept[*index].replace(outcome), None, "element {index} was reported twice");
         }
     });
-    kept.into_iter().map(|outcome| outcome.expect("every element is told")).collect()
+    kept.into_iter().map(|outcome| outcome.expect("every element is reported")).collect()
 }
 
 /// Decompresses into a destination of `dest_bytes` between guards.
@@ -106,15 +106,15 @@ pub(super) fn compressed(zcomp: &Zcomp, source: &[u8]) -> Vec<u8> {
 fn check_round_trip(zcomp: &Zcomp, unit_bytes: usize, random: &mut Random) {
     let params = zcomp.params();
     for (name, source) in contents(random, unit_bytes) {
-        let told = compress(zcomp, 0, &[&source]).remove(0);
+        let reported = compress(zcomp, 0, &[&source]).remove(0);
         let what = || format!("{params}, {unit_bytes}, {name}, seed {}", seed());
-        match (name, &told) {
+        match (name, &reported) {
             ("zeros", Kept::SameFilled(0)) | ("random", Kept::Incompressible) => {}
             ("one word", Kept::SameFilled(word)) => {
                 assert_eq!(word.to_ne_bytes(), source[..8], "{}", what());
             }
             ("zeros" | "one word" | "random", _) | (_, Kept::SameFilled(_)) => {
-                panic!("{}: {told:?}", what());
+                panic!("{}: {reported:?}", what());
             }
             // High accelerations find almost no matches.
             (_, Kept::Incompressible) => assert_ne!(params.level, None, "{}", what()),
@@ -250,14 +250,14 @@ fn a_backend_gets_full_batches() {
         })
         .collect();
     let sources: Vec<&[u8]> = units.iter().map(Vec::as_slice).collect();
-    let mut told = vec![None; 14];
+    let mut reported = vec![None; 14];
     let model = (MODEL.compressor)(0, 4096).expect("a model needs nothing");
     let mut stream = CompressStream::new(model, MODEL.batch_max, 4096);
     let mut groups = Vec::new();
     stream.compress(&sources, &mut |elements| {
         groups.push(elements.len());
         for &Element { index, outcome } in elements {
-            let told_before = told[index].replace(match outcome {
+            let before = reported[index].replace(match outcome {
                 Outcome::Compressed(bytes) => {
                     assert_eq!(usize::from(bytes[0]), index);
                     bytes[1]
@@ -269,12 +269,13 @@ fn a_backend_gets_full_batches() {
                 Outcome::Incompressible => 200,
                 Outcome::Failed => panic!("element {index} failed"),
             });
-            assert_eq!(told_before, None);
+            assert_eq!(before, None);
         }
     });
     assert_eq!(groups, [1, 1, 1, 8, 3], "the same-filled alone, the others in twos of batches");
-    let told: Vec<u8> = told.into_iter().map(|told| told.expect("told")).collect();
-    assert_eq!(told, [4, 4, 100, 100, 4, 4, 4, 100, 4, 200, 4, 3, 3, 3]);
+    let reported: Vec<u8> =
+        reported.into_iter().map(|reported| reported.expect("reported")).collect();
+    assert_eq!(reported, [4, 4, 100, 100, 4, 4, 4, 100, 4, 200, 4, 3, 3, 3]);
 }
 
 /// Goal: `ZC-4` for input that was cut or extended. Method: every length from 0 to 64, then random
@@ -352,9 +353,11 @@ fn threads_share_streams() {
                     let mut random = Random::new(seed() + thread as u64);
                     for round in 0..100 {
                         let source = text(&mut random, unit_bytes);
-                        let told = compress(zcomp, thread + round, &[&source, &source]);
-                        assert!(told[0] == told[1]);
-                        let Kept::Compressed(bytes) = &told[0] else { panic!("{:?}", told[0]) };
+                        let reported = compress(zcomp, thread + round, &[&source, &source]);
+                        assert!(reported[0] == reported[1]);
+                        let Kept::Compressed(bytes) = &reported[0] else {
+                            panic!("{:?}", reported[0])
+                        };
                         let mut dest = vec![0; unit_bytes];
                         zcomp.decompress(thread, bytes, &mut dest).expect("what was compressed");
                         assert!(dest == source, "{algorithm}, seed {}", seed());

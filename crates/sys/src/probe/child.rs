@@ -169,19 +169,19 @@ impl Signals {
     pub fn start(&self, program: &Program<'_>) -> io::Result<i32> {
         let arguments = pointers(program.arguments);
         let environment = pointers(program.environment);
-        let (told, tell) = pipe()?;
+        let (from_child, to_parent) = pipe()?;
         // SAFETY: takes nothing, cannot fail.
         let parent = unsafe { libc::getpid() };
         // SAFETY: CHILD-1: one thread, so the child's copy of the memory is consistent.
         let pid = check(unsafe { libc::fork() })?;
         if pid == 0 {
-            self.become_program(parent, program.path, &arguments, &environment, &tell);
+            self.become_program(parent, program.path, &arguments, &environment, &to_parent);
         }
-        drop(tell);
+        drop(to_parent);
         let mut errno = [0; 4];
-        let mut told = File::from(told);
+        let mut from_child = File::from(from_child);
         // A successful execve closes the pipe; only a failure writes to it.
-        match told.read_exact(&mut errno) {
+        match from_child.read_exact(&mut errno) {
             Err(_) => Ok(pid),
             Ok(()) => {
                 reap(pid)?;
@@ -197,7 +197,7 @@ impl Signals {
         path: &CStr,
         arguments: &[*const libc::c_char],
         environment: &[*const libc::c_char],
-        tell: &OwnedFd,
+        to_parent: &OwnedFd,
     ) -> ! {
         // SAFETY: plain numbers; kills this process when the parent's only thread ends.
         unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
@@ -220,7 +220,7 @@ impl Signals {
 
         let errno = io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO).to_ne_bytes();
         // SAFETY: writes four bytes of our own to an open pipe.
-        unsafe { libc::write(tell.as_raw_fd(), errno.as_ptr().cast(), errno.len()) };
+        unsafe { libc::write(to_parent.as_raw_fd(), errno.as_ptr().cast(), errno.len()) };
         // SAFETY: as above.
         unsafe { libc::_exit(127) }
     }
@@ -357,13 +357,13 @@ mod tests {
         let program =
             Program { path: c"/bin/sh", arguments: &arguments, environment: &environment };
         let pid = signals.start(&program).unwrap();
-        let told = loop {
-            if let Some(told) = changed().unwrap() {
-                break told;
+        let change = loop {
+            if let Some(change) = changed().unwrap() {
+                break change;
             }
             std::thread::yield_now();
         };
-        assert_eq!((told.0, told.1), (pid, Change::Exited(7)));
-        assert!(told.2 > 0, "a process has memory");
+        assert_eq!((change.0, change.1), (pid, Change::Exited(7)));
+        assert!(change.2 > 0, "a process has memory");
     }
 }

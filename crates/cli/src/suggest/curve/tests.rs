@@ -8,7 +8,7 @@ use zfolio_core::testing::{Random, seed};
 const FAULT_NS: u64 = 1000;
 const BLOCK: u64 = MIB;
 
-/// Blocks of a MiB: loops, hot parts, and places at random.
+/// Accesses to blocks of a MiB: loops, hot parts, and random places.
 fn trace(random: &mut Random) -> Vec<u64> {
     let blocks = 50 + random.below_u64(200);
     let kind = random.below_u64(3);
@@ -21,8 +21,8 @@ fn trace(random: &mut Random) -> Vec<u64> {
         .collect()
 }
 
-/// The naive cache: least recently used goes. Misses on blocks that were there before, with the
-/// number of blocks that went since: what the engine counts.
+/// A naive cache that evicts the least recently used block. Returns the misses on blocks that were
+/// cached before, each with the number of blocks evicted since, as the engine counts.
 fn refaults(trace: &[u64], room: usize) -> Vec<u64> {
     let mut cache: VecDeque<u64> = VecDeque::new();
     let (mut gone, mut clock) = (std::collections::BTreeMap::new(), 0_u64);
@@ -42,7 +42,7 @@ fn refaults(trace: &[u64], room: usize) -> Vec<u64> {
     distances
 }
 
-/// Counts as the engine has them after these refaults.
+/// The counts of an engine after these refaults.
 fn counts(distances: &[u64]) -> Counts {
     let refaults = Refaults::default();
     for blocks in distances {
@@ -53,7 +53,7 @@ fn counts(distances: &[u64]) -> Counts {
     Counts { refaults: refaults.each().collect(), stall_ns, ..Counts::default() }
 }
 
-/// What holds when so many blocks have come back, in a pool that is empty: a byte of the limit is a
+/// The state after `returned` blocks have come back. The pool is empty, so a byte of the limit is a
 /// byte of resident memory.
 fn now(limit: u64, need: u64, returned: usize) -> Measured {
     let (returned_bytes, demand_stored_bytes) = (returned as u64 * BLOCK, (need - limit) * BLOCK);
@@ -68,9 +68,10 @@ fn now(limit: u64, need: u64, returned: usize) -> Measured {
     }
 }
 
-/// Goal: the curve of a run is what larger caches do, within 0.75 to 1.5 times, but for a 20th of what was
-/// observed and an eighth of the room gained: the length of a step of distances. Method: seeded traces;
-/// one run of the naive cache, looked at twice, beside runs with more room.
+/// Goal: the estimate is what larger caches do, within 0.75 to 1.5 times. Allowed beyond that: a
+/// 20th of what was observed, and an eighth of the gained room, the length of a step of distances.
+/// Method: seeded traces; one run of the naive cache, read twice, compared with runs with more
+/// room.
 #[test]
 fn what_is_expected_is_what_a_larger_cache_does() {
     let seed = seed();
@@ -92,20 +93,23 @@ fn what_is_expected_is_what_a_larger_cache_does() {
         for more in (room..need).step_by(7) {
             let around = (more - room) / 8 + 1;
             let (least, most) = (real(more + around), real((more - around).max(room)));
-            let told = curve.at(more * MIB).waiting_ns;
+            let estimate = curve.at(more * MIB).waiting_ns;
             let context = format!("seed {seed}: {more} of {need} from {room}");
             let slack = all / 20;
-            assert!(told <= most + most / 2 + slack, "{context}: {told}, {most} at most");
-            assert!(told + slack >= least - least / 4, "{context}: {told}, {least} at least");
+            assert!(estimate <= most + most / 2 + slack, "{context}: {estimate}, {most} at most");
+            assert!(
+                estimate + slack >= least - least / 4,
+                "{context}: {estimate}, {least} at least"
+            );
         }
         assert_eq!(curve.at(curve.ample()).waiting_ns, 0, "seed {seed}");
     }
 }
 
-/// Goal: what was waited under a limit is told from that limit on. Method: the same loop under two
-/// limits one after the other; at the higher one nothing changes for the second half.
+/// Goal: waits under a limit count from that limit on. Method: the same loop under two limits one
+/// after the other; up to the higher one nothing changes for the second half.
 #[test]
-fn each_limit_that_held_tells_of_its_own_part() {
+fn each_limit_explains_its_own_part_of_the_run() {
     let (mut process, distances) = (Process::default(), vec![150; 200]);
     process.look(counts(&distances[..100]), &now(50, 200, 100));
     process.look(counts(&distances), &now(100, 200, 200));
@@ -160,7 +164,7 @@ fn fresh(fresh_ns: u64) -> Counts {
     Counts { fresh_ns, fresh_faults: 1, stall_ns: fresh_ns, ..Counts::default() }
 }
 
-/// Goal: memory that the program grows by is waited for at each limit below the need of that moment.
+/// Goal: waits for growing memory count at each limit below the need of that moment.
 #[test]
 fn fresh_memory_is_waited_for_where_it_did_not_fit() {
     let mut process = Process::default();
@@ -172,8 +176,8 @@ fn fresh_memory_is_waited_for_where_it_did_not_fit() {
     assert_eq!(waiting, [3_000_000, 3_000_000, 2_000_000, 1_000_000, 1_000_000, 0]);
 }
 
-/// Goal: of memory that is freed and allocated again, half is waited for where half of what was
-/// missing is.
+/// Goal: for memory that is freed and allocated again, half of the wait remains if half of the
+/// missing memory is still missing.
 #[test]
 fn memory_that_goes_round_is_waited_for_as_it_does_not_fit() {
     let mut process = Process::default();
@@ -185,7 +189,7 @@ fn memory_that_goes_round_is_waited_for_as_it_does_not_fit() {
     assert_eq!(waiting, [1_000_000, 500_000, 10_000, 0]);
 }
 
-/// Two threads that wait at once lose half of what they wait.
+/// Goal: two threads that wait at the same time cost half of the sum of their waits.
 #[test]
 fn threads_wait_side_by_side() {
     let mut process = Process::default();

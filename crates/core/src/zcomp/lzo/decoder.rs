@@ -173,9 +173,8 @@ fn instructions<const RUNS: bool>(
             continue;
         } else {
             (taken, literals, literals_shift) = (2, bits(word, 0, 2), 16);
-            distance =
-                (bits(word, 8, 8) << 2) + bits(word, 2, 2) + if state == 4 { 2049 } else { 1 };
-            length = if state == 4 { 3 } else { 2 };
+            let (nearest, bytes) = if state == 4 { (2049, 3) } else { (1, 2) };
+            (distance, length) = ((bits(word, 8, 8) << 2) + bits(word, 2, 2) + nearest, bytes);
         }
         output.repeat(distance, length)?;
         input.skip(taken + literals)?;

@@ -47,7 +47,7 @@ impl Digest {
         // SAFETY: a pure function of its arguments.
         let decompress_bytes =
             unsafe { zstd_sys::ZSTD_estimateDDictSize(bytes.len(), ZSTD_dlm_byRef) };
-        assert!(!is_error(compress_bytes) && !is_error(decompress_bytes), "the library can tell");
+        assert!(!is_error(compress_bytes) && !is_error(decompress_bytes), "the sizes are known");
         let mut workspaces = [compress_bytes, decompress_bytes].map(Workspace::new);
         let [for_compress, for_decompress] = &mut workspaces;
         // SAFETY: the workspace is writable for `bytes()`, aligned by 8, and no one else's; it and the

@@ -22,7 +22,7 @@ pub fn train(samples: &[u8], unit_bytes: usize, bytes_max: usize) -> Result<Vec<
     assert!(DICTIONARY_BYTES.contains(&bytes_max), "{bytes_max}");
     assert_eq!(samples.len() % unit_bytes, 0, "whole units");
     let count = samples.len() / unit_bytes;
-    let told = c_uint::try_from(count).map_err(|_| Error::Training { samples: count })?;
+    let count_word = c_uint::try_from(count).map_err(|_| Error::Training { samples: count })?;
     let lengths = vec![unit_bytes; count];
     let mut dictionary = vec![0; bytes_max];
     // SAFETY: `dictionary` is writable for its length, `samples` readable for the sum of `lengths`, which are
@@ -33,7 +33,7 @@ pub fn train(samples: &[u8], unit_bytes: usize, bytes_max: usize) -> Result<Vec<
             dictionary.len(),
             samples.as_ptr().cast(),
             lengths.as_ptr(),
-            told,
+            count_word,
         )
     };
     // SAFETY: a pure function of its argument.
@@ -52,7 +52,7 @@ pub fn train(samples: &[u8], unit_bytes: usize, bytes_max: usize) -> Result<Vec<
 /// than the dictionary gains. A dictionary that was not trained is returned unchanged.
 #[must_use]
 pub fn without_tables(dictionary: &[u8]) -> &[u8] {
-    // SAFETY: the dictionary is readable for its length; an error is told for any contents.
+    // SAFETY: the dictionary is readable for its length; it returns an error for malformed contents.
     let header_bytes =
         unsafe { zstd_sys::ZDICT_getDictHeaderSize(dictionary.as_ptr().cast(), dictionary.len()) };
     dictionary.get(header_bytes..).filter(|rest| !rest.is_empty()).unwrap_or(dictionary)

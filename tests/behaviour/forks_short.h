@@ -1,0 +1,157 @@
+/* Forks in a process that lacks something: address space, threads, a userfaultfd. Included by forks.c. */
+#ifndef FORKS_SHORT_H
+#define FORKS_SHORT_H
+#include "behaviour.h"
+
+/* With little address space left fork works or fails with ENOMEM, and the parent continues. */
+static void no_room(void) {
+    ballast_make(&b, 4 * limit_bytes(), 14);
+    int kinds[] = {RLIMIT_DATA, RLIMIT_AS};
+    const char *names[] = {"VmData:", "VmSize:"};
+    int worked = 0, failed_so = 0;
+    for (int i = 0; i < 2; i++) {
+        char text[256];
+        size_t used = 0;
+        FILE *status = fopen("/proc/self/status", "r");
+        while (fgets(text, sizeof text, status))
+            if (!strncmp(text, names[i], 7)) used = strtoull(text + 7, NULL, 10) << 10;
+        fclose(status);
+        CHECK(used > 4 * limit_bytes());
+        for (size_t more = 0; more <= 8 * MIB; more += more < 3 * MIB ? 256 * 1024 : 1 * MIB) {
+            struct rlimit limit = {used + more, RLIM_INFINITY};
+            CHECK(setrlimit(kinds[i], &limit) == 0);
+            pid_t pid = fork();
+            if (pid == 0) {
+                if (more % MIB == 0) ballast_verify(&b, "child with little room");
+                _exit(0);
+            }
+            if (pid < 0) {
+                CHECK(errno == ENOMEM);
+                failed_so++;
+                continue;
+            }
+            child_is_well(pid, "child with little room");
+            worked++;
+        }
+        struct rlimit none = {RLIM_INFINITY, RLIM_INFINITY};
+        CHECK(setrlimit(kinds[i], &none) == 0);
+        ballast_verify(&b, "parent with little room");
+    }
+    CHECK(worked > 0 && worked + failed_so > 30);
+}
+
+/* Memory that is to be wiped in a child reads as zeros there, whichever call requested it. */
+static void wiped(void) {
+    for (int raw = 0; raw < 2; raw++) {
+        size_t bytes = 3 * limit_bytes();
+        char *secret = map_anonymous(bytes);
+        if (raw) CHECK(syscall(SYS_madvise, secret, bytes, MADV_WIPEONFORK) == 0);
+        else CHECK(madvise(secret, bytes, MADV_WIPEONFORK) == 0);
+        fill(secret, bytes, 6);
+        pid_t pid = fork();
+        CHECK(pid >= 0);
+        if (pid == 0) {
+            for (size_t at = 0; at < bytes; at += PAGE)
+                CHECK(page_is_zero(secret + at), "page %zu, raw %d", at / PAGE, raw);
+            _exit(0);
+        }
+        child_is_well(pid, "child of wiped memory");
+        verify(secret, bytes, 6, "what the child has not");
+        CHECK(munmap(secret, bytes) == 0);
+    }
+}
+
+/* A child that cannot have an engine still has its memory, and zfolio prints that the limit is not held. */
+static void child_without(const char *what) {
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    uint64_t random = pid ? 7 : 8;
+    ballast_verify(&b, what);
+    ballast_churn(&b, b.pages / 4, &random);
+    ballast_verify(&b, what);
+    if (pid == 0) {
+        /* Its own child has the same memory. */
+        pid_t next = fork();
+        CHECK(next >= 0);
+        ballast_verify(&b, what);
+        if (next == 0) _exit(0);
+        child_is_well(next, what);
+        _exit(0);
+    }
+    child_is_well(pid, what);
+    ballast_verify(&b, what);
+}
+
+static void no_threads(void) {
+    ballast_make(&b, 4 * limit_bytes(), 15);
+    struct sock_filter filter[RULE + 1];
+    forbid(filter, SYS_clone, 0, CLONE_THREAD, SECCOMP_RET_ERRNO | EAGAIN);
+    confine(filter, RULE + 1, 0);
+    child_without("without threads");
+}
+
+static void no_userfaultfd(void) {
+    ballast_make(&b, 4 * limit_bytes(), 16);
+    struct sock_filter filter[2 * RULE + 1];
+    forbid(filter, SYS_userfaultfd, 0, 0, SECCOMP_RET_ERRNO | EPERM);
+    forbid(filter + RULE, SYS_ioctl, 1, 0xaa00, SECCOMP_RET_ERRNO | EPERM); /* USERFAULTFD_IOC_NEW */
+    confine(filter, 2 * RULE + 1, 0);
+    child_without("without a userfaultfd");
+}
+
+static char group[256];
+
+static void leave_group(void) {
+    char path[300];
+    snprintf(path, sizeof path, "%s/../cgroup.procs", group);
+    FILE *file = fopen(path, "w");
+    if (file) fprintf(file, "%d", getpid()), fclose(file);
+    rmdir(group);
+}
+
+/* The limit on threads and processes together. */
+static void allow_tasks(int tasks) {
+    char path[300];
+    snprintf(path, sizeof path, "%s/pids.max", group);
+    FILE *file = fopen(path, "w");
+    CHECK(file && fprintf(file, "%d", tasks) > 0 && fclose(file) == 0);
+}
+
+static int tasks_now(void) {
+    char path[300];
+    int tasks = 0;
+    snprintf(path, sizeof path, "%s/pids.current", group);
+    FILE *file = fopen(path, "r");
+    CHECK(file && fscanf(file, "%d", &tasks) == 1 && fclose(file) == 0);
+    return tasks;
+}
+
+/* A child may get none, some or all of the threads that an engine needs. */
+static void few_threads(void) {
+    snprintf(group, sizeof group, "/sys/fs/cgroup/pids/zfolio-behaviour-%d", getpid());
+    if (mkdir(group, 0755)) skip("no cgroup of version 1 that limits threads can be made");
+    atexit(leave_group);
+    char path[300];
+    snprintf(path, sizeof path, "%s/cgroup.procs", group);
+    FILE *file = fopen(path, "w");
+    CHECK(file && fprintf(file, "%d", getpid()) > 0 && fclose(file) == 0);
+    ballast_make(&b, 4 * limit_bytes(), 17);
+    int refused = 0;
+    for (int more = 0; more < 7; more++) {
+        allow_tasks(tasks_now() + more);
+        pid_t pid = fork();
+        if (pid == 0) {
+            ballast_verify(&b, "with few threads");
+            _exit(0);
+        }
+        if (pid < 0) {
+            CHECK(errno == EAGAIN);
+            refused++;
+            continue;
+        }
+        child_is_well(pid, "a child with few threads");
+        ballast_verify(&b, "the parent of such a child");
+    }
+    CHECK(refused == 1);
+}
+#endif

@@ -1,0 +1,129 @@
+/* Changes of mappings by raw system calls. Included by mappings.c. */
+#ifndef MAPPINGS_RAW_H
+#define MAPPINGS_RAW_H
+#include "behaviour.h"
+
+/* munmap and mmap by raw system calls, as some language run-times make them. */
+static void raw_calls(void) {
+    struct ballast b;
+    ballast_make(&b, 2 * limit_bytes(), 3);
+    for (int round = 0; round < 30; round++) {
+        size_t bytes = 4 * MIB;
+        char *block = map_anonymous(bytes);
+        fill(block, bytes, round);
+        uint64_t random = round;
+        ballast_churn(&b, 2000, &random);
+        CHECK(syscall(SYS_munmap, block, bytes) == 0);
+        char *again = (char *)syscall(SYS_mmap, block, bytes, PROT_READ | PROT_WRITE,
+                                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+        CHECK(again == block);
+        for (size_t at = 0; at < bytes; at += PAGE)
+            CHECK(page_is_zero(again + at), "round %d page %zu", round, at / PAGE);
+        fill(again, bytes, round + 9000);
+        ballast_churn(&b, 4000, &random);
+        verify(again, bytes, round + 9000, "mapped by a raw call");
+        CHECK(syscall(SYS_madvise, again, bytes, MADV_DONTNEED) == 0);
+        for (size_t at = 0; at < bytes; at += PAGE)
+            CHECK(page_is_zero(again + at), "round %d page %zu", round, at / PAGE);
+        CHECK(syscall(SYS_munmap, again, bytes) == 0);
+    }
+    ballast_verify(&b, "raw calls");
+}
+
+/* madvise by a raw system call on parts of units, while another thread keeps reclaim busy. */
+static void raw_drops(void) {
+    struct ballast b, block;
+    ballast_make(&b, 2 * limit_bytes(), 3);
+    ballast_make(&block, limit_bytes(), 4);
+    ballast_start(&b);
+    uint64_t random = 5;
+    for (int round = 0; round < 4000; round++) {
+        size_t pages = 1 + next_random(&random) % 40, from = next_random(&random) % (block.pages - pages);
+        char *at = block.start + from * PAGE;
+        CHECK(syscall(SYS_madvise, at, pages * PAGE, MADV_DONTNEED) == 0);
+        for (size_t i = 0; i < pages; i++) CHECK(page_is_zero(at + i * PAGE), "round %d page %zu", round, from + i);
+        for (size_t i = 0; i < pages; i++) {
+            block.generation[from + i]++;
+            fill_page(at + i * PAGE, ballast_seed(&block, from + i));
+        }
+        ballast_churn(&block, 64, &random);
+    }
+    ballast_verify(&block, "raw drops");
+    ballast_stop(&b);
+}
+
+/* MADV_FREE by a raw system call: contents that are written afterwards stay, without a fault. */
+static void raw_frees(void) {
+    struct ballast b, block;
+    ballast_make(&b, 2 * limit_bytes(), 3);
+    ballast_make(&block, limit_bytes(), 4);
+    ballast_start(&b);
+    uint64_t random = 5;
+    for (int round = 0; round < 4000; round++) {
+        size_t pages = 1 + next_random(&random) % 40, from = next_random(&random) % (block.pages - pages);
+        char *at = block.start + from * PAGE;
+        for (size_t i = 0; i < pages; i++)
+            CHECK(page_is(at + i * PAGE, ballast_seed(&block, from + i)), "round %d page %zu", round, from + i);
+        CHECK(syscall(SYS_madvise, at, pages * PAGE, MADV_FREE) == 0);
+        for (size_t i = 0; i < pages; i++) {
+            block.generation[from + i]++;
+            fill_page(at + i * PAGE, ballast_seed(&block, from + i));
+        }
+    }
+    ballast_verify(&block, "raw frees");
+    ballast_stop(&b);
+}
+
+/* mremap by a raw system call, of the middle of a block, while another thread keeps reclaim busy. */
+static void raw_moves(void) {
+    struct ballast b;
+    ballast_make(&b, 2 * limit_bytes(), 3);
+    ballast_start(&b);
+    uint64_t random = 5;
+    for (int round = 0; round < 60; round++) {
+        size_t pages = 128 + next_random(&random) % 2000, from = 1 + next_random(&random) % 64,
+            count = 1 + next_random(&random) % 60;
+        char *block = map_anonymous(pages * PAGE), *hole = map_anonymous(pages * PAGE);
+        fill(block, pages * PAGE, round);
+        size_t before = 1 + next_random(&random) % 60;
+        char *to = hole + before * PAGE;
+        CHECK((char *)syscall(SYS_mremap, block + from * PAGE, count * PAGE, count * PAGE,
+                              MREMAP_MAYMOVE | MREMAP_FIXED, to) == to);
+        verify(to, count * PAGE, round + from, "moved");
+        verify(block, from * PAGE, round, "before the hole");
+        verify(block + (from + count) * PAGE, (pages - from - count) * PAGE, round + from + count, "behind the hole");
+        fill(to, count * PAGE, round + 9000);
+        size_t grown = count + next_random(&random) % 40;
+        char *again = (char *)syscall(SYS_mremap, to, count * PAGE, grown * PAGE, MREMAP_MAYMOVE);
+        CHECK(again != MAP_FAILED);
+        verify(again, count * PAGE, round + 9000, "moved and grown");
+        for (size_t i = count; i < grown; i++) CHECK(page_is_zero(again + i * PAGE));
+        CHECK(syscall(SYS_munmap, again, grown * PAGE) == 0);
+        CHECK(syscall(SYS_munmap, block, from * PAGE) == 0);
+        CHECK(syscall(SYS_munmap, block + (from + count) * PAGE, (pages - from - count) * PAGE) == 0);
+        CHECK(syscall(SYS_munmap, hole, before * PAGE) == 0);
+        CHECK(syscall(SYS_munmap, hole + (before + count) * PAGE, (pages - before - count) * PAGE) == 0);
+    }
+    ballast_stop(&b);
+}
+
+/* mremap by a raw system call to one of a few places, and back, with and without the old mapping left in place. */
+static void raw_returns(void) {
+    struct ballast b;
+    ballast_make(&b, 3 * limit_bytes(), 3);
+    char *places = mmap(NULL, 10 << 20, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    CHECK(places != MAP_FAILED);
+    places = (char *)(((uintptr_t)places + (2 << 20) - 1) & ~((2ul << 20) - 1));
+    uint64_t random = 5;
+    for (int round = 0; round < 300; round++) {
+        int flags = MREMAP_MAYMOVE | MREMAP_FIXED | (round < 150 ? 0 : MREMAP_DONTUNMAP);
+        size_t pages = 1 + next_random(&random) % 64, from = next_random(&random) % (b.pages - pages);
+        char *at = b.start + from * PAGE, *to = places + (round < 150 ? round % 8 << 20 : 0);
+        CHECK((char *)syscall(SYS_mremap, at, pages * PAGE, pages * PAGE, flags, to) == to);
+        for (size_t i = 0; i < pages; i++)
+            CHECK(page_is(to + i * PAGE, ballast_seed(&b, from + i)), "round %d page %zu", round, i);
+        CHECK((char *)syscall(SYS_mremap, to, pages * PAGE, pages * PAGE, flags, at) == at);
+    }
+    ballast_verify(&b, "returned");
+}
+#endif
