@@ -119,8 +119,7 @@ fn instructions<const RUNS: bool>(
     loop {
         let mut word = input.word();
         let code = bits(word, 0, 8);
-        // The bytes of the instruction in `word` that are not yet passed; the announced literals:
-        // how many, and where they are in `word`.
+        // Bytes of the instruction left in `word`; the announced literals: count, and place in it.
         let (mut taken, literals, literals_shift, distance, length);
         if code >= 64 {
             (taken, literals, literals_shift) = (2, bits(word, 0, 2), 16);
