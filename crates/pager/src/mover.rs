@@ -224,6 +224,12 @@ impl Mover {
         self.staging.zero(slot, bytes);
     }
 
+    /// How many slots are hollow, free, scratch and leaving.
+    #[cfg(test)]
+    pub(crate) fn census(&self) -> [usize; 4] {
+        self.staging.census()
+    }
+
     /// How many slots there are.
     pub(crate) fn slots(&self) -> usize {
         self.staging.slots()
