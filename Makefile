@@ -6,6 +6,7 @@ DESTDIR ?=
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 BIN := $(TARGET)/release
 FUZZ_SECONDS ?= 60
+SECONDS ?= 60
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 
 # The address sanitizer, with the runtime of the C compiler. Every Rust compiler works, including Debian's
@@ -22,7 +23,7 @@ COVERAGE = --cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-
 	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 	-Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1
 
-.PHONY: help setup setup-build build demo test lint loom asan bench fuzz install uninstall deb clean
+.PHONY: help setup setup-build build demo test lint loom simulate mutants asan bench fuzz install uninstall deb clean
 
 help:
 	@echo 'make build     the zfolio command and the library that it loads, in $(BIN)'
@@ -30,6 +31,8 @@ help:
 	@echo 'make test      all tests (as root: all of them)'
 	@echo 'make lint      formatting, clippy, rustdoc'
 	@echo 'make loom      the lock-free steps, in every order'
+	@echo 'make simulate  the pager on a simulated kernel, for SECONDS=$(SECONDS), or one run again: SEED=n'
+	@echo 'make mutants   planted defects, each of which the simulation must find'
 	@echo 'make asan      the tests of core under the address sanitizer, C codecs included'
 	@echo 'make bench     usemem and every codec beside the kernel'\''s own zram (root, ten minutes)'
 	@echo 'make fuzz      each fuzz target for FUZZ_SECONDS=$(FUZZ_SECONDS)'
@@ -65,6 +68,16 @@ lint:
 # Tries every order of the steps of two threads.
 loom:
 	$(CARGO) test --profile checked --locked -p zfolio-core --features loom --lib loom_
+
+# Each run follows from its seed. A failure names the seed; TRACE=1 shows every step of one.
+simulate:
+	ZFOLIO_SIMULATE_SECONDS=$(SECONDS) $(if $(SEED),ZFOLIO_SIMULATE_SEED=$(SEED)) $(if $(TRACE),ZFOLIO_SIMULATE_TRACE=1) \
+		$(CARGO) test --profile checked --locked -p zfolio-pager --lib -- \
+		--exact sim::tests::simulated_programs_find_their_bytes --nocapture
+
+# In a copy of the tree, one defect at a time.
+mutants:
+	CARGO='$(CARGO)' scripts/mutants
 
 asan:
 	@echo 'int main() {}' | $(or $(CC),cc) -x c -fsanitize=address - -o /dev/null 2>/dev/null || \

@@ -306,6 +306,20 @@ impl Engine {
         copies.change(Units::NONE, units);
     }
 
+    /// Units of a folio that is staged gained copies, beside those that `had` one: counts them, and queues the folio, or
+    /// drops the copies if there is no room (`COPY-2`).
+    pub(crate) fn note_copied(&self, folio: &mut Folio, base: usize, had: Units) {
+        let copied = folio.copied_units();
+        self.copies.change(had, copied);
+        if copied.is_empty() || folio.copied {
+            return;
+        }
+        folio.copied = self.copies.push(base);
+        if !folio.copied {
+            self.drop_copies(folio, copied);
+        }
+    }
+
     /// Counts the bytes of units that come back by their distance.
     fn note_return(&self, folio: &Folio, units: Units) {
         let just = units & folio.just_left;

@@ -106,7 +106,8 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut
         let engine = slot.engine.load(Ordering::SeqCst);
         // SAFETY: a pointer in a slot is a live engine while `inside` is counted: Registered::drop
         // takes the pointer out first and then waits for us.
-        let served = unsafe { engine.as_ref() }.is_some_and(|engine| engine.serves(address, began));
+        let served = unsafe { engine.as_ref() }
+            .is_some_and(|engine| engine.serves(address, thread::tag(), began));
         slot.inside.fetch_sub(1, Ordering::SeqCst);
         if served {
             return;
@@ -148,12 +149,12 @@ fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void
 }
 
 impl Engine {
-    /// Serves a fault if it is in this engine's memory.
-    fn serves(&self, address: usize, began: u64) -> bool {
+    /// Serves a fault of `thread` if it is in this engine's memory.
+    pub(crate) fn serves(&self, address: usize, thread: usize, began: u64) -> bool {
         let table = self.table.read();
         let ours = table.manages(address);
         if ours {
-            self.serve(table, address, thread::tag(), began);
+            self.serve(table, address, thread, began);
         } else if self.mover.has(address) {
             self.mover.answer_stranger(address);
             return true;

@@ -43,6 +43,9 @@ mod report;
 mod slice;
 mod transfer;
 
+#[cfg(all(test, debug_assertions))]
+mod sim;
+
 pub use charge::OverLimit;
 pub use config::{Config, Error, LIMIT_BYTES_MIN, Mode, with_dictionary};
 pub use engine::{Engine, StatsHome};

@@ -34,7 +34,6 @@ use zfolio_sys::uffd::{Message, Messages};
 
 use crate::fatal;
 use crate::folio::Geometry;
-use crate::folio::Table;
 use crate::mappings::event::{Announced, Inbox};
 use crate::system::{Side, System};
 
@@ -225,6 +224,12 @@ impl Mover {
         self.staging.zero(slot, bytes);
     }
 
+    /// How many slots are hollow, free, scratch and leaving.
+    #[cfg(test)]
+    pub(crate) fn census(&self) -> [usize; 4] {
+        self.staging.census()
+    }
+
     /// How many slots there are.
     pub(crate) fn slots(&self) -> usize {
         self.staging.slots()
@@ -247,14 +252,6 @@ impl Mover {
     /// As [`System::register`].
     pub(crate) fn register(&self, start: usize, end: usize) -> Result<(), Errno> {
         self.system.register(Side::Program, start, end - start)
-    }
-
-    /// Registers again what is managed of a range.
-    pub(crate) fn register_ranges(&self, table: &Table, start: usize, end: usize) {
-        for (from, to) in table.ranges().iter().filter(|(from, to)| *from < end && *to > start) {
-            // It was registered a moment ago.
-            self.register(from.max(start), to.min(end)).ok();
-        }
     }
 
     /// Leaves a range to the kernel: no page of it is anywhere but in the program.

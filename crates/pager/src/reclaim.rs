@@ -356,7 +356,7 @@ impl Engine {
             let units = slot.units();
             let had = folio.copied_units();
             if !self.store(slot, &mut folio.copies, cpu) {
-                self.copies.change(had, folio.copied_units());
+                self.note_copied(folio, base, had);
                 // Refused: it stays staged, and is tried again when it is the oldest again.
                 self.replacement.push_staged(base);
                 return Units::NONE;

@@ -102,6 +102,12 @@ impl Engine {
     /// Gives a range up for good: every page of it is brought back, and none is taken again.
     pub fn pin(&self, start: usize, end: usize) {
         let mut table = self.table.write();
+        self.leave(&mut table, start, end);
+        self.measure_tables(&mut table);
+    }
+
+    /// Brings a range back, and leaves it to the kernel.
+    fn leave(&self, table: &mut Table, start: usize, end: usize) {
         let outer = table.exterior(start, end);
         for (address, lock) in table.known_folios(outer.0, outer.1) {
             let mut folio = lock.lock();
@@ -116,7 +122,18 @@ impl Engine {
         self.mover.unregister(outer.0, outer.1);
         table.uncover(start, end);
         table.remove(outer.0, outer.1);
-        self.measure_tables(&mut table);
+    }
+
+    /// Registers what is managed of a range again. What the kernel refuses (registering splits mappings, and the
+    /// program may have reached `vm.max_map_count` meanwhile) is left to the kernel.
+    fn register_again_or_leave(&self, table: &mut Table, start: usize, end: usize) {
+        let managed = table.ranges().iter().filter(|(from, to)| *from < end && *to > start);
+        let parts: Vec<_> = managed.map(|(from, to)| (from.max(start), to.min(end))).collect();
+        for (from, to) in parts {
+            if self.mover.register(from, to).is_err() {
+                self.leave(table, from, to);
+            }
+        }
     }
 
     /// A range is moved by `call`, which tells where to (`onto`, if that was said before); the contents
@@ -145,7 +162,8 @@ impl Engine {
         let (to, to_end) = match moved {
             Ok(place) => place,
             Err(error) => {
-                self.mover.register_ranges(&table, start, end);
+                self.register_again_or_leave(&mut table, start, end);
+                self.measure_tables(&mut table);
                 return Err(error);
             }
         };

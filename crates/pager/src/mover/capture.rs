@@ -59,7 +59,7 @@ impl Mover {
                 // The unit that could not be taken whole stays; the others go.
                 let stopped = done / self.geometry.unit_bytes();
                 taken |= Units::from(run.start..stopped);
-                self.undo(to, base, self.geometry.bytes(stopped..stopped + 1), done);
+                self.undo(to, base, self.geometry.bytes(stopped..stopped + 1));
                 refused = Some(refusal);
                 run.start = stopped + 1;
             }
@@ -98,9 +98,16 @@ impl Mover {
                 None | Some(Errno::AGAIN) => {}
                 // A page that is not there is a page of zeros, or went with an earlier move.
                 Some(Errno::NOENT) => {
-                    let zeroed = self.system.zero(Side::Staging, to + done, PAGE_BYTES);
-                    *holes += usize::from(zeroed.stopped.is_none());
-                    *at += PAGE_BYTES;
+                    match self.system.zero(Side::Staging, to + done, PAGE_BYTES).stopped {
+                        None => {
+                            *holes += 1;
+                            *at += PAGE_BYTES;
+                        }
+                        Some(Errno::EXIST) => *at += PAGE_BYTES,
+                        Some(Errno::AGAIN) => {}
+                        // No memory for a page table. Without the page the unit is not whole (STAGE-3).
+                        Some(_) => return Err(Refusal::Busy),
+                    }
                 }
                 // MOVE-3: the page is in the slot and no longer in the program: it was moved. If it is in
                 // both, a stranger touched the slot, and undo() cleans it.
@@ -132,24 +139,11 @@ impl Mover {
         unsafe { self.system.move_pages(Side::Staging, from, to, bytes) }
     }
 
-    /// Puts back what an unfinished capture took of `unit`: all below `done`, and above every page that is
-    /// in the slot (MOVE-3). Below nothing is asked: what was swapped out moves too, and is not resident.
-    fn undo(&self, slot: usize, base: usize, unit: Range<usize>, done: usize) {
-        let taken = done - unit.start;
-        let mut left_over = self.put_in(slot + unit.start, base + unit.start, taken);
-        let mut residency = [0_u8; 512];
-        let pages = &mut residency[..(unit.end - done) / PAGE_BYTES];
-        let looked = self.system.residency(slot + done, unit.end - done, pages);
-        debug_assert!(looked.is_ok(), "the area is mapped");
-        let mut at = done;
-        for run in pages.chunk_by(|page, next| page & 1 == next & 1) {
-            let bytes = run.len() * PAGE_BYTES;
-            if run[0] & 1 == 1 {
-                left_over |= self.put_in(slot + at, base + at, bytes);
-            }
-            at += bytes;
-        }
-        if left_over {
+    /// Puts back what an unfinished capture took of `unit`: every page of it that is in the slot (MOVE-3).
+    /// It does not ask which pages are there: `mincore` does not report one that was swapped out. Where
+    /// there is none, the move and the copy fail, and nothing changes.
+    fn undo(&self, slot: usize, base: usize, unit: Range<usize>) {
+        if self.put_in(slot + unit.start, base + unit.start, unit.len()) {
             self.release_pages(slot + unit.start, unit.len());
         }
         self.wake(base);

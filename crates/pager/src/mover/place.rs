@@ -135,6 +135,7 @@ impl Mover {
         let mut skipped = false;
         let mut done = 0;
         let mut at_once = bytes;
+        let mut missed_at = None;
         while done < bytes {
             let next = at_once.min(bytes - done);
             let steady = self.inbox.steady();
@@ -165,6 +166,11 @@ impl Mover {
                 Some(Errno::NOMEM) => fatal::out_of_memory(to + done, Errno::NOMEM),
                 // The range may be of several mappings, which no call crosses: page by page.
                 Some(error) if error != Errno::EXIST && next > PAGE_BYTES => at_once = PAGE_BYTES,
+                // No mapping there, or it was moved while the kernel looked for it. In that case the next answer is
+                // EAGAIN, until its message is read.
+                Some(error) if error != Errno::EXIST && missed_at != Some(done) => {
+                    missed_at = Some(done);
+                }
                 // Present already (MOVE-2), or no mapping there.
                 Some(_) => {
                     skipped = true;

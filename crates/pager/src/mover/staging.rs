@@ -339,6 +339,14 @@ impl Staging {
         taken
     }
 
+    /// How many slots are hollow, free, scratch and leaving.
+    #[cfg(test)]
+    pub(crate) fn census(&self) -> [usize; 4] {
+        let count = |slots: &Slots| slots.words.iter().map(|word| word.count_ones() as usize).sum();
+        let lists = self.lists.lock();
+        [count(&lists.hollow), count(&lists.free), lists.scratch.len(), lists.leaving.len()]
+    }
+
     /// Slots in the area.
     pub(crate) fn slots(&self) -> usize {
         self.slots

@@ -1,0 +1,252 @@
+//! How the simulated program changes its mappings: through the engine, as the preloaded library does, and behind
+//! its back, as a program does that makes the system call itself.
+
+use std::ops::Range;
+
+use zfolio_core::page::PAGE_BYTES;
+use zfolio_sys::Errno;
+
+use super::program::Program;
+use crate::config::Mode;
+
+impl Program<'_> {
+    /// Some pages from a random one on, of whole grains.
+    fn some_range(&mut self, most: usize) -> Range<usize> {
+        let (grain, pages) = (self.world.settings.grain(), self.world.settings.pages);
+        let first = self.some_page() / grain * grain;
+        let length = (1 + self.random.below(most)).next_multiple_of(grain);
+        first..(first + length).min(pages)
+    }
+
+    /// The addresses of pages.
+    fn addresses(&self, pages: &Range<usize>) -> (usize, usize) {
+        (self.world.space.address(pages.start), self.world.space.address(pages.end))
+    }
+
+    fn is_all_mapped(&self, pages: &Range<usize>) -> bool {
+        pages.clone().all(|page| self.world.space.is_mapped(self.world.space.address(page)))
+    }
+
+    fn is_all_free(&self, pages: &Range<usize>) -> bool {
+        !pages.clone().any(|page| self.world.space.is_mapped(self.world.space.address(page)))
+    }
+
+    /// The model learns that the page at `address` reads as zeros.
+    fn forget(&self, address: usize) {
+        let page = self.world.space.page(address);
+        self.world.model().page(page).fill(0);
+    }
+
+    /// One change of a random kind.
+    pub(super) fn change_mappings(&mut self) {
+        let behind = self.world.settings.mode == Mode::Handler && self.random.one_in(2);
+        match self.random.below(8) {
+            0..2 if behind => self.discard_behind(),
+            2..4 if behind => self.unmap_behind(),
+            4..6 if behind => self.relocate_behind(),
+            0..2 => self.unmap(),
+            2 if self.random.one_in(4) => self.give_up(),
+            3 => self.relocate(),
+            4..6 => self.map(),
+            _ => self.discard(),
+        }
+    }
+
+    /// `madvise(MADV_DONTNEED)` through the engine. Pages may be sealed, so that the kernel stops there.
+    pub(super) fn discard(&mut self) {
+        let mut pages = self.some_range(100);
+        if self.world.settings.mode == Mode::Inline {
+            let unit = self.world.settings.unit.pages();
+            pages = pages.start.next_multiple_of(unit)..pages.end / unit * unit;
+        }
+        if pages.is_empty() {
+            return;
+        }
+        let Some(_claimed) = self.world.claim(pages.clone(), false) else { return };
+        let sealed = self.random.one_in(6).then(|| pages.start + self.random.below(pages.len()));
+        let sealed = sealed.map(|page| self.world.space.address(page));
+        let (start, end) = self.addresses(&pages);
+        let call = |at, bytes| {
+            self.world.space.drop_contents(at, bytes, sealed, &|page| self.forget(page))
+        };
+        // What it answers is the kernel's answer to the program.
+        self.world.engine.discard(start, end, call).ok();
+    }
+
+    /// `munmap` through the engine.
+    fn unmap(&mut self) {
+        let pages = self.some_range(300);
+        let Some(_claimed) = self.world.claim(pages.clone(), true) else { return };
+        if self.is_all_mapped(&pages) {
+            self.unmap_now(&pages);
+        }
+    }
+
+    fn unmap_now(&mut self, pages: &Range<usize>) {
+        let (start, end) = self.addresses(pages);
+        let call = || {
+            self.world.space.unmap(start, end - start, &|page| self.forget(page));
+            Ok::<(), Errno>(())
+        };
+        self.world.engine.unmap(start, end, call).expect("it was mapped");
+    }
+
+    /// Unmaps everything, in several steps.
+    pub(super) fn unmap_all(&mut self) {
+        let all = self.world.settings.pages;
+        let mut at = 0;
+        while at < all {
+            let mapped = self.is_all_mapped(&(at..at + 1));
+            let alike = |page: &usize| self.is_all_mapped(&(*page..*page + 1)) == mapped;
+            let mut length = (at..all).take_while(alike).count();
+            if mapped && self.random.one_in(2) {
+                let grain = self.world.settings.grain();
+                length = (1 + self.random.below(length)).next_multiple_of(grain).min(length);
+            }
+            if mapped {
+                self.unmap_now(&(at..at + length));
+            }
+            at += length;
+        }
+    }
+
+    /// `mmap`, now and then touched before the engine learns of it.
+    fn map(&mut self) {
+        let (grain, all) = (self.world.settings.grain(), self.world.settings.pages);
+        let first = self.random.below(all / grain) * grain;
+        let length = (1 + self.random.below(400)).next_multiple_of(grain);
+        self.adopt_new(first..(first + length).min(all));
+    }
+
+    /// Maps a range, if it is free, and has it managed.
+    pub(super) fn adopt_new(&mut self, pages: Range<usize>) {
+        let Some(_claimed) = self.world.claim(pages.clone(), true) else { return };
+        if !self.is_all_free(&pages) {
+            return;
+        }
+        let (start, end) = self.addresses(&pages);
+        self.world.space.map(start, end);
+        for _ in 0..self.random.of(&[0, 0, 10, 300]) {
+            let page = pages.start + self.random.below(pages.len());
+            self.touch_early(page);
+        }
+        self.adopt(start, end);
+    }
+
+    fn touch_early(&mut self, page: usize) {
+        let word = self.random.next();
+        self.world.touch(page, word % 2 == 0, |bytes, model| {
+            if word % 2 == 0 {
+                bytes[..8].copy_from_slice(&word.to_le_bytes());
+                model.copy_from_slice(bytes);
+            }
+        });
+    }
+
+    fn adopt(&mut self, start: usize, end: usize) {
+        let adopted = self.world.engine.adopt(start, end);
+        let refusals = self.world.settings.refusals.register > 0;
+        assert!(adopted.is_ok() || refusals, "{adopted:?}");
+        self.world.engine.make_room(end - start);
+    }
+
+    /// `mlock` and the like: the engine has nothing more to do with the pages.
+    fn give_up(&mut self) {
+        let pages = self.some_range(20);
+        let Some(_claimed) = self.world.claim(pages.clone(), false) else { return };
+        let (start, end) = self.addresses(&pages);
+        self.world.engine.pin(start, end);
+    }
+
+    /// `mremap` through the engine, now and then onto what is mapped there.
+    fn relocate(&mut self) {
+        let Some((from, to)) = self.two_ranges() else { return };
+        let Some(_from) = self.world.claim(from.clone(), true) else { return };
+        let Some(_to) = self.world.claim(to.clone(), true) else { return };
+        let (free, mapped) = (self.is_all_free(&to), self.is_all_mapped(&to));
+        if !self.is_all_mapped(&from) || !free && !mapped {
+            return;
+        }
+        let ((start, end), target) = (self.addresses(&from), self.addresses(&to));
+        let space = &self.world.space;
+        let call = || {
+            if !space.is_one_mapping(start, end - start) {
+                return Err(Errno::FAULT);
+            }
+            if mapped {
+                space.unmap(target.0, end - start, &|page| self.forget(page));
+            }
+            space.remap(start, target.0, end - start, &|from, to| self.follow(from, to))?;
+            Ok(target)
+        };
+        let onto = if mapped { target } else { (0, 0) };
+        let moved = self.world.engine.relocate((start, end), onto, call);
+        if let Ok((to, to_end, true)) = moved {
+            self.adopt(to, to_end);
+        }
+    }
+
+    /// The model learns that a page moved.
+    fn follow(&self, from: usize, to: usize) {
+        let (from, to) = (self.world.space.page(from), self.world.space.page(to));
+        let mut model = self.world.model();
+        let bytes = model.page(from).to_vec();
+        model.page(to).copy_from_slice(&bytes);
+        model.page(from).fill(0);
+    }
+
+    /// Two ranges of the same length that do not overlap.
+    fn two_ranges(&mut self) -> Option<(Range<usize>, Range<usize>)> {
+        let (grain, all) = (self.world.settings.grain(), self.world.settings.pages);
+        let from = self.some_range(200);
+        let first = self.random.below((all - from.len()) / grain) * grain;
+        let to = first..first + from.len();
+        (to.end <= from.start || from.end <= to.start).then_some((from, to))
+    }
+
+    fn discard_behind(&mut self) {
+        let pages = self.some_range(60);
+        let Some(_claimed) = self.world.claim(pages.clone(), true) else { return };
+        let (start, end) = self.addresses(&pages);
+        // It answers NOMEM where part of it is not mapped, and drops the rest.
+        self.world.space.drop_contents(start, end - start, None, &|page| self.forget(page)).ok();
+        self.read_some(&pages);
+    }
+
+    fn unmap_behind(&mut self) {
+        let pages = self.some_range(100);
+        let claimed = self.world.claim(pages.clone(), true);
+        if claimed.is_none() || !self.is_all_mapped(&pages) {
+            return;
+        }
+        let (start, end) = self.addresses(&pages);
+        self.world.space.unmap(start, end - start, &|page| self.forget(page));
+        drop(claimed);
+        if self.random.one_in(2) {
+            self.adopt_new(pages);
+        }
+    }
+
+    fn relocate_behind(&mut self) {
+        let Some((from, to)) = self.two_ranges() else { return };
+        let Some(_from) = self.world.claim(from.clone(), true) else { return };
+        let Some(_to) = self.world.claim(to.clone(), true) else { return };
+        if !self.is_all_mapped(&from) || !self.is_all_free(&to) {
+            return;
+        }
+        let ((start, end), target) = (self.addresses(&from), self.addresses(&to));
+        let follow = |from, to| self.follow(from, to);
+        if self.world.space.remap(start, target.0, end - start, &follow).is_ok() {
+            self.read_some(&to);
+        }
+    }
+
+    /// Whoever made the change sees what it changed.
+    fn read_some(&mut self, pages: &Range<usize>) {
+        for _ in 0..self.random.below(8) {
+            self.world.read(pages.start + self.random.below(pages.len()));
+        }
+    }
+}
+
+const _: () = assert!(PAGE_BYTES == 4096, "sizes above are in pages of 4 KiB");

@@ -1,0 +1,210 @@
+//! What must hold of the engine whenever its table is held alone: its invariants, and that every byte is somewhere.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering::Relaxed;
+
+use zfolio_core::page::PAGE_BYTES;
+
+use super::world::{World, compare};
+use crate::folio::Units;
+use crate::folio::{Folio, Table};
+use crate::mover::Full;
+
+/// What was counted over all folios.
+#[derive(Debug, Default)]
+struct Sums {
+    resident: usize,
+    stored: usize,
+    copied: usize,
+    entries: usize,
+    staged: usize,
+}
+
+/// The entries of the engine's queues.
+struct Queues {
+    resident: BTreeSet<usize>,
+    parked: BTreeSet<usize>,
+    staged: BTreeSet<usize>,
+    copied: BTreeSet<usize>,
+}
+
+impl Queues {
+    /// Looks at all queues, and leaves them as they are.
+    fn of(world: &World) -> Queues {
+        let replacement = &world.engine.replacement;
+        let (mut resident, mut copied) = (BTreeSet::new(), BTreeSet::new());
+        replacement.retain(|base| {
+            resident.insert(base);
+            true
+        });
+        world.engine.copies.retain(|base| {
+            copied.insert(base);
+            true
+        });
+        let parked: Vec<usize> = std::iter::from_fn(|| replacement.unpark()).collect();
+        parked.iter().rev().for_each(|base| replacement.park(*base));
+        let staged: Vec<usize> = std::iter::from_fn(|| replacement.pop_staged()).collect();
+        staged.iter().for_each(|base| replacement.push_staged(*base));
+        let set = |bases: Vec<usize>| bases.into_iter().collect();
+        Queues { resident, parked: set(parked), staged: set(staged), copied }
+    }
+}
+
+impl World {
+    /// Holds the engine still and checks it. Pages that another thread has for itself are left out.
+    pub(super) fn audit(&self) {
+        let mut table = self.engine.table.write();
+        self.engine.apply_changes(&mut table);
+        let queues = Queues::of(self);
+        let (start, end) = (self.space.start(), self.space.address(self.settings.pages));
+        let mut sums = Sums::default();
+        for (base, lock) in table.known_folios(start, end) {
+            self.check_folio(&lock.lock(), base, &queues, &mut sums);
+        }
+        self.check_sums(&sums);
+        self.check_bytes(&table);
+        self.schedule.note("audit", [sums.resident as u64, sums.stored as u64, sums.staged as u64]);
+    }
+
+    fn check_folio(&self, folio: &Folio, base: usize, queues: &Queues, sums: &mut Sums) {
+        let name = self.space.page(base);
+        let staged = folio.staged.as_ref().map_or(Units::NONE, Full::units);
+        let copies = folio.copies.iter().flatten().count();
+        if !folio.managed {
+            assert!(folio.is_empty() && copies == 0, "page {name:#x}: the folio is nobody's");
+            return;
+        }
+        let (resident, stored) = (folio.resident, folio.stored);
+        let overlaps = [resident & staged, resident & stored, staged & stored];
+        assert_eq!(overlaps, [Units::NONE; 3], "page {name:#x}: UNIT-1: a unit is in two places");
+        for unit in stored.iter() {
+            assert!(
+                folio.copies[unit].is_some(),
+                "page {name:#x}: UNIT-2: unit {unit} has no copy"
+            );
+        }
+        for unit in (staged | stored).iter() {
+            self.check_missing(base + unit * self.engine.geometry().unit_bytes());
+        }
+        let told = |flag: bool, queue: &BTreeSet<usize>| flag && queue.contains(&base);
+        if !resident.is_empty() {
+            let queued = told(folio.queued, &queues.resident) || told(folio.parked, &queues.parked);
+            assert!(queued, "page {name:#x}: UNIT-3: resident, and in no queue");
+        }
+        let staged_queued = staged.is_empty() || queues.staged.contains(&base);
+        assert!(staged_queued, "page {name:#x}: staged, and not in the queue");
+        let copied = folio.copied_units();
+        let copied_queued = copied.is_empty() || told(folio.copied, &queues.copied);
+        assert!(copied_queued, "page {name:#x}: COPY-2: a copy that no queue knows");
+        sums.resident += resident.count();
+        sums.stored += stored.count();
+        sums.copied += copied.count();
+        sums.entries += copies;
+        sums.staged += staged.count();
+    }
+
+    /// No page of a unit that is somewhere else may be in the program.
+    fn check_missing(&self, start: usize) {
+        let bytes = self.engine.geometry().unit_bytes();
+        let pages = || (start..start + bytes).step_by(PAGE_BYTES);
+        if pages().any(|at| self.model().is_alone(self.space.page(at))) {
+            return;
+        }
+        for at in pages() {
+            let page = self.space.page(at);
+            assert!(!self.space.is_here(at), "page {page:#x}: UNIT-1: it is in two places");
+        }
+    }
+
+    fn check_sums(&self, sums: &Sums) {
+        let (engine, geometry) = (&self.engine, self.engine.geometry());
+        engine.sample();
+        let figures = engine.figures();
+        let bytes = |units: usize| (units * geometry.unit_bytes()) as u64;
+        let resident = figures.resident_bytes.load(Relaxed);
+        assert_eq!(resident, bytes(sums.resident), "CHG-1: the charge of resident units");
+        let stored = figures.demand_stored_bytes.load(Relaxed);
+        assert_eq!(stored, bytes(sums.stored), "the bytes that are in the store only");
+        assert_eq!(engine.copies.count(), sums.copied, "COPY-1");
+        let entries = figures.stored_units.load(Relaxed);
+        assert_eq!(entries, sums.entries as u64, "ZSWAP-3: entries in the table, and in the store");
+        let [hollow, free, scratch, leaving] = engine.mover.census();
+        let slots = engine.mover.slots();
+        let staged = engine.replacement.staged_folios();
+        assert!(hollow + free + scratch + leaving <= slots, "STAGE-1: a slot is in two lists");
+        let out = slots - hollow - free - scratch - leaving;
+        assert!(out <= staged, "STAGE-2: {out} slots are out, {staged} folios staged");
+        let used = engine.mover.bytes_used() as u64;
+        let whole = ((free + scratch) * geometry.folio_bytes()) as u64 + bytes(sums.staged);
+        assert!(used >= whole, "STAGE-2: {used} bytes in slots, {whole} in use");
+        if leaving == 0 {
+            assert_eq!(used, whole, "STAGE-2: bytes in slots");
+        }
+    }
+
+    /// Finds every page of the program where it is, and compares.
+    fn check_bytes(&self, table: &Table) {
+        let (mut found, mut unit) =
+            (vec![0; PAGE_BYTES], vec![0; self.engine.geometry().unit_bytes()]);
+        let mut loaded = usize::MAX;
+        for page in 0..self.settings.pages {
+            let at = self.space.address(page);
+            if !self.space.is_mapped(at) || self.model().is_alone(page) {
+                continue;
+            }
+            if !self.space.contents(at, &mut found) {
+                self.look_elsewhere(table, at, &mut found, (&mut loaded, &mut unit));
+            }
+            compare(page, &found, self.model().page(page));
+        }
+    }
+
+    /// The bytes of a page that is missing in the program.
+    fn look_elsewhere(
+        &self,
+        table: &Table,
+        at: usize,
+        found: &mut [u8],
+        (loaded, unit): (&mut usize, &mut [u8]),
+    ) {
+        let geometry = self.engine.geometry();
+        let (base, index) = (geometry.base(at), geometry.index(at));
+        let within = at % geometry.unit_bytes();
+        found.fill(0);
+        let Some(lock) = table.known(at) else { return };
+        let folio = lock.lock();
+        if let Some(slot) = folio.staged.as_ref().filter(|slot| slot.units().contains(index)) {
+            let there = self.engine.mover.unit(slot, index).as_ptr() as usize + within;
+            assert!(self.space.contents(there, found), "STAGE-3: a page of a slot is missing");
+        } else if folio.stored.contains(index) {
+            let address = base + index * geometry.unit_bytes();
+            if *loaded != address {
+                let copy = folio.copies[index].as_ref().expect("UNIT-2: a stored unit has a copy");
+                self.engine.load_unit(copy, address, unit, 0);
+                *loaded = address;
+            }
+            found.copy_from_slice(&unit[within..within + PAGE_BYTES]);
+        }
+    }
+
+    /// Nothing is mapped any more: nothing may be kept.
+    pub(super) fn check_empty(&self) {
+        let engine = &self.engine;
+        let figures = engine.figures();
+        engine.sample();
+        assert_eq!(figures.stored_units.load(Relaxed), 0, "something is stored for nobody");
+        assert_eq!(figures.resident_bytes.load(Relaxed), 0, "something is resident for nobody");
+        assert_eq!(engine.store.pool_stats().objects, 0, "the pool has objects of nobody");
+        assert!(!engine.is_managing(), "something is managed for nobody");
+        let [hollow, free, scratch, leaving] = engine.mover.census();
+        let slots = engine.mover.slots();
+        assert_eq!(hollow + free + scratch + leaving, slots, "STAGE-2: a slot is lost");
+    }
+
+    /// Everything shrinks: the limit is held, but for what passes again by itself.
+    pub(super) fn check_limit(&self) {
+        if self.settings.is_calm() {
+            assert!(self.engine.excess().is_none(), "{:?}", self.engine.excess());
+        }
+    }
+}

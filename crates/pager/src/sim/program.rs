@@ -1,0 +1,299 @@
+//! A thread of the simulated program: writes, reads and compares, and lives on.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
+
+use zfolio_core::page::PAGE_BYTES;
+
+use super::random::{Random, mixed};
+use super::schedule;
+use super::world::{Claimed, World, compare};
+
+/// A state of pages that lasts for some steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    ReadOnly,
+    Pinned,
+}
+
+/// Pages in such a state; nobody else changes their mapping meanwhile.
+struct Kept<'w> {
+    kind: Kind,
+    pages: Range<usize>,
+    steps_left: usize,
+    _claimed: Claimed<'w>,
+}
+
+/// One thread.
+pub(super) struct Program<'w> {
+    pub(super) world: &'w World,
+    pub(super) random: Random,
+    /// Pages that are touched often.
+    hot: Range<usize>,
+    kept: Vec<Kept<'w>>,
+}
+
+impl<'w> Program<'w> {
+    pub(super) fn new(world: &'w World, seed: u64, thread: usize) -> Program<'w> {
+        let random = Random::new(seed, 16 + thread as u64);
+        Program { world, random, hot: 0..16, kept: Vec::new() }
+    }
+
+    /// All of it. The last thread reads everything, and gives it back.
+    pub(super) fn live(&mut self, first: bool) {
+        if first {
+            self.begin();
+        }
+        for _ in 0..self.world.settings.steps {
+            self.step();
+            self.let_go();
+        }
+        while !self.kept.is_empty() {
+            self.let_go();
+        }
+        if self.world.threads_left.fetch_sub(1, Relaxed) == 1 {
+            self.end();
+        }
+    }
+
+    /// Maps what the program begins with.
+    fn begin(&mut self) {
+        let grain = self.world.settings.grain();
+        let pages = self.world.settings.pages_first.next_multiple_of(grain);
+        let at = self.random.below((self.world.settings.pages - pages) / grain) * grain;
+        self.adopt_new(at..at + pages);
+    }
+
+    fn step(&mut self) {
+        if self.world.settings.flips {
+            self.world.source.flip(&mut self.random);
+        }
+        let run = self.random.of(&[1, 4, 16, 64]);
+        match self.random.below(40) {
+            0..5 => self.each(run, Program::write),
+            5..10 => self.each(run, Program::read),
+            10 => self.each_falling(run),
+            11..13 => self.each(run, Program::stamp),
+            13 => self.each(run, Program::rewrite),
+            14..18 => (0..run).for_each(|_| self.anywhere(Program::write)),
+            18..23 => (0..run).for_each(|_| self.anywhere(Program::read)),
+            23..29 => (0..run).for_each(|_| self.in_hot_set()),
+            29 => self.scan(),
+            30 => self.move_hot_set(),
+            31 => self.world.engine.make_room(self.random.below(1 << 20)),
+            32 => self.look_at_staging(),
+            33 => self.audit_or_sample(),
+            34 if self.world.settings.fixed => self.keep(),
+            35 if self.world.settings.fixed => self.fork(),
+            36.. if self.world.settings.changes => self.change_mappings(),
+            _ => self.discard(),
+        }
+    }
+
+    fn write(&mut self, page: usize) -> bool {
+        let (seed, noise) = (self.random.next(), self.random.one_in(self.world.settings.noise));
+        self.world.touch(page, true, |bytes, model| {
+            compare(page, bytes, model);
+            fill(bytes, seed, noise);
+            model.copy_from_slice(bytes);
+        })
+    }
+
+    fn read(&mut self, page: usize) -> bool {
+        self.world.read(page)
+    }
+
+    /// Changes one word, of a page that may have a copy in the store.
+    fn stamp(&mut self, page: usize) -> bool {
+        let (at, word) = (self.random.below(PAGE_BYTES / 8) * 8, self.random.next());
+        self.world.touch(page, true, |bytes, model| {
+            compare(page, bytes, model);
+            bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
+            model.copy_from_slice(bytes);
+        })
+    }
+
+    /// Writes what is there already.
+    fn rewrite(&mut self, page: usize) -> bool {
+        self.world.touch(page, true, |bytes, model| compare(page, bytes, model))
+    }
+
+    /// Does it to rising pages, while they can be touched.
+    fn each(&mut self, count: usize, act: fn(&mut Self, usize) -> bool) {
+        let first = self.some_page();
+        for page in first..(first + count).min(self.world.settings.pages) {
+            if !act(self, page) {
+                return;
+            }
+        }
+    }
+
+    fn each_falling(&mut self, count: usize) {
+        let last = self.some_page();
+        for page in (last.saturating_sub(count)..=last).rev() {
+            if !self.read(page) {
+                return;
+            }
+        }
+    }
+
+    /// Reads a quarter of everything, rising: a scan.
+    fn scan(&mut self) {
+        let pages = self.world.settings.pages;
+        let first = self.some_page();
+        (first..pages.min(first + pages / 8)).all(|page| self.read(page));
+    }
+
+    fn anywhere(&mut self, act: fn(&mut Self, usize) -> bool) {
+        let page = self.some_page();
+        act(self, page);
+    }
+
+    fn in_hot_set(&mut self) {
+        let page = self.hot.start + self.random.below(self.hot.len());
+        match self.random.below(3) {
+            0 => self.write(page),
+            1 => self.stamp(page),
+            _ => self.read(page),
+        };
+    }
+
+    fn move_hot_set(&mut self) {
+        let first = self.some_page();
+        let length = self.random.of(&[8, 50, 200]);
+        self.hot = first..(first + length).min(self.world.settings.pages);
+    }
+
+    /// A page that is mapped, if one is found soon.
+    pub(super) fn some_page(&mut self) -> usize {
+        let pages = self.world.settings.pages;
+        let mut page = 0;
+        for _ in 0..8 {
+            page = self.random.below(pages);
+            if self.world.space.is_mapped(self.world.space.address(page)) {
+                break;
+            }
+        }
+        page
+    }
+
+    /// A thread that reads all of memory comes by the staging area.
+    fn look_at_staging(&mut self) {
+        let Some(at) = self.world.space.look_at_staging(self.random.below(1 << 30)) else { return };
+        if self.world.settings.mode == crate::config::Mode::Inline {
+            let now = self.world.schedule.now_ns();
+            assert!(self.world.engine.serves(at, schedule::me(), now), "a stranger is not served");
+        }
+    }
+
+    fn audit_or_sample(&mut self) {
+        if self.random.one_in(4) {
+            self.world.audit();
+        } else {
+            self.world.engine.sample();
+        }
+    }
+
+    /// Makes pages read-only, or has a device write to them, for some steps.
+    fn keep(&mut self) {
+        let first = self.some_page();
+        let pages = first..(first + self.random.of(&[1, 3, 30])).min(self.world.settings.pages);
+        let Some(claimed) = self.world.claim(pages.clone(), false) else { return };
+        let kind = self.random.of(&[Kind::ReadOnly, Kind::Pinned]);
+        self.set(kind, pages.clone(), true);
+        let steps_left = self.random.below(20);
+        self.kept.push(Kept { kind, pages, steps_left, _claimed: claimed });
+    }
+
+    fn set(&mut self, kind: Kind, pages: Range<usize>, on: bool) {
+        let space = &self.world.space;
+        match kind {
+            Kind::ReadOnly => {
+                space.protect(space.address(pages.start), pages.len() * PAGE_BYTES, on)
+            }
+            Kind::Pinned => pages.for_each(|page| {
+                // A device has a page of the program's own, which a write gives it.
+                let there = !on || self.world.touch(page, true, |_, _| ());
+                if there {
+                    space.pin(space.address(page), on);
+                }
+            }),
+        }
+    }
+
+    /// Ends what was to last so long.
+    fn let_go(&mut self) {
+        for mut kept in std::mem::take(&mut self.kept) {
+            if kept.steps_left == 0 {
+                self.set(kept.kind, kept.pages.clone(), false);
+            } else {
+                kept.steps_left -= 1;
+                self.kept.push(kept);
+            }
+        }
+    }
+
+    /// Holds the engine still, and makes a child, which shares the pages with us.
+    fn fork(&mut self) {
+        if self.world.forking.swap(1, Relaxed) == 1 {
+            return;
+        }
+        let engine = &self.world.engine;
+        let mut quiet = loop {
+            engine.settle_for_fork();
+            schedule::point();
+            if let Some(quiet) = engine.quiet() {
+                break quiet;
+            }
+        };
+        schedule::point();
+        for page in 0..self.world.settings.pages {
+            let at = self.world.space.address(page);
+            let mut model = self.world.model();
+            let known = self.world.space.is_mapped(at) && !model.is_alone(page);
+            if known && quiet.is_resident(at) && !self.world.space.is_here(at) {
+                let zeros = model.page(page).iter().all(|byte| *byte == 0);
+                assert!(zeros, "page {page:#x}: a child would read zeros");
+            }
+        }
+        self.world.space.share_all();
+        schedule::point();
+        drop(quiet);
+        self.world.forking.store(0, Relaxed);
+    }
+
+    /// Nobody else is left: everything is compared, and given back.
+    fn end(&mut self) {
+        let world = self.world;
+        for page in 0..world.settings.pages {
+            world.read(page);
+        }
+        world.audit();
+        if world.settings.is_calm() {
+            world.engine.make_room(4 << 20);
+        }
+        world.check_limit();
+        self.unmap_all();
+        world.audit();
+        world.check_empty();
+        world.engine.work.stopping.store(true, Relaxed);
+    }
+}
+
+/// Writes a page of a kind that a seed says: zeros, one word, what shrinks to an eighth, what does not shrink.
+fn fill(bytes: &mut [u8], seed: u64, noise: bool) {
+    let fresh = match seed % 8 {
+        0 => 0,
+        1 => 8,
+        _ if noise => PAGE_BYTES,
+        _ => PAGE_BYTES / 8,
+    };
+    for (index, word) in bytes[..fresh].chunks_exact_mut(8).enumerate() {
+        word.copy_from_slice(&mixed(seed.wrapping_add((index as u64) << 20)).to_le_bytes());
+    }
+    let (first, rest) = bytes.split_at_mut(fresh);
+    match first.len() {
+        0 => rest.fill(0),
+        length => rest.chunks_exact_mut(length).for_each(|part| part.copy_from_slice(first)),
+    }
+}

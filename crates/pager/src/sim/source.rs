@@ -1,0 +1,93 @@
+//! Memory for the pool, which is refused now and then.
+
+#![allow(clippy::disallowed_types, reason = "the source's lock is none of the engine's")]
+
+use std::alloc::{Layout, alloc, dealloc};
+use std::collections::BTreeMap;
+use std::ptr::NonNull;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use zfolio_core::page::PAGE_BYTES;
+use zfolio_core::zsmalloc::PageSource;
+
+use super::random::Random;
+
+#[derive(Debug)]
+struct Book {
+    random: Random,
+    /// Runs that are out: pages by address.
+    runs: BTreeMap<usize, usize>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Source {
+    book: Mutex<Book>,
+    refuses: usize,
+}
+
+impl Source {
+    /// One that refuses once in `refuses` times.
+    pub(super) fn new(random: Random, refuses: usize) -> Source {
+        Source { book: Mutex::new(Book { random, runs: BTreeMap::new() }), refuses }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Flips a bit of the pool's memory, as a broken memory module does.
+    #[allow(unsafe_code, reason = "the memory is the source's own")]
+    pub(super) fn flip(&self, random: &mut Random) {
+        let book = self.lock();
+        if let Some((address, pages)) = book.runs.iter().nth(random.below(book.runs.len().max(1))) {
+            let at = (address + random.below(pages * PAGE_BYTES)) as *mut u8;
+            // SAFETY: the byte lies in a run that is out; nobody reads it just now, since one simulated thread runs
+            // at a time, and none of them stops inside a codec.
+            unsafe { *at ^= 1 << random.below(8) };
+        }
+    }
+
+    fn layout(pages: usize) -> Layout {
+        Layout::from_size_align(pages * PAGE_BYTES, PAGE_BYTES).expect("a run has a layout")
+    }
+}
+
+#[allow(unsafe_code, reason = "the contract of PageSource")]
+// SAFETY: a run is a heap allocation of `pages` pages, aligned to a page, until it is given back.
+unsafe impl PageSource for Source {
+    fn take(&self, pages: usize) -> Option<NonNull<u8>> {
+        let mut book = self.lock();
+        let refuses = self.refuses;
+        if book.random.one_in(refuses) {
+            return None;
+        }
+        // SAFETY: the layout is not empty.
+        let run = NonNull::new(unsafe { alloc(Source::layout(pages)) })?;
+        assert_eq!(book.runs.insert(run.as_ptr() as usize, pages), None);
+        Some(run)
+    }
+
+    unsafe fn give_back(&self, run: NonNull<u8>, pages: usize) {
+        let known = self.lock().runs.remove(&(run.as_ptr() as usize));
+        assert_eq!(known, Some(pages), "a run goes back as it came");
+        // SAFETY: it came from alloc() with this layout (the book says so), and nobody uses it.
+        unsafe { dealloc(run.as_ptr(), Source::layout(pages)) };
+    }
+
+    unsafe fn discard(&self, start: NonNull<u8>, pages: usize) {
+        // SAFETY: by the contract the pages are part of a run, and nobody relies on what they hold.
+        unsafe { start.as_ptr().write_bytes(0xDB, pages * PAGE_BYTES) };
+    }
+}
+
+#[allow(unsafe_code, reason = "frees what is left")]
+impl Drop for Source {
+    fn drop(&mut self) {
+        let book = self.book.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for (address, pages) in std::mem::take(&mut book.runs) {
+            // SAFETY: it came from alloc() with this layout, and the pool that had it is gone.
+            unsafe { dealloc(address as *mut u8, Source::layout(pages)) };
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! The simulated memory: pages with their state, who waits for them, and what is told of them.
+//!
+//! The bytes are real: a move copies them, and overwrites the source with [`POISON`], so that whoever reads a page
+//! that is missing reads rubbish. What a page is (there, shared, read-only, ...) is kept beside it.
+//!
+//! `system` is the kernel's side of it for the engine, `program` for the program.
+
+#![allow(clippy::disallowed_types, reason = "the simulated kernel's lock is none of the engine's")]
+
+mod program;
+mod system;
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use zfolio_core::page::PAGE_BYTES;
+use zfolio_sys::map::Reservation;
+use zfolio_sys::uffd::Message;
+
+use super::random::Random;
+use super::schedule::{self, Schedule};
+use crate::config::Mode;
+use crate::system::Side;
+
+pub(super) use program::Access;
+
+/// What a page holds whose contents have gone.
+const POISON: u8 = 0xDB;
+
+/// Where the simulated program's memory begins in the address space: a multiple of what a leaf of the folio
+/// table covers, so that runs of one seed have the same leaves.
+const ALIGN_BYTES: usize = 16 << 20;
+
+/// How often the kernel does what it need not do: once in so many calls; 0 is never.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Refusals {
+    /// `EAGAIN` with nothing done.
+    pub(super) again: usize,
+    /// A move or copy stops early.
+    pub(super) short: usize,
+    /// A move is done and says `EEXIST` (`MOVE-3`).
+    pub(super) denied: usize,
+    /// A registration is refused.
+    pub(super) register: usize,
+    /// A thread that waits for a page is interrupted by a signal, and asks again.
+    pub(super) signal: bool,
+    /// A page is swapped out by the system.
+    pub(super) swap: usize,
+}
+
+/// What is at a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Here {
+    Missing,
+    /// The page of zeros that all processes share.
+    Zero,
+    Own,
+    /// On the system's swap device: not resident, and not missing.
+    Swapped,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Page {
+    /// The mapping that it lies in; 0 is none.
+    mapping: u32,
+    here: Here,
+    registered: bool,
+    read_only: bool,
+    /// A device writes to it.
+    pinned: bool,
+    /// A child has it, too.
+    shared: bool,
+}
+
+impl Page {
+    const UNMAPPED: Page = Page {
+        mapping: 0,
+        here: Here::Missing,
+        registered: false,
+        read_only: false,
+        pinned: false,
+        shared: false,
+    };
+
+    /// What a move, a copy or `mremap` does not cross a change of.
+    fn kind(&self) -> (u32, bool, bool) {
+        (self.mapping, self.read_only, self.registered)
+    }
+}
+
+/// One of the two ranges of addresses.
+#[derive(Debug, Default)]
+struct Area {
+    start: usize,
+    pages: Vec<Page>,
+}
+
+impl Area {
+    fn end(&self) -> usize {
+        self.start + self.pages.len() * PAGE_BYTES
+    }
+
+    fn contains(&self, address: usize) -> bool {
+        (self.start..self.end()).contains(&address)
+    }
+}
+
+/// A thread that waits for a page.
+#[derive(Debug, Clone, Copy)]
+struct Waiter {
+    thread: usize,
+    address: usize,
+    told: bool,
+}
+
+/// A change that waits until it is read.
+#[derive(Debug, Clone, Copy)]
+struct Event {
+    thread: usize,
+    message: Message,
+}
+
+#[derive(Debug)]
+struct State {
+    random: Random,
+    program: Area,
+    staging: Area,
+    /// Of the program's side and of the staging area's.
+    waiters: [Vec<Waiter>; 2],
+    events: VecDeque<Event>,
+    /// Changes of the program's mappings that are not over: nothing is moved or copied in.
+    changing: usize,
+    /// Threads of the engine that sleep until there is a message.
+    sleepers: Vec<usize>,
+    mappings: u32,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Space {
+    state: Mutex<State>,
+    pub(super) schedule: Arc<Schedule>,
+    pub(super) mode: Mode,
+    refusals: Refusals,
+    cpus: usize,
+    /// The program's memory.
+    memory: Reservation,
+}
+
+impl Space {
+    pub(super) fn new(
+        schedule: Arc<Schedule>,
+        random: Random,
+        mode: Mode,
+        refusals: Refusals,
+        (pages, cpus): (usize, usize),
+    ) -> Arc<Space> {
+        let memory = Reservation::new(pages * PAGE_BYTES, ALIGN_BYTES).expect("address space");
+        let program = Area { start: memory.address(), pages: vec![Page::UNMAPPED; pages] };
+        let state = State {
+            random,
+            program,
+            staging: Area::default(),
+            waiters: [Vec::new(), Vec::new()],
+            events: VecDeque::new(),
+            changing: 0,
+            sleepers: Vec::new(),
+            mappings: 0,
+        };
+        Arc::new(Space { state: Mutex::new(state), schedule, mode, refusals, cpus, memory })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The first address of the program's memory.
+    pub(super) fn start(&self) -> usize {
+        self.memory.address()
+    }
+
+    /// Where page number `page` of the program is.
+    pub(super) fn address(&self, page: usize) -> usize {
+        self.start() + page * PAGE_BYTES
+    }
+
+    /// Which page of the program `address` lies in.
+    pub(super) fn page(&self, address: usize) -> usize {
+        (address - self.start()) / PAGE_BYTES
+    }
+
+    /// For the trace: the page of an address of the program, or what lies in the staging area behind a bit, or none
+    /// for what is in neither.
+    fn place(&self, state: &State, address: usize) -> u64 {
+        if state.program.contains(address) {
+            self.page(address) as u64
+        } else if state.staging.contains(address) {
+            (1 << 32) | ((address - state.staging.start) / PAGE_BYTES) as u64
+        } else {
+            u64::MAX
+        }
+    }
+
+    /// Wakes who waits in a range.
+    fn wake_range(&self, state: &mut State, side: Side, start: usize, bytes: usize) {
+        let waiters = &mut state.waiters[side as usize];
+        waiters.retain(|waiter| {
+            let wakes = (start..start + bytes).contains(&waiter.address);
+            if wakes {
+                self.schedule.wake(waiter.thread);
+            }
+            !wakes
+        });
+    }
+
+    /// Wakes the threads that sleep until there is a message.
+    fn ring(&self, state: &mut State) {
+        state.sleepers.drain(..).for_each(|thread| self.schedule.wake(thread));
+    }
+
+    /// Sleeps until a message of `side` for `address` is answered.
+    fn sleep_for(&self, mut state: MutexGuard<'_, State>, side: Side, address: usize) {
+        let thread = schedule::me();
+        state.waiters[side as usize].push(Waiter { thread, address, told: false });
+        self.ring(&mut state);
+        let what = format!("page {:#x} of {side:?}", self.place(&state, address));
+        let signal = self.refusals.signal && state.random.one_in(4);
+        let at_most = signal.then(|| state.random.below(400_000) as u64);
+        drop(state);
+        schedule::wait(what, at_most);
+        self.lock().waiters[side as usize].retain(|waiter| waiter.thread != thread);
+    }
+}
+
+impl State {
+    fn area(&self, address: usize) -> Option<&Area> {
+        [&self.program, &self.staging].into_iter().find(|area| area.contains(address))
+    }
+
+    fn get(&self, address: usize) -> Option<&Page> {
+        let area = self.area(address)?;
+        area.pages.get((address - area.start) / PAGE_BYTES)
+    }
+
+    fn get_mut(&mut self, address: usize) -> Option<&mut Page> {
+        let area =
+            if self.program.contains(address) { &mut self.program } else { &mut self.staging };
+        area.contains(address).then(|| &mut area.pages[(address - area.start) / PAGE_BYTES])
+    }
+
+    /// Whether a range lies in one mapping, all of it alike.
+    fn is_one_mapping(&self, start: usize, bytes: usize) -> bool {
+        let kind = self.get(start).map(Page::kind).filter(|kind| kind.0 != 0);
+        kind.is_some() && pages(start, bytes).all(|page| self.get(page).map(Page::kind) == kind)
+    }
+
+    /// Empties a page.
+    fn take_away(&mut self, address: usize) {
+        if let Some(page) = self.get_mut(address) {
+            (page.here, page.pinned, page.shared) = (Here::Missing, false, false);
+            fill(address, POISON);
+        }
+    }
+
+    /// Puts a page of the process's own there, whose bytes are there already.
+    fn bring(&mut self, address: usize, here: Here) {
+        if let Some(page) = self.get_mut(address) {
+            (page.here, page.pinned, page.shared) = (here, false, false);
+        }
+    }
+}
+
+/// The pages of a range.
+fn pages(start: usize, bytes: usize) -> impl Iterator<Item = usize> {
+    (start..start + bytes).step_by(PAGE_BYTES)
+}
+
+/// The bytes of a page of the simulated memory.
+#[allow(unsafe_code, reason = "the simulated kernel's own access to the memory that it hands out")]
+fn bytes_of(address: usize) -> *mut u8 {
+    (address & !(PAGE_BYTES - 1)) as *mut u8
+}
+
+/// Writes `byte` over a page.
+#[allow(unsafe_code, reason = "as above")]
+fn fill(address: usize, byte: u8) {
+    // SAFETY: the page is of one of the two reservations; by SCHED-1 no other thread runs, and the page is
+    // missing or about to be, so by the engine's and the program's contracts no reference to it is alive.
+    unsafe { bytes_of(address).write_bytes(byte, PAGE_BYTES) }
+}
+
+/// Copies a page.
+#[allow(unsafe_code, reason = "as above")]
+fn copy_page(from: usize, to: usize) {
+    // SAFETY: both pages are whole and mapped, as for fill(); they differ.
+    unsafe { std::ptr::copy_nonoverlapping(bytes_of(from), bytes_of(to), PAGE_BYTES) }
+}
+
+/// Whether a page holds nothing but `byte`.
+#[allow(unsafe_code, reason = "as above")]
+fn is_filled(address: usize, byte: u8) -> bool {
+    // SAFETY: as for fill(); the slice is gone before anybody else runs (SCHED-1).
+    let bytes = unsafe { std::slice::from_raw_parts(bytes_of(address), PAGE_BYTES) };
+    bytes.iter().all(|found| *found == byte)
+}

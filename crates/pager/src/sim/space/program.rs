@@ -1,0 +1,249 @@
+//! What the program does with its memory: touches, and changes of mappings, with the messages that they cause.
+
+use zfolio_sys::Errno;
+use zfolio_sys::uffd::Message;
+
+use zfolio_core::page::PAGE_BYTES;
+
+use super::{Event, Here, Page, Space, bytes_of, copy_page, fill, pages};
+use crate::config::Mode;
+use crate::sim::schedule;
+use crate::system::Side;
+
+/// What the touch of a page meets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::sim) enum Access {
+    /// It is done.
+    Done,
+    /// A page is missing that the engine has to bring.
+    Fault,
+    /// Nothing is mapped, or it may not be written to.
+    Refused,
+}
+
+impl Space {
+    /// Touches a page: `act` gets its bytes if it is there. A page that the engine has nothing to do with comes by
+    /// itself.
+    #[allow(unsafe_code, reason = "the program's access")]
+    pub(in crate::sim) fn touch(
+        &self,
+        address: usize,
+        write: bool,
+        act: impl FnOnce(&mut [u8]),
+    ) -> Access {
+        let mut state = self.lock();
+        let Some(page) = state.get_mut(address).filter(|page| page.mapping != 0) else {
+            return Access::Refused;
+        };
+        if write && page.read_only {
+            return Access::Refused;
+        }
+        if page.here == Here::Missing && page.registered {
+            return Access::Fault;
+        }
+        if page.here == Here::Missing {
+            page.here = Here::Zero;
+            fill(address, 0);
+        }
+        if page.here == Here::Swapped || write {
+            page.here = Here::Own;
+        }
+        page.shared &= !write;
+        // SAFETY: the page is there and mapped for the whole run; by SCHED-1 nobody else looks at it now, and
+        // the engine has no reference into the program's memory (ENG-2).
+        act(unsafe { std::slice::from_raw_parts_mut(bytes_of(address), PAGE_BYTES) });
+        Access::Done
+    }
+
+    /// Waits, as a thread that has touched a missing page, until the engine has answered.
+    pub(in crate::sim) fn wait_for_page(&self, address: usize) {
+        let state = self.lock();
+        let missing = state.get(address).is_some_and(|page| page.here == Here::Missing);
+        if missing && state.get(address).is_some_and(|page| page.registered) {
+            self.sleep_for(state, Side::Program, address);
+        }
+    }
+
+    /// A thread that has no business there looks at the staging area. The address, if that is a fault.
+    pub(in crate::sim) fn look_at_staging(&self, random: usize) -> Option<usize> {
+        let state = self.lock();
+        let at = state.staging.start + random % state.staging.pages.len() * PAGE_BYTES;
+        if state.get(at).is_none_or(|page| page.here != Here::Missing) {
+            return None;
+        }
+        if self.mode == Mode::Handler {
+            self.sleep_for(state, Side::Staging, at);
+        }
+        Some(at)
+    }
+
+    /// Maps a range of which nothing is mapped.
+    pub(in crate::sim) fn map(&self, start: usize, end: usize) {
+        let mut state = self.lock();
+        // Neighbours may be one mapping.
+        let mapping = if state.random.one_in(2) { 1 } else { state.mappings + 2 };
+        state.mappings += 1;
+        let (first, count) = (self.page(start) as u64, ((end - start) / PAGE_BYTES) as u64);
+        self.schedule.note("mmap", [first, count, u64::from(mapping)]);
+        for at in pages(start, end - start) {
+            let page = state.get_mut(at).expect("of the program's memory");
+            assert_eq!(page.mapping, 0, "the range is free");
+            *page = Page { mapping, ..Page::UNMAPPED };
+        }
+    }
+
+    /// Announces a change to whoever reads the messages, if the range is registered, and makes it: `act`, before the
+    /// message or after it has been read, as the kernel has it.
+    fn change(&self, start: usize, bytes: usize, message: Message, act: impl FnOnce()) {
+        let before = matches!(message, Message::Remove { .. });
+        let mut state = self.lock();
+        let mut registered = pages(start, bytes).filter_map(|at| state.get(at));
+        if self.mode == Mode::Inline || !registered.any(|page| page.registered) {
+            drop(state);
+            return act();
+        }
+        let thread = schedule::me();
+        state.changing += 1;
+        drop(state);
+        let act = if before {
+            Some(act)
+        } else {
+            act();
+            None
+        };
+        schedule::point();
+        let mut state = self.lock();
+        state.events.push_back(Event { thread, message });
+        self.ring(&mut state);
+        while state.events.iter().any(|event| event.thread == thread) {
+            drop(state);
+            schedule::wait("its event to be read".to_owned(), None);
+            state = self.lock();
+        }
+        state.changing -= 1;
+        drop(state);
+        act.into_iter().for_each(|act| act());
+    }
+
+    /// `MADV_DONTNEED`, one mapping after the other; it ends at a page that is `sealed`. `each` learns of each page.
+    pub(in crate::sim) fn drop_contents(
+        &self,
+        start: usize,
+        bytes: usize,
+        sealed: Option<usize>,
+        each: &dyn Fn(usize),
+    ) -> Result<(), Errno> {
+        let mut unmapped = false;
+        let mut at = start;
+        while at < start + bytes {
+            let state = self.lock();
+            let kind = state.get(at).map(Page::kind);
+            let alike = |at: &usize| state.get(*at).map(Page::kind) == kind && sealed != Some(*at);
+            let length = pages(at, start + bytes - at).take_while(alike).count() * PAGE_BYTES;
+            drop(state);
+            if length == 0 {
+                return Err(Errno::INVAL);
+            }
+            if kind.is_none_or(|kind| kind.0 == 0) {
+                (unmapped, at) = (true, at + length);
+                continue;
+            }
+            let message = Message::Remove { start: at, end: at + length };
+            self.change(at, length, message, || {
+                for page in pages(at, length) {
+                    self.lock().take_away(page);
+                    each(page);
+                }
+            });
+            self.schedule.note("dontneed", [self.page(at) as u64, (length / PAGE_BYTES) as u64, 0]);
+            at += length;
+        }
+        if unmapped { Err(Errno::NOMEM) } else { Ok(()) }
+    }
+
+    /// `munmap`. `each` learns of each page.
+    pub(in crate::sim) fn unmap(&self, start: usize, bytes: usize, each: &dyn Fn(usize)) {
+        self.schedule.note("munmap", [self.page(start) as u64, (bytes / PAGE_BYTES) as u64, 0]);
+        let message = Message::Unmap { start, end: start + bytes };
+        self.change(start, bytes, message, || {
+            for at in pages(start, bytes) {
+                let mut state = self.lock();
+                state.take_away(at);
+                if let Some(page) = state.get_mut(at) {
+                    *page = Page::UNMAPPED;
+                }
+                each(at);
+            }
+        });
+    }
+
+    /// `mremap` to where nothing is mapped; `each` learns of each page, from where and to where. `FAULT`: the range
+    /// is not one mapping.
+    pub(in crate::sim) fn remap(
+        &self,
+        from: usize,
+        to: usize,
+        bytes: usize,
+        each: &dyn Fn(usize, usize),
+    ) -> Result<(), Errno> {
+        if !self.lock().is_one_mapping(from, bytes) {
+            return Err(Errno::FAULT);
+        }
+        self.schedule.note(
+            "mremap",
+            [self.page(from) as u64, self.page(to) as u64, (bytes / PAGE_BYTES) as u64],
+        );
+        self.change(from, bytes, Message::Remap { from, to, bytes }, || {
+            for (from, to) in pages(from, bytes).zip(pages(to, bytes)) {
+                let mut state = self.lock();
+                let page = state.get_mut(from).expect("mapped");
+                let moved = std::mem::replace(page, Page::UNMAPPED);
+                *state.get_mut(to).expect("of the program's memory") = moved;
+                copy_page(from, to);
+                fill(from, super::POISON);
+                each(from, to);
+            }
+        });
+        Ok(())
+    }
+
+    /// `mprotect`.
+    pub(in crate::sim) fn protect(&self, start: usize, bytes: usize, read_only: bool) {
+        let mut state = self.lock();
+        for at in pages(start, bytes) {
+            if let Some(page) = state.get_mut(at) {
+                page.read_only = read_only;
+            }
+        }
+    }
+
+    /// A device writes to a page that is there, or no longer does.
+    pub(in crate::sim) fn pin(&self, address: usize, pinned: bool) {
+        if let Some(page) = self.lock().get_mut(address) {
+            page.pinned = pinned && matches!(page.here, Here::Own) && !page.shared;
+        }
+    }
+
+    /// A child is made: it shares every page but the pinned ones, which it gets copies of.
+    pub(in crate::sim) fn share_all(&self) {
+        let mut state = self.lock();
+        for page in &mut state.program.pages {
+            page.shared |= page.here == Here::Own && !page.pinned;
+        }
+    }
+
+    /// Whether a range lies in one mapping, all of it alike.
+    pub(in crate::sim) fn is_one_mapping(&self, start: usize, bytes: usize) -> bool {
+        self.lock().is_one_mapping(start, bytes)
+    }
+
+    /// Whether a page is mapped.
+    pub(in crate::sim) fn is_mapped(&self, address: usize) -> bool {
+        self.lock().get(address).is_some_and(|page| page.mapping != 0)
+    }
+
+    /// Whether a page is in the memory of the process.
+    pub(in crate::sim) fn is_here(&self, address: usize) -> bool {
+        self.lock().get(address).is_some_and(|page| page.here != Here::Missing)
+    }
+}

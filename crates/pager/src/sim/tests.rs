@@ -1,0 +1,170 @@
+//! Runs seeds, in a process of its own: what the engine ends the process for is a failure like any other.
+
+use std::os::unix::fs::FileExt as _;
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use zfolio_sys::cpu;
+
+use super::program::Program;
+use super::random::{Random, mixed};
+use super::schedule::{self, Body, Trace};
+use super::settings::Settings;
+use super::world::World;
+use crate::config::Mode;
+use crate::fatal;
+
+/// Seeds that every short run begins with: one that once failed is put here.
+const SEEDS: [u64; 4] = [1, 2, 3, 4];
+
+/// One of so many seeds is run twice, to see that both runs are the same.
+const TWICE: u64 = 8;
+
+/// How long seeds are run if nothing else is said.
+const SECONDS: u64 = 5;
+
+/// The file in which the child notes the seed that it runs.
+const NOTE: &str = "ZFOLIO_SIMULATE_NOTE";
+
+/// Whether bits of the pool flip.
+const FLIPS: &str = "ZFOLIO_SIMULATE_FLIPS";
+
+/// A number from the environment.
+fn from_environment(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
+}
+
+/// The engine's threads, as `Pager` starts them, without the sleeping.
+fn engine_threads(world: &World, seed: u64) -> Vec<Body<'_>> {
+    let background = move |name: &str, stream: u64, turn: fn(&World)| -> Body<'_> {
+        let mut random = Random::new(seed, stream);
+        let life = move || {
+            while !world.is_over() {
+                turn(world);
+                let pause = random.of(&[20_000, 200_000, 5_000_000]);
+                schedule::wait("its turn".to_owned(), Some(random.below(pause) as u64));
+            }
+        };
+        (name.to_owned(), Box::new(life))
+    };
+    let mut threads = vec![
+        background("reclaimer", 8, |world| world.engine.reclaim_turn()),
+        background("prefetch", 9, |world| while world.engine.prefetch_turn() {}),
+    ];
+    if world.settings.mode == Mode::Handler {
+        threads.push(("handler".to_owned(), Box::new(|| handle(world))));
+    }
+    threads
+}
+
+/// A handler's life (`Engine::handle_faults`), which stays on its CPU.
+fn handle(world: &World) {
+    let mover = &world.engine.mover;
+    while !world.is_over() {
+        if mover.inbox.first().is_none() && mover.system.wait(20) {
+            mover.answer_strangers();
+        }
+        if !world.engine.handle_turn(&mut |_| ()) {
+            mover.system.pause();
+        }
+    }
+}
+
+/// One seed's run.
+fn run(seed: u64, trace: bool) -> Result<Trace, String> {
+    let flips = std::env::var_os(FLIPS).is_some();
+    let world = World::new(seed, Settings { flips, ..Settings::of(seed) }, trace);
+    let schedule = std::sync::Arc::clone(&world.schedule);
+    let mut threads = engine_threads(&world, seed);
+    for thread in 0..world.settings.threads {
+        let world = &world;
+        let life = move || Program::new(world, seed, thread).live(thread == 0);
+        threads.push((format!("program{thread}"), Box::new(life)));
+    }
+    schedule.run(threads).map_err(|why| format!("{why}; {:?}", world.settings))
+}
+
+/// Goal: no byte is lost or wrong, whatever the kernel refuses and whichever thread runs when. Method: seeds, in a
+/// child process, which notes the seed before each run.
+#[test]
+fn simulated_programs_find_their_bytes() {
+    let (status, told) = run_child(&[]);
+    assert!(status.success(), "{told} failed ({status})");
+}
+
+/// Goal: what the pool gives back changed is handed to nobody. Method: bits of the pool flip until the engine ends the
+/// process, as it must, before the model sees a wrong byte.
+#[test]
+fn a_flipped_bit_of_the_pool_ends_the_process() {
+    let (status, told) = run_child(&[(FLIPS, "1"), ("ZFOLIO_SIMULATE_SECONDS", "20")]);
+    assert_eq!(status.code(), Some(fatal::STATUS), "{told}");
+}
+
+/// Runs seeds in a child; answers with how it ended, and what to say of the seed that it ran last.
+fn run_child(environment: &[(&str, &str)]) -> (ExitStatus, String) {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let (process, count) = (std::process::id(), COUNT.fetch_add(1, Relaxed));
+    let path = std::env::temp_dir().join(format!("zfolio-simulate-{process}-{count}"));
+    let mut child = Command::new(std::env::current_exe().expect("this program"));
+    child.args(["--exact", "sim::tests::runs_of_seeds", "--nocapture"]).env(NOTE, &path);
+    child.envs(environment.iter().copied()).stderr(Stdio::inherit());
+    // Its own lines about tests that passed are nobody's.
+    let output = child.output().expect("this program runs");
+    let note = std::fs::read_to_string(&path).unwrap_or_default();
+    std::fs::remove_file(&path).ok();
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.lines().filter(|line| line.starts_with("simulated")).for_each(|line| println!("{line}"));
+    let (seed, count) = note.trim().split_once(' ').unwrap_or_default();
+    (output.status, format!("seed {seed}, after {count} seeds (again: make simulate SEED={seed})"))
+}
+
+/// The seeds that the environment asks for, and the first of them that nobody chose.
+fn seeds() -> (Box<dyn Iterator<Item = u64>>, u64) {
+    if let Some(seed) = from_environment("ZFOLIO_SIMULATE_SEED") {
+        return (Box::new(std::iter::once(seed)), seed);
+    }
+    let fresh = from_environment("ZFOLIO_SIMULATE_FROM").unwrap_or_else(|| {
+        let since = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or(Duration::ZERO);
+        mixed(u64::from(since.subsec_nanos()) ^ since.as_secs()) % 1_000_000_000
+    });
+    (Box::new(SEEDS.into_iter().chain(fresh..)), fresh)
+}
+
+/// What that test runs: many seeds, for some time. Alone it does nothing.
+#[test]
+#[allow(clippy::disallowed_methods, reason = "how long real time is spent on seeds")]
+fn runs_of_seeds() {
+    let Some(path) = std::env::var_os(NOTE) else { return };
+    // Threads that take turns change places faster on one CPU.
+    cpu::pin(cpu::current());
+    let note = std::fs::File::create(path).unwrap();
+    let trace = std::env::var_os("ZFOLIO_SIMULATE_TRACE").is_some();
+    let seconds = from_environment("ZFOLIO_SIMULATE_SECONDS").unwrap_or(SECONDS);
+    let (began, (seeds, fresh)) = (Instant::now(), seeds());
+    let (mut count, mut points) = (0_u64, 0);
+    for seed in seeds {
+        note.write_all_at(format!("{seed} {count:<20}").as_bytes(), 0).unwrap();
+        let done = run(seed, trace).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+        if count % TWICE == 0 {
+            assert_eq!(run(seed, false), Ok(done), "seed {seed} does not give the same run twice");
+        }
+        (count, points) = (count + 1, points + done.points);
+        if began.elapsed() > Duration::from_secs(seconds) {
+            break;
+        }
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    println!("\nsimulated {count} seeds, from {fresh} on, {points} points, in {seconds:.1} s");
+}
+
+/// Goal: a thread that waits for what nobody does is a failure that says so.
+#[test]
+fn a_thread_that_waits_for_ever_is_found() {
+    let schedule = schedule::Schedule::new(1, 1, false);
+    let body: Body<'_> =
+        ("sleeper".to_owned(), Box::new(|| schedule::wait("nothing".into(), None)));
+    let failure = schedule.run(vec![body]).unwrap_err();
+    assert!(failure.contains("sleeper waits for nothing"), "{failure}");
+}

@@ -1,0 +1,209 @@
+//! A run's world: the engine on a simulated kernel, and a model of what the program wrote.
+
+#![allow(clippy::disallowed_types, reason = "the model's lock is none of the engine's")]
+
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use zfolio_core::page::PAGE_BYTES;
+use zfolio_core::stats::Stats;
+use zfolio_core::zcomp::Zcomp;
+use zfolio_core::zswap::Key;
+
+use super::random::Random;
+use super::schedule::{self, Schedule};
+use super::settings::Settings;
+use super::source::Source;
+use super::space::{Access, Space};
+use crate::charge::OverLimit;
+use crate::config::Mode;
+use crate::engine::{Engine, Ground, StatsHome};
+
+/// Who changes a page's mapping now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Claim {
+    thread: usize,
+    /// Nobody else may touch the page meanwhile.
+    alone: bool,
+}
+
+/// What the program wrote.
+#[derive(Debug)]
+pub(super) struct Model {
+    bytes: Vec<u8>,
+    claims: Vec<Option<Claim>>,
+}
+
+impl Model {
+    /// The bytes that a page should have.
+    pub(super) fn page(&mut self, page: usize) -> &mut [u8] {
+        &mut self.bytes[page * PAGE_BYTES..][..PAGE_BYTES]
+    }
+
+    /// Whether `thread` may touch a page now.
+    fn admits(&self, thread: usize, page: usize) -> bool {
+        self.claims[page].is_none_or(|claim| !claim.alone || claim.thread == thread)
+    }
+
+    /// Whether a page is left to one thread now.
+    pub(super) fn is_alone(&self, page: usize) -> bool {
+        self.claims[page].is_some_and(|claim| claim.alone)
+    }
+}
+
+/// The figures, which say nothing on standard error.
+struct Figures(Box<Stats>);
+
+impl std::ops::Deref for Figures {
+    type Target = Stats;
+    fn deref(&self) -> &Stats {
+        &self.0
+    }
+}
+
+impl StatsHome for Figures {
+    fn over_limit(&self, _over: &OverLimit, _first: bool) {}
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct World {
+    pub(super) settings: Settings,
+    pub(super) schedule: Arc<Schedule>,
+    pub(super) space: Arc<Space>,
+    pub(super) engine: Engine,
+    pub(super) source: Arc<Source>,
+    model: Mutex<Model>,
+    /// Threads of the program that are not done.
+    pub(super) threads_left: AtomicUsize,
+    /// Somebody forks.
+    pub(super) forking: AtomicUsize,
+}
+
+/// Pages that a thread has for itself, as long as this lives.
+#[derive(Debug)]
+pub(super) struct Claimed<'w> {
+    world: &'w World,
+    pages: std::ops::Range<usize>,
+}
+
+impl Drop for Claimed<'_> {
+    fn drop(&mut self) {
+        self.world.model().claims[self.pages.clone()].fill(None);
+    }
+}
+
+impl World {
+    pub(super) fn new(seed: u64, settings: Settings, trace: bool) -> World {
+        let engines = if settings.mode == Mode::Handler { 3 } else { 2 };
+        let schedule = Schedule::new(seed, settings.threads + engines, trace);
+        let shape = (settings.pages, settings.cpus);
+        let kernel = Random::new(seed, 2);
+        let space =
+            Space::new(Arc::clone(&schedule), kernel, settings.mode, settings.refusals, shape);
+        let params = settings.config(0).params;
+        let zcomp = Zcomp::new(params, settings.unit, 2).expect("the parameters are accepted");
+        let config = settings.config(zcomp.memory_bytes());
+        let source = Arc::new(Source::new(Random::new(seed, 3), settings.pool_refuses));
+        let ground = Ground {
+            system: Box::new(Arc::clone(&space)),
+            source: Arc::<Source>::clone(&source),
+            zcomp,
+            key: Key::new([0x5A; Key::BYTES]),
+            cpus: settings.cpus,
+        };
+        let engine = Engine::on(ground, config, Box::new(Figures(Box::default())));
+        let model = Model {
+            bytes: vec![0; settings.pages * PAGE_BYTES],
+            claims: vec![None; settings.pages],
+        };
+        World {
+            schedule,
+            space,
+            engine: engine.expect("address space for the staging area"),
+            source,
+            model: Mutex::new(model),
+            threads_left: AtomicUsize::new(settings.threads),
+            forking: AtomicUsize::new(0),
+            settings,
+        }
+    }
+
+    pub(super) fn model(&self) -> MutexGuard<'_, Model> {
+        self.model.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Claims pages for the calling thread, if nobody has any of them.
+    pub(super) fn claim(&self, pages: std::ops::Range<usize>, alone: bool) -> Option<Claimed<'_>> {
+        let mut model = self.model();
+        let claims = &mut model.claims[pages.clone()];
+        if claims.iter().any(Option::is_some) {
+            return None;
+        }
+        claims.fill(Some(Claim { thread: schedule::me(), alone }));
+        Some(Claimed { world: self, pages })
+    }
+
+    /// Touches a page, waiting for it if it is missing; `act` gets its bytes and those of the model. False: it may
+    /// not be touched now.
+    pub(super) fn touch(
+        &self,
+        page: usize,
+        write: bool,
+        mut act: impl FnMut(&mut [u8], &mut [u8]),
+    ) -> bool {
+        let address = self.space.address(page);
+        loop {
+            schedule::point();
+            if !self.model().admits(schedule::me(), page) {
+                return false;
+            }
+            let access = self.space.touch(address, write, |bytes| {
+                act(bytes, self.model().page(page));
+            });
+            match access {
+                Access::Done => break,
+                Access::Refused => return false,
+                Access::Fault => self.fault(address),
+            }
+        }
+        self.schedule.progress();
+        self.schedule.note(if write { "write" } else { "read" }, [page as u64, 0, 0]);
+        true
+    }
+
+    /// The calling thread has touched a missing page: it serves itself, or waits for the handler.
+    fn fault(&self, address: usize) {
+        if self.settings.mode == Mode::Handler {
+            return self.space.wait_for_page(address);
+        }
+        let thread = schedule::me();
+        let served = self.engine.serves(address, thread, self.schedule.now_ns());
+        let may_touch = self.model().admits(thread, self.space.page(address));
+        assert!(served || !may_touch || !self.space.is_mapped(address), "a fault is not served");
+    }
+
+    /// Reads a page and compares it with the model.
+    pub(super) fn read(&self, page: usize) -> bool {
+        self.touch(page, false, |found, expected| compare(page, found, expected))
+    }
+
+    /// Whether the program has ended.
+    pub(super) fn is_over(&self) -> bool {
+        self.engine.work.stopping.load(Relaxed)
+    }
+}
+
+/// Fails if a page is not what it should be.
+#[track_caller]
+pub(super) fn compare(page: usize, found: &[u8], expected: &[u8]) {
+    if found != expected {
+        let at = found.iter().zip(expected).position(|(found, expected)| found != expected);
+        let at = at.expect("they differ");
+        panic!(
+            "page {page:#x}, byte {at}: {:02x?} is there, {:02x?} was written",
+            &found[at..(at + 8).min(PAGE_BYTES)],
+            &expected[at..(at + 8).min(PAGE_BYTES)]
+        );
+    }
+}
