@@ -92,6 +92,6 @@ fn a_codec_that_is_set_up_allocates_nothing() {
                 zcomp.decompress_batch(0, batch, &mut |_, result| assert!(result.is_ok()));
             }
         }
-        assert_eq!(ALLOCATIONS.get(), before, "{}", zcomp.params());
+        assert_eq!(ALLOCATIONS.get(), before, "{:?}", zcomp.params());
     }
 }

@@ -5,7 +5,7 @@ mod speed;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use super::backend::{Answer, Backend, Compressor, Job};
+use super::backend::{Answer, Compressor, Job, Software};
 use super::stream::CompressStream;
 #[cfg(debug_assertions)]
 use super::stream::{Lane, hold};
@@ -104,7 +104,7 @@ pub(super) fn compressed(zcomp: &Zcomp, source: &[u8]) -> Vec<u8> {
 }
 
 fn check_round_trip(zcomp: &Zcomp, unit_bytes: usize, random: &mut Random) {
-    let params = zcomp.params();
+    let params = zcomp.params().expect("an algorithm of this crate");
     for (name, source) in contents(random, unit_bytes) {
         let reported = compress(zcomp, 0, &[&source]).remove(0);
         let what = || format!("{params}, {unit_bytes}, {name}, seed {}", seed());
@@ -205,20 +205,32 @@ fn a_batch_equals_its_elements_alone() {
 
 /// A backend that compresses `batch_max` units at once. For each it writes the first byte of the
 /// unit, and how many units were in the same call. A first byte of 0xFF is incompressible.
-struct Model;
+/// It works in `poll`, when that is called the third time.
+struct Model(usize);
 
 impl Compressor for Model {
     fn compress_unit(&mut self, _source: &[u8], _dest: &mut [u8]) -> Answer {
         unreachable!("it has batches of its own")
     }
 
-    fn compress(&mut self, jobs: &mut [Job<'_>]) {
+    #[allow(unsafe_code, reason = "as the trait declares it; what it does is safe")]
+    unsafe fn submit(&mut self, _jobs: &mut [Job<'_>]) {
+        assert_eq!(self.0, 0, "one batch after the other");
+        self.0 = 3;
+    }
+
+    fn poll(&mut self, jobs: &mut [Job<'_>]) -> bool {
+        self.0 -= 1;
+        if self.0 > 0 {
+            return false;
+        }
         let together = u8::try_from(jobs.len()).expect("at most BATCH_MAX");
         for job in jobs {
             job.dest[..2].copy_from_slice(&[job.source[0], together]);
             job.answer =
                 if job.source[0] == 0xFF { Answer::Incompressible } else { Answer::Compressed(2) };
         }
+        true
     }
 
     fn memory_bytes(&self) -> usize {
@@ -226,13 +238,13 @@ impl Compressor for Model {
     }
 }
 
-static MODEL: Backend = Backend {
+static MODEL: Software = Software {
     name: "model",
     levels: 0..=0,
     level_default: 0,
     batch_max: 4,
-    compressor: |_, _| Ok(Box::new(Model)),
-    decompressor: || Err(Error::OutOfMemory { algorithm: Algorithm::Lz4 }),
+    compressor: |_, _| Ok(Box::new(Model(0))),
+    decompressor: || Err(Error::OutOfMemory { codec: "model" }),
     extended: None,
 };
 
@@ -302,8 +314,8 @@ fn cut_and_lengthened_input_is_an_error() {
             for dest_bytes in [0, 1, unit_bytes / 2, unit_bytes - 1, unit_bytes + 1, 2 * unit_bytes]
             {
                 let result = decompress(&zcomp, &whole, dest_bytes);
-                let (algorithm, source_bytes) = (*algorithm, whole.len());
-                assert_eq!(result, Err(Error::Corrupt { algorithm, source_bytes, dest_bytes }));
+                let (codec, source_bytes) = (algorithm.name(), whole.len());
+                assert_eq!(result, Err(Error::Corrupt { codec, source_bytes, dest_bytes }));
             }
         }
     }
