@@ -8,6 +8,7 @@
 
 pub mod page;
 pub mod size;
+pub mod store;
 pub mod zcomp;
 pub mod zsmalloc;
 pub mod zswap;
