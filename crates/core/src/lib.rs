@@ -11,7 +11,6 @@ pub mod size;
 pub mod store;
 pub mod zcomp;
 pub mod zsmalloc;
-pub mod zswap;
 
 mod prefetch;
 pub mod ranges;

@@ -30,14 +30,15 @@
 //! # Cost
 //!
 //! An entry is a row of 24 bytes beside its handle in the pool's table (slot 8, checksum and state 16), 4 bytes
-//! for the owner of its object, and the 4 bytes of the caller's [`EntryId`]. The store that came before kept 24 bytes at
-//! the caller for every unit, stored or not, and 12 in the pool for each object. For a folio of 64 KiB:
+//! for the owner of its object, and the 4 bytes of the caller's [`EntryId`], which the caller keeps for every unit,
+//! stored or not. In parentheses what entries of 24 bytes at the caller would cost, with 12 in the pool for
+//! each object. Bytes for a folio of 64 KiB:
 //!
-//! | units | none stored: before, now | all stored: before, now | all same-filled: before, now |
+//! | units | none stored | all stored | all same-filled |
 //! | --- | --- | --- | --- |
-//! | 16 of 4 KiB | 384, 64 | 576, 512 | 384, 448 |
-//! | 4 of 16 KiB | 96, 16 | 144, 128 | 96, 112 |
-//! | 1 of 64 KiB | 24, 4 | 36, 32 | 24, 28 |
+//! | 16 of 4 KiB | 64 (384) | 512 (576) | 448 (384) |
+//! | 4 of 16 KiB | 16 (96) | 128 (144) | 112 (96) |
+//! | 1 of 64 KiB | 4 (24) | 32 (36) | 28 (24) |
 //!
 //! Hashing costs about 1/15 of what LZ4 costs to compress, and saves all of it for a unit that comes back
 //! unchanged.
@@ -243,7 +244,7 @@ impl<S: PageSource> Store<S> {
             let (bytes, outcome) = match element.outcome {
                 zcomp::Outcome::Compressed(bytes) => (bytes, Outcome::Compressed),
                 zcomp::Outcome::Incompressible => (units[index].bytes, Outcome::Incompressible),
-                zcomp::Outcome::SameFilled(_) | zcomp::Outcome::Failed => {
+                zcomp::Outcome::Failed => {
                     stored.reject(&mut units[index], Reject::CompressFail);
                     continue;
                 }

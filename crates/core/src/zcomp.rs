@@ -78,8 +78,6 @@ const _: () = assert!(RANK_COMPRESS < RANK_DECOMPRESS);
 /// The result for one element of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome<'a> {
-    /// The unit is one machine word, repeated; the word is in this machine's byte order.
-    SameFilled(u64),
     /// The unit, compressed. The bytes live in the stream's buffer: copy them before returning.
     Compressed(&'a [u8]),
     /// The unit does not shrink to [`compressed_bytes_max`], or a sample says so. Keep it as it is,

@@ -6,7 +6,8 @@
 //!
 //! One object's life: [`Pool::store_batch`] locks the class of its length, takes a vacant slot and the
 //! first free object of the fullest zspage (`class`), unlocks, and, once all of the batch have a place,
-//! copies the bytes, and publishes the slot. [`Pool::read`] pins the slot, follows it to the zspage (`zspage`), and hands out the bytes.
+//! copies the bytes, and publishes the slot. [`Pool::read`] pins the slot, follows it to the zspage
+//! (`zspage`), and hands out the bytes.
 //! [`Pool::free`] locks the class, vacates the slot, and frees the object; a zspage without objects
 //! goes back to the [`PageSource`]. [`Pool::compact`] moves objects out of the emptiest zspages, so
 //! that there are such. `shape` computes the classes, `table` is what never moves. `row` is for a user
@@ -42,9 +43,10 @@
 //!
 //! # Cost
 //!
-//! Per object 12 bytes (slot and owner), and the words beside its handle if the user has any; per zspage 32 (its objects come to about 64 KiB); per class
-//! 132 (430 of them for 64 KiB units). For 100 MB in 64 KiB units 0.2 % of what is stored, less than
-//! 0.1 % of the data before compression. `docs/design/zsmalloc.md` has the measured overhead.
+//! Per object 12 bytes (slot and owner), and the words beside its handle if the user has any; per
+//! zspage 32 (its objects come to about 64 KiB); per class 132 (430 of them for 64 KiB units). For
+//! 100 MB in 64 KiB units 0.2 % of what is stored, less than 0.1 % of the data before compression.
+//! `docs/design/zsmalloc.md` has the measured overhead.
 
 mod class;
 mod compact;

@@ -23,7 +23,7 @@ fn key() -> Key {
 #[test]
 fn the_store_agrees_with_a_map() {
     let seed = seed();
-    for round in 0..if cfg!(debug_assertions) { 150 } else { 600 } {
+    for round in 0..if cfg!(debug_assertions) { 100 } else { 400 } {
         let mut random = Random::new(seed.wrapping_mul(1 << 20) + round);
         let length = 200 + random.below(3000);
         let script = random.bytes(length);

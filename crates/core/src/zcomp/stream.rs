@@ -17,7 +17,6 @@ use std::hint::spin_loop;
 use super::backend::{Answer, BATCH_MAX, Compressor, Corrupt, Decompressor, Job, Unpack};
 use super::sample::is_incompressible;
 use super::{Element, Extent, Outcome, Packed, compressed_bytes_max};
-use crate::page::same_filled;
 #[cfg(not(all(test, feature = "loom")))]
 use crate::sync::{Guard, Mutex};
 #[cfg(all(test, feature = "loom"))]
@@ -132,15 +131,11 @@ fn next_for_codec<'a>(
     each: &mut dyn FnMut(&[Element<'_>]),
 ) -> Option<(usize, &'a [u8])> {
     sources.find(|(index, source)| {
-        let outcome = if let Some(word) = same_filled(source) {
-            Outcome::SameFilled(word)
-        } else if is_incompressible(source) {
-            Outcome::Incompressible
-        } else {
-            return true;
-        };
-        each(&[Element { index: *index, outcome }]);
-        false
+        if is_incompressible(source) {
+            each(&[Element { index: *index, outcome: Outcome::Incompressible }]);
+            return false;
+        }
+        true
     })
 }
 
