@@ -191,13 +191,14 @@ impl Samples {
         let params = Params { dictionary, ..algorithm.into() };
         let zcomp = Zcomp::new(params, self.unit, 1)
             .map_err(|error| Failure::machine(error.to_string()))?;
-        let units: Vec<&[u8]> = self.kept_back.chunks_exact(self.unit.bytes()).collect();
+        // What a store keeps as a word never comes to a codec.
+        let units = self.kept_back.chunks_exact(self.unit.bytes());
+        let units: Vec<&[u8]> = units.filter(|unit| same_filled(unit).is_none()).collect();
         let mut stored_bytes = 0;
         zcomp.compress(0, &units, &mut |elements| {
             for Element { index, outcome } in elements {
                 stored_bytes += match outcome {
                     Outcome::Compressed(bytes) => bytes.len(),
-                    Outcome::SameFilled(_) => 0,
                     Outcome::Incompressible | Outcome::Failed => units[*index].len(),
                 };
             }

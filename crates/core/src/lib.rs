@@ -8,9 +8,9 @@
 
 pub mod page;
 pub mod size;
+pub mod store;
 pub mod zcomp;
 pub mod zsmalloc;
-pub mod zswap;
 
 mod prefetch;
 pub mod ranges;

@@ -45,6 +45,7 @@ mod lz4hc;
 mod lzo;
 mod params;
 mod sample;
+#[allow(unsafe_code, reason = "the one caller of a backend's submit")]
 mod stream;
 mod sw842;
 #[cfg(test)]
@@ -57,8 +58,8 @@ use std::ops::RangeInclusive;
 
 use crate::page::UnitOrder;
 use crate::prefetch::prefetch;
-pub use backend::BATCH_MAX;
-use backend::{Plain, Shared, Wanted};
+pub use backend::{Answer, BATCH_MAX, Backend, Compressor, Corrupt, Decompressor, Job, Unpack};
+use backend::{Plain, Shared, Software, Wanted};
 pub use bare::Bare;
 pub use dictionary::{DICTIONARY_BYTES, Dictionary};
 pub use params::{ALGORITHM_DEFAULT, Algorithm, Params};
@@ -77,8 +78,6 @@ const _: () = assert!(RANK_COMPRESS < RANK_DECOMPRESS);
 /// The result for one element of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome<'a> {
-    /// The unit is one machine word, repeated; the word is in this machine's byte order.
-    SameFilled(u64),
     /// The unit, compressed. The bytes live in the stream's buffer: copy them before returning.
     Compressed(&'a [u8]),
     /// The unit does not shrink to [`compressed_bytes_max`], or a sample says so. Keep it as it is,
@@ -179,14 +178,21 @@ pub enum Error {
     },
     /// There was no memory for a stream. Nothing was kept; try fewer streams.
     OutOfMemory {
-        /// The algorithm.
-        algorithm: Algorithm,
+        /// The codec.
+        codec: &'static str,
     },
-    /// These bytes are not a unit of that length compressed with this algorithm. Data is lost; do
+    /// A codec could not be set up. Its implementer says why.
+    SetUp {
+        /// The codec.
+        codec: &'static str,
+        /// What is missing.
+        why: String,
+    },
+    /// These bytes are not a unit of that length compressed with this codec. Data is lost; do
     /// not retry. What `dest` holds now is arbitrary.
     Corrupt {
-        /// The algorithm.
-        algorithm: Algorithm,
+        /// The codec.
+        codec: &'static str,
         /// Length of the compressed bytes.
         source_bytes: usize,
         /// The length that they should decompress to.
@@ -234,12 +240,11 @@ impl fmt::Display for Error {
                 )?;
                 write!(f, "at least ten times the dictionary's length of data that repeats itself")
             }
-            Error::OutOfMemory { algorithm } => {
-                write!(f, "no memory for a stream of {algorithm}")
-            }
-            Error::Corrupt { algorithm, source_bytes, dest_bytes } => {
+            Error::OutOfMemory { codec } => write!(f, "no memory for a stream of {codec}"),
+            Error::SetUp { codec, why } => write!(f, "{codec} cannot be set up: {why}"),
+            Error::Corrupt { codec, source_bytes, dest_bytes } => {
                 write!(f, "{source_bytes} bytes are not {dest_bytes} bytes compressed ")?;
-                write!(f, "with {algorithm}")
+                write!(f, "with {codec}")
             }
         }
     }
@@ -260,8 +265,11 @@ pub const fn compressed_bytes_max(unit_bytes: usize) -> usize {
 
 /// One codec at one level for units of one size, with its streams.
 pub struct Zcomp {
-    params: Params,
+    name: &'static str,
+    /// None of a codec that is not one of this crate's.
+    params: Option<Params>,
     unit: UnitOrder,
+    batch_max: usize,
     compress: Box<[Lane<RANK_COMPRESS, CompressStream>]>,
     decompress: Box<[Lane<RANK_DECOMPRESS, DecompressStream>]>,
     memory_bytes: usize,
@@ -270,6 +278,7 @@ pub struct Zcomp {
 impl fmt::Debug for Zcomp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Zcomp")
+            .field("name", &self.name)
             .field("params", &self.params)
             .field("unit", &self.unit)
             .field("streams", &self.compress.len())
@@ -279,7 +288,8 @@ impl fmt::Debug for Zcomp {
 }
 
 impl Zcomp {
-    /// Sets up `streams` streams for each direction. All memory is taken here (`ZC-1`).
+    /// Sets up `streams` streams for each direction of a codec of this crate. All memory is taken
+    /// here (`ZC-1`).
     ///
     /// # Errors
     ///
@@ -291,38 +301,73 @@ impl Zcomp {
     ///
     /// If `streams` is 0.
     pub fn new(params: Params, unit: UnitOrder, streams: usize) -> Result<Zcomp, Error> {
+        let software = params.algorithm.backend();
+        let shared = Named { software, shared: shared(&params, unit)? };
+        let zcomp = Zcomp::with_backend(&shared, unit, streams)?;
+        Ok(Zcomp { params: Some(params), ..zcomp })
+    }
+
+    /// Sets up `streams` streams for each direction of any codec.
+    ///
+    /// # Errors
+    ///
+    /// Those of the `backend`.
+    ///
+    /// # Panics
+    ///
+    /// If `streams` is 0, or the batch of the `backend` is 0 or more than [`BATCH_MAX`].
+    pub fn with_backend(
+        backend: &dyn Backend,
+        unit: UnitOrder,
+        streams: usize,
+    ) -> Result<Zcomp, Error> {
         assert!(streams > 0, "a codec needs a stream");
-        let shared = shared(&params, unit)?;
-        let batch_max = params.algorithm.backend().batch_max;
+        let (bytes, batch_max) = (unit.bytes(), backend.batch_max());
         let compress = (0..streams)
             .map(|_| {
-                let compressor = shared.compressor()?;
-                Ok(Lane::new(CompressStream::new(compressor, batch_max, unit.bytes())))
+                let compressor = backend.compressor(bytes)?;
+                Ok(Lane::new(CompressStream::new(compressor, batch_max, bytes)))
             })
             .collect::<Result<Box<[_]>, Error>>()?;
         let decompress = (0..streams)
-            .map(|_| Ok(Lane::new(DecompressStream::new(shared.decompressor()?, unit.bytes()))))
+            .map(|_| {
+                let decompressor = backend.decompressor(bytes)?;
+                Ok(Lane::new(DecompressStream::new(decompressor, batch_max, bytes)))
+            })
             .collect::<Result<Box<[_]>, Error>>()?;
         let memory_bytes = size_of_val(&*compress)
             + size_of_val(&*decompress)
-            + shared.memory_bytes()
+            + backend.memory_bytes()
             + compress.iter().map(|lane| lane.wait().memory_bytes()).sum::<usize>()
             + decompress.iter().map(|lane| lane.wait().memory_bytes()).sum::<usize>();
-        Ok(Zcomp { params, unit, compress, decompress, memory_bytes })
+        let (name, params) = (backend.name(), None);
+        Ok(Zcomp { name, params, unit, batch_max, compress, decompress, memory_bytes })
     }
 
-    /// The parameters. Only a `Zcomp` with the same parameters can decompress what this one
-    /// compressed.
+    /// The codec's name.
     #[must_use]
-    pub fn params(&self) -> &Params {
-        &self.params
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// What it was made with, if the codec is one of this crate's. It decompresses what was compressed
+    /// with the same, and nothing else.
+    #[must_use]
+    pub fn params(&self) -> Option<&Params> {
+        self.params.as_ref()
+    }
+
+    /// The size of its units.
+    #[must_use]
+    pub fn unit(&self) -> UnitOrder {
+        self.unit
     }
 
     /// How many units the backend compresses at once: 1 for software. A batch may have any length;
     /// a multiple of this number wastes nothing.
     #[must_use]
     pub fn batch_max(&self) -> usize {
-        self.params.algorithm.backend().batch_max
+        self.batch_max
     }
 
     /// Compresses each source, with the stream of `cpu` or another one that is free.
@@ -367,11 +412,11 @@ impl Zcomp {
         batch: &mut [Packed<'_, '_>],
         each: &mut dyn FnMut(usize, Result<(), Error>),
     ) {
-        let algorithm = self.params.algorithm;
+        let codec = self.name;
         let mut stream = stream::hold(&self.decompress, cpu);
         for (index, packed) in batch.iter_mut().enumerate() {
-            let result = stream.decompress(packed).map_err(|_| Error::Corrupt {
-                algorithm,
+            let result = stream.decompress(packed).map_err(|Corrupt| Error::Corrupt {
+                codec,
                 source_bytes: packed.source.len(),
                 dest_bytes: packed.dest_bytes(),
             });
@@ -379,10 +424,44 @@ impl Zcomp {
         }
     }
 
+    /// Decompresses whole units, each to one place, with the stream of `cpu` or another that is free, in
+    /// batches of [`Zcomp::batch_max`]. Each has its own result; one that fails changes nothing for the others.
+    pub fn unpack(&self, cpu: usize, units: &mut [Unpack<'_>]) {
+        stream::hold(&self.decompress, cpu).unpack(units);
+    }
+
     /// The memory of all streams, including pages that are not mapped.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         self.memory_bytes
+    }
+}
+
+/// A codec of this crate as a [`Backend`].
+struct Named {
+    software: &'static Software,
+    shared: Box<dyn Shared>,
+}
+
+impl Backend for Named {
+    fn name(&self) -> &'static str {
+        self.software.name
+    }
+
+    fn batch_max(&self) -> usize {
+        self.software.batch_max
+    }
+
+    fn compressor(&self, _unit_bytes: usize) -> Result<Box<dyn Compressor>, Error> {
+        self.shared.compressor()
+    }
+
+    fn decompressor(&self, _unit_bytes: usize) -> Result<Box<dyn Decompressor>, Error> {
+        self.shared.decompressor()
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.shared.memory_bytes()
     }
 }
 

@@ -6,10 +6,12 @@
 //!
 //! One object's life: [`Pool::store_batch`] locks the class of its length, takes a vacant slot and the
 //! first free object of the fullest zspage (`class`), unlocks, and, once all of the batch have a place,
-//! copies the bytes, and publishes the slot. [`Pool::read`] pins the slot, follows it to the zspage (`zspage`), and hands out the bytes.
+//! copies the bytes, and publishes the slot. [`Pool::read`] pins the slot, follows it to the zspage
+//! (`zspage`), and hands out the bytes.
 //! [`Pool::free`] locks the class, vacates the slot, and frees the object; a zspage without objects
 //! goes back to the [`PageSource`]. [`Pool::compact`] moves objects out of the emptiest zspages, so
-//! that there are such. `shape` computes the classes, `table` is what never moves.
+//! that there are such. `shape` computes the classes, `table` is what never moves. `row` is for a user
+//! whose handles outlive their objects.
 //!
 //! # Invariants
 //!
@@ -41,12 +43,14 @@
 //!
 //! # Cost
 //!
-//! Per object 12 bytes (slot and owner); per zspage 32 (its objects come to about 64 KiB); per class
-//! 132 (430 of them for 64 KiB units). For 100 MB in 64 KiB units 0.2 % of what is stored, less than
-//! 0.1 % of the data before compression. `docs/design/zsmalloc.md` has the measured overhead.
+//! Per object 12 bytes (slot and owner), and the words beside its handle if the user has any; per
+//! zspage 32 (its objects come to about 64 KiB); per class 132 (430 of them for 64 KiB units). For
+//! 100 MB in 64 KiB units 0.2 % of what is stored, less than 0.1 % of the data before compression.
+//! `docs/design/zsmalloc.md` has the measured overhead.
 
 mod class;
 mod compact;
+mod row;
 #[cfg(any(test, fuzzing))]
 pub mod script;
 mod shape;
@@ -62,6 +66,7 @@ mod zspage;
 
 use std::fmt;
 use std::num::NonZeroU32;
+use std::ops::Deref;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -75,6 +80,9 @@ use table::{Chain, ENTRIES_MAX, Table};
 use zspage::{ZspageId, Zspages};
 
 pub use compact::Compacted;
+pub(crate) use slot::Away;
+#[cfg(all(test, feature = "loom"))]
+pub(crate) use slot::loom_slot;
 pub use source::{OutOfMemory, PageSource};
 pub use stats::{ClassStats, PoolStats, lines};
 
@@ -108,8 +116,11 @@ impl Handle {
         NonZeroU32::new(raw).map(Handle)
     }
 
+    /// The handle of the first slot.
+    pub(crate) const FIRST: Handle = Handle(NonZeroU32::MIN);
+
     /// The handle of the slot `index`, which is below `ENTRIES_MAX`.
-    fn from_index(index: u32) -> Handle {
+    pub(crate) fn from_index(index: u32) -> Handle {
         Handle(NonZeroU32::MIN.saturating_add(index))
     }
 
@@ -135,13 +146,18 @@ pub struct Pool<S: PageSource> {
 impl<S: PageSource> Pool<S> {
     /// A pool for units of `unit` and all that they compress to. Takes nothing from `source` yet.
     pub fn new(source: S, unit: UnitOrder) -> Self {
+        Pool::with_words(source, unit, 0)
+    }
+
+    /// The same, with so many words of the user's own beside each handle ([`Pool::words`]).
+    pub(crate) fn with_words(source: S, unit: UnitOrder, words: usize) -> Self {
         let shapes = shape::shapes(unit);
         Pool {
             source,
             unit,
             sizes: shapes.iter().map(|shape| size_u32(shape.object_bytes)).collect(),
             classes: shapes.into_iter().map(Class::new).collect(),
-            slots: Table::new(0, ENTRIES_MAX),
+            slots: Table::new(words, ENTRIES_MAX),
             zspages: Zspages::new(),
             counters: Counters::default(),
             compact_next: AtomicUsize::new(0),
@@ -244,15 +260,22 @@ impl<S: PageSource> Pool<S> {
     ///
     /// When `handle` names no object.
     pub fn read<R>(&self, handle: Handle, with: impl FnOnce(&[u8]) -> R) -> R {
+        let pinned = self.pin(handle).unwrap_or_else(|| misused(handle, Misuse::Stale));
+        with(&pinned)
+    }
+
+    /// The bytes of `handle`, which stay where they are until the result is dropped; `None` if it names no
+    /// object.
+    pub(crate) fn pin(&self, handle: Handle) -> Option<Pinned<'_>> {
         let slot = self.slots.get(handle.index());
-        let object = slot.pin().unwrap_or_else(|| misused(handle, Misuse::Stale));
-        let _pin = Pin(slot);
+        let object = slot.pin()?;
+        let pin = Pin(slot);
         let start = self.zspages.get(object.zspage).object(object.index, object.length);
         // SAFETY: valid for `length` bytes (object() checks it against the run), which were written
-        // before the slot was published; by ZS-5 the pin, dropped after `with` even if that panics,
-        // keeps them in place, and by ZS-4 nobody writes them.
+        // before the slot was published; by ZS-5 the pin, which is dropped with the slice, keeps them
+        // in place, and by ZS-4 nobody writes them. `Pinned` lends them for no longer than it lives.
         let bytes = unsafe { std::slice::from_raw_parts(start.as_ptr(), object.length) };
-        with(bytes)
+        Some(Pinned { bytes, _pin: pin })
     }
 
     /// Bytes of `handle`'s object.
@@ -358,20 +381,30 @@ impl<S: PageSource> Pool<S> {
             return Ok((handle, reserved));
         }
         drop(inner);
-
-        match self.take_zspage(class) {
-            Ok(zspage) => {
-                let mut inner = class.lock();
-                Ok((handle, inner.adopt(zspages, shape, zspage, handle.0, length)))
-            }
+        match self.reserve_in_new(class, handle, length) {
+            Ok(reserved) => Ok((handle, reserved)),
             Err(refused) => {
-                // Somebody may have freed an object meanwhile.
-                let mut inner = class.lock();
-                let reserved = inner.reserve(zspages, shape, handle.0, length, counters);
-                if reserved.is_none() {
-                    inner.slots.push(&self.slots, index);
-                }
-                reserved.map(|reserved| (handle, reserved)).ok_or(refused)
+                class.lock().slots.push(&self.slots, index);
+                Err(refused)
+            }
+        }
+    }
+
+    /// Reserves an object of `class` for `handle`, in a new zspage: there was no other with room.
+    #[cold]
+    fn reserve_in_new(
+        &self,
+        class: &Class,
+        handle: Handle,
+        length: usize,
+    ) -> Result<Reserved, OutOfMemory> {
+        let (zspages, counters, shape) = (&self.zspages, &self.counters, class.shape());
+        match self.take_zspage(class) {
+            Ok(zspage) => Ok(class.lock().adopt(zspages, shape, zspage, handle.0, length)),
+            // Somebody may have freed an object meanwhile.
+            Err(refused) => {
+                let reserved = class.lock().reserve(zspages, shape, handle.0, length, counters);
+                reserved.ok_or(refused)
             }
         }
     }
@@ -408,6 +441,21 @@ impl<S: PageSource> fmt::Debug for Pool<S> {
             .field("unit", &self.unit)
             .field("stats", &self.stats())
             .finish_non_exhaustive()
+    }
+}
+
+/// The bytes of an object, which stay where they are for as long as this lives.
+pub(crate) struct Pinned<'a> {
+    /// Lent by `deref` only, for as long as the pin is there.
+    bytes: &'a [u8],
+    _pin: Pin<'a>,
+}
+
+impl Deref for Pinned<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.bytes
     }
 }
 

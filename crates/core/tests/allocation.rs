@@ -1,12 +1,19 @@
-//! `ZC-1`: after set-up a codec allocates nothing, whatever its input is.
+//! `ZC-1`: after set-up a codec allocates nothing, whatever its input is; nor does a store.
 //!
 //! The test counts calls of Rust's allocator, in its own process. The C libraries have no other
 //! memory than what they are given.
 
+mod heap;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
+use heap::Heap;
 use zfolio_core::page::UnitOrder;
+use zfolio_core::stats::Figures;
+use zfolio_core::store::{
+    CodecId, EntryId, Incoming, Key, Loaded, Outcome as Stored, Outgoing, Store,
+};
 use zfolio_core::testing::Random;
 use zfolio_core::zcomp::{Extent, Outcome, Packed, Params, Zcomp};
 
@@ -92,6 +99,48 @@ fn a_codec_that_is_set_up_allocates_nothing() {
                 zcomp.decompress_batch(0, batch, &mut |_, result| assert!(result.is_ok()));
             }
         }
-        assert_eq!(ALLOCATIONS.get(), before, "{}", zcomp.params());
+        assert_eq!(ALLOCATIONS.get(), before, "{:?}", zcomp.params());
     }
+}
+
+/// Goal: nothing of a store allocates but its page source. Method: units of all kinds, some new, some changed, some
+/// clean, are stored, loaded and dropped.
+#[test]
+fn a_store_that_is_set_up_allocates_nothing() {
+    const UNITS: usize = 40;
+    let order = UnitOrder::from_bytes(4096).expect("a unit");
+    let zcomp =
+        Zcomp::new("lz4".parse().expect("an algorithm"), order, 1).expect("there is memory");
+    let store = Store::new(vec![zcomp], Heap, Key::new([3; Key::BYTES]));
+    let figures = Figures::default();
+    let mut contents = vec![[0_u8; 4096]; UNITS];
+    let mut entries: [Option<EntryId>; UNITS] = [const { None }; UNITS];
+    let mut state = 1_u64;
+    let before = ALLOCATIONS.get();
+    for round in 0..20 {
+        for (number, unit) in contents.iter_mut().enumerate().filter(|(n, _)| n % 3 != round % 3) {
+            unit.fill(0);
+            unit[..number * 4096 / UNITS].fill_with(|| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                state.to_le_bytes()[7]
+            });
+        }
+        let mut batch: [Outgoing<'_>; UNITS] =
+            std::array::from_fn(|at| Outgoing::new(&contents[at], entries[at].take()));
+        store.store(0, CodecId::FIRST, &mut batch, &figures);
+        assert!(!batch.iter().any(|unit| matches!(unit.outcome, Stored::Rejected(_))));
+        entries = batch.map(|unit| unit.entry);
+        let mut place = [0; 4096];
+        for (entry, unit) in entries.iter().zip(&contents) {
+            let entry = entry.as_ref().expect("it is stored");
+            let mut wanted = [Incoming::new(entry, &mut place)];
+            store.load(0, &mut wanted);
+            assert!(wanted[0].outcome == Loaded::Whole && place == *unit);
+        }
+        if let Some(entry) = entries[round].take() {
+            store.invalidate(entry, &figures);
+        }
+    }
+    assert_eq!(ALLOCATIONS.get(), before);
+    entries.into_iter().flatten().for_each(|entry| store.invalidate(entry, &figures));
 }

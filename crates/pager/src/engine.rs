@@ -22,10 +22,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::Release};
 
 use zfolio_core::stats::Stats;
+use zfolio_core::store::{Key, Store};
 use zfolio_core::sync::RwLock;
 use zfolio_core::zcomp::Zcomp;
 use zfolio_core::zsmalloc::{ClassStats, PageSource};
-use zfolio_core::zswap::{Key, Zswap};
 use zfolio_sys::{cpu, random};
 
 use crate::charge::{Charge, OverLimit, report_first};
@@ -66,7 +66,7 @@ pub struct Engine {
     pub(crate) replacement: Replacement,
     pub(crate) copies: Copies,
     pub(crate) mover: Mover,
-    pub(crate) store: Zswap<Arc<dyn PageSource>>,
+    pub(crate) store: Store<Arc<dyn PageSource>>,
     pub(crate) work: Work,
 }
 
@@ -151,7 +151,7 @@ impl Engine {
             replacement,
             copies: Copies::new(),
             mover,
-            store: Zswap::new(ground.zcomp, ground.source, charge.config.unit, ground.key),
+            store: Store::new(vec![ground.zcomp], ground.source, ground.key),
             charge,
             work: Work {
                 reclaimer: Reclaimer::new(staged_target),

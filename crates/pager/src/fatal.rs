@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use zfolio_core::zswap;
+use zfolio_core::store;
 use zfolio_sys::errno_text::ErrnoText;
 use zfolio_sys::{Errno, files, process};
 
@@ -52,7 +52,7 @@ pub fn defect(defect: &std::panic::PanicHookInfo<'_>) -> ! {
 }
 
 /// A stored unit is lost.
-pub(crate) fn corrupt(address: usize, bytes: usize, error: zswap::Error) -> ! {
+pub(crate) fn corrupt(address: usize, bytes: usize, error: store::Error) -> ! {
     tell(format_args!(
         "the unit of {bytes} bytes at {address:#x} {error}; stopped to hand out no wrong data"
     ));

@@ -15,11 +15,11 @@
 //! and that never happens under a folio's lock.
 
 use zfolio_core::stats::{add, subtract};
-use zfolio_core::zswap::Entry;
+use zfolio_core::store::{self, EntryId, Loaded};
 
 use crate::engine::Engine;
-use crate::folio::Units;
 use crate::folio::{Folio, Held, Table};
+use crate::folio::{UNITS_MAX, Units};
 use crate::mover::Full;
 use crate::reclaim::{By, Reclaimed};
 use crate::replacement::Queue;
@@ -256,22 +256,37 @@ impl Engine {
         slot: &mut Full,
         cpu: usize,
     ) {
-        for index in units.iter() {
+        let mut batch: [store::Incoming<'_>; UNITS_MAX] = Default::default();
+        for (wanted, (index, bytes)) in batch.iter_mut().zip(self.mover.units_mut(slot, units)) {
             let copy = folio.copies[index].as_ref().expect("UNIT-2: a stored unit has a copy");
-            let address = base + index * self.geometry().unit_bytes();
-            self.load_unit(copy, address, self.mover.unit_mut(slot, index), cpu);
+            *wanted = store::Incoming::new(copy, bytes);
+        }
+        let batch = &mut batch[..units.count()];
+        self.store.load(cpu, batch);
+        for (loaded, index) in batch.iter().zip(units.iter()) {
+            self.expect_whole(loaded.outcome, base + index * self.geometry().unit_bytes());
         }
         self.keep_copies(folio, base, units);
         folio.stored -= units;
         subtract(&self.figures().demand_stored_bytes, self.geometry().bytes_of(units) as u64);
     }
 
-    /// Decompresses the unit that belongs to `address`. If that fails, the process ends: wrong data is never
-    /// handed out.
-    pub(crate) fn load_unit(&self, copy: &Entry, address: usize, unit: &mut [u8], cpu: usize) {
-        if let Err(error) = self.store.load(cpu, copy, unit) {
-            add(&self.figures().decompress_fail, 1);
-            crate::fatal::corrupt(address, self.geometry().unit_bytes(), error);
+    /// Decompresses the unit that belongs to `address`.
+    pub(crate) fn load_unit(&self, copy: &EntryId, address: usize, unit: &mut [u8], cpu: usize) {
+        let mut wanted = [store::Incoming::new(copy, unit)];
+        self.store.load(cpu, &mut wanted);
+        self.expect_whole(wanted[0].outcome, address);
+    }
+
+    /// Ends the process unless the unit that belongs to `address` was loaded: wrong data is never handed out.
+    fn expect_whole(&self, outcome: Loaded, address: usize) {
+        match outcome {
+            Loaded::Whole => {}
+            Loaded::Lost(error) => {
+                add(&self.figures().decompress_fail, 1);
+                crate::fatal::corrupt(address, self.geometry().unit_bytes(), error);
+            }
+            outcome => unreachable!("{outcome:?} of a store without a backing"),
         }
     }
 

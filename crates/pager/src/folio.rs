@@ -29,8 +29,8 @@ mod table;
 
 use std::ops::BitOr as _;
 
+use zfolio_core::store::EntryId;
 use zfolio_core::sync::{Guard, Mutex};
-use zfolio_core::zswap::Entry;
 
 use crate::mover::Full;
 use crate::rank;
@@ -67,7 +67,7 @@ pub(crate) struct Folio {
     /// of their neighbours they would seem to have left just now.
     pub(crate) left_before: u32,
     /// For each unit.
-    pub(crate) copies: Box<[Option<Entry>]>,
+    pub(crate) copies: Box<[Option<EntryId>]>,
 }
 
 impl Folio {
@@ -116,7 +116,7 @@ impl Folio {
     /// Units that have a copy and are not stored only.
     pub(crate) fn copied_units(&self) -> Units {
         let copied =
-            |(index, copy): (usize, &Option<Entry>)| copy.as_ref().map(|_| Units::one(index));
+            |(index, copy): (usize, &Option<EntryId>)| copy.as_ref().map(|_| Units::one(index));
         self.copies.iter().enumerate().filter_map(copied).fold(Units::NONE, Units::bitor)
             - self.stored
     }

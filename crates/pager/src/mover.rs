@@ -33,7 +33,7 @@ use zfolio_sys::map::Reservation;
 use zfolio_sys::uffd::{Message, Messages};
 
 use crate::fatal;
-use crate::folio::Geometry;
+use crate::folio::{Geometry, Units};
 use crate::mappings::event::{Announced, Inbox};
 use crate::system::{Side, System};
 
@@ -213,10 +213,13 @@ impl Mover {
         self.staging.unit(slot, index)
     }
 
-    /// The same, to be written.
-    #[allow(clippy::mut_from_ref, reason = "the slot is borrowed mutably, and it owns the bytes")]
-    pub(crate) fn unit_mut<'a>(&'a self, slot: &'a mut Full, index: usize) -> &'a mut [u8] {
-        self.staging.unit_mut(slot, index)
+    /// The bytes of some units of a slot, to be written.
+    pub(crate) fn units_mut<'a>(
+        &'a self,
+        slot: &'a mut Full,
+        units: Units,
+    ) -> impl Iterator<Item = (usize, &'a mut [u8])> {
+        self.staging.units_mut(slot, units)
     }
 
     /// Writes zeros over a range of a slot's bytes, as far as it has them.

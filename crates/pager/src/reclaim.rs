@@ -19,7 +19,7 @@ mod background;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use zfolio_core::stats::add;
-use zfolio_core::zswap::{Checksum, Entry};
+use zfolio_core::store::{self, CodecId, EntryId, Outcome};
 
 use crate::engine::Engine;
 use crate::folio::{Folio, Held, Table};
@@ -384,40 +384,31 @@ impl Engine {
     }
 
     /// Stores the units of a slot that are not the same as their copies, in one batch. False: one was
-    /// refused, and the others have good copies now.
-    fn store(&self, slot: &Full, copies: &mut [Option<Entry>], cpu: usize) -> bool {
-        let figures = self.figures();
-        let mut indices = [0; UNITS_MAX];
-        let mut contents = [&[][..]; UNITS_MAX];
-        let mut checksums = [Checksum::default(); UNITS_MAX];
-        let mut dirty = 0;
-        for index in slot.units().iter() {
-            let unit = self.mover.unit(slot, index);
-            let checksum = self.store.checksum(unit);
-            if copies[index].as_ref().is_some_and(|copy| copy.checksum() == checksum) {
-                add(&figures.reclaim_clean, 1);
-            } else {
-                (indices[dirty], contents[dirty], checksums[dirty]) = (index, unit, checksum);
-                dirty += 1;
+    /// rejected and keeps the copy that it had; the others have good copies now.
+    fn store(&self, slot: &Full, copies: &mut [Option<EntryId>], cpu: usize) -> bool {
+        let (figures, units) = (self.figures(), slot.units());
+        let mut batch: [store::Outgoing<'_>; UNITS_MAX] = Default::default();
+        for (unit, index) in batch.iter_mut().zip(units.iter()) {
+            *unit = store::Outgoing::new(self.mover.unit(slot, index), copies[index].take());
+        }
+        let batch = &mut batch[..units.count()];
+        let changed = self.store.compare(batch);
+        self.work.reclaimer.dirty_share.add(changed, units.count());
+        let began = self.now_ns();
+        self.store.store(cpu, CodecId::FIRST, batch, figures);
+        let took = self.now_ns().saturating_sub(began);
+        self.copies.note_stored(units.count() - changed, changed, took);
+        let mut all = true;
+        for (unit, index) in batch.iter_mut().zip(units.iter()) {
+            copies[index] = unit.entry.take();
+            match unit.outcome {
+                Outcome::Clean => add(&figures.reclaim_clean, 1),
+                Outcome::SameFilled => add(&figures.reclaim_same_filled, 1),
+                Outcome::Compressed => add(&figures.reclaim_compressed, 1),
+                Outcome::Incompressible => add(&figures.reclaim_incompressible, 1),
+                _ => all = false,
             }
         }
-        let units = slot.units().count();
-        self.work.reclaimer.dirty_share.add(dirty, units);
-        let mut all = true;
-        let each = &mut |at: usize, stored: Result<Entry, _>| {
-            let Ok(entry) = stored else {
-                all = false;
-                return;
-            };
-            add(entry.reclaimed(figures), 1);
-            if let Some(old) = copies[indices[at]].replace(entry) {
-                self.store.invalidate(old, figures);
-            }
-        };
-        let began = self.now_ns();
-        self.store.store(cpu, &contents[..dirty], &checksums[..dirty], figures, each);
-        let took = self.now_ns().saturating_sub(began);
-        self.copies.note_stored(units - dirty, dirty, took);
         all
     }
 }

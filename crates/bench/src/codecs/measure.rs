@@ -3,12 +3,12 @@
 use std::fmt;
 
 use serde_json::{Value, json};
-use zfolio_core::page::{PAGE_BYTES, UnitOrder};
+use zfolio_core::page::{PAGE_BYTES, UnitOrder, same_filled};
 use zfolio_core::size;
 use zfolio_core::stats::Figures;
+use zfolio_core::store::{CodecId, EntryId, Incoming, Key, Loaded, Outgoing, Store};
 use zfolio_core::zcomp::{BATCH_MAX, Bare, Element, Outcome, Params, Zcomp, compressed_bytes_max};
 use zfolio_core::zsmalloc::{Handle, Pool};
-use zfolio_core::zswap::{Checksum, Entry, Key, Zswap};
 use zfolio_pager::PoolMappings;
 use zfolio_sys::clock;
 
@@ -19,6 +19,9 @@ use crate::usemem::random_below;
 
 /// Bytes that are stored by one call, as the pager does with a folio of 64 KiB.
 const BATCH_BYTES: usize = 64 << 10;
+
+/// Units of a batch, at most.
+const BATCH_UNITS: usize = BATCH_BYTES / PAGE_BYTES;
 
 /// Loads that are timed one by one if units are small; for large units, as many as load 1 GiB.
 const FAULTS: usize = 20_000;
@@ -154,14 +157,14 @@ pub(crate) fn measure(
         let bare_again = bare_part.compress();
         bench.batches(&places).step_by(PART).flatten().for_each(|place| place.free(&pool));
         let (again, _) = bench.fill(&zcomp, &pool, &part);
-        let (zswap, figures) = (bench.zswap()?, Figures::default());
-        let (store, mut entries) = bench.store(0, &zswap, &bench.units, &figures);
-        let (load, wrong) = bench.load(&zswap, &entries, round == 0);
+        let (units, figures) = (bench.new_store()?, Figures::default());
+        let (store, mut entries) = bench.store(0, &units, &bench.units, &figures);
+        let (load, wrong) = bench.load(&units, &entries, round == 0);
         if let Some(index) = wrong {
             return Err(format!("{setting}: unit {index} did not come back as it was"));
         }
-        let filled = zswap.pool_stats();
-        let two_threads = bench.two_over_one(&zswap, &mut entries, &part);
+        let filled = units.pool_stats();
+        let two_threads = bench.two_over_one(&units, &mut entries, &part);
         let bare_one = wall(|| _ = bare_part.compress());
         let bare_two = both(|| _ = bare_lower.compress(), || _ = bare_upper.compress());
         let round = Round {
@@ -177,9 +180,9 @@ pub(crate) fn measure(
             two_threads_bare: bare_one / bare_two,
         };
         finished.push(round);
-        last = Some((zswap, entries, filled));
+        last = Some((units, entries, filled));
     }
-    let (zswap, entries, pool) = last.expect("there is a round");
+    let (units, entries, pool) = last.expect("there is a round");
     let (data, pages) = (sample.len() as f64, (pool.pages_used * PAGE_BYTES as u64) as f64);
     let of = |value: fn(&Round) -> f64| median(finished.iter().map(value).collect());
     Ok(Measured {
@@ -193,7 +196,7 @@ pub(crate) fn measure(
         new_of_bare: of(|round| round.bare_in / round.new),
         store_of_bare: of(|round| round.bare_again / round.again),
         load_of_bare: of(|round| round.bare_out / round.out),
-        fault_ns: bench.faults(&zswap, &entries),
+        fault_ns: bench.faults(&units, &entries),
         two_threads: (part.len() >= UNITS_FOR_TWO)
             .then(|| (of(|round| round.two_threads), of(|round| round.two_threads_bare))),
     })
@@ -283,10 +286,10 @@ impl<'a> Bench<'a> {
         Zcomp::new(self.params.clone(), self.unit, 2).map_err(|error| error.to_string())
     }
 
-    fn zswap(&self) -> Result<Zswap<PoolMappings>, String> {
+    fn new_store(&self) -> Result<Store<PoolMappings>, String> {
         // The speed does not depend on the key.
         let key = Key::new([0xA5; Key::BYTES]);
-        Ok(Zswap::new(self.zcomp()?, PoolMappings::default(), self.unit, key))
+        Ok(Store::new(vec![self.zcomp()?], PoolMappings::default(), key))
     }
 
     fn batches<'t, T>(&self, units: &'t [T]) -> std::slice::Chunks<'t, T> {
@@ -304,24 +307,32 @@ impl<'a> Bench<'a> {
         for batch in self.batches(units) {
             let first = places.len();
             places.extend(batch.iter().map(|_| Place::Word(0)));
-            zcomp.compress(0, batch, &mut |elements| {
+            // What goes to the codec, and the place of each.
+            let mut sources = [&[][..]; BATCH_UNITS];
+            let mut indices = [0; BATCH_UNITS];
+            let mut wanted = 0;
+            for (index, unit) in batch.iter().enumerate() {
+                match same_filled(unit) {
+                    Some(word) => places[first + index] = Place::Word(word),
+                    None => {
+                        (sources[wanted], indices[wanted]) = (*unit, first + index);
+                        wanted += 1;
+                    }
+                }
+            }
+            let (sources, indices) = (&sources[..wanted], &indices[..wanted]);
+            zcomp.compress(0, sources, &mut |elements| {
                 // The objects for the pool: their bytes, their units, and their kinds.
                 let mut objects = [&[][..]; BATCH_MAX];
                 let mut owners = [(0, Place::Raw as fn(Handle) -> Place); BATCH_MAX];
-                let mut count = 0;
-                for Element { index, outcome } in elements {
+                for (at, Element { index, outcome }) in elements.iter().enumerate() {
                     let (bytes, place): (_, fn(Handle) -> Place) = match *outcome {
                         Outcome::Compressed(bytes) => (bytes, Place::Compressed),
-                        Outcome::Incompressible | Outcome::Failed => (batch[*index], Place::Raw),
-                        Outcome::SameFilled(word) => {
-                            places[first + index] = Place::Word(word);
-                            continue;
-                        }
+                        Outcome::Incompressible | Outcome::Failed => (sources[*index], Place::Raw),
                     };
-                    (objects[count], owners[count]) = (bytes, (first + index, place));
-                    count += 1;
+                    (objects[at], owners[at]) = (bytes, (indices[*index], place));
                 }
-                pool.store_batch(&objects[..count], &mut |at, handle| {
+                pool.store_batch(&objects[..elements.len()], &mut |at, handle| {
                     let (index, place) = owners[at];
                     places[index] = place(handle.expect("there is memory"));
                 });
@@ -361,22 +372,20 @@ impl<'a> Bench<'a> {
     fn store(
         &self,
         cpu: usize,
-        zswap: &Zswap<PoolMappings>,
+        store: &Store<PoolMappings>,
         units: &[&[u8]],
         figures: &Figures,
-    ) -> (f64, Vec<Option<Entry>>) {
+    ) -> (f64, Vec<Option<EntryId>>) {
         let mut entries = Vec::with_capacity(units.len());
         let start = Timer::start();
         for batch in self.batches(units) {
-            let first = entries.len();
-            entries.extend(batch.iter().map(|_| None));
-            let mut checksums = [Checksum::default(); BATCH_BYTES / PAGE_BYTES];
-            for (checksum, unit) in checksums.iter_mut().zip(batch) {
-                *checksum = zswap.checksum(unit);
+            let mut outgoing: [Outgoing<'_>; BATCH_UNITS] = Default::default();
+            for (outgoing, unit) in outgoing.iter_mut().zip(batch) {
+                *outgoing = Outgoing::new(unit, None);
             }
-            zswap.store(cpu, batch, &checksums[..batch.len()], figures, &mut |index, entry| {
-                entries[first + index] = entry.ok();
-            });
+            let outgoing = &mut outgoing[..batch.len()];
+            store.store(cpu, CodecId::FIRST, outgoing, figures);
+            entries.extend(outgoing.iter_mut().map(|unit| unit.entry.take()));
         }
         (start.seconds(), entries)
     }
@@ -385,16 +394,15 @@ impl<'a> Bench<'a> {
     /// stored.
     fn load(
         &self,
-        zswap: &Zswap<PoolMappings>,
-        entries: &[Option<Entry>],
+        store: &Store<PoolMappings>,
+        entries: &[Option<EntryId>],
         compare: bool,
     ) -> (f64, Option<usize>) {
         let (mut dest, mut wrong) = (vec![0_u8; self.unit.bytes()], None);
         let start = Timer::start();
         for (index, entry) in entries.iter().enumerate() {
-            let loaded =
-                entry.as_ref().is_some_and(|entry| zswap.load(0, entry, &mut dest).is_ok());
-            if !loaded || (compare && dest != self.units[index]) {
+            let is_loaded = entry.as_ref().is_some_and(|entry| load(store, entry, &mut dest));
+            if !is_loaded || (compare && dest != self.units[index]) {
                 wrong = wrong.or(Some(index));
             }
             std::hint::black_box(&mut dest);
@@ -407,24 +415,24 @@ impl<'a> Bench<'a> {
     /// is not measured.
     fn two_over_one(
         &self,
-        zswap: &Zswap<PoolMappings>,
-        entries: &mut [Option<Entry>],
+        store: &Store<PoolMappings>,
+        entries: &mut [Option<EntryId>],
         part: &[&[u8]],
     ) -> f64 {
         let figures = Figures::default();
-        let mut stored: Vec<Option<Entry>> =
+        let mut stored: Vec<Option<EntryId>> =
             entries.chunks_mut(self.batch()).step_by(PART).flatten().map(Option::take).collect();
-        let take_out = |stored: &mut Vec<Option<Entry>>| {
-            stored.drain(..).flatten().for_each(|entry| zswap.invalidate(entry, &figures));
+        let take_out = |stored: &mut Vec<Option<EntryId>>| {
+            stored.drain(..).flatten().for_each(|entry| store.invalidate(entry, &figures));
         };
         take_out(&mut stored);
-        let one = wall(|| stored = self.store(0, zswap, part, &figures).1);
+        let one = wall(|| stored = self.store(0, store, part, &figures).1);
         take_out(&mut stored);
         let (lower, upper) = part.split_at(part.len() / 2);
         let (mut first, mut second) = (Vec::new(), Vec::new());
         let two = both(
-            || first = self.store(0, zswap, lower, &figures).1,
-            || second = self.store(1, zswap, upper, &figures).1,
+            || first = self.store(0, store, lower, &figures).1,
+            || second = self.store(1, store, upper, &figures).1,
         );
         let places = entries.chunks_mut(self.batch()).step_by(PART).flatten();
         for (place, entry) in places.zip(first.into_iter().chain(second)) {
@@ -434,16 +442,16 @@ impl<'a> Bench<'a> {
     }
 
     /// The median and the 99th percentile of a load at a random place, in nanoseconds.
-    fn faults(&self, zswap: &Zswap<PoolMappings>, entries: &[Option<Entry>]) -> (u64, u64) {
+    fn faults(&self, store: &Store<PoolMappings>, entries: &[Option<EntryId>]) -> (u64, u64) {
         let mut dest = vec![0_u8; self.unit.bytes()];
         let mut random = 1_u64;
         let mut times: Vec<u64> = (0..FAULTS.min((1 << 30) / self.unit.bytes()))
             .filter_map(|_| {
                 let entry = entries[random_below(&mut random, entries.len())].as_ref()?;
                 let start = clock::monotonic_ns();
-                let loaded = zswap.load(0, entry, &mut dest);
+                let is_loaded = load(store, entry, &mut dest);
                 let took = clock::monotonic_ns() - start;
-                loaded.ok().map(|()| took)
+                is_loaded.then_some(took)
             })
             .collect();
         times.sort_unstable();
@@ -452,7 +460,14 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// The elapsed seconds of `work`.
+/// Loads one unit, as a fault does. Whether it came.
+fn load(store: &Store<PoolMappings>, entry: &EntryId, dest: &mut [u8]) -> bool {
+    let mut wanted = [Incoming::new(entry, dest)];
+    store.load(0, &mut wanted);
+    wanted[0].outcome == Loaded::Whole
+}
+
+/// The seconds that `work` takes.
 fn wall(work: impl FnOnce()) -> f64 {
     let start = clock::monotonic_ns();
     work();

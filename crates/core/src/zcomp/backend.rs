@@ -1,10 +1,13 @@
-//! What a codec provides: one table entry, and the two directions.
+//! What a codec provides: a name, how many units it works on at once, and the two directions.
 //!
-//! A backend is one file. It ends in its [`Backend`] entry, which [`super::Algorithm`] refers to;
-//! nothing else in the crate knows it. Whatever a backend needs it takes in its constructors
-//! (`ZC-1`); it has no lock, because a stream is used by one caller at a time.
-
-#![forbid(unsafe_code)]
+//! Anybody can write a [`Backend`], an accelerator's driver for example, and make a codec of it with
+//! [`super::Zcomp::with_backend`]. The codecs of this crate are one file each. Such a file ends in a
+//! [`Software`] entry, which [`super::Algorithm`] refers to; nothing else in the crate knows the codec.
+//!
+//! Each direction works on batches: `submit` starts a batch, and `poll` says whether all of it is done.
+//! Software compresses unit by unit within `submit`, so that `poll` has nothing to wait for: these are
+//! the default methods. Whatever a codec needs it takes in its constructors (`ZC-1`); it needs no lock,
+//! because a stream is used by one caller at a time.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -16,9 +19,41 @@ use super::{Dictionary, Error};
 /// The Intel accelerator takes 8. Jobs and elements lie on the stack of the caller: 8 x (64 + 32) B = 768 B.
 pub const BATCH_MAX: usize = 8;
 
-/// The table entry of a codec.
+/// A codec that its implementer provides, in this crate or outside of it.
+///
+/// The methods are called at set-up only: what they return does the work.
+pub trait Backend {
+    /// Its name, for messages and figures.
+    fn name(&self) -> &'static str;
+
+    /// The units that it works on at once, 1 to [`BATCH_MAX`]: no batch is longer.
+    fn batch_max(&self) -> usize {
+        1
+    }
+
+    /// Sets up the state of one stream to compress units of `unit_bytes`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfMemory`] or [`Error::SetUp`]; nothing is kept.
+    fn compressor(&self, unit_bytes: usize) -> Result<Box<dyn Compressor>, Error>;
+
+    /// Sets up the state of one stream to decompress units of `unit_bytes`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Backend::compressor`].
+    fn decompressor(&self, unit_bytes: usize) -> Result<Box<dyn Decompressor>, Error>;
+
+    /// Bytes that its streams share, which it took at set-up.
+    fn memory_bytes(&self) -> usize {
+        0
+    }
+}
+
+/// The table entry of a codec of this crate.
 #[derive(Debug)]
-pub(super) struct Backend {
+pub(super) struct Software {
     /// The kernel's name.
     pub(super) name: &'static str,
     /// The levels that it accepts.
@@ -76,7 +111,7 @@ pub(super) trait Shared {
 
 /// A codec without parameters but its level, as shared by nobody.
 pub(super) struct Plain {
-    pub(super) backend: &'static Backend,
+    pub(super) backend: &'static Software,
     pub(super) level: i32,
     pub(super) unit_bytes: usize,
 }
@@ -95,23 +130,23 @@ impl Shared for Plain {
     }
 }
 
-/// One element of a batch.
+/// One unit to compress.
 #[derive(Debug, Default)]
-pub(super) struct Job<'a> {
-    /// The place of the element in the caller's batch.
+pub struct Job<'a> {
+    /// The place of the unit in the caller's batch.
     pub(super) index: usize,
     /// The unit.
-    pub(super) source: &'a [u8],
+    pub source: &'a [u8],
     /// Where its compressed form goes: [`super::compressed_bytes_max`] bytes.
-    pub(super) dest: &'a mut [u8],
-    /// What the backend did.
-    pub(super) answer: Answer,
+    pub dest: &'a mut [u8],
+    /// What became of it.
+    pub answer: Answer,
 }
 
 /// What a backend did with one job.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Answer {
-    /// It wrote so many bytes at the start of `dest`.
+pub enum Answer {
+    /// It wrote so many bytes, at least one, at the start of `dest`.
     Compressed(usize),
     /// `dest` is too small.
     Incompressible,
@@ -121,16 +156,30 @@ pub(super) enum Answer {
 }
 
 /// The state that compresses.
-pub(super) trait Compressor: Send {
+pub trait Compressor: Send {
     /// Compresses one unit to the start of `dest`.
     fn compress_unit(&mut self, source: &[u8], dest: &mut [u8]) -> Answer;
 
-    /// Gives each of the `jobs`, at most `batch_max`, its answer. Who works on several at once has one of
-    /// its own.
-    fn compress(&mut self, jobs: &mut [Job<'_>]) {
+    /// Starts a batch of at most [`Backend::batch_max`] jobs. An implementer that works on several units
+    /// at once has a method of its own; this one does all of the work before it returns.
+    ///
+    /// # Safety
+    ///
+    /// Until [`Compressor::poll`] has returned true for these jobs, or has panicked, the caller calls nothing
+    /// but `poll`, with the same jobs; the bytes of each `source` stay as they are, and those of each
+    /// `dest` are the implementer's alone: an accelerator may read and write them between the calls.
+    #[allow(unsafe_code, reason = "a device works on the bytes after the call has returned")]
+    unsafe fn submit(&mut self, jobs: &mut [Job<'_>]) {
         for job in jobs {
             job.answer = self.compress_unit(job.source, job.dest);
         }
+    }
+
+    /// Whether every one of the `jobs`, those of the last `submit`, has its answer. Never waits; a panic
+    /// leaves nothing at work.
+    fn poll(&mut self, jobs: &mut [Job<'_>]) -> bool {
+        let _ = jobs;
+        true
     }
 
     /// Bytes taken at set-up.
@@ -139,15 +188,47 @@ pub(super) trait Compressor: Send {
 
 /// `source` does not decompress to exactly `dest`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Corrupt;
+pub struct Corrupt;
+
+/// One unit to decompress, all of it, to one place.
+#[derive(Debug)]
+pub struct Unpack<'a> {
+    /// The compressed unit.
+    pub source: &'a [u8],
+    /// Where the unit goes: exactly as long as the unit.
+    pub dest: &'a mut [u8],
+    /// What became of it; [`Corrupt`] if it was not touched.
+    pub result: Result<(), Corrupt>,
+}
+
+impl Default for Unpack<'_> {
+    fn default() -> Self {
+        Unpack { source: &[], dest: &mut [], result: Err(Corrupt) }
+    }
+}
+
+impl<'a> Unpack<'a> {
+    /// A unit that is still to be decompressed.
+    pub fn new(source: &'a [u8], dest: &'a mut [u8]) -> Self {
+        Unpack { source, dest, result: Err(Corrupt) }
+    }
+}
 
 /// The state that decompresses.
-pub(super) trait Decompressor: Send {
+pub trait Decompressor: Send {
     /// Fills `dest` from `source`, as `ZC-4` says.
+    ///
+    /// # Errors
+    ///
+    /// [`Corrupt`] unless all of `source` was used to fill all of `dest`.
     fn decompress(&mut self, source: &[u8], dest: &mut [u8]) -> Result<(), Corrupt>;
 
     /// Fills at least the first `wanted` bytes of `unit`, which is as long as the unit is, and writes
     /// nothing outside of it. The rest of `source` need not be looked at.
+    ///
+    /// # Errors
+    ///
+    /// [`Corrupt`] unless `wanted` bytes were filled.
     fn decompress_prefix(
         &mut self,
         source: &[u8],
@@ -156,6 +237,27 @@ pub(super) trait Decompressor: Send {
     ) -> Result<(), Corrupt> {
         debug_assert!(wanted <= unit.len(), "a prefix");
         self.decompress(source, unit)
+    }
+
+    /// Starts a batch of at most [`Backend::batch_max`] jobs, as [`Compressor::submit`] does.
+    ///
+    /// # Safety
+    ///
+    /// Until [`Decompressor::poll`] has returned true for these jobs, or has panicked, the caller calls nothing
+    /// but `poll`, with the same jobs; the bytes of each `source` stay as they are, and those of each
+    /// `dest` are the implementer's alone.
+    #[allow(unsafe_code, reason = "a device works on the bytes after the call has returned")]
+    unsafe fn submit(&mut self, jobs: &mut [Unpack<'_>]) {
+        for job in jobs {
+            job.result = self.decompress(job.source, job.dest);
+        }
+    }
+
+    /// Whether every one of the `jobs`, those of the last `submit`, has its result. Never waits; a panic
+    /// leaves nothing at work.
+    fn poll(&mut self, jobs: &mut [Unpack<'_>]) -> bool {
+        let _ = jobs;
+        true
     }
 
     /// Bytes taken at set-up.

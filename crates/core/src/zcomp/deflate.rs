@@ -21,8 +21,8 @@ use libdeflate_sys::{
     libdeflate_result_LIBDEFLATE_SUCCESS as SUCCESS,
 };
 
-use super::backend::{Answer, Backend, Compressor, Corrupt, Decompressor};
-use super::{Algorithm, Error};
+use super::Error;
+use super::backend::{Answer, Compressor, Corrupt, Decompressor, Software};
 use crate::sync::Mutex;
 
 /// Room for the length; also the alignment that `malloc` promises.
@@ -79,7 +79,7 @@ unsafe extern "C" fn release(memory: *mut c_void) {
 fn counted<T>(make: impl FnOnce() -> Option<T>) -> Result<(T, usize), Error> {
     let _setup = SETUP.lock();
     let before = ALLOCATED_BYTES.load(Relaxed);
-    let made = make().ok_or(Error::OutOfMemory { algorithm: Algorithm::Deflate })?;
+    let made = make().ok_or(Error::OutOfMemory { codec: "deflate" })?;
     // The sum wraps after 2^64 bytes; the difference is still right.
     Ok((made, ALLOCATED_BYTES.load(Relaxed).wrapping_sub(before)))
 }
@@ -199,7 +199,7 @@ impl Drop for DeflateDecompressor {
 
 /// The levels of libdeflate without 0, which does not compress. The default is 1 because speed
 /// matters most.
-pub(super) static BACKEND: Backend = Backend {
+pub(super) static BACKEND: Software = Software {
     name: "deflate",
     levels: 1..=12,
     level_default: 1,

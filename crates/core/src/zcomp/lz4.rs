@@ -10,7 +10,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use super::backend::{Answer, Backend, Compressor, Corrupt, Decompressor, Extended};
+use super::backend::{Answer, Compressor, Corrupt, Decompressor, Extended, Software};
 use super::{Dictionary, Error};
 
 // Named so that the library is linked: lz4-sys does not declare the functions used here (lz4.h,
@@ -179,7 +179,7 @@ impl Decompressor for Lz4Decompressor {
 const LEVELS: RangeInclusive<i32> = 1..=65537;
 
 /// The level is the library's acceleration; its default is 1.
-pub(super) static BACKEND: Backend = Backend {
+pub(super) static BACKEND: Software = Software {
     name: "lz4",
     levels: LEVELS,
     level_default: 1,

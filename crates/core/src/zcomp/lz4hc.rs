@@ -10,7 +10,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::ops::RangeInclusive;
 
 use super::Error;
-use super::backend::{Answer, Backend, Compressor, Extended};
+use super::backend::{Answer, Compressor, Extended, Software};
 use super::lz4;
 
 // lz4-sys builds these functions, but does not declare them (lz4hc.h).
@@ -73,7 +73,7 @@ impl Compressor for Lz4hcCompressor {
 const LEVELS: RangeInclusive<i32> = 2..=9;
 
 /// The decompressor of LZ4 reads this format.
-pub(super) static BACKEND: Backend = Backend {
+pub(super) static BACKEND: Software = Software {
     name: "lz4hc",
     levels: LEVELS,
     level_default: 9,

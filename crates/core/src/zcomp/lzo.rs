@@ -24,7 +24,7 @@ mod memory;
 #[allow(unsafe_code, reason = "calls liblzo2")]
 mod tests;
 
-use super::backend::{Answer, Backend, Compressor, Corrupt, Decompressor};
+use super::backend::{Answer, Compressor, Corrupt, Decompressor, Software};
 use memory::Overrun;
 
 /// This distance marks the end of a stream; longer distances are encoded as far matches.
@@ -96,7 +96,7 @@ impl Decompressor for LzoDecompressor {
 }
 
 /// Every LZO1X decoder reads the result. There is no level.
-pub(super) static LZO: Backend = Backend {
+pub(super) static LZO: Software = Software {
     name: "lzo",
     levels: 1..=1,
     level_default: 1,
@@ -107,7 +107,7 @@ pub(super) static LZO: Backend = Backend {
 };
 
 /// With runs of zeros. There is no level.
-pub(super) static LZO_RLE: Backend = Backend {
+pub(super) static LZO_RLE: Software = Software {
     name: "lzo-rle",
     levels: 1..=1,
     level_default: 1,

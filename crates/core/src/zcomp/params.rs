@@ -11,7 +11,7 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use super::backend::Backend;
+use super::backend::Software;
 use super::{Dictionary, Error, deflate, lz4, lz4hc, lzo, sw842, zstd};
 
 /// The default algorithm: of the command, of the library that it injects, and of the Rust library.
@@ -49,7 +49,7 @@ impl Algorithm {
         Algorithm::Sw842,
     ];
 
-    pub(super) fn backend(self) -> &'static Backend {
+    pub(super) fn backend(self) -> &'static Software {
         match self {
             Algorithm::Lz4 => &lz4::BACKEND,
             Algorithm::Lz4hc => &lz4hc::BACKEND,

@@ -12,12 +12,11 @@
 //! tries every order. [`hold`] never waits while any stream is free. A thread holds at most one stream of a rank, so
 //! the second try of an equal rank that `SYNC-1` asks about can't arise.
 
-#![forbid(unsafe_code)]
+use std::hint::spin_loop;
 
-use super::backend::{Answer, BATCH_MAX, Compressor, Corrupt, Decompressor, Job};
+use super::backend::{Answer, BATCH_MAX, Compressor, Corrupt, Decompressor, Job, Unpack};
 use super::sample::is_incompressible;
 use super::{Element, Extent, Outcome, Packed, compressed_bytes_max};
-use crate::page::same_filled;
 #[cfg(not(all(test, feature = "loom")))]
 use crate::sync::{Guard, Mutex};
 #[cfg(all(test, feature = "loom"))]
@@ -96,7 +95,7 @@ impl CompressStream {
                 return;
             }
             let jobs = &mut jobs[..count];
-            jobs.chunks_mut(self.batch_max).for_each(|batch| self.compressor.compress(batch));
+            jobs.chunks_mut(self.batch_max).for_each(|batch| work(&mut *self.compressor, batch));
             let mut told = [Element { index: 0, outcome: Outcome::Failed }; BATCH_MAX];
             for (told, job) in told.iter_mut().zip(&*jobs) {
                 *told = Element { index: job.index, outcome: outcome(job) };
@@ -106,32 +105,48 @@ impl CompressStream {
     }
 }
 
+/// Has one batch compressed, and waits for it.
+fn work(compressor: &mut dyn Compressor, batch: &mut [Job<'_>]) {
+    // SAFETY: from here to the end of the loop only `poll` is called, with the same jobs: both borrows are
+    // this function's. They keep `source` and `dest` in place, and everybody else from writing them.
+    unsafe { compressor.submit(batch) };
+    while !compressor.poll(batch) {
+        spin_loop();
+    }
+}
+
+/// Has one batch decompressed, and waits for it.
+fn unpack(decompressor: &mut dyn Decompressor, batch: &mut [Unpack<'_>]) {
+    // SAFETY: as in work(): only `poll` is called until it returns true, with the same jobs, and both
+    // borrows are this function's for that long.
+    unsafe { decompressor.submit(batch) };
+    while !decompressor.poll(batch) {
+        spin_loop();
+    }
+}
+
 /// The next source that the codec must see; those before it are told.
 fn next_for_codec<'a>(
     sources: &mut impl Iterator<Item = (usize, &'a [u8])>,
     each: &mut dyn FnMut(&[Element<'_>]),
 ) -> Option<(usize, &'a [u8])> {
     sources.find(|(index, source)| {
-        let outcome = if let Some(word) = same_filled(source) {
-            Outcome::SameFilled(word)
-        } else if is_incompressible(source) {
-            Outcome::Incompressible
-        } else {
-            return true;
-        };
-        each(&[Element { index: *index, outcome }]);
-        false
+        if is_incompressible(source) {
+            each(&[Element { index: *index, outcome: Outcome::Incompressible }]);
+            return false;
+        }
+        true
     })
 }
 
 fn outcome<'a>(job: &'a Job<'_>) -> Outcome<'a> {
     match job.answer {
-        Answer::Compressed(bytes) => {
-            assert!(bytes > 0, "ZC-3");
+        // ZC-3: a length that a device reports is checked, and not believed.
+        Answer::Compressed(bytes) if (1..=job.dest.len()).contains(&bytes) => {
             Outcome::Compressed(&job.dest[..bytes])
         }
         Answer::Incompressible => Outcome::Incompressible,
-        Answer::Failed => Outcome::Failed,
+        Answer::Compressed(_) | Answer::Failed => Outcome::Failed,
     }
 }
 
@@ -140,11 +155,23 @@ pub(super) struct DecompressStream {
     decompressor: Box<dyn Decompressor>,
     /// One unit. Not touched, so not resident, before a destination is in pieces, or a prefix.
     scratch: Box<[u8]>,
+    batch_max: usize,
 }
 
 impl DecompressStream {
-    pub(super) fn new(decompressor: Box<dyn Decompressor>, unit_bytes: usize) -> Self {
-        DecompressStream { decompressor, scratch: vec![0; unit_bytes].into_boxed_slice() }
+    pub(super) fn new(
+        decompressor: Box<dyn Decompressor>,
+        batch_max: usize,
+        unit_bytes: usize,
+    ) -> Self {
+        assert!((1..=BATCH_MAX).contains(&batch_max), "{batch_max}");
+        let scratch = vec![0; unit_bytes].into_boxed_slice();
+        DecompressStream { decompressor, scratch, batch_max }
+    }
+
+    /// Decompresses whole units, in batches of what the backend works on at once.
+    pub(super) fn unpack(&mut self, units: &mut [Unpack<'_>]) {
+        units.chunks_mut(self.batch_max).for_each(|batch| unpack(&mut *self.decompressor, batch));
     }
 
     pub(super) fn memory_bytes(&self) -> usize {

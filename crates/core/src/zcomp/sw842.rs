@@ -47,7 +47,7 @@ mod encoder;
 #[allow(unsafe_code, reason = "calls a library that is loaded to compare with")]
 mod tests;
 
-use super::backend::{Answer, Backend, Compressor, Corrupt, Decompressor};
+use super::backend::{Answer, Compressor, Corrupt, Decompressor, Software};
 use bits::Full;
 use encoder::Dictionary;
 
@@ -136,7 +136,7 @@ impl Decompressor for Sw842Decompressor {
 }
 
 /// The kernel's `842` reads the result, in software. There is no level.
-pub(super) static BACKEND: Backend = Backend {
+pub(super) static BACKEND: Software = Software {
     name: "842",
     levels: 1..=1,
     level_default: 1,

@@ -26,7 +26,7 @@ use zstd_sys::{
 };
 
 use super::Error;
-use super::backend::{Answer, Backend, Compressor, Corrupt, Decompressor, Extended};
+use super::backend::{Answer, Compressor, Corrupt, Decompressor, Extended, Software};
 use digest::Digest;
 
 /// `ZSTD_c_format`, a parameter that zstd.h names by macro only.
@@ -261,7 +261,7 @@ impl Decompressor for ZstdDecompressor {
 const LEVELS: RangeInclusive<i32> = -131_072..=22;
 
 /// The name is the kernel's.
-pub(super) static BACKEND: Backend = Backend {
+pub(super) static BACKEND: Software = Software {
     name: "zstd",
     levels: LEVELS,
     level_default: 1,

@@ -3,8 +3,11 @@
 //! ```text
 //! 63    62..56  55..28   27..21   20..0
 //! live  pins    zspage   object   length - 1       an object
+//! 0     where                     length - 1       the object is elsewhere: 42 bits say where
 //! 0     0       0        next vacant slot + 1      vacant (the lower 32 bits), or taken (0)
 //! ```
+//!
+//! The pool does not know which of the last two a word is: the user of the handle remembers.
 //!
 //! # Invariants
 //!
@@ -17,7 +20,7 @@
 use loom::{sync::atomic::AtomicU64, thread::yield_now as pause};
 #[cfg(not(all(test, feature = "loom")))]
 use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use super::shape::OBJECTS_MAX;
 use super::table::Entry;
@@ -41,7 +44,38 @@ const _: () = {
     assert!(PIN_SHIFT + PIN_BITS == 63);
     assert!(PAGE_BYTES << UNIT_ORDER_MAX <= 1 << LENGTH_BITS);
     assert!(OBJECTS_MAX <= 1 << OBJECT_BITS);
+    assert!(LENGTH_BITS + Away::PLACE_BITS == 63);
 };
+
+/// Where an object is that has left the pool, and how long it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Away {
+    /// Of the user's choice, below `1 << PLACE_BITS`.
+    pub(crate) place: u64,
+    /// Bytes of the object, at least 1.
+    pub(crate) length: usize,
+}
+
+impl Away {
+    /// Bits of a place.
+    pub(crate) const PLACE_BITS: u32 = 42;
+
+    fn to_word(self) -> u64 {
+        assert!(self.place >> Away::PLACE_BITS == 0, "place {} is out of range", self.place);
+        debug_assert!(self.length > 0 && self.length <= 1 << LENGTH_BITS);
+        self.place << LENGTH_BITS | (self.length as u64 - 1)
+    }
+
+    fn from_word(word: u64) -> Away {
+        debug_assert_eq!(word & LIVE, 0, "the object is here");
+        Away { place: word >> LENGTH_BITS, length: length(word) }
+    }
+}
+
+/// Bytes of an object, here or away.
+fn length(word: u64) -> usize {
+    (word & ((1 << LENGTH_BITS) - 1)) as usize + 1
+}
 
 /// An object: the place it has and the bytes in use of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -85,7 +119,7 @@ impl Object {
         (word & LIVE != 0).then(|| Object {
             zspage: ZspageId::from_raw(field(word, ZSPAGE_SHIFT, ZSPAGE_ID_BITS)),
             index: field(word, OBJECT_SHIFT, OBJECT_BITS) as usize,
-            length: field(word, 0, LENGTH_BITS) as usize + 1,
+            length: length(word),
         })
     }
 }
@@ -156,16 +190,46 @@ impl Slot {
         self.0.store(object.to_word(), Release);
     }
 
+    /// Forgets the link of a slot that was just taken.
+    pub(super) fn clear(&self) {
+        debug_assert_eq!(self.0.load(Relaxed) & LIVE, 0, "taken twice");
+        self.0.store(0, Relaxed);
+    }
+
     /// Ends the object: afterwards the slot is taken, and its handle finds nothing.
     pub(super) fn vacate(&self) -> Result<Object, Misuse> {
+        self.leave(0)
+    }
+
+    /// Ends the object, and notes where its bytes are from now on. Their length is that of the object.
+    pub(super) fn send_away(&self, place: u64) -> Result<Object, Misuse> {
+        let object = self.object().ok_or(Misuse::Stale)?;
+        // A move by compaction changes zspage and index only.
+        self.leave(Away { place, length: object.length }.to_word())
+    }
+
+    /// Where the bytes of a handle are that has no object.
+    pub(super) fn away(&self) -> Away {
+        // Acquire: pairs with the Release in leave().
+        Away::from_word(self.0.load(Acquire))
+    }
+
+    /// Bytes of the object, here or away.
+    pub(super) fn length(&self) -> usize {
+        length(self.0.load(Relaxed))
+    }
+
+    /// Ends the object, and leaves `after` in its place.
+    fn leave(&self, after: u64) -> Result<Object, Misuse> {
         let mut word = self.0.load(Relaxed);
         loop {
             let object = Object::from_word(word).ok_or(Misuse::Stale)?;
             if pins(word) != 0 {
                 return Err(Misuse::Pinned);
             }
-            // Acquire: pairs with the Release in unpin(), publish() and settle().
-            match self.0.compare_exchange_weak(word, 0, Acquire, Relaxed) {
+            // Acquire: pairs with the Release in unpin(), publish() and settle(). Release: pairs with the
+            // Acquire in away().
+            match self.0.compare_exchange_weak(word, after, AcqRel, Relaxed) {
                 Ok(_) => return Ok(object),
                 Err(now) => word = now,
             }
@@ -194,7 +258,7 @@ impl Entry for Slot {
 
 #[cfg(all(test, not(feature = "loom")))]
 mod tests {
-    use super::{Misuse, Object, Slot};
+    use super::{Away, Misuse, Object, Slot};
     use crate::zsmalloc::table::Entry;
     use crate::zsmalloc::zspage::{ZSPAGE_ID_BITS, ZspageId};
 
@@ -213,8 +277,51 @@ mod tests {
                     assert_eq!(slot.vacate(), Ok(object));
                     assert_eq!(slot.vacate(), Err(Misuse::Stale));
                     assert_eq!(slot.pin(), None);
+                    for place in [0, 1, (1 << Away::PLACE_BITS) - 1] {
+                        slot.publish(object);
+                        assert_eq!(slot.send_away(place), Ok(object));
+                        assert_eq!((slot.object(), slot.pin()), (None, None));
+                        assert_eq!(slot.away(), Away { place, length });
+                        assert_eq!(slot.length(), length);
+                    }
                 }
             }
+        }
+    }
+}
+
+/// A slot for the loom tests of the store, which have one object.
+#[cfg(all(test, feature = "loom"))]
+pub(crate) mod loom_slot {
+    use super::{Object, Slot};
+    use crate::zsmalloc::table::Entry;
+    use crate::zsmalloc::zspage::ZspageId;
+
+    pub(crate) struct LoomSlot(Slot);
+
+    impl LoomSlot {
+        pub(crate) fn new() -> Self {
+            LoomSlot(Slot::vacant())
+        }
+
+        pub(crate) fn publish(&self) {
+            self.0.publish(Object { zspage: ZspageId::from_raw(0), index: 0, length: 4 });
+        }
+
+        pub(crate) fn pin(&self) -> bool {
+            self.0.pin().is_some()
+        }
+
+        pub(crate) fn unpin(&self) {
+            self.0.unpin();
+        }
+
+        pub(crate) fn vacate(&self) -> bool {
+            self.0.vacate().is_ok()
+        }
+
+        pub(crate) fn send_away(&self) -> bool {
+            self.0.send_away(1).is_ok()
         }
     }
 }

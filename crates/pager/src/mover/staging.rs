@@ -217,29 +217,33 @@ impl Staging {
         }
     }
 
-    /// The bytes of a unit of a full slot, to be written.
+    /// The bytes of some units of a full slot, to be written.
     #[allow(unsafe_code, reason = "the one view of the pages that the tokens stand for")]
-    #[allow(clippy::mut_from_ref, reason = "the token is borrowed mutably, and it owns the bytes")]
-    pub(crate) fn unit_mut<'a>(&'a self, slot: &'a mut Full, index: usize) -> &'a mut [u8] {
-        assert!(slot.units.contains(index), "STAGE-3");
-        let bytes = self.geometry.unit_bytes();
-        // SAFETY: as in unit(); the exclusive borrow of the only token rules out any other access.
-        unsafe {
-            std::slice::from_raw_parts_mut(
-                (self.full_address(slot) + index * bytes) as *mut u8,
-                bytes,
-            )
-        }
+    pub(crate) fn units_mut<'a>(
+        &'a self,
+        slot: &'a mut Full,
+        units: Units,
+    ) -> impl Iterator<Item = (usize, &'a mut [u8])> {
+        assert!((units - slot.units).is_empty(), "STAGE-3");
+        let (start, bytes) = (self.full_address(slot), self.geometry.unit_bytes());
+        units.iter().map(move |index| {
+            let unit = (start + index * bytes) as *mut u8;
+            // SAFETY: the slot lies inside the reservation (slot < slots), and by STAGE-3 the unit's pages are
+            // present. `units` yields each index once, so no two of the slices overlap; for as long as one of
+            // them lives the only token is borrowed exclusively, which rules out any other access (STAGE-1).
+            (index, unsafe { std::slice::from_raw_parts_mut(unit, bytes) })
+        })
     }
 
     /// Writes zeros over a range of a full slot's bytes, as far as it has them.
     pub(crate) fn zero(&self, slot: &mut Full, bytes: Range<usize>) {
         let unit_bytes = self.geometry.unit_bytes();
-        for index in (slot.units & self.geometry.touched(bytes.clone())).iter() {
+        let touched = slot.units & self.geometry.touched(bytes.clone());
+        for (index, unit) in self.units_mut(slot, touched) {
             let start = index * unit_bytes;
             let from = bytes.start.saturating_sub(start);
             let to = (bytes.end - start).min(unit_bytes);
-            self.unit_mut(slot, index)[from..to].fill(0);
+            unit[from..to].fill(0);
         }
     }
 

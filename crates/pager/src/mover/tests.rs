@@ -100,7 +100,7 @@ fn a_copy_does_not_touch_what_is_there() {
     populate(&mover, &space, 0x0006);
     let slot = mover.take_hollow().unwrap();
     let mut full = mover.fill(slot).unwrap();
-    geometry.all().iter().for_each(|unit| mover.unit_mut(&mut full, unit).fill(0x77));
+    mover.units_mut(&mut full, geometry.all()).for_each(|(_, unit)| unit.fill(0x77));
     mover.place_copy(&full, Units::from(0..4), space.address());
     assert_eq!(pages(space.address()), 0x000F);
     assert_eq!(pages(mover.staging.full_address(&full)), 0xFFFF, "the slot keeps its pages");

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::stats::Stats;
 use zfolio_core::zcomp::Zcomp;
-use zfolio_core::zswap::Key;
+use zfolio_core::store::Key;
 
 use super::random::Random;
 use super::schedule::{self, Schedule};

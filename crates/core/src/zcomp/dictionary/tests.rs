@@ -36,7 +36,7 @@ fn check_round_trip(zcomp: &Zcomp, unit: &[u8]) -> Option<usize> {
         Kept::Compressed(bytes) => {
             assert!(bytes.len() <= compressed_bytes_max(unit.len()), "ZC-3");
             let back = decompress(zcomp, &bytes, unit.len()).expect("what was compressed");
-            assert!(back == unit, "{}, seed {}", zcomp.params(), seed());
+            assert!(back == unit, "{:?}, seed {}", zcomp.params(), seed());
             Some(bytes.len())
         }
         _ => None,

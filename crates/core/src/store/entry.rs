@@ -1,0 +1,368 @@
+//! One entry: its row, and the states that the row goes through.
+//!
+//! An [`EntryId`] is a handle of the pool. The row is what stands beside that handle in the pool's table: the
+//! slot, which says where the object is, and four words of the store's:
+//!
+//! ```text
+//! word 0, 1, 2       the lower 96 bits of the checksum; of a same-filled unit, its word
+//! word 3   31..16    the upper 16 bits of the checksum
+//!          10..9     age: how many looks of the walker it is still protected from
+//!          8         failed: the backing said that it cannot be read
+//!          7         raw: the object is the unit as it is
+//!          6..3      codec: with which it was compressed, and so how long the unit is
+//!          2..0      place
+//! ```
+//!
+//! The place moves as follows. `W` is the walker or whoever completes a request, always under the lock of
+//! rank `RANK_BACKING`; `O` is the owner of the [`EntryId`].
+//!
+//! ```text
+//!               O: store             W: begin_write            W: written
+//!   vacant -------------------> pool ---------------> writing --------------> backing
+//!     ^  |                      ^ ^ |     W: failed, or   | |                 |  ^  |
+//!     |  | O: store             | | |     somebody reads  | | O: end          |  |  |
+//!     |  +--> same-filled --+   | +-|---------------------+ v                 |  |  |
+//!     |                     |   |   |                 writing, dead           |  |  |
+//!     |       O: end        |   |   | O: end                |                 |  |  |
+//!     +---------------------+   |   |                       | W: written,     |  |  |
+//!     +-------------------------|---+                       | or failed       |  |  |
+//!     +-------------------------|---------------------------+                 |  |  |
+//!     |                         |           W: read           W: begin_read   |  |  |
+//!     |                         +--------------------- reading <--------------+  |  |
+//!     |                                                 | |     W: failed          |  |
+//!     |                          reading, dead <--------+ +----------------------+  |
+//!     | W: read, or failed            |        O: end                               | O: end
+//!     +-------------------------------+                                             |
+//!     +-----------------------------------------------------------------------------+
+//! ```
+//!
+//! # Invariants
+//!
+//! - `ROW-2` The state of a handle that no entry has is 0, and nobody but the thread that took the handle
+//!   changes it.
+//! - `ROW-3` In `pool` the slot has an object. In `writing` it has one too, but for the moment between
+//!   `Pool::send_away` and the step to `backing`, both under the lock. In `backing` and `reading` it has the
+//!   location; in `reading` it may have the object already, likewise under the lock.
+//! - `ROW-4` Words 0 to 2 and the checksum, codec and raw bits of word 3 stay as they are from `store` to the
+//!   end of the entry.
+//! - `ROW-5` Only the owner makes a living entry dead or vacant; only the walker makes a dead one vacant.
+
+use std::fmt;
+use std::sync::atomic::{
+    AtomicU32, Ordering, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
+};
+
+use super::checksum::Checksum;
+use super::codecs::{CODECS_MAX, CodecId};
+use crate::zsmalloc::Handle;
+
+/// Words of a row, beside the slot.
+pub(super) const ROW_WORDS: usize = 4;
+
+/// Names one stored unit, until it is invalidated.
+///
+/// Not `Copy`: `STORE-1` is kept by moving it into `Store::invalidate`.
+#[derive(PartialEq, Eq)]
+#[must_use = "an entry that is dropped leaks its memory: invalidate it"]
+pub struct EntryId(pub(super) Handle);
+
+const _: () = assert!(size_of::<EntryId>() == 4 && size_of::<Option<EntryId>>() == 4);
+
+impl fmt::Debug for EntryId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "EntryId({})", self.0.to_raw())
+    }
+}
+
+/// Where an entry is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Place {
+    Vacant,
+    SameFilled,
+    Pool,
+    Writing,
+    WritingDead,
+    Backing,
+    Reading,
+    ReadingDead,
+}
+
+const PLACES: [Place; 8] = [
+    Place::Vacant,
+    Place::SameFilled,
+    Place::Pool,
+    Place::Writing,
+    Place::WritingDead,
+    Place::Backing,
+    Place::Reading,
+    Place::ReadingDead,
+];
+
+const PLACE: u32 = 0b111;
+const CODEC_SHIFT: u32 = 3;
+const CODEC: u32 = 0b1111 << CODEC_SHIFT;
+const RAW: u32 = 1 << 7;
+const FAILED: u32 = 1 << 8;
+const AGE_SHIFT: u32 = 9;
+const AGE: u32 = 0b11 << AGE_SHIFT;
+const CHECKSUM_SHIFT: u32 = 16;
+
+/// The age of an entry that was just stored: the walker passes it once.
+const AGE_STORED: u32 = 1 << AGE_SHIFT;
+
+const _: () = {
+    assert!(CODECS_MAX == 1 << CODEC.count_ones());
+    assert!(AGE < 1 << CHECKSUM_SHIFT && AGE_STORED & !AGE == 0);
+    assert!(PLACE | CODEC | RAW | FAILED | AGE == (1 << 11) - 1);
+};
+
+/// Looks of the walker after which an entry is taken whose age was the highest.
+pub(super) const AGES: u32 = 1 + (AGE >> AGE_SHIFT);
+
+/// Word 3 of a row.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct State(u32);
+
+impl State {
+    pub(super) const VACANT: State = State(0);
+
+    fn new(place: Place, codec: CodecId, is_raw: bool, checksum: u16) -> State {
+        let codec = u32::try_from(codec.get()).expect("below CODECS_MAX");
+        let raw = if is_raw { RAW } else { 0 };
+        let checksum = u32::from(checksum) << CHECKSUM_SHIFT;
+        State(checksum | AGE_STORED | raw | codec << CODEC_SHIFT | place as u32)
+    }
+
+    pub(super) fn place(self) -> Place {
+        PLACES[(self.0 & PLACE) as usize]
+    }
+
+    pub(super) fn codec(self) -> CodecId {
+        CodecId::new(((self.0 & CODEC) >> CODEC_SHIFT) as usize).expect("4 bits")
+    }
+
+    pub(super) fn is_same_filled(self) -> bool {
+        self.place() == Place::SameFilled
+    }
+
+    /// Whether the object is the unit as it is.
+    pub(super) fn is_raw(self) -> bool {
+        self.0 & RAW != 0
+    }
+
+    /// Whether the backing said that the entry cannot be read.
+    pub(super) fn has_failed(self) -> bool {
+        self.0 & FAILED != 0
+    }
+
+    fn at(self, place: Place) -> State {
+        State(self.0 & !PLACE | place as u32)
+    }
+
+    fn failed(self) -> State {
+        State(self.0 | FAILED)
+    }
+
+    fn protected(self) -> State {
+        State(self.0 | AGE)
+    }
+
+    fn older(self) -> Option<State> {
+        (self.0 & AGE != 0).then(|| State(self.0 - (1 << AGE_SHIFT)))
+    }
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let age = (self.0 & AGE) >> AGE_SHIFT;
+        write!(f, "{:?} {:?} age {age}", self.place(), self.codec())?;
+        f.write_str(if self.is_raw() { " raw" } else { "" })?;
+        f.write_str(if self.has_failed() { " failed" } else { "" })
+    }
+}
+
+/// What a state is kept in: an atomic word, of loom in the tests of `make loom`.
+pub(super) trait Word {
+    fn load(&self, order: Ordering) -> u32;
+    fn store(&self, value: u32, order: Ordering);
+    fn compare_exchange(&self, now: u32, new: u32) -> Result<u32, u32>;
+    fn fetch_or(&self, bits: u32);
+}
+
+impl Word for AtomicU32 {
+    fn load(&self, order: Ordering) -> u32 {
+        AtomicU32::load(self, order)
+    }
+
+    fn store(&self, value: u32, order: Ordering) {
+        AtomicU32::store(self, value, order);
+    }
+
+    fn compare_exchange(&self, now: u32, new: u32) -> Result<u32, u32> {
+        AtomicU32::compare_exchange(self, now, new, AcqRel, Acquire)
+    }
+
+    fn fetch_or(&self, bits: u32) {
+        AtomicU32::fetch_or(self, bits, Relaxed);
+    }
+}
+
+/// The owner has ended an entry while a request for it was in flight.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Dead;
+
+/// The state of one row, and the steps of the diagram above.
+///
+/// A step's compare-and-swap acquires what the step before released: who sees `pool` sees words, slot and
+/// object; who sees `backing` sees the location.
+#[derive(Debug)]
+pub(super) struct Cell<'a, W: Word>(pub(super) &'a W);
+
+impl<W: Word> Clone for Cell<'_, W> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<W: Word> Copy for Cell<'_, W> {}
+
+impl<W: Word> Cell<'_, W> {
+    /// The state at this moment.
+    pub(super) fn load(self) -> State {
+        // Acquire: pairs with the Release in begin() and with change().
+        State(self.0.load(Acquire))
+    }
+
+    /// Begins an entry: words and slot are written.
+    fn begin(self, state: State) {
+        debug_assert_eq!(self.0.load(Relaxed), 0, "ROW-2");
+        // Release: pairs with the Acquire in load() and change().
+        self.0.store(state.0, Ordering::Release);
+    }
+
+    /// Ends a dead entry, or one that is nobody else's.
+    pub(super) fn vacate(self) {
+        // Release: whoever takes the handle next, through the pool's locks, finds 0.
+        self.0.store(State::VACANT.0, Ordering::Release);
+    }
+
+    /// Moves on as `step` says; returns the state before, or the one for which `step` says `None`.
+    fn change(self, step: impl Fn(State) -> Option<State>) -> Result<State, State> {
+        let mut now = self.load();
+        loop {
+            let Some(next) = step(now) else { return Err(now) };
+            match self.0.compare_exchange(now.0, next.0) {
+                Ok(_) => return Ok(now),
+                Err(other) => now = State(other),
+            }
+        }
+    }
+
+    /// The owner ends the entry. What it was: a living entry in flight is dead now, and whoever completes
+    /// the request frees what it has; else the entry is vacant, and the caller frees that.
+    pub(super) fn end(self) -> State {
+        let ended = self.change(|state| match state.place() {
+            Place::SameFilled | Place::Pool | Place::Backing => Some(State::VACANT),
+            Place::Writing => Some(state.at(Place::WritingDead)),
+            Place::Reading => Some(state.at(Place::ReadingDead)),
+            Place::Vacant | Place::WritingDead | Place::ReadingDead => None,
+        });
+        ended.unwrap_or_else(|state| panic!("STORE-1: an entry that is {state:?} is invalidated"))
+    }
+
+    /// The owner has just loaded the entry, or stored the same again: the walker passes it for longest.
+    pub(super) fn protect(self) {
+        self.0.fetch_or(AGE);
+    }
+
+    /// The walker looks at the entry: one in the pool becomes older, or, if it is old, is being written from
+    /// now on. True: it is.
+    pub(super) fn begin_write(self) -> bool {
+        let looked = self.change(|state| match state.place() {
+            Place::Pool => Some(state.older().unwrap_or_else(|| state.at(Place::Writing))),
+            _ => None,
+        });
+        looked.is_ok_and(|before| before.older().is_none())
+    }
+
+    /// The write is done, and the slot says where the bytes are.
+    pub(super) fn written(self) -> Result<(), Dead> {
+        self.complete(Place::Writing, |state| state.at(Place::Backing))
+    }
+
+    /// The write failed, or somebody reads the object: it stays in the pool.
+    pub(super) fn not_written(self) -> Result<(), Dead> {
+        self.complete(Place::Writing, |state| state.at(Place::Pool).protected())
+    }
+
+    /// Somebody fetches an entry from the backing. `Err`: the entry is not there, or cannot be read.
+    pub(super) fn begin_read(self) -> Result<(), State> {
+        let begun = self.change(|state| {
+            let readable = state.place() == Place::Backing && !state.has_failed();
+            readable.then(|| state.at(Place::Reading))
+        });
+        begun.map(|_| ())
+    }
+
+    /// The read is done, and the slot has the object.
+    pub(super) fn read(self) -> Result<(), Dead> {
+        self.complete(Place::Reading, |state| state.at(Place::Pool).protected())
+    }
+
+    /// The read failed, for good or for now.
+    pub(super) fn not_read(self, is_final: bool) -> Result<(), Dead> {
+        self.complete(Place::Reading, |state| {
+            let state = state.at(Place::Backing);
+            if is_final { state.failed() } else { state }
+        })
+    }
+
+    fn complete(self, from: Place, to: impl Fn(State) -> State) -> Result<(), Dead> {
+        let completed = self.change(|state| (state.place() == from).then(|| to(state)));
+        completed.map(|_| ()).map_err(|state| {
+            let dead = matches!(state.place(), Place::WritingDead | Place::ReadingDead);
+            debug_assert!(dead, "ROW-5: {state:?} while a request from {from:?} was in flight");
+            Dead
+        })
+    }
+}
+
+/// The words of one row.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Row<'a>(pub(super) &'a [AtomicU32]);
+
+impl<'a> Row<'a> {
+    /// The state.
+    pub(super) fn cell(self) -> Cell<'a, AtomicU32> {
+        Cell(&self.0[ROW_WORDS - 1])
+    }
+
+    /// Begins an entry whose handle was just taken, and whose object is stored if it has one. Returns its state.
+    pub(super) fn begin(
+        self,
+        place: Place,
+        codec: CodecId,
+        is_raw: bool,
+        checksum: Checksum,
+    ) -> State {
+        let (words, rest) = checksum.to_words();
+        for (cell, word) in self.0.iter().zip(words) {
+            // Relaxed: released with the state, by begin().
+            cell.store(word, Relaxed);
+        }
+        let state = State::new(place, codec, is_raw, rest);
+        self.cell().begin(state);
+        state
+    }
+
+    /// The checksum of an entry in this state.
+    pub(super) fn checksum(self, state: State) -> Checksum {
+        // Relaxed: acquired with the state; they never change (ROW-4).
+        let word = |index: usize| self.0[index].load(Relaxed);
+        let rest = u16::try_from(state.0 >> CHECKSUM_SHIFT).expect("16 bits are left");
+        Checksum::from_words([word(0), word(1), word(2)], rest, state.is_same_filled())
+    }
+}
+
+#[cfg(test)]
+mod tests;

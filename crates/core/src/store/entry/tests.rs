@@ -1,0 +1,280 @@
+//! The states of a row.
+
+#[cfg(not(feature = "loom"))]
+use super::{AGES, Cell, CodecId, Dead, Place, Row, State};
+#[cfg(not(feature = "loom"))]
+use crate::store::Key;
+
+#[cfg(not(feature = "loom"))]
+fn row() -> [std::sync::atomic::AtomicU32; 4] {
+    Default::default()
+}
+
+/// Goal: a row gives back what was put into it. Method: every codec and place, every checksum's ends.
+#[test]
+#[cfg(not(feature = "loom"))]
+fn a_row_keeps_what_it_was_begun_with() {
+    let key = Key::new([3; Key::BYTES]);
+    for (unit, place) in [(vec![9; 4096], Place::SameFilled), (vec![9; 4097], Place::Pool)] {
+        let checksum = key.checksum(&unit);
+        for number in 0..super::CODECS_MAX {
+            let codec = CodecId::new(number).expect("a codec's number");
+            for is_raw in [false, true] {
+                let words = row();
+                let row = Row(&words);
+                row.begin(place, codec, is_raw, checksum);
+                let state = row.cell().load();
+                assert_eq!((state.place(), state.codec(), state.is_raw()), (place, codec, is_raw));
+                assert_eq!(row.checksum(state), checksum);
+                row.cell().protect();
+                assert_eq!(row.checksum(row.cell().load()), checksum, "ROW-4");
+                assert_eq!(row.cell().end().place(), place);
+                assert_eq!(row.cell().load(), State::VACANT);
+            }
+        }
+    }
+}
+
+/// Goal: the second chance. Method: looks until an entry is taken, after a store and after a load.
+#[test]
+#[cfg(not(feature = "loom"))]
+fn an_entry_that_was_loaded_is_passed_longer() {
+    let words = row();
+    let row = Row(&words);
+    let looks = |cell: Cell<'_, _>| (1..10).find(|_| cell.begin_write()).expect("it is taken");
+    row.begin(Place::Pool, CodecId::FIRST, false, Key::new([3; 192]).checksum(&vec![1; 4097]));
+    assert_eq!(looks(row.cell()), 2);
+    assert_eq!(row.cell().not_written(), Ok(()));
+    assert_eq!(looks(row.cell()), AGES, "it was wanted, or could not be written");
+    assert_eq!(row.cell().written(), Ok(()));
+    assert!(!row.cell().begin_write(), "it is not in the pool");
+    assert_eq!(row.cell().begin_read(), Ok(()));
+    assert!(row.cell().begin_read().is_err(), "one request at a time");
+    assert_eq!(row.cell().not_read(false), Ok(()));
+    assert_eq!(row.cell().begin_read(), Ok(()));
+    assert_eq!(row.cell().not_read(true), Ok(()));
+    assert!(row.cell().begin_read().is_err_and(State::has_failed), "it cannot be read");
+    assert_eq!(row.cell().end().place(), Place::Backing);
+}
+
+#[test]
+#[cfg(not(feature = "loom"))]
+fn an_entry_that_ends_in_flight_is_dead() {
+    let words = row();
+    let cell = Row(&words).cell();
+    let begin = |age: u32| {
+        cell.0.store(Place::Pool as u32 | age << super::AGE_SHIFT, super::Relaxed);
+        assert!(cell.begin_write());
+    };
+    begin(0);
+    assert_eq!(cell.end().place(), Place::Writing);
+    assert_eq!(cell.written(), Err(Dead));
+    assert_eq!(cell.not_written(), Err(Dead));
+    cell.vacate();
+    begin(0);
+    assert_eq!((cell.written(), cell.begin_read()), (Ok(()), Ok(())));
+    assert_eq!(cell.end().place(), Place::Reading);
+    assert_eq!((cell.read(), cell.not_read(true)), (Err(Dead), Err(Dead)));
+}
+
+#[test]
+#[should_panic(expected = "STORE-1")]
+#[cfg(not(feature = "loom"))]
+fn a_vacant_row_cannot_end() {
+    let words = row();
+    Row(&words).cell().end();
+}
+
+/// Every order of steps: `make loom`.
+#[cfg(feature = "loom")]
+#[allow(unsafe_code, reason = "loom's cells, which are what it checks")]
+mod loom_tests {
+    use std::sync::atomic::Ordering;
+
+    use loom::cell::UnsafeCell;
+    use loom::sync::atomic::AtomicU32;
+    use loom::sync::{Arc, Mutex};
+
+    use super::super::{Cell, Place, Word};
+    use crate::zsmalloc::loom_slot::LoomSlot;
+
+    impl Word for AtomicU32 {
+        fn load(&self, order: Ordering) -> u32 {
+            AtomicU32::load(self, order)
+        }
+
+        fn store(&self, value: u32, order: Ordering) {
+            AtomicU32::store(self, value, order);
+        }
+
+        fn compare_exchange(&self, now: u32, new: u32) -> Result<u32, u32> {
+            AtomicU32::compare_exchange(self, now, new, Ordering::AcqRel, Ordering::Acquire)
+        }
+
+        fn fetch_or(&self, bits: u32) {
+            AtomicU32::fetch_or(self, bits, Ordering::Relaxed);
+        }
+    }
+
+    const BYTES: u32 = 7;
+    const GONE: u32 = 0;
+
+    /// One row, its object in the pool and its bytes on the backing. Loom sees to it that nobody reads an object
+    /// while it is freed or filled. The steps are those of `store/spill.rs`, in their order.
+    struct World {
+        state: AtomicU32,
+        slot: LoomSlot,
+        object: UnsafeCell<u32>,
+        /// What the lock of rank `RANK_BACKING` protects: the bytes on the backing, if there are any.
+        side: Mutex<Option<u32>>,
+        /// Times that the handle was given back.
+        ended: AtomicU32,
+    }
+
+    impl World {
+        fn new() -> Arc<World> {
+            let slot = LoomSlot::new();
+            slot.publish();
+            Arc::new(World {
+                state: AtomicU32::new(Place::Pool as u32),
+                slot,
+                object: UnsafeCell::new(BYTES),
+                side: Mutex::new(None),
+                ended: AtomicU32::new(0),
+            })
+        }
+
+        fn cell(&self) -> Cell<'_, AtomicU32> {
+            Cell(&self.state)
+        }
+
+        fn free(&self) {
+            assert!(self.slot.vacate(), "a dead entry is read by nobody");
+            // SAFETY: the slot is vacant, so nobody reads the object: what loom checks here.
+            self.object.with_mut(|object| unsafe { *object = GONE });
+            self.ended.fetch_add(1, Ordering::Relaxed);
+        }
+
+        /// As `Store::load` does. False: it is away.
+        fn load(&self) -> bool {
+            let here = match self.cell().load().place() {
+                Place::Pool | Place::Writing => self.slot.pin(),
+                Place::Backing | Place::Reading => false,
+                place => panic!("{place:?}"),
+            };
+            if here {
+                // SAFETY: pinned, so nobody writes the object: what loom checks here.
+                self.object.with(|object| assert_eq!(unsafe { *object }, BYTES));
+                self.slot.unpin();
+                self.cell().protect();
+            }
+            here
+        }
+
+        /// As `Store::write_back` with a backing that writes at once.
+        fn write_back(&self) {
+            let mut side = self.side.lock().unwrap();
+            if !self.cell().begin_write() {
+                return;
+            }
+            assert!(self.slot.pin(), "ROW-3");
+            // SAFETY: pinned, as in load().
+            let bytes = self.object.with(|object| unsafe { *object });
+            self.slot.unpin();
+            assert_eq!(bytes, BYTES);
+            if self.cell().load().place() == Place::WritingDead {
+                self.cell().vacate();
+                self.free();
+            } else if !self.slot.send_away() {
+                if self.cell().not_written().is_err() {
+                    self.cell().vacate();
+                    self.free();
+                }
+            } else {
+                // SAFETY: the slot has no object any more, so nobody reads it.
+                self.object.with_mut(|object| unsafe { *object = GONE });
+                *side = Some(bytes);
+                if self.cell().written().is_err() {
+                    *side = None;
+                    self.cell().vacate();
+                    self.ended.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        }
+
+        /// As `Store::wait` with a backing that reads at once.
+        fn wait(&self) {
+            let mut side = self.side.lock().unwrap();
+            if self.cell().begin_read().is_err() {
+                return;
+            }
+            let bytes = side.take().expect("ROW-3: it is on the backing");
+            // SAFETY: the slot has no object, so nobody reads it.
+            self.object.with_mut(|object| unsafe { *object = bytes });
+            self.slot.publish();
+            if self.cell().read().is_err() {
+                self.cell().vacate();
+                self.free();
+            }
+        }
+
+        /// As `Store::invalidate`.
+        fn end(&self) {
+            match self.cell().end().place() {
+                Place::Pool => self.free(),
+                Place::Backing => {
+                    self.ended.fetch_add(1, Ordering::Relaxed);
+                }
+                Place::Writing | Place::Reading => {}
+                place => panic!("{place:?}"),
+            }
+        }
+    }
+
+    /// Goal: an entry that is loaded again and again, while it is written back and fetched, always has its bytes.
+    #[test]
+    fn loom_loads_and_a_walker() {
+        loom::model(|| {
+            let world = World::new();
+            let walker = Arc::clone(&world);
+            let walker = loom::thread::spawn(move || walker.write_back());
+            if !world.load() {
+                world.wait();
+                assert!(world.load(), "nobody writes it back any more");
+            }
+            walker.join().unwrap();
+            world.end();
+            assert_eq!(world.ended.load(Ordering::Relaxed), 1);
+        });
+    }
+
+    /// Goal: an entry that ends at any moment of a write-back ends once, and nobody touches it after.
+    #[test]
+    fn loom_an_end_and_a_walker() {
+        loom::model(|| {
+            let world = World::new();
+            let walker = Arc::clone(&world);
+            let walker = loom::thread::spawn(move || walker.write_back());
+            world.end();
+            walker.join().unwrap();
+            assert_eq!(world.ended.load(Ordering::Relaxed), 1);
+            assert_eq!(world.cell().load().place(), Place::Vacant);
+        });
+    }
+
+    /// Goal: the same while somebody with an old ticket fetches the entry.
+    #[test]
+    fn loom_an_end_and_a_fetch() {
+        loom::model(|| {
+            let world = World::new();
+            world.write_back();
+            assert_eq!(world.cell().load().place(), Place::Backing);
+            let waiter = Arc::clone(&world);
+            let waiter = loom::thread::spawn(move || waiter.wait());
+            world.end();
+            waiter.join().unwrap();
+            assert_eq!(world.ended.load(Ordering::Relaxed), 1);
+            assert_eq!(world.cell().load().place(), Place::Vacant);
+        });
+    }
+}

@@ -1,0 +1,400 @@
+//! Entries on their way to the backing and back.
+//!
+//! [`Store::write_back`] is a clock: a **hand** goes over the rows of the pool's table, in a circle. An entry that
+//! is in the pool becomes older at each look, and an old one is written. An entry that was just stored is
+//! passed once, one that was just loaded three times: this is its second chance. Handles are given out in
+//! rising order while the table grows, by sixteens to each size class, so the oldest entries go first;
+//! later, when handles are used again, the order is that of the ages only.
+//!
+//! # Why no byte is lost
+//!
+//! The object of an entry leaves the pool only after the backing has said that the bytes are written, and a
+//! location is discarded only after the object is in the pool again or the entry has ended.
+//!
+//! *Load against write-back.* A load that sees `pool` or `writing` pins the object. If the pin succeeds, the
+//! object stays where it is until the load is done: `Pool::send_away` refuses a pinned object, and then the
+//! entry stays in the pool and the new location is discarded. If the pin fails, the object was sent away
+//! before, so its bytes are on the backing: the load reports `Away`. Between `send_away` and the step to
+//! `backing` the lock is held, and `wait` begins by taking the lock, so the caller's next try finds a state
+//! that is true.
+//!
+//! *Invalidate against write-back.* Both move the state by compare-and-swap. If the owner comes first, the
+//! walker's step from `pool` fails, and the row is no concern of the walker's. If the walker comes first, the
+//! owner's step leads to `dead`, and the owner touches neither row nor object from then on (`ROW-5`); the
+//! completion finds `dead`, discards the location, and frees object and handle. A request has one completion,
+//! so that happens once. No load is in progress, since it would borrow the id that the owner gave up; so
+//! the object is not pinned.
+//!
+//! *Fetch against invalidate.* The same with `backing` and `reading`. Several waiters: one step from `backing`
+//! to `reading` succeeds, the others wait for the completion. A ticket may be older than the entry with its
+//! handle: `wait` compares checksums, and if they differ the caller's entry has ended, which is not the
+//! waiter's failure. To fetch an entry for nobody does no harm.
+//!
+//! *Completions against each other.* All are handled under the lock, and all requests are submitted under it
+//! too, so no completion of a batch is handled while objects of the batch are pinned by `submit`.
+//!
+//! # Concurrency
+//!
+//! One lock, of [`RANK_BACKING`]: hand and requests in flight. `pause` alone is called without it. Invalidating
+//! takes it never; loading takes it never.
+//!
+//! Who forks while requests are in flight calls [`Store::drain`] first.
+
+#![forbid(unsafe_code)]
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::backing::{
+    Backing, Completed, Completion, Failure, Location, Operation, RANK_BACKING, Request, Token,
+};
+use super::batch::{Error, Ticket};
+use super::entry::{AGES, Place};
+use super::{Row, Store};
+use crate::stats::{add, subtract};
+use crate::sync::{Guard, Mutex};
+use crate::zcomp::BATCH_MAX;
+use crate::zsmalloc::{Handle, PageSource};
+
+/// Times that one `wait` has an entry read, if each read fails but may succeed later.
+const TRIES: usize = 3;
+
+/// What a store with a backing has beside it.
+#[derive(Debug)]
+pub(super) struct Spill {
+    backing: Box<dyn Backing>,
+    side: Mutex<RANK_BACKING, Side>,
+    counters: Counters,
+}
+
+#[derive(Debug, Default)]
+struct Side {
+    /// The row that the walker looks at next.
+    hand: u32,
+    /// Requests that were accepted and are not completed.
+    in_flight: usize,
+}
+
+type Held<'a> = Guard<'a, RANK_BACKING, Side>;
+
+#[derive(Debug, Default)]
+struct Counters {
+    units: AtomicU64,
+    bytes: AtomicU64,
+    written: AtomicU64,
+    not_written: AtomicU64,
+    read: AtomicU64,
+    not_read: AtomicU64,
+}
+
+/// What is on the backing, and what went to it and came back.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct SpillStats {
+    /// Entries that are on the backing now.
+    pub units: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Entries that were written.
+    pub written: u64,
+    /// Writes that failed or came to nothing: the entry was wanted meanwhile.
+    pub not_written: u64,
+    /// Entries that were fetched.
+    pub read: u64,
+    /// Reads that failed.
+    pub not_read: u64,
+}
+
+/// What one call of [`Store::write_back`] did.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct WrittenBack {
+    /// Writes that the backing accepted.
+    pub started: usize,
+    /// Writes that it did not accept. The walk ends at the first.
+    pub refused: usize,
+    /// Entries that left the pool, of this call's writes or of earlier ones.
+    pub written: usize,
+    /// The bytes of their objects.
+    pub bytes: usize,
+    /// Entries that stay in the pool: the write failed, or somebody reads the entry.
+    pub kept: usize,
+}
+
+impl Spill {
+    pub(super) fn new(backing: Box<dyn Backing>) -> Spill {
+        Spill { backing, side: Mutex::new(Side::default()), counters: Counters::default() }
+    }
+}
+
+impl<S: PageSource> Store<S> {
+    /// Moves up to `most` entries to the backing, those first that were used least lately; and handles what the
+    /// backing has completed. Does nothing without a backing. Does not wait for the backing.
+    pub fn write_back(&self, most: usize) -> WrittenBack {
+        let mut done = WrittenBack::default();
+        let Some(spill) = &self.spill else { return done };
+        let mut side = spill.side.lock();
+        self.complete(spill, &mut side, &mut done);
+        // Every row is looked at as often as its age can ask for.
+        let mut looks = u64::from(self.pool.handles()) * u64::from(AGES);
+        while done.started < most && done.refused == 0 {
+            let wanted = (most - done.started).min(BATCH_MAX);
+            if !self.write_some(spill, &mut side, wanted, &mut looks, &mut done) {
+                break;
+            }
+        }
+        self.complete(spill, &mut side, &mut done);
+        done
+    }
+
+    /// Starts up to `wanted` writes, at most [`BATCH_MAX`]. False: the walk is over.
+    fn write_some(
+        &self,
+        spill: &Spill,
+        side: &mut Held<'_>,
+        wanted: usize,
+        looks: &mut u64,
+        done: &mut WrittenBack,
+    ) -> bool {
+        let mut pinned = [const { None }; BATCH_MAX];
+        let mut count = 0;
+        while count < wanted && *looks > 0 {
+            *looks -= 1;
+            let Some(handle) = self.next_row(side) else { break };
+            if self.row(handle).cell().begin_write() {
+                let pin = self.pool.pin(handle).expect("ROW-3: an entry in the pool has an object");
+                pinned[count] = Some((handle, pin));
+                count += 1;
+            }
+        }
+        if count == 0 {
+            return false;
+        }
+        let mut requests = pinned.iter().flatten().map(|(handle, pin)| Request {
+            token: Token(*handle),
+            operation: Operation::Write(pin),
+            refused: None,
+        });
+        let none = || Request {
+            token: Token(Handle::FIRST),
+            operation: Operation::Write(&[]),
+            refused: None,
+        };
+        let mut requests: [Request<'_>; BATCH_MAX] =
+            std::array::from_fn(|_| requests.next().unwrap_or_else(none));
+        spill.backing.submit(&mut requests[..count]);
+        let refused = requests.map(|request| request.refused);
+        let handles = pinned.map(|pinned| pinned.map(|(handle, _)| handle));
+        // The pins are gone: an entry that has died meanwhile can be freed.
+        for (handle, refused) in handles.into_iter().flatten().zip(refused) {
+            match refused {
+                None => {
+                    side.in_flight += 1;
+                    done.started += 1;
+                }
+                Some(_) => {
+                    self.stay(spill, handle);
+                    done.refused += 1;
+                }
+            }
+        }
+        count == wanted
+    }
+
+    /// The row under the hand, which moves on. `None`: no row was ever used.
+    fn next_row(&self, side: &mut Held<'_>) -> Option<Handle> {
+        let rows = self.pool.handles();
+        let index = if side.hand < rows { side.hand } else { 0 };
+        side.hand = index + 1;
+        (rows > 0).then(|| Handle::from_index(index))
+    }
+
+    /// Handles the requests that the backing has completed.
+    fn complete(&self, spill: &Spill, side: &mut Held<'_>, done: &mut WrittenBack) {
+        spill.backing.poll(&mut |Completion { token: Token(handle), result }| {
+            side.in_flight -= 1;
+            let place = self.row(handle).cell().load().place();
+            match (place, result) {
+                (Place::Writing | Place::WritingDead, Ok(Completed::Written(location))) => {
+                    self.written(spill, handle, location, done);
+                }
+                (Place::Writing | Place::WritingDead, Err(_)) => {
+                    self.stay(spill, handle);
+                    done.kept += 1;
+                }
+                (Place::Reading | Place::ReadingDead, Ok(Completed::Read(bytes))) => {
+                    self.fetched(spill, handle, bytes);
+                }
+                (Place::Reading | Place::ReadingDead, Err(failure)) => {
+                    self.not_fetched(spill, handle, failure == Failure::Final);
+                }
+                (place, result) => {
+                    panic!("{result:?} of handle {} which is {place:?}", handle.to_raw())
+                }
+            }
+        });
+    }
+
+    /// An entry was written: its object leaves the pool, unless somebody reads it.
+    fn written(&self, spill: &Spill, handle: Handle, location: Location, done: &mut WrittenBack) {
+        let cell = self.row(handle).cell();
+        let length = self.pool.length_anywhere(handle);
+        if cell.load().place() == Place::WritingDead {
+            spill.backing.discard(location);
+            self.stay(spill, handle);
+        } else if !self.pool.send_away(handle, location.get()) {
+            spill.backing.discard(location);
+            self.stay(spill, handle);
+            done.kept += 1;
+        } else {
+            // Before the step: the owner may end the entry right after it.
+            add(&spill.counters.units, 1);
+            add(&spill.counters.bytes, length as u64);
+            add(&spill.counters.written, 1);
+            done.written += 1;
+            done.bytes += length;
+            if cell.written().is_err() {
+                self.bury(spill, handle);
+            }
+        }
+    }
+
+    /// An entry was not written: it stays in the pool; a dead one ends.
+    fn stay(&self, spill: &Spill, handle: Handle) {
+        add(&spill.counters.not_written, 1);
+        let cell = self.row(handle).cell();
+        if cell.not_written().is_err() {
+            cell.vacate();
+            self.pool.free(handle);
+        }
+    }
+
+    /// The bytes of an entry came from the backing.
+    fn fetched(&self, spill: &Spill, handle: Handle, bytes: &[u8]) {
+        let cell = self.row(handle).cell();
+        let away = self.pool.away(handle);
+        if cell.load().place() == Place::ReadingDead {
+            self.bury(spill, handle);
+        } else if bytes.len() != away.length {
+            self.not_fetched(spill, handle, true);
+        } else if self.pool.bring_back(handle, bytes).is_err() {
+            self.not_fetched(spill, handle, false);
+        } else {
+            self.left(spill, away.place, away.length);
+            add(&spill.counters.read, 1);
+            if cell.read().is_err() {
+                cell.vacate();
+                self.pool.free(handle);
+            }
+        }
+    }
+
+    /// The bytes of an entry did not come.
+    fn not_fetched(&self, spill: &Spill, handle: Handle, is_final: bool) {
+        add(&spill.counters.not_read, 1);
+        if self.row(handle).cell().not_read(is_final).is_err() {
+            self.bury(spill, handle);
+        }
+    }
+
+    /// Ends an entry that is on the backing and dead.
+    fn bury(&self, spill: &Spill, handle: Handle) {
+        self.row(handle).cell().vacate();
+        self.forget_at(spill, handle);
+    }
+
+    /// Gives back what an entry that was on the backing has: its state is vacant.
+    pub(super) fn forget(&self, handle: Handle) {
+        let spill = self.spill.as_ref().expect("what is on the backing was written to it");
+        self.forget_at(spill, handle);
+    }
+
+    fn forget_at(&self, spill: &Spill, handle: Handle) {
+        let away = self.pool.away(handle);
+        self.left(spill, away.place, away.length);
+        self.pool.give_handle(handle);
+    }
+
+    /// What an entry had on the backing is not needed any more.
+    fn left(&self, spill: &Spill, place: u64, length: usize) {
+        subtract(&spill.counters.units, 1);
+        subtract(&spill.counters.bytes, length as u64);
+        spill.backing.discard(Location::new(place).expect("a slot keeps a location"));
+    }
+
+    /// Has the entry of a ticket fetched, and waits until it is in the pool; then it is worth another try to
+    /// load it. The caller holds no lock.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unreadable`], with the checksum of what was stored.
+    pub fn wait(&self, ticket: Ticket) -> Result<(), Error> {
+        let Some(spill) = &self.spill else { return Ok(()) };
+        let mut tries = 0;
+        loop {
+            let mut side = spill.side.lock();
+            self.complete(spill, &mut side, &mut WrittenBack::default());
+            let row = self.row(ticket.handle);
+            let state = row.cell().load();
+            let is_same = row.checksum(state) == ticket.checksum;
+            match state.place() {
+                Place::Backing if is_same => {
+                    if state.has_failed() || tries == TRIES {
+                        let (expected, is_transient) = (ticket.checksum, !state.has_failed());
+                        return Err(Error::Unreadable { expected, is_transient });
+                    }
+                    tries += 1;
+                    self.fetch(spill, &mut side, ticket.handle, row);
+                }
+                Place::Reading if is_same => {}
+                // It is in the pool; or it has ended, whoever has the handle now.
+                _ => return Ok(()),
+            }
+            drop(side);
+            spill.backing.pause();
+        }
+    }
+
+    /// Asks the backing for an entry.
+    fn fetch(&self, spill: &Spill, side: &mut Held<'_>, handle: Handle, row: Row<'_>) {
+        if row.cell().begin_read().is_err() {
+            return;
+        }
+        let away = self.pool.away(handle);
+        let location = Location::new(away.place).expect("a slot keeps a location");
+        let operation = Operation::Read { location, length: away.length };
+        let mut request = [Request { token: Token(handle), operation, refused: None }];
+        spill.backing.submit(&mut request);
+        match request[0].refused {
+            None => side.in_flight += 1,
+            Some(failure) => self.not_fetched(spill, handle, failure == Failure::Final),
+        }
+    }
+
+    /// Waits until no request is in flight. The caller holds no lock, and nobody starts more.
+    pub fn drain(&self) {
+        let Some(spill) = &self.spill else { return };
+        loop {
+            let mut side = spill.side.lock();
+            self.complete(spill, &mut side, &mut WrittenBack::default());
+            if side.in_flight == 0 {
+                return;
+            }
+            drop(side);
+            spill.backing.pause();
+        }
+    }
+
+    /// What is on the backing, and what went there and came back; zeros without a backing.
+    #[must_use]
+    pub fn spill_stats(&self) -> SpillStats {
+        let Some(spill) = &self.spill else { return SpillStats::default() };
+        let of = |counter: &AtomicU64| counter.load(Relaxed);
+        let counters = &spill.counters;
+        SpillStats {
+            units: of(&counters.units),
+            bytes: of(&counters.bytes),
+            written: of(&counters.written),
+            not_written: of(&counters.not_written),
+            read: of(&counters.read),
+            not_read: of(&counters.not_read),
+        }
+    }
+}

@@ -1,0 +1,491 @@
+//! The store beside a map, with failures of everything that it uses; and each promise of its own.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use super::backing::faulty::Faulty;
+use super::{
+    CodecId, EntryId, Error, Incoming, Key, Loaded, Outcome, Outgoing, Reject, Store, Ticket,
+    WrittenBack, script,
+};
+use crate::page::UnitOrder;
+use crate::stats::Figures;
+use crate::testing::{Random, seed};
+use crate::zcomp::{Algorithm, Zcomp};
+use crate::zsmalloc::world::{World, bytes, check_rows, unit};
+
+fn key() -> Key {
+    Key::new(bytes(42, Key::BYTES).try_into().expect("as many bytes as a key has"))
+}
+
+/// Goal: the store does what a map does, whatever fails. Method: scripts of seeded bytes.
+#[test]
+fn the_store_agrees_with_a_map() {
+    let seed = seed();
+    for round in 0..if cfg!(debug_assertions) { 100 } else { 400 } {
+        let mut random = Random::new(seed.wrapping_mul(1 << 20) + round);
+        let length = 200 + random.below(3000);
+        let script = random.bytes(length);
+        println!("seed {seed}, round {round}");
+        script::play(&script);
+    }
+}
+
+/// Units of all kinds: same-filled, random (kept raw), and shrinking to many lengths.
+fn units(unit: UnitOrder) -> Vec<Vec<u8>> {
+    let kind = |index: usize| match index % 4 {
+        0 if index % 8 == 0 => vec![b'z'; unit.bytes()],
+        0 => bytes(index as u64, unit.bytes()),
+        _ => {
+            let mut data = bytes(index as u64, unit.bytes());
+            data[unit.bytes() * (index % 31) / 32..].fill(0);
+            data
+        }
+    };
+    (1..60).map(kind).collect()
+}
+
+/// A store, its units, and what became of each.
+struct Fixture {
+    world: Arc<World>,
+    backing: Faulty,
+    store: Store<Arc<World>>,
+    figures: Figures,
+    units: Vec<Vec<u8>>,
+    entries: Vec<Option<EntryId>>,
+}
+
+impl Fixture {
+    fn new(unit: UnitOrder) -> Fixture {
+        let world = World::new();
+        let backing = Faulty::new(usize::MAX);
+        let zcomp = Zcomp::new(Algorithm::Lz4.into(), unit, 1).expect("the default level");
+        let store = Store::new(vec![zcomp], Arc::clone(&world), key());
+        let store = store.with_backing(Box::new(backing.clone()));
+        let units = units(unit);
+        let entries = units.iter().map(|_| None).collect();
+        Fixture { world, backing, store, figures: Figures::default(), units, entries }
+    }
+
+    /// Stores every unit again, in batches. Returns the outcomes.
+    fn store_all(&mut self) -> Vec<Outcome> {
+        let mut outcomes = Vec::new();
+        for (units, entries) in self.units.chunks(8).zip(self.entries.chunks_mut(8)) {
+            let pairs = units.iter().zip(&mut *entries);
+            let mut batch: Vec<Outgoing<'_>> =
+                pairs.map(|(unit, entry)| Outgoing::new(unit, entry.take())).collect();
+            self.store.store(0, CodecId::FIRST, &mut batch, &self.figures);
+            for (unit, entry) in batch.into_iter().zip(entries) {
+                outcomes.push(unit.outcome);
+                *entry = unit.entry;
+            }
+        }
+        outcomes
+    }
+
+    fn load(&self, at: usize) -> (Loaded, Vec<u8>) {
+        let entry = self.entries[at].as_ref().expect("it is stored");
+        let mut place = vec![0; self.units[at].len()];
+        let mut batch = [Incoming::new(entry, &mut place)];
+        self.store.load(0, &mut batch);
+        (batch[0].outcome, place)
+    }
+
+    /// Loads, from the backing if need be, and compares.
+    fn check_unit(&self, at: usize) {
+        let (mut outcome, mut place) = self.load(at);
+        if let Loaded::Away(ticket) = outcome {
+            self.store.wait(ticket).expect("nothing fails");
+            (outcome, place) = self.load(at);
+        }
+        assert_eq!(outcome, Loaded::Whole, "unit {at}");
+        assert!(place == self.units[at], "unit {at}");
+    }
+
+    /// The gauges say what was stored, the pool holds no more, and all of it comes back.
+    fn check(&self) {
+        let stored: Vec<usize> =
+            (0..self.units.len()).filter(|at| self.entries[*at].is_some()).collect();
+        let figure = |name: &str| self.figures.get(name).expect("a figure");
+        assert_eq!(figure("stored_units"), stored.len() as u64, "STORE-3");
+        let (pool, spill) = (self.store.pool_stats(), self.store.spill_stats());
+        assert_eq!(pool.objects + spill.units + figure("same_filled_units"), stored.len() as u64);
+        assert_eq!(pool.bytes_stored + spill.bytes, figure("compressed_bytes"));
+        let without_object = figure("same_filled_units") + spill.units;
+        check_rows(self.store.pool(), usize::try_from(without_object).expect("few"));
+        stored.into_iter().for_each(|at| self.check_unit(at));
+    }
+
+    fn write_all_back(&self) -> WrittenBack {
+        let first = self.store.write_back(usize::MAX);
+        assert_eq!(self.store.write_back(usize::MAX), WrittenBack::default(), "all of it is gone");
+        first
+    }
+
+    fn end(mut self) {
+        for entry in self.entries.iter_mut().filter_map(Option::take) {
+            self.store.invalidate(entry, &self.figures);
+        }
+        self.check();
+        self.store.drain();
+        assert_eq!(self.store.pool_stats().bytes_stored, 0);
+        assert_eq!(self.backing.0.memory.locations(), 0);
+        drop(self.store);
+        assert_eq!(self.world.pages.load(Relaxed), 0, "a page was kept");
+    }
+}
+
+/// Goal: a pool without memory costs no unit and no page. Method: the same batches with the first request
+/// of the source refused, the second, ..., alone and with all that follow, until none is.
+#[test]
+fn a_refusal_at_any_point_leaves_the_unit_with_its_owner() {
+    let rejected = |outcome: &Outcome| *outcome == Outcome::Rejected(Reject::AllocFail);
+    let play = |order, refused: Range<usize>| {
+        let mut fixture = Fixture::new(unit(order));
+        fixture.world.refuse(refused.clone());
+        let rejects = fixture.store_all().iter().filter(|outcome| rejected(outcome)).count();
+        assert_eq!(fixture.figures.reject_alloc_fail.load(Relaxed), rejects as u64);
+        let missing = fixture.entries.iter().filter(|entry| entry.is_none()).count();
+        assert_eq!(missing, rejects, "requests {refused:?}");
+        fixture.check();
+        // There is memory again: what was rejected is stored, what was stored is clean.
+        fixture.world.refuse(0..0);
+        let again = fixture.store_all();
+        assert_eq!(again.iter().filter(|outcome| rejected(outcome)).count(), 0);
+        let clean = again.iter().filter(|outcome| **outcome == Outcome::Clean).count();
+        assert_eq!(clean, fixture.units.len() - rejects);
+        fixture.check();
+        fixture.end();
+        rejects
+    };
+    for order in [0, 4] {
+        let mut number = 0;
+        loop {
+            let rejects = [play(order, number..number + 1), play(order, number..usize::MAX)];
+            if rejects == [0, 0] {
+                break;
+            }
+            // One request alone refused is one unit, and those after it are stored.
+            assert!(rejects[0] == 1 && rejects[1] >= 1, "request {number}: {rejects:?}");
+            number += 1;
+        }
+        println!("{}: {number} requests", unit(order));
+        assert!(number > 20, "the store asks for memory");
+    }
+}
+
+/// Goal: a reject leaves the old copy where it was, good for the contents that it had. Method: units change
+/// while the source has no memory.
+#[test]
+fn a_reject_leaves_the_old_entry() {
+    let mut fixture = Fixture::new(unit(0));
+    fixture.store_all();
+    let before = fixture.units.clone();
+    fixture.units.iter_mut().for_each(|unit| unit[17] ^= 1);
+    fixture.world.refuse(0..usize::MAX);
+    let outcomes = fixture.store_all();
+    assert!(outcomes.iter().all(|outcome| *outcome != Outcome::Clean));
+    let rejected = |outcome| outcome == Outcome::Rejected(Reject::AllocFail);
+    assert!(outcomes.iter().any(|outcome| rejected(*outcome)), "{outcomes:?}");
+    for (at, outcome) in outcomes.into_iter().enumerate() {
+        if rejected(outcome) {
+            fixture.units[at].clone_from(&before[at]);
+        }
+    }
+    fixture.world.refuse(0..0);
+    fixture.check();
+    fixture.end();
+}
+
+/// Goal: what went to the backing comes back, and is good for a clean unit meanwhile. Method: all of a store
+/// goes out and is stored again unchanged, loaded, and written again.
+#[test]
+fn all_of_a_store_goes_out_and_comes_back() {
+    for order in [0, 4] {
+        let mut fixture = Fixture::new(unit(order));
+        fixture.store_all();
+        let done = fixture.write_all_back();
+        assert_eq!(done.bytes as u64, fixture.store.spill_stats().bytes);
+        assert_eq!(fixture.store.pool_stats().objects, 0);
+        assert!(fixture.store_all().iter().all(|outcome| *outcome == Outcome::Clean));
+        assert_eq!(fixture.store.pool_stats().objects, 0, "nothing was stored");
+        fixture.check();
+        assert_eq!(fixture.store.spill_stats().units, 0, "all of it was loaded");
+        assert_eq!(fixture.backing.0.memory.locations(), 0);
+        assert_eq!(fixture.write_all_back().written, done.written);
+        fixture.check();
+        fixture.write_all_back();
+        fixture.end();
+    }
+}
+
+/// Goal: the walker takes the oldest first, and what was just loaded last. Method: raw units, whose handles a class
+/// takes by sixteens; some of them are loaded, some stored anew.
+#[test]
+fn the_oldest_go_first() {
+    const UNITS: usize = 64;
+    let mut fixture = Fixture::new(unit(0));
+    fixture.units = (1..=UNITS as u64).map(|tag| bytes(tag, 4096)).collect();
+    fixture.entries = fixture.units.iter().map(|_| None).collect();
+    fixture.store_all();
+    let away = |fixture: &Fixture| -> Vec<usize> {
+        (0..UNITS).filter(|at| matches!(fixture.load(*at).0, Loaded::Away(_))).collect()
+    };
+    assert_eq!(fixture.store.write_back(16).written, 16);
+    // To ask where a unit is, is to load it: all that are left are protected now.
+    let oldest: Vec<usize> = (0..16).collect();
+    assert_eq!(away(&fixture), oldest);
+    // Every other one of them is stored anew, and not loaded since.
+    let fresh: Vec<usize> = (16..UNITS).step_by(2).collect();
+    for at in &fresh {
+        fixture.units[*at] = bytes(1000 + *at as u64, 4096);
+    }
+    fixture.store_all();
+    assert_eq!(fixture.store.write_back(fresh.len()).written, fresh.len());
+    assert!(away(&fixture).into_iter().eq(oldest.into_iter().chain(fresh)));
+    fixture.check();
+    fixture.end();
+}
+
+/// Goal: a unit in flight is loaded from the pool; one that ends in flight leaves nothing. Method: completions
+/// are kept back.
+#[test]
+fn a_unit_in_flight_is_still_here() {
+    let mut fixture = Fixture::new(unit(0));
+    fixture.store_all();
+    fixture.backing.0.holds.store(true, Relaxed);
+    let done = fixture.store.write_back(usize::MAX);
+    assert!(done.started > 30 && done.written == 0, "{done:?}");
+    for at in 0..fixture.units.len() {
+        assert_eq!(fixture.load(at).0, Loaded::Whole);
+    }
+    assert!(fixture.store_all().iter().all(|outcome| *outcome == Outcome::Clean));
+    for entry in fixture.entries.iter_mut().step_by(3) {
+        let entry = entry.take().expect("it is stored");
+        fixture.store.invalidate(entry, &fixture.figures);
+    }
+    fixture.backing.0.holds.store(false, Relaxed);
+    fixture.store.drain();
+    fixture.check();
+    fixture.end();
+}
+
+/// Goal: a read that is in flight when its entry ends leaves nothing, and the wait for it ends. Method: a waiter
+/// whose completion is kept back; the entry ends between.
+#[test]
+fn a_read_in_flight_outlives_its_entry() {
+    let mut fixture = Fixture::new(unit(0));
+    fixture.store_all();
+    fixture.write_all_back();
+    let (outcome, _) = fixture.load(0);
+    let Loaded::Away(ticket) = outcome else { panic!("{outcome:?}") };
+    fixture.backing.0.holds.store(true, Relaxed);
+    fixture.backing.0.refuse.store(1, Relaxed);
+    let waited = std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| fixture.store.wait(ticket));
+        waiter.join().expect("it does not panic")
+    });
+    assert_eq!(waited, Ok(()), "a second try succeeds");
+    fixture.check_unit(0);
+    // With a ticket of an entry that has ended nothing is waited for.
+    let entry = fixture.entries[0].take().expect("it is stored");
+    fixture.store.invalidate(entry, &fixture.figures);
+    assert_eq!(fixture.store.wait(ticket), Ok(()));
+    fixture.check();
+    fixture.end();
+}
+
+/// Goal: errors of the backing are told as what they are. Method: each kind once.
+#[test]
+fn failures_of_the_backing_are_named() {
+    let mut fixture = Fixture::new(unit(0));
+    fixture.store_all();
+    let faults = Arc::clone(&fixture.backing.0);
+    // A write that fails for good: the unit stays in the pool.
+    faults.is_final.store(true, Relaxed);
+    faults.fail.store(usize::MAX, Relaxed);
+    let done = fixture.store.write_back(usize::MAX);
+    assert!(done.written == 0 && done.kept == done.started && done.kept > 0, "{done:?}");
+    assert_eq!(faults.memory.locations(), 0);
+    faults.behave();
+    fixture.check();
+    // A full backing: the walk ends.
+    faults.refuse.store(usize::MAX, Relaxed);
+    let done = fixture.store.write_back(usize::MAX);
+    assert!(done.started == 0 && (1..=8).contains(&done.refused), "{done:?}");
+    faults.behave();
+    fixture.check();
+    fixture.write_all_back();
+    let ticket = |at| match fixture.load(at) {
+        (Loaded::Away(ticket), _) => ticket,
+        (outcome, _) => panic!("{outcome:?}"),
+    };
+    let expected = |at: usize| key().checksum(&fixture.units[at]);
+    // Reads that fail for now: the wait gives up, and a later one succeeds.
+    faults.is_final.store(false, Relaxed);
+    faults.fail.store(3, Relaxed);
+    let error = fixture.store.wait(ticket(0)).expect_err("three tries");
+    assert_eq!(error, Error::Unreadable { expected: expected(0), is_transient: true });
+    fixture.check_unit(0);
+    // One that fails for good.
+    faults.is_final.store(true, Relaxed);
+    faults.fail.store(1, Relaxed);
+    let error = fixture.store.wait(ticket(1)).expect_err("it cannot be read");
+    assert_eq!(error, Error::Unreadable { expected: expected(1), is_transient: false });
+    assert_eq!(fixture.load(1).0, Loaded::Lost(error));
+    assert_eq!(fixture.store.wait(Ticket { handle: handle(&fixture, 1), ..ticket(2) }), Ok(()));
+    // Other bytes.
+    faults.damage.store(1, Relaxed);
+    let damaged = fixture.store.wait(ticket(2));
+    let outcome = fixture.load(2).0;
+    let Loaded::Lost(error) = outcome else { panic!("{damaged:?} {outcome:?}") };
+    let text = error.to_string();
+    assert!(text.contains(&format!("{:?}", expected(2))), "{text}");
+    // What is stored anew is well again, and so is all the rest.
+    assert_eq!(fixture.store_all()[1], Outcome::Compressed);
+    fixture.entries[2].take().into_iter().for_each(|entry| {
+        fixture.store.invalidate(entry, &fixture.figures);
+    });
+    fixture.check();
+    fixture.end();
+}
+
+fn handle(fixture: &Fixture, at: usize) -> crate::zsmalloc::Handle {
+    fixture.entries[at].as_ref().expect("it is stored").0
+}
+
+/// Goal: bytes that change in the pool are not handed out. Method: the words of a row are exchanged, which is the
+/// same.
+#[test]
+fn a_unit_with_another_checksum_is_lost() {
+    let mut fixture = Fixture::new(unit(0));
+    fixture.store_all();
+    let word = &fixture.store.pool().words(handle(&fixture, 1))[1];
+    word.fetch_xor(1, Relaxed);
+    let Loaded::Lost(Error::Corrupt { expected, found }) = fixture.load(1).0 else {
+        panic!("it is handed out")
+    };
+    assert_eq!(found, key().checksum(&fixture.units[1]));
+    assert_ne!(expected, found);
+    word.fetch_xor(1, Relaxed);
+    fixture.check();
+    fixture.end();
+}
+
+/// Goal: without a backing nothing is written and nobody waits.
+#[test]
+fn a_store_without_a_backing_keeps_everything() {
+    let mut fixture = Fixture::new(unit(0));
+    let zcomp = Zcomp::new(Algorithm::Zstd.into(), unit(0), 1).expect("the default level");
+    fixture.store = Store::new(vec![zcomp], Arc::clone(&fixture.world), key());
+    fixture.store_all();
+    assert_eq!(fixture.store.write_back(usize::MAX), WrittenBack::default());
+    fixture.store.drain();
+    fixture.check();
+    fixture.end();
+}
+
+/// Goal: threads, walkers and waiters do not disturb each other. Method: three threads store, load, compare and end
+/// entries of their own, two write back and compact, and the backing fails now and then.
+#[test]
+fn threads_and_walkers_agree() {
+    const STEPS: usize = if cfg!(debug_assertions) { 4000 } else { 20_000 };
+    let seed = seed();
+    let (world, backing) = (World::new(), Faulty::new(300 << 10));
+    let codecs = [Algorithm::Lz4, Algorithm::Zstd]
+        .map(|algorithm| Zcomp::new(algorithm.into(), unit(0), 2).expect("the default level"));
+    let store = Store::new(codecs.into(), Arc::clone(&world), key());
+    let store = store.with_backing(Box::new(backing.clone()));
+    let (figures, working) = (Figures::default(), AtomicUsize::new(3));
+    std::thread::scope(|scope| {
+        for thread in 0..3 {
+            let (store, figures, working) = (&store, &figures, &working);
+            scope.spawn(move || {
+                work(store, figures, Random::new(seed.wrapping_mul(8) + thread), STEPS);
+                working.fetch_sub(1, Relaxed);
+            });
+        }
+        for walker in 0..2 {
+            let (store, working, faults) = (&store, &working, &backing.0);
+            scope.spawn(move || {
+                let mut random = Random::new(seed.wrapping_mul(16) + 8 + walker);
+                while working.load(Relaxed) > 0 {
+                    store.write_back(1 + random.below(20));
+                    match random.below(4) {
+                        0 => _ = store.pool().compact(16 << 10),
+                        1 => faults.holds.store(random.below(2) == 0, Relaxed),
+                        2 => faults.fail.store(random.below(3), Relaxed),
+                        _ => faults.refuse.store(random.below(3), Relaxed),
+                    }
+                }
+            });
+        }
+    });
+    backing.0.behave();
+    store.drain();
+    assert_eq!(figures.stored_units.load(Relaxed), 0, "STORE-3");
+    assert_eq!(figures.compressed_bytes.load(Relaxed), 0);
+    let spill = store.spill_stats();
+    println!("{spill:?}");
+    assert!(spill.units == 0 && spill.read > 0 && spill.written > spill.read, "{spill:?}");
+    assert_eq!(backing.0.memory.locations(), 0);
+    check_rows(store.pool(), 0);
+    assert_eq!(store.pool_stats().objects, 0);
+    drop(store);
+    assert_eq!(world.pages.load(Relaxed), 0);
+}
+
+/// One thread's entries: each with its contents.
+fn work(store: &Store<Arc<World>>, figures: &Figures, mut random: Random, steps: usize) {
+    let mut mine: Vec<(EntryId, Vec<u8>)> = Vec::new();
+    let load = |entry: &EntryId, contents: &Vec<u8>| {
+        let mut place = vec![0; contents.len()];
+        loop {
+            let mut batch = [Incoming::new(entry, &mut place)];
+            store.load(0, &mut batch);
+            match batch[0].outcome {
+                Loaded::Whole => break,
+                Loaded::Away(ticket) => match store.wait(ticket) {
+                    Ok(()) => {}
+                    Err(error) => assert!(error.is_transient(), "{error}"),
+                },
+                outcome => panic!("{outcome:?}"),
+            }
+        }
+        assert!(place == *contents, "other bytes");
+    };
+    for step in 0..steps {
+        let most = if step / 500 % 2 == 0 { 120 } else { 20 };
+        if mine.len() < most && random.below(3) > 0 {
+            let mut contents = random.bytes(4096);
+            contents[random.below(4096)..].fill(0);
+            let old = (random.below(3) == 0 && !mine.is_empty())
+                .then(|| mine.swap_remove(random.below(mine.len())));
+            let is_same = random.below(3) == 0;
+            let contents = match &old {
+                Some((_, same)) if is_same => same.clone(),
+                _ => contents,
+            };
+            let is_clean = is_same && old.is_some();
+            let codec = CodecId::new(random.below(2)).expect("one of two");
+            let mut batch = [Outgoing::new(&contents, old.map(|(entry, _)| entry))];
+            store.store(0, codec, &mut batch, figures);
+            assert_eq!(batch[0].outcome == Outcome::Clean, is_clean);
+            let entry = batch[0].entry.take().expect("there is memory");
+            mine.push((entry, contents));
+        } else if !mine.is_empty() {
+            let at = random.below(mine.len());
+            let (entry, contents) = &mine[at];
+            load(entry, contents);
+            if random.below(2) == 0 {
+                let (entry, _) = mine.swap_remove(at);
+                store.invalidate(entry, figures);
+            }
+        }
+    }
+    for (entry, contents) in mine {
+        load(&entry, &contents);
+        store.invalidate(entry, figures);
+    }
+}
