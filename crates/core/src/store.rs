@@ -420,6 +420,15 @@ impl<S: PageSource> Store<S> {
         }
     }
 
+    /// The addresses of an entry's object, if it has one in the pool: for a test that damages it.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn object(&self, entry: &EntryId) -> Option<std::ops::Range<usize>> {
+        self.pool
+            .pin(entry.0)
+            .map(|pinned| pinned.as_ptr() as usize..pinned.as_ptr_range().end as usize)
+    }
+
     fn row(&self, handle: Handle) -> Row<'_> {
         Row(self.pool.words(handle))
     }

@@ -66,7 +66,7 @@ impl<'w> Program<'w> {
 
     fn step(&mut self) {
         if self.world.settings.flips {
-            self.world.source.flip(&mut self.random);
+            self.world.flip(&mut self.random);
         }
         let run = self.random.of(&[1, 4, 16, 64]);
         match self.random.below(40) {

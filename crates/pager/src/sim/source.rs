@@ -4,6 +4,7 @@
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -36,16 +37,17 @@ impl Source {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Flips a bit of the pool's memory, as a broken memory module does.
+    /// Flips a bit of an object, as a broken memory module does.
     #[allow(unsafe_code, reason = "the memory is the source's own")]
-    pub(super) fn flip(&self, random: &mut Random) {
+    pub(super) fn flip(&self, object: Range<usize>, random: &mut Random) {
         let book = self.lock();
-        if let Some((address, pages)) = book.runs.iter().nth(random.below(book.runs.len().max(1))) {
-            let at = (address + random.below(pages * PAGE_BYTES)) as *mut u8;
-            // SAFETY: the byte lies in a run that is out; nobody reads it just now, since one simulated thread runs
-            // at a time, and none of them stops inside a codec.
-            unsafe { *at ^= 1 << random.below(8) };
-        }
+        let run = book.runs.range(..=object.start).next_back();
+        let inside = |(start, pages): (&usize, &usize)| object.end <= start + pages * PAGE_BYTES;
+        assert!(run.is_some_and(inside), "an object lies in a run");
+        let at = (object.start + random.below(object.len())) as *mut u8;
+        // SAFETY: the byte lies in a run that is out (above); nobody reads it just now, since one simulated thread
+        // runs at a time, and none of them stops inside a codec.
+        unsafe { *at ^= 1 << random.below(8) };
     }
 
     fn layout(pages: usize) -> Layout {

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::stats::Stats;
-use zfolio_core::zcomp::Zcomp;
 use zfolio_core::store::Key;
+use zfolio_core::zcomp::Zcomp;
 
 use super::random::Random;
 use super::schedule::{self, Schedule};
@@ -127,6 +127,16 @@ impl World {
             forking: AtomicUsize::new(0),
             settings,
         }
+    }
+
+    /// Flips a bit of a unit that is stored and compressed, if there is one where chance looks.
+    pub(super) fn flip(&self, random: &mut Random) {
+        let Some(table) = self.engine.table.try_read() else { return };
+        let address = self.space.address(random.below(self.settings.pages));
+        let Some(folio) = table.known(address).and_then(|lock| lock.try_lock()) else { return };
+        let stored = folio.stored.iter().filter_map(|index| folio.copies[index].as_ref());
+        let object = stored.filter_map(|entry| self.engine.store.object(entry)).next();
+        object.into_iter().for_each(|object| self.source.flip(object, random));
     }
 
     pub(super) fn model(&self) -> MutexGuard<'_, Model> {
