@@ -360,7 +360,7 @@ impl Engine {
     }
 
     /// Gives free pages back to the system, so that there is room for new ones.
-    fn release_free(&self) {
+    pub(crate) fn release_free(&self) {
         while let Some(slot) = self.mover.take_free() {
             if self.mover.give_leaving(slot) {
                 break;

@@ -171,7 +171,7 @@ impl Engine {
                     continue;
                 }
             };
-            let Some(slot) = self.mover.take_hollow() else {
+            let Some(slot) = self.hollow_slot() else {
                 self.requeue(base, queue, folio);
                 break;
             };
@@ -188,6 +188,16 @@ impl Engine {
             tries -= 1;
         }
         false
+    }
+
+    /// A slot to capture into. If all slots have pages, those that nobody needs give theirs up: above the limit
+    /// no fault takes them, and without a slot nothing could be captured ever again. (A mapping that is
+    /// adopted brings its pages along, and passes the limit at once.)
+    fn hollow_slot(&self) -> Option<Hollow> {
+        self.mover.take_hollow().or_else(|| {
+            self.release_free();
+            self.mover.take_hollow()
+        })
     }
 
     /// Whether memory is to stay where it is, for a fork that comes. The fork may be long in coming, on a busy
@@ -410,5 +420,49 @@ impl Engine {
             }
         }
         all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zfolio_core::page::UnitOrder;
+    use zfolio_core::stats::Stats;
+    use zfolio_sys::map::Reservation;
+
+    use crate::config::{Config, Mode};
+    use crate::engine::Engine;
+
+    /// Goal: a limit that is passed at once is held again, also if every slot has pages just then. Method: a mapping
+    /// of six times the limit is adopted with all of its pages, while all slots are free.
+    #[test]
+    #[allow(unsafe_code, reason = "what a program does")]
+    fn a_limit_passed_at_once_is_held_again() {
+        if let Err(why) = Mode::Inline.check() {
+            return eprintln!("SKIPPED: {why}");
+        }
+        let config = Config {
+            limit_bytes: 8 << 20,
+            params: "lz4".parse().unwrap(),
+            unit: UnitOrder::from_bytes(16 << 10).unwrap(),
+            mode: Mode::Inline,
+            whole_process: false,
+            strict: false,
+        };
+        let engine = Engine::new(config, Box::new(Box::<Stats>::default())).unwrap();
+        let slots: Vec<_> =
+            (0..engine.mover.slots()).map(|_| engine.mover.take_scratch().unwrap()).collect();
+        slots.into_iter().for_each(|slot| engine.mover.give_free(slot));
+        assert!(engine.mover.take_hollow().is_none());
+
+        let space = Reservation::new(48 << 20, 64 << 10).unwrap();
+        // SAFETY: the mapping is ours, and nobody else has a reference into it.
+        unsafe { space.base().write_bytes(7, space.bytes()) };
+        engine.adopt(space.address(), space.address() + space.bytes()).unwrap();
+        assert!(engine.charge_bytes() > 5 * engine.limit_bytes());
+        engine.make_room(space.bytes());
+        assert!(engine.charge_bytes() <= engine.limit_bytes(), "{}", engine.charge_bytes());
+        let gone: Result<(), ()> =
+            engine.unmap(space.address(), space.address() + space.bytes(), || Ok(()));
+        gone.unwrap();
     }
 }
