@@ -32,7 +32,7 @@
 //!
 //! `class[i]` (rank 50), the table of slots (51), the tables of zspages (52): each is released before
 //! another is taken, and none is held while the source is called or bytes are copied. A store or a
-//! free takes its class's lock and, once in 16 (in 4 above a page), that of the slots; a read takes
+//! free takes its class's lock and, once in 8 (in 4 above a page), that of the slots; a read takes
 //! none and pins its object in the slot's own word.
 //!
 //! Compaction (`compact`) alone copies under the class's lock, one object at a time, so that none of
@@ -86,10 +86,11 @@ pub(crate) use slot::loom_slot;
 pub use source::{OutOfMemory, PageSource};
 pub use stats::{ClassStats, PoolStats, lines};
 
-/// Slots that a class takes from the table, and gives back, at once. It keeps up to twice as many: few
-/// where there are few objects, and each of them takes the codec 10 us and more.
+/// Slots that a class takes from the table, and gives back, at once. It keeps up to twice as many, each
+/// with the words of the pool's user: few where there are few objects, and each of them takes the
+/// codec 10 us and more.
 const fn slots_batch(shape: Shape) -> u32 {
-    if shape.object_bytes <= PAGE_BYTES { 16 } else { 4 }
+    if shape.object_bytes <= PAGE_BYTES { 8 } else { 4 }
 }
 
 /// Objects whose places are chosen before the first is copied to.

@@ -3,7 +3,7 @@
 //! [`Store::write_back`] is a clock: a **hand** goes over the rows of the pool's table, in a circle. An entry that
 //! is in the pool becomes older at each look, and an old one is written. An entry that was just stored is
 //! passed once, one that was just loaded three times: this is its second chance. Handles are given out in
-//! rising order while the table grows, by sixteens to each size class, so the oldest entries go first;
+//! rising order while the table grows, by eights to each size class, so the oldest entries go first;
 //! later, when handles are used again, the order is that of the ages only.
 //!
 //! # Why no byte is lost

@@ -221,7 +221,7 @@ fn all_of_a_store_goes_out_and_comes_back() {
 }
 
 /// Goal: the walker takes the oldest first, and what was just loaded last. Method: raw units, whose handles a class
-/// takes by sixteens; some of them are loaded, some stored anew.
+/// takes by eights; some of them are loaded, some stored anew.
 #[test]
 fn the_oldest_go_first() {
     const UNITS: usize = 64;
