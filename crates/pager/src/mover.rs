@@ -228,7 +228,7 @@ impl Mover {
     }
 
     /// How many slots are hollow, free, scratch and leaving.
-    #[cfg(test)]
+    #[cfg(all(test, debug_assertions))]
     pub(crate) fn census(&self) -> [usize; 4] {
         self.staging.census()
     }

@@ -344,7 +344,7 @@ impl Staging {
     }
 
     /// How many slots are hollow, free, scratch and leaving.
-    #[cfg(test)]
+    #[cfg(all(test, debug_assertions))]
     pub(crate) fn census(&self) -> [usize; 4] {
         let count = |slots: &Slots| slots.words.iter().map(|word| word.count_ones() as usize).sum();
         let lists = self.lists.lock();

@@ -187,7 +187,7 @@ impl<'w> Program<'w> {
     }
 
     fn audit_or_sample(&mut self) {
-        if self.random.one_in(4) {
+        if self.random.one_in(2) {
             self.world.audit();
         } else {
             self.world.engine.sample();

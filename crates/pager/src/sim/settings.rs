@@ -55,7 +55,7 @@ impl Settings {
             signal: sometimes(&[0, 1]) == 1,
             swap: sometimes(&[0, 0, 20]),
         };
-        let pool_refuses = sometimes(&[0, 0, 3, 20]);
+        let pool_refuses = sometimes(&[0, 3, 20]);
         // 1.5 to 4 MiB of room, for 3 to 10 MiB of memory.
         let limit_bytes = (6 + random.below(11) as u64) << 18;
         let pages_first = (3 << 8) + random.below(7 << 8);
