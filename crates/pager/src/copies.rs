@@ -306,8 +306,8 @@ impl Engine {
         copies.change(Units::NONE, units);
     }
 
-    /// Units of a folio that is staged gained copies, beside those that `had` one: counts them, and queues the folio, or
-    /// drops the copies if there is no room (`COPY-2`).
+    /// Units of a folio that is staged gained copies, beside those that `had` one: counts them, and queues the
+    /// folio, or drops the copies if there is no room (`COPY-2`).
     pub(crate) fn note_copied(&self, folio: &mut Folio, base: usize, had: Units) {
         let copied = folio.copied_units();
         self.copies.change(had, copied);

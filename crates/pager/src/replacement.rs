@@ -28,8 +28,8 @@
 //!
 //! # Cost
 //!
-//! 8 bytes per managed folio and queue, and for the parked, for as many as the limit holds; room is made when a range is
-//! adopted, never at a fault.
+//! 8 bytes per managed folio and queue, and for the parked, for as many as the limit holds; room is made when a
+//! range is adopted, never at a fault.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};

@@ -63,9 +63,9 @@ impl Region {
     ///
     /// # Errors
     ///
-    /// The reader's first other error, `WouldBlock` of a socket that does not block among them: the transfer can go on
-    /// from [`TransferError::bytes`]. `InvalidData` if the reader claims more bytes than it was asked for. `OutOfMemory`
-    /// with [`Builder::strict`](crate::Builder::strict) while the limit is passed.
+    /// The reader's first other error, `WouldBlock` of a socket that does not block among them: the transfer can
+    /// go on from [`TransferError::bytes`]. `InvalidData` if the reader claims more bytes than it was asked for.
+    /// `OutOfMemory` with [`Builder::strict`](crate::Builder::strict) while the limit is passed.
     ///
     /// # Panics
     ///
@@ -110,8 +110,8 @@ impl Region {
 
     /// Writes all of `range` to `writer`.
     ///
-    /// Short writes are gone on from, and [`ErrorKind::Interrupted`] is tried again, as [`Write::write_all`] does. A writer
-    /// with a buffer of its own is not flushed. Each piece is of 256 KiB at most.
+    /// Short writes are gone on from, and [`ErrorKind::Interrupted`] is tried again, as [`Write::write_all`] does.
+    /// A writer with a buffer of its own is not flushed. Each piece is of 256 KiB at most.
     ///
     /// ```
     /// # if let Err(why) = zfolio::Mode::Inline.check() { eprintln!("SKIPPED: {why}"); return Ok(()); }
@@ -127,8 +127,8 @@ impl Region {
     ///
     /// # Errors
     ///
-    /// The writer's first other error; `WriteZero` if it takes nothing any more; `InvalidData` if it claims more bytes than
-    /// it was given. [`TransferError::bytes`] were written.
+    /// The writer's first other error; `WriteZero` if it takes nothing any more; `InvalidData` if it claims more
+    /// bytes than it was given. [`TransferError::bytes`] were written.
     ///
     /// # Panics
     ///

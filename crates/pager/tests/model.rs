@@ -1,8 +1,8 @@
 //! The library against a model: every page's contents are known from a number, and checked at each look.
 //!
 //! In both modes, inline and with a handler (if this process may); in the latter, system calls read and write
-//! regions directly, too. Several pagers at once, several threads each; their parts do not end at folios, so that threads meet
-//! in them. The seed is in `SEED`, the seconds per setting in `MODEL_SECONDS`.
+//! regions directly, too. Several pagers at once, several threads each; their parts do not end at folios, so that
+//! threads meet in them. The seed is in `SEED`, the seconds per setting in `MODEL_SECONDS`.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 #![allow(
