@@ -145,7 +145,8 @@ impl Engine {
             .map_err(|errno| Error::Memory { what: "staging area", errno })?;
         let probation = folios(charge.config.limit_bytes / PROBATION_SHARE).max(staged_target);
         let replacement = Replacement::new(probation);
-        replacement.reserve_staged(slots);
+        // Stale entries included, and those of threads that capture at the same moment.
+        replacement.reserve_staged(2 * slots);
         Ok(Engine {
             table: RwLock::new(Table::new(geometry)),
             replacement,

@@ -1,4 +1,4 @@
-//! PoolMappings of pages for the allocator, straight from the kernel.
+//! Runs of pages for the allocator, straight from the kernel.
 //!
 //! Address space is free and runs come in few lengths, so a run that is given back loses its pages
 //! at once but keeps its addresses, for the next run of the same length.

@@ -202,11 +202,13 @@ fn watch(limit: u64) {
 /// The threads of a process that is killed end one by one. With the last of ours the userfaultfd would be
 /// closed, and a thread that is still in a `write` would send zeros for what is compressed. While the userfaultfd
 /// is open, a missing page ends that thread's `write` instead: the kernel lets no killed thread wait for a fault.
-/// Where this fails (another user's process, a container's), such a `write` may send zeros.
+/// Where this fails (a process of another user, in another PID namespace, in a sandbox), such a `write` may send
+/// zeros.
 fn entrust(engine: &Engine, settings: &Settings) {
-    if let Some(file) = engine.file() {
-        custody::entrust(&format!("{}.custody", settings.run), file, cpu::thread_id());
-    }
+    // A filter may end the process for a socket.
+    let Some(file) = engine.file().filter(|_| !process::is_filtered()) else { return };
+    let Ok(run) = u32::try_from(settings.run) else { return };
+    custody::entrust(&format!("{run}.custody"), run, file, cpu::thread_id());
 }
 
 /// Starts the engine's other threads, which share this thread's table of files. False if one does not start.

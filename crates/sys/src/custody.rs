@@ -6,7 +6,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -18,6 +18,12 @@ use crate::shared;
 
 /// Connections that may wait to be received.
 const BACKLOG: i32 = 1024;
+
+/// Of them, those that are looked at together.
+const WAITING_MAX: usize = 64;
+
+/// Looks at a connection on which nothing comes, before it is closed.
+const LOOKS_MAX: u32 = 10;
 
 /// A file from another process.
 #[derive(Debug)]
@@ -35,8 +41,8 @@ pub struct Entrusted {
 pub struct Custodian {
     socket: OwnedFd,
     name: String,
-    /// Connections on which nothing has arrived yet.
-    waiting: Vec<OwnedFd>,
+    /// Connections on which nothing has arrived yet, and how often that was looked at.
+    waiting: Vec<(OwnedFd, u32)>,
 }
 
 impl Custodian {
@@ -47,23 +53,29 @@ impl Custodian {
         shared::remove(name);
         let socket = socket().ok()?;
         net::bind(&socket, &SocketAddrUnix::new(shared::path(name)?).ok()?).ok()?;
-        net::listen(&socket, BACKLOG).ok()?;
-        Some(Custodian { socket, name: name.to_owned(), waiting: Vec::new() })
+        // From here on it removes the file when it is dropped.
+        let custodian = Custodian { socket, name: name.to_owned(), waiting: Vec::new() };
+        net::listen(&custodian.socket, BACKLOG).ok()?;
+        Some(custodian)
     }
 
     /// Takes what has come, without waiting.
     pub fn receive(&mut self) -> Vec<Entrusted> {
-        while let Ok(connection) = net::accept_with(&self.socket, FLAGS) {
-            self.waiting.push(connection);
+        while self.waiting.len() < WAITING_MAX {
+            let Ok(connection) = net::accept_with(&self.socket, FLAGS) else { break };
+            self.waiting.push((connection, 0));
         }
         let mut received = Vec::new();
-        self.waiting.retain(|connection| match receive_from(connection.as_fd()) {
+        self.waiting.retain_mut(|(connection, looks)| match receive_from(connection.as_fd()) {
             Ok(entrusted) => {
                 received.extend(entrusted);
                 false
             }
-            // It connected a moment ago, and sends next.
-            Err(error) => error == Errno::AGAIN,
+            // It connected a moment ago, and sends next; or never will.
+            Err(error) => {
+                *looks += 1;
+                error == Errno::AGAIN && *looks < LOOKS_MAX
+            }
         });
         received
     }
@@ -81,6 +93,31 @@ fn socket() -> Result<OwnedFd, Errno> {
     net::socket_with(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None)
 }
 
+/// Who has the other end of a connection. `None`: the kernel does not say, or that process is in another PID namespace.
+fn peer(connection: BorrowedFd<'_>) -> Option<(u32, u32)> {
+    // By hand: rustix holds the PID in a type that is never 0, and the kernel says 0 of another namespace.
+    let mut about = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut bytes = libc::socklen_t::try_from(size_of_val(&about)).ok()?;
+    // SAFETY: SO_PEERCRED writes a `struct ucred`, for which `bytes` says there is room.
+    let answer = unsafe {
+        libc::getsockopt(
+            connection.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut about).cast(),
+            &raw mut bytes,
+        )
+    };
+    let process = u32::try_from(about.pid).ok().filter(|pid| answer == 0 && *pid > 0)?;
+    Some((process, about.uid))
+}
+
+/// The process that has the other end of a connection, if it is this user's.
+fn peer_of_this_user(connection: BorrowedFd<'_>) -> Option<u32> {
+    let (process, user) = peer(connection)?;
+    (user == rustix::process::geteuid().as_raw()).then_some(process)
+}
+
 /// The file on a connection; `None` if the other end is not a process that this one can see, or sent none.
 fn receive_from(connection: BorrowedFd<'_>) -> Result<Option<Entrusted>, Errno> {
     let mut number = [0_u8; 4];
@@ -92,18 +129,21 @@ fn receive_from(connection: BorrowedFd<'_>) -> Result<Option<Entrusted>, Errno> 
         RecvAncillaryMessage::ScmRights(mut files) => files.next(),
         _ => None,
     });
-    let process = net::sockopt::socket_peercred(connection)?.pid.as_raw_nonzero().get();
-    let process = u32::try_from(process).ok().filter(|_| received.bytes == number.len());
+    let process = peer_of_this_user(connection).filter(|_| received.bytes == number.len());
     let number = u32::from_ne_bytes(number);
     Ok(rights.zip(process).map(|(file, process)| Entrusted { file, process, number }))
 }
 
-/// Gives a copy of `file` to the custodian of that name, with a number, without waiting. False: there is none.
-pub fn entrust(name: &str, file: BorrowedFd<'_>, number: u32) -> bool {
+/// Gives a copy of `file` to the custodian of that name, with a number, without waiting. False: there is none, or it
+/// is not the process `custodian`. To nobody else: who has a userfaultfd can write to the memory behind it.
+pub fn entrust(name: &str, custodian: u32, file: BorrowedFd<'_>, number: u32) -> bool {
     let sent = || {
-        let address = SocketAddrUnix::new(shared::path(name)?).ok()?;
+        // Not through a directory that another user made in this place.
+        let folder = shared::open_folder()?;
+        let path = format!("/proc/thread-self/fd/{}/{name}", folder.as_raw_fd());
         let socket = socket().ok()?;
-        net::connect(&socket, &address).ok()?;
+        net::connect(&socket, &SocketAddrUnix::new(path).ok()?).ok()?;
+        peer_of_this_user(socket.as_fd()).filter(|process| *process == custodian)?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut about = SendAncillaryBuffer::new(&mut space);
         let files = [file];
@@ -133,7 +173,12 @@ mod tests {
         assert!(custodian.receive().is_empty());
         let (mut read, write) = UnixStream::pair().unwrap();
         read.set_nonblocking(true).unwrap();
-        assert!(entrust(&name, write.as_fd(), 77));
+        assert!(
+            !entrust(&name, std::process::id() + 1, write.as_fd(), 77),
+            "somebody else listens"
+        );
+        assert!(custodian.receive().is_empty());
+        assert!(entrust(&name, std::process::id(), write.as_fd(), 77));
         drop(write);
         let mut look = || read.read(&mut [0_u8]).map_err(|error| error.kind());
         assert_eq!(look(), Err(ErrorKind::WouldBlock), "in flight");
@@ -144,6 +189,6 @@ mod tests {
         drop(received);
         assert_eq!(look(), Ok(0));
         drop(custodian);
-        assert!(!entrust(&name, read.as_fd(), 1), "gone with its custodian");
+        assert!(!entrust(&name, std::process::id(), read.as_fd(), 1), "gone with its custodian");
     }
 }

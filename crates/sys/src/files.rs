@@ -7,6 +7,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
+/// How many descriptors this process may have (`ulimit -n`).
+#[must_use]
+pub fn limit() -> u64 {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    limit.unwrap_or(u64::MAX)
+}
+
 /// Reads the beginning of a small file, without any allocation.
 ///
 /// # Errors

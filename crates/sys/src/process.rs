@@ -48,6 +48,16 @@ pub fn is_confined() -> bool {
     crate::files::open_read(c"/proc/thread-self/statm").is_err_and(|error| error == Errno::PERM)
 }
 
+/// Whether system calls of this thread are filtered (seccomp), so that one that nobody expects may end the process.
+#[must_use]
+pub fn is_filtered() -> bool {
+    let mut status = [0_u8; 4096];
+    let length = crate::files::read_small(c"/proc/thread-self/status", &mut status).unwrap_or(0);
+    let mut lines = status[..length].split(|byte| *byte == b'\n');
+    let mode = lines.find_map(|line| line.strip_prefix(b"Seccomp:"));
+    mode.is_none_or(|mode| mode.trim_ascii() != b"0")
+}
+
 /// This process's name, as in `/proc/PID/comm`; `?` if that cannot be read.
 #[must_use]
 pub fn command() -> String {

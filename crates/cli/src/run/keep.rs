@@ -4,19 +4,20 @@
 //! ends. But whoever else looks at the memory of a process without a handler would wait, the end of a virtual
 //! machine's process among them. So a userfaultfd is closed a second after its handler has gone.
 
-use zfolio_sys::clock;
 use zfolio_sys::custody::{Custodian, Entrusted};
+use zfolio_sys::{clock, files, process};
 
 /// How long a userfaultfd is kept after its handler has gone: killed threads that wait for a CPU get one meanwhile.
 const KEPT_NS: u64 = 1_000_000_000;
 
-/// Userfaultfds kept at once: a descriptor each.
-const KEPT_MAX: usize = 512;
+/// Userfaultfds kept at once: a descriptor each, and never more than a quarter of those that this process may have.
+const KEPT_MAX: u64 = 512;
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Keep {
     custodian: Option<Custodian>,
+    most: usize,
     /// Each with the time since when its handler has been seen gone.
     kept: Vec<(Entrusted, Option<u64>)>,
 }
@@ -25,7 +26,10 @@ impl Keep {
     /// Keeps what processes entrust to this run.
     pub(super) fn new() -> Keep {
         let name = format!("{}.custody", std::process::id());
-        Keep { custodian: Custodian::new(&name), kept: Vec::new() }
+        // A filter may end this process for a socket.
+        let custodian = if process::is_filtered() { None } else { Custodian::new(&name) };
+        let most = usize::try_from(KEPT_MAX.min(files::limit() / 4)).unwrap_or(0);
+        Keep { custodian, most, kept: Vec::new() }
     }
 
     /// Takes what has come, and closes what is no longer needed.
@@ -33,7 +37,7 @@ impl Keep {
         let Some(custodian) = &mut self.custodian else { return };
         self.kept.extend(custodian.receive().into_iter().map(|entrusted| (entrusted, None)));
         // The oldest go first: a new one's process has the longest to live.
-        let excess = self.kept.len().saturating_sub(KEPT_MAX);
+        let excess = self.kept.len().saturating_sub(self.most);
         self.kept.drain(..excess);
         let now = clock::monotonic_ns();
         self.kept.retain_mut(|(entrusted, gone_since)| {
@@ -63,14 +67,14 @@ mod tests {
     fn a_file_is_kept_a_second_longer_than_its_thread() {
         let mut keep = Keep::new();
         if keep.custodian.is_none() {
-            eprintln!("SKIPPED: no /dev/shm");
+            eprintln!("SKIPPED: no /dev/shm, or a sandbox");
             return;
         }
         let name = format!("{}.custody", std::process::id());
         let file = std::fs::File::open("/dev/null").unwrap();
-        assert!(custody::entrust(&name, file.as_fd(), cpu::thread_id()));
+        assert!(custody::entrust(&name, std::process::id(), file.as_fd(), cpu::thread_id()));
         // No thread has this number.
-        assert!(custody::entrust(&name, file.as_fd(), u32::MAX));
+        assert!(custody::entrust(&name, std::process::id(), file.as_fd(), u32::MAX));
         keep.look();
         assert_eq!(keep.kept.len(), 2);
         let gone_since = keep.kept[1].1.expect("its thread is gone");

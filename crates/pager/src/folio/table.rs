@@ -229,12 +229,14 @@ impl Table {
             branches.map(|(number, branch)| (*number, std::mem::take(branch))).collect();
         for (number, mut branch) in taken {
             let base = number * branch_bytes;
-            for (index, leaf) in
-                branch.get_mut().into_iter().flat_map(|all| all.iter_mut().enumerate())
-            {
+            let is_used = self.ranges.overlap(base, base + branch_bytes);
+            // A branch that goes takes all of its leaves along.
+            let (start, end) = if is_used { (start, end) } else { (base, base + branch_bytes) };
+            let leaves = branch.get_mut().into_iter().flat_map(|leaves| leaves.iter_mut());
+            for (index, leaf) in leaves.enumerate() {
                 self.prune_leaf(leaf, base + index * self.leaf_bytes(), start, end);
             }
-            if self.ranges.overlap(base, base + branch_bytes) {
+            if is_used {
                 self.branches.insert(number, branch);
                 continue;
             }
@@ -329,6 +331,21 @@ mod tests {
         table.get(BASE + (5 << 40)).expect("managed").lock().resident = Units::one(0);
         assert_eq!(table.known_folios(BASE, BASE + (8 << 40)).count(), GROUP_FOLIOS);
         assert!(table.metadata_bytes() < 110 << 10);
+    }
+
+    /// Goal: a branch that goes is no longer counted, also if some of it was left in the table before.
+    #[test]
+    fn a_branch_goes_with_all_that_is_in_it() {
+        let mut table = table();
+        table.insert(BASE, BASE + 100 * UNIT);
+        table.get(BASE).expect("managed");
+        table.remove(BASE, BASE + 100 * UNIT);
+        let far = BASE + 4 * LEAF_FOLIOS * UNIT;
+        table.insert(far, far + UNIT);
+        table.get(far).expect("managed");
+        table.remove(far, far + UNIT);
+        table.prune(far, far + UNIT);
+        assert_eq!(table.metadata_bytes(), 0);
     }
 
     /// Goal: whatever comes and goes, the table knows what is managed, and keeps nothing of the rest.

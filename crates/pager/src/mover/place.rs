@@ -168,10 +168,12 @@ impl Mover {
                 Some(error) if error != Errno::EXIST && next > PAGE_BYTES => at_once = PAGE_BYTES,
                 // No mapping there, or it was moved while the kernel looked for it. In that case the next answer is
                 // EAGAIN, until its message is read.
-                Some(error) if error != Errno::EXIST && missed_at != Some(done) => {
+                Some(error)
+                    if !matches!(error, Errno::EXIST | Errno::FAULT) && missed_at != Some(done) =>
+                {
                     missed_at = Some(done);
                 }
-                // Present already (MOVE-2), or no mapping there.
+                // Present already (MOVE-2), nothing in the slot (EFAULT), or no mapping there.
                 Some(_) => {
                     skipped = true;
                     done += PAGE_BYTES;

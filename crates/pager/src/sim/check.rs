@@ -127,7 +127,7 @@ impl World {
         assert_eq!(stored, bytes(sums.stored), "the bytes that are in the store only");
         assert_eq!(engine.copies.count(), sums.copied, "COPY-1");
         let entries = figures.stored_units.load(Relaxed);
-        assert_eq!(entries, sums.entries as u64, "ZSWAP-3: entries in the table, and in the store");
+        assert_eq!(entries, sums.entries as u64, "STORE-3: entries in the table, and in the store");
         let [hollow, free, scratch, leaving] = engine.mover.census();
         let slots = engine.mover.slots();
         let staged = engine.replacement.staged_folios();
