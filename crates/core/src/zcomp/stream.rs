@@ -9,8 +9,8 @@
 //!
 //! The CPU's number is a hint: where to look first. A thread may migrate the moment after it has asked, there may
 //! be more CPUs than streams, or gaps between their numbers; what keeps a stream to one thread is its lock alone.
-//! `make loom` tries every order. [`hold`] never waits while any stream is free. A thread holds at most one stream of a rank, so
-//! the second try of an equal rank that `SYNC-1` asks about can't arise.
+//! `make loom` tries every order. [`hold`] never waits while any stream is free. A thread holds at most one stream
+//! of a rank, so the second try of an equal rank that `SYNC-1` asks about can't arise.
 
 use std::hint::spin_loop;
 

@@ -8,8 +8,8 @@
 //!
 //! 72 bytes a folio and 4 a unit: 0.12 % of 64 KiB units, 0.21 % of 4 KiB; what is stored costs 28
 //! bytes more in the store. Folios are made by eights when one of them is first looked at, so that
-//! address space which is only reserved costs next to nothing (9 KiB for 1 TiB), and a mapping of
-//! 256 KiB far from all others (V8 has them by the hundred) 1.2 KiB at units of 16 KiB: 0.5 %.
+//! address space which is only reserved costs next to nothing (74 KiB for 1 TiB), and a mapping of
+//! 256 KiB far from all others (V8 has them by the hundred) 1.8 KiB at units of 16 KiB: 0.7 %.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -30,8 +30,9 @@ const LEAF_GROUPS: usize = 32;
 /// Folios in a leaf.
 const LEAF_FOLIOS: usize = GROUP_FOLIOS * LEAF_GROUPS;
 
-/// Leaves in a branch: 4 GiB of address space in folios of 64 KiB.
-const BRANCH_LEAVES: usize = 256;
+/// Leaves in a branch: 512 MiB of address space in folios of 64 KiB. More of them would make a mapping far from all
+/// others dear, fewer address space that is only reserved.
+const BRANCH_LEAVES: usize = 32;
 
 /// What an allocator adds to a block of its own.
 const ALLOCATION_BYTES: usize = 8;
@@ -324,13 +325,13 @@ mod tests {
 
     /// Goal: address space that is only reserved costs next to nothing, however much it is.
     #[test]
-    fn eight_tebibytes_reserved_take_less_than_100_kib() {
+    fn eight_tebibytes_reserved_take_less_than_a_mebibyte() {
         let mut table = table();
         table.insert(BASE, BASE + (8 << 40));
-        assert!(table.metadata_bytes() < 100 << 10, "{}", table.metadata_bytes());
+        assert!(table.metadata_bytes() < 600 << 10, "{}", table.metadata_bytes());
         table.get(BASE + (5 << 40)).expect("managed").lock().resident = Units::one(0);
         assert_eq!(table.known_folios(BASE, BASE + (8 << 40)).count(), GROUP_FOLIOS);
-        assert!(table.metadata_bytes() < 110 << 10);
+        assert!(table.metadata_bytes() < 602 << 10);
     }
 
     /// Goal: a branch that goes is no longer counted, also if some of it was left in the table before.
