@@ -151,6 +151,12 @@ __attribute__((unused)) static void ballast_verify(struct ballast *b, const char
               b->pages, (void *)(b->start + page * PAGE));
 }
 
+/* Writes a page anew, with other contents than before. */
+__attribute__((unused)) static void ballast_rewrite(struct ballast *b, size_t page) {
+    b->generation[page]++;
+    fill_page(b->start + page * PAGE, ballast_seed(b, page));
+}
+
 /* Verifies and rewrites `count` pages, in runs at random places. */
 __attribute__((unused)) static void ballast_churn(struct ballast *b, size_t count, uint64_t *random) {
     while (count > 0) {
@@ -159,8 +165,7 @@ __attribute__((unused)) static void ballast_churn(struct ballast *b, size_t coun
             CHECK(page_is(b->start + page * PAGE, ballast_seed(b, page)), "ballast page %zu of %zu at %p", page,
                   b->pages, (void *)(b->start + page * PAGE));
             if (next_random(random) & 1) continue;
-            b->generation[page]++;
-            fill_page(b->start + page * PAGE, ballast_seed(b, page));
+            ballast_rewrite(b, page);
         }
     }
 }

@@ -42,10 +42,7 @@ static void raw_drops(void) {
         char *at = block.start + from * PAGE;
         CHECK(syscall(SYS_madvise, at, pages * PAGE, MADV_DONTNEED) == 0);
         for (size_t i = 0; i < pages; i++) CHECK(page_is_zero(at + i * PAGE), "round %d page %zu", round, from + i);
-        for (size_t i = 0; i < pages; i++) {
-            block.generation[from + i]++;
-            fill_page(at + i * PAGE, ballast_seed(&block, from + i));
-        }
+        for (size_t i = 0; i < pages; i++) ballast_rewrite(&block, from + i);
         ballast_churn(&block, 64, &random);
     }
     ballast_verify(&block, "raw drops");
@@ -65,10 +62,7 @@ static void raw_frees(void) {
         for (size_t i = 0; i < pages; i++)
             CHECK(page_is(at + i * PAGE, ballast_seed(&block, from + i)), "round %d page %zu", round, from + i);
         CHECK(syscall(SYS_madvise, at, pages * PAGE, MADV_FREE) == 0);
-        for (size_t i = 0; i < pages; i++) {
-            block.generation[from + i]++;
-            fill_page(at + i * PAGE, ballast_seed(&block, from + i));
-        }
+        for (size_t i = 0; i < pages; i++) ballast_rewrite(&block, from + i);
     }
     ballast_verify(&block, "raw frees");
     ballast_stop(&b);
