@@ -39,8 +39,7 @@ use zfolio_core::stats::add;
 use zfolio_core::sync::Mutex;
 
 use crate::engine::Engine;
-use crate::folio::Units;
-use crate::folio::{Folio, Table};
+use crate::folio::{Folio, Table, Units};
 use crate::rank;
 
 /// Loads between two reviews.

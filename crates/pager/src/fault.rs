@@ -18,8 +18,7 @@ use zfolio_core::stats::{add, subtract};
 use zfolio_core::store::{self, EntryId, Loaded};
 
 use crate::engine::Engine;
-use crate::folio::{Folio, Held, Table};
-use crate::folio::{UNITS_MAX, Units};
+use crate::folio::{Folio, Held, Table, UNITS_MAX, Units};
 use crate::mover::Full;
 use crate::reclaim::{By, Reclaimed};
 use crate::replacement::Queue;

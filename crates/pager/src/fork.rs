@@ -20,8 +20,7 @@ use zfolio_sys::map::OwnMemory;
 
 use crate::config::Error;
 use crate::engine::Engine;
-use crate::folio::Geometry;
-use crate::folio::{Folio, Table};
+use crate::folio::{Folio, Geometry, Table};
 use crate::mappings::event::{self, Held};
 use crate::rank;
 

@@ -22,8 +22,7 @@ use zfolio_core::stats::add;
 use zfolio_core::store::{self, CodecId, EntryId, Outcome};
 
 use crate::engine::Engine;
-use crate::folio::{Folio, Held, Table};
-use crate::folio::{UNITS_MAX, Units};
+use crate::folio::{Folio, Held, Table, UNITS_MAX, Units};
 use crate::mover::{Full, Hollow, Refusal};
 use crate::replacement::Queue;
 

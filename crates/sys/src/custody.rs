@@ -93,8 +93,8 @@ fn socket() -> Result<OwnedFd, Errno> {
     net::socket_with(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None)
 }
 
-/// Who has the other end of a connection. `None`: the kernel does not say, or that process is in another PID namespace.
-fn peer(connection: BorrowedFd<'_>) -> Option<(u32, u32)> {
+/// The process that has the other end of a connection. `None`: it is another user's, or in another PID namespace.
+fn peer(connection: BorrowedFd<'_>) -> Option<u32> {
     // By hand: rustix holds the PID in a type that is never 0, and the kernel says 0 of another namespace.
     let mut about = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut bytes = libc::socklen_t::try_from(size_of_val(&about)).ok()?;
@@ -108,14 +108,8 @@ fn peer(connection: BorrowedFd<'_>) -> Option<(u32, u32)> {
             &raw mut bytes,
         )
     };
-    let process = u32::try_from(about.pid).ok().filter(|pid| answer == 0 && *pid > 0)?;
-    Some((process, about.uid))
-}
-
-/// The process that has the other end of a connection, if it is this user's.
-fn peer_of_this_user(connection: BorrowedFd<'_>) -> Option<u32> {
-    let (process, user) = peer(connection)?;
-    (user == rustix::process::geteuid().as_raw()).then_some(process)
+    let is_ours = answer == 0 && about.uid == rustix::process::geteuid().as_raw();
+    u32::try_from(about.pid).ok().filter(|pid| is_ours && *pid > 0)
 }
 
 /// The file on a connection; `None` if the other end is not a process that this one can see, or sent none.
@@ -129,7 +123,7 @@ fn receive_from(connection: BorrowedFd<'_>) -> Result<Option<Entrusted>, Errno> 
         RecvAncillaryMessage::ScmRights(mut files) => files.next(),
         _ => None,
     });
-    let process = peer_of_this_user(connection).filter(|_| received.bytes == number.len());
+    let process = peer(connection).filter(|_| received.bytes == number.len());
     let number = u32::from_ne_bytes(number);
     Ok(rights.zip(process).map(|(file, process)| Entrusted { file, process, number }))
 }
@@ -143,7 +137,7 @@ pub fn entrust(name: &str, custodian: u32, file: BorrowedFd<'_>, number: u32) ->
         let path = format!("/proc/thread-self/fd/{}/{name}", folder.as_raw_fd());
         let socket = socket().ok()?;
         net::connect(&socket, &SocketAddrUnix::new(path).ok()?).ok()?;
-        peer_of_this_user(socket.as_fd()).filter(|process| *process == custodian)?;
+        peer(socket.as_fd()).filter(|process| *process == custodian)?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut about = SendAncillaryBuffer::new(&mut space);
         let files = [file];

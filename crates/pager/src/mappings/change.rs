@@ -13,8 +13,7 @@ use zfolio_core::sync::WriteGuard;
 use zfolio_sys::Errno;
 
 use crate::engine::Engine;
-use crate::folio::Units;
-use crate::folio::{Folio, Table};
+use crate::folio::{Folio, Table, Units};
 use crate::rank;
 use crate::reclaim::{By, Reclaimed};
 use crate::replacement::Queue;

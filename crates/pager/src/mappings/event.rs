@@ -28,8 +28,7 @@ use zfolio_core::sync::{Guard, Mutex};
 use zfolio_sys::uffd::{Message, Messages};
 
 use crate::engine::Engine;
-use crate::folio::Units;
-use crate::folio::{Folio, Table};
+use crate::folio::{Folio, Table, Units};
 use crate::mover::Full;
 use crate::rank;
 use crate::system::{Side, System};

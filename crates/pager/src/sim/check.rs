@@ -6,8 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use zfolio_core::page::PAGE_BYTES;
 
 use super::world::{World, compare};
-use crate::folio::Units;
-use crate::folio::{Folio, Table};
+use crate::folio::{Folio, Table, Units};
 use crate::mover::Full;
 
 /// What was counted over all folios.
