@@ -8,6 +8,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// The file with the machine's memory.
 const MEMINFO: &str = "/proc/meminfo";
@@ -24,7 +25,7 @@ pub(crate) struct Allowance {
 impl Allowance {
     /// The lowest limit that applies to this process.
     pub(crate) fn here() -> Option<Allowance> {
-        Allowance::below(Path::new("/"))
+        Allowance::below(Path::new("/"), here())
     }
 
     /// Whether this is the memory of the machine, and not a cgroup's limit.
@@ -60,10 +61,10 @@ impl Allowance {
         u64::try_from(bytes).unwrap_or(u64::MAX) & !((1 << 20) - 1)
     }
 
-    /// The lowest limit, read in the tree below `root`.
-    fn below(root: &Path) -> Option<Allowance> {
-        let machine = machine(root);
-        cgroup_limits(root).into_iter().chain(machine).min_by_key(|allowance| allowance.bytes)
+    /// The lowest limit of the machine and of these cgroups, read in the tree below `root`.
+    fn below(root: &Path, cgroups: &[Cgroup]) -> Option<Allowance> {
+        let limits = cgroups.iter().flat_map(|cgroup| cgroup.limits(root));
+        limits.chain(machine(root)).min_by_key(|allowance| allowance.bytes)
     }
 }
 
@@ -89,28 +90,51 @@ struct Hierarchy {
     kills: &'static str,
 }
 
+/// A memory cgroup of this process: the hierarchy, and the path from its mounted directory.
+struct Cgroup {
+    hierarchy: Hierarchy,
+    inside: PathBuf,
+}
+
+impl Cgroup {
+    /// The limits of this cgroup, and of those above it.
+    fn limits(&self, root: &Path) -> Vec<Allowance> {
+        let mut limits = Vec::new();
+        for directory in self.inside.ancestors() {
+            for file in self.hierarchy.files {
+                let source = self.hierarchy.mounted.join(directory).join(file);
+                // "max", or no such file: there is no limit here.
+                let Ok(text) = fs::read_to_string(below(root, &source)) else { continue };
+                let Ok(bytes) = text.trim().parse() else { continue };
+                limits.push(Allowance { bytes, source });
+            }
+        }
+        limits
+    }
+
+    /// How often the kernel has killed a process of this cgroup because memory ran out.
+    fn oom_kills(&self, root: &Path) -> Option<u64> {
+        let file = self.hierarchy.mounted.join(&self.inside).join(self.hierarchy.kills);
+        let text = fs::read_to_string(below(root, &file)).ok()?;
+        text.lines().find_map(|line| line.strip_prefix("oom_kill "))?.trim().parse().ok()
+    }
+}
+
 /// How often the kernel has killed a process of this memory cgroup because memory ran out, in the
 /// cgroup or in the machine. `None` if no file counts it.
 pub(crate) fn oom_kills() -> Option<u64> {
-    oom_kills_below(Path::new("/"))
+    here().iter().find_map(|cgroup| cgroup.oom_kills(Path::new("/")))
 }
 
-fn oom_kills_below(root: &Path) -> Option<u64> {
-    own_cgroups(root).into_iter().find_map(|(hierarchy, inside)| {
-        let file = hierarchy.mounted.join(inside).join(hierarchy.kills);
-        let text = fs::read_to_string(below(root, &file)).ok()?;
-        text.lines().find_map(|line| line.strip_prefix("oom_kill "))?.trim().parse().ok()
-    })
+/// The memory cgroups of this process. `zfolio run` asks three times, and the list of mounts is
+/// slow to read: the first answer is kept.
+fn here() -> &'static [Cgroup] {
+    static HERE: OnceLock<Vec<Cgroup>> = OnceLock::new();
+    HERE.get_or_init(|| own_cgroups(Path::new("/")))
 }
 
-/// Every limit on the path from this process's cgroup to the root, in both versions.
-fn cgroup_limits(root: &Path) -> Vec<Allowance> {
-    let limits_of = |(hierarchy, inside): &(Hierarchy, PathBuf)| limits_of(root, hierarchy, inside);
-    own_cgroups(root).iter().flat_map(limits_of).collect()
-}
-
-/// Each memory hierarchy, and this process's cgroup in it.
-fn own_cgroups(root: &Path) -> Vec<(Hierarchy, PathBuf)> {
+/// This process's cgroup in each memory hierarchy.
+fn own_cgroups(root: &Path) -> Vec<Cgroup> {
     let read = |path: &str| fs::read_to_string(below(root, Path::new(path))).unwrap_or_default();
     let mounts = read("/proc/self/mountinfo");
     let mut cgroups = Vec::new();
@@ -126,7 +150,7 @@ fn own_cgroups(root: &Path) -> Vec<(Hierarchy, PathBuf)> {
             // In a container the path may lie outside of the mounted directory: then the mount is
             // the cgroup itself.
             let inside = Path::new(path).strip_prefix(&hierarchy.shown).unwrap_or(Path::new(""));
-            cgroups.push((hierarchy, inside.to_owned()));
+            cgroups.push(Cgroup { inside: inside.to_owned(), hierarchy });
         }
     }
     cgroups
@@ -150,24 +174,9 @@ fn hierarchy(line: &str, version_2: bool) -> Option<Hierarchy> {
     Some(Hierarchy { shown, mounted, files, kills })
 }
 
-/// The limits of the cgroup `inside` a hierarchy, and of those above it.
-fn limits_of(root: &Path, hierarchy: &Hierarchy, inside: &Path) -> Vec<Allowance> {
-    let mut limits = Vec::new();
-    for directory in inside.ancestors() {
-        for file in hierarchy.files {
-            let source = hierarchy.mounted.join(directory).join(file);
-            // "max", or no such file: there is no limit here.
-            let Ok(text) = fs::read_to_string(below(root, &source)) else { continue };
-            let Ok(bytes) = text.trim().parse() else { continue };
-            limits.push(Allowance { bytes, source });
-        }
-    }
-    limits
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{Allowance, oom_kills_below};
+    use super::{Allowance, own_cgroups};
     use std::fs;
     use std::path::{Path, PathBuf};
 
@@ -186,7 +195,8 @@ mod tests {
         }
 
         fn allows(&self) -> Option<(u64, PathBuf)> {
-            Allowance::below(&self.0).map(|allowance| (allowance.bytes, allowance.source))
+            Allowance::below(&self.0, &own_cgroups(&self.0))
+                .map(|allowance| (allowance.bytes, allowance.source))
         }
     }
 
@@ -251,7 +261,7 @@ mod tests {
                 ("sys/fs/cgroup/memory.events", "oom_kill 99\n"),
             ],
         );
-        assert_eq!(oom_kills_below(&version_2.0), Some(2));
+        assert_eq!(version_2.oom_kills(), Some(2));
         let control = "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n";
         let version_1 = Tree::new(
             "kills-v1",
@@ -261,8 +271,8 @@ mod tests {
                 ("sys/fs/cgroup/memory/memory.oom_control", control),
             ],
         );
-        assert_eq!(oom_kills_below(&version_1.0), Some(5));
-        assert_eq!(oom_kills_below(&Tree::new("kills-no", &[MACHINE]).0), None);
+        assert_eq!(version_1.oom_kills(), Some(5));
+        assert_eq!(Tree::new("kills-no", &[MACHINE]).oom_kills(), None);
     }
 
     #[test]
