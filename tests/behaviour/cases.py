@@ -154,6 +154,7 @@ SAMPLED = [
     ("resident burst", 64, "zstd", "64K"),
     ("resident blocks", 64, "lz4", "64K"),
     ("resident populated", 48, "lz4", "64K"),
+    ("resident files", 64, "lz4", "16K"),
     ("mappings read_zeros", 48, "lz4", "16K"),
 ]
 

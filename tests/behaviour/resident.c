@@ -108,12 +108,61 @@ static void populated(void) {
     for (size_t at = 0; at < 4 * limit_bytes(); at += PAGE) CHECK(start[at] == 1);
 }
 
+/* A size in /proc/self/status. */
+static size_t status_bytes(const char *name) {
+    char line[256];
+    size_t kib = 0;
+    FILE *file = fopen("/proc/self/status", "r");
+    CHECK(file != NULL);
+    while (fgets(line, sizeof line, file))
+        if (strncmp(line, name, strlen(name)) == 0) kib = strtoull(line + strlen(name) + 1, NULL, 10);
+    fclose(file);
+    return kib << 10;
+}
+
+/*
+ * A file four times as large as the limit is mapped and read. Its pages must not push out anonymous memory; and once
+ * nobody reads them, they go.
+ */
+static void files(void) {
+    size_t bytes = 4 * limit_bytes();
+    char name[] = "./resident.XXXXXX", *page = malloc(PAGE);
+    int file = mkstemp(name);
+    CHECK(file >= 0 && unlink(name) == 0);
+    for (size_t at = 0; at < bytes; at += PAGE) {
+        fill_page(page, at);
+        CHECK(write(file, page, PAGE) == (ssize_t)PAGE);
+    }
+    CHECK(fsync(file) == 0);
+    char *read_only = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, file, 0);
+    CHECK(read_only != MAP_FAILED);
+    struct ballast b;
+    ballast_make(&b, 2 * limit_bytes(), 1);
+    size_t most = 0;
+    for (int round = 0; round < 3; round++) {
+        for (size_t at = 0; at < bytes; at += PAGE) CHECK(page_is(read_only + at, at), "page %zu of the file", at / PAGE);
+        size_t file_bytes = status_bytes("RssFile");
+        if (file_bytes > most) most = file_bytes;
+        ballast_verify(&b, "file");
+    }
+    if (most == 0) skip("the folder is kept in memory: it has no pages of files");
+    CHECK(most >= bytes / 2 || !getenv("ZFOLIO_LIMIT"), "only %zu MiB of the file were resident", most >> 20);
+    if (!getenv("ZFOLIO_LIMIT")) return;
+    CHECK(status_bytes("RssAnon") >= limit_bytes() * 3 / 4, "%zu MiB anonymous", status_bytes("RssAnon") >> 20);
+    /* The engine has seen the pages come back up to three times, so it may wait for some seconds. */
+    size_t share = limit_bytes() / 4 > 32 * MIB ? limit_bytes() / 4 : 32 * MIB;
+    for (double until = now() + 60; status_bytes("RssFile") > share + 16 * MIB; usleep(50000))
+        CHECK(now() < until, "%zu MiB of files stay", status_bytes("RssFile") >> 20);
+    for (size_t at = 0; at < bytes; at += PAGE) CHECK(page_is(read_only + at, at), "page %zu of the file", at / PAGE);
+    ballast_verify(&b, "end");
+}
+
 int main(int count, char **arguments) {
     if (count > 1 && strcmp(arguments[1], "start") != 0) settle();
     const struct behaviour cases[] = {
         {"start", fast}, {"fast", fast}, {"fresh", fresh}, {"sparse", sparse}, {"burst", burst},
         {"blocks", blocks}, {"populated", populated},
-        {"noise", noise},
+        {"noise", noise}, {"files", files},
     };
     return CHOOSE(cases);
 }

@@ -194,9 +194,13 @@ mod tests {
             Tree(root)
         }
 
+        fn oom_kills(&self) -> Option<u64> {
+            own_cgroups(&self.0).iter().find_map(|cgroup| cgroup.oom_kills(&self.0))
+        }
+
         fn allows(&self) -> Option<(u64, PathBuf)> {
-            Allowance::below(&self.0, &own_cgroups(&self.0))
-                .map(|allowance| (allowance.bytes, allowance.source))
+            let cgroups = own_cgroups(&self.0);
+            Allowance::below(&self.0, &cgroups).map(|allowance| (allowance.bytes, allowance.source))
         }
     }
 

@@ -5,10 +5,13 @@
 //!        + what the process has besides                               the kernel's count, now and then
 //! ```
 //!
+//! Pages of files do not count (`charge/file_pages.rs`).
+//!
 //! # Invariants
 //!
 //! - `CHG-1` `resident_bytes` is the unit size times the resident units.
 
+mod file_pages;
 mod follow;
 mod over_limit;
 
@@ -21,6 +24,7 @@ use crate::config::Config;
 use crate::engine::{Engine, StatsHome};
 use crate::folio::{Geometry, Units};
 
+use file_pages::FilePages;
 use follow::Follow;
 pub use over_limit::OverLimit;
 pub(crate) use over_limit::report_first;
@@ -46,6 +50,7 @@ pub(crate) struct Charge {
     /// The limit in force: that of the settings, unless it follows the need.
     limit_bytes: AtomicU64,
     follow: Follow,
+    file_pages: FilePages,
     resident_bytes: AtomicU64,
     tables_bytes: AtomicU64,
     /// What the process has resident beyond what is counted here; less than nothing where units are
@@ -72,6 +77,7 @@ impl Charge {
             floor_bytes: (limit / FLOOR_SHARE).max(4 * folio),
             limit_bytes: AtomicU64::new(limit),
             follow: Follow::default(),
+            file_pages: FilePages::default(),
             resident_bytes: AtomicU64::new(0),
             tables_bytes: AtomicU64::new(0),
             uncounted_bytes: AtomicI64::new(0),
@@ -191,7 +197,9 @@ impl Engine {
     /// up to date.
     pub fn sample(&self) {
         self.answer_classes();
-        let process = self.mover.system.process_bytes();
+        let resident = self.mover.system.resident().unwrap_or_default();
+        self.set_file_bytes(resident.file_bytes);
+        let process = resident.memory_bytes;
         self.compare_with_kernel(process);
         self.measure_excess();
         self.rearm();

@@ -13,6 +13,8 @@ use std::fmt::Debug;
 use std::os::fd::BorrowedFd;
 
 use zfolio_sys::Errno;
+use zfolio_sys::maps::FileMapping;
+use zfolio_sys::process::Resident;
 use zfolio_sys::uffd::{Message, Messages, Progress};
 
 pub(crate) use linux::Linux;
@@ -119,8 +121,14 @@ pub(crate) trait System: Send + Sync + Debug {
     /// The CPU of the calling thread, for choosing a stream: any number will do.
     fn cpu(&self) -> usize;
 
-    /// What the kernel counts as resident of the whole process; 0 if it is not known.
-    fn process_bytes(&self) -> u64;
+    /// What the kernel counts as resident of the whole process; `None` if it is not known.
+    fn resident(&self) -> Option<Resident>;
+
+    /// Calls `each` for the mappings of files, in rising order, until it returns false.
+    fn each_file_mapping(&self, each: &mut dyn FnMut(&FileMapping) -> bool);
+
+    /// Asks for pages of a file to be given back; they are read from the file again when they are touched.
+    fn page_out(&self, start: usize, bytes: usize);
 
     /// Lets another thread run: it has what the caller waits for.
     fn pause(&self);

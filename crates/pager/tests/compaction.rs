@@ -11,7 +11,7 @@ use zfolio_pager::PoolMappings;
 const OBJECTS: usize = 32 << 10;
 
 fn resident_bytes() -> usize {
-    usize::try_from(zfolio_sys::process::resident_bytes().unwrap()).unwrap()
+    usize::try_from(zfolio_sys::process::ResidentMeter::new().read().unwrap().memory_bytes).unwrap()
 }
 
 #[test]

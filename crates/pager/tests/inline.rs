@@ -174,7 +174,7 @@ fn the_kernel_reaches_pinned_memory() {
 /// Goal: dropping gives everything back. Method: the process's memory after many pagers.
 #[test]
 fn dropping_gives_everything_back() {
-    let resident = || zfolio_sys::process::resident_bytes().unwrap();
+    let resident = || zfolio_sys::process::ResidentMeter::new().read().unwrap().memory_bytes;
     let once = || {
         let pager = Pager::builder().limit(16 << 20).build().unwrap();
         let mut region = pager.map(64 * MIB).unwrap();

@@ -405,9 +405,13 @@ fn pagers_that_go_leave_nothing() {
     let settings = || modes().into_iter().flat_map(|mode| UNITS.map(|unit| (mode, unit)));
     settings().for_each(|setting| once(setting, 0));
     let (resident, descriptors, mappings) =
-        (zfolio_sys::process::resident_bytes().unwrap(), files(), maps());
+        (zfolio_sys::process::ResidentMeter::new().read().unwrap().memory_bytes, files(), maps());
     settings().for_each(|setting| once(setting, 1));
-    let grown = zfolio_sys::process::resident_bytes().unwrap().saturating_sub(resident);
+    let grown = zfolio_sys::process::ResidentMeter::new()
+        .read()
+        .unwrap()
+        .memory_bytes
+        .saturating_sub(resident);
     assert!(grown < 16 << 20, "{grown} bytes more");
     assert!(files() <= descriptors + 1, "descriptors are left open");
     assert!(maps() <= mappings + 24, "{} mappings after {mappings}", maps());

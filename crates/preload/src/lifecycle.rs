@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use zfolio_pager::{Engine, fatal};
 use zfolio_sys::errno_text::ErrnoText;
+use zfolio_sys::process::Resident;
 use zfolio_sys::{Errno, clock, cpu, custody, files, futex, process, signal, thread};
 
 use crate::settings::Settings;
@@ -177,11 +178,15 @@ const ENGAGE_NS: u64 = 8_000_000;
 fn watch(limit: u64) {
     let margin = (limit / 16).clamp(4 << 20, 32 << 20);
     let (mut before, mut before_ns) = (u64::MAX, clock::monotonic_ns());
-    while let Some(resident) = process::resident_bytes() {
+    let meter = process::ResidentMeter::new();
+    while let Some(Resident { memory_bytes: resident, file_bytes }) = meter.read() {
         let now_ns = clock::monotonic_ns();
         if let Some(page) = statistics::page() {
-            page.figures.process_bytes.store(resident, Ordering::Relaxed);
-            zfolio_core::stats::raise(&page.figures.process_bytes_max, resident);
+            let figures = &page.figures;
+            figures.process_bytes.store(resident, Ordering::Relaxed);
+            zfolio_core::stats::raise(&figures.process_bytes_max, resident);
+            figures.file_bytes.store(file_bytes, Ordering::Relaxed);
+            zfolio_core::stats::raise(&figures.file_bytes_max, file_bytes);
         }
         let grown = resident.saturating_sub(before);
         let soon = grown.saturating_mul(ENGAGE_NS) / (now_ns - before_ns).max(100_000);

@@ -11,6 +11,7 @@ pub mod errno_text;
 pub mod files;
 pub mod futex;
 pub mod map;
+pub mod maps;
 pub mod probe;
 pub mod process;
 pub mod random;

@@ -200,6 +200,17 @@ pub fn unshare_pages(address: usize, bytes: usize) -> Result<(), Errno> {
     unsafe { rustix::mm::madvise(address as *mut c_void, bytes, Advice::LinuxPopulateWrite) }
 }
 
+/// Has the kernel reclaim a range now: dirty pages are written back, and what is touched is read again. No
+/// contents are lost, whatever is mapped there.
+///
+/// # Errors
+///
+/// Those of `madvise`.
+pub fn page_out(address: usize, bytes: usize) -> Result<(), Errno> {
+    // SAFETY: reclaim changes no contents.
+    unsafe { rustix::mm::madvise(address as *mut c_void, bytes, Advice::LinuxPageOut) }
+}
+
 /// Makes a range resident, as reading it would; returns an error where reading would raise a
 /// signal.
 ///

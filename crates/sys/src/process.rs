@@ -1,23 +1,71 @@
 //! What the kernel says about this process.
 
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
 use rustix::io::Errno;
 
 use crate::map::PAGE_BYTES;
 
-/// Bytes of memory that this process has resident, as the kernel counts them (about 2 us).
-///
-/// They are read from the calling thread's entry in `/proc`, since the thread that started the
-/// process may have ended.
-///
-/// The kernel counts per CPU and adds up only now and then, so the number may be off by 64 pages
-/// per CPU. `None` if `/proc` is not mounted, or if the process may not open files.
-#[must_use]
-pub fn resident_bytes() -> Option<u64> {
-    let mut text = [0_u8; 128];
-    let length = crate::files::read_small(c"/proc/thread-self/statm", &mut text).ok()?;
-    let second = text[..length].split(|byte| *byte == b' ').nth(1)?;
-    let pages: u64 = std::str::from_utf8(second).ok()?.parse().ok()?;
-    Some(pages * PAGE_BYTES as u64)
+/// What this process has resident, by kind. The kernel counts per CPU and adds up only now and then,
+/// so each number may be off by 64 pages per CPU.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Resident {
+    /// Anonymous memory, and shared memory (`memfd`, tmpfs, System V): only swap could free it.
+    pub memory_bytes: u64,
+    /// Pages of files: code, libraries, mapped data. The kernel can free them: it writes back what is
+    /// dirty, and reads them again when they are touched.
+    pub file_bytes: u64,
+}
+
+/// Reads what this process has resident.
+#[derive(Default, Debug)]
+pub struct ResidentMeter {
+    /// Shared memory at the last look, and pages of files and shared memory together at that time.
+    shared_memory: AtomicU64,
+    looked_at: AtomicU64,
+}
+
+/// A change of file pages and shared memory together that is worth another look at each.
+const LOOK_BYTES: u64 = 1 << 20;
+
+impl ResidentMeter {
+    /// Nothing was looked at yet.
+    #[must_use]
+    pub const fn new() -> ResidentMeter {
+        ResidentMeter { shared_memory: AtomicU64::new(0), looked_at: AtomicU64::new(0) }
+    }
+
+    /// Reads the sizes (2 us).
+    ///
+    /// `statm` counts shared memory and pages of files together. `status` separates them, but takes
+    /// 30 us to read, so it is read only once the sum has changed by 1 MiB.
+    ///
+    /// They are read from the calling thread's entry in `/proc`, since the thread that started the
+    /// process may have ended. `None` if `/proc` is not mounted, or if the process may not open files.
+    pub fn read(&self) -> Option<Resident> {
+        let mut text = [0_u8; 128];
+        let length = crate::files::read_small(c"/proc/thread-self/statm", &mut text).ok()?;
+        let mut words = text[..length].split(|byte| *byte == b' ').skip(1);
+        let mut pages = || std::str::from_utf8(words.next()?).ok()?.parse::<u64>().ok();
+        let (all, shared) = (pages()? * PAGE_BYTES as u64, pages()? * PAGE_BYTES as u64);
+        if shared.abs_diff(self.looked_at.load(Relaxed)) >= LOOK_BYTES {
+            self.shared_memory.store(shared_memory().unwrap_or(0), Relaxed);
+            self.looked_at.store(shared, Relaxed);
+        }
+        let file_bytes = shared.saturating_sub(self.shared_memory.load(Relaxed));
+        Some(Resident { memory_bytes: all.saturating_sub(file_bytes), file_bytes })
+    }
+}
+
+/// Shared memory that this process has resident.
+fn shared_memory() -> Option<u64> {
+    // The line is the 23rd of some 60, below 1 KiB; the names of groups may make it longer.
+    let mut text = [0_u8; 4096];
+    let length = crate::files::read_small(c"/proc/thread-self/status", &mut text).ok()?;
+    let mut lines = text[..length].split(|byte| *byte == b'\n');
+    let line = lines.find_map(|line| line.strip_prefix(b"RssShmem:"))?;
+    let number = std::str::from_utf8(line).ok()?.trim().strip_suffix("kB")?.trim();
+    number.parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// When this process started: field 22 of `/proc/self/stat`, in clock ticks. 0 if it cannot be
@@ -80,9 +128,53 @@ pub fn abort_now(status: i32) -> ! {
 
 #[cfg(test)]
 mod tests {
+    use super::ResidentMeter;
+    use std::os::fd::AsFd;
+
+    /// 8 MiB of a file in memory (shared memory), and of one on disk, each page touched.
+    #[test]
+    fn shared_memory_is_memory_and_a_file_is_not() {
+        const BYTES: usize = 8 << 20;
+        let meter = ResidentMeter::new();
+        let map = |file: std::os::fd::BorrowedFd<'_>| {
+            let (read, flags) = (rustix::mm::ProtFlags::READ, rustix::mm::MapFlags::SHARED);
+            // SAFETY: a new mapping, at a place of the kernel's choice.
+            let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), BYTES, read, flags, file, 0) };
+            let at = at.unwrap();
+            crate::map::populate_read(at as usize, BYTES).unwrap();
+            at
+        };
+        let before = meter.read().unwrap();
+        let memory = rustix::fs::memfd_create(c"test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::io::pwrite(&memory, &vec![1; BYTES], 0).unwrap();
+        let shared = map(memory.as_fd());
+        let with_shared = meter.read().unwrap();
+        // In the folder of the build: /tmp may be kept in memory.
+        let path = std::env::current_exe().unwrap().with_extension(format!("{}", super::id()));
+        std::fs::write(&path, vec![1; BYTES]).unwrap();
+        let file = std::fs::File::open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let mapped = map(file.as_fd());
+        let with_both = meter.read().unwrap();
+        for at in [shared, mapped] {
+            // SAFETY: nobody uses this mapping.
+            unsafe { rustix::mm::munmap(at, BYTES) }.unwrap();
+        }
+        // Other tests run at the same time, so it is about halves.
+        let half = BYTES as u64 / 2;
+        let grown = |after: u64, before: u64| after.saturating_sub(before) > half;
+        assert!(grown(with_shared.memory_bytes, before.memory_bytes), "{before:?} {with_shared:?}");
+        assert!(!grown(with_shared.file_bytes, before.file_bytes), "{before:?} {with_shared:?}");
+        assert!(
+            grown(with_both.file_bytes, with_shared.file_bytes),
+            "{with_shared:?} {with_both:?}"
+        );
+    }
+
     #[test]
     fn the_kernel_tells_about_us() {
-        assert!(super::resident_bytes().unwrap_or(0) > 100 << 10);
+        let resident = ResidentMeter::new().read().unwrap();
+        assert!(resident.memory_bytes > 50 << 10 && resident.file_bytes > 50 << 10);
         assert!(super::start_ticks() > 0 && !super::is_confined());
         assert_eq!(super::id(), std::process::id());
     }

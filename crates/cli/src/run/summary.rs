@@ -29,6 +29,9 @@ const WAITING_TOLD_SHARE: u64 = 20;
 /// An excess over the limit that is not worth a line: less than the kernel's counting varies.
 const EXCESS_SHOWN: u64 = 8 << 20;
 
+/// Pages of files that are worth a line: more than the code of a large program.
+const FILES_SHOWN_MIN: u64 = 64 << 20;
+
 /// A run that has ended.
 pub(super) struct Story<'a> {
     /// Its settings.
@@ -150,13 +153,14 @@ impl Story<'_> {
         i64::from(file.pid) == i64::from(self.pid)
     }
 
-    /// The most that a process had resident: the larger of its own count and the kernel's.
+    /// The most that a process had resident, without pages of files: the larger of its own count and the kernel's.
     pub(super) fn peak_bytes(&self, file: &StatsFile) -> u64 {
         let seen = of(&file.stats.figures.process_bytes_max);
         let alone = self.files.len() == 1 && self.tree.seen <= 1 && self.tree.groups().is_empty();
         // `wait4` returns the peak of the program and of all children that it waited for. If that
         // is above the limit, another process may have had it (`write_unseen`).
-        let kernel = self.end.resident_bytes_max;
+        let files = of(&file.stats.figures.file_bytes_max);
+        let kernel = self.end.resident_bytes_max.saturating_sub(files);
         let kernel = if alone && self.is_first(file) && !self.is_over(kernel) { kernel } else { 0 };
         seen.max(self.tree.peak_of(file).bytes).max(kernel)
     }
@@ -191,6 +195,7 @@ impl Story<'_> {
         if self.is_over(peak) {
             self.write_excess(f, file, peak)?;
         }
+        self.write_file_pages(f, stats)?;
         if self.verbose { detail::write(f, stats) } else { Ok(()) }
     }
 
@@ -242,15 +247,14 @@ impl Story<'_> {
         let excess = size::display(peak.saturating_sub(self.settings.limit_bytes));
         write!(f, "  over limit  by {excess}")?;
         let at = self.tree.peak_of(file);
-        if at.memory.resident_bytes() == 0 {
+        if at.memory.counted_bytes() == 0 {
             return writeln!(f);
         }
         let small = at.memory.anonymous_bytes.saturating_sub(at.held_bytes);
         writeln!(
             f,
-            "; not managed were {} of stacks, small and executable mappings, {} of files, {} of shared memory",
+            "; not managed were {} of stacks, small and executable mappings, {} of shared memory",
             size::display(small),
-            size::display(at.memory.file_bytes),
             size::display(at.memory.shared_bytes)
         )
     }
@@ -278,7 +282,25 @@ impl Story<'_> {
             file.stats.command(),
             size::display(peak),
             self.limit()
-        )
+        )?;
+        self.write_file_pages(f, &file.stats)
+    }
+
+    /// The pages of files, where they are many: whoever looks at the process sees them as resident memory.
+    fn write_file_pages(&self, f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
+        let most = of(&stats.figures.file_bytes_max);
+        if most < FILES_SHOWN_MIN.max(self.settings.limit_bytes / 8) {
+            return Ok(());
+        }
+        write!(
+            f,
+            "  files       up to {} of mapped files, which do not count",
+            size::display(most)
+        )?;
+        match of(&stats.figures.file_paged_out_bytes) {
+            0 => writeln!(f),
+            back => writeln!(f, "; {} were given back", size::display(back)),
+        }
     }
 
     fn write_nothing(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -310,7 +332,10 @@ impl Story<'_> {
     /// The kernel counted a higher peak than any look found: it lasted less than the time between
     /// two looks.
     fn write_unseen(&self, f: &mut fmt::Formatter<'_>, subject: Subject<'_>) -> fmt::Result {
-        let kernel = self.end.resident_bytes_max;
+        // This count includes pages of files, as many as at that time.
+        let figures = self.files.iter().map(|file| of(&file.stats.figures.file_bytes_max));
+        let pages = figures.max().unwrap_or(0).max(self.tree.file_bytes_max);
+        let kernel = self.end.resident_bytes_max.saturating_sub(pages);
         let files = self.files.iter().map(|file| self.peak_bytes(file));
         let groups = self.tree.groups();
         let known = files.chain(groups.iter().map(|group| group.peak_bytes)).max().unwrap_or(0);

@@ -54,7 +54,7 @@ pub(super) type Key = (u32, u64);
 /// The memory of a managed process at its peak.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Peak {
-    /// The kernel's peak.
+    /// The most memory, without pages of files.
     pub(super) bytes: u64,
     /// The kinds of memory at the look that found the most.
     pub(super) memory: Memory,
@@ -73,7 +73,7 @@ pub(super) struct Group {
     pub(super) managed: bool,
     /// How many there were.
     pub(super) processes: u64,
-    /// The most that one of them had resident.
+    /// The most that one of them had resident, without pages of files.
     pub(super) peak_bytes: u64,
 }
 
@@ -96,6 +96,8 @@ struct Member {
     seen_ns: u64,
     standing: Standing,
     peak: Peak,
+    /// The most pages of files.
+    file_bytes_max: u64,
     inner_pid: u32,
 }
 
@@ -113,8 +115,11 @@ pub(super) struct Tree {
     groups: BTreeMap<(String, String), Group>,
     /// How many processes were ever seen.
     pub(super) seen: u64,
-    /// The most that all processes together had resident; shared pages count for each of them.
+    /// The most that all processes together had resident, without pages of files; shared pages count for each of
+    /// them.
     pub(super) together_bytes_max: u64,
+    /// The most pages of files of any process.
+    pub(super) file_bytes_max: u64,
     next_ns: u64,
     wait: Duration,
 }
@@ -141,6 +146,7 @@ impl Tree {
             groups: BTreeMap::new(),
             seen: 0,
             together_bytes_max: 0,
+            file_bytes_max: 0,
             next_ns: clock::monotonic_ns() + nanoseconds(FIRST_LOOK),
             wait: FIRST_LOOK,
         }
@@ -183,7 +189,7 @@ impl Tree {
             alive.insert(pid);
             wave.extend(proc::children(pid, &stat).into_iter().map(|child| (child, None)));
             if let Some(memory) = proc::memory(pid) {
-                together += memory.resident_bytes();
+                together += memory.counted_bytes();
                 self.note(pid, stat, memory);
             }
         }
@@ -213,12 +219,17 @@ impl Tree {
                     seen_ns: clock::monotonic_ns(),
                     standing: Standing::Unknown,
                     peak: Peak::default(),
+                    file_bytes_max: 0,
                     inner_pid: memory.inner_pid,
                 })
             }
         };
         member.command = stat.command;
-        member.peak.bytes = member.peak.bytes.max(memory.peak_bytes);
+        member.file_bytes_max = member.file_bytes_max.max(memory.file_bytes);
+        self.file_bytes_max = self.file_bytes_max.max(memory.file_bytes);
+        // The kernel's peak includes pages of files; how many of them at that time is not known.
+        let peak = memory.peak_bytes.saturating_sub(member.file_bytes_max);
+        member.peak.bytes = member.peak.bytes.max(memory.counted_bytes()).max(peak);
         let figures = |member: &Member| {
             let directory = self.directory.as_deref()?;
             stats_file::of_start(directory, member.inner_pid, member.start_ticks)
@@ -228,7 +239,7 @@ impl Tree {
             let has_figures = || figures(member).is_some();
             member.standing = judge(pid, settled, &memory, &self.library, has_figures);
         }
-        if memory.resident_bytes() > member.peak.memory.resident_bytes() {
+        if memory.counted_bytes() > member.peak.memory.counted_bytes() {
             member.peak.memory = memory;
             let held = figures(member).filter(|_| member.standing == Standing::Managed);
             member.peak.held_bytes = held.map_or(0, |file| held_bytes(&file.stats));
@@ -272,7 +283,8 @@ impl Tree {
         let alone = self.seen == 1;
         let first = self.members.get_mut(&self.first).filter(|_| alone);
         if let Some(member) = first.filter(|one| matches!(one.standing, Standing::Other(..))) {
-            member.peak.bytes = member.peak.bytes.max(kernel_bytes_max);
+            let kernel = kernel_bytes_max.saturating_sub(member.file_bytes_max);
+            member.peak.bytes = member.peak.bytes.max(kernel);
         }
         let pids: Vec<u32> = self.members.keys().copied().collect();
         pids.into_iter().for_each(|pid| self.end(pid));

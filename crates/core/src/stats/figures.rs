@@ -75,12 +75,18 @@ figures! {
     pages_compacted,
     /// Folio tables, queues and handle tables.
     metadata_bytes,
-    /// Resident memory of the process that is not managed: code, libraries, stacks.
+    /// Resident memory of the process that is not managed and no page of a file: stacks, shared memory.
     unmanaged_bytes,
-    /// Resident memory of the whole process, as the kernel counts it, at the last reading.
+    /// Resident memory of the whole process without pages of files, as the kernel counts it, at the last reading.
     process_bytes,
     /// Highest process_bytes.
     process_bytes_max,
+    /// Resident pages of files: code, libraries, mapped data. They do not count against the limit.
+    file_bytes,
+    /// Highest file_bytes.
+    file_bytes_max,
+    /// Pages of files given back because they were more than their share: a quarter of the limit.
+    file_paged_out_bytes,
     /// What the program would hold resident without zfolio, at the last reading.
     demand_bytes,
     /// Highest demand_bytes.

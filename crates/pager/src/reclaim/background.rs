@@ -67,6 +67,9 @@ impl Engine {
     /// Looks once at all that the background thread is for.
     pub(crate) fn reclaim_turn(&self) {
         self.sample();
+        if self.config().whole_process {
+            self.page_out_files();
+        }
         let table = self.table.read();
         self.compact_if_wasteful(&table);
         self.unpark(&table);

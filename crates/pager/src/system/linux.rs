@@ -2,8 +2,10 @@
 
 use std::os::fd::BorrowedFd;
 
+use zfolio_sys::maps::FileMapping;
+use zfolio_sys::process::{Resident, ResidentMeter};
 use zfolio_sys::uffd::{Message, Messages, Progress, Reach, Uffd, feature};
-use zfolio_sys::{Errno, clock, cpu, map, process};
+use zfolio_sys::{Errno, clock, cpu, map, maps};
 
 use super::{Side, System};
 use crate::config::{Error, Mode};
@@ -14,6 +16,7 @@ pub(crate) struct Linux {
     mode: Mode,
     program: Uffd,
     staging: Uffd,
+    meter: ResidentMeter,
 }
 
 /// What is asked of the kernel: for the program's memory, and for the staging area.
@@ -39,7 +42,8 @@ impl Linux {
             Uffd::open(reach, features).map_err(|errno| Error::Userfaultfd { mode, errno })
         };
         let [program, staging] = needs(mode);
-        Ok(Linux { mode, program: open(program)?, staging: open(staging)? })
+        let meter = ResidentMeter::new();
+        Ok(Linux { mode, program: open(program)?, staging: open(staging)?, meter })
     }
 
     fn uffd(&self, side: Side) -> &Uffd {
@@ -138,8 +142,17 @@ impl System for Linux {
         cpu::current()
     }
 
-    fn process_bytes(&self) -> u64 {
-        process::resident_bytes().unwrap_or(0)
+    fn resident(&self) -> Option<Resident> {
+        self.meter.read()
+    }
+
+    fn each_file_mapping(&self, each: &mut dyn FnMut(&FileMapping) -> bool) {
+        maps::each_file_mapping(each);
+    }
+
+    fn page_out(&self, start: usize, bytes: usize) {
+        // It fails where the mapping has just changed, or the file is not the caller's: nothing is given back then.
+        map::page_out(start, bytes).ok();
     }
 
     fn pause(&self) {

@@ -2,6 +2,8 @@
 
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_sys::Errno;
+use zfolio_sys::maps::FileMapping;
+use zfolio_sys::process::Resident;
 use zfolio_sys::uffd::{Message, Messages, Progress};
 
 use std::sync::{Arc, MutexGuard};
@@ -362,9 +364,13 @@ impl System for Arc<Space> {
         schedule::me() % self.cpus
     }
 
-    fn process_bytes(&self) -> u64 {
-        0
+    fn resident(&self) -> Option<Resident> {
+        None
     }
+
+    fn each_file_mapping(&self, _: &mut dyn FnMut(&FileMapping) -> bool) {}
+
+    fn page_out(&self, _: usize, _: usize) {}
 
     fn pause(&self) {
         schedule::point();
