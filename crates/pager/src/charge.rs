@@ -1,8 +1,8 @@
 //! The charge: what counts against the limit, the watermarks of reclaim, and the figures.
 //!
 //! ```text
-//! charge = resident units + slots of the mover + pool + tables        counted here, exactly
-//!        + what the process has besides                               the kernel's count, now and then
+//! charge = resident units + slots of the mover + pool + tables     counted here, exactly
+//!        + the process's other memory                              sampled from the kernel
 //! ```
 //!
 //! Pages of files do not count (`charge/file_pages.rs`).
@@ -44,21 +44,21 @@ pub(crate) struct Charge {
     /// Watermarks of background reclaim, in bytes available.
     pub(crate) low_bytes: u64,
     pub(crate) high_bytes: u64,
-    /// Resident memory that reclaim leaves alone: below it a program makes no progress, whatever the
-    /// rest of the limit is taken by.
+    /// Resident memory that reclaim leaves alone: with less of it a program makes no progress,
+    /// whatever takes up the rest of the limit.
     floor_bytes: u64,
-    /// The limit in force: that of the settings, unless it follows the need.
+    /// The limit in force: the configured one, unless the limit follows the need.
     limit_bytes: AtomicU64,
     follow: Follow,
     file_pages: FilePages,
     resident_bytes: AtomicU64,
     tables_bytes: AtomicU64,
-    /// What the process has resident beyond what is counted here; less than nothing where units are
-    /// resident in part.
+    /// The kernel's count of the process's memory minus the count here. Negative where only some
+    /// pages of resident units are present.
     uncounted_bytes: AtomicI64,
-    /// The limit is passed now, and that was reported.
+    /// The limit is passed now, and the owner of the figures was notified.
     is_over_limit: AtomicBool,
-    /// It was reported at least once.
+    /// The owner of the figures was notified at least once.
     was_over_limit: AtomicBool,
 }
 
@@ -91,7 +91,7 @@ impl Charge {
         self.limit_bytes.load(Relaxed)
     }
 
-    /// The most that the limit can become: one that follows the need may come to hold everything.
+    /// The most that the limit can become: a limit that follows the need has no upper bound.
     pub(crate) fn limit_bytes_max(&self) -> u64 {
         if self.follow.is_on() { u64::MAX } else { self.config.limit_bytes }
     }
@@ -116,13 +116,13 @@ impl Charge {
         self.resident_bytes.load(Relaxed)
     }
 
-    /// What a process has besides; 0 for a library's pager. (What was counted, and has been dropped behind our
-    /// back since, makes the difference negative.)
+    /// The process's memory that is not managed; 0 for a library's pager. (Pages that were counted
+    /// here and dropped without the engine's knowledge make the difference negative.)
     fn unmanaged_bytes(&self) -> u64 {
         u64::try_from(self.uncounted_bytes.load(Relaxed)).unwrap_or(0)
     }
 
-    /// Whether so little is resident that reclaim must stop.
+    /// Whether so little managed memory is resident that reclaim must stop.
     pub(crate) fn at_floor(&self) -> bool {
         self.resident_bytes() <= self.floor_bytes
     }
@@ -149,12 +149,12 @@ impl Engine {
         self.charge.count_in(self.geometry().bytes_of(units));
     }
 
-    /// Counts units that no longer are.
+    /// Counts units that are no longer resident.
     pub(crate) fn count_out(&self, units: Units) {
         self.charge.count_out(self.geometry().bytes_of(units));
     }
 
-    /// What is charged against the limit now, without what is not ours.
+    /// What is charged against the limit now, without the process's other memory.
     fn counted_bytes(&self) -> u64 {
         let pool = self.store.pool_stats();
         self.charge.resident_bytes()
@@ -179,22 +179,24 @@ impl Engine {
         self.limit_bytes().saturating_sub(self.charge_bytes())
     }
 
-    /// What faults can have without waiting: room, and free staged pages, less what is over the limit.
+    /// Bytes that faults can use without waiting: room below the limit plus free slots. An excess
+    /// over the limit is subtracted.
     pub(crate) fn available_bytes(&self) -> u64 {
         let (limit, free) = (self.limit_bytes(), self.mover.free_bytes() as u64);
         (limit + free).saturating_sub(self.charge_bytes())
     }
 
-    /// From now on the limit rises: with what the program needs, of which it is `share_per_mille`
-    /// thousandths, and while the program waits most of the time.
+    /// From now on the limit rises: it is at least `share_per_mille` thousandths of what the
+    /// program needs, and it also rises while the program waits most of the time.
     ///
-    /// The sizes that follow from the limit (watermarks, staging area) stay those of the settings.
+    /// Sizes that depend on the limit (watermarks, staging area) are still those of the configured
+    /// limit.
     pub fn follow_need(&self, share_per_mille: u64) {
         self.charge.follow.start(share_per_mille);
     }
 
-    /// Compares the count with what the kernel says, sets the limit if that follows the need, and brings the gauges
-    /// up to date.
+    /// Compares the count with the kernel's, updates the gauges, and sets the limit if it follows
+    /// the need. Also answers a request for the pool's size classes.
     pub fn sample(&self) {
         self.answer_classes();
         let resident = self.mover.system.resident().unwrap_or_default();
@@ -210,7 +212,7 @@ impl Engine {
         self.figures().limit_bytes.store(self.limit_bytes(), Relaxed);
     }
 
-    /// Notes what the process has beyond what is counted here.
+    /// Notes how much more memory the process has than is counted here.
     fn compare_with_kernel(&self, process: u64) {
         if !self.config().whole_process || process == 0 {
             return;
@@ -223,7 +225,7 @@ impl Engine {
         raise(&self.figures().over_limit_bytes_max, over);
     }
 
-    /// Sets the gauges; returns what the program would hold resident without us.
+    /// Sets the gauges; returns what the program would hold resident without compression.
     fn set_gauges(&self, process: u64) -> u64 {
         let figures = self.figures();
         let pool = self.store.pool_stats();
@@ -240,7 +242,7 @@ impl Engine {
         figures.pages_compacted.store(pool.pages_compacted, Relaxed);
         let tables = self.charge.tables_bytes.load(Relaxed);
         figures.metadata_bytes.store(tables + pool.metadata_bytes, Relaxed);
-        // Copies of resident units count once: what is resident, and what is in the store only.
+        // A resident unit that also has a copy in the store counts once.
         let stored = figures.demand_stored_bytes.load(Relaxed);
         let demand = resident + stored + self.charge.unmanaged_bytes();
         figures.demand_bytes.store(demand, Relaxed);
@@ -248,7 +250,7 @@ impl Engine {
         demand
     }
 
-    /// Sets the limit that follows the need.
+    /// Raises the limit that follows the need.
     fn step_limit(&self, demand: u64) {
         let stats = self.stats();
         let waited_ns = stats.refaults.waited_ns() + stats.fault_staged_ns.sum();

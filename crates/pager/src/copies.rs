@@ -1,33 +1,36 @@
-//! Copies: what the store keeps of a unit that is resident again, and whether that pays.
+//! Copies: stored copies of units that are resident again, and whether it pays to keep them.
 //!
-//! A unit that comes back may leave its stored copy behind. If it goes out again unchanged, nothing is
-//! compressed. The copy costs the memory that it takes: that memory could hold other units resident,
-//! whose faults would be saved. Which is worth more depends on the program, so both are measured while
-//! it runs:
+//! A unit that comes back may leave its stored copy behind. If the unit goes out again unchanged,
+//! nothing is compressed. But the copy costs memory, which could keep other units resident and save
+//! their faults. Which of the two uses is worth more depends on the program, so both are measured
+//! while it runs:
 //!
 //! ```text
-//! a byte of copies        clean units * time to compress one / bytes of copies
-//! a byte more resident    near refaults * (time waited for one + time to compress one) / WINDOW
+//! time that a byte saves
+//!   in a copy            clean units * time to compress one / bytes of copies
+//!   as resident memory   near refaults * (time waited for one + time to compress one) / WINDOW
 //! ```
 //!
-//! A **near refault** is a load of a unit that would have been resident still with WINDOW bytes (a 32nd of
-//! the limit) more: fewer bytes than those would hold went out since it did. A resident unit takes no pool
-//! memory, so WINDOW bytes hold `WINDOW / (unit - object)` units, where `object` is the mean size in the pool.
-//! [`Copies::review`] compares the two, and moves the budget of copies by a quarter.
+//! A **near refault** is a load of a unit that would still be resident if the limit were WINDOW
+//! bytes (a 32nd of the limit) higher: fewer bytes have gone out after the unit than these WINDOW
+//! bytes would have kept. A resident unit takes no pool memory, so WINDOW bytes keep
+//! `WINDOW / (unit - object)` units, where `object` is the mean size of a unit in the pool.
+//! [`Copies::review`] compares the two uses, and changes the budget of copies by a quarter.
 //!
 //! # Invariants
 //!
-//! - `COPY-1` `count` is the number of units that have a copy and are not stored only.
+//! - `COPY-1` `count` is the number of units that have a copy and are resident or staged.
 //! - `COPY-2` A folio with such a unit is in the queue (`Folio::copied`); an entry may be stale.
 //!
 //! # Concurrency
 //!
-//! One mutex around the queue. The counters are atomics: a number that is lost to a race between two
-//! reviews changes the budget a moment later.
+//! One mutex around the queue. The counters are atomics: an update that is lost to a race between
+//! two reviews only delays a change of the budget.
 //!
 //! # Cost
 //!
-//! 8 bytes a folio for the queue, 8 in the folio; two reads of the clock for each batch that is compressed.
+//! 8 bytes a folio in the queue, 8 in the folio; two reads of the clock for each batch that is
+//! stored.
 
 #[cfg(test)]
 mod tests;
@@ -45,39 +48,41 @@ use crate::rank;
 /// Loads between two reviews.
 const REVIEW_LOADS: u64 = 256;
 
-/// Part of what was measured that a review forgets: what counts are the last 2000 loads or so. A unit is
-/// resident for about as long, and a copy is worth nothing before its unit goes out.
+/// Each review forgets this part (1/8) of the measurements, so the last 2000 loads or so count. A
+/// unit is resident for about that long, and its copy saves nothing before the unit goes out.
 const FORGET_SHARE: u64 = 8;
 
-/// What a review counts for: whole numbers are forgotten by eighths.
+/// Each review is counted as this many, so that an eighth of the count can be forgotten in
+/// integers.
 const REVIEW_SCALE: u64 = 64;
 
-/// Clean units that the ledger begins with.
+/// The count of clean units that the ledger begins with.
 const CLEAN_CREDIT: u64 = 1024;
 
-/// Part of the limit whose worth is looked at.
+/// WINDOW is this part (1/32) of the limit.
 const WINDOW_SHARE: u64 = 32;
 
-/// Copies that are kept whatever they are worth: from these it is seen whether units go out clean.
+/// So many copies are kept whatever they are worth: they show whether units go out clean.
 const BUDGET_MIN: usize = 64;
 
-/// Folios whose copies are dropped at once.
+/// How many folios lose their copies in one call.
 const DROP_FOLIOS: usize = 16;
 
-/// What was measured since the last reviews; an eighth of it is forgotten at each.
+/// What was measured; each review forgets an eighth of it.
 #[derive(Debug, Default)]
 struct Ledger {
-    /// The sum of the counts of copies at these reviews, and how many these were.
+    /// The sum over the reviews of the count of copies, and the number of reviews; both scaled by
+    /// [`REVIEW_SCALE`].
     copies: AtomicU64,
     reviews: AtomicU64,
-    /// Units loaded, and those of them that were near refaults.
+    /// Units loaded, and how many of these loads were near refaults.
     loads: AtomicU64,
     near: AtomicU64,
     /// Time that faults waited for loads.
     wait_ns: AtomicU64,
     /// Units that went out clean.
     clean: AtomicU64,
-    /// Units compressed, and the time that this took.
+    /// Units compressed, and how long compressing them took.
     compressed: AtomicU64,
     compress_ns: AtomicU64,
 }
@@ -87,25 +92,25 @@ struct Ledger {
 struct Sizes {
     limit: u64,
     unit: u64,
-    /// The mean of a stored unit in the pool, with the allocator's overhead.
+    /// The mean size of a stored unit in the pool, with the allocator's overhead.
     object: u64,
 }
 
 impl Sizes {
-    /// The bytes that are worth a look.
+    /// WINDOW: see the module.
     fn window(self) -> u64 {
         self.limit / WINDOW_SHARE
     }
 
-    /// Bytes more that are resident in the window: each unit leaves the pool, but is counted for a quarter of
-    /// its size at least.
+    /// How many bytes of units WINDOW more bytes would keep resident. Each unit takes its size less
+    /// its object in the pool, but is counted for at least a quarter of its size.
     fn near_bytes(self) -> u64 {
         let cost = self.unit.saturating_sub(self.object).max(self.unit / 4);
         self.window() * self.unit / cost
     }
 }
 
-/// What a review says.
+/// What a review decides about the budget.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Verdict {
     Grow,
@@ -114,7 +119,7 @@ enum Verdict {
 }
 
 impl Ledger {
-    /// With a credit: the first copies were just made, and cannot have gone out yet.
+    /// Begins with a credit of clean units: the first copies are too young to have gone out again.
     fn new() -> Ledger {
         Ledger { clean: AtomicU64::new(CLEAN_CREDIT), ..Ledger::default() }
     }
@@ -124,12 +129,12 @@ impl Ledger {
         let of = |counter: &AtomicU64| u128::from(counter.load(Relaxed));
         let compress_ns = of(&self.compress_ns) / of(&self.compressed).max(1);
         let refault_ns = of(&self.wait_ns) / of(&self.loads).max(1) + compress_ns;
-        // Both over the same denominator: bytes of copies * WINDOW.
+        // Both sides of the comparison are multiplied by bytes of copies * WINDOW.
         let copies = of(&self.copies) / of(&self.reviews).max(1);
         let copies_bytes = copies.max(BUDGET_MIN as u128) * u128::from(sizes.object);
         let copies_worth = of(&self.clean) * compress_ns * u128::from(sizes.window());
         let resident_worth = of(&self.near) * refault_ns * copies_bytes;
-        // A quarter of difference is noise.
+        // A difference of less than a quarter is noise.
         if 4 * copies_worth > 5 * resident_worth {
             Verdict::Grow
         } else if 4 * resident_worth > 5 * copies_worth {
@@ -162,18 +167,19 @@ impl Ledger {
 pub(crate) struct Copies {
     /// Folios with copies of resident units, oldest first.
     queue: Mutex<{ rank::COPIES }, VecDeque<usize>>,
+    /// See `COPY-1`.
     count: AtomicUsize,
-    /// How many there may be.
+    /// The limit of `count`.
     budget: AtomicUsize,
-    /// Distance within which a load is a near refault.
+    /// A load within this distance is a near refault.
     near_bytes: AtomicU64,
-    /// All loads.
+    /// All loads since the start.
     loads: AtomicU64,
     ledger: Ledger,
 }
 
 impl Copies {
-    /// No copies yet, and room for as many as come.
+    /// No copies yet, and a budget without a limit.
     pub(crate) fn new() -> Copies {
         Copies {
             queue: Mutex::new(VecDeque::new()),
@@ -192,7 +198,7 @@ impl Copies {
         queue.reserve(more);
     }
 
-    /// Drops the entries that `keep` does not want.
+    /// Drops the entries for which `keep` returns false.
     pub(crate) fn retain(&self, mut keep: impl FnMut(usize) -> bool) {
         self.queue.lock().retain(|base| keep(*base));
     }
@@ -207,22 +213,23 @@ impl Copies {
         self.queue.lock().capacity() * size_of::<usize>()
     }
 
-    /// Copies of units that are not stored only.
+    /// Copies of units that are resident or staged (`COPY-1`).
     pub(crate) fn count(&self) -> usize {
         self.count.load(Relaxed)
     }
 
-    /// Whether there are more than pay.
+    /// Whether there are more copies than the budget allows.
     fn over_budget(&self) -> bool {
         self.count() > self.budget.load(Relaxed)
     }
 
-    /// Whether one more pays.
+    /// Whether the budget allows one more copy.
     fn has_room(&self) -> bool {
         self.count() < self.budget.load(Relaxed)
     }
 
-    /// Units gained a copy, or lost it.
+    /// Adjusts `count` after units of a folio gained or lost copies: `before` and `after` are the
+    /// units with copies.
     pub(crate) fn change(&self, before: Units, after: Units) {
         let (before, after) = (before.count(), after.count());
         if after >= before {
@@ -232,7 +239,8 @@ impl Copies {
         }
     }
 
-    /// Notes that units are loaded; `near`: of which those came back from this far away.
+    /// Notes that units are loaded. Those in `near` went out `distance_bytes` ago; the others long
+    /// before.
     fn note_loads(&self, units: Units, near: Units, distance_bytes: u64) {
         if distance_bytes <= self.near_bytes.load(Relaxed) {
             self.ledger.near.fetch_add((units & near).count() as u64, Relaxed);
@@ -245,14 +253,15 @@ impl Copies {
         self.ledger.wait_ns.fetch_add(took_ns, Relaxed);
     }
 
-    /// Notes units that went out: `clean` of them unchanged, and how long the others took.
+    /// Notes that `clean` units went out unchanged, and `compressed` units were compressed in
+    /// `took_ns`.
     pub(crate) fn note_stored(&self, clean: usize, compressed: usize, took_ns: u64) {
         self.ledger.clean.fetch_add(clean as u64, Relaxed);
         self.ledger.compressed.fetch_add(compressed as u64, Relaxed);
         self.ledger.compress_ns.fetch_add(took_ns, Relaxed);
     }
 
-    /// Queues a folio. False: there is no room, since entries of unmapped folios are in the way.
+    /// Queues a folio. False: the queue is full, because it holds entries of unmapped folios.
     fn push(&self, base: usize) -> bool {
         let mut queue = self.queue.lock();
         let room = queue.len() < queue.capacity();
@@ -269,7 +278,7 @@ impl Copies {
         before / REVIEW_LOADS != (before + more) / REVIEW_LOADS
     }
 
-    /// Compares what copies are worth with what they cost, and sets how many there may be.
+    /// Compares the two uses of memory (see the module), and sets the budget.
     fn review(&self, sizes: Sizes) {
         let (count, budget) = (self.count(), self.budget.load(Relaxed));
         let held = count.min(budget);
@@ -287,10 +296,10 @@ impl Copies {
 }
 
 impl Engine {
-    /// Units of a folio were loaded: their copies stay if there may be more of them.
+    /// Units of a folio were loaded: keeps their copies if the budget and the queue have room.
     pub(crate) fn keep_copies(&self, folio: &mut Folio, base: usize, units: Units) {
         let copies = &self.copies;
-        // Of units that left before the others of their folio it is not known when: long ago.
+        // The time is exact for `just_left` only. Units that left before count as far away.
         copies.note_loads(units, folio.just_left, self.replacement.distance_bytes(folio.left));
         self.note_return(folio, units);
         folio.just_left -= units;
@@ -305,8 +314,8 @@ impl Engine {
         copies.change(Units::NONE, units);
     }
 
-    /// Units of a folio that is staged gained copies, beside those that `had` one: counts them, and queues the
-    /// folio, or drops the copies if there is no room (`COPY-2`).
+    /// Units of a staged folio gained copies, besides the units that `had` one: counts the copies,
+    /// and queues the folio, or drops the copies if the queue has no room (`COPY-2`).
     pub(crate) fn note_copied(&self, folio: &mut Folio, base: usize, had: Units) {
         let copied = folio.copied_units();
         self.copies.change(had, copied);
@@ -319,7 +328,7 @@ impl Engine {
         }
     }
 
-    /// Counts the bytes of units that come back by their distance.
+    /// Adds the bytes of units that come back to the histogram of refault distances.
     fn note_return(&self, folio: &Folio, units: Units) {
         let just = units & folio.just_left;
         for (units, left) in [(just, folio.left), (units - just, folio.left_before)] {
@@ -337,13 +346,13 @@ impl Engine {
         Sizes { limit: self.limit_bytes(), unit, object }
     }
 
-    /// Drops the oldest copies while there are more than pay. False: there is nothing to drop.
+    /// Drops the oldest copies if there are more than the budget allows. False: none was dropped.
     pub(crate) fn drop_spare_copies(&self, table: &Table) -> bool {
         self.copies.over_budget() && self.drop_oldest_copies(table)
     }
 
-    /// Drops the copies of the oldest folios that have any, whatever they are worth: memory is short.
-    /// False: there are none.
+    /// Drops the copies of the oldest folios in the queue, whatever the copies are worth: memory is
+    /// short. False: none was dropped.
     pub(crate) fn drop_oldest_copies(&self, table: &Table) -> bool {
         if self.copies.count() == 0 {
             return false;

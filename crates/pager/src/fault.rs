@@ -2,17 +2,18 @@
 //!
 //! ```text
 //! look the unit up
-//!   resident   a missing page of it reads as zeros
-//!   staged     move back what is staged of the folio (the second chance)
-//!   stored     decompress, check the checksum; one unit, or in a run of faults the rest of the folio
-//!   empty      zeros: a whole folio if it is empty, else one unit
+//!   resident   a missing page reads as zeros
+//!   staged     move all staged units of the folio back (the second chance)
+//!   stored     decompress and check one unit; in a run of faults the rest of the folio too
+//!   empty      zeros: the whole folio if all of it is empty, else one unit
 //! ```
 //!
-//! A whole folio goes into free staged pages, which are moved in; a part of one is copied from a
-//! scratch slot, which interrupts nobody and gives no page away.
+//! A whole folio is brought into a free slot if there is one, whose pages are then moved into the
+//! program. Other units are copied into new pages: a copy interrupts no CPU, and a scratch slot
+//! keeps its pages.
 //!
-//! Memory is reserved before the folio is locked: to get it, other folios may have to be reclaimed,
-//! and that never happens under a folio's lock.
+//! Memory is reserved before the folio is locked, since other folios may have to be reclaimed for
+//! it, and reclaim never happens under a folio's lock.
 
 use zfolio_core::stats::{add, subtract};
 use zfolio_core::store::{self, EntryId, Loaded};
@@ -32,19 +33,20 @@ pub(crate) enum Served {
     Staged,
     /// By decompression.
     Stored {
-        /// Bytes compressed since the unit was.
+        /// Bytes that were compressed after the unit was compressed.
         distance_bytes: u64,
     },
-    /// Somebody else was first.
+    /// Another thread had served it already.
     Raced,
 }
 
-/// Folios that one fault compresses before it goes over the limit. Each brings one back (a
-/// run of zeros more, but only what is free), so the charge falls all the same, unless nothing shrinks;
-/// and then more would only cost more.
+/// The most folios that a fault compresses before it goes over the limit. A fault brings one folio
+/// back (a run of zeros brings more, but only into slots that are free already), so compressing
+/// four makes the charge fall. If nothing shrinks, compressing more would cost time and gain
+/// nothing.
 const FREED_MAX: usize = 4;
 
-/// Adjacent whole folios that are moved in at once, at most.
+/// How many adjacent whole folios are moved in at once at most.
 const PLACE_MAX: usize = 4;
 const PLACE_BYTES_MAX: usize = 256 << 10;
 
@@ -55,19 +57,20 @@ struct Incoming<'t> {
     slot: Full,
 }
 
-/// What a fault may use.
+/// The memory reserved for a fault.
 #[derive(Debug)]
 enum Spare {
-    /// A folio of pages that nobody needs.
+    /// A free slot, with pages for a whole folio.
     Free(Full),
     /// Room under the limit for new pages.
     Room,
 }
 
 impl Engine {
-    /// Serves a fault at `address`; the thread that waits is awake when this returns.
+    /// Serves a fault at `address`; the thread that waits is awake when this returns. Returns also
+    /// the end of the memory that was brought in.
     ///
-    /// `run`: it goes on where the same thread's last fault ended. Tells also up to where memory came.
+    /// `run`: the fault continues where the same thread's last fault ended.
     pub(crate) fn fault(
         &self,
         table: &Table,
@@ -88,8 +91,8 @@ impl Engine {
         loop {
             let mut folio = lock.lock();
             if !folio.managed || folio.resident.contains(index) {
-                // Under the folio's lock: a page of zeros must not land in a unit that has just been
-                // captured (UNIT-1).
+                // Under the folio's lock: a page of zeros must not land in a unit that has just
+                // been captured (UNIT-1).
                 let was_there = self.mover.place_zero_page(address);
                 drop(folio);
                 self.give_spare(spare);
@@ -116,7 +119,7 @@ impl Engine {
             let served = if stored { Served::Stored { distance_bytes } } else { Served::Zero };
             let brought = match spare {
                 Spare::Free(slot) if wanted == self.geometry().all() => {
-                    // Zeros cost little; to decompress ahead is the prefetch's.
+                    // Zeros cost little. Decompressing ahead is left to the prefetching thread.
                     let most = if run && !stored { PLACE_MAX } else { 1 };
                     self.bring_whole(table, Incoming { base, folio, slot }, most, cpu)
                 }
@@ -129,7 +132,7 @@ impl Engine {
         }
     }
 
-    /// The units to bring along with the one that is asked for, itself included.
+    /// The units to bring in for a fault on unit `index`, which is one of them.
     fn wanted(&self, folio: &Folio, index: usize, run: bool) -> Units {
         let one = Units::one(index);
         if folio.is_empty() {
@@ -141,7 +144,8 @@ impl Engine {
         }
     }
 
-    /// Brings a folio back that nobody waits for yet. False if nothing of it is staged or stored.
+    /// Brings back a folio that no thread waits for yet. False if none of its units is staged or
+    /// stored, or another thread has its lock.
     pub(crate) fn prefetch_folio(&self, table: &Table, base: usize, cpu: usize) -> bool {
         let Some(lock) = table.known(base) else { return false };
         let away = |folio: &Folio| folio.staged.is_some() || !folio.stored.is_empty();
@@ -173,7 +177,7 @@ impl Engine {
         true
     }
 
-    /// Moves back what is staged of a folio, and tells what that was.
+    /// Moves the staged units of a folio back, and returns them. `None` if none is staged.
     pub(crate) fn bring_staged(&self, folio: &mut Folio, base: usize) -> Option<Units> {
         let slot = folio.staged.take()?;
         let units = slot.units();
@@ -182,9 +186,9 @@ impl Engine {
         Some(units)
     }
 
-    /// Brings a whole folio, stored or empty, into a free slot, and moves it in; with it up to `most` in
-    /// all of those above that are of the same kind, if there are free slots side by side. Tells how
-    /// many folios came.
+    /// Brings a whole folio, stored or empty, into its free slot, and moves the slot's pages in.
+    /// The folios above it come along, up to `most` folios in all, while they are stored or empty
+    /// like the first and the adjacent slots are free too. Returns how many folios were brought in.
     fn bring_whole(&self, table: &Table, first: Incoming<'_>, most: usize, cpu: usize) -> usize {
         let (start, empty) = (first.base, first.folio.is_empty());
         let mut batch = [const { None }; PLACE_MAX];
@@ -225,7 +229,7 @@ impl Engine {
         count
     }
 
-    /// Brings some units of a folio, stored or empty, by copy.
+    /// Brings in some units of a folio by copy; all of them are stored, or all empty.
     fn bring_part(&self, mut folio: Held<'_>, base: usize, units: Units, spare: Spare, cpu: usize) {
         let stored = folio.stored & units == units;
         let scratch = stored.then(|| {
@@ -246,7 +250,7 @@ impl Engine {
         self.give_spare(Some(spare));
     }
 
-    /// Decompresses copies of stored units into `slot`; drops the copies if there are enough of them.
+    /// Decompresses stored units into `slot`. Their copies are kept if the budget of copies allows.
     pub(crate) fn load_copies(
         &self,
         folio: &mut Folio,
@@ -270,14 +274,15 @@ impl Engine {
         subtract(&self.figures().demand_stored_bytes, self.geometry().bytes_of(units) as u64);
     }
 
-    /// Decompresses the unit that belongs to `address`.
+    /// Decompresses `copy` into `unit`; `address` is where the unit belongs, for an error message.
     pub(crate) fn load_unit(&self, copy: &EntryId, address: usize, unit: &mut [u8], cpu: usize) {
         let mut wanted = [store::Incoming::new(copy, unit)];
         self.store.load(cpu, &mut wanted);
         self.expect_whole(wanted[0].outcome, address);
     }
 
-    /// Ends the process unless the unit that belongs to `address` was loaded: wrong data is never handed out.
+    /// Ends the process if the unit that belongs to `address` was not loaded: the program never
+    /// gets wrong data.
     fn expect_whole(&self, outcome: Loaded, address: usize) {
         match outcome {
             Loaded::Whole => {}
@@ -305,15 +310,16 @@ impl Engine {
         }
     }
 
-    /// A slot with all its pages, to decompress into and copy from.
+    /// A slot with all its pages, to decompress into and copy from. Ends the process if the system
+    /// has no memory; `base` is for the message.
     pub(crate) fn take_scratch(&self, base: usize) -> Full {
         self.mover.take_scratch().unwrap_or_else(|error| crate::fatal::out_of_memory(base, error))
     }
 
-    /// Makes sure of memory for `units` of a folio: free pages if it is all of them, else room for new
-    /// ones.
+    /// Reserves memory for `units` of a folio: a free slot if these are all its units and there is
+    /// one, else room for new pages.
     ///
-    /// Below the low watermark the background reclaimer is woken; at the limit the caller reclaims.
+    /// Below the low watermark the background thread is woken; at the limit the caller reclaims.
     fn reserve(&self, table: &Table, units: Units, cpu: usize) -> Spare {
         let bytes = self.geometry().bytes_of(units) as u64;
         if self.available_bytes() < self.charge.low_bytes {
@@ -343,8 +349,8 @@ impl Engine {
             match reclaimed {
                 Reclaimed::Captured => {}
                 Reclaimed::Freed => freed += 1,
-                // Nothing is captured until the fork that somebody waits for is over. Little memory is missing
-                // by then, and reclaim soon makes it up.
+                // Nothing is captured until the fork that is about to happen is over. The excess
+                // stays small until then (`is_settling`), and is soon reclaimed afterwards.
                 Reclaimed::Nothing if self.is_settling() => return Spare::Room,
                 Reclaimed::Nothing if self.drop_oldest_copies(table) => {}
                 Reclaimed::Nothing if compacted => break,

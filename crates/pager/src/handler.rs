@@ -1,11 +1,12 @@
-//! Handler mode: a thread of the engine reads the userfaultfd and serves.
+//! Handler mode: a thread of the engine reads the userfaultfd and serves the faults.
 //!
-//! The handler runs where the faulting thread runs: it asks where that is now and then, and pins itself
-//! there. On another CPU that is idle, each of the two wake-ups is an interrupt to a halted core, and
-//! a fault takes five times as long.
+//! The handler runs on the CPU of the faulting thread: now and then it asks the kernel for that CPU
+//! and pins itself there. From another, idle CPU each of the two wake-ups would be an interrupt to
+//! a halted core, and a fault would take five times as long.
 //!
-//! A real-time thread that spins on that CPU would keep the handler from running, perhaps until a thread that waits for
-//! the handler has gone on. So the background thread looks now and then ([`Watched`]).
+//! A real-time thread that spins on the handler's CPU would keep the handler from running. If the
+//! spinning thread waits for a thread that waits for the handler, that would last for ever. So the
+//! background thread checks now and then whether the handler runs ([`Watched`]).
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -19,39 +20,43 @@ use crate::fault::Served;
 use crate::folio::Table;
 use crate::rank;
 
-/// Faults of one thread between two looks at where it runs: 8 us each, so 0.1 us a fault.
+/// The handler asks for the faulting thread's CPU once in so many of its faults: asking takes 8 us,
+/// so 0.1 us a fault.
 const FOLLOW_INTERVAL: u32 = 64;
 
-/// Milliseconds that a handler sleeps at most. Another thread may have read for it (`Inbox`), rarely.
+/// The longest sleep of the handler, in milliseconds. The handler does not sleep until the next
+/// message of the kernel, since now and then another thread reads a message and leaves it in the
+/// `Inbox`.
 const WAIT_MS: u16 = 20;
 
-/// How long a message may wait for a handler that does nothing, before the handler is let go elsewhere.
+/// If a message waits so long while the handler does not run, the handler is unpinned.
 const STUCK_NS: u64 = 10_000_000;
 
-/// How long it then stays where the scheduler puts it.
+/// How long the handler then stays unpinned.
 const ROAM_NS: u64 = 1_000_000_000;
 
-/// What the background thread looks at, to see whether the handler is kept from running.
+/// The state by which the background thread sees whether the handler is kept from running.
 #[derive(Debug, Default)]
 pub(crate) struct Watched {
-    /// The handler's number; 0 if there is none.
+    /// The handler's thread number; 0 if there is none.
     thread: AtomicU32,
-    /// Changes whenever it runs.
+    /// Counts the handler's turns and faults: it changes while the handler runs.
     turns: AtomicU64,
-    /// Until then it follows nobody; 0 most of the time, for which it needs no clock.
+    /// Until this time the handler is unpinned. 0 most of the time: then no clock is read.
     roams_until_ns: AtomicU64,
-    /// What `turns` was at the last look, and since when a message has been seen waiting (0: none); the watcher's.
+    /// The background thread's: `turns` at its last look, and since when it has seen a message wait
+    /// (0: none waits).
     seen_turns: AtomicU64,
     since_ns: AtomicU64,
 }
 
 impl Watched {
-    /// In a handler, each time that it runs.
+    /// Called by the handler at each turn and fault.
     fn beat(&self) {
         self.turns.store(self.turns.load(Relaxed).wrapping_add(1), Relaxed);
     }
 
-    /// Whether the handler is to stay where it is put.
+    /// Whether the handler is to stay unpinned.
     fn roams(&self) -> bool {
         let until = self.roams_until_ns.load(Relaxed);
         let roams = until != 0 && clock::monotonic_ns() < until;
@@ -61,7 +66,8 @@ impl Watched {
         roams
     }
 
-    /// In the watcher: whether the handler has been stuck for long. `waits`: a message waits for it now.
+    /// Called by the background thread: whether a message has waited long while the handler did not
+    /// run. `waits`: a message waits now.
     fn is_stuck(&self, waits: bool, now_ns: u64) -> bool {
         let turns = self.turns.load(Relaxed);
         let ran = turns != self.seen_turns.swap(turns, Relaxed);
@@ -75,16 +81,17 @@ impl Watched {
     }
 }
 
-/// What a handler remembers of the thread that it serves.
+/// What the handler remembers about the thread that it served last.
 #[derive(Debug, Default)]
 struct Follow {
     thread: u32,
     faults: u32,
+    /// The CPU that the handler is pinned to.
     cpu: Option<usize>,
 }
 
 impl Follow {
-    /// Goes where `thread` is.
+    /// Pins the handler to the CPU of `thread`, unless it is to stay unpinned.
     fn go(&mut self, thread: u32, watched: &Watched) {
         if watched.roams() {
             *self = Follow::default();
@@ -104,7 +111,7 @@ impl Follow {
 }
 
 impl Engine {
-    /// A handler's life: serves until the engine stops.
+    /// The life of the handler: serves faults until the engine stops.
     pub fn handle_faults(&self) {
         let (mut follow, watched) = (Follow::default(), &self.work.watched);
         let mover = &self.mover;
@@ -120,14 +127,15 @@ impl Engine {
                 follow.go(thread, watched);
             });
             if !all {
-                // The table is held, perhaps by a call that waits for its event: read on (EVT-1).
+                // Another thread has the table, perhaps for a call that returns only when its event
+                // is read. So messages must still be read (EVT-1).
                 mover.system.pause();
             }
         }
     }
 
-    /// Reads the messages and serves them, without waiting; `after` gets the thread of each fault. False: one could
-    /// not be served now.
+    /// Reads the messages and serves them, without waiting; `after` is called with the thread of
+    /// each fault. False: a message could not be served now.
     pub(crate) fn handle_turn(&self, after: &mut dyn FnMut(u32)) -> bool {
         let mover = &self.mover;
         mover.read_messages();
@@ -153,7 +161,7 @@ impl Engine {
         true
     }
 
-    /// In the background thread: a handler that is kept from running is let run on any CPU.
+    /// Called by the background thread: unpins a handler that is kept from running.
     pub(crate) fn look_after_handler(&self) {
         let watched = &self.work.watched;
         let thread = watched.thread.load(Relaxed);
@@ -167,7 +175,7 @@ impl Engine {
         }
     }
 
-    /// Serves one fault unless the table is held.
+    /// Serves one fault. False: a writer has the table, and nothing was served.
     fn try_serve(&self, address: usize, thread: u32, began: u64) -> bool {
         let Some(table) = self.table.try_read() else { return false };
         self.serve(table, address, thread as usize, began);
@@ -212,7 +220,8 @@ impl Engine {
 mod tests {
     use super::{STUCK_NS, Watched};
 
-    /// A handler is stuck if a message waits for long and it does nothing, and only then.
+    /// Goal: a handler counts as stuck only if a message waits for long and the handler does not
+    /// run.
     #[test]
     fn a_handler_is_stuck_if_messages_wait_and_it_does_not_run() {
         let watched = Watched::default();

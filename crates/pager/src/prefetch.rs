@@ -1,8 +1,8 @@
-//! Runs of rising faults: how far a fault goes, and what is brought back ahead of it.
+//! Runs of rising faults, and the memory that is brought back ahead of them.
 //!
-//! A fault that goes on where the same thread's last one ended continues a **run**. In a run a fault
-//! brings the rest of its folio back and not one unit; and a run that lasts is gone ahead of, by a
-//! thread of its own.
+//! A fault that continues where the same thread's last fault ended continues a **run**. In a run a
+//! fault brings back the rest of its folio instead of one unit. Ahead of a run that lasts, the
+//! prefetching thread brings back the folios that come next.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
@@ -11,33 +11,36 @@ use zfolio_sys::{futex, thread};
 use crate::engine::Engine;
 use crate::folio::Geometry;
 
-/// Faults in a row, after the first, that make a run worth going ahead of.
+/// A run is prefetched for after this many faults that continue it.
 const RUN_MIN: u32 = 2;
 
-/// Bytes brought back ahead of a run, at most.
+/// How far ahead of a run memory is brought back; two folios if these are more.
 const AHEAD_BYTES: usize = 1 << 20;
 
-/// Runs told apart, by thread. Two threads that share one only see their runs end early.
+/// How many runs are kept, by a hash of the thread. If two threads share an entry, their runs only
+/// end early.
 const RUNS: usize = 16;
 
-/// What is known of one thread's present run.
+/// One thread's present run.
 #[derive(Debug, Default)]
 struct Run {
-    /// The address that would continue it.
+    /// The address that would continue the run.
     expected: AtomicUsize,
-    /// Up to where it was gone ahead of.
+    /// The end of the window that was last prefetched for the run.
     ahead: AtomicUsize,
+    /// Faults that continued the run.
     length: AtomicU32,
 }
 
-/// All runs, and the prefetch that works for one of them at a time.
+/// All runs, and the window of the prefetching thread, which works for one run at a time.
 #[derive(Debug)]
 pub(crate) struct Prefetch {
     geometry: Geometry,
     runs: [Run; RUNS],
-    /// The next folio to bring back, and the end of what may be.
+    /// The window: the next folio to bring back, and where to stop.
     next: AtomicUsize,
     end: AtomicUsize,
+    /// The futex that the prefetching thread sleeps on; changed to wake the thread.
     bell: AtomicU32,
 }
 
@@ -53,13 +56,14 @@ impl Prefetch {
     }
 
     fn run_of(&self, thread: usize) -> &Run {
-        // Fibonacci hashing: thread numbers and addresses of thread descriptors are multiples of
-        // something.
+        // Fibonacci hashing: thread numbers and addresses of thread descriptors often share a
+        // factor, so their low bits alone would collide.
         let mixed = (thread as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60;
         &self.runs[mixed as usize % RUNS]
     }
 
-    /// Whether a fault at `address` goes on where the last one ended, or in what was gone ahead of it.
+    /// Whether a fault at `address` continues the thread's run: it is where the last fault ended,
+    /// or in the window prefetched since.
     pub(crate) fn continues(&self, thread: usize, address: usize) -> bool {
         let run = self.run_of(thread);
         let unit = address & !(self.geometry.unit_bytes() - 1);
@@ -67,7 +71,7 @@ impl Prefetch {
         unit == expected || (unit > expected && unit <= run.ahead.load(Relaxed))
     }
 
-    /// Notes that a fault brought memory up to `end`. True if it is worth going ahead of.
+    /// Notes that a fault brought memory in up to `end`. True if its run should be prefetched for.
     fn note(&self, thread: usize, continued: bool, end: usize) -> bool {
         let run = self.run_of(thread);
         run.expected.store(end, Relaxed);
@@ -87,7 +91,7 @@ impl Prefetch {
         AHEAD_BYTES.max(2 * self.geometry.folio_bytes())
     }
 
-    /// Takes the next folio of the window.
+    /// Takes the next folio of the window, if there is one.
     fn take(&self) -> Option<usize> {
         let next = self.next.load(Relaxed);
         let after = next + self.geometry.folio_bytes();
@@ -98,7 +102,8 @@ impl Prefetch {
 }
 
 impl Engine {
-    /// After a fault that brought memory up to `end`: goes ahead of the run, if it is one.
+    /// After a fault that brought memory in up to `end`: moves the window ahead of its run and
+    /// wakes the prefetching thread, if the run has lasted long enough.
     pub(crate) fn prefetch_after(&self, thread: usize, continued: bool, end: usize) {
         if !self.work.prefetch.note(thread, continued, end) {
             return;
@@ -114,7 +119,7 @@ impl Engine {
         futex::wake(&self.work.prefetch.bell, 1);
     }
 
-    /// The prefetching thread: until the engine stops.
+    /// The life of the prefetching thread, until the engine stops.
     pub fn prefetch_in_background(&self) {
         while !self.work.stopping.load(Relaxed) {
             let bell = self.work.prefetch.bell.load(Relaxed);
@@ -124,7 +129,7 @@ impl Engine {
         }
     }
 
-    /// Brings the next folio of the window back. False: there is none.
+    /// Brings back the next folio of the window. False: the window is empty.
     pub(crate) fn prefetch_turn(&self) -> bool {
         let Some(base) = self.work.prefetch.take() else { return false };
         let table = self.table.read();
@@ -132,13 +137,13 @@ impl Engine {
         true
     }
 
-    /// Ends the background threads.
+    /// Makes the engine's threads end.
     pub fn stop(&self) {
         self.work.stopping.store(true, Relaxed);
         self.wake_all();
     }
 
-    /// Wakes the threads that sleep until there is work.
+    /// Wakes the reclaiming and the prefetching thread.
     pub fn wake_all(&self) {
         self.wake_reclaimer();
         self.work.prefetch.bell.fetch_add(1, Relaxed);
@@ -152,7 +157,7 @@ mod tests {
     use crate::folio::Geometry;
     use zfolio_core::page::UnitOrder;
 
-    /// Goal: each of two threads that take turns keeps its run. Method: both rise by units of 4 KiB.
+    /// Goal: two threads that fault in turn each keep a run. Method: both rise by units of 4 KiB.
     #[test]
     fn runs_of_two_threads_are_told_apart() {
         let prefetch = Prefetch::new(Geometry::new(UnitOrder::from_bytes(4096).unwrap()));

@@ -1,18 +1,20 @@
-//! Reclaim: the old end of the resident queue goes to the staging area, the old end of the staging
-//! area into the store.
+//! Reclaim: the oldest resident folios go to the staging area, the oldest staged folios into the
+//! store.
 //!
 //! ```text
-//! capture: pop the oldest folio, and up to 7 that come next and are
-//!          adjacent; move their resident units to hollow slots  -> staged
-//! compress: pop the oldest staged folio; a unit whose checksum is its
-//!           copy's is clean, the others are compressed; its slot is free,
-//!           or leaves if it is not whole                        -> stored
+//! capture:  pop the next folio of the queue, and up to 7 more if they are next
+//!           in the queue and adjacent; move their resident units to
+//!           hollow slots                                           -> staged
+//! compress: pop the oldest staged folio; a unit with the checksum of its copy
+//!           is clean, the other units are compressed; the slot
+//!           becomes free, or leaving if it lacks some units        -> stored
 //! ```
 //!
-//! Between the two a folio has its second chance: a fault moves it back for the price of a move. The
-//! background thread keeps `available` between the low and the high watermark; a fault that finds
-//! nothing available reclaims for itself. Inline, where what goes is clean and scattered, all is left
-//! to the faults (`is_worth_a_thread`): a second thread would only cost interrupts.
+//! Between capture and compression a folio has its second chance: a fault brings it back at the
+//! cost of a move. The background thread keeps `available` between the low and the high watermark;
+//! a fault that finds nothing available reclaims for itself. In inline mode, while the reclaimed
+//! folios are clean and scattered, the faults do all of the reclaim (`is_worth_a_thread`): a second
+//! thread would only cost interrupts.
 
 mod background;
 
@@ -35,24 +37,24 @@ pub(crate) enum By {
     Background,
 }
 
-/// What one turn of reclaim did.
+/// What [`Engine::reclaim_one`] did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Reclaimed {
     /// Folios are staged; no memory is free yet.
     Captured,
     /// A folio is stored; its pages are free.
     Freed,
-    /// There is nothing left to take.
+    /// No folio could be captured or stored.
     Nothing,
 }
 
-/// A running average of small numbers, over the last 64 or so. A number lost to a race changes
-/// nothing.
+/// A running average over the last 64 numbers or so. A number that is lost to a race hardly changes
+/// the average.
 #[derive(Debug)]
 pub(crate) struct Average(AtomicU32);
 
 impl Average {
-    /// What stands for 1.
+    /// The fixed-point form of 1.
     pub(crate) const ONE: u32 = 1 << 16;
 
     pub(crate) fn new(start: u32) -> Average {
@@ -74,17 +76,17 @@ impl Average {
 /// What reclaim remembers between its turns.
 #[derive(Debug)]
 pub(crate) struct Reclaimer {
-    /// Folios of second chance to keep.
+    /// How many folios to keep staged, as their second chance.
     staged_target: usize,
-    /// Changes when the background thread should look.
+    /// The futex that the background thread sleeps on; changed to wake the thread.
     bell: AtomicU32,
-    /// The background thread sleeps, and is worth a wake-up.
+    /// The background thread sleeps, or is about to: it must be woken.
     idle: AtomicBool,
-    /// Of what was reclaimed last, how much had to be compressed.
+    /// The share of the units stored last that were dirty.
     dirty_share: Average,
-    /// How many whole folios went by one move.
+    /// How many whole folios one move captures; 0 for a folio that is captured in part.
     folios_moved: Average,
-    /// Before this time the pool need not be looked at again: compaction gained nothing.
+    /// The pool is not compacted before this time: compaction gained nothing.
     compact_after_ns: AtomicU64,
     /// When parked folios are tried again.
     unpark_after_ns: AtomicU64,
@@ -114,24 +116,24 @@ struct Outgoing<'t> {
 
 /// Why a folio is not captured.
 enum Missed {
-    /// Nothing of it is resident any more.
+    /// None of its units is resident any more.
     Gone,
-    /// Somebody brings it back right now.
+    /// Another thread has its lock, or some of its units are staged already (`UNIT-4`).
     Busy,
 }
 
-/// Adjacent folios that are captured by one move at most; 512 KiB take 25 us.
+/// How many adjacent folios one move captures at most; 512 KiB take 25 us.
 const CAPTURE_MAX: usize = 8;
 const CAPTURE_BYTES_MAX: usize = 512 << 10;
 
-/// Folios looked at in search of one that can be captured, before reclaim says that there is none.
+/// How many folios reclaim tries to capture before it gives up.
 const CAPTURE_TRIES: usize = 64;
 
-/// How long parked folios rest at least.
+/// The shortest time between two turns of [`Engine::unpark`].
 const UNPARK_NS_MIN: u64 = 1_000_000_000;
 
 impl Engine {
-    /// Takes one folio a step further out.
+    /// Captures folios, or stores one if enough are staged.
     pub(crate) fn reclaim_one(&self, table: &Table, cpu: usize, by: By) -> Reclaimed {
         self.drop_spare_copies(table);
         let staged = || self.replacement.staged_folios();
@@ -152,8 +154,8 @@ impl Engine {
         Reclaimed::Freed
     }
 
-    /// Moves the resident units of the oldest folio that can be moved to the staging area; and of those
-    /// that come next, if they are adjacent.
+    /// Captures the next folio of the queue that can be captured, and adjacent folios if they are
+    /// next in the queue.
     fn capture_next(&self, table: &Table) -> bool {
         if self.is_settling() {
             return false;
@@ -163,7 +165,7 @@ impl Engine {
             let Some((base, queue)) = self.replacement.pop() else { break };
             let folio = match self.catch(table, base, queue) {
                 Ok(folio) => folio,
-                // It leaves the queue, and costs nothing more.
+                // A stale entry: it left the queue, and does not count as a try.
                 Err(Missed::Gone) => continue,
                 Err(Missed::Busy) => {
                     tries -= 1;
@@ -189,9 +191,10 @@ impl Engine {
         false
     }
 
-    /// A slot to capture into. If all slots have pages, those that nobody needs give theirs up: above the limit
-    /// no fault takes them, and without a slot nothing could be captured ever again. (A mapping that is
-    /// adopted brings its pages along, and passes the limit at once.)
+    /// A slot to capture into. If all slots have pages, the pages of free slots go back to the
+    /// system. Above the limit no fault uses free slots, and without a hollow slot no folio could
+    /// be captured ever again. (The charge can jump above the limit: an adopted mapping brings its
+    /// pages along.)
     fn hollow_slot(&self) -> Option<Hollow> {
         self.mover.take_hollow().or_else(|| {
             self.release_free();
@@ -199,14 +202,14 @@ impl Engine {
         })
     }
 
-    /// Whether memory is to stay where it is, for a fork that comes. The fork may be long in coming, on a busy
-    /// machine; so not far above the limit.
+    /// Whether captures wait for a fork that is about to happen. On a busy machine the fork may
+    /// come late, so captures go on once the charge is far above the limit.
     pub(crate) fn is_settling(&self) -> bool {
         self.work.settling.load(Relaxed)
             && self.charge_bytes() < self.limit_bytes() + self.charge.high_bytes
     }
 
-    /// Locks a folio that was the next of its queue.
+    /// Locks a folio that was just popped from `queue`. A busy folio is queued again.
     fn catch<'t>(&self, table: &'t Table, base: usize, queue: Queue) -> Result<Held<'t>, Missed> {
         let lock = table.known(base).ok_or(Missed::Gone)?;
         let Some(mut folio) = lock.try_lock() else {
@@ -217,7 +220,7 @@ impl Engine {
         if folio.resident.is_empty() {
             return Err(Missed::Gone);
         }
-        // It has one slot, and what is left was refused when that was filled.
+        // UNIT-4: the folio's one slot is in use, and the units still resident were refused then.
         if folio.staged.is_some() {
             self.requeue(base, queue, folio);
             return Err(Missed::Busy);
@@ -225,7 +228,7 @@ impl Engine {
         Ok(folio)
     }
 
-    /// Whether all of a folio is to be captured.
+    /// Whether all units of a folio can be captured.
     fn goes_whole(&self, folio: &Folio) -> bool {
         folio.resident == self.geometry().all() && folio.refused.is_empty()
     }
@@ -235,7 +238,7 @@ impl Engine {
         self.replacement.push(base, queue);
     }
 
-    /// Captures a whole folio and its neighbours above, if they are whole and the next to go.
+    /// Captures a whole folio, and the folios above it that are also whole and next in the queue.
     fn capture_adjacent(&self, table: &Table, first: Outgoing<'_>) -> bool {
         let (start, queue) = (first.base, first.queue);
         let mut batch = [const { None }; CAPTURE_MAX];
@@ -274,7 +277,7 @@ impl Engine {
         captured
     }
 
-    /// Captures the resident units of one folio. False: it could not be.
+    /// Captures the resident units of one folio. False: none could be captured.
     fn capture(&self, mut outgoing: Outgoing<'_>) -> bool {
         debug_assert!(outgoing.folio.staged.is_none(), "UNIT-4");
         let units = outgoing.folio.resident - outgoing.folio.refused;
@@ -299,7 +302,7 @@ impl Engine {
     /// Notes why units of a folio were not captured.
     fn note_refused(&self, folio: &mut Folio, refusal: Option<Refusal>, units: Units) {
         match refusal {
-            // Soon over: it is tried again in its turn.
+            // This is over soon: the folio is queued again.
             Some(Refusal::Busy) => add(&self.figures().reclaim_busy, units.count() as u64),
             Some(Refusal::Mapping) => {
                 add(&self.figures().reclaim_refused, units.count() as u64);
@@ -310,7 +313,8 @@ impl Engine {
         }
     }
 
-    /// What is resident of a folio after a capture is queued again, or parked if all of it was refused.
+    /// Queues a folio again if it has resident units after a capture. If all of them were refused,
+    /// the folio is parked.
     fn put_aside(&self, base: usize, queue: Queue, mut folio: Held<'_>) {
         if folio.resident.is_empty() {
             return;
@@ -323,8 +327,8 @@ impl Engine {
         }
     }
 
-    /// Queues the parked folios again, if that was not done for a while: they take at most a 50th of one
-    /// CPU's time, at 4 us for each page that is moved to and fro in vain.
+    /// Queues the parked folios again, unless that was done a short time ago: these tries take at
+    /// most a 50th of one CPU's time, at 4 us for each page that is moved to and fro in vain.
     fn unpark(&self, table: &Table) {
         let (parked, now) = (self.replacement.parked(), self.now_ns());
         if parked == 0 || now < self.work.reclaimer.unpark_after_ns.load(Relaxed) {
@@ -343,7 +347,8 @@ impl Engine {
         }
     }
 
-    /// Notes that units of a folio are in `slot` now; what else is resident is queued again.
+    /// Notes that the units of `slot` are staged. The folio is queued again if other units are
+    /// resident.
     fn staged(&self, base: usize, queue: Queue, mut folio: Held<'_>, slot: Full) -> bool {
         self.count_out(slot.units());
         folio.resident -= slot.units();
@@ -354,8 +359,8 @@ impl Engine {
         true
     }
 
-    /// Puts what is staged of the oldest staged folio into the store, and tells what that was; its slot
-    /// is free, or given back if it is above the limit or not whole.
+    /// Puts the staged units of the oldest staged folio into the store, and returns these units.
+    /// The slot goes where [`Engine::give_slot`] sends it.
     pub(crate) fn compress_next(&self, table: &Table, cpu: usize) -> Units {
         while let Some(base) = self.replacement.pop_staged() {
             let Some(lock) = table.known(base) else { continue };
@@ -366,7 +371,7 @@ impl Engine {
             let had = folio.copied_units();
             if !self.store(slot, &mut folio.copies, cpu) {
                 self.note_copied(folio, base, had);
-                // Refused: it stays staged, and is tried again when it is the oldest again.
+                // Rejected: the folio stays staged, and is tried again when it is the oldest again.
                 self.replacement.push_staged(base);
                 return Units::NONE;
             }
@@ -381,8 +386,9 @@ impl Engine {
         Units::NONE
     }
 
-    /// Gives back a slot whose contents are no longer needed. Its pages are free, or go back to the
-    /// system: now above the limit, and with others if it is not whole.
+    /// Gives back a slot whose contents are no longer needed. Below the limit a slot with all its
+    /// units becomes free, and one that lacks some units leaves: its pages go back to the system
+    /// together with those of other leaving slots. Above the limit all pages go back at once.
     pub(crate) fn give_slot(&self, slot: Full) {
         let over = self.charge_bytes() > self.limit_bytes();
         if slot.units() == self.geometry().all() && !over {
@@ -392,8 +398,8 @@ impl Engine {
         }
     }
 
-    /// Stores the units of a slot that are not the same as their copies, in one batch. False: one was
-    /// rejected and keeps the copy that it had; the others have good copies now.
+    /// Stores the units of a slot that differ from their copies, in one batch. False: a unit was
+    /// rejected, and keeps the copy that it had; the units that were not rejected have good copies.
     fn store(&self, slot: &Full, copies: &mut [Option<EntryId>], cpu: usize) -> bool {
         let (figures, units) = (self.figures(), slot.units());
         let mut batch: [store::Outgoing<'_>; UNITS_MAX] = Default::default();
@@ -431,8 +437,9 @@ mod tests {
     use crate::config::{Config, Mode};
     use crate::engine::Engine;
 
-    /// Goal: a limit that is passed at once is held again, also if every slot has pages just then. Method: a mapping
-    /// of six times the limit is adopted with all of its pages, while all slots are free.
+    /// Goal: a limit that is passed by far is held again, even if every slot has pages at that
+    /// moment. Method: while all slots are free, adopt a mapping of six times the limit with all
+    /// its pages.
     #[test]
     #[allow(unsafe_code, reason = "what a program does")]
     fn a_limit_passed_at_once_is_held_again() {

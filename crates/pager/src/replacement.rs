@@ -1,35 +1,39 @@
-//! The queues of resident folios: which one goes next.
+//! The queues of resident folios: which folio goes out next.
 //!
-//! There are no access bits: a folio that is resident tells nothing of itself. What tells is a folio
-//! that went out and came back, and how soon. So there are two queues, each oldest first:
+//! There are no access bits, so it is not known whether a resident folio is used. Known is only
+//! which folios came back after they went out, and how soon. So there are two queues, each oldest
+//! first:
 //!
-//! - **probation**: folios brought back once. A scan passes through here and pushes out nothing else.
-//! - **main**: folios that came back soon (from the staging area, or before as many others went out as
-//!   `main` holds), and folios brought in while there was room.
+//! - **probation**: folios brought in once. A scan passes through this queue and pushes no other
+//!   folio out.
+//! - **main**: folios that came back soon (from the staging area, or before as many captures from
+//!   probation as `main` has entries), and folios brought in while there was room.
 //!
-//! Reclaim takes from probation while it holds more than its share, else from main. A loop over more
-//! memory than the limit then finds `main` still there each time round, where a single queue would
-//! have evicted every folio just before its turn.
+//! Reclaim takes from probation while that queue holds more than its share, else from main. A loop
+//! over more memory than the limit then finds the folios of `main` still resident in each round; a
+//! single queue would have evicted every folio just before the loop reached it.
 //!
-//! A folio with nothing but units that could not be moved (a page is read-only) is **parked**: to try in
-//! vain costs as much as a capture. All parked folios are tried again now and then.
+//! A folio is **parked** if no resident unit of it could be moved (a page is read-only, for
+//! example): a failed capture costs as much as a successful one. All parked folios are tried again
+//! now and then.
 //!
 //! # Prior art
 //!
-//! S3-FIFO (SOSP'23) and its ghost queue, which here costs four bytes a folio: the number of captures
-//! from probation when the folio went out. The departure: folios that come while there is room go to
-//! `main`, or a loop from the start would never fill it.
+//! S3-FIFO (SOSP'23) and its ghost queue. Here a ghost costs four bytes a folio: the number of
+//! captures from probation when the folio went out. One departure: folios that come while there is
+//! room go to `main`; without this, a loop from the program's start on would never fill `main`.
 //!
 //! # Invariants
 //!
-//! - `RES-1` An entry may be stale: the folio went away, or went out and came back. Its owner looks at
-//!   the folio, and the folio's `queued` flag keeps a folio from having two entries (`UNIT-3`). Entries of
-//!   what was unmapped are swept out before they are as many as the others.
+//! - `RES-1` An entry may be stale: the folio was unmapped, or went out and came back. Whoever pops
+//!   an entry looks at the folio. The folio's `queued` flag prevents a second entry of a folio
+//!   (`UNIT-3`). Entries of unmapped folios are swept out before they outnumber the managed folios.
 //!
 //! # Cost
 //!
-//! 8 bytes per managed folio and queue, and for the parked, for as many as the limit holds; room is made when a
-//! range is adopted, never at a fault.
+//! 8 bytes for each folio in each of main, probation and parked: for all managed folios, or for as
+//! many as the limit can hold if these are fewer. Room is made when mappings change, never at a
+//! fault.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
@@ -44,9 +48,9 @@ use crate::rank;
 /// Which queue a folio joins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Queue {
-    /// See the module.
+    /// Folios that came back soon, or came while there was room.
     Main,
-    /// See the module.
+    /// Folios brought in once.
     Probation,
 }
 
@@ -55,7 +59,7 @@ struct Queues {
     main: VecDeque<usize>,
     probation: VecDeque<usize>,
     parked: Vec<usize>,
-    /// Folios that were captured and not yet compressed, oldest first.
+    /// Folios that are captured and not yet compressed, oldest first; entries may be stale.
     staged: VecDeque<usize>,
 }
 
@@ -63,13 +67,15 @@ struct Queues {
 #[derive(Debug)]
 pub(crate) struct Replacement {
     queues: Mutex<{ rank::RESIDENT }, Queues>,
-    /// Units that probation may hold before it is reclaimed from first.
+    /// Folios that probation may hold; with more of them, reclaim takes from probation first.
     share: usize,
+    /// The length of the main queue, readable without the lock.
     main: AtomicUsize,
+    /// The length of the staged queue, readable without the lock.
     staged: AtomicUsize,
-    /// Captures from probation, wrapping: the clock of the ghosts.
+    /// The number of captures from probation, wrapping: the clock of the ghosts.
     captures: AtomicU32,
-    /// Pages compressed, wrapping after 16 TiB: the clock of the refaults.
+    /// The number of pages stored, wrapping after 16 TiB: the clock of refault distances.
     pages_left: AtomicU32,
 }
 
@@ -86,8 +92,8 @@ impl Replacement {
         }
     }
 
-    /// Makes room for `folios` entries in each queue, beside those that are there: these may all be stale,
-    /// of mappings that have gone.
+    /// Makes room for `folios` more entries in each queue: the entries that a queue has already may
+    /// all be stale, left by unmapped mappings.
     pub(crate) fn reserve(&self, folios: usize) {
         let mut queues = self.queues.lock();
         queues.main.reserve(folios);
@@ -100,14 +106,14 @@ impl Replacement {
         self.queues.lock().staged.reserve(folios);
     }
 
-    /// Notes that the folio at `address` was staged, the newest of them.
+    /// Queues the folio at `address` as the newest staged folio.
     pub(crate) fn push_staged(&self, address: usize) {
         let mut queues = self.queues.lock();
         queues.staged.push_back(address);
         self.staged.store(queues.staged.len(), Relaxed);
     }
 
-    /// Takes the oldest of the staged folios. It may have gone back since.
+    /// Takes the oldest entry of the staged folios. That folio may have been brought back since.
     pub(crate) fn pop_staged(&self) -> Option<usize> {
         let mut queues = self.queues.lock();
         let address = queues.staged.pop_front();
@@ -120,22 +126,22 @@ impl Replacement {
         self.staged.load(Relaxed)
     }
 
-    /// Puts a folio aside that cannot be moved now.
+    /// Parks a folio that cannot be moved now.
     pub(crate) fn park(&self, address: usize) {
         self.queues.lock().parked.push(address);
     }
 
-    /// Takes one of those out again.
+    /// Takes one parked folio out again.
     pub(crate) fn unpark(&self) -> Option<usize> {
         self.queues.lock().parked.pop()
     }
 
-    /// Folios put aside.
+    /// How many folios are parked, stale entries included.
     pub(crate) fn parked(&self) -> usize {
         self.queues.lock().parked.len()
     }
 
-    /// Drops the entries that `keep` does not want.
+    /// Drops the entries of main and probation for which `keep` returns false.
     pub(crate) fn retain(&self, mut keep: impl FnMut(usize) -> bool) {
         let mut queues = self.queues.lock();
         queues.main.retain(|address| keep(*address));
@@ -143,7 +149,7 @@ impl Replacement {
         self.main.store(queues.main.len(), Relaxed);
     }
 
-    /// Appends the youngest of a queue.
+    /// Appends a folio to a queue, as the youngest.
     pub(crate) fn push(&self, address: usize, queue: Queue) {
         let mut queues = self.queues.lock();
         match queue {
@@ -153,7 +159,7 @@ impl Replacement {
         self.main.store(queues.main.len(), Relaxed);
     }
 
-    /// Takes the folio that should go next, and tells from where.
+    /// Takes the folio that should go out next, and returns its queue too.
     pub(crate) fn pop(&self) -> Option<(usize, Queue)> {
         let mut queues = self.queues.lock();
         if queues.probation.len() > self.share || queues.main.is_empty() {
@@ -165,7 +171,7 @@ impl Replacement {
         Some((address, Queue::Main))
     }
 
-    /// Takes the next one too, if it is `address`, of the same queue.
+    /// Takes the oldest folio of `queue`, if that is the one at `address`.
     pub(crate) fn pop_if(&self, address: usize, queue: Queue) -> bool {
         let mut queues = self.queues.lock();
         let queue = match queue {
@@ -180,7 +186,7 @@ impl Replacement {
         next
     }
 
-    /// The time to remember of a folio that was captured from `queue`.
+    /// The time to note for a folio that is captured from `queue` now, by the clock of the ghosts.
     pub(crate) fn capture_time(&self, queue: Queue) -> u32 {
         match queue {
             Queue::Probation => self.captures.fetch_add(1, Relaxed),
@@ -188,24 +194,24 @@ impl Replacement {
         }
     }
 
-    /// Whether a folio that went out at `time` came back soon enough for `main`.
+    /// Whether a folio that was captured at `time` came back soon enough for `main`.
     pub(crate) fn came_back_soon(&self, time: u32) -> bool {
         let since = self.captures.load(Relaxed).wrapping_sub(time);
         (since as usize) < self.main.load(Relaxed)
     }
 
-    /// The time to remember of `bytes` that are compressed now.
+    /// The time to note for `bytes` that are stored now, by the clock of refault distances.
     pub(crate) fn leave(&self, bytes: usize) -> u32 {
         let pages = u32::try_from(bytes / PAGE_BYTES).expect("a folio at most");
         self.pages_left.fetch_add(pages, Relaxed).wrapping_add(pages)
     }
 
-    /// Bytes that were compressed after what left at `time`.
+    /// Bytes that were stored after `time`.
     pub(crate) fn distance_bytes(&self, time: u32) -> u64 {
         u64::from(self.pages_left.load(Relaxed).wrapping_sub(time)) * PAGE_BYTES as u64
     }
 
-    /// Entries, stale ones included.
+    /// Entries of main and probation, stale ones included.
     pub(crate) fn len(&self) -> usize {
         let queues = self.queues.lock();
         queues.main.len() + queues.probation.len()
@@ -220,8 +226,8 @@ impl Replacement {
 }
 
 impl Engine {
-    /// Brings the sizes of tables and queues up to date, with room for the entry of every folio that
-    /// can be resident.
+    /// Makes room in the queues for every folio that can be resident, and updates the count of
+    /// bytes that tables and queues take.
     pub(crate) fn measure_tables(&self, table: &mut Table) {
         let managed = table.managed_bytes();
         let folios = managed / self.geometry().folio_bytes() + 1;
@@ -238,21 +244,22 @@ impl Engine {
         self.figures().managed_bytes.store(managed as u64, Relaxed);
     }
 
-    /// Drops from the queues what is of unmapped folios, and second entries (`UNIT-3`).
+    /// Drops the entries of unmapped folios from the queues, and second entries (`UNIT-3`).
     fn sweep_queues(&self, table: &mut Table) {
         let mut queues = Sweep { table, kept: Vec::new() };
         self.replacement
             .retain(|base| queues.keeps(base, |folio| folio.managed, |folio| &mut folio.queued));
         queues.end(|folio| &mut folio.queued);
-        // What has no copies needs no entry.
+        // A folio without copies needs no entry.
         let copied = |folio: &Folio| !folio.copied_units().is_empty();
         self.copies.retain(|base| queues.keeps(base, copied, |folio| &mut folio.copied));
         queues.end(|folio| &mut folio.copied);
     }
 }
 
-/// A queue that loses its stale entries. The flag by which a folio has one entry is cleared at the first, so that
-/// a second finds it cleared and goes, and is set again at the end.
+/// Drops the stale entries of a queue. The first entry of a folio clears the folio's flag, so a
+/// second entry finds the flag cleared and is dropped. At the end the flags of the kept entries are
+/// set again.
 struct Sweep<'t> {
     table: &'t mut Table,
     kept: Vec<usize>,
@@ -311,7 +318,8 @@ mod tests {
         assert_eq!(resident.pop(), None);
     }
 
-    /// Goal: a unit is welcome in main if fewer units than main holds went out since it did.
+    /// Goal: a folio joins main if, since its capture, fewer folios than main holds were captured
+    /// from probation.
     #[test]
     fn soon_is_measured_in_captures() {
         let resident = Replacement::new(0);
@@ -323,7 +331,8 @@ mod tests {
         assert!(!resident.came_back_soon(time));
     }
 
-    /// Goal: what leaves at once comes back at no distance; the clock may wrap in between.
+    /// Goal: the distance is the number of bytes stored since, and 0 right after a folio's own
+    /// store. Method: the clock wraps in between.
     #[test]
     fn distance_is_what_left_since() {
         let resident = Replacement::new(0);

@@ -1,36 +1,41 @@
-//! A limit that follows the need, for a run that is to tell how it would do at other limits.
+//! A limit that follows the need, for a run that estimates how a program would do at other limits.
 //!
-//! What a program needs is known when it has ended, and a limit far below it makes a run endless. So
-//! such a run begins with a small limit, which rises:
+//! How much memory a program needs is known only after it has ended, and a limit far below the need
+//! makes a run endless. So such a run begins with a small limit, and the limit rises:
 //!
-//! - with the need: it is a given share of what the program would hold resident now;
-//! - while the program waits most of the time for what was there before, once it has done so for 4
-//!   seconds: then a lower limit is known to be too low, and the run should come to its end.
+//! - with the need: the limit is a given share of what the program would hold resident now;
+//! - while the program waits most of the time for memory that it had before, after it has waited 4
+//!   seconds in all: the limit is then known to be too low, and the run should come to its end.
 //!
-//! Waiting for fresh memory does not count: it is over when the program has what it needs. The limit never
-//! falls. Waiting is all threads' together, so that with many of them the limit rises earlier than it
-//! must; the run tells less then, and nothing wrong.
+//! Waiting for fresh memory does not count: it ends when the program has what it needs. The limit
+//! never falls. The waits of all threads are added up, so with many threads the limit rises earlier
+//! than necessary. The run then measures fewer limits, and what it measures is still correct.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// How long waiting is watched before it is judged.
+/// How long the program's waiting is measured before it is judged.
 const WINDOW_NS: u64 = 500_000_000;
 
-/// Waiting above 6/10 of a window is too much: the run takes 2.5 times as long as it must.
+/// Waiting for more than 6/10 of a window is too much: the run then takes 2.5 times as long as it
+/// would without waiting.
 const WAITING_TENTHS: u64 = 6;
 
-/// Waiting that a run may do before any of it is too much: a short run is observed as it began.
+/// The limit does not rise before the program has waited so long in all: a short run is measured at
+/// the limit that it began with.
 const PATIENCE_NS: u64 = 4_000_000_000;
 
-/// What the limit gains then, as a part of the need: from one half to all in 16 windows, 8 seconds.
+/// A window with too much waiting raises the limit by 1/32 of the need: from half of the need to
+/// all of it in 16 windows, 8 seconds.
 const STEP_SHARE: u64 = 32;
 
-/// Whether the limit follows, and what is remembered for it. Only the background thread steps.
+/// Whether the limit follows the need, and the state for it.
 #[derive(Debug, Default)]
 pub(crate) struct Follow {
     /// Thousandths of the need; 0 means that the limit stays as it is.
     share_per_mille: AtomicU64,
+    /// When the present window began; 0 before the first.
     window_ns: AtomicU64,
+    /// How long the program had waited by then.
     window_waited_ns: AtomicU64,
 }
 
@@ -45,7 +50,8 @@ impl Follow {
         self.share_per_mille.load(Relaxed) > 0
     }
 
-    /// The limit that should hold now, `limit` or more, after `waited_ns` for what was there before.
+    /// Returns the limit that should hold now: `limit` or more. `waited_ns` is how long the program
+    /// has waited in all for memory that it had before.
     pub(crate) fn step(&self, now_ns: u64, waited_ns: u64, need: u64, limit: u64) -> u64 {
         let share = self.share_per_mille.load(Relaxed);
         if share == 0 {
@@ -56,7 +62,7 @@ impl Follow {
         if window >= WINDOW_NS {
             let waited = waited_ns.saturating_sub(self.window_waited_ns.load(Relaxed));
             let too_much = waited / WAITING_TENTHS > window / 10 && waited_ns > PATIENCE_NS;
-            // The first window begins at 0: nobody knows what was waited in it.
+            // The first window begins at time 0, so the waiting in it is not known.
             if too_much && self.window_ns.load(Relaxed) > 0 {
                 wanted += need / STEP_SHARE;
             }

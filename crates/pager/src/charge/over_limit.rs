@@ -1,7 +1,9 @@
-//! The limit that is not held: how far it is passed, and who is told.
+//! The limit is passed: by how much, and whom the engine notifies.
 //!
-//! Data that does not compress stays in memory, so that no byte is lost, and the limit is passed. Each
-//! time that happens is counted; who owns the figures (`StatsHome`) is told when it begins.
+//! Data that does not compress stays in memory, so that no byte is lost, and the limit is passed.
+//! Each fault that is served over the limit is counted. When the limit is first passed, and
+//! whenever it is passed again after it was held, the engine notifies the owner of the figures
+//! (`StatsHome`).
 
 use std::fmt;
 use std::sync::atomic::Ordering::Relaxed;
@@ -12,30 +14,30 @@ use zfolio_core::stats::{add, raise};
 use crate::config::Error;
 use crate::engine::Engine;
 
-/// Bytes above a whole process's limit that are worth a word: less comes and goes with the kernel's own
-/// counting.
+/// A whole process's excess is reported from this size on: the kernel's own count varies by less.
 const SLACK_BYTES: u64 = 8 << 20;
 
-/// The same for a library's limit, whose count is exact: threads that fault at the same moment bring a
-/// folio each.
+/// The same for a library's limit, whose count is exact: threads that fault at the same moment
+/// bring in one folio each.
 const SLACK_FOLIOS: usize = 4;
 const SLACK_BYTES_MIN: u64 = 1 << 20;
 
-/// More is held than the limit allows, because it does not compress: the figures of that moment.
+/// More memory is held than the limit allows, because data does not compress: the figures of that
+/// moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct OverLimit {
     /// The limit.
     pub limit_bytes: u64,
-    /// All that counts against it.
+    /// All memory that counts against the limit.
     pub charged_bytes: u64,
-    /// Of that, managed memory that is mapped.
+    /// The part of `charged_bytes` that is managed memory mapped in the program.
     pub resident_bytes: u64,
-    /// Of that, memory on its way out, and free pages for the next faults.
+    /// The part of `charged_bytes` that is on its way out, or free pages for the next faults.
     pub staged_bytes: u64,
-    /// Of that, compressed memory.
+    /// The part of `charged_bytes` that is compressed memory.
     pub pool_bytes: u64,
-    /// Of that, what a process has beside its managed memory; 0 for a library's pager.
+    /// The part of `charged_bytes` that is not managed; 0 for a library's pager.
     pub unmanaged_bytes: u64,
 }
 
@@ -59,7 +61,7 @@ impl fmt::Display for OverLimit {
 }
 
 impl Engine {
-    /// By how much the limit may be passed before it is worth a word.
+    /// An excess below this many bytes is not reported.
     fn slack_bytes(&self) -> u64 {
         let config = self.config();
         let passing = if config.whole_process {
@@ -70,7 +72,7 @@ impl Engine {
         passing.max(config.limit_bytes / 16)
     }
 
-    /// How the limit is passed now, if it is by more than passes again by itself.
+    /// By how much the limit is passed now. `None` if the excess is small enough to be temporary.
     pub fn excess(&self) -> Option<OverLimit> {
         let (limit, charge) = (self.limit_bytes(), self.charge_bytes());
         (charge >= limit + self.slack_bytes()).then(|| OverLimit {
@@ -92,8 +94,8 @@ impl Engine {
         self.excess().map_or(Ok(()), |over| Err(Error::OverLimit(over)))
     }
 
-    /// Counts that memory was wanted and not to be had; tells of it when it begins, and ends the process
-    /// if that was asked for.
+    /// Counts that a fault is served over the limit. Notifies the owner of the figures unless it
+    /// knows already, and ends the process if the settings are strict.
     #[cold]
     pub(crate) fn over_limit(&self) {
         add(&self.figures().over_limit, 1);
@@ -108,8 +110,8 @@ impl Engine {
         }
     }
 
-    /// Notes the most above a library's limit. A whole process's excess is what the kernel counts
-    /// (`Engine::sample`).
+    /// Notes a library's largest excess. A whole process's excess comes from the kernel's count
+    /// (`Engine::compare_with_kernel`).
     pub(crate) fn measure_excess(&self) {
         if !self.config().whole_process {
             let over = self.charge_bytes().saturating_sub(self.limit_bytes());
@@ -117,7 +119,7 @@ impl Engine {
         }
     }
 
-    /// Reports it anew once the limit is held again.
+    /// Once the limit is held again, the next excess is reported anew.
     pub(crate) fn rearm(&self) {
         if self.charge.is_over_limit.load(Relaxed) && self.charge_bytes() <= self.limit_bytes() {
             self.charge.is_over_limit.store(false, Relaxed);
@@ -125,7 +127,7 @@ impl Engine {
     }
 }
 
-/// The line of `StatsHome::over_limit` where nothing else is wanted.
+/// What `StatsHome::over_limit` does by default: the first time, one line on standard error.
 pub(crate) fn report_first(over: &OverLimit, first: bool) {
     if first {
         crate::fatal::tell(format_args!("{over}"));

@@ -1,4 +1,4 @@
-//! The rule of copies, on a simulated cache: which is a queue in the order of use, with a limit.
+//! The rule of copies, on a simulated cache: a queue of units in the order of use, with a limit.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -34,7 +34,7 @@ struct Simulation {
     compress_ns: u64,
     resident: BTreeMap<usize, Resident>,
     by_use: BTreeMap<u64, usize>,
-    /// Distance clock when a unit left; stored units are those that are here.
+    /// The stored units, each with the distance clock when it went out.
     left: BTreeMap<usize, u64>,
     with_copies: VecDeque<usize>,
     left_bytes: u64,
@@ -146,7 +146,7 @@ fn cost(program: Program, steps: usize, keep: Keep, compress_ns: u64) -> u64 {
         random ^= random >> 7;
         random ^= random << 17;
         let (unit, write) = program(step, random >> 16);
-        // What `review` sets is what this run does not want to follow.
+        // This run ignores the budget that `review` sets.
         if keep == Keep::All {
             simulation.copies.budget.store(usize::MAX, Relaxed);
         }
@@ -220,8 +220,8 @@ fn copies_that_go_out_clean_grow_and_others_shrink() {
     assert_eq!(ledger(1000, 0, 0, 0).verdict(SIZES), Verdict::Keep);
 }
 
-/// Goal: the two sides are compared byte by byte. 410 copies are as many bytes as the window (2 MiB), so
-/// that 5 clean units of 10 us each are worth what one near refault of 50 us is.
+/// Goal: the two sides are compared per byte. 410 copies take as many bytes as the window (2 MiB),
+/// so 5 clean units of 10 us each are worth as much as one near refault of 50 us.
 #[test]
 fn worth_is_by_byte() {
     assert_eq!(ledger(410, 1000, 100, 500).verdict(SIZES), Verdict::Keep);
@@ -230,7 +230,7 @@ fn worth_is_by_byte() {
     assert_eq!(ledger(820, 1000, 100, 500).verdict(SIZES), Verdict::Shrink);
 }
 
-/// Goal: the budget never falls below what is needed to see whether copies would pay.
+/// Goal: the budget never falls below the copies that show whether more would pay.
 #[test]
 fn a_few_copies_always_stay() {
     let copies = Copies::new();

@@ -1,4 +1,4 @@
-//! The background thread: keeps memory available before it is asked for, and the pool compact.
+//! The background thread: reclaims before faults need memory, and keeps the pool compact.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use crate::config::Mode;
 use crate::engine::Engine;
 use crate::folio::Table;
 
-/// What compaction moves at once: 4 MiB take a millisecond.
+/// How much one compaction moves at most: 4 MiB take a millisecond.
 const COMPACT_BYTES: usize = 4 << 20;
 
-/// Waste that is not worth a look: half a page for each of 100 size classes.
+/// Less waste than this is not worth a compaction: half a page for each of 100 size classes.
 const COMPACT_WASTE_MIN: u64 = 256 << 10;
 
 /// How long compaction rests when it gained nothing.
@@ -24,19 +24,20 @@ const COMPACT_REST_NS: u64 = 1_000_000_000;
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Engine {
-    /// Whether reclaim is work enough to be worth another CPU.
+    /// Whether there is enough reclaim work to be worth another CPU.
     ///
-    /// To take scattered clean folios costs a move and a hash each. In the background this saves a
-    /// fault 2 us, and interrupts the program's CPU for each: random reads of 16 KiB units took 22 us
-    /// with it and 15 us without. Not so under a handler, where the other CPU should not idle: a
-    /// thread that the handler wakes would be sent there, which costs more (24 and 50 us).
+    /// A scattered clean folio costs a move and a hash. Done in the background, this saves a fault
+    /// 2 us, but the move interrupts the program's CPU: random reads of 16 KiB units took 22 us
+    /// with the thread and 15 us without. In handler mode the thread always pays, since the other
+    /// CPU should not be idle: the scheduler would put a thread that the handler wakes there, which
+    /// costs more (24 us with the thread, 50 us without).
     fn is_worth_a_thread(&self) -> bool {
         self.config().mode == Mode::Handler
             || self.work.reclaimer.dirty_share.get() >= Average::ONE / 8
             || self.work.reclaimer.folios_moved.get() >= 2 * Average::ONE
     }
 
-    /// Wakes the background thread.
+    /// Wakes the background thread, if there is enough work for it.
     pub(crate) fn ring_reclaimer(&self) {
         if self.is_worth_a_thread() {
             self.wake_reclaimer();
@@ -58,13 +59,14 @@ impl Engine {
             self.look_after_handler();
             self.reclaim_turn();
             self.work.reclaimer.idle.store(true, Relaxed);
-            // A bell between the look above and here is heard at the next sample, 20 ms later at most;
-            // who needs memory meanwhile reclaims for itself.
+            // A wake-up between the turn above and here is lost, and the next turn comes with the
+            // next sample, at most 20 ms later. A thread that needs memory meanwhile reclaims for
+            // itself.
             futex::wait(&self.work.reclaimer.bell, bell, Some(SAMPLE_INTERVAL));
         }
     }
 
-    /// Looks once at all that the background thread is for.
+    /// One turn of the background thread: does all of its jobs that are due.
     pub(crate) fn reclaim_turn(&self) {
         self.sample();
         if self.config().whole_process {
@@ -79,8 +81,9 @@ impl Engine {
         }
     }
 
-    /// Moves what is stored together, if a 32nd of the pool and more is not in use, and the last look
-    /// was worth it. The table says that no child is being forked: it would inherit the pool's locks.
+    /// Compacts the pool, if more than a 32nd of it is unused, unless compaction lately gained
+    /// nothing. The table's guard proves that no fork is under way: the child would inherit the
+    /// pool's locks as they are (`ENG-4`).
     pub(crate) fn compact_if_wasteful(&self, _table: &Table) {
         let (pool, now) = (self.store.pool_stats(), self.now_ns());
         let waste = (pool.pages_used * PAGE_BYTES as u64).saturating_sub(pool.bytes_stored);
@@ -103,7 +106,7 @@ impl Engine {
                 && self.is_worth_a_thread()
         };
         while wanted() && !self.work.stopping.load(Relaxed) {
-            // Not held across folios: who changes a mapping waits for one at most.
+            // Taken anew for each folio, so that a change of a mapping waits for one folio at most.
             let table = self.table.read();
             if self.reclaim_one(&table, self.cpu(), By::Background) == Reclaimed::Nothing {
                 return;
@@ -112,7 +115,7 @@ impl Engine {
             turns += 1;
             if turns % 64 == 0 {
                 self.sample();
-                // Nothing compresses: the limit cannot be held, and more of the same does not help.
+                // Nothing compresses, so the limit cannot be held and further turns do not help.
                 if turns > 4 * self.mover.slots() {
                     return;
                 }
