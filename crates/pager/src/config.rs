@@ -1,4 +1,4 @@
-//! What an engine is asked to do.
+//! The settings of an engine, and its errors.
 
 use std::fmt;
 
@@ -9,41 +9,42 @@ use zfolio_sys::{Errno, files};
 
 use crate::charge::OverLimit;
 
-/// The smallest limit: staging, streams and tables take a few MiB, and the rest must make progress.
+/// The smallest limit: staging, streams and tables take a few MiB, and the rest must be enough for
+/// the program to make progress.
 pub const LIMIT_BYTES_MIN: u64 = 8 << 20;
 
 /// How the touch of a compressed page is served.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Mode {
-    /// By the touching thread itself, in a handler of SIGBUS. It needs no permission. The kernel's own
-    /// accesses are not served: `read(2)` into a compressed page, or `write(2)` from one, fails with
-    /// `EFAULT`.
+    /// By the touching thread itself, in a handler of SIGBUS. This mode needs no permission. The
+    /// kernel's own accesses are not served: `read(2)` into a compressed page, or `write(2)` from
+    /// one, fails with `EFAULT`.
     #[default]
     Inline,
-    /// By a thread of the pager. System calls work on compressed memory as on any other. It needs the
-    /// permission that `zfolio run` needs: read and write on `/dev/userfaultfd`, `CAP_SYS_PTRACE` or
-    /// `vm.unprivileged_userfaultfd=1`.
+    /// By a thread of the pager. System calls work on compressed memory as on any other memory.
+    /// This mode needs the permission that `zfolio run` needs: read and write on
+    /// `/dev/userfaultfd`, `CAP_SYS_PTRACE` or `vm.unprivileged_userfaultfd=1`.
     Handler,
 }
 
 /// An engine's settings, checked.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Resident + staged + pool + metadata may have so many bytes.
+    /// The most bytes that resident + staged + pool + metadata may take together.
     pub limit_bytes: u64,
     /// The codec.
     pub params: Params,
-    /// What is compressed as one object.
+    /// The size of what is compressed as one object.
     pub unit: UnitOrder,
     /// How faults are served.
     pub mode: Mode,
-    /// The limit is the whole process's: what is not managed counts too.
+    /// The limit is for the whole process: memory that is not managed counts too.
     pub whole_process: bool,
     /// Stop the process rather than go over the limit.
     pub strict: bool,
 }
 
-/// `params` with the bytes of the dictionary that they name, if they do.
+/// Reads the dictionary that `params` name into them; without one they stay as they are.
 ///
 /// # Errors
 ///
@@ -68,14 +69,14 @@ pub enum Error {
     Userfaultfd {
         /// How faults were to be served.
         mode: Mode,
-        /// Its answer.
+        /// The kernel's answer.
         errno: Errno,
     },
     /// The kernel refused memory or a registration.
     Memory {
         /// What was asked for.
         what: &'static str,
-        /// Its answer.
+        /// The kernel's answer.
         errno: Errno,
     },
     /// The codec cannot be set up.
@@ -92,10 +93,11 @@ pub enum Error {
     },
     /// The algorithm is not known, or its level out of range.
     Algorithm(String),
-    /// More is held than the limit allows, because it does not compress. Nothing is lost; less data, or a
-    /// higher limit, is needed.
+    /// More memory is held than the limit allows, because data does not compress. Nothing is lost;
+    /// the program needs less data or a higher limit.
     OverLimit(OverLimit),
-    /// More pagers in inline mode than a process can have: drop one, or use one for several regions.
+    /// More pagers in inline mode than a process can have: drop one, or use one for several
+    /// regions.
     TooManyPagers {
         /// How many there can be.
         most: usize,
@@ -103,8 +105,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether this machine, kernel or permission cannot do it at all, whatever the settings: a test may
-    /// skip, a program may go on with ordinary memory.
+    /// Whether the machine, the kernel or a missing permission rules a pager out, whatever the
+    /// settings: a test may skip, a program may go on with ordinary memory.
     #[must_use]
     pub fn is_unsupported(&self) -> bool {
         matches!(self, Error::Userfaultfd { .. })
@@ -133,11 +135,11 @@ impl From<Error> for std::io::Error {
     }
 }
 
-/// What the kernel's refusal of a userfaultfd means, and what to do.
+/// Prints what the kernel's refusal of a userfaultfd means, and what to do.
 fn tell_refusal(f: &mut fmt::Formatter<'_>, mode: Mode, errno: Errno) -> fmt::Result {
     match (errno, mode) {
         (Errno::INVAL, _) => f.write_str(
-            "this kernel has no UFFDIO_MOVE: Linux 6.8 or later is needed (zfolio doctor tells more)",
+            "this kernel has no UFFDIO_MOVE: Linux 6.8 or later is needed (zfolio doctor shows more)",
         ),
         (Errno::PERM | Errno::ACCESS, Mode::Handler) => write!(
             f,
@@ -149,10 +151,10 @@ fn tell_refusal(f: &mut fmt::Formatter<'_>, mode: Mode, errno: Errno) -> fmt::Re
         (Errno::PERM | Errno::NOSYS, _) => write!(
             f,
             "userfaultfd: {}: a sandbox refuses the system call, or the kernel was built without it \
-             (zfolio doctor tells more)",
+             (zfolio doctor shows more)",
             ErrnoText(errno)
         ),
-        _ => write!(f, "userfaultfd: {} (zfolio doctor tells what to do)", ErrnoText(errno)),
+        _ => write!(f, "userfaultfd: {} (zfolio doctor shows what to do)", ErrnoText(errno)),
     }
 }
 

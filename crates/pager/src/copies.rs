@@ -29,7 +29,7 @@
 //!
 //! # Cost
 //!
-//! 8 bytes a folio in the queue, 8 in the folio; two reads of the clock for each batch that is
+//! 8 bytes a folio in the queue, 11 in the folio; two reads of the clock for each batch that is
 //! stored.
 
 #[cfg(test)]
@@ -87,7 +87,7 @@ struct Ledger {
     compress_ns: AtomicU64,
 }
 
-/// Sizes that a review needs.
+/// Sizes that a review needs, in bytes.
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
     limit: u64,
@@ -124,7 +124,7 @@ impl Ledger {
         Ledger { clean: AtomicU64::new(CLEAN_CREDIT), ..Ledger::default() }
     }
 
-    /// Compares a byte of copies with a byte more of resident memory.
+    /// Compares what a byte of copies saves with what a byte more of resident memory would save.
     fn verdict(&self, sizes: Sizes) -> Verdict {
         let of = |counter: &AtomicU64| u128::from(counter.load(Relaxed));
         let compress_ns = of(&self.compress_ns) / of(&self.compressed).max(1);

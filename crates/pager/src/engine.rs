@@ -1,20 +1,23 @@
 //! The engine: one limit, one store, and the memory that they manage.
 //!
-//! Its rooms are structs of their own; what takes several of them (a fault, a reclaim, a change of a mapping) is a
-//! method of the engine in the file of that name.
+//! Each part of the engine is a struct in a file of its own. An operation on several parts (a
+//! fault, a reclaim, a change of a mapping) is a method of the engine, in the file named after the
+//! operation.
 //!
 //! # Invariants
 //!
-//! - `ENG-1` Whoever looks at a folio holds the table for reading; whoever changes mappings holds it
-//!   for writing. So while a mapping changes, no folio is on its way in or out.
+//! - `ENG-1` A thread that looks at a folio holds the table for reading; a thread that changes
+//!   mappings holds the table for writing. So while a mapping changes, no folio is on its way in or
+//!   out.
 //! - `ENG-2` No thread touches managed memory while it holds a lock of the engine.
-//! - `ENG-4` Whoever takes a lock of the engine, but for the inbox, or of its pool and streams, holds the
-//!   table: who forks holds that alone, so the child finds them free.
+//! - `ENG-4` A thread that takes a lock of the engine (except the inbox), the pool or the streams
+//!   holds the table. A thread that forks holds the table for writing, so the child finds these
+//!   locks free.
 //!
 //! # Concurrency
 //!
-//! `table` -> `folio` -> `inbox` -> `replacement` -> `staging` -> `copies` -> streams -> pool -> `runs`. See
-//! `docs/locks.md`.
+//! `table` -> `folio` -> `inbox` -> `replacement` -> `staging` -> `copies` -> streams -> pool ->
+//! `PoolMappings`. See `docs/locks.md`.
 
 use std::ops::Deref;
 use std::os::fd::BorrowedFd;
@@ -41,16 +44,16 @@ use crate::reclaim::Reclaimer;
 use crate::replacement::Replacement;
 use crate::system::{Linux, System};
 
-/// Probation holds a 32nd of the limit before it is reclaimed from first.
+/// While probation holds more than a 32nd of the limit, reclaim takes from it first.
 const PROBATION_SHARE: u64 = 32;
 
-/// Where the figures live: a page of our own, or one that `zfolio stat` can read.
+/// The owner of the figures: they live in private memory, or in a file that `zfolio stat` reads.
 pub trait StatsHome: Deref<Target = Stats> + Send + Sync {
-    /// Somebody asked for the size classes of the pool, and here they are.
+    /// Publishes the size classes of the pool, after a request for them.
     fn tell_classes(&self, _classes: &[ClassStats]) {}
 
-    /// The limit is passed, for the `first` time or again after it was held. Called on the way of a
-    /// fault: nothing may be touched or locked here but what the process never compresses.
+    /// The limit is passed, for the `first` time or again after it was held. Called while a fault
+    /// is served: an implementation may touch and lock only memory that is never compressed.
     fn over_limit(&self, over: &OverLimit, first: bool) {
         report_first(over, first);
     }
@@ -76,11 +79,11 @@ pub(crate) struct Work {
     pub(crate) prefetch: Prefetch,
     pub(crate) watched: Watched,
     pub(crate) stopping: AtomicBool,
-    /// Somebody is about to fork: nothing is captured (`Engine::settle_for_fork`).
+    /// A thread is about to fork: nothing is captured (`Engine::settle_for_fork`).
     pub(crate) settling: AtomicBool,
 }
 
-/// What an engine stands on.
+/// What an engine is built from.
 pub(crate) struct Ground {
     pub(crate) system: Box<dyn System>,
     /// The pool's memory.
@@ -99,7 +102,7 @@ impl std::fmt::Debug for Engine {
 impl Engine {
     /// Sets everything up; nothing is managed yet.
     ///
-    /// The userfaultfds belong to the calling thread's table of files.
+    /// The userfaultfds are opened in the calling thread's table of files.
     ///
     /// # Errors
     ///
@@ -120,7 +123,7 @@ impl Engine {
         Engine::on(ground, config, stats)
     }
 
-    /// The same on any system.
+    /// Sets an engine up on any system; nothing is managed yet.
     ///
     /// # Errors
     ///
@@ -137,14 +140,14 @@ impl Engine {
         };
         let staged_target = folios(charge.low_bytes).max(2);
         let slots = staged_target + folios(charge.high_bytes) + 64;
-        // A scratch slot for each CPU, the handler and the prefetch; of folios of one unit one, for
-        // those that come in before any slot is free.
+        // A scratch slot for each CPU, the handler and the prefetch. With one unit a folio one slot
+        // is enough: whole folios need it only while no slot is free.
         let scratch = if geometry.units() > 1 { ground.cpus + 2 } else { 1 };
         let mover = Mover::new(ground.system, slots, scratch, geometry)
             .map_err(|errno| Error::Memory { what: "staging area", errno })?;
         let probation = folios(charge.config.limit_bytes / PROBATION_SHARE).max(staged_target);
         let replacement = Replacement::new(probation);
-        // Stale entries included, and those of threads that capture at the same moment.
+        // Twice as many as slots, for stale entries.
         replacement.reserve_staged(2 * slots);
         Ok(Engine {
             table: RwLock::new(Table::new(geometry)),
@@ -163,13 +166,13 @@ impl Engine {
         })
     }
 
-    /// Notes that the engine has taken over.
+    /// Notes in the figures that the engine manages memory from now on.
     pub fn engage(&self) {
         self.figures().engaged.store(1, Relaxed);
     }
 
-    /// The userfaultfd that the program's faults come through: while anybody has it open, no missing page reads
-    /// as zeros.
+    /// The userfaultfd of the program's faults. While any process has it open, a touch of a missing
+    /// page waits for the engine; once it is closed, missing pages read as zeros.
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         self.mover.system.file()
     }
@@ -184,12 +187,12 @@ impl Engine {
         self.mover.system.now_ns()
     }
 
-    /// The CPU whose streams the caller takes first.
+    /// The CPU whose streams the caller tries first.
     pub(crate) fn cpu(&self) -> usize {
         self.mover.system.cpu()
     }
 
-    /// Writes the size classes of the pool down, if somebody has asked for them.
+    /// Publishes the size classes of the pool, if they were requested.
     pub(crate) fn answer_classes(&self) {
         let stats = self.stats();
         let asked = stats.classes_asked.load(Relaxed);
@@ -204,7 +207,8 @@ impl Engine {
 }
 
 impl Mode {
-    /// Whether this process may serve faults so: opens what that needs, and closes it again.
+    /// Whether this process may serve faults in this mode: opens the userfaultfds, and closes them
+    /// again.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! What cannot be survived: the process is stopped with a message, never handed wrong data.
+//! Errors that the process cannot survive: it is stopped with a message, and never gets wrong data.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -26,26 +26,28 @@ impl std::fmt::Write for Line {
 /// Exit status of a process that zfolio had to stop.
 pub const STATUS: i32 = 125;
 
-/// Exit status of a process that `--strict` stopped. The numbers above it are taken: 123 by `xargs`, 124 by
-/// `timeout`, 125 to 127 by whatever starts programs.
+/// Exit status of a process that `--strict` stopped. The numbers above it are in use: 123 by
+/// `xargs`, 124 by `timeout`, 125 to 127 by commands that start programs.
 pub const STATUS_OVER_LIMIT: i32 = 122;
 
-/// Tells one line on the program's standard error.
+/// Prints one line on the program's standard error.
 pub fn tell(message: std::fmt::Arguments<'_>) {
     let mut line = Line { bytes: [0; 512], length: 0 };
     line.write_fmt(format_args!("zfolio: {message}\n")).ok();
     files::tell_program(std::str::from_utf8(&line.bytes[..line.length]).unwrap_or("zfolio: ?\n"));
 }
 
-/// The same, for threads that share the program's table of files. It needs no permission.
+/// Prints one line on standard error, from a thread that shares the program's table of files. It
+/// needs no permission.
 pub fn tell_here(message: std::fmt::Arguments<'_>) {
     let mut line = Line { bytes: [0; 512], length: 0 };
     line.write_fmt(format_args!("zfolio: {message}\n")).ok();
     files::tell_here(&line.bytes[..line.length]);
 }
 
-/// A panic inside of somebody else's program: its line, and the end. The standard hook would print a backtrace, and
-/// map and unmap files for that, which takes locks that this thread may hold.
+/// Handles a panic of zfolio inside a program: prints one line and ends the process. The standard
+/// hook would print a backtrace, and map and unmap files for that, which takes locks that this
+/// thread may hold.
 pub fn defect(defect: &std::panic::PanicHookInfo<'_>) -> ! {
     tell(format_args!("a defect in zfolio: {defect}"));
     process::abort_now(STATUS)
@@ -54,7 +56,8 @@ pub fn defect(defect: &std::panic::PanicHookInfo<'_>) -> ! {
 /// A stored unit is lost.
 pub(crate) fn corrupt(address: usize, bytes: usize, error: store::Error) -> ! {
     tell(format_args!(
-        "the unit of {bytes} bytes at {address:#x} {error}; stopped to hand out no wrong data"
+        "the unit of {bytes} bytes at {address:#x} {error}; the process is stopped, so that it gets no \
+         wrong data"
     ));
     process::abort_now(STATUS)
 }
@@ -65,7 +68,7 @@ pub(crate) fn out_of_memory(address: usize, error: Errno) -> ! {
     process::abort_now(STATUS)
 }
 
-/// The process may have no more address space, and a table of the engine's must grow.
+/// A table of the engine must grow, and the process may have no more address space.
 pub fn out_of_address_space(bytes: usize) -> ! {
     tell(format_args!(
         "no address space for {bytes} bytes of tables: RLIMIT_AS, RLIMIT_DATA or vm.max_map_count is reached"
@@ -73,28 +76,28 @@ pub fn out_of_address_space(bytes: usize) -> ! {
     process::abort_now(STATUS)
 }
 
-/// Whether a sandbox answers so, and not the kernel.
+/// Whether an error comes from a sandbox: the kernel itself does not return it here.
 pub(crate) fn is_forbidden(error: Errno) -> bool {
     matches!(error, Errno::PERM | Errno::ACCESS | Errno::NOSYS)
 }
 
-/// Memory could not be registered. If a sandbox of the program's forbids it, that is told, once; a program that
-/// uses the library sees the error itself.
+/// Memory could not be registered. If a sandbox of the program forbids it, this prints a line,
+/// once. A program that uses the library gets the error instead.
 pub(crate) fn tell_if_forbidden(whole_process: bool, error: Errno) {
     static TOLD: AtomicBool = AtomicBool::new(false);
     if whole_process && is_forbidden(error) && !TOLD.swap(true, Relaxed) {
         tell(format_args!(
-            "userfaultfd's ioctl: {} (a seccomp filter of the program's?): the limit is not held",
+            "userfaultfd's ioctl: {} (a seccomp filter of the program?): the limit is not held",
             ErrnoText(error)
         ));
     }
 }
 
-/// The userfaultfd may not be used any more, by which the program's memory comes back.
+/// A sandbox forbids the userfaultfd, without which compressed memory cannot come back.
 #[cold]
 pub(crate) fn forbidden(error: Errno) -> ! {
     tell(format_args!(
-        "userfaultfd's ioctl: {}; a seccomp filter of the program's forbids it, and what is compressed cannot \
+        "userfaultfd's ioctl: {}; a seccomp filter of the program forbids it, and compressed memory cannot \
          come back: stopped",
         ErrnoText(error)
     ));

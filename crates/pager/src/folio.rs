@@ -10,19 +10,20 @@
 //!
 //! # Invariants
 //!
-//! - `UNIT-1` A unit of a managed folio is resident, staged or stored, or none of these: empty. A page
-//!   that is missing in a resident or empty unit, or in an unmanaged folio, reads as zeros; in any other
-//!   unit every page is missing.
-//! - `UNIT-2` A stored unit has a copy. A resident or staged unit may have one: the copy it came from,
-//!   good for as long as the unit's checksum is the copy's.
-//! - `UNIT-3` A folio is in the queue of resident folios at most once (`queued`), beside what an unmapped
-//!   folio at its address left there.
-//! - `UNIT-4` While something of a folio is staged, nothing of it is captured: it has one slot. What is
-//!   resident beside it could not be moved when the slot was filled.
+//! - `UNIT-1` A unit of a managed folio is either resident, staged, stored or empty. A missing page
+//!   of a resident or empty unit, or of an unmanaged folio, reads as zeros. Every page of a staged
+//!   or stored unit is missing.
+//! - `UNIT-2` A stored unit has a copy. A resident or staged unit may have the copy that it was
+//!   loaded from, which is good for as long as unit and copy have the same checksum.
+//! - `UNIT-3` A folio has at most one entry in the queue of resident folios (`queued`). An unmapped
+//!   folio at the same address may have left one more.
+//! - `UNIT-4` A folio has one slot, so while some of its units are staged, no more are captured.
+//!   Its units that are resident then could not be moved when the slot was filled.
 //!
 //! # Concurrency
 //!
-//! A folio has its lock ([`FolioLock`]); who takes it holds the table, at least for reading.
+//! Each folio has a lock ([`FolioLock`]). A thread that takes it holds the table, at least for
+//! reading.
 
 mod geometry;
 mod table;
@@ -41,32 +42,33 @@ pub(crate) use table::Table;
 /// One folio.
 #[derive(Debug)]
 pub(crate) struct Folio {
-    /// False: the kernel's alone, pinned, or at the edge of what is left of a mapping.
+    /// False: only the kernel handles the folio, because it is pinned, or cut by the end of a
+    /// mapping.
     pub(crate) managed: bool,
-    /// In the queue of resident folios, perhaps stale.
+    /// The folio has an entry in the queue of resident folios, perhaps a stale one.
     pub(crate) queued: bool,
-    /// Among the parked folios, perhaps stale.
+    /// The folio is among the parked folios, perhaps by a stale entry.
     pub(crate) parked: bool,
-    /// Mapped in the program, as far as they were touched.
+    /// Units that are mapped in the program; pages of them that were not touched are missing.
     pub(crate) resident: Units,
-    /// In the queue of folios with copies, perhaps stale (`COPY-2`).
+    /// The folio has an entry in the queue of folios with copies, perhaps a stale one (`COPY-2`).
     pub(crate) copied: bool,
-    /// Could not be moved when that was tried last.
+    /// Units that could not be moved when this was tried last.
     pub(crate) refused: Units,
-    /// In the store only.
+    /// Units that are in the store only.
     pub(crate) stored: Units,
-    /// In a slot of the staging area.
+    /// The slot of the staging area that holds the staged units.
     pub(crate) staged: Option<Full>,
-    /// When it was captured last (`Replacement::capture_time`).
+    /// When the folio was captured last (`Replacement::capture_time`).
     pub(crate) captured: u32,
-    /// When some of it was compressed last (`Replacement::leave`).
+    /// When units of the folio were stored last (`Replacement::leave`).
     pub(crate) left: u32,
-    /// Which units those were, but for what has come back since.
+    /// The units that were stored at `left` and have not come back since.
     pub(crate) just_left: Units,
-    /// When the other stored units were compressed, on average: they come back one by one, and with the time
-    /// of their neighbours they would seem to have left just now.
+    /// When the other stored units were stored, on average. With `left` as their time, units that
+    /// went out long ago would seem to have gone out just now.
     pub(crate) left_before: u32,
-    /// For each unit.
+    /// The copy of each unit, if it has one.
     pub(crate) copies: Box<[Option<EntryId>]>,
 }
 
@@ -103,17 +105,17 @@ impl Folio {
         (self.left, self.just_left) = (now, units);
     }
 
-    /// When a stored unit was compressed, as far as is known.
+    /// When a stored unit was stored; an average for units that are not in `just_left`.
     pub(crate) fn left_at(&self, index: usize) -> u32 {
         if self.just_left.contains(index) { self.left } else { self.left_before }
     }
 
-    /// Whether nothing was ever written, or all of it dropped.
+    /// Whether all units are empty: never touched, or dropped.
     pub(crate) fn is_empty(&self) -> bool {
         self.resident.is_empty() && self.stored.is_empty() && self.staged.is_none()
     }
 
-    /// Units that have a copy and are not stored only.
+    /// Units that have a copy and are resident or staged.
     pub(crate) fn copied_units(&self) -> Units {
         let copied =
             |(index, copy): (usize, &Option<EntryId>)| copy.as_ref().map(|_| Units::one(index));
@@ -121,7 +123,7 @@ impl Folio {
             - self.stored
     }
 
-    /// Whether it is empty and no copy is left.
+    /// Whether the folio is empty and has no copy.
     fn keeps_nothing(&self) -> bool {
         self.is_empty() && self.copies.iter().all(Option::is_none)
     }
@@ -139,8 +141,8 @@ const _: () = assert!(size_of::<FolioLock>() <= 64);
 mod tests {
     use super::{Folio, Units};
 
-    /// Goal: what left last has its own time, what left before the mean of all those, across the wrap of the
-    /// clock.
+    /// Goal: the units that left last have their own time, and all others the mean of their times,
+    /// even if the clock wraps.
     #[test]
     fn units_left_when_they_did_and_their_elders_on_average() {
         let mut folio = Folio::new(true, 4);
@@ -152,7 +154,7 @@ mod tests {
         let mean = start.wrapping_add(10);
         let last = start.wrapping_add(100);
         assert_eq!([0, 1, 2, 3].map(|index| folio.left_at(index)), [mean, mean, last, last]);
-        // One that came back and leaves again is no elder.
+        // A unit that came back and leaves again is not counted in the mean.
         folio.stored -= Units::one(3);
         folio.just_left -= Units::one(3);
         folio.leave(Units::one(3), 1000);

@@ -1,14 +1,16 @@
-//! `fork`: the engine is held still, and a child gets one of its own, or its memory back.
+//! `fork`: the engine stops moving memory, and a child gets an engine of its own, or its memory
+//! back.
 //!
 //! ```text
-//! parent   settle_for_fork: what is staged comes back; quiet: nothing moves until the child is made
+//! parent   settle_for_fork: staged folios come back
+//!          quiet: nothing moves until the child is made
 //! child    map_again, open_again: staging area and userfaultfds, which fork does not copy
 //!          register_again: from here on faults are served
-//!          return_all, instead: all that is stored is written back, and nothing is managed any more
+//!     or   return_all: everything stored is written back, and nothing is managed any more
 //! ```
 //!
-//! The last is for a child that the kernel grants no thread or no userfaultfd. It goes over its limit, since
-//! no byte of it may be lost.
+//! `return_all` is for a child that gets no thread or no userfaultfd from the kernel. The child
+//! goes over its limit, since no byte may be lost.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -24,7 +26,7 @@ use crate::folio::{Folio, Geometry, Table};
 use crate::mappings::event::{self, Held};
 use crate::rank;
 
-/// The engine held still: see [`Engine::quiet`].
+/// While this lives, the engine moves nothing: see [`Engine::quiet`].
 #[derive(Debug)]
 pub struct Quiet<'a> {
     geometry: Geometry,
@@ -40,10 +42,11 @@ impl Quiet<'_> {
         self.table.managed_bytes() == 0
     }
 
-    /// Whether the unit at `address` is mapped, or none of the engine's business.
+    /// Whether the unit at `address` is mapped in the program, or not managed.
     #[must_use]
     pub fn is_resident(&mut self, address: usize) -> bool {
-        // The table is held alone, so a folio needs no lock; one would have a lower rank than the inbox.
+        // The table is held for writing, so a folio needs no lock. Its lock would have a lower rank
+        // than the inbox.
         let index = self.geometry.index(address);
         match self.table.known_mut(address) {
             Some(folio) => !folio.managed || folio.resident.contains(index),
@@ -53,13 +56,13 @@ impl Quiet<'_> {
 }
 
 impl Engine {
-    /// Brings every staged folio back, so that a child of `fork` finds nothing in the staging area; from then to
-    /// [`quiet`](Engine::quiet) none is captured. Else the faults of other threads would have the next staged at
-    /// once, again and again.
+    /// Brings every staged folio back, so that the staging area is empty when a child is made. From
+    /// here to [`quiet`](Engine::quiet) nothing is captured: otherwise the faults of other threads
+    /// would have folios staged again and again.
     pub fn settle_for_fork(&self) {
         self.work.settling.store(true, Relaxed);
-        // Who captures holds the table for reading: whoever has not seen the flag is done by now, and whoever
-        // comes sees it.
+        // A thread that captures holds the table for reading. Once the table was held for writing,
+        // captures that began before are over, and later ones see the flag.
         drop(self.table.write());
         let table = self.table.read();
         while let Some(base) = self.replacement.pop_staged() {
@@ -69,16 +72,18 @@ impl Engine {
         }
     }
 
-    /// Holds still for `fork`: nothing is staged, no folio moves, no fault is served until the
-    /// [`Quiet`] is dropped, in the parent and in the child.
+    /// Stops all movement for `fork`: nothing is staged, no folio moves, and no fault is served
+    /// until the [`Quiet`] is dropped, in the parent and in the child.
     ///
-    /// To be called after [`settle_for_fork`](Engine::settle_for_fork), which keeps memory where it is until then.
+    /// To be called after [`settle_for_fork`](Engine::settle_for_fork), which prevents captures
+    /// until then.
     ///
-    /// `None`: something was staged meanwhile, or a change was told; bring it back and try again.
+    /// `None`: folios were staged meanwhile, or the inbox has a change. Call `settle_for_fork` and
+    /// try again.
     pub fn quiet(&self) -> Option<Quiet<'_>> {
         let mut table = self.table.write();
         self.work.settling.store(false, Relaxed);
-        // The child's inbox is empty: what the parent was told has happened there too (EVT-3).
+        // The child's inbox will be cleared, so changes that were read are applied now (EVT-3).
         self.apply_changes(&mut table);
         let inbox = self.mover.inbox.hold();
         let changed = inbox.iter().any(|event| event::is_change(event.message));
@@ -87,20 +92,20 @@ impl Engine {
         settled.then_some(Quiet { geometry: self.geometry(), inheritance, inbox, table })
     }
 
-    /// In the child, before anything else is mapped: the staging area, which `fork` did not copy. The figures
-    /// are the child's from here on.
+    /// In the child, before anything else is mapped there: maps the staging area, which `fork` did
+    /// not copy. The figures are the child's own from here on.
     ///
     /// # Errors
     ///
-    /// No memory, or its addresses are taken already.
+    /// No memory, or the area's addresses are taken already.
     pub fn map_again(&self, held: &Quiet<'_>) -> Result<(), Error> {
         self.figures().inherit(&held.inheritance);
         let again = self.mover.map_again();
         again.map_err(|errno| Error::Memory { what: "staging area", errno })
     }
 
-    /// In the child: what `fork` did not copy is set up anew, by the thread that will own it. Faults are
-    /// served from [`register_again`](Engine::register_again) on.
+    /// In the child, by the thread whose table of files will hold them: opens new userfaultfds.
+    /// Faults are served from [`register_again`](Engine::register_again) on.
     ///
     /// # Errors
     ///
@@ -108,14 +113,14 @@ impl Engine {
     /// [`return_all`](Engine::return_all).
     pub fn open_again(&self, quiet: &mut Quiet<'_>) -> Result<(), Error> {
         self.work.stopping.store(false, Relaxed);
-        // What the parent's threads wait for is not ours to serve.
+        // The faults in the inbox are those of the parent's threads.
         quiet.inbox.clear();
         let again = self.mover.open_again();
         again.map_err(|errno| Error::Userfaultfd { mode: self.config().mode, errno })
     }
 
-    /// In the child, once there are threads to serve its faults: the managed ranges, which `fork` did not
-    /// register with the new userfaultfd.
+    /// In the child, once there are threads to serve its faults: registers the managed ranges with
+    /// the new userfaultfd.
     pub fn register_again(&self, quiet: &mut Quiet<'_>) {
         let ranges: Vec<(usize, usize)> = quiet.table.ranges().iter().collect();
         for (start, end) in ranges {
@@ -125,12 +130,13 @@ impl Engine {
         }
     }
 
-    /// In the child, instead of [`register_again`](Engine::register_again): everything that is stored is
-    /// written back to where it belongs. From here on nothing is managed, and this engine's threads end.
+    /// In the child, instead of [`register_again`](Engine::register_again): writes all stored units
+    /// back to where they belong. From here on nothing is managed, and the child's engine threads
+    /// end.
     ///
     /// # Errors
     ///
-    /// Memory cannot be written. The child would read zeros where its data was, and must end.
+    /// Memory cannot be written. The child would read zeros instead of its data, and must end.
     pub fn return_all(&self, quiet: &mut Quiet<'_>) -> Result<(), Errno> {
         self.work.stopping.store(true, Relaxed);
         let memory = OwnMemory::open()?;
@@ -139,7 +145,7 @@ impl Engine {
         for (start, end) in ranges {
             let known = quiet.table.known_folios(start, end).map(|(base, _)| base);
             for base in known.collect::<Vec<_>>() {
-                // The table is held alone, so a folio needs no lock, as in `is_resident`.
+                // The table is held for writing, so a folio needs no lock, as in `is_resident`.
                 let Some(folio) = quiet.table.known_mut(base) else { continue };
                 self.return_folio(folio, base, &memory, &mut unit)?;
             }
@@ -167,7 +173,7 @@ impl Engine {
                 let system = &self.mover.system;
                 let is_there = || system.residency(at, PAGE_BYTES, &mut [0]).is_ok();
                 match memory.write(at, bytes) {
-                    // Not in the child (`MADV_DONTFORK`).
+                    // The child did not inherit the page (`MADV_DONTFORK`).
                     Err(_) if !is_there() => {}
                     other => other?,
                 }
@@ -177,7 +183,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Part of a range is not in the child (`MADV_DONTFORK`): that part is forgotten.
+    /// Registers those folios of a range that the child has inherited, and forgets the others
+    /// (`MADV_DONTFORK`).
     fn register_what_is_there(&self, table: &mut Table, start: usize, end: usize) {
         let bytes = self.geometry().folio_bytes();
         let mut present = vec![0_u8; self.geometry().pages()];

@@ -1,12 +1,13 @@
-//! Inline mode: the faulting thread serves itself, in its own handler of SIGBUS.
+//! Inline mode: the faulting thread serves its own fault, in a handler of SIGBUS.
 //!
 //! # Invariants
 //!
-//! - `INL-1` The handler runs with every signal blocked, so it is never interrupted while it holds a
-//!   lock of an engine.
-//! - `INL-2` A SIGBUS that is not for us goes to whom it went before.
+//! - `INL-1` The handler runs with every signal blocked, so it is never interrupted while it holds
+//!   a lock of an engine.
+//! - `INL-2` A SIGBUS that no engine serves goes to the handler that was installed before ours.
 //!
-//! The engines are found in a fixed table of weak slots, without a lock: a handler may run at any time.
+//! The engines are found in a fixed table of weak slots, without a lock: a handler may run at any
+//! time.
 
 use std::ffi::c_int;
 use std::sync::Once;
@@ -16,10 +17,10 @@ use zfolio_sys::{clock, thread};
 
 use crate::engine::Engine;
 
-/// Pagers that a process can have at the same time.
+/// How many pagers in inline mode a process can have at the same time.
 pub(crate) const ENGINES: usize = 64;
 
-/// One inline engine, and the threads that are inside of it from a handler.
+/// One inline engine, and how many threads are inside a handler that may use it.
 struct Slot {
     engine: AtomicPtr<Engine>,
     inside: AtomicUsize,
@@ -31,24 +32,26 @@ static SLOTS: [Slot; ENGINES] =
 
 static INSTALL: Once = Once::new();
 
-/// What SIGBUS did before us.
+/// The action of SIGBUS before ours was installed.
 static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(std::ptr::null_mut());
 
 /// An engine is known to the handler for as long as this lives.
 #[derive(Debug)]
 pub(crate) struct Registered(usize);
 
-/// Makes faults in `engine`'s regions find it. `None`: there are [`ENGINES`] already.
+/// Makes the handler find `engine`. `None`: there are [`ENGINES`] already.
 #[allow(unsafe_code, reason = "installs the handler")]
 pub(crate) fn register(engine: &'static Engine) -> Option<Registered> {
     INSTALL.call_once(install);
     let pointer = std::ptr::from_ref(engine).cast_mut();
     SLOTS.iter().enumerate().find_map(|(index, slot)| {
-        // Release: pairs with the Acquire in on_sigbus(): who sees the pointer sees the engine.
+        // Release: pairs with the SeqCst load in on_sigbus(): a thread that sees the pointer sees
+        // the engine.
         let null = std::ptr::null_mut();
         let taken =
             slot.engine.compare_exchange(null, pointer, Ordering::Release, Ordering::Relaxed);
-        // Not `then_some`: a Registered that is made and dropped would clear another engine's slot.
+        // Not `then_some`: it would always make a Registered, whose drop clears another engine's
+        // slot.
         taken.is_ok().then(|| Registered(index))
     })
 }
@@ -56,7 +59,7 @@ pub(crate) fn register(engine: &'static Engine) -> Option<Registered> {
 impl Drop for Registered {
     fn drop(&mut self) {
         let slot = &SLOTS[self.0];
-        // SeqCst, as in on_sigbus(): either the handler sees null, or we see it inside.
+        // SeqCst, as in on_sigbus(): either the handler sees null, or we see that it is inside.
         slot.engine.store(std::ptr::null_mut(), Ordering::SeqCst);
         while slot.inside.load(Ordering::SeqCst) != 0 {
             std::thread::yield_now();
@@ -78,13 +81,14 @@ fn install() {
     // may; `previous` is a valid place.
     unsafe { libc::sigaction(libc::SIGBUS, &raw const action, &raw mut *previous) };
     PREVIOUS.store(Box::into_raw(previous), Ordering::Release);
-    // SAFETY: `forget_all` is a function without arguments that only stores to atomics. Without memory for it
-    // a child keeps the table; it matters only for a SIGBUS that is none of ours.
+    // SAFETY: `forget_all` is a function without arguments that only stores to atomics. If there is
+    // no memory to register it, a child keeps the table of engines. That matters only for a SIGBUS
+    // in the child, where no engine serves faults.
     unsafe { libc::pthread_atfork(None, None, Some(forget_all)) };
 }
 
-/// In a child of `fork`: nothing of its memory is ours (`LIB-2`), and locks may be held by threads that
-/// are not there.
+/// In a child of `fork`: the child has no managed memory (`LIB-2`), and locks may be held by
+/// threads that do not exist in the child.
 extern "C" fn forget_all() {
     for slot in &SLOTS {
         slot.engine.store(std::ptr::null_mut(), Ordering::SeqCst);
@@ -99,7 +103,7 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut
     let about = unsafe { &*info };
     // SAFETY: SIGBUS has an address.
     let address = unsafe { about.si_addr() } as usize;
-    // What somebody sent has no address.
+    // A signal that was sent by a process has no address.
     let slots = if about.si_code > 0 { &SLOTS[..] } else { &[] };
     for slot in slots {
         slot.inside.fetch_add(1, Ordering::SeqCst);
@@ -127,10 +131,11 @@ fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void
     match previous.sa_sigaction {
         libc::SIG_IGN if sent => {}
         libc::SIG_DFL | libc::SIG_IGN => {
-            // SAFETY: puts the default action back; the access is repeated on return, and ends us.
+            // SAFETY: restores the default action; on return the access is repeated, which ends the
+            // process.
             unsafe { libc::signal(signal, libc::SIG_DFL) };
             if sent {
-                // SAFETY: no precondition. It is blocked until we return.
+                // SAFETY: no precondition. The signal is blocked until this handler returns.
                 unsafe { libc::raise(signal) };
             }
         }
@@ -149,7 +154,8 @@ fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void
 }
 
 impl Engine {
-    /// Serves a fault of `thread` if it is in this engine's memory.
+    /// Serves a fault of `thread` if `address` is in this engine's memory. True if the access can
+    /// be repeated.
     pub(crate) fn serves(&self, address: usize, thread: usize, began: u64) -> bool {
         let table = self.table.read();
         let ours = table.manages(address);
@@ -159,8 +165,9 @@ impl Engine {
             self.mover.answer_stranger(address);
             return true;
         }
-        // Pinned since it was touched: the kernel's alone, and the access works when it is repeated. What
-        // is truly not there cannot be populated.
+        // The page may have been pinned after it was touched. Then it is left to the kernel, and
+        // the access works when it is repeated. If nothing is mapped there, populating the page
+        // fails.
         ours || self.mover.is_the_kernels(address)
     }
 }

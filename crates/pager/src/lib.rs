@@ -1,7 +1,8 @@
 //! Managed memory with a limit: faults come in, folios go out.
 //!
-//! The modules are declared in the order in which a page passes them: `replacement` says which folio goes, `reclaim`
-//! has the `mover` take it out and the store compress it, `fault` brings it back, `prefetch` before it is asked for.
+//! The modules are declared in the order in which a page passes them: `replacement` chooses the
+//! folio that goes out; `reclaim` has the `mover` take the folio out and the store compress it;
+//! `fault` brings the folio back, and `prefetch` brings it back before it is touched.
 
 #![deny(unsafe_code)]
 

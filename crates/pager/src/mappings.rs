@@ -1,5 +1,5 @@
-//! Mappings: how memory comes under management (`adopt`), and what happens when it changes, by the engine itself
-//! (`change`) or behind its back (`event`).
+//! Mappings: how memory comes under management (`adopt`), and how changes of it are handled: those
+//! that the engine makes itself (`change`), and those that it learns of afterwards (`event`).
 
 mod adopt;
 mod change;

@@ -1,23 +1,26 @@
-//! The mover: takes folios out of the program (`capture`), puts them in (`place`), gives pages back (`release`).
+//! The mover: takes folios out of the program (`capture`), puts them in (`place`), gives pages back
+//! (`release`).
 //!
-//! A folio goes out by `UFFDIO_MOVE`, into a **slot** of the staging area. It comes back by a move if it is whole and
-//! its pages are ours to give, and some units of it come back by a copy. A move changes a page that is mapped,
-//! so it interrupts every other CPU that runs the process; a copy does not. A copying way out for kernels from
-//! 5.11 to 6.7 belongs behind the same functions: nothing above knows how the bytes travel.
+//! A folio goes out by `UFFDIO_MOVE`, into a **slot** of the staging area. Staged units and whole
+//! folios come back by a move too; other units come back by a copy from a scratch slot, which keeps
+//! its pages. A move changes a page that is mapped, so it interrupts every other CPU that runs the
+//! process; a copy does not. Callers do not depend on how the bytes travel, so that kernels from
+//! 5.11 to 6.7 can be supported by copying, behind the same functions.
 //!
 //! # Invariants
 //!
-//! - `MOVE-1` After `capture` no page of the units that are in the slot is in the program, and all their bytes are
-//!   in the slot; every other page is where it was.
-//! - `MOVE-2` `place` never puts a page over one that is there: what a program has written since is newer.
-//! - `MOVE-3` The kernel moved at least as much as it says. Where it stopped, the pages themselves show what else was
-//!   moved: Linux 6.18 was seen to move pages and then answer `EEXIST` with a count of 0, when other threads
-//!   touched the unit meanwhile. A page that is in a slot, and no longer in the program, was moved.
+//! - `MOVE-1` After `capture` all bytes of the slot's units are in the slot, and no page of these
+//!   units is in the program. Every other page is where it was.
+//! - `MOVE-2` `place` never replaces a page that is present: the program may have written to it.
+//! - `MOVE-3` The kernel moved at least as much as it reports. Beyond that, the pages themselves
+//!   show what was moved: a page that is in a slot and no longer in the program was moved. (When
+//!   other threads touched the unit meanwhile, Linux 6.18 was seen to move pages and then answer
+//!   `EEXIST` with a count of 0.)
 //!
 //! # Cost
 //!
-//! Measured for 64 KiB: capture 3.1 us, place 3.1 us, and 5 to 10 us more each while the process runs
-//! on another virtual CPU; a copy 9 us, and 1 us for 4 KiB.
+//! Measured for 64 KiB: capture 3.1 us, place 3.1 us, and 5 to 10 us more each while the process
+//! also runs on another virtual CPU. A copy takes 9 us, and 1 us for 4 KiB.
 
 mod capture;
 mod place;
@@ -83,13 +86,14 @@ impl Mover {
         self.system.register(Side::Staging, start, bytes)
     }
 
-    /// In a child of `fork`, which did not inherit the staging area: maps it anew. Nothing may be in it, and
-    /// nobody may have a slot.
+    /// In a child of `fork`, which did not inherit the staging area: maps it anew. Nothing may be
+    /// staged, and no thread may have a slot.
     pub(crate) fn map_again(&self) -> Result<(), Errno> {
         self.staging.map_again()
     }
 
-    /// After that, by the thread that will own it: what the kernel does not copy is opened anew.
+    /// In a child, after [`Mover::map_again`], by the thread whose table of files will hold the
+    /// userfaultfds: opens them anew, and registers the staging area.
     pub(crate) fn open_again(&self) -> Result<(), Errno> {
         self.system.open_again()?;
         self.register_staging()
@@ -105,27 +109,27 @@ impl Mover {
         self.staging.take_hollow()
     }
 
-    /// Takes the one that lies just above `slot`, if it has no pages and nobody has it.
+    /// Takes the slot that lies just above `slot`, if it is hollow and no thread has it.
     pub(crate) fn take_hollow_above(&self, slot: &Hollow) -> Option<Hollow> {
         self.staging.take_hollow_above(slot)
     }
 
-    /// Gives a slot back that was not used.
+    /// Gives back a hollow slot that was not used.
     pub(crate) fn give_hollow(&self, slot: Hollow) {
         self.staging.give_hollow(slot);
     }
 
-    /// Takes a slot that has pages for a whole folio, whose contents nobody needs.
+    /// Takes a free slot: it has pages for a whole folio, and their contents are not needed.
     pub(crate) fn take_free(&self) -> Option<Full> {
         self.staging.take_free()
     }
 
-    /// Takes the one that lies just above `slot`, if it is such a one.
+    /// Takes the slot that lies just above `slot`, if it is free.
     pub(crate) fn take_free_above(&self, slot: &Full) -> Option<Full> {
         self.staging.take_free_above(slot)
     }
 
-    /// Gives a slot back that has pages for a whole folio.
+    /// Makes a slot free that has pages for a whole folio.
     pub(crate) fn give_free(&self, slot: Full) {
         self.staging.give_free(slot);
     }
@@ -143,16 +147,17 @@ impl Mover {
             if let Some(slot) = self.staging.take_hollow() {
                 return self.fill(slot);
             }
-            // All the others are staged or free.
+            // No slot is hollow, so one that is free.
             if let Some(slot) = self.staging.take_free() {
                 return Ok(slot);
             }
-            // All are in the hands of threads that are about to be done.
+            // All slots are staged, or in use by threads that soon give theirs back.
             self.system.pause();
         }
     }
 
-    /// Gives it back.
+    /// Gives a scratch slot back. Its pages go back to the system if there are scratch slots
+    /// enough.
     pub(crate) fn give_scratch(&self, slot: Full) {
         if let Err(slot) = self.staging.give_scratch(slot) {
             self.release_pages(self.staging.full_address(&slot), self.geometry().folio_bytes());
@@ -173,7 +178,7 @@ impl Mover {
             done += progress.bytes;
             match progress.stopped {
                 None | Some(Errno::AGAIN) => {}
-                // A stranger touched the slot; it is ours now all the same.
+                // A stranger touched the slot and brought this page, which serves as well.
                 Some(Errno::EXIST) => done += PAGE_BYTES,
                 Some(error) => {
                     self.release_pages(self.staging.hollow_address(&slot), bytes);
@@ -185,13 +190,13 @@ impl Mover {
         Ok(self.staging.filled(slot, self.geometry().all()))
     }
 
-    /// Takes a slot whose pages are to go back to the system, with others that lie beside it. True: there are
-    /// so many by now that it is time for [`Mover::release_leaving`].
+    /// Collects a slot whose pages are to go back to the system together with those of others.
+    /// True: enough slots are leaving, and the caller should call [`Mover::release_leaving`].
     pub(crate) fn give_leaving(&self, slot: Full) -> bool {
         self.staging.give_leaving(slot)
     }
 
-    /// Gives the pages of leaving slots back to the system, those that lie side by side together.
+    /// Gives the pages of leaving slots back to the system, with one call for adjacent slots.
     pub(crate) fn release_leaving(&self) {
         let slots = self.staging.take_leaving();
         let mut adjacent = 0..0;
@@ -213,7 +218,7 @@ impl Mover {
         self.staging.unit(slot, index)
     }
 
-    /// The bytes of some units of a slot, to be written.
+    /// The index and the bytes of each of `units` of a slot, to be written.
     pub(crate) fn units_mut<'a>(
         &'a self,
         slot: &'a mut Full,
@@ -222,7 +227,7 @@ impl Mover {
         self.staging.units_mut(slot, units)
     }
 
-    /// Writes zeros over a range of a slot's bytes, as far as it has them.
+    /// Writes zeros over a range of a slot's bytes, except in units that the slot lacks.
     pub(crate) fn zero(&self, slot: &mut Full, bytes: Range<usize>) {
         self.staging.zero(slot, bytes);
     }
@@ -238,17 +243,17 @@ impl Mover {
         self.staging.slots()
     }
 
-    /// Bytes of pages in slots, whoever has them.
+    /// Bytes of the pages of all slots.
     pub(crate) fn bytes_used(&self) -> usize {
         self.staging.bytes_used()
     }
 
-    /// Bytes of pages that nobody uses.
+    /// Bytes of the pages of free slots.
     pub(crate) fn free_bytes(&self) -> usize {
         self.staging.free_bytes()
     }
 
-    /// Registers a range of the program's memory: from now on its faults are ours to serve.
+    /// Registers a range of the program's memory: from now on the engine serves its faults.
     ///
     /// # Errors
     ///
@@ -257,34 +262,36 @@ impl Mover {
         self.system.register(Side::Program, start, end - start)
     }
 
-    /// Leaves a range to the kernel: no page of it is anywhere but in the program.
+    /// Leaves a range to the kernel. None of its pages may be staged or stored.
     pub(crate) fn unregister(&self, start: usize, end: usize) {
         if start < end {
             self.system.unregister(start, end - start);
         }
     }
 
-    /// Wakes who waits in a folio, to try again.
+    /// Wakes the threads that wait for pages of a folio, to try again.
     pub(crate) fn wake(&self, base: usize) {
         self.wake_range(base, self.geometry().folio_bytes());
     }
 
-    /// Wakes who waits in a range.
+    /// Wakes the threads that wait for pages of a range.
     fn wake_range(&self, start: usize, bytes: usize) {
         match self.system.wake(Side::Program, start, bytes) {
-            // A sandbox that the program has put all its threads into. What failed before us failed for that.
+            // The program has put all its threads into a sandbox that forbids the call. An earlier
+            // move or copy failed for the same reason.
             Err(error) if fatal::is_forbidden(error) => fatal::forbidden(error),
-            // Only for a range that is not page-aligned.
+            // The call fails only for a range that is not page-aligned.
             answer => debug_assert!(answer.is_ok(), "{answer:?}"),
         }
     }
 
-    /// Reads what the kernel has to say of the program's memory; [`Inbox::first`] has it afterwards.
+    /// Reads the kernel's messages about the program's memory into the inbox ([`Inbox::first`]).
     pub(crate) fn read_messages(&self) {
         self.inbox.pull(&*self.system, &self.announced);
     }
 
-    /// A mapping is changing, and no page moves until its message is read.
+    /// Reads the messages, and lets other threads run. To be called after `EAGAIN`: a mapping is
+    /// changing, and no page can be moved until the event of the change is read.
     #[cold]
     fn let_change_happen(&self) {
         self.read_messages();
@@ -296,8 +303,8 @@ impl Mover {
         self.staging.contains(address)
     }
 
-    /// Answers threads that look at the staging area, where none of the program's has any business: it
-    /// is in `/proc/self/maps`, and some programs read all of that. They see zeros.
+    /// Serves threads of the program that touch the staging area: it is listed in
+    /// `/proc/self/maps`, and some programs read all memory listed there. They see zeros.
     #[cold]
     pub(crate) fn answer_strangers(&self) {
         let mut messages = Messages::default();
@@ -308,8 +315,8 @@ impl Mover {
         }
     }
 
-    /// Gives one a page of zeros. A slot may then have a page when it should be hollow: capture() and
-    /// fill() know.
+    /// Gives such a thread a page of zeros. A slot that should be hollow may have a page
+    /// afterwards: capture() and fill() allow for this.
     pub(crate) fn answer_stranger(&self, address: usize) {
         let page = address & !(PAGE_BYTES - 1);
         // EEXIST: the slot was filled meanwhile.
@@ -318,12 +325,12 @@ impl Mover {
         }
     }
 
-    /// Whether the kernel serves a touch of `address`, in memory that was managed once.
+    /// Whether the kernel itself serves a touch of `address`, in memory that is no longer managed.
     pub(crate) fn is_the_kernels(&self, address: usize) -> bool {
         self.system.unshare(address & !(PAGE_BYTES - 1), PAGE_BYTES).is_ok()
     }
 
-    /// Drops pages of a slot that the caller has.
+    /// Gives pages of the caller's slot back to the system.
     #[allow(unsafe_code, reason = "the pages of a slot are ours")]
     fn release_pages(&self, address: usize, bytes: usize) {
         if bytes > 0 {

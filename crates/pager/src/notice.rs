@@ -1,7 +1,7 @@
-//! Telling the program that a limit is passed, on a thread where it may do as it likes.
+//! Notifies the program that the limit is passed, on a thread where any code may run.
 //!
-//! The limit is passed on the way of a fault, where no code of the program's may run. So the fault leaves
-//! the figures here and rings, and a thread calls the program's function.
+//! The limit is passed while a fault is served, when no code of the program may run. So the fault
+//! stores the figures here and rings a bell, and a thread of its own calls the program's function.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -9,15 +9,16 @@ use zfolio_sys::futex;
 
 use crate::charge::OverLimit;
 
-/// What a program is told with.
+/// The program's function.
 pub(crate) type Callback = dyn Fn(&OverLimit) + Send + Sync;
 
-/// The function to call, and what it is to be told.
+/// The figures of the last time that the limit was passed, and the bell.
 pub(crate) struct Notice {
     limit_bytes: u64,
-    /// `charged`, `resident`, `staged`, `pool`: each by itself, as figures are.
+    /// `charged`, `resident`, `staged`, `pool`. Each is stored by itself, so they may belong to
+    /// different moments.
     figures: [AtomicU64; 4],
-    /// How often it rang.
+    /// How often the bell rang; the listening thread sleeps on it.
     bell: AtomicU32,
     stopping: AtomicBool,
 }
@@ -32,7 +33,7 @@ impl Notice {
         }
     }
 
-    /// From a fault: the limit is passed.
+    /// Called by a fault when the limit is passed.
     pub(crate) fn ring(&self, over: &OverLimit) {
         let told = [over.charged_bytes, over.resident_bytes, over.staged_bytes, over.pool_bytes];
         for (figure, value) in self.figures.iter().zip(told) {
@@ -42,7 +43,7 @@ impl Notice {
     }
 
     fn wake(&self) {
-        // Release: pairs with the Acquire in listen(), which reads what was stored before.
+        // Release: pairs with the Acquire in listen(), which then reads the figures stored before.
         self.bell.fetch_add(1, std::sync::atomic::Ordering::Release);
         futex::wake(&self.bell, 1);
     }
@@ -53,7 +54,8 @@ impl Notice {
         self.wake();
     }
 
-    /// The thread: calls the program's function each time that the bell rang, until it is stopped.
+    /// The life of the thread: calls the program's function after the bell rang, until it is
+    /// stopped.
     pub(crate) fn listen(&self, callback: &Callback) {
         let mut heard = 0;
         loop {

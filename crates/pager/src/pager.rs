@@ -1,13 +1,13 @@
-//! The library's face: a pager with a limit, and how it is set up.
+//! The library's interface: a pager with a limit, and how to set it up.
 //!
-//! Below the limit the regions are ordinary memory; once the regions of a pager together are larger than
-//! the limit, each is registered, and what was not touched for a while is compressed.
+//! While the regions of a pager together are smaller than the limit, they are ordinary memory. Once
+//! they are larger, each is registered, and memory that was not touched for a while is compressed.
 //!
 //! # Invariants
 //!
 //! - `LIB-1` The engine outlives its threads, every handler that may find it, and every region.
-//! - `LIB-2` A child of `fork` has none of the threads, and perhaps locks that nobody will release: it
-//!   never waits for anything here, and frees nothing.
+//! - `LIB-2` A child of `fork` has none of the threads, and perhaps locks that no thread will
+//!   release. It never waits for anything here, and frees nothing.
 
 use std::fmt;
 use std::sync::Arc;
@@ -29,8 +29,8 @@ use crate::region::Region;
 use crate::report::Stats;
 use crate::slice::{Pod, Slice};
 
-/// Settings of a [`Pager`]. All but the limit have defaults: those of `zfolio run` (units of 16 KiB, zstd), and
-/// [`Mode::Inline`].
+/// Settings of a [`Pager`]. All but the limit have defaults: the unit and algorithm of `zfolio run`
+/// (16 KiB, zstd), and [`Mode::Inline`].
 ///
 /// ```
 /// # if let Err(why) = zfolio::Mode::Inline.check() { eprintln!("SKIPPED: {why}"); return Ok(()); }
@@ -69,15 +69,17 @@ impl fmt::Debug for Builder {
 }
 
 impl Builder {
-    /// What the regions may hold in all: resident, staged, compressed, and tables. Required, and at least
-    /// [`LIMIT_BYTES_MIN`](crate::LIMIT_BYTES_MIN). What the process has beside its regions is not counted.
+    /// How much memory all regions may take together: resident, staged and compressed memory, and
+    /// tables. Required, and at least [`LIMIT_BYTES_MIN`](crate::LIMIT_BYTES_MIN). The process's
+    /// other memory is not counted.
     #[must_use]
     pub fn limit(mut self, bytes: u64) -> Builder {
         self.limit_bytes = bytes;
         self
     }
 
-    /// The codec, as `"zstd"` or `"zstd,level=3,dict=FILE"`; `zfolio algorithms` lists them. Default: zstd.
+    /// The codec, as `"zstd"` or `"zstd,level=3,dict=FILE"`; `zfolio algorithms` lists them.
+    /// Default: zstd.
     #[must_use]
     pub fn algorithm(mut self, name: &str) -> Builder {
         name.clone_into(&mut self.algorithm);
@@ -86,34 +88,36 @@ impl Builder {
 
     /// Bytes compressed as one object: a power of two from 4 KiB to 2 MiB. Default: 16 KiB.
     ///
-    /// Large units compress better; small ones serve a random touch sooner.
+    /// Large units compress better; with small units a random touch is served faster.
     #[must_use]
     pub fn unit(mut self, bytes: usize) -> Builder {
         self.unit_bytes = bytes;
         self
     }
 
-    /// How touches of compressed pages are served. Default: [`Mode::Inline`], which needs no permission.
+    /// How touches of compressed pages are served. Default: [`Mode::Inline`], which needs no
+    /// permission.
     #[must_use]
     pub fn mode(mut self, mode: Mode) -> Builder {
         self.mode = mode;
         self
     }
 
-    /// Whether going over the limit is an error: [`Pager::map`], [`Pager::map_slice`] and
-    /// [`Region::read_from`] then return [`Error::OverLimit`] for as long as more is held than the limit
-    /// allows. A touch is served all the same: no byte is lost, and no process ended. Default: false.
+    /// Whether going over the limit is an error: while the limit is passed, [`Pager::map`],
+    /// [`Pager::map_slice`] and [`Region::read_from`] then return [`Error::OverLimit`]. Touches of
+    /// memory are still served: no byte is lost, and the process goes on. Default: false.
     #[must_use]
     pub fn strict(mut self, strict: bool) -> Builder {
         self.strict = strict;
         self
     }
 
-    /// Calls `function` whenever the limit is passed, and again after it was held and is passed once more;
-    /// without it, one line on standard error tells of the first time.
+    /// Calls `function` when the limit is passed, and again each time it is passed after it was
+    /// held. Without a function, one line on standard error reports the first time.
     ///
-    /// The limit is passed when data does not compress. `function` runs on a thread of its own, which blocks
-    /// the signals that others send; it may touch regions. A [`Pager`] or [`Region`] that it owns is never freed.
+    /// The limit is passed when data does not compress. `function` runs on a thread of its own,
+    /// which blocks signals that are sent to the process; it may touch regions. A [`Pager`] or
+    /// [`Region`] that `function` owns is never freed.
     ///
     /// ```
     /// # if let Err(why) = zfolio::Mode::Inline.check() { eprintln!("SKIPPED: {why}"); return Ok(()); }
@@ -143,15 +147,16 @@ impl Builder {
         self
     }
 
-    /// What `zfolio stat` shows beside the name of the process: which of several pagers it is.
+    /// The name that `zfolio stat` shows beside the name of the process, to distinguish several
+    /// pagers.
     #[must_use]
     pub fn name(mut self, name: &str) -> Builder {
         name.clone_into(&mut self.name);
         self
     }
 
-    /// Whether `zfolio stat` lists this pager, by a file in `/dev/shm/zfolio-UID/` that only this user may
-    /// read. Default: true.
+    /// Whether `zfolio stat` lists this pager, by a file in `/dev/shm/zfolio-UID/` that only this
+    /// user may read. Default: true.
     #[must_use]
     pub fn listed(mut self, listed: bool) -> Builder {
         self.listed = listed;
@@ -177,7 +182,7 @@ impl Builder {
             unit,
             mode: self.mode,
             whole_process: false,
-            // A library does not end its program: see `Core::strict`.
+            // A library does not end its program; `Core::strict` returns errors instead.
             strict: false,
         };
         let algorithm = config.params.to_string();
@@ -212,7 +217,7 @@ pub struct Pager(Arc<Core>);
 
 /// The engine with its threads.
 pub(crate) struct Core {
-    /// Owned: made by `Box::leak`, freed in `drop` once nobody can reach it (`LIB-1`).
+    /// Owned: made by `Box::leak`, freed in `drop` once no thread can reach it (`LIB-1`).
     pub(crate) engine: &'static Engine,
     registered: Option<Registered>,
     threads: Vec<JoinHandle<()>>,
@@ -220,7 +225,7 @@ pub(crate) struct Core {
     strict: bool,
     /// The process that has the threads (`LIB-2`).
     process: u32,
-    /// Regions that are not registered yet: together they fit.
+    /// Regions that are not registered yet, because they fit under the limit together.
     native: Mutex<1, Native>,
 }
 
@@ -232,17 +237,17 @@ impl fmt::Debug for Core {
 
 #[derive(Debug, Default)]
 pub(crate) struct Native {
-    /// Of all regions, registered or not.
+    /// The size of all regions, registered or not.
     bytes: u64,
     engaged: bool,
     regions: Vec<(usize, usize)>,
 }
 
-/// What a thread of the engine does until the engine stops.
+/// The function that a thread of the engine runs until the engine stops.
 type Life = fn(&Engine);
 
-/// A thread of the engine that panics would leave threads waiting for ever, or locks held: the process
-/// ends instead.
+/// A thread of the engine that panics would leave threads waiting for ever, or locks held: the
+/// process ends instead.
 struct NoUnwind;
 
 impl Drop for NoUnwind {
@@ -312,7 +317,7 @@ impl Core {
         Ok(core)
     }
 
-    /// Registers every region, the first time that they do not fit together.
+    /// Registers every region, once they no longer fit under the limit together.
     fn engage(&self, native: &mut Native) -> Result<(), Error> {
         native.engaged = true;
         self.engine.engage();
@@ -323,14 +328,15 @@ impl Core {
         Ok(())
     }
 
-    /// Adds a mapped region, and registers what must be.
+    /// Adds a mapped region, and registers the regions if they no longer fit under the limit.
     fn add(&self, start: usize, end: usize) -> Result<(), Error> {
         let mut native = self.native.lock();
         native.bytes += (end - start) as u64;
         native.regions.push((start, end));
         if native.engaged || native.bytes > self.engine.config().limit_bytes {
             if let Err(error) = self.engage(&mut native) {
-                // It goes again. Others that could not be registered are tried again with the next.
+                // The new region is removed again. Others that could not be registered are tried
+                // again when the next region is added.
                 native.remove(start, end);
                 return Err(error);
             }
@@ -338,7 +344,7 @@ impl Core {
         Ok(())
     }
 
-    /// Forgets a region, and has `unmap` unmap it at a moment when no folio is on its way there.
+    /// Forgets a region, and calls `unmap` to unmap it while no folio is moving in or out.
     pub(crate) fn remove(&self, start: usize, end: usize, unmap: impl FnOnce()) {
         self.native.lock().remove(start, end);
         let gone: Result<(), std::convert::Infallible> = self.engine.unmap(start, end, || {
@@ -353,7 +359,7 @@ impl Core {
         self.process != process::id()
     }
 
-    /// Refuses what would make more of an excess, if that is asked for.
+    /// In strict mode: an error while the limit is passed.
     pub(crate) fn check_strict(&self) -> Result<(), Error> {
         if self.strict { self.engine.check_limit() } else { Ok(()) }
     }
@@ -371,7 +377,7 @@ impl Drop for Core {
     fn drop(&mut self) {
         let threads = std::mem::take(&mut self.threads);
         if self.is_a_childs() {
-            // Nothing to wait for, and nothing of the parent's to take back (LIB-2).
+            // The child has no thread to wait for, and frees nothing of the parent's (LIB-2).
             std::mem::forget((self.registered.take(), threads, self.notice.take()));
             return;
         }
@@ -380,8 +386,9 @@ impl Drop for Core {
             notice.stop();
         }
         let this = std::thread::current().id();
-        // The program's function, if it drops the last pager, is on a thread that ends by itself, and that
-        // does not use the engine. One that panicked has told so; there is nothing to add.
+        // If the program's function drops the last pager, this is the notice thread: it cannot join
+        // itself, ends on its own, and does not use the engine. A thread that panicked has printed
+        // its panic, so the result of `join` is not needed.
         threads
             .into_iter()
             .filter(|thread| thread.thread().id() != this)
@@ -394,7 +401,7 @@ impl Drop for Core {
 }
 
 impl Pager {
-    /// Settings to start from.
+    /// The default settings.
     #[must_use]
     pub fn builder() -> Builder {
         Builder {
@@ -425,8 +432,8 @@ impl Pager {
         let whole = whole.map_err(refused)?;
         let space = Reservation::for_program(whole, folio).map_err(refused)?;
         let (start, end) = (space.address(), space.address() + whole);
-        // A child would read zeros where data is compressed: its touch ends it instead. And pages that a
-        // child shares could not be moved out.
+        // A child would read zeros instead of compressed data, so it does not inherit the region:
+        // its touch is an error instead. Besides, pages shared with a child could not be moved out.
         map::keep_from_children(start, whole).map_err(refused)?;
         self.0.add(start, end)?;
         Ok(Region::new(Arc::clone(&self.0), space, bytes))
@@ -472,7 +479,7 @@ impl Pager {
         Stats::of(self.0.engine, self.0.native.lock().bytes)
     }
 
-    /// How far the limit is passed now; `None` while it is held.
+    /// By how much the limit is passed now; `None` while it is held.
     #[must_use]
     pub fn over_limit(&self) -> Option<OverLimit> {
         self.0.engine.excess()

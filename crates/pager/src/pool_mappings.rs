@@ -1,7 +1,8 @@
 //! Runs of pages for the allocator, straight from the kernel.
 //!
-//! Address space is free and runs come in few lengths, so a run that is given back loses its pages
-//! at once but keeps its addresses, for the next run of the same length.
+//! Address space costs little and runs come in few lengths. So the pages of a run that is given
+//! back go back to the system at once, and its addresses are kept for the next run of the same
+//! length.
 
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
@@ -13,11 +14,12 @@ use zfolio_sys::map::{self, Reservation};
 
 use crate::rank;
 
-/// Address space asked for at once. Little, since it counts in full where a process may have only so much
-/// (`RLIMIT_AS`, `RLIMIT_DATA`): 1 GiB, halved until it was granted, took half of what was left.
+/// How much address space is requested at once. It is little, since all of it counts where the
+/// address space of a process is limited (`RLIMIT_AS`, `RLIMIT_DATA`): requests of 1 GiB, halved
+/// until granted, took up half of the rest.
 const CHUNK_BYTES: usize = 8 << 20;
 
-/// How often that is halved where it is refused: down to 1 MiB.
+/// How often the request is halved if it is refused: down to 1 MiB.
 const CHUNK_SHRINKS: u32 = 3;
 
 #[derive(Debug, Default)]
@@ -26,11 +28,11 @@ struct Space {
     next: usize,
     end: usize,
     chunks: Vec<Reservation>,
-    /// Addresses without pages, by the length of their run in pages.
+    /// Addresses of runs that were given back, by the length of the run in pages.
     idle: BTreeMap<usize, Vec<usize>>,
 }
 
-/// The source: mappings of its own, which go when it does.
+/// The pool's memory: private mappings, which are unmapped when this is dropped.
 #[derive(Debug)]
 pub struct PoolMappings(Mutex<{ rank::RUNS }, Space>);
 
@@ -51,7 +53,7 @@ unsafe impl PageSource for PoolMappings {
             return NonNull::new(address as *mut u8);
         }
         if space.end - space.next < bytes {
-            // Less where the process may not have so many addresses (RLIMIT_AS).
+            // A shorter chunk if the process may not have so much address space (RLIMIT_AS).
             let lengths = (0..=CHUNK_SHRINKS).map(|shrink| (CHUNK_BYTES >> shrink).max(bytes));
             let chunk =
                 lengths.map(|length| Reservation::new(length, PAGE_BYTES)).find_map(Result::ok)?;

@@ -1,10 +1,11 @@
-//! The figures of a library's pager, where `zfolio stat` finds them: `/dev/shm/zfolio-UID/PID.NUMBER`.
+//! The figures of a library's pager, where `zfolio stat` finds them:
+//! `/dev/shm/zfolio-UID/PID.NUMBER`.
 //!
 //! # Invariants
 //!
 //! - `PUB-1` A number belongs to one pager of the process at a time: its bit in [`TAKEN`] is set.
-//! - `PUB-2` The file goes with its pager, or when the process exits in good order. What a process leaves
-//!   that was killed is removed by the next `zfolio stat`, which sees that the process is gone.
+//! - `PUB-2` The file is removed with its pager, or when the process exits normally. If the process
+//!   is killed, the next `zfolio stat` sees that the process is gone, and removes the file.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -19,7 +20,7 @@ use crate::engine::StatsHome;
 use crate::fatal;
 use crate::notice::Notice;
 
-/// The numbers in use, 1 to 64. A pager beyond that counts for itself alone.
+/// The numbers in use, 1 to 64, a bit each. Further pagers keep their figures in private memory.
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 
 static AT_EXIT: Once = Once::new();
@@ -47,16 +48,17 @@ impl Drop for Number {
     }
 }
 
-/// Removes the files of pagers that are still there. In a child of `fork` the names are the child's own.
+/// Removes the files of the pagers that still live. In a child of `fork` the names contain the
+/// child's own process number, so the parent's files stay.
 extern "C" fn remove_all() {
     let taken = TAKEN.load(Relaxed);
     for bit in (0..u64::BITS).filter(|bit| taken >> bit & 1 == 1) {
-        // Not dropped: the number is not free while its pager lives.
+        // Not dropped, since the number is in use while its pager lives.
         shared::remove(&std::mem::ManuallyDrop::new(Number(bit + 1)).name());
     }
 }
 
-/// A pager's figures, in memory that others may read.
+/// A pager's figures, in memory that other processes may read.
 pub(crate) struct Published {
     page: *mut Stats,
     number: Option<Number>,
@@ -71,9 +73,10 @@ unsafe impl Send for Published {}
 unsafe impl Sync for Published {}
 
 impl Published {
-    /// Makes the page, `listed` or of our own.
+    /// Makes the page of figures: in a file if `listed`, else in private memory.
     ///
-    /// Without `/dev/shm` it is our own: everything works, `zfolio stat` sees nothing.
+    /// Without `/dev/shm` it is in private memory too: everything works, but `zfolio stat` does not
+    /// list the pager.
     #[allow(unsafe_code, reason = "maps a file")]
     pub(crate) fn new(listed: bool, notice: Option<Arc<Notice>>) -> Result<Published, Errno> {
         let bytes = size_of::<Stats>();
@@ -82,12 +85,12 @@ impl Published {
         let number = number.filter(|_| file.is_some());
         if number.is_some() {
             AT_EXIT.call_once(|| {
-                // SAFETY: remove_all() is a function without arguments that does not unwind. A full list
-                // only means that files of a process that exits are removed later (PUB-2).
+                // SAFETY: remove_all() is a function without arguments that does not unwind. If it
+                // cannot be registered, the files are removed later (PUB-2).
                 unsafe { libc::atexit(remove_all) };
             });
         }
-        // SAFETY: fresh address space.
+        // SAFETY: the address is null, so the kernel chooses addresses that are not in use.
         let page = unsafe { shared::map(file.as_ref(), bytes, std::ptr::null_mut()) }?;
         Ok(Published { page: page.cast(), number, notice })
     }
@@ -97,8 +100,8 @@ impl Deref for Published {
     type Target = Stats;
     #[allow(unsafe_code, reason = "the view of the mapping")]
     fn deref(&self) -> &Stats {
-        // SAFETY: the mapping is as long as a `Stats`, page-aligned, lives as long as `self`, and holds
-        // atomics, for which any bytes are a value and which others may change.
+        // SAFETY: the mapping is as long as a `Stats`, page-aligned, lives as long as `self`, and
+        // holds atomics: any bytes are a valid value, and other processes may change them.
         unsafe { &*self.page }
     }
 }
@@ -131,7 +134,8 @@ impl Drop for Published {
 mod tests {
     use super::{Number, Published};
 
-    /// Goal: no two pagers share a file, and a number is used again. Method: 64 and one more.
+    /// Goal: no two pagers share a file, and a freed number is used again. Method: 64 pagers and
+    /// one more.
     #[test]
     fn each_pager_has_a_number_of_its_own() {
         let mut all: Vec<Number> = std::iter::from_fn(Number::take).collect();

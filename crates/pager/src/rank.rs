@@ -1,10 +1,10 @@
 //! The ranks of the pager's locks, in the order in which they are taken (`docs/locks.md`).
 
-/// The folio table: read by faults and reclaim, written when mappings change.
+/// The folio table: held for reading by faults and reclaim, for writing when mappings change.
 pub(crate) const TABLE: u8 = 10;
-/// One folio. A second one only by `try_lock`.
+/// One folio. A thread takes a second one by `try_lock` only.
 pub(crate) const FOLIO: u8 = 20;
-/// Messages read and not yet served.
+/// Messages that were read and not yet served.
 pub(crate) const INBOX: u8 = 25;
 /// The queues of resident folios.
 pub(crate) const RESIDENT: u8 = 30;

@@ -61,7 +61,7 @@ impl Average {
         Average(AtomicU32::new(start))
     }
 
-    /// Adds `part` / `of`.
+    /// Adds `part` / `of` to the average.
     fn add(&self, part: usize, of: usize) {
         let number = u32::try_from(part * Average::ONE as usize / of).unwrap_or(u32::MAX);
         let average = self.get();

@@ -1,4 +1,4 @@
-//! Memory of a pager: bytes, larger than the limit.
+//! Memory of a pager, as bytes. It can be larger than the limit.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -10,13 +10,14 @@ use zfolio_sys::map::{self, Reservation};
 
 use crate::pager::Core;
 
-/// Memory of a [`Pager`](crate::Pager). It derefs to `[u8]`, begins as zeros, and is unmapped when dropped.
+/// Memory of a [`Pager`](crate::Pager). It derefs to `[u8]`, begins as zeros, and is unmapped when
+/// dropped.
 ///
-/// Ranges that [`prefault`](Region::prefault), [`pin`](Region::pin) and [`clear`](Region::clear) are given are cut
-/// off at the region's end.
+/// [`prefault`](Region::prefault), [`pin`](Region::pin) and [`clear`](Region::clear) cut their
+/// range off at the region's end.
 pub struct Region {
     pub(crate) core: Arc<Core>,
-    /// Unmapped by `drop`, inside of the engine.
+    /// Unmapped in `drop`, by `Core::remove`.
     space: ManuallyDrop<Reservation>,
     bytes: usize,
 }
@@ -26,10 +27,11 @@ impl Region {
         Region { core, space: ManuallyDrop::new(space), bytes }
     }
 
-    /// Makes the pages of `range` resident, so that the kernel can reach them in the next moments.
+    /// Makes the pages of `range` resident, so that a system call soon after can probably reach
+    /// them.
     ///
-    /// They can be taken again at any time: for a system call, [`Region::read_from`] and [`Region::write_to`]
-    /// are exact, and [`Region::pin`] is for good.
+    /// The pages can be reclaimed again at any time. [`Region::read_from`] and [`Region::write_to`]
+    /// always work, and [`Region::pin`] keeps pages resident for good.
     pub fn prefault(&self, range: Range<usize>) {
         for at in (range.start..range.end.min(self.bytes))
             .step_by(PAGE_BYTES)
@@ -41,8 +43,9 @@ impl Region {
         }
     }
 
-    /// Keeps what `range` lies in resident for good, outside of the limit's reach: whole folios, of 64 KiB or
-    /// of one unit if that is larger. System calls reach them in every mode.
+    /// Keeps `range` resident for good, in whole folios of 64 KiB, or of one unit if that is
+    /// larger. Pinned folios no longer count against the limit, and system calls reach them in
+    /// every mode.
     ///
     /// ```
     /// # if let Err(why) = zfolio::Mode::Inline.check() { eprintln!("SKIPPED: {why}"); return Ok(()); }
@@ -65,8 +68,8 @@ impl Region {
         }
     }
 
-    /// Drops the contents of the whole units in `range`: they read as zeros and take no memory. What `range`
-    /// covers of a unit only in part stays as it is.
+    /// Drops the contents of the whole units in `range`: they read as zeros and take no memory. A
+    /// unit that `range` covers only in part stays as it is.
     #[allow(unsafe_code, reason = "the pages are the region's own")]
     pub fn clear(&mut self, range: Range<usize>) {
         let unit = self.core.engine.geometry().unit_bytes();
@@ -76,7 +79,7 @@ impl Region {
         if from < to {
             // SAFETY: `&mut self`: nobody else looks at the region's bytes.
             let call = |at, bytes| unsafe { map::release(at, bytes) };
-            // It fails for ranges that are not mapped only.
+            // It fails only for ranges that are not mapped.
             self.core.engine.discard(from, to, call).ok();
         }
     }
@@ -112,7 +115,7 @@ impl AsMut<[u8]> for Region {
     }
 }
 
-/// Its place and size, and not its bytes.
+/// Shows address and size, not the bytes.
 impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Region")
@@ -126,7 +129,8 @@ impl Drop for Region {
     #[allow(unsafe_code, reason = "takes what is dropped inside of the engine")]
     fn drop(&mut self) {
         if self.core.is_a_childs() {
-            // It is not mapped here, and something else may be by now (LIB-2).
+            // The region is not mapped in the child; something else may be mapped there by now
+            // (LIB-2).
             return;
         }
         let (start, end) = (self.space.address(), self.space.address() + self.space.bytes());

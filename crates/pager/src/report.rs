@@ -1,4 +1,4 @@
-//! What a library's pager tells about itself.
+//! The figures that a library's pager reports.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,11 +13,11 @@ use crate::engine::Engine;
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub struct FaultTimes {
-    /// How many there were.
+    /// How many faults there were.
     pub count: u64,
-    /// Half of them took no longer.
+    /// Half of the faults took no longer.
     pub p50: Duration,
-    /// 99 of 100 took no longer.
+    /// 99 of 100 faults took no longer.
     pub p99: Duration,
 }
 
@@ -41,11 +41,11 @@ pub struct Stats {
     pub mode: Mode,
     /// Address space of all regions, touched or not.
     pub mapped_bytes: u64,
-    /// Every single figure. Those of `process` are of the whole process.
+    /// Every single figure. Figures named `process_...` are for the whole process.
     pub figures: Snapshot,
     /// Touches of memory that was never touched before.
     pub faults_zero: FaultTimes,
-    /// Touches of memory that was unmapped, and not compressed yet.
+    /// Touches of memory that was staged: taken out of the program, and not compressed yet.
     pub faults_staged: FaultTimes,
     /// Touches of compressed memory.
     pub faults_stored: FaultTimes,
@@ -65,10 +65,10 @@ impl Stats {
         }
     }
 
-    /// What counts against the limit: resident, staged, compressed, and tables.
+    /// Bytes that count against the limit: resident, staged and compressed memory, and tables.
     ///
-    /// 0 as long as the regions are smaller than the limit together: then the kernel has them alone, and nothing is
-    /// counted.
+    /// 0 as long as all regions together are smaller than the limit: then they are ordinary memory,
+    /// and nothing is counted.
     #[must_use]
     pub fn charged_bytes(&self) -> u64 {
         let figures = &self.figures;

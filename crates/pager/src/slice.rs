@@ -8,16 +8,16 @@ use zfolio_core::page::PAGE_BYTES;
 
 use crate::region::Region;
 
-/// Types whose values are their bytes and nothing else: they can be made of zeros, of what a file holds, or of
-/// what comes back from the store.
+/// Types whose values are nothing but their bytes: they can be made of zeros, of bytes from a file,
+/// or of bytes that come back from the store.
 ///
 /// Integers, floats and arrays of them are such types.
 ///
 /// # Safety
 ///
-/// Any bytes are a value of the type; it has no padding and no interior mutability; and it is aligned to 4096 at
-/// most. A structure qualifies that is `repr(C)` or `repr(transparent)`, has fields of such types only, and is as long
-/// as they are together.
+/// Any bytes are a value of the type; the type has no padding and no interior mutability; its
+/// alignment is at most 4096. A structure qualifies if it is `repr(C)` or `repr(transparent)`, all
+/// its fields are of such types, and its size is the sum of the sizes of its fields.
 #[allow(unsafe_code, reason = "whoever implements it promises what makes a slice sound")]
 pub unsafe trait Pod: Copy + Send + Sync + 'static {}
 
@@ -25,7 +25,7 @@ macro_rules! pod {
     ($($type:ty)+) => {
         $(
             #[allow(unsafe_code, reason = "a promise about a primitive type")]
-            // SAFETY: a primitive number without padding, of which every bit pattern is a value.
+            // SAFETY: a primitive number has no padding, and every bit pattern is a value.
             unsafe impl Pod for $type {}
         )+
     };
@@ -37,8 +37,8 @@ pod! { u8 u16 u32 u64 u128 usize i8 i16 i32 i64 i128 isize f32 f64 }
 // SAFETY: an array is its elements one after the other, without padding between or after them.
 unsafe impl<T: Pod, const N: usize> Pod for [T; N] {}
 
-/// Memory of a [`Pager`](crate::Pager) as values of a type. It derefs to `[T]`, begins as zeros, and is unmapped
-/// when dropped.
+/// Memory of a [`Pager`](crate::Pager) as values of a type. It derefs to `[T]`, begins as zeros,
+/// and is unmapped when dropped.
 pub struct Slice<T: Pod> {
     region: Region,
     length: usize,
@@ -46,20 +46,20 @@ pub struct Slice<T: Pod> {
 }
 
 impl<T: Pod> Slice<T> {
-    /// Values in a region of at least their bytes.
+    /// The first `length` values of a region, which is at least so long.
     pub(crate) fn new(region: Region, length: usize) -> Slice<T> {
         const { assert!(align_of::<T>() <= PAGE_BYTES, "a region begins at a page") };
         assert!(length * size_of::<T>() <= region.len());
         Slice { region, length, of: PhantomData }
     }
 
-    /// The bytes: to write them to a file, to pin or to prefault them.
+    /// The region with the slice's bytes: to write them to a file, to pin or to prefault them.
     #[must_use]
     pub fn region(&self) -> &Region {
         &self.region
     }
 
-    /// The bytes: to fill them from a file, or to clear them.
+    /// The region with the slice's bytes: to fill them from a file, or to clear them.
     ///
     /// ```
     /// # if let Err(why) = zfolio::Mode::Inline.check() { eprintln!("SKIPPED: {why}"); return Ok(()); }
@@ -80,8 +80,8 @@ impl<T: Pod> Deref for Slice<T> {
     type Target = [T];
     #[allow(unsafe_code, reason = "the view of the region")]
     fn deref(&self) -> &[T] {
-        // SAFETY: the region has the bytes of `length` values (asserted in new) and begins at a page, to which
-        // `T` is aligned (asserted there too); any bytes are values (Pod).
+        // SAFETY: the region has the bytes of `length` values (asserted in new) and begins at a
+        // page, to which `T` is aligned (asserted there too); any bytes are values (Pod).
         unsafe { std::slice::from_raw_parts(self.region.as_ptr().cast::<T>(), self.length) }
     }
 }
@@ -89,12 +89,13 @@ impl<T: Pod> Deref for Slice<T> {
 impl<T: Pod> DerefMut for Slice<T> {
     #[allow(unsafe_code, reason = "the view of the region")]
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as in deref(), and `&mut self` is the only borrow. What is written are bytes (Pod).
+        // SAFETY: as in deref(), and `&mut self` is the only borrow. Values that are written leave
+        // bytes that are valid values again (Pod).
         unsafe { std::slice::from_raw_parts_mut(self.region.as_mut_ptr().cast::<T>(), self.length) }
     }
 }
 
-/// Its place and length, and not its values.
+/// Shows address and length, not the values.
 impl<T: Pod> fmt::Debug for Slice<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Slice")

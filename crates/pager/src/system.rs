@@ -1,11 +1,12 @@
-//! What the engine asks of the system: pages moved, copied and dropped, messages, the time.
+//! The interface to the system: moves, copies and drops pages, reads messages, returns the time.
 //!
-//! The engine reaches the kernel through this trait alone, for what a simulation must decide about: so the same
-//! folio table, queues, reclaim, faults and mover run on a simulated kernel, where every refusal that the
-//! real one is known for comes when a seed says so.
+//! All calls of the engine that a simulation must control go through this trait. So the same folio
+//! table, queues, reclaim, faults and mover also run on a simulated kernel, where a seed decides
+//! when each refusal occurs that the real kernel is known for.
 //!
-//! Two sides take pages: the program's memory, and the staging area. On Linux each is a userfaultfd of its own:
-//! giving staged pages back is then never an event that somebody must read.
+//! Pages can be put on two sides: the program's memory, and the staging area. On Linux each side
+//! has a userfaultfd of its own. So when staged pages are given back, there is no event that must
+//! be read.
 
 mod linux;
 
@@ -31,15 +32,16 @@ pub(crate) enum Side {
 /// See the module. Addresses and lengths are multiples of a page.
 #[allow(unsafe_code, reason = "the contracts of moving and dropping pages")]
 pub(crate) trait System: Send + Sync + Debug {
-    /// In a child of `fork`, which inherits no registration: sets up the calls anew, for the calling thread's
-    /// table of files. Nothing is registered.
+    /// In a child of `fork`, which inherits no registration: opens the userfaultfds anew, in the
+    /// calling thread's table of files. Nothing is registered yet.
     ///
     /// # Errors
     ///
     /// The kernel refuses what it granted the parent.
     fn open_again(&self) -> Result<(), Errno>;
 
-    /// The file that makes missing pages of the program's side a message and not zeros, if there is one.
+    /// The userfaultfd of the program's side, if there is one: while it is open, the touch of a
+    /// missing page becomes a message and does not read zeros.
     fn file(&self) -> Option<BorrowedFd<'_>> {
         None
     }
@@ -47,45 +49,49 @@ pub(crate) trait System: Send + Sync + Debug {
     /// Whether [`System::open_again`] would succeed for the program's side.
     fn can_open_again(&self) -> bool;
 
-    /// From now on a touch of a missing page of the range becomes a message, and pages can be put there.
+    /// From now on a touch of a missing page of the range becomes a message, and pages can be put
+    /// there.
     ///
     /// # Errors
     ///
     /// As [`zfolio_sys::uffd::Uffd::register`].
     fn register(&self, side: Side, start: usize, bytes: usize) -> Result<(), Errno>;
 
-    /// Undoes that on the program's side: missing pages read as zeros from now on. Nothing happens where nothing is
-    /// registered.
+    /// Ends the registration of a range on the program's side: missing pages read as zeros from now
+    /// on. Parts that are not registered stay as they are.
     fn unregister(&self, start: usize, bytes: usize);
 
-    /// Wakes the threads that wait for pages of a range, to try again.
+    /// Wakes the threads that wait for pages of a range; they repeat their access.
     ///
     /// # Errors
     ///
     /// As [`zfolio_sys::uffd::Uffd::wake`].
     fn wake(&self, side: Side, start: usize, bytes: usize) -> Result<(), Errno>;
 
-    /// Moves pages to `to`, which lies on `side` and is registered, and wakes who waits there.
+    /// Moves pages to `to`, which lies on `side` and is registered, and wakes the threads that wait
+    /// there.
     ///
     /// # Safety
     ///
-    /// Nobody relies on finding anything at `from` afterwards, except through a message.
+    /// Nobody relies on the bytes at `from` afterwards, except through a message.
     unsafe fn move_pages(&self, side: Side, from: usize, to: usize, bytes: usize) -> Progress;
 
-    /// Copies bytes to new pages at `to`, which lies on `side` and is registered, and wakes who waits there.
+    /// Copies bytes to new pages at `to`, which lies on `side` and is registered, and wakes the
+    /// threads that wait there.
     ///
     /// # Safety
     ///
     /// `from` is readable for `bytes`.
     unsafe fn copy(&self, side: Side, from: usize, to: usize, bytes: usize) -> Progress;
 
-    /// Gives a registered range pages of zeros, and wakes who waits there.
+    /// Puts pages of zeros into a registered range, and wakes the threads that wait there.
     fn zero(&self, side: Side, start: usize, bytes: usize) -> Progress;
 
-    /// Takes the next messages of a side, without waiting.
+    /// Reads the next messages of a side, without waiting.
     fn read<'a>(&self, side: Side, into: &'a mut Messages) -> &'a [Message];
 
-    /// Sleeps until there is a message, at most `milliseconds`. True: there is one of the staging area.
+    /// Sleeps until there is a message, at most `milliseconds`. True: the staging area has a
+    /// message.
     fn wait(&self, milliseconds: u16) -> bool;
 
     /// Whether a message of the program's side waits to be read.
@@ -98,14 +104,15 @@ pub(crate) trait System: Send + Sync + Debug {
     /// `NOMEM`: part of the range is not mapped.
     fn residency(&self, start: usize, bytes: usize, present: &mut [u8]) -> Result<(), Errno>;
 
-    /// Calls `each` with start, end and "is the page of zeros that all processes share" of each run of resident pages.
+    /// Calls `each` for each run of resident pages, with its start, its end, and whether its pages
+    /// are the shared page of zeros.
     fn each_resident(&self, start: usize, end: usize, each: &mut dyn FnMut(usize, usize, bool));
 
-    /// Makes present pages this process's own, as if each were written to.
+    /// Makes the pages of a range this process's own, as if each were written to.
     ///
     /// # Errors
     ///
-    /// They cannot be written to, or are not mapped.
+    /// The pages cannot be written to, or are not mapped.
     fn unshare(&self, start: usize, bytes: usize) -> Result<(), Errno>;
 
     /// Gives pages back: the range is empty afterwards.
@@ -115,10 +122,10 @@ pub(crate) trait System: Send + Sync + Debug {
     /// Nobody relies on what the range holds.
     unsafe fn discard(&self, start: usize, bytes: usize);
 
-    /// Time that only rises.
+    /// The time, which never falls.
     fn now_ns(&self) -> u64;
 
-    /// The CPU of the calling thread, for choosing a stream: any number will do.
+    /// The CPU of the calling thread, to choose a stream. A wrong number costs time only.
     fn cpu(&self) -> usize;
 
     /// What the kernel counts as resident of the whole process; `None` if it is not known.
@@ -130,6 +137,6 @@ pub(crate) trait System: Send + Sync + Debug {
     /// Asks for pages of a file to be given back; they are read from the file again when they are touched.
     fn page_out(&self, start: usize, bytes: usize);
 
-    /// Lets another thread run: it has what the caller waits for.
+    /// Lets another thread run, since the caller waits for something that another thread has.
     fn pause(&self);
 }

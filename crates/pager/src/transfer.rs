@@ -1,7 +1,7 @@
-//! Bytes between regions and files, sockets, or whatever reads and writes.
+//! Moves bytes between regions and files, sockets, or other readers and writers.
 //!
-//! In inline mode the kernel cannot touch compressed pages, so the bytes go through a buffer that is not
-//! managed. In handler mode the system call gets the region itself.
+//! In inline mode the kernel cannot touch compressed pages, so the bytes go through a buffer that
+//! is not managed. In handler mode the reader or writer gets the region itself.
 
 use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
@@ -10,16 +10,16 @@ use std::ops::{Bound, Range, RangeBounds};
 use crate::config::Mode;
 use crate::region::Region;
 
-/// Bytes that one call moves at most. Through a buffer, that is its size.
+/// The most bytes that one call of a reader or writer moves; the size of the buffer.
 const CHUNK_BYTES: usize = 256 << 10;
 
 /// A transfer ended early: `bytes` were moved, in order and without a gap, before `error`.
 #[derive(Debug)]
 pub struct TransferError {
-    /// What was moved. The rest of the range is as it was ([`Region::read_from`]), or was not written
-    /// ([`Region::write_to`]).
+    /// How many bytes were moved. The rest of the range is as it was ([`Region::read_from`]), or
+    /// was not written ([`Region::write_to`]).
     pub bytes: usize,
-    /// Why no more.
+    /// Why the transfer ended.
     pub error: io::Error,
 }
 
@@ -42,11 +42,13 @@ impl From<TransferError> for io::Error {
 }
 
 impl Region {
-    /// Fills `range` from `reader`, and returns how many bytes that were: all of the range, or less if the reader
-    /// ended before (its `read` returned 0). What was not reached is as it was.
+    /// Fills `range` from `reader`, and returns the number of bytes read: the length of the range,
+    /// or less if the reader ended before (its `read` returned 0). The rest of the range is as it
+    /// was.
     ///
-    /// Short reads are gone on from, and [`ErrorKind::Interrupted`] is tried again, as [`Read::read_exact`] does. Never
-    /// more is taken from the reader than fits in the range. Each piece is of 256 KiB at most.
+    /// Like [`Read::read_exact`], it continues after a short read, and after
+    /// [`ErrorKind::Interrupted`]. It never reads more than the range can hold, and at most 256 KiB
+    /// in one call of `read`.
     ///
     /// ```
     /// # if let Err(why) = zfolio::Mode::Inline.check() { eprintln!("SKIPPED: {why}"); return Ok(()); }
@@ -63,13 +65,14 @@ impl Region {
     ///
     /// # Errors
     ///
-    /// The reader's first other error, `WouldBlock` of a socket that does not block among them: the transfer can
-    /// go on from [`TransferError::bytes`]. `InvalidData` if the reader claims more bytes than it was asked for.
-    /// `OutOfMemory` with [`Builder::strict`](crate::Builder::strict) while the limit is passed.
+    /// The reader's first other error, including `WouldBlock` of a socket that does not block: the
+    /// transfer can continue from [`TransferError::bytes`]. `InvalidData` if the reader claims more
+    /// bytes than it was asked for. `OutOfMemory` with [`Builder::strict`](crate::Builder::strict)
+    /// while the limit is passed.
     ///
     /// # Panics
     ///
-    /// If `range` is not within the region, as slices do.
+    /// If `range` is not within the region.
     pub fn read_from<R: Read + ?Sized>(
         &mut self,
         range: impl RangeBounds<usize>,
@@ -110,8 +113,9 @@ impl Region {
 
     /// Writes all of `range` to `writer`.
     ///
-    /// Short writes are gone on from, and [`ErrorKind::Interrupted`] is tried again, as [`Write::write_all`] does.
-    /// A writer with a buffer of its own is not flushed. Each piece is of 256 KiB at most.
+    /// Like [`Write::write_all`], it continues after a short write, and after
+    /// [`ErrorKind::Interrupted`]. It does not flush the writer, and passes at most 256 KiB to one
+    /// call of `write`.
     ///
     /// ```
     /// # if let Err(why) = zfolio::Mode::Inline.check() { eprintln!("SKIPPED: {why}"); return Ok(()); }
@@ -127,12 +131,13 @@ impl Region {
     ///
     /// # Errors
     ///
-    /// The writer's first other error; `WriteZero` if it takes nothing any more; `InvalidData` if it claims more
-    /// bytes than it was given. [`TransferError::bytes`] were written.
+    /// The writer's first other error; `WriteZero` if the writer accepts no more bytes;
+    /// `InvalidData` if it claims more bytes than it was given. [`TransferError::bytes`] bytes were
+    /// written.
     ///
     /// # Panics
     ///
-    /// If `range` is not within the region, as slices do.
+    /// If `range` is not within the region.
     pub fn write_to<W: Write + ?Sized>(
         &self,
         range: impl RangeBounds<usize>,
@@ -172,7 +177,7 @@ impl Region {
         Ok(())
     }
 
-    /// What system calls are given in place of the region, where they cannot have it itself.
+    /// A buffer that system calls use instead of the region, if they cannot reach the region.
     fn buffer(&self, bytes: usize) -> Option<Vec<u8>> {
         let inline = self.core.engine.config().mode == Mode::Inline;
         inline.then(|| vec![0; bytes.min(CHUNK_BYTES)])

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, VecDeque};
 use super::{Copies, Ledger, Relaxed, Sizes, Verdict};
 use crate::folio::Units;
 
-/// Sizes in which a unit is stored in a third of its size.
+/// Sizes of a program whose units compress to about a third.
 const SIZES: Sizes = Sizes { limit: 64 << 20, unit: 16 << 10, object: 5 << 10 };
 
-/// Nanoseconds of a fault, and of compressing one unit.
+/// How long a fault takes.
 const FAULT_NS: u64 = 40_000;
 
 /// Which copies a simulated run keeps.

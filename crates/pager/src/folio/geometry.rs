@@ -1,15 +1,16 @@
 //! Folios and units: what moves at once, and what is compressed as one object.
 //!
 //! A **folio** is the aligned run of pages that the pager moves at once; it is cut into one or more
-//! **units**. Large folios because a move costs an interrupt to every other CPU that runs the process
-//! (on virtual machines 5 to 10 us, two to three times the move itself); small units because a random touch
-//! decompresses one of them. A folio is 64 KiB, or one unit if that is larger.
+//! **units**. Folios are large because a move interrupts every other CPU that runs the process (on
+//! virtual machines this takes 5 to 10 us, two to three times the move itself). Units are small
+//! because a random touch decompresses a whole unit. A folio is 64 KiB, or one unit if that is
+//! larger.
 
 use std::ops::{BitAnd, BitOr, BitOrAssign, Range, Sub, SubAssign};
 
 use zfolio_core::page::UnitOrder;
 
-/// Units in a folio at most: 64 KiB of 4 KiB.
+/// The most units in a folio: 64 KiB in units of 4 KiB.
 pub(crate) const UNITS_MAX: usize = 16;
 
 /// The sizes of units and folios.
@@ -20,7 +21,7 @@ pub(crate) struct Geometry {
 }
 
 impl Geometry {
-    /// The folio for a unit.
+    /// The geometry for units of this size.
     pub(crate) fn new(unit: UnitOrder) -> Geometry {
         let geometry = Geometry { unit, folio: unit.folio() };
         assert!(geometry.units() <= UNITS_MAX);
@@ -45,7 +46,7 @@ impl Geometry {
         1 << (self.folio.get() - self.unit.get())
     }
 
-    /// Folios in `bytes`, at least one.
+    /// Whole folios in `bytes`, at least one.
     pub(crate) fn at_most(self, bytes: usize) -> usize {
         (bytes / self.folio_bytes()).max(1)
     }
@@ -65,22 +66,22 @@ impl Geometry {
         address.next_multiple_of(self.folio_bytes())
     }
 
-    /// Which unit of its folio `address` lies in.
+    /// The index in its folio of the unit that `address` lies in.
     pub(crate) fn index(self, address: usize) -> usize {
         address % self.folio_bytes() / self.unit_bytes()
     }
 
-    /// Units of a folio that a range of its bytes touches.
+    /// The units that a range of a folio's bytes overlaps.
     pub(crate) fn touched(self, bytes: Range<usize>) -> Units {
         Units::from(bytes.start / self.unit_bytes()..bytes.end.div_ceil(self.unit_bytes()))
     }
 
-    /// The bytes of a folio that adjacent units take.
+    /// The range of a folio's bytes that adjacent units take.
     pub(crate) fn bytes(self, units: Range<usize>) -> Range<usize> {
         units.start * self.unit_bytes()..units.end * self.unit_bytes()
     }
 
-    /// Bytes of some units.
+    /// The number of bytes of some units.
     pub(crate) fn bytes_of(self, units: Units) -> usize {
         units.count() * self.unit_bytes()
     }
@@ -117,12 +118,12 @@ impl Units {
         self.0.count_ones() as usize
     }
 
-    /// Each unit, rising.
+    /// Each unit, in rising order.
     pub(crate) fn iter(self) -> impl Iterator<Item = usize> {
         (0..UNITS_MAX).filter(move |index| self.contains(*index))
     }
 
-    /// The longest runs of adjacent units, rising.
+    /// The runs of adjacent units, each as long as possible, in rising order.
     pub(crate) fn runs(self) -> impl Iterator<Item = Range<usize>> {
         let mut rest = u32::from(self.0);
         std::iter::from_fn(move || {
@@ -172,7 +173,7 @@ mod tests {
     use super::{Geometry, Units};
     use zfolio_core::page::UnitOrder;
 
-    /// Goal: runs are exactly the set, as long as can be, rising. Method: every set there is.
+    /// Goal: the runs cover exactly the set, are as long as possible, and rise. Method: all sets.
     #[test]
     fn runs_cover_every_set_and_do_not_touch() {
         for bits in 0..=u16::MAX {

@@ -2,14 +2,16 @@
 //!
 //! # Concurrency
 //!
-//! The table is read by faults and reclaim and written when mappings change; a folio has its lock.
+//! Faults and reclaim hold the table for reading; it is held for writing when mappings change. Each
+//! folio has its own lock.
 //!
 //! # Cost
 //!
-//! 72 bytes a folio and 4 a unit: 0.12 % of 64 KiB units, 0.21 % of 4 KiB; what is stored costs 28
-//! bytes more in the store. Folios are made by eights when one of them is first looked at, so that
-//! address space which is only reserved costs next to nothing (74 KiB for 1 TiB), and a mapping of
-//! 256 KiB far from all others (V8 has them by the hundred) 1.8 KiB at units of 16 KiB: 0.7 %.
+//! 72 bytes a folio and 4 a unit: 0.12 % with units of 64 KiB, 0.21 % with 4 KiB. A stored unit
+//! costs 28 bytes more in the store. Folios are made in groups of eight when one of the group is
+//! first looked at. So address space that is only reserved costs next to nothing (74 KiB for 1
+//! TiB), and a mapping of 256 KiB far from all others (V8 has hundreds of these) costs 1.8 KiB at
+//! units of 16 KiB: 0.7 %.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -21,7 +23,7 @@ use zfolio_core::sync::Mutex;
 
 use super::{Folio, FolioLock, Geometry};
 
-/// Folios side by side that are made together.
+/// Adjacent folios that are made together.
 const GROUP_FOLIOS: usize = 8;
 
 /// Groups in a leaf: 16 MiB of address space in folios of 64 KiB.
@@ -30,31 +32,32 @@ const LEAF_GROUPS: usize = 32;
 /// Folios in a leaf.
 const LEAF_FOLIOS: usize = GROUP_FOLIOS * LEAF_GROUPS;
 
-/// Leaves in a branch: 512 MiB of address space in folios of 64 KiB. More of them would make a mapping far from all
-/// others dear, fewer address space that is only reserved.
+/// Leaves in a branch: 512 MiB of address space in folios of 64 KiB. More leaves would make a
+/// mapping far from all others expensive; fewer would make reserved address space expensive.
 const BRANCH_LEAVES: usize = 32;
 
-/// What an allocator adds to a block of its own.
+/// What the allocator adds to each block.
 const ALLOCATION_BYTES: usize = 8;
 
 type Group = [FolioLock; GROUP_FOLIOS];
 
-/// Made when one of its folios is first looked at, by whoever only reads the table.
+/// Made when one of its folios is first looked at. `OnceLock`, since the table is only read then.
 type Leaf = OnceLock<Box<[OnceLock<Box<Group>>; LEAF_GROUPS]>>;
 
-/// The same for the leaves of a branch: MariaDB reserves 8 TiB, which would take half a million of them.
+/// Made when one of its leaves is first looked at: MariaDB reserves 8 TiB, which would take half a
+/// million leaves.
 type Branch = OnceLock<Box<[Leaf; BRANCH_LEAVES]>>;
 
 /// The table.
 #[derive(Debug)]
 pub(crate) struct Table {
     geometry: Geometry,
-    /// Managed, whole folios: what is registered.
+    /// The managed ranges: whole folios.
     ranges: Ranges,
-    /// What may be managed, to the page: neighbours joined. A folio all of which is here is managed, be
-    /// it of one mapping or of several.
+    /// The ranges that may be managed, exact to the page, adjacent ranges joined. A folio is
+    /// managed if all of it is in these ranges, whether it lies in one mapping or in several.
     covered: Ranges,
-    /// By address over the bytes that a branch covers.
+    /// The key is the address divided by the bytes that a branch covers.
     branches: BTreeMap<usize, Branch>,
     branches_made: AtomicUsize,
     leaves_made: AtomicUsize,
@@ -87,12 +90,13 @@ impl Table {
         BRANCH_LEAVES * self.leaf_bytes()
     }
 
-    /// The branches that a range lies in.
+    /// The keys of the branches that a range lies in.
     fn branch_numbers(&self, start: usize, end: usize) -> std::ops::Range<usize> {
         start / self.branch_bytes()..end.div_ceil(self.branch_bytes())
     }
 
-    /// The folio that `address` lies in, if it is managed or was, or lies near such memory.
+    /// The folio that `address` lies in; it is made if necessary. `None`: no memory near `address`
+    /// is managed.
     pub(crate) fn get(&self, address: usize) -> Option<&FolioLock> {
         let branch = self.branches.get(&(address / self.branch_bytes()))?;
         let leaves = branch.get_or_init(|| {
@@ -110,7 +114,7 @@ impl Table {
         folios.get((address - start) / self.geometry.folio_bytes())
     }
 
-    /// The same, if it was ever looked at.
+    /// The folio that `address` lies in, if it was made already.
     pub(crate) fn known(&self, address: usize) -> Option<&FolioLock> {
         let leaves = self.branches.get(&(address / self.branch_bytes()))?.get()?;
         let groups = leaves.get(address % self.branch_bytes() / self.leaf_bytes())?.get()?;
@@ -118,7 +122,8 @@ impl Table {
         group.get(address % self.group_bytes() / self.geometry.folio_bytes())
     }
 
-    /// The same for whoever holds the table alone.
+    /// The folio that `address` lies in, if it was made already. The caller has the table for
+    /// writing, so the folio's lock is not needed.
     pub(crate) fn known_mut(&mut self, address: usize) -> Option<&mut Folio> {
         let (leaf_bytes, group_bytes) = (self.leaf_bytes(), self.group_bytes());
         let (branch_bytes, index) =
@@ -129,7 +134,7 @@ impl Table {
         Some(group.get_mut(index)?.get_mut())
     }
 
-    /// Folios of address space that was managed when they were made: empty, until something is found.
+    /// Makes the folios of a group; all are empty. Those in managed ranges are managed.
     fn new_group(&self, start: usize) -> Box<Group> {
         self.groups_made.fetch_add(1, Relaxed);
         Box::new(std::array::from_fn(|index| {
@@ -154,7 +159,7 @@ impl Table {
         (self.geometry.base(start), self.geometry.base_above(end))
     }
 
-    /// The folios of a range that are in the table, by address; the range is widened to whole folios.
+    /// The folios of a range, widened to whole folios, in rising order. They are made if necessary.
     pub(crate) fn folios(
         &self,
         start: usize,
@@ -164,8 +169,8 @@ impl Table {
         (self.geometry.base(start)..end).step_by(step).filter_map(|at| Some((at, self.get(at)?)))
     }
 
-    /// The same, without those that were never looked at: address space that is only reserved costs
-    /// nothing.
+    /// Like [`Table::folios`], without folios that were never made: address space that is only
+    /// reserved costs nothing.
     pub(crate) fn known_folios(
         &self,
         start: usize,
@@ -205,13 +210,13 @@ impl Table {
         }
     }
 
-    /// Notes that a range may be managed; tells what it is a part of now, neighbours joined.
+    /// Notes that a range may be managed; returns the joined range that it is part of now.
     pub(crate) fn cover(&mut self, start: usize, end: usize) -> (usize, usize) {
         self.covered.join(start, end);
         self.covered.around(start).unwrap_or((start, end))
     }
 
-    /// Forgets that a range may be managed: it is unmapped, or the kernel's alone from now on.
+    /// Forgets that a range may be managed: it is unmapped, or left to the kernel.
     pub(crate) fn uncover(&mut self, start: usize, end: usize) {
         self.covered.remove(start, end);
     }
@@ -221,17 +226,18 @@ impl Table {
         self.ranges.remove(start, end);
     }
 
-    /// Gives back the folios of a range that is unmapped, except where something near is managed.
+    /// Frees the folios of a range that was unmapped, except those that share a group with managed
+    /// memory.
     pub(crate) fn prune(&mut self, start: usize, end: usize) {
         let branch_bytes = self.branch_bytes();
         let branches = self.branches.range_mut(self.branch_numbers(start, end));
-        // Taken out while it is pruned, so that the ranges can be asked.
+        // The branches are taken out while they are pruned, so that `self.ranges` can be borrowed.
         let taken: Vec<_> =
             branches.map(|(number, branch)| (*number, std::mem::take(branch))).collect();
         for (number, mut branch) in taken {
             let base = number * branch_bytes;
             let is_used = self.ranges.overlap(base, base + branch_bytes);
-            // A branch that goes takes all of its leaves along.
+            // All leaves of an unused branch are freed.
             let (start, end) = if is_used { (start, end) } else { (base, base + branch_bytes) };
             let leaves = branch.get_mut().into_iter().flat_map(|leaves| leaves.iter_mut());
             for (index, leaf) in leaves.enumerate() {
@@ -248,7 +254,7 @@ impl Table {
         }
     }
 
-    /// The same for the leaf that begins at `base`.
+    /// [`Table::prune`] for the leaf that begins at `base`.
     fn prune_leaf(&self, leaf: &mut Leaf, base: usize, start: usize, end: usize) {
         let (leaf_bytes, group_bytes) = (self.leaf_bytes(), self.group_bytes());
         let touched = |from: usize, bytes: usize| from < end && from + bytes > start;
@@ -270,7 +276,7 @@ impl Table {
     fn prune_group(&self, group: &mut OnceLock<Box<Group>>) {
         if let Some(mut folios) = group.take() {
             self.groups_made.fetch_sub(1, Relaxed);
-            // Who unmaps has dropped them all.
+            // The caller has dropped the contents of all these folios.
             debug_assert!(folios.iter_mut().all(|folio| folio.get_mut().keeps_nothing()));
         }
     }
@@ -289,7 +295,7 @@ impl Table {
         self.groups_made.load(Relaxed) * group
             + self.leaves_made.load(Relaxed) * leaf
             + self.branches_made.load(Relaxed) * branch
-            // The number and the branch; nodes of the tree are two thirds full.
+            // A key and a branch each; nodes of the tree are two thirds full on average.
             + self.branches.len() * (size_of::<usize>() + size_of::<Branch>()) * 3 / 2
     }
 }
@@ -323,7 +329,7 @@ mod tests {
         assert!(table.get(BASE - 1).is_none());
     }
 
-    /// Goal: address space that is only reserved costs next to nothing, however much it is.
+    /// Goal: even a lot of address space costs next to nothing while it is only reserved.
     #[test]
     fn eight_tebibytes_reserved_take_less_than_a_mebibyte() {
         let mut table = table();
@@ -334,7 +340,8 @@ mod tests {
         assert!(table.metadata_bytes() < 602 << 10);
     }
 
-    /// Goal: a branch that goes is no longer counted, also if some of it was left in the table before.
+    /// Goal: a freed branch is no longer counted, even if folios of an earlier range were still in
+    /// it.
     #[test]
     fn a_branch_goes_with_all_that_is_in_it() {
         let mut table = table();
@@ -349,7 +356,8 @@ mod tests {
         assert_eq!(table.metadata_bytes(), 0);
     }
 
-    /// Goal: whatever comes and goes, the table knows what is managed, and keeps nothing of the rest.
+    /// Goal: while ranges come and go, the table knows which are managed, and frees the folios of
+    /// the others. Method: a plain set of folio numbers beside the table.
     #[test]
     fn ranges_that_come_and_go_agree_with_a_set() {
         const FOLIOS: usize = 3 * LEAF_FOLIOS;

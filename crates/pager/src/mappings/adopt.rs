@@ -1,8 +1,9 @@
-//! Mappings come under management: registered, and what is resident in them found.
+//! Mappings come under management: they are registered, and their resident pages are found.
 //!
-//! `Table::covered` says to the page what may be managed, neighbours joined. A folio all of which is
-//! there is managed, be it of one mapping or of several, and again when a part of it that was unmapped is
-//! mapped anew.
+//! `Table::covered` has the ranges that may be managed, exact to the page, adjacent ranges joined.
+//! A folio is managed if all of it is in these ranges, whether it lies in one mapping or in
+//! several. A folio that was cut when a part was unmapped is managed again once that part is mapped
+//! anew.
 
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_sys::Errno;
@@ -14,29 +15,29 @@ use crate::folio::Table;
 use crate::reclaim::{By, Reclaimed};
 use crate::replacement::Queue;
 
-/// A range of mappings that has just been registered, and the folios that are whole by it.
+/// A range of mappings that has just been registered, and the folios that it makes whole.
 struct Registered {
     folios: (usize, usize),
     range: (usize, usize),
 }
 
 impl Engine {
-    /// Takes a mapping under management, with what is resident in it now: its whole folios, and those
-    /// which it makes whole together with what lies beside it.
+    /// Takes a mapping under management, with its resident pages: its own whole folios, and the
+    /// folios that it makes whole together with adjacent mappings.
     ///
     /// # Errors
     ///
-    /// The range cannot be registered; it stays the kernel's.
+    /// The range cannot be registered; it is left to the kernel.
     pub fn adopt(&self, start: usize, end: usize) -> Result<(), Error> {
         let mut table = self.table.write();
-        // What was unmapped here before must not be forgotten afterwards (EVT-3).
+        // A change that was read before must be applied before this mapping is registered (EVT-3).
         self.apply_changes(&mut table);
         let taken = self.take_in(&mut table, start, end);
         self.measure_tables(&mut table);
         taken.map_err(|errno| Error::Memory { what: "userfaultfd register", errno })
     }
 
-    /// Registers a mapping and finds what is resident in it.
+    /// Registers a mapping and finds its resident pages.
     pub(crate) fn take_in(&self, table: &mut Table, start: usize, end: usize) -> Result<(), Errno> {
         let end = end.next_multiple_of(PAGE_BYTES);
         let folios = self.register(table, start, end)?;
@@ -44,8 +45,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes many ranges under management, registering all before any is looked at: a program that
-    /// grows fast stops growing at once. What cannot be registered stays the kernel's.
+    /// Takes many ranges under management. All are registered before any is scanned, so that a
+    /// program that grows fast stops growing at once. A range that cannot be registered is left to
+    /// the kernel.
     pub fn adopt_all(&self, ranges: impl Iterator<Item = (usize, usize)>) {
         let mut table = self.table.write();
         self.apply_changes(&mut table);
@@ -59,8 +61,9 @@ impl Engine {
         self.measure_tables(&mut table);
     }
 
-    /// Registers what can be of a range of many mappings: one that cannot (it was replaced behind our
-    /// back) must not keep the others from it.
+    /// Registers as much as possible of a range of many mappings: a mapping that cannot be
+    /// registered (for example, it was replaced without the engine) must not prevent the
+    /// registration of the others.
     fn register_most(
         &self,
         table: &mut Table,
@@ -68,13 +71,14 @@ impl Engine {
         end: usize,
         registered: &mut Vec<Registered>,
     ) {
-        // A range in which nothing can be registered is given up after as many tries.
+        // A range in which nothing can be registered is given up after so many refusals.
         const REFUSALS_MAX: usize = 64;
         let (mut rest, mut refusals) = (vec![(start, end.next_multiple_of(PAGE_BYTES))], 0);
         while let Some((start, end)) = rest.pop() {
             match self.register(table, start, end) {
                 Ok(folios) => registered.push(Registered { folios, range: (start, end) }),
-                // No more mappings are allowed: halves would be more of them.
+                // The limit of mappings is reached: registering halves would need even more
+                // mappings.
                 Err(Errno::NOMEM) => {}
                 Err(_) => {
                     refusals += 1;
@@ -87,11 +91,12 @@ impl Engine {
         }
     }
 
-    /// Registers a mapping and tells the folios that are whole by it: its own, and at its ends those that
-    /// it shares with neighbours.
+    /// Registers a mapping and returns the range of the folios that it makes whole: its own, and at
+    /// its ends those that it shares with neighbours.
     ///
-    /// All of it, so that it stays one mapping: `mremap` refuses several. The pages beside whole
-    /// folios are nobody's units; a touch of a missing one is answered with zeros.
+    /// All of the mapping is registered, so that it stays one mapping: `mremap` refuses a range of
+    /// several mappings. Its pages outside whole folios belong to no managed folio; a missing one
+    /// reads as zeros.
     fn register(
         &self,
         table: &mut Table,
@@ -106,14 +111,14 @@ impl Engine {
             return Ok((start, start));
         }
         let bytes = self.geometry().folio_bytes();
-        // As far as the neighbours' parts of the folios at the ends, and what is beside those.
+        // Include the neighbours' parts of the folios at the ends, and one folio more at each side.
         let from = joined.0.max(outer.0.saturating_sub(bytes));
         let to = joined.1.min(outer.1.saturating_add(bytes));
         let register = |from: usize, to: usize| self.mover.register(from, to);
         if register(from, to).is_ok() {
             return Ok((first, last));
         }
-        // Whatever lies beside it by now: alone, then.
+        // The neighbours cannot be registered, or have changed by now: register the mapping alone.
         table.uncover(from, to);
         let (first, last) = table.interior(start, end);
         if first < last {
@@ -126,8 +131,8 @@ impl Engine {
         Ok((first, last))
     }
 
-    /// Finds what is resident in whole folios that have just been registered, of a mapping and of
-    /// what lies beside it.
+    /// Finds the resident pages of whole folios that have just been registered; they lie in
+    /// `mapping` and its neighbours.
     fn scan_resident(
         &self,
         table: &mut Table,
@@ -142,15 +147,18 @@ impl Engine {
             let mut folio = lock.lock();
             let part = mapping.0.max(base)..mapping.1.min(base + self.geometry().folio_bytes());
             if part.len() < self.geometry().folio_bytes() && folio.managed {
-                // The mapping is new, and the folio's other part may have contents still.
+                // Only this part of the folio is new; the other part may have contents in the
+                // store.
                 self.bring_back_without(&mut folio, base, part.start - base..part.end - base);
             }
-            // What an earlier mapping left here, unmapped behind our back.
+            // An earlier mapping, unmapped without the engine, may have left contents here.
             self.drop_folio(&mut folio, true);
         }
-        // Registered: no page comes from now on but through us, so what is found is exact. But a page of
-        // zeros that was only read becomes one of the program's own when it is written, and no fault
-        // tells of it: so these go first, at once.
+        // The range is registered, so from now on only the engine brings pages, and the scan is
+        // exact. One exception: a shared page of zeros becomes the program's own page when it is
+        // written to, without a fault that the engine sees. So the folios of such pages join
+        // probation, and as many folios are reclaimed at once: these ones, if probation is above
+        // its share.
         let mut zeros = 0;
         self.mover.system.each_resident(start, end, &mut |from, to, zero| {
             let queue = if zero { Queue::Probation } else { Queue::Main };

@@ -1,9 +1,9 @@
 //! Changes of mappings: what `munmap`, `madvise`, `mremap` and `mlock` do to managed memory.
 //!
-//! Each change holds the table for writing around the system call and what follows from it, so no
-//! folio moves and no fault is served meanwhile (`ENG-1`): the program sees exactly what it would see
-//! without us. A folio that a change covers only in part is first brought back, so that the kernel
-//! alone decides what each of its pages holds.
+//! Each change holds the table for writing during the system call and the updates that follow, so
+//! no folio moves and no fault is served meanwhile (`ENG-1`): the program sees exactly what it
+//! would see without the engine. A folio that a change covers only in part is brought back first,
+//! so that the kernel alone decides what each of its pages holds.
 
 use std::ops::Range;
 
@@ -21,11 +21,13 @@ use crate::replacement::Queue;
 type Written<'a> = WriteGuard<'a, { rank::TABLE }, Table>;
 
 impl Engine {
-    /// A range is unmapped, or mapped anew, by `call`; it is no longer managed if that succeeds.
+    /// Makes `call`, which unmaps a range or maps it anew; the range is no longer managed if `call`
+    /// succeeds.
     ///
     /// # Errors
     ///
-    /// Those of `call`; then all reads as before (what it covers in part is no longer managed).
+    /// Those of `call`. Then all contents are as before; folios that the range covers only in part
+    /// are no longer managed.
     pub fn unmap<R, E>(
         &self,
         start: usize,
@@ -41,7 +43,7 @@ impl Engine {
             }
         }
         let outer = table.exterior(start, end);
-        // What is left of folios at the edges was brought back, and is the kernel's alone.
+        // The parts of edge folios outside the range were brought back, and are left to the kernel.
         self.mover.unregister(outer.0, start);
         self.mover.unregister(end, outer.1);
         table.uncover(start, end);
@@ -52,12 +54,12 @@ impl Engine {
         Ok(answer)
     }
 
-    /// The contents of a range are dropped by `call`, which is told its start and length: it reads as zeros
-    /// from now on.
+    /// Makes `call`, which gets start and length of a range and drops its contents: the range reads
+    /// as zeros from now on.
     ///
     /// # Errors
     ///
-    /// Those of `call`, which may have dropped a part of it by then, from the start.
+    /// Those of `call`, which may have dropped a first part of the range by then.
     pub fn discard<R>(
         &self,
         start: usize,
@@ -66,7 +68,7 @@ impl Engine {
     ) -> Result<R, Errno> {
         let table = self.table.write();
         self.settle_edges(&table, start, end, false);
-        // ENOMEM: part of the range is not mapped, and all that is was dropped.
+        // ENOMEM: part of the range is not mapped, and the contents of all the rest were dropped.
         let dropped = |answer: &Result<R, Errno>| matches!(answer, Ok(_) | Err(Errno::NOMEM));
         let asked = end;
         let (answer, end) = self.announce((start, end), (0, 0), || {
@@ -74,8 +76,8 @@ impl Engine {
             if dropped(&answer) {
                 return (answer, end);
             }
-            // The kernel drops one mapping after the other up to the one that it refuses (locked, sealed):
-            // once more, to see which.
+            // The kernel drops one mapping after the other and stops at one that it refuses
+            // (locked, sealed). To find that one, the call is repeated page by page.
             let refused =
                 (start..end).step_by(PAGE_BYTES).find(|page| !dropped(&call(*page, PAGE_BYTES)));
             (answer, refused.unwrap_or(end))
@@ -98,14 +100,14 @@ impl Engine {
         answer
     }
 
-    /// Gives a range up for good: every page of it is brought back, and none is taken again.
+    /// Stops managing a range for good: every page is brought back, and none is captured again.
     pub fn pin(&self, start: usize, end: usize) {
         let mut table = self.table.write();
         self.leave(&mut table, start, end);
         self.measure_tables(&mut table);
     }
 
-    /// Brings a range back, and leaves it to the kernel.
+    /// Brings a range back, and leaves the range to the kernel.
     fn leave(&self, table: &mut Table, start: usize, end: usize) {
         let outer = table.exterior(start, end);
         for (address, lock) in table.known_folios(outer.0, outer.1) {
@@ -117,14 +119,14 @@ impl Engine {
             self.retire(&mut folio);
             add(&self.figures().pinned_bytes, self.geometry().folio_bytes() as u64);
         }
-        // Everything is back, so a page that is missing is the kernel's to fill with zeros.
+        // Everything is back, so the kernel can serve touches of missing pages with zeros.
         self.mover.unregister(outer.0, outer.1);
         table.uncover(start, end);
         table.remove(outer.0, outer.1);
     }
 
-    /// Registers what is managed of a range again. What the kernel refuses (registering splits mappings, and the
-    /// program may have reached `vm.max_map_count` meanwhile) is left to the kernel.
+    /// Registers the managed parts of a range again. A part that the kernel refuses is left to the
+    /// kernel: registering splits mappings, and the program may have reached `vm.max_map_count`.
     fn register_again_or_leave(&self, table: &mut Table, start: usize, end: usize) {
         let managed = table.ranges().iter().filter(|(from, to)| *from < end && *to > start);
         let parts: Vec<_> = managed.map(|(from, to)| (from.max(start), to.min(end))).collect();
@@ -135,12 +137,13 @@ impl Engine {
         }
     }
 
-    /// A range is moved by `call`, which tells where to (`onto`, if that was said before); the contents
-    /// move along. Tells also whether any of the old range was managed.
+    /// Makes `call`, which moves a range with its contents and returns the new range. `onto` is the
+    /// new range if the program has chosen it, else empty. Returns the new range, and whether any
+    /// part of the old one was managed.
     ///
     /// # Errors
     ///
-    /// Those of `call`; then nothing has changed.
+    /// Those of `call`; then the contents are as before.
     pub fn relocate<E>(
         &self,
         (start, end): (usize, usize),
@@ -148,14 +151,16 @@ impl Engine {
         call: impl FnOnce() -> Result<(usize, usize), E>,
     ) -> Result<(usize, usize, bool), E> {
         let mut table = self.table.write();
-        // Every page back: what moves is what the kernel has. Large blocks grow by `mremap` rarely
-        // enough, and a moved registration is lost anyway.
+        // Every page is brought back, so that the kernel moves all contents. This is slow for large
+        // blocks, but they seldom grow by `mremap`, and the registration is lost in the move
+        // anyway.
         for (address, lock) in table.known_folios(start, end) {
             self.bring_back(&mut lock.lock(), address);
         }
         let managed = table.ranges().overlap(start, end);
         self.settle_edges(&table, onto.0, onto.1, true);
-        // One mapping again: `mremap` refuses a range of several, and registering has split it.
+        // Registering may have split the mapping, and `mremap` refuses a range of several mappings.
+        // So make it one mapping again.
         self.mover.unregister(start, end);
         let moved = self.announce((start, end), onto, call);
         let (to, to_end) = match moved {
@@ -185,10 +190,10 @@ impl Engine {
         Ok((to, to_end, managed))
     }
 
-    /// Reclaims until what is charged fits, for whoever has brought `bytes` under management that the
-    /// kernel had given without asking; not more than twice as much.
+    /// Reclaims until the charge is below the limit, after `bytes` that the kernel has given were
+    /// brought under management. Reclaims at most about twice as much.
     pub fn make_room(&self, bytes: usize) {
-        // What has just been adopted was counted among what is not ours.
+        // The adopted pages were counted as the process's other memory until now.
         self.sample();
         for _ in 0..2 * (bytes / self.geometry().folio_bytes() + 1) {
             if self.room_bytes() > 0 || self.charge.at_floor() {
@@ -201,7 +206,7 @@ impl Engine {
         }
     }
 
-    /// Makes a system call whose events are nobody's business but ours.
+    /// Makes a system call of the engine's own, whose events are to be skipped (`EVT-2`).
     fn announce<R>(
         &self,
         range: (usize, usize),
@@ -214,7 +219,8 @@ impl Engine {
         answer
     }
 
-    /// Brings back the folios that a change of `start..end` covers in part; retires them if asked.
+    /// Brings back the folios that a change of `start..end` covers only in part. If `retire` is
+    /// set, they are left to the kernel.
     fn settle_edges(&self, table: &Written<'_>, start: usize, end: usize, retire: bool) {
         let (first, last) = (self.geometry().base(start), self.geometry().base(end));
         let first_is_partial = first != start || first + self.geometry().folio_bytes() > end;
@@ -234,13 +240,13 @@ impl Engine {
         }
     }
 
-    /// Makes all that a folio has resident, over the limit if need be: the change that wants it cannot
-    /// wait.
+    /// Makes all staged and stored units of a folio resident. The change that needs them cannot
+    /// wait, so the limit may be passed.
     fn bring_back(&self, folio: &mut Folio, base: usize) {
         self.bring_back_without(folio, base, 0..0);
     }
 
-    /// The same, with zeros in a part of it that is being dropped.
+    /// Like [`Engine::bring_back`], with zeros in the part of the folio that is being dropped.
     pub(crate) fn bring_back_without(&self, folio: &mut Folio, base: usize, dropped: Range<usize>) {
         if let Some(slot) = &mut folio.staged {
             self.mover.zero(slot, dropped.clone());
@@ -258,13 +264,13 @@ impl Engine {
         self.note_resident(folio, base, stored, Queue::Main);
     }
 
-    /// Leaves a folio that was brought back to the kernel.
+    /// Leaves a folio to the kernel; all its units were brought back before.
     pub(crate) fn retire(&self, folio: &mut Folio) {
         debug_assert!(folio.staged.is_none() && folio.stored.is_empty());
         self.drop_folio(folio, false);
     }
 
-    /// Forgets what a folio held; its pages, if it had any, are gone or the kernel's alone.
+    /// Forgets the contents of a folio: its pages are gone, or left to the kernel.
     pub(crate) fn drop_folio(&self, folio: &mut Folio, managed: bool) {
         folio.managed = managed;
         self.drop_copies(folio, self.geometry().all());
@@ -278,7 +284,7 @@ impl Engine {
         folio.stored = Units::NONE;
     }
 
-    /// Everything that is managed comes back and stays: the engine ends.
+    /// Brings everything back and stops managing it, before the engine ends.
     pub fn unmanage_all(&self) {
         let ranges: Vec<(usize, usize)> = self.table.read().ranges().iter().collect();
         for (start, end) in ranges {

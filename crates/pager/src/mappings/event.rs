@@ -1,22 +1,25 @@
-//! Events: mappings that change behind the engine's back.
+//! Events: mappings that change without the engine.
 //!
 //! Changes that come through the C library are made by the engine itself (`change`), exactly. A
-//! program that makes the system call on its own is seen here: the kernel tells of it, before
-//! (`REMOVE`) or after (`UNMAP`, `REMAP`) it happened, and goes on as soon as the event is *read*. So
-//! the outcome is exact for the thread that made the call, from the second such change on: before the
-//! first nobody looks for them (`Inbox::steady`). Open is what another thread maps at the same
-//! addresses before the event is read.
+//! program can also make the system call on its own. Then the kernel sends an event, before
+//! (`REMOVE`) or after (`UNMAP`, `REMAP`) the change, and lets the call return as soon as the event
+//! is *read*. So the outcome is exact for the thread that made the call, from the second such
+//! change on: before the first change is known, the engine does not look for changes
+//! (`Inbox::steady`). One case is open: another thread maps memory at the same addresses before the
+//! event is read.
 //!
 //! # Invariants
 //!
-//! - `EVT-1` The thread that reads never waits for the table: who holds it may be in a system call
-//!   that does not return until its own event is read. What cannot be served now is kept, in order.
-//! - `EVT-2` Events of the engine's own calls are announced before the call, and skipped.
-//! - `EVT-3` What was read is applied before new memory is taken under management. Until then nothing
-//!   of its range is taken out, and what is brought in goes where it belongs by now: nowhere, if it was
-//!   dropped.
-//! - `EVT-4` A fault is served only if its page was not changed since its message was read. Else its thread, if it
-//!   still waits, is woken, and asks again.
+//! - `EVT-1` The thread that reads messages never waits for the table: the owner of the table may
+//!   be in a system call that returns only after its own event was read. A message that cannot be
+//!   served now is kept, in order.
+//! - `EVT-2` Before a system call of its own the engine announces the call's events; they are
+//!   skipped.
+//! - `EVT-3` Changes that were read are applied before new memory is taken under management. Until
+//!   a change is applied, nothing is captured in its range, and memory that is brought in goes to
+//!   where the change moved it, or nowhere if the change dropped it.
+//! - `EVT-4` A fault is served only if its page was not changed after the fault's message was read.
+//!   Otherwise the thread, if it still waits, is woken and faults again.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -33,15 +36,15 @@ use crate::mover::Full;
 use crate::rank;
 use crate::system::{Side, System};
 
-/// Messages that can wait: each waiting thread has at most one.
+/// Room in the inbox: each waiting thread has at most one message there.
 pub(crate) const WAITING_MAX: usize = 4096;
 
-/// The ranges that the engine itself is changing: start and end, twice.
+/// The one or two ranges that the engine itself is changing: start, end, start, end.
 #[derive(Debug, Default)]
 pub(crate) struct Announced([AtomicUsize; 4]);
 
 impl Announced {
-    /// Announces a change of `range`, and of `other` for a move.
+    /// Announces a change of `range`; `other` is the target of a move.
     pub(crate) fn set(&self, range: (usize, usize), other: (usize, usize)) {
         // Release: pairs with the Acquire in covers(); the system call that follows is ordered too.
         for (cell, value) in self.0.iter().zip([range.0, range.1, other.0, other.1]) {
@@ -49,41 +52,42 @@ impl Announced {
         }
     }
 
-    /// The change is done, and its events are read: the call has returned.
+    /// Ends the announcement, after the call has returned: its events have been read by then.
     pub(crate) fn clear(&self) {
         self.set((0, 0), (0, 0));
     }
 
-    /// Whether an event on `start..end` is of an announced change.
+    /// Whether an event on `start..end` comes from an announced change.
     fn covers(&self, start: usize, end: usize) -> bool {
         let [a, b, c, d] = [0, 1, 2, 3].map(|index: usize| self.0[index].load(Ordering::Acquire));
         (start < b && end > a) || (start < d && end > c)
     }
 }
 
-/// A message, and what came after it.
+/// A message in the inbox.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Event {
     pub(crate) message: Message,
-    /// When it was read, by [`System::now_ns`].
+    /// When the message was read, by [`System::now_ns`].
     pub(crate) at: u64,
-    /// A fault whose page was changed since: its thread may long have gone on, and what lies there now
-    /// is not what it asked for (`EVT-4`).
+    /// The message is a fault, and its page was changed since: the thread may have gone on long
+    /// ago, and other memory may be at the address now (`EVT-4`).
     pub(crate) outdated: bool,
 }
 
-/// What was read from the userfaultfd and is still to be done, in the order in which the kernel sent it.
+/// Messages that were read from the userfaultfd and are still to be served, in the kernel's order.
 ///
-/// A change of mappings keeps moves from working (`EAGAIN`) until its event is read. So whoever meets
-/// that reads, and leaves what he read here for the handler.
+/// A change of mappings makes moves fail (`EAGAIN`) until its event is read. So a thread whose move
+/// fails reads the messages, and leaves them here for the handler.
 #[derive(Debug)]
 pub(crate) struct Inbox {
     messages: Mutex<{ rank::INBOX }, VecDeque<Event>>,
-    /// Whether there ever was a change of somebody else's. Most programs make none, and pay nothing.
+    /// Whether there ever was a change that the engine did not make. Most programs make none, and
+    /// pay nothing for this.
     changing: AtomicBool,
 }
 
-/// The inbox held.
+/// The inbox, locked.
 pub(crate) type Held<'a> = Guard<'a, { rank::INBOX }, VecDeque<Event>>;
 
 impl Default for Inbox {
@@ -93,18 +97,19 @@ impl Default for Inbox {
     }
 }
 
-/// No event is read while this is held, so whoever changes mappings meanwhile has not gone on: what
-/// is moved or copied under it comes before the change, or is refused with `EAGAIN` (`EVT-3`).
+/// While this is held no event is read, so a thread that changes mappings meanwhile cannot go on. A
+/// move or copy made while this is held comes before such a change, or is refused with `EAGAIN`
+/// (`EVT-3`).
 #[derive(Debug)]
 pub(crate) struct Steady<'a>(Option<Held<'a>>);
 
 impl Steady<'_> {
-    /// Whether a change of any of `start..end` waits to be applied.
+    /// Whether a change of any part of `start..end` waits to be applied.
     pub(crate) fn has_change(&self, start: usize, end: usize) -> bool {
         self.0.iter().flat_map(|held| held.iter()).any(|event| changes(event.message, start, end))
     }
 
-    /// Where memory that belongs to `at` is to be placed, after the changes that wait.
+    /// Where memory that belonged at `at` is to be placed, given the changes that wait.
     pub(crate) fn place_now(&self, at: usize, bytes: usize) -> Place {
         let (mut place, mut moved) = (at, false);
         for Event { message, .. } in self.0.iter().flat_map(|held| held.iter()) {
@@ -126,10 +131,12 @@ impl Steady<'_> {
 }
 
 impl Inbox {
-    /// Reads what there is, without waiting, and skips what the engine itself does (`EVT-2`).
+    /// Reads the messages that there are, without waiting, and skips events of the engine's own
+    /// calls (`EVT-2`).
     pub(crate) fn pull(&self, from: &dyn System, announced: &Announced) {
         let mut messages = Messages::default();
-        // Under the lock, so that messages are kept in the order in which the kernel sent them.
+        // Read under the lock, so that messages are kept in the order in which the kernel sent
+        // them.
         let mut inbox = self.messages.lock();
         let messages = from.read(Side::Program, &mut messages);
         let at = from.now_ns();
@@ -152,29 +159,29 @@ impl Inbox {
         }
     }
 
-    /// Holds it still, for `fork`: the handler looks here without the table.
+    /// Locks the inbox for a `fork`, since the handler looks into the inbox without the table.
     pub(crate) fn hold(&self) -> Held<'_> {
         self.messages.lock()
     }
 
-    /// The next thing to do: a change before any fault, whose thread waits while that of the change goes
-    /// on.
+    /// The next message to serve: changes come before faults, since the thread of a fault waits,
+    /// but the thread of a change goes on.
     pub(crate) fn first(&self) -> Option<Event> {
         let inbox = self.messages.lock();
         inbox.iter().find(|event| is_change(event.message)).or(inbox.front()).copied()
     }
 
-    /// The first, a fault, is served. It is the foremost still: others come behind it.
+    /// Removes the first message, a fault that was served. New messages are added behind it.
     pub(crate) fn done(&self) {
         self.messages.lock().pop_front();
     }
 
-    /// Holds it for one move or copy, where there are changes at all.
+    /// Locks the inbox for one move or copy, if there ever was a change.
     pub(crate) fn steady(&self) -> Steady<'_> {
         Steady(self.changing.load(Ordering::Relaxed).then(|| self.messages.lock()))
     }
 
-    /// Takes the first change, for whoever holds the table alone. Faults stay, for the handler.
+    /// Takes the first change; the caller has the table for writing. Faults stay, for the handler.
     fn take_change(&self) -> Option<Message> {
         let mut inbox = self.messages.lock();
         let first = inbox.iter().position(|event| is_change(event.message))?;
@@ -189,19 +196,19 @@ impl Event {
     }
 }
 
-/// Where memory goes that is brought in while changes wait.
+/// Where to put memory that is brought in while changes wait.
 pub(crate) enum Place {
-    /// Where it was to go.
+    /// To the address where it belonged.
     Here,
-    /// Its mapping was moved there.
+    /// To this address: its mapping was moved.
     There(usize),
-    /// To several places: each page is to be asked for.
+    /// Perhaps to several places: the caller asks for each page by itself.
     Apart,
-    /// It was dropped.
+    /// Nowhere: it was dropped.
     Nowhere,
 }
 
-/// Whether a message is of a change of any of `start..end`.
+/// Whether a message is a change of any part of `start..end`.
 fn changes(message: Message, start: usize, end: usize) -> bool {
     let overlap = |from: usize, to: usize| from < end && to > start;
     match message {
@@ -213,13 +220,13 @@ fn changes(message: Message, start: usize, end: usize) -> bool {
     }
 }
 
-/// Whether a message is of a change of mappings, and not of a fault.
+/// Whether a message is a change of mappings, and not a fault.
 pub(crate) fn is_change(message: Message) -> bool {
     !matches!(message, Message::Fault { .. })
 }
 
 impl Engine {
-    /// Applies what waits of other people's changes. False: the table is held, try again.
+    /// Applies the changes that wait. False: another thread has the table, try again.
     pub(crate) fn try_apply(&self) -> bool {
         let Some(mut table) = self.table.try_write() else { return false };
         self.apply_changes(&mut table);
@@ -227,7 +234,7 @@ impl Engine {
         true
     }
 
-    /// Applies what waits of other people's changes.
+    /// Applies the changes that wait in the inbox.
     pub(crate) fn apply_changes(&self, table: &mut Table) {
         while let Some(change) = self.mover.inbox.take_change() {
             match change {
@@ -249,7 +256,8 @@ impl Engine {
                     table.uncover(from, from + bytes);
                     table.remove(first, last);
                     table.prune(first, last);
-                    // Registered already, by the kernel. If not, it stays the kernel's.
+                    // The kernel has moved the registration too. Memory that cannot be registered
+                    // is left to the kernel.
                     self.take_in(table, to, to + bytes).ok();
                     add(&self.figures().remaps, 1);
                 }
@@ -258,7 +266,8 @@ impl Engine {
         }
     }
 
-    /// Drops what is kept of `start..end`. What a folio at an edge keeps beyond it comes back.
+    /// Drops what the engine keeps of `start..end`. A folio that lies only partly in the range is
+    /// brought back first.
     fn forget(&self, table: &Table, start: usize, end: usize, unmapped: bool) {
         let folio_bytes = self.geometry().folio_bytes();
         for (base, lock) in table.known_folios(start, end) {
@@ -270,13 +279,14 @@ impl Engine {
                 self.drop_folio(&mut folio, !unmapped);
                 continue;
             }
-            // The kernel may drop its pages before or after ours are placed: so the dropped part is
-            // zeros in what we place.
+            // The kernel may drop its pages before or after ours are placed. So we place zeros in
+            // the dropped part.
             let dropped = start.max(base) - base..end.min(base + folio_bytes) - base;
             if !unmapped {
-                // A capture before the kernel drops them would keep what must read as zeros, and whether
-                // they are dropped at all (or are to stay if written to, as MADV_FREE has it) is not known.
-                // So these units are empty to us: what is there is the program's, what is missing is zeros.
+                // A capture before the kernel drops these pages would keep bytes that must read as
+                // zeros. It is also unknown whether the kernel drops the pages at all: with
+                // MADV_FREE they stay if they are written to. So these units count as empty: their
+                // present pages are the program's, and missing pages read as zeros (UNIT-1).
                 self.empty(&mut folio, self.geometry().touched(dropped.clone()));
             }
             self.bring_back_without(&mut folio, base, dropped);
@@ -286,7 +296,7 @@ impl Engine {
         }
     }
 
-    /// Forgets that units are resident; the next fault in one finds out.
+    /// Makes resident units empty; their present pages stay.
     pub(crate) fn empty(&self, folio: &mut Folio, units: Units) {
         let units = folio.resident & units;
         self.count_out(units);
@@ -294,11 +304,12 @@ impl Engine {
         self.drop_copies(folio, units);
     }
 
-    /// After a move: puts what is kept of the old range into the new one.
+    /// After a mapping was moved: puts what the engine keeps of the old range into the new one.
     fn follow(&self, table: &Table, from: usize, to: usize, bytes: usize) {
         for (base, lock) in table.known_folios(from, from + bytes) {
             let mut folio = lock.lock();
-            // What the move took of the folio went along; what it left behind stays where it was.
+            // The part of the folio that was moved goes to the new range; the rest stays where it
+            // was.
             let taken = from.max(base) - base
                 ..(from + bytes).min(base + self.geometry().folio_bytes()) - base;
             let target = |at: usize| {
@@ -320,7 +331,8 @@ impl Engine {
         debug_assert!(bytes % PAGE_BYTES == 0);
     }
 
-    /// Places units of a slot, cut at the ends of `taken`, each part at its `target`.
+    /// Places units of a slot, cut at the ends of `taken`. Each part goes to the `target` of its
+    /// start.
     fn place_apart(
         &self,
         slot: &Full,

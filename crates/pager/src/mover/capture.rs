@@ -11,10 +11,10 @@ use super::staging::{Full, Hollow};
 use crate::folio::Units;
 use crate::system::Side;
 
-/// Why units could not be taken out. They are still the program's.
+/// Why units could not be taken out of the program. They are still there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Refusal {
-    /// Nothing is there: not one page.
+    /// No page of the units is present.
     Nothing,
     /// A page is pinned by a device, or shared with a child in a way that cannot be undone now.
     Busy,
@@ -23,22 +23,24 @@ pub(crate) enum Refusal {
 }
 
 impl Mover {
-    /// Moves adjacent whole folios out in one go, as far as it goes, into adjacent slots that begin with
-    /// `slot`; returns how many went: [`Mover::captured`] turns their slots into full ones. The others are to be
-    /// captured one by one, all the same into their slots.
+    /// Moves adjacent whole folios out of the program by one call, into adjacent slots that begin
+    /// with `slot`. The kernel may stop early: returns how many folios were moved. The caller gives
+    /// the slots of these to [`Mover::captured`], and captures each of the others into its slot by
+    /// [`Mover::capture`].
     pub(crate) fn capture_many(&self, base: usize, folios: usize, slot: &Hollow) -> usize {
         let bytes = self.geometry.folio_bytes();
         let progress = self.take_out(base, self.staging.hollow_address(slot), folios * bytes);
         progress.bytes / bytes
     }
 
-    /// The slot of a folio that [`Mover::capture_many`] moved.
+    /// The full slot of a folio that [`Mover::capture_many`] moved.
     pub(crate) fn captured(&self, slot: Hollow) -> Full {
         self.staging.filled(slot, self.geometry.all())
     }
 
-    /// Moves `units` of the folio at `base` out of the program, into `slot`; says also why some are not
-    /// in it, if so. If none is, the slot is given back.
+    /// Moves `units` of the folio at `base` out of the program, into `slot`. If some units stay,
+    /// returns the reason with the slot. If all of them stay, gives the slot back and returns the
+    /// reason alone.
     pub(crate) fn capture(
         &self,
         base: usize,
@@ -56,7 +58,7 @@ impl Mover {
                     taken |= Units::from(run);
                     break;
                 };
-                // The unit that could not be taken whole stays; the others go.
+                // The unit that could not be moved whole stays in the program; the other units go.
                 let stopped = done / self.geometry.unit_bytes();
                 taken |= Units::from(run.start..stopped);
                 self.undo(to, base, self.geometry.bytes(stopped..stopped + 1));
@@ -78,7 +80,8 @@ impl Mover {
         }
     }
 
-    /// Moves the folio's bytes from `at`, which rises, to `end`.
+    /// Moves the folio's bytes from `at` up to `end`, and advances `at` over the pages that are
+    /// done. Counts missing pages in `holes`.
     fn capture_run(
         &self,
         base: usize,
@@ -96,7 +99,7 @@ impl Mover {
             let done = *at;
             match progress.stopped {
                 None | Some(Errno::AGAIN) => {}
-                // A page that is not there is a page of zeros, or went with an earlier move.
+                // A missing page reads as zeros, or was moved by an earlier call.
                 Some(Errno::NOENT) => {
                     match self.system.zero(Side::Staging, to + done, PAGE_BYTES).stopped {
                         None => {
@@ -105,12 +108,13 @@ impl Mover {
                         }
                         Some(Errno::EXIST) => *at += PAGE_BYTES,
                         Some(Errno::AGAIN) => {}
-                        // No memory for a page table. Without the page the unit is not whole (STAGE-3).
+                        // No memory for a page table. Without this page the slot would lack a page
+                        // of the unit (STAGE-3).
                         Some(_) => return Err(Refusal::Busy),
                     }
                 }
-                // MOVE-3: the page is in the slot and no longer in the program: it was moved. If it is in
-                // both, a stranger touched the slot, and undo() cleans it.
+                // MOVE-3: a page that is in the slot and no longer in the program was moved. If it
+                // is in both, a stranger touched the slot, and undo() cleans the slot.
                 Some(Errno::EXIST) if self.present(to + done) && !self.present(base + done) => {
                     *at += PAGE_BYTES;
                 }
@@ -119,7 +123,8 @@ impl Mover {
                     self.unshare(base + done, end - done);
                 }
                 Some(Errno::BUSY) => return Err(Refusal::Busy),
-                // The range may be of several mappings, which no move crosses: page by page.
+                // The range may lie in several mappings, and no move crosses mappings: page by
+                // page.
                 Some(Errno::INVAL) if next > PAGE_BYTES => at_once = PAGE_BYTES,
                 Some(_) => return Err(Refusal::Mapping),
             }
@@ -130,18 +135,19 @@ impl Mover {
     #[allow(unsafe_code, reason = "the capture itself")]
     fn take_out(&self, from: usize, to: usize, bytes: usize) -> Progress {
         let steady = self.inbox.steady();
-        // What lies there may be somebody else's by now (EVT-3).
+        // By now the address may belong to another mapping (EVT-3).
         if steady.has_change(from, from + bytes) {
             return Progress { bytes: 0, stopped: Some(Errno::CANCELED) };
         }
-        // SAFETY: the program finds the bytes again through the messages of its own side, with which the
-        // folio is registered, and the folio's lock is held until its state says where they are.
+        // SAFETY: the program finds the bytes again through the messages of its own side, with
+        // which the folio is registered, and the folio's lock is held until its state says where
+        // they are.
         unsafe { self.system.move_pages(Side::Staging, from, to, bytes) }
     }
 
-    /// Puts back what an unfinished capture took of `unit`: every page of it that is in the slot (MOVE-3).
-    /// It does not ask which pages are there: `mincore` does not report one that was swapped out. Where
-    /// there is none, the move and the copy fail, and nothing changes.
+    /// Puts back every page of `unit` that an unfinished capture has moved into the slot (MOVE-3).
+    /// Tries all pages of the unit, since `mincore` does not report pages that were swapped out:
+    /// for a missing page the move and the copy fail, and nothing changes.
     fn undo(&self, slot: usize, base: usize, unit: Range<usize>) {
         if self.put_in(slot + unit.start, base + unit.start, unit.len()) {
             self.release_pages(slot + unit.start, unit.len());
@@ -149,14 +155,15 @@ impl Mover {
         self.wake(base);
     }
 
-    /// Gives this process pages of its own where it shares them with a child, so that they can move.
+    /// Replaces pages that this process shares with a child by copies of its own, which can be
+    /// moved.
     fn unshare(&self, address: usize, bytes: usize) {
         let mut residency = [0_u8; 512];
         let pages = bytes / PAGE_BYTES;
         if self.system.residency(address, bytes, &mut residency[..pages]).is_err() {
             return;
         }
-        // Only present pages: populating a missing one would be a fault that nobody serves.
+        // Only present pages: to populate a missing one would be a fault that no thread serves.
         for (index, page) in residency[..pages].iter().enumerate() {
             if page & 1 == 1 {
                 self.system.unshare(address + index * PAGE_BYTES, PAGE_BYTES).ok();

@@ -1,4 +1,4 @@
-//! Into the program: slots move or are copied, and zeros come.
+//! Into the program: the pages of slots are moved or copied, and zeros are placed.
 
 use std::ops::Range;
 
@@ -14,7 +14,8 @@ use crate::mappings::event::Place;
 use crate::system::Side;
 
 impl Mover {
-    /// Moves the pages of `slot` into the program's folio at `base`, and wakes who waits there.
+    /// Moves the pages of `slot` into the program's folio at `base`, and wakes the threads that
+    /// wait for them.
     pub(crate) fn place(&self, slot: Full, base: usize) {
         let from = self.staging.full_address(&slot);
         let mut left_over = false;
@@ -29,9 +30,9 @@ impl Mover {
         self.staging.give_hollow(self.staging.emptied(slot));
     }
 
-    /// Moves adjacent whole folios in in one go, as far as it goes, from adjacent slots that begin with
-    /// `slot`; returns how many went: [`Mover::placed`] takes their slots. The others are to be placed one by one,
-    /// all the same.
+    /// Moves adjacent whole folios into the program by one call, from adjacent slots that begin
+    /// with `slot`. The kernel may stop early: returns how many folios were moved. The caller gives
+    /// the slots of these to [`Mover::placed`], and places each of the others by [`Mover::place`].
     pub(crate) fn place_many(&self, slot: &Full, base: usize, folios: usize) -> usize {
         let bytes = self.geometry.folio_bytes();
         let progress = self.move_in(self.staging.full_address(slot), base, folios * bytes);
@@ -43,7 +44,8 @@ impl Mover {
         self.staging.give_hollow(self.staging.emptied(slot));
     }
 
-    /// Copies `units` of a slot into the program's folio at `base`, and wakes who waits there.
+    /// Copies `units` of a slot into the program's folio at `base`, and wakes the threads that wait
+    /// for them.
     pub(crate) fn place_copy(&self, slot: &Full, units: Units, base: usize) {
         debug_assert!((units - slot.units()).is_empty(), "STAGE-3");
         for run in units.runs() {
@@ -52,17 +54,17 @@ impl Mover {
         }
     }
 
-    /// Copies a range of a slot's bytes, which it has, to `to`, wherever that is.
+    /// Copies a range of a slot's bytes to any address `to` of the program. The slot has the units
+    /// of that range.
     ///
-    /// Where a page is present already it stays (`MOVE-2`); where nothing is mapped there is nothing
-    /// to do.
+    /// A page that is present already stays (`MOVE-2`); where nothing is mapped, nothing is placed.
     pub(crate) fn place_bytes(&self, slot: &Full, part: Range<usize>, to: usize) {
         if self.copy_in(self.staging.full_address(slot) + part.start, to, part.len()) {
             self.wake_range(to, part.len());
         }
     }
 
-    /// Gives the program zeros, with new pages, for `units` of the folio at `base`.
+    /// Gives the program new pages of zeros for `units` of the folio at `base`.
     pub(crate) fn place_zeros(&self, units: Units, base: usize) {
         for run in units.runs() {
             let bytes = self.geometry.bytes(run);
@@ -77,7 +79,7 @@ impl Mover {
         let page = address & !(PAGE_BYTES - 1);
         let stopped = loop {
             let steady = self.inbox.steady();
-            // What lies there by now may have its contents elsewhere (EVT-3).
+            // By now the address may belong to another mapping, with contents elsewhere (EVT-3).
             if steady.has_change(page, page + PAGE_BYTES) {
                 break Some(Errno::CANCELED);
             }
@@ -88,7 +90,8 @@ impl Mover {
                 stopped => break stopped,
             }
         };
-        // Also if there is none: somebody else was first, and who waits must look again.
+        // Even if no page was placed: another thread was first, and waiting threads must look
+        // again.
         self.wake_range(page, PAGE_BYTES);
         stopped == Some(Errno::EXIST)
     }
@@ -96,7 +99,7 @@ impl Mover {
     #[allow(unsafe_code, reason = "the move itself")]
     fn move_in(&self, from: usize, to: usize, bytes: usize) -> Progress {
         let steady = self.inbox.steady();
-        // Each page by copy_in(), to where it belongs by now.
+        // A change waits to be applied: copy_in() copies each page to where it belongs by now.
         if steady.has_change(to, to + bytes) {
             return Progress { bytes: 0, stopped: Some(Errno::CANCELED) };
         }
@@ -104,7 +107,8 @@ impl Mover {
         unsafe { self.system.move_pages(Side::Program, from, to, bytes) }
     }
 
-    /// Moves or copies `bytes`; says whether a page may be left behind in `from`, and a thread asleep.
+    /// Moves `bytes` into the program, or copies them where that fails. True: a page may be left at
+    /// `from`, and a waiting thread may still be asleep.
     pub(super) fn put_in(&self, from: usize, to: usize, bytes: usize) -> bool {
         let mut left_over = false;
         let mut done = 0;
@@ -115,9 +119,10 @@ impl Mover {
                 None => {}
                 Some(Errno::AGAIN) if progress.bytes > 0 => {}
                 Some(Errno::AGAIN) => self.let_change_happen(),
-                // Moved, whatever the kernel says (MOVE-3), or not to be moved. Whether a page is left in
-                // the slot is not asked: one that was swapped out is, and does not look so. The copy of
-                // a page that is not there fails.
+                // The page was moved, whatever the kernel reports (MOVE-3), or cannot be moved. It
+                // is copied without looking whether it is still in the slot, because a page that
+                // was swapped out looks missing. The copy of a missing page fails and changes
+                // nothing.
                 Some(_) => {
                     left_over = true;
                     self.copy_in(from + done, to + done, PAGE_BYTES);
@@ -128,8 +133,8 @@ impl Mover {
         left_over
     }
 
-    /// Copies pages of ours into the program, to where they belong by now (`EVT-3`). True if some did not
-    /// come to `to`, and who waits there is to be woken.
+    /// Copies pages into the program, to where they belong by now (`EVT-3`). True if some were not
+    /// placed at `to`, so that the caller must wake the threads that wait there.
     #[allow(unsafe_code, reason = "the copy itself")]
     pub(super) fn copy_in(&self, from: usize, to: usize, bytes: usize) -> bool {
         let mut skipped = false;
@@ -164,16 +169,19 @@ impl Mover {
                 Some(Errno::AGAIN) if progress.bytes > 0 => {}
                 Some(Errno::AGAIN) => self.let_change_happen(),
                 Some(Errno::NOMEM) => fatal::out_of_memory(to + done, Errno::NOMEM),
-                // The range may be of several mappings, which no call crosses: page by page.
+                // The range may lie in several mappings, and no call crosses mappings: page by
+                // page.
                 Some(error) if error != Errno::EXIST && next > PAGE_BYTES => at_once = PAGE_BYTES,
-                // No mapping there, or it was moved while the kernel looked for it. In that case the next answer is
-                // EAGAIN, until its message is read.
+                // No mapping there, or it was moved while the kernel looked for it. In the latter
+                // case the next answer is EAGAIN, until the event of the move is read. So try once
+                // more.
                 Some(error)
                     if !matches!(error, Errno::EXIST | Errno::FAULT) && missed_at != Some(done) =>
                 {
                     missed_at = Some(done);
                 }
-                // Present already (MOVE-2), nothing in the slot (EFAULT), or no mapping there.
+                // The page is present (MOVE-2), or missing in the slot (EFAULT), or nothing is
+                // mapped.
                 Some(_) => {
                     skipped = true;
                     done += PAGE_BYTES;

@@ -1,23 +1,28 @@
 //! The staging area: where folios rest between the program and the pool.
 //!
-//! A **slot** is room for one folio. It is **hollow** (address space without pages: a folio can be
-//! moved in) or **full** (pages that are ours, of some or all of its units): a folio that has just
-//! come, or free pages into which a folio can be decompressed and then moved. A folio that goes out
-//! turns a hollow slot into a full one, a folio that goes back the other way round; so in a steady
-//! state whole folios come and go without a page allocated or given back. A few full slots are **scratch**: units are
-//! decompressed there and copied, and the pages stay.
+//! A **slot** is room for one folio. A **hollow** slot is address space without pages; a folio can
+//! be moved in. A **full** slot has the pages of some or all of its units:
+//!
+//! - **staged**: the units of a folio that was captured;
+//! - **free**: pages whose contents are not needed; a folio is decompressed into them, and then
+//!   they are moved into the program;
+//! - **scratch**: units are decompressed here and copied into the program, and the pages stay;
+//! - **leaving**: pages that soon go back to the system, together with those of other slots.
+//!
+//! A folio that goes out makes a hollow slot full, a folio that is moved in makes a full slot
+//! hollow. So in a steady state whole folios come and go, and no page is allocated or given back.
 //!
 //! # Invariants
 //!
-//! - `STAGE-1` A slot is named by one token, [`Hollow`] or [`Full`], which is not `Copy`: who has the
-//!   token has the slot to himself.
+//! - `STAGE-1` A slot is named by one token, [`Hollow`] or [`Full`], which is not `Copy`: only the
+//!   owner of the token uses the slot.
 //! - `STAGE-2` `hollow + free + scratch + leaving + staged + tokens in flight == slots`.
 //! - `STAGE-3` Every page of the units that a full slot's token names is present, so reading or
-//!   writing it never faults. Free and scratch slots have all their units.
+//!   writing it never waits for a fault to be served. Free and scratch slots have all their units.
 //!
 //! # Concurrency
 //!
-//! One mutex around four lists whose room is set up beforehand.
+//! One mutex around four lists, whose memory is allocated beforehand.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -29,8 +34,8 @@ use zfolio_sys::map::Reservation;
 use crate::folio::{Geometry, Units};
 use crate::rank;
 
-/// Slots whose pages are given back together: each time interrupts every other CPU that runs the
-/// process, however many pages there are.
+/// The most slots whose pages are given back together. Each such call interrupts every other CPU
+/// that runs the process, however many pages it gives back.
 pub(crate) const LEAVING_MAX: usize = 16;
 const LEAVING_BYTES_MAX: usize = 1 << 20;
 
@@ -41,7 +46,7 @@ pub(crate) struct Hollow(usize);
 /// A slot with pages.
 #[derive(Debug)]
 pub(crate) struct Full {
-    /// Four bytes: each folio has room for one of these.
+    /// Four bytes, since each folio in the table has room for a token.
     slot: u32,
     units: Units,
 }
@@ -55,7 +60,7 @@ impl Full {
         self.slot as usize
     }
 
-    /// The units whose pages are there.
+    /// The units whose pages are in the slot.
     pub(crate) fn units(&self) -> Units {
         self.units
     }
@@ -65,14 +70,15 @@ impl Full {
 #[derive(Debug, Default)]
 struct Lists {
     hollow: Slots,
-    /// With all their units.
+    /// Slots with the pages of all their units.
     free: Slots,
     scratch: Vec<Full>,
     leaving: Vec<Full>,
 }
 
-/// A set of slots, a bit each; taken in rising order, round and round, so that folios which leave the
-/// program one after the other lie side by side, and move and are given back together.
+/// A set of slots, one bit each. Slots are taken in rising order, round and round: folios that
+/// leave the program one after the other then get adjacent slots, which are moved and given back
+/// together.
 #[derive(Debug, Default)]
 struct Slots {
     words: Vec<u64>,
@@ -108,7 +114,7 @@ impl Slots {
         there.then_some(slot)
     }
 
-    /// The first at or after the last one taken, else the first of all.
+    /// Takes the first slot after the one taken last, else the first of all.
     fn pop(&mut self) -> Option<usize> {
         let (word, bit) = (self.next / 64, self.next % 64);
         let here = self.words.get(word).map_or(0, |bits| bits & (u64::MAX << bit));
@@ -132,13 +138,13 @@ pub(crate) struct Staging {
     slots: usize,
     scratch_max: usize,
     lists: Mutex<{ rank::STAGING }, Lists>,
-    /// Bytes of pages in slots, whoever has them: what the area costs.
+    /// Bytes of the pages of all slots: what the area costs.
     bytes_used: AtomicUsize,
     free: AtomicUsize,
 }
 
 impl Staging {
-    /// An area of `slots` hollow slots, of which `scratch_max` may become scratch.
+    /// An area of `slots` hollow slots, of which up to `scratch_max` may become scratch.
     pub(crate) fn new(
         slots: usize,
         scratch_max: usize,
@@ -164,7 +170,7 @@ impl Staging {
 
     /// In a child of `fork`, which did not inherit the area: maps it anew, all slots hollow.
     ///
-    /// Nothing may be staged, and nobody may have a token.
+    /// Nothing may be staged, and no thread may have a token.
     pub(crate) fn map_again(&self) -> Result<(), Errno> {
         self.space.map_again()?;
         let mut lists = self.lists.lock();
@@ -177,27 +183,27 @@ impl Staging {
         Ok(())
     }
 
-    /// Its first address.
+    /// The area's first address.
     pub(crate) fn address(&self) -> usize {
         self.space.address()
     }
 
-    /// Its length in bytes.
+    /// The area's length in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.space.bytes()
     }
 
-    /// Whether `address` is in it.
+    /// Whether `address` is in the area.
     pub(crate) fn contains(&self, address: usize) -> bool {
         (self.address()..self.address() + self.bytes()).contains(&address)
     }
 
-    /// Where a hollow slot is.
+    /// The address of a hollow slot.
     pub(crate) fn hollow_address(&self, slot: &Hollow) -> usize {
         self.address() + slot.0 * self.geometry.folio_bytes()
     }
 
-    /// Where a full slot is.
+    /// The address of a full slot.
     pub(crate) fn full_address(&self, slot: &Full) -> usize {
         self.address() + slot.slot() * self.geometry.folio_bytes()
     }
@@ -207,8 +213,8 @@ impl Staging {
     pub(crate) fn unit<'a>(&'a self, slot: &'a Full, index: usize) -> &'a [u8] {
         assert!(slot.units.contains(index), "STAGE-3");
         let bytes = self.geometry.unit_bytes();
-        // SAFETY: the slot lies inside the reservation (slot < slots); by STAGE-3 the unit's pages are
-        // present, and by STAGE-1 the borrow of the token keeps every writer out.
+        // SAFETY: the slot lies inside the reservation (slot < slots); by STAGE-3 the unit's pages
+        // are present, and by STAGE-1 the borrow of the token keeps every writer out.
         unsafe {
             std::slice::from_raw_parts(
                 (self.full_address(slot) + index * bytes) as *const u8,
@@ -217,7 +223,7 @@ impl Staging {
         }
     }
 
-    /// The bytes of some units of a full slot, to be written.
+    /// The index and the bytes of each of `units` of a full slot, to be written.
     #[allow(unsafe_code, reason = "the one view of the pages that the tokens stand for")]
     pub(crate) fn units_mut<'a>(
         &'a self,
@@ -228,14 +234,15 @@ impl Staging {
         let (start, bytes) = (self.full_address(slot), self.geometry.unit_bytes());
         units.iter().map(move |index| {
             let unit = (start + index * bytes) as *mut u8;
-            // SAFETY: the slot lies inside the reservation (slot < slots), and by STAGE-3 the unit's pages are
-            // present. `units` yields each index once, so no two of the slices overlap; for as long as one of
-            // them lives the only token is borrowed exclusively, which rules out any other access (STAGE-1).
+            // SAFETY: the slot lies inside the reservation (slot < slots), and by STAGE-3 the
+            // unit's pages are present. `units` yields each index once, so no two of the slices
+            // overlap; for as long as one of them lives the only token is borrowed exclusively,
+            // which rules out any other access (STAGE-1).
             (index, unsafe { std::slice::from_raw_parts_mut(unit, bytes) })
         })
     }
 
-    /// Writes zeros over a range of a full slot's bytes, as far as it has them.
+    /// Writes zeros over a range of a full slot's bytes, except in units that the slot lacks.
     pub(crate) fn zero(&self, slot: &mut Full, bytes: Range<usize>) {
         let unit_bytes = self.geometry.unit_bytes();
         let touched = slot.units & self.geometry.touched(bytes.clone());
@@ -247,13 +254,13 @@ impl Staging {
         }
     }
 
-    /// The token of a slot into which `units` of a folio were moved.
+    /// The token of a slot that was hollow, and has the pages of `units` now.
     pub(crate) fn filled(&self, slot: Hollow, units: Units) -> Full {
         self.bytes_used.fetch_add(self.geometry.bytes_of(units), Relaxed);
         Full::new(slot.0, units)
     }
 
-    /// The token of a slot that gave its pages away.
+    /// The token of a slot that was full, and has no pages now.
     pub(crate) fn emptied(&self, slot: Full) -> Hollow {
         self.bytes_used.fetch_sub(self.geometry.bytes_of(slot.units), Relaxed);
         Hollow(slot.slot())
@@ -264,24 +271,24 @@ impl Staging {
         self.lists.lock().hollow.pop().map(Hollow)
     }
 
-    /// Takes the hollow slot that lies just above `slot`, if it is one.
+    /// Takes the slot that lies just above `slot`, if it is hollow.
     pub(crate) fn take_hollow_above(&self, slot: &Hollow) -> Option<Hollow> {
         self.lists.lock().hollow.take(slot.0 + 1).map(Hollow)
     }
 
-    /// Takes a full slot that nobody uses.
+    /// Takes a free slot.
     pub(crate) fn take_free(&self) -> Option<Full> {
         if self.free.load(Relaxed) == 0 {
             return None;
         }
         let mut lists = self.lists.lock();
         let slot = lists.free.pop()?;
-        // Under the lock, here and below: or a count could fall below zero for a moment.
+        // The count is changed under the lock, here and below; else it could fall below zero.
         self.free.fetch_sub(1, Relaxed);
         Some(self.whole(slot))
     }
 
-    /// Takes the free slot that lies just above `slot`, if it is one.
+    /// Takes the slot that lies just above `slot`, if it is free.
     pub(crate) fn take_free_above(&self, slot: &Full) -> Option<Full> {
         let mut lists = self.lists.lock();
         let slot = lists.free.take(slot.slot() + 1)?;
@@ -298,7 +305,7 @@ impl Staging {
         self.lists.lock().hollow.push(slot.0);
     }
 
-    /// Gives a slot with all its units back, their contents no longer needed.
+    /// Makes a slot free that has all its units; their contents are no longer needed.
     pub(crate) fn give_free(&self, slot: Full) {
         assert_eq!(slot.units, self.geometry.all(), "STAGE-3");
         let mut lists = self.lists.lock();
@@ -311,7 +318,7 @@ impl Staging {
         self.lists.lock().scratch.pop()
     }
 
-    /// Gives a scratch slot back, unless there are enough.
+    /// Gives a scratch slot back. Returns the slot if there are scratch slots enough.
     pub(crate) fn give_scratch(&self, slot: Full) -> Result<(), Full> {
         assert_eq!(slot.units, self.geometry.all(), "STAGE-3");
         let mut lists = self.lists.lock();
@@ -322,15 +329,15 @@ impl Staging {
         Ok(())
     }
 
-    /// Notes a slot whose pages can go back to the system. True: it is time for that
-    /// ([`Staging::take_leaving`]).
+    /// Collects a slot whose pages can go back to the system. True: enough slots are leaving, and
+    /// the caller should give their pages back ([`Staging::take_leaving`]).
     pub(crate) fn give_leaving(&self, slot: Full) -> bool {
         let mut lists = self.lists.lock();
         lists.leaving.push(slot);
         lists.leaving.len() >= self.geometry.at_most(LEAVING_BYTES_MAX)
     }
 
-    /// Takes the slots whose pages can go back, by address.
+    /// Takes leaving slots, up to [`LEAVING_MAX`] and in the order of their addresses.
     pub(crate) fn take_leaving(&self) -> [Option<Full>; LEAVING_MAX] {
         let mut taken = [const { None }; LEAVING_MAX];
         let mut lists = self.lists.lock();
@@ -356,12 +363,12 @@ impl Staging {
         self.slots
     }
 
-    /// Bytes of pages in slots, in whoever's hands.
+    /// Bytes of the pages of all slots.
     pub(crate) fn bytes_used(&self) -> usize {
         self.bytes_used.load(Relaxed)
     }
 
-    /// Bytes of pages that nobody uses.
+    /// Bytes of the pages of free slots.
     pub(crate) fn free_bytes(&self) -> usize {
         self.free.load(Relaxed) * self.geometry.folio_bytes()
     }
@@ -371,8 +378,8 @@ impl Staging {
 mod tests {
     use super::Slots;
 
-    /// Goal: every slot is handed out once, whatever the order; neighbours follow each other. Method: a
-    /// plain set beside it, over 1000 pseudo-random steps.
+    /// Goal: no slot is handed out twice, and adjacent slots follow each other. Method: 1000
+    /// pseudo-random steps, compared with a plain set.
     #[test]
     fn hollow_slots_are_a_set() {
         const SLOTS: usize = 150;

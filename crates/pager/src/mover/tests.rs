@@ -41,8 +41,8 @@ fn first_byte(mover: &Mover, slot: &Full, geometry: Geometry, page: usize) -> u8
     mover.unit(slot, geometry.index(address))[address % geometry.unit_bytes()]
 }
 
-/// Goal: a folio with holes goes out whole and comes back as it was. Method: every page present or
-/// not by a bit of a mask.
+/// Goal: a folio with holes goes out whole and comes back as it was. Method: each bit of a mask
+/// says whether a page is present.
 #[test]
 fn a_folio_with_holes_goes_out_and_comes_back() {
     for mask in [1_u16, 0x8000, 0xFFFF, 0x00FF, 0xFF00, 0x5555, 0xAAAA, 0x8001, 0x7FFE, 0x0180] {
@@ -68,7 +68,8 @@ fn a_folio_with_holes_goes_out_and_comes_back() {
     }
 }
 
-/// Goal: some units go out, the others stay where they are, and the slot has exactly those.
+/// Goal: of a folio some units go out, the others stay where they are, and the slot has exactly the
+/// units that went out.
 #[test]
 fn some_units_go_out_and_the_others_stay() {
     for units in [0x1_usize, 0x8000, 0x00F0, 0x5A5A, 0xFFFE] {
@@ -93,7 +94,7 @@ fn some_units_go_out_and_the_others_stay() {
     }
 }
 
-/// Goal: a copy fills what is missing and leaves what is there (MOVE-2).
+/// Goal: a copy fills missing pages and leaves present ones as they are (MOVE-2).
 #[test]
 fn a_copy_does_not_touch_what_is_there() {
     let (mover, space, geometry) = world(PAGE_BYTES);
@@ -110,8 +111,8 @@ fn a_copy_does_not_touch_what_is_there() {
     assert_eq!(firsts, [0x77, 2, 3, 0x77]);
 }
 
-/// Goal: a folio of two mappings comes back whole. Method: one page is kept from children, so that
-/// the kernel cuts the mapping there.
+/// Goal: a folio in several mappings comes back whole. Method: one page is kept from children, so
+/// that the kernel splits the mapping there.
 #[test]
 fn a_copy_crosses_mappings() {
     for mapped_apart in [0, 7, 15] {
@@ -125,7 +126,7 @@ fn a_copy_crosses_mappings() {
     }
 }
 
-/// Goal: a folio of two mappings goes out whole.
+/// Goal: a folio in several mappings goes out whole.
 #[test]
 fn a_capture_crosses_mappings() {
     for mapped_apart in [0, 7, 15] {
@@ -141,7 +142,8 @@ fn a_capture_crosses_mappings() {
     }
 }
 
-/// Goal: a page that cannot be moved keeps its unit, and no other. Method: it is read-only.
+/// Goal: a page that cannot be moved keeps its own unit in the program, and no other unit. Method:
+/// the page is read-only.
 #[test]
 fn what_cannot_be_moved_stays_and_the_rest_goes() {
     for fixed in [0, 5, 15] {
@@ -164,8 +166,9 @@ fn what_cannot_be_moved_stays_and_the_rest_goes() {
     }
 }
 
-/// Goal: a slot that a stranger touched costs a refusal, never a byte. Method: a page of zeros in the
-/// middle of a hollow slot; the unit must be whole after the refusal, and go out the next time.
+/// Goal: a slot that a stranger touched costs a refusal, never a byte. Method: there is a page of
+/// zeros in the middle of a hollow slot; the unit must be whole after the refusal, and go out the
+/// next time.
 #[test]
 fn a_slot_that_a_stranger_touched_loses_nothing() {
     for unit_bytes in [PAGE_BYTES, FOLIO_BYTES] {
@@ -195,7 +198,8 @@ fn a_slot_that_a_stranger_touched_loses_nothing() {
     }
 }
 
-/// Goal: what was never written is told apart, and leaves nothing in the slot.
+/// Goal: the capture of a folio without pages is refused with a reason of its own, and leaves
+/// nothing in the slot.
 #[test]
 fn a_folio_without_a_page_is_refused() {
     let (mover, space, geometry) = world(16 << 10);

@@ -17,10 +17,11 @@ const COMPACT_BYTES: usize = 4 << 20;
 /// Less waste than this is not worth a compaction: half a page for each of 100 size classes.
 const COMPACT_WASTE_MIN: u64 = 256 << 10;
 
-/// How long compaction rests when it gained nothing.
+/// How long compaction pauses after it gained nothing.
 const COMPACT_REST_NS: u64 = 1_000_000_000;
 
-/// How often the background thread compares its count with the kernel's.
+/// The background thread takes a turn at least this often, and then compares the charge with the
+/// kernel's count.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Engine {
@@ -51,7 +52,7 @@ impl Engine {
         }
     }
 
-    /// The background thread: until the engine stops.
+    /// The life of the background thread, until the engine stops.
     pub fn reclaim_in_background(&self) {
         while !self.work.stopping.load(Relaxed) {
             let bell = self.work.reclaimer.bell.load(Relaxed);

@@ -1,5 +1,5 @@
-//! How the simulated program changes its mappings: through the engine, as the preloaded library does, and behind
-//! its back, as a program does that makes the system call itself.
+//! How the simulated program changes its mappings: through the engine, as the preloaded library
+//! does, or without the engine, as a program does that makes the system call itself.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use super::program::Program;
 use crate::config::Mode;
 
 impl Program<'_> {
-    /// Some pages from a random one on, of whole grains.
+    /// A range of up to `most` pages that begins near a random page, widened to whole grains.
     fn some_range(&mut self, most: usize) -> Range<usize> {
         let (grain, pages) = (self.world.settings.grain(), self.world.settings.pages);
         let first = self.some_page() / grain * grain;
@@ -18,7 +18,7 @@ impl Program<'_> {
         first..(first + length).min(pages)
     }
 
-    /// The addresses of pages.
+    /// The addresses where a range of pages begins and ends.
     fn addresses(&self, pages: &Range<usize>) -> (usize, usize) {
         (self.world.space.address(pages.start), self.world.space.address(pages.end))
     }
@@ -52,7 +52,8 @@ impl Program<'_> {
         }
     }
 
-    /// `madvise(MADV_DONTNEED)` through the engine. Pages may be sealed, so that the kernel stops there.
+    /// `madvise(MADV_DONTNEED)` through the engine. A page may be sealed, so that the kernel stops
+    /// there.
     pub(super) fn discard(&mut self) {
         let mut pages = self.some_range(100);
         if self.world.settings.mode == Mode::Inline {
@@ -69,7 +70,7 @@ impl Program<'_> {
         let call = |at, bytes| {
             self.world.space.drop_contents(at, bytes, sealed, &|page| self.forget(page))
         };
-        // What it answers is the kernel's answer to the program.
+        // The answer is the kernel's, which the program would get.
         self.world.engine.discard(start, end, call).ok();
     }
 
@@ -110,7 +111,7 @@ impl Program<'_> {
         }
     }
 
-    /// `mmap`, now and then touched before the engine learns of it.
+    /// `mmap`; now and then the new mapping is touched before the engine adopts it.
     fn map(&mut self) {
         let (grain, all) = (self.world.settings.grain(), self.world.settings.pages);
         let first = self.random.below(all / grain) * grain;
@@ -118,7 +119,7 @@ impl Program<'_> {
         self.adopt_new(first..(first + length).min(all));
     }
 
-    /// Maps a range, if it is free, and has it managed.
+    /// Maps a range, if it is free, and has the engine adopt it.
     pub(super) fn adopt_new(&mut self, pages: Range<usize>) {
         let Some(_claimed) = self.world.claim(pages.clone(), true) else { return };
         if !self.is_all_free(&pages) {
@@ -150,7 +151,7 @@ impl Program<'_> {
         self.world.engine.make_room(end - start);
     }
 
-    /// `mlock` and the like: the engine has nothing more to do with the pages.
+    /// `mlock` and the like: the engine leaves the pages to the kernel.
     fn give_up(&mut self) {
         let pages = self.some_range(20);
         let Some(_claimed) = self.world.claim(pages.clone(), false) else { return };
@@ -158,7 +159,7 @@ impl Program<'_> {
         self.world.engine.pin(start, end);
     }
 
-    /// `mremap` through the engine, now and then onto what is mapped there.
+    /// `mremap` through the engine, now and then onto a range that is mapped already.
     fn relocate(&mut self) {
         let Some((from, to)) = self.two_ranges() else { return };
         let Some(_from) = self.world.claim(from.clone(), true) else { return };
@@ -208,7 +209,7 @@ impl Program<'_> {
         let pages = self.some_range(60);
         let Some(_claimed) = self.world.claim(pages.clone(), true) else { return };
         let (start, end) = self.addresses(&pages);
-        // It answers NOMEM where part of it is not mapped, and drops the rest.
+        // It returns NOMEM if part of the range is not mapped, and drops the rest.
         self.world.space.drop_contents(start, end - start, None, &|page| self.forget(page)).ok();
         self.read_some(&pages);
     }
@@ -241,7 +242,7 @@ impl Program<'_> {
         }
     }
 
-    /// Whoever made the change sees what it changed.
+    /// The thread that made a change must see the change at once.
     fn read_some(&mut self, pages: &Range<usize>) {
         for _ in 0..self.random.below(8) {
             self.world.read(pages.start + self.random.below(pages.len()));

@@ -1,4 +1,5 @@
-//! What must hold of the engine whenever its table is held alone: its invariants, and that every byte is somewhere.
+//! Checks that hold whenever the table is held for writing: the invariants of the engine, and that
+//! no byte is lost.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Relaxed;
@@ -9,7 +10,7 @@ use super::world::{World, compare};
 use crate::folio::{Folio, Table, Units};
 use crate::mover::Full;
 
-/// What was counted over all folios.
+/// Sums over all folios.
 #[derive(Debug, Default)]
 struct Sums {
     resident: usize,
@@ -28,7 +29,7 @@ struct Queues {
 }
 
 impl Queues {
-    /// Looks at all queues, and leaves them as they are.
+    /// Reads all queues, and leaves them as they are.
     fn of(world: &World) -> Queues {
         let replacement = &world.engine.replacement;
         let (mut resident, mut copied) = (BTreeSet::new(), BTreeSet::new());
@@ -50,7 +51,8 @@ impl Queues {
 }
 
 impl World {
-    /// Holds the engine still and checks it. Pages that another thread has for itself are left out.
+    /// Stops all movement and checks the engine. Pages that only one thread may touch now are left
+    /// out.
     pub(super) fn audit(&self) {
         let mut table = self.engine.table.write();
         self.engine.apply_changes(&mut table);
@@ -102,7 +104,7 @@ impl World {
         sums.staged += staged.count();
     }
 
-    /// No page of a unit that is somewhere else may be in the program.
+    /// Fails if a page of a staged or stored unit is in the program.
     fn check_missing(&self, start: usize) {
         let bytes = self.engine.geometry().unit_bytes();
         let pages = || (start..start + bytes).step_by(PAGE_BYTES);
@@ -141,7 +143,7 @@ impl World {
         }
     }
 
-    /// Finds every page of the program where it is, and compares.
+    /// Finds every page of the program, wherever it is, and compares it with the model.
     fn check_bytes(&self, table: &Table) {
         let (mut found, mut unit) =
             (vec![0; PAGE_BYTES], vec![0; self.engine.geometry().unit_bytes()]);
@@ -158,7 +160,7 @@ impl World {
         }
     }
 
-    /// The bytes of a page that is missing in the program.
+    /// Finds the bytes of a page that is missing in the program.
     fn look_elsewhere(
         &self,
         table: &Table,
@@ -186,7 +188,7 @@ impl World {
         }
     }
 
-    /// Nothing is mapped any more: nothing may be kept.
+    /// After everything was unmapped: fails if the engine still keeps anything.
     pub(super) fn check_empty(&self) {
         let engine = &self.engine;
         let figures = engine.figures();
@@ -200,7 +202,8 @@ impl World {
         assert_eq!(hollow + free + scratch + leaving, slots, "STAGE-2: a slot is lost");
     }
 
-    /// Everything shrinks: the limit is held, but for what passes again by itself.
+    /// Fails if the limit is passed although all data compresses; a small excess is allowed
+    /// (`Engine::excess`).
     pub(super) fn check_limit(&self) {
         if self.settings.is_calm() {
             assert!(self.engine.excess().is_none(), "{:?}", self.engine.excess());

@@ -1,4 +1,4 @@
-//! A thread of the simulated program: writes, reads and compares, and lives on.
+//! A thread of the simulated program: writes, reads and compares, and changes mappings.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -16,7 +16,7 @@ enum Kind {
     Pinned,
 }
 
-/// Pages in such a state; nobody else changes their mapping meanwhile.
+/// Pages in such a state; no other thread changes their mapping meanwhile.
 struct Kept<'w> {
     kind: Kind,
     pages: Range<usize>,
@@ -39,7 +39,8 @@ impl<'w> Program<'w> {
         Program { world, random, hot: 0..16, kept: Vec::new() }
     }
 
-    /// All of it. The last thread reads everything, and gives it back.
+    /// The whole life of the thread. The last thread of the program reads all memory, and unmaps
+    /// it.
     pub(super) fn live(&mut self, first: bool) {
         if first {
             self.begin();
@@ -56,7 +57,7 @@ impl<'w> Program<'w> {
         }
     }
 
-    /// Maps what the program begins with.
+    /// Maps the memory that the program begins with.
     fn begin(&mut self) {
         let grain = self.world.settings.grain();
         let pages = self.world.settings.pages_first.next_multiple_of(grain);
@@ -103,7 +104,7 @@ impl<'w> Program<'w> {
         self.world.read(page)
     }
 
-    /// Changes one word, of a page that may have a copy in the store.
+    /// Changes one word of a page, whose unit may have a copy in the store.
     fn stamp(&mut self, page: usize) -> bool {
         let (at, word) = (self.random.below(PAGE_BYTES / 8) * 8, self.random.next());
         self.world.touch(page, true, |bytes, model| {
@@ -113,12 +114,12 @@ impl<'w> Program<'w> {
         })
     }
 
-    /// Writes what is there already.
+    /// Writes a page without changing its bytes.
     fn rewrite(&mut self, page: usize) -> bool {
         self.world.touch(page, true, |bytes, model| compare(page, bytes, model))
     }
 
-    /// Does it to rising pages, while they can be touched.
+    /// Calls `act` for adjacent pages in rising order, while they can be touched.
     fn each(&mut self, count: usize, act: fn(&mut Self, usize) -> bool) {
         let first = self.some_page();
         for page in first..(first + count).min(self.world.settings.pages) {
@@ -137,7 +138,7 @@ impl<'w> Program<'w> {
         }
     }
 
-    /// Reads a quarter of everything, rising: a scan.
+    /// Reads an eighth of all memory in rising order: a scan.
     fn scan(&mut self) {
         let pages = self.world.settings.pages;
         let first = self.some_page();
@@ -177,7 +178,7 @@ impl<'w> Program<'w> {
         page
     }
 
-    /// A thread that reads all of memory comes by the staging area.
+    /// Reads a page of the staging area, as a program does that reads all of its memory.
     fn look_at_staging(&mut self) {
         let Some(at) = self.world.space.look_at_staging(self.random.below(1 << 30)) else { return };
         if self.world.settings.mode == crate::config::Mode::Inline {
@@ -194,7 +195,7 @@ impl<'w> Program<'w> {
         }
     }
 
-    /// Makes pages read-only, or has a device write to them, for some steps.
+    /// For some steps, makes pages read-only or lets a device write to them.
     fn keep(&mut self) {
         let first = self.some_page();
         let pages = first..(first + self.random.of(&[1, 3, 30])).min(self.world.settings.pages);
@@ -212,7 +213,7 @@ impl<'w> Program<'w> {
                 space.protect(space.address(pages.start), pages.len() * PAGE_BYTES, on)
             }
             Kind::Pinned => pages.for_each(|page| {
-                // A device has a page of the program's own, which a write gives it.
+                // A device pins a page of the program's own, which a write makes sure of.
                 let there = !on || self.world.touch(page, true, |_, _| ());
                 if there {
                     space.pin(space.address(page), on);
@@ -221,7 +222,7 @@ impl<'w> Program<'w> {
         }
     }
 
-    /// Ends what was to last so long.
+    /// Ends the states that have lasted long enough.
     fn let_go(&mut self) {
         for mut kept in std::mem::take(&mut self.kept) {
             if kept.steps_left == 0 {
@@ -233,7 +234,7 @@ impl<'w> Program<'w> {
         }
     }
 
-    /// Holds the engine still, and makes a child, which shares the pages with us.
+    /// Stops all movement, and makes a child, which shares pages with the program.
     fn fork(&mut self) {
         if self.world.forking.swap(1, Relaxed) == 1 {
             return;
@@ -262,7 +263,7 @@ impl<'w> Program<'w> {
         self.world.forking.store(0, Relaxed);
     }
 
-    /// Nobody else is left: everything is compared, and given back.
+    /// The last thread of the program: compares all memory, and unmaps it.
     fn end(&mut self) {
         let world = self.world;
         for page in 0..world.settings.pages {
@@ -280,7 +281,8 @@ impl<'w> Program<'w> {
     }
 }
 
-/// Writes a page of a kind that a seed says: zeros, one word, what shrinks to an eighth, what does not shrink.
+/// Fills a page by a seed: with zeros, with one word repeated, with bytes that compress to an
+/// eighth, or with noise.
 fn fill(bytes: &mut [u8], seed: u64, noise: bool) {
     let fresh = match seed % 8 {
         0 => 0,

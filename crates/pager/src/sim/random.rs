@@ -1,6 +1,6 @@
 //! The simulation's only source of chance.
 
-/// xorshift64* over a seed that was mixed first, so that neighbouring seeds give unlike runs.
+/// xorshift64* over a seed that was mixed first, so that adjacent seeds give different runs.
 #[derive(Debug, Clone)]
 pub(super) struct Random(u64);
 
@@ -29,12 +29,12 @@ impl Random {
         usize::try_from((self.next() >> 16) % bound as u64).expect("below a usize")
     }
 
-    /// True once in `chances` times on average; never if that is 0.
+    /// True once in `chances` times on average; never if `chances` is 0.
     pub(super) fn one_in(&mut self, chances: usize) -> bool {
         chances > 0 && self.below(chances) == 0
     }
 
-    /// One of these.
+    /// One of `choices`.
     pub(super) fn of<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.below(choices.len())]
     }

@@ -1,18 +1,20 @@
-//! Threads of which one runs at a time, and a seed decides which.
+//! Threads that run one at a time; a seed decides which one runs.
 //!
-//! A simulated thread is a thread of the system that holds the **baton** while it runs. At each **point** (before
-//! a lock, in a call of the simulated kernel, between two steps of the program) the generator may hand the baton to
-//! another thread. So a run is the same each time that it is made from the same seed.
+//! A simulated thread is a thread of the system that holds the **baton** while it runs. At each
+//! **point** (before a lock, in a call of the simulated kernel, between two steps of the program)
+//! the generator may hand the baton to another thread. So each run from the same seed is the same.
 //!
-//! Two kinds of scheduling are mixed: long stretches in which a thread runs on for a while, and short
-//! ones with a switch at every second point. Now and then a thread is **frozen** for many points while
-//! the others go on, as if the system had taken its CPU away.
+//! Two kinds of scheduling are mixed: long stretches in which a thread runs on for a while, and
+//! short stretches with a switch at every second point. Now and then a thread is **frozen** for
+//! many points while the others go on, as if the system had taken its CPU away.
 //!
 //! # Invariants
 //!
-//! - `SCHED-1` One thread runs: the one whose number is `current`. It alone changes anything.
-//! - `SCHED-2` A thread that waits goes on when it is woken, or when the simulated time has come; if no thread can go
-//!   on, or the program makes no progress for [`POINTS_MAX`] points, the run has failed.
+//! - `SCHED-1` One thread runs: the one whose number is `current`. Only this thread changes
+//!   anything.
+//! - `SCHED-2` A waiting thread goes on when it is woken, or when its simulated time has come. If
+//!   no thread can go on, or the program makes no progress for [`POINTS_MAX`] points, the run has
+//!   failed.
 
 #![allow(
     clippy::disallowed_types,
@@ -27,27 +29,28 @@ use std::thread::Thread;
 
 use super::random::{Random, mixed};
 
-/// Points without progress of the program after which nothing is going to come.
+/// After so many points without progress of the program the run has failed.
 const POINTS_MAX: u64 = 1_000_000;
 
-/// A stretch with a switch at every second point has so many points, and begins once in [`FINE_IN`] points.
+/// A stretch with a switch at every second point has so many points, and begins once in [`FINE_IN`]
+/// points.
 const FINE_POINTS: u64 = 60;
 const FINE_IN: usize = 1500;
 
-/// Points that a frozen thread is left out of, at most.
+/// The most points for which a thread is frozen.
 const FREEZE_MAX: usize = 3000;
 
 thread_local! {
     static SEAT: RefCell<Option<(Arc<Schedule>, usize)>> = const { RefCell::new(None) };
 }
 
-/// The panic of a thread that ends because the run has failed elsewhere.
+/// The panic payload of a thread that ends because another thread has made the run fail.
 struct Ended;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Life {
     Ready,
-    /// For what, and until when at the latest.
+    /// What the thread waits for, and until when at the latest.
     Waits(String, Option<u64>),
     Done,
 }
@@ -56,7 +59,7 @@ enum Life {
 struct Seat {
     name: String,
     life: Life,
-    /// Left out until this point.
+    /// The thread does not run until this point.
     frozen_until: u64,
 }
 
@@ -64,18 +67,18 @@ struct Seat {
 struct State {
     random: Random,
     seats: Vec<Seat>,
-    /// One of so many points switches.
+    /// One of so many points switches threads.
     switch_in: usize,
-    /// Until this point every second point switches.
+    /// Until this point every second point switches threads.
     fine_until: u64,
-    /// One of so many switches freezes.
+    /// One of so many switches freezes the thread.
     freeze_in: usize,
     now_ns: u64,
     points: u64,
     progress: u64,
     hash: u64,
     failure: Option<String>,
-    /// Every thread says where it is, as it ends.
+    /// Every thread prints its backtrace when it ends.
     describe: bool,
 }
 
@@ -88,15 +91,15 @@ pub(super) struct Schedule {
     trace: bool,
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Trace {
-    /// Of all decisions, and of what they led to.
+    /// A hash of all decisions and of everything noted.
     pub(super) hash: u64,
     pub(super) points: u64,
 }
 
-/// A thread's life.
+/// A thread's name and the function that it runs.
 pub(super) type Body<'a> = (String, Box<dyn FnOnce() + Send + 'a>);
 
 impl Schedule {
@@ -128,11 +131,11 @@ impl Schedule {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lives all of these lives, one step at a time.
+    /// Runs all these threads to their end, one at a time.
     ///
     /// # Errors
     ///
-    /// What the first thread that failed said.
+    /// The message of the first thread that failed.
     pub(super) fn run(self: &Arc<Self>, bodies: Vec<Body<'_>>) -> Result<Trace, String> {
         assert_eq!(bodies.len(), self.handles.len());
         let seat =
@@ -184,7 +187,8 @@ impl Schedule {
     }
 
     fn await_baton(&self, me: usize) {
-        // Acquire: pairs with the Release in give(); what the thread before did is seen (SCHED-1).
+        // Acquire: pairs with the Release in give(): this thread sees what the previous one did
+        // (SCHED-1).
         while self.current.load(Ordering::Acquire) != me {
             std::thread::park();
         }
@@ -215,7 +219,7 @@ impl Schedule {
         std::panic::resume_unwind(Box::new(Ended));
     }
 
-    /// Hands the baton on, and takes it again in its turn.
+    /// Hands the baton to `next`, and waits until it comes back.
     fn pass(&self, me: usize, next: Option<usize>) {
         if let Some(next) = next.filter(|next| *next != me) {
             self.give(next);
@@ -269,13 +273,13 @@ impl Schedule {
         }
     }
 
-    /// The program has got on.
+    /// Notes that the program has made progress.
     pub(super) fn progress(&self) {
         let mut state = self.lock();
         state.progress = state.points;
     }
 
-    /// The simulated time: it goes on at every look, now and then by much.
+    /// The simulated time. Each call advances it, now and then by a lot.
     pub(super) fn now_ns(&self) -> u64 {
         let mut state = self.lock();
         let step = match state.random.below(4000) {
@@ -287,7 +291,7 @@ impl Schedule {
         state.now_ns
     }
 
-    /// Mixes what happened into the trace, and shows it if that is wanted.
+    /// Adds an event to the hash of the run, and prints it if a trace is wanted.
     pub(super) fn note(&self, what: &str, numbers: [u64; 3]) {
         let mut state = self.lock();
         let words = [what.len() as u64, numbers[0], numbers[1], numbers[2]];
@@ -302,7 +306,7 @@ impl Schedule {
 }
 
 impl State {
-    /// Who goes on. `None`: all are done, or have to end.
+    /// Chooses the thread that goes on. `None`: no thread is left.
     fn choose(&mut self) -> Option<usize> {
         let now = self.now_ns;
         for seat in &mut self.seats {
@@ -333,7 +337,7 @@ impl State {
         next
     }
 
-    /// Nobody is ready: the time comes for whoever waits for it first.
+    /// No thread is ready: advances the time to the first moment that a thread waits for.
     fn pass_time(&mut self) -> Vec<usize> {
         let until = |seat: &Seat| match seat.life {
             Life::Waits(_, until) => until,
@@ -350,7 +354,7 @@ impl State {
         .collect()
     }
 
-    /// The run has failed: everybody ends.
+    /// The run has failed: all threads end.
     fn fail(&mut self, why: String, describe: bool) {
         if self.failure.is_some() {
             return;
@@ -378,7 +382,7 @@ fn with_seat<R>(act: impl FnOnce(&Schedule, usize) -> R) -> Option<R> {
     seat.map(|(schedule, me)| act(&schedule, me))
 }
 
-/// Lets another thread run, perhaps.
+/// A point: another thread may run here.
 pub(super) fn point() {
     with_seat(Schedule::step);
 }
@@ -388,7 +392,7 @@ pub(super) fn me() -> usize {
     with_seat(|_, me| me).unwrap_or(0)
 }
 
-/// Waits for [`Schedule::wake`], or for so much time at most.
+/// Waits for [`Schedule::wake`], or for `at_most_ns` at most.
 pub(super) fn wait(what: String, at_most_ns: Option<u64>) {
     with_seat(|schedule, me| {
         let until = at_most_ns.map(|time| schedule.lock().now_ns + time);

@@ -1,4 +1,4 @@
-//! What a seed chooses for a run, before it begins.
+//! What a seed chooses before a run begins.
 
 use zfolio_core::page::{PAGE_BYTES, UnitOrder};
 
@@ -12,21 +12,21 @@ pub(super) struct Settings {
     pub(super) mode: Mode,
     pub(super) unit: UnitOrder,
     pub(super) algorithm: &'static str,
-    /// The limit, without what streams and tables take.
+    /// The limit, without the bytes that codec streams take.
     pub(super) limit_bytes: u64,
     pub(super) cpus: usize,
     /// Threads of the program.
     pub(super) threads: usize,
-    /// Steps of each.
+    /// Steps of each thread.
     pub(super) steps: usize,
     /// Pages of address space.
     pub(super) pages: usize,
     /// Pages of the mapping that the program begins with.
     pub(super) pages_first: usize,
     pub(super) refusals: Refusals,
-    /// The pool gets no memory once in so many times; 0 is never.
+    /// The pool gets no memory once in so many requests; 0 is never.
     pub(super) pool_refuses: usize,
-    /// One of so many written pages does not shrink; 0 is none.
+    /// One of so many written pages does not compress; 0 is none.
     pub(super) noise: usize,
     /// Mappings change, also without the engine's knowledge in handler mode.
     pub(super) changes: bool,
@@ -37,7 +37,7 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    /// Those of a seed.
+    /// The settings of a seed.
     pub(super) fn of(seed: u64) -> Settings {
         let random = &mut Random::new(seed, 1);
         let mode = random.of(&[Mode::Handler, Mode::Handler, Mode::Inline]);
@@ -78,7 +78,7 @@ impl Settings {
         }
     }
 
-    /// Whether nothing keeps the engine from holding its limit.
+    /// Whether the engine must be able to hold its limit.
     pub(super) fn is_calm(&self) -> bool {
         self.noise == 0 && self.pool_refuses == 0 && !self.fixed && self.refusals.register == 0
     }
@@ -95,7 +95,8 @@ impl Settings {
         }
     }
 
-    /// What ranges that are mapped are a multiple of: regions of the library are of whole folios.
+    /// Mapped ranges are a multiple of so many pages: regions of the library consist of whole
+    /// folios.
     pub(super) fn grain(&self) -> usize {
         match self.mode {
             Mode::Inline => self.unit.folio().bytes() / PAGE_BYTES,

@@ -1,4 +1,4 @@
-//! Memory for the pool, which is refused now and then.
+//! Memory for the pool; requests are refused now and then.
 
 #![allow(clippy::disallowed_types, reason = "the source's lock is none of the engine's")]
 
@@ -16,7 +16,7 @@ use super::random::Random;
 #[derive(Debug)]
 struct Book {
     random: Random,
-    /// Runs that are out: pages by address.
+    /// Runs that the pool has: their length in pages, by address.
     runs: BTreeMap<usize, usize>,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// One that refuses once in `refuses` times.
+    /// A source that refuses one of `refuses` requests.
     pub(super) fn new(random: Random, refuses: usize) -> Source {
         Source { book: Mutex::new(Book { random, runs: BTreeMap::new() }), refuses }
     }
@@ -45,8 +45,8 @@ impl Source {
         let inside = |(start, pages): (&usize, &usize)| object.end <= start + pages * PAGE_BYTES;
         assert!(run.is_some_and(inside), "an object lies in a run");
         let at = (object.start + random.below(object.len())) as *mut u8;
-        // SAFETY: the byte lies in a run that is out (above); nobody reads it just now, since one simulated thread
-        // runs at a time, and none of them stops inside a codec.
+        // SAFETY: the byte lies in a run that the pool has (above). No other thread reads it now,
+        // since one simulated thread runs at a time, and no thread is suspended inside a codec.
         unsafe { *at ^= 1 << random.below(8) };
     }
 
@@ -73,7 +73,7 @@ unsafe impl PageSource for Source {
     unsafe fn give_back(&self, run: NonNull<u8>, pages: usize) {
         let known = self.lock().runs.remove(&(run.as_ptr() as usize));
         assert_eq!(known, Some(pages), "a run goes back as it came");
-        // SAFETY: it came from alloc() with this layout (the book says so), and nobody uses it.
+        // SAFETY: the run came from alloc() with this layout (asserted above), and nobody uses it.
         unsafe { dealloc(run.as_ptr(), Source::layout(pages)) };
     }
 
@@ -88,7 +88,7 @@ impl Drop for Source {
     fn drop(&mut self) {
         let book = self.book.get_mut().unwrap_or_else(PoisonError::into_inner);
         for (address, pages) in std::mem::take(&mut book.runs) {
-            // SAFETY: it came from alloc() with this layout, and the pool that had it is gone.
+            // SAFETY: the run came from alloc() with this layout, and the pool that had it is gone.
             unsafe { dealloc(address as *mut u8, Source::layout(pages)) };
         }
     }

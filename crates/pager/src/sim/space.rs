@@ -1,9 +1,10 @@
-//! The simulated memory: pages with their state, who waits for them, and what is told of them.
+//! The simulated memory: pages with their state, the threads that wait for them, and the messages.
 //!
-//! The bytes are real: a move copies them, and overwrites the source with [`POISON`], so that whoever reads a page
-//! that is missing reads rubbish. What a page is (there, shared, read-only, ...) is kept beside it.
+//! The bytes are real: a move copies them, and overwrites the source with [`POISON`], so that a
+//! read of a missing page returns garbage. The state of each page (present, shared, read-only, ...)
+//! is kept separately.
 //!
-//! `system` is the kernel's side of it for the engine, `program` for the program.
+//! `system` has the calls of the engine, `program` the accesses and calls of the program.
 
 #![allow(clippy::disallowed_types, reason = "the simulated kernel's lock is none of the engine's")]
 
@@ -24,31 +25,33 @@ use crate::system::Side;
 
 pub(super) use program::Access;
 
-/// What a page holds whose contents have gone.
+/// The bytes of a missing page.
 const POISON: u8 = 0xDB;
 
-/// Where the simulated program's memory begins in the address space: a multiple of what a leaf of the folio
-/// table covers, so that runs of one seed have the same leaves.
+/// Where the simulated program's memory begins in the address space: a multiple of what a leaf of
+/// the folio table covers, so that runs of one seed have the same leaves.
 const ALIGN_BYTES: usize = 16 << 20;
 
-/// How often the kernel does what it need not do: once in so many calls; 0 is never.
+/// How often the kernel refuses or interferes although it need not: once in so many calls; 0 is
+/// never.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Refusals {
     /// `EAGAIN` with nothing done.
     pub(super) again: usize,
     /// A move or copy stops early.
     pub(super) short: usize,
-    /// A move is done and says `EEXIST` (`MOVE-3`).
+    /// A move is done, but returns `EEXIST` (`MOVE-3`).
     pub(super) denied: usize,
     /// A registration is refused.
     pub(super) register: usize,
-    /// A thread that waits for a page is interrupted by a signal, and asks again.
+    /// Whether a thread that waits for a page may be interrupted by a signal, and then faults
+    /// again.
     pub(super) signal: bool,
     /// A page is swapped out by the system.
     pub(super) swap: usize,
 }
 
-/// What is at a page.
+/// What lies at a page's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Here {
     Missing,
@@ -61,14 +64,14 @@ enum Here {
 
 #[derive(Debug, Clone, Copy)]
 struct Page {
-    /// The mapping that it lies in; 0 is none.
+    /// The mapping that the page lies in; 0 is none.
     mapping: u32,
     here: Here,
     registered: bool,
     read_only: bool,
     /// A device writes to it.
     pinned: bool,
-    /// A child has it, too.
+    /// A child has the page, too.
     shared: bool,
 }
 
@@ -82,7 +85,7 @@ impl Page {
         shared: false,
     };
 
-    /// What a move, a copy or `mremap` does not cross a change of.
+    /// A move, a copy or `mremap` fails for a range in which these change.
     fn kind(&self) -> (u32, bool, bool) {
         (self.mapping, self.read_only, self.registered)
     }
@@ -113,7 +116,7 @@ struct Waiter {
     told: bool,
 }
 
-/// A change that waits until it is read.
+/// An event of a change; the thread that made the change waits until it is read.
 #[derive(Debug, Clone, Copy)]
 struct Event {
     thread: usize,
@@ -125,10 +128,10 @@ struct State {
     random: Random,
     program: Area,
     staging: Area,
-    /// Of the program's side and of the staging area's.
+    /// Threads that wait for pages of the program's side, and of the staging area.
     waiters: [Vec<Waiter>; 2],
     events: VecDeque<Event>,
-    /// Changes of the program's mappings that are not over: nothing is moved or copied in.
+    /// Unfinished changes of the program's mappings; meanwhile nothing is moved or copied in.
     changing: usize,
     /// Threads of the engine that sleep until there is a message.
     sleepers: Vec<usize>,
@@ -179,18 +182,18 @@ impl Space {
         self.memory.address()
     }
 
-    /// Where page number `page` of the program is.
+    /// The address of page number `page` of the program.
     pub(super) fn address(&self, page: usize) -> usize {
         self.start() + page * PAGE_BYTES
     }
 
-    /// Which page of the program `address` lies in.
+    /// The number of the program's page that `address` lies in.
     pub(super) fn page(&self, address: usize) -> usize {
         (address - self.start()) / PAGE_BYTES
     }
 
-    /// For the trace: the page of an address of the program, or what lies in the staging area behind a bit, or none
-    /// for what is in neither.
+    /// For the trace: the page number of an address. In the staging area it has bit 32 set; for an
+    /// address in neither area it is `u64::MAX`.
     fn place(&self, state: &State, address: usize) -> u64 {
         if state.program.contains(address) {
             self.page(address) as u64
@@ -201,7 +204,7 @@ impl Space {
         }
     }
 
-    /// Wakes who waits in a range.
+    /// Wakes the threads that wait for pages of a range.
     fn wake_range(&self, state: &mut State, side: Side, start: usize, bytes: usize) {
         let waiters = &mut state.waiters[side as usize];
         waiters.retain(|waiter| {
@@ -218,7 +221,7 @@ impl Space {
         state.sleepers.drain(..).for_each(|thread| self.schedule.wake(thread));
     }
 
-    /// Sleeps until a message of `side` for `address` is answered.
+    /// Waits until the page at `address` of `side` was served, or a signal comes.
     fn sleep_for(&self, mut state: MutexGuard<'_, State>, side: Side, address: usize) {
         let thread = schedule::me();
         state.waiters[side as usize].push(Waiter { thread, address, told: false });
@@ -248,7 +251,7 @@ impl State {
         area.contains(address).then(|| &mut area.pages[(address - area.start) / PAGE_BYTES])
     }
 
-    /// Whether a range lies in one mapping, all of it alike.
+    /// Whether a range lies in one mapping, and all its pages are of the same kind.
     fn is_one_mapping(&self, start: usize, bytes: usize) -> bool {
         let kind = self.get(start).map(Page::kind).filter(|kind| kind.0 != 0);
         kind.is_some() && pages(start, bytes).all(|page| self.get(page).map(Page::kind) == kind)
@@ -262,7 +265,7 @@ impl State {
         }
     }
 
-    /// Puts a page of the process's own there, whose bytes are there already.
+    /// Makes a page present, whose bytes were written before.
     fn bring(&mut self, address: usize, here: Here) {
         if let Some(page) = self.get_mut(address) {
             (page.here, page.pinned, page.shared) = (here, false, false);
@@ -284,8 +287,9 @@ fn bytes_of(address: usize) -> *mut u8 {
 /// Writes `byte` over a page.
 #[allow(unsafe_code, reason = "as above")]
 fn fill(address: usize, byte: u8) {
-    // SAFETY: the page is of one of the two reservations; by SCHED-1 no other thread runs, and the page is
-    // missing or about to be, so by the engine's and the program's contracts no reference to it is alive.
+    // SAFETY: the page is of one of the two reservations; by SCHED-1 no other thread runs, and the
+    // page is missing or about to be, so by the engine's and the program's contracts no reference
+    // to it is alive.
     unsafe { bytes_of(address).write_bytes(byte, PAGE_BYTES) }
 }
 

@@ -1,4 +1,5 @@
-//! Runs seeds, in a process of its own: what the engine ends the process for is a failure like any other.
+//! Runs seeds, in a child process: if the engine ends that process, this is a failure like any
+//! other.
 
 use std::os::unix::fs::FileExt as _;
 use std::process::{Command, ExitStatus, Stdio};
@@ -15,19 +16,19 @@ use super::world::World;
 use crate::config::Mode;
 use crate::fatal;
 
-/// Seeds that every short run begins with: one that once failed is put here.
+/// Seeds that every run begins with. Seeds that once failed are added here.
 const SEEDS: [u64; 4] = [1, 2, 3, 4];
 
-/// One of so many seeds is run twice, to see that both runs are the same.
+/// One of so many seeds is run twice, to check that both runs are the same.
 const TWICE: u64 = 8;
 
-/// How long seeds are run if nothing else is said.
+/// How long seeds are run by default.
 const SECONDS: u64 = 5;
 
 /// The file in which the child notes the seed that it runs.
 const NOTE: &str = "ZFOLIO_SIMULATE_NOTE";
 
-/// Whether bits of the pool flip.
+/// Set if bits of the pool are to flip.
 const FLIPS: &str = "ZFOLIO_SIMULATE_FLIPS";
 
 /// A number from the environment.
@@ -36,7 +37,8 @@ fn from_environment(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
 }
 
-/// The engine's threads, as `Pager` starts them, without the sleeping.
+/// The engine's threads, as `Pager` starts them; instead of sleeping on a bell each waits for a
+/// random time.
 fn engine_threads(world: &World, seed: u64) -> Vec<Body<'_>> {
     let background = move |name: &str, stream: u64, turn: fn(&World)| -> Body<'_> {
         let mut random = Random::new(seed, stream);
@@ -59,7 +61,7 @@ fn engine_threads(world: &World, seed: u64) -> Vec<Body<'_>> {
     threads
 }
 
-/// A handler's life (`Engine::handle_faults`), which stays on its CPU.
+/// The life of a handler, like `Engine::handle_faults`, without following the faulting thread.
 fn handle(world: &World) {
     let mover = &world.engine.mover;
     while !world.is_over() {
@@ -72,7 +74,7 @@ fn handle(world: &World) {
     }
 }
 
-/// One seed's run.
+/// Runs one seed.
 fn run(seed: u64, trace: bool) -> Result<Trace, String> {
     let flips = std::env::var_os(FLIPS).is_some();
     let world = World::new(seed, Settings { flips, ..Settings::of(seed) }, trace);
@@ -86,23 +88,23 @@ fn run(seed: u64, trace: bool) -> Result<Trace, String> {
     schedule.run(threads).map_err(|why| format!("{why}; {:?}", world.settings))
 }
 
-/// Goal: no byte is lost or wrong, whatever the kernel refuses and whichever thread runs when. Method: seeds, in a
-/// child process, which notes the seed before each run.
+/// Goal: no byte is lost or wrong, whatever the kernel refuses and in whatever order threads run.
+/// Method: many seeds in a child process, which notes each seed before its run.
 #[test]
 fn simulated_programs_find_their_bytes() {
     let (status, told) = run_child(&[]);
     assert!(status.success(), "{told} failed ({status})");
 }
 
-/// Goal: what the pool gives back changed is handed to nobody. Method: bits of the pool flip until the engine ends the
-/// process, as it must, before the model sees a wrong byte.
+/// Goal: the program never gets bytes that changed in the pool. Method: bits of the pool flip until
+/// the engine ends the process, as it must before the model sees a wrong byte.
 #[test]
 fn a_flipped_bit_of_the_pool_ends_the_process() {
     let (status, told) = run_child(&[(FLIPS, "1"), ("ZFOLIO_SIMULATE_SECONDS", "20")]);
     assert_eq!(status.code(), Some(fatal::STATUS), "{told}");
 }
 
-/// Runs seeds in a child; answers with how it ended, and what to say of the seed that it ran last.
+/// Runs seeds in a child; returns how the child ended, and a line about the seed that it ran last.
 fn run_child(environment: &[(&str, &str)]) -> (ExitStatus, String) {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let (process, count) = (std::process::id(), COUNT.fetch_add(1, Relaxed));
@@ -110,7 +112,7 @@ fn run_child(environment: &[(&str, &str)]) -> (ExitStatus, String) {
     let mut child = Command::new(std::env::current_exe().expect("this program"));
     child.args(["--exact", "sim::tests::runs_of_seeds", "--nocapture"]).env(NOTE, &path);
     child.envs(environment.iter().copied()).stderr(Stdio::inherit());
-    // Its own lines about tests that passed are nobody's.
+    // Of the child's output only the lines of runs_of_seeds() are shown.
     let output = child.output().expect("this program runs");
     let note = std::fs::read_to_string(&path).unwrap_or_default();
     std::fs::remove_file(&path).ok();
@@ -120,7 +122,8 @@ fn run_child(environment: &[(&str, &str)]) -> (ExitStatus, String) {
     (output.status, format!("seed {seed}, after {count} seeds (again: make simulate SEED={seed})"))
 }
 
-/// The seeds that the environment asks for, and the first of them that nobody chose.
+/// The seeds to run: the one seed of the environment, or `SEEDS` and fresh ones; and the first
+/// fresh seed.
 fn seeds() -> (Box<dyn Iterator<Item = u64>>, u64) {
     if let Some(seed) = from_environment("ZFOLIO_SIMULATE_SEED") {
         return (Box::new(std::iter::once(seed)), seed);
@@ -132,12 +135,13 @@ fn seeds() -> (Box<dyn Iterator<Item = u64>>, u64) {
     (Box::new(SEEDS.into_iter().chain(fresh..)), fresh)
 }
 
-/// What that test runs: many seeds, for some time. Alone it does nothing.
+/// What run_child() runs: many seeds, for some time. Without the child's environment it does
+/// nothing.
 #[test]
 #[allow(clippy::disallowed_methods, reason = "how long real time is spent on seeds")]
 fn runs_of_seeds() {
     let Some(path) = std::env::var_os(NOTE) else { return };
-    // Threads that take turns change places faster on one CPU.
+    // Switching between threads that take turns is faster on one CPU.
     cpu::pin(cpu::current());
     let note = std::fs::File::create(path).unwrap();
     let trace = std::env::var_os("ZFOLIO_SIMULATE_TRACE").is_some();
@@ -159,7 +163,7 @@ fn runs_of_seeds() {
     println!("\nsimulated {count} seeds, from {fresh} on, {points} points, in {seconds:.1} s");
 }
 
-/// Goal: a thread that waits for what nobody does is a failure that says so.
+/// Goal: a run in which a thread waits for ever fails, and the failure names the thread.
 #[test]
 fn a_thread_that_waits_for_ever_is_found() {
     let schedule = schedule::Schedule::new(1, 1, false);

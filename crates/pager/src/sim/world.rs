@@ -1,4 +1,4 @@
-//! A run's world: the engine on a simulated kernel, and a model of what the program wrote.
+//! The world of a run: the engine on a simulated kernel, and a model of what the program wrote.
 
 #![allow(clippy::disallowed_types, reason = "the model's lock is none of the engine's")]
 
@@ -19,11 +19,11 @@ use crate::charge::OverLimit;
 use crate::config::Mode;
 use crate::engine::{Engine, Ground, StatsHome};
 
-/// Who changes a page's mapping now.
+/// A thread that is changing a page's mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Claim {
     thread: usize,
-    /// Nobody else may touch the page meanwhile.
+    /// No other thread may touch the page meanwhile.
     alone: bool,
 }
 
@@ -45,13 +45,13 @@ impl Model {
         self.claims[page].is_none_or(|claim| !claim.alone || claim.thread == thread)
     }
 
-    /// Whether a page is left to one thread now.
+    /// Whether only one thread may touch a page now.
     pub(super) fn is_alone(&self, page: usize) -> bool {
         self.claims[page].is_some_and(|claim| claim.alone)
     }
 }
 
-/// The figures, which say nothing on standard error.
+/// Figures that print nothing on standard error when the limit is passed.
 struct Figures(Box<Stats>);
 
 impl std::ops::Deref for Figures {
@@ -76,11 +76,11 @@ pub(super) struct World {
     model: Mutex<Model>,
     /// Threads of the program that are not done.
     pub(super) threads_left: AtomicUsize,
-    /// Somebody forks.
+    /// 1 while a thread forks.
     pub(super) forking: AtomicUsize,
 }
 
-/// Pages that a thread has for itself, as long as this lives.
+/// Pages that a thread has claimed, as long as this lives.
 #[derive(Debug)]
 pub(super) struct Claimed<'w> {
     world: &'w World,
@@ -129,7 +129,7 @@ impl World {
         }
     }
 
-    /// Flips a bit of a unit that is stored and compressed, if there is one where chance looks.
+    /// Flips a bit of a stored, compressed unit, if a randomly chosen folio has one.
     pub(super) fn flip(&self, random: &mut Random) {
         let Some(table) = self.engine.table.try_read() else { return };
         let address = self.space.address(random.below(self.settings.pages));
@@ -143,7 +143,7 @@ impl World {
         self.model.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Claims pages for the calling thread, if nobody has any of them.
+    /// Claims pages for the calling thread, if no thread has claimed any of them.
     pub(super) fn claim(&self, pages: std::ops::Range<usize>, alone: bool) -> Option<Claimed<'_>> {
         let mut model = self.model();
         let claims = &mut model.claims[pages.clone()];
@@ -154,8 +154,8 @@ impl World {
         Some(Claimed { world: self, pages })
     }
 
-    /// Touches a page, waiting for it if it is missing; `act` gets its bytes and those of the model. False: it may
-    /// not be touched now.
+    /// Touches a page, and waits for it if it is missing; `act` gets the page's bytes and the
+    /// model's. False: the page may not be touched now.
     pub(super) fn touch(
         &self,
         page: usize,
@@ -182,7 +182,7 @@ impl World {
         true
     }
 
-    /// The calling thread has touched a missing page: it serves itself, or waits for the handler.
+    /// The calling thread has touched a missing page: serves its fault, or waits for the handler.
     fn fault(&self, address: usize) {
         if self.settings.mode == Mode::Handler {
             return self.space.wait_for_page(address);
@@ -204,7 +204,7 @@ impl World {
     }
 }
 
-/// Fails if a page is not what it should be.
+/// Fails if the bytes of a page differ from what was written.
 #[track_caller]
 pub(super) fn compare(page: usize, found: &[u8], expected: &[u8]) {
     if found != expected {

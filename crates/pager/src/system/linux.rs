@@ -1,4 +1,4 @@
-//! The system as it is: two userfaultfds, `madvise`, `mincore`, the clock.
+//! The real system: two userfaultfds, `madvise`, `mincore`, the clock.
 
 use std::os::fd::BorrowedFd;
 
@@ -19,7 +19,7 @@ pub(crate) struct Linux {
     meter: ResidentMeter,
 }
 
-/// What is asked of the kernel: for the program's memory, and for the staging area.
+/// The features that the two userfaultfds need: the program's and the staging area's.
 fn needs(mode: Mode) -> [(Reach, u64); 2] {
     let program = match mode {
         Mode::Inline => (Reach::Program, feature::SIGBUS | feature::MOVE),
@@ -81,7 +81,7 @@ impl System for Linux {
     }
 
     fn unregister(&self, start: usize, bytes: usize) {
-        // It fails where nothing is mapped any more, and then there is nothing to unregister.
+        // This fails where nothing is mapped any more, and then nothing is registered there.
         self.program.unregister(start, bytes).ok();
     }
 
@@ -90,12 +90,12 @@ impl System for Linux {
     }
 
     unsafe fn move_pages(&self, side: Side, from: usize, to: usize, bytes: usize) -> Progress {
-        // SAFETY: the caller's contract is that of the call.
+        // SAFETY: the caller keeps this function's contract, which is that of `Uffd::move_pages`.
         unsafe { self.uffd(side).move_pages(from, to, bytes) }
     }
 
     unsafe fn copy(&self, side: Side, from: usize, to: usize, bytes: usize) -> Progress {
-        // SAFETY: the caller's contract is that of the call.
+        // SAFETY: the caller keeps this function's contract, which is that of `Uffd::copy`.
         unsafe { self.uffd(side).copy(from, to, bytes) }
     }
 
@@ -104,7 +104,7 @@ impl System for Linux {
     }
 
     fn read<'a>(&self, side: Side, into: &'a mut Messages) -> &'a [Message] {
-        // EBADF and the like cannot be: the userfaultfd lives as long as the engine (UFFD-1).
+        // EBADF and the like cannot happen: the userfaultfd lives as long as the engine (UFFD-1).
         self.uffd(side).read(into).unwrap_or_default()
     }
 
@@ -129,7 +129,7 @@ impl System for Linux {
     }
 
     unsafe fn discard(&self, start: usize, bytes: usize) {
-        // SAFETY: the caller's contract is that of the call.
+        // SAFETY: the caller keeps this function's contract, which implies that of `map::release`.
         let released = unsafe { map::release(start, bytes) };
         debug_assert!(released.is_ok(), "{released:?}");
     }

@@ -8,8 +8,8 @@ use super::{Event, Inbox, Place};
 
 const PAGES: usize = 32;
 
-/// Goal: what is placed while changes wait lands where a program would find it after them. Method:
-/// random changes, against a map of where each page of the beginning went.
+/// Goal: memory that is placed while changes wait lands where the program finds it after the
+/// changes. Method: random changes, compared with a map from each page to where it went.
 #[test]
 fn pages_are_placed_where_the_changes_took_them() {
     let mut random = 42_u64;
@@ -31,7 +31,7 @@ fn pages_are_placed_where_the_changes_took_them() {
                 2 => Message::Unmap { start, end },
                 _ => {
                     let to = PAGES + next(PAGES);
-                    // What lay there is replaced; what moves goes along.
+                    // Pages at the target are replaced, and pages of the source move there.
                     went.retain(|_, now| !(to..to + count).contains(now));
                     for now in went.values_mut().filter(|now| there.contains(now)) {
                         *now = *now - from + to;

@@ -1,4 +1,5 @@
-//! What the program does with its memory: touches, and changes of mappings, with the messages that they cause.
+//! What the program does with its memory: touches, and changes of mappings, with the messages that
+//! they cause.
 
 use zfolio_sys::Errno;
 use zfolio_sys::uffd::Message;
@@ -10,20 +11,20 @@ use crate::config::Mode;
 use crate::sim::schedule;
 use crate::system::Side;
 
-/// What the touch of a page meets.
+/// The result of a touch of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::sim) enum Access {
-    /// It is done.
+    /// The access was made.
     Done,
-    /// A page is missing that the engine has to bring.
+    /// The page is missing, and the engine has to bring it.
     Fault,
-    /// Nothing is mapped, or it may not be written to.
+    /// Nothing is mapped, or the page may not be written to.
     Refused,
 }
 
 impl Space {
-    /// Touches a page: `act` gets its bytes if it is there. A page that the engine has nothing to do with comes by
-    /// itself.
+    /// Touches a page: `act` gets its bytes if it is present. A missing page that is not registered
+    /// is filled with zeros first.
     #[allow(unsafe_code, reason = "the program's access")]
     pub(in crate::sim) fn touch(
         &self,
@@ -49,13 +50,15 @@ impl Space {
             page.here = Here::Own;
         }
         page.shared &= !write;
-        // SAFETY: the page is there and mapped for the whole run; by SCHED-1 nobody else looks at it now, and
-        // the engine has no reference into the program's memory (ENG-2).
+        // SAFETY: the page is present, and its memory is mapped for the whole run. By SCHED-1 no
+        // other thread looks at it now, and the engine has no reference into the program's memory
+        // (ENG-2).
         act(unsafe { std::slice::from_raw_parts_mut(bytes_of(address), PAGE_BYTES) });
         Access::Done
     }
 
-    /// Waits, as a thread that has touched a missing page, until the engine has answered.
+    /// Waits until the engine has served the fault of the calling thread, which touched a missing
+    /// page.
     pub(in crate::sim) fn wait_for_page(&self, address: usize) {
         let state = self.lock();
         let missing = state.get(address).is_some_and(|page| page.here == Here::Missing);
@@ -64,7 +67,7 @@ impl Space {
         }
     }
 
-    /// A thread that has no business there looks at the staging area. The address, if that is a fault.
+    /// A thread of the program reads the staging area. Returns the address if the page is missing.
     pub(in crate::sim) fn look_at_staging(&self, random: usize) -> Option<usize> {
         let state = self.lock();
         let at = state.staging.start + random % state.staging.pages.len() * PAGE_BYTES;
@@ -77,10 +80,10 @@ impl Space {
         Some(at)
     }
 
-    /// Maps a range of which nothing is mapped.
+    /// Maps a range in which nothing is mapped.
     pub(in crate::sim) fn map(&self, start: usize, end: usize) {
         let mut state = self.lock();
-        // Neighbours may be one mapping.
+        // Adjacent ranges may become one mapping.
         let mapping = if state.random.one_in(2) { 1 } else { state.mappings + 2 };
         state.mappings += 1;
         let (first, count) = (self.page(start) as u64, ((end - start) / PAGE_BYTES) as u64);
@@ -92,8 +95,8 @@ impl Space {
         }
     }
 
-    /// Announces a change to whoever reads the messages, if the range is registered, and makes it: `act`, before the
-    /// message or after it has been read, as the kernel has it.
+    /// Makes a change by `act`, and sends its message if the range is registered. As in the kernel,
+    /// `act` comes before the message, or for `Remove` after the message was read.
     fn change(&self, start: usize, bytes: usize, message: Message, act: impl FnOnce()) {
         let before = matches!(message, Message::Remove { .. });
         let mut state = self.lock();
@@ -125,7 +128,8 @@ impl Space {
         act.into_iter().for_each(|act| act());
     }
 
-    /// `MADV_DONTNEED`, one mapping after the other; it ends at a page that is `sealed`. `each` learns of each page.
+    /// `MADV_DONTNEED`, one mapping after the other; it stops at the `sealed` page. `each` is
+    /// called for each page.
     pub(in crate::sim) fn drop_contents(
         &self,
         start: usize,
@@ -161,7 +165,7 @@ impl Space {
         if unmapped { Err(Errno::NOMEM) } else { Ok(()) }
     }
 
-    /// `munmap`. `each` learns of each page.
+    /// `munmap`. `each` is called for each page.
     pub(in crate::sim) fn unmap(&self, start: usize, bytes: usize, each: &dyn Fn(usize)) {
         self.schedule.note("munmap", [self.page(start) as u64, (bytes / PAGE_BYTES) as u64, 0]);
         let message = Message::Unmap { start, end: start + bytes };
@@ -177,8 +181,8 @@ impl Space {
         });
     }
 
-    /// `mremap` to where nothing is mapped; `each` learns of each page, from where and to where. `FAULT`: the range
-    /// is not one mapping.
+    /// `mremap` to a range where nothing is mapped; `each` is called for each page, with its old
+    /// and new address. `FAULT`: the range is not one mapping.
     pub(in crate::sim) fn remap(
         &self,
         from: usize,
@@ -217,14 +221,14 @@ impl Space {
         }
     }
 
-    /// A device writes to a page that is there, or no longer does.
+    /// A device begins or ends to write to a page that is present.
     pub(in crate::sim) fn pin(&self, address: usize, pinned: bool) {
         if let Some(page) = self.lock().get_mut(address) {
             page.pinned = pinned && matches!(page.here, Here::Own) && !page.shared;
         }
     }
 
-    /// A child is made: it shares every page but the pinned ones, which it gets copies of.
+    /// A child is made: it shares every page except pinned ones, of which it gets copies.
     pub(in crate::sim) fn share_all(&self) {
         let mut state = self.lock();
         for page in &mut state.program.pages {
@@ -232,7 +236,7 @@ impl Space {
         }
     }
 
-    /// Whether a range lies in one mapping, all of it alike.
+    /// Whether a range lies in one mapping, and all its pages are of the same kind.
     pub(in crate::sim) fn is_one_mapping(&self, start: usize, bytes: usize) -> bool {
         self.lock().is_one_mapping(start, bytes)
     }

@@ -1,4 +1,5 @@
-//! What the engine asks of the simulated kernel, answered as `userfaultfd(2)` and the probes of Linux 6.18 say.
+//! The engine's calls to the simulated kernel, answered as `userfaultfd(2)` says and as Linux 6.18
+//! was seen to answer.
 
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_sys::Errno;
@@ -12,16 +13,16 @@ use super::{Here, POISON, Page, Space, State, bytes_of, copy_page, fill, is_fill
 use crate::sim::schedule;
 use crate::system::{Side, System};
 
-/// What a handler sleeps at most.
+/// The longest sleep of a handler.
 const WAIT_NS: u64 = 20_000_000;
 
-/// Nothing was done, and why.
+/// The answer of a call that did nothing.
 fn refused(error: Errno) -> Progress {
     Progress { bytes: 0, stopped: Some(error) }
 }
 
 impl Space {
-    /// Begins a call: others may come before it.
+    /// Begins a call; other threads may run before it.
     fn enter(&self) -> MutexGuard<'_, State> {
         schedule::point();
         let mut state = self.lock();
@@ -31,8 +32,9 @@ impl Space {
         state
     }
 
-    /// Begins a call that puts pages somewhere. The kernel looks first whether mappings change, then for the
-    /// mapping, and then again whether they change (since 6.9): a change can come in between.
+    /// Begins a call that puts pages somewhere. The kernel first checks whether mappings change,
+    /// then finds the mapping, and then checks again for changes (since 6.9). A change can come in
+    /// between.
     fn enter_to_put(&self, side: Side) -> Result<MutexGuard<'_, State>, Progress> {
         let mut state = self.enter();
         if side == Side::Program && state.changing > 0 {
@@ -47,8 +49,8 @@ impl Space {
         Ok(state)
     }
 
-    /// Goes through the pages of a range until one is refused, wakes who waits for them, and answers as the kernel
-    /// does: a part that was done comes with `EAGAIN`, whatever stopped it.
+    /// Does the pages of a range until one is refused, and wakes the threads that wait for them.
+    /// Like the kernel it returns `EAGAIN` if only a part was done, for whatever reason.
     fn each_page(
         &self,
         state: &mut State,
@@ -81,7 +83,7 @@ impl Space {
         }
     }
 
-    /// Takes a note of a call and its answer: from where, to where, pages and error.
+    /// Notes a call and its answer in the trace: source, target, pages and error.
     fn noted(
         &self,
         state: &State,
@@ -126,14 +128,15 @@ impl State {
         }
         self.expect_untouched(to);
         copy_page(from, to);
-        // A slot that the engine writes to is its own from then on.
+        // A shared page of zeros that the engine has written to has become a page of its own.
         let own = source.here == Here::Zero && !is_filled(to, 0);
         self.bring(to, if own { Here::Own } else { source.here });
         self.take_away(from);
         Ok(())
     }
 
-    /// A missing page of the staging area holds what it was left with: who writes to one would wait for ever.
+    /// Fails if the engine has written to a missing page of the staging area: in reality the thread
+    /// would have waited for ever.
     fn expect_untouched(&self, at: usize) {
         let untouched = !self.staging.contains(at) || is_filled(at, POISON);
         assert!(untouched, "STAGE-3: a missing page of the staging area was written to");
@@ -215,7 +218,7 @@ impl System for Arc<Space> {
         {
             return self.noted(&state, "move", (from, to), refused(Errno::INVAL));
         }
-        // MOVE-3: pages are moved, nobody is woken, and the answer is an error.
+        // MOVE-3: pages are moved, no thread is woken, and the answer is an error.
         let denied = state.random.one_in(self.refusals.denied);
         let step = |state: &mut State, done| state.move_page(from + done, to + done);
         let mut answer = self.each_page(&mut state, (side, to, bytes), !denied, step);
@@ -378,7 +381,7 @@ impl System for Arc<Space> {
 }
 
 impl Space {
-    /// What lies at a page, as the engine would read it there.
+    /// Reads the bytes of a page without a fault. False: the page is missing.
     #[allow(unsafe_code, reason = "a copy of bytes that nobody changes now")]
     pub(in crate::sim) fn contents(&self, address: usize, into: &mut [u8]) -> bool {
         let there = self.lock().get(address).is_some_and(|page| page.here != Here::Missing);
