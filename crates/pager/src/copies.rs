@@ -271,6 +271,30 @@ impl Copies {
         room
     }
 
+    /// The folio that has waited longest in the queue.
+    fn oldest(&self) -> Option<usize> {
+        self.queue.lock().front().copied()
+    }
+
+    /// Takes the oldest folio out of the queue if it is `base`. False: another thread has taken it.
+    fn take_oldest(&self, base: usize) -> bool {
+        let mut queue = self.queue.lock();
+        let is_oldest = queue.front() == Some(&base);
+        if is_oldest {
+            queue.pop_front();
+        }
+        is_oldest
+    }
+
+    /// Makes the oldest folio the youngest if it is `base`. Its entry never leaves the queue, so that there
+    /// is room for it (`COPY-2`).
+    fn pass_over(&self, base: usize) {
+        let mut queue = self.queue.lock();
+        if queue.front() == Some(&base) {
+            queue.rotate_left(1);
+        }
+    }
+
     /// Whether `more` loads make it time for a review.
     fn is_due(&self, more: usize) -> bool {
         let more = more as u64;
@@ -357,20 +381,29 @@ impl Engine {
         if self.copies.count() == 0 {
             return false;
         }
-        let mut dropped = false;
-        for _ in 0..DROP_FOLIOS {
-            let Some(base) = self.copies.queue.lock().pop_front() else { break };
-            let Some(lock) = table.known(base) else { continue };
-            let Some(mut folio) = lock.try_lock() else {
-                self.copies.push(base);
-                continue;
+        let mut dropped = 0;
+        // Entries may be stale, and folios may be locked: each entry is looked at once.
+        for _ in 0..self.copies.queued() {
+            let Some(base) = self.copies.oldest().filter(|_| dropped < DROP_FOLIOS) else { break };
+            let mut folio = match table.known(base).map(|lock| lock.try_lock()) {
+                Some(Some(folio)) => folio,
+                Some(None) => {
+                    self.copies.pass_over(base);
+                    continue;
+                }
+                None => {
+                    self.copies.take_oldest(base);
+                    continue;
+                }
             };
-            folio.copied = false;
-            let units = folio.copied_units();
-            dropped |= !units.is_empty();
-            self.drop_copies(&mut folio, units);
+            if self.copies.take_oldest(base) {
+                folio.copied = false;
+                let units = folio.copied_units();
+                dropped += usize::from(!units.is_empty());
+                self.drop_copies(&mut folio, units);
+            }
         }
-        dropped
+        dropped > 0
     }
 
     /// Drops the stored copies of units.

@@ -232,6 +232,22 @@ fn worth_is_by_byte() {
 
 /// Goal: the budget never falls below the copies that show whether more would pay.
 #[test]
+fn a_folio_passed_over_keeps_its_entry() {
+    let copies = Copies::new();
+    copies.reserve(3);
+    (1..4).for_each(|base| assert!(copies.push(base)));
+    copies.pass_over(2);
+    assert_eq!(copies.oldest(), Some(1), "only the oldest is passed over");
+    copies.pass_over(1);
+    assert!(!copies.take_oldest(1), "another folio is the oldest");
+    for base in [2, 3, 1] {
+        assert_eq!(copies.oldest(), Some(base));
+        assert!(copies.take_oldest(base));
+    }
+    assert_eq!(copies.oldest(), None);
+}
+
+#[test]
 fn a_few_copies_always_stay() {
     let copies = Copies::new();
     for _ in 0..100 {

@@ -57,10 +57,15 @@ impl Announced {
         self.set((0, 0), (0, 0));
     }
 
-    /// Whether an event on `start..end` comes from an announced change.
+    /// Whether an event on `start..end` comes from an announced change. An event of the engine's own call
+    /// lies within the pages of the announced range; one that reaches beyond them is of another
+    /// thread's call.
     fn covers(&self, start: usize, end: usize) -> bool {
         let [a, b, c, d] = [0, 1, 2, 3].map(|index: usize| self.0[index].load(Ordering::Acquire));
-        (start < b && end > a) || (start < d && end > c)
+        let within = |from: usize, to: usize| {
+            from < to && start >= from & !(PAGE_BYTES - 1) && end <= to.next_multiple_of(PAGE_BYTES)
+        };
+        within(a, b) || within(c, d)
     }
 }
 

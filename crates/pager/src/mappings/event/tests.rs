@@ -4,9 +4,27 @@ use std::sync::atomic::Ordering;
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_sys::uffd::Message;
 
-use super::{Event, Inbox, Place};
+use super::{Announced, Event, Inbox, Place};
 
 const PAGES: usize = 32;
+
+/// Goal: an event of the engine's own call is skipped, and none that reaches beyond the call's range.
+#[test]
+fn only_what_lies_within_an_announced_range_is_the_engines_own() {
+    let announced = Announced::default();
+    let covers = |first: usize, end: usize| announced.covers(first * PAGE_BYTES, end * PAGE_BYTES);
+    assert!(!covers(0, 1), "nothing is announced");
+    // A length need not be a whole number of pages.
+    announced.set((4 * PAGE_BYTES, 8 * PAGE_BYTES - 100), (20 * PAGE_BYTES, 22 * PAGE_BYTES));
+    for (first, end) in [(4, 8), (5, 6), (7, 8), (20, 22), (21, 22)] {
+        assert!(covers(first, end), "{first}..{end}");
+    }
+    for (first, end) in [(3, 8), (4, 9), (7, 21), (0, 30), (2, 4), (8, 9), (19, 21)] {
+        assert!(!covers(first, end), "{first}..{end}");
+    }
+    announced.clear();
+    assert!(!covers(4, 8) && !covers(0, 1));
+}
 
 /// Goal: memory that is placed while changes wait lands where the program finds it after the
 /// changes. Method: random changes, compared with a map from each page to where it went.
