@@ -430,7 +430,7 @@ static void stay_on(int cpu) {
 }
 
 /* If the handler were stuck, the first look at a compressed page would be the last one: three in four pages are. */
-enum { LOOKS = 8, ROUNDS = 3, TRIES = 30 };
+enum { LOOKS = 8, ENOUGH = 3, TRIES = 30 };
 static atomic_int spinning, looks, passed;
 
 static void *spinner(void *argument) {
@@ -453,7 +453,7 @@ static void real_time(void) {
     if (found < 2) skip("two CPUs are needed");
     ballast_make(&b, 4 * limit_bytes(), 10);
     /* On a busy machine 0.7 s on the other CPU, which all other programs share, may be too short. */
-    for (int try = 0; atomic_load(&passed) < ROUNDS; try++) {
+    for (int try = 0; atomic_load(&passed) < ENOUGH; try++) {
         CHECK(try < TRIES, "%d of %d times all was well while a real-time thread span", atomic_load(&passed), TRIES);
         /* Its faults are served on this CPU; then it moves to the other one. */
         uint64_t random = try;
