@@ -34,7 +34,7 @@ help:
 	@echo 'make simulate  the pager on a simulated kernel, for SECONDS=$(SECONDS), or one run again: SEED=n'
 	@echo 'make mutants   planted defects, each of which the simulation must find'
 	@echo 'make asan      the tests of core under the address sanitizer, C codecs included'
-	@echo 'make bench     usemem and every codec beside the kernel'\''s own zram (root, ten minutes)'
+	@echo 'make bench     usemem, real programs and every codec beside the kernel'\''s own zram (root, half an hour)'
 	@echo 'make fuzz      each fuzz target for FUZZ_SECONDS=$(FUZZ_SECONDS)'
 	@echo 'make setup     install what build and tests need (Debian); setup-build: the build only'
 	@echo 'make install   to PREFIX=$(PREFIX); make uninstall removes what it put there'
@@ -86,6 +86,7 @@ asan:
 
 bench: build
 	$(BIN)/zfolio bench usemem --against kernel
+	$(BIN)/zfolio bench programs --against kernel
 	$(BIN)/zfolio bench codecs --against kernel
 
 fuzz:

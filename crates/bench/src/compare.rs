@@ -13,10 +13,9 @@
 
 mod arguments;
 pub(crate) mod outcome;
-mod rounds;
+pub(crate) mod rounds;
 pub(crate) mod setting;
 mod table;
-mod watch;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -28,7 +27,9 @@ use crate::corpus::make;
 use crate::inline::{self, InlineJob};
 use crate::kernel::{self, Kernel};
 use crate::os;
+use crate::programs;
 use crate::usemem::Corpus;
+pub(crate) use arguments::Against;
 pub use arguments::BenchArgs;
 use arguments::{UsememArgs, What};
 use rounds::Bench;
@@ -50,6 +51,7 @@ pub fn bench(args: BenchArgs) -> ExitCode {
     let outcome = match args.what {
         What::Usemem(args) if args.inline_child => inline_child(&args),
         What::Usemem(args) => compare(&args),
+        What::Programs(args) => programs::programs(&args),
         What::Codecs(args) => codecs::codecs(&args),
     };
     let (line, status) = match outcome {
@@ -101,8 +103,8 @@ fn compare(args: &UsememArgs) -> Result<bool, Failure> {
     let bench = Bench {
         args,
         usemem: find_usemem(args)?,
-        zfolio: own_program(args)?,
-        kernel: find_kernel(args, &mut notes),
+        zfolio: own_program(args.zfolio.as_deref())?,
+        kernel: args.against.and_then(|_| find_kernel(&mut notes)),
         corpus: corpus_path,
     };
     let (title, context) = (bench.title(&corpus), bench.context(&corpus));
@@ -143,8 +145,9 @@ pub(crate) fn corpus_path(given: Option<&Path>) -> Result<PathBuf, Failure> {
     Ok(path)
 }
 
-fn own_program(args: &UsememArgs) -> Result<PathBuf, Failure> {
-    let own = args.zfolio.clone().map_or_else(std::env::current_exe, Ok);
+/// The program `zfolio`: the given one, or this program.
+pub(crate) fn own_program(given: Option<&Path>) -> Result<PathBuf, Failure> {
+    let own = given.map(Path::to_owned).map_or_else(std::env::current_exe, Ok);
     own.map_err(|error| Failure::Failed(format!("cannot find this program: {error}")))
 }
 
@@ -163,9 +166,8 @@ fn find_usemem(args: &UsememArgs) -> Result<PathBuf, Failure> {
     found.ok_or(Failure::Failed(line.to_owned()))
 }
 
-/// The kernel's side, if it was requested and is possible; a note if it is not.
-fn find_kernel(args: &UsememArgs, notes: &mut Vec<String>) -> Option<Kernel> {
-    args.against?;
+/// The kernel's side, if it is possible; a note if it is not.
+pub(crate) fn find_kernel(notes: &mut Vec<String>) -> Option<Kernel> {
     match Kernel::find() {
         Ok(kernel) => Some(kernel),
         Err(reason) => {

@@ -11,12 +11,18 @@ pub(crate) mod cgroup;
 pub(crate) mod journal;
 pub(crate) mod zram;
 
+use std::fmt;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::process::{ChildStdout, Command};
+use std::str::FromStr;
 
 use cgroup::{Cgroup, Hierarchy};
 use journal::{Journal, at};
+
+use crate::os;
+use crate::watch::{Ended, Look, WatchError, watch};
 
 /// The largest folio in the comparison.
 pub(crate) const FOLIO_BYTES_MAX: u64 = 64 << 10;
@@ -33,6 +39,31 @@ pub(crate) struct KernelSetting {
     pub(crate) algorithm: String,
     /// The size of folios of anonymous memory: 4 or 64.
     pub(crate) folio_kib: u32,
+}
+
+impl FromStr for KernelSetting {
+    type Err = String;
+    fn from_str(text: &str) -> Result<KernelSetting, String> {
+        let accepted = || format!("{text}: accepted: ALGORITHM:4K or ALGORITHM:64K, as in lz4:4K");
+        let (algorithm, folio) = text.split_once(':').ok_or_else(accepted)?;
+        // A word of letters, digits and dashes: it is written to the journal, and to a device.
+        let is_word = |c: char| c.is_ascii_alphanumeric() || c == '-';
+        if algorithm.is_empty() || !algorithm.chars().all(is_word) {
+            return Err(accepted());
+        }
+        let folio_kib = match folio {
+            "4K" => 4,
+            "64K" => 64,
+            _ => return Err(accepted()),
+        };
+        Ok(KernelSetting { algorithm: algorithm.to_owned(), folio_kib })
+    }
+}
+
+impl fmt::Display for KernelSetting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "kernel {} {}K", self.algorithm, self.folio_kib)
+    }
 }
 
 /// What the comparison requires; checked before anything is changed.
@@ -80,7 +111,7 @@ impl Kernel {
 
     /// Puts the system under memory pressure according to `setting`: a limit of `limit_bytes`, and
     /// a device for `bytes`.
-    pub(crate) fn set_up(
+    fn set_up(
         &self,
         setting: &KernelSetting,
         bytes: u64,
@@ -96,9 +127,40 @@ impl Kernel {
     }
 }
 
+/// A program that ran under the kernel's swap.
+#[derive(Debug)]
+pub(crate) struct Swapped<T> {
+    pub(crate) ended: Ended<T>,
+    /// The most that zram held (`mem_used_max`). The cgroup is not charged for it.
+    pub(crate) zram_bytes_max: u64,
+}
+
+impl Kernel {
+    /// Runs `command` in a cgroup of `limit_bytes`, with swap for `bytes`, and restores the system
+    /// (`KRN-2`).
+    pub(crate) fn run<T: Default + Send + 'static>(
+        &self,
+        (setting, bytes, limit_bytes): (&KernelSetting, u64, u64),
+        mut command: Command,
+        look: &Look<'_>,
+        read: fn(ChildStdout) -> T,
+    ) -> Result<Swapped<T>, WatchError> {
+        let pressure = self.set_up(setting, bytes, limit_bytes)?;
+        os::tie(&mut command, Some(pressure.members()?));
+        let ended = watch(command, look, read)?;
+        let (zram_bytes_max, charged_bytes_max) = pressure.figures()?;
+        pressure.put_back()?;
+        if charged_bytes_max > limit_bytes {
+            let line = format!("the cgroup was charged {charged_bytes_max} bytes, over its limit");
+            return Err(io::Error::other(line).into());
+        }
+        Ok(Swapped { ended, zram_bytes_max })
+    }
+}
+
 /// The system's settings for one run of the kernel, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Pressure {
+struct Pressure {
     swap: zram::Swap,
     cgroup: Cgroup,
     journal: Journal,
@@ -106,17 +168,17 @@ pub(crate) struct Pressure {
 
 impl Pressure {
     /// The file into which the program writes itself.
-    pub(crate) fn members(&self) -> io::Result<File> {
+    fn members(&self) -> io::Result<File> {
         self.cgroup.members()
     }
 
     /// The most that zram held, and the most that was charged to the cgroup.
-    pub(crate) fn figures(&self) -> io::Result<(u64, u64)> {
+    fn figures(&self) -> io::Result<(u64, u64)> {
         Ok((self.swap.used_bytes_max()?, self.cgroup.bytes_max()))
     }
 
     /// Undoes all changes, and returns what could not be undone.
-    pub(crate) fn put_back(self) -> io::Result<()> {
+    fn put_back(self) -> io::Result<()> {
         self.journal.undo()
     }
 }
@@ -160,4 +222,19 @@ fn choose_folio(journal: &Journal, kib: u32) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::KernelSetting;
+
+    #[test]
+    fn a_setting_of_the_kernel_is_an_algorithm_and_a_folio() {
+        let setting: KernelSetting = "lzo-rle:64K".parse().expect("well formed");
+        assert_eq!(setting.to_string(), "kernel lzo-rle 64K");
+        for bad in ["lz4", "lz4:16K", ":4K", "lz4 x:4K", "../x:4K", "lz4:4K:4K"] {
+            let line = bad.parse::<KernelSetting>().expect_err(bad);
+            assert!(line.contains("accepted"), "{bad}: {line}");
+        }
+    }
 }

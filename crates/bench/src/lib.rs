@@ -6,9 +6,12 @@
 //! | [`usemem`] | the workload, on any `&mut [u8]`; the program `usemem` runs it on plain memory |
 //! | [`report`] | the results of the workload |
 //! | [`compare`] | the same workload under the kernel's zram swap, under `zfolio run`, and inline |
+//! | `programs` | real programs with less memory than they need, under both |
 //! | `codecs` | each algorithm on units of that memory: ratio, speed, latency |
 //! | `kernel` | the kernel's side: a zram device, a memory cgroup and folio sizes, all restored at the end |
 //! | [`plot`] | points over two axes, as SVG; `zfolio suggest` draws with it too |
+//! | `watch` | one program, run to its end, with its memory as seen from outside |
+//! | `scratch` | a folder for temporary files |
 //! | `os`, [`mapping`] | the system calls that the standard library does not have |
 
 #![deny(unsafe_code)]
@@ -23,8 +26,11 @@ pub mod mapping;
 #[allow(unsafe_code, reason = "wraps system calls that only the comparison needs")]
 mod os;
 pub mod plot;
+mod programs;
 pub mod report;
+mod scratch;
 pub mod usemem;
+mod watch;
 
 pub use compare::{BenchArgs, bench};
 pub use corpus::{CorpusArgs, corpus};

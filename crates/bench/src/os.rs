@@ -12,6 +12,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
+use std::time::Instant;
 
 /// The signal that requested a stop, or 0.
 static STOP: AtomicI32 = AtomicI32::new(0);
@@ -88,12 +89,18 @@ pub(crate) fn children_cpu_ns() -> u64 {
         .sum()
 }
 
-/// Sends SIGKILL to a process that this process started.
-pub(crate) fn kill(pid: u32) -> io::Result<()> {
+/// The time now. Only differences are used.
+#[expect(clippy::disallowed_methods, reason = "real programs run in real time")]
+pub(crate) fn now() -> Instant {
+    Instant::now()
+}
+
+/// Sends `signal` to a process that this process started.
+pub(crate) fn signal(pid: u32, signal: i32) -> io::Result<()> {
     let pid = libc::pid_t::try_from(pid).map_err(io::Error::other)?;
     assert!(pid > 0, "0 and -1 would name more than one process");
     // SAFETY: a system call without pointers.
-    checked(unsafe { libc::kill(pid, libc::SIGKILL) })
+    checked(unsafe { libc::kill(pid, signal) })
 }
 
 /// Makes the program of `command` die with this process. With `group`, an open `cgroup.procs`, the

@@ -360,7 +360,7 @@ mod tests {
     #[test]
     fn commands_are_offered_where_a_command_can_stand() {
         assert_eq!(offered("do"), ["doctor"]);
-        assert_eq!(offered("bench "), ["usemem", "codecs"]);
+        assert_eq!(offered("bench "), ["usemem", "programs", "codecs"]);
         assert_eq!(offered("help bench u"), ["usemem"]);
         assert_eq!(offered("help "), offered(""));
         assert!(offered("doctor ").is_empty() && offered("help run ").is_empty());
@@ -384,6 +384,7 @@ mod tests {
         assert_eq!(offered("run -a zs"), ["zstd"]);
         assert_eq!(offered("run --unit 1"), ["16K", "128K", "1M"]);
         assert_eq!(offered("bench usemem --against "), ["kernel"]);
+        assert_eq!(offered("bench programs --program so"), ["sort"]);
         assert_eq!(offered("completions z"), ["zsh"]);
         assert_eq!(answered("run --stats x"), Answer::Files);
         assert_eq!(answered("man --output "), Answer::Folders);

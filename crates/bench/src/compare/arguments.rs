@@ -9,6 +9,7 @@ use super::Failure;
 use super::setting::Compression;
 use crate::codecs::{self, CodecsArgs};
 use crate::corpus::parse_size;
+use crate::programs::{self, ProgramsArgs};
 
 /// Arguments of `zfolio bench`.
 #[derive(Args, Debug)]
@@ -34,13 +35,16 @@ Examples:
   sudo zfolio bench usemem --against kernel --bytes 4G --limit 1G -n 4 -r 5 --json > result.json
   zfolio bench usemem --corpus corpus.bin --total 512M --setting lz4:64K --setting zstd,level=3:64K")]
     Usemem(Box<UsememArgs>),
+    /// Run real programs with less memory than they need; compare their times
+    #[command(after_help = programs::HELP)]
+    Programs(Box<ProgramsArgs>),
     /// Compress units of the memory of real processes with each algorithm; recommend settings
     #[command(after_help = codecs::HELP)]
     Codecs(Box<CodecsArgs>),
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Against {
+pub(crate) enum Against {
     /// The kernel's zram swap in a memory cgroup
     Kernel,
 }

@@ -3,6 +3,7 @@
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Duration;
 
 use zfolio_core::size;
 
@@ -11,11 +12,14 @@ use super::arguments::{UsememArgs, Way};
 use super::outcome::Outcome;
 use super::setting::{Compression, DEFAULTS, Setting};
 use super::table::Row;
-use super::watch::{WatchError, watch};
 use crate::inline;
 use crate::kernel::{Kernel, KernelSetting};
 use crate::os;
 use crate::usemem::Corpus;
+use crate::watch::{Ended, Look, WatchError, Whose, read_text, watch};
+
+/// How often memory is sampled.
+const SAMPLE: Duration = Duration::from_millis(50);
 
 /// What all runs share.
 pub(super) struct Bench<'a> {
@@ -155,23 +159,18 @@ impl Bench<'_> {
         let mut command = Command::new(&self.usemem);
         self.workload(&mut command);
         os::tie(&mut command, None);
-        finish(command, Some("usemem"))
+        finish(command, Whose::Named("usemem"))
     }
 
     fn run_kernel(&self, setting: &KernelSetting) -> Result<Outcome, WatchError> {
         let kernel =
             self.kernel.as_ref().expect("rows() lists kernel settings only if there is one");
-        let pressure = kernel.set_up(setting, self.args.bytes, self.args.limit)?;
         let mut command = Command::new(&self.usemem);
         self.workload(&mut command);
-        os::tie(&mut command, Some(pressure.members()?));
-        let mut outcome = finish(command, Some("usemem"))?;
-        let (zram_bytes_max, charged_bytes_max) = pressure.figures()?;
-        pressure.put_back()?;
-        if charged_bytes_max > self.args.limit {
-            let line = format!("the cgroup was charged {charged_bytes_max} bytes, over its limit");
-            return Err(std::io::Error::other(line).into());
-        }
+        let how = (setting, self.args.bytes, self.args.limit);
+        let swapped = kernel.run(how, command, &look(Whose::Named("usemem")), read_text)?;
+        let zram_bytes_max = swapped.zram_bytes_max;
+        let mut outcome = outcome_of(swapped.ended)?;
         outcome.total_bytes = exact(self.args.limit + zram_bytes_max);
         outcome.zram_bytes_max = Some(zram_bytes_max);
         Ok(outcome)
@@ -186,7 +185,7 @@ impl Bench<'_> {
         command.args(["--unit", &compression.unit_bytes.to_string(), "--"]).arg(&self.usemem);
         self.workload(&mut command);
         os::tie(&mut command, None);
-        let outcome = finish(command, Some("usemem"))?;
+        let outcome = finish(command, Whose::Named("usemem"))?;
         Ok(Outcome { total_bytes: exact(total), ..outcome })
     }
 
@@ -197,18 +196,25 @@ impl Bench<'_> {
         command.arg("--setting").arg(format!("{algorithm}:{unit_bytes}"));
         self.workload(&mut command);
         os::tie(&mut command, None);
-        let outcome = finish(command, None)?;
+        let outcome = finish(command, Whose::All)?;
         Ok(Outcome { total_bytes: exact(total), ..outcome })
     }
 }
 
-fn cpus() -> usize {
+pub(crate) fn cpus() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
 /// Runs `command` to its end and reads its report. A report of a wrong byte is a result, too.
-fn finish(command: Command, name: Option<&str>) -> Result<Outcome, WatchError> {
-    let ended = watch(command, name)?;
+fn finish(command: Command, whose: Whose<'_>) -> Result<Outcome, WatchError> {
+    outcome_of(watch(command, &look(whose), read_text)?)
+}
+
+fn look(whose: Whose<'_>) -> Look<'_> {
+    Look { whose, every: SAMPLE, elapsed_max: None }
+}
+
+fn outcome_of(ended: Ended<String>) -> Result<Outcome, WatchError> {
     let outcome = Outcome::parse(&ended.output);
     let mut outcome = match outcome {
         Ok(outcome) if ended.status.success() || outcome.verify != "ok" => outcome,

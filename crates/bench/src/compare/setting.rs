@@ -69,9 +69,7 @@ impl fmt::Display for Setting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Setting::Free => f.write_str("no limit"),
-            Setting::Kernel(KernelSetting { algorithm, folio_kib }) => {
-                write!(f, "kernel {algorithm} {folio_kib}K")
-            }
+            Setting::Kernel(setting) => setting.fmt(f),
             Setting::Run(compression) => write!(f, "run {compression}"),
             Setting::Inline(compression) => write!(f, "inline {compression}"),
         }

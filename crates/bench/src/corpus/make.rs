@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::io::{self, BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -17,6 +17,7 @@ use zfolio_core::size;
 use super::capture::Process;
 use super::{CorpusFailure, Output};
 use crate::os;
+use crate::scratch::Scratch;
 use crate::usemem::CORPUS_BYTES_MIN;
 
 /// How long to wait for `ready`.
@@ -55,27 +56,6 @@ fn java(folder: &Path, size: u64) -> Command {
     command.args(["-XX:+UseSerialGC", "-Xms16m"]).arg(format!("-Xmx{heap_mib}m"));
     command.arg(folder.join("Objects.java")).arg(size.to_string());
     command
-}
-
-/// A temporary folder for Java's source, which must be a file.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn create() -> io::Result<Folder> {
-        let folder = std::env::temp_dir().join(format!("zfolio-corpus-{}", std::process::id()));
-        fs::create_dir(&folder)?;
-        let folder = Folder(folder);
-        fs::write(folder.0.join("Objects.java"), include_str!("programs/Objects.java"))?;
-        Ok(folder)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir_all(&self.0) {
-            eprintln!("zfolio corpus: {}: not removed: {error}", self.0.display());
-        }
-    }
 }
 
 /// A program that is ready; it is stopped when this is dropped.
@@ -143,14 +123,17 @@ pub(crate) fn make(path: &Path, bytes: u64, zeros: bool) -> Result<(), CorpusFai
     // So that a signal still removes the folder and the incomplete file, and ends the programs.
     os::catch_stop_signals();
     let mut output = Output::create(path)?;
-    let folder = Folder::create().map_err(failed)?;
+    let folder = Scratch::create("corpus").map_err(failed)?;
+    // Java's source must be a file.
+    fs::write(folder.path().join("Objects.java"), include_str!("programs/Objects.java"))
+        .map_err(failed)?;
     let mut left = bytes / PAGE_BYTES as u64 * PAGE_BYTES as u64;
     for (index, program) in PROGRAMS.iter().enumerate() {
         // The share of a program that is not available is divided among the later ones.
         let share = left / (PROGRAMS.len() - index) as u64;
         let share = share.next_multiple_of(PAGE_BYTES as u64);
         // A tenth more than the share, because a runtime's estimate of its objects is rough.
-        let running = match Running::start((program.command)(&folder.0, share + share / 10)) {
+        let running = match Running::start((program.command)(folder.path(), share + share / 10)) {
             Ok(running) => running,
             Err(reason) => {
                 stop_if_asked()?;

@@ -113,7 +113,7 @@ fn remove_cgroup(path: &Path) -> io::Result<()> {
         };
         for pid in members.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid > 0) {
             // It may have ended by itself in the meantime.
-            let _already_gone = os::kill(pid);
+            let _already_gone = os::signal(pid, libc::SIGKILL);
         }
         match fs::remove_dir(path) {
             Ok(()) => return Ok(()),

@@ -1,0 +1,105 @@
+//! The figures that `zfolio run --stats FILE` wrote, summed over the processes of the run.
+
+use serde_json::{Value, json};
+
+/// Figures of one run. Sums over its processes, except the peak.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub(crate) struct Figures {
+    /// Faults that decompressed.
+    pub(crate) faults_stored: u64,
+    /// Faults on memory that had just been moved out, and was not yet compressed.
+    pub(crate) faults_staged: u64,
+    /// Faults on memory that was never touched before.
+    pub(crate) faults_zero: u64,
+    /// The peak of the largest process, as zfolio saw it.
+    pub(crate) process_bytes_max: u64,
+    /// How long threads waited for faults.
+    pub(crate) waited_ns: u64,
+    /// The part of it for memory that had been moved out, with room made for it.
+    pub(crate) waited_refault_ns: u64,
+    /// The part of it in which room was made, for memory of any kind.
+    pub(crate) waited_room_ns: u64,
+}
+
+impl Figures {
+    /// Reads the JSON. The product may rename a figure or add one, so a missing one is an error
+    /// that names it, and others are ignored.
+    pub(crate) fn parse(text: &str) -> Result<Figures, String> {
+        let report: Value = serde_json::from_str(text)
+            .map_err(|error| format!("the figures are not understood: {error}"))?;
+        let processes = report["processes"].as_array().ok_or("the figures have no processes")?;
+        let mut sum = Figures::default();
+        for process in processes {
+            let figures = &process["figures"];
+            let of = |name: &str| figures[name].as_u64().ok_or(format!("no figure {name}"));
+            sum.faults_stored += of("faults_stored")?;
+            sum.faults_staged += of("faults_staged")?;
+            sum.faults_zero += of("faults_zero")?;
+            sum.process_bytes_max = sum.process_bytes_max.max(of("process_bytes_max")?);
+            sum.waited_ns += of("stall_ns")?;
+            sum.waited_room_ns += of("stall_reclaim_ns")?;
+            let refaults = process["refaults"].as_array().ok_or("no refaults")?;
+            let waited = refaults.iter().filter_map(|step| step["waited_ns"].as_u64());
+            sum.waited_refault_ns += waited.sum::<u64>();
+        }
+        Ok(sum)
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        json!({
+            "faults_stored": self.faults_stored,
+            "faults_staged": self.faults_staged,
+            "faults_zero": self.faults_zero,
+            "process_bytes_max": self.process_bytes_max,
+            "waited_ns": self.waited_ns,
+            "waited_refault_ns": self.waited_refault_ns,
+            "waited_room_ns": self.waited_room_ns,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Figures;
+    use serde_json::json;
+
+    fn process(bytes: u64) -> serde_json::Value {
+        json!({
+            "command": "python3",
+            "figures": {
+                "faults_stored": 3, "faults_staged": 2, "faults_zero": 1, "stall_ns": 100,
+                "stall_reclaim_ns": 30, "process_bytes_max": bytes, "new_in_a_later_version": 5,
+            },
+            "refaults": [{ "waited_ns": 20 }, { "waited_ns": 40 }],
+        })
+    }
+
+    #[test]
+    fn figures_are_summed_over_processes() {
+        let report = json!({ "exit_status": 0, "processes": [process(500), process(300)] });
+        let figures = Figures::parse(&report.to_string()).expect("complete");
+        let expected = Figures {
+            faults_stored: 6,
+            faults_staged: 4,
+            faults_zero: 2,
+            process_bytes_max: 500,
+            waited_ns: 200,
+            waited_refault_ns: 120,
+            waited_room_ns: 60,
+        };
+        assert_eq!(figures, expected);
+        assert_eq!(figures.json()["waited_room_ns"], 60);
+        let none = Figures::parse("{\"processes\":[]}").expect("nothing was compressed");
+        assert_eq!(none, Figures::default());
+    }
+
+    #[test]
+    fn a_missing_figure_is_named() {
+        let mut broken = process(1);
+        broken["figures"].as_object_mut().expect("an object").remove("stall_ns");
+        let report = json!({ "processes": [broken] });
+        assert_eq!(Figures::parse(&report.to_string()), Err("no figure stall_ns".to_owned()));
+        assert!(Figures::parse("{}").is_err_and(|line| line.contains("processes")));
+        assert!(Figures::parse("hello").is_err_and(|line| line.contains("not understood")));
+    }
+}
