@@ -12,6 +12,7 @@ pub mod store;
 pub mod zcomp;
 pub mod zsmalloc;
 
+pub mod ledger;
 mod prefetch;
 pub mod ranges;
 pub mod refault;

@@ -1,0 +1,52 @@
+//! A process's own place in the ledger.
+
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use super::{Ledger, Owner, SLOTS, Seat};
+
+/// See the module. A child of `fork` has its parent's, until it [enters](Member::enter) itself.
+#[derive(Debug)]
+pub struct Member {
+    ledger: &'static Ledger,
+    index: AtomicUsize,
+}
+
+impl Member {
+    /// Enters `owner`. `None`: no slot is free.
+    #[must_use]
+    pub fn new(ledger: &'static Ledger, owner: Owner) -> Option<Member> {
+        Some(Member { ledger, index: AtomicUsize::new(ledger.enter(owner)?) })
+    }
+
+    /// In a child of `fork`: enters it, in place of its parent. False: no slot is free, and the
+    /// child has no limit of the tree's.
+    pub fn enter(&self, owner: Owner, resident_bytes: u64) -> bool {
+        let Some(index) = self.ledger.enter(owner) else {
+            self.index.store(usize::MAX, Relaxed);
+            return false;
+        };
+        self.ledger.seat(index).set_forked(resident_bytes);
+        self.index.store(index, Relaxed);
+        true
+    }
+
+    /// Leaves: nobody watches this process, or it has no slot. The supervisor counts it from
+    /// outside.
+    pub fn leave(&self) {
+        let index = self.index.swap(usize::MAX, Relaxed);
+        if index < SLOTS {
+            self.ledger.release(index);
+        }
+    }
+
+    /// The ledger.
+    pub fn ledger(&self) -> &'static Ledger {
+        self.ledger
+    }
+
+    /// Its slot. `None`: it has none.
+    pub fn seat(&self) -> Option<Seat<'static>> {
+        let index = self.index.load(Relaxed);
+        (index < SLOTS).then(|| self.ledger.seat(index))
+    }
+}

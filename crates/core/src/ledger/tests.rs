@@ -1,0 +1,192 @@
+//! The ledger beside a plain map.
+
+use std::collections::BTreeMap;
+
+use super::{FIRST_BYTES_MIN, Ledger, Owner, SLOTS};
+use crate::testing::{Random, seed};
+
+const MIB: u64 = 1 << 20;
+const TOTAL: u64 = 512 * MIB;
+const FIRST: u64 = TOTAL / 64;
+
+fn owner(pid: u32) -> Owner {
+    Owner { pid, namespace: 0, start_ticks: u64::from(pid) * 7 }
+}
+
+fn ledger() -> Box<Ledger> {
+    let ledger = Box::<Ledger>::default();
+    assert!(!ledger.is_whole(), "LEDGER-4");
+    ledger.begin(1, TOTAL);
+    assert!(ledger.is_whole() && ledger.seats().count() == 0);
+    ledger
+}
+
+#[derive(Default)]
+struct Model {
+    free: i64,
+    shares: BTreeMap<u32, (usize, u64, Option<u64>)>,
+    reserve: u64,
+    fair: u64,
+}
+
+impl Model {
+    fn take(&mut self, pid: u32, least: u64, most: u64) -> u64 {
+        let (_, share, target) = self.shares.get_mut(&pid).expect("a process of the model");
+        let at_least_0 = |bytes: i64| u64::try_from(bytes).unwrap_or(0);
+        let ample = at_least_0(self.free - self.reserve.cast_signed());
+        let for_small = (self.fair / 2).saturating_sub(*share).min(at_least_0(self.free));
+        let room = ample
+            .max(for_small)
+            .min(target.map_or(u64::MAX, |target| target.saturating_sub(*share)));
+        if room < least || room == 0 {
+            return 0;
+        }
+        let taken = room.min(most);
+        *share += taken;
+        self.free -= taken.cast_signed();
+        taken
+    }
+
+    fn enter(&mut self, pid: u32, index: usize) {
+        if let Some((_, share, _)) = self.shares.get_mut(&pid) {
+            self.free += share.saturating_sub(FIRST).cast_signed();
+            *share = (*share).min(FIRST);
+            return;
+        }
+        self.shares.insert(pid, (index, 0, None));
+        if self.take(pid, FIRST, FIRST) == 0 {
+            self.free -= FIRST_BYTES_MIN.cast_signed();
+            self.shares.get_mut(&pid).expect("just inserted").1 = FIRST_BYTES_MIN;
+        }
+    }
+}
+
+/// Goal: shares, targets and what is free never disagree with a plain map, and nothing is lost.
+/// Method: random steps of random processes against the model.
+#[test]
+fn the_ledger_agrees_with_a_plain_map() {
+    let seed = seed();
+    let mut random = Random::new(seed);
+    for round in 0..20 {
+        let ledger = ledger();
+        let mut model = Model { free: TOTAL.cast_signed(), fair: TOTAL, ..Model::default() };
+        for step in 0..2_000 {
+            let pid = u32::try_from(1 + random.below(12)).expect("small");
+            let bytes = random.below_u64(TOTAL / 4);
+            let known = model.shares.get(&pid).copied();
+            match (random.below(8), known) {
+                (0, _) => {
+                    let index = ledger.enter(owner(pid)).expect("12 processes");
+                    model.enter(pid, index);
+                }
+                (1, Some((index, share, _))) if random.below(4) == 0 => {
+                    ledger.release(index);
+                    model.shares.remove(&pid);
+                    model.free += share.cast_signed();
+                }
+                (2 | 3, Some((index, ..))) => {
+                    let least = random.below_u64(bytes + 1);
+                    let taken = ledger.seat(index).take(least, bytes);
+                    assert_eq!(taken, model.take(pid, least, bytes), "seed {seed}, step {step}");
+                }
+                (4, Some((index, share, target))) => {
+                    ledger.seat(index).force(bytes / 16);
+                    let share = share + bytes / 16;
+                    let target = target.filter(|target| *target >= share);
+                    model.free -= (bytes / 16).cast_signed();
+                    model.shares.insert(pid, (index, share, target));
+                }
+                (5, Some((index, share, target))) => {
+                    let given = ledger.seat(index).give_down_to(bytes);
+                    assert_eq!(given, share.saturating_sub(bytes), "seed {seed}, step {step}");
+                    model.free += given.cast_signed();
+                    model.shares.insert(pid, (index, share.min(bytes), target));
+                }
+                (6, Some((index, share, _))) => {
+                    let target = (random.below(2) == 0).then_some(bytes.max(1));
+                    ledger.seat(index).set_target(target);
+                    model.shares.insert(pid, (index, share, target));
+                }
+                (7, _) => {
+                    (model.reserve, model.fair) = (bytes / 8, TOTAL / (1 + bytes % 8));
+                    ledger.set_reserve(model.reserve, model.fair);
+                }
+                _ => {}
+            }
+            assert_eq!(ledger.free_bytes(), model.free, "seed {seed}, round {round}, step {step}");
+            assert_eq!(ledger.missing_bytes(), 0, "LEDGER-1: seed {seed}, step {step}");
+            let seats = ledger.seats().map(|(index, seat)| {
+                (seat.owner().pid, (index, seat.share_bytes(), seat.target_bytes()))
+            });
+            assert_eq!(seats.collect::<BTreeMap<_, _>>(), model.shares, "seed {seed}, step {step}");
+        }
+    }
+}
+
+#[test]
+fn a_new_program_of_a_process_keeps_the_slot_and_a_first_share() {
+    let ledger = ledger();
+    let index = ledger.enter(owner(5)).unwrap();
+    let seat = ledger.seat(index);
+    assert_eq!(seat.take(1, 100 * MIB), 100 * MIB);
+    seat.set_forked(40 * MIB);
+    seat.set_watches();
+    assert_eq!(seat.limit_bytes(), FIRST + 140 * MIB);
+    assert_eq!(ledger.enter(owner(5)), Some(index));
+    assert_eq!((seat.share_bytes(), seat.limit_bytes()), (FIRST, FIRST));
+    assert!(!seat.is_forked() && !seat.watches());
+    let later = Owner { start_ticks: 9, ..owner(5) };
+    assert_ne!(ledger.enter(later), Some(index), "another process of that number");
+}
+
+#[test]
+fn who_has_half_of_a_fair_part_leaves_the_reserve() {
+    let ledger = ledger();
+    let [large, small] = [1, 2].map(|pid| ledger.seat(ledger.enter(owner(pid)).unwrap()));
+    ledger.set_reserve(64 * MIB, 256 * MIB);
+    assert_eq!(large.take(1, u64::MAX), TOTAL - 64 * MIB - 2 * FIRST);
+    assert_eq!(large.take(1, MIB), 0, "the reserve");
+    assert_eq!(small.take(60 * MIB, 60 * MIB), 60 * MIB);
+    assert_eq!(small.take(8 * MIB, 8 * MIB), 0, "there is not so much");
+    assert_eq!(ledger.free_bytes(), (4 * MIB).cast_signed());
+}
+
+#[test]
+fn a_target_bounds_the_limit_and_what_is_taken() {
+    let ledger = ledger();
+    let seat = ledger.seat(ledger.enter(owner(1)).unwrap());
+    assert_eq!(seat.take(1, 92 * MIB), 92 * MIB);
+    seat.set_target(Some(50 * MIB));
+    assert_eq!((seat.share_bytes(), seat.limit_bytes()), (100 * MIB, 50 * MIB));
+    assert_eq!(seat.take(1, MIB), 0);
+    assert_eq!(seat.give_down_to(50 * MIB), 50 * MIB);
+    assert_eq!(seat.take(1, MIB), 0, "at the target");
+    seat.force(MIB);
+    assert_eq!((seat.limit_bytes(), seat.target_bytes(), seat.forced()), (51 * MIB, None, 1));
+    assert_eq!(seat.take(1, MIB), MIB);
+}
+
+#[test]
+fn shares_are_taken_when_nothing_is_free_and_slots_end() {
+    let ledger = ledger();
+    for pid in 0..SLOTS {
+        assert_eq!(ledger.enter(owner(u32::try_from(pid).unwrap() + 1)), Some(pid));
+    }
+    assert!(ledger.free_bytes() < 0 && ledger.missing_bytes() == 0);
+    assert_eq!(ledger.enter(owner(5_000)), None);
+    ledger.release(77);
+    assert_eq!(ledger.enter(owner(5_000)), Some(77));
+    (0..SLOTS).for_each(|index| ledger.release(index));
+    assert_eq!(ledger.free_bytes(), TOTAL.cast_signed());
+    assert_eq!(ledger.seats().count(), 0);
+}
+
+#[test]
+fn what_a_killed_process_lost_is_put_back() {
+    let ledger = ledger();
+    // As a process that was killed between the two steps of a take.
+    ledger.free_bytes.fetch_sub(5, std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(ledger.missing_bytes(), 5);
+    ledger.refund(5);
+    assert_eq!((ledger.missing_bytes(), ledger.free_bytes()), (0, TOTAL.cast_signed()));
+}
