@@ -14,9 +14,12 @@
 mod file_pages;
 mod follow;
 mod over_limit;
+mod share;
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 
+use zfolio_core::ledger::Member;
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::stats::{Figures, Stats, add, raise, subtract};
 
@@ -37,19 +40,19 @@ const LOW_SHARE: u64 = 64;
 const LOW_BYTES_MIN: u64 = 1 << 20;
 const LOW_BYTES_MAX: u64 = 16 << 20;
 
+/// Probation holds a 32nd of the limit before it is reclaimed from first.
+const PROBATION_SHARE: u64 = 32;
+
 /// See the module.
 pub(crate) struct Charge {
     pub(crate) config: Config,
     pub(crate) stats: Box<dyn StatsHome>,
-    /// Watermarks of background reclaim, in bytes available.
-    pub(crate) low_bytes: u64,
-    pub(crate) high_bytes: u64,
-    /// Resident memory that reclaim leaves alone: with less of it a program makes no progress,
-    /// whatever takes up the rest of the limit.
-    floor_bytes: u64,
-    /// The limit in force: the configured one, unless the limit follows the need.
+    folio_bytes: u64,
+    /// The limit in force: that of the settings, unless it follows the need, or there is a share.
     limit_bytes: AtomicU64,
     follow: Follow,
+    /// The process's share of a tree's limit, if it has one: the limit in force.
+    share: OnceLock<&'static Member>,
     file_pages: FilePages,
     resident_bytes: AtomicU64,
     tables_bytes: AtomicU64,
@@ -65,19 +68,17 @@ pub(crate) struct Charge {
 impl Charge {
     /// Nothing is charged yet.
     pub(crate) fn new(config: Config, stats: Box<dyn StatsHome>, geometry: Geometry) -> Charge {
-        let (limit, folio) = (config.limit_bytes, geometry.folio_bytes() as u64);
-        let low_bytes = (limit / LOW_SHARE).clamp(LOW_BYTES_MIN, LOW_BYTES_MAX).max(2 * folio);
+        let limit = config.limit_bytes;
         stats.figures.limit_bytes.store(limit, Relaxed);
         stats.figures.unit_bytes.store(geometry.unit_bytes() as u64, Relaxed);
         Charge {
             config,
             stats,
-            low_bytes,
-            high_bytes: 2 * low_bytes,
-            floor_bytes: (limit / FLOOR_SHARE).max(4 * folio),
+            folio_bytes: geometry.folio_bytes() as u64,
             limit_bytes: AtomicU64::new(limit),
             follow: Follow::default(),
             file_pages: FilePages::default(),
+            share: OnceLock::new(),
             resident_bytes: AtomicU64::new(0),
             tables_bytes: AtomicU64::new(0),
             uncounted_bytes: AtomicI64::new(0),
@@ -88,12 +89,54 @@ impl Charge {
 
     /// The limit in force.
     pub(crate) fn limit_bytes(&self) -> u64 {
-        self.limit_bytes.load(Relaxed)
+        match self.seat() {
+            Some(seat) => seat.limit_bytes(),
+            None => self.limit_bytes.load(Relaxed),
+        }
+    }
+
+    /// What sizes follow from: the limit in force, and never more than that of the settings, for which the
+    /// staging area was made.
+    fn scale_bytes(&self) -> u64 {
+        self.limit_bytes().min(self.config.limit_bytes)
+    }
+
+    /// Low watermark of background reclaim, in bytes available.
+    pub(crate) fn low_bytes(&self) -> u64 {
+        let low = (self.scale_bytes() / LOW_SHARE).clamp(LOW_BYTES_MIN, LOW_BYTES_MAX);
+        low.max(2 * self.folio_bytes)
+    }
+
+    /// High watermark of background reclaim, in bytes available.
+    pub(crate) fn high_bytes(&self) -> u64 {
+        2 * self.low_bytes()
+    }
+
+    /// Folios of second chance to keep.
+    pub(crate) fn staged_target(&self) -> usize {
+        usize::try_from(self.low_bytes() / self.folio_bytes).unwrap_or(usize::MAX).max(2)
+    }
+
+    /// Folios that probation may hold before it is reclaimed from first.
+    pub(crate) fn probation_folios(&self) -> usize {
+        let share = self.scale_bytes() / PROBATION_SHARE / self.folio_bytes;
+        usize::try_from(share).unwrap_or(usize::MAX).max(self.staged_target())
+    }
+
+    /// Resident memory that reclaim leaves alone: below it a program makes no progress, whatever the
+    /// rest of the limit is taken by.
+    fn floor_bytes(&self) -> u64 {
+        (self.scale_bytes() / FLOOR_SHARE).max(4 * self.folio_bytes)
     }
 
     /// The most that the limit can become: a limit that follows the need has no upper bound.
     pub(crate) fn limit_bytes_max(&self) -> u64 {
-        if self.follow.is_on() { u64::MAX } else { self.config.limit_bytes }
+        match self.share.get() {
+            _ if self.follow.is_on() => u64::MAX,
+            // A child of `fork` may have as much again that its parent pays for.
+            Some(_) => 2 * self.config.limit_bytes,
+            None => self.config.limit_bytes,
+        }
     }
 
     /// Units became resident (`CHG-1`).
@@ -124,7 +167,7 @@ impl Charge {
 
     /// Whether so little managed memory is resident that reclaim must stop.
     pub(crate) fn at_floor(&self) -> bool {
-        self.resident_bytes() <= self.floor_bytes
+        self.resident_bytes() <= self.floor_bytes()
     }
 }
 
@@ -204,6 +247,7 @@ impl Engine {
         let process = resident.memory_bytes;
         self.compare_with_kernel(process);
         self.measure_excess();
+        self.follow_share();
         self.rearm();
         let demand = self.set_gauges(process);
         if self.charge.follow.is_on() {
@@ -252,9 +296,8 @@ impl Engine {
 
     /// Raises the limit that follows the need.
     fn step_limit(&self, demand: u64) {
-        let stats = self.stats();
-        let waited_ns = stats.refaults.waited_ns() + stats.fault_staged_ns.sum();
-        let limit = self.charge.follow.step(self.now_ns(), waited_ns, demand, self.limit_bytes());
+        let (now, waited) = (self.now_ns(), self.waited_ns());
+        let limit = self.charge.follow.step(now, waited, demand, self.limit_bytes());
         self.charge.limit_bytes.store(limit, Relaxed);
     }
 }

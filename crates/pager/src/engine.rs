@@ -44,9 +44,6 @@ use crate::reclaim::Reclaimer;
 use crate::replacement::Replacement;
 use crate::system::{Linux, System};
 
-/// While probation holds more than a 32nd of the limit, reclaim takes from it first.
-const PROBATION_SHARE: u64 = 32;
-
 /// The owner of the figures: they live in private memory, or in a file that `zfolio stat` reads.
 pub trait StatsHome: Deref<Target = Stats> + Send + Sync {
     /// Publishes the size classes of the pool, after a request for them.
@@ -138,15 +135,13 @@ impl Engine {
         let folios = |bytes: u64| {
             usize::try_from(bytes / geometry.folio_bytes() as u64).unwrap_or(usize::MAX)
         };
-        let staged_target = folios(charge.low_bytes).max(2);
-        let slots = staged_target + folios(charge.high_bytes) + 64;
+        let slots = charge.staged_target() + folios(charge.high_bytes()) + 64;
         // A scratch slot for each CPU, the handler and the prefetch. With one unit a folio one slot
         // is enough: whole folios need it only while no slot is free.
         let scratch = if geometry.units() > 1 { ground.cpus + 2 } else { 1 };
         let mover = Mover::new(ground.system, slots, scratch, geometry)
             .map_err(|errno| Error::Memory { what: "staging area", errno })?;
-        let probation = folios(charge.config.limit_bytes / PROBATION_SHARE).max(staged_target);
-        let replacement = Replacement::new(probation);
+        let replacement = Replacement::new(charge.probation_folios());
         // Twice as many as slots, for stale entries.
         replacement.reserve_staged(2 * slots);
         Ok(Engine {
@@ -157,7 +152,7 @@ impl Engine {
             store: Store::new(vec![ground.zcomp], ground.source, ground.key),
             charge,
             work: Work {
-                reclaimer: Reclaimer::new(staged_target),
+                reclaimer: Reclaimer::new(),
                 prefetch: Prefetch::new(geometry),
                 watched: Watched::default(),
                 stopping: AtomicBool::new(false),

@@ -322,10 +322,11 @@ impl Engine {
     /// Below the low watermark the background thread is woken; at the limit the caller reclaims.
     fn reserve(&self, table: &Table, units: Units, cpu: usize) -> Spare {
         let bytes = self.geometry().bytes_of(units) as u64;
-        if self.available_bytes() < self.charge.low_bytes {
+        if self.available_bytes() < self.charge.low_bytes() {
             self.ring_reclaimer();
         }
         let (mut freed, mut compacted) = (0, false);
+        let charge_before = self.charge_bytes();
         while freed < FREED_MAX {
             if self.charge_bytes() <= self.limit_bytes() {
                 if units == self.geometry().all() {
@@ -340,6 +341,9 @@ impl Engine {
                     self.release_free();
                     continue;
                 }
+            }
+            if self.grow(bytes) {
+                continue;
             }
             let reclaimed = if self.charge.at_floor() {
                 Reclaimed::Nothing
@@ -360,7 +364,10 @@ impl Engine {
                 }
             }
         }
-        self.over_limit();
+        // A share may fall by more than one fault can reclaim. While the charge follows, there is nothing to report.
+        if !(self.has_share() && self.charge_bytes() + bytes < charge_before) {
+            self.over_limit();
+        }
         Spare::Room
     }
 

@@ -76,8 +76,6 @@ impl Average {
 /// What reclaim remembers between its turns.
 #[derive(Debug)]
 pub(crate) struct Reclaimer {
-    /// How many folios to keep staged, as their second chance.
-    staged_target: usize,
     /// The futex that the background thread sleeps on; changed to wake the thread.
     bell: AtomicU32,
     /// The background thread sleeps, or is about to: it must be woken.
@@ -93,9 +91,8 @@ pub(crate) struct Reclaimer {
 }
 
 impl Reclaimer {
-    pub(crate) fn new(staged_target: usize) -> Reclaimer {
+    pub(crate) fn new() -> Reclaimer {
         Reclaimer {
-            staged_target,
             bell: AtomicU32::new(0),
             idle: AtomicBool::new(false),
             dirty_share: Average::new(Average::ONE),
@@ -137,8 +134,9 @@ impl Engine {
     pub(crate) fn reclaim_one(&self, table: &Table, cpu: usize, by: By) -> Reclaimed {
         self.drop_spare_copies(table);
         let staged = || self.replacement.staged_folios();
-        let captured = staged() <= self.work.reclaimer.staged_target && self.capture_next(table);
-        if captured && staged() <= self.work.reclaimer.staged_target {
+        let target = self.charge.staged_target();
+        let captured = staged() <= target && self.capture_next(table);
+        if captured && staged() <= target {
             return Reclaimed::Captured;
         }
         let units = self.compress_next(table, cpu);
@@ -206,7 +204,7 @@ impl Engine {
     /// come late, so captures go on once the charge is far above the limit.
     pub(crate) fn is_settling(&self) -> bool {
         self.work.settling.load(Relaxed)
-            && self.charge_bytes() < self.limit_bytes() + self.charge.high_bytes
+            && self.charge_bytes() < self.limit_bytes() + self.charge.high_bytes()
     }
 
     /// Locks a folio that was just popped from `queue`. A busy folio is queued again.

@@ -68,7 +68,7 @@ struct Queues {
 pub(crate) struct Replacement {
     queues: Mutex<{ rank::RESIDENT }, Queues>,
     /// Folios that probation may hold; with more of them, reclaim takes from probation first.
-    share: usize,
+    share: AtomicUsize,
     /// The length of the main queue, readable without the lock.
     main: AtomicUsize,
     /// The length of the staged queue, readable without the lock.
@@ -84,12 +84,17 @@ impl Replacement {
     pub(crate) fn new(share: usize) -> Replacement {
         Replacement {
             queues: Mutex::new(Queues::default()),
-            share,
+            share: AtomicUsize::new(share),
             main: AtomicUsize::new(0),
             staged: AtomicUsize::new(0),
             captures: AtomicU32::new(0),
             pages_left: AtomicU32::new(0),
         }
+    }
+
+    /// Sets how many folios probation may hold.
+    pub(crate) fn set_share(&self, share: usize) {
+        self.share.store(share, Relaxed);
     }
 
     /// Makes room for `folios` more entries in each queue: the entries that a queue has already may
@@ -162,7 +167,7 @@ impl Replacement {
     /// Takes the folio that should go out next, and returns its queue too.
     pub(crate) fn pop(&self) -> Option<(usize, Queue)> {
         let mut queues = self.queues.lock();
-        if queues.probation.len() > self.share || queues.main.is_empty() {
+        if queues.probation.len() > self.share.load(Relaxed) || queues.main.is_empty() {
             let address = queues.probation.pop_front()?;
             return Some((address, Queue::Probation));
         }

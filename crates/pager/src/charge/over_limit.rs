@@ -69,7 +69,7 @@ impl Engine {
         } else {
             ((SLACK_FOLIOS * self.geometry().folio_bytes()) as u64).max(SLACK_BYTES_MIN)
         };
-        passing.max(config.limit_bytes / 16)
+        passing.max(self.charge.scale_bytes() / 16)
     }
 
     /// By how much the limit is passed now. `None` if the excess is small enough to be temporary.
@@ -101,6 +101,9 @@ impl Engine {
         add(&self.figures().over_limit, 1);
         self.measure_excess();
         let Some(over) = self.excess() else { return };
+        if self.force_share(&over) {
+            return;
+        }
         if self.config().strict {
             crate::fatal::over_limit(over.limit_bytes, over.charged_bytes);
         }

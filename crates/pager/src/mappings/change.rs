@@ -195,6 +195,7 @@ impl Engine {
     pub fn make_room(&self, bytes: usize) {
         // The adopted pages were counted as the process's other memory until now.
         self.sample();
+        self.grow(0);
         for _ in 0..2 * (bytes / self.geometry().folio_bytes() + 1) {
             if self.room_bytes() > 0 || self.charge.at_floor() {
                 return;

@@ -76,8 +76,12 @@ impl Engine {
         let table = self.table.read();
         self.compact_if_wasteful(&table);
         self.unpark(&table);
+        // A share has fallen: free slots would count as available, and the charge would never come down to it.
+        if self.has_share() && self.charge_bytes() > self.limit_bytes() {
+            self.release_free();
+        }
         drop(table);
-        if self.available_bytes() < self.charge.low_bytes && self.is_worth_a_thread() {
+        if self.available_bytes() < self.charge.low_bytes() && self.is_worth_a_thread() {
             self.reclaim_to_high();
         }
     }
@@ -102,7 +106,7 @@ impl Engine {
     fn reclaim_to_high(&self) {
         let mut turns = 0;
         let wanted = || {
-            self.available_bytes() < self.charge.high_bytes
+            self.available_bytes() < self.charge.high_bytes()
                 && !self.charge.at_floor()
                 && self.is_worth_a_thread()
         };

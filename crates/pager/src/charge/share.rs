@@ -1,0 +1,174 @@
+//! A share of a tree's limit (`zfolio_core::ledger`): the limit in force is what the ledger says.
+//!
+//! The background thread notes the charge, comes down to a target, and takes more before the low
+//! watermark. A thread that finds the limit reached takes a chunk, if one is free, before it
+//! reclaims.
+
+use zfolio_core::ledger::{Member, Seat};
+
+use super::Charge;
+use super::over_limit::OverLimit;
+use crate::engine::Engine;
+
+/// By so much of the total the tree may be over its limit, with memory that does not compress,
+/// before that is reported.
+const DEBT_SHARE: u64 = 16;
+
+impl Charge {
+    /// The process's slot, if its limit is a share.
+    pub(super) fn seat(&self) -> Option<Seat<'static>> {
+        self.share.get()?.seat()
+    }
+}
+
+impl Engine {
+    /// From now on the limit is the share of `member`, within the limit of the settings, which is
+    /// the tree's.
+    pub fn hold_share(&self, member: &'static Member) {
+        // Once only: a child of `fork` has the same member.
+        self.charge.share.set(member).ok();
+    }
+
+    /// Whether the limit is a share, which may fall.
+    pub(crate) fn has_share(&self) -> bool {
+        self.charge.seat().is_some()
+    }
+
+    /// Notes the charge in the ledger; gives back what is above the target, or takes more before it
+    /// is needed.
+    pub(super) fn follow_share(&self) {
+        let Some(seat) = self.charge.seat() else { return };
+        let charge = self.charge_bytes();
+        seat.note(charge, self.waited_ns());
+        match seat.target_bytes().filter(|target| *target < seat.share_bytes()) {
+            Some(target) => {
+                seat.give_down_to(target.max(seat.charge_bytes()));
+            }
+            None if self.available_bytes() < self.charge.low_bytes() => {
+                self.grow(self.charge.high_bytes());
+            }
+            None => {}
+        }
+        self.replacement.set_share(self.charge.probation_folios());
+    }
+
+    /// Takes more from the ledger, so that `bytes` fit below the limit. False: so much is not to be
+    /// had.
+    pub(crate) fn grow(&self, bytes: u64) -> bool {
+        let (Some(member), Some(seat)) = (self.charge.share.get(), self.charge.seat()) else {
+            return false;
+        };
+        let least = (self.charge_bytes() + bytes).saturating_sub(self.limit_bytes()).max(1);
+        seat.take(least, least.max(member.ledger().chunk_bytes())) > 0
+    }
+
+    /// Takes what is held above the limit although it is not free: it cannot be reclaimed, and the
+    /// other processes must give way. False: they have nothing left to give, or the limit is the
+    /// process's own.
+    pub(super) fn force_share(&self, over: &OverLimit) -> bool {
+        let (Some(member), Some(seat)) = (self.charge.share.get(), self.charge.seat()) else {
+            return false;
+        };
+        let ledger = member.ledger();
+        let debt = i64::try_from(ledger.total_bytes() / DEBT_SHARE).unwrap_or(i64::MAX);
+        let missing = over.charged_bytes.saturating_sub(over.limit_bytes);
+        let is_payable = i64::try_from(missing)
+            .is_ok_and(|missing| ledger.free_bytes().saturating_sub(missing) >= -debt);
+        if is_payable {
+            // The share may be above the target that is the limit.
+            let charge = over.charged_bytes.saturating_sub(seat.shared_bytes());
+            seat.force(charge.saturating_sub(seat.share_bytes()));
+            seat.set_target(None);
+        }
+        is_payable
+    }
+
+    /// How long threads have waited for what was compressed or about to be.
+    pub(super) fn waited_ns(&self) -> u64 {
+        let stats = self.stats();
+        stats.refaults.waited_ns() + stats.fault_staged_ns.sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zfolio_core::ledger::{Ledger, Member, Owner};
+    use zfolio_core::page::UnitOrder;
+    use zfolio_core::stats::Stats;
+    use zfolio_sys::map::Reservation;
+
+    use crate::config::{Config, Mode};
+    use crate::engine::Engine;
+
+    const MIB: u64 = 1 << 20;
+
+    fn member(ledger: &'static Ledger, pid: u32) -> &'static Member {
+        let owner = Owner { pid, namespace: 0, start_ticks: 1 };
+        Box::leak(Box::new(Member::new(ledger, owner).unwrap()))
+    }
+
+    /// Goal: a process takes what it needs while it is free, comes down to a target, gives the rest
+    /// back, and keeps every byte. Method: an engine adopts more than a first share, with another
+    /// process in the ledger.
+    #[test]
+    #[allow(unsafe_code, reason = "what a program does")]
+    fn a_process_takes_what_is_free_and_comes_down_to_its_target() {
+        if let Err(why) = Mode::Inline.check() {
+            return eprintln!("SKIPPED: {why}");
+        }
+        let ledger: &Ledger = Box::leak(Box::default());
+        ledger.begin(1, 64 * MIB);
+        let (ours, other) = (member(ledger, 1), member(ledger, 2).seat().unwrap());
+        let config = Config {
+            limit_bytes: 64 * MIB,
+            params: "lz4".parse().unwrap(),
+            unit: UnitOrder::from_bytes(16 << 10).unwrap(),
+            mode: Mode::Inline,
+            whole_process: false,
+            strict: false,
+        };
+        let engine = Engine::new(config, Box::new(Box::<Stats>::default())).unwrap();
+        let engine: &Engine = Box::leak(Box::new(engine));
+        let served = crate::inline::register(engine).unwrap();
+        engine.hold_share(ours);
+        let seat = ours.seat().unwrap();
+        assert_eq!(engine.limit_bytes(), 4 * MIB, "a first share");
+        let space = Reservation::new(40 << 20, 64 << 10).unwrap();
+        let pages = || (0..space.bytes()).step_by(4096);
+        for at in pages() {
+            // SAFETY: inside the mapping, which is ours.
+            unsafe { space.base().add(at).write((at >> 12) as u8) };
+        }
+        engine.adopt(space.address(), space.address() + space.bytes()).unwrap();
+        engine.make_room(space.bytes());
+        assert!(engine.limit_bytes() > 40 * MIB && engine.room_bytes() > 0, "it was free");
+        assert_eq!(engine.figures().snapshot().reclaim_direct, 0);
+
+        seat.set_target(Some(16 * MIB));
+        assert_eq!(engine.limit_bytes(), 16 * MIB, "at once");
+        for _ in 0..100 {
+            engine.reclaim_turn();
+        }
+        engine.make_room(space.bytes());
+        engine.sample();
+        assert_eq!(seat.share_bytes(), 16 * MIB);
+        assert!(engine.charge_bytes() <= 16 * MIB, "{}", engine.charge_bytes());
+        assert_eq!(ledger.missing_bytes(), 0);
+        let all = u64::try_from(ledger.free_bytes()).unwrap();
+        assert_eq!(all, 44 * MIB, "all but 16 MiB and the first share of the other");
+        assert_eq!(other.take(all, all), all);
+
+        // Nothing is free: what is touched again comes at the cost of the rest.
+        seat.set_target(None);
+        for at in pages() {
+            // SAFETY: inside the mapping, which is ours.
+            let byte = unsafe { space.base().add(at).read_volatile() };
+            assert_eq!(byte, (at >> 12) as u8);
+        }
+        assert_eq!(engine.limit_bytes(), 16 * MIB);
+        let gone: Result<(), ()> =
+            engine.unmap(space.address(), space.address() + space.bytes(), || Ok(()));
+        gone.unwrap();
+        drop(served);
+    }
+}
