@@ -12,6 +12,7 @@ mod dictionary;
 mod doctor;
 mod duration;
 mod failure;
+mod ledger_file;
 mod manual;
 mod output;
 mod requirements;

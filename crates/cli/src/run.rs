@@ -14,8 +14,10 @@
 mod detail;
 mod elf;
 mod keep;
+mod keeper;
 mod proc;
 mod program;
+mod quota;
 mod report;
 mod settings;
 mod summary;
@@ -40,9 +42,11 @@ use zfolio_sys::probe::child::{self, Change, Signal, Signals};
 use crate::allowance;
 use crate::arguments::RunArgs;
 use crate::failure::Failure;
+use crate::ledger_file;
 use crate::requirements;
 use crate::stats_file;
 use keep::Keep;
+use keeper::Keeper;
 use program::Program;
 use settings::Settings;
 use tree::Tree;
@@ -70,7 +74,7 @@ struct End {
 ///
 /// If the program cannot be started; the table of exit statuses is in `failure.rs`.
 pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
-    let settings = Settings::of(arguments)?;
+    let mut settings = Settings::of(arguments)?;
     let program = Program::find(&arguments.program)?;
     let preload = find_preload()?;
     requirements::check()?;
@@ -86,6 +90,10 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
         }
     }
     let directory = directory.ok();
+    if let Some(directory) = &directory {
+        ledger_file::sweep(directory);
+    }
+    let keeper = keeper(&mut settings);
 
     let environment = environment(&settings, &preload)?;
     let since = stats_file::start_ticks(std::process::id()).unwrap_or(0);
@@ -93,7 +101,8 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
     let onlooker = Onlooker { library, directory: directory.clone() };
     let watch = Watch::new(!settings.quiet, arguments.progress);
     let kills = allowance::oom_kills();
-    let (pid, end, tree) = follow(&program, &environment, onlooker, watch)?;
+    let watchers = Watchers { keep: Keep::new(), keeper, watch };
+    let (pid, end, tree, watchers) = follow(&program, &environment, onlooker, watchers)?;
     let files = directory
         .map(|directory| stats_file::take_run(&directory, std::process::id(), since))
         .unwrap_or_default();
@@ -105,6 +114,7 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
         end,
         files: &files,
         tree: &tree,
+        sum_bytes_max: watchers.keeper.as_ref().map(Keeper::sum_bytes_max),
         out_of_memory: kills < allowance::oom_kills(),
     };
     if !settings.quiet {
@@ -126,6 +136,23 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
             Ok(ExitCode::from(u8::try_from(status).expect("an exit status has eight bits")))
         }
     }
+}
+
+/// Begins the ledger of the tree, unless each process has the limit for itself; if it cannot be made, each has.
+fn keeper(settings: &mut Settings) -> Option<Keeper> {
+    if settings.per_process {
+        return None;
+    }
+    let keeper = Keeper::new(settings.limit_bytes);
+    if keeper.is_none() {
+        settings.per_process = true;
+        if !settings.quiet {
+            eprintln!(
+                "zfolio: no file can be made in /dev/shm: each process has the whole limit for itself"
+            );
+        }
+    }
+    keeper
 }
 
 /// Opens the file of `--stats` before the program runs, so that a wrong name is reported first.
@@ -180,11 +207,12 @@ fn environment(settings: &Settings, preload: &Path) -> Result<Vec<CString>, Fail
         library.push(other);
     }
     let flag = |set: bool| set.then(|| OsString::from("1"));
-    let ours: [(&str, Option<OsString>); 7] = [
+    let ours: [(&str, Option<OsString>); 8] = [
         ("LD_PRELOAD", Some(library)),
         ("ZFOLIO_LIMIT", Some(settings.limit_bytes.to_string().into())),
         ("ZFOLIO_UNIT", Some(settings.unit.bytes().to_string().into())),
         ("ZFOLIO_ALGORITHM", Some(settings.algorithm.to_string().into())),
+        ("ZFOLIO_PER_PROCESS", flag(settings.per_process)),
         ("ZFOLIO_STRICT", flag(settings.strict)),
         ("ZFOLIO_QUIET", flag(settings.quiet)),
         ("ZFOLIO_RUN", Some(std::process::id().to_string().into())),
@@ -217,15 +245,14 @@ fn follow(
     program: &Program,
     environment: &[CString],
     onlooker: Onlooker,
-    mut watch: Watch,
-) -> Result<(i32, End, Tree), Failure> {
+    mut watchers: Watchers,
+) -> Result<(i32, End, Tree, Watchers), Failure> {
     let shown = program.path.display();
     let path = c_string(program.path.clone().into())?;
     let words: Result<Vec<CString>, Failure> =
         program.arguments.iter().cloned().map(c_string).collect();
     let failed = |error| Failure::machine(format!("signals cannot be taken: {error}"));
     let signals = Signals::block().map_err(failed)?;
-    let mut keep = Keep::new();
     #[allow(clippy::disallowed_methods, reason = "the program runs in real time, and so do we")]
     let start = Instant::now();
     let started = child::Program { path: &path, arguments: &words?, environment };
@@ -234,31 +261,49 @@ fn follow(
     })?;
     let mut tree = Tree::new(pid.unsigned_abs(), onlooker.library, onlooker.directory);
     loop {
-        let Some(signal) = signals.next(tree.rest()).map_err(failed)? else {
-            look(&mut tree, &mut watch, &mut keep);
+        let Some(signal) = signals.next(watchers.rest(&tree)).map_err(failed)? else {
+            watchers.look(&mut tree);
             continue;
         };
         if signal.number == libc::SIGCHLD {
             if let Some((change, resident_bytes_max)) = end_of(pid)? {
                 let end = End { change, resident_bytes_max, elapsed: start.elapsed() };
-                watch.clear();
+                watchers.watch.clear();
                 tree.finish(resident_bytes_max);
-                return Ok((pid, end, tree));
+                return Ok((pid, end, tree, watchers));
             }
         } else if passes_on(signal, pid) {
             // The program may have just ended; then the next signal reports its end.
             child::send(pid, signal.number).ok();
             // Signals may arrive without a pause, so look here too.
-            look(&mut tree, &mut watch, &mut keep);
+            watchers.look(&mut tree);
         }
     }
 }
 
-/// Looks at the processes, and prints what is due.
-fn look(tree: &mut Tree, watch: &mut Watch, keep: &mut Keep) {
-    keep.look();
-    tree.look_if_due();
-    watch.look_if_due(tree);
+/// All that looks at the processes now and then.
+struct Watchers {
+    keep: Keep,
+    keeper: Option<Keeper>,
+    watch: Watch,
+}
+
+impl Watchers {
+    /// The time until the next look.
+    fn rest(&self, tree: &Tree) -> Duration {
+        let keeper = self.keeper.as_ref().map_or(Duration::MAX, Keeper::rest);
+        tree.rest().min(keeper)
+    }
+
+    /// Looks at the processes, and prints what is due.
+    fn look(&mut self, tree: &mut Tree) {
+        self.keep.look();
+        tree.look_if_due();
+        if let Some(keeper) = &mut self.keeper {
+            keeper.look_if_due(tree);
+        }
+        self.watch.look_if_due(tree);
+    }
 }
 
 /// Handles all changes of children; returns the end of `pid`, if it ended.

@@ -4,7 +4,8 @@
 mod rates;
 mod screen;
 
-use std::fmt::Write as _;
+use std::collections::BTreeSet;
+use std::fmt::{self, Write as _};
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -23,6 +24,7 @@ use zfolio_sys::{clock, probe};
 use crate::arguments::StatArgs;
 use crate::duration;
 use crate::failure::Failure;
+use crate::ledger_file;
 use crate::output::print;
 use crate::run::{process_json, ratio};
 use crate::stats_file::{self, StatsFile};
@@ -102,7 +104,8 @@ impl Look {
         let size = terminal::size();
         match self {
             Look::All(files, rates) => {
-                screen::overview(files, rates, size, seconds, !arguments.noheadings)
+                let runs: Vec<String> = runs(files).iter().map(Run::to_string).collect();
+                screen::overview(files, rates, &runs, (size, seconds), !arguments.noheadings)
             }
             Look::One(file, before, between_ns) => {
                 screen::one(file, before.as_deref(), size, *between_ns)
@@ -232,7 +235,51 @@ fn overview(arguments: &StatArgs) -> String {
     for file in &files {
         table.push(row(arguments, file));
     }
-    table.to_string()
+    let mut text = table.to_string();
+    for run in runs(&files) {
+        writeln!(text, "{run}").expect("writing to a string");
+    }
+    text
+}
+
+/// The runs whose processes share a limit, each with its sum.
+fn runs(files: &[StatsFile]) -> Vec<Run> {
+    let ids: BTreeSet<u32> = files
+        .iter()
+        .filter_map(|file| u32::try_from(file.run()).ok())
+        .filter(|run| *run > 0)
+        .collect();
+    let directories = stats_file::directories();
+    let ledger = |run| directories.iter().find_map(|(_, path)| ledger_file::read(path, run));
+    let about = |run| {
+        let ledger = ledger(run)?;
+        let processes = files.iter().filter(|file| file.run() == u64::from(run)).count();
+        let (sum_bytes, _) = ledger.sum_bytes();
+        Some(Run { run, processes, sum_bytes, limit_bytes: ledger.total_bytes() })
+    };
+    ids.into_iter().filter_map(about).collect()
+}
+
+/// The processes of a run, under one limit.
+struct Run {
+    run: u32,
+    processes: usize,
+    sum_bytes: u64,
+    limit_bytes: u64,
+}
+
+impl fmt::Display for Run {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = if self.processes == 1 { "process" } else { "processes" };
+        write!(
+            f,
+            "run {}: {} {what}, {} of {}",
+            self.run,
+            self.processes,
+            size::display(self.sum_bytes),
+            size::display(self.limit_bytes)
+        )
+    }
 }
 
 /// Indented if printed once; one line for each moment if watched.

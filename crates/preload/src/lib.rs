@@ -34,6 +34,7 @@ mod interpose;
 
 mod sanitizer;
 mod settings;
+mod share;
 mod statistics;
 
 mod allocator;

@@ -6,7 +6,8 @@
 //! first malloc  a program with a sanitizer executes itself again, without this library
 //! constructor   settings and statistics; no thread
 //! start         the manageable mappings pass half of the limit: the reclaim thread starts, makes the
-//!               engine (userfaultfds, handler, mapping proxy, prefetcher), and watches the process
+//!               engine (userfaultfds, handler, mapping proxy, prefetcher), and watches the process.
+//!               With a share of a tree's limit the engine is made later (`share::is_large`)
 //! engage        the process is near its limit: the mappings are registered, and the reclaim thread
 //!               begins to reclaim
 //! ```
@@ -21,7 +22,7 @@ use zfolio_sys::process::Resident;
 use zfolio_sys::{Errno, clock, cpu, custody, files, futex, process, signal, thread};
 
 use crate::settings::Settings;
-use crate::{candidates, fork, identity, mapping_proxy, sanitizer, settings, statistics};
+use crate::{candidates, fork, identity, mapping_proxy, sanitizer, settings, share, statistics};
 
 /// 0 not started, 1 started.
 static STARTED: AtomicU32 = AtomicU32::new(0);
@@ -63,6 +64,7 @@ extern "C" fn constructor() {
     // Look these symbols up now: the symbol tables of libraries loaded later may lie in managed memory.
     std::hint::black_box(cpu::current());
     cpu::learn();
+    share::open(settings);
     statistics::open(settings);
     identity::start_over();
     thread::learn();
@@ -95,8 +97,10 @@ static DESTRUCTOR: extern "C" fn() = destructor;
 /// the size of the whole process.
 pub(crate) fn start_if_needed() {
     let Some(settings) = settings::get() else { return };
-    if candidates::manageable_bytes() < settings.config.limit_bytes / 2
+    let manageable = candidates::manageable_bytes();
+    if share::is_small(settings, manageable)
         || STARTED.load(Ordering::Relaxed) != 0
+        || share::covers(manageable)
     {
         return;
     }
@@ -104,11 +108,14 @@ pub(crate) fn start_if_needed() {
         // The sandbox may answer a system call of our threads by a signal. Our threads block all signals,
         // so that the kernel would end the process.
         if process::is_confined() {
+            share::leave();
             return fatal::tell_here(format_args!(
                 "a sandbox of the program's own forbids to open files: the limit is not held"
             ));
         }
-        start_thread(c"zfolio-reclaim", TRIES, move || live(settings));
+        if !start_thread(c"zfolio-reclaim", TRIES, move || live(settings)) {
+            share::leave();
+        }
     }
 }
 
@@ -135,8 +142,10 @@ fn start_thread(name: &'static CStr, tries: u32, life: impl FnOnce() + Send + 's
 fn live(settings: &'static Settings) {
     // This thread inherited the CPU affinity of the program's thread that started it.
     cpu::unpin(0);
-    let Some(engine) = make_engine(settings) else { return };
-    watch(settings.config.limit_bytes);
+    share::set_watches();
+    watch(settings, share::is_large);
+    let Some(engine) = make_engine(settings) else { return share::leave() };
+    watch(settings, |_| false);
     let mut ours = candidates::lock();
     ours.set_engine(engine);
     engine.engage();
@@ -158,6 +167,9 @@ fn make_engine(settings: &'static Settings) -> Option<&'static Engine> {
     match Engine::new(settings.config.clone(), Box::new(statistics::page()?)) {
         Ok(engine) => {
             engine.follow_need(settings.follow_per_mille);
+            if let Some(member) = share::member() {
+                engine.hold_share(member);
+            }
             let engine = candidates::keep_engine(engine);
             start_other_threads(engine, TRIES).then_some(engine)
         }
@@ -174,29 +186,44 @@ const BYTES_PER_NS: u64 = 20;
 /// How long registering takes, while the program goes on: 8 ms on a machine with two busy CPUs.
 const ENGAGE_NS: u64 = 8_000_000;
 
-/// Returns when the process is near its limit, or when its size cannot be read.
-fn watch(limit: u64) {
-    let margin = (limit / 16).clamp(4 << 20, 32 << 20);
+/// The longest pause between two looks at the size of the process.
+const PAUSE_NS_MAX: u64 = 20_000_000;
+
+/// Returns when the process is near its limit, when its size cannot be read, or once it has a size that is `enough`.
+///
+/// A share of a tree's limit grows meanwhile with the process, as long as there is more.
+fn watch(settings: &Settings, enough: impl Fn(u64) -> bool) {
     let (mut before, mut before_ns) = (u64::MAX, clock::monotonic_ns());
     let meter = process::ResidentMeter::new();
+    let mut pause_ns_min = 0;
     while let Some(Resident { memory_bytes: resident, file_bytes }) = meter.read() {
         let now_ns = clock::monotonic_ns();
+        let limit = share::limit_bytes(settings);
+        let margin = (limit / 16).clamp(4 << 20, 32 << 20);
+        let grown = resident.saturating_sub(before);
+        let soon = grown.saturating_mul(ENGAGE_NS) / (now_ns - before_ns).max(100_000);
+        let ahead = soon.min(share::ahead_max(settings, limit)).max(margin);
+        let limit = share::follow(settings, resident, ahead);
         if let Some(page) = statistics::page() {
             let figures = &page.figures;
+            figures.limit_bytes.store(limit, Ordering::Relaxed);
             figures.process_bytes.store(resident, Ordering::Relaxed);
             zfolio_core::stats::raise(&figures.process_bytes_max, resident);
             figures.file_bytes.store(file_bytes, Ordering::Relaxed);
             zfolio_core::stats::raise(&figures.file_bytes_max, file_bytes);
         }
-        let grown = resident.saturating_sub(before);
-        let soon = grown.saturating_mul(ENGAGE_NS) / (now_ns - before_ns).max(100_000);
-        if resident + soon.min(limit / 2).max(margin) >= limit {
+        if resident + ahead >= limit || enough(resident) {
             return;
         }
+        // At least 0.2 ms, so that watching costs below 1 % of a CPU; at most 20 ms. A share is never far above what
+        // its process has; so the pauses become longer while the process does not grow.
+        let is_share = share::member().is_some();
+        let longer = (2 * pause_ns_min).clamp(200_000, PAUSE_NS_MAX);
+        pause_ns_min = if is_share && grown == 0 { longer } else { 0 };
         (before, before_ns) = (resident, now_ns);
-        // At least 0.2 ms, so that watching costs below 1 % of a CPU; at most 20 ms.
         let headroom_ns = (limit - margin - resident) / BYTES_PER_NS;
-        thread::sleep(Duration::from_nanos(headroom_ns.clamp(200_000, 20_000_000)));
+        let pause_ns = headroom_ns.clamp(200_000, PAUSE_NS_MAX).max(pause_ns_min);
+        thread::sleep(Duration::from_nanos(pause_ns));
         thread::follow();
     }
 }
@@ -233,12 +260,14 @@ pub(crate) fn start_over(
     mapping_proxy::start_over();
     thread::start_over();
     identity::start_over();
+    share::start_over();
     statistics::open(settings);
     STARTED.store(0, Ordering::Relaxed);
     let Some((engine, quiet)) = quiet else { return };
     STARTED.store(1, Ordering::Relaxed);
     if quiet.is_empty() {
         // The parent may no longer open a userfaultfd and manages nothing (Call::Settle).
+        share::leave();
         return candidates::Candidates::forget_engine();
     }
     // This comes first: any other mapping could take the place of the staging area.
@@ -291,6 +320,7 @@ fn live_again(engine: &'static Engine, quiet: &mut zfolio_pager::Quiet<'_>) -> b
         entrust(engine, settings);
     }
     engine.register_again(quiet);
+    share::set_watches();
     true
 }
 
@@ -298,6 +328,7 @@ fn live_again(engine: &'static Engine, quiet: &mut zfolio_pager::Quiet<'_>) -> b
 /// then on. `fork` has succeeded already. A child over the limit is better than one that ends, or that reads
 /// zeros where its data was.
 fn live_without(engine: &'static Engine, quiet: &mut zfolio_pager::Quiet<'_>) {
+    share::leave();
     if let Err(error) = engine.return_all(quiet) {
         let (why, errno) = (ErrnoText(error), error.raw_os_error());
         fatal::tell(format_args!(

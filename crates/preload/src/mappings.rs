@@ -17,7 +17,7 @@ use crate::candidates::{self, Candidates, may_be_managed};
 use crate::interpose::{interpose, set_errno};
 use crate::lifecycle;
 use crate::mapping_proxy::{Call, ask};
-use crate::settings;
+use crate::{settings, share};
 
 /// Linux 6.13: drops the contents of a range, and makes each access a SIGSEGV. userfaultfd reports no event.
 const MADV_GUARD_INSTALL: c_int = 102;
@@ -26,7 +26,7 @@ const MADV_GUARD_INSTALL: c_int = 102;
 /// the engine.
 fn hand_over(mut ours: Candidates, start: usize, end: usize) {
     ours.insert(start, end);
-    let limit = settings::get().map_or(0, |settings| settings.config.limit_bytes);
+    let limit = settings::get().map_or(0, share::limit_bytes);
     let most = usize::try_from(limit / 32).unwrap_or(usize::MAX).clamp(1 << 20, 16 << 20);
     let adopted = ours.adopt_fresh(most);
     drop(ours);

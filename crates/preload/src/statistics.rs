@@ -9,6 +9,7 @@ use zfolio_pager::StatsHome;
 use zfolio_sys::{process, shared};
 
 use crate::settings::Settings;
+use crate::share;
 
 /// The address of the page, which never changes in a process and its forked children.
 static MAPPED: AtomicPtr<Stats> = AtomicPtr::new(std::ptr::null_mut());
@@ -54,7 +55,7 @@ pub(crate) fn open(settings: &Settings) {
     let Ok(mapped) = mapped else { return };
     MAPPED.store(mapped.cast(), Ordering::Release);
     let Some(page) = page() else { return };
-    page.figures.limit_bytes.store(settings.config.limit_bytes, Ordering::Relaxed);
+    page.figures.limit_bytes.store(share::limit_bytes(settings), Ordering::Relaxed);
     page.figures.unit_bytes.store(settings.config.unit.bytes() as u64, Ordering::Relaxed);
     let algorithm = settings.config.params.to_string();
     let (pid, started) = (process::id(), process::start_ticks());

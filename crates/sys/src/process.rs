@@ -79,6 +79,22 @@ pub fn start_ticks() -> u64 {
     field.and_then(|field| std::str::from_utf8(field).ok()?.parse().ok()).unwrap_or(0)
 }
 
+/// The number of this process's PID namespace; 0 if `/proc` does not say.
+#[must_use]
+pub fn pid_namespace() -> u32 {
+    // The link reads "pid:[4026531836]".
+    let Ok(link) = rustix::fs::readlink(c"/proc/self/ns/pid", Vec::new()) else { return 0 };
+    let text = link.to_str().unwrap_or("");
+    let number = text.strip_prefix("pid:[").and_then(|rest| rest.strip_suffix(']'));
+    number.and_then(|number| number.parse().ok()).unwrap_or(0)
+}
+
+/// Whether there is a process of this id.
+#[must_use]
+pub fn exists(id: u64) -> bool {
+    std::path::Path::new(&format!("/proc/{id}")).exists()
+}
+
 /// Whether a tracer is attached. False if `/proc` is not mounted.
 #[must_use]
 pub fn is_traced() -> bool {
@@ -177,5 +193,6 @@ mod tests {
         assert!(resident.memory_bytes > 50 << 10 && resident.file_bytes > 50 << 10);
         assert!(super::start_ticks() > 0 && !super::is_confined());
         assert_eq!(super::id(), std::process::id());
+        assert!(super::pid_namespace() > 0 && super::exists(u64::from(super::id())));
     }
 }

@@ -48,6 +48,19 @@ pub fn create(name: &str, bytes: usize) -> Option<OwnedFd> {
     Some(file)
 }
 
+/// Opens a file that another process of this user made, of `bytes` bytes or more, to be mapped.
+///
+/// `None` if there is none, if it belongs to somebody else, or if this process may not open it.
+#[must_use]
+pub fn open(name: &str, bytes: usize) -> Option<OwnedFd> {
+    let folder = open_folder()?;
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let file = rustix::fs::openat(&folder, CString::new(name).ok()?, flags, Mode::empty()).ok()?;
+    let about = rustix::fs::fstat(&file).ok()?;
+    let ours = about.st_uid == rustix::process::geteuid().as_raw();
+    (ours && u64::try_from(about.st_size).is_ok_and(|size| size >= bytes as u64)).then_some(file)
+}
+
 /// Replaces all of a file after its first `keep_bytes` by `text`.
 pub fn replace_tail(name: &str, keep_bytes: usize, text: &str) {
     if !fits(keep_bytes + text.len()) {

@@ -65,6 +65,54 @@ pub(super) fn stat(pid: u32) -> Option<Stat> {
     parse_stat(&read(pid, "stat")?)
 }
 
+/// Whether a process that started then has threads left. Its first thread may have ended before the others.
+pub(super) fn is_alive(pid: u32, start_ticks: u64) -> bool {
+    let Some(text) = read(pid, "stat") else { return false };
+    let fields: Vec<&str> =
+        text[text.rfind(')').map_or(0, |at| at + 1)..].split_ascii_whitespace().collect();
+    // The first of these fields is number 3, the state.
+    let field = |number: usize| fields.get(number - 3).copied().unwrap_or("");
+    let is_same = start_ticks == 0 || field(22).parse() == Ok(start_ticks);
+    is_same
+        && (!matches!(field(3), "Z" | "X")
+            || field(20).parse::<u64>().is_ok_and(|threads| threads > 1))
+}
+
+/// The parent of a process.
+pub(super) fn parent(pid: u32) -> Option<u32> {
+    let text = read(pid, "stat")?;
+    text.get(text.rfind(')')? + 1..)?.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
+/// The anonymous pages of a process, by who else has them.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) struct Pages {
+    /// All.
+    pub(super) resident_bytes: u64,
+    /// Those that it alone has.
+    pub(super) private_bytes: u64,
+    /// Each divided by the number of processes that have it.
+    pub(super) proportional_bytes: u64,
+}
+
+/// Looks at all pages of a process: some milliseconds for each GiB.
+pub(super) fn pages(pid: u32) -> Option<Pages> {
+    parse_pages(&read(pid, "smaps_rollup")?)
+}
+
+fn parse_pages(text: &str) -> Option<Pages> {
+    let bytes = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        line.trim().strip_suffix("kB")?.trim().parse().ok().map(kib)
+    };
+    Some(Pages {
+        resident_bytes: bytes("Anonymous")?,
+        // Private pages of files are clean, but for those that are anonymous by then.
+        private_bytes: bytes("Private_Dirty")?.min(bytes("Anonymous")?),
+        proportional_bytes: bytes("Pss_Anon")?,
+    })
+}
+
 fn parse_stat(text: &str) -> Option<Stat> {
     // The name, in parentheses, may contain anything; it ends at the last closing one.
     let (open, close) = (text.find('(')?, text.rfind(')')?);
@@ -185,7 +233,10 @@ pub(super) fn reason_without_figures(pid: u32) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{children, image, loads, memory, parse_memory, parse_stat, stat};
+    use super::{
+        children, image, is_alive, loads, memory, pages, parent, parse_memory, parse_pages,
+        parse_stat, stat,
+    };
     use crate::stats_file;
 
     #[test]
@@ -199,9 +250,24 @@ mod tests {
         assert_eq!(loads(pid, "no-such-library.so"), Some(false));
         let mut child = std::process::Command::new("sleep").arg("9").spawn().unwrap();
         assert!(children(pid, &about).contains(&child.id()));
+        assert_eq!(parent(child.id()), Some(pid));
+        let start_ticks = stats_file::start_ticks(child.id()).unwrap();
+        assert!(is_alive(child.id(), start_ticks) && !is_alive(child.id(), start_ticks + 1));
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(stat(child.id()), None);
+        assert!(!is_alive(child.id(), start_ticks));
+    }
+
+    #[test]
+    fn pages_are_counted_by_who_has_them() {
+        let text = "55d0-7ffe ---p 0 0 [rollup]\nRss: 60 kB\nPss: 24 kB\nPss_Anon: 20 kB\n\
+                    Private_Clean: 4 kB\nPrivate_Dirty: 8 kB\nAnonymous: 40 kB\n";
+        let found = parse_pages(text).expect("whole");
+        let all = (found.resident_bytes, found.private_bytes, found.proportional_bytes);
+        assert_eq!(all, (40 << 10, 8 << 10, 20 << 10));
+        let mine = pages(std::process::id()).expect("we have memory");
+        assert!(mine.private_bytes <= mine.resident_bytes && mine.proportional_bytes > 0);
     }
 
     #[test]

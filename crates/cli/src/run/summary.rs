@@ -48,6 +48,8 @@ pub(super) struct Story<'a> {
     pub(super) files: &'a [StatsFile],
     /// What was seen of its processes from outside.
     pub(super) tree: &'a Tree,
+    /// The highest sum of what all processes charged, if the limit is the tree's.
+    pub(super) sum_bytes_max: Option<u64>,
     /// Whether the kernel killed processes of this cgroup during the run because memory ran out.
     pub(super) out_of_memory: bool,
 }
@@ -123,6 +125,7 @@ impl fmt::Display for Story<'_> {
         }
         self.write_unseen(f, subject)?;
         self.write_others(f, subject)?;
+        self.write_tree(f)?;
         self.write_killed(f)
     }
 }
@@ -379,6 +382,18 @@ impl Story<'_> {
 }
 
 impl Story<'_> {
+    /// What all processes together had, if there was more than one.
+    fn write_tree(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(sum) = self.sum_bytes_max.filter(|_| self.tree.seen > 1) else { return Ok(()) };
+        writeln!(
+            f,
+            "  together    its {} processes had {} at most, of the limit of {}",
+            self.tree.seen,
+            size::display(sum),
+            self.limit()
+        )
+    }
+
     /// The kernel killed the program, and reported the reason only in its log.
     fn write_killed(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let killed = self.end.change == Change::Died(libc::SIGKILL);

@@ -30,6 +30,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use zfolio_core::ledger::Owner;
 use zfolio_core::stats::Stats;
 use zfolio_sys::clock;
 
@@ -99,6 +100,29 @@ struct Member {
     /// The most pages of files.
     file_bytes_max: u64,
     inner_pid: u32,
+    /// At the last look.
+    memory: Memory,
+}
+
+/// A process at the last look.
+#[derive(Debug)]
+pub(super) struct Seen<'t> {
+    /// Its process id here.
+    pub(super) pid: u32,
+    inner_pid: u32,
+    start_ticks: u64,
+    /// What it had resident.
+    pub(super) memory: &'t Memory,
+    /// Whether it is no longer between `fork` and `execve`.
+    pub(super) settled: bool,
+}
+
+impl Seen<'_> {
+    /// Whether it is the process that calls itself `owner`.
+    pub(super) fn is(&self, owner: Owner) -> bool {
+        let start_is_known = owner.start_ticks != 0;
+        self.inner_pid == owner.pid && (!start_is_known || self.start_ticks == owner.start_ticks)
+    }
 }
 
 /// The tree. See the module.
@@ -221,10 +245,12 @@ impl Tree {
                     peak: Peak::default(),
                     file_bytes_max: 0,
                     inner_pid: memory.inner_pid,
+                    memory,
                 })
             }
         };
         member.command = stat.command;
+        member.memory = memory;
         member.file_bytes_max = member.file_bytes_max.max(memory.file_bytes);
         self.file_bytes_max = self.file_bytes_max.max(memory.file_bytes);
         // The kernel's peak includes pages of files; how many of them at that time is not known.
@@ -307,6 +333,18 @@ impl Tree {
             Some(Live { pid: *pid, start_ticks, stats: file.stats })
         });
         live.collect()
+    }
+
+    /// All processes of the last look.
+    pub(super) fn alive(&self) -> impl Iterator<Item = Seen<'_>> {
+        let now_ns = clock::monotonic_ns();
+        self.members.iter().map(move |(pid, member)| Seen {
+            pid: *pid,
+            inner_pid: member.inner_pid,
+            start_ticks: member.start_ticks,
+            memory: &member.memory,
+            settled: now_ns.saturating_sub(member.seen_ns) > nanoseconds(SETTLED),
+        })
     }
 
     /// The peak of the process that left `file`; the default if it was never seen.

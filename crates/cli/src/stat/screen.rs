@@ -41,12 +41,13 @@ fn of(figure: &AtomicU64) -> u64 {
     figure.load(Relaxed)
 }
 
-/// The lines for a window of `size` (columns and lines).
+/// The lines for a window of `size` (columns and lines). `runs`: a line for each run with a limit for all of its
+/// processes.
 pub(super) fn overview(
     files: &[StatsFile],
     rates: &[Option<Rate>],
-    size: (usize, usize),
-    seconds: f64,
+    runs: &[String],
+    (size, seconds): ((usize, usize), f64),
     headings: bool,
 ) -> Vec<String> {
     let mut rows: Vec<(&StatsFile, Option<Rate>)> =
@@ -58,7 +59,9 @@ pub(super) fn overview(
             .cmp(&(rate.stall_ns, rate.faults))
             .then(by_size(one).cmp(&by_size(other)))
     });
-    let mut lines = vec![totals(files, size.0, seconds), String::new()];
+    let mut lines = vec![totals(files, size.0, seconds)];
+    lines.extend(runs.iter().map(|run| cut(run, size.0)));
+    lines.push(String::new());
     if rows.is_empty() {
         lines.push("No managed process is running. 'zfolio run -- PROGRAM' starts one.".to_owned());
     } else {
@@ -249,7 +252,8 @@ mod tests {
         for columns in 1..250 {
             for rows in [1, 2, 5, 24, 60] {
                 let size = (columns, rows);
-                let many = overview(&files, &rates, size, 1.0, true);
+                let many =
+                    overview(&files, &rates, &["run 7: 2 processes".to_owned()], (size, 1.0), true);
                 let single = one(&files[1], Some(&files[0]), size, 1);
                 for lines in [many, single] {
                     assert!(lines.len() <= rows, "{size:?}: {} lines", lines.len());
@@ -264,7 +268,7 @@ mod tests {
     #[test]
     fn who_waits_most_is_on_top() {
         let (files, rates) = processes();
-        let lines = overview(&files, &rates, (80, 24), 2.0, true);
+        let lines = overview(&files, &rates, &[], ((80, 24), 2.0), true);
         assert!(lines[0].starts_with("3 processes: 3G resident"), "{}", lines[0]);
         assert!(lines[0].contains("saved") && lines[0].ends_with("each 2 s; q ends"));
         let pids: Vec<&str> =
@@ -280,7 +284,7 @@ mod tests {
     #[test]
     fn a_wide_window_has_every_column_and_the_whole_name() {
         let (files, rates) = processes();
-        let lines = overview(&files, &rates, (240, 24), 1.0, true);
+        let lines = overview(&files, &rates, &[], ((240, 24), 1.0), true);
         assert!(lines[2].contains("ALGORITHM") && lines[2].contains("P99"), "{}", lines[2]);
         assert!(lines[4].contains("a-command-of-a-length-that-nobody-expects"), "{}", lines[4]);
     }
@@ -288,12 +292,12 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_counted() {
         let (files, rates) = processes();
-        let lines = overview(&files, &rates, (80, 5), 1.0, true);
+        let lines = overview(&files, &rates, &[], ((80, 5), 1.0), true);
         assert_eq!(lines[4], "... and 2 more lines");
     }
 
     #[test]
     fn nobody_there_is_told() {
-        assert!(overview(&[], &[], (80, 24), 1.0, true)[2].contains("zfolio run"));
+        assert!(overview(&[], &[], &[], ((80, 24), 1.0), true)[2].contains("zfolio run"));
     }
 }

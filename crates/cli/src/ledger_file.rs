@@ -1,0 +1,97 @@
+//! The ledger of a run as a file: `/dev/shm/zfolio-UID/RUN.ledger`.
+
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::path::Path;
+
+use zfolio_core::ledger::Ledger;
+use zfolio_sys::shared;
+
+use crate::stats_file;
+
+const SUFFIX: &str = ".ledger";
+
+/// The name of the ledger of a run.
+fn name(run: u32) -> String {
+    format!("{run}{SUFFIX}")
+}
+
+/// Makes and maps the ledger of a run. `None`: there is no `/dev/shm`, or no right to make a file
+/// there.
+pub(crate) fn create(run: u32, total_bytes: u64) -> Option<&'static Ledger> {
+    let file = shared::create(&name(run), size_of::<Ledger>())?;
+    // SAFETY: `at` is null.
+    #[allow(unsafe_code, reason = "memory that other processes change, in this one place")]
+    let mapped = unsafe { shared::map(Some(&file), size_of::<Ledger>(), std::ptr::null_mut()) };
+    let ledger: *const Ledger = mapped.ok()?.cast_const().cast();
+    // SAFETY: a mapping of that size, page-aligned, which is never unmapped. The type consists of
+    // atomics, for which any bytes are valid (`LEDGER-4`), so other processes may change them.
+    #[allow(unsafe_code, reason = "memory that other processes change, in this one place")]
+    let ledger: &'static Ledger = unsafe { &*ledger };
+    ledger.begin(run, total_bytes);
+    Some(ledger)
+}
+
+/// Removes the ledger of a run.
+pub(crate) fn remove(run: u32) {
+    shared::remove(&name(run));
+}
+
+/// A copy of the ledger of `run`, if that has one.
+pub(crate) fn read(directory: &Path, run: u32) -> Option<Box<Ledger>> {
+    let mut file = File::open(directory.join(name(run))).ok()?;
+    let mut ledger = Box::<Ledger>::default();
+    let base: *mut Ledger = &raw mut *ledger;
+    // SAFETY: `base` is the one pointer to a `Ledger` that lives as long as `ledger`; `Ledger` is
+    // `repr(C)`, made of atomic integers without padding (asserted beside it), so any bytes are a
+    // valid value.
+    #[allow(unsafe_code, reason = "the bytes of a file become a structure, in this one place")]
+    let bytes = unsafe { std::slice::from_raw_parts_mut(base.cast::<u8>(), size_of::<Ledger>()) };
+    file.read_exact(bytes).ok()?;
+    ledger.is_whole().then_some(ledger)
+}
+
+/// Removes the ledgers of runs that were killed, once none of their processes is left.
+pub(crate) fn sweep(directory: &Path) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let file_name = entry.file_name();
+        let run = file_name.to_str().and_then(|name| name.strip_suffix(SUFFIX)?.parse().ok());
+        let Some(run) = run.filter(|run| stats_file::start_ticks(*run).is_none()) else { continue };
+        let is_used = read(directory, run).is_some_and(|ledger| {
+            ledger.seats().any(|(_, seat)| {
+                let owner = seat.owner();
+                stats_file::start_ticks(owner.pid) == Some(owner.start_ticks)
+            })
+        });
+        if !is_used {
+            fs::remove_file(entry.path()).ok();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{create, read, remove};
+    use crate::stats_file;
+    use zfolio_core::ledger::Owner;
+
+    /// Goal: what one process writes into a ledger another one reads; after the run there is no
+    /// file.
+    #[test]
+    fn a_ledger_is_read_while_its_run_lasts() {
+        let directory = stats_file::directory(zfolio_sys::probe::effective_uid());
+        // Above every PID that the kernel assigns.
+        let run = 5_000_001;
+        let Some(ledger) = create(run, 64 << 20) else {
+            eprintln!("SKIPPED: no /dev/shm");
+            return;
+        };
+        let owner = Owner { pid: 7, namespace: 1, start_ticks: 2 };
+        let index = ledger.enter(owner).unwrap();
+        let copy = read(&directory, run).expect("it was just made");
+        assert_eq!(copy.total_bytes(), 64 << 20);
+        assert_eq!(copy.seats().map(|(at, seat)| (at, seat.owner())).next(), Some((index, owner)));
+        remove(run);
+        assert!(read(&directory, run).is_none());
+    }
+}

@@ -1,0 +1,374 @@
+//! Who gives way: the targets of the processes of a tree. Pure; `keeper` says what there is, and
+//! sets the targets.
+//!
+//! Memory goes to the process that waits most per byte of its share, a step at a time. A process
+//! gets its next target when it has reached the last one, so each step has its effect before the
+//! next is judged.
+
+use std::collections::BTreeMap;
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// How long waiting is observed before it is judged.
+const WINDOW_NS: u64 = SECOND_NS / 4;
+
+/// A process that waits for more than this in a second is in need.
+const NEED_NS: u64 = SECOND_NS / 20;
+
+/// It gets memory from one that waits less than a quarter as much per byte.
+const LESS: u64 = 4;
+
+/// How long a target stays after it was reached.
+const HOLD_NS: u64 = SECOND_NS / 2;
+
+/// How long a process that cannot come down is left alone.
+const REST_NS: u64 = 2 * SECOND_NS;
+
+/// No target is below this: tables, streams and staging take a few MiB.
+const LEAST_BYTES: u64 = 8 << 20;
+
+/// What is no slack: a 16th of the share, within these bounds.
+const MARGIN_SHARE: u64 = 16;
+const MARGIN_BYTES_MIN: u64 = 2 << 20;
+const MARGIN_BYTES_MAX: u64 = 32 << 20;
+
+/// A process gives a 16th of its share at a time.
+const STEP_SHARE: u64 = 16;
+const STEP_BYTES_MIN: u64 = 1 << 20;
+
+/// One process at one moment, by the number of its slot.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct View {
+    pub(super) index: usize,
+    pub(super) share: u64,
+    pub(super) target: Option<u64>,
+    pub(super) charge: u64,
+    /// Whether it comes down to a target.
+    pub(super) watches: bool,
+    pub(super) waited_ns: u64,
+    /// How often it took what was not free.
+    pub(super) forced: u32,
+}
+
+impl View {
+    /// What the process still has to give back.
+    fn pending(&self) -> u64 {
+        self.target.map_or(0, |target| self.share.saturating_sub(target))
+    }
+
+    /// What it has and does not use.
+    fn slack(&self) -> u64 {
+        let margin = (self.share / MARGIN_SHARE).clamp(MARGIN_BYTES_MIN, MARGIN_BYTES_MAX);
+        let kept = (self.charge + margin).max(LEAST_BYTES);
+        self.share.saturating_sub(kept)
+    }
+}
+
+/// What is remembered of a process.
+#[derive(Clone, Copy, Debug)]
+struct Track {
+    window_ns: u64,
+    window_waited_ns: u64,
+    forced: u32,
+    /// Nanoseconds waited in a second, lately.
+    pressure: u64,
+    /// When its target was set.
+    set_ns: u64,
+    rest_until_ns: u64,
+}
+
+impl Track {
+    fn new(now_ns: u64, view: &View) -> Track {
+        Track {
+            window_ns: now_ns,
+            window_waited_ns: view.waited_ns,
+            forced: view.forced,
+            pressure: 0,
+            set_ns: 0,
+            rest_until_ns: 0,
+        }
+    }
+
+    fn update(&mut self, now_ns: u64, view: &View) {
+        let passed = now_ns.saturating_sub(self.window_ns);
+        if passed >= WINDOW_NS {
+            // A new program in the same process has waited less than the one before.
+            let waited = view.waited_ns.saturating_sub(self.window_waited_ns);
+            let rate = u128::from(waited) * u128::from(SECOND_NS) / u128::from(passed);
+            self.pressure = u64::midpoint(self.pressure, u64::try_from(rate).unwrap_or(u64::MAX));
+            (self.window_ns, self.window_waited_ns) = (now_ns, view.waited_ns);
+        }
+        let is_stuck = view.pending() > 0 && now_ns > self.set_ns + REST_NS;
+        if view.forced != self.forced || is_stuck {
+            self.rest_until_ns = now_ns + REST_NS;
+        }
+        self.forced = view.forced;
+    }
+}
+
+/// The present state of the ledger.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct State {
+    pub(super) now_ns: u64,
+    pub(super) free: i64,
+    pub(super) reserve: u64,
+    /// What is made free at once for a process that waits, beside the reserve.
+    pub(super) room: u64,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Quota {
+    tracks: BTreeMap<usize, Track>,
+}
+
+impl Quota {
+    /// The slot has another owner, or none.
+    pub(super) fn forget(&mut self, index: usize) {
+        self.tracks.remove(&index);
+    }
+
+    /// Changes targets; calls `set` for each that changes.
+    pub(super) fn step(
+        &mut self,
+        state: State,
+        views: &[View],
+        mut set: impl FnMut(usize, Option<u64>),
+    ) {
+        for view in views {
+            let track = self.tracks.entry(view.index);
+            track.or_insert_with(|| Track::new(state.now_ns, view)).update(state.now_ns, view);
+        }
+        let needy = self.needy(views);
+        let pending: u64 = views.iter().map(View::pending).sum();
+        let wanted = state.reserve + if needy.is_some() { state.room } else { 0 };
+        let short = signed(wanted) - state.free - signed(pending);
+        self.lift(state, views, needy, short, &mut set);
+        if let Ok(short @ 1..) = u64::try_from(short) {
+            let urgent = signed(state.reserve) > state.free + signed(pending);
+            self.lower(state, views, needy, (short, urgent), &mut set);
+        }
+    }
+
+    fn track(&self, view: &View) -> Track {
+        self.tracks.get(&view.index).copied().unwrap_or_else(|| Track::new(0, view))
+    }
+
+    /// Nanoseconds waited in a second for each MiB.
+    fn pressure_per_mib(&self, view: &View) -> u64 {
+        self.track(view).pressure / ((view.share >> 20) + 1)
+    }
+
+    /// The process that waits most per byte, if any waits much.
+    fn needy(&self, views: &[View]) -> Option<View> {
+        let waiting = views.iter().filter(|view| self.track(view).pressure > NEED_NS);
+        waiting.max_by_key(|view| self.pressure_per_mib(view)).copied()
+    }
+
+    /// Drops the targets of processes that waited for as long as they should, and need memory as
+    /// much as others.
+    fn lift(
+        &mut self,
+        state: State,
+        views: &[View],
+        needy: Option<View>,
+        short: i64,
+        set: &mut impl FnMut(usize, Option<u64>),
+    ) {
+        for view in views.iter().filter(|view| view.target.is_some()) {
+            let track = self.track(view);
+            if track.rest_until_ns > state.now_ns && view.pending() > 0 {
+                set(view.index, None);
+                continue;
+            }
+            let held = view.pending() == 0 && state.now_ns >= track.set_ns + HOLD_NS;
+            let is_ample = needy.is_none() && short < -signed(state.room);
+            let needs = needy.is_some_and(|needy| {
+                self.pressure_per_mib(view) >= self.pressure_per_mib(&needy) / 2
+            });
+            if held && (is_ample || needs) {
+                set(view.index, None);
+            }
+        }
+    }
+
+    /// Lowers targets by `short` bytes together, as far as there is something to give. `urgent`:
+    /// less than the reserve is free, so that one gives who needs as much as the others.
+    fn lower(
+        &mut self,
+        state: State,
+        views: &[View],
+        needy: Option<View>,
+        (mut short, urgent): (u64, bool),
+        set: &mut impl FnMut(usize, Option<u64>),
+    ) {
+        let may_give = |view: &&View| {
+            let rests = self.track(view).rest_until_ns > state.now_ns;
+            view.watches && view.pending() == 0 && !rests && view.share > LEAST_BYTES
+        };
+        let mut givers: Vec<View> = views.iter().filter(may_give).copied().collect();
+        let mut lowered = Vec::new();
+        givers.sort_by_key(|view| std::cmp::Reverse(view.slack()));
+        for view in givers.iter().filter(|view| view.slack() >= STEP_BYTES_MIN) {
+            let bytes = view.slack().min(short);
+            lowered.push((view.index, view.share - bytes));
+            short -= bytes;
+        }
+        givers.retain(|view| lowered.iter().all(|(index, _)| *index != view.index));
+        givers.sort_by_key(|view| self.pressure_per_mib(view));
+        let bound = needy.map_or(0, |needy| self.pressure_per_mib(&needy) / LESS);
+        for view in givers {
+            let is_needy = needy.is_some_and(|needy| needy.index == view.index);
+            let waits_less = !is_needy && self.pressure_per_mib(&view) <= bound;
+            if short == 0 || !(urgent || waits_less) {
+                break;
+            }
+            let step = (view.share / STEP_SHARE).max(STEP_BYTES_MIN);
+            let bytes = step.min(short.max(STEP_BYTES_MIN)).min(view.share - LEAST_BYTES);
+            lowered.push((view.index, view.share - bytes));
+            short = short.saturating_sub(bytes);
+        }
+        for (index, target) in lowered.into_iter().filter(|(_, target)| *target > 0) {
+            if let Some(track) = self.tracks.get_mut(&index) {
+                track.set_ns = state.now_ns;
+            }
+            set(index, Some(target));
+        }
+    }
+}
+
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LEAST_BYTES, NEED_NS, Quota, SECOND_NS, State, View};
+
+    const MIB: u64 = 1 << 20;
+    const TOTAL: u64 = 256 * MIB;
+    const CHUNK: u64 = 4 * MIB;
+    const ROOM: u64 = 16 * MIB;
+
+    /// A tree of made-up processes: each waits in proportion to what it lacks, and comes down to
+    /// targets at once.
+    struct World {
+        now_ns: u64,
+        reserve: u64,
+        quota: Quota,
+        /// What each process wants.
+        wants: Vec<u64>,
+        /// Whether each comes down.
+        obeys: Vec<bool>,
+        views: Vec<View>,
+    }
+
+    impl World {
+        fn new(shares: &[u64], wants: &[u64]) -> World {
+            let view = |(index, share): (usize, &u64)| View {
+                index,
+                share: *share,
+                target: None,
+                charge: *share,
+                watches: true,
+                waited_ns: 0,
+                forced: 0,
+            };
+            World {
+                now_ns: SECOND_NS,
+                reserve: 8 * MIB,
+                quota: Quota::default(),
+                wants: wants.to_vec(),
+                obeys: vec![true; shares.len()],
+                views: shares.iter().enumerate().map(view).collect(),
+            }
+        }
+
+        fn free(&self) -> i64 {
+            let shares: u64 = self.views.iter().map(|view| view.share).sum();
+            TOTAL.cast_signed() - shares.cast_signed()
+        }
+
+        fn look(&mut self) {
+            self.now_ns += SECOND_NS / 20;
+            let (free, reserve, room) = (self.free(), self.reserve, ROOM);
+            let state = State { now_ns: self.now_ns, free, reserve, room };
+            let views = self.views.clone();
+            let targets = &mut self.views;
+            self.quota.step(state, &views, |index, target| targets[index].target = target);
+            for at in 0..self.views.len() {
+                let spare = u64::try_from(self.free() - self.reserve.cast_signed()).unwrap_or(0);
+                let view = &mut self.views[at];
+                let target = view.target.unwrap_or(u64::MAX);
+                if self.obeys[at] {
+                    view.share = view.share.min(target);
+                }
+                let lacks = self.wants[at].saturating_sub(view.share);
+                if lacks > 0 && view.share < target {
+                    view.share += spare.min(lacks).min(CHUNK).min(target - view.share);
+                }
+                view.charge = self.wants[at].min(view.share);
+                // All of the time where half is lacking.
+                view.waited_ns += SECOND_NS / 20 * 2 * lacks / self.wants[at].max(1);
+            }
+        }
+
+        fn shares(&self) -> Vec<u64> {
+            self.views.iter().map(|view| view.share / MIB).collect()
+        }
+    }
+
+    #[test]
+    fn slack_is_given_first_and_a_reserve_is_kept() {
+        let mut world = World::new(&[100 * MIB, 156 * MIB], &[40 * MIB, 156 * MIB]);
+        (0..40).for_each(|_| world.look());
+        assert!(world.free() >= (8 * MIB).cast_signed(), "{:?}", world.shares());
+        assert!(world.views[1].share >= 150 * MIB, "{:?}", world.shares());
+        assert!(world.views[0].share >= 40 * MIB, "{:?}", world.shares());
+    }
+
+    #[test]
+    fn an_idle_process_gives_way_to_one_that_waits() {
+        let mut world = World::new(&[200 * MIB, 48 * MIB], &[200 * MIB, 240 * MIB]);
+        // It never touches what it has again, so it never waits.
+        for _ in 0..1_000 {
+            world.look();
+            world.views[0].waited_ns = 0;
+        }
+        let shares = world.shares();
+        assert!(shares[0] <= 16 && shares[0] >= LEAST_BYTES / MIB, "{shares:?}");
+        assert!(shares[1] >= 220, "{shares:?}");
+    }
+
+    #[test]
+    fn processes_that_need_the_same_have_the_same_and_keep_it() {
+        let mut world = World::new(&[220 * MIB, 36 * MIB], &[256 * MIB, 256 * MIB]);
+        (0..1_000).for_each(|_| world.look());
+        let before = world.shares();
+        assert!(before[1] >= 60, "{before:?}");
+        let mut changes = 0;
+        for _ in 0..200 {
+            let shares = world.shares();
+            world.look();
+            changes += usize::from(shares != world.shares());
+        }
+        assert!(changes < 40, "{changes} changes from {before:?} to {:?}", world.shares());
+    }
+
+    #[test]
+    fn a_process_that_cannot_come_down_is_left_alone() {
+        let mut world = World::new(&[120 * MIB, 136 * MIB], &[120 * MIB, 136 * MIB]);
+        world.obeys[0] = false;
+        (0..400).for_each(|_| world.look());
+        assert!(world.free() >= (8 * MIB).cast_signed(), "the other gives: {:?}", world.shares());
+        assert_eq!(world.shares()[0], 120);
+    }
+
+    #[test]
+    fn nobody_gives_while_enough_is_free() {
+        let mut world = World::new(&[100 * MIB, 100 * MIB], &[100 * MIB, 100 * MIB]);
+        (0..100).for_each(|_| world.look());
+        assert_eq!(world.shares(), [100, 100]);
+        assert!(NEED_NS > 0 && world.views.iter().all(|view| view.target.is_none()));
+    }
+}

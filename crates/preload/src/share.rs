@@ -1,0 +1,165 @@
+//! The share of this process in the limit of its run (`zfolio_core::ledger`).
+//!
+//! ```text
+//! constructor   maps the run's ledger, takes a slot and a first share
+//! start         more is mapped than the share: takes what covers it if there is plenty, else a
+//!               thread watches
+//! watch         the thread takes chunks before the process grows into them, and comes down to
+//!               targets
+//! engage        there is no more to take: from then on the engine does both
+//! fork          the child takes a slot of its own; its parent pays for what they share
+//! ```
+//!
+//! A process without a slot has the whole limit for itself: with `--per-process`, outside of a run,
+//! or if the ledger cannot be mapped. The run counts such a process from outside.
+
+use std::sync::OnceLock;
+
+use zfolio_core::ledger::{Ledger, Member, Owner, Seat};
+use zfolio_pager::fatal;
+use zfolio_sys::{process, shared};
+
+use crate::settings::Settings;
+
+static MEMBER: OnceLock<Member> = OnceLock::new();
+
+/// A process takes what covers its mappings without a thread only if that is at most a 32nd of the
+/// total, and while more than three quarters are free.
+const COVER_SHARE: u64 = 32;
+
+/// What a process has besides its manageable mappings.
+const BESIDES_BYTES: u64 = 8 << 20;
+
+/// This process, if it has a share.
+pub(crate) fn member() -> Option<&'static Member> {
+    MEMBER.get().filter(|member| member.seat().is_some())
+}
+
+fn seat() -> Option<Seat<'static>> {
+    MEMBER.get()?.seat()
+}
+
+/// Whether a process with that much manageable memory need not be watched: all of it, and what the
+/// process has besides, is below the share; or it is below half of a limit of the process's own.
+pub(crate) fn is_small(settings: &Settings, manageable: u64) -> bool {
+    let limit = limit_bytes(settings);
+    let besides = if seat().is_some() { BESIDES_BYTES.min(limit / 2) } else { limit / 2 };
+    manageable + besides <= limit
+}
+
+/// The limit in force.
+pub(crate) fn limit_bytes(settings: &Settings) -> u64 {
+    seat().map_or(settings.config.limit_bytes, |seat| seat.limit_bytes())
+}
+
+fn owner() -> Owner {
+    Owner {
+        pid: process::id(),
+        namespace: process::pid_namespace(),
+        start_ticks: process::start_ticks(),
+    }
+}
+
+/// Maps the ledger, and takes a slot.
+pub(crate) fn open(settings: &Settings) {
+    if !settings.is_tree() || MEMBER.get().is_some() {
+        return;
+    }
+    match enter(settings) {
+        Some(member) => {
+            MEMBER.set(member).ok();
+        }
+        // What a run has left behind has nobody to share with.
+        None if !process::exists(settings.run) => {}
+        None => fatal::tell_here(format_args!(
+            "the ledger of the run cannot be used here: this process has the whole limit for itself"
+        )),
+    }
+}
+
+fn enter(settings: &Settings) -> Option<Member> {
+    let file = shared::open(&format!("{}.ledger", settings.run), size_of::<Ledger>())?;
+    // SAFETY: `at` is null.
+    let mapped = unsafe { shared::map(Some(&file), size_of::<Ledger>(), std::ptr::null_mut()) };
+    let ledger: *const Ledger = mapped.ok()?.cast_const().cast();
+    // SAFETY: a mapping of that size, page-aligned, which is never unmapped. The type consists of
+    // atomics, for which any bytes are valid (`LEDGER-4`), so other processes may change them.
+    let ledger: &'static Ledger = unsafe { &*ledger };
+    let same = ledger.is_whole() && u64::from(ledger.run()) == settings.run;
+    if same { Member::new(ledger, owner()) } else { None }
+}
+
+/// In a child of `fork`: takes a slot in place of the parent's.
+pub(crate) fn start_over() {
+    let Some(member) = MEMBER.get().filter(|member| member.seat().is_some()) else { return };
+    let resident = process::ResidentMeter::new().read().unwrap_or_default();
+    if !member.enter(owner(), resident.memory_bytes) {
+        fatal::tell_here(format_args!(
+            "the ledger of the run is full: this process has the whole limit for itself"
+        ));
+    }
+}
+
+/// Gives the slot up: nobody watches this process, and the run counts it from outside.
+pub(crate) fn leave() {
+    if let Some(member) = MEMBER.get() {
+        member.leave();
+    }
+}
+
+/// A thread watches the process from now on.
+pub(crate) fn set_watches() {
+    if let Some(seat) = seat() {
+        seat.set_watches();
+    }
+}
+
+/// Takes what covers all of `manageable` bytes, so that nobody needs to watch the process. False:
+/// there is not plenty.
+pub(crate) fn covers(manageable: u64) -> bool {
+    let (Some(member), Some(seat)) = (member(), seat()) else { return false };
+    let total = member.ledger().total_bytes();
+    let wanted = manageable + BESIDES_BYTES;
+    let plenty = u64::try_from(member.ledger().free_bytes()).is_ok_and(|free| free > total / 4 * 3);
+    let missing = wanted.saturating_sub(seat.share_bytes());
+    plenty && wanted <= total / COVER_SHARE && seat.take(missing, missing) > 0
+}
+
+/// For a process that has `resident` bytes and may have `ahead` more soon: takes what it lacks, or
+/// gives back what is above its target. The limit in force after that.
+pub(crate) fn follow(settings: &Settings, resident: u64, ahead: u64) -> u64 {
+    let (Some(member), Some(seat)) = (member(), seat()) else {
+        return settings.config.limit_bytes;
+    };
+    seat.note(resident, 0);
+    let (limit, wanted) = (seat.limit_bytes(), resident + ahead + 1);
+    let target = seat.target_bytes().filter(|target| *target < seat.share_bytes());
+    match target {
+        Some(target) => {
+            let held = wanted.saturating_sub(seat.shared_bytes());
+            seat.give_down_to(target.max(held));
+        }
+        None if limit < wanted => {
+            let least = wanted - limit;
+            // If so much is not free, the limit stays, and the caller engages.
+            let _taken = seat.take(least, least.max(member.ledger().chunk_bytes()));
+        }
+        None => {}
+    }
+    seat.limit_bytes()
+}
+
+/// Whether the process has half of what it could get, so that the engine should be made.
+pub(crate) fn is_large(resident: u64) -> bool {
+    let (Some(member), Some(seat)) = (member(), seat()) else { return true };
+    let free = u64::try_from(member.ledger().free_bytes()).unwrap_or(0);
+    resident >= (seat.limit_bytes() + free) / 2
+}
+
+/// How much growth is foreseen at most.
+pub(crate) fn ahead_max(settings: &Settings, limit: u64) -> u64 {
+    match seat() {
+        Some(_) => (settings.config.limit_bytes / 16).max(limit / 2),
+        None => limit / 2,
+    }
+}
