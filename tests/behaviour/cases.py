@@ -1,7 +1,7 @@
 """The programs of tests/behaviour, and the cases that each of them has."""
 
 PROGRAMS = ["allocator", "mappings", "forks", "threads", "signals", "transfer", "descriptors", "ends", "resident",
-            "own_malloc", "modules", "sandbox"]
+            "own_malloc", "modules", "sandbox", "trees"]
 # Libraries that the programs load, and their options for the linker.
 LIBRARIES = [("module", "module.so", []), ("outer", "outer.so", ["-Wl,-rpath,$ORIGIN/by_runpath"]),
              ("module", "by_runpath/only_by_runpath.so", []), ("module", "by_runpath/only_by_runpath_too.so", [])]
@@ -167,6 +167,21 @@ MEASURED = [
     ("mappings small", 48, "lz4", "64K"),
     ("mappings pieces_return", 48, "lz4", "16K"),
     ("mappings pieces_return", 48, "lz4", "64K"),
+]
+
+# The memory of all processes of these together is sampled from outside.
+TREES = [
+    ("trees eight", 192, "lz4", "16K"),
+    ("trees eight", 192, "zstd", "16K"),
+    ("trees killed", 128, "lz4", "16K"),
+    ("trees idle", 128, "lz4", "16K"),
+    ("trees forked", 128, "lz4", "16K"),
+]
+# In these each process has the limit for itself.
+OWN = [
+    ("trees own", 64, "lz4", "16K"),
+    ("forks verified", 32, "lz4", "4K"),
+    ("forks server", 48, "zstd", "16K"),
 ]
 
 # Arguments, and the words that the one line on standard error must contain.
