@@ -52,6 +52,7 @@ CASES = [
     ("mappings pieces", 48, "lz4", "1M"),
     ("mappings pieces_threads", 32, "lz4", "16K"),
     ("mappings pieces_threads", 32, "lz4", "64K"),
+    ("trees own", 64, "lz4", "16K"),
     ("forks verified", 32, "lz4", "64K"),
     ("forks clones", 32, "lz4", "64K"),
     ("forks clones", 32, "lz4", "4K"),
@@ -169,7 +170,7 @@ MEASURED = [
     ("mappings pieces_return", 48, "lz4", "64K"),
 ]
 
-# The memory of all processes of these together is sampled from outside.
+# These run with --tree, and the memory of all processes together is sampled from outside.
 TREES = [
     ("trees eight", 192, "lz4", "16K"),
     ("trees eight", 192, "zstd", "16K"),
@@ -177,13 +178,6 @@ TREES = [
     ("trees idle", 128, "lz4", "16K"),
     ("trees forked", 128, "lz4", "16K"),
 ]
-# In these each process has the limit for itself.
-OWN = [
-    ("trees own", 64, "lz4", "16K"),
-    ("forks verified", 32, "lz4", "4K"),
-    ("forks server", 48, "zstd", "16K"),
-]
-
 # Arguments, and the words that the one line on standard error must contain.
 REFUSED = [
     (["--algorithm", "lz5"], "lz5"),

@@ -91,28 +91,28 @@ Examples:
   zfolio run --limit 256M -- python3 build_index.py
   zfolio run --limit 2G --algorithm zstd,level=3 --unit 16K -- redis-server --port 7777
   zfolio run --limit 1G --quiet --stats run.json -- ./simulate input.dat
-  zfolio run -- make -j8                        half of the memory for all processes together
+  zfolio run --tree -- make -j8                 half of the memory for all processes together
 
-The program and all that it starts share the limit: memory goes to the processes that wait for it
-most. With --per-process each has the limit for itself. zfolio waits, passes signals on, and ends as
+Children are managed too, each with the limit for itself. With --tree the program and all that it
+starts share the limit: memory goes to the processes that wait for it most. zfolio waits, passes signals on, and ends as
 the program ended: with its exit status, or by the same signal. Otherwise: 127 PROGRAM was not
 found; 126 it cannot be executed or managed (static, setuid, 32-bit, musl); 125 this machine can't
 ('zfolio doctor' says why); 122 --strict ended the program; 2 a wrong argument.
 
 Defaults may stand in the environment: ZFOLIO_LIMIT, ZFOLIO_ALGORITHM, ZFOLIO_UNIT, and
-ZFOLIO_PER_PROCESS=1, ZFOLIO_STRICT=1, ZFOLIO_QUIET=1. An option given overrides them."
+ZFOLIO_TREE=1, ZFOLIO_STRICT=1, ZFOLIO_QUIET=1. An option given overrides them."
 )]
 pub(crate) struct RunArgs {
-    /// The memory that the program and its children may use together [default: half of what the machine or cgroup allows]
+    /// The memory that a process may use [default: half of what the machine or cgroup allows]
     ///
     /// Everything counts: resident, staged and compressed memory, and zfolio's own. At least 32M; with %, of
     /// what the machine or cgroup allows.
     #[arg(long, short, value_name = "SIZE|N%", value_parser = parse_limit)]
     pub(crate) limit: Option<u64>,
 
-    /// Give each process the whole limit for itself
+    /// Let all processes of the run share one limit
     #[arg(long)]
-    pub(crate) per_process: bool,
+    pub(crate) tree: bool,
 
     /// The compression algorithm, and its parameters: see 'zfolio algorithms' [default: zstd]
     #[arg(long, short, value_name = "NAME[,level=N][,dict=FILE]", value_parser = parse_algorithm)]

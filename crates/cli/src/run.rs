@@ -138,14 +138,14 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Begins the ledger of the tree, unless each process has the limit for itself; if it cannot be made, each has.
+/// Begins the ledger of a tree that shares the limit. If that cannot be made, each process has the limit for itself.
 fn keeper(settings: &mut Settings) -> Option<Keeper> {
-    if settings.per_process {
+    if !settings.tree {
         return None;
     }
     let keeper = Keeper::new(settings.limit_bytes);
     if keeper.is_none() {
-        settings.per_process = true;
+        settings.tree = false;
         if !settings.quiet {
             eprintln!(
                 "zfolio: no file can be made in /dev/shm: each process has the whole limit for itself"
@@ -212,7 +212,7 @@ fn environment(settings: &Settings, preload: &Path) -> Result<Vec<CString>, Fail
         ("ZFOLIO_LIMIT", Some(settings.limit_bytes.to_string().into())),
         ("ZFOLIO_UNIT", Some(settings.unit.bytes().to_string().into())),
         ("ZFOLIO_ALGORITHM", Some(settings.algorithm.to_string().into())),
-        ("ZFOLIO_PER_PROCESS", flag(settings.per_process)),
+        ("ZFOLIO_TREE", flag(settings.tree)),
         ("ZFOLIO_STRICT", flag(settings.strict)),
         ("ZFOLIO_QUIET", flag(settings.quiet)),
         ("ZFOLIO_RUN", Some(std::process::id().to_string().into())),

@@ -94,9 +94,7 @@ fn observed(
     limit_bytes: u64,
     follow_per_mille: u64,
 ) -> Result<Observed, Failure> {
-    // The curve is that of each process: none may take from another one.
     let options: Vec<OsString> = vec![
-        "--per-process".into(),
         "--limit".into(),
         limit_bytes.to_string().into(),
         "--unit".into(),

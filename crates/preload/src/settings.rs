@@ -17,14 +17,14 @@ pub(crate) struct Settings {
     pub(crate) run: u64,
     /// For `zfolio suggest`: the limit follows the need, at this many thousandths of it. 0: the limit stays.
     pub(crate) follow_per_mille: u64,
-    /// The limit is each process's own.
-    pub(crate) per_process: bool,
+    /// The limit is that of all processes of the run together.
+    pub(crate) tree: bool,
 }
 
 impl Settings {
     /// Whether the limit is that of all processes of the run together.
     pub(crate) fn is_tree(&self) -> bool {
-        self.run != 0 && !self.per_process && self.follow_per_mille == 0
+        self.run != 0 && self.tree && self.follow_per_mille == 0
     }
 }
 
@@ -62,7 +62,7 @@ fn from_environment() -> Option<Settings> {
         config,
         run: number("ZFOLIO_RUN").unwrap_or(0),
         follow_per_mille: number("ZFOLIO_FOLLOW").unwrap_or(0).min(1000),
-        per_process: text("ZFOLIO_PER_PROCESS").is_some_and(|value| value == "1"),
+        tree: text("ZFOLIO_TREE").is_some_and(|value| value == "1"),
     })
 }
 

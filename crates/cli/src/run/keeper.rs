@@ -258,7 +258,7 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         keeper.look(2, &tree);
-        assert_eq!(keeper.ledger.free_bytes(), (256 * MIB).cast_signed());
+        assert_eq!(keeper.ledger.free_bytes(), 256 << 20);
         assert_eq!(keeper.seats().count(), 0);
     }
 
@@ -273,8 +273,8 @@ mod tests {
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
         keeper.look(1, &tree);
-        let charged = (256 * MIB).cast_signed() - keeper.ledger.free_bytes();
-        assert!(charged > 0 && charged < (64 * MIB).cast_signed(), "{charged}");
+        let charged = (256 << 20) - keeper.ledger.free_bytes();
+        assert!(charged > 0 && charged < 64 << 20, "{charged}");
         assert!(keeper.sum_bytes_max() > 0);
         child.kill().unwrap();
         child.wait().unwrap();

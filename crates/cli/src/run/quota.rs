@@ -243,7 +243,7 @@ fn signed(bytes: u64) -> i64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{LEAST_BYTES, NEED_NS, Quota, SECOND_NS, State, View};
+    use super::{LEAST_BYTES, NEED_NS, Quota, SECOND_NS, State, View, signed};
 
     const MIB: u64 = 1 << 20;
     const TOTAL: u64 = 256 * MIB;
@@ -286,7 +286,7 @@ mod tests {
 
         fn free(&self) -> i64 {
             let shares: u64 = self.views.iter().map(|view| view.share).sum();
-            TOTAL.cast_signed() - shares.cast_signed()
+            signed(TOTAL) - signed(shares)
         }
 
         fn look(&mut self) {
@@ -297,7 +297,7 @@ mod tests {
             let targets = &mut self.views;
             self.quota.step(state, &views, |index, target| targets[index].target = target);
             for at in 0..self.views.len() {
-                let spare = u64::try_from(self.free() - self.reserve.cast_signed()).unwrap_or(0);
+                let spare = u64::try_from(self.free() - signed(self.reserve)).unwrap_or(0);
                 let view = &mut self.views[at];
                 let target = view.target.unwrap_or(u64::MAX);
                 if self.obeys[at] {
@@ -322,7 +322,7 @@ mod tests {
     fn slack_is_given_first_and_a_reserve_is_kept() {
         let mut world = World::new(&[100 * MIB, 156 * MIB], &[40 * MIB, 156 * MIB]);
         (0..40).for_each(|_| world.look());
-        assert!(world.free() >= (8 * MIB).cast_signed(), "{:?}", world.shares());
+        assert!(world.free() >= signed(8 * MIB), "{:?}", world.shares());
         assert!(world.views[1].share >= 150 * MIB, "{:?}", world.shares());
         assert!(world.views[0].share >= 40 * MIB, "{:?}", world.shares());
     }
@@ -360,7 +360,7 @@ mod tests {
         let mut world = World::new(&[120 * MIB, 136 * MIB], &[120 * MIB, 136 * MIB]);
         world.obeys[0] = false;
         (0..400).for_each(|_| world.look());
-        assert!(world.free() >= (8 * MIB).cast_signed(), "the other gives: {:?}", world.shares());
+        assert!(world.free() >= signed(8 * MIB), "the other gives: {:?}", world.shares());
         assert_eq!(world.shares()[0], 120);
     }
 

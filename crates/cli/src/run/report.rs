@@ -41,7 +41,7 @@ impl Story<'_> {
             "kernel_resident_bytes_max": self.end.resident_bytes_max,
             "tree_resident_bytes_max": self.tree.together_bytes_max,
             "limit_bytes": self.settings.limit_bytes,
-            "per_process": self.settings.per_process,
+            "tree": self.settings.tree,
             "tree_charge_bytes_max": self.sum_bytes_max,
             "unit_bytes": self.settings.unit.bytes(),
             "algorithm": self.settings.algorithm.to_string(),

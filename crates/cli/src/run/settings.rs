@@ -5,7 +5,7 @@
 //! | `ZFOLIO_LIMIT` | `--limit` |
 //! | `ZFOLIO_ALGORITHM` | `--algorithm` |
 //! | `ZFOLIO_UNIT` | `--unit` |
-//! | `ZFOLIO_PER_PROCESS` | `--per-process`, if it is 1 |
+//! | `ZFOLIO_TREE` | `--tree`, if it is 1 |
 //! | `ZFOLIO_STRICT`, `ZFOLIO_QUIET` | `--strict`, `--quiet`, if they are 1 |
 //!
 //! The library that is loaded into a program reads the same variables. So a `zfolio run` inside
@@ -32,7 +32,7 @@ pub(super) struct Settings {
     /// The limit of all processes together.
     pub(super) limit_bytes: u64,
     /// The limit is each process's own.
-    pub(super) per_process: bool,
+    pub(super) tree: bool,
     /// The algorithm and its parameters.
     pub(super) algorithm: Params,
     /// The size of the units that are compressed.
@@ -67,9 +67,9 @@ impl Settings {
             true => Ok(given),
             false => from_variable(variable, name, parse_flag).map(|set| set.unwrap_or(false)),
         };
-        let per_process = match arguments.per_process {
+        let tree = match arguments.tree {
             true => true,
-            false => from_variable(variable, "ZFOLIO_PER_PROCESS", parse_flag)?.unwrap_or(false),
+            false => from_variable(variable, "ZFOLIO_TREE", parse_flag)?.unwrap_or(false),
         };
         let (limit, limit_from) = match arguments.limit {
             Some(limit) => (Some(limit), "--limit"),
@@ -86,7 +86,7 @@ impl Settings {
         let default = || ALGORITHM_DEFAULT.parse().expect("the default is an algorithm");
         Ok(Settings {
             limit_bytes: limit.map_or_else(default_limit, Ok)?,
-            per_process,
+            tree,
             algorithm: algorithm.unwrap_or_else(default),
             unit: unit.unwrap_or(UnitOrder::DEFAULT),
             strict: flag(arguments.strict, "ZFOLIO_STRICT")?,
@@ -193,9 +193,9 @@ mod tests {
         assert_eq!(values(&settings), (32, "zstd".into(), 16, false, false));
         let switched_off = [("ZFOLIO_STRICT", "0"), ("ZFOLIO_QUIET", "0")];
         assert!(!resolve("run -l 32M true", &switched_off).unwrap().strict);
-        let own = |line: &str, set: &[(&str, &str)]| resolve(line, set).unwrap().per_process;
-        assert!(!own("run -l 32M true", &[]) && own("run -l 32M --per-process true", &[]));
-        assert!(own("run -l 32M true", &[("ZFOLIO_PER_PROCESS", "1")]));
+        let tree = |line: &str, set: &[(&str, &str)]| resolve(line, set).unwrap().tree;
+        assert!(!tree("run -l 32M true", &[]) && tree("run -l 32M --tree true", &[]));
+        assert!(tree("run -l 32M true", &[("ZFOLIO_TREE", "1")]));
     }
 
     #[test]
@@ -203,13 +203,13 @@ mod tests {
         let outer = [
             ("ZFOLIO_RUN", "4711"),
             ("ZFOLIO_LIMIT", "67108864"),
-            ("ZFOLIO_PER_PROCESS", "1"),
+            ("ZFOLIO_TREE", "1"),
             ("ZFOLIO_STRICT", "1"),
             ("ZFOLIO_QUIET", "1"),
         ];
         let inner = resolve("run true", &outer).unwrap();
         assert_eq!((inner.limit_bytes, inner.strict, inner.quiet), (64 << 20, false, false));
-        assert!(inner.per_process);
+        assert!(inner.tree);
         let asked = resolve("run --strict -q true", &outer).unwrap();
         assert!(asked.strict && asked.quiet);
     }
@@ -222,7 +222,7 @@ mod tests {
             ("ZFOLIO_LIMIT", "200%", "'200%' is not a share; accepted: 1% to 100%"),
             ("ZFOLIO_ALGORITHM", "rar", "'rar'"),
             ("ZFOLIO_UNIT", "5K", "'5K' is not a unit; accepted: a power of two, 4K to 2M"),
-            ("ZFOLIO_PER_PROCESS", "yes", "'yes' is not a switch; accepted: 1 or 0"),
+            ("ZFOLIO_TREE", "yes", "'yes' is not a switch; accepted: 1 or 0"),
             ("ZFOLIO_STRICT", "yes", "'yes' is not a switch; accepted: 1 or 0"),
             ("ZFOLIO_QUIET", "2", "'2' is not a switch"),
         ];

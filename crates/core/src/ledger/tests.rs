@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{FIRST_BYTES_MIN, Ledger, Owner, SLOTS};
+use super::{FIRST_BYTES_MIN, Ledger, Owner, SLOTS, signed};
 use crate::testing::{Random, seed};
 
 const MIB: u64 = 1 << 20;
@@ -33,7 +33,7 @@ impl Model {
     fn take(&mut self, pid: u32, least: u64, most: u64) -> u64 {
         let (_, share, target) = self.shares.get_mut(&pid).expect("a process of the model");
         let at_least_0 = |bytes: i64| u64::try_from(bytes).unwrap_or(0);
-        let ample = at_least_0(self.free - self.reserve.cast_signed());
+        let ample = at_least_0(self.free - signed(self.reserve));
         let for_small = (self.fair / 2).saturating_sub(*share).min(at_least_0(self.free));
         let room = ample
             .max(for_small)
@@ -43,19 +43,19 @@ impl Model {
         }
         let taken = room.min(most);
         *share += taken;
-        self.free -= taken.cast_signed();
+        self.free -= signed(taken);
         taken
     }
 
     fn enter(&mut self, pid: u32, index: usize) {
         if let Some((_, share, _)) = self.shares.get_mut(&pid) {
-            self.free += share.saturating_sub(FIRST).cast_signed();
+            self.free += signed(share.saturating_sub(FIRST));
             *share = (*share).min(FIRST);
             return;
         }
         self.shares.insert(pid, (index, 0, None));
         if self.take(pid, FIRST, FIRST) == 0 {
-            self.free -= FIRST_BYTES_MIN.cast_signed();
+            self.free -= signed(FIRST_BYTES_MIN);
             self.shares.get_mut(&pid).expect("just inserted").1 = FIRST_BYTES_MIN;
         }
     }
@@ -69,7 +69,7 @@ fn the_ledger_agrees_with_a_plain_map() {
     let mut random = Random::new(seed);
     for round in 0..20 {
         let ledger = ledger();
-        let mut model = Model { free: TOTAL.cast_signed(), fair: TOTAL, ..Model::default() };
+        let mut model = Model { free: signed(TOTAL), fair: TOTAL, ..Model::default() };
         for step in 0..2_000 {
             let pid = u32::try_from(1 + random.below(12)).expect("small");
             let bytes = random.below_u64(TOTAL / 4);
@@ -82,7 +82,7 @@ fn the_ledger_agrees_with_a_plain_map() {
                 (1, Some((index, share, _))) if random.below(4) == 0 => {
                     ledger.release(index);
                     model.shares.remove(&pid);
-                    model.free += share.cast_signed();
+                    model.free += signed(share);
                 }
                 (2 | 3, Some((index, ..))) => {
                     let least = random.below_u64(bytes + 1);
@@ -93,13 +93,13 @@ fn the_ledger_agrees_with_a_plain_map() {
                     ledger.seat(index).force(bytes / 16);
                     let share = share + bytes / 16;
                     let target = target.filter(|target| *target >= share);
-                    model.free -= (bytes / 16).cast_signed();
+                    model.free -= signed(bytes / 16);
                     model.shares.insert(pid, (index, share, target));
                 }
                 (5, Some((index, share, target))) => {
                     let given = ledger.seat(index).give_down_to(bytes);
                     assert_eq!(given, share.saturating_sub(bytes), "seed {seed}, step {step}");
-                    model.free += given.cast_signed();
+                    model.free += signed(given);
                     model.shares.insert(pid, (index, share.min(bytes), target));
                 }
                 (6, Some((index, share, _))) => {
@@ -148,7 +148,7 @@ fn who_has_half_of_a_fair_part_leaves_the_reserve() {
     assert_eq!(large.take(1, MIB), 0, "the reserve");
     assert_eq!(small.take(60 * MIB, 60 * MIB), 60 * MIB);
     assert_eq!(small.take(8 * MIB, 8 * MIB), 0, "there is not so much");
-    assert_eq!(ledger.free_bytes(), (4 * MIB).cast_signed());
+    assert_eq!(ledger.free_bytes(), signed(4 * MIB));
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn shares_are_taken_when_nothing_is_free_and_slots_end() {
     ledger.release(77);
     assert_eq!(ledger.enter(owner(5_000)), Some(77));
     (0..SLOTS).for_each(|index| ledger.release(index));
-    assert_eq!(ledger.free_bytes(), TOTAL.cast_signed());
+    assert_eq!(ledger.free_bytes(), signed(TOTAL));
     assert_eq!(ledger.seats().count(), 0);
 }
 
@@ -188,5 +188,5 @@ fn what_a_killed_process_lost_is_put_back() {
     ledger.free_bytes.fetch_sub(5, std::sync::atomic::Ordering::Relaxed);
     assert_eq!(ledger.missing_bytes(), 5);
     ledger.refund(5);
-    assert_eq!((ledger.missing_bytes(), ledger.free_bytes()), (0, TOTAL.cast_signed()));
+    assert_eq!((ledger.missing_bytes(), ledger.free_bytes()), (0, signed(TOTAL)));
 }
