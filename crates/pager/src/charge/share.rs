@@ -135,9 +135,12 @@ mod tests {
         assert_eq!(engine.limit_bytes(), 4 * MIB, "a first share");
         let space = Reservation::new(40 << 20, 64 << 10).unwrap();
         let pages = || (0..space.bytes()).step_by(4096);
+        let value = |at: usize| u8::try_from(at >> 12 & 0xff).unwrap();
         for at in pages() {
-            // SAFETY: inside the mapping, which is ours.
-            unsafe { space.base().add(at).write((at >> 12) as u8) };
+            // SAFETY: inside the mapping.
+            let byte = unsafe { space.base().add(at) };
+            // SAFETY: the mapping is ours, and nobody else has a reference into it.
+            unsafe { byte.write(value(at)) };
         }
         engine.adopt(space.address(), space.address() + space.bytes()).unwrap();
         engine.make_room(space.bytes());
@@ -161,9 +164,11 @@ mod tests {
         // Nothing is free: what is touched again comes at the cost of the rest.
         seat.set_target(None);
         for at in pages() {
-            // SAFETY: inside the mapping, which is ours.
-            let byte = unsafe { space.base().add(at).read_volatile() };
-            assert_eq!(byte, (at >> 12) as u8);
+            // SAFETY: inside the mapping.
+            let byte = unsafe { space.base().add(at) };
+            // SAFETY: the mapping is ours, and nobody else has a reference into it.
+            let byte = unsafe { byte.read_volatile() };
+            assert_eq!(byte, value(at));
         }
         assert_eq!(engine.limit_bytes(), 16 * MIB);
         let gone: Result<(), ()> =
