@@ -170,12 +170,13 @@ MEASURED = [
     ("mappings pieces_return", 48, "lz4", "64K"),
 ]
 
-# These run with --tree, and the memory of all processes together is sampled from outside.
+# These run with --tree, and the memory of all processes together is sampled from outside. They may pass the limit
+# while processes start or fork: half of the samples must be below it.
 TREES = [
     ("trees eight", 192, "lz4", "16K"),
-    ("trees eight", 192, "zstd", "16K"),
     ("trees killed", 128, "lz4", "16K"),
     ("trees idle", 128, "lz4", "16K"),
+    ("trees eight", 192, "zstd", "16K"),
     ("trees forked", 128, "lz4", "16K"),
 ]
 # Arguments, and the words that the one line on standard error must contain.
