@@ -16,6 +16,7 @@ pub mod ledger;
 mod prefetch;
 pub mod ranges;
 pub mod refault;
+pub mod replacement;
 pub mod stats;
 pub mod sync;
 

@@ -39,25 +39,18 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 use zfolio_core::page::PAGE_BYTES;
+use zfolio_core::replacement;
+pub(crate) use zfolio_core::replacement::Queue;
 use zfolio_core::sync::Mutex;
 
 use crate::engine::Engine;
 use crate::folio::{Folio, Table};
 use crate::rank;
 
-/// Which queue a folio joins.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Queue {
-    /// Folios that came back soon, or came while there was room.
-    Main,
-    /// Folios brought in once.
-    Probation,
-}
-
 #[derive(Debug, Default)]
 struct Queues {
-    main: VecDeque<usize>,
-    probation: VecDeque<usize>,
+    /// Main and probation, and which of their folios goes out next.
+    resident: replacement::Queues,
     parked: Vec<usize>,
     /// Folios that are captured and not yet compressed, oldest first; entries may be stale.
     staged: VecDeque<usize>,
@@ -101,8 +94,7 @@ impl Replacement {
     /// all be stale, left by unmapped mappings.
     pub(crate) fn reserve(&self, folios: usize) {
         let mut queues = self.queues.lock();
-        queues.main.reserve(folios);
-        queues.probation.reserve(folios);
+        queues.resident.reserve(folios);
         queues.parked.reserve(folios);
     }
 
@@ -147,47 +139,32 @@ impl Replacement {
     }
 
     /// Drops the entries of main and probation for which `keep` returns false.
-    pub(crate) fn retain(&self, mut keep: impl FnMut(usize) -> bool) {
+    pub(crate) fn retain(&self, keep: impl FnMut(usize) -> bool) {
         let mut queues = self.queues.lock();
-        queues.main.retain(|address| keep(*address));
-        queues.probation.retain(|address| keep(*address));
-        self.main.store(queues.main.len(), Relaxed);
+        queues.resident.retain(keep);
+        self.main.store(queues.resident.main_len(), Relaxed);
     }
 
     /// Appends a folio to a queue, as the youngest.
     pub(crate) fn push(&self, address: usize, queue: Queue) {
         let mut queues = self.queues.lock();
-        match queue {
-            Queue::Main => queues.main.push_back(address),
-            Queue::Probation => queues.probation.push_back(address),
-        }
-        self.main.store(queues.main.len(), Relaxed);
+        queues.resident.push(address, queue);
+        self.main.store(queues.resident.main_len(), Relaxed);
     }
 
     /// Takes the folio that should go out next, and returns its queue too.
     pub(crate) fn pop(&self) -> Option<(usize, Queue)> {
         let mut queues = self.queues.lock();
-        if queues.probation.len() > self.share.load(Relaxed) || queues.main.is_empty() {
-            let address = queues.probation.pop_front()?;
-            return Some((address, Queue::Probation));
-        }
-        let address = queues.main.pop_front()?;
-        self.main.store(queues.main.len(), Relaxed);
-        Some((address, Queue::Main))
+        let next = queues.resident.pop(self.share.load(Relaxed));
+        self.main.store(queues.resident.main_len(), Relaxed);
+        next
     }
 
     /// Takes the oldest folio of `queue`, if that is the one at `address`.
     pub(crate) fn pop_if(&self, address: usize, queue: Queue) -> bool {
         let mut queues = self.queues.lock();
-        let queue = match queue {
-            Queue::Main => &mut queues.main,
-            Queue::Probation => &mut queues.probation,
-        };
-        let next = queue.front() == Some(&address);
-        if next {
-            queue.pop_front();
-            self.main.store(queues.main.len(), Relaxed);
-        }
+        let next = queues.resident.pop_if(address, queue);
+        self.main.store(queues.resident.main_len(), Relaxed);
         next
     }
 
@@ -201,8 +178,7 @@ impl Replacement {
 
     /// Whether a folio that was captured at `time` came back soon enough for `main`.
     pub(crate) fn came_back_soon(&self, time: u32) -> bool {
-        let since = self.captures.load(Relaxed).wrapping_sub(time);
-        (since as usize) < self.main.load(Relaxed)
+        replacement::came_back_soon(time, self.captures.load(Relaxed), self.main.load(Relaxed))
     }
 
     /// The time to note for `bytes` that are stored now, by the clock of refault distances.
@@ -218,15 +194,14 @@ impl Replacement {
 
     /// Entries of main and probation, stale ones included.
     pub(crate) fn len(&self) -> usize {
-        let queues = self.queues.lock();
-        queues.main.len() + queues.probation.len()
+        self.queues.lock().resident.len()
     }
 
     /// Bytes of the queues themselves.
     pub(crate) fn metadata_bytes(&self) -> usize {
         let queues = self.queues.lock();
-        let queued = queues.main.capacity() + queues.probation.capacity();
-        (queued + queues.parked.capacity() + queues.staged.capacity()) * size_of::<usize>()
+        (queues.resident.capacity() + queues.parked.capacity() + queues.staged.capacity())
+            * size_of::<usize>()
     }
 }
 
