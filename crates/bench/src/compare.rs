@@ -28,6 +28,7 @@ use crate::inline::{self, InlineJob};
 use crate::kernel::{self, Kernel};
 use crate::os;
 use crate::programs;
+use crate::replacement;
 use crate::usemem::Corpus;
 pub(crate) use arguments::Against;
 pub use arguments::BenchArgs;
@@ -53,6 +54,7 @@ pub fn bench(args: BenchArgs) -> ExitCode {
         What::Usemem(args) => compare(&args),
         What::Programs(args) => programs::programs(&args),
         What::Codecs(args) => codecs::codecs(&args),
+        What::Replacement(args) => replacement::replacement(&args),
     };
     let (line, status) = match outcome {
         Ok(true) => return ExitCode::SUCCESS,

@@ -8,6 +8,7 @@
 //! | [`compare`] | the same workload under the kernel's zram swap, under `zfolio run`, and inline |
 //! | `programs` | real programs with less memory than they need, under both |
 //! | `codecs` | each algorithm on units of that memory: ratio, speed, latency |
+//! | `replacement` | how often replacement policies miss, on recorded and generated accesses |
 //! | `kernel` | the kernel's side: a zram device, a memory cgroup and folio sizes, all restored at the end |
 //! | [`plot`] | points over two axes, as SVG; `zfolio suggest` draws with it too |
 //! | `watch` | one program, run to its end, with its memory as seen from outside |
@@ -27,6 +28,7 @@ pub mod mapping;
 mod os;
 pub mod plot;
 mod programs;
+mod replacement;
 pub mod report;
 mod scratch;
 pub mod usemem;

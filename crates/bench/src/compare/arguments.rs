@@ -10,6 +10,7 @@ use super::setting::Compression;
 use crate::codecs::{self, CodecsArgs};
 use crate::corpus::parse_size;
 use crate::programs::{self, ProgramsArgs};
+use crate::replacement::{self, ReplacementArgs};
 
 /// Arguments of `zfolio bench`.
 #[derive(Args, Debug)]
@@ -41,6 +42,9 @@ Examples:
     /// Compress units of the memory of real processes with each algorithm; recommend settings
     #[command(after_help = codecs::HELP)]
     Codecs(Box<CodecsArgs>),
+    /// Count what replacement policies miss, on the accesses of programs, beside the optimum
+    #[command(after_help = replacement::HELP)]
+    Replacement(Box<ReplacementArgs>),
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
