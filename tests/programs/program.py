@@ -89,13 +89,13 @@ def end(session):
 class Need:
     """The memory that a program needs: that of its largest process, since the limit applies to each process.
 
-    zfolio can compress private memory (`RssAnon`) only. Code, files and shared memory count in full, and how
-    much of them there is differs between two builds of one program: they are measured apart.
+    zfolio can compress private memory (`RssAnon`) only. Shared memory counts in full, and is measured apart. Pages of
+    files do not count.
     """
 
     def __init__(self):
-        # For each process: private memory and the rest at each look, and its peak.
-        self.looks, self.peaks = {}, {}
+        # For each process: private and shared memory at each look, its most pages of files, and its peak without those.
+        self.looks, self.files, self.peaks = {}, {}, {}
 
     def look(self, pid):
         """Records the present memory of a process, and its peak."""
@@ -104,14 +104,15 @@ class Need:
             return
         private, files, shared, peak = (int(rows.get(name, '0').split()[0]) << 10
                                         for name in ('RssAnon', 'RssFile', 'RssShmem', 'VmHWM'))
-        self.looks.setdefault(pid, []).append((private, files + shared))
-        self.peaks[pid] = peak
+        self.looks.setdefault(pid, []).append((private, shared))
+        self.files[pid] = max(files, self.files.get(pid, 0))
+        self.peaks[pid] = max(peak - self.files[pid], private + shared, self.peaks.get(pid, 0))
 
     def close(self, peak):
         """After the end. `peak` is the kernel's figure for the largest process, even one that no look found."""
         most = max(self.looks.values(), key=max, default=[(0, 0)])
-        self.peak = max([peak, *self.peaks.values()])
-        # Growth between two looks counts as private: code is loaded early, and stays.
+        self.peak = max([peak - max(self.files.values(), default=0), *self.peaks.values()])
+        # Growth between two looks counts as private.
         unseen = self.peak - max(map(sum, most))
         self.looks = [(private + unseen, fixed) for private, fixed in most]
         self.private, self.fixed = max(self.looks)
@@ -125,7 +126,7 @@ class Need:
         return limit >= LIMIT_MIN and self.fixed + self.private - limit >= PRESSED_MIN
 
     def __str__(self):
-        return f'{mib(self.peak)} ({mib(self.fixed)} of it code, files and shared)'
+        return f'{mib(self.peak)} ({mib(self.fixed)} of it shared)'
 
 
 class Ran:
@@ -174,14 +175,10 @@ def tail(path):
 
 
 def figures(path):
-    """The report of `zfolio run --stats`: its processes, and the peak of the largest.
-
-    The kernel's own figure, or what zfolio saw: a process that nobody waited for is in the second only.
-    """
+    """The report of `zfolio run --stats`: its processes, and the peak of the largest, without pages of files."""
     with open(path, encoding='utf-8') as file:
         told = json.load(file)
-    seen = [one['figures']['process_bytes_max'] for one in told['processes']]
-    return told['processes'], max([told['kernel_resident_bytes_max'], *seen])
+    return told['processes'], max([0, *(one['resident_bytes_max'] for one in told['processes'])])
 
 
 class NothingToDo(Failure):
