@@ -136,13 +136,22 @@ static inline uint64_t ballast_seed(struct ballast *b, size_t page) {
     return b->seed + ((uint64_t)b->generation[page] << 32) + page;
 }
 
-__attribute__((unused)) static void ballast_make(struct ballast *b, size_t bytes, uint64_t seed) {
+/* Fills it with a pause before each MiB. */
+__attribute__((unused)) static void ballast_make_slowly(struct ballast *b, size_t bytes, uint64_t seed,
+                                                        unsigned microseconds) {
     b->pages = bytes / PAGE;
     b->start = map_anonymous(bytes);
     b->seed = mix(seed);
     b->generation = calloc(b->pages, sizeof *b->generation);
     atomic_store(&b->stop, 0);
-    for (size_t page = 0; page < b->pages; page++) fill_page(b->start + page * PAGE, ballast_seed(b, page));
+    for (size_t page = 0; page < b->pages; page++) {
+        if (microseconds > 0 && page % (MIB / PAGE) == 0) usleep(microseconds);
+        fill_page(b->start + page * PAGE, ballast_seed(b, page));
+    }
+}
+
+__attribute__((unused)) static void ballast_make(struct ballast *b, size_t bytes, uint64_t seed) {
+    ballast_make_slowly(b, bytes, seed, 0);
 }
 
 __attribute__((unused)) static void ballast_verify(struct ballast *b, const char *who) {

@@ -120,6 +120,10 @@ static size_t status_bytes(const char *name) {
     return kib << 10;
 }
 
+static void file_is_right(const char *start, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += PAGE) CHECK(page_is(start + at, at), "page %zu of the file", at / PAGE);
+}
+
 /*
  * A file four times as large as the limit is mapped and read. Its pages must not push out anonymous memory; and once
  * nobody reads them, they go.
@@ -140,7 +144,7 @@ static void files(void) {
     ballast_make(&b, 2 * limit_bytes(), 1);
     size_t most = 0;
     for (int round = 0; round < 3; round++) {
-        for (size_t at = 0; at < bytes; at += PAGE) CHECK(page_is(read_only + at, at), "page %zu of the file", at / PAGE);
+        file_is_right(read_only, bytes);
         size_t file_bytes = status_bytes("RssFile");
         if (file_bytes > most) most = file_bytes;
         ballast_verify(&b, "file");
@@ -153,7 +157,7 @@ static void files(void) {
     size_t share = limit_bytes() / 4 > 32 * MIB ? limit_bytes() / 4 : 32 * MIB;
     for (double until = now() + 60; status_bytes("RssFile") > share + 16 * MIB; usleep(50000))
         CHECK(now() < until, "%zu MiB of files stay", status_bytes("RssFile") >> 20);
-    for (size_t at = 0; at < bytes; at += PAGE) CHECK(page_is(read_only + at, at), "page %zu of the file", at / PAGE);
+    file_is_right(read_only, bytes);
     ballast_verify(&b, "end");
 }
 

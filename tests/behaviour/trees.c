@@ -14,12 +14,12 @@ static size_t resident(void) {
     return strtoul(strchr(text, ' '), NULL, 10) * PAGE;
 }
 
-/* Lets the others go on. `usleep` waits for nothing in particular: all cases work at any speed. */
+/* Waits until the other processes have come so far. */
 static void until(atomic_int *step, int value) {
     while (atomic_load(step) < value) usleep(1000);
 }
 
-/* Verifies and rewrites all of it until this process has `bytes` resident. Without a limit it has at once. */
+/* Verifies and rewrites all of it until this process has `bytes` resident. Without a limit that is so at once. */
 static void churn_until_resident(struct ballast *b, size_t bytes) {
     uint64_t random = b->seed;
     do
@@ -29,18 +29,7 @@ static void churn_until_resident(struct ballast *b, size_t bytes) {
 
 /* As ballast_make, but no faster than 0.3 GB/s: on a busy machine no thread of zfolio runs in time for the first burst
  * of eight programs (`resident start` measures that). */
-static void make_slowly(struct ballast *b, size_t bytes, uint64_t seed) {
-    ballast_make(b, PAGE, seed);
-    CHECK(munmap(b->start, PAGE) == 0);
-    free(b->generation);
-    b->pages = bytes / PAGE;
-    b->start = map_anonymous(bytes);
-    b->generation = calloc(b->pages, sizeof *b->generation);
-    for (size_t page = 0; page < b->pages; page++) {
-        if (page % (MIB / PAGE) == 0) usleep(3000);
-        fill_page(b->start + page * PAGE, ballast_seed(b, page));
-    }
-}
+static void make_slowly(struct ballast *b, size_t bytes, uint64_t seed) { ballast_make_slowly(b, bytes, seed, 3000); }
 
 /* A program of its own: makes a third of the limit, and verifies it. */
 static int worker(int number) {

@@ -94,10 +94,10 @@ Examples:
   zfolio run --tree -- make -j8                 half of the memory for all processes together
 
 Children are managed too, each with the limit for itself. With --tree the program and all that it
-starts share the limit: memory goes to the processes that wait for it most. zfolio waits, passes signals on, and ends as
-the program ended: with its exit status, or by the same signal. Otherwise: 127 PROGRAM was not
-found; 126 it cannot be executed or managed (static, setuid, 32-bit, musl); 125 this machine can't
-('zfolio doctor' says why); 122 --strict ended the program; 2 a wrong argument.
+starts share the limit: memory goes to the processes that wait for it most. zfolio waits, passes
+signals on, and ends as the program ended: with its exit status, or by the same signal. Otherwise:
+127 PROGRAM was not found; 126 it cannot be executed or managed (static, setuid, 32-bit, musl); 125
+this machine can't ('zfolio doctor' says why); 122 --strict ended the program; 2 a wrong argument.
 
 Defaults may stand in the environment: ZFOLIO_LIMIT, ZFOLIO_ALGORITHM, ZFOLIO_UNIT, and
 ZFOLIO_TREE=1, ZFOLIO_STRICT=1, ZFOLIO_QUIET=1. An option given overrides them."

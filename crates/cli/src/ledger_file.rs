@@ -1,53 +1,35 @@
 //! The ledger of a run as a file: `/dev/shm/zfolio-UID/RUN.ledger`.
 
-use std::fs::{self, File};
-use std::io::Read as _;
+use std::fs;
 use std::path::Path;
 
-use zfolio_core::ledger::Ledger;
+use zfolio_core::ledger::{FILE_SUFFIX, Ledger};
 use zfolio_sys::shared;
 
 use crate::stats_file;
 
-const SUFFIX: &str = ".ledger";
-
-/// The name of the ledger of a run.
-fn name(run: u32) -> String {
-    format!("{run}{SUFFIX}")
-}
-
 /// Makes and maps the ledger of a run. `None`: there is no `/dev/shm`, or no right to make a file
 /// there.
 pub(crate) fn create(run: u32, total_bytes: u64) -> Option<&'static Ledger> {
-    let file = shared::create(&name(run), size_of::<Ledger>())?;
-    // SAFETY: `at` is null.
+    let file = shared::create(&Ledger::file_name(run.into()), size_of::<Ledger>())?;
+    // SAFETY: a ledger consists of atomics (`LEDGER-4`), and the file has its size.
     #[allow(unsafe_code, reason = "memory that other processes change, in this one place")]
-    let mapped = unsafe { shared::map(Some(&file), size_of::<Ledger>(), std::ptr::null_mut()) };
-    let ledger: *const Ledger = mapped.ok()?.cast_const().cast();
-    // SAFETY: a mapping of that size, page-aligned, which is never unmapped. The type consists of
-    // atomics, for which any bytes are valid (`LEDGER-4`), so other processes may change them.
-    #[allow(unsafe_code, reason = "memory that other processes change, in this one place")]
-    let ledger: &'static Ledger = unsafe { &*ledger };
+    let ledger: &Ledger = unsafe { shared::map_for_good(&file) }?;
     ledger.begin(run, total_bytes);
     Some(ledger)
 }
 
 /// Removes the ledger of a run.
 pub(crate) fn remove(run: u32) {
-    shared::remove(&name(run));
+    shared::remove(&Ledger::file_name(run.into()));
 }
 
 /// A copy of the ledger of `run`, if that has one.
 pub(crate) fn read(directory: &Path, run: u32) -> Option<Box<Ledger>> {
-    let mut file = File::open(directory.join(name(run))).ok()?;
-    let mut ledger = Box::<Ledger>::default();
-    let base: *mut Ledger = &raw mut *ledger;
-    // SAFETY: `base` is the one pointer to a `Ledger` that lives as long as `ledger`; `Ledger` is
-    // `repr(C)`, made of atomic integers without padding (asserted beside it), so any bytes are a
-    // valid value.
-    #[allow(unsafe_code, reason = "the bytes of a file become a structure, in this one place")]
-    let bytes = unsafe { std::slice::from_raw_parts_mut(base.cast::<u8>(), size_of::<Ledger>()) };
-    file.read_exact(bytes).ok()?;
+    let path = directory.join(Ledger::file_name(run.into()));
+    // SAFETY: `Ledger` is `repr(C)`, made of atomic integers without padding (asserted beside it).
+    #[allow(unsafe_code, reason = "the bytes of a file become a structure")]
+    let ledger: Box<Ledger> = unsafe { shared::read(&path) }.ok()?;
     ledger.is_whole().then_some(ledger)
 }
 
@@ -55,7 +37,7 @@ pub(crate) fn read(directory: &Path, run: u32) -> Option<Box<Ledger>> {
 pub(crate) fn sweep(directory: &Path) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let file_name = entry.file_name();
-        let run = file_name.to_str().and_then(|name| name.strip_suffix(SUFFIX)?.parse().ok());
+        let run = file_name.to_str().and_then(|name| name.strip_suffix(FILE_SUFFIX)?.parse().ok());
         let Some(run) = run.filter(|run| stats_file::start_ticks(*run).is_none()) else { continue };
         let is_used = read(directory, run).is_some_and(|ledger| {
             ledger.seats().any(|(_, seat)| {

@@ -14,13 +14,13 @@
 mod detail;
 mod elf;
 mod keep;
-mod keeper;
 mod proc;
 mod program;
 mod quota;
 mod report;
 mod settings;
 mod summary;
+mod supervisor;
 mod tree;
 mod watch;
 
@@ -46,9 +46,9 @@ use crate::ledger_file;
 use crate::requirements;
 use crate::stats_file;
 use keep::Keep;
-use keeper::Keeper;
 use program::Program;
 use settings::Settings;
+use supervisor::Supervisor;
 use tree::Tree;
 use watch::Watch;
 
@@ -90,10 +90,7 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
         }
     }
     let directory = directory.ok();
-    if let Some(directory) = &directory {
-        ledger_file::sweep(directory);
-    }
-    let keeper = keeper(&mut settings);
+    let supervisor = supervisor(&mut settings, directory.as_deref());
 
     let environment = environment(&settings, &preload)?;
     let since = stats_file::start_ticks(std::process::id()).unwrap_or(0);
@@ -101,7 +98,7 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
     let onlooker = Onlooker { library, directory: directory.clone() };
     let watch = Watch::new(!settings.quiet, arguments.progress);
     let kills = allowance::oom_kills();
-    let watchers = Watchers { keep: Keep::new(), keeper, watch };
+    let watchers = Watchers { keep: Keep::new(), supervisor, watch };
     let (pid, end, tree, watchers) = follow(&program, &environment, onlooker, watchers)?;
     let files = directory
         .map(|directory| stats_file::take_run(&directory, std::process::id(), since))
@@ -114,7 +111,7 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
         end,
         files: &files,
         tree: &tree,
-        sum_bytes_max: watchers.keeper.as_ref().map(Keeper::sum_bytes_max),
+        sum_bytes_max: watchers.supervisor.as_ref().map(Supervisor::sum_bytes_max),
         out_of_memory: kills < allowance::oom_kills(),
     };
     if !settings.quiet {
@@ -139,12 +136,13 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
 }
 
 /// Begins the ledger of a tree that shares the limit. If that cannot be made, each process has the limit for itself.
-fn keeper(settings: &mut Settings) -> Option<Keeper> {
+fn supervisor(settings: &mut Settings, directory: Option<&Path>) -> Option<Supervisor> {
     if !settings.tree {
         return None;
     }
-    let keeper = Keeper::new(settings.limit_bytes);
-    if keeper.is_none() {
+    directory.into_iter().for_each(ledger_file::sweep);
+    let supervisor = Supervisor::new(settings.limit_bytes);
+    if supervisor.is_none() {
         settings.tree = false;
         if !settings.quiet {
             eprintln!(
@@ -152,7 +150,7 @@ fn keeper(settings: &mut Settings) -> Option<Keeper> {
             );
         }
     }
-    keeper
+    supervisor
 }
 
 /// Opens the file of `--stats` before the program runs, so that a wrong name is reported first.
@@ -284,23 +282,23 @@ fn follow(
 /// All that looks at the processes now and then.
 struct Watchers {
     keep: Keep,
-    keeper: Option<Keeper>,
+    supervisor: Option<Supervisor>,
     watch: Watch,
 }
 
 impl Watchers {
     /// The time until the next look.
     fn rest(&self, tree: &Tree) -> Duration {
-        let keeper = self.keeper.as_ref().map_or(Duration::MAX, Keeper::rest);
-        tree.rest().min(keeper)
+        let supervisor = self.supervisor.as_ref().map_or(Duration::MAX, Supervisor::rest);
+        tree.rest().min(supervisor)
     }
 
     /// Looks at the processes, and prints what is due.
     fn look(&mut self, tree: &mut Tree) {
         self.keep.look();
         tree.look_if_due();
-        if let Some(keeper) = &mut self.keeper {
-            keeper.look_if_due(tree);
+        if let Some(supervisor) = &mut self.supervisor {
+            supervisor.look_if_due(tree);
         }
         self.watch.look_if_due(tree);
     }

@@ -22,7 +22,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::time::Duration;
 
 use zfolio_core::stats::{STATS_MAGIC, Stats};
-use zfolio_sys::clock;
+use zfolio_sys::{clock, shared};
 
 /// The parent of the directories of all users.
 const SHARED_MEMORY: &str = "/dev/shm";
@@ -146,16 +146,12 @@ impl StatsFile {
 
 /// Reads the bytes of a [`Stats`].
 fn read_stats(path: &Path) -> io::Result<Box<Stats>> {
-    let mut file = File::open(path)?;
-    let mut stats = Box::new(Stats::default());
-    let base: *mut Stats = &raw mut *stats;
-    // SAFETY: `base` is the one pointer to a `Stats` that lives as long as `stats`; `Stats` is
-    // `repr(C)` and made of atomic integers only, eight-byte words and pairs of four and arrays of
+    // SAFETY: `Stats` is `repr(C)` and made of atomic integers only, eight-byte words and pairs of four and arrays of
     // bytes in multiples of eight, so it has no padding and any bytes are a valid value.
-    #[allow(unsafe_code, reason = "the bytes of a file become a structure, in this one place")]
-    let bytes = unsafe { std::slice::from_raw_parts_mut(base.cast::<u8>(), size_of::<Stats>()) };
-    file.read_exact(bytes)?;
-    Ok(stats)
+    #[allow(unsafe_code, reason = "the bytes of a file become a structure")]
+    unsafe {
+        shared::read(path)
+    }
 }
 
 /// Whether a file with another layout has the header of a process whose run is alive. The header is

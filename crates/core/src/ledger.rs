@@ -59,6 +59,9 @@ pub(crate) const SLOTS: usize = 3;
 /// "zledger\1" as a little-endian word. The last byte is the version of the layout.
 pub const LEDGER_MAGIC: u64 = u64::from_le_bytes(*b"zledger\x01");
 
+/// How the names of the files end that hold ledgers.
+pub const FILE_SUFFIX: &str = ".ledger";
+
 /// What a process takes at its start: a 64th of the total, within these bounds.
 const FIRST_SHARE: u64 = 64;
 const FIRST_BYTES_MIN: u64 = 4 << 20;
@@ -168,11 +171,19 @@ impl fmt::Debug for Ledger {
     }
 }
 
-fn signed(bytes: u64) -> i64 {
+/// A size as a number that may be subtracted from.
+#[must_use]
+pub fn signed(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
 impl Ledger {
+    /// The name of the file in which a run's processes share a ledger.
+    #[must_use]
+    pub fn file_name(run: u64) -> String {
+        format!("{run}{FILE_SUFFIX}")
+    }
+
     /// Begins a ledger of zeros: all of `total_bytes` is free.
     pub fn begin(&self, run: u32, total_bytes: u64) {
         self.bytes.store(u32::try_from(size_of::<Ledger>()).expect("64 KiB"), Relaxed);
@@ -288,8 +299,8 @@ impl Ledger {
         seat.slot.owner.store(0, Release);
     }
 
-    /// What is neither free nor in a share. Above 0 while somebody takes or gives; for good if he
-    /// was killed at it (`LEDGER-2`).
+    /// What is neither free nor in a share. Above 0 while a process takes or gives; it stays so if the
+    /// process was killed meanwhile (`LEDGER-2`).
     #[must_use]
     pub fn missing_bytes(&self) -> i64 {
         let shares: u64 = self.slots.iter().map(|slot| slot.share_bytes.load(Relaxed)).sum();

@@ -16,7 +16,7 @@ use crate::refault::{Measured, Refaults};
 mod figures;
 mod histogram;
 
-pub use figures::{Figures, Inheritance, Snapshot, add, raise, subtract};
+pub use figures::{Figures, Inheritance, Snapshot, add, raise, set, subtract};
 pub use histogram::{BUCKETS, Histogram};
 
 /// "zfolio\0\1" as a little-endian word, which a reader checks first. It identifies the header, which is the same

@@ -19,9 +19,9 @@ mod share;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 
-use zfolio_core::ledger::Member;
+use zfolio_core::ledger::{Member, signed};
 use zfolio_core::page::PAGE_BYTES;
-use zfolio_core::stats::{Figures, Stats, add, raise, subtract};
+use zfolio_core::stats::{Figures, Stats, add, raise, set, subtract};
 
 use crate::config::Config;
 use crate::engine::{Engine, StatsHome};
@@ -261,7 +261,6 @@ impl Engine {
         if !self.config().whole_process || process == 0 {
             return;
         }
-        let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
         let uncounted = signed(process) - signed(self.counted_bytes());
         self.charge.uncounted_bytes.store(uncounted, Relaxed);
         self.figures().unmanaged_bytes.store(self.charge.unmanaged_bytes(), Relaxed);
@@ -275,13 +274,10 @@ impl Engine {
         let pool = self.store.pool_stats();
         let pool_bytes = pool.pages_used * PAGE_BYTES as u64;
         let resident = self.charge.resident_bytes();
-        figures.process_bytes.store(process, Relaxed);
-        raise(&figures.process_bytes_max, process);
-        figures.resident_bytes.store(resident, Relaxed);
-        raise(&figures.resident_bytes_max, resident);
+        set(&figures.process_bytes, &figures.process_bytes_max, process);
+        set(&figures.resident_bytes, &figures.resident_bytes_max, resident);
         figures.staged_bytes.store(self.mover.bytes_used() as u64, Relaxed);
-        figures.pool_bytes.store(pool_bytes, Relaxed);
-        raise(&figures.pool_bytes_max, pool_bytes);
+        set(&figures.pool_bytes, &figures.pool_bytes_max, pool_bytes);
         figures.copies.store(self.copies.count() as u64, Relaxed);
         figures.pages_compacted.store(pool.pages_compacted, Relaxed);
         let tables = self.charge.tables_bytes.load(Relaxed);
@@ -289,8 +285,7 @@ impl Engine {
         // A resident unit that also has a copy in the store counts once.
         let stored = figures.demand_stored_bytes.load(Relaxed);
         let demand = resident + stored + self.charge.unmanaged_bytes();
-        figures.demand_bytes.store(demand, Relaxed);
-        raise(&figures.demand_bytes_max, demand);
+        set(&figures.demand_bytes, &figures.demand_bytes_max, demand);
         demand
     }
 

@@ -141,7 +141,7 @@ impl Engine {
         let scratch = if geometry.units() > 1 { ground.cpus + 2 } else { 1 };
         let mover = Mover::new(ground.system, slots, scratch, geometry)
             .map_err(|errno| Error::Memory { what: "staging area", errno })?;
-        let replacement = Replacement::new(charge.probation_folios());
+        let replacement = Replacement::new();
         // Twice as many as slots, for stale entries.
         replacement.reserve_staged(2 * slots);
         Ok(Engine {
@@ -198,6 +198,22 @@ impl Engine {
             self.charge.stats.tell_classes(&classes);
             stats.classes_told.store(asked, Release);
         }
+    }
+}
+
+#[cfg(test)]
+impl Engine {
+    /// An inline engine with units of 16 KiB. [`Mode::check`] must have passed.
+    pub(crate) fn inline_for_test(limit_bytes: u64) -> Engine {
+        let config = Config {
+            limit_bytes,
+            params: "lz4".parse().expect("an algorithm"),
+            unit: zfolio_core::page::UnitOrder::from_bytes(16 << 10).expect("a unit"),
+            mode: Mode::Inline,
+            whole_process: false,
+            strict: false,
+        };
+        Engine::new(config, Box::new(Box::<Stats>::default())).expect("Mode::check has passed")
     }
 }
 

@@ -160,7 +160,8 @@ impl Engine {
         }
         let mut tries = CAPTURE_TRIES.min(self.replacement.len());
         while tries > 0 {
-            let Some((base, queue)) = self.replacement.pop() else { break };
+            let next = self.replacement.pop(self.charge.probation_folios());
+            let Some((base, queue)) = next else { break };
             let folio = match self.catch(table, base, queue) {
                 Ok(folio) => folio,
                 // A stale entry: it left the queue, and does not count as a try.
@@ -428,11 +429,9 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
-    use zfolio_core::page::UnitOrder;
-    use zfolio_core::stats::Stats;
     use zfolio_sys::map::Reservation;
 
-    use crate::config::{Config, Mode};
+    use crate::config::Mode;
     use crate::engine::Engine;
 
     /// Goal: a limit that is passed by far is held again, even if every slot has pages at that
@@ -444,15 +443,7 @@ mod tests {
         if let Err(why) = Mode::Inline.check() {
             return eprintln!("SKIPPED: {why}");
         }
-        let config = Config {
-            limit_bytes: 8 << 20,
-            params: "lz4".parse().unwrap(),
-            unit: UnitOrder::from_bytes(16 << 10).unwrap(),
-            mode: Mode::Inline,
-            whole_process: false,
-            strict: false,
-        };
-        let engine = Engine::new(config, Box::new(Box::<Stats>::default())).unwrap();
+        let engine = Engine::inline_for_test(8 << 20);
         let slots: Vec<_> =
             (0..engine.mover.slots()).map(|_| engine.mover.take_scratch().unwrap()).collect();
         slots.into_iter().for_each(|slot| engine.mover.give_free(slot));

@@ -60,8 +60,6 @@ struct Queues {
 #[derive(Debug)]
 pub(crate) struct Replacement {
     queues: Mutex<{ rank::RESIDENT }, Queues>,
-    /// Folios that probation may hold; with more of them, reclaim takes from probation first.
-    share: AtomicUsize,
     /// The length of the main queue, readable without the lock.
     main: AtomicUsize,
     /// The length of the staged queue, readable without the lock.
@@ -73,21 +71,15 @@ pub(crate) struct Replacement {
 }
 
 impl Replacement {
-    /// Empty queues; probation may hold `share` folios.
-    pub(crate) fn new(share: usize) -> Replacement {
+    /// Empty queues.
+    pub(crate) fn new() -> Replacement {
         Replacement {
             queues: Mutex::new(Queues::default()),
-            share: AtomicUsize::new(share),
             main: AtomicUsize::new(0),
             staged: AtomicUsize::new(0),
             captures: AtomicU32::new(0),
             pages_left: AtomicU32::new(0),
         }
-    }
-
-    /// Sets how many folios probation may hold.
-    pub(crate) fn set_share(&self, share: usize) {
-        self.share.store(share, Relaxed);
     }
 
     /// Makes room for `folios` more entries in each queue: the entries that a queue has already may
@@ -152,10 +144,11 @@ impl Replacement {
         self.main.store(queues.resident.main_len(), Relaxed);
     }
 
-    /// Takes the folio that should go out next, and returns its queue too.
-    pub(crate) fn pop(&self) -> Option<(usize, Queue)> {
+    /// Takes the folio that should go out next, and returns its queue too. With more than `share` folios
+    /// in probation, that is one of these.
+    pub(crate) fn pop(&self, share: usize) -> Option<(usize, Queue)> {
         let mut queues = self.queues.lock();
-        let next = queues.resident.pop(self.share.load(Relaxed));
+        let next = queues.resident.pop(share);
         self.main.store(queues.resident.main_len(), Relaxed);
         next
     }
@@ -277,12 +270,12 @@ mod tests {
     /// Goal: a scan through probation leaves main alone.
     #[test]
     fn a_scan_pushes_out_nothing_but_itself() {
-        let resident = Replacement::new(2);
+        let resident = Replacement::new();
         (0..4).for_each(|unit| resident.push(unit, Queue::Main));
         for unit in 100..200 {
             resident.push(unit, Queue::Probation);
             if unit >= 102 {
-                assert_eq!(resident.pop(), Some((unit - 2, Queue::Probation)));
+                assert_eq!(resident.pop(2), Some((unit - 2, Queue::Probation)));
             }
         }
         assert_eq!(resident.len(), 6);
@@ -290,19 +283,19 @@ mod tests {
 
     #[test]
     fn main_goes_once_probation_is_within_its_share() {
-        let resident = Replacement::new(1);
+        let resident = Replacement::new();
         resident.push(1, Queue::Main);
         resident.push(2, Queue::Probation);
-        assert_eq!(resident.pop(), Some((1, Queue::Main)));
-        assert_eq!(resident.pop(), Some((2, Queue::Probation)));
-        assert_eq!(resident.pop(), None);
+        assert_eq!(resident.pop(1), Some((1, Queue::Main)));
+        assert_eq!(resident.pop(1), Some((2, Queue::Probation)));
+        assert_eq!(resident.pop(1), None);
     }
 
     /// Goal: a folio joins main if, since its capture, fewer folios than main holds were captured
     /// from probation.
     #[test]
     fn soon_is_measured_in_captures() {
-        let resident = Replacement::new(0);
+        let resident = Replacement::new();
         (0..3).for_each(|unit| resident.push(unit, Queue::Main));
         let time = resident.capture_time(Queue::Probation);
         assert!(resident.came_back_soon(time));
@@ -315,7 +308,7 @@ mod tests {
     /// store. Method: the clock wraps in between.
     #[test]
     fn distance_is_what_left_since() {
-        let resident = Replacement::new(0);
+        let resident = Replacement::new();
         resident.pages_left.store(u32::MAX - 20, super::Relaxed);
         let time = resident.leave(64 << 10);
         assert_eq!(resident.distance_bytes(time), 0);
@@ -326,11 +319,11 @@ mod tests {
 
     #[test]
     fn what_is_not_wanted_leaves_both_queues() {
-        let resident = Replacement::new(0);
+        let resident = Replacement::new();
         (0..10).for_each(|unit| resident.push(unit, Queue::Main));
         (10..20).for_each(|unit| resident.push(unit, Queue::Probation));
         resident.retain(|unit| unit % 5 == 0);
-        let mut left: Vec<usize> = std::iter::from_fn(|| Some(resident.pop()?.0)).collect();
+        let mut left: Vec<usize> = std::iter::from_fn(|| Some(resident.pop(0)?.0)).collect();
         left.sort_unstable();
         assert_eq!(left, [0, 5, 10, 15]);
     }

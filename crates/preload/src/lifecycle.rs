@@ -16,6 +16,7 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
+use zfolio_core::stats::set;
 use zfolio_pager::{Engine, fatal};
 use zfolio_sys::errno_text::ErrnoText;
 use zfolio_sys::process::Resident;
@@ -207,10 +208,8 @@ fn watch(settings: &Settings, enough: impl Fn(u64) -> bool) {
         if let Some(page) = statistics::page() {
             let figures = &page.figures;
             figures.limit_bytes.store(limit, Ordering::Relaxed);
-            figures.process_bytes.store(resident, Ordering::Relaxed);
-            zfolio_core::stats::raise(&figures.process_bytes_max, resident);
-            figures.file_bytes.store(file_bytes, Ordering::Relaxed);
-            zfolio_core::stats::raise(&figures.file_bytes_max, file_bytes);
+            set(&figures.process_bytes, &figures.process_bytes_max, resident);
+            set(&figures.file_bytes, &figures.file_bytes_max, file_bytes);
         }
         if resident + ahead >= limit || enough(resident) {
             return;

@@ -21,13 +21,6 @@ pub(crate) struct Settings {
     pub(crate) tree: bool,
 }
 
-impl Settings {
-    /// Whether the limit is that of all processes of the run together.
-    pub(crate) fn is_tree(&self) -> bool {
-        self.run != 0 && self.tree && self.follow_per_mille == 0
-    }
-}
-
 /// Reads the environment, once.
 pub(crate) fn read() {
     SETTINGS.get_or_init(from_environment);
@@ -58,12 +51,11 @@ fn from_environment() -> Option<Settings> {
         whole_process: true,
         strict: text("ZFOLIO_STRICT").is_some_and(|value| value == "1"),
     };
-    Some(Settings {
-        config,
-        run: number("ZFOLIO_RUN").unwrap_or(0),
-        follow_per_mille: number("ZFOLIO_FOLLOW").unwrap_or(0).min(1000),
-        tree: text("ZFOLIO_TREE").is_some_and(|value| value == "1"),
-    })
+    let run = number("ZFOLIO_RUN").unwrap_or(0);
+    let follow_per_mille = number("ZFOLIO_FOLLOW").unwrap_or(0).min(1000);
+    let is_asked_for = text("ZFOLIO_TREE").is_some_and(|value| value == "1");
+    let tree = is_asked_for && run != 0 && follow_per_mille == 0;
+    Some(Settings { config, run, follow_per_mille, tree })
 }
 
 /// Whether `LD_PRELOAD` contains a library of Valgrind.

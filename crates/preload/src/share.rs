@@ -62,14 +62,14 @@ fn owner() -> Owner {
 
 /// Maps the ledger, and takes a slot.
 pub(crate) fn open(settings: &Settings) {
-    if !settings.is_tree() || MEMBER.get().is_some() {
+    if !settings.tree || MEMBER.get().is_some() {
         return;
     }
     match enter(settings) {
         Some(member) => {
             MEMBER.set(member).ok();
         }
-        // What a run has left behind has nobody to share with.
+        // The run has ended before this process: there is nobody to share with.
         None if !process::exists(settings.run) => {}
         None => fatal::tell_here(format_args!(
             "the ledger of the run cannot be used here: this process has the whole limit for itself"
@@ -78,20 +78,16 @@ pub(crate) fn open(settings: &Settings) {
 }
 
 fn enter(settings: &Settings) -> Option<Member> {
-    let file = shared::open(&format!("{}.ledger", settings.run), size_of::<Ledger>())?;
-    // SAFETY: `at` is null.
-    let mapped = unsafe { shared::map(Some(&file), size_of::<Ledger>(), std::ptr::null_mut()) };
-    let ledger: *const Ledger = mapped.ok()?.cast_const().cast();
-    // SAFETY: a mapping of that size, page-aligned, which is never unmapped. The type consists of
-    // atomics, for which any bytes are valid (`LEDGER-4`), so other processes may change them.
-    let ledger: &'static Ledger = unsafe { &*ledger };
+    let file = shared::open(&Ledger::file_name(settings.run), size_of::<Ledger>())?;
+    // SAFETY: a ledger consists of atomics (`LEDGER-4`), and open() has checked the size.
+    let ledger: &Ledger = unsafe { shared::map_for_good(&file) }?;
     let same = ledger.is_whole() && u64::from(ledger.run()) == settings.run;
     if same { Member::new(ledger, owner()) } else { None }
 }
 
 /// In a child of `fork`: takes a slot in place of the parent's.
 pub(crate) fn start_over() {
-    let Some(member) = MEMBER.get().filter(|member| member.seat().is_some()) else { return };
+    let Some(member) = member() else { return };
     let resident = process::ResidentMeter::new().read().unwrap_or_default();
     if !member.enter(owner(), resident.memory_bytes) {
         fatal::tell_here(format_args!(

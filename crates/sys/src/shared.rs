@@ -1,7 +1,10 @@
 //! Files in `/dev/shm/zfolio-UID` that one process maps and others read.
 
 use std::ffi::{CString, c_void};
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
@@ -114,6 +117,41 @@ pub unsafe fn map(
             rustix::mm::mmap_anonymous(at, bytes, protection, MapFlags::PRIVATE | fixed)
         },
     }
+}
+
+/// Maps a file of [`create`] or [`open`] as a `T`, for the rest of the process's life. `None`: `mmap` fails.
+///
+/// # Safety
+///
+/// `T` consists of atomic integers, for which any bytes are valid; so other processes may change them. The file has
+/// `size_of::<T>()` bytes or more.
+#[must_use]
+pub unsafe fn map_for_good<T>(file: &OwnedFd) -> Option<&'static T> {
+    // SAFETY: `at` is null.
+    let mapped = unsafe { map(Some(file), size_of::<T>(), std::ptr::null_mut()) };
+    let base: *const T = mapped.ok()?.cast_const().cast();
+    // SAFETY: a mapping of that size, page-aligned, which is never unmapped; the rest is the caller's contract.
+    Some(unsafe { &*base })
+}
+
+/// Reads the first bytes of a file as a `T`.
+///
+/// # Errors
+///
+/// Those of `open` and `read`; the file is shorter than a `T`.
+///
+/// # Safety
+///
+/// Any bytes are a valid `T`, and a `T` has no padding.
+pub unsafe fn read<T: Default>(path: &Path) -> io::Result<Box<T>> {
+    let mut file = File::open(path)?;
+    let mut value = Box::<T>::default();
+    let base: *mut T = &raw mut *value;
+    // SAFETY: `base` is the one pointer to a `T` that lives as long as `value`; its bytes are initialised, since it has
+    // no padding, and may become any others (the caller's contract).
+    let bytes = unsafe { std::slice::from_raw_parts_mut(base.cast::<u8>(), size_of::<T>()) };
+    file.read_exact(bytes)?;
+    Ok(value)
 }
 
 /// Unmaps what [`map`] mapped.

@@ -3,8 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// A limit is a whole number of these.
-const PAGE_BYTES: u64 = 4096;
+use zfolio_core::page::PAGE_BYTES;
 
 /// A part of a program's need: more than nothing, and at most all of it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -21,7 +20,7 @@ impl Share {
     pub(crate) fn limit_bytes(self, need_bytes: u64) -> u64 {
         let exact = u128::from(need_bytes) * u128::from(self.thousandths) / 1000;
         let bytes = u64::try_from(exact).expect("a share of a u64 is a u64");
-        bytes / PAGE_BYTES * PAGE_BYTES
+        bytes & !(PAGE_BYTES as u64 - 1)
     }
 
     /// The share as a number between 0 and 1.

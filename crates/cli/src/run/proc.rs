@@ -65,23 +65,39 @@ pub(super) fn stat(pid: u32) -> Option<Stat> {
     parse_stat(&read(pid, "stat")?)
 }
 
+/// The fields of `/proc/PID/stat` after the name.
+struct Fields<'t>(Vec<&'t str>);
+
+impl<'t> Fields<'t> {
+    fn of(text: &'t str) -> Option<Fields<'t>> {
+        // The name, in parentheses, may contain anything; it ends at the last closing one.
+        let fields = text.get(text.rfind(')')? + 1..)?.split_ascii_whitespace();
+        Some(Fields(fields.collect()))
+    }
+
+    /// The field with this number in `proc(5)`: the first after the name is 3, the state.
+    fn number(&self, number: usize) -> Option<u64> {
+        self.0.get(number - 3)?.parse().ok()
+    }
+
+    /// Whether the first thread has ended.
+    fn is_over(&self) -> bool {
+        self.0.first().is_none_or(|state| matches!(*state, "Z" | "X"))
+    }
+}
+
 /// Whether a process that started then has threads left. Its first thread may have ended before the others.
 pub(super) fn is_alive(pid: u32, start_ticks: u64) -> bool {
-    let Some(text) = read(pid, "stat") else { return false };
-    let fields: Vec<&str> =
-        text[text.rfind(')').map_or(0, |at| at + 1)..].split_ascii_whitespace().collect();
-    // The first of these fields is number 3, the state.
-    let field = |number: usize| fields.get(number - 3).copied().unwrap_or("");
-    let is_same = start_ticks == 0 || field(22).parse() == Ok(start_ticks);
-    is_same
-        && (!matches!(field(3), "Z" | "X")
-            || field(20).parse::<u64>().is_ok_and(|threads| threads > 1))
+    let text = read(pid, "stat").unwrap_or_default();
+    let Some(fields) = Fields::of(&text) else { return false };
+    let is_same = start_ticks == 0 || fields.number(22) == Some(start_ticks);
+    is_same && (!fields.is_over() || fields.number(20).is_some_and(|threads| threads > 1))
 }
 
 /// The parent of a process.
 pub(super) fn parent(pid: u32) -> Option<u32> {
     let text = read(pid, "stat")?;
-    text.get(text.rfind(')')? + 1..)?.split_ascii_whitespace().nth(1)?.parse().ok()
+    u32::try_from(Fields::of(&text)?.number(4)?).ok()
 }
 
 /// The anonymous pages of a process, by who else has them.
@@ -101,32 +117,25 @@ pub(super) fn pages(pid: u32) -> Option<Pages> {
 }
 
 fn parse_pages(text: &str) -> Option<Pages> {
-    let bytes = |name: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-        line.trim().strip_suffix("kB")?.trim().parse().ok().map(kib)
-    };
     Some(Pages {
-        resident_bytes: bytes("Anonymous")?,
-        // Private pages of files are clean, but for those that are anonymous by then.
-        private_bytes: bytes("Private_Dirty")?.min(bytes("Anonymous")?),
-        proportional_bytes: bytes("Pss_Anon")?,
+        resident_bytes: bytes(text, "Anonymous")?,
+        // Private pages of files are clean; one that was written to is anonymous.
+        private_bytes: bytes(text, "Private_Dirty")?.min(bytes(text, "Anonymous")?),
+        proportional_bytes: bytes(text, "Pss_Anon")?,
     })
 }
 
 fn parse_stat(text: &str) -> Option<Stat> {
-    // The name, in parentheses, may contain anything; it ends at the last closing one.
     let (open, close) = (text.find('(')?, text.rfind(')')?);
-    let fields: Vec<&str> = text.get(close + 1..)?.split_ascii_whitespace().collect();
-    // The first of these fields is number 3, the state.
-    let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
-    if matches!(*fields.first()?, "Z" | "X") {
+    let fields = Fields::of(text)?;
+    if fields.is_over() {
         return None;
     }
     Some(Stat {
         command: text.get(open + 1..close)?.to_owned(),
-        cpu_ns: (field(14)? + field(15)?) * TICK_NS,
-        threads: field(20)?,
-        start_ticks: field(22)?,
+        cpu_ns: (fields.number(14)? + fields.number(15)?) * TICK_NS,
+        threads: fields.number(20)?,
+        start_ticks: fields.number(22)?,
     })
 }
 
@@ -137,16 +146,12 @@ pub(super) fn memory(pid: u32) -> Option<Memory> {
 }
 
 fn parse_memory(text: &str) -> Option<Memory> {
-    let line = |name: &str| {
-        let mut lines = text.lines();
-        lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
-    };
-    let bytes = |name: &str| line(name)?.strip_suffix("kB")?.trim().parse().ok().map(kib);
+    let line = |name: &str| line(text, name);
     Some(Memory {
-        peak_bytes: bytes("VmHWM")?,
-        anonymous_bytes: bytes("RssAnon").unwrap_or(0),
-        file_bytes: bytes("RssFile").unwrap_or(0),
-        shared_bytes: bytes("RssShmem").unwrap_or(0),
+        peak_bytes: bytes(text, "VmHWM")?,
+        anonymous_bytes: bytes(text, "RssAnon").unwrap_or(0),
+        file_bytes: bytes(text, "RssFile").unwrap_or(0),
+        shared_bytes: bytes(text, "RssShmem").unwrap_or(0),
         // Real, effective, saved, of the file system.
         uid: line("Uid")?.split_ascii_whitespace().nth(1)?.parse().ok()?,
         // One for each namespace, the innermost last.
@@ -154,8 +159,16 @@ fn parse_memory(text: &str) -> Option<Memory> {
     })
 }
 
-fn kib(number: u64) -> u64 {
-    number.saturating_mul(1024)
+/// What stands after `name:` in a file of such lines.
+fn line<'t>(text: &'t str, name: &str) -> Option<&'t str> {
+    let mut lines = text.lines();
+    lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+}
+
+/// A size in such a file, where it is in KiB.
+fn bytes(text: &str, name: &str) -> Option<u64> {
+    let number: u64 = line(text, name)?.strip_suffix("kB")?.trim().parse().ok()?;
+    Some(number.saturating_mul(1024))
 }
 
 /// The children of all threads of a process.

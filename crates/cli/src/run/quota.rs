@@ -1,11 +1,13 @@
-//! Who gives way: the targets of the processes of a tree. Pure; `keeper` says what there is, and
-//! sets the targets.
+//! Which process of a tree gives memory to the others. Pure: the supervisor passes the state of the
+//! processes in, and sets the targets that come out.
 //!
 //! Memory goes to the process that waits most per byte of its share, a step at a time. A process
 //! gets its next target when it has reached the last one, so each step has its effect before the
 //! next is judged.
 
 use std::collections::BTreeMap;
+
+use zfolio_core::ledger::signed;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -192,8 +194,8 @@ impl Quota {
         }
     }
 
-    /// Lowers targets by `short` bytes together, as far as there is something to give. `urgent`:
-    /// less than the reserve is free, so that one gives who needs as much as the others.
+    /// Lowers targets by `short` bytes in all, as far as processes have something to give. `urgent`:
+    /// less than the reserve is free, so a process gives even if it waits as much as the others.
     fn lower(
         &mut self,
         state: State,
@@ -235,10 +237,6 @@ impl Quota {
             set(index, Some(target));
         }
     }
-}
-
-fn signed(bytes: u64) -> i64 {
-    i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

@@ -236,6 +236,12 @@ pub fn raise(figure: &AtomicU64, value: u64) {
     figure.fetch_max(value, Relaxed);
 }
 
+/// Sets a gauge, and raises its `_max`.
+pub fn set(gauge: &AtomicU64, max: &AtomicU64, value: u64) {
+    gauge.store(value, Relaxed);
+    raise(max, value);
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::Stats;

@@ -18,7 +18,7 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use zfolio_core::stats::{add, raise};
+use zfolio_core::stats::{add, set};
 use zfolio_sys::maps::FileMapping;
 
 use crate::engine::Engine;
@@ -105,7 +105,8 @@ impl Engine {
     pub(crate) fn page_out_files(&self) {
         let files = &self.charge.file_pages;
         let share = (self.limit_bytes() / SHARE).max(SHARE_BYTES_MIN);
-        let before = self.file_bytes();
+        // As of the sample that was just taken.
+        let before = self.figures().file_bytes.load(Relaxed);
         let wanted = files.pace.due(self.now_ns(), before, share);
         if wanted == 0 {
             return;
@@ -150,8 +151,7 @@ impl Engine {
 
     /// Sets the gauges of pages of files.
     pub(crate) fn set_file_bytes(&self, bytes: u64) {
-        self.figures().file_bytes.store(bytes, Relaxed);
-        raise(&self.figures().file_bytes_max, bytes);
+        set(&self.figures().file_bytes, &self.figures().file_bytes_max, bytes);
     }
 }
 

@@ -49,7 +49,6 @@ impl Engine {
             }
             None => {}
         }
-        self.replacement.set_share(self.charge.probation_folios());
     }
 
     /// Takes more from the ledger, so that `bytes` fit below the limit. False: so much is not to be
@@ -93,11 +92,9 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use zfolio_core::ledger::{Ledger, Member, Owner};
-    use zfolio_core::page::UnitOrder;
-    use zfolio_core::stats::Stats;
     use zfolio_sys::map::Reservation;
 
-    use crate::config::{Config, Mode};
+    use crate::config::Mode;
     use crate::engine::Engine;
 
     const MIB: u64 = 1 << 20;
@@ -119,15 +116,7 @@ mod tests {
         let ledger: &Ledger = Box::leak(Box::default());
         ledger.begin(1, 64 * MIB);
         let (ours, other) = (member(ledger, 1), member(ledger, 2).seat().unwrap());
-        let config = Config {
-            limit_bytes: 64 * MIB,
-            params: "lz4".parse().unwrap(),
-            unit: UnitOrder::from_bytes(16 << 10).unwrap(),
-            mode: Mode::Inline,
-            whole_process: false,
-            strict: false,
-        };
-        let engine = Engine::new(config, Box::new(Box::<Stats>::default())).unwrap();
+        let engine = Engine::inline_for_test(64 * MIB);
         let engine: &Engine = Box::leak(Box::new(engine));
         let served = crate::inline::register(engine).unwrap();
         engine.hold_share(ours);

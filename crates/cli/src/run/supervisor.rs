@@ -45,7 +45,7 @@ const UNSEEN_LOOKS: u32 = 60;
 
 /// See the module. Its file is removed when it is dropped.
 #[derive(Debug)]
-pub(super) struct Keeper {
+pub(super) struct Supervisor {
     ledger: &'static Ledger,
     namespace: u32,
     /// The slot for processes without a share.
@@ -59,16 +59,16 @@ pub(super) struct Keeper {
     next_pages_ns: u64,
 }
 
-impl Keeper {
+impl Supervisor {
     /// Begins a ledger. `None`: no file can be made, and each process has the limit for itself.
-    pub(super) fn new(limit_bytes: u64) -> Option<Keeper> {
+    pub(super) fn new(limit_bytes: u64) -> Option<Supervisor> {
         let ledger = ledger_file::create(std::process::id(), limit_bytes)?;
         let pid = std::process::id();
         let namespace = process::pid_namespace();
         let start_ticks = stats_file::start_ticks(pid).unwrap_or(0);
         let own = ledger.enter(Owner { pid, namespace, start_ticks })?;
         ledger.seat(own).give_down_to(0);
-        Some(Keeper {
+        Some(Supervisor {
             ledger,
             namespace,
             own,
@@ -212,7 +212,7 @@ impl Keeper {
     }
 }
 
-impl Drop for Keeper {
+impl Drop for Supervisor {
     fn drop(&mut self) {
         ledger_file::remove(std::process::id());
     }
@@ -232,7 +232,7 @@ fn view(index: usize, seat: Seat<'_>) -> View {
 
 #[cfg(test)]
 mod tests {
-    use super::Keeper;
+    use super::Supervisor;
     use crate::run::tree::Tree;
     use std::process::Command;
     use zfolio_core::ledger::Owner;
@@ -243,39 +243,39 @@ mod tests {
     /// is not.
     #[test]
     fn a_killed_process_leaves_its_share() {
-        let Some(mut keeper) = Keeper::new(256 * MIB) else {
+        let Some(mut supervisor) = Supervisor::new(256 * MIB) else {
             eprintln!("SKIPPED: no /dev/shm");
             return;
         };
         let mut child = Command::new("sleep").arg("30").spawn().unwrap();
         let start_ticks = crate::stats_file::start_ticks(child.id()).unwrap();
-        let owner = Owner { pid: child.id(), namespace: keeper.namespace, start_ticks };
-        let seat = keeper.ledger.seat(keeper.ledger.enter(owner).unwrap());
+        let owner = Owner { pid: child.id(), namespace: supervisor.namespace, start_ticks };
+        let seat = supervisor.ledger.seat(supervisor.ledger.enter(owner).unwrap());
         assert_eq!(seat.take(100 * MIB, 100 * MIB), 100 * MIB);
         let tree = Tree::new(child.id(), "no-such-library.so".to_owned(), None);
-        keeper.look(1, &tree);
+        supervisor.look(1, &tree);
         assert_eq!(seat.share_bytes(), 104 * MIB);
         child.kill().unwrap();
         child.wait().unwrap();
-        keeper.look(2, &tree);
-        assert_eq!(keeper.ledger.free_bytes(), 256 << 20);
-        assert_eq!(keeper.seats().count(), 0);
+        supervisor.look(2, &tree);
+        assert_eq!(supervisor.ledger.free_bytes(), 256 << 20);
+        assert_eq!(supervisor.seats().count(), 0);
     }
 
     /// Goal: what a process without a share has is not free; and what was lost is put back.
     #[test]
     fn a_stranger_is_charged() {
-        let Some(mut keeper) = Keeper::new(256 * MIB) else { return };
+        let Some(mut supervisor) = Supervisor::new(256 * MIB) else { return };
         let mut child = Command::new("sleep").arg("30").spawn().unwrap();
         let mut tree = Tree::new(child.id(), "no-such-library.so".to_owned(), None);
         while tree.alive().all(|one| !one.settled) {
             tree.look();
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
-        keeper.look(1, &tree);
-        let charged = (256 << 20) - keeper.ledger.free_bytes();
+        supervisor.look(1, &tree);
+        let charged = (256 << 20) - supervisor.ledger.free_bytes();
         assert!(charged > 0 && charged < 64 << 20, "{charged}");
-        assert!(keeper.sum_bytes_max() > 0);
+        assert!(supervisor.sum_bytes_max() > 0);
         child.kill().unwrap();
         child.wait().unwrap();
     }
