@@ -15,10 +15,12 @@ use crate::table::Table;
 ///
 /// If the output cannot be written.
 pub(crate) fn algorithms() -> Result<ExitCode, Failure> {
-    let mut table = Table::new(&["<ALGORITHM", "<LEVELS", "DEFAULT", "<WINDOW", "<DICT", "<"]);
+    print(&format!(
+        "{ALGORITHM_DEFAULT}: lz4, and zstd while the memory that it saves is worth its time (used unless asked)\n\n"
+    ))?;
+    let mut table = Table::new(&["<ALGORITHM", "<LEVELS", "DEFAULT", "<WINDOW", "<DICT"]);
     for algorithm in Algorithm::ALL {
         let levels = algorithm.levels();
-        let default = if algorithm.name() == ALGORITHM_DEFAULT { "used unless asked" } else { "" };
         table.push(vec![
             algorithm.name().to_owned(),
             format!("{} to {}", levels.start(), levels.end()),
@@ -27,7 +29,6 @@ pub(crate) fn algorithms() -> Result<ExitCode, Failure> {
                 format!("{} to {}", windows.start(), windows.end())
             }),
             if algorithm.takes_dictionary() { "yes" } else { "" }.to_owned(),
-            default.to_owned(),
         ]);
     }
     print(&table.to_string())?;

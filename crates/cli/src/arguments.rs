@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueHint};
 use zfolio_core::page::UnitOrder;
-use zfolio_core::zcomp::Params;
+use zfolio_core::zcomp::Choice;
 
 use crate::completion;
 use crate::dictionary;
@@ -114,9 +114,9 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pub(crate) tree: bool,
 
-    /// The compression algorithm, and its parameters: see 'zfolio algorithms' [default: zstd]
+    /// The compression algorithm, and its parameters: see 'zfolio algorithms' [default: auto]
     #[arg(long, short, value_name = "NAME[,level=N][,dict=FILE]", value_parser = parse_algorithm)]
-    pub(crate) algorithm: Option<Params>,
+    pub(crate) algorithm: Option<Choice>,
 
     /// What is compressed as one object: a power of two, 4K to 2M [default: 16K]
     ///
@@ -232,7 +232,7 @@ pub(crate) struct SuggestArgs {
     /// The compression algorithm, and its parameters: see 'zfolio algorithms'
     #[arg(long, short, value_name = "NAME[,level=N][,dict=FILE]", default_value = ALGORITHM_DEFAULT,
           value_parser = parse_algorithm)]
-    pub(crate) algorithm: Params,
+    pub(crate) algorithm: Choice,
 
     /// What is compressed as one object: a power of two, 4K to 2M
     #[arg(long, short, value_name = "SIZE", default_value = "16K", value_parser = parse_unit)]

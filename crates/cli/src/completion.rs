@@ -20,7 +20,7 @@ use std::process::ExitCode;
 use clap::{Arg, ArgAction, Args, Command, CommandFactory, ValueEnum, ValueHint};
 use zfolio_core::page::{UNIT_ORDER_MAX, UnitOrder};
 use zfolio_core::size;
-use zfolio_core::zcomp::Algorithm;
+use zfolio_core::zcomp::{Algorithm, Choice};
 use zfolio_sys::probe;
 
 use crate::arguments::Arguments;
@@ -315,11 +315,12 @@ fn values(argument: &Arg, prefix: &str, word: &str) -> Answer {
 }
 
 fn algorithms() -> impl Iterator<Item = (String, String)> {
-    Algorithm::ALL.iter().map(|algorithm| {
+    let auto = (Choice::AUTO.to_owned(), "lz4, or zstd while memory is short".to_owned());
+    std::iter::once(auto).chain(Algorithm::ALL.iter().map(|algorithm| {
         let levels = algorithm.levels();
         let meaning = format!("levels {} to {}", levels.start(), levels.end());
         (algorithm.name().to_owned(), meaning)
-    })
+    }))
 }
 
 fn units() -> impl Iterator<Item = (String, String)> {

@@ -85,6 +85,17 @@ pub struct Store<S: PageSource> {
     spill: Option<Box<Spill>>,
 }
 
+/// How a unit is stored: see [`Store::form`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Form {
+    /// As one machine word.
+    SameFilled,
+    /// As it is: this codec could not shrink it.
+    Incompressible(CodecId),
+    /// As this codec compressed it.
+    Compressed(CodecId),
+}
+
 /// What [`Store::find`] found of a unit to load.
 enum Found<'s> {
     /// Nothing is left to be done: the outcome is set.
@@ -417,6 +428,17 @@ impl<S: PageSource> Store<S> {
             Place::Pool => _ = self.pool.free(handle),
             Place::Backing => self.forget(handle),
             _ => {}
+        }
+    }
+
+    /// How an entry's unit is stored.
+    #[must_use]
+    pub fn form(&self, entry: &EntryId) -> Form {
+        let state = self.row(entry.0).cell().load();
+        match state.codec() {
+            _ if state.is_same_filled() => Form::SameFilled,
+            codec if state.is_raw() => Form::Incompressible(codec),
+            codec => Form::Compressed(codec),
         }
     }
 

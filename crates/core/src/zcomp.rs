@@ -62,7 +62,7 @@ pub use backend::{Answer, BATCH_MAX, Backend, Compressor, Corrupt, Decompressor,
 use backend::{Plain, Shared, Software, Wanted};
 pub use bare::Bare;
 pub use dictionary::{DICTIONARY_BYTES, Dictionary};
-pub use params::{ALGORITHM_DEFAULT, Algorithm, Params};
+pub use params::{ALGORITHM_DEFAULT, Algorithm, Choice, Params};
 use stream::{CompressStream, DecompressStream, Lane};
 pub use zstd::train::{train, without_tables};
 
@@ -129,6 +129,11 @@ pub enum Extent {
 pub enum Error {
     /// No algorithm has this name. The user must correct it.
     Algorithm {
+        /// What was written.
+        given: String,
+    },
+    /// The same where [`Choice::Auto`] is accepted too.
+    Choice {
         /// What was written.
         given: String,
     },
@@ -203,8 +208,11 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Algorithm { given } => {
+            Error::Algorithm { given } | Error::Choice { given } => {
                 write!(f, "unknown algorithm '{given}': accepted are ")?;
+                if let Error::Choice { .. } = self {
+                    write!(f, "{}, ", Choice::AUTO)?;
+                }
                 Algorithm::ALL.iter().enumerate().try_for_each(|(index, algorithm)| {
                     write!(f, "{}{algorithm}", if index == 0 { "" } else { ", " })
                 })

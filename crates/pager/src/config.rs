@@ -3,7 +3,7 @@
 use std::fmt;
 
 use zfolio_core::page::UnitOrder;
-use zfolio_core::zcomp::{self, DICTIONARY_BYTES, Params};
+use zfolio_core::zcomp::{self, Choice, DICTIONARY_BYTES, Params};
 use zfolio_sys::errno_text::ErrnoText;
 use zfolio_sys::{Errno, files};
 
@@ -32,8 +32,8 @@ pub enum Mode {
 pub struct Config {
     /// The most bytes that resident + staged + pool + metadata may take together.
     pub limit_bytes: u64,
-    /// The codec.
-    pub params: Params,
+    /// The codec, or the two to choose from.
+    pub algorithm: Choice,
     /// The size of what is compressed as one object.
     pub unit: UnitOrder,
     /// How faults are served.

@@ -78,6 +78,8 @@ struct Ledger {
     /// Units loaded, and how many of these loads were near refaults.
     loads: AtomicU64,
     near: AtomicU64,
+    /// How many of the loads the dense codec would save.
+    saved: AtomicU64,
     /// Time that faults waited for loads.
     wait_ns: AtomicU64,
     /// Units that went out clean.
@@ -108,6 +110,18 @@ impl Sizes {
         let cost = self.unit.saturating_sub(self.object).max(self.unit / 4);
         self.window() * self.unit / cost
     }
+}
+
+/// What the last 2000 loads or so cost.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Span {
+    pub(crate) loads: u64,
+    /// Those of the loads that the dense codec would save (`Copies::set_saved`).
+    pub(crate) saved: u64,
+    /// Units compressed.
+    pub(crate) compressed: u64,
+    /// The mean time that a thread waits for a load, with the time to compress what it displaces.
+    pub(crate) refault_ns: u64,
 }
 
 /// What a review decides about the budget.
@@ -144,12 +158,21 @@ impl Ledger {
         }
     }
 
+    fn span(&self) -> Span {
+        let of = |counter: &AtomicU64| counter.load(Relaxed);
+        let (loads, compressed) = (of(&self.loads), of(&self.compressed));
+        let refault_ns =
+            of(&self.wait_ns) / loads.max(1) + of(&self.compress_ns) / compressed.max(1);
+        Span { loads, saved: of(&self.saved).min(loads), compressed, refault_ns }
+    }
+
     fn forget(&self) {
         let all = [
             &self.copies,
             &self.reviews,
             &self.loads,
             &self.near,
+            &self.saved,
             &self.wait_ns,
             &self.clean,
             &self.compressed,
@@ -173,6 +196,8 @@ pub(crate) struct Copies {
     budget: AtomicUsize,
     /// A load within this distance is a near refault.
     near_bytes: AtomicU64,
+    /// A load within this distance would be saved by the dense codec.
+    saved_bytes: AtomicU64,
     /// All loads since the start.
     loads: AtomicU64,
     ledger: Ledger,
@@ -186,6 +211,7 @@ impl Copies {
             count: AtomicUsize::new(0),
             budget: AtomicUsize::new(usize::MAX),
             near_bytes: AtomicU64::new(0),
+            saved_bytes: AtomicU64::new(0),
             loads: AtomicU64::new(0),
             ledger: Ledger::new(),
         }
@@ -248,6 +274,20 @@ impl Copies {
         self.ledger.loads.fetch_add(units.count() as u64, Relaxed);
     }
 
+    /// Notes units that are loaded and went out `distance_bytes` ago: whether the dense codec would
+    /// have kept them resident.
+    fn note_saved(&self, units: Units, distance_bytes: u64) {
+        if distance_bytes < self.saved_bytes.load(Relaxed) {
+            self.ledger.saved.fetch_add(units.count() as u64, Relaxed);
+        }
+    }
+
+    /// From now on the dense codec would save the loads of units that went out less than
+    /// `distance_bytes` before.
+    pub(crate) fn set_saved(&self, distance_bytes: u64) {
+        self.saved_bytes.store(distance_bytes, Relaxed);
+    }
+
     /// Notes that a fault waited for a load.
     pub(crate) fn note_wait(&self, took_ns: u64) {
         self.ledger.wait_ns.fetch_add(took_ns, Relaxed);
@@ -302,8 +342,8 @@ impl Copies {
         before / REVIEW_LOADS != (before + more) / REVIEW_LOADS
     }
 
-    /// Compares the two uses of memory (see the module), and sets the budget.
-    fn review(&self, sizes: Sizes) {
+    /// Compares the two uses of memory (see the module), and sets the budget. Returns what was compared.
+    fn review(&self, sizes: Sizes) -> Span {
         let (count, budget) = (self.count(), self.budget.load(Relaxed));
         let held = count.min(budget);
         self.ledger.copies.fetch_add(count as u64 * REVIEW_SCALE, Relaxed);
@@ -315,7 +355,9 @@ impl Copies {
         };
         self.budget.store(budget.max(BUDGET_MIN), Relaxed);
         self.near_bytes.store(sizes.near_bytes(), Relaxed);
+        let span = self.ledger.span();
         self.ledger.forget();
+        span
     }
 }
 
@@ -328,7 +370,8 @@ impl Engine {
         self.note_return(folio, units);
         folio.just_left -= units;
         if copies.is_due(units.count()) {
-            copies.review(self.sizes());
+            let span = copies.review(self.sizes());
+            self.review_density(&span);
         }
         if !copies.has_room() || !(folio.copied || copies.push(base)) {
             self.drop_copies(folio, units);
@@ -358,7 +401,9 @@ impl Engine {
         for (units, left) in [(just, folio.left), (units - just, folio.left_before)] {
             if !units.is_empty() {
                 let bytes = self.geometry().bytes_of(units) as u64;
-                self.stats().refaults.add_bytes(self.replacement.distance_bytes(left), bytes);
+                let distance_bytes = self.replacement.distance_bytes(left);
+                self.stats().refaults.add_bytes(distance_bytes, bytes);
+                self.copies.note_saved(units, distance_bytes);
             }
         }
     }

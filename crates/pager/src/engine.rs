@@ -34,6 +34,7 @@ use zfolio_sys::{cpu, random};
 use crate::charge::{Charge, OverLimit, report_first};
 use crate::config::{Config, Error, LIMIT_BYTES_MIN, Mode};
 use crate::copies::Copies;
+use crate::density::Density;
 use crate::folio::{Geometry, Table};
 use crate::handler::Watched;
 use crate::mover::Mover;
@@ -73,6 +74,7 @@ pub struct Engine {
 #[derive(Debug)]
 pub(crate) struct Work {
     pub(crate) reclaimer: Reclaimer,
+    pub(crate) density: Density,
     pub(crate) prefetch: Prefetch,
     pub(crate) watched: Watched,
     pub(crate) stopping: AtomicBool,
@@ -85,7 +87,8 @@ pub(crate) struct Ground {
     pub(crate) system: Box<dyn System>,
     /// The pool's memory.
     pub(crate) source: Arc<dyn PageSource>,
-    pub(crate) zcomp: Zcomp,
+    /// One codec; or two, the fast one first.
+    pub(crate) codecs: Vec<Zcomp>,
     pub(crate) key: Key,
     pub(crate) cpus: usize,
 }
@@ -111,12 +114,14 @@ impl Engine {
         cpu::learn();
         let system = Box::new(Linux::open(config.mode)?);
         let cpus = cpu::online();
-        let zcomp = Zcomp::new(config.params.clone(), config.unit, cpus.max(2))
-            .map_err(|error| Error::Codec(error.to_string()))?;
+        let codecs = config.algorithm.codecs().into_iter();
+        let codecs = codecs.map(|params| Zcomp::new(params, config.unit, cpus.max(2)));
+        let codecs = codecs.collect::<Result<Vec<_>, _>>();
+        let codecs = codecs.map_err(|error| Error::Codec(error.to_string()))?;
         let mut secret = [0; Key::BYTES];
         random::fill(&mut secret).map_err(|errno| Error::Memory { what: "a random key", errno })?;
         let source = Arc::new(PoolMappings::default());
-        let ground = Ground { system, source, zcomp, key: Key::new(secret), cpus };
+        let ground = Ground { system, source, codecs, key: Key::new(secret), cpus };
         Engine::on(ground, config, stats)
     }
 
@@ -131,6 +136,7 @@ impl Engine {
         stats: Box<dyn StatsHome>,
     ) -> Result<Engine, Error> {
         let geometry = Geometry::new(config.unit);
+        let density = Density::new(ground.codecs.len(), config.unit);
         let charge = Charge::new(config, stats, geometry);
         let folios = |bytes: u64| {
             usize::try_from(bytes / geometry.folio_bytes() as u64).unwrap_or(usize::MAX)
@@ -149,10 +155,11 @@ impl Engine {
             replacement,
             copies: Copies::new(),
             mover,
-            store: Store::new(vec![ground.zcomp], ground.source, ground.key),
+            store: Store::new(ground.codecs, ground.source, ground.key),
             charge,
             work: Work {
                 reclaimer: Reclaimer::new(),
+                density,
                 prefetch: Prefetch::new(geometry),
                 watched: Watched::default(),
                 stopping: AtomicBool::new(false),
@@ -207,7 +214,7 @@ impl Engine {
     pub(crate) fn inline_for_test(limit_bytes: u64) -> Engine {
         let config = Config {
             limit_bytes,
-            params: "lz4".parse().expect("an algorithm"),
+            algorithm: "lz4".parse().expect("an algorithm"),
             unit: zfolio_core::page::UnitOrder::from_bytes(16 << 10).expect("a unit"),
             mode: Mode::Inline,
             whole_process: false,

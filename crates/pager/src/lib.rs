@@ -13,6 +13,7 @@ mod replacement;
 mod reclaim;
 
 mod copies;
+mod density;
 
 mod mover;
 

@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 
 use zfolio_core::page::UnitOrder;
 use zfolio_core::sync::Mutex;
-use zfolio_core::zcomp::{ALGORITHM_DEFAULT, Params};
+use zfolio_core::zcomp::{ALGORITHM_DEFAULT, Choice};
 use zfolio_sys::map::{self, Reservation};
 use zfolio_sys::{Errno, process, signal};
 
@@ -30,7 +30,7 @@ use crate::report::Stats;
 use crate::slice::{Pod, Slice};
 
 /// Settings of a [`Pager`]. All but the limit have defaults: the unit and algorithm of `zfolio run`
-/// (16 KiB, zstd), and [`Mode::Inline`].
+/// (16 KiB, auto), and [`Mode::Inline`].
 ///
 /// ```
 /// # if let Err(why) = zfolio::Mode::Inline.check() { eprintln!("SKIPPED: {why}"); return Ok(()); }
@@ -79,7 +79,7 @@ impl Builder {
     }
 
     /// The codec, as `"zstd"` or `"zstd,level=3,dict=FILE"`; `zfolio algorithms` lists them.
-    /// Default: zstd.
+    /// Default: auto, which is lz4, and zstd while the memory that it saves is worth its time.
     #[must_use]
     pub fn algorithm(mut self, name: &str) -> Builder {
         name.clone_into(&mut self.algorithm);
@@ -169,23 +169,23 @@ impl Builder {
     ///
     /// A setting is not accepted, or the kernel or a permission does not allow it: see [`Error`].
     pub fn build(self) -> Result<Pager, Error> {
-        let params = self
+        let algorithm = self
             .algorithm
-            .parse::<Params>()
-            .and_then(with_dictionary)
+            .parse::<Choice>()
+            .and_then(|choice| choice.try_map(with_dictionary))
             .map_err(|error| Error::Algorithm(format!("algorithm: {error}")))?;
         let unit =
             UnitOrder::from_bytes(self.unit_bytes).ok_or(Error::Unit { given: self.unit_bytes })?;
         let config = Config {
             limit_bytes: self.limit_bytes,
-            params,
+            algorithm,
             unit,
             mode: self.mode,
             whole_process: false,
             // A library does not end its program; `Core::strict` returns errors instead.
             strict: false,
         };
-        let algorithm = config.params.to_string();
+        let algorithm = config.algorithm.to_string();
         let notice = self.callback.is_some().then(|| Arc::new(Notice::new(self.limit_bytes)));
         let published = Published::new(self.listed, notice.clone())
             .map_err(|errno| Error::Memory { what: "the page of figures", errno })?;
@@ -492,7 +492,7 @@ impl fmt::Debug for Pager {
         f.debug_struct("Pager")
             .field("limit_bytes", &config.limit_bytes)
             .field("mode", &config.mode)
-            .field("algorithm", &format_args!("{}", config.params))
+            .field("algorithm", &format_args!("{}", config.algorithm))
             .field("unit_bytes", &config.unit.bytes())
             .finish_non_exhaustive()
     }

@@ -12,6 +12,8 @@ pub(crate) const RESIDENT: u8 = 30;
 pub(crate) const STAGING: u8 = 31;
 /// The queue of folios that have copies.
 pub(crate) const COPIES: u8 = 32;
+/// What the choice of a codec was measured by.
+pub(crate) const DENSITY: u8 = 33;
 // 39 to 52: the streams of `core::zcomp` and the pool of `core::zsmalloc`.
 /// The address space of the pool.
 pub(crate) const RUNS: u8 = 60;

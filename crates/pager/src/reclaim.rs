@@ -21,7 +21,7 @@ mod background;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use zfolio_core::stats::add;
-use zfolio_core::store::{self, CodecId, EntryId, Outcome};
+use zfolio_core::store::{self, EntryId, Outcome};
 
 use crate::engine::Engine;
 use crate::folio::{Folio, Held, Table, UNITS_MAX, Units};
@@ -406,16 +406,22 @@ impl Engine {
             *unit = store::Outgoing::new(self.mover.unit(slot, index), copies[index].take());
         }
         let batch = &mut batch[..units.count()];
-        let changed = self.store.compare(batch);
-        self.work.reclaimer.dirty_share.add(changed, units.count());
+        let dirty = self.store.compare(batch);
+        self.work.reclaimer.dirty_share.add(dirty, units.count());
+        let outdated = self.mark_outdated(batch);
+        let changed = dirty + outdated.count();
+        let codec = self.codec_for(batch, changed, cpu);
         let began = self.now_ns();
-        self.store.store(cpu, CodecId::FIRST, batch, figures);
+        self.store.store(cpu, codec, batch, figures);
         let took = self.now_ns().saturating_sub(began);
-        self.copies.note_stored(units.count() - changed, changed, took);
+        self.copies.note_stored(units.count() - dirty, changed, took);
         let mut all = true;
-        for (unit, index) in batch.iter_mut().zip(units.iter()) {
+        for (place, (unit, index)) in batch.iter_mut().zip(units.iter()).enumerate() {
             copies[index] = unit.entry.take();
             match unit.outcome {
+                // If there was no memory for a better copy, the old one is still good.
+                Outcome::Rejected(_) if outdated.contains(place) => add(&figures.reclaim_clean, 1),
+                Outcome::Compressed if outdated.contains(place) => add(&figures.recompressed, 1),
                 Outcome::Clean => add(&figures.reclaim_clean, 1),
                 Outcome::SameFilled => add(&figures.reclaim_same_filled, 1),
                 Outcome::Compressed => add(&figures.reclaim_compressed, 1),

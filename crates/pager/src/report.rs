@@ -55,7 +55,7 @@ impl Stats {
     pub(crate) fn of(engine: &Engine, mapped_bytes: u64) -> Stats {
         let (config, stats) = (engine.config(), engine.stats());
         Stats {
-            algorithm: config.params.to_string(),
+            algorithm: config.algorithm.to_string(),
             mode: config.mode,
             mapped_bytes,
             figures: stats.figures.snapshot(),

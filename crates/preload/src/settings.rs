@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use zfolio_core::page::UnitOrder;
-use zfolio_core::zcomp::Params;
+use zfolio_core::zcomp::{Choice, Params};
 use zfolio_pager::{Config, Mode, fatal};
 
 /// The settings, or `None` inside if this process is not to be managed.
@@ -42,10 +42,10 @@ fn from_environment() -> Option<Settings> {
     }
     let unit =
         number("ZFOLIO_UNIT").and_then(|bytes| UnitOrder::from_bytes(usize::try_from(bytes).ok()?));
-    let params = text("ZFOLIO_ALGORITHM").and_then(|name| name.parse::<Params>().ok()).map(usable);
+    let algorithm = text("ZFOLIO_ALGORITHM").and_then(|name| name.parse::<Choice>().ok());
     let config = Config {
         limit_bytes,
-        params: params.unwrap_or_default(),
+        algorithm: algorithm.map(usable).unwrap_or_default(),
         unit: unit.unwrap_or(UnitOrder::DEFAULT),
         mode: Mode::Handler,
         whole_process: true,
@@ -68,11 +68,14 @@ fn is_valgrind(preload: &str) -> bool {
         .any(|path| path.rsplit('/').next().is_some_and(|name| name.starts_with("vgpreload_")))
 }
 
-/// The parameters with their dictionary, or without it if the file cannot be read. `zfolio run` has read the file
+/// The algorithm with its dictionary, or without it if the file cannot be read. `zfolio run` has read the file
 /// before, so its absence now is reported, but does not stop the program.
-fn usable(params: Params) -> Params {
-    let without = Params { dictionary: None, ..params.clone() };
-    zfolio_pager::with_dictionary(params).unwrap_or_else(|error| {
+fn usable(algorithm: Choice) -> Choice {
+    let without = match &algorithm {
+        Choice::Fixed(params) => Choice::Fixed(Params { dictionary: None, ..params.clone() }),
+        Choice::Auto => Choice::Auto,
+    };
+    algorithm.try_map(zfolio_pager::with_dictionary).unwrap_or_else(|error| {
         fatal::tell(format_args!("{error}; compressed without it"));
         without
     })

@@ -57,7 +57,7 @@ pub(crate) fn open(settings: &Settings) {
     let Some(page) = page() else { return };
     page.figures.limit_bytes.store(share::limit_bytes(settings), Ordering::Relaxed);
     page.figures.unit_bytes.store(settings.config.unit.bytes() as u64, Ordering::Relaxed);
-    let algorithm = settings.config.params.to_string();
+    let algorithm = settings.config.algorithm.to_string();
     let (pid, started) = (process::id(), process::start_ticks());
     page.publish(pid, started, settings.run, &algorithm, &process::command());
 }

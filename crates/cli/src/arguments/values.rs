@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use zfolio_core::page::{PAGE_BYTES, UnitOrder};
 use zfolio_core::size;
-use zfolio_core::zcomp::{self, Params, Zcomp};
+use zfolio_core::zcomp::{self, Choice, Zcomp};
 
 use crate::allowance::Allowance;
 use crate::dictionary;
@@ -34,15 +34,17 @@ pub(crate) fn parse_unit(given: &str) -> Result<UnitOrder, String> {
 }
 
 /// An algorithm and its parameters. A dictionary is read and tried now, so that the user gets the error.
-pub(crate) fn parse_algorithm(given: &str) -> Result<Params, String> {
-    let mut params: Params = given.parse().map_err(|error: zcomp::Error| error.to_string())?;
-    if let Some(named) = &params.dictionary {
-        let dictionary = dictionary::read(named.path())?;
-        params.dictionary = Some(Arc::new(dictionary));
-        let smallest = UnitOrder::from_bytes(PAGE_BYTES).expect("a page is a unit");
-        Zcomp::new(params.clone(), smallest, 1).map_err(|error| error.to_string())?;
-    }
-    Ok(params)
+pub(crate) fn parse_algorithm(given: &str) -> Result<Choice, String> {
+    let choice: Choice = given.parse().map_err(|error: zcomp::Error| error.to_string())?;
+    choice.try_map(|mut params| {
+        if let Some(named) = &params.dictionary {
+            let dictionary = dictionary::read(named.path())?;
+            params.dictionary = Some(Arc::new(dictionary));
+            let smallest = UnitOrder::from_bytes(PAGE_BYTES).expect("a page is a unit");
+            Zcomp::new(params.clone(), smallest, 1).map_err(|error| error.to_string())?;
+        }
+        Ok(params)
+    })
 }
 
 pub(super) fn parse_pid(given: &str) -> Result<u32, String> {

@@ -19,11 +19,11 @@ use std::env;
 
 use zfolio_core::page::UnitOrder;
 use zfolio_core::size;
-use zfolio_core::zcomp::Params;
+use zfolio_core::zcomp::Choice;
 
 use super::RUN_LIMIT_BYTES_MIN;
 use crate::allowance::Allowance;
-use crate::arguments::{ALGORITHM_DEFAULT, RunArgs, parse_algorithm, parse_limit, parse_unit};
+use crate::arguments::{RunArgs, parse_algorithm, parse_limit, parse_unit};
 use crate::failure::Failure;
 
 /// The settings of a run.
@@ -34,7 +34,7 @@ pub(super) struct Settings {
     /// The limit is each process's own.
     pub(super) tree: bool,
     /// The algorithm and its parameters.
-    pub(super) algorithm: Params,
+    pub(super) algorithm: Choice,
     /// The size of the units that are compressed.
     pub(super) unit: UnitOrder,
     /// Whether to end a program that cannot be held below its limit.
@@ -83,11 +83,10 @@ impl Settings {
             Some(unit) => Some(unit),
             None => from_variable(variable, "ZFOLIO_UNIT", parse_unit)?,
         };
-        let default = || ALGORITHM_DEFAULT.parse().expect("the default is an algorithm");
         Ok(Settings {
             limit_bytes: limit.map_or_else(default_limit, Ok)?,
             tree,
-            algorithm: algorithm.unwrap_or_else(default),
+            algorithm: algorithm.unwrap_or_default(),
             unit: unit.unwrap_or(UnitOrder::DEFAULT),
             strict: flag(arguments.strict, "ZFOLIO_STRICT")?,
             // --verbose overrides a quiet default.
@@ -190,7 +189,7 @@ mod tests {
         let settings = resolve(line, &variables).unwrap();
         assert_eq!(values(&settings), (1024, "zstd,level=3".into(), 64, true, false));
         let settings = resolve("run -l 32M true", &[]).unwrap();
-        assert_eq!(values(&settings), (32, "zstd".into(), 16, false, false));
+        assert_eq!(values(&settings), (32, "auto".into(), 16, false, false));
         let switched_off = [("ZFOLIO_STRICT", "0"), ("ZFOLIO_QUIET", "0")];
         assert!(!resolve("run -l 32M true", &switched_off).unwrap().strict);
         let tree = |line: &str, set: &[(&str, &str)]| resolve(line, set).unwrap().tree;

@@ -117,6 +117,10 @@ figures! {
     prefetch_units,
     /// Units reclaimed without compression: their stored copy was still valid.
     reclaim_clean,
+    /// Units compressed again, by the other codec of --algorithm auto.
+    recompressed,
+    /// 1 while --algorithm auto uses zstd, 0 while it uses lz4.
+    dense,
     /// Units reclaimed and compressed.
     reclaim_compressed,
     /// Units reclaimed that were one machine word repeated.
@@ -179,7 +183,7 @@ impl fmt::Debug for Figures {
 }
 
 /// How many figures a child of `fork` inherits.
-const GAUGES: usize = 14;
+const GAUGES: usize = 15;
 
 impl Figures {
     /// The figures that describe the present state, which a child of `fork` shares. All other figures count
@@ -200,6 +204,7 @@ impl Figures {
             &self.same_filled_units,
             &self.incompressible_units,
             &self.copies,
+            &self.dense,
         ]
     }
 

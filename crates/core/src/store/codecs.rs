@@ -16,6 +16,9 @@ impl CodecId {
     /// The first codec of a store.
     pub const FIRST: CodecId = CodecId(0);
 
+    /// The second codec of a store.
+    pub const SECOND: CodecId = CodecId(1);
+
     /// The codec with this number, or `None` if no store has so many.
     #[must_use]
     pub fn new(number: usize) -> Option<CodecId> {

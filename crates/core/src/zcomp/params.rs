@@ -15,7 +15,7 @@ use super::backend::Software;
 use super::{Dictionary, Error, deflate, lz4, lz4hc, lzo, sw842, zstd};
 
 /// The default algorithm: of the command, of the library that it injects, and of the Rust library.
-pub const ALGORITHM_DEFAULT: &str = "zstd";
+pub const ALGORITHM_DEFAULT: &str = Choice::AUTO;
 
 /// A codec, named as in the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -122,13 +122,6 @@ pub struct Params {
     pub window: Option<u8>,
     /// The bytes that come before every unit.
     pub dictionary: Option<Arc<Dictionary>>,
-}
-
-impl Default for Params {
-    /// [`ALGORITHM_DEFAULT`] without parameters.
-    fn default() -> Params {
-        ALGORITHM_DEFAULT.parse().expect("a name without parameters; a test parses it")
-    }
 }
 
 impl Params {
@@ -246,5 +239,62 @@ impl FromStr for Params {
         let mut params = Params::from(words.next().unwrap_or_default().parse::<Algorithm>()?);
         words.try_for_each(|word| params.set(word))?;
         params.checked().map(|_| params)
+    }
+}
+
+/// What compresses: one algorithm, or whichever of two pays at the time.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub enum Choice {
+    /// [`Algorithm::Lz4`] while memory is plenty, [`Algorithm::Zstd`] while it is short.
+    #[default]
+    Auto,
+    /// This algorithm.
+    Fixed(Params),
+}
+
+impl Choice {
+    /// The name of [`Choice::Auto`].
+    pub const AUTO: &str = "auto";
+
+    /// The codecs that are needed, the fastest first.
+    #[must_use]
+    pub fn codecs(&self) -> Vec<Params> {
+        match self {
+            Choice::Auto => vec![Algorithm::Lz4.into(), Algorithm::Zstd.into()],
+            Choice::Fixed(params) => vec![params.clone()],
+        }
+    }
+
+    /// The same with `change` applied to the parameters that the user gave, if there are any.
+    ///
+    /// # Errors
+    ///
+    /// That of `change`.
+    pub fn try_map<E>(self, change: impl FnOnce(Params) -> Result<Params, E>) -> Result<Self, E> {
+        match self {
+            Choice::Auto => Ok(Choice::Auto),
+            Choice::Fixed(params) => change(params).map(Choice::Fixed),
+        }
+    }
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Choice::Auto => f.pad(Choice::AUTO),
+            Choice::Fixed(params) => params.fmt(f),
+        }
+    }
+}
+
+impl FromStr for Choice {
+    type Err = Error;
+
+    fn from_str(given: &str) -> Result<Self, Error> {
+        match given.parse() {
+            _ if given == Choice::AUTO => Ok(Choice::Auto),
+            Err(Error::Algorithm { .. }) => Err(Error::Choice { given: given.to_owned() }),
+            params => params.map(Choice::Fixed),
+        }
     }
 }

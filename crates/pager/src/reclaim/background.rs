@@ -76,6 +76,8 @@ impl Engine {
         let table = self.table.read();
         self.compact_if_wasteful(&table);
         self.unpark(&table);
+        self.bound_density();
+        self.densify(&table);
         // A share has fallen: free slots would count as available, and the charge would never come down to it.
         if self.has_share() && self.charge_bytes() > self.limit_bytes() {
             self.release_free();
@@ -116,9 +118,11 @@ impl Engine {
             if self.reclaim_one(&table, self.cpu(), By::Background) == Reclaimed::Nothing {
                 return;
             }
-            drop(table);
             turns += 1;
             if turns % 64 == 0 {
+                self.bound_density();
+                self.densify(&table);
+                drop(table);
                 self.sample();
                 // Nothing compresses, so the limit cannot be held and further turns do not help.
                 if turns > 4 * self.mover.slots() {

@@ -62,7 +62,7 @@ impl Settings {
         Settings {
             mode,
             unit,
-            algorithm: random.of(&["lz4", "lz4", "zstd", "deflate"]),
+            algorithm: random.of(&["auto", "auto", "lz4", "zstd", "deflate"]),
             limit_bytes,
             cpus: random.of(&[1, 2, 3]),
             threads: 1 + random.below(3),
@@ -87,7 +87,7 @@ impl Settings {
     pub(super) fn config(&self, stream_bytes: usize) -> Config {
         Config {
             limit_bytes: self.limit_bytes + stream_bytes as u64,
-            params: self.algorithm.parse().expect("the name of an algorithm"),
+            algorithm: self.algorithm.parse().expect("the name of an algorithm"),
             unit: self.unit,
             mode: self.mode,
             whole_process: false,

@@ -40,11 +40,11 @@ fn from_environment(name: &str) -> Option<u64> {
 /// The engine's threads, as `Pager` starts them; instead of sleeping on a bell each waits for a
 /// random time.
 fn engine_threads(world: &World, seed: u64) -> Vec<Body<'_>> {
-    let background = move |name: &str, stream: u64, turn: fn(&World)| -> Body<'_> {
+    let background = move |name: &str, stream: u64, turn: fn(&World, &mut Random)| -> Body<'_> {
         let mut random = Random::new(seed, stream);
         let life = move || {
             while !world.is_over() {
-                turn(world);
+                turn(world, &mut random);
                 let pause = random.of(&[20_000, 200_000, 5_000_000]);
                 schedule::wait("its turn".to_owned(), Some(random.below(pause) as u64));
             }
@@ -52,8 +52,14 @@ fn engine_threads(world: &World, seed: u64) -> Vec<Body<'_>> {
         (name.to_owned(), Box::new(life))
     };
     let mut threads = vec![
-        background("reclaimer", 8, |world| world.engine.reclaim_turn()),
-        background("prefetch", 9, |world| while world.engine.prefetch_turn() {}),
+        background("reclaimer", 8, |world, random| {
+            let density = &world.engine.work.density;
+            if density.has_choice() && random.one_in(4) {
+                density.use_dense(random.one_in(2));
+            }
+            world.engine.reclaim_turn();
+        }),
+        background("prefetch", 9, |world, _| while world.engine.prefetch_turn() {}),
     ];
     if world.settings.mode == Mode::Handler {
         threads.push(("handler".to_owned(), Box::new(|| handle(world))));

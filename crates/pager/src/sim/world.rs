@@ -101,14 +101,15 @@ impl World {
         let kernel = Random::new(seed, 2);
         let space =
             Space::new(Arc::clone(&schedule), kernel, settings.mode, settings.refusals, shape);
-        let params = settings.config(0).params;
-        let zcomp = Zcomp::new(params, settings.unit, 2).expect("the parameters are accepted");
-        let config = settings.config(zcomp.memory_bytes());
+        let codec = |params| Zcomp::new(params, settings.unit, 2).expect("accepted parameters");
+        let codecs = settings.config(0).algorithm.codecs().into_iter().map(codec);
+        let codecs: Vec<Zcomp> = codecs.collect();
+        let config = settings.config(codecs.iter().map(Zcomp::memory_bytes).sum());
         let source = Arc::new(Source::new(Random::new(seed, 3), settings.pool_refuses));
         let ground = Ground {
             system: Box::new(Arc::clone(&space)),
             source: Arc::<Source>::clone(&source),
-            zcomp,
+            codecs,
             key: Key::new([0x5A; Key::BYTES]),
             cpus: settings.cpus,
         };

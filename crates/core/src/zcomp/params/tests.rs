@@ -1,6 +1,6 @@
 //! Tests of how parameters are read and printed.
 
-use super::{Algorithm, Params};
+use super::{Algorithm, Choice, Params};
 use crate::page::UnitOrder;
 use crate::zcomp::Zcomp;
 
@@ -72,8 +72,19 @@ fn parameters_are_read_and_refused() {
 }
 
 #[test]
-fn the_default_is_an_algorithm_without_parameters() {
-    let params = Params::default();
-    assert_eq!(params.to_string(), crate::zcomp::ALGORITHM_DEFAULT);
-    assert_eq!(params, params.algorithm.into());
+fn the_default_is_a_choice_of_two() {
+    let choice = Choice::default();
+    assert_eq!(crate::zcomp::ALGORITHM_DEFAULT.parse(), Ok(choice.clone()));
+    assert_eq!(choice.to_string(), crate::zcomp::ALGORITHM_DEFAULT);
+    assert_eq!(choice.codecs(), [Algorithm::Lz4.into(), Algorithm::Zstd.into()]);
+}
+
+#[test]
+fn a_choice_is_one_algorithm_or_auto() {
+    let zstd = Params { level: Some(3), ..Algorithm::Zstd.into() };
+    assert_eq!("zstd,level=3".parse(), Ok(Choice::Fixed(zstd.clone())));
+    assert_eq!(Choice::Fixed(zstd).to_string(), "zstd,level=3");
+    let error = "auto,level=1".parse::<Choice>().expect_err("it has no level");
+    let names = "accepted are auto, lz4, lz4hc, lzo, lzo-rle, zstd, deflate, 842";
+    assert_eq!(error.to_string(), format!("unknown algorithm 'auto,level=1': {names}"));
 }

@@ -1,0 +1,410 @@
+//! Which of two codecs a unit is stored with: the fast one, or the dense one that shrinks it more.
+//!
+//! The dense codec costs time at each store and each load; what it saves is pool memory, and so
+//! much more of the program stays resident. With `--algorithm auto` the store has both codecs, and
+//! every 256 loads the engine compares:
+//!
+//! ```text
+//! gain   loads saved * (time waited for one + time to compress one)
+//! cost   other loads * (time to decompress, dense - fast)
+//!        + other units compressed * (time to compress, dense - fast)
+//! ```
+//!
+//! A load is **saved** if the unit would still be resident with as much more memory as the dense
+//! codec takes less for all that is stored: fewer bytes have gone out after the unit than that
+//! memory would have kept. While the dense codec is in use, the same loads are taken for those that
+//! the fast one would add.
+//!
+//! Sizes and times are measured on some of the units that go out: each of these is compressed and
+//! decompressed by both codecs ([`Density::sample`]).
+//!
+//! When the other codec pays, it takes over: for all units that are compressed from then on, for
+//! clean units that go out (their copy is replaced), and, if it is the dense one, step by step for
+//! everything stored ([`Engine::densify`]).
+//!
+//! # Invariants
+//!
+//! - `DENS-1` A unit is repacked under its folio's lock, and its old copy is dropped only after the
+//!   new one is stored.
+//!
+//! # Concurrency
+//!
+//! One mutex around the samples and the buffers for sampling and repacking. A review only tries
+//! it: a thread that serves a fault does not wait for one that compresses a sample.
+//!
+//! # Cost
+//!
+//! Sampling takes about a 30th of the time that compression takes with the fast codec. With one
+//! codec: one comparison for each batch that is stored.
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+use zfolio_core::page::{PAGE_BYTES, UnitOrder};
+use zfolio_core::stats::add;
+use zfolio_core::store::{CodecId, Form, Outcome, Outgoing, Store};
+use zfolio_core::sync::Mutex;
+use zfolio_core::zcomp;
+use zfolio_core::zsmalloc::PageSource;
+
+use crate::copies::Span;
+use crate::engine::Engine;
+use crate::folio::{Folio, Table, Units};
+use crate::rank;
+
+/// The codecs of a store that has two.
+const FAST: CodecId = CodecId::FIRST;
+const DENSE: CodecId = CodecId::SECOND;
+
+/// How many reviews in a row must find that the other codec pays.
+const REVIEWS: u32 = 4;
+
+/// What the fast codec would cost is known for sure only when it is in use. Each time that it turns
+/// out to cost too much, so many times more reviews are needed before it is tried again...
+const PATIENCE_FACTOR: u32 = 4;
+
+/// ...up to this many: 65,000 loads.
+const REVIEWS_MAX: u32 = 256;
+
+/// Of the first units that are compressed one in 8 is a sample, later one in 512.
+const SAMPLE_OFTEN: u64 = 8;
+const SAMPLE_SELDOM: u64 = 512;
+
+/// No review before there are so many samples.
+const SAMPLES_MIN: u64 = 8;
+
+/// Sums are halved when they have so many samples: the mean is that of the last 64 to 128.
+const SAMPLES_MAX: u64 = 128;
+
+/// How long one turn of [`Engine::densify`] takes.
+const TURN_NS: u64 = 4_000_000;
+
+/// How many folios such a turn looks at: 4096 take about 0.1 ms.
+const TURN_FOLIOS: usize = 4096;
+
+/// The hand is here when nothing is left to be repacked.
+const DONE: usize = usize::MAX;
+
+/// Sums over the samples, for one codec.
+#[derive(Clone, Copy, Default, Debug)]
+struct Sums {
+    bytes: u64,
+    compress_ns: u64,
+    decompress_ns: u64,
+}
+
+impl Sums {
+    fn halve(&mut self) {
+        *self = Sums {
+            bytes: self.bytes / 2,
+            compress_ns: self.compress_ns / 2,
+            decompress_ns: self.decompress_ns / 2,
+        };
+    }
+}
+
+/// What was measured, and where.
+#[derive(Debug)]
+struct Samples {
+    count: u64,
+    /// Of the fast codec, of the dense one.
+    sums: [Sums; 2],
+    packed: Vec<u8>,
+    unit: Box<[u8]>,
+}
+
+/// What the pool has, for a review.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    /// Units that are stored compressed.
+    units: u64,
+    unit_bytes: u64,
+}
+
+impl Samples {
+    /// Whether the dense codec pays, given that it is in use or not. A difference of less than a
+    /// quarter is noise. `None`: nothing is known yet.
+    fn pays(&self, is_dense: bool, span: &Span) -> Option<bool> {
+        if self.count < SAMPLES_MIN {
+            return None;
+        }
+        let [fast, dense] = self.sums;
+        let more = |dense: u64, fast: u64| dense.saturating_sub(fast) / self.count;
+        let gain = span.saved * span.refault_ns;
+        let loads = (span.loads - span.saved) * more(dense.decompress_ns, fast.decompress_ns);
+        let stores = span.compressed.saturating_sub(span.saved);
+        let cost = loads + stores * more(dense.compress_ns, fast.compress_ns);
+        Some(if is_dense { 5 * gain >= 4 * cost } else { 4 * gain > 5 * cost })
+    }
+
+    /// Loads of units that went out less than so many bytes before would be saved by the dense
+    /// codec. Each unit that it keeps resident takes the unit's size less the object's, but is
+    /// counted for at least a quarter of its size.
+    fn saved_bytes(&self, held: Held) -> u64 {
+        let [fast, dense] = self.sums.map(|sums| sums.bytes / self.count.max(1));
+        let saved = fast.saturating_sub(dense) * held.units;
+        saved * held.unit_bytes / held.unit_bytes.saturating_sub(dense).max(held.unit_bytes / 4)
+    }
+
+    /// Bytes that the stored units would take with the fast codec.
+    fn fast_bytes(&self, held: Held) -> Option<u64> {
+        let count = Some(self.count).filter(|count| *count >= SAMPLES_MIN)?;
+        Some((self.sums[0].bytes / count).min(held.unit_bytes) * held.units)
+    }
+
+    fn note(&mut self, measured: [Sums; 2]) {
+        if self.count == SAMPLES_MAX {
+            self.count /= 2;
+            self.sums.iter_mut().for_each(Sums::halve);
+        }
+        self.count += 1;
+        for (sums, one) in self.sums.iter_mut().zip(measured) {
+            sums.bytes += one.bytes;
+            sums.compress_ns += one.compress_ns;
+            sums.decompress_ns += one.decompress_ns;
+        }
+    }
+
+    /// Compresses and decompresses a unit with a codec of `store`.
+    fn measure(
+        &mut self,
+        store: &Store<Arc<dyn PageSource>>,
+        codec: CodecId,
+        bytes: &[u8],
+        (cpu, now_ns): (usize, &dyn Fn() -> u64),
+    ) -> Sums {
+        let (zcomp, packed) = (store.codec(codec), &mut self.packed);
+        let mut shrank = false;
+        let began = now_ns();
+        zcomp.compress(cpu, &[bytes], &mut |elements| {
+            for element in elements {
+                if let zcomp::Outcome::Compressed(object) = element.outcome {
+                    packed.clear();
+                    packed.extend_from_slice(object);
+                    shrank = true;
+                }
+            }
+        });
+        let compressed = now_ns();
+        // What does not shrink is copied when it is loaded.
+        if shrank {
+            let _same = zcomp.decompress(cpu, packed, &mut self.unit);
+        } else {
+            self.unit.copy_from_slice(bytes);
+        }
+        Sums {
+            bytes: if shrank { packed.len() } else { bytes.len() } as u64,
+            compress_ns: compressed.saturating_sub(began),
+            decompress_ns: now_ns().saturating_sub(compressed),
+        }
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Density {
+    /// With one codec there is nothing to choose.
+    samples: Option<Mutex<{ rank::DENSITY }, Samples>>,
+    is_dense: AtomicBool,
+    /// Reviews in a row that found that the other codec pays.
+    votes: AtomicU32,
+    /// How many of them change over to the fast codec.
+    patience: AtomicU32,
+    /// Units that were compressed.
+    compressed: AtomicU64,
+    /// Where [`Engine::densify`] goes on; [`DONE`] if there is nothing to do.
+    hand: AtomicUsize,
+}
+
+impl Density {
+    /// For a store with this many codecs, and units of this size.
+    pub(crate) fn new(codecs: usize, unit: UnitOrder) -> Density {
+        let samples = || Samples {
+            count: 0,
+            sums: [Sums::default(); 2],
+            packed: Vec::with_capacity(unit.bytes()),
+            unit: vec![0; unit.bytes()].into_boxed_slice(),
+        };
+        Density {
+            samples: (codecs > 1).then(|| Mutex::new(samples())),
+            is_dense: AtomicBool::new(false),
+            votes: AtomicU32::new(0),
+            patience: AtomicU32::new(REVIEWS),
+            compressed: AtomicU64::new(0),
+            hand: AtomicUsize::new(DONE),
+        }
+    }
+
+    /// The codec for units that are compressed now.
+    fn codec(&self) -> CodecId {
+        if self.is_dense.load(Relaxed) { DENSE } else { FAST }
+    }
+
+    /// Whether a unit in this form should be stored again, by the codec in use.
+    fn is_outdated(&self, form: Form) -> bool {
+        match (form, self.codec()) {
+            // The dense codec may shrink what the fast one could not.
+            (Form::Compressed(FAST) | Form::Incompressible(FAST), DENSE) => true,
+            (Form::Compressed(DENSE), FAST) => true,
+            _ => false,
+        }
+    }
+
+    /// Whether one of `more` units that are compressed now should be a sample.
+    fn is_due(&self, more: usize) -> bool {
+        let before = self.compressed.fetch_add(more as u64, Relaxed);
+        let every = (before / 16).clamp(SAMPLE_OFTEN, SAMPLE_SELDOM);
+        self.samples.is_some() && before / every != (before + more as u64) / every
+    }
+
+    /// Whether there are two codecs to choose from.
+    #[cfg(test)]
+    pub(crate) fn has_choice(&self) -> bool {
+        self.samples.is_some()
+    }
+
+    /// Changes over to a codec.
+    pub(crate) fn use_dense(&self, dense: bool) {
+        self.votes.store(0, Relaxed);
+        self.is_dense.store(dense, Relaxed);
+        self.hand.store(if dense { 0 } else { DONE }, Relaxed);
+    }
+
+    /// Notes what a review found: whether the dense codec pays.
+    fn vote(&self, pays: bool) {
+        if pays == self.is_dense.load(Relaxed) {
+            self.votes.store(0, Relaxed);
+            return;
+        }
+        let votes = self.votes.fetch_add(1, Relaxed) + 1;
+        let patience = self.patience.load(Relaxed);
+        if pays && votes >= REVIEWS {
+            self.use_dense(true);
+            self.patience.store((patience * PATIENCE_FACTOR).min(REVIEWS_MAX), Relaxed);
+        } else if !pays && votes >= patience {
+            self.use_dense(false);
+        }
+    }
+}
+
+impl Engine {
+    fn held(&self) -> Held {
+        let units = self.store.pool_stats().objects;
+        Held { units, unit_bytes: self.geometry().unit_bytes() as u64 }
+    }
+
+    /// The codec for a batch of which `changed` units are compressed. One of them may be measured.
+    pub(crate) fn codec_for(&self, units: &[Outgoing<'_>], changed: usize, cpu: usize) -> CodecId {
+        let density = &self.work.density;
+        if changed > 0 && density.is_due(changed) {
+            let chosen = units.iter().find(|unit| unit.outcome == Outcome::Changed);
+            if let Some((unit, samples)) = chosen.zip(density.samples.as_ref()) {
+                let mut samples = samples.lock();
+                let clock = || self.now_ns();
+                let measured = [FAST, DENSE]
+                    .map(|codec| samples.measure(&self.store, codec, unit.bytes, (cpu, &clock)));
+                samples.note(measured);
+            }
+        }
+        density.codec()
+    }
+
+    /// Marks the clean units of a batch as changed whose copy is of the codec that is not in use.
+    /// Returns their places in the batch.
+    pub(crate) fn mark_outdated(&self, units: &mut [Outgoing<'_>]) -> Units {
+        let mut marked = Units::NONE;
+        if self.work.density.samples.is_none() {
+            return marked;
+        }
+        for (place, unit) in units.iter_mut().enumerate() {
+            let form = unit.entry.as_ref().map(|entry| self.store.form(entry));
+            let outdated = form.is_some_and(|form| self.work.density.is_outdated(form));
+            if outdated && unit.outcome == Outcome::Clean {
+                unit.outcome = Outcome::Changed;
+                marked |= Units::one(place);
+            }
+        }
+        marked
+    }
+
+    /// Compares the codecs, every 256 loads.
+    pub(crate) fn review_density(&self, span: &Span) {
+        let density = &self.work.density;
+        let Some(samples) = density.samples.as_ref().and_then(Mutex::try_lock) else { return };
+        let is_dense = density.is_dense.load(Relaxed);
+        if let Some(pays) = samples.pays(is_dense, span) {
+            density.vote(pays || self.is_pool_large(&samples));
+        }
+        self.copies.set_saved(samples.saved_bytes(self.held()));
+    }
+
+    /// Uses the dense codec at once if the pool takes most of the memory, whatever loads cost: a
+    /// program that only writes has no loads.
+    pub(crate) fn bound_density(&self) {
+        let density = &self.work.density;
+        let Some(samples) = density.samples.as_ref().and_then(Mutex::try_lock) else { return };
+        let is_dense = density.is_dense.load(Relaxed);
+        if !is_dense && self.is_pool_large(&samples) {
+            density.use_dense(true);
+        }
+        self.figures().dense.store(u64::from(is_dense), Relaxed);
+    }
+
+    /// Whether all that is stored, compressed by the fast codec, would take more than three
+    /// quarters of the limit.
+    fn is_pool_large(&self, samples: &Samples) -> bool {
+        let pool_bytes = self.store.pool_stats().pages_used * PAGE_BYTES as u64;
+        let bytes = samples.fast_bytes(self.held()).unwrap_or(0).max(pool_bytes);
+        bytes > self.limit_bytes() / 4 * 3
+    }
+
+    /// Repacks some of the stored units that the fast codec compressed, while the dense one is in
+    /// use.
+    pub(crate) fn densify(&self, table: &Table) {
+        let density = &self.work.density;
+        let start = density.hand.load(Relaxed);
+        if start == DONE {
+            return;
+        }
+        let began = self.now_ns();
+        for (seen, (base, lock)) in table.known_folios(start, DONE).enumerate() {
+            if seen == TURN_FOLIOS || self.now_ns().saturating_sub(began) > TURN_NS {
+                // If a change of codecs has moved the hand meanwhile, this turn is lost.
+                _ = density.hand.compare_exchange(start, base, Relaxed, Relaxed);
+                return;
+            }
+            // A folio that another thread has is missed; its units are repacked when they go out.
+            if let Some(mut folio) = lock.try_lock().filter(|folio| !folio.stored.is_empty()) {
+                self.repack(&mut folio, base);
+            }
+        }
+        _ = density.hand.compare_exchange(start, DONE, Relaxed, Relaxed);
+    }
+
+    /// Stores the outdated stored units of a folio again (`DENS-1`).
+    fn repack(&self, folio: &mut Folio, base: usize) {
+        let Some(samples) = &self.work.density.samples else { return };
+        let (cpu, stored) = (self.cpu(), folio.stored);
+        let mut samples = samples.lock();
+        for index in stored.iter() {
+            let copy = folio.copies[index].take().expect("UNIT-2: a stored unit has a copy");
+            if !self.work.density.is_outdated(self.store.form(&copy)) {
+                folio.copies[index] = Some(copy);
+                continue;
+            }
+            let address = base + index * self.geometry().unit_bytes();
+            self.load_unit(&copy, address, &mut samples.unit, cpu);
+            let mut unit = [Outgoing::new(&samples.unit, Some(copy))];
+            self.store.compare(&mut unit);
+            unit[0].outcome = Outcome::Changed;
+            self.store.store(cpu, self.work.density.codec(), &mut unit, self.figures());
+            folio.copies[index] = unit[0].entry.take();
+            if unit[0].outcome == Outcome::Compressed {
+                add(&self.figures().recompressed, 1);
+            }
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Tests of the choice between two codecs.
+
+use super::{DENSE, DONE, Density, FAST, Held, REVIEWS, SAMPLES_MAX, SAMPLES_MIN, Samples, Sums};
+use crate::copies::Span;
+use std::sync::atomic::Ordering::Relaxed;
+use zfolio_core::page::UnitOrder;
+use zfolio_core::store::Form;
+
+const MIB: u64 = 1 << 20;
+const UNIT: u64 = 16 << 10;
+
+/// As measured with lz4 and zstd on a heap of node: 16 KiB shrink to 6 KiB in 10 us and come back
+/// in 6, or to 4 KiB in 50 us and come back in 30.
+fn samples() -> Samples {
+    let mut samples =
+        Samples { count: 0, sums: [Sums::default(); 2], packed: vec![], unit: [].into() };
+    let fast = Sums { bytes: 6 << 10, compress_ns: 10_000, decompress_ns: 6_000 };
+    let dense = Sums { bytes: 4 << 10, compress_ns: 50_000, decompress_ns: 30_000 };
+    (0..SAMPLES_MIN).for_each(|_| samples.note([fast, dense]));
+    samples
+}
+
+/// 2000 loads of 50 us each, of which the dense codec would save a share.
+fn span(saved_percent: u64, compressed: u64) -> Span {
+    let loads = 2000;
+    Span { loads, saved: loads * saved_percent / 100, compressed, refault_ns: 50_000 }
+}
+
+fn held(mib: u64) -> Held {
+    Held { units: mib * MIB / UNIT, unit_bytes: UNIT }
+}
+
+/// Goal: the dense codec pays if the loads that it saves are worth more than the time of the
+/// others, by figures that can be checked by hand.
+#[test]
+fn the_dense_codec_pays_where_it_saves_more_time_than_it_costs() {
+    let samples = samples();
+    // Each load that remains costs 24 us more, each that is saved saves 50.
+    assert_eq!(samples.pays(false, &span(40, 0)), Some(true), "40 ms against 29");
+    assert_eq!(samples.pays(false, &span(20, 0)), Some(false), "20 ms against 38");
+    assert_eq!(samples.pays(false, &span(0, 0)), Some(false), "it saves nothing");
+    // Each unit that is still compressed costs 40 us more.
+    assert_eq!(samples.pays(false, &span(40, 2000)), Some(false), "40 ms against 77");
+    assert_eq!(samples.pays(false, &span(60, 2000)), Some(false), "60 ms against 51");
+    assert_eq!(samples.pays(false, &span(80, 2000)), Some(true), "80 ms against 26");
+}
+
+/// Goal: a small difference changes nothing, whichever codec is in use.
+#[test]
+fn a_small_difference_keeps_the_codec() {
+    let samples = samples();
+    // 33 ms against 32.
+    assert_eq!(samples.pays(false, &span(33, 0)), Some(false));
+    assert_eq!(samples.pays(true, &span(33, 0)), Some(true));
+    // 26 ms against 36.
+    assert_eq!(samples.pays(true, &span(26, 0)), Some(false));
+}
+
+/// Goal: the dense codec saves the loads within the distance that its memory keeps. Method: 12 MiB
+/// are stored in 768 units, and each takes 2 KiB less, so 1.5 MiB keep 128 more units resident.
+#[test]
+fn what_is_saved_is_what_more_memory_would_keep() {
+    assert_eq!(samples().saved_bytes(held(12)), 128 * UNIT);
+}
+
+#[test]
+fn without_samples_nothing_is_decided() {
+    let mut samples = samples();
+    samples.count = SAMPLES_MIN - 1;
+    assert_eq!(samples.pays(false, &span(50, 0)), None);
+    assert_eq!(samples.fast_bytes(held(192)), None);
+}
+
+/// Goal: old samples fade, and the means stay.
+#[test]
+fn the_mean_is_that_of_the_latest_samples() {
+    let mut samples = samples();
+    let one = Sums { bytes: 1 << 10, compress_ns: 1000, decompress_ns: 500 };
+    (0..4 * SAMPLES_MAX).for_each(|_| samples.note([one, one]));
+    assert!(samples.count <= SAMPLES_MAX);
+    assert!(samples.sums[0].bytes / samples.count < 1100, "{samples:?}");
+    let fast = samples.fast_bytes(held(16)).expect("there are samples");
+    assert!((1024 * 1024..1100 * 1024).contains(&fast), "{fast}");
+}
+
+/// Goal: one review changes nothing, several in a row do, and stored units are walked over only
+/// after a change to the dense codec.
+#[test]
+fn several_reviews_in_a_row_change_the_codec() {
+    let density = Density::new(2, UnitOrder::DEFAULT);
+    let hand = || density.hand.load(Relaxed);
+    assert_eq!((density.codec(), hand()), (FAST, DONE));
+    for _ in 0..REVIEWS - 1 {
+        density.vote(true);
+    }
+    density.vote(false);
+    for _ in 0..REVIEWS - 1 {
+        density.vote(true);
+    }
+    assert_eq!(density.codec(), FAST);
+    density.vote(true);
+    assert_eq!((density.codec(), hand()), (DENSE, 0));
+    for _ in 0..4 * REVIEWS - 1 {
+        density.vote(false);
+    }
+    assert_eq!(density.codec(), DENSE, "the fast one is tried after more reviews");
+    density.vote(false);
+    assert_eq!((density.codec(), hand()), (FAST, DONE));
+    // Each time that this was wrong it is tried later.
+    (0..REVIEWS).for_each(|_| density.vote(true));
+    (0..4 * REVIEWS).for_each(|_| density.vote(false));
+    assert_eq!(density.codec(), DENSE);
+}
+
+/// Goal: only what the codec in use would store otherwise is stored again.
+#[test]
+fn what_the_other_codec_stored_is_outdated() {
+    let density = Density::new(2, UnitOrder::DEFAULT);
+    let forms = [Form::SameFilled, Form::Compressed(FAST), Form::Incompressible(FAST)];
+    let dense_forms = [Form::Compressed(DENSE), Form::Incompressible(DENSE)];
+    let outdated = |forms: &[Form]| -> Vec<bool> {
+        forms.iter().map(|form| density.is_outdated(*form)).collect()
+    };
+    assert_eq!(outdated(&forms), [false, false, false]);
+    assert_eq!(outdated(&dense_forms), [true, false]);
+    density.use_dense(true);
+    assert_eq!(outdated(&forms), [false, true, true]);
+    assert_eq!(outdated(&dense_forms), [false, false]);
+}
+
+/// Goal: with one codec nothing is measured.
+#[test]
+fn one_codec_is_not_measured() {
+    let density = Density::new(1, UnitOrder::DEFAULT);
+    assert!((0..1000).all(|_| !density.is_due(16)));
+    let density = Density::new(2, UnitOrder::DEFAULT);
+    let samples = (0..10_000).filter(|_| density.is_due(1)).count();
+    assert!((20..200).contains(&samples), "{samples}");
+}
