@@ -14,6 +14,7 @@ use zfolio_sys::Errno;
 
 use crate::engine::Engine;
 use crate::folio::{Folio, Table, Units};
+use crate::mappings::event::is_change;
 use crate::rank;
 use crate::reclaim::{By, Reclaimed};
 use crate::replacement::Queue;
@@ -21,6 +22,19 @@ use crate::replacement::Queue;
 type Written<'a> = WriteGuard<'a, { rank::TABLE }, Table>;
 
 impl Engine {
+    /// The table, for a change that the engine makes. Changes that were read and wait come first: their calls
+    /// have returned, so this change is the later one, and what is kept for an old address may belong to
+    /// the new one by now (`EVT-3`).
+    fn table_for_change(&self) -> Written<'_> {
+        let mut table = self.table.write();
+        let waits = self.mover.inbox.first().is_some_and(|waits| is_change(waits.message));
+        if waits {
+            self.apply_changes(&mut table);
+            self.measure_tables(&mut table);
+        }
+        table
+    }
+
     /// Makes `call`, which unmaps a range or maps it anew; the range is no longer managed if `call`
     /// succeeds.
     ///
@@ -34,7 +48,7 @@ impl Engine {
         end: usize,
         call: impl FnOnce() -> Result<R, E>,
     ) -> Result<R, E> {
-        let mut table = self.table.write();
+        let mut table = self.table_for_change();
         self.settle_edges(&table, start, end, true);
         let answer = self.announce((start, end), (0, 0), call)?;
         for (address, lock) in table.known_folios(start, end) {
@@ -66,7 +80,7 @@ impl Engine {
         end: usize,
         call: impl Fn(usize, usize) -> Result<R, Errno>,
     ) -> Result<R, Errno> {
-        let table = self.table.write();
+        let table = self.table_for_change();
         self.settle_edges(&table, start, end, false);
         // ENOMEM: part of the range is not mapped, and the contents of all the rest were dropped.
         let dropped = |answer: &Result<R, Errno>| matches!(answer, Ok(_) | Err(Errno::NOMEM));
@@ -102,7 +116,7 @@ impl Engine {
 
     /// Stops managing a range for good: every page is brought back, and none is captured again.
     pub fn pin(&self, start: usize, end: usize) {
-        let mut table = self.table.write();
+        let mut table = self.table_for_change();
         self.leave(&mut table, start, end);
         self.measure_tables(&mut table);
     }
@@ -150,7 +164,7 @@ impl Engine {
         onto: (usize, usize),
         call: impl FnOnce() -> Result<(usize, usize), E>,
     ) -> Result<(usize, usize, bool), E> {
-        let mut table = self.table.write();
+        let mut table = self.table_for_change();
         // Every page is brought back, so that the kernel moves all contents. This is slow for large
         // blocks, but they seldom grow by `mremap`, and the registration is lost in the move
         // anyway.

@@ -15,9 +15,10 @@
 //!   served now is kept, in order.
 //! - `EVT-2` Before a system call of its own the engine announces the call's events; they are
 //!   skipped.
-//! - `EVT-3` Changes that were read are applied before new memory is taken under management. Until
-//!   a change is applied, nothing is captured in its range, and memory that is brought in goes to
-//!   where the change moved it, or nowhere if the change dropped it.
+//! - `EVT-3` Changes that were read are applied before new memory is taken under management, and
+//!   before the engine makes a change of its own. Until a change is applied, nothing is captured in
+//!   its range, and memory that is brought in goes to where the change moved it, or nowhere if the
+//!   change dropped it.
 //! - `EVT-4` A fault is served only if its page was not changed after the fault's message was read.
 //!   Otherwise the thread, if it still waits, is woken and faults again.
 
