@@ -32,8 +32,12 @@ impl Engine {
     /// with the thread and 15 us without. In handler mode the thread always pays, since the other
     /// CPU should not be idle: the scheduler would put a thread that the handler wakes there, which
     /// costs more (24 us with the thread, 50 us without).
+    ///
+    /// A share that has fallen is always worth it: other processes wait for the memory, and this
+    /// one may not fault again.
     fn is_worth_a_thread(&self) -> bool {
         self.config().mode == Mode::Handler
+            || self.has_share() && self.charge_bytes() > self.limit_bytes()
             || self.work.reclaimer.dirty_share.get() >= Average::ONE / 8
             || self.work.reclaimer.folios_moved.get() >= 2 * Average::ONE
     }
