@@ -11,6 +11,7 @@
 
 mod change;
 mod check;
+mod codec;
 mod program;
 mod random;
 mod schedule;
@@ -18,4 +19,5 @@ mod settings;
 mod source;
 mod space;
 mod tests;
+mod tree;
 mod world;

@@ -13,7 +13,9 @@ impl Program<'_> {
     /// A range of up to `most` pages that begins near a random page, widened to whole grains.
     fn some_range(&mut self, most: usize) -> Range<usize> {
         let (grain, pages) = (self.world.settings.grain(), self.world.settings.pages);
-        let first = self.some_page() / grain * grain;
+        let aimed = self.world.settings.aimed && self.random.one_in(2);
+        let page = if aimed { self.page_on_its_way() } else { None };
+        let first = page.unwrap_or_else(|| self.some_page()) / grain * grain;
         let length = (1 + self.random.below(most)).next_multiple_of(grain);
         first..(first + length).min(pages)
     }
@@ -127,7 +129,9 @@ impl Program<'_> {
         }
         let (start, end) = self.addresses(&pages);
         self.world.space.map(start, end);
-        for _ in 0..self.random.of(&[0, 0, 10, 300]) {
+        let touches: &[usize] =
+            if self.world.settings.storm.is_some() { &[100] } else { &[0, 0, 10, 300] };
+        for _ in 0..self.random.of(touches) {
             let page = pages.start + self.random.below(pages.len());
             self.touch_early(page);
         }
@@ -205,7 +209,7 @@ impl Program<'_> {
         (to.end <= from.start || from.end <= to.start).then_some((from, to))
     }
 
-    fn discard_behind(&mut self) {
+    pub(super) fn discard_behind(&mut self) {
         let pages = self.some_range(60);
         let Some(_claimed) = self.world.claim(pages.clone(), true) else { return };
         let (start, end) = self.addresses(&pages);
@@ -214,7 +218,7 @@ impl Program<'_> {
         self.read_some(&pages);
     }
 
-    fn unmap_behind(&mut self) {
+    pub(super) fn unmap_behind(&mut self) {
         let pages = self.some_range(100);
         let claimed = self.world.claim(pages.clone(), true);
         if claimed.is_none() || !self.is_all_mapped(&pages) {
@@ -223,12 +227,12 @@ impl Program<'_> {
         let (start, end) = self.addresses(&pages);
         self.world.space.unmap(start, end - start, &|page| self.forget(page));
         drop(claimed);
-        if self.random.one_in(2) {
+        if self.world.settings.storm.is_some() || self.random.one_in(2) {
             self.adopt_new(pages);
         }
     }
 
-    fn relocate_behind(&mut self) {
+    pub(super) fn relocate_behind(&mut self) {
         let Some((from, to)) = self.two_ranges() else { return };
         let Some(_from) = self.world.claim(from.clone(), true) else { return };
         let Some(_to) = self.world.claim(to.clone(), true) else { return };

@@ -6,9 +6,14 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use zfolio_core::page::PAGE_BYTES;
 
-use super::world::{World, compare};
+use super::schedule;
+use super::tree::Tree;
+use super::world::{IN_TWO_PLACES, World, compare};
 use crate::folio::{Folio, Table, Units};
 use crate::mover::Full;
+
+/// The background thread has so many turns to come down to a limit that has fallen.
+const TURNS_MAX: usize = 400;
 
 /// Sums over all folios.
 #[derive(Debug, Default)]
@@ -63,6 +68,7 @@ impl World {
             self.check_folio(&lock.lock(), base, &queues, &mut sums);
         }
         self.check_sums(&sums);
+        self.tree.iter().for_each(Tree::check);
         self.check_bytes(&table);
         self.schedule.note("audit", [sums.resident as u64, sums.stored as u64, sums.staged as u64]);
     }
@@ -113,7 +119,7 @@ impl World {
         }
         for at in pages() {
             let page = self.space.page(at);
-            assert!(!self.space.is_here(at), "page {page:#x}: UNIT-1: it is in two places");
+            assert!(!self.space.is_here(at), "page {page:#x}: {IN_TWO_PLACES}");
         }
     }
 
@@ -203,10 +209,28 @@ impl World {
     }
 
     /// Fails if the limit is passed although all data compresses; a small excess is allowed
-    /// (`Engine::excess`).
+    /// (`Engine::excess`). A share falls to what the process needs first, and the engine must follow.
     pub(super) fn check_limit(&self) {
-        if self.settings.is_calm() {
-            assert!(self.engine.excess().is_none(), "{:?}", self.engine.excess());
+        if !self.settings.is_calm() {
+            return;
         }
+        match &self.tree {
+            Some(tree) => self.come_down(tree),
+            None => self.engine.make_room(4 << 20),
+        }
+        assert!(self.engine.excess().is_none(), "{:?}", self.engine.excess());
+    }
+
+    /// The limit falls, and no thread of the program touches anything: the background thread alone must
+    /// come down to the limit, and give the rest of the share back.
+    fn come_down(&self, tree: &Tree) {
+        tree.narrow();
+        for _ in 0..TURNS_MAX {
+            if self.engine.excess().is_none() && tree.is_narrow() {
+                return;
+            }
+            schedule::wait("the limit".to_owned(), Some(5_000_000));
+        }
+        assert!(tree.is_narrow(), "the share is not given back: {tree:?}");
     }
 }

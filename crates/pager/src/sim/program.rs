@@ -7,7 +7,11 @@ use zfolio_core::page::PAGE_BYTES;
 
 use super::random::{Random, mixed};
 use super::schedule;
+use super::settings::{Damage, Storm};
 use super::world::{Claimed, World, compare};
+
+/// So many reads here and there come before the limit falls for the last time.
+const READS_BEFORE_THE_FALL: usize = 1000;
 
 /// A state of pages that lasts for some steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,8 +70,11 @@ impl<'w> Program<'w> {
     }
 
     fn step(&mut self) {
-        if self.world.settings.flips {
+        if self.world.settings.damage == Some(Damage::Bits) {
             self.world.flip(&mut self.random);
+        }
+        if let Some(storm) = self.world.settings.storm.filter(|_| self.random.one_in(2)) {
+            return self.step_of(storm);
         }
         let run = self.random.of(&[1, 4, 16, 64]);
         match self.random.below(40) {
@@ -88,6 +95,16 @@ impl<'w> Program<'w> {
             35 if self.world.settings.fixed => self.fork(),
             36.. if self.world.settings.changes => self.change_mappings(),
             _ => self.discard(),
+        }
+    }
+
+    fn step_of(&mut self, storm: Storm) {
+        match (storm, self.random.below(4)) {
+            (Storm::Forks, 0) => self.fork(),
+            (Storm::Mappings, 0) => self.each(64, Program::write),
+            (Storm::Mappings, 1) => self.relocate_behind(),
+            (_, 2) => self.unmap_behind(),
+            _ => self.discard_behind(),
         }
     }
 
@@ -163,6 +180,27 @@ impl<'w> Program<'w> {
         let first = self.some_page();
         let length = self.random.of(&[8, 50, 200]);
         self.hot = first..(first + length).min(self.world.settings.pages);
+    }
+
+    /// A page of memory that the engine is likely to move soon: of a folio that goes out next, or of a
+    /// staged one.
+    pub(super) fn page_on_its_way(&mut self) -> Option<usize> {
+        let (engine, space) = (&self.world.engine, &self.world.space);
+        if self.random.one_in(2) {
+            let (mut next, most) = (Vec::new(), 1 + self.random.below(8));
+            engine.replacement.retain(|base| {
+                next.extend((next.len() < most).then_some(base));
+                true
+            });
+            let last = next.last().filter(|base| space.is_mapped(**base));
+            return last.map(|base| space.page(*base));
+        }
+        let table = engine.table.try_read()?;
+        (0..16).find_map(|_| {
+            let page = self.random.below(self.world.settings.pages);
+            let folio = table.known(space.address(page)).and_then(|lock| lock.try_lock())?;
+            folio.staged.is_some().then_some(page)
+        })
     }
 
     /// A page that is mapped, if one is found soon.
@@ -270,8 +308,9 @@ impl<'w> Program<'w> {
             world.read(page);
         }
         world.audit();
-        if world.settings.is_calm() {
-            world.engine.make_room(4 << 20);
+        if world.settings.tree && world.settings.is_calm() {
+            // What goes out from here on is clean and scattered: reclaim in the background pays least.
+            (0..READS_BEFORE_THE_FALL).for_each(|_| self.anywhere(Program::read));
         }
         world.check_limit();
         self.unmap_all();

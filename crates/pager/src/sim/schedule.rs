@@ -30,7 +30,7 @@ use std::thread::Thread;
 use super::random::{Random, mixed};
 
 /// After so many points without progress of the program the run has failed.
-const POINTS_MAX: u64 = 1_000_000;
+const POINTS_MAX: u64 = 2_000_000;
 
 /// A stretch with a switch at every second point has so many points, and begins once in [`FINE_IN`]
 /// points.
@@ -255,6 +255,18 @@ impl Schedule {
         self.pass(me, next);
     }
 
+    /// Freezes the calling thread for a random number of points.
+    fn freeze(&self, me: usize) {
+        let mut state = self.lock();
+        let most = state.random.of(&[FREEZE_MAX / 100, FREEZE_MAX / 10, FREEZE_MAX]);
+        let points = state.random.below(most) as u64;
+        state.points += 1;
+        state.seats[me].frozen_until = state.points + points;
+        let next = state.choose();
+        drop(state);
+        self.pass(me, next);
+    }
+
     /// Waits until [`Schedule::wake`], or for some time at most.
     fn wait(&self, me: usize, what: String, until: Option<u64>) {
         let mut state = self.lock();
@@ -385,6 +397,11 @@ fn with_seat<R>(act: impl FnOnce(&Schedule, usize) -> R) -> Option<R> {
 /// A point: another thread may run here.
 pub(super) fn point() {
     with_seat(Schedule::step);
+}
+
+/// The calling thread goes on after many points of the others, if any of them can go on.
+pub(super) fn freeze() {
+    with_seat(Schedule::freeze);
 }
 
 /// The number of the calling thread; 0 outside of a run.

@@ -6,6 +6,24 @@ use super::random::Random;
 use super::space::Refusals;
 use crate::config::{Config, Mode};
 
+/// What happens to stored data in a run that the engine must end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Damage {
+    /// Bits of the pool flip.
+    Bits,
+    /// The codec refuses to decompress a unit, or decompresses it to something else.
+    Decoder,
+}
+
+/// What a program does most of the time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Storm {
+    /// It forks, and drops contents without the engine.
+    Forks,
+    /// It changes mappings without the engine.
+    Mappings,
+}
+
 /// See the module.
 #[derive(Debug, Clone)]
 pub(super) struct Settings {
@@ -26,14 +44,22 @@ pub(super) struct Settings {
     pub(super) refusals: Refusals,
     /// The pool gets no memory once in so many requests; 0 is never.
     pub(super) pool_refuses: usize,
+    /// The codec begins to fail once in so many units; 0 is never.
+    pub(super) codec_fails: usize,
     /// One of so many written pages does not compress; 0 is none.
     pub(super) noise: usize,
     /// Mappings change, also without the engine's knowledge in handler mode.
     pub(super) changes: bool,
     /// Pages are pinned, shared with children and made read-only.
     pub(super) fixed: bool,
-    /// Bits of the pool flip.
-    pub(super) flips: bool,
+    /// Changes of mappings are aimed at memory that the engine is about to move.
+    pub(super) aimed: bool,
+    /// What half of all steps are, so that changes often wait while folios move.
+    pub(super) storm: Option<Storm>,
+    /// The limit is a share of a tree's limit: it rises and falls.
+    pub(super) tree: bool,
+    /// What is wrong with stored data.
+    pub(super) damage: Option<Damage>,
 }
 
 impl Settings {
@@ -54,12 +80,14 @@ impl Settings {
             register: sometimes(&[0, 0, 10]),
             signal: sometimes(&[0, 1]) == 1,
             swap: sometimes(&[0, 0, 20]),
+            slow: sometimes(&[0, 10, 40, 300]),
         };
         let pool_refuses = sometimes(&[0, 3, 20]);
+        let codec_fails = sometimes(&[0, 0, 10, 100]);
         // 1.5 to 4 MiB of room, for 3 to 10 MiB of memory.
         let limit_bytes = (6 + random.below(11) as u64) << 18;
         let pages_first = (3 << 8) + random.below(7 << 8);
-        Settings {
+        let settings = Settings {
             mode,
             unit,
             algorithm: random.of(&["auto", "auto", "lz4", "zstd", "deflate"]),
@@ -71,22 +99,39 @@ impl Settings {
             pages_first,
             refusals,
             pool_refuses,
+            codec_fails,
             noise: random.of(&[0, 0, 2, 10]),
             changes: random.one_in(2),
             fixed: random.one_in(2),
-            flips: false,
-        }
+            aimed: random.one_in(2),
+            tree: random.one_in(4),
+            storm: random.of(&[Some(Storm::Forks), Some(Storm::Mappings), None, None, None, None]),
+            damage: None,
+        };
+        if settings.storm.is_some() { settings.with_storm() } else { settings }
+    }
+
+    /// What a storm needs besides.
+    fn with_storm(self) -> Settings {
+        let mode = Mode::Handler;
+        Settings { mode, threads: 3, changes: true, fixed: true, aimed: true, ..self }
+    }
+
+    /// The threads of the program, of the engine, and of the rest of the tree.
+    pub(super) fn all_threads(&self) -> usize {
+        self.threads + 2 + usize::from(self.mode == Mode::Handler) + usize::from(self.tree)
     }
 
     /// Whether the engine must be able to hold its limit.
     pub(super) fn is_calm(&self) -> bool {
-        self.noise == 0 && self.pool_refuses == 0 && !self.fixed && self.refusals.register == 0
+        let refuses = self.pool_refuses + self.codec_fails + self.refusals.register;
+        self.noise == 0 && refuses == 0 && !self.fixed
     }
 
-    /// The engine's settings.
-    pub(super) fn config(&self, stream_bytes: usize) -> Config {
+    /// The engine's settings, with this limit.
+    pub(super) fn config(&self, limit_bytes: u64) -> Config {
         Config {
-            limit_bytes: self.limit_bytes + stream_bytes as u64,
+            limit_bytes,
             algorithm: self.algorithm.parse().expect("the name of an algorithm"),
             unit: self.unit,
             mode: self.mode,

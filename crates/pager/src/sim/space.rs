@@ -25,6 +25,9 @@ use crate::system::Side;
 
 pub(super) use program::Access;
 
+/// How many calls take long in one run at most.
+const SLOW_MAX: usize = 300;
+
 /// The bytes of a missing page.
 const POISON: u8 = 0xDB;
 
@@ -49,6 +52,8 @@ pub(super) struct Refusals {
     pub(super) signal: bool,
     /// A page is swapped out by the system.
     pub(super) swap: usize,
+    /// A call takes long: other threads do much before it begins.
+    pub(super) slow: usize,
 }
 
 /// What lies at a page's address.
@@ -133,6 +138,11 @@ struct State {
     events: VecDeque<Event>,
     /// Unfinished changes of the program's mappings; meanwhile nothing is moved or copied in.
     changing: usize,
+    /// Ranges whose `Remove` was read, and whose pages the program's thread is about to drop.
+    dropping: Vec<(usize, usize)>,
+    /// How many calls may still take long: with many of them, a thread that waits for the table
+    /// would wait for most of the run.
+    slow_left: usize,
     /// Threads of the engine that sleep until there is a message.
     sleepers: Vec<usize>,
     mappings: u32,
@@ -167,6 +177,8 @@ impl Space {
             waiters: [Vec::new(), Vec::new()],
             events: VecDeque::new(),
             changing: 0,
+            dropping: Vec::new(),
+            slow_left: SLOW_MAX,
             sleepers: Vec::new(),
             mappings: 0,
         };
@@ -255,6 +267,13 @@ impl State {
     fn is_one_mapping(&self, start: usize, bytes: usize) -> bool {
         let kind = self.get(start).map(Page::kind).filter(|kind| kind.0 != 0);
         kind.is_some() && pages(start, bytes).all(|page| self.get(page).map(Page::kind) == kind)
+    }
+
+    /// Whether the call that begins takes long.
+    fn is_slow(&mut self, slow: usize) -> bool {
+        let is_slow = self.slow_left > 0 && self.random.one_in(slow);
+        self.slow_left -= usize::from(is_slow);
+        is_slow
     }
 
     /// Empties a page.

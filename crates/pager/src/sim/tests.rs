@@ -4,14 +4,14 @@
 use std::os::unix::fs::FileExt as _;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use zfolio_sys::cpu;
+use zfolio_sys::{clock, cpu};
 
 use super::program::Program;
 use super::random::{Random, mixed};
 use super::schedule::{self, Body, Trace};
-use super::settings::Settings;
+use super::settings::{Damage, Settings};
 use super::world::World;
 use crate::config::Mode;
 use crate::fatal;
@@ -22,14 +22,14 @@ const SEEDS: [u64; 4] = [1, 2, 3, 4];
 /// One of so many seeds is run twice, to check that both runs are the same.
 const TWICE: u64 = 8;
 
-/// How long seeds are run by default.
+/// How long seeds are run by default, in processor time.
 const SECONDS: u64 = 5;
 
 /// The file in which the child notes the seed that it runs.
 const NOTE: &str = "ZFOLIO_SIMULATE_NOTE";
 
-/// Set if bits of the pool are to flip.
-const FLIPS: &str = "ZFOLIO_SIMULATE_FLIPS";
+/// Set if stored data is to be damaged: `bits` or `decoder`.
+const DAMAGE: &str = "ZFOLIO_SIMULATE_DAMAGE";
 
 /// A number from the environment.
 fn from_environment(name: &str) -> Option<u64> {
@@ -82,14 +82,23 @@ fn handle(world: &World) {
 
 /// Runs one seed.
 fn run(seed: u64, trace: bool) -> Result<Trace, String> {
-    let flips = std::env::var_os(FLIPS).is_some();
-    let world = World::new(seed, Settings { flips, ..Settings::of(seed) }, trace);
+    let damage = match std::env::var(DAMAGE).as_deref() {
+        Ok("bits") => Some(Damage::Bits),
+        Ok(_) => Some(Damage::Decoder),
+        Err(_) => None,
+    };
+    let world = World::new(seed, Settings { damage, ..Settings::of(seed) }, trace);
     let schedule = std::sync::Arc::clone(&world.schedule);
     let mut threads = engine_threads(&world, seed);
     for thread in 0..world.settings.threads {
         let world = &world;
         let life = move || Program::new(world, seed, thread).live(thread == 0);
         threads.push((format!("program{thread}"), Box::new(life)));
+    }
+    if let Some(tree) = &world.tree {
+        let world = &world;
+        let life = move || tree.live(world, Random::new(seed, 10));
+        threads.push(("supervisor".to_owned(), Box::new(life)));
     }
     schedule.run(threads).map_err(|why| format!("{why}; {:?}", world.settings))
 }
@@ -106,7 +115,18 @@ fn simulated_programs_find_their_bytes() {
 /// the engine ends the process, as it must before the model sees a wrong byte.
 #[test]
 fn a_flipped_bit_of_the_pool_ends_the_process() {
-    let (status, told) = run_child(&[(FLIPS, "1"), ("ZFOLIO_SIMULATE_SECONDS", "20")]);
+    expect_end("bits");
+}
+
+/// Goal and method: the same with a codec that does not decompress a unit, or not to what it was.
+#[test]
+fn a_codec_that_cannot_decompress_ends_the_process() {
+    expect_end("decoder");
+}
+
+/// Runs seeds with this damage, and expects that the engine ends the process.
+fn expect_end(damage: &str) {
+    let (status, told) = run_child(&[(DAMAGE, damage), ("ZFOLIO_SIMULATE_SECONDS", "20")]);
     assert_eq!(status.code(), Some(fatal::STATUS), "{told}");
 }
 
@@ -144,7 +164,6 @@ fn seeds() -> (Box<dyn Iterator<Item = u64>>, u64) {
 /// What run_child() runs: many seeds, for some time. Without the child's environment it does
 /// nothing.
 #[test]
-#[allow(clippy::disallowed_methods, reason = "how long real time is spent on seeds")]
 fn runs_of_seeds() {
     let Some(path) = std::env::var_os(NOTE) else { return };
     // Switching between threads that take turns is faster on one CPU.
@@ -152,7 +171,8 @@ fn runs_of_seeds() {
     let note = std::fs::File::create(path).unwrap();
     let trace = std::env::var_os("ZFOLIO_SIMULATE_TRACE").is_some();
     let seconds = from_environment("ZFOLIO_SIMULATE_SECONDS").unwrap_or(SECONDS);
-    let (began, (seeds, fresh)) = (Instant::now(), seeds());
+    let (began, (seeds, fresh)) = (clock::process_ns(), seeds());
+    let spent = || Duration::from_nanos(clock::process_ns() - began);
     let (mut count, mut points) = (0_u64, 0);
     for seed in seeds {
         note.write_all_at(format!("{seed} {count:<20}").as_bytes(), 0).unwrap();
@@ -161,12 +181,14 @@ fn runs_of_seeds() {
             assert_eq!(run(seed, false), Ok(done), "seed {seed} does not give the same run twice");
         }
         (count, points) = (count + 1, points + done.points);
-        if began.elapsed() > Duration::from_secs(seconds) {
+        if spent() > Duration::from_secs(seconds) {
             break;
         }
     }
-    let seconds = began.elapsed().as_secs_f64();
-    println!("\nsimulated {count} seeds, from {fresh} on, {points} points, in {seconds:.1} s");
+    let seconds = spent().as_secs_f64();
+    println!(
+        "\nsimulated {count} seeds, from {fresh} on, {points} points, in {seconds:.1} s of CPU time"
+    );
 }
 
 /// Goal: a run in which a thread waits for ever fails, and the failure names the thread.

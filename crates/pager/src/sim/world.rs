@@ -8,16 +8,24 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::stats::Stats;
 use zfolio_core::store::Key;
-use zfolio_core::zcomp::Zcomp;
 
+use super::codec::codecs;
 use super::random::Random;
 use super::schedule::{self, Schedule};
 use super::settings::Settings;
 use super::source::Source;
 use super::space::{Access, Space};
+use super::tree::Tree;
 use crate::charge::OverLimit;
 use crate::config::Mode;
 use crate::engine::{Engine, Ground, StatsHome};
+use crate::folio::Units;
+use crate::mappings::event;
+use crate::mover::Full;
+use zfolio_core::zcomp::Zcomp;
+
+/// How a broken `UNIT-1` shows.
+pub(super) const IN_TWO_PLACES: &str = "UNIT-1: it is in two places";
 
 /// A thread that is changing a page's mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,6 +81,8 @@ pub(super) struct World {
     pub(super) space: Arc<Space>,
     pub(super) engine: Engine,
     pub(super) source: Arc<Source>,
+    /// The tree that the process is part of, if its limit is a share.
+    pub(super) tree: Option<Tree>,
     model: Mutex<Model>,
     /// Threads of the program that are not done.
     pub(super) threads_left: AtomicUsize,
@@ -95,16 +105,17 @@ impl Drop for Claimed<'_> {
 
 impl World {
     pub(super) fn new(seed: u64, settings: Settings, trace: bool) -> World {
-        let engines = if settings.mode == Mode::Handler { 3 } else { 2 };
-        let schedule = Schedule::new(seed, settings.threads + engines, trace);
+        let schedule = Schedule::new(seed, settings.all_threads(), trace);
         let shape = (settings.pages, settings.cpus);
         let kernel = Random::new(seed, 2);
         let space =
             Space::new(Arc::clone(&schedule), kernel, settings.mode, settings.refusals, shape);
-        let codec = |params| Zcomp::new(params, settings.unit, 2).expect("accepted parameters");
-        let codecs = settings.config(0).algorithm.codecs().into_iter().map(codec);
-        let codecs: Vec<Zcomp> = codecs.collect();
-        let config = settings.config(codecs.iter().map(Zcomp::memory_bytes).sum());
+        let codecs = codecs(seed, &settings, 2);
+        let stream_bytes: usize = codecs.iter().map(Zcomp::memory_bytes).sum();
+        let need_bytes = settings.limit_bytes + stream_bytes as u64;
+        let tree = settings.tree.then(|| Tree::new(&mut Random::new(seed, 6), need_bytes));
+        let (tree, limit_bytes) = tree.map_or((None, need_bytes), |(tree, all)| (Some(tree), all));
+        let config = settings.config(limit_bytes);
         let source = Arc::new(Source::new(Random::new(seed, 3), settings.pool_refuses));
         let ground = Ground {
             system: Box::new(Arc::clone(&space)),
@@ -114,6 +125,8 @@ impl World {
             cpus: settings.cpus,
         };
         let engine = Engine::on(ground, config, Box::new(Figures(Box::default())));
+        let engine = engine.expect("address space for the staging area");
+        tree.iter().for_each(|tree| engine.hold_share(tree.member));
         let model = Model {
             bytes: vec![0; settings.pages * PAGE_BYTES],
             claims: vec![None; settings.pages],
@@ -121,8 +134,9 @@ impl World {
         World {
             schedule,
             space,
-            engine: engine.expect("address space for the staging area"),
+            engine,
             source,
+            tree,
             model: Mutex::new(model),
             threads_left: AtomicUsize::new(settings.threads),
             forking: AtomicUsize::new(0),
@@ -164,6 +178,7 @@ impl World {
         mut act: impl FnMut(&mut [u8], &mut [u8]),
     ) -> bool {
         let address = self.space.address(page);
+        let mut faulted = false;
         loop {
             schedule::point();
             if !self.model().admits(schedule::me(), page) {
@@ -177,10 +192,30 @@ impl World {
                 Access::Refused => return false,
                 Access::Fault => self.fault(address),
             }
+            faulted = true;
+        }
+        if faulted {
+            self.check_touched(page);
         }
         self.schedule.progress();
         self.schedule.note(if write { "write" } else { "read" }, [page as u64, 0, 0]);
         true
+    }
+
+    /// A page was missing, and is not missing now: fails if the engine keeps it elsewhere too. The folio's
+    /// lock is enough for this check, unless a change of a mapping waits.
+    fn check_touched(&self, page: usize) {
+        let address = self.space.address(page);
+        let Some(table) = self.engine.table.try_read() else { return };
+        let Some(folio) = table.known(address).and_then(|lock| lock.try_lock()) else { return };
+        let waits = self.engine.mover.inbox.first();
+        if self.model().is_alone(page) || waits.is_some_and(|waits| event::is_change(waits.message))
+        {
+            return;
+        }
+        let staged = folio.staged.as_ref().map_or(Units::NONE, Full::units);
+        let away = (staged | folio.stored).contains(self.engine.geometry().index(address));
+        assert!(!(away && self.space.is_here(address)), "page {page:#x}: {IN_TWO_PLACES}");
     }
 
     /// The calling thread has touched a missing page: serves its fault, or waits for the handler.

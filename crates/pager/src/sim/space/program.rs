@@ -96,7 +96,7 @@ impl Space {
     }
 
     /// Makes a change by `act`, and sends its message if the range is registered. As in the kernel,
-    /// `act` comes before the message, or for `Remove` after the message was read.
+    /// `act` comes before the message, or for `Remove` some time after the message was read.
     fn change(&self, start: usize, bytes: usize, message: Message, act: impl FnOnce()) {
         let before = matches!(message, Message::Remove { .. });
         let mut state = self.lock();
@@ -124,8 +124,17 @@ impl Space {
             state = self.lock();
         }
         state.changing -= 1;
+        let Some(act) = act else { return };
+        state.dropping.push((start, start + bytes));
+        let slow = state.random.one_in(4);
         drop(state);
-        act.into_iter().for_each(|act| act());
+        if slow {
+            schedule::freeze()
+        } else {
+            schedule::point()
+        }
+        act();
+        self.lock().dropping.retain(|range| *range != (start, start + bytes));
     }
 
     /// `MADV_DONTNEED`, one mapping after the other; it stops at the `sealed` page. `each` is

@@ -25,6 +25,10 @@ impl Space {
     /// Begins a call; other threads may run before it.
     fn enter(&self) -> MutexGuard<'_, State> {
         schedule::point();
+        let slow = self.lock().is_slow(self.refusals.slow);
+        if slow {
+            schedule::freeze();
+        }
         let mut state = self.lock();
         if state.random.one_in(self.refusals.swap) {
             state.swap_out();
@@ -123,7 +127,10 @@ impl State {
         if source.here == Here::Missing {
             return Err(Errno::NOENT);
         }
-        if source.shared || source.pinned {
+        // A page that is about to be dropped could in reality be moved away just now, and would then
+        // not be dropped: see "What is not simulated" in docs/simulation.md.
+        let is_leaving = self.dropping.iter().any(|(start, end)| (*start..*end).contains(&from));
+        if source.shared || source.pinned || is_leaving {
             return Err(Errno::BUSY);
         }
         self.expect_untouched(to);
