@@ -286,6 +286,8 @@ impl<'w> Program<'w> {
             }
         };
         schedule::point();
+        let staged = engine.replacement.staged_folios();
+        assert_eq!(staged, 0, "a folio is staged: a child would not have it");
         for page in 0..self.world.settings.pages {
             let at = self.world.space.address(page);
             let mut model = self.world.model();
