@@ -97,21 +97,24 @@ impl Supervisor {
             return;
         }
         let began = clock::thread_ns();
-        self.look(now, tree);
-        let took = clock::thread_ns() - began;
+        let pages_ns = self.look(now, tree);
+        // A look at pages takes longer, and has a pause of its own.
+        let took = (clock::thread_ns() - began).saturating_sub(pages_ns);
         self.next_ns = clock::monotonic_ns() + LOOK_NS.max(took * REST);
     }
 
-    fn look(&mut self, now_ns: u64, tree: &Tree) {
+    /// Looks at everything; returns the CPU time that the look at pages took.
+    fn look(&mut self, now_ns: u64, tree: &Tree) -> u64 {
         let seen: Vec<Seen<'_>> = tree.alive().collect();
         self.free_the_dead(&seen);
         let unwatched = self.charge_others(&seen);
         self.find_lost();
+        let mut pages_ns = 0;
         if now_ns >= self.next_pages_ns {
             let began = clock::thread_ns();
             self.look_at_pages(&seen);
-            let took = clock::thread_ns() - began;
-            self.next_pages_ns = now_ns + PAGES_LOOK_NS.max(took * REST);
+            pages_ns = clock::thread_ns() - began;
+            self.next_pages_ns = now_ns + PAGES_LOOK_NS.max(pages_ns * REST);
         }
         let views: Vec<View> = self.seats().map(|(index, seat)| view(index, seat)).collect();
         let count = u64::try_from(views.len()).unwrap_or(u64::MAX).max(1);
@@ -125,6 +128,7 @@ impl Supervisor {
         self.quota.step(State { now_ns, free, reserve, room }, &views, |index, target| {
             ledger.seat(index).set_target(target);
         });
+        pages_ns
     }
 
     /// The slots of the program's processes.
@@ -171,6 +175,8 @@ impl Supervisor {
                 // A process that was just started may be about to take a slot; one that was just
                 // forked has its parent's pages.
                 None if !one.settled => {}
+                // Its slot was just freed: the look that has seen it is older than its end.
+                None if !proc::is_alive(one.pid, one.start_ticks) => {}
                 None => {
                     all += held;
                     beyond += held;

@@ -8,7 +8,6 @@
 //!
 //! The tree is walked from the program down, by `/proc/PID/task/TID/children`. Orphans go to init,
 //! as they would without zfolio (if zfolio became their parent, their `getppid` would change).
-//! Those that were seen before are still known, and a managed one is found by its file.
 //! before are still known, and a managed one is found by its file.
 //!
 //! # Invariants
@@ -110,7 +109,7 @@ pub(super) struct Seen<'t> {
     /// Its process id here.
     pub(super) pid: u32,
     inner_pid: u32,
-    start_ticks: u64,
+    pub(super) start_ticks: u64,
     /// What it had resident.
     pub(super) memory: &'t Memory,
     /// Whether it is no longer between `fork` and `execve`.
