@@ -18,8 +18,8 @@
 //! - `LEDGER-2` Both steps take away first and add afterwards. A process that is killed in between
 //!   makes the sum too small, never too large; [`Ledger::missing_bytes`] is what the supervisor may
 //!   put back.
-//! - `LEDGER-3` The share of a slot is changed by its owner only; by the supervisor once the owner
-//!   is gone.
+//! - `LEDGER-3` The share of a slot is raised by its owner only. The owner lowers it, and so does the
+//!   supervisor: once the owner is gone, or while the owner watches nothing and does not use it.
 //! - `LEDGER-4` All bytes zero is a valid ledger: one without a total and without slots in use.
 //!
 //! # Concurrency
@@ -42,6 +42,7 @@ use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use Ordering::{Acquire, Relaxed, Release};
 
 mod member;
+mod seat;
 
 #[cfg(all(test, feature = "loom"))]
 mod loom_tests;
@@ -49,6 +50,7 @@ mod loom_tests;
 mod tests;
 
 pub use member::Member;
+pub use seat::Seat;
 
 /// Processes that can have a share at once.
 #[cfg(not(all(test, feature = "loom")))]
@@ -58,6 +60,13 @@ pub(crate) const SLOTS: usize = 3;
 
 /// "zledger\1" as a little-endian word. The last byte is the version of the layout.
 pub const LEDGER_MAGIC: u64 = u64::from_le_bytes(*b"zledger\x01");
+
+/// A process below this size has no use for an engine, whose tables and streams take a few MiB. It
+/// pays for what it has, and never gives way.
+pub const SMALL_BYTES: u64 = 8 << 20;
+
+/// What a small process has beyond its size when nothing is free.
+pub const SMALL_MARGIN_BYTES: u64 = 1 << 20;
 
 /// How the names of the files end that hold ledgers.
 pub const FILE_SUFFIX: &str = ".ledger";
@@ -77,6 +86,8 @@ const WATCHES: u32 = 1;
 /// The process was forked, and has executed no program since: its pages may be another process's
 /// too.
 const FORKED: u32 = 2;
+/// The process reclaims its memory, and so can come down below what it uses.
+const RECLAIMS: u32 = 4;
 
 /// A process, as it sees itself.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -227,6 +238,12 @@ impl Ledger {
         (self.total_bytes() / CHUNK_SHARE).clamp(CHUNK_BYTES_MIN, CHUNK_BYTES_MAX)
     }
 
+    /// An equal part of the total for each process. The total: there is only one process.
+    #[must_use]
+    pub fn fair_bytes(&self) -> u64 {
+        self.fair_bytes.load(Relaxed)
+    }
+
     /// Sets what is kept free for new processes, and what an equal part is.
     pub fn set_reserve(&self, reserve_bytes: u64, fair_bytes: u64) {
         self.reserve_bytes.store(reserve_bytes, Relaxed);
@@ -265,7 +282,7 @@ impl Ledger {
         let seat = self.seat(index);
         seat.slot.start_ticks.store(owner.start_ticks, Relaxed);
         if seat.take(first, first) == 0 {
-            seat.force(FIRST_BYTES_MIN);
+            seat.force(SMALL_MARGIN_BYTES);
         }
         Some(index)
     }
@@ -319,175 +336,5 @@ impl Slot {
         self.shared_bytes.store(0, Relaxed);
         self.waited_ns.store(0, Relaxed);
         self.flags.store(0, Relaxed);
-    }
-}
-
-/// A slot of a ledger.
-#[derive(Clone, Copy)]
-pub struct Seat<'l> {
-    ledger: &'l Ledger,
-    slot: &'l Slot,
-}
-
-impl fmt::Debug for Seat<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Seat")
-            .field("owner", &self.owner())
-            .field("share_bytes", &self.share_bytes())
-            .field("target_bytes", &self.target_bytes())
-            .field("shared_bytes", &self.shared_bytes())
-            .field("charge_bytes", &self.charge_bytes())
-            .finish_non_exhaustive()
-    }
-}
-
-impl Seat<'_> {
-    fn is_used(&self) -> bool {
-        self.slot.owner.load(Acquire) != 0
-    }
-
-    /// Whose it is.
-    #[must_use]
-    #[allow(clippy::cast_possible_truncation, reason = "the two halves of a word")]
-    pub fn owner(&self) -> Owner {
-        let word = self.slot.owner.load(Acquire);
-        let start_ticks = self.slot.start_ticks.load(Relaxed);
-        Owner { pid: word as u32, namespace: (word >> 32) as u32, start_ticks }
-    }
-
-    /// What the process may charge.
-    #[must_use]
-    pub fn share_bytes(&self) -> u64 {
-        self.slot.share_bytes.load(Relaxed)
-    }
-
-    /// What its share should come down to, and may not exceed.
-    #[must_use]
-    pub fn target_bytes(&self) -> Option<u64> {
-        Some(self.slot.target_bytes.load(Relaxed)).filter(|target| *target > 0)
-    }
-
-    /// What it has resident and another process pays for.
-    #[must_use]
-    pub fn shared_bytes(&self) -> u64 {
-        self.slot.shared_bytes.load(Relaxed)
-    }
-
-    /// What it charged at its last look, without what another process pays for.
-    #[must_use]
-    pub fn charge_bytes(&self) -> u64 {
-        self.slot.charge_bytes.load(Relaxed)
-    }
-
-    /// How long its threads have waited for what was compressed.
-    #[must_use]
-    pub fn waited_ns(&self) -> u64 {
-        self.slot.waited_ns.load(Relaxed)
-    }
-
-    /// How often it took what was not free.
-    #[must_use]
-    pub fn forced(&self) -> u32 {
-        self.slot.forced.load(Relaxed)
-    }
-
-    /// Whether it watches its size.
-    #[must_use]
-    pub fn watches(&self) -> bool {
-        self.slot.flags.load(Relaxed) & WATCHES != 0
-    }
-
-    /// Whether it was forked, and has executed no program since.
-    #[must_use]
-    pub fn is_forked(&self) -> bool {
-        self.slot.flags.load(Relaxed) & FORKED != 0
-    }
-
-    /// The limit of the process, for all that it has resident.
-    #[must_use]
-    pub fn limit_bytes(&self) -> u64 {
-        let target = self.target_bytes().unwrap_or(u64::MAX);
-        self.share_bytes().min(target) + self.shared_bytes()
-    }
-
-    /// Takes `least` to `most` bytes from what is free; returns how many. 0: there is less than
-    /// `least`, or the target does not allow it.
-    ///
-    /// The reserve is for processes that have less than half of a fair part.
-    #[must_use]
-    pub fn take(&self, least: u64, most: u64) -> u64 {
-        let share = self.share_bytes();
-        let bound = self.target_bytes().unwrap_or(u64::MAX).saturating_sub(share);
-        // What it may take although less than the reserve is left.
-        let small = (self.ledger.fair_bytes.load(Relaxed) / 2).saturating_sub(share);
-        let reserve = signed(self.ledger.reserve_bytes.load(Relaxed));
-        let free = &self.ledger.free_bytes;
-        let mut found = free.load(Relaxed);
-        loop {
-            let ample = u64::try_from(found.saturating_sub(reserve)).unwrap_or(0);
-            let room = ample.max(small.min(u64::try_from(found).unwrap_or(0))).min(bound);
-            if room < least || room == 0 {
-                return 0;
-            }
-            let bytes = room.min(most);
-            match free.compare_exchange_weak(found, found - signed(bytes), Relaxed, Relaxed) {
-                Ok(_) => {
-                    self.slot.share_bytes.fetch_add(bytes, Relaxed);
-                    return bytes;
-                }
-                Err(now) => found = now,
-            }
-        }
-    }
-
-    /// Takes bytes whether they are free or not, and drops a target that forbids it: what cannot be
-    /// reclaimed is there, and the others must give way.
-    pub fn force(&self, bytes: u64) {
-        self.ledger.free_bytes.fetch_sub(signed(bytes), Relaxed);
-        let share = self.slot.share_bytes.fetch_add(bytes, Relaxed) + bytes;
-        self.slot.forced.fetch_add(1, Relaxed);
-        if self.target_bytes().is_some_and(|target| target < share) {
-            self.set_target(None);
-        }
-    }
-
-    /// Gives back what the share is above `bytes`; returns how much that was.
-    pub fn give_down_to(&self, bytes: u64) -> u64 {
-        let lower = |share: u64| (share > bytes).then_some(bytes);
-        match self.slot.share_bytes.fetch_update(Relaxed, Relaxed, lower) {
-            Ok(before) => {
-                self.ledger.free_bytes.fetch_add(signed(before - bytes), Relaxed);
-                before - bytes
-            }
-            Err(_) => 0,
-        }
-    }
-
-    /// Sets or drops the target. It is never 0.
-    pub fn set_target(&self, bytes: Option<u64>) {
-        self.slot.target_bytes.store(bytes.map_or(0, |bytes| bytes.max(1)), Relaxed);
-    }
-
-    /// Sets what another process pays for.
-    pub fn set_shared(&self, bytes: u64) {
-        self.slot.shared_bytes.store(bytes, Relaxed);
-    }
-
-    /// The process watches its size from now on.
-    pub fn set_watches(&self) {
-        self.slot.flags.fetch_or(WATCHES, Relaxed);
-    }
-
-    /// The process was just forked, and has `resident_bytes`: the parent pays for all of them.
-    pub fn set_forked(&self, resident_bytes: u64) {
-        self.set_shared(resident_bytes);
-        self.slot.flags.fetch_or(FORKED, Relaxed);
-    }
-
-    /// Notes what the process has resident, and how long it has waited.
-    pub fn note(&self, resident_bytes: u64, waited_ns: u64) {
-        let charge = resident_bytes.saturating_sub(self.shared_bytes());
-        self.slot.charge_bytes.store(charge, Relaxed);
-        self.slot.waited_ns.store(waited_ns, Relaxed);
     }
 }

@@ -31,6 +31,7 @@ use file_pages::FilePages;
 use follow::Follow;
 pub use over_limit::OverLimit;
 pub(crate) use over_limit::report_first;
+use share::Falling;
 
 /// An eighth of the limit stays resident.
 const FLOOR_SHARE: u64 = 8;
@@ -53,6 +54,7 @@ pub(crate) struct Charge {
     follow: Follow,
     /// The process's share of a tree's limit, if it has one: the limit in force.
     share: OnceLock<&'static Member>,
+    falling: Falling,
     file_pages: FilePages,
     resident_bytes: AtomicU64,
     tables_bytes: AtomicU64,
@@ -79,6 +81,7 @@ impl Charge {
             follow: Follow::default(),
             file_pages: FilePages::default(),
             share: OnceLock::new(),
+            falling: Falling::default(),
             resident_bytes: AtomicU64::new(0),
             tables_bytes: AtomicU64::new(0),
             uncounted_bytes: AtomicI64::new(0),

@@ -153,6 +153,7 @@ fn live(settings: &'static Settings) {
     entrust(engine, settings);
     engine.adopt_all(ours.all());
     drop(ours);
+    share::set_reclaims();
     engine.sample();
     engine.reclaim_in_background();
 }
@@ -203,6 +204,8 @@ fn watch(settings: &Settings, enough: impl Fn(u64) -> bool) {
         let margin = (limit / 16).clamp(4 << 20, 32 << 20);
         let grown = resident.saturating_sub(before);
         let soon = grown.saturating_mul(ENGAGE_NS) / (now_ns - before_ns).max(100_000);
+        // On a busy machine this thread looks late. Then the process may grow as much again until the next look.
+        let soon = if share::member().is_some() { soon.max(2 * grown) } else { soon };
         let ahead = soon.min(share::ahead_max(settings, limit)).max(margin);
         let limit = share::follow(settings, resident, ahead);
         if let Some(page) = statistics::page() {
@@ -211,7 +214,7 @@ fn watch(settings: &Settings, enough: impl Fn(u64) -> bool) {
             set(&figures.process_bytes, &figures.process_bytes_max, resident);
             set(&figures.file_bytes, &figures.file_bytes_max, file_bytes);
         }
-        if resident + ahead >= limit || enough(resident) {
+        if (resident + ahead >= limit && !share::is_below_notice(resident)) || enough(resident) {
             return;
         }
         // At least 0.2 ms, so that watching costs below 1 % of a CPU; at most 20 ms. A share is never far above what
@@ -220,7 +223,7 @@ fn watch(settings: &Settings, enough: impl Fn(u64) -> bool) {
         let longer = (2 * pause_ns_min).clamp(200_000, PAUSE_NS_MAX);
         pause_ns_min = if is_share && grown == 0 { longer } else { 0 };
         (before, before_ns) = (resident, now_ns);
-        let headroom_ns = (limit - margin - resident) / BYTES_PER_NS;
+        let headroom_ns = limit.saturating_sub(margin + resident) / BYTES_PER_NS;
         let pause_ns = headroom_ns.clamp(200_000, PAUSE_NS_MAX).max(pause_ns_min);
         thread::sleep(Duration::from_nanos(pause_ns));
         thread::follow();
@@ -319,7 +322,7 @@ fn live_again(engine: &'static Engine, quiet: &mut zfolio_pager::Quiet<'_>) -> b
         entrust(engine, settings);
     }
     engine.register_again(quiet);
-    share::set_watches();
+    share::set_reclaims();
     true
 }
 

@@ -15,7 +15,7 @@
 
 use std::sync::OnceLock;
 
-use zfolio_core::ledger::{Ledger, Member, Owner, Seat};
+use zfolio_core::ledger::{Ledger, Member, Owner, SMALL_BYTES, SMALL_MARGIN_BYTES, Seat};
 use zfolio_pager::fatal;
 use zfolio_sys::{process, shared};
 
@@ -43,8 +43,11 @@ fn seat() -> Option<Seat<'static>> {
 /// process has besides, is below the share; or it is below half of a limit of the process's own.
 pub(crate) fn is_small(settings: &Settings, manageable: u64) -> bool {
     let limit = limit_bytes(settings);
-    let besides = if seat().is_some() { BESIDES_BYTES.min(limit / 2) } else { limit / 2 };
-    manageable + besides <= limit
+    if seat().is_none() {
+        return manageable <= limit / 2;
+    }
+    let limit = limit.max(SMALL_BYTES);
+    manageable + BESIDES_BYTES.min(limit / 2) <= limit
 }
 
 /// The limit in force.
@@ -121,6 +124,19 @@ pub(crate) fn covers(manageable: u64) -> bool {
     plenty && wanted <= total / COVER_SHARE && seat.take(missing, missing) > 0
 }
 
+/// The process reclaims its memory from now on.
+pub(crate) fn set_reclaims() {
+    if let Some(seat) = seat() {
+        seat.set_reclaims();
+    }
+}
+
+/// Whether a process of that size is to be watched further, although it has reached its share: it
+/// could give nothing back.
+pub(crate) fn is_below_notice(resident: u64) -> bool {
+    seat().is_some_and(|seat| resident < SMALL_BYTES + seat.shared_bytes())
+}
+
 /// For a process that has `resident` bytes and may have `ahead` more soon: takes what it lacks, or
 /// gives back what is above its target. The limit in force after that.
 pub(crate) fn follow(settings: &Settings, resident: u64, ahead: u64) -> u64 {
@@ -129,27 +145,38 @@ pub(crate) fn follow(settings: &Settings, resident: u64, ahead: u64) -> u64 {
     };
     seat.note(resident, 0);
     let (limit, wanted) = (seat.limit_bytes(), resident + ahead + 1);
+    // What it keeps, and what it takes also if it is not free.
+    let is_small = is_below_notice(resident);
+    let least = if is_small { resident + SMALL_MARGIN_BYTES } else { wanted };
     let target = seat.target_bytes().filter(|target| *target < seat.share_bytes());
     match target {
         Some(target) => {
-            let held = wanted.saturating_sub(seat.shared_bytes());
-            seat.give_down_to(target.max(held));
+            seat.give_down_to(target.max(least.saturating_sub(seat.shared_bytes())));
         }
         None if limit < wanted => {
-            let least = wanted - limit;
+            let lacking = wanted - limit;
             // If so much is not free, the limit stays, and the caller engages.
-            let _taken = seat.take(least, least.max(member.ledger().chunk_bytes()));
+            let taken = seat.take_watching(lacking, lacking.max(member.ledger().chunk_bytes()));
+            if taken == 0 && is_small && limit < resident {
+                seat.force(least - limit);
+            }
         }
         None => {}
     }
     seat.limit_bytes()
 }
 
-/// Whether the process has half of what it could get, so that the engine should be made.
+/// Whether the process has half of what it could get, so that the engine should be made; or half of
+/// an equal part, where less than half of the total is free. Other processes may take the rest
+/// before this one looks again.
 pub(crate) fn is_large(resident: u64) -> bool {
     let (Some(member), Some(seat)) = (member(), seat()) else { return true };
-    let free = u64::try_from(member.ledger().free_bytes()).unwrap_or(0);
-    resident >= (seat.limit_bytes() + free) / 2
+    let ledger = member.ledger();
+    let free = u64::try_from(ledger.free_bytes()).unwrap_or(0);
+    let is_scarce = free < ledger.total_bytes() / 2;
+    let is_large = resident >= (seat.limit_bytes() + free) / 2
+        || is_scarce && resident >= ledger.fair_bytes() / 2;
+    is_large && !is_below_notice(resident)
 }
 
 /// How much growth is foreseen at most.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{FIRST_BYTES_MIN, Ledger, Owner, SLOTS, signed};
+use super::{Ledger, Owner, SLOTS, SMALL_MARGIN_BYTES, signed};
 use crate::testing::{Random, seed};
 
 const MIB: u64 = 1 << 20;
@@ -30,10 +30,10 @@ struct Model {
 }
 
 impl Model {
-    fn take(&mut self, pid: u32, least: u64, most: u64) -> u64 {
+    fn take(&mut self, pid: u32, least: u64, most: u64, left: u64) -> u64 {
         let (_, share, target) = self.shares.get_mut(&pid).expect("a process of the model");
         let at_least_0 = |bytes: i64| u64::try_from(bytes).unwrap_or(0);
-        let ample = at_least_0(self.free - signed(self.reserve));
+        let ample = at_least_0(self.free - signed(self.reserve.max(left)));
         let for_small = (self.fair / 2).saturating_sub(*share).min(at_least_0(self.free));
         let room = ample
             .max(for_small)
@@ -54,9 +54,9 @@ impl Model {
             return;
         }
         self.shares.insert(pid, (index, 0, None));
-        if self.take(pid, FIRST, FIRST) == 0 {
-            self.free -= signed(FIRST_BYTES_MIN);
-            self.shares.get_mut(&pid).expect("just inserted").1 = FIRST_BYTES_MIN;
+        if self.take(pid, FIRST, FIRST, 0) == 0 {
+            self.free -= signed(SMALL_MARGIN_BYTES);
+            self.shares.get_mut(&pid).expect("just inserted").1 = SMALL_MARGIN_BYTES;
         }
     }
 }
@@ -86,8 +86,15 @@ fn the_ledger_agrees_with_a_plain_map() {
                 }
                 (2 | 3, Some((index, ..))) => {
                     let least = random.below_u64(bytes + 1);
-                    let taken = ledger.seat(index).take(least, bytes);
-                    assert_eq!(taken, model.take(pid, least, bytes), "seed {seed}, step {step}");
+                    let seat = ledger.seat(index);
+                    let watching = random.below(2) == 0;
+                    let left = if watching && model.fair < TOTAL { TOTAL / 16 } else { 0 };
+                    let taken = match watching {
+                        true => seat.take_watching(least, bytes),
+                        false => seat.take(least, bytes),
+                    };
+                    let expected = model.take(pid, least, bytes, left);
+                    assert_eq!(taken, expected, "seed {seed}, step {step}");
                 }
                 (4, Some((index, share, target))) => {
                     ledger.seat(index).force(bytes / 16);
@@ -131,7 +138,7 @@ fn a_new_program_of_a_process_keeps_the_slot_and_a_first_share() {
     assert_eq!(seat.take(1, 100 * MIB), 100 * MIB);
     seat.set_forked(40 * MIB);
     seat.set_watches();
-    assert_eq!(seat.limit_bytes(), FIRST + 140 * MIB);
+    assert_eq!(seat.limit_bytes(), FIRST + 100 * MIB + 32 * MIB + 40 * MIB, "for copies: 32 MiB");
     assert_eq!(ledger.enter(owner(5)), Some(index));
     assert_eq!((seat.share_bytes(), seat.limit_bytes()), (FIRST, FIRST));
     assert!(!seat.is_forked() && !seat.watches());
@@ -164,6 +171,36 @@ fn a_target_bounds_the_limit_and_what_is_taken() {
     seat.force(MIB);
     assert_eq!((seat.limit_bytes(), seat.target_bytes(), seat.forced()), (51 * MIB, None, 1));
     assert_eq!(seat.take(1, MIB), MIB);
+}
+
+#[test]
+fn a_child_takes_what_it_may_copy_if_that_is_free() {
+    let ledger = ledger();
+    let [parent, child, late] = [1, 2, 3].map(|pid| ledger.seat(ledger.enter(owner(pid)).unwrap()));
+    ledger.set_reserve(8 * MIB, TOTAL / 3);
+    child.set_forked(300 * MIB);
+    assert_eq!((child.share_bytes(), child.shared_bytes()), (FIRST + 32 * MIB, 300 * MIB));
+    child.note_copied(100 * MIB);
+    assert_eq!(child.limit_bytes(), FIRST + 232 * MIB);
+    assert_eq!(child.copies_ahead_bytes(), 16 * MIB);
+    child.note_copied(u64::MAX);
+    assert_eq!((child.shared_bytes(), child.copies_ahead_bytes()), (0, 0));
+    assert!(parent.take(1, u64::MAX) > 0);
+    late.set_forked(300 * MIB);
+    assert_eq!((late.share_bytes(), late.forced()), (FIRST + 8 * MIB, 0), "all of the reserve");
+    assert_eq!(ledger.free_bytes(), 0);
+    assert_eq!(ledger.missing_bytes(), 0);
+}
+
+#[test]
+fn a_process_that_only_watches_leaves_some_free_unless_it_is_alone() {
+    let ledger = ledger();
+    let seat = ledger.seat(ledger.enter(owner(1)).unwrap());
+    ledger.set_reserve(0, TOTAL / 2);
+    assert_eq!(seat.take_watching(1, u64::MAX), TOTAL - TOTAL / 16 - FIRST);
+    assert_eq!(seat.take_watching(1, u64::MAX), 0);
+    ledger.set_reserve(0, TOTAL);
+    assert_eq!(seat.take_watching(1, u64::MAX), TOTAL / 16);
 }
 
 #[test]

@@ -4,6 +4,9 @@
 //! watermark. A thread that finds the limit reached takes a chunk, if one is free, before it
 //! reclaims.
 
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
 use zfolio_core::ledger::{Member, Seat};
 
 use super::Charge;
@@ -18,6 +21,36 @@ impl Charge {
     /// The process's slot, if its limit is a share.
     pub(super) fn seat(&self) -> Option<Seat<'static>> {
         self.share.get()?.seat()
+    }
+}
+
+/// The pause of the background thread after the limit has fallen. It doubles while the limit does
+/// not fall again.
+const FALLING_PAUSE_MS: u64 = 2;
+
+/// Whether the limit falls: pages that a child of `fork` copies lower its limit without a fault of
+/// the engine, so the background thread has to look more often.
+#[derive(Debug, Default)]
+pub(super) struct Falling {
+    /// The limit at the last sample.
+    limit_bytes: AtomicU64,
+    pause_ms: AtomicU64,
+}
+
+impl Falling {
+    fn note(&self, limit_bytes: u64) {
+        let before = self.limit_bytes.swap(limit_bytes, Relaxed);
+        let longer = self.pause_ms.load(Relaxed).saturating_mul(2);
+        let pause = if limit_bytes < before { FALLING_PAUSE_MS } else { longer };
+        self.pause_ms.store(pause, Relaxed);
+    }
+
+    /// The pause until the next sample, at most `most`.
+    fn pause(&self, most: Duration) -> Duration {
+        match self.pause_ms.load(Relaxed) {
+            0 => most,
+            pause => Duration::from_millis(pause).min(most),
+        }
     }
 }
 
@@ -40,15 +73,23 @@ impl Engine {
         let Some(seat) = self.charge.seat() else { return };
         let charge = self.charge_bytes();
         seat.note(charge, self.waited_ns());
+        self.charge.falling.note(seat.limit_bytes());
         match seat.target_bytes().filter(|target| *target < seat.share_bytes()) {
             Some(target) => {
                 seat.give_down_to(target.max(seat.charge_bytes()));
             }
-            None if self.available_bytes() < self.charge.low_bytes() => {
-                self.grow(self.charge.high_bytes());
+            None => {
+                let ahead = seat.copies_ahead_bytes();
+                if self.available_bytes() < self.charge.low_bytes() + ahead {
+                    self.grow(self.charge.high_bytes() + ahead);
+                }
             }
-            None => {}
         }
+    }
+
+    /// The pause of the background thread until its next turn, at most `most`.
+    pub(crate) fn pause(&self, most: Duration) -> Duration {
+        self.charge.falling.pause(most)
     }
 
     /// Takes more from the ledger, so that `bytes` fit below the limit. False: so much is not to be
@@ -91,9 +132,12 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use zfolio_core::ledger::{Ledger, Member, Owner};
     use zfolio_sys::map::Reservation;
 
+    use super::Falling;
     use crate::config::Mode;
     use crate::engine::Engine;
 
@@ -102,6 +146,17 @@ mod tests {
     fn member(ledger: &'static Ledger, pid: u32) -> &'static Member {
         let owner = Owner { pid, namespace: 0, start_ticks: 1 };
         Box::leak(Box::new(Member::new(ledger, owner).unwrap()))
+    }
+
+    #[test]
+    fn the_background_thread_looks_more_often_while_the_limit_falls() {
+        let (falling, most) = (Falling::default(), Duration::from_millis(20));
+        assert_eq!(falling.pause(most), most);
+        let pauses = [90, 90, 80, 80, 80, 80, 80, 80, 85, 70].map(|limit| {
+            falling.note(limit);
+            falling.pause(most).as_millis()
+        });
+        assert_eq!(pauses, [20, 20, 2, 4, 8, 16, 20, 20, 20, 2]);
     }
 
     /// Goal: a process takes what it needs while it is free, comes down to a target, gives the rest

@@ -67,7 +67,8 @@ impl Engine {
             // A wake-up between the turn above and here is lost, and the next turn comes with the
             // next sample, at most 20 ms later. A thread that needs memory meanwhile reclaims for
             // itself.
-            futex::wait(&self.work.reclaimer.bell, bell, Some(SAMPLE_INTERVAL));
+            let pause = self.pause(SAMPLE_INTERVAL);
+            futex::wait(&self.work.reclaimer.bell, bell, Some(pause));
         }
     }
 
