@@ -13,6 +13,7 @@
 
 mod detail;
 mod elf;
+mod family;
 mod keep;
 mod proc;
 mod program;

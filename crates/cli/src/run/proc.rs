@@ -100,6 +100,23 @@ pub(super) fn parent(pid: u32) -> Option<u32> {
     u32::try_from(Fields::of(&text)?.number(4)?).ok()
 }
 
+/// How many page faults a process had, and its size then.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) struct Faults {
+    /// Faults that the kernel has served without a device.
+    pub(super) minor: u64,
+    /// All that was resident, with pages of files.
+    pub(super) resident_bytes: u64,
+}
+
+/// Reads the number of page faults.
+pub(super) fn faults(pid: u32) -> Option<Faults> {
+    let text = read(pid, "stat")?;
+    let fields = Fields::of(&text)?;
+    let resident_bytes = fields.number(24)? * zfolio_sys::map::PAGE_BYTES as u64;
+    Some(Faults { minor: fields.number(10)?, resident_bytes })
+}
+
 /// The anonymous pages of a process, by who else has them.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Pages {
@@ -247,7 +264,7 @@ pub(super) fn reason_without_figures(pid: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::{
-        children, image, is_alive, loads, memory, pages, parent, parse_memory, parse_pages,
+        children, faults, image, is_alive, loads, memory, pages, parent, parse_memory, parse_pages,
         parse_stat, stat,
     };
     use crate::stats_file;
@@ -264,6 +281,10 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("9").spawn().unwrap();
         assert!(children(pid, &about).contains(&child.id()));
         assert_eq!(parent(child.id()), Some(pid));
+        let before = faults(pid).expect("we run");
+        let touched = std::hint::black_box(vec![1_u8; 8 << 20]);
+        let after = faults(pid).expect("we run");
+        assert!(after.minor > before.minor && before.resident_bytes > 0 && touched[9] == 1);
         let start_ticks = stats_file::start_ticks(child.id()).unwrap();
         assert!(is_alive(child.id(), start_ticks) && !is_alive(child.id(), start_ticks + 1));
         child.kill().unwrap();

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use zfolio_core::ledger::signed;
+use zfolio_core::ledger::{SMALL_BYTES, SMALL_MARGIN_BYTES, signed};
 
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -25,9 +25,6 @@ const HOLD_NS: u64 = SECOND_NS / 2;
 
 /// How long a process that cannot come down is left alone.
 const REST_NS: u64 = 2 * SECOND_NS;
-
-/// No target is below this: tables, streams and staging take a few MiB.
-const LEAST_BYTES: u64 = 8 << 20;
 
 /// What is no slack: a 16th of the share, within these bounds.
 const MARGIN_SHARE: u64 = 16;
@@ -47,6 +44,8 @@ pub(super) struct View {
     pub(super) charge: u64,
     /// Whether it comes down to a target.
     pub(super) watches: bool,
+    /// Whether it can come down below what it uses.
+    pub(super) reclaims: bool,
     pub(super) waited_ns: u64,
     /// How often it took what was not free.
     pub(super) forced: u32,
@@ -61,7 +60,12 @@ impl View {
     /// What it has and does not use.
     fn slack(&self) -> u64 {
         let margin = (self.share / MARGIN_SHARE).clamp(MARGIN_BYTES_MIN, MARGIN_BYTES_MAX);
-        let kept = (self.charge + margin).max(LEAST_BYTES);
+        let kept = match self.charge < SMALL_BYTES {
+            // An engine has its tables and streams besides.
+            true if self.reclaims => SMALL_BYTES,
+            true => self.charge + SMALL_MARGIN_BYTES,
+            false => self.charge + margin,
+        };
         self.share.saturating_sub(kept)
     }
 }
@@ -206,27 +210,31 @@ impl Quota {
     ) {
         let may_give = |view: &&View| {
             let rests = self.track(view).rest_until_ns > state.now_ns;
-            view.watches && view.pending() == 0 && !rests && view.share > LEAST_BYTES
+            view.watches && view.pending() == 0 && !rests
         };
         let mut givers: Vec<View> = views.iter().filter(may_give).copied().collect();
         let mut lowered = Vec::new();
+        let is_needy = |view: &View| needy.is_some_and(|needy| needy.index == view.index);
         givers.sort_by_key(|view| std::cmp::Reverse(view.slack()));
-        for view in givers.iter().filter(|view| view.slack() >= STEP_BYTES_MIN) {
+        // The memory is for the one that waits: it gives nothing unless the reserve is lacking.
+        let slack = |view: &&View| view.slack() >= STEP_BYTES_MIN && (urgent || !is_needy(view));
+        for view in givers.iter().filter(slack) {
             let bytes = view.slack().min(short);
             lowered.push((view.index, view.share - bytes));
             short -= bytes;
         }
-        givers.retain(|view| lowered.iter().all(|(index, _)| *index != view.index));
+        givers.retain(|view| {
+            view.share > SMALL_BYTES && lowered.iter().all(|(index, _)| *index != view.index)
+        });
         givers.sort_by_key(|view| self.pressure_per_mib(view));
         let bound = needy.map_or(0, |needy| self.pressure_per_mib(&needy) / LESS);
         for view in givers {
-            let is_needy = needy.is_some_and(|needy| needy.index == view.index);
-            let waits_less = !is_needy && self.pressure_per_mib(&view) <= bound;
+            let waits_less = !is_needy(&view) && self.pressure_per_mib(&view) <= bound;
             if short == 0 || !(urgent || waits_less) {
                 break;
             }
             let step = (view.share / STEP_SHARE).max(STEP_BYTES_MIN);
-            let bytes = step.min(short.max(STEP_BYTES_MIN)).min(view.share - LEAST_BYTES);
+            let bytes = step.min(short.max(STEP_BYTES_MIN)).min(view.share - SMALL_BYTES);
             lowered.push((view.index, view.share - bytes));
             short = short.saturating_sub(bytes);
         }
@@ -241,7 +249,7 @@ impl Quota {
 
 #[cfg(test)]
 mod tests {
-    use super::{LEAST_BYTES, NEED_NS, Quota, SECOND_NS, State, View, signed};
+    use super::{NEED_NS, Quota, SECOND_NS, SMALL_BYTES, State, View, signed};
 
     const MIB: u64 = 1 << 20;
     const TOTAL: u64 = 256 * MIB;
@@ -269,6 +277,7 @@ mod tests {
                 target: None,
                 charge: *share,
                 watches: true,
+                reclaims: true,
                 waited_ns: 0,
                 forced: 0,
             };
@@ -326,6 +335,28 @@ mod tests {
     }
 
     #[test]
+    fn a_small_process_gives_what_it_does_not_use_and_no_more() {
+        let mut world = World::new(&[7 * MIB, 249 * MIB], &[MIB, 400 * MIB]);
+        world.views[0].reclaims = false;
+        (0..100).for_each(|_| world.look());
+        assert_eq!(world.shares()[0], 2, "what it has, and a MiB");
+    }
+
+    #[test]
+    fn a_process_alone_keeps_what_it_does_not_use_while_it_waits() {
+        let mut world = World::new(&[TOTAL], &[2 * TOTAL]);
+        world.reserve = 0;
+        for _ in 0..100 {
+            world.views[0].charge = TOTAL / 2;
+            let state = State { now_ns: world.now_ns, free: 0, reserve: 0, room: ROOM };
+            world.now_ns += SECOND_NS / 20;
+            world.views[0].waited_ns += SECOND_NS / 20;
+            let views = world.views.clone();
+            world.quota.step(state, &views, |_, target| assert_eq!(target, None));
+        }
+    }
+
+    #[test]
     fn an_idle_process_gives_way_to_one_that_waits() {
         let mut world = World::new(&[200 * MIB, 48 * MIB], &[200 * MIB, 240 * MIB]);
         // It never touches what it has again, so it never waits.
@@ -334,7 +365,7 @@ mod tests {
             world.views[0].waited_ns = 0;
         }
         let shares = world.shares();
-        assert!(shares[0] <= 16 && shares[0] >= LEAST_BYTES / MIB, "{shares:?}");
+        assert!(shares[0] <= 16 && shares[0] >= SMALL_BYTES / MIB, "{shares:?}");
         assert!(shares[1] >= 220, "{shares:?}");
     }
 

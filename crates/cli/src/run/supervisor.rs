@@ -2,7 +2,8 @@
 //!
 //! - A process that is gone leaves its share.
 //! - Processes without a share are charged to a slot of this process.
-//! - Children of `fork` pay for what is theirs alone.
+//! - Children of `fork` pay for what is theirs alone ([`Families`]). While they copy pages, the
+//!   supervisor looks at them 100 times a second.
 //! - The others get their targets from [`Quota`].
 //!
 //! # Cost
@@ -13,9 +14,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use zfolio_core::ledger::{Ledger, Owner, Seat};
+use zfolio_core::ledger::{Ledger, Owner, Seat, signed};
 use zfolio_sys::{clock, process};
 
+use super::family::{Families, Forked};
 use super::proc;
 use super::quota::{Quota, State, View};
 use super::tree::{Seen, Tree};
@@ -25,23 +27,40 @@ use crate::stats_file;
 /// Between two looks.
 const LOOK_NS: u64 = 50_000_000;
 
-/// Between two looks at the pages of forked processes.
+/// Between two exact looks at the pages of forked processes.
 const PAGES_LOOK_NS: u64 = 100_000_000;
 
-/// The pause after a look is at least this many times as long as the look.
+/// For a second after each fork and each copied page: between two looks at their page faults, and
+/// between two looks at all processes.
+const LIVELY_NS: u64 = 1_000_000_000;
+const FAULTS_LOOK_NS: u64 = 10_000_000;
+const LIVELY_LOOK_NS: u64 = 20_000_000;
+
+/// The pause after a look is at least this many times as long as the look; while forked processes
+/// copy pages, a tenth of a CPU's time is worth it.
 const REST: u64 = 50;
+const REST_COPYING: u64 = 10;
 
 /// A 64th of the total is kept free for new processes, if there is more than one.
 const RESERVE_SHARE: u64 = 64;
 
+/// While forked processes copy pages, as much as they have copied lately is kept free in addition,
+/// at most an eighth of the total.
+const COPYING_SHARE_MAX: u64 = 8;
+
 /// A 16th of the total is made free at once for a process that waits.
 const ROOM_SHARE: u64 = 16;
 
-/// Bytes that are missing for so many looks are lost (`LEDGER-2`).
-const LOST_LOOKS: u32 = 20;
+/// Less than an eighth of the total is free: processes without a watching thread give back what they
+/// do not use.
+const SCARCE_SHARE: u64 = 8;
+const UNWATCHED_MARGIN_BYTES: u64 = 512 << 10;
 
-/// A process of another PID namespace that was not seen for so many looks is gone.
-const UNSEEN_LOOKS: u32 = 60;
+/// Bytes that are missing for so long are lost (`LEDGER-2`).
+const LOST_NS: u64 = 1_000_000_000;
+
+/// A process of another PID namespace that was not seen for so long is gone.
+const UNSEEN_NS: u64 = 3_000_000_000;
 
 /// See the module. Its file is removed when it is dropped.
 #[derive(Debug)]
@@ -51,12 +70,22 @@ pub(super) struct Supervisor {
     /// The slot for processes without a share.
     own: usize,
     quota: Quota,
-    /// How often each process of another namespace was looked for in vain.
-    unseen: BTreeMap<usize, u32>,
-    /// What is missing in the ledger, and for how many looks it was just that.
-    missing: (i64, u32),
+    /// When each process of another namespace was last seen.
+    last_seen_ns: BTreeMap<usize, u64>,
+    /// What is missing in the ledger, and since when it is just that.
+    missing: (i64, u64),
+    families: Families,
+    /// What forked processes have copied lately.
+    copied_bytes: u64,
+    /// How many processes were forked at the last look.
+    forked: usize,
+    /// The last exact look at their pages, and the CPU time that it took.
+    pages_ns: u64,
+    pages_took_ns: u64,
+    /// Until when they are looked at more often.
+    lively_until_ns: u64,
     next_ns: u64,
-    next_pages_ns: u64,
+    next_families_ns: u64,
 }
 
 impl Supervisor {
@@ -73,16 +102,23 @@ impl Supervisor {
             namespace,
             own,
             quota: Quota::default(),
-            unseen: BTreeMap::new(),
+            last_seen_ns: BTreeMap::new(),
             missing: (0, 0),
+            families: Families::default(),
+            copied_bytes: 0,
+            forked: 0,
+            pages_ns: 0,
+            pages_took_ns: 0,
+            lively_until_ns: 0,
             next_ns: 0,
-            next_pages_ns: 0,
+            next_families_ns: 0,
         })
     }
 
     /// The time until the next look.
     pub(super) fn rest(&self) -> Duration {
-        Duration::from_nanos(self.next_ns.saturating_sub(clock::monotonic_ns()))
+        let next_ns = self.next_ns.min(self.next_families_ns);
+        Duration::from_nanos(next_ns.saturating_sub(clock::monotonic_ns()))
     }
 
     /// The highest sum of what all processes charged.
@@ -90,45 +126,49 @@ impl Supervisor {
         self.ledger.sum_bytes().1
     }
 
-    /// Looks, if a look is due.
+    /// Makes the looks that are due.
     pub(super) fn look_if_due(&mut self, tree: &Tree) {
         let now = clock::monotonic_ns();
-        if now < self.next_ns {
-            return;
+        if now >= self.next_families_ns {
+            let began = clock::thread_ns();
+            let was_exact = self.look_at_families(now, tree);
+            // An exact look takes longer, and has a pause of its own.
+            let took = if was_exact { 0 } else { clock::thread_ns() - began };
+            let is_lively = now < self.lively_until_ns;
+            let pause = if is_lively { FAULTS_LOOK_NS } else { LOOK_NS };
+            self.next_families_ns = clock::monotonic_ns() + pause.max(took * REST_COPYING);
         }
-        let began = clock::thread_ns();
-        let pages_ns = self.look(now, tree);
-        // A look at pages takes longer, and has a pause of its own.
-        let took = (clock::thread_ns() - began).saturating_sub(pages_ns);
-        self.next_ns = clock::monotonic_ns() + LOOK_NS.max(took * REST);
+        if now >= self.next_ns {
+            let began = clock::thread_ns();
+            self.look(now, tree);
+            let took = clock::thread_ns() - began;
+            let is_lively = now < self.lively_until_ns;
+            let (pause, rest) =
+                if is_lively { (LIVELY_LOOK_NS, REST_COPYING) } else { (LOOK_NS, REST) };
+            self.next_ns = clock::monotonic_ns() + pause.max(took * rest);
+        }
     }
 
-    /// Looks at everything; returns the CPU time that the look at pages took.
-    fn look(&mut self, now_ns: u64, tree: &Tree) -> u64 {
+    fn look(&mut self, now_ns: u64, tree: &Tree) {
         let seen: Vec<Seen<'_>> = tree.alive().collect();
-        self.free_the_dead(&seen);
+        self.free_the_dead(now_ns, &seen);
         let unwatched = self.charge_others(&seen);
-        self.find_lost();
-        let mut pages_ns = 0;
-        if now_ns >= self.next_pages_ns {
-            let began = clock::thread_ns();
-            self.look_at_pages(&seen);
-            pages_ns = clock::thread_ns() - began;
-            self.next_pages_ns = now_ns + PAGES_LOOK_NS.max(pages_ns * REST);
-        }
-        let views: Vec<View> = self.seats().map(|(index, seat)| view(index, seat)).collect();
+        self.find_lost(now_ns);
+        let is_lively = now_ns < self.lively_until_ns;
+        let views = self.seats().map(|(index, seat)| view(index, seat, is_lively));
+        let views: Vec<View> = views.collect();
         let count = u64::try_from(views.len()).unwrap_or(u64::MAX).max(1);
         let total = self.ledger.total_bytes();
-        let reserve = if count > 1 { total / RESERVE_SHARE } else { 0 };
+        let reserve = self.reserve_bytes(count);
         self.ledger.set_reserve(reserve, total / count);
-        let watched: u64 = views.iter().filter(|v| v.watches).map(|view| view.charge).sum();
+        let watched = self.seats().filter(|(_, seat)| seat.watches());
+        let watched: u64 = watched.map(|(_, seat)| seat.charge_bytes()).sum();
         self.ledger.note_sum(watched + unwatched);
         let (free, room) = (self.ledger.free_bytes(), total / ROOM_SHARE);
         let ledger = self.ledger;
         self.quota.step(State { now_ns, free, reserve, room }, &views, |index, target| {
             ledger.seat(index).set_target(target);
         });
-        pages_ns
     }
 
     /// The slots of the program's processes.
@@ -138,7 +178,7 @@ impl Supervisor {
     }
 
     /// Frees the slots of processes that are gone.
-    fn free_the_dead(&mut self, seen: &[Seen<'_>]) {
+    fn free_the_dead(&mut self, now_ns: u64, seen: &[Seen<'_>]) {
         for (index, seat) in self.seats() {
             let owner = seat.owner();
             let is_seen = seen.iter().any(|one| one.is(owner));
@@ -146,23 +186,25 @@ impl Supervisor {
             let is_alive = if is_here {
                 proc::is_alive(owner.pid, owner.start_ticks)
             } else {
-                let unseen = self.unseen.entry(index).or_insert(0);
-                *unseen = if is_seen { 0 } else { *unseen + 1 };
-                *unseen < UNSEEN_LOOKS
+                let last_ns = self.last_seen_ns.entry(index).or_insert(now_ns);
+                *last_ns = if is_seen { now_ns } else { *last_ns };
+                now_ns - *last_ns < UNSEEN_NS
             };
             // Its number may be another process's by now.
             if !is_alive && seat.owner() == owner {
                 self.ledger.release(index);
                 self.quota.forget(index);
-                self.unseen.remove(&index);
+                self.last_seen_ns.remove(&index);
             }
         }
     }
 
     /// Charges the processes without a share to this process's slot, and what those without a
-    /// watching thread have beyond their share. Returns what all these processes have.
+    /// watching thread have beyond their share. Where little is free, the latter keep no more than
+    /// they use: they do not come down to a target. Returns what all these processes have.
     fn charge_others(&self, seen: &[Seen<'_>]) -> u64 {
         let (mut all, mut beyond) = (0, 0);
+        let is_scarce = self.ledger.free_bytes() < signed(self.ledger.total_bytes() / SCARCE_SHARE);
         for one in seen {
             let held = one.memory.counted_bytes();
             match self.seats().find(|(_, seat)| one.is(seat.owner())) {
@@ -170,6 +212,9 @@ impl Supervisor {
                 Some((_, seat)) => {
                     let held = held.saturating_sub(seat.shared_bytes());
                     all += held;
+                    if is_scarce {
+                        seat.give_down_to(held + UNWATCHED_MARGIN_BYTES);
+                    }
                     beyond += held.saturating_sub(seat.share_bytes());
                 }
                 // A process that was just started may be about to take a slot; one that was just
@@ -195,26 +240,72 @@ impl Supervisor {
     }
 
     /// Gives back what a process that was killed has lost.
-    fn find_lost(&mut self) {
+    fn find_lost(&mut self, now_ns: u64) {
         let missing = self.ledger.missing_bytes();
-        let looks = if missing == self.missing.0 { self.missing.1 + 1 } else { 0 };
-        self.missing = (missing, looks);
-        if let (Ok(lost @ 1..), LOST_LOOKS..) = (u64::try_from(missing), looks) {
-            self.ledger.refund(lost);
-            self.missing = (0, 0);
+        if missing != self.missing.0 {
+            self.missing = (missing, now_ns);
+        }
+        if let Ok(lost @ 1..) = u64::try_from(missing) {
+            if now_ns - self.missing.1 >= LOST_NS {
+                self.ledger.refund(lost);
+                self.missing = (0, now_ns);
+            }
         }
     }
 
-    /// Sets what each forked process has of another's.
-    fn look_at_pages(&self, seen: &[Seen<'_>]) {
-        for (_, seat) in self.seats().filter(|(_, seat)| seat.is_forked()) {
-            let Some(one) = seen.iter().find(|one| one.is(seat.owner())) else { continue };
-            let Some(pages) = proc::pages(one.pid) else { continue };
-            let parent = proc::parent(one.pid);
-            let has_parent = seen.iter().any(|other| Some(other.pid) == parent);
-            let own = if has_parent { pages.private_bytes } else { pages.proportional_bytes };
-            seat.set_shared(pages.resident_bytes.saturating_sub(own));
+    /// Sets what each forked process has of another's. True: the look was an exact one.
+    fn look_at_families(&mut self, now_ns: u64, tree: &Tree) -> bool {
+        // A look may have met the process in its `execve`, after which it shares nothing.
+        let is_stale = |seat: &Seat<'_>| !seat.is_forked() && seat.shared_bytes() > 0;
+        self.seats().filter(|(_, seat)| is_stale(seat)).for_each(|(_, seat)| seat.set_shared(0));
+        let seen: Vec<Seen<'_>> = tree.alive().collect();
+        let forked = self.forked(&seen);
+        if forked.len() > self.forked {
+            self.lively_until_ns = now_ns + LIVELY_NS;
         }
+        self.forked = forked.len();
+        if forked.is_empty() {
+            return false;
+        }
+        let rest = if self.families.has_copied() { REST_COPYING } else { REST };
+        if now_ns >= self.pages_ns + PAGES_LOOK_NS.max(self.pages_took_ns * rest) {
+            let began = clock::thread_ns();
+            let is_alive =
+                |pid| seen.iter().any(|one| one.pid == pid && proc::is_alive(pid, one.start_ticks));
+            for one in self.families.look(&forked, is_alive) {
+                self.ledger.seat(one.index).set_shared(one.bytes);
+            }
+            (self.pages_ns, self.pages_took_ns) = (now_ns, clock::thread_ns() - began);
+            return true;
+        }
+        for one in self.families.follow(&forked).into_iter().filter(|one| one.bytes > 0) {
+            self.lively_until_ns = now_ns + LIVELY_NS;
+            self.ledger.seat(one.index).note_copied(one.bytes);
+            self.copied_bytes += one.bytes;
+        }
+        false
+    }
+
+    /// What is kept free for new processes, and for pages that are copied before anybody looks.
+    fn reserve_bytes(&mut self, processes: u64) -> u64 {
+        let total = self.ledger.total_bytes();
+        let copied = self.copied_bytes.min(total / COPYING_SHARE_MAX);
+        // Half of it is forgotten after five looks.
+        self.copied_bytes = copied / 8 * 7;
+        if processes > 1 { total / RESERVE_SHARE + copied } else { 0 }
+    }
+
+    /// The processes that were forked, and have executed no program since.
+    fn forked(&self, seen: &[Seen<'_>]) -> Vec<Forked> {
+        let forked = self.seats().filter(|(_, seat)| seat.is_forked());
+        let found = forked.filter_map(|(index, seat)| {
+            let owner = seat.owner();
+            let is_here = self.namespace != 0 && owner.namespace == self.namespace;
+            let seen = || Some(seen.iter().find(|one| one.is(owner))?.pid);
+            let pid = if is_here { Some(owner.pid) } else { seen() };
+            Some(Forked { index, pid: pid? })
+        });
+        found.collect()
     }
 }
 
@@ -224,13 +315,16 @@ impl Drop for Supervisor {
     }
 }
 
-fn view(index: usize, seat: Seat<'_>) -> View {
+/// What the quota sees of a process. While processes copy pages, what they take for that is in use.
+fn view(index: usize, seat: Seat<'_>, is_lively: bool) -> View {
+    let ahead = if is_lively { seat.copies_ahead_bytes() } else { 0 };
     View {
         index,
         share: seat.share_bytes(),
         target: seat.target_bytes(),
-        charge: seat.charge_bytes(),
+        charge: seat.charge_bytes() + ahead,
         watches: seat.watches(),
+        reclaims: seat.reclaims(),
         waited_ns: seat.waited_ns(),
         forced: seat.forced(),
     }
@@ -266,6 +360,28 @@ mod tests {
         supervisor.look(2, &tree);
         assert_eq!(supervisor.ledger.free_bytes(), 256 << 20);
         assert_eq!(supervisor.seats().count(), 0);
+    }
+
+    /// Goal: small processes do not keep first shares that others need. Method: a process with 100 MiB
+    /// that uses little, in a ledger with and without free memory.
+    #[test]
+    fn an_unwatched_process_keeps_what_it_uses_when_memory_is_scarce() {
+        let Some(mut supervisor) = Supervisor::new(256 * MIB) else { return };
+        let mut child = Command::new("sleep").arg("30").spawn().unwrap();
+        let start_ticks = crate::stats_file::start_ticks(child.id()).unwrap();
+        let owner = Owner { pid: child.id(), namespace: supervisor.namespace, start_ticks };
+        let seat = supervisor.ledger.seat(supervisor.ledger.enter(owner).unwrap());
+        assert_eq!(seat.take(100 * MIB, 100 * MIB), 100 * MIB);
+        let mut tree = Tree::new(child.id(), "no-such-library.so".to_owned(), None);
+        tree.look();
+        supervisor.look(1, &tree);
+        assert_eq!(seat.share_bytes(), 104 * MIB);
+        supervisor.ledger.seat(supervisor.own).force(140 * MIB);
+        supervisor.look(2, &tree);
+        assert!(seat.share_bytes() < 8 * MIB, "{}", seat.share_bytes());
+        assert_eq!(supervisor.ledger.missing_bytes(), 0);
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     /// Goal: what a process without a share has is not free; and what was lost is put back.

@@ -1,0 +1,260 @@
+//! What forked processes of a tree have for themselves.
+//!
+//! A **family** are forked processes and their **root**: the first process up the line of parents
+//! that was not forked, or has executed a program since. The root pays for all that it has; the
+//! others for what they have beside that.
+//!
+//! Two looks:
+//!
+//! - [`Families::look`] reads `smaps_rollup`: exact, and takes 40 us for each MiB.
+//! - [`Families::follow`] reads the number of page faults in between, for 30 us a process. Each page
+//!   that a process copies is a fault, so what is copied is at most the faults less what the process
+//!   has grown.
+//!
+//! ```text
+//! all pages of a family  = sum of Pss
+//! paid for               = what the root has + what is private to each of the others
+//! the rest               = shared by some of the others, and not by the root: each pays a part of it
+//! ```
+
+use std::collections::BTreeMap;
+
+use super::proc::{self, Faults, Pages};
+use zfolio_sys::map::PAGE_BYTES;
+
+/// A forked process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Forked {
+    /// The number of its slot.
+    pub(super) index: usize,
+    /// Its process id here.
+    pub(super) pid: u32,
+}
+
+/// What a look has found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Found {
+    /// The number of the slot.
+    pub(super) index: usize,
+    pub(super) bytes: u64,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Families {
+    /// Page faults at the last look.
+    faults: BTreeMap<u32, Faults>,
+    /// The root of each forked process.
+    roots: BTreeMap<u32, u32>,
+    /// What was copied since the last exact look.
+    copied_bytes: u64,
+}
+
+impl Families {
+    /// Whether pages were copied since the last exact look.
+    pub(super) fn has_copied(&self) -> bool {
+        self.copied_bytes > 0
+    }
+
+    /// Looks at all pages: what each of `forked` shares with others who pay for it. `is_alive` says
+    /// whether a process belongs to the run.
+    pub(super) fn look(&mut self, forked: &[Forked], is_alive: impl Fn(u32) -> bool) -> Vec<Found> {
+        self.find_roots(forked);
+        self.copied_bytes = 0;
+        let mut families = BTreeMap::<u32, Vec<(usize, Pages)>>::new();
+        for one in forked {
+            self.note_faults(one.pid);
+            if let Some(pages) = proc::pages(one.pid) {
+                families.entry(self.root(one.pid)).or_default().push((one.index, pages));
+            }
+        }
+        let mut found = Vec::new();
+        for (root, family) in families {
+            self.note_faults(root);
+            let members: Vec<Pages> = family.iter().map(|(_, pages)| *pages).collect();
+            let root = if !is_alive(root) {
+                Root::Gone
+            } else if members.len() == 1 {
+                Root::Alone
+            } else {
+                proc::pages(root).map_or(Root::Alone, Root::Has)
+            };
+            let shared = shared_bytes(root, &members);
+            let numbers = family.iter().map(|(index, _)| *index).zip(shared);
+            found.extend(numbers.map(|(index, bytes)| Found { index, bytes }));
+        }
+        found
+    }
+
+    /// What each of `forked` may have copied since the last look of either kind. What a root has
+    /// copied is divided among its family: the pages are the others' alone now.
+    pub(super) fn follow(&mut self, forked: &[Forked]) -> Vec<Found> {
+        if forked.iter().any(|one| !self.roots.contains_key(&one.pid)) {
+            self.find_roots(forked);
+        }
+        let mut sizes = BTreeMap::<u32, u64>::new();
+        forked.iter().for_each(|one| *sizes.entry(self.root(one.pid)).or_default() += 1);
+        let of_roots: BTreeMap<u32, u64> =
+            sizes.iter().map(|(root, size)| (*root, self.copied(*root) / size)).collect();
+        let found = forked.iter().map(|one| {
+            let of_root = of_roots.get(&self.root(one.pid)).copied().unwrap_or(0);
+            Found { index: one.index, bytes: self.copied(one.pid) + of_root }
+        });
+        let found: Vec<Found> = found.collect();
+        self.copied_bytes += found.iter().map(|one| one.bytes).sum::<u64>();
+        found
+    }
+
+    fn root(&self, pid: u32) -> u32 {
+        self.roots.get(&pid).copied().unwrap_or(0)
+    }
+
+    fn find_roots(&mut self, forked: &[Forked]) {
+        let parents = forked.iter().map(|one| (one.pid, proc::parent(one.pid).unwrap_or(0)));
+        self.roots = roots(&parents.collect());
+        let roots = &self.roots;
+        self.faults.retain(|pid, _| roots.iter().any(|(one, root)| one == pid || root == pid));
+    }
+
+    /// What a process may have copied since the last call.
+    fn copied(&mut self, pid: u32) -> u64 {
+        let before = self.faults.get(&pid).copied();
+        match (before, self.note_faults(pid)) {
+            (Some(before), Some(now)) => copied_bytes(before, now),
+            _ => 0,
+        }
+    }
+
+    fn note_faults(&mut self, pid: u32) -> Option<Faults> {
+        let now = proc::faults(pid)?;
+        self.faults.insert(pid, now);
+        Some(now)
+    }
+}
+
+/// Each page that is copied is a fault. So is each page by which the process grows.
+fn copied_bytes(before: Faults, now: Faults) -> u64 {
+    let faults = now.minor.saturating_sub(before.minor) * PAGE_BYTES as u64;
+    faults.saturating_sub(now.resident_bytes.saturating_sub(before.resident_bytes))
+}
+
+/// The root of each process, by the parent of each.
+fn roots(parents: &BTreeMap<u32, u32>) -> BTreeMap<u32, u32> {
+    let root = |pid: &u32| {
+        let mut at = *pid;
+        // No longer than the family: the kernel's answers may belong to different moments.
+        for _ in parents {
+            match parents.get(&at) {
+                Some(parent) => at = *parent,
+                None => break,
+            }
+        }
+        at
+    };
+    parents.keys().map(|pid| (*pid, root(pid))).collect()
+}
+
+/// The root of a family.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Root {
+    /// It has ended: nobody pays for what the others share.
+    Gone,
+    /// It pays for what is shared.
+    Alone,
+    /// It pays for what is shared, and has these pages.
+    Has(Pages),
+}
+
+/// How much of what it has each of `members` does not pay for.
+fn shared_bytes(root: Root, members: &[Pages]) -> Vec<u64> {
+    let proportional: u64 = members.iter().map(|pages| pages.proportional_bytes).sum();
+    let private: u64 = members.iter().map(|pages| pages.private_bytes).sum();
+    let unpaid = match root {
+        Root::Has(pages) => {
+            (proportional + pages.proportional_bytes).saturating_sub(private + pages.resident_bytes)
+        }
+        Root::Gone | Root::Alone => 0,
+    };
+    let count = u64::try_from(members.len()).unwrap_or(u64::MAX).max(1);
+    let own = |pages: &Pages| match root {
+        Root::Gone => pages.proportional_bytes,
+        _ => pages.private_bytes + unpaid / count,
+    };
+    members.iter().map(|pages| pages.resident_bytes.saturating_sub(own(pages))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Families, Faults, Forked, Pages, Root, copied_bytes, roots, shared_bytes};
+    use std::collections::BTreeMap;
+
+    fn pages(resident_bytes: u64, private_bytes: u64, proportional_bytes: u64) -> Pages {
+        Pages { resident_bytes, private_bytes, proportional_bytes }
+    }
+
+    /// Goal: the family pays for each page once. Method: pages by who has them, and what the kernel
+    /// would say.
+    #[test]
+    fn each_page_of_a_family_is_paid_for_once() {
+        // Which of the root (bit 0) and two children (bits 1 and 2) have a page; and how many pages.
+        let kinds =
+            [(0b111, 60_u64), (0b110, 30), (0b011, 12), (0b010, 6), (0b100, 18), (0b001, 24)];
+        let of = |bit: u32| {
+            let has = kinds.iter().filter(|(who, _)| who >> bit & 1 == 1);
+            has.fold(Pages::default(), |sum, (who, count)| Pages {
+                resident_bytes: sum.resident_bytes + count,
+                private_bytes: sum.private_bytes + if *who == 1 << bit { *count } else { 0 },
+                proportional_bytes: sum.proportional_bytes
+                    + count / u64::from(u32::count_ones(*who)),
+            })
+        };
+        let (root, children) = (of(0), [of(1), of(2)]);
+        let all: u64 = kinds.iter().map(|(_, count)| count).sum();
+        let paid = |shared: Vec<u64>| -> u64 {
+            children.iter().zip(shared).map(|(pages, shared)| pages.resident_bytes - shared).sum()
+        };
+        let beside_the_root = paid(shared_bytes(Root::Has(root), &children));
+        assert_eq!(root.resident_bytes + beside_the_root, all);
+        let without = [pages(60 + 30, 0, 45), pages(60 + 30, 0, 45)];
+        assert_eq!(shared_bytes(Root::Gone, &without), [45, 45], "90 pages, and two who pay");
+    }
+
+    #[test]
+    fn one_child_pays_for_what_is_private_to_it() {
+        assert_eq!(shared_bytes(Root::Alone, &[pages(100, 30, 65)]), [70]);
+        assert!(shared_bytes(Root::Gone, &[]).is_empty());
+    }
+
+    #[test]
+    fn growth_is_not_copying() {
+        let faults = |minor, mib: u64| Faults { minor, resident_bytes: mib << 20 };
+        assert_eq!(copied_bytes(faults(10, 8), faults(266, 8)), 1 << 20);
+        assert_eq!(copied_bytes(faults(10, 8), faults(266, 9)), 0);
+        assert_eq!(copied_bytes(faults(10, 8), faults(11, 10)), 0, "a huge page");
+        assert_eq!(copied_bytes(faults(10, 8), faults(5, 7)), 0, "another process by now");
+    }
+
+    #[test]
+    fn the_root_is_found_by_parents() {
+        let parents = BTreeMap::from([(12, 11), (11, 10), (13, 10), (21, 20), (31, 32), (32, 31)]);
+        let found = roots(&parents);
+        assert_eq!((found[&12], found[&11], found[&13], found[&21]), (10, 10, 10, 20));
+        assert!(found.contains_key(&31), "a circle ends");
+    }
+
+    /// Goal: both looks read what the kernel says about a real process, and forget one that is gone.
+    #[test]
+    fn a_process_that_sleeps_copies_nothing() {
+        let mut child = std::process::Command::new("sleep").arg("9").spawn().unwrap();
+        let forked = [Forked { index: 3, pid: child.id() }];
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        let mut families = Families::default();
+        let found = families.look(&forked, |_| true);
+        assert_eq!((found.len(), found[0].index), (1, 3));
+        assert_eq!(families.root(child.id()), std::process::id());
+        assert!(families.follow(&forked).len() == 1 && !families.has_copied());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(families.look(&forked, |_| true).is_empty());
+    }
+}
