@@ -178,6 +178,7 @@ TREES = [
     ("trees idle", 128, "lz4", "16K"),
     ("trees eight", 192, "zstd", "16K"),
     ("trees forked", 128, "lz4", "16K"),
+    ("trees full", 768, "lz4", "16K"),
 ]
 # Arguments, and the words that the one line on standard error must contain.
 REFUSED = [

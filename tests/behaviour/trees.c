@@ -149,12 +149,34 @@ static void forked(void) {
     ballast_verify(&b, "the parent");
 }
 
+/* More processes than the ledger has slots, all idle: the one that works has nearly all of the limit. */
+static void full(void) {
+    enum { MANY = 1040 };
+    static pid_t children[MANY];
+    int made = 0;
+    for (; made < MANY; made++) {
+        children[made] = fork();
+        if (children[made] < 0) break;
+        if (children[made] == 0) {
+            pause();
+            _exit(0);
+        }
+    }
+    pid_t busy = filled(until_three_fifths);
+    child_is_well(busy, "the busy one");
+    for (int i = 0; i < made; i++) {
+        CHECK(kill(children[i], SIGKILL) == 0);
+        CHECK(waitpid(children[i], NULL, 0) == children[i]);
+    }
+    if (made < MANY) skip("so many processes are not allowed here");
+}
+
 int main(int count, char **arguments) {
     if (count == 3 && strcmp(arguments[1], "worker") == 0) return worker(atoi(arguments[2]));
     steps = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(steps != MAP_FAILED);
     const struct behaviour cases[] = {
-        {"eight", eight}, {"killed", killed}, {"idle", idle}, {"forked", forked}, {"own", own},
+        {"eight", eight}, {"killed", killed}, {"idle", idle}, {"forked", forked}, {"own", own}, {"full", full},
     };
     return CHOOSE(cases);
 }
