@@ -16,7 +16,7 @@
 //! the fast one would add.
 //!
 //! Sizes and times are measured on some of the units that go out: each of these is compressed and
-//! decompressed by both codecs ([`Density::sample`]).
+//! decompressed by both codecs ([`Samples::measure`]).
 //!
 //! When the other codec pays, it takes over: for all units that are compressed from then on, for
 //! clean units that go out (their copy is replaced), and, if it is the dense one, step by step for

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::stats::Stats;
 use zfolio_core::store::Key;
+use zfolio_core::zcomp::Zcomp;
 
 use super::codec::codecs;
 use super::random::Random;
@@ -22,7 +23,6 @@ use crate::engine::{Engine, Ground, StatsHome};
 use crate::folio::Units;
 use crate::mappings::event;
 use crate::mover::Full;
-use zfolio_core::zcomp::Zcomp;
 
 /// How a broken `UNIT-1` shows.
 pub(super) const IN_TWO_PLACES: &str = "UNIT-1: it is in two places";
