@@ -5,15 +5,15 @@
 //! every 256 loads the engine compares:
 //!
 //! ```text
-//! gain   loads saved * (time waited for one + time to compress one)
-//! cost   other loads * (time to decompress, dense - fast)
-//!        + other units compressed * (time to compress, dense - fast)
+//! gain   loads saved * (time waited for one + time to compress one), with the fast codec
+//! cost   loads with the dense codec * (time to decompress, dense - fast)
+//!        + units compressed with it * (time to compress, dense - fast)
 //! ```
 //!
 //! A load is **saved** if the unit would still be resident with as much more memory as the dense
 //! codec takes less for all that is stored: fewer bytes have gone out after the unit than that
-//! memory would have kept. While the dense codec is in use, the same loads are taken for those that
-//! the fast one would add.
+//! memory would have kept. With the fast codec in use, the dense one would have all loads but these;
+//! with the dense one in use, the fast one is taken to have as many more.
 //!
 //! Sizes and times are measured on some of the units that go out: each of these is compressed and
 //! decompressed by both codecs ([`Samples::measure`]).
@@ -29,8 +29,8 @@
 //!
 //! # Concurrency
 //!
-//! One mutex around the samples and the buffers for sampling and repacking. A review only tries
-//! it: a thread that serves a fault does not wait for one that compresses a sample.
+//! One mutex around the samples and the buffers for sampling and repacking. Who measures a sample
+//! or reviews only tries it, since that may be a thread that serves a fault.
 //!
 //! # Cost
 //!
@@ -43,7 +43,7 @@ mod tests;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use zfolio_core::page::{PAGE_BYTES, UnitOrder};
+use zfolio_core::page::UnitOrder;
 use zfolio_core::stats::add;
 use zfolio_core::store::{CodecId, Form, Outcome, Outgoing, Store};
 use zfolio_core::sync::Mutex;
@@ -82,8 +82,8 @@ const SAMPLES_MAX: u64 = 128;
 /// How long one turn of [`Engine::densify`] takes.
 const TURN_NS: u64 = 4_000_000;
 
-/// How many folios such a turn looks at: 4096 take about 0.1 ms.
-const TURN_FOLIOS: usize = 4096;
+/// How many folios without anything stored are passed over at a time.
+const LOOKS: usize = 256;
 
 /// The hand is here when nothing is left to be repacked.
 const DONE: usize = usize::MAX;
@@ -116,10 +116,10 @@ struct Samples {
     unit: Box<[u8]>,
 }
 
-/// What the pool has, for a review.
+/// What is stored, for a review.
 #[derive(Clone, Copy, Debug)]
-struct Held {
-    /// Units that are stored compressed.
+struct Stored {
+    /// Units that are stored and not resident, without same-filled ones.
     units: u64,
     unit_bytes: u64,
 }
@@ -133,26 +133,35 @@ impl Samples {
         }
         let [fast, dense] = self.sums;
         let more = |dense: u64, fast: u64| dense.saturating_sub(fast) / self.count;
-        let gain = span.saved * span.refault_ns;
-        let loads = (span.loads - span.saved) * more(dense.decompress_ns, fast.decompress_ns);
-        let stores = span.compressed.saturating_sub(span.saved);
-        let cost = loads + stores * more(dense.compress_ns, fast.compress_ns);
-        Some(if is_dense { 5 * gain >= 4 * cost } else { 4 * gain > 5 * cost })
+        let load_ns = more(dense.decompress_ns, fast.decompress_ns);
+        let store_ns = more(dense.compress_ns, fast.compress_ns);
+        let cost = |loads: u64, stores: u64| loads * load_ns + stores * store_ns;
+        Some(if is_dense {
+            let refault_ns = span.refault_ns.saturating_sub(load_ns + store_ns);
+            5 * span.saved * refault_ns >= 4 * cost(span.loads, span.compressed)
+        } else {
+            let (loads, stores) = (span.loads - span.saved, span.compressed);
+            4 * span.saved * span.refault_ns > 5 * cost(loads, stores.saturating_sub(span.saved))
+        })
     }
 
     /// Loads of units that went out less than so many bytes before would be saved by the dense
     /// codec. Each unit that it keeps resident takes the unit's size less the object's, but is
     /// counted for at least a quarter of its size.
-    fn saved_bytes(&self, held: Held) -> u64 {
+    fn saved_bytes(&self, stored: Stored) -> u64 {
         let [fast, dense] = self.sums.map(|sums| sums.bytes / self.count.max(1));
-        let saved = fast.saturating_sub(dense) * held.units;
-        saved * held.unit_bytes / held.unit_bytes.saturating_sub(dense).max(held.unit_bytes / 4)
+        let (saved, unit) = (fast.saturating_sub(dense) * stored.units, stored.unit_bytes);
+        saved * unit / unit.saturating_sub(dense).max(unit / 4)
     }
 
-    /// Bytes that the stored units would take with the fast codec.
-    fn fast_bytes(&self, held: Held) -> Option<u64> {
-        let count = Some(self.count).filter(|count| *count >= SAMPLES_MIN)?;
-        Some((self.sums[0].bytes / count).min(held.unit_bytes) * held.units)
+    /// Whether what is stored would take more than `most` bytes with the fast codec, and noticeably
+    /// less with the dense one.
+    fn is_large(&self, stored: Stored, most: u64) -> bool {
+        if self.count < SAMPLES_MIN {
+            return false;
+        }
+        let [fast, dense] = self.sums.map(|sums| sums.bytes / self.count);
+        fast * stored.units > most && dense < fast - fast / 16
     }
 
     fn note(&mut self, measured: [Sums; 2]) {
@@ -211,10 +220,11 @@ pub(crate) struct Density {
     is_dense: AtomicBool,
     /// Reviews in a row that found that the other codec pays.
     votes: AtomicU32,
-    /// How many of them change over to the fast codec.
+    /// So many reviews in a row are needed before the fast codec is tried again.
     patience: AtomicU32,
-    /// Units that were compressed.
+    /// Units that were compressed, and at how many of them the next sample is due.
     compressed: AtomicU64,
+    sample_at: AtomicU64,
     /// Where [`Engine::densify`] goes on; [`DONE`] if there is nothing to do.
     hand: AtomicUsize,
 }
@@ -234,6 +244,7 @@ impl Density {
             votes: AtomicU32::new(0),
             patience: AtomicU32::new(REVIEWS),
             compressed: AtomicU64::new(0),
+            sample_at: AtomicU64::new(0),
             hand: AtomicUsize::new(DONE),
         }
     }
@@ -255,9 +266,26 @@ impl Density {
 
     /// Whether one of `more` units that are compressed now should be a sample.
     fn is_due(&self, more: usize) -> bool {
-        let before = self.compressed.fetch_add(more as u64, Relaxed);
-        let every = (before / 16).clamp(SAMPLE_OFTEN, SAMPLE_SELDOM);
-        self.samples.is_some() && before / every != (before + more as u64) / every
+        if self.samples.is_none() {
+            return false;
+        }
+        let after = self.compressed.fetch_add(more as u64, Relaxed) + more as u64;
+        let is_due = after >= self.sample_at.load(Relaxed);
+        if is_due {
+            let every = (after / 16).clamp(SAMPLE_OFTEN, SAMPLE_SELDOM);
+            self.sample_at.store(after + every, Relaxed);
+        }
+        is_due
+    }
+
+    /// In a child of `fork`: the walk is the parent's. It would rewrite what both still share.
+    pub(crate) fn end_walk(&self) {
+        self.hand.store(DONE, Relaxed);
+    }
+
+    /// Bytes of the buffers.
+    pub(crate) fn memory_bytes(&self, unit: UnitOrder) -> usize {
+        if self.samples.is_some() { 2 * unit.bytes() } else { 0 }
     }
 
     /// Whether there are two codecs to choose from.
@@ -270,6 +298,10 @@ impl Density {
     pub(crate) fn use_dense(&self, dense: bool) {
         self.votes.store(0, Relaxed);
         self.is_dense.store(dense, Relaxed);
+        if dense {
+            let patience = self.patience.load(Relaxed) * PATIENCE_FACTOR;
+            self.patience.store(patience.min(REVIEWS_MAX), Relaxed);
+        }
         self.hand.store(if dense { 0 } else { DONE }, Relaxed);
     }
 
@@ -280,29 +312,30 @@ impl Density {
             return;
         }
         let votes = self.votes.fetch_add(1, Relaxed) + 1;
-        let patience = self.patience.load(Relaxed);
-        if pays && votes >= REVIEWS {
-            self.use_dense(true);
-            self.patience.store((patience * PATIENCE_FACTOR).min(REVIEWS_MAX), Relaxed);
-        } else if !pays && votes >= patience {
-            self.use_dense(false);
+        let needed = if pays { REVIEWS } else { self.patience.load(Relaxed) };
+        if votes >= needed {
+            self.use_dense(pays);
         }
     }
 }
 
 impl Engine {
-    fn held(&self) -> Held {
-        let units = self.store.pool_stats().objects;
-        Held { units, unit_bytes: self.geometry().unit_bytes() as u64 }
+    fn stored(&self) -> Stored {
+        let copies = self.copies.count() as u64;
+        let units = self.store.pool_stats().objects.saturating_sub(copies);
+        Stored { units, unit_bytes: self.geometry().unit_bytes() as u64 }
     }
 
     /// The codec for a batch of which `changed` units are compressed. One of them may be measured.
     pub(crate) fn codec_for(&self, units: &[Outgoing<'_>], changed: usize, cpu: usize) -> CodecId {
         let density = &self.work.density;
         if changed > 0 && density.is_due(changed) {
-            let chosen = units.iter().find(|unit| unit.outcome == Outcome::Changed);
-            if let Some((unit, samples)) = chosen.zip(density.samples.as_ref()) {
-                let mut samples = samples.lock();
+            // Same-filled units go to no codec.
+            let packed =
+                |unit: &&Outgoing<'_>| unit.outcome == Outcome::Changed && !unit.is_same_filled();
+            let chosen = units.iter().rfind(packed);
+            let samples = density.samples.as_ref().and_then(Mutex::try_lock);
+            if let Some((unit, mut samples)) = chosen.zip(samples) {
                 let clock = || self.now_ns();
                 let measured = [FAST, DENSE]
                     .map(|codec| samples.measure(&self.store, codec, unit.bytes, (cpu, &clock)));
@@ -312,8 +345,8 @@ impl Engine {
         density.codec()
     }
 
-    /// Marks the clean units of a batch as changed whose copy is of the codec that is not in use.
-    /// Returns their places in the batch.
+    /// Marks as changed the clean units of a batch whose copy is outdated: made by the codec that is
+    /// not in use. Returns their places in the batch.
     pub(crate) fn mark_outdated(&self, units: &mut [Outgoing<'_>]) -> Units {
         let mut marked = Units::NONE;
         if self.work.density.samples.is_none() {
@@ -338,50 +371,68 @@ impl Engine {
         if let Some(pays) = samples.pays(is_dense, span) {
             density.vote(pays || self.is_pool_large(&samples));
         }
-        self.copies.set_saved(samples.saved_bytes(self.held()));
+        self.copies.set_saved(samples.saved_bytes(self.stored()));
     }
 
     /// Uses the dense codec at once if the pool takes most of the memory, whatever loads cost: a
     /// program that only writes has no loads.
-    pub(crate) fn bound_density(&self) {
+    ///
+    /// The table's guard proves that no fork is under way (`ENG-4`).
+    pub(crate) fn bound_density(&self, _table: &Table) {
         let density = &self.work.density;
         let Some(samples) = density.samples.as_ref().and_then(Mutex::try_lock) else { return };
-        let is_dense = density.is_dense.load(Relaxed);
-        if !is_dense && self.is_pool_large(&samples) {
+        if !density.is_dense.load(Relaxed) && self.is_pool_large(&samples) {
             density.use_dense(true);
         }
-        self.figures().dense.store(u64::from(is_dense), Relaxed);
+        self.figures().dense.store(u64::from(density.is_dense.load(Relaxed)), Relaxed);
     }
 
-    /// Whether all that is stored, compressed by the fast codec, would take more than three
-    /// quarters of the limit.
+    /// Whether what is stored would take most of the limit with the fast codec. The dense codec
+    /// makes units resident, so that fewer are stored: with it in use, half of the limit is most.
     fn is_pool_large(&self, samples: &Samples) -> bool {
-        let pool_bytes = self.store.pool_stats().pages_used * PAGE_BYTES as u64;
-        let bytes = samples.fast_bytes(self.held()).unwrap_or(0).max(pool_bytes);
-        bytes > self.limit_bytes() / 4 * 3
+        let quarters = if self.work.density.is_dense.load(Relaxed) { 2 } else { 3 };
+        samples.is_large(self.stored(), self.limit_bytes() / 4 * quarters)
     }
 
     /// Repacks some of the stored units that the fast codec compressed, while the dense one is in
     /// use.
-    pub(crate) fn densify(&self, table: &Table) {
+    pub(crate) fn densify(&self) {
         let density = &self.work.density;
-        let start = density.hand.load(Relaxed);
-        if start == DONE {
-            return;
-        }
         let began = self.now_ns();
-        for (seen, (base, lock)) in table.known_folios(start, DONE).enumerate() {
-            if seen == TURN_FOLIOS || self.now_ns().saturating_sub(began) > TURN_NS {
-                // If a change of codecs has moved the hand meanwhile, this turn is lost.
-                _ = density.hand.compare_exchange(start, base, Relaxed, Relaxed);
+        let is_wanted = || {
+            let work = &self.work;
+            density.hand.load(Relaxed) != DONE
+                && !work.stopping.load(Relaxed)
+                && !work.settling.load(Relaxed)
+        };
+        while is_wanted() {
+            // Taken anew for each folio, so that a change of a mapping waits for one folio at most.
+            self.densify_next(&self.table.read());
+            if self.now_ns().saturating_sub(began) > TURN_NS {
                 return;
             }
-            // A folio that another thread has is missed; its units are repacked when they go out.
-            if let Some(mut folio) = lock.try_lock().filter(|folio| !folio.stored.is_empty()) {
-                self.repack(&mut folio, base);
+        }
+    }
+
+    /// Repacks the next folio that has something stored, if it is among the next few.
+    fn densify_next(&self, table: &Table) {
+        let hand = &self.work.density.hand;
+        let start = hand.load(Relaxed);
+        // If a change of codecs has moved the hand meanwhile, it stays there.
+        let go_on_at = |next| _ = hand.compare_exchange(start, next, Relaxed, Relaxed);
+        for (seen, (base, lock)) in table.known_folios(start, usize::MAX).enumerate() {
+            match lock.try_lock() {
+                Some(mut folio) if !folio.stored.is_empty() => {
+                    self.repack(&mut folio, base);
+                    return go_on_at(base + self.geometry().folio_bytes());
+                }
+                _ if seen == LOOKS => return go_on_at(base),
+                // Nothing is stored; or another thread has the folio, and what it loads now is
+                // repacked when it goes out again.
+                _ => {}
             }
         }
-        _ = density.hand.compare_exchange(start, DONE, Relaxed, Relaxed);
+        go_on_at(DONE);
     }
 
     /// Stores the outdated stored units of a folio again (`DENS-1`).

@@ -16,8 +16,8 @@
 //!
 //! # Concurrency
 //!
-//! `table` -> `folio` -> `inbox` -> `replacement` -> `staging` -> `copies` -> streams -> pool ->
-//! `PoolMappings`. See `docs/locks.md`.
+//! `table` -> `folio` -> `inbox` -> `replacement` -> `staging` -> `copies` -> `density` -> streams ->
+//! pool -> `PoolMappings`. See `docs/locks.md`.
 
 use std::ops::Deref;
 use std::os::fd::BorrowedFd;

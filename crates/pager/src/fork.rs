@@ -100,6 +100,7 @@ impl Engine {
     /// No memory, or the area's addresses are taken already.
     pub fn map_again(&self, held: &Quiet<'_>) -> Result<(), Error> {
         self.figures().inherit(&held.inheritance);
+        self.work.density.end_walk();
         let again = self.mover.map_again();
         again.map_err(|errno| Error::Memory { what: "staging area", errno })
     }

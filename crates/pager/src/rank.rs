@@ -12,7 +12,7 @@ pub(crate) const RESIDENT: u8 = 30;
 pub(crate) const STAGING: u8 = 31;
 /// The queue of folios that have copies.
 pub(crate) const COPIES: u8 = 32;
-/// What the choice of a codec was measured by.
+/// The samples that the choice of a codec rests on.
 pub(crate) const DENSITY: u8 = 33;
 // 39 to 52: the streams of `core::zcomp` and the pool of `core::zsmalloc`.
 /// The address space of the pool.

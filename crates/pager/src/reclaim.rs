@@ -397,8 +397,9 @@ impl Engine {
         }
     }
 
-    /// Stores the units of a slot that differ from their copies, in one batch. False: a unit was
-    /// rejected, and keeps the copy that it had; the units that were not rejected have good copies.
+    /// Stores the units of a slot that differ from their copies, in one batch, and those whose copies
+    /// are outdated. False: a changed unit was rejected, and keeps the copy that it had; all other
+    /// units have good copies.
     fn store(&self, slot: &Full, copies: &mut [Option<EntryId>], cpu: usize) -> bool {
         let (figures, units) = (self.figures(), slot.units());
         let mut batch: [store::Outgoing<'_>; UNITS_MAX] = Default::default();

@@ -213,7 +213,8 @@ impl Engine {
         self.copies.reserve(within);
         let queues = self.replacement.metadata_bytes() + self.copies.metadata_bytes();
         let bytes = table.metadata_bytes() + queues;
-        self.charge.set_tables(bytes + self.store.stream_bytes());
+        let buffers = self.work.density.memory_bytes(self.config().unit);
+        self.charge.set_tables(bytes + self.store.stream_bytes() + buffers);
         self.figures().managed_bytes.store(managed as u64, Relaxed);
     }
 

@@ -31,6 +31,12 @@ impl<'a> Outgoing<'a> {
     pub fn new(bytes: &'a [u8], entry: Option<EntryId>) -> Self {
         Outgoing { bytes, entry, ..Outgoing::default() }
     }
+
+    /// Whether the unit is one machine word repeated; known once it was compared with its copy.
+    #[must_use]
+    pub fn is_same_filled(&self) -> bool {
+        self.checksum.same_filled().is_some()
+    }
 }
 
 /// What became of a unit that was to be stored.

@@ -293,7 +293,10 @@ impl FromStr for Choice {
     fn from_str(given: &str) -> Result<Self, Error> {
         match given.parse() {
             _ if given == Choice::AUTO => Ok(Choice::Auto),
-            Err(Error::Algorithm { .. }) => Err(Error::Choice { given: given.to_owned() }),
+            Err(Error::Algorithm { given: name }) if name == Choice::AUTO => {
+                Err(Error::Choice { given: given.to_owned() })
+            }
+            Err(Error::Algorithm { given }) => Err(Error::Choice { given }),
             params => params.map(Choice::Fixed),
         }
     }

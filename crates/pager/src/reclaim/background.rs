@@ -81,8 +81,7 @@ impl Engine {
         let table = self.table.read();
         self.compact_if_wasteful(&table);
         self.unpark(&table);
-        self.bound_density();
-        self.densify(&table);
+        self.bound_density(&table);
         // A share has fallen: free slots would count as available, and the charge would never come down to it.
         if self.has_share() && self.charge_bytes() > self.limit_bytes() {
             self.release_free();
@@ -91,6 +90,7 @@ impl Engine {
         if self.available_bytes() < self.charge.low_bytes() && self.is_worth_a_thread() {
             self.reclaim_to_high();
         }
+        self.densify();
     }
 
     /// Compacts the pool, if more than a 32nd of it is unused, unless compaction lately gained
@@ -125,9 +125,9 @@ impl Engine {
             }
             turns += 1;
             if turns % 64 == 0 {
-                self.bound_density();
-                self.densify(&table);
+                self.bound_density(&table);
                 drop(table);
+                self.densify();
                 self.sample();
                 // Nothing compresses, so the limit cannot be held and further turns do not help.
                 if turns > 4 * self.mover.slots() {
