@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use zfolio_core::page::UnitOrder;
 use zfolio_core::size;
-use zfolio_core::zcomp::Params;
+use zfolio_core::zcomp::Choice;
 
 use crate::kernel::KernelSetting;
 
@@ -28,7 +28,7 @@ impl FromStr for Compression {
         let bytes = size::parse(unit).map_err(|error| format!("{error}; {accepted}"))?;
         let order = usize::try_from(bytes).ok().and_then(UnitOrder::from_bytes);
         let order = order.ok_or(format!("unit {unit}: accepted: a power of two from 4K to 2M"))?;
-        let known = algorithm.parse::<Params>();
+        let known = algorithm.parse::<Choice>();
         known.map_err(|error| format!("{error}; {accepted}"))?;
         Ok(Compression { algorithm: algorithm.to_owned(), unit_bytes: order.bytes() })
     }
