@@ -149,13 +149,7 @@ static void forked(void) {
     ballast_verify(&b, "the parent");
 }
 
-static void until_a_third(struct ballast *b) {
-    churn_until_resident(b, limit_bytes() / 3);
-    atomic_store(steps, 100);
-}
-
-/* More processes than the ledger has slots, all idle: the one that works gets much of the limit. (How much depends on
-   what the others have copied; three fifths were not reached once.) */
+/* More processes than the ledger has slots, all idle: the one that works finds none, and has the limit for itself. */
 static void full(void) {
     enum { MANY = 1040 };
     static pid_t children[MANY];
@@ -164,11 +158,14 @@ static void full(void) {
         children[made] = fork();
         if (children[made] < 0) break;
         if (children[made] == 0) {
+            atomic_fetch_add(steps, 1);
             pause();
             _exit(0);
         }
     }
-    pid_t busy = filled(until_a_third);
+    // Each child has looked for a slot before its `fork` returns.
+    until(steps, made);
+    pid_t busy = filled(until_three_fifths);
     child_is_well(busy, "the busy one");
     for (int i = 0; i < made; i++) {
         CHECK(kill(children[i], SIGKILL) == 0);
