@@ -104,12 +104,16 @@ impl Sizes {
         self.limit / WINDOW_SHARE
     }
 
-    /// How many bytes of units WINDOW more bytes would keep resident. Each unit takes its size less
-    /// its object in the pool, but is counted for at least a quarter of its size.
+    /// How many bytes of units WINDOW more bytes would keep resident.
     fn near_bytes(self) -> u64 {
-        let cost = self.unit.saturating_sub(self.object).max(self.unit / 4);
-        self.window() * self.unit / cost
+        kept_bytes(self.window(), self.unit, self.object)
     }
+}
+
+/// How many bytes of units `memory` more bytes would keep resident. Each unit takes its size less
+/// its object in the pool, but is counted for at least a quarter of its size.
+pub(crate) fn kept_bytes(memory: u64, unit: u64, object: u64) -> u64 {
+    memory * unit / unit.saturating_sub(object).max(unit / 4)
 }
 
 /// What the last 2000 loads or so cost.
@@ -120,7 +124,7 @@ pub(crate) struct Span {
     pub(crate) saved: u64,
     /// Units compressed.
     pub(crate) compressed: u64,
-    /// The mean time that a thread waits for a load, with the time to compress what it displaces.
+    /// See `Ledger::refault_ns`.
     pub(crate) refault_ns: u64,
 }
 
@@ -141,8 +145,8 @@ impl Ledger {
     /// Compares what a byte of copies saves with what a byte more of resident memory would save.
     fn verdict(&self, sizes: Sizes) -> Verdict {
         let of = |counter: &AtomicU64| u128::from(counter.load(Relaxed));
-        let compress_ns = of(&self.compress_ns) / of(&self.compressed).max(1);
-        let refault_ns = of(&self.wait_ns) / of(&self.loads).max(1) + compress_ns;
+        let (compress_ns, refault_ns) =
+            (u128::from(self.compress_ns()), u128::from(self.refault_ns()));
         // Both sides of the comparison are multiplied by bytes of copies * WINDOW.
         let copies = of(&self.copies) / of(&self.reviews).max(1);
         let copies_bytes = copies.max(BUDGET_MIN as u128) * u128::from(sizes.object);
@@ -158,12 +162,22 @@ impl Ledger {
         }
     }
 
+    /// The mean time to compress a unit.
+    fn compress_ns(&self) -> u64 {
+        self.compress_ns.load(Relaxed) / self.compressed.load(Relaxed).max(1)
+    }
+
+    /// The mean time that a thread waits for a load, with the time to compress what the unit
+    /// displaces.
+    fn refault_ns(&self) -> u64 {
+        self.wait_ns.load(Relaxed) / self.loads.load(Relaxed).max(1) + self.compress_ns()
+    }
+
     fn span(&self) -> Span {
         let of = |counter: &AtomicU64| counter.load(Relaxed);
-        let (loads, compressed) = (of(&self.loads), of(&self.compressed));
-        let refault_ns =
-            of(&self.wait_ns) / loads.max(1) + of(&self.compress_ns) / compressed.max(1);
-        Span { loads, saved: of(&self.saved).min(loads), compressed, refault_ns }
+        let (loads, saved) = (of(&self.loads), of(&self.saved));
+        let compressed = of(&self.compressed);
+        Span { loads, saved: saved.min(loads), compressed, refault_ns: self.refault_ns() }
     }
 
     fn forget(&self) {
@@ -342,7 +356,8 @@ impl Copies {
         before / REVIEW_LOADS != (before + more) / REVIEW_LOADS
     }
 
-    /// Compares the two uses of memory (see the module), and sets the budget. Returns what was compared.
+    /// Compares the two uses of memory (see the module), and sets the budget. Returns what the
+    /// last loads cost.
     fn review(&self, sizes: Sizes) -> Span {
         let (count, budget) = (self.count(), self.budget.load(Relaxed));
         let held = count.min(budget);

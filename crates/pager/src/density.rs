@@ -46,11 +46,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering:
 use zfolio_core::page::UnitOrder;
 use zfolio_core::stats::add;
 use zfolio_core::store::{CodecId, Form, Outcome, Outgoing, Store};
-use zfolio_core::sync::Mutex;
+use zfolio_core::sync::{Guard, Mutex};
 use zfolio_core::zcomp;
 use zfolio_core::zsmalloc::PageSource;
 
-use crate::copies::Span;
+use crate::copies::{Span, kept_bytes};
 use crate::engine::Engine;
 use crate::folio::{Folio, Table, Units};
 use crate::rank;
@@ -146,12 +146,10 @@ impl Samples {
     }
 
     /// Loads of units that went out less than so many bytes before would be saved by the dense
-    /// codec. Each unit that it keeps resident takes the unit's size less the object's, but is
-    /// counted for at least a quarter of its size.
+    /// codec.
     fn saved_bytes(&self, stored: Stored) -> u64 {
         let [fast, dense] = self.sums.map(|sums| sums.bytes / self.count.max(1));
-        let (saved, unit) = (fast.saturating_sub(dense) * stored.units, stored.unit_bytes);
-        saved * unit / unit.saturating_sub(dense).max(unit / 4)
+        kept_bytes(fast.saturating_sub(dense) * stored.units, stored.unit_bytes, dense)
     }
 
     /// Whether what is stored would take more than `most` bytes with the fast codec, and noticeably
@@ -266,7 +264,7 @@ impl Density {
 
     /// Whether one of `more` units that are compressed now should be a sample.
     fn is_due(&self, more: usize) -> bool {
-        if self.samples.is_none() {
+        if !self.has_choice() {
             return false;
         }
         let after = self.compressed.fetch_add(more as u64, Relaxed) + more as u64;
@@ -285,13 +283,17 @@ impl Density {
 
     /// Bytes of the buffers.
     pub(crate) fn memory_bytes(&self, unit: UnitOrder) -> usize {
-        if self.samples.is_some() { 2 * unit.bytes() } else { 0 }
+        if self.has_choice() { 2 * unit.bytes() } else { 0 }
     }
 
     /// Whether there are two codecs to choose from.
-    #[cfg(test)]
     pub(crate) fn has_choice(&self) -> bool {
         self.samples.is_some()
+    }
+
+    /// The samples, if there are two codecs and no other thread has the samples.
+    fn try_samples(&self) -> Option<Guard<'_, { rank::DENSITY }, Samples>> {
+        self.samples.as_ref()?.try_lock()
     }
 
     /// Changes over to a codec.
@@ -334,8 +336,7 @@ impl Engine {
             let packed =
                 |unit: &&Outgoing<'_>| unit.outcome == Outcome::Changed && !unit.is_same_filled();
             let chosen = units.iter().rfind(packed);
-            let samples = density.samples.as_ref().and_then(Mutex::try_lock);
-            if let Some((unit, mut samples)) = chosen.zip(samples) {
+            if let Some((unit, mut samples)) = chosen.zip(density.try_samples()) {
                 let clock = || self.now_ns();
                 let measured = [FAST, DENSE]
                     .map(|codec| samples.measure(&self.store, codec, unit.bytes, (cpu, &clock)));
@@ -349,13 +350,13 @@ impl Engine {
     /// not in use. Returns their places in the batch.
     pub(crate) fn mark_outdated(&self, units: &mut [Outgoing<'_>]) -> Units {
         let mut marked = Units::NONE;
-        if self.work.density.samples.is_none() {
+        let density = &self.work.density;
+        if !density.has_choice() {
             return marked;
         }
         for (place, unit) in units.iter_mut().enumerate() {
-            let form = unit.entry.as_ref().map(|entry| self.store.form(entry));
-            let outdated = form.is_some_and(|form| self.work.density.is_outdated(form));
-            if outdated && unit.outcome == Outcome::Clean {
+            let copy = unit.entry.as_ref().filter(|_| unit.outcome == Outcome::Clean);
+            if copy.is_some_and(|copy| density.is_outdated(self.store.form(copy))) {
                 unit.outcome = Outcome::Changed;
                 marked |= Units::one(place);
             }
@@ -366,7 +367,7 @@ impl Engine {
     /// Compares the codecs, every 256 loads.
     pub(crate) fn review_density(&self, span: &Span) {
         let density = &self.work.density;
-        let Some(samples) = density.samples.as_ref().and_then(Mutex::try_lock) else { return };
+        let Some(samples) = density.try_samples() else { return };
         let is_dense = density.is_dense.load(Relaxed);
         if let Some(pays) = samples.pays(is_dense, span) {
             density.vote(pays || self.is_pool_large(&samples));
@@ -380,7 +381,7 @@ impl Engine {
     /// The table's guard proves that no fork is under way (`ENG-4`).
     pub(crate) fn bound_density(&self, _table: &Table) {
         let density = &self.work.density;
-        let Some(samples) = density.samples.as_ref().and_then(Mutex::try_lock) else { return };
+        let Some(samples) = density.try_samples() else { return };
         if !density.is_dense.load(Relaxed) && self.is_pool_large(&samples) {
             density.use_dense(true);
         }

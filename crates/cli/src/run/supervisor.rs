@@ -134,17 +134,15 @@ impl Supervisor {
             let was_exact = self.look_at_families(now, tree);
             // An exact look takes longer, and has a pause of its own.
             let took = if was_exact { 0 } else { clock::thread_ns() - began };
-            let is_lively = now < self.lively_until_ns;
-            let pause = if is_lively { FAULTS_LOOK_NS } else { LOOK_NS };
+            let pause = if self.is_lively(now) { FAULTS_LOOK_NS } else { LOOK_NS };
             self.next_families_ns = clock::monotonic_ns() + pause.max(took * REST_COPYING);
         }
         if now >= self.next_ns {
             let began = clock::thread_ns();
             self.look(now, tree);
             let took = clock::thread_ns() - began;
-            let is_lively = now < self.lively_until_ns;
             let (pause, rest) =
-                if is_lively { (LIVELY_LOOK_NS, REST_COPYING) } else { (LOOK_NS, REST) };
+                if self.is_lively(now) { (LIVELY_LOOK_NS, REST_COPYING) } else { (LOOK_NS, REST) };
             self.next_ns = clock::monotonic_ns() + pause.max(took * rest);
         }
     }
@@ -154,7 +152,7 @@ impl Supervisor {
         self.free_the_dead(now_ns, &seen);
         let unwatched = self.charge_others(&seen);
         self.find_lost(now_ns);
-        let is_lively = now_ns < self.lively_until_ns;
+        let is_lively = self.is_lively(now_ns);
         let views = self.seats().map(|(index, seat)| view(index, seat, is_lively));
         let views: Vec<View> = views.collect();
         let count = u64::try_from(views.len()).unwrap_or(u64::MAX).max(1);
@@ -171,6 +169,16 @@ impl Supervisor {
         });
     }
 
+    /// Whether forked processes are looked at more often now.
+    fn is_lively(&self, now_ns: u64) -> bool {
+        now_ns < self.lively_until_ns
+    }
+
+    /// Whether a process id of this owner means the same process here.
+    fn is_here(&self, owner: Owner) -> bool {
+        self.namespace != 0 && owner.namespace == self.namespace
+    }
+
     /// The slots of the program's processes.
     fn seats(&self) -> impl Iterator<Item = (usize, Seat<'static>)> + use<> {
         let own = self.own;
@@ -182,8 +190,7 @@ impl Supervisor {
         for (index, seat) in self.seats() {
             let owner = seat.owner();
             let is_seen = seen.iter().any(|one| one.is(owner));
-            let is_here = self.namespace != 0 && owner.namespace == self.namespace;
-            let is_alive = if is_here {
+            let is_alive = if self.is_here(owner) {
                 proc::is_alive(owner.pid, owner.start_ticks)
             } else {
                 let last_ns = self.last_seen_ns.entry(index).or_insert(now_ns);
@@ -300,9 +307,8 @@ impl Supervisor {
         let forked = self.seats().filter(|(_, seat)| seat.is_forked());
         let found = forked.filter_map(|(index, seat)| {
             let owner = seat.owner();
-            let is_here = self.namespace != 0 && owner.namespace == self.namespace;
             let seen = || Some(seen.iter().find(|one| one.is(owner))?.pid);
-            let pid = if is_here { Some(owner.pid) } else { seen() };
+            let pid = if self.is_here(owner) { Some(owner.pid) } else { seen() };
             Some(Forked { index, pid: pid? })
         });
         found.collect()

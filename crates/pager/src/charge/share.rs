@@ -62,6 +62,11 @@ impl Engine {
         self.charge.share.set(member).ok();
     }
 
+    /// Whether the share has fallen below the charge.
+    pub(crate) fn is_above_share(&self) -> bool {
+        self.has_share() && self.charge_bytes() > self.limit_bytes()
+    }
+
     /// Whether the limit is a share, which may fall.
     pub(crate) fn has_share(&self) -> bool {
         self.charge.seat().is_some()

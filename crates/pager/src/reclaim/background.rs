@@ -37,7 +37,7 @@ impl Engine {
     /// one may not fault again.
     fn is_worth_a_thread(&self) -> bool {
         self.config().mode == Mode::Handler
-            || self.has_share() && self.charge_bytes() > self.limit_bytes()
+            || self.is_above_share()
             || self.work.reclaimer.dirty_share.get() >= Average::ONE / 8
             || self.work.reclaimer.folios_moved.get() >= 2 * Average::ONE
     }
@@ -83,7 +83,7 @@ impl Engine {
         self.unpark(&table);
         self.bound_density(&table);
         // A share has fallen: free slots would count as available, and the charge would never come down to it.
-        if self.has_share() && self.charge_bytes() > self.limit_bytes() {
+        if self.is_above_share() {
             self.release_free();
         }
         drop(table);
