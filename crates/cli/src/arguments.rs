@@ -118,7 +118,7 @@ pub(crate) struct RunArgs {
     #[arg(long, short, value_name = "NAME[,level=N][,dict=FILE]", value_parser = parse_algorithm)]
     pub(crate) algorithm: Option<Choice>,
 
-    /// What is compressed as one object: a power of two, 4K to 2M [default: 16K]
+    /// What is compressed as one object: a power of two, 4K to 2M [default: 4K]
     ///
     /// Large units compress better and faster; small ones serve a random access sooner.
     #[arg(long, short, value_name = "SIZE", value_parser = parse_unit)]
@@ -235,7 +235,7 @@ pub(crate) struct SuggestArgs {
     pub(crate) algorithm: Choice,
 
     /// What is compressed as one object: a power of two, 4K to 2M
-    #[arg(long, short, value_name = "SIZE", default_value = "16K", value_parser = parse_unit)]
+    #[arg(long, short, value_name = "SIZE", default_value = "4K", value_parser = parse_unit)]
     pub(crate) unit: UnitOrder,
 
     /// Draw the curve into FILE, as SVG

@@ -20,9 +20,9 @@ const _: () = {
 pub struct UnitOrder(u8);
 
 impl UnitOrder {
-    /// 16 KiB, the default: a random touch costs a third of what it costs with 64 KiB, and the data
-    /// takes 2 to 3 % more room (`docs/design/zcomp.md`).
-    pub const DEFAULT: UnitOrder = UnitOrder(2);
+    /// 4 KiB, the default: real programs touch their memory here and there, and wait a quarter less than
+    /// with 16 KiB (`docs/design/pager.md`, "Measured").
+    pub const DEFAULT: UnitOrder = UnitOrder(0);
 
     /// 64 KiB: what is moved at once, at least.
     pub const FOLIO: UnitOrder = UnitOrder(4);
