@@ -109,7 +109,7 @@ impl StatsFile {
         file.write_all_at(&asked.to_ne_bytes(), offset_of!(Stats, classes_asked) as u64)
             .map_err(failed)?;
         let until = clock::monotonic_ns() + ANSWER_NS;
-        while read_stats(&self.path).map_err(failed)?.classes_told.load(Acquire) != asked {
+        while read_stats(&self.path).map_err(failed)?.classes_published.load(Acquire) != asked {
             if clock::monotonic_ns() > until {
                 return Err("the process does not answer: it is stopped".to_owned());
             }

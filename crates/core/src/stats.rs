@@ -56,7 +56,7 @@ pub struct Stats {
     /// A reader raises this number to request the table of size classes, which is not kept here.
     pub classes_asked: AtomicU32,
     /// The value of `classes_asked` when the table was last written, as text after this page in the file.
-    pub classes_told: AtomicU32,
+    pub classes_published: AtomicU32,
 }
 
 impl Default for Stats {
@@ -68,7 +68,7 @@ impl Default for Stats {
             start_ticks: AtomicU64::new(0),
             run: AtomicU64::new(0),
             classes_asked: AtomicU32::new(0),
-            classes_told: AtomicU32::new(0),
+            classes_published: AtomicU32::new(0),
             algorithm: [const { AtomicU8::new(0) }; NAME_BYTES],
             command: [const { AtomicU8::new(0) }; NAME_BYTES],
             figures: Figures::default(),

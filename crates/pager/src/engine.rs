@@ -48,7 +48,7 @@ use crate::system::{Linux, System};
 /// The owner of the figures: they live in private memory, or in a file that `zfolio stat` reads.
 pub trait StatsHome: Deref<Target = Stats> + Send + Sync {
     /// Publishes the size classes of the pool, after a request for them.
-    fn tell_classes(&self, _classes: &[ClassStats]) {}
+    fn publish_classes(&self, _classes: &[ClassStats]) {}
 
     /// The limit is passed, for the `first` time or again after it was held. Called while a fault
     /// is served: an implementation may touch and lock only memory that is never compressed.
@@ -83,7 +83,7 @@ pub(crate) struct Work {
 }
 
 /// What an engine is built from.
-pub(crate) struct Ground {
+pub(crate) struct Parts {
     pub(crate) system: Box<dyn System>,
     /// The pool's memory.
     pub(crate) source: Arc<dyn PageSource>,
@@ -121,8 +121,8 @@ impl Engine {
         let mut secret = [0; Key::BYTES];
         random::fill(&mut secret).map_err(|errno| Error::Memory { what: "a random key", errno })?;
         let source = Arc::new(PoolMappings::default());
-        let ground = Ground { system, source, codecs, key: Key::new(secret), cpus };
-        Engine::on(ground, config, stats)
+        let parts = Parts { system, source, codecs, key: Key::new(secret), cpus };
+        Engine::on(parts, config, stats)
     }
 
     /// Sets an engine up on any system; nothing is managed yet.
@@ -131,12 +131,12 @@ impl Engine {
     ///
     /// There is no address space for the staging area, or the system does not register it.
     pub(crate) fn on(
-        ground: Ground,
+        parts: Parts,
         config: Config,
         stats: Box<dyn StatsHome>,
     ) -> Result<Engine, Error> {
         let geometry = Geometry::new(config.unit);
-        let density = Density::new(ground.codecs.len(), config.unit);
+        let density = Density::new(parts.codecs.len(), config.unit);
         let charge = Charge::new(config, stats, geometry);
         let folios = |bytes: u64| {
             usize::try_from(bytes / geometry.folio_bytes() as u64).unwrap_or(usize::MAX)
@@ -144,8 +144,8 @@ impl Engine {
         let slots = charge.staged_target() + folios(charge.high_bytes()) + 64;
         // A scratch slot for each CPU, the handler and the prefetch. With one unit a folio one slot
         // is enough: whole folios need it only while no slot is free.
-        let scratch = if geometry.units() > 1 { ground.cpus + 2 } else { 1 };
-        let mover = Mover::new(ground.system, slots, scratch, geometry)
+        let scratch = if geometry.units() > 1 { parts.cpus + 2 } else { 1 };
+        let mover = Mover::new(parts.system, slots, scratch, geometry)
             .map_err(|errno| Error::Memory { what: "staging area", errno })?;
         let replacement = Replacement::new();
         // Twice as many as slots, for stale entries.
@@ -155,7 +155,7 @@ impl Engine {
             replacement,
             copies: Copies::new(),
             mover,
-            store: Store::new(ground.codecs, ground.source, ground.key),
+            store: Store::new(parts.codecs, parts.source, parts.key),
             charge,
             work: Work {
                 reclaimer: Reclaimer::new(),
@@ -198,12 +198,12 @@ impl Engine {
     pub(crate) fn answer_classes(&self) {
         let stats = self.stats();
         let asked = stats.classes_asked.load(Relaxed);
-        if asked != stats.classes_told.load(Relaxed) {
+        if asked != stats.classes_published.load(Relaxed) {
             let table = self.table.read();
             let classes = self.store.pool().classes();
             drop(table);
-            self.charge.stats.tell_classes(&classes);
-            stats.classes_told.store(asked, Release);
+            self.charge.stats.publish_classes(&classes);
+            stats.classes_published.store(asked, Release);
         }
     }
 }

@@ -31,7 +31,7 @@ pub const STATUS: i32 = 125;
 pub const STATUS_OVER_LIMIT: i32 = 122;
 
 /// Prints one line on the program's standard error.
-pub fn tell(message: std::fmt::Arguments<'_>) {
+pub fn print(message: std::fmt::Arguments<'_>) {
     let mut line = Line { bytes: [0; 512], length: 0 };
     line.write_fmt(format_args!("zfolio: {message}\n")).ok();
     files::tell_program(std::str::from_utf8(&line.bytes[..line.length]).unwrap_or("zfolio: ?\n"));
@@ -39,7 +39,7 @@ pub fn tell(message: std::fmt::Arguments<'_>) {
 
 /// Prints one line on standard error, from a thread that shares the program's table of files. It
 /// needs no permission.
-pub fn tell_here(message: std::fmt::Arguments<'_>) {
+pub fn print_here(message: std::fmt::Arguments<'_>) {
     let mut line = Line { bytes: [0; 512], length: 0 };
     line.write_fmt(format_args!("zfolio: {message}\n")).ok();
     files::tell_here(&line.bytes[..line.length]);
@@ -49,13 +49,13 @@ pub fn tell_here(message: std::fmt::Arguments<'_>) {
 /// hook would print a backtrace, and map and unmap files for that, which takes locks that this
 /// thread may hold.
 pub fn defect(defect: &std::panic::PanicHookInfo<'_>) -> ! {
-    tell(format_args!("a defect in zfolio: {defect}"));
+    print(format_args!("a defect in zfolio: {defect}"));
     process::abort_now(STATUS)
 }
 
 /// A stored unit is lost.
 pub(crate) fn corrupt(address: usize, bytes: usize, error: store::Error) -> ! {
-    tell(format_args!(
+    print(format_args!(
         "the unit of {bytes} bytes at {address:#x} {error}; the process is stopped, so that it gets no \
          wrong data"
     ));
@@ -64,13 +64,13 @@ pub(crate) fn corrupt(address: usize, bytes: usize, error: store::Error) -> ! {
 
 /// The system has no page left for a fault that must be served.
 pub(crate) fn out_of_memory(address: usize, error: Errno) -> ! {
-    tell(format_args!("a fault at {address:#x} cannot be served: {}", ErrnoText(error)));
+    print(format_args!("a fault at {address:#x} cannot be served: {}", ErrnoText(error)));
     process::abort_now(STATUS)
 }
 
 /// A table of the engine must grow, and the process may have no more address space.
 pub fn out_of_address_space(bytes: usize) -> ! {
-    tell(format_args!(
+    print(format_args!(
         "no address space for {bytes} bytes of tables: RLIMIT_AS, RLIMIT_DATA or vm.max_map_count is reached"
     ));
     process::abort_now(STATUS)
@@ -83,10 +83,10 @@ pub(crate) fn is_forbidden(error: Errno) -> bool {
 
 /// Memory could not be registered. If a sandbox of the program forbids it, this prints a line,
 /// once. A program that uses the library gets the error instead.
-pub(crate) fn tell_if_forbidden(whole_process: bool, error: Errno) {
-    static TOLD: AtomicBool = AtomicBool::new(false);
-    if whole_process && is_forbidden(error) && !TOLD.swap(true, Relaxed) {
-        tell(format_args!(
+pub(crate) fn print_if_forbidden(whole_process: bool, error: Errno) {
+    static PRINTED: AtomicBool = AtomicBool::new(false);
+    if whole_process && is_forbidden(error) && !PRINTED.swap(true, Relaxed) {
+        print(format_args!(
             "userfaultfd's ioctl: {} (a seccomp filter of the program?): the limit is not held",
             ErrnoText(error)
         ));
@@ -96,7 +96,7 @@ pub(crate) fn tell_if_forbidden(whole_process: bool, error: Errno) {
 /// A sandbox forbids the userfaultfd, without which compressed memory cannot come back.
 #[cold]
 pub(crate) fn forbidden(error: Errno) -> ! {
-    tell(format_args!(
+    print(format_args!(
         "userfaultfd's ioctl: {}; a seccomp filter of the program forbids it, and compressed memory cannot \
          come back: stopped",
         ErrnoText(error)
@@ -107,7 +107,7 @@ pub(crate) fn forbidden(error: Errno) -> ! {
 /// `--strict`: the limit cannot be held.
 pub(crate) fn over_limit(limit: u64, charge: u64) -> ! {
     // In whole MiB: size::display allocates, and this thread may be in a signal handler.
-    tell(format_args!(
+    print(format_args!(
         "{} MiB are needed and the limit is {} MiB: stopped, as --strict asks (exit status \
          {STATUS_OVER_LIMIT})",
         charge.div_ceil(1 << 20),

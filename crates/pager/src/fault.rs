@@ -366,7 +366,7 @@ impl Engine {
         }
         // A share may fall by more than one fault can reclaim. While the charge follows, there is nothing to report.
         if !(self.has_share() && self.charge_bytes() + bytes < charge_before) {
-            self.over_limit();
+            self.note_over_limit();
         }
         Spare::Room
     }

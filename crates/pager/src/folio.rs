@@ -61,7 +61,7 @@ pub(crate) struct Folio {
     pub(crate) staged: Option<Full>,
     /// When the folio was captured last (`Replacement::capture_time`).
     pub(crate) captured: u32,
-    /// When units of the folio were stored last (`Replacement::leave`).
+    /// When units of the folio were stored last (`Replacement::note_stored`).
     pub(crate) left: u32,
     /// The units that were stored at `left` and have not come back since.
     pub(crate) just_left: Units,
@@ -91,8 +91,8 @@ impl Folio {
         }
     }
 
-    /// Notes that units are stored from `now` on (`Replacement::leave`).
-    pub(crate) fn leave(&mut self, units: Units, now: u32) {
+    /// Notes that units are stored from `now` on (`Replacement::note_stored`).
+    pub(crate) fn note_stored(&mut self, units: Units, now: u32) {
         let joining = ((self.just_left & self.stored) - units).count() as u64;
         let before = (self.stored - self.just_left - units).count() as u64;
         if joining > 0 {
@@ -147,17 +147,17 @@ mod tests {
     fn units_left_when_they_did_and_their_elders_on_average() {
         let mut folio = Folio::new(true, 4);
         let start = u32::MAX - 5;
-        folio.leave(Units::one(0), start);
-        folio.leave(Units::one(1), start.wrapping_add(20));
+        folio.note_stored(Units::one(0), start);
+        folio.note_stored(Units::one(1), start.wrapping_add(20));
         assert_eq!([0, 1].map(|index| folio.left_at(index)), [start, start.wrapping_add(20)]);
-        folio.leave(Units::from(2..4), start.wrapping_add(100));
+        folio.note_stored(Units::from(2..4), start.wrapping_add(100));
         let mean = start.wrapping_add(10);
         let last = start.wrapping_add(100);
         assert_eq!([0, 1, 2, 3].map(|index| folio.left_at(index)), [mean, mean, last, last]);
         // A unit that came back and leaves again is not counted in the mean.
         folio.stored -= Units::one(3);
         folio.just_left -= Units::one(3);
-        folio.leave(Units::one(3), 1000);
+        folio.note_stored(Units::one(3), 1000);
         let mean = start.wrapping_add(40);
         assert_eq!([0, 2, 3].map(|index| folio.left_at(index)), [mean, mean, 1000]);
     }

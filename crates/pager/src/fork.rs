@@ -23,7 +23,7 @@ use zfolio_sys::map::OwnMemory;
 use crate::config::Error;
 use crate::engine::Engine;
 use crate::folio::{Folio, Geometry, Table};
-use crate::mappings::event::{self, Held};
+use crate::mappings::event::{self, Locked};
 use crate::rank;
 
 /// While this lives, the engine moves nothing: see [`Engine::quiet`].
@@ -31,7 +31,7 @@ use crate::rank;
 pub struct Quiet<'a> {
     geometry: Geometry,
     inheritance: Inheritance,
-    inbox: Held<'a>,
+    inbox: Locked<'a>,
     table: WriteGuard<'a, { rank::TABLE }, Table>,
 }
 
@@ -85,7 +85,7 @@ impl Engine {
         self.work.settling.store(false, Relaxed);
         // The child's inbox will be cleared, so changes that were read are applied now (EVT-3).
         self.apply_changes(&mut table);
-        let inbox = self.mover.inbox.hold();
+        let inbox = self.mover.inbox.lock();
         let changed = inbox.iter().any(|event| event::is_change(event.message));
         let settled = self.replacement.staged_folios() == 0 && !changed;
         let inheritance = self.figures().inheritance();

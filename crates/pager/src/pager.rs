@@ -253,7 +253,7 @@ struct NoUnwind;
 impl Drop for NoUnwind {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            crate::fatal::tell_here(format_args!("a thread of the pager panicked: stopped"));
+            crate::fatal::print_here(format_args!("a thread of the pager panicked: stopped"));
             std::process::abort();
         }
     }

@@ -34,7 +34,7 @@ struct Space {
 
 /// The pool's memory: private mappings, which are unmapped when this is dropped.
 #[derive(Debug)]
-pub struct PoolMappings(Mutex<{ rank::RUNS }, Space>);
+pub struct PoolMappings(Mutex<{ rank::POOL_MAPPINGS }, Space>);
 
 impl Default for PoolMappings {
     fn default() -> Self {

@@ -107,7 +107,7 @@ impl Deref for Published {
 }
 
 impl StatsHome for Published {
-    fn tell_classes(&self, classes: &[ClassStats]) {
+    fn publish_classes(&self, classes: &[ClassStats]) {
         if let Some(number) = &self.number {
             shared::replace_tail(&number.name(), size_of::<Stats>(), &zsmalloc::lines(classes));
         }
@@ -116,7 +116,7 @@ impl StatsHome for Published {
     fn over_limit(&self, over: &OverLimit, first: bool) {
         match &self.notice {
             Some(notice) => notice.ring(over),
-            None if first => fatal::tell_here(format_args!("{over}")),
+            None if first => fatal::print_here(format_args!("{over}")),
             None => {}
         }
     }

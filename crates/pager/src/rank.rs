@@ -7,7 +7,7 @@ pub(crate) const FOLIO: u8 = 20;
 /// Messages that were read and not yet served.
 pub(crate) const INBOX: u8 = 25;
 /// The queues of resident folios.
-pub(crate) const RESIDENT: u8 = 30;
+pub(crate) const REPLACEMENT: u8 = 30;
 /// The lists of slots.
 pub(crate) const STAGING: u8 = 31;
 /// The queue of folios that have copies.
@@ -16,4 +16,4 @@ pub(crate) const COPIES: u8 = 32;
 pub(crate) const DENSITY: u8 = 33;
 // 39 to 52: the streams of `core::zcomp` and the pool of `core::zsmalloc`.
 /// The address space of the pool.
-pub(crate) const RUNS: u8 = 60;
+pub(crate) const POOL_MAPPINGS: u8 = 60;

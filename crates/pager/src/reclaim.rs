@@ -307,7 +307,7 @@ impl Engine {
                 add(&self.figures().reclaim_refused, units.count() as u64);
                 folio.refused |= units;
             }
-            Some(Refusal::Nothing) => self.empty(folio, units),
+            Some(Refusal::Nothing) => self.make_empty(folio, units),
             None => {}
         }
     }
@@ -374,7 +374,7 @@ impl Engine {
                 self.replacement.push_staged(base);
                 return Units::NONE;
             }
-            folio.leave(units, self.replacement.leave(self.geometry().bytes_of(units)));
+            folio.note_stored(units, self.replacement.note_stored(self.geometry().bytes_of(units)));
             self.copies.change(had, folio.copied_units());
             add(&self.figures().demand_stored_bytes, self.geometry().bytes_of(units) as u64);
             let slot = folio.staged.take();

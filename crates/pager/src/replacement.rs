@@ -59,7 +59,7 @@ struct Queues {
 /// The queues.
 #[derive(Debug)]
 pub(crate) struct Replacement {
-    queues: Mutex<{ rank::RESIDENT }, Queues>,
+    queues: Mutex<{ rank::REPLACEMENT }, Queues>,
     /// The length of the main queue, readable without the lock.
     main: AtomicUsize,
     /// The length of the staged queue, readable without the lock.
@@ -175,7 +175,7 @@ impl Replacement {
     }
 
     /// The time to note for `bytes` that are stored now, by the clock of refault distances.
-    pub(crate) fn leave(&self, bytes: usize) -> u32 {
+    pub(crate) fn note_stored(&self, bytes: usize) -> u32 {
         let pages = u32::try_from(bytes / PAGE_BYTES).expect("a folio at most");
         self.pages_left.fetch_add(pages, Relaxed).wrapping_add(pages)
     }
@@ -311,10 +311,10 @@ mod tests {
     fn distance_is_what_left_since() {
         let resident = Replacement::new();
         resident.pages_left.store(u32::MAX - 20, super::Relaxed);
-        let time = resident.leave(64 << 10);
+        let time = resident.note_stored(64 << 10);
         assert_eq!(resident.distance_bytes(time), 0);
-        resident.leave(16 << 10);
-        resident.leave(4 << 10);
+        resident.note_stored(16 << 10);
+        resident.note_stored(4 << 10);
         assert_eq!(resident.distance_bytes(time), 20 << 10);
     }
 

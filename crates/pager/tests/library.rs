@@ -163,8 +163,7 @@ fn figures_are_for_people() {
         region.fill(1);
         assert!(second.iter().zip(0_usize..).all(|(byte, at)| *byte == at.to_le_bytes()[1]));
         let told = pager.stats().to_string();
-        for part in ["36M mapped", "of the limit of 8M", "auto in units of 4K", "compressed (p50"]
-        {
+        for part in ["36M mapped", "of the limit of 8M", "auto in units of 4K", "compressed (p50"] {
             assert!(told.contains(part), "no '{part}' in:\n{told}");
         }
         assert!(told.lines().count() <= 4 && told.lines().all(|line| line.len() < 160), "{told}");

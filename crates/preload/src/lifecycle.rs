@@ -110,7 +110,7 @@ pub(crate) fn start_if_needed() {
         // so that the kernel would end the process.
         if process::is_confined() {
             share::leave();
-            return fatal::tell_here(format_args!(
+            return fatal::print_here(format_args!(
                 "a sandbox of the program's own forbids to open files: the limit is not held"
             ));
         }
@@ -131,7 +131,7 @@ fn start_thread(name: &'static CStr, tries: u32, life: impl FnOnce() + Send + 's
         let limits =
             if error == Errno::AGAIN { ", RLIMIT_NPROC or a cgroup's pids.max?" } else { "" };
         let (why, errno) = (ErrnoText(error), error.raw_os_error());
-        fatal::tell(format_args!(
+        fatal::print(format_args!(
             "{name}: clone: {why} (errno {errno}{limits}): the limit is not held"
         ));
     }
@@ -161,7 +161,7 @@ fn live(settings: &'static Settings) {
 /// Makes what takes time, before the process is near its limit: userfaultfds, streams, the other threads.
 fn make_engine(settings: &'static Settings) -> Option<&'static Engine> {
     if files::leave_program_files().is_err() {
-        fatal::tell(format_args!(
+        fatal::print(format_args!(
             "unshare(CLONE_FILES) is not allowed here: the limit is not held"
         ));
         return None;
@@ -176,7 +176,7 @@ fn make_engine(settings: &'static Settings) -> Option<&'static Engine> {
             start_other_threads(engine, TRIES).then_some(engine)
         }
         Err(error) => {
-            fatal::tell(format_args!("{error}: the limit is not held"));
+            fatal::print(format_args!("{error}: the limit is not held"));
             None
         }
     }
@@ -274,7 +274,7 @@ pub(crate) fn start_over(
     }
     // This comes first: any other mapping could take the place of the staging area.
     if let Err(error) = engine.map_again(quiet) {
-        fatal::tell(format_args!("{error}: the limit is not held in a child"));
+        fatal::print(format_args!("{error}: the limit is not held in a child"));
         return live_without(engine, quiet);
     }
     READY.store(WAIT, Ordering::Relaxed);
@@ -308,11 +308,11 @@ pub(crate) fn start_over(
 /// after a report of the reason.
 fn live_again(engine: &'static Engine, quiet: &mut zfolio_pager::Quiet<'_>) -> bool {
     if files::leave_program_files().is_err() {
-        fatal::tell(format_args!("unshare(CLONE_FILES): the limit is not held in a child"));
+        fatal::print(format_args!("unshare(CLONE_FILES): the limit is not held in a child"));
         return false;
     }
     if let Err(error) = engine.open_again(quiet) {
-        fatal::tell(format_args!("{error}: the limit is not held in a child"));
+        fatal::print(format_args!("{error}: the limit is not held in a child"));
         return false;
     }
     if !start_other_threads(engine, CHILD_TRIES) {
@@ -333,7 +333,7 @@ fn live_without(engine: &'static Engine, quiet: &mut zfolio_pager::Quiet<'_>) {
     share::leave();
     if let Err(error) = engine.return_all(quiet) {
         let (why, errno) = (ErrnoText(error), error.raw_os_error());
-        fatal::tell(format_args!(
+        fatal::print(format_args!(
             "a child's memory cannot be brought back: {why} (errno {errno}): stopped"
         ));
         process::abort_now(fatal::STATUS)

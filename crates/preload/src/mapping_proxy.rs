@@ -208,7 +208,7 @@ fn serve(engine: &Engine, call: Call, words: [usize; 6]) -> Result<usize, Errno>
             if !allowed && engine.is_managing() {
                 // The process has lost the permission (setuid): a child could not open a userfaultfd.
                 engine.unmanage_all();
-                zfolio_pager::fatal::tell(format_args!(
+                zfolio_pager::fatal::print(format_args!(
                     "this process may no longer open a userfaultfd: the limit is not held from here on"
                 ));
             }

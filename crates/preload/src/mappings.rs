@@ -398,7 +398,7 @@ interpose! {
             // SAFETY: the program's own call, with its own words.
             return answer_int(unsafe { map::forward(libc::SYS_mlockall, words) });
         }
-        zfolio_pager::fatal::tell(format_args!(
+        zfolio_pager::fatal::print(format_args!(
             "mlockall is refused: memory under a limit cannot all be locked (mlock of a part works)"
         ));
         answer_int(Err(Errno::NOMEM))

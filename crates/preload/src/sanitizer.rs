@@ -61,7 +61,7 @@ fn execute_again() -> ! {
         stop(Errno::NOENT);
     }
     let name = arguments.split(|byte| *byte == 0).next().unwrap_or_default();
-    fatal::tell_here(format_args!(
+    fatal::print_here(format_args!(
         "{} is built with a sanitizer, which must have the memory to itself: it runs without zfolio",
         String::from_utf8_lossy(name)
     ));
@@ -70,7 +70,7 @@ fn execute_again() -> ! {
 
 /// Ends the process: the program can run neither with this library nor without.
 fn stop(error: Errno) -> ! {
-    fatal::tell_here(format_args!(
+    fatal::print_here(format_args!(
         "a program that is built with a sanitizer cannot be started without zfolio: {}: stopped",
         ErrnoText(error)
     ));

@@ -76,7 +76,7 @@ fn usable(algorithm: Choice) -> Choice {
         Choice::Auto => Choice::Auto,
     };
     algorithm.try_map(zfolio_pager::with_dictionary).unwrap_or_else(|error| {
-        fatal::tell(format_args!("{error}; compressed without it"));
+        fatal::print(format_args!("{error}; compressed without it"));
         without
     })
 }

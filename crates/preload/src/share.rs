@@ -74,7 +74,7 @@ pub(crate) fn open(settings: &Settings) {
         }
         // The run has ended before this process: there is nobody to share with.
         None if !process::exists(settings.run) => {}
-        None => fatal::tell_here(format_args!(
+        None => fatal::print_here(format_args!(
             "the ledger of the run cannot be used here: this process has the whole limit for itself"
         )),
     }
@@ -93,7 +93,7 @@ pub(crate) fn start_over() {
     let Some(member) = member() else { return };
     let resident = process::ResidentMeter::new().read().unwrap_or_default();
     if !member.enter(owner(), resident.memory_bytes) {
-        fatal::tell_here(format_args!(
+        fatal::print_here(format_args!(
             "the ledger of the run is full: this process has the whole limit for itself"
         ));
     }

@@ -26,7 +26,7 @@ impl Deref for Page {
 
 impl StatsHome for Page {
     /// Writes text after the page in its file: a line for each class that has a zspage.
-    fn tell_classes(&self, classes: &[ClassStats]) {
+    fn publish_classes(&self, classes: &[ClassStats]) {
         shared::replace_tail(&name(), size_of::<Stats>(), &zsmalloc::lines(classes));
     }
 }

@@ -97,7 +97,7 @@ impl Engine {
     /// Counts that a fault is served over the limit. Notifies the owner of the figures unless it
     /// knows already, and ends the process if the settings are strict.
     #[cold]
-    pub(crate) fn over_limit(&self) {
+    pub(crate) fn note_over_limit(&self) {
         add(&self.figures().over_limit, 1);
         self.measure_excess();
         let Some(over) = self.excess() else { return };
@@ -133,6 +133,6 @@ impl Engine {
 /// What `StatsHome::over_limit` does by default: the first time, one line on standard error.
 pub(crate) fn report_first(over: &OverLimit, first: bool) {
     if first {
-        crate::fatal::tell(format_args!("{over}"));
+        crate::fatal::print(format_args!("{over}"));
     }
 }

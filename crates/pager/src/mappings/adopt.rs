@@ -124,7 +124,7 @@ impl Engine {
         if first < last {
             let registered = register(start, end);
             registered.inspect_err(|error| {
-                fatal::tell_if_forbidden(self.config().whole_process, *error)
+                fatal::print_if_forbidden(self.config().whole_process, *error)
             })?;
         }
         table.cover(start, end);

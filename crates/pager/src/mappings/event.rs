@@ -94,7 +94,7 @@ pub(crate) struct Inbox {
 }
 
 /// The inbox, locked.
-pub(crate) type Held<'a> = Guard<'a, { rank::INBOX }, VecDeque<Event>>;
+pub(crate) type Locked<'a> = Guard<'a, { rank::INBOX }, VecDeque<Event>>;
 
 impl Default for Inbox {
     fn default() -> Self {
@@ -107,18 +107,21 @@ impl Default for Inbox {
 /// move or copy made while this is held comes before such a change, or is refused with `EAGAIN`
 /// (`EVT-3`).
 #[derive(Debug)]
-pub(crate) struct Steady<'a>(Option<Held<'a>>);
+pub(crate) struct Steady<'a>(Option<Locked<'a>>);
 
 impl Steady<'_> {
     /// Whether a change of any part of `start..end` waits to be applied.
     pub(crate) fn has_change(&self, start: usize, end: usize) -> bool {
-        self.0.iter().flat_map(|held| held.iter()).any(|event| changes(event.message, start, end))
+        self.0
+            .iter()
+            .flat_map(|locked| locked.iter())
+            .any(|event| changes(event.message, start, end))
     }
 
     /// Where memory that belonged at `at` is to be placed, given the changes that wait.
     pub(crate) fn place_now(&self, at: usize, bytes: usize) -> Place {
         let (mut place, mut moved) = (at, false);
-        for Event { message, .. } in self.0.iter().flat_map(|held| held.iter()) {
+        for Event { message, .. } in self.0.iter().flat_map(|locked| locked.iter()) {
             if !changes(*message, place, place + bytes) {
                 continue;
             }
@@ -166,7 +169,7 @@ impl Inbox {
     }
 
     /// Locks the inbox for a `fork`, since the handler looks into the inbox without the table.
-    pub(crate) fn hold(&self) -> Held<'_> {
+    pub(crate) fn lock(&self) -> Locked<'_> {
         self.messages.lock()
     }
 
@@ -293,7 +296,7 @@ impl Engine {
                 // zeros. It is also unknown whether the kernel drops the pages at all: with
                 // MADV_FREE they stay if they are written to. So these units count as empty: their
                 // present pages are the program's, and missing pages read as zeros (UNIT-1).
-                self.empty(&mut folio, self.geometry().touched(dropped.clone()));
+                self.make_empty(&mut folio, self.geometry().touched(dropped.clone()));
             }
             self.bring_back_without(&mut folio, base, dropped);
             if unmapped {
@@ -303,7 +306,7 @@ impl Engine {
     }
 
     /// Makes resident units empty; their present pages stay.
-    pub(crate) fn empty(&self, folio: &mut Folio, units: Units) {
+    pub(crate) fn make_empty(&self, folio: &mut Folio, units: Units) {
         let units = folio.resident & units;
         self.count_out(units);
         folio.resident -= units;

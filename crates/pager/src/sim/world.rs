@@ -19,7 +19,7 @@ use super::space::{Access, Space};
 use super::tree::Tree;
 use crate::charge::OverLimit;
 use crate::config::Mode;
-use crate::engine::{Engine, Ground, StatsHome};
+use crate::engine::{Engine, Parts, StatsHome};
 use crate::folio::Units;
 use crate::mappings::event;
 use crate::mover::Full;
@@ -117,14 +117,14 @@ impl World {
         let (tree, limit_bytes) = tree.map_or((None, need_bytes), |(tree, all)| (Some(tree), all));
         let config = settings.config(limit_bytes);
         let source = Arc::new(Source::new(Random::new(seed, 3), settings.pool_refuses));
-        let ground = Ground {
+        let parts = Parts {
             system: Box::new(Arc::clone(&space)),
             source: Arc::<Source>::clone(&source),
             codecs,
             key: Key::new([0x5A; Key::BYTES]),
             cpus: settings.cpus,
         };
-        let engine = Engine::on(ground, config, Box::new(Figures(Box::default())));
+        let engine = Engine::on(parts, config, Box::new(Figures(Box::default())));
         let engine = engine.expect("address space for the staging area");
         tree.iter().for_each(|tree| engine.hold_share(tree.member));
         let model = Model {
