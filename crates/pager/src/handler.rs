@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use zfolio_core::stats::add;
 use zfolio_core::sync::ReadGuard;
 use zfolio_sys::uffd::Message;
-use zfolio_sys::{clock, cpu, thread};
+use zfolio_sys::{cpu, thread};
 
 use crate::engine::Engine;
 use crate::fault::Served;
@@ -56,10 +56,10 @@ impl Watched {
         self.turns.store(self.turns.load(Relaxed).wrapping_add(1), Relaxed);
     }
 
-    /// Whether the handler is to stay unpinned.
-    fn roams(&self) -> bool {
+    /// Whether the handler is to stay unpinned. Most of the time `now_ns` is not called.
+    fn roams(&self, now_ns: impl FnOnce() -> u64) -> bool {
         let until = self.roams_until_ns.load(Relaxed);
-        let roams = until != 0 && clock::monotonic_ns() < until;
+        let roams = until != 0 && now_ns() < until;
         if until != 0 && !roams {
             self.roams_until_ns.store(0, Relaxed);
         }
@@ -92,8 +92,8 @@ struct Follow {
 
 impl Follow {
     /// Pins the handler to the CPU of `thread`, unless it is to stay unpinned.
-    fn go(&mut self, thread: u32, watched: &Watched) {
-        if watched.roams() {
+    fn go(&mut self, thread: u32, watched: &Watched, now_ns: impl FnOnce() -> u64) {
+        if watched.roams(now_ns) {
             *self = Follow::default();
             return;
         }
@@ -124,7 +124,7 @@ impl Engine {
             }
             let all = self.handle_turn(&mut |thread| {
                 watched.beat();
-                follow.go(thread, watched);
+                follow.go(thread, watched, || self.now_ns());
             });
             if !all {
                 // Another thread has the table, perhaps for a call that returns only when its event
@@ -218,7 +218,9 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
-    use super::{STUCK_NS, Watched};
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use super::{ROAM_NS, STUCK_NS, Watched};
 
     /// Goal: a handler counts as stuck only if a message waits for long and the handler does not
     /// run.
@@ -239,5 +241,18 @@ mod tests {
         assert!(!look(&watched, false, 10 * STUCK_NS), "and is done");
         assert!(!look(&watched, true, STUCK_NS), "the next message");
         assert!(look(&watched, true, STUCK_NS));
+    }
+
+    /// Goal: an unpinned handler is pinned again after a while, and a pinned one reads no clock.
+    #[test]
+    fn a_handler_stays_unpinned_for_a_while_and_then_reads_no_clock() {
+        let watched = Watched::default();
+        let no_clock = || -> u64 { panic!("a clock is read") };
+        assert!(!watched.roams(no_clock), "nobody has unpinned it");
+        watched.roams_until_ns.store(5 + ROAM_NS, Relaxed);
+        assert!(watched.roams(|| 5));
+        assert!(watched.roams(|| 4 + ROAM_NS));
+        assert!(!watched.roams(|| 5 + ROAM_NS));
+        assert!(!watched.roams(no_clock), "this is over");
     }
 }
