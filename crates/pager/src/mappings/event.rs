@@ -190,6 +190,13 @@ impl Inbox {
         Steady(self.changing.load(Ordering::Relaxed).then(|| self.messages.lock()))
     }
 
+    /// Whether a change of any part of `start..end` may wait: one does, or another thread has the inbox.
+    #[cfg(all(test, debug_assertions))]
+    pub(crate) fn may_have_change(&self, start: usize, end: usize) -> bool {
+        let waits = |event: &Event| changes(event.message, start, end);
+        self.messages.try_lock().is_none_or(|inbox| inbox.iter().any(waits))
+    }
+
     /// Takes the first change; the caller has the table for writing. Faults stay, for the handler.
     fn take_change(&self) -> Option<Message> {
         let mut inbox = self.messages.lock();

@@ -114,7 +114,7 @@ impl World {
     fn check_missing(&self, start: usize) {
         let bytes = self.engine.geometry().unit_bytes();
         let pages = || (start..start + bytes).step_by(PAGE_BYTES);
-        if pages().any(|at| self.model().is_alone(self.space.page(at))) {
+        if pages().any(|at| self.is_changing(at)) {
             return;
         }
         for at in pages() {
@@ -149,6 +149,13 @@ impl World {
         }
     }
 
+    /// Whether a thread is changing the mapping of the page at `address`, or has changed it during this
+    /// audit: the engine cannot apply the change before the audit ends.
+    fn is_changing(&self, address: usize) -> bool {
+        let waits = self.engine.mover.inbox.may_have_change(address, address + PAGE_BYTES);
+        waits || self.model().is_alone(self.space.page(address))
+    }
+
     /// Finds every page of the program, wherever it is, and compares it with the model.
     fn check_bytes(&self, table: &Table) {
         let (mut found, mut unit) =
@@ -156,11 +163,15 @@ impl World {
         let mut loaded = usize::MAX;
         for page in 0..self.settings.pages {
             let at = self.space.address(page);
-            if !self.space.is_mapped(at) || self.model().is_alone(page) {
+            if !self.space.is_mapped(at) || self.is_changing(at) {
                 continue;
             }
             if !self.space.contents(at, &mut found) {
                 self.look_elsewhere(table, at, &mut found, (&mut loaded, &mut unit));
+                // Other threads have run meanwhile.
+                if self.is_changing(at) {
+                    continue;
+                }
             }
             compare(page, &found, self.model().page(page));
         }
