@@ -12,6 +12,7 @@
 mod change;
 mod check;
 mod codec;
+mod directed;
 mod program;
 mod random;
 mod schedule;

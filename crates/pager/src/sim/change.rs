@@ -33,12 +33,6 @@ impl Program<'_> {
         !pages.clone().any(|page| self.world.space.is_mapped(self.world.space.address(page)))
     }
 
-    /// The model learns that the page at `address` reads as zeros.
-    fn forget(&self, address: usize) {
-        let page = self.world.space.page(address);
-        self.world.model().page(page).fill(0);
-    }
-
     /// One change of a random kind.
     pub(super) fn change_mappings(&mut self) {
         let behind = self.world.settings.mode == Mode::Handler && self.random.one_in(2);
@@ -70,7 +64,7 @@ impl Program<'_> {
         let sealed = sealed.map(|page| self.world.space.address(page));
         let (start, end) = self.addresses(&pages);
         let call = |at, bytes| {
-            self.world.space.drop_contents(at, bytes, sealed, &|page| self.forget(page))
+            self.world.space.drop_contents(at, bytes, sealed, &|page| self.world.forget(page))
         };
         // The answer is the kernel's, which the program would get.
         self.world.engine.discard(start, end, call).ok();
@@ -88,7 +82,7 @@ impl Program<'_> {
     fn unmap_now(&mut self, pages: &Range<usize>) {
         let (start, end) = self.addresses(pages);
         let call = || {
-            self.world.space.unmap(start, end - start, &|page| self.forget(page));
+            self.world.space.unmap(start, end - start, &|page| self.world.forget(page));
             Ok::<(), Errno>(())
         };
         self.world.engine.unmap(start, end, call).expect("it was mapped");
@@ -179,9 +173,9 @@ impl Program<'_> {
                 return Err(Errno::FAULT);
             }
             if mapped {
-                space.unmap(target.0, end - start, &|page| self.forget(page));
+                space.unmap(target.0, end - start, &|page| self.world.forget(page));
             }
-            space.remap(start, target.0, end - start, &|from, to| self.follow(from, to))?;
+            space.remap(start, target.0, end - start, &|from, to| self.world.follow(from, to))?;
             Ok(target)
         };
         let onto = if mapped { target } else { (0, 0) };
@@ -189,15 +183,6 @@ impl Program<'_> {
         if let Ok((to, to_end, true)) = moved {
             self.adopt(to, to_end);
         }
-    }
-
-    /// The model learns that a page moved.
-    fn follow(&self, from: usize, to: usize) {
-        let (from, to) = (self.world.space.page(from), self.world.space.page(to));
-        let mut model = self.world.model();
-        let bytes = model.page(from).to_vec();
-        model.page(to).copy_from_slice(&bytes);
-        model.page(from).fill(0);
     }
 
     /// Two ranges of the same length that do not overlap.
@@ -214,7 +199,10 @@ impl Program<'_> {
         let Some(_claimed) = self.world.claim(pages.clone(), true) else { return };
         let (start, end) = self.addresses(&pages);
         // It returns NOMEM if part of the range is not mapped, and drops the rest.
-        self.world.space.drop_contents(start, end - start, None, &|page| self.forget(page)).ok();
+        self.world
+            .space
+            .drop_contents(start, end - start, None, &|page| self.world.forget(page))
+            .ok();
         self.read_some(&pages);
     }
 
@@ -225,7 +213,7 @@ impl Program<'_> {
             return;
         }
         let (start, end) = self.addresses(&pages);
-        self.world.space.unmap(start, end - start, &|page| self.forget(page));
+        self.world.space.unmap(start, end - start, &|page| self.world.forget(page));
         drop(claimed);
         if self.world.settings.storm.is_some() || self.random.one_in(2) {
             self.adopt_new(pages);
@@ -240,7 +228,7 @@ impl Program<'_> {
             return;
         }
         let ((start, end), target) = (self.addresses(&from), self.addresses(&to));
-        let follow = |from, to| self.follow(from, to);
+        let follow = |from, to| self.world.follow(from, to);
         if self.world.space.remap(start, target.0, end - start, &follow).is_ok() {
             self.read_some(&to);
         }

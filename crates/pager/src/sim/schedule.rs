@@ -404,6 +404,11 @@ pub(super) fn freeze() {
     with_seat(Schedule::freeze);
 }
 
+/// The calling thread goes on once all others wait (or after a second of simulated time).
+pub(super) fn let_others_run() {
+    wait("all others to wait".to_owned(), Some(1_000_000_000));
+}
+
 /// The number of the calling thread; 0 outside of a run.
 pub(super) fn me() -> usize {
     with_seat(|_, me| me).unwrap_or(0)

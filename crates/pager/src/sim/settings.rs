@@ -111,6 +111,31 @@ impl Settings {
         if settings.storm.is_some() { settings.with_storm() } else { settings }
     }
 
+    /// The settings of a directed test: the kernel refuses nothing, and the test starts all threads.
+    pub(super) fn directed() -> Settings {
+        Settings {
+            mode: Mode::Handler,
+            unit: UnitOrder::from_bytes(PAGE_BYTES).expect("a page is a unit"),
+            algorithm: "lz4",
+            limit_bytes: 4 << 20,
+            cpus: 2,
+            threads: 0,
+            steps: 0,
+            pages: 512,
+            pages_first: 0,
+            refusals: Refusals::default(),
+            pool_refuses: 0,
+            codec_fails: 0,
+            noise: 0,
+            changes: true,
+            fixed: false,
+            aimed: false,
+            storm: None,
+            tree: false,
+            damage: None,
+        }
+    }
+
     /// What a storm needs besides.
     fn with_storm(self) -> Settings {
         let mode = Mode::Handler;

@@ -56,6 +56,16 @@ pub(super) struct Refusals {
     pub(super) slow: usize,
 }
 
+/// Where each call that puts pages into the program stops in a directed test, until all other threads
+/// wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Halt {
+    /// Before the kernel looks at the mappings.
+    Before,
+    /// Between the two looks that the kernel takes at the mappings.
+    Between,
+}
+
 /// What lies at a page's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Here {
@@ -145,6 +155,9 @@ struct State {
     slow_left: usize,
     /// Threads of the engine that sleep until there is a message.
     sleepers: Vec<usize>,
+    /// Where calls stop, and whether one has stopped.
+    halt: Option<Halt>,
+    has_stopped: bool,
     mappings: u32,
 }
 
@@ -180,6 +193,8 @@ impl Space {
             dropping: Vec::new(),
             slow_left: SLOW_MAX,
             sleepers: Vec::new(),
+            halt: None,
+            has_stopped: false,
             mappings: 0,
         };
         Arc::new(Space { state: Mutex::new(state), schedule, mode, refusals, cpus, memory })
@@ -226,6 +241,27 @@ impl Space {
             }
             !wakes
         });
+    }
+
+    /// From now on each call that puts pages into the program stops at this place until all other
+    /// threads wait.
+    pub(super) fn halt(&self, at: Halt) {
+        self.lock().halt = Some(at);
+    }
+
+    /// Whether a call has stopped.
+    pub(super) fn has_stopped(&self) -> bool {
+        self.lock().has_stopped
+    }
+
+    /// Stops here if a test wants that.
+    fn stop(&self, side: Side, here: Halt) {
+        let mut state = self.lock();
+        if state.halt == Some(here) && side == Side::Program {
+            state.has_stopped = true;
+            drop(state);
+            schedule::let_others_run();
+        }
     }
 
     /// Wakes the threads that sleep until there is a message.

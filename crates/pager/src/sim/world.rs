@@ -169,6 +169,21 @@ impl World {
         Some(Claimed { world: self, pages })
     }
 
+    /// The model learns that the page at `address` reads as zeros.
+    pub(super) fn forget(&self, address: usize) {
+        let page = self.space.page(address);
+        self.model().page(page).fill(0);
+    }
+
+    /// The model learns that a page moved.
+    pub(super) fn follow(&self, from: usize, to: usize) {
+        let (from, to) = (self.space.page(from), self.space.page(to));
+        let mut model = self.model();
+        let bytes = model.page(from).to_vec();
+        model.page(to).copy_from_slice(&bytes);
+        model.page(from).fill(0);
+    }
+
     /// Touches a page, and waits for it if it is missing; `act` gets the page's bytes and the
     /// model's. False: the page may not be touched now.
     pub(super) fn touch(

@@ -9,7 +9,7 @@ use zfolio_sys::uffd::{Message, Messages, Progress};
 
 use std::sync::{Arc, MutexGuard};
 
-use super::{Here, POISON, Page, Space, State, bytes_of, copy_page, fill, is_filled, pages};
+use super::{Halt, Here, POISON, Page, Space, State, bytes_of, copy_page, fill, is_filled, pages};
 use crate::sim::schedule;
 use crate::system::{Side, System};
 
@@ -40,11 +40,15 @@ impl Space {
     /// then finds the mapping, and then checks again for changes (since 6.9). A change can come in
     /// between.
     fn enter_to_put(&self, side: Side) -> Result<MutexGuard<'_, State>, Progress> {
+        self.stop(side, Halt::Before);
         let mut state = self.enter();
         if side == Side::Program && state.changing > 0 {
             self.schedule.note("again", [0; 3]);
             return Err(refused(Errno::AGAIN));
         }
+        drop(state);
+        self.stop(side, Halt::Between);
+        state = self.lock();
         if state.random.one_in(8) {
             drop(state);
             schedule::point();

@@ -1,0 +1,251 @@
+//! Directed tests: orders of events that random seeds seldom meet. Each test sets one order up.
+//!
+//! There are three threads: the program's first thread, a second thread of the program that changes
+//! mappings, and the engine's handler. Until `serves` is set, the handler only reads messages and
+//! leaves them in the inbox, like a thread of the engine whose move was refused with `EAGAIN`.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use zfolio_core::page::PAGE_BYTES;
+use zfolio_sys::Errno;
+
+use super::schedule::{self, Body};
+use super::settings::Settings;
+use super::space::Halt;
+use super::world::World;
+use crate::mappings::event::is_change;
+use crate::reclaim::{By, Reclaimed};
+
+/// Pages of two whole folios, and two places of the same size.
+const OLD: Range<usize> = 0..32;
+const NEW: Range<usize> = 128..160;
+const OTHER: Range<usize> = 256..288;
+
+/// Pages that are registered together with `OLD`, but are less than a folio: their missing pages
+/// read as zeros.
+const EDGE: Range<usize> = 32..36;
+
+/// A test's world, and whether the handler serves faults and applies changes.
+struct Stage {
+    world: World,
+    serves: AtomicBool,
+}
+
+/// Runs the two threads of the program, until the first one ends.
+fn play(first: impl FnOnce(&Stage) + Send, changer: impl FnOnce(&Stage) + Send) {
+    let world = World::new(1, Settings::directed(), false);
+    let stage = &Stage { world, serves: AtomicBool::new(false) };
+    let first = move || {
+        first(stage);
+        stage.world.engine.work.stopping.store(true, Relaxed);
+    };
+    let threads: Vec<Body<'_>> = vec![
+        ("program".to_owned(), Box::new(first)),
+        ("changer".to_owned(), Box::new(move || changer(stage))),
+        ("handler".to_owned(), Box::new(|| stage.handle())),
+    ];
+    let schedule = Arc::clone(&stage.world.schedule);
+    schedule.run(threads).unwrap_or_else(|why| panic!("{why}"));
+}
+
+impl Stage {
+    fn handle(&self) {
+        let engine = &self.world.engine;
+        while !self.world.is_over() {
+            engine.mover.system.wait(20);
+            if self.serves.load(Relaxed) {
+                engine.handle_turn(&mut |_| ());
+            } else {
+                engine.mover.read_messages();
+            }
+        }
+    }
+
+    /// The addresses where a range of pages begins and ends.
+    fn addresses(&self, pages: &Range<usize>) -> (usize, usize) {
+        (self.world.space.address(pages.start), self.world.space.address(pages.end))
+    }
+
+    /// Maps a range, writes to the pages `written` of it, has the engine adopt it, and has everything
+    /// stored that can be.
+    fn map_and_store(&self, mapped: &Range<usize>, written: &Range<usize>) {
+        let (start, end) = self.addresses(mapped);
+        self.world.space.map(start, end);
+        for page in written.clone() {
+            let done = self.world.touch(page, true, |bytes, model| {
+                bytes[..8].copy_from_slice(&(page as u64 + 1).to_le_bytes());
+                model.copy_from_slice(bytes);
+            });
+            assert!(done, "it is mapped");
+        }
+        let engine = &self.world.engine;
+        engine.adopt(start, end).expect("the kernel refuses nothing");
+        let table = engine.table.read();
+        while engine.reclaim_one(&table, 0, By::Background) != Reclaimed::Nothing {}
+        for (_, lock) in table.known_folios(start, end) {
+            let folio = lock.lock();
+            assert!(!folio.managed || folio.stored == engine.geometry().all());
+        }
+    }
+
+    /// `mremap` without the engine. It returns once the handler has read its event.
+    fn move_raw(&self, from: &Range<usize>, to: &Range<usize>) {
+        let ((start, end), (to, _)) = (self.addresses(from), self.addresses(to));
+        let follow = |from, to| self.world.follow(from, to);
+        self.world.space.remap(start, to, end - start, &follow).expect("one mapping");
+    }
+
+    /// `munmap` without the engine.
+    fn unmap_raw(&self, pages: &Range<usize>) {
+        let (start, end) = self.addresses(pages);
+        self.world.space.unmap(start, end - start, &|page| self.world.forget(page));
+    }
+
+    /// Reads pages, which must be mapped, and compares them with what was written.
+    fn read(&self, pages: Range<usize>) {
+        for page in pages {
+            assert!(self.world.read(page), "page {page:#x} is mapped");
+        }
+    }
+}
+
+/// Waits until a condition holds.
+fn until(condition: impl Fn() -> bool) {
+    while !condition() {
+        schedule::wait("a condition".to_owned(), Some(1000));
+    }
+}
+
+/// Stored contents were moved from `OLD` to `NEW` without the engine, which has read the event and has not
+/// yet applied it. Then the engine changes mappings itself, and all of `left` must be what was written.
+fn change_after_a_move(change: impl FnOnce(&Stage) + Send, left: Range<usize>) {
+    let first = |stage: &Stage| {
+        stage.map_and_store(&OLD, &OLD);
+        stage.move_raw(&OLD, &NEW);
+        let waits = stage.world.engine.mover.inbox.first();
+        assert!(waits.is_some_and(|event| is_change(event.message)), "the move waits");
+        change(stage);
+        stage.serves.store(true, Relaxed);
+        stage.read(left);
+    };
+    play(first, |_| ());
+}
+
+/// Goal: `madvise(MADV_DONTNEED)` comes after a move that was made before (`EVT-3`). If the move came
+/// later, it would bring the old bytes back.
+#[test]
+fn a_discard_comes_after_a_move_that_waits() {
+    let discard = |stage: &Stage| {
+        let world = &stage.world;
+        let (start, end) = stage.addresses(&NEW);
+        let call =
+            |at, bytes| world.space.drop_contents(at, bytes, None, &|page| world.forget(page));
+        world.engine.discard(start, end, call).expect("mapped");
+    };
+    change_after_a_move(discard, NEW);
+}
+
+/// Goal: the same for `mlock`. If the move came later, the contents could not be placed any more.
+#[test]
+fn a_pin_comes_after_a_move_that_waits() {
+    let pin = |stage: &Stage| {
+        let (start, end) = stage.addresses(&NEW);
+        stage.world.engine.pin(start, end);
+    };
+    change_after_a_move(pin, NEW);
+}
+
+/// Goal: the same for `munmap` of a part of a folio, whose other part must keep its contents.
+#[test]
+fn an_unmap_comes_after_a_move_that_waits() {
+    let (gone, left) = (NEW.start..NEW.start + 4, NEW.start + 4..NEW.end);
+    let unmap = move |stage: &Stage| {
+        let (start, end) = stage.addresses(&gone);
+        let call = || {
+            stage.unmap_raw(&gone);
+            Ok::<(), Errno>(())
+        };
+        stage.world.engine.unmap(start, end, call).expect("mapped");
+    };
+    change_after_a_move(unmap, left);
+}
+
+/// Goal: the same for `mremap`, which must take the contents along.
+#[test]
+fn a_relocation_comes_after_a_move_that_waits() {
+    let relocate = |stage: &Stage| {
+        let (from, to) = (stage.addresses(&NEW), stage.addresses(&OTHER));
+        let call = || {
+            stage.move_raw(&NEW, &OTHER);
+            Ok::<_, Errno>(to)
+        };
+        let moved = stage.world.engine.relocate(from, (0, 0), call).expect("mapped");
+        assert!(moved.2, "it was managed");
+        stage.world.engine.adopt(to.0, to.1).expect("the kernel refuses nothing");
+    };
+    change_after_a_move(relocate, OTHER);
+}
+
+/// Goal: a page that is copied in is not lost if its mapping moves between the two looks that the
+/// kernel takes at the mappings: the first answer is `ENOENT` as if nothing were mapped, and the
+/// next one `EAGAIN`.
+#[test]
+fn a_page_is_not_lost_if_its_mapping_moves_while_the_kernel_copies() {
+    let (page, to) = (OLD.start + 3, NEW.start);
+    let moved = &AtomicBool::new(false);
+    let first = |stage: &Stage| {
+        stage.map_and_store(&OLD, &OLD);
+        stage.world.space.halt(Halt::Between);
+        stage.serves.store(true, Relaxed);
+        assert!(!stage.world.read(page), "it moves during this read");
+        until(|| moved.load(Relaxed));
+        stage.read(to..to + 1);
+    };
+    let changer = |stage: &Stage| {
+        until(|| stage.world.space.has_stopped());
+        stage.move_raw(&(page..page + 1), &(to..to + 1));
+        moved.store(true, Relaxed);
+    };
+    play(first, changer);
+}
+
+/// The first thread touches a missing page of `EDGE`, which the engine would serve with zeros. Before it
+/// does, `changer` puts a mapping with stored contents there.
+fn put_contents_under_a_fault(halts: bool, before: impl FnOnce(&Stage) + Send) {
+    let (with_edge, stored) = (OLD.start..EDGE.end, 48..64);
+    let first = |stage: &Stage| {
+        stage.map_and_store(&stored, &stored);
+        stage.map_and_store(&with_edge, &OLD);
+        if halts {
+            stage.world.space.halt(Halt::Before);
+            stage.serves.store(true, Relaxed);
+        }
+        // Nothing is mapped there for a moment.
+        EDGE.for_each(|page| until(|| stage.world.read(page)));
+    };
+    let changer = |stage: &Stage| {
+        before(stage);
+        stage.unmap_raw(&EDGE);
+        stage.move_raw(&(stored.start..stored.start + EDGE.len()), &EDGE);
+        stage.serves.store(true, Relaxed);
+    };
+    play(first, changer);
+}
+
+/// Goal: zeros are not placed where a change that waits has put other contents (`EVT-3`).
+#[test]
+fn a_page_of_zeros_does_not_replace_what_was_moved_there() {
+    put_contents_under_a_fault(true, |stage| until(|| stage.world.space.has_stopped()));
+}
+
+/// Goal: a fault whose page was changed after its message was read gets what lies there now (`EVT-4`).
+#[test]
+fn an_outdated_fault_gets_what_lies_there_now() {
+    put_contents_under_a_fault(false, |stage| {
+        until(|| stage.world.engine.mover.inbox.first().is_some());
+    });
+}
+
+const _: () = assert!(PAGE_BYTES == 4096, "the folios above are of 16 pages");
