@@ -146,12 +146,7 @@ impl Engine {
                 }
                 continue;
             };
-            let served = if event.outdated {
-                mover.wake(self.geometry().base(address));
-                true
-            } else {
-                self.try_serve(address, thread, event.at)
-            };
+            let served = self.try_serve(address, thread, event.at);
             after(thread);
             if !served {
                 return false;

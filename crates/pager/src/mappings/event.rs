@@ -19,8 +19,10 @@
 //!   before the engine makes a change of its own. Until a change is applied, nothing is captured in
 //!   its range, and memory that is brought in goes to where the change moved it, or nowhere if the
 //!   change dropped it.
-//! - `EVT-4` A fault is served only if its page was not changed after the fault's message was read.
-//!   Otherwise the thread, if it still waits, is woken and faults again.
+//! - `EVT-4` A fault is served by what the table and the inbox say of its address when it is served,
+//!   and changes that were read are applied before. So a fault whose page was changed after its
+//!   message was read, or whose thread has gone on since, does no harm: it is served like a touch of
+//!   that address by any other thread. Whatever is placed, a thread that waits there is woken.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -76,9 +78,6 @@ pub(crate) struct Event {
     pub(crate) message: Message,
     /// When the message was read, by [`System::now_ns`].
     pub(crate) at: u64,
-    /// The message is a fault, and its page was changed since: the thread may have gone on long
-    /// ago, and other memory may be at the address now (`EVT-4`).
-    pub(crate) outdated: bool,
 }
 
 /// Messages that were read from the userfaultfd and are still to be served, in the kernel's order.
@@ -161,9 +160,8 @@ impl Inbox {
             if !ours {
                 if is_change(message) {
                     self.changing.store(true, Ordering::Relaxed);
-                    inbox.iter_mut().for_each(|event| event.outdated |= event.is_fault_of(message));
                 }
-                inbox.push_back(Event { message, at, outdated: false });
+                inbox.push_back(Event { message, at });
             }
         }
     }
@@ -202,13 +200,6 @@ impl Inbox {
         let mut inbox = self.messages.lock();
         let first = inbox.iter().position(|event| is_change(event.message))?;
         inbox.remove(first).map(|event| event.message)
-    }
-}
-
-impl Event {
-    /// Whether this is a fault on a page that `change` changes.
-    fn is_fault_of(&self, change: Message) -> bool {
-        matches!(self.message, Message::Fault { address, .. } if changes(change, address, address + 1))
     }
 }
 

@@ -60,7 +60,7 @@ fn pages_are_placed_where_the_changes_took_them() {
             if matches!(message, Message::Remove { .. } | Message::Unmap { .. }) {
                 went.retain(|_, now| !there.contains(now));
             }
-            inbox.messages.lock().push_back(Event { message, at: 0, outdated: false });
+            inbox.messages.lock().push_back(Event { message, at: 0 });
         }
         let steady = inbox.steady();
         for page in 0..PAGES {
@@ -86,7 +86,7 @@ fn changes_go_before_faults_and_faults_keep_their_order() {
     let fault = |address| Message::Fault { address, thread: 1 };
     let change = Message::Remove { start: 0, end: PAGE_BYTES };
     for message in [fault(1), fault(2), change, fault(3)] {
-        inbox.messages.lock().push_back(Event { message, at: 0, outdated: false });
+        inbox.messages.lock().push_back(Event { message, at: 0 });
     }
     let address = |event: Option<Event>| match event.map(|event| event.message) {
         Some(Message::Fault { address, .. }) => Some(address),
