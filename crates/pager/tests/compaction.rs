@@ -1,5 +1,5 @@
-//! Compaction gives memory back to the system: seen in the resident size of this process, which has one
-//! test only, so that nothing else changes it.
+//! Compaction gives memory back to the system, which shows in the resident size of this process. There is only one
+//! test in this file, so that no other test changes that size.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
@@ -23,7 +23,7 @@ fn what_compaction_frees_leaves_the_process() {
     let handles: Vec<_> =
         (0..OBJECTS).map(|index| pool.store(&bytes[..length(index)]).unwrap()).collect();
     let full = resident_bytes();
-    // Every other one goes: no zspage is empty, and half of the memory is not in use.
+    // Every second object is freed: no zspage is empty, and half of the memory is unused.
     let (mut kept, mut freed) = (Vec::new(), 0);
     for (index, handle) in handles.into_iter().enumerate() {
         if index * 2_654_435_761 % 7 < 4 {

@@ -28,7 +28,7 @@ impl Random {
     }
 }
 
-/// A byte that compresses, and that tells where and when it was written.
+/// A byte that depends on the place and the round in which it is written; a row of them compresses.
 fn byte_at(index: usize, round: u8) -> u8 {
     u8::try_from((index / 97) % 251).unwrap().wrapping_add(round)
 }
@@ -49,8 +49,8 @@ fn figure(pager: &Pager, name: &str) -> u64 {
     pager.stats().figures.get(name).unwrap()
 }
 
-/// Goal: what is written to a region four times its limit is what is read. Method: every algorithm
-/// and several units, two rounds.
+/// Goal: a region four times as large as the limit keeps what is written to it. Method: every
+/// algorithm and several unit sizes, two rounds.
 #[test]
 fn a_region_larger_than_its_limit_keeps_its_bytes() {
     for algorithm in ["lz4", "zstd", "deflate"] {
@@ -105,7 +105,7 @@ fn a_region_agrees_with_a_vector() {
     assert!(figure(&pager, "faults_stored") > 0);
 }
 
-/// Goal: several threads share a region. Method: each writes and verifies a part of its own.
+/// Goal: several threads can use one region. Method: each thread writes and verifies its part.
 #[test]
 fn threads_fault_side_by_side() {
     let pager = Pager::builder().limit(16 << 20).algorithm("zstd").build().unwrap();
@@ -122,7 +122,7 @@ fn threads_fault_side_by_side() {
     });
 }
 
-/// Goal: data that does not compress goes over the limit and is never lost.
+/// Goal: data that does not compress is never lost; the limit is passed instead.
 #[test]
 fn incompressible_data_goes_over_the_limit_and_is_kept() {
     let mut random = Random(7);
@@ -137,14 +137,14 @@ fn incompressible_data_goes_over_the_limit_and_is_kept() {
     assert!(figure(&pager, "over_limit") > 0);
 }
 
-/// Goal: below the limit nothing is registered and nothing costs anything.
+/// Goal: while all regions fit into the limit, nothing is registered, and no fault is served.
 #[test]
 fn below_the_limit_nothing_faults() {
     let pager = Pager::builder().limit(64 << 20).build().unwrap();
     let mut region = pager.map(32 * MIB).unwrap();
     fill(&mut region, 1);
     assert_eq!(figure(&pager, "faults_zero"), 0);
-    // A second region, and they no longer fit together: what is there stays as it is.
+    // With a second region they no longer fit into the limit. The contents of the first one stay.
     let mut second = pager.map(64 * MIB).unwrap();
     fill(&mut second, 2);
     verify(&region, 1);
@@ -152,8 +152,8 @@ fn below_the_limit_nothing_faults() {
     assert!(figure(&pager, "faults_zero") > 0);
 }
 
-/// Goal: the kernel reaches pinned and prefaulted parts. Method: `write(2)` from a compressed part
-/// fails, from a pinned one it does not.
+/// Goal: system calls can read pinned and prefaulted parts. Method: `write(2)` fails for a compressed
+/// part, and succeeds for a pinned one.
 #[test]
 fn the_kernel_reaches_pinned_memory() {
     use std::io::Write as _;
@@ -165,13 +165,14 @@ fn the_kernel_reaches_pinned_memory() {
     region.pin(0..MIB);
     verify(&region[..MIB], 3);
     assert!(null.write(&region[..8]).is_ok());
-    // Pinned memory stays: fill the rest again, and it is still there.
+    // Pinned memory stays resident while the rest is filled again.
     fill(&mut region, 4);
     assert!(null.write(&region[..8]).is_ok());
     verify(&region, 4);
 }
 
-/// Goal: dropping gives everything back. Method: the process's memory after many pagers.
+/// Goal: a dropped pager gives all of its memory back. Method: compare the process's memory after many
+/// pagers.
 #[test]
 fn dropping_gives_everything_back() {
     let resident = || zfolio_sys::process::ResidentMeter::new().read().unwrap().memory_bytes;

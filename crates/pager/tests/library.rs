@@ -1,5 +1,5 @@
-//! What a user of the library sees beside the bytes: figures, limits that are passed, typed slices, children of
-//! `fork`, the file that `zfolio stat` reads.
+//! What else a user of the library sees: figures, the report of a passed limit, typed slices, children of `fork`,
+//! and the file that `zfolio stat` reads.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 #![allow(
@@ -34,8 +34,8 @@ fn fill_with_noise(bytes: &mut [u8]) {
     }
 }
 
-/// Goal: a limit that is passed is told with true figures, and again after it was held. Method: noise of
-/// twice the limit, cleared, and noise again.
+/// Goal: a limit that is passed is reported with correct figures, and reported again if it was held in
+/// between. Method: twice the limit is filled with noise, cleared, and filled with noise again.
 #[test]
 fn a_limit_that_is_passed_is_told() {
     for mode in modes() {
@@ -62,15 +62,16 @@ fn a_limit_that_is_passed_is_told() {
             assert!(stats.to_string().contains("over limit"), "{stats}");
             region.clear(0..32 * MIB);
             assert_eq!(pager.over_limit(), None, "{mode:?} {round}");
-            // It rearms when the figures are looked at, here or in the background.
+            // A look at the figures, here or in the background, arms the next report.
             drop(pager.stats());
-            // It may have been passed, held and passed again on the way.
+            // Meanwhile the limit may have been passed, held and passed again.
             while receiver.try_recv().is_ok() {}
         }
     }
 }
 
-/// Goal: `strict` refuses more, keeps what is there, and works again when there is room.
+/// Goal: with `strict` what does not fit into the limit is refused with an error, what is there stays, and
+/// once there is room the pager works again.
 #[test]
 fn strict_is_an_error_and_no_end() {
     for mode in modes() {
@@ -91,7 +92,8 @@ fn strict_is_an_error_and_no_end() {
     }
 }
 
-/// Goal: the function that is told may panic, or drop the last pager; nothing hangs. Method: both.
+/// Goal: the function that is called when the limit is passed may panic, or drop the last pager, and
+/// nothing hangs. Method: one function of each kind.
 #[test]
 fn what_the_told_function_does_harms_nobody() {
     for mode in modes() {
@@ -122,8 +124,8 @@ fn what_the_told_function_does_harms_nobody() {
     }
 }
 
-/// Goal: slices are zeros first, keep their values, and are aligned. Method: types of all sizes, under a
-/// limit that they do not fit in.
+/// Goal: slices begin as zeros, are aligned, and keep their values. Method: types of all sizes, under a limit
+/// that is smaller than the slices.
 #[test]
 fn slices_keep_values_of_every_type() {
     for mode in modes() {
@@ -172,26 +174,26 @@ fn figures_are_for_people() {
     }
 }
 
-/// Runs `child` in a child of `fork`; how that ended, as `waitpid` says.
+/// Runs `child` in a child of `fork`, and returns its status as `waitpid` does.
 fn in_child(child: impl FnOnce()) -> i32 {
-    // SAFETY: the child calls what is given and ends. What it may lock or allocate, the C library and the
-    // standard library keep usable.
+    // SAFETY: the child calls the given function and ends. The C library and the standard library keep
+    // their locks and their allocator usable in a child.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
-        // SAFETY: no preconditions. A child that hangs ends by it.
+        // SAFETY: no preconditions. It ends a child that hangs.
         unsafe { libc::alarm(30) };
         child();
         // SAFETY: ends the child.
         unsafe { libc::_exit(7) };
     }
     let mut status = 0;
-    // SAFETY: a place for the status of our own child.
+    // SAFETY: `status` is valid for a write, and the child is ours.
     assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
     status
 }
 
 /// Goal: a child of `fork` never reads wrong data, and can drop what it inherited; the parent's data stays.
-/// Method: touch, drop, and a pager of its own, while the parent's region is compressed.
+/// Method: the child touches a region, drops it, and makes a pager, while the parent's region is compressed.
 #[test]
 fn a_child_is_stopped_at_a_touch_and_may_drop() {
     for mode in modes() {
@@ -219,7 +221,7 @@ fn a_child_is_stopped_at_a_touch_and_may_drop() {
     }
 }
 
-/// The files of `pid`'s pagers in which `name` is.
+/// The files of the pagers of process `pid` that contain `name`.
 fn published(pid: u32, name: &str) -> Vec<PathBuf> {
     let folder = format!("/dev/shm/zfolio-{}", zfolio_sys::probe::effective_uid());
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
@@ -232,7 +234,7 @@ fn published(pid: u32, name: &str) -> Vec<PathBuf> {
     entries.map(|entry| entry.path()).filter(is_ours).collect()
 }
 
-/// Goal: each pager has a file while it lives, unless it is not wanted.
+/// Goal: each pager has a file while it lives, except a pager that is not to be listed.
 #[test]
 fn a_pager_is_listed_while_it_lives() {
     let me = std::process::id();
@@ -252,8 +254,8 @@ fn a_pager_is_listed_while_it_lives() {
     assert!(published(me, ":listed-here").is_empty());
 }
 
-/// Goal: a process that exits with a pager that was never dropped leaves no file. Method: this test again,
-/// in a process of its own.
+/// Goal: a process that exits without dropping its pager leaves no file behind. Method: this test is run
+/// again, in a child process.
 #[test]
 fn an_exit_leaves_no_file() {
     const MARK: &str = "ZFOLIO_TEST_EXIT";

@@ -1,8 +1,9 @@
 //! The library against a model: every page's contents are known from a number, and checked at each look.
 //!
-//! In both modes, inline and with a handler (if this process may); in the latter, system calls read and write
-//! regions directly, too. Several pagers at once, several threads each; their parts do not end at folios, so that
-//! threads meet in them. The seed is in `SEED`, the seconds per setting in `MODEL_SECONDS`.
+//! Tests run in both modes, inline and handler (if this process may use it). In handler mode system calls also read
+//! and write regions directly. There are several pagers at a time, and several threads for each. A thread's part may
+//! begin and end inside of a folio, so that two threads use the same folio. The environment may set `SEED`, and the
+//! seconds per setting as `MODEL_SECONDS`.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 #![allow(
@@ -26,7 +27,7 @@ const PAGE: usize = 4096;
 const WORDS: usize = PAGE / 8;
 const UNITS: [usize; 4] = [4 << 10, 16 << 10, 64 << 10, 2 * MIB];
 
-/// One test at a time: two look at the memory of the process, and all of them take it.
+/// One test runs at a time: two of them measure the memory of the process, and all of them use some.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// xorshift64: the tests' only source of chance.
@@ -80,7 +81,7 @@ fn mixed(word: u64) -> u64 {
     word ^ (word >> 31)
 }
 
-/// What a page holds: words from `seed` (0: zeros), and `stamp` as its last word.
+/// What a page contains: words that `seed` determines (0: zeros), and `stamp` as the last word.
 #[derive(Clone, Copy, Default)]
 struct Contents {
     seed: u64,
@@ -88,7 +89,8 @@ struct Contents {
 }
 
 impl Contents {
-    /// The page. One of 16 does not shrink, one of 16 is of one word, and most shrink to an eighth.
+    /// Writes the page. One of 16 pages does not shrink, one of 16 repeats one word, and most shrink to
+    /// an eighth.
     fn page(self) -> [u8; PAGE] {
         let mut page = [0; PAGE];
         if self.seed != 0 {
@@ -114,11 +116,11 @@ struct Part<'a> {
     bytes: &'a mut [u8],
     model: &'a mut [Contents],
     name: &'a str,
-    /// Where system calls write from the region and read into it, if they may.
+    /// The file that system calls write from the region and read into it, if this mode allows that.
     file: Option<File>,
 }
 
-/// The scratch file of one thread, if system calls may have a region.
+/// The scratch file of one thread, if system calls may use a region.
 fn file_for(pager: &Pager) -> Option<File> {
     (pager.stats().mode == Mode::Handler).then(scratch_file)
 }
@@ -130,7 +132,7 @@ impl Part<'_> {
         self.model[page] = contents;
     }
 
-    /// Changes one word, and thereby a page that may have a copy in the store.
+    /// Changes one word of a page, whose unit may have a copy in the store.
     fn stamp(&mut self, page: usize, stamp: u64) {
         self.bytes[(page + 1) * PAGE - 8..][..8].copy_from_slice(&stamp.to_ne_bytes());
         self.model[page].stamp = stamp;
@@ -140,7 +142,7 @@ impl Part<'_> {
         verify(&self.bytes[page * PAGE..][..PAGE], self.model[page], self.name, page);
     }
 
-    /// Some pages go to a file, and from there to other pages, both by one system call.
+    /// Writes some pages to a file and reads them into other pages, each by one system call.
     fn pass_through_the_kernel(&mut self, from: usize, random: &mut Random) {
         let Some(file) = &self.file else { return };
         let count = 1 + random.below(24.min(self.model.len() - from));
@@ -187,7 +189,7 @@ fn figure(pager: &Pager, name: &str) -> u64 {
     pager.stats().figures.get(name).unwrap()
 }
 
-/// All regions are gone: nothing of theirs is left but free pages, to be used again.
+/// Checks, when all regions are gone, that only free pages are left, which will be used again.
 fn assert_empty(pager: &Pager, name: &str) {
     for (what, most) in [
         ("resident_bytes", 0),
@@ -202,12 +204,12 @@ fn assert_empty(pager: &Pager, name: &str) {
     assert_eq!(demand, 0, "{name}: something is stored for nobody");
 }
 
-/// Three threads share one region, of a limit a quarter of it.
+/// Three threads share one region, whose limit is a quarter of its size.
 fn share_a_region(pager: &Pager, name: &str, stream: u64, end: Instant) {
     const PAGES: usize = 64 * MIB / PAGE;
     let mut region = pager.map(PAGES * PAGE).unwrap();
     let mut model = vec![Contents::default(); PAGES];
-    // Not whole folios: 5463 and 10925 pages.
+    // The parts are no whole folios: they begin at pages 5463 and 10926.
     let share = PAGES / 3 + 2;
     std::thread::scope(|scope| {
         let parts = region.chunks_mut(share * PAGE).zip(model.chunks_mut(share));
@@ -221,7 +223,7 @@ fn share_a_region(pager: &Pager, name: &str, stream: u64, end: Instant) {
             });
         }
     });
-    // Who only reads: three threads, while parts are pinned and brought in.
+    // Three threads only read, while parts are pinned and brought in.
     let (region, model) = (&region, &model);
     std::thread::scope(|scope| {
         for index in 0..3 {
@@ -299,8 +301,8 @@ fn change_regions(pager: &Pager, name: &str, unit: usize, stream: u64, end: Inst
     }
 }
 
-/// Goal: no byte is ever lost, wrong, or another's, and the limit costs what it should. Method: for
-/// each unit two pagers side by side, each with a region that threads share and regions that come and go.
+/// Goal: no byte is lost, wrong, or of another page, and the limit is held. Method: for each unit size
+/// two pagers at a time, each with one region that threads share, and others that come and go.
 #[test]
 fn regions_agree_with_a_model() {
     let _alone = ALONE.lock();
@@ -327,8 +329,8 @@ fn regions_agree_with_a_model() {
     }
 }
 
-/// Goal: many threads that start to reclaim at once neither lose a byte nor wait for each other for
-/// ever. Method: 24 threads write and read their parts with next to no room.
+/// Goal: many threads that reclaim at the same time lose no byte, and no thread waits for ever. Method:
+/// 24 threads write and read their parts with very little room.
 #[test]
 fn many_threads_at_the_limit_make_progress() {
     let _alone = ALONE.lock();
@@ -359,7 +361,8 @@ fn many_threads_at_the_limit_make_progress() {
 }
 
 /// Goal: a page can be pinned while others read it. Method: three threads read all over a region that
-/// is pinned piece by piece; a fault that was on its way when its range was pinned is nobody's any more.
+/// is pinned piece by piece. A fault may be under way while its range is pinned; the kernel then
+/// serves it.
 #[test]
 fn pinning_beside_readers_harms_nobody() {
     const PAGES: usize = 16 * MIB / PAGE;
@@ -389,8 +392,8 @@ fn pinning_beside_readers_harms_nobody() {
     }
 }
 
-/// Goal: pagers that come and go leave nothing behind. Method: the memory and the mappings of the
-/// process after some, of each unit, are those after the first.
+/// Goal: a dropped pager leaves nothing behind. Method: after several pagers of each unit size the
+/// process has as much memory and as many mappings as after the first one.
 #[test]
 fn pagers_that_go_leave_nothing() {
     let _alone = ALONE.lock();

@@ -1,4 +1,4 @@
-//! Bytes between regions and readers, writers, files and sockets, in both modes; contents are verified.
+//! Bytes go between regions and readers, writers, files and sockets, in both modes; contents are verified.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
@@ -17,7 +17,7 @@ fn modes() -> Vec<Mode> {
     [Mode::Inline, Mode::Handler].into_iter().filter(may).collect()
 }
 
-/// A region of 32 MiB under 8, all of it written, so that most of it is compressed.
+/// A region of 32 MiB with a limit of 8 MiB. All of it is written, so most of it is compressed.
 fn region(mode: Mode) -> (Pager, Region) {
     let pager = Pager::builder().limit(8 << 20).mode(mode).listed(false).build().unwrap();
     let mut region = pager.map(32 * MIB).unwrap();
@@ -25,7 +25,7 @@ fn region(mode: Mode) -> (Pager, Region) {
     (pager, region)
 }
 
-/// A byte that compresses, and that says where and when it was written.
+/// A byte that depends on the place and the round in which it is written; a row of them compresses.
 fn byte_at(index: usize, round: u8) -> u8 {
     u8::try_from((index / 97) % 251).unwrap().wrapping_add(round)
 }
@@ -44,7 +44,8 @@ enum Step {
     End,
 }
 
-/// A reader and writer that does as its list says, and then whatever is asked for.
+/// A reader and writer that follows a list of steps, and after the last one transfers all it is asked
+/// for.
 struct Faulty {
     steps: std::vec::IntoIter<Step>,
     data: Vec<u8>,
@@ -92,8 +93,8 @@ impl Write for Faulty {
     }
 }
 
-/// Goal: a reader that is interrupted, gives little, fails, lies or ends leaves exactly what it gave, and
-/// the count says so. Method: each kind, at odd places; the bytes behind are the old ones.
+/// Goal: if a reader is interrupted, gives little, fails, lies or ends, exactly the bytes that it gave
+/// arrive, and the count is right. Method: each kind, at odd places; the bytes behind must be the old ones.
 #[test]
 fn a_faulty_reader_leaves_what_it_gave() {
     use Step::{Claim, End, Fail, Short};
@@ -123,7 +124,7 @@ fn a_faulty_reader_leaves_what_it_gave() {
             };
             assert_eq!(told, arrived, "{mode:?} case {case}");
             assert!(region[start..start + arrived] == data[..arrived], "{mode:?} case {case}");
-            // Behind what arrived, a reader that lied may have left anything in what it was lent.
+            // A reader that lied may have written anything to the rest of its buffer.
             let rest = start + arrived..start + MIB;
             assert!(region[rest] == before[arrived..], "{mode:?} case {case}");
             region[start..start + MIB].copy_from_slice(&before);
@@ -135,7 +136,7 @@ fn a_faulty_reader_leaves_what_it_gave() {
     }
 }
 
-/// Goal: a writer that is interrupted, takes little, fails, lies or ends got exactly what is counted.
+/// Goal: if a writer is interrupted, takes little, fails, lies or ends, the count is exactly what it got.
 #[test]
 fn a_faulty_writer_got_what_is_counted() {
     use Step::{Claim, End, Fail, Short};
@@ -170,8 +171,8 @@ fn file(name: &str) -> File {
     file
 }
 
-/// Goal: files and sockets work on compressed memory in every mode. Method: out to a file, changed, in
-/// again; through a socket whose other side is another thread's region.
+/// Goal: files and sockets work on compressed memory in both modes. Method: bytes go to a file, are changed, and
+/// come back; and through a socket, whose other end is another thread with a region.
 #[test]
 fn files_and_sockets_reach_compressed_memory() {
     for mode in modes() {
@@ -197,8 +198,8 @@ fn files_and_sockets_reach_compressed_memory() {
     }
 }
 
-/// Goal: in handler mode a system call is given compressed memory itself; in inline mode it gets EFAULT,
-/// as the documentation says in its first paragraph. Method: `read(2)` and `write(2)` of whole regions.
+/// Goal: in handler mode a system call can use compressed memory directly; in inline mode it gets EFAULT, as
+/// the documentation says in its first paragraph. Method: `read(2)` and `write(2)` of whole regions.
 #[test]
 fn system_calls_work_in_handler_mode_only() {
     for mode in modes() {

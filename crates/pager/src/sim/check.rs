@@ -93,15 +93,16 @@ impl World {
         for unit in (staged | stored).iter() {
             self.check_missing(base + unit * self.engine.geometry().unit_bytes());
         }
-        let told = |flag: bool, queue: &BTreeSet<usize>| flag && queue.contains(&base);
+        let is_in = |flag: bool, queue: &BTreeSet<usize>| flag && queue.contains(&base);
         if !resident.is_empty() {
-            let queued = told(folio.queued, &queues.resident) || told(folio.parked, &queues.parked);
+            let queued =
+                is_in(folio.queued, &queues.resident) || is_in(folio.parked, &queues.parked);
             assert!(queued, "page {name:#x}: UNIT-3: resident, and in no queue");
         }
         let staged_queued = staged.is_empty() || queues.staged.contains(&base);
         assert!(staged_queued, "page {name:#x}: staged, and not in the queue");
         let copied = folio.copied_units();
-        let copied_queued = copied.is_empty() || told(folio.copied, &queues.copied);
+        let copied_queued = copied.is_empty() || is_in(folio.copied, &queues.copied);
         assert!(copied_queued, "page {name:#x}: COPY-2: a copy that no queue knows");
         sums.resident += resident.count();
         sums.stored += stored.count();

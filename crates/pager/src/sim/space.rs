@@ -128,7 +128,8 @@ impl Area {
 struct Waiter {
     thread: usize,
     address: usize,
-    told: bool,
+    /// The message of this fault was read.
+    is_read: bool,
 }
 
 /// An event of a change; the thread that made the change waits until it is read.
@@ -272,7 +273,7 @@ impl Space {
     /// Waits until the page at `address` of `side` was served, or a signal comes.
     fn sleep_for(&self, mut state: MutexGuard<'_, State>, side: Side, address: usize) {
         let thread = schedule::me();
-        state.waiters[side as usize].push(Waiter { thread, address, told: false });
+        state.waiters[side as usize].push(Waiter { thread, address, is_read: false });
         self.ring(&mut state);
         let what = format!("page {:#x} of {side:?}", self.place(&state, address));
         let signal = self.refusals.signal && state.random.one_in(4);

@@ -107,8 +107,8 @@ fn run(seed: u64, trace: bool) -> Result<Trace, String> {
 /// Method: many seeds in a child process, which notes each seed before its run.
 #[test]
 fn simulated_programs_find_their_bytes() {
-    let (status, told) = run_child(&[]);
-    assert!(status.success(), "{told} failed ({status})");
+    let (status, last) = run_child(&[]);
+    assert!(status.success(), "{last} failed ({status})");
 }
 
 /// Goal: the program never gets bytes that changed in the pool. Method: bits of the pool flip until
@@ -126,8 +126,8 @@ fn a_codec_that_cannot_decompress_ends_the_process() {
 
 /// Runs seeds with this damage, and expects that the engine ends the process.
 fn expect_end(damage: &str) {
-    let (status, told) = run_child(&[(DAMAGE, damage), ("ZFOLIO_SIMULATE_SECONDS", "20")]);
-    assert_eq!(status.code(), Some(fatal::STATUS), "{told}");
+    let (status, last) = run_child(&[(DAMAGE, damage), ("ZFOLIO_SIMULATE_SECONDS", "20")]);
+    assert_eq!(status.code(), Some(fatal::STATUS), "{last}");
 }
 
 /// Runs seeds in a child; returns how the child ended, and a line about the seed that it ran last.

@@ -286,10 +286,10 @@ impl System for Arc<Space> {
 
     fn read<'a>(&self, side: Side, into: &'a mut Messages) -> &'a [Message] {
         let mut state = self.enter();
-        let waiters = state.waiters[side as usize].iter_mut().filter(|waiter| !waiter.told);
+        let waiters = state.waiters[side as usize].iter_mut().filter(|waiter| !waiter.is_read);
         let mut messages: Vec<Message> = waiters
             .map(|waiter| {
-                waiter.told = true;
+                waiter.is_read = true;
                 let thread = u32::try_from(waiter.thread).expect("few threads");
                 Message::Fault { address: waiter.address, thread }
             })
@@ -309,19 +309,19 @@ impl System for Arc<Space> {
 
     fn wait(&self, _milliseconds: u16) -> bool {
         let mut state = self.enter();
-        let waits = |side: Side| state.waiters[side as usize].iter().any(|waiter| !waiter.told);
+        let waits = |side: Side| state.waiters[side as usize].iter().any(|waiter| !waiter.is_read);
         if !waits(Side::Program) && !waits(Side::Staging) && state.events.is_empty() {
             state.sleepers.push(schedule::me());
             drop(state);
             schedule::wait("a message".to_owned(), Some(WAIT_NS));
             state = self.lock();
         }
-        state.waiters[Side::Staging as usize].iter().any(|waiter| !waiter.told)
+        state.waiters[Side::Staging as usize].iter().any(|waiter| !waiter.is_read)
     }
 
     fn has_message(&self) -> bool {
         let state = self.lock();
-        let waits = state.waiters[Side::Program as usize].iter().any(|waiter| !waiter.told);
+        let waits = state.waiters[Side::Program as usize].iter().any(|waiter| !waiter.is_read);
         waits || !state.events.is_empty()
     }
 
