@@ -137,6 +137,7 @@ impl Engine {
     ) -> Result<Engine, Error> {
         let geometry = Geometry::new(config.unit);
         let density = Density::new(parts.codecs.len(), config.unit);
+        let limit_bytes = config.limit_bytes;
         let charge = Charge::new(config, stats, geometry);
         let folios = |bytes: u64| {
             usize::try_from(bytes / geometry.folio_bytes() as u64).unwrap_or(usize::MAX)
@@ -160,7 +161,7 @@ impl Engine {
             work: Work {
                 reclaimer: Reclaimer::new(),
                 density,
-                prefetch: Prefetch::new(geometry),
+                prefetch: Prefetch::new(geometry, limit_bytes),
                 watched: Watched::default(),
                 stopping: AtomicBool::new(false),
                 settling: AtomicBool::new(false),

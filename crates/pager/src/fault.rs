@@ -4,7 +4,7 @@
 //! look the unit up
 //!   resident   a missing page reads as zeros
 //!   staged     move all staged units of the folio back (the second chance)
-//!   stored     decompress and check one unit; in a run of faults the rest of the folio too
+//!   stored     decompress and check one unit, and those of its folio that its stream wants
 //!   empty      zeros: the whole folio if all of it is empty, else one unit
 //! ```
 //!
@@ -15,12 +15,15 @@
 //! Memory is reserved before the folio is locked, since other folios may have to be reclaimed for
 //! it, and reclaim never happens under a folio's lock.
 
+use std::ops::Range;
+
 use zfolio_core::stats::{add, subtract};
 use zfolio_core::store::{self, EntryId, Loaded};
 
 use crate::engine::Engine;
 use crate::folio::{Folio, Held, Table, UNITS_MAX, Units};
 use crate::mover::Full;
+use crate::prefetch::Plan;
 use crate::reclaim::{By, Reclaimed};
 use crate::replacement::Queue;
 
@@ -68,24 +71,21 @@ enum Spare {
 
 impl Engine {
     /// Serves a fault at `address`; the thread that waits is awake when this returns. Returns also
-    /// the end of the memory that was brought in.
-    ///
-    /// `run`: the fault continues where the same thread's last fault ended.
+    /// the range of units that was brought in.
     pub(crate) fn fault(
         &self,
         table: &Table,
         address: usize,
-        run: bool,
+        plan: &Plan,
         cpu: usize,
-    ) -> (Served, usize) {
+    ) -> (Served, Range<usize>) {
         let (base, index) = (self.geometry().base(address), self.geometry().index(address));
-        let end = |units: Units| {
-            let last = units.iter().last().unwrap_or(index);
-            base + (last + 1) * self.geometry().unit_bytes()
-        };
+        let first = base / self.geometry().unit_bytes();
+        let range = |units: Units| first + units.span().start..first + units.span().end;
+        let one = range(Units::one(index));
         let Some(lock) = table.get(address) else {
             self.mover.place_zero_page(address);
-            return (Served::Zero, end(Units::NONE));
+            return (Served::Zero, one);
         };
         let mut spare = None;
         loop {
@@ -97,16 +97,16 @@ impl Engine {
                 drop(folio);
                 self.give_spare(spare);
                 let served = if was_there { Served::Raced } else { Served::Zero };
-                return (served, end(Units::NONE));
+                return (served, one);
             }
             if let Some(staged) = self.bring_staged(&mut folio, base) {
                 if staged.contains(index) {
                     drop(folio);
                     self.give_spare(spare);
-                    return (Served::Staged, end(staged));
+                    return (Served::Staged, range(staged));
                 }
             }
-            let wanted = self.wanted(&folio, index, run);
+            let wanted = self.wanted(&folio, index, plan.within(first, self.geometry().units()));
             let Some(spare) = spare.take() else {
                 drop(folio);
                 let began = self.now_ns();
@@ -120,46 +120,54 @@ impl Engine {
             let brought = match spare {
                 Spare::Free(slot) if wanted == self.geometry().all() => {
                     // Zeros cost little. Decompressing ahead is left to the prefetching thread.
-                    let most = if run && !stored { PLACE_MAX } else { 1 };
+                    let most = if plan.rises && !stored { PLACE_MAX } else { 1 };
                     self.bring_whole(table, Incoming { base, folio, slot }, most, cpu)
                 }
                 spare => {
                     self.bring_part(folio, base, wanted, spare, cpu);
-                    return (served, end(wanted));
+                    return (served, range(wanted));
                 }
             };
-            return (served, base + brought * self.geometry().folio_bytes());
+            return (served, first..first + brought * self.geometry().units());
         }
     }
 
-    /// The units to bring in for a fault on unit `index`, which is one of them.
-    fn wanted(&self, folio: &Folio, index: usize, run: bool) -> Units {
-        let one = Units::one(index);
+    /// The units to bring in for a fault on unit `index`, which is one of them. `near` are those that
+    /// the fault's stream wants.
+    fn wanted(&self, folio: &Folio, index: usize, near: Units) -> Units {
         if folio.is_empty() {
             self.geometry().all()
-        } else if run && folio.stored.contains(index) {
-            folio.stored & Units::from(index..self.geometry().units())
+        } else if folio.stored.contains(index) {
+            Units::one(index) | (folio.stored & near)
         } else {
-            one
+            Units::one(index)
         }
     }
 
-    /// Brings back a folio that no thread waits for yet. False if none of its units is staged or
-    /// stored, or another thread has its lock.
-    pub(crate) fn prefetch_folio(&self, table: &Table, base: usize, cpu: usize) -> bool {
-        let Some(lock) = table.known(base) else { return false };
-        let away = |folio: &Folio| folio.staged.is_some() || !folio.stored.is_empty();
-        let Some(stored) = lock.try_lock().filter(|folio| away(folio)).map(|folio| folio.stored)
+    /// Brings back those of `units` that are staged or stored, which no thread waits for yet; if these
+    /// are a whole folio, up to `above` folios above it too. Nothing happens if another thread has
+    /// the folio's lock.
+    pub(crate) fn prefetch_units(
+        &self,
+        table: &Table,
+        base: usize,
+        units: Units,
+        above: usize,
+        cpu: usize,
+    ) {
+        let Some(lock) = table.known(base) else { return };
+        let away = |folio: &Folio| folio.staged.is_some() || !(folio.stored & units).is_empty();
+        let Some(stored) =
+            lock.try_lock().filter(|folio| away(folio)).map(|folio| folio.stored & units)
         else {
-            return false;
+            return;
         };
         let spare = self.reserve(table, stored, cpu);
         let Some(mut folio) = lock.try_lock().filter(|folio| away(folio)) else {
-            self.give_spare(Some(spare));
-            return false;
+            return self.give_spare(Some(spare));
         };
         let staged = self.bring_staged(&mut folio, base).unwrap_or_default();
-        let stored = folio.stored;
+        let stored = folio.stored & units;
         add(&self.figures().prefetch_units, (staged | stored).count() as u64);
         match spare {
             spare if stored.is_empty() => {
@@ -167,14 +175,13 @@ impl Engine {
                 self.give_spare(Some(spare));
             }
             Spare::Free(slot) if stored == self.geometry().all() => {
-                let brought =
-                    self.bring_whole(table, Incoming { base, folio, slot }, PLACE_MAX, cpu);
+                let most = PLACE_MAX.min(1 + above);
+                let brought = self.bring_whole(table, Incoming { base, folio, slot }, most, cpu);
                 let more = (brought - 1) * self.geometry().units();
                 add(&self.figures().prefetch_units, more as u64);
             }
             spare => self.bring_part(folio, base, stored, spare, cpu),
         }
-        true
     }
 
     /// Moves the staged units of a folio back, and returns them. `None` if none is staged.

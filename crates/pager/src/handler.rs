@@ -146,7 +146,7 @@ impl Engine {
                 }
                 continue;
             };
-            let served = self.try_serve(address, thread, event.at);
+            let served = self.try_serve(address, event.at);
             after(thread);
             if !served {
                 return false;
@@ -171,24 +171,23 @@ impl Engine {
     }
 
     /// Serves one fault. False: a writer has the table, and nothing was served.
-    fn try_serve(&self, address: usize, thread: u32, began: u64) -> bool {
+    fn try_serve(&self, address: usize, began: u64) -> bool {
         let Some(table) = self.table.try_read() else { return false };
-        self.serve(table, address, thread as usize, began);
+        self.serve(table, address, began);
         true
     }
 
-    /// Serves one fault of `thread`, and counts it.
+    /// Serves one fault, and counts it.
     pub(crate) fn serve(
         &self,
         table: ReadGuard<'_, { rank::TABLE }, Table>,
         address: usize,
-        thread: usize,
         began: u64,
     ) {
-        let run = self.work.prefetch.continues(thread, address);
-        let (served, end) = self.fault(&table, address, run, self.cpu());
+        let plan = self.plan(address);
+        let (served, units) = self.fault(&table, address, &plan, self.cpu());
+        self.prefetch_after(&plan, served, &units);
         drop(table);
-        self.prefetch_after(thread, run, end);
         let took = self.now_ns().saturating_sub(began);
         let (figures, stats) = (self.figures(), self.stats());
         add(&figures.stall_ns, took);

@@ -13,7 +13,7 @@ use std::ffi::c_int;
 use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-use zfolio_sys::{clock, thread};
+use zfolio_sys::clock;
 
 use crate::engine::Engine;
 
@@ -110,8 +110,7 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut
         let engine = slot.engine.load(Ordering::SeqCst);
         // SAFETY: a pointer in a slot is a live engine while `inside` is counted: Registered::drop
         // takes the pointer out first and then waits for us.
-        let served = unsafe { engine.as_ref() }
-            .is_some_and(|engine| engine.serves(address, thread::tag(), began));
+        let served = unsafe { engine.as_ref() }.is_some_and(|engine| engine.serves(address, began));
         slot.inside.fetch_sub(1, Ordering::SeqCst);
         if served {
             return;
@@ -154,13 +153,12 @@ fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void
 }
 
 impl Engine {
-    /// Serves a fault of `thread` if `address` is in this engine's memory. True if the access can
-    /// be repeated.
-    pub(crate) fn serves(&self, address: usize, thread: usize, began: u64) -> bool {
+    /// Serves a fault if `address` is in this engine's memory. True if the access can be repeated.
+    pub(crate) fn serves(&self, address: usize, began: u64) -> bool {
         let table = self.table.read();
         let ours = table.manages(address);
         if ours {
-            self.serve(table, address, thread, began);
+            self.serve(table, address, began);
         } else if self.mover.has(address) {
             self.mover.answer_stranger(address);
             return true;

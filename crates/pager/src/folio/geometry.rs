@@ -118,6 +118,12 @@ impl Units {
         self.0.count_ones() as usize
     }
 
+    /// The shortest range that contains all units of the set, which is not empty.
+    pub(crate) fn span(self) -> Range<usize> {
+        let end = u16::BITS - self.0.leading_zeros();
+        self.0.trailing_zeros() as usize..end as usize
+    }
+
     /// Each unit, in rising order.
     pub(crate) fn iter(self) -> impl Iterator<Item = usize> {
         (0..UNITS_MAX).filter(move |index| self.contains(*index))
@@ -187,6 +193,10 @@ mod tests {
             }
             assert_eq!(covered, units);
             assert_eq!(units.iter().count(), units.count());
+            if bits != 0 {
+                let last = units.iter().last().unwrap();
+                assert_eq!(units.span(), units.iter().next().unwrap()..last + 1);
+            }
         }
     }
 

@@ -1,0 +1,412 @@
+//! Streams: what will be wanted next, by where the faults are.
+//!
+//! A program that walks through its memory faults at addresses that rise or fall, mostly by small
+//! steps, now and then by a step back; often it walks in several places by turns. Each such walk is
+//! a **stream**, with an extent: what was brought in for it, or is about to be.
+//!
+//! ```text
+//!          near               extent                near
+//!     <-----------> start =================== end <------>
+//!     a fault here: it falls                 a fault here: it rises
+//! ```
+//!
+//! A fault outside of the extent, but near it, continues the stream: its **window** doubles, and so
+//! many more units are brought in beyond the fault, in the direction of the walk. So a walk that
+//! ends has brought in vain about as much as it has used, at most. A fault that is near no extent
+//! begins a stream, in the place of the one that was continued least recently.
+//!
+//! It does not matter which thread faults. There are no system calls here, no locks and no clock.
+
+use std::cmp::Reverse;
+use std::ops::Range;
+
+use crate::folio::{Geometry, Units};
+
+/// How many streams are kept. A collector of node that marks with four threads has about 60; with
+/// 32 there are a tenth more faults.
+const STREAMS: usize = 64;
+
+/// A fault continues a stream at most so far from its extent: the objects of a program lie almost,
+/// but not quite, in the order in which it walks over them. With 16 KiB ruby has twice as many
+/// faults.
+const NEAR_BYTES: usize = 32 << 10;
+
+/// The largest window, of a walk that has passed 8 MiB; shorter ones have half of it at most. It
+/// has at least two units, and otherwise at most a 64th of the limit.
+const WINDOW_BYTES: u64 = 1 << 20;
+
+/// Windows are free to open while the credit is at least this. It begins here, too.
+const CREDIT_ENOUGH_BYTES: usize = 2 << 20;
+
+/// The most credit, so that it follows what the program does now. With less, a few walks that end
+/// suddenly would count for too much.
+const CREDIT_MAX_BYTES: usize = 34 << 20;
+
+/// Without enough credit one in so many faults that continue a stream opens a window: to see whether
+/// that pays again.
+const TRY_EVERY: u64 = 16;
+
+/// One walk. All positions are in units: an address divided by the size of a unit.
+#[derive(Clone, Default, Debug)]
+struct Stream {
+    extent: Range<usize>,
+    /// The part of the extent that the prefetching thread has still to look at.
+    ahead: Range<usize>,
+    rises: bool,
+    /// The unit of the last fault.
+    last: usize,
+    /// How many units the walk has passed.
+    passed: usize,
+    /// So many units of the extent lie beyond the last fault.
+    window: usize,
+    /// When the stream was continued last. 0: there is no stream here.
+    at: u64,
+}
+
+impl Stream {
+    /// How far a unit is from the extent; 0 inside.
+    fn distance(&self, unit: usize) -> usize {
+        match unit {
+            _ if unit < self.extent.start => self.extent.start - unit,
+            _ if unit >= self.extent.end => unit - self.extent.end + 1,
+            _ => 0,
+        }
+    }
+
+    /// Whether the walk has passed a unit: it was left out, or is gone again.
+    fn is_behind(&self, unit: usize) -> bool {
+        let is_passed = if self.rises { unit < self.last } else { unit > self.last };
+        self.extent.contains(&unit) && (is_passed || unit == self.last)
+    }
+}
+
+/// What a fault should bring in.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Plan {
+    /// The fault's unit, and others around it.
+    pub(crate) units: Range<usize>,
+    /// The fault continues a stream that rises, and has done so before.
+    pub(crate) rises: bool,
+    /// The prefetching thread has something to do.
+    pub(crate) has_ahead: bool,
+    /// So many units of a stream that ended were brought in vain.
+    pub(crate) vain: usize,
+    stream: usize,
+    at: u64,
+}
+
+impl Plan {
+    /// The planned units that lie in a folio of `units` units, whose first is unit `first`.
+    pub(crate) fn within(&self, first: usize, units: usize) -> Units {
+        let inside = |unit: usize| unit.clamp(first, first + units) - first;
+        Units::from(inside(self.units.start)..inside(self.units.end))
+    }
+}
+
+/// What the prefetching thread should bring in next: units of one folio.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Piece {
+    pub(crate) units: Range<usize>,
+    /// So many whole folios above are wanted too.
+    pub(crate) folios_above: usize,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Streams {
+    streams: [Stream; STREAMS],
+    clock: u64,
+    /// Rises by the units that were used, falls by those that were brought in vain.
+    credit: usize,
+    credit_enough: usize,
+    credit_max: usize,
+    near: usize,
+    window_max: usize,
+    /// Units of a folio.
+    folio: usize,
+}
+
+impl Streams {
+    /// For a limit of so many bytes.
+    pub(crate) fn new(geometry: Geometry, limit_bytes: u64) -> Streams {
+        let unit_bytes = geometry.unit_bytes();
+        let window_bytes = (limit_bytes / 64).min(WINDOW_BYTES) as usize;
+        Streams {
+            streams: std::array::from_fn(|_| Stream::default()),
+            clock: 0,
+            credit: CREDIT_ENOUGH_BYTES / unit_bytes,
+            credit_enough: CREDIT_ENOUGH_BYTES / unit_bytes,
+            credit_max: CREDIT_MAX_BYTES / unit_bytes,
+            near: (NEAR_BYTES / unit_bytes).max(1),
+            window_max: (window_bytes / unit_bytes).max(2),
+            folio: geometry.units(),
+        }
+    }
+
+    /// What a fault on `unit` should bring in.
+    pub(crate) fn fault(&mut self, unit: usize) -> Plan {
+        self.clock += 1;
+        let at = self.clock;
+        let (index, is_new) = self.find(unit);
+        let (mut units, mut rises, mut vain) = (unit..unit + 1, false, 0);
+        if is_new {
+            let new = Stream { extent: units.clone(), last: unit, ..Stream::default() };
+            vain = std::mem::replace(&mut self.streams[index], new).window;
+        } else if !self.streams[index].is_behind(unit) {
+            (units, rises, vain) = self.go_on(index, unit);
+        }
+        self.credit = self.credit.saturating_sub(vain);
+        let stream = &mut self.streams[index];
+        stream.at = at;
+        Plan { units, rises, has_ahead: !stream.ahead.is_empty(), vain, stream: index, at }
+    }
+
+    /// The stream that a fault on `unit` continues, or the place for a new one and `true`.
+    fn find(&self, unit: usize) -> (usize, bool) {
+        let (mut best, mut oldest) = (None, (u64::MAX, 0));
+        for (index, stream) in self.streams.iter().enumerate() {
+            oldest = oldest.min((stream.at, index));
+            // A walk that comes to where another one was goes on.
+            let distance = if stream.is_behind(unit) { self.near } else { stream.distance(unit) };
+            if stream.at > 0 && distance <= self.near {
+                let this = (distance, Reverse(stream.at), index);
+                best = Some(best.map_or(this, |best| this.min(best)));
+            }
+        }
+        best.map_or((oldest.1, true), |(_, _, index)| (index, false))
+    }
+
+    /// Continues a stream: moves its extent beyond the fault. Returns what to bring in, whether the
+    /// stream rises and has a window already, and how many units were brought in vain because it has
+    /// turned.
+    fn go_on(&mut self, index: usize, unit: usize) -> (Range<usize>, bool, usize) {
+        let stream = &self.streams[index];
+        let rises = unit > stream.last;
+        let has_turned = stream.window > 0 && rises != stream.rises;
+        let passed = unit.abs_diff(stream.last).min(stream.window);
+        let (used, vain) = if has_turned { (0, stream.window) } else { (passed, 0) };
+        self.credit = (self.credit + used).min(self.credit_max);
+        let goes_on = self.streams[index].window > 0 && !has_turned;
+        let is_trusted = self.credit >= self.credit_enough;
+        let tries = goes_on || is_trusted || self.clock % TRY_EVERY == 0;
+
+        let (folio, window_max) = (self.folio, self.window_max);
+        let stream = &mut self.streams[index];
+        stream.passed = if has_turned { 0 } else { stream.passed + used };
+        let most = (stream.passed / 8).clamp(window_max / 2, window_max);
+        stream.window = if goes_on { (2 * stream.window).min(most) } else { usize::from(tries) };
+        // What lies between the extent and the fault is wanted too; and what was not prefetched yet
+        // still is.
+        let is_late = !stream.ahead.is_empty() && !has_turned;
+        let edge = if is_late { &stream.ahead } else { &(stream.extent.end..stream.extent.start) };
+        let units = if !tries {
+            unit..unit + 1
+        } else if rises {
+            edge.start.min(unit)..unit + 1 + stream.window
+        } else {
+            unit.saturating_sub(stream.window)..edge.end.max(unit + 1)
+        };
+        (stream.rises, stream.last, stream.extent) = (rises, unit, units.clone());
+        // The fault itself brings in what lies in its folio.
+        let start = unit / folio * folio;
+        let is_here = units.start >= start && units.end <= start + folio;
+        stream.ahead = if is_here { 0..0 } else { units.clone() };
+        (units, rises && goes_on, vain)
+    }
+
+    /// Notes that a fault has brought in zeros. That may be more than planned; and there is hardly
+    /// anything to prefetch.
+    pub(crate) fn brought_zeros(&mut self, plan: &Plan, units: &Range<usize>) {
+        let stream = &mut self.streams[plan.stream];
+        if stream.at == plan.at {
+            let extent = &mut stream.extent;
+            *extent = extent.start.min(units.start)..extent.end.max(units.end);
+            stream.ahead = 0..0;
+        }
+    }
+
+    /// Takes the next piece that is to be prefetched, for the stream that was continued last.
+    pub(crate) fn take(&mut self) -> Option<Piece> {
+        let folio = self.folio;
+        let waiting = self.streams.iter_mut().filter(|stream| !stream.ahead.is_empty());
+        let stream = waiting.max_by_key(|stream| stream.at)?;
+        let ahead = stream.ahead.clone();
+        let units = if stream.rises {
+            ahead.start..ahead.end.min((ahead.start / folio + 1) * folio)
+        } else {
+            ahead.start.max((ahead.end - 1) / folio * folio)..ahead.end
+        };
+        stream.ahead = if stream.rises { units.end..ahead.end } else { ahead.start..units.start };
+        let above = if stream.rises { stream.ahead.len() / folio } else { 0 };
+        Some(Piece { units, folios_above: above })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use zfolio_core::page::UnitOrder;
+
+    use super::{Streams, WINDOW_BYTES};
+    use crate::folio::Geometry;
+
+    const LIMIT: u64 = 1 << 30;
+
+    fn streams() -> Streams {
+        Streams::new(Geometry::new(UnitOrder::from_bytes(4096).unwrap()), LIMIT)
+    }
+
+    /// Streams with a memory that forgets nothing. A touch of a unit that is not there is a fault.
+    struct Walker {
+        streams: Streams,
+        there: BTreeSet<usize>,
+        faults: usize,
+        vain: usize,
+    }
+
+    impl Walker {
+        fn new() -> Walker {
+            Walker { streams: streams(), there: BTreeSet::new(), faults: 0, vain: 0 }
+        }
+
+        /// Touches a unit, and lets the prefetching thread do all its work.
+        fn touch(&mut self, unit: usize) {
+            if !self.there.insert(unit) {
+                return;
+            }
+            self.faults += 1;
+            let plan = self.streams.fault(unit);
+            assert!(plan.units.contains(&unit), "{plan:?}");
+            self.vain += plan.vain;
+            let folio = unit / 16 * 16;
+            self.there.extend(plan.units.filter(|unit| (folio..folio + 16).contains(unit)));
+            while let Some(piece) = self.streams.take() {
+                assert_eq!(piece.units.start / 16, (piece.units.end - 1) / 16, "one folio");
+                self.there.extend(piece.units);
+            }
+        }
+    }
+
+    #[test]
+    fn walks_in_both_directions_need_few_faults() {
+        let up: Vec<usize> = (50_000..60_000).collect();
+        let down: Vec<usize> = up.iter().rev().copied().collect();
+        for walk in [up, down] {
+            let mut walker = Walker::new();
+            walk.iter().for_each(|unit| walker.touch(*unit));
+            // 9 faults until the window is 128 units, then one for each window.
+            assert!(walker.faults < 60, "{}", walker.faults);
+            let more = walker.there.len() - walk.len();
+            assert!(more as u64 <= WINDOW_BYTES / 4096, "{more} more than were touched");
+        }
+    }
+
+    /// Goal: steps to and fro, holes, and other walks between do not break a walk. Method: six walks by
+    /// turns, each of blocks of four units in the order 2, 0, 3, 1; every ninth block is left out.
+    #[test]
+    fn walks_that_are_not_straight_and_take_turns_need_few_faults() {
+        let mut walker = Walker::new();
+        let mut touched = 0;
+        for block in (0..2000).filter(|block| block % 9 != 0) {
+            for step in [2, 0, 3, 1] {
+                for walk in 0..6 {
+                    let at = 4 * block + step;
+                    let start = walk << 24;
+                    walker.touch(if walk % 2 == 0 { start + at } else { start + 9000 - at });
+                    touched += 1;
+                }
+            }
+        }
+        assert!(walker.faults < touched / 50, "{} of {touched}", walker.faults);
+    }
+
+    /// Goal: what is touched at random brings hardly anything else in.
+    #[test]
+    fn random_touches_bring_hardly_more_than_themselves() {
+        let mut walker = Walker::new();
+        let mut state = 1_u64;
+        for _ in 0..20_000 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            walker.touch((state >> 33) as usize % 200_000);
+        }
+        let brought = walker.there.len();
+        assert!(brought < walker.faults * 11 / 10, "{brought} for {} faults", walker.faults);
+    }
+
+    /// Goal: walks that end soon make windows small. Method: walks of five units, far from each other.
+    #[test]
+    fn walks_that_end_soon_make_windows_small() {
+        let mut walker = Walker::new();
+        for walk in 0..10_000 {
+            (0..5).for_each(|unit| walker.touch((walk << 12) + unit));
+        }
+        let before = walker.there.len();
+        for walk in 10_000..11_000 {
+            (0..5).for_each(|unit| walker.touch((walk << 12) + unit));
+        }
+        let brought = walker.there.len() - before;
+        assert!(walker.vain > 500 && brought <= 5200, "{brought} for 5000");
+        // And a long walk makes them large again.
+        let before = walker.faults;
+        (0..20_000).for_each(|unit| walker.touch((1 << 30) + unit));
+        assert!(walker.faults - before < 1000, "{} faults", walker.faults - before);
+    }
+
+    /// Goal: a thread that is faster than the prefetch finds the rest of its folio planned, and a run of
+    /// zeros that brings more than planned is continued where it ends.
+    #[test]
+    fn a_walk_goes_on_where_its_faults_end() {
+        let mut streams = streams();
+        for unit in [100, 101, 102, 104] {
+            streams.fault(unit);
+        }
+        let plan = streams.fault(109);
+        assert!(plan.rises && plan.has_ahead && plan.units.end > 112, "{plan:?}");
+        let late = streams.fault(115);
+        assert!(late.rises && late.units.contains(&115) && late.units.end > plan.units.end);
+
+        let plan = streams.fault(1 << 20);
+        streams.brought_zeros(&plan, &((1 << 20)..(1 << 20) + 64));
+        let next = streams.fault((1 << 20) + 64);
+        assert!(!next.rises && next.units.start == (1 << 20) + 64, "{next:?}");
+        streams.brought_zeros(&next, &((1 << 20) + 64..(1 << 20) + 128));
+        let next = streams.fault((1 << 20) + 128);
+        assert!(next.rises && next.units.start == (1 << 20) + 128, "{next:?}");
+    }
+
+    /// Goal: any faults in any order get plans that contain them, within the window, and pieces that were
+    /// planned. Method: random steps in a few places, also at both ends of the address space.
+    #[test]
+    fn plans_and_pieces_agree() {
+        let mut state = 7_u64;
+        let mut random = |below: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 33) as usize % below
+        };
+        for _ in 0..50 {
+            let mut streams = streams();
+            let mut planned = BTreeSet::new();
+            let mut places = [0, 300, 1 << 20, (1 << 35) - 2000];
+            for _ in 0..500 {
+                let place = random(places.len());
+                let at = places[place] + random(40);
+                places[place] = at.saturating_sub(random(40));
+                let plan = streams.fault(at);
+                assert!(plan.units.contains(&at) && plan.units.len() <= 600, "{at} {plan:?}");
+                planned.extend(plan.units.clone());
+                if random(2) == 0 {
+                    streams.brought_zeros(&plan, &(at / 16 * 16..at / 16 * 16 + 16));
+                }
+                for _ in 0..random(4) {
+                    let Some(piece) = streams.take() else { break };
+                    assert!(
+                        !piece.units.is_empty()
+                            && piece.units.clone().all(|unit| planned.contains(&unit))
+                    );
+                    assert_eq!(piece.units.start / 16, (piece.units.end - 1) / 16);
+                }
+            }
+        }
+    }
+}
