@@ -87,7 +87,7 @@ impl Engine {
             self.mover.place_zero_page(address);
             return (Served::Zero, one);
         };
-        let mut spare = None;
+        let (mut spare, mut near) = (None, plan.within(first, self.geometry().units()));
         loop {
             let mut folio = lock.lock();
             if !folio.managed || folio.resident.contains(index) {
@@ -106,11 +106,15 @@ impl Engine {
                     return (Served::Staged, range(staged));
                 }
             }
-            let wanted = self.wanted(&folio, index, plan.within(first, self.geometry().units()));
+            let wanted = self.wanted(&folio, index, near);
             let Some(spare) = spare.take() else {
+                let is_ahead = !folio.is_empty() && wanted.count() > 1;
                 drop(folio);
                 let began = self.now_ns();
-                spare = Some(self.reserve(table, wanted, cpu));
+                spare = self.reserve(table, wanted, cpu, is_ahead);
+                if spare.is_none() {
+                    near = Units::NONE;
+                }
                 add(&self.figures().stall_reclaim_ns, self.now_ns() - began);
                 continue;
             };
@@ -162,7 +166,7 @@ impl Engine {
         else {
             return;
         };
-        let spare = self.reserve(table, stored, cpu);
+        let Some(spare) = self.reserve(table, stored, cpu, true) else { return };
         let Some(mut folio) = lock.try_lock().filter(|folio| away(folio)) else {
             return self.give_spare(Some(spare));
         };
@@ -326,8 +330,10 @@ impl Engine {
     /// Reserves memory for `units` of a folio: a free slot if these are all its units and there is
     /// one, else room for new pages.
     ///
-    /// Below the low watermark the background thread is woken; at the limit the caller reclaims.
-    fn reserve(&self, table: &Table, units: Units, cpu: usize) -> Spare {
+    /// Below the low watermark the background thread is woken; at the limit the caller reclaims. If that
+    /// makes no room: `None` for units that no thread waits for yet (`is_ahead`), and otherwise the
+    /// limit is passed.
+    fn reserve(&self, table: &Table, units: Units, cpu: usize, is_ahead: bool) -> Option<Spare> {
         let bytes = self.geometry().bytes_of(units) as u64;
         if self.available_bytes() < self.charge.low_bytes() {
             self.ring_reclaimer();
@@ -338,11 +344,11 @@ impl Engine {
             if self.charge_bytes() <= self.limit_bytes() {
                 if units == self.geometry().all() {
                     if let Some(slot) = self.mover.take_free() {
-                        return Spare::Free(slot);
+                        return Some(Spare::Free(slot));
                     }
                 }
                 if self.room_bytes() >= bytes {
-                    return Spare::Room;
+                    return Some(Spare::Room);
                 }
                 if self.mover.free_bytes() > 0 {
                     self.release_free();
@@ -362,7 +368,7 @@ impl Engine {
                 Reclaimed::Freed => freed += 1,
                 // Nothing is captured until the fork that is about to happen is over. The excess
                 // stays small until then (`is_settling`), and is soon reclaimed afterwards.
-                Reclaimed::Nothing if self.is_settling() => return Spare::Room,
+                Reclaimed::Nothing if self.is_settling() => return Some(Spare::Room),
                 Reclaimed::Nothing if self.drop_oldest_copies(table) => {}
                 Reclaimed::Nothing if compacted => break,
                 Reclaimed::Nothing => {
@@ -371,11 +377,14 @@ impl Engine {
                 }
             }
         }
+        if is_ahead {
+            return None;
+        }
         // A share may fall by more than one fault can reclaim. While the charge follows, there is nothing to report.
         if !(self.has_share() && self.charge_bytes() + bytes < charge_before) {
             self.note_over_limit();
         }
-        Spare::Room
+        Some(Spare::Room)
     }
 
     /// Gives free pages back to the system, so that there is room for new ones.

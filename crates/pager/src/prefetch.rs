@@ -60,13 +60,15 @@ impl Engine {
     /// to do.
     pub(crate) fn prefetch_after(&self, plan: &Plan, served: Served, units: &Range<usize>) {
         let prefetch = &self.work.prefetch;
-        if served == Served::Zero {
-            return prefetch.streams.lock().brought_zeros(plan, units);
+        match served {
+            Served::Zero => return prefetch.streams.lock().brought_zeros(plan, units),
+            Served::Stored { .. } if plan.is_expected => prefetch.streams.lock().was_gone(plan),
+            _ => {}
         }
         // The thread says that it is idle, then looks for work under the lock of the streams. Either
         // it finds the work of this plan, or that look was before this plan was made, and this
         // thread sees it idle.
-        if plan.has_ahead && prefetch.idle.load(Relaxed) {
+        if plan.has_ahead && prefetch.idle.swap(false, Relaxed) {
             prefetch.wake();
         }
     }
@@ -75,9 +77,12 @@ impl Engine {
     pub fn prefetch_in_background(&self) {
         let prefetch = &self.work.prefetch;
         while !self.work.stopping.load(Relaxed) {
-            thread::follow();
-            while self.prefetch_turn() {}
             let bell = prefetch.bell.load(Relaxed);
+            // After the look at the bell: who changes the process's identity rings it.
+            thread::follow();
+            if self.prefetch_turn() {
+                continue;
+            }
             prefetch.idle.store(true, Relaxed);
             if !self.prefetch_turn() && !self.work.stopping.load(Relaxed) {
                 futex::wait(&prefetch.bell, bell, None);

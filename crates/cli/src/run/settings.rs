@@ -174,7 +174,7 @@ mod tests {
         let variables = [
             ("ZFOLIO_LIMIT", "64M"),
             ("ZFOLIO_ALGORITHM", "lz4"),
-            ("ZFOLIO_UNIT", "4K"),
+            ("ZFOLIO_UNIT", "8K"),
             ("ZFOLIO_STRICT", "1"),
             ("ZFOLIO_QUIET", "1"),
         ];
@@ -184,12 +184,12 @@ mod tests {
             (settings.limit_bytes >> 20, algorithm, unit, settings.strict, settings.quiet)
         };
         let settings = resolve("run true", &variables).unwrap();
-        assert_eq!(values(&settings), (64, "lz4".into(), 4, true, true));
+        assert_eq!(values(&settings), (64, "lz4".into(), 8, true, true));
         let line = "run -l 1G -a zstd,level=3 -u 64K -v true";
         let settings = resolve(line, &variables).unwrap();
         assert_eq!(values(&settings), (1024, "zstd,level=3".into(), 64, true, false));
         let settings = resolve("run -l 32M true", &[]).unwrap();
-        assert_eq!(values(&settings), (32, "auto".into(), 16, false, false));
+        assert_eq!(values(&settings), (32, "auto".into(), 4, false, false));
         let switched_off = [("ZFOLIO_STRICT", "0"), ("ZFOLIO_QUIET", "0")];
         assert!(!resolve("run -l 32M true", &switched_off).unwrap().strict);
         let tree = |line: &str, set: &[(&str, &str)]| resolve(line, set).unwrap().tree;
