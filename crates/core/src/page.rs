@@ -21,7 +21,7 @@ pub struct UnitOrder(u8);
 
 impl UnitOrder {
     /// 4 KiB, the default: real programs touch their memory here and there, and wait a quarter less than
-    /// with 16 KiB (`docs/design/pager.md`, "Measured").
+    /// with 16 KiB (`docs/design/pager.md`, "Rejected").
     pub const DEFAULT: UnitOrder = UnitOrder(0);
 
     /// 64 KiB: what is moved at once, at least.

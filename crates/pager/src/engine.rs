@@ -10,14 +10,14 @@
 //!   mappings holds the table for writing. So while a mapping changes, no folio is on its way in or
 //!   out.
 //! - `ENG-2` No thread touches managed memory while it holds a lock of the engine.
-//! - `ENG-4` A thread that takes a lock of the engine (except the inbox), the pool or the streams
-//!   holds the table. A thread that forks holds the table for writing, so the child finds these
+//! - `ENG-4` A thread that takes a lock of the engine (except the inbox), the pool or the codecs holds
+//!   the table. A thread that forks holds the table for writing, so the child finds these
 //!   locks free.
 //!
 //! # Concurrency
 //!
-//! `table` -> `folio` -> `inbox` -> `replacement` -> `staging` -> `copies` -> `density` -> streams ->
-//! pool -> `PoolMappings`. See `docs/locks.md`.
+//! `table` -> `folio` -> `inbox` -> `replacement` -> `staging` -> `copies` -> `density` -> streams of
+//! faults -> streams of the codecs -> pool -> `PoolMappings`. See `docs/locks.md`.
 
 use std::ops::Deref;
 use std::os::fd::BorrowedFd;

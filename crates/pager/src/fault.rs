@@ -81,7 +81,10 @@ impl Engine {
     ) -> (Served, Range<usize>) {
         let (base, index) = (self.geometry().base(address), self.geometry().index(address));
         let first = base / self.geometry().unit_bytes();
-        let range = |units: Units| first + units.span().start..first + units.span().end;
+        let range = |units: Units| {
+            let span = units.span();
+            first + span.start..first + span.end
+        };
         let one = range(Units::one(index));
         let Some(lock) = table.get(address) else {
             self.mover.place_zero_page(address);

@@ -28,6 +28,7 @@ mod mappings;
 
 mod fork;
 
+mod bell;
 mod charge;
 mod config;
 mod engine;

@@ -7,12 +7,13 @@
 mod streams;
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 use zfolio_core::stats::add;
 use zfolio_core::sync::Mutex;
-use zfolio_sys::{futex, thread};
+use zfolio_sys::thread;
 
+use crate::bell::Bell;
 use crate::engine::Engine;
 use crate::fault::Served;
 use crate::folio::{Geometry, Units};
@@ -21,28 +22,16 @@ use streams::Streams;
 
 pub(crate) use streams::Plan;
 
-/// The streams, and the sleep of the thread.
+/// The streams, and the bell of the thread.
 #[derive(Debug)]
 pub(crate) struct Prefetch {
     streams: Mutex<{ rank::STREAMS }, Streams>,
-    /// The futex that the thread sleeps on; changed to wake the thread.
-    bell: AtomicU32,
-    /// The thread sleeps, or is about to.
-    idle: AtomicBool,
+    bell: Bell,
 }
 
 impl Prefetch {
     pub(crate) fn new(geometry: Geometry, limit_bytes: u64) -> Prefetch {
-        Prefetch {
-            streams: Mutex::new(Streams::new(geometry, limit_bytes)),
-            bell: AtomicU32::new(0),
-            idle: AtomicBool::new(false),
-        }
-    }
-
-    fn wake(&self) {
-        self.bell.fetch_add(1, Relaxed);
-        futex::wake(&self.bell, u32::MAX);
+        Prefetch { streams: Mutex::new(Streams::new(geometry, limit_bytes)), bell: Bell::default() }
     }
 }
 
@@ -65,11 +54,8 @@ impl Engine {
             Served::Stored { .. } if plan.is_expected => prefetch.streams.lock().was_gone(plan),
             _ => {}
         }
-        // The thread says that it is idle, then looks for work under the lock of the streams. Either
-        // it finds the work of this plan, or that look was before this plan was made, and this
-        // thread sees it idle.
-        if plan.has_ahead && prefetch.idle.swap(false, Relaxed) {
-            prefetch.wake();
+        if plan.has_ahead {
+            prefetch.bell.wake_sleeper();
         }
     }
 
@@ -77,17 +63,17 @@ impl Engine {
     pub fn prefetch_in_background(&self) {
         let prefetch = &self.work.prefetch;
         while !self.work.stopping.load(Relaxed) {
-            let bell = prefetch.bell.load(Relaxed);
-            // After the look at the bell: who changes the process's identity rings it.
+            let heard = prefetch.bell.heard();
+            // After that look at the bell: who changes the process's identity rings it.
             thread::follow();
             if self.prefetch_turn() {
                 continue;
             }
-            prefetch.idle.store(true, Relaxed);
+            prefetch.bell.will_sleep();
+            // No work is missed: plans are made under the lock under which this looks for them.
             if !self.prefetch_turn() && !self.work.stopping.load(Relaxed) {
-                futex::wait(&prefetch.bell, bell, None);
+                prefetch.bell.sleep(heard, None);
             }
-            prefetch.idle.store(false, Relaxed);
         }
     }
 
@@ -112,6 +98,6 @@ impl Engine {
     /// Wakes the reclaiming and the prefetching thread.
     pub fn wake_all(&self) {
         self.wake_reclaimer();
-        self.work.prefetch.wake();
+        self.work.prefetch.bell.ring();
     }
 }

@@ -14,7 +14,7 @@ pub(crate) const STAGING: u8 = 31;
 pub(crate) const COPIES: u8 = 32;
 /// The samples that the choice of a codec rests on.
 pub(crate) const DENSITY: u8 = 33;
-/// The streams of faults.
+/// The streams that faults make through memory.
 pub(crate) const STREAMS: u8 = 34;
 // 39 to 52: the streams of `core::zcomp` and the pool of `core::zsmalloc`.
 /// The address space of the pool.

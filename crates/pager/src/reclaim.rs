@@ -18,11 +18,12 @@
 
 mod background;
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use zfolio_core::stats::add;
 use zfolio_core::store::{self, EntryId, Outcome};
 
+use crate::bell::Bell;
 use crate::engine::Engine;
 use crate::folio::{Folio, Held, Table, UNITS_MAX, Units};
 use crate::mover::{Full, Hollow, Refusal};
@@ -76,10 +77,8 @@ impl Average {
 /// What reclaim remembers between its turns.
 #[derive(Debug)]
 pub(crate) struct Reclaimer {
-    /// The futex that the background thread sleeps on; changed to wake the thread.
-    bell: AtomicU32,
-    /// The background thread sleeps, or is about to: it must be woken.
-    idle: AtomicBool,
+    /// The background thread's.
+    bell: Bell,
     /// The share of the units stored last that were dirty.
     dirty_share: Average,
     /// How many whole folios one move captures; 0 for a folio that is captured in part.
@@ -93,8 +92,7 @@ pub(crate) struct Reclaimer {
 impl Reclaimer {
     pub(crate) fn new() -> Reclaimer {
         Reclaimer {
-            bell: AtomicU32::new(0),
-            idle: AtomicBool::new(false),
+            bell: Bell::default(),
             dirty_share: Average::new(Average::ONE),
             folios_moved: Average::new(Average::ONE),
             compact_after_ns: AtomicU64::new(0),

@@ -147,13 +147,7 @@ pub fn sleep(time: Duration) {
     }
 }
 
-/// A number that no other living thread of the process has.
-#[must_use]
-pub fn tag() -> usize {
-    pointer()
-}
-
-/// The thread pointer of the calling thread.
+/// The thread pointer of the calling thread: a number that no other living thread of the process has.
 fn pointer() -> usize {
     // SAFETY: no preconditions; it reads the thread pointer.
     unsafe { libc::pthread_self() }.try_into().unwrap_or(0)
@@ -292,7 +286,7 @@ mod tests {
         static SEEN: [AtomicUsize; 4] = [const { AtomicUsize::new(0) }; 4];
         super::learn();
         OWN.set(7);
-        let tag = super::tag();
+        let tag = super::pointer();
         let life = Box::new(move || {
             let (known, asked) = loop {
                 // Repeated until the thread is not moved to another CPU in between.
@@ -306,7 +300,7 @@ mod tests {
             unsafe { libc::close(-1) };
             SEEN[0].store(OWN.get(), Ordering::Relaxed);
             SEEN[1].store(usize::from(known == asked), Ordering::Relaxed);
-            SEEN[2].store(usize::from(super::tag() != tag), Ordering::Relaxed);
+            SEEN[2].store(usize::from(super::pointer() != tag), Ordering::Relaxed);
             let error = std::io::Error::last_os_error().raw_os_error();
             SEEN[3].store(usize::from(error == Some(libc::EBADF)), Ordering::Relaxed);
             RAN.store(7, Ordering::Release);
@@ -335,7 +329,7 @@ mod tests {
         super::learn();
         for tag in &TAGS {
             let life = Box::new(|| {
-                tag.store(super::tag(), Ordering::Relaxed);
+                tag.store(super::pointer(), Ordering::Relaxed);
                 LIVING.fetch_add(1, Ordering::Release);
             });
             super::spawn(c"zfolio-test", 1, life).unwrap();

@@ -83,7 +83,7 @@ fn tell_faults(f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
     )?;
     let prefetched = of(&figures.prefetch_units);
     if prefetched > 0 {
-        writeln!(f, "  ahead       {prefetched} units were brought before they were touched")?;
+        writeln!(f, "  ahead       {prefetched} units were brought back ahead of faults")?;
     }
     match of(&figures.faults_raced) {
         0 => Ok(()),

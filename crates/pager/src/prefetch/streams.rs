@@ -10,10 +10,11 @@
 //!     a fault here: it falls                 a fault here: it rises
 //! ```
 //!
-//! A fault outside of the extent, but near it, continues the stream: its **window** doubles, and so
-//! many more units are brought in beyond the fault, in the direction of the walk. So a walk that
-//! ends has brought in vain about as much as it has passed, at most. A fault that is near no extent
-//! begins a stream, in the place of the one that has been due for longest.
+//! A fault near the extent, or in it and beyond the last fault, continues the stream: the stream's
+//! **window** doubles, and so many more units are brought in beyond the fault, in the direction of
+//! the walk. So a walk that ends has brought in vain about as much as it has passed, at most. A
+//! fault that is near no extent begins a stream, in the place of the one that has not been continued
+//! for longest, for the size of its window.
 //!
 //! It does not matter which thread faults. There are no system calls here, no locks and no clock.
 
@@ -31,8 +32,8 @@ const STREAMS: usize = 64;
 /// faults.
 const NEAR_BYTES: usize = 32 << 10;
 
-/// The largest window, of a walk that has passed 8 MiB; shorter ones have half of it at most. It
-/// has at least two units, and otherwise at most a 64th of the limit.
+/// The largest window, if a 64th of the limit is not less; it has at least two units. A window grows
+/// beyond half of this only as far as an eighth of what its walk has passed.
 const WINDOW_BYTES: u64 = 1 << 20;
 
 /// Windows are free to open while the credit is at least this. At first it is twice as much.
@@ -57,7 +58,7 @@ struct Stream {
     last: usize,
     /// How many units the walk has passed.
     passed: usize,
-    /// Above 0 after a fault on a unit that was gone again ([`Streams::was_gone`]).
+    /// 1 while a fault follows one on a unit that was gone again ([`Streams::was_gone`]).
     gone: u8,
     /// So many units of the extent lie beyond the last fault.
     window: usize,
@@ -85,7 +86,7 @@ impl Stream {
 /// What a fault should bring in.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Plan {
-    /// The fault's unit, and others around it.
+    /// The fault's unit, and others around it, also of other folios.
     pub(crate) units: Range<usize>,
     /// The fault continues a stream that rises, and has done so before.
     pub(crate) rises: bool,
@@ -93,7 +94,7 @@ pub(crate) struct Plan {
     pub(crate) has_ahead: bool,
     /// The prefetching thread has taken this unit before.
     pub(crate) is_expected: bool,
-    /// So many units of a stream that ended were brought in vain.
+    /// So many units were planned in vain, for a walk that has ended or turned.
     pub(crate) vain: usize,
     stream: usize,
     at: u64,
@@ -124,7 +125,7 @@ pub(crate) struct Streams {
     credit: usize,
     credit_enough: usize,
     credit_max: usize,
-    /// Windows that were not opened for lack of credit, since there was enough.
+    /// Faults that could have opened a window, since the credit became too low.
     refused: u32,
     near: usize,
     window_max: usize,
@@ -179,7 +180,7 @@ impl Streams {
         for (index, stream) in self.streams.iter().enumerate() {
             // A large window keeps a walk from faulting for a while.
             oldest = oldest.min((stream.at + 4 * stream.window as u64, index));
-            // A walk that comes to where another one was goes on.
+            // Where an older walk has been before, this fault rather continues another stream.
             let distance = if stream.is_behind(unit) { self.near } else { stream.distance(unit) };
             if stream.at > 0 && distance <= self.near {
                 let this = (distance, Reverse(stream.at), index);
@@ -190,7 +191,7 @@ impl Streams {
     }
 
     /// Continues a stream: moves its extent beyond the fault. Returns what to bring in, whether the
-    /// stream rises and has a window already, and how many units were brought in vain.
+    /// stream rises and has a window already, and how many units were planned in vain.
     fn go_on(&mut self, index: usize, unit: usize) -> (Range<usize>, bool, usize) {
         let stream = &self.streams[index];
         let rises = unit > stream.last;

@@ -4,7 +4,6 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use zfolio_core::page::PAGE_BYTES;
-use zfolio_sys::futex;
 
 use super::{Average, By, Reclaimed};
 use crate::config::Mode;
@@ -50,25 +49,23 @@ impl Engine {
     }
 
     pub(crate) fn wake_reclaimer(&self) {
-        if self.work.reclaimer.idle.swap(false, Relaxed) {
-            self.work.reclaimer.bell.fetch_add(1, Relaxed);
-            futex::wake(&self.work.reclaimer.bell, 1);
-        }
+        self.work.reclaimer.bell.wake_sleeper();
     }
 
     /// The life of the background thread, until the engine stops.
     pub fn reclaim_in_background(&self) {
+        let bell = &self.work.reclaimer.bell;
         while !self.work.stopping.load(Relaxed) {
-            let bell = self.work.reclaimer.bell.load(Relaxed);
+            let heard = bell.heard();
             zfolio_sys::thread::follow();
             self.look_after_handler();
             self.reclaim_turn();
-            self.work.reclaimer.idle.store(true, Relaxed);
+            bell.will_sleep();
             // A wake-up between the turn above and here is lost, and the next turn comes with the
             // next sample, at most 20 ms later. A thread that needs memory meanwhile reclaims for
             // itself.
             let pause = self.pause(SAMPLE_INTERVAL);
-            futex::wait(&self.work.reclaimer.bell, bell, Some(pause));
+            bell.sleep(heard, Some(pause));
         }
     }
 
