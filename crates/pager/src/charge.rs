@@ -168,7 +168,7 @@ impl Charge {
         u64::try_from(self.uncounted_bytes.load(Relaxed)).unwrap_or(0)
     }
 
-    /// Whether so little managed memory is resident that reclaim must stop.
+    /// Whether so little managed memory is resident that nothing more is captured.
     pub(crate) fn at_floor(&self) -> bool {
         self.resident_bytes() <= self.floor_bytes()
     }

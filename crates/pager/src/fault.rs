@@ -361,12 +361,7 @@ impl Engine {
             if self.grow(bytes) {
                 continue;
             }
-            let reclaimed = if self.charge.at_floor() {
-                Reclaimed::Nothing
-            } else {
-                self.reclaim_one(table, cpu, By::Direct)
-            };
-            match reclaimed {
+            match self.reclaim_to_floor(table, cpu, By::Direct) {
                 Reclaimed::Captured => {}
                 Reclaimed::Freed => freed += 1,
                 // Nothing is captured until the fork that is about to happen is over. The excess

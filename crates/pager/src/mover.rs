@@ -12,10 +12,9 @@
 //! - `MOVE-1` After `capture` all bytes of the slot's units are in the slot, and no page of these
 //!   units is in the program. Every other page is where it was.
 //! - `MOVE-2` `place` never replaces a page that is present: the program may have written to it.
-//! - `MOVE-3` The kernel moved at least as much as it reports. Beyond that, the pages themselves
-//!   show what was moved: a page that is in a slot and no longer in the program was moved. (When
-//!   other threads touched the unit meanwhile, Linux 6.18 was seen to move pages and then answer
-//!   `EEXIST` with a count of 0.)
+//! - `MOVE-3` The kernel moved at least as much as it reports. (When other threads touched the unit
+//!   meanwhile, Linux 6.18 was seen to move pages and then answer `EEXIST` with a count of 0.) What
+//!   it did not report is found by trying to put it back, page by page.
 //!
 //! # Cost
 //!

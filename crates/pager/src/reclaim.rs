@@ -128,6 +128,16 @@ const CAPTURE_TRIES: usize = 64;
 const UNPARK_NS_MIN: u64 = 1_000_000_000;
 
 impl Engine {
+    /// Captures folios, or stores one if enough are staged. At the floor nothing is captured any more,
+    /// and what is staged is stored.
+    pub(crate) fn reclaim_to_floor(&self, table: &Table, cpu: usize, by: By) -> Reclaimed {
+        if self.charge.at_floor() {
+            self.drop_spare_copies(table);
+            return self.store_one(table, cpu, by);
+        }
+        self.reclaim_one(table, cpu, by)
+    }
+
     /// Captures folios, or stores one if enough are staged.
     pub(crate) fn reclaim_one(&self, table: &Table, cpu: usize, by: By) -> Reclaimed {
         self.drop_spare_copies(table);
@@ -137,9 +147,17 @@ impl Engine {
         if captured && staged() <= target {
             return Reclaimed::Captured;
         }
+        match self.store_one(table, cpu, by) {
+            Reclaimed::Nothing if captured => Reclaimed::Captured,
+            reclaimed => reclaimed,
+        }
+    }
+
+    /// Stores a folio that is staged.
+    fn store_one(&self, table: &Table, cpu: usize, by: By) -> Reclaimed {
         let units = self.compress_next(table, cpu);
         if units.is_empty() {
-            return if captured { Reclaimed::Captured } else { Reclaimed::Nothing };
+            return Reclaimed::Nothing;
         }
         let figures = self.figures();
         let counter = match by {

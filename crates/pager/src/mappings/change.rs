@@ -211,11 +211,11 @@ impl Engine {
         self.sample();
         self.grow(0);
         for _ in 0..2 * (bytes / self.geometry().folio_bytes() + 1) {
-            if self.room_bytes() > 0 || self.charge.at_floor() {
+            if self.room_bytes() > 0 {
                 return;
             }
             let table = self.table.read();
-            if self.reclaim_one(&table, self.cpu(), By::Direct) == Reclaimed::Nothing {
+            if self.reclaim_to_floor(&table, self.cpu(), By::Direct) == Reclaimed::Nothing {
                 return;
             }
         }

@@ -3,10 +3,9 @@
 //! Changes that come through the C library are made by the engine itself (`change`), exactly. A
 //! program can also make the system call on its own. Then the kernel sends an event, before
 //! (`REMOVE`) or after (`UNMAP`, `REMAP`) the change, and lets the call return as soon as the event
-//! is *read*. So the outcome is exact for the thread that made the call, from the second such
-//! change on: before the first change is known, the engine does not look for changes
-//! (`Inbox::steady`). One case is open: another thread maps memory at the same addresses before the
-//! event is read.
+//! is *read*. No event is read while a move or copy is under way (`Inbox::steady`), so the outcome is
+//! exact for the thread that made the call. One case is open: another thread maps memory at the
+//! same addresses before the event is read.
 //!
 //! # Invariants
 //!
@@ -26,11 +25,11 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::stats::add;
-use zfolio_core::sync::{Guard, Mutex};
+use zfolio_core::sync::{ReadGuard, RwLock, WriteGuard};
 use zfolio_sys::uffd::{Message, Messages};
 
 use crate::engine::Engine;
@@ -85,42 +84,33 @@ pub(crate) struct Event {
 /// A change of mappings makes moves fail (`EAGAIN`) until its event is read. So a thread whose move
 /// fails reads the messages, and leaves them here for the handler.
 #[derive(Debug)]
-pub(crate) struct Inbox {
-    messages: Mutex<{ rank::INBOX }, VecDeque<Event>>,
-    /// Whether there ever was a change that the engine did not make. Most programs make none, and
-    /// pay nothing for this.
-    changing: AtomicBool,
-}
+pub(crate) struct Inbox(RwLock<{ rank::INBOX }, VecDeque<Event>>);
 
-/// The inbox, locked.
-pub(crate) type Locked<'a> = Guard<'a, { rank::INBOX }, VecDeque<Event>>;
+/// The inbox, of which nobody else has a part.
+pub(crate) type Locked<'a> = WriteGuard<'a, { rank::INBOX }, VecDeque<Event>>;
 
 impl Default for Inbox {
     fn default() -> Self {
-        let messages = Mutex::new(VecDeque::with_capacity(WAITING_MAX));
-        Inbox { messages, changing: AtomicBool::new(false) }
+        Inbox(RwLock::new(VecDeque::with_capacity(WAITING_MAX)))
     }
 }
 
 /// While this is held no event is read, so a thread that changes mappings meanwhile cannot go on. A
 /// move or copy made while this is held comes before such a change, or is refused with `EAGAIN`
-/// (`EVT-3`).
+/// (`EVT-3`). Several threads move and copy at once.
 #[derive(Debug)]
-pub(crate) struct Steady<'a>(Option<Locked<'a>>);
+pub(crate) struct Steady<'a>(ReadGuard<'a, { rank::INBOX }, VecDeque<Event>>);
 
 impl Steady<'_> {
     /// Whether a change of any part of `start..end` waits to be applied.
     pub(crate) fn has_change(&self, start: usize, end: usize) -> bool {
-        self.0
-            .iter()
-            .flat_map(|locked| locked.iter())
-            .any(|event| changes(event.message, start, end))
+        self.0.iter().any(|event| changes(event.message, start, end))
     }
 
     /// Where memory that belonged at `at` is to be placed, given the changes that wait.
     pub(crate) fn place_now(&self, at: usize, bytes: usize) -> Place {
         let (mut place, mut moved) = (at, false);
-        for Event { message, .. } in self.0.iter().flat_map(|locked| locked.iter()) {
+        for Event { message, .. } in self.0.iter() {
             if !changes(*message, place, place + bytes) {
                 continue;
             }
@@ -145,7 +135,7 @@ impl Inbox {
         let mut messages = Messages::default();
         // Read under the lock, so that messages are kept in the order in which the kernel sent
         // them.
-        let mut inbox = self.messages.lock();
+        let mut inbox = self.0.write();
         let messages = from.read(Side::Program, &mut messages);
         let at = from.now_ns();
         for &message in messages {
@@ -158,9 +148,6 @@ impl Inbox {
                 Message::Other => true,
             };
             if !ours {
-                if is_change(message) {
-                    self.changing.store(true, Ordering::Relaxed);
-                }
                 inbox.push_back(Event { message, at });
             }
         }
@@ -168,36 +155,37 @@ impl Inbox {
 
     /// Locks the inbox for a `fork`, since the handler looks into the inbox without the table.
     pub(crate) fn lock(&self) -> Locked<'_> {
-        self.messages.lock()
+        self.0.write()
     }
 
     /// The next message to serve: changes come before faults, since the thread of a fault waits,
     /// but the thread of a change goes on.
     pub(crate) fn first(&self) -> Option<Event> {
-        let inbox = self.messages.lock();
+        let inbox = self.0.read();
         inbox.iter().find(|event| is_change(event.message)).or(inbox.front()).copied()
     }
 
     /// Removes the first message, a fault that was served. New messages are added behind it.
     pub(crate) fn done(&self) {
-        self.messages.lock().pop_front();
+        self.0.write().pop_front();
     }
 
-    /// Locks the inbox for one move or copy, if there ever was a change.
+    /// Keeps the inbox as it is for one move or copy.
     pub(crate) fn steady(&self) -> Steady<'_> {
-        Steady(self.changing.load(Ordering::Relaxed).then(|| self.messages.lock()))
+        Steady(self.0.read())
     }
 
-    /// Whether a change of any part of `start..end` may wait: one does, or another thread has the inbox.
+    /// Whether a change of any part of `start..end` may wait: one does, or another thread is reading
+    /// messages.
     #[cfg(all(test, debug_assertions))]
     pub(crate) fn may_have_change(&self, start: usize, end: usize) -> bool {
         let waits = |event: &Event| changes(event.message, start, end);
-        self.messages.try_lock().is_none_or(|inbox| inbox.iter().any(waits))
+        self.0.try_read().is_none_or(|inbox| inbox.iter().any(waits))
     }
 
     /// Takes the first change; the caller has the table for writing. Faults stay, for the handler.
     fn take_change(&self) -> Option<Message> {
-        let mut inbox = self.messages.lock();
+        let mut inbox = self.0.write();
         let first = inbox.iter().position(|event| is_change(event.message))?;
         inbox.remove(first).map(|event| event.message)
     }

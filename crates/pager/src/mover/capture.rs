@@ -29,8 +29,14 @@ impl Mover {
     /// [`Mover::capture`].
     pub(crate) fn capture_many(&self, base: usize, folios: usize, slot: &Hollow) -> usize {
         let bytes = self.geometry.folio_bytes();
-        let progress = self.take_out(base, self.staging.hollow_address(slot), folios * bytes);
-        progress.bytes / bytes
+        let to = self.staging.hollow_address(slot);
+        let moved = self.take_out(base, to, folios * bytes).bytes;
+        let whole = moved / bytes * bytes;
+        // The next folio was moved in part, for example up to a missing page.
+        if moved > whole {
+            self.undo(to + whole, base + whole, 0..moved - whole);
+        }
+        whole / bytes
     }
 
     /// The full slot of a folio that [`Mover::capture_many`] moved.
@@ -113,11 +119,11 @@ impl Mover {
                         Some(_) => return Err(Refusal::Busy),
                     }
                 }
-                // MOVE-3: a page that is in the slot and no longer in the program was moved. If it
-                // is in both, a stranger touched the slot, and undo() cleans the slot.
-                Some(Errno::EXIST) if self.present(to + done) && !self.present(base + done) => {
-                    *at += PAGE_BYTES;
-                }
+                // The page was moved, whatever the kernel reports (MOVE-3), or a stranger touched the
+                // slot. Which of them cannot be asked: a page that was swapped out looks missing.
+                // undo() leaves one page of the two, the program's, and the next capture finds the
+                // slot clean.
+                Some(Errno::EXIST) => return Err(Refusal::Busy),
                 Some(Errno::BUSY) if !unshared => {
                     unshared = true;
                     self.unshare(base + done, end - done);
@@ -145,12 +151,12 @@ impl Mover {
         unsafe { self.system.move_pages(Side::Staging, from, to, bytes) }
     }
 
-    /// Puts back every page of `unit` that an unfinished capture has moved into the slot (MOVE-3).
-    /// Tries all pages of the unit, since `mincore` does not report pages that were swapped out:
+    /// Puts back every page of `part` that an unfinished capture has moved into the slot (MOVE-3).
+    /// Tries all pages of the part, since `mincore` does not report pages that were swapped out:
     /// for a missing page the move and the copy fail, and nothing changes.
-    fn undo(&self, slot: usize, base: usize, unit: Range<usize>) {
-        if self.put_in(slot + unit.start, base + unit.start, unit.len()) {
-            self.release_pages(slot + unit.start, unit.len());
+    fn undo(&self, slot: usize, base: usize, part: Range<usize>) {
+        if self.put_in(slot + part.start, base + part.start, part.len()) {
+            self.release_pages(slot + part.start, part.len());
         }
         self.wake(base);
     }
@@ -169,11 +175,5 @@ impl Mover {
                 self.system.unshare(address + index * PAGE_BYTES, PAGE_BYTES).ok();
             }
         }
-    }
-
-    /// Whether the page at `address` is resident.
-    fn present(&self, address: usize) -> bool {
-        let mut residency = [0_u8; 1];
-        self.system.residency(address, PAGE_BYTES, &mut residency).is_ok() && residency[0] & 1 == 1
     }
 }

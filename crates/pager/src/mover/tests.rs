@@ -14,7 +14,7 @@ fn world(unit_bytes: usize) -> (Mover, Reservation, Geometry) {
     let geometry = Geometry::new(UnitOrder::from_bytes(unit_bytes).unwrap());
     let system = Box::new(Linux::open(Mode::Inline).unwrap());
     let mover = Mover::new(system, 4, 1, geometry).unwrap();
-    let space = Reservation::new(FOLIO_BYTES, FOLIO_BYTES).unwrap();
+    let space = Reservation::new(2 * FOLIO_BYTES, FOLIO_BYTES).unwrap();
     mover.register(space.address(), space.address() + space.bytes()).unwrap();
     (mover, space, geometry)
 }
@@ -26,14 +26,17 @@ fn pages(address: usize) -> u16 {
     (0..16).filter(|page| present[*page] & 1 == 1).map(|page| 1 << page).sum()
 }
 
-/// Makes the pages of `mask` resident; page `p` begins with `p + 1`.
+/// Makes the pages of `mask` resident in the first folio; page `p` begins with `p + 1`.
 fn populate(mover: &Mover, space: &Reservation, mask: u16) {
+    populate_at(mover, space.address(), mask);
+}
+
+fn populate_at(mover: &Mover, base: usize, mask: u16) {
     for page in (0..16_usize).filter(|page| mask >> page & 1 == 1) {
         let contents = vec![u8::try_from(page).unwrap() + 1; PAGE_BYTES];
-        let to = space.address() + page * PAGE_BYTES;
-        mover.copy_in(contents.as_ptr() as usize, to, PAGE_BYTES);
+        mover.copy_in(contents.as_ptr() as usize, base + page * PAGE_BYTES, PAGE_BYTES);
     }
-    assert_eq!(pages(space.address()), mask);
+    assert_eq!(pages(base), mask);
 }
 
 fn first_byte(mover: &Mover, slot: &Full, geometry: Geometry, page: usize) -> u8 {
@@ -65,6 +68,29 @@ fn a_folio_with_holes_goes_out_and_comes_back() {
             assert_eq!(pages(at), 0, "mask {mask:#x} round {round}: the slot is not hollow");
             assert_eq!(pages(space.address()), 0xFFFF, "mask {mask:#x} round {round}");
         }
+    }
+}
+
+/// Goal: a move of adjacent folios that stops within one of them leaves that one as it was, and it goes
+/// out by itself. Method: the second folio lacks a page.
+#[test]
+fn adjacent_folios_go_out_up_to_a_hole() {
+    let (mover, space, geometry) = world(PAGE_BYTES);
+    let bases = [space.address(), space.address() + FOLIO_BYTES];
+    populate_at(&mover, bases[0], 0xFFFF);
+    populate_at(&mover, bases[1], !(1 << 7));
+    let first = mover.take_hollow().unwrap();
+    let second = mover.take_hollow_above(&first).unwrap();
+    assert_eq!(mover.capture_many(bases[0], 2, &first), 1);
+    assert_eq!(bases.map(pages), [0, !(1 << 7)]);
+    let full = mover.captured(first);
+    let (other, refused) = mover.capture(bases[1], geometry.all(), second).unwrap();
+    assert_eq!((refused, bases.map(pages)), (None, [0, 0]));
+    for page in 0..16 {
+        let expected = u8::try_from(page).unwrap() + 1;
+        assert_eq!(first_byte(&mover, &full, geometry, page), expected);
+        let expected = if page == 7 { 0 } else { expected };
+        assert_eq!(first_byte(&mover, &other, geometry, page), expected);
     }
 }
 
@@ -180,11 +206,11 @@ fn a_slot_that_a_stranger_touched_loses_nothing() {
         assert_eq!(pages(touched), 1 << 5);
         match mover.capture(space.address(), geometry.all(), slot) {
             Ok((full, refused)) => {
-                assert_eq!((refused, geometry.units()), (Some(Refusal::Mapping), 16));
+                assert_eq!((refused, geometry.units()), (Some(Refusal::Busy), 16));
                 assert_eq!(pages(space.address()), 1 << 5);
                 mover.place(full, space.address());
             }
-            Err(refusal) => assert_eq!((refusal, geometry.units()), (Refusal::Mapping, 1)),
+            Err(refusal) => assert_eq!((refusal, geometry.units()), (Refusal::Busy, 1)),
         }
         assert_eq!(pages(space.address()), 0xFFFF);
         let mut slots = std::iter::from_fn(|| mover.take_hollow());

@@ -109,15 +109,12 @@ impl Engine {
 
     fn reclaim_to_high(&self) {
         let mut turns = 0;
-        let wanted = || {
-            self.available_bytes() < self.charge.high_bytes()
-                && !self.charge.at_floor()
-                && self.is_worth_a_thread()
-        };
+        let wanted =
+            || self.available_bytes() < self.charge.high_bytes() && self.is_worth_a_thread();
         while wanted() && !self.work.stopping.load(Relaxed) {
             // Taken anew for each folio, so that a change of a mapping waits for one folio at most.
             let table = self.table.read();
-            if self.reclaim_one(&table, self.cpu(), By::Background) == Reclaimed::Nothing {
+            if self.reclaim_to_floor(&table, self.cpu(), By::Background) == Reclaimed::Nothing {
                 return;
             }
             turns += 1;

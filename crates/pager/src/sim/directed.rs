@@ -63,9 +63,34 @@ impl Stage {
         }
     }
 
+    /// Waits until a condition holds. Fails if the first thread has ended before.
+    fn until(&self, condition: impl Fn() -> bool) {
+        while !condition() {
+            assert!(!self.world.is_over(), "the other thread has ended, and this one waits");
+            schedule::wait("a condition".to_owned(), Some(1000));
+        }
+    }
+
     /// The addresses where a range of pages begins and ends.
     fn addresses(&self, pages: &Range<usize>) -> (usize, usize) {
         (self.world.space.address(pages.start), self.world.space.address(pages.end))
+    }
+
+    /// Writes to pages, which must be mapped.
+    fn write(&self, pages: &Range<usize>) {
+        for page in pages.clone() {
+            let done = self.world.touch(page, true, |bytes, model| {
+                bytes[..8].copy_from_slice(&(page as u64 + 1).to_le_bytes());
+                model.copy_from_slice(bytes);
+            });
+            assert!(done, "it is mapped");
+        }
+    }
+
+    fn map_and_write(&self, pages: &Range<usize>) {
+        let (start, end) = self.addresses(pages);
+        self.world.space.map(start, end);
+        self.write(pages);
     }
 
     /// Maps a range, writes to the pages `written` of it, has the engine adopt it, and has everything
@@ -73,13 +98,7 @@ impl Stage {
     fn map_and_store(&self, mapped: &Range<usize>, written: &Range<usize>) {
         let (start, end) = self.addresses(mapped);
         self.world.space.map(start, end);
-        for page in written.clone() {
-            let done = self.world.touch(page, true, |bytes, model| {
-                bytes[..8].copy_from_slice(&(page as u64 + 1).to_le_bytes());
-                model.copy_from_slice(bytes);
-            });
-            assert!(done, "it is mapped");
-        }
+        self.write(written);
         let engine = &self.world.engine;
         engine.adopt(start, end).expect("the kernel refuses nothing");
         let table = engine.table.read();
@@ -108,13 +127,6 @@ impl Stage {
         for page in pages {
             assert!(self.world.read(page), "page {page:#x} is mapped");
         }
-    }
-}
-
-/// Waits until a condition holds.
-fn until(condition: impl Fn() -> bool) {
-    while !condition() {
-        schedule::wait("a condition".to_owned(), Some(1000));
     }
 }
 
@@ -200,11 +212,11 @@ fn a_page_is_not_lost_if_its_mapping_moves_while_the_kernel_copies() {
         stage.world.space.halt(Halt::Between);
         stage.serves.store(true, Relaxed);
         assert!(!stage.world.read(page), "it moves during this read");
-        until(|| moved.load(Relaxed));
+        stage.until(|| moved.load(Relaxed));
         stage.read(to..to + 1);
     };
     let changer = |stage: &Stage| {
-        until(|| stage.world.space.has_stopped());
+        stage.until(|| stage.world.space.has_stopped());
         stage.move_raw(&(page..page + 1), &(to..to + 1));
         moved.store(true, Relaxed);
     };
@@ -223,7 +235,7 @@ fn put_contents_under_a_fault(halts: bool, before: impl FnOnce(&Stage) + Send) {
             stage.serves.store(true, Relaxed);
         }
         // Nothing is mapped there for a moment.
-        EDGE.for_each(|page| until(|| stage.world.read(page)));
+        EDGE.for_each(|page| stage.until(|| stage.world.read(page)));
     };
     let changer = |stage: &Stage| {
         before(stage);
@@ -237,15 +249,39 @@ fn put_contents_under_a_fault(halts: bool, before: impl FnOnce(&Stage) + Send) {
 /// Goal: zeros are not placed where a change that waits has put other contents (`EVT-3`).
 #[test]
 fn a_page_of_zeros_does_not_replace_what_was_moved_there() {
-    put_contents_under_a_fault(true, |stage| until(|| stage.world.space.has_stopped()));
+    put_contents_under_a_fault(true, |stage| stage.until(|| stage.world.space.has_stopped()));
 }
 
 /// Goal: a fault whose page was changed after its message was read gets what lies there now (`EVT-4`).
 #[test]
 fn an_outdated_fault_gets_what_lies_there_now() {
     put_contents_under_a_fault(false, |stage| {
-        until(|| stage.world.engine.mover.inbox.first().is_some());
+        stage.until(|| stage.world.engine.mover.inbox.first().is_some());
     });
+}
+
+/// Goal: what a program maps once a raw `munmap` has returned is not captured in the place of what was
+/// there before (`EVT-3`), not even after the process's first raw call. It is not managed, so it
+/// could not be put back.
+#[test]
+fn a_capture_does_not_take_what_was_mapped_after_a_raw_unmap() {
+    let first = |stage: &Stage| {
+        let (start, end) = stage.addresses(&OLD);
+        stage.map_and_write(&OLD);
+        stage.world.engine.adopt(start, end).expect("the kernel refuses nothing");
+        stage.world.space.halt(Halt::Capture);
+        let table = stage.world.engine.table.read();
+        stage.world.engine.reclaim_one(&table, 0, By::Background);
+        drop(table);
+        stage.serves.store(true, Relaxed);
+        OLD.for_each(|page| stage.until(|| stage.world.read(page)));
+    };
+    let changer = |stage: &Stage| {
+        stage.until(|| stage.world.space.has_stopped());
+        stage.unmap_raw(&OLD);
+        stage.map_and_write(&OLD);
+    };
+    play(first, changer);
 }
 
 const _: () = assert!(PAGE_BYTES == 4096, "the folios above are of 16 pages");

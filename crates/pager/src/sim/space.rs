@@ -56,14 +56,19 @@ pub(super) struct Refusals {
     pub(super) slow: usize,
 }
 
-/// Where each call that puts pages into the program stops in a directed test, until all other threads
-/// wait.
+/// For how long a capture stops in a directed test. It cannot stop until all other threads wait, since
+/// one may wait for a lock that this thread holds.
+const CAPTURE_POINTS: usize = 20_000;
+
+/// Where calls of the engine stop in a directed test, until all other threads wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Halt {
-    /// Before the kernel looks at the mappings.
+    /// What puts pages into the program, before the kernel looks at the mappings.
     Before,
-    /// Between the two looks that the kernel takes at the mappings.
+    /// The same, between the two looks that the kernel takes at the mappings.
     Between,
+    /// What takes pages out of the program, before it begins.
+    Capture,
 }
 
 /// What lies at a page's address.
@@ -244,8 +249,7 @@ impl Space {
         });
     }
 
-    /// From now on each call that puts pages into the program stops at this place until all other
-    /// threads wait.
+    /// From now on each call stops at this place until all other threads wait.
     pub(super) fn halt(&self, at: Halt) {
         self.lock().halt = Some(at);
     }
@@ -256,12 +260,15 @@ impl Space {
     }
 
     /// Stops here if a test wants that.
-    fn stop(&self, side: Side, here: Halt) {
+    fn stop(&self, here: Halt) {
         let mut state = self.lock();
-        if state.halt == Some(here) && side == Side::Program {
+        if state.halt == Some(here) {
             state.has_stopped = true;
             drop(state);
-            schedule::let_others_run();
+            match here {
+                Halt::Capture => (0..CAPTURE_POINTS).for_each(|_| schedule::point()),
+                Halt::Before | Halt::Between => schedule::let_others_run(),
+            }
         }
     }
 

@@ -1,5 +1,4 @@
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering;
 
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_sys::uffd::Message;
@@ -37,7 +36,6 @@ fn pages_are_placed_where_the_changes_took_them() {
     };
     for _ in 0..2000 {
         let inbox = Inbox::default();
-        inbox.changing.store(true, Ordering::Relaxed);
         let mut went: BTreeMap<usize, usize> = (0..PAGES).map(|page| (page, page)).collect();
         for _ in 0..next(5) {
             let (from, count) = (next(PAGES), 1 + next(4));
@@ -60,7 +58,7 @@ fn pages_are_placed_where_the_changes_took_them() {
             if matches!(message, Message::Remove { .. } | Message::Unmap { .. }) {
                 went.retain(|_, now| !there.contains(now));
             }
-            inbox.messages.lock().push_back(Event { message, at: 0 });
+            inbox.0.write().push_back(Event { message, at: 0 });
         }
         let steady = inbox.steady();
         for page in 0..PAGES {
@@ -86,7 +84,7 @@ fn changes_go_before_faults_and_faults_keep_their_order() {
     let fault = |address| Message::Fault { address, thread: 1 };
     let change = Message::Remove { start: 0, end: PAGE_BYTES };
     for message in [fault(1), fault(2), change, fault(3)] {
-        inbox.messages.lock().push_back(Event { message, at: 0 });
+        inbox.0.write().push_back(Event { message, at: 0 });
     }
     let address = |event: Option<Event>| match event.map(|event| event.message) {
         Some(Message::Fault { address, .. }) => Some(address),

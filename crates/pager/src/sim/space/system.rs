@@ -40,14 +40,16 @@ impl Space {
     /// then finds the mapping, and then checks again for changes (since 6.9). A change can come in
     /// between.
     fn enter_to_put(&self, side: Side) -> Result<MutexGuard<'_, State>, Progress> {
-        self.stop(side, Halt::Before);
+        self.stop(if side == Side::Program { Halt::Before } else { Halt::Capture });
         let mut state = self.enter();
         if side == Side::Program && state.changing > 0 {
             self.schedule.note("again", [0; 3]);
             return Err(refused(Errno::AGAIN));
         }
         drop(state);
-        self.stop(side, Halt::Between);
+        if side == Side::Program {
+            self.stop(Halt::Between);
+        }
         state = self.lock();
         if state.random.one_in(8) {
             drop(state);
