@@ -23,6 +23,7 @@ mod settings;
 mod summary;
 mod supervisor;
 mod tree;
+mod waits;
 mod watch;
 
 pub(crate) use detail::ratio;

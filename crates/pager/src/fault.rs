@@ -92,7 +92,12 @@ impl Engine {
         };
         let (mut spare, mut near) = (None, plan.within(first, self.geometry().units()));
         loop {
-            let mut folio = lock.lock();
+            let mut folio = lock.try_lock().unwrap_or_else(|| {
+                let began = self.now_ns();
+                let folio = lock.lock();
+                add(&self.figures().stall_lock_ns, self.now_ns() - began);
+                folio
+            });
             if !folio.managed || folio.resident.contains(index) {
                 // Under the folio's lock: a page of zeros must not land in a unit that has just
                 // been captured (UNIT-1).
@@ -124,18 +129,18 @@ impl Engine {
             let stored = folio.stored.contains(index);
             let distance_bytes = self.replacement.distance_bytes(folio.left_at(index));
             let served = if stored { Served::Stored { distance_bytes } } else { Served::Zero };
-            let brought = match spare {
+            let (brought, decompress_ns) = match spare {
                 Spare::Free(slot) if wanted == self.geometry().all() => {
                     // Zeros cost little. Decompressing ahead is left to the prefetching thread.
                     let most = if plan.rises && !stored { PLACE_MAX } else { 1 };
-                    self.bring_whole(table, Incoming { base, folio, slot }, most, cpu)
+                    let incoming = Incoming { base, folio, slot };
+                    let (folios, took) = self.bring_whole(table, incoming, most, cpu);
+                    (first..first + folios * self.geometry().units(), took)
                 }
-                spare => {
-                    self.bring_part(folio, base, wanted, spare, cpu);
-                    return (served, range(wanted));
-                }
+                spare => (range(wanted), self.bring_part(folio, base, wanted, spare, cpu)),
             };
-            return (served, first..first + brought * self.geometry().units());
+            add(&self.figures().stall_decompress_ns, decompress_ns);
+            return (served, brought);
         }
     }
 
@@ -183,11 +188,12 @@ impl Engine {
             }
             Spare::Free(slot) if stored == self.geometry().all() => {
                 let most = PLACE_MAX.min(1 + above);
-                let brought = self.bring_whole(table, Incoming { base, folio, slot }, most, cpu);
+                let incoming = Incoming { base, folio, slot };
+                let (brought, _) = self.bring_whole(table, incoming, most, cpu);
                 let more = (brought - 1) * self.geometry().units();
                 add(&self.figures().prefetch_units, more as u64);
             }
-            spare => self.bring_part(folio, base, stored, spare, cpu),
+            spare => _ = self.bring_part(folio, base, stored, spare, cpu),
         }
     }
 
@@ -202,8 +208,15 @@ impl Engine {
 
     /// Brings a whole folio, stored or empty, into its free slot, and moves the slot's pages in.
     /// The folios above it come along, up to `most` folios in all, while they are stored or empty
-    /// like the first and the adjacent slots are free too. Returns how many folios were brought in.
-    fn bring_whole(&self, table: &Table, first: Incoming<'_>, most: usize, cpu: usize) -> usize {
+    /// like the first and the adjacent slots are free too. Returns how many folios were brought in,
+    /// and the nanoseconds that decompressing took.
+    fn bring_whole(
+        &self,
+        table: &Table,
+        first: Incoming<'_>,
+        most: usize,
+        cpu: usize,
+    ) -> (usize, u64) {
         let (start, empty) = (first.base, first.folio.is_empty());
         let mut batch = [const { None }; PLACE_MAX];
         batch[0] = Some(first);
@@ -220,11 +233,12 @@ impl Engine {
             batch[count] = Some(Incoming { base, folio, slot });
             count += 1;
         }
+        let mut decompress_ns = 0;
         for Incoming { base, folio, slot } in batch.iter_mut().flatten() {
             if empty {
                 self.mover.zero(slot, 0..self.geometry().folio_bytes());
             } else {
-                self.load_copies(folio, *base, self.geometry().all(), slot, cpu);
+                decompress_ns += self.load_copies(folio, *base, self.geometry().all(), slot, cpu);
             }
         }
         let went = match &batch[0] {
@@ -240,15 +254,24 @@ impl Engine {
             let queue = if soon { Queue::Main } else { Queue::Probation };
             self.note_resident(&mut folio, base, self.geometry().all(), queue);
         }
-        count
+        (count, decompress_ns)
     }
 
-    /// Brings in some units of a folio by copy; all of them are stored, or all empty.
-    fn bring_part(&self, mut folio: Held<'_>, base: usize, units: Units, spare: Spare, cpu: usize) {
+    /// Brings in some units of a folio by copy; all of them are stored, or all empty. Returns the
+    /// nanoseconds that decompressing took.
+    fn bring_part(
+        &self,
+        mut folio: Held<'_>,
+        base: usize,
+        units: Units,
+        spare: Spare,
+        cpu: usize,
+    ) -> u64 {
         let stored = folio.stored & units == units;
+        let mut decompress_ns = 0;
         let scratch = stored.then(|| {
             let mut scratch = self.take_scratch(base);
-            self.load_copies(&mut folio, base, units, &mut scratch, cpu);
+            decompress_ns = self.load_copies(&mut folio, base, units, &mut scratch, cpu);
             self.mover.place_copy(&scratch, units, base);
             scratch
         });
@@ -262,9 +285,11 @@ impl Engine {
         drop(folio);
         scratch.into_iter().for_each(|scratch| self.mover.give_scratch(scratch));
         self.give_spare(Some(spare));
+        decompress_ns
     }
 
     /// Decompresses stored units into `slot`. Their copies are kept if the budget of copies allows.
+    /// Returns the nanoseconds that this took.
     pub(crate) fn load_copies(
         &self,
         folio: &mut Folio,
@@ -272,7 +297,8 @@ impl Engine {
         units: Units,
         slot: &mut Full,
         cpu: usize,
-    ) {
+    ) -> u64 {
+        let began = self.now_ns();
         let mut batch: [store::Incoming<'_>; UNITS_MAX] = Default::default();
         for (wanted, (index, bytes)) in batch.iter_mut().zip(self.mover.units_mut(slot, units)) {
             let copy = folio.copies[index].as_ref().expect("UNIT-2: a stored unit has a copy");
@@ -286,6 +312,7 @@ impl Engine {
         self.keep_copies(folio, base, units);
         folio.stored -= units;
         subtract(&self.figures().demand_stored_bytes, self.geometry().bytes_of(units) as u64);
+        self.now_ns() - began
     }
 
     /// Decompresses `copy` into `unit`; `address` is where the unit belongs, for an error message.

@@ -184,6 +184,7 @@ impl Engine {
         address: usize,
         began: u64,
     ) {
+        add(&self.figures().stall_queue_ns, self.now_ns().saturating_sub(began));
         let plan = self.plan(address);
         let (served, units) = self.fault(&table, address, &plan, self.cpu());
         self.prefetch_after(&plan, served, &units);

@@ -19,6 +19,10 @@ pub(crate) struct Figures {
     pub(crate) waited_refault_ns: u64,
     /// The part of it in which room was made, for memory of any kind.
     pub(crate) waited_room_ns: u64,
+    /// The part of it in which units were decompressed.
+    pub(crate) waited_decompress_ns: u64,
+    /// The part of it in which other faults were served, or other threads of zfolio had the memory.
+    pub(crate) waited_turn_ns: u64,
 }
 
 impl Figures {
@@ -38,6 +42,8 @@ impl Figures {
             sum.process_bytes_max = sum.process_bytes_max.max(of("process_bytes_max")?);
             sum.waited_ns += of("stall_ns")?;
             sum.waited_room_ns += of("stall_reclaim_ns")?;
+            sum.waited_decompress_ns += of("stall_decompress_ns")?;
+            sum.waited_turn_ns += of("stall_queue_ns")? + of("stall_lock_ns")?;
             let refaults = process["refaults"].as_array().ok_or("no refaults")?;
             let waited = refaults.iter().filter_map(|step| step["waited_ns"].as_u64());
             sum.waited_refault_ns += waited.sum::<u64>();
@@ -54,6 +60,8 @@ impl Figures {
             "waited_ns": self.waited_ns,
             "waited_refault_ns": self.waited_refault_ns,
             "waited_room_ns": self.waited_room_ns,
+            "waited_decompress_ns": self.waited_decompress_ns,
+            "waited_turn_ns": self.waited_turn_ns,
         })
     }
 }
@@ -68,7 +76,8 @@ mod tests {
             "command": "python3",
             "figures": {
                 "faults_stored": 3, "faults_staged": 2, "faults_zero": 1, "stall_ns": 100,
-                "stall_reclaim_ns": 30, "process_bytes_max": bytes, "new_in_a_later_version": 5,
+                "stall_reclaim_ns": 30, "stall_decompress_ns": 20, "stall_queue_ns": 8,
+                "stall_lock_ns": 7, "process_bytes_max": bytes, "new_in_a_later_version": 5,
             },
             "refaults": [{ "waited_ns": 20 }, { "waited_ns": 40 }],
         })
@@ -86,6 +95,8 @@ mod tests {
             waited_ns: 200,
             waited_refault_ns: 120,
             waited_room_ns: 60,
+            waited_decompress_ns: 40,
+            waited_turn_ns: 30,
         };
         assert_eq!(figures, expected);
         assert_eq!(figures.json()["waited_room_ns"], 60);

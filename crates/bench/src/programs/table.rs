@@ -144,7 +144,7 @@ impl Table {
         push(
             text,
             format_args!(
-                "{:<30}{:>6}{:>8}{:>8}{:>10}{:>9}{:>9}{:>9}{:>8}{:>8}",
+                "{:<30}{:>6}{:>8}{:>8}{:>10}{:>9}{:>9}{:>9}{:>9}{:>9}{:>8}{:>8}",
                 "",
                 "share",
                 "limit",
@@ -152,7 +152,9 @@ impl Table {
                 "faults",
                 "waited",
                 "for old",
+                "in codec",
                 "in room",
+                "in turn",
                 "time",
                 "CPU"
             ),
@@ -160,8 +162,8 @@ impl Table {
         push(
             text,
             format_args!(
-                "{:<30}{:>6}{:>8}{:>8}{:>10}{:>9}{:>9}{:>9}{:>8}{:>8}",
-                "", "", "MiB", "MiB", "stored", "s", "s", "s", "s", "s"
+                "{:<30}{:>6}{:>8}{:>8}{:>10}{:>9}{:>9}{:>9}{:>9}{:>9}{:>8}{:>8}",
+                "", "", "MiB", "MiB", "stored", "s", "s", "s", "s", "s", "s", "s"
             ),
         );
         for program in &self.programs {
@@ -169,16 +171,18 @@ impl Table {
                 for (cell, run) in row.cells.iter().filter_map(|c| Some((c, c.typical()?))) {
                     let limit = run.cost.map_or(cell.limit_bytes, |cost| cost.total_bytes());
                     let seconds = |ns: u64| format!("{:.2}", as_f64(ns) / 1e9);
-                    let figures = run.figures.map_or(["", "", "", ""].map(str::to_owned), |f| {
-                        let waited = [f.waited_ns, f.waited_refault_ns, f.waited_room_ns];
-                        let [all, old, room] = waited.map(seconds);
-                        [f.faults_stored.to_string(), all, old, room]
+                    let stored =
+                        run.figures.map(|f| f.faults_stored.to_string()).unwrap_or_default();
+                    let waited = run.figures.map(|f| {
+                        let (all, old) = (f.waited_ns, f.waited_refault_ns);
+                        [all, old, f.waited_decompress_ns, f.waited_room_ns, f.waited_turn_ns]
                     });
-                    let [stored, all, old, room] = figures;
+                    let waited = waited.into_iter().flatten();
+                    let waited: String = waited.map(|ns| format!("{:>9}", seconds(ns))).collect();
                     push(
                         text,
                         format_args!(
-                            "{:<10}{:<20}{:>6}{:>8.0}{:>8.0}{stored:>10}{all:>9}{old:>9}{room:>9}{:>8.2}{:>8.2}",
+                            "{:<10}{:<20}{:>6}{:>8.0}{:>8.0}{stored:>10}{waited:>45}{:>8.2}{:>8.2}",
                             program.program.name(),
                             row.way.to_string(),
                             cell.share.to_string(),

@@ -75,15 +75,13 @@ fn tell_faults(f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
     }
     write!(f, "{table}")?;
     let figures = &stats.figures;
-    writeln!(
-        f,
-        "  in all      {}, of which {} to make room",
-        duration::display(of(&figures.stall_ns)),
-        duration::display(of(&figures.stall_reclaim_ns))
-    )?;
     let prefetched = of(&figures.prefetch_units);
     if prefetched > 0 {
-        writeln!(f, "  ahead       {prefetched} units were brought back ahead of faults")?;
+        let unused = of(&figures.prefetch_unused);
+        writeln!(
+            f,
+            "  ahead       {prefetched} units were brought back ahead of faults; {unused} were planned in vain"
+        )?;
     }
     match of(&figures.faults_raced) {
         0 => Ok(()),

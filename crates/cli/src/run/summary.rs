@@ -18,6 +18,7 @@ use super::End;
 use super::detail::{self, ratio};
 use super::settings::Settings;
 use super::tree::{Group, Tree};
+use super::waits;
 use crate::allowance::Allowance;
 use crate::duration;
 use crate::stats_file::StatsFile;
@@ -209,19 +210,27 @@ impl Story<'_> {
     fn write_time(&self, f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
         let (elapsed, waited) = (self.elapsed_ns(), of(&stats.figures.stall_ns));
         let (took, lost) = (duration::display(elapsed), duration::display(waited));
-        let cause = main_cause(stats).map_or(String::new(), |cause| format!(", mostly {cause}"));
         match waited <= elapsed {
-            true => writeln!(f, "  time        {took}, of which {lost} waiting for memory{cause}"),
+            true => writeln!(f, "  time        {took}, of which {lost} waiting for memory")?,
             false => writeln!(
                 f,
-                "  time        {took}, in which its threads together waited {lost} for memory{cause}"
-            ),
+                "  time        {took}, in which its threads together waited {lost} for memory"
+            )?,
+        }
+        match self.waited_long(stats) {
+            true => writeln!(f, "  waiting     {}", waits::text(&stats.figures)),
+            false => Ok(()),
         }
     }
 
+    /// Whether its threads waited long enough for reasons and advice.
+    fn waited_long(&self, stats: &Stats) -> bool {
+        let least = WAITING_SHOWN_NS.max(self.elapsed_ns() / WAITING_TOLD_SHARE);
+        of(&stats.figures.stall_ns) >= least
+    }
+
     fn write_advice(&self, f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
-        let waited = of(&stats.figures.stall_ns);
-        if waited < WAITING_SHOWN_NS.max(self.elapsed_ns() / WAITING_TOLD_SHARE) {
+        if !self.waited_long(stats) {
             return writeln!(f, "  limit       a higher one would gain little");
         }
         match advice(stats) {
@@ -239,7 +248,7 @@ impl Story<'_> {
                 "  limit       at {} this run would have waited about {} instead of {}",
                 size::display(limit_bytes),
                 duration::display(waiting_ns),
-                duration::display(waited)
+                duration::display(of(&stats.figures.stall_ns))
             ),
             None => writeln!(f, "  limit       a higher one would gain little"),
         }
@@ -411,26 +420,4 @@ impl Story<'_> {
             None => writeln!(f),
         }
     }
-}
-
-/// What most of the wait was for.
-fn main_cause(stats: &Stats) -> Option<&'static str> {
-    let waited = of(&stats.figures.stall_ns);
-    let room = of(&stats.figures.stall_reclaim_ns).min(waited);
-    let (zero, staged) = (stats.fault_zero_ns.sum(), stats.fault_staged_ns.sum());
-    let stored = stats.refaults.waited_ns();
-    // Time spent on making room comes before fresh memory and before compressed memory; it is taken
-    // from both in proportion.
-    let less = |part: u64| {
-        let all = u128::from((zero + stored).max(1));
-        part.saturating_sub(u64::try_from(u128::from(room) * u128::from(part) / all).unwrap_or(0))
-    };
-    let causes = [
-        (less(stored), "decompressing"),
-        (room, "making room"),
-        (less(zero), "clearing fresh memory"),
-        (staged, "moving back what had just left"),
-    ];
-    let (most, cause) = causes.into_iter().max_by_key(|(time, _)| *time)?;
-    (most > 0).then_some(cause)
 }

@@ -58,6 +58,8 @@ __attribute__((constructor)) static void start(void) {
     figure(DEMAND_STORED_BYTES, 700ull << 20);
     if (!getenv("STAND_IN_BLIND")) figure(PROCESS_BYTES_MAX, 250ull << 20);
     figure(STALL_NS, 5200000000ull);
+    figure(STALL_DECOMPRESS_NS, 4100000000ull);
+    figure(STALL_RECLAIM_NS, 700000000ull);
     refault(REFAULTS_AT, 55, 5000000000ull);
   }
   figure(STORED_BYTES, 800ull << 20);

@@ -159,10 +159,16 @@ figures! {
     pinned_bytes,
     /// Children forked.
     forks,
-    /// Nanoseconds that threads of the program waited for faults.
+    /// Nanoseconds that threads of the program waited for faults, from when the engine learned of them.
     stall_ns,
+    /// Nanoseconds of stall_ns in which faults of other threads were served first.
+    stall_queue_ns,
+    /// Nanoseconds of stall_ns in which another thread of the engine had the folio.
+    stall_lock_ns,
     /// Nanoseconds of stall_ns that were spent on making room.
     stall_reclaim_ns,
+    /// Nanoseconds of stall_ns that were spent on decompressing, and on comparing checksums.
+    stall_decompress_ns,
 }
 
 /// Prints only the figures that are not zero.

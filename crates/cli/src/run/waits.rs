@@ -1,0 +1,67 @@
+//! What threads waited for, in words.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use zfolio_core::stats::Figures;
+
+use crate::duration;
+
+/// Reasons of less than this part of the whole wait are not told.
+const TOLD_SHARE: u64 = 20;
+
+/// The reasons of a wait with their nanoseconds, the longest first. The sum is that of the whole wait.
+fn reasons(figures: &Figures) -> [(u64, &'static str); 5] {
+    let mut left = figures.stall_ns.load(Relaxed);
+    // A figure may be ahead of the whole by the fault that is just being served.
+    let mut part = |figure: u64, name| {
+        let part = figure.min(left);
+        left -= part;
+        (part, name)
+    };
+    let mut reasons = [
+        part(figures.stall_decompress_ns.load(Relaxed), "decompressing"),
+        part(figures.stall_reclaim_ns.load(Relaxed), "making room"),
+        part(figures.stall_queue_ns.load(Relaxed), "behind other faults"),
+        part(figures.stall_lock_ns.load(Relaxed), "behind reclaim or prefetch"),
+        part(u64::MAX, "moving and clearing pages"),
+    ];
+    reasons.sort_by_key(|(time, _)| std::cmp::Reverse(*time));
+    reasons
+}
+
+/// The reasons that count, as in `4.1s decompressing, 660ms making room`; empty if nobody waited.
+pub(super) fn text(figures: &Figures) -> String {
+    let reasons = reasons(figures);
+    let whole: u64 = reasons.iter().map(|(time, _)| time).sum();
+    let told = reasons.iter().filter(|(time, _)| *time > whole / TOLD_SHARE);
+    let told: Vec<String> =
+        told.map(|(time, name)| format!("{} {name}", duration::display(*time))).collect();
+    told.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use zfolio_core::stats::Stats;
+
+    #[test]
+    fn the_parts_of_a_wait_are_the_whole() {
+        let stats = Stats::default();
+        let figures = &stats.figures;
+        assert_eq!(super::text(figures), "");
+        figures.stall_ns.store(10_000_000_000, Relaxed);
+        assert_eq!(super::text(figures), "10s moving and clearing pages");
+        figures.stall_reclaim_ns.store(6_000_000_000, Relaxed);
+        figures.stall_decompress_ns.store(3_000_000_000, Relaxed);
+        figures.stall_lock_ns.store(400_000_000, Relaxed);
+        assert_eq!(
+            super::text(figures),
+            "6s making room, 3s decompressing, 600ms moving and clearing pages"
+        );
+        // Read while a fault is served: the reasons are ahead of the sum.
+        figures.stall_queue_ns.store(9_000_000_000, Relaxed);
+        let sum: u64 = super::reasons(figures).iter().map(|(time, _)| time).sum();
+        assert_eq!(sum, 10_000_000_000);
+    }
+}
