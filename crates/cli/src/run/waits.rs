@@ -57,7 +57,7 @@ mod tests {
         figures.stall_lock_ns.store(400_000_000, Relaxed);
         assert_eq!(
             super::text(figures),
-            "6s making room, 3s decompressing, 600ms moving and clearing pages"
+            "6.0s making room, 3.0s decompressing, 600ms moving and clearing pages"
         );
         // Read while a fault is served: the reasons are ahead of the sum.
         figures.stall_queue_ns.store(9_000_000_000, Relaxed);
