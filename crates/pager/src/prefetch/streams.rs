@@ -197,7 +197,9 @@ impl Streams {
         let rises = unit > stream.last;
         let has_turned = stream.window > 0 && rises != stream.rises;
         let goes_on = stream.window > 0 && !has_turned;
-        let passed = unit.abs_diff(stream.last).min(stream.window);
+        // Only a fault right at the end of the extent proves that the window was used.
+        let is_next = stream.distance(unit) <= 1;
+        let passed = if is_next { unit.abs_diff(stream.last).min(stream.window) } else { 0 };
         let (used, vain) = if has_turned { (0, stream.window) } else { (passed, 0) };
         self.credit = (self.credit + used).min(self.credit_max);
         let tries = goes_on || self.may_open();
