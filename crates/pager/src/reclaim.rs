@@ -131,33 +131,25 @@ impl Engine {
     /// Captures folios, or stores one if enough are staged. At the floor nothing is captured any more,
     /// and what is staged is stored.
     pub(crate) fn reclaim_to_floor(&self, table: &Table, cpu: usize, by: By) -> Reclaimed {
-        if self.charge.at_floor() {
-            self.drop_spare_copies(table);
-            return self.store_one(table, cpu, by);
-        }
-        self.reclaim_one(table, cpu, by)
+        self.reclaim(table, cpu, by, !self.charge.at_floor())
     }
 
     /// Captures folios, or stores one if enough are staged.
     pub(crate) fn reclaim_one(&self, table: &Table, cpu: usize, by: By) -> Reclaimed {
+        self.reclaim(table, cpu, by, true)
+    }
+
+    fn reclaim(&self, table: &Table, cpu: usize, by: By, may_capture: bool) -> Reclaimed {
         self.drop_spare_copies(table);
         let staged = || self.replacement.staged_folios();
         let target = self.charge.staged_target();
-        let captured = staged() <= target && self.capture_next(table);
+        let captured = may_capture && staged() <= target && self.capture_next(table);
         if captured && staged() <= target {
             return Reclaimed::Captured;
         }
-        match self.store_one(table, cpu, by) {
-            Reclaimed::Nothing if captured => Reclaimed::Captured,
-            reclaimed => reclaimed,
-        }
-    }
-
-    /// Stores a folio that is staged.
-    fn store_one(&self, table: &Table, cpu: usize, by: By) -> Reclaimed {
         let units = self.compress_next(table, cpu);
         if units.is_empty() {
-            return Reclaimed::Nothing;
+            return if captured { Reclaimed::Captured } else { Reclaimed::Nothing };
         }
         let figures = self.figures();
         let counter = match by {

@@ -22,7 +22,7 @@ pub(crate) struct Figures {
     /// The part of it in which units were decompressed.
     pub(crate) waited_decompress_ns: u64,
     /// The part of it in which other faults were served, or other threads of zfolio had the memory.
-    pub(crate) waited_turn_ns: u64,
+    pub(crate) waited_queue_ns: u64,
 }
 
 impl Figures {
@@ -43,7 +43,7 @@ impl Figures {
             sum.waited_ns += of("stall_ns")?;
             sum.waited_room_ns += of("stall_reclaim_ns")?;
             sum.waited_decompress_ns += of("stall_decompress_ns")?;
-            sum.waited_turn_ns += of("stall_queue_ns")? + of("stall_lock_ns")?;
+            sum.waited_queue_ns += of("stall_queue_ns")? + of("stall_lock_ns")?;
             let refaults = process["refaults"].as_array().ok_or("no refaults")?;
             let waited = refaults.iter().filter_map(|step| step["waited_ns"].as_u64());
             sum.waited_refault_ns += waited.sum::<u64>();
@@ -61,7 +61,7 @@ impl Figures {
             "waited_refault_ns": self.waited_refault_ns,
             "waited_room_ns": self.waited_room_ns,
             "waited_decompress_ns": self.waited_decompress_ns,
-            "waited_turn_ns": self.waited_turn_ns,
+            "waited_queue_ns": self.waited_queue_ns,
         })
     }
 }
@@ -96,7 +96,7 @@ mod tests {
             waited_refault_ns: 120,
             waited_room_ns: 60,
             waited_decompress_ns: 40,
-            waited_turn_ns: 30,
+            waited_queue_ns: 30,
         };
         assert_eq!(figures, expected);
         assert_eq!(figures.json()["waited_room_ns"], 60);

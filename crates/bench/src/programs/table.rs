@@ -154,7 +154,7 @@ impl Table {
                 "for old",
                 "in codec",
                 "in room",
-                "in turn",
+                "in queue",
                 "time",
                 "CPU"
             ),
@@ -175,7 +175,7 @@ impl Table {
                         run.figures.map(|f| f.faults_stored.to_string()).unwrap_or_default();
                     let waited = run.figures.map(|f| {
                         let (all, old) = (f.waited_ns, f.waited_refault_ns);
-                        [all, old, f.waited_decompress_ns, f.waited_room_ns, f.waited_turn_ns]
+                        [all, old, f.waited_decompress_ns, f.waited_room_ns, f.waited_queue_ns]
                     });
                     let waited = waited.into_iter().flatten();
                     let waited: String = waited.map(|ns| format!("{:>9}", seconds(ns))).collect();

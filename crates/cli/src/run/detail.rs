@@ -13,7 +13,7 @@ use crate::table::Table;
 /// Descriptions of the kinds of faults, in the order of [`Stats::histograms`].
 const KINDS: [&str; 3] = ["fresh memory", "just moved out", "compressed"];
 
-fn of(figure: &AtomicU64) -> u64 {
+pub(super) fn of(figure: &AtomicU64) -> u64 {
     figure.load(Relaxed)
 }
 

@@ -6,8 +6,6 @@
 
 use std::ffi::OsString;
 use std::fmt;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
 
 use zfolio_core::refault::Advice;
 use zfolio_core::size;
@@ -15,7 +13,7 @@ use zfolio_core::stats::Stats;
 use zfolio_sys::probe::child::Change;
 
 use super::End;
-use super::detail::{self, ratio};
+use super::detail::{self, of, ratio};
 use super::settings::Settings;
 use super::tree::{Group, Tree};
 use super::waits;
@@ -53,10 +51,6 @@ pub(super) struct Story<'a> {
     pub(super) sum_bytes_max: Option<u64>,
     /// Whether the kernel killed processes of this cgroup during the run because memory ran out.
     pub(super) out_of_memory: bool,
-}
-
-fn of(figure: &AtomicU64) -> u64 {
-    figure.load(Relaxed)
 }
 
 /// Whether any memory was compressed. The engine takes over early if a program grows fast, and may

@@ -1,9 +1,8 @@
 //! What threads waited for, in words.
 
-use std::sync::atomic::Ordering::Relaxed;
-
 use zfolio_core::stats::Figures;
 
+use super::detail::of;
 use crate::duration;
 
 /// Reasons of less than this part of the whole wait are not told.
@@ -11,7 +10,7 @@ const TOLD_SHARE: u64 = 20;
 
 /// The reasons of a wait with their nanoseconds, the longest first. The sum is that of the whole wait.
 fn reasons(figures: &Figures) -> [(u64, &'static str); 5] {
-    let mut left = figures.stall_ns.load(Relaxed);
+    let mut left = of(&figures.stall_ns);
     // A figure may be ahead of the whole by the fault that is just being served.
     let mut part = |figure: u64, name| {
         let part = figure.min(left);
@@ -19,10 +18,11 @@ fn reasons(figures: &Figures) -> [(u64, &'static str); 5] {
         (part, name)
     };
     let mut reasons = [
-        part(figures.stall_decompress_ns.load(Relaxed), "decompressing"),
-        part(figures.stall_reclaim_ns.load(Relaxed), "making room"),
-        part(figures.stall_queue_ns.load(Relaxed), "behind other faults"),
-        part(figures.stall_lock_ns.load(Relaxed), "behind reclaim or prefetch"),
+        part(of(&figures.stall_decompress_ns), "decompressing"),
+        part(of(&figures.stall_reclaim_ns), "making room"),
+        part(of(&figures.stall_queue_ns), "behind other faults"),
+        part(of(&figures.stall_lock_ns), "behind reclaim or prefetch"),
+        // The rest.
         part(u64::MAX, "moving and clearing pages"),
     ];
     reasons.sort_by_key(|(time, _)| std::cmp::Reverse(*time));

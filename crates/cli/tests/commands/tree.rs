@@ -6,11 +6,9 @@ use std::path::Path;
 use crate::run::works;
 use crate::stage::{holder, scratch, texts, zfolio};
 
-/// What each process of these tests holds, in MiB, and the accepted range in the summary. The kernel
-/// adds up the pages that each CPU has counted once they are 32, or twice as many as there are CPUs:
-/// its peak lacks up to 128 KiB for each CPU, and more with many CPUs.
+/// What each process of these tests holds, in MiB, and the accepted range in the summary.
 const HELD: &str = "100";
-const HELD_MIB: std::ops::RangeInclusive<u64> = 92..=112;
+const HELD_MIB: std::ops::RangeInclusive<u64> = 100..=112;
 
 /// Runs under a limit of 64M; returns exit status and standard error.
 fn run(variables: &[(&str, &str)], program: &[&str]) -> (Option<i32>, String) {
@@ -80,7 +78,7 @@ fn a_program_that_holds_what_nobody_manages_is_over_its_limit() {
     let (_, err) = run(&[], &[path(&program), HELD, "2000"]);
     assert!(err.starts_with("zfolio: unmanaged went over its limit: peak "), "{err}");
     assert!(HELD_MIB.contains(&mib_after(&err, "peak ")), "{err}");
-    assert!((28..=48).contains(&mib_after(&err, "over limit  by ")), "{err}");
+    assert!((36..=48).contains(&mib_after(&err, "over limit  by ")), "{err}");
     assert!(HELD_MIB.contains(&mib_after(&err, "not managed were ")), "{err}");
 }
 
@@ -118,8 +116,10 @@ fn what_was_held_between_two_looks_is_not_lost() {
     let Some(program) = holder("brief", &["-static"]).filter(|_| works()) else { return };
     let (_, err) = run(&[], &["sh", "-c", &format!("{} {HELD}; sleep 0.3", path(&program))]);
     let seen = err.contains("brief was not managed") && err.contains("over the limit");
+    // The peak of a process that ends at once lacks the pages that a CPU has counted and not yet added
+    // to the process's: 128 KiB for each CPU, and more where there are more than 16.
     let by_the_kernel = "by the kernel's count one of its processes had a peak of ";
-    assert!(seen || HELD_MIB.contains(&mib_after(&err, by_the_kernel)), "{err}");
+    assert!(seen || (92..=112).contains(&mib_after(&err, by_the_kernel)), "{err}");
 }
 
 #[test]

@@ -161,7 +161,7 @@ figures! {
     forks,
     /// Nanoseconds that threads of the program waited for faults, from when the engine learned of them.
     stall_ns,
-    /// Nanoseconds of stall_ns in which faults of other threads were served first.
+    /// Nanoseconds of stall_ns before a fault's turn: others were served, or mappings were changed.
     stall_queue_ns,
     /// Nanoseconds of stall_ns in which another thread of the engine had the folio.
     stall_lock_ns,

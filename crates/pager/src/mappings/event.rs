@@ -86,7 +86,7 @@ pub(crate) struct Event {
 #[derive(Debug)]
 pub(crate) struct Inbox(RwLock<{ rank::INBOX }, VecDeque<Event>>);
 
-/// The inbox, of which nobody else has a part.
+/// The inbox, locked for writing.
 pub(crate) type Locked<'a> = WriteGuard<'a, { rank::INBOX }, VecDeque<Event>>;
 
 impl Default for Inbox {

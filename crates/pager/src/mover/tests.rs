@@ -26,12 +26,8 @@ fn pages(address: usize) -> u16 {
     (0..16).filter(|page| present[*page] & 1 == 1).map(|page| 1 << page).sum()
 }
 
-/// Makes the pages of `mask` resident in the first folio; page `p` begins with `p + 1`.
-fn populate(mover: &Mover, space: &Reservation, mask: u16) {
-    populate_at(mover, space.address(), mask);
-}
-
-fn populate_at(mover: &Mover, base: usize, mask: u16) {
+/// Makes the pages of `mask` resident in the folio at `base`; page `p` begins with `p + 1`.
+fn populate(mover: &Mover, base: usize, mask: u16) {
     for page in (0..16_usize).filter(|page| mask >> page & 1 == 1) {
         let contents = vec![u8::try_from(page).unwrap() + 1; PAGE_BYTES];
         mover.copy_in(contents.as_ptr() as usize, base + page * PAGE_BYTES, PAGE_BYTES);
@@ -50,7 +46,7 @@ fn first_byte(mover: &Mover, slot: &Full, geometry: Geometry, page: usize) -> u8
 fn a_folio_with_holes_goes_out_and_comes_back() {
     for mask in [1_u16, 0x8000, 0xFFFF, 0x00FF, 0xFF00, 0x5555, 0xAAAA, 0x8001, 0x7FFE, 0x0180] {
         let (mover, space, geometry) = world(FOLIO_BYTES);
-        populate(&mover, &space, mask);
+        populate(&mover, space.address(), mask);
         for round in 0..3 {
             let slot = mover.take_hollow().unwrap();
             let answer = mover.capture(space.address(), geometry.all(), slot);
@@ -77,8 +73,8 @@ fn a_folio_with_holes_goes_out_and_comes_back() {
 fn adjacent_folios_go_out_up_to_a_hole() {
     let (mover, space, geometry) = world(PAGE_BYTES);
     let bases = [space.address(), space.address() + FOLIO_BYTES];
-    populate_at(&mover, bases[0], 0xFFFF);
-    populate_at(&mover, bases[1], !(1 << 7));
+    populate(&mover, bases[0], 0xFFFF);
+    populate(&mover, bases[1], !(1 << 7));
     let first = mover.take_hollow().unwrap();
     let second = mover.take_hollow_above(&first).unwrap();
     assert_eq!(mover.capture_many(bases[0], 2, &first), 1);
@@ -100,7 +96,7 @@ fn adjacent_folios_go_out_up_to_a_hole() {
 fn some_units_go_out_and_the_others_stay() {
     for units in [0x1_usize, 0x8000, 0x00F0, 0x5A5A, 0xFFFE] {
         let (mover, space, geometry) = world(PAGE_BYTES);
-        populate(&mover, &space, 0xFFFF);
+        populate(&mover, space.address(), 0xFFFF);
         let mask = u16::try_from(units).unwrap();
         let wanted = (0..16).filter(|unit| units >> unit & 1 == 1);
         let wanted = wanted.fold(Units::NONE, |all, unit| all | Units::one(unit));
@@ -124,7 +120,7 @@ fn some_units_go_out_and_the_others_stay() {
 #[test]
 fn a_copy_does_not_touch_what_is_there() {
     let (mover, space, geometry) = world(PAGE_BYTES);
-    populate(&mover, &space, 0x0006);
+    populate(&mover, space.address(), 0x0006);
     let slot = mover.take_hollow().unwrap();
     let mut full = mover.fill(slot).unwrap();
     mover.units_mut(&mut full, geometry.all()).for_each(|(_, unit)| unit.fill(0x77));
@@ -157,7 +153,7 @@ fn a_copy_crosses_mappings() {
 fn a_capture_crosses_mappings() {
     for mapped_apart in [0, 7, 15] {
         let (mover, space, geometry) = world(16 << 10);
-        populate(&mover, &space, 0xFFFF);
+        populate(&mover, space.address(), 0xFFFF);
         let apart = space.address() + mapped_apart * PAGE_BYTES;
         map::keep_from_children(apart, PAGE_BYTES).unwrap();
         let slot = mover.take_hollow().unwrap();
@@ -174,7 +170,7 @@ fn a_capture_crosses_mappings() {
 fn what_cannot_be_moved_stays_and_the_rest_goes() {
     for fixed in [0, 5, 15] {
         let (mover, space, geometry) = world(16 << 10);
-        populate(&mover, &space, 0xFFFF);
+        populate(&mover, space.address(), 0xFFFF);
         let at = space.base().as_ptr().wrapping_add(fixed * PAGE_BYTES).cast();
         // SAFETY: a page of our own mapping.
         #[allow(unsafe_code, reason = "what a program may do")]
@@ -199,7 +195,7 @@ fn what_cannot_be_moved_stays_and_the_rest_goes() {
 fn a_slot_that_a_stranger_touched_loses_nothing() {
     for unit_bytes in [PAGE_BYTES, FOLIO_BYTES] {
         let (mover, space, geometry) = world(unit_bytes);
-        populate(&mover, &space, 0xFFFF);
+        populate(&mover, space.address(), 0xFFFF);
         let slot = mover.take_hollow().unwrap();
         let touched = mover.staging.hollow_address(&slot);
         mover.answer_stranger(touched + 5 * PAGE_BYTES + 9);

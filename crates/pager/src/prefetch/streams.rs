@@ -56,7 +56,7 @@ struct Stream {
     rises: bool,
     /// The unit of the last fault.
     last: usize,
-    /// How many units the walk has passed.
+    /// How many units of its windows the walk has used.
     passed: usize,
     /// 1 while a fault follows one on a unit that was gone again ([`Streams::was_gone`]).
     gone: u8,
@@ -197,7 +197,7 @@ impl Streams {
         let rises = unit > stream.last;
         let has_turned = stream.window > 0 && rises != stream.rises;
         let goes_on = stream.window > 0 && !has_turned;
-        // Only a fault right at the end of the extent proves that the window was used.
+        // Only a fault in the extent, or right at its end, proves that the window was used.
         let is_next = stream.distance(unit) <= 1;
         let passed = if is_next { unit.abs_diff(stream.last).min(stream.window) } else { 0 };
         let (used, vain) = if has_turned { (0, stream.window) } else { (passed, 0) };

@@ -2,7 +2,7 @@
 //! no byte is lost.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 use zfolio_core::page::PAGE_BYTES;
 
@@ -215,12 +215,14 @@ impl World {
         assert_eq!(figures.resident_bytes.load(Relaxed), 0, "something is resident for nobody");
         assert_eq!(engine.store.pool_stats().objects, 0, "the pool has objects of nobody");
         assert!(!engine.is_managing(), "something is managed for nobody");
-        let part = |figure: &AtomicU64| figure.load(Relaxed);
-        let parts = part(&figures.stall_queue_ns)
-            + part(&figures.stall_lock_ns)
-            + part(&figures.stall_reclaim_ns)
-            + part(&figures.stall_decompress_ns);
-        assert!(parts <= part(&figures.stall_ns), "more waits by reason than in all");
+        let reasons = [
+            &figures.stall_queue_ns,
+            &figures.stall_lock_ns,
+            &figures.stall_reclaim_ns,
+            &figures.stall_decompress_ns,
+        ];
+        let parts: u64 = reasons.iter().map(|figure| figure.load(Relaxed)).sum();
+        assert!(parts <= figures.stall_ns.load(Relaxed), "more waits by reason than in all");
         let [hollow, free, scratch, leaving] = engine.mover.census();
         let slots = engine.mover.slots();
         assert_eq!(hollow + free + scratch + leaving, slots, "STAGE-2: a slot is lost");

@@ -76,9 +76,11 @@ impl Stage {
         (self.world.space.address(pages.start), self.world.space.address(pages.end))
     }
 
-    /// Writes to pages, which must be mapped.
-    fn write(&self, pages: &Range<usize>) {
-        for page in pages.clone() {
+    /// Maps a range, and writes to the pages `written` of it.
+    fn map(&self, mapped: &Range<usize>, written: &Range<usize>) {
+        let (start, end) = self.addresses(mapped);
+        self.world.space.map(start, end);
+        for page in written.clone() {
             let done = self.world.touch(page, true, |bytes, model| {
                 bytes[..8].copy_from_slice(&(page as u64 + 1).to_le_bytes());
                 model.copy_from_slice(bytes);
@@ -87,18 +89,10 @@ impl Stage {
         }
     }
 
-    fn map_and_write(&self, pages: &Range<usize>) {
-        let (start, end) = self.addresses(pages);
-        self.world.space.map(start, end);
-        self.write(pages);
-    }
-
-    /// Maps a range, writes to the pages `written` of it, has the engine adopt it, and has everything
-    /// stored that can be.
+    /// Maps a range and writes to it, has the engine adopt it, and has everything stored that can be.
     fn map_and_store(&self, mapped: &Range<usize>, written: &Range<usize>) {
         let (start, end) = self.addresses(mapped);
-        self.world.space.map(start, end);
-        self.write(written);
+        self.map(mapped, written);
         let engine = &self.world.engine;
         engine.adopt(start, end).expect("the kernel refuses nothing");
         let table = engine.table.read();
@@ -261,13 +255,13 @@ fn an_outdated_fault_gets_what_lies_there_now() {
 }
 
 /// Goal: what a program maps once a raw `munmap` has returned is not captured in the place of what was
-/// there before (`EVT-3`), not even after the process's first raw call. It is not managed, so it
-/// could not be put back.
+/// there before (`EVT-3`), not even after the process's first raw call. The new memory is not managed, so
+/// a page of it could not be put back.
 #[test]
 fn a_capture_does_not_take_what_was_mapped_after_a_raw_unmap() {
     let first = |stage: &Stage| {
         let (start, end) = stage.addresses(&OLD);
-        stage.map_and_write(&OLD);
+        stage.map(&OLD, &OLD);
         stage.world.engine.adopt(start, end).expect("the kernel refuses nothing");
         stage.world.space.halt(Halt::Capture);
         let table = stage.world.engine.table.read();
@@ -279,7 +273,7 @@ fn a_capture_does_not_take_what_was_mapped_after_a_raw_unmap() {
     let changer = |stage: &Stage| {
         stage.until(|| stage.world.space.has_stopped());
         stage.unmap_raw(&OLD);
-        stage.map_and_write(&OLD);
+        stage.map(&OLD, &OLD);
     };
     play(first, changer);
 }

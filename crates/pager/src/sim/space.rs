@@ -56,18 +56,18 @@ pub(super) struct Refusals {
     pub(super) slow: usize,
 }
 
-/// For how long a capture stops in a directed test. It cannot stop until all other threads wait, since
-/// one may wait for a lock that this thread holds.
+/// For how many points of the schedule a capture stops in a directed test. It does not stop until all
+/// other threads wait, because one may be trying to take a lock that the capturing thread holds.
 const CAPTURE_POINTS: usize = 20_000;
 
-/// Where calls of the engine stop in a directed test, until all other threads wait.
+/// Where the engine's calls to the kernel stop in a directed test, so that other threads run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Halt {
-    /// What puts pages into the program, before the kernel looks at the mappings.
+    /// A call that puts pages into the program: before the kernel looks at the mappings.
     Before,
     /// The same, between the two looks that the kernel takes at the mappings.
     Between,
-    /// What takes pages out of the program, before it begins.
+    /// A call that takes pages out of the program: before it begins.
     Capture,
 }
 
@@ -249,7 +249,7 @@ impl Space {
         });
     }
 
-    /// From now on each call stops at this place until all other threads wait.
+    /// From now on calls stop at this place.
     pub(super) fn halt(&self, at: Halt) {
         self.lock().halt = Some(at);
     }
