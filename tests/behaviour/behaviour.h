@@ -86,6 +86,17 @@ static inline size_t limit_bytes(void) {
     return text ? strtoull(text, NULL, 10) : 32 * MIB;
 }
 
+/* The anonymous memory that is resident. */
+__attribute__((unused)) static size_t resident_mib(void) {
+    char text[4096] = "";
+    int file = open("/proc/self/status", O_RDONLY | O_CLOEXEC);
+    CHECK(file >= 0 && read(file, text, sizeof text - 1) > 0);
+    close(file);
+    const char *line = strstr(text, "RssAnon:");
+    CHECK(line != NULL);
+    return strtoul(line + strlen("RssAnon:"), NULL, 10) >> 10;
+}
+
 /* Fills a page with a pattern that depends on the seed in every word, and compresses. */
 static inline void fill_page(void *page, uint64_t seed) {
     uint64_t *word = page, base = mix(seed) | 1;

@@ -1,7 +1,7 @@
 """The programs of tests/behaviour, and the cases that each of them has."""
 
 PROGRAMS = ["allocator", "mappings", "forks", "threads", "signals", "transfer", "descriptors", "ends", "resident",
-            "own_malloc", "modules", "sandbox", "trees"]
+            "own_malloc", "modules", "sandbox", "trees", "idle"]
 # Libraries that the programs load, and their options for the linker.
 LIBRARIES = [("module", "module.so", []), ("outer", "outer.so", ["-Wl,-rpath,$ORIGIN/by_runpath"]),
              ("module", "by_runpath/only_by_runpath.so", []), ("module", "by_runpath/only_by_runpath_too.so", [])]
@@ -180,6 +180,17 @@ TREES = [
     ("trees forked", 128, "lz4", "16K"),
     ("trees full", 768, "lz4", "16K"),
 ]
+# MiB of a program that uses a tenth of them; options of `zfolio run`; what `zfolio set` asks of it, or of its run; how
+# many MiB it is to have left.
+IDLE = [
+    ("idle stall", 160, ["--limit", "1G", "--stall", "20%"], [], 60),
+    ("idle stall in a tree", 160, ["--limit", "1G", "--tree", "--stall", "20%"], [], 60),
+    ("idle stall below a small limit", 80, ["--limit", "40M", "--stall", "0.01%"], [], 42),
+    ("idle set stall", 160, ["--limit", "256M"], ["stall=20%"], 60),
+    ("idle set limit", 160, ["--limit", "256M"], ["limit=64M"], 64),
+    ("idle set limit of a run", 160, ["--limit", "256M"], ["run", "limit=64M", "stall=1%"], 64),
+    ("idle set limit of a tree", 160, ["--limit", "256M", "--tree"], ["run", "limit=64M"], 64),
+]
 # Arguments, and the words that the one line on standard error must contain.
 REFUSED = [
     (["--algorithm", "lz5"], "lz5"),
@@ -192,6 +203,8 @@ REFUSED = [
     (["--limit", "lots"], "limit"),
     (["--limit", ""], "limit"),
     (["--limit=-5M"], "limit"),
+    (["--stall", "1"], "stall"),
+    (["--stall", "90%"], "stall"),
     (["--stats", "/nowhere/at/all"], "stats"),
     (["--nonsense"], "nonsense"),
 ]

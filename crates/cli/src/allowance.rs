@@ -13,6 +13,9 @@ use std::sync::OnceLock;
 /// The file with the machine's memory.
 const MEMINFO: &str = "/proc/meminfo";
 
+/// The file with the machine's pressure.
+const PRESSURE: &str = "/proc/pressure/memory";
+
 /// A limit, and where it comes from.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Allowance {
@@ -68,6 +71,47 @@ impl Allowance {
     }
 }
 
+/// What is left of the memory of the machine and of the cgroups, and how hard the kernel works for
+/// it.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Left {
+    /// Bytes that can be had without taking them from a program: the least of all limits on the way
+    /// up.
+    pub(crate) bytes: u64,
+    /// The share of the last 10 seconds in which some task waited for memory (PSI), the highest of
+    /// machine and cgroup; 0 where the kernel does not tell.
+    pub(crate) pressure_percent: f64,
+}
+
+/// What is left here.
+pub(crate) fn left() -> Option<Left> {
+    left_below(Path::new("/"), here())
+}
+
+fn left_below(root: &Path, cgroups: &[Cgroup]) -> Option<Left> {
+    let text = fs::read_to_string(below(root, Path::new(MEMINFO))).ok()?;
+    let kib = number_after(&text, "MemAvailable:")?;
+    let inside = cgroups.iter().flat_map(|cgroup| cgroup.left(root));
+    let bytes = inside.chain([kib.saturating_mul(1024)]).min()?;
+    let pressures = cgroups.iter().filter_map(|cgroup| cgroup.pressure_file());
+    let pressures = pressures.chain([PathBuf::from(PRESSURE)]);
+    let pressures = pressures.filter_map(|file| pressure_percent(&below(root, &file)));
+    Some(Left { bytes, pressure_percent: pressures.fold(0.0, f64::max) })
+}
+
+/// The number after a name, as in `MemAvailable:   1024 kB` or `inactive_file 4096`.
+fn number_after(text: &str, name: &str) -> Option<u64> {
+    let value = text.lines().find_map(|line| line.strip_prefix(name))?;
+    value.split_ascii_whitespace().next()?.parse().ok()
+}
+
+/// `some avg10=12.34 avg60=...`
+fn pressure_percent(file: &Path) -> Option<f64> {
+    let text = fs::read_to_string(file).ok()?;
+    let some = text.lines().find_map(|line| line.strip_prefix("some avg10="))?;
+    some.split_ascii_whitespace().next()?.parse().ok()
+}
+
 /// The memory of the machine.
 fn machine(root: &Path) -> Option<Allowance> {
     let source = PathBuf::from(MEMINFO);
@@ -88,6 +132,12 @@ struct Hierarchy {
     files: &'static [&'static str],
     /// The file that counts kills.
     kills: &'static str,
+    /// The file with what is used, and the name in `memory.stat` of the part that the kernel gives
+    /// up first.
+    used: &'static str,
+    inactive: &'static str,
+    /// The file with the pressure, which only version 2 has.
+    pressure: Option<&'static str>,
 }
 
 /// A memory cgroup of this process: the hierarchy, and the path from its mounted directory.
@@ -110,6 +160,26 @@ impl Cgroup {
             }
         }
         limits
+    }
+
+    /// What is left of each limit of this cgroup and of those above it.
+    fn left(&self, root: &Path) -> Vec<u64> {
+        let hierarchy = &self.hierarchy;
+        let left = |limit: Allowance| {
+            let directory = limit.source.parent()?;
+            let read = |file| fs::read_to_string(below(root, &directory.join(file))).ok();
+            let used: u64 = read(hierarchy.used)?.trim().parse().ok()?;
+            let inactive =
+                read("memory.stat").and_then(|text| number_after(&text, hierarchy.inactive));
+            let needed = used.saturating_sub(inactive.unwrap_or(0));
+            Some(limit.bytes.saturating_sub(needed))
+        };
+        self.limits(root).into_iter().filter_map(left).collect()
+    }
+
+    /// The file with this cgroup's pressure.
+    fn pressure_file(&self) -> Option<PathBuf> {
+        Some(self.hierarchy.mounted.join(&self.inside).join(self.hierarchy.pressure?))
     }
 
     /// How often the kernel has killed a process of this cgroup because memory ran out.
@@ -164,19 +234,34 @@ fn hierarchy(line: &str, version_2: bool) -> Option<Hierarchy> {
     let (shown, mounted) = (PathBuf::from(mount.next()?), PathBuf::from(mount.next()?));
     let mut kind = kind.split(' ');
     let (kind, options) = (kind.next()?, kind.nth(1)?);
-    let (files, kills): (&[&str], _) = match kind {
-        "cgroup2" if version_2 => (&["memory.max", "memory.high"], "memory.events"),
+    match kind {
+        "cgroup2" if version_2 => Some(Hierarchy {
+            shown,
+            mounted,
+            files: &["memory.max", "memory.high"],
+            kills: "memory.events",
+            used: "memory.current",
+            inactive: "inactive_file ",
+            pressure: Some("memory.pressure"),
+        }),
         "cgroup" if !version_2 && options.split(',').any(|option| option == "memory") => {
-            (&["memory.limit_in_bytes"], "memory.oom_control")
+            Some(Hierarchy {
+                shown,
+                mounted,
+                files: &["memory.limit_in_bytes"],
+                kills: "memory.oom_control",
+                used: "memory.usage_in_bytes",
+                inactive: "total_inactive_file ",
+                pressure: None,
+            })
         }
-        _ => return None,
-    };
-    Some(Hierarchy { shown, mounted, files, kills })
+        _ => None,
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Allowance, own_cgroups};
+    use super::{Allowance, Left, left_below, own_cgroups};
     use std::fs;
     use std::path::{Path, PathBuf};
 
@@ -277,6 +362,29 @@ mod tests {
         );
         assert_eq!(version_1.oom_kills(), Some(5));
         assert_eq!(Tree::new("kills-no", &[MACHINE]).oom_kills(), None);
+    }
+
+    #[test]
+    fn the_least_that_is_left_on_the_way_up_counts() {
+        let machine = "MemTotal: 1048576 kB\nMemFree: 1 kB\nMemAvailable:  524288 kB\n";
+        let files = [
+            ("proc/meminfo", machine),
+            ("proc/pressure/memory", "some avg10=1.50 avg60=0.00 total=9\nfull avg10=9.00\n"),
+            ("proc/self/mountinfo", V2),
+            ("proc/self/cgroup", "0::/up/app\n"),
+            ("sys/fs/cgroup/up/app/memory.max", "268435456\n"),
+            ("sys/fs/cgroup/up/app/memory.high", "max\n"),
+            ("sys/fs/cgroup/up/app/memory.current", "200000000\n"),
+            ("sys/fs/cgroup/up/app/memory.stat", "anon 1\ninactive_file 100000000\n"),
+            ("sys/fs/cgroup/up/app/memory.pressure", "some avg10=12.25 avg60=0.00 total=9\n"),
+            ("sys/fs/cgroup/up/memory.high", "300000000\n"),
+            ("sys/fs/cgroup/up/memory.current", "250000000\n"),
+        ];
+        let of = |tree: &Tree| left_below(&tree.0, &own_cgroups(&tree.0)).unwrap();
+        let inside = of(&Tree::new("left", &files));
+        assert_eq!(inside, Left { bytes: 50_000_000, pressure_percent: 12.25 });
+        let outside = of(&Tree::new("left-machine", &files[..2]));
+        assert_eq!(outside, Left { bytes: 512 << 20, pressure_percent: 1.5 });
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueHint};
 use zfolio_core::page::UnitOrder;
+pub(crate) use zfolio_core::size::parse_stall;
 use zfolio_core::zcomp::Choice;
 
 use crate::completion;
@@ -15,8 +16,8 @@ use crate::dictionary;
 use crate::manual;
 
 pub(crate) use line::{command_path, help, parse};
-pub(crate) use values::{parse_algorithm, parse_limit, parse_unit};
-use values::{parse_pid, parse_seconds};
+pub(crate) use values::{parse_algorithm, parse_limit_or_auto, parse_unit};
+use values::{parse_pid, parse_seconds, parse_setting};
 
 pub(crate) use zfolio_core::zcomp::ALGORITHM_DEFAULT;
 
@@ -49,6 +50,8 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Show the figures of managed processes, live
     Stat(StatArgs),
+    /// Change the limit of what runs already
+    Set(SetArgs),
     /// Run a program once, and recommend a limit for it
     Suggest(SuggestArgs),
     /// Check what this machine offers, and say what to do where something is missing
@@ -99,16 +102,23 @@ signals on, and ends as the program ended: with its exit status, or by the same 
 127 PROGRAM was not found; 126 it cannot be executed or managed (static, setuid, 32-bit, musl); 125
 this machine can't ('zfolio doctor' says why); 122 --strict ended the program; 2 a wrong argument.
 
-Defaults may stand in the environment: ZFOLIO_LIMIT, ZFOLIO_ALGORITHM, ZFOLIO_UNIT, and
+Defaults may stand in the environment: ZFOLIO_LIMIT, ZFOLIO_STALL, ZFOLIO_ALGORITHM, ZFOLIO_UNIT, and
 ZFOLIO_TREE=1, ZFOLIO_STRICT=1, ZFOLIO_QUIET=1. An option given overrides them."
 )]
 pub(crate) struct RunArgs {
     /// The memory that a process may use [default: half of what the machine or cgroup allows]
     ///
     /// Everything counts: resident, staged and compressed memory, and zfolio's own. At least 32M; with %, of
-    /// what the machine or cgroup allows.
-    #[arg(long, short, value_name = "SIZE|N%", value_parser = parse_limit)]
-    pub(crate) limit: Option<u64>,
+    /// what the machine or cgroup allows; with auto, what is left there, once a second.
+    #[arg(long, short, value_name = "SIZE|N%|auto", value_parser = parse_limit_or_auto)]
+    pub(crate) limit: Option<Limit>,
+
+    /// Compress also below the limit, as long as the program waits for less than N% of its time
+    ///
+    /// For a program whose need is not known: memory that it does not use is compressed. Without --limit, it may
+    /// use all that the machine or cgroup allows. 0.01% to 50%.
+    #[arg(long, value_name = "N%", value_parser = parse_stall)]
+    pub(crate) stall: Option<u32>,
 
     /// Let all processes of the run share one limit
     #[arg(long)]
@@ -200,6 +210,47 @@ pub(crate) struct StatArgs {
     /// No headings
     #[arg(long, short)]
     pub(crate) noheadings: bool,
+}
+
+/// Arguments of `zfolio set`.
+#[derive(Args, Debug)]
+#[command(after_help = "Settings:
+  limit=SIZE|N%   as --limit of 'zfolio run', 32M or more
+  stall=N%        as --stall of 'zfolio run'; 0: only the limit counts
+
+For the PID of a 'zfolio run' the setting is that of all processes that it has now; with --tree, the limit is
+the one that they share. A program that is executed later begins with the settings of its run.
+
+Examples:
+  zfolio set 4711 limit=1G
+  zfolio set 4711 limit=75% stall=1%
+  zfolio set 4711 stall=0")]
+pub(crate) struct SetArgs {
+    /// A managed process, or a 'zfolio run'
+    #[arg(value_name = "PID", value_parser = parse_pid)]
+    pub(crate) pid: u32,
+
+    /// The settings
+    #[arg(value_name = "NAME=VALUE", required = true, value_parser = parse_setting)]
+    pub(crate) settings: Vec<Setting>,
+}
+
+/// A limit, as `zfolio run` takes it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Limit {
+    /// So many bytes.
+    Bytes(u64),
+    /// What machine and cgroup have left.
+    Auto,
+}
+
+/// A setting that can be changed while a program runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Setting {
+    /// The limit in bytes.
+    Limit(u64),
+    /// The share of its time that the program may wait, in millionths.
+    Stall(u32),
 }
 
 /// Arguments of `zfolio suggest`.

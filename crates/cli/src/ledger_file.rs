@@ -1,6 +1,8 @@
 //! The ledger of a run as a file: `/dev/shm/zfolio-UID/RUN.ledger`.
 
-use std::fs;
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use zfolio_core::ledger::{FILE_SUFFIX, Ledger};
@@ -31,6 +33,13 @@ pub(crate) fn read(directory: &Path, run: u32) -> Option<Box<Ledger>> {
     #[allow(unsafe_code, reason = "the bytes of a file become a structure")]
     let ledger: Box<Ledger> = unsafe { shared::read(&path) }.ok()?;
     ledger.is_whole().then_some(ledger)
+}
+
+/// Asks the `zfolio run` of that ledger for another limit.
+pub(crate) fn ask_limit(directory: &Path, run: u32, bytes: u64) -> io::Result<()> {
+    let file =
+        OpenOptions::new().write(true).open(directory.join(Ledger::file_name(run.into())))?;
+    file.write_all_at(&bytes.to_ne_bytes(), Ledger::LIMIT_ASKED_AT)
 }
 
 /// Removes the ledgers of runs that were killed, once none of their processes is left.

@@ -17,6 +17,7 @@ mod manual;
 mod output;
 mod requirements;
 mod run;
+mod set;
 mod spelling;
 mod stat;
 mod stats_file;
@@ -42,6 +43,7 @@ fn command() -> Result<ExitCode, Failure> {
     match arguments::parse(std::env::args_os())?.command {
         Command::Run(arguments) => run::run(&arguments),
         Command::Stat(arguments) => stat::stat(&arguments),
+        Command::Set(arguments) => set::set(&arguments),
         Command::Suggest(arguments) => suggest::suggest(&arguments),
         Command::Doctor(arguments) => doctor::doctor(&arguments),
         Command::Algorithms(_) => algorithms::algorithms(),

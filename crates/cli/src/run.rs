@@ -11,6 +11,7 @@
 //! - `RUN-1` Everything that can be refused is refused before the program starts.
 //! - `RUN-2` This process has one thread (`CHILD-1` of `zfolio_sys::probe::child`).
 
+mod auto;
 mod detail;
 mod elf;
 mod family;
@@ -38,6 +39,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use zfolio_core::size;
 use zfolio_sys::probe;
 use zfolio_sys::probe::child::{self, Change, Signal, Signals};
 
@@ -47,6 +49,7 @@ use crate::failure::Failure;
 use crate::ledger_file;
 use crate::requirements;
 use crate::stats_file;
+use auto::Auto;
 use keep::Keep;
 use program::Program;
 use settings::Settings;
@@ -100,7 +103,9 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
     let onlooker = Onlooker { library, directory: directory.clone() };
     let watch = Watch::new(!settings.quiet, arguments.progress);
     let kills = allowance::oom_kills();
-    let watchers = Watchers { keep: Keep::new(), supervisor, watch };
+    let auto = directory.clone().filter(|_| settings.auto);
+    let auto = auto.map(|directory| Auto::new(directory, settings.tree));
+    let watchers = Watchers { keep: Keep::new(), supervisor, auto, watch };
     let (pid, end, tree, watchers) = follow(&program, &environment, onlooker, watchers)?;
     let files = directory
         .map(|directory| stats_file::take_run(&directory, std::process::id(), since))
@@ -207,11 +212,13 @@ fn environment(settings: &Settings, preload: &Path) -> Result<Vec<CString>, Fail
         library.push(other);
     }
     let flag = |set: bool| set.then(|| OsString::from("1"));
-    let ours: [(&str, Option<OsString>); 8] = [
+    let ours: [(&str, Option<OsString>); 10] = [
         ("LD_PRELOAD", Some(library)),
         ("ZFOLIO_LIMIT", Some(settings.limit_bytes.to_string().into())),
         ("ZFOLIO_UNIT", Some(settings.unit.bytes().to_string().into())),
         ("ZFOLIO_ALGORITHM", Some(settings.algorithm.to_string().into())),
+        ("ZFOLIO_STALL", Some(size::display_stall(settings.stall_ppm).into())),
+        ("ZFOLIO_FALLS", flag(settings.auto)),
         ("ZFOLIO_TREE", flag(settings.tree)),
         ("ZFOLIO_STRICT", flag(settings.strict)),
         ("ZFOLIO_QUIET", flag(settings.quiet)),
@@ -285,6 +292,7 @@ fn follow(
 struct Watchers {
     keep: Keep,
     supervisor: Option<Supervisor>,
+    auto: Option<Auto>,
     watch: Watch,
 }
 
@@ -292,7 +300,8 @@ impl Watchers {
     /// The time until the next look.
     fn rest(&self, tree: &Tree) -> Duration {
         let supervisor = self.supervisor.as_ref().map_or(Duration::MAX, Supervisor::rest);
-        tree.rest().min(supervisor)
+        let auto = self.auto.as_ref().map_or(Duration::MAX, Auto::rest);
+        tree.rest().min(supervisor).min(auto)
     }
 
     /// Looks at the processes, and prints what is due.
@@ -302,6 +311,7 @@ impl Watchers {
         if let Some(supervisor) = &mut self.supervisor {
             supervisor.look_if_due(tree);
         }
+        self.auto.iter_mut().for_each(Auto::look_if_due);
         self.watch.look_if_due(tree);
     }
 }

@@ -164,7 +164,7 @@ fn watch(arguments: &StatArgs, seconds: f64) -> Result<ExitCode, Failure> {
 }
 
 /// The file of `pid`, or why there is none.
-fn find(pid: u32) -> Result<StatsFile, Failure> {
+pub(crate) fn find(pid: u32) -> Result<StatsFile, Failure> {
     const ACCEPTED: &str = "accepted: a process under 'zfolio run', or that uses the library \
                             ('zfolio stat' lists them)";
     let me = probe::effective_uid();

@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::time::Duration;
 
-use zfolio_core::stats::{STATS_MAGIC, Stats};
+use zfolio_core::stats::{STATS_MAGIC, Stats, asked_stall};
 use zfolio_sys::{clock, shared};
 
 /// The parent of the directories of all users.
@@ -103,11 +103,8 @@ impl StatsFile {
             return Ok(Vec::new());
         }
         let failed = |error: io::Error| format!("{}: {error}", self.path.display());
-        let mut file =
-            OpenOptions::new().read(true).write(true).open(&self.path).map_err(failed)?;
         let asked = self.stats.classes_asked.load(Relaxed).wrapping_add(1);
-        file.write_all_at(&asked.to_ne_bytes(), offset_of!(Stats, classes_asked) as u64)
-            .map_err(failed)?;
+        self.write(offset_of!(Stats, classes_asked), &asked.to_ne_bytes()).map_err(failed)?;
         let until = clock::monotonic_ns() + ANSWER_NS;
         while read_stats(&self.path).map_err(failed)?.classes_published.load(Acquire) != asked {
             if clock::monotonic_ns() > until {
@@ -116,10 +113,32 @@ impl StatsFile {
             std::thread::sleep(Duration::from_millis(5));
         }
         let mut text = String::new();
+        let mut file = File::open(&self.path).map_err(failed)?;
         file.seek(SeekFrom::Start(size_of::<Stats>() as u64)).map_err(failed)?;
         file.read_to_string(&mut text).map_err(failed)?;
         let fields = |line: &str| line.split_ascii_whitespace().map(str::to_owned).collect();
         Ok(text.lines().map(fields).collect())
+    }
+
+    /// Writes a word of the page of figures.
+    fn write(&self, offset: usize, bytes: &[u8]) -> io::Result<()> {
+        OpenOptions::new().write(true).open(&self.path)?.write_all_at(bytes, offset as u64)
+    }
+
+    /// Asks the process to hold another limit.
+    pub(crate) fn ask_limit(&self, bytes: u64) -> io::Result<()> {
+        self.write(offset_of!(Stats, limit_asked), &bytes.to_ne_bytes())
+    }
+
+    /// Asks the process to wait for another share of its time, in millionths.
+    pub(crate) fn ask_stall(&self, ppm: u32) -> io::Result<()> {
+        self.write(offset_of!(Stats, stall_asked), &asked_stall(ppm).to_ne_bytes())
+    }
+
+    /// The figures as they are now. `None`: the process has ended.
+    pub(crate) fn again(&self) -> Option<StatsFile> {
+        let directory = self.path.parent()?;
+        StatsFile::read(directory, self.pid, self.library).filter(|file| file.live)
     }
 
     /// The PID of its `zfolio run`; 0 if there is none.
@@ -258,6 +277,13 @@ pub(crate) fn of(directory: &Path, pid: u32) -> Option<StatsFile> {
 /// number in its own namespace.
 pub(crate) fn of_start(directory: &Path, pid: u32, start_ticks: u64) -> Option<StatsFile> {
     StatsFile::read(directory, pid, None).filter(|file| file.start_ticks() == start_ticks)
+}
+
+/// The files of the processes of the run `run` that are running.
+pub(crate) fn running(directory: &Path, run: u32) -> Vec<StatsFile> {
+    let mut files = list(directory);
+    files.retain(|file| file.live && file.run() == u64::from(run));
+    files
 }
 
 /// The files of the run `run` whose processes started at `since` clock ticks or later. Files of

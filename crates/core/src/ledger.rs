@@ -142,7 +142,10 @@ pub struct Ledger {
     sum_bytes_max: AtomicU64,
     /// Slots that were ever in use: the ones after them need not be looked at.
     used: AtomicU32,
-    _padding: [AtomicU32; 15],
+    _unused: AtomicU32,
+    /// The total that another process asks for; 0: nobody did.
+    limit_asked: AtomicU64,
+    _padding: [AtomicU32; 12],
     slots: [Slot; SLOTS],
 }
 
@@ -166,6 +169,8 @@ impl Default for Ledger {
             sum_bytes: AtomicU64::default(),
             sum_bytes_max: AtomicU64::default(),
             used: AtomicU32::default(),
+            _unused: AtomicU32::default(),
+            limit_asked: AtomicU64::default(),
             _padding: std::array::from_fn(|_| AtomicU32::default()),
             slots: std::array::from_fn(|_| Slot::default()),
         }
@@ -224,6 +229,40 @@ impl Ledger {
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         self.total_bytes.load(Relaxed)
+    }
+
+    /// Where in a ledger's file another process writes the total that it asks for.
+    #[cfg(not(all(test, feature = "loom")))]
+    pub const LIMIT_ASKED_AT: u64 = std::mem::offset_of!(Ledger, limit_asked) as u64;
+
+    /// The total that was asked for last; 0: none was.
+    #[must_use]
+    pub fn limit_asked(&self) -> u64 {
+        self.limit_asked.load(Relaxed)
+    }
+
+    /// Makes the total what another process asks for, if it does. The supervisor calls this.
+    pub fn follow_asked(&self) {
+        let asked = self.limit_asked();
+        if asked != 0 && asked != self.total_bytes() {
+            self.set_total(asked);
+        }
+    }
+
+    /// Changes the total: what is more is free, what is less may be missing, so that `free_bytes` is
+    /// below 0 until the processes have given way.
+    ///
+    /// In between more seems to be taken than there is, never less: if the supervisor is killed
+    /// there, nobody takes too much.
+    fn set_total(&self, total_bytes: u64) {
+        let before = self.total_bytes();
+        if total_bytes < before {
+            self.free_bytes.fetch_sub(signed(before - total_bytes), Relaxed);
+            self.total_bytes.store(total_bytes, Relaxed);
+        } else {
+            self.total_bytes.store(total_bytes, Relaxed);
+            self.free_bytes.fetch_add(signed(total_bytes - before), Relaxed);
+        }
     }
 
     /// What nobody has. Negative: shares were taken by force.

@@ -72,6 +72,39 @@ pub fn parse(given: &str) -> Result<u64, SizeError> {
     bytes.checked_add(fraction_bytes(fraction, scale)).ok_or_else(too_large)
 }
 
+/// Reads a share of a time, `1%` or `0.25%`, in millionths. `0` and `0%` are none.
+///
+/// # Errors
+///
+/// A message: the text is no percentage, or one above 50.
+pub fn parse_stall(given: &str) -> Result<u32, String> {
+    let refused =
+        || format!("'{given}' is not a share of the time; accepted: 0.01% to 50%, or 0 for none");
+    let text = given.trim();
+    let (number, is_share) = text.strip_suffix('%').map_or((text, false), |number| (number, true));
+    let number = number.trim_end();
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    if whole.is_empty() || !is_number(whole) || !is_number(fraction) || number.ends_with('.') {
+        return Err(refused());
+    }
+    let whole: u32 = whole.parse().ok().filter(|whole| *whole <= 50).ok_or_else(refused)?;
+    let fraction = u32::try_from(fraction_bytes(fraction, 10_000)).map_err(|_| refused())?;
+    let ppm = whole * 10_000 + fraction;
+    let accepted = if is_share { ppm == 0 || (100..=500_000).contains(&ppm) } else { ppm == 0 };
+    if accepted { Ok(ppm) } else { Err(refused()) }
+}
+
+/// A share as [`parse_stall`] reads it.
+#[must_use]
+pub fn display_stall(ppm: u32) -> String {
+    let (whole, fraction) = (ppm / 10_000, ppm % 10_000);
+    match fraction {
+        0 => format!("{whole}%"),
+        _ => format!("{whole}.{}%", format!("{fraction:04}").trim_end_matches('0')),
+    }
+}
+
 /// Bytes of `0.fraction` of `scale`. Digits after the eighteenth are ignored: they are less than a
 /// byte of any scale.
 fn fraction_bytes(fraction: &str, scale: u64) -> u64 {
@@ -209,6 +242,31 @@ mod tests {
             let back = parse(&text).expect("a size that display wrote");
             let near = bytes.abs_diff(back) <= bytes / 20;
             assert!(near, "seed {seed}: {bytes} -> {text} -> {back}");
+        }
+    }
+
+    #[test]
+    fn a_share_of_the_time_is_read_and_shown() {
+        use super::{display_stall, parse_stall};
+        for (given, ppm) in
+            [("1%", 10_000), ("0.25%", 2500), ("50 %", 500_000), ("0", 0), ("0.01%", 100)]
+        {
+            assert_eq!(parse_stall(given), Ok(ppm), "{given}");
+        }
+        for (ppm, shown) in
+            [(10_000, "1%"), (2500, "0.25%"), (100, "0.01%"), (0, "0%"), (12_340, "1.234%")]
+        {
+            assert_eq!(display_stall(ppm), shown);
+            assert_eq!(parse_stall(shown), Ok(ppm));
+        }
+        for given in
+            ["", "%", "1", "51%", "50.1%", "-1%", "0.001%", "1.%", "x%", "1%%", "1.2.3%", "+1%"]
+        {
+            let line = parse_stall(given).expect_err(given);
+            assert!(
+                line.starts_with(&format!("'{given}' is not a share of the time; accepted:")),
+                "{line}"
+            );
         }
     }
 }

@@ -57,6 +57,10 @@ pub struct Stats {
     pub classes_asked: AtomicU32,
     /// The value of `classes_asked` when the table was last written, as text after this page in the file.
     pub classes_published: AtomicU32,
+    /// Another process asks for this limit, in bytes; 0: nobody did.
+    pub limit_asked: AtomicU64,
+    /// Another process asks for this share of the time to be waited, in millionths, plus 1; 0: nobody did.
+    pub stall_asked: AtomicU64,
 }
 
 impl Default for Stats {
@@ -69,6 +73,8 @@ impl Default for Stats {
             run: AtomicU64::new(0),
             classes_asked: AtomicU32::new(0),
             classes_published: AtomicU32::new(0),
+            limit_asked: AtomicU64::new(0),
+            stall_asked: AtomicU64::new(0),
             algorithm: [const { AtomicU8::new(0) }; NAME_BYTES],
             command: [const { AtomicU8::new(0) }; NAME_BYTES],
             figures: Figures::default(),
@@ -134,6 +140,12 @@ impl Stats {
         self.refaults.add(distance_bytes, waited_ns);
     }
 
+    /// How long threads have waited for what was compressed or about to be: not for fresh memory.
+    #[must_use]
+    pub fn waited_ns(&self) -> u64 {
+        self.refaults.waited_ns() + self.fault_staged_ns.sum()
+    }
+
     /// What a forecast for another limit needs in addition to [`Refaults`].
     #[must_use]
     pub fn measured(&self) -> Measured {
@@ -171,6 +183,18 @@ impl Stats {
             ("stored", &self.fault_stored_ns),
         ]
     }
+}
+
+/// The word for [`Stats::stall_asked`] that asks for a share in millionths.
+#[must_use]
+pub fn asked_stall(ppm: u32) -> u64 {
+    u64::from(ppm) + 1
+}
+
+/// The share that a word of [`Stats::stall_asked`] asks for. `None`: nobody asked.
+#[must_use]
+pub fn stall_of_asked(word: u64) -> Option<u32> {
+    u32::try_from(word.checked_sub(1)?).ok()
 }
 
 fn write_name(to: &[AtomicU8; NAME_BYTES], name: &str) {

@@ -11,6 +11,7 @@
 //!
 //! - `CHG-1` `resident_bytes` is the unit size times the resident units.
 
+mod asked;
 mod file_pages;
 mod follow;
 mod over_limit;
@@ -27,6 +28,7 @@ use crate::config::Config;
 use crate::engine::{Engine, StatsHome};
 use crate::folio::{Geometry, Units};
 
+use asked::Asked;
 use file_pages::FilePages;
 use follow::Follow;
 pub use over_limit::OverLimit;
@@ -41,6 +43,11 @@ const LOW_SHARE: u64 = 64;
 const LOW_BYTES_MIN: u64 = 1 << 20;
 const LOW_BYTES_MAX: u64 = 16 << 20;
 
+/// What lies in the staging area before it is compressed, in proactive reclaim: a 16th of the limit,
+/// 256 MiB at most. It is address space only, with 100 KiB of lists.
+const SOAK_SHARE: u64 = 16;
+const SOAK_BYTES_MAX: u64 = 256 << 20;
+
 /// Probation holds a 32nd of the limit before it is reclaimed from first.
 const PROBATION_SHARE: u64 = 32;
 
@@ -49,8 +56,12 @@ pub(crate) struct Charge {
     pub(crate) config: Config,
     pub(crate) stats: Box<dyn StatsHome>,
     folio_bytes: u64,
-    /// The limit in force: that of the settings, unless it follows the need, or there is a share.
+    /// The limit in force: that of the settings, unless another one was asked for, it follows the need,
+    /// or there is a share.
     limit_bytes: AtomicU64,
+    /// The highest limit of the settings, and of those that were asked for.
+    highest_bytes: AtomicU64,
+    asked: Asked,
     follow: Follow,
     /// The process's share of a tree's limit, if it has one: the limit in force.
     share: OnceLock<&'static Member>,
@@ -65,6 +76,8 @@ pub(crate) struct Charge {
     is_over_limit: AtomicBool,
     /// The owner of the figures was notified at least once.
     was_over_limit: AtomicBool,
+    /// When the sums over time of the figures were last brought up to date.
+    summed_ns: AtomicU64,
 }
 
 impl Charge {
@@ -78,6 +91,8 @@ impl Charge {
             stats,
             folio_bytes: geometry.folio_bytes() as u64,
             limit_bytes: AtomicU64::new(limit),
+            highest_bytes: AtomicU64::new(limit),
+            asked: Asked::default(),
             follow: Follow::default(),
             file_pages: FilePages::default(),
             share: OnceLock::new(),
@@ -87,6 +102,7 @@ impl Charge {
             uncounted_bytes: AtomicI64::new(0),
             is_over_limit: AtomicBool::new(false),
             was_over_limit: AtomicBool::new(false),
+            summed_ns: AtomicU64::new(0),
         }
     }
 
@@ -120,6 +136,15 @@ impl Charge {
         usize::try_from(self.low_bytes() / self.folio_bytes).unwrap_or(usize::MAX).max(2)
     }
 
+    /// Bytes that may lie in the staging area, in proactive reclaim; 0 if the settings do not ask for
+    /// that.
+    pub(crate) fn soak_bytes_max(&self) -> u64 {
+        match self.config.stall_ppm {
+            0 => 0,
+            _ => (self.scale_bytes() / SOAK_SHARE).min(SOAK_BYTES_MAX),
+        }
+    }
+
     /// Folios that probation may hold before it is reclaimed from first.
     pub(crate) fn probation_folios(&self) -> usize {
         let share = self.scale_bytes() / PROBATION_SHARE / self.folio_bytes;
@@ -137,8 +162,8 @@ impl Charge {
         match self.share.get() {
             _ if self.follow.is_on() => u64::MAX,
             // A child of `fork` may have as much again that its parent pays for.
-            Some(_) => 2 * self.config.limit_bytes,
-            None => self.config.limit_bytes,
+            Some(_) => 2 * self.highest_bytes.load(Relaxed),
+            None => self.highest_bytes.load(Relaxed),
         }
     }
 
@@ -220,6 +245,16 @@ impl Engine {
         self.charge.limit_bytes()
     }
 
+    /// Whether the limit has fallen below the charge.
+    pub(crate) fn must_come_down(&self) -> bool {
+        self.limit_may_fall() && self.charge_bytes() > self.limit_bytes()
+    }
+
+    /// Whether the limit is a share, which may fall, or was asked for.
+    pub(crate) fn limit_may_fall(&self) -> bool {
+        self.charge.seat().is_some() || self.charge.asked.has_limit()
+    }
+
     /// Bytes until the limit; 0 at it and above.
     pub(crate) fn room_bytes(&self) -> u64 {
         self.limit_bytes().saturating_sub(self.charge_bytes())
@@ -245,6 +280,7 @@ impl Engine {
     /// the need. Also answers a request for the pool's size classes.
     pub fn sample(&self) {
         self.answer_classes();
+        self.follow_asked();
         let resident = self.mover.system.resident().unwrap_or_default();
         self.set_file_bytes(resident.file_bytes);
         let process = resident.memory_bytes;
@@ -289,12 +325,13 @@ impl Engine {
         let stored = figures.demand_stored_bytes.load(Relaxed);
         let demand = resident + stored + self.charge.unmanaged_bytes();
         set(&figures.demand_bytes, &figures.demand_bytes_max, demand);
+        figures.sum_over_time(&self.charge.summed_ns, self.now_ns(), demand, process);
         demand
     }
 
     /// Raises the limit that follows the need.
     fn step_limit(&self, demand: u64) {
-        let (now, waited) = (self.now_ns(), self.waited_ns());
+        let (now, waited) = (self.now_ns(), self.stats().waited_ns());
         let limit = self.charge.follow.step(now, waited, demand, self.limit_bytes());
         self.charge.limit_bytes.store(limit, Relaxed);
     }

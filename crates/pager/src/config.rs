@@ -42,6 +42,9 @@ pub struct Config {
     pub whole_process: bool,
     /// Stop the process rather than go over the limit.
     pub strict: bool,
+    /// Memory goes out also below the limit, as long as the program waits for less than so many
+    /// millionths of its time. 0: only the limit counts.
+    pub stall_ppm: u32,
 }
 
 /// Reads the dictionary that `params` name into them; without one they stay as they are.

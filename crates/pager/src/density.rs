@@ -22,6 +22,9 @@
 //! clean units that go out (their copy is replaced), and, if it is the dense one, step by step for
 //! everything stored ([`Engine::densify`]).
 //!
+//! While memory goes out that the program does not use (`--stall`), the dense codec stays in use: few
+//! units come back, and how small they are is what counts.
+//!
 //! # Invariants
 //!
 //! - `DENS-1` A unit is repacked under its folio's lock, and its old copy is dropped only after the
@@ -216,6 +219,8 @@ pub(crate) struct Density {
     /// With one codec there is nothing to choose.
     samples: Option<Mutex<{ rank::DENSITY }, Samples>>,
     is_dense: AtomicBool,
+    /// The dense codec stays in use: memory goes out that is not used, and its size is what counts.
+    stays_dense: AtomicBool,
     /// Reviews in a row that found that the other codec pays.
     votes: AtomicU32,
     /// So many reviews in a row are needed before the fast codec is tried again.
@@ -239,6 +244,7 @@ impl Density {
         Density {
             samples: (codecs > 1).then(|| Mutex::new(samples())),
             is_dense: AtomicBool::new(false),
+            stays_dense: AtomicBool::new(false),
             votes: AtomicU32::new(0),
             patience: AtomicU32::new(REVIEWS),
             compressed: AtomicU64::new(0),
@@ -296,6 +302,14 @@ impl Density {
         self.samples.as_ref()?.try_lock()
     }
 
+    /// From now on the dense codec stays in use, or no longer.
+    pub(crate) fn keep_dense(&self, stays: bool) {
+        self.stays_dense.store(stays, Relaxed);
+        if stays && self.has_choice() && !self.is_dense.load(Relaxed) {
+            self.use_dense(true);
+        }
+    }
+
     /// Changes over to a codec.
     pub(crate) fn use_dense(&self, dense: bool) {
         self.votes.store(0, Relaxed);
@@ -309,6 +323,7 @@ impl Density {
 
     /// Notes what a review found: whether the dense codec pays.
     fn vote(&self, pays: bool) {
+        let pays = pays || self.stays_dense.load(Relaxed);
         if pays == self.is_dense.load(Relaxed) {
             self.votes.store(0, Relaxed);
             return;

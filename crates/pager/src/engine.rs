@@ -142,7 +142,8 @@ impl Engine {
         let folios = |bytes: u64| {
             usize::try_from(bytes / geometry.folio_bytes() as u64).unwrap_or(usize::MAX)
         };
-        let slots = charge.staged_target() + folios(charge.high_bytes()) + 64;
+        let soaking = folios(charge.soak_bytes_max());
+        let slots = charge.staged_target() + folios(charge.high_bytes()) + soaking + 64;
         // A scratch slot for each CPU, the handler and the prefetch. With one unit a folio one slot
         // is enough: whole folios need it only while no slot is free.
         let scratch = if geometry.units() > 1 { parts.cpus + 2 } else { 1 };
@@ -151,7 +152,8 @@ impl Engine {
         let replacement = Replacement::new();
         // Twice as many as slots, for stale entries.
         replacement.reserve_staged(2 * slots);
-        Ok(Engine {
+        let stall_ppm = charge.config.stall_ppm;
+        let engine = Engine {
             table: RwLock::new(Table::new(geometry)),
             replacement,
             copies: Copies::new(),
@@ -166,7 +168,9 @@ impl Engine {
                 stopping: AtomicBool::new(false),
                 settling: AtomicBool::new(false),
             },
-        })
+        };
+        engine.set_stall(stall_ppm);
+        Ok(engine)
     }
 
     /// Notes in the figures that the engine manages memory from now on.
@@ -220,6 +224,7 @@ impl Engine {
             mode: Mode::Inline,
             whole_process: false,
             strict: false,
+            stall_ppm: 0,
         };
         Engine::new(config, Box::new(Box::<Stats>::default())).expect("Mode::check has passed")
     }

@@ -405,8 +405,8 @@ impl Engine {
         if is_ahead {
             return None;
         }
-        // A share may fall by more than one fault can reclaim. While the charge follows, there is nothing to report.
-        if !(self.has_share() && self.charge_bytes() + bytes < charge_before) {
+        // A limit may fall by more than one fault can reclaim. While the charge follows, there is nothing to report.
+        if !(self.limit_may_fall() && self.charge_bytes() + bytes < charge_before) {
             self.note_over_limit();
         }
         Some(Spare::Room)

@@ -39,7 +39,7 @@ use crate::folio::{Geometry, Units};
 use crate::mappings::event::{Announced, Inbox};
 use crate::system::{Side, System};
 
-pub(crate) use capture::Refusal;
+pub(crate) use capture::{Refusal, Shared};
 pub(crate) use staging::{Full, Hollow};
 
 use staging::Staging;

@@ -184,6 +184,7 @@ impl Builder {
             whole_process: false,
             // A library does not end its program; `Core::strict` returns errors instead.
             strict: false,
+            stall_ppm: 0,
         };
         let algorithm = config.algorithm.to_string();
         let notice = self.callback.is_some().then(|| Arc::new(Notice::new(self.limit_bytes)));
@@ -333,7 +334,7 @@ impl Core {
         let mut native = self.native.lock();
         native.bytes += (end - start) as u64;
         native.regions.push((start, end));
-        if native.engaged || native.bytes > self.engine.config().limit_bytes {
+        if native.engaged || native.bytes > self.engine.limit_bytes() {
             if let Err(error) = self.engage(&mut native) {
                 // The new region is removed again. Others that could not be registered are tried
                 // again when the next region is added.

@@ -16,6 +16,8 @@ pub(crate) const COPIES: u8 = 32;
 pub(crate) const DENSITY: u8 = 33;
 /// The streams that faults make through memory.
 pub(crate) const STREAMS: u8 = 34;
+/// The pace of proactive reclaim.
+pub(crate) const PACE: u8 = 35;
 // 39 to 52: the streams of `core::zcomp` and the pool of `core::zsmalloc`.
 /// The address space of the pool.
 pub(crate) const POOL_MAPPINGS: u8 = 60;

@@ -17,6 +17,7 @@
 //! thread would only cost interrupts.
 
 mod background;
+mod proactive;
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -26,8 +27,10 @@ use zfolio_core::store::{self, EntryId, Outcome};
 use crate::bell::Bell;
 use crate::engine::Engine;
 use crate::folio::{Folio, Held, Table, UNITS_MAX, Units};
-use crate::mover::{Full, Hollow, Refusal};
+use crate::mover::{Full, Hollow, Refusal, Shared};
 use crate::replacement::Queue;
+
+use proactive::Proactive;
 
 /// Who reclaims.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -87,6 +90,7 @@ pub(crate) struct Reclaimer {
     compact_after_ns: AtomicU64,
     /// When parked folios are tried again.
     unpark_after_ns: AtomicU64,
+    proactive: Proactive,
 }
 
 impl Reclaimer {
@@ -97,6 +101,7 @@ impl Reclaimer {
             folios_moved: Average::new(Average::ONE),
             compact_after_ns: AtomicU64::new(0),
             unpark_after_ns: AtomicU64::new(0),
+            proactive: Proactive::default(),
         }
     }
 }
@@ -107,6 +112,7 @@ struct Outgoing<'t> {
     queue: Queue,
     folio: Held<'t>,
     slot: Hollow,
+    shared: Shared,
 }
 
 /// Why a folio is not captured.
@@ -143,7 +149,8 @@ impl Engine {
         self.drop_spare_copies(table);
         let staged = || self.replacement.staged_folios();
         let target = self.charge.staged_target();
-        let captured = may_capture && staged() <= target && self.capture_next(table);
+        let captured =
+            may_capture && staged() <= target && self.capture_next(table, Shared::Copied);
         if captured && staged() <= target {
             return Reclaimed::Captured;
         }
@@ -162,7 +169,7 @@ impl Engine {
 
     /// Captures the next folio of the queue that can be captured, and adjacent folios if they are
     /// next in the queue.
-    fn capture_next(&self, table: &Table) -> bool {
+    fn capture_next(&self, table: &Table, shared: Shared) -> bool {
         if self.is_settling() {
             return false;
         }
@@ -183,7 +190,7 @@ impl Engine {
                 self.requeue(base, queue, folio);
                 break;
             };
-            let outgoing = Outgoing { base, queue, folio, slot };
+            let outgoing = Outgoing { base, queue, folio, slot, shared };
             let captured = if self.goes_whole(&outgoing.folio) {
                 self.capture_adjacent(table, outgoing)
             } else {
@@ -247,7 +254,7 @@ impl Engine {
 
     /// Captures a whole folio, and the folios above it that are also whole and next in the queue.
     fn capture_adjacent(&self, table: &Table, first: Outgoing<'_>) -> bool {
-        let (start, queue) = (first.base, first.queue);
+        let (start, queue, shared) = (first.base, first.queue, first.shared);
         let mut batch = [const { None }; CAPTURE_MAX];
         batch[0] = Some(first);
         let mut count = 1;
@@ -264,7 +271,7 @@ impl Engine {
                 self.requeue(base, queue, folio);
                 break;
             };
-            batch[count] = Some(Outgoing { base, queue, folio, slot });
+            batch[count] = Some(Outgoing { base, queue, folio, slot, shared });
             count += 1;
         }
         self.work.reclaimer.folios_moved.add(count, 1);
@@ -293,7 +300,7 @@ impl Engine {
             self.put_aside(outgoing.base, outgoing.queue, outgoing.folio);
             return false;
         }
-        match self.mover.capture(outgoing.base, units, outgoing.slot) {
+        match self.mover.capture(outgoing.base, units, outgoing.slot, outgoing.shared) {
             Ok((full, refused)) => {
                 self.note_refused(&mut outgoing.folio, refused, units - full.units());
                 self.staged(outgoing.base, outgoing.queue, outgoing.folio, full)
@@ -395,10 +402,12 @@ impl Engine {
 
     /// Gives back a slot whose contents are no longer needed. Below the limit a slot with all its
     /// units becomes free, and one that lacks some units leaves: its pages go back to the system
-    /// together with those of other leaving slots. Above the limit all pages go back at once.
+    /// together with those of other leaving slots. So does one that no fault will need soon. Above
+    /// the limit all pages go back at once.
     pub(crate) fn give_slot(&self, slot: Full) {
         let over = self.charge_bytes() > self.limit_bytes();
-        if slot.units() == self.geometry().all() && !over {
+        let keeps = !over && !self.has_free_to_spare();
+        if keeps && slot.units() == self.geometry().all() {
             self.mover.give_free(slot);
         } else if self.mover.give_leaving(slot) || over {
             self.mover.release_leaving();

@@ -207,15 +207,21 @@ impl Engine {
         if self.replacement.len() > 2 * folios || self.copies.queued() > 2 * folios {
             self.sweep_queues(table);
         }
-        let within = self.charge.limit_bytes_max() / self.geometry().unit_bytes() as u64;
-        let within = folios.min(usize::try_from(within).unwrap_or(usize::MAX));
-        self.replacement.reserve(within);
-        self.copies.reserve(within);
+        self.reserve_queues(managed as u64);
         let queues = self.replacement.metadata_bytes() + self.copies.metadata_bytes();
         let bytes = table.metadata_bytes() + queues;
         let buffers = self.work.density.memory_bytes(self.config().unit);
         self.charge.set_tables(bytes + self.store.stream_bytes() + buffers);
         self.figures().managed_bytes.store(managed as u64, Relaxed);
+    }
+
+    /// Makes room in the queues for every folio that can be resident, with so much managed memory.
+    pub(crate) fn reserve_queues(&self, managed_bytes: u64) {
+        let folios = managed_bytes / self.geometry().folio_bytes() as u64 + 1;
+        let within = self.charge.limit_bytes_max() / self.geometry().unit_bytes() as u64;
+        let within = usize::try_from(folios.min(within)).unwrap_or(usize::MAX);
+        self.replacement.reserve(within);
+        self.copies.reserve(within);
     }
 
     /// Drops the entries of unmapped folios from the queues, and second entries (`UNIT-3`).

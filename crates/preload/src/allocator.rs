@@ -16,15 +16,20 @@ use crate::interpose::{interpose, set_errno};
 /// libmimalloc-sys).
 const OPTION_ARENA_RESERVE: mi::mi_option_t = 23;
 
-/// Before the first block: sets the size of an arena to an eighth of the limit, or a 64th of a shared limit. With
-/// mimalloc's default of 1 GiB the first arena alone would start the reclaim thread in every program.
+/// The smallest arena.
+pub(crate) const ARENA_BYTES_MIN: u64 = 32 << 20;
+
+/// Before the first block: sets the size of an arena to an eighth of the limit, or a 64th of a shared limit; to the
+/// smallest where the limit says little (`--stall`). With mimalloc's default of 1 GiB the first arena alone would
+/// start the reclaim thread in every program.
 #[cold]
 fn set_up() {
     crate::lifecycle::wake_up();
     let Some(settings) = crate::settings::get() else { return };
     // A process begins with a 64th of a shared limit.
     let part = if settings.tree { 64 } else { 8 };
-    let bytes = (settings.config.limit_bytes / part).clamp(32 << 20, 1 << 30);
+    let most = if settings.is_early() { ARENA_BYTES_MIN } else { 1 << 30 };
+    let bytes = (settings.config.limit_bytes / part).clamp(ARENA_BYTES_MIN, most);
     let kib = std::ffi::c_long::try_from(bytes >> 10).expect("at most 1 GiB");
     // SAFETY: it stores a number.
     unsafe { mi::mi_option_set(OPTION_ARENA_RESERVE, kib) };

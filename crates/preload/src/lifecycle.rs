@@ -13,7 +13,7 @@
 //! ```
 
 use std::ffi::CStr;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use zfolio_core::stats::set;
@@ -144,9 +144,12 @@ fn live(settings: &'static Settings) {
     // This thread inherited the CPU affinity of the program's thread that started it.
     cpu::unpin(0);
     share::set_watches();
-    watch(settings, share::is_large);
+    let is_early =
+        |resident| statistics::stall_ppm(settings) > 0 && resident >= share::PROACTIVE_BYTES_MIN;
+    watch(settings, |resident| share::is_large(resident) || is_early(resident));
     let Some(engine) = make_engine(settings) else { return share::leave() };
-    watch(settings, |_| false);
+    watch(settings, is_early);
+    engine.follow_asked();
     let mut ours = candidates::lock();
     ours.set_engine(engine);
     engine.engage();
@@ -196,6 +199,7 @@ const PAUSE_NS_MAX: u64 = 20_000_000;
 /// A share of a tree's limit grows meanwhile with the process, as long as there is more.
 fn watch(settings: &Settings, enough: impl Fn(u64) -> bool) {
     let (mut before, mut before_ns) = (u64::MAX, clock::monotonic_ns());
+    let summed_ns = AtomicU64::new(0);
     let meter = process::ResidentMeter::new();
     let mut pause_ns_min = 0;
     while let Some(Resident { memory_bytes: resident, file_bytes }) = meter.read() {
@@ -211,8 +215,10 @@ fn watch(settings: &Settings, enough: impl Fn(u64) -> bool) {
         if let Some(page) = statistics::page() {
             let figures = &page.figures;
             figures.limit_bytes.store(limit, Ordering::Relaxed);
+            figures.stall_ppm.store(statistics::stall_ppm(settings).into(), Ordering::Relaxed);
             set(&figures.process_bytes, &figures.process_bytes_max, resident);
             set(&figures.file_bytes, &figures.file_bytes_max, file_bytes);
+            figures.sum_over_time(&summed_ns, now_ns, resident, resident);
         }
         if (resident + ahead >= limit && !share::is_below_notice(resident)) || enough(resident) {
             return;

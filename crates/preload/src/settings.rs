@@ -3,6 +3,7 @@
 use std::sync::OnceLock;
 
 use zfolio_core::page::UnitOrder;
+use zfolio_core::size;
 use zfolio_core::zcomp::{Choice, Params};
 use zfolio_pager::{Config, Mode, fatal};
 
@@ -19,6 +20,15 @@ pub(crate) struct Settings {
     pub(crate) follow_per_mille: u64,
     /// The limit is that of all processes of the run together.
     pub(crate) tree: bool,
+    /// The limit may fall far while the program runs (`--limit auto`).
+    pub(crate) falls: bool,
+}
+
+impl Settings {
+    /// Whether a process may give memory back long before it has half of its limit.
+    pub(crate) fn is_early(&self) -> bool {
+        self.falls || self.config.stall_ppm > 0
+    }
 }
 
 /// Reads the environment, once.
@@ -50,12 +60,16 @@ fn from_environment() -> Option<Settings> {
         mode: Mode::Handler,
         whole_process: true,
         strict: text("ZFOLIO_STRICT").is_some_and(|value| value == "1"),
+        stall_ppm: text("ZFOLIO_STALL")
+            .and_then(|value| size::parse_stall(&value).ok())
+            .unwrap_or(0),
     };
     let run = number("ZFOLIO_RUN").unwrap_or(0);
     let follow_per_mille = number("ZFOLIO_FOLLOW").unwrap_or(0).min(1000);
     let is_asked_for = text("ZFOLIO_TREE").is_some_and(|value| value == "1");
     let tree = is_asked_for && run != 0 && follow_per_mille == 0;
-    Some(Settings { config, run, follow_per_mille, tree })
+    let falls = text("ZFOLIO_FALLS").is_some_and(|value| value == "1");
+    Some(Settings { config, run, follow_per_mille, tree, falls })
 }
 
 /// Whether `LD_PRELOAD` contains a library of Valgrind.

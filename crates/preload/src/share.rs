@@ -19,7 +19,9 @@ use zfolio_core::ledger::{Ledger, Member, Owner, SMALL_BYTES, SMALL_MARGIN_BYTES
 use zfolio_pager::fatal;
 use zfolio_sys::{process, shared};
 
+use crate::allocator::ARENA_BYTES_MIN;
 use crate::settings::Settings;
+use crate::statistics;
 
 static MEMBER: OnceLock<Member> = OnceLock::new();
 
@@ -29,6 +31,10 @@ const COVER_SHARE: u64 = 32;
 
 /// What a process has besides its manageable mappings.
 const BESIDES_BYTES: u64 = 8 << 20;
+
+/// Memory goes out below the limit only if the process has at least so much: from a smaller one
+/// there is little to gain.
+pub(crate) const PROACTIVE_BYTES_MIN: u64 = 64 << 20;
 
 /// This process, if it has a share.
 pub(crate) fn member() -> Option<&'static Member> {
@@ -40,9 +46,15 @@ fn seat() -> Option<Seat<'static>> {
 }
 
 /// Whether a process with that much manageable memory need not be watched: all of it, and what the
-/// process has besides, is below the share; or it is below half of a limit of the process's own.
+/// process has besides, is below the share; or it is below half of a limit of the process's own. In
+/// both cases there is also too little to go out below the limit.
 pub(crate) fn is_small(settings: &Settings, manageable: u64) -> bool {
     let limit = limit_bytes(settings);
+    let is_early = settings.is_early() || statistics::stall_ppm(settings) > 0;
+    // The first arena is mapped, and may be empty.
+    if is_early && manageable >= PROACTIVE_BYTES_MIN + ARENA_BYTES_MIN {
+        return false;
+    }
     if seat().is_none() {
         return manageable <= limit / 2;
     }
@@ -52,7 +64,10 @@ pub(crate) fn is_small(settings: &Settings, manageable: u64) -> bool {
 
 /// The limit in force.
 pub(crate) fn limit_bytes(settings: &Settings) -> u64 {
-    seat().map_or(settings.config.limit_bytes, |seat| seat.limit_bytes())
+    match seat() {
+        Some(seat) => seat.limit_bytes(),
+        None => statistics::limit_asked().unwrap_or(settings.config.limit_bytes),
+    }
 }
 
 fn owner() -> Owner {
@@ -141,7 +156,7 @@ pub(crate) fn is_below_notice(resident: u64) -> bool {
 /// gives back what is above its target. The limit in force after that.
 pub(crate) fn follow(settings: &Settings, resident: u64, ahead: u64) -> u64 {
     let (Some(member), Some(seat)) = (member(), seat()) else {
-        return settings.config.limit_bytes;
+        return limit_bytes(settings);
     };
     seat.note(resident, 0);
     let (limit, wanted) = (seat.limit_bytes(), resident + ahead + 1);

@@ -3,7 +3,7 @@
 use std::ops::Deref;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use zfolio_core::stats::Stats;
+use zfolio_core::stats::{Stats, stall_of_asked};
 use zfolio_core::zsmalloc::{self, ClassStats};
 use zfolio_pager::StatsHome;
 use zfolio_sys::{process, shared};
@@ -43,6 +43,19 @@ pub(crate) fn page() -> Option<Page> {
     unsafe { MAPPED.load(Ordering::Acquire).as_ref() }.map(Page)
 }
 
+/// The limit that another process asks for (`zfolio set`).
+pub(crate) fn limit_asked() -> Option<u64> {
+    let asked = page()?.limit_asked.load(Ordering::Relaxed);
+    (asked > 0).then_some(asked)
+}
+
+/// The share of its time that the program may wait, in millionths: by the settings, or what another
+/// process asks for. Above 0 memory goes out below the limit too.
+pub(crate) fn stall_ppm(settings: &Settings) -> u32 {
+    let asked = page().and_then(|page| stall_of_asked(page.stall_asked.load(Ordering::Relaxed)));
+    asked.unwrap_or(settings.config.stall_ppm)
+}
+
 /// Makes the file and maps it; in a child of `fork`, in place of the parent's page.
 ///
 /// Without `/dev/shm` the page is private: all else works, and `zfolio stat` does not see the process.
@@ -50,12 +63,21 @@ pub(crate) fn open(settings: &Settings) {
     let bytes = size_of::<Stats>();
     let file = shared::create(&name(), bytes);
     let at = MAPPED.load(Ordering::Acquire);
+    // In a child of `fork`: what its parent was asked for.
+    let asked = page().map(|parent| {
+        let Stats { limit_asked, stall_asked, .. } = &*parent;
+        [limit_asked, stall_asked].map(|word| word.load(Ordering::Relaxed))
+    });
     // SAFETY: new address space, or (in a child) exactly the page that open() mapped in the parent.
     let mapped = unsafe { shared::map(file.as_ref(), bytes, at.cast()) };
     let Ok(mapped) = mapped else { return };
     MAPPED.store(mapped.cast(), Ordering::Release);
     let Some(page) = page() else { return };
+    let [limit, stall] = asked.unwrap_or_default();
+    page.limit_asked.store(limit, Ordering::Relaxed);
+    page.stall_asked.store(stall, Ordering::Relaxed);
     page.figures.limit_bytes.store(share::limit_bytes(settings), Ordering::Relaxed);
+    page.figures.stall_ppm.store(stall_ppm(settings).into(), Ordering::Relaxed);
     page.figures.unit_bytes.store(settings.config.unit.bytes() as u64, Ordering::Relaxed);
     let algorithm = settings.config.algorithm.to_string();
     let (pid, started) = (process::id(), process::start_ticks());

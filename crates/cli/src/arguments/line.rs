@@ -131,7 +131,7 @@ fn one_line(error: &clap::Error, words: &[OsString]) -> String {
 mod tests {
     use clap::CommandFactory;
 
-    use super::super::{Arguments, Command};
+    use super::super::{Arguments, Command, Limit};
     use super::{help, parse};
 
     fn words(line: &str) -> impl Iterator<Item = std::ffi::OsString> {
@@ -168,7 +168,7 @@ mod tests {
     fn run_takes_what_follows_as_it_is() {
         for line in ["run -l 1G -- ls -l --limit 7", "run -l 1G ls -l --limit 7"] {
             let Command::Run(run) = parse(words(line)).expect(line).command else { panic!() };
-            assert_eq!(run.limit, Some(1 << 30));
+            assert_eq!(run.limit, Some(Limit::Bytes(1 << 30)));
             assert_eq!(run.program, ["ls", "-l", "--limit", "7"]);
             assert_eq!(run.unit, None);
         }

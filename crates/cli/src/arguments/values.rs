@@ -3,14 +3,19 @@
 use std::sync::Arc;
 
 use zfolio_core::page::{PAGE_BYTES, UnitOrder};
-use zfolio_core::size;
+use zfolio_core::size::{self, parse_stall};
 use zfolio_core::zcomp::{self, Choice, Zcomp};
 
+use super::{Limit, Setting};
 use crate::allowance::Allowance;
 use crate::dictionary;
 use crate::run::RUN_LIMIT_BYTES_MIN;
 
-pub(crate) fn parse_limit(given: &str) -> Result<u64, String> {
+pub(crate) fn parse_limit_or_auto(given: &str) -> Result<Limit, String> {
+    if given == "auto" { Ok(Limit::Auto) } else { parse_limit(given).map(Limit::Bytes) }
+}
+
+fn parse_limit(given: &str) -> Result<u64, String> {
     let bytes = match given.trim().strip_suffix('%') {
         Some(percent) => Allowance::percentage(given, percent)?,
         None => size::parse(given).map_err(|error| error.to_string())?,
@@ -53,6 +58,14 @@ pub(super) fn parse_pid(given: &str) -> Result<u32, String> {
         _ => Err(format!(
             "'{given}' is not a process id; accepted: a number, as 'zfolio stat' lists"
         )),
+    }
+}
+
+pub(super) fn parse_setting(given: &str) -> Result<Setting, String> {
+    match given.split_once('=') {
+        Some(("limit", value)) => Ok(Setting::Limit(parse_limit(value)?)),
+        Some(("stall", value)) => Ok(Setting::Stall(parse_stall(value)?)),
+        _ => Err(format!("'{given}' is not a setting; accepted: limit=SIZE, stall=N%")),
     }
 }
 

@@ -3,6 +3,7 @@
 //! | variable | option |
 //! | --- | --- |
 //! | `ZFOLIO_LIMIT` | `--limit` |
+//! | `ZFOLIO_STALL` | `--stall` |
 //! | `ZFOLIO_ALGORITHM` | `--algorithm` |
 //! | `ZFOLIO_UNIT` | `--unit` |
 //! | `ZFOLIO_TREE` | `--tree`, if it is 1 |
@@ -21,18 +22,24 @@ use zfolio_core::page::UnitOrder;
 use zfolio_core::size;
 use zfolio_core::zcomp::Choice;
 
-use super::RUN_LIMIT_BYTES_MIN;
+use super::{RUN_LIMIT_BYTES_MIN, auto};
 use crate::allowance::Allowance;
-use crate::arguments::{RunArgs, parse_algorithm, parse_limit, parse_unit};
+use crate::arguments::{
+    Limit, RunArgs, parse_algorithm, parse_limit_or_auto, parse_stall, parse_unit,
+};
 use crate::failure::Failure;
 
 /// The settings of a run.
 #[derive(Debug)]
 pub(super) struct Settings {
-    /// The limit of all processes together.
+    /// The limit.
     pub(super) limit_bytes: u64,
-    /// The limit is each process's own.
+    /// The limit follows what machine and cgroup have left; `limit_bytes` is the first.
+    pub(super) auto: bool,
+    /// The limit is that of all processes together, and not each process's own.
     pub(super) tree: bool,
+    /// The share of its time that the program may wait, in millionths; 0: only the limit counts.
+    pub(super) stall_ppm: u32,
     /// The algorithm and its parameters.
     pub(super) algorithm: Choice,
     /// The size of the units that are compressed.
@@ -73,7 +80,11 @@ impl Settings {
         };
         let (limit, limit_from) = match arguments.limit {
             Some(limit) => (Some(limit), "--limit"),
-            None => (from_variable(variable, "ZFOLIO_LIMIT", parse_limit)?, "ZFOLIO_LIMIT"),
+            None => (from_variable(variable, "ZFOLIO_LIMIT", parse_limit_or_auto)?, "ZFOLIO_LIMIT"),
+        };
+        let stall_ppm = match arguments.stall {
+            Some(ppm) => ppm,
+            None => from_variable(variable, "ZFOLIO_STALL", parse_stall)?.unwrap_or(0),
         };
         let algorithm = match &arguments.algorithm {
             Some(algorithm) => Some(algorithm.clone()),
@@ -84,8 +95,14 @@ impl Settings {
             None => from_variable(variable, "ZFOLIO_UNIT", parse_unit)?,
         };
         Ok(Settings {
-            limit_bytes: limit.map_or_else(default_limit, Ok)?,
+            limit_bytes: match limit {
+                Some(Limit::Bytes(limit)) => limit,
+                Some(Limit::Auto) => auto::first_limit().map_or_else(|| default_limit(50.0), Ok)?,
+                None => default_limit(if stall_ppm > 0 { 100.0 } else { 50.0 })?,
+            },
+            auto: limit == Some(Limit::Auto),
             tree,
+            stall_ppm,
             algorithm: algorithm.unwrap_or_default(),
             unit: unit.unwrap_or(UnitOrder::DEFAULT),
             strict: flag(arguments.strict, "ZFOLIO_STRICT")?,
@@ -131,28 +148,29 @@ fn parse_flag(given: &str) -> Result<bool, String> {
     }
 }
 
-/// Half of what the machine or the cgroup allows, in whole MiB.
-fn default_limit() -> Result<u64, Failure> {
+/// `percent` of what the machine or the cgroup allows, in whole MiB.
+fn default_limit(percent: f64) -> Result<u64, Failure> {
     let allowance = Allowance::here().ok_or_else(|| {
         Failure::argument(
             "--limit: not given, and /proc/meminfo cannot be read; give one, as in 2G",
         )
     })?;
-    let half = allowance.share(50.0);
-    if half < RUN_LIMIT_BYTES_MIN {
+    let share = allowance.share(percent);
+    if share < RUN_LIMIT_BYTES_MIN {
         return Err(Failure::argument(format!(
-            "--limit: not given, and half of what {} allows is {}; accepted: {} or more",
+            "--limit: not given, and {percent} % of what {} allows is {}; accepted: {} or more",
             allowance.source.display(),
-            size::display(half),
+            size::display(share),
             size::display(RUN_LIMIT_BYTES_MIN)
         )));
     }
-    Ok(half)
+    Ok(share)
 }
 
 #[cfg(test)]
 mod tests {
     use super::Settings;
+    use crate::allowance::Allowance;
     use crate::arguments::{Command, RunArgs, parse};
     use crate::failure::Failure;
 
@@ -192,6 +210,14 @@ mod tests {
         assert_eq!(values(&settings), (32, "auto".into(), 4, false, false));
         let switched_off = [("ZFOLIO_STRICT", "0"), ("ZFOLIO_QUIET", "0")];
         assert!(!resolve("run -l 32M true", &switched_off).unwrap().strict);
+        let stall = |line: &str, set: &[(&str, &str)]| resolve(line, set).unwrap().stall_ppm;
+        assert_eq!(stall("run -l 32M --stall 0.5% true", &[("ZFOLIO_STALL", "2%")]), 5000);
+        assert_eq!(stall("run -l 32M true", &[("ZFOLIO_STALL", "2%")]), 20_000);
+        let alone = resolve("run --stall 1% true", &[]).unwrap();
+        let auto = resolve("run -l auto true", &[]).unwrap();
+        let all = Allowance::here().unwrap().share(100.0);
+        assert_eq!((alone.limit_bytes, alone.auto), (all, false));
+        assert!(auto.auto && auto.limit_bytes < all, "some is left to others");
         let tree = |line: &str, set: &[(&str, &str)]| resolve(line, set).unwrap().tree;
         assert!(!tree("run -l 32M true", &[]) && tree("run -l 32M --tree true", &[]));
         assert!(tree("run -l 32M true", &[("ZFOLIO_TREE", "1")]));

@@ -164,12 +164,22 @@ impl Story<'_> {
     }
 
     fn is_over(&self, bytes: u64) -> bool {
-        let limit = self.settings.limit_bytes;
-        bytes > limit + EXCESS_SHOWN.min(limit / 16)
+        let limit = self.limit_bytes();
+        // A limit that follows the machine may have been higher meanwhile.
+        !self.settings.auto && bytes > limit + EXCESS_SHOWN.min(limit / 16)
+    }
+
+    /// The limit: that of the settings, or a higher one that was asked for meanwhile.
+    fn limit_bytes(&self) -> u64 {
+        let asked = self.files.iter().map(|file| of(&file.stats.limit_asked));
+        asked.chain([self.settings.limit_bytes]).max().unwrap_or(0)
     }
 
     fn limit(&self) -> String {
-        size::display(self.settings.limit_bytes)
+        match self.settings.auto {
+            true => "auto".to_owned(),
+            false => size::display(self.limit_bytes()),
+        }
     }
 
     /// The process needed more than its limit, and memory was compressed.
@@ -189,7 +199,11 @@ impl Story<'_> {
             _ => writeln!(f)?,
         }
         self.write_time(f, stats)?;
-        self.write_advice(f, stats)?;
+        if self.settings.stall_ppm > 0 {
+            self.write_saved(f, stats)?;
+        } else {
+            self.write_advice(f, stats)?;
+        }
         if self.is_over(peak) {
             self.write_excess(f, file, peak)?;
         }
@@ -215,6 +229,25 @@ impl Story<'_> {
             true => writeln!(f, "  waiting     {}", waits::text(&stats.figures)),
             false => Ok(()),
         }
+    }
+
+    /// How much less memory it had on average than it would have had without compression.
+    fn write_saved(&self, f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
+        let ms = u64::try_from(self.end.elapsed.as_millis()).unwrap_or(u64::MAX).max(1);
+        let demand = of(&stats.figures.demand_kib_ms);
+        let saved = demand.saturating_sub(of(&stats.figures.process_kib_ms));
+        let percent = u128::from(saved) * 100 / u128::from(demand.max(1));
+        // In hundredths of a percent.
+        let waited = u128::from(stats.waited_ns()) * 10_000 / u128::from(self.elapsed_ns().max(1));
+        writeln!(
+            f,
+            "  saved       {} of {} on average, {percent} %; it waited {}.{:02} % of the time (--stall {})",
+            size::display(saved.saturating_mul(1 << 10) / ms),
+            size::display(demand.saturating_mul(1 << 10) / ms),
+            waited / 100,
+            waited % 100,
+            size::display_stall(self.settings.stall_ppm)
+        )
     }
 
     /// Whether its threads waited long enough for reasons and advice.
@@ -250,7 +283,7 @@ impl Story<'_> {
 
     /// By how much it was over its limit, and which memory that was.
     fn write_excess(&self, f: &mut fmt::Formatter<'_>, file: &StatsFile, peak: u64) -> fmt::Result {
-        let excess = size::display(peak.saturating_sub(self.settings.limit_bytes));
+        let excess = size::display(peak.saturating_sub(self.limit_bytes()));
         write!(f, "  over limit  by {excess}")?;
         let at = self.tree.peak_of(file);
         if at.memory.counted_bytes() == 0 {
@@ -281,7 +314,7 @@ impl Story<'_> {
     /// It stayed below its limit.
     fn write_below(&self, f: &mut fmt::Formatter<'_>, file: &StatsFile) -> fmt::Result {
         let peak = self.peak_bytes(file);
-        let where_it_stayed = if peak > self.settings.limit_bytes { "at" } else { "below" };
+        let where_it_stayed = if peak > self.limit_bytes() { "at" } else { "below" };
         writeln!(
             f,
             "zfolio: {} stayed {where_it_stayed} its limit: peak {} of {}; nothing was compressed",
@@ -295,7 +328,7 @@ impl Story<'_> {
     /// The pages of files, where they are many: whoever looks at the process sees them as resident memory.
     fn write_file_pages(&self, f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
         let most = of(&stats.figures.file_bytes_max);
-        if most < FILES_SHOWN_MIN.max(self.settings.limit_bytes / 8) {
+        if most < FILES_SHOWN_MIN.max(self.limit_bytes() / 8) {
             return Ok(());
         }
         write!(
@@ -327,7 +360,7 @@ impl Story<'_> {
             count => format!("{count} processes {} were", group.command),
         };
         let (what, reason) = (if group.managed { "managed" } else { "not managed" }, &group.reason);
-        let (peak, limit) = (group.peak_bytes, self.settings.limit_bytes);
+        let (peak, limit) = (group.peak_bytes, self.limit_bytes());
         write!(f, "{who} {what} ({reason}): peak {}", size::display(peak))?;
         match peak.saturating_sub(limit) {
             0 => writeln!(f),

@@ -148,6 +148,7 @@ impl Supervisor {
     }
 
     fn look(&mut self, now_ns: u64, tree: &Tree) {
+        self.ledger.follow_asked();
         let seen: Vec<Seen<'_>> = tree.alive().collect();
         self.free_the_dead(now_ns, &seen);
         let unwatched = self.charge_others(&seen);

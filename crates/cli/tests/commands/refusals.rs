@@ -18,7 +18,7 @@ fn assert_refused(arguments: &[&str], status: i32, parts: &[&str]) {
 
 #[test]
 fn wrong_arguments_are_status_2() {
-    let cases: [(&[&str], &[&str]); 14] = [
+    let cases: [(&[&str], &[&str]); 19] = [
         (&["run", "--limit", "12Q", "--", "true"], &["--limit", "'12Q'", "256M"]),
         (&["run", "--limit", "", "--", "true"], &["--limit", "''", "accepted"]),
         (&["run", "--limit", "1M", "--", "true"], &["--limit", "'1M'", "32M or more"]),
@@ -38,6 +38,11 @@ fn wrong_arguments_are_status_2() {
         (&["run", "--nonsense", "true"], &["'--nonsense'", "accepted"]),
         (&["run"], &["PROGRAM", "missing"]),
         (&["nonsense"], &["'nonsense'", "accepted"]),
+        (&["run", "--stall", "60%", "true"], &["--stall", "'60%'", "0.01% to 50%"]),
+        (&["set", "1"], &["NAME=VALUE", "missing"]),
+        (&["set", "1", "speed=9"], &["'speed=9'", "limit=SIZE, stall=N%"]),
+        (&["set", "1", "limit=1M"], &["'1M'", "32M or more"]),
+        (&["set", "4194304", "limit=1G"], &["no process 4194304", "accepted"]),
         (&["stat", "pid"], &["PID", "'pid'", "accepted"]),
     ];
     for (arguments, parts) in cases {

@@ -122,6 +122,15 @@ fn a_user_of_the_library_is_listed_and_marked() {
     assert_eq!(process["figures"]["limit_bytes"], 8 << 20);
     let (code, out, _) = output_of(&["stat", &me, "--classes"]);
     assert!(code == Some(0) && out.lines().count() > 1, "{out}");
+    let (code, out, err) = output_of(&["set", &me, "limit=32M", "stall=0.5%"]);
+    assert_eq!((code, out.as_str(), err.as_str()), (Some(0), "", ""));
+    let (_, out, _) = output_of(&["stat", &me, "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(
+        (&json["figures"]["limit_bytes"], &json["figures"]["stall_ppm"]),
+        (&(32 << 20).into(), &5000.into())
+    );
+    assert!(region.iter().zip(0_usize..).all(|(byte, at)| *byte == at.to_le_bytes()[1]));
     drop((region, pager));
     let (_, out, _) = output_of(&["stat"]);
     assert!(!out.contains(":of-a-test"), "{out}");

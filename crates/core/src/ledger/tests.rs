@@ -227,3 +227,24 @@ fn what_a_killed_process_lost_is_put_back() {
     ledger.refund(5);
     assert_eq!((ledger.missing_bytes(), ledger.free_bytes()), (0, signed(TOTAL)));
 }
+
+/// Goal: another total is free at once, or missing until somebody gives; nothing else changes. Method:
+/// a process has half of the total while that is doubled, and then halved twice.
+#[test]
+fn the_total_follows_what_is_asked_for() {
+    let ledger = Ledger::default();
+    ledger.begin(1, 64 * MIB);
+    let seat = ledger.seat(ledger.enter(owner(1)).unwrap());
+    assert!(seat.take(28 * MIB, 28 * MIB) > 0);
+    assert_eq!((seat.share_bytes(), ledger.free_bytes()), (32 * MIB, 32 << 20));
+    ledger.follow_asked();
+    assert_eq!(ledger.total_bytes(), 64 * MIB, "nobody asked");
+    for (asked, free) in [(128, 96), (64, 32), (24, -8)] {
+        ledger.limit_asked.store(asked * MIB, std::sync::atomic::Ordering::Relaxed);
+        ledger.follow_asked();
+        ledger.follow_asked();
+        assert_eq!((ledger.total_bytes(), ledger.free_bytes()), (asked * MIB, free << 20));
+        assert_eq!((seat.share_bytes(), ledger.missing_bytes()), (32 * MIB, 0));
+    }
+    assert_eq!(seat.take(MIB, MIB), 0, "nothing is free");
+}

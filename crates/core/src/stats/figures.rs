@@ -55,6 +55,8 @@ macro_rules! figures {
 figures! {
     /// The limit: resident + staged + pool + metadata bytes, for a whole process also unmanaged bytes.
     limit_bytes,
+    /// The share of its time that the program may wait for memory, in millionths; 0: only the limit counts.
+    stall_ppm,
     /// Bytes of one unit.
     unit_bytes,
     /// 1 once reclaim was needed and the mappings are registered.
@@ -91,6 +93,10 @@ figures! {
     demand_bytes,
     /// Highest demand_bytes.
     demand_bytes_max,
+    /// The sum over time of demand_bytes, in KiB times milliseconds.
+    demand_kib_ms,
+    /// The sum over the same time of process_bytes.
+    process_kib_ms,
     /// Furthest above the limit: the whole process, or the regions of a library's pager.
     over_limit_bytes_max,
     /// Units that are only in the store and not resident, before compression.
@@ -133,6 +139,8 @@ figures! {
     reclaim_direct,
     /// Units reclaimed in the background.
     reclaim_background,
+    /// Units of these that went out although the limit did not ask for it (stall_ppm).
+    reclaim_proactive,
     /// Units that could not be reclaimed: pinned by a device, or shared with a child.
     reclaim_busy,
     /// Units that could not be reclaimed: read-only, or at the edge of a mapping.
@@ -191,13 +199,14 @@ impl fmt::Debug for Figures {
 }
 
 /// How many figures a child of `fork` inherits.
-const GAUGES: usize = 15;
+const GAUGES: usize = 16;
 
 impl Figures {
     /// The figures that describe the present state, which a child of `fork` shares. All other figures count
     /// what happened in one process.
     fn gauges(&self) -> [&AtomicU64; GAUGES] {
         [
+            &self.stall_ppm,
             &self.engaged,
             &self.managed_bytes,
             &self.resident_bytes,
@@ -214,6 +223,19 @@ impl Figures {
             &self.copies,
             &self.dense,
         ]
+    }
+
+    /// Adds what the program would hold, and what it does hold, times the time since `then_ns`; 0 is
+    /// the beginning. Who calls this notes the time there.
+    pub fn sum_over_time(&self, then_ns: &AtomicU64, now_ns: u64, demand: u64, process: u64) {
+        let then = match then_ns.load(Relaxed) {
+            0 => now_ns,
+            then => then,
+        };
+        let passed_ms = now_ns.saturating_sub(then) / 1_000_000;
+        then_ns.store(then + passed_ms * 1_000_000, Relaxed);
+        add(&self.demand_kib_ms, (demand >> 10).saturating_mul(passed_ms));
+        add(&self.process_kib_ms, (process >> 10).saturating_mul(passed_ms));
     }
 
     /// The values that a child of `fork` inherits, for [`Figures::inherit`].

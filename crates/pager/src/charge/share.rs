@@ -62,23 +62,16 @@ impl Engine {
         self.charge.share.set(member).ok();
     }
 
-    /// Whether the share has fallen below the charge.
-    pub(crate) fn is_above_share(&self) -> bool {
-        self.has_share() && self.charge_bytes() > self.limit_bytes()
-    }
-
-    /// Whether the limit is a share, which may fall.
-    pub(crate) fn has_share(&self) -> bool {
-        self.charge.seat().is_some()
-    }
-
     /// Notes the charge in the ledger; gives back what is above the target, or takes more before it
     /// is needed.
     pub(super) fn follow_share(&self) {
         let Some(seat) = self.charge.seat() else { return };
         let charge = self.charge_bytes();
-        seat.note(charge, self.waited_ns());
+        seat.note(charge, self.stats().waited_ns());
         self.charge.falling.note(seat.limit_bytes());
+        if let Some(member) = self.charge.share.get() {
+            self.prepare_for_limit(member.ledger().total_bytes());
+        }
         match seat.target_bytes().filter(|target| *target < seat.share_bytes()) {
             Some(target) => {
                 seat.give_down_to(target.max(seat.charge_bytes()));
@@ -126,12 +119,6 @@ impl Engine {
             seat.set_target(None);
         }
         is_payable
-    }
-
-    /// How long threads have waited for what was compressed or about to be.
-    pub(super) fn waited_ns(&self) -> u64 {
-        let stats = self.stats();
-        stats.refaults.waited_ns() + stats.fault_staged_ns.sum()
     }
 }
 

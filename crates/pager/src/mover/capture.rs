@@ -11,6 +11,15 @@ use super::staging::{Full, Hollow};
 use crate::folio::Units;
 use crate::system::Side;
 
+/// What becomes of a page that this process shares with a child or its parent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Shared {
+    /// It is copied, and goes. So the page exists twice until the other process lets go of it.
+    Copied,
+    /// Its unit stays.
+    Left,
+}
+
 /// Why units could not be taken out of the program. They are still there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Refusal {
@@ -52,6 +61,7 @@ impl Mover {
         base: usize,
         units: Units,
         slot: Hollow,
+        shared: Shared,
     ) -> Result<(Full, Option<Refusal>), Refusal> {
         let to = self.staging.hollow_address(&slot);
         let (mut taken, mut refused, mut holes) = (Units::NONE, None, 0);
@@ -59,7 +69,7 @@ impl Mover {
             while !run.is_empty() {
                 let bytes = self.geometry.bytes(run.clone());
                 let mut done = bytes.start;
-                let answer = self.capture_run(base, to, &mut done, bytes.end, &mut holes);
+                let answer = self.capture_run(base, to, &mut done, bytes.end, shared, &mut holes);
                 let Err(refusal) = answer else {
                     taken |= Units::from(run);
                     break;
@@ -94,6 +104,7 @@ impl Mover {
         to: usize,
         at: &mut usize,
         end: usize,
+        shared: Shared,
         holes: &mut usize,
     ) -> Result<(), Refusal> {
         let mut unshared = false;
@@ -124,7 +135,7 @@ impl Mover {
                 // undo() leaves one page of the two, the program's, and the next capture finds the
                 // slot clean.
                 Some(Errno::EXIST) => return Err(Refusal::Busy),
-                Some(Errno::BUSY) if !unshared => {
+                Some(Errno::BUSY) if shared == Shared::Copied && !unshared => {
                     unshared = true;
                     self.unshare(base + done, end - done);
                 }

@@ -3,7 +3,7 @@
 use zfolio_core::page::{PAGE_BYTES, UnitOrder};
 use zfolio_sys::map::{self, Reservation};
 
-use super::{Full, Mover, Refusal};
+use super::{Full, Mover, Refusal, Shared};
 use crate::config::Mode;
 use crate::folio::{Geometry, Units};
 use crate::system::Linux;
@@ -49,7 +49,7 @@ fn a_folio_with_holes_goes_out_and_comes_back() {
         populate(&mover, space.address(), mask);
         for round in 0..3 {
             let slot = mover.take_hollow().unwrap();
-            let answer = mover.capture(space.address(), geometry.all(), slot);
+            let answer = mover.capture(space.address(), geometry.all(), slot, Shared::Copied);
             let (full, refused) = answer.expect("something is there");
             assert_eq!(refused, None);
             assert_eq!(pages(space.address()), 0, "mask {mask:#x} round {round}");
@@ -80,7 +80,7 @@ fn adjacent_folios_go_out_up_to_a_hole() {
     assert_eq!(mover.capture_many(bases[0], 2, &first), 1);
     assert_eq!(bases.map(pages), [0, !(1 << 7)]);
     let full = mover.captured(first);
-    let (other, refused) = mover.capture(bases[1], geometry.all(), second).unwrap();
+    let (other, refused) = mover.capture(bases[1], geometry.all(), second, Shared::Copied).unwrap();
     assert_eq!((refused, bases.map(pages)), (None, [0, 0]));
     for page in 0..16 {
         let expected = u8::try_from(page).unwrap() + 1;
@@ -101,7 +101,8 @@ fn some_units_go_out_and_the_others_stay() {
         let wanted = (0..16).filter(|unit| units >> unit & 1 == 1);
         let wanted = wanted.fold(Units::NONE, |all, unit| all | Units::one(unit));
         let slot = mover.take_hollow().unwrap();
-        let (full, refused) = mover.capture(space.address(), wanted, slot).expect("there");
+        let (full, refused) =
+            mover.capture(space.address(), wanted, slot, Shared::Copied).expect("there");
         assert_eq!(refused, None);
         assert_eq!(
             (pages(space.address()), pages(mover.staging.full_address(&full))),
@@ -128,7 +129,8 @@ fn a_copy_does_not_touch_what_is_there() {
     assert_eq!(pages(space.address()), 0x000F);
     assert_eq!(pages(mover.staging.full_address(&full)), 0xFFFF, "the slot keeps its pages");
     let slot = mover.take_hollow().unwrap();
-    let back = mover.capture(space.address(), Units::from(0..4), slot).expect("there").0;
+    let back =
+        mover.capture(space.address(), Units::from(0..4), slot, Shared::Copied).expect("there").0;
     let firsts = [0, 1, 2, 3].map(|unit| first_byte(&mover, &back, geometry, unit));
     assert_eq!(firsts, [0x77, 2, 3, 0x77]);
 }
@@ -157,7 +159,7 @@ fn a_capture_crosses_mappings() {
         let apart = space.address() + mapped_apart * PAGE_BYTES;
         map::keep_from_children(apart, PAGE_BYTES).unwrap();
         let slot = mover.take_hollow().unwrap();
-        let answer = mover.capture(space.address(), geometry.all(), slot);
+        let answer = mover.capture(space.address(), geometry.all(), slot, Shared::Copied);
         let (full, refused) = answer.expect("every page can be moved");
         assert_eq!((refused, pages(space.address())), (None, 0), "page {mapped_apart}");
         assert_eq!(pages(mover.staging.full_address(&full)), 0xFFFF);
@@ -177,7 +179,7 @@ fn what_cannot_be_moved_stays_and_the_rest_goes() {
         let changed = unsafe { libc::mprotect(at, PAGE_BYTES, libc::PROT_READ) };
         assert_eq!(changed, 0);
         let slot = mover.take_hollow().unwrap();
-        let answer = mover.capture(space.address(), geometry.all(), slot);
+        let answer = mover.capture(space.address(), geometry.all(), slot, Shared::Copied);
         let (full, refused) = answer.expect("three units can be moved");
         let stays = 0xF << (fixed / 4 * 4);
         assert_eq!((refused, pages(space.address())), (Some(Refusal::Mapping), stays));
@@ -200,7 +202,7 @@ fn a_slot_that_a_stranger_touched_loses_nothing() {
         let touched = mover.staging.hollow_address(&slot);
         mover.answer_stranger(touched + 5 * PAGE_BYTES + 9);
         assert_eq!(pages(touched), 1 << 5);
-        match mover.capture(space.address(), geometry.all(), slot) {
+        match mover.capture(space.address(), geometry.all(), slot, Shared::Copied) {
             Ok((full, refused)) => {
                 assert_eq!((refused, geometry.units()), (Some(Refusal::Busy), 16));
                 assert_eq!(pages(space.address()), 1 << 5);
@@ -211,7 +213,7 @@ fn a_slot_that_a_stranger_touched_loses_nothing() {
         assert_eq!(pages(space.address()), 0xFFFF);
         let mut slots = std::iter::from_fn(|| mover.take_hollow());
         let slot = slots.find(|slot| mover.staging.hollow_address(slot) == touched).unwrap();
-        let answer = mover.capture(space.address(), geometry.all(), slot);
+        let answer = mover.capture(space.address(), geometry.all(), slot, Shared::Copied);
         let (full, refused) = answer.expect("clean now");
         assert_eq!(refused, None);
         for page in 0..16 {
@@ -227,7 +229,7 @@ fn a_folio_without_a_page_is_refused() {
     let (mover, space, geometry) = world(16 << 10);
     let slot = mover.take_hollow().unwrap();
     let at = mover.staging.hollow_address(&slot);
-    let refusal = mover.capture(space.address(), geometry.all(), slot).unwrap_err();
+    let refusal = mover.capture(space.address(), geometry.all(), slot, Shared::Copied).unwrap_err();
     assert_eq!(refusal, Refusal::Nothing);
     assert_eq!((pages(at), mover.bytes_used()), (0, 0));
 }

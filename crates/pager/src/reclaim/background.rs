@@ -32,11 +32,11 @@ impl Engine {
     /// CPU should not be idle: the scheduler would put a thread that the handler wakes there, which
     /// costs more (24 us with the thread, 50 us without).
     ///
-    /// A share that has fallen is always worth it: other processes wait for the memory, and this
-    /// one may not fault again.
+    /// A limit that has fallen is always worth it: other processes wait for the memory, and this one
+    /// may not fault again.
     fn is_worth_a_thread(&self) -> bool {
         self.config().mode == Mode::Handler
-            || self.is_above_share()
+            || self.must_come_down()
             || self.work.reclaimer.dirty_share.get() >= Average::ONE / 8
             || self.work.reclaimer.folios_moved.get() >= 2 * Average::ONE
     }
@@ -79,14 +79,15 @@ impl Engine {
         self.compact_if_wasteful(&table);
         self.unpark(&table);
         self.bound_density(&table);
-        // A share has fallen: free slots would count as available, and the charge would never come down to it.
-        if self.is_above_share() {
+        // The limit has fallen: free slots would count as available, and the charge would never come down to it.
+        if self.must_come_down() {
             self.release_free();
         }
         drop(table);
         if self.available_bytes() < self.charge.low_bytes() && self.is_worth_a_thread() {
             self.reclaim_to_high();
         }
+        self.reclaim_proactively();
         self.densify();
     }
 

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
 use zfolio_core::page::PAGE_BYTES;
+use zfolio_core::stats::asked_stall;
 
 use super::random::{Random, mixed};
 use super::schedule;
@@ -228,9 +229,21 @@ impl<'w> Program<'w> {
     fn audit_or_sample(&mut self) {
         if self.random.one_in(2) {
             self.world.audit();
+        } else if self.world.settings.proactive {
+            self.ask();
         } else {
             self.world.engine.sample();
         }
+    }
+
+    /// Asks for another limit, and for a share of time to be waited.
+    fn ask(&mut self) {
+        let stats = self.world.engine.stats();
+        let least = self.world.engine.config().limit_bytes;
+        let limit = least + self.random.below(4 << 20) as u64;
+        stats.limit_asked.store(limit, Relaxed);
+        stats.stall_asked.store(asked_stall(self.random.of(&[0, 10_000, 500_000])), Relaxed);
+        self.world.engine.sample();
     }
 
     /// For some steps, makes pages read-only or lets a device write to them.

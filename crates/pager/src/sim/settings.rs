@@ -58,6 +58,8 @@ pub(super) struct Settings {
     pub(super) storm: Option<Storm>,
     /// The limit is a share of a tree's limit: it rises and falls.
     pub(super) tree: bool,
+    /// Memory goes out below the limit too, and other limits are asked for.
+    pub(super) proactive: bool,
     /// What is wrong with stored data.
     pub(super) damage: Option<Damage>,
 }
@@ -106,6 +108,7 @@ impl Settings {
             aimed: random.one_in(2),
             tree: random.one_in(4),
             storm: random.of(&[Some(Storm::Forks), Some(Storm::Mappings), None, None, None, None]),
+            proactive: random.one_in(3),
             damage: None,
         };
         if settings.storm.is_some() { settings.with_storm() } else { settings }
@@ -132,6 +135,7 @@ impl Settings {
             aimed: false,
             storm: None,
             tree: false,
+            proactive: false,
             damage: None,
         }
     }
@@ -162,6 +166,7 @@ impl Settings {
             mode: self.mode,
             whole_process: false,
             strict: false,
+            stall_ppm: 0,
         }
     }
 

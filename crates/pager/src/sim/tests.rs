@@ -61,6 +61,9 @@ fn engine_threads(world: &World, seed: u64) -> Vec<Body<'_>> {
                 density.use_dense(random.one_in(2));
             }
             world.engine.reclaim_turn();
+            if world.settings.proactive {
+                world.engine.reclaim_ahead(random.below(40) as u64);
+            }
         }),
         background("prefetch", 9, |world, _| while world.engine.prefetch_turn() {}),
     ];
