@@ -181,6 +181,10 @@ def figures(path):
     return told['processes'], max([0, *(one['resident_bytes_max'] for one in told['processes'])])
 
 
+class OverLimit(Failure):
+    """More was resident than the limit allows."""
+
+
 class NothingToDo(Failure):
     """zfolio compressed nothing, so the run proves nothing."""
 
@@ -191,7 +195,7 @@ def judge(processes, peak, limit, compresses):
     if not pressed or not any(one['figures']['reclaim_compressed'] for one in pressed):
         raise NothingToDo(f'zfolio had nothing to do: {len(processes)} processes, limit {mib(limit)}')
     if compresses and peak > limit + ALLOWANCE:
-        raise Failure(f'had {mib(peak)} resident, over its limit of {mib(limit)}')
+        raise OverLimit(f'had {mib(peak)} resident, over its limit of {mib(limit)}')
     failed = sum(one['figures']['decompress_fail'] for one in processes)
     if failed:
         raise Failure(f'{failed} units did not decompress to what was stored')
@@ -252,7 +256,7 @@ class Case:
             limit = alone.need.limit(self.share, always=self.compresses)
             if alone.need.presses(limit):
                 try:
-                    return self.managed(shared, alone, files, limit)
+                    return self.pressed(shared, alone, files, limit)
                 except NothingToDo:
                     if last:
                         raise
@@ -260,6 +264,17 @@ class Case:
                 raise Failure(f'needs {alone.need} only: no limit would press it')
             self.load *= 2
         raise AssertionError('the last turn returns or raises')
+
+    def pressed(self, shared, alone, files, limit):
+        """`managed`, once more if it was over its limit.
+
+        Until a program is near its limit, zfolio only looks at its size from time to time. A host that takes the CPU
+        away from that look for 30 ms lets a fast program pass the limit. A defect does that each time.
+        """
+        try:
+            return self.managed(shared, alone, files, limit)
+        except OverLimit as over:
+            return f'{self.managed(shared, alone, files, limit)}; the first time it {over}'
 
     def managed(self, shared, alone, files, limit):
         """Compares the run under a limit with the one before."""

@@ -209,8 +209,7 @@ fn watch(settings: &Settings, enough: impl Fn(u64) -> bool) {
         let grown = resident.saturating_sub(before);
         let soon = grown.saturating_mul(ENGAGE_NS) / (now_ns - before_ns).max(100_000);
         // On a busy machine this thread looks late. Then the process may grow as much again until the next look.
-        let soon = if share::member().is_some() { soon.max(2 * grown) } else { soon };
-        let ahead = soon.min(share::ahead_max(settings, limit)).max(margin);
+        let ahead = soon.max(2 * grown).min(share::ahead_max(settings, limit)).max(margin);
         let limit = share::follow(settings, resident, ahead);
         if let Some(page) = statistics::page() {
             let figures = &page.figures;
