@@ -13,6 +13,9 @@ use rustix::process::{Gid, RawGid};
 use super::{ALL, Seat};
 use crate::futex;
 
+/// In place of a user: it stays.
+const SAME: u32 = u32::MAX;
+
 /// The number of the latest change; 0: there was none.
 static TURN: AtomicUsize = AtomicUsize::new(0);
 /// The identity of the latest change: from a box, or null.
@@ -45,18 +48,20 @@ impl Identity {
     /// Sets the identity of this thread, and of no other.
     fn assume(&self) {
         let others: Vec<RawGid> = self.others.iter().map(|group| group.as_raw()).collect();
-        // Twice: to regain rights the user must be set first, to give them up last. What this
-        // thread may not do, the leading thread could not do either.
-        for _ in 0..2 {
-            let ([user, effective, saved], [group, effective_group, saved_group]) =
-                (self.users, self.groups);
-            // SAFETY: a list of so many groups.
-            unsafe { libc::syscall(libc::SYS_setgroups, others.len(), others.as_ptr()) };
-            // SAFETY: numbers only.
-            unsafe { libc::syscall(libc::SYS_setresgid, group, effective_group, saved_group) };
-            // SAFETY: numbers only.
-            unsafe { libc::syscall(libc::SYS_setresuid, user, effective, saved) };
-        }
+        let ([user, effective, saved], [group, effective_group, saved_group]) =
+            (self.users, self.groups);
+        // Only an effective root may set any groups, and this thread may have followed the program
+        // just while that was another user for a moment. If the thread may not do this or what
+        // comes next, the leading thread could not either.
+        // SAFETY: numbers only.
+        unsafe { libc::syscall(libc::SYS_setresuid, SAME, 0, SAME) };
+        // SAFETY: a list of so many groups.
+        unsafe { libc::syscall(libc::SYS_setgroups, others.len(), others.as_ptr()) };
+        // SAFETY: numbers only.
+        unsafe { libc::syscall(libc::SYS_setresgid, group, effective_group, saved_group) };
+        // The users come last: with them the thread may give up the right to all this.
+        // SAFETY: numbers only.
+        unsafe { libc::syscall(libc::SYS_setresuid, user, effective, saved) };
     }
 }
 
@@ -128,4 +133,47 @@ pub(super) fn start_over() {
     READERS.store(0, Ordering::Relaxed);
     // Not freed: the leading thread in the parent may have been about to free it.
     WANTED.store(std::ptr::null_mut(), Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Identity;
+
+    /// Sets the users and groups of this thread alone.
+    fn become_now(users: [u32; 3], groups: [u32; 3]) {
+        // SAFETY: numbers only, in both calls.
+        let answers = unsafe {
+            [
+                libc::syscall(libc::SYS_setresgid, groups[0], groups[1], groups[2]),
+                libc::syscall(libc::SYS_setresuid, users[0], users[1], users[2]),
+            ]
+        };
+        assert_eq!(answers, [0, 0]);
+    }
+
+    /// Goal: a thread that followed the program while it was another user for a moment still follows
+    /// it in every later change. Method: threads that have each of some users and groups, real,
+    /// effective and saved, assume each of the others that the program could.
+    #[test]
+    fn a_thread_follows_from_any_identity() {
+        // SAFETY: no preconditions.
+        if unsafe { libc::geteuid() } != 0 {
+            return eprintln!("SKIPPED: root is needed to change identities");
+        }
+        let users = [[0, 0, 0], [0, 7, 0], [7, 0, 0], [7, 7, 0], [7, 7, 7], [0, 0, 7]];
+        let groups = [[0, 0, 0], [0, 1, 0], [1, 1, 1], [7, 7, 7], [2, 0, 1]];
+        let pairs = users.iter().flat_map(|users| groups.iter().map(move |groups| (*users, *groups)));
+        // A thread that cannot become root again could not go on to all of these.
+        for (had, at) in pairs.clone().filter(|(users, _)| users.contains(&0)) {
+            for (users, groups) in pairs.clone() {
+                let assumed = std::thread::spawn(move || {
+                    become_now(had, at);
+                    Identity { users, groups, others: Vec::new() }.assume();
+                    Identity::of_this_thread()
+                });
+                let wanted = Identity { users, groups, others: Vec::new() };
+                assert_eq!(assumed.join().unwrap(), wanted, "from {had:?} {at:?}");
+            }
+        }
+    }
 }
