@@ -18,7 +18,8 @@
 //! - `UNIT-3` A folio has at most one entry in the queue of resident folios (`queued`). An unmapped
 //!   folio at the same address may have left one more.
 //! - `UNIT-4` A folio has one slot, so while some of its units are staged, no more are captured.
-//!   Its units that are resident then could not be moved when the slot was filled.
+//!   Its units that are resident then came back since, or could not be moved when the slot was
+//!   filled.
 //!
 //! # Concurrency
 //!
@@ -73,7 +74,7 @@ pub(crate) struct Folio {
 }
 
 impl Folio {
-    fn new(managed: bool, units: usize) -> Folio {
+    pub(crate) fn new(managed: bool, units: usize) -> Folio {
         Folio {
             managed,
             queued: false,
@@ -108,6 +109,11 @@ impl Folio {
     /// When a stored unit was stored; an average for units that are not in `just_left`.
     pub(crate) fn left_at(&self, index: usize) -> u32 {
         if self.just_left.contains(index) { self.left } else { self.left_before }
+    }
+
+    /// The units whose pages are in the staging area.
+    pub(crate) fn staged_units(&self) -> Units {
+        self.staged.as_ref().map_or(Units::NONE, Full::units)
     }
 
     /// Whether all units are empty: never touched, or dropped.

@@ -67,7 +67,7 @@ impl Engine {
         let table = self.table.read();
         while let Some(base) = self.replacement.pop_staged() {
             if let Some(lock) = table.known(base) {
-                self.bring_staged(&mut lock.lock(), base);
+                self.bring_staged(&mut lock.lock(), base, self.geometry().all());
             }
         }
     }

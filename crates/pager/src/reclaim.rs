@@ -234,7 +234,7 @@ impl Engine {
         if folio.resident.is_empty() {
             return Err(Missed::Gone);
         }
-        // UNIT-4: the folio's one slot is in use, and the units still resident were refused then.
+        // UNIT-4: the folio's one slot is in use.
         if folio.staged.is_some() {
             self.requeue(base, queue, folio);
             return Err(Missed::Busy);

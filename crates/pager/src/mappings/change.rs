@@ -266,7 +266,7 @@ impl Engine {
         if let Some(slot) = &mut folio.staged {
             self.mover.zero(slot, dropped.clone());
         }
-        self.bring_staged(folio, base);
+        self.bring_staged(folio, base, self.geometry().all());
         let stored = folio.stored;
         if stored.is_empty() {
             return;

@@ -16,18 +16,23 @@ use crate::system::Side;
 impl Mover {
     /// Moves the pages of `slot` into the program's folio at `base`, and wakes the threads that
     /// wait for them.
-    pub(crate) fn place(&self, slot: Full, base: usize) {
-        let from = self.staging.full_address(&slot);
-        let mut left_over = false;
-        for run in slot.units().runs() {
-            let bytes = self.geometry.bytes(run);
-            left_over |= self.put_in(from + bytes.start, base + bytes.start, bytes.len());
-        }
-        if left_over {
-            self.release_pages(from, self.geometry.folio_bytes());
-            self.wake(base);
-        }
+    pub(crate) fn place(&self, mut slot: Full, base: usize) {
+        let units = slot.units();
+        self.place_units(&mut slot, units, base);
         self.staging.give_hollow(self.staging.emptied(slot));
+    }
+
+    /// Like [`Mover::place`], for some units of the slot. It keeps the others.
+    pub(crate) fn place_units(&self, slot: &mut Full, units: Units, base: usize) {
+        let from = self.staging.full_address(slot);
+        for run in units.runs() {
+            let bytes = self.geometry.bytes(run);
+            if self.put_in(from + bytes.start, base + bytes.start, bytes.len()) {
+                self.release_pages(from + bytes.start, bytes.len());
+                self.wake_range(base + bytes.start, bytes.len());
+            }
+        }
+        self.staging.take_units(slot, units);
     }
 
     /// Moves adjacent whole folios into the program by one call, from adjacent slots that begin

@@ -266,6 +266,13 @@ impl Staging {
         Hollow(slot.slot())
     }
 
+    /// Notes that a full slot no longer has the pages of `units`.
+    pub(crate) fn take_units(&self, slot: &mut Full, units: Units) {
+        debug_assert!((units - slot.units).is_empty(), "STAGE-3");
+        self.bytes_used.fetch_sub(self.geometry.bytes_of(units), Relaxed);
+        slot.units -= units;
+    }
+
     /// Takes a hollow slot.
     pub(crate) fn take_hollow(&self) -> Option<Hollow> {
         self.lists.lock().hollow.pop().map(Hollow)

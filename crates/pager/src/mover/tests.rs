@@ -90,6 +90,35 @@ fn adjacent_folios_go_out_up_to_a_hole() {
     }
 }
 
+/// Goal: units of a slot come back one after the other, each once, with their contents, and the rest
+/// stays in the slot.
+#[test]
+fn a_slot_is_emptied_by_parts() {
+    let (mover, space, geometry) = world(PAGE_BYTES);
+    populate(&mover, space.address(), 0xFFFF);
+    let slot = mover.take_hollow().unwrap();
+    let (mut full, _) =
+        mover.capture(space.address(), geometry.all(), slot, Shared::Copied).expect("there");
+    let at = mover.staging.full_address(&full);
+    let mut back = 0_u16;
+    for part in [0x0040_u16, 0x8001, 0x0F00] {
+        let units = (0..16).filter(|unit| part >> unit & 1 == 1);
+        let units = units.fold(Units::NONE, |all, unit| all | Units::one(unit));
+        mover.place_units(&mut full, units, space.address());
+        back |= part;
+        assert_eq!((pages(space.address()), pages(at)), (back, !back));
+        assert_eq!(mover.bytes_used(), (!back).count_ones() as usize * PAGE_BYTES);
+    }
+    mover.place(full, space.address());
+    assert_eq!((pages(space.address()), pages(at), mover.bytes_used()), (0xFFFF, 0, 0));
+    for page in 0..16_u8 {
+        // SAFETY: all pages are there.
+        #[allow(unsafe_code, reason = "reads what the program would")]
+        let first = unsafe { *((space.address() + usize::from(page) * PAGE_BYTES) as *const u8) };
+        assert_eq!(first, page + 1);
+    }
+}
+
 /// Goal: of a folio some units go out, the others stay where they are, and the slot has exactly the
 /// units that went out.
 #[test]

@@ -10,7 +10,6 @@ use super::schedule;
 use super::tree::Tree;
 use super::world::{IN_TWO_PLACES, World, compare};
 use crate::folio::{Folio, Table, Units};
-use crate::mover::Full;
 
 /// The background thread has so many turns to come down to a limit that has fallen.
 const TURNS_MAX: usize = 400;
@@ -75,7 +74,7 @@ impl World {
 
     fn check_folio(&self, folio: &Folio, base: usize, queues: &Queues, sums: &mut Sums) {
         let name = self.space.page(base);
-        let staged = folio.staged.as_ref().map_or(Units::NONE, Full::units);
+        let staged = folio.staged_units();
         let copies = folio.copies.iter().flatten().count();
         if !folio.managed {
             assert!(folio.is_empty() && copies == 0, "page {name:#x}: the folio is nobody's");

@@ -22,7 +22,6 @@ use crate::config::Mode;
 use crate::engine::{Engine, Parts, StatsHome};
 use crate::folio::Units;
 use crate::mappings::event;
-use crate::mover::Full;
 
 /// How a broken `UNIT-1` shows.
 pub(super) const IN_TWO_PLACES: &str = "UNIT-1: it is in two places";
@@ -228,7 +227,7 @@ impl World {
         {
             return;
         }
-        let staged = folio.staged.as_ref().map_or(Units::NONE, Full::units);
+        let staged = folio.staged_units();
         let away = (staged | folio.stored).contains(self.engine.geometry().index(address));
         assert!(!(away && self.space.is_here(address)), "page {page:#x}: {IN_TWO_PLACES}");
     }
