@@ -20,7 +20,6 @@ use super::tree::Tree;
 use crate::charge::OverLimit;
 use crate::config::Mode;
 use crate::engine::{Engine, Parts, StatsHome};
-use crate::folio::Units;
 use crate::mappings::event;
 
 /// How a broken `UNIT-1` shows.

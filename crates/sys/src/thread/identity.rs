@@ -141,14 +141,12 @@ mod tests {
 
     /// Sets the users and groups of this thread alone.
     fn become_now(users: [u32; 3], groups: [u32; 3]) {
-        // SAFETY: numbers only, in both calls.
-        let answers = unsafe {
-            [
-                libc::syscall(libc::SYS_setresgid, groups[0], groups[1], groups[2]),
-                libc::syscall(libc::SYS_setresuid, users[0], users[1], users[2]),
-            ]
-        };
-        assert_eq!(answers, [0, 0]);
+        // SAFETY: numbers only.
+        let answer = unsafe { libc::syscall(libc::SYS_setresgid, groups[0], groups[1], groups[2]) };
+        assert_eq!(answer, 0);
+        // SAFETY: numbers only.
+        let answer = unsafe { libc::syscall(libc::SYS_setresuid, users[0], users[1], users[2]) };
+        assert_eq!(answer, 0);
     }
 
     /// Goal: a thread that followed the program while it was another user for a moment still follows
@@ -162,7 +160,8 @@ mod tests {
         }
         let users = [[0, 0, 0], [0, 7, 0], [7, 0, 0], [7, 7, 0], [7, 7, 7], [0, 0, 7]];
         let groups = [[0, 0, 0], [0, 1, 0], [1, 1, 1], [7, 7, 7], [2, 0, 1]];
-        let pairs = users.iter().flat_map(|users| groups.iter().map(move |groups| (*users, *groups)));
+        let pairs =
+            users.iter().flat_map(|users| groups.iter().map(move |groups| (*users, *groups)));
         // A thread that cannot become root again could not go on to all of these.
         for (had, at) in pairs.clone().filter(|(users, _)| users.contains(&0)) {
             for (users, groups) in pairs.clone() {
