@@ -33,12 +33,7 @@ int main(int count, char **arguments) {
     if (!strcmp(arguments[1], "core")) {
         struct rlimit all = {RLIM_INFINITY, RLIM_INFINITY};
         if (setrlimit(RLIMIT_CORE, &all) != 0) return 77;
-        /* On a busy machine it may take a while until something is compressed. Alone nothing ever is. */
-        for (double until = now() + (getenv("ZFOLIO_LIMIT") ? 60 : 0); now() < until;) {
-            if (resident_mib() < 2 * limit_bytes() / MIB) break;
-            usleep(10000);
-        }
-        usleep(200000);
+        come_down();
         abort();
     }
     if (!strcmp(arguments[1], "term")) {

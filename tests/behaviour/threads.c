@@ -295,18 +295,8 @@ static void *last(void *argument) {
     usleep(100000);
     ballast_make(&own, 3 * limit_bytes(), 7);
     ballast_verify(&own, "the last thread");
-    size_t pages = SIZE_MAX;
-    /* On a busy machine it takes a while until the process is noticed to be large. */
-    for (int look = 0; look < 100 && pages * PAGE >= limit_bytes() + 24 * MIB; look++) {
-        if (look > 0) usleep(50000);
-        /* /proc has no figures for a leader that has ended; /proc/thread-self has. */
-        int status = open("/proc/thread-self/statm", O_RDONLY);
-        char text[100] = "";
-        CHECK(status >= 0 && read(status, text, 99) > 0 && sscanf(text, "%*u %zu", &pages) == 1);
-        close(status);
-        if (!getenv("ZFOLIO_LIMIT")) break;
-    }
-    if (getenv("ZFOLIO_LIMIT")) CHECK(pages * PAGE < limit_bytes() + 24 * MIB, "%zu MiB resident", pages * PAGE / MIB);
+    come_down();
+    if (getenv("ZFOLIO_LIMIT")) CHECK(resident_mib() < limit_bytes() / MIB + 24, "%zu MiB resident", resident_mib());
     ballast_verify(&own, "the last thread");
     report("the last thread is done\n", 24);
     return NULL;
