@@ -3,7 +3,7 @@
 //! ```text
 //! look the unit up
 //!   resident   a missing page reads as zeros
-//!   staged     move the unit back, and staged units around it (the second chance)
+//!   staged     move it back with the other staged units of the folio (the second chance)
 //!   stored     decompress and check one unit, and those of its folio that its stream wants
 //!   empty      zeros: the whole folio if all of it is empty, else one unit
 //! ```
@@ -69,9 +69,9 @@ enum Spare {
     Room,
 }
 
-/// What a touch of the staged unit `index` is to bring back: one unit, then a quarter of the folio,
-/// then all of it. A folio that is in use as a whole is back after three touches; of one with a
-/// single unit in use, the others go out.
+/// What a touch of unit `index` is to bring back of what went out below the limit (`--stall`): one
+/// unit, then a quarter of the folio, then all of it. A folio that is in use as a whole is back after
+/// three touches; of one with a single unit in use, the others go out.
 fn around(folio: &Folio, index: usize) -> Units {
     let count = match folio.resident.count() {
         0 => 1,
@@ -120,12 +120,12 @@ impl Engine {
                 let served = if was_there { Served::Raced } else { Served::Zero };
                 return (served, one);
             }
-            if folio.staged_units().contains(index) {
-                let units = around(&folio, index) | near;
-                let units = self.bring_staged(&mut folio, base, units);
+            let touched = around(&folio, index) | near;
+            let staged = self.bring_staged(&mut folio, base, touched);
+            if staged.contains(index) {
                 drop(folio);
                 self.give_spare(spare);
-                return (Served::Staged, range(units));
+                return (Served::Staged, range(staged));
             }
             let wanted = self.wanted(&folio, index, near);
             let Some(spare) = spare.take() else {
@@ -181,7 +181,7 @@ impl Engine {
         cpu: usize,
     ) {
         let Some(lock) = table.known(base) else { return };
-        let away = |folio: &Folio| !((folio.staged_units() | folio.stored) & units).is_empty();
+        let away = |folio: &Folio| folio.staged.is_some() || !(folio.stored & units).is_empty();
         let Some(stored) =
             lock.try_lock().filter(|folio| away(folio)).map(|folio| folio.stored & units)
         else {
@@ -210,18 +210,21 @@ impl Engine {
         }
     }
 
-    /// Moves those of `units` that are staged back, and returns them.
+    /// Moves staged units back, and returns them: those of `units` while memory goes out below the
+    /// limit, else all. At the limit it costs least if folios come and go as a whole: their slots
+    /// keep the pages, and one move takes several of them.
     pub(crate) fn bring_staged(&self, folio: &mut Folio, base: usize, units: Units) -> Units {
         let staged = folio.staged_units();
-        let units = units & staged;
+        let units = if self.is_proactive() { units & staged } else { staged };
+        if units.is_empty() {
+            return units;
+        }
         if units == staged {
             folio.staged.take().into_iter().for_each(|slot| self.mover.place(slot, base));
         } else if let Some(slot) = &mut folio.staged {
             self.mover.place_units(slot, units, base);
         }
-        if !units.is_empty() {
-            self.note_resident(folio, base, units, Queue::Main);
-        }
+        self.note_resident(folio, base, units, Queue::Main);
         units
     }
 
