@@ -86,24 +86,27 @@ static inline size_t limit_bytes(void) {
     return text ? strtoull(text, NULL, 10) : 32 * MIB;
 }
 
-/* The anonymous memory that is resident. */
-__attribute__((unused)) static size_t resident_mib(void) {
+/* A size in /proc/self/status: "RssAnon:" is the anonymous memory that is resident, "VmRSS:" all that is resident. */
+__attribute__((unused)) static size_t status_mib(const char *row) {
     char text[4096] = "";
     /* /proc/self has no figures for a leader that has ended. */
     int file = open("/proc/thread-self/status", O_RDONLY | O_CLOEXEC);
     CHECK(file >= 0 && read(file, text, sizeof text - 1) > 0);
     close(file);
-    const char *line = strstr(text, "RssAnon:");
+    const char *line = strstr(text, row);
     CHECK(line != NULL);
-    return strtoul(line + strlen("RssAnon:"), NULL, 10) >> 10;
+    return strtoul(line + strlen(row), NULL, 10) >> 10;
 }
 
-/* Waits until as much is resident as the limit allows, with 24 MiB for a moment, and then until the runner has looked.
- * On a busy machine zfolio's threads may come late. */
-__attribute__((unused)) static void come_down(void) {
+/* The runner accepts so much more than the limit, as its SLACK. */
+#define SLACK_MIB 24
+
+/* Waits until less is resident than the limit and SLACK_MIB, for so many seconds at most, and then until the runner has
+ * looked. On a busy machine zfolio's threads may come late. */
+__attribute__((unused)) static void come_down(double seconds) {
     if (getenv("ZFOLIO_LIMIT") == NULL) return;
-    size_t most = limit_bytes() / MIB + 24;
-    for (double until = now() + 60; resident_mib() >= most && now() < until;) usleep(10000);
+    size_t most = limit_bytes() / MIB + SLACK_MIB;
+    for (double until = now() + seconds; status_mib("VmRSS:") >= most && now() < until;) usleep(10000);
     usleep(200000);
 }
 

@@ -33,7 +33,7 @@ int main(int count, char **arguments) {
     if (!strcmp(arguments[1], "core")) {
         struct rlimit all = {RLIM_INFINITY, RLIM_INFINITY};
         if (setrlimit(RLIMIT_CORE, &all) != 0) return 77;
-        come_down();
+        come_down(60);
         abort();
     }
     if (!strcmp(arguments[1], "term")) {

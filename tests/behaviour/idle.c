@@ -15,8 +15,8 @@ int main(int argc, char **argv) {
     fill(data, bytes, 1);
     double until = now() + SECONDS_MAX;
     uint64_t random = 2;
-    while (resident_mib() > most) {
-        CHECK(now() < until, "still %zu MiB", resident_mib());
+    while (status_mib("RssAnon:") > most) {
+        CHECK(now() < until, "still %zu MiB", status_mib("RssAnon:"));
         for (int i = 0; i < 1000; i++) {
             size_t page = next_random(&random) % (bytes / PAGE / 10);
             CHECK(page_is(data + page * PAGE, 1 + page), "page %zu in use", page);
@@ -24,7 +24,7 @@ int main(int argc, char **argv) {
         /* Half of the time, so that whoever reclaims has a CPU too. */
         usleep(1000);
     }
-    size_t left = resident_mib();
+    size_t left = status_mib("RssAnon:");
     verify(data, bytes, 1, "after it was idle");
     char text[128];
     report(text, snprintf(text, sizeof text, "%zu MiB were left, and the contents are as they must be\n", left));

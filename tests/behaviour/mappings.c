@@ -331,7 +331,7 @@ static void pieces_return(void) {
         }
         verify(start, bytes, 5, "with pieces that returned");
     }
-    come_down();
+    come_down(60);
 }
 
 /* Memory gets a protection key while some of it is compressed, and loses it again. */

@@ -35,6 +35,12 @@ fn populate(mover: &Mover, base: usize, mask: u16) {
     assert_eq!(pages(base), mask);
 }
 
+/// The units of a mask.
+fn units_of(mask: u16) -> Units {
+    let units = (0..16).filter(|unit| mask >> unit & 1 == 1);
+    units.fold(Units::NONE, |all, unit| all | Units::one(unit))
+}
+
 fn first_byte(mover: &Mover, slot: &Full, geometry: Geometry, page: usize) -> u8 {
     let address = page * PAGE_BYTES;
     mover.unit(slot, geometry.index(address))[address % geometry.unit_bytes()]
@@ -102,9 +108,7 @@ fn a_slot_is_emptied_by_parts() {
     let at = mover.staging.full_address(&full);
     let mut back = 0_u16;
     for part in [0x0040_u16, 0x8001, 0x0F00] {
-        let units = (0..16).filter(|unit| part >> unit & 1 == 1);
-        let units = units.fold(Units::NONE, |all, unit| all | Units::one(unit));
-        mover.place_units(&mut full, units, space.address());
+        mover.place_units(&mut full, units_of(part), space.address());
         back |= part;
         assert_eq!((pages(space.address()), pages(at)), (back, !back));
         assert_eq!(mover.bytes_used(), (!back).count_ones() as usize * PAGE_BYTES);
@@ -123,12 +127,10 @@ fn a_slot_is_emptied_by_parts() {
 /// units that went out.
 #[test]
 fn some_units_go_out_and_the_others_stay() {
-    for units in [0x1_usize, 0x8000, 0x00F0, 0x5A5A, 0xFFFE] {
+    for mask in [0x1_u16, 0x8000, 0x00F0, 0x5A5A, 0xFFFE] {
         let (mover, space, geometry) = world(PAGE_BYTES);
         populate(&mover, space.address(), 0xFFFF);
-        let mask = u16::try_from(units).unwrap();
-        let wanted = (0..16).filter(|unit| units >> unit & 1 == 1);
-        let wanted = wanted.fold(Units::NONE, |all, unit| all | Units::one(unit));
+        let wanted = units_of(mask);
         let slot = mover.take_hollow().unwrap();
         let (full, refused) =
             mover.capture(space.address(), wanted, slot, Shared::Copied).expect("there");

@@ -2,9 +2,9 @@
 //! the program waits for less than a given share of its time (`zfolio run --stall`).
 //!
 //! Nothing tells the engine which memory is in use; it tries. Folios are captured at a certain
-//! pace, the oldest first, and lie in the staging area for seconds: who touches one gets it back by
-//! a move, and it is the youngest again. What nobody has touched is compressed. How fast this goes
-//! follows from what the program waits for:
+//! pace, the oldest first, and lie in the staging area for seconds: who touches a unit gets it back
+//! by a move, and its folio is the youngest again. What nobody has touched is compressed. How fast
+//! this goes follows from what the program waits for:
 //!
 //! ```text
 //! credit   share of the time that has passed, less what the program has waited

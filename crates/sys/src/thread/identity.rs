@@ -50,9 +50,9 @@ impl Identity {
         let others: Vec<RawGid> = self.others.iter().map(|group| group.as_raw()).collect();
         let ([user, effective, saved], [group, effective_group, saved_group]) =
             (self.users, self.groups);
-        // Only an effective root may set any groups, and this thread may have followed the program
-        // just while that was another user for a moment. If the thread may not do this or what
-        // comes next, the leading thread could not either.
+        // Only an effective root may set any groups. This thread may have followed the program while
+        // the program was another user for a moment, so it becomes root again first. If the thread
+        // may not do that or what comes next, the leading thread could not either.
         // SAFETY: numbers only.
         unsafe { libc::syscall(libc::SYS_setresuid, SAME, 0, SAME) };
         // SAFETY: a list of so many groups.
