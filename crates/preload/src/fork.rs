@@ -21,6 +21,7 @@
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use zfolio_core::stats::add;
 use zfolio_pager::Quiet;
@@ -136,7 +137,7 @@ fn prepare_to(fork_by_library: bool) {
     }
     let mask = signal::block_all();
     pin_own_stack();
-    let mut files = fork_by_library.then(Files::lock);
+    let files = fork_by_library.then(Files::lock);
     let one = ONE.lock();
     let (candidates, quiet) = loop {
         if candidates::engine().is_none() {
@@ -150,7 +151,7 @@ fn prepare_to(fork_by_library: bool) {
         // of the memory is still resident.
         ask(Call::Settle, [0; 6]).ok();
         let mut touched = Vec::new();
-        if let Some(files) = &mut files {
+        if let Some(files) = &files {
             files.touch(|at| touched.push(at));
             touch_kept(|at| touched.push(at));
         }
@@ -204,10 +205,10 @@ pub(crate) extern "C" fn parent() {
 
 pub(crate) extern "C" fn child() {
     if let Some(Everything { heap, mut quiet, candidates, _one, files, mask }) = take() {
+        drop(heap);
         if let Some(files) = files {
             files.forget_in_child();
         }
-        drop(heap);
         if let Some(settings) = settings::get() {
             lifecycle::start_over(settings, candidates.engine().zip(quiet.as_mut()));
         }
@@ -223,10 +224,15 @@ pub(crate) extern "C" fn child() {
 #[repr(C)]
 struct File {
     flags: i32,
-    pointers: [usize; 11],
+    read: [usize; 3],
+    /// Output that was not sent yet: from `write_base` to `write_next`.
+    write_base: usize,
+    write_next: usize,
+    write_end: usize,
+    buffer: [usize; 5],
     markers: usize,
     chain: *mut File,
-    number: i32,
+    number: AtomicI32,
     flags2: i32,
     old_offset: i64,
     column: u16,
@@ -236,6 +242,7 @@ struct File {
 }
 
 const _: () = {
+    assert!(std::mem::offset_of!(File, write_base) == 32);
     assert!(std::mem::offset_of!(File, chain) == 104);
     assert!(std::mem::offset_of!(File, lock) == 136);
 };
@@ -254,36 +261,67 @@ unsafe extern "C" {
 /// It is taken before `ONE`, because a thread that flushes all files holds this lock, and may fork in a function
 /// of the program (`fopencookie`). The C library's `fork` takes the lock again, after `prepare`; so no other
 /// thread can hold it then and wait for a fault.
-struct Files(());
+///
+/// A `FILE` is in the list before its file is open. So another thread may open it between the moments at which the
+/// system call copies the descriptors and the memory. Then the child has a `FILE` without its descriptor, or with
+/// a descriptor that means another file by the time the child writes. With the C library's `malloc` such a `FILE`
+/// has no output, since `fork` holds the locks of `malloc`, and no thread can get a buffer meanwhile; with ours it
+/// may have some. So the child forgets that output, which is the parent's to write.
+struct Files {
+    /// `FILE`s without a descriptor when the list was locked.
+    without_number: Vec<*mut File>,
+}
 
 impl Files {
     fn lock() -> Files {
         // SAFETY: no preconditions; the same thread unlocks it.
         unsafe { _IO_list_lock() };
-        Files(())
+        let mut files = Files { without_number: Vec::new() };
+        // SAFETY: a member of the list.
+        let number_of = |file: *mut File| unsafe { &(*file).number }.load(Ordering::Relaxed);
+        files.without_number = files.list().filter(|file| number_of(*file) < 0).collect();
+        files
+    }
+
+    /// The open `FILE`s. They stay in the list, and so alive, while it is locked.
+    fn list(&self) -> impl Iterator<Item = *mut File> {
+        let some = |file: *mut File| (!file.is_null()).then_some(file);
+        // SAFETY: a variable of the C library, read under its lock.
+        let first = some(unsafe { _IO_list_all });
+        // SAFETY: a member of the list; the link to the next one changes under the lock only.
+        std::iter::successors(first, move |file| some(unsafe { (**file).chain }))
     }
 
     /// Makes every open `FILE` and its lock resident, and passes their addresses to `note`.
-    fn touch(&mut self, mut note: impl FnMut(usize)) {
-        // SAFETY: a variable of the C library, read under its lock.
-        let mut file = unsafe { _IO_list_all };
-        while !file.is_null() {
-            // SAFETY: a member of the list. It stays in the list, and so alive, while the list is locked.
-            let about = unsafe { &*file };
-            let (chain, lock) = (about.chain, about.lock);
+    fn touch(&self, mut note: impl FnMut(usize)) {
+        for file in self.list() {
             note(file as usize);
             note(file as usize + size_of::<File>());
+            // SAFETY: a member of the list; the address of its lock never changes.
+            let lock = unsafe { (*file).lock };
             if lock != 0 {
                 // SAFETY: the file's lock, a word at least.
                 std::hint::black_box(unsafe { (lock as *const u32).read_volatile() });
                 note(lock);
             }
-            file = chain;
+        }
+    }
+
+    /// In a child: forgets the output of files that were opened during the fork.
+    fn forget_output(&self) {
+        for &file in &self.without_number {
+            // SAFETY: a member of the list, which was locked since it was noted; a child has no thread that uses it.
+            let file = unsafe { &mut *file };
+            if *file.number.get_mut() >= 0 {
+                file.write_next = file.write_base;
+            }
         }
     }
 
     /// In a child: resets the lock. The C library does this only if the process had more than one thread.
-    fn forget_in_child(self) {
+    fn forget_in_child(mut self) {
+        self.forget_output();
+        drop(std::mem::take(&mut self.without_number));
         std::mem::forget(self);
         // SAFETY: the child's only thread, which holds the lock or finds it free.
         unsafe { _IO_list_resetlock() };
@@ -365,4 +403,37 @@ fn touch_kept(note: impl FnMut(usize)) {
     // A page without a mapping, or without access, cannot be populated, and `fork` cannot use it either.
     let populated = |page: &usize| map::populate_read(*page, map::PAGE_BYTES).is_ok();
     pages.into_iter().filter(populated).for_each(note);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::sync::atomic::Ordering;
+
+    use super::{File, Files};
+
+    #[test]
+    fn a_child_forgets_the_output_of_files_opened_during_the_fork() {
+        let path = std::env::temp_dir().join(format!("zfolio-fork-{}", std::process::id()));
+        let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+        // SAFETY: two strings that end with a zero.
+        let [early, late] = [(), ()].map(|()| unsafe { libc::fopen(name.as_ptr(), c"a".as_ptr()) });
+        // SAFETY: an open file, whose public part is a `File`.
+        let number = unsafe { &(*late.cast::<File>()).number };
+        // SAFETY: both are open.
+        assert!(unsafe { libc::fputs(c"early\n".as_ptr(), early) } >= 0);
+        let open = number.swap(-1, Ordering::Relaxed);
+        let files = Files::lock();
+        number.store(open, Ordering::Relaxed);
+        // SAFETY: as above.
+        assert!(unsafe { libc::fputs(c"late\n".as_ptr(), late) } >= 0);
+        files.forget_output();
+        drop(files);
+        for file in [early, late] {
+            // SAFETY: as above; it is not used afterwards.
+            assert_eq!(unsafe { libc::fclose(file) }, 0);
+        }
+        assert_eq!(fs::read_to_string(&path).unwrap(), "early\n");
+        fs::remove_file(&path).unwrap();
+    }
 }
