@@ -138,11 +138,22 @@ fn start_thread(name: &'static CStr, tries: u32, life: impl FnOnce() + Send + 's
     started.is_ok()
 }
 
+/// Makes a reclaim thread, and the threads that it starts, run soon after a wake-up.
+///
+/// It inherited the CPU affinity of the program's thread that started it. While other programs keep all CPUs busy, the
+/// program would pass its limit before this thread saw it, and wait longer for each fault.
+fn run_soon() {
+    cpu::unpin(0);
+    // A filter may end the process for a system call that it does not know.
+    if !process::is_filtered() {
+        cpu::take_short_turns();
+    }
+}
+
 /// The reclaim thread: makes the engine, waits until the process is near its limit, engages the engine,
 /// and reclaims.
 fn live(settings: &'static Settings) {
-    // This thread inherited the CPU affinity of the program's thread that started it.
-    cpu::unpin(0);
+    run_soon();
     share::set_watches();
     let is_early =
         |resident| statistics::stall_ppm(settings) > 0 && resident >= share::PROACTIVE_BYTES_MIN;
@@ -287,7 +298,7 @@ pub(crate) fn start_over(
     // served. So this thread lends `quiet` to the reclaim thread until READY changes.
     let lent = std::ptr::from_mut(quiet) as usize;
     let started = start_thread(c"zfolio-reclaim", CHILD_TRIES, move || {
-        cpu::unpin(0);
+        run_soon();
         // SAFETY: start_over() waits for READY before it uses `quiet` again, or its borrow ends.
         let quiet = unsafe { &mut *(lent as *mut zfolio_pager::Quiet<'static>) };
         let ready = live_again(engine, quiet);
