@@ -16,7 +16,7 @@
 //!
 //! # Concurrency
 //!
-//! `table` -> `folio` -> `inbox` -> `replacement` -> `staging` -> `copies` -> `density` -> streams of
+//! `table` -> `folio` -> `inbox` -> `faults` -> `replacement` -> `staging` -> `copies` -> `density` -> streams of
 //! faults -> streams of the codecs -> pool -> `PoolMappings`. See `docs/locks.md`.
 
 use std::ops::Deref;

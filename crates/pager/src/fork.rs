@@ -23,7 +23,7 @@ use zfolio_sys::map::OwnMemory;
 use crate::config::Error;
 use crate::engine::Engine;
 use crate::folio::{Folio, Geometry, Table};
-use crate::mappings::event::{self, Locked};
+use crate::mappings::event::Locked;
 use crate::rank;
 
 /// While this lives, the engine moves nothing: see [`Engine::quiet`].
@@ -86,7 +86,7 @@ impl Engine {
         // The child's inbox will be cleared, so changes that were read are applied now (EVT-3).
         self.apply_changes(&mut table);
         let inbox = self.mover.inbox.lock();
-        let changed = inbox.iter().any(|event| event::is_change(event.message));
+        let changed = inbox.has_change();
         let settled = self.replacement.staged_folios() == 0 && !changed;
         let inheritance = self.figures().inheritance();
         settled.then_some(Quiet { geometry: self.geometry(), inheritance, inbox, table })

@@ -4,8 +4,10 @@
 pub(crate) const TABLE: u8 = 10;
 /// One folio. A thread takes a second one by `try_lock` only.
 pub(crate) const FOLIO: u8 = 20;
-/// Messages that were read and not yet served.
+/// Changes of mappings that were read and not yet applied.
 pub(crate) const INBOX: u8 = 25;
+/// Faults that were read and not yet served.
+pub(crate) const FAULTS: u8 = 26;
 /// The queues of resident folios.
 pub(crate) const REPLACEMENT: u8 = 30;
 /// The lists of slots.

@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::stats::add;
-use zfolio_core::sync::{ReadGuard, RwLock, WriteGuard};
+use zfolio_core::sync::{Guard, Mutex, ReadGuard, RwLock, WriteGuard};
 use zfolio_sys::uffd::{Message, Messages};
 
 use crate::engine::Engine;
@@ -83,15 +83,39 @@ pub(crate) struct Event {
 ///
 /// A change of mappings makes moves fail (`EAGAIN`) until its event is read. So a thread whose move
 /// fails reads the messages, and leaves them here for the handler.
+///
+/// Faults have a lock of their own: who moves or copies holds the changes, and the handler would wait for
+/// each move of the reclaim thread before it could remove a fault that was served.
 #[derive(Debug)]
-pub(crate) struct Inbox(RwLock<{ rank::INBOX }, VecDeque<Event>>);
+pub(crate) struct Inbox {
+    changes: RwLock<{ rank::INBOX }, VecDeque<Event>>,
+    faults: Mutex<{ rank::FAULTS }, VecDeque<Event>>,
+}
 
-/// The inbox, locked for writing.
-pub(crate) type Locked<'a> = WriteGuard<'a, { rank::INBOX }, VecDeque<Event>>;
+/// The inbox, locked.
+#[derive(Debug)]
+pub(crate) struct Locked<'a> {
+    faults: Guard<'a, { rank::FAULTS }, VecDeque<Event>>,
+    changes: WriteGuard<'a, { rank::INBOX }, VecDeque<Event>>,
+}
+
+impl Locked<'_> {
+    /// Whether a change waits to be applied.
+    pub(crate) fn has_change(&self) -> bool {
+        !self.changes.is_empty()
+    }
+
+    /// Forgets all messages.
+    pub(crate) fn clear(&mut self) {
+        self.changes.clear();
+        self.faults.clear();
+    }
+}
 
 impl Default for Inbox {
     fn default() -> Self {
-        Inbox(RwLock::new(VecDeque::with_capacity(WAITING_MAX)))
+        let room = || VecDeque::with_capacity(WAITING_MAX);
+        Inbox { changes: RwLock::new(room()), faults: Mutex::new(room()) }
     }
 }
 
@@ -135,12 +159,15 @@ impl Inbox {
         let mut messages = Messages::default();
         // Read under the lock, so that messages are kept in the order in which the kernel sent
         // them.
-        let mut inbox = self.0.write();
+        let mut changes = self.changes.write();
         let messages = from.read(Side::Program, &mut messages);
         let at = from.now_ns();
         for &message in messages {
             let ours = match message {
-                Message::Fault { .. } => false,
+                Message::Fault { .. } => {
+                    self.faults.lock().push_back(Event { message, at });
+                    continue;
+                }
                 Message::Remove { start, end } | Message::Unmap { start, end } => {
                     announced.covers(start, end)
                 }
@@ -148,31 +175,32 @@ impl Inbox {
                 Message::Other => true,
             };
             if !ours {
-                inbox.push_back(Event { message, at });
+                changes.push_back(Event { message, at });
             }
         }
     }
 
     /// Locks the inbox for a `fork`, since the handler looks into the inbox without the table.
     pub(crate) fn lock(&self) -> Locked<'_> {
-        self.0.write()
+        let changes = self.changes.write();
+        Locked { faults: self.faults.lock(), changes }
     }
 
     /// The next message to serve: changes come before faults, since the thread of a fault waits,
     /// but the thread of a change goes on.
     pub(crate) fn first(&self) -> Option<Event> {
-        let inbox = self.0.read();
-        inbox.iter().find(|event| is_change(event.message)).or(inbox.front()).copied()
+        let change = self.changes.read().front().copied();
+        change.or_else(|| self.faults.lock().front().copied())
     }
 
-    /// Removes the first message, a fault that was served. New messages are added behind it.
+    /// Removes the first fault, which was served. New faults are added behind it.
     pub(crate) fn done(&self) {
-        self.0.write().pop_front();
+        self.faults.lock().pop_front();
     }
 
-    /// Keeps the inbox as it is for one move or copy.
+    /// Keeps the changes as they are for one move or copy.
     pub(crate) fn steady(&self) -> Steady<'_> {
-        Steady(self.0.read())
+        Steady(self.changes.read())
     }
 
     /// Whether a change of any part of `start..end` may wait: one does, or another thread is reading
@@ -180,14 +208,12 @@ impl Inbox {
     #[cfg(all(test, debug_assertions))]
     pub(crate) fn may_have_change(&self, start: usize, end: usize) -> bool {
         let waits = |event: &Event| changes(event.message, start, end);
-        self.0.try_read().is_none_or(|inbox| inbox.iter().any(waits))
+        self.changes.try_read().is_none_or(|inbox| inbox.iter().any(waits))
     }
 
     /// Takes the first change; the caller has the table for writing. Faults stay, for the handler.
     fn take_change(&self) -> Option<Message> {
-        let mut inbox = self.0.write();
-        let first = inbox.iter().position(|event| is_change(event.message))?;
-        inbox.remove(first).map(|event| event.message)
+        self.changes.write().pop_front().map(|event| event.message)
     }
 }
 

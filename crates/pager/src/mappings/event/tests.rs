@@ -7,6 +7,15 @@ use super::{Announced, Event, Inbox, Place};
 
 const PAGES: usize = 32;
 
+/// Puts a message into the inbox, as if it had been read.
+fn put(inbox: &Inbox, message: Message) {
+    let event = Event { message, at: 0 };
+    match message {
+        Message::Fault { .. } => inbox.faults.lock().push_back(event),
+        _ => inbox.changes.write().push_back(event),
+    }
+}
+
 /// Goal: an event of the engine's own call is skipped, and none that reaches beyond the call's range.
 #[test]
 fn only_what_lies_within_an_announced_range_is_the_engines_own() {
@@ -58,7 +67,7 @@ fn pages_are_placed_where_the_changes_took_them() {
             if matches!(message, Message::Remove { .. } | Message::Unmap { .. }) {
                 went.retain(|_, now| !there.contains(now));
             }
-            inbox.0.write().push_back(Event { message, at: 0 });
+            put(&inbox, message);
         }
         let steady = inbox.steady();
         for page in 0..PAGES {
@@ -84,7 +93,7 @@ fn changes_go_before_faults_and_faults_keep_their_order() {
     let fault = |address| Message::Fault { address, thread: 1 };
     let change = Message::Remove { start: 0, end: PAGE_BYTES };
     for message in [fault(1), fault(2), change, fault(3)] {
-        inbox.0.write().push_back(Event { message, at: 0 });
+        put(&inbox, message);
     }
     let address = |event: Option<Event>| match event.map(|event| event.message) {
         Some(Message::Fault { address, .. }) => Some(address),
