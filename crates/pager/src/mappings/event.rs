@@ -84,8 +84,8 @@ pub(crate) struct Event {
 /// A change of mappings makes moves fail (`EAGAIN`) until its event is read. So a thread whose move
 /// fails reads the messages, and leaves them here for the handler.
 ///
-/// Faults have a lock of their own: who moves or copies holds the changes, and the handler would wait for
-/// each move of the reclaim thread before it could remove a fault that was served.
+/// A thread that moves or copies memory holds the lock of the changes ([`Steady`]). Faults have another lock, so
+/// that the handler can remove a fault that it has served while the reclaim thread moves.
 #[derive(Debug)]
 pub(crate) struct Inbox {
     changes: RwLock<{ rank::INBOX }, VecDeque<Event>>,
@@ -164,10 +164,7 @@ impl Inbox {
         let at = from.now_ns();
         for &message in messages {
             let ours = match message {
-                Message::Fault { .. } => {
-                    self.faults.lock().push_back(Event { message, at });
-                    continue;
-                }
+                Message::Fault { .. } => false,
                 Message::Remove { start, end } | Message::Unmap { start, end } => {
                     announced.covers(start, end)
                 }
@@ -175,8 +172,17 @@ impl Inbox {
                 Message::Other => true,
             };
             if !ours {
-                changes.push_back(Event { message, at });
+                self.keep(&mut changes, Event { message, at });
             }
+        }
+    }
+
+    /// Adds a message behind those of its kind.
+    fn keep(&self, changes: &mut VecDeque<Event>, event: Event) {
+        if is_change(event.message) {
+            changes.push_back(event);
+        } else {
+            self.faults.lock().push_back(event);
         }
     }
 
