@@ -117,7 +117,7 @@ static void together(struct ballast *b) {
     while (atomic_load(steps) < 22) ballast_verify(b, "a process with a limit of its own");
 }
 
-/* Without --tree: each has the limit for itself. */
+/* With --per-process: each has the limit for itself. */
 static void own(void) {
     pid_t first = filled(together), second = filled(together);
     child_is_well(first, "the first");

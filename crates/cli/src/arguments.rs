@@ -94,19 +94,19 @@ Examples:
   zfolio run --limit 256M -- python3 build_index.py
   zfolio run --limit 2G --algorithm zstd,level=3 --unit 16K -- redis-server --port 7777
   zfolio run --limit 1G --quiet --stats run.json -- ./simulate input.dat
-  zfolio run --tree -- make -j8                 half of the memory for all processes together
+  zfolio run --limit 2G -- make -j8             2 GiB for all processes together
 
-Children are managed too, each with the limit for itself. With --tree the program and all that it
-starts share the limit: memory goes to the processes that wait for it most. zfolio waits, passes
+Children are managed too: the program and all that it starts share the limit, and memory goes to the
+processes that wait for it most. With --per-process each has the limit for itself. zfolio waits, passes
 signals on, and ends as the program ended: with its exit status, or by the same signal. Otherwise:
 127 PROGRAM was not found; 126 it cannot be executed or managed (static, setuid, 32-bit, musl); 125
 this machine can't ('zfolio doctor' says why); 122 --strict ended the program; 2 a wrong argument.
 
 Defaults may stand in the environment: ZFOLIO_LIMIT, ZFOLIO_STALL, ZFOLIO_ALGORITHM, ZFOLIO_UNIT, and
-ZFOLIO_TREE=1, ZFOLIO_STRICT=1, ZFOLIO_QUIET=1. An option given overrides them."
+ZFOLIO_PER_PROCESS=1, ZFOLIO_STRICT=1, ZFOLIO_QUIET=1. An option given overrides them."
 )]
 pub(crate) struct RunArgs {
-    /// The memory that a process may use [default: half of what the machine or cgroup allows]
+    /// The memory that the program may use [default: half of what the machine or cgroup allows]
     ///
     /// Everything counts: resident, staged and compressed memory, and zfolio's own. At least 32M; with %, of
     /// what the machine or cgroup allows; with auto, what is left there, once a second.
@@ -120,9 +120,9 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "N%", value_parser = parse_stall)]
     pub(crate) stall: Option<u32>,
 
-    /// Let all processes of the run share one limit
+    /// Give each process of the run the limit for itself, instead of one limit for all
     #[arg(long)]
-    pub(crate) tree: bool,
+    pub(crate) per_process: bool,
 
     /// The compression algorithm, and its parameters: see 'zfolio algorithms' [default: auto]
     #[arg(long, short, value_name = "NAME[,level=N][,dict=FILE]", value_parser = parse_algorithm)]
@@ -163,7 +163,7 @@ pub(crate) struct RunArgs {
 /// Arguments of `zfolio stat`.
 #[derive(Args, Debug)]
 #[command(after_help = "Columns:
-  LIMIT     what was asked for           PROCESS   resident memory of the whole process
+  LIMIT     its own, or its run's        PROCESS   resident memory of the whole process
   RESIDENT  managed memory, mapped       STAGED    unmapped but not yet compressed
   POOL      compressed, with overhead    META      tables of zfolio
   DEMAND    what the program would hold resident without zfolio
@@ -218,8 +218,8 @@ pub(crate) struct StatArgs {
   limit=SIZE|N%   as --limit of 'zfolio run', 32M or more
   stall=N%        as --stall of 'zfolio run'; 0: only the limit counts
 
-For the PID of a 'zfolio run' the setting is that of all processes that it has now; with --tree, the limit is
-the one that they share. A program that is executed later begins with the settings of its run.
+For the PID of a 'zfolio run' the setting is that of all processes that it has now, and the limit is
+the one that they share, unless the run has --per-process. A program that is executed later begins with the settings of its run.
 
 Examples:
   zfolio set 4711 limit=1G

@@ -95,7 +95,10 @@ const MORE: [Section; 4] = [
         entries: &[
             ("LD_PRELOAD", "The library, before what is there already."),
             ("ZFOLIO_LIMIT, ZFOLIO_UNIT", "In bytes."),
-            ("ZFOLIO_ALGORITHM, ZFOLIO_TREE, ZFOLIO_STRICT, ZFOLIO_QUIET", "As the options say."),
+            (
+                "ZFOLIO_ALGORITHM, ZFOLIO_PER_PROCESS, ZFOLIO_STRICT, ZFOLIO_QUIET",
+                "As the options say.",
+            ),
             ("ZFOLIO_RUN", "The PID of zfolio."),
         ],
     },

@@ -219,7 +219,7 @@ fn environment(settings: &Settings, preload: &Path) -> Result<Vec<CString>, Fail
         ("ZFOLIO_ALGORITHM", Some(settings.algorithm.to_string().into())),
         ("ZFOLIO_STALL", Some(size::display_stall(settings.stall_ppm).into())),
         ("ZFOLIO_FALLS", flag(settings.auto)),
-        ("ZFOLIO_TREE", flag(settings.tree)),
+        ("ZFOLIO_PER_PROCESS", flag(!settings.tree)),
         ("ZFOLIO_STRICT", flag(settings.strict)),
         ("ZFOLIO_QUIET", flag(settings.quiet)),
         ("ZFOLIO_RUN", Some(std::process::id().to_string().into())),
@@ -312,7 +312,8 @@ impl Watchers {
             supervisor.look_if_due(tree);
         }
         self.auto.iter_mut().for_each(Auto::look_if_due);
-        self.watch.look_if_due(tree);
+        let shared_limit = self.supervisor.as_ref().map(Supervisor::limit_bytes);
+        self.watch.look_if_due(tree, shared_limit);
     }
 }
 

@@ -1,8 +1,8 @@
 //! `zfolio set`: another limit, or another share of time to be waited, for what runs already.
 //!
 //! The words are written into the file in which the process publishes its figures; its background
-//! thread finds them there at its next look, 20 ms later at most. For a run whose processes share a
-//! limit they are written into its ledger, and `zfolio run` acts on them.
+//! thread finds them there at its next look, 20 ms later at most. A limit that the processes of a run
+//! share is written into its ledger, and `zfolio run` acts on it.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,6 +10,7 @@ use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use zfolio_core::size;
 use zfolio_sys::clock;
 
 use crate::arguments::{SetArgs, Setting};
@@ -25,17 +26,17 @@ const ANSWER_NS: u64 = 2_000_000_000;
 ///
 /// # Errors
 ///
-/// If the process is not managed or belongs to another user, if the setting is not its own, or if
-/// its file cannot be written.
+/// If the process is not managed or belongs to another user, or if its file cannot be written.
 pub(crate) fn set(arguments: &SetArgs) -> Result<ExitCode, Failure> {
     let pid = arguments.pid;
+    let shared = shared_limit_of(pid);
     let (mut shared_limit, mut own) = (None, Vec::new());
     for setting in &arguments.settings {
-        match (setting, ledger_of(pid)) {
-            (Setting::Limit(bytes), Some((directory, _))) => {
-                let asked = ledger_file::ask_limit(&directory, pid, *bytes);
-                asked.map_err(|error| unwritten(pid, &error))?;
-                shared_limit = Some(*bytes);
+        match (setting, &shared) {
+            (Setting::Limit(bytes), Some(Shared { run, directory })) => {
+                let asked = ledger_file::ask_limit(directory, *run, *bytes);
+                asked.map_err(|error| unwritten(*run, &error))?;
+                shared_limit = Some((*run, *bytes));
             }
             _ => own.push(*setting),
         }
@@ -48,28 +49,57 @@ pub(crate) fn set(arguments: &SetArgs) -> Result<ExitCode, Failure> {
     let until = clock::monotonic_ns() + ANSWER_NS;
     loop {
         let silent = files.iter().filter(|file| !own.iter().all(|one| holds(file, *one))).count();
-        let is_shared_held =
-            shared_limit.is_none_or(|bytes| ledger_of(pid).is_none_or(|(_, total)| total == bytes));
-        if silent == 0 && is_shared_held {
-            return Ok(ExitCode::SUCCESS);
+        let silent_run = shared_limit
+            .filter(|(run, bytes)| ledger_of(*run).is_some_and(|(_, total)| total != *bytes));
+        if silent == 0 && silent_run.is_none() {
+            break;
         }
         if clock::monotonic_ns() > until {
-            tell_who_is_silent(pid, silent, files.len());
-            return Ok(ExitCode::SUCCESS);
+            tell_who_is_silent(pid, silent, files.len(), silent_run.map(|(run, _)| run));
+            break;
         }
         std::thread::sleep(Duration::from_millis(5));
     }
+    if let Some((run, bytes)) = shared_limit.filter(|(run, _)| *run != pid) {
+        tell_who_shares(pid, run, bytes);
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
-/// One line for `silent` of `all` processes that do not answer; 0: it is `zfolio run` that does not.
-fn tell_who_is_silent(pid: u32, silent: usize, all: usize) {
-    match silent {
-        0 => eprintln!("zfolio: {pid}: 'zfolio run' does not answer: it is stopped"),
-        _ => eprintln!(
+/// One line for `silent` of `all` processes that do not answer, and for a `zfolio run` that does not.
+fn tell_who_is_silent(pid: u32, silent: usize, all: usize, silent_run: Option<u32>) {
+    if silent > 0 {
+        eprintln!(
             "zfolio: {pid}: {silent} of {all} processes are small and not watched yet, or stopped: \
              this will hold once they have mapped more"
-        ),
+        );
     }
+    if let Some(run) = silent_run {
+        eprintln!("zfolio: {run}: 'zfolio run' does not answer: it is stopped");
+    }
+}
+
+/// One line if other processes share the limit that was set for one.
+fn tell_who_shares(pid: u32, run: u32, bytes: u64) {
+    let others = files_of(run).map_or(0, |files| files.len().saturating_sub(1));
+    if others > 0 {
+        let limit = size::display(bytes);
+        eprintln!(
+            "zfolio: {pid} shares its limit with {others} more: that of run {run} is {limit} now"
+        );
+    }
+}
+
+/// A run whose processes share a limit, and where its ledger is.
+struct Shared {
+    run: u32,
+    directory: PathBuf,
+}
+
+/// The run whose limit a setting for `pid` means: it is that run's `zfolio run`, or one of its processes.
+fn shared_limit_of(pid: u32) -> Option<Shared> {
+    let of = |run| ledger_of(run).map(|(directory, _)| Shared { run, directory });
+    of(pid).or_else(|| of(u32::try_from(stat::find(pid).ok()?.run()).ok()?))
 }
 
 /// The directory and the limit of the ledger of a run.
@@ -89,13 +119,6 @@ fn files_of(pid: u32) -> Result<Vec<StatsFile>, Failure> {
 }
 
 fn ask(file: &StatsFile, setting: Setting) -> Result<(), Failure> {
-    let run = u32::try_from(file.run()).unwrap_or(0);
-    if matches!(setting, Setting::Limit(_)) && ledger_of(run).is_some() {
-        return Err(Failure::argument(format!(
-            "limit: process {} shares the limit of a run; accepted: 'zfolio set {run} limit=...'",
-            file.pid
-        )));
-    }
     match setting {
         Setting::Limit(bytes) => file.ask_limit(bytes),
         Setting::Stall(ppm) => file.ask_stall(ppm),

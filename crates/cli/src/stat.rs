@@ -104,7 +104,7 @@ impl Look {
         let size = terminal::size();
         match self {
             Look::All(files, rates) => {
-                let runs: Vec<String> = runs(files).iter().map(Run::to_string).collect();
+                let runs = runs(files);
                 screen::overview(files, rates, &runs, (size, seconds), !arguments.noheadings)
             }
             Look::One(file, before, between_ns) => {
@@ -232,11 +232,12 @@ fn overview(arguments: &StatArgs) -> String {
     if arguments.noheadings {
         table = table.without_headings();
     }
+    let runs = runs(&files);
     for file in &files {
-        table.push(row(arguments, file));
+        table.push(row(arguments, file, &runs));
     }
     let mut text = table.to_string();
-    for run in runs(&files) {
+    for run in runs {
         writeln!(text, "{run}").expect("writing to a string");
     }
     text
@@ -258,6 +259,13 @@ fn runs(files: &[StatsFile]) -> Vec<Run> {
         Some(Run { run, processes, sum_bytes, limit_bytes: ledger.total_bytes() })
     };
     ids.into_iter().filter_map(about).collect()
+}
+
+/// The limit of a process: that of its run, if the processes of that run share it.
+fn limit_bytes(file: &StatsFile, runs: &[Run]) -> u64 {
+    let shared = runs.iter().find(|run| u64::from(run.run) == file.run());
+    let own = || file.stats.figures.limit_bytes.load(Relaxed);
+    shared.map_or_else(own, |run| run.limit_bytes)
 }
 
 /// The processes of a run, under one limit.
@@ -287,9 +295,8 @@ fn json_text(arguments: &StatArgs, value: &Value) -> String {
     if arguments.watch.is_some() { format!("{value}\n") } else { format!("{value:#}\n") }
 }
 
-fn row(arguments: &StatArgs, file: &StatsFile) -> Vec<String> {
+fn row(arguments: &StatArgs, file: &StatsFile, runs: &[Run]) -> Vec<String> {
     let Figures {
-        limit_bytes,
         process_bytes,
         resident_bytes,
         staged_bytes,
@@ -300,10 +307,8 @@ fn row(arguments: &StatArgs, file: &StatsFile) -> Vec<String> {
         stall_ns,
         ..
     } = &file.stats.figures;
-    let bytes = |figure: &std::sync::atomic::AtomicU64| {
-        let value = figure.load(Relaxed);
-        if arguments.bytes { value.to_string() } else { size::display(value) }
-    };
+    let text = |value: u64| if arguments.bytes { value.to_string() } else { size::display(value) };
+    let bytes = |figure: &std::sync::atomic::AtomicU64| text(figure.load(Relaxed));
     let histograms = file.stats.histograms();
     let faults: u64 = histograms.iter().map(|(_, histogram)| histogram.count()).sum();
     let stored = &file.stats.fault_stored_ns;
@@ -311,7 +316,7 @@ fn row(arguments: &StatArgs, file: &StatsFile) -> Vec<String> {
         file.pid.to_string(),
         file.command(),
         file.stats.algorithm(),
-        bytes(limit_bytes),
+        text(limit_bytes(file, runs)),
         bytes(process_bytes),
         bytes(resident_bytes),
         bytes(staged_bytes),

@@ -95,6 +95,7 @@ fn observed(
     follow_per_mille: u64,
 ) -> Result<Observed, Failure> {
     let options: Vec<OsString> = vec![
+        "--per-process".into(),
         "--limit".into(),
         limit_bytes.to_string().into(),
         "--unit".into(),
@@ -199,7 +200,9 @@ fn story(
     }
     text += &table.to_string();
     text += &format!(
-        "zfolio: recommended: --limit {}, at most {} % slower than with all its memory ({} expected)\n",
+        "zfolio: recommended: {}--limit {}, at most {} % slower than with all its memory ({} expected)\n",
+        // Each process was observed with a limit of its own.
+        if curve.processes().count() > 1 { "--per-process " } else { "" },
         limit(best.limit_bytes),
         arguments.slowdown,
         duration::display(best.time_ns)

@@ -66,8 +66,8 @@ fn from_environment() -> Option<Settings> {
     };
     let run = number("ZFOLIO_RUN").unwrap_or(0);
     let follow_per_mille = number("ZFOLIO_FOLLOW").unwrap_or(0).min(1000);
-    let is_asked_for = text("ZFOLIO_TREE").is_some_and(|value| value == "1");
-    let tree = is_asked_for && run != 0 && follow_per_mille == 0;
+    let per_process = text("ZFOLIO_PER_PROCESS").is_some_and(|value| value == "1");
+    let tree = !per_process && run != 0 && follow_per_mille == 0;
     let falls = text("ZFOLIO_FALLS").is_some_and(|value| value == "1");
     Some(Settings { config, run, follow_per_mille, tree, falls })
 }

@@ -10,7 +10,7 @@
 //! fork          the child takes a slot of its own; its parent pays for what they share
 //! ```
 //!
-//! A process without a slot has the whole limit for itself: without `--tree`, outside of a run,
+//! A process without a slot has the whole limit for itself: with `--per-process`, outside of a run,
 //! or if the ledger cannot be mapped. The run counts such a process from outside.
 
 use std::sync::OnceLock;

@@ -6,7 +6,8 @@
 //! look, whatever seems to be available.
 //!
 //! Each process may grow by all of what is left, as without zfolio; what must be given back is
-//! shared out by size. Processes with one limit for all of them (`--tree`) share it in their own way.
+//! shared out by size. Processes that share one limit (all runs without `--per-process`) do that in
+//! their own way.
 //!
 //! # Cost
 //!

@@ -6,7 +6,7 @@
 //! | `ZFOLIO_STALL` | `--stall` |
 //! | `ZFOLIO_ALGORITHM` | `--algorithm` |
 //! | `ZFOLIO_UNIT` | `--unit` |
-//! | `ZFOLIO_TREE` | `--tree`, if it is 1 |
+//! | `ZFOLIO_PER_PROCESS` | `--per-process`, if it is 1 |
 //! | `ZFOLIO_STRICT`, `ZFOLIO_QUIET` | `--strict`, `--quiet`, if they are 1 |
 //!
 //! The library that is loaded into a program reads the same variables. So a `zfolio run` inside
@@ -74,9 +74,9 @@ impl Settings {
             true => Ok(given),
             false => from_variable(variable, name, parse_flag).map(|set| set.unwrap_or(false)),
         };
-        let tree = match arguments.tree {
+        let per_process = match arguments.per_process {
             true => true,
-            false => from_variable(variable, "ZFOLIO_TREE", parse_flag)?.unwrap_or(false),
+            false => from_variable(variable, "ZFOLIO_PER_PROCESS", parse_flag)?.unwrap_or(false),
         };
         let (limit, limit_from) = match arguments.limit {
             Some(limit) => (Some(limit), "--limit"),
@@ -101,7 +101,7 @@ impl Settings {
                 None => default_limit(if stall_ppm > 0 { 100.0 } else { 50.0 })?,
             },
             auto: limit == Some(Limit::Auto),
-            tree,
+            tree: !per_process,
             stall_ppm,
             algorithm: algorithm.unwrap_or_default(),
             unit: unit.unwrap_or(UnitOrder::DEFAULT),
@@ -219,8 +219,8 @@ mod tests {
         assert_eq!((alone.limit_bytes, alone.auto), (all, false));
         assert!(auto.auto && auto.limit_bytes < all, "some is left to others");
         let tree = |line: &str, set: &[(&str, &str)]| resolve(line, set).unwrap().tree;
-        assert!(!tree("run -l 32M true", &[]) && tree("run -l 32M --tree true", &[]));
-        assert!(tree("run -l 32M true", &[("ZFOLIO_TREE", "1")]));
+        assert!(tree("run -l 32M true", &[]) && !tree("run -l 32M --per-process true", &[]));
+        assert!(!tree("run -l 32M true", &[("ZFOLIO_PER_PROCESS", "1")]));
     }
 
     #[test]
@@ -228,13 +228,13 @@ mod tests {
         let outer = [
             ("ZFOLIO_RUN", "4711"),
             ("ZFOLIO_LIMIT", "67108864"),
-            ("ZFOLIO_TREE", "1"),
+            ("ZFOLIO_PER_PROCESS", "1"),
             ("ZFOLIO_STRICT", "1"),
             ("ZFOLIO_QUIET", "1"),
         ];
         let inner = resolve("run true", &outer).unwrap();
         assert_eq!((inner.limit_bytes, inner.strict, inner.quiet), (64 << 20, false, false));
-        assert!(inner.tree);
+        assert!(!inner.tree);
         let asked = resolve("run --strict -q true", &outer).unwrap();
         assert!(asked.strict && asked.quiet);
     }
@@ -247,7 +247,7 @@ mod tests {
             ("ZFOLIO_LIMIT", "200%", "'200%' is not a share; accepted: 1% to 100%"),
             ("ZFOLIO_ALGORITHM", "rar", "'rar'"),
             ("ZFOLIO_UNIT", "5K", "'5K' is not a unit; accepted: a power of two, 4K to 2M"),
-            ("ZFOLIO_TREE", "yes", "'yes' is not a switch; accepted: 1 or 0"),
+            ("ZFOLIO_PER_PROCESS", "yes", "'yes' is not a switch; accepted: 1 or 0"),
             ("ZFOLIO_STRICT", "yes", "'yes' is not a switch; accepted: 1 or 0"),
             ("ZFOLIO_QUIET", "2", "'2' is not a switch"),
         ];

@@ -202,7 +202,7 @@ impl Story<'_> {
         if self.settings.stall_ppm > 0 {
             self.write_saved(f, stats)?;
         } else {
-            self.write_advice(f, stats)?;
+            self.write_advice(f, file)?;
         }
         if self.is_over(peak) {
             self.write_excess(f, file, peak)?;
@@ -256,10 +256,18 @@ impl Story<'_> {
         of(&stats.figures.stall_ns) >= least
     }
 
-    fn write_advice(&self, f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
+    /// What the other processes had, where they share the limit with this one.
+    pub(super) fn others_bytes(&self, file: &StatsFile) -> u64 {
+        let sum = self.sum_bytes_max.filter(|_| self.tree.seen > 1).unwrap_or(0);
+        sum.saturating_sub(self.peak_bytes(file))
+    }
+
+    fn write_advice(&self, f: &mut fmt::Formatter<'_>, file: &StatsFile) -> fmt::Result {
+        let stats = &*file.stats;
         if !self.waited_long(stats) {
             return writeln!(f, "  limit       a higher one would gain little");
         }
+        let others = self.others_bytes(file);
         match advice(stats) {
             Some(Advice { limit_bytes, .. })
                 if limit_bytes >= of(&stats.figures.demand_bytes_max) =>
@@ -267,13 +275,13 @@ impl Story<'_> {
                 writeln!(
                     f,
                     "  limit       at {} this run would not have waited: that is all it needs",
-                    size::display(limit_bytes)
+                    size::display(limit_bytes + others)
                 )
             }
             Some(Advice { limit_bytes, waiting_ns }) => writeln!(
                 f,
                 "  limit       at {} this run would have waited about {} instead of {}",
-                size::display(limit_bytes),
+                size::display(limit_bytes + others),
                 duration::display(waiting_ns),
                 duration::display(of(&stats.figures.stall_ns))
             ),

@@ -121,6 +121,11 @@ impl Supervisor {
         Duration::from_nanos(next_ns.saturating_sub(clock::monotonic_ns()))
     }
 
+    /// The limit that the processes share.
+    pub(super) fn limit_bytes(&self) -> u64 {
+        self.ledger.total_bytes()
+    }
+
     /// The highest sum of what all processes charged.
     pub(super) fn sum_bytes_max(&self) -> u64 {
         self.ledger.sum_bytes().1

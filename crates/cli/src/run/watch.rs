@@ -87,6 +87,8 @@ impl Track {
 /// The watch. See the module.
 #[derive(Debug)]
 pub(super) struct Watch {
+    /// The limit that all processes share, if they do: as of the last look.
+    shared_limit: Option<u64>,
     warns: bool,
     progress: bool,
     terminal: bool,
@@ -105,6 +107,7 @@ impl Watch {
     pub(super) fn new(warns: bool, progress: bool) -> Watch {
         let now = clock::monotonic_ns();
         Watch {
+            shared_limit: None,
             warns,
             progress,
             terminal: progress && io::stderr().is_terminal(),
@@ -119,12 +122,13 @@ impl Watch {
     }
 
     /// Reads the figures and prints what is due, if a reading is due.
-    pub(super) fn look_if_due(&mut self, tree: &Tree) {
+    pub(super) fn look_if_due(&mut self, tree: &Tree, shared_limit: Option<u64>) {
         let now = clock::monotonic_ns();
         if now < self.next_ns || !(self.warns || self.progress) {
             return;
         }
         self.next_ns = now + INTERVAL_NS;
+        self.shared_limit = shared_limit;
         let live = tree.live();
         self.tracks.retain(|key, _| live.iter().any(|one| one.key() == *key));
         for one in live.iter().filter(|one| one.is_engaged()) {
@@ -152,7 +156,7 @@ impl Watch {
             track.is_stuck().then_some((track.last.waited_ns, track.waiting, one))
         });
         let (_, waiting, one) = stuck.max_by_key(|(waited, ..)| *waited)?;
-        let line = warning_line(&one.stats, waiting);
+        let line = warning_line(&one.stats, waiting, live.len() - 1, self.shared_limit);
         self.silent_until_ns = now_ns + self.silence_ns;
         self.silence_ns *= 2;
         Some(line)
@@ -188,7 +192,7 @@ impl Watch {
             Some(one) => {
                 let waiting = self.tracks.get(&one.key()).map(|track| track.waiting);
                 let others = live.len() - 1;
-                progress_line(passed, &one.stats, waiting, others)
+                progress_line(passed, &one.stats, waiting, others, self.shared_limit)
             }
         };
         Some(if self.terminal { line.chars().take(COLUMNS).collect() } else { line })
@@ -212,32 +216,41 @@ impl Live {
     }
 }
 
-/// The warning for a process that waits `waiting` percent of its time.
-fn warning_line(stats: &Stats, waiting: u64) -> String {
-    let limit = size::display(stats.figures.limit_bytes.load(Relaxed));
+/// The warning for a process that waits `waiting` percent of its time, beside `others`.
+fn warning_line(stats: &Stats, waiting: u64, others: usize, shared_limit: Option<u64>) -> String {
+    let own = stats.figures.limit_bytes.load(Relaxed);
+    let limit = match shared_limit {
+        Some(_) if others > 0 => format!("its share of the limit, {},", size::display(own)),
+        all => format!("the limit of {}", size::display(all.unwrap_or(own))),
+    };
     let about = match advice(stats) {
         Some(advice) => format!("; about {} would do", size::display(advice.limit_bytes)),
         None => String::new(),
     };
     format!(
-        "{} waits {waiting} % of its time for memory: the limit of {limit} is far below what it \
-         uses{about}",
+        "{} waits {waiting} % of its time for memory: {limit} is far below what it uses{about}",
         stats.command()
     )
 }
 
-fn progress_line(passed: u64, stats: &Stats, waiting: Option<u64>, others: usize) -> String {
+fn progress_line(
+    passed: u64,
+    stats: &Stats,
+    waiting: Option<u64>,
+    others: usize,
+    shared_limit: Option<u64>,
+) -> String {
     let figures = &stats.figures;
     let of = |figure: &std::sync::atomic::AtomicU64| size::display(figure.load(Relaxed));
+    let limit = size::display(shared_limit.unwrap_or(figures.limit_bytes.load(Relaxed)));
     let mut line = format!("zfolio: {passed}s {}: ", stats.command());
     line += &match waiting {
-        None => format!("{} of {}", of(&figures.process_bytes), of(&figures.limit_bytes)),
+        None => format!("{} of {limit}", of(&figures.process_bytes)),
         Some(waiting) => format!(
-            "needs {}, {} resident, {} compressed, limit {}, waits {waiting} %",
+            "needs {}, {} resident, {} compressed, limit {limit}, waits {waiting} %",
             of(&figures.demand_bytes),
             of(&figures.resident_bytes),
             of(&figures.pool_bytes),
-            of(&figures.limit_bytes),
         ),
     };
     if others > 0 {
@@ -293,18 +306,23 @@ mod tests {
         figures.demand_bytes_max.store(400 << 20, Relaxed);
         figures.stall_ns.store(50 * SECOND_NS, Relaxed);
         (0..50).for_each(|_| stats.count_refault(80 << 20, SECOND_NS));
-        let line = warning_line(&stats, 86);
+        let line = warning_line(&stats, 86, 0, None);
         let expected =
             "python3 waits 86 % of its time for memory: the limit of 96M is far below what it uses";
         assert!(
             line.starts_with(expected) && line.contains("; about ") && line.ends_with("would do")
         );
-        let line = progress_line(12, &stats, Some(86), 3);
+        let share = warning_line(&stats, 86, 2, Some(512 << 20));
+        assert!(share.contains(": its share of the limit, 96M, is far below"), "{share}");
+        let alone = warning_line(&stats, 86, 0, Some(128 << 20));
+        assert!(alone.contains(": the limit of 128M is far below"), "{alone}");
+        let line = progress_line(12, &stats, Some(86), 3, None);
         assert!(
             line.contains("12s python3: needs") && line.contains("waits 86 %; 3 more"),
             "{line}"
         );
-        assert!(progress_line(1, &stats, None, 0).ends_with("0 of 96M"));
+        assert!(progress_line(1, &stats, None, 0, None).ends_with("0 of 96M"));
+        assert!(progress_line(1, &stats, None, 0, Some(1 << 30)).ends_with("0 of 1G"));
     }
 
     /// Goal: if the output is not a terminal, lines are few. Method: a look each second for half a

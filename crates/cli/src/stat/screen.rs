@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use zfolio_core::size;
 
 use super::rates::{Rate, a_second};
+use super::{Run, limit_bytes};
 use crate::duration;
 use crate::run::ratio;
 use crate::stats_file::StatsFile;
@@ -41,12 +42,11 @@ fn of(figure: &AtomicU64) -> u64 {
     figure.load(Relaxed)
 }
 
-/// The lines for a window of `size` (columns and lines). `runs`: a line for each run with a limit for all of its
-/// processes.
+/// The lines for a window of `size` (columns and lines). Each of `runs` has a line.
 pub(super) fn overview(
     files: &[StatsFile],
     rates: &[Option<Rate>],
-    runs: &[String],
+    runs: &[Run],
     (size, seconds): ((usize, usize), f64),
     headings: bool,
 ) -> Vec<String> {
@@ -60,12 +60,13 @@ pub(super) fn overview(
             .then(by_size(one).cmp(&by_size(other)))
     });
     let mut lines = vec![totals(files, size.0, seconds)];
-    lines.extend(runs.iter().map(|run| cut(run, size.0)));
+    lines.extend(runs.iter().map(|run| cut(&run.to_string(), size.0)));
     lines.push(String::new());
     if rows.is_empty() {
         lines.push("No managed process is running. 'zfolio run -- PROGRAM' starts one.".to_owned());
     } else {
-        let cells: Vec<Vec<String>> = rows.iter().map(|(file, rate)| cells(file, *rate)).collect();
+        let cells: Vec<Vec<String>> =
+            rows.iter().map(|(file, rate)| cells(file, *rate, runs)).collect();
         lines.extend(table(cells, size.0, headings));
     }
     fit(lines, size)
@@ -148,7 +149,7 @@ fn spread(left: &str, right: &str, columns: usize) -> String {
 }
 
 /// The cells of one process, in the order of [`COLUMNS`].
-fn cells(file: &StatsFile, rate: Option<Rate>) -> Vec<String> {
+fn cells(file: &StatsFile, rate: Option<Rate>, runs: &[Run]) -> Vec<String> {
     let figures = &file.stats.figures;
     let bytes = |figure: &AtomicU64| size::display(of(figure));
     let rated = |show: fn(&Rate) -> String| rate.as_ref().map_or("-".to_owned(), show);
@@ -161,7 +162,7 @@ fn cells(file: &StatsFile, rate: Option<Rate>) -> Vec<String> {
         rated(|rate| rate.faults.to_string()),
         rated(|rate| size::display(rate.reclaimed_bytes)),
         duration::display(file.stats.fault_stored_ns.quantile(990)),
-        bytes(&figures.limit_bytes),
+        size::display(limit_bytes(file, runs)),
         bytes(&figures.process_bytes),
         bytes(&figures.demand_bytes),
         bytes(&figures.pool_bytes),
@@ -220,7 +221,7 @@ fn fit(mut lines: Vec<String>, (columns, rows): (usize, usize)) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{one, overview};
+    use super::{Run, one, overview};
     use crate::stat::rates::Rate;
     use crate::stats_file::StatsFile;
     use crate::table::width;
@@ -245,6 +246,23 @@ mod tests {
         (files, rates)
     }
 
+    fn a_run() -> Run {
+        Run { run: 7, processes: 2, sum_bytes: 900 << 20, limit_bytes: 777 << 20 }
+    }
+
+    /// Goal: the processes of a run show the limit that they share, others their own.
+    #[test]
+    fn a_shared_limit_is_shown() {
+        let (files, rates) = processes();
+        files[1].stats.run.store(7, Relaxed);
+        let lines = overview(&files, &rates, &[a_run()], ((240, 24), 1.0), true);
+        assert!(lines[1].contains("run 7: 2 processes, 900M of 777M"), "{}", lines[1]);
+        let with = |text: &str| lines.iter().filter(|line| line.contains(text)).count();
+        assert_eq!((with("777M"), with("4194301")), (2, 1), "{lines:?}");
+        let row = lines.iter().find(|line| line.contains("4194301")).expect("a row for each");
+        assert!(row.contains("777M"), "{row}");
+    }
+
     /// Goal: no line is too long for a terminal, and none is lost below its end.
     #[test]
     fn everything_fits_into_any_window() {
@@ -252,8 +270,7 @@ mod tests {
         for columns in 1..250 {
             for rows in [1, 2, 5, 24, 60] {
                 let size = (columns, rows);
-                let many =
-                    overview(&files, &rates, &["run 7: 2 processes".to_owned()], (size, 1.0), true);
+                let many = overview(&files, &rates, &[a_run()], (size, 1.0), true);
                 let single = one(&files[1], Some(&files[0]), size, 1);
                 for lines in [many, single] {
                     assert!(lines.len() <= rows, "{size:?}: {} lines", lines.len());

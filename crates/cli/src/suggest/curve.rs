@@ -205,7 +205,7 @@ impl Curve {
         Curve { expected: processes.into_iter().map(Expected::new).collect(), elapsed_ns, ran_ns }
     }
 
-    fn processes(&self) -> impl Iterator<Item = &Process> {
+    pub(super) fn processes(&self) -> impl Iterator<Item = &Process> {
         self.expected.iter().map(|expected| &expected.process)
     }
 

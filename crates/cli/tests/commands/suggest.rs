@@ -27,9 +27,13 @@ fn the_curve_is_told_after_the_program_and_its_status_passes_through() {
     let script = "sleep 0.3; echo out; exit 3";
     let (code, out, err) = output_of_need(&["suggest", "--points", "3", "--", "sh", "-c", script]);
     assert_eq!((code, out.as_str()), (Some(3), "out\n"), "{err}");
-    for part in ["LIMIT", "sh needed 1024M", "<- recommended", "recommended: --limit 64M"] {
+    // Two processes, each observed with a limit of its own.
+    let recommended = "recommended: --per-process --limit 64M";
+    for part in ["LIMIT", "sh needed 1024M", "<- recommended", recommended] {
         assert!(err.contains(part), "no '{part}' in:\n{err}");
     }
+    let (_, _, err) = output_of_need(&["suggest", "--", "sh", "-c", "exec sleep 0.3"]);
+    assert!(err.contains("recommended: --limit 64M"), "{err}");
 }
 
 #[test]

@@ -53,7 +53,8 @@ macro_rules! figures {
 }
 
 figures! {
-    /// The limit: resident + staged + pool + metadata bytes, for a whole process also unmanaged bytes.
+    /// The limit: resident + staged + pool + metadata bytes, for a whole process also unmanaged bytes. In a run whose
+    /// processes share a limit: the process's share now.
     limit_bytes,
     /// The share of its time that the program may wait for memory, in millionths; 0: only the limit counts.
     stall_ppm,
