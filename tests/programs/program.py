@@ -87,7 +87,9 @@ def end(session):
 
 
 class Need:
-    """The memory that a program needs: that of its largest process, since the limit applies to each process.
+    """The memory that a program needs: that of its largest process.
+
+    All processes share the limit, so a program that has several is under more pressure than its share says.
 
     zfolio can compress private memory (`RssAnon`) only. Shared memory counts in full, and is measured apart. Pages of
     files do not count.

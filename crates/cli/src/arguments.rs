@@ -163,7 +163,7 @@ pub(crate) struct RunArgs {
 /// Arguments of `zfolio stat`.
 #[derive(Args, Debug)]
 #[command(after_help = "Columns:
-  LIMIT     its own, or its run's        PROCESS   resident memory of the whole process
+  LIMIT     the run's, or the process's  PROCESS   resident memory of the whole process
   RESIDENT  managed memory, mapped       STAGED    unmapped but not yet compressed
   POOL      compressed, with overhead    META      tables of zfolio
   DEMAND    what the program would hold resident without zfolio
@@ -218,8 +218,9 @@ pub(crate) struct StatArgs {
   limit=SIZE|N%   as --limit of 'zfolio run', 32M or more
   stall=N%        as --stall of 'zfolio run'; 0: only the limit counts
 
-For the PID of a 'zfolio run' the setting is that of all processes that it has now, and the limit is
-the one that they share, unless the run has --per-process. A program that is executed later begins with the settings of its run.
+For the PID of a 'zfolio run' the setting is that of all processes that it has now. The limit is the one that
+the processes of a run share, also for the PID of one of them, unless the run has --per-process. A program
+that is executed later begins with the settings of its run.
 
 Examples:
   zfolio set 4711 limit=1G

@@ -47,20 +47,22 @@ pub(crate) fn set(arguments: &SetArgs) -> Result<ExitCode, Failure> {
         own.iter().try_for_each(|setting| ask(file, *setting))?;
     }
     let until = clock::monotonic_ns() + ANSWER_NS;
-    loop {
+    let silent_run = loop {
         let silent = files.iter().filter(|file| !own.iter().all(|one| holds(file, *one))).count();
         let silent_run = shared_limit
             .filter(|(run, bytes)| ledger_of(*run).is_some_and(|(_, total)| total != *bytes));
         if silent == 0 && silent_run.is_none() {
-            break;
+            break None;
         }
         if clock::monotonic_ns() > until {
             tell_who_is_silent(pid, silent, files.len(), silent_run.map(|(run, _)| run));
-            break;
+            break silent_run;
         }
         std::thread::sleep(Duration::from_millis(5));
-    }
-    if let Some((run, bytes)) = shared_limit.filter(|(run, _)| *run != pid) {
+    };
+    // A run that does not answer has its old limit.
+    let held = shared_limit.filter(|(run, _)| *run != pid && silent_run.is_none());
+    if let Some((run, bytes)) = held {
         tell_who_shares(pid, run, bytes);
     }
     Ok(ExitCode::SUCCESS)

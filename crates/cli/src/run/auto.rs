@@ -5,9 +5,8 @@
 //! under pressure (PSI), the run gives back a 64th of the machine's or cgroup's memory with each
 //! look, whatever seems to be available.
 //!
-//! Each process may grow by all of what is left, as without zfolio; what must be given back is
-//! shared out by size. Processes that share one limit (all runs without `--per-process`) do that in
-//! their own way.
+//! The processes of a run share this limit as any other (`quota.rs`). With `--per-process` each may
+//! grow by all of what is left, as without zfolio; what must be given back is shared out by size.
 //!
 //! # Cost
 //!

@@ -1,7 +1,6 @@
 //! The figures as JSON: `zfolio run --stats FILE`, and `zfolio stat --json`.
 
 use serde_json::{Map, Value, json};
-use zfolio_core::refault::Advice;
 use zfolio_sys::probe::child::Change;
 
 use super::summary::Story;
@@ -31,10 +30,7 @@ impl Story<'_> {
                 "resident_bytes_max": group.peak_bytes,
             })
         });
-        let advice = self.largest().and_then(|file| {
-            let advice = super::summary::advice(&file.stats)?;
-            Some(Advice { limit_bytes: advice.limit_bytes + self.others_bytes(file), ..advice })
-        });
+        let advice = self.largest().and_then(|file| self.advice(file));
         json!({
             "zfolio": env!("CARGO_PKG_VERSION"),
             "command": self.program.iter().map(text).collect::<Vec<_>>(),

@@ -256,8 +256,14 @@ impl Story<'_> {
         of(&stats.figures.stall_ns) >= least
     }
 
+    /// As [`advice`], for the limit of the run: with what the other processes had, where they share it.
+    pub(super) fn advice(&self, file: &StatsFile) -> Option<Advice> {
+        let advice = advice(&file.stats)?;
+        Some(Advice { limit_bytes: advice.limit_bytes + self.others_bytes(file), ..advice })
+    }
+
     /// What the other processes had, where they share the limit with this one.
-    pub(super) fn others_bytes(&self, file: &StatsFile) -> u64 {
+    fn others_bytes(&self, file: &StatsFile) -> u64 {
         let sum = self.sum_bytes_max.filter(|_| self.tree.seen > 1).unwrap_or(0);
         sum.saturating_sub(self.peak_bytes(file))
     }
@@ -267,21 +273,19 @@ impl Story<'_> {
         if !self.waited_long(stats) {
             return writeln!(f, "  limit       a higher one would gain little");
         }
-        let others = self.others_bytes(file);
-        match advice(stats) {
-            Some(Advice { limit_bytes, .. })
-                if limit_bytes >= of(&stats.figures.demand_bytes_max) =>
-            {
+        let need = of(&stats.figures.demand_bytes_max) + self.others_bytes(file);
+        match self.advice(file) {
+            Some(Advice { limit_bytes, .. }) if limit_bytes >= need => {
                 writeln!(
                     f,
                     "  limit       at {} this run would not have waited: that is all it needs",
-                    size::display(limit_bytes + others)
+                    size::display(limit_bytes)
                 )
             }
             Some(Advice { limit_bytes, waiting_ns }) => writeln!(
                 f,
                 "  limit       at {} this run would have waited about {} instead of {}",
-                size::display(limit_bytes + others),
+                size::display(limit_bytes),
                 duration::display(waiting_ns),
                 duration::display(of(&stats.figures.stall_ns))
             ),
