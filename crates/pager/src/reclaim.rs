@@ -30,6 +30,7 @@ use crate::folio::{Folio, Held, Table, UNITS_MAX, Units};
 use crate::mover::{Full, Hollow, Refusal, Shared};
 use crate::replacement::Queue;
 
+use background::Compaction;
 use proactive::Proactive;
 
 /// Who reclaims.
@@ -86,8 +87,7 @@ pub(crate) struct Reclaimer {
     dirty_share: Average,
     /// How many whole folios one move captures; 0 for a folio that is captured in part.
     folios_moved: Average,
-    /// The pool is not compacted before this time: compaction gained nothing.
-    compact_after_ns: AtomicU64,
+    compaction: Compaction,
     /// When parked folios are tried again.
     unpark_after_ns: AtomicU64,
     proactive: Proactive,
@@ -99,7 +99,7 @@ impl Reclaimer {
             bell: Bell::default(),
             dirty_share: Average::new(Average::ONE),
             folios_moved: Average::new(Average::ONE),
-            compact_after_ns: AtomicU64::new(0),
+            compaction: Compaction::default(),
             unpark_after_ns: AtomicU64::new(0),
             proactive: Proactive::default(),
         }
