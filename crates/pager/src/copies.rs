@@ -8,8 +8,10 @@
 //! ```text
 //! time that a byte saves
 //!   in a copy            clean units * time to compress one / bytes of copies
-//!   as resident memory   near refaults * (time waited for one + time to compress one) / WINDOW
+//!   as resident memory   near refaults * (time waited for one + time to reclaim a unit) / WINDOW
 //! ```
+//!
+//! The time to reclaim a unit is the background thread's; other threads do that while they wait.
 //!
 //! A **near refault** is a load of a unit that would still be resident if the limit were WINDOW
 //! bytes (a 32nd of the limit) higher: fewer bytes have gone out after the unit than these WINDOW
@@ -46,7 +48,7 @@ use crate::folio::{Folio, Table, Units};
 use crate::rank;
 
 /// Loads between two reviews.
-const REVIEW_LOADS: u64 = 256;
+pub(crate) const REVIEW_LOADS: u64 = 256;
 
 /// Each review forgets this part (1/8) of the measurements, so the last 2000 loads or so count. A
 /// unit is resident for about that long, and its copy saves nothing before the unit goes out.
@@ -87,6 +89,9 @@ struct Ledger {
     /// Units compressed, and how long compressing them took.
     compressed: AtomicU64,
     compress_ns: AtomicU64,
+    /// Units reclaimed by anyone, and how long the background thread took for its part of them.
+    reclaimed: AtomicU64,
+    reclaim_ns: AtomicU64,
 }
 
 /// Sizes that a review needs, in bytes.
@@ -145,8 +150,8 @@ impl Ledger {
     /// Compares what a byte of copies saves with what a byte more of resident memory would save.
     fn verdict(&self, sizes: Sizes) -> Verdict {
         let of = |counter: &AtomicU64| u128::from(counter.load(Relaxed));
-        let (compress_ns, refault_ns) =
-            (u128::from(self.compress_ns()), u128::from(self.refault_ns()));
+        let compress_ns = of(&self.compress_ns) / of(&self.compressed).max(1);
+        let refault_ns = u128::from(self.refault_ns());
         // Both sides of the comparison are multiplied by bytes of copies * WINDOW.
         let copies = of(&self.copies) / of(&self.reviews).max(1);
         let copies_bytes = copies.max(BUDGET_MIN as u128) * u128::from(sizes.object);
@@ -162,15 +167,11 @@ impl Ledger {
         }
     }
 
-    /// The mean time to compress a unit.
-    fn compress_ns(&self) -> u64 {
-        self.compress_ns.load(Relaxed) / self.compressed.load(Relaxed).max(1)
-    }
-
-    /// The mean time that a thread waits for a load, with the time to compress what the unit
-    /// displaces.
+    /// The mean time that a thread waits for a load, with the time that the background thread takes
+    /// to reclaim what the unit displaces.
     fn refault_ns(&self) -> u64 {
-        self.wait_ns.load(Relaxed) / self.loads.load(Relaxed).max(1) + self.compress_ns()
+        let mean = |sum: &AtomicU64, of: &AtomicU64| sum.load(Relaxed) / of.load(Relaxed).max(1);
+        mean(&self.wait_ns, &self.loads) + mean(&self.reclaim_ns, &self.reclaimed)
     }
 
     fn span(&self) -> Span {
@@ -191,6 +192,8 @@ impl Ledger {
             &self.clean,
             &self.compressed,
             &self.compress_ns,
+            &self.reclaimed,
+            &self.reclaim_ns,
         ];
         for counter in all {
             let value = counter.load(Relaxed);
@@ -313,6 +316,12 @@ impl Copies {
         self.ledger.clean.fetch_add(clean as u64, Relaxed);
         self.ledger.compressed.fetch_add(compressed as u64, Relaxed);
         self.ledger.compress_ns.fetch_add(took_ns, Relaxed);
+    }
+
+    /// Notes that units were reclaimed, and how long the background thread took for it.
+    pub(crate) fn note_reclaimed(&self, units: usize, took_ns: u64) {
+        self.ledger.reclaimed.fetch_add(units as u64, Relaxed);
+        self.ledger.reclaim_ns.fetch_add(took_ns, Relaxed);
     }
 
     /// Queues a folio. False: the queue is full, because it holds entries of unmapped folios.

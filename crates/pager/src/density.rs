@@ -5,7 +5,7 @@
 //! every 256 loads the engine compares:
 //!
 //! ```text
-//! gain   loads saved * (time waited for one + time to compress one), with the fast codec
+//! gain   loads saved * (time waited for one + time to reclaim a unit), with the fast codec
 //! cost   loads with the dense codec * (time to decompress, dense - fast)
 //!        + units compressed with it * (time to compress, dense - fast)
 //! ```
@@ -50,10 +50,10 @@ use zfolio_core::page::UnitOrder;
 use zfolio_core::stats::add;
 use zfolio_core::store::{CodecId, Form, Outcome, Outgoing, Store};
 use zfolio_core::sync::{Guard, Mutex};
-use zfolio_core::zcomp;
+use zfolio_core::zcomp::{self, Zcomp};
 use zfolio_core::zsmalloc::PageSource;
 
-use crate::copies::{Span, kept_bytes};
+use crate::copies::{REVIEW_LOADS, Span, kept_bytes};
 use crate::engine::Engine;
 use crate::folio::{Folio, Table, Units};
 use crate::rank;
@@ -62,8 +62,13 @@ use crate::rank;
 const FAST: CodecId = CodecId::FIRST;
 const DENSE: CodecId = CodecId::SECOND;
 
-/// How many reviews in a row must find that the other codec pays.
+/// How many reviews in a row must find that the other codec pays, at least...
 const REVIEWS: u32 = 4;
+
+/// ...and the dense one for as many loads as a 16th of what is stored has units, since all of it is
+/// repacked then. (`usemem` came upon 8000 loads in a row that more memory would have saved, then none for
+/// 250,000.)
+const REPACK_SHARE: u64 = 16;
 
 /// What the fast codec would cost is known for sure only when it is in use. Each time that it turns
 /// out to cost too much, so many times more reviews are needed before it is tried again...
@@ -117,6 +122,8 @@ struct Samples {
     sums: [Sums; 2],
     packed: Vec<u8>,
     unit: Box<[u8]>,
+    /// The unit that was measured last.
+    last: Box<[u8]>,
 }
 
 /// What is stored, for a review.
@@ -125,6 +132,10 @@ struct Stored {
     /// Units that are stored and not resident, without same-filled ones.
     units: u64,
     unit_bytes: u64,
+    /// What they take in the pool.
+    bytes: u64,
+    /// Whether the dense codec is in use, and made most of them.
+    is_dense: bool,
 }
 
 impl Samples {
@@ -151,18 +162,24 @@ impl Samples {
     /// Loads of units that went out less than so many bytes before would be saved by the dense
     /// codec.
     fn saved_bytes(&self, stored: Stored) -> u64 {
-        let [fast, dense] = self.sums.map(|sums| sums.bytes / self.count.max(1));
-        kept_bytes(fast.saturating_sub(dense) * stored.units, stored.unit_bytes, dense)
+        let [fast, dense] = self.stored_bytes(stored);
+        kept_bytes(fast.saturating_sub(dense), stored.unit_bytes, dense / stored.units.max(1))
     }
 
     /// Whether what is stored would take more than `most` bytes with the fast codec, and noticeably
     /// less with the dense one.
     fn is_large(&self, stored: Stored, most: u64) -> bool {
-        if self.count < SAMPLES_MIN {
-            return false;
-        }
-        let [fast, dense] = self.sums.map(|sums| sums.bytes / self.count);
-        fast * stored.units > most && dense < fast - fast / 16
+        let [fast, dense] = self.stored_bytes(stored);
+        self.count >= SAMPLES_MIN && fast > most && dense < fast - fast / 16
+    }
+
+    /// What all that is stored takes, or would take, with the fast codec and with the dense one.
+    fn stored_bytes(&self, stored: Stored) -> [u64; 2] {
+        let in_use = self.sums[usize::from(stored.is_dense)].bytes.max(1);
+        self.sums.map(|sums| {
+            let bytes = u128::from(stored.bytes) * u128::from(sums.bytes) / u128::from(in_use);
+            u64::try_from(bytes).unwrap_or(u64::MAX)
+        })
     }
 
     fn note(&mut self, measured: [Sums; 2]) {
@@ -178,38 +195,56 @@ impl Samples {
         }
     }
 
-    /// Compresses and decompresses a unit with a codec of `store`.
+    /// Compresses and decompresses a unit with each codec of `store`.
+    ///
+    /// The codec that is not in use finds neither its code nor its tables in the CPU's caches, and takes
+    /// twice as long as it would if it were. So both first do the unit of the last sample.
     fn measure(
         &mut self,
         store: &Store<Arc<dyn PageSource>>,
-        codec: CodecId,
         bytes: &[u8],
         (cpu, now_ns): (usize, &dyn Fn() -> u64),
-    ) -> Sums {
-        let (zcomp, packed) = (store.codec(codec), &mut self.packed);
-        let mut shrank = false;
-        let began = now_ns();
-        zcomp.compress(cpu, &[bytes], &mut |elements| {
-            for element in elements {
-                if let zcomp::Outcome::Compressed(object) = element.outcome {
-                    packed.clear();
-                    packed.extend_from_slice(object);
-                    shrank = true;
-                }
-            }
+    ) {
+        let Samples { packed, unit, last, .. } = self;
+        let measured = [FAST, DENSE].map(|codec| {
+            let zcomp = store.codec(codec);
+            round_trip(zcomp, last, (packed, unit), (cpu, now_ns));
+            round_trip(zcomp, bytes, (packed, unit), (cpu, now_ns))
         });
-        let compressed = now_ns();
-        // What does not shrink is copied when it is loaded.
-        if shrank {
-            let _same = zcomp.decompress(cpu, packed, &mut self.unit);
-        } else {
-            self.unit.copy_from_slice(bytes);
+        last.copy_from_slice(bytes);
+        self.note(measured);
+    }
+}
+
+/// Compresses a unit to `packed`, and decompresses that to `unit`.
+fn round_trip(
+    zcomp: &Zcomp,
+    bytes: &[u8],
+    (packed, unit): (&mut Vec<u8>, &mut [u8]),
+    (cpu, now_ns): (usize, &dyn Fn() -> u64),
+) -> Sums {
+    let mut shrank = false;
+    let began = now_ns();
+    zcomp.compress(cpu, &[bytes], &mut |elements| {
+        for element in elements {
+            if let zcomp::Outcome::Compressed(object) = element.outcome {
+                packed.clear();
+                packed.extend_from_slice(object);
+                shrank = true;
+            }
         }
-        Sums {
-            bytes: if shrank { packed.len() } else { bytes.len() } as u64,
-            compress_ns: compressed.saturating_sub(began),
-            decompress_ns: now_ns().saturating_sub(compressed),
-        }
+    });
+    let compressed = now_ns();
+    // What does not shrink is copied when it is loaded.
+    if shrank {
+        let _same = zcomp.decompress(cpu, packed, unit);
+    } else {
+        unit.copy_from_slice(bytes);
+    }
+    Sums {
+        bytes: if shrank { packed.len() } else { bytes.len() } as u64,
+        compress_ns: compressed.saturating_sub(began),
+        decompress_ns: now_ns().saturating_sub(compressed),
     }
 }
 
@@ -240,6 +275,7 @@ impl Density {
             sums: [Sums::default(); 2],
             packed: Vec::with_capacity(unit.bytes()),
             unit: vec![0; unit.bytes()].into_boxed_slice(),
+            last: vec![0; unit.bytes()].into_boxed_slice(),
         };
         Density {
             samples: (codecs > 1).then(|| Mutex::new(samples())),
@@ -289,7 +325,7 @@ impl Density {
 
     /// Bytes of the buffers.
     pub(crate) fn memory_bytes(&self, unit: UnitOrder) -> usize {
-        if self.has_choice() { 2 * unit.bytes() } else { 0 }
+        if self.has_choice() { 3 * unit.bytes() } else { 0 }
     }
 
     /// Whether there are two codecs to choose from.
@@ -321,16 +357,19 @@ impl Density {
         self.hand.store(if dense { 0 } else { DONE }, Relaxed);
     }
 
-    /// Notes what a review found: whether the dense codec pays.
-    fn vote(&self, pays: bool) {
+    /// Notes what a review found: whether the dense codec pays. `units` are stored.
+    fn vote(&self, pays: bool, units: u64) {
         let pays = pays || self.stays_dense.load(Relaxed);
         if pays == self.is_dense.load(Relaxed) {
             self.votes.store(0, Relaxed);
             return;
         }
         let votes = self.votes.fetch_add(1, Relaxed) + 1;
-        let needed = if pays { REVIEWS } else { self.patience.load(Relaxed) };
-        if votes >= needed {
+        let needed = match pays {
+            true => (units / REPACK_SHARE / REVIEW_LOADS).max(REVIEWS.into()),
+            false => self.patience.load(Relaxed).into(),
+        };
+        if u64::from(votes) >= needed {
             self.use_dense(pays);
         }
     }
@@ -338,9 +377,14 @@ impl Density {
 
 impl Engine {
     fn stored(&self) -> Stored {
-        let copies = self.copies.count() as u64;
-        let units = self.store.pool_stats().objects.saturating_sub(copies);
-        Stored { units, unit_bytes: self.geometry().unit_bytes() as u64 }
+        let (pool, copies) = (self.store.pool_stats(), self.copies.count() as u64);
+        let units = pool.objects.saturating_sub(copies);
+        Stored {
+            units,
+            unit_bytes: self.geometry().unit_bytes() as u64,
+            bytes: pool.bytes_stored / pool.objects.max(1) * units,
+            is_dense: self.work.density.is_dense.load(Relaxed),
+        }
     }
 
     /// The codec for a batch of which `changed` units are compressed. One of them may be measured.
@@ -352,10 +396,7 @@ impl Engine {
                 |unit: &&Outgoing<'_>| unit.outcome == Outcome::Changed && !unit.is_same_filled();
             let chosen = units.iter().rfind(packed);
             if let Some((unit, mut samples)) = chosen.zip(density.try_samples()) {
-                let clock = || self.now_ns();
-                let measured = [FAST, DENSE]
-                    .map(|codec| samples.measure(&self.store, codec, unit.bytes, (cpu, &clock)));
-                samples.note(measured);
+                samples.measure(&self.store, unit.bytes, (cpu, &|| self.now_ns()));
             }
         }
         density.codec()
@@ -384,10 +425,11 @@ impl Engine {
         let density = &self.work.density;
         let Some(samples) = density.try_samples() else { return };
         let is_dense = density.is_dense.load(Relaxed);
+        let stored = self.stored();
         if let Some(pays) = samples.pays(is_dense, span) {
-            density.vote(pays || self.is_pool_large(&samples));
+            density.vote(pays || self.is_pool_large(&samples), stored.units);
         }
-        self.copies.set_saved(samples.saved_bytes(self.stored()));
+        self.copies.set_saved(samples.saved_bytes(stored));
     }
 
     /// Uses the dense codec at once if the pool takes most of the memory, whatever loads cost: a
@@ -403,11 +445,12 @@ impl Engine {
         self.figures().dense.store(u64::from(density.is_dense.load(Relaxed)), Relaxed);
     }
 
-    /// Whether what is stored would take most of the limit with the fast codec. The dense codec
-    /// makes units resident, so that fewer are stored: with it in use, half of the limit is most.
+    /// Whether what is stored would take most of the limit with the fast codec: 13/16, so that there is
+    /// time to change before reclaim stops at its floor, an eighth of the limit. The dense codec makes
+    /// units resident, so that fewer are stored: with it in use, half of the limit is most.
     fn is_pool_large(&self, samples: &Samples) -> bool {
-        let quarters = if self.work.density.is_dense.load(Relaxed) { 2 } else { 3 };
-        samples.is_large(self.stored(), self.limit_bytes() / 4 * quarters)
+        let sixteenths = if self.work.density.is_dense.load(Relaxed) { 8 } else { 13 };
+        samples.is_large(self.stored(), self.limit_bytes() / 16 * sixteenths)
     }
 
     /// Repacks some of the stored units that the fast codec compressed, while the dense one is in

@@ -146,25 +146,35 @@ impl Engine {
     }
 
     fn reclaim(&self, table: &Table, cpu: usize, by: By, may_capture: bool) -> Reclaimed {
+        let began = self.now_ns();
+        let (reclaimed, units) = self.take_step(table, cpu, may_capture);
+        let (figures, units) = (self.figures(), units.count());
+        let (counter, took) = match by {
+            By::Direct => (&figures.reclaim_direct, 0),
+            By::Background => (&figures.reclaim_background, self.now_ns().saturating_sub(began)),
+        };
+        add(counter, units as u64);
+        self.copies.note_reclaimed(units, took);
+        reclaimed
+    }
+
+    /// Captures folios, or stores one. Returns the units that were stored.
+    fn take_step(&self, table: &Table, cpu: usize, may_capture: bool) -> (Reclaimed, Units) {
         self.drop_spare_copies(table);
         let staged = || self.replacement.staged_folios();
         let target = self.charge.staged_target();
         let captured =
             may_capture && staged() <= target && self.capture_next(table, Shared::Copied);
         if captured && staged() <= target {
-            return Reclaimed::Captured;
+            return (Reclaimed::Captured, Units::NONE);
         }
         let units = self.compress_next(table, cpu);
-        if units.is_empty() {
-            return if captured { Reclaimed::Captured } else { Reclaimed::Nothing };
-        }
-        let figures = self.figures();
-        let counter = match by {
-            By::Direct => &figures.reclaim_direct,
-            By::Background => &figures.reclaim_background,
+        let reclaimed = match (units.is_empty(), captured) {
+            (false, _) => Reclaimed::Freed,
+            (true, true) => Reclaimed::Captured,
+            (true, false) => Reclaimed::Nothing,
         };
-        add(counter, units.count() as u64);
-        Reclaimed::Freed
+        (reclaimed, units)
     }
 
     /// Captures the next folio of the queue that can be captured, and adjacent folios if they are

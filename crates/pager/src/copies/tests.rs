@@ -83,12 +83,10 @@ impl Simulation {
             let Some((_, unit)) = self.by_use.pop_first() else { break };
             let Some(resident) = self.resident.remove(&unit) else { break };
             let clean = resident.copied && !resident.dirty;
-            if clean {
-                self.copies.note_stored(1, 0, 0);
-            } else {
-                self.copies.note_stored(0, 1, self.compress_ns);
-                self.cost_ns += self.compress_ns;
-            }
+            let took_ns = if clean { 0 } else { self.compress_ns };
+            self.copies.note_stored(usize::from(clean), usize::from(!clean), took_ns);
+            self.copies.note_reclaimed(1, took_ns);
+            self.cost_ns += took_ns;
             if resident.copied {
                 self.copies.change(Units::one(0), Units::NONE);
             }
@@ -210,6 +208,8 @@ fn ledger(copies: u64, loads: u64, near: u64, clean: u64) -> Ledger {
     ledger.clean.store(clean, Relaxed);
     ledger.compressed.store(100, Relaxed);
     ledger.compress_ns.store(100 * 10_000, Relaxed);
+    ledger.reclaimed.store(100, Relaxed);
+    ledger.reclaim_ns.store(100 * 10_000, Relaxed);
     ledger
 }
 

@@ -12,8 +12,13 @@ const UNIT: u64 = 16 << 10;
 /// As measured with lz4 and zstd on a heap of node: 16 KiB shrink to 6 KiB in 10 us and come back
 /// in 6, or to 4 KiB in 50 us and come back in 30.
 fn samples() -> Samples {
-    let mut samples =
-        Samples { count: 0, sums: [Sums::default(); 2], packed: vec![], unit: [].into() };
+    let mut samples = Samples {
+        count: 0,
+        sums: [Sums::default(); 2],
+        packed: vec![],
+        unit: [].into(),
+        last: [].into(),
+    };
     let fast = Sums { bytes: 6 << 10, compress_ns: 10_000, decompress_ns: 6_000 };
     let dense = Sums { bytes: 4 << 10, compress_ns: 50_000, decompress_ns: 30_000 };
     (0..SAMPLES_MIN).for_each(|_| samples.note([fast, dense]));
@@ -26,8 +31,15 @@ fn span(saved_percent: u64, compressed: u64) -> Span {
     Span { loads, saved: loads * saved_percent / 100, compressed, refault_ns: 50_000 }
 }
 
+/// Units that the fast codec stored.
 fn stored(mib: u64) -> Stored {
-    Stored { units: mib * MIB / UNIT, unit_bytes: UNIT }
+    let units = mib * MIB / UNIT;
+    Stored { units, unit_bytes: UNIT, bytes: units * (6 << 10), is_dense: false }
+}
+
+/// The same units, stored by the dense codec.
+fn stored_dense(mib: u64) -> Stored {
+    Stored { bytes: stored(mib).bytes / 6 * 4, is_dense: true, ..stored(mib) }
 }
 
 /// Goal: the dense codec pays if the loads that it saves are worth more than the time of the
@@ -65,6 +77,7 @@ fn a_small_difference_keeps_the_codec() {
 #[test]
 fn what_is_saved_is_what_more_memory_would_keep() {
     assert_eq!(samples().saved_bytes(stored(12)), 128 * UNIT);
+    assert_eq!(samples().saved_bytes(stored_dense(12)), 128 * UNIT);
 }
 
 #[test]
@@ -93,24 +106,35 @@ fn several_reviews_in_a_row_change_the_codec() {
     let hand = || density.hand.load(Relaxed);
     assert_eq!((density.codec(), hand()), (FAST, DONE));
     for _ in 0..REVIEWS - 1 {
-        density.vote(true);
+        density.vote(true, 0);
     }
-    density.vote(false);
+    density.vote(false, 0);
     for _ in 0..REVIEWS - 1 {
-        density.vote(true);
+        density.vote(true, 0);
     }
     assert_eq!(density.codec(), FAST);
-    density.vote(true);
+    density.vote(true, 0);
     assert_eq!((density.codec(), hand()), (DENSE, 0));
     for _ in 0..4 * REVIEWS - 1 {
-        density.vote(false);
+        density.vote(false, 0);
     }
     assert_eq!(density.codec(), DENSE, "the fast one is tried after more reviews");
-    density.vote(false);
+    density.vote(false, 0);
     assert_eq!((density.codec(), hand()), (FAST, DONE));
     // Each time that this was wrong it is tried later.
-    (0..REVIEWS).for_each(|_| density.vote(true));
-    (0..4 * REVIEWS).for_each(|_| density.vote(false));
+    (0..REVIEWS).for_each(|_| density.vote(true, 0));
+    (0..4 * REVIEWS).for_each(|_| density.vote(false, 0));
+    assert_eq!(density.codec(), DENSE);
+}
+
+/// Goal: the more is stored, and would be repacked, the longer the dense codec has to pay.
+#[test]
+fn much_that_is_stored_is_not_repacked_for_a_few_loads() {
+    let density = Density::new(2, UnitOrder::DEFAULT);
+    // A 16th of a million units are 65,536 loads.
+    (0..255).for_each(|_| density.vote(true, 1 << 20));
+    assert_eq!(density.codec(), FAST);
+    density.vote(true, 1 << 20);
     assert_eq!(density.codec(), DENSE);
 }
 
@@ -137,6 +161,8 @@ fn a_large_pool_is_one_that_the_dense_codec_makes_smaller() {
     // 192 MiB in units of 6 KiB of 16 are 72 MiB.
     assert!(samples().is_large(stored(192), 71 * MIB));
     assert!(!samples().is_large(stored(192), 72 * MIB));
+    assert!(samples().is_large(stored_dense(192), 71 * MIB));
+    assert!(!samples().is_large(stored_dense(192), 72 * MIB));
     let mut noise = Samples { count: 0, ..samples() };
     let sums = Sums { bytes: UNIT, compress_ns: 1000, decompress_ns: 1000 };
     noise.sums = [Sums::default(); 2];
