@@ -53,6 +53,10 @@ pub fn bench(args: BenchArgs) -> ExitCode {
         What::Usemem(args) if args.inline_child => inline_child(&args),
         What::Usemem(args) => compare(&args),
         What::Programs(args) => programs::programs(&args),
+        What::Auto(mut args) => {
+            args.set_all_settings();
+            programs::programs(&args)
+        }
         What::Codecs(args) => codecs::codecs(&args),
         What::Replacement(args) => replacement::replacement(&args),
     };

@@ -45,7 +45,7 @@ use crate::kernel::{self, Kernel};
 use crate::os;
 use crate::scratch::Scratch;
 use crate::watch::WatchError;
-pub(crate) use arguments::{HELP, ProgramsArgs};
+pub(crate) use arguments::{AUTO_HELP, HELP, ProgramsArgs};
 use equal::Model;
 use results::{Cell, Measured, Row, Way};
 use run::{Alone, End, Run, Runner};

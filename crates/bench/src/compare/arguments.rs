@@ -39,6 +39,9 @@ Examples:
     /// Run real programs with less memory than they need; compare their times
     #[command(after_help = programs::HELP)]
     Programs(Box<ProgramsArgs>),
+    /// Run real programs with 'auto' and with each fixed algorithm and unit; compare their times
+    #[command(after_help = programs::AUTO_HELP)]
+    Auto(Box<ProgramsArgs>),
     /// Compress units of the memory of real processes with each algorithm; recommend settings
     #[command(after_help = codecs::HELP)]
     Codecs(Box<CodecsArgs>),

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use zfolio_core::zcomp::{ALGORITHM_DEFAULT, Choice};
+
 use super::run::{Alone, End, Run};
 use super::share::Share;
 use super::workload::Program;
@@ -19,6 +21,22 @@ pub(crate) enum Way {
     Run(Option<Compression>),
     /// By a memory cgroup, with zram swap.
     Kernel(KernelSetting),
+}
+
+impl Way {
+    /// Whether zfolio chooses the codec itself.
+    pub(crate) fn is_auto(&self) -> bool {
+        match self {
+            Way::Run(None) => ALGORITHM_DEFAULT == Choice::AUTO,
+            Way::Run(Some(compression)) => compression.algorithm == Choice::AUTO,
+            Way::Kernel(_) => false,
+        }
+    }
+
+    /// Whether zfolio uses one codec throughout.
+    pub(crate) fn is_fixed(&self) -> bool {
+        matches!(self, Way::Run(_)) && !self.is_auto()
+    }
 }
 
 impl fmt::Display for Way {
@@ -138,6 +156,16 @@ impl Measured {
 
     pub(crate) fn slowdown(&self, way: usize, share: usize) -> Slowdown {
         self.rows[way].cells[share].slowdown(self.alone_seconds(), self.slowdown_max)
+    }
+
+    /// The slowdown of the best fixed way, unless none came to an end.
+    pub(crate) fn best_fixed(&self, share: usize) -> Option<f64> {
+        let fixed = self.rows.iter().enumerate().filter(|(_, row)| row.way.is_fixed());
+        let times = fixed.filter_map(|(way, _)| match self.slowdown(way, share) {
+            Slowdown::Times(times) => Some(times),
+            _ => None,
+        });
+        times.min_by(f64::total_cmp)
     }
 }
 

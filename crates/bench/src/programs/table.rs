@@ -5,7 +5,7 @@ use std::fmt::{self, Write as _};
 use serde_json::{Value, json};
 use zfolio_core::size;
 
-use super::results::{Cell, Mean, Measured, Slowdown};
+use super::results::{Cell, Mean, Measured, Slowdown, Way, number};
 use super::run::{End, Run};
 use super::share::Share;
 
@@ -70,6 +70,7 @@ impl Table {
             self.write_slowdowns(&mut text);
             self.write_means(&mut text);
             self.write_far(&mut text);
+            self.write_auto(&mut text);
             self.write_details(&mut text);
         }
         let failed = self.failures.iter().map(|line| format!("FAILED: {line}"));
@@ -125,6 +126,37 @@ impl Table {
             let far = if far.is_empty() { "none".to_owned() } else { far.join(", ") };
             push(text, format_args!("! above twice the mean ({name}): {far}"));
         }
+        text.push('\n');
+    }
+
+    /// For each program how the best fixed setting compares with `auto`, if there are both. `ended`: only
+    /// `auto` took too long.
+    fn write_auto(&self, text: &mut String) {
+        let ways = || self.programs.iter().flat_map(|program| &program.rows).map(|row| &row.way);
+        let Some(auto) = ways().position(Way::is_auto).filter(|_| ways().any(Way::is_fixed)) else {
+            return;
+        };
+        self.write_heads(text, "best fixed / auto", ["", ""]);
+        let mut write = |name: &str, cells: Vec<String>| {
+            let cells: String = cells.iter().map(|cell| format!("{cell:>8} ")).collect();
+            push(text, format_args!("{}", format!("{name:<45}{cells}").trim_end()));
+        };
+        let mut ratios = vec![Vec::new(); self.shares.len()];
+        for program in &self.programs {
+            let cells = ratios.iter_mut().enumerate().map(|(share, ratios)| {
+                match (program.best_fixed(share), program.slowdown(auto, share)) {
+                    (None, _) => "-".to_owned(),
+                    (Some(best), Slowdown::Times(times)) => {
+                        ratios.push(Slowdown::Times(best / times));
+                        number(best / times)
+                    }
+                    (Some(_), _) => "ended".to_owned(),
+                }
+            });
+            write(&program.program.name(), cells.collect());
+        }
+        let mean = |all: &Vec<_>| Mean::of(all).map_or("-".to_owned(), |mean| mean.to_string());
+        write("geo mean", ratios.iter().map(mean).collect());
         text.push('\n');
     }
 
@@ -392,6 +424,24 @@ mod tests {
             json["programs"][1]["ways"][0]["shares"][0]["runs"][0]["figures"]["faults_stored"],
             77
         );
+    }
+
+    /// Goal: the best fixed setting is compared with `auto`, and only where both came to an end.
+    #[test]
+    fn auto_is_compared_with_the_best_fixed_setting() {
+        let mut one = program(Program::Sort, 3.0, End::Done);
+        for (setting, seconds) in [("lz4:4K", 6.0), ("zstd:4K", 2.4)] {
+            let cells = vec![cell(vec![run(seconds, End::Done)]), cell(vec![run(9.0, End::Done)])];
+            let way = Way::Run(Some(setting.parse().expect("well formed")));
+            one.rows.push(Row { way, cells });
+        }
+        let text = table(vec![one]).text();
+        let line = text.lines().skip_while(|line| !line.starts_with("best fixed / auto")).nth(1);
+        let cells: Vec<&str> = line.expect("a line").split_whitespace().collect();
+        // 2.4 s by 3; at 1/4 auto was ended.
+        assert_eq!(cells, ["sort", "0.80", "ended"], "{text}");
+        let alone = table(vec![program(Program::Sort, 3.0, End::Done)]).text();
+        assert!(!alone.contains("best fixed"), "{alone}");
     }
 
     /// Every way in which zfolio can be wrong.
