@@ -32,7 +32,7 @@
 //! # Cost
 //!
 //! 8 bytes a folio in the queue, 11 in the folio; two reads of the clock for each batch that is
-//! stored.
+//! stored, and two for each step of reclaim.
 
 #[cfg(test)]
 mod tests;
