@@ -11,7 +11,8 @@
 //!   as resident memory   near refaults * (time waited for one + time to reclaim a unit) / WINDOW
 //! ```
 //!
-//! The time to reclaim a unit is the background thread's; other threads do that while they wait.
+//! Only the background thread's time counts as time to reclaim a unit: when a thread that waits for
+//! memory reclaims, that is part of the time waited.
 //!
 //! A **near refault** is a load of a unit that would still be resident if the limit were WINDOW
 //! bytes (a 32nd of the limit) higher: fewer bytes have gone out after the unit than these WINDOW

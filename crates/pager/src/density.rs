@@ -62,12 +62,12 @@ use crate::rank;
 const FAST: CodecId = CodecId::FIRST;
 const DENSE: CodecId = CodecId::SECOND;
 
-/// How many reviews in a row must find that the other codec pays, at least...
+/// How many reviews in a row must find that the other codec pays, at least.
 const REVIEWS: u32 = 4;
 
-/// ...and the dense one for as many loads as a 16th of what is stored has units, since all of it is
-/// repacked then. (`usemem` came upon 8000 loads in a row that more memory would have saved, then none for
-/// 250,000.)
+/// Before a change to the dense codec the reviews must also cover so many loads: one for every 16 stored
+/// units, because all of these are repacked after the change. (In the middle of its increments `usemem`
+/// has 8000 loads in a row that more memory would have saved, and after them none for 250,000.)
 const REPACK_SHARE: u64 = 16;
 
 /// What the fast codec would cost is known for sure only when it is in use. Each time that it turns
@@ -134,7 +134,8 @@ struct Stored {
     unit_bytes: u64,
     /// What they take in the pool.
     bytes: u64,
-    /// Whether the dense codec is in use, and made most of them.
+    /// Whether the dense codec is in use. The codec in use is taken to have made all of them, although
+    /// after a change the other one made some.
     is_dense: bool,
 }
 
@@ -197,8 +198,8 @@ impl Samples {
 
     /// Compresses and decompresses a unit with each codec of `store`.
     ///
-    /// The codec that is not in use finds neither its code nor its tables in the CPU's caches, and takes
-    /// twice as long as it would if it were. So both first do the unit of the last sample.
+    /// A codec that is not in use finds neither its code nor its tables in the CPU's caches, and takes
+    /// twice as long as one that is. So each codec first does the unit of the last sample.
     fn measure(
         &mut self,
         store: &Store<Arc<dyn PageSource>>,
@@ -424,10 +425,9 @@ impl Engine {
     pub(crate) fn review_density(&self, span: &Span) {
         let density = &self.work.density;
         let Some(samples) = density.try_samples() else { return };
-        let is_dense = density.is_dense.load(Relaxed);
         let stored = self.stored();
-        if let Some(pays) = samples.pays(is_dense, span) {
-            density.vote(pays || self.is_pool_large(&samples), stored.units);
+        if let Some(pays) = samples.pays(stored.is_dense, span) {
+            density.vote(pays || self.is_pool_large(&samples, stored), stored.units);
         }
         self.copies.set_saved(samples.saved_bytes(stored));
     }
@@ -439,7 +439,8 @@ impl Engine {
     pub(crate) fn bound_density(&self, _table: &Table) {
         let density = &self.work.density;
         let Some(samples) = density.try_samples() else { return };
-        if !density.is_dense.load(Relaxed) && self.is_pool_large(&samples) {
+        let stored = self.stored();
+        if !stored.is_dense && self.is_pool_large(&samples, stored) {
             density.use_dense(true);
         }
         self.figures().dense.store(u64::from(density.is_dense.load(Relaxed)), Relaxed);
@@ -448,9 +449,9 @@ impl Engine {
     /// Whether what is stored would take most of the limit with the fast codec: 13/16, so that there is
     /// time to change before reclaim stops at its floor, an eighth of the limit. The dense codec makes
     /// units resident, so that fewer are stored: with it in use, half of the limit is most.
-    fn is_pool_large(&self, samples: &Samples) -> bool {
-        let sixteenths = if self.work.density.is_dense.load(Relaxed) { 8 } else { 13 };
-        samples.is_large(self.stored(), self.limit_bytes() / 16 * sixteenths)
+    fn is_pool_large(&self, samples: &Samples, stored: Stored) -> bool {
+        let sixteenths = if stored.is_dense { 8 } else { 13 };
+        samples.is_large(stored, self.limit_bytes() / 16 * sixteenths)
     }
 
     /// Repacks some of the stored units that the fast codec compressed, while the dense one is in

@@ -149,6 +149,7 @@ impl Engine {
         let began = self.now_ns();
         let (reclaimed, units) = self.take_step(table, cpu, may_capture);
         let (figures, units) = (self.figures(), units.count());
+        // What a direct reclaim takes is counted with the wait (`Copies::note_wait`).
         let (counter, took) = match by {
             By::Direct => (&figures.reclaim_direct, 0),
             By::Background => (&figures.reclaim_background, self.now_ns().saturating_sub(began)),

@@ -47,7 +47,7 @@ pub(crate) struct ProgramsArgs {
     #[arg(long, value_name = "SHARE")]
     pub(crate) share: Vec<Share>,
     /// How zfolio compresses: ALGORITHM[,level=N]:UNIT; may be repeated
-    /// [default: that of 'zfolio run']
+    /// [default: that of 'zfolio run'; of 'bench auto': auto and the fixed ones]
     #[arg(long, value_name = "SETTING")]
     pub(crate) setting: Vec<Compression>,
     /// Compare with it

@@ -110,10 +110,8 @@ impl Table {
     fn write_means(&self, text: &mut String) {
         for (way, name) in self.ways().iter().enumerate() {
             let title = if way == 0 { "geo mean" } else { "" };
-            let means = (0..self.shares.len()).map(|share| {
-                let mean = self.mean(way, share);
-                format!("{:>8} ", mean.map_or("-".to_owned(), |mean| mean.to_string()))
-            });
+            let means = (0..self.shares.len())
+                .map(|share| format!("{:>8} ", mean_text(self.mean(way, share))));
             let line = format!("{title:<10}{name:<35}{}", means.collect::<String>());
             push(text, format_args!("{}", line.trim_end()));
         }
@@ -132,10 +130,10 @@ impl Table {
     /// For each program how the best fixed setting compares with `auto`, if there are both. `ended`: only
     /// `auto` took too long.
     fn write_auto(&self, text: &mut String) {
-        let ways = || self.programs.iter().flat_map(|program| &program.rows).map(|row| &row.way);
-        let Some(auto) = ways().position(Way::is_auto).filter(|_| ways().any(Way::is_fixed)) else {
-            return;
-        };
+        let Some(first) = self.programs.first() else { return };
+        let mut ways = first.rows.iter().map(|row| &row.way);
+        let has_fixed = ways.clone().any(Way::is_fixed);
+        let Some(auto) = ways.position(Way::is_auto).filter(|_| has_fixed) else { return };
         self.write_heads(text, "best fixed / auto", ["", ""]);
         let mut write = |name: &str, cells: Vec<String>| {
             let cells: String = cells.iter().map(|cell| format!("{cell:>8} ")).collect();
@@ -155,8 +153,7 @@ impl Table {
             });
             write(&program.program.name(), cells.collect());
         }
-        let mean = |all: &Vec<_>| Mean::of(all).map_or("-".to_owned(), |mean| mean.to_string());
-        write("geo mean", ratios.iter().map(mean).collect());
+        write("geo mean", ratios.iter().map(|all| mean_text(Mean::of(all))).collect());
         text.push('\n');
     }
 
@@ -336,6 +333,10 @@ fn run_json(run: &Run) -> Value {
         "cgroup_limit_bytes": run.cost.map(|cost| cost.limit_bytes),
         "zram_bytes_max": run.cost.map(|cost| cost.zram_bytes_max),
     })
+}
+
+fn mean_text(mean: Option<Mean>) -> String {
+    mean.map_or("-".to_owned(), |mean| mean.to_string())
 }
 
 fn push(text: &mut String, line: fmt::Arguments<'_>) {
