@@ -10,6 +10,8 @@
 //! # Invariants
 //!
 //! - `CHG-1` `resident_bytes` is the unit size times the resident units.
+//! - `CHG-2` Reclaim goes on while the charge is above the limit and resident memory and slots take more
+//!   than the floor. So at the floor there is a reserve for faults too, as below the limit.
 
 mod asked;
 mod file_pages;
@@ -35,8 +37,10 @@ pub use over_limit::OverLimit;
 pub(crate) use over_limit::report_first;
 use share::Falling;
 
-/// An eighth of the limit stays resident.
+/// Resident memory and slots have an eighth of the limit, whatever else is charged; and 3 MiB, since
+/// reserve, staging area and scratch slots take up to 1.75 of these.
 const FLOOR_SHARE: u64 = 8;
+const FLOOR_BYTES_MIN: u64 = 3 << 20;
 
 /// Low watermark: 1/64 of the limit, 1/2 to 16 MiB: a burst of faults at 1 GB/s for 1/2 to 16 ms. A
 /// program of 50 MiB has 4 % fewer faults in 36 MiB with a minimum of 1/2 MiB than with 1 MiB.
@@ -152,10 +156,10 @@ impl Charge {
         usize::try_from(share).unwrap_or(usize::MAX).max(self.staged_target())
     }
 
-    /// Resident memory that reclaim leaves alone: below it a program makes no progress, whatever the
-    /// rest of the limit is taken by.
+    /// What resident memory and slots may take in any case: with less a program makes no progress,
+    /// whatever the rest of the limit is taken by.
     fn floor_bytes(&self) -> u64 {
-        (self.scale_bytes() / FLOOR_SHARE).max(4 * self.folio_bytes)
+        (self.scale_bytes() / FLOOR_SHARE).max(FLOOR_BYTES_MIN).max(2 * self.high_bytes())
     }
 
     /// The most that the limit can become: a limit that follows the need has no upper bound.
@@ -192,11 +196,6 @@ impl Charge {
     /// here and dropped without the engine's knowledge make the difference negative.)
     fn unmanaged_bytes(&self) -> u64 {
         u64::try_from(self.uncounted_bytes.load(Relaxed)).unwrap_or(0)
-    }
-
-    /// Whether so little managed memory is resident that nothing more is captured.
-    pub(crate) fn at_floor(&self) -> bool {
-        self.resident_bytes() <= self.floor_bytes()
     }
 }
 
@@ -248,7 +247,7 @@ impl Engine {
 
     /// Whether the limit has fallen below the charge.
     pub(crate) fn must_come_down(&self) -> bool {
-        self.limit_may_fall() && self.charge_bytes() > self.limit_bytes()
+        self.limit_may_fall() && self.headroom() < 0
     }
 
     /// Whether the limit is a share, which may fall, or was asked for.
@@ -256,16 +255,32 @@ impl Engine {
         self.charge.seat().is_some() || self.charge.asked.has_limit()
     }
 
-    /// Bytes until the limit; 0 at it and above.
-    pub(crate) fn room_bytes(&self) -> u64 {
-        self.limit_bytes().saturating_sub(self.charge_bytes())
+    /// Bytes until the limit; negative above it.
+    pub(crate) fn below_limit(&self) -> i64 {
+        signed(self.limit_bytes()) - signed(self.charge_bytes())
     }
 
-    /// Bytes that faults can use without waiting: room below the limit plus free slots. An excess
-    /// over the limit is subtracted.
+    /// Bytes until resident memory and slots take what the floor leaves to them; negative above it.
+    fn below_floor(&self) -> i64 {
+        let movable = self.charge.resident_bytes() + self.mover.bytes_used() as u64;
+        signed(self.charge.floor_bytes()) - signed(movable)
+    }
+
+    /// Bytes until a fault has to reclaim; negative where it must. That is so above the limit, unless
+    /// all that reclaim could free is the floor (`CHG-2`).
+    pub(crate) fn headroom(&self) -> i64 {
+        self.below_limit().max(self.below_floor())
+    }
+
+    /// Whether the limit cannot be held, because all else takes so much that less than the floor is
+    /// left to resident memory.
+    pub(crate) fn at_floor(&self) -> bool {
+        self.below_limit() < self.below_floor()
+    }
+
+    /// Bytes that faults can use without waiting: the headroom plus free slots.
     pub(crate) fn available_bytes(&self) -> u64 {
-        let (limit, free) = (self.limit_bytes(), self.mover.free_bytes() as u64);
-        (limit + free).saturating_sub(self.charge_bytes())
+        u64::try_from(self.headroom() + signed(self.mover.free_bytes() as u64)).unwrap_or(0)
     }
 
     /// From now on the limit rises: it is at least `share_per_mille` thousandths of what the

@@ -398,7 +398,7 @@ impl Engine {
             let span = copies.review(self.sizes());
             self.review_density(&span);
         }
-        if !copies.has_room() || !(folio.copied || copies.push(base)) {
+        if !copies.has_room() || self.at_floor() || !(folio.copied || copies.push(base)) {
             self.drop_copies(folio, units);
             return;
         }
@@ -440,9 +440,10 @@ impl Engine {
         Sizes { limit: self.limit_bytes(), unit, object }
     }
 
-    /// Drops the oldest copies if there are more than the budget allows. False: none was dropped.
+    /// Drops the oldest copies if there are more than the budget allows, or if the limit cannot be held.
+    /// False: none was dropped.
     pub(crate) fn drop_spare_copies(&self, table: &Table) -> bool {
-        self.copies.over_budget() && self.drop_oldest_copies(table)
+        (self.copies.over_budget() || self.at_floor()) && self.drop_oldest_copies(table)
     }
 
     /// Drops the copies of the oldest folios in the queue, whatever the copies are worth: memory is

@@ -17,6 +17,7 @@
 
 use std::ops::Range;
 
+use zfolio_core::ledger::signed;
 use zfolio_core::stats::{add, subtract};
 use zfolio_core::store::{self, EntryId, Loaded};
 
@@ -386,20 +387,44 @@ impl Engine {
     /// makes no room: `None` for units that no thread waits for yet (`is_ahead`), and otherwise the
     /// limit is passed.
     fn reserve(&self, table: &Table, units: Units, cpu: usize, is_ahead: bool) -> Option<Spare> {
-        let bytes = self.geometry().bytes_of(units) as u64;
         if self.available_bytes() < self.charge.low_bytes() {
             self.ring_reclaimer();
         }
+        let before = self.below_limit();
+        let spare = self.make_spare(table, units, cpu);
+        if is_ahead {
+            return spare;
+        }
+        let is_passed = match spare {
+            Some(Spare::Room) => false,
+            Some(Spare::Free(_)) => self.below_limit() < 0,
+            None => true,
+        };
+        // A limit may fall by more than one fault can reclaim. While the charge follows, there is nothing to report.
+        let follows = || {
+            let needed = if spare.is_none() { self.geometry().bytes_of(units) } else { 0 };
+            self.limit_may_fall() && self.below_limit() > before + signed(needed as u64)
+        };
+        if is_passed && !follows() {
+            self.note_over_limit();
+        }
+        spare.or(Some(Spare::Room))
+    }
+
+    /// A free slot or room for `units`, if need be after reclaim. `None`: only above the limit.
+    fn make_spare(&self, table: &Table, units: Units, cpu: usize) -> Option<Spare> {
+        let bytes = self.geometry().bytes_of(units) as u64;
+        let needed = signed(bytes);
         let (mut freed, mut compacted) = (0, false);
-        let charge_before = self.charge_bytes();
         while freed < FREED_MAX {
-            if self.charge_bytes() <= self.limit_bytes() {
+            let headroom = self.headroom();
+            if headroom >= 0 {
                 if units == self.geometry().all() {
                     if let Some(slot) = self.mover.take_free() {
                         return Some(Spare::Free(slot));
                     }
                 }
-                if self.room_bytes() >= bytes {
+                if self.below_limit() >= needed {
                     return Some(Spare::Room);
                 }
                 if self.mover.free_bytes() > 0 {
@@ -410,7 +435,11 @@ impl Engine {
             if self.grow(bytes) {
                 continue;
             }
-            match self.reclaim_to_floor(table, cpu, By::Direct) {
+            // At the floor: the background thread keeps this reserve.
+            if headroom >= needed {
+                break;
+            }
+            match self.reclaim_one(table, cpu, By::Direct) {
                 Reclaimed::Captured => {}
                 Reclaimed::Freed => freed += 1,
                 // Nothing is captured until the fork that is about to happen is over. The excess
@@ -424,14 +453,7 @@ impl Engine {
                 }
             }
         }
-        if is_ahead {
-            return None;
-        }
-        // A limit may fall by more than one fault can reclaim. While the charge follows, there is nothing to report.
-        if !(self.limit_may_fall() && self.charge_bytes() + bytes < charge_before) {
-            self.note_over_limit();
-        }
-        Some(Spare::Room)
+        None
     }
 
     /// Gives free pages back to the system, so that there is room for new ones.

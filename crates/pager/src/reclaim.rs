@@ -21,6 +21,7 @@ mod proactive;
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
+use zfolio_core::ledger::signed;
 use zfolio_core::stats::add;
 use zfolio_core::store::{self, EntryId, Outcome};
 
@@ -134,20 +135,10 @@ const CAPTURE_TRIES: usize = 64;
 const UNPARK_NS_MIN: u64 = 1_000_000_000;
 
 impl Engine {
-    /// Captures folios, or stores one if enough are staged. At the floor nothing is captured any more,
-    /// and what is staged is stored.
-    pub(crate) fn reclaim_to_floor(&self, table: &Table, cpu: usize, by: By) -> Reclaimed {
-        self.reclaim(table, cpu, by, !self.charge.at_floor())
-    }
-
     /// Captures folios, or stores one if enough are staged.
     pub(crate) fn reclaim_one(&self, table: &Table, cpu: usize, by: By) -> Reclaimed {
-        self.reclaim(table, cpu, by, true)
-    }
-
-    fn reclaim(&self, table: &Table, cpu: usize, by: By, may_capture: bool) -> Reclaimed {
         let began = self.now_ns();
-        let (reclaimed, units) = self.take_step(table, cpu, may_capture);
+        let (reclaimed, units) = self.take_step(table, cpu);
         let (figures, units) = (self.figures(), units.count());
         // What a direct reclaim takes is counted with the wait (`Copies::note_wait`).
         let (counter, took) = match by {
@@ -160,12 +151,11 @@ impl Engine {
     }
 
     /// Captures folios, or stores one. Returns the units that were stored.
-    fn take_step(&self, table: &Table, cpu: usize, may_capture: bool) -> (Reclaimed, Units) {
+    fn take_step(&self, table: &Table, cpu: usize) -> (Reclaimed, Units) {
         self.drop_spare_copies(table);
         let staged = || self.replacement.staged_folios();
         let target = self.charge.staged_target();
-        let captured =
-            may_capture && staged() <= target && self.capture_next(table, Shared::Copied);
+        let captured = staged() <= target && self.capture_next(table, Shared::Copied);
         if captured && staged() <= target {
             return (Reclaimed::Captured, Units::NONE);
         }
@@ -230,8 +220,7 @@ impl Engine {
     /// Whether captures wait for a fork that is about to happen. On a busy machine the fork may
     /// come late, so captures go on once the charge is far above the limit.
     pub(crate) fn is_settling(&self) -> bool {
-        self.work.settling.load(Relaxed)
-            && self.charge_bytes() < self.limit_bytes() + self.charge.high_bytes()
+        self.work.settling.load(Relaxed) && self.headroom() > -signed(self.charge.high_bytes())
     }
 
     /// Locks a folio that was just popped from `queue`. A busy folio is queued again.
@@ -416,7 +405,7 @@ impl Engine {
     /// together with those of other leaving slots. So does one that no fault will need soon. Above
     /// the limit all pages go back at once.
     pub(crate) fn give_slot(&self, slot: Full) {
-        let over = self.charge_bytes() > self.limit_bytes();
+        let over = self.headroom() < 0;
         let keeps = !over && !self.has_free_to_spare();
         if keeps && slot.units() == self.geometry().all() {
             self.mover.give_free(slot);
@@ -464,6 +453,9 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use zfolio_core::testing::Random;
     use zfolio_sys::map::Reservation;
 
     use crate::config::Mode;
@@ -473,7 +465,6 @@ mod tests {
     /// moment. Method: while all slots are free, adopt a mapping of six times the limit with all
     /// its pages.
     #[test]
-    #[allow(unsafe_code, reason = "what a program does")]
     fn a_limit_passed_at_once_is_held_again() {
         if let Err(why) = Mode::Inline.check() {
             return eprintln!("SKIPPED: {why}");
@@ -484,13 +475,46 @@ mod tests {
         slots.into_iter().for_each(|slot| engine.mover.give_free(slot));
         assert!(engine.mover.take_hollow().is_none());
 
-        let space = Reservation::new(48 << 20, 64 << 10).unwrap();
-        // SAFETY: the mapping is ours, and nobody else has a reference into it.
-        unsafe { space.base().write_bytes(7, space.bytes()) };
-        engine.adopt(space.address(), space.address() + space.bytes()).unwrap();
+        let space = adopted(&engine, 48 << 20, |bytes| bytes.fill(7));
         assert!(engine.charge_bytes() > 5 * engine.limit_bytes());
         engine.make_room(space.bytes());
         assert!(engine.charge_bytes() <= engine.limit_bytes(), "{}", engine.charge_bytes());
+        unmap(&engine, &space);
+    }
+
+    /// Goal: a limit that cannot be held leaves the floor to the program, with a reserve for its faults
+    /// (`CHG-2`). Method: three times the limit of random bytes.
+    #[test]
+    fn at_the_floor_there_is_a_reserve() {
+        if let Err(why) = Mode::Inline.check() {
+            return eprintln!("SKIPPED: {why}");
+        }
+        let engine = Engine::inline_for_test(8 << 20);
+        let mut random = Random::new(1);
+        let space = adopted(&engine, 24 << 20, |bytes| bytes.fill_with(|| random.byte()));
+        engine.make_room(space.bytes());
+        for _ in 0..4 {
+            engine.reclaim_turn();
+        }
+        assert!(engine.at_floor() && engine.excess().is_some());
+        assert!(engine.available_bytes() >= engine.charge.low_bytes());
+        let resident = engine.figures().resident_bytes.load(Relaxed);
+        assert!(resident >= 1 << 19, "{resident} stay resident");
+        assert_eq!(engine.copies.count(), 0, "copies are dropped first");
+        unmap(&engine, &space);
+    }
+
+    /// A mapping with contents, under management.
+    #[allow(unsafe_code, reason = "what a program does")]
+    fn adopted(engine: &Engine, bytes: usize, write: impl FnOnce(&mut [u8])) -> Reservation {
+        let space = Reservation::new(bytes, 64 << 10).unwrap();
+        // SAFETY: the mapping is ours, and nobody else has a reference into it.
+        write(unsafe { std::slice::from_raw_parts_mut(space.base().as_ptr(), space.bytes()) });
+        engine.adopt(space.address(), space.address() + space.bytes()).unwrap();
+        space
+    }
+
+    fn unmap(engine: &Engine, space: &Reservation) {
         let gone: Result<(), ()> =
             engine.unmap(space.address(), space.address() + space.bytes(), || Ok(()));
         gone.unwrap();

@@ -72,9 +72,11 @@ impl Engine {
         passing.max(self.charge.scale_bytes() / 16)
     }
 
-    /// By how much the limit is passed now. `None` if the excess is small enough to be temporary.
+    /// By how much the limit is passed now. `None` if the excess is small enough to be temporary. Free slots
+    /// are a reserve for the next faults, and do not count.
     pub fn excess(&self) -> Option<OverLimit> {
-        let (limit, charge) = (self.limit_bytes(), self.charge_bytes());
+        let free = self.mover.free_bytes() as u64;
+        let (limit, charge) = (self.limit_bytes(), self.charge_bytes().saturating_sub(free));
         (charge >= limit + self.slack_bytes()).then(|| OverLimit {
             limit_bytes: limit,
             charged_bytes: charge,

@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use zfolio_core::ledger::{Member, Seat};
+use zfolio_core::ledger::{Member, Seat, signed};
 
 use super::Charge;
 use super::over_limit::OverLimit;
@@ -78,7 +78,8 @@ impl Engine {
             }
             None => {
                 let ahead = seat.copies_ahead_bytes();
-                if self.available_bytes() < self.charge.low_bytes() + ahead {
+                let free = signed(self.mover.free_bytes() as u64);
+                if self.below_limit() + free < signed(self.charge.low_bytes() + ahead) {
                     self.grow(self.charge.high_bytes() + ahead);
                 }
             }
@@ -180,7 +181,7 @@ mod tests {
         }
         engine.adopt(space.address(), space.address() + space.bytes()).unwrap();
         engine.make_room(space.bytes());
-        assert!(engine.limit_bytes() > 40 * MIB && engine.room_bytes() > 0, "it was free");
+        assert!(engine.limit_bytes() > 40 * MIB && engine.below_limit() > 0, "it was free");
         assert_eq!(engine.figures().snapshot().reclaim_direct, 0);
 
         seat.set_target(Some(16 * MIB));

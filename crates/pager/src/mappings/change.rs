@@ -204,18 +204,18 @@ impl Engine {
         Ok((to, to_end, managed))
     }
 
-    /// Reclaims until the charge is below the limit, after `bytes` that the kernel has given were
+    /// Reclaims until there is headroom, after `bytes` that the kernel has given were
     /// brought under management. Reclaims at most about twice as much.
     pub fn make_room(&self, bytes: usize) {
         // The adopted pages were counted as the process's other memory until now.
         self.sample();
         self.grow(0);
         for _ in 0..2 * (bytes / self.geometry().folio_bytes() + 1) {
-            if self.room_bytes() > 0 {
+            if self.headroom() >= 0 {
                 return;
             }
             let table = self.table.read();
-            if self.reclaim_to_floor(&table, self.cpu(), By::Direct) == Reclaimed::Nothing {
+            if self.reclaim_one(&table, self.cpu(), By::Direct) == Reclaimed::Nothing {
                 return;
             }
         }

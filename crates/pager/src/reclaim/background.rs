@@ -135,7 +135,7 @@ impl Engine {
         while wanted() && !self.work.stopping.load(Relaxed) {
             // Taken anew for each folio, so that a change of a mapping waits for one folio at most.
             let table = self.table.read();
-            if self.reclaim_to_floor(&table, self.cpu(), By::Background) == Reclaimed::Nothing {
+            if self.reclaim_one(&table, self.cpu(), By::Background) == Reclaimed::Nothing {
                 return;
             }
             turns += 1;
