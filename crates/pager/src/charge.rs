@@ -37,8 +37,8 @@ pub use over_limit::OverLimit;
 pub(crate) use over_limit::report_first;
 use share::Falling;
 
-/// Resident memory and slots have an eighth of the limit, whatever else is charged; and 3 MiB, since
-/// reserve, staging area and scratch slots take up to 1.75 of these.
+/// Resident memory and slots have an eighth of the limit, whatever else is charged; or 3 MiB, since
+/// reserve, staging area and scratch slots take up to 1.75 of these, but at most 3/8 of the limit.
 const FLOOR_SHARE: u64 = 8;
 const FLOOR_BYTES_MIN: u64 = 3 << 20;
 
@@ -159,7 +159,8 @@ impl Charge {
     /// What resident memory and slots may take in any case: with less a program makes no progress,
     /// whatever the rest of the limit is taken by.
     fn floor_bytes(&self) -> u64 {
-        (self.scale_bytes() / FLOOR_SHARE).max(FLOOR_BYTES_MIN).max(2 * self.high_bytes())
+        let (limit, most) = (self.scale_bytes(), self.scale_bytes() / 8 * 3);
+        (limit / FLOOR_SHARE).max(FLOOR_BYTES_MIN.max(2 * self.high_bytes()).min(most))
     }
 
     /// The most that the limit can become: a limit that follows the need has no upper bound.
@@ -324,7 +325,7 @@ impl Engine {
     }
 
     /// Sets the gauges; returns what the program would hold resident without compression.
-    fn set_gauges(&self, process: u64) -> u64 {
+    pub(crate) fn set_gauges(&self, process: u64) -> u64 {
         let figures = self.figures();
         let pool = self.store.pool_stats();
         let pool_bytes = pool.pages_used * PAGE_BYTES as u64;

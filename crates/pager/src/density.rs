@@ -7,8 +7,11 @@
 //! ```text
 //! gain   loads saved * (time waited for one + time to reclaim a unit), with the fast codec
 //! cost   loads with the dense codec * (time to decompress, dense - fast)
-//!        + units compressed with it * (time to compress, dense - fast)
+//!        + units compressed with it * (time to compress, dense - fast) * share waited for
 //! ```
+//!
+//! The background thread compresses while the program runs. As long as it keeps up, the share that is
+//! waited for is 0 (`density/busy.rs`).
 //!
 //! A load is **saved** if the unit would still be resident with as much more memory as the dense
 //! codec takes less for all that is stored: fewer bytes have gone out after the unit than that
@@ -40,6 +43,7 @@
 //! Sampling takes about a 30th of the time that compression takes with the fast codec. With one
 //! codec: one comparison for each batch that is stored.
 
+mod busy;
 #[cfg(test)]
 mod tests;
 
@@ -52,6 +56,8 @@ use zfolio_core::store::{CodecId, Form, Outcome, Outgoing, Store};
 use zfolio_core::sync::{Guard, Mutex};
 use zfolio_core::zcomp::{self, Zcomp};
 use zfolio_core::zsmalloc::PageSource;
+
+use busy::{ALL, Busy, Done};
 
 use crate::copies::{REVIEW_LOADS, Span, kept_bytes};
 use crate::engine::Engine;
@@ -124,6 +130,7 @@ struct Samples {
     unit: Box<[u8]>,
     /// The unit that was measured last.
     last: Box<[u8]>,
+    busy: Busy,
 }
 
 /// What is stored, for a review.
@@ -149,7 +156,10 @@ impl Samples {
         let [fast, dense] = self.sums;
         let more = |dense: u64, fast: u64| dense.saturating_sub(fast) / self.count;
         let load_ns = more(dense.decompress_ns, fast.decompress_ns);
+        let left = if is_dense { span.loads } else { span.loads - span.saved };
         let store_ns = more(dense.compress_ns, fast.compress_ns);
+        let store_ns =
+            store_ns * self.busy.waited_share(is_dense, store_ns, (left, span.loads)) / ALL;
         let cost = |loads: u64, stores: u64| loads * load_ns + stores * store_ns;
         Some(if is_dense {
             let refault_ns = span.refault_ns.saturating_sub(load_ns + store_ns);
@@ -261,6 +271,8 @@ pub(crate) struct Density {
     votes: AtomicU32,
     /// So many reviews in a row are needed before the fast codec is tried again.
     patience: AtomicU32,
+    /// What the background thread has spent on reclaim.
+    busy_ns: AtomicU64,
     /// Units that were compressed, and at how many of them the next sample is due.
     compressed: AtomicU64,
     sample_at: AtomicU64,
@@ -277,6 +289,7 @@ impl Density {
             packed: Vec::with_capacity(unit.bytes()),
             unit: vec![0; unit.bytes()].into_boxed_slice(),
             last: vec![0; unit.bytes()].into_boxed_slice(),
+            busy: Busy::default(),
         };
         Density {
             samples: (codecs > 1).then(|| Mutex::new(samples())),
@@ -284,6 +297,7 @@ impl Density {
             stays_dense: AtomicBool::new(false),
             votes: AtomicU32::new(0),
             patience: AtomicU32::new(REVIEWS),
+            busy_ns: AtomicU64::new(0),
             compressed: AtomicU64::new(0),
             sample_at: AtomicU64::new(0),
             hand: AtomicUsize::new(DONE),
@@ -356,6 +370,11 @@ impl Density {
             self.patience.store(patience.min(REVIEWS_MAX), Relaxed);
         }
         self.hand.store(if dense { 0 } else { DONE }, Relaxed);
+    }
+
+    /// Notes what the background thread spent on reclaim.
+    pub(crate) fn note_busy(&self, took_ns: u64) {
+        self.busy_ns.fetch_add(took_ns, Relaxed);
     }
 
     /// Notes what a review found: whether the dense codec pays. `units` are stored.
@@ -438,12 +457,28 @@ impl Engine {
     /// The table's guard proves that no fork is under way (`ENG-4`).
     pub(crate) fn bound_density(&self, _table: &Table) {
         let density = &self.work.density;
-        let Some(samples) = density.try_samples() else { return };
+        let Some(mut samples) = density.try_samples() else { return };
+        if samples.busy.is_due(self.now_ns()) {
+            samples.busy.note(self.done());
+        }
         let stored = self.stored();
         if !stored.is_dense && self.is_pool_large(&samples, stored) {
             density.use_dense(true);
         }
         self.figures().dense.store(u64::from(density.is_dense.load(Relaxed)), Relaxed);
+    }
+
+    /// All that was done since the start.
+    fn done(&self) -> Done {
+        let (density, figures) = (&self.work.density, self.figures());
+        Done {
+            span_ns: self.now_ns(),
+            busy_ns: density.busy_ns.load(Relaxed),
+            delay_ns: self.mover.system.run_delay_ns(),
+            compressed: density.compressed.load(Relaxed),
+            background: figures.reclaim_background.load(Relaxed),
+            direct: figures.reclaim_direct.load(Relaxed),
+        }
     }
 
     /// Whether what is stored would take most of the limit with the fast codec: 13/16, so that there is
@@ -457,21 +492,28 @@ impl Engine {
     /// Repacks some of the stored units that the fast codec compressed, while the dense one is in
     /// use.
     pub(crate) fn densify(&self) {
-        let density = &self.work.density;
         let began = self.now_ns();
-        let is_wanted = || {
-            let work = &self.work;
-            density.hand.load(Relaxed) != DONE
-                && !work.stopping.load(Relaxed)
-                && !work.settling.load(Relaxed)
-        };
-        while is_wanted() {
+        while self.is_densifying() && !self.work.stopping.load(Relaxed) {
             // Taken anew for each folio, so that a change of a mapping waits for one folio at most.
             self.densify_next(&self.table.read());
             if self.now_ns().saturating_sub(began) > TURN_NS {
                 return;
             }
         }
+    }
+
+    /// Repacks one more folio, for a thread that would pass the limit otherwise. False: there is nothing
+    /// to repack.
+    pub(crate) fn densify_one(&self, table: &Table) -> bool {
+        let is_densifying = self.is_densifying();
+        if is_densifying {
+            self.densify_next(table);
+        }
+        is_densifying
+    }
+
+    fn is_densifying(&self) -> bool {
+        self.work.density.hand.load(Relaxed) != DONE && !self.work.settling.load(Relaxed)
     }
 
     /// Repacks the next folio that has something stored, if it is among the next few.

@@ -50,6 +50,9 @@ pub(crate) enum Served {
 /// nothing.
 const FREED_MAX: usize = 4;
 
+/// How many folios a fault repacks before it goes over the limit.
+const REPACKED_MAX: usize = 2;
+
 /// How many adjacent whole folios are moved in at once at most.
 const PLACE_MAX: usize = 4;
 const PLACE_BYTES_MAX: usize = 256 << 10;
@@ -415,10 +418,15 @@ impl Engine {
     fn make_spare(&self, table: &Table, units: Units, cpu: usize) -> Option<Spare> {
         let bytes = self.geometry().bytes_of(units) as u64;
         let needed = signed(bytes);
-        let (mut freed, mut compacted) = (0, false);
+        let (mut freed, mut compacted, mut repacked) = (0, false, 0);
         while freed < FREED_MAX {
             let headroom = self.headroom();
             if headroom >= 0 {
+                // The limit is passed, but what is stored is about to take less.
+                if self.below_limit() < 0 && repacked < REPACKED_MAX && self.densify_one(table) {
+                    repacked += 1;
+                    continue;
+                }
                 if units == self.geometry().all() {
                     if let Some(slot) = self.mover.take_free() {
                         return Some(Spare::Free(slot));

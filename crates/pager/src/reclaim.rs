@@ -147,6 +147,7 @@ impl Engine {
         };
         add(counter, units as u64);
         self.copies.note_reclaimed(units, took);
+        self.work.density.note_busy(took);
         reclaimed
     }
 

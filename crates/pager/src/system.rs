@@ -131,6 +131,9 @@ pub(crate) trait System: Send + Sync + Debug {
     /// What the kernel counts as resident of the whole process; `None` if it is not known.
     fn resident(&self) -> Option<Resident>;
 
+    /// How long the calling thread could have run since its start, but had no CPU; 0 if it is not known.
+    fn run_delay_ns(&self) -> u64;
+
     /// Calls `each` for the mappings of files, in rising order, until it returns false.
     fn each_file_mapping(&self, each: &mut dyn FnMut(&FileMapping) -> bool);
 

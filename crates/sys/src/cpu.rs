@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicIsize, Ordering::Relaxed};
 
 use rustix::thread::{CpuSet, Pid};
 
+use crate::files;
+
 /// Offset of the rseq area from the thread pointer; 0: not looked up yet, 1: there is none.
 ///
 /// Real offsets are multiples of 4, so 1 is free to mean "none".
@@ -100,6 +102,17 @@ pub fn unpin(thread: u32) {
         // This fails if the thread has ended, or if all of these CPUs are offline.
         rustix::thread::sched_setaffinity(thread, given).ok();
     }
+}
+
+/// How long the calling thread could have run since its start, but had no CPU. `None`: the kernel does not count it
+/// (`CONFIG_SCHED_INFO`), or `/proc` is not there. Takes 5 us.
+#[must_use]
+pub fn run_delay_ns() -> Option<u64> {
+    let mut text = [0; 64];
+    let length = files::read_small(c"/proc/thread-self/schedstat", &mut text).ok()?;
+    // Time on a CPU, time waited for one, turns.
+    let text = std::str::from_utf8(&text[..length]).ok()?;
+    text.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
 /// The shortest turn that the kernel gives to a thread which asks for one.

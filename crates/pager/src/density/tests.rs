@@ -1,6 +1,9 @@
 //! Tests of the choice between two codecs.
 
-use super::{DENSE, DONE, Density, FAST, REVIEWS, SAMPLES_MAX, SAMPLES_MIN, Samples, Stored, Sums};
+use super::{
+    Busy, DENSE, DONE, Density, Done, FAST, REVIEWS, SAMPLES_MAX, SAMPLES_MIN, Samples, Stored,
+    Sums,
+};
 use crate::copies::Span;
 use std::sync::atomic::Ordering::Relaxed;
 use zfolio_core::page::UnitOrder;
@@ -18,6 +21,7 @@ fn samples() -> Samples {
         packed: vec![],
         unit: [].into(),
         last: [].into(),
+        busy: Busy::default(),
     };
     let fast = Sums { bytes: 6 << 10, compress_ns: 10_000, decompress_ns: 6_000 };
     let dense = Sums { bytes: 4 << 10, compress_ns: 50_000, decompress_ns: 30_000 };
@@ -55,6 +59,20 @@ fn the_dense_codec_pays_where_it_saves_more_time_than_it_costs() {
     assert_eq!(samples.pays(false, &span(40, 2000)), Some(false), "40 ms against 77");
     assert_eq!(samples.pays(false, &span(60, 2000)), Some(false), "60 ms against 51");
     assert_eq!(samples.pays(false, &span(80, 2000)), Some(true), "80 ms against 26");
+}
+
+/// Goal: units that the background thread has time to compress cost nothing.
+#[test]
+fn compression_costs_what_is_waited_for() {
+    let mut samples = samples();
+    assert_eq!(samples.pays(false, &span(40, 2000)), Some(false), "as above");
+    // With 40 us more for each of 2000 units it has 280 ms to do in a second.
+    let span_ns = 1_000_000_000;
+    let (busy_ns, units) = (span_ns / 5, 2000);
+    let done = Done { span_ns, busy_ns, compressed: units, background: units, ..Done::default() };
+    samples.busy.note(done);
+    assert_eq!(samples.pays(false, &span(40, 2000)), Some(true), "40 ms against 29");
+    assert_eq!(samples.pays(false, &span(20, 2000)), Some(false), "20 ms against 38");
 }
 
 /// Goal: a small difference changes nothing, whichever codec is in use.

@@ -146,6 +146,10 @@ impl System for Linux {
         self.meter.read()
     }
 
+    fn run_delay_ns(&self) -> u64 {
+        cpu::run_delay_ns().unwrap_or(0)
+    }
+
     fn each_file_mapping(&self, each: &mut dyn FnMut(&FileMapping) -> bool) {
         maps::each_file_mapping(each);
     }

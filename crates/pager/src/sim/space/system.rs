@@ -384,6 +384,10 @@ impl System for Arc<Space> {
         None
     }
 
+    fn run_delay_ns(&self) -> u64 {
+        0
+    }
+
     fn each_file_mapping(&self, _: &mut dyn FnMut(&FileMapping) -> bool) {}
 
     fn page_out(&self, _: usize, _: usize) {}
