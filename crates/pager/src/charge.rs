@@ -37,8 +37,8 @@ pub use over_limit::OverLimit;
 pub(crate) use over_limit::report_first;
 use share::Falling;
 
-/// Resident memory and slots have an eighth of the limit, whatever else is charged; or 3 MiB, since
-/// reserve, staging area and scratch slots take up to 1.75 of these, but at most 3/8 of the limit.
+/// The floor: an eighth of the limit is for resident memory and slots, whatever else is charged. With a
+/// small limit it is 3 MiB, of which reserve, staging area and scratch slots take up to 1.75.
 const FLOOR_SHARE: u64 = 8;
 const FLOOR_BYTES_MIN: u64 = 3 << 20;
 
@@ -157,7 +157,8 @@ impl Charge {
     }
 
     /// What resident memory and slots may take in any case: with less a program makes no progress,
-    /// whatever the rest of the limit is taken by.
+    /// whatever the rest of the limit is taken by. With less than twice the high watermark the reserve would
+    /// leave nothing resident; with more than 3/8 of the limit small limits would not be held.
     fn floor_bytes(&self) -> u64 {
         let (limit, most) = (self.scale_bytes(), self.scale_bytes() / 8 * 3);
         (limit / FLOOR_SHARE).max(FLOOR_BYTES_MIN.max(2 * self.high_bytes()).min(most))
@@ -261,14 +262,14 @@ impl Engine {
         signed(self.limit_bytes()) - signed(self.charge_bytes())
     }
 
-    /// Bytes until resident memory and slots take what the floor leaves to them; negative above it.
+    /// Bytes until resident memory and slots take as much as the floor; negative above it.
     fn below_floor(&self) -> i64 {
         let movable = self.charge.resident_bytes() + self.mover.bytes_used() as u64;
         signed(self.charge.floor_bytes()) - signed(movable)
     }
 
-    /// Bytes until a fault has to reclaim; negative where it must. That is so above the limit, unless
-    /// all that reclaim could free is the floor (`CHG-2`).
+    /// Bytes until a fault has to reclaim, 0 or less where it must: until the limit, or until the floor if
+    /// that is more (`CHG-2`).
     pub(crate) fn headroom(&self) -> i64 {
         self.below_limit().max(self.below_floor())
     }

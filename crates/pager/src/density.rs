@@ -36,7 +36,8 @@
 //! # Concurrency
 //!
 //! One mutex around the samples and the buffers for sampling and repacking. Who measures a sample
-//! or reviews only tries it, since that may be a thread that serves a fault.
+//! or reviews only tries it, since that may be a thread that serves a fault. A fault waits for it only
+//! to repack, where it would pass the limit otherwise.
 //!
 //! # Cost
 //!
@@ -130,6 +131,7 @@ struct Samples {
     unit: Box<[u8]>,
     /// The unit that was measured last.
     last: Box<[u8]>,
+    /// What says how much of the time to compress is waited for.
     busy: Busy,
 }
 
@@ -157,16 +159,16 @@ impl Samples {
         let more = |dense: u64, fast: u64| dense.saturating_sub(fast) / self.count;
         let load_ns = more(dense.decompress_ns, fast.decompress_ns);
         let left = if is_dense { span.loads } else { span.loads - span.saved };
-        let store_ns = more(dense.compress_ns, fast.compress_ns);
-        let store_ns =
-            store_ns * self.busy.waited_share(is_dense, store_ns, (left, span.loads)) / ALL;
+        let compress_ns = more(dense.compress_ns, fast.compress_ns);
+        let waited = self.busy.waited_share(is_dense, compress_ns, (left, span.loads));
+        let store_ns = compress_ns * waited / ALL;
         let cost = |loads: u64, stores: u64| loads * load_ns + stores * store_ns;
         Some(if is_dense {
             let refault_ns = span.refault_ns.saturating_sub(load_ns + store_ns);
-            5 * span.saved * refault_ns >= 4 * cost(span.loads, span.compressed)
+            5 * span.saved * refault_ns >= 4 * cost(left, span.compressed)
         } else {
-            let (loads, stores) = (span.loads - span.saved, span.compressed);
-            4 * span.saved * span.refault_ns > 5 * cost(loads, stores.saturating_sub(span.saved))
+            let stores = span.compressed.saturating_sub(span.saved);
+            4 * span.saved * span.refault_ns > 5 * cost(left, stores)
         })
     }
 
@@ -452,7 +454,8 @@ impl Engine {
     }
 
     /// Uses the dense codec at once if the pool takes most of the memory, whatever loads cost: a
-    /// program that only writes has no loads.
+    /// program that only writes has no loads. Called by the background thread, whose work it notes for the
+    /// next reviews.
     ///
     /// The table's guard proves that no fork is under way (`ENG-4`).
     pub(crate) fn bound_density(&self, _table: &Table) {

@@ -29,6 +29,8 @@ use zfolio_core::store::{Key, Store};
 use zfolio_core::sync::RwLock;
 use zfolio_core::zcomp::Zcomp;
 use zfolio_core::zsmalloc::{ClassStats, PageSource};
+#[cfg(test)]
+use zfolio_sys::map::Reservation;
 use zfolio_sys::{cpu, random};
 
 use crate::charge::{Charge, OverLimit, report_first};
@@ -227,6 +229,22 @@ impl Engine {
             stall_ppm: 0,
         };
         Engine::new(config, Box::new(Box::<Stats>::default())).expect("Mode::check has passed")
+    }
+
+    /// A mapping with contents, under management.
+    #[allow(unsafe_code, reason = "what a program does")]
+    pub(crate) fn adopted(&self, bytes: usize, write: impl FnOnce(&mut [u8])) -> Reservation {
+        let space = Reservation::new(bytes, 64 << 10).expect("address space");
+        // SAFETY: the mapping is ours, and nobody else has a reference into it.
+        write(unsafe { std::slice::from_raw_parts_mut(space.base().as_ptr(), space.bytes()) });
+        self.adopt(space.address(), space.address() + space.bytes()).expect("it is ours");
+        space
+    }
+
+    /// Ends the management of a mapping.
+    pub(crate) fn unmap_adopted(&self, space: &Reservation) {
+        let (start, end) = (space.address(), space.address() + space.bytes());
+        self.unmap(start, end, || Ok::<(), ()>(())).expect("no system call is made");
     }
 }
 

@@ -386,9 +386,9 @@ impl Engine {
     /// Reserves memory for `units` of a folio: a free slot if these are all its units and there is
     /// one, else room for new pages.
     ///
-    /// Below the low watermark the background thread is woken; at the limit the caller reclaims. If that
-    /// makes no room: `None` for units that no thread waits for yet (`is_ahead`), and otherwise the
-    /// limit is passed.
+    /// Below the low watermark the background thread is woken; without headroom the caller reclaims. If
+    /// there is no room below the limit then: `None` for units that no thread waits for yet (`is_ahead`),
+    /// and otherwise the limit is passed.
     fn reserve(&self, table: &Table, units: Units, cpu: usize, is_ahead: bool) -> Option<Spare> {
         if self.available_bytes() < self.charge.low_bytes() {
             self.ring_reclaimer();
@@ -414,16 +414,16 @@ impl Engine {
         spare.or(Some(Spare::Room))
     }
 
-    /// A free slot or room for `units`, if need be after reclaim. `None`: only above the limit.
+    /// A free slot, or room for `units` below the limit, if need be after reclaim. `None`: there is neither.
     fn make_spare(&self, table: &Table, units: Units, cpu: usize) -> Option<Spare> {
         let bytes = self.geometry().bytes_of(units) as u64;
         let needed = signed(bytes);
         let (mut freed, mut compacted, mut repacked) = (0, false, 0);
         while freed < FREED_MAX {
-            let headroom = self.headroom();
+            let (below_limit, headroom) = (self.below_limit(), self.headroom());
             if headroom >= 0 {
                 // The limit is passed, but what is stored is about to take less.
-                if self.below_limit() < 0 && repacked < REPACKED_MAX && self.densify_one(table) {
+                if below_limit < 0 && repacked < REPACKED_MAX && self.densify_one(table) {
                     repacked += 1;
                     continue;
                 }
@@ -432,7 +432,7 @@ impl Engine {
                         return Some(Spare::Free(slot));
                     }
                 }
-                if self.below_limit() >= needed {
+                if below_limit >= needed {
                     return Some(Spare::Room);
                 }
                 if self.mover.free_bytes() > 0 {
@@ -443,7 +443,7 @@ impl Engine {
             if self.grow(bytes) {
                 continue;
             }
-            // At the floor: the background thread keeps this reserve.
+            // The limit cannot be held, and the floor has room: the background thread sees to that.
             if headroom >= needed {
                 break;
             }

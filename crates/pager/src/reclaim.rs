@@ -401,10 +401,10 @@ impl Engine {
         Units::NONE
     }
 
-    /// Gives back a slot whose contents are no longer needed. Below the limit a slot with all its
-    /// units becomes free, and one that lacks some units leaves: its pages go back to the system
-    /// together with those of other leaving slots. So does one that no fault will need soon. Above
-    /// the limit all pages go back at once.
+    /// Gives back a slot whose contents are no longer needed. While there is headroom a slot with all
+    /// its units becomes free, and one that lacks some units leaves: its pages go back to the system
+    /// together with those of other leaving slots. So does one that no fault will need soon. Without
+    /// headroom all pages go back at once.
     pub(crate) fn give_slot(&self, slot: Full) {
         let over = self.headroom() < 0;
         let keeps = !over && !self.has_free_to_spare();
@@ -457,7 +457,6 @@ mod tests {
     use std::sync::atomic::Ordering::Relaxed;
 
     use zfolio_core::testing::Random;
-    use zfolio_sys::map::Reservation;
 
     use crate::config::Mode;
     use crate::engine::Engine;
@@ -476,11 +475,11 @@ mod tests {
         slots.into_iter().for_each(|slot| engine.mover.give_free(slot));
         assert!(engine.mover.take_hollow().is_none());
 
-        let space = adopted(&engine, 48 << 20, |bytes| bytes.fill(7));
+        let space = engine.adopted(48 << 20, |bytes| bytes.fill(7));
         assert!(engine.charge_bytes() > 5 * engine.limit_bytes());
         engine.make_room(space.bytes());
         assert!(engine.charge_bytes() <= engine.limit_bytes(), "{}", engine.charge_bytes());
-        unmap(&engine, &space);
+        engine.unmap_adopted(&space);
     }
 
     /// Goal: a limit that cannot be held leaves the floor to the program, with a reserve for its faults
@@ -492,7 +491,7 @@ mod tests {
         }
         let engine = Engine::inline_for_test(8 << 20);
         let mut random = Random::new(1);
-        let space = adopted(&engine, 24 << 20, |bytes| bytes.fill_with(|| random.byte()));
+        let space = engine.adopted(24 << 20, |bytes| bytes.fill_with(|| random.byte()));
         engine.make_room(space.bytes());
         for _ in 0..4 {
             engine.reclaim_turn();
@@ -502,22 +501,6 @@ mod tests {
         let resident = engine.figures().resident_bytes.load(Relaxed);
         assert!(resident >= 1 << 19, "{resident} stay resident");
         assert_eq!(engine.copies.count(), 0, "copies are dropped first");
-        unmap(&engine, &space);
-    }
-
-    /// A mapping with contents, under management.
-    #[allow(unsafe_code, reason = "what a program does")]
-    fn adopted(engine: &Engine, bytes: usize, write: impl FnOnce(&mut [u8])) -> Reservation {
-        let space = Reservation::new(bytes, 64 << 10).unwrap();
-        // SAFETY: the mapping is ours, and nobody else has a reference into it.
-        write(unsafe { std::slice::from_raw_parts_mut(space.base().as_ptr(), space.bytes()) });
-        engine.adopt(space.address(), space.address() + space.bytes()).unwrap();
-        space
-    }
-
-    fn unmap(engine: &Engine, space: &Reservation) {
-        let gone: Result<(), ()> =
-            engine.unmap(space.address(), space.address() + space.bytes(), || Ok(()));
-        gone.unwrap();
+        engine.unmap_adopted(&space);
     }
 }

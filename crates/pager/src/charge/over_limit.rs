@@ -29,11 +29,11 @@ const SLACK_BYTES_MIN: u64 = 1 << 20;
 pub struct OverLimit {
     /// The limit.
     pub limit_bytes: u64,
-    /// All memory that counts against the limit.
+    /// All memory that counts against the limit, without free pages for the next faults.
     pub charged_bytes: u64,
     /// The part of `charged_bytes` that is managed memory mapped in the program.
     pub resident_bytes: u64,
-    /// The part of `charged_bytes` that is on its way out, or free pages for the next faults.
+    /// The part of `charged_bytes` that is on its way out.
     pub staged_bytes: u64,
     /// The part of `charged_bytes` that is compressed memory.
     pub pool_bytes: u64,
@@ -81,7 +81,7 @@ impl Engine {
             limit_bytes: limit,
             charged_bytes: charge,
             resident_bytes: self.charge.resident_bytes(),
-            staged_bytes: self.mover.bytes_used() as u64,
+            staged_bytes: (self.mover.bytes_used() as u64).saturating_sub(free),
             pool_bytes: self.store.pool_stats().pages_used * PAGE_BYTES as u64,
             unmanaged_bytes: self.charge.unmanaged_bytes(),
         })

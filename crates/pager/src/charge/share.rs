@@ -128,7 +128,6 @@ mod tests {
     use std::time::Duration;
 
     use zfolio_core::ledger::{Ledger, Member, Owner};
-    use zfolio_sys::map::Reservation;
 
     use super::Falling;
     use crate::config::Mode;
@@ -170,16 +169,9 @@ mod tests {
         engine.hold_share(ours);
         let seat = ours.seat().unwrap();
         assert_eq!(engine.limit_bytes(), 4 * MIB, "a first share");
-        let space = Reservation::new(40 << 20, 64 << 10).unwrap();
-        let pages = || (0..space.bytes()).step_by(4096);
+        let pages = || (0..40 << 20).step_by(4096);
         let value = |at: usize| u8::try_from(at >> 12 & 0xff).unwrap();
-        for at in pages() {
-            // SAFETY: inside the mapping.
-            let byte = unsafe { space.base().add(at) };
-            // SAFETY: the mapping is ours, and nobody else has a reference into it.
-            unsafe { byte.write(value(at)) };
-        }
-        engine.adopt(space.address(), space.address() + space.bytes()).unwrap();
+        let space = engine.adopted(40 << 20, |bytes| pages().for_each(|at| bytes[at] = value(at)));
         engine.make_room(space.bytes());
         assert!(engine.limit_bytes() > 40 * MIB && engine.below_limit() > 0, "it was free");
         assert_eq!(engine.figures().snapshot().reclaim_direct, 0);
@@ -208,9 +200,7 @@ mod tests {
             assert_eq!(byte, value(at));
         }
         assert_eq!(engine.limit_bytes(), 16 * MIB);
-        let gone: Result<(), ()> =
-            engine.unmap(space.address(), space.address() + space.bytes(), || Ok(()));
-        gone.unwrap();
+        engine.unmap_adopted(&space);
         drop(served);
     }
 }

@@ -10,10 +10,10 @@
 //! - the share of its time that the background thread waits for a CPU: so much the program waits for one
 //!   too.
 
-/// What was done in a time.
+/// What was done in a span of time.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Done {
-    /// The time.
+    /// How long the span is. In the sum since the start: the time of the last look.
     pub(super) span_ns: u64,
     /// What the background thread spent on reclaim, and how long it waited for a CPU.
     pub(super) busy_ns: u64,
@@ -28,10 +28,10 @@ pub(super) struct Done {
 /// Shares are in 256ths.
 pub(super) const ALL: u64 = 256;
 
-/// So much work is looked at together...
+/// The time from one look to the next, at least.
 const SPAN_NS: u64 = 20_000_000;
 
-/// ...if at least so many units went out.
+/// A span counts only if at least so many units went out in it.
 const UNITS_MIN: u64 = 64;
 
 /// What was done lately.
@@ -39,7 +39,7 @@ const UNITS_MIN: u64 = 64;
 pub(super) struct Busy {
     /// All that was done, when it was last looked at.
     all: Done,
-    /// Each look forgets half.
+    /// The sum of the spans that count; each new one halves it first.
     lately: Done,
 }
 
@@ -72,7 +72,7 @@ impl Busy {
     }
 
     /// Which part of the time that compressing with the dense codec takes is waited for, in 256ths. A unit
-    /// takes `more_ns` longer with it than with the fast one; `left` of `loads` would remain.
+    /// takes `more_ns` longer with it than with the fast one, and `left` of the last `loads` would remain.
     pub(super) fn waited_share(
         &self,
         is_dense: bool,

@@ -204,8 +204,8 @@ impl Engine {
         Ok((to, to_end, managed))
     }
 
-    /// Reclaims until there is headroom, after `bytes` that the kernel has given were
-    /// brought under management. Reclaims at most about twice as much.
+    /// Reclaims until the charge is back at the limit, or at the floor, after `bytes` that the kernel has
+    /// given were brought under management. Reclaims at most about twice as much.
     pub fn make_room(&self, bytes: usize) {
         // The adopted pages were counted as the process's other memory until now.
         self.sample();
