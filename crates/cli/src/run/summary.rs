@@ -430,9 +430,12 @@ impl Story<'_> {
 }
 
 impl Story<'_> {
-    /// What all processes together had, if there was more than one.
+    /// What all processes together had, if there was more than one. Nothing, if all ended before they were
+    /// looked at.
     fn write_tree(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(sum) = self.sum_bytes_max.filter(|_| self.tree.seen > 1) else { return Ok(()) };
+        let Some(sum) = self.sum_bytes_max.filter(|sum| *sum > 0 && self.tree.seen > 1) else {
+            return Ok(());
+        };
         writeln!(
             f,
             "  together    its {} processes had {} at most, of the limit of {}",

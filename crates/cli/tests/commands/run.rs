@@ -173,7 +173,9 @@ fn a_run_over_its_limit_tells_all_and_its_children() {
     for part in parts {
         assert!(err.contains(part), "no '{part}' in:\n{err}");
     }
-    assert_eq!(err.lines().count(), 5, "no details: {err}");
+    // Whether a child was seen while it ran depends on the machine.
+    let told = err.lines().filter(|line| !line.starts_with("  together "));
+    assert_eq!(told.count(), 5, "no details: {err}");
     let report: serde_json::Value =
         serde_json::from_str(&fs::read_to_string(&report).unwrap()).unwrap();
     assert_eq!(report["exit_status"], 6);
