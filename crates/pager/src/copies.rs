@@ -7,12 +7,13 @@
 //!
 //! ```text
 //! time that a byte saves
-//!   in a copy            clean units * time to compress one / bytes of copies
+//!   in a copy            clean units * time to compress one * share waited for / bytes of copies
 //!   as resident memory   near refaults * (time waited for one + time to reclaim a unit) / WINDOW
 //! ```
 //!
 //! Only the background thread's time counts as time to reclaim a unit: when a thread that waits for
-//! memory reclaims, that is part of the time waited.
+//! memory reclaims, that is part of the time waited. And compressing is waited for only as far as the
+//! background thread could not keep up without the copies (`reclaim/busy.rs`).
 //!
 //! A **near refault** is a load of a unit that would still be resident if the limit were WINDOW
 //! bytes (a 32nd of the limit) higher: fewer bytes have gone out after the unit than these WINDOW
@@ -33,7 +34,7 @@
 //! # Cost
 //!
 //! 8 bytes a folio in the queue, 11 in the folio; two reads of the clock for each batch that is
-//! stored, and two for each step of reclaim.
+//! stored.
 
 #[cfg(test)]
 mod tests;
@@ -47,6 +48,7 @@ use zfolio_core::sync::Mutex;
 use crate::engine::Engine;
 use crate::folio::{Folio, Table, Units};
 use crate::rank;
+use crate::reclaim::busy::{ALL, Lately};
 
 /// Loads between two reviews.
 pub(crate) const REVIEW_LOADS: u64 = 256;
@@ -90,9 +92,6 @@ struct Ledger {
     /// Units compressed, and how long compressing them took.
     compressed: AtomicU64,
     compress_ns: AtomicU64,
-    /// Units reclaimed by anyone, and how long the background thread took for its part of them.
-    reclaimed: AtomicU64,
-    reclaim_ns: AtomicU64,
 }
 
 /// Sizes that a review needs, in bytes.
@@ -132,6 +131,8 @@ pub(crate) struct Span {
     pub(crate) compressed: u64,
     /// See `Ledger::refault_ns`.
     pub(crate) refault_ns: u64,
+    /// What the background thread did lately.
+    pub(crate) lately: Lately,
 }
 
 /// What a review decides about the budget.
@@ -142,6 +143,10 @@ enum Verdict {
     Shrink,
 }
 
+fn mean(sum: &AtomicU64, of: &AtomicU64) -> u64 {
+    sum.load(Relaxed) / of.load(Relaxed).max(1)
+}
+
 impl Ledger {
     /// Begins with a credit of clean units: the first copies are too young to have gone out again.
     fn new() -> Ledger {
@@ -149,14 +154,15 @@ impl Ledger {
     }
 
     /// Compares what a byte of copies saves with what a byte more of resident memory would save.
-    fn verdict(&self, sizes: Sizes) -> Verdict {
+    fn verdict(&self, sizes: Sizes, lately: &Lately) -> Verdict {
         let of = |counter: &AtomicU64| u128::from(counter.load(Relaxed));
-        let compress_ns = of(&self.compress_ns) / of(&self.compressed).max(1);
-        let refault_ns = u128::from(self.refault_ns());
+        let compress_ns = mean(&self.compress_ns, &self.compressed);
+        let waited_ns = compress_ns * lately.clean_share(compress_ns) / ALL;
+        let refault_ns = u128::from(self.refault_ns(lately));
         // Both sides of the comparison are multiplied by bytes of copies * WINDOW.
         let copies = of(&self.copies) / of(&self.reviews).max(1);
         let copies_bytes = copies.max(BUDGET_MIN as u128) * u128::from(sizes.object);
-        let copies_worth = of(&self.clean) * compress_ns * u128::from(sizes.window());
+        let copies_worth = of(&self.clean) * u128::from(waited_ns) * u128::from(sizes.window());
         let resident_worth = of(&self.near) * refault_ns * copies_bytes;
         // A difference of less than a quarter is noise.
         if 4 * copies_worth > 5 * resident_worth {
@@ -170,16 +176,16 @@ impl Ledger {
 
     /// The mean time that a thread waits for a load, with the time that the background thread takes
     /// to reclaim what the unit displaces.
-    fn refault_ns(&self) -> u64 {
-        let mean = |sum: &AtomicU64, of: &AtomicU64| sum.load(Relaxed) / of.load(Relaxed).max(1);
-        mean(&self.wait_ns, &self.loads) + mean(&self.reclaim_ns, &self.reclaimed)
+    fn refault_ns(&self, lately: &Lately) -> u64 {
+        mean(&self.wait_ns, &self.loads) + lately.reclaim_ns()
     }
 
-    fn span(&self) -> Span {
+    fn span(&self, lately: Lately) -> Span {
         let of = |counter: &AtomicU64| counter.load(Relaxed);
         let (loads, saved) = (of(&self.loads), of(&self.saved));
         let compressed = of(&self.compressed);
-        Span { loads, saved: saved.min(loads), compressed, refault_ns: self.refault_ns() }
+        let refault_ns = self.refault_ns(&lately);
+        Span { loads, saved: saved.min(loads), compressed, refault_ns, lately }
     }
 
     fn forget(&self) {
@@ -193,8 +199,6 @@ impl Ledger {
             &self.clean,
             &self.compressed,
             &self.compress_ns,
-            &self.reclaimed,
-            &self.reclaim_ns,
         ];
         for counter in all {
             let value = counter.load(Relaxed);
@@ -319,12 +323,6 @@ impl Copies {
         self.ledger.compress_ns.fetch_add(took_ns, Relaxed);
     }
 
-    /// Notes that units were reclaimed, and how long the background thread took for it.
-    pub(crate) fn note_reclaimed(&self, units: usize, took_ns: u64) {
-        self.ledger.reclaimed.fetch_add(units as u64, Relaxed);
-        self.ledger.reclaim_ns.fetch_add(took_ns, Relaxed);
-    }
-
     /// Queues a folio. False: the queue is full, because it holds entries of unmapped folios.
     fn push(&self, base: usize) -> bool {
         let mut queue = self.queue.lock();
@@ -368,19 +366,19 @@ impl Copies {
 
     /// Compares the two uses of memory (see the module), and sets the budget. Returns what the
     /// last loads cost.
-    fn review(&self, sizes: Sizes) -> Span {
+    fn review(&self, sizes: Sizes, lately: Lately) -> Span {
         let (count, budget) = (self.count(), self.budget.load(Relaxed));
         let held = count.min(budget);
         self.ledger.copies.fetch_add(count as u64 * REVIEW_SCALE, Relaxed);
         self.ledger.reviews.fetch_add(REVIEW_SCALE, Relaxed);
-        let budget = match self.ledger.verdict(sizes) {
+        let budget = match self.ledger.verdict(sizes, &lately) {
             Verdict::Grow => budget.saturating_add(held / 4 + 1),
             Verdict::Keep => budget,
             Verdict::Shrink => held - held / 4,
         };
         self.budget.store(budget.max(BUDGET_MIN), Relaxed);
         self.near_bytes.store(sizes.near_bytes(), Relaxed);
-        let span = self.ledger.span();
+        let span = self.ledger.span(lately);
         self.ledger.forget();
         span
     }
@@ -395,7 +393,7 @@ impl Engine {
         self.note_return(folio, units);
         folio.just_left -= units;
         if copies.is_due(units.count()) {
-            let span = copies.review(self.sizes());
+            let span = copies.review(self.sizes(), self.work.reclaimer.busy.lately());
             self.review_density(&span);
         }
         if !copies.has_room() || self.at_floor() || !(folio.copied || copies.push(base)) {

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! The background thread compresses while the program runs. As long as it keeps up, the share that is
-//! waited for is 0 (`density/busy.rs`).
+//! waited for is 0 (`reclaim/busy.rs`).
 //!
 //! A load is **saved** if the unit would still be resident with as much more memory as the dense
 //! codec takes less for all that is stored: fewer bytes have gone out after the unit than that
@@ -44,7 +44,6 @@
 //! Sampling takes about a 30th of the time that compression takes with the fast codec. With one
 //! codec: one comparison for each batch that is stored.
 
-mod busy;
 #[cfg(test)]
 mod tests;
 
@@ -58,12 +57,11 @@ use zfolio_core::sync::{Guard, Mutex};
 use zfolio_core::zcomp::{self, Zcomp};
 use zfolio_core::zsmalloc::PageSource;
 
-use busy::{ALL, Busy, Done};
-
 use crate::copies::{REVIEW_LOADS, Span, kept_bytes};
 use crate::engine::Engine;
 use crate::folio::{Folio, Table, Units};
 use crate::rank;
+use crate::reclaim::busy::ALL;
 
 /// The codecs of a store that has two.
 const FAST: CodecId = CodecId::FIRST;
@@ -131,8 +129,6 @@ struct Samples {
     unit: Box<[u8]>,
     /// The unit that was measured last.
     last: Box<[u8]>,
-    /// What says how much of the time to compress is waited for.
-    busy: Busy,
 }
 
 /// What is stored, for a review.
@@ -160,7 +156,7 @@ impl Samples {
         let load_ns = more(dense.decompress_ns, fast.decompress_ns);
         let left = if is_dense { span.loads } else { span.loads - span.saved };
         let compress_ns = more(dense.compress_ns, fast.compress_ns);
-        let waited = self.busy.waited_share(is_dense, compress_ns, (left, span.loads));
+        let waited = span.lately.dense_share(is_dense, compress_ns, (left, span.loads));
         let store_ns = compress_ns * waited / ALL;
         let cost = |loads: u64, stores: u64| loads * load_ns + stores * store_ns;
         Some(if is_dense {
@@ -273,10 +269,7 @@ pub(crate) struct Density {
     votes: AtomicU32,
     /// So many reviews in a row are needed before the fast codec is tried again.
     patience: AtomicU32,
-    /// What the background thread has spent on reclaim.
-    busy_ns: AtomicU64,
-    /// Units that were compressed, and at how many of them the next sample is due.
-    compressed: AtomicU64,
+    /// At how many compressed units the next sample is due.
     sample_at: AtomicU64,
     /// Where [`Engine::densify`] goes on; [`DONE`] if there is nothing to do.
     hand: AtomicUsize,
@@ -291,7 +284,6 @@ impl Density {
             packed: Vec::with_capacity(unit.bytes()),
             unit: vec![0; unit.bytes()].into_boxed_slice(),
             last: vec![0; unit.bytes()].into_boxed_slice(),
-            busy: Busy::default(),
         };
         Density {
             samples: (codecs > 1).then(|| Mutex::new(samples())),
@@ -299,8 +291,6 @@ impl Density {
             stays_dense: AtomicBool::new(false),
             votes: AtomicU32::new(0),
             patience: AtomicU32::new(REVIEWS),
-            busy_ns: AtomicU64::new(0),
-            compressed: AtomicU64::new(0),
             sample_at: AtomicU64::new(0),
             hand: AtomicUsize::new(DONE),
         }
@@ -321,16 +311,12 @@ impl Density {
         }
     }
 
-    /// Whether one of `more` units that are compressed now should be a sample.
-    fn is_due(&self, more: usize) -> bool {
-        if !self.has_choice() {
-            return false;
-        }
-        let after = self.compressed.fetch_add(more as u64, Relaxed) + more as u64;
-        let is_due = after >= self.sample_at.load(Relaxed);
+    /// Whether a unit that is compressed now should be a sample, if so many were `compressed` before.
+    fn is_due(&self, compressed: u64) -> bool {
+        let is_due = self.has_choice() && compressed >= self.sample_at.load(Relaxed);
         if is_due {
-            let every = (after / 16).clamp(SAMPLE_OFTEN, SAMPLE_SELDOM);
-            self.sample_at.store(after + every, Relaxed);
+            let every = (compressed / 16).clamp(SAMPLE_OFTEN, SAMPLE_SELDOM);
+            self.sample_at.store(compressed + every, Relaxed);
         }
         is_due
     }
@@ -374,11 +360,6 @@ impl Density {
         self.hand.store(if dense { 0 } else { DONE }, Relaxed);
     }
 
-    /// Notes what the background thread spent on reclaim.
-    pub(crate) fn note_busy(&self, took_ns: u64) {
-        self.busy_ns.fetch_add(took_ns, Relaxed);
-    }
-
     /// Notes what a review found: whether the dense codec pays. `units` are stored.
     fn vote(&self, pays: bool, units: u64) {
         let pays = pays || self.stays_dense.load(Relaxed);
@@ -412,7 +393,7 @@ impl Engine {
     /// The codec for a batch of which `changed` units are compressed. One of them may be measured.
     pub(crate) fn codec_for(&self, units: &[Outgoing<'_>], changed: usize, cpu: usize) -> CodecId {
         let density = &self.work.density;
-        if changed > 0 && density.is_due(changed) {
+        if changed > 0 && density.is_due(self.work.reclaimer.busy.note_compressed(changed)) {
             // Same-filled units go to no codec.
             let packed =
                 |unit: &&Outgoing<'_>| unit.outcome == Outcome::Changed && !unit.is_same_filled();
@@ -454,34 +435,17 @@ impl Engine {
     }
 
     /// Uses the dense codec at once if the pool takes most of the memory, whatever loads cost: a
-    /// program that only writes has no loads. Called by the background thread, whose work it notes for the
-    /// next reviews.
+    /// program that only writes has no loads. Called by the background thread.
     ///
     /// The table's guard proves that no fork is under way (`ENG-4`).
     pub(crate) fn bound_density(&self, _table: &Table) {
         let density = &self.work.density;
-        let Some(mut samples) = density.try_samples() else { return };
-        if samples.busy.is_due(self.now_ns()) {
-            samples.busy.note(self.done());
-        }
+        let Some(samples) = density.try_samples() else { return };
         let stored = self.stored();
         if !stored.is_dense && self.is_pool_large(&samples, stored) {
             density.use_dense(true);
         }
         self.figures().dense.store(u64::from(density.is_dense.load(Relaxed)), Relaxed);
-    }
-
-    /// All that was done since the start.
-    fn done(&self) -> Done {
-        let (density, figures) = (&self.work.density, self.figures());
-        Done {
-            span_ns: self.now_ns(),
-            busy_ns: density.busy_ns.load(Relaxed),
-            delay_ns: self.mover.system.run_delay_ns(),
-            compressed: density.compressed.load(Relaxed),
-            background: figures.reclaim_background.load(Relaxed),
-            direct: figures.reclaim_direct.load(Relaxed),
-        }
     }
 
     /// Whether what is stored would take most of the limit with the fast codec: 13/16, so that there is

@@ -20,6 +20,8 @@ pub(crate) const DENSITY: u8 = 33;
 pub(crate) const STREAMS: u8 = 34;
 /// The pace of proactive reclaim.
 pub(crate) const PACE: u8 = 35;
+/// What the background thread did lately.
+pub(crate) const BUSY: u8 = 36;
 // 39 to 52: the streams of `core::zcomp` and the pool of `core::zsmalloc`.
 /// The address space of the pool.
 pub(crate) const POOL_MAPPINGS: u8 = 60;

@@ -17,6 +17,7 @@
 //! thread would only cost interrupts.
 
 mod background;
+pub(crate) mod busy;
 mod proactive;
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -32,6 +33,7 @@ use crate::mover::{Full, Hollow, Refusal, Shared};
 use crate::replacement::Queue;
 
 use background::Compaction;
+use busy::Busy;
 use proactive::Proactive;
 
 /// Who reclaims.
@@ -89,6 +91,7 @@ pub(crate) struct Reclaimer {
     /// How many whole folios one move captures; 0 for a folio that is captured in part.
     folios_moved: Average,
     compaction: Compaction,
+    pub(crate) busy: Busy,
     /// When parked folios are tried again.
     unpark_after_ns: AtomicU64,
     proactive: Proactive,
@@ -101,6 +104,7 @@ impl Reclaimer {
             dirty_share: Average::new(Average::ONE),
             folios_moved: Average::new(Average::ONE),
             compaction: Compaction::default(),
+            busy: Busy::default(),
             unpark_after_ns: AtomicU64::new(0),
             proactive: Proactive::default(),
         }
@@ -146,8 +150,7 @@ impl Engine {
             By::Background => (&figures.reclaim_background, self.now_ns().saturating_sub(began)),
         };
         add(counter, units as u64);
-        self.copies.note_reclaimed(units, took);
-        self.work.density.note_busy(took);
+        self.work.reclaimer.busy.note_background(took);
         reclaimed
     }
 

@@ -1,10 +1,8 @@
 //! Tests of the choice between two codecs.
 
-use super::{
-    Busy, DENSE, DONE, Density, Done, FAST, REVIEWS, SAMPLES_MAX, SAMPLES_MIN, Samples, Stored,
-    Sums,
-};
+use super::{DENSE, DONE, Density, FAST, REVIEWS, SAMPLES_MAX, SAMPLES_MIN, Samples, Stored, Sums};
 use crate::copies::Span;
+use crate::reclaim::busy::{Done, Lately};
 use std::sync::atomic::Ordering::Relaxed;
 use zfolio_core::page::UnitOrder;
 use zfolio_core::store::Form;
@@ -21,7 +19,6 @@ fn samples() -> Samples {
         packed: vec![],
         unit: [].into(),
         last: [].into(),
-        busy: Busy::default(),
     };
     let fast = Sums { bytes: 6 << 10, compress_ns: 10_000, decompress_ns: 6_000 };
     let dense = Sums { bytes: 4 << 10, compress_ns: 50_000, decompress_ns: 30_000 };
@@ -32,7 +29,8 @@ fn samples() -> Samples {
 /// 2000 loads of 50 us each, of which the dense codec would save a share.
 fn span(saved_percent: u64, compressed: u64) -> Span {
     let loads = 2000;
-    Span { loads, saved: loads * saved_percent / 100, compressed, refault_ns: 50_000 }
+    let (saved, lately) = (loads * saved_percent / 100, Lately::default());
+    Span { loads, saved, compressed, refault_ns: 50_000, lately }
 }
 
 /// Units that the fast codec stored.
@@ -64,15 +62,15 @@ fn the_dense_codec_pays_where_it_saves_more_time_than_it_costs() {
 /// Goal: units that the background thread has time to compress cost nothing.
 #[test]
 fn compression_costs_what_is_waited_for() {
-    let mut samples = samples();
+    let samples = samples();
     assert_eq!(samples.pays(false, &span(40, 2000)), Some(false), "as above");
     // With 40 us more for each of 2000 units it has 280 ms to do in a second.
     let span_ns = 1_000_000_000;
     let (busy_ns, units) = (span_ns / 5, 2000);
     let done = Done { span_ns, busy_ns, compressed: units, background: units, ..Done::default() };
-    samples.busy.note(done);
-    assert_eq!(samples.pays(false, &span(40, 2000)), Some(true), "40 ms against 29");
-    assert_eq!(samples.pays(false, &span(20, 2000)), Some(false), "20 ms against 38");
+    let idle = |saved| Span { lately: Lately::one(done), ..span(saved, 2000) };
+    assert_eq!(samples.pays(false, &idle(40)), Some(true), "40 ms against 29");
+    assert_eq!(samples.pays(false, &idle(20)), Some(false), "20 ms against 38");
 }
 
 /// Goal: a small difference changes nothing, whichever codec is in use.
@@ -193,9 +191,9 @@ fn a_large_pool_is_one_that_the_dense_codec_makes_smaller() {
 fn samples_are_taken_all_the_time() {
     for step in [1, 4, 16] {
         let density = Density::new(2, UnitOrder::DEFAULT);
-        let (mut last, mut gap) = (0, 0);
+        let (mut last, mut gap) = (0_u64, 0);
         for at in (0..50_000).step_by(step) {
-            if density.is_due(step) {
+            if density.is_due(at) {
                 gap = gap.max(at - last);
                 last = at;
             }
@@ -208,5 +206,5 @@ fn samples_are_taken_all_the_time() {
 #[test]
 fn one_codec_is_not_measured() {
     let density = Density::new(1, UnitOrder::DEFAULT);
-    assert!((0..1000).all(|_| !density.is_due(16)));
+    assert!((0..1000).all(|compressed| !density.is_due(compressed)));
 }

@@ -103,6 +103,7 @@ impl Engine {
         let table = self.table.read();
         self.compact_if_wasteful(&table);
         self.unpark(&table);
+        self.note_done(&table);
         self.bound_density(&table);
         // The limit has fallen: free slots would count as available, and the charge would never come down to it.
         if self.must_come_down() {
@@ -141,6 +142,7 @@ impl Engine {
             turns += 1;
             if turns % 64 == 0 {
                 self.compact_if_wasteful(&table);
+                self.note_done(&table);
                 self.bound_density(&table);
                 drop(table);
                 self.densify();
