@@ -140,9 +140,25 @@ impl<const RANK: u8, T> RwLock<RANK, T> {
     ///
     /// As [`Mutex::lock`].
     pub fn write(&self) -> WriteGuard<'_, RANK, T> {
+        self.write_after(0)
+    }
+
+    /// As [`RwLock::write`], but tries `times` before the thread sleeps: for a lock that is held for less
+    /// time than sleeping and waking take.
+    ///
+    /// # Panics
+    ///
+    /// As [`Mutex::lock`].
+    pub fn write_after(&self, times: u32) -> WriteGuard<'_, RANK, T> {
         ranks::assert_rising(RANK);
         if let Some(guard) = schedule::until(|| self.try_write()) {
             return guard;
+        }
+        for _ in 0..times {
+            if let Some(guard) = self.try_write() {
+                return guard;
+            }
+            std::hint::spin_loop();
         }
         let guard = self.0.write().unwrap_or_else(PoisonError::into_inner);
         ranks::push(RANK);
@@ -271,7 +287,23 @@ mod ranks {
 
 #[cfg(test)]
 mod tests {
-    use super::Mutex;
+    use super::{Mutex, RwLock};
+
+    /// Goal: who tries before it sleeps gets the lock, whether a reader ends soon or late.
+    #[test]
+    fn a_writer_that_tries_first_gets_the_lock() {
+        for times in [1, u32::MAX] {
+            let lock = RwLock::<1, _>::new(0);
+            let reader = lock.read();
+            std::thread::scope(|scope| {
+                scope.spawn(|| *lock.write_after(times) += 1);
+                std::thread::sleep(std::time::Duration::from_millis(5));
+                assert_eq!(*reader, 0);
+                drop(reader);
+            });
+            assert_eq!(*lock.read(), 1, "{times}");
+        }
+    }
 
     #[test]
     fn rising_ranks_are_accepted() {
