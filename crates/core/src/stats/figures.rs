@@ -122,7 +122,8 @@ figures! {
     faults_raced,
     /// Units brought back before a fault.
     prefetch_units,
-    /// Units that were planned ahead of a walk that has ended before it came to them.
+    /// Units that were planned ahead of a walk that has ended before it came to them, or, by estimate, left
+    /// them out.
     prefetch_unused,
     /// Units reclaimed without compression: their stored copy was still valid.
     reclaim_clean,

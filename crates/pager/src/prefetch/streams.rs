@@ -16,6 +16,12 @@
 //! fault that is near no extent begins a stream, in the place of the one that has not been continued
 //! for longest, for the size of its window.
 //!
+//! Windows need **credit**: units that were used give it, units that were brought in vain take it. No one
+//! tells which units a program touches that are there already. But where the walk goes on beyond its window
+//! shows how dense it is: right behind the window, or only some units further. Without this a program that
+//! touches its objects in no order at all, but many of them in the same places, brought in 160,000 units that
+//! saved 80,000 faults.
+//!
 //! It does not matter which thread faults. There are no system calls here, no locks and no clock.
 
 use std::cmp::Reverse;
@@ -42,6 +48,10 @@ const CREDIT_ENOUGH_BYTES: usize = 2 << 20;
 /// The most credit, so that it follows what the program does now. With less, a few walks that end
 /// suddenly would count for too much.
 const CREDIT_MAX_BYTES: usize = 34 << 20;
+
+/// What a unit of a walk that goes on costs, if it was brought in vain: this part (1/2) of what one saves that
+/// was used. A fault is waited for; a unit too many mostly is not.
+const VAIN_SHARE: usize = 2;
 
 /// Without enough credit one in so many faults that could open a window does: to see whether that
 /// pays again.
@@ -161,13 +171,13 @@ impl Streams {
         if is_new {
             let new = Stream { extent: units.clone(), last: unit, ..Stream::default() };
             vain = std::mem::replace(&mut self.streams[index], new).window;
+            self.credit = self.credit.saturating_sub(vain);
         } else if !self.streams[index].is_behind(unit) {
             let stream = &mut self.streams[index];
             is_expected = stream.extent.contains(&unit) && !stream.ahead.contains(&unit);
             stream.gone = stream.gone.saturating_sub(1);
             (units, rises, vain) = self.go_on(index, unit);
         }
-        self.credit = self.credit.saturating_sub(vain);
         let stream = &mut self.streams[index];
         stream.at = at;
         let has_ahead = !stream.ahead.is_empty();
@@ -196,12 +206,19 @@ impl Streams {
         let stream = &self.streams[index];
         let rises = unit > stream.last;
         let has_turned = stream.window > 0 && rises != stream.rises;
-        let goes_on = stream.window > 0 && !has_turned;
-        // Only a fault in the extent, or right at its end, proves that the window was used.
-        let is_next = stream.distance(unit) <= 1;
-        let passed = if is_next { unit.abs_diff(stream.last).min(stream.window) } else { 0 };
-        let (used, vain) = if has_turned { (0, stream.window) } else { (passed, 0) };
-        self.credit = (self.credit + used).min(self.credit_max);
+        let (gap, window) = (stream.distance(unit), stream.window);
+        // Without credit a walk keeps its window only as long as it goes on right where the window ends.
+        let keeps = gap <= 1 || self.credit >= self.credit_enough;
+        let goes_on = window > 0 && !has_turned && keeps;
+        // If the first unit that is touched beyond the window is the third, then about every third unit in it
+        // was touched too.
+        let (used, vain) = match gap {
+            _ if has_turned => (0, window),
+            0 => (unit.abs_diff(stream.last).min(window), 0),
+            _ => (window / gap, window - window / gap),
+        };
+        let loss = if has_turned { vain } else { vain / VAIN_SHARE };
+        self.credit = (self.credit + used).min(self.credit_max).saturating_sub(loss);
         let tries = goes_on || self.may_open();
 
         let (folio, window_max) = (self.folio, self.window_max);
@@ -429,6 +446,33 @@ mod tests {
         }
         let brought = walker.there.len();
         assert!(brought < walker.faults * 11 / 10, "{brought} for {} faults", walker.faults);
+    }
+
+    /// Goal: a walk that leaves out most units brings in hardly more than it touches, and goes on to do so when
+    /// another walk has given credit before. Method: every sixth unit or so, at random, of places far apart.
+    #[test]
+    fn a_walk_with_many_holes_gets_small_windows() {
+        let mut walker = Walker::new();
+        (0..20_000).for_each(|unit| walker.touch((1 << 30) + unit));
+        let mut state = 1_u64;
+        let mut sparse = |walker: &mut Walker, walks: std::ops::Range<usize>| {
+            let mut touched = 0;
+            for walk in walks {
+                let mut at = walk << 12;
+                for _ in 0..100 {
+                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    at += 1 + (state >> 33) as usize % 11;
+                    walker.touch(at);
+                    touched += 1;
+                }
+            }
+            touched
+        };
+        sparse(&mut walker, 0..500);
+        let before = walker.brought;
+        let touched = sparse(&mut walker, 500..1000);
+        let brought = walker.brought - before;
+        assert!(brought < touched * 13 / 10, "{brought} for {touched}");
     }
 
     /// Goal: walks that end soon make windows small. Method: walks of five units, far from each other.
