@@ -79,6 +79,8 @@ pub(crate) struct Work {
     pub(crate) density: Density,
     pub(crate) prefetch: Prefetch,
     pub(crate) watched: Watched,
+    /// How many CPUs the process may use.
+    pub(crate) cpus: usize,
     pub(crate) stopping: AtomicBool,
     /// A thread is about to fork: nothing is captured (`Engine::settle_for_fork`).
     pub(crate) settling: AtomicBool,
@@ -167,6 +169,7 @@ impl Engine {
                 density,
                 prefetch: Prefetch::new(geometry, limit_bytes),
                 watched: Watched::default(),
+                cpus: parts.cpus,
                 stopping: AtomicBool::new(false),
                 settling: AtomicBool::new(false),
             },

@@ -18,6 +18,7 @@
 
 mod background;
 pub(crate) mod busy;
+mod haltpoll;
 mod proactive;
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};

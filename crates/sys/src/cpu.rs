@@ -95,6 +95,12 @@ pub fn learn() {
     GIVEN.get_or_init(|| rustix::thread::sched_getaffinity(None).unwrap_or_default());
 }
 
+/// How many CPUs [`learn`] recorded.
+#[must_use]
+pub fn given() -> usize {
+    GIVEN.get().map_or(0, |given| given.count() as usize)
+}
+
 /// Lets a thread of this process (0: the calling one) run on every CPU that [`learn`] recorded.
 pub fn unpin(thread: u32) {
     let thread = i32::try_from(thread).ok().and_then(Pid::from_raw);
@@ -125,13 +131,22 @@ const TURN_NS: u64 = 100_000;
 /// shorter one. How much of a CPU a thread gets in all does not change. Linux 6.12 and later; earlier kernels ignore
 /// the request, and so do we where it is refused. Real-time threads stay as they are.
 pub fn take_short_turns() {
-    let fair = [libc::SCHED_OTHER, libc::SCHED_BATCH];
-    let Some(mut how) = scheduling() else { return };
-    if fair.iter().any(|policy| u32::try_from(*policy) == Ok(how.sched_policy)) {
+    if let Some(mut how) = scheduling().filter(is_fair) {
         how.sched_runtime = TURN_NS;
         // SAFETY: the call reads `how`, and changes only how this thread is scheduled.
         unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const how, 0) };
     }
+}
+
+/// Whether the calling thread takes turns with others, and is not a real-time thread.
+#[must_use]
+pub fn takes_turns() -> bool {
+    scheduling().as_ref().is_some_and(is_fair)
+}
+
+fn is_fair(how: &libc::sched_attr) -> bool {
+    let fair = [libc::SCHED_OTHER, libc::SCHED_BATCH];
+    fair.iter().any(|policy| u32::try_from(*policy) == Ok(how.sched_policy))
 }
 
 /// How the kernel schedules the calling thread; `None` if it does not say.
@@ -185,6 +200,7 @@ mod tests {
             if before == 0 {
                 return eprintln!("SKIPPED: turns are as the kernel chooses before Linux 6.12");
             }
+            assert!(super::takes_turns());
             super::take_short_turns();
             let wanted = Some((policy, nice, super::TURN_NS));
             assert_eq!(scheduled(), wanted);
@@ -198,6 +214,7 @@ mod tests {
     fn another_thread_can_be_unpinned() {
         super::learn();
         let before = rustix::thread::sched_getaffinity(None).unwrap();
+        assert!((1..=before.count() as usize).contains(&super::given()));
         super::pin(super::current());
         let here = super::thread_id();
         std::thread::spawn(move || super::unpin(here)).join().unwrap();

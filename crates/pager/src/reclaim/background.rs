@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::zsmalloc::PoolStats;
+use zfolio_sys::cpu;
 
+use super::haltpoll::{HaltPoll, World};
 use super::{Average, By, Reclaimed};
 use crate::config::Mode;
 use crate::engine::Engine;
@@ -48,6 +50,33 @@ fn unused_bytes(pool: PoolStats) -> u64 {
     (pool.pages_used * PAGE_BYTES as u64).saturating_sub(pool.bytes_stored)
 }
 
+/// What the background thread looks at while it polls.
+struct Faults<'a> {
+    engine: &'a Engine,
+    /// How often the bell had rung.
+    heard: u32,
+}
+
+impl World for Faults<'_> {
+    fn now_ns(&self) -> u64 {
+        self.engine.now_ns()
+    }
+
+    fn faults(&self) -> u64 {
+        let figures = self.engine.figures();
+        let served = [&figures.faults_stored, &figures.faults_staged, &figures.faults_zero];
+        served.iter().map(|faults| faults.load(Relaxed)).sum()
+    }
+
+    fn rang(&self) -> bool {
+        self.engine.work.reclaimer.bell.heard() != self.heard
+    }
+
+    fn pause(&self) {
+        self.engine.mover.system.pause();
+    }
+}
+
 impl Engine {
     /// Whether there is enough reclaim work to be worth another CPU.
     ///
@@ -80,6 +109,7 @@ impl Engine {
     /// The life of the background thread, until the engine stops.
     pub fn reclaim_in_background(&self) {
         let bell = &self.work.reclaimer.bell;
+        let mut haltpoll = HaltPoll::new(self.cpus_to_poll());
         while !self.work.stopping.load(Relaxed) {
             let heard = bell.heard();
             zfolio_sys::thread::follow();
@@ -90,8 +120,21 @@ impl Engine {
             // next sample, at most 20 ms later. A thread that needs memory meanwhile reclaims for
             // itself.
             let pause = self.pause(SAMPLE_INTERVAL);
-            bell.sleep(heard, Some(pause));
+            let sleep = haltpoll.poll(&Faults { engine: self, heard }, pause);
+            self.work.reclaimer.busy.note_away(haltpoll.take_away_ns());
+            if let Some(sleep) = sleep {
+                bell.sleep(heard, Some(sleep));
+            }
         }
+    }
+
+    /// How many CPUs there are, for halt polling; 0 where it does not pay.
+    fn cpus_to_poll(&self) -> usize {
+        // Inline, no thread wakes another for a fault.
+        let wakes = self.config().mode == Mode::Handler;
+        // Where a container may use two CPUs of many, the scheduler finds another idle one.
+        let all = self.work.cpus == cpu::given();
+        if wakes && all && cpu::takes_turns() { self.work.cpus } else { 0 }
     }
 
     /// One turn of the background thread: does all of its jobs that are due.

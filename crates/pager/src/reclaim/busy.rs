@@ -61,6 +61,8 @@ struct Spans {
 pub(crate) struct Busy {
     /// What the background thread has spent on reclaim.
     background_ns: AtomicU64,
+    /// How long the background thread waited for a CPU while it had nothing to do.
+    away_ns: AtomicU64,
     compressed: AtomicU64,
     spans: Mutex<{ rank::BUSY }, Spans>,
 }
@@ -159,6 +161,11 @@ impl Busy {
         self.background_ns.fetch_add(took_ns, Relaxed);
     }
 
+    /// Notes that the background thread waited for a CPU, and had nothing to do.
+    pub(super) fn note_away(&self, away_ns: u64) {
+        self.away_ns.fetch_add(away_ns, Relaxed);
+    }
+
     /// Notes that `more` units were compressed. Returns how many that makes since the start.
     pub(crate) fn note_compressed(&self, more: usize) -> u64 {
         self.compressed.fetch_add(more as u64, Relaxed) + more as u64
@@ -179,11 +186,13 @@ impl Engine {
         if !busy.spans.lock().is_due(now_ns) {
             return;
         }
+        let away_ns = busy.away_ns.load(Relaxed);
+        let delay_ns = self.mover.system.run_delay_ns().saturating_sub(away_ns);
         let figures = self.figures();
         let all = Done {
             span_ns: now_ns,
             busy_ns: busy.background_ns.load(Relaxed),
-            delay_ns: self.mover.system.run_delay_ns(),
+            delay_ns,
             compressed: busy.compressed.load(Relaxed),
             clean: figures.reclaim_clean.load(Relaxed),
             background: figures.reclaim_background.load(Relaxed),
