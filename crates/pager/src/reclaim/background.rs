@@ -50,7 +50,7 @@ fn unused_bytes(pool: PoolStats) -> u64 {
     (pool.pages_used * PAGE_BYTES as u64).saturating_sub(pool.bytes_stored)
 }
 
-/// What the background thread looks at while it polls.
+/// The faults of the program and the bell, as halt polling looks at them.
 struct Faults<'a> {
     engine: &'a Engine,
     /// How often the bell had rung.
@@ -132,7 +132,7 @@ impl Engine {
     fn cpus_to_poll(&self) -> usize {
         // Inline, no thread wakes another for a fault.
         let wakes = self.config().mode == Mode::Handler;
-        // Where a container may use two CPUs of many, the scheduler finds another idle one.
+        // With a quota of two CPUs on a larger machine, the scheduler finds another idle one.
         let all = self.work.cpus == cpu::given();
         if wakes && all && cpu::takes_turns() { self.work.cpus } else { 0 }
     }

@@ -186,6 +186,7 @@ impl Engine {
         if !busy.spans.lock().is_due(now_ns) {
             return;
         }
+        // The kernel counts both: waits with work to do, and waits while the thread only polled.
         let away_ns = busy.away_ns.load(Relaxed);
         let delay_ns = self.mover.system.run_delay_ns().saturating_sub(away_ns);
         let figures = self.figures();

@@ -11,9 +11,9 @@
 //!
 //! # Cost
 //!
-//! The CPU time that is left over, while faults are less than [`FAULT_NS`] apart; it counts as the process's. With one
-//! CPU there is none, with more than two the scheduler finds another idle one, and a real-time thread would yield to
-//! no ordinary one: in these cases there is no polling.
+//! The CPU time that is left over, while faults are less than [`FAULT_NS`] apart; it counts as the process's. There is
+//! no polling with one CPU, which leaves no time over; with more than two, of which the scheduler would find another
+//! idle one; and by a real-time thread, which would yield to no ordinary thread.
 
 use std::time::Duration;
 
@@ -23,9 +23,10 @@ const FAULT_NS: u64 = 100_000;
 /// A yield that takes so long: somebody else needed the CPU...
 const AWAY_NS: u64 = 200_000;
 
-/// ...and there is no polling for so many times as long, but of no more than `AWAY_NS_MAX`: a process that was stopped
-/// was away for hours.
+/// ...and there is no polling for so many times as long.
 const PATIENCE: u64 = 50;
+
+/// A longer yield counts as this long: the process may have been stopped for hours.
 const AWAY_NS_MAX: u64 = 20_000_000;
 
 /// A yield that takes so long ran another thread.
@@ -66,8 +67,7 @@ impl HaltPoll {
     /// Polls during a pause of `most`. Returns how long the thread is to sleep then; `None`: there is work, or the
     /// pause is over.
     pub(super) fn poll(&mut self, world: &impl World, most: Duration) -> Option<Duration> {
-        let had = std::mem::replace(&mut self.faults, world.faults());
-        if self.after_ns == u64::MAX || self.faults == had {
+        if self.after_ns == u64::MAX || !self.has_faulted(world) {
             return Some(most);
         }
         let mut now = world.now_ns();
@@ -79,20 +79,25 @@ impl HaltPoll {
             }
             world.pause();
             let then = std::mem::replace(&mut now, world.now_ns());
-            let took = now.saturating_sub(then);
+            let took = now.saturating_sub(then).min(AWAY_NS_MAX);
             if took >= YIELD_NS {
                 self.away_ns += took;
             }
             if took >= AWAY_NS {
-                self.after_ns = now + PATIENCE * took.min(AWAY_NS_MAX);
+                self.after_ns = now + PATIENCE * took;
             }
-            let had = std::mem::replace(&mut self.faults, world.faults());
-            if self.faults != had {
+            if self.has_faulted(world) {
                 fault_ns = now;
             }
         }
         let left_ns = end_ns.saturating_sub(now);
         (left_ns > 0).then_some(Duration::from_nanos(left_ns))
+    }
+
+    /// Whether a fault was served since the last look.
+    fn has_faulted(&mut self, world: &impl World) -> bool {
+        let faults = world.faults();
+        std::mem::replace(&mut self.faults, faults) != faults
     }
 
     /// How long the thread waited for a CPU while it polled, since the last call.
@@ -196,6 +201,7 @@ mod tests {
         let stopped = Fake { yield_ns: hour, last_ns: u64::MAX, work_ns: u64::MAX, ..fake() };
         let began = after + 100 * MS;
         assert_eq!(stopped.poll(poll, began), (began + hour, None));
+        assert_eq!(poll.take_away_ns(), AWAY_NS_MAX, "an hour is no wait for a CPU");
         let after = began + hour + PATIENCE * AWAY_NS_MAX;
         assert_eq!(long.poll(poll, after), (after + PAUSE_NS, None));
     }
