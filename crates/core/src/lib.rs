@@ -9,6 +9,7 @@
 pub mod page;
 pub mod size;
 pub mod store;
+pub mod swap;
 pub mod zcomp;
 pub mod zsmalloc;
 

@@ -104,11 +104,14 @@ impl std::error::Error for Failure {}
 
 /// Where entries go when they leave the pool.
 ///
-/// The store calls `submit` and `poll` with its lock of rank [`RANK_BACKING`] held, and `discard` also with
+/// The store calls `submit`, `flush` and `poll` with its lock of rank [`RANK_BACKING`] held, and `discard` also with
 /// locks of its caller; so the locks of a backing have higher ranks. None of these waits for a device.
 pub trait Backing: Send + Sync + fmt::Debug {
     /// Accepts each of the `requests`, or says why not.
     fn submit(&self, requests: &mut [Request<'_>]);
+
+    /// No more requests follow for now: what was accepted is to be on its way.
+    fn flush(&self) {}
 
     /// Calls `each` for every request that is done and was not reported yet, with no lock held:
     /// `each` may call `discard`. Never waits.

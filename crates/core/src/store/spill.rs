@@ -140,6 +140,7 @@ impl<S: PageSource> Store<S> {
                 break;
             }
         }
+        spill.backing.flush();
         self.complete(spill, &mut side, &mut done);
         done
     }
@@ -362,6 +363,7 @@ impl<S: PageSource> Store<S> {
         let operation = Operation::Read { location, length: away.length };
         let mut request = [Request { token: Token(handle), operation, refused: None }];
         spill.backing.submit(&mut request);
+        spill.backing.flush();
         match request[0].refused {
             None => side.in_flight += 1,
             Some(failure) => self.not_fetched(spill, handle, failure == Failure::Final),
