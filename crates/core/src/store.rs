@@ -50,6 +50,7 @@ mod batch;
 mod checksum;
 mod codecs;
 mod entry;
+mod kept;
 #[cfg(any(test, fuzzing))]
 pub mod script;
 mod spill;
@@ -425,7 +426,10 @@ impl<S: PageSource> Store<S> {
         gone.count(state, self.codec(state.codec()).unit(), length);
         match state.place() {
             Place::SameFilled => self.pool.give_handle(handle),
-            Place::Pool => _ = self.pool.free(handle),
+            Place::Pool => {
+                self.give_up_location(state, handle);
+                self.pool.free(handle);
+            }
             Place::Backing => self.forget(handle),
             _ => {}
         }

@@ -6,6 +6,7 @@
 //! ```text
 //! word 0, 1, 2       the lower 96 bits of the checksum; of a same-filled unit, its word
 //! word 3   31..16    the upper 16 bits of the checksum
+//!          11        kept: the backing has the bytes too (`kept.rs`)
 //!          10..9     age: how many looks of the walker it is still protected from
 //!          8         failed: the backing said that it cannot be read
 //!          7         raw: the object is the unit as it is
@@ -35,6 +36,9 @@
 //!     +-------------------------------+                                             |
 //!     +-----------------------------------------------------------------------------+
 //! ```
+//!
+//! An entry that was fetched and keeps its location goes from `pool` through `writing` to `backing` without a
+//! request, all in one go under the lock.
 //!
 //! # Invariants
 //!
@@ -105,6 +109,7 @@ const RAW: u32 = 1 << 7;
 const FAILED: u32 = 1 << 8;
 const AGE_SHIFT: u32 = 9;
 const AGE: u32 = 0b11 << AGE_SHIFT;
+const KEPT: u32 = 1 << 11;
 const CHECKSUM_SHIFT: u32 = 16;
 
 /// The age of an entry that was just stored: the walker passes it once.
@@ -113,7 +118,7 @@ const AGE_STORED: u32 = 1 << AGE_SHIFT;
 const _: () = {
     assert!(CODECS_MAX == 1 << CODEC.count_ones());
     assert!(AGE < 1 << CHECKSUM_SHIFT && AGE_STORED & !AGE == 0);
-    assert!(PLACE | CODEC | RAW | FAILED | AGE == (1 << 11) - 1);
+    assert!(PLACE | CODEC | RAW | FAILED | AGE | KEPT == (1 << 12) - 1);
 };
 
 /// Looks of the walker after which an entry is taken whose age was the highest.
@@ -155,6 +160,15 @@ impl State {
         self.0 & FAILED != 0
     }
 
+    /// Whether the entry is in the pool, and the backing has its bytes too.
+    pub(super) fn is_kept(self) -> bool {
+        self.0 & KEPT != 0
+    }
+
+    fn kept(self, is_kept: bool) -> State {
+        State(if is_kept { self.0 | KEPT } else { self.0 & !KEPT })
+    }
+
     fn at(self, place: Place) -> State {
         State(self.0 & !PLACE | place as u32)
     }
@@ -167,8 +181,11 @@ impl State {
         State(self.0 | AGE)
     }
 
+    /// What a look of the walker makes of it; `None`: it is old. An incompressible entry is old one look sooner: it
+    /// saves nothing in the pool.
     fn older(self) -> Option<State> {
-        (self.0 & AGE != 0).then(|| State(self.0 - (1 << AGE_SHIFT)))
+        let young = if self.is_raw() { AGE & !AGE_STORED } else { AGE };
+        (self.0 & young != 0).then(|| State(self.0 - (1 << AGE_SHIFT)))
     }
 }
 
@@ -177,6 +194,7 @@ impl fmt::Debug for State {
         let age = (self.0 & AGE) >> AGE_SHIFT;
         write!(f, "{:?} {:?} age {age}", self.place(), self.codec())?;
         f.write_str(if self.is_raw() { " raw" } else { "" })?;
+        f.write_str(if self.is_kept() { " kept" } else { "" })?;
         f.write_str(if self.has_failed() { " failed" } else { "" })
     }
 }
@@ -276,18 +294,31 @@ impl<W: Word> Cell<'_, W> {
     }
 
     /// The walker looks at the entry: one in the pool becomes older, or, if it is old, is being written from
-    /// now on. True: it is.
-    pub(super) fn begin_write(self) -> bool {
+    /// now on; then its state before is returned.
+    pub(super) fn begin_write(self) -> Option<State> {
         let looked = self.change(|state| match state.place() {
             Place::Pool => Some(state.older().unwrap_or_else(|| state.at(Place::Writing))),
             _ => None,
         });
-        looked.is_ok_and(|before| before.older().is_none())
+        looked.ok().filter(|before| before.older().is_none())
+    }
+
+    /// An entry that keeps its location is about to leave the pool, however old it is. False: it is no such entry.
+    pub(super) fn begin_return(self) -> bool {
+        let is_at_both = |state: State| state.place() == Place::Pool && state.is_kept();
+        self.change(|state| is_at_both(state).then(|| state.at(Place::Writing))).is_ok()
     }
 
     /// The write is done, and the slot says where the bytes are.
     pub(super) fn written(self) -> Result<(), Dead> {
-        self.complete(Place::Writing, |state| state.at(Place::Backing))
+        self.complete(Place::Writing, |state| state.at(Place::Backing).kept(false))
+    }
+
+    /// The entry's location is needed for another: from now on it is in the pool only. False: it is on its way out, or
+    /// ending.
+    pub(super) fn give_up(self) -> bool {
+        let is_at_both = |state: State| state.place() == Place::Pool && state.is_kept();
+        self.change(|state| is_at_both(state).then(|| state.kept(false))).is_ok()
     }
 
     /// The write failed, or somebody reads the object: it stays in the pool.
@@ -304,9 +335,9 @@ impl<W: Word> Cell<'_, W> {
         begun.map(|_| ())
     }
 
-    /// The read is done, and the slot has the object.
-    pub(super) fn read(self) -> Result<(), Dead> {
-        self.complete(Place::Reading, |state| state.at(Place::Pool).protected())
+    /// The read is done, and the slot has the object. `is_kept`: the backing has the bytes too.
+    pub(super) fn read(self, is_kept: bool) -> Result<(), Dead> {
+        self.complete(Place::Reading, |state| state.at(Place::Pool).protected().kept(is_kept))
     }
 
     /// The read failed, for good or for now.

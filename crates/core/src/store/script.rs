@@ -91,7 +91,7 @@ impl<'p> Player<'p> {
     }
 
     fn step(&mut self) {
-        match self.byte() % 16 {
+        match self.byte() % 18 {
             0..=3 => self.store(),
             4..=6 => self.load(),
             7 => self.invalidate(),
@@ -118,6 +118,14 @@ impl<'p> Player<'p> {
                 let budget = self.byte() << 8;
                 self.store.pool().compact(budget);
             }
+            15 => self.put_away(),
+            16 => {
+                let (first, count) = (self.byte(), self.byte() % 12);
+                let some = self.tickets.iter().skip(first % self.tickets.len().max(1)).take(count);
+                let some: Vec<Ticket> = some.copied().collect();
+                self.store.fetch(&some);
+                some.into_iter().for_each(|ticket| _ = self.store.is_coming(ticket));
+            }
             _ => {
                 let nth = self.byte();
                 if let Some(ticket) = self.tickets.get(nth % self.tickets.len().max(1)) {
@@ -127,6 +135,18 @@ impl<'p> Player<'p> {
             }
         }
         self.agrees();
+    }
+
+    /// Lets some entries leave the pool again that were fetched.
+    fn put_away(&mut self) {
+        let (count, first) = (self.byte() % 12, self.byte());
+        for raw in (0..count).filter_map(|nth| self.chosen(first + nth)) {
+            let id = &self.stored[&raw].id;
+            let returned = self.store.spill_stats().returned;
+            let has_left = self.store.put_away(id);
+            assert_eq!(self.store.spill_stats().returned - returned, u64::from(has_left));
+            assert!(!has_left || self.store.is_away(id));
+        }
     }
 
     fn break_the_backing(&mut self) {
@@ -342,8 +362,8 @@ impl<'p> Player<'p> {
         let (pool, spill) = (self.store.pool_stats(), self.store.spill_stats());
         let figure = |name: &str| self.figures.get(name).expect("a figure");
         assert_eq!(pool.bytes_stored + spill.bytes, figure("compressed_bytes"));
-        assert_eq!(spill.units, self.backing.0.memory.locations() as u64);
-        assert_eq!(spill.bytes, self.backing.0.memory.bytes() as u64);
+        assert_eq!(spill.units + spill.kept, self.backing.0.memory.locations() as u64);
+        assert_eq!(spill.bytes + spill.kept_bytes, self.backing.0.memory.bytes() as u64);
         let without_object = figure("same_filled_units") + spill.units;
         check_rows(self.store.pool(), usize::try_from(without_object).expect("few"));
         let all: Vec<u32> = self.stored.keys().copied().collect();

@@ -48,8 +48,9 @@ use super::backing::{
     Backing, Completed, Completion, Failure, Location, Operation, RANK_BACKING, Request, Token,
 };
 use super::batch::{Error, Ticket};
-use super::entry::{AGES, Place};
-use super::{Row, Store};
+use super::entry::{AGES, Place, State};
+use super::kept::Kept;
+use super::{EntryId, Row, Store};
 use crate::stats::{add, subtract};
 use crate::sync::{Guard, Mutex};
 use crate::zcomp::BATCH_MAX;
@@ -63,6 +64,7 @@ const TRIES: usize = 3;
 pub(super) struct Spill {
     backing: Box<dyn Backing>,
     side: Mutex<RANK_BACKING, Side>,
+    kept: Kept,
     counters: Counters,
 }
 
@@ -80,7 +82,10 @@ type Held<'a> = Guard<'a, RANK_BACKING, Side>;
 struct Counters {
     units: AtomicU64,
     bytes: AtomicU64,
+    kept: AtomicU64,
+    kept_bytes: AtomicU64,
     written: AtomicU64,
+    returned: AtomicU64,
     not_written: AtomicU64,
     read: AtomicU64,
     not_read: AtomicU64,
@@ -89,12 +94,18 @@ struct Counters {
 /// What is on the backing, and what went to it and came back.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct SpillStats {
-    /// Entries that are on the backing now.
+    /// Entries that are on the backing now, and not in the pool.
     pub units: u64,
     /// Their bytes.
     pub bytes: u64,
+    /// Entries that are in the pool, and on the backing too.
+    pub kept: u64,
+    /// Their bytes.
+    pub kept_bytes: u64,
     /// Entries that were written.
     pub written: u64,
+    /// Entries that left the pool without being written, since the backing still had them.
+    pub returned: u64,
     /// Writes that failed or came to nothing: the entry was wanted meanwhile.
     pub not_written: u64,
     /// Entries that were fetched.
@@ -120,7 +131,8 @@ pub struct WrittenBack {
 
 impl Spill {
     pub(super) fn new(backing: Box<dyn Backing>) -> Spill {
-        Spill { backing, side: Mutex::new(Side::default()), counters: Counters::default() }
+        let (side, counters) = (Mutex::new(Side::default()), Counters::default());
+        Spill { backing, side, kept: Kept::new(), counters }
     }
 }
 
@@ -159,7 +171,10 @@ impl<S: PageSource> Store<S> {
         while count < wanted && *looks > 0 {
             *looks -= 1;
             let Some(handle) = self.next_row(side) else { break };
-            if self.row(handle).cell().begin_write() {
+            let Some(before) = self.row(handle).cell().begin_write() else { continue };
+            if before.is_kept() {
+                self.send_back(spill, handle, done);
+            } else {
                 let pin = self.pool.pin(handle).expect("ROW-3: an entry in the pool has an object");
                 pinned[count] = Some((handle, pin));
                 count += 1;
@@ -262,9 +277,89 @@ impl<S: PageSource> Store<S> {
         add(&spill.counters.not_written, 1);
         let cell = self.row(handle).cell();
         if cell.not_written().is_err() {
+            let state = cell.load();
             cell.vacate();
+            self.give_up_location(state, handle);
             self.pool.free(handle);
         }
+    }
+
+    /// An entry that keeps its location, and is being written, leaves the pool at once, unless somebody reads it.
+    /// The lock is held.
+    fn send_back(&self, spill: &Spill, handle: Handle, done: &mut WrittenBack) {
+        let cell = self.row(handle).cell();
+        let location = spill.kept.get(handle).expect("KEPT-1: its state says so");
+        let length = self.pool.length_anywhere(handle);
+        if !self.pool.send_away(handle, location.get()) {
+            done.kept += 1;
+            return self.stay(spill, handle);
+        }
+        spill.kept.remove(handle);
+        subtract(&spill.counters.kept, 1);
+        subtract(&spill.counters.kept_bytes, length as u64);
+        add(&spill.counters.units, 1);
+        add(&spill.counters.bytes, length as u64);
+        add(&spill.counters.returned, 1);
+        done.written += 1;
+        done.bytes += length;
+        if cell.written().is_err() {
+            self.bury(spill, handle);
+        }
+    }
+
+    /// Lets an entry leave the pool whose bytes the backing has too. True: it has left; to load it means to wait
+    /// again. The owner calls this, after the load that the entry was fetched for.
+    pub fn put_away(&self, entry: &EntryId) -> bool {
+        let Some(spill) = &self.spill else { return false };
+        let cell = self.row(entry.0).cell();
+        if !cell.load().is_kept() {
+            return false;
+        }
+        // Whoever has the lock may be writing entries back: then the walker takes this one in its turn.
+        let Some(_side) = spill.side.try_lock() else { return false };
+        let mut done = WrittenBack::default();
+        if cell.begin_return() {
+            self.send_back(spill, entry.0, &mut done);
+        }
+        done.written > 0
+    }
+
+    /// Whether an entry is on the backing, and not in the pool.
+    #[must_use]
+    pub fn is_away(&self, entry: &EntryId) -> bool {
+        matches!(self.row(entry.0).cell().load().place(), Place::Backing | Place::Reading)
+    }
+
+    /// Gives up the location of an entry that has ended in the pool in this `state`; its handle is not free yet.
+    pub(super) fn give_up_location(&self, state: State, handle: Handle) {
+        let Some(spill) = self.spill.as_ref().filter(|_| state.is_kept()) else { return };
+        let location = spill.kept.remove(handle).expect("KEPT-1: its state said so");
+        let length = self.pool.length_anywhere(handle);
+        self.given_up(spill, location, length);
+    }
+
+    /// What an entry in the pool had on the backing is not needed any more.
+    fn given_up(&self, spill: &Spill, location: Location, length: usize) {
+        subtract(&spill.counters.kept, 1);
+        subtract(&spill.counters.kept_bytes, length as u64);
+        spill.backing.discard(location);
+    }
+
+    /// Notes where an entry is on the backing that is about to be in the pool. False: there is no room for that.
+    fn keep_location(&self, spill: &Spill, handle: Handle, location: Location) -> bool {
+        let mut other_length = 0;
+        let give_up = |other: Handle| {
+            // Before the step: after it the entry may end.
+            other_length = self.pool.length_anywhere(other);
+            self.row(other).cell().give_up()
+        };
+        let Ok(other) = spill.kept.insert(handle, location, give_up) else { return false };
+        if let Some(other) = other {
+            self.given_up(spill, other, other_length);
+        }
+        add(&spill.counters.kept, 1);
+        add(&spill.counters.kept_bytes, self.pool.length_anywhere(handle) as u64);
+        true
     }
 
     /// The bytes of an entry came from the backing.
@@ -278,10 +373,19 @@ impl<S: PageSource> Store<S> {
         } else if self.pool.bring_back(handle, bytes).is_err() {
             self.not_fetched(spill, handle, false);
         } else {
-            self.left(spill, away.place, away.length);
+            let location = Location::new(away.place).expect("a slot keeps a location");
+            let is_kept = self.keep_location(spill, handle, location);
+            self.count_left(spill, away.length);
+            if !is_kept {
+                spill.backing.discard(location);
+            }
             add(&spill.counters.read, 1);
-            if cell.read().is_err() {
+            if cell.read(is_kept).is_err() {
                 cell.vacate();
+                if is_kept {
+                    let location = spill.kept.remove(handle).expect("it was just inserted");
+                    self.given_up(spill, location, away.length);
+                }
                 self.pool.free(handle);
             }
         }
@@ -315,9 +419,63 @@ impl<S: PageSource> Store<S> {
 
     /// What an entry had on the backing is not needed any more.
     fn left(&self, spill: &Spill, place: u64, length: usize) {
+        self.count_left(spill, length);
+        spill.backing.discard(Location::new(place).expect("a slot keeps a location"));
+    }
+
+    fn count_left(&self, spill: &Spill, length: usize) {
         subtract(&spill.counters.units, 1);
         subtract(&spill.counters.bytes, length as u64);
-        spill.backing.discard(Location::new(place).expect("a slot keeps a location"));
+    }
+
+    /// Has the entries of these tickets fetched, as far as they still are on the backing, with one submission for all.
+    /// Does not wait: see [`Store::is_coming`].
+    pub fn fetch(&self, tickets: &[Ticket]) {
+        let Some(spill) = &self.spill else { return };
+        let mut side = spill.side.lock();
+        self.complete(spill, &mut side, &mut WrittenBack::default());
+        for ticket in tickets {
+            let row = self.row(ticket.handle);
+            let state = row.cell().load();
+            if state.place() == Place::Backing && row.checksum(state) == ticket.checksum {
+                self.request(spill, &mut side, ticket.handle, row);
+            }
+        }
+        spill.backing.flush();
+    }
+
+    /// Whether the entry of a ticket is being fetched; if not, it is worth another try to load it. Handles what
+    /// the backing has completed.
+    #[must_use]
+    pub fn is_coming(&self, ticket: Ticket) -> bool {
+        self.poll();
+        let row = self.row(ticket.handle);
+        let state = row.cell().load();
+        state.place() == Place::Reading && row.checksum(state) == ticket.checksum
+    }
+
+    /// Handles what the backing has completed. Does not wait.
+    pub fn poll(&self) {
+        let Some(spill) = &self.spill else { return };
+        let mut side = spill.side.lock();
+        self.complete(spill, &mut side, &mut WrittenBack::default());
+    }
+
+    /// Waits for a moment, or until the backing has completed a request. The caller holds no lock of the store.
+    pub fn pause(&self) {
+        self.spill.as_ref().map_or_else(crate::sync::pause, |spill| spill.backing.pause());
+    }
+
+    /// Requests that are in flight.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.spill.as_ref().map_or(0, |spill| spill.side.lock().in_flight)
+    }
+
+    /// Whether there is a backing.
+    #[must_use]
+    pub fn has_backing(&self) -> bool {
+        self.spill.is_some()
     }
 
     /// Has the entry of a ticket fetched, and waits until it is in the pool; then it is worth another try to
@@ -342,7 +500,8 @@ impl<S: PageSource> Store<S> {
                         return Err(Error::Unreadable { expected, is_transient });
                     }
                     tries += 1;
-                    self.fetch(spill, &mut side, ticket.handle, row);
+                    self.request(spill, &mut side, ticket.handle, row);
+                    spill.backing.flush();
                 }
                 Place::Reading if is_same => {}
                 // It is in the pool; or it has ended, whoever has the handle now.
@@ -354,7 +513,7 @@ impl<S: PageSource> Store<S> {
     }
 
     /// Asks the backing for an entry.
-    fn fetch(&self, spill: &Spill, side: &mut Held<'_>, handle: Handle, row: Row<'_>) {
+    fn request(&self, spill: &Spill, side: &mut Held<'_>, handle: Handle, row: Row<'_>) {
         if row.cell().begin_read().is_err() {
             return;
         }
@@ -363,7 +522,6 @@ impl<S: PageSource> Store<S> {
         let operation = Operation::Read { location, length: away.length };
         let mut request = [Request { token: Token(handle), operation, refused: None }];
         spill.backing.submit(&mut request);
-        spill.backing.flush();
         match request[0].refused {
             None => side.in_flight += 1,
             Some(failure) => self.not_fetched(spill, handle, failure == Failure::Final),
@@ -393,6 +551,9 @@ impl<S: PageSource> Store<S> {
         SpillStats {
             units: of(&counters.units),
             bytes: of(&counters.bytes),
+            kept: of(&counters.kept),
+            kept_bytes: of(&counters.kept_bytes),
+            returned: of(&counters.returned),
             written: of(&counters.written),
             not_written: of(&counters.not_written),
             read: of(&counters.read),

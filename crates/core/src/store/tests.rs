@@ -211,11 +211,18 @@ fn all_of_a_store_goes_out_and_comes_back() {
         assert!(fixture.store_all().iter().all(|outcome| *outcome == Outcome::Clean));
         assert_eq!(fixture.store.pool_stats().objects, 0, "nothing was stored");
         fixture.check();
-        assert_eq!(fixture.store.spill_stats().units, 0, "all of it was loaded");
-        assert_eq!(fixture.backing.0.memory.locations(), 0);
+        let spill = fixture.store.spill_stats();
+        assert_eq!(spill.units, 0, "all of it was loaded");
+        assert_eq!(spill.kept, done.written as u64, "and is still there");
+        assert_eq!(fixture.backing.0.memory.locations(), done.written);
         assert_eq!(fixture.write_all_back().written, done.written);
+        let spill = fixture.store.spill_stats();
+        assert_eq!(
+            (spill.kept, spill.returned),
+            (0, done.written as u64),
+            "nothing was written again"
+        );
         fixture.check();
-        fixture.write_all_back();
         fixture.end();
     }
 }
@@ -428,7 +435,11 @@ fn threads_and_walkers_agree() {
     assert_eq!(figures.compressed_bytes.load(Relaxed), 0);
     let spill = store.spill_stats();
     println!("{spill:?}");
-    assert!(spill.units == 0 && spill.read > 0 && spill.written > spill.read, "{spill:?}");
+    assert!(
+        spill.units == 0 && spill.kept == 0 && spill.read > 0 && spill.returned > 0,
+        "{spill:?}"
+    );
+    assert!(spill.written + spill.returned >= spill.read, "{spill:?}");
     assert_eq!(backing.0.memory.locations(), 0);
     check_rows(store.pool(), 0);
     assert_eq!(store.pool_stats().objects, 0);
@@ -478,6 +489,9 @@ fn work(store: &Store<Arc<World>>, figures: &Figures, mut random: Random, steps:
             let at = random.below(mine.len());
             let (entry, contents) = &mine[at];
             load(entry, contents);
+            if random.below(3) == 0 {
+                store.put_away(entry);
+            }
             if random.below(2) == 0 {
                 let (entry, _) = mine.swap_remove(at);
                 store.invalidate(entry, figures);

@@ -41,13 +41,14 @@ fn a_row_keeps_what_it_was_begun_with() {
 fn an_entry_that_was_loaded_is_passed_longer() {
     let words = row();
     let row = Row(&words);
-    let looks = |cell: Cell<'_, _>| (1..10).find(|_| cell.begin_write()).expect("it is taken");
+    let looks =
+        |cell: Cell<'_, _>| (1..10).find(|_| cell.begin_write().is_some()).expect("it is taken");
     row.begin(Place::Pool, CodecId::FIRST, false, Key::new([3; 192]).checksum(&vec![1; 4097]));
     assert_eq!(looks(row.cell()), 2);
     assert_eq!(row.cell().not_written(), Ok(()));
     assert_eq!(looks(row.cell()), AGES, "it was wanted, or could not be written");
     assert_eq!(row.cell().written(), Ok(()));
-    assert!(!row.cell().begin_write(), "it is not in the pool");
+    assert!(row.cell().begin_write().is_none(), "it is not in the pool");
     assert_eq!(row.cell().begin_read(), Ok(()));
     assert!(row.cell().begin_read().is_err(), "one request at a time");
     assert_eq!(row.cell().not_read(false), Ok(()));
@@ -64,7 +65,7 @@ fn an_entry_that_ends_in_flight_is_dead() {
     let cell = Row(&words).cell();
     let begin = |age: u32| {
         cell.0.store(Place::Pool as u32 | age << super::AGE_SHIFT, super::Relaxed);
-        assert!(cell.begin_write());
+        assert!(cell.begin_write().is_some());
     };
     begin(0);
     assert_eq!(cell.end().place(), Place::Writing);
@@ -74,7 +75,45 @@ fn an_entry_that_ends_in_flight_is_dead() {
     begin(0);
     assert_eq!((cell.written(), cell.begin_read()), (Ok(()), Ok(())));
     assert_eq!(cell.end().place(), Place::Reading);
-    assert_eq!((cell.read(), cell.not_read(true)), (Err(Dead), Err(Dead)));
+    assert_eq!((cell.read(false), cell.not_read(true)), (Err(Dead), Err(Dead)));
+}
+
+/// Goal: an incompressible entry, which saves nothing in the pool, is taken a look sooner.
+#[test]
+#[cfg(not(feature = "loom"))]
+fn an_incompressible_entry_is_taken_sooner() {
+    let words = row();
+    let row = Row(&words);
+    row.begin(Place::Pool, CodecId::FIRST, true, Key::new([3; 192]).checksum(&vec![1; 4097]));
+    let looks = |cell: Cell<'_, _>| (1..10).find(|_| cell.begin_write().is_some());
+    assert_eq!(looks(row.cell()), Some(1));
+    assert_eq!(row.cell().not_written(), Ok(()));
+    assert_eq!(looks(row.cell()), Some(AGES - 1), "it was wanted, or could not be written");
+}
+
+/// Goal: an entry that keeps its location says so until it leaves the pool or gives the location up.
+#[test]
+#[cfg(not(feature = "loom"))]
+fn an_entry_keeps_its_location_while_it_is_in_the_pool() {
+    let words = row();
+    let cell = Row(&words).cell();
+    let fetch = |is_kept| {
+        cell.0.store(Place::Reading as u32, super::Relaxed);
+        assert_eq!(cell.read(is_kept), Ok(()));
+        assert_eq!(cell.load().is_kept(), is_kept);
+    };
+    fetch(false);
+    assert!(!cell.begin_return() && !cell.give_up(), "it has no location");
+    fetch(true);
+    assert!(cell.begin_return());
+    assert!(!cell.give_up() && !cell.begin_return(), "it is on its way out");
+    assert_eq!(cell.written(), Ok(()));
+    assert!(!cell.load().is_kept() && cell.load().place() == Place::Backing);
+    fetch(true);
+    assert!(cell.give_up());
+    assert!(!cell.load().is_kept() && !cell.begin_return());
+    fetch(true);
+    assert!(cell.end().is_kept());
 }
 
 #[test]
@@ -127,6 +166,8 @@ mod loom_tests {
         object: UnsafeCell<u32>,
         /// What the lock of rank `RANK_BACKING` protects: the bytes on the backing, if there are any.
         side: Mutex<Option<u32>>,
+        /// The location that the entry keeps while it is in the pool (`kept.rs`), here the bytes themselves.
+        kept: Mutex<Option<u32>>,
         /// Times that the handle was given back.
         ended: AtomicU32,
     }
@@ -140,6 +181,7 @@ mod loom_tests {
                 slot,
                 object: UnsafeCell::new(BYTES),
                 side: Mutex::new(None),
+                kept: Mutex::new(None),
                 ended: AtomicU32::new(0),
             })
         }
@@ -174,8 +216,9 @@ mod loom_tests {
         /// As `Store::write_back` with a backing that writes at once.
         fn write_back(&self) {
             let mut side = self.side.lock().unwrap();
-            if !self.cell().begin_write() {
-                return;
+            let Some(before) = self.cell().begin_write() else { return };
+            if before.is_kept() {
+                return self.send_back(&mut side);
             }
             assert!(self.slot.pin(), "ROW-3");
             // SAFETY: pinned, as in load().
@@ -202,6 +245,45 @@ mod loom_tests {
             }
         }
 
+        /// As `Store::send_back`.
+        fn send_back(&self, side: &mut Option<u32>) {
+            let bytes = self.kept.lock().unwrap().expect("KEPT-1");
+            if !self.slot.send_away() {
+                if self.cell().not_written().is_err() {
+                    self.cell().vacate();
+                    assert!(self.kept.lock().unwrap().take().is_some(), "KEPT-1");
+                    self.free();
+                }
+                return;
+            }
+            // SAFETY: the slot has no object any more, so nobody reads it.
+            self.object.with_mut(|object| unsafe { *object = GONE });
+            *self.kept.lock().unwrap() = None;
+            *side = Some(bytes);
+            if self.cell().written().is_err() {
+                *side = None;
+                self.cell().vacate();
+                self.ended.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+
+        /// As `Store::put_away`, but waits for the lock.
+        fn put_away(&self) {
+            let mut side = self.side.lock().unwrap();
+            if self.cell().begin_return() {
+                self.send_back(&mut side);
+            }
+        }
+
+        /// As `Store::keep_location` does to the entry that has the bucket.
+        fn give_up(&self) {
+            let _side = self.side.lock().unwrap();
+            let mut kept = self.kept.lock().unwrap();
+            if self.cell().give_up() {
+                assert!(kept.take().is_some(), "KEPT-1");
+            }
+        }
+
         /// As `Store::wait` with a backing that reads at once.
         fn wait(&self) {
             let mut side = self.side.lock().unwrap();
@@ -212,16 +294,24 @@ mod loom_tests {
             // SAFETY: the slot has no object, so nobody reads it.
             self.object.with_mut(|object| unsafe { *object = bytes });
             self.slot.publish();
-            if self.cell().read().is_err() {
+            *self.kept.lock().unwrap() = Some(bytes);
+            if self.cell().read(true).is_err() {
                 self.cell().vacate();
+                *self.kept.lock().unwrap() = None;
                 self.free();
             }
         }
 
         /// As `Store::invalidate`.
         fn end(&self) {
-            match self.cell().end().place() {
-                Place::Pool => self.free(),
+            let state = self.cell().end();
+            match state.place() {
+                Place::Pool => {
+                    if state.is_kept() {
+                        assert!(self.kept.lock().unwrap().take().is_some(), "KEPT-1");
+                    }
+                    self.free();
+                }
                 Place::Backing => {
                     self.ended.fetch_add(1, Ordering::Relaxed);
                 }
@@ -276,5 +366,58 @@ mod loom_tests {
             assert_eq!(world.ended.load(Ordering::Relaxed), 1);
             assert_eq!(world.cell().load().place(), Place::Vacant);
         });
+    }
+
+    /// An entry that is in the pool and keeps its location.
+    fn at_both() -> Arc<World> {
+        let world = World::new();
+        world.write_back();
+        world.wait();
+        assert!(world.cell().load().is_kept());
+        world
+    }
+
+    /// Goal: an entry that keeps its location has its bytes, whether it is sent back, gives the location up, or neither.
+    #[test]
+    fn loom_a_load_while_an_entry_goes_back() {
+        loom::model(|| {
+            let world = at_both();
+            let other = Arc::clone(&world);
+            let other = loom::thread::spawn(move || {
+                other.put_away();
+                other.give_up();
+            });
+            if !world.load() {
+                world.wait();
+                assert!(world.load(), "nobody sends it away any more");
+            }
+            other.join().unwrap();
+            world.end();
+            assert_eq!(world.ended.load(Ordering::Relaxed), 1);
+            assert!(world.kept.lock().unwrap().is_none(), "KEPT-1");
+        });
+    }
+
+    /// Goal: an entry that keeps its location ends once at any moment of its way back, or of giving up, and leaves no
+    /// location behind.
+    #[test]
+    fn loom_an_end_while_an_entry_goes_back() {
+        for gives_up in [false, true] {
+            loom::model(move || {
+                let world = at_both();
+                let other = Arc::clone(&world);
+                let other =
+                    loom::thread::spawn(
+                        move || {
+                            if gives_up { other.give_up() } else { other.put_away() }
+                        },
+                    );
+                world.end();
+                other.join().unwrap();
+                assert_eq!(world.ended.load(Ordering::Relaxed), 1);
+                assert!(world.kept.lock().unwrap().is_none(), "KEPT-1");
+                assert_eq!(world.cell().load().place(), Place::Vacant);
+            });
+        }
     }
 }
