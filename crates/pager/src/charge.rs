@@ -337,6 +337,7 @@ impl Engine {
         set(&figures.pool_bytes, &figures.pool_bytes_max, pool_bytes);
         figures.copies.store(self.copies.count() as u64, Relaxed);
         figures.pages_compacted.store(pool.pages_compacted, Relaxed);
+        self.set_spill_gauges();
         let tables = self.charge.tables_bytes.load(Relaxed);
         figures.metadata_bytes.store(tables + pool.metadata_bytes, Relaxed);
         // A resident unit that also has a copy in the store counts once.
@@ -345,6 +346,20 @@ impl Engine {
         set(&figures.demand_bytes, &figures.demand_bytes_max, demand);
         figures.sum_over_time(&self.charge.summed_ns, self.now_ns(), demand, process);
         demand
+    }
+
+    fn set_spill_gauges(&self) {
+        if !self.store.has_backing() {
+            return;
+        }
+        let (figures, spill) = (self.figures(), self.store.spill_stats());
+        figures.spilled_units.store(spill.units, Relaxed);
+        figures.spilled_bytes.store(spill.bytes, Relaxed);
+        figures.written_back_units.store(spill.written, Relaxed);
+        figures.written_back_clean.store(spill.returned, Relaxed);
+        figures.reject_written_back.store(spill.not_written, Relaxed);
+        figures.read_back_units.store(spill.read, Relaxed);
+        figures.read_back_fail.store(spill.not_read, Relaxed);
     }
 
     /// Raises the limit that follows the need.

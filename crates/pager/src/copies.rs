@@ -23,7 +23,8 @@
 //!
 //! # Invariants
 //!
-//! - `COPY-1` `count` is the number of units that have a copy and are resident or staged.
+//! - `COPY-1` `count` is the number of units that have a copy in the pool and are resident or staged. A copy that
+//!   is on the store's backing takes no memory, and does not count (`UNIT-5`).
 //! - `COPY-2` A folio with such a unit is in the queue (`Folio::copied`); an entry may be stale.
 //!
 //! # Concurrency
@@ -396,12 +397,13 @@ impl Engine {
             let span = copies.review(self.sizes(), self.work.reclaimer.busy.lately());
             self.review_density(&span);
         }
+        folio.stored -= units;
+        copies.change(Units::NONE, units);
         if !copies.has_room() || self.at_floor() || !(folio.copied || copies.push(base)) {
-            self.drop_copies(folio, units);
+            self.shed_copies(folio, units);
             return;
         }
         folio.copied = true;
-        copies.change(Units::NONE, units);
     }
 
     /// Units of a staged folio gained copies, besides the units that `had` one: counts the copies,
@@ -469,10 +471,16 @@ impl Engine {
                 folio.copied = false;
                 let units = folio.copied_units();
                 dropped += usize::from(!units.is_empty());
-                self.drop_copies(&mut folio, units);
+                self.shed_copies(&mut folio, units);
             }
         }
         dropped > 0
+    }
+
+    /// Frees the memory of the copies of units: those that the backing has too leave the pool, the others are dropped.
+    fn shed_copies(&self, folio: &mut Folio, units: Units) {
+        self.put_away(folio, units);
+        self.drop_copies(folio, units - folio.backed);
     }
 
     /// Drops the stored copies of units.
@@ -484,6 +492,7 @@ impl Engine {
                 add(&self.figures().copies_dropped, 1);
             }
         }
+        folio.backed -= units;
         self.copies.change(before, folio.copied_units());
     }
 }

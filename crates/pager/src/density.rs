@@ -415,7 +415,9 @@ impl Engine {
         }
         for (place, unit) in units.iter_mut().enumerate() {
             let copy = unit.entry.as_ref().filter(|_| unit.outcome == Outcome::Clean);
-            if copy.is_some_and(|copy| density.is_outdated(self.store.form(copy))) {
+            let is_outdated = |copy| density.is_outdated(self.store.form(copy));
+            // On the backing a copy takes no memory, and stays as it is.
+            if copy.is_some_and(|copy| is_outdated(copy) && self.store.away(copy).is_none()) {
                 unit.outcome = Outcome::Changed;
                 marked |= Units::one(place);
             }
@@ -516,7 +518,11 @@ impl Engine {
                 continue;
             }
             let address = base + index * self.geometry().unit_bytes();
-            self.load_unit(&copy, address, &mut samples.unit, cpu);
+            if self.load_unit(&copy, address, &mut samples.unit, cpu).is_err() {
+                // It is on the backing, where it takes no memory.
+                folio.copies[index] = Some(copy);
+                continue;
+            }
             let mut unit = [Outgoing::new(&samples.unit, Some(copy))];
             self.store.compare(&mut unit);
             unit[0].outcome = Outcome::Changed;

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::Release};
 
 use zfolio_core::stats::Stats;
-use zfolio_core::store::{Key, Store};
+use zfolio_core::store::{Backing, Key, Store};
 use zfolio_core::sync::RwLock;
 use zfolio_core::zcomp::Zcomp;
 use zfolio_core::zsmalloc::{ClassStats, PageSource};
@@ -45,6 +45,7 @@ use crate::prefetch::Prefetch;
 use crate::rank;
 use crate::reclaim::Reclaimer;
 use crate::replacement::Replacement;
+use crate::spill::Spilling;
 use crate::system::{Linux, System};
 
 /// The owner of the figures: they live in private memory, or in a file that `zfolio stat` reads.
@@ -79,6 +80,7 @@ pub(crate) struct Work {
     pub(crate) density: Density,
     pub(crate) prefetch: Prefetch,
     pub(crate) watched: Watched,
+    pub(crate) spilling: Spilling,
     /// How many CPUs the process may use.
     pub(crate) cpus: usize,
     pub(crate) stopping: AtomicBool,
@@ -94,6 +96,8 @@ pub(crate) struct Parts {
     /// One codec; or two, the fast one first.
     pub(crate) codecs: Vec<Zcomp>,
     pub(crate) key: Key,
+    /// Where units go that do not fit in the pool, if there is such a place.
+    pub(crate) backing: Option<Box<dyn Backing>>,
     pub(crate) cpus: usize,
 }
 
@@ -125,7 +129,8 @@ impl Engine {
         let mut secret = [0; Key::BYTES];
         random::fill(&mut secret).map_err(|errno| Error::Memory { what: "a random key", errno })?;
         let source = Arc::new(PoolMappings::default());
-        let parts = Parts { system, source, codecs, key: Key::new(secret), cpus };
+        let (key, backing) = (Key::new(secret), None);
+        let parts = Parts { system, source, codecs, key, backing, cpus };
         Engine::on(parts, config, stats)
     }
 
@@ -157,18 +162,24 @@ impl Engine {
         // Twice as many as slots, for stale entries.
         replacement.reserve_staged(2 * slots);
         let stall_ppm = charge.config.stall_ppm;
+        let store = Store::new(parts.codecs, parts.source, parts.key);
+        let store = match parts.backing {
+            Some(backing) => store.with_backing(backing),
+            None => store,
+        };
         let engine = Engine {
             table: RwLock::new(Table::new(geometry)),
             replacement,
             copies: Copies::new(),
             mover,
-            store: Store::new(parts.codecs, parts.source, parts.key),
+            store,
             charge,
             work: Work {
                 reclaimer: Reclaimer::new(),
                 density,
                 prefetch: Prefetch::new(geometry, limit_bytes),
                 watched: Watched::default(),
+                spilling: Spilling::default(),
                 cpus: parts.cpus,
                 stopping: AtomicBool::new(false),
                 settling: AtomicBool::new(false),

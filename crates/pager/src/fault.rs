@@ -4,7 +4,8 @@
 //! look the unit up
 //!   resident   a missing page reads as zeros
 //!   staged     move it back with the other staged units of the folio (the second chance)
-//!   stored     decompress and check one unit, and those of its folio that its stream wants
+//!   stored     decompress and check one unit, and those of its folio that its stream wants;
+//!              if it is on the backing, have it fetched, and be served later (`spill.rs`)
 //!   empty      zeros: the whole folio if all of it is empty, else one unit
 //! ```
 //!
@@ -18,15 +19,16 @@
 use std::ops::Range;
 
 use zfolio_core::ledger::signed;
-use zfolio_core::stats::{add, subtract};
-use zfolio_core::store::{self, EntryId, Loaded};
+use zfolio_core::stats::{Figures, add, subtract};
+use zfolio_core::store::{self, EntryId, Loaded, Ticket};
 
 use crate::engine::Engine;
-use crate::folio::{Folio, Held, Table, UNITS_MAX, Units};
+use crate::folio::{Folio, FolioLock, Held, Table, UNITS_MAX, Units};
 use crate::mover::Full;
 use crate::prefetch::Plan;
 use crate::reclaim::{By, Reclaimed};
 use crate::replacement::Queue;
+use crate::spill::{Later, Room};
 
 /// How a fault was served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -73,6 +75,26 @@ enum Spare {
     Room,
 }
 
+/// What a fault waited for, in nanoseconds.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Waits {
+    /// For the folio's lock.
+    lock_ns: u64,
+    /// For room.
+    reclaim_ns: u64,
+    /// For the codec.
+    decompress_ns: u64,
+}
+
+impl Waits {
+    /// Adds them to the figures.
+    pub(crate) fn count(self, figures: &Figures) {
+        add(&figures.stall_lock_ns, self.lock_ns);
+        add(&figures.stall_reclaim_ns, self.reclaim_ns);
+        add(&figures.stall_decompress_ns, self.decompress_ns);
+    }
+}
+
 /// What a touch of unit `index` is to bring back of what went out below the limit (`--stall`): one
 /// unit, then a quarter of the folio, then all of it. A folio that is in use as a whole is back after
 /// three touches; of one with a single unit in use, the others go out.
@@ -89,13 +111,18 @@ fn around(folio: &Folio, index: usize) -> Units {
 impl Engine {
     /// Serves a fault at `address`; the thread that waits is awake when this returns. Returns also
     /// the range of units that was brought in.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be served before the backing has read or written.
     pub(crate) fn fault(
         &self,
         table: &Table,
         address: usize,
         plan: &Plan,
         cpu: usize,
-    ) -> (Served, Range<usize>) {
+        waits: &mut Waits,
+    ) -> Result<(Served, Range<usize>), Later> {
         let (base, index) = (self.geometry().base(address), self.geometry().index(address));
         let first = base / self.geometry().unit_bytes();
         let range = |units: Units| {
@@ -105,16 +132,11 @@ impl Engine {
         let one = range(Units::one(index));
         let Some(lock) = table.get(address) else {
             self.mover.place_zero_page(address);
-            return (Served::Zero, one);
+            return Ok((Served::Zero, one));
         };
         let (mut spare, mut near) = (None, plan.within(first, self.geometry().units()));
         loop {
-            let mut folio = lock.try_lock().unwrap_or_else(|| {
-                let began = self.now_ns();
-                let folio = lock.lock();
-                add(&self.figures().stall_lock_ns, self.now_ns() - began);
-                folio
-            });
+            let mut folio = self.lock_folio(lock, waits);
             if !folio.managed || folio.resident.contains(index) {
                 // Under the folio's lock: a page of zeros must not land in a unit that has just
                 // been captured (UNIT-1).
@@ -122,25 +144,36 @@ impl Engine {
                 drop(folio);
                 self.give_spare(spare);
                 let served = if was_there { Served::Raced } else { Served::Zero };
-                return (served, one);
+                return Ok((served, one));
             }
             let touched = around(&folio, index) | near;
             let staged = self.bring_staged(&mut folio, base, touched);
             if staged.contains(index) {
                 drop(folio);
                 self.give_spare(spare);
-                return (Served::Staged, range(staged));
+                return Ok((Served::Staged, range(staged)));
             }
             let wanted = self.wanted(&folio, index, near);
+            if let Some(away) = self.away(&folio, wanted) {
+                drop(folio);
+                self.fetch(table, &away, away.of(index));
+                if let Some(ticket) = away.of(index) {
+                    self.give_spare(spare);
+                    return Err(Later::Away(ticket));
+                }
+                // What comes along from the backing is in the pool when it is touched.
+                near -= away.units();
+                continue;
+            }
             let Some(spare) = spare.take() else {
                 let is_ahead = !folio.is_empty() && wanted.count() > 1;
                 drop(folio);
                 let began = self.now_ns();
-                spare = self.reserve(table, wanted, cpu, is_ahead);
+                spare = self.reserve(table, wanted, cpu, is_ahead)?;
+                waits.reclaim_ns += self.now_ns() - began;
                 if spare.is_none() {
                     near = Units::NONE;
                 }
-                add(&self.figures().stall_reclaim_ns, self.now_ns() - began);
                 continue;
             };
             let stored = folio.stored.contains(index);
@@ -151,14 +184,25 @@ impl Engine {
                     // Zeros cost little. Decompressing ahead is left to the prefetching thread.
                     let most = if plan.rises && !stored { PLACE_MAX } else { 1 };
                     let incoming = Incoming { base, folio, slot };
-                    let (folios, took) = self.bring_whole(table, incoming, most, cpu);
+                    let (folios, took) = self.bring_whole(table, incoming, most, cpu)?;
                     (first..first + folios * self.geometry().units(), took)
                 }
-                spare => (range(wanted), self.bring_part(folio, base, wanted, spare, cpu)),
+                spare => {
+                    (range(wanted), self.bring_part(table, folio, base, (wanted, spare), cpu)?)
+                }
             };
-            add(&self.figures().stall_decompress_ns, decompress_ns);
-            return (served, brought);
+            waits.decompress_ns += decompress_ns;
+            return Ok((served, brought));
         }
+    }
+
+    fn lock_folio<'t>(&self, lock: &'t FolioLock, waits: &mut Waits) -> Held<'t> {
+        lock.try_lock().unwrap_or_else(|| {
+            let began = self.now_ns();
+            let folio = lock.lock();
+            waits.lock_ns += self.now_ns() - began;
+            folio
+        })
     }
 
     /// The units to bring in for a fault on unit `index`, which is one of them. `near` are those that
@@ -185,14 +229,16 @@ impl Engine {
         cpu: usize,
     ) {
         let Some(lock) = table.known(base) else { return };
-        let away = |folio: &Folio| folio.staged.is_some() || !(folio.stored & units).is_empty();
-        let Some(stored) =
-            lock.try_lock().filter(|folio| away(folio)).map(|folio| folio.stored & units)
-        else {
-            return;
-        };
-        let Some(spare) = self.reserve(table, stored, cpu, true) else { return };
-        let Some(mut folio) = lock.try_lock().filter(|folio| away(folio)) else {
+        let missing = |folio: &Folio| folio.staged.is_some() || !(folio.stored & units).is_empty();
+        let Some(folio) = lock.try_lock().filter(|folio| missing(folio)) else { return };
+        let (stored, away) = (folio.stored & units, self.away(&folio, units));
+        drop(folio);
+        if let Some(away) = away {
+            // It is in the pool when it is touched.
+            return self.fetch(table, &away, None);
+        }
+        let Ok(Some(spare)) = self.reserve(table, stored, cpu, true) else { return };
+        let Some(mut folio) = lock.try_lock().filter(|folio| missing(folio)) else {
             return self.give_spare(Some(spare));
         };
         let staged = self.bring_staged(&mut folio, base, units);
@@ -206,11 +252,13 @@ impl Engine {
             Spare::Free(slot) if stored == self.geometry().all() => {
                 let most = PLACE_MAX.min(1 + above);
                 let incoming = Incoming { base, folio, slot };
-                let (brought, _) = self.bring_whole(table, incoming, most, cpu);
+                // An error: something has just left the pool. It is fetched when it is touched.
+                let brought =
+                    self.bring_whole(table, incoming, most, cpu).map_or(1, |(brought, _)| brought);
                 let more = (brought - 1) * self.geometry().units();
                 add(&self.figures().prefetch_units, more as u64);
             }
-            spare => _ = self.bring_part(folio, base, stored, spare, cpu),
+            spare => _ = self.bring_part(table, folio, base, (stored, spare), cpu).ok(),
         }
     }
 
@@ -236,13 +284,17 @@ impl Engine {
     /// The folios above it come along, up to `most` folios in all, while they are stored or empty
     /// like the first and the adjacent slots are free too. Returns how many folios were brought in,
     /// and the nanoseconds that decompressing took.
+    ///
+    /// # Errors
+    ///
+    /// A unit of the first folio has just left the pool for the backing.
     fn bring_whole(
         &self,
         table: &Table,
         first: Incoming<'_>,
         most: usize,
         cpu: usize,
-    ) -> (usize, u64) {
+    ) -> Result<(usize, u64), Later> {
         let (start, empty) = (first.base, first.folio.is_empty());
         let mut batch = [const { None }; PLACE_MAX];
         batch[0] = Some(first);
@@ -259,13 +311,27 @@ impl Engine {
             batch[count] = Some(Incoming { base, folio, slot });
             count += 1;
         }
-        let mut decompress_ns = 0;
+        let (mut decompress_ns, mut filled, mut left) = (0, 0, None);
         for Incoming { base, folio, slot } in batch.iter_mut().flatten() {
             if empty {
                 self.mover.zero(slot, 0..self.geometry().folio_bytes());
             } else {
-                decompress_ns += self.load_copies(folio, *base, self.geometry().all(), slot, cpu);
+                match self.load_copies(folio, *base, self.geometry().all(), slot, cpu) {
+                    Ok(took) => decompress_ns += took,
+                    Err(ticket) => {
+                        left = Some(ticket);
+                        break;
+                    }
+                }
             }
+            filled += 1;
+        }
+        for incoming in &mut batch[filled..count] {
+            incoming.take().into_iter().for_each(|incoming| self.mover.give_free(incoming.slot));
+        }
+        count = filled;
+        if let Some(ticket) = left.filter(|_| count == 0) {
+            return Err(self.fetch_one(table, ticket));
         }
         let went = match &batch[0] {
             Some(first) if count > 1 => self.mover.place_many(&first.slot, start, count),
@@ -280,28 +346,39 @@ impl Engine {
             let queue = if soon { Queue::Main } else { Queue::Probation };
             self.note_resident(&mut folio, base, self.geometry().all(), queue);
         }
-        (count, decompress_ns)
+        Ok((count, decompress_ns))
     }
 
     /// Brings in some units of a folio by copy; all of them are stored, or all empty. Returns the
     /// nanoseconds that decompressing took.
+    ///
+    /// # Errors
+    ///
+    /// A unit has just left the pool for the backing.
     fn bring_part(
         &self,
+        table: &Table,
         mut folio: Held<'_>,
         base: usize,
-        units: Units,
-        spare: Spare,
+        (units, spare): (Units, Spare),
         cpu: usize,
-    ) -> u64 {
+    ) -> Result<u64, Later> {
         let stored = folio.stored & units == units;
-        let mut decompress_ns = 0;
-        let scratch = stored.then(|| {
-            let mut scratch = self.take_scratch(base);
-            decompress_ns = self.load_copies(&mut folio, base, units, &mut scratch, cpu);
-            self.mover.place_copy(&scratch, units, base);
-            scratch
-        });
-        if !stored {
+        let (mut decompress_ns, mut scratch) = (0, None);
+        if stored {
+            let mut slot = self.take_scratch(base);
+            match self.load_copies(&mut folio, base, units, &mut slot, cpu) {
+                Ok(took) => decompress_ns = took,
+                Err(ticket) => {
+                    drop(folio);
+                    self.mover.give_scratch(slot);
+                    self.give_spare(Some(spare));
+                    return Err(self.fetch_one(table, ticket));
+                }
+            }
+            self.mover.place_copy(&slot, units, base);
+            scratch = Some(slot);
+        } else {
             self.mover.place_zeros(units, base);
         }
         let soon = stored && self.replacement.came_back_soon(folio.captured);
@@ -311,11 +388,15 @@ impl Engine {
         drop(folio);
         scratch.into_iter().for_each(|scratch| self.mover.give_scratch(scratch));
         self.give_spare(Some(spare));
-        decompress_ns
+        Ok(decompress_ns)
     }
 
     /// Decompresses stored units into `slot`. Their copies are kept if the budget of copies allows.
     /// Returns the nanoseconds that this took.
+    ///
+    /// # Errors
+    ///
+    /// The ticket of a unit that has left the pool for the backing; the folio is as before.
     pub(crate) fn load_copies(
         &self,
         folio: &mut Folio,
@@ -323,7 +404,7 @@ impl Engine {
         units: Units,
         slot: &mut Full,
         cpu: usize,
-    ) -> u64 {
+    ) -> Result<u64, Ticket> {
         let began = self.now_ns();
         let mut batch: [store::Incoming<'_>; UNITS_MAX] = Default::default();
         for (wanted, (index, bytes)) in batch.iter_mut().zip(self.mover.units_mut(slot, units)) {
@@ -333,31 +414,41 @@ impl Engine {
         let batch = &mut batch[..units.count()];
         self.store.load(cpu, batch);
         for (loaded, index) in batch.iter().zip(units.iter()) {
-            self.expect_whole(loaded.outcome, base + index * self.geometry().unit_bytes());
+            self.expect_whole(loaded.outcome, base + index * self.geometry().unit_bytes())?;
         }
         self.keep_copies(folio, base, units);
-        folio.stored -= units;
         subtract(&self.figures().demand_stored_bytes, self.geometry().bytes_of(units) as u64);
-        self.now_ns() - began
+        Ok(self.now_ns() - began)
     }
 
     /// Decompresses `copy` into `unit`; `address` is where the unit belongs, for an error message.
-    pub(crate) fn load_unit(&self, copy: &EntryId, address: usize, unit: &mut [u8], cpu: usize) {
+    ///
+    /// # Errors
+    ///
+    /// The unit's ticket, if it is away.
+    pub(crate) fn load_unit(
+        &self,
+        copy: &EntryId,
+        address: usize,
+        unit: &mut [u8],
+        cpu: usize,
+    ) -> Result<(), Ticket> {
         let mut wanted = [store::Incoming::new(copy, unit)];
         self.store.load(cpu, &mut wanted);
-        self.expect_whole(wanted[0].outcome, address);
+        self.expect_whole(wanted[0].outcome, address)
     }
 
-    /// Ends the process if the unit that belongs to `address` was not loaded: the program never
-    /// gets wrong data.
-    fn expect_whole(&self, outcome: Loaded, address: usize) {
+    /// Ends the process if the unit that belongs to `address` cannot be loaded: the program never
+    /// gets wrong data. An error is the unit's ticket, if it is away.
+    fn expect_whole(&self, outcome: Loaded, address: usize) -> Result<(), Ticket> {
         match outcome {
-            Loaded::Whole => {}
+            Loaded::Whole => Ok(()),
+            Loaded::Away(ticket) => Err(ticket),
             Loaded::Lost(error) => {
                 add(&self.figures().decompress_fail, 1);
                 crate::fatal::corrupt(address, self.geometry().unit_bytes(), error);
             }
-            outcome => unreachable!("{outcome:?} of a store without a backing"),
+            outcome => unreachable!("{outcome:?} after a load"),
         }
     }
 
@@ -389,15 +480,26 @@ impl Engine {
     /// Below the low watermark the background thread is woken; without headroom the caller reclaims. If
     /// there is no room below the limit then: `None` for units that no thread waits for yet (`is_ahead`),
     /// and otherwise the limit is passed.
-    fn reserve(&self, table: &Table, units: Units, cpu: usize, is_ahead: bool) -> Option<Spare> {
+    ///
+    /// # Errors
+    ///
+    /// There will be room once the backing has written.
+    fn reserve(
+        &self,
+        table: &Table,
+        units: Units,
+        cpu: usize,
+        is_ahead: bool,
+    ) -> Result<Option<Spare>, Later> {
         if self.available_bytes() < self.charge.low_bytes() {
             self.ring_reclaimer();
         }
         let before = self.below_limit();
         let spare = self.make_spare(table, units, cpu);
         if is_ahead {
-            return spare;
+            return Ok(spare.ok().flatten());
         }
+        let spare = spare?;
         let is_passed = match spare {
             Some(Spare::Room) => false,
             Some(Spare::Free(_)) => self.below_limit() < 0,
@@ -411,11 +513,15 @@ impl Engine {
         if is_passed && !follows() {
             self.note_over_limit();
         }
-        spare.or(Some(Spare::Room))
+        Ok(spare.or(Some(Spare::Room)))
     }
 
     /// A free slot, or room for `units` below the limit, if need be after reclaim. `None`: there is neither.
-    fn make_spare(&self, table: &Table, units: Units, cpu: usize) -> Option<Spare> {
+    ///
+    /// # Errors
+    ///
+    /// There will be room once the backing has written.
+    fn make_spare(&self, table: &Table, units: Units, cpu: usize) -> Result<Option<Spare>, Later> {
         let bytes = self.geometry().bytes_of(units) as u64;
         let needed = signed(bytes);
         let (mut freed, mut compacted, mut repacked) = (0, false, 0);
@@ -429,11 +535,11 @@ impl Engine {
                 }
                 if units == self.geometry().all() {
                     if let Some(slot) = self.mover.take_free() {
-                        return Some(Spare::Free(slot));
+                        return Ok(Some(Spare::Free(slot)));
                     }
                 }
                 if below_limit >= needed {
-                    return Some(Spare::Room);
+                    return Ok(Some(Spare::Room));
                 }
                 if self.mover.free_bytes() > 0 {
                     self.release_free();
@@ -442,6 +548,11 @@ impl Engine {
             }
             if self.grow(bytes) {
                 continue;
+            }
+            match self.spill(table, needed) {
+                Room::Made => continue,
+                Room::Soon => return Err(Later::Room),
+                Room::None => {}
             }
             // The limit cannot be held, and the floor has room: the background thread sees to that.
             if headroom >= needed {
@@ -452,7 +563,7 @@ impl Engine {
                 Reclaimed::Freed => freed += 1,
                 // Nothing is captured until the fork that is about to happen is over. The excess
                 // stays small until then (`is_settling`), and is soon reclaimed afterwards.
-                Reclaimed::Nothing if self.is_settling() => return Some(Spare::Room),
+                Reclaimed::Nothing if self.is_settling() => return Ok(Some(Spare::Room)),
                 Reclaimed::Nothing if self.drop_oldest_copies(table) => {}
                 Reclaimed::Nothing if compacted => break,
                 Reclaimed::Nothing => {
@@ -461,7 +572,7 @@ impl Engine {
                 }
             }
         }
-        None
+        Ok(None)
     }
 
     /// Gives free pages back to the system, so that there is room for new ones.

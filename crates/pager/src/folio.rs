@@ -20,6 +20,8 @@
 //! - `UNIT-4` A folio has one slot, so while some of its units are staged, no more are captured.
 //!   Its units that are resident then came back since, or could not be moved when the slot was
 //!   filled.
+//! - `UNIT-5` A backed unit has a copy, which is on the store's backing and not in the pool, and is resident
+//!   or staged.
 //!
 //! # Concurrency
 //!
@@ -58,6 +60,8 @@ pub(crate) struct Folio {
     pub(crate) refused: Units,
     /// Units that are in the store only.
     pub(crate) stored: Units,
+    /// Units whose copy takes no memory: it is on the store's backing (`UNIT-5`).
+    pub(crate) backed: Units,
     /// The slot of the staging area that holds the staged units.
     pub(crate) staged: Option<Full>,
     /// When the folio was captured last (`Replacement::capture_time`).
@@ -83,6 +87,7 @@ impl Folio {
             resident: Units::NONE,
             refused: Units::NONE,
             stored: Units::NONE,
+            backed: Units::NONE,
             staged: None,
             captured: 0,
             left: 0,
@@ -103,6 +108,7 @@ impl Folio {
             self.left_before = self.left_before.wrapping_add(later);
         }
         self.stored |= units;
+        self.backed -= units;
         (self.left, self.just_left) = (now, units);
     }
 
@@ -121,12 +127,13 @@ impl Folio {
         self.resident.is_empty() && self.stored.is_empty() && self.staged.is_none()
     }
 
-    /// Units that have a copy and are resident or staged.
+    /// Units that have a copy in the pool and are resident or staged.
     pub(crate) fn copied_units(&self) -> Units {
         let copied =
             |(index, copy): (usize, &Option<EntryId>)| copy.as_ref().map(|_| Units::one(index));
         self.copies.iter().enumerate().filter_map(copied).fold(Units::NONE, Units::bitor)
             - self.stored
+            - self.backed
     }
 
     /// Whether the folio is empty and has no copy.

@@ -70,6 +70,8 @@ impl Engine {
                 self.bring_staged(&mut lock.lock(), base, self.geometry().all());
             }
         }
+        drop(table);
+        self.drain_backing();
     }
 
     /// Stops all movement for `fork`: nothing is staged, no folio moves, and no fault is served
@@ -78,16 +80,20 @@ impl Engine {
     /// To be called after [`settle_for_fork`](Engine::settle_for_fork), which prevents captures
     /// until then.
     ///
-    /// `None`: folios were staged meanwhile, or the inbox has a change. Call `settle_for_fork` and
+    /// `None`: folios were staged meanwhile, the inbox has a change, or the backing is at work. Call `settle_for_fork` and
     /// try again.
     pub fn quiet(&self) -> Option<Quiet<'_>> {
         let mut table = self.table.write();
         self.work.settling.store(false, Relaxed);
         // The child's inbox will be cleared, so changes that were read are applied now (EVT-3).
-        self.apply_changes(&mut table);
+        if let Err(away) = self.apply_changes(&mut table) {
+            self.fetch_all(&table, &away);
+            return None;
+        }
         let inbox = self.mover.inbox.lock();
         let changed = inbox.has_change();
-        let settled = self.replacement.staged_folios() == 0 && !changed;
+        let is_idle = self.store.in_flight().0 == 0;
+        let settled = self.replacement.staged_folios() == 0 && !changed && is_idle;
         let inheritance = self.figures().inheritance();
         settled.then_some(Quiet { geometry: self.geometry(), inheritance, inbox, table })
     }
@@ -167,7 +173,12 @@ impl Engine {
         for index in folio.stored.iter() {
             let address = base + index * self.geometry().unit_bytes();
             let copy = folio.copies[index].as_ref().expect("UNIT-2: a stored unit has a copy");
-            self.load_unit(copy, address, unit, self.cpu());
+            while let Err(ticket) = self.load_unit(copy, address, unit, self.cpu()) {
+                // There is no other thread that could wait for this one.
+                self.store.fetch([ticket], |_| false);
+                self.store.pause();
+                self.store.poll();
+            }
             // Page by page, since a part of the unit may be missing in the child.
             for (page, bytes) in unit.chunks_exact(PAGE_BYTES).enumerate() {
                 let at = address + page * PAGE_BYTES;

@@ -16,9 +16,11 @@ use zfolio_sys::uffd::Message;
 use zfolio_sys::{cpu, thread};
 
 use crate::engine::Engine;
-use crate::fault::Served;
+use crate::fault::{Served, Waits};
 use crate::folio::Table;
+use crate::mappings::event::Aside;
 use crate::rank;
+use crate::spill::Later;
 
 /// The handler asks for the faulting thread's CPU once in so many of its faults: asking takes 8 us,
 /// so 0.1 us a fault.
@@ -28,6 +30,9 @@ const FOLLOW_INTERVAL: u32 = 64;
 /// message of the kernel, since now and then another thread reads a message and leaves it in the
 /// `Inbox`.
 const WAIT_MS: u16 = 20;
+
+/// The same while faults wait for the backing.
+const WAIT_ASIDE_MS: u16 = 1;
 
 /// If a message waits so long while the handler does not run, the handler is unpinned.
 const STUCK_NS: u64 = 10_000_000;
@@ -119,7 +124,7 @@ impl Engine {
         while !self.work.stopping.load(Relaxed) {
             watched.beat();
             thread::follow();
-            if mover.inbox.first().is_none() && mover.system.wait(WAIT_MS) {
+            if mover.inbox.first().is_none() && mover.system.wait(self.wait_ms()) {
                 mover.answer_strangers();
             }
             let all = self.handle_turn(&mut |thread| {
@@ -134,11 +139,19 @@ impl Engine {
         }
     }
 
+    /// How long the handler sleeps at most: not long while faults wait for the backing.
+    pub(crate) fn wait_ms(&self) -> u16 {
+        if self.mover.inbox.aside() == 0 { WAIT_MS } else { WAIT_ASIDE_MS }
+    }
+
     /// Reads the messages and serves them, without waiting; `after` is called with the thread of
     /// each fault. False: a message could not be served now.
     pub(crate) fn handle_turn(&self, after: &mut dyn FnMut(u32)) -> bool {
         let mover = &self.mover;
         mover.read_messages();
+        if !self.serve_aside(after) {
+            return false;
+        }
         while let Some(event) = mover.inbox.first() {
             let Message::Fault { address, thread } = event.message else {
                 if !self.try_apply() {
@@ -146,12 +159,55 @@ impl Engine {
                 }
                 continue;
             };
-            let served = self.try_serve(address, event.at);
+            let turn = self.now_ns();
+            let served = self.try_serve(address, (event.at, 0));
             after(thread);
-            if !served {
-                return false;
+            match served {
+                None => return false,
+                Some(Ok(())) => mover.inbox.done(),
+                Some(Err(later)) => {
+                    add(&self.figures().faults_spilled, 1);
+                    mover.inbox.put_aside(later, turn);
+                }
             }
-            mover.inbox.done();
+        }
+        true
+    }
+
+    /// Serves the faults that were put aside, as far as it is time. False: one could not be served now.
+    fn serve_aside(&self, after: &mut dyn FnMut(u32)) -> bool {
+        let inbox = &self.mover.inbox;
+        let count = inbox.aside();
+        if count == 0 {
+            return true;
+        }
+        let Some(table) = self.table.try_read() else { return false };
+        self.poll_backing(&table);
+        drop(table);
+        for _ in 0..count {
+            let Some(mut aside) = inbox.take_aside() else { break };
+            let Message::Fault { address, thread } = aside.event.message else { continue };
+            let waits = !self.is_time(aside.later) || inbox.has_change();
+            if waits {
+                inbox.keep_aside(aside);
+                continue;
+            }
+            let spilled_ns = self.now_ns().saturating_sub(aside.since);
+            let served = self.try_serve(address, (aside.event.at, spilled_ns));
+            after(thread);
+            match served {
+                None => {
+                    inbox.keep_aside(aside);
+                    return false;
+                }
+                Some(Ok(())) => {}
+                Some(Err(later)) => {
+                    if let Later::Away(ticket) = later {
+                        self.note_try(&mut aside.tries, address, ticket);
+                    }
+                    inbox.keep_aside(Aside { later, ..aside });
+                }
+            }
         }
         true
     }
@@ -170,23 +226,29 @@ impl Engine {
         }
     }
 
-    /// Serves one fault. False: a writer has the table, and nothing was served.
-    fn try_serve(&self, address: usize, began: u64) -> bool {
-        let Some(table) = self.table.try_read() else { return false };
-        self.serve(table, address, began);
-        true
+    /// Serves one fault. `None`: a writer has the table, and nothing was served.
+    fn try_serve(&self, address: usize, since: (u64, u64)) -> Option<Result<(), Later>> {
+        let table = self.table.try_read()?;
+        Some(self.serve(table, address, since))
     }
 
-    /// Serves one fault, and counts it.
+    /// Serves one fault, and counts it. It has waited since `began`, for the backing `spilled_ns` of that.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be served yet.
     pub(crate) fn serve(
         &self,
         table: ReadGuard<'_, { rank::TABLE }, Table>,
         address: usize,
-        began: u64,
-    ) {
-        add(&self.figures().stall_queue_ns, self.now_ns().saturating_sub(began));
+        (began, spilled_ns): (u64, u64),
+    ) -> Result<(), Later> {
+        let (turn, mut waits) = (self.now_ns(), Waits::default());
         let plan = self.plan(address);
-        let (served, units) = self.fault(&table, address, &plan, self.cpu());
+        let (served, units) = self.fault(&table, address, &plan, self.cpu(), &mut waits)?;
+        waits.count(self.figures());
+        add(&self.figures().stall_spill_ns, spilled_ns);
+        add(&self.figures().stall_queue_ns, turn.saturating_sub(began + spilled_ns));
         self.prefetch_after(&plan, served, &units);
         drop(table);
         let took = self.now_ns().saturating_sub(began);
@@ -208,6 +270,7 @@ impl Engine {
             }
             Served::Raced => add(&figures.faults_raced, 1),
         }
+        Ok(())
     }
 }
 

@@ -13,9 +13,11 @@ use std::ffi::c_int;
 use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
+use zfolio_core::stats::add;
 use zfolio_sys::clock;
 
 use crate::engine::Engine;
+use crate::spill::Later;
 
 /// How many pagers in inline mode a process can have at the same time.
 pub(crate) const ENGINES: usize = 64;
@@ -155,17 +157,29 @@ fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void
 impl Engine {
     /// Serves a fault if `address` is in this engine's memory. True if the access can be repeated.
     pub(crate) fn serves(&self, address: usize, began: u64) -> bool {
-        let table = self.table.read();
-        let ours = table.manages(address);
-        if ours {
-            self.serve(table, address, began);
-        } else if self.mover.has(address) {
+        let (mut tries, mut spilled_ns) = (0, 0);
+        loop {
+            let table = self.table.read();
+            if !table.manages(address) {
+                break;
+            }
+            let since = self.now_ns();
+            let served = self.serve(table, address, (began, spilled_ns));
+            let Err(later) = served else { return true };
+            if let Later::Away(ticket) = later {
+                self.note_try(&mut tries, address, ticket);
+            }
+            self.await_backing(later);
+            add(&self.figures().faults_spilled, 1);
+            spilled_ns += self.now_ns().saturating_sub(since);
+        }
+        if self.mover.has(address) {
             self.mover.answer_stranger(address);
             return true;
         }
         // The page may have been pinned after it was touched. Then it is left to the kernel, and
         // the access works when it is repeated. If nothing is mapped there, populating the page
         // fails.
-        ours || self.mover.is_the_kernels(address)
+        self.mover.is_the_kernels(address)
     }
 }

@@ -21,6 +21,7 @@ mod pool_mappings;
 mod system;
 
 mod fault;
+mod spill;
 
 mod prefetch;
 

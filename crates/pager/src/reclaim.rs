@@ -389,6 +389,7 @@ impl Engine {
             let units = slot.units();
             let had = folio.copied_units();
             if !self.store(slot, &mut folio.copies, cpu) {
+                folio.backed = self.still_backed(folio);
                 self.note_copied(folio, base, had);
                 // Rejected: the folio stays staged, and is tried again when it is the oldest again.
                 self.replacement.push_staged(base);

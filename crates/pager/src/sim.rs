@@ -13,6 +13,7 @@ mod change;
 mod check;
 mod codec;
 mod directed;
+mod disk;
 mod program;
 mod random;
 mod schedule;

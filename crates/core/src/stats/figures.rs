@@ -159,6 +159,22 @@ figures! {
     reject_compress_fail,
     /// Loads that failed: the data did not decompress to what was stored.
     decompress_fail,
+    /// Units that are on disk now, and not in memory.
+    spilled_units,
+    /// Size of these units as they are on disk: compressed.
+    spilled_bytes,
+    /// Units written to disk, because the limit could not be held otherwise.
+    written_back_units,
+    /// Units that left memory without being written: the disk still had them.
+    written_back_clean,
+    /// Writes that failed, or came to nothing because the unit was wanted.
+    reject_written_back,
+    /// Units read from disk.
+    read_back_units,
+    /// Reads from disk that failed.
+    read_back_fail,
+    /// Faults that waited for the disk: for their unit, or for room.
+    faults_spilled,
     /// Calls of madvise on managed memory.
     removes,
     /// Calls of munmap on managed memory.
@@ -175,6 +191,8 @@ figures! {
     stall_queue_ns,
     /// Nanoseconds of stall_ns in which another thread of the engine had the folio.
     stall_lock_ns,
+    /// Nanoseconds of stall_ns in which a fault waited for the disk: for its unit, or for room.
+    stall_spill_ns,
     /// Nanoseconds of stall_ns that were spent on making room.
     stall_reclaim_ns,
     /// Nanoseconds of stall_ns that were spent on decompressing, and on comparing checksums.

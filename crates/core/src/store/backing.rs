@@ -117,6 +117,11 @@ pub trait Backing: Send + Sync + fmt::Debug {
     /// `each` may call `discard`. Never waits.
     fn poll(&self, each: &mut dyn FnMut(Completion<'_>));
 
+    /// Bytes of its own memory: tables and buffers.
+    fn memory_bytes(&self) -> usize {
+        0
+    }
+
     /// Forgets what is kept at a location. No request for it is in flight, and none will come.
     fn discard(&self, location: Location);
 

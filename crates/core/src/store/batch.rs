@@ -112,6 +112,14 @@ pub struct Ticket {
     pub(super) checksum: Checksum,
 }
 
+impl Ticket {
+    /// The checksum of what was stored.
+    #[must_use]
+    pub fn checksum(self) -> Checksum {
+        self.checksum
+    }
+}
+
 /// A stored unit cannot be given back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]

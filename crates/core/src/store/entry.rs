@@ -6,6 +6,7 @@
 //! ```text
 //! word 0, 1, 2       the lower 96 bits of the checksum; of a same-filled unit, its word
 //! word 3   31..16    the upper 16 bits of the checksum
+//!          12        wanted: somebody waits to load it, so it stays in the pool until then
 //!          11        kept: the backing has the bytes too (`kept.rs`)
 //!          10..9     age: how many looks of the walker it is still protected from
 //!          8         failed: the backing said that it cannot be read
@@ -110,6 +111,7 @@ const FAILED: u32 = 1 << 8;
 const AGE_SHIFT: u32 = 9;
 const AGE: u32 = 0b11 << AGE_SHIFT;
 const KEPT: u32 = 1 << 11;
+const WANTED: u32 = 1 << 12;
 const CHECKSUM_SHIFT: u32 = 16;
 
 /// The age of an entry that was just stored: the walker passes it once.
@@ -118,7 +120,7 @@ const AGE_STORED: u32 = 1 << AGE_SHIFT;
 const _: () = {
     assert!(CODECS_MAX == 1 << CODEC.count_ones());
     assert!(AGE < 1 << CHECKSUM_SHIFT && AGE_STORED & !AGE == 0);
-    assert!(PLACE | CODEC | RAW | FAILED | AGE | KEPT == (1 << 12) - 1);
+    assert!(PLACE | CODEC | RAW | FAILED | AGE | KEPT | WANTED == (1 << 13) - 1);
 };
 
 /// Looks of the walker after which an entry is taken whose age was the highest.
@@ -165,6 +167,11 @@ impl State {
         self.0 & KEPT != 0
     }
 
+    /// Whether somebody waits to load it.
+    fn is_wanted(self) -> bool {
+        self.0 & WANTED != 0
+    }
+
     fn kept(self, is_kept: bool) -> State {
         State(if is_kept { self.0 | KEPT } else { self.0 & !KEPT })
     }
@@ -195,6 +202,7 @@ impl fmt::Debug for State {
         write!(f, "{:?} {:?} age {age}", self.place(), self.codec())?;
         f.write_str(if self.is_raw() { " raw" } else { "" })?;
         f.write_str(if self.is_kept() { " kept" } else { "" })?;
+        f.write_str(if self.is_wanted() { " wanted" } else { "" })?;
         f.write_str(if self.has_failed() { " failed" } else { "" })
     }
 }
@@ -205,6 +213,7 @@ pub(super) trait Word {
     fn store(&self, value: u32, order: Ordering);
     fn compare_exchange(&self, now: u32, new: u32) -> Result<u32, u32>;
     fn fetch_or(&self, bits: u32);
+    fn fetch_and(&self, bits: u32);
 }
 
 impl Word for AtomicU32 {
@@ -222,6 +231,10 @@ impl Word for AtomicU32 {
 
     fn fetch_or(&self, bits: u32) {
         AtomicU32::fetch_or(self, bits, Relaxed);
+    }
+
+    fn fetch_and(&self, bits: u32) {
+        AtomicU32::fetch_and(self, bits, Relaxed);
     }
 }
 
@@ -291,13 +304,18 @@ impl<W: Word> Cell<'_, W> {
     /// The owner has just loaded the entry, or stored the same again: the walker passes it for longest.
     pub(super) fn protect(self) {
         self.0.fetch_or(AGE);
+        if self.load().is_wanted() {
+            self.0.fetch_and(!WANTED);
+        }
     }
 
     /// The walker looks at the entry: one in the pool becomes older, or, if it is old, is being written from
     /// now on; then its state before is returned.
     pub(super) fn begin_write(self) -> Option<State> {
         let looked = self.change(|state| match state.place() {
-            Place::Pool => Some(state.older().unwrap_or_else(|| state.at(Place::Writing))),
+            Place::Pool if !state.is_wanted() => {
+                Some(state.older().unwrap_or_else(|| state.at(Place::Writing)))
+            }
             _ => None,
         });
         looked.ok().filter(|before| before.older().is_none())
@@ -311,7 +329,8 @@ impl<W: Word> Cell<'_, W> {
 
     /// The write is done, and the slot says where the bytes are.
     pub(super) fn written(self) -> Result<(), Dead> {
-        self.complete(Place::Writing, |state| state.at(Place::Backing).kept(false))
+        let away = |state: State| State(state.at(Place::Backing).kept(false).0 & !WANTED);
+        self.complete(Place::Writing, away)
     }
 
     /// The entry's location is needed for another: from now on it is in the pool only. False: it is on its way out, or
@@ -326,13 +345,21 @@ impl<W: Word> Cell<'_, W> {
         self.complete(Place::Writing, |state| state.at(Place::Pool).protected())
     }
 
-    /// Somebody fetches an entry from the backing. `Err`: the entry is not there, or cannot be read.
-    pub(super) fn begin_read(self) -> Result<(), State> {
+    /// Somebody fetches an entry from the backing. `is_wanted`: he waits to load it. `Err`: the entry is not there, or
+    /// cannot be read.
+    pub(super) fn begin_read(self, is_wanted: bool) -> Result<(), State> {
         let begun = self.change(|state| {
             let readable = state.place() == Place::Backing && !state.has_failed();
-            readable.then(|| state.at(Place::Reading))
+            let wanted = if is_wanted { WANTED } else { 0 };
+            readable.then(|| State(state.at(Place::Reading).0 | wanted))
         });
         begun.map(|_| ())
+    }
+
+    /// Somebody waits to load an entry that is being fetched for another reason.
+    pub(super) fn want(self) {
+        let wanted = |state: State| State(state.0 | WANTED);
+        self.change(|state| (state.place() == Place::Reading).then_some(wanted(state))).ok();
     }
 
     /// The read is done, and the slot has the object. `is_kept`: the backing has the bytes too.

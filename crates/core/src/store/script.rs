@@ -123,7 +123,9 @@ impl<'p> Player<'p> {
                 let (first, count) = (self.byte(), self.byte() % 12);
                 let some = self.tickets.iter().skip(first % self.tickets.len().max(1)).take(count);
                 let some: Vec<Ticket> = some.copied().collect();
-                self.store.fetch(&some);
+                let waits = self.byte() % 2 == 0;
+                self.store.fetch(some.iter().copied(), |_| waits);
+                self.store.poll();
                 some.into_iter().for_each(|ticket| _ = self.store.is_coming(ticket));
             }
             _ => {
@@ -145,7 +147,7 @@ impl<'p> Player<'p> {
             let returned = self.store.spill_stats().returned;
             let has_left = self.store.put_away(id);
             assert_eq!(self.store.spill_stats().returned - returned, u64::from(has_left));
-            assert!(!has_left || self.store.is_away(id));
+            assert!(!has_left || self.store.away(id).is_some());
         }
     }
 

@@ -50,7 +50,7 @@ use super::backing::{
 use super::batch::{Error, Ticket};
 use super::entry::{AGES, Place, State};
 use super::kept::Kept;
-use super::{EntryId, Row, Store};
+use super::{EntryId, Store};
 use crate::stats::{add, subtract};
 use crate::sync::{Guard, Mutex};
 use crate::zcomp::BATCH_MAX;
@@ -72,8 +72,9 @@ pub(super) struct Spill {
 struct Side {
     /// The row that the walker looks at next.
     hand: u32,
-    /// Requests that were accepted and are not completed.
+    /// Requests that were accepted and are not completed, and the bytes of the writes among them.
     in_flight: usize,
+    writing_bytes: usize,
 }
 
 type Held<'a> = Guard<'a, RANK_BACKING, Side>;
@@ -203,6 +204,7 @@ impl<S: PageSource> Store<S> {
             match refused {
                 None => {
                     side.in_flight += 1;
+                    side.writing_bytes += self.pool.length_anywhere(handle);
                     done.started += 1;
                 }
                 Some(_) => {
@@ -227,6 +229,9 @@ impl<S: PageSource> Store<S> {
         spill.backing.poll(&mut |Completion { token: Token(handle), result }| {
             side.in_flight -= 1;
             let place = self.row(handle).cell().load().place();
+            if matches!(place, Place::Writing | Place::WritingDead) {
+                side.writing_bytes -= self.pool.length_anywhere(handle);
+            }
             match (place, result) {
                 (Place::Writing | Place::WritingDead, Ok(Completed::Written(location))) => {
                     self.written(spill, handle, location, done);
@@ -324,10 +329,13 @@ impl<S: PageSource> Store<S> {
         done.written > 0
     }
 
-    /// Whether an entry is on the backing, and not in the pool.
+    /// The ticket of an entry that is on the backing and not in the pool.
     #[must_use]
-    pub fn is_away(&self, entry: &EntryId) -> bool {
-        matches!(self.row(entry.0).cell().load().place(), Place::Backing | Place::Reading)
+    pub fn away(&self, entry: &EntryId) -> Option<Ticket> {
+        let row = self.row(entry.0);
+        let state = row.cell().load();
+        let is_away = matches!(state.place(), Place::Backing | Place::Reading);
+        is_away.then(|| Ticket { handle: entry.0, checksum: row.checksum(state) })
     }
 
     /// Gives up the location of an entry that has ended in the pool in this `state`; its handle is not free yet.
@@ -429,26 +437,40 @@ impl<S: PageSource> Store<S> {
     }
 
     /// Has the entries of these tickets fetched, as far as they still are on the backing, with one submission for all.
-    /// Does not wait: see [`Store::is_coming`].
-    pub fn fetch(&self, tickets: &[Ticket]) {
+    /// Does not wait: see [`Store::is_coming`]. Those that somebody `waits` for stay in the pool until they were loaded
+    /// once.
+    pub fn fetch(&self, tickets: impl IntoIterator<Item = Ticket>, waits: impl Fn(Ticket) -> bool) {
         let Some(spill) = &self.spill else { return };
         let mut side = spill.side.lock();
         self.complete(spill, &mut side, &mut WrittenBack::default());
         for ticket in tickets {
             let row = self.row(ticket.handle);
             let state = row.cell().load();
-            if state.place() == Place::Backing && row.checksum(state) == ticket.checksum {
-                self.request(spill, &mut side, ticket.handle, row);
+            if row.checksum(state) != ticket.checksum {
+                continue;
+            }
+            if state.place() == Place::Backing {
+                self.request(spill, &mut side, ticket.handle, waits(ticket));
+            } else if waits(ticket) {
+                row.cell().want();
             }
         }
         spill.backing.flush();
     }
 
-    /// Whether the entry of a ticket is being fetched; if not, it is worth another try to load it. Handles what
-    /// the backing has completed.
+    /// Whether the entry of a ticket is still on the backing, and can be fetched as far as is known.
+    #[must_use]
+    pub fn is_away(&self, ticket: Ticket) -> bool {
+        let row = self.row(ticket.handle);
+        let state = row.cell().load();
+        matches!(state.place(), Place::Backing | Place::Reading)
+            && row.checksum(state) == ticket.checksum
+            && !state.has_failed()
+    }
+
+    /// Whether the entry of a ticket is being fetched; if not, it is worth another try to load it.
     #[must_use]
     pub fn is_coming(&self, ticket: Ticket) -> bool {
-        self.poll();
         let row = self.row(ticket.handle);
         let state = row.cell().load();
         state.place() == Place::Reading && row.checksum(state) == ticket.checksum
@@ -466,10 +488,19 @@ impl<S: PageSource> Store<S> {
         self.spill.as_ref().map_or_else(crate::sync::pause, |spill| spill.backing.pause());
     }
 
-    /// Requests that are in flight.
+    /// Requests that are in flight, and the bytes that leave the pool with the writes among them.
     #[must_use]
-    pub fn in_flight(&self) -> usize {
-        self.spill.as_ref().map_or(0, |spill| spill.side.lock().in_flight)
+    pub fn in_flight(&self) -> (usize, usize) {
+        self.spill.as_ref().map_or((0, 0), |spill| {
+            let side = spill.side.lock();
+            (side.in_flight, side.writing_bytes)
+        })
+    }
+
+    /// Bytes of tables and buffers of the backing.
+    #[must_use]
+    pub fn backing_bytes(&self) -> usize {
+        self.spill.as_ref().map_or(0, |spill| spill.backing.memory_bytes())
     }
 
     /// Whether there is a backing.
@@ -500,7 +531,7 @@ impl<S: PageSource> Store<S> {
                         return Err(Error::Unreadable { expected, is_transient });
                     }
                     tries += 1;
-                    self.request(spill, &mut side, ticket.handle, row);
+                    self.request(spill, &mut side, ticket.handle, true);
                     spill.backing.flush();
                 }
                 Place::Reading if is_same => {}
@@ -513,8 +544,8 @@ impl<S: PageSource> Store<S> {
     }
 
     /// Asks the backing for an entry.
-    fn request(&self, spill: &Spill, side: &mut Held<'_>, handle: Handle, row: Row<'_>) {
-        if row.cell().begin_read().is_err() {
+    fn request(&self, spill: &Spill, side: &mut Held<'_>, handle: Handle, is_wanted: bool) {
+        if self.row(handle).cell().begin_read(is_wanted).is_err() {
             return;
         }
         let away = self.pool.away(handle);

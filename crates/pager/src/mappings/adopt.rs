@@ -29,9 +29,8 @@ impl Engine {
     ///
     /// The range cannot be registered; it is left to the kernel.
     pub fn adopt(&self, start: usize, end: usize) -> Result<(), Error> {
-        let mut table = self.table.write();
         // A change that was read before must be applied before this mapping is registered (EVT-3).
-        self.apply_changes(&mut table);
+        let mut table = self.table_for_change(&[]);
         let taken = self.take_in(&mut table, start, end);
         self.measure_tables(&mut table);
         taken.map_err(|errno| Error::Memory { what: "userfaultfd register", errno })
@@ -49,8 +48,7 @@ impl Engine {
     /// program that grows fast stops growing at once. A range that cannot be registered is left to
     /// the kernel.
     pub fn adopt_all(&self, ranges: impl Iterator<Item = (usize, usize)>) {
-        let mut table = self.table.write();
-        self.apply_changes(&mut table);
+        let mut table = self.table_for_change(&[]);
         let mut registered = Vec::new();
         for (start, end) in ranges {
             self.register_most(&mut table, start, end, &mut registered);

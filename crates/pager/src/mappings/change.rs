@@ -14,25 +14,43 @@ use zfolio_sys::Errno;
 
 use crate::engine::Engine;
 use crate::folio::{Folio, Table, Units};
-use crate::mappings::event::is_change;
 use crate::rank;
 use crate::reclaim::{By, Reclaimed};
 use crate::replacement::Queue;
 
-type Written<'a> = WriteGuard<'a, { rank::TABLE }, Table>;
+pub(crate) type Written<'a> = WriteGuard<'a, { rank::TABLE }, Table>;
 
 impl Engine {
-    /// The table, for a change that the engine makes. Changes that were read and wait come first: their calls
-    /// have returned, so this change is the later one, and what is kept for an old address may belong to
-    /// the new one by now (`EVT-3`).
-    fn table_for_change(&self) -> Written<'_> {
-        let mut table = self.table.write();
-        let waits = self.mover.inbox.first().is_some_and(|waits| is_change(waits.message));
-        if waits {
-            self.apply_changes(&mut table);
-            self.measure_tables(&mut table);
+    /// The table, for a change that the engine makes, with all units of the folios that overlap `needed` in the
+    /// pool. Changes that were read and wait come first: their calls have returned, so this change is the later one,
+    /// and what is kept for an old address may belong to the new one by now (`EVT-3`).
+    pub(crate) fn table_for_change(&self, needed: &[(usize, usize)]) -> Written<'_> {
+        let _hold = self.hold_back();
+        loop {
+            let mut table = self.table.write();
+            let mut away = Vec::new();
+            if self.mover.inbox.has_change() {
+                away = self.apply_changes(&mut table).err().unwrap_or_default();
+                self.measure_tables(&mut table);
+            }
+            if away.is_empty() {
+                needed.iter().for_each(|range| self.note_away(&table, *range, &mut away));
+            }
+            if away.is_empty() {
+                return table;
+            }
+            drop(table);
+            self.await_tickets(&away);
         }
-        table
+    }
+
+    /// The folios that a change of `start..end` covers only in part, as ranges.
+    pub(crate) fn edges(&self, start: usize, end: usize) -> [(usize, usize); 2] {
+        let (geometry, bytes) = (self.geometry(), self.geometry().folio_bytes());
+        let (first, last) = (geometry.base(start), geometry.base(end));
+        let first_is_partial = first != start || first + bytes > end;
+        [(first, first_is_partial), (last, last != end)]
+            .map(|(edge, is_partial)| if is_partial { (edge, edge + bytes) } else { (0, 0) })
     }
 
     /// Makes `call`, which unmaps a range or maps it anew; the range is no longer managed if `call`
@@ -48,7 +66,7 @@ impl Engine {
         end: usize,
         call: impl FnOnce() -> Result<R, E>,
     ) -> Result<R, E> {
-        let mut table = self.table_for_change();
+        let mut table = self.table_for_change(&self.edges(start, end));
         self.settle_edges(&table, start, end, true);
         let answer = self.announce((start, end), (0, 0), call)?;
         for (address, lock) in table.known_folios(start, end) {
@@ -80,7 +98,7 @@ impl Engine {
         end: usize,
         call: impl Fn(usize, usize) -> Result<R, Errno>,
     ) -> Result<R, Errno> {
-        let table = self.table_for_change();
+        let table = self.table_for_change(&self.edges(start, end));
         self.settle_edges(&table, start, end, false);
         // ENOMEM: part of the range is not mapped, and the contents of all the rest were dropped.
         let dropped = |answer: &Result<R, Errno>| matches!(answer, Ok(_) | Err(Errno::NOMEM));
@@ -100,6 +118,7 @@ impl Engine {
         if let Some(lock) = table.known(edge).filter(|_| end < asked && edge < end) {
             let mut folio = lock.lock();
             if folio.managed {
+                self.wait_holding_locks(&folio);
                 self.bring_back_without(&mut folio, edge, start.max(edge) - edge..end - edge);
             }
         }
@@ -116,7 +135,7 @@ impl Engine {
 
     /// Stops managing a range for good: every page is brought back, and none is captured again.
     pub fn pin(&self, start: usize, end: usize) {
-        let mut table = self.table_for_change();
+        let mut table = self.table_for_change(&[(start, end)]);
         self.leave(&mut table, start, end);
         self.measure_tables(&mut table);
     }
@@ -164,7 +183,8 @@ impl Engine {
         onto: (usize, usize),
         call: impl FnOnce() -> Result<(usize, usize), E>,
     ) -> Result<(usize, usize, bool), E> {
-        let mut table = self.table_for_change();
+        let [first, last] = self.edges(onto.0, onto.1);
+        let mut table = self.table_for_change(&[(start, end), first, last]);
         // Every page is brought back, so that the kernel moves all contents. This is slow for large
         // blocks, but they seldom grow by `mremap`, and the registration is lost in the move
         // anyway.
@@ -237,10 +257,8 @@ impl Engine {
     /// Brings back the folios that a change of `start..end` covers only in part. If `retire` is
     /// set, they are left to the kernel.
     fn settle_edges(&self, table: &Written<'_>, start: usize, end: usize, retire: bool) {
-        let (first, last) = (self.geometry().base(start), self.geometry().base(end));
-        let first_is_partial = first != start || first + self.geometry().folio_bytes() > end;
-        for (edge, partial) in [(first, first_is_partial), (last, last != end)] {
-            if !partial {
+        for (edge, end) in self.edges(start, end) {
+            if end == 0 {
                 continue;
             }
             let Some(lock) = table.get(edge) else { continue };
@@ -272,7 +290,8 @@ impl Engine {
             return;
         }
         let mut scratch = self.take_scratch(base);
-        self.load_copies(folio, base, stored, &mut scratch, self.cpu());
+        let loaded = self.load_copies(folio, base, stored, &mut scratch, self.cpu());
+        loaded.expect("SPILL-1: nothing that the change needs is away");
         self.mover.zero(&mut scratch, dropped);
         self.mover.place_copy(&scratch, stored, base);
         self.mover.give_scratch(scratch);

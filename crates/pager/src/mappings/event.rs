@@ -36,6 +36,7 @@ use crate::engine::Engine;
 use crate::folio::{Folio, Table, Units};
 use crate::mover::Full;
 use crate::rank;
+use crate::spill::{Away, Later};
 use crate::system::{Side, System};
 
 /// Room in the inbox: each waiting thread has at most one message there.
@@ -84,6 +85,25 @@ pub(crate) struct Event {
     pub(crate) at: u64,
 }
 
+/// A fault that waits for the store's backing.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Aside {
+    pub(crate) event: Event,
+    pub(crate) later: Later,
+    /// Since when it waits, by [`System::now_ns`].
+    pub(crate) since: u64,
+    /// How often it was tried in vain.
+    pub(crate) tries: u32,
+}
+
+/// Faults that are still to be served.
+#[derive(Debug)]
+struct Faults {
+    /// In the kernel's order.
+    next: VecDeque<Event>,
+    aside: VecDeque<Aside>,
+}
+
 /// Messages that were read from the userfaultfd and are still to be served, in the kernel's order.
 ///
 /// A change of mappings makes moves fail (`EAGAIN`) until its event is read. So a thread whose move
@@ -94,13 +114,16 @@ pub(crate) struct Event {
 #[derive(Debug)]
 pub(crate) struct Inbox {
     changes: RwLock<{ rank::INBOX }, VecDeque<Event>>,
-    faults: Mutex<{ rank::FAULTS }, VecDeque<Event>>,
+    faults: Mutex<{ rank::FAULTS }, Faults>,
+    /// How many faults are aside.
+    aside: AtomicUsize,
 }
 
 /// The inbox, locked.
 #[derive(Debug)]
 pub(crate) struct Locked<'a> {
-    faults: Guard<'a, { rank::FAULTS }, VecDeque<Event>>,
+    faults: Guard<'a, { rank::FAULTS }, Faults>,
+    aside: &'a AtomicUsize,
     changes: WriteGuard<'a, { rank::INBOX }, VecDeque<Event>>,
 }
 
@@ -113,14 +136,18 @@ impl Locked<'_> {
     /// Forgets all messages.
     pub(crate) fn clear(&mut self) {
         self.changes.clear();
-        self.faults.clear();
+        self.faults.next.clear();
+        self.faults.aside.clear();
+        self.aside.store(0, Ordering::Relaxed);
     }
 }
 
 impl Default for Inbox {
     fn default() -> Self {
         let room = || VecDeque::with_capacity(WAITING_MAX);
-        Inbox { changes: RwLock::new(room()), faults: Mutex::new(room()) }
+        let faults = Faults { next: room(), aside: VecDeque::with_capacity(WAITING_MAX) };
+        let (changes, faults) = (RwLock::new(room()), Mutex::new(faults));
+        Inbox { changes, faults, aside: AtomicUsize::new(0) }
     }
 }
 
@@ -187,26 +214,60 @@ impl Inbox {
         if is_change(event.message) {
             changes.push_back(event);
         } else {
-            self.faults.lock().push_back(event);
+            self.faults.lock().next.push_back(event);
         }
     }
 
     /// Locks the inbox for a `fork`, since the handler looks into the inbox without the table.
     pub(crate) fn lock(&self) -> Locked<'_> {
         let changes = self.changes.write();
-        Locked { faults: self.faults.lock(), changes }
+        Locked { faults: self.faults.lock(), aside: &self.aside, changes }
     }
 
     /// The next message to serve: changes come before faults, since the thread of a fault waits,
     /// but the thread of a change goes on.
     pub(crate) fn first(&self) -> Option<Event> {
         let change = self.changes.read().front().copied();
-        change.or_else(|| self.faults.lock().front().copied())
+        change.or_else(|| self.faults.lock().next.front().copied())
     }
 
     /// Removes the first fault, which was served. New faults are added behind it.
     pub(crate) fn done(&self) {
-        self.faults.lock().pop_front();
+        self.faults.lock().next.pop_front();
+    }
+
+    /// Puts the first fault aside: it cannot be served yet.
+    pub(crate) fn put_aside(&self, later: Later, now_ns: u64) {
+        let mut faults = self.faults.lock();
+        if let Some(event) = faults.next.pop_front() {
+            faults.aside.push_back(Aside { event, later, since: now_ns, tries: 0 });
+            self.aside.store(faults.aside.len(), Ordering::Relaxed);
+        }
+    }
+
+    /// How many faults are aside.
+    pub(crate) fn aside(&self) -> usize {
+        self.aside.load(Ordering::Relaxed)
+    }
+
+    /// Takes the fault that is aside for longest, to try it again.
+    pub(crate) fn take_aside(&self) -> Option<Aside> {
+        let mut faults = self.faults.lock();
+        let aside = faults.aside.pop_front();
+        self.aside.store(faults.aside.len(), Ordering::Relaxed);
+        aside
+    }
+
+    /// Puts a fault aside again.
+    pub(crate) fn keep_aside(&self, aside: Aside) {
+        let mut faults = self.faults.lock();
+        faults.aside.push_back(aside);
+        self.aside.store(faults.aside.len(), Ordering::Relaxed);
+    }
+
+    /// Whether a change waits to be applied.
+    pub(crate) fn has_change(&self) -> bool {
+        !self.changes.read().is_empty()
     }
 
     /// Keeps the changes as they are for one move or copy.
@@ -222,9 +283,14 @@ impl Inbox {
         self.changes.try_read().is_none_or(|inbox| inbox.iter().any(waits))
     }
 
-    /// Takes the first change; the caller has the table for writing. Faults stay, for the handler.
-    fn take_change(&self) -> Option<Message> {
-        self.changes.write().pop_front().map(|event| event.message)
+    /// The first change.
+    fn first_change(&self) -> Option<Message> {
+        self.changes.read().front().map(|event| event.message)
+    }
+
+    /// Removes the first change; the caller has the table for writing. Faults stay, for the handler.
+    fn drop_change(&self) {
+        self.changes.write().pop_front();
     }
 }
 
@@ -258,17 +324,33 @@ pub(crate) fn is_change(message: Message) -> bool {
 }
 
 impl Engine {
-    /// Applies the changes that wait. False: another thread has the table, try again.
+    /// Applies the changes that wait. False: another thread has the table, or units are away that a change needs;
+    /// they are being fetched. Try again.
     pub(crate) fn try_apply(&self) -> bool {
         let Some(mut table) = self.table.try_write() else { return false };
-        self.apply_changes(&mut table);
+        self.poll_backing(&table);
+        let applied = self.apply_changes(&mut table);
+        if let Err(away) = &applied {
+            self.fetch_all(&table, away);
+        }
         self.measure_tables(&mut table);
-        true
+        applied.is_ok()
     }
 
     /// Applies the changes that wait in the inbox.
-    pub(crate) fn apply_changes(&self, table: &mut Table) {
-        while let Some(change) = self.mover.inbox.take_change() {
+    ///
+    /// # Errors
+    ///
+    /// The units that are away and that the next change needs.
+    pub(crate) fn apply_changes(&self, table: &mut Table) -> Result<(), Vec<Away>> {
+        while let Some(change) = self.mover.inbox.first_change() {
+            let mut away = Vec::new();
+            let needed = self.needed_by(change);
+            needed.iter().for_each(|range| self.note_away(table, *range, &mut away));
+            if !away.is_empty() {
+                return Err(away);
+            }
+            self.mover.inbox.drop_change();
             match change {
                 Message::Remove { start, end } => {
                     self.forget(table, start, end, false);
@@ -295,6 +377,18 @@ impl Engine {
                 }
                 Message::Fault { .. } | Message::Other => {}
             }
+        }
+        Ok(())
+    }
+
+    /// The ranges whose folios a change brings back.
+    fn needed_by(&self, change: Message) -> [(usize, usize); 2] {
+        match change {
+            Message::Remove { start, end } | Message::Unmap { start, end } => {
+                self.edges(start, end)
+            }
+            Message::Remap { from, bytes, .. } => [(from, from + bytes), (0, 0)],
+            Message::Fault { .. } | Message::Other => [(0, 0); 2],
         }
     }
 
@@ -354,7 +448,8 @@ impl Engine {
             let stored = folio.stored;
             if !stored.is_empty() {
                 let mut scratch = self.take_scratch(base);
-                self.load_copies(&mut folio, base, stored, &mut scratch, self.cpu());
+                let loaded = self.load_copies(&mut folio, base, stored, &mut scratch, self.cpu());
+                loaded.expect("SPILL-1: nothing that the change needs is away");
                 self.place_apart(&scratch, stored, &taken, target);
                 self.mover.give_scratch(scratch);
             }

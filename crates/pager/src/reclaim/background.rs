@@ -156,6 +156,7 @@ impl Engine {
         if self.available_bytes() < self.charge.low_bytes() && self.is_worth_a_thread() {
             self.reclaim_to_high();
         }
+        self.spill_in_background();
         self.reclaim_proactively();
         self.densify();
     }
@@ -179,7 +180,10 @@ impl Engine {
         while wanted() && !self.work.stopping.load(Relaxed) {
             // Taken anew for each folio, so that a change of a mapping waits for one folio at most.
             let table = self.table.read();
-            if self.reclaim_one(&table, self.cpu(), By::Background) == Reclaimed::Nothing {
+            let spilled = self.spill_ahead(&table);
+            if self.reclaim_one(&table, self.cpu(), By::Background) == Reclaimed::Nothing
+                && !spilled
+            {
                 return;
             }
             turns += 1;

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Relaxed;
 
 use zfolio_core::page::PAGE_BYTES;
+use zfolio_core::store::EntryId;
 
 use super::schedule;
 use super::tree::Tree;
@@ -58,8 +59,7 @@ impl World {
     /// Stops all movement and checks the engine. Pages that only one thread may touch now are left
     /// out.
     pub(super) fn audit(&self) {
-        let mut table = self.engine.table.write();
-        self.engine.apply_changes(&mut table);
+        let table = self.engine.table_for_change(&[]);
         let queues = Queues::of(self);
         let (start, end) = (self.space.start(), self.space.address(self.settings.pages));
         let mut sums = Sums::default();
@@ -100,6 +100,13 @@ impl World {
         }
         let staged_queued = staged.is_empty() || queues.staged.contains(&base);
         assert!(staged_queued, "page {name:#x}: staged, and not in the queue");
+        let backed = folio.backed;
+        assert!((backed & stored).is_empty(), "page {name:#x}: UNIT-5: stored and backed");
+        for unit in backed.iter() {
+            let copy = folio.copies[unit].as_ref();
+            let is_away = copy.is_some_and(|copy| self.engine.store.away(copy).is_some());
+            assert!(is_away, "page {name:#x}: UNIT-5: the copy of unit {unit} is in the pool");
+        }
         let copied = folio.copied_units();
         let copied_queued = copied.is_empty() || is_in(folio.copied, &queues.copied);
         assert!(copied_queued, "page {name:#x}: COPY-2: a copy that no queue knows");
@@ -199,10 +206,26 @@ impl World {
             let address = base + index * geometry.unit_bytes();
             if *loaded != address {
                 let copy = folio.copies[index].as_ref().expect("UNIT-2: a stored unit has a copy");
-                self.engine.load_unit(copy, address, unit, 0);
+                self.load_anywhere(copy, address, unit);
                 *loaded = address;
             }
             found.copy_from_slice(&unit[within..within + PAGE_BYTES]);
+        }
+    }
+
+    /// Loads a unit, from the backing if need be. The table is held for writing, so nobody else can.
+    fn load_anywhere(&self, copy: &EntryId, address: usize, unit: &mut [u8]) {
+        let store = &self.engine.store;
+        let mut was_away = false;
+        while let Err(ticket) = self.engine.load_unit(copy, address, unit, 0) {
+            was_away = true;
+            self.disk.iter().for_each(|disk| disk.hurry(true));
+            store.fetch([ticket], |_| false);
+            store.poll();
+        }
+        self.disk.iter().for_each(|disk| disk.hurry(false));
+        if was_away {
+            store.put_away(copy);
         }
     }
 
@@ -210,7 +233,11 @@ impl World {
     pub(super) fn check_empty(&self) {
         let engine = &self.engine;
         let figures = engine.figures();
+        engine.drain_backing();
         engine.sample();
+        if let Some(disk) = &self.disk {
+            assert_eq!(disk.contents(), (0, 0), "the disk keeps something for nobody");
+        }
         assert_eq!(figures.stored_units.load(Relaxed), 0, "something is stored for nobody");
         assert_eq!(figures.resident_bytes.load(Relaxed), 0, "something is resident for nobody");
         assert_eq!(engine.store.pool_stats().objects, 0, "the pool has objects of nobody");
@@ -218,6 +245,7 @@ impl World {
         let reasons = [
             &figures.stall_queue_ns,
             &figures.stall_lock_ns,
+            &figures.stall_spill_ns,
             &figures.stall_reclaim_ns,
             &figures.stall_decompress_ns,
         ];
@@ -236,6 +264,14 @@ impl World {
         }
         match &self.tree {
             Some(tree) => self.come_down(tree),
+            None if self.disk.is_some() => {
+                for _ in 0..TURNS_MAX {
+                    if self.engine.excess().is_none() {
+                        break;
+                    }
+                    schedule::wait("the limit".to_owned(), Some(5_000_000));
+                }
+            }
             None => self.engine.make_room(4 << 20),
         }
         assert!(self.engine.excess().is_none(), "{:?}", self.engine.excess());

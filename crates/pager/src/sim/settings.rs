@@ -24,6 +24,13 @@ pub(super) enum Storm {
     Mappings,
 }
 
+impl Spill {
+    /// Whether it takes all that a program writes.
+    fn is_good(self) -> bool {
+        self.bytes_max > 32 << 20 && self.refuses == 0
+    }
+}
+
 /// See the module.
 #[derive(Debug, Clone)]
 pub(super) struct Settings {
@@ -62,6 +69,17 @@ pub(super) struct Settings {
     pub(super) proactive: bool,
     /// What is wrong with stored data.
     pub(super) damage: Option<Damage>,
+    /// There is a backing for what does not fit.
+    pub(super) spill: Option<Spill>,
+}
+
+/// The backing of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Spill {
+    /// How much it keeps.
+    pub(super) bytes_max: usize,
+    /// One of so many requests is refused, and one fails; 0 is none.
+    pub(super) refuses: usize,
 }
 
 impl Settings {
@@ -110,7 +128,9 @@ impl Settings {
             storm: random.of(&[Some(Storm::Forks), Some(Storm::Mappings), None, None, None, None]),
             proactive: random.one_in(3),
             damage: None,
+            spill: None,
         };
+        let settings = settings.with_spill(&mut Random::new(seed, 11));
         if settings.storm.is_some() { settings.with_storm() } else { settings }
     }
 
@@ -137,7 +157,19 @@ impl Settings {
             tree: false,
             proactive: false,
             damage: None,
+            spill: None,
         }
+    }
+
+    /// Some runs have a backing, and most of these more data than fits without. Chosen by a stream of its own.
+    fn with_spill(self, random: &mut Random) -> Settings {
+        if !random.one_in(3) {
+            return self;
+        }
+        let bytes_max = random.of(&[1 << 20, 64 << 20, 64 << 20, 64 << 20]);
+        let refuses = random.of(&[0, 0, 5, 50]);
+        let noise = random.of(&[self.noise, 1, 1, 2]);
+        Settings { spill: Some(Spill { bytes_max, refuses }), noise, ..self }
     }
 
     /// What a storm needs besides.
@@ -154,7 +186,8 @@ impl Settings {
     /// Whether the engine must be able to hold its limit.
     pub(super) fn is_calm(&self) -> bool {
         let refuses = self.pool_refuses + self.codec_fails + self.refusals.register;
-        self.noise == 0 && refuses == 0 && !self.fixed
+        let fits = self.noise == 0 || self.spill.is_some_and(|spill| spill.is_good());
+        fits && refuses == 0 && !self.fixed
     }
 
     /// The engine's settings, with this limit.

@@ -3,7 +3,7 @@
 
 use std::os::unix::fs::FileExt as _;
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use zfolio_sys::{clock, cpu};
@@ -33,6 +33,9 @@ const NOTE: &str = "ZFOLIO_SIMULATE_NOTE";
 
 /// Set if stored data is to be damaged: `bits` or `decoder`.
 const DAMAGE: &str = "ZFOLIO_SIMULATE_DAMAGE";
+
+/// Units written to the backing, returned there, and read from it, in all runs of this process.
+static SPILLED: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
 
 /// A number from the environment.
 fn from_environment(name: &str) -> Option<u64> {
@@ -77,7 +80,7 @@ fn engine_threads(world: &World, seed: u64) -> Vec<Body<'_>> {
 fn handle(world: &World) {
     let mover = &world.engine.mover;
     while !world.is_over() {
-        if mover.inbox.first().is_none() && mover.system.wait(20) {
+        if mover.inbox.first().is_none() && mover.system.wait(world.engine.wait_ms()) {
             mover.answer_strangers();
         }
         if !world.engine.handle_turn(&mut |_| ()) {
@@ -106,7 +109,12 @@ fn run(seed: u64, trace: bool) -> Result<Trace, String> {
         let life = move || tree.live(world, Random::new(seed, 10));
         threads.push(("supervisor".to_owned(), Box::new(life)));
     }
-    schedule.run(threads).map_err(|why| format!("{why}; {:?}", world.settings))
+    let done = schedule.run(threads).map_err(|why| format!("{why}; {:?}", world.settings));
+    let spill = world.engine.store.spill_stats();
+    for (sum, more) in SPILLED.iter().zip([spill.written, spill.returned, spill.read]) {
+        sum.fetch_add(more, Relaxed);
+    }
+    done
 }
 
 /// Goal: no byte is lost or wrong, whatever the kernel refuses and in whatever order threads run.
@@ -203,8 +211,10 @@ fn runs_of_seeds() {
         }
     }
     let seconds = spent().as_secs_f64();
+    let [written, returned, read] = SPILLED.each_ref().map(|sum| sum.load(Relaxed));
     println!(
-        "\nsimulated {count} seeds, from {fresh} on, {points} points, in {seconds:.1} s of CPU time"
+        "\nsimulated {count} seeds, from {fresh} on, {points} points, {written} units spilled, {returned} \
+         returned and {read} read, in {seconds:.1} s of CPU time"
     );
 }
 

@@ -7,10 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::stats::Stats;
-use zfolio_core::store::Key;
+use zfolio_core::store::{Backing, Key};
 use zfolio_core::zcomp::Zcomp;
 
 use super::codec::codecs;
+use super::disk::{Disk, Shared};
 use super::random::Random;
 use super::schedule::{self, Schedule};
 use super::settings::Settings;
@@ -79,6 +80,8 @@ pub(super) struct World {
     pub(super) space: Arc<Space>,
     pub(super) engine: Engine,
     pub(super) source: Arc<Source>,
+    /// The backing, if there is one.
+    pub(super) disk: Option<Arc<Disk>>,
     /// The tree that the process is part of, if its limit is a share.
     pub(super) tree: Option<Tree>,
     model: Mutex<Model>,
@@ -115,11 +118,17 @@ impl World {
         let (tree, limit_bytes) = tree.map_or((None, need_bytes), |(tree, all)| (Some(tree), all));
         let config = settings.config(limit_bytes);
         let source = Arc::new(Source::new(Random::new(seed, 3), settings.pool_refuses));
+        let disk = settings.spill.map(|spill| {
+            let (schedule, random) = (Arc::clone(&schedule), Random::new(seed, 12));
+            Arc::new(Disk::new(schedule, random, spill.bytes_max, spill.refuses))
+        });
+        let backing = disk.clone().map(|disk| -> Box<dyn Backing> { Box::new(Shared(disk)) });
         let parts = Parts {
             system: Box::new(Arc::clone(&space)),
             source: Arc::<Source>::clone(&source),
             codecs,
             key: Key::new([0x5A; Key::BYTES]),
+            backing,
             cpus: settings.cpus,
         };
         let engine = Engine::on(parts, config, Box::new(Figures(Box::default())));
@@ -134,6 +143,7 @@ impl World {
             space,
             engine,
             source,
+            disk,
             tree,
             model: Mutex::new(model),
             threads_left: AtomicUsize::new(settings.threads),

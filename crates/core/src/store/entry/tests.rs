@@ -49,12 +49,12 @@ fn an_entry_that_was_loaded_is_passed_longer() {
     assert_eq!(looks(row.cell()), AGES, "it was wanted, or could not be written");
     assert_eq!(row.cell().written(), Ok(()));
     assert!(row.cell().begin_write().is_none(), "it is not in the pool");
-    assert_eq!(row.cell().begin_read(), Ok(()));
-    assert!(row.cell().begin_read().is_err(), "one request at a time");
+    assert_eq!(row.cell().begin_read(false), Ok(()));
+    assert!(row.cell().begin_read(false).is_err(), "one request at a time");
     assert_eq!(row.cell().not_read(false), Ok(()));
-    assert_eq!(row.cell().begin_read(), Ok(()));
+    assert_eq!(row.cell().begin_read(false), Ok(()));
     assert_eq!(row.cell().not_read(true), Ok(()));
-    assert!(row.cell().begin_read().is_err_and(State::has_failed), "it cannot be read");
+    assert!(row.cell().begin_read(false).is_err_and(State::has_failed), "it cannot be read");
     assert_eq!(row.cell().end().place(), Place::Backing);
 }
 
@@ -73,7 +73,7 @@ fn an_entry_that_ends_in_flight_is_dead() {
     assert_eq!(cell.not_written(), Err(Dead));
     cell.vacate();
     begin(0);
-    assert_eq!((cell.written(), cell.begin_read()), (Ok(()), Ok(())));
+    assert_eq!((cell.written(), cell.begin_read(false)), (Ok(()), Ok(())));
     assert_eq!(cell.end().place(), Place::Reading);
     assert_eq!((cell.read(false), cell.not_read(true)), (Err(Dead), Err(Dead)));
 }
@@ -89,6 +89,26 @@ fn an_incompressible_entry_is_taken_sooner() {
     assert_eq!(looks(row.cell()), Some(1));
     assert_eq!(row.cell().not_written(), Ok(()));
     assert_eq!(looks(row.cell()), Some(AGES - 1), "it was wanted, or could not be written");
+}
+
+/// Goal: an entry for which somebody waits stays until it was loaded once.
+#[test]
+#[cfg(not(feature = "loom"))]
+fn a_wanted_entry_stays_until_it_was_loaded() {
+    let words = row();
+    let cell = Row(&words).cell();
+    let looks = || (1..10).find(|_| cell.begin_write().is_some());
+    cell.0.store(Place::Backing as u32, super::Relaxed);
+    assert_eq!(cell.begin_read(true), Ok(()));
+    assert_eq!(cell.read(false), Ok(()));
+    assert_eq!(looks(), None);
+    cell.protect();
+    assert_eq!(looks(), Some(AGES));
+    cell.0.store(Place::Backing as u32, super::Relaxed);
+    assert_eq!(cell.begin_read(false), Ok(()));
+    cell.want();
+    assert_eq!(cell.read(true), Ok(()));
+    assert_eq!(looks(), None);
 }
 
 /// Goal: an entry that keeps its location says so until it leaves the pool or gives the location up.
@@ -152,6 +172,10 @@ mod loom_tests {
 
         fn fetch_or(&self, bits: u32) {
             AtomicU32::fetch_or(self, bits, Ordering::Relaxed);
+        }
+
+        fn fetch_and(&self, bits: u32) {
+            AtomicU32::fetch_and(self, bits, Ordering::Relaxed);
         }
     }
 
@@ -287,7 +311,7 @@ mod loom_tests {
         /// As `Store::wait` with a backing that reads at once.
         fn wait(&self) {
             let mut side = self.side.lock().unwrap();
-            if self.cell().begin_read().is_err() {
+            if self.cell().begin_read(false).is_err() {
                 return;
             }
             let bytes = side.take().expect("ROW-3: it is on the backing");

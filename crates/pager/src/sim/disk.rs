@@ -1,0 +1,171 @@
+//! A backing that takes its time: requests end later, in any order, and some are refused or fail for now.
+
+#![allow(clippy::disallowed_types, reason = "the disk's lock is none of the engine's")]
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use zfolio_core::store::Backing;
+use zfolio_core::store::backing::{
+    Completed, Completion, Failure, Location, Operation, Request, Token,
+};
+
+use super::random::Random;
+use super::schedule::{self, Schedule};
+
+/// The longest time that a request takes.
+const SLOW_NS: usize = 3_000_000;
+
+/// So long a thread waits for a request to end, at most.
+const PAUSE_NS: u64 = 1_000_000;
+
+#[derive(Debug)]
+enum Done {
+    Written(u64),
+    Read(Vec<u8>),
+}
+
+#[derive(Debug)]
+struct Pending {
+    token: Token,
+    due_ns: u64,
+    done: Done,
+}
+
+#[derive(Debug)]
+struct Book {
+    random: Random,
+    kept: BTreeMap<u64, Vec<u8>>,
+    next: u64,
+    bytes: usize,
+    pending: Vec<Pending>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Disk {
+    schedule: Arc<Schedule>,
+    book: Mutex<Book>,
+    bytes_max: usize,
+    /// One of so many requests is refused, and one fails; 0 is none.
+    refuses: usize,
+    /// Every request ends at once, and none fails: for a check that reads everything.
+    hurries: AtomicBool,
+}
+
+impl Disk {
+    pub(super) fn new(
+        schedule: Arc<Schedule>,
+        random: Random,
+        bytes_max: usize,
+        refuses: usize,
+    ) -> Disk {
+        let (kept, pending) = (BTreeMap::new(), Vec::new());
+        let book = Mutex::new(Book { random, kept, next: 0, bytes: 0, pending });
+        Disk { schedule, book, bytes_max, refuses, hurries: AtomicBool::new(false) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on every request ends at once, or no longer.
+    pub(super) fn hurry(&self, hurries: bool) {
+        self.hurries.store(hurries, Relaxed);
+    }
+
+    /// How many requests are between two that fail.
+    fn refuses(&self) -> usize {
+        if self.hurries.load(Relaxed) { 0 } else { self.refuses }
+    }
+
+    /// How many objects it keeps, and how many requests are under way.
+    pub(super) fn contents(&self) -> (usize, usize) {
+        let book = self.lock();
+        (book.kept.len(), book.pending.len())
+    }
+}
+
+impl Book {
+    fn accept(&mut self, operation: Operation<'_>, bytes_max: usize) -> Result<Done, Failure> {
+        match operation {
+            Operation::Write(bytes) if self.bytes + bytes.len() > bytes_max => {
+                Err(Failure::Transient)
+            }
+            Operation::Write(bytes) => {
+                self.next += 1;
+                self.bytes += bytes.len();
+                self.kept.insert(self.next, bytes.to_vec());
+                Ok(Done::Written(self.next))
+            }
+            Operation::Read { location, length } => {
+                let bytes = self.kept.get(&location.get()).expect("it is kept there");
+                assert_eq!(bytes.len(), length, "another length was written");
+                Ok(Done::Read(bytes.clone()))
+            }
+        }
+    }
+
+    fn forget(&mut self, location: u64) {
+        let bytes = self.kept.remove(&location).expect("a location is given up once");
+        self.bytes -= bytes.len();
+    }
+}
+
+/// The backing of the engine: the same disk.
+#[derive(Clone, Debug)]
+pub(super) struct Shared(pub(super) Arc<Disk>);
+
+impl Backing for Shared {
+    fn submit(&self, requests: &mut [Request<'_>]) {
+        let (now, mut book) = (self.0.schedule.now_ns(), self.0.lock());
+        for request in requests {
+            if book.random.one_in(self.0.refuses()) {
+                request.refused = Some(Failure::Transient);
+                continue;
+            }
+            match book.accept(request.operation, self.0.bytes_max) {
+                Ok(done) => {
+                    let slow = book.random.of(&[SLOW_NS / 1000, SLOW_NS]);
+                    let due_ns = now + book.random.below(slow) as u64;
+                    book.pending.push(Pending { token: request.token, due_ns, done });
+                }
+                Err(failure) => request.refused = Some(failure),
+            }
+        }
+    }
+
+    fn poll(&self, each: &mut dyn FnMut(Completion<'_>)) {
+        loop {
+            let hurries = self.0.hurries.load(Relaxed);
+            let (now, mut book) = (self.0.schedule.now_ns(), self.0.lock());
+            let ended = book.pending.iter().position(|pending| hurries || pending.due_ns <= now);
+            let Some(Pending { token, done, .. }) = ended.map(|at| book.pending.swap_remove(at))
+            else {
+                return;
+            };
+            let fails = book.random.one_in(self.0.refuses());
+            if let (Done::Written(location), true) = (&done, fails) {
+                book.forget(*location);
+            }
+            drop(book);
+            let result = match &done {
+                _ if fails => Err(Failure::Transient),
+                Done::Written(location) => Ok(Completed::Written(
+                    Location::new(*location).expect("a run writes less than 2^42 objects"),
+                )),
+                Done::Read(bytes) => Ok(Completed::Read(bytes)),
+            };
+            each(Completion { token, result });
+        }
+    }
+
+    fn discard(&self, location: Location) {
+        self.0.lock().forget(location.get());
+    }
+
+    fn pause(&self) {
+        schedule::wait("the disk".to_owned(), Some(PAUSE_NS));
+    }
+}

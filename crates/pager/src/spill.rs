@@ -1,0 +1,375 @@
+//! Spill: what does not fit in the pool goes to the store's backing, and comes back.
+//!
+//! Out: while the limit can be held by compressing, nothing is written. When resident memory is at its floor and
+//! the limit is not held, the background thread has the store write entries back, those first that were used least
+//! lately. A fault that needs memory waits until a write has ended, instead of passing the limit; if nothing can be
+//! written (the disk is full, or fails), the limit is passed as without a backing.
+//!
+//! Back: a fault on a unit whose entry is away has the entry fetched, and is served later ([`Later`]). The handler puts
+//! such a fault aside and serves others; inline, the faulting thread waits. A change of a mapping that needs units
+//! which are away waits for them before it takes the table for writing.
+//!
+//! # Invariants
+//!
+//! - `SPILL-1` Who has the store write back, fetch or report holds the table, at least for reading (`ENG-4`). So while
+//!   the table is held for writing, no entry leaves the pool or comes back.
+//! - `SPILL-2` Nobody waits for the backing while he holds a lock, but [`Engine::wait_holding_locks`].
+//! - `SPILL-3` While a change of a mapping waits for units, nothing is written back: what it waits for stays.
+//!
+//! # Cost
+//!
+//! Without a backing one branch in each fault. With one, a look at the rows of the units to be loaded.
+
+use std::ops::BitOr as _;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+use zfolio_core::ledger::signed;
+use zfolio_core::store::{Error, Ticket, WrittenBack};
+
+use crate::engine::Engine;
+use crate::fatal;
+use crate::folio::{Folio, Table, UNITS_MAX, Units};
+
+/// Entries that are written back at a time.
+const BATCH: usize = 32;
+
+/// Why a fault is not served yet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Later {
+    /// The entry of its unit is being fetched.
+    Away(Ticket),
+    /// There is room once the backing has written.
+    Room,
+}
+
+/// Whether writing back makes room.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Room {
+    /// Some was made.
+    Made,
+    /// Once writes that are under way have ended.
+    Soon,
+    /// No: there is no backing, or it takes nothing.
+    None,
+}
+
+/// What spilling remembers.
+#[derive(Debug, Default)]
+pub(crate) struct Spilling {
+    /// How many changes of mappings wait for units that are away (`SPILL-3`).
+    changes: AtomicUsize,
+    /// The backing took nothing: until this time nothing is written back, and then so much longer.
+    rests_until_ns: AtomicU64,
+    rest_ns: AtomicU64,
+}
+
+/// While this lives, nothing is written back (`SPILL-3`).
+#[derive(Debug)]
+pub(crate) struct Hold<'a>(&'a Spilling);
+
+/// The shortest and the longest time for which nothing is written back after the backing took nothing. To find that out
+/// may mean to look at every entry.
+const REST_NS_MIN: u64 = 2_000_000;
+const REST_NS_MAX: u64 = 1_000_000_000;
+
+impl Spilling {
+    /// Notes whether the backing took anything, or anything left the pool.
+    fn note(&self, took: bool, now_ns: u64) {
+        let rest_ns = self.rest_ns.load(Relaxed);
+        if took {
+            if rest_ns != 0 {
+                self.rest_ns.store(0, Relaxed);
+            }
+        } else {
+            let rest_ns = (2 * rest_ns).clamp(REST_NS_MIN, REST_NS_MAX);
+            self.rest_ns.store(rest_ns, Relaxed);
+            self.rests_until_ns.store(now_ns + rest_ns, Relaxed);
+        }
+    }
+
+    fn hold(&self) -> Hold<'_> {
+        self.changes.fetch_add(1, Relaxed);
+        Hold(self)
+    }
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        self.0.changes.fetch_sub(1, Relaxed);
+    }
+}
+
+/// A unit that a change of a mapping needs, and that is away.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Away {
+    /// The folio's address.
+    base: usize,
+    ticket: Ticket,
+}
+
+/// Tickets of units of one folio that are away; of one at least.
+#[derive(Debug)]
+pub(crate) struct Tickets([Option<Ticket>; UNITS_MAX]);
+
+impl Tickets {
+    /// That of a unit.
+    pub(crate) fn of(&self, index: usize) -> Option<Ticket> {
+        self.0[index]
+    }
+
+    /// The units that have one.
+    pub(crate) fn units(&self) -> Units {
+        let has = |index: &usize| self.0[*index].is_some();
+        (0..UNITS_MAX).filter(has).map(Units::one).fold(Units::NONE, Units::bitor)
+    }
+
+    /// All of them.
+    pub(crate) fn all(&self) -> impl Iterator<Item = Ticket> {
+        self.0.iter().flatten().copied()
+    }
+}
+
+impl Engine {
+    /// Tickets of those of `units` of a folio that are stored and away. `None`: none is.
+    pub(crate) fn away(&self, folio: &Folio, units: Units) -> Option<Tickets> {
+        if !self.store.has_backing() {
+            return None;
+        }
+        let mut tickets = None;
+        for index in (folio.stored & units).iter() {
+            let copy = folio.copies[index].as_ref();
+            if let Some(ticket) = copy.and_then(|copy| self.store.away(copy)) {
+                tickets.get_or_insert(Tickets([None; UNITS_MAX])).0[index] = Some(ticket);
+            }
+        }
+        tickets
+    }
+
+    /// Has units fetched, with one submission for all; of these a fault waits for `touched`.
+    pub(crate) fn fetch(&self, _table: &Table, tickets: &Tickets, touched: Option<Ticket>) {
+        self.store.fetch(tickets.all(), |ticket| Some(ticket) == touched);
+    }
+
+    /// Has a unit fetched that has just left the pool.
+    pub(crate) fn fetch_one(&self, _table: &Table, ticket: Ticket) -> Later {
+        self.store.fetch([ticket], |_| true);
+        Later::Away(ticket)
+    }
+
+    /// Whether a fault that was to be served later is worth another try. The caller has polled.
+    pub(crate) fn is_time(&self, later: Later) -> bool {
+        match later {
+            Later::Away(ticket) => !self.store.is_coming(ticket),
+            Later::Room => true,
+        }
+    }
+
+    /// Handles what the backing has completed.
+    pub(crate) fn poll_backing(&self, _table: &Table) {
+        self.store.poll();
+    }
+
+    /// Waits until a fault that was to be served later is worth another try. The caller holds no lock (`SPILL-2`).
+    pub(crate) fn await_backing(&self, later: Later) {
+        loop {
+            let table = self.table.read();
+            self.poll_backing(&table);
+            if self.is_time(later) && later != Later::Room {
+                return;
+            }
+            drop(table);
+            self.store.pause();
+            if later == Later::Room {
+                return;
+            }
+        }
+    }
+
+    /// Whether anything may be written back now.
+    fn may_spill(&self) -> bool {
+        self.store.has_backing()
+            && self.work.spilling.changes.load(Relaxed) == 0
+            && !self.work.settling.load(Relaxed)
+            && self.now_ns() >= self.work.spilling.rests_until_ns.load(Relaxed)
+    }
+
+    /// Has the store write back, and notes whether the backing takes anything.
+    fn write_back(&self) -> WrittenBack {
+        let done = self.store.write_back(BATCH);
+        let (_, writing) = self.store.in_flight();
+        let took = done.started > 0 || done.written > 0 || writing > 0;
+        self.work.spilling.note(took, self.now_ns());
+        done
+    }
+
+    /// Whether the limit is not held, or will not be soon, although resident memory is at its floor; what is being
+    /// written counts as gone.
+    fn lacks_room(&self, wanted_bytes: i64) -> bool {
+        let (_, writing) = self.store.in_flight();
+        let below_limit = self.below_limit() + signed(writing as u64);
+        self.at_floor() && below_limit < wanted_bytes
+    }
+
+    /// Has the store write entries back, if that is what makes room for `needed` bytes below the limit.
+    pub(crate) fn spill(&self, _table: &Table, needed: i64) -> Room {
+        if !self.may_spill() || !self.at_floor() || self.below_limit() >= needed {
+            return Room::None;
+        }
+        let mut written = 0;
+        self.store.poll();
+        if self.lacks_room(needed + signed(self.charge.low_bytes())) {
+            written = self.write_back().written;
+        }
+        if written > 0 || self.below_limit() >= needed {
+            return Room::Made;
+        }
+        let (_, writing) = self.store.in_flight();
+        if writing > 0 { Room::Soon } else { Room::None }
+    }
+
+    /// The background thread's part: writes entries back until the limit is held with a reserve. Returns whether it did
+    /// anything.
+    pub(crate) fn spill_ahead(&self, table: &Table) -> bool {
+        if !self.may_spill() {
+            return false;
+        }
+        self.store.poll();
+        if !self.lacks_room(signed(self.charge.high_bytes())) {
+            return false;
+        }
+        let done = self.write_back();
+        let did = done.started > 0 || done.written > 0;
+        if !did {
+            // Nothing that can be written was old enough; or the backing takes nothing.
+            self.drop_oldest_copies(table);
+        }
+        did
+    }
+
+    /// Writes back while the limit is not held, and waits for the backing in between. Called by the background thread,
+    /// without a lock.
+    pub(crate) fn spill_in_background(&self) {
+        while !self.work.stopping.load(Relaxed) {
+            let table = self.table.read();
+            if !self.spill_ahead(&table) {
+                return;
+            }
+            drop(table);
+            let (in_flight, _) = self.store.in_flight();
+            if in_flight >= BATCH {
+                self.store.pause();
+            }
+            if self.available_bytes() < self.charge.low_bytes() {
+                return;
+            }
+        }
+    }
+
+    /// Lets the copies of `units` of a folio leave the pool, as far as the backing has them too. They are
+    /// [`Folio::backed`] then, and take no memory.
+    pub(crate) fn put_away(&self, folio: &mut Folio, units: Units) {
+        if !self.store.has_backing() {
+            return;
+        }
+        let before = folio.copied_units();
+        for index in (units & before).iter() {
+            let is_away =
+                folio.copies[index].as_ref().is_some_and(|copy| self.store.put_away(copy));
+            if is_away {
+                folio.backed |= Units::one(index);
+            }
+        }
+        self.copies.change(before, folio.copied_units());
+    }
+
+    /// Nothing is written back while the answer lives (`SPILL-3`).
+    pub(crate) fn hold_back(&self) -> Hold<'_> {
+        self.work.spilling.hold()
+    }
+
+    /// Adds the units to `away` that are away, of the folios that overlap a range.
+    pub(crate) fn note_away(&self, table: &Table, range: (usize, usize), away: &mut Vec<Away>) {
+        if !self.store.has_backing() {
+            return;
+        }
+        let (start, end) = table.exterior(range.0, range.1);
+        for (base, lock) in table.known_folios(start, end) {
+            let tickets = self.away(&lock.lock(), self.geometry().all());
+            away.extend(tickets.iter().flat_map(Tickets::all).map(|ticket| Away { base, ticket }));
+        }
+    }
+
+    /// Waits until none of these units is away, or it cannot be read. The caller holds no lock (`SPILL-2`).
+    pub(crate) fn await_tickets(&self, wanted: &[Away]) {
+        let mut tries = 0;
+        for some in wanted.chunks(BATCH) {
+            loop {
+                let table = self.table.read();
+                self.fetch_all(&table, some);
+                self.poll_backing(&table);
+                let away = some.iter().find(|unit| self.store.is_away(unit.ticket));
+                drop(table);
+                let Some(unit) = away else { break };
+                if !self.store.is_coming(unit.ticket) {
+                    self.note_try(&mut tries, unit.base, unit.ticket);
+                }
+                self.store.pause();
+            }
+        }
+    }
+
+    /// Waits for all units of a folio that are away, with the table and the folio locked: all faults wait meanwhile. For a
+    /// change that has begun, and needs a folio of which nobody knew before: the kernel has stopped at a page in the
+    /// middle of `madvise`.
+    #[cold]
+    pub(crate) fn wait_holding_locks(&self, folio: &Folio) {
+        while let Some(tickets) = self.away(folio, self.geometry().all()) {
+            self.store.fetch(tickets.all(), |_| false);
+            self.store.poll();
+            if !tickets.all().any(|ticket| self.store.is_away(ticket)) {
+                return;
+            }
+            self.store.pause();
+        }
+    }
+
+    /// Has units fetched that a change of a mapping needs.
+    pub(crate) fn fetch_all(&self, _table: &Table, wanted: &[Away]) {
+        self.store.fetch(wanted.iter().map(|unit| unit.ticket), |_| false);
+    }
+
+    /// The units of a folio whose copies are on the backing only, of those that were (`UNIT-5`).
+    pub(crate) fn still_backed(&self, folio: &Folio) -> Units {
+        let is_away = |index: &usize| {
+            folio.copies[*index].as_ref().is_some_and(|copy| self.store.away(copy).is_some())
+        };
+        folio.backed.iter().filter(is_away).map(Units::one).fold(Units::NONE, Units::bitor)
+    }
+
+    /// Waits until the backing has nothing to do: before a fork, which copies what is under way to nobody.
+    pub(crate) fn drain_backing(&self) {
+        loop {
+            let table = self.table.read();
+            self.poll_backing(&table);
+            drop(table);
+            if self.store.in_flight().0 == 0 {
+                return;
+            }
+            self.store.pause();
+        }
+    }
+
+    /// Counts another try to have an entry fetched. After too many of them the process is ended: the backing fails
+    /// again and again.
+    pub(crate) fn note_try(&self, tries: &mut u32, address: usize, ticket: Ticket) {
+        *tries += 1;
+        if *tries > TRIES_MAX {
+            let error = Error::Unreadable { expected: ticket.checksum(), is_transient: true };
+            fatal::corrupt(address, self.geometry().unit_bytes(), error);
+        }
+    }
+}
+
+/// How often an entry is asked for that the backing cannot deliver now: each try takes as long as the backing needs to
+/// say so, and a pause of up to a millisecond.
+const TRIES_MAX: u32 = 10_000;
