@@ -189,6 +189,9 @@ impl<S: PageSource> Store<S> {
             // The stream is released now (STORE-5).
             for unit in units {
                 if let Some(entry) = unit.stored.take() {
+                    if !unit.is_same_filled() {
+                        self.mark(entry.0);
+                    }
                     let old = unit.entry.replace(entry);
                     old.into_iter().for_each(|old| self.end(old, &mut gone));
                 }

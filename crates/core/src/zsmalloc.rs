@@ -50,6 +50,7 @@
 
 mod class;
 mod compact;
+mod marks;
 mod row;
 #[cfg(any(test, fuzzing))]
 pub mod script;
@@ -73,6 +74,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use crate::page::{PAGE_BYTES, UnitOrder};
 use crate::prefetch::prefetch;
 use class::{Class, Reserved};
+use marks::Marks;
 use shape::Shape;
 use slot::{Misuse, Object, Slot};
 use stats::Counters;
@@ -138,6 +140,7 @@ pub struct Pool<S: PageSource> {
     sizes: Box<[u32]>,
     classes: Box<[Class]>,
     slots: Table<51, Slot>,
+    marks: Table<51, Marks>,
     zspages: Zspages,
     counters: Counters,
     /// The class that compaction looks at next.
@@ -159,6 +162,7 @@ impl<S: PageSource> Pool<S> {
             sizes: shapes.iter().map(|shape| size_u32(shape.object_bytes)).collect(),
             classes: shapes.into_iter().map(Class::new).collect(),
             slots: Table::new(words, ENTRIES_MAX),
+            marks: Table::new(0, ENTRIES_MAX / 64),
             zspages: Zspages::new(),
             counters: Counters::default(),
             compact_next: AtomicUsize::new(0),
@@ -337,7 +341,7 @@ impl<S: PageSource> Pool<S> {
     #[must_use]
     pub fn stats(&self) -> PoolStats {
         let classes = size_of_val(&*self.classes) + size_of_val(&*self.sizes);
-        let tables = self.slots.bytes() + self.zspages.bytes();
+        let tables = self.slots.bytes() + self.marks.bytes() + self.zspages.bytes();
         self.counters.tell(size_of::<Self>() + classes + tables)
     }
 
@@ -433,6 +437,7 @@ impl<S: PageSource> Drop for Pool<S> {
     fn drop(&mut self) {
         self.zspages.release(&self.source);
         self.slots.release(&self.source);
+        self.marks.release(&self.source);
     }
 }
 

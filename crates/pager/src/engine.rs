@@ -119,6 +119,15 @@ impl Engine {
         if config.limit_bytes < LIMIT_BYTES_MIN {
             return Err(Error::LimitTooSmall { given: config.limit_bytes });
         }
+        Engine::with_backing(config, stats, None)
+    }
+
+    /// The same with a place for what does not fit.
+    pub(crate) fn with_backing(
+        config: Config,
+        stats: Box<dyn StatsHome>,
+        backing: Option<Box<dyn Backing>>,
+    ) -> Result<Engine, Error> {
         cpu::learn();
         let system = Box::new(Linux::open(config.mode)?);
         let cpus = cpu::online();
@@ -129,7 +138,7 @@ impl Engine {
         let mut secret = [0; Key::BYTES];
         random::fill(&mut secret).map_err(|errno| Error::Memory { what: "a random key", errno })?;
         let source = Arc::new(PoolMappings::default());
-        let (key, backing) = (Key::new(secret), None);
+        let key = Key::new(secret);
         let parts = Parts { system, source, codecs, key, backing, cpus };
         Engine::on(parts, config, stats)
     }
@@ -233,6 +242,11 @@ impl Engine {
 impl Engine {
     /// An inline engine with units of 16 KiB. [`Mode::check`] must have passed.
     pub(crate) fn inline_for_test(limit_bytes: u64) -> Engine {
+        Engine::spilling_for_test(limit_bytes, None)
+    }
+
+    /// The same with a place for what does not fit.
+    pub(crate) fn spilling_for_test(limit_bytes: u64, backing: Option<Box<dyn Backing>>) -> Engine {
         let config = Config {
             limit_bytes,
             algorithm: "lz4".parse().expect("an algorithm"),
@@ -242,7 +256,8 @@ impl Engine {
             strict: false,
             stall_ppm: 0,
         };
-        Engine::new(config, Box::new(Box::<Stats>::default())).expect("Mode::check has passed")
+        let stats = Box::new(Box::<Stats>::default());
+        Engine::with_backing(config, stats, backing).expect("Mode::check has passed")
     }
 
     /// A mapping with contents, under management.

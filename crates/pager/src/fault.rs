@@ -526,6 +526,11 @@ impl Engine {
         let needed = signed(bytes);
         let (mut freed, mut compacted, mut repacked) = (0, false, 0);
         while freed < FREED_MAX {
+            match self.spill(needed, self.at_floor()) {
+                Room::Made => continue,
+                Room::Soon => return Err(Later::Room),
+                Room::None => {}
+            }
             let (below_limit, headroom) = (self.below_limit(), self.headroom());
             if headroom >= 0 {
                 // The limit is passed, but what is stored is about to take less.
@@ -549,11 +554,6 @@ impl Engine {
             if self.grow(bytes) {
                 continue;
             }
-            match self.spill(table, needed) {
-                Room::Made => continue,
-                Room::Soon => return Err(Later::Room),
-                Room::None => {}
-            }
             // The limit cannot be held, and the floor has room: the background thread sees to that.
             if headroom >= needed {
                 break;
@@ -572,7 +572,13 @@ impl Engine {
                 }
             }
         }
-        Ok(None)
+        // The last folio may have made room. If nothing shrank, reclaiming more gains nothing.
+        let may_wait = self.below_limit() < needed && self.spill(needed, true) != Room::None;
+        match self.below_limit() >= needed {
+            true => Ok(Some(Spare::Room)),
+            false if may_wait => Err(Later::Room),
+            false => Ok(None),
+        }
     }
 
     /// Gives free pages back to the system, so that there is room for new ones.

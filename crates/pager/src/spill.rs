@@ -20,6 +20,9 @@
 //!
 //! Without a backing one branch in each fault. With one, a look at the rows of the units to be loaded.
 
+#[cfg(test)]
+mod tests;
+
 use std::ops::BitOr as _;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
@@ -67,8 +70,7 @@ pub(crate) struct Spilling {
 #[derive(Debug)]
 pub(crate) struct Hold<'a>(&'a Spilling);
 
-/// The shortest and the longest time for which nothing is written back after the backing took nothing. To find that out
-/// may mean to look at every entry.
+/// The shortest and the longest time for which nothing is written back after the backing took nothing.
 const REST_NS_MIN: u64 = 2_000_000;
 const REST_NS_MAX: u64 = 1_000_000_000;
 
@@ -196,28 +198,25 @@ impl Engine {
     /// Has the store write back, and notes whether the backing takes anything.
     fn write_back(&self) -> WrittenBack {
         let done = self.store.write_back(BATCH);
-        let (_, writing) = self.store.in_flight();
-        let took = done.started > 0 || done.written > 0 || writing > 0;
+        let took = done.started > 0 || done.written > 0 || done.refused == 0;
         self.work.spilling.note(took, self.now_ns());
         done
     }
 
-    /// Whether the limit is not held, or will not be soon, although resident memory is at its floor; what is being
-    /// written counts as gone.
-    fn lacks_room(&self, wanted_bytes: i64) -> bool {
+    /// Bytes until the limit, once what is being written has left the pool.
+    fn below_limit_soon(&self) -> i64 {
         let (_, writing) = self.store.in_flight();
-        let below_limit = self.below_limit() + signed(writing as u64);
-        self.at_floor() && below_limit < wanted_bytes
+        self.below_limit() + signed(writing as u64)
     }
 
-    /// Has the store write entries back, if that is what makes room for `needed` bytes below the limit.
-    pub(crate) fn spill(&self, _table: &Table, needed: i64) -> Room {
-        if !self.may_spill() || !self.at_floor() || self.below_limit() >= needed {
+    /// Has the store write entries back, if nothing else makes room for `needed` bytes below the limit (`is_last`).
+    pub(crate) fn spill(&self, needed: i64, is_last: bool) -> Room {
+        if !is_last || self.below_limit() >= needed || !self.may_spill() {
             return Room::None;
         }
         let mut written = 0;
         self.store.poll();
-        if self.lacks_room(needed + signed(self.charge.low_bytes())) {
+        if self.below_limit_soon() < needed + signed(self.charge.low_bytes()) {
             written = self.write_back().written;
         }
         if written > 0 || self.below_limit() >= needed {
@@ -234,7 +233,8 @@ impl Engine {
             return false;
         }
         self.store.poll();
-        if !self.lacks_room(signed(self.charge.high_bytes())) {
+        let is_short = self.below_limit_soon() < signed(self.charge.high_bytes());
+        if !is_short || !self.at_floor() {
             return false;
         }
         let done = self.write_back();

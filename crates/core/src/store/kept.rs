@@ -29,11 +29,18 @@ type Bucket = Option<(Handle, Location)>;
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Kept(Mutex<RANK_KEPT, Box<[Bucket]>>);
+pub(super) struct Kept(Mutex<RANK_KEPT, Buckets>);
+
+#[derive(Debug)]
+struct Buckets {
+    all: Box<[Bucket]>,
+    /// Where [`Kept::take_one`] looks next.
+    hand: usize,
+}
 
 impl Kept {
     pub(super) fn new() -> Kept {
-        Kept(Mutex::new(vec![None; BUCKETS].into_boxed_slice()))
+        Kept(Mutex::new(Buckets { all: vec![None; BUCKETS].into_boxed_slice(), hand: 0 }))
     }
 
     /// Handles are given out in rising order, so neighbours have different buckets.
@@ -50,7 +57,7 @@ impl Kept {
         give_up: impl FnOnce(Handle) -> bool,
     ) -> Result<Option<Location>, ()> {
         let mut buckets = self.0.lock();
-        let bucket = &mut buckets[Kept::bucket(handle)];
+        let bucket = &mut buckets.all[Kept::bucket(handle)];
         if let Some((other, _)) = *bucket {
             debug_assert_ne!(other, handle, "KEPT-1");
             if !give_up(other) {
@@ -60,16 +67,29 @@ impl Kept {
         Ok(bucket.replace((handle, location)).map(|(_, location)| location))
     }
 
+    /// Takes the location of some entry that can do without it (`give_up`), and returns it.
+    pub(super) fn take_one(&self, mut give_up: impl FnMut(Handle) -> bool) -> Option<Location> {
+        let mut buckets = self.0.lock();
+        for _ in 0..BUCKETS {
+            let at = buckets.hand;
+            buckets.hand = (at + 1) % BUCKETS;
+            if let Some((_, location)) = buckets.all[at].take_if(|(handle, _)| give_up(*handle)) {
+                return Some(location);
+            }
+        }
+        None
+    }
+
     /// The location of an entry.
     pub(super) fn get(&self, handle: Handle) -> Option<Location> {
-        let bucket = self.0.lock()[Kept::bucket(handle)];
+        let bucket = self.0.lock().all[Kept::bucket(handle)];
         bucket.filter(|(kept, _)| *kept == handle).map(|(_, location)| location)
     }
 
     /// Forgets the location of an entry, and returns it.
     pub(super) fn remove(&self, handle: Handle) -> Option<Location> {
         let mut buckets = self.0.lock();
-        let bucket = &mut buckets[Kept::bucket(handle)];
+        let bucket = &mut buckets.all[Kept::bucket(handle)];
         bucket.take_if(|(kept, _)| *kept == handle).map(|(_, location)| location)
     }
 }
@@ -100,5 +120,12 @@ mod tests {
         assert_eq!(kept.remove(newer), Some(location(30)));
         assert_eq!(kept.remove(handle(2)), Some(location(20)));
         assert_eq!(kept.remove(handle(2)), None);
+        for at in [3, 4] {
+            assert_eq!(kept.insert(handle(at), location(at as u64), never), Ok(None));
+        }
+        assert_eq!(kept.take_one(|handle| handle.to_raw() == 5), Some(location(4)));
+        assert_eq!(kept.take_one(|_| false), None);
+        assert_eq!(kept.take_one(|_| true), Some(location(3)));
+        assert_eq!(kept.take_one(|_| true), None);
     }
 }

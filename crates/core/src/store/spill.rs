@@ -59,6 +59,9 @@ use crate::zsmalloc::{Handle, PageSource};
 /// Times that one `wait` has an entry read, if each read fails but may succeed later.
 const TRIES: usize = 3;
 
+/// How many entries give up their locations when the backing refuses a write.
+const GIVEN_UP: usize = 64;
+
 /// What a store with a backing has beside it.
 #[derive(Debug)]
 pub(super) struct Spill {
@@ -145,36 +148,55 @@ impl<S: PageSource> Store<S> {
         let Some(spill) = &self.spill else { return done };
         let mut side = spill.side.lock();
         self.complete(spill, &mut side, &mut done);
-        // Every row is looked at as often as its age can ask for.
-        let mut looks = u64::from(self.pool.handles()) * u64::from(AGES);
-        while done.started < most && done.refused == 0 {
-            let wanted = (most - done.started).min(BATCH_MAX);
-            if !self.write_some(spill, &mut side, wanted, &mut looks, &mut done) {
+        // Every entry is looked at as often as its age can ask for; the first round may be a short one.
+        let (mut rounds, returned) = (AGES + 1, done.written);
+        while done.refused == 0 && rounds > 0 {
+            let left = most.saturating_sub(done.started + (done.written - returned));
+            if left == 0 || !self.write_some(spill, &mut side, left, &mut rounds, &mut done) {
                 break;
             }
         }
         spill.backing.flush();
         self.complete(spill, &mut side, &mut done);
+        if done.refused > 0 {
+            // Perhaps for want of room: what is in the pool can do without its location.
+            self.give_up_some(spill);
+        }
         done
     }
 
-    /// Starts up to `wanted` writes, at most [`BATCH_MAX`]. False: the walk is over.
+    /// Gives up the locations of some entries that are in the pool too.
+    fn give_up_some(&self, spill: &Spill) {
+        for _ in 0..GIVEN_UP {
+            let mut length = 0;
+            let give_up = |handle: Handle| {
+                length = self.pool.length_anywhere(handle);
+                self.row(handle).cell().give_up()
+            };
+            let Some(location) = spill.kept.take_one(give_up) else { return };
+            self.given_up(spill, location, length);
+        }
+    }
+
+    /// Starts up to `wanted` writes, at most [`BATCH_MAX`]; an entry that needs no write counts as one. False: the walk
+    /// is over.
     fn write_some(
         &self,
         spill: &Spill,
         side: &mut Held<'_>,
         wanted: usize,
-        looks: &mut u64,
+        rounds: &mut u32,
         done: &mut WrittenBack,
     ) -> bool {
         let mut pinned = [const { None }; BATCH_MAX];
-        let mut count = 0;
-        while count < wanted && *looks > 0 {
-            *looks -= 1;
-            let Some(handle) = self.next_row(side) else { break };
+        let (mut count, mut sent) = (0, 0);
+        let wanted = wanted.min(BATCH_MAX);
+        while count + sent < wanted {
+            let Some(handle) = self.next_in_pool(side, rounds) else { break };
             let Some(before) = self.row(handle).cell().begin_write() else { continue };
             if before.is_kept() {
                 self.send_back(spill, handle, done);
+                sent += 1;
             } else {
                 let pin = self.pool.pin(handle).expect("ROW-3: an entry in the pool has an object");
                 pinned[count] = Some((handle, pin));
@@ -182,7 +204,7 @@ impl<S: PageSource> Store<S> {
             }
         }
         if count == 0 {
-            return false;
+            return sent > 0;
         }
         let mut requests = pinned.iter().flatten().map(|(handle, pin)| Request {
             token: Token(*handle),
@@ -213,15 +235,42 @@ impl<S: PageSource> Store<S> {
                 }
             }
         }
-        count == wanted
+        count + sent == wanted
     }
 
-    /// The row under the hand, which moves on. `None`: no row was ever used.
-    fn next_row(&self, side: &mut Held<'_>) -> Option<Handle> {
-        let rows = self.pool.handles();
-        let index = if side.hand < rows { side.hand } else { 0 };
-        side.hand = index + 1;
-        (rows > 0).then(|| Handle::from_index(index))
+    /// The next entry that is in the pool; the hand moves on. `None`: there is none, or the hand has gone round so many
+    /// times.
+    fn next_in_pool(&self, side: &mut Held<'_>, rounds: &mut u32) -> Option<Handle> {
+        loop {
+            let Some(handle) = self.pool.next_marked(side.hand) else {
+                *rounds -= 1;
+                if side.hand == 0 || *rounds == 0 {
+                    return None;
+                }
+                side.hand = 0;
+                continue;
+            };
+            side.hand = handle.to_raw();
+            if self.is_in_pool(handle) {
+                return Some(handle);
+            }
+            self.pool.unmark(handle);
+            // An entry may just have come there: its mark may be the one that was removed.
+            if self.is_in_pool(handle) {
+                self.pool.mark(handle);
+            }
+        }
+    }
+
+    fn is_in_pool(&self, handle: Handle) -> bool {
+        self.row(handle).cell().load().place() == Place::Pool
+    }
+
+    /// Lets the walker find an entry that is in the pool from now on.
+    pub(super) fn mark(&self, handle: Handle) {
+        if self.spill.is_some() {
+            self.pool.mark(handle);
+        }
     }
 
     /// Handles the requests that the backing has completed.
@@ -286,6 +335,8 @@ impl<S: PageSource> Store<S> {
             cell.vacate();
             self.give_up_location(state, handle);
             self.pool.free(handle);
+        } else {
+            self.pool.mark(handle);
         }
     }
 
@@ -395,6 +446,8 @@ impl<S: PageSource> Store<S> {
                     self.given_up(spill, location, away.length);
                 }
                 self.pool.free(handle);
+            } else {
+                self.pool.mark(handle);
             }
         }
     }

@@ -166,8 +166,9 @@ fn a_refusal_at_any_point_leaves_the_unit_with_its_owner() {
             if rejects == [0, 0] {
                 break;
             }
-            // One request alone refused is one unit, and those after it are stored.
-            assert!(rejects[0] == 1 && rejects[1] >= 1, "request {number}: {rejects:?}");
+            // One request alone refused is one unit, and those after it are stored; or it was for marks, which are
+            // done without.
+            assert!(rejects[0] <= 1 && rejects[1] >= 1, "request {number}: {rejects:?}");
             number += 1;
         }
         println!("{}: {number} requests", unit(order));

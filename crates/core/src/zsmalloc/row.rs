@@ -23,11 +23,6 @@ impl<S: PageSource> Pool<S> {
         self.slots.tail(handle.index())
     }
 
-    /// Handles that were ever taken: the highest number of one.
-    pub(crate) fn handles(&self) -> u32 {
-        self.slots.len()
-    }
-
     /// Takes a handle without an object.
     ///
     /// # Errors

@@ -301,6 +301,7 @@ impl<'w> Program<'w> {
         schedule::point();
         let staged = engine.replacement.staged_folios();
         assert_eq!(staged, 0, "a folio is staged: a child would not have it");
+        assert_eq!(engine.store.in_flight().0, 0, "a child would wait for ever for a request");
         for page in 0..self.world.settings.pages {
             let at = self.world.space.address(page);
             let mut model = self.world.model();
