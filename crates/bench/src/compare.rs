@@ -29,6 +29,7 @@ use crate::kernel::{self, Kernel};
 use crate::os;
 use crate::programs;
 use crate::replacement;
+use crate::swap;
 use crate::usemem::Corpus;
 pub(crate) use arguments::Against;
 pub use arguments::BenchArgs;
@@ -59,6 +60,7 @@ pub fn bench(args: BenchArgs) -> ExitCode {
         }
         What::Codecs(args) => codecs::codecs(&args),
         What::Replacement(args) => replacement::replacement(&args),
+        What::Swap(args) => swap::swap(&args),
     };
     let (line, status) = match outcome {
         Ok(true) => return ExitCode::SUCCESS,

@@ -8,6 +8,7 @@
 //! | [`compare`] | the same workload under the kernel's zram swap, under `zfolio run`, and inline |
 //! | `programs` | real programs with less memory than they need, under both |
 //! | `codecs` | each algorithm on units of that memory: ratio, speed, latency |
+//! | `swap` | the slot allocator: speed, fragmentation, folios split and whole |
 //! | `replacement` | how often replacement policies miss, on recorded and generated accesses |
 //! | `kernel` | the kernel's side: a zram device, a memory cgroup and folio sizes, all restored at the end |
 //! | [`plot`] | points over two axes, as SVG; `zfolio suggest` draws with it too |
@@ -31,6 +32,7 @@ mod programs;
 mod replacement;
 pub mod report;
 mod scratch;
+mod swap;
 pub mod usemem;
 mod watch;
 

@@ -361,7 +361,10 @@ mod tests {
     #[test]
     fn commands_are_offered_where_a_command_can_stand() {
         assert_eq!(offered("do"), ["doctor"]);
-        assert_eq!(offered("bench "), ["usemem", "programs", "auto", "codecs", "replacement"]);
+        assert_eq!(
+            offered("bench "),
+            ["usemem", "programs", "auto", "codecs", "replacement", "swap"]
+        );
         assert_eq!(offered("help bench u"), ["usemem"]);
         assert_eq!(offered("help "), offered(""));
         assert!(offered("doctor ").is_empty() && offered("help run ").is_empty());

@@ -11,6 +11,7 @@ use crate::codecs::{self, CodecsArgs};
 use crate::corpus::parse_size;
 use crate::programs::{self, ProgramsArgs};
 use crate::replacement::{self, ReplacementArgs};
+use crate::swap::{self, SwapArgs};
 
 /// Arguments of `zfolio bench`.
 #[derive(Args, Debug)]
@@ -48,6 +49,9 @@ Examples:
     /// Count what replacement policies miss, on the accesses of programs, beside the optimum
     #[command(after_help = replacement::HELP)]
     Replacement(Box<ReplacementArgs>),
+    /// Measure the slot allocator of swap areas: speed, fragmentation, whole folios against split ones
+    #[command(after_help = swap::HELP)]
+    Swap(Box<SwapArgs>),
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
