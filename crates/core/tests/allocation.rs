@@ -1,4 +1,4 @@
-//! `ZC-1`: after set-up a codec allocates nothing, whatever its input is; nor does a store.
+//! `ZC-1`: after set-up a codec allocates nothing, whatever its input is; nor does a store, nor do areas.
 //!
 //! The test counts calls of Rust's allocator, in its own process. The C libraries have no other
 //! memory than what they are given.
@@ -11,9 +11,14 @@ use std::cell::Cell;
 use heap::Heap;
 use zfolio_core::page::UnitOrder;
 use zfolio_core::stats::Figures;
+use zfolio_core::store::backing::{
+    Backing, Completed, Completion, Location, Operation, Request, Token,
+};
 use zfolio_core::store::{
     CodecId, EntryId, Incoming, Key, Loaded, Outcome as Stored, Outgoing, Store,
 };
+use zfolio_core::swap::disk::memory::Memory;
+use zfolio_core::swap::{Areas, Config, KeyRoom, NewArea, SECRET_BYTES, Seal};
 use zfolio_core::testing::Random;
 use zfolio_core::zcomp::{Extent, Outcome, Packed, Params, Zcomp};
 
@@ -143,4 +148,57 @@ fn a_store_that_is_set_up_allocates_nothing() {
     }
     assert_eq!(ALLOCATIONS.get(), before);
     entries.into_iter().flatten().for_each(|entry| store.invalidate(entry, &figures));
+}
+
+/// Goal: areas allocate nothing but the table of a cluster, when it is first used. Method: objects are written, read
+/// and dropped in one cluster, again and again.
+#[test]
+fn areas_that_are_set_up_allocate_nothing() {
+    const OBJECTS: usize = 60;
+    let config = Config { object_bytes_max: 4096, buffer_bytes: 1 << 20, limit_bytes: 1 << 30 };
+    let areas = Areas::new(config);
+    let seal = Seal::new(Box::new(Box::<KeyRoom>::default()), &mut [5; SECRET_BYTES]);
+    let disk = Box::new(Memory::new(300));
+    areas.add(NewArea { disk, slots: 300, priority: 0, seal }).expect("the first");
+    let contents = [7_u8; 4096];
+    let length = |at: usize| 1 + at * 4095 / (OBJECTS - 1);
+    let submit = |at: usize, operation: Operation<'_>| {
+        let token = Token::numbered(u32::try_from(at).expect("few"));
+        let mut request = [Request { token, operation, refused: None }];
+        areas.submit(&mut request);
+        assert_eq!(request[0].refused, None);
+    };
+    let mut before = 0;
+    for round in 0..20 {
+        let mut locations: [Option<Location>; OBJECTS] = [None; OBJECTS];
+        (0..OBJECTS).for_each(|at| submit(at, Operation::Write(&contents[..length(at)])));
+        areas.flush();
+        areas.poll(&mut |Completion { token, result }| match result {
+            Ok(Completed::Written(location)) => locations[token.number() as usize] = Some(location),
+            result => panic!("{result:?}"),
+        });
+        let locations = locations.map(|location| location.expect("the disk is prompt"));
+        for (at, location) in locations.into_iter().enumerate() {
+            submit(at, Operation::Read { location, length: length(at) });
+        }
+        areas.flush();
+        let mut read = 0;
+        while read < OBJECTS {
+            areas.poll(&mut |Completion { token, result }| match result {
+                Ok(Completed::Read(bytes)) => {
+                    read += 1;
+                    assert!(*bytes == contents[..length(token.number() as usize)]);
+                }
+                result => panic!("{result:?}"),
+            });
+        }
+        for (at, location) in locations.into_iter().enumerate() {
+            areas.discard(location, length(at));
+        }
+        if round == 0 {
+            before = ALLOCATIONS.get();
+        }
+    }
+    assert_eq!(ALLOCATIONS.get(), before);
+    assert_eq!(areas.stats().objects, 0);
 }

@@ -12,8 +12,11 @@
 #[cfg(any(test, fuzzing))]
 pub(crate) mod faulty;
 pub mod memory;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod sealed;
 
 use std::fmt;
+use std::sync::Arc;
 
 use crate::zsmalloc::{Away, Handle};
 
@@ -21,15 +24,34 @@ use crate::zsmalloc::{Away, Handle};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Token(pub(super) Handle);
 
+impl Token {
+    /// A token for whoever plays a store: tests and benchmarks of backings.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn numbered(number: u32) -> Token {
+        Token(Handle::from_index(number))
+    }
+
+    /// The number of such a token.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn number(self) -> u32 {
+        self.0.to_raw() - 1
+    }
+}
+
 /// Where a backing keeps the bytes of one entry: a number below 2^42 of the backing's choice.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Location(u64);
 
 impl Location {
+    /// Bits of its number.
+    pub const BITS: u32 = Away::PLACE_BITS;
+
     /// A location, or `None` if the number is 2^42 or more.
     #[must_use]
     pub fn new(number: u64) -> Option<Location> {
-        (number >> Away::PLACE_BITS == 0).then_some(Location(number))
+        (number >> Location::BITS == 0).then_some(Location(number))
     }
 
     /// Its number.
@@ -122,12 +144,40 @@ pub trait Backing: Send + Sync + fmt::Debug {
         0
     }
 
-    /// Forgets what is kept at a location. No request for it is in flight, and none will come.
-    fn discard(&self, location: Location);
+    /// Forgets what is kept at a location, `length` bytes as its write had. No request for it is in flight, and
+    /// none will come.
+    fn discard(&self, location: Location, length: usize);
 
     /// Waits for a moment, or until a request is done. The caller holds no lock, and will poll.
     fn pause(&self) {
         crate::sync::pause();
+    }
+}
+
+/// A backing that its owner keeps a hand on.
+impl<B: Backing> Backing for Arc<B> {
+    fn submit(&self, requests: &mut [Request<'_>]) {
+        (**self).submit(requests);
+    }
+
+    fn flush(&self) {
+        (**self).flush();
+    }
+
+    fn poll(&self, each: &mut dyn FnMut(Completion<'_>)) {
+        (**self).poll(each);
+    }
+
+    fn memory_bytes(&self) -> usize {
+        (**self).memory_bytes()
+    }
+
+    fn discard(&self, location: Location, length: usize) {
+        (**self).discard(location, length);
+    }
+
+    fn pause(&self) {
+        (**self).pause();
     }
 }
 

@@ -1,7 +1,7 @@
 //! A script of operations, played on a store and on a map at once. The fuzz target plays what the fuzzer
 //! writes, the tests what seeded numbers write: one interpreter, so that what one finds the other repeats.
 //!
-//! Any bytes are a script: the first chooses the units, each next one an operation that takes its numbers
+//! Any bytes are a script: the first chooses the units and the backing, each next one an operation that takes its numbers
 //! from those that follow. Page source, codec and backing fail as the script says. Whatever fails, an entry
 //! gives back what was stored in it, unless its bytes on the backing were hurt; and then it says so.
 
@@ -11,7 +11,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::backing::faulty::Faulty;
+use super::backing::faulty::{Breakable, Faulty};
+use super::backing::sealed::Sealed;
 use super::{CodecId, EntryId, Incoming, Key, Loaded, Outcome, Outgoing, Reject, Store, Ticket};
 use crate::page::{UnitOrder, same_filled};
 use crate::stats::Figures;
@@ -44,7 +45,14 @@ struct Stored {
 pub fn play(script: &[u8]) {
     let Some((first, rest)) = script.split_first() else { return };
     let order = [0, 2, 4][usize::from(*first) % 3];
-    let mut player = Player::new(unit(order), rest);
+    match first / 3 % 2 {
+        0 => play_on::<Faulty>(unit(order), rest),
+        _ => play_on::<Sealed>(unit(order), rest),
+    }
+}
+
+fn play_on<B: Breakable>(order: UnitOrder, script: &[u8]) {
+    let mut player = Player::<B>::new(order, script);
     while !player.script.is_empty() {
         player.step();
     }
@@ -52,10 +60,10 @@ pub fn play(script: &[u8]) {
 }
 
 /// The store, the map beside it, and what is left of the script.
-struct Player<'p> {
+struct Player<'p, B> {
     store: Store<Arc<World>>,
     world: Arc<World>,
-    backing: Faulty,
+    backing: B,
     odd: Odd,
     figures: Figures,
     script: &'p [u8],
@@ -66,9 +74,9 @@ struct Player<'p> {
     tag: u64,
 }
 
-impl<'p> Player<'p> {
+impl<'p, B: Breakable> Player<'p, B> {
     fn new(order: UnitOrder, script: &'p [u8]) -> Self {
-        let (world, backing, odd) = (World::new(), Faulty::new(BACKING_BYTES), Odd::default());
+        let (world, backing, odd) = (World::new(), B::new(BACKING_BYTES), Odd::default());
         let software = |algorithm: Algorithm| Zcomp::new(algorithm.into(), order, 1);
         let codecs = vec![
             software(Algorithm::Lz4).expect("the default level"),
@@ -102,7 +110,7 @@ impl<'p> Player<'p> {
             }
             10 => {
                 let holds = self.byte() % 2 == 1;
-                self.backing.0.holds.store(holds, Relaxed);
+                self.backing.faults().holds.store(holds, Relaxed);
             }
             11 => {
                 let first = self.world.requests.load(Relaxed) + self.byte() % 8;
@@ -153,7 +161,7 @@ impl<'p> Player<'p> {
 
     fn break_the_backing(&mut self) {
         let (what, count) = (self.byte(), self.byte() % 4);
-        let faults = &self.backing.0;
+        let faults = self.backing.faults();
         faults.is_final.store(what % 2 == 0, Relaxed);
         let counter = match what / 2 % 3 {
             0 => &faults.refuse,
@@ -256,7 +264,7 @@ impl<'p> Player<'p> {
         assert_eq!(id.is_some(), kept.is_some(), "{outcome:?}");
         if let (Some(id), Some((contents, codec, is_raw))) = (id, kept) {
             if is_new {
-                self.backing.0.heal(id.0);
+                self.backing.faults().heal(id.0);
             }
             let other = self.stored.insert(id.0.to_raw(), Stored { id, contents, codec, is_raw });
             assert!(other.is_none(), "a handle twice");
@@ -294,7 +302,7 @@ impl<'p> Player<'p> {
                     self.fetch(*raw, ticket);
                 }
                 Loaded::Lost(error) => {
-                    assert!(self.backing.0.has_hurt(stored.id.0), "entry {raw}: {error}");
+                    assert!(self.backing.faults().has_hurt(stored.id.0), "entry {raw}: {error}");
                 }
                 Loaded::Pending => panic!("entry {raw} was passed over"),
             }
@@ -305,7 +313,7 @@ impl<'p> Player<'p> {
     fn fetch(&mut self, raw: u32, ticket: Ticket) {
         let stored = &self.stored[&raw];
         if let Err(error) = self.store.wait(ticket) {
-            let may_fail = self.backing.0.has_hurt(stored.id.0) || error.is_transient();
+            let may_fail = self.backing.faults().has_hurt(stored.id.0) || error.is_transient();
             assert!(may_fail, "entry {raw}: {error}");
             return;
         }
@@ -314,7 +322,7 @@ impl<'p> Player<'p> {
         self.store.load(0, &mut batch);
         match batch[0].outcome {
             Loaded::Whole => assert!(place == stored.contents, "entry {raw} has other bytes"),
-            Loaded::Lost(_) if self.backing.0.has_hurt(stored.id.0) => {}
+            Loaded::Lost(_) if self.backing.faults().has_hurt(stored.id.0) => {}
             outcome => panic!("entry {raw} after a wait: {outcome:?}"),
         }
     }
@@ -351,21 +359,21 @@ impl<'p> Player<'p> {
         let compressed = figure("compressed_bytes");
         // What has died in flight is still in the pool or on the backing.
         assert!(compressed <= pool.bytes_stored + spill.bytes, "{compressed} {pool:?} {spill:?}");
-        assert!(spill.bytes <= self.backing.0.memory.bytes() as u64, "{spill:?}");
+        assert!(spill.bytes <= self.backing.bytes() as u64, "{spill:?}");
     }
 
     /// Nothing fails any more: everything is as it was stored, goes, and leaves nothing.
     fn end(mut self) {
         self.world.refuse(0..0);
-        self.backing.0.behave();
+        self.backing.behave();
         self.odd.0.store(0, Relaxed);
         self.store.drain();
         self.agrees();
         let (pool, spill) = (self.store.pool_stats(), self.store.spill_stats());
         let figure = |name: &str| self.figures.get(name).expect("a figure");
         assert_eq!(pool.bytes_stored + spill.bytes, figure("compressed_bytes"));
-        assert_eq!(spill.units + spill.kept, self.backing.0.memory.locations() as u64);
-        assert_eq!(spill.bytes + spill.kept_bytes, self.backing.0.memory.bytes() as u64);
+        assert_eq!(spill.units + spill.kept, self.backing.locations() as u64);
+        assert_eq!(spill.bytes + spill.kept_bytes, self.backing.bytes() as u64);
         let without_object = figure("same_filled_units") + spill.units;
         check_rows(self.store.pool(), usize::try_from(without_object).expect("few"));
         let all: Vec<u32> = self.stored.keys().copied().collect();
@@ -375,7 +383,7 @@ impl<'p> Player<'p> {
         self.store.drain();
         check_rows(self.store.pool(), 0);
         assert_eq!(self.store.pool_stats().objects, 0);
-        assert_eq!(self.backing.0.memory.locations(), 0, "a location was kept");
+        assert_eq!(self.backing.locations(), 0, "a location was kept");
         drop(self.store);
         assert_eq!(self.world.pages.load(Relaxed), 0, "a page was kept");
     }

@@ -307,10 +307,10 @@ impl<S: PageSource> Store<S> {
         let cell = self.row(handle).cell();
         let length = self.pool.length_anywhere(handle);
         if cell.load().place() == Place::WritingDead {
-            spill.backing.discard(location);
+            spill.backing.discard(location, length);
             self.stay(spill, handle);
         } else if !self.pool.send_away(handle, location.get()) {
-            spill.backing.discard(location);
+            spill.backing.discard(location, length);
             self.stay(spill, handle);
             done.kept += 1;
         } else {
@@ -401,7 +401,7 @@ impl<S: PageSource> Store<S> {
     fn given_up(&self, spill: &Spill, location: Location, length: usize) {
         subtract(&spill.counters.kept, 1);
         subtract(&spill.counters.kept_bytes, length as u64);
-        spill.backing.discard(location);
+        spill.backing.discard(location, length);
     }
 
     /// Notes where an entry is on the backing that is about to be in the pool. False: there is no room for that.
@@ -436,7 +436,7 @@ impl<S: PageSource> Store<S> {
             let is_kept = self.keep_location(spill, handle, location);
             self.count_left(spill, away.length);
             if !is_kept {
-                spill.backing.discard(location);
+                spill.backing.discard(location, away.length);
             }
             add(&spill.counters.read, 1);
             if cell.read(is_kept).is_err() {
@@ -481,7 +481,8 @@ impl<S: PageSource> Store<S> {
     /// What an entry had on the backing is not needed any more.
     fn left(&self, spill: &Spill, place: u64, length: usize) {
         self.count_left(spill, length);
-        spill.backing.discard(Location::new(place).expect("a slot keeps a location"));
+        let location = Location::new(place).expect("a slot keeps a location");
+        spill.backing.discard(location, length);
     }
 
     fn count_left(&self, spill: &Spill, length: usize) {

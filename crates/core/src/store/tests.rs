@@ -4,7 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use super::backing::faulty::Faulty;
+use super::backing::faulty::{Breakable, Faulty};
+use super::backing::sealed::Sealed;
 use super::{
     CodecId, EntryId, Error, Incoming, Key, Loaded, Outcome, Outgoing, Reject, Store, Ticket,
     WrittenBack, script,
@@ -32,6 +33,27 @@ fn the_store_agrees_with_a_map() {
     }
 }
 
+/// Each of these tests with a backing that keeps entries in memory, and with areas over a disk.
+macro_rules! on_each_backing {
+    ($($name:ident,)*) => {
+        mod memory {
+            $(#[test] fn $name() { super::$name::<super::Faulty>(); })*
+        }
+        mod sealed {
+            $(#[test] fn $name() { super::$name::<super::Sealed>(); })*
+        }
+    };
+}
+
+on_each_backing! {
+    all_of_a_store_goes_out_and_comes_back,
+    the_oldest_go_first,
+    a_unit_in_flight_is_still_here,
+    a_read_in_flight_outlives_its_entry,
+    failures_of_the_backing_are_named,
+    threads_and_walkers_agree,
+}
+
 /// Units of all kinds: same-filled, random (kept raw), and shrinking to many lengths.
 fn units(unit: UnitOrder) -> Vec<Vec<u8>> {
     let kind = |index: usize| match index % 4 {
@@ -47,19 +69,19 @@ fn units(unit: UnitOrder) -> Vec<Vec<u8>> {
 }
 
 /// A store, its units, and what became of each.
-struct Fixture {
+struct Fixture<B> {
     world: Arc<World>,
-    backing: Faulty,
+    backing: B,
     store: Store<Arc<World>>,
     figures: Figures,
     units: Vec<Vec<u8>>,
     entries: Vec<Option<EntryId>>,
 }
 
-impl Fixture {
-    fn new(unit: UnitOrder) -> Fixture {
+impl<B: Breakable> Fixture<B> {
+    fn new(unit: UnitOrder) -> Fixture<B> {
         let world = World::new();
-        let backing = Faulty::new(usize::MAX);
+        let backing = B::new(usize::MAX);
         let zcomp = Zcomp::new(Algorithm::Lz4.into(), unit, 1).expect("the default level");
         let store = Store::new(vec![zcomp], Arc::clone(&world), key());
         let store = store.with_backing(Box::new(backing.clone()));
@@ -130,7 +152,7 @@ impl Fixture {
         self.check();
         self.store.drain();
         assert_eq!(self.store.pool_stats().bytes_stored, 0);
-        assert_eq!(self.backing.0.memory.locations(), 0);
+        assert_eq!(self.backing.locations(), 0);
         drop(self.store);
         assert_eq!(self.world.pages.load(Relaxed), 0, "a page was kept");
     }
@@ -142,7 +164,7 @@ impl Fixture {
 fn a_refusal_at_any_point_leaves_the_unit_with_its_owner() {
     let rejected = |outcome: &Outcome| *outcome == Outcome::Rejected(Reject::AllocFail);
     let play = |order, refused: Range<usize>| {
-        let mut fixture = Fixture::new(unit(order));
+        let mut fixture = Fixture::<Faulty>::new(unit(order));
         fixture.world.refuse(refused.clone());
         let rejects = fixture.store_all().iter().filter(|outcome| rejected(outcome)).count();
         assert_eq!(fixture.figures.reject_alloc_fail.load(Relaxed), rejects as u64);
@@ -180,7 +202,7 @@ fn a_refusal_at_any_point_leaves_the_unit_with_its_owner() {
 /// while the source has no memory.
 #[test]
 fn a_reject_leaves_the_old_entry() {
-    let mut fixture = Fixture::new(unit(0));
+    let mut fixture = Fixture::<Faulty>::new(unit(0));
     fixture.store_all();
     let before = fixture.units.clone();
     fixture.units.iter_mut().for_each(|unit| unit[17] ^= 1);
@@ -201,10 +223,9 @@ fn a_reject_leaves_the_old_entry() {
 
 /// Goal: what went to the backing comes back, and is good for a clean unit meanwhile. Method: all of a store
 /// goes out and is stored again unchanged, loaded, and written again.
-#[test]
-fn all_of_a_store_goes_out_and_comes_back() {
+fn all_of_a_store_goes_out_and_comes_back<B: Breakable>() {
     for order in [0, 4] {
-        let mut fixture = Fixture::new(unit(order));
+        let mut fixture = Fixture::<B>::new(unit(order));
         fixture.store_all();
         let done = fixture.write_all_back();
         assert_eq!(done.bytes as u64, fixture.store.spill_stats().bytes);
@@ -215,7 +236,7 @@ fn all_of_a_store_goes_out_and_comes_back() {
         let spill = fixture.store.spill_stats();
         assert_eq!(spill.units, 0, "all of it was loaded");
         assert_eq!(spill.kept, done.written as u64, "and is still there");
-        assert_eq!(fixture.backing.0.memory.locations(), done.written);
+        assert_eq!(fixture.backing.locations(), done.written);
         assert_eq!(fixture.write_all_back().written, done.written);
         let spill = fixture.store.spill_stats();
         assert_eq!(
@@ -230,14 +251,13 @@ fn all_of_a_store_goes_out_and_comes_back() {
 
 /// Goal: the walker takes the oldest first, and what was just loaded last. Method: raw units, whose handles a class
 /// takes by eights; some of them are loaded, some stored anew.
-#[test]
-fn the_oldest_go_first() {
+fn the_oldest_go_first<B: Breakable>() {
     const UNITS: usize = 64;
-    let mut fixture = Fixture::new(unit(0));
+    let mut fixture = Fixture::<B>::new(unit(0));
     fixture.units = (1..=UNITS as u64).map(|tag| bytes(tag, 4096)).collect();
     fixture.entries = fixture.units.iter().map(|_| None).collect();
     fixture.store_all();
-    let away = |fixture: &Fixture| -> Vec<usize> {
+    let away = |fixture: &Fixture<B>| -> Vec<usize> {
         (0..UNITS).filter(|at| matches!(fixture.load(*at).0, Loaded::Away(_))).collect()
     };
     assert_eq!(fixture.store.write_back(16).written, 16);
@@ -258,11 +278,10 @@ fn the_oldest_go_first() {
 
 /// Goal: a unit in flight is loaded from the pool; one that ends in flight leaves nothing. Method: completions
 /// are kept back.
-#[test]
-fn a_unit_in_flight_is_still_here() {
-    let mut fixture = Fixture::new(unit(0));
+fn a_unit_in_flight_is_still_here<B: Breakable>() {
+    let mut fixture = Fixture::<B>::new(unit(0));
     fixture.store_all();
-    fixture.backing.0.holds.store(true, Relaxed);
+    fixture.backing.faults().holds.store(true, Relaxed);
     let done = fixture.store.write_back(usize::MAX);
     assert!(done.started > 30 && done.written == 0, "{done:?}");
     for at in 0..fixture.units.len() {
@@ -273,7 +292,7 @@ fn a_unit_in_flight_is_still_here() {
         let entry = entry.take().expect("it is stored");
         fixture.store.invalidate(entry, &fixture.figures);
     }
-    fixture.backing.0.holds.store(false, Relaxed);
+    fixture.backing.faults().holds.store(false, Relaxed);
     fixture.store.drain();
     fixture.check();
     fixture.end();
@@ -281,15 +300,14 @@ fn a_unit_in_flight_is_still_here() {
 
 /// Goal: a read that is in flight when its entry ends leaves nothing, and the wait for it ends. Method: a waiter
 /// whose completion is kept back; the entry ends between.
-#[test]
-fn a_read_in_flight_outlives_its_entry() {
-    let mut fixture = Fixture::new(unit(0));
+fn a_read_in_flight_outlives_its_entry<B: Breakable>() {
+    let mut fixture = Fixture::<B>::new(unit(0));
     fixture.store_all();
     fixture.write_all_back();
     let (outcome, _) = fixture.load(0);
     let Loaded::Away(ticket) = outcome else { panic!("{outcome:?}") };
-    fixture.backing.0.holds.store(true, Relaxed);
-    fixture.backing.0.refuse.store(1, Relaxed);
+    fixture.backing.faults().holds.store(true, Relaxed);
+    fixture.backing.faults().refuse.store(1, Relaxed);
     let waited = std::thread::scope(|scope| {
         let waiter = scope.spawn(|| fixture.store.wait(ticket));
         waiter.join().expect("it does not panic")
@@ -305,24 +323,24 @@ fn a_read_in_flight_outlives_its_entry() {
 }
 
 /// Goal: errors of the backing are told as what they are. Method: each kind once.
-#[test]
-fn failures_of_the_backing_are_named() {
-    let mut fixture = Fixture::new(unit(0));
+fn failures_of_the_backing_are_named<B: Breakable>() {
+    let mut fixture = Fixture::<B>::new(unit(0));
     fixture.store_all();
-    let faults = Arc::clone(&fixture.backing.0);
+    let backing = fixture.backing.clone();
+    let faults = backing.faults();
     // A write that fails for good: the unit stays in the pool.
     faults.is_final.store(true, Relaxed);
     faults.fail.store(usize::MAX, Relaxed);
     let done = fixture.store.write_back(usize::MAX);
     assert!(done.written == 0 && done.kept == done.started && done.kept > 0, "{done:?}");
-    assert_eq!(faults.memory.locations(), 0);
-    faults.behave();
+    assert_eq!(backing.locations(), 0);
+    backing.behave();
     fixture.check();
     // A full backing: the walk ends.
     faults.refuse.store(usize::MAX, Relaxed);
     let done = fixture.store.write_back(usize::MAX);
     assert!(done.started == 0 && (1..=8).contains(&done.refused), "{done:?}");
-    faults.behave();
+    backing.behave();
     fixture.check();
     fixture.write_all_back();
     let ticket = |at| match fixture.load(at) {
@@ -359,7 +377,7 @@ fn failures_of_the_backing_are_named() {
     fixture.end();
 }
 
-fn handle(fixture: &Fixture, at: usize) -> crate::zsmalloc::Handle {
+fn handle<B>(fixture: &Fixture<B>, at: usize) -> crate::zsmalloc::Handle {
     fixture.entries[at].as_ref().expect("it is stored").0
 }
 
@@ -367,7 +385,7 @@ fn handle(fixture: &Fixture, at: usize) -> crate::zsmalloc::Handle {
 /// same.
 #[test]
 fn a_unit_with_another_checksum_is_lost() {
-    let mut fixture = Fixture::new(unit(0));
+    let mut fixture = Fixture::<Faulty>::new(unit(0));
     fixture.store_all();
     let word = &fixture.store.pool().words(handle(&fixture, 1))[1];
     word.fetch_xor(1, Relaxed);
@@ -384,7 +402,7 @@ fn a_unit_with_another_checksum_is_lost() {
 /// Goal: without a backing nothing is written and nobody waits.
 #[test]
 fn a_store_without_a_backing_keeps_everything() {
-    let mut fixture = Fixture::new(unit(0));
+    let mut fixture = Fixture::<Faulty>::new(unit(0));
     let zcomp = Zcomp::new(Algorithm::Zstd.into(), unit(0), 1).expect("the default level");
     fixture.store = Store::new(vec![zcomp], Arc::clone(&fixture.world), key());
     fixture.store_all();
@@ -396,11 +414,10 @@ fn a_store_without_a_backing_keeps_everything() {
 
 /// Goal: threads, walkers and waiters do not disturb each other. Method: three threads store, load, compare and end
 /// entries of their own, two write back and compact, and the backing fails now and then.
-#[test]
-fn threads_and_walkers_agree() {
+fn threads_and_walkers_agree<B: Breakable>() {
     const STEPS: usize = if cfg!(debug_assertions) { 4000 } else { 20_000 };
     let seed = seed();
-    let (world, backing) = (World::new(), Faulty::new(300 << 10));
+    let (world, backing) = (World::new(), B::new(300 << 10));
     let codecs = [Algorithm::Lz4, Algorithm::Zstd]
         .map(|algorithm| Zcomp::new(algorithm.into(), unit(0), 2).expect("the default level"));
     let store = Store::new(codecs.into(), Arc::clone(&world), key());
@@ -415,7 +432,7 @@ fn threads_and_walkers_agree() {
             });
         }
         for walker in 0..2 {
-            let (store, working, faults) = (&store, &working, &backing.0);
+            let (store, working, faults) = (&store, &working, backing.faults());
             scope.spawn(move || {
                 let mut random = Random::new(seed.wrapping_mul(16) + 8 + walker);
                 while working.load(Relaxed) > 0 {
@@ -430,7 +447,7 @@ fn threads_and_walkers_agree() {
             });
         }
     });
-    backing.0.behave();
+    backing.behave();
     store.drain();
     assert_eq!(figures.stored_units.load(Relaxed), 0, "STORE-3");
     assert_eq!(figures.compressed_bytes.load(Relaxed), 0);
@@ -441,7 +458,7 @@ fn threads_and_walkers_agree() {
         "{spill:?}"
     );
     assert!(spill.written + spill.returned >= spill.read, "{spill:?}");
-    assert_eq!(backing.0.memory.locations(), 0);
+    assert_eq!(backing.locations(), 0);
     check_rows(store.pool(), 0);
     assert_eq!(store.pool_stats().objects, 0);
     drop(store);

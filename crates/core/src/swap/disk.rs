@@ -8,12 +8,22 @@
 //!
 //! - `DISK-1` Each transfer that was begun comes back through [`Disk::poll`] exactly once, with its buffer.
 //! - `DISK-2` A transfer whose result is `Ok` moved all of its slots: a disk goes on after a short one.
+//! - `DISK-3` What [`Disk::discard`] forgets is what was written before the call. A transfer that is begun after
+//!   it finds its slots as if the discard had ended by then.
 //!
 //! # Concurrency
 //!
-//! All methods may be called by any thread. None but [`Disk::pause`] waits for the medium.
+//! All methods may be called by any thread; its locks have ranks above 47, and it holds none when it calls `each`.
+//! None but [`Disk::pause`] waits for the medium.
+
+#[doc(hidden)]
+pub mod faulty;
+pub mod memory;
 
 use std::fmt;
+
+/// Rank of the lock of a disk: nothing of the areas' is locked while one is called.
+const RANK_DISK: u8 = crate::store::RANK_BACKING + 3;
 
 /// Bytes of a slot: what direct I/O moves at least, on every file system that has it.
 pub const SLOT_BYTES: usize = 4096;

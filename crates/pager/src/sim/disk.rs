@@ -161,8 +161,10 @@ impl Backing for Shared {
         }
     }
 
-    fn discard(&self, location: Location) {
-        self.0.lock().forget(location.get());
+    fn discard(&self, location: Location, length: usize) {
+        let mut book = self.0.lock();
+        assert_eq!(book.kept[&location.get()].len(), length, "another length was written");
+        book.forget(location.get());
     }
 
     fn pause(&self) {

@@ -1,4 +1,4 @@
-//! A backing in memory that fails, dawdles and damages as it is told to. For tests.
+//! A backing in memory that fails, dawdles and damages as it is told to; and what tests ask of any such backing.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,13 +9,32 @@ use super::{Backing, Completed, Completion, Failure, Location, Operation, Reques
 use crate::sync::Mutex;
 use crate::zsmalloc::Handle;
 
-/// Above the rank of [`Memory`]'s lock.
-const RANK_FAULTS: u8 = super::RANK_BACKING + 2;
+/// Above the ranks of [`Memory`]'s lock, and of those of areas and disks.
+const RANK_FAULTS: u8 = super::RANK_BACKING + 4;
+
+/// A backing that a test breaks. Clones are the same backing.
+pub(crate) trait Breakable: Backing + Clone + 'static {
+    /// One that keeps about `bytes_max` bytes.
+    fn new(bytes_max: usize) -> Self;
+
+    /// What goes wrong next.
+    fn faults(&self) -> &Faults;
+
+    /// Nothing goes wrong from now on.
+    fn behave(&self) {
+        self.faults().behave();
+    }
+
+    /// Locations in use.
+    fn locations(&self) -> usize;
+
+    /// Bytes that are kept.
+    fn bytes(&self) -> usize;
+}
 
 /// What goes wrong next. Shared by the backing and by who plays with it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Faults {
-    pub(crate) memory: Memory,
     /// Completions are kept back.
     pub(crate) holds: AtomicBool,
     /// So many requests are refused.
@@ -30,27 +49,18 @@ pub(crate) struct Faults {
     hurt: Mutex<RANK_FAULTS, BTreeSet<u32>>,
 }
 
-/// The backing.
+/// The backing in memory.
 #[derive(Clone, Debug)]
-pub(crate) struct Faulty(pub(crate) Arc<Faults>);
+pub(crate) struct Faulty(Arc<Inner>);
 
-impl Faulty {
-    pub(crate) fn new(bytes_max: usize) -> Faulty {
-        Faulty(Arc::new(Faults {
-            memory: Memory::new(bytes_max),
-            holds: AtomicBool::new(false),
-            refuse: AtomicUsize::new(0),
-            fail: AtomicUsize::new(0),
-            is_final: AtomicBool::new(false),
-            damage: AtomicUsize::new(0),
-            hurt: Mutex::new(BTreeSet::new()),
-        }))
-    }
+#[derive(Debug)]
+struct Inner {
+    faults: Faults,
+    memory: Memory,
 }
 
 impl Faults {
-    /// Nothing goes wrong from now on.
-    pub(crate) fn behave(&self) {
+    pub(super) fn behave(&self) {
         self.holds.store(false, Relaxed);
         for count in [&self.refuse, &self.fail, &self.damage] {
             count.store(0, Relaxed);
@@ -67,7 +77,8 @@ impl Faults {
         self.hurt.lock().remove(&handle.to_raw());
     }
 
-    fn hurts(&self, token: Token) {
+    /// The entry of this request may be lost from now on.
+    pub(super) fn hurts(&self, token: Token) {
         self.hurt.lock().insert(token.0.to_raw());
     }
 
@@ -78,31 +89,56 @@ impl Faults {
     fn failure(&self) -> Failure {
         if self.is_final.load(Relaxed) { Failure::Final } else { Failure::Transient }
     }
+
+    /// Refuses the request if one is to be refused.
+    pub(super) fn refuses(&self, request: &mut Request<'_>) -> bool {
+        let refuses = Faults::takes(&self.refuse);
+        if refuses {
+            let failure = self.failure();
+            let reads = matches!(request.operation, Operation::Read { .. });
+            if reads && failure == Failure::Final {
+                self.hurts(request.token);
+            }
+            request.refused = Some(failure);
+        }
+        refuses
+    }
+}
+
+impl Breakable for Faulty {
+    fn new(bytes_max: usize) -> Faulty {
+        Faulty(Arc::new(Inner { faults: Faults::default(), memory: Memory::new(bytes_max) }))
+    }
+
+    fn faults(&self) -> &Faults {
+        &self.0.faults
+    }
+
+    fn locations(&self) -> usize {
+        self.0.memory.locations()
+    }
+
+    fn bytes(&self) -> usize {
+        self.0.memory.bytes()
+    }
 }
 
 impl Backing for Faulty {
     fn submit(&self, requests: &mut [Request<'_>]) {
         for request in requests {
-            if Faults::takes(&self.0.refuse) {
-                let failure = self.0.failure();
-                let reads = matches!(request.operation, Operation::Read { .. });
-                if reads && failure == Failure::Final {
-                    self.0.hurts(request.token);
-                }
-                request.refused = Some(failure);
-            } else {
+            if !self.0.faults.refuses(request) {
                 self.0.memory.submit(std::slice::from_mut(request));
             }
         }
     }
 
     fn poll(&self, each: &mut dyn FnMut(Completion<'_>)) {
-        let faults = &*self.0;
+        let (faults, memory) = (&self.0.faults, &self.0.memory);
         let mut spoil = |completion: Completion<'_>| {
             let token = completion.token;
             match completion.result {
                 Ok(Completed::Written(location)) if Faults::takes(&faults.fail) => {
-                    faults.memory.discard(location);
+                    memory.forget(location);
                     each(Completion { token, result: Err(faults.failure()) });
                 }
                 Ok(Completed::Read(_)) if Faults::takes(&faults.fail) => {
@@ -126,18 +162,18 @@ impl Backing for Faulty {
         };
         loop {
             let holds = faults.holds.load(Relaxed);
-            if holds || !faults.memory.poll_one(&mut spoil) {
+            if holds || !memory.poll_one(&mut spoil) {
                 break;
             }
         }
     }
 
-    fn discard(&self, location: Location) {
-        self.0.memory.discard(location);
+    fn discard(&self, location: Location, length: usize) {
+        self.0.memory.discard(location, length);
     }
 
     /// Whoever waits would wait for ever.
     fn pause(&self) {
-        self.0.holds.store(false, Relaxed);
+        self.0.faults.holds.store(false, Relaxed);
     }
 }

@@ -69,6 +69,15 @@ impl Memory {
     }
 }
 
+#[cfg(any(test, fuzzing))]
+impl Memory {
+    /// Forgets what is kept at a location.
+    pub(super) fn forget(&self, location: Location) {
+        let length = self.inner.lock().kept[&location].len();
+        self.discard(location, length);
+    }
+}
+
 impl Inner {
     fn write(&mut self, bytes: &[u8], bytes_max: usize) -> Result<Location, Failure> {
         if self.bytes + bytes.len() > bytes_max {
@@ -107,9 +116,10 @@ impl Backing for Memory {
         while self.poll_one(each) {}
     }
 
-    fn discard(&self, location: Location) {
+    fn discard(&self, location: Location, length: usize) {
         let mut inner = self.inner.lock();
         let bytes = inner.kept.remove(&location).expect("a location is discarded once");
-        inner.bytes -= bytes.len();
+        assert_eq!(bytes.len(), length, "the length of what was written");
+        inner.bytes -= length;
     }
 }

@@ -1,0 +1,229 @@
+//! One area: a disk, what is known of its slots, and the key that they are sealed with.
+//!
+//! # Concurrency
+//!
+//! All of it is shared. Which slots are in use is the allocator's business (`slots`), what is in them the
+//! table's; the rest are numbers and flags of their own.
+
+use std::ops::Range;
+use std::sync::atomic::{
+    AtomicBool, AtomicU64, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
+};
+
+use super::disk::{Disk, SLOT_BYTES, Transfer};
+use super::location::AreaId;
+use super::seal::{Seal, Tampered};
+use super::slots::Slots;
+use super::table::{State, Table};
+use crate::stats::{add, subtract};
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Area {
+    pub(super) id: AreaId,
+    pub(super) priority: i32,
+    pub(super) disk: Box<dyn Disk>,
+    pub(super) slots: Slots,
+    seal: Seal,
+    table: Table,
+    /// Nothing is written there any more (`SWAP-5`).
+    is_frozen: AtomicBool,
+    /// It is on its way to its end.
+    is_draining: AtomicBool,
+    /// The last write failed: others come first.
+    rests: AtomicBool,
+    /// A transfer was begun since the disk was last flushed.
+    is_dirty: AtomicBool,
+    /// Objects that are there, and their bytes.
+    pub(super) objects: AtomicU64,
+    pub(super) bytes: AtomicU64,
+    /// Slots that no write reached, which are not used again.
+    pub(super) slots_bad: AtomicU64,
+    /// Transfers that were made and have not ended.
+    pub(super) in_flight: AtomicUsize,
+}
+
+impl Area {
+    /// An area of `slots` slots. Allocates.
+    pub(super) fn new(
+        id: AreaId,
+        disk: Box<dyn Disk>,
+        slots: u32,
+        priority: i32,
+        seal: Seal,
+    ) -> Area {
+        Area {
+            id,
+            priority,
+            disk,
+            // Writes are packed under one lock, so they come from one processor at a time.
+            slots: Slots::new(slots, 1),
+            seal,
+            table: Table::new(),
+            is_frozen: AtomicBool::new(false),
+            is_draining: AtomicBool::new(false),
+            rests: AtomicBool::new(false),
+            is_dirty: AtomicBool::new(false),
+            objects: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            slots_bad: AtomicU64::new(0),
+            in_flight: AtomicUsize::new(0),
+        }
+    }
+
+    pub(super) fn is_frozen(&self) -> bool {
+        // Relaxed: a fork waits until everybody holds still.
+        self.is_frozen.load(Relaxed)
+    }
+
+    pub(super) fn set_frozen(&self, is_frozen: bool) {
+        self.is_frozen.store(is_frozen, Relaxed);
+    }
+
+    pub(super) fn is_draining(&self) -> bool {
+        self.is_draining.load(Relaxed)
+    }
+
+    pub(super) fn set_draining(&self, is_draining: bool) {
+        if is_draining {
+            self.slots.begin_drain();
+        } else {
+            self.slots.end_drain();
+        }
+        self.is_draining.store(is_draining, Relaxed);
+    }
+
+    pub(super) fn rests(&self) -> bool {
+        self.rests.load(Relaxed)
+    }
+
+    /// Whether slots may be taken.
+    pub(super) fn is_open(&self) -> bool {
+        !self.is_frozen() && !self.is_draining()
+    }
+
+    /// Whether the owner may close it: it is not used any more, and nothing is there or on its way.
+    pub(super) fn is_done(&self) -> bool {
+        // Acquire: pairs with the AcqRel in forget(): what is done with the slots comes after.
+        !self.is_open() && self.objects.load(Acquire) == 0 && self.in_flight.load(Acquire) == 0
+    }
+
+    /// Slots in use, without the bad ones.
+    pub(super) fn slots_used(&self) -> u64 {
+        u64::from(self.slots.used()).saturating_sub(self.slots_bad.load(Relaxed))
+    }
+
+    /// Takes `1 << order` slots, and makes their part of the table. Allocates at the first use of a cluster.
+    pub(super) fn take(&self, order: u32) -> Option<Range<u32>> {
+        let first = self.slots.take(0, order)?;
+        let slots = first..first + (1 << order);
+        self.table.prepare(slots.clone());
+        Some(slots)
+    }
+
+    /// Gives slots back that were taken and not written.
+    pub(super) fn give_back(&self, slots: Range<u32>) {
+        if !slots.is_empty() {
+            self.slots.free(slots.start, slots.end - slots.start);
+        }
+    }
+
+    /// Seals the contents of a slot, which `live` objects touch. The caller has the slot.
+    pub(super) fn seal(&self, slot: u32, live: u64, bytes: &mut [u8; SLOT_BYTES]) {
+        let entry = self.table.entry(slot);
+        let generation = entry.begin(live);
+        entry.set_tag(self.seal.seal(slot, generation, bytes));
+    }
+
+    /// Opens what was read of a slot (`SWAP-4`).
+    pub(super) fn open(&self, slot: u32, bytes: &mut [u8; SLOT_BYTES]) -> Result<(), Tampered> {
+        let (generation, tag) = self.table.entry(slot).proof();
+        self.seal.open(slot, generation, tag, bytes)
+    }
+
+    /// Hands a transfer to the disk, or has it back.
+    pub(super) fn begin(&self, transfer: Transfer) -> Result<(), Transfer> {
+        assert!(
+            !self.is_frozen() || transfer.direction == super::disk::Direction::Read,
+            "SWAP-5: a write to a frozen area"
+        );
+        self.disk.begin(transfer)?;
+        self.is_dirty.store(true, Relaxed);
+        Ok(())
+    }
+
+    /// Sends what was begun on its way.
+    pub(super) fn flush(&self) {
+        if self.is_dirty.swap(false, Relaxed) {
+            self.disk.flush();
+        }
+    }
+
+    /// These slots were written, and `objects` with `bytes` are there.
+    pub(super) fn written(&self, slots: Range<u32>, objects: usize, bytes: usize) {
+        slots.for_each(|slot| self.table.entry(slot).written());
+        add(&self.objects, objects as u64);
+        add(&self.bytes, bytes as u64);
+        self.rests.store(false, Relaxed);
+    }
+
+    /// These slots were not written. They are used again, but for bad ones.
+    pub(super) fn not_written(&self, slots: Range<u32>, is_bad: bool) {
+        slots.clone().for_each(|slot| self.table.entry(slot).not_written(is_bad));
+        if is_bad {
+            add(&self.slots_bad, slots.len() as u64);
+        } else {
+            self.give_back(slots);
+        }
+        self.rests.store(true, Relaxed);
+    }
+
+    /// An object of `length` bytes that touches these slots is not needed any more.
+    pub(super) fn forget(&self, slots: Range<u32>, length: usize) {
+        let mut free = slots.start..slots.start;
+        for slot in slots {
+            if self.table.entry(slot).forget() {
+                free.end = slot + 1;
+            } else {
+                self.give_back(free);
+                free = slot + 1..slot + 1;
+            }
+        }
+        self.give_back(free);
+        subtract(&self.bytes, length as u64);
+        // AcqRel: pairs with the Acquire in is_done().
+        let before = self.objects.fetch_sub(1, AcqRel);
+        assert!(before > 0, "more objects end than were written");
+    }
+
+    /// Lets the disk forget clusters that nobody uses: few at a time, since others may wait for the caller. Returns
+    /// how many.
+    pub(super) fn punch(&self) -> usize {
+        const AT_ONCE: usize = 4;
+        if self.is_frozen() {
+            // The other process may read there (SWAP-5).
+            return 0;
+        }
+        let mut clusters = [const { 0..0 }; AT_ONCE];
+        let mut count = 0;
+        self.slots.take_discards(AT_ONCE, &mut |cluster| {
+            clusters[count] = cluster;
+            count += 1;
+        });
+        for cluster in clusters.into_iter().take(count) {
+            self.disk.discard(u64::from(cluster.start), cluster.len() as u64);
+            self.slots.discarded(cluster);
+        }
+        count
+    }
+
+    /// Whether objects are in this slot.
+    pub(super) fn is_live(&self, slot: u32) -> bool {
+        self.table.find(slot).is_some_and(|entry| entry.word().state == State::Live)
+    }
+
+    /// Bytes of the table.
+    pub(super) fn table_bytes(&self) -> usize {
+        self.table.memory_bytes()
+    }
+}

@@ -1,0 +1,201 @@
+//! Out: objects into frames, frames into runs of slots.
+//!
+//! A **run** is what the slot allocator gave out at once: a frame's slots if it can, fewer if the area is fragmented or
+//! the limit is near. Frames follow each other in it, so that what is flushed early is not a hole: the next
+//! frame begins at the next slot.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{AcqRel, Relaxed};
+
+use super::super::disk::{self, Direction, SLOT_BYTES, Transfer};
+use super::super::frame::Run;
+use super::super::location::Place;
+use super::{AREAS_MAX, Area, AreaId, Areas, Held, Inner};
+use crate::stats::add;
+use crate::store::backing::{Completed, Completion, Failure, Token};
+
+/// The largest order of the slot allocator.
+pub(super) const ORDER_MAX: u32 = 9;
+
+impl Areas {
+    /// Copies an object into the open frame, or a new one.
+    pub(super) fn append(&self, token: Token, bytes: &[u8]) -> Result<(), Failure> {
+        assert!((1..=self.object_bytes_max).contains(&bytes.len()), "{} bytes", bytes.len());
+        let needed = bytes.len().div_ceil(SLOT_BYTES);
+        let mut inner = self.inner.lock();
+        // An empty frame has room for any object.
+        while !inner.append(token, bytes) {
+            Areas::close(&mut inner);
+            if inner.free_frames.is_empty() {
+                add(&self.counters.refused_busy, 1);
+                return Err(Failure::Transient);
+            }
+            if inner.run.as_ref().is_some_and(|run| run.count() >= needed) {
+                inner.open();
+                continue;
+            }
+            inner.end_run();
+            // Tables may be made, and nothing allocates under the lock.
+            drop(inner);
+            let Some(run) = self.take_run(needed) else {
+                add(&self.counters.refused_full, 1);
+                return Err(Failure::Transient);
+            };
+            inner = self.inner.lock();
+            inner.begin_run(run);
+        }
+        Ok(())
+    }
+
+    /// Closes the open frame, if there is one: it is sealed, and waits to be written.
+    pub(super) fn close(inner: &mut Held<'_>) {
+        let inner = &mut **inner;
+        let Some(index) = inner.open.take() else { return };
+        let frame = &mut inner.frames[index];
+        let run = inner.run.as_mut().expect("an open frame has a run");
+        let written = run.split(frame.close());
+        let area = Arc::clone(&run.area);
+        let (first, count) = (u64::from(written.slots.start), written.count());
+        let transfer = Transfer {
+            token: index as u64,
+            direction: Direction::Write,
+            first,
+            count,
+            buffer: frame.seal(written),
+            result: Ok(()),
+        };
+        area.in_flight.fetch_add(1, AcqRel);
+        inner.waiting.push_back((area, transfer));
+        if inner.run.as_ref().is_some_and(|run| run.count() == 0) {
+            inner.run = None;
+        }
+    }
+
+    /// Takes slots: of the areas with the highest priority first, of equal ones in turn, of those whose last write
+    /// failed last.
+    fn take_run(&self, needed: usize) -> Option<Run> {
+        let least = needed.next_power_of_two().ilog2();
+        // A large object leaves room behind it for others.
+        let wanted = if least > 2 { (least + 3).min(ORDER_MAX) } else { self.run_order };
+        let used: u64 = self.all().map(|area| area.slots_used()).sum();
+        let left = self.slots_limit.load(Relaxed).saturating_sub(used);
+        for rests in [false, true] {
+            let mut below = None;
+            while let Some(priority) = self.next_priority(below, rests) {
+                for order in (least..=wanted).rev().filter(|order| 1 << order <= left) {
+                    let run = self.take_of(priority, rests, order);
+                    if run.is_some() {
+                        return run;
+                    }
+                }
+                below = Some(priority);
+            }
+        }
+        None
+    }
+
+    /// The highest priority of the open areas that is below `below`.
+    fn next_priority(&self, below: Option<i32>, rests: bool) -> Option<i32> {
+        let open = self.all().filter(|area| area.is_open() && area.rests() == rests);
+        let priorities = open.map(|area| area.priority);
+        priorities.filter(|priority| below.is_none_or(|below| *priority < below)).max()
+    }
+
+    /// Takes `1 << order` slots of an area with this priority.
+    fn take_of(&self, priority: i32, rests: bool, order: u32) -> Option<Run> {
+        let first = self.turn.load(Relaxed);
+        for number in first..first + AREAS_MAX {
+            let id = AreaId::new(number % AREAS_MAX)?;
+            let Some(area) = self.area(id) else { continue };
+            if area.priority != priority || area.rests() != rests || !area.is_open() {
+                continue;
+            }
+            if let Some(slots) = area.take(order) {
+                self.turn.store(id.get() + 1, Relaxed);
+                add(&self.counters.swpout[order as usize], 1);
+                return Some(Run { area, slots });
+            }
+        }
+        add(&self.counters.swpout_fallback[order as usize], 1);
+        None
+    }
+
+    /// A frame was written, or not: its objects are reported.
+    pub(super) fn wrote(
+        &self,
+        area: &Arc<Area>,
+        index: usize,
+        transfer: Transfer,
+        each: &mut dyn FnMut(Completion<'_>),
+    ) {
+        let mut frame = std::mem::take(&mut self.inner.lock().frames[index]);
+        let (run, objects) = frame.contents();
+        add(&self.counters.writes, 1);
+        let failure = match transfer.result {
+            Ok(()) => {
+                let bytes = objects.iter().map(|object| object.length()).sum();
+                area.written(run.slots.clone(), objects.len(), bytes);
+                add(&self.counters.bytes_written, (run.count() * SLOT_BYTES) as u64);
+                None
+            }
+            Err(error) => {
+                self.counters.failed(error);
+                let is_bad = matches!(error, disk::Error::Failed { .. });
+                area.not_written(run.slots.clone(), is_bad);
+                Some(if is_bad { Failure::Final } else { Failure::Transient })
+            }
+        };
+        for object in objects {
+            let at = u32::try_from(object.at() / SLOT_BYTES).expect("a slot of the frame");
+            let place =
+                Place { area: area.id, slot: run.slots.start + at, byte: object.at() % SLOT_BYTES };
+            // SWAP-3: the transfer has ended.
+            let result = failure.map_or(Ok(Completed::Written(place.location())), Err);
+            each(Completion { token: object.token, result });
+        }
+        frame.reset(transfer.buffer);
+        let mut inner = self.inner.lock();
+        inner.frames[index] = frame;
+        inner.free_frames.push(index);
+        area.in_flight.fetch_sub(1, AcqRel);
+    }
+
+    /// Lets the disks forget clusters that nobody uses, a few at a time.
+    pub(super) fn punch(&self) {
+        let punched: usize = self.all().map(|area| area.punch()).sum();
+        add(&self.counters.clusters_discarded, punched as u64);
+    }
+}
+
+impl Inner {
+    /// Copies an object into the open frame. False: there is none, or it has no room.
+    fn append(&mut self, token: Token, bytes: &[u8]) -> bool {
+        self.open.is_some_and(|index| self.frames[index].append(token, bytes))
+    }
+
+    /// Opens a frame on the run.
+    fn open(&mut self) {
+        let run = self.run.as_ref().expect("append() looked");
+        let index = self.free_frames.pop().expect("append() looked");
+        self.frames[index].open(run.count());
+        self.open = Some(index);
+    }
+
+    /// Fills these slots next.
+    fn begin_run(&mut self, run: Run) {
+        // Somebody else may have begun one, or drained the area, while there was no lock.
+        if self.run.is_none() && run.area.is_open() {
+            self.run = Some(run);
+        } else {
+            run.area.give_back(run.slots);
+        }
+    }
+
+    /// Gives the rest of the run back.
+    pub(super) fn end_run(&mut self) {
+        debug_assert!(self.open.is_none(), "a frame is open on the run");
+        if let Some(Run { area, slots }) = self.run.take() {
+            area.give_back(slots);
+        }
+    }
+}

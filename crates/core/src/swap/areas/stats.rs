@@ -1,0 +1,161 @@
+//! What the areas did and have.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::super::disk;
+use super::super::location::AreaId;
+use super::Areas;
+use super::out::ORDER_MAX;
+use crate::stats::add;
+
+/// Orders of the slot allocator.
+const ORDERS: usize = ORDER_MAX as usize + 1;
+
+/// What is counted as it happens.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub(super) swpout: [AtomicU64; ORDERS],
+    pub(super) swpout_fallback: [AtomicU64; ORDERS],
+    pub(super) writes: AtomicU64,
+    pub(super) reads: AtomicU64,
+    pub(super) bytes_written: AtomicU64,
+    pub(super) bytes_read: AtomicU64,
+    pub(super) reads_again: AtomicU64,
+    pub(super) clusters_discarded: AtomicU64,
+    pub(super) failed_full: AtomicU64,
+    pub(super) failed_busy: AtomicU64,
+    pub(super) failed_medium: AtomicU64,
+    pub(super) tampered: AtomicU64,
+    pub(super) refused_full: AtomicU64,
+    pub(super) refused_busy: AtomicU64,
+}
+
+impl Counters {
+    /// A transfer failed.
+    pub(super) fn failed(&self, error: disk::Error) {
+        let counter = match error {
+            disk::Error::Full => &self.failed_full,
+            disk::Error::Busy => &self.failed_busy,
+            disk::Error::Failed { .. } => &self.failed_medium,
+        };
+        add(counter, 1);
+    }
+}
+
+/// What all areas have, and what they did since the beginning.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct AreasStats {
+    /// Slots in use: with objects, being written, or taken for the next frame.
+    pub slots_used: u64,
+    /// Slots that a failed write has left unusable.
+    pub slots_bad: u64,
+    /// Objects.
+    pub objects: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Runs of 2^order slots that were taken, by order.
+    pub swpout: [u64; ORDERS],
+    /// Runs that no area had room for, so that a smaller one was tried, by order.
+    pub swpout_fallback: [u64; ORDERS],
+    /// Write transfers that have ended.
+    pub writes: u64,
+    /// Read transfers that have ended.
+    pub reads: u64,
+    /// Bytes of the writes that did not fail.
+    pub bytes_written: u64,
+    /// Bytes of the reads that did not fail.
+    pub bytes_read: u64,
+    /// Objects that were read a second time, alone.
+    pub reads_again: u64,
+    /// Clusters that a disk was told to forget.
+    pub clusters_discarded: u64,
+    /// Transfers that failed since the disk was full.
+    pub failed_full: u64,
+    /// Transfers that failed since the system was busy.
+    pub failed_busy: u64,
+    /// Transfers that failed since the medium did.
+    pub failed_medium: u64,
+    /// Slots that did not open: not the bytes that were written.
+    pub tampered: u64,
+    /// Writes that were refused: no slots, or the limit.
+    pub refused_full: u64,
+    /// Requests that were refused: all buffers are on their way.
+    pub refused_busy: u64,
+    /// Bytes of tables.
+    pub table_bytes: u64,
+    /// Bytes of buffers.
+    pub buffer_bytes: u64,
+}
+
+/// One area.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AreaStatus {
+    /// Its number.
+    pub id: AreaId,
+    /// Its priority.
+    pub priority: i32,
+    /// Its slots.
+    pub slots: u32,
+    /// Those in use.
+    pub slots_used: u64,
+    /// Its objects.
+    pub objects: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Nothing is written there, because of a fork.
+    pub is_frozen: bool,
+    /// Nothing is written there, since it is to be empty.
+    pub is_draining: bool,
+}
+
+impl Areas {
+    /// The figures of all areas together.
+    #[must_use]
+    pub fn stats(&self) -> AreasStats {
+        let of = |counter: &AtomicU64| counter.load(Relaxed);
+        let of_orders =
+            |counters: &[AtomicU64; ORDERS]| std::array::from_fn(|at| of(&counters[at]));
+        let counters = &self.counters;
+        let mut stats = AreasStats {
+            swpout: of_orders(&counters.swpout),
+            swpout_fallback: of_orders(&counters.swpout_fallback),
+            writes: of(&counters.writes),
+            reads: of(&counters.reads),
+            bytes_written: of(&counters.bytes_written),
+            bytes_read: of(&counters.bytes_read),
+            reads_again: of(&counters.reads_again),
+            clusters_discarded: of(&counters.clusters_discarded),
+            failed_full: of(&counters.failed_full),
+            failed_busy: of(&counters.failed_busy),
+            failed_medium: of(&counters.failed_medium),
+            tampered: of(&counters.tampered),
+            refused_full: of(&counters.refused_full),
+            refused_busy: of(&counters.refused_busy),
+            buffer_bytes: self.buffer_bytes as u64,
+            ..AreasStats::default()
+        };
+        for area in self.all() {
+            stats.slots_used += area.slots_used();
+            stats.slots_bad += of(&area.slots_bad);
+            stats.objects += of(&area.objects);
+            stats.bytes += of(&area.bytes);
+            stats.table_bytes += area.table_bytes() as u64;
+        }
+        stats
+    }
+
+    /// One area; `None` if there is none of this number.
+    #[must_use]
+    pub fn status(&self, id: AreaId) -> Option<AreaStatus> {
+        self.area(id).map(|area| AreaStatus {
+            id,
+            priority: area.priority,
+            slots: area.slots.total(),
+            slots_used: area.slots_used(),
+            objects: area.objects.load(Relaxed),
+            bytes: area.bytes.load(Relaxed),
+            is_frozen: area.is_frozen(),
+            is_draining: area.is_draining(),
+        })
+    }
+}
