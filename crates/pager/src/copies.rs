@@ -19,7 +19,8 @@
 //! bytes (a 32nd of the limit) higher: fewer bytes have gone out after the unit than these WINDOW
 //! bytes would have kept. A resident unit takes no pool memory, so WINDOW bytes keep
 //! `WINDOW / (unit - object)` units, where `object` is the mean size of a unit in the pool.
-//! [`Copies::review`] compares the two uses, and changes the budget of copies by a quarter.
+//! [`Copies::review`] compares the two uses, and changes the budget of copies, by the rule of
+//! [`zfolio_core::economy`].
 //!
 //! # Invariants
 //!
@@ -43,6 +44,7 @@ mod tests;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
+use zfolio_core::economy::{Verdict, Worth};
 use zfolio_core::stats::add;
 use zfolio_core::sync::Mutex;
 
@@ -88,8 +90,10 @@ struct Ledger {
     saved: AtomicU64,
     /// Time that faults waited for loads.
     wait_ns: AtomicU64,
-    /// Units that went out clean.
+    /// Units that went out clean, and so many more that were not seen to do so: the first copies are too
+    /// young to have gone out again.
     clean: AtomicU64,
+    clean_credit: AtomicU64,
     /// Units compressed, and how long compressing them took.
     compressed: AtomicU64,
     compress_ns: AtomicU64,
@@ -136,43 +140,39 @@ pub(crate) struct Span {
     pub(crate) lately: Lately,
 }
 
-/// What a review decides about the budget.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Verdict {
-    Grow,
-    Keep,
-    Shrink,
-}
-
 fn mean(sum: &AtomicU64, of: &AtomicU64) -> u64 {
     sum.load(Relaxed) / of.load(Relaxed).max(1)
 }
 
 impl Ledger {
-    /// Begins with a credit of clean units: the first copies are too young to have gone out again.
+    /// Begins with a credit of clean units.
     fn new() -> Ledger {
-        Ledger { clean: AtomicU64::new(CLEAN_CREDIT), ..Ledger::default() }
+        Ledger { clean_credit: AtomicU64::new(CLEAN_CREDIT), ..Ledger::default() }
     }
 
-    /// Compares what a byte of copies saves with what a byte more of resident memory would save.
+    /// Whether a byte of copies saves more than a byte more of resident memory would.
     fn verdict(&self, sizes: Sizes, lately: &Lately) -> Verdict {
-        let of = |counter: &AtomicU64| u128::from(counter.load(Relaxed));
+        let clean = self.clean.load(Relaxed) + self.clean_credit.load(Relaxed);
+        let copies = self.mean_copies().max(BUDGET_MIN as u64);
+        let copies = self.copies_worth(clean, copies * sizes.object, lately);
+        copies.against(self.resident_worth(sizes, lately))
+    }
+
+    /// What so many clean units save, with copies of so many bytes.
+    fn copies_worth(&self, clean: u64, bytes: u64, lately: &Lately) -> Worth {
         let compress_ns = mean(&self.compress_ns, &self.compressed);
         let waited_ns = compress_ns * lately.clean_share(compress_ns) / ALL;
-        let refault_ns = u128::from(self.refault_ns(lately));
-        // Both sides of the comparison are multiplied by bytes of copies * WINDOW.
-        let copies = of(&self.copies) / of(&self.reviews).max(1);
-        let copies_bytes = copies.max(BUDGET_MIN as u128) * u128::from(sizes.object);
-        let copies_worth = of(&self.clean) * u128::from(waited_ns) * u128::from(sizes.window());
-        let resident_worth = of(&self.near) * refault_ns * copies_bytes;
-        // A difference of less than a quarter is noise.
-        if 4 * copies_worth > 5 * resident_worth {
-            Verdict::Grow
-        } else if 4 * resident_worth > 5 * copies_worth {
-            Verdict::Shrink
-        } else {
-            Verdict::Keep
-        }
+        Worth { saved_ns: clean.saturating_mul(waited_ns), bytes }
+    }
+
+    /// What WINDOW bytes more of resident memory would save.
+    fn resident_worth(&self, sizes: Sizes, lately: &Lately) -> Worth {
+        let near = self.near.load(Relaxed);
+        Worth { saved_ns: near.saturating_mul(self.refault_ns(lately)), bytes: sizes.window() }
+    }
+
+    fn mean_copies(&self) -> u64 {
+        mean(&self.copies, &self.reviews)
     }
 
     /// The mean time that a thread waits for a load, with the time that the background thread takes
@@ -198,6 +198,7 @@ impl Ledger {
             &self.saved,
             &self.wait_ns,
             &self.clean,
+            &self.clean_credit,
             &self.compressed,
             &self.compress_ns,
         ];
@@ -369,14 +370,9 @@ impl Copies {
     /// last loads cost.
     fn review(&self, sizes: Sizes, lately: Lately) -> Span {
         let (count, budget) = (self.count(), self.budget.load(Relaxed));
-        let held = count.min(budget);
         self.ledger.copies.fetch_add(count as u64 * REVIEW_SCALE, Relaxed);
         self.ledger.reviews.fetch_add(REVIEW_SCALE, Relaxed);
-        let budget = match self.ledger.verdict(sizes, &lately) {
-            Verdict::Grow => budget.saturating_add(held / 4 + 1),
-            Verdict::Keep => budget,
-            Verdict::Shrink => held - held / 4,
-        };
+        let budget = self.ledger.verdict(sizes, &lately).step(budget, count);
         self.budget.store(budget.max(BUDGET_MIN), Relaxed);
         self.near_bytes.store(sizes.near_bytes(), Relaxed);
         let span = self.ledger.span(lately);

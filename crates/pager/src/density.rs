@@ -10,6 +10,9 @@
 //!        + units compressed with it * (time to compress, dense - fast) * share waited for
 //! ```
 //!
+//! Both are of the same bytes, what the dense codec takes less for all that is stored. How they are compared,
+//! and how often before the codec changes, is the rule of [`zfolio_core::economy`].
+//!
 //! The background thread compresses while the program runs. As long as it keeps up, the share that is
 //! waited for is 0 (`reclaim/busy.rs`).
 //!
@@ -48,8 +51,9 @@
 mod tests;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
+use zfolio_core::economy::{Switch, Verdict, Worth};
 use zfolio_core::page::UnitOrder;
 use zfolio_core::stats::add;
 use zfolio_core::store::{CodecId, Form, Outcome, Outgoing, Store};
@@ -67,20 +71,10 @@ use crate::reclaim::busy::ALL;
 const FAST: CodecId = CodecId::FIRST;
 const DENSE: CodecId = CodecId::SECOND;
 
-/// How many reviews in a row must find that the other codec pays, at least.
-const REVIEWS: u32 = 4;
-
 /// Before a change to the dense codec the reviews must also cover so many loads: one for every 16 stored
 /// units, because all of these are repacked after the change. (In the middle of its increments `usemem`
 /// has 8000 loads in a row that more memory would have saved, and after them none for 250,000.)
 const REPACK_SHARE: u64 = 16;
-
-/// What the fast codec would cost is known for sure only when it is in use. Each time that it turns
-/// out to cost too much, so many times more reviews are needed before it is tried again...
-const PATIENCE_FACTOR: u32 = 4;
-
-/// ...up to this many: 65,000 loads.
-const REVIEWS_MAX: u32 = 256;
 
 /// Of the first units that are compressed one in 8 is a sample, later one in 512.
 const SAMPLE_OFTEN: u64 = 8;
@@ -145,9 +139,9 @@ struct Stored {
 }
 
 impl Samples {
-    /// Whether the dense codec pays, given that it is in use or not. A difference of less than a
-    /// quarter is noise. `None`: nothing is known yet.
-    fn pays(&self, is_dense: bool, span: &Span) -> Option<bool> {
+    /// What the dense codec gains and what it costs, given that it is in use or not. `None`: nothing is
+    /// known yet.
+    fn gain_and_cost(&self, is_dense: bool, span: &Span) -> Option<[u64; 2]> {
         if self.count < SAMPLES_MIN {
             return None;
         }
@@ -161,11 +155,19 @@ impl Samples {
         let cost = |loads: u64, stores: u64| loads * load_ns + stores * store_ns;
         Some(if is_dense {
             let refault_ns = span.refault_ns.saturating_sub(load_ns + store_ns);
-            5 * span.saved * refault_ns >= 4 * cost(left, span.compressed)
+            [span.saved * refault_ns, cost(left, span.compressed)]
         } else {
             let stores = span.compressed.saturating_sub(span.saved);
-            4 * span.saved * span.refault_ns > 5 * cost(left, stores)
+            [span.saved * span.refault_ns, cost(left, stores)]
         })
+    }
+
+    /// Whether the dense codec pays, given that it is in use or not. `None`: nothing is known yet.
+    fn verdict(&self, is_dense: bool, span: &Span) -> Option<Verdict> {
+        // Both are of the same bytes.
+        let worths = self.gain_and_cost(is_dense, span)?;
+        let [gain, cost] = worths.map(|saved_ns| Worth { saved_ns, bytes: 1 });
+        Some(gain.against(cost))
     }
 
     /// Loads of units that went out less than so many bytes before would be saved by the dense
@@ -180,6 +182,14 @@ impl Samples {
     fn is_large(&self, stored: Stored, most: u64) -> bool {
         let [fast, dense] = self.stored_bytes(stored);
         self.count >= SAMPLES_MIN && fast > most && dense < fast - fast / 16
+    }
+
+    /// Whether what is stored would take most of the limit with the fast codec: 13/16, so that there is
+    /// time to change before reclaim stops at its floor, an eighth of the limit. The dense codec makes
+    /// units resident, so that fewer are stored: with it in use, half of the limit is most.
+    fn fills(&self, stored: Stored, limit_bytes: u64) -> bool {
+        let sixteenths = if stored.is_dense { 8 } else { 13 };
+        self.is_large(stored, limit_bytes / 16 * sixteenths)
     }
 
     /// What all that is stored takes, or would take, with the fast codec and with the dense one.
@@ -262,13 +272,10 @@ fn round_trip(
 pub(crate) struct Density {
     /// With one codec there is nothing to choose.
     samples: Option<Mutex<{ rank::DENSITY }, Samples>>,
-    is_dense: AtomicBool,
+    /// On while the dense codec is in use.
+    switch: Switch,
     /// The dense codec stays in use: memory goes out that is not used, and its size is what counts.
     stays_dense: AtomicBool,
-    /// Reviews in a row that found that the other codec pays.
-    votes: AtomicU32,
-    /// So many reviews in a row are needed before the fast codec is tried again.
-    patience: AtomicU32,
     /// At how many compressed units the next sample is due.
     sample_at: AtomicU64,
     /// Where [`Engine::densify`] goes on; [`DONE`] if there is nothing to do.
@@ -287,18 +294,20 @@ impl Density {
         };
         Density {
             samples: (codecs > 1).then(|| Mutex::new(samples())),
-            is_dense: AtomicBool::new(false),
+            switch: Switch::default(),
             stays_dense: AtomicBool::new(false),
-            votes: AtomicU32::new(0),
-            patience: AtomicU32::new(REVIEWS),
             sample_at: AtomicU64::new(0),
             hand: AtomicUsize::new(DONE),
         }
     }
 
+    fn is_dense(&self) -> bool {
+        self.switch.is_on()
+    }
+
     /// The codec for units that are compressed now.
     fn codec(&self) -> CodecId {
-        if self.is_dense.load(Relaxed) { DENSE } else { FAST }
+        if self.is_dense() { DENSE } else { FAST }
     }
 
     /// Whether a unit in this form should be stored again, by the codec in use.
@@ -344,37 +353,33 @@ impl Density {
     /// From now on the dense codec stays in use, or no longer.
     pub(crate) fn keep_dense(&self, stays: bool) {
         self.stays_dense.store(stays, Relaxed);
-        if stays && self.has_choice() && !self.is_dense.load(Relaxed) {
+        if stays && self.has_choice() && !self.is_dense() {
             self.use_dense(true);
         }
     }
 
     /// Changes over to a codec.
     pub(crate) fn use_dense(&self, dense: bool) {
-        self.votes.store(0, Relaxed);
-        self.is_dense.store(dense, Relaxed);
-        if dense {
-            let patience = self.patience.load(Relaxed) * PATIENCE_FACTOR;
-            self.patience.store(patience.min(REVIEWS_MAX), Relaxed);
-        }
+        self.switch.set(dense);
         self.hand.store(if dense { 0 } else { DONE }, Relaxed);
     }
 
     /// Notes what a review found: whether the dense codec pays. `units` are stored.
     fn vote(&self, pays: bool, units: u64) {
         let pays = pays || self.stays_dense.load(Relaxed);
-        if pays == self.is_dense.load(Relaxed) {
-            self.votes.store(0, Relaxed);
-            return;
-        }
-        let votes = self.votes.fetch_add(1, Relaxed) + 1;
-        let needed = match pays {
-            true => (units / REPACK_SHARE / REVIEW_LOADS).max(REVIEWS.into()),
-            false => self.patience.load(Relaxed).into(),
-        };
-        if u64::from(votes) >= needed {
+        if self.switch.vote(pays, units / REPACK_SHARE / REVIEW_LOADS) {
             self.use_dense(pays);
         }
+    }
+
+    /// Compares the codecs by what the last loads cost. Returns the distance within which the dense codec
+    /// would save a load.
+    fn review(&self, samples: &Samples, stored: Stored, span: &Span, limit_bytes: u64) -> u64 {
+        if let Some(verdict) = samples.verdict(stored.is_dense, span) {
+            let pays = self.switch.wants_on(verdict) || samples.fills(stored, limit_bytes);
+            self.vote(pays, stored.units);
+        }
+        samples.saved_bytes(stored)
     }
 }
 
@@ -386,7 +391,7 @@ impl Engine {
             units,
             unit_bytes: self.geometry().unit_bytes() as u64,
             bytes: pool.bytes_stored / pool.objects.max(1) * units,
-            is_dense: self.work.density.is_dense.load(Relaxed),
+            is_dense: self.work.density.is_dense(),
         }
     }
 
@@ -429,11 +434,7 @@ impl Engine {
     pub(crate) fn review_density(&self, span: &Span) {
         let density = &self.work.density;
         let Some(samples) = density.try_samples() else { return };
-        let stored = self.stored();
-        if let Some(pays) = samples.pays(stored.is_dense, span) {
-            density.vote(pays || self.is_pool_large(&samples, stored), stored.units);
-        }
-        self.copies.set_saved(samples.saved_bytes(stored));
+        self.copies.set_saved(density.review(&samples, self.stored(), span, self.limit_bytes()));
     }
 
     /// Uses the dense codec at once if the pool takes most of the memory, whatever loads cost: a
@@ -444,18 +445,10 @@ impl Engine {
         let density = &self.work.density;
         let Some(samples) = density.try_samples() else { return };
         let stored = self.stored();
-        if !stored.is_dense && self.is_pool_large(&samples, stored) {
+        if !stored.is_dense && samples.fills(stored, self.limit_bytes()) {
             density.use_dense(true);
         }
-        self.figures().dense.store(u64::from(density.is_dense.load(Relaxed)), Relaxed);
-    }
-
-    /// Whether what is stored would take most of the limit with the fast codec: 13/16, so that there is
-    /// time to change before reclaim stops at its floor, an eighth of the limit. The dense codec makes
-    /// units resident, so that fewer are stored: with it in use, half of the limit is most.
-    fn is_pool_large(&self, samples: &Samples, stored: Stored) -> bool {
-        let sixteenths = if stored.is_dense { 8 } else { 13 };
-        samples.is_large(stored, self.limit_bytes() / 16 * sixteenths)
+        self.figures().dense.store(u64::from(density.is_dense()), Relaxed);
     }
 
     /// Repacks some of the stored units that the fast codec compressed, while the dense one is in

@@ -1,9 +1,10 @@
 //! Tests of the choice between two codecs.
 
-use super::{DENSE, DONE, Density, FAST, REVIEWS, SAMPLES_MAX, SAMPLES_MIN, Samples, Stored, Sums};
+use super::{DENSE, DONE, Density, FAST, SAMPLES_MAX, SAMPLES_MIN, Samples, Stored, Sums};
 use crate::copies::Span;
 use crate::reclaim::busy::{Done, Lately};
 use std::sync::atomic::Ordering::Relaxed;
+use zfolio_core::economy::{REVIEWS, Switch};
 use zfolio_core::page::UnitOrder;
 use zfolio_core::store::Form;
 
@@ -33,6 +34,13 @@ fn span(saved_percent: u64, compressed: u64) -> Span {
     Span { loads, saved, compressed, refault_ns: 50_000, lately }
 }
 
+/// Whether the dense codec should be in use, given that it is or not.
+fn pays(samples: &Samples, is_dense: bool, span: &Span) -> Option<bool> {
+    let switch = Switch::default();
+    switch.set(is_dense);
+    samples.verdict(is_dense, span).map(|verdict| switch.wants_on(verdict))
+}
+
 /// Units that the fast codec stored.
 fn stored(mib: u64) -> Stored {
     let units = mib * MIB / UNIT;
@@ -50,27 +58,27 @@ fn stored_dense(mib: u64) -> Stored {
 fn the_dense_codec_pays_where_it_saves_more_time_than_it_costs() {
     let samples = samples();
     // Each load that remains costs 24 us more, each that is saved saves 50.
-    assert_eq!(samples.pays(false, &span(40, 0)), Some(true), "40 ms against 29");
-    assert_eq!(samples.pays(false, &span(20, 0)), Some(false), "20 ms against 38");
-    assert_eq!(samples.pays(false, &span(0, 0)), Some(false), "it saves nothing");
+    assert_eq!(pays(&samples, false, &span(40, 0)), Some(true), "40 ms against 29");
+    assert_eq!(pays(&samples, false, &span(20, 0)), Some(false), "20 ms against 38");
+    assert_eq!(pays(&samples, false, &span(0, 0)), Some(false), "it saves nothing");
     // Each unit that is still compressed costs 40 us more.
-    assert_eq!(samples.pays(false, &span(40, 2000)), Some(false), "40 ms against 77");
-    assert_eq!(samples.pays(false, &span(60, 2000)), Some(false), "60 ms against 51");
-    assert_eq!(samples.pays(false, &span(80, 2000)), Some(true), "80 ms against 26");
+    assert_eq!(pays(&samples, false, &span(40, 2000)), Some(false), "40 ms against 77");
+    assert_eq!(pays(&samples, false, &span(60, 2000)), Some(false), "60 ms against 51");
+    assert_eq!(pays(&samples, false, &span(80, 2000)), Some(true), "80 ms against 26");
 }
 
 /// Goal: units that the background thread has time to compress cost nothing.
 #[test]
 fn compression_costs_what_is_waited_for() {
     let samples = samples();
-    assert_eq!(samples.pays(false, &span(40, 2000)), Some(false), "as above");
+    assert_eq!(pays(&samples, false, &span(40, 2000)), Some(false), "as above");
     // With 40 us more for each of 2000 units it has 280 ms to do in a second.
     let span_ns = 1_000_000_000;
     let (busy_ns, units) = (span_ns / 5, 2000);
     let done = Done { span_ns, busy_ns, compressed: units, background: units, ..Done::default() };
     let idle = |saved| Span { lately: Lately::one(done), ..span(saved, 2000) };
-    assert_eq!(samples.pays(false, &idle(40)), Some(true), "40 ms against 29");
-    assert_eq!(samples.pays(false, &idle(20)), Some(false), "20 ms against 38");
+    assert_eq!(pays(&samples, false, &idle(40)), Some(true), "40 ms against 29");
+    assert_eq!(pays(&samples, false, &idle(20)), Some(false), "20 ms against 38");
 }
 
 /// Goal: a small difference changes nothing, whichever codec is in use.
@@ -78,14 +86,14 @@ fn compression_costs_what_is_waited_for() {
 fn a_small_difference_keeps_the_codec() {
     let samples = samples();
     // 33 ms against 32.
-    assert_eq!(samples.pays(false, &span(33, 0)), Some(false));
+    assert_eq!(pays(&samples, false, &span(33, 0)), Some(false));
     // With the dense codec a load takes 50 us, so 26 with the fast one if nothing is compressed, but
     // 50 - 24 - 40 is less than nothing. Longer loads: 100 us, so 36; 80 % of 2000 are 58 ms.
     let slow = |saved, compressed| Span { refault_ns: 100_000, ..span(saved, compressed) };
-    assert_eq!(samples.pays(true, &slow(80, 0)), Some(true), "58 ms against 48");
-    assert_eq!(samples.pays(true, &slow(60, 0)), Some(true), "43 ms against 48");
-    assert_eq!(samples.pays(true, &slow(50, 0)), Some(false), "36 ms against 48");
-    assert_eq!(samples.pays(true, &slow(80, 2000)), Some(false), "58 ms against 128");
+    assert_eq!(pays(&samples, true, &slow(80, 0)), Some(true), "58 ms against 48");
+    assert_eq!(pays(&samples, true, &slow(60, 0)), Some(true), "43 ms against 48");
+    assert_eq!(pays(&samples, true, &slow(50, 0)), Some(false), "36 ms against 48");
+    assert_eq!(pays(&samples, true, &slow(80, 2000)), Some(false), "58 ms against 128");
 }
 
 /// Goal: the dense codec saves the loads within the distance that its memory keeps. Method: 12 MiB
@@ -100,7 +108,7 @@ fn what_is_saved_is_what_more_memory_would_keep() {
 fn without_samples_nothing_is_decided() {
     let mut samples = samples();
     samples.count = SAMPLES_MIN - 1;
-    assert_eq!(samples.pays(false, &span(50, 0)), None);
+    assert_eq!(pays(&samples, false, &span(50, 0)), None);
     assert!(!samples.is_large(stored(192), 0));
 }
 
