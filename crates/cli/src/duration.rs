@@ -16,9 +16,21 @@ pub(crate) fn display(nanoseconds: u64) -> String {
     if nanoseconds == 0 { "0".to_owned() } else { format!("{nanoseconds}ns") }
 }
 
+/// The same for a time that may be negative: `-34ms`.
+pub(crate) fn signed(nanoseconds: i64) -> String {
+    let sign = if nanoseconds < 0 { "-" } else { "" };
+    format!("{sign}{}", display(nanoseconds.unsigned_abs()))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::display;
+    use super::{display, signed};
+
+    #[test]
+    fn a_negative_time_has_a_sign() {
+        assert_eq!([signed(-2_100), signed(0), signed(2_100)], ["-2.1us", "0", "2.1us"]);
+        assert_eq!(signed(i64::MIN), "-9223372037s");
+    }
 
     #[test]
     fn the_unit_fits_the_size() {

@@ -14,8 +14,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use serde_json::Value;
+use zfolio_core::economy::Use;
 use zfolio_core::size;
-use zfolio_core::stats::Figures;
+use zfolio_core::stats::{Figures, Price};
 use zfolio_core::zsmalloc::ClassStats;
 use zfolio_sys::probe::child;
 use zfolio_sys::terminal::{self, Screen, Wake};
@@ -353,9 +354,67 @@ fn one(arguments: &StatArgs, file: &StatsFile) -> String {
             table.push(vec![format!("fault_{kind}_ns_{percentile}"), shown, meaning]);
         }
     }
-    let mut text = String::new();
     let (command, algorithm) = (file.command(), file.stats.algorithm());
-    writeln!(text, "process {} ({command}), compressed with {algorithm}", file.pid)
-        .expect("writing to a string");
-    text + &table.to_string()
+    let prices = prices(arguments, file);
+    format!("process {} ({command}), compressed with {algorithm}\n{table}\n{prices}", file.pid)
+}
+
+/// What a MiB of each use of memory saves. A use of which nothing is known has a `-`.
+fn prices(arguments: &StatArgs, file: &StatsFile) -> Table {
+    let headings = ["<A MIB OF", "BYTES", "SAVES A SECOND", "SAVED SO FAR", "<MEANING"];
+    let mut table = Table::new(&headings);
+    if arguments.noheadings {
+        table = table.without_headings();
+    }
+    file.stats.prices.each().for_each(|price| table.push(price_row(price, arguments.bytes)));
+    table
+}
+
+/// The row of one use; with `exact` in bytes and nanoseconds.
+fn price_row((of, price): (Use, Price), exact: bool) -> Vec<String> {
+    let bytes = if exact { price.bytes.to_string() } else { size::display(price.bytes) };
+    let time = |ns: Option<i64>| match ns {
+        Some(ns) if exact => ns.to_string(),
+        ns => price_text(ns),
+    };
+    let (name, meaning) = (of.name().to_owned(), of.meaning().to_owned());
+    vec![name, bytes, time(price.price_ns), time(price.total_ns), meaning]
+}
+
+/// A price, or a sum of it.
+pub(crate) fn price_text(ns: Option<i64>) -> String {
+    ns.map_or("-".to_owned(), duration::signed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::price_row;
+    use crate::run::process_json;
+    use crate::stats_file::StatsFile;
+    use serde_json::json;
+    use zfolio_core::economy::Use;
+    use zfolio_core::stats::Price;
+
+    /// Goal: a price that is not known is shown as such, and not as 0.
+    #[test]
+    fn what_is_not_known_is_no_zero() {
+        let known = Price { bytes: 3 << 20, price_ns: Some(0), total_ns: Some(-2_100_000) };
+        let row = |price, exact| price_row((Use::Staging, price), exact)[..4].join(" ");
+        assert_eq!(row(known, false), "staging 3M 0 -2.1ms");
+        assert_eq!(row(known, true), "staging 3145728 0 -2100000");
+        assert_eq!(row(Price::default(), false), "staging 0 - -");
+        assert_eq!(row(Price::default(), true), "staging 0 - -");
+    }
+
+    /// Goal: the same in JSON.
+    #[test]
+    fn json_has_null_for_what_is_not_known() {
+        let file = StatsFile::made_up(7, "sh");
+        file.stats.prices.set(Use::Copies, 5, Some((-70, 30)));
+        let prices = &process_json(&file)["prices"];
+        assert_eq!(prices["copies"], json!({ "bytes": 5, "price_ns": -70, "total_ns": 30 }));
+        let unknown = json!({ "bytes": 0, "price_ns": null, "total_ns": null });
+        let unknowns = Use::ALL.into_iter().filter(|of| prices[of.name()] == unknown);
+        assert_eq!(unknowns.count(), Use::ALL.len() - 1, "{prices}");
+    }
 }

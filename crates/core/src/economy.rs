@@ -1,6 +1,6 @@
 //! Which use of memory gets more of it: one rule for all of them.
 //!
-//! A limit is divided among several **uses**: units that are resident, stored copies of these,
+//! A limit is divided among several **uses** ([`Use`]): units that are resident, stored copies of these,
 //! the staging area, units that were brought back before a fault. What a use is **worth** is the time
 //! that it saved in some span, for each byte that it had ([`Worth`]). Memory moves to the use that is
 //! worth most:
@@ -22,6 +22,51 @@
 //!   number, and the order of the two sides does not matter.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+
+/// What memory is used for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Use {
+    /// Units that are mapped in the program.
+    Resident,
+    /// Stored copies of units that are resident again.
+    Copies,
+    /// Units that left the program, and are not compressed yet.
+    Staging,
+    /// Units that were brought back before a fault, and are not used yet.
+    Prefetch,
+    /// The pool memory that the denser of two codecs saves.
+    DenseCodec,
+}
+
+impl Use {
+    /// All uses, in the order in which they are shown.
+    pub const ALL: [Use; 5] =
+        [Use::Resident, Use::Copies, Use::Staging, Use::Prefetch, Use::DenseCodec];
+
+    /// The name in tables and in JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Use::Resident => "resident",
+            Use::Copies => "copies",
+            Use::Staging => "staging",
+            Use::Prefetch => "prefetch",
+            Use::DenseCodec => "dense_codec",
+        }
+    }
+
+    /// What the memory of this use is.
+    #[must_use]
+    pub fn meaning(self) -> &'static str {
+        match self {
+            Use::Resident => "Managed memory that is mapped in the program.",
+            Use::Copies => "Stored copies of units that are resident again.",
+            Use::Staging => "Unmapped but not yet compressed, and free staging pages.",
+            Use::Prefetch => "Brought back ahead of walks through memory, and not reached yet.",
+            Use::DenseCodec => "What zstd takes less in the pool than lz4, whichever is in use.",
+        }
+    }
+}
 
 /// What a use saved in a span: so much time, with so many bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -148,7 +193,7 @@ impl Switch {
 
 #[cfg(test)]
 mod tests {
-    use super::{REVIEWS, REVIEWS_MAX, Switch, Verdict, Worth};
+    use super::{REVIEWS, REVIEWS_MAX, Switch, Use, Verdict, Worth};
     use crate::testing::{Random, seed};
 
     fn worth(saved_ns: u64, bytes: u64) -> Worth {
@@ -246,5 +291,14 @@ mod tests {
         assert_eq!(all.map(wants), [true, false, false]);
         switch.set(true);
         assert_eq!(all.map(wants), [true, true, false]);
+    }
+
+    #[test]
+    fn names_differ() {
+        for (at, one) in Use::ALL.into_iter().enumerate() {
+            assert_eq!(one as usize, at, "they are indexes");
+            assert!(!one.meaning().is_empty());
+            assert!(Use::ALL.into_iter().filter(|other| other.name() == one.name()).count() == 1);
+        }
     }
 }

@@ -15,9 +15,11 @@ use crate::refault::{Measured, Refaults};
 
 mod figures;
 mod histogram;
+mod prices;
 
 pub use figures::{Figures, Inheritance, Snapshot, add, raise, set, subtract};
 pub use histogram::{BUCKETS, Histogram};
+pub use prices::{Price, Prices};
 
 /// "zfolio\0\1" as a little-endian word, which a reader checks first. It identifies the header, which is the same
 /// in all builds. The layout after the header is identified by its length ([`Stats::bytes`]).
@@ -53,6 +55,8 @@ pub struct Stats {
     pub fault_stored_ns: Histogram,
     /// The same faults, and all bytes that came back, by distance.
     pub refaults: Refaults,
+    /// What a MiB of each use of memory saves.
+    pub prices: Prices,
     /// A reader raises this number to request the table of size classes, which is not kept here.
     pub classes_asked: AtomicU32,
     /// The value of `classes_asked` when the table was last written, as text after this page in the file.
@@ -82,6 +86,7 @@ impl Default for Stats {
             fault_staged_ns: Histogram::default(),
             fault_stored_ns: Histogram::default(),
             refaults: Refaults::default(),
+            prices: Prices::default(),
         }
     }
 }
@@ -95,6 +100,7 @@ impl fmt::Debug for Stats {
         for (kind, histogram) in self.histograms() {
             output.field(kind, histogram);
         }
+        output.field("prices", &self.prices);
         output.finish_non_exhaustive()
     }
 }

@@ -140,6 +140,17 @@ pub(crate) struct Span {
     pub(crate) lately: Lately,
 }
 
+/// What the two uses of memory were worth in the last 2000 loads or so.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Account {
+    pub(crate) resident: Worth,
+    pub(crate) copies: Worth,
+    /// What the copies take now.
+    pub(crate) copies_bytes: u64,
+    /// What these loads cost.
+    pub(crate) span: Span,
+}
+
 fn mean(sum: &AtomicU64, of: &AtomicU64) -> u64 {
     sum.load(Relaxed) / of.load(Relaxed).max(1)
 }
@@ -173,6 +184,16 @@ impl Ledger {
 
     fn mean_copies(&self) -> u64 {
         mean(&self.copies, &self.reviews)
+    }
+
+    fn account(&self, copies: usize, sizes: Sizes, lately: Lately) -> Account {
+        let bytes = self.mean_copies() * sizes.object;
+        Account {
+            resident: self.resident_worth(sizes, &lately),
+            copies: self.copies_worth(self.clean.load(Relaxed), bytes, &lately),
+            copies_bytes: copies as u64 * sizes.object,
+            span: self.span(lately),
+        }
     }
 
     /// The mean time that a thread waits for a load, with the time that the background thread takes
@@ -276,6 +297,11 @@ impl Copies {
     /// Whether the budget allows one more copy.
     fn has_room(&self) -> bool {
         self.count() < self.budget.load(Relaxed)
+    }
+
+    /// What the two uses of memory were worth lately, and all loads since the start.
+    fn account(&self, sizes: Sizes, lately: Lately) -> (Account, u64) {
+        (self.ledger.account(self.count(), sizes, lately), self.loads.load(Relaxed))
     }
 
     /// Adjusts `count` after units of a folio gained or lost copies: `before` and `after` are the
@@ -427,6 +453,11 @@ impl Engine {
                 self.copies.note_saved(units, distance_bytes);
             }
         }
+    }
+
+    /// What resident memory and copies were worth lately, and all loads since the start.
+    pub(crate) fn account(&self) -> (Account, u64) {
+        self.copies.account(self.sizes(), self.work.reclaimer.busy.lately())
     }
 
     fn sizes(&self) -> Sizes {

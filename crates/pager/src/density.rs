@@ -54,6 +54,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use zfolio_core::economy::{Switch, Verdict, Worth};
+use zfolio_core::ledger::signed;
 use zfolio_core::page::UnitOrder;
 use zfolio_core::stats::add;
 use zfolio_core::store::{CodecId, Form, Outcome, Outgoing, Store};
@@ -168,6 +169,14 @@ impl Samples {
         let worths = self.gain_and_cost(is_dense, span)?;
         let [gain, cost] = worths.map(|saved_ns| Worth { saved_ns, bytes: 1 });
         Some(gain.against(cost))
+    }
+
+    /// What the dense codec saves less what it costs, in nanoseconds, and the bytes that it takes less.
+    /// `None`: nothing is known yet.
+    fn balance(&self, stored: Stored, span: &Span) -> Option<(i64, u64)> {
+        let [gain, cost] = self.gain_and_cost(stored.is_dense, span)?.map(signed);
+        let [fast, dense] = self.stored_bytes(stored);
+        Some((gain - cost, fast.saturating_sub(dense)))
     }
 
     /// Loads of units that went out less than so many bytes before would be saved by the dense
@@ -435,6 +444,12 @@ impl Engine {
         let density = &self.work.density;
         let Some(samples) = density.try_samples() else { return };
         self.copies.set_saved(density.review(&samples, self.stored(), span, self.limit_bytes()));
+    }
+
+    /// What the dense codec would save with the last loads less what it would cost, in nanoseconds, and the
+    /// bytes that it takes less. `None`: nothing is known.
+    pub(crate) fn dense_balance(&self, span: &Span) -> Option<(i64, u64)> {
+        self.work.density.try_samples()?.balance(self.stored(), span)
     }
 
     /// Uses the dense codec at once if the pool takes most of the memory, whatever loads cost: a

@@ -37,6 +37,7 @@ use crate::charge::{Charge, OverLimit, report_first};
 use crate::config::{Config, Error, LIMIT_BYTES_MIN, Mode};
 use crate::copies::Copies;
 use crate::density::Density;
+use crate::economy::Economy;
 use crate::folio::{Geometry, Table};
 use crate::handler::Watched;
 use crate::mover::Mover;
@@ -78,6 +79,7 @@ pub struct Engine {
 pub(crate) struct Work {
     pub(crate) reclaimer: Reclaimer,
     pub(crate) density: Density,
+    pub(crate) economy: Economy,
     pub(crate) prefetch: Prefetch,
     pub(crate) watched: Watched,
     pub(crate) spilling: Spilling,
@@ -186,6 +188,7 @@ impl Engine {
             work: Work {
                 reclaimer: Reclaimer::new(),
                 density,
+                economy: Economy::new(),
                 prefetch: Prefetch::new(geometry, limit_bytes),
                 watched: Watched::default(),
                 spilling: Spilling::default(),

@@ -14,6 +14,7 @@ mod reclaim;
 
 mod copies;
 mod density;
+mod economy;
 
 mod mover;
 

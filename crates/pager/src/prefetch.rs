@@ -45,6 +45,13 @@ impl Engine {
         plan
     }
 
+    /// Units that were brought back ahead of a walk and used since the start, and the bytes of those that are
+    /// not used yet; both by estimate.
+    pub(crate) fn prefetched(&self) -> (u64, u64) {
+        let (used, ahead) = self.work.prefetch.streams.lock().used_and_ahead();
+        (used, (ahead * self.geometry().unit_bytes()) as u64)
+    }
+
     /// After a fault that has brought in `units`: wakes the prefetching thread, if it has something
     /// to do.
     pub(crate) fn prefetch_after(&self, plan: &Plan, served: Served, units: &Range<usize>) {

@@ -22,6 +22,8 @@ pub(crate) const STREAMS: u8 = 34;
 pub(crate) const PACE: u8 = 35;
 /// What the background thread did lately.
 pub(crate) const BUSY: u8 = 36;
+/// What the last look at the prices saw.
+pub(crate) const PRICES: u8 = 37;
 // 39 to 52: the streams of `core::zcomp` and the pool of `core::zsmalloc`.
 /// The address space of the pool.
 pub(crate) const POOL_MAPPINGS: u8 = 60;

@@ -4,10 +4,12 @@ use std::fmt;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
+use zfolio_core::economy::Use;
 use zfolio_core::size;
-use zfolio_core::stats::{Figures, Stats};
+use zfolio_core::stats::{Figures, Price, Prices, Stats};
 
 use crate::duration;
+use crate::stat::price_text;
 use crate::table::Table;
 
 /// Descriptions of the kinds of faults, in the order of [`Stats::histograms`].
@@ -35,6 +37,7 @@ pub(super) fn write(f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
     tell_memory(f, stats)?;
     tell_faults(f, stats)?;
     tell_reclaim(f, figures)?;
+    tell_prices(f, stats)?;
     tell_over_limit(f, figures)
 }
 
@@ -106,6 +109,19 @@ fn tell_reclaim(f: &mut fmt::Formatter<'_>, figures: &Figures) -> fmt::Result {
     )
 }
 
+fn tell_prices(f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
+    writeln!(f, "  prices      1M of each use of memory saved: {}", prices_text(&stats.prices))
+}
+
+/// What a MiB of each use of memory saved in the whole run. A use of which nothing is known has a `-`.
+fn prices_text(prices: &Prices) -> String {
+    let text = |(of, price): (Use, Price)| {
+        let name = of.name().replace('_', " ");
+        format!("{name} {}", price_text(price.total_ns))
+    };
+    prices.each().map(text).collect::<Vec<_>>().join(", ")
+}
+
 fn tell_over_limit(f: &mut fmt::Formatter<'_>, figures: &Figures) -> fmt::Result {
     match of(&figures.over_limit) {
         0 => Ok(()),
@@ -119,7 +135,18 @@ fn tell_over_limit(f: &mut fmt::Formatter<'_>, figures: &Figures) -> fmt::Result
 
 #[cfg(test)]
 mod tests {
-    use super::{KINDS, percent, ratio};
+    use super::{KINDS, percent, prices_text, ratio};
+    use zfolio_core::economy::Use;
+    use zfolio_core::stats::Prices;
+
+    #[test]
+    fn each_use_of_memory_is_told() {
+        let prices = Prices::default();
+        prices.set(Use::Resident, 1, Some((1, 2_100_000_000)));
+        prices.set(Use::DenseCodec, 1, Some((1, -34_000_000)));
+        let text = "resident 2.1s, copies -, staging -, prefetch -, dense codec -34ms";
+        assert_eq!(prices_text(&prices), text);
+    }
 
     #[test]
     fn parts_of_nothing_are_no_panic() {

@@ -71,6 +71,15 @@ pub(crate) fn process_json(file: &StatsFile) -> Value {
         });
         faults.insert(kind.to_owned(), object);
     }
+    let mut prices = Map::new();
+    for (of, price) in stats.prices.each() {
+        let object = json!({
+            "bytes": price.bytes,
+            "price_ns": price.price_ns,
+            "total_ns": price.total_ns,
+        });
+        prices.insert(of.name().to_owned(), object);
+    }
     let held = stats.refaults.each().filter(|bucket| bucket.count + bucket.bytes > 0);
     // The distance of the last bucket has no end.
     let refaults = held.map(|bucket| {
@@ -92,5 +101,6 @@ pub(crate) fn process_json(file: &StatsFile) -> Value {
         "figures": figures,
         "faults": faults,
         "refaults": refaults.collect::<Vec<_>>(),
+        "prices": prices,
     })
 }

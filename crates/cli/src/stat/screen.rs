@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use zfolio_core::size;
 
 use super::rates::{Rate, a_second};
-use super::{Run, limit_bytes};
+use super::{Run, limit_bytes, price_text};
 use crate::duration;
 use crate::run::ratio;
 use crate::stats_file::StatsFile;
@@ -103,6 +103,11 @@ pub(super) fn one(
     });
     rows.sort_by_key(|row| !(row[0] == "stall_ns" || row[0].starts_with("faults")));
     rows.into_iter().for_each(|row| table.push(row));
+    for (of, price) in file.stats.prices.each().filter(|(_, price)| price.total_ns.is_some()) {
+        let (total, now) = (price_text(price.total_ns), price_text(price.price_ns));
+        let meaning = format!("What a MiB saves. {}", of.meaning());
+        table.push(vec![format!("price_{}", of.name()), total, now, meaning]);
+    }
     let (command, algorithm) = (file.stats.command(), file.stats.algorithm());
     let title = format!("process {} ({command}), compressed with {algorithm}", file.pid);
     let mut lines = vec![spread(&title, "q ends", size.0), String::new()];
@@ -226,6 +231,7 @@ mod tests {
     use crate::stats_file::StatsFile;
     use crate::table::width;
     use std::sync::atomic::Ordering::Relaxed;
+    use zfolio_core::economy::Use;
 
     /// Processes with long names and the widest figures.
     fn processes() -> (Vec<StatsFile>, Vec<Option<Rate>>) {
@@ -280,6 +286,18 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Goal: a price is shown once it is known, with its sum and what it is now.
+    #[test]
+    fn known_prices_are_shown() {
+        let (files, _) = processes();
+        files[1].stats.prices.set(Use::Staging, 5, Some((2_000_000, 30_000_000)));
+        let lines = one(&files[1], None, (240, 60), 1);
+        let shown: Vec<&String> = lines.iter().filter(|line| line.contains("price_")).collect();
+        assert_eq!(shown.len(), 1, "{lines:?}");
+        let words: Vec<&str> = shown[0].split_whitespace().take(3).collect();
+        assert_eq!(words, ["price_staging", "30ms", "2.0ms"]);
     }
 
     #[test]

@@ -190,7 +190,7 @@ fn a_run_over_its_limit_tells_all_and_its_children() {
     let arguments = ["run", "-l", "256M", "--verbose", "--", "true"];
     let output = zfolio(&arguments).env("STAND_IN_ENGAGED", "1").output().unwrap();
     let (_, err) = texts(&output);
-    for part in ["peaks", "4.0 to 1", "waits for", "fresh memory", "moved out"] {
+    for part in ["peaks", "4.0 to 1", "waits for", "fresh memory", "moved out", "prices"] {
         assert!(err.contains(part), "no '{part}' in:\n{err}");
     }
 }

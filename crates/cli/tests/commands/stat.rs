@@ -45,7 +45,8 @@ fn a_managed_process_is_listed_and_told_in_full() {
     }
     let (code, out, _) = output_of(&["stat", pid]);
     assert_eq!(code, Some(0));
-    for part in ["limit_bytes", "256M", "demand_bytes_max", "fault_stored_ns_p99", "sh"] {
+    let parts = ["limit_bytes", "256M", "demand_bytes_max", "fault_stored_ns_p99", "sh"];
+    for part in parts.into_iter().chain(["A MIB OF", "dense_codec"]) {
         assert!(out.contains(part), "no '{part}' in:\n{out}");
     }
     let (_, out, _) = output_of(&["stat", pid, "--json"]);
@@ -53,6 +54,7 @@ fn a_managed_process_is_listed_and_told_in_full() {
     let is_it = |process: &serde_json::Value| process["pid"].as_u64() == pid.parse().ok();
     assert!(is_it(&json), "{out}");
     assert_eq!(json["figures"]["limit_bytes"], 256 << 20);
+    assert!(json["prices"]["resident"]["price_ns"].is_null(), "nothing was measured: {out}");
     let (_, out, _) = output_of(&["stat", "--json"]);
     let json: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert!(json.as_array().unwrap().iter().any(is_it), "{out}");

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::{Copies, Ledger, Relaxed, Sizes, Verdict};
+use super::{Copies, Ledger, Relaxed, Sizes, Verdict, Worth};
 use crate::folio::Units;
 use crate::reclaim::busy::{Done, Lately};
 
@@ -250,6 +250,18 @@ fn worth_is_by_byte() {
     assert_eq!(verdict(ledger(410, 1000, 100, 800)), Verdict::Grow);
     assert_eq!(verdict(ledger(410, 1000, 100, 300)), Verdict::Shrink);
     assert_eq!(verdict(ledger(820, 1000, 100, 500)), Verdict::Shrink);
+}
+
+/// Goal: what is shown is what was measured: the credit and the copies that always stay are left out.
+#[test]
+fn an_account_has_no_credit() {
+    let ledger = ledger(10, 1000, 100, 500);
+    ledger.clean_credit.store(700, Relaxed);
+    let account = ledger.account(20, SIZES, lately(10_000, false));
+    assert_eq!(account.copies, Worth { saved_ns: 500 * 10_000, bytes: 10 * SIZES.object });
+    let near_ns = 100 * (FAULT_NS + 10_000);
+    assert_eq!(account.resident, Worth { saved_ns: near_ns, bytes: 2 << 20 });
+    assert_eq!((account.span.loads, account.copies_bytes), (1000, 20 * SIZES.object));
 }
 
 /// Goal: a copy is worth nothing if the background thread has time to compress the unit.

@@ -104,6 +104,20 @@ fn what_is_saved_is_what_more_memory_would_keep() {
     assert_eq!(samples().saved_bytes(stored_dense(12)), 128 * UNIT);
 }
 
+/// Goal: the price of the dense codec is what it saves less what it costs, with the bytes that it takes less.
+#[test]
+fn the_balance_is_gain_less_cost() {
+    let bytes = 768 * (2 << 10);
+    let balance = |saved_percent, stored| samples().balance(stored, &span(saved_percent, 0));
+    assert_eq!(balance(40, stored(12)), Some((40_000_000 - 28_800_000, bytes)));
+    assert_eq!(balance(0, stored(12)), Some((-48_000_000, bytes)));
+    // With the dense codec in use all loads cost 24 us more, and each of those saved would cost 36.
+    let slow = Span { refault_ns: 100_000, ..span(50, 0) };
+    let balance = samples().balance(stored_dense(12), &slow);
+    assert_eq!(balance, Some((36_000_000 - 48_000_000, bytes)));
+    assert_eq!(Samples { count: 0, ..samples() }.balance(stored(12), &span(40, 0)), None);
+}
+
 #[test]
 fn without_samples_nothing_is_decided() {
     let mut samples = samples();

@@ -135,6 +135,8 @@ pub(crate) struct Streams {
     credit: usize,
     credit_enough: usize,
     credit_max: usize,
+    /// Units that were used, since the start.
+    used: u64,
     /// Faults that could have opened a window, since the credit became too low.
     refused: u32,
     near: usize,
@@ -154,6 +156,7 @@ impl Streams {
             credit: 2 * CREDIT_ENOUGH_BYTES / unit_bytes,
             credit_enough: CREDIT_ENOUGH_BYTES / unit_bytes,
             credit_max: CREDIT_MAX_BYTES / unit_bytes,
+            used: 0,
             refused: 0,
             near: (NEAR_BYTES / unit_bytes).max(1),
             window_max: (window_bytes / unit_bytes).max(2),
@@ -218,6 +221,7 @@ impl Streams {
             _ => (window / gap, window - window / gap),
         };
         let loss = if has_turned { vain } else { vain / VAIN_SHARE };
+        self.used += used as u64;
         self.credit = (self.credit + used).min(self.credit_max).saturating_sub(loss);
         let tries = goes_on || self.may_open();
 
@@ -265,6 +269,13 @@ impl Streams {
             stream.ahead = 0..0;
         }
         stream.gone = 2;
+    }
+
+    /// Units that were brought in ahead of a walk and used, since the start; and those that are ahead of the
+    /// last fault of a walk now.
+    pub(crate) fn used_and_ahead(&self) -> (u64, usize) {
+        let there = |stream: &Stream| stream.window.saturating_sub(stream.ahead.len());
+        (self.used, self.streams.iter().map(there).sum())
     }
 
     /// Whether a stream without a window may open one.
@@ -473,6 +484,19 @@ mod tests {
         let touched = sparse(&mut walker, 500..1000);
         let brought = walker.brought - before;
         assert!(brought < touched * 13 / 10, "{brought} for {touched}");
+    }
+
+    /// Goal: of a walk without holes nearly all units count as used, and of random touches none; what is ahead
+    /// is no more than the window.
+    #[test]
+    fn what_a_walk_passes_counts_as_used() {
+        let mut walker = Walker::new();
+        (0..10_000).for_each(|unit| walker.touch(unit));
+        let (used, ahead) = walker.streams.used_and_ahead();
+        assert!((9_000..=10_000).contains(&used), "{used}");
+        assert!(ahead as u64 <= WINDOW_BYTES / 4096 && ahead > 0, "{ahead}");
+        (0..10_000).for_each(|unit| walker.touch((1 << 30) + (unit << 12)));
+        assert_eq!(walker.streams.used_and_ahead(), (used, 0));
     }
 
     /// Goal: walks that end soon make windows small. Method: walks of five units, far from each other.

@@ -148,6 +148,7 @@ impl Engine {
         self.unpark(&table);
         self.note_done(&table);
         self.bound_density(&table);
+        self.set_prices(&table);
         // The limit has fallen: free slots would count as available, and the charge would never come down to it.
         if self.must_come_down() {
             self.release_free();
@@ -191,6 +192,7 @@ impl Engine {
                 self.compact_if_wasteful(&table);
                 self.note_done(&table);
                 self.bound_density(&table);
+                self.set_prices(&table);
                 drop(table);
                 self.densify();
                 self.sample();
