@@ -1,5 +1,7 @@
 //! What the tests of several crates share. Not part of the interface.
 
+pub mod traces;
+
 /// The seed of random tests: the variable `SEED`, or 42.
 ///
 /// # Panics

@@ -101,11 +101,11 @@ struct Ledger {
 
 /// Sizes that a review needs, in bytes.
 #[derive(Clone, Copy, Debug)]
-struct Sizes {
-    limit: u64,
-    unit: u64,
+pub(crate) struct Sizes {
+    pub(crate) limit: u64,
+    pub(crate) unit: u64,
     /// The mean size of a stored unit in the pool, with the allocator's overhead.
-    object: u64,
+    pub(crate) object: u64,
 }
 
 impl Sizes {
@@ -290,12 +290,12 @@ impl Copies {
     }
 
     /// Whether there are more copies than the budget allows.
-    fn over_budget(&self) -> bool {
+    pub(crate) fn over_budget(&self) -> bool {
         self.count() > self.budget.load(Relaxed)
     }
 
     /// Whether the budget allows one more copy.
-    fn has_room(&self) -> bool {
+    pub(crate) fn has_room(&self) -> bool {
         self.count() < self.budget.load(Relaxed)
     }
 
@@ -317,7 +317,7 @@ impl Copies {
 
     /// Notes that units are loaded. Those in `near` went out `distance_bytes` ago; the others long
     /// before.
-    fn note_loads(&self, units: Units, near: Units, distance_bytes: u64) {
+    pub(crate) fn note_loads(&self, units: Units, near: Units, distance_bytes: u64) {
         if distance_bytes <= self.near_bytes.load(Relaxed) {
             self.ledger.near.fetch_add((units & near).count() as u64, Relaxed);
         }
@@ -326,7 +326,7 @@ impl Copies {
 
     /// Notes units that are loaded and went out `distance_bytes` ago: whether the dense codec would
     /// have kept them resident.
-    fn note_saved(&self, units: Units, distance_bytes: u64) {
+    pub(crate) fn note_saved(&self, units: Units, distance_bytes: u64) {
         if distance_bytes < self.saved_bytes.load(Relaxed) {
             self.ledger.saved.fetch_add(units.count() as u64, Relaxed);
         }
@@ -386,7 +386,7 @@ impl Copies {
     }
 
     /// Whether `more` loads make it time for a review.
-    fn is_due(&self, more: usize) -> bool {
+    pub(crate) fn is_due(&self, more: usize) -> bool {
         let more = more as u64;
         let before = self.loads.fetch_add(more, Relaxed);
         before / REVIEW_LOADS != (before + more) / REVIEW_LOADS
@@ -394,7 +394,7 @@ impl Copies {
 
     /// Compares the two uses of memory (see the module), and sets the budget. Returns what the
     /// last loads cost.
-    fn review(&self, sizes: Sizes, lately: Lately) -> Span {
+    pub(crate) fn review(&self, sizes: Sizes, lately: Lately) -> Span {
         let (count, budget) = (self.count(), self.budget.load(Relaxed));
         self.ledger.copies.fetch_add(count as u64 * REVIEW_SCALE, Relaxed);
         self.ledger.reviews.fetch_add(REVIEW_SCALE, Relaxed);
@@ -404,6 +404,17 @@ impl Copies {
         let span = self.ledger.span(lately);
         self.ledger.forget();
         span
+    }
+}
+
+#[cfg(test)]
+impl Copies {
+    pub(crate) fn budget(&self) -> usize {
+        self.budget.load(Relaxed)
+    }
+
+    pub(crate) fn set_budget(&self, budget: usize) {
+        self.budget.store(budget, Relaxed);
     }
 }
 

@@ -98,10 +98,10 @@ const DONE: usize = usize::MAX;
 
 /// Sums over the samples, for one codec.
 #[derive(Clone, Copy, Default, Debug)]
-struct Sums {
-    bytes: u64,
-    compress_ns: u64,
-    decompress_ns: u64,
+pub(crate) struct Sums {
+    pub(crate) bytes: u64,
+    pub(crate) compress_ns: u64,
+    pub(crate) decompress_ns: u64,
 }
 
 impl Sums {
@@ -116,7 +116,7 @@ impl Sums {
 
 /// What was measured, and where.
 #[derive(Debug)]
-struct Samples {
+pub(crate) struct Samples {
     count: u64,
     /// Of the fast codec, of the dense one.
     sums: [Sums; 2],
@@ -128,15 +128,28 @@ struct Samples {
 
 /// What is stored, for a review.
 #[derive(Clone, Copy, Debug)]
-struct Stored {
+pub(crate) struct Stored {
     /// Units that are stored and not resident, without same-filled ones.
-    units: u64,
-    unit_bytes: u64,
+    pub(crate) units: u64,
+    pub(crate) unit_bytes: u64,
     /// What they take in the pool.
-    bytes: u64,
+    pub(crate) bytes: u64,
     /// Whether the dense codec is in use. The codec in use is taken to have made all of them, although
     /// after a change the other one made some.
-    is_dense: bool,
+    pub(crate) is_dense: bool,
+}
+
+#[cfg(test)]
+impl Samples {
+    /// Enough samples of units that all need this with the two codecs.
+    pub(crate) fn of(sums: [Sums; 2]) -> Samples {
+        let sums = sums.map(|one| Sums {
+            bytes: one.bytes * SAMPLES_MIN,
+            compress_ns: one.compress_ns * SAMPLES_MIN,
+            decompress_ns: one.decompress_ns * SAMPLES_MIN,
+        });
+        Samples { count: SAMPLES_MIN, sums, packed: vec![], unit: [].into(), last: [].into() }
+    }
 }
 
 impl Samples {
@@ -196,7 +209,7 @@ impl Samples {
     /// Whether what is stored would take most of the limit with the fast codec: 13/16, so that there is
     /// time to change before reclaim stops at its floor, an eighth of the limit. The dense codec makes
     /// units resident, so that fewer are stored: with it in use, half of the limit is most.
-    fn fills(&self, stored: Stored, limit_bytes: u64) -> bool {
+    pub(crate) fn fills(&self, stored: Stored, limit_bytes: u64) -> bool {
         let sixteenths = if stored.is_dense { 8 } else { 13 };
         self.is_large(stored, limit_bytes / 16 * sixteenths)
     }
@@ -310,7 +323,7 @@ impl Density {
         }
     }
 
-    fn is_dense(&self) -> bool {
+    pub(crate) fn is_dense(&self) -> bool {
         self.switch.is_on()
     }
 
@@ -383,7 +396,13 @@ impl Density {
 
     /// Compares the codecs by what the last loads cost. Returns the distance within which the dense codec
     /// would save a load.
-    fn review(&self, samples: &Samples, stored: Stored, span: &Span, limit_bytes: u64) -> u64 {
+    pub(crate) fn review(
+        &self,
+        samples: &Samples,
+        stored: Stored,
+        span: &Span,
+        limit_bytes: u64,
+    ) -> u64 {
         if let Some(verdict) = samples.verdict(stored.is_dense, span) {
             let pays = self.switch.wants_on(verdict) || samples.fills(stored, limit_bytes);
             self.vote(pays, stored.units);

@@ -36,6 +36,9 @@
 //!
 //! A look reads two histograms of 256 words, and takes the locks of samples and streams once: about 2 us.
 
+#[cfg(test)]
+mod replay;
+
 use std::sync::atomic::Ordering::Relaxed;
 
 use zfolio_core::economy::{Use, Worth};

@@ -14,17 +14,9 @@ const UNIT: u64 = 16 << 10;
 /// As measured with lz4 and zstd on a heap of node: 16 KiB shrink to 6 KiB in 10 us and come back
 /// in 6, or to 4 KiB in 50 us and come back in 30.
 fn samples() -> Samples {
-    let mut samples = Samples {
-        count: 0,
-        sums: [Sums::default(); 2],
-        packed: vec![],
-        unit: [].into(),
-        last: [].into(),
-    };
     let fast = Sums { bytes: 6 << 10, compress_ns: 10_000, decompress_ns: 6_000 };
     let dense = Sums { bytes: 4 << 10, compress_ns: 50_000, decompress_ns: 30_000 };
-    (0..SAMPLES_MIN).for_each(|_| samples.note([fast, dense]));
-    samples
+    Samples::of([fast, dense])
 }
 
 /// 2000 loads of 50 us each, of which the dense codec would save a share.
