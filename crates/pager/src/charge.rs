@@ -29,6 +29,7 @@ use zfolio_core::stats::{Figures, Stats, add, raise, set, subtract};
 use crate::config::Config;
 use crate::engine::{Engine, StatsHome};
 use crate::folio::{Geometry, Units};
+use crate::spill::Place;
 
 use asked::Asked;
 use file_pages::FilePages;
@@ -360,6 +361,8 @@ impl Engine {
         figures.reject_written_back.store(spill.not_written, Relaxed);
         figures.read_back_units.store(spill.read, Relaxed);
         figures.read_back_fail.store(spill.not_read, Relaxed);
+        let tampered = self.work.place.as_ref().map_or(0, Place::tampered);
+        figures.read_back_tampered.store(tampered, Relaxed);
     }
 
     /// Raises the limit that follows the need.

@@ -8,6 +8,7 @@ use zfolio_sys::errno_text::ErrnoText;
 use zfolio_sys::{Errno, files};
 
 use crate::charge::OverLimit;
+use crate::spill::{PlaceError, Places};
 
 /// The smallest limit: staging, streams and tables take a few MiB, and the rest must be enough for
 /// the program to make progress.
@@ -45,6 +46,8 @@ pub struct Config {
     /// Memory goes out also below the limit, as long as the program waits for less than so many
     /// millionths of its time. 0: only the limit counts.
     pub stall_ppm: u32,
+    /// Where data goes that does not fit; without a path, nowhere.
+    pub spill: Places,
 }
 
 /// Reads the dictionary that `params` name into them; without one they stay as they are.
@@ -99,6 +102,8 @@ pub enum Error {
     /// More memory is held than the limit allows, because data does not compress. Nothing is lost;
     /// the program needs less data or a higher limit.
     OverLimit(OverLimit),
+    /// There is nothing to spill to.
+    Spill(PlaceError),
     /// More pagers in inline mode than a process can have: drop one, or use one for several
     /// regions.
     TooManyPagers {
@@ -174,6 +179,7 @@ impl fmt::Display for Error {
                 write!(f, "unit {given}: a power of two from 4096 to 2097152 is accepted")
             }
             Error::OverLimit(over) => over.fmt(f),
+            Error::Spill(why) => why.fmt(f),
             Error::TooManyPagers { most } => {
                 write!(f, "more than {most} pagers in inline mode in one process")
             }

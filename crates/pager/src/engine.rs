@@ -46,7 +46,9 @@ use crate::prefetch::Prefetch;
 use crate::rank;
 use crate::reclaim::Reclaimer;
 use crate::replacement::Replacement;
-use crate::spill::Spilling;
+#[cfg(test)]
+use crate::spill::Places;
+use crate::spill::{Place, Spilling};
 use crate::system::{Linux, System};
 
 /// The owner of the figures: they live in private memory, or in a file that `zfolio stat` reads.
@@ -83,6 +85,8 @@ pub(crate) struct Work {
     pub(crate) prefetch: Prefetch,
     pub(crate) watched: Watched,
     pub(crate) spilling: Spilling,
+    /// The files and devices that are spilled to.
+    pub(crate) place: Option<Place>,
     /// How many CPUs the process may use.
     pub(crate) cpus: usize,
     pub(crate) stopping: AtomicBool,
@@ -121,10 +125,17 @@ impl Engine {
         if config.limit_bytes < LIMIT_BYTES_MIN {
             return Err(Error::LimitTooSmall { given: config.limit_bytes });
         }
-        Engine::with_backing(config, stats, None)
+        if config.spill.paths.is_empty() {
+            return Engine::with_backing(config, stats, None);
+        }
+        let place = Place::open(&config.spill, config.limit_bytes, config.unit.bytes());
+        let place = place.map_err(Error::Spill)?;
+        let mut engine = Engine::with_backing(config, stats, Some(Box::new(place.backing())))?;
+        engine.work.place = Some(place);
+        Ok(engine)
     }
 
-    /// The same with a place for what does not fit.
+    /// The same on any backing.
     pub(crate) fn with_backing(
         config: Config,
         stats: Box<dyn StatsHome>,
@@ -192,6 +203,7 @@ impl Engine {
                 prefetch: Prefetch::new(geometry, limit_bytes),
                 watched: Watched::default(),
                 spilling: Spilling::default(),
+                place: None,
                 cpus: parts.cpus,
                 stopping: AtomicBool::new(false),
                 settling: AtomicBool::new(false),
@@ -258,6 +270,7 @@ impl Engine {
             whole_process: false,
             strict: false,
             stall_ppm: 0,
+            spill: Places::default(),
         };
         let stats = Box::new(Box::<Stats>::default());
         Engine::with_backing(config, stats, backing).expect("Mode::check has passed")

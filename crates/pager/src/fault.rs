@@ -28,7 +28,7 @@ use crate::mover::Full;
 use crate::prefetch::Plan;
 use crate::reclaim::{By, Reclaimed};
 use crate::replacement::Queue;
-use crate::spill::{Later, Room};
+use crate::spill::{Later, Room, Tickets};
 
 /// How a fault was served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -73,6 +73,23 @@ enum Spare {
     Free(Full),
     /// Room under the limit for new pages.
     Room,
+}
+
+/// A fault that is to be served, perhaps after several tries.
+#[derive(Clone, Debug)]
+pub(crate) struct Turn {
+    /// Since when its thread waits, as far as is known.
+    pub(crate) began: u64,
+    /// How much of that it waited for the backing.
+    pub(crate) spilled_ns: u64,
+    /// What it is to bring in: planned once, since a plan changes its stream.
+    pub(crate) plan: Option<Plan>,
+}
+
+impl Turn {
+    pub(crate) fn new(began: u64) -> Turn {
+        Turn { began, spilled_ns: 0, plan: None }
+    }
 }
 
 /// What a fault waited for, in nanoseconds.
@@ -219,7 +236,7 @@ impl Engine {
 
     /// Brings back those of `units` that are staged or stored, which no thread waits for yet; if these
     /// are a whole folio, up to `above` folios above it too. Nothing happens if another thread has
-    /// the folio's lock.
+    /// the folio's lock. Returns the units that must be fetched before.
     pub(crate) fn prefetch_units(
         &self,
         table: &Table,
@@ -227,19 +244,19 @@ impl Engine {
         units: Units,
         above: usize,
         cpu: usize,
-    ) {
-        let Some(lock) = table.known(base) else { return };
+    ) -> Option<Tickets> {
+        let lock = table.known(base)?;
         let missing = |folio: &Folio| folio.staged.is_some() || !(folio.stored & units).is_empty();
-        let Some(folio) = lock.try_lock().filter(|folio| missing(folio)) else { return };
+        let folio = lock.try_lock().filter(|folio| missing(folio))?;
         let (stored, away) = (folio.stored & units, self.away(&folio, units));
         drop(folio);
-        if let Some(away) = away {
-            // It is in the pool when it is touched.
-            return self.fetch(table, &away, None);
+        if away.is_some() {
+            return away;
         }
-        let Ok(Some(spare)) = self.reserve(table, stored, cpu, true) else { return };
+        let spare = self.reserve(table, stored, cpu, true).ok().flatten()?;
         let Some(mut folio) = lock.try_lock().filter(|folio| missing(folio)) else {
-            return self.give_spare(Some(spare));
+            self.give_spare(Some(spare));
+            return None;
         };
         let staged = self.bring_staged(&mut folio, base, units);
         let stored = folio.stored & units;
@@ -260,6 +277,7 @@ impl Engine {
             }
             spare => _ = self.bring_part(table, folio, base, (stored, spare), cpu).ok(),
         }
+        None
     }
 
     /// Moves staged units back, and returns them: those of `units` while memory goes out below the
@@ -526,7 +544,7 @@ impl Engine {
         let needed = signed(bytes);
         let (mut freed, mut compacted, mut repacked) = (0, false, 0);
         while freed < FREED_MAX {
-            match self.spill(needed, self.at_floor()) {
+            match self.spill(needed, self.is_for_the_disk()) {
                 Room::Made => continue,
                 Room::Soon => return Err(Later::Room),
                 Room::None => {}

@@ -8,6 +8,7 @@
 //! spinning thread waits for a thread that waits for the handler, that would last for ever. So the
 //! background thread checks now and then whether the handler runs ([`Watched`]).
 
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use zfolio_core::stats::add;
@@ -16,7 +17,7 @@ use zfolio_sys::uffd::Message;
 use zfolio_sys::{cpu, thread};
 
 use crate::engine::Engine;
-use crate::fault::{Served, Waits};
+use crate::fault::{Served, Turn, Waits};
 use crate::folio::Table;
 use crate::mappings::event::Aside;
 use crate::rank;
@@ -124,7 +125,8 @@ impl Engine {
         while !self.work.stopping.load(Relaxed) {
             watched.beat();
             thread::follow();
-            if mover.inbox.first().is_none() && mover.system.wait(self.wait_ms()) {
+            if mover.inbox.first().is_none() && mover.system.wait(self.wait_ms(), self.disk_event())
+            {
                 mover.answer_strangers();
             }
             let all = self.handle_turn(&mut |thread| {
@@ -137,6 +139,12 @@ impl Engine {
                 mover.system.pause();
             }
         }
+    }
+
+    /// What becomes readable when the disk has read or written, while faults wait for that.
+    fn disk_event(&self) -> Option<BorrowedFd<'_>> {
+        let place = self.work.place.as_ref().filter(|_| self.mover.inbox.aside() > 0);
+        place.map(|place| place.ended().file())
     }
 
     /// How long the handler sleeps at most: not long while faults wait for the backing.
@@ -159,15 +167,15 @@ impl Engine {
                 }
                 continue;
             };
-            let turn = self.now_ns();
-            let served = self.try_serve(address, (event.at, 0));
+            let (since, mut turn) = (self.now_ns(), Turn::new(event.at));
+            let served = self.try_serve(address, &mut turn);
             after(thread);
             match served {
                 None => return false,
                 Some(Ok(())) => mover.inbox.done(),
                 Some(Err(later)) => {
                     add(&self.figures().faults_spilled, 1);
-                    mover.inbox.put_aside(later, turn);
+                    mover.inbox.put_aside(later, since, turn);
                 }
             }
         }
@@ -182,6 +190,8 @@ impl Engine {
             return true;
         }
         let Some(table) = self.table.try_read() else { return false };
+        // Before the look: what ends after it makes the event readable again.
+        self.work.place.iter().for_each(|place| place.ended().clear());
         self.poll_backing(&table);
         drop(table);
         for _ in 0..count {
@@ -192,8 +202,8 @@ impl Engine {
                 inbox.keep_aside(aside);
                 continue;
             }
-            let spilled_ns = self.now_ns().saturating_sub(aside.since);
-            let served = self.try_serve(address, (aside.event.at, spilled_ns));
+            aside.turn.spilled_ns = self.now_ns().saturating_sub(aside.since);
+            let served = self.try_serve(address, &mut aside.turn);
             after(thread);
             match served {
                 None => {
@@ -227,12 +237,12 @@ impl Engine {
     }
 
     /// Serves one fault. `None`: a writer has the table, and nothing was served.
-    fn try_serve(&self, address: usize, since: (u64, u64)) -> Option<Result<(), Later>> {
+    fn try_serve(&self, address: usize, turn: &mut Turn) -> Option<Result<(), Later>> {
         let table = self.table.try_read()?;
-        Some(self.serve(table, address, since))
+        Some(self.serve(table, address, turn))
     }
 
-    /// Serves one fault, and counts it. It has waited since `began`, for the backing `spilled_ns` of that.
+    /// Serves one fault, and counts it.
     ///
     /// # Errors
     ///
@@ -241,15 +251,16 @@ impl Engine {
         &self,
         table: ReadGuard<'_, { rank::TABLE }, Table>,
         address: usize,
-        (began, spilled_ns): (u64, u64),
+        turn: &mut Turn,
     ) -> Result<(), Later> {
-        let (turn, mut waits) = (self.now_ns(), Waits::default());
-        let plan = self.plan(address);
-        let (served, units) = self.fault(&table, address, &plan, self.cpu(), &mut waits)?;
+        let (now, mut waits) = (self.now_ns(), Waits::default());
+        let plan = turn.plan.get_or_insert_with(|| self.plan(address));
+        let (served, units) = self.fault(&table, address, plan, self.cpu(), &mut waits)?;
+        let Turn { began, spilled_ns, .. } = *turn;
         waits.count(self.figures());
         add(&self.figures().stall_spill_ns, spilled_ns);
-        add(&self.figures().stall_queue_ns, turn.saturating_sub(began + spilled_ns));
-        self.prefetch_after(&plan, served, &units);
+        add(&self.figures().stall_queue_ns, now.saturating_sub(began + spilled_ns));
+        self.prefetch_after(plan, served, &units);
         drop(table);
         let took = self.now_ns().saturating_sub(began);
         let (figures, stats) = (self.figures(), self.stats());

@@ -17,6 +17,7 @@ use zfolio_core::stats::add;
 use zfolio_sys::clock;
 
 use crate::engine::Engine;
+use crate::fault::Turn;
 use crate::spill::Later;
 
 /// How many pagers in inline mode a process can have at the same time.
@@ -157,21 +158,21 @@ fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void
 impl Engine {
     /// Serves a fault if `address` is in this engine's memory. True if the access can be repeated.
     pub(crate) fn serves(&self, address: usize, began: u64) -> bool {
-        let (mut tries, mut spilled_ns) = (0, 0);
+        let (mut tries, mut turn) = (0, Turn::new(began));
         loop {
             let table = self.table.read();
             if !table.manages(address) {
                 break;
             }
             let since = self.now_ns();
-            let served = self.serve(table, address, (began, spilled_ns));
+            let served = self.serve(table, address, &mut turn);
             let Err(later) = served else { return true };
             if let Later::Away(ticket) = later {
                 self.note_try(&mut tries, address, ticket);
             }
             self.await_backing(later);
             add(&self.figures().faults_spilled, 1);
-            spilled_ns += self.now_ns().saturating_sub(since);
+            turn.spilled_ns += self.now_ns().saturating_sub(since);
         }
         if self.mover.has(address) {
             self.mover.answer_stranger(address);

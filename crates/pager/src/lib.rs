@@ -22,7 +22,7 @@ mod pool_mappings;
 mod system;
 
 mod fault;
-mod spill;
+pub mod spill;
 
 mod prefetch;
 

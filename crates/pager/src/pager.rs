@@ -10,6 +10,7 @@
 //!   release. It never waits for anything here, and frees nothing.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -28,6 +29,7 @@ use crate::published::Published;
 use crate::region::Region;
 use crate::report::Stats;
 use crate::slice::{Pod, Slice};
+use crate::spill::Places;
 
 /// Settings of a [`Pager`]. All but the limit have defaults: the unit and algorithm of `zfolio run`
 /// (16 KiB, auto), and [`Mode::Inline`].
@@ -50,6 +52,7 @@ pub struct Builder {
     unit_bytes: usize,
     mode: Mode,
     strict: bool,
+    spill: Places,
     name: String,
     listed: bool,
     callback: Option<Arc<Callback>>,
@@ -63,6 +66,7 @@ impl fmt::Debug for Builder {
             .field("unit", &self.unit_bytes)
             .field("mode", &self.mode)
             .field("strict", &self.strict)
+            .field("spill", &self.spill)
             .field("name", &self.name)
             .finish_non_exhaustive()
     }
@@ -109,6 +113,32 @@ impl Builder {
     #[must_use]
     pub fn strict(mut self, strict: bool) -> Builder {
         self.strict = strict;
+        self
+    }
+
+    /// Writes what does not fit compressed to a file in the directory `path`, or to the block device `path`; with
+    /// several calls, to all of them in turn. Then the limit holds for data that does not compress. Default: nothing
+    /// is written to any disk.
+    ///
+    /// The file has no name, and is gone when the process has ended, however it ends. What is written is encrypted and
+    /// authenticated with a key that is in this process's memory only. A device's contents are overwritten; one
+    /// that is mounted or used as swap is refused. So is a directory whose files are kept in memory (tmpfs).
+    ///
+    /// ```no_run
+    /// let pager = zfolio::Pager::builder().limit(256 << 20).spill("/var/tmp").build()?;
+    /// # Ok::<(), zfolio::Error>(())
+    /// ```
+    #[must_use]
+    pub fn spill(mut self, path: impl Into<PathBuf>) -> Builder {
+        self.spill.paths.push((path.into(), 0));
+        self
+    }
+
+    /// How much may be written to the places of [`Builder::spill`] in all, at least 16 MiB. Default: half of what is
+    /// free in the file system of the first.
+    #[must_use]
+    pub fn spill_limit(mut self, bytes: u64) -> Builder {
+        self.spill.limit_bytes = Some(bytes);
         self
     }
 
@@ -185,6 +215,7 @@ impl Builder {
             // A library does not end its program; `Core::strict` returns errors instead.
             strict: false,
             stall_ppm: 0,
+            spill: self.spill,
         };
         let algorithm = config.algorithm.to_string();
         let notice = self.callback.is_some().then(|| Arc::new(Notice::new(self.limit_bytes)));
@@ -315,6 +346,13 @@ impl Core {
             };
             core.threads.push(spawn(name, signal::block_all, guarded)?);
         }
+        for disk in engine.disks() {
+            let guarded = move || {
+                let _guard = NoUnwind;
+                disk.serve();
+            };
+            core.threads.push(spawn("zfolio-disk", signal::block_all, guarded)?);
+        }
         Ok(core)
     }
 
@@ -411,6 +449,7 @@ impl Pager {
             unit_bytes: UnitOrder::DEFAULT.bytes(),
             mode: Mode::default(),
             strict: false,
+            spill: Places::default(),
             name: String::new(),
             listed: true,
             callback: None,

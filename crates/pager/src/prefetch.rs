@@ -58,7 +58,10 @@ impl Engine {
         let prefetch = &self.work.prefetch;
         match served {
             Served::Zero => return prefetch.streams.lock().brought_zeros(plan, units),
-            Served::Stored { .. } if plan.is_expected => prefetch.streams.lock().was_gone(plan),
+            // What was away is brought to the pool ahead, and no further.
+            Served::Stored { .. } if plan.is_expected && !self.store.has_away() => {
+                prefetch.streams.lock().was_gone(plan);
+            }
             _ => {}
         }
         if plan.has_ahead {
@@ -92,7 +95,17 @@ impl Engine {
         let base = self.geometry().base(first);
         let index = self.geometry().index(first);
         let units = Units::from(index..index + piece.units.len());
-        self.prefetch_units(&table, base, units, piece.folios_above, self.cpu());
+        let above = piece.folios_above;
+        let Some(away) = self.prefetch_units(&table, base, units, above, self.cpu()) else {
+            return true;
+        };
+        self.fetch(&table, &away, None);
+        drop(table);
+        if self.await_some(&away) {
+            let table = self.table.read();
+            // What is away again, or still, is brought when it is touched.
+            self.prefetch_units(&table, base, units, above, self.cpu());
+        }
         true
     }
 
@@ -100,6 +113,7 @@ impl Engine {
     pub fn stop(&self) {
         self.work.stopping.store(true, Relaxed);
         self.wake_all();
+        self.disks().iter().for_each(|disk| disk.stop());
     }
 
     /// Wakes the reclaiming and the prefetching thread.

@@ -27,3 +27,7 @@ pub(crate) const PRICES: u8 = 37;
 // 39 to 52: the streams of `core::zcomp` and the pool of `core::zsmalloc`.
 /// The address space of the pool.
 pub(crate) const POOL_MAPPINGS: u8 = 60;
+/// A ring: its queues, and what it has.
+pub(crate) const RING: u8 = 62;
+/// The queue of a disk.
+pub(crate) const DISK: u8 = 63;

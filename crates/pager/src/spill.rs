@@ -20,11 +20,21 @@
 //!
 //! Without a backing one branch in each fault. With one, a look at the rows of the units to be loaded.
 
+mod any;
+mod file;
+mod flight;
+mod place;
+mod plain;
+mod queue;
 #[cfg(test)]
 mod tests;
+mod uring;
 
 use std::ops::BitOr as _;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::Arc;
+use std::sync::atomic::{
+    AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, Ordering::Relaxed,
+};
 
 use zfolio_core::ledger::signed;
 use zfolio_core::store::{Error, Ticket, WrittenBack};
@@ -33,8 +43,19 @@ use crate::engine::Engine;
 use crate::fatal;
 use crate::folio::{Folio, Table, UNITS_MAX, Units};
 
+pub use any::SpillDisk;
+pub use file::{Medium, Refusal};
+pub(crate) use place::Place;
+pub use place::{PlaceError, Places, SPILL_BYTES_MIN};
+pub use plain::Plain;
+pub use queue::Counts;
+pub use uring::{DEPTH, Sender, Uring};
+
 /// Entries that are written back at a time.
 const BATCH: usize = 32;
+
+/// Pauses, of a millisecond at most, that prefetching waits for the backing.
+const PATIENCE: usize = 20;
 
 /// Why a fault is not served yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -64,6 +85,10 @@ pub(crate) struct Spilling {
     /// The backing took nothing: until this time nothing is written back, and then so much longer.
     rests_until_ns: AtomicU64,
     rest_ns: AtomicU64,
+    /// A thread waits for the backing; others wait for what that thread finds.
+    is_awaited: AtomicBool,
+    /// Counts the looks at the backing that found something.
+    found: AtomicU32,
 }
 
 /// While this lives, nothing is written back (`SPILL-3`).
@@ -132,6 +157,11 @@ impl Tickets {
 }
 
 impl Engine {
+    /// The disks that are spilled to. Each needs a thread.
+    pub(crate) fn disks(&self) -> &[Arc<SpillDisk>] {
+        self.work.place.as_ref().map_or(&[], Place::disks)
+    }
+
     /// Tickets of those of `units` of a folio that are stored and away. `None`: none is.
     pub(crate) fn away(&self, folio: &Folio, units: Units) -> Option<Tickets> {
         if !self.store.has_backing() {
@@ -166,21 +196,63 @@ impl Engine {
         }
     }
 
+    /// Waits until units that were asked for have come, for a few milliseconds at most. The caller holds no lock
+    /// (`SPILL-2`). False: they have not.
+    pub(crate) fn await_some(&self, tickets: &Tickets) -> bool {
+        for _ in 0..PATIENCE {
+            let (heard, table) = (self.heard(), self.table.read());
+            self.poll_backing(&table);
+            let is_coming = tickets.all().any(|ticket| self.store.is_coming(ticket));
+            drop(table);
+            if !is_coming {
+                return true;
+            }
+            self.pause_for_backing(heard);
+        }
+        false
+    }
+
     /// Handles what the backing has completed.
     pub(crate) fn poll_backing(&self, _table: &Table) {
+        let before = self.store.completions();
         self.store.poll();
+        if self.store.completions() != before {
+            let found = &self.work.spilling.found;
+            // Release: pairs with the Acquire in pause_for_backing().
+            found.fetch_add(1, Ordering::Release);
+            self.mover.system.wake_all(found);
+        }
+    }
+
+    /// Waits until the backing may have completed something, or another thread has found that, for a millisecond at
+    /// most. The caller has polled since it asked for anything, holds no lock (`SPILL-2`), and polls next.
+    fn pause_for_backing(&self, heard: u32) {
+        let spilling = &self.work.spilling;
+        // Acquire and Release: who is next to wait sees what the last one did.
+        if !spilling.is_awaited.swap(true, Ordering::Acquire) {
+            self.store.pause();
+            spilling.is_awaited.store(false, Ordering::Release);
+        } else {
+            self.mover.system.wait_for(&spilling.found, heard);
+        }
+    }
+
+    /// To be read before a look at the backing, for [`Engine::pause_for_backing`].
+    fn heard(&self) -> u32 {
+        // Acquire: pairs with the Release in poll_backing().
+        self.work.spilling.found.load(Ordering::Acquire)
     }
 
     /// Waits until a fault that was to be served later is worth another try. The caller holds no lock (`SPILL-2`).
     pub(crate) fn await_backing(&self, later: Later) {
         loop {
-            let table = self.table.read();
+            let (heard, table) = (self.heard(), self.table.read());
             self.poll_backing(&table);
             if self.is_time(later) && later != Later::Room {
                 return;
             }
             drop(table);
-            self.store.pause();
+            self.pause_for_backing(heard);
             if later == Later::Room {
                 return;
             }
@@ -198,7 +270,9 @@ impl Engine {
     /// Has the store write back, and notes whether the backing takes anything.
     fn write_back(&self) -> WrittenBack {
         let done = self.store.write_back(BATCH);
-        let took = done.started > 0 || done.written > 0 || done.refused == 0;
+        // While it writes it may refuse more for want of buffers.
+        let (_, writing) = self.store.in_flight();
+        let took = done.started > 0 || done.written > 0 || done.refused == 0 || writing > 0;
         self.work.spilling.note(took, self.now_ns());
         done
     }
@@ -207,6 +281,16 @@ impl Engine {
     fn below_limit_soon(&self) -> i64 {
         let (_, writing) = self.store.in_flight();
         self.below_limit() + signed(writing as u64)
+    }
+
+    /// Whether writing back is what makes room: resident memory is at its floor, or what is in the pool takes hardly less
+    /// there than it would take resident.
+    pub(crate) fn is_for_the_disk(&self) -> bool {
+        if self.at_floor() {
+            return true;
+        }
+        let (pool, unit) = (self.store.pool_stats(), self.geometry().unit_bytes() as u64);
+        self.store.has_backing() && 4 * pool.bytes_stored > 3 * pool.objects * unit
     }
 
     /// Has the store write entries back, if nothing else makes room for `needed` bytes below the limit (`is_last`).
@@ -234,7 +318,7 @@ impl Engine {
         }
         self.store.poll();
         let is_short = self.below_limit_soon() < signed(self.charge.high_bytes());
-        if !is_short || !self.at_floor() {
+        if !is_short || !self.is_for_the_disk() {
             return false;
         }
         let done = self.write_back();

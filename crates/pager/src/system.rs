@@ -12,6 +12,7 @@ mod linux;
 
 use std::fmt::Debug;
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::AtomicU32;
 
 use zfolio_sys::Errno;
 use zfolio_sys::maps::FileMapping;
@@ -90,9 +91,9 @@ pub(crate) trait System: Send + Sync + Debug {
     /// Reads the next messages of a side, without waiting.
     fn read<'a>(&self, side: Side, into: &'a mut Messages) -> &'a [Message];
 
-    /// Sleeps until there is a message, at most `milliseconds`. True: the staging area has a
-    /// message.
-    fn wait(&self, milliseconds: u16) -> bool;
+    /// Sleeps until there is a message, or `also` is readable, at most `milliseconds`. True: the staging
+    /// area has a message.
+    fn wait(&self, milliseconds: u16, also: Option<BorrowedFd<'_>>) -> bool;
 
     /// Whether a message of the program's side waits to be read.
     fn has_message(&self) -> bool;
@@ -139,6 +140,12 @@ pub(crate) trait System: Send + Sync + Debug {
 
     /// Asks for pages of a file to be given back; they are read from the file again when they are touched.
     fn page_out(&self, start: usize, bytes: usize);
+
+    /// Sleeps while `word` is `heard`, a millisecond at most.
+    fn wait_for(&self, word: &AtomicU32, heard: u32);
+
+    /// Wakes all threads that sleep on `word`.
+    fn wake_all(&self, word: &AtomicU32);
 
     /// Lets another thread run, since the caller waits for something that another thread has.
     fn pause(&self);

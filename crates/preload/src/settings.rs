@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 use zfolio_core::page::UnitOrder;
 use zfolio_core::size;
 use zfolio_core::zcomp::{Choice, Params};
+use zfolio_pager::spill::Places;
 use zfolio_pager::{Config, Mode, fatal};
 
 /// The settings, or `None` inside if this process is not to be managed.
@@ -63,6 +64,7 @@ fn from_environment() -> Option<Settings> {
         stall_ppm: text("ZFOLIO_STALL")
             .and_then(|value| size::parse_stall(&value).ok())
             .unwrap_or(0),
+        spill: Places::default(),
     };
     let run = number("ZFOLIO_RUN").unwrap_or(0);
     let follow_per_mille = number("ZFOLIO_FOLLOW").unwrap_or(0).min(1000);

@@ -20,6 +20,8 @@ pub fn wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
 
 /// Wakes up to `count` waiters.
 pub fn wake(word: &AtomicU32, count: u32) {
+    // The kernel takes a signed number, and wakes one thread only for a negative one.
+    let count = count.min(i32::MAX.unsigned_abs());
     // The only errors are a bad address or operation, which a reference rules out.
     futex_wake(word, Flags::PRIVATE, count).ok();
 }

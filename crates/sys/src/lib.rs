@@ -7,18 +7,25 @@
 pub mod clock;
 pub mod cpu;
 pub mod custody;
+pub mod descriptor;
+pub mod disk;
 pub mod errno_text;
+pub mod eventfd;
 pub mod files;
 pub mod futex;
 pub mod map;
 pub mod maps;
+pub mod mounts;
 pub mod probe;
 pub mod process;
 pub mod random;
+pub mod secret;
 pub mod shared;
 pub mod signal;
 pub mod terminal;
+pub mod testing;
 pub mod thread;
 pub mod uffd;
+pub mod uring;
 
 pub use rustix::io::Errno;

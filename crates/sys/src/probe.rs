@@ -299,7 +299,7 @@ mod tests {
             return;
         }
         let thread = std::thread::spawn(|| {
-            forbid_userfaultfd();
+            crate::testing::forbid_calls(&[libc::SYS_userfaultfd], crate::Errno::PERM).unwrap();
             for door in [Door::Syscall, Door::SyscallUserMode] {
                 let error = userfaultfd_features(door).expect_err("it is forbidden");
                 assert_eq!(error.raw_os_error(), Some(libc::EPERM));
@@ -309,28 +309,5 @@ mod tests {
             }
         });
         thread.join().expect("as asserted");
-    }
-
-    /// Forbids userfaultfd(2) to the calling thread: `EPERM`, as in a container.
-    fn forbid_userfaultfd() {
-        let instruction = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
-        let word = |code: u32| u16::try_from(code).expect("codes are short");
-        let number = u32::try_from(libc::SYS_userfaultfd).expect("numbers are small");
-        let mut filter = [
-            // The number of the call is the first word of the filter's input.
-            instruction(word(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS), 0, 0, 0),
-            instruction(word(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K), 0, 1, number),
-            instruction(word(libc::BPF_RET), 0, 0, libc::SECCOMP_RET_ERRNO | 1),
-            instruction(word(libc::BPF_RET), 0, 0, libc::SECCOMP_RET_ALLOW),
-        ];
-        let program = libc::sock_fprog { len: 4, filter: filter.as_mut_ptr() };
-        // SAFETY: it takes numbers only.
-        let answer = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
-        assert_eq!(answer, 0);
-        // SAFETY: `program` names the four instructions of `filter`, which live until it returns.
-        let answer = unsafe {
-            libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
-        };
-        assert_eq!(answer, 0);
     }
 }

@@ -330,15 +330,16 @@ impl Uffd {
         rustix::event::poll(&mut poll, Some(&now)).is_ok_and(|ready| ready > 0)
     }
 
-    /// Sleeps until there is a message here or at `other`, at most `milliseconds`. Returns whether
-    /// there is one at `other`.
-    pub fn wait(&self, other: &Uffd, milliseconds: u16) -> bool {
+    /// Sleeps until there is a message here or at `other`, or `also` is readable, at most `milliseconds`. Returns
+    /// whether there is one at `other`.
+    pub fn wait(&self, other: &Uffd, also: Option<BorrowedFd<'_>>, milliseconds: u16) -> bool {
         let timeout = rustix::time::Timespec {
             tv_sec: i64::from(milliseconds) / 1000,
             tv_nsec: i64::from(milliseconds) % 1000 * 1_000_000,
         };
         let watch = |uffd| PollFd::from_borrowed_fd(uffd, PollFlags::IN);
-        let mut poll = [watch(self.file()), watch(other.file())];
+        let third = watch(also.unwrap_or(self.file()));
+        let mut poll = [watch(self.file()), watch(other.file()), third];
         // Ready, timed out or interrupted: the caller reads in any case.
         rustix::event::poll(&mut poll, Some(&timeout)).ok();
         poll[1].revents().contains(PollFlags::IN)

@@ -123,6 +123,11 @@
 //! the process, with a line on standard error and status 125: a stored unit that does not match its
 //! checksum, and a system without a free page for an access that must be served.
 //!
+//! # Data that does not compress
+//!
+//! It goes over the limit, unless [`Builder::spill`] names a directory: then what does not fit is written to a file
+//! there that has no name and is encrypted.
+//!
 //! # Fork
 //!
 //! Regions are not inherited: an access in a child of `fork` is a SIGSEGV in the child, never wrong

@@ -173,6 +173,8 @@ figures! {
     read_back_units,
     /// Reads from disk that failed.
     read_back_fail,
+    /// Slots of the disk that hold something else than was written there. Their units are never handed out.
+    read_back_tampered,
     /// Faults that waited for the disk: for their unit, or for room.
     faults_spilled,
     /// Calls of madvise on managed memory.

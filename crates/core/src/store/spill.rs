@@ -88,6 +88,7 @@ struct Counters {
     bytes: AtomicU64,
     kept: AtomicU64,
     kept_bytes: AtomicU64,
+    completed: AtomicU64,
     written: AtomicU64,
     returned: AtomicU64,
     not_written: AtomicU64,
@@ -277,6 +278,7 @@ impl<S: PageSource> Store<S> {
     fn complete(&self, spill: &Spill, side: &mut Held<'_>, done: &mut WrittenBack) {
         spill.backing.poll(&mut |Completion { token: Token(handle), result }| {
             side.in_flight -= 1;
+            add(&spill.counters.completed, 1);
             let place = self.row(handle).cell().load().place();
             if matches!(place, Place::Writing | Place::WritingDead) {
                 side.writing_bytes -= self.pool.length_anywhere(handle);
@@ -530,11 +532,18 @@ impl<S: PageSource> Store<S> {
         state.place() == Place::Reading && row.checksum(state) == ticket.checksum
     }
 
-    /// Handles what the backing has completed. Does not wait.
-    pub fn poll(&self) {
-        let Some(spill) = &self.spill else { return };
+    /// Handles what the backing has completed. Does not wait. Returns how many requests are still in flight.
+    pub fn poll(&self) -> usize {
+        let Some(spill) = &self.spill else { return 0 };
         let mut side = spill.side.lock();
         self.complete(spill, &mut side, &mut WrittenBack::default());
+        side.in_flight
+    }
+
+    /// Requests that were completed since the start: it changes when [`Store::poll`], by any thread, handled some.
+    #[must_use]
+    pub fn completions(&self) -> u64 {
+        self.spill.as_ref().map_or(0, |spill| spill.counters.completed.load(Relaxed))
     }
 
     /// Waits for a moment, or until the backing has completed a request. The caller holds no lock of the store.
@@ -555,6 +564,12 @@ impl<S: PageSource> Store<S> {
     #[must_use]
     pub fn backing_bytes(&self) -> usize {
         self.spill.as_ref().map_or(0, |spill| spill.backing.memory_bytes())
+    }
+
+    /// Whether anything is on the backing and not in the pool.
+    #[must_use]
+    pub fn has_away(&self) -> bool {
+        self.spill.as_ref().is_some_and(|spill| spill.counters.units.load(Relaxed) > 0)
     }
 
     /// Whether there is a backing.

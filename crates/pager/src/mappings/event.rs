@@ -33,6 +33,7 @@ use zfolio_core::sync::{Guard, Mutex, ReadGuard, RwLock, WriteGuard};
 use zfolio_sys::uffd::{Message, Messages};
 
 use crate::engine::Engine;
+use crate::fault::Turn;
 use crate::folio::{Folio, Table, Units};
 use crate::mover::Full;
 use crate::rank;
@@ -86,7 +87,7 @@ pub(crate) struct Event {
 }
 
 /// A fault that waits for the store's backing.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Aside {
     pub(crate) event: Event,
     pub(crate) later: Later,
@@ -94,6 +95,7 @@ pub(crate) struct Aside {
     pub(crate) since: u64,
     /// How often it was tried in vain.
     pub(crate) tries: u32,
+    pub(crate) turn: Turn,
 }
 
 /// Faults that are still to be served.
@@ -237,10 +239,10 @@ impl Inbox {
     }
 
     /// Puts the first fault aside: it cannot be served yet.
-    pub(crate) fn put_aside(&self, later: Later, now_ns: u64) {
+    pub(crate) fn put_aside(&self, later: Later, since: u64, turn: Turn) {
         let mut faults = self.faults.lock();
         if let Some(event) = faults.next.pop_front() {
-            faults.aside.push_back(Aside { event, later, since: now_ns, tries: 0 });
+            faults.aside.push_back(Aside { event, later, since, tries: 0, turn });
             self.aside.store(faults.aside.len(), Ordering::Relaxed);
         }
     }

@@ -148,6 +148,7 @@ impl Engine {
         self.unpark(&table);
         self.note_done(&table);
         self.bound_density(&table);
+        self.poll_backing(&table);
         self.set_prices(&table);
         // The limit has fallen: free slots would count as available, and the charge would never come down to it.
         if self.must_come_down() {

@@ -54,7 +54,7 @@ impl Stage {
     fn handle(&self) {
         let engine = &self.world.engine;
         while !self.world.is_over() {
-            engine.mover.system.wait(20);
+            engine.mover.system.wait(20, None);
             if self.serves.load(Relaxed) {
                 engine.handle_turn(&mut |_| ());
             } else {

@@ -5,6 +5,7 @@ use zfolio_core::page::{PAGE_BYTES, UnitOrder};
 use super::random::Random;
 use super::space::Refusals;
 use crate::config::{Config, Mode};
+use crate::spill::Places;
 
 /// What happens to stored data in a run that the engine must end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -200,6 +201,7 @@ impl Settings {
             whole_process: false,
             strict: false,
             stall_ppm: 0,
+            spill: Places::default(),
         }
     }
 

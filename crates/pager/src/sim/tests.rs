@@ -80,7 +80,7 @@ fn engine_threads(world: &World, seed: u64) -> Vec<Body<'_>> {
 fn handle(world: &World) {
     let mover = &world.engine.mover;
     while !world.is_over() {
-        if mover.inbox.first().is_none() && mover.system.wait(world.engine.wait_ms()) {
+        if mover.inbox.first().is_none() && mover.system.wait(world.engine.wait_ms(), None) {
             mover.answer_strangers();
         }
         if !world.engine.handle_turn(&mut |_| ()) {

@@ -1,118 +1,161 @@
-//! An inline engine on the real kernel, with a backing in memory.
+//! Both disks on real files and devices.
 
-use std::ptr::NonNull;
-use std::sync::atomic::Ordering::Relaxed;
+#![allow(unsafe_code, reason = "system calls that set up what a test needs")]
 
-use zfolio_core::store::backing::memory::Memory;
-use zfolio_core::testing::{Random, seed};
-use zfolio_sys::map::Reservation;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use crate::config::Mode;
-use crate::engine::Engine;
-use crate::inline;
+use zfolio_core::swap::disk::{Buffer, Direction, Disk, SLOT_BYTES, Transfer};
+use zfolio_sys::eventfd::EventFd;
+use zfolio_sys::{Errno, disk};
 
-const MIB: usize = 1 << 20;
-const PAGE: usize = 4096;
+use super::file::Medium;
+use super::{Plain, Sender, SpillDisk, Uring};
 
-/// Managed memory in units of a page, each filled by a seed of its own; most pages do not compress.
-struct Filled<'e> {
-    engine: &'e Engine,
-    space: Reservation,
-    seeds: Vec<u64>,
+mod devices;
+mod faults;
+mod life;
+mod limit;
+mod model;
+
+/// Transfers at a time in the tests.
+const DEPTH: usize = 16;
+
+/// How a disk works.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    /// By plain calls, in so many threads.
+    Plain(usize),
+    /// By a ring, in so many threads for the rest.
+    Uring(Sender, usize),
 }
 
-fn contents(seed: u64) -> Vec<u8> {
-    let mut page = Random::new(seed).bytes(PAGE);
-    if seed % 5 == 0 {
-        page[PAGE / 8..].fill(0);
-    }
-    page
+const KINDS: [Kind; 6] = [
+    Kind::Plain(0),
+    Kind::Plain(1),
+    Kind::Plain(2),
+    Kind::Uring(Sender::Caller, 0),
+    Kind::Uring(Sender::Caller, 1),
+    Kind::Uring(Sender::Thread, 1),
+];
+
+/// A disk of this kind; `None`, with a reason, where the system has none.
+fn make(kind: Kind, medium: Medium) -> Option<SpillDisk> {
+    make_with(kind, medium, &Arc::new(EventFd::new().unwrap()))
 }
 
-impl Filled<'_> {
-    fn at(&self, page: usize) -> NonNull<u8> {
-        let base = self.space.base();
-        assert!(page < self.seeds.len());
-        // SAFETY: inside the mapping.
-        #[allow(unsafe_code, reason = "what a program does")]
-        unsafe {
-            base.add(page * PAGE)
-        }
-    }
-
-    fn write(&mut self, page: usize, seed: u64) {
-        self.seeds[page] = seed;
-        let (from, to) = (contents(seed), self.at(page).as_ptr());
-        // SAFETY: a page of the mapping, which is ours alone.
-        #[allow(unsafe_code, reason = "what a program does")]
-        unsafe {
-            std::ptr::copy_nonoverlapping(from.as_ptr(), to, PAGE);
-        }
-    }
-
-    fn check(&self, page: usize) {
-        let mut found = vec![0; PAGE];
-        // SAFETY: as in write().
-        #[allow(unsafe_code, reason = "what a program does")]
-        unsafe {
-            std::ptr::copy_nonoverlapping(self.at(page).as_ptr(), found.as_mut_ptr(), PAGE);
-        }
-        assert!(found == contents(self.seeds[page]), "page {page}");
-    }
-
-    fn check_limit(&self) {
-        let (charge, limit) = (self.engine.charge_bytes(), self.engine.limit_bytes());
-        // What is fetched is in the pool for a moment, beside what it displaces.
-        assert!(charge <= limit + limit / 32, "{charge} of {limit}");
+fn make_with(kind: Kind, medium: Medium, ended: &Arc<EventFd>) -> Option<SpillDisk> {
+    let ended = ended.clone();
+    match kind {
+        Kind::Plain(_) => Some(SpillDisk::Plain(Plain::new(medium, DEPTH, ended), Errno::NOSYS)),
+        Kind::Uring(sender, _) => match Uring::new(medium, DEPTH, ended, sender) {
+            Ok(disk) => Some(SpillDisk::Uring(disk)),
+            Err((_, errno @ (Errno::NOSYS | Errno::PERM))) => {
+                eprintln!("SKIPPED: no io_uring here: {errno}");
+                None
+            }
+            Err((_, errno)) => panic!("no ring: {errno}"),
+        },
     }
 }
 
-/// Goal: with a backing the limit holds for data that does not compress, and every byte is there. Method: four times the
-/// limit of it, written, read in order and at random, and changed here and there.
-#[test]
-fn a_limit_holds_for_data_that_does_not_compress() {
-    if let Err(why) = Mode::Inline.check() {
-        return eprintln!("SKIPPED: {why}");
-    }
-    let (limit, bytes, seed) = (8 * MIB, 32 * MIB, seed());
-    let backing = Box::new(Memory::new(2 * bytes));
-    let engine = Box::leak(Box::new(Engine::spilling_for_test(limit as u64, Some(backing))));
-    let engine: &Engine = engine;
-    let served = inline::register(engine).expect("few engines");
-    let background = std::thread::spawn(|| engine.reclaim_in_background());
-    let space = engine.adopted(bytes, |_| ());
-    let mut filled = Filled { engine, space, seeds: vec![0; bytes / PAGE] };
-    let pages = filled.seeds.len();
-    for page in 0..pages {
-        filled.write(page, seed + page as u64 + 1);
-        if page % 64 == 0 {
-            filled.check_limit();
+/// Runs `test` on a disk of each kind, with its threads; `medium` makes one for each.
+fn on_each_kind(medium: impl Fn() -> Medium, test: impl Fn(&SpillDisk, Kind)) {
+    for kind in KINDS {
+        if let Some(disk) = make(kind, medium()) {
+            with_threads(&disk, kind, || test(&disk, kind));
         }
     }
-    (0..pages).for_each(|page| filled.check(page));
-    let mut random = Random::new(seed);
-    for step in 0..20_000_u64 {
-        let page = random.below(pages);
-        filled.check(page);
-        if step % 8 == 0 {
-            filled.write(page, seed + pages as u64 + step);
-        }
-        if step % 64 == 0 {
-            filled.check_limit();
+}
+
+/// Runs `test` while the threads of the disk serve.
+fn with_threads(disk: &SpillDisk, kind: Kind, test: impl FnOnce()) {
+    /// Ends the threads, also after a failed assertion.
+    struct Stop<'a>(&'a SpillDisk);
+    impl Drop for Stop<'_> {
+        fn drop(&mut self) {
+            self.0.stop();
         }
     }
-    engine.sample();
-    let figures = engine.figures();
-    let of = |name: &str| figures.get(name).expect("a figure");
-    println!("{figures:?}");
-    assert!(of("written_back_units") > 4000 && of("read_back_units") > 8000);
-    assert!(of("written_back_clean") > of("written_back_units"), "most go back as they were");
-    // Reclaim looks a few folios ahead, and not for ever.
-    assert!(of("over_limit") < 100, "the limit was passed {} times", of("over_limit"));
-    (0..pages).for_each(|page| filled.check(page));
-    engine.unmap_adopted(&filled.space);
-    assert_eq!(figures.stored_units.load(Relaxed), 0);
-    engine.stop();
-    background.join().expect("it ends");
-    drop(served);
+    let (Kind::Plain(threads) | Kind::Uring(_, threads)) = kind;
+    std::thread::scope(|scope| {
+        let _stop = Stop(disk);
+        for _ in 0..threads {
+            scope.spawn(|| disk.serve());
+        }
+        test();
+    });
+}
+
+/// A directory on a disk, for a test; `None`, with a reason, where there is none.
+fn directory() -> Option<PathBuf> {
+    let beside = std::env::current_exe().ok()?.parent()?.to_owned();
+    let places = [std::env::temp_dir(), PathBuf::from("/var/tmp"), beside];
+    let found = places.into_iter().find(|place| disk::kept_in_memory(place) == Ok(None));
+    if found.is_none() {
+        eprintln!("SKIPPED: no directory on a disk");
+    }
+    found
+}
+
+fn medium(directory: &Path, bytes: u64) -> Medium {
+    Medium::open(directory, bytes, 0).unwrap()
+}
+
+fn read(token: u64, first: u64, count: usize) -> Transfer {
+    let mut buffer = Buffer::new(count);
+    // Bytes that nobody has written: a read that fails must not be taken for one that did not.
+    buffer.slots_mut().iter_mut().for_each(|slot| slot.0.fill(0xEE));
+    Transfer { token, direction: Direction::Read, first, count, buffer, result: Ok(()) }
+}
+
+/// A write of slots that hold what [`pattern`] says.
+fn write(token: u64, first: u64, count: usize, version: u64) -> Transfer {
+    let mut transfer = read(token, first, count);
+    transfer.direction = Direction::Write;
+    for (slot, number) in transfer.buffer.slots_mut().iter_mut().zip(first..) {
+        slot.0 = pattern(number, version);
+    }
+    transfer
+}
+
+/// What a slot holds after the write of a version: each word of it differs from that of any other slot or version.
+fn pattern(slot: u64, version: u64) -> [u8; SLOT_BYTES] {
+    let mut bytes = [0; SLOT_BYTES];
+    for (word, place) in bytes.chunks_exact_mut(8).zip(0_u64..) {
+        let number = (slot << 40) | (version << 9) | place;
+        word.copy_from_slice(&number.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes());
+    }
+    bytes
+}
+
+/// Begins a transfer, and waits until it has ended.
+fn alone(disk: &dyn Disk, transfer: Transfer) -> Transfer {
+    disk.begin(transfer).expect("nothing else is under way");
+    disk.flush();
+    drain(disk, 1).remove(0)
+}
+
+/// Waits until `count` transfers have ended.
+fn drain(disk: &dyn Disk, count: usize) -> Vec<Transfer> {
+    let mut ended = Vec::new();
+    let mut pauses = 0;
+    loop {
+        disk.poll(&mut |transfer| ended.push(transfer));
+        if ended.len() >= count {
+            assert_eq!(ended.len(), count, "DISK-1");
+            return ended;
+        }
+        disk.pause();
+        pauses += 1;
+        assert!(pauses < 60_000, "{count} transfers do not end: {disk:?}");
+    }
+}
+
+/// Asserts that a read has found a version of its slots.
+fn assert_holds(transfer: &Transfer, version: u64) {
+    assert_eq!(transfer.result, Ok(()), "{}", transfer.token);
+    for (slot, number) in transfer.buffer.slots()[..transfer.count].iter().zip(transfer.first..) {
+        assert!(slot.0 == pattern(number, version), "slot {number} of {}", transfer.token);
+    }
 }

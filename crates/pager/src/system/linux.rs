@@ -1,11 +1,13 @@
 //! The real system: two userfaultfds, `madvise`, `mincore`, the clock.
 
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::AtomicU32;
+use std::time::Duration;
 
 use zfolio_sys::maps::FileMapping;
 use zfolio_sys::process::{Resident, ResidentMeter};
 use zfolio_sys::uffd::{Message, Messages, Progress, Reach, Uffd, feature};
-use zfolio_sys::{Errno, clock, cpu, map, maps};
+use zfolio_sys::{Errno, clock, cpu, futex, map, maps};
 
 use super::{Side, System};
 use crate::config::{Error, Mode};
@@ -108,8 +110,8 @@ impl System for Linux {
         self.uffd(side).read(into).unwrap_or_default()
     }
 
-    fn wait(&self, milliseconds: u16) -> bool {
-        self.program.wait(&self.staging, milliseconds)
+    fn wait(&self, milliseconds: u16, also: Option<BorrowedFd<'_>>) -> bool {
+        self.program.wait(&self.staging, also, milliseconds)
     }
 
     fn has_message(&self) -> bool {
@@ -157,6 +159,14 @@ impl System for Linux {
     fn page_out(&self, start: usize, bytes: usize) {
         // It fails where the mapping has just changed, or the file is not the caller's: nothing is given back then.
         map::page_out(start, bytes).ok();
+    }
+
+    fn wait_for(&self, word: &AtomicU32, heard: u32) {
+        futex::wait(word, heard, Some(Duration::from_millis(1)));
+    }
+
+    fn wake_all(&self, word: &AtomicU32) {
+        futex::wake(word, u32::MAX >> 1);
     }
 
     fn pause(&self) {

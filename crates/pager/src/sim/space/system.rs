@@ -7,6 +7,8 @@ use zfolio_sys::maps::FileMapping;
 use zfolio_sys::process::Resident;
 use zfolio_sys::uffd::{Message, Messages, Progress};
 
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, MutexGuard};
 
 use super::{Halt, Here, POISON, Page, Space, State, bytes_of, copy_page, fill, is_filled, pages};
@@ -309,7 +311,7 @@ impl System for Arc<Space> {
         into.fill(messages.into_iter())
     }
 
-    fn wait(&self, _milliseconds: u16) -> bool {
+    fn wait(&self, _milliseconds: u16, _also: Option<BorrowedFd<'_>>) -> bool {
         let mut state = self.enter();
         let waits = |side: Side| state.waiters[side as usize].iter().any(|waiter| !waiter.is_read);
         if !waits(Side::Program) && !waits(Side::Staging) && state.events.is_empty() {
@@ -391,6 +393,12 @@ impl System for Arc<Space> {
     fn each_file_mapping(&self, _: &mut dyn FnMut(&FileMapping) -> bool) {}
 
     fn page_out(&self, _: usize, _: usize) {}
+
+    fn wait_for(&self, _word: &AtomicU32, _heard: u32) {
+        schedule::wait("another thread's look at the disk".to_owned(), Some(1_000_000));
+    }
+
+    fn wake_all(&self, _word: &AtomicU32) {}
 
     fn pause(&self) {
         schedule::point();

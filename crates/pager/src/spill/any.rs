@@ -1,0 +1,122 @@
+//! The disk that a medium gets: by io_uring where the system allows it, else by plain calls.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use zfolio_core::swap::disk::{Disk, Transfer};
+use zfolio_sys::Errno;
+use zfolio_sys::eventfd::EventFd;
+
+use super::file::Medium;
+use super::plain::{self, Plain};
+use super::queue::Counts;
+use super::uring::{self, Sender, Uring};
+
+/// See the module.
+#[derive(Debug)]
+pub enum SpillDisk {
+    /// By io_uring.
+    Uring(Uring),
+    /// By plain calls, and why not by io_uring.
+    Plain(Plain, Errno),
+}
+
+/// Keeps a disk still, across a fork.
+#[derive(Debug)]
+pub enum Held<'a> {
+    /// By io_uring.
+    Uring(uring::Held<'a>),
+    /// By plain calls.
+    Plain(plain::Held<'a>),
+}
+
+/// Calls a function of whichever disk it is.
+macro_rules! either {
+    ($disk:expr, $function:ident $(, $argument:expr)*) => {
+        match $disk {
+            SpillDisk::Uring(disk) => disk.$function($($argument),*),
+            SpillDisk::Plain(disk, _) => disk.$function($($argument),*),
+        }
+    };
+}
+
+impl SpillDisk {
+    /// A disk for up to `depth` transfers at a time. `ended` becomes readable when one has ended; disks may share it.
+    #[must_use]
+    pub fn new(medium: Medium, depth: usize, ended: Arc<EventFd>, sender: Sender) -> SpillDisk {
+        match Uring::new(medium, depth, ended.clone(), sender) {
+            Ok(disk) => SpillDisk::Uring(disk),
+            Err((medium, why)) => SpillDisk::Plain(Plain::new(medium, depth, ended), why),
+        }
+    }
+
+    /// The life of a thread that carries out transfers, until [`SpillDisk::stop`]: see [`Uring::serve`] and
+    /// [`Plain::serve`].
+    pub fn serve(&self) {
+        either!(self, serve);
+    }
+
+    /// See [`Plain::wake`].
+    pub fn wake(&self) {
+        either!(self, wake);
+    }
+
+    /// See [`Plain::stop`].
+    pub fn stop(&self) {
+        either!(self, stop);
+    }
+
+    /// See [`Plain::counts`].
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        either!(self, counts)
+    }
+
+    /// See [`Plain::file`].
+    #[must_use]
+    pub fn file(&self) -> BorrowedFd<'_> {
+        either!(self, file)
+    }
+
+    /// See [`Plain::medium`].
+    #[must_use]
+    pub fn medium(&self) -> &Medium {
+        either!(self, medium)
+    }
+
+    /// See [`Plain::hold`].
+    #[must_use]
+    pub fn hold(&self) -> Held<'_> {
+        match self {
+            SpillDisk::Uring(disk) => Held::Uring(disk.hold()),
+            SpillDisk::Plain(disk, _) => Held::Plain(disk.hold()),
+        }
+    }
+
+    /// See [`Plain::start_over`] and [`Uring::start_over`].
+    pub fn start_over(&self, file: OwnedFd) {
+        either!(self, start_over, file);
+    }
+}
+
+impl Disk for SpillDisk {
+    fn begin(&self, transfer: Transfer) -> Result<(), Transfer> {
+        either!(self, begin, transfer)
+    }
+
+    fn flush(&self) {
+        either!(self, flush);
+    }
+
+    fn poll(&self, each: &mut dyn FnMut(Transfer)) {
+        either!(self, poll, each);
+    }
+
+    fn pause(&self) {
+        either!(self, pause);
+    }
+
+    fn discard(&self, first: u64, count: u64) {
+        either!(self, discard, first, count);
+    }
+}

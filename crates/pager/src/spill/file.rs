@@ -1,0 +1,258 @@
+//! What is spilled to: a file without a name in a directory, or a whole block device.
+//!
+//! # Cost
+//!
+//! The file takes the room that was written and not punched out again. Its size is set at once, to all that it may
+//! have: writes that make a file longer are serialised by ext4 and have half of the throughput (653 against 1229 MB/s,
+//! `fio --rw=write --bs=64k --direct=1 --iodepth=8 --fallocate=none` and `=truncate`).
+
+use std::fmt;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use zfolio_core::size;
+use zfolio_core::swap::disk::{SLOT_BYTES, Slot};
+use zfolio_sys::descriptor::Descriptor;
+use zfolio_sys::disk::{self, DeviceNumber, Kind};
+use zfolio_sys::errno_text::ErrnoText;
+use zfolio_sys::{Errno, mounts, signal};
+
+/// See the module.
+#[derive(Debug)]
+pub struct Medium {
+    file: Descriptor,
+    is_device: bool,
+    is_direct: bool,
+    bytes: u64,
+}
+
+/// Why nothing can be spilled to a path. Displayed in one line, which begins with the path.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// There is nothing of that name.
+    Missing(PathBuf),
+    /// It is neither a directory nor a block device.
+    OtherKind(PathBuf),
+    /// It may not be written to.
+    NotWritable {
+        /// What was given.
+        path: PathBuf,
+        /// The system's answer.
+        errno: Errno,
+    },
+    /// Files in this directory are kept in memory.
+    InMemory {
+        /// What was given.
+        path: PathBuf,
+        /// The kind of its file system.
+        file_system: &'static str,
+    },
+    /// The device is mounted.
+    Mounted {
+        /// What was given.
+        path: PathBuf,
+        /// Where.
+        at: PathBuf,
+    },
+    /// The device is in use as swap.
+    Swap(PathBuf),
+    /// The device, or a part of it, is in use in another way.
+    InUse(PathBuf),
+    /// There is less room than the least that is of use.
+    TooSmall {
+        /// What was given.
+        path: PathBuf,
+        /// The bytes that it has, or that were asked for.
+        bytes: u64,
+        /// The least.
+        bytes_min: u64,
+    },
+    /// The system does not open it.
+    Failed {
+        /// What was given.
+        path: PathBuf,
+        /// The system's answer.
+        errno: Errno,
+    },
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const ACCEPTED: &str = "give a directory on a disk, or a block device";
+        match self {
+            Refusal::Missing(path) => write!(f, "'{}' does not exist: {ACCEPTED}", path.display()),
+            Refusal::OtherKind(path) => {
+                let path = path.display();
+                write!(f, "'{path}' is neither a directory nor a block device: {ACCEPTED}")
+            }
+            Refusal::NotWritable { path, errno } => {
+                let (path, why) = (path.display(), ErrnoText(*errno));
+                write!(f, "'{path}' cannot be written to ({why}): give one that can")
+            }
+            Refusal::InMemory { path, file_system } => {
+                let path = path.display();
+                write!(f, "'{path}' is on a {file_system}, whose files are memory: {ACCEPTED}")
+            }
+            Refusal::Mounted { path, at } => {
+                let (path, at) = (path.display(), at.display());
+                write!(f, "'{path}' is mounted on '{at}': give a device that is not in use")
+            }
+            Refusal::Swap(path) => {
+                let path = path.display();
+                write!(f, "'{path}' is in use as swap: give a device that is not in use")
+            }
+            Refusal::InUse(path) => write!(
+                f,
+                "'{}' or a part of it is in use (mounted, swap, part of another device, or open): \
+                 give a device that is not in use",
+                path.display()
+            ),
+            Refusal::TooSmall { path, bytes, bytes_min } => {
+                let (bytes, least) = (size::display(*bytes), size::display(*bytes_min));
+                write!(f, "'{}' has room for {bytes}: {least} is the least", path.display())
+            }
+            Refusal::Failed { path, errno } => {
+                write!(f, "'{}' cannot be opened: {}", path.display(), ErrnoText(*errno))
+            }
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+impl Medium {
+    /// Opens a file without a name in the directory `path`, of at most `bytes`; or the block device `path`, of which
+    /// the first `bytes` are used, or what it has.
+    ///
+    /// Called by a thread that shares its table of files with all who transfer.
+    ///
+    /// # Errors
+    ///
+    /// See [`Refusal`].
+    pub fn open(path: &Path, bytes: u64, bytes_min: u64) -> Result<Medium, Refusal> {
+        let failed = |errno| Refusal::Failed { path: path.to_owned(), errno };
+        if bytes < bytes_min {
+            return Err(Refusal::TooSmall { path: path.to_owned(), bytes, bytes_min });
+        }
+        match disk::kind(path) {
+            Ok(Kind::Directory) => match disk::kept_in_memory(path) {
+                Ok(None) => Medium::open_in_directory(path, bytes),
+                Ok(Some(file_system)) => {
+                    Err(Refusal::InMemory { path: path.to_owned(), file_system })
+                }
+                Err(errno) => Err(failed(errno)),
+            },
+            Ok(Kind::Device(number)) => Medium::open_device(path, number, bytes, bytes_min),
+            Ok(Kind::Other) => Err(Refusal::OtherKind(path.to_owned())),
+            Err(Errno::NOENT | Errno::NOTDIR) => Err(Refusal::Missing(path.to_owned())),
+            Err(errno) => Err(failed(errno)),
+        }
+    }
+
+    /// Opens a file in any directory, also one in memory.
+    pub(super) fn open_in_directory(path: &Path, bytes: u64) -> Result<Medium, Refusal> {
+        let file = disk::open_unlinked(path).map_err(|errno| not_opened(path, errno))?;
+        // Beyond RLIMIT_FSIZE the size stays as it is. Writes up to the limit make the file longer, others are refused.
+        signal::without_file_size_signal(|| disk::set_bytes(file.as_fd(), bytes)).ok();
+        let is_direct = is_direct_possible(file.as_fd(), false);
+        Ok(Medium { file: Descriptor::new(file), is_device: false, is_direct, bytes })
+    }
+
+    fn open_device(
+        path: &Path,
+        number: DeviceNumber,
+        bytes: u64,
+        bytes_min: u64,
+    ) -> Result<Medium, Refusal> {
+        if let Some(at) = mounts::mounted_at(number) {
+            return Err(Refusal::Mounted { path: path.to_owned(), at });
+        }
+        if mounts::is_swap(number) {
+            return Err(Refusal::Swap(path.to_owned()));
+        }
+        let file = disk::open_device(path).map_err(|errno| not_opened(path, errno))?;
+        let has = disk::device_bytes(file.as_fd())
+            .map_err(|errno| Refusal::Failed { path: path.to_owned(), errno })?;
+        let bytes = bytes.min(has - has % SLOT_BYTES as u64);
+        if bytes < bytes_min {
+            return Err(Refusal::TooSmall { path: path.to_owned(), bytes: has, bytes_min });
+        }
+        let is_direct = is_direct_possible(file.as_fd(), true);
+        Ok(Medium { file: Descriptor::new(file), is_device: true, is_direct, bytes })
+    }
+
+    /// The descriptor: for a child, which needs it in its own table of files.
+    #[must_use]
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.file()
+    }
+
+    /// Whether it is a block device.
+    #[must_use]
+    pub fn is_device(&self) -> bool {
+        self.is_device
+    }
+
+    /// Whether transfers go past the page cache. Where they do not (some network file systems), what is written is in
+    /// memory until the kernel has written it back.
+    #[must_use]
+    pub fn is_direct(&self) -> bool {
+        self.is_direct
+    }
+
+    /// How many slots it has.
+    #[must_use]
+    pub fn slots(&self) -> u64 {
+        self.bytes / SLOT_BYTES as u64
+    }
+
+    /// Tells the medium that a range of slots is not needed any more. It may wait for the medium.
+    pub(super) fn discard(&self, first: u64, count: u64) -> Result<(), Errno> {
+        let (offset, bytes) = (first * SLOT_BYTES as u64, count * SLOT_BYTES as u64);
+        match self.is_device {
+            true => disk::discard_blocks(self.file(), offset, bytes),
+            false => disk::punch(self.file(), offset, bytes),
+        }
+    }
+
+    /// In a child of `fork`: the same file, open in the child's table of files.
+    pub(super) fn replace(&self, file: OwnedFd) {
+        self.file.replace(file);
+    }
+
+    /// Whether this is a child's copy, which has not been replaced.
+    pub(super) fn is_inherited(&self) -> bool {
+        self.file.is_inherited()
+    }
+}
+
+/// Why a path could not be opened.
+fn not_opened(path: &Path, errno: Errno) -> Refusal {
+    let path = path.to_owned();
+    match errno {
+        Errno::ACCESS | Errno::PERM | Errno::ROFS => Refusal::NotWritable { path, errno },
+        Errno::BUSY => Refusal::InUse(path),
+        errno => Refusal::Failed { path, errno },
+    }
+}
+
+/// Makes transfers direct, and tries one: some file systems accept the flag and refuse the transfer. Of a device the
+/// first slot is read; in a file, which has no contents yet, it is written.
+fn is_direct_possible(file: BorrowedFd<'_>, is_device: bool) -> bool {
+    if disk::set_direct(file, true).is_err() {
+        return false;
+    }
+    let mut slot = Box::new(Slot([0; SLOT_BYTES]));
+    let tried = match is_device {
+        true => disk::read_at(file, &mut slot.0, 0),
+        false => signal::without_file_size_signal(|| disk::write_at(file, &slot.0, 0)),
+    };
+    // Of other errors, such as a full disk, nothing follows.
+    let is_refused = matches!(tried, Err(Errno::INVAL | Errno::OPNOTSUPP));
+    if is_refused {
+        // Whoever took the flag gives it back.
+        disk::set_direct(file, false).ok();
+    }
+    !is_refused
+}

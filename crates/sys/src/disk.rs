@@ -1,0 +1,220 @@
+//! Files and block devices that are read and written in whole blocks, past the page cache where that is possible.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{AtFlags, FallocateFlags, FileType, FsWord, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::ioctl;
+
+/// `_IOR(0x12, 114, size_t)` and `_IO(0x12, 119)` of `linux/fs.h`.
+const BLKGETSIZE64: ioctl::Opcode = 0x8008_1272;
+const BLKDISCARD: ioctl::Opcode = 0x1277;
+
+/// What a path names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// A directory.
+    Directory,
+    /// A block device.
+    Device(DeviceNumber),
+    /// Anything else.
+    Other,
+}
+
+/// The kernel's number of a block device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DeviceNumber {
+    /// Its driver.
+    pub major: u32,
+    /// Which of the driver's devices.
+    pub minor: u32,
+}
+
+/// What `path` names; links are followed.
+///
+/// # Errors
+///
+/// `NOENT`: nothing. `ACCESS`: a directory on the way may not be searched.
+pub fn kind(path: &Path) -> Result<Kind, Errno> {
+    let status = rustix::fs::stat(path)?;
+    Ok(match FileType::from_raw_mode(status.st_mode) {
+        FileType::Directory => Kind::Directory,
+        FileType::BlockDevice => Kind::Device(DeviceNumber {
+            major: rustix::fs::major(status.st_rdev),
+            minor: rustix::fs::minor(status.st_rdev),
+        }),
+        _ => Kind::Other,
+    })
+}
+
+/// The number of the block device at `path`, if there is one.
+pub(crate) fn device_number(path: &Path) -> Option<DeviceNumber> {
+    match kind(path) {
+        Ok(Kind::Device(number)) => Some(number),
+        _ => None,
+    }
+}
+
+/// The name of the file system of a directory or file, if its files are kept in memory.
+///
+/// # Errors
+///
+/// Those of `statfs`.
+pub fn kept_in_memory(path: &Path) -> Result<Option<&'static str>, Errno> {
+    const TMPFS: FsWord = 0x0102_1994;
+    const RAMFS: FsWord = 0x8584_58F6;
+    const HUGETLBFS: FsWord = 0x9584_58F6;
+    Ok(match rustix::fs::statfs(path)?.f_type {
+        TMPFS => Some("tmpfs"),
+        RAMFS => Some("ramfs"),
+        HUGETLBFS => Some("hugetlbfs"),
+        _ => None,
+    })
+}
+
+/// How much room a user without privileges has left in the file system of a path.
+///
+/// # Errors
+///
+/// The path cannot be looked at.
+pub fn free_bytes(path: &Path) -> Result<u64, Errno> {
+    let about = rustix::fs::statvfs(path)?;
+    Ok(about.f_bavail.saturating_mul(about.f_frsize))
+}
+
+/// Opens a new file in a directory, for reading and writing, that has no name there: it ends with its last
+/// descriptor.
+///
+/// # Errors
+///
+/// `ACCESS`, `PERM` or `ROFS`: the directory may not be written to. `NOSPC`.
+pub fn open_unlinked(directory: &Path) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    match rustix::fs::open(directory, flags | OFlags::TMPFILE, Mode::RUSR | Mode::WUSR) {
+        // Not every file system has files without a name (NFS, FUSE); ISDIR is the answer of an old one.
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT) => {
+            open_and_unlink(directory)
+        }
+        answer => answer,
+    }
+}
+
+/// As [`open_unlinked`], by giving the file a name for a moment.
+fn open_and_unlink(directory: &Path) -> Result<OwnedFd, Errno> {
+    let directory =
+        rustix::fs::open(directory, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    for _ in 0..16 {
+        let mut number = [0; 8];
+        crate::random::fill(&mut number)?;
+        let name = format!(".zfolio-spill-{:016x}", u64::from_ne_bytes(number));
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let mode = Mode::RUSR | Mode::WUSR;
+        match rustix::fs::openat(&directory, &*name, flags | OFlags::NOFOLLOW, mode) {
+            Err(Errno::EXIST) => {}
+            Err(error) => return Err(error),
+            Ok(file) => {
+                rustix::fs::unlinkat(&directory, &*name, AtFlags::empty())?;
+                return Ok(file);
+            }
+        }
+    }
+    Err(Errno::EXIST)
+}
+
+/// Opens a block device, for reading and writing, for this process alone: the kernel gives it to nobody else who
+/// asks for that, and to nobody who would mount it.
+///
+/// # Errors
+///
+/// `BUSY`: it, or a partition of it, is mounted, in use as swap, part of another device, or open exclusively.
+/// `ACCESS`, `PERM` or `ROFS`: it may not be written to.
+pub fn open_device(path: &Path) -> Result<OwnedFd, Errno> {
+    let file =
+        rustix::fs::open(path, OFlags::RDWR | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty())?;
+    // The path may name something else by now.
+    let status = rustix::fs::fstat(&file)?;
+    let is_device = FileType::from_raw_mode(status.st_mode) == FileType::BlockDevice;
+    if is_device { Ok(file) } else { Err(Errno::NOTBLK) }
+}
+
+/// From now on transfers go past the page cache, or through it. Offsets, lengths and addresses of direct transfers
+/// are multiples of the block of the device.
+///
+/// # Errors
+///
+/// `INVAL`: the file system has no direct transfers.
+pub fn set_direct(file: BorrowedFd<'_>, is_direct: bool) -> Result<(), Errno> {
+    let mut flags = rustix::fs::fcntl_getfl(file)?;
+    flags.set(OFlags::DIRECT, is_direct);
+    rustix::fs::fcntl_setfl(file, flags)
+}
+
+/// Gives a file a size. What is added reads as zeros, and takes no room.
+///
+/// # Errors
+///
+/// `FBIG`: more than the file system, or `RLIMIT_FSIZE`, allows. For the latter the kernel also sends the thread
+/// SIGXFSZ ([`crate::signal::without_file_size_signal`]).
+pub fn set_bytes(file: BorrowedFd<'_>, bytes: u64) -> Result<(), Errno> {
+    rustix::fs::ftruncate(file, bytes)
+}
+
+/// The bytes of a block device.
+///
+/// # Errors
+///
+/// `NOTTY`: it is none.
+pub fn device_bytes(file: BorrowedFd<'_>) -> Result<u64, Errno> {
+    // SAFETY: BLKGETSIZE64 writes one `u64`.
+    let request = unsafe { ioctl::Getter::<BLKGETSIZE64, u64>::new() };
+    // SAFETY: it changes nothing; another kind of file answers with an error.
+    unsafe { ioctl::ioctl(file, request) }
+}
+
+/// Frees the blocks of a range of a file, which reads as zeros from then on. It may wait for the file system.
+///
+/// # Errors
+///
+/// `OPNOTSUPP`: the file system cannot.
+pub fn punch(file: BorrowedFd<'_>, offset: u64, bytes: u64) -> Result<(), Errno> {
+    let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(file, mode, offset, bytes)
+}
+
+/// Tells a block device that a range is not needed any more; its contents are undefined from then on. It waits for
+/// the device.
+///
+/// # Errors
+///
+/// `OPNOTSUPP`: the device cannot.
+pub fn discard_blocks(file: BorrowedFd<'_>, offset: u64, bytes: u64) -> Result<(), Errno> {
+    // SAFETY: BLKDISCARD reads two numbers of 64 bits: offset and length.
+    let request = unsafe { ioctl::Setter::<BLKDISCARD, [u64; 2]>::new([offset, bytes]) };
+    // SAFETY: it touches no memory but its argument.
+    unsafe { ioctl::ioctl(file, request) }
+}
+
+/// Reads at an offset; returns how many bytes were read: 0 at the end of the file.
+///
+/// # Errors
+///
+/// The medium's.
+pub fn read_at(file: BorrowedFd<'_>, into: &mut [u8], offset: u64) -> Result<usize, Errno> {
+    rustix::io::pread(file, into, offset)
+}
+
+/// Writes at an offset; returns how many bytes were written.
+///
+/// # Errors
+///
+/// `NOSPC`, `DQUOT`: no room. `FBIG`: as for [`set_bytes`], with SIGXFSZ. The medium's.
+pub fn write_at(file: BorrowedFd<'_>, from: &[u8], offset: u64) -> Result<usize, Errno> {
+    rustix::io::pwrite(file, from, offset)
+}
+
+/// The largest size to which this process may make a file grow; `None` if any.
+#[must_use]
+pub fn file_bytes_limit() -> Option<u64> {
+    rustix::process::getrlimit(rustix::process::Resource::Fsize).current
+}

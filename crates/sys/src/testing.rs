@@ -1,0 +1,48 @@
+//! What the tests of several crates share. Not part of the interface.
+
+use crate::Errno;
+
+/// The system calls of io_uring.
+pub const IO_URING: [libc::c_long; 3] =
+    [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register];
+
+/// Forbids system calls to the calling thread and its children, for good: the kernel answers `error`, as a container's
+/// seccomp profile does.
+///
+/// # Errors
+///
+/// The kernel takes no filter.
+///
+/// # Panics
+///
+/// More than 200 calls.
+pub fn forbid_calls(calls: &[libc::c_long], error: Errno) -> Result<(), Errno> {
+    let instruction = |code: u32, jt, jf, k| libc::sock_filter {
+        code: u16::try_from(code).expect("codes are short"),
+        jt,
+        jf,
+        k,
+    };
+    let errno = u32::try_from(error.raw_os_error()).expect("errors are positive");
+    // The number of the call is the first word of the filter's input.
+    let mut filter = vec![instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0)];
+    for (index, call) in calls.iter().enumerate() {
+        // Over the other calls, and over the permission.
+        let jump = u8::try_from(calls.len() - index).expect("few calls");
+        let number = u32::try_from(*call).expect("numbers are small");
+        filter.push(instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, jump, 0, number));
+    }
+    filter.push(instruction(libc::BPF_RET, 0, 0, libc::SECCOMP_RET_ALLOW));
+    filter.push(instruction(libc::BPF_RET, 0, 0, libc::SECCOMP_RET_ERRNO | errno));
+    let len = u16::try_from(filter.len()).expect("few calls");
+    let program = libc::sock_fprog { len, filter: filter.as_mut_ptr() };
+    let last_error = || Errno::from_io_error(&std::io::Error::last_os_error());
+    // SAFETY: it takes numbers only.
+    if unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } != 0 {
+        return Err(last_error().unwrap_or(Errno::PERM));
+    }
+    // SAFETY: `program` names the instructions of `filter`, which live until it returns.
+    let answer =
+        unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) };
+    if answer == 0 { Ok(()) } else { Err(last_error().unwrap_or(Errno::PERM)) }
+}
