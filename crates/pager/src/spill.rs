@@ -5,7 +5,7 @@
 //! lately. A fault that needs memory waits until a write has ended, instead of passing the limit; if nothing can be
 //! written (the disk is full, or fails), the limit is passed as without a backing.
 //!
-//! Back: a fault on a unit whose entry is away has the entry fetched, and is served later ([`Later`]). The handler puts
+//! Back: a fault on a unit whose entry is away has the entry fetched, and is served later (`Later`). The handler puts
 //! such a fault aside and serves others; inline, the faulting thread waits. A change of a mapping that needs units
 //! which are away waits for them before it takes the table for writing.
 //!
@@ -13,7 +13,7 @@
 //!
 //! - `SPILL-1` Who has the store write back, fetch or report holds the table, at least for reading (`ENG-4`). So while
 //!   the table is held for writing, no entry leaves the pool or comes back.
-//! - `SPILL-2` Nobody waits for the backing while he holds a lock, but [`Engine::wait_holding_locks`].
+//! - `SPILL-2` Nobody waits for the backing while he holds a lock, but `Engine::wait_holding_locks`.
 //! - `SPILL-3` While a change of a mapping waits for units, nothing is written back: what it waits for stays.
 //!
 //! # Cost
