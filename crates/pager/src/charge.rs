@@ -75,6 +75,8 @@ pub(crate) struct Charge {
     file_pages: FilePages,
     resident_bytes: AtomicU64,
     tables_bytes: AtomicU64,
+    /// Tables and buffers of the store's backing.
+    backing_bytes: AtomicU64,
     /// The kernel's count of the process's memory minus the count here. Negative where only some
     /// pages of resident units are present.
     uncounted_bytes: AtomicI64,
@@ -105,6 +107,7 @@ impl Charge {
             falling: Falling::default(),
             resident_bytes: AtomicU64::new(0),
             tables_bytes: AtomicU64::new(0),
+            backing_bytes: AtomicU64::new(0),
             uncounted_bytes: AtomicI64::new(0),
             is_over_limit: AtomicBool::new(false),
             was_over_limit: AtomicBool::new(false),
@@ -236,6 +239,7 @@ impl Engine {
             + pool.pages_used * PAGE_BYTES as u64
             + pool.metadata_bytes
             + self.charge.tables_bytes.load(Relaxed)
+            + self.charge.backing_bytes.load(Relaxed)
     }
 
     /// What is charged against the limit now.
@@ -340,6 +344,7 @@ impl Engine {
         figures.pages_compacted.store(pool.pages_compacted, Relaxed);
         self.set_spill_gauges();
         let tables = self.charge.tables_bytes.load(Relaxed);
+        let tables = tables + self.charge.backing_bytes.load(Relaxed);
         figures.metadata_bytes.store(tables + pool.metadata_bytes, Relaxed);
         // A resident unit that also has a copy in the store counts once.
         let stored = figures.demand_stored_bytes.load(Relaxed);
@@ -353,6 +358,8 @@ impl Engine {
         if !self.store.has_backing() {
             return;
         }
+        // Its tables grow with what is on the disk.
+        self.charge.backing_bytes.store(self.store.backing_bytes() as u64, Relaxed);
         let (figures, spill) = (self.figures(), self.store.spill_stats());
         figures.spilled_units.store(spill.units, Relaxed);
         figures.spilled_bytes.store(spill.bytes, Relaxed);

@@ -151,7 +151,8 @@ impl Engine {
             self.mover.place_zero_page(address);
             return Ok((Served::Zero, one));
         };
-        let (mut spare, mut near) = (None, plan.within(first, self.geometry().units()));
+        let near = plan.within(first, self.geometry().units());
+        let (mut spare, mut near, mut at_once) = (None, near, false);
         loop {
             let mut folio = self.lock_folio(lock, waits);
             if !folio.managed || folio.resident.contains(index) {
@@ -171,15 +172,20 @@ impl Engine {
                 return Ok((Served::Staged, range(staged)));
             }
             let wanted = self.wanted(&folio, index, near);
-            if let Some(away) = self.away(&folio, wanted) {
-                drop(folio);
+            if let Some(away) = self.away(&folio, wanted).filter(|_| !at_once) {
+                // With the folio locked: nobody loads and puts away meanwhile what is asked for.
                 self.fetch(table, &away, away.of(index));
-                if let Some(ticket) = away.of(index) {
-                    self.give_spare(spare);
-                    return Err(Later::Away(ticket));
+                drop(folio);
+                match away.of(index) {
+                    Some(ticket) if self.store.is_away(ticket) => {
+                        self.give_spare(spare);
+                        return Err(Later::Away(ticket));
+                    }
+                    // It has come, or cannot be read at all: to load it says which.
+                    Some(_) => (near, at_once) = (Units::NONE, true),
+                    // What comes along from the backing is in the pool when it is touched.
+                    None => near -= away.units(),
                 }
-                // What comes along from the backing is in the pool when it is touched.
-                near -= away.units();
                 continue;
             }
             let Some(spare) = spare.take() else {
@@ -188,9 +194,7 @@ impl Engine {
                 let began = self.now_ns();
                 spare = self.reserve(table, wanted, cpu, is_ahead)?;
                 waits.reclaim_ns += self.now_ns() - began;
-                if spare.is_none() {
-                    near = Units::NONE;
-                }
+                near = if spare.is_none() { Units::NONE } else { near };
                 continue;
             };
             let stored = folio.stored.contains(index);
@@ -236,7 +240,7 @@ impl Engine {
 
     /// Brings back those of `units` that are staged or stored, which no thread waits for yet; if these
     /// are a whole folio, up to `above` folios above it too. Nothing happens if another thread has
-    /// the folio's lock. Returns the units that must be fetched before.
+    /// the folio's lock. Returns the units that are being fetched, and must come before.
     pub(crate) fn prefetch_units(
         &self,
         table: &Table,
@@ -249,6 +253,9 @@ impl Engine {
         let missing = |folio: &Folio| folio.staged.is_some() || !(folio.stored & units).is_empty();
         let folio = lock.try_lock().filter(|folio| missing(folio))?;
         let (stored, away) = (folio.stored & units, self.away(&folio, units));
+        if let Some(away) = &away {
+            self.fetch(table, away, None);
+        }
         drop(folio);
         if away.is_some() {
             return away;

@@ -21,7 +21,7 @@ use crate::fault::{Served, Turn, Waits};
 use crate::folio::Table;
 use crate::mappings::event::Aside;
 use crate::rank;
-use crate::spill::Later;
+use crate::spill::{Later, TRY_NS};
 
 /// The handler asks for the faulting thread's CPU once in so many of its faults: asking takes 8 us,
 /// so 0.1 us a fault.
@@ -197,7 +197,9 @@ impl Engine {
         for _ in 0..count {
             let Some(mut aside) = inbox.take_aside() else { break };
             let Message::Fault { address, thread } = aside.event.message else { continue };
-            let waits = !self.is_time(aside.later) || inbox.has_change();
+            let waits = !self.is_time(aside.later)
+                || inbox.has_change()
+                || aside.after_ns != 0 && self.now_ns() < aside.after_ns;
             if waits {
                 inbox.keep_aside(aside);
                 continue;
@@ -213,7 +215,10 @@ impl Engine {
                 Some(Ok(())) => {}
                 Some(Err(later)) => {
                     if let Later::Away(ticket) = later {
-                        self.note_try(&mut aside.tries, address, ticket);
+                        if !self.store.is_coming(ticket) {
+                            self.note_try(&mut aside.tries, address, ticket);
+                            aside.after_ns = self.now_ns() + TRY_NS;
+                        }
                     }
                     inbox.keep_aside(Aside { later, ..aside });
                 }

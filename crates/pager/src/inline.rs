@@ -167,10 +167,15 @@ impl Engine {
             let since = self.now_ns();
             let served = self.serve(table, address, &mut turn);
             let Err(later) = served else { return true };
-            if let Later::Away(ticket) = later {
-                self.note_try(&mut tries, address, ticket);
+            match later {
+                Later::Away(ticket)
+                    if !self.store.is_coming(ticket) && self.store.is_away(ticket) =>
+                {
+                    self.note_try(&mut tries, address, ticket);
+                    self.pause_before_try();
+                }
+                later => self.await_backing(later),
             }
-            self.await_backing(later);
             add(&self.figures().faults_spilled, 1);
             turn.spilled_ns += self.now_ns().saturating_sub(since);
         }

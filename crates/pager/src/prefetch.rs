@@ -99,7 +99,6 @@ impl Engine {
         let Some(away) = self.prefetch_units(&table, base, units, above, self.cpu()) else {
             return true;
         };
-        self.fetch(&table, &away, None);
         drop(table);
         if self.await_some(&away) {
             let table = self.table.read();

@@ -211,7 +211,6 @@ impl Engine {
         let queues = self.replacement.metadata_bytes() + self.copies.metadata_bytes();
         let bytes = table.metadata_bytes() + queues;
         let buffers = self.work.density.memory_bytes(self.config().unit);
-        let buffers = buffers + self.store.backing_bytes();
         self.charge.set_tables(bytes + self.store.stream_bytes() + buffers);
         self.figures().managed_bytes.store(managed as u64, Relaxed);
     }

@@ -85,6 +85,13 @@ pub(crate) struct Spilling {
     /// The backing took nothing: until this time nothing is written back, and then so much longer.
     rests_until_ns: AtomicU64,
     rest_ns: AtomicU64,
+    /// Entries that had left the pool, and writes that had failed, at the last look.
+    wrote: AtomicU64,
+    failed: AtomicU64,
+    /// Requests that had ended at the last look at which there were more than before, or none was under way; and when
+    /// that was.
+    ended: AtomicU64,
+    ended_ns: AtomicU64,
     /// A thread waits for the backing; others wait for what that thread finds.
     is_awaited: AtomicBool,
     /// Counts the looks at the backing that found something.
@@ -98,6 +105,14 @@ pub(crate) struct Hold<'a>(&'a Spilling);
 /// The shortest and the longest time for which nothing is written back after the backing took nothing.
 const REST_NS_MIN: u64 = 2_000_000;
 const REST_NS_MAX: u64 = 1_000_000_000;
+
+/// So long a fault waits for room while no request ends at all: the medium is stuck.
+const STUCK_NS: u64 = 1_000_000_000;
+
+/// Whether a count has changed since the last look.
+fn moved(seen: &AtomicU64, now: u64) -> bool {
+    seen.swap(now, Relaxed) != now
+}
 
 impl Spilling {
     /// Notes whether the backing took anything, or anything left the pool.
@@ -243,6 +258,11 @@ impl Engine {
         self.work.spilling.found.load(Ordering::Acquire)
     }
 
+    /// Waits for a moment before an entry is asked for again that the backing could not deliver. The caller holds no lock.
+    pub(crate) fn pause_before_try(&self) {
+        self.mover.system.wait_for(&self.work.spilling.found, self.heard());
+    }
+
     /// Waits until a fault that was to be served later is worth another try. The caller holds no lock (`SPILL-2`).
     pub(crate) fn await_backing(&self, later: Later) {
         loop {
@@ -259,10 +279,15 @@ impl Engine {
         }
     }
 
+    /// Whether a change of a mapping may wait for units that are away (`SPILL-3`).
+    fn is_change_waiting(&self) -> bool {
+        self.work.spilling.changes.load(Relaxed) > 0 || self.mover.inbox.has_change()
+    }
+
     /// Whether anything may be written back now.
     fn may_spill(&self) -> bool {
         self.store.has_backing()
-            && self.work.spilling.changes.load(Relaxed) == 0
+            && !self.is_change_waiting()
             && !self.work.settling.load(Relaxed)
             && self.now_ns() >= self.work.spilling.rests_until_ns.load(Relaxed)
     }
@@ -270,10 +295,14 @@ impl Engine {
     /// Has the store write back, and notes whether the backing takes anything.
     fn write_back(&self) -> WrittenBack {
         let done = self.store.write_back(BATCH);
-        // While it writes it may refuse more for want of buffers.
+        // While it writes it may refuse more for want of buffers. What it accepted may fail later.
         let (_, writing) = self.store.in_flight();
-        let took = done.started > 0 || done.written > 0 || done.refused == 0 || writing > 0;
-        self.work.spilling.note(took, self.now_ns());
+        let accepts = done.started > 0 || done.written > 0 || done.refused == 0 || writing > 0;
+        let stats = self.store.spill_stats();
+        let spilling = &self.work.spilling;
+        let wrote = moved(&spilling.wrote, stats.written + stats.returned);
+        let failed = moved(&spilling.failed, stats.failed);
+        spilling.note(wrote || accepts && !failed, self.now_ns());
         done
     }
 
@@ -299,7 +328,10 @@ impl Engine {
             return Room::None;
         }
         let mut written = 0;
-        self.store.poll();
+        let in_flight = self.store.poll();
+        if self.is_stuck(in_flight) {
+            return Room::None;
+        }
         if self.below_limit_soon() < needed + signed(self.charge.low_bytes()) {
             written = self.write_back().written;
         }
@@ -308,6 +340,16 @@ impl Engine {
         }
         let (_, writing) = self.store.in_flight();
         if writing > 0 { Room::Soon } else { Room::None }
+    }
+
+    /// Whether requests are under way, and none has ended for long.
+    fn is_stuck(&self, in_flight: usize) -> bool {
+        let (spilling, now) = (&self.work.spilling, self.now_ns());
+        let is_first = spilling.ended_ns.load(Relaxed) == 0;
+        if moved(&spilling.ended, self.store.completions()) || in_flight == 0 || is_first {
+            spilling.ended_ns.store(now, Relaxed);
+        }
+        now.saturating_sub(spilling.ended_ns.load(Relaxed)) > STUCK_NS
     }
 
     /// The background thread's part: writes entries back until the limit is held with a reserve. Returns whether it did
@@ -352,7 +394,7 @@ impl Engine {
     /// Lets the copies of `units` of a folio leave the pool, as far as the backing has them too. They are
     /// [`Folio::backed`] then, and take no memory.
     pub(crate) fn put_away(&self, folio: &mut Folio, units: Units) {
-        if !self.store.has_backing() {
+        if !self.store.has_backing() || self.work.spilling.changes.load(Relaxed) > 0 {
             return;
         }
         let before = folio.copied_units();
@@ -379,7 +421,10 @@ impl Engine {
         let (start, end) = table.exterior(range.0, range.1);
         for (base, lock) in table.known_folios(start, end) {
             let tickets = self.away(&lock.lock(), self.geometry().all());
-            away.extend(tickets.iter().flat_map(Tickets::all).map(|ticket| Away { base, ticket }));
+            // One that cannot be read is none to wait for: to load it ends the process.
+            let some = tickets.iter().flat_map(Tickets::all);
+            let some = some.filter(|ticket| self.store.is_away(*ticket));
+            away.extend(some.map(|ticket| Away { base, ticket }));
         }
     }
 
@@ -394,10 +439,12 @@ impl Engine {
                 let away = some.iter().find(|unit| self.store.is_away(unit.ticket));
                 drop(table);
                 let Some(unit) = away else { break };
-                if !self.store.is_coming(unit.ticket) {
+                if self.store.is_coming(unit.ticket) {
+                    self.store.pause();
+                } else {
                     self.note_try(&mut tries, unit.base, unit.ticket);
+                    self.pause_before_try();
                 }
-                self.store.pause();
             }
         }
     }
@@ -406,12 +453,16 @@ impl Engine {
     /// change that has begun, and needs a folio of which nobody knew before: the kernel has stopped at a page in the
     /// middle of `madvise`.
     #[cold]
-    pub(crate) fn wait_holding_locks(&self, folio: &Folio) {
+    pub(crate) fn wait_holding_locks(&self, folio: &Folio, address: usize) {
+        let mut tries = 0;
         while let Some(tickets) = self.away(folio, self.geometry().all()) {
             self.store.fetch(tickets.all(), |_| false);
             self.store.poll();
-            if !tickets.all().any(|ticket| self.store.is_away(ticket)) {
+            let Some(ticket) = tickets.all().find(|ticket| self.store.is_away(*ticket)) else {
                 return;
+            };
+            if !self.store.is_coming(ticket) {
+                self.note_try(&mut tries, address, ticket);
             }
             self.store.pause();
         }
@@ -445,6 +496,8 @@ impl Engine {
 
     /// Counts another try to have an entry fetched. After too many of them the process is ended: the backing fails
     /// again and again.
+    ///
+    /// The caller waits before the next try: see [`TRY_NS`].
     pub(crate) fn note_try(&self, tries: &mut u32, address: usize, ticket: Ticket) {
         *tries += 1;
         if *tries > TRIES_MAX {
@@ -454,6 +507,8 @@ impl Engine {
     }
 }
 
-/// How often an entry is asked for that the backing cannot deliver now: each try takes as long as the backing needs to
-/// say so, and a pause of up to a millisecond.
+/// How often an entry is asked for that the backing cannot deliver now.
 const TRIES_MAX: u32 = 10_000;
+
+/// The pause between two of these tries, so that they take 10 s at least.
+pub(crate) const TRY_NS: u64 = 1_000_000;

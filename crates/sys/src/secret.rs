@@ -1,5 +1,5 @@
-//! A value in memory that is never written to a disk: a page of its own, locked, in no core file, and overwritten at
-//! the end.
+//! A value in memory that is never written to a disk: a page of its own, locked, in no core file, not inherited by
+//! children, and overwritten at the end.
 
 use std::mem::{align_of, size_of};
 use std::ops::{Deref, DerefMut};
@@ -37,6 +37,8 @@ impl<T: Default> Secret<T> {
         unsafe { rustix::mm::mlock(address, PAGE_BYTES) }?;
         // SAFETY: as above; the advice changes no contents.
         unsafe { rustix::mm::madvise(address, PAGE_BYTES, Advice::LinuxDontDump) }?;
+        // A child would have it in memory that is not locked.
+        crate::map::keep_from_children(page.address(), PAGE_BYTES)?;
         let value = page.base().cast::<T>();
         // SAFETY: a page of zeros that is ours, large and aligned enough (checked above).
         unsafe { value.write(T::default()) };

@@ -92,6 +92,7 @@ struct Counters {
     written: AtomicU64,
     returned: AtomicU64,
     not_written: AtomicU64,
+    failed: AtomicU64,
     read: AtomicU64,
     not_read: AtomicU64,
 }
@@ -111,8 +112,10 @@ pub struct SpillStats {
     pub written: u64,
     /// Entries that left the pool without being written, since the backing still had them.
     pub returned: u64,
-    /// Writes that failed or came to nothing: the entry was wanted meanwhile.
+    /// Writes that were refused, failed, or came to nothing: the entry was wanted meanwhile.
     pub not_written: u64,
+    /// Writes that were accepted and failed.
+    pub failed: u64,
     /// Entries that were fetched.
     pub read: u64,
     /// Reads that failed.
@@ -288,6 +291,7 @@ impl<S: PageSource> Store<S> {
                     self.written(spill, handle, location, done);
                 }
                 (Place::Writing | Place::WritingDead, Err(_)) => {
+                    add(&spill.counters.failed, 1);
                     self.stay(spill, handle);
                     done.kept += 1;
                 }
@@ -656,6 +660,7 @@ impl<S: PageSource> Store<S> {
             returned: of(&counters.returned),
             written: of(&counters.written),
             not_written: of(&counters.not_written),
+            failed: of(&counters.failed),
             read: of(&counters.read),
             not_read: of(&counters.not_read),
         }

@@ -118,7 +118,7 @@ impl Engine {
         if let Some(lock) = table.known(edge).filter(|_| end < asked && edge < end) {
             let mut folio = lock.lock();
             if folio.managed {
-                self.wait_holding_locks(&folio);
+                self.wait_holding_locks(&folio, edge);
                 self.bring_back_without(&mut folio, edge, start.max(edge) - edge..end - edge);
             }
         }

@@ -93,8 +93,9 @@ pub(crate) struct Aside {
     pub(crate) later: Later,
     /// Since when it waits, by [`System::now_ns`].
     pub(crate) since: u64,
-    /// How often it was tried in vain.
+    /// How often it was tried in vain, and when it is to be tried again at the earliest.
     pub(crate) tries: u32,
+    pub(crate) after_ns: u64,
     pub(crate) turn: Turn,
 }
 
@@ -242,7 +243,7 @@ impl Inbox {
     pub(crate) fn put_aside(&self, later: Later, since: u64, turn: Turn) {
         let mut faults = self.faults.lock();
         if let Some(event) = faults.next.pop_front() {
-            faults.aside.push_back(Aside { event, later, since, tries: 0, turn });
+            faults.aside.push_back(Aside { event, later, since, tries: 0, after_ns: 0, turn });
             self.aside.store(faults.aside.len(), Ordering::Relaxed);
         }
     }

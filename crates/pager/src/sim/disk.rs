@@ -1,4 +1,5 @@
-//! A backing that takes its time: requests end later, in any order, and some are refused or fail for now.
+//! A backing that takes its time: requests end later, in any order, and some are refused or fail for now. When it is
+//! full, it refuses a write, or accepts it and fails later.
 
 #![allow(clippy::disallowed_types, reason = "the disk's lock is none of the engine's")]
 
@@ -22,6 +23,8 @@ const PAUSE_NS: u64 = 1_000_000;
 
 #[derive(Debug)]
 enum Done {
+    /// There was no room, which shows late.
+    Full,
     Written(u64),
     Read(Vec<u8>),
 }
@@ -91,7 +94,7 @@ impl Book {
     fn accept(&mut self, operation: Operation<'_>, bytes_max: usize) -> Result<Done, Failure> {
         match operation {
             Operation::Write(bytes) if self.bytes + bytes.len() > bytes_max => {
-                Err(Failure::Transient)
+                if self.random.one_in(2) { Ok(Done::Full) } else { Err(Failure::Transient) }
             }
             Operation::Write(bytes) => {
                 self.next += 1;
@@ -152,6 +155,7 @@ impl Backing for Shared {
             drop(book);
             let result = match &done {
                 _ if fails => Err(Failure::Transient),
+                Done::Full => Err(Failure::Transient),
                 Done::Written(location) => Ok(Completed::Written(
                     Location::new(*location).expect("a run writes less than 2^42 objects"),
                 )),

@@ -10,6 +10,7 @@ use zfolio_core::swap::disk::{Disk, SLOT_BYTES, Transfer};
 use zfolio_core::swap::{
     AREAS_MAX, Areas, Config, KeyMemory, KeyRoom, NewArea, SECRET_BYTES, SLOTS_MAX, Seal,
 };
+use zfolio_sys::disk::Kind;
 use zfolio_sys::eventfd::EventFd;
 use zfolio_sys::secret::Secret;
 use zfolio_sys::{Errno, disk, random};
@@ -235,9 +236,11 @@ fn new_key() -> Result<Seal, Errno> {
     Ok(Seal::new(memory, &mut secret))
 }
 
-/// Half of what is free where the first path is: other users of the disk need some too.
+/// Half of what is free where the first path is, since other users of the disk need some too; of a device all.
 fn default_limit(paths: &[(PathBuf, i32)]) -> u64 {
-    let free = |path: &Path| disk::free_bytes(path).unwrap_or(0);
-    let first = paths.first().map_or(0, |(path, _)| free(path) / 2);
-    first.max(SPILL_BYTES_MIN)
+    let has = |path: &Path| match disk::kind(path) {
+        Ok(Kind::Device(_)) => u64::from(SLOTS_MAX) * SLOT_BYTES as u64,
+        _ => disk::free_bytes(path).unwrap_or(0) / 2,
+    };
+    paths.first().map_or(0, |(path, _)| has(path)).max(SPILL_BYTES_MIN)
 }
