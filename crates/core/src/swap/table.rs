@@ -39,9 +39,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use super::location::SLOTS_MAX;
 use super::seal::{TAG_BYTES, Tag};
-
-/// Slots of a cluster.
-pub(super) const CLUSTER_SLOTS: u32 = 512;
+use super::slots::CLUSTER_SLOTS;
 
 /// Clusters of a leaf: 1 GiB.
 const LEAF_CLUSTERS: u32 = 512;

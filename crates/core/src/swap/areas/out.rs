@@ -10,12 +10,10 @@ use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 use super::super::disk::{self, Direction, SLOT_BYTES, Transfer};
 use super::super::frame::Run;
 use super::super::location::Place;
+use super::super::slots::ORDER_MAX;
 use super::{AREAS_MAX, Area, AreaId, Areas, Held, Inner};
 use crate::stats::add;
 use crate::store::backing::{Completed, Completion, Failure, Token};
-
-/// The largest order of the slot allocator.
-pub(super) const ORDER_MAX: u32 = 9;
 
 impl Areas {
     /// Copies an object into the open frame, or a new one.

@@ -4,12 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::super::disk;
 use super::super::location::AreaId;
+use super::super::slots::ORDERS;
 use super::Areas;
-use super::out::ORDER_MAX;
 use crate::stats::add;
-
-/// Orders of the slot allocator.
-const ORDERS: usize = ORDER_MAX as usize + 1;
 
 /// What is counted as it happens.
 #[derive(Debug, Default)]
