@@ -2,11 +2,14 @@
 //!
 //! The handler runs on the CPU of the faulting thread: now and then it asks the kernel for that CPU
 //! and pins itself there. From another, idle CPU each of the two wake-ups would be an interrupt to
-//! a halted core, and a fault would take five times as long.
+//! a halted core, and a fault would take five times as long. When threads on several CPUs fault in
+//! turns, the handler stays on the CPU from which most faults come ([`Follow`]).
 //!
 //! A real-time thread that spins on the handler's CPU would keep the handler from running. If the
 //! spinning thread waits for a thread that waits for the handler, that would last for ever. So the
 //! background thread checks now and then whether the handler runs ([`Watched`]).
+
+mod follow;
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -23,9 +26,7 @@ use crate::mappings::event::Aside;
 use crate::rank;
 use crate::spill::{Later, TRY_NS};
 
-/// The handler asks for the faulting thread's CPU once in so many of its faults: asking takes 8 us,
-/// so 0.1 us a fault.
-const FOLLOW_INTERVAL: u32 = 64;
+use follow::Follow;
 
 /// The longest sleep of the handler, in milliseconds. The handler does not sleep until the next
 /// message of the kernel, since now and then another thread reads a message and leaves it in the
@@ -84,35 +85,6 @@ impl Watched {
         };
         self.since_ns.store(since_ns, Relaxed);
         waits && now_ns.saturating_sub(since_ns) >= STUCK_NS
-    }
-}
-
-/// What the handler remembers about the thread that it served last.
-#[derive(Debug, Default)]
-struct Follow {
-    thread: u32,
-    faults: u32,
-    /// The CPU that the handler is pinned to.
-    cpu: Option<usize>,
-}
-
-impl Follow {
-    /// Pins the handler to the CPU of `thread`, unless it is to stay unpinned.
-    fn go(&mut self, thread: u32, watched: &Watched, now_ns: impl FnOnce() -> u64) {
-        if watched.roams(now_ns) {
-            *self = Follow::default();
-            return;
-        }
-        self.faults = self.faults.wrapping_add(1);
-        if thread == self.thread && self.faults % FOLLOW_INTERVAL != 0 {
-            return;
-        }
-        self.thread = thread;
-        let there = cpu::of_thread(thread);
-        if let Some(there) = there.filter(|_| there != self.cpu) {
-            cpu::pin(there);
-            self.cpu = Some(there);
-        }
     }
 }
 
