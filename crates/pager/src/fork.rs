@@ -80,8 +80,8 @@ impl Engine {
     /// To be called after [`settle_for_fork`](Engine::settle_for_fork), which prevents captures
     /// until then.
     ///
-    /// `None`: folios were staged meanwhile, the inbox has a change, or the backing is at work. Call `settle_for_fork` and
-    /// try again.
+    /// `None`: folios were staged meanwhile, the inbox has a change, or the backing is at work. Call `settle_for_fork`
+    /// and try again.
     pub fn quiet(&self) -> Option<Quiet<'_>> {
         let mut table = self.table.write();
         self.work.settling.store(false, Relaxed);

@@ -57,6 +57,12 @@ const BATCH: usize = 32;
 /// Pauses, of a millisecond at most, that prefetching waits for the backing.
 const PATIENCE: usize = 20;
 
+/// How often an entry is asked for that the backing cannot deliver now.
+const TRIES_MAX: u32 = 10_000;
+
+/// The pause between two of these tries, so that they take 10 s at least.
+pub(crate) const TRY_NS: u64 = 1_000_000;
+
 /// Why a fault is not served yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Later {
@@ -258,7 +264,8 @@ impl Engine {
         self.work.spilling.found.load(Ordering::Acquire)
     }
 
-    /// Waits for a moment before an entry is asked for again that the backing could not deliver. The caller holds no lock.
+    /// Waits for a moment before an entry is asked for again that the backing could not deliver. The caller holds no
+    /// lock.
     pub(crate) fn pause_before_try(&self) {
         self.mover.system.wait_for(&self.work.spilling.found, self.heard());
     }
@@ -312,8 +319,8 @@ impl Engine {
         self.below_limit() + signed(writing as u64)
     }
 
-    /// Whether writing back is what makes room: resident memory is at its floor, or what is in the pool takes hardly less
-    /// there than it would take resident.
+    /// Whether writing back is what makes room: resident memory is at its floor, or what is in the pool takes hardly
+    /// less there than it would take resident.
     pub(crate) fn is_for_the_disk(&self) -> bool {
         if self.at_floor() {
             return true;
@@ -449,9 +456,9 @@ impl Engine {
         }
     }
 
-    /// Waits for all units of a folio that are away, with the table and the folio locked: all faults wait meanwhile. For a
-    /// change that has begun, and needs a folio of which nobody knew before: the kernel has stopped at a page in the
-    /// middle of `madvise`.
+    /// Waits for all units of a folio that are away, with the table and the folio locked: all faults wait meanwhile.
+    /// For a change that has begun, and needs a folio of which nobody knew before: the kernel has stopped at a page in
+    /// the middle of `madvise`.
     #[cold]
     pub(crate) fn wait_holding_locks(&self, folio: &Folio, address: usize) {
         let mut tries = 0;
@@ -506,9 +513,3 @@ impl Engine {
         }
     }
 }
-
-/// How often an entry is asked for that the backing cannot deliver now.
-const TRIES_MAX: u32 = 10_000;
-
-/// The pause between two of these tries, so that they take 10 s at least.
-pub(crate) const TRY_NS: u64 = 1_000_000;

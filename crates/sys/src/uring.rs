@@ -17,8 +17,8 @@
 //!
 //! # Cost
 //!
-//! Two pages, and some memory of the kernel's. The pages are ours (`IORING_SETUP_NO_MMAP`): the kernel would put its own
-//! beside the program's mappings, and refuses to be told a better place.
+//! Two pages, and some memory of the kernel's. The pages are ours (`IORING_SETUP_NO_MMAP`): the kernel would put its
+//! own beside the program's mappings, and refuses to be told a better place.
 
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;

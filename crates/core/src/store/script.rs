@@ -1,8 +1,8 @@
 //! A script of operations, played on a store and on a map at once. The fuzz target plays what the fuzzer
 //! writes, the tests what seeded numbers write: one interpreter, so that what one finds the other repeats.
 //!
-//! Any bytes are a script: the first chooses the units and the backing, each next one an operation that takes its numbers
-//! from those that follow. Page source, codec and backing fail as the script says. Whatever fails, an entry
+//! Any bytes are a script: the first chooses the units and the backing, each next one an operation that takes its
+//! numbers from those that follow. Page source, codec and backing fail as the script says. Whatever fails, an entry
 //! gives back what was stored in it, unless its bytes on the backing were hurt; and then it says so.
 
 mod odd;

@@ -320,15 +320,21 @@ impl<S: PageSource> Store<S> {
             self.stay(spill, handle);
             done.kept += 1;
         } else {
-            // Before the step: the owner may end the entry right after it.
-            add(&spill.counters.units, 1);
-            add(&spill.counters.bytes, length as u64);
             add(&spill.counters.written, 1);
-            done.written += 1;
-            done.bytes += length;
-            if cell.written().is_err() {
-                self.bury(spill, handle);
-            }
+            self.leave_pool(spill, handle, length, done);
+        }
+    }
+
+    /// An entry whose object of `length` bytes has left the pool is on the backing only; a dead one ends. The lock is
+    /// held.
+    fn leave_pool(&self, spill: &Spill, handle: Handle, length: usize, done: &mut WrittenBack) {
+        // Before the step: the owner may end the entry right after it.
+        add(&spill.counters.units, 1);
+        add(&spill.counters.bytes, length as u64);
+        done.written += 1;
+        done.bytes += length;
+        if self.row(handle).cell().written().is_err() {
+            self.bury(spill, handle);
         }
     }
 
@@ -349,7 +355,6 @@ impl<S: PageSource> Store<S> {
     /// An entry that keeps its location, and is being written, leaves the pool at once, unless somebody reads it.
     /// The lock is held.
     fn send_back(&self, spill: &Spill, handle: Handle, done: &mut WrittenBack) {
-        let cell = self.row(handle).cell();
         let location = spill.kept.get(handle).expect("KEPT-1: its state says so");
         let length = self.pool.length_anywhere(handle);
         if !self.pool.send_away(handle, location.get()) {
@@ -359,14 +364,8 @@ impl<S: PageSource> Store<S> {
         spill.kept.remove(handle);
         subtract(&spill.counters.kept, 1);
         subtract(&spill.counters.kept_bytes, length as u64);
-        add(&spill.counters.units, 1);
-        add(&spill.counters.bytes, length as u64);
         add(&spill.counters.returned, 1);
-        done.written += 1;
-        done.bytes += length;
-        if cell.written().is_err() {
-            self.bury(spill, handle);
-        }
+        self.leave_pool(spill, handle, length, done);
     }
 
     /// Lets an entry leave the pool whose bytes the backing has too. True: it has left; to load it means to wait

@@ -104,7 +104,8 @@ pub struct Held<'a> {
 }
 
 impl Uring {
-    /// A disk for up to `depth` transfers at a time, 48 at most. `ended` becomes readable when one has ended; disks may share it.
+    /// A disk for up to `depth` transfers at a time, 48 at most. `ended` becomes readable when one has ended; disks may
+    /// share it.
     ///
     /// Allocates; nothing does later.
     ///

@@ -401,7 +401,8 @@ mod loom_tests {
         world
     }
 
-    /// Goal: an entry that keeps its location has its bytes, whether it is sent back, gives the location up, or neither.
+    /// Goal: an entry that keeps its location has its bytes, whether it is sent back, gives the location up, or
+    /// neither.
     #[test]
     fn loom_a_load_while_an_entry_goes_back() {
         loom::model(|| {

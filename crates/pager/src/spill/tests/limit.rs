@@ -67,8 +67,8 @@ impl Filled<'_> {
     }
 }
 
-/// Goal: with a backing the limit holds for data that does not compress, and every byte is there. Method: four times the
-/// limit of it, written, read in order and at random, and changed here and there.
+/// Goal: with a backing the limit holds for data that does not compress, and every byte is there. Method: four times
+/// the limit of it, written, read in order and at random, and changed here and there.
 #[test]
 fn a_limit_holds_for_data_that_does_not_compress() {
     if let Err(why) = Mode::Inline.check() {
