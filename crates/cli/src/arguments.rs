@@ -16,7 +16,9 @@ use crate::dictionary;
 use crate::manual;
 
 pub(crate) use line::{command_path, help, parse};
-pub(crate) use values::{parse_algorithm, parse_limit_or_auto, parse_unit};
+pub(crate) use values::{
+    parse_algorithm, parse_limit_or_auto, parse_spill, parse_spill_limit, parse_unit,
+};
 use values::{parse_pid, parse_seconds, parse_setting};
 
 pub(crate) use zfolio_core::zcomp::ALGORITHM_DEFAULT;
@@ -102,8 +104,9 @@ signals on, and ends as the program ended: with its exit status, or by the same 
 127 PROGRAM was not found; 126 it cannot be executed or managed (static, setuid, 32-bit, musl); 125
 this machine can't ('zfolio doctor' says why); 122 --strict ended the program; 2 a wrong argument.
 
-Defaults may stand in the environment: ZFOLIO_LIMIT, ZFOLIO_STALL, ZFOLIO_ALGORITHM, ZFOLIO_UNIT, and
-ZFOLIO_PER_PROCESS=1, ZFOLIO_STRICT=1, ZFOLIO_QUIET=1. An option given overrides them."
+Defaults may stand in the environment: ZFOLIO_LIMIT, ZFOLIO_STALL, ZFOLIO_ALGORITHM, ZFOLIO_UNIT,
+ZFOLIO_SPILL (a place a line, or none), ZFOLIO_SPILL_LIMIT, and ZFOLIO_PER_PROCESS=1, ZFOLIO_STRICT=1,
+ZFOLIO_QUIET=1. An option given overrides them."
 )]
 pub(crate) struct RunArgs {
     /// The memory that the program may use [default: half of what the machine or cgroup allows]
@@ -133,6 +136,21 @@ pub(crate) struct RunArgs {
     /// Large units compress better and faster; small ones serve a random access sooner.
     #[arg(long, short, value_name = "SIZE", value_parser = parse_unit)]
     pub(crate) unit: Option<UnitOrder>,
+
+    /// Where memory goes that does not fit compressed: a directory, or a block device for this program alone
+    ///
+    /// It goes to a file without a name, encrypted. Several may be given: higher priorities are filled first,
+    /// equal ones in turn. [default: $TMPDIR, else /var/tmp, if that is a disk]
+    #[arg(long, value_name = "DIR|DEV[,prio=N]", value_parser = parse_spill)]
+    pub(crate) spill: Vec<(PathBuf, i32)>,
+
+    /// How much may be on disk in all, at least 16M [default: half of what is free there]
+    #[arg(long, value_name = "SIZE", value_parser = parse_spill_limit, conflicts_with = "no_spill")]
+    pub(crate) spill_limit: Option<u64>,
+
+    /// Keep everything in memory: what does not fit compressed goes over the limit
+    #[arg(long, conflicts_with = "spill")]
+    pub(crate) no_spill: bool,
 
     /// End the program (status 122) when the limit can't be held, instead of going over it
     #[arg(long)]

@@ -21,6 +21,7 @@ mod program;
 mod quota;
 mod report;
 mod settings;
+mod spill;
 mod summary;
 mod supervisor;
 mod tree;
@@ -212,12 +213,15 @@ fn environment(settings: &Settings, preload: &Path) -> Result<Vec<CString>, Fail
         library.push(other);
     }
     let flag = |set: bool| set.then(|| OsString::from("1"));
-    let ours: [(&str, Option<OsString>); 10] = [
+    let spill = &settings.spill;
+    let ours: [(&str, Option<OsString>); 12] = [
         ("LD_PRELOAD", Some(library)),
         ("ZFOLIO_LIMIT", Some(settings.limit_bytes.to_string().into())),
         ("ZFOLIO_UNIT", Some(settings.unit.bytes().to_string().into())),
         ("ZFOLIO_ALGORITHM", Some(settings.algorithm.to_string().into())),
         ("ZFOLIO_STALL", Some(size::display_stall(settings.stall_ppm).into())),
+        ("ZFOLIO_SPILL", Some(spill.variable())),
+        ("ZFOLIO_SPILL_LIMIT", spill.is_any().then(|| spill.limit_bytes.to_string().into())),
         ("ZFOLIO_FALLS", flag(settings.auto)),
         ("ZFOLIO_PER_PROCESS", flag(!settings.tree)),
         ("ZFOLIO_STRICT", flag(settings.strict)),

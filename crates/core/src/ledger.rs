@@ -30,7 +30,7 @@
 //!
 //! # Cost
 //!
-//! 64 bytes a slot, 64 KiB in all. `take` is one compare-and-swap and one addition.
+//! 128 bytes a slot, 128 KiB in all. `take` is one compare-and-swap and one addition.
 
 use std::fmt;
 
@@ -58,8 +58,8 @@ pub const SLOTS: usize = 1024;
 #[cfg(all(test, feature = "loom"))]
 pub(crate) const SLOTS: usize = 3;
 
-/// "zledger\1" as a little-endian word. The last byte is the version of the layout.
-pub const LEDGER_MAGIC: u64 = u64::from_le_bytes(*b"zledger\x01");
+/// "zledger\2" as a little-endian word. The last byte is the version of the layout.
+pub const LEDGER_MAGIC: u64 = u64::from_le_bytes(*b"zledger\x02");
 
 /// A process below this size has no use for an engine, whose tables and streams take a few MiB. It
 /// pays for what it has, and never gives way.
@@ -121,6 +121,8 @@ struct Slot {
     waited_ns: AtomicU64,
     flags: AtomicU32,
     forced: AtomicU32,
+    spilled_bytes: AtomicU64,
+    _padding: [AtomicU64; 7],
 }
 
 /// See the module.
@@ -151,9 +153,9 @@ pub struct Ledger {
 
 #[cfg(not(all(test, feature = "loom")))]
 const _: () = {
-    assert!(size_of::<Slot>() == 64, "a cache line");
+    assert!(size_of::<Slot>() == 128, "two cache lines");
     assert!(std::mem::offset_of!(Ledger, slots) % 64 == 0);
-    assert!(size_of::<Ledger>() == 128 + 64 * SLOTS);
+    assert!(size_of::<Ledger>() == 128 + 128 * SLOTS);
 };
 
 impl Default for Ledger {
@@ -202,7 +204,7 @@ impl Ledger {
 
     /// Begins a ledger of zeros: all of `total_bytes` is free.
     pub fn begin(&self, run: u32, total_bytes: u64) {
-        self.bytes.store(u32::try_from(size_of::<Ledger>()).expect("64 KiB"), Relaxed);
+        self.bytes.store(u32::try_from(size_of::<Ledger>()).expect("128 KiB"), Relaxed);
         self.run.store(run, Relaxed);
         self.total_bytes.store(total_bytes, Relaxed);
         self.free_bytes.store(signed(total_bytes), Relaxed);
@@ -363,6 +365,12 @@ impl Ledger {
         signed(self.total_bytes()) - self.free_bytes() - signed(shares)
     }
 
+    /// What all processes have on disk.
+    #[must_use]
+    pub fn spilled_bytes(&self) -> u64 {
+        self.seats().map(|(_, seat)| seat.spilled_bytes()).sum()
+    }
+
     /// Puts back what a killed process has lost.
     pub fn refund(&self, bytes: u64) {
         self.free_bytes.fetch_add(signed(bytes), Relaxed);
@@ -374,6 +382,7 @@ impl Slot {
     fn start_over(&self) {
         self.shared_bytes.store(0, Relaxed);
         self.waited_ns.store(0, Relaxed);
+        self.spilled_bytes.store(0, Relaxed);
         self.flags.store(0, Relaxed);
     }
 }

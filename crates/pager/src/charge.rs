@@ -25,6 +25,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 use zfolio_core::ledger::{Member, signed};
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::stats::{Figures, Stats, add, raise, set, subtract};
+use zfolio_core::swap::disk::SLOT_BYTES;
 
 use crate::config::Config;
 use crate::engine::{Engine, StatsHome};
@@ -358,18 +359,26 @@ impl Engine {
         if !self.store.has_backing() {
             return;
         }
+        // Who forks holds it: then the figures stay as they are.
+        let Some(gate) = self.work.spilling.gate.try_read() else { return };
         // Its tables grow with what is on the disk.
         self.charge.backing_bytes.store(self.store.backing_bytes() as u64, Relaxed);
         let (figures, spill) = (self.figures(), self.store.spill_stats());
         figures.spilled_units.store(spill.units, Relaxed);
-        figures.spilled_bytes.store(spill.bytes, Relaxed);
+        set(&figures.spilled_bytes, &figures.spilled_bytes_max, spill.bytes);
         figures.written_back_units.store(spill.written, Relaxed);
         figures.written_back_clean.store(spill.returned, Relaxed);
         figures.reject_written_back.store(spill.not_written, Relaxed);
         figures.read_back_units.store(spill.read, Relaxed);
         figures.read_back_fail.store(spill.not_read, Relaxed);
-        let tampered = self.work.place.as_ref().map_or(0, Place::tampered);
-        figures.read_back_tampered.store(tampered, Relaxed);
+        let areas = self.work.place.as_ref().map(Place::stats).unwrap_or_default();
+        let way = self.work.place.as_ref().map_or(0, Place::way);
+        drop(gate);
+        figures.spill_way.store(way, Relaxed);
+        figures.spill_slot_bytes.store(areas.slots_used * SLOT_BYTES as u64, Relaxed);
+        figures.spill_written_bytes.store(areas.bytes_written, Relaxed);
+        figures.spill_read_bytes.store(areas.bytes_read, Relaxed);
+        figures.read_back_tampered.store(areas.tampered, Relaxed);
     }
 
     /// Raises the limit that follows the need.

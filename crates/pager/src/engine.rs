@@ -48,7 +48,7 @@ use crate::reclaim::Reclaimer;
 use crate::replacement::Replacement;
 #[cfg(test)]
 use crate::spill::Places;
-use crate::spill::{Place, Spilling};
+use crate::spill::{Place, Sender, Spilling};
 use crate::system::{Linux, System};
 
 /// The owner of the figures: they live in private memory, or in a file that `zfolio stat` reads.
@@ -128,9 +128,16 @@ impl Engine {
         if config.spill.paths.is_empty() {
             return Engine::with_backing(config, stats, None);
         }
-        let place = Place::open(&config.spill, config.limit_bytes, config.unit.bytes());
+        // Under `zfolio run` none but the engine's own threads come here.
+        let sender = if config.whole_process { Sender::Caller } else { Sender::Thread };
+        let place = Place::new(&config.spill, config.limit_bytes, config.unit.bytes(), sender);
         let place = place.map_err(Error::Spill)?;
+        let is_library = !config.whole_process;
         let mut engine = Engine::with_backing(config, stats, Some(Box::new(place.backing())))?;
+        if is_library {
+            let opened = place.open().map_err(Error::Spill)?;
+            place.add(place.new_areas(), opened).map_err(Error::Spill)?;
+        }
         engine.work.place = Some(place);
         Ok(engine)
     }

@@ -174,17 +174,17 @@ impl Engine {
             let wanted = self.wanted(&folio, index, near);
             if let Some(away) = self.away(&folio, wanted).filter(|_| !at_once) {
                 // With the folio locked: nobody loads and puts away meanwhile what is asked for.
-                self.fetch(table, &away, away.of(index));
+                let asked = self.fetch_for(table, &away, index);
                 drop(folio);
-                match away.of(index) {
-                    Some(ticket) if self.store.is_away(ticket) => {
-                        self.give_spare(spare);
-                        return Err(Later::Away(ticket));
-                    }
+                match asked {
                     // It has come, or cannot be read at all: to load it says which.
-                    Some(_) => (near, at_once) = (Units::NONE, true),
+                    Ok(true) => (near, at_once) = (Units::NONE, true),
                     // What comes along from the backing is in the pool when it is touched.
-                    None => near -= away.units(),
+                    Ok(false) => near -= away.units(),
+                    Err(later) => {
+                        self.give_spare(spare);
+                        return Err(later);
+                    }
                 }
                 continue;
             }
@@ -254,6 +254,9 @@ impl Engine {
         let folio = lock.try_lock().filter(|folio| missing(folio))?;
         let (stored, away) = (folio.stored & units, self.away(&folio, units));
         if let Some(away) = &away {
+            if self.is_still() {
+                return None;
+            }
             self.fetch(table, away, None);
         }
         drop(folio);

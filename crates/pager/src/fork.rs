@@ -12,6 +12,7 @@
 //! `return_all` is for a child that gets no thread or no userfaultfd from the kernel. The child
 //! goes over its limit, since no byte may be lost.
 
+use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::Relaxed;
 
 use zfolio_core::page::PAGE_BYTES;
@@ -25,17 +26,26 @@ use crate::engine::Engine;
 use crate::folio::{Folio, Geometry, Table};
 use crate::mappings::event::Locked;
 use crate::rank;
+use crate::spill::{Lent, Place};
 
 /// While this lives, the engine moves nothing: see [`Engine::quiet`].
 #[derive(Debug)]
 pub struct Quiet<'a> {
     geometry: Geometry,
     inheritance: Inheritance,
+    lent: Lent,
+    _gate: WriteGuard<'a, { rank::GATE }, ()>,
     inbox: Locked<'a>,
     table: WriteGuard<'a, { rank::TABLE }, Table>,
 }
 
 impl Quiet<'_> {
+    /// The files that were lent to the child.
+    #[must_use]
+    pub fn lent(&self) -> &Lent {
+        &self.lent
+    }
+
     /// Whether nothing is managed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -60,10 +70,11 @@ impl Engine {
     /// here to [`quiet`](Engine::quiet) nothing is captured: otherwise the faults of other threads
     /// would have folios staged again and again.
     pub fn settle_for_fork(&self) {
+        self.keep_still();
         self.work.settling.store(true, Relaxed);
         // A thread that captures holds the table for reading. Once the table was held for writing,
         // captures that began before are over, and later ones see the flag.
-        drop(self.table.write());
+        drop(self.table_for_change(&[]));
         let table = self.table.read();
         while let Some(base) = self.replacement.pop_staged() {
             if let Some(lock) = table.known(base) {
@@ -74,6 +85,16 @@ impl Engine {
         self.drain_backing();
     }
 
+    /// For the thread that forks, after [`settle_for_fork`](Engine::settle_for_fork): opens the files that the child
+    /// will read in its table of files.
+    ///
+    /// # Errors
+    ///
+    /// Those of `open`. The child could not read what is on the disk.
+    pub fn lend(&self) -> Result<Lent, Errno> {
+        self.work.place.as_ref().map_or_else(|| Ok(Lent::default()), Place::lend)
+    }
+
     /// Stops all movement for `fork`: nothing is staged, no folio moves, and no fault is served
     /// until the [`Quiet`] is dropped, in the parent and in the child.
     ///
@@ -82,20 +103,22 @@ impl Engine {
     ///
     /// `None`: folios were staged meanwhile, the inbox has a change, or the backing is at work. Call `settle_for_fork`
     /// and try again.
-    pub fn quiet(&self) -> Option<Quiet<'_>> {
+    pub fn quiet(&self, lent: Lent) -> Option<Quiet<'_>> {
         let mut table = self.table.write();
         self.work.settling.store(false, Relaxed);
-        // The child's inbox will be cleared, so changes that were read are applied now (EVT-3).
-        if let Err(away) = self.apply_changes(&mut table) {
-            self.fetch_all(&table, &away);
-            return None;
-        }
+        // The child's inbox will be cleared, so changes that were read are applied now (EVT-3). What they need is
+        // fetched by settle_for_fork: this thread may have another table of files than the disk.
+        self.apply_changes(&mut table).ok()?;
         let inbox = self.mover.inbox.lock();
+        let gate = self.work.spilling.gate.write();
         let changed = inbox.has_change();
         let is_idle = self.store.in_flight().0 == 0;
         let settled = self.replacement.staged_folios() == 0 && !changed && is_idle;
-        let inheritance = self.figures().inheritance();
-        settled.then_some(Quiet { geometry: self.geometry(), inheritance, inbox, table })
+        if !settled || self.work.place.as_ref().is_some_and(|place| !place.freeze(&lent)) {
+            return None;
+        }
+        let (geometry, inheritance) = (self.geometry(), self.figures().inheritance());
+        Some(Quiet { geometry, inheritance, lent, _gate: gate, inbox, table })
     }
 
     /// In the child, before anything else is mapped there: maps the staging area, which `fork` did
@@ -111,17 +134,23 @@ impl Engine {
         again.map_err(|errno| Error::Memory { what: "staging area", errno })
     }
 
-    /// In the child, by the thread whose table of files will hold them: opens new userfaultfds.
-    /// Faults are served from [`register_again`](Engine::register_again) on.
+    /// In the child, by the thread whose table of files will hold them: opens new userfaultfds, and goes on with the
+    /// disk by `lent`, copies of the files in [`Quiet::lent`]. Faults are served from
+    /// [`register_again`](Engine::register_again) on.
     ///
     /// # Errors
     ///
     /// The kernel refuses what it granted the parent. Nothing is registered: see
     /// [`return_all`](Engine::return_all).
-    pub fn open_again(&self, quiet: &mut Quiet<'_>) -> Result<(), Error> {
+    pub fn open_again(&self, quiet: &mut Quiet<'_>, lent: Vec<OwnedFd>) -> Result<(), Error> {
         self.work.stopping.store(false, Relaxed);
         // The faults in the inbox are those of the parent's threads.
         quiet.inbox.clear();
+        self.work.spilling.start_over();
+        if let Some(place) = &self.work.place {
+            let again = place.start_over(&quiet.lent, lent, true);
+            again.map_err(|errno| Error::Memory { what: "spilled memory", errno })?;
+        }
         let again = self.mover.open_again();
         again.map_err(|errno| Error::Userfaultfd { mode: self.config().mode, errno })
     }
@@ -147,6 +176,10 @@ impl Engine {
     pub fn return_all(&self, quiet: &mut Quiet<'_>) -> Result<(), Errno> {
         self.work.stopping.store(true, Relaxed);
         let memory = OwnMemory::open()?;
+        if let Some(place) = &self.work.place {
+            let copies = quiet.lent.files().map(zfolio_sys::files::duplicate);
+            place.start_over(&quiet.lent, copies.collect::<Result<_, _>>()?, false)?;
+        }
         let mut unit = vec![0_u8; self.geometry().unit_bytes()];
         let ranges: Vec<(usize, usize)> = quiet.table.ranges().iter().collect();
         for (start, end) in ranges {
@@ -160,6 +193,7 @@ impl Engine {
             quiet.table.remove(start, end);
         }
         self.measure_tables(&mut quiet.table);
+        self.work.place.iter().for_each(Place::close);
         Ok(())
     }
 
@@ -173,11 +207,15 @@ impl Engine {
         for index in folio.stored.iter() {
             let address = base + index * self.geometry().unit_bytes();
             let copy = folio.copies[index].as_ref().expect("UNIT-2: a stored unit has a copy");
+            let mut tries = 0;
             while let Err(ticket) = self.load_unit(copy, address, unit, self.cpu()) {
-                // There is no other thread that could wait for this one.
+                // There is no other thread that could wait for this one, or that a pause would keep from anything.
                 self.store.fetch([ticket], |_| false);
-                self.store.pause();
                 self.store.poll();
+                if !self.store.is_coming(ticket) && self.store.is_away(ticket) {
+                    self.note_try(&mut tries, address, ticket);
+                }
+                self.store.pause();
             }
             // Page by page, since a part of the unit may be missing in the child.
             for (page, bytes) in unit.chunks_exact(PAGE_BYTES).enumerate() {

@@ -8,6 +8,8 @@ pub(crate) const FOLIO: u8 = 20;
 pub(crate) const INBOX: u8 = 25;
 /// Faults that were read and not yet served.
 pub(crate) const FAULTS: u8 = 26;
+/// Held for reading by who waits for the backing or looks at it without the table, for writing by who forks.
+pub(crate) const GATE: u8 = 27;
 /// The queues of resident folios.
 pub(crate) const REPLACEMENT: u8 = 30;
 /// The lists of slots.
@@ -24,7 +26,9 @@ pub(crate) const PACE: u8 = 35;
 pub(crate) const BUSY: u8 = 36;
 /// What the last look at the prices saw.
 pub(crate) const PRICES: u8 = 37;
-// 39 to 52: the streams of `core::zcomp` and the pool of `core::zsmalloc`.
+// 39 to 52: the streams of `core::zcomp`, the store and its areas, the pool of `core::zsmalloc`; but for
+/// Which areas are spilled to.
+pub(crate) const PLACE: u8 = 44;
 /// The address space of the pool.
 pub(crate) const POOL_MAPPINGS: u8 = 60;
 /// A ring: its queues, and what it has.

@@ -13,8 +13,11 @@
 //!
 //! - `SPILL-1` Who has the store write back, fetch or report holds the table, at least for reading (`ENG-4`). So while
 //!   the table is held for writing, no entry leaves the pool or comes back.
-//! - `SPILL-2` Nobody waits for the backing while he holds a lock, but `Engine::wait_holding_locks`.
+//! - `SPILL-2` Nobody waits for the backing while he holds a lock, but `Engine::wait_holding_locks`; and but for the
+//!   **gate**, which all who wait hold for reading, and who forks for writing: a child would inherit what they hold.
 //! - `SPILL-3` While a change of a mapping waits for units, nothing is written back: what it waits for stays.
+//! - `SPILL-4` From [`Engine::settle_for_fork`] to the fork no fault has anything fetched ([`Later::Still`]), so that
+//!   the backing comes to rest; but for [`STILL_NS`] at most, since the thread that forks may fault too.
 //!
 //! # Cost
 //!
@@ -38,15 +41,17 @@ use std::sync::atomic::{
 
 use zfolio_core::ledger::signed;
 use zfolio_core::store::{Error, Ticket, WrittenBack};
+use zfolio_core::sync::RwLock;
 
 use crate::engine::Engine;
 use crate::fatal;
 use crate::folio::{Folio, Table, UNITS_MAX, Units};
+use crate::rank;
 
 pub use any::SpillDisk;
 pub use file::{Medium, Refusal};
 pub(crate) use place::Place;
-pub use place::{PlaceError, Places, SPILL_BYTES_MIN};
+pub use place::{Lent, PlaceError, Places, SPILL_BYTES_MIN, StartDisk, room};
 pub use plain::Plain;
 pub use queue::Counts;
 pub use uring::{DEPTH, Sender, Uring};
@@ -70,6 +75,8 @@ pub(crate) enum Later {
     Away(Ticket),
     /// There is room once the backing has written.
     Room,
+    /// A thread is about to fork, and the entry of its unit is not being fetched (`SPILL-4`).
+    Still,
 }
 
 /// Whether writing back makes room.
@@ -102,7 +109,37 @@ pub(crate) struct Spilling {
     is_awaited: AtomicBool,
     /// Counts the looks at the backing that found something.
     found: AtomicU32,
+    /// See `SPILL-2`.
+    pub(crate) gate: RwLock<{ rank::GATE }, ()>,
+    /// Until then a thread that forks keeps the backing at rest.
+    still_until_ns: AtomicU64,
+    /// A fault waits until there is an area to write to.
+    wants_place: AtomicBool,
+    /// None could be opened: not tried again before this time. The reason was told.
+    shut_until_ns: AtomicU64,
+    has_complained: AtomicBool,
+    /// When areas that are frozen were last looked at.
+    looked_ns: AtomicU64,
 }
+
+/// Whether there is an area to write to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Door {
+    Open,
+    /// It will be, once the background thread has opened one.
+    Soon,
+    /// None could be opened.
+    Shut,
+}
+
+/// The pause before another try to open an area.
+const SHUT_NS: u64 = 10_000_000_000;
+
+/// The pause between two looks at areas that are frozen.
+const LOOK_NS: u64 = 250_000_000;
+
+/// So long at most nothing is fetched for a thread that forks.
+const STILL_NS: u64 = 20_000_000;
 
 /// While this lives, nothing is written back (`SPILL-3`).
 #[derive(Debug)]
@@ -133,6 +170,17 @@ impl Spilling {
             self.rest_ns.store(rest_ns, Relaxed);
             self.rests_until_ns.store(now_ns + rest_ns, Relaxed);
         }
+    }
+
+    /// In a child of `fork`: nobody waits, and nothing has failed.
+    pub(crate) fn start_over(&self) {
+        self.changes.store(0, Relaxed);
+        self.rests_until_ns.store(0, Relaxed);
+        self.rest_ns.store(0, Relaxed);
+        self.ended_ns.store(0, Relaxed);
+        self.still_until_ns.store(0, Relaxed);
+        self.shut_until_ns.store(0, Relaxed);
+        self.wants_place.store(false, Relaxed);
     }
 
     fn hold(&self) -> Hold<'_> {
@@ -179,8 +227,71 @@ impl Tickets {
 
 impl Engine {
     /// The disks that are spilled to. Each needs a thread.
-    pub(crate) fn disks(&self) -> &[Arc<SpillDisk>] {
-        self.work.place.as_ref().map_or(&[], Place::disks)
+    pub(crate) fn disks(&self) -> Vec<Arc<SpillDisk>> {
+        self.work.place.as_ref().map(Place::disks).unwrap_or_default()
+    }
+
+    /// From now on files are opened only once they are needed, by the background thread, and `start` starts their
+    /// threads.
+    pub fn spill_when_needed(&self, start: StartDisk) {
+        self.work.place.iter().for_each(|place| place.start_by(start));
+    }
+
+    /// Whether there is an area to write to.
+    fn door(&self) -> Door {
+        let (place, spilling) = (&self.work.place, &self.work.spilling);
+        match place {
+            Some(place) if !place.is_open() => {
+                let is_shut = self.now_ns() < spilling.shut_until_ns.load(Relaxed);
+                if is_shut { Door::Shut } else { Door::Soon }
+            }
+            _ => Door::Open,
+        }
+    }
+
+    /// Opens areas to write to, if that is wanted; and looks after those that are left from forks. Called by the
+    /// background thread, without a lock.
+    fn look_after_place(&self) {
+        let (Some(place), spilling) = (&self.work.place, &self.work.spilling) else { return };
+        let now = self.now_ns();
+        if place.has_more() && now - spilling.looked_ns.load(Relaxed) >= LOOK_NS {
+            spilling.looked_ns.store(now, Relaxed);
+            let _table = self.table.read();
+            if !self.work.settling.load(Relaxed) {
+                place.look_after();
+            }
+        }
+        if self.door() == Door::Soon && spilling.wants_place.swap(false, Relaxed) {
+            if let Err(error) = self.open_place(place) {
+                spilling.shut_until_ns.store(now + SHUT_NS, Relaxed);
+                if !spilling.has_complained.swap(true, Relaxed) {
+                    fatal::print(format_args!("{error}: what does not compress stays in memory"));
+                }
+            }
+        }
+    }
+
+    fn open_place(&self, place: &Place) -> Result<(), PlaceError> {
+        let (opened, areas) = (place.open()?, place.new_areas());
+        let _table = self.table.read();
+        place.add(areas, opened)
+    }
+
+    /// Waits for the backing for a moment. The caller holds no lock that a fork needs.
+    fn pause_backing(&self) {
+        let _gate = self.work.spilling.gate.read();
+        self.store.pause();
+    }
+
+    /// A thread is about to fork: the backing comes to rest (`SPILL-4`).
+    pub(crate) fn keep_still(&self) {
+        self.work.spilling.still_until_ns.store(self.now_ns() + STILL_NS, Relaxed);
+    }
+
+    /// Whether nothing is to be fetched.
+    pub(crate) fn is_still(&self) -> bool {
+        let until = self.work.spilling.still_until_ns.load(Relaxed);
+        until != 0 && self.work.settling.load(Relaxed) && self.now_ns() < until
     }
 
     /// Tickets of those of `units` of a folio that are stored and away. `None`: none is.
@@ -203,6 +314,29 @@ impl Engine {
         self.store.fetch(tickets.all(), |ticket| Some(ticket) == touched);
     }
 
+    /// Has the units fetched that a fault on unit `index` wants. Returns whether that unit was among them, and is away
+    /// no more.
+    ///
+    /// # Errors
+    ///
+    /// It is away.
+    pub(crate) fn fetch_for(
+        &self,
+        table: &Table,
+        away: &Tickets,
+        index: usize,
+    ) -> Result<bool, Later> {
+        if self.is_still() {
+            return Err(Later::Still);
+        }
+        let touched = away.of(index);
+        self.fetch(table, away, touched);
+        match touched {
+            Some(ticket) if self.store.is_away(ticket) => Err(Later::Away(ticket)),
+            touched => Ok(touched.is_some()),
+        }
+    }
+
     /// Has a unit fetched that has just left the pool.
     pub(crate) fn fetch_one(&self, _table: &Table, ticket: Ticket) -> Later {
         self.store.fetch([ticket], |_| true);
@@ -214,6 +348,7 @@ impl Engine {
         match later {
             Later::Away(ticket) => !self.store.is_coming(ticket),
             Later::Room => true,
+            Later::Still => !self.is_still(),
         }
     }
 
@@ -249,6 +384,7 @@ impl Engine {
     /// most. The caller has polled since it asked for anything, holds no lock (`SPILL-2`), and polls next.
     fn pause_for_backing(&self, heard: u32) {
         let spilling = &self.work.spilling;
+        let _gate = spilling.gate.read();
         // Acquire and Release: who is next to wait sees what the last one did.
         if !spilling.is_awaited.swap(true, Ordering::Acquire) {
             self.store.pause();
@@ -294,6 +430,7 @@ impl Engine {
     /// Whether anything may be written back now.
     fn may_spill(&self) -> bool {
         self.store.has_backing()
+            && self.door() == Door::Open
             && !self.is_change_waiting()
             && !self.work.settling.load(Relaxed)
             && self.now_ns() >= self.work.spilling.rests_until_ns.load(Relaxed)
@@ -331,7 +468,13 @@ impl Engine {
 
     /// Has the store write entries back, if nothing else makes room for `needed` bytes below the limit (`is_last`).
     pub(crate) fn spill(&self, needed: i64, is_last: bool) -> Room {
-        if !is_last || self.below_limit() >= needed || !self.may_spill() {
+        if !is_last || !self.store.has_backing() || self.below_limit() >= needed {
+            return Room::None;
+        }
+        if self.door() == Door::Soon {
+            return self.want_place();
+        }
+        if !self.may_spill() {
             return Room::None;
         }
         let mut written = 0;
@@ -349,6 +492,13 @@ impl Engine {
         if writing > 0 { Room::Soon } else { Room::None }
     }
 
+    /// Has the background thread open an area.
+    fn want_place(&self) -> Room {
+        self.work.spilling.wants_place.store(true, Relaxed);
+        self.wake_reclaimer();
+        Room::Soon
+    }
+
     /// Whether requests are under way, and none has ended for long.
     fn is_stuck(&self, in_flight: usize) -> bool {
         let (spilling, now) = (&self.work.spilling, self.now_ns());
@@ -362,6 +512,13 @@ impl Engine {
     /// The background thread's part: writes entries back until the limit is held with a reserve. Returns whether it did
     /// anything.
     pub(crate) fn spill_ahead(&self, table: &Table) -> bool {
+        if self.store.has_backing() && self.door() == Door::Soon {
+            let is_short = self.below_limit() < signed(self.charge.low_bytes());
+            if is_short && self.is_for_the_disk() {
+                self.want_place();
+            }
+            return false;
+        }
         if !self.may_spill() {
             return false;
         }
@@ -383,14 +540,15 @@ impl Engine {
     /// without a lock.
     pub(crate) fn spill_in_background(&self) {
         while !self.work.stopping.load(Relaxed) {
+            self.look_after_place();
             let table = self.table.read();
             if !self.spill_ahead(&table) {
                 return;
             }
-            drop(table);
             let (in_flight, _) = self.store.in_flight();
+            drop(table);
             if in_flight >= BATCH {
-                self.store.pause();
+                self.pause_backing();
             }
             if self.available_bytes() < self.charge.low_bytes() {
                 return;
@@ -447,7 +605,7 @@ impl Engine {
                 drop(table);
                 let Some(unit) = away else { break };
                 if self.store.is_coming(unit.ticket) {
-                    self.store.pause();
+                    self.pause_backing();
                 } else {
                     self.note_try(&mut tries, unit.base, unit.ticket);
                     self.pause_before_try();
@@ -471,7 +629,7 @@ impl Engine {
             if !self.store.is_coming(ticket) {
                 self.note_try(&mut tries, address, ticket);
             }
-            self.store.pause();
+            self.pause_backing();
         }
     }
 
@@ -493,11 +651,12 @@ impl Engine {
         loop {
             let table = self.table.read();
             self.poll_backing(&table);
+            let (in_flight, _) = self.store.in_flight();
             drop(table);
-            if self.store.in_flight().0 == 0 {
+            if in_flight == 0 {
                 return;
             }
-            self.store.pause();
+            self.pause_backing();
         }
     }
 

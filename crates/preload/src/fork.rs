@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! prepare   brings staged folios back, and what the C library uses in the child before our handler runs
-//!           (the open `FILE`s); then holds the engine, the candidates and the heap still
+//!           (the open `FILE`s); opens the files that are spilled to, for the child; then holds the engine, the
+//!           candidates and the heap still
 //! parent    releases them
 //! child     makes new userfaultfds and threads, keeps the tables; then releases
 //! ```
@@ -25,6 +26,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use zfolio_core::stats::add;
 use zfolio_pager::Quiet;
+use zfolio_pager::spill::Lent;
 use zfolio_sys::map::{self, Reservation};
 use zfolio_sys::signal::{self, Mask};
 
@@ -148,15 +150,17 @@ fn prepare_to(fork_by_library: bool) {
             continue;
         }
         // Faults are still served. Make the memory resident, hold the engine still, and then check that all
-        // of the memory is still resident.
-        ask(Call::Settle, [0; 6]).ok();
+        // of the memory is still resident. From Settle on this thread touches no managed memory: what is on
+        // the disk would not be read (`SPILL-4`).
         let mut touched = Vec::new();
         if let Some(files) = &files {
             files.touch(|at| touched.push(at));
             touch_kept(|at| touched.push(at));
         }
+        ask(Call::Settle, [0; 6]).ok();
+        let Some(lent) = lend() else { continue };
         let candidates = candidates::lock();
-        let quiet = candidates.engine().and_then(zfolio_pager::Engine::quiet);
+        let quiet = candidates.engine().and_then(|engine| engine.quiet(lent));
         if let Some(mut quiet) = quiet {
             if touched.iter().all(|at| quiet.is_resident(*at)) {
                 break (candidates, Some(quiet));
@@ -166,6 +170,19 @@ fn prepare_to(fork_by_library: bool) {
     let everything = Everything { heap: heap::hold(), quiet, candidates, _one: one, files, mask };
     // SAFETY: `ONE` is held: no other thread is between prepare() and parent().
     unsafe { *STILL.0.get() = Some(everything) };
+}
+
+/// Opens the files for the child. If that fails, everything is brought back, and nothing is managed from here on:
+/// `None`.
+fn lend() -> Option<Lent> {
+    match candidates::engine().map_or_else(|| Ok(Lent::default()), zfolio_pager::Engine::lend) {
+        Ok(lent) => Some(lent),
+        Err(errno) => {
+            let errno = errno.raw_os_error().unsigned_abs() as usize;
+            ask(Call::GiveUp, [errno, 0, 0, 0, 0, 0]).ok();
+            None
+        }
+    }
 }
 
 /// Makes this thread's stack resident for good: it must not fault while the thread holds the engine still.

@@ -13,10 +13,12 @@
 //! ```
 
 use std::ffi::CStr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use zfolio_core::stats::set;
+use zfolio_pager::spill::SpillDisk;
 use zfolio_pager::{Engine, fatal};
 use zfolio_sys::errno_text::ErrnoText;
 use zfolio_sys::process::Resident;
@@ -174,7 +176,7 @@ fn live(settings: &'static Settings) {
 
 /// Makes what takes time, before the process is near its limit: userfaultfds, streams, the other threads.
 fn make_engine(settings: &'static Settings) -> Option<&'static Engine> {
-    if files::leave_program_files().is_err() {
+    if files::leave_program_files(&[]).is_err() {
         fatal::print(format_args!(
             "unshare(CLONE_FILES) is not allowed here: the limit is not held"
         ));
@@ -183,6 +185,7 @@ fn make_engine(settings: &'static Settings) -> Option<&'static Engine> {
     match Engine::new(settings.config.clone(), Box::new(statistics::page()?)) {
         Ok(engine) => {
             engine.follow_need(settings.follow_per_mille);
+            engine.spill_when_needed(start_disk);
             if let Some(member) = share::member() {
                 engine.hold_share(member);
             }
@@ -268,6 +271,15 @@ fn start_other_threads(engine: &'static Engine, tries: u32) -> bool {
         && start_thread(c"zfolio-prefetch", tries, move || engine.prefetch_in_background())
 }
 
+/// Starts the thread of a disk. Without one the threads that read and write carry out themselves what io_uring does
+/// not.
+fn start_disk(disk: Arc<SpillDisk>) -> bool {
+    let mask = signal::block_all();
+    let started = thread::spawn(c"zfolio-disk", CHILD_TRIES, Box::new(move || disk.serve()));
+    signal::restore(&mask);
+    started.is_ok()
+}
+
 /// In a child of `fork`, on its only thread: makes again what the fork did not copy.
 ///
 /// `quiet` is the engine, held still, if the parent had one.
@@ -323,11 +335,12 @@ pub(crate) fn start_over(
 /// On a child's reclaim thread: opens new descriptors and starts the other threads. False if that fails,
 /// after a report of the reason.
 fn live_again(engine: &'static Engine, quiet: &mut zfolio_pager::Quiet<'_>) -> bool {
-    if files::leave_program_files().is_err() {
+    let lent: Vec<_> = quiet.lent().files().collect();
+    let Ok(lent) = files::leave_program_files(&lent) else {
         fatal::print(format_args!("unshare(CLONE_FILES): the limit is not held in a child"));
         return false;
-    }
-    if let Err(error) = engine.open_again(quiet) {
+    };
+    if let Err(error) = engine.open_again(quiet, lent) {
         fatal::print(format_args!("{error}: the limit is not held in a child"));
         return false;
     }

@@ -37,9 +37,12 @@ pub(crate) enum Call {
     Pin,
     /// No system call of the program: bring staged folios back, before `fork`.
     Settle,
+    /// No system call of the program: manage nothing from here on, since a child could not have the files that are
+    /// spilled to. The caller passes the system's answer.
+    GiveUp,
 }
 
-const CALLS: [Call; 8] = [
+const CALLS: [Call; 9] = [
     Call::Replace,
     Call::Adopt,
     Call::MakeRoom,
@@ -48,6 +51,7 @@ const CALLS: [Call; 8] = [
     Call::Remap,
     Call::Pin,
     Call::Settle,
+    Call::GiveUp,
 ];
 
 const FREE: u32 = 0;
@@ -213,6 +217,15 @@ fn serve(engine: &Engine, call: Call, words: [usize; 6]) -> Result<usize, Errno>
                 ));
             }
             engine.settle_for_fork();
+            Ok(0)
+        }
+        Call::GiveUp => {
+            engine.unmanage_all();
+            let errno = Errno::from_raw_os_error(i32::try_from(start).unwrap_or(libc::EINVAL));
+            zfolio_pager::fatal::print(format_args!(
+                "the spill file cannot be opened for a child ({}): the limit is not held from here on",
+                zfolio_sys::errno_text::ErrnoText(errno)
+            ));
             Ok(0)
         }
     }

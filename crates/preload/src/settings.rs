@@ -64,7 +64,7 @@ fn from_environment() -> Option<Settings> {
         stall_ppm: text("ZFOLIO_STALL")
             .and_then(|value| size::parse_stall(&value).ok())
             .unwrap_or(0),
-        spill: Places::default(),
+        spill: places(text("ZFOLIO_SPILL"), number("ZFOLIO_SPILL_LIMIT")),
     };
     let run = number("ZFOLIO_RUN").unwrap_or(0);
     let follow_per_mille = number("ZFOLIO_FOLLOW").unwrap_or(0).min(1000);
@@ -72,6 +72,13 @@ fn from_environment() -> Option<Settings> {
     let tree = !per_process && run != 0 && follow_per_mille == 0;
     let falls = text("ZFOLIO_FALLS").is_some_and(|value| value == "1");
     Some(Settings { config, run, follow_per_mille, tree, falls })
+}
+
+/// Where to spill to: a path a line.
+fn places(paths: Option<String>, limit_bytes: Option<u64>) -> Places {
+    let paths = paths.filter(|paths| paths != "none").unwrap_or_default();
+    let paths = paths.lines().filter_map(|line| Places::parse(line).ok()).collect();
+    Places { paths, limit_bytes }
 }
 
 /// Whether `LD_PRELOAD` contains a library of Valgrind.

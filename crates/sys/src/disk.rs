@@ -1,6 +1,6 @@
 //! Files and block devices that are read and written in whole blocks, past the page cache where that is possible.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{AtFlags, FallocateFlags, FileType, FsWord, Mode, OFlags};
@@ -136,6 +136,50 @@ pub fn open_device(path: &Path) -> Result<OwnedFd, Errno> {
     let status = rustix::fs::fstat(&file)?;
     let is_device = FileType::from_raw_mode(status.st_mode) == FileType::BlockDevice;
     if is_device { Ok(file) } else { Err(Errno::NOTBLK) }
+}
+
+/// Opens a file that another thread of this process has open, in the calling thread's table of files. The answer has
+/// a position, flags and locks of its own.
+///
+/// # Errors
+///
+/// Those of `open`: no `/proc` here, a file of another user, no descriptor left.
+pub fn open_again(thread: u32, number: i32) -> Result<OwnedFd, Errno> {
+    let path = format!("/proc/self/task/{thread}/fd/{number}");
+    rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Marks a file as in use by whoever has this description of it: this process, and children which inherit it or a
+/// copy. The mark ends with the last of these.
+///
+/// # Errors
+///
+/// The file system has no locks.
+pub fn mark_used(file: BorrowedFd<'_>) -> Result<(), Errno> {
+    lock_call(file, libc::F_OFD_SETLK, libc::F_RDLCK).map(drop)
+}
+
+/// Whether a file is marked through another description ([`mark_used`]).
+///
+/// # Errors
+///
+/// The file system has no locks.
+pub fn is_used_by_others(file: BorrowedFd<'_>) -> Result<bool, Errno> {
+    let in_the_way = lock_call(file, libc::F_OFD_GETLK, libc::F_WRLCK)?;
+    Ok(i32::from(in_the_way) != libc::F_UNLCK)
+}
+
+/// A call about a lock of the whole file. Returns the kind of lock that the kernel has answered with.
+fn lock_call(file: BorrowedFd<'_>, command: i32, kind: i32) -> Result<i16, Errno> {
+    let word = |number: i32| i16::try_from(number).expect("a small constant");
+    let (l_type, l_whence) = (word(kind), word(libc::SEEK_SET));
+    let mut lock = libc::flock { l_type, l_whence, l_start: 0, l_len: 0, l_pid: 0 };
+    // SAFETY: a call with a pointer to a structure of ours, which the kernel reads and writes.
+    let answer = unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut lock) };
+    if answer < 0 {
+        return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO));
+    }
+    Ok(lock.l_type)
 }
 
 /// From now on transfers go past the page cache, or through it. Offsets, lengths and addresses of direct transfers

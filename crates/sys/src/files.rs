@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 use std::io::{self, ErrorKind, Write as _};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -77,8 +77,8 @@ pub fn read_whole(path: &str, bytes_max: usize) -> Result<Vec<u8>, Errno> {
     Ok(bytes)
 }
 
-/// Gives the calling thread, and the threads that it starts, an empty table of file descriptors of
-/// their own.
+/// Gives the calling thread, and the threads that it starts, a table of file descriptors of their own. It has
+/// copies of `but`, under the same numbers, and nothing else.
 ///
 /// So what the program does to its descriptors (closing all of them, for example) does not affect
 /// this thread, and this thread keeps none of the program's pipes open.
@@ -86,13 +86,31 @@ pub fn read_whole(path: &str, bytes_max: usize) -> Result<Vec<u8>, Errno> {
 /// # Errors
 ///
 /// `ENOMEM`; `EPERM` in a sandbox.
-pub fn leave_program_files() -> Result<(), Errno> {
+pub fn leave_program_files(but: &[BorrowedFd<'_>]) -> Result<Vec<OwnedFd>, Errno> {
+    let mut kept: Vec<u32> = but.iter().map(|file| file.as_raw_fd().unsigned_abs()).collect();
+    kept.sort_unstable();
     // SAFETY: unsharing the table of descriptors copies it: no descriptor changes its meaning.
     unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::FILES) }?;
-    // SAFETY: the table is this thread's own (above), and the caller's contract is that the thread
-    // has no descriptor yet. A raw call, since neither library offers it for every descriptor.
-    unsafe { libc::syscall(libc::SYS_close_range, 0_u32, u32::MAX, 0_u32) };
-    Ok(())
+    let mut first = 0;
+    for kept in kept.iter().copied().chain([u32::MAX]) {
+        if first < kept {
+            // SAFETY: the table is this thread's own (above), and the caller's contract is that the thread
+            // has no other descriptor yet. A raw call, since neither library offers it for every descriptor.
+            unsafe { libc::syscall(libc::SYS_close_range, first, kept - 1, 0_u32) };
+        }
+        first = kept.saturating_add(1);
+    }
+    // SAFETY: this table's copies, which nobody else owns.
+    Ok(but.iter().map(|file| unsafe { OwnedFd::from_raw_fd(file.as_raw_fd()) }).collect())
+}
+
+/// Another descriptor of the same open file.
+///
+/// # Errors
+///
+/// `MFILE`.
+pub fn duplicate(file: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    rustix::io::fcntl_dupfd_cloexec(file, 0)
 }
 
 /// Writes a message to the program's standard error, from a thread with its own table of

@@ -1,5 +1,5 @@
-//! A value in memory that is never written to a disk: a page of its own, locked, in no core file, not inherited by
-//! children, and overwritten at the end.
+//! A value in memory that is never written to a disk: a page of its own, locked, in no core file, and overwritten at
+//! the end.
 
 use std::mem::{align_of, size_of};
 use std::ops::{Deref, DerefMut};
@@ -24,26 +24,52 @@ unsafe impl<T: Send> Send for Secret<T> {}
 unsafe impl<T: Sync> Sync for Secret<T> {}
 
 impl<T: Default> Secret<T> {
-    /// A default value in such a page.
+    /// A default value in such a page, which children of `fork` do not have.
     ///
     /// # Errors
     ///
     /// `NOMEM` or `PERM`: no more memory may be locked (`ulimit -l`).
     pub fn new() -> Result<Secret<T>, Errno> {
+        let secret = Secret::inherited()?;
+        // A child would have it in memory that is not locked.
+        crate::map::keep_from_children(secret.page.address(), PAGE_BYTES)?;
+        Ok(secret)
+    }
+
+    /// A default value in such a page, which children inherit. Each locks its copy: [`Secret::lock`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Secret::new`].
+    pub fn inherited() -> Result<Secret<T>, Errno> {
         const { assert!(size_of::<T>() <= PAGE_BYTES && align_of::<T>() <= PAGE_BYTES) }
         let page = Reservation::new(PAGE_BYTES, PAGE_BYTES)?;
-        let address = page.base().as_ptr().cast();
-        // SAFETY: the page is ours.
-        unsafe { rustix::mm::mlock(address, PAGE_BYTES) }?;
-        // SAFETY: as above; the advice changes no contents.
-        unsafe { rustix::mm::madvise(address, PAGE_BYTES, Advice::LinuxDontDump) }?;
-        // A child would have it in memory that is not locked.
-        crate::map::keep_from_children(page.address(), PAGE_BYTES)?;
+        lock(&page)?;
+        // SAFETY: the page is ours, and the advice changes no contents.
+        unsafe {
+            rustix::mm::madvise(page.base().as_ptr().cast(), PAGE_BYTES, Advice::LinuxDontDump)
+        }?;
         let value = page.base().cast::<T>();
         // SAFETY: a page of zeros that is ours, large and aligned enough (checked above).
         unsafe { value.write(T::default()) };
         Ok(Secret { page, value })
     }
+}
+
+impl<T> Secret<T> {
+    /// In a child of `fork`: locks its copy of the page.
+    ///
+    /// # Errors
+    ///
+    /// As [`Secret::new`].
+    pub fn lock(&self) -> Result<(), Errno> {
+        lock(&self.page)
+    }
+}
+
+fn lock(page: &Reservation) -> Result<(), Errno> {
+    // SAFETY: the page is the owner's.
+    unsafe { rustix::mm::mlock(page.base().as_ptr().cast(), PAGE_BYTES) }
 }
 
 impl<T> Deref for Secret<T> {

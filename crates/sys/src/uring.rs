@@ -99,17 +99,6 @@ impl Ring {
         Ok((Ring(Descriptor::new(file)), queues))
     }
 
-    /// In a child of `fork`: opens another ring in this place. The caller forgets the old queues.
-    ///
-    /// # Errors
-    ///
-    /// As [`Ring::open`].
-    pub fn reopen(&self, entries: u32, ended: Option<BorrowedFd<'_>>) -> Result<Queues, Errno> {
-        let (file, queues) = open(entries, ended)?;
-        self.0.replace(file);
-        Ok(queues)
-    }
-
     /// Has the kernel take the next `count` requests that were published; returns how many it has taken.
     ///
     /// # Errors

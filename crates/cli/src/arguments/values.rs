@@ -1,10 +1,12 @@
 //! The values of arguments: sizes, units, algorithms, process ids, times.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use zfolio_core::page::{PAGE_BYTES, UnitOrder};
 use zfolio_core::size::{self, parse_stall};
 use zfolio_core::zcomp::{self, Choice, Zcomp};
+use zfolio_pager::spill::{Places, SPILL_BYTES_MIN};
 
 use super::{Limit, Setting};
 use crate::allowance::Allowance;
@@ -28,6 +30,22 @@ fn parse_limit(given: &str) -> Result<u64, String> {
             String::new()
         };
         return Err(format!("'{given}'{size} is too small; accepted: {least} or more"));
+    }
+    Ok(bytes)
+}
+
+/// A place to spill to. Whether it is of use is seen later.
+pub(crate) fn parse_spill(given: &str) -> Result<(PathBuf, i32), String> {
+    Places::parse(given).map_err(|priority| {
+        format!("'{priority}' is not a priority; accepted: -1 to 32767, as in /var/tmp,prio=5")
+    })
+}
+
+pub(crate) fn parse_spill_limit(given: &str) -> Result<u64, String> {
+    let bytes = size::parse(given).map_err(|error| error.to_string())?;
+    if bytes < SPILL_BYTES_MIN {
+        let least = size::display(SPILL_BYTES_MIN);
+        return Err(format!("'{given}' is too small; accepted: {least} or more"));
     }
     Ok(bytes)
 }

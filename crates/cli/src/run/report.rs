@@ -45,6 +45,9 @@ impl Story<'_> {
             "tree_charge_bytes_max": self.sum_bytes_max,
             "unit_bytes": self.settings.unit.bytes(),
             "algorithm": self.settings.algorithm.to_string(),
+            "spill": self.settings.spill.paths.iter().map(|(path, _)| path.display().to_string())
+                .collect::<Vec<_>>(),
+            "spill_limit_bytes": self.settings.spill.limit_bytes,
             "advice": advice.map(|advice| json!({
                 "limit_bytes": advice.limit_bytes,
                 "waiting_ns": advice.waiting_ns,

@@ -6,12 +6,13 @@
 //! | `ZFOLIO_STALL` | `--stall` |
 //! | `ZFOLIO_ALGORITHM` | `--algorithm` |
 //! | `ZFOLIO_UNIT` | `--unit` |
+//! | `ZFOLIO_SPILL`, `ZFOLIO_SPILL_LIMIT` | `--spill`, one a line, or `none` for `--no-spill`; `--spill-limit` |
 //! | `ZFOLIO_PER_PROCESS` | `--per-process`, if it is 1 |
 //! | `ZFOLIO_STRICT`, `ZFOLIO_QUIET` | `--strict`, `--quiet`, if they are 1 |
 //!
 //! The library that is loaded into a program reads the same variables. So a `zfolio run` inside
 //! another finds the settings of the outer one there. It inherits limit (and whether it is each
-//! process's own), algorithm and unit: its
+//! process's own), algorithm, unit and where to spill: its
 //! program would also have had them without the inner command. But whether to be quiet or strict is
 //! decided for each command alone: inside another run (`ZFOLIO_RUN` is set) `ZFOLIO_STRICT` and
 //! `ZFOLIO_QUIET` are ignored.
@@ -22,6 +23,7 @@ use zfolio_core::page::UnitOrder;
 use zfolio_core::size;
 use zfolio_core::zcomp::Choice;
 
+use super::spill::Spill;
 use super::{RUN_LIMIT_BYTES_MIN, auto};
 use crate::allowance::Allowance;
 use crate::arguments::{
@@ -44,6 +46,8 @@ pub(super) struct Settings {
     pub(super) algorithm: Choice,
     /// The size of the units that are compressed.
     pub(super) unit: UnitOrder,
+    /// Where to spill to.
+    pub(super) spill: Spill,
     /// Whether to end a program that cannot be held below its limit.
     pub(super) strict: bool,
     /// Whether to print nothing but errors.
@@ -105,6 +109,7 @@ impl Settings {
             stall_ppm,
             algorithm: algorithm.unwrap_or_default(),
             unit: unit.unwrap_or(UnitOrder::DEFAULT),
+            spill: Spill::resolve(arguments, variable)?,
             strict: flag(arguments.strict, "ZFOLIO_STRICT")?,
             // --verbose overrides a quiet default.
             quiet: flag(arguments.quiet, "ZFOLIO_QUIET")? && !arguments.verbose,
@@ -130,7 +135,7 @@ impl Settings {
 }
 
 /// The value of a variable; an error names the variable.
-fn from_variable<T>(
+pub(super) fn from_variable<T>(
     variable: &impl Fn(&str) -> Option<String>,
     name: &'static str,
     parse: impl Fn(&str) -> Result<T, String>,

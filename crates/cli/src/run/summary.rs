@@ -207,6 +207,7 @@ impl Story<'_> {
         if self.is_over(peak) {
             self.write_excess(f, file, peak)?;
         }
+        self.write_spilled(f, stats)?;
         self.write_file_pages(f, stats)?;
         if self.verbose { detail::write(f, stats) } else { Ok(()) }
     }
@@ -308,6 +309,25 @@ impl Story<'_> {
             size::display(small),
             size::display(at.memory.shared_bytes)
         )
+    }
+
+    /// What went to disk; or why nothing could, where that would have held the limit.
+    fn write_spilled(&self, f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
+        let (figures, spill) = (&stats.figures, &self.settings.spill);
+        if of(&figures.written_back_units) > 0 {
+            return writeln!(
+                f,
+                "  on disk     {} at most, by {}; {} were written and {} read",
+                size::display(of(&figures.spilled_bytes_max)),
+                if of(&figures.spill_way) == 2 { "plain calls" } else { "io_uring" },
+                size::display(of(&figures.spill_written_bytes)),
+                size::display(of(&figures.spill_read_bytes))
+            );
+        }
+        match spill.why_not.as_ref().filter(|_| of(&figures.over_limit) > 0) {
+            Some(why) => writeln!(f, "  on disk     nothing: {why} (--spill)"),
+            None => Ok(()),
+        }
     }
 
     /// It was over its limit, and nothing could be compressed.

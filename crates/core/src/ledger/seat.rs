@@ -76,6 +76,17 @@ impl Seat<'_> {
         self.slot.waited_ns.load(Relaxed)
     }
 
+    /// What it has on disk.
+    #[must_use]
+    pub fn spilled_bytes(&self) -> u64 {
+        self.slot.spilled_bytes.load(Relaxed)
+    }
+
+    /// Notes what it has on disk.
+    pub fn note_spilled(&self, bytes: u64) {
+        self.slot.spilled_bytes.store(bytes, Relaxed);
+    }
+
     /// How often it took what was not free.
     #[must_use]
     pub fn forced(&self) -> u32 {

@@ -163,6 +163,16 @@ figures! {
     spilled_units,
     /// Size of these units as they are on disk: compressed.
     spilled_bytes,
+    /// The most that spilled_bytes was.
+    spilled_bytes_max,
+    /// Room on disk that is taken, in whole slots of 4 KiB.
+    spill_slot_bytes,
+    /// Bytes written to disk: the slots of all writes.
+    spill_written_bytes,
+    /// Bytes read from disk: the slots of all reads.
+    spill_read_bytes,
+    /// 1 if the disk is read and written by io_uring, 2 if by plain calls; 0 before the first unit went there.
+    spill_way,
     /// Units written to disk, because the limit could not be held otherwise.
     written_back_units,
     /// Units that left memory without being written: the disk still had them.

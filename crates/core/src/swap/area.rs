@@ -93,6 +93,11 @@ impl Area {
         self.is_draining.store(is_draining, Relaxed);
     }
 
+    /// In a child of `fork`: locks the memory of the key.
+    pub(super) fn lock_key_again(&self) -> bool {
+        self.seal.lock_again()
+    }
+
     pub(super) fn rests(&self) -> bool {
         self.rests.load(Relaxed)
     }

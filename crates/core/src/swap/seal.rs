@@ -62,7 +62,12 @@ impl fmt::Debug for KeyRoom {
 /// The owner should take it from a mapping that is locked (`mlock`) and excluded from core files
 /// (`MADV_DONTDUMP`), and overwrite it with zeros when the value is dropped. A child of `fork` inherits the
 /// contents and the exclusion, but not the lock.
-pub trait KeyMemory: DerefMut<Target = KeyRoom> + Send + Sync + fmt::Debug {}
+pub trait KeyMemory: DerefMut<Target = KeyRoom> + Send + Sync + fmt::Debug {
+    /// In a child of `fork`: locks its copy. False: the system refuses.
+    fn lock_again(&self) -> bool {
+        true
+    }
+}
 
 /// Memory of the heap, neither locked nor excluded: for tests.
 impl KeyMemory for Box<KeyRoom> {}
@@ -97,6 +102,11 @@ impl Seal {
             #[cfg(all(any(test, fuzzing), debug_assertions))]
             nonces: crate::sync::Mutex::default(),
         }
+    }
+
+    /// See [`KeyMemory::lock_again`].
+    pub(super) fn lock_again(&self) -> bool {
+        self.room.lock_again()
     }
 
     fn key(&self) -> &LessSafeKey {

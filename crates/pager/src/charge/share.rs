@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use zfolio_core::ledger::{Member, Seat, signed};
+use zfolio_core::ledger::{Ledger, Member, Seat, signed};
 
 use super::Charge;
 use super::over_limit::OverLimit;
@@ -71,6 +71,7 @@ impl Engine {
         self.charge.falling.note(seat.limit_bytes());
         if let Some(member) = self.charge.share.get() {
             self.prepare_for_limit(member.ledger().total_bytes());
+            self.share_disk(member.ledger(), seat);
         }
         match seat.target_bytes().filter(|target| *target < seat.share_bytes()) {
             Some(target) => {
@@ -84,6 +85,16 @@ impl Engine {
                 }
             }
         }
+    }
+
+    /// What may be spilled is that of the settings, less what the other processes have on disk now. Between two looks
+    /// all of them together may pass it by what they write meanwhile.
+    fn share_disk(&self, ledger: &Ledger, seat: Seat<'_>) {
+        let Some(place) = &self.work.place else { return };
+        let ours = self.figures().spill_slot_bytes.load(Relaxed);
+        seat.note_spilled(ours);
+        let others = ledger.spilled_bytes().saturating_sub(ours);
+        place.set_limit(place.limit_bytes().saturating_sub(others));
     }
 
     /// The pause of the background thread until its next turn, at most `most`.

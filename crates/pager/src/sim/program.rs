@@ -294,7 +294,7 @@ impl<'w> Program<'w> {
         let mut quiet = loop {
             engine.settle_for_fork();
             schedule::point();
-            if let Some(quiet) = engine.quiet() {
+            if let Some(quiet) = engine.quiet(crate::spill::Lent::default()) {
                 break quiet;
             }
         };

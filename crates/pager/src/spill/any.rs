@@ -1,6 +1,6 @@
 //! The disk that a medium gets: by io_uring where the system allows it, else by plain calls.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use zfolio_core::swap::disk::{Disk, Transfer};
@@ -8,9 +8,9 @@ use zfolio_sys::Errno;
 use zfolio_sys::eventfd::EventFd;
 
 use super::file::Medium;
-use super::plain::{self, Plain};
+use super::plain::Plain;
 use super::queue::Counts;
-use super::uring::{self, Sender, Uring};
+use super::uring::{Sender, Uring};
 
 /// See the module.
 #[derive(Debug)]
@@ -19,15 +19,6 @@ pub enum SpillDisk {
     Uring(Uring),
     /// By plain calls, and why not by io_uring.
     Plain(Plain, Errno),
-}
-
-/// Keeps a disk still, across a fork.
-#[derive(Debug)]
-pub enum Held<'a> {
-    /// By io_uring.
-    Uring(uring::Held<'a>),
-    /// By plain calls.
-    Plain(plain::Held<'a>),
 }
 
 /// Calls a function of whichever disk it is.
@@ -82,20 +73,6 @@ impl SpillDisk {
     #[must_use]
     pub fn medium(&self) -> &Medium {
         either!(self, medium)
-    }
-
-    /// See [`Plain::hold`].
-    #[must_use]
-    pub fn hold(&self) -> Held<'_> {
-        match self {
-            SpillDisk::Uring(disk) => Held::Uring(disk.hold()),
-            SpillDisk::Plain(disk, _) => Held::Plain(disk.hold()),
-        }
-    }
-
-    /// See [`Plain::start_over`] and [`Uring::start_over`].
-    pub fn start_over(&self, file: OwnedFd) {
-        either!(self, start_over, file);
     }
 }
 

@@ -7,7 +7,7 @@
 //! `fio --rw=write --bs=64k --direct=1 --iodepth=8 --fallocate=none` and `=truncate`).
 
 use std::fmt;
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use zfolio_core::size;
@@ -23,6 +23,8 @@ pub struct Medium {
     file: Descriptor,
     is_device: bool,
     is_direct: bool,
+    /// Whether it tells by a mark who has it ([`disk::mark_used`]).
+    is_marked: bool,
     bytes: u64,
 }
 
@@ -156,7 +158,7 @@ impl Medium {
         // Beyond RLIMIT_FSIZE the size stays as it is. Writes up to the limit make the file longer, others are refused.
         signal::without_file_size_signal(|| disk::set_bytes(file.as_fd(), bytes)).ok();
         let is_direct = is_direct_possible(file.as_fd(), false);
-        Ok(Medium { file: Descriptor::new(file), is_device: false, is_direct, bytes })
+        Ok(Medium::of(file, false, is_direct, bytes))
     }
 
     fn open_device(
@@ -179,7 +181,41 @@ impl Medium {
             return Err(Refusal::TooSmall { path: path.to_owned(), bytes: has, bytes_min });
         }
         let is_direct = is_direct_possible(file.as_fd(), true);
-        Ok(Medium { file: Descriptor::new(file), is_device: true, is_direct, bytes })
+        Ok(Medium::of(file, true, is_direct, bytes))
+    }
+
+    fn of(file: OwnedFd, is_device: bool, is_direct: bool, bytes: u64) -> Medium {
+        let is_marked = disk::mark_used(file.as_fd()).is_ok();
+        Medium { file: Descriptor::new(file), is_device, is_direct, is_marked, bytes }
+    }
+
+    /// Opens the same file once more, for a child of `fork`, in the calling thread's table of files. `thread` has this
+    /// descriptor in its own.
+    ///
+    /// # Errors
+    ///
+    /// The system does not open it, or cannot mark it as in use by the child.
+    pub(super) fn lend(&self, thread: u32) -> Result<OwnedFd, Errno> {
+        let file = disk::open_again(thread, self.file().as_raw_fd())?;
+        if self.is_direct {
+            disk::set_direct(file.as_fd(), true)?;
+        }
+        if self.is_marked {
+            disk::mark_used(file.as_fd())?;
+        }
+        Ok(file)
+    }
+
+    /// In a child: the medium on the file that was lent to it.
+    pub(super) fn lent(&self, file: OwnedFd) -> Medium {
+        let file = Descriptor::new(file);
+        let Medium { is_device, is_direct, is_marked, bytes, .. } = *self;
+        Medium { file, is_device, is_direct, is_marked, bytes }
+    }
+
+    /// Whether no other process has it: nobody whom it was lent to, and nobody who lent it.
+    pub(super) fn is_alone(&self) -> bool {
+        self.is_marked && disk::is_used_by_others(self.file()) == Ok(false)
     }
 
     /// The descriptor: for a child, which needs it in its own table of files.
@@ -216,12 +252,7 @@ impl Medium {
         }
     }
 
-    /// In a child of `fork`: the same file, open in the child's table of files.
-    pub(super) fn replace(&self, file: OwnedFd) {
-        self.file.replace(file);
-    }
-
-    /// Whether this is a child's copy, which has not been replaced.
+    /// Whether this is a child's copy.
     pub(super) fn is_inherited(&self) -> bool {
         self.file.is_inherited()
     }

@@ -1,15 +1,19 @@
 //! Where a pager spills to: areas on its files and devices, each with a disk, a thread and a key of its own.
 
 use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 
 use zfolio_core::store::Backing;
-use zfolio_core::store::backing::{Completion, Location, Request};
+use zfolio_core::store::backing::{Completion, Failure, Location, Request};
 use zfolio_core::swap::disk::{Disk, SLOT_BYTES, Transfer};
 use zfolio_core::swap::{
-    AREAS_MAX, Areas, Config, KeyMemory, KeyRoom, NewArea, SECRET_BYTES, SLOTS_MAX, Seal,
+    AREAS_MAX, AreaId, Areas, AreasStats, Config, Frozen, KeyMemory, KeyRoom, NewArea,
+    SECRET_BYTES, SLOTS_MAX, Seal,
 };
+use zfolio_core::sync::Mutex;
 use zfolio_sys::disk::Kind;
 use zfolio_sys::eventfd::EventFd;
 use zfolio_sys::secret::Secret;
@@ -17,7 +21,9 @@ use zfolio_sys::{Errno, disk, random};
 
 use super::any::SpillDisk;
 use super::file::{Medium, Refusal};
+use super::plain::Plain;
 use super::uring::{DEPTH, Sender};
+use crate::rank;
 
 /// The smallest limit of what may be spilled: a few clusters.
 pub const SPILL_BYTES_MIN: u64 = 16 << 20;
@@ -35,6 +41,23 @@ pub struct Places {
     /// How much may be spilled in all; `None`: half of what is free in the first directory's file system, or all of
     /// a device.
     pub limit_bytes: Option<u64>,
+}
+
+impl Places {
+    /// A path with its priority, as people write it: `/var/tmp`, or `/dev/sdb,prio=5`. Without one it is 0.
+    ///
+    /// # Errors
+    ///
+    /// The text behind the comma.
+    pub fn parse(text: &str) -> Result<(PathBuf, i32), &str> {
+        match text.rsplit_once(",prio=") {
+            None => Ok((text.into(), 0)),
+            Some((path, priority)) => {
+                let number = priority.parse().ok().filter(|number| (-1..=32767).contains(number));
+                number.map(|number| (path.into(), number)).ok_or(priority)
+            }
+        }
+    }
 }
 
 /// Why there is nothing to spill to.
@@ -97,7 +120,11 @@ impl DerefMut for KeyPage {
     }
 }
 
-impl KeyMemory for KeyPage {}
+impl KeyMemory for KeyPage {
+    fn lock_again(&self) -> bool {
+        self.0.lock().is_ok()
+    }
+}
 
 /// A disk that an area and its thread share.
 #[derive(Debug)]
@@ -125,96 +152,217 @@ impl Disk for Shared {
     }
 }
 
-/// The areas, as the store has them.
-#[derive(Clone, Debug)]
-pub(crate) struct SharedAreas(Arc<Areas>);
+/// The areas, as the store has them. Until the first is opened there are none, and nothing is accepted.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct SharedAreas(Arc<OnceLock<Areas>>);
+
+impl SharedAreas {
+    fn get(&self) -> Option<&Areas> {
+        self.0.get()
+    }
+}
 
 impl Backing for SharedAreas {
     fn submit(&self, requests: &mut [Request<'_>]) {
-        self.0.submit(requests);
+        match self.get() {
+            Some(areas) => areas.submit(requests),
+            None => {
+                requests.iter_mut().for_each(|request| request.refused = Some(Failure::Transient))
+            }
+        }
     }
 
     fn flush(&self) {
-        self.0.flush();
+        self.get().into_iter().for_each(Areas::flush);
     }
 
     fn poll(&self, each: &mut dyn FnMut(Completion<'_>)) {
-        self.0.poll(each);
+        self.get().into_iter().for_each(|areas| areas.poll(each));
     }
 
     fn memory_bytes(&self) -> usize {
-        self.0.memory_bytes()
+        self.get().map_or(0, Areas::memory_bytes)
     }
 
     fn discard(&self, location: Location, length: usize) {
-        self.0.discard(location, length);
+        self.get().expect("who has a location has areas").discard(location, length);
     }
 
     fn pause(&self) {
-        self.0.pause();
+        match self.get() {
+            Some(areas) => areas.pause(),
+            None => zfolio_core::sync::pause(),
+        }
     }
 }
+
+/// Starts a thread that calls [`SpillDisk::serve`]. False: there is none to be had.
+pub type StartDisk = fn(Arc<SpillDisk>) -> bool;
 
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Place {
-    areas: Arc<Areas>,
-    disks: Vec<Arc<SpillDisk>>,
+    areas: SharedAreas,
     ended: Arc<EventFd>,
+    sender: Sender,
+    places: Places,
+    config: Config,
+    /// Who starts threads for disks that are opened later.
+    start: OnceLock<StartDisk>,
+    open: Mutex<{ rank::PLACE }, Open>,
+    /// There is an area that is written to: one that is not frozen.
+    is_open: AtomicBool,
+    /// There are areas that are frozen or drained.
+    has_more: AtomicBool,
+}
+
+/// The disks of the areas that there are.
+#[derive(Debug, Default)]
+struct Open {
+    disks: Vec<(AreaId, Arc<SpillDisk>)>,
+    /// A thread that has the disks' files in its table.
+    thread: u32,
+}
+
+/// The files of the frozen areas, in the table of files of a thread that forks, and then of its child.
+#[derive(Debug, Default)]
+pub struct Lent(Vec<(AreaId, OwnedFd)>);
+
+impl Lent {
+    /// The files.
+    pub fn files(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.0.iter().map(|(_, file)| file.as_fd())
+    }
 }
 
 impl Place {
-    /// Opens everything, in the calling thread's table of files.
+    /// Nothing is opened yet.
     ///
     /// # Errors
     ///
     /// See [`PlaceError`].
-    pub(crate) fn open(
+    pub(crate) fn new(
         places: &Places,
         limit_bytes: u64,
         unit_bytes: usize,
+        sender: Sender,
     ) -> Result<Place, PlaceError> {
-        let system = |what| move |errno| PlaceError::System { what, errno };
         if let Some(given) = places.limit_bytes.filter(|given| *given < SPILL_BYTES_MIN) {
             return Err(PlaceError::Limit { given });
         }
-        let most = AREAS_MAX;
-        if places.paths.len() > most {
-            return Err(PlaceError::TooMany { most });
+        if places.paths.len() > AREAS_MAX {
+            return Err(PlaceError::TooMany { most: AREAS_MAX });
         }
         let spill_bytes = places.limit_bytes.unwrap_or_else(|| default_limit(&places.paths));
         let buffers = (limit_bytes / BUFFERS_SHARE).clamp(BUFFERS_MIN, BUFFERS_MAX);
-        let areas = Arc::new(Areas::new(Config {
+        let config = Config {
             object_bytes_max: unit_bytes,
             buffer_bytes: usize::try_from(buffers).unwrap_or(usize::MAX),
             limit_bytes: spill_bytes,
-        }));
-        let ended = Arc::new(EventFd::new().map_err(system("an event descriptor"))?);
-        let mut disks = Vec::new();
-        for (path, priority) in &places.paths {
-            let bytes = spill_bytes.min(u64::from(SLOTS_MAX) * SLOT_BYTES as u64);
-            let bytes = bytes - bytes % SLOT_BYTES as u64;
+        };
+        let ended = EventFd::new();
+        let ended =
+            ended.map_err(|errno| PlaceError::System { what: "an event descriptor", errno })?;
+        Ok(Place {
+            areas: SharedAreas::default(),
+            ended: Arc::new(ended),
+            sender,
+            places: places.clone(),
+            config,
+            start: OnceLock::new(),
+            open: Mutex::default(),
+            is_open: AtomicBool::new(false),
+            has_more: AtomicBool::new(false),
+        })
+    }
+
+    /// From now on areas are opened when they are needed, and `start` starts their threads.
+    pub(crate) fn start_by(&self, start: StartDisk) {
+        self.start.set(start).ok();
+    }
+
+    /// Opens a file or device for each path, in the calling thread's table of files; those that the caller adds to the
+    /// areas then ([`Place::add`]). Paths that cannot be opened are left out, if one can.
+    ///
+    /// # Errors
+    ///
+    /// Why the first could not be opened, if none could.
+    pub(crate) fn open(&self) -> Result<Vec<New>, PlaceError> {
+        let system = |what| move |errno| PlaceError::System { what, errno };
+        let bytes = self.config.limit_bytes.min(u64::from(SLOTS_MAX) * SLOT_BYTES as u64);
+        let bytes = bytes - bytes % SLOT_BYTES as u64;
+        let open = |(path, priority): &(PathBuf, i32)| {
             let medium = Medium::open(path, bytes, SPILL_BYTES_MIN).map_err(PlaceError::Path)?;
-            let slots = u32::try_from(medium.slots()).unwrap_or(SLOTS_MAX).min(SLOTS_MAX);
-            let disk = SpillDisk::new(medium, DEPTH, Arc::clone(&ended), Sender::Thread);
-            let disk = Arc::new(disk);
-            let seal = new_key().map_err(system("locked memory for a key"))?;
-            disks.push(Arc::clone(&disk));
-            let disk = Box::new(Shared(disk));
-            let new = NewArea { disk, slots, priority: *priority, seal };
-            areas.add(new).map_err(|_| PlaceError::TooMany { most })?;
+            let seal = new_key(self.sender).map_err(system("locked memory for a key"))?;
+            let disk = SpillDisk::new(medium, DEPTH, Arc::clone(&self.ended), self.sender);
+            Ok(New { disk: Arc::new(disk), priority: *priority, seal })
+        };
+        let opened = self.places.paths.iter().map(open).collect::<Vec<Result<New, PlaceError>>>();
+        let is_any = opened.iter().any(Result::is_ok);
+        let each =
+            opened.into_iter().filter(|new| new.is_ok() || !is_any || self.start.get().is_none());
+        each.collect()
+    }
+
+    /// Makes the areas, if there are none yet: their buffers.
+    pub(crate) fn new_areas(&self) -> Option<Areas> {
+        self.areas.get().is_none().then(|| Areas::new(self.config))
+    }
+
+    /// Adds what was opened to the areas. Who forks meanwhile waits: the caller holds the table, or there is nobody else
+    /// yet.
+    pub(crate) fn add(&self, areas: Option<Areas>, opened: Vec<New>) -> Result<(), PlaceError> {
+        if let Some(areas) = areas {
+            self.areas.0.set(areas).ok();
         }
-        Ok(Place { areas, disks, ended })
+        let areas = self.areas.get().expect("set above, or before");
+        let mut open = self.open.lock();
+        open.thread = zfolio_sys::cpu::thread_id();
+        for New { disk, priority, seal } in opened {
+            if let Some(start) = self.start.get() {
+                start(Arc::clone(&disk));
+            }
+            let slots = u32::try_from(disk.medium().slots()).unwrap_or(SLOTS_MAX).min(SLOTS_MAX);
+            let boxed = Box::new(Shared(Arc::clone(&disk)));
+            let new = NewArea { disk: boxed, slots, priority, seal };
+            let id = areas.add(new).map_err(|_| PlaceError::TooMany { most: AREAS_MAX })?;
+            open.disks.push((id, disk));
+        }
+        self.note(&open);
+        Ok(())
+    }
+
+    /// Notes which kinds of areas there are.
+    fn note(&self, open: &Open) {
+        let areas = self.areas.get();
+        let status = |(id, _): &(AreaId, _)| areas.and_then(|areas| areas.status(*id));
+        let (written, more): (Vec<_>, Vec<_>) = open
+            .disks
+            .iter()
+            .filter_map(status)
+            .partition(|area| !area.is_frozen && !area.is_draining);
+        self.is_open.store(!written.is_empty(), Relaxed);
+        self.has_more.store(!more.is_empty(), Relaxed);
+    }
+
+    /// Whether there is an area that is written to.
+    pub(crate) fn is_open(&self) -> bool {
+        self.is_open.load(Relaxed)
+    }
+
+    /// Whether [`Place::look_after`] has something to look at.
+    pub(crate) fn has_more(&self) -> bool {
+        self.has_more.load(Relaxed)
     }
 
     /// What the store is given.
     pub(crate) fn backing(&self) -> SharedAreas {
-        SharedAreas(Arc::clone(&self.areas))
+        self.areas.clone()
     }
 
     /// Each needs a thread that calls [`SpillDisk::serve`].
-    pub(crate) fn disks(&self) -> &[Arc<SpillDisk>] {
-        &self.disks
+    pub(crate) fn disks(&self) -> Vec<Arc<SpillDisk>> {
+        self.open.lock().disks.iter().map(|(_, disk)| Arc::clone(disk)).collect()
     }
 
     /// Readable while a transfer has ended that nobody has asked for yet.
@@ -222,18 +370,178 @@ impl Place {
         &self.ended
     }
 
-    /// Reads that did not open: what is on the disk is not what was written.
-    pub(crate) fn tampered(&self) -> u64 {
-        self.areas.stats().tampered
+    /// What the areas have and did.
+    pub(crate) fn stats(&self) -> AreasStats {
+        self.areas.get().map(Areas::stats).unwrap_or_default()
+    }
+
+    /// How much may be spilled, by the settings.
+    pub(crate) fn limit_bytes(&self) -> u64 {
+        self.config.limit_bytes
+    }
+
+    /// 1: by io_uring; 2: by plain calls; 0: nothing is open.
+    pub(crate) fn way(&self) -> u64 {
+        match self.open.lock().disks.last().map(|(_, disk)| &**disk) {
+            None => 0,
+            Some(SpillDisk::Uring(_)) => 1,
+            Some(SpillDisk::Plain(..)) => 2,
+        }
+    }
+
+    /// Changes how much may be spilled.
+    pub(crate) fn set_limit(&self, bytes: u64) {
+        self.areas.get().into_iter().for_each(|areas| areas.set_limit(bytes));
+    }
+
+    /// Uses areas again that no other process has any more, and closes those that are not needed. The caller holds the
+    /// table.
+    pub(crate) fn look_after(&self) {
+        let Some(areas) = self.areas.get() else { return };
+        let mut open = self.open.lock();
+        let of = |id: AreaId| areas.status(id).filter(|area| !area.is_draining);
+        for (id, disk) in &open.disks {
+            let is_frozen = of(*id).is_some_and(|area| area.is_frozen);
+            if is_frozen && disk.medium().is_alone() {
+                areas.thaw(Frozen::only(*id));
+            }
+        }
+        // One for each path is enough: of more those with the fewest objects are emptied, and closed at last.
+        let mut spare: Vec<_> = open.disks.iter().filter_map(|(id, _)| of(*id)).collect();
+        spare.retain(|area| !area.is_frozen);
+        spare.sort_by_key(|area| std::cmp::Reverse(area.objects));
+        let kept = self.places.paths.len().max(1);
+        spare.iter().skip(kept).for_each(|area| areas.drain(area.id));
+        areas.take_done(&mut |id, disk| {
+            open.disks.retain(|(open, shared)| {
+                if *open == id {
+                    shared.stop();
+                }
+                *open != id
+            });
+            drop(disk);
+        });
+        self.note(&open);
+    }
+
+    /// Before a fork: opens the files of all areas with objects once more, in the calling thread's table of files.
+    ///
+    /// # Errors
+    ///
+    /// See [`Medium::lend`].
+    pub(crate) fn lend(&self) -> Result<Lent, Errno> {
+        let Some(areas) = self.areas.get() else { return Ok(Lent::default()) };
+        let open = self.open.lock();
+        let has_objects = |id| areas.status(id).is_some_and(|area| area.objects > 0);
+        let files = open.disks.iter().filter(|(id, _)| has_objects(*id));
+        let lend = |(id, disk): &(AreaId, Arc<SpillDisk>)| {
+            disk.medium().lend(open.thread).map(|file| (*id, file))
+        };
+        files.map(lend).collect::<Result<Vec<_>, _>>().map(Lent)
+    }
+
+    /// At a fork, with the table held for writing: freezes all areas with objects. False: requests are in flight, or
+    /// an area was not lent.
+    pub(crate) fn freeze(&self, lent: &Lent) -> bool {
+        let Some(areas) = self.areas.get() else { return true };
+        let Some(frozen) = areas.freeze() else { return false };
+        let is_lent = |id| lent.0.iter().any(|(area, _)| *area == id);
+        let are_lent = frozen.areas().all(is_lent);
+        if !are_lent {
+            areas.thaw(frozen);
+        }
+        self.note(&self.open.lock());
+        are_lent
+    }
+
+    /// In a child, after its parent's [`Place::freeze`]: goes on with the files that were lent, as `files` in the
+    /// calling thread's table of files. Without `threads` the calling thread carries out all transfers.
+    ///
+    /// # Errors
+    ///
+    /// The key's memory cannot be locked, or there is no event descriptor.
+    pub(crate) fn start_over(
+        &self,
+        lent: &Lent,
+        files: Vec<OwnedFd>,
+        threads: bool,
+    ) -> Result<(), Errno> {
+        let ended = match threads {
+            true => {
+                self.ended.reopen()?;
+                Arc::clone(&self.ended)
+            }
+            // The number of the other one means another file here.
+            false => Arc::new(EventFd::new()?),
+        };
+        let Some(areas) = self.areas.get() else { return Ok(()) };
+        // Nobody else has locks here. What the parent's disks hold is left alone.
+        areas.leave_to_parent(&mut |_, disk| std::mem::forget(disk));
+        let mut open = self.open.lock();
+        let before = std::mem::take(&mut open.disks);
+        open.thread = zfolio_sys::cpu::thread_id();
+        let numbers = lent.0.iter().map(|(id, _)| *id);
+        for (id, file) in numbers.zip(files) {
+            let parents = before.iter().find(|(other, _)| *other == id);
+            let Some((_, parents)) = parents else { continue };
+            let (medium, ended) = (parents.medium().lent(file), Arc::clone(&ended));
+            let disk = match threads {
+                true => SpillDisk::new(medium, DEPTH, ended, self.sender),
+                false => SpillDisk::Plain(Plain::new(medium, DEPTH, ended), Errno::AGAIN),
+            };
+            let disk = Arc::new(disk);
+            if let Some(start) = self.start.get().filter(|_| threads) {
+                start(Arc::clone(&disk));
+            }
+            let boxed = Box::new(Shared(Arc::clone(&disk)));
+            match areas.replace_disk(id, boxed) {
+                Ok(parents) => std::mem::forget(parents),
+                Err(_) => return Err(Errno::BUSY),
+            }
+            open.disks.push((id, disk));
+        }
+        std::mem::forget(before);
+        self.note(&open);
+        if !threads || areas.lock_keys_again() { Ok(()) } else { Err(Errno::NOMEM) }
+    }
+
+    /// Closes all areas. None has an object any more.
+    pub(crate) fn close(&self) {
+        let Some(areas) = self.areas.get() else { return };
+        areas.take_done(&mut |_, disk| drop(disk));
+        self.open.lock().disks.clear();
     }
 }
 
-/// A random key, in memory of its own.
-fn new_key() -> Result<Seal, Errno> {
-    let memory = Box::new(KeyPage(Secret::new()?));
+/// What was opened for an area that is not there yet.
+#[derive(Debug)]
+pub(crate) struct New {
+    disk: Arc<SpillDisk>,
+    priority: i32,
+    seal: Seal,
+}
+
+/// A random key, in memory of its own. Children of a process that sends by the engine's own threads go on with it.
+fn new_key(sender: Sender) -> Result<Seal, Errno> {
+    let memory = match sender {
+        Sender::Thread => Secret::new(),
+        Sender::Caller => Secret::inherited(),
+    };
+    let memory = Box::new(KeyPage(memory?));
     let mut secret = [0; SECRET_BYTES];
     random::fill(&mut secret)?;
     Ok(Seal::new(memory, &mut secret))
+}
+
+/// How much may be spilled to a directory or block device, if nobody says: half of what is free there, or all of it.
+///
+/// # Errors
+///
+/// Nothing can be spilled there.
+pub fn room(path: &Path) -> Result<u64, Refusal> {
+    let room = default_limit(&[(path.to_owned(), 0)]);
+    let medium = Medium::open(path, room, SPILL_BYTES_MIN)?;
+    Ok(medium.slots() * SLOT_BYTES as u64)
 }
 
 /// Half of what is free where the first path is, since other users of the disk need some too; of a device all.
@@ -242,5 +550,5 @@ fn default_limit(paths: &[(PathBuf, i32)]) -> u64 {
         Ok(Kind::Device(_)) => u64::from(SLOTS_MAX) * SLOT_BYTES as u64,
         _ => disk::free_bytes(path).unwrap_or(0) / 2,
     };
-    paths.first().map_or(0, |(path, _)| has(path)).max(SPILL_BYTES_MIN)
+    paths.first().map_or(0, |(path, _)| has(path))
 }

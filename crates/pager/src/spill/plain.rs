@@ -10,11 +10,11 @@
 //!
 //! # fork
 //!
-//! Transfers are drained before a fork, and the queue is held still ([`Plain::hold`]). A child has none of the
-//! threads, and its table of files may be another one. It may drop its copy, which then closes nothing; or go on with
-//! it after [`Plain::start_over`].
+//! Transfers are drained before a fork. A child has none of the threads, its table of files may be another one, and a
+//! thread of the parent's may have held the lock. So a child may drop its copy, which takes no lock and closes nothing,
+//! and makes a disk of its own on the same file ([`Medium::lent`]).
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
@@ -55,12 +55,6 @@ pub(super) struct State {
     is_stopping: bool,
 }
 
-/// Keeps a disk still, across a fork.
-#[derive(Debug)]
-pub struct Held<'a> {
-    _state: Guard<'a, { rank::DISK }, State>,
-}
-
 /// Whose thread carries something out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Thread {
@@ -96,7 +90,15 @@ impl Plain {
     /// As [`Plain::serve`]; calls `first` before each look at the queue, which says what is to be carried out here.
     /// Sleeps only if there is nothing to do of `all`.
     pub(super) fn serve_after(&self, first: &dyn Fn() -> Share, all: Share) {
-        let mask = signal::block_all();
+        // A signal that a write has left pending must be gone before the thread's own mask is back.
+        signal::without_file_size_signal(|| {
+            let mask = signal::block_all();
+            self.serve_all(first, all);
+            signal::restore(&mask);
+        });
+    }
+
+    fn serve_all(&self, first: &dyn Fn() -> Share, all: Share) {
         self.state.lock().threads += 1;
         loop {
             thread::follow();
@@ -104,7 +106,7 @@ impl Plain {
             let mut state = self.state.lock();
             if state.is_stopping {
                 state.threads -= 1;
-                break;
+                return;
             }
             if let Some(work) = state.queue.take(share) {
                 drop(state);
@@ -118,7 +120,6 @@ impl Plain {
                 self.state.lock().idle -= 1;
             }
         }
-        signal::restore(&mask);
     }
 
     /// Wakes the threads that serve: one of them may have to follow the program's identity.
@@ -154,26 +155,7 @@ impl Plain {
         self.ended.file()
     }
 
-    /// Keeps the disk still for a fork: no other thread holds its lock while the answer lives.
-    #[must_use]
-    pub fn hold(&self) -> Held<'_> {
-        Held { _state: self.state.lock() }
-    }
-
-    /// In a child of `fork`, on its only thread: goes on with `file`, which is the same file, open in the child's
-    /// table. Nobody serves. The eventfd is made anew before ([`EventFd::reopen`]).
-    ///
-    /// # Panics
-    ///
-    /// A transfer was under way at the fork.
-    pub fn start_over(&self, file: OwnedFd) {
-        self.medium.replace(file);
-        let mut state = self.state.lock();
-        state.queue.start_over();
-        (state.threads, state.idle, state.pausing) = (0, 0, 0);
-    }
-
-    /// Whether this is a copy in a child of `fork`, which has not started over.
+    /// Whether this is a copy in a child of `fork`.
     pub(super) fn is_inherited(&self) -> bool {
         self.medium.is_inherited()
     }

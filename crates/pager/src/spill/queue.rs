@@ -283,14 +283,6 @@ impl Queue {
     pub(super) fn has_ended(&self) -> bool {
         !self.ended.is_empty()
     }
-
-    /// In a child of `fork`: discards belong to the parent.
-    pub(super) fn start_over(&mut self) {
-        assert_eq!(self.under_way(), 0, "transfers are drained before a fork");
-        self.discards.clear();
-        self.discards_out.clear();
-        self.is_stirred = false;
-    }
 }
 
 #[cfg(test)]

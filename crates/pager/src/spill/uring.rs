@@ -32,7 +32,7 @@
 //!
 //! As for `plain`. The ring's memory is not inherited.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use zfolio_core::swap::disk::{Disk, SLOT_BYTES, Transfer};
@@ -43,7 +43,7 @@ use zfolio_sys::{Errno, signal};
 
 use super::file::Medium;
 use super::flight::{By, Flight, Next};
-use super::plain::{self, Plain};
+use super::plain::Plain;
 use super::queue::{Counts, DISCARDS, Discard, Share, Work};
 use crate::rank;
 
@@ -73,7 +73,6 @@ pub struct Uring {
     ring: Ring,
     side: Mutex<{ rank::RING }, Side>,
     sender: Sender,
-    entries: u32,
 }
 
 /// Our side of the ring.
@@ -94,13 +93,6 @@ struct Side {
 enum Out {
     Transfer(Flight),
     Discard(Discard),
-}
-
-/// Keeps a disk still, across a fork.
-#[derive(Debug)]
-pub struct Held<'a> {
-    _queue: plain::Held<'a>,
-    _side: Guard<'a, { rank::RING }, Side>,
 }
 
 impl Uring {
@@ -134,7 +126,7 @@ impl Uring {
             is_broken: false,
         };
         let calls = Plain::new(medium, depth, ended);
-        Ok(Uring { calls, ring, side: Mutex::new(side), sender, entries })
+        Ok(Uring { calls, ring, side: Mutex::new(side), sender })
     }
 
     /// The life of a thread that carries out what the ring does not: discards of devices, and everything once the
@@ -185,24 +177,6 @@ impl Uring {
     #[must_use]
     pub fn is_broken(&self) -> bool {
         self.side.lock().is_broken
-    }
-
-    /// See [`Plain::hold`].
-    #[must_use]
-    pub fn hold(&self) -> Held<'_> {
-        let side = self.side.lock();
-        Held { _queue: self.calls.hold(), _side: side }
-    }
-
-    /// See [`Plain::start_over`]. If the child gets no ring, plain calls do its work.
-    pub fn start_over(&self, file: OwnedFd) {
-        self.calls.start_over(file);
-        let opened = self.ring.reopen(self.entries, Some(self.calls.file()));
-        let mut side = self.side.lock();
-        side.is_broken = opened.is_err();
-        // The memory of the old queues is not mapped here.
-        std::mem::forget(std::mem::replace(&mut side.queues, opened.ok()));
-        (side.submitting, side.stalls) = (0, 0);
     }
 
     /// What plain calls are to do.

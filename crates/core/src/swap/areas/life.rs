@@ -10,9 +10,11 @@
 //!    failed, [`Areas::thaw`].
 //! 3. The child calls [`Areas::leave_to_parent`], which ends every area that is not frozen: it was empty, and its
 //!    slots and generations are the parent's now (`SWAP-2`). It gives each frozen one a disk of its own
-//!    ([`Areas::replace_disk`]) and locks the memory of its key, which a child does not inherit locked.
+//!    ([`Areas::replace_disk`]) and locks the memory of its key, which a child does not inherit locked
+//!    ([`Areas::lock_keys_again`]).
 //! 4. Both call [`Areas::take_done`] now and then: a frozen area without objects is handed to its owner, who
-//!    closes it.
+//!    closes it. Once a process knows that no other has the disk any more, it may write there again
+//!    ([`Areas::thaw`]).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -41,6 +43,11 @@ pub struct NewArea {
 pub struct Frozen(u16);
 
 impl Frozen {
+    /// One of them.
+    pub fn only(id: AreaId) -> Frozen {
+        Frozen(1 << id.get())
+    }
+
     /// Which.
     pub fn areas(self) -> impl Iterator<Item = AreaId> {
         AreaId::all().filter(move |id| self.0 >> id.get() & 1 == 1)
@@ -158,6 +165,12 @@ impl Areas {
             !area.is_frozen()
         };
         self.take(is_the_parents, each);
+    }
+
+    /// In a child: locks the memory of all keys. False: the system refuses.
+    #[must_use]
+    pub fn lock_keys_again(&self) -> bool {
+        self.all().all(|area| area.lock_key_again())
     }
 
     /// Ends all areas that are frozen or drained and have no object any more, and hands the disk of each to its

@@ -1,6 +1,5 @@
 //! From the first transfer to the last: the descriptor to wait for, drops, children.
 
-use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
 use zfolio_core::swap::disk::{Disk, SLOT_BYTES};
@@ -101,9 +100,9 @@ fn child(life: impl FnOnce() -> bool) -> bool {
     status == 0
 }
 
-/// Goal: a child that inherits a disk can drop it, and can go on with the same file; the parent's disk works as
-/// before. Method: `fork` while the disk is held still, with threads that serve; the child reads what the parent
-/// wrote, and the parent reads what the child wrote.
+/// Goal: a child that inherits a disk can drop it, and can go on with the same file by a disk of its own; the parent's
+/// disk works as before, and the parent knows whether a child has the file. Method: `fork` with threads that serve;
+/// the child reads what the parent wrote, and the parent reads what the child wrote.
 #[test]
 fn a_child_goes_on_with_the_file_or_drops_it() {
     let Some(directory) = directory() else { return };
@@ -118,7 +117,7 @@ fn a_child_goes_on_with_the_file_or_drops_it() {
         let disk = &disk;
         with_threads(disk, kind, || {
             assert_eq!(alone(disk, write(1, 0, 16, 1)).result, Ok(()));
-            let held = disk.hold();
+            assert!(disk.medium().is_alone(), "{kind:?}: nobody else has it");
             let is_good = child(|| {
                 drop(copy());
                 // SAFETY: nothing is closed or changed: it asks for flags.
@@ -130,20 +129,22 @@ fn a_child_goes_on_with_the_file_or_drops_it() {
                 };
                 flags >= 0
             });
-            drop(held);
             assert!(is_good, "{kind:?}: dropping");
-            let held = std::cell::Cell::new(Some(disk.hold()));
+            let lent = disk.medium().lend(zfolio_sys::cpu::thread_id()).unwrap();
+            assert!(!disk.medium().is_alone(), "{kind:?}: it is lent");
+            let lent = std::cell::Cell::new(Some(lent));
             let is_good = child(|| {
-                drop(held.take());
-                let file = disk.medium().file().as_fd().try_clone_to_owned().unwrap();
-                ended.reopen().unwrap();
-                disk.start_over(file);
-                assert_holds(&alone(disk, read(2, 0, 16)), 1);
-                let broken = matches!(disk, SpillDisk::Uring(ring) if ring.is_broken());
-                alone(disk, write(3, 16, 4, 2)).result.is_ok() && !broken
+                let medium = disk.medium().lent(lent.take().unwrap());
+                let is_shared = !medium.is_alone();
+                let disk = make_with(kind, medium, &Arc::new(EventFd::new().unwrap())).unwrap();
+                assert_holds(&alone(&disk, read(2, 0, 16)), 1);
+                let broken = matches!(&disk, SpillDisk::Uring(ring) if ring.is_broken());
+                alone(&disk, write(3, 16, 4, 2)).result.is_ok() && !broken && is_shared
             });
-            drop(held);
             assert!(is_good, "{kind:?}: going on");
+            assert!(!disk.medium().is_alone(), "{kind:?}: this process has it twice");
+            drop(lent.take());
+            assert!(disk.medium().is_alone(), "{kind:?}: the child has ended");
             assert_holds(&alone(disk, read(4, 16, 4)), 2);
             assert_holds(&alone(disk, read(5, 0, 16)), 1);
         });
