@@ -16,8 +16,8 @@
 //! - `SPILL-2` Nobody waits for the backing while he holds a lock, but `Engine::wait_holding_locks`; and but for the
 //!   **gate**, which all who wait hold for reading, and who forks for writing: a child would inherit what they hold.
 //! - `SPILL-3` While a change of a mapping waits for units, nothing is written back: what it waits for stays.
-//! - `SPILL-4` From [`Engine::settle_for_fork`] to the fork no fault has anything fetched ([`Later::Still`]), so that
-//!   the backing comes to rest; but for [`STILL_NS`] at most, since the thread that forks may fault too.
+//! - `SPILL-4` From [`Engine::settle_for_fork`] to the fork no fault has anything fetched (`Later::Still`), so that
+//!   the backing comes to rest; but for `STILL_NS` at most, since the thread that forks may fault too.
 //!
 //! # Cost
 //!
