@@ -110,16 +110,28 @@ __attribute__((unused)) static void come_down(double seconds) {
     usleep(200000);
 }
 
-/* Fills a page with a pattern that depends on the seed in every word, and compresses. */
+/* Whether patterns do not compress: then zfolio can hold the limit on disk only. */
+static inline int is_noise(void) {
+    static int known;
+    if (known == 0) known = getenv("BEHAVIOUR_NOISE") ? 2 : 1;
+    return known == 2;
+}
+
+/* Word `i` of a page's pattern: it depends on the page's seed (`base`), and compresses unless noise is wanted. */
+static inline uint64_t pattern(uint64_t base, int i, int noise) { return noise ? mix(base + i) : base + (i & 7); }
+
+/* Fills a page with a pattern that depends on the seed in every word. */
 static inline void fill_page(void *page, uint64_t seed) {
     uint64_t *word = page, base = mix(seed) | 1;
-    for (int i = 0; i < 512; i++) word[i] = base + (i & 7);
+    int noise = is_noise();
+    for (int i = 0; i < 512; i++) word[i] = pattern(base, i, noise);
 }
 
 static inline int page_is(const void *page, uint64_t seed) {
     const uint64_t *word = page;
     uint64_t base = mix(seed) | 1, difference = 0;
-    for (int i = 0; i < 512; i++) difference |= word[i] ^ (base + (i & 7));
+    int noise = is_noise();
+    for (int i = 0; i < 512; i++) difference |= word[i] ^ pattern(base, i, noise);
     return difference == 0;
 }
 

@@ -137,6 +137,8 @@ CASES = [
     ("sandbox late", 32, "lz4", "64K"),
 ]
 
+NOISE = []
+
 # Cases in which zfolio must print nothing.
 SILENT = ["forks exec_races"]
 # Cases in which zfolio must print these words.

@@ -115,9 +115,10 @@ impl Engine {
         self.disks().iter().for_each(|disk| disk.stop());
     }
 
-    /// Wakes the reclaiming and the prefetching thread.
+    /// Wakes the reclaiming and the prefetching thread, and those of the disks.
     pub fn wake_all(&self) {
         self.wake_reclaimer();
         self.work.prefetch.bell.ring();
+        self.disks().iter().for_each(|disk| disk.wake());
     }
 }

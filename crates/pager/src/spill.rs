@@ -253,21 +253,24 @@ impl Engine {
     /// background thread, without a lock.
     fn look_after_place(&self) {
         let (Some(place), spilling) = (&self.work.place, &self.work.spilling) else { return };
-        let now = self.now_ns();
-        if place.has_more() && now - spilling.looked_ns.load(Relaxed) >= LOOK_NS {
+        let (now, is_wanted) = (self.now_ns(), spilling.wants_place.swap(false, Relaxed));
+        let is_due = is_wanted || now - spilling.looked_ns.load(Relaxed) >= LOOK_NS;
+        if place.has_more() && is_due {
             spilling.looked_ns.store(now, Relaxed);
             let _table = self.table.read();
             if !self.work.settling.load(Relaxed) {
                 place.look_after();
             }
         }
-        if self.door() == Door::Soon && spilling.wants_place.swap(false, Relaxed) {
-            if let Err(error) = self.open_place(place) {
-                spilling.shut_until_ns.store(now + SHUT_NS, Relaxed);
-                if !spilling.has_complained.swap(true, Relaxed) {
-                    fatal::print(format_args!("{error}: what does not compress stays in memory"));
-                }
-            }
+        if !is_wanted || self.door() != Door::Soon {
+            return;
+        }
+        let opened = if place.has_room() { self.open_place(place) } else { Err(PlaceError::Busy) };
+        let Err(error) = opened else { return };
+        let rest_ns = if error == PlaceError::Busy { LOOK_NS } else { SHUT_NS };
+        spilling.shut_until_ns.store(now + rest_ns, Relaxed);
+        if !spilling.has_complained.swap(true, Relaxed) {
+            fatal::print(format_args!("{error}: what does not compress stays in memory"));
         }
     }
 

@@ -61,9 +61,9 @@ impl Geometry {
         address & !(self.folio_bytes() - 1)
     }
 
-    /// The first address of a folio at or above `address`.
+    /// The first address of a folio at or above `address`; of the last folio of all, if there is none.
     pub(crate) fn base_above(self, address: usize) -> usize {
-        address.next_multiple_of(self.folio_bytes())
+        self.base(address.saturating_add(self.folio_bytes() - 1))
     }
 
     /// The index in its folio of the unit that `address` lies in.
@@ -214,6 +214,7 @@ mod tests {
         let geometry = Geometry::new(UnitOrder::from_bytes(16 << 10).unwrap());
         assert_eq!((geometry.base(0x2_9abc), geometry.index(0x2_9abc)), (0x2_0000, 2));
         assert_eq!(geometry.base_above(0x2_0001), 0x3_0000);
+        assert_eq!(geometry.base_above(usize::MAX), usize::MAX - 0xffff);
         assert_eq!(geometry.touched(0x3fff..0x4001), Units::from(0..2));
         assert_eq!(geometry.touched(0x4000..0x8000), Units::one(1));
         assert_eq!(geometry.bytes(1..3), 0x4000..0xc000);

@@ -48,9 +48,11 @@ impl Engine {
     pub(crate) fn edges(&self, start: usize, end: usize) -> [(usize, usize); 2] {
         let (geometry, bytes) = (self.geometry(), self.geometry().folio_bytes());
         let (first, last) = (geometry.base(start), geometry.base(end));
-        let first_is_partial = first != start || first + bytes > end;
+        // A program may name any address, also the last folio of all.
+        let above = |edge: usize| edge.saturating_add(bytes);
+        let first_is_partial = first != start || above(first) > end;
         [(first, first_is_partial), (last, last != end)]
-            .map(|(edge, is_partial)| if is_partial { (edge, edge + bytes) } else { (0, 0) })
+            .map(|(edge, is_partial)| if is_partial { (edge, above(edge)) } else { (0, 0) })
     }
 
     /// Makes `call`, which unmaps a range or maps it anew; the range is no longer managed if `call`

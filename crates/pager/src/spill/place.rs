@@ -76,6 +76,8 @@ pub enum PlaceError {
         /// How many are accepted.
         most: usize,
     },
+    /// All areas are frozen: children of `fork` have them.
+    Busy,
     /// The system has none.
     System {
         /// Of what.
@@ -93,6 +95,7 @@ impl std::fmt::Display for PlaceError {
                 write!(f, "spill limit {given}: at least {SPILL_BYTES_MIN} bytes are needed")
             }
             PlaceError::TooMany { most } => write!(f, "spill: more than {most} places"),
+            PlaceError::Busy => write!(f, "spill: {AREAS_MAX} files are in use by children"),
             PlaceError::System { what, errno } => {
                 let why = zfolio_sys::errno_text::ErrnoText(*errno);
                 write!(f, "spill: {what}: {why}")
@@ -319,9 +322,7 @@ impl Place {
         let mut open = self.open.lock();
         open.thread = zfolio_sys::cpu::thread_id();
         for New { disk, priority, seal } in opened {
-            if let Some(start) = self.start.get() {
-                start(Arc::clone(&disk));
-            }
+            self.start_thread(&disk);
             let slots = u32::try_from(disk.medium().slots()).unwrap_or(SLOTS_MAX).min(SLOTS_MAX);
             let boxed = Box::new(Shared(Arc::clone(&disk)));
             let new = NewArea { disk: boxed, slots, priority, seal };
@@ -330,6 +331,14 @@ impl Place {
         }
         self.note(&open);
         Ok(())
+    }
+
+    /// Starts a thread for what io_uring does not do: everything where there is none, and discards of a device.
+    fn start_thread(&self, disk: &Arc<SpillDisk>) {
+        let is_needed = matches!(**disk, SpillDisk::Plain(..)) || disk.medium().is_device();
+        if let Some(start) = self.start.get().filter(|_| is_needed) {
+            start(Arc::clone(disk));
+        }
     }
 
     /// Notes which kinds of areas there are.
@@ -348,6 +357,11 @@ impl Place {
     /// Whether there is an area that is written to.
     pub(crate) fn is_open(&self) -> bool {
         self.is_open.load(Relaxed)
+    }
+
+    /// Whether there can be an area more for each path.
+    pub(crate) fn has_room(&self) -> bool {
+        self.open.lock().disks.len() + self.places.paths.len() <= AREAS_MAX
     }
 
     /// Whether [`Place::look_after`] has something to look at.
@@ -477,6 +491,8 @@ impl Place {
         let Some(areas) = self.areas.get() else { return Ok(()) };
         // Nobody else has locks here. What the parent's disks hold is left alone.
         areas.leave_to_parent(&mut |_, disk| std::mem::forget(disk));
+        // Areas that an earlier fork has frozen and that are empty by now were not lent.
+        areas.take_done(&mut |_, disk| std::mem::forget(disk));
         let mut open = self.open.lock();
         let before = std::mem::take(&mut open.disks);
         open.thread = zfolio_sys::cpu::thread_id();
@@ -490,8 +506,8 @@ impl Place {
                 false => SpillDisk::Plain(Plain::new(medium, DEPTH, ended), Errno::AGAIN),
             };
             let disk = Arc::new(disk);
-            if let Some(start) = self.start.get().filter(|_| threads) {
-                start(Arc::clone(&disk));
+            if threads {
+                self.start_thread(&disk);
             }
             let boxed = Box::new(Shared(Arc::clone(&disk)));
             match areas.replace_disk(id, boxed) {
