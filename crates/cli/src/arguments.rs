@@ -184,7 +184,7 @@ pub(crate) struct RunArgs {
   LIMIT     the run's, or the process's  PROCESS   resident memory of the whole process
   RESIDENT  managed memory, mapped       STAGED    unmapped but not yet compressed
   POOL      compressed, with overhead    META      tables of zfolio
-  DEMAND    what the program would hold resident without zfolio
+  DISK      on disk, compressed          DEMAND    what it would hold resident without zfolio
   RATIO     size before compression / POOL
   FAULTS    served in all; P50, P99: time of those that decompressed; STALL: time waited in all
 

@@ -1,6 +1,7 @@
 //! `zfolio doctor`: everything that zfolio needs of a machine, whether it is there, and what to do
 //! if not.
 
+use std::env;
 use std::fmt::{Display, Write as _};
 use std::fs;
 use std::path::Path;
@@ -9,14 +10,17 @@ use std::process::ExitCode;
 use serde_json::{Value, json};
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::size;
-use zfolio_sys::Errno;
+use zfolio_pager::spill;
+use zfolio_sys::errno_text::ErrnoText;
 use zfolio_sys::probe::{self, Feature};
+use zfolio_sys::{Errno, uring};
 
 use crate::allowance::Allowance;
 use crate::arguments::DoctorArgs;
 use crate::failure::Failure;
 use crate::output::print;
 use crate::requirements::Findings;
+use crate::run::spill_directory;
 use crate::stats_file;
 
 /// The fewest mappings that are enough for a process with many managed regions.
@@ -77,6 +81,7 @@ pub(crate) fn doctor(arguments: &DoctorArgs) -> Result<ExitCode, Failure> {
     features(&mut checks, &findings);
     process(&mut checks);
     memory(&mut checks);
+    disk(&mut checks);
     for_bench(&mut checks);
     let obstacle = findings.obstacle();
     let good = obstacle.is_none() && checks.iter().all(|check| check.state != State::Bad);
@@ -280,6 +285,33 @@ fn process(checks: &mut Vec<Check>) {
         found: mappings.unwrap_or("unknown".to_owned()),
         why: "Each managed region and each hole in one is a mapping.",
         todo: "sudo sysctl vm.max_map_count=262144",
+    });
+}
+
+/// What `zfolio run` spills to where nobody says.
+fn disk(checks: &mut Vec<Check>) {
+    let directory = spill_directory(env::var("TMPDIR").ok());
+    let room = spill::room(&directory);
+    checks.push(Check {
+        what: "room on disk".to_owned(),
+        state: State::unless(room.is_ok(), State::Note),
+        found: match &room {
+            Ok(bytes) => {
+                format!("{} may be spilled to {}", size::display(*bytes), directory.display())
+            }
+            Err(refusal) => refusal.to_string(),
+        },
+        why: "What does not fit compressed goes there; without it the limit is passed.",
+        todo: "zfolio run --spill DIR, or TMPDIR=DIR, with a directory on a disk",
+    });
+    let ring = uring::probe();
+    checks.push(Check {
+        what: "io_uring".to_owned(),
+        state: State::unless(ring.is_ok(), State::Note),
+        found: ring.map_or_else(|errno| ErrnoText(errno).to_string(), |()| "yes".to_owned()),
+        why: "Reads and writes the disk; plain system calls do it where it is forbidden, slower.",
+        todo: "allow io_uring_setup and io_uring_enter in the container's seccomp profile, and see \
+               kernel.io_uring_disabled",
     });
 }
 

@@ -30,6 +30,7 @@ mod watch;
 
 pub(crate) use detail::ratio;
 pub(crate) use report::process_json;
+pub(crate) use spill::directory as spill_directory;
 
 use std::env;
 use std::ffi::{CString, OsStr, OsString};

@@ -32,7 +32,7 @@ use crate::stats_file::{self, StatsFile};
 use crate::table::Table;
 use rates::{Rate, Rates};
 
-const HEADINGS: [&str; 15] = [
+const HEADINGS: [&str; 16] = [
     "PID",
     "<COMMAND",
     "<ALGORITHM",
@@ -42,6 +42,7 @@ const HEADINGS: [&str; 15] = [
     "STAGED",
     "POOL",
     "META",
+    "DISK",
     "DEMAND",
     "RATIO",
     "FAULTS",
@@ -303,6 +304,7 @@ fn row(arguments: &StatArgs, file: &StatsFile, runs: &[Run]) -> Vec<String> {
         staged_bytes,
         pool_bytes,
         metadata_bytes,
+        spilled_bytes,
         demand_bytes,
         stored_bytes,
         stall_ns,
@@ -323,6 +325,7 @@ fn row(arguments: &StatArgs, file: &StatsFile, runs: &[Run]) -> Vec<String> {
         bytes(staged_bytes),
         bytes(pool_bytes),
         bytes(metadata_bytes),
+        bytes(spilled_bytes),
         bytes(demand_bytes),
         ratio(stored_bytes.load(Relaxed), pool_bytes.load(Relaxed)).unwrap_or("-".to_owned()),
         faults.to_string(),

@@ -19,6 +19,11 @@ pub(super) const NONE: &str = "none";
 /// Where files go that nobody has chosen a place for: not `/tmp`, which is often in memory.
 const DEFAULT: &str = "/var/tmp";
 
+/// The directory where nobody has chosen one: `TMPDIR`, if that is set.
+pub(crate) fn directory(temporary: Option<String>) -> PathBuf {
+    temporary.filter(|path| !path.is_empty()).map_or_else(|| DEFAULT.into(), PathBuf::from)
+}
+
 /// See the module.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(super) struct Spill {
@@ -85,7 +90,7 @@ impl Spill {
 
     /// What nobody has asked for is left out where it cannot be had.
     fn by_default(directory: Option<String>, limit_bytes: Option<u64>) -> Spill {
-        let path = PathBuf::from(directory.unwrap_or_else(|| DEFAULT.to_owned()));
+        let path = self::directory(directory);
         let why_not = |refusal: Refusal| Some(refusal.to_string());
         Spill::of(vec![(path, 0)], limit_bytes)
             .unwrap_or_else(|refusal| Spill { why_not: why_not(refusal), ..Spill::default() })

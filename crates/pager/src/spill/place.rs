@@ -556,8 +556,13 @@ fn new_key(sender: Sender) -> Result<Seal, Errno> {
 /// Nothing can be spilled there.
 pub fn room(path: &Path) -> Result<u64, Refusal> {
     let room = default_limit(&[(path.to_owned(), 0)]);
-    let medium = Medium::open(path, room, SPILL_BYTES_MIN)?;
-    Ok(medium.slots() * SLOT_BYTES as u64)
+    // What is wrong with the path comes first.
+    let medium = Medium::open(path, room.max(SPILL_BYTES_MIN), SPILL_BYTES_MIN)?;
+    let bytes = room.min(medium.slots() * SLOT_BYTES as u64);
+    if bytes < SPILL_BYTES_MIN {
+        return Err(Refusal::TooSmall { path: path.to_owned(), bytes, bytes_min: SPILL_BYTES_MIN });
+    }
+    Ok(bytes)
 }
 
 /// Half of what is free where the first path is, since other users of the disk need some too; of a device all.
