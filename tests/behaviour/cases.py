@@ -137,7 +137,36 @@ CASES = [
     ("sandbox late", 32, "lz4", "64K"),
 ]
 
-NOISE = []
+# With memory that does not compress, so that zfolio spills it. All cases can be run so: --noise.
+NOISE = [
+    ("allocator threads", 48, "zstd", "64K"),
+    ("allocator handed_over", 32, "lz4", "4K"),
+    ("mappings single", 32, "lz4", "4K"),
+    ("mappings threads", 32, "lz4", "64K"),
+    ("mappings shared_moves", 32, "lz4", "64K"),
+    ("mappings raw_drops", 32, "lz4", "16K"),
+    ("mappings beyond", 32, "lz4", "16K"),
+    ("mappings pieces_threads", 32, "lz4", "16K"),
+    ("forks verified", 32, "lz4", "64K"),
+    ("forks plain_syscalls", 32, "lz4", "16K"),
+    ("forks no_threads", 32, "lz4", "16K"),
+    ("forks nested", 32, "lz4", "64K"),
+    ("forks threads", 48, "lz4", "64K"),
+    ("forks loop", 32, "lz4", "64K"),
+    ("forks files", 32, "lz4", "64K"),
+    ("forks busy_threads", 32, "lz4", "4K"),
+    ("forks names", 32, "lz4", "16K"),
+    ("threads come_and_go", 32, "lz4", "64K"),
+    ("threads identities", 32, "lz4", "64K"),
+    ("threads nobody_forks", 32, "lz4", "64K"),
+    ("transfer calls", 32, "zstd", "4K"),
+    ("transfer direct_threads", 32, "lz4", "64K"),
+    ("transfer uring", 32, "lz4", "64K"),
+    ("descriptors range", 32, "lz4", "64K"),
+    ("descriptors few", 32, "lz4", "64K"),
+    ("sandbox trapped", 32, "lz4", "64K"),
+    ("trees own", 64, "lz4", "16K"),
+]
 
 # Cases in which zfolio must print nothing.
 SILENT = ["forks exec_races"]

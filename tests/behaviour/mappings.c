@@ -384,6 +384,7 @@ static void beyond(void) {
         CHECK(munmap(b.start, all) == -1 && errno == EINVAL);
         CHECK(munmap(b.start, all - (size_t)b.start) == -1 && errno == EINVAL);
         CHECK(mremap(b.start, PAGE, half, MREMAP_MAYMOVE) == MAP_FAILED && errno == ENOMEM);
+        CHECK(mremap(b.start, PAGE, 2 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, (char *)all) == MAP_FAILED);
         CHECK(mmap(b.start, half, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED);
         CHECK(madvise(b.start, all, MADV_DONTNEED) == -1 && errno == EINVAL);
     }

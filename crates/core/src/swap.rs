@@ -11,7 +11,8 @@
 //! - `SWAP-2` Each (slot, generation) of an area is sealed once, whichever process seals it.
 //! - `SWAP-3` A location is reported only after its transfer has ended without an error.
 //! - `SWAP-4` What is handed out of a slot was opened with the tag of its generation.
-//! - `SWAP-5` Nothing is written to a frozen area, and nothing of it is discarded.
+//! - `SWAP-5` What a child of `fork` may read is neither written nor discarded: slots that had objects at the fork, as
+//!   long as a child has the disk. The child writes to none of its parent's areas.
 //!
 //! [`Backing`]: crate::store::Backing
 //! [`Disk`]: disk::Disk
@@ -33,6 +34,6 @@ mod table;
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;
 
-pub use areas::{AreaStatus, Areas, AreasStats, Config, Frozen, NewArea};
+pub use areas::{AreaStatus, Areas, AreasStats, Config, NewArea};
 pub use location::{AREAS_MAX, AreaId, SLOTS_MAX};
 pub use seal::{KeyMemory, KeyRoom, SECRET_BYTES, Seal, TAG_BYTES, Tag, Tampered};

@@ -114,7 +114,7 @@ impl Engine {
         let changed = inbox.has_change();
         let is_idle = self.store.in_flight().0 == 0;
         let settled = self.replacement.staged_folios() == 0 && !changed && is_idle;
-        if !settled || self.work.place.as_ref().is_some_and(|place| !place.freeze(&lent)) {
+        if !settled || self.work.place.as_ref().is_some_and(|place| !place.share(&lent)) {
             return None;
         }
         let (geometry, inheritance) = (self.geometry(), self.figures().inheritance());

@@ -118,7 +118,7 @@ pub(crate) struct Spilling {
     /// None could be opened: not tried again before this time. The reason was told.
     shut_until_ns: AtomicU64,
     has_complained: AtomicBool,
-    /// When areas that are frozen were last looked at.
+    /// When areas that are shared with children, or frozen, were last looked at.
     looked_ns: AtomicU64,
 }
 
@@ -135,7 +135,7 @@ enum Door {
 /// The pause before another try to open an area.
 const SHUT_NS: u64 = 10_000_000_000;
 
-/// The pause between two looks at areas that are frozen.
+/// The pause between two looks at areas that are shared with children, or frozen.
 const LOOK_NS: u64 = 250_000_000;
 
 /// So long at most nothing is fetched for a thread that forks.
@@ -249,7 +249,7 @@ impl Engine {
         }
     }
 
-    /// Opens areas to write to, if that is wanted; and looks after those that are left from forks. Called by the
+    /// Opens areas to write to, if that is wanted; and looks after what forks have left. Called by the
     /// background thread, without a lock.
     fn look_after_place(&self) {
         let (Some(place), spilling) = (&self.work.place, &self.work.spilling) else { return };

@@ -9,7 +9,7 @@ use crate::duration;
 const TOLD_SHARE: u64 = 20;
 
 /// The reasons of a wait with their nanoseconds, the longest first. The sum is that of the whole wait.
-fn reasons(figures: &Figures) -> [(u64, &'static str); 5] {
+fn reasons(figures: &Figures) -> [(u64, &'static str); 6] {
     let mut left = of(&figures.stall_ns);
     // A figure may be ahead of the whole by the fault that is just being served.
     let mut part = |figure: u64, name| {
@@ -18,6 +18,7 @@ fn reasons(figures: &Figures) -> [(u64, &'static str); 5] {
         (part, name)
     };
     let mut reasons = [
+        part(of(&figures.stall_spill_ns), "for the disk"),
         part(of(&figures.stall_decompress_ns), "decompressing"),
         part(of(&figures.stall_reclaim_ns), "making room"),
         part(of(&figures.stall_queue_ns), "behind other faults"),
@@ -59,6 +60,8 @@ mod tests {
             super::text(figures),
             "6.0s making room, 3.0s decompressing, 600ms moving and clearing pages"
         );
+        figures.stall_spill_ns.store(5_000_000_000, Relaxed);
+        assert!(super::text(figures).contains("5.0s for the disk"));
         // Read while a fault is served: the reasons are ahead of the sum.
         figures.stall_queue_ns.store(9_000_000_000, Relaxed);
         let sum: u64 = super::reasons(figures).iter().map(|(time, _)| time).sum();

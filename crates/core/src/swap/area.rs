@@ -26,8 +26,12 @@ pub(super) struct Area {
     pub(super) slots: Slots,
     seal: Seal,
     table: Table,
-    /// Nothing is written there any more (`SWAP-5`).
+    /// It is another process's, and nothing is written there (`SWAP-5`).
     is_frozen: AtomicBool,
+    /// Children may read what was there when they were forked (`SWAP-5`).
+    is_shared: AtomicBool,
+    /// Slots that are kept for them alone.
+    pub(super) slots_left: AtomicU64,
     /// It is on its way to its end.
     is_draining: AtomicBool,
     /// The last write failed: others come first.
@@ -61,6 +65,8 @@ impl Area {
             seal,
             table: Table::new(),
             is_frozen: AtomicBool::new(false),
+            is_shared: AtomicBool::new(false),
+            slots_left: AtomicU64::new(0),
             is_draining: AtomicBool::new(false),
             rests: AtomicBool::new(false),
             is_dirty: AtomicBool::new(false),
@@ -76,8 +82,36 @@ impl Area {
         self.is_frozen.load(Relaxed)
     }
 
-    pub(super) fn set_frozen(&self, is_frozen: bool) {
-        self.is_frozen.store(is_frozen, Relaxed);
+    pub(super) fn freeze(&self) {
+        self.is_frozen.store(true, Relaxed);
+        self.is_shared.store(false, Relaxed);
+    }
+
+    pub(super) fn is_shared(&self) -> bool {
+        self.is_shared.load(Relaxed)
+    }
+
+    /// A child may read from now on what is there.
+    pub(super) fn share(&self) {
+        self.is_shared.store(true, Relaxed);
+        self.table.each(|_, entry| entry.share());
+    }
+
+    /// No child has the disk any more.
+    pub(super) fn unshare(&self) {
+        self.is_shared.store(false, Relaxed);
+        let mut free = 0..0;
+        self.table.each(|slot, entry| {
+            if !entry.unshare() {
+                return;
+            }
+            self.slots_left.fetch_sub(1, Relaxed);
+            if free.end != slot {
+                self.give_back(std::mem::replace(&mut free, slot..slot));
+            }
+            free.end = slot + 1;
+        });
+        self.give_back(free);
     }
 
     pub(super) fn is_draining(&self) -> bool {
@@ -150,7 +184,7 @@ impl Area {
     pub(super) fn begin(&self, transfer: Transfer) -> Result<(), Transfer> {
         assert!(
             !self.is_frozen() || transfer.direction == super::disk::Direction::Read,
-            "SWAP-5: a write to a frozen area"
+            "SWAP-5: a write to a parent's area"
         );
         self.disk.begin(transfer)?;
         self.is_dirty.store(true, Relaxed);
@@ -187,9 +221,12 @@ impl Area {
     pub(super) fn forget(&self, slots: Range<u32>, length: usize) {
         let mut free = slots.start..slots.start;
         for slot in slots {
-            if self.table.entry(slot).forget() {
+            let state = self.table.entry(slot).forget();
+            if state == State::Free {
                 free.end = slot + 1;
             } else {
+                // Relaxed: a count. unshare() may be faster.
+                self.slots_left.fetch_add(u64::from(state == State::Left), Relaxed);
                 self.give_back(free);
                 free = slot + 1..slot + 1;
             }
@@ -206,7 +243,6 @@ impl Area {
     pub(super) fn punch(&self) -> usize {
         const AT_ONCE: usize = 4;
         if self.is_frozen() {
-            // The other process may read there (SWAP-5).
             return 0;
         }
         let mut clusters = [const { 0..0 }; AT_ONCE];
@@ -224,7 +260,7 @@ impl Area {
 
     /// Whether objects are in this slot.
     pub(super) fn is_live(&self, slot: u32) -> bool {
-        self.table.find(slot).is_some_and(|entry| entry.word().state == State::Live)
+        self.table.find(slot).is_some_and(|entry| entry.word().is_live())
     }
 
     /// Bytes of the table.

@@ -36,7 +36,7 @@ use super::read::{Queue, Read, Wanted};
 use crate::page::{PAGE_BYTES, UNIT_ORDER_MAX};
 use crate::store::backing::{Backing, Completion, Location, Operation, RANK_BACKING, Request};
 use crate::sync::{Guard, Mutex, RwLock};
-pub use life::{Frozen, NewArea};
+pub use life::NewArea;
 use stats::Counters;
 pub use stats::{AreaStatus, AreasStats};
 

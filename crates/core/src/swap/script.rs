@@ -302,11 +302,7 @@ impl<'p> Player<'p> {
             (4, _) => self.areas.set_limit((16 + number as u64 * 8) << 12),
             (5, _) => self.take_done(),
             (6, _) => self.fork(number),
-            _ => {
-                self.settle();
-                let frozen = self.areas.freeze().expect("nothing is in flight");
-                self.areas.thaw(frozen);
-            }
+            _ => self.children_end(),
         }
     }
 
@@ -319,14 +315,24 @@ impl<'p> Player<'p> {
         });
     }
 
-    /// Goes on as the parent, or as the child. The other process reads the frozen disks from then on.
+    /// No other process has the disks.
+    fn children_end(&mut self) {
+        for id in self.ids() {
+            self.areas.unshare(id);
+            self.disk(id).unguard();
+        }
+    }
+
+    /// Goes on as the parent, or as the child. The other process reads from then on what was there.
     fn fork(&mut self, number: usize) {
         self.settle();
-        let frozen = self.areas.freeze().expect("nothing is in flight");
-        for id in frozen.areas() {
-            self.disk(id).break_it(|faults| faults.is_frozen = true);
-        }
+        assert!(self.areas.share(), "nothing is in flight");
         if number % 2 == 0 {
+            for (location, token) in &self.places {
+                let place = Place::of(*location);
+                let slots = place.slots(self.objects[token].contents.len());
+                self.disk(place.area).guard(slots.map(u64::from));
+            }
             return;
         }
         let disks = &mut self.disks;
@@ -334,6 +340,7 @@ impl<'p> Player<'p> {
         for id in self.ids() {
             self.tag += 1;
             let own = self.disk(id).fork(self.tag);
+            own.break_it(|faults| faults.is_frozen = true);
             let old = self.areas.replace_disk(id, Box::new(own.clone()));
             assert!(old.is_ok(), "nobody uses it");
             self.disks[id.get()] = Some(own);
@@ -368,8 +375,7 @@ impl<'p> Player<'p> {
 
     /// Nothing is in flight: the slots in use are those which objects touch.
     fn slots_are_those_of_objects(&self) {
-        let frozen = self.areas.freeze().expect("nothing is in flight");
-        self.areas.thaw(frozen);
+        assert!(self.areas.end_run(), "nothing is in flight");
         for id in self.ids() {
             let of_area = self.places.iter().filter(|(location, _)| AreaId::of(**location) == id);
             let touched: BTreeSet<u32> = of_area
@@ -378,7 +384,8 @@ impl<'p> Player<'p> {
                 })
                 .collect();
             let status = self.areas.status(id).expect("it is there");
-            assert_eq!(status.slots_used, touched.len() as u64, "{status:?}");
+            assert!(status.slots_left == 0 || status.is_shared || status.is_frozen, "{status:?}");
+            assert_eq!(status.slots_used, touched.len() as u64 + status.slots_left, "{status:?}");
             let mut found = BTreeSet::new();
             let mut from = 0;
             while let Some(slot) = self.areas.in_use(id, from) {
@@ -404,6 +411,7 @@ impl<'p> Player<'p> {
         }
         assert!(self.objects.is_empty());
         self.slots_are_those_of_objects();
+        self.children_end();
         self.take_done();
         self.areas.flush();
         let stats = self.areas.stats();

@@ -16,7 +16,16 @@
 //!    | |   failed, for now   | +---------> bad     |
 //!    | +---------------------+                     |
 //!    +---------------------------------------------+
+//!
+//!            share                 forget, by the last object
+//!   live <----------> shared  ------------------------------>  left
+//!           unshare                                              | unshare
+//!                                                                v
+//!                                                               free
 //! ```
+//!
+//! At a fork slots that are live become **shared**: a child may read them. One whose last object ends in this process
+//! is **left** until no child has the disk any more; so it is not written meanwhile.
 //!
 //! A table is made a **cluster** of 512 slots at a time, when one of these is first written. A cluster stays for as
 //! long as the area does: its generations must not begin again (`SWAP-2`).
@@ -67,6 +76,8 @@ pub(super) enum State {
     Sealed,
     Live,
     Bad,
+    Shared,
+    Left,
 }
 
 /// A word, taken apart.
@@ -78,12 +89,19 @@ pub(super) struct Word {
 }
 
 impl Word {
+    /// Whether objects are there.
+    pub(super) fn is_live(self) -> bool {
+        matches!(self.state, State::Live | State::Shared)
+    }
+
     fn to_bits(self) -> u64 {
         let state = match self.state {
             State::Free => 0,
             State::Sealed => 1,
             State::Live => 2,
             State::Bad => 3,
+            State::Shared => 4,
+            State::Left => 5,
         };
         self.generation << GENERATION_SHIFT | state << STATE_SHIFT | self.live
     }
@@ -93,6 +111,8 @@ impl Word {
             0 => State::Free,
             1 => State::Sealed,
             2 => State::Live,
+            4 => State::Shared,
+            5 => State::Left,
             _ => State::Bad,
         };
         Word { generation: bits >> GENERATION_SHIFT, state, live: bits & LIVE_MAX }
@@ -172,7 +192,7 @@ impl Entry {
     /// Generation and tag, with which the slot opens.
     pub(super) fn proof(&self) -> (u64, Tag) {
         let word = self.word();
-        assert!(word.state == State::Live, "a slot that is {:?} is read", word.state);
+        assert!(word.is_live(), "a slot that is {:?} is read", word.state);
         let mut tag = [0; TAG_BYTES];
         for (half, word) in tag.chunks_exact_mut(8).zip(&self.tag) {
             // Relaxed: ordered by the word, above.
@@ -181,21 +201,49 @@ impl Entry {
         (word.generation, tag)
     }
 
-    /// One object less. True: it was the last, and the slot is the caller's to free.
-    pub(super) fn forget(&self) -> bool {
+    /// One object less. Returns the state after that. `Free`: the slot is the caller's to free.
+    pub(super) fn forget(&self) -> State {
+        self.step(|word| {
+            assert!(word.is_live() && word.live > 0, "an object of a slot ends twice: {word:?}");
+            let state = match (word.live, word.state) {
+                (1, State::Live) => State::Free,
+                (1, _) => State::Left,
+                (_, state) => state,
+            };
+            Word { state, live: word.live - 1, ..word }
+        })
+    }
+
+    /// A child may read the slot from now on, if it has objects.
+    pub(super) fn share(&self) {
+        self.step(|word| match word.state {
+            State::Live => Word { state: State::Shared, ..word },
+            _ => word,
+        });
+    }
+
+    /// No child reads the slot any more. Returns whether it is the caller's to free.
+    pub(super) fn unshare(&self) -> bool {
+        let mut is_free = false;
+        self.step(|word| {
+            is_free = word.state == State::Left;
+            match word.state {
+                State::Shared => Word { state: State::Live, ..word },
+                State::Left => Word { state: State::Free, ..word },
+                _ => word,
+            }
+        });
+        is_free
+    }
+
+    /// Changes the word; returns the new state.
+    fn step(&self, mut next: impl FnMut(Word) -> Word) -> State {
         let mut bits = self.word.load(Relaxed);
         loop {
-            let word = Word::of(bits);
-            assert!(
-                word.state == State::Live && word.live > 0,
-                "an object of a slot ends twice: {word:?}"
-            );
-            let live = word.live - 1;
-            let state = if live == 0 { State::Free } else { State::Live };
-            let next = Word { state, live, ..word }.to_bits();
+            let word = next(Word::of(bits));
             // AcqRel: whoever frees the slot, and so whoever writes it next, comes after all who left it.
-            match self.word.compare_exchange_weak(bits, next, AcqRel, Relaxed) {
-                Ok(_) => return live == 0,
+            match self.word.compare_exchange_weak(bits, word.to_bits(), AcqRel, Relaxed) {
+                Ok(_) => return word.state,
                 Err(now) => bits = now,
             }
         }
@@ -223,6 +271,21 @@ impl Table {
             let leaf =
                 made(&self.leaves[leaf], || (0..LEAF_CLUSTERS).map(|_| OnceLock::new()).collect());
             made(&leaf[at], || (0..CLUSTER_SLOTS).map(|_| Entry::new()).collect());
+        }
+    }
+
+    /// Calls `each` for all slots whose cluster was made, in their order.
+    pub(super) fn each(&self, mut each: impl FnMut(u32, &Entry)) {
+        for (leaf, clusters) in self.leaves.iter().enumerate() {
+            for (at, cluster) in clusters.get().into_iter().flat_map(|leaf| leaf.iter().enumerate())
+            {
+                let first = (leaf * LEAF_CLUSTERS as usize + at) * CLUSTER_SLOTS as usize;
+                for (slot, entry) in
+                    cluster.get().into_iter().flat_map(|all| all.iter().enumerate())
+                {
+                    each(u32::try_from(first + slot).expect("an area has 2^26 slots"), entry);
+                }
+            }
         }
     }
 
@@ -270,7 +333,8 @@ mod tests {
     fn a_word_keeps_generation_state_and_count() {
         for generation in [0, 1, (1 << 40) - 1] {
             for live in [0, 1, 4096, LIVE_MAX] {
-                for state in [State::Free, State::Sealed, State::Live, State::Bad] {
+                use State::{Bad, Free, Left, Live, Sealed, Shared};
+                for state in [Free, Sealed, Live, Bad, Shared, Left] {
                     let word = Word { generation, state, live };
                     assert_eq!(Word::of(word.to_bits()), word);
                 }
@@ -311,14 +375,24 @@ mod tests {
                     entry.written();
                     word.state = State::Live;
                 }
-                State::Live => {
+                State::Live | State::Shared if random.below(4) == 0 => {
+                    entry.share();
+                    word.state = State::Shared;
+                }
+                State::Shared | State::Left if random.below(4) == 0 => {
+                    assert_eq!(entry.unshare(), word.state == State::Left);
+                    word.state = if word.live > 0 { State::Live } else { State::Free };
+                }
+                State::Live | State::Shared => {
                     assert_eq!(entry.proof(), (word.generation, *tag), "seed {seed}");
                     word.live -= 1;
                     if word.live == 0 {
-                        word.state = State::Free;
+                        let was_shared = word.state == State::Shared;
+                        word.state = if was_shared { State::Left } else { State::Free };
                     }
-                    assert_eq!(entry.forget(), word.live == 0);
+                    assert_eq!(entry.forget(), word.state);
                 }
+                State::Left => {}
                 State::Bad => unreachable!("no slot was made bad"),
             }
         }
@@ -345,7 +419,7 @@ mod tests {
     #[should_panic(expected = "ends twice")]
     fn an_object_ends_once() {
         let entry = live(1);
-        assert!(entry.forget());
+        assert_eq!(entry.forget(), State::Free);
         entry.forget();
     }
 
@@ -372,7 +446,23 @@ mod tests {
 mod loom_tests {
     use loom::sync::Arc;
 
-    use super::Entry;
+    use super::{Entry, State};
+
+    /// Goal: if the last object of a shared slot ends while it is shared no more, one of the two frees the slot.
+    #[test]
+    fn loom_a_slot_that_was_shared_is_freed_once() {
+        loom::model(|| {
+            let entry = Arc::new(Entry::new());
+            entry.begin(1);
+            entry.written();
+            entry.share();
+            let other = Arc::clone(&entry);
+            let thread = loom::thread::spawn(move || other.forget() == State::Free);
+            let frees = entry.unshare();
+            assert!(frees ^ thread.join().unwrap(), "the slot is freed once");
+            assert_eq!(entry.word().state, State::Free);
+        });
+    }
 
     /// Goal: of threads that take the last objects off a slot one frees it, and then it is written again with a
     /// tag that a reader sees whole.
@@ -390,19 +480,19 @@ mod loom_tests {
                 entry.written();
             };
             let thread = loom::thread::spawn(move || {
-                let frees = other.forget();
+                let frees = other.forget() == State::Free;
                 if frees {
                     again(&other);
                 }
                 frees
             });
-            let frees = entry.forget();
+            let frees = entry.forget() == State::Free;
             if frees {
                 again(&entry);
             }
             assert_ne!(frees, thread.join().unwrap(), "one of two");
             assert_eq!(entry.proof(), (2, [2; 16]));
-            assert!(entry.forget());
+            assert_eq!(entry.forget(), State::Free);
         });
     }
 }

@@ -10,8 +10,8 @@ use zfolio_core::store::Backing;
 use zfolio_core::store::backing::{Completion, Failure, Location, Request};
 use zfolio_core::swap::disk::{Disk, SLOT_BYTES, Transfer};
 use zfolio_core::swap::{
-    AREAS_MAX, AreaId, Areas, AreasStats, Config, Frozen, KeyMemory, KeyRoom, NewArea,
-    SECRET_BYTES, SLOTS_MAX, Seal,
+    AREAS_MAX, AreaId, Areas, AreasStats, Config, KeyMemory, KeyRoom, NewArea, SECRET_BYTES,
+    SLOTS_MAX, Seal,
 };
 use zfolio_core::sync::Mutex;
 use zfolio_sys::disk::Kind;
@@ -76,7 +76,7 @@ pub enum PlaceError {
         /// How many are accepted.
         most: usize,
     },
-    /// All areas are frozen: children of `fork` have them.
+    /// There are as many areas as there can be: forks of forks have them.
     Busy,
     /// The system has none.
     System {
@@ -95,7 +95,9 @@ impl std::fmt::Display for PlaceError {
                 write!(f, "spill limit {given}: at least {SPILL_BYTES_MIN} bytes are needed")
             }
             PlaceError::TooMany { most } => write!(f, "spill: more than {most} places"),
-            PlaceError::Busy => write!(f, "spill: {AREAS_MAX} files are in use by children"),
+            PlaceError::Busy => {
+                write!(f, "spill: {AREAS_MAX} files of its forebears are still in use")
+            }
             PlaceError::System { what, errno } => {
                 let why = zfolio_sys::errno_text::ErrnoText(*errno);
                 write!(f, "spill: {what}: {why}")
@@ -213,9 +215,9 @@ pub(crate) struct Place {
     /// Who starts threads for disks that are opened later.
     start: OnceLock<StartDisk>,
     open: Mutex<{ rank::PLACE }, Open>,
-    /// There is an area that is written to: one that is not frozen.
+    /// There is an area that is written to: one of this process's own.
     is_open: AtomicBool,
-    /// There are areas that are frozen or drained.
+    /// There are areas that a fork has shared or frozen.
     has_more: AtomicBool,
 }
 
@@ -227,7 +229,7 @@ struct Open {
     thread: u32,
 }
 
-/// The files of the frozen areas, in the table of files of a thread that forks, and then of its child.
+/// The files of the areas, in the table of files of a thread that forks, and then of its child.
 #[derive(Debug, Default)]
 pub struct Lent(Vec<(AreaId, OwnedFd)>);
 
@@ -345,13 +347,9 @@ impl Place {
     fn note(&self, open: &Open) {
         let areas = self.areas.get();
         let status = |(id, _): &(AreaId, _)| areas.and_then(|areas| areas.status(*id));
-        let (written, more): (Vec<_>, Vec<_>) = open
-            .disks
-            .iter()
-            .filter_map(status)
-            .partition(|area| !area.is_frozen && !area.is_draining);
-        self.is_open.store(!written.is_empty(), Relaxed);
-        self.has_more.store(!more.is_empty(), Relaxed);
+        let all: Vec<_> = open.disks.iter().filter_map(status).collect();
+        self.is_open.store(all.iter().any(|area| !area.is_frozen), Relaxed);
+        self.has_more.store(all.iter().any(|area| area.is_frozen || area.is_shared), Relaxed);
     }
 
     /// Whether there is an area that is written to.
@@ -408,24 +406,17 @@ impl Place {
         self.areas.get().into_iter().for_each(|areas| areas.set_limit(bytes));
     }
 
-    /// Uses areas again that no other process has any more, and closes those that are not needed. The caller holds the
-    /// table.
+    /// Frees what was kept for children that have ended, and closes files of the parent's that are not needed any more.
+    /// The caller holds the table.
     pub(crate) fn look_after(&self) {
         let Some(areas) = self.areas.get() else { return };
         let mut open = self.open.lock();
-        let of = |id: AreaId| areas.status(id).filter(|area| !area.is_draining);
         for (id, disk) in &open.disks {
-            let is_frozen = of(*id).is_some_and(|area| area.is_frozen);
-            if is_frozen && disk.medium().is_alone() {
-                areas.thaw(Frozen::only(*id));
+            let is_shared = areas.status(*id).is_some_and(|area| area.is_shared);
+            if is_shared && disk.medium().is_alone() {
+                areas.unshare(*id);
             }
         }
-        // One for each path is enough: of more those with the fewest objects are emptied, and closed at last.
-        let mut spare: Vec<_> = open.disks.iter().filter_map(|(id, _)| of(*id)).collect();
-        spare.retain(|area| !area.is_frozen);
-        spare.sort_by_key(|area| std::cmp::Reverse(area.objects));
-        let kept = self.places.paths.len().max(1);
-        spare.iter().skip(kept).for_each(|area| areas.drain(area.id));
         areas.take_done(&mut |id, disk| {
             open.disks.retain(|(open, shared)| {
                 if *open == id {
@@ -454,21 +445,20 @@ impl Place {
         files.map(lend).collect::<Result<Vec<_>, _>>().map(Lent)
     }
 
-    /// At a fork, with the table held for writing: freezes all areas with objects. False: requests are in flight, or
-    /// an area was not lent.
-    pub(crate) fn freeze(&self, lent: &Lent) -> bool {
+    /// At a fork, with the table held for writing: shares all areas with objects. False: requests are in flight, or an
+    /// area was not lent.
+    pub(crate) fn share(&self, lent: &Lent) -> bool {
         let Some(areas) = self.areas.get() else { return true };
-        let Some(frozen) = areas.freeze() else { return false };
+        let open = self.open.lock();
+        let has_objects = |id| areas.status(id).is_some_and(|area| area.objects > 0);
         let is_lent = |id| lent.0.iter().any(|(area, _)| *area == id);
-        let are_lent = frozen.areas().all(is_lent);
-        if !are_lent {
-            areas.thaw(frozen);
-        }
-        self.note(&self.open.lock());
-        are_lent
+        let are_lent = open.disks.iter().all(|(id, _)| is_lent(*id) || !has_objects(*id));
+        let is_shared = are_lent && areas.share();
+        self.note(&open);
+        is_shared
     }
 
-    /// In a child, after its parent's [`Place::freeze`]: goes on with the files that were lent, as `files` in the
+    /// In a child, after its parent's [`Place::share`]: goes on with the files that were lent, as `files` in the
     /// calling thread's table of files. Without `threads` the calling thread carries out all transfers.
     ///
     /// # Errors
@@ -491,8 +481,6 @@ impl Place {
         let Some(areas) = self.areas.get() else { return Ok(()) };
         // Nobody else has locks here. What the parent's disks hold is left alone.
         areas.leave_to_parent(&mut |_, disk| std::mem::forget(disk));
-        // Areas that an earlier fork has frozen and that are empty by now were not lent.
-        areas.take_done(&mut |_, disk| std::mem::forget(disk));
         let mut open = self.open.lock();
         let before = std::mem::take(&mut open.disks);
         open.thread = zfolio_sys::cpu::thread_id();

@@ -4,17 +4,15 @@
 //!
 //! Both processes have the same table of objects, so neither may change what the other may read.
 //!
-//! 1. The parent lets all requests end ([`Store::drain`](crate::store::Store::drain)), calls [`Areas::freeze`],
-//!    and forks. Areas that have objects are frozen then: no slot is written, none is punched out (`SWAP-5`).
-//! 2. In the parent an area that was empty goes on as before; it adds another if there is none. If the fork
-//!    failed, [`Areas::thaw`].
-//! 3. The child calls [`Areas::leave_to_parent`], which ends every area that is not frozen: it was empty, and its
-//!    slots and generations are the parent's now (`SWAP-2`). It gives each frozen one a disk of its own
-//!    ([`Areas::replace_disk`]) and locks the memory of its key, which a child does not inherit locked
-//!    ([`Areas::lock_keys_again`]).
-//! 4. Both call [`Areas::take_done`] now and then: a frozen area without objects is handed to its owner, who
-//!    closes it. Once a process knows that no other has the disk any more, it may write there again
-//!    ([`Areas::thaw`]).
+//! 1. The parent lets all requests end ([`Store::drain`](crate::store::Store::drain)), calls [`Areas::share`],
+//!    and forks. It goes on with its areas, but writes no slot that has objects at the fork, also when these
+//!    have ended in the parent (`SWAP-5`).
+//! 2. The child calls [`Areas::leave_to_parent`]. The areas without objects end. The others are frozen: the
+//!    child writes nothing there, for the slots and generations are the parent's (`SWAP-2`). It gives each a disk of
+//!    its own ([`Areas::replace_disk`]), locks the memory of the keys, which a child does not inherit locked
+//!    ([`Areas::lock_keys_again`]), and adds areas of its own for what it writes.
+//! 3. A frozen area whose last object ends is handed out by [`Areas::take_done`], and closed.
+//! 4. Once no child of the parent has the disk any more, or if the fork failed, [`Areas::unshare`].
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -35,23 +33,6 @@ pub struct NewArea {
     pub priority: i32,
     /// Its key, which no other area has.
     pub seal: Seal,
-}
-
-/// The areas that one [`Areas::freeze`] has frozen.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[must_use = "after a fork that failed, thaw() needs it"]
-pub struct Frozen(u16);
-
-impl Frozen {
-    /// One of them.
-    pub fn only(id: AreaId) -> Frozen {
-        Frozen(1 << id.get())
-    }
-
-    /// Which.
-    pub fn areas(self) -> impl Iterator<Item = AreaId> {
-        AreaId::all().filter(move |id| self.0 >> id.get() & 1 == 1)
-    }
 }
 
 impl Areas {
@@ -117,54 +98,53 @@ impl Areas {
         Some(next)
     }
 
-    /// Freezes all areas that have objects (`SWAP-5`), and says which were not frozen before. `None`: requests are
-    /// in flight, and nothing was done.
+    /// Shares all areas that have objects with a child that is about to be forked (`SWAP-5`). False: requests are in
+    /// flight, and nothing was done.
     ///
     /// The caller holds everybody still who uses the areas, from before this call until after the fork.
-    pub fn freeze(&self) -> Option<Frozen> {
+    #[must_use]
+    pub fn share(&self) -> bool {
+        let is_idle = self.end_run();
+        if is_idle {
+            let has_objects = |area: &Arc<Area>| area.objects.load(Acquire) > 0;
+            self.all().filter(has_objects).for_each(|area| area.share());
+        }
+        is_idle
+    }
+
+    /// Gives back what is left of the run that is being filled. False: requests are in flight.
+    pub(in crate::swap) fn end_run(&self) -> bool {
         let mut inner = self.inner.lock();
         let is_idle = inner.open.is_none()
             && inner.free_frames.len() == inner.frames.len()
             && inner.free_reads.len() == inner.reads.len()
             && inner.queue.is_empty();
-        if !is_idle {
-            return None;
+        if is_idle {
+            inner.end_run();
         }
-        inner.end_run();
-        let mut frozen = 0;
-        for area in self.all() {
-            let has_objects = area.objects.load(Acquire) > 0;
-            if has_objects && !area.is_frozen() {
-                area.set_frozen(true);
-                frozen |= 1 << area.id.get();
-            }
-        }
-        Some(Frozen(frozen))
+        is_idle
     }
 
-    /// These areas are written again. No other process reads them: the fork failed, or the child has ended or
-    /// executes another program.
-    pub fn thaw(&self, frozen: Frozen) {
-        for id in frozen.areas() {
-            if let Some(area) = self.area(id) {
-                area.set_frozen(false);
-            }
+    /// No other process has the disk of this area: the children that it was shared with have ended, or execute other
+    /// programs; or the fork failed.
+    pub fn unshare(&self, id: AreaId) {
+        if let Some(area) = self.area(id).filter(|area| area.is_shared()) {
+            area.unshare();
         }
     }
 
-    /// In a child, after its parent's [`Areas::freeze`]: ends all areas that are not frozen, and hands the disk of
-    /// each to its owner.
+    /// In a child, after its parent's [`Areas::share`]: freezes the areas that have objects, ends the others, and hands
+    /// their disks to their owner.
     ///
     /// # Panics
     ///
-    /// If an area has objects and is not frozen: both processes would write there.
+    /// If an area has objects and was not shared: both processes would write there.
     pub fn leave_to_parent(&self, each: &mut dyn FnMut(AreaId, Box<dyn Disk>)) {
-        let is_the_parents = |area: &Area| {
-            let has_objects = area.objects.load(Acquire) > 0;
-            assert!(area.is_frozen() || !has_objects, "SWAP-2: a fork without a freeze");
-            !area.is_frozen()
-        };
-        self.take(is_the_parents, each);
+        for area in self.all().filter(|area| area.objects.load(Acquire) > 0) {
+            assert!(area.is_shared() || area.is_frozen(), "SWAP-2: a fork without share()");
+            area.freeze();
+        }
+        self.take(|area| area.objects.load(Acquire) == 0, each);
     }
 
     /// In a child: locks the memory of all keys. False: the system refuses.

@@ -99,8 +99,12 @@ pub struct AreaStatus {
     pub objects: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Nothing is written there, because of a fork.
+    /// Slots that are kept for children alone: their objects have ended in this process.
+    pub slots_left: u64,
+    /// It is another process's, and nothing is written there.
     pub is_frozen: bool,
+    /// Children may read what was there when they were forked.
+    pub is_shared: bool,
     /// Nothing is written there, since it is to be empty.
     pub is_draining: bool,
 }
@@ -151,7 +155,9 @@ impl Areas {
             slots_used: area.slots_used(),
             objects: area.objects.load(Relaxed),
             bytes: area.bytes.load(Relaxed),
+            slots_left: area.slots_left.load(Relaxed),
             is_frozen: area.is_frozen(),
+            is_shared: area.is_shared(),
             is_draining: area.is_draining(),
         })
     }

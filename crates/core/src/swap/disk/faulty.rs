@@ -3,7 +3,7 @@
 //! Transfers end in any order, some of them late. One that is under way is carried out at any moment between its
 //! begin and its end, as with a device that reads and writes memory when it likes. So the disk is also a judge:
 //! it panics when a slot is written while another transfer of it is under way (`SWAP-1`), or while the disk is
-//! frozen (`SWAP-5`).
+//! another process's (`SWAP-5`).
 //!
 //! All of it follows from the seed and from what is set.
 
@@ -60,6 +60,8 @@ struct Inner {
     before: BTreeMap<u64, Box<Slot>>,
     /// Slots whose bytes were returned other than they were written, since they were written; or not at all.
     hurt: BTreeSet<u64>,
+    /// Slots that a child of `fork` may read (`SWAP-5`).
+    guarded: BTreeSet<u64>,
     under_way: Vec<UnderWay>,
     transfers: usize,
 }
@@ -81,6 +83,7 @@ impl Faulty {
             kept: BTreeMap::new(),
             before: BTreeMap::new(),
             hurt: BTreeSet::new(),
+            guarded: BTreeSet::new(),
             under_way: Vec::new(),
             transfers: 0,
         };
@@ -90,6 +93,16 @@ impl Faulty {
     /// Changes what goes wrong.
     pub fn break_it(&self, how: impl FnOnce(&mut Faults)) {
         how(&mut self.0.lock().faults);
+    }
+
+    /// To write or discard one of these slots is an error of the caller's from now on (`SWAP-5`).
+    pub fn guard(&self, slots: impl Iterator<Item = u64>) {
+        self.0.lock().guarded.extend(slots);
+    }
+
+    /// No slot is guarded.
+    pub fn unguard(&self) {
+        self.0.lock().guarded.clear();
     }
 
     /// Nothing goes wrong from now on. What is damaged stays so.
@@ -110,6 +123,7 @@ impl Faulty {
         let inner = self.0.lock();
         assert!(inner.under_way.is_empty(), "a fork while transfers are under way");
         let copy = Inner {
+            guarded: BTreeSet::new(),
             faults: inner.faults.clone(),
             random: Random::new(seed),
             kept: inner.kept.clone(),
@@ -257,6 +271,10 @@ impl Inner {
         })
     }
 
+    fn is_guarded(&self, slots: std::ops::Range<u64>) -> bool {
+        self.faults.is_frozen || self.guarded.range(slots).next().is_some()
+    }
+
     /// Ends one transfer, if there is any.
     fn end_one(&mut self) -> Option<Transfer> {
         if self.under_way.is_empty() {
@@ -276,7 +294,8 @@ impl Disk for Faulty {
         let mut inner = self.0.lock();
         let is_write = transfer.direction == Direction::Write;
         assert!((1..=transfer.buffer.slots().len()).contains(&transfer.count), "{transfer:?}");
-        assert!(!(is_write && inner.faults.is_frozen), "SWAP-5: a write");
+        let slots = transfer.first..transfer.first + transfer.count as u64;
+        assert!(!(is_write && inner.is_guarded(slots)), "SWAP-5: a write");
         let meets = inner.meets(transfer.first, transfer.count as u64, is_write);
         assert!(!meets, "SWAP-1: slot {} on its way twice", transfer.first);
         let depth = inner.faults.depth;
@@ -319,7 +338,7 @@ impl Disk for Faulty {
 
     fn discard(&self, first: u64, count: u64) {
         let mut inner = self.0.lock();
-        assert!(!inner.faults.is_frozen, "SWAP-5: a discard");
+        assert!(!inner.is_guarded(first..first + count), "SWAP-5: a discard");
         assert!(!inner.meets(first, count, true), "SWAP-1: slot {first} is discarded on its way");
         (first..first + count).for_each(|slot| _ = inner.kept.remove(&slot));
     }
