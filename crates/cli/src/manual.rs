@@ -99,6 +99,8 @@ const MORE: [Section; 4] = [
                 "ZFOLIO_ALGORITHM, ZFOLIO_PER_PROCESS, ZFOLIO_STRICT, ZFOLIO_QUIET",
                 "As the options say.",
             ),
+            ("ZFOLIO_SPILL", "Where to spill to, a place a line; or none."),
+            ("ZFOLIO_SPILL_LIMIT", "In bytes."),
             ("ZFOLIO_RUN", "The PID of zfolio."),
         ],
     },
