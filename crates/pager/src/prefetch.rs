@@ -29,6 +29,17 @@ pub(crate) struct Prefetch {
     bell: Bell,
 }
 
+/// Pieces that are fetched from the backing at the same time.
+const ABREAST: usize = 8;
+
+/// Units of a folio that a stream wants, and how many whole folios above it.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    base: usize,
+    units: Units,
+    above: usize,
+}
+
 impl Prefetch {
     pub(crate) fn new(geometry: Geometry, limit_bytes: u64) -> Prefetch {
         Prefetch { streams: Mutex::new(Streams::new(geometry, limit_bytes)), bell: Bell::default() }
@@ -87,25 +98,41 @@ impl Engine {
         }
     }
 
-    /// Brings in the next piece that a stream wants. False: no stream wants anything.
+    /// Brings in the next piece that a stream wants; if it is on the backing, the pieces after it are fetched at the
+    /// same time. False: no stream wants anything.
     pub(crate) fn prefetch_turn(&self) -> bool {
-        let table = self.table.read();
-        let Some(piece) = self.work.prefetch.streams.lock().take() else { return false };
+        let mut coming = [const { None }; ABREAST];
+        let mut count = 0;
+        let mut did = false;
+        while let Some(place) = coming.get_mut(count) {
+            let table = self.table.read();
+            let Some(piece) = self.next_piece() else { break };
+            did = true;
+            let away = self.prefetch_units(&table, piece.base, piece.units, piece.above, self.cpu());
+            match away {
+                Some(away) => *place = Some((piece, away)),
+                None if count == 0 => return true,
+                None => continue,
+            }
+            count += 1;
+        }
+        for (piece, away) in coming.iter().flatten() {
+            if self.await_some(away) {
+                let table = self.table.read();
+                // What is away again, or still, is brought when it is touched.
+                self.prefetch_units(&table, piece.base, piece.units, piece.above, self.cpu());
+            }
+        }
+        did
+    }
+
+    /// The next piece that a stream wants.
+    fn next_piece(&self) -> Option<Wanted> {
+        let piece = self.work.prefetch.streams.lock().take()?;
         let first = piece.units.start * self.geometry().unit_bytes();
-        let base = self.geometry().base(first);
         let index = self.geometry().index(first);
         let units = Units::from(index..index + piece.units.len());
-        let above = piece.folios_above;
-        let Some(away) = self.prefetch_units(&table, base, units, above, self.cpu()) else {
-            return true;
-        };
-        drop(table);
-        if self.await_some(&away) {
-            let table = self.table.read();
-            // What is away again, or still, is brought when it is touched.
-            self.prefetch_units(&table, base, units, above, self.cpu());
-        }
-        true
+        Some(Wanted { base: self.geometry().base(first), units, above: piece.folios_above })
     }
 
     /// Makes the engine's threads end.

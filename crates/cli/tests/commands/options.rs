@@ -40,6 +40,9 @@ fn a_bad_variable_is_status_2_and_named() {
         ("ZFOLIO_UNIT", "5K", "power of two, 4K to 2M"),
         ("ZFOLIO_ALGORITHM", "rar", "'rar'"),
         ("ZFOLIO_STRICT", "perhaps", "accepted: 1 or 0"),
+        ("ZFOLIO_SPILL", "/dev/shm", "'/dev/shm' is on a tmpfs"),
+        ("ZFOLIO_SPILL", "/var/tmp,prio=99999", "'99999' is not a priority"),
+        ("ZFOLIO_SPILL_LIMIT", "1K", "16M or more"),
     ];
     for (name, value, part) in cases {
         let output = run(&[], &[(name, value)]);
@@ -48,6 +51,33 @@ fn a_bad_variable_is_status_2_and_named() {
         assert!(err.starts_with(&format!("zfolio: {name}: ")) && err.contains(part), "{err}");
         assert_eq!(err.lines().count(), 1, "{err}");
     }
+}
+
+/// Goal: the program finds where to spill to: by an option, else by a variable, else in `TMPDIR`; and nothing where
+/// that is in memory and nobody asked for it.
+#[test]
+fn where_to_spill_is_an_option_a_variable_or_the_default() {
+    if !works() {
+        return;
+    }
+    let script = "echo \"$ZFOLIO_SPILL\" $ZFOLIO_SPILL_LIMIT";
+    let said = |options: &[&str], variables: &[(&str, &str)]| {
+        let program = ["--", "sh", "-c", script];
+        let all: Vec<&str> =
+            ["run", "-q", "-l", "64M"].iter().chain(options).chain(&program).copied().collect();
+        let command = &mut zfolio(&all);
+        let output = command.env_remove("TMPDIR").envs(variables.iter().copied()).output();
+        texts(&output.expect("it was built")).0
+    };
+    let limit = ["--spill-limit", "1G"];
+    assert_eq!(said(&limit, &[]), "/var/tmp 1073741824\n");
+    assert!(said(&[], &[]).starts_with("/var/tmp "), "half of what is free there");
+    assert_eq!(said(&limit, &[("TMPDIR", "/dev/shm")]), "none\n");
+    assert_eq!(said(&["--no-spill"], &[]), "none\n");
+    assert_eq!(said(&[], &[("ZFOLIO_SPILL", "none")]), "none\n");
+    let two = [("ZFOLIO_SPILL", "/var/tmp\n/var/tmp,prio=7"), ("ZFOLIO_SPILL_LIMIT", "32M")];
+    assert_eq!(said(&[], &two), "/var/tmp\n/var/tmp,prio=7 33554432\n");
+    assert_eq!(said(&["--spill", "/var/tmp,prio=-1"], &two), "/var/tmp,prio=-1 33554432\n");
 }
 
 /// Goal: the inner program has what it would have had without the inner `zfolio`; quiet and strict

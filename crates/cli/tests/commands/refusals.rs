@@ -18,7 +18,7 @@ fn assert_refused(arguments: &[&str], status: i32, parts: &[&str]) {
 
 #[test]
 fn wrong_arguments_are_status_2() {
-    let cases: [(&[&str], &[&str]); 19] = [
+    let cases: [(&[&str], &[&str]); 26] = [
         (&["run", "--limit", "12Q", "--", "true"], &["--limit", "'12Q'", "256M"]),
         (&["run", "--limit", "", "--", "true"], &["--limit", "''", "accepted"]),
         (&["run", "--limit", "1M", "--", "true"], &["--limit", "'1M'", "32M or more"]),
@@ -39,6 +39,13 @@ fn wrong_arguments_are_status_2() {
         (&["run"], &["PROGRAM", "missing"]),
         (&["nonsense"], &["'nonsense'", "accepted"]),
         (&["run", "--stall", "60%", "true"], &["--stall", "'60%'", "0.01% to 50%"]),
+        (&["run", "--spill", "/nowhere", "true"], &["--spill", "'/nowhere' does not exist"]),
+        (&["run", "--spill", "/dev/shm", "true"], &["--spill", "'/dev/shm'", "tmpfs", "a disk"]),
+        (&["run", "--spill", "/etc/passwd", "true"], &["--spill", "'/etc/passwd'", "directory"]),
+        (&["run", "--spill", "/var/tmp,prio=x", "true"], &["--spill", "'x'", "-1 to 32767"]),
+        (&["run", "--spill-limit", "1M", "true"], &["--spill-limit", "'1M'", "16M or more"]),
+        (&["run", "--no-spill", "--spill", "/var/tmp", "true"], &["--no-spill", "--spill"]),
+        (&["run", "--no-spill", "--spill-limit", "1G", "true"], &["--no-spill", "--spill-limit"]),
         (&["set", "1"], &["NAME=VALUE", "missing"]),
         (&["set", "1", "speed=9"], &["'speed=9'", "limit=SIZE, stall=N%"]),
         (&["set", "1", "limit=1M"], &["'1M'", "32M or more"]),

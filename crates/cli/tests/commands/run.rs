@@ -196,6 +196,25 @@ fn a_run_over_its_limit_tells_all_and_its_children() {
 }
 
 #[test]
+fn what_went_to_disk_is_told_or_why_nothing_did() {
+    if !works() {
+        return;
+    }
+    let told = |variables: &[(&str, &str)]| {
+        let mut command = zfolio(&["run", "-l", "256M", "--", "true"]);
+        let output = command.env("STAND_IN_ENGAGED", "1").envs(variables.iter().copied()).output();
+        texts(&output.unwrap()).1
+    };
+    let err = told(&[("STAND_IN_SPILLED", "1")]);
+    let line = "  on disk     300M at most, by plain calls; 400M were written and 500M read\n";
+    assert!(err.contains(line), "{err}");
+    let err = told(&[("STAND_IN_OVER", "1"), ("TMPDIR", "/dev/shm")]);
+    assert!(err.contains("  on disk     nothing: '/dev/shm' is on a tmpfs, "), "{err}");
+    let quiet = told(&[("STAND_IN_OVER", "1"), ("TMPDIR", "/var/tmp")]);
+    assert!(!quiet.contains("on disk"), "{quiet}");
+}
+
+#[test]
 fn a_program_that_left_nothing_is_told_of() {
     if !works() {
         return;

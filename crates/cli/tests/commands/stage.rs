@@ -60,6 +60,14 @@ __attribute__((constructor)) static void start(void) {
     figure(STALL_NS, 5200000000ull);
     figure(STALL_DECOMPRESS_NS, 4100000000ull);
     figure(STALL_RECLAIM_NS, 700000000ull);
+    if (getenv("STAND_IN_SPILLED")) {
+      figure(WRITTEN_BACK_UNITS, 9);
+      figure(SPILL_WAY, 2);
+      figure(SPILLED_BYTES_MAX, 300ull << 20);
+      figure(SPILL_WRITTEN_BYTES, 400ull << 20);
+      figure(SPILL_READ_BYTES, 500ull << 20);
+    }
+    if (getenv("STAND_IN_OVER")) figure(OVER_LIMIT, 3);
     refault(REFAULTS_AT, 55, 5000000000ull);
   }
   figure(STORED_BYTES, 800ull << 20);
