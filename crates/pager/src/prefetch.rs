@@ -18,6 +18,7 @@ use crate::engine::Engine;
 use crate::fault::Served;
 use crate::folio::{Geometry, Units};
 use crate::rank;
+use crate::spill::Place;
 use streams::Streams;
 
 pub(crate) use streams::Plan;
@@ -108,7 +109,8 @@ impl Engine {
             let table = self.table.read();
             let Some(piece) = self.next_piece() else { break };
             did = true;
-            let away = self.prefetch_units(&table, piece.base, piece.units, piece.above, self.cpu());
+            let away =
+                self.prefetch_units(&table, piece.base, piece.units, piece.above, self.cpu());
             match away {
                 Some(away) => *place = Some((piece, away)),
                 None if count == 0 => return true,
@@ -146,6 +148,6 @@ impl Engine {
     pub fn wake_all(&self) {
         self.wake_reclaimer();
         self.work.prefetch.bell.ring();
-        self.disks().iter().for_each(|disk| disk.wake());
+        self.work.place.iter().for_each(Place::wake);
     }
 }

@@ -257,15 +257,19 @@ impl Engine {
         let is_due = is_wanted || now - spilling.looked_ns.load(Relaxed) >= LOOK_NS;
         if place.has_more() && is_due {
             spilling.looked_ns.store(now, Relaxed);
-            let _table = self.table.read();
-            if !self.work.settling.load(Relaxed) {
-                place.look_after();
-            }
+            let table = self.table.read();
+            let is_forking = self.work.settling.load(Relaxed);
+            let closed = if is_forking { Vec::new() } else { place.look_after() };
+            drop(table);
+            drop(closed);
         }
         if !is_wanted || self.door() != Door::Soon {
             return;
         }
-        let opened = if place.has_room() { self.open_place(place) } else { Err(PlaceError::Busy) };
+        let table = self.table.read();
+        let has_room = place.has_room();
+        drop(table);
+        let opened = if has_room { self.open_place(place) } else { Err(PlaceError::Busy) };
         let Err(error) = opened else { return };
         let rest_ns = if error == PlaceError::Busy { LOOK_NS } else { SHUT_NS };
         spilling.shut_until_ns.store(now + rest_ns, Relaxed);
@@ -299,7 +303,8 @@ impl Engine {
 
     /// Tickets of those of `units` of a folio that are stored and away. `None`: none is.
     pub(crate) fn away(&self, folio: &Folio, units: Units) -> Option<Tickets> {
-        if !self.store.has_backing() {
+        // With the table held for writing this is exact. Else a unit that leaves just now is found by who loads it.
+        if !self.store.has_away() {
             return None;
         }
         let mut tickets = None;
@@ -329,10 +334,10 @@ impl Engine {
         away: &Tickets,
         index: usize,
     ) -> Result<bool, Later> {
-        if self.is_still() {
-            return Err(Later::Still);
-        }
         let touched = away.of(index);
+        if self.is_still() {
+            return if touched.is_some() { Err(Later::Still) } else { Ok(false) };
+        }
         self.fetch(table, away, touched);
         match touched {
             Some(ticket) if self.store.is_away(ticket) => Err(Later::Away(ticket)),
@@ -516,8 +521,8 @@ impl Engine {
     /// anything.
     pub(crate) fn spill_ahead(&self, table: &Table) -> bool {
         if self.store.has_backing() && self.door() == Door::Soon {
-            let is_short = self.below_limit() < signed(self.charge.low_bytes());
-            if is_short && self.is_for_the_disk() {
+            // A fault that finds no room asks for one at once.
+            if self.below_limit() < 0 && self.is_for_the_disk() {
                 self.want_place();
             }
             return false;
@@ -652,6 +657,7 @@ impl Engine {
     /// Waits until the backing has nothing to do: before a fork, which copies what is under way to nobody.
     pub(crate) fn drain_backing(&self) {
         loop {
+            self.keep_still();
             let table = self.table.read();
             self.poll_backing(&table);
             let (in_flight, _) = self.store.in_flight();

@@ -146,7 +146,9 @@ pub fn open_device(path: &Path) -> Result<OwnedFd, Errno> {
 /// Those of `open`: no `/proc` here, a file of another user, no descriptor left.
 pub fn open_again(thread: u32, number: i32) -> Result<OwnedFd, Errno> {
     let path = format!("/proc/self/task/{thread}/fd/{number}");
-    rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+    let file = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    // The lowest numbers are what people write to, even if a program has closed them.
+    if file.as_raw_fd() > 2 { Ok(file) } else { rustix::io::fcntl_dupfd_cloexec(&file, 3) }
 }
 
 /// Marks a file as in use by whoever has this description of it: this process, and children which inherit it or a

@@ -174,6 +174,10 @@ impl Medium {
             return Err(Refusal::Swap(path.to_owned()));
         }
         let file = disk::open_device(path).map_err(|errno| not_opened(path, errno))?;
+        // A child of a process that has ended reads there, without having opened it for itself alone.
+        if disk::is_used_by_others(file.as_fd()) != Ok(false) {
+            return Err(Refusal::InUse(path.to_owned()));
+        }
         let has = disk::device_bytes(file.as_fd())
             .map_err(|errno| Refusal::Failed { path: path.to_owned(), errno })?;
         let bytes = bytes.min(has - has % SLOT_BYTES as u64);

@@ -377,6 +377,12 @@ impl Place {
         self.open.lock().disks.iter().map(|(_, disk)| Arc::clone(disk)).collect()
     }
 
+    /// Wakes the threads of the disks: see [`SpillDisk::wake`]. A thread of the program's may call this, so no disk can
+    /// end with what it holds.
+    pub(crate) fn wake(&self) {
+        self.open.lock().disks.iter().for_each(|(_, disk)| disk.wake());
+    }
+
     /// Readable while a transfer has ended that nobody has asked for yet.
     pub(crate) fn ended(&self) -> &EventFd {
         &self.ended
@@ -407,9 +413,11 @@ impl Place {
     }
 
     /// Frees what was kept for children that have ended, and closes files of the parent's that are not needed any more.
-    /// The caller holds the table.
-    pub(crate) fn look_after(&self) {
-        let Some(areas) = self.areas.get() else { return };
+    /// The caller holds the table. What is returned is dropped without it: to close a file may take long.
+    #[must_use]
+    pub(crate) fn look_after(&self) -> Vec<Arc<SpillDisk>> {
+        let mut closed = Vec::new();
+        let Some(areas) = self.areas.get() else { return closed };
         let mut open = self.open.lock();
         for (id, disk) in &open.disks {
             let is_shared = areas.status(*id).is_some_and(|area| area.is_shared);
@@ -418,15 +426,15 @@ impl Place {
             }
         }
         areas.take_done(&mut |id, disk| {
-            open.disks.retain(|(open, shared)| {
-                if *open == id {
-                    shared.stop();
-                }
-                *open != id
-            });
+            let at = open.disks.iter().position(|(open, _)| *open == id);
+            let at = at.expect("each area has a disk");
+            let (_, shared) = open.disks.swap_remove(at);
+            shared.stop();
+            closed.push(shared);
             drop(disk);
         });
         self.note(&open);
+        closed
     }
 
     /// Before a fork: opens the files of all areas with objects once more, in the calling thread's table of files.
@@ -483,6 +491,9 @@ impl Place {
         areas.leave_to_parent(&mut |_, disk| std::mem::forget(disk));
         let mut open = self.open.lock();
         let before = std::mem::take(&mut open.disks);
+        // Those of a first try, whose threads are this process's.
+        let ours = before.iter().filter(|(_, disk)| !disk.medium().is_inherited());
+        ours.for_each(|(_, disk)| disk.stop());
         open.thread = zfolio_sys::cpu::thread_id();
         let numbers = lent.0.iter().map(|(id, _)| *id);
         for (id, file) in numbers.zip(files) {
@@ -500,7 +511,7 @@ impl Place {
             let boxed = Box::new(Shared(Arc::clone(&disk)));
             match areas.replace_disk(id, boxed) {
                 Ok(parents) => std::mem::forget(parents),
-                Err(_) => return Err(Errno::BUSY),
+                Err(_) => unreachable!("no thread of this process uses the areas"),
             }
             open.disks.push((id, disk));
         }

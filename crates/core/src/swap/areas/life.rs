@@ -145,6 +145,7 @@ impl Areas {
             area.freeze();
         }
         self.take(|area| area.objects.load(Acquire) == 0, each);
+        assert!(self.all().all(|area| area.is_frozen()), "SWAP-2: a parent's area is in use");
     }
 
     /// In a child: locks the memory of all keys. False: the system refuses.

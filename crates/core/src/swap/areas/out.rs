@@ -75,7 +75,8 @@ impl Areas {
         let least = needed.next_power_of_two().ilog2();
         // A large object leaves room behind it for others.
         let wanted = if least > 2 { (least + 3).min(ORDER_MAX) } else { self.run_order };
-        let used: u64 = self.all().map(|area| area.slots_used()).sum();
+        let own = self.all().filter(|area| !area.is_frozen());
+        let used: u64 = own.map(|area| area.slots_used()).sum();
         let left = self.slots_limit.load(Relaxed).saturating_sub(used);
         for rests in [false, true] {
             let mut below = None;

@@ -42,7 +42,7 @@ impl Counters {
 /// What all areas have, and what they did since the beginning.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct AreasStats {
-    /// Slots in use: with objects, being written, or taken for the next frame.
+    /// Slots in use, but for those of a parent's areas: with objects, being written, or taken for the next frame.
     pub slots_used: u64,
     /// Slots that a failed write has left unusable.
     pub slots_bad: u64,
@@ -136,7 +136,8 @@ impl Areas {
             ..AreasStats::default()
         };
         for area in self.all() {
-            stats.slots_used += area.slots_used();
+            // What a parent has used counts there.
+            stats.slots_used += if area.is_frozen() { 0 } else { area.slots_used() };
             stats.slots_bad += of(&area.slots_bad);
             stats.objects += of(&area.objects);
             stats.bytes += of(&area.bytes);
