@@ -160,7 +160,7 @@ impl<S: PageSource> Store<S> {
         let is_copy = row.checksum(state) == unit.checksum
             && self.codec(state.codec()).unit().bytes() == unit.bytes.len()
             && !state.has_failed();
-        if is_copy && self.spill.is_some() {
+        if is_copy && self.is_walked() {
             row.cell().protect();
         }
         is_copy
@@ -404,7 +404,7 @@ impl<S: PageSource> Store<S> {
             true => Loaded::Lost(Error::Corrupt { expected, found }),
             false => Loaded::Lost(Error::Undecodable { expected }),
         };
-        if self.spill.is_some() {
+        if self.is_walked() {
             row.cell().protect();
         }
     }

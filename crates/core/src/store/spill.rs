@@ -42,7 +42,7 @@
 
 #![forbid(unsafe_code)]
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use super::backing::{
     Backing, Completed, Completion, Failure, Location, Operation, RANK_BACKING, Request, Token,
@@ -69,6 +69,8 @@ pub(super) struct Spill {
     side: Mutex<RANK_BACKING, Side>,
     kept: Kept,
     counters: Counters,
+    /// Something was to be written back: from then on ages count.
+    is_walked: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -140,7 +142,7 @@ pub struct WrittenBack {
 impl Spill {
     pub(super) fn new(backing: Box<dyn Backing>) -> Spill {
         let (side, counters) = (Mutex::new(Side::default()), Counters::default());
-        Spill { backing, side, kept: Kept::new(), counters }
+        Spill { backing, side, kept: Kept::new(), counters, is_walked: AtomicBool::new(false) }
     }
 }
 
@@ -150,6 +152,10 @@ impl<S: PageSource> Store<S> {
     pub fn write_back(&self, most: usize) -> WrittenBack {
         let mut done = WrittenBack::default();
         let Some(spill) = &self.spill else { return done };
+        // Relaxed: who sees it late makes an entry no younger.
+        if !spill.is_walked.load(Relaxed) {
+            spill.is_walked.store(true, Relaxed);
+        }
         let mut side = spill.side.lock();
         self.complete(spill, &mut side, &mut done);
         // Every entry is looked at as often as its age can ask for; the first round may be a short one.
@@ -268,6 +274,11 @@ impl<S: PageSource> Store<S> {
 
     fn is_in_pool(&self, handle: Handle) -> bool {
         self.row(handle).cell().load().place() == Place::Pool
+    }
+
+    /// Whether the ages of entries count: a store that never writes back pays nothing for them.
+    pub(super) fn is_walked(&self) -> bool {
+        self.spill.as_ref().is_some_and(|spill| spill.is_walked.load(Relaxed))
     }
 
     /// Lets the walker find an entry that is in the pool from now on.
