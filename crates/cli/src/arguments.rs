@@ -185,7 +185,7 @@ pub(crate) struct RunArgs {
   RESIDENT  managed memory, mapped       STAGED    unmapped but not yet compressed
   POOL      compressed, with overhead    META      tables of zfolio
   DISK      on disk, compressed          DEMAND    what it would hold resident without zfolio
-  RATIO     size before compression / POOL
+  RATIO     size before compression / (POOL + DISK)
   FAULTS    served in all; P50, P99: time of those that decompressed; STALL: time waited in all
 
 With --watch on a terminal: what fits, who waits most on top; q ends it. Of the time between two looks:

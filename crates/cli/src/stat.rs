@@ -327,7 +327,8 @@ fn row(arguments: &StatArgs, file: &StatsFile, runs: &[Run]) -> Vec<String> {
         bytes(metadata_bytes),
         bytes(spilled_bytes),
         bytes(demand_bytes),
-        ratio(stored_bytes.load(Relaxed), pool_bytes.load(Relaxed)).unwrap_or("-".to_owned()),
+        ratio(stored_bytes.load(Relaxed), pool_bytes.load(Relaxed) + spilled_bytes.load(Relaxed))
+            .unwrap_or("-".to_owned()),
         faults.to_string(),
         duration::display(stored.quantile(500)),
         duration::display(stored.quantile(990)),

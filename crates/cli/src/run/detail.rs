@@ -51,7 +51,8 @@ fn tell_memory(f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
         size::display(of(&figures.metadata_bytes)),
         size::display(of(&figures.unmanaged_bytes))
     )?;
-    let (stored, pool) = (of(&figures.stored_bytes), of(&figures.pool_bytes));
+    let stored = of(&figures.stored_bytes);
+    let pool = of(&figures.pool_bytes) + of(&figures.spilled_bytes);
     let unit = size::display(of(&figures.unit_bytes));
     write!(f, "  compressed  with {} in units of {unit}", stats.algorithm())?;
     match ratio(stored, pool) {

@@ -171,7 +171,8 @@ fn cells(file: &StatsFile, rate: Option<Rate>, runs: &[Run]) -> Vec<String> {
         bytes(&figures.process_bytes),
         bytes(&figures.demand_bytes),
         bytes(&figures.pool_bytes),
-        ratio(of(&figures.stored_bytes), of(&figures.pool_bytes)).unwrap_or("-".to_owned()),
+        ratio(of(&figures.stored_bytes), of(&figures.pool_bytes) + of(&figures.spilled_bytes))
+            .unwrap_or("-".to_owned()),
         bytes(&figures.resident_bytes),
         bytes(&figures.staged_bytes),
         file.stats.algorithm(),
