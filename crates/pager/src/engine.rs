@@ -128,11 +128,11 @@ impl Engine {
         if config.spill.paths.is_empty() {
             return Engine::with_backing(config, stats, None);
         }
-        // Under `zfolio run` none but the engine's own threads come here.
-        let sender = if config.whole_process { Sender::Caller } else { Sender::Thread };
+        // Under `zfolio run` only the engine's own threads send, and files are opened once they are needed.
+        let is_library = !config.whole_process;
+        let sender = if is_library { Sender::Thread } else { Sender::Caller };
         let place = Place::new(&config.spill, config.limit_bytes, config.unit.bytes(), sender);
         let place = place.map_err(Error::Spill)?;
-        let is_library = !config.whole_process;
         let mut engine = Engine::with_backing(config, stats, Some(Box::new(place.backing())))?;
         if is_library {
             let opened = place.open().map_err(Error::Spill)?;

@@ -209,7 +209,7 @@ impl Engine {
             let copy = folio.copies[index].as_ref().expect("UNIT-2: a stored unit has a copy");
             let mut tries = 0;
             while let Err(ticket) = self.load_unit(copy, address, unit, self.cpu()) {
-                // There is no other thread that could wait for this one, or that a pause would keep from anything.
+                // No other thread could do this meanwhile. The gate is held for writing: pause_backing() would wait.
                 self.store.fetch([ticket], |_| false);
                 self.store.poll();
                 if !self.store.is_coming(ticket) && self.store.is_away(ticket) {

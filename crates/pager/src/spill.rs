@@ -13,8 +13,8 @@
 //!
 //! - `SPILL-1` Who has the store write back, fetch or report holds the table, at least for reading (`ENG-4`). So while
 //!   the table is held for writing, no entry leaves the pool or comes back.
-//! - `SPILL-2` Nobody waits for the backing while he holds a lock, but `Engine::wait_holding_locks`; and but for the
-//!   **gate**, which all who wait hold for reading, and who forks for writing: a child would inherit what they hold.
+//! - `SPILL-2` Nobody waits for the backing while he holds a lock, but `Engine::wait_holding_locks`. Who waits holds
+//!   the **gate** for reading, and who forks takes it for writing: so a child finds no lock of the backing's held.
 //! - `SPILL-3` While a change of a mapping waits for units, nothing is written back: what it waits for stays.
 //! - `SPILL-4` From [`Engine::settle_for_fork`] to the fork no fault has anything fetched (`Later::Still`), so that
 //!   the backing comes to rest; but for `STILL_NS` at most, since the thread that forks may fault too.
@@ -68,6 +68,22 @@ const TRIES_MAX: u32 = 10_000;
 /// The pause between two of these tries, so that they take 10 s at least.
 pub(crate) const TRY_NS: u64 = 1_000_000;
 
+/// The pause before another try to open an area.
+const SHUT_NS: u64 = 10_000_000_000;
+
+/// The pause between two looks at areas that are shared with children, or frozen.
+const LOOK_NS: u64 = 250_000_000;
+
+/// So long at most nothing is fetched for a thread that forks.
+const STILL_NS: u64 = 20_000_000;
+
+/// The shortest and the longest time for which nothing is written back after the backing took nothing.
+const REST_NS_MIN: u64 = 2_000_000;
+const REST_NS_MAX: u64 = 1_000_000_000;
+
+/// So long a fault waits for room while no request ends at all: the medium is stuck.
+const STUCK_NS: u64 = 1_000_000_000;
+
 /// Why a fault is not served yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Later {
@@ -115,8 +131,9 @@ pub(crate) struct Spilling {
     still_until_ns: AtomicU64,
     /// A fault waits until there is an area to write to.
     wants_place: AtomicBool,
-    /// None could be opened: not tried again before this time. The reason was told.
+    /// No area could be opened: the next try comes after this time.
     shut_until_ns: AtomicU64,
+    /// The reason for that was told.
     has_complained: AtomicBool,
     /// When areas that are shared with children, or frozen, were last looked at.
     looked_ns: AtomicU64,
@@ -132,25 +149,9 @@ enum Door {
     Shut,
 }
 
-/// The pause before another try to open an area.
-const SHUT_NS: u64 = 10_000_000_000;
-
-/// The pause between two looks at areas that are shared with children, or frozen.
-const LOOK_NS: u64 = 250_000_000;
-
-/// So long at most nothing is fetched for a thread that forks.
-const STILL_NS: u64 = 20_000_000;
-
 /// While this lives, nothing is written back (`SPILL-3`).
 #[derive(Debug)]
 pub(crate) struct Hold<'a>(&'a Spilling);
-
-/// The shortest and the longest time for which nothing is written back after the backing took nothing.
-const REST_NS_MIN: u64 = 2_000_000;
-const REST_NS_MAX: u64 = 1_000_000_000;
-
-/// So long a fault waits for room while no request ends at all: the medium is stuck.
-const STUCK_NS: u64 = 1_000_000_000;
 
 /// Whether a count has changed since the last look.
 fn moved(seen: &AtomicU64, now: u64) -> bool {
@@ -255,7 +256,7 @@ impl Engine {
         let (Some(place), spilling) = (&self.work.place, &self.work.spilling) else { return };
         let (now, is_wanted) = (self.now_ns(), spilling.wants_place.swap(false, Relaxed));
         let is_due = is_wanted || now - spilling.looked_ns.load(Relaxed) >= LOOK_NS;
-        if place.has_more() && is_due {
+        if place.is_forked() && is_due {
             spilling.looked_ns.store(now, Relaxed);
             let table = self.table.read();
             let is_forking = self.work.settling.load(Relaxed);

@@ -122,11 +122,21 @@ pub(crate) fn start_if_needed() {
     }
 }
 
-/// Starts a thread of the engine, with all signals blocked. If that fails, reports why and returns false.
-fn start_thread(name: &'static CStr, tries: u32, life: impl FnOnce() + Send + 'static) -> bool {
+/// Starts a thread of the engine, with all signals blocked.
+fn spawn(
+    name: &'static CStr,
+    tries: u32,
+    life: impl FnOnce() + Send + 'static,
+) -> Result<(), Errno> {
     let mask = signal::block_all();
     let started = thread::spawn(name, tries, Box::new(life));
     signal::restore(&mask);
+    started
+}
+
+/// As [`spawn`]. If that fails, reports that the limit is not held, and why, and returns false.
+fn start_thread(name: &'static CStr, tries: u32, life: impl FnOnce() + Send + 'static) -> bool {
+    let started = spawn(name, tries, life);
     if let Err(error) = started {
         let name = name.to_str().unwrap_or("?");
         // `spawn` has tried for long, so that another thread's `execve` is not the cause.
@@ -274,10 +284,7 @@ fn start_other_threads(engine: &'static Engine, tries: u32) -> bool {
 /// Starts the thread of a disk. Without one the threads that read and write carry out themselves what io_uring does
 /// not.
 fn start_disk(disk: Arc<SpillDisk>) -> bool {
-    let mask = signal::block_all();
-    let started = thread::spawn(c"zfolio-disk", CHILD_TRIES, Box::new(move || disk.serve()));
-    signal::restore(&mask);
-    started.is_ok()
+    spawn(c"zfolio-disk", CHILD_TRIES, move || disk.serve()).is_ok()
 }
 
 /// In a child of `fork`, on its only thread: makes again what the fork did not copy.

@@ -76,7 +76,7 @@ fn from_environment() -> Option<Settings> {
 
 /// Where to spill to: a path a line.
 fn places(paths: Option<String>, limit_bytes: Option<u64>) -> Places {
-    let paths = paths.filter(|paths| paths != "none").unwrap_or_default();
+    let paths = paths.filter(|paths| paths != Places::NONE).unwrap_or_default();
     let paths = paths.lines().filter_map(|line| Places::parse(line).ok()).collect();
     Places { paths, limit_bytes }
 }

@@ -6,15 +6,12 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use zfolio_pager::spill::{self, Refusal};
+use zfolio_pager::spill::{self, Places, Refusal};
 
 use crate::arguments::{RunArgs, parse_spill, parse_spill_limit};
 use crate::failure::Failure;
 
 use super::settings::from_variable;
-
-/// What the variable says where nothing is to be spilled.
-pub(super) const NONE: &str = "none";
 
 /// Where files go that nobody has chosen a place for: not `/tmp`, which is often in memory.
 const DEFAULT: &str = "/var/tmp";
@@ -56,7 +53,7 @@ impl Spill {
             return Spill::given(arguments.spill.clone(), limit_bytes, "--spill");
         }
         match variable("ZFOLIO_SPILL") {
-            Some(none) if none == NONE => Ok(Spill::default()),
+            Some(none) if none == Places::NONE => Ok(Spill::default()),
             Some(lines) => {
                 let paths = lines.lines().map(parse_spill).collect::<Result<Vec<_>, _>>();
                 let paths =
@@ -112,6 +109,6 @@ impl Spill {
                 lines.push(format!(",prio={priority}"));
             }
         }
-        if lines.is_empty() { NONE.into() } else { lines }
+        if lines.is_empty() { Places::NONE.into() } else { lines }
     }
 }

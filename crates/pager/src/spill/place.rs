@@ -44,6 +44,9 @@ pub struct Places {
 }
 
 impl Places {
+    /// What the variable `ZFOLIO_SPILL` says where nothing is to be spilled; otherwise it has a path a line.
+    pub const NONE: &str = "none";
+
     /// A path with its priority, as people write it: `/var/tmp`, or `/dev/sdb,prio=5`. Without one it is 0.
     ///
     /// # Errors
@@ -76,7 +79,7 @@ pub enum PlaceError {
         /// How many are accepted.
         most: usize,
     },
-    /// There are as many areas as there can be: forks of forks have them.
+    /// There are as many areas as there can be: this process still reads files of its ancestors.
     Busy,
     /// The system has none.
     System {
@@ -96,7 +99,7 @@ impl std::fmt::Display for PlaceError {
             }
             PlaceError::TooMany { most } => write!(f, "spill: more than {most} places"),
             PlaceError::Busy => {
-                write!(f, "spill: {AREAS_MAX} files of its forebears are still in use")
+                write!(f, "spill: {AREAS_MAX} files of its ancestors are still in use")
             }
             PlaceError::System { what, errno } => {
                 let why = zfolio_sys::errno_text::ErrnoText(*errno);
@@ -218,7 +221,7 @@ pub(crate) struct Place {
     /// There is an area that is written to: one of this process's own.
     is_open: AtomicBool,
     /// There are areas that a fork has shared or frozen.
-    has_more: AtomicBool,
+    is_forked: AtomicBool,
 }
 
 /// The disks of the areas that there are.
@@ -227,6 +230,14 @@ struct Open {
     disks: Vec<(AreaId, Arc<SpillDisk>)>,
     /// A thread that has the disks' files in its table.
     thread: u32,
+}
+
+impl Open {
+    /// Those of the areas that have objects.
+    fn with_objects(&self, areas: &Areas) -> impl Iterator<Item = &(AreaId, Arc<SpillDisk>)> {
+        let has_objects = |id| areas.status(id).is_some_and(|area| area.objects > 0);
+        self.disks.iter().filter(move |(id, _)| has_objects(*id))
+    }
 }
 
 /// The files of the areas, in the table of files of a thread that forks, and then of its child.
@@ -258,7 +269,8 @@ impl Place {
         if places.paths.len() > AREAS_MAX {
             return Err(PlaceError::TooMany { most: AREAS_MAX });
         }
-        let spill_bytes = places.limit_bytes.unwrap_or_else(|| default_limit(&places.paths));
+        let first = places.paths.first().map_or(Path::new(""), |(path, _)| path);
+        let spill_bytes = places.limit_bytes.unwrap_or_else(|| free_for_us(first));
         let buffers = (limit_bytes / BUFFERS_SHARE).clamp(BUFFERS_MIN, BUFFERS_MAX);
         let config = Config {
             object_bytes_max: unit_bytes,
@@ -277,7 +289,7 @@ impl Place {
             start: OnceLock::new(),
             open: Mutex::default(),
             is_open: AtomicBool::new(false),
-            has_more: AtomicBool::new(false),
+            is_forked: AtomicBool::new(false),
         })
     }
 
@@ -286,12 +298,13 @@ impl Place {
         self.start.set(start).ok();
     }
 
-    /// Opens a file or device for each path, in the calling thread's table of files; those that the caller adds to the
-    /// areas then ([`Place::add`]). Paths that cannot be opened are left out, if one can.
+    /// Opens a file or device for each path, in the calling thread's table of files. The caller passes them to
+    /// [`Place::add`]. Where areas are opened when they are needed ([`Place::start_by`]), paths that cannot be opened
+    /// are left out as long as one can.
     ///
     /// # Errors
     ///
-    /// Why the first could not be opened, if none could.
+    /// Why the first of those that cannot be opened cannot.
     pub(crate) fn open(&self) -> Result<Vec<New>, PlaceError> {
         let system = |what| move |errno| PlaceError::System { what, errno };
         let bytes = self.config.limit_bytes.min(u64::from(SLOTS_MAX) * SLOT_BYTES as u64);
@@ -314,8 +327,8 @@ impl Place {
         self.areas.get().is_none().then(|| Areas::new(self.config))
     }
 
-    /// Adds what was opened to the areas. Who forks meanwhile waits: the caller holds the table, or there is nobody else
-    /// yet.
+    /// Adds what was opened to the areas. A thread that forks meanwhile waits, since the caller holds the table; or
+    /// there is no other thread yet.
     pub(crate) fn add(&self, areas: Option<Areas>, opened: Vec<New>) -> Result<(), PlaceError> {
         if let Some(areas) = areas {
             self.areas.0.set(areas).ok();
@@ -349,7 +362,7 @@ impl Place {
         let status = |(id, _): &(AreaId, _)| areas.and_then(|areas| areas.status(*id));
         let all: Vec<_> = open.disks.iter().filter_map(status).collect();
         self.is_open.store(all.iter().any(|area| !area.is_frozen), Relaxed);
-        self.has_more.store(all.iter().any(|area| area.is_frozen || area.is_shared), Relaxed);
+        self.is_forked.store(all.iter().any(|area| area.is_frozen || area.is_shared), Relaxed);
     }
 
     /// Whether there is an area that is written to.
@@ -363,8 +376,8 @@ impl Place {
     }
 
     /// Whether [`Place::look_after`] has something to look at.
-    pub(crate) fn has_more(&self) -> bool {
-        self.has_more.load(Relaxed)
+    pub(crate) fn is_forked(&self) -> bool {
+        self.is_forked.load(Relaxed)
     }
 
     /// What the store is given.
@@ -445,12 +458,10 @@ impl Place {
     pub(crate) fn lend(&self) -> Result<Lent, Errno> {
         let Some(areas) = self.areas.get() else { return Ok(Lent::default()) };
         let open = self.open.lock();
-        let has_objects = |id| areas.status(id).is_some_and(|area| area.objects > 0);
-        let files = open.disks.iter().filter(|(id, _)| has_objects(*id));
         let lend = |(id, disk): &(AreaId, Arc<SpillDisk>)| {
             disk.medium().lend(open.thread).map(|file| (*id, file))
         };
-        files.map(lend).collect::<Result<Vec<_>, _>>().map(Lent)
+        open.with_objects(areas).map(lend).collect::<Result<Vec<_>, _>>().map(Lent)
     }
 
     /// At a fork, with the table held for writing: shares all areas with objects. False: requests are in flight, or an
@@ -458,9 +469,8 @@ impl Place {
     pub(crate) fn share(&self, lent: &Lent) -> bool {
         let Some(areas) = self.areas.get() else { return true };
         let open = self.open.lock();
-        let has_objects = |id| areas.status(id).is_some_and(|area| area.objects > 0);
         let is_lent = |id| lent.0.iter().any(|(area, _)| *area == id);
-        let are_lent = open.disks.iter().all(|(id, _)| is_lent(*id) || !has_objects(*id));
+        let are_lent = open.with_objects(areas).all(|(id, _)| is_lent(*id));
         let is_shared = are_lent && areas.share();
         self.note(&open);
         is_shared
@@ -554,7 +564,7 @@ fn new_key(sender: Sender) -> Result<Seal, Errno> {
 ///
 /// Nothing can be spilled there.
 pub fn room(path: &Path) -> Result<u64, Refusal> {
-    let room = default_limit(&[(path.to_owned(), 0)]);
+    let room = free_for_us(path);
     // What is wrong with the path comes first.
     let medium = Medium::open(path, room.max(SPILL_BYTES_MIN), SPILL_BYTES_MIN)?;
     let bytes = room.min(medium.slots() * SLOT_BYTES as u64);
@@ -564,11 +574,11 @@ pub fn room(path: &Path) -> Result<u64, Refusal> {
     Ok(bytes)
 }
 
-/// Half of what is free where the first path is, since other users of the disk need some too; of a device all.
-fn default_limit(paths: &[(PathBuf, i32)]) -> u64 {
-    let has = |path: &Path| match disk::kind(path) {
+/// Half of what is free where a path is, since other users of the disk need some too; of a device as much as an area
+/// can have. 0 if nothing is there.
+fn free_for_us(path: &Path) -> u64 {
+    match disk::kind(path) {
         Ok(Kind::Device(_)) => u64::from(SLOTS_MAX) * SLOT_BYTES as u64,
         _ => disk::free_bytes(path).unwrap_or(0) / 2,
-    };
-    paths.first().map_or(0, |(path, _)| has(path))
+    }
 }
