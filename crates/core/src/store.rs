@@ -50,6 +50,7 @@ mod batch;
 mod checksum;
 mod codecs;
 mod entry;
+mod fresh;
 mod kept;
 #[cfg(any(test, fuzzing))]
 pub mod script;

@@ -6,6 +6,7 @@
 //! ```text
 //! word 0, 1, 2       the lower 96 bits of the checksum; of a same-filled unit, its word
 //! word 3   31..16    the upper 16 bits of the checksum
+//!          13        fresh: it was fetched lately, and not loaded since: it stays in the pool (`fresh.rs`)
 //!          12        wanted: somebody waits to load it, so it stays in the pool until then
 //!          11        kept: the backing has the bytes too (`kept.rs`)
 //!          10..9     age: how many looks of the walker it is still protected from
@@ -112,6 +113,7 @@ const AGE_SHIFT: u32 = 9;
 const AGE: u32 = 0b11 << AGE_SHIFT;
 const KEPT: u32 = 1 << 11;
 const WANTED: u32 = 1 << 12;
+const FRESH: u32 = 1 << 13;
 const CHECKSUM_SHIFT: u32 = 16;
 
 /// The age of an entry that was just stored: the walker passes it once.
@@ -120,7 +122,7 @@ const AGE_STORED: u32 = 1 << AGE_SHIFT;
 const _: () = {
     assert!(CODECS_MAX == 1 << CODEC.count_ones());
     assert!(AGE < 1 << CHECKSUM_SHIFT && AGE_STORED & !AGE == 0);
-    assert!(PLACE | CODEC | RAW | FAILED | AGE | KEPT | WANTED == (1 << 13) - 1);
+    assert!(PLACE | CODEC | RAW | FAILED | AGE | KEPT | WANTED | FRESH == (1 << 14) - 1);
 };
 
 /// Looks of the walker after which an entry is taken whose age was the highest.
@@ -167,9 +169,9 @@ impl State {
         self.0 & KEPT != 0
     }
 
-    /// Whether somebody waits to load it.
-    fn is_wanted(self) -> bool {
-        self.0 & WANTED != 0
+    /// Whether it stays in the pool until it was loaded once.
+    fn stays(self) -> bool {
+        self.0 & (WANTED | FRESH) != 0
     }
 
     fn kept(self, is_kept: bool) -> State {
@@ -202,7 +204,8 @@ impl fmt::Debug for State {
         write!(f, "{:?} {:?} age {age}", self.place(), self.codec())?;
         f.write_str(if self.is_raw() { " raw" } else { "" })?;
         f.write_str(if self.is_kept() { " kept" } else { "" })?;
-        f.write_str(if self.is_wanted() { " wanted" } else { "" })?;
+        f.write_str(if self.0 & WANTED != 0 { " wanted" } else { "" })?;
+        f.write_str(if self.0 & FRESH != 0 { " fresh" } else { "" })?;
         f.write_str(if self.has_failed() { " failed" } else { "" })
     }
 }
@@ -304,16 +307,23 @@ impl<W: Word> Cell<'_, W> {
     /// The owner has just loaded the entry, or stored the same again: the walker passes it for longest.
     pub(super) fn protect(self) {
         self.0.fetch_or(AGE);
-        if self.load().is_wanted() {
-            self.0.fetch_and(!WANTED);
+        if self.load().stays() {
+            self.0.fetch_and(!(WANTED | FRESH));
         }
+    }
+
+    /// Enough others were fetched since this entry was: the walker takes it like any other. Another entry may have the
+    /// handle by now, or none: nothing is lost by it.
+    pub(super) fn let_go(self) {
+        let is_fresh = |state: State| state.place() == Place::Pool && state.0 & FRESH != 0;
+        self.change(|state| is_fresh(state).then_some(State(state.0 & !FRESH))).ok();
     }
 
     /// The walker looks at the entry: one in the pool becomes older, or, if it is old, is being written from
     /// now on; then its state before is returned.
     pub(super) fn begin_write(self) -> Option<State> {
         let looked = self.change(|state| match state.place() {
-            Place::Pool if !state.is_wanted() => {
+            Place::Pool if !state.stays() => {
                 Some(state.older().unwrap_or_else(|| state.at(Place::Writing)))
             }
             _ => None,
@@ -329,7 +339,7 @@ impl<W: Word> Cell<'_, W> {
 
     /// The write is done, and the slot says where the bytes are.
     pub(super) fn written(self) -> Result<(), Dead> {
-        let away = |state: State| State(state.at(Place::Backing).kept(false).0 & !WANTED);
+        let away = |state: State| State(state.at(Place::Backing).kept(false).0 & !(WANTED | FRESH));
         self.complete(Place::Writing, away)
     }
 
@@ -364,7 +374,9 @@ impl<W: Word> Cell<'_, W> {
 
     /// The read is done, and the slot has the object. `is_kept`: the backing has the bytes too.
     pub(super) fn read(self, is_kept: bool) -> Result<(), Dead> {
-        self.complete(Place::Reading, |state| state.at(Place::Pool).protected().kept(is_kept))
+        self.complete(Place::Reading, |state| {
+            State(state.at(Place::Pool).protected().kept(is_kept).0 | FRESH)
+        })
     }
 
     /// The read failed, for good or for now.

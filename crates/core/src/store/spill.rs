@@ -2,7 +2,8 @@
 //!
 //! [`Store::write_back`] is a clock: a **hand** goes over the rows of the pool's table, in a circle. An entry that
 //! is in the pool becomes older at each look, and an old one is written. An entry that was just stored is
-//! passed once, one that was just loaded three times: this is its second chance. Handles are given out in
+//! passed once, one that was just loaded three times: this is its second chance. One that was fetched stays until it
+//! was loaded, or others were fetched after it (`fresh.rs`). Handles are given out in
 //! rising order while the table grows, by eights to each size class, so the oldest entries go first;
 //! later, when handles are used again, the order is that of the ages only.
 //!
@@ -49,6 +50,7 @@ use super::backing::{
 };
 use super::batch::{Error, Ticket};
 use super::entry::{AGES, Place, State};
+use super::fresh::Fresh;
 use super::kept::Kept;
 use super::{EntryId, Store};
 use crate::stats::{add, subtract};
@@ -73,13 +75,14 @@ pub(super) struct Spill {
     is_walked: AtomicBool,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Side {
     /// The row that the walker looks at next.
     hand: u32,
     /// Requests that were accepted and are not completed, and the bytes of the writes among them.
     in_flight: usize,
     writing_bytes: usize,
+    fresh: Fresh,
 }
 
 type Held<'a> = Guard<'a, RANK_BACKING, Side>;
@@ -141,7 +144,8 @@ pub struct WrittenBack {
 
 impl Spill {
     pub(super) fn new(backing: Box<dyn Backing>) -> Spill {
-        let (side, counters) = (Mutex::new(Side::default()), Counters::default());
+        let side = Side { hand: 0, in_flight: 0, writing_bytes: 0, fresh: Fresh::new() };
+        let (side, counters) = (Mutex::new(side), Counters::default());
         Spill { backing, side, kept: Kept::new(), counters, is_walked: AtomicBool::new(false) }
     }
 }
@@ -307,7 +311,7 @@ impl<S: PageSource> Store<S> {
                     done.kept += 1;
                 }
                 (Place::Reading | Place::ReadingDead, Ok(Completed::Read(bytes))) => {
-                    self.fetched(spill, handle, bytes);
+                    self.fetched(spill, side, handle, bytes);
                 }
                 (Place::Reading | Place::ReadingDead, Err(failure)) => {
                     self.not_fetched(spill, handle, failure == Failure::Final);
@@ -379,21 +383,19 @@ impl<S: PageSource> Store<S> {
         self.leave_pool(spill, handle, length, done);
     }
 
-    /// Lets an entry leave the pool whose bytes the backing has too. True: it has left; to load it means to wait
-    /// again. The owner calls this, after the load that the entry was fetched for.
+    /// Lets an entry leave the pool whose bytes the backing has too. True: it is on the backing only, whoever sent it
+    /// there; to load it means to wait again. The owner calls this, after the load that the entry was fetched for.
     pub fn put_away(&self, entry: &EntryId) -> bool {
         let Some(spill) = &self.spill else { return false };
         let cell = self.row(entry.0).cell();
-        if !cell.load().is_kept() {
-            return false;
+        if cell.load().is_kept() {
+            let _side = spill.side.lock();
+            if cell.begin_return() {
+                self.send_back(spill, entry.0, &mut WrittenBack::default());
+            }
         }
-        // Whoever has the lock may be writing entries back: then the walker takes this one in its turn.
-        let Some(_side) = spill.side.try_lock() else { return false };
-        let mut done = WrittenBack::default();
-        if cell.begin_return() {
-            self.send_back(spill, entry.0, &mut done);
-        }
-        done.written > 0
+        // The walker may have been first.
+        self.away(entry).is_some()
     }
 
     /// The ticket of an entry that is on the backing and not in the pool.
@@ -438,7 +440,7 @@ impl<S: PageSource> Store<S> {
     }
 
     /// The bytes of an entry came from the backing.
-    fn fetched(&self, spill: &Spill, handle: Handle, bytes: &[u8]) {
+    fn fetched(&self, spill: &Spill, side: &mut Side, handle: Handle, bytes: &[u8]) {
         let cell = self.row(handle).cell();
         let away = self.pool.away(handle);
         if cell.load().place() == Place::ReadingDead {
@@ -464,6 +466,7 @@ impl<S: PageSource> Store<S> {
                 self.pool.free(handle);
             } else {
                 self.pool.mark(handle);
+                side.fresh.push(handle, bytes.len(), |old| self.row(old).cell().let_go());
             }
         }
     }

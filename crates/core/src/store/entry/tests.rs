@@ -111,6 +111,27 @@ fn a_wanted_entry_stays_until_it_was_loaded() {
     assert_eq!(looks(), None);
 }
 
+/// Goal: an entry that was fetched stays until it was loaded, or let go.
+#[test]
+#[cfg(not(feature = "loom"))]
+fn a_fresh_entry_stays_until_it_was_loaded_or_let_go() {
+    let words = row();
+    let cell = Row(&words).cell();
+    let looks = || (1..10).find(|_| cell.begin_write().is_some());
+    for loads in [true, false] {
+        cell.0.store(Place::Backing as u32, super::Relaxed);
+        cell.let_go();
+        assert_eq!(cell.begin_read(false), Ok(()));
+        cell.let_go();
+        assert_eq!(cell.read(true), Ok(()));
+        assert_eq!(looks(), None);
+        if loads { cell.protect() } else { cell.let_go() }
+        assert_eq!(looks(), Some(AGES));
+        assert_eq!(cell.written(), Ok(()));
+        assert_eq!(cell.load().0, Place::Backing as u32, "nothing is left of it");
+    }
+}
+
 /// Goal: an entry that keeps its location says so until it leaves the pool or gives the location up.
 #[test]
 #[cfg(not(feature = "loom"))]
