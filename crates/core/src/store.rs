@@ -119,9 +119,10 @@ impl<S: PageSource> Store<S> {
         Store { codecs, pool, key, batch_max, spill: None }
     }
 
-    /// The same with a backing.
+    /// The same with a backing. What passes through the pool on its way there and back finds `reserve_bytes` of pages.
     #[must_use]
-    pub fn with_backing(self, backing: Box<dyn Backing>) -> Self {
+    pub fn with_backing(mut self, backing: Box<dyn Backing>, reserve_bytes: usize) -> Self {
+        self.pool.may_reserve(reserve_bytes);
         Store { spill: Some(Box::new(Spill::new(backing))), ..self }
     }
 

@@ -74,7 +74,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use crate::page::{PAGE_BYTES, UnitOrder};
 use crate::prefetch::prefetch;
 use class::{Class, Reserved};
-use marks::Marks;
+use marks::MarkTables;
 use shape::Shape;
 use slot::{Misuse, Object, Slot};
 use stats::Counters;
@@ -140,7 +140,7 @@ pub struct Pool<S: PageSource> {
     sizes: Box<[u32]>,
     classes: Box<[Class]>,
     slots: Table<51, Slot>,
-    marks: Table<51, Marks>,
+    marks: MarkTables<51>,
     zspages: Zspages,
     counters: Counters,
     /// The class that compaction looks at next.
@@ -162,9 +162,9 @@ impl<S: PageSource> Pool<S> {
             sizes: shapes.iter().map(|shape| size_u32(shape.object_bytes)).collect(),
             classes: shapes.into_iter().map(Class::new).collect(),
             slots: Table::new(words, ENTRIES_MAX),
-            marks: Table::new(0, ENTRIES_MAX / 64),
+            marks: MarkTables::new(ENTRIES_MAX),
             zspages: Zspages::new(),
-            counters: Counters::default(),
+            counters: Counters::new(),
             compact_next: AtomicUsize::new(0),
         }
     }
@@ -326,12 +326,19 @@ impl<S: PageSource> Pool<S> {
         object.length
     }
 
-    /// Gives the empty zspages back that are kept for the next store: at most 256 KiB and 0.8 % of
-    /// the pages used.
+    /// Lets the pool keep empty zspages of so many bytes in all, 256 KiB at least; with any, 0.8 % of the pages used
+    /// are added. A pool through which objects pass quickly, as on their way to a backing, takes no page from the
+    /// system and gives none back then.
+    pub(crate) fn may_reserve(&mut self, bytes: usize) {
+        self.counters.may_reserve(bytes / PAGE_BYTES);
+    }
+
+    /// Gives the empty zspages back that are kept for the next store.
     pub fn trim(&self) {
         for class in &self.classes {
-            let reserved = class.lock().give_up_reserve(&self.zspages, &self.counters);
-            if let Some(zspage) = reserved {
+            loop {
+                let reserved = class.lock().give_up_reserve(&self.zspages, &self.counters);
+                let Some(zspage) = reserved else { break };
                 self.give_back(zspage);
             }
         }

@@ -76,6 +76,14 @@ pub struct Engine {
     pub(crate) work: Work,
 }
 
+/// Pages that the pool keeps for what passes through it to the disk and back: a 128th of the limit, at most as much as
+/// is under way at a time.
+fn pool_reserve(limit_bytes: u64) -> usize {
+    usize::try_from(limit_bytes / 128).map_or(POOL_RESERVE_MAX, |bytes| bytes.min(POOL_RESERVE_MAX))
+}
+
+const POOL_RESERVE_MAX: usize = 2 << 20;
+
 /// What the engine's threads share.
 #[derive(Debug)]
 pub(crate) struct Work {
@@ -193,7 +201,7 @@ impl Engine {
         let stall_ppm = charge.config.stall_ppm;
         let store = Store::new(parts.codecs, parts.source, parts.key);
         let store = match parts.backing {
-            Some(backing) => store.with_backing(backing),
+            Some(backing) => store.with_backing(backing, pool_reserve(limit_bytes)),
             None => store,
         };
         let engine = Engine {

@@ -84,7 +84,7 @@ impl<B: Breakable> Fixture<B> {
         let backing = B::new(usize::MAX);
         let zcomp = Zcomp::new(Algorithm::Lz4.into(), unit, 1).expect("the default level");
         let store = Store::new(vec![zcomp], Arc::clone(&world), key());
-        let store = store.with_backing(Box::new(backing.clone()));
+        let store = store.with_backing(Box::new(backing.clone()), 0);
         let units = units(unit);
         let entries = units.iter().map(|_| None).collect();
         Fixture { world, backing, store, figures: Figures::default(), units, entries }
@@ -421,7 +421,7 @@ fn threads_and_walkers_agree<B: Breakable>() {
     let codecs = [Algorithm::Lz4, Algorithm::Zstd]
         .map(|algorithm| Zcomp::new(algorithm.into(), unit(0), 2).expect("the default level"));
     let store = Store::new(codecs.into(), Arc::clone(&world), key());
-    let store = store.with_backing(Box::new(backing.clone()));
+    let store = store.with_backing(Box::new(backing.clone()), 0);
     let (figures, working) = (Figures::default(), AtomicUsize::new(3));
     std::thread::scope(|scope| {
         for thread in 0..3 {

@@ -266,7 +266,7 @@ impl Inner {
     }
 
     /// Frees `owner`'s object. A zspage that this leaves empty is the caller's to give back, unless it is
-    /// kept in `reserve`, if there is one.
+    /// kept in `reserve`, if there is one and it has room: so a store after a free does not go to the source.
     pub(super) fn free(
         &mut self,
         zspages: &Zspages,
@@ -289,7 +289,8 @@ impl Inner {
         zspage.free_from.set(zspage.free_from.get().min(index));
         self.objects_used.subtract(1);
 
-        if to == EMPTY && !reserve.is_some_and(|counters| self.keep(zspage, counters)) {
+        let keeps = |counters: &Counters| counters.reserve_joined(zspage.pages_touched.get());
+        if to == EMPTY && !reserve.is_some_and(keeps) {
             self.unlink(zspages, id, from);
             self.pages_touched.subtract(zspage.pages_touched.get());
             return Some(id);
@@ -298,13 +299,7 @@ impl Inner {
         None
     }
 
-    /// Whether an empty zspage stays, so that a store after a free does not go to the source: one in
-    /// a class, as long as all that are kept stay within bounds.
-    fn keep(&self, empty: &Zspage, counters: &Counters) -> bool {
-        self.heads[EMPTY].is_none() && counters.reserve_joined(empty.pages_touched.get())
-    }
-
-    /// Takes the zspage in reserve off, for the caller to give back.
+    /// Takes a zspage in reserve off, for the caller to give back.
     pub(super) fn give_up_reserve(
         &mut self,
         zspages: &Zspages,

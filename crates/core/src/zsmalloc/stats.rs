@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use super::class::GROUPS;
 
 /// Pages of empty zspages that a pool may keep whatever its size: 256 KiB.
-const RESERVE_PAGES: usize = 64;
+pub(super) const RESERVE_PAGES: usize = 64;
 
 /// Beyond that, one part in so many of the pages in use: 0.8 %.
 const RESERVE_PART: usize = 128;
@@ -35,6 +35,8 @@ pub struct PoolStats {
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(super) struct Counters {
+    /// Pages that may be reserved whatever the pool's size.
+    reserve_pages: usize,
     pub(super) pages_used: AtomicUsize,
     pub(super) pages_used_max: AtomicUsize,
     pub(super) pages_taken: AtomicUsize,
@@ -46,6 +48,15 @@ pub(super) struct Counters {
 }
 
 impl Counters {
+    pub(super) fn new() -> Counters {
+        Counters { reserve_pages: RESERVE_PAGES, ..Counters::default() }
+    }
+
+    /// From now on so many pages may be reserved whatever the pool's size, [`RESERVE_PAGES`] at least.
+    pub(super) fn may_reserve(&mut self, pages: usize) {
+        self.reserve_pages = pages.max(RESERVE_PAGES);
+    }
+
     /// Counts `pages` more that take memory.
     pub(super) fn pages_touched(&self, pages: usize) {
         if pages > 0 {
@@ -68,7 +79,7 @@ impl Counters {
 
     /// Takes an empty zspage with `pages` touched into the reserve, if it is within bounds then.
     pub(super) fn reserve_joined(&self, pages: usize) -> bool {
-        let bound = RESERVE_PAGES + self.pages_used.load(Relaxed) / RESERVE_PART;
+        let bound = self.reserve_pages + self.pages_used.load(Relaxed) / RESERVE_PART;
         let within = self.reserved.fetch_add(pages, Relaxed) + pages <= bound;
         if !within {
             self.reserve_left(pages);

@@ -171,6 +171,33 @@ fn every_page_comes_back() {
     }
 }
 
+/// Goal: what passes through a pool with a reserve takes no page from the source after the first time, and the reserve
+/// stays within its bound. Method: batches within the bound, and one beyond it.
+#[test]
+fn a_reserve_serves_what_passes_through() {
+    let world = World::new();
+    let mut pool = Pool::new(Arc::clone(&world), unit(0));
+    pool.may_reserve(2 << 20);
+    let pass = |count: usize| {
+        let stores = (0..count).map(|at| pool.store(&bytes(at as u64, PAGE_BYTES)));
+        let handles: Vec<_> = stores.map(|stored| stored.expect("the world has memory")).collect();
+        check(&pool);
+        handles.into_iter().for_each(|handle| _ = pool.free(handle));
+        check(&pool);
+        world.pages.load(Relaxed)
+    };
+    let pages = pass(256);
+    for count in [256, 200, 1, 256] {
+        assert_eq!(pass(count), pages);
+    }
+    pass(2000);
+    let kept = pool.stats();
+    assert!(kept.pages_used >= 400, "{kept:?}");
+    assert!(kept.pages_used <= 512 + kept.pages_used_max / 128, "{kept:?}");
+    pool.trim();
+    assert_eq!(pool.stats().pages_used, 0);
+}
+
 /// Goal: a refusal changes nothing. Method: the same stores, with each take in turn the last one.
 #[test]
 fn a_refused_take_leaves_no_trace() {

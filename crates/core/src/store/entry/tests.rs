@@ -125,7 +125,11 @@ fn a_fresh_entry_stays_until_it_was_loaded_or_let_go() {
         cell.let_go();
         assert_eq!(cell.read(true), Ok(()));
         assert_eq!(looks(), None);
-        if loads { cell.protect() } else { cell.let_go() }
+        if loads {
+            cell.protect()
+        } else {
+            cell.let_go()
+        }
         assert_eq!(looks(), Some(AGES));
         assert_eq!(cell.written(), Ok(()));
         assert_eq!(cell.load().0, Place::Backing as u32, "nothing is left of it");
