@@ -126,12 +126,15 @@ impl Engine {
 
     /// Reads the messages and serves them, without waiting; `after` is called with the thread of
     /// each fault. False: a message could not be served now.
+    ///
+    /// What the messages want of the backing is sent together, and before faults are served that were put aside.
     pub(crate) fn handle_turn(&self, after: &mut dyn FnMut(u32)) -> bool {
+        self.mover.read_messages();
+        self.serve_messages(after) && self.serve_aside(after)
+    }
+
+    fn serve_messages(&self, after: &mut dyn FnMut(u32)) -> bool {
         let mover = &self.mover;
-        mover.read_messages();
-        if !self.serve_aside(after) {
-            return false;
-        }
         while let Some(event) = mover.inbox.first() {
             let Message::Fault { address, thread } = event.message else {
                 if !self.try_apply() {
@@ -166,6 +169,7 @@ impl Engine {
         self.work.place.iter().for_each(|place| place.ended().clear());
         self.poll_backing(&table);
         drop(table);
+        let mut asked = false;
         for _ in 0..count {
             let Some(mut aside) = inbox.take_aside() else { break };
             let Message::Fault { address, thread } = aside.event.message else { continue };
@@ -187,6 +191,7 @@ impl Engine {
                 Some(Ok(())) => {}
                 Some(Err(later)) => {
                     if let Later::Away(ticket) = later {
+                        asked = true;
                         if !self.store.is_coming(ticket) {
                             self.note_try(&mut aside.tries, address, ticket);
                             aside.after_ns = self.now_ns() + TRY_NS;
@@ -195,6 +200,10 @@ impl Engine {
                     inbox.keep_aside(Aside { later, ..aside });
                 }
             }
+        }
+        if asked {
+            let Some(table) = self.table.try_read() else { return false };
+            self.poll_backing(&table);
         }
         true
     }

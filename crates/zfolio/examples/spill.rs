@@ -13,6 +13,7 @@ use std::error::Error;
 use std::time::Instant;
 
 const PAGE: usize = 4096;
+const THREADS: usize = 16;
 
 /// Noise: the word at `index`.
 fn word(index: usize) -> u64 {
@@ -53,6 +54,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     let page = |step: usize| usize::try_from(word(step) % pages as u64).expect("a page");
     assert!((0..reads).all(|step| is_whole(&words, page(step))), "a page is not what was written");
     speed("read at random", reads * PAGE, began);
+    let began = Instant::now();
+    let words = &*words;
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let mine = move || (0..reads / 4).all(|step| is_whole(words, page(step * THREADS + thread)));
+            let check = move || assert!(mine(), "a page is not what was written");
+            scope.spawn(check);
+        }
+    });
+    speed("by 16 threads", reads / 4 * THREADS * PAGE, began);
     let stats = pager.stats();
     println!("{stats}");
     let over = stats.figures.over_limit_bytes_max;

@@ -136,7 +136,7 @@ pub trait Backing: Send + Sync + fmt::Debug {
     fn flush(&self) {}
 
     /// Calls `each` for every request that is done and was not reported yet, with no lock held:
-    /// `each` may call `discard`. Never waits.
+    /// `each` may call `discard`. Reads that were accepted are on their way after it. Never waits.
     fn poll(&self, each: &mut dyn FnMut(Completion<'_>));
 
     /// Bytes of its own memory: tables and buffers.

@@ -509,9 +509,9 @@ impl<S: PageSource> Store<S> {
         subtract(&spill.counters.bytes, length as u64);
     }
 
-    /// Has the entries of these tickets fetched, as far as they still are on the backing, with one submission for all.
-    /// Does not wait: see [`Store::is_coming`]. Those that somebody `waits` for stay in the pool until they were loaded
-    /// once.
+    /// Has the entries of these tickets fetched, as far as they still are on the backing. The next [`Store::poll`] of
+    /// any thread sends them, so that one submission serves several calls. Does not wait: see [`Store::is_coming`].
+    /// Those that somebody `waits` for stay in the pool until they were loaded once.
     pub fn fetch(&self, tickets: impl IntoIterator<Item = Ticket>, waits: impl Fn(Ticket) -> bool) {
         let Some(spill) = &self.spill else { return };
         let mut side = spill.side.lock();
@@ -528,7 +528,6 @@ impl<S: PageSource> Store<S> {
                 row.cell().want();
             }
         }
-        spill.backing.flush();
     }
 
     /// Whether the entry of a ticket is still on the backing, and can be fetched as far as is known.
@@ -549,7 +548,8 @@ impl<S: PageSource> Store<S> {
         state.place() == Place::Reading && row.checksum(state) == ticket.checksum
     }
 
-    /// Handles what the backing has completed. Does not wait. Returns how many requests are still in flight.
+    /// Sends what is to be fetched, and handles what the backing has completed. Does not wait. Returns how many requests
+    /// are still in flight.
     pub fn poll(&self) -> usize {
         let Some(spill) = &self.spill else { return 0 };
         let mut side = spill.side.lock();
