@@ -16,9 +16,9 @@ use zfolio_sys::thread;
 use crate::bell::Bell;
 use crate::engine::Engine;
 use crate::fault::Served;
-use crate::folio::{Geometry, Units};
+use crate::folio::{Geometry, Table, Units};
 use crate::rank;
-use crate::spill::Place;
+use crate::spill::{Place, Tickets};
 use streams::Streams;
 
 pub(crate) use streams::Plan;
@@ -99,33 +99,33 @@ impl Engine {
         }
     }
 
-    /// Brings in the next piece that a stream wants; if it is on the backing, the pieces after it are fetched at the
-    /// same time. False: no stream wants anything.
+    /// Brings in what streams want, piece by piece, until they want nothing. Up to [`ABREAST`] pieces that are on the
+    /// backing are on their way while the oldest of them is brought in. False: no stream wanted anything.
     pub(crate) fn prefetch_turn(&self) -> bool {
         let mut coming = [const { None }; ABREAST];
-        let mut count = 0;
-        let mut did = false;
-        while let Some(place) = coming.get_mut(count) {
-            let table = self.table.read();
-            let Some(piece) = self.next_piece() else { break };
-            did = true;
-            let away =
-                self.prefetch_units(&table, piece.base, piece.units, piece.above, self.cpu());
-            match away {
-                Some(away) => *place = Some((piece, away)),
-                None if count == 0 => return true,
-                None => continue,
-            }
-            count += 1;
-        }
-        for (piece, away) in coming.iter().flatten() {
-            if self.await_some(away) {
+        let (mut oldest, mut count, mut did) = (0, 0, false);
+        loop {
+            while count < ABREAST {
                 let table = self.table.read();
-                // What is away again, or still, is brought when it is touched.
-                self.prefetch_units(&table, piece.base, piece.units, piece.above, self.cpu());
+                let Some(piece) = self.next_piece() else { break };
+                did = true;
+                if let Some(away) = self.bring_piece(&table, &piece) {
+                    coming[(oldest + count) % ABREAST] = Some((piece, away));
+                    count += 1;
+                }
             }
+            let Some((piece, away)) = coming[oldest].take() else { return did };
+            (oldest, count) = ((oldest + 1) % ABREAST, count - 1);
+            if self.await_some(&away) {
+                // What is away again, or still, is brought when it is touched.
+                self.bring_piece(&self.table.read(), &piece);
+            }
+            thread::follow();
         }
-        did
+    }
+
+    fn bring_piece(&self, table: &Table, piece: &Wanted) -> Option<Tickets> {
+        self.prefetch_units(table, piece.base, piece.units, piece.above, self.cpu())
     }
 
     /// The next piece that a stream wants.

@@ -58,7 +58,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let words = &*words;
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
-            let mine = move || (0..reads / 4).all(|step| is_whole(words, page(step * THREADS + thread)));
+            let mine =
+                move || (0..reads / 4).all(|step| is_whole(words, page(step * THREADS + thread)));
             let check = move || assert!(mine(), "a page is not what was written");
             scope.spawn(check);
         }
