@@ -29,6 +29,7 @@ use crate::kernel::{self, Kernel};
 use crate::os;
 use crate::programs;
 use crate::replacement;
+use crate::spill;
 use crate::swap;
 use crate::usemem::Corpus;
 pub(crate) use arguments::Against;
@@ -60,6 +61,7 @@ pub fn bench(args: BenchArgs) -> ExitCode {
         }
         What::Codecs(args) => codecs::codecs(&args),
         What::Replacement(args) => replacement::replacement(&args),
+        What::Spill(args) => spill::spill(&args),
         What::Swap(args) => swap::swap(&args),
     };
     let (line, status) = match outcome {

@@ -9,6 +9,7 @@
 
 pub(crate) mod cgroup;
 pub(crate) mod journal;
+pub(crate) mod swap_file;
 pub(crate) mod zram;
 
 use std::fmt;
@@ -183,7 +184,7 @@ impl Pressure {
     }
 }
 
-/// If zswap is on, it would be between the program and zram, and would be measured instead.
+/// If zswap is on, it would be between the program and the swap area, and would be measured instead.
 fn keep_zswap_out(journal: &Journal) -> io::Result<()> {
     let path = Path::new("/sys/module/zswap/parameters/enabled");
     match fs::read_to_string(path) {

@@ -9,6 +9,7 @@
 //! | `programs` | real programs with less memory than they need, under both |
 //! | `codecs` | each algorithm on units of that memory: ratio, speed, latency |
 //! | `swap` | the slot allocator: speed, fragmentation, folios split and whole |
+//! | `spill` | noise that does not fit: zfolio, the kernel's swap, and the file system itself |
 //! | `replacement` | how often replacement policies miss, on recorded and generated accesses |
 //! | `kernel` | the kernel's side: a zram device, a memory cgroup and folio sizes, all restored at the end |
 //! | [`plot`] | points over two axes, as SVG; `zfolio suggest` draws with it too |
@@ -32,6 +33,7 @@ mod programs;
 mod replacement;
 pub mod report;
 mod scratch;
+mod spill;
 mod swap;
 pub mod usemem;
 mod watch;

@@ -66,6 +66,13 @@ pub(crate) fn swapoff(device: &Path) -> io::Result<()> {
     checked(unsafe { libc::swapoff(device.as_ptr()) })
 }
 
+/// Gives an open file all blocks of its first `bytes`.
+pub(crate) fn allocate(file: &File, bytes: u64) -> io::Result<()> {
+    let bytes = libc::off_t::try_from(bytes).map_err(io::Error::other)?;
+    // SAFETY: a system call without pointers; the descriptor is open as long as `file` is borrowed.
+    checked(unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, bytes) })
+}
+
 /// Locks the file, or fails with `WouldBlock` if another process has locked it. Closing the file
 /// unlocks it.
 pub(crate) fn lock(file: &File) -> io::Result<()> {

@@ -11,6 +11,7 @@ use crate::codecs::{self, CodecsArgs};
 use crate::corpus::parse_size;
 use crate::programs::{self, ProgramsArgs};
 use crate::replacement::{self, ReplacementArgs};
+use crate::spill::{self, SpillArgs};
 use crate::swap::{self, SwapArgs};
 
 /// Arguments of `zfolio bench`.
@@ -49,6 +50,9 @@ Examples:
     /// Count what replacement policies miss, on the accesses of programs, beside the optimum
     #[command(after_help = replacement::HELP)]
     Replacement(Box<ReplacementArgs>),
+    /// Fill memory with noise, far above a limit: zfolio, the kernel's swap, and the file system itself
+    #[command(after_help = spill::HELP)]
+    Spill(Box<SpillArgs>),
     /// Measure the slot allocator of swap areas: speed, fragmentation, whole folios against split ones
     #[command(after_help = swap::HELP)]
     Swap(Box<SwapArgs>),

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use zfolio_core::sync::Mutex;
 
-use super::zram;
+use super::{swap_file, zram};
 use crate::os;
 
 /// The path of the journal. A restart of the machine removes it, like all changes that it can undo.
@@ -45,6 +45,8 @@ pub(crate) enum Undo {
     Write { path: PathBuf, value: String },
     /// End the processes of the memory cgroup, and remove it.
     Cgroup(PathBuf),
+    /// Stop using the file as swap, and remove it.
+    SwapFile(PathBuf),
     /// Stop using the zram device as swap.
     SwapOff { id: u32 },
     /// Set the zram device's earlier compressor again.
@@ -60,6 +62,7 @@ impl fmt::Display for Undo {
         match self {
             Undo::Write { path, value } => write!(f, "write {} {value}", path.display()),
             Undo::Cgroup(path) => write!(f, "cgroup {}", path.display()),
+            Undo::SwapFile(path) => write!(f, "swapfile {}", path.display()),
             Undo::Choose { id, before } => write!(f, "choose {id} {before}"),
             Undo::SwapOff { id } => write!(f, "swapoff {id}"),
             Undo::Reset { id } => write!(f, "reset {id}"),
@@ -83,6 +86,7 @@ impl Undo {
                 Undo::Choose { id: id.parse().ok()?, before: before.to_owned() }
             }
             "cgroup" => Undo::Cgroup(rest.into()),
+            "swapfile" => Undo::SwapFile(rest.into()),
             "swapoff" => Undo::SwapOff { id: id()? },
             "reset" => Undo::Reset { id: id()? },
             "remove" => Undo::Remove { id: id()? },
@@ -96,6 +100,7 @@ impl Undo {
             Undo::Write { path, value } => fs::write(path, value),
             Undo::Choose { id, before } => zram::choose_again(*id, before),
             Undo::Cgroup(path) => remove_cgroup(path),
+            Undo::SwapFile(path) => swap_file::remove(path),
             Undo::SwapOff { id } => zram::swap_off(*id),
             Undo::Reset { id } => zram::reset(*id),
             Undo::Remove { id } => zram::remove(*id),
@@ -274,6 +279,7 @@ mod tests {
         for undo in [
             Undo::Write { path: "/sys/x/enabled".into(), value: "never".into() },
             Undo::Cgroup("/sys/fs/cgroup/memory/zfolio-bench".into()),
+            Undo::SwapFile("/var/tmp/zfolio-bench-swap-1".into()),
             Undo::Choose { id: 1, before: "lzo-rle".into() },
             Undo::SwapOff { id: 1 },
             Undo::Reset { id: 2 },

@@ -162,15 +162,19 @@ fn obtain(journal: &Journal) -> io::Result<u32> {
     uninitialised().ok_or_else(|| io::Error::other("every zram device is in use"))
 }
 
-/// Writes the header as `mkswap` does.
-fn write_header(id: u32, bytes: u64) -> io::Result<()> {
+/// The first page of a swap area of `bytes`, as `mkswap` writes it, with our label.
+pub(super) fn header(bytes: u64) -> io::Result<Vec<u8>> {
     let last_page = u32::try_from(bytes / PAGE as u64 - 1).map_err(io::Error::other)?;
     let mut header = vec![0; PAGE];
     header[VERSION_AT..VERSION_AT + 4].copy_from_slice(&1_u32.to_ne_bytes());
     header[VERSION_AT + 4..VERSION_AT + 8].copy_from_slice(&last_page.to_ne_bytes());
     header[LABEL_AT..LABEL_AT + LABEL.len()].copy_from_slice(LABEL);
     header[PAGE - MAGIC.len()..].copy_from_slice(MAGIC);
-    let path = node(id);
+    Ok(header)
+}
+
+fn write_header(id: u32, bytes: u64) -> io::Result<()> {
+    let (path, header) = (node(id), header(bytes)?);
     let written = OpenOptions::new().write(true).open(&path).and_then(|mut device| {
         device.write_all(&header)?;
         device.sync_all()
