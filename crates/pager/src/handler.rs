@@ -241,7 +241,12 @@ impl Engine {
     ) -> Result<(), Later> {
         let (now, mut waits) = (self.now_ns(), Waits::default());
         let plan = turn.plan.get_or_insert_with(|| self.plan(address));
-        let (served, units) = self.fault(&table, address, plan, self.cpu(), &mut waits)?;
+        let served = self.fault(&table, address, plan, self.cpu(), &mut waits);
+        if served.is_err() {
+            // While the disk reads for this fault it may read ahead too.
+            self.prefetch_meanwhile(plan);
+        }
+        let (served, units) = served?;
         let Turn { began, spilled_ns, .. } = *turn;
         waits.count(self.figures());
         add(&self.figures().stall_spill_ns, spilled_ns);

@@ -57,6 +57,13 @@ impl Engine {
         plan
     }
 
+    /// While a fault waits for the backing: wakes the prefetching thread, if it has something to do.
+    pub(crate) fn prefetch_meanwhile(&self, plan: &Plan) {
+        if plan.has_ahead {
+            self.work.prefetch.bell.wake_sleeper();
+        }
+    }
+
     /// Units that were brought back ahead of a walk and used since the start, and the bytes of those that are
     /// not used yet; both by estimate.
     pub(crate) fn prefetched(&self) -> (u64, u64) {

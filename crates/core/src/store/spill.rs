@@ -31,19 +31,20 @@
 //! handle: `wait` compares checksums, and if they differ the caller's entry has ended, which is not the
 //! waiter's failure. To fetch an entry for nobody does no harm.
 //!
-//! *Completions against each other.* All are handled under the lock, and all requests are submitted under it
-//! too, so no completion of a batch is handled while objects of the batch are pinned by `submit`.
+//! *Completions against each other.* All are handled under the lock, and all writes are submitted under it
+//! too, so no completion of a batch is handled while objects of the batch are pinned by `submit`. A read is submitted
+//! without it: only who moved the entry to `reading` submits one, and a completion finds the entry there.
 //!
 //! # Concurrency
 //!
-//! One lock, of [`RANK_BACKING`]: hand and requests in flight. `pause` alone is called without it. Invalidating
-//! takes it never; loading takes it never.
+//! One lock, of [`RANK_BACKING`]: hand and completions. Reads are submitted without it, and `pause` is called without
+//! it. Invalidating takes it never; loading takes it never.
 //!
 //! Who forks while requests are in flight calls [`Store::drain`] first.
 
 #![forbid(unsafe_code)]
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, Ordering::Relaxed};
 
 use super::backing::{
     Backing, Completed, Completion, Failure, Location, Operation, RANK_BACKING, Request, Token,
@@ -71,6 +72,8 @@ pub(super) struct Spill {
     side: Mutex<RANK_BACKING, Side>,
     kept: Kept,
     counters: Counters,
+    /// Requests that are about to be accepted, or were and are not completed.
+    in_flight: AtomicUsize,
     /// Something was to be written back: from then on ages count.
     is_walked: AtomicBool,
 }
@@ -79,8 +82,7 @@ pub(super) struct Spill {
 struct Side {
     /// The row that the walker looks at next.
     hand: u32,
-    /// Requests that were accepted and are not completed, and the bytes of the writes among them.
-    in_flight: usize,
+    /// The bytes of the writes that were accepted and are not completed.
     writing_bytes: usize,
     fresh: Fresh,
 }
@@ -144,9 +146,28 @@ pub struct WrittenBack {
 
 impl Spill {
     pub(super) fn new(backing: Box<dyn Backing>) -> Spill {
-        let side = Side { hand: 0, in_flight: 0, writing_bytes: 0, fresh: Fresh::new() };
-        let (side, counters) = (Mutex::new(side), Counters::default());
-        Spill { backing, side, kept: Kept::new(), counters, is_walked: AtomicBool::new(false) }
+        let side = Mutex::new(Side { hand: 0, writing_bytes: 0, fresh: Fresh::new() });
+        let (kept, counters) = (Kept::new(), Counters::default());
+        let (in_flight, is_walked) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Spill { backing, side, kept, counters, in_flight, is_walked }
+    }
+}
+
+impl Spill {
+    /// Before requests are submitted, so that a completion never comes first.
+    fn begin(&self, count: usize) {
+        self.in_flight.fetch_add(count, Relaxed);
+    }
+
+    /// A request is completed, or was refused: what it did to its entry is done.
+    fn end(&self) {
+        // Release: pairs with the Acquire in in_flight().
+        self.in_flight.fetch_sub(1, Ordering::Release);
+    }
+
+    fn in_flight(&self) -> usize {
+        // Acquire: who finds none sees what all have done.
+        self.in_flight.load(Ordering::Acquire)
     }
 }
 
@@ -232,6 +253,7 @@ impl<S: PageSource> Store<S> {
         };
         let mut requests: [Request<'_>; BATCH_MAX] =
             std::array::from_fn(|_| requests.next().unwrap_or_else(none));
+        spill.begin(count);
         spill.backing.submit(&mut requests[..count]);
         let refused = requests.map(|request| request.refused);
         let handles = pinned.map(|pinned| pinned.map(|(handle, _)| handle));
@@ -239,11 +261,11 @@ impl<S: PageSource> Store<S> {
         for (handle, refused) in handles.into_iter().flatten().zip(refused) {
             match refused {
                 None => {
-                    side.in_flight += 1;
                     side.writing_bytes += self.pool.length_anywhere(handle);
                     done.started += 1;
                 }
                 Some(_) => {
+                    spill.end();
                     self.stay(spill, handle);
                     done.refused += 1;
                 }
@@ -295,7 +317,7 @@ impl<S: PageSource> Store<S> {
     /// Handles the requests that the backing has completed.
     fn complete(&self, spill: &Spill, side: &mut Held<'_>, done: &mut WrittenBack) {
         spill.backing.poll(&mut |Completion { token: Token(handle), result }| {
-            side.in_flight -= 1;
+            spill.end();
             add(&spill.counters.completed, 1);
             let place = self.row(handle).cell().load().place();
             if matches!(place, Place::Writing | Place::WritingDead) {
@@ -514,8 +536,6 @@ impl<S: PageSource> Store<S> {
     /// Those that somebody `waits` for stay in the pool until they were loaded once.
     pub fn fetch(&self, tickets: impl IntoIterator<Item = Ticket>, waits: impl Fn(Ticket) -> bool) {
         let Some(spill) = &self.spill else { return };
-        let mut side = spill.side.lock();
-        self.complete(spill, &mut side, &mut WrittenBack::default());
         for ticket in tickets {
             let row = self.row(ticket.handle);
             let state = row.cell().load();
@@ -523,7 +543,7 @@ impl<S: PageSource> Store<S> {
                 continue;
             }
             if state.place() == Place::Backing {
-                self.request(spill, &mut side, ticket.handle, waits(ticket));
+                self.request(spill, ticket.handle, waits(ticket));
             } else if waits(ticket) {
                 row.cell().want();
             }
@@ -554,7 +574,7 @@ impl<S: PageSource> Store<S> {
         let Some(spill) = &self.spill else { return 0 };
         let mut side = spill.side.lock();
         self.complete(spill, &mut side, &mut WrittenBack::default());
-        side.in_flight
+        spill.in_flight()
     }
 
     /// Requests that were completed since the start: it changes when [`Store::poll`], by any thread, handled some.
@@ -573,7 +593,7 @@ impl<S: PageSource> Store<S> {
     pub fn in_flight(&self) -> (usize, usize) {
         self.spill.as_ref().map_or((0, 0), |spill| {
             let side = spill.side.lock();
-            (side.in_flight, side.writing_bytes)
+            (spill.in_flight(), side.writing_bytes)
         })
     }
 
@@ -617,7 +637,7 @@ impl<S: PageSource> Store<S> {
                         return Err(Error::Unreadable { expected, is_transient });
                     }
                     tries += 1;
-                    self.request(spill, &mut side, ticket.handle, true);
+                    self.request(spill, ticket.handle, true);
                     spill.backing.flush();
                 }
                 Place::Reading if is_same => {}
@@ -629,8 +649,8 @@ impl<S: PageSource> Store<S> {
         }
     }
 
-    /// Asks the backing for an entry.
-    fn request(&self, spill: &Spill, side: &mut Held<'_>, handle: Handle, is_wanted: bool) {
+    /// Asks the backing for an entry. The lock need not be held: the step to `reading` succeeds for one caller only.
+    fn request(&self, spill: &Spill, handle: Handle, is_wanted: bool) {
         if self.row(handle).cell().begin_read(is_wanted).is_err() {
             return;
         }
@@ -638,10 +658,11 @@ impl<S: PageSource> Store<S> {
         let location = Location::new(away.place).expect("a slot keeps a location");
         let operation = Operation::Read { location, length: away.length };
         let mut request = [Request { token: Token(handle), operation, refused: None }];
+        spill.begin(1);
         spill.backing.submit(&mut request);
-        match request[0].refused {
-            None => side.in_flight += 1,
-            Some(failure) => self.not_fetched(spill, handle, failure == Failure::Final),
+        if let Some(failure) = request[0].refused {
+            self.not_fetched(spill, handle, failure == Failure::Final);
+            spill.end();
         }
     }
 
@@ -651,7 +672,7 @@ impl<S: PageSource> Store<S> {
         loop {
             let mut side = spill.side.lock();
             self.complete(spill, &mut side, &mut WrittenBack::default());
-            if side.in_flight == 0 {
+            if spill.in_flight() == 0 {
                 return;
             }
             drop(side);

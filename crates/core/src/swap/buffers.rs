@@ -1,14 +1,15 @@
 //! How many buffers of which size, for a budget of bytes.
 //!
-//! Frames get three quarters of the budget, reads the rest: half of that reads of one object each, of which several are
-//! outstanding when faults are random, half of it long ones, for objects that were written together.
+//! Frames get half of the budget, reads the rest: a quarter of that reads of one object each, of which several are
+//! outstanding when faults are random, the others long ones, for objects that were written together.
 //!
 //! | largest object | budget | frames | short reads | long reads |
 //! | --- | --- | --- | --- | --- |
-//! | 4 KiB | 64 KiB | 3 of 4 slots | 2 of 2 slots | none |
-//! | 4 KiB | 768 KiB | 9 of 16 | 12 of 2 | 1 of 16 |
-//! | 64 KiB | 768 KiB | 9 of 16 | 2 of 17 | none |
-//! | 2 MiB | 16 MiB | 6 of 512 | 2 of 513 | none |
+//! | 4 KiB | 64 KiB | 2 of 4 slots | 2 of 2 slots | none |
+//! | 4 KiB | 768 KiB | 6 of 16 | 12 of 2 | 4 of 16 |
+//! | 4 KiB | 2 MiB | 16 of 16 | 32 of 2 | 12 of 16 |
+//! | 64 KiB | 768 KiB | 6 of 16 | 5 of 17 | none |
+//! | 2 MiB | 16 MiB | 4 of 512 | 3 of 513 | none |
 
 use super::disk::SLOT_BYTES;
 use super::frame::{FRAME_ORDER, Frame};
@@ -19,6 +20,9 @@ const FRAME_SLOTS: usize = 1 << FRAME_ORDER;
 
 /// Buffers of one kind, at most.
 const BUFFERS_MAX: usize = 64;
+
+/// Long reads, at most.
+const LONG_READS_MAX: usize = 16;
 
 /// Numbers of buffers, and their slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,14 +41,16 @@ impl Buffers {
         let object = object_bytes_max.div_ceil(SLOT_BYTES);
         let budget = budget_bytes / SLOT_BYTES;
         let frame_slots = FRAME_SLOTS.min(budget / 4).max(object);
-        let frames = (budget * 3 / 4 / frame_slots).clamp(2, BUFFERS_MAX);
+        let frames = (budget / 2 / frame_slots).clamp(2, BUFFERS_MAX);
         let reads = budget.saturating_sub(frames * frame_slots);
         // An object may begin anywhere in its first slot.
         let short_slots = object + 1;
-        let short_reads = (reads / 2 / short_slots).clamp(2, BUFFERS_MAX);
-        let left = reads.saturating_sub(short_reads * short_slots);
         let long_slots = FRAME_SLOTS;
-        let long_reads = if long_slots > short_slots { (left / long_slots).min(8) } else { 0 };
+        let has_long = long_slots > short_slots;
+        let for_short = if has_long { reads / 4 } else { reads };
+        let short_reads = (for_short / short_slots).clamp(2, BUFFERS_MAX);
+        let left = reads.saturating_sub(short_reads * short_slots);
+        let long_reads = if has_long { (left / long_slots).min(LONG_READS_MAX) } else { 0 };
         Buffers { frames, frame_slots, short_reads, short_slots, long_reads, long_slots }
     }
 
@@ -73,10 +79,11 @@ mod tests {
     /// Goal: the table in the header is right.
     #[test]
     fn buffers_follow_from_budget_and_object() {
-        assert_eq!(of(4096, 64 << 10), [3, 4, 2, 2, 0, 16]);
-        assert_eq!(of(4096, 768 << 10), [9, 16, 12, 2, 1, 16]);
-        assert_eq!(of(64 << 10, 768 << 10), [9, 16, 2, 17, 0, 16]);
-        assert_eq!(of(2 << 20, 16 << 20), [6, 512, 2, 513, 0, 16]);
+        assert_eq!(of(4096, 64 << 10), [2, 4, 2, 2, 0, 16]);
+        assert_eq!(of(4096, 768 << 10), [6, 16, 12, 2, 4, 16]);
+        assert_eq!(of(4096, 2 << 20), [16, 16, 32, 2, 12, 16]);
+        assert_eq!(of(64 << 10, 768 << 10), [6, 16, 5, 17, 0, 16]);
+        assert_eq!(of(2 << 20, 16 << 20), [4, 512, 3, 513, 0, 16]);
     }
 
     /// Goal: no budget is passed unless one object needs more, and there are always buffers.
