@@ -41,6 +41,8 @@ use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use Ordering::{Acquire, Relaxed, Release};
 
+use crate::budget::Bucket;
+
 mod member;
 mod seat;
 
@@ -58,8 +60,8 @@ pub const SLOTS: usize = 1024;
 #[cfg(all(test, feature = "loom"))]
 pub(crate) const SLOTS: usize = 3;
 
-/// "zledger\2" as a little-endian word. The last byte is the version of the layout.
-pub const LEDGER_MAGIC: u64 = u64::from_le_bytes(*b"zledger\x02");
+/// "zledger\3" as a little-endian word. The last byte is the version of the layout.
+pub const LEDGER_MAGIC: u64 = u64::from_le_bytes(*b"zledger\x03");
 
 /// A process below this size has no use for an engine, whose tables and streams take a few MiB. It
 /// pays for what it has, and never gives way.
@@ -147,7 +149,9 @@ pub struct Ledger {
     _unused: AtomicU32,
     /// The total that another process asks for; 0: nobody did.
     limit_asked: AtomicU64,
-    _padding: [AtomicU32; 12],
+    /// What all processes together may write to disk.
+    writes: Bucket,
+    _padding: [AtomicU32; 4],
     slots: [Slot; SLOTS],
 }
 
@@ -173,6 +177,7 @@ impl Default for Ledger {
             used: AtomicU32::default(),
             _unused: AtomicU32::default(),
             limit_asked: AtomicU64::default(),
+            writes: Bucket::default(),
             _padding: std::array::from_fn(|_| AtomicU32::default()),
             slots: std::array::from_fn(|_| Slot::default()),
         }
@@ -266,6 +271,16 @@ impl Ledger {
             self.free_bytes.fetch_add(signed(total_bytes - before), Relaxed);
         }
     }
+
+    /// What all processes together may write to disk.
+    #[must_use]
+    pub fn writes(&self) -> &Bucket {
+        &self.writes
+    }
+
+    /// Where in a ledger's file another process writes the words of another budget ([`Bucket::words`]).
+    #[cfg(not(all(test, feature = "loom")))]
+    pub const WRITES_AT: u64 = std::mem::offset_of!(Ledger, writes) as u64;
 
     /// What nobody has. Negative: shares were taken by force.
     #[must_use]

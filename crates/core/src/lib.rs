@@ -13,6 +13,7 @@ pub mod swap;
 pub mod zcomp;
 pub mod zsmalloc;
 
+pub mod budget;
 pub mod economy;
 pub mod ledger;
 mod prefetch;

@@ -65,6 +65,14 @@ pub struct Stats {
     pub limit_asked: AtomicU64,
     /// Another process asks for this share of the time to be waited, in millionths, plus 1; 0: nobody did.
     pub stall_asked: AtomicU64,
+    /// Another process asks for this part of the limit for the pool, in percent; 0: nobody did.
+    pub max_pool_percent_asked: AtomicU64,
+    /// Another process asks for this part of that, to which a full pool comes down; 0: nobody did.
+    pub accept_threshold_percent_asked: AtomicU64,
+    /// Another process asks for this budget for writes ([`WriteBudget::to_asked`]); 0: nobody did.
+    ///
+    /// [`WriteBudget::to_asked`]: crate::budget::WriteBudget::to_asked
+    pub write_budget_asked: AtomicU64,
 }
 
 impl Default for Stats {
@@ -79,6 +87,9 @@ impl Default for Stats {
             classes_published: AtomicU32::new(0),
             limit_asked: AtomicU64::new(0),
             stall_asked: AtomicU64::new(0),
+            max_pool_percent_asked: AtomicU64::new(0),
+            accept_threshold_percent_asked: AtomicU64::new(0),
+            write_budget_asked: AtomicU64::new(0),
             algorithm: [const { AtomicU8::new(0) }; NAME_BYTES],
             command: [const { AtomicU8::new(0) }; NAME_BYTES],
             figures: Figures::default(),
@@ -178,6 +189,15 @@ impl Stats {
             moved_wait_ns: stall - fresh,
             fresh_wait_ns: fresh,
         }
+    }
+
+    /// The words in which other processes ask for something.
+    #[must_use]
+    pub fn asked(&self) -> [&AtomicU64; 5] {
+        let Stats { limit_asked, stall_asked, max_pool_percent_asked, .. } = self;
+        let Stats { accept_threshold_percent_asked, write_budget_asked, .. } = self;
+        let percents = [max_pool_percent_asked, accept_threshold_percent_asked];
+        [limit_asked, stall_asked, percents[0], percents[1], write_budget_asked]
     }
 
     /// The histograms with their names.

@@ -371,7 +371,10 @@ impl Engine {
         figures.reject_written_back.store(spill.not_written, Relaxed);
         figures.read_back_units.store(spill.read, Relaxed);
         figures.read_back_fail.store(spill.not_read, Relaxed);
+        figures.spilled_incompressible_units.store(spill.raw_units, Relaxed);
         let areas = self.work.place.as_ref().map(Place::stats).unwrap_or_default();
+        self.pay_for_writes(self.bytes_written());
+        self.set_rule_gauges();
         let way = self.work.place.as_ref().map_or(0, Place::way);
         drop(gate);
         figures.spill_way.store(way, Relaxed);

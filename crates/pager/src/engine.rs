@@ -46,9 +46,7 @@ use crate::prefetch::Prefetch;
 use crate::rank;
 use crate::reclaim::Reclaimer;
 use crate::replacement::Replacement;
-#[cfg(test)]
-use crate::spill::Places;
-use crate::spill::{Place, Sender, Spilling};
+use crate::spill::{Place, Places, Sender, Spilling};
 use crate::system::{Linux, System};
 
 /// The owner of the figures: they live in private memory, or in a file that `zfolio stat` reads.
@@ -225,6 +223,10 @@ impl Engine {
             },
         };
         engine.set_stall(stall_ppm);
+        let Places { pool, write_budget, .. } = engine.config().spill;
+        engine.set_max_pool_percent(pool.max_pool_percent.into());
+        engine.set_accept_threshold_percent(pool.accept_threshold_percent.into());
+        engine.set_write_budget(write_budget);
         Ok(engine)
     }
 

@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use zfolio_core::budget::WriteBudget;
 use zfolio_core::page::UnitOrder;
 use zfolio_core::sync::Mutex;
 use zfolio_core::zcomp::{ALGORITHM_DEFAULT, Choice};
@@ -29,7 +30,7 @@ use crate::published::Published;
 use crate::region::Region;
 use crate::report::Stats;
 use crate::slice::{Pod, Slice};
-use crate::spill::Places;
+use crate::spill::{PlaceError, Places};
 
 /// Settings of a [`Pager`]. All but the limit have defaults: the unit and algorithm of `zfolio run`
 /// (16 KiB, auto), and [`Mode::Inline`].
@@ -53,6 +54,7 @@ pub struct Builder {
     mode: Mode,
     strict: bool,
     spill: Places,
+    write_budget: String,
     name: String,
     listed: bool,
     callback: Option<Arc<Callback>>,
@@ -67,6 +69,7 @@ impl fmt::Debug for Builder {
             .field("mode", &self.mode)
             .field("strict", &self.strict)
             .field("spill", &self.spill)
+            .field("write_budget", &self.write_budget)
             .field("name", &self.name)
             .finish_non_exhaustive()
     }
@@ -142,6 +145,32 @@ impl Builder {
         self
     }
 
+    /// The most that compressed memory may take, in percent of the limit: 1 to 100. What is beyond that goes to the
+    /// places of [`Builder::spill`], as the kernel's `max_pool_percent` says. Default: 100, so that only the limit
+    /// counts.
+    #[must_use]
+    pub fn max_pool_percent(mut self, percent: u8) -> Builder {
+        self.spill.pool.max_pool_percent = percent;
+        self
+    }
+
+    /// What compressed memory comes down to once it has passed [`Builder::max_pool_percent`], in percent of that: 1 to
+    /// 100. Default: 90, the kernel's.
+    #[must_use]
+    pub fn accept_threshold_percent(mut self, percent: u8) -> Builder {
+        self.spill.pool.accept_threshold_percent = percent;
+        self
+    }
+
+    /// How much may be written to the places of [`Builder::spill`], and in what time: `"10G/day"`, or `"1G"` in all.
+    /// Periods are `s`, `min`, `h` and `day`. Once that is used up, memory stays in memory, and the limit is passed,
+    /// until some of the budget is there again. Default: any amount.
+    #[must_use]
+    pub fn write_budget(mut self, budget: &str) -> Builder {
+        budget.clone_into(&mut self.write_budget);
+        self
+    }
+
     /// Calls `function` when the limit is passed, and again each time it is passed after it was
     /// held. Without a function, one line on standard error reports the first time.
     ///
@@ -198,7 +227,12 @@ impl Builder {
     /// # Errors
     ///
     /// A setting is not accepted, or the kernel or a permission does not allow it: see [`Error`].
-    pub fn build(self) -> Result<Pager, Error> {
+    pub fn build(mut self) -> Result<Pager, Error> {
+        self.spill.write_budget =
+            self.write_budget.parse().map_err(|why| Error::Spill(PlaceError::Budget { why }))?;
+        if self.spill.is_for_nowhere() {
+            return Err(Error::Spill(PlaceError::Nowhere));
+        }
         let algorithm = self
             .algorithm
             .parse::<Choice>()
@@ -450,6 +484,7 @@ impl Pager {
             mode: Mode::default(),
             strict: false,
             spill: Places::default(),
+            write_budget: WriteBudget::NONE.to_string(),
             name: String::new(),
             listed: true,
             callback: None,

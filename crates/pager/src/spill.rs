@@ -28,6 +28,7 @@ mod file;
 mod flight;
 mod place;
 mod plain;
+mod pool_limit;
 mod queue;
 #[cfg(test)]
 mod tests;
@@ -39,7 +40,10 @@ use std::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, Ordering::Relaxed,
 };
 
+use zfolio_core::budget::{Bucket, WriteBudget};
 use zfolio_core::ledger::signed;
+use zfolio_core::page::PAGE_BYTES;
+use zfolio_core::stats::add;
 use zfolio_core::store::{Error, Ticket, WrittenBack};
 use zfolio_core::sync::RwLock;
 
@@ -47,17 +51,19 @@ use crate::engine::Engine;
 use crate::fatal;
 use crate::folio::{Folio, Table, UNITS_MAX, Units};
 use crate::rank;
+use pool_limit::PoolFill;
 
 pub use any::SpillDisk;
 pub use file::{Medium, Refusal};
 pub(crate) use place::Place;
 pub use place::{Lent, PlaceError, Places, SPILL_BYTES_MIN, StartDisk, room};
 pub use plain::Plain;
+pub use pool_limit::PoolLimit;
 pub use queue::Counts;
 pub use uring::{DEPTH, Sender, Uring};
 
 /// Entries that are written back at a time.
-const BATCH: usize = 32;
+pub(crate) const BATCH: usize = 32;
 
 /// Pauses, of a millisecond at most, that prefetching waits for the backing.
 const PATIENCE: usize = 20;
@@ -137,6 +143,12 @@ pub(crate) struct Spilling {
     has_complained: AtomicBool,
     /// When areas that are shared with children, or frozen, were last looked at.
     looked_ns: AtomicU64,
+    /// Whether the pool takes too much of the limit.
+    pool: PoolFill,
+    /// What this process may write, unless the processes of its run share that.
+    pub(crate) writes: Bucket,
+    /// Bytes that were written, and taken from the budget.
+    paid_bytes: AtomicU64,
 }
 
 /// Whether there is an area to write to.
@@ -443,11 +455,79 @@ impl Engine {
             && !self.is_change_waiting()
             && !self.work.settling.load(Relaxed)
             && self.now_ns() >= self.work.spilling.rests_until_ns.load(Relaxed)
+            && self.may_write() > 0
+    }
+
+    /// How much may be written, by the budget: all of it, unless there is one.
+    fn may_write(&self) -> u64 {
+        let writes = self.writes();
+        if writes.budget().is_none() {
+            return u64::MAX;
+        }
+        // In this order what ends meanwhile counts twice for a moment, and never not at all.
+        let (_, writing) = self.store.in_flight();
+        self.pay_for_writes(self.bytes_written());
+        let was_used_up = || add(&self.figures().write_budget_used_up, 1);
+        writes.left(writing as u64, self.now_ns(), was_used_up)
+    }
+
+    /// Bytes that were written to the backing: whole slots, where it has slots.
+    pub(crate) fn bytes_written(&self) -> u64 {
+        match &self.work.place {
+            Some(place) => place.stats().bytes_written,
+            None => self.store.spill_stats().written_bytes,
+        }
+    }
+
+    /// Takes from the budget what was written since the last call.
+    pub(crate) fn pay_for_writes(&self, written_bytes: u64) {
+        let paid = self.work.spilling.paid_bytes.fetch_max(written_bytes, Relaxed);
+        self.writes().take(written_bytes.saturating_sub(paid));
+    }
+
+    /// Sets what this process may write, unless the processes of its run share that.
+    pub(crate) fn set_write_budget(&self, budget: WriteBudget) {
+        self.work.spilling.writes.set(budget);
+    }
+
+    /// Sets how much of the limit the pool may take, in percent.
+    pub(crate) fn set_max_pool_percent(&self, percent: u64) {
+        self.work.spilling.pool.set_max_pool_percent(percent);
+    }
+
+    /// Sets what a pool comes down to that has taken more, in percent of that.
+    pub(crate) fn set_accept_threshold_percent(&self, percent: u64) {
+        self.work.spilling.pool.set_accept_threshold_percent(percent);
+    }
+
+    /// The gauges of what the settings allow.
+    pub(crate) fn set_rule_gauges(&self) {
+        let (figures, budget) = (self.figures(), self.writes().budget());
+        let [max, accept] = self.work.spilling.pool.percents();
+        figures.max_pool_percent.store(max, Relaxed);
+        figures.accept_threshold_percent.store(accept, Relaxed);
+        figures.write_budget_bytes.store(budget.bytes(), Relaxed);
+        figures.write_budget_s.store(budget.period().seconds(), Relaxed);
+    }
+
+    /// Whether entries are to be written back because the pool takes too much of the limit.
+    fn is_pool_full(&self) -> bool {
+        let pool = &self.work.spilling.pool;
+        if !pool.is_bounded() || !self.store.has_backing() {
+            return false;
+        }
+        let pool_bytes = self.store.pool_stats().pages_used * PAGE_BYTES as u64;
+        let (_, writing) = self.store.in_flight();
+        let was_hit = || add(&self.figures().pool_limit_hit, 1);
+        pool.is_full((pool_bytes, writing as u64), self.limit_bytes(), was_hit)
     }
 
     /// Has the store write back, and notes whether the backing takes anything.
     fn write_back(&self) -> WrittenBack {
-        let done = self.store.write_back(BATCH);
+        // Units of 2 MiB are many bytes even in small numbers.
+        let units = self.may_write() / self.geometry().unit_bytes() as u64;
+        let most = usize::try_from(units).unwrap_or(BATCH).clamp(1, BATCH);
+        let done = self.store.write_back(most);
         // While it writes it may refuse more for want of buffers. What it accepted may fail later.
         let (_, writing) = self.store.in_flight();
         let accepts = done.started > 0 || done.written > 0 || done.refused == 0 || writing > 0;
@@ -518,12 +598,13 @@ impl Engine {
         now.saturating_sub(spilling.ended_ns.load(Relaxed)) > STUCK_NS
     }
 
-    /// The background thread's part: writes entries back until the limit is held with a reserve. Returns whether it did
-    /// anything.
+    /// The background thread's part: writes entries back until the limit is held with a reserve, and the pool is not
+    /// full. Returns whether it did anything.
     pub(crate) fn spill_ahead(&self, table: &Table) -> bool {
+        let is_full = self.is_pool_full();
         if self.store.has_backing() && self.door() == Door::Soon {
             // A fault that finds no room asks for one at once.
-            if self.below_limit() < 0 && self.is_for_the_disk() {
+            if is_full || self.below_limit() < 0 && self.is_for_the_disk() {
                 self.want_place();
             }
             return false;
@@ -533,10 +614,14 @@ impl Engine {
         }
         self.store.poll();
         let is_short = self.below_limit_soon() < signed(self.charge.high_bytes());
-        if !is_short || !self.is_for_the_disk() {
+        if !is_full && (!is_short || !self.is_for_the_disk()) {
             return false;
         }
         let done = self.write_back();
+        if is_full {
+            // What has left frees pages only once few pages have all that is left of a class.
+            self.compact_if_wasteful(table);
+        }
         let did = done.started > 0 || done.written > 0;
         if !did {
             // Nothing that can be written was old enough; or the backing takes nothing.

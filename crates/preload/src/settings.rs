@@ -1,11 +1,12 @@
 //! The settings of `zfolio run`, read from the environment.
 
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use zfolio_core::page::UnitOrder;
 use zfolio_core::size;
 use zfolio_core::zcomp::{Choice, Params};
-use zfolio_pager::spill::Places;
+use zfolio_pager::spill::{Places, PoolLimit};
 use zfolio_pager::{Config, Mode, fatal};
 
 /// The settings, or `None` inside if this process is not to be managed.
@@ -44,6 +45,10 @@ pub(crate) fn get() -> Option<&'static Settings> {
 
 fn from_environment() -> Option<Settings> {
     let text = |name| std::env::var(name).ok();
+    let percent = |name| {
+        let given = text(name).and_then(|value| value.parse::<u8>().ok());
+        given.filter(|percent| (1..=100).contains(percent))
+    };
     let number = |name| text(name).and_then(|value| value.parse::<u64>().ok());
     let limit_bytes = number("ZFOLIO_LIMIT")?;
     // No message from here: it would need a system call that Valgrind does not know, and reports.
@@ -64,7 +69,19 @@ fn from_environment() -> Option<Settings> {
         stall_ppm: text("ZFOLIO_STALL")
             .and_then(|value| size::parse_stall(&value).ok())
             .unwrap_or(0),
-        spill: places(text("ZFOLIO_SPILL"), number("ZFOLIO_SPILL_LIMIT")),
+        spill: Places {
+            paths: paths(text("ZFOLIO_SPILL")),
+            limit_bytes: number("ZFOLIO_SPILL_LIMIT"),
+            pool: PoolLimit {
+                max_pool_percent: percent("ZFOLIO_MAX_POOL_PERCENT")
+                    .unwrap_or(PoolLimit::default().max_pool_percent),
+                accept_threshold_percent: percent("ZFOLIO_ACCEPT_THRESHOLD_PERCENT")
+                    .unwrap_or(PoolLimit::default().accept_threshold_percent),
+            },
+            write_budget: text("ZFOLIO_WRITE_BUDGET")
+                .and_then(|budget| budget.parse().ok())
+                .unwrap_or_default(),
+        },
     };
     let run = number("ZFOLIO_RUN").unwrap_or(0);
     let follow_per_mille = number("ZFOLIO_FOLLOW").unwrap_or(0).min(1000);
@@ -75,10 +92,9 @@ fn from_environment() -> Option<Settings> {
 }
 
 /// Where to spill to: a path a line.
-fn places(paths: Option<String>, limit_bytes: Option<u64>) -> Places {
+fn paths(paths: Option<String>) -> Vec<(PathBuf, i32)> {
     let paths = paths.filter(|paths| paths != Places::NONE).unwrap_or_default();
-    let paths = paths.lines().filter_map(|line| Places::parse(line).ok()).collect();
-    Places { paths, limit_bytes }
+    paths.lines().filter_map(|line| Places::parse(line).ok()).collect()
 }
 
 /// Whether `LD_PRELOAD` contains a library of Valgrind.

@@ -1,8 +1,9 @@
 //! The page of statistics that `zfolio stat` reads: a file in `/dev/shm`, mapped shared.
 
 use std::ops::Deref;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
+use zfolio_core::budget::WriteBudget;
 use zfolio_core::stats::{Stats, stall_of_asked};
 use zfolio_core::zsmalloc::{self, ClassStats};
 use zfolio_pager::StatsHome;
@@ -64,24 +65,43 @@ pub(crate) fn open(settings: &Settings) {
     let file = shared::create(&name(), bytes);
     let at = MAPPED.load(Ordering::Acquire);
     // In a child of `fork`: what its parent was asked for.
-    let asked = page().map(|parent| {
-        let Stats { limit_asked, stall_asked, .. } = &*parent;
-        [limit_asked, stall_asked].map(|word| word.load(Ordering::Relaxed))
-    });
+    let asked = page().map(|parent| parent.asked().map(|word| word.load(Ordering::Relaxed)));
     // SAFETY: new address space, or (in a child) exactly the page that open() mapped in the parent.
     let mapped = unsafe { shared::map(file.as_ref(), bytes, at.cast()) };
     let Ok(mapped) = mapped else { return };
     MAPPED.store(mapped.cast(), Ordering::Release);
     let Some(page) = page() else { return };
-    let [limit, stall] = asked.unwrap_or_default();
-    page.limit_asked.store(limit, Ordering::Relaxed);
-    page.stall_asked.store(stall, Ordering::Relaxed);
+    for (word, asked) in page.asked().into_iter().zip(asked.unwrap_or_default()) {
+        word.store(asked, Ordering::Relaxed);
+    }
+    set_rules(&page, settings);
     page.figures.limit_bytes.store(share::limit_bytes(settings), Ordering::Relaxed);
     page.figures.stall_ppm.store(stall_ppm(settings).into(), Ordering::Relaxed);
     page.figures.unit_bytes.store(settings.config.unit.bytes() as u64, Ordering::Relaxed);
     let algorithm = settings.config.algorithm.to_string();
     let (pid, started) = (process::id(), process::start_ticks());
     page.publish(pid, started, settings.run, &algorithm, &process::command());
+}
+
+/// What is asked for, or else in the settings, for what goes to disk. The engine sets these figures too, once there is
+/// one.
+fn set_rules(page: &Page, settings: &Settings) {
+    let spill = &settings.config.spill;
+    if spill.paths.is_empty() {
+        return;
+    }
+    let asked = |word: &AtomicU64| Some(word.load(Ordering::Relaxed)).filter(|asked| *asked > 0);
+    let max = asked(&page.max_pool_percent_asked);
+    let accept = asked(&page.accept_threshold_percent_asked);
+    let budget = asked(&page.write_budget_asked).and_then(WriteBudget::from_asked);
+    let (figures, budget) = (&page.figures, budget.unwrap_or(spill.write_budget));
+    let of = |percent: u8| u64::from(percent);
+    let max = max.unwrap_or(of(spill.pool.max_pool_percent));
+    let accept = accept.unwrap_or(of(spill.pool.accept_threshold_percent));
+    figures.max_pool_percent.store(max, Ordering::Relaxed);
+    figures.accept_threshold_percent.store(accept, Ordering::Relaxed);
+    figures.write_budget_bytes.store(budget.bytes(), Ordering::Relaxed);
+    figures.write_budget_s.store(budget.period().seconds(), Ordering::Relaxed);
 }
 
 /// At exit: removes the file, unless `zfolio run` is going to read it.

@@ -120,6 +120,8 @@ figures! {
     faults_stored,
     /// Faults whose unit was back already: another thread, or the prefetch, was first.
     faults_raced,
+    /// Units that were loaded from the store, because of a fault or before one.
+    loaded_units,
     /// Units brought back before a fault.
     prefetch_units,
     /// Units that were planned ahead of a walk that has ended before it came to them, or, by estimate, left
@@ -177,6 +179,8 @@ figures! {
     written_back_units,
     /// Units that left memory without being written: the disk still had them.
     written_back_clean,
+    /// Of spilled_units those that are stored uncompressed.
+    spilled_incompressible_units,
     /// Writes that failed, or came to nothing because the unit was wanted.
     reject_written_back,
     /// Units read from disk.
@@ -187,6 +191,19 @@ figures! {
     read_back_tampered,
     /// Faults that waited for the disk: for their unit, or for room.
     faults_spilled,
+    /// The most that compressed memory may take, in percent of the limit; 100: only the limit counts. 0: nothing goes
+    /// to disk.
+    max_pool_percent,
+    /// What compressed memory comes down to after it has passed that, in percent of it.
+    accept_threshold_percent,
+    /// Times that compressed memory passed max_pool_percent.
+    pool_limit_hit,
+    /// What may be written to disk in write_budget_s; 0: any amount.
+    write_budget_bytes,
+    /// In so many seconds; 0: in the whole run.
+    write_budget_s,
+    /// Times that the budget for writes was used up. Where the processes of a run share it, one of them counts.
+    write_budget_used_up,
     /// Calls of madvise on managed memory.
     removes,
     /// Calls of munmap on managed memory.

@@ -93,10 +93,12 @@ type Held<'a> = Guard<'a, RANK_BACKING, Side>;
 struct Counters {
     units: AtomicU64,
     bytes: AtomicU64,
+    raw_units: AtomicU64,
     kept: AtomicU64,
     kept_bytes: AtomicU64,
     completed: AtomicU64,
     written: AtomicU64,
+    written_bytes: AtomicU64,
     returned: AtomicU64,
     not_written: AtomicU64,
     failed: AtomicU64,
@@ -111,12 +113,16 @@ pub struct SpillStats {
     pub units: u64,
     /// Their bytes.
     pub bytes: u64,
+    /// Those of `units` that are as long as a unit: incompressible ones.
+    pub raw_units: u64,
     /// Entries that are in the pool, and on the backing too.
     pub kept: u64,
     /// Their bytes.
     pub kept_bytes: u64,
     /// Entries that were written.
     pub written: u64,
+    /// Their bytes.
+    pub written_bytes: u64,
     /// Entries that left the pool without being written, since the backing still had them.
     pub returned: u64,
     /// Writes that were refused, failed, or came to nothing: the entry was wanted meanwhile.
@@ -358,6 +364,7 @@ impl<S: PageSource> Store<S> {
             done.kept += 1;
         } else {
             add(&spill.counters.written, 1);
+            add(&spill.counters.written_bytes, length as u64);
             self.leave_pool(spill, handle, length, done);
         }
     }
@@ -368,6 +375,7 @@ impl<S: PageSource> Store<S> {
         // Before the step: the owner may end the entry right after it.
         add(&spill.counters.units, 1);
         add(&spill.counters.bytes, length as u64);
+        add(&spill.counters.raw_units, self.is_raw(length).into());
         done.written += 1;
         done.bytes += length;
         if self.row(handle).cell().written().is_err() {
@@ -529,6 +537,12 @@ impl<S: PageSource> Store<S> {
     fn count_left(&self, spill: &Spill, length: usize) {
         subtract(&spill.counters.units, 1);
         subtract(&spill.counters.bytes, length as u64);
+        subtract(&spill.counters.raw_units, self.is_raw(length).into());
+    }
+
+    /// Whether an object of `length` bytes is a unit as it is, where all units have one size. Its row may be vacant.
+    fn is_raw(&self, length: usize) -> bool {
+        length == self.codecs.unit_max().bytes()
     }
 
     /// Has the entries of these tickets fetched, as far as they still are on the backing. The next [`Store::poll`] of
@@ -689,10 +703,12 @@ impl<S: PageSource> Store<S> {
         SpillStats {
             units: of(&counters.units),
             bytes: of(&counters.bytes),
+            raw_units: of(&counters.raw_units),
             kept: of(&counters.kept),
             kept_bytes: of(&counters.kept_bytes),
             returned: of(&counters.returned),
             written: of(&counters.written),
+            written_bytes: of(&counters.written_bytes),
             not_written: of(&counters.not_written),
             failed: of(&counters.failed),
             read: of(&counters.read),

@@ -6,7 +6,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use zfolio_core::stats::{Stats, stall_of_asked};
+use zfolio_core::budget::WriteBudget;
+use zfolio_core::stats::stall_of_asked;
 
 use crate::config::LIMIT_BYTES_MIN;
 use crate::engine::Engine;
@@ -16,38 +17,46 @@ use crate::engine::Engine;
 pub(super) struct Asked {
     limit_bytes: AtomicU64,
     stall: AtomicU64,
+    max_pool_percent: AtomicU64,
+    accept_threshold_percent: AtomicU64,
+    write_budget: AtomicU64,
+}
+
+/// The word that is asked for, if that is new: `before` was acted on last.
+fn new(asked: &AtomicU64, before: &AtomicU64) -> Option<u64> {
+    let asked = asked.load(Relaxed);
+    // The page of a child of `fork` is new: what its parent was asked for still holds.
+    let is_new = asked != 0 && before.swap(asked, Relaxed) != asked;
+    is_new.then_some(asked)
 }
 
 impl Asked {
-    /// The limit that is asked for, if that is new.
-    fn limit(&self, stats: &Stats) -> Option<u64> {
-        let asked = stats.limit_asked.load(Relaxed);
-        // The page of a child of `fork` is new: what its parent was asked for still holds.
-        let is_new = asked != 0 && self.limit_bytes.swap(asked, Relaxed) != asked;
-        is_new.then_some(asked)
-    }
-
     /// Whether any limit was asked for.
     pub(super) fn has_limit(&self) -> bool {
         self.limit_bytes.load(Relaxed) != 0
-    }
-
-    /// The share in millionths that is asked for, if that is new.
-    fn stall(&self, stats: &Stats) -> Option<u32> {
-        let asked = stats.stall_asked.load(Relaxed);
-        let is_new = asked != 0 && self.stall.swap(asked, Relaxed) != asked;
-        if is_new { stall_of_asked(asked) } else { None }
     }
 }
 
 impl Engine {
     /// Does what was asked for since the last call.
     pub fn follow_asked(&self) {
-        if let Some(limit) = self.charge.asked.limit(self.stats()) {
+        let (asked, stats) = (&self.charge.asked, self.stats());
+        if let Some(limit) = new(&stats.limit_asked, &asked.limit_bytes) {
             self.set_limit(limit.max(LIMIT_BYTES_MIN));
         }
-        if let Some(ppm) = self.charge.asked.stall(self.stats()) {
+        if let Some(ppm) = new(&stats.stall_asked, &asked.stall).and_then(stall_of_asked) {
             self.set_stall(ppm);
+        }
+        if let Some(percent) = new(&stats.max_pool_percent_asked, &asked.max_pool_percent) {
+            self.set_max_pool_percent(percent);
+        }
+        let threshold = (&stats.accept_threshold_percent_asked, &asked.accept_threshold_percent);
+        if let Some(percent) = new(threshold.0, threshold.1) {
+            self.set_accept_threshold_percent(percent);
+        }
+        let budget = new(&stats.write_budget_asked, &asked.write_budget);
+        if let Some(budget) = budget.and_then(WriteBudget::from_asked) {
+            self.set_write_budget(budget);
         }
     }
 

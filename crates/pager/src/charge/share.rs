@@ -7,6 +7,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use zfolio_core::budget::Bucket;
 use zfolio_core::ledger::{Ledger, Member, Seat, signed};
 
 use super::Charge;
@@ -95,6 +96,14 @@ impl Engine {
         seat.note_spilled(ours);
         let others = ledger.spilled_bytes().saturating_sub(ours);
         place.set_limit(place.limit_bytes().saturating_sub(others));
+    }
+
+    /// The budget for writes to the disk: the run's, or the process's own.
+    pub(crate) fn writes(&self) -> &Bucket {
+        match (self.charge.share.get(), self.charge.seat()) {
+            (Some(member), Some(_)) => member.ledger().writes(),
+            _ => &self.work.spilling.writes,
+        }
     }
 
     /// The pause of the background thread until its next turn, at most `most`.

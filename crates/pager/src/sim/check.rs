@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Relaxed;
 
+use zfolio_core::budget::Period;
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::store::EntryId;
 
@@ -11,6 +12,7 @@ use super::schedule;
 use super::tree::Tree;
 use super::world::{IN_TWO_PLACES, World, compare};
 use crate::folio::{Folio, Table, Units};
+use crate::spill::BATCH;
 
 /// The background thread has so many turns to come down to a limit that has fallen.
 const TURNS_MAX: usize = 400;
@@ -155,6 +157,18 @@ impl World {
         if leaving == 0 {
             assert_eq!(used, whole, "STAGE-2: bytes in slots");
         }
+    }
+
+    /// Fails if more was written than a budget for the whole run allows: each thread may exceed it by one batch.
+    pub(super) fn check_budget(&self) {
+        let Some(budget) = self.settings.spill.map(|spill| spill.budget) else { return };
+        if budget.is_none() || budget.period() != Period::Run {
+            return;
+        }
+        let batch = (BATCH * self.settings.unit.bytes()) as u64;
+        let allowed = budget.bytes() + self.settings.all_threads() as u64 * batch;
+        let written = self.engine.bytes_written();
+        assert!(written <= allowed, "BUDGET-1: {written} bytes were written, {allowed} allowed");
     }
 
     /// Whether a thread is changing the mapping of the page at `address`, or has changed it during this

@@ -243,6 +243,10 @@ impl<'w> Program<'w> {
         let limit = least + self.random.below(4 << 20) as u64;
         stats.limit_asked.store(limit, Relaxed);
         stats.stall_asked.store(asked_stall(self.random.of(&[0, 10_000, 500_000])), Relaxed);
+        let percent = 1 + self.random.below(100) as u64;
+        self.random
+            .of(&[&stats.max_pool_percent_asked, &stats.accept_threshold_percent_asked])
+            .store(percent, Relaxed);
         self.world.engine.sample();
     }
 
@@ -329,6 +333,7 @@ impl<'w> Program<'w> {
             (0..READS_BEFORE_THE_FALL).for_each(|_| self.anywhere(Program::read));
         }
         world.check_limit();
+        world.check_budget();
         self.unmap_all();
         world.audit();
         world.check_empty();

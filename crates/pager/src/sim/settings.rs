@@ -1,11 +1,12 @@
 //! What a seed chooses before a run begins.
 
+use zfolio_core::budget::{Period, WriteBudget};
 use zfolio_core::page::{PAGE_BYTES, UnitOrder};
 
 use super::random::Random;
 use super::space::Refusals;
 use crate::config::{Config, Mode};
-use crate::spill::Places;
+use crate::spill::{Places, PoolLimit};
 
 /// What happens to stored data in a run that the engine must end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,7 +29,7 @@ pub(super) enum Storm {
 impl Spill {
     /// Whether it takes all that a program writes.
     fn is_good(self) -> bool {
-        self.bytes_max > 32 << 20 && self.refuses == 0
+        self.bytes_max > 32 << 20 && self.refuses == 0 && self.budget.is_none()
     }
 }
 
@@ -81,6 +82,10 @@ pub(super) struct Spill {
     pub(super) bytes_max: usize,
     /// One of so many requests is refused, and one fails; 0 is none.
     pub(super) refuses: usize,
+    /// How much of the limit the pool may take.
+    pub(super) pool: PoolLimit,
+    /// What may be written.
+    pub(super) budget: WriteBudget,
 }
 
 impl Settings {
@@ -170,7 +175,16 @@ impl Settings {
         let bytes_max = random.of(&[1 << 20, 64 << 20, 64 << 20, 64 << 20]);
         let refuses = random.of(&[0, 0, 5, 50]);
         let noise = random.of(&[self.noise, 1, 1, 2]);
-        Settings { spill: Some(Spill { bytes_max, refuses }), noise, ..self }
+        let pool = PoolLimit {
+            max_pool_percent: random.of(&[100, 100, 10, 40, 60]),
+            accept_threshold_percent: random.of(&[90, 90, 50, 100]),
+        };
+        let (run, second) = (Period::Run, Period::Second);
+        let periods =
+            [(0, run), (0, run), (0, run), (1 << 18, run), (2 << 20, run), (8 << 20, second)];
+        let (budget, period) = random.of(&periods);
+        let budget = WriteBudget::new(budget, period).unwrap_or_default();
+        Settings { spill: Some(Spill { bytes_max, refuses, pool, budget }), noise, ..self }
     }
 
     /// What a storm needs besides.
@@ -201,7 +215,11 @@ impl Settings {
             whole_process: false,
             strict: false,
             stall_ppm: 0,
-            spill: Places::default(),
+            spill: Places {
+                pool: self.spill.map(|spill| spill.pool).unwrap_or_default(),
+                write_budget: self.spill.map(|spill| spill.budget).unwrap_or_default(),
+                ..Places::default()
+            },
         }
     }
 

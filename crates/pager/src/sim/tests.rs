@@ -34,8 +34,9 @@ const NOTE: &str = "ZFOLIO_SIMULATE_NOTE";
 /// Set if stored data is to be damaged: `bits` or `decoder`.
 const DAMAGE: &str = "ZFOLIO_SIMULATE_DAMAGE";
 
-/// Units written to the backing, returned there, and read from it, in all runs of this process.
-static SPILLED: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
+/// Units written to the backing, returned there, and read from it, in all runs of this process; how often the pool was
+/// full, and a budget used up.
+static SPILLED: [AtomicU64; 5] = [const { AtomicU64::new(0) }; 5];
 
 /// A number from the environment.
 fn from_environment(name: &str) -> Option<u64> {
@@ -111,7 +112,10 @@ fn run(seed: u64, trace: bool) -> Result<Trace, String> {
     }
     let done = schedule.run(threads).map_err(|why| format!("{why}; {:?}", world.settings));
     let spill = world.engine.store.spill_stats();
-    for (sum, more) in SPILLED.iter().zip([spill.written, spill.returned, spill.read]) {
+    let figures = world.engine.figures().snapshot();
+    let rules = [figures.pool_limit_hit, figures.write_budget_used_up];
+    let all = [spill.written, spill.returned, spill.read, rules[0], rules[1]];
+    for (sum, more) in SPILLED.iter().zip(all) {
         sum.fetch_add(more, Relaxed);
     }
     done
@@ -211,10 +215,10 @@ fn runs_of_seeds() {
         }
     }
     let seconds = spent().as_secs_f64();
-    let [written, returned, read] = SPILLED.each_ref().map(|sum| sum.load(Relaxed));
+    let [written, returned, read, full, used_up] = SPILLED.each_ref().map(|sum| sum.load(Relaxed));
     println!(
         "\nsimulated {count} seeds, from {fresh} on, {points} points, {written} units spilled, {returned} \
-         returned and {read} read, in {seconds:.1} s of CPU time"
+         returned and {read} read, {full} pools full and {used_up} budgets used up, in {seconds:.1} s of CPU time"
     );
 }
 

@@ -134,6 +134,7 @@ impl World {
         let engine = Engine::on(parts, config, Box::new(Figures(Box::default())));
         let engine = engine.expect("address space for the staging area");
         tree.iter().for_each(|tree| engine.hold_share(tree.member));
+        engine.writes().set(settings.spill.map(|spill| spill.budget).unwrap_or_default());
         let model = Model {
             bytes: vec![0; settings.pages * PAGE_BYTES],
             claims: vec![None; settings.pages],

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
+use zfolio_core::budget::WriteBudget;
 use zfolio_core::store::Backing;
 use zfolio_core::store::backing::{Completion, Failure, Location, Request};
 use zfolio_core::swap::disk::{Disk, SLOT_BYTES, Transfer};
@@ -22,6 +23,7 @@ use zfolio_sys::{Errno, disk, random};
 use super::any::SpillDisk;
 use super::file::{Medium, Refusal};
 use super::plain::Plain;
+use super::pool_limit::PoolLimit;
 use super::uring::{DEPTH, Sender};
 use crate::rank;
 
@@ -41,11 +43,21 @@ pub struct Places {
     /// How much may be spilled in all; `None`: half of what is free in the first directory's file system, or all of
     /// a device.
     pub limit_bytes: Option<u64>,
+    /// How much of the pager's limit the pool may take.
+    pub pool: PoolLimit,
+    /// How much may be written, and in what time.
+    pub write_budget: WriteBudget,
 }
 
 impl Places {
     /// What the variable `ZFOLIO_SPILL` says where nothing is to be spilled; otherwise it has a path a line.
     pub const NONE: &str = "none";
+
+    /// Whether what may go to disk is bounded although nothing goes there.
+    pub(crate) fn is_for_nowhere(&self) -> bool {
+        let is_bounded = self.pool != PoolLimit::default() || !self.write_budget.is_none();
+        self.paths.is_empty() && is_bounded
+    }
 
     /// A path with its priority, as people write it: `/var/tmp`, or `/dev/sdb,prio=5`. Without one it is 0.
     ///
@@ -79,6 +91,18 @@ pub enum PlaceError {
         /// How many are accepted.
         most: usize,
     },
+    /// A percentage is none.
+    Percent {
+        /// What was given.
+        given: PoolLimit,
+    },
+    /// A budget for writes is none.
+    Budget {
+        /// What was given, and what is accepted.
+        why: String,
+    },
+    /// What may go to disk is bounded, and there is no disk.
+    Nowhere,
     /// There are as many areas as there can be: this process still reads files of its ancestors.
     Busy,
     /// The system has none.
@@ -98,6 +122,17 @@ impl std::fmt::Display for PlaceError {
                 write!(f, "spill limit {given}: at least {SPILL_BYTES_MIN} bytes are needed")
             }
             PlaceError::TooMany { most } => write!(f, "spill: more than {most} places"),
+            PlaceError::Percent { given } => write!(
+                f,
+                "max_pool_percent {}, accept_threshold_percent {}: 1 to 100 is accepted",
+                given.max_pool_percent, given.accept_threshold_percent
+            ),
+            PlaceError::Budget { why } => write!(f, "write budget: {why}"),
+            PlaceError::Nowhere => write!(
+                f,
+                "max_pool_percent, accept_threshold_percent and a write budget are for what goes to \
+                 disk, and nothing does: a place to spill to is needed"
+            ),
             PlaceError::Busy => {
                 write!(f, "spill: {AREAS_MAX} files of its ancestors are still in use")
             }
@@ -265,6 +300,9 @@ impl Place {
     ) -> Result<Place, PlaceError> {
         if let Some(given) = places.limit_bytes.filter(|given| *given < SPILL_BYTES_MIN) {
             return Err(PlaceError::Limit { given });
+        }
+        if !places.pool.is_valid() {
+            return Err(PlaceError::Percent { given: places.pool });
         }
         if places.paths.len() > AREAS_MAX {
             return Err(PlaceError::TooMany { most: AREAS_MAX });

@@ -3,6 +3,7 @@
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::Relaxed;
 
+use zfolio_core::budget::{Period, WriteBudget};
 use zfolio_core::store::backing::memory::Memory;
 use zfolio_core::testing::{Random, seed};
 use zfolio_sys::map::Reservation;
@@ -10,6 +11,7 @@ use zfolio_sys::map::Reservation;
 use crate::config::Mode;
 use crate::engine::Engine;
 use crate::inline;
+use crate::spill::BATCH;
 
 const MIB: usize = 1 << 20;
 const PAGE: usize = 4096;
@@ -27,6 +29,109 @@ fn contents(seed: u64) -> Vec<u8> {
         page[PAGE / 8..].fill(0);
     }
     page
+}
+
+/// An engine with its background thread and a backing, until it is ended.
+struct Running {
+    engine: &'static Engine,
+    served: Option<inline::Registered>,
+    background: std::thread::JoinHandle<()>,
+}
+
+impl Running {
+    fn start(limit: usize, backing_bytes: usize) -> Running {
+        let backing = Box::new(Memory::new(backing_bytes));
+        let engine = Engine::spilling_for_test(limit as u64, Some(backing));
+        let engine: &'static Engine = Box::leak(Box::new(engine));
+        let served = inline::register(engine);
+        assert!(served.is_some(), "few engines");
+        let background = std::thread::spawn(|| engine.reclaim_in_background());
+        Running { engine, served, background }
+    }
+
+    fn filled(&self, bytes: usize) -> Filled<'static> {
+        let space = self.engine.adopted(bytes, |_| ());
+        Filled { engine: self.engine, space, seeds: vec![0; bytes / PAGE] }
+    }
+
+    fn of(&self, name: &str) -> u64 {
+        self.engine.figures().get(name).expect("a figure")
+    }
+
+    /// Waits until the background thread has brought something about; it takes a turn each 20 ms.
+    fn await_that(&self, what: &str, is_so: impl Fn() -> bool) {
+        for _ in 0..3_000 {
+            if is_so() {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        panic!("{what}: {:?}", self.engine.figures());
+    }
+
+    fn end(self, filled: &Filled<'_>) {
+        self.engine.unmap_adopted(&filled.space);
+        self.engine.stop();
+        self.background.join().expect("it ends");
+        drop(self.served);
+    }
+}
+
+/// Goal: a pool that passes its part of the limit comes down to the threshold, and nothing is written before. Method:
+/// data that fits when compressed; then a part is asked for that is less than it takes.
+#[test]
+fn a_pool_comes_down_to_its_part_of_the_limit() {
+    if let Err(why) = Mode::Inline.check() {
+        return eprintln!("SKIPPED: {why}");
+    }
+    let (limit, bytes) = (16 * MIB, 48 * MIB);
+    let running = Running::start(limit, 2 * bytes);
+    let mut filled = running.filled(bytes);
+    let pages = filled.seeds.len();
+    // Seeds that are multiples of 5 make pages of which an eighth is noise.
+    (0..pages).for_each(|page| filled.write(page, 5 * (page as u64 + 1)));
+    running.await_that("what is compressed", || running.of("pool_bytes") > 4 * MIB as u64);
+    assert_eq!([running.of("pool_limit_hit"), running.of("written_back_units")], [0, 0]);
+    let stats = running.engine.stats();
+    stats.accept_threshold_percent_asked.store(80, Relaxed);
+    stats.max_pool_percent_asked.store(20, Relaxed);
+    let accept = (limit / 5 * 4 / 5) as u64;
+    running.await_that("a smaller pool", || {
+        running.of("pool_limit_hit") > 0 && running.of("pool_bytes") <= accept
+    });
+    assert!(running.of("written_back_units") > 0);
+    assert_eq!([running.of("max_pool_percent"), running.of("accept_threshold_percent")], [20, 80]);
+    (0..pages).for_each(|page| filled.check(page));
+    running.end(&filled);
+}
+
+/// Goal: nothing is written once a budget is used up, the limit is passed meanwhile, and no byte is lost; with another
+/// budget the limit holds again. Method: noise, four times the limit, and a budget of less than that.
+#[test]
+fn a_used_up_budget_stops_writing() {
+    if let Err(why) = Mode::Inline.check() {
+        return eprintln!("SKIPPED: {why}");
+    }
+    let (limit, bytes, budget) = (8 * MIB, 32 * MIB, 6 * MIB as u64);
+    let running = Running::start(limit, 2 * bytes);
+    let allowed = WriteBudget::new(budget, Period::Run).expect("a budget");
+    running.engine.set_write_budget(allowed);
+    let mut filled = running.filled(bytes);
+    let pages = filled.seeds.len();
+    (0..pages).for_each(|page| filled.write(page, 5 * page as u64 + 1));
+    running.engine.sample();
+    assert_eq!(running.of("write_budget_used_up"), 1);
+    assert_eq!([running.of("write_budget_bytes"), running.of("write_budget_s")], [budget, 0]);
+    let written = running.engine.bytes_written();
+    // Each of two threads may have begun a batch.
+    assert!(written >= budget && written <= budget + (2 * BATCH * 16) as u64 * 1024, "{written}");
+    assert!(running.of("over_limit") > 0);
+    (0..pages).for_each(|page| filled.check(page));
+    running.engine.stats().write_budget_asked.store(WriteBudget::NONE.to_asked(), Relaxed);
+    running.await_that("the limit holds again", || running.engine.below_limit() >= 0);
+    assert!(running.engine.bytes_written() > written);
+    (0..pages).for_each(|page| filled.check(page));
+    running.end(&filled);
 }
 
 impl Filled<'_> {
