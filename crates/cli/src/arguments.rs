@@ -7,6 +7,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueHint};
+use zfolio_core::budget::WriteBudget;
 use zfolio_core::page::UnitOrder;
 pub(crate) use zfolio_core::size::parse_stall;
 use zfolio_core::zcomp::Choice;
@@ -17,7 +18,8 @@ use crate::manual;
 
 pub(crate) use line::{command_path, help, parse};
 pub(crate) use values::{
-    parse_algorithm, parse_limit_or_auto, parse_spill, parse_spill_limit, parse_unit,
+    parse_algorithm, parse_limit_or_auto, parse_percent, parse_spill, parse_spill_limit,
+    parse_unit, parse_write_budget,
 };
 use values::{parse_pid, parse_seconds, parse_setting};
 
@@ -105,7 +107,8 @@ signals on, and ends as the program ended: with its exit status, or by the same 
 this machine can't ('zfolio doctor' says why); 122 --strict ended the program; 2 a wrong argument.
 
 Defaults may stand in the environment: ZFOLIO_LIMIT, ZFOLIO_STALL, ZFOLIO_ALGORITHM, ZFOLIO_UNIT,
-ZFOLIO_SPILL (a place a line, or none), ZFOLIO_SPILL_LIMIT, and ZFOLIO_PER_PROCESS=1, ZFOLIO_STRICT=1,
+ZFOLIO_SPILL (a place a line, or none), ZFOLIO_SPILL_LIMIT, ZFOLIO_MAX_POOL_PERCENT,
+ZFOLIO_ACCEPT_THRESHOLD_PERCENT, ZFOLIO_WRITE_BUDGET, and ZFOLIO_PER_PROCESS=1, ZFOLIO_STRICT=1,
 ZFOLIO_QUIET=1. An option given overrides them."
 )]
 pub(crate) struct RunArgs {
@@ -147,6 +150,26 @@ pub(crate) struct RunArgs {
     /// How much may be on disk in all, at least 16M [default: half of what is free there]
     #[arg(long, value_name = "SIZE", value_parser = parse_spill_limit, conflicts_with = "no_spill")]
     pub(crate) spill_limit: Option<u64>,
+
+    /// How much may be written to disk: SIZE in each s, min, h or day, or SIZE in all [default: any amount]
+    ///
+    /// For all processes together. Once it is used up memory stays in memory, over the limit, until some of it is
+    /// there again. It bounds the wear of an SSD: 10G/day.
+    #[arg(long, value_name = "SIZE[/PERIOD]", value_parser = parse_write_budget,
+          conflicts_with = "no_spill")]
+    pub(crate) write_budget: Option<WriteBudget>,
+
+    /// The most that compressed memory may take, in percent of the limit: the rest goes to disk [default: 100]
+    ///
+    /// The kernel's max_pool_percent, 1 to 100. With 100 only the limit counts.
+    #[arg(long, value_name = "N", value_parser = parse_percent, conflicts_with = "no_spill")]
+    pub(crate) max_pool_percent: Option<u8>,
+
+    /// What compressed memory comes down to once it has passed that, in percent of it [default: 90]
+    ///
+    /// The kernel's accept_threshold_percent, 1 to 100.
+    #[arg(long, value_name = "N", value_parser = parse_percent, conflicts_with = "no_spill")]
+    pub(crate) accept_threshold_percent: Option<u8>,
 
     /// Keep everything in memory: what does not fit compressed goes over the limit
     #[arg(long, conflicts_with = "spill")]
@@ -198,6 +221,7 @@ Examples:
   zfolio stat 4711                every figure of one process, with its meaning
   zfolio stat 4711 --watch 0.2 --json > log     a line of JSON, five times a second
   zfolio stat 4711 --classes      how full its pool's zspages are, by size of the objects
+  zfolio stat 4711 --zswap        the counters of the kernel's zswap, by its names
   sudo zfolio stat --all          those of every user")]
 pub(crate) struct StatArgs {
     /// A managed process: all its figures, with their meanings
@@ -211,6 +235,10 @@ pub(crate) struct StatArgs {
     /// The size classes of the process's pool, in the columns of the kernel's zsmalloc
     #[arg(long, requires = "pid", conflicts_with = "watch")]
     pub(crate) classes: bool,
+
+    /// The counters of the kernel's zswap, a name and a value a line; pages are of 4 KiB
+    #[arg(long, requires = "pid", conflicts_with_all = ["watch", "classes"])]
+    pub(crate) zswap: bool,
 
     /// Show again each SECONDS [1 if not given]
     #[arg(long, short, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",
@@ -235,13 +263,16 @@ pub(crate) struct StatArgs {
 #[command(after_help = "Settings:
   limit=SIZE|N%   as --limit of 'zfolio run', 32M or more
   stall=N%        as --stall of 'zfolio run'; 0: only the limit counts
+  max_pool_percent=N, accept_threshold_percent=N, write_budget=SIZE[/PERIOD]
+                  as these options of 'zfolio run', for what goes to disk; write_budget=none: any amount
 
-For the PID of a 'zfolio run' the setting is that of all processes that it has now. The limit is the one that
-the processes of a run share, also for the PID of one of them, unless the run has --per-process. A program
-that is executed later begins with the settings of its run.
+For the PID of a 'zfolio run' the setting is that of all processes that it has now. The limit and the budget are
+the ones that the processes of a run share, also for the PID of one of them, unless the run has --per-process. A
+program that is executed later begins with the settings of its run.
 
 Examples:
   zfolio set 4711 limit=1G
+  zfolio set 4711 write_budget=10G/day
   zfolio set 4711 limit=75% stall=1%
   zfolio set 4711 stall=0")]
 pub(crate) struct SetArgs {
@@ -270,6 +301,12 @@ pub(crate) enum Setting {
     Limit(u64),
     /// The share of its time that the program may wait, in millionths.
     Stall(u32),
+    /// The most that the pool may take, in percent of the limit.
+    MaxPoolPercent(u8),
+    /// What a pool comes down to that has taken more, in percent of that.
+    AcceptThresholdPercent(u8),
+    /// What may be written to disk.
+    WriteBudget(WriteBudget),
 }
 
 /// Arguments of `zfolio suggest`.

@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use zfolio_core::budget::{Bucket, WriteBudget};
 use zfolio_core::ledger::{FILE_SUFFIX, Ledger};
 use zfolio_sys::shared;
 
@@ -37,9 +38,18 @@ pub(crate) fn read(directory: &Path, run: u32) -> Option<Box<Ledger>> {
 
 /// Asks the `zfolio run` of that ledger for another limit.
 pub(crate) fn ask_limit(directory: &Path, run: u32, bytes: u64) -> io::Result<()> {
-    let file =
-        OpenOptions::new().write(true).open(directory.join(Ledger::file_name(run.into())))?;
-    file.write_all_at(&bytes.to_ne_bytes(), Ledger::LIMIT_ASKED_AT)
+    write(directory, run, &bytes.to_ne_bytes(), Ledger::LIMIT_ASKED_AT)
+}
+
+/// Sets another budget for what the processes of that ledger write.
+pub(crate) fn set_write_budget(directory: &Path, run: u32, budget: WriteBudget) -> io::Result<()> {
+    let words: Vec<u8> = Bucket::words(budget).into_iter().flat_map(u64::to_ne_bytes).collect();
+    write(directory, run, &words, Ledger::WRITES_AT)
+}
+
+fn write(directory: &Path, run: u32, bytes: &[u8], at: u64) -> io::Result<()> {
+    let path = directory.join(Ledger::file_name(run.into()));
+    OpenOptions::new().write(true).open(path)?.write_all_at(bytes, at)
 }
 
 /// Removes the ledgers of runs that were killed, once none of their processes is left.

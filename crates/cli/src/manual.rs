@@ -101,6 +101,10 @@ const MORE: [Section; 4] = [
             ),
             ("ZFOLIO_SPILL", "Where to spill to, a place a line; or none."),
             ("ZFOLIO_SPILL_LIMIT", "In bytes."),
+            (
+                "ZFOLIO_MAX_POOL_PERCENT, ZFOLIO_ACCEPT_THRESHOLD_PERCENT, ZFOLIO_WRITE_BUDGET",
+                "As the options say.",
+            ),
             ("ZFOLIO_RUN", "The PID of zfolio."),
         ],
     },

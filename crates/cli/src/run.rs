@@ -150,7 +150,7 @@ fn supervisor(settings: &mut Settings, directory: Option<&Path>) -> Option<Super
         return None;
     }
     directory.into_iter().for_each(ledger_file::sweep);
-    let supervisor = Supervisor::new(settings.limit_bytes);
+    let supervisor = Supervisor::new(settings.limit_bytes, settings.spill.write_budget);
     if supervisor.is_none() {
         settings.tree = false;
         if !settings.quiet {
@@ -215,14 +215,18 @@ fn environment(settings: &Settings, preload: &Path) -> Result<Vec<CString>, Fail
     }
     let flag = |set: bool| set.then(|| OsString::from("1"));
     let spill = &settings.spill;
-    let ours: [(&str, Option<OsString>); 12] = [
+    let rule = |text: String| spill.is_any().then(|| OsString::from(text));
+    let ours: [(&str, Option<OsString>); 15] = [
         ("LD_PRELOAD", Some(library)),
         ("ZFOLIO_LIMIT", Some(settings.limit_bytes.to_string().into())),
         ("ZFOLIO_UNIT", Some(settings.unit.bytes().to_string().into())),
         ("ZFOLIO_ALGORITHM", Some(settings.algorithm.to_string().into())),
         ("ZFOLIO_STALL", Some(size::display_stall(settings.stall_ppm).into())),
         ("ZFOLIO_SPILL", Some(spill.variable())),
-        ("ZFOLIO_SPILL_LIMIT", spill.is_any().then(|| spill.limit_bytes.to_string().into())),
+        ("ZFOLIO_SPILL_LIMIT", rule(spill.limit_bytes.to_string())),
+        ("ZFOLIO_MAX_POOL_PERCENT", rule(spill.pool.max_pool_percent.to_string())),
+        ("ZFOLIO_ACCEPT_THRESHOLD_PERCENT", rule(spill.pool.accept_threshold_percent.to_string())),
+        ("ZFOLIO_WRITE_BUDGET", rule(spill.write_budget.exact())),
         ("ZFOLIO_FALLS", flag(settings.auto)),
         ("ZFOLIO_PER_PROCESS", flag(!settings.tree)),
         ("ZFOLIO_STRICT", flag(settings.strict)),

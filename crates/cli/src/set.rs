@@ -1,8 +1,10 @@
-//! `zfolio set`: another limit, or another share of time to be waited, for what runs already.
+//! `zfolio set`: another limit, another share of time to be waited, or other bounds of what goes to disk, for what runs
+//! already.
 //!
 //! The words are written into the file in which the process publishes its figures; its background
 //! thread finds them there at its next look, 20 ms later at most. A limit that the processes of a run
-//! share is written into its ledger, and `zfolio run` acts on it.
+//! share is written into its ledger, and `zfolio run` acts on it; so is a budget for writes, which all
+//! of them find there.
 
 use std::io;
 use std::path::PathBuf;
@@ -38,11 +40,19 @@ pub(crate) fn set(arguments: &SetArgs) -> Result<ExitCode, Failure> {
                 asked.map_err(|error| unwritten(*run, &error))?;
                 shared_limit = Some((*run, *bytes));
             }
+            (Setting::WriteBudget(budget), Some(Shared { run, directory })) => {
+                files_of(pid)?.iter().try_for_each(|file| check_spills(file, *setting))?;
+                let set = ledger_file::set_write_budget(directory, *run, *budget);
+                set.map_err(|error| unwritten(*run, &error))?;
+            }
             _ => own.push(*setting),
         }
     }
     let files = if own.is_empty() { Vec::new() } else { files_of(pid)? };
     // All processes are asked before any is waited for.
+    for file in &files {
+        own.iter().try_for_each(|setting| check_spills(file, *setting))?;
+    }
     for file in &files {
         own.iter().try_for_each(|setting| ask(file, *setting))?;
     }
@@ -120,20 +130,53 @@ fn files_of(pid: u32) -> Result<Vec<StatsFile>, Failure> {
     if files.is_empty() { Ok(vec![stat::find(pid)?]) } else { Ok(files) }
 }
 
+/// Refuses a setting for what goes to disk, if nothing does.
+fn check_spills(file: &StatsFile, setting: Setting) -> Result<(), Failure> {
+    let name = match setting {
+        Setting::Limit(_) | Setting::Stall(_) => return Ok(()),
+        Setting::MaxPoolPercent(_) => "max_pool_percent",
+        Setting::AcceptThresholdPercent(_) => "accept_threshold_percent",
+        Setting::WriteBudget(_) => "write_budget",
+    };
+    match file.stats.figures.max_pool_percent.load(Relaxed) {
+        0 => Err(Failure::argument(format!(
+            "{name}: process {} has no disk to write to; accepted: for a process that was started with one \
+             (--spill)",
+            file.pid
+        ))),
+        _ => Ok(()),
+    }
+}
+
 fn ask(file: &StatsFile, setting: Setting) -> Result<(), Failure> {
     match setting {
         Setting::Limit(bytes) => file.ask_limit(bytes),
         Setting::Stall(ppm) => file.ask_stall(ppm),
+        Setting::MaxPoolPercent(percent) => file.ask_max_pool_percent(percent),
+        Setting::AcceptThresholdPercent(percent) => file.ask_accept_threshold_percent(percent),
+        Setting::WriteBudget(budget) => file.ask_write_budget(budget),
     }
     .map_err(|error| unwritten(file.pid, &error))
 }
 
 /// Whether the process has done what it was asked for, or has ended.
 fn holds(file: &StatsFile, setting: Setting) -> bool {
-    file.again().is_none_or(|now| match setting {
-        Setting::Limit(bytes) => now.stats.figures.limit_bytes.load(Relaxed) == bytes,
-        Setting::Stall(ppm) => now.stats.figures.stall_ppm.load(Relaxed) == u64::from(ppm),
-    })
+    let Some(now) = file.again() else { return true };
+    let figures = &now.stats.figures;
+    let (figure, value) = match setting {
+        Setting::Limit(bytes) => (&figures.limit_bytes, bytes),
+        Setting::Stall(ppm) => (&figures.stall_ppm, ppm.into()),
+        Setting::MaxPoolPercent(percent) => (&figures.max_pool_percent, percent.into()),
+        Setting::AcceptThresholdPercent(percent) => {
+            (&figures.accept_threshold_percent, percent.into())
+        }
+        Setting::WriteBudget(budget) => {
+            let seconds = figures.write_budget_s.load(Relaxed);
+            let is_same = figures.write_budget_bytes.load(Relaxed) == budget.bytes();
+            return is_same && seconds == budget.period().seconds();
+        }
+    };
+    figure.load(Relaxed) == value
 }
 
 fn unwritten(pid: u32, error: &io::Error) -> Failure {

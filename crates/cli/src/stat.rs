@@ -3,6 +3,7 @@
 
 mod rates;
 mod screen;
+mod zswap;
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Write as _};
@@ -67,6 +68,7 @@ pub(crate) fn stat(arguments: &StatArgs) -> Result<ExitCode, Failure> {
             None => overview(arguments),
             Some(pid) => match find(pid) {
                 Ok(file) if arguments.classes => classes(arguments, &file)?,
+                Ok(file) if arguments.zswap => zswap::text(arguments, &file),
                 Ok(file) => one(arguments, &file),
                 // The process ended while it was watched.
                 Err(_) if seen => return Ok(ExitCode::SUCCESS),

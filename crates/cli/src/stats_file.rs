@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::time::Duration;
 
+use zfolio_core::budget::WriteBudget;
 use zfolio_core::stats::{STATS_MAGIC, Stats, asked_stall};
 use zfolio_sys::{clock, shared};
 
@@ -133,6 +134,23 @@ impl StatsFile {
     /// Asks the process to wait for another share of its time, in millionths.
     pub(crate) fn ask_stall(&self, ppm: u32) -> io::Result<()> {
         self.write(offset_of!(Stats, stall_asked), &asked_stall(ppm).to_ne_bytes())
+    }
+
+    /// Asks the process to let the pool take another part of its limit, in percent.
+    pub(crate) fn ask_max_pool_percent(&self, percent: u8) -> io::Result<()> {
+        let at = offset_of!(Stats, max_pool_percent_asked);
+        self.write(at, &u64::from(percent).to_ne_bytes())
+    }
+
+    /// Asks the process to bring a full pool down to another part of that, in percent.
+    pub(crate) fn ask_accept_threshold_percent(&self, percent: u8) -> io::Result<()> {
+        let at = offset_of!(Stats, accept_threshold_percent_asked);
+        self.write(at, &u64::from(percent).to_ne_bytes())
+    }
+
+    /// Asks the process to write no more than another budget.
+    pub(crate) fn ask_write_budget(&self, budget: WriteBudget) -> io::Result<()> {
+        self.write(offset_of!(Stats, write_budget_asked), &budget.to_asked().to_ne_bytes())
     }
 
     /// The figures as they are now. `None`: the process has ended.

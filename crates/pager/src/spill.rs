@@ -3,7 +3,8 @@
 //! Out: while the limit can be held by compressing, nothing is written. When resident memory is at its floor and
 //! the limit is not held, the background thread has the store write entries back, those first that were used least
 //! lately. A fault that needs memory waits until a write has ended, instead of passing the limit; if nothing can be
-//! written (the disk is full, or fails), the limit is passed as without a backing.
+//! written (the disk is full, or fails, or the budget for writes is used up), the limit is passed as without a backing.
+//! The background thread also writes back while the pool takes more of the limit than it may (`pool_limit.rs`).
 //!
 //! Back: a fault on a unit whose entry is away has the entry fetched, and is served later (`Later`). The handler puts
 //! such a fault aside and serves others; inline, the faulting thread waits. A change of a mapping that needs units

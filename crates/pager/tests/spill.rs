@@ -119,6 +119,14 @@ fn a_bad_place_is_refused_by_name() {
     assert!(text.contains("/etc/passwd"), "{text}");
     let text = refused(builder().spill("/var/tmp").spill_limit(4096));
     assert!(text.contains("4096") && text.contains("16777216"), "{text}");
+    let text = refused(builder().spill("/var/tmp").max_pool_percent(101));
+    assert!(text.contains("max_pool_percent 101") && text.contains("1 to 100"), "{text}");
+    let text = refused(builder().spill("/var/tmp").write_budget("10G/week"));
+    assert!(text.contains("'10G/week' is not a budget; accepted: "), "{text}");
+    for nowhere in [builder().accept_threshold_percent(80), builder().write_budget("1G")] {
+        let text = refused(nowhere);
+        assert!(text.contains("a place to spill to is needed"), "{text}");
+    }
     if std::path::Path::new("/dev/shm").exists() {
         let text = refused(builder().spill("/dev/shm"));
         assert!(text.contains("/dev/shm"), "{text}");

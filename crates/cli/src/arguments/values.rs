@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use zfolio_core::budget::WriteBudget;
 use zfolio_core::page::{PAGE_BYTES, UnitOrder};
 use zfolio_core::size::{self, parse_stall};
 use zfolio_core::zcomp::{self, Choice, Zcomp};
@@ -50,6 +51,15 @@ pub(crate) fn parse_spill_limit(given: &str) -> Result<u64, String> {
     Ok(bytes)
 }
 
+pub(crate) fn parse_percent(given: &str) -> Result<u8, String> {
+    let percent = given.parse().ok().filter(|percent| (1..=100).contains(percent));
+    percent.ok_or_else(|| format!("'{given}' is not a percentage; accepted: 1 to 100"))
+}
+
+pub(crate) fn parse_write_budget(given: &str) -> Result<WriteBudget, String> {
+    given.parse()
+}
+
 pub(crate) fn parse_unit(given: &str) -> Result<UnitOrder, String> {
     let bytes = size::parse(given).map_err(|error| error.to_string())?;
     let order = usize::try_from(bytes).ok().and_then(UnitOrder::from_bytes);
@@ -83,7 +93,15 @@ pub(super) fn parse_setting(given: &str) -> Result<Setting, String> {
     match given.split_once('=') {
         Some(("limit", value)) => Ok(Setting::Limit(parse_limit(value)?)),
         Some(("stall", value)) => Ok(Setting::Stall(parse_stall(value)?)),
-        _ => Err(format!("'{given}' is not a setting; accepted: limit=SIZE, stall=N%")),
+        Some(("max_pool_percent", value)) => Ok(Setting::MaxPoolPercent(parse_percent(value)?)),
+        Some(("accept_threshold_percent", value)) => {
+            Ok(Setting::AcceptThresholdPercent(parse_percent(value)?))
+        }
+        Some(("write_budget", value)) => Ok(Setting::WriteBudget(parse_write_budget(value)?)),
+        _ => Err(format!(
+            "'{given}' is not a setting; accepted: limit=SIZE, stall=N%, max_pool_percent=N, \
+             accept_threshold_percent=N, write_budget=SIZE[/PERIOD]"
+        )),
     }
 }
 

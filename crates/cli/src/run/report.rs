@@ -48,6 +48,9 @@ impl Story<'_> {
             "spill": self.settings.spill.paths.iter().map(|(path, _)| path.display().to_string())
                 .collect::<Vec<_>>(),
             "spill_limit_bytes": self.settings.spill.limit_bytes,
+            "max_pool_percent": self.settings.spill.pool.max_pool_percent,
+            "accept_threshold_percent": self.settings.spill.pool.accept_threshold_percent,
+            "write_budget": self.settings.spill.write_budget.exact(),
             "advice": advice.map(|advice| json!({
                 "limit_bytes": advice.limit_bytes,
                 "waiting_ns": advice.waiting_ns,

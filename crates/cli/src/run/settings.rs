@@ -7,6 +7,8 @@
 //! | `ZFOLIO_ALGORITHM` | `--algorithm` |
 //! | `ZFOLIO_UNIT` | `--unit` |
 //! | `ZFOLIO_SPILL`, `ZFOLIO_SPILL_LIMIT` | `--spill`, one a line, or `none` for `--no-spill`; `--spill-limit` |
+//! | `ZFOLIO_MAX_POOL_PERCENT`, `ZFOLIO_ACCEPT_THRESHOLD_PERCENT` | `--max-pool-percent`, `--accept-threshold-percent` |
+//! | `ZFOLIO_WRITE_BUDGET` | `--write-budget` |
 //! | `ZFOLIO_PER_PROCESS` | `--per-process`, if it is 1 |
 //! | `ZFOLIO_STRICT`, `ZFOLIO_QUIET` | `--strict`, `--quiet`, if they are 1 |
 //!

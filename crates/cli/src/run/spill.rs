@@ -1,14 +1,18 @@
-//! Where a run spills to: `--spill`, `--spill-limit`, `--no-spill`, and what they are when nobody says.
+//! Where a run spills to, and how much: `--spill`, `--spill-limit`, `--no-spill`, `--max-pool-percent`,
+//! `--accept-threshold-percent`, `--write-budget`, and what they are when nobody says.
 //!
 //! Each process opens a file of its own there, once it needs one. What all processes have on disk together stays
-//! below the limit.
+//! below the limit, and what they write within the budget.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use zfolio_pager::spill::{self, Places, Refusal};
+use zfolio_core::budget::WriteBudget;
+use zfolio_pager::spill::{self, Places, PoolLimit, Refusal};
 
-use crate::arguments::{RunArgs, parse_spill, parse_spill_limit};
+use crate::arguments::{
+    RunArgs, parse_percent, parse_spill, parse_spill_limit, parse_write_budget,
+};
 use crate::failure::Failure;
 
 use super::settings::from_variable;
@@ -21,6 +25,36 @@ pub(crate) fn directory(temporary: Option<String>) -> PathBuf {
     temporary.filter(|path| !path.is_empty()).map_or_else(|| DEFAULT.into(), PathBuf::from)
 }
 
+/// How much of the limit compressed memory may take, and how much may be written.
+fn rules(
+    arguments: &RunArgs,
+    variable: &impl Fn(&str) -> Option<String>,
+) -> Result<(PoolLimit, WriteBudget), Failure> {
+    let percent = |given: Option<u8>, name: &'static str, default: u8| match given {
+        Some(percent) => Ok(percent),
+        None => from_variable(variable, name, parse_percent).map(|set| set.unwrap_or(default)),
+    };
+    let RunArgs { max_pool_percent, accept_threshold_percent, write_budget, .. } = arguments;
+    let pool = PoolLimit::default();
+    let pool = PoolLimit {
+        max_pool_percent: percent(
+            *max_pool_percent,
+            "ZFOLIO_MAX_POOL_PERCENT",
+            pool.max_pool_percent,
+        )?,
+        accept_threshold_percent: percent(
+            *accept_threshold_percent,
+            "ZFOLIO_ACCEPT_THRESHOLD_PERCENT",
+            pool.accept_threshold_percent,
+        )?,
+    };
+    let budget = match write_budget {
+        Some(budget) => Some(*budget),
+        None => from_variable(variable, "ZFOLIO_WRITE_BUDGET", parse_write_budget)?,
+    };
+    Ok((pool, budget.unwrap_or_default()))
+}
+
 /// See the module.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(super) struct Spill {
@@ -28,6 +62,10 @@ pub(super) struct Spill {
     pub(super) paths: Vec<(PathBuf, i32)>,
     /// How much may be there in all.
     pub(super) limit_bytes: u64,
+    /// How much of the limit compressed memory may take.
+    pub(super) pool: PoolLimit,
+    /// How much may be written.
+    pub(super) write_budget: WriteBudget,
     /// Why there is none, if nobody has said so.
     pub(super) why_not: Option<String>,
 }
@@ -39,6 +77,28 @@ impl Spill {
     ///
     /// What was given cannot be spilled to.
     pub(super) fn resolve(
+        arguments: &RunArgs,
+        variable: &impl Fn(&str) -> Option<String>,
+    ) -> Result<Spill, Failure> {
+        let (pool, write_budget) = rules(arguments, variable)?;
+        let spill = Spill { pool, write_budget, ..Spill::resolve_places(arguments, variable)? };
+        let given = [
+            ("--max-pool-percent", arguments.max_pool_percent.is_some()),
+            ("--accept-threshold-percent", arguments.accept_threshold_percent.is_some()),
+            ("--write-budget", arguments.write_budget.is_some()),
+        ];
+        match given.into_iter().find(|(_, is_given)| *is_given && !spill.is_any()) {
+            None => Ok(spill),
+            Some((name, _)) => {
+                let why = spill.why_not.as_deref().unwrap_or("ZFOLIO_SPILL is none");
+                Err(Failure::argument(format!(
+                    "{name}: there is no disk to write to ({why}); accepted: with --spill DIR"
+                )))
+            }
+        }
+    }
+
+    fn resolve_places(
         arguments: &RunArgs,
         variable: &impl Fn(&str) -> Option<String>,
     ) -> Result<Spill, Failure> {
@@ -82,7 +142,7 @@ impl Spill {
         for (path, _) in &paths {
             room = room.saturating_add(spill::room(path)?);
         }
-        Ok(Spill { paths, limit_bytes: limit_bytes.unwrap_or(room), why_not: None })
+        Ok(Spill { paths, limit_bytes: limit_bytes.unwrap_or(room), ..Spill::default() })
     }
 
     /// What nobody has asked for is left out where it cannot be had.

@@ -121,6 +121,7 @@ impl fmt::Display for Story<'_> {
         self.write_unseen(f, subject)?;
         self.write_others(f, subject)?;
         self.write_tree(f)?;
+        self.write_budget(f)?;
         self.write_killed(f)
     }
 }
@@ -463,6 +464,22 @@ impl Story<'_> {
             size::display(sum),
             self.limit()
         )
+    }
+
+    /// How often nothing could be written, because the budget was used up.
+    fn write_budget(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let used_up = |file: &StatsFile| of(&file.stats.figures.write_budget_used_up);
+        let times: u64 = self.files.iter().map(used_up).sum();
+        if times == 0 {
+            return Ok(());
+        }
+        write!(f, "  budget      the write budget")?;
+        let budget = self.settings.spill.write_budget;
+        if !budget.is_none() {
+            write!(f, " of {budget}")?;
+        }
+        let plural = if times == 1 { "time" } else { "times" };
+        writeln!(f, " was used up {times} {plural}")
     }
 
     /// The kernel killed the program, and reported the reason only in its log.

@@ -14,6 +14,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use zfolio_core::budget::WriteBudget;
 use zfolio_core::ledger::{Ledger, Owner, Seat, signed};
 use zfolio_sys::{clock, process};
 
@@ -90,8 +91,9 @@ pub(super) struct Supervisor {
 
 impl Supervisor {
     /// Begins a ledger. `None`: no file can be made, and each process has the limit for itself.
-    pub(super) fn new(limit_bytes: u64) -> Option<Supervisor> {
+    pub(super) fn new(limit_bytes: u64, write_budget: WriteBudget) -> Option<Supervisor> {
         let ledger = ledger_file::create(std::process::id(), limit_bytes)?;
+        ledger.writes().set(write_budget);
         let pid = std::process::id();
         let namespace = process::pid_namespace();
         let start_ticks = stats_file::start_ticks(pid).unwrap_or(0);
@@ -347,6 +349,7 @@ mod tests {
     use super::Supervisor;
     use crate::run::tree::Tree;
     use std::process::Command;
+    use zfolio_core::budget::WriteBudget;
     use zfolio_core::ledger::Owner;
 
     const MIB: u64 = 1 << 20;
@@ -355,7 +358,7 @@ mod tests {
     /// is not.
     #[test]
     fn a_killed_process_leaves_its_share() {
-        let Some(mut supervisor) = Supervisor::new(256 * MIB) else {
+        let Some(mut supervisor) = Supervisor::new(256 * MIB, WriteBudget::NONE) else {
             eprintln!("SKIPPED: no /dev/shm");
             return;
         };
@@ -378,7 +381,7 @@ mod tests {
     /// that uses little, in a ledger with and without free memory.
     #[test]
     fn an_unwatched_process_keeps_what_it_uses_when_memory_is_scarce() {
-        let Some(mut supervisor) = Supervisor::new(256 * MIB) else { return };
+        let Some(mut supervisor) = Supervisor::new(256 * MIB, WriteBudget::NONE) else { return };
         let mut child = Command::new("sleep").arg("30").spawn().unwrap();
         let start_ticks = crate::stats_file::start_ticks(child.id()).unwrap();
         let owner = Owner { pid: child.id(), namespace: supervisor.namespace, start_ticks };
@@ -399,7 +402,7 @@ mod tests {
     /// Goal: what a process without a share has is not free; and what was lost is put back.
     #[test]
     fn a_stranger_is_charged() {
-        let Some(mut supervisor) = Supervisor::new(256 * MIB) else { return };
+        let Some(mut supervisor) = Supervisor::new(256 * MIB, WriteBudget::NONE) else { return };
         let mut child = Command::new("sleep").arg("30").spawn().unwrap();
         let mut tree = Tree::new(child.id(), "no-such-library.so".to_owned(), None);
         while tree.alive().all(|one| !one.settled) {

@@ -43,6 +43,9 @@ fn a_bad_variable_is_status_2_and_named() {
         ("ZFOLIO_SPILL", "/dev/shm", "'/dev/shm' is on a tmpfs"),
         ("ZFOLIO_SPILL", "/var/tmp,prio=99999", "'99999' is not a priority"),
         ("ZFOLIO_SPILL_LIMIT", "1K", "16M or more"),
+        ("ZFOLIO_MAX_POOL_PERCENT", "0", "'0' is not a percentage; accepted: 1 to 100"),
+        ("ZFOLIO_ACCEPT_THRESHOLD_PERCENT", "90%", "'90%' is not a percentage"),
+        ("ZFOLIO_WRITE_BUDGET", "10G/week", "'10G/week' is not a budget; accepted: a size"),
     ];
     for (name, value, part) in cases {
         let output = run(&[], &[(name, value)]);
@@ -78,6 +81,34 @@ fn where_to_spill_is_an_option_a_variable_or_the_default() {
     let two = [("ZFOLIO_SPILL", "/var/tmp\n/var/tmp,prio=7"), ("ZFOLIO_SPILL_LIMIT", "32M")];
     assert_eq!(said(&[], &two), "/var/tmp\n/var/tmp,prio=7 33554432\n");
     assert_eq!(said(&["--spill", "/var/tmp,prio=-1"], &two), "/var/tmp,prio=-1 33554432\n");
+}
+
+/// Goal: the program finds the bounds of what goes to disk; variables of a run that writes nothing are not refused.
+#[test]
+fn what_goes_to_disk_is_bounded_by_options_or_variables() {
+    if !works() {
+        return;
+    }
+    let names = ["MAX_POOL_PERCENT", "ACCEPT_THRESHOLD_PERCENT", "WRITE_BUDGET"];
+    let names = names.map(|name| format!("ZFOLIO_{name}"));
+    let script = format!("echo ${} ${} ${}", names[0], names[1], names[2]);
+    let said = |options: &[&str], variables: &[(&str, &str)]| {
+        let program = ["--", "sh", "-c", &script];
+        let all: Vec<&str> =
+            ["run", "-q", "-l", "64M"].iter().chain(options).chain(&program).copied().collect();
+        let mut command = zfolio(&all);
+        let command = command.env_remove("TMPDIR").envs(variables.iter().copied());
+        texts(&command.output().expect("it was built")).0
+    };
+    assert_eq!(said(&[], &[]), "100 90 none\n");
+    let options =
+        ["--max-pool-percent", "40", "--accept-threshold-percent=80", "--write-budget", "10G/day"];
+    assert_eq!(said(&options, &[]), "40 80 10737418240/day\n");
+    let variables: Vec<(&str, &str)> =
+        names.iter().map(String::as_str).zip(["30", "70", "1M/s"]).collect();
+    assert_eq!(said(&[], &variables), "30 70 1048576/s\n");
+    assert_eq!(said(&["--write-budget", "none"], &variables), "30 70 none\n");
+    assert_eq!(said(&["--no-spill"], &variables), "\n", "they have no meaning there");
 }
 
 /// Goal: the inner program has what it would have had without the inner `zfolio`; quiet and strict

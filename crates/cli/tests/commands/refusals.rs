@@ -18,7 +18,7 @@ fn assert_refused(arguments: &[&str], status: i32, parts: &[&str]) {
 
 #[test]
 fn wrong_arguments_are_status_2() {
-    let cases: [(&[&str], &[&str]); 26] = [
+    let cases: [(&[&str], &[&str]); 35] = [
         (&["run", "--limit", "12Q", "--", "true"], &["--limit", "'12Q'", "256M"]),
         (&["run", "--limit", "", "--", "true"], &["--limit", "''", "accepted"]),
         (&["run", "--limit", "1M", "--", "true"], &["--limit", "'1M'", "32M or more"]),
@@ -46,6 +46,21 @@ fn wrong_arguments_are_status_2() {
         (&["run", "--spill-limit", "1M", "true"], &["--spill-limit", "'1M'", "16M or more"]),
         (&["run", "--no-spill", "--spill", "/var/tmp", "true"], &["--no-spill", "--spill"]),
         (&["run", "--no-spill", "--spill-limit", "1G", "true"], &["--no-spill", "--spill-limit"]),
+        (
+            &["run", "--max-pool-percent", "101", "true"],
+            &["--max-pool-percent", "'101'", "1 to 100"],
+        ),
+        (&["run", "--accept-threshold-percent", "x", "true"], &["-percent", "'x'", "1 to 100"]),
+        (&["run", "--no-spill", "--max-pool-percent", "50", "true"], &["--no-spill", "--max-pool"]),
+        (
+            &["run", "--write-budget", "10G/week", "true"],
+            &["--write-budget", "'10G/week'", "/s, /min, /h or /day, as in 10G/day"],
+        ),
+        (&["run", "--write-budget", "some", "true"], &["--write-budget", "'some'", "10G/day"]),
+        (&["set", "1", "max_pool_percent=0"], &["'0'", "1 to 100"]),
+        (&["set", "1", "write_budget=1G/y"], &["'1G/y'", "/day"]),
+        (&["stat", "--zswap"], &["PID", "missing"]),
+        (&["stat", "1", "--zswap", "--classes"], &["--zswap", "--classes"]),
         (&["set", "1"], &["NAME=VALUE", "missing"]),
         (&["set", "1", "speed=9"], &["'speed=9'", "limit=SIZE, stall=N%"]),
         (&["set", "1", "limit=1M"], &["'1M'", "32M or more"]),
@@ -54,6 +69,27 @@ fn wrong_arguments_are_status_2() {
     ];
     for (arguments, parts) in cases {
         assert_refused(arguments, 2, parts);
+    }
+}
+
+/// Goal: what bounds the disk is refused where there is none, whoever said so.
+#[test]
+fn bounds_of_a_disk_need_one() {
+    for option in ["--max-pool-percent", "--accept-threshold-percent", "--write-budget"] {
+        for (name, value, why) in
+            [("ZFOLIO_SPILL", "none", "none"), ("TMPDIR", "/dev/shm", "'/dev/shm' is on a tmpfs")]
+        {
+            let value_of = if option == "--write-budget" { "1G" } else { "50" };
+            let mut command = zfolio(&["run", option, value_of, "--", "true"]);
+            let output = command.env(name, value).output().unwrap();
+            let (_, err) = texts(&output);
+            assert_eq!((output.status.code(), err.lines().count()), (Some(2), 1), "{err}");
+            let start = format!("zfolio: {option}: there is no disk to write to (");
+            assert!(
+                err.starts_with(&start) && err.contains(why) && err.contains("--spill"),
+                "{err}"
+            );
+        }
     }
 }
 

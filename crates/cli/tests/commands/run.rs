@@ -208,6 +208,11 @@ fn what_went_to_disk_is_told_or_why_nothing_did() {
     let err = told(&[("STAND_IN_SPILLED", "1")]);
     let line = "  on disk     300M at most, by plain calls; 400M were written and 500M read\n";
     assert!(err.contains(line), "{err}");
+    let line = "  budget      the write budget was used up 2 times\n";
+    assert!(err.contains(line), "{err}");
+    let err = told(&[("STAND_IN_SPILLED", "1"), ("ZFOLIO_WRITE_BUDGET", "10G/day")]);
+    let line = "  budget      the write budget of 10G/day was used up 2 times\n";
+    assert!(err.contains(line), "{err}");
     let err = told(&[("STAND_IN_OVER", "1"), ("TMPDIR", "/dev/shm")]);
     assert!(err.contains("  on disk     nothing: '/dev/shm' is on a tmpfs, "), "{err}");
     let quiet = told(&[("STAND_IN_OVER", "1"), ("TMPDIR", "/var/tmp")]);

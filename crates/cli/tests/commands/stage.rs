@@ -66,6 +66,7 @@ __attribute__((constructor)) static void start(void) {
       figure(SPILLED_BYTES_MAX, 300ull << 20);
       figure(SPILL_WRITTEN_BYTES, 400ull << 20);
       figure(SPILL_READ_BYTES, 500ull << 20);
+      figure(WRITE_BUDGET_USED_UP, 2);
     }
     if (getenv("STAND_IN_OVER")) figure(OVER_LIMIT, 3);
     refault(REFAULTS_AT, 55, 5000000000ull);

@@ -122,6 +122,24 @@ fn a_user_of_the_library_is_listed_and_marked() {
     let process = process.expect(&out);
     assert!(process["library"].as_u64().is_some_and(|number| number >= 1), "{out}");
     assert_eq!(process["figures"]["limit_bytes"], 8 << 20);
+    let (code, out, _) = output_of(&["stat", &me, "--zswap"]);
+    let line = |name: &str| -> u64 {
+        let mut lines = out.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let fields =
+            lines.find(|fields| fields[0] == name).unwrap_or_else(|| panic!("{name}: {out}"));
+        fields[1].parse().expect("a number")
+    };
+    assert_eq!((code, out.lines().count(), &out[..7]), (Some(0), 15, "COUNTER"), "{out}");
+    assert!(line("stored_pages") > 0 && line("pool_total_size") > 0, "{out}");
+    assert!(line("zswpout") >= line("stored_pages") && line("zswpwb") == 0, "{out}");
+    let (_, bare, _) = output_of(&["stat", &me, "--zswap", "--noheadings"]);
+    assert!(bare.starts_with("stored_pages ") && bare.lines().count() == 14, "{bare}");
+    let (_, json, _) = output_of(&["stat", &me, "--zswap", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert!(json["pool_total_size"].as_u64() > Some(0) && json["reject_compress_poor"] == 0);
+    let (code, out, err) = output_of(&["set", &me, "max_pool_percent=50"]);
+    assert_eq!((code, out.as_str(), err.lines().count()), (Some(2), "", 1));
+    assert!(err.contains("max_pool_percent: process ") && err.contains("--spill"), "{err}");
     let (code, out, _) = output_of(&["stat", &me, "--classes"]);
     assert!(code == Some(0) && out.lines().count() > 1, "{out}");
     let (code, out, err) = output_of(&["set", &me, "limit=32M", "stall=0.5%"]);
@@ -136,4 +154,46 @@ fn a_user_of_the_library_is_listed_and_marked() {
     drop((region, pager));
     let (_, out, _) = output_of(&["stat"]);
     assert!(!out.contains(":of-a-test"), "{out}");
+}
+
+/// Goal: what bounds the disk is changed while a process runs, and the figures say so. Method: this process uses the
+/// library.
+#[test]
+fn bounds_of_a_disk_are_changed_while_a_process_runs() {
+    let pager = zfolio::Pager::builder().limit(8 << 20).name("of-a-disk").spill("/var/tmp");
+    let pager = match pager.max_pool_percent(60).write_budget("1G").build() {
+        Err(why) if why.is_unsupported() => return eprintln!("SKIPPED: {why}"),
+        Err(why) => return eprintln!("SKIPPED: /var/tmp: {why}"),
+        Ok(pager) => pager,
+    };
+    // Other tests of this process have pagers too, and 'set' means the first: the figures are those of this one.
+    let names =
+        ["max_pool_percent", "accept_threshold_percent", "write_budget_bytes", "write_budget_s"];
+    let seen = || {
+        let figures = pager.stats().figures;
+        names.map(|name| figures.get(name).expect("a figure"))
+    };
+    let until = |expected: [u64; 4]| {
+        for _ in 0..2_000 {
+            if seen() == expected {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        panic!("{:?} is not {expected:?}", seen());
+    };
+    until([60, 90, 1 << 30, 0]);
+    let uid = zfolio_sys::probe::effective_uid();
+    let own = format!("{}.", std::process::id());
+    let files = std::fs::read_dir(format!("/dev/shm/zfolio-{uid}")).unwrap();
+    let ours = files.flatten().filter(|file| file.file_name().to_string_lossy().starts_with(&own));
+    if ours.count() != 1 {
+        return eprintln!("SKIPPED: another test of this process has a pager now");
+    }
+    let me = std::process::id().to_string();
+    let settings = ["max_pool_percent=30", "accept_threshold_percent=70", "write_budget=10G/day"];
+    let arguments: Vec<&str> = ["set", &me].into_iter().chain(settings).collect();
+    let (code, out, err) = output_of(&arguments);
+    assert_eq!((code, out.as_str(), err.as_str()), (Some(0), "", ""));
+    until([30, 70, 10 << 30, 86_400]);
 }
