@@ -368,7 +368,8 @@ impl Engine {
         set(&figures.spilled_bytes, &figures.spilled_bytes_max, spill.bytes);
         figures.written_back_units.store(spill.written, Relaxed);
         figures.written_back_clean.store(spill.returned, Relaxed);
-        figures.reject_written_back.store(spill.not_written, Relaxed);
+        let rejected = spill.not_written.saturating_sub(spill.refused);
+        figures.reject_written_back.store(rejected, Relaxed);
         figures.read_back_units.store(spill.read, Relaxed);
         figures.read_back_fail.store(spill.not_read, Relaxed);
         figures.spilled_incompressible_units.store(spill.raw_units, Relaxed);

@@ -101,6 +101,7 @@ struct Counters {
     written_bytes: AtomicU64,
     returned: AtomicU64,
     not_written: AtomicU64,
+    refused: AtomicU64,
     failed: AtomicU64,
     read: AtomicU64,
     not_read: AtomicU64,
@@ -127,6 +128,8 @@ pub struct SpillStats {
     pub returned: u64,
     /// Writes that were refused, failed, or came to nothing: the entry was wanted meanwhile.
     pub not_written: u64,
+    /// Those of them that the backing did not accept: it is busy, or full.
+    pub refused: u64,
     /// Writes that were accepted and failed.
     pub failed: u64,
     /// Entries that were fetched.
@@ -273,6 +276,7 @@ impl<S: PageSource> Store<S> {
                 Some(_) => {
                     spill.end();
                     self.stay(spill, handle);
+                    add(&spill.counters.refused, 1);
                     done.refused += 1;
                 }
             }
@@ -710,6 +714,7 @@ impl<S: PageSource> Store<S> {
             written: of(&counters.written),
             written_bytes: of(&counters.written_bytes),
             not_written: of(&counters.not_written),
+            refused: of(&counters.refused),
             failed: of(&counters.failed),
             read: of(&counters.read),
             not_read: of(&counters.not_read),
