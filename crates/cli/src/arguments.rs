@@ -265,6 +265,8 @@ pub(crate) struct StatArgs {
   stall=N%        as --stall of 'zfolio run'; 0: only the limit counts
   max_pool_percent=N, accept_threshold_percent=N, write_budget=SIZE[/PERIOD]
                   as these options of 'zfolio run', for what goes to disk; write_budget=none: any amount
+  algorithm=NAME[,level=N]
+                  for what is compressed from now on; what is compressed already stays as it is
 
 For the PID of a 'zfolio run' the setting is that of all processes that it has now. The limit and the budget are
 the ones that the processes of a run share, also for the PID of one of them, unless the run has --per-process. A
@@ -273,6 +275,7 @@ program that is executed later begins with the settings of its run.
 Examples:
   zfolio set 4711 limit=1G
   zfolio set 4711 write_budget=10G/day
+  zfolio set 4711 algorithm=zstd,level=3
   zfolio set 4711 limit=75% stall=1%
   zfolio set 4711 stall=0")]
 pub(crate) struct SetArgs {
@@ -307,6 +310,8 @@ pub(crate) enum Setting {
     AcceptThresholdPercent(u8),
     /// What may be written to disk.
     WriteBudget(WriteBudget),
+    /// The algorithm for what is compressed from now on, as a word of `zcomp::asked`.
+    Algorithm(u64),
 }
 
 /// Arguments of `zfolio suggest`.

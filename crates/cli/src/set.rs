@@ -13,6 +13,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use zfolio_core::size;
+use zfolio_core::zcomp::asked::{self, Refused};
 use zfolio_sys::clock;
 
 use crate::arguments::{SetArgs, Setting};
@@ -70,6 +71,9 @@ pub(crate) fn set(arguments: &SetArgs) -> Result<ExitCode, Failure> {
         }
         std::thread::sleep(Duration::from_millis(5));
     };
+    for file in &files {
+        own.iter().try_for_each(|setting| check_answer(file, *setting))?;
+    }
     // A run that does not answer has its old limit.
     let held = shared_limit.filter(|(run, _)| *run != pid && silent_run.is_none());
     if let Some((run, bytes)) = held {
@@ -133,7 +137,7 @@ fn files_of(pid: u32) -> Result<Vec<StatsFile>, Failure> {
 /// Refuses a setting for what goes to disk, if nothing does.
 fn check_spills(file: &StatsFile, setting: Setting) -> Result<(), Failure> {
     let name = match setting {
-        Setting::Limit(_) | Setting::Stall(_) => return Ok(()),
+        Setting::Limit(_) | Setting::Stall(_) | Setting::Algorithm(_) => return Ok(()),
         Setting::MaxPoolPercent(_) => "max_pool_percent",
         Setting::AcceptThresholdPercent(_) => "accept_threshold_percent",
         Setting::WriteBudget(_) => "write_budget",
@@ -148,6 +152,27 @@ fn check_spills(file: &StatsFile, setting: Setting) -> Result<(), Failure> {
     }
 }
 
+/// An algorithm that the process has refused is an error.
+fn check_answer(file: &StatsFile, setting: Setting) -> Result<(), Failure> {
+    let Setting::Algorithm(word) = setting else { return Ok(()) };
+    let Some(now) = file.again() else { return Ok(()) };
+    let answer = asked::answered(word, now.stats.algorithm_answer.load(Relaxed));
+    let Some(Err(refused)) = answer else { return Ok(()) };
+    let (pid, algorithm) = (file.pid, now.stats.algorithm());
+    Err(match refused {
+        Refused::Auto => Failure::argument(format!(
+            "algorithm: process {pid} was started with one algorithm, and 'auto' needs two from the start; \
+             accepted: a name that 'zfolio algorithms' lists"
+        )),
+        Refused::Full => Failure::argument(format!(
+            "algorithm: process {pid} has used as many algorithms as it can; accepted: one of them, as {algorithm}"
+        )),
+        Refused::SetUp => Failure::machine(format!(
+            "algorithm: process {pid} cannot set it up: no memory, or another version of zfolio"
+        )),
+    })
+}
+
 fn ask(file: &StatsFile, setting: Setting) -> Result<(), Failure> {
     match setting {
         Setting::Limit(bytes) => file.ask_limit(bytes),
@@ -155,6 +180,7 @@ fn ask(file: &StatsFile, setting: Setting) -> Result<(), Failure> {
         Setting::MaxPoolPercent(percent) => file.ask_max_pool_percent(percent),
         Setting::AcceptThresholdPercent(percent) => file.ask_accept_threshold_percent(percent),
         Setting::WriteBudget(budget) => file.ask_write_budget(budget),
+        Setting::Algorithm(word) => file.ask_algorithm(word),
     }
     .map_err(|error| unwritten(file.pid, &error))
 }
@@ -174,6 +200,9 @@ fn holds(file: &StatsFile, setting: Setting) -> bool {
             let seconds = figures.write_budget_s.load(Relaxed);
             let is_same = figures.write_budget_bytes.load(Relaxed) == budget.bytes();
             return is_same && seconds == budget.period().seconds();
+        }
+        Setting::Algorithm(word) => {
+            return asked::answered(word, now.stats.algorithm_answer.load(Relaxed)).is_some();
         }
     };
     figure.load(Relaxed) == value

@@ -153,6 +153,11 @@ impl StatsFile {
         self.write(offset_of!(Stats, write_budget_asked), &budget.to_asked().to_ne_bytes())
     }
 
+    /// Asks the process to compress with another algorithm, by a word of `zcomp::asked`.
+    pub(crate) fn ask_algorithm(&self, word: u64) -> io::Result<()> {
+        self.write(offset_of!(Stats, algorithm_asked), &word.to_ne_bytes())
+    }
+
     /// The figures as they are now. `None`: the process has ended.
     pub(crate) fn again(&self) -> Option<StatsFile> {
         let directory = self.path.parent()?;

@@ -251,14 +251,14 @@ impl Bucket {
         let then = self.filled_ns.load(Relaxed);
         let passed = u128::from(now_ns.saturating_sub(then)).min(period_ns);
         let size = u128::from(budget.bytes);
-        // At most the budget, since at most a period is counted.
-        let bytes = if period_ns == 0 { 0 } else { passed * size / period_ns };
+        // At most the budget, since at most a period counts. In a whole run nothing comes.
+        let bytes = (passed * size).checked_div(period_ns).unwrap_or(0);
         if bytes == 0 {
             return;
         }
-        // The time that these bytes took, rounded up; what is beyond a full bucket is lost.
-        let took = if passed == period_ns { 0 } else { (bytes * period_ns).div_ceil(size) };
-        let until = if took == 0 { now_ns } else { then + u64::try_from(took).unwrap_or(0) };
+        // The time that these bytes took, rounded up. What comes to a full bucket is lost.
+        let took = u64::try_from((bytes * period_ns).div_ceil(size)).unwrap_or(u64::MAX);
+        let until = if passed == period_ns { now_ns } else { then + took };
         if self.filled_ns.compare_exchange(then, until, Relaxed, Relaxed).is_err() {
             return;
         }
@@ -362,7 +362,7 @@ mod tests {
             let begin = random.below(1 << 40) as u64;
             let (mut now, mut written, mut most) = (begin, 0_u64, 0);
             for _ in 0..5_000 {
-                now += random.below(budget.period().seconds() as usize * 1_000_000) as u64;
+                now += random.below_u64(budget.period().seconds() * 1_000_000);
                 if bucket.left(0, now, || ()) > 0 {
                     let bytes = random.below(200_000) as u64;
                     bucket.take(bytes);

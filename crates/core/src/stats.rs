@@ -12,6 +12,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use crate::refault::{Measured, Refaults};
+use crate::zcomp::{Choice, asked};
 
 mod figures;
 mod histogram;
@@ -73,6 +74,10 @@ pub struct Stats {
     ///
     /// [`WriteBudget::to_asked`]: crate::budget::WriteBudget::to_asked
     pub write_budget_asked: AtomicU64,
+    /// Another process asks for this algorithm ([`zcomp::asked`](crate::zcomp::asked)); 0: nobody did.
+    pub algorithm_asked: AtomicU64,
+    /// The answer to the word that was last acted on.
+    pub algorithm_answer: AtomicU64,
 }
 
 impl Default for Stats {
@@ -90,6 +95,8 @@ impl Default for Stats {
             max_pool_percent_asked: AtomicU64::new(0),
             accept_threshold_percent_asked: AtomicU64::new(0),
             write_budget_asked: AtomicU64::new(0),
+            algorithm_asked: AtomicU64::new(0),
+            algorithm_answer: AtomicU64::new(0),
             algorithm: [const { AtomicU8::new(0) }; NAME_BYTES],
             command: [const { AtomicU8::new(0) }; NAME_BYTES],
             figures: Figures::default(),
@@ -191,13 +198,29 @@ impl Stats {
         }
     }
 
-    /// The words in which other processes ask for something.
+    /// The words in which other processes ask for something, and the answer to one of them.
     #[must_use]
-    pub fn asked(&self) -> [&AtomicU64; 5] {
+    pub fn asked(&self) -> [&AtomicU64; 7] {
         let Stats { limit_asked, stall_asked, max_pool_percent_asked, .. } = self;
         let Stats { accept_threshold_percent_asked, write_budget_asked, .. } = self;
+        let Stats { algorithm_asked, algorithm_answer, .. } = self;
         let percents = [max_pool_percent_asked, accept_threshold_percent_asked];
-        [limit_asked, stall_asked, percents[0], percents[1], write_budget_asked]
+        let words = [limit_asked, stall_asked, percents[0], percents[1], write_budget_asked];
+        let [limit, stall, max, accept, budget] = words;
+        [limit, stall, max, accept, budget, algorithm_asked, algorithm_answer]
+    }
+
+    /// The algorithm that another process has asked for, and got.
+    #[must_use]
+    pub fn algorithm_in_force(&self) -> Option<Choice> {
+        let word = self.algorithm_asked.load(Relaxed);
+        let is_done = asked::answered(word, self.algorithm_answer.load(Relaxed)) == Some(Ok(()));
+        if is_done { asked::from_word(word) } else { None }
+    }
+
+    /// Writes another algorithm into the header.
+    pub fn rename_algorithm(&self, algorithm: &str) {
+        write_name(&self.algorithm, algorithm);
     }
 
     /// The histograms with their names.

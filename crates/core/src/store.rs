@@ -119,6 +119,19 @@ impl<S: PageSource> Store<S> {
         Store { codecs, pool, key, batch_max, spill: None }
     }
 
+    /// Adds a codec for units that are stored from now on. `None`: there is no place for it, or its units or batches are
+    /// longer than those of the first codecs.
+    ///
+    /// Nobody who forks may do so meanwhile.
+    pub fn add_codec(&self, codec: Zcomp) -> Option<CodecId> {
+        self.codecs.add(codec)
+    }
+
+    /// The codecs with their numbers.
+    pub fn codecs(&self) -> impl Iterator<Item = (CodecId, &Zcomp)> {
+        self.codecs.each()
+    }
+
     /// The same with a backing. What passes through the pool on its way there and back finds `reserve_bytes` of pages.
     #[must_use]
     pub fn with_backing(mut self, backing: Box<dyn Backing>, reserve_bytes: usize) -> Self {

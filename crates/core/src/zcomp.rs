@@ -32,6 +32,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod asked;
 mod backend;
 mod bare;
 #[allow(unsafe_code, reason = "calls C")]

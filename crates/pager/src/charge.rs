@@ -194,6 +194,11 @@ impl Charge {
         self.tables_bytes.store(bytes as u64, Relaxed);
     }
 
+    /// Streams of one more codec were set up.
+    pub(crate) fn add_tables(&self, bytes: usize) {
+        add(&self.tables_bytes, bytes as u64);
+    }
+
     /// Managed memory that is mapped.
     fn resident_bytes(&self) -> u64 {
         self.resident_bytes.load(Relaxed)

@@ -31,6 +31,10 @@
 //! While memory goes out that the program does not use (`--stall`), the dense codec stays in use: few
 //! units come back, and how small they are is what counts.
 //!
+//! Another process may ask for an algorithm (`zfolio set`). Then units are stored with that one until another is asked
+//! for, or `auto` again; and what is stored keeps its codec until it is stored again, as an old pool of zswap drains. A
+//! codec that was not set up at the start is set up then, by the background thread.
+//!
 //! # Invariants
 //!
 //! - `DENS-1` A unit is repacked under its folio's lock, and its old copy is dropped only after the
@@ -59,7 +63,8 @@ use zfolio_core::page::UnitOrder;
 use zfolio_core::stats::add;
 use zfolio_core::store::{CodecId, Form, Outcome, Outgoing, Store};
 use zfolio_core::sync::{Guard, Mutex};
-use zfolio_core::zcomp::{self, Zcomp};
+use zfolio_core::zcomp::asked::{self, Refused};
+use zfolio_core::zcomp::{self, Choice, Zcomp};
 use zfolio_core::zsmalloc::PageSource;
 
 use crate::copies::{REVIEW_LOADS, Span, kept_bytes};
@@ -302,6 +307,8 @@ pub(crate) struct Density {
     sample_at: AtomicU64,
     /// Where [`Engine::densify`] goes on; [`DONE`] if there is nothing to do.
     hand: AtomicUsize,
+    /// The number of the codec that another process has asked for, plus 1; 0: none.
+    pinned: AtomicUsize,
 }
 
 impl Density {
@@ -320,7 +327,22 @@ impl Density {
             stays_dense: AtomicBool::new(false),
             sample_at: AtomicU64::new(0),
             hand: AtomicUsize::new(DONE),
+            pinned: AtomicUsize::new(0),
         }
+    }
+
+    /// The codec that was asked for.
+    fn pinned(&self) -> Option<CodecId> {
+        // Relaxed: who sees the number late uses the codec before; Store::codec() acquires the codec.
+        self.pinned.load(Relaxed).checked_sub(1).and_then(CodecId::new)
+    }
+
+    /// From now on units are stored with this codec, and what is stored already stays as it is; or, again, with the one
+    /// that pays.
+    pub(crate) fn pin(&self, codec: Option<CodecId>) {
+        self.pinned.store(codec.map_or(0, |codec| codec.get() + 1), Relaxed);
+        // Nothing is repacked meanwhile; afterwards what the fast codec made is.
+        self.use_dense(self.is_dense());
     }
 
     pub(crate) fn is_dense(&self) -> bool {
@@ -329,11 +351,18 @@ impl Density {
 
     /// The codec for units that are compressed now.
     fn codec(&self) -> CodecId {
-        if self.is_dense() { DENSE } else { FAST }
+        match self.pinned() {
+            Some(codec) => codec,
+            None if self.is_dense() => DENSE,
+            None => FAST,
+        }
     }
 
     /// Whether a unit in this form should be stored again, by the codec in use.
     fn is_outdated(&self, form: Form) -> bool {
+        if self.pinned().is_some() {
+            return false;
+        }
         match (form, self.codec()) {
             // The dense codec may shrink what the fast one could not.
             (Form::Compressed(FAST) | Form::Incompressible(FAST), DENSE) => true,
@@ -344,7 +373,9 @@ impl Density {
 
     /// Whether a unit that is compressed now should be a sample, if so many were `compressed` before.
     fn is_due(&self, compressed: u64) -> bool {
-        let is_due = self.has_choice() && compressed >= self.sample_at.load(Relaxed);
+        let is_due = self.has_choice()
+            && self.pinned().is_none()
+            && compressed >= self.sample_at.load(Relaxed);
         if is_due {
             let every = (compressed / 16).clamp(SAMPLE_OFTEN, SAMPLE_SELDOM);
             self.sample_at.store(compressed + every, Relaxed);
@@ -383,7 +414,8 @@ impl Density {
     /// Changes over to a codec.
     pub(crate) fn use_dense(&self, dense: bool) {
         self.switch.set(dense);
-        self.hand.store(if dense { 0 } else { DONE }, Relaxed);
+        let repacks = dense && self.pinned().is_none();
+        self.hand.store(if repacks { 0 } else { DONE }, Relaxed);
     }
 
     /// Notes what a review found: whether the dense codec pays. `units` are stored.
@@ -458,6 +490,51 @@ impl Engine {
         marked
     }
 
+    /// Does what the word of another process asks for: another algorithm for units that are stored from now on. Called
+    /// by the background thread, without a lock: a codec that is new takes memory for its streams.
+    pub(crate) fn follow_algorithm(&self, word: u64) {
+        let refused = match asked::from_word(word) {
+            None => Some(Refused::SetUp),
+            Some(choice) => match self.use_algorithm(&choice) {
+                Ok(()) => {
+                    self.stats().rename_algorithm(&choice.to_string());
+                    None
+                }
+                Err(refused) => Some(refused),
+            },
+        };
+        self.stats().algorithm_answer.store(asked::answer(word, refused), Relaxed);
+    }
+
+    fn use_algorithm(&self, choice: &Choice) -> Result<(), Refused> {
+        let density = &self.work.density;
+        let params = match choice {
+            Choice::Fixed(params) => params,
+            Choice::Auto if density.has_choice() => {
+                density.pin(None);
+                return Ok(());
+            }
+            Choice::Auto => return Err(Refused::Auto),
+        };
+        let is_it = |codec: &Zcomp| codec.params().is_some_and(|its| asked::is_same(its, params));
+        let known = self.store.codecs().find(|(_, codec)| is_it(codec)).map(|(id, _)| id);
+        let id = match known {
+            Some(id) => id,
+            None => {
+                let codec = Zcomp::new(params.clone(), self.config().unit, self.work.cpus.max(2));
+                let codec = codec.map_err(|_| Refused::SetUp)?;
+                let bytes = codec.memory_bytes();
+                // Held, so that nobody forks meanwhile.
+                let _table = self.table.read();
+                let id = self.store.add_codec(codec).ok_or(Refused::Full)?;
+                self.charge.add_tables(bytes);
+                id
+            }
+        };
+        density.pin(Some(id));
+        Ok(())
+    }
+
     /// Compares the codecs, every 256 loads.
     pub(crate) fn review_density(&self, span: &Span) {
         let density = &self.work.density;
@@ -468,6 +545,9 @@ impl Engine {
     /// What the dense codec would save with the last loads less what it would cost, in nanoseconds, and the
     /// bytes that it takes less. `None`: nothing is known.
     pub(crate) fn dense_balance(&self, span: &Span) -> Option<(i64, u64)> {
+        if self.work.density.pinned().is_some() {
+            return None;
+        }
         self.work.density.try_samples()?.balance(self.stored(), span)
     }
 
@@ -479,6 +559,9 @@ impl Engine {
         let density = &self.work.density;
         let Some(samples) = density.try_samples() else { return };
         let stored = self.stored();
+        if density.pinned().is_some() {
+            return self.figures().dense.store(0, Relaxed);
+        }
         if !stored.is_dense && samples.fills(stored, self.limit_bytes()) {
             density.use_dense(true);
         }

@@ -446,7 +446,6 @@ impl Engine {
         }
         self.keep_copies(folio, base, units);
         subtract(&self.figures().demand_stored_bytes, self.geometry().bytes_of(units) as u64);
-        add(&self.figures().loaded_units, units.count() as u64);
         Ok(self.now_ns() - began)
     }
 

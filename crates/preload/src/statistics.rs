@@ -78,7 +78,8 @@ pub(crate) fn open(settings: &Settings) {
     page.figures.limit_bytes.store(share::limit_bytes(settings), Ordering::Relaxed);
     page.figures.stall_ppm.store(stall_ppm(settings).into(), Ordering::Relaxed);
     page.figures.unit_bytes.store(settings.config.unit.bytes() as u64, Ordering::Relaxed);
-    let algorithm = settings.config.algorithm.to_string();
+    let algorithm = page.algorithm_in_force().unwrap_or_else(|| settings.config.algorithm.clone());
+    let algorithm = algorithm.to_string();
     let (pid, started) = (process::id(), process::start_ticks());
     page.publish(pid, started, settings.run, &algorithm, &process::command());
 }

@@ -98,11 +98,22 @@ pub(super) fn parse_setting(given: &str) -> Result<Setting, String> {
             Ok(Setting::AcceptThresholdPercent(parse_percent(value)?))
         }
         Some(("write_budget", value)) => Ok(Setting::WriteBudget(parse_write_budget(value)?)),
+        Some(("algorithm", value)) => parse_asked(value).map(Setting::Algorithm),
         _ => Err(format!(
             "'{given}' is not a setting; accepted: limit=SIZE, stall=N%, max_pool_percent=N, \
-             accept_threshold_percent=N, write_budget=SIZE[/PERIOD]"
+             accept_threshold_percent=N, write_budget=SIZE[/PERIOD], algorithm=NAME[,level=N]"
         )),
     }
+}
+
+/// An algorithm that is asked for while a program runs, as a word.
+fn parse_asked(given: &str) -> Result<u64, String> {
+    let choice: Choice = given.parse().map_err(|error: zcomp::Error| error.to_string())?;
+    zcomp::asked::to_word(&choice).ok_or_else(|| {
+        format!(
+            "'{given}': a dictionary is read when a program starts; accepted: NAME[,level=N][,window=N]"
+        )
+    })
 }
 
 pub(super) fn parse_seconds(given: &str) -> Result<f64, String> {

@@ -5,7 +5,7 @@
 
 use serde_json::Value;
 use zfolio_core::page::PAGE_BYTES;
-use zfolio_core::stats::{Figures, Snapshot};
+use zfolio_core::stats::{Snapshot, Stats};
 
 use super::json_text;
 use crate::arguments::StatArgs;
@@ -13,7 +13,7 @@ use crate::stats_file::StatsFile;
 use crate::table::Table;
 
 /// The names and values, in the order of the kernel's documentation.
-fn counters(figures: &Figures) -> [(&'static str, u64); 14] {
+fn counters(stats: &Stats) -> [(&'static str, u64); 14] {
     let Snapshot {
         unit_bytes,
         stored_units,
@@ -28,11 +28,10 @@ fn counters(figures: &Figures) -> [(&'static str, u64); 14] {
         reject_alloc_fail,
         reject_compress_fail,
         decompress_fail,
-        loaded_units,
         reclaim_compressed,
         reclaim_incompressible,
         ..
-    } = figures.snapshot();
+    } = stats.figures.snapshot();
     let pages = |units: u64| units.saturating_mul(unit_bytes / PAGE_BYTES as u64);
     // Gauges of the disk are up to 20 ms older than the others.
     let in_pool = stored_units.saturating_sub(same_filled_units).saturating_sub(spilled_units);
@@ -49,7 +48,7 @@ fn counters(figures: &Figures) -> [(&'static str, u64); 14] {
         ("reject_reclaim_fail", reject_written_back),
         ("decompress_fail", decompress_fail),
         ("stored_incompressible_pages", pages(raw_in_pool)),
-        ("zswpin", pages(loaded_units)),
+        ("zswpin", stats.refaults.returned_bytes() / PAGE_BYTES as u64),
         ("zswpout", pages(reclaim_compressed + reclaim_incompressible)),
         ("zswpwb", pages(written_back_units)),
     ]
@@ -57,7 +56,7 @@ fn counters(figures: &Figures) -> [(&'static str, u64); 14] {
 
 /// A name and a value a line, or an object.
 pub(super) fn text(arguments: &StatArgs, file: &StatsFile) -> String {
-    let counters = counters(&file.stats.figures);
+    let counters = counters(&file.stats);
     if arguments.json {
         let object = counters.map(|(name, value)| (name.to_owned(), Value::from(value)));
         return json_text(arguments, &Value::Object(object.into_iter().collect()));
@@ -95,12 +94,12 @@ mod tests {
             (&figures.written_back_clean, 1000),
             (&figures.reject_written_back, 3),
             (&figures.pool_limit_hit, 2),
-            (&figures.loaded_units, 5),
             (&figures.reclaim_compressed, 6),
             (&figures.reclaim_incompressible, 7),
             (&figures.reclaim_clean, 1000),
         ];
         set.into_iter().for_each(|(figure, value)| figure.store(value, Relaxed));
+        file.stats.refaults.add_bytes(7, 5 * (16 << 10));
         let expected = [
             ("stored_pages", 200),
             ("pool_total_size", 1 << 20),
@@ -117,6 +116,6 @@ mod tests {
             ("zswpout", 52),
             ("zswpwb", 160),
         ];
-        assert_eq!(counters(figures), expected);
+        assert_eq!(counters(&file.stats), expected);
     }
 }

@@ -137,6 +137,12 @@ fn a_user_of_the_library_is_listed_and_marked() {
     let (_, json, _) = output_of(&["stat", &me, "--zswap", "--json"]);
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert!(json["pool_total_size"].as_u64() > Some(0) && json["reject_compress_poor"] == 0);
+    for algorithm in ["zstd,level=3", "lz4", "auto"] {
+        let (code, _, err) = output_of(&["set", &me, &format!("algorithm={algorithm}")]);
+        assert_eq!((code, err.as_str()), (Some(0), ""));
+        let (_, out, _) = output_of(&["stat", &me]);
+        assert!(out.contains(&format!("compressed with {algorithm}\n")), "{out}");
+    }
     let (code, out, err) = output_of(&["set", &me, "max_pool_percent=50"]);
     assert_eq!((code, out.as_str(), err.lines().count()), (Some(2), "", 1));
     assert!(err.contains("max_pool_percent: process ") && err.contains("--spill"), "{err}");
@@ -154,24 +160,21 @@ fn a_user_of_the_library_is_listed_and_marked() {
     drop((region, pager));
     let (_, out, _) = output_of(&["stat"]);
     assert!(!out.contains(":of-a-test"), "{out}");
+    // In this test, since a command for a process means its first pager.
+    settings_of_a_disk_are_changed();
 }
 
-/// Goal: what bounds the disk is changed while a process runs, and the figures say so. Method: this process uses the
-/// library.
-#[test]
-fn bounds_of_a_disk_are_changed_while_a_process_runs() {
-    let pager = zfolio::Pager::builder().limit(8 << 20).name("of-a-disk").spill("/var/tmp");
+/// What bounds the disk is changed while a process runs, and the figures say so; so is the algorithm.
+fn settings_of_a_disk_are_changed() {
+    let pager = zfolio::Pager::builder().limit(8 << 20).algorithm("lz4").spill("/var/tmp");
     let pager = match pager.max_pool_percent(60).write_budget("1G").build() {
-        Err(why) if why.is_unsupported() => return eprintln!("SKIPPED: {why}"),
         Err(why) => return eprintln!("SKIPPED: /var/tmp: {why}"),
         Ok(pager) => pager,
     };
-    // Other tests of this process have pagers too, and 'set' means the first: the figures are those of this one.
-    let names =
-        ["max_pool_percent", "accept_threshold_percent", "write_budget_bytes", "write_budget_s"];
     let seen = || {
         let figures = pager.stats().figures;
-        names.map(|name| figures.get(name).expect("a figure"))
+        let percents = [figures.max_pool_percent, figures.accept_threshold_percent];
+        [percents[0], percents[1], figures.write_budget_bytes, figures.write_budget_s]
     };
     let until = |expected: [u64; 4]| {
         for _ in 0..2_000 {
@@ -183,17 +186,14 @@ fn bounds_of_a_disk_are_changed_while_a_process_runs() {
         panic!("{:?} is not {expected:?}", seen());
     };
     until([60, 90, 1 << 30, 0]);
-    let uid = zfolio_sys::probe::effective_uid();
-    let own = format!("{}.", std::process::id());
-    let files = std::fs::read_dir(format!("/dev/shm/zfolio-{uid}")).unwrap();
-    let ours = files.flatten().filter(|file| file.file_name().to_string_lossy().starts_with(&own));
-    if ours.count() != 1 {
-        return eprintln!("SKIPPED: another test of this process has a pager now");
-    }
     let me = std::process::id().to_string();
     let settings = ["max_pool_percent=30", "accept_threshold_percent=70", "write_budget=10G/day"];
     let arguments: Vec<&str> = ["set", &me].into_iter().chain(settings).collect();
     let (code, out, err) = output_of(&arguments);
     assert_eq!((code, out.as_str(), err.as_str()), (Some(0), "", ""));
     until([30, 70, 10 << 30, 86_400]);
+    // The one algorithm that it was started with is all that 'auto' has to choose from.
+    let (code, out, err) = output_of(&["set", &me, "algorithm=auto"]);
+    assert_eq!((code, out.as_str(), err.lines().count()), (Some(2), "", 1));
+    assert!(err.contains("was started with one algorithm") && err.contains("accepted:"), "{err}");
 }

@@ -120,8 +120,6 @@ figures! {
     faults_stored,
     /// Faults whose unit was back already: another thread, or the prefetch, was first.
     faults_raced,
-    /// Units that were loaded from the store, because of a fault or before one.
-    loaded_units,
     /// Units brought back before a fault.
     prefetch_units,
     /// Units that were planned ahead of a walk that has ended before it came to them, or, by estimate, left

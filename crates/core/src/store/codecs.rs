@@ -2,6 +2,8 @@
 
 #![forbid(unsafe_code)]
 
+use std::sync::OnceLock;
+
 use crate::page::UnitOrder;
 use crate::zcomp::Zcomp;
 
@@ -32,9 +34,13 @@ impl CodecId {
     }
 }
 
-/// The list.
+/// The list. A codec that is in it stays.
 #[derive(Debug)]
-pub(super) struct Codecs(Box<[Zcomp]>);
+pub(super) struct Codecs {
+    all: Box<[OnceLock<Zcomp>]>,
+    unit_max: UnitOrder,
+    batch_max: usize,
+}
 
 impl Codecs {
     /// # Panics
@@ -42,7 +48,31 @@ impl Codecs {
     /// If there is none, or more than [`CODECS_MAX`].
     pub(super) fn new(codecs: Vec<Zcomp>) -> Codecs {
         assert!((1..=CODECS_MAX).contains(&codecs.len()), "{} codecs", codecs.len());
-        Codecs(codecs.into_boxed_slice())
+        let unit_max = codecs.iter().map(Zcomp::unit).max().expect("there is one");
+        let batch_max = codecs.iter().map(Zcomp::batch_max).max().expect("there is one");
+        let mut codecs = codecs.into_iter();
+        let place = |_| codecs.next().map_or_else(OnceLock::new, OnceLock::from);
+        Codecs { all: (0..CODECS_MAX).map(place).collect(), unit_max, batch_max }
+    }
+
+    /// Adds a codec. `None`: there are [`CODECS_MAX`], or its units or batches are longer than those of the others.
+    pub(super) fn add(&self, codec: Zcomp) -> Option<CodecId> {
+        if codec.unit() > self.unit_max || codec.batch_max() > self.batch_max {
+            return None;
+        }
+        let mut codec = Some(codec);
+        let takes = |place: &OnceLock<Zcomp>| {
+            let Some(given) = codec.take() else { return false };
+            codec = place.set(given).err();
+            codec.is_none()
+        };
+        self.all.iter().position(takes).and_then(CodecId::new)
+    }
+
+    /// The codecs with their numbers.
+    pub(super) fn each(&self) -> impl Iterator<Item = (CodecId, &Zcomp)> {
+        let all = self.all.iter().enumerate();
+        all.filter_map(|(number, codec)| Some((CodecId::new(number)?, codec.get()?)))
     }
 
     /// The codec of this number.
@@ -51,21 +81,21 @@ impl Codecs {
     ///
     /// If the store has no such codec.
     pub(super) fn get(&self, id: CodecId) -> &Zcomp {
-        &self.0[id.get()]
+        self.all[id.get()].get().expect("an id is that of a codec")
     }
 
     /// The largest unit of any of them.
     pub(super) fn unit_max(&self) -> UnitOrder {
-        self.0.iter().map(Zcomp::unit).max().expect("there is one")
+        self.unit_max
     }
 
     /// The longest batch of any of them.
     pub(super) fn batch_max(&self) -> usize {
-        self.0.iter().map(Zcomp::batch_max).max().expect("there is one")
+        self.batch_max
     }
 
     /// The memory of all streams.
     pub(super) fn memory_bytes(&self) -> usize {
-        self.0.iter().map(Zcomp::memory_bytes).sum()
+        self.each().map(|(_, codec)| codec.memory_bytes()).sum()
     }
 }

@@ -20,6 +20,7 @@ pub(super) struct Asked {
     max_pool_percent: AtomicU64,
     accept_threshold_percent: AtomicU64,
     write_budget: AtomicU64,
+    algorithm: AtomicU64,
 }
 
 /// The word that is asked for, if that is new: `before` was acted on last.
@@ -57,6 +58,9 @@ impl Engine {
         let budget = new(&stats.write_budget_asked, &asked.write_budget);
         if let Some(budget) = budget.and_then(WriteBudget::from_asked) {
             self.set_write_budget(budget);
+        }
+        if let Some(word) = new(&stats.algorithm_asked, &asked.algorithm) {
+            self.follow_algorithm(word);
         }
     }
 

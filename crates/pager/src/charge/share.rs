@@ -147,6 +147,7 @@ impl Engine {
 mod tests {
     use std::time::Duration;
 
+    use zfolio_core::budget::WriteBudget;
     use zfolio_core::ledger::{Ledger, Member, Owner};
 
     use super::Falling;
@@ -186,7 +187,11 @@ mod tests {
         let engine = Engine::inline_for_test(64 * MIB);
         let engine: &Engine = Box::leak(Box::new(engine));
         let served = crate::inline::register(engine).unwrap();
+        assert_eq!(engine.writes().budget(), WriteBudget::NONE, "its own");
+        let budget = "1G/day".parse().expect("a budget");
+        ledger.writes().set(budget);
         engine.hold_share(ours);
+        assert_eq!(engine.writes().budget(), budget, "that of all processes together");
         let seat = ours.seat().unwrap();
         assert_eq!(engine.limit_bytes(), 4 * MIB, "a first share");
         let pages = || (0..40 << 20).step_by(4096);

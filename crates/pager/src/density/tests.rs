@@ -2,11 +2,15 @@
 
 use super::{DENSE, DONE, Density, FAST, SAMPLES_MAX, SAMPLES_MIN, Samples, Stored, Sums};
 use crate::copies::Span;
+use crate::engine::Engine;
 use crate::reclaim::busy::{Done, Lately};
+use crate::reclaim::{By, Reclaimed};
 use std::sync::atomic::Ordering::Relaxed;
 use zfolio_core::economy::{REVIEWS, Switch};
 use zfolio_core::page::UnitOrder;
 use zfolio_core::store::Form;
+use zfolio_core::zcomp::asked::{self, Refused};
+use zfolio_sys::map::Reservation;
 
 const MIB: u64 = 1 << 20;
 const UNIT: u64 = 16 << 10;
@@ -221,4 +225,78 @@ fn samples_are_taken_all_the_time() {
 fn one_codec_is_not_measured() {
     let density = Density::new(1, UnitOrder::DEFAULT);
     assert!((0..1000).all(|compressed| !density.is_due(compressed)));
+}
+
+/// Goal: units are stored with the algorithm that was asked for, those that are stored already stay as they are, and
+/// every byte is there. Method: mappings that are stored before and after each change.
+#[test]
+#[allow(unsafe_code, reason = "what a program does")]
+fn another_algorithm_is_used_from_then_on() {
+    if let Err(why) = crate::config::Mode::Inline.check() {
+        return eprintln!("SKIPPED: {why}");
+    }
+    const BYTES: usize = 2 << 20;
+    let engine: &Engine = Box::leak(Box::new(Engine::inline_for_test(8 << 20)));
+    let served = crate::inline::register(engine).expect("few engines");
+    let value = |at: usize, seed: usize| u8::try_from((at / 64 + seed) % 251).expect("a byte");
+    let store_all = |seed: usize| {
+        let fill = |bytes: &mut [u8]| {
+            bytes.iter_mut().enumerate().for_each(|(at, byte)| *byte = value(at, seed));
+        };
+        let space = engine.adopted(BYTES, fill);
+        let table = engine.table.read();
+        while engine.reclaim_one(&table, 0, By::Background) != Reclaimed::Nothing {}
+        drop(table);
+        space
+    };
+    let codecs_of = |space: &Reservation| {
+        let table = engine.table.read();
+        let folios = table.known_folios(space.address(), space.address() + BYTES);
+        let mut codecs = std::collections::BTreeSet::new();
+        for (_, lock) in folios {
+            let folio = lock.lock();
+            let copies = folio.stored.iter().filter_map(|index| folio.copies[index].as_ref());
+            codecs.extend(copies.map(|copy| match engine.store.form(copy) {
+                Form::Compressed(codec) => codec.get(),
+                other => panic!("{other:?}"),
+            }));
+        }
+        codecs.into_iter().collect::<Vec<usize>>()
+    };
+    let stats = engine.stats();
+    let ask = |text: &str| {
+        let word = asked::to_word(&text.parse().expect("an algorithm")).expect("no dictionary");
+        stats.algorithm_asked.store(word, Relaxed);
+        engine.follow_asked();
+        asked::answered(word, stats.algorithm_answer.load(Relaxed)).expect("it is the answer")
+    };
+    let before = store_all(1);
+    assert_eq!(ask("zstd"), Ok(()));
+    assert_eq!(stats.algorithm(), "zstd");
+    let after = store_all(2);
+    assert_eq!(ask("auto"), Err(Refused::Auto));
+    assert_eq!(stats.algorithm(), "zstd", "it stays");
+    assert_eq!(
+        ask("lz4,level=1"),
+        Ok(()),
+        "what was there at the start, with its default written out"
+    );
+    let again = store_all(3);
+    for level in 2..16 {
+        assert_eq!(ask(&format!("zstd,level={level}")), Ok(()));
+    }
+    assert_eq!(ask("deflate"), Err(Refused::Full), "an entry names one of 16");
+    let spaces = [(before, 1, 0), (after, 2, 1), (again, 3, 0)];
+    spaces.iter().for_each(|(space, _, codec)| assert_eq!(codecs_of(space), [*codec]));
+    for (space, seed, _) in &spaces {
+        for at in (0..BYTES).step_by(64) {
+            // SAFETY: inside the mapping.
+            let byte = unsafe { space.base().add(at) };
+            // SAFETY: the mapping is ours, and nobody else has a reference into it.
+            let byte = unsafe { byte.read_volatile() };
+            assert_eq!(byte, value(at, *seed), "{at} of {seed}");
+        }
+    }
+    spaces.iter().for_each(|(space, ..)| engine.unmap_adopted(space));
+    drop(served);
 }

@@ -6,6 +6,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use zfolio_core::store::CodecId;
 use zfolio_sys::{clock, cpu};
 
 use super::program::Program;
@@ -63,6 +64,10 @@ fn engine_threads(world: &World, seed: u64) -> Vec<Body<'_>> {
             let density = &world.engine.work.density;
             if density.has_choice() && random.one_in(4) {
                 density.use_dense(random.one_in(2));
+            }
+            if random.one_in(8) {
+                let all: Vec<CodecId> = world.engine.store.codecs().map(|(id, _)| id).collect();
+                density.pin(if random.one_in(2) { None } else { Some(random.of(&all)) });
             }
             world.engine.reclaim_turn();
             if world.settings.proactive {
