@@ -97,6 +97,7 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
         }
     }
     let directory = directory.ok();
+    directory.as_deref().into_iter().for_each(keep::sweep);
     let supervisor = supervisor(&mut settings, directory.as_deref());
 
     let environment = environment(&settings, &preload)?;
@@ -136,6 +137,8 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
             eprintln!("zfolio: --stats: '{}' cannot be written: {error}", path.display());
         }
     }
+    // To die of a signal runs no destructor: here the files of the run go.
+    drop(watchers);
     match end.change {
         Change::Died(signal) | Change::Dumped(signal) => child::die_of(signal),
         Change::Exited(status) | Change::Stopped(status) => {

@@ -4,8 +4,17 @@
 //! ends. But whoever else looks at the memory of a process without a handler would wait, the end of a virtual
 //! machine's process among them. So a userfaultfd is closed a second after its handler has gone.
 
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::{fs, io};
+
 use zfolio_sys::custody::{Custodian, Entrusted};
 use zfolio_sys::{clock, files, process};
+
+use crate::stats_file;
+
+/// The end of a custodian's name, behind the run's process id.
+const SUFFIX: &str = ".custody";
 
 /// How long a userfaultfd is kept after its handler has gone: killed threads that wait for a CPU get one meanwhile.
 const KEPT_NS: u64 = 1_000_000_000;
@@ -25,7 +34,7 @@ pub(super) struct Keep {
 impl Keep {
     /// Keeps what processes entrust to this run.
     pub(super) fn new() -> Keep {
-        let name = format!("{}.custody", std::process::id());
+        let name = format!("{}{SUFFIX}", std::process::id());
         // A filter may end this process for a socket.
         let custodian = if process::is_filtered() { None } else { Custodian::new(&name) };
         let most = usize::try_from(KEPT_MAX.min(files::limit() / 4)).unwrap_or(0);
@@ -49,6 +58,25 @@ impl Keep {
     }
 }
 
+/// Removes the sockets of runs that were killed.
+pub(super) fn sweep(directory: &Path) {
+    // As in Keep::new().
+    if process::is_filtered() {
+        return;
+    }
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let run: Option<u32> =
+            name.to_str().and_then(|name| name.strip_suffix(SUFFIX)?.parse().ok());
+        let is_gone = run.is_some_and(|run| stats_file::start_ticks(run).is_none());
+        // A run in another PID namespace is not seen, and answers.
+        let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+        if is_gone && UnixStream::connect(entry.path()).is_err_and(refused) {
+            fs::remove_file(entry.path()).ok();
+        }
+    }
+}
+
 /// Whether the thread that sent it, one of the engine's, is there still.
 fn has_handler(entrusted: &Entrusted) -> bool {
     let Entrusted { process, number: thread, .. } = entrusted;
@@ -58,8 +86,9 @@ fn has_handler(entrusted: &Entrusted) -> bool {
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
+    use std::os::unix::net::UnixListener;
 
-    use super::{KEPT_NS, Keep};
+    use super::{KEPT_NS, Keep, SUFFIX, sweep};
     use zfolio_sys::{cpu, custody};
 
     /// Goal: what a living thread sent is kept; a second after the thread has gone it is not.
@@ -82,5 +111,24 @@ mod tests {
         keep.look();
         assert_eq!(keep.kept.len(), 1);
         assert_eq!(keep.kept[0].0.number, cpu::thread_id());
+    }
+
+    /// Goal: of the sockets of runs that are no more those go on which nobody listens.
+    #[test]
+    fn sockets_of_killed_runs_are_removed() {
+        // Above every PID that the kernel assigns.
+        let name = |run: u32| format!("{run}{SUFFIX}");
+        let directory = std::env::temp_dir().join(format!("zfolio-keep-{}", std::process::id()));
+        std::fs::create_dir(&directory).unwrap();
+        let listen = |run| UnixListener::bind(directory.join(name(run))).unwrap();
+        drop(listen(5_000_001));
+        let _elsewhere = listen(5_000_002);
+        drop(listen(std::process::id()));
+        sweep(&directory);
+        let is_there = |run| directory.join(name(run)).exists();
+        assert!(!is_there(5_000_001), "nobody listens");
+        assert!(is_there(5_000_002), "somebody listens, perhaps in another PID namespace");
+        assert!(is_there(std::process::id()), "the run is alive");
+        std::fs::remove_dir_all(&directory).unwrap();
     }
 }
