@@ -390,6 +390,16 @@ impl Engine {
         figures.read_back_tampered.store(areas.tampered, Relaxed);
     }
 
+    /// Before the process is stopped for a unit that cannot be loaded: the figures say what happened to the disk. The
+    /// background thread would do that at its next look, for which there is no time any more.
+    #[cold]
+    pub(crate) fn note_lost(&self) {
+        let (figures, spill) = (self.figures(), self.store.spill_stats());
+        figures.read_back_fail.store(spill.not_read, Relaxed);
+        let areas = self.work.place.as_ref().map(Place::stats).unwrap_or_default();
+        figures.read_back_tampered.store(areas.tampered, Relaxed);
+    }
+
     /// Raises the limit that follows the need.
     fn step_limit(&self, demand: u64) {
         let (now, waited) = (self.now_ns(), self.stats().waited_ns());

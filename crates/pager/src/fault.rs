@@ -474,6 +474,7 @@ impl Engine {
             Loaded::Away(ticket) => Err(ticket),
             Loaded::Lost(error) => {
                 add(&self.figures().decompress_fail, 1);
+                self.note_lost();
                 crate::fatal::corrupt(address, self.geometry().unit_bytes(), error);
             }
             outcome => unreachable!("{outcome:?} after a load"),

@@ -764,6 +764,7 @@ impl Engine {
         *tries += 1;
         if *tries > TRIES_MAX {
             let error = Error::Unreadable { expected: ticket.checksum(), is_transient: true };
+            self.note_lost();
             fatal::corrupt(address, self.geometry().unit_bytes(), error);
         }
     }
