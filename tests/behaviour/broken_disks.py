@@ -1,0 +1,343 @@
+"""A managed program on a disk that fails: its data is right, or it is stopped with one line that names what failed.
+
+The program (`spilled`) recomputes every byte of its memory when it is asked to; its exit status proves nothing.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import tempfile
+import time
+
+from disks import Bytes, Loop, Unable, files_of, why_not
+from trees import children_of
+
+LIMIT = 32 << 20
+SLACK = 24 << 20
+# Pages of noise: three times the limit.
+PAGES = 24576
+# An answer may wait for all of memory to come from the disk, on a busy machine.
+TIMEOUT = 200
+# What is left of the file below a device that has become shorter.
+LEFT_BYTES = 8 << 20
+LOST = "the process is stopped, so that it gets no wrong data"
+STOPPED = 125
+
+
+class Failed(Exception):
+    """What is not as it must be."""
+
+
+def expect(condition, text):
+    if not condition:
+        raise Failed(text)
+
+
+class Program:
+    """`spilled` under `zfolio run`, with `options` besides."""
+
+    def __init__(self, run, place, options=(), before=()):
+        self.folder = tempfile.TemporaryDirectory(dir=run.build)
+        self.stats = pathlib.Path(self.folder.name) / "stats.json"
+        self.errors = open(pathlib.Path(self.folder.name) / "errors", "w+")
+        command = [*before, run.options.zfolio, "run", "--limit", str(LIMIT), "--spill", str(place), *options,
+                   "--stats", str(self.stats), "--", str(run.build / "spilled")]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
+                                        start_new_session=True, cwd=run.build, bufsize=0)
+        self.pid, self.text, self.status = None, "", None
+
+    def __enter__(self):
+        until = time.monotonic() + TIMEOUT
+        while not self.pid and self.process.poll() is None and time.monotonic() < until:
+            self.pid = next(iter(children_of(self.process.pid)), None)
+            time.sleep(0.01)
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        # The engine's own descriptors are closed with its last thread.
+        for pid in filter(None, [self.pid]):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+        self.errors.close()
+        self.folder.cleanup()
+
+    def send(self, line):
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(f"{line}\n".encode())
+
+    def answer(self):
+        """The next line of the program; empty if it has ended."""
+        os.set_blocking(self.process.stdout.fileno(), False)
+        until = time.monotonic() + TIMEOUT
+        while True:
+            part = self.process.stdout.read(256)
+            if part:
+                self.text += part.decode()
+            line, end, rest = self.text.partition("\n")
+            if end:
+                self.text = rest
+                return line
+            if part == b"":
+                return ""
+            if time.monotonic() > until:
+                raise Failed(f"the program does not answer in {TIMEOUT} s")
+            time.sleep(0.01)
+
+    def ask(self, line, answer):
+        """Sends a command, which must have this answer."""
+        self.send(line)
+        found = self.answer()
+        expect(found.startswith(answer), f"'{line}' is answered by '{found}'; {self.said()}")
+        return found
+
+    def said(self):
+        """What zfolio has printed."""
+        self.errors.seek(0)
+        return "; ".join(self.errors.read().split("\n"))[:600]
+
+    def await_words(self, words):
+        """Waits until zfolio has printed these words."""
+        until = time.monotonic() + TIMEOUT
+        while words not in self.said() and time.monotonic() < until:
+            time.sleep(0.05)
+
+    def resident(self):
+        lines = pathlib.Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
+
+    def figures(self):
+        """The sums over all processes of the run, after its end."""
+        processes = json.loads(self.stats.read_text())["processes"]
+        return {name: sum(one["figures"][name] for one in processes) for name in processes[0]["figures"]}
+
+    def end(self):
+        """Has the program end, after all of its memory was right."""
+        self.ask("verify", "verified ")
+        self.send("end")
+        status = self.process.wait(TIMEOUT)
+        expect(status == 0, f"status {status}; {self.said()}")
+        return self.figures()
+
+    def must_stop(self, broken=None):
+        """The program is stopped at the next look at all of its memory, before it gets any wrong byte."""
+        self.send("verify")
+        if broken:
+            # ext4 waits in the end of a file whose blocks are beyond the device, as long as they are.
+            self.await_words(LOST)
+            broken.mend()
+        found = self.answer()
+        expect(found == "", f"it goes on: '{found}'; {self.said()}")
+        status, said = self.process.wait(TIMEOUT), self.said()
+        lines = [line for line in said.split("; ") if line.startswith("zfolio: the unit of")]
+        expect(status == STOPPED and said.count(LOST) == 1 and len(lines) == 1, f"status {status}; {said}")
+        return self.figures()
+
+
+class Cases:
+    """The cases; `run` counts and prints."""
+
+    def __init__(self, run):
+        self.run = run
+
+    def all(self):
+        if why := why_not():
+            return self.run.tell("skip", "broken disks", why)
+        for way, before in (("io_uring", []), ("plain calls", [str(self.run.build / "no_uring")])):
+            self.case(f"disk fails writes, {way}", self.writes, before)
+            self.case(f"disk fails reads, {way}", self.reads, before)
+            self.case(f"disk fails reads for a while, {way}", self.reads_for_a_while, before)
+        damages = [("a flipped bit", lambda these: these.flip(1)), ("swapped slots", Bytes.swap),
+                   ("a truncated file", Bytes.truncate), ("holes", Bytes.punch)]
+        for name, damage in damages:
+            self.case(f"disk with {name}", self.damaged, damage)
+        self.case("disk with old slots", self.replayed)
+        self.case("device with a flipped bit", self.device, lambda these: these.flip(2), "tampered")
+        self.case("device with swapped slots", self.device, Bytes.swap, "tampered")
+        self.case("device that is shorter", self.device, None, "fail")
+        self.case("disk that is full and has room again", self.full)
+        self.case("disk and a killed child", self.killed_child)
+        self.case("disk and a killed program", self.killed, "program")
+        self.case("disk and a killed zfolio", self.killed, "zfolio")
+
+    def case(self, name, case, *words):
+        wanted = [word for word in self.run.options.words if word not in "broken disks"]
+        if wanted and not any(word in name for word in wanted):
+            return
+        try:
+            self.run.tell("ok", name, case(*words))
+        except Unable as why:
+            self.run.tell("skip", name, str(why))
+        except (Failed, OSError, ValueError, subprocess.SubprocessError) as error:
+            self.run.tell("FAIL", name, f"{type(error).__name__}: {error}")
+
+    def disk(self, megabytes=256, is_mounted=True):
+        return Loop(self.run.build, f"disk{time.monotonic_ns()}", megabytes, is_mounted)
+
+    def writes(self, before):
+        """`EIO` on write: what was to be written stays, over the limit, and is written once the disk works again."""
+        with self.disk() as disk, Program(self.run, disk.place, before=before) as program:
+            program.ask(f"fill {PAGES // 2}", "filled")
+            disk.fail()
+            program.ask(f"fill {PAGES // 2}", "filled")
+            peak = program.resident()
+            disk.mend()
+            program.ask("change 5", "changed")
+            figures = program.end()
+            expect(figures["reject_written_back"] > 0, f"no write has failed: {figures}")
+            expect(peak > LIMIT + SLACK, f"only {peak >> 20} MiB resident while nothing could be written")
+            return f"{figures['reject_written_back']} units stayed, {peak >> 20} MiB resident meanwhile"
+
+    def reads(self, before):
+        """`EIO` on read for good."""
+        with self.disk() as disk, Program(self.run, disk.place, before=before) as program:
+            program.ask(f"fill {PAGES}", "filled")
+            disk.fail()
+            figures = program.must_stop(disk)
+            expect(figures["read_back_fail"] > 0, f"no read has failed: {figures}")
+            return f"stopped, {figures['read_back_fail']} units could not be read"
+
+    def reads_for_a_while(self, before):
+        """`EIO` on read, and then the disk is good again: the data is right, or the program was stopped."""
+        with self.disk() as disk, Program(self.run, disk.place, before=before) as program:
+            program.ask(f"fill {PAGES}", "filled")
+            program.ask("verify", "verified")
+            disk.fail()
+            program.send("verify")
+            time.sleep(0.3)
+            disk.mend()
+            found = program.answer()
+            if found:
+                expect(found.startswith("verified"), f"'{found}'; {program.said()}")
+                figures = program.end()
+                return f"goes on, {figures['read_back_fail']} units could not be read for a while"
+            status, said = program.process.wait(TIMEOUT), program.said()
+            expect(status == STOPPED and said.count(LOST) == 1, f"status {status}; {said}")
+            return f"stopped, {program.figures()['read_back_fail']} units could not be read"
+
+    def damaged(self, damage):
+        """Bytes of the file are changed behind the process's back."""
+        with self.disk() as disk, Program(self.run, disk.place) as program:
+            program.ask(f"fill {PAGES}", "filled")
+            program.ask("verify", "verified")
+            with Bytes(program.pid, disk.place) as these:
+                expect(len(these.slots) > PAGES // 2, f"only {len(these.slots)} slots are in use")
+                damage(these)
+            figures = program.must_stop()
+            found = figures["read_back_tampered"] + figures["read_back_fail"]
+            expect(found > 0, f"nothing is counted: {figures}")
+            return f"stopped, {figures['read_back_tampered']} slots did not open, " \
+                   f"{figures['read_back_fail']} units could not be read"
+
+    def replayed(self):
+        """Slots that were written again have the contents of before, which were good then."""
+        with self.disk() as disk, Program(self.run, disk.place, ["--spill-limit", "112M"]) as program:
+            program.ask(f"fill {PAGES}", "filled")
+            with Bytes(program.pid, disk.place) as these:
+                kept = these.keep()
+            for _ in range(3):
+                program.ask("change 1", "changed")
+            with Bytes(program.pid, disk.place) as these:
+                changed = these.replay(kept)
+            expect(changed > PAGES // 4, f"only {changed} slots were written again")
+            figures = program.must_stop()
+            expect(figures["read_back_tampered"] > 0, f"nothing is counted: {figures}")
+            return f"stopped, {changed} slots were old, {figures['read_back_tampered']} did not open"
+
+    def device(self, damage, counter):
+        """A block device that is changed, or whose end is lost."""
+        with self.disk(is_mounted=False) as disk, Program(self.run, disk.place) as program:
+            program.ask(f"fill {PAGES}", "filled")
+            if damage:
+                with Bytes(program.pid, disk.place) as these:
+                    damage(these)
+            else:
+                os.truncate(disk.image, LEFT_BYTES)
+            figures = program.must_stop()
+            expect(figures[f"read_back_{counter}"] > 0, f"nothing is counted: {figures}")
+            return f"stopped, {figures['read_back_tampered']} slots did not open, " \
+                   f"{figures['read_back_fail']} units could not be read"
+
+    def full(self):
+        """A full disk: the limit is passed; once there is room it is held again."""
+        with self.disk(160) as disk, Program(self.run, disk.place, ["--spill-limit", "1G"]) as program:
+            ballast = disk.path / "ballast"
+            about = os.statvfs(disk.path)
+            with open(ballast, "wb") as file:
+                os.posix_fallocate(file.fileno(), 0, about.f_bavail * about.f_frsize - (24 << 20))
+            program.ask(f"fill {PAGES}", "filled")
+            peak = program.resident()
+            expect(peak > LIMIT + SLACK // 2, f"only {peak >> 20} MiB resident with a full disk")
+            ballast.unlink()
+            until = time.monotonic() + 60
+            while program.resident() > LIMIT + SLACK // 2 and time.monotonic() < until:
+                time.sleep(0.1)
+            now = program.resident()
+            expect(now <= LIMIT + SLACK // 2, f"{now >> 20} MiB resident, though the disk has room again")
+            program.ask("change 3", "changed")
+            program.end()
+            return f"{peak >> 20} MiB resident while it was full, {now >> 20} when there was room again"
+
+    def killed_child(self):
+        """A child is killed in the middle of writing pages; the parent's are right, and so are those of a next child."""
+        with self.disk() as disk:
+            before = disk.used_bytes()
+            with Program(self.run, disk.place) as program:
+                program.ask(f"fill {PAGES}", "filled")
+                for _ in range(3):
+                    child = int(program.ask("stay", "stays").split()[1])
+                    time.sleep(0.7)
+                    os.kill(child, signal.SIGKILL)
+                    program.ask("wait", f"waited for {child}")
+                    program.ask("change 7", "changed")
+                program.ask("fork", "child ended with 0")
+                program.end()
+            self.left(disk, before, program)
+            return "the parent's memory is right, and nothing is left"
+
+    def killed(self, who):
+        """The program, or zfolio, is killed while both sides of a fork write: nothing stays behind."""
+        with self.disk() as disk:
+            before = disk.used_bytes()
+            with Program(self.run, disk.place) as program:
+                program.ask(f"fill {PAGES}", "filled")
+                child = int(program.ask("stay", "stays").split()[1])
+                program.send("change 1")
+                time.sleep(0.5)
+                os.kill(program.pid if who == "program" else program.process.pid, signal.SIGKILL)
+                status = program.process.wait(TIMEOUT)
+                expect(status == -signal.SIGKILL, f"status {status}; {program.said()}")
+                # What a program has started outlives it.
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
+            self.left(disk, before, program, child)
+            return "nothing is left"
+
+    def left(self, disk, before, program, *others):
+        """Waits until no file, no process and no entry in /dev/shm is left; the next run sweeps those of a killed one."""
+        pids = [program.process.pid, program.pid, *others]
+        subprocess.run([self.run.options.zfolio, "run", "--quiet", "--", "true"], check=True)
+        subprocess.run([self.run.options.zfolio, "stat", "--all"], check=False, capture_output=True)
+        shared, until = pathlib.Path(f"/dev/shm/zfolio-{os.geteuid()}"), time.monotonic() + 20
+        while True:
+            alive = [pid for pid in pids if is_alive(pid)]
+            files = [path.name for path in shared.glob("*") if path.name.split(".")[0] in map(str, pids)]
+            bytes_more = disk.used_bytes() - before
+            opened = [file for pid in alive for file in files_of(pid, disk.place)]
+            if not (alive or files or opened or bytes_more > 0):
+                return
+            if time.monotonic() > until:
+                raise Failed(f"left behind: processes {alive}, in /dev/shm {files}, {bytes_more} bytes on the disk")
+            time.sleep(0.1)
+
+
+def is_alive(pid):
+    try:
+        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"

@@ -1,0 +1,209 @@
+"""Disks that fail: loop devices, and what of a managed process is on them.
+
+No device-mapper is needed. A loop device whose size is set to a few blocks while a file system on it is mounted answers
+everything beyond with `EIO`, until its size is set back; nothing of its contents changes. Bytes are changed behind the
+file system's back, through /proc/PID/task/TID/fd: the file has no name, and is open in the engine's own table of files.
+"""
+
+import fcntl
+import os
+import pathlib
+import random
+import signal
+import struct
+import subprocess
+import time
+
+SLOT = 4096
+# Of linux/loop.h. The limit of the size is the fifth of the numbers of 64 bits in `struct loop_info64`.
+LOOP_SET_STATUS64, LOOP_GET_STATUS64 = 0x4C04, 0x4C05
+INFO_BYTES, SIZE_LIMIT_AT = 232, 32
+# What is left of a device that fails: the superblock and the first tables.
+LEFT_BYTES = 1 << 20
+
+
+def why_not():
+    """Why no disk can be made to fail here; None if it can."""
+    missing = [name for name in ("losetup", "mkfs.ext4", "mount", "umount") if not has(name)]
+    if os.geteuid() != 0:
+        return "root is needed for loop devices"
+    return f"{missing[0]} is not installed" if missing else None
+
+
+def has(program):
+    return any(os.access(os.path.join(folder, program), os.X_OK)
+               for folder in [*os.environ.get("PATH", "").split(":"), "/sbin", "/usr/sbin"])
+
+
+class Unable(Exception):
+    """This machine cannot have such a disk; the text says why."""
+
+
+def call(*words):
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True)
+    if done.returncode != 0:
+        raise Unable(f"{words[0]}: {(done.stderr or done.stdout).strip()}")
+    return done.stdout.strip()
+
+
+class Loop:
+    """A loop device over a file of `megabytes`, with ext4 on it if it `is_mounted`. It is gone at the end of the `with`."""
+
+    def __init__(self, folder, name, megabytes, is_mounted=True):
+        self.image, self.path, self.device = pathlib.Path(folder) / f"{name}.image", pathlib.Path(folder) / name, None
+        self.megabytes, self.is_mounted, self.mounted = megabytes, is_mounted, False
+
+    def __enter__(self):
+        try:
+            with open(self.image, "wb") as image:
+                image.truncate(self.megabytes << 20)
+            self.device = call("losetup", "--find", "--show", self.image)
+            if self.is_mounted:
+                # Without a journal, which would make the whole file system read-only after one error.
+                call("mkfs.ext4", "-q", "-O", "^has_journal", "-m", "0", "-E", "lazy_itable_init=0", self.device)
+                self.path.mkdir()
+                call("mount", "-o", "errors=continue", self.device, self.path)
+                self.mounted = True
+            return self
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self):
+        """Puts back everything that was set up so far."""
+        if self.device:
+            self.mend()
+        if self.mounted:
+            # Whoever was killed may still be closing its files.
+            for lazily in [[]] * 100 + [["--lazy"]]:
+                if subprocess.run(["umount", *lazily, str(self.path)], capture_output=True).returncode == 0:
+                    break
+                time.sleep(0.1)
+            self.mounted = False
+        if self.device:
+            subprocess.run(["losetup", "--detach", self.device], check=False, capture_output=True)
+            self.device = None
+        self.image.unlink(missing_ok=True)
+        if self.path.is_dir():
+            self.path.rmdir()
+
+    @property
+    def place(self):
+        """What `--spill` gets."""
+        return str(self.path if self.is_mounted else self.device)
+
+    def fail(self):
+        """From now on every transfer ends with `EIO`."""
+        self.set_size_limit(LEFT_BYTES)
+
+    def mend(self):
+        """From now on the device works again, with the contents that it had."""
+        self.set_size_limit(0)
+
+    def set_size_limit(self, limit):
+        with open(self.device, "rb") as device:
+            info = bytearray(INFO_BYTES)
+            fcntl.ioctl(device, LOOP_GET_STATUS64, info)
+            struct.pack_into("<Q", info, SIZE_LIMIT_AT, limit)
+            fcntl.ioctl(device, LOOP_SET_STATUS64, bytes(info))
+
+    def used_bytes(self):
+        """What the files of the file system have."""
+        about = os.statvfs(self.path)
+        return (about.f_blocks - about.f_bfree) * about.f_frsize
+
+
+def files_of(pid, place):
+    """The files below `place`, or the device, that a process or its engine has open: a path in /proc for each."""
+    found = {}
+    for link in pathlib.Path(f"/proc/{pid}/task").glob("*/fd/*"):
+        try:
+            name, number = os.readlink(link), os.stat(link).st_ino
+        except OSError:
+            continue
+        if name == str(place) or name.startswith(f"{place}/"):
+            found.setdefault((name, number), str(link))
+    return list(found.values())
+
+
+class Bytes:
+    """The slots of a spill file that have contents, while its process is stopped. They are read, changed, and seen by
+    the process from then on."""
+
+    def __init__(self, pid, place):
+        self.pid, self.place = pid, place
+
+    def __enter__(self):
+        os.kill(self.pid, signal.SIGSTOP)
+        # What is on its way arrives.
+        time.sleep(0.2)
+        path, = files_of(self.pid, self.place)
+        # A descriptor of our own: without O_DIRECT.
+        self.file = os.open(path, os.O_RDWR)
+        self.slots = list(self.filled())
+        return self
+
+    def __exit__(self, *_):
+        os.fsync(self.file)
+        os.close(self.file)
+        os.kill(self.pid, signal.SIGCONT)
+
+    def filled(self):
+        """The numbers of slots that are no holes, or of a device that are not zeros."""
+        end = os.lseek(self.file, 0, os.SEEK_END)
+        at, is_device = 0, not os.path.isdir(self.place)
+        while at < end:
+            try:
+                at = os.lseek(self.file, at, os.SEEK_DATA) if not is_device else at
+                hole = os.lseek(self.file, at, os.SEEK_HOLE) if not is_device else end
+            except OSError:
+                return
+            for slot in range(at // SLOT, hole // SLOT):
+                if any(self.read(slot)):
+                    yield slot
+            at = hole
+
+    def read(self, slot):
+        return os.pread(self.file, SLOT, slot * SLOT)
+
+    def write(self, slot, contents):
+        os.pwrite(self.file, contents, slot * SLOT)
+
+    def flip(self, seed):
+        """One bit of each slot."""
+        chance = random.Random(seed)
+        for slot in self.slots:
+            contents = bytearray(self.read(slot))
+            bit = chance.randrange(8 * SLOT)
+            contents[bit // 8] ^= 1 << bit % 8
+            self.write(slot, contents)
+
+    def swap(self):
+        """Each slot has the contents of its neighbour."""
+        for one, other in zip(self.slots[::2], self.slots[1::2]):
+            first, second = self.read(one), self.read(other)
+            self.write(one, second)
+            self.write(other, first)
+
+    def keep(self):
+        """The contents of all slots, for `replay`."""
+        return {slot: self.read(slot) for slot in self.slots}
+
+    def replay(self, kept):
+        """Slots have the contents that they had; returns how many have other ones now."""
+        changed = [slot for slot in self.slots if slot in kept and self.read(slot) != kept[slot]]
+        for slot in changed:
+            self.write(slot, kept[slot])
+        return len(changed)
+
+    def truncate(self):
+        os.ftruncate(self.file, 0)
+
+    def punch(self):
+        """Holes in place of all contents: a file that is shorter for a moment."""
+        end = os.lseek(self.file, 0, os.SEEK_END)
+        os.ftruncate(self.file, 0)
+        os.ftruncate(self.file, end)

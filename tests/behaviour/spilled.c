@@ -1,0 +1,101 @@
+/* Memory of noise that is written, verified and changed on command, so that the runner can do something to the disk in
+ * between. Each word of a page follows from the page's number and from how often the page was written.
+ *
+ * Lines on standard input, each answered by one line:
+ *
+ *   fill N    N pages more
+ *   verify    all pages
+ *   change N  every Nth page is written again
+ *   fork      a child verifies all, changes a third, verifies again and ends
+ *   stay      a child writes pages until it is killed; its PID is printed
+ *   wait      for it
+ *   end
+ */
+#include "behaviour.h"
+
+enum { PAGES_MAX = 1 << 18 };
+
+static char *pages[PAGES_MAX / 256];
+/* How often each page was written. */
+static uint32_t rounds[PAGES_MAX];
+static unsigned count;
+
+static uint64_t *page_of(unsigned page) { return (uint64_t *)(pages[page / 256] + page % 256 * PAGE); }
+
+static uint64_t seed_of(unsigned page) { return mix((uint64_t)page << 32 | rounds[page]); }
+
+static void write_page(unsigned page) {
+    rounds[page]++;
+    uint64_t seed = seed_of(page), *words = page_of(page);
+    for (int i = 0; i < 512; i++) words[i] = pattern(seed, i, 1);
+}
+
+/* The pages that have another byte than was written. */
+static unsigned wrong(unsigned *first) {
+    unsigned wrong = 0;
+    for (unsigned page = 0; page < count; page++) {
+        uint64_t seed = seed_of(page), difference = 0, *words = page_of(page);
+        for (int i = 0; i < 512; i++) difference |= words[i] ^ pattern(seed, i, 1);
+        if (difference && !wrong++) *first = page;
+    }
+    return wrong;
+}
+
+static void grow(unsigned more) {
+    for (; more > 0; more--, count++) {
+        if (count % 256 == 0) {
+            pages[count / 256] =
+                mmap(NULL, 256 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            CHECK(pages[count / 256] != MAP_FAILED);
+        }
+        write_page(count);
+    }
+}
+
+static int in_child(void) {
+    unsigned first;
+    if (wrong(&first)) return 1;
+    for (unsigned page = 0; page < count; page += 3) write_page(page);
+    return wrong(&first) ? 2 : 0;
+}
+
+int main(void) {
+    char line[64];
+    while (fgets(line, sizeof line, stdin)) {
+        unsigned number = 0, first = 0;
+        char word[16] = "";
+        CHECK(sscanf(line, "%15s %u", word, &number) >= 1);
+        if (!strcmp(word, "fill")) {
+            grow(number);
+            printf("filled %u\n", count);
+        } else if (!strcmp(word, "verify")) {
+            unsigned bad = wrong(&first);
+            if (bad) printf("WRONG: %u of %u pages, the first is %u\n", bad, count, first);
+            else printf("verified %u\n", count);
+        } else if (!strcmp(word, "change")) {
+            for (unsigned page = 0; page < count; page += number) write_page(page);
+            printf("changed every %u\n", number);
+        } else if (!strcmp(word, "fork") || !strcmp(word, "stay")) {
+            pid_t child = fork();
+            CHECK(child >= 0);
+            if (child == 0) {
+                if (*word == 'f') _exit(in_child());
+                for (uint64_t random = 1;;) write_page(next_random(&random) % count);
+            }
+            int status = 0;
+            if (*word == 'f') CHECK(waitpid(child, &status, 0) == child);
+            if (WIFSIGNALED(status)) printf("child ended by signal %d\n", WTERMSIG(status));
+            else if (*word == 'f') printf("child ended with %d\n", WEXITSTATUS(status));
+            else printf("stays %d\n", child);
+        } else if (!strcmp(word, "wait")) {
+            int status;
+            pid_t child = wait(&status);
+            printf("waited for %d\n", child);
+        } else {
+            CHECK(!strcmp(word, "end"));
+            return 0;
+        }
+        fflush(stdout);
+    }
+    return 3;
+}
