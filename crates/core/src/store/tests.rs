@@ -50,6 +50,8 @@ on_each_backing! {
     the_oldest_go_first,
     the_incompressible_go_first,
     a_unit_in_flight_is_still_here,
+    a_unit_that_is_read_stays,
+    a_drain_waits_for_the_last_request,
     a_read_in_flight_outlives_its_entry,
     failures_of_the_backing_are_named,
     threads_and_walkers_agree,
@@ -327,6 +329,39 @@ fn a_unit_in_flight_is_still_here<B: Breakable>() {
     }
     fixture.backing.faults().holds.store(false, Relaxed);
     fixture.store.drain();
+    fixture.check();
+    fixture.end();
+}
+
+/// Goal: a unit that was written while somebody reads it stays in the pool, and goes when the reader is done. Method: the
+/// reader's pin is held over the write.
+fn a_unit_that_is_read_stays<B: Breakable>() {
+    let mut fixture = Fixture::<B>::new(unit(0));
+    fixture.store_all();
+    let pin = fixture.store.pool().pin(handle(&fixture, 1)).expect("it is in the pool");
+    let before = pin.to_vec();
+    let done = fixture.store.write_back(usize::MAX);
+    assert!(done.written > 30 && done.kept > 0, "{done:?}");
+    assert_eq!(fixture.load(1).0, Loaded::Whole);
+    assert!(*pin == *before, "its bytes have changed under the reader");
+    drop(pin);
+    assert_eq!(fixture.store.write_back(usize::MAX).written, 1);
+    fixture.check();
+    fixture.end();
+}
+
+/// Goal: after a drain nothing is in flight. Method: few writes, so that the last ones count, whose completions are
+/// kept back.
+fn a_drain_waits_for_the_last_request<B: Breakable>() {
+    let mut fixture = Fixture::<B>::new(unit(0));
+    fixture.store_all();
+    for most in 1..4 {
+        fixture.backing.faults().holds.store(true, Relaxed);
+        let done = fixture.store.write_back(most);
+        assert_eq!((done.started, fixture.store.in_flight().0), (most, most), "{done:?}");
+        fixture.store.drain();
+        assert_eq!(fixture.store.in_flight(), (0, 0));
+    }
     fixture.check();
     fixture.end();
 }

@@ -4,7 +4,7 @@
 #![allow(clippy::disallowed_types, reason = "the disk's lock is none of the engine's")]
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use zfolio_core::store::Backing;
@@ -55,6 +55,10 @@ pub(super) struct Disk {
     refuses: usize,
     /// Every request ends at once, and none fails: for a check that reads everything.
     hurries: AtomicBool,
+    /// Threads that wait for it.
+    waiting: AtomicUsize,
+    /// A thread is about to fork: to write is an error of the engine's (`SPILL-4`).
+    is_at_rest: AtomicBool,
 }
 
 impl Disk {
@@ -66,7 +70,14 @@ impl Disk {
     ) -> Disk {
         let (kept, pending) = (BTreeMap::new(), Vec::new());
         let book = Mutex::new(Book { random, kept, next: 0, bytes: 0, pending });
-        Disk { schedule, book, bytes_max, refuses, hurries: AtomicBool::new(false) }
+        let (hurries, is_at_rest) = (AtomicBool::new(false), AtomicBool::new(false));
+        let waiting = AtomicUsize::new(0);
+        Disk { schedule, book, bytes_max, refuses, hurries, waiting, is_at_rest }
+    }
+
+    /// From now on nothing may be written, or it may again.
+    pub(super) fn rest(&self, is_at_rest: bool) {
+        self.is_at_rest.store(is_at_rest, Relaxed);
     }
 
     fn lock(&self) -> MutexGuard<'_, Book> {
@@ -87,6 +98,11 @@ impl Disk {
     pub(super) fn contents(&self) -> (usize, usize) {
         let book = self.lock();
         (book.kept.len(), book.pending.len())
+    }
+
+    /// How many threads wait for it: on a real one each of them may hold a lock, which a child would find held.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.load(Relaxed)
     }
 }
 
@@ -124,6 +140,9 @@ impl Backing for Shared {
     fn submit(&self, requests: &mut [Request<'_>]) {
         let (now, mut book) = (self.0.schedule.now_ns(), self.0.lock());
         for request in requests {
+            let is_write = matches!(request.operation, Operation::Write(_));
+            let is_at_rest = self.0.is_at_rest.load(Relaxed);
+            assert!(!(is_write && is_at_rest), "SPILL-4: a write before a fork");
             if book.random.one_in(self.0.refuses()) {
                 request.refused = Some(Failure::Transient);
                 continue;
@@ -172,6 +191,8 @@ impl Backing for Shared {
     }
 
     fn pause(&self) {
+        self.0.waiting.fetch_add(1, Relaxed);
         schedule::wait("the disk".to_owned(), Some(PAUSE_NS));
+        self.0.waiting.fetch_sub(1, Relaxed);
     }
 }

@@ -14,6 +14,9 @@ use super::world::{Claimed, World, compare};
 /// So many reads here and there come before the limit falls for the last time.
 const READS_BEFORE_THE_FALL: usize = 1000;
 
+/// Before a fork others may run at so many points while the backing is at rest.
+const POINTS_AT_REST: usize = 24;
+
 /// A state of pages that lasts for some steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -297,7 +300,10 @@ impl<'w> Program<'w> {
         let engine = &self.world.engine;
         let mut quiet = loop {
             engine.settle_for_fork();
-            schedule::point();
+            let rest = |rests| self.world.disk.iter().for_each(|disk| disk.rest(rests));
+            rest(true);
+            (0..POINTS_AT_REST).for_each(|_| schedule::point());
+            rest(false);
             if let Some(quiet) = engine.quiet(crate::spill::Lent::default()) {
                 break quiet;
             }
@@ -306,6 +312,8 @@ impl<'w> Program<'w> {
         let staged = engine.replacement.staged_folios();
         assert_eq!(staged, 0, "a folio is staged: a child would not have it");
         assert_eq!(engine.store.in_flight().0, 0, "a child would wait for ever for a request");
+        let waiting = self.world.disk.as_ref().map_or(0, |disk| disk.waiting());
+        assert_eq!(waiting, 0, "SPILL-2: a child would find a lock of the backing's held");
         for page in 0..self.world.settings.pages {
             let at = self.world.space.address(page);
             let mut model = self.world.model();
