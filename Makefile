@@ -6,7 +6,11 @@ DESTDIR ?=
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 BIN := $(TARGET)/release
 FUZZ_SECONDS ?= 60
+# An hour, unless somebody says otherwise.
+SOAK_SECONDS = $(if $(filter file,$(origin SECONDS)),3600,$(SECONDS))
 SECONDS ?= 60
+# An hour, unless somebody says otherwise.
+SOAK_SECONDS = $(if $(filter file,$(origin SECONDS)),3600,$(SECONDS))
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 
 # The address sanitizer, with the runtime of the C compiler. Every Rust compiler works, including Debian's
@@ -23,7 +27,7 @@ COVERAGE = --cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-
 	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 	-Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1
 
-.PHONY: help setup setup-build build demo test lint loom simulate mutants asan bench fuzz install uninstall deb clean
+.PHONY: help setup setup-build build demo test lint loom simulate mutants soak asan bench fuzz install uninstall deb clean
 
 help:
 	@echo 'make build     the zfolio command and the library that it loads, in $(BIN)'
@@ -32,7 +36,9 @@ help:
 	@echo 'make lint      formatting, clippy, rustdoc'
 	@echo 'make loom      the lock-free steps, in every order'
 	@echo 'make simulate  the pager on a simulated kernel, for SECONDS=$(SECONDS), or one run again: SEED=n'
-	@echo 'make mutants   planted defects, each of which the simulation must find'
+	@echo 'make mutants   planted defects, each of which the tests must find'
+	@echo 'make soak      real programs that spill while things go wrong, for SECONDS=$(SOAK_SECONDS) (root), or one'
+	@echo '               round again: SEED=n'
 	@echo 'make asan      the tests of core under the address sanitizer, C codecs included'
 	@echo 'make bench     usemem, real programs and every codec beside the kernel'\''s own zram (root, half an hour)'
 	@echo 'make fuzz      each fuzz target for FUZZ_SECONDS=$(FUZZ_SECONDS)'
@@ -78,6 +84,10 @@ simulate:
 # In a copy of the tree, one defect at a time.
 mutants:
 	CARGO='$(CARGO)' scripts/mutants
+
+# Real programs with spill and injected faults. A failure names its seed.
+soak: build
+	ZFOLIO='$(abspath $(BIN)/zfolio)' tests/soak/run $(if $(SEED),--seed $(SEED) --rounds 1,--seconds $(SOAK_SECONDS))
 
 asan:
 	@echo 'int main() {}' | $(or $(CC),cc) -x c -fsanitize=address - -o /dev/null 2>/dev/null || \

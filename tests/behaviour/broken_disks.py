@@ -283,7 +283,7 @@ class Cases:
             return f"{peak >> 20} MiB resident while it was full, {now >> 20} when there was room again"
 
     def killed_child(self):
-        """A child is killed in the middle of writing pages; the parent's are right, and so are those of a next child."""
+        """A child is killed in the middle of writing pages; the parent's are right, and those of a next child."""
         with self.disk() as disk:
             before = disk.used_bytes()
             with Program(self.run, disk.place) as program:
@@ -318,7 +318,7 @@ class Cases:
             return "nothing is left"
 
     def left(self, disk, before, program, *others):
-        """Waits until no file, no process and no entry in /dev/shm is left; the next run sweeps those of a killed one."""
+        """Waits until no file, process or entry in /dev/shm is left; the next run sweeps those of a killed one."""
         pids = [program.process.pid, program.pid, *others]
         subprocess.run([self.run.options.zfolio, "run", "--quiet", "--", "true"], check=True)
         subprocess.run([self.run.options.zfolio, "stat", "--all"], check=False, capture_output=True)

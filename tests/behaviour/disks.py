@@ -47,7 +47,7 @@ def call(*words):
 
 
 class Loop:
-    """A loop device over a file of `megabytes`, with ext4 on it if it `is_mounted`. It is gone at the end of the `with`."""
+    """A loop device over a file of `megabytes`, with ext4 on it if it `is_mounted`; gone at the end of the `with`."""
 
     def __init__(self, folder, name, megabytes, is_mounted=True):
         self.image, self.path, self.device = pathlib.Path(folder) / f"{name}.image", pathlib.Path(folder) / name, None
