@@ -14,8 +14,11 @@ use super::world::{Claimed, World, compare};
 /// So many reads here and there come before the limit falls for the last time.
 const READS_BEFORE_THE_FALL: usize = 1000;
 
-/// Before a fork others may run at so many points while the backing is at rest.
+/// Before some forks others may run at so many points while the backing is at rest.
 const POINTS_AT_REST: usize = 24;
+
+/// A thread that forks may come so late: longer than nothing is fetched for it.
+const LATE_NS: u64 = 30_000_000;
 
 /// A state of pages that lasts for some steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -302,7 +305,11 @@ impl<'w> Program<'w> {
             engine.settle_for_fork();
             let rest = |rests| self.world.disk.iter().for_each(|disk| disk.rest(rests));
             rest(true);
-            (0..POINTS_AT_REST).for_each(|_| schedule::point());
+            match self.random.of(&[1, POINTS_AT_REST, usize::MAX]) {
+                // The thread gets no CPU for so long that faults fetch again.
+                usize::MAX => schedule::wait("a CPU".to_owned(), Some(LATE_NS)),
+                points => (0..points).for_each(|_| schedule::point()),
+            }
             rest(false);
             if let Some(quiet) = engine.quiet(crate::spill::Lent::default()) {
                 break quiet;
