@@ -10,11 +10,11 @@ import signal
 import subprocess
 import time
 
-from disks import Loop
+from disks import Calls, Loop
 from program import members
 
 # How long a disk fails, and how long it works in between.
-FAILS_S, WORKS_S = 0.15, 2.5
+FAILS_S, WORKS_S = 0.3, 2
 # A file system that runs full: how large it is, and what is left of it at times.
 SMALL_MIB, LEFT_MIB = 192, 16
 # Largest file under RLIMIT_FSIZE: more than any program writes, less than some spill.
@@ -93,7 +93,7 @@ class Settings(Fault):
 
 
 class Killed(Fault):
-    """A process of a run is killed: a child, the program, or zfolio itself."""
+    """A process of some of the runs is killed, a child or the program; or all of them."""
 
     name = "kills"
     kills = True
@@ -150,15 +150,27 @@ class OnLoop(Fault):
         return self.disk.used_bytes() - self.used if self.is_mounted else 0
 
 
-class Fails(OnLoop):
-    """A file system whose device answers EIO now and then."""
+class Fails(Fault):
+    """Reads and writes of what is spilled answer EIO now and then."""
 
     name, may_stop = "EIO now and then", True
 
+    def __enter__(self):
+        self.calls = Calls(self.folder, "letters")
+        # Half of these rounds only fail to write, so that programs go on.
+        self.letters = self.random.choice(["w", "rwb"])
+        return self
+
+    def __exit__(self, *_):
+        self.calls.mend()
+
+    def before(self):
+        return self.calls.before
+
     def act(self, _runs):
-        self.disk.fail()
+        self.calls.fail(self.random.choice(self.letters))
         time.sleep(FAILS_S)
-        self.disk.mend()
+        self.calls.mend()
         return self.random.uniform(0.5, 1.5) * WORKS_S
 
 
