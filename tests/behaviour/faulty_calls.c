@@ -1,6 +1,7 @@
 /* Executes a program whose reads and writes at an offset fail when it is told so: the file of the first argument has a
  * letter, which is looked at before each of them. `r`: reads end with EIO; `w`: writes do; `b`: both; else none. Only
- * files without a name and block devices are hit: what zfolio spills to. No io_uring is granted, past which nobody sees.
+ * direct transfers are hit (O_DIRECT), of files without a name and of block devices: what zfolio spills to, and not the
+ * temporary files of sqlite. No io_uring is granted, whose transfers nobody sees.
  *
  * A filter has the kernel ask a supervisor about each such call (seccomp's user notification). */
 #define _GNU_SOURCE
@@ -29,11 +30,18 @@ static void fail(const char *what) {
 /* Whether a call is to fail. The thread that made it waits, and its descriptor is in its own table of files. */
 static int is_hit(const struct seccomp_notif *asked, int letters) {
     char letter = 0, path[64];
+    unsigned flags = 0;
     struct stat about;
     int is_read = asked->data.nr == SYS_pread64;
     if (pread(letters, &letter, 1, 0) != 1 || !(letter == 'b' || letter == (is_read ? 'r' : 'w'))) return 0;
     snprintf(path, sizeof path, "/proc/%u/fd/%d", asked->pid, (int)asked->data.args[0]);
-    return stat(path, &about) == 0 && ((S_ISREG(about.st_mode) && about.st_nlink == 0) || S_ISBLK(about.st_mode));
+    if (stat(path, &about) != 0 || !((S_ISREG(about.st_mode) && about.st_nlink == 0) || S_ISBLK(about.st_mode)))
+        return 0;
+    snprintf(path, sizeof path, "/proc/%u/fdinfo/%d", asked->pid, (int)asked->data.args[0]);
+    FILE *info = fopen(path, "re");
+    int found = info && fscanf(info, "pos: %*d flags: %o", &flags) == 1;
+    if (info) fclose(info);
+    return found && flags & O_DIRECT;
 }
 
 /* Answers until no process has the filter any more. */
