@@ -314,6 +314,18 @@ pub(crate) enum Setting {
     Algorithm(u64),
 }
 
+impl Setting {
+    /// Its name, if it is about what goes to disk.
+    pub(crate) fn of_disk(self) -> Option<&'static str> {
+        match self {
+            Setting::Limit(_) | Setting::Stall(_) | Setting::Algorithm(_) => None,
+            Setting::MaxPoolPercent(_) => Some("max_pool_percent"),
+            Setting::AcceptThresholdPercent(_) => Some("accept_threshold_percent"),
+            Setting::WriteBudget(_) => Some("write_budget"),
+        }
+    }
+}
+
 /// Arguments of `zfolio suggest`.
 #[derive(Args, Debug)]
 #[command(after_help = "\

@@ -34,6 +34,12 @@ pub(crate) fn set(arguments: &SetArgs) -> Result<ExitCode, Failure> {
     let pid = arguments.pid;
     let shared = shared_limit_of(pid);
     let (mut shared_limit, mut own) = (None, Vec::new());
+    // Nothing is asked for if a part of it is refused.
+    if arguments.settings.iter().any(|setting| setting.of_disk().is_some()) {
+        for file in &files_of(pid)? {
+            arguments.settings.iter().try_for_each(|setting| check_spills(file, *setting))?;
+        }
+    }
     for setting in &arguments.settings {
         match (setting, &shared) {
             (Setting::Limit(bytes), Some(Shared { run, directory })) => {
@@ -42,7 +48,6 @@ pub(crate) fn set(arguments: &SetArgs) -> Result<ExitCode, Failure> {
                 shared_limit = Some((*run, *bytes));
             }
             (Setting::WriteBudget(budget), Some(Shared { run, directory })) => {
-                files_of(pid)?.iter().try_for_each(|file| check_spills(file, *setting))?;
                 let set = ledger_file::set_write_budget(directory, *run, *budget);
                 set.map_err(|error| unwritten(*run, &error))?;
             }
@@ -51,9 +56,6 @@ pub(crate) fn set(arguments: &SetArgs) -> Result<ExitCode, Failure> {
     }
     let files = if own.is_empty() { Vec::new() } else { files_of(pid)? };
     // All processes are asked before any is waited for.
-    for file in &files {
-        own.iter().try_for_each(|setting| check_spills(file, *setting))?;
-    }
     for file in &files {
         own.iter().try_for_each(|setting| ask(file, *setting))?;
     }
@@ -136,12 +138,7 @@ fn files_of(pid: u32) -> Result<Vec<StatsFile>, Failure> {
 
 /// Refuses a setting for what goes to disk, if nothing does.
 fn check_spills(file: &StatsFile, setting: Setting) -> Result<(), Failure> {
-    let name = match setting {
-        Setting::Limit(_) | Setting::Stall(_) | Setting::Algorithm(_) => return Ok(()),
-        Setting::MaxPoolPercent(_) => "max_pool_percent",
-        Setting::AcceptThresholdPercent(_) => "accept_threshold_percent",
-        Setting::WriteBudget(_) => "write_budget",
-    };
+    let Some(name) = setting.of_disk() else { return Ok(()) };
     match file.stats.figures.max_pool_percent.load(Relaxed) {
         0 => Err(Failure::argument(format!(
             "{name}: process {} has no disk to write to; accepted: for a process that was started with one \

@@ -55,7 +55,10 @@
 mod tests;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicU64, AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+};
 
 use zfolio_core::economy::{Switch, Verdict, Worth};
 use zfolio_core::ledger::signed;
@@ -333,14 +336,15 @@ impl Density {
 
     /// The codec that was asked for.
     fn pinned(&self) -> Option<CodecId> {
-        // Relaxed: who sees the number late uses the codec before; Store::codec() acquires the codec.
-        self.pinned.load(Relaxed).checked_sub(1).and_then(CodecId::new)
+        // Acquire: pairs with the Release in pin(). Who sees the number sees the codec.
+        self.pinned.load(Acquire).checked_sub(1).and_then(CodecId::new)
     }
 
     /// From now on units are stored with this codec, and what is stored already stays as it is; or, again, with the one
     /// that pays.
     pub(crate) fn pin(&self, codec: Option<CodecId>) {
-        self.pinned.store(codec.map_or(0, |codec| codec.get() + 1), Relaxed);
+        // Release: pairs with the Acquire in pinned().
+        self.pinned.store(codec.map_or(0, |codec| codec.get() + 1), Release);
         // Nothing is repacked meanwhile; afterwards what the fast codec made is.
         self.use_dense(self.is_dense());
     }

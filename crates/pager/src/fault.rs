@@ -339,7 +339,7 @@ impl Engine {
             batch[count] = Some(Incoming { base, folio, slot });
             count += 1;
         }
-        let (mut decompress_ns, mut filled, mut left) = (0, 0, None);
+        let (mut decompress_ns, mut filled, mut later) = (0, 0, None);
         for Incoming { base, folio, slot } in batch.iter_mut().flatten() {
             if empty {
                 self.mover.zero(slot, 0..self.geometry().folio_bytes());
@@ -347,7 +347,8 @@ impl Engine {
                 match self.load_copies(folio, *base, self.geometry().all(), slot, cpu) {
                     Ok(took) => decompress_ns += took,
                     Err(ticket) => {
-                        left = Some(ticket);
+                        // With the folio locked: nobody loads and puts away meanwhile what is asked for.
+                        later = (filled == 0).then(|| self.fetch_one(table, ticket));
                         break;
                     }
                 }
@@ -358,8 +359,8 @@ impl Engine {
             incoming.take().into_iter().for_each(|incoming| self.mover.give_free(incoming.slot));
         }
         count = filled;
-        if let Some(ticket) = left.filter(|_| count == 0) {
-            return Err(self.fetch_one(table, ticket));
+        if let Some(later) = later {
+            return Err(later);
         }
         let went = match &batch[0] {
             Some(first) if count > 1 => self.mover.place_many(&first.slot, start, count),
@@ -398,10 +399,11 @@ impl Engine {
             match self.load_copies(&mut folio, base, units, &mut slot, cpu) {
                 Ok(took) => decompress_ns = took,
                 Err(ticket) => {
+                    let later = self.fetch_one(table, ticket);
                     drop(folio);
                     self.mover.give_scratch(slot);
                     self.give_spare(Some(spare));
-                    return Err(self.fetch_one(table, ticket));
+                    return Err(later);
                 }
             }
             self.mover.place_copy(&slot, units, base);

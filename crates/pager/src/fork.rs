@@ -147,6 +147,7 @@ impl Engine {
         // The faults in the inbox are those of the parent's threads.
         quiet.inbox.clear();
         self.work.spilling.start_over();
+        self.count_writes_as_paid();
         if let Some(place) = &self.work.place {
             let again = place.start_over(&quiet.lent, lent, true);
             again.map_err(|errno| Error::Memory { what: "spilled memory", errno })?;

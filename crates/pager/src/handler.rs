@@ -242,7 +242,7 @@ impl Engine {
         let (now, mut waits) = (self.now_ns(), Waits::default());
         let plan = turn.plan.get_or_insert_with(|| self.plan(address));
         let served = self.fault(&table, address, plan, self.cpu(), &mut waits);
-        if served.is_err() {
+        if matches!(served, Err(Later::Away(_))) {
             // While the disk reads for this fault it may read ahead too.
             self.prefetch_meanwhile(plan);
         }

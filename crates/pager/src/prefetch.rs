@@ -112,7 +112,8 @@ impl Engine {
         let mut coming = [const { None }; ABREAST];
         let (mut oldest, mut count, mut did) = (0, 0, false);
         loop {
-            while count < ABREAST {
+            while count < ABREAST && !self.work.stopping.load(Relaxed) {
+                thread::follow();
                 let table = self.table.read();
                 let Some(piece) = self.next_piece() else { break };
                 did = true;
@@ -127,7 +128,6 @@ impl Engine {
                 // What is away again, or still, is brought when it is touched.
                 self.bring_piece(&self.table.read(), &piece);
             }
-            thread::follow();
         }
     }
 

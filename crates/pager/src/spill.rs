@@ -331,7 +331,7 @@ impl Engine {
         tickets
     }
 
-    /// Has units fetched, with one submission for all; of these a fault waits for `touched`.
+    /// Has units fetched, at the next poll; of these a fault waits for `touched`.
     pub(crate) fn fetch(&self, _table: &Table, tickets: &Tickets, touched: Option<Ticket>) {
         self.store.fetch(tickets.all(), |ticket| Some(ticket) == touched);
     }
@@ -459,6 +459,11 @@ impl Engine {
             && self.may_write() > 0
     }
 
+    /// Whether the budget for writes is used up.
+    fn is_used_up(&self) -> bool {
+        self.store.has_backing() && self.may_write() == 0
+    }
+
     /// How much may be written, by the budget: all of it, unless there is one.
     fn may_write(&self) -> u64 {
         let writes = self.writes();
@@ -484,6 +489,11 @@ impl Engine {
     pub(crate) fn pay_for_writes(&self, written_bytes: u64) {
         let paid = self.work.spilling.paid_bytes.fetch_max(written_bytes, Relaxed);
         self.writes().take(written_bytes.saturating_sub(paid));
+    }
+
+    /// In a child of `fork`: its parent pays for what that has written.
+    pub(crate) fn count_writes_as_paid(&self) {
+        self.work.spilling.paid_bytes.fetch_max(self.bytes_written(), Relaxed);
     }
 
     /// Sets what this process may write, unless the processes of its run share that.
@@ -517,7 +527,8 @@ impl Engine {
         if !pool.is_bounded() || !self.store.has_backing() {
             return false;
         }
-        let pool_bytes = self.store.pool_stats().pages_used * PAGE_BYTES as u64;
+        let stats = self.store.pool_stats();
+        let pool_bytes = stats.pages_used.saturating_sub(stats.pages_reserved) * PAGE_BYTES as u64;
         let (_, writing) = self.store.in_flight();
         let was_hit = || add(&self.figures().pool_limit_hit, 1);
         pool.is_full((pool_bytes, writing as u64), self.limit_bytes(), was_hit)
@@ -565,7 +576,9 @@ impl Engine {
             return self.want_place();
         }
         if !self.may_spill() {
-            return Room::None;
+            // What is on its way may be the last for which there is a budget.
+            let (_, writing) = self.store.in_flight();
+            return if writing > 0 && self.is_used_up() { Room::Soon } else { Room::None };
         }
         let mut written = 0;
         let in_flight = self.store.poll();

@@ -156,10 +156,8 @@ fn open(entries: u32, ended: Option<BorrowedFd<'_>>) -> Result<(OwnedFd, Queues)
     assert!(entries.is_power_of_two() && entries <= ENTRIES_MAX);
     let memory = Shared::new()?;
     let mut about = io_uring_params::default();
-    about.flags = IoringSetupFlags::SUBMIT_ALL
-        | IoringSetupFlags::NO_MMAP
-        | IoringSetupFlags::NO_SQARRAY
-        | IoringSetupFlags::COOP_TASKRUN;
+    about.flags =
+        IoringSetupFlags::SUBMIT_ALL | IoringSetupFlags::NO_MMAP | IoringSetupFlags::NO_SQARRAY;
     about.cq_off.user_addr = io_uring_ptr::new(memory.at(WORDS_AT, 0).as_ptr().cast());
     about.sq_off.user_addr = io_uring_ptr::new(memory.at(REQUESTS_AT, 0).as_ptr().cast());
     // SAFETY: ATTACH_WQ is not set. The memory belongs to the queues, which live as long as somebody uses the ring.

@@ -29,9 +29,15 @@ impl SwapFile {
         if zfolio_sys::probe::effective_uid() != 0 {
             return Err("swap and cgroups need root; run it with sudo".to_owned());
         }
-        let path = dir.join(format!("zfolio-bench-swap-{}", std::process::id()));
-        if path.as_os_str().as_encoded_bytes().iter().any(u8::is_ascii_whitespace) {
+        // As the kernel names it in /proc/swaps, for whoever undoes this in another directory.
+        let whole = dir.canonicalize().map_err(|error| format!("{}: {error}", dir.display()))?;
+        let is_plain = |text: &str| !text.chars().any(|c| c.is_whitespace() || c == '\\');
+        if !whole.to_str().is_some_and(is_plain) {
             return Err(format!("{}: a path without blanks is needed", dir.display()));
+        }
+        let path = whole.join(format!("zfolio-bench-swap-{}", std::process::id()));
+        if path.exists() {
+            return Err(format!("{}: exists already: remove it", path.display()));
         }
         Ok(SwapFile { hierarchy: Hierarchy::find()?, path })
     }

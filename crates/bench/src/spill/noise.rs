@@ -100,8 +100,9 @@ pub(super) fn run(bytes: usize, threads: usize, reads: usize) -> io::Result<Repo
     let each = 4 * reads / threads;
     let all_ns = time(|| {
         std::thread::scope(|scope| {
-            for thread in 1..=threads {
-                scope.spawn(move || noise.check_some(thread * reads..thread * reads + each));
+            for thread in 0..threads {
+                let first = reads + thread * each;
+                scope.spawn(move || noise.check_some(first..first + each));
             }
         });
     });

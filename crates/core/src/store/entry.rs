@@ -16,8 +16,9 @@
 //!          2..0      place
 //! ```
 //!
-//! The place moves as follows. `W` is the walker or whoever completes a request, always under the lock of
-//! rank `RANK_BACKING`; `O` is the owner of the [`EntryId`].
+//! The place moves as follows. `W` is the walker or whoever completes a request, under the lock of
+//! rank `RANK_BACKING`, but for `begin_read`, which lets one caller through, and what follows if the backing refuses that
+//! read; `O` is the owner of the [`EntryId`].
 //!
 //! ```text
 //!               O: store             W: begin_write            W: written

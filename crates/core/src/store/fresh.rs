@@ -3,7 +3,8 @@
 //! Who has an entry fetched loads it soon: a fault, or a thread that prefetches ahead of a walk. If the walker
 //! took it before, it would have to be read again; when the pool holds little else, it would be taken within
 //! microseconds, whatever its age. So what was fetched stays until it was loaded once (`FRESH` in the entry's
-//! state), or until [`BYTES`] more were fetched: nobody may come for it.
+//! state), or until [`BYTES`] more were fetched: nobody may come for it. It goes too if nothing was fetched between two
+//! walks that found nothing else.
 //!
 //! # Cost
 //!
@@ -44,6 +45,12 @@ impl Fresh {
         self.queue.push_back((handle, u32::try_from(length).expect("a unit is below 4 GiB")));
         self.bytes += length;
     }
+
+    /// None need stay any more.
+    pub(super) fn clear(&mut self, mut let_go: impl FnMut(Handle)) {
+        self.queue.drain(..).for_each(|(handle, _)| let_go(handle));
+        self.bytes = 0;
+    }
 }
 
 #[cfg(test)]
@@ -67,6 +74,9 @@ mod tests {
                 assert_eq!(stays, (number as usize + 1).min(stay), "of {length} bytes");
             }
             assert_eq!(fresh.bytes, fresh.queue.len() * length);
+            let (left, mut cleared) = (fresh.queue.len(), 0);
+            fresh.clear(|_| cleared += 1);
+            assert_eq!((cleared, fresh.queue.len(), fresh.bytes), (left, 0, 0));
         }
     }
 }

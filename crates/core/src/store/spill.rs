@@ -17,7 +17,7 @@
 //! entry stays in the pool and the new location is discarded. If the pin fails, the object was sent away
 //! before, so its bytes are on the backing: the load reports `Away`. Between `send_away` and the step to
 //! `backing` the lock is held, and `wait` begins by taking the lock, so the caller's next try finds a state
-//! that is true.
+//! that is true. `fetch` takes none: it may find `writing`, and asks for nothing; then the caller tries again later.
 //!
 //! *Invalidate against write-back.* Both move the state by compare-and-swap. If the owner comes first, the
 //! walker's step from `pool` fails, and the row is no concern of the walker's. If the walker comes first, the
@@ -85,6 +85,8 @@ struct Side {
     /// The bytes of the writes that were accepted and are not completed.
     writing_bytes: usize,
     fresh: Fresh,
+    /// Entries that had been fetched when a walk found nothing.
+    fetched: u64,
 }
 
 type Held<'a> = Guard<'a, RANK_BACKING, Side>;
@@ -155,7 +157,7 @@ pub struct WrittenBack {
 
 impl Spill {
     pub(super) fn new(backing: Box<dyn Backing>) -> Spill {
-        let side = Mutex::new(Side { hand: 0, writing_bytes: 0, fresh: Fresh::new() });
+        let side = Mutex::new(Side { hand: 0, writing_bytes: 0, fresh: Fresh::new(), fetched: 0 });
         let (kept, counters) = (Kept::new(), Counters::default());
         let (in_flight, is_walked) = (AtomicUsize::new(0), AtomicBool::new(false));
         Spill { backing, side, kept, counters, in_flight, is_walked }
@@ -168,7 +170,8 @@ impl Spill {
         self.in_flight.fetch_add(count, Relaxed);
     }
 
-    /// A request is completed, or was refused: what it did to its entry is done.
+    /// A request is completed, or was refused. With the lock held this may come before what it does to its entry: who
+    /// acts on the count looks with the lock held too.
     fn end(&self) {
         // Release: pairs with the Acquire in in_flight().
         self.in_flight.fetch_sub(1, Ordering::Release);
@@ -202,6 +205,13 @@ impl<S: PageSource> Store<S> {
         }
         spill.backing.flush();
         self.complete(spill, &mut side, &mut done);
+        if done.started == 0 && done.written == 0 {
+            let fetched = spill.counters.read.load(Relaxed);
+            if fetched == side.fetched {
+                side.fresh.clear(|handle| self.row(handle).cell().let_go());
+            }
+            side.fetched = fetched;
+        }
         if done.refused > 0 {
             // Perhaps for want of room: what is in the pool can do without its location.
             self.give_up_some(spill);

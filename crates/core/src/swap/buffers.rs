@@ -6,9 +6,9 @@
 //! | largest object | budget | frames | short reads | long reads |
 //! | --- | --- | --- | --- | --- |
 //! | 4 KiB | 64 KiB | 2 of 4 slots | 2 of 2 slots | none |
-//! | 4 KiB | 768 KiB | 6 of 16 | 12 of 2 | 4 of 16 |
-//! | 4 KiB | 2 MiB | 16 of 16 | 32 of 2 | 12 of 16 |
-//! | 64 KiB | 768 KiB | 6 of 16 | 5 of 17 | none |
+//! | 4 KiB | 768 KiB | 3 of 32 | 12 of 2 | 4 of 16 |
+//! | 4 KiB | 2 MiB | 8 of 32 | 32 of 2 | 12 of 16 |
+//! | 64 KiB | 768 KiB | 3 of 32 | 5 of 17 | none |
 //! | 2 MiB | 16 MiB | 4 of 512 | 3 of 513 | none |
 
 use super::disk::SLOT_BYTES;
@@ -17,6 +17,9 @@ use super::read::Read;
 
 /// Slots of a frame, unless one object has more.
 const FRAME_SLOTS: usize = 1 << FRAME_ORDER;
+
+/// Slots of a long read.
+const LONG_SLOTS: usize = 16;
 
 /// Buffers of one kind, at most.
 const BUFFERS_MAX: usize = 64;
@@ -45,7 +48,7 @@ impl Buffers {
         let reads = budget.saturating_sub(frames * frame_slots);
         // An object may begin anywhere in its first slot.
         let short_slots = object + 1;
-        let long_slots = FRAME_SLOTS;
+        let long_slots = LONG_SLOTS;
         let has_long = long_slots > short_slots;
         let for_short = if has_long { reads / 4 } else { reads };
         let short_reads = (for_short / short_slots).clamp(2, BUFFERS_MAX);
@@ -80,9 +83,9 @@ mod tests {
     #[test]
     fn buffers_follow_from_budget_and_object() {
         assert_eq!(of(4096, 64 << 10), [2, 4, 2, 2, 0, 16]);
-        assert_eq!(of(4096, 768 << 10), [6, 16, 12, 2, 4, 16]);
-        assert_eq!(of(4096, 2 << 20), [16, 16, 32, 2, 12, 16]);
-        assert_eq!(of(64 << 10, 768 << 10), [6, 16, 5, 17, 0, 16]);
+        assert_eq!(of(4096, 768 << 10), [3, 32, 12, 2, 4, 16]);
+        assert_eq!(of(4096, 2 << 20), [8, 32, 32, 2, 12, 16]);
+        assert_eq!(of(64 << 10, 768 << 10), [3, 32, 5, 17, 0, 16]);
         assert_eq!(of(2 << 20, 16 << 20), [4, 512, 3, 513, 0, 16]);
     }
 

@@ -27,7 +27,7 @@ use super::disk::{Buffer, SLOT_BYTES, Slot};
 use crate::store::backing::Token;
 
 /// log2 of the slots of a frame, unless one object has more.
-pub(super) const FRAME_ORDER: u32 = 4;
+pub(super) const FRAME_ORDER: u32 = 5;
 
 /// Bytes that are given up at the end of a slot so that an object touches one slot less.
 const LOST_MAX: usize = SLOT_BYTES / 8;

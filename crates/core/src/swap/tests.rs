@@ -221,14 +221,14 @@ fn one_object_is_one_short_read() {
 /// Goal: the area of the highest priority is filled first, equal ones in turn, and the limit counts over all.
 #[test]
 fn areas_are_filled_by_priority_and_in_turn() {
-    let fixture = Fixture::new(SMALL, &[(64, 1), (64, 5), (64, 5)]);
-    // Sixteen pages are a run.
-    let areas = area_of(&fixture.write_all(&pages(0..192)));
-    let runs: Vec<usize> = areas.chunks(16).map(|run| run[0]).collect();
-    assert!(areas.chunks(16).all(|run| run.iter().all(|area| *area == run[0])));
+    let fixture = Fixture::new(SMALL, &[(128, 1), (128, 5), (128, 5)]);
+    // Thirty-two pages are a run.
+    let areas = area_of(&fixture.write_all(&pages(0..384)));
+    let runs: Vec<usize> = areas.chunks(32).map(|run| run[0]).collect();
+    assert!(areas.chunks(32).all(|run| run.iter().all(|area| *area == run[0])));
     assert_eq!(runs[..8], [1, 2, 1, 2, 1, 2, 1, 2]);
     assert_eq!(runs[8..], [0; 4]);
-    assert_eq!(fixture.write(&pages(200..201)), [Err(Failure::Transient)]);
+    assert_eq!(fixture.write(&pages(400..401)), [Err(Failure::Transient)]);
     assert!(fixture.areas.stats().refused_full > 0);
 }
 
@@ -280,17 +280,17 @@ fn a_full_disk_leaves_the_objects_to_others() {
 /// Goal: slots that a write did not reach are not used again, and do not count.
 #[test]
 fn bad_slots_are_left_alone() {
-    let fixture = Fixture::new(SMALL, &[(64, 0)]);
+    let fixture = Fixture::new(SMALL, &[(128, 0)]);
     fixture.disks[0].break_it(|faults| faults.failed_writes = 1);
-    assert_eq!(fixture.write(&pages(0..16)), [Err(Failure::Final); 16]);
+    assert_eq!(fixture.write(&pages(0..32)), [Err(Failure::Final); 32]);
     let stats = fixture.areas.stats();
-    assert_eq!((stats.slots_bad, stats.failed_medium, fixture.slots_used()), (16, 1, 0));
-    let objects = pages(0..48);
+    assert_eq!((stats.slots_bad, stats.failed_medium, fixture.slots_used()), (32, 1, 0));
+    let objects = pages(0..96);
     let locations = fixture.write_all(&objects);
     let slot = |location: &Location| Place::of(*location).slot;
-    assert!(locations.iter().all(|location| slot(location) >= 16), "a bad slot is used");
+    assert!(locations.iter().all(|location| slot(location) >= 32), "a bad slot is used");
     fixture.check(&locations, &objects);
-    assert_eq!(fixture.write(&pages(50..51)), [Err(Failure::Transient)]);
+    assert_eq!(fixture.write(&pages(100..101)), [Err(Failure::Transient)]);
 }
 
 /// Goal: one object that cannot be read costs no other its bytes. Method: a batch that is read by one transfer, which

@@ -178,6 +178,10 @@ impl<const RANK: u8> MarkTables<RANK> {
 
     /// A word without a mark: the summary forgets it, if it knows it.
     fn leave(&self, word: u32) {
+        // Two threads that make the table longer may make a word too many.
+        if word / 64 >= self.summary.len() {
+            return;
+        }
         let pair = self.pair(word);
         if pair.summary.load(Relaxed) & pair.bit != 0 {
             pair.leave();
@@ -264,6 +268,21 @@ mod tests {
     use super::super::world::{World, unit};
     use super::{Handle, Pool};
     use crate::testing::{Random, seed};
+
+    /// Goal: a word of marks that the summary does not reach yet is passed. Method: the table of words is made as long
+    /// as two threads may make it, of which each sees that one word is missing.
+    #[test]
+    fn a_word_beyond_the_summary_is_passed() {
+        let pool = Pool::new(World::new(), unit(0));
+        let last = 64 * 64 - 1;
+        pool.mark(Handle::from_index(last));
+        while pool.marks.words.len() <= 64 {
+            pool.marks.words.take(&pool.source, 1).expect("there is memory");
+        }
+        assert_eq!(pool.next_marked(last + 1), None);
+        pool.mark(Handle::from_index(last + 1));
+        assert_eq!(pool.next_marked(last + 1), Some(Handle::from_index(last + 1)));
+    }
 
     /// Goal: marks agree with a set of numbers. Method: seeded random marks, removals and walks.
     #[test]

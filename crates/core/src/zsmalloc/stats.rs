@@ -28,6 +28,8 @@ pub struct PoolStats {
     pub metadata_bytes: u64,
     /// Pages that compaction freed.
     pub pages_compacted: u64,
+    /// Of `pages_used` those of empty zspages, which the next objects find ([`super::Pool::trim`] gives them back).
+    pub pages_reserved: u64,
 }
 
 /// The pool's counters. Told, and used for the bound on the reserve; never needed to be exact at
@@ -103,6 +105,7 @@ impl Counters {
             bytes_stored: load(&self.bytes_stored),
             metadata_bytes: metadata_bytes as u64,
             pages_compacted: load(&self.pages_compacted),
+            pages_reserved: load(&self.reserved),
         }
     }
 }

@@ -59,9 +59,13 @@ impl Engine {
         if let Some(budget) = budget.and_then(WriteBudget::from_asked) {
             self.set_write_budget(budget);
         }
-        if let Some(word) = new(&stats.algorithm_asked, &asked.algorithm) {
-            self.follow_algorithm(word);
-        }
+    }
+
+    /// The same for another algorithm, which may take memory for its streams. Called by the background thread alone, so
+    /// that what was asked for last is what holds.
+    pub(crate) fn follow_asked_algorithm(&self) {
+        let asked = new(&self.stats().algorithm_asked, &self.charge.asked.algorithm);
+        asked.into_iter().for_each(|word| self.follow_algorithm(word));
     }
 
     /// Sizes that depend on the limit never become larger than for the limit of the settings.

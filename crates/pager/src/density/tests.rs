@@ -267,7 +267,7 @@ fn another_algorithm_is_used_from_then_on() {
     let ask = |text: &str| {
         let word = asked::to_word(&text.parse().expect("an algorithm")).expect("no dictionary");
         stats.algorithm_asked.store(word, Relaxed);
-        engine.follow_asked();
+        engine.follow_asked_algorithm();
         asked::answered(word, stats.algorithm_answer.load(Relaxed)).expect("it is the answer")
     };
     let before = store_all(1);

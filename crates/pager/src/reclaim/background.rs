@@ -140,6 +140,7 @@ impl Engine {
     /// One turn of the background thread: does all of its jobs that are due.
     pub(crate) fn reclaim_turn(&self) {
         self.sample();
+        self.follow_asked_algorithm();
         if self.config().whole_process {
             self.page_out_files();
         }
@@ -153,6 +154,7 @@ impl Engine {
         // The limit has fallen: free slots would count as available, and the charge would never come down to it.
         if self.must_come_down() {
             self.release_free();
+            self.store.pool().trim();
         }
         drop(table);
         if self.available_bytes() < self.charge.low_bytes() && self.is_worth_a_thread() {

@@ -7,8 +7,8 @@
 //!                           +-- no longer passed: the pool is not full any more
 //! ```
 //!
-//! Between the two marks nothing changes: this is the hysteresis. Other than in the kernel a full pool refuses nothing:
-//! what is stored meanwhile is in memory anyway, and the limit holds for both.
+//! Between the two marks nothing changes: this is the hysteresis. Unlike the kernel's, a full pool refuses nothing: what
+//! is stored meanwhile is in memory anyway, and the limit holds for both.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 

@@ -66,8 +66,8 @@ fn a_parent_keeps_what_a_child_may_read() {
 /// there, and closes them once they are empty.
 #[test]
 fn a_child_reads_what_its_parent_wrote() {
-    let mut fixture = Fixture::new(SMALL, &[(64, 1), (64, 1), (64, 0)]);
-    let objects = pages(0..32);
+    let mut fixture = Fixture::new(SMALL, &[(128, 1), (128, 1), (128, 0)]);
+    let objects = pages(0..64);
     let locations = fixture.write_all(&objects);
     assert!(fixture.areas.share());
     let mut left = Vec::new();
