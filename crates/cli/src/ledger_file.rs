@@ -72,7 +72,7 @@ pub(crate) fn sweep(directory: &Path) {
 
 #[cfg(test)]
 mod tests {
-    use super::{create, read, remove};
+    use super::{create, read, remove, set_write_budget};
     use crate::stats_file;
     use zfolio_core::ledger::Owner;
 
@@ -92,6 +92,10 @@ mod tests {
         let copy = read(&directory, run).expect("it was just made");
         assert_eq!(copy.total_bytes(), 64 << 20);
         assert_eq!(copy.seats().map(|(at, seat)| (at, seat.owner())).next(), Some((index, owner)));
+        let budget = "10M/h".parse().unwrap();
+        set_write_budget(&directory, run, budget).unwrap();
+        assert_eq!(ledger.writes().budget(), budget);
+        assert_eq!(ledger.writes().left(0, 0, || ()), 10 << 20, "it starts full");
         remove(run);
         assert!(read(&directory, run).is_none());
     }
