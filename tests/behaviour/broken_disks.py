@@ -317,10 +317,11 @@ class Cases:
     def left(self, disk, before, program, *others):
         """Waits until no file, process or entry in /dev/shm is left; the next run sweeps those of a killed one."""
         pids = [program.process.pid, program.pid, *others]
-        subprocess.run([self.run.options.zfolio, "run", "--quiet", "--", "true"], check=True)
-        subprocess.run([self.run.options.zfolio, "stat", "--all"], check=False, capture_output=True)
         shared, until = pathlib.Path(f"/dev/shm/zfolio-{os.geteuid()}"), time.monotonic() + 20
         while True:
+            # What belongs to a process that is still ending is left to a later sweep.
+            subprocess.run([self.run.options.zfolio, "run", "--quiet", "--", "true"], check=True)
+            subprocess.run([self.run.options.zfolio, "stat", "--all"], check=False, capture_output=True)
             alive = [pid for pid in pids if is_alive(pid)]
             files = [path.name for path in shared.glob("*") if path.name.split(".")[0] in map(str, pids)]
             bytes_more = disk.used_bytes() - before

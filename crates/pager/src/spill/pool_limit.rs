@@ -8,7 +8,8 @@
 //! ```
 //!
 //! Between the two marks nothing changes: this is the hysteresis. Unlike the kernel's, a full pool refuses nothing: what
-//! is stored meanwhile is in memory anyway, and the limit holds for both.
+//! is stored meanwhile is in memory anyway, and the limit holds for both. Empty zspages that are kept for what passes
+//! through the pool do not count: to write back makes no fewer of them.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
