@@ -6,8 +6,6 @@ DESTDIR ?=
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 BIN := $(TARGET)/release
 FUZZ_SECONDS ?= 60
-# An hour, unless somebody says otherwise.
-SOAK_SECONDS = $(if $(filter file,$(origin SECONDS)),3600,$(SECONDS))
 SECONDS ?= 60
 # An hour, unless somebody says otherwise.
 SOAK_SECONDS = $(if $(filter file,$(origin SECONDS)),3600,$(SECONDS))

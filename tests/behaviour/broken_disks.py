@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import time
 
-from disks import Bytes, Calls, Loop, Unable, files_of, why_not
+from disks import Bytes, Calls, Loop, Unable, files_of, sweep_killed, why_not
 from trees import children_of
 
 LIMIT = 32 << 20
@@ -315,13 +315,11 @@ class Cases:
             return "nothing is left"
 
     def left(self, disk, before, program, *others):
-        """Waits until no file, process or entry in /dev/shm is left; the next run sweeps those of a killed one."""
+        """Waits until no file, process or entry in /dev/shm is left; another run sweeps up those of a killed one."""
         pids = [program.process.pid, program.pid, *others]
         shared, until = pathlib.Path(f"/dev/shm/zfolio-{os.geteuid()}"), time.monotonic() + 20
         while True:
-            # What belongs to a process that is still ending is left to a later sweep.
-            subprocess.run([self.run.options.zfolio, "run", "--quiet", "--", "true"], check=True)
-            subprocess.run([self.run.options.zfolio, "stat", "--all"], check=False, capture_output=True)
+            sweep_killed(self.run.options.zfolio)
             alive = [pid for pid in pids if is_alive(pid)]
             files = [path.name for path in shared.glob("*") if path.name.split(".")[0] in map(str, pids)]
             bytes_more = disk.used_bytes() - before

@@ -29,6 +29,12 @@ def has(program):
                for folder in [*os.environ.get("PATH", "").split(":"), "/sbin", "/usr/sbin"])
 
 
+def sweep_killed(zfolio):
+    """Has what killed runs left in /dev/shm removed. What belongs to a process that is still ending stays there."""
+    subprocess.run([zfolio, "run", "--quiet", "--", "true"], check=True)
+    subprocess.run([zfolio, "stat", "--all"], check=False, capture_output=True)
+
+
 class Unable(Exception):
     """This machine cannot have such a disk; the text says why."""
 

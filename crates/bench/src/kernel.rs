@@ -2,8 +2,8 @@
 //!
 //! # Invariants
 //!
-//! - `KRN-1` All changes go through the [`Journal`], so that dropping
-//!   [`Pressure`] undoes all of them in any case.
+//! - `KRN-1` All changes go through the [`Journal`], so that dropping it undoes all of them in any
+//!   case.
 //! - `KRN-2` The changes exist only during one run of the kernel; a run with zfolio never sees
 //!   them.
 
@@ -13,7 +13,7 @@ pub(crate) mod swap_file;
 pub(crate) mod zram;
 
 use std::fmt;
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdout, Command};
@@ -76,9 +76,7 @@ pub(crate) struct Kernel {
 impl Kernel {
     /// Checks that the comparison is possible here; otherwise returns the reason, in one line.
     pub(crate) fn find() -> Result<Kernel, String> {
-        if zfolio_sys::probe::effective_uid() != 0 {
-            return Err("swap and cgroups need root; run it with sudo".to_owned());
-        }
+        may_change()?;
         zram::available()?;
         Ok(Kernel { hierarchy: Hierarchy::find()? })
     }
@@ -109,23 +107,6 @@ impl Kernel {
         }
         (settings, missing)
     }
-
-    /// Puts the system under memory pressure according to `setting`: a limit of `limit_bytes`, and
-    /// a device for `bytes`.
-    fn set_up(
-        &self,
-        setting: &KernelSetting,
-        bytes: u64,
-        limit_bytes: u64,
-    ) -> io::Result<Pressure> {
-        let journal = Journal::open(Path::new(journal::PATH))?;
-        keep_zswap_out(&journal)?;
-        choose_folio(&journal, setting.folio_kib)?;
-        let disk_bytes = (bytes + DISK_SLACK_BYTES).next_multiple_of(1 << 20);
-        let swap = zram::Swap::set_up(&journal, disk_bytes, &setting.algorithm)?;
-        let cgroup = Cgroup::set_up(&journal, &self.hierarchy, limit_bytes)?;
-        Ok(Pressure { swap, cgroup, journal })
-    }
 }
 
 /// A program that ran under the kernel's swap.
@@ -142,46 +123,52 @@ impl Kernel {
     pub(crate) fn run<T: Default + Send + 'static>(
         &self,
         (setting, bytes, limit_bytes): (&KernelSetting, u64, u64),
-        mut command: Command,
+        command: Command,
         look: &Look<'_>,
         read: fn(ChildStdout) -> T,
     ) -> Result<Swapped<T>, WatchError> {
-        let pressure = self.set_up(setting, bytes, limit_bytes)?;
-        os::tie(&mut command, Some(pressure.members()?));
-        let ended = watch(command, look, read)?;
-        let (zram_bytes_max, charged_bytes_max) = pressure.figures()?;
-        pressure.put_back()?;
-        if charged_bytes_max > limit_bytes {
-            let line = format!("the cgroup was charged {charged_bytes_max} bytes, over its limit");
-            return Err(io::Error::other(line).into());
-        }
+        let journal = begin(setting.folio_kib)?;
+        let disk_bytes = (bytes + DISK_SLACK_BYTES).next_multiple_of(1 << 20);
+        let swap = zram::Swap::set_up(&journal, disk_bytes, &setting.algorithm)?;
+        let ended = run_in_cgroup((&journal, &self.hierarchy, limit_bytes), command, look, read)?;
+        let zram_bytes_max = swap.used_bytes_max()?;
+        journal.undo()?;
         Ok(Swapped { ended, zram_bytes_max })
     }
 }
 
-/// The system's settings for one run of the kernel, until this is dropped.
-#[derive(Debug)]
-struct Pressure {
-    swap: zram::Swap,
-    cgroup: Cgroup,
-    journal: Journal,
+/// Whether this process may change swap and cgroups, and if not, what to do.
+fn may_change() -> Result<(), String> {
+    match zfolio_sys::probe::effective_uid() {
+        0 => Ok(()),
+        _ => Err("swap and cgroups need root; run it with sudo".to_owned()),
+    }
 }
 
-impl Pressure {
-    /// The file into which the program writes itself.
-    fn members(&self) -> io::Result<File> {
-        self.cgroup.members()
-    }
+/// Begins the changes for one run: without zswap, and with folios of `folio_kib`.
+fn begin(folio_kib: u32) -> io::Result<Journal> {
+    let journal = Journal::open(Path::new(journal::PATH))?;
+    keep_zswap_out(&journal)?;
+    choose_folio(&journal, folio_kib)?;
+    Ok(journal)
+}
 
-    /// The most that zram held, and the most that was charged to the cgroup.
-    fn figures(&self) -> io::Result<(u64, u64)> {
-        Ok((self.swap.used_bytes_max()?, self.cgroup.bytes_max()))
+/// Runs `command` in a cgroup of `limit_bytes`.
+fn run_in_cgroup<T: Default + Send + 'static>(
+    (journal, hierarchy, limit_bytes): (&Journal, &Hierarchy, u64),
+    mut command: Command,
+    look: &Look<'_>,
+    read: fn(ChildStdout) -> T,
+) -> Result<Ended<T>, WatchError> {
+    let cgroup = Cgroup::set_up(journal, hierarchy, limit_bytes)?;
+    os::tie(&mut command, Some(cgroup.members()?));
+    let ended = watch(command, look, read)?;
+    let charged_bytes_max = cgroup.bytes_max();
+    if charged_bytes_max > limit_bytes {
+        let line = format!("the cgroup was charged {charged_bytes_max} bytes, over its limit");
+        return Err(io::Error::other(line).into());
     }
-
-    /// Undoes all changes, and returns what could not be undone.
-    fn put_back(self) -> io::Result<()> {
-        self.journal.undo()
-    }
+    Ok(ended)
 }
 
 /// If zswap is on, it would be between the program and the swap area, and would be measured instead.

@@ -28,7 +28,7 @@ mod tree;
 mod waits;
 mod watch;
 
-pub(crate) use detail::ratio;
+pub(crate) use detail::compression_ratio;
 pub(crate) use report::process_json;
 pub(crate) use spill::directory as spill_directory;
 

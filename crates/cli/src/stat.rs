@@ -28,7 +28,7 @@ use crate::duration;
 use crate::failure::Failure;
 use crate::ledger_file;
 use crate::output::print;
-use crate::run::{process_json, ratio};
+use crate::run::{compression_ratio, process_json};
 use crate::stats_file::{self, StatsFile};
 use crate::table::Table;
 use rates::{Rate, Rates};
@@ -308,7 +308,6 @@ fn row(arguments: &StatArgs, file: &StatsFile, runs: &[Run]) -> Vec<String> {
         metadata_bytes,
         spilled_bytes,
         demand_bytes,
-        stored_bytes,
         stall_ns,
         ..
     } = &file.stats.figures;
@@ -329,8 +328,7 @@ fn row(arguments: &StatArgs, file: &StatsFile, runs: &[Run]) -> Vec<String> {
         bytes(metadata_bytes),
         bytes(spilled_bytes),
         bytes(demand_bytes),
-        ratio(stored_bytes.load(Relaxed), pool_bytes.load(Relaxed) + spilled_bytes.load(Relaxed))
-            .unwrap_or("-".to_owned()),
+        compression_ratio(&file.stats.figures).unwrap_or("-".to_owned()),
         faults.to_string(),
         duration::display(stored.quantile(500)),
         duration::display(stored.quantile(990)),

@@ -1,9 +1,9 @@
 //! A budget for writes to a disk: so many bytes in a period, or in a whole run.
 //!
-//! A [`Bucket`] starts full, is filled at the rate of its budget, and never holds more than the budget. Who writes takes
-//! from it what it has written; what was written in one go may leave it below empty. Once it is empty nothing is
-//! written until a share of the budget is there again: else a small rate would be spent a few bytes at a time, each
-//! with a transfer of its own.
+//! A [`Bucket`] starts full, is filled at the rate of its budget, and never holds more than the budget. What was written
+//! is taken from the bucket afterwards, so one write may leave it below empty. Once it is empty nothing is written until
+//! a share of the budget is there again: else a small rate would be spent a few bytes at a time, each with a transfer of
+//! its own.
 //!
 //! # Invariants
 //!
@@ -215,12 +215,12 @@ impl Bucket {
         self.budget.store(budget.to_word(), Relaxed);
         self.level_bytes.store(signed(budget.bytes), Relaxed);
         self.filled_ns.store(0, Relaxed);
-        // How often others were used up stays.
+        // The count stays; if the budget before is used up now, that is over.
         self.used_up.fetch_add(self.used_up.load(Relaxed) % 2, Relaxed);
     }
 
-    /// The first words of a bucket, for whoever sets another budget by writing into the file that it lies in. What is
-    /// left of the others is right at the next look.
+    /// The first two words of a bucket, for whoever sets another budget by writing into the file that it lies in. The
+    /// other two stay: the next look fills the bucket, up to its new size, and sees that it is not used up.
     #[must_use]
     pub fn words(budget: WriteBudget) -> [u64; 2] {
         [budget.to_word(), budget.bytes]

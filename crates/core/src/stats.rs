@@ -201,13 +201,15 @@ impl Stats {
     /// The words in which other processes ask for something, and the answer to one of them.
     #[must_use]
     pub fn asked(&self) -> [&AtomicU64; 7] {
-        let Stats { limit_asked, stall_asked, max_pool_percent_asked, .. } = self;
-        let Stats { accept_threshold_percent_asked, write_budget_asked, .. } = self;
-        let Stats { algorithm_asked, algorithm_answer, .. } = self;
-        let percents = [max_pool_percent_asked, accept_threshold_percent_asked];
-        let words = [limit_asked, stall_asked, percents[0], percents[1], write_budget_asked];
-        let [limit, stall, max, accept, budget] = words;
-        [limit, stall, max, accept, budget, algorithm_asked, algorithm_answer]
+        [
+            &self.limit_asked,
+            &self.stall_asked,
+            &self.max_pool_percent_asked,
+            &self.accept_threshold_percent_asked,
+            &self.write_budget_asked,
+            &self.algorithm_asked,
+            &self.algorithm_answer,
+        ]
     }
 
     /// The algorithm that another process has asked for, and got.

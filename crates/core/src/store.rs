@@ -119,8 +119,8 @@ impl<S: PageSource> Store<S> {
         Store { codecs, pool, key, batch_max, spill: None }
     }
 
-    /// Adds a codec for units that are stored from now on. `None`: there is no place for it, or its units or batches are
-    /// longer than those of the first codecs.
+    /// Adds a codec for units that are stored from now on. `None`: there is no place for it, or its units or batches
+    /// are longer than those of the first codecs.
     ///
     /// Nobody who forks may do so meanwhile.
     pub fn add_codec(&self, codec: Zcomp) -> Option<CodecId> {

@@ -25,6 +25,8 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 use zfolio_core::ledger::{Member, signed};
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::stats::{Figures, Stats, add, raise, set, subtract};
+use zfolio_core::store::SpillStats;
+use zfolio_core::swap::AreasStats;
 use zfolio_core::swap::disk::SLOT_BYTES;
 
 use crate::config::Config;
@@ -211,6 +213,12 @@ impl Charge {
     }
 }
 
+/// Sets the gauges of what could not be read from the disk.
+fn note_not_read(figures: &Figures, spill: &SpillStats, areas: &AreasStats) {
+    figures.read_back_fail.store(spill.not_read, Relaxed);
+    figures.read_back_tampered.store(areas.tampered, Relaxed);
+}
+
 impl Engine {
     /// The figures.
     pub fn figures(&self) -> &Figures {
@@ -376,28 +384,26 @@ impl Engine {
         let rejected = spill.not_written.saturating_sub(spill.refused);
         figures.reject_written_back.store(rejected, Relaxed);
         figures.read_back_units.store(spill.read, Relaxed);
-        figures.read_back_fail.store(spill.not_read, Relaxed);
         figures.spilled_incompressible_units.store(spill.raw_units, Relaxed);
-        let areas = self.work.place.as_ref().map(Place::stats).unwrap_or_default();
-        self.pay_for_writes(self.bytes_written());
+        let areas = self.work.place.as_ref().map(Place::stats);
+        self.pay_for_writes(areas.map_or(spill.written_bytes, |areas| areas.bytes_written));
         self.set_rule_gauges();
+        let areas = areas.unwrap_or_default();
         let way = self.work.place.as_ref().map_or(0, Place::way);
         drop(gate);
         figures.spill_way.store(way, Relaxed);
         figures.spill_slot_bytes.store(areas.slots_used * SLOT_BYTES as u64, Relaxed);
         figures.spill_written_bytes.store(areas.bytes_written, Relaxed);
         figures.spill_read_bytes.store(areas.bytes_read, Relaxed);
-        figures.read_back_tampered.store(areas.tampered, Relaxed);
+        note_not_read(figures, &spill, &areas);
     }
 
     /// Before the process is stopped for a unit that cannot be loaded: the figures say what happened to the disk. The
     /// background thread would do that at its next look, for which there is no time any more.
     #[cold]
     pub(crate) fn note_lost(&self) {
-        let (figures, spill) = (self.figures(), self.store.spill_stats());
-        figures.read_back_fail.store(spill.not_read, Relaxed);
         let areas = self.work.place.as_ref().map(Place::stats).unwrap_or_default();
-        figures.read_back_tampered.store(areas.tampered, Relaxed);
+        note_not_read(self.figures(), &self.store.spill_stats(), &areas);
     }
 
     /// Raises the limit that follows the need.

@@ -497,17 +497,13 @@ impl Engine {
     /// Does what the word of another process asks for: another algorithm for units that are stored from now on. Called
     /// by the background thread, without a lock: a codec that is new takes memory for its streams.
     pub(crate) fn follow_algorithm(&self, word: u64) {
-        let refused = match asked::from_word(word) {
-            None => Some(Refused::SetUp),
-            Some(choice) => match self.use_algorithm(&choice) {
-                Ok(()) => {
-                    self.stats().rename_algorithm(&choice.to_string());
-                    None
-                }
-                Err(refused) => Some(refused),
-            },
-        };
-        self.stats().algorithm_answer.store(asked::answer(word, refused), Relaxed);
+        let choice = asked::from_word(word).ok_or(Refused::SetUp);
+        let done = choice.and_then(|choice| {
+            self.use_algorithm(&choice)?;
+            self.stats().rename_algorithm(&choice.to_string());
+            Ok(())
+        });
+        self.stats().algorithm_answer.store(asked::answer(word, done.err()), Relaxed);
     }
 
     fn use_algorithm(&self, choice: &Choice) -> Result<(), Refused> {

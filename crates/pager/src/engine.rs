@@ -74,13 +74,14 @@ pub struct Engine {
     pub(crate) work: Work,
 }
 
-/// Pages that the pool keeps for what passes through it to the disk and back: a 128th of the limit, at most as much as
-/// is under way at a time.
+/// As much as is under way to the disk and back at a time.
+const POOL_RESERVE_MAX: usize = 2 << 20;
+
+/// Bytes of pages that the pool keeps for what passes through it to the disk and back: a 128th of the limit, but
+/// [`POOL_RESERVE_MAX`] at most.
 fn pool_reserve(limit_bytes: u64) -> usize {
     usize::try_from(limit_bytes / 128).map_or(POOL_RESERVE_MAX, |bytes| bytes.min(POOL_RESERVE_MAX))
 }
-
-const POOL_RESERVE_MAX: usize = 2 << 20;
 
 /// What the engine's threads share.
 #[derive(Debug)]

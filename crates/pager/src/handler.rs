@@ -244,7 +244,7 @@ impl Engine {
         let served = self.fault(&table, address, plan, self.cpu(), &mut waits);
         if matches!(served, Err(Later::Away(_))) {
             // While the disk reads for this fault it may read ahead too.
-            self.prefetch_meanwhile(plan);
+            self.prefetch_ahead(plan);
         }
         let (served, units) = served?;
         let Turn { began, spilled_ns, .. } = *turn;

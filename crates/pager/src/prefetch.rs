@@ -57,8 +57,8 @@ impl Engine {
         plan
     }
 
-    /// While a fault waits for the backing: wakes the prefetching thread, if it has something to do.
-    pub(crate) fn prefetch_meanwhile(&self, plan: &Plan) {
+    /// Wakes the prefetching thread, if a plan gives it something to do.
+    pub(crate) fn prefetch_ahead(&self, plan: &Plan) {
         if plan.has_ahead {
             self.work.prefetch.bell.wake_sleeper();
         }
@@ -83,9 +83,7 @@ impl Engine {
             }
             _ => {}
         }
-        if plan.has_ahead {
-            prefetch.bell.wake_sleeper();
-        }
+        self.prefetch_ahead(plan);
     }
 
     /// The life of the prefetching thread, until the engine stops.

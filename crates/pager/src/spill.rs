@@ -513,12 +513,8 @@ impl Engine {
 
     /// The gauges of what the settings allow.
     pub(crate) fn set_rule_gauges(&self) {
-        let (figures, budget) = (self.figures(), self.writes().budget());
-        let [max, accept] = self.work.spilling.pool.percents();
-        figures.max_pool_percent.store(max, Relaxed);
-        figures.accept_threshold_percent.store(accept, Relaxed);
-        figures.write_budget_bytes.store(budget.bytes(), Relaxed);
-        figures.write_budget_s.store(budget.period().seconds(), Relaxed);
+        let [max_pool, accept_threshold] = self.work.spilling.pool.percents();
+        self.figures().set_disk_bounds(max_pool, accept_threshold, self.writes().budget());
     }
 
     /// Whether entries are to be written back because the pool takes too much of the limit.

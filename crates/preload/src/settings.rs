@@ -45,10 +45,7 @@ pub(crate) fn get() -> Option<&'static Settings> {
 
 fn from_environment() -> Option<Settings> {
     let text = |name| std::env::var(name).ok();
-    let percent = |name| {
-        let given = text(name).and_then(|value| value.parse::<u8>().ok());
-        given.filter(|percent| (1..=100).contains(percent))
-    };
+    let percent = |name| text(name).and_then(|value| PoolLimit::parse_percent(&value));
     let number = |name| text(name).and_then(|value| value.parse::<u64>().ok());
     let limit_bytes = number("ZFOLIO_LIMIT")?;
     // No message from here: it would need a system call that Valgrind does not know, and reports.

@@ -95,14 +95,11 @@ fn set_rules(page: &Page, settings: &Settings) {
     let max = asked(&page.max_pool_percent_asked);
     let accept = asked(&page.accept_threshold_percent_asked);
     let budget = asked(&page.write_budget_asked).and_then(WriteBudget::from_asked);
-    let (figures, budget) = (&page.figures, budget.unwrap_or(spill.write_budget));
-    let of = |percent: u8| u64::from(percent);
-    let max = max.unwrap_or(of(spill.pool.max_pool_percent));
-    let accept = accept.unwrap_or(of(spill.pool.accept_threshold_percent));
-    figures.max_pool_percent.store(max, Ordering::Relaxed);
-    figures.accept_threshold_percent.store(accept, Ordering::Relaxed);
-    figures.write_budget_bytes.store(budget.bytes(), Ordering::Relaxed);
-    figures.write_budget_s.store(budget.period().seconds(), Ordering::Relaxed);
+    page.figures.set_disk_bounds(
+        max.unwrap_or(spill.pool.max_pool_percent.into()),
+        accept.unwrap_or(spill.pool.accept_threshold_percent.into()),
+        budget.unwrap_or(spill.write_budget),
+    );
 }
 
 /// At exit: removes the file, unless `zfolio run` is going to read it.

@@ -6,12 +6,12 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdout, Command};
 
-use super::cgroup::{Cgroup, Hierarchy};
-use super::journal::{Journal, PATH, Undo, at};
+use super::cgroup::Hierarchy;
+use super::journal::{Undo, at};
 use super::zram::header;
-use super::{choose_folio, keep_zswap_out};
+use super::{begin, may_change, run_in_cgroup};
 use crate::os;
-use crate::watch::{Ended, Look, WatchError, watch};
+use crate::watch::{Ended, Look, WatchError};
 
 /// Room in the file in addition to the workload, for the program's other pages.
 const SLACK_BYTES: u64 = 128 << 20;
@@ -26,9 +26,7 @@ pub(crate) struct SwapFile {
 impl SwapFile {
     /// Checks that a file in `dir` can be used; otherwise returns the reason, in one line.
     pub(crate) fn find(dir: &Path) -> Result<SwapFile, String> {
-        if zfolio_sys::probe::effective_uid() != 0 {
-            return Err("swap and cgroups need root; run it with sudo".to_owned());
-        }
+        may_change()?;
         // As the kernel names it in /proc/swaps, for whoever undoes this in another directory.
         let whole = dir.canonicalize().map_err(|error| format!("{}: {error}", dir.display()))?;
         let is_plain = |text: &str| !text.chars().any(|c| c.is_whitespace() || c == '\\');
@@ -51,18 +49,14 @@ impl SwapFile {
     pub(crate) fn run<T: Default + Send + 'static>(
         &self,
         (bytes, limit_bytes): (u64, u64),
-        mut command: Command,
+        command: Command,
         look: &Look<'_>,
         read: fn(ChildStdout) -> T,
     ) -> Result<Ended<T>, WatchError> {
-        let journal = Journal::open(Path::new(PATH))?;
-        keep_zswap_out(&journal)?;
-        choose_folio(&journal, 4)?;
+        let journal = begin(4)?;
         let file_bytes = (bytes + SLACK_BYTES).next_multiple_of(1 << 20);
         journal.change(&Undo::SwapFile(self.path.clone()), || self.make(file_bytes))?;
-        let cgroup = Cgroup::set_up(&journal, &self.hierarchy, limit_bytes)?;
-        os::tie(&mut command, Some(cgroup.members()?));
-        let ended = watch(command, look, read)?;
+        let ended = run_in_cgroup((&journal, &self.hierarchy, limit_bytes), command, look, read)?;
         journal.undo()?;
         Ok(ended)
     }

@@ -7,7 +7,7 @@ use zfolio_core::budget::WriteBudget;
 use zfolio_core::page::{PAGE_BYTES, UnitOrder};
 use zfolio_core::size::{self, parse_stall};
 use zfolio_core::zcomp::{self, Choice, Zcomp};
-use zfolio_pager::spill::{Places, SPILL_BYTES_MIN};
+use zfolio_pager::spill::{Places, PoolLimit, SPILL_BYTES_MIN};
 
 use super::{Limit, Setting};
 use crate::allowance::Allowance;
@@ -52,7 +52,7 @@ pub(crate) fn parse_spill_limit(given: &str) -> Result<u64, String> {
 }
 
 pub(crate) fn parse_percent(given: &str) -> Result<u8, String> {
-    let percent = given.parse().ok().filter(|percent| (1..=100).contains(percent));
+    let percent = PoolLimit::parse_percent(given);
     percent.ok_or_else(|| format!("'{given}' is not a percentage; accepted: 1 to 100"))
 }
 

@@ -26,9 +26,14 @@ fn percent(part: u64, whole: u64) -> String {
 }
 
 /// `whole / part` with one decimal.
-pub(crate) fn ratio(whole: u64, part: u64) -> Option<String> {
+pub(super) fn ratio(whole: u64, part: u64) -> Option<String> {
     let tenths = (u128::from(whole) * 10 + u128::from(part) / 2).checked_div(u128::from(part))?;
     Some(format!("{}.{}", tenths / 10, tenths % 10))
+}
+
+/// The size of what is stored before compression, over what it takes in memory and on disk.
+pub(crate) fn compression_ratio(figures: &Figures) -> Option<String> {
+    ratio(of(&figures.stored_bytes), of(&figures.pool_bytes) + of(&figures.spilled_bytes))
 }
 
 /// Writes the details, each line indented.

@@ -9,7 +9,7 @@ use zfolio_core::size;
 use super::rates::{Rate, a_second};
 use super::{Run, limit_bytes, price_text};
 use crate::duration;
-use crate::run::ratio;
+use crate::run::compression_ratio;
 use crate::stats_file::StatsFile;
 use crate::table::{Table, cut, width};
 
@@ -171,8 +171,7 @@ fn cells(file: &StatsFile, rate: Option<Rate>, runs: &[Run]) -> Vec<String> {
         bytes(&figures.process_bytes),
         bytes(&figures.demand_bytes),
         bytes(&figures.pool_bytes),
-        ratio(of(&figures.stored_bytes), of(&figures.pool_bytes) + of(&figures.spilled_bytes))
-            .unwrap_or("-".to_owned()),
+        compression_ratio(figures).unwrap_or("-".to_owned()),
         bytes(&figures.resident_bytes),
         bytes(&figures.staged_bytes),
         file.stats.algorithm(),

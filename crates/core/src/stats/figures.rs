@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use crate::budget::WriteBudget;
+
 macro_rules! figures {
     ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
         /// All counters and gauges of the engine, one word each.
@@ -283,6 +285,14 @@ impl Figures {
         then_ns.store(then + passed_ms * 1_000_000, Relaxed);
         add(&self.demand_kib_ms, (demand >> 10).saturating_mul(passed_ms));
         add(&self.process_kib_ms, (process >> 10).saturating_mul(passed_ms));
+    }
+
+    /// Sets the gauges of what bounds what goes to disk: the two percentages of the pool, and the budget for writes.
+    pub fn set_disk_bounds(&self, max_pool: u64, accept_threshold: u64, budget: WriteBudget) {
+        self.max_pool_percent.store(max_pool, Relaxed);
+        self.accept_threshold_percent.store(accept_threshold, Relaxed);
+        self.write_budget_bytes.store(budget.bytes(), Relaxed);
+        self.write_budget_s.store(budget.period().seconds(), Relaxed);
     }
 
     /// The values that a child of `fork` inherits, for [`Figures::inherit`].

@@ -16,9 +16,9 @@
 //!          2..0      place
 //! ```
 //!
-//! The place moves as follows. `W` is the walker or whoever completes a request, under the lock of
-//! rank `RANK_BACKING`, but for `begin_read`, which lets one caller through, and what follows if the backing refuses that
-//! read; `O` is the owner of the [`EntryId`].
+//! The place moves as follows. `O` is the owner of the [`EntryId`]. `W` is the walker, or whoever completes a request:
+//! both hold the lock of rank `RANK_BACKING`. Two steps are made without it: `begin_read`, which succeeds for one caller
+//! only, and the step back if the backing refuses that read.
 //!
 //! ```text
 //!               O: store             W: begin_write            W: written
@@ -115,6 +115,8 @@ const AGE: u32 = 0b11 << AGE_SHIFT;
 const KEPT: u32 = 1 << 11;
 const WANTED: u32 = 1 << 12;
 const FRESH: u32 = 1 << 13;
+/// Either keeps an entry in the pool until it was loaded once.
+const STAYS: u32 = WANTED | FRESH;
 const CHECKSUM_SHIFT: u32 = 16;
 
 /// The age of an entry that was just stored: the walker passes it once.
@@ -172,7 +174,7 @@ impl State {
 
     /// Whether it stays in the pool until it was loaded once.
     fn stays(self) -> bool {
-        self.0 & (WANTED | FRESH) != 0
+        self.0 & STAYS != 0
     }
 
     fn kept(self, is_kept: bool) -> State {
@@ -312,7 +314,7 @@ impl<W: Word> Cell<'_, W> {
     pub(super) fn protect(self) {
         self.0.fetch_or(AGE);
         if self.load().stays() {
-            self.0.fetch_and(!(WANTED | FRESH));
+            self.0.fetch_and(!STAYS);
         }
     }
 
@@ -343,7 +345,7 @@ impl<W: Word> Cell<'_, W> {
 
     /// The write is done, and the slot says where the bytes are.
     pub(super) fn written(self) -> Result<(), Dead> {
-        let away = |state: State| State(state.at(Place::Backing).kept(false).0 & !(WANTED | FRESH));
+        let away = |state: State| State(state.at(Place::Backing).kept(false).0 & !STAYS);
         self.complete(Place::Writing, away)
     }
 

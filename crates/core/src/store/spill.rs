@@ -162,9 +162,7 @@ impl Spill {
         let (in_flight, is_walked) = (AtomicUsize::new(0), AtomicBool::new(false));
         Spill { backing, side, kept, counters, in_flight, is_walked }
     }
-}
 
-impl Spill {
     /// Before requests are submitted, so that a completion never comes first.
     fn begin(&self, count: usize) {
         self.in_flight.fetch_add(count, Relaxed);
@@ -596,8 +594,8 @@ impl<S: PageSource> Store<S> {
         state.place() == Place::Reading && row.checksum(state) == ticket.checksum
     }
 
-    /// Sends what is to be fetched, and handles what the backing has completed. Does not wait. Returns how many requests
-    /// are still in flight.
+    /// Sends what is to be fetched, and handles what the backing has completed. Does not wait. Returns how many
+    /// requests are still in flight.
     pub fn poll(&self) -> usize {
         let Some(spill) = &self.spill else { return 0 };
         let mut side = spill.side.lock();

@@ -333,8 +333,8 @@ fn a_unit_in_flight_is_still_here<B: Breakable>() {
     fixture.end();
 }
 
-/// Goal: a unit that was written while somebody reads it stays in the pool, and goes when the reader is done. Method: the
-/// reader's pin is held over the write.
+/// Goal: a unit that was written while somebody reads it stays in the pool, and goes when the reader is done. Method:
+/// the reader's pin is held over the write.
 fn a_unit_that_is_read_stays<B: Breakable>() {
     let mut fixture = Fixture::<B>::new(unit(0));
     fixture.store_all();

@@ -3,9 +3,9 @@
 //! An object's life: [`Areas::submit`](Backing::submit) copies it into the open frame, which was opened on a run of
 //! slots of the first area that has any (`out`). A full frame, or the open one at a flush, is sealed and handed
 //! to the area's disk. Once the transfer has ended, the object's location is reported by [`poll`](Backing::poll).
-//! A read waits in a queue until the next flush or poll, and is then read together with its neighbours (`back`); what was read is
-//! opened, and reported by `poll`. [`discard`](Backing::discard) takes the object off its slots. `life` adds areas and
-//! ends them, and holds them still for a fork.
+//! A read waits in a queue until the next flush or poll, and is then read together with its neighbours (`back`); what
+//! was read is opened, and reported by `poll`. [`discard`](Backing::discard) takes the object off its slots. `life` adds
+//! areas and ends them, and holds them still for a fork.
 //!
 //! # Concurrency
 //!

@@ -16,13 +16,10 @@
 //! without a mark reads 64 words.
 
 #[cfg(all(test, feature = "loom"))]
-use loom::sync::atomic::fence;
+use loom::sync::atomic::{AtomicU64, fence};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 #[cfg(not(all(test, feature = "loom")))]
-use std::sync::atomic::fence;
-use std::sync::atomic::{
-    AtomicU64,
-    Ordering::{self, AcqRel, Acquire, Relaxed, SeqCst},
-};
+use std::sync::atomic::{AtomicU64, fence};
 
 use super::source::PageSource;
 use super::table::{Entry, Table};
@@ -48,35 +45,14 @@ impl Entry for Marks {
     }
 }
 
-/// What marks are kept in: an atomic word, of loom in the tests of `make loom`.
-trait Bits {
-    fn load(&self, order: Ordering) -> u64;
-    fn fetch_or(&self, bits: u64, order: Ordering) -> u64;
-    fn fetch_and(&self, bits: u64, order: Ordering) -> u64;
-}
-
-impl Bits for AtomicU64 {
-    fn load(&self, order: Ordering) -> u64 {
-        AtomicU64::load(self, order)
-    }
-
-    fn fetch_or(&self, bits: u64, order: Ordering) -> u64 {
-        AtomicU64::fetch_or(self, bits, order)
-    }
-
-    fn fetch_and(&self, bits: u64, order: Ordering) -> u64 {
-        AtomicU64::fetch_and(self, bits, order)
-    }
-}
-
 /// A word of marks, and its bit in the summary.
-struct Pair<'a, B: Bits> {
-    word: &'a B,
-    summary: &'a B,
+struct Pair<'a> {
+    word: &'a AtomicU64,
+    summary: &'a AtomicU64,
     bit: u64,
 }
 
-impl<B: Bits> Pair<'_, B> {
+impl Pair<'_> {
     /// Sets a mark.
     fn mark(&self, mark: u64) {
         // AcqRel: pairs with itself in unmark() and with the Acquire of a walk (MARK-1).
@@ -135,7 +111,7 @@ impl<const RANK: u8> MarkTables<RANK> {
         self.summary.release(source);
     }
 
-    fn pair(&self, word: u32) -> Pair<'_, AtomicU64> {
+    fn pair(&self, word: u32) -> Pair<'_> {
         let (at, bit) = place(word);
         Pair { word: &self.words.get(word).0, summary: &self.summary.get(at).0, bit }
     }
@@ -226,21 +202,7 @@ mod loom_tests {
     use loom::sync::atomic::AtomicU64;
     use loom::thread;
 
-    use super::{Bits, Ordering, Pair};
-
-    impl Bits for AtomicU64 {
-        fn load(&self, order: Ordering) -> u64 {
-            AtomicU64::load(self, order)
-        }
-
-        fn fetch_or(&self, bits: u64, order: Ordering) -> u64 {
-            AtomicU64::fetch_or(self, bits, order)
-        }
-
-        fn fetch_and(&self, bits: u64, order: Ordering) -> u64 {
-            AtomicU64::fetch_and(self, bits, order)
-        }
-    }
+    use super::{Pair, SeqCst};
 
     /// Goal: no mark is missing in the summary (`MARK-2`). Method: two threads mark handles of one word, while a walker
     /// that found the word empty leaves it.
@@ -255,8 +217,8 @@ mod loom_tests {
             let others = [mark(1), mark(2)];
             Pair { word: &words.0, summary: &words.1, bit: 1 }.leave();
             others.into_iter().for_each(|other| other.join().unwrap());
-            assert_eq!(words.0.load(Ordering::SeqCst), 3);
-            assert_eq!(words.1.load(Ordering::SeqCst), 1);
+            assert_eq!(words.0.load(SeqCst), 3);
+            assert_eq!(words.1.load(SeqCst), 1);
         });
     }
 }

@@ -51,8 +51,8 @@ impl Engine {
         if let Some(percent) = new(&stats.max_pool_percent_asked, &asked.max_pool_percent) {
             self.set_max_pool_percent(percent);
         }
-        let threshold = (&stats.accept_threshold_percent_asked, &asked.accept_threshold_percent);
-        if let Some(percent) = new(threshold.0, threshold.1) {
+        let threshold = &stats.accept_threshold_percent_asked;
+        if let Some(percent) = new(threshold, &asked.accept_threshold_percent) {
             self.set_accept_threshold_percent(percent);
         }
         let budget = new(&stats.write_budget_asked, &asked.write_budget);

@@ -118,8 +118,8 @@ fn run(seed: u64, trace: bool) -> Result<Trace, String> {
     let done = schedule.run(threads).map_err(|why| format!("{why}; {:?}", world.settings));
     let spill = world.engine.store.spill_stats();
     let figures = world.engine.figures().snapshot();
-    let rules = [figures.pool_limit_hit, figures.write_budget_used_up];
-    let all = [spill.written, spill.returned, spill.read, rules[0], rules[1]];
+    let (full, used_up) = (figures.pool_limit_hit, figures.write_budget_used_up);
+    let all = [spill.written, spill.returned, spill.read, full, used_up];
     for (sum, more) in SPILLED.iter().zip(all) {
         sum.fetch_add(more, Relaxed);
     }

@@ -7,14 +7,18 @@
 //!                           +-- no longer passed: the pool is not full any more
 //! ```
 //!
-//! Between the two marks nothing changes: this is the hysteresis. Unlike the kernel's, a full pool refuses nothing: what
-//! is stored meanwhile is in memory anyway, and the limit holds for both. Empty zspages that are kept for what passes
-//! through the pool do not count: to write back makes no fewer of them.
+//! Between the two marks nothing changes: this is the hysteresis. Unlike the kernel's, a full pool refuses nothing:
+//! what is stored meanwhile is in memory anyway, and the limit holds for both. Empty zspages that are kept for what
+//! passes through the pool do not count: to write back makes no fewer of them.
 
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// The maximum at which the pool has no bound but the limit.
 const ALL: u64 = 100;
+
+/// The percentages that are accepted.
+const ACCEPTED: RangeInclusive<u8> = 1..=100;
 
 /// See the module.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,8 +40,15 @@ impl PoolLimit {
     /// Whether both are percentages that are accepted.
     #[must_use]
     pub fn is_valid(self) -> bool {
-        let is_percent = |percent| (1..=100).contains(&percent);
-        is_percent(self.max_pool_percent) && is_percent(self.accept_threshold_percent)
+        [self.max_pool_percent, self.accept_threshold_percent]
+            .iter()
+            .all(|one| ACCEPTED.contains(one))
+    }
+
+    /// Reads one of the percentages. `None`: it is not accepted.
+    #[must_use]
+    pub fn parse_percent(given: &str) -> Option<u8> {
+        given.parse().ok().filter(|percent| ACCEPTED.contains(percent))
     }
 }
 
@@ -109,8 +120,8 @@ fn share(bytes: u64, percent: u64) -> u64 {
 mod tests {
     use super::{PoolFill, PoolLimit, share};
 
-    /// Goal: the kernel's hysteresis. Method: a pool that rises and falls, with a limit of 1000 bytes, a maximum of half
-    /// of it, and a threshold of 80 % of that.
+    /// Goal: the kernel's hysteresis. Method: a pool that rises and falls, with a limit of 1000 bytes, a maximum of
+    /// half of it, and a threshold of 80 % of that.
     #[test]
     fn a_full_pool_comes_down_to_the_threshold_and_counts_once() {
         let (fill, mut hits) = (PoolFill::default(), 0);
