@@ -11,6 +11,7 @@
 #![allow(clippy::disallowed_types, reason = "the one place that wraps the standard mutex")]
 
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{MutexGuard, PoisonError, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 
 /// A mutex of rank `RANK`.
@@ -81,7 +82,11 @@ impl<const RANK: u8, T> Drop for Guard<'_, RANK, T> {
 
 /// A readers-writer lock of rank `RANK`.
 #[derive(Debug, Default)]
-pub struct RwLock<const RANK: u8, T>(std::sync::RwLock<T>);
+pub struct RwLock<const RANK: u8, T> {
+    lock: std::sync::RwLock<T>,
+    /// How many writers try, and do not sleep yet.
+    trying: AtomicU32,
+}
 
 /// The guard of a [`RwLock`] held for reading.
 #[derive(Debug)]
@@ -94,7 +99,7 @@ pub struct WriteGuard<'a, const RANK: u8, T>(RwLockWriteGuard<'a, T>);
 impl<const RANK: u8, T> RwLock<RANK, T> {
     /// Makes a lock that is not held.
     pub const fn new(value: T) -> Self {
-        RwLock(std::sync::RwLock::new(value))
+        RwLock { lock: std::sync::RwLock::new(value), trying: AtomicU32::new(0) }
     }
 
     /// Waits until no writer holds the lock, and takes it for reading.
@@ -107,14 +112,29 @@ impl<const RANK: u8, T> RwLock<RANK, T> {
         if let Some(guard) = schedule::until(|| self.try_read()) {
             return guard;
         }
-        let guard = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let guard = self.lock.read().unwrap_or_else(PoisonError::into_inner);
         ranks::push(RANK);
         ReadGuard(guard)
     }
 
+    /// As [`RwLock::read`], but looks up to `times` whether writers still try ([`RwLock::write_after`]), and lets them
+    /// go first: for a thread that takes the lock again and again.
+    ///
+    /// # Panics
+    ///
+    /// As [`Mutex::lock`].
+    pub fn read_behind(&self, times: u32) -> ReadGuard<'_, RANK, T> {
+        // Relaxed: only who goes first depends on it.
+        let mut looks = (0..times).map(|_| self.trying.load(Relaxed));
+        while looks.next().is_some_and(|trying| trying > 0) {
+            std::hint::spin_loop();
+        }
+        self.read()
+    }
+
     /// Takes the lock for reading if no writer holds it or waits for it.
     pub fn try_read(&self) -> Option<ReadGuard<'_, RANK, T>> {
-        let guard = match self.0.try_read() {
+        let guard = match self.lock.try_read() {
             Ok(guard) => guard,
             Err(TryLockError::Poisoned(poison)) => poison.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
@@ -125,7 +145,7 @@ impl<const RANK: u8, T> RwLock<RANK, T> {
 
     /// Takes the lock for writing if it is free.
     pub fn try_write(&self) -> Option<WriteGuard<'_, RANK, T>> {
-        let guard = match self.0.try_write() {
+        let guard = match self.lock.try_write() {
             Ok(guard) => guard,
             Err(TryLockError::Poisoned(poison)) => poison.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
@@ -154,13 +174,19 @@ impl<const RANK: u8, T> RwLock<RANK, T> {
         if let Some(guard) = schedule::until(|| self.try_write()) {
             return guard;
         }
-        for _ in 0..times {
-            if let Some(guard) = self.try_write() {
-                return guard;
+        self.trying.fetch_add(1, Relaxed);
+        let tried = (0..times).find_map(|_| {
+            let guard = self.try_write();
+            if guard.is_none() {
+                std::hint::spin_loop();
             }
-            std::hint::spin_loop();
+            guard
+        });
+        self.trying.fetch_sub(1, Relaxed);
+        if let Some(guard) = tried {
+            return guard;
         }
-        let guard = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let guard = self.lock.write().unwrap_or_else(PoisonError::into_inner);
         ranks::push(RANK);
         WriteGuard(guard)
     }
@@ -287,7 +313,7 @@ mod ranks {
 
 #[cfg(test)]
 mod tests {
-    use super::{Mutex, RwLock};
+    use super::{Mutex, Relaxed, RwLock};
 
     /// Goal: who tries before it sleeps gets the lock, whether a reader ends soon or late.
     #[test]
@@ -303,6 +329,24 @@ mod tests {
             });
             assert_eq!(*lock.read(), 1, "{times}");
         }
+    }
+
+    /// Goal: a reader that lets writers go first does so, and a reader that does not is not kept waiting.
+    #[test]
+    fn a_reader_behind_lets_a_writer_go_first() {
+        let lock = RwLock::<1, _>::new(0);
+        let reader = lock.read();
+        std::thread::scope(|scope| {
+            scope.spawn(|| *lock.write_after(u32::MAX) += 1);
+            while lock.trying.load(Relaxed) == 0 {
+                std::hint::spin_loop();
+            }
+            scope.spawn(|| assert_eq!(*lock.read_behind(0), 0)).join().unwrap();
+            scope.spawn(|| assert_eq!(*lock.read_behind(u32::MAX), 1));
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            drop(reader);
+        });
+        assert_eq!(lock.trying.load(Relaxed), 0);
     }
 
     #[test]

@@ -273,9 +273,10 @@ impl Inbox {
         !self.changes.read().is_empty()
     }
 
-    /// Keeps the changes as they are for one move or copy.
+    /// Keeps the changes as they are for one move or copy. A thread that waits to read messages goes first: else one
+    /// that moves again and again would keep it away for many moves.
     pub(crate) fn steady(&self) -> Steady<'_> {
-        Steady(self.changes.read())
+        Steady(self.changes.read_behind(TRIES))
     }
 
     /// Whether a change of any part of `start..end` may wait: one does, or another thread is reading
