@@ -1,0 +1,163 @@
+//! A connection: moves bytes between a socket and a session, on a thread of its own.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use zfolio_sys::clock::monotonic_ns;
+
+use super::exports::Exports;
+use super::output::Output;
+use super::session::{Next, Session};
+use super::stream::Stream;
+use super::{INPUT_BYTES, WHOLE_BYTES};
+
+/// How a connection ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum End {
+    /// As the protocol has it, or because the client went away.
+    Closed,
+    /// The client took too long for the handshake.
+    TimedOut,
+    /// The server stops.
+    Stopped,
+}
+
+/// What the server wants of its connections.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Order {
+    /// To go on.
+    Serve,
+    /// To serve what was received, and to end.
+    Drain,
+    /// To end.
+    Cut,
+}
+
+/// What was received and not consumed.
+struct Input {
+    bytes: Box<[u8]>,
+    start: usize,
+    end: usize,
+}
+
+impl Input {
+    fn new() -> Input {
+        // Zeroed memory that nobody has touched takes no pages.
+        Input { bytes: vec![0; INPUT_BYTES].into_boxed_slice(), start: 0, end: 0 }
+    }
+
+    fn available(&self) -> &[u8] {
+        &self.bytes[self.start..self.end]
+    }
+
+    fn consume(&mut self, bytes: usize) {
+        self.start += bytes;
+        if self.start == self.end {
+            // The memory that was used last is likely in the cache.
+            (self.start, self.end) = (0, 0);
+        }
+    }
+
+    /// Room behind what is there, for so many bytes from `start` on at least.
+    fn room(&mut self, needed: usize) -> &mut [u8] {
+        if self.start + needed > INPUT_BYTES || INPUT_BYTES - self.end < WHOLE_BYTES {
+            self.bytes.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        &mut self.bytes[self.end..]
+    }
+}
+
+/// Serves one client until it or the server ends the connection. `handshake` is the time that the handshake may take.
+pub(super) fn serve(
+    stream: &Stream,
+    exports: Arc<Exports>,
+    handshake: Duration,
+    order: impl Fn() -> Order,
+) -> End {
+    let deadline_ns = monotonic_ns()
+        .saturating_add(u64::try_from(handshake.as_nanos()).unwrap_or(u64::MAX));
+    let mut session = Session::new(exports);
+    let (mut input, mut output) = (Input::new(), Output::new());
+    let mut has_deadline = true;
+    session.greet(&mut output);
+    loop {
+        let received = session.receive(input.available(), &mut output);
+        input.consume(received.consumed);
+        if order() == Order::Cut {
+            return End::Stopped;
+        }
+        if has_deadline {
+            has_deadline = !session.is_transmitting();
+            let left_ns = deadline_ns.saturating_sub(monotonic_ns());
+            if has_deadline && left_ns == 0 {
+                return End::TimedOut;
+            }
+            let left = has_deadline.then_some(Duration::from_nanos(left_ns));
+            if stream.set_timeout(left).is_err() {
+                return End::Closed;
+            }
+        }
+        if !output.filled().is_empty() {
+            if let Err(why) = stream.send(output.filled()) {
+                return ended(why);
+            }
+            output.clear();
+        }
+        let needed = match received.next {
+            Next::Send => continue,
+            Next::Close => return End::Closed,
+            Next::Input(needed) => needed,
+        };
+        if order() != Order::Serve {
+            return End::Stopped;
+        }
+        // If the order comes between the look above and the wait below, the socket's input is ended too, so that the
+        // wait ends.
+        match stream.receive(input.room(needed)) {
+            Ok(0) => return End::Closed,
+            Ok(bytes) => input.end += bytes,
+            Err(why) => return ended(why),
+        }
+    }
+}
+
+fn ended(why: Errno) -> End {
+    if why == Errno::AGAIN { End::TimedOut } else { End::Closed }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{INPUT_BYTES, Input};
+
+    /// Goal: what was received stays in order, however it is consumed; there is always the room that is needed.
+    #[test]
+    fn input_makes_the_room_that_is_needed() {
+        let mut input = Input::new();
+        let (mut sent, mut served) = (0_u64, 0_u64);
+        for round in 0..10_000_usize {
+            let needed = 1 + round * 7919 % (INPUT_BYTES / 2);
+            while input.available().len() < needed {
+                let have = input.available().len();
+                let room = input.room(needed);
+                assert!(have + room.len() >= needed, "round {round}");
+                let bytes = room.len().min(8 + round * 104_729 % 300_000) / 8 * 8;
+                for word in room[..bytes].chunks_exact_mut(8) {
+                    word.copy_from_slice(&sent.to_ne_bytes());
+                    sent += 1;
+                }
+                input.end += bytes;
+                if bytes == 0 {
+                    break;
+                }
+            }
+            let consumed = input.available().len().min(needed) / 8 * 8;
+            for word in input.available()[..consumed].chunks_exact(8) {
+                assert_eq!(word, served.to_ne_bytes(), "round {round}");
+                served += 1;
+            }
+            input.consume(consumed);
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Replies on their way to the client.
+
+use super::{GATHER_BYTES, PIECE_BYTES};
+
+/// What one step adds at most: a piece of a read with its header, or the descriptions of all exports.
+pub(super) const STEP_BYTES: usize = PIECE_BYTES + 1024;
+
+/// Replies that are gathered, to be sent by one call. The memory is there from the beginning, and a reply is built where
+/// it is sent from (`NBD-2`).
+#[derive(Debug)]
+pub struct Output {
+    bytes: Box<[u8]>,
+    filled: usize,
+}
+
+impl Output {
+    /// An empty one.
+    #[must_use]
+    pub fn new() -> Output {
+        // Zeroed memory that nobody has touched takes no pages.
+        Output { bytes: vec![0; GATHER_BYTES + STEP_BYTES].into_boxed_slice(), filled: 0 }
+    }
+
+    /// What is to be sent.
+    #[must_use]
+    pub fn filled(&self) -> &[u8] {
+        &self.bytes[..self.filled]
+    }
+
+    /// All of it was sent.
+    pub fn clear(&mut self) {
+        self.filled = 0;
+    }
+
+    /// Whether it is time to send.
+    pub(super) fn is_full(&self) -> bool {
+        self.filled >= GATHER_BYTES
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.filled
+    }
+
+    /// Drops what is behind the first `length` bytes.
+    pub(super) fn truncate(&mut self, length: usize) {
+        self.filled = self.filled.min(length);
+    }
+
+    /// Adds bytes whose contents are anything: the caller overwrites all of them, or drops them.
+    pub(super) fn extend(&mut self, count: usize) -> &mut [u8] {
+        let from = self.filled;
+        self.filled += count;
+        &mut self.bytes[from..self.filled]
+    }
+
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        self.extend(bytes.len()).copy_from_slice(bytes);
+    }
+
+    pub(super) fn push_u16(&mut self, number: u16) {
+        self.push(&number.to_be_bytes());
+    }
+
+    pub(super) fn push_u32(&mut self, number: u32) {
+        self.push(&number.to_be_bytes());
+    }
+
+    pub(super) fn push_u64(&mut self, number: u64) {
+        self.push(&number.to_be_bytes());
+    }
+
+    /// Overwrites what was added before.
+    pub(super) fn overwrite(&mut self, at: usize, bytes: &[u8]) {
+        self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+}
+
+impl Default for Output {
+    fn default() -> Output {
+        Output::new()
+    }
+}

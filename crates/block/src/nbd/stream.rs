@@ -1,0 +1,62 @@
+//! A connected socket of any kind.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, Shutdown, sockopt};
+
+/// See the module. Its calls may be made by several threads at once.
+#[derive(Debug)]
+pub(super) struct Stream(OwnedFd);
+
+impl Stream {
+    pub(super) fn new(socket: OwnedFd) -> Stream {
+        // A reply is sent by one call and must not wait for others. Fails on a Unix socket, which does not wait.
+        sockopt::set_tcp_nodelay(&socket, true).ok();
+        Stream(socket)
+    }
+
+    /// Receives what there is, at least a byte. 0: the client has ended its side.
+    pub(super) fn receive(&self, into: &mut [u8]) -> Result<usize, Errno> {
+        loop {
+            match rustix::net::recv(&self.0, &mut *into, RecvFlags::empty()) {
+                Err(Errno::INTR) => {}
+                result => return result.map(|(bytes, _)| bytes),
+            }
+        }
+    }
+
+    /// Sends all of it.
+    pub(super) fn send(&self, mut bytes: &[u8]) -> Result<(), Errno> {
+        while !bytes.is_empty() {
+            // Without SIGPIPE, whatever the program does with that signal.
+            match rustix::net::send(&self.0, bytes, SendFlags::NOSIGNAL) {
+                Ok(0) => return Err(Errno::PIPE),
+                Ok(sent) => bytes = &bytes[sent..],
+                Err(Errno::INTR) => {}
+                Err(why) => return Err(why),
+            }
+        }
+        Ok(())
+    }
+
+    /// From now on a call fails with `AGAIN` after this time; `None`: it waits.
+    pub(super) fn set_timeout(&self, time: Option<Duration>) -> Result<(), Errno> {
+        // The kernel takes 0 for no limit.
+        let time = time.map(|time| time.max(Duration::from_millis(1)));
+        sockopt::set_socket_timeout(&self.0, sockopt::Timeout::Recv, time)?;
+        sockopt::set_socket_timeout(&self.0, sockopt::Timeout::Send, time)
+    }
+
+    /// Nothing more is received: a thread that waits for input returns.
+    pub(super) fn end_input(&self) {
+        // It fails if the client is gone, and then there is nothing to end.
+        rustix::net::shutdown(&self.0, Shutdown::Read).ok();
+    }
+
+    /// Nothing more is received or sent: a thread that waits for the client returns.
+    pub(super) fn end(&self) {
+        rustix::net::shutdown(&self.0, Shutdown::Both).ok();
+    }
+}

@@ -1,0 +1,209 @@
+//! A disk in memory for tests and measurements. Not part of the interface.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use zfolio_core::sync::RwLock;
+
+use crate::device::{Device, Error, SECTOR_BYTES};
+
+/// A disk whose contents are bytes in memory. Every [`UNIT_BYTES`] are a hole until they are written.
+#[derive(Debug)]
+pub struct Memory {
+    pieces: Vec<RwLock<RANK_PIECE, Vec<u8>>>,
+    /// One for each unit: whether it was written.
+    written: Vec<AtomicBool>,
+    size_bytes: u64,
+    preferred_bytes: u32,
+    is_read_only: bool,
+    /// How often it was flushed.
+    pub flushes: AtomicU64,
+    /// Requests that touch this offset or what is behind it fail.
+    pub broken_from: AtomicU64,
+    /// What they fail with: an index into `FAILURES`.
+    pub broken_how: AtomicU64,
+}
+
+/// No other lock is taken below it.
+const RANK_PIECE: u8 = 1;
+
+/// What is a hole or not.
+pub const UNIT_BYTES: u64 = 4096;
+
+/// What is locked as one.
+const PIECE_BYTES: u64 = 1 << 20;
+
+/// What [`Memory::broken_how`] chooses from.
+pub const FAILURES: [Error; 5] =
+    [Error::Io, Error::NoSpace, Error::Invalid, Error::NotPermitted, Error::NoMemory];
+
+impl Memory {
+    /// A disk of zeros.
+    ///
+    /// # Panics
+    ///
+    /// The size is not a multiple of a sector.
+    #[must_use]
+    pub fn new(size_bytes: u64) -> Memory {
+        assert!(size_bytes % u64::from(SECTOR_BYTES) == 0, "{size_bytes} bytes");
+        let piece = |index: u64| {
+            let bytes = (size_bytes - index * PIECE_BYTES).min(PIECE_BYTES);
+            RwLock::new(vec![0; place(bytes)])
+        };
+        Memory {
+            pieces: (0..size_bytes.div_ceil(PIECE_BYTES)).map(piece).collect(),
+            written: (0..size_bytes.div_ceil(UNIT_BYTES)).map(|_| AtomicBool::new(false)).collect(),
+            size_bytes,
+            preferred_bytes: 4096,
+            is_read_only: false,
+            flushes: AtomicU64::new(0),
+            broken_from: AtomicU64::new(u64::MAX),
+            broken_how: AtomicU64::new(0),
+        }
+    }
+
+    /// The same disk with another preferred size of requests.
+    #[must_use]
+    pub fn preferring(self, preferred_bytes: u32) -> Memory {
+        Memory { preferred_bytes, ..self }
+    }
+
+    /// The same disk, read-only.
+    #[must_use]
+    pub fn read_only(self) -> Memory {
+        Memory { is_read_only: true, ..self }
+    }
+
+    /// Requests that touch `from` or what is behind it fail from now on.
+    pub fn break_from(&self, from: u64, how: Error) {
+        let index = FAILURES.iter().position(|failure| *failure == how).expect("all are there");
+        self.broken_how.store(index as u64, Relaxed);
+        self.broken_from.store(from, Relaxed);
+    }
+
+    fn check(&self, at: u64, bytes: u64) -> Result<(), Error> {
+        let end = at.checked_add(bytes).ok_or(Error::Invalid)?;
+        if end > self.size_bytes || (at | bytes) % u64::from(SECTOR_BYTES) != 0 {
+            return Err(Error::Invalid);
+        }
+        if end > self.broken_from.load(Relaxed) {
+            return Err(FAILURES[place(self.broken_how.load(Relaxed))]);
+        }
+        Ok(())
+    }
+
+    fn check_change(&self, at: u64, bytes: u64) -> Result<(), Error> {
+        if self.is_read_only { Err(Error::NotPermitted) } else { self.check(at, bytes) }
+    }
+
+    /// Calls `each` with each piece of the range: its index, the range in it, and the range in the request.
+    fn pieces(
+        at: u64,
+        bytes: u64,
+        mut each: impl FnMut(usize, std::ops::Range<usize>, std::ops::Range<usize>),
+    ) {
+        let mut done = 0;
+        while done < bytes {
+            let from = (at + done) % PIECE_BYTES;
+            let length = (PIECE_BYTES - from).min(bytes - done);
+            let (index, end) = ((at + done) / PIECE_BYTES, from + length);
+            each(place(index), place(from)..place(end), place(done)..place(done + length));
+            done += length;
+        }
+    }
+
+    /// Notes for the units of a range whether they are written: all that it touches, or those that are whole in it.
+    fn mark(&self, at: u64, bytes: u64, is_written: bool) {
+        let end = at + bytes;
+        let (first, last) = if is_written {
+            (at / UNIT_BYTES, end.div_ceil(UNIT_BYTES))
+        } else if end == self.size_bytes {
+            (at.div_ceil(UNIT_BYTES), end.div_ceil(UNIT_BYTES))
+        } else {
+            (at.div_ceil(UNIT_BYTES), end / UNIT_BYTES)
+        };
+        for unit in first..last {
+            self.written[place(unit)].store(is_written, Relaxed);
+        }
+    }
+
+    fn zero(&self, at: u64, bytes: u64) {
+        Memory::pieces(at, bytes, |index, range, _| self.pieces[index].write()[range].fill(0));
+    }
+}
+
+/// A number of this disk as an index. The disk is in memory, so it fits.
+fn place(number: u64) -> usize {
+    usize::try_from(number).expect("the disk is in memory")
+}
+
+impl Device for Memory {
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    fn preferred_bytes(&self) -> u32 {
+        self.preferred_bytes
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.is_read_only
+    }
+
+    fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Error> {
+        self.check(at, into.len() as u64)?;
+        Memory::pieces(at, into.len() as u64, |index, range, here| {
+            into[here].copy_from_slice(&self.pieces[index].read()[range]);
+        });
+        Ok(())
+    }
+
+    fn write(&self, at: u64, from: &[u8]) -> Result<(), Error> {
+        self.check_change(at, from.len() as u64)?;
+        self.mark(at, from.len() as u64, true);
+        Memory::pieces(at, from.len() as u64, |index, range, here| {
+            self.pieces[index].write()[range].copy_from_slice(&from[here]);
+        });
+        Ok(())
+    }
+
+    fn discard(&self, at: u64, bytes: u64) -> Result<(), Error> {
+        self.check_change(at, bytes)?;
+        self.zero(at, bytes);
+        self.mark(at, bytes, false);
+        Ok(())
+    }
+
+    fn write_zeroes(&self, at: u64, bytes: u64, keeps_room: bool) -> Result<(), Error> {
+        if !keeps_room {
+            return self.discard(at, bytes);
+        }
+        self.check_change(at, bytes)?;
+        self.mark(at, bytes, true);
+        self.zero(at, bytes);
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<(), Error> {
+        self.flushes.fetch_add(1, Relaxed);
+        Ok(())
+    }
+
+    fn runs(
+        &self,
+        at: u64,
+        bytes: u64,
+        each: &mut dyn FnMut(u64, bool) -> bool,
+    ) -> Result<(), Error> {
+        self.check(at, bytes)?;
+        let (mut from, end) = (at, at + bytes);
+        while from < end {
+            let to = ((from / UNIT_BYTES + 1) * UNIT_BYTES).min(end);
+            let is_hole = !self.written[place(from / UNIT_BYTES)].load(Relaxed);
+            if !each(to - from, is_hole) {
+                return Ok(());
+            }
+            from = to;
+        }
+        Ok(())
+    }
+}
