@@ -42,13 +42,11 @@ mod output;
 mod reading;
 mod reply;
 #[cfg(any(test, fuzzing))]
-#[cfg(any())]
 pub mod script;
 mod server;
 mod session;
 mod stream;
 #[cfg(test)]
-#[cfg(any())]
 mod tests;
 mod transmission;
 mod wire;

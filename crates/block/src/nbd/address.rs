@@ -93,7 +93,16 @@ mod tests {
             assert_eq!(expected.parse(), Ok(address));
         }
         assert_eq!(PORT, 10809);
-        for wrong in ["", "unix:", "localhosts", "localhost:", "localhost:65536", "10.0.0", "a.sock", "1.2.3.4:"] {
+        for wrong in [
+            "",
+            "unix:",
+            "localhosts",
+            "localhost:",
+            "localhost:65536",
+            "10.0.0",
+            "a.sock",
+            "1.2.3.4:",
+        ] {
             let why = wrong.parse::<Address>().expect_err(wrong);
             assert!(why.starts_with(&format!("'{wrong}' is not an address; accepted:")), "{why}");
         }

@@ -76,8 +76,8 @@ pub(super) fn serve(
     handshake: Duration,
     order: impl Fn() -> Order,
 ) -> End {
-    let deadline_ns = monotonic_ns()
-        .saturating_add(u64::try_from(handshake.as_nanos()).unwrap_or(u64::MAX));
+    let deadline_ns =
+        monotonic_ns().saturating_add(u64::try_from(handshake.as_nanos()).unwrap_or(u64::MAX));
     let mut session = Session::new(exports);
     let (mut input, mut output) = (Input::new(), Output::new());
     let mut has_deadline = true;

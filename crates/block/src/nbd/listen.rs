@@ -201,9 +201,7 @@ fn remove_dead(path: &Path) -> Result<(), Unusable> {
     let address = SocketAddrUnix::new(path).map_err(|why| failed(why.into()))?;
     match rustix::net::connect(&probe, &address) {
         Err(Errno::CONNREFUSED) => std::fs::remove_file(path).map_err(failed),
-        Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => {
-            Err(Unusable::InUse(path.to_path_buf()))
-        }
+        Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => Err(Unusable::InUse(path.to_path_buf())),
         Err(why) => Err(failed(why.into())),
     }
 }

@@ -136,11 +136,7 @@ impl Server {
     /// # Errors
     ///
     /// No thread or descriptor is to be had.
-    pub fn start(
-        listeners: Vec<Listener>,
-        exports: Exports,
-        config: Config,
-    ) -> io::Result<Server> {
+    pub fn start(listeners: Vec<Listener>, exports: Exports, config: Config) -> io::Result<Server> {
         let shared = Arc::new(Shared {
             exports: Arc::new(exports),
             config,

@@ -32,8 +32,8 @@ pub(super) const OPT_STARTTLS: u32 = 5;
 pub(super) const OPT_INFO: u32 = 6;
 pub(super) const OPT_GO: u32 = 7;
 pub(super) const OPT_STRUCTURED_REPLY: u32 = 8;
-pub(super) const OPT_LIST_META_CONTEXT: u32 = 10;
-pub(super) const OPT_SET_META_CONTEXT: u32 = 11;
+pub(super) const OPT_LIST_META_CONTEXT: u32 = 9;
+pub(super) const OPT_SET_META_CONTEXT: u32 = 10;
 
 /// Replies to options.
 pub(super) const REP_ACK: u32 = 1;

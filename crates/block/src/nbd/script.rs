@@ -1,0 +1,227 @@
+//! Plays bytes to a session as a connection would, and checks what holds for any bytes. For tests and the fuzz target.
+
+use std::sync::Arc;
+
+use super::wire::{self, Reader};
+use super::{Exports, INPUT_BYTES, Next, Output, Session};
+use crate::testing::Memory;
+
+/// A connection without a socket.
+#[derive(Debug)]
+pub(super) struct Driver {
+    session: Session,
+    output: Output,
+    /// What was given and not consumed.
+    input: Vec<u8>,
+    /// What the session waits for.
+    needed: usize,
+    /// What was sent and not taken.
+    sent: Vec<u8>,
+    pub(super) is_closed: bool,
+}
+
+impl Driver {
+    /// A connection whose session has sent its greeting.
+    pub(super) fn new(exports: Exports) -> Driver {
+        let (session, mut output) = (Session::new(Arc::new(exports)), Output::new());
+        session.greet(&mut output);
+        let sent = output.filled().to_vec();
+        output.clear();
+        Driver { session, output, input: Vec::new(), needed: 0, sent, is_closed: false }
+    }
+
+    /// Gives the session these bytes, and all that it wants before it needs more.
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        self.input.extend_from_slice(bytes);
+        // A connection calls again only if there is more than before.
+        while !self.is_closed && (self.input.len() >= self.needed || !bytes.is_empty()) {
+            let received = self.session.receive(&self.input, &mut self.output);
+            assert!(received.consumed <= self.input.len(), "NBD-5");
+            self.input.drain(..received.consumed);
+            self.sent.extend_from_slice(self.output.filled());
+            self.output.clear();
+            match received.next {
+                Next::Send => {}
+                Next::Close => self.is_closed = true,
+                Next::Input(needed) => {
+                    assert!(self.input.len() < needed && needed <= INPUT_BYTES, "NBD-1, NBD-5");
+                    self.needed = needed;
+                    break;
+                }
+            }
+        }
+    }
+
+    /// What was sent since the last call.
+    pub(super) fn take(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.sent)
+    }
+
+    pub(super) fn is_transmitting(&self) -> bool {
+        self.session.is_transmitting()
+    }
+}
+
+/// Two exports that all scripts have: a small disk, and one that is read-only and prefers large units.
+fn exports() -> Exports {
+    let mut exports = Exports::new();
+    let disk = Arc::new(Memory::new(1 << 20).preferring(64 << 10));
+    exports.add("disk", "of a script", disk).expect("it is the first");
+    let frozen = Arc::new(Memory::new(64 << 10).preferring(2 << 20).read_only());
+    exports.add("frozen", "", frozen).expect("it has another name");
+    exports
+}
+
+/// Plays a script: each byte chooses what is sent next, and takes its numbers from those that follow.
+///
+/// # Panics
+///
+/// When the session breaks a rule that holds whatever a client sends.
+pub fn play(script: &[u8]) {
+    play_counting(script);
+}
+
+/// The same. Returns how many bytes of replies to requests there were.
+pub(super) fn play_counting(script: &[u8]) -> usize {
+    let mut replied = 0;
+    let mut script = Script(script);
+    let mut driver = Driver::new(exports());
+    let (mut message, mut replies) = (Vec::new(), driver.take());
+    let (mut parsed, mut was_transmitting) = (18, false);
+    while !script.0.is_empty() && !driver.is_closed {
+        message.clear();
+        script.message(&mut message);
+        // Cut anywhere, so that every place is once the end of what was received.
+        let cut = script.number() % (message.len() + 1);
+        for part in [&message[..cut], &message[cut..]] {
+            driver.push(part);
+            replies.append(&mut driver.take());
+            if driver.is_transmitting() && !was_transmitting {
+                was_transmitting = true;
+                // The reply that begins the transmission may have the form of OPT_EXPORT_NAME.
+                parsed = replies.len();
+            }
+            if was_transmitting {
+                let whole = whole_replies(&replies[parsed..]);
+                (parsed, replied) = (parsed + whole, replied + whole);
+            }
+        }
+        if parsed > 1 << 20 {
+            replies.drain(..parsed);
+            parsed = 0;
+        }
+    }
+    replied
+}
+
+/// Checks that replies to requests begin as they must, as far as they can be told apart without the requests. Returns
+/// how many bytes need not be looked at again.
+fn whole_replies(replies: &[u8]) -> usize {
+    let mut reader = Reader(replies);
+    loop {
+        let before = reader.0.len();
+        match reader.u32() {
+            Some(wire::CHUNK_MAGIC) => {}
+            // After the data of a simple reply, which has no length of its own, nothing can be told.
+            Some(wire::SIMPLE_REPLY_MAGIC) => return replies.len(),
+            Some(other) => panic!("{other:#x} is not the magic number of a reply"),
+            None => return replies.len() - before,
+        }
+        let payload = || {
+            reader.bytes(12)?;
+            reader.counted()
+        };
+        if { payload }().is_none() {
+            return replies.len() - before;
+        }
+    }
+}
+
+/// What is left of a script.
+struct Script<'s>(&'s [u8]);
+
+impl Script<'_> {
+    /// The next byte; 0 at the end.
+    fn byte(&mut self) -> u8 {
+        let Some((first, rest)) = self.0.split_first() else { return 0 };
+        self.0 = rest;
+        *first
+    }
+
+    fn number(&mut self) -> usize {
+        usize::from(self.byte()) << 8 | usize::from(self.byte())
+    }
+
+    fn raw(&mut self, count: usize, message: &mut Vec<u8>) {
+        let (front, rest) = self.0.split_at(count.min(self.0.len()));
+        message.extend_from_slice(front);
+        self.0 = rest;
+    }
+
+    /// Adds the next thing that the client sends.
+    fn message(&mut self, message: &mut Vec<u8>) {
+        match self.byte() % 16 {
+            0 => {
+                let count = self.number() % 600;
+                self.raw(count, message);
+            }
+            1 | 2 => message.extend_from_slice(&u32::from(self.byte() % 4).to_be_bytes()),
+            3..=7 => self.option(message),
+            _ => self.request(message),
+        }
+    }
+
+    fn option(&mut self, message: &mut Vec<u8>) {
+        const NAMES: [&[u8]; 4] = [b"", b"disk", b"frozen", b"nothing"];
+        let option = u32::from(self.byte() % 13);
+        let name = NAMES[usize::from(self.byte() % 4)];
+        let mut data = Vec::new();
+        let counted = |data: &mut Vec<u8>, text: &[u8]| {
+            data.extend_from_slice(&u32::try_from(text.len()).unwrap_or(0).to_be_bytes());
+            data.extend_from_slice(text);
+        };
+        match option {
+            wire::OPT_EXPORT_NAME => data.extend_from_slice(name),
+            wire::OPT_INFO | wire::OPT_GO => {
+                counted(&mut data, name);
+                data.extend_from_slice(&[0, 2, 0, self.byte() % 5, 0, 1]);
+            }
+            wire::OPT_LIST_META_CONTEXT | wire::OPT_SET_META_CONTEXT => {
+                counted(&mut data, name);
+                data.extend_from_slice(&[0, 0, 0, 1]);
+                counted(&mut data, b"base:allocation");
+            }
+            _ => {}
+        }
+        if self.byte() >= 224 {
+            let count = self.number() % 300;
+            self.raw(count, &mut data);
+        }
+        let length = u32::try_from(data.len()).unwrap_or(0) + u32::from(self.byte() == 255);
+        message.extend_from_slice(&wire::OPTION_MAGIC.to_be_bytes());
+        message.extend_from_slice(&option.to_be_bytes());
+        message.extend_from_slice(&length.to_be_bytes());
+        message.append(&mut data);
+    }
+
+    fn request(&mut self, message: &mut Vec<u8>) {
+        let command = u16::from(self.byte() % 9);
+        let flags = u16::from(self.byte() % 64);
+        let at = (self.number() as u64) << (self.byte() % 12);
+        let bytes = match self.byte() % 4 {
+            0 => u32::from(self.byte()) * 512,
+            1 => u32::from(self.byte()) * 8192,
+            2 => u32::from(self.byte()) << (self.byte() % 32),
+            _ => 4096,
+        };
+        message.extend_from_slice(&wire::REQUEST_MAGIC.to_be_bytes());
+        message.extend_from_slice(&flags.to_be_bytes());
+        message.extend_from_slice(&command.to_be_bytes());
+        message.extend_from_slice(&[self.byte(); 8]);
+        message.extend_from_slice(&at.to_be_bytes());
+        message.extend_from_slice(&bytes.to_be_bytes());
+        if command == wire::CMD_WRITE && bytes <= 4 << 20 {
+            message.resize(message.len() + bytes as usize, self.byte());
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! Tests of the session without sockets, and of the server with them.
+
+mod client;
+mod handshake;
+mod hostile;
+mod model;
+mod refusals;
+mod sockets;

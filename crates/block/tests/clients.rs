@@ -1,0 +1,358 @@
+//! Real clients against the server, and their contents compared.
+//!
+//! Each client is a program of its own; one that is not installed is skipped with a message (`make setup`).
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
+
+use zfolio_block::nbd::{Address, Config, Exports, Listener, Server};
+use zfolio_block::testing::Memory;
+use zfolio_core::testing::{Random, seed};
+
+/// The disk that is served.
+const SIZE: usize = 32 << 20;
+
+/// A directory with a served disk, and what belongs to a test.
+struct Stage {
+    directory: PathBuf,
+    _server: Server,
+}
+
+impl Stage {
+    fn new(name: &str) -> Stage {
+        let directory =
+            std::env::temp_dir().join(format!("zfolio-clients-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&directory).expect("a scratch directory");
+        let mut exports = Exports::new();
+        let disk = Memory::new(SIZE as u64).preferring(64 << 10);
+        exports.add("disk", "a disk in memory", Arc::new(disk)).expect("the first");
+        let other = Arc::new(Memory::new(SIZE as u64));
+        exports.add("other", "", other).expect("another name");
+        let frozen = Arc::new(Memory::new(1 << 20).read_only());
+        exports.add("frozen", "", frozen).expect("another name");
+        let broken = Memory::new(1 << 20);
+        broken.break_from(1 << 19, zfolio_block::Error::NoSpace);
+        exports.add("broken", "", Arc::new(broken)).expect("another name");
+        let address = Address::Unix(directory.join("socket"));
+        let listeners = Listener::open(&address).expect("nobody else has this path");
+        let server = Server::start(listeners, exports, Config::default()).expect("a thread");
+        Stage { directory, _server: server }
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.directory.join(name).display().to_string()
+    }
+
+    fn uri(&self, export: &str) -> String {
+        format!("nbd+unix:///{export}?socket={}", self.path("socket"))
+    }
+
+    /// Half random bytes, half holes of many lengths.
+    fn image(&self, name: &str) -> Vec<u8> {
+        let mut random = Random::new(seed());
+        let mut bytes = vec![0; SIZE];
+        let mut at = 0;
+        while at < SIZE {
+            let length = (512 * (1 + random.below(500))).min(SIZE - at);
+            if random.below(2) == 0 {
+                bytes[at..at + length].fill_with(|| random.byte());
+            }
+            at += length;
+        }
+        std::fs::write(self.directory.join(name), &bytes).expect("a scratch file");
+        bytes
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        std::fs::remove_dir_all(&self.directory).ok();
+    }
+}
+
+/// Runs a client. `None`: it is not installed, which was said.
+fn run(program: &str, arguments: &[&str]) -> Option<Output> {
+    let output = Command::new(program).args(arguments).stdin(Stdio::null()).output();
+    if output.is_err() {
+        eprintln!("SKIPPED: {program} is not installed (make setup)");
+    }
+    output.ok()
+}
+
+/// The same; the client must succeed. Returns what it has printed.
+#[track_caller]
+fn succeed(program: &str, arguments: &[&str]) -> Option<String> {
+    let output = run(program, arguments)?;
+    let (out, err) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{program} {arguments:?}: {}\n{out}{err}", output.status);
+    Some(out.into_owned())
+}
+
+/// Goal: everything about an export is told, as another program understands it.
+#[test]
+fn nbdinfo_sees_the_exports() {
+    let stage = Stage::new("nbdinfo");
+    let Some(told) = succeed("nbdinfo", &[&stage.uri("disk")]) else { return };
+    for expected in [
+        "newstyle-fixed without TLS, using structured packets",
+        "description: a disk in memory",
+        "export-size: 33554432",
+        "is_read_only: false",
+        "can_cache: true",
+        "can_df: true",
+        "can_fast_zero: true",
+        "can_flush: true",
+        "can_fua: true",
+        "can_multi_conn: true",
+        "can_trim: true",
+        "can_zero: true",
+        "block_size_minimum: 512",
+        "block_size_preferred: 65536",
+        "block_size_maximum: 33554432",
+        "base:allocation",
+    ] {
+        assert!(told.contains(expected), "{expected}: {told}");
+    }
+    let listed = succeed("nbdinfo", &["--list", &stage.uri("")]).unwrap_or_default();
+    for name in ["disk", "other", "frozen", "broken"] {
+        assert!(listed.contains(&format!("export=\"{name}\"")), "{listed}");
+    }
+    let map = succeed("nbdinfo", &["--map", &stage.uri("disk")]).unwrap_or_default();
+    let words: Vec<&str> = map.split_whitespace().collect();
+    assert_eq!(words, ["0", "33554432", "3", "hole,zero"]);
+    let failed = run("nbdinfo", &[&stage.uri("none")]).expect("it was there just now");
+    assert!(!failed.status.success());
+}
+
+/// Goal: an image comes back as it was. Method: several connections and many requests at once.
+#[test]
+fn nbdcopy_copies_in_and_out() {
+    let stage = Stage::new("nbdcopy");
+    let image = stage.image("in");
+    for (requests, connections) in [("1", "1"), ("64", "4")] {
+        let how = ["--requests", requests, "--connections", connections];
+        let (uri, other) = (stage.uri("disk"), stage.uri("other"));
+        let copy = |from: &str, to: &str| succeed("nbdcopy", &[&how[..], &[from, to]].concat());
+        if copy(&stage.path("in"), &uri).is_none() {
+            return;
+        }
+        copy(&uri, &other);
+        copy(&other, &stage.path("out"));
+        assert!(std::fs::read(stage.path("out")).expect("it was copied") == image);
+        std::fs::remove_file(stage.path("out")).expect("it is there");
+    }
+}
+
+/// Goal: QEMU's programs write, zero, discard, read and compare.
+#[test]
+fn qemu_reads_what_it_writes() {
+    let stage = Stage::new("qemu");
+    let image = stage.image("in");
+    let (input, output, uri) = (stage.path("in"), stage.path("out"), stage.uri("disk"));
+    let convert = ["convert", "-n", "-W", "-m", "8", "-f", "raw", "-O", "raw"];
+    if succeed("qemu-img", &[&convert[..], &[&input, &uri]].concat()).is_none() {
+        return;
+    }
+    let told = succeed("qemu-img", &["compare", "-f", "raw", "-F", "raw", &input, &uri]);
+    assert!(told.unwrap_or_default().contains("identical"));
+    succeed("qemu-img", &["convert", "-f", "raw", "-O", "raw", &uri, &output]);
+    assert!(std::fs::read(&output).expect("it was converted") == image);
+    let commands = [
+        "write -P 7 0 4M",
+        "write -P 8 -f 1536 2560",
+        "write -z 1M 1M",
+        "write -zu 2M 64k",
+        "discard 3M 512k",
+        "flush",
+        "read -P 7 0 1536",
+        "read -P 8 1536 2560",
+        "read -P 7 4k 1020k",
+        "read -P 0 1M 1M",
+        "read -P 0 2M 64k",
+        "read -P 0 3M 512k",
+        "read -P 7 3584k 512k",
+    ];
+    let commands = commands.iter().flat_map(|command| ["-c", command]);
+    let arguments: Vec<&str> = ["-t", "none", "-f", "raw"].into_iter().chain(commands).collect();
+    let told = succeed("qemu-io", &[&arguments[..], &[&uri]].concat()).unwrap_or_default();
+    assert!(!told.contains("Pattern verification failed"), "{told}");
+}
+
+/// Goal: random writes of many sizes are read back with their checksums, and trims do no harm to neighbours.
+#[test]
+fn fio_verifies_what_it_writes() {
+    let stage = Stage::new("fio");
+    let uri = format!("--uri={}", stage.uri("disk"));
+    let common = [
+        "--name=verify",
+        "--ioengine=nbd",
+        &uri,
+        "--output-format=terse",
+        "--size=8M",
+        "--offset_increment=8M",
+        "--numjobs=4",
+        "--thread",
+        "--group_reporting",
+        "--verify=crc32c",
+        "--verify_fatal=1",
+        "--verify_backlog=64",
+    ];
+    for how in [
+        &["--rw=randwrite", "--bs=4k", "--iodepth=16"][..],
+        &[
+            "--rw=randrw",
+            "--bssplit=512/10:4k/50:20k/20:64k/15:1M/5",
+            "--blockalign=512",
+            "--iodepth=8",
+        ],
+        &["--rw=write", "--bs=256k", "--iodepth=4"],
+    ] {
+        if succeed("fio", &[&common[..], how].concat()).is_none() {
+            return;
+        }
+    }
+    let trims = ["--name=t", "--ioengine=nbd", &uri, "--size=8M", "--rw=randtrim", "--bs=64k"];
+    succeed("fio", &trims);
+}
+
+/// What the Python module of libnbd is to find. Arguments: the URIs of the disk, the read-only and the broken export.
+const PYTHON: &str = r#"
+import errno, sys, nbd
+disk, frozen, broken = sys.argv[1:]
+
+def connect(uri, structured=True):
+    h = nbd.NBD()
+    h.set_strict_mode(0)  # What the server refuses is to be sent.
+    h.set_request_structured_replies(structured)
+    h.add_meta_context(nbd.CONTEXT_BASE_ALLOCATION)
+    h.connect_uri(uri)
+    return h
+
+def refused(number, call, *arguments):
+    try:
+        call(*arguments)
+    except nbd.Error as why:
+        assert why.errno == errno.errorcode[number], (why.errno, errno.errorcode[number])
+    else:
+        raise AssertionError(f'{call.__name__}{arguments[1:]} was not refused')
+
+def extents(h, count, offset, flags=0):
+    found = []
+    def extent(context, at, entries, error):
+        assert context == 'base:allocation' and at == offset
+        found.extend(zip(entries[::2], entries[1::2]))
+    h.block_status(count, offset, extent, flags)
+    return found
+
+h = connect(disk)
+assert h.get_structured_replies_negotiated() and h.can_meta_context('base:allocation')
+h.pwrite(b'a' * 65536, 65536)
+h.pwrite(b'b' * 512, 196608, nbd.CMD_FLAG_FUA)
+chunks = []
+def chunk(buffer, at, status, error):
+    chunks.append((at, len(buffer), status))
+contents = h.pread_structured(262144, 0, chunk)
+assert contents == bytes(65536) + b'a' * 65536 + bytes(65536) + b'b' * 512 + bytes(65024)
+assert [status for _, _, status in chunks] == [nbd.READ_HOLE, nbd.READ_DATA] * 2 + [nbd.READ_HOLE], chunks
+chunks.clear()
+assert h.pread_structured(262144, 0, chunk, nbd.CMD_FLAG_DF) == contents
+assert [status for _, _, status in chunks] == [nbd.READ_DATA], chunks
+assert extents(h, 262144, 0)[:3] == [(65536, 3), (65536, 0), (65536, 3)]
+assert extents(h, 262144, 0, nbd.CMD_FLAG_REQ_ONE) == [(65536, 3)]
+
+# Another connection sees what this one has written and flushed.
+h.flush()
+other = connect(disk, structured=False)
+assert not other.get_structured_replies_negotiated() and other.can_multi_conn()
+assert other.pread(262144, 0) == contents
+other.trim(65536, 65536)
+assert extents(h, 131072, 0) == [(131072, 3)]
+h.zero(65536, 0, nbd.CMD_FLAG_NO_HOLE)
+h.zero(65536, 65536, nbd.CMD_FLAG_FAST_ZERO)
+assert extents(h, 131072, 0) == [(65536, 0), (65536, 3)]
+h.cache(65536, 0)
+
+size = h.get_size()
+for c in h, other:
+    refused(errno.EINVAL, c.pread, 512, size)
+    refused(errno.ENOSPC, c.pwrite, bytes(1024), size - 512)
+    refused(errno.EINVAL, c.pread, 1, 0)
+    refused(errno.EINVAL, c.pwrite, b'x', 1)
+    refused(errno.EINVAL, c.trim, 512, size)
+    refused(errno.ENOSPC, c.zero, 512, size)
+    refused(errno.EINVAL, c.cache, 512, size)
+    refused(errno.EINVAL, c.flush, 1 << 15)
+    assert len(c.pread(512, size - 512)) == 512
+    big = b'z' * (32 << 20)
+    c.pwrite(big, 0)
+    assert c.pread(32 << 20, 0) == big
+f = connect(frozen)
+assert f.is_read_only()
+refused(errno.EPERM, f.pwrite, bytes(512), 0)
+refused(errno.EPERM, f.trim, 512, 0)
+b = connect(broken)
+refused(errno.ENOSPC, b.pwrite, bytes(512), 1 << 19)
+refused(errno.ENOSPC, b.pread, 1 << 20, 0)
+assert b.pread(1 << 19, 0) == bytes(1 << 19)
+for c in h, other, f, b:
+    c.shutdown()
+"#;
+
+/// Goal: structured replies, block status, several connections and each error, as libnbd understands them.
+#[test]
+fn libnbd_finds_the_protocol_kept() {
+    let stage = Stage::new("libnbd");
+    let python =
+        if Path::new("/usr/bin/python3").exists() { "/usr/bin/python3" } else { "python3" };
+    let Some(has_module) = run(python, &["-c", "import nbd"]) else { return };
+    if !has_module.status.success() {
+        return eprintln!("SKIPPED: {python} has no module nbd (make setup)");
+    }
+    let [disk, frozen, broken] = ["disk", "frozen", "broken"].map(|name| stage.uri(name));
+    succeed(python, &["-c", PYTHON, &disk, &frozen, &broken]);
+}
+
+/// Hands a listening socket to the program whose arguments follow, as systemd does.
+const ACTIVATE: &str = r"
+import os, socket, sys
+with socket.socket(socket.AF_UNIX) as listener:
+    listener.bind(sys.argv[1])
+    listener.listen()
+    os.dup2(listener.fileno(), 3)
+    os.environ.update(LISTEN_FDS='1', LISTEN_PID=str(os.getpid()))
+    os.execv(sys.argv[2], sys.argv[2:])
+";
+
+/// Goal: the server takes over the sockets of systemd.
+#[test]
+fn a_socket_of_systemd_is_served() {
+    let stage = Stage::new("systemd");
+    let socket = stage.path("activated");
+    let own = std::env::current_exe().expect("a test is a file");
+    // target/PROFILE/deps/clients-HASH
+    let example = own.ancestors().nth(2).map(|profile| profile.join("examples/memory"));
+    let Some(example) = example.filter(|example| example.exists()) else {
+        return eprintln!("SKIPPED: the example `memory` is not built");
+    };
+    let server = Command::new("python3")
+        .args(["-c", ACTIVATE, &socket])
+        .arg(example)
+        .args(["4M", "systemd"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn();
+    let Ok(mut server) = server else { return eprintln!("SKIPPED: python3 is not installed") };
+    let mut ready = [0; 6];
+    let mut out = server.stdout.take().expect("it is piped");
+    std::io::Read::read_exact(&mut out, &mut ready).expect("the server has started");
+    assert_eq!(&ready, b"ready ");
+    let told = succeed("nbdinfo", &["--size", &format!("nbd+unix:///disk?socket={socket}")]);
+    // The server ends with its input.
+    drop(server.stdin.take());
+    assert!(server.wait().expect("it is our child").success());
+    if let Some(told) = told {
+        assert_eq!(told.trim(), "4194304");
+    }
+}
