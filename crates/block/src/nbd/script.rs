@@ -90,7 +90,7 @@ pub(super) fn play_counting(script: &[u8]) -> usize {
     let (mut parsed, mut was_transmitting) = (18, false);
     while !script.0.is_empty() && !driver.is_closed {
         message.clear();
-        script.message(&mut message);
+        script.message(driver.is_transmitting(), &mut message);
         // Cut anywhere, so that every place is once the end of what was received.
         let cut = script.number() % (message.len() + 1);
         for part in [&message[..cut], &message[cut..]] {
@@ -158,16 +158,18 @@ impl Script<'_> {
         self.0 = rest;
     }
 
-    /// Adds the next thing that the client sends.
-    fn message(&mut self, message: &mut Vec<u8>) {
-        match self.byte() % 16 {
+    /// Adds the next thing that the client sends: mostly what belongs there, since all else ends the connection.
+    fn message(&mut self, is_transmitting: bool, message: &mut Vec<u8>) {
+        match self.byte() {
             0 => {
                 let count = self.number() % 600;
                 self.raw(count, message);
             }
-            1 | 2 => message.extend_from_slice(&u32::from(self.byte() % 4).to_be_bytes()),
-            3..=7 => self.option(message),
-            _ => self.request(message),
+            1 => message.extend_from_slice(&u32::from(self.byte() % 4).to_be_bytes()),
+            2 => self.option(message),
+            3 => self.request(message),
+            _ if is_transmitting => self.request(message),
+            _ => self.option(message),
         }
     }
 
@@ -205,13 +207,17 @@ impl Script<'_> {
     }
 
     fn request(&mut self, message: &mut Vec<u8>) {
-        let command = u16::from(self.byte() % 9);
+        // All commands, one that does not exist, and those more often that do not end the connection.
+        const COMMANDS: [u16; 16] = [0, 0, 0, 0, 1, 1, 1, 1, 3, 4, 4, 5, 6, 6, 7, 8];
+        let chosen = self.byte();
+        let command =
+            if chosen == 255 { wire::CMD_DISC } else { COMMANDS[usize::from(chosen % 16)] };
         let flags = u16::from(self.byte() % 64);
         let at = (self.number() as u64) << (self.byte() % 12);
-        let bytes = match self.byte() % 4 {
-            0 => u32::from(self.byte()) * 512,
-            1 => u32::from(self.byte()) * 8192,
-            2 => u32::from(self.byte()) << (self.byte() % 32),
+        let bytes = match self.byte() {
+            0..=63 => u32::from(self.byte()) * 512,
+            64..=127 => u32::from(self.byte()) * 8192,
+            128..=132 => u32::from(self.byte()) << (self.byte() % 32),
             _ => 4096,
         };
         message.extend_from_slice(&wire::REQUEST_MAGIC.to_be_bytes());

@@ -183,7 +183,7 @@ fn the_handshake_has_a_deadline() {
     let mut shaken = connect(&path);
     let mut slow = UnixStream::connect(&path).unwrap();
     let began = monotonic_ns();
-    let option = option(999, &[0; 10_000]);
+    let option = option(999, &vec![0; 10_000]);
     let message = [&3_u32.to_be_bytes()[..], &option].concat();
     let sent = message.iter().take_while(|byte| {
         std::thread::sleep(Duration::from_millis(20));
