@@ -6,8 +6,8 @@
 //! reply repeats. A reply is **simple**, or **structured** in **chunks** if the client asked for that.
 //!
 //! [`Session`] is all of the protocol: bytes of the client in, bytes for the client out, calls of a [`Device`] between
-//! the two. It has no socket, thread or clock, so tests and fuzzers play any input. `Connection` moves the bytes between
-//! a session and a socket on a thread of its own; [`Server`] accepts connections on [`Listener`]s.
+//! them. It has no socket, thread or clock, so tests and fuzzers play any input. A connection (`connection`) moves the
+//! bytes between a session and a socket on a thread of its own; [`Server`] accepts connections on [`Listener`]s.
 //!
 //! # Invariants
 //!

@@ -5,8 +5,8 @@ use super::{GATHER_BYTES, PIECE_BYTES};
 /// What one step adds at most: a piece of a read with its header, or the descriptions of all exports.
 pub(super) const STEP_BYTES: usize = PIECE_BYTES + 1024;
 
-/// Replies that are gathered, to be sent by one call. The memory is there from the beginning, and a reply is built where
-/// it is sent from (`NBD-2`).
+/// Replies that are gathered, to be sent by one call. The memory is there from the beginning, and a reply is built
+/// where it is sent from (`NBD-2`).
 #[derive(Debug)]
 pub struct Output {
     bytes: Box<[u8]>,

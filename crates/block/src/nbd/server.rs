@@ -220,7 +220,7 @@ fn accept(shared: &Arc<Shared>, listeners: &[Listener]) {
     }
 }
 
-/// Waits for a connection or a ring. Returns which of the listeners have a connection, and whether nothing came in time.
+/// Waits for a connection or a ring. Returns which listeners have a connection, and whether nothing came in time.
 fn wait(wake: &EventFd, listeners: &[Listener], milliseconds: Option<u64>) -> (Vec<bool>, bool) {
     let timeout = milliseconds.map(|milliseconds| Timespec {
         tv_sec: i64::try_from(milliseconds / 1000).unwrap_or(i64::MAX),

@@ -216,8 +216,8 @@ impl Transmission {
         }
     }
 
-    /// Begins a write; `payload` is what there is of it. One that is refused is received all the same, since its payload
-    /// is on the way.
+    /// Begins a write; `payload` is what there is of it. A refused write is received all the same, since its payload is
+    /// on the way.
     fn write(
         &mut self,
         request: &Request,
