@@ -34,6 +34,9 @@ pub(super) enum Order {
     Cut,
 }
 
+/// So much of the input is moved to its front without need.
+const MOVED_BYTES: usize = 8 << 10;
+
 /// What was received and not consumed.
 struct Input {
     bytes: Box<[u8]>,
@@ -54,14 +57,17 @@ impl Input {
     fn consume(&mut self, bytes: usize) {
         self.start += bytes;
         if self.start == self.end {
-            // The memory that was used last is likely in the cache.
             (self.start, self.end) = (0, 0);
         }
     }
 
     /// Room behind what is there, for so many bytes from `start` on at least.
     fn room(&mut self, needed: usize) -> &mut [u8] {
-        if self.start + needed > INPUT_BYTES || INPUT_BYTES - self.end < WHOLE_BYTES {
+        // Little is moved often, so that the same memory is used again, which is likely in the cache; much only if it
+        // has to be.
+        let is_little = self.end - self.start <= MOVED_BYTES;
+        let is_tight = self.start + needed > INPUT_BYTES || INPUT_BYTES - self.end < WHOLE_BYTES;
+        if self.start > 0 && (is_little || is_tight) {
             self.bytes.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
