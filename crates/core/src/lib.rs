@@ -11,6 +11,7 @@ pub mod size;
 pub mod store;
 pub mod swap;
 pub mod zcomp;
+pub mod zram;
 pub mod zsmalloc;
 
 pub mod budget;

@@ -464,6 +464,28 @@ impl<S: PageSource> Store<S> {
         }
     }
 
+    /// The checksum of an entry's unit.
+    #[must_use]
+    pub fn checksum(&self, entry: &EntryId) -> Checksum {
+        let row = self.row(entry.0);
+        row.checksum(row.cell().load())
+    }
+
+    /// The word that an entry's unit repeats.
+    #[must_use]
+    pub fn same_filled(&self, entry: &EntryId) -> Option<u64> {
+        self.checksum(entry).same_filled()
+    }
+
+    /// Bytes of an entry's object, wherever it is; 0 for a same-filled unit, which has none.
+    #[must_use]
+    pub fn object_bytes(&self, entry: &EntryId) -> usize {
+        match self.row(entry.0).cell().load().place() {
+            Place::SameFilled => 0,
+            _ => self.pool.length_anywhere(entry.0),
+        }
+    }
+
     /// The addresses of an entry's object, if it has one in the pool: for a test that damages it.
     #[doc(hidden)]
     #[must_use]

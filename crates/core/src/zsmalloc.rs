@@ -352,6 +352,11 @@ impl<S: PageSource> Pool<S> {
         self.counters.tell(size_of::<Self>() + classes + tables)
     }
 
+    /// Begins [`PoolStats::pages_used_max`] anew.
+    pub fn reset_pages_used_max(&self) {
+        self.counters.reset_max();
+    }
+
     /// The figures of each class. Takes each class's lock for a moment.
     #[must_use]
     pub fn classes(&self) -> Vec<ClassStats> {

@@ -67,6 +67,11 @@ impl Counters {
         }
     }
 
+    /// The most pages that were used are those of now.
+    pub(super) fn reset_max(&self) {
+        self.pages_used_max.store(self.pages_used.load(Relaxed), Relaxed);
+    }
+
     /// Counts so many objects more, of `bytes` together.
     pub(super) fn stored(&self, objects: usize, bytes: usize) {
         self.objects.fetch_add(objects, Relaxed);

@@ -1,0 +1,561 @@
+//! A compressed disk in memory: what the kernel's zram is, over the [store](crate::store).
+//!
+//! The disk is cut into **units** of 4 KiB to 2 MiB, each of which is compressed as one object. The [table](table) leads
+//! from the index of a unit to its slot, and the slot has the unit's entry in the store. A unit without an entry reads
+//! as zeros and takes no memory.
+//!
+//! ```text
+//! read    of each unit: lock the slot
+//!           no entry             zeros
+//!           the whole unit       decompressed into the caller's memory
+//!           a part               decompressed into a scratch buffer, and copied from there
+//! write   of each unit: lock the slot
+//!           the whole unit       compressed from the caller's memory; nothing is read
+//!           a part               decompressed into a scratch buffer, changed there, compressed
+//! ```
+//!
+//! # Invariants
+//!
+//! - `ZRAM-1` A unit that is read is what was written to it last, or the read fails ([`Error::Lost`]); the store
+//!   compares checksums (`STORE-2`).
+//! - `ZRAM-2` A write that fails leaves each unit as it was before, or as it was to be after: units before the one that
+//!   failed are written.
+//! - `ZRAM-3` An entry is used and exchanged only under its slot's lock.
+//! - `ZRAM-4` Beyond the end of the disk no unit has an entry.
+//! - `ZRAM-5` A scratch buffer that [holds](Scratch::holds) a checksum has the contents of that unit.
+//!
+//! # Concurrency
+//!
+//! slot -> scratch of this CPU -> the store's. Requests on different units share no lock but the pool's, and a
+//! request holds one slot at a time: so a request of several units is not one step to others, as on any disk.
+//!
+//! # Cost
+//!
+//! Beside the pool: 16 bytes for each unit of the table, and what the store keeps (28 bytes for each stored unit). A
+//! part of a unit costs the decompression of all of it, unless this CPU's scratch buffer still has it: so a walk
+//! through a disk in small pieces decompresses each unit once.
+
+mod limit;
+mod recompress;
+#[cfg(any(test, fuzzing))]
+pub mod script;
+mod slot;
+mod stat;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::atomic::{
+    AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
+
+use crate::page::UnitOrder;
+use crate::stats::Figures;
+use crate::store::{
+    self, Checksum, CodecId, Form, Incoming, Key, Loaded, Outcome, Outgoing, Reject, Store, Ticket,
+};
+use crate::sync::{Guard, Mutex};
+use crate::zcomp::Zcomp;
+use crate::zsmalloc::PageSource;
+
+use limit::Limit;
+use slot::Slot;
+use table::{Table, UNITS_MAX};
+
+pub use recompress::{Recompressed, Recompression, What};
+pub use stat::{IoStat, MmStat};
+
+/// What offsets and lengths of requests are multiples of.
+pub const SECTOR_BYTES: u64 = 512;
+
+/// Algorithms of one device: the kernel's `ZRAM_MAX_COMPS`.
+pub const ALGORITHMS_MAX: usize = 4;
+
+const RANK_SCRATCH: u8 = 22;
+
+/// Why a request failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// Offset or length is no multiple of [`SECTOR_BYTES`], or the range lies beyond the end of the disk.
+    Invalid {
+        /// Where the range begins.
+        at: u64,
+        /// How long it is.
+        bytes: u64,
+        /// How long the disk is.
+        disk_bytes: u64,
+    },
+    /// Memory is at its limit. What was to be written is still the caller's.
+    NoSpace {
+        /// The limit.
+        limit_bytes: u64,
+    },
+    /// The system has no memory. What was to be written is still the caller's.
+    NoMemory,
+    /// The codec failed to compress the unit. What was to be written is still the caller's.
+    Codec {
+        /// The unit's index.
+        unit: u64,
+    },
+    /// The unit cannot be read. Unless the error is transient, its contents are lost until it is overwritten whole.
+    Lost {
+        /// The unit's index.
+        unit: u64,
+        /// Why.
+        error: store::Error,
+    },
+    /// There is data beyond the end that the disk was to have.
+    Busy {
+        /// The first unit with data there.
+        unit: u64,
+    },
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Invalid { at, bytes, disk_bytes } => write!(
+                f,
+                "{bytes} bytes at {at} are no whole sectors of {SECTOR_BYTES} bytes on a disk of {disk_bytes}"
+            ),
+            Error::NoSpace { limit_bytes } => {
+                write!(f, "memory is at its limit of {limit_bytes} bytes")
+            }
+            Error::NoMemory => f.write_str("the system has no memory"),
+            Error::Codec { unit } => write!(f, "unit {unit} could not be compressed"),
+            Error::Lost { unit, error } => write!(f, "unit {unit} {error}"),
+            Error::Busy { unit } => write!(f, "unit {unit} has data"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// A buffer for one unit, for requests that have only a part of it.
+#[derive(Debug)]
+struct Scratch {
+    bytes: Box<[u8]>,
+    /// The checksum of the unit whose contents the buffer has (`ZRAM-5`). The checksum of a unit says what is in it: so
+    /// nothing need be done when a unit changes.
+    holds: Option<Checksum>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Zram<S: PageSource> {
+    store: Store<S>,
+    table: Table,
+    unit: UnitOrder,
+    disk_bytes: AtomicU64,
+    limit: Limit,
+    /// One for each CPU.
+    scratch: Box<[Mutex<RANK_SCRATCH, Scratch>]>,
+    /// Seconds since the device was made, as its owner says.
+    now_s: AtomicU32,
+    figures: Figures,
+    io: IoStat<AtomicU64>,
+    /// Incompressible units that were ever stored.
+    huge_since: AtomicU64,
+}
+
+impl<S: PageSource> Zram<S> {
+    /// A disk of zeros. The first of the codecs compresses what is written; the others are for
+    /// [`Zram::recompress`], by their place, which is the kernel's `priority`. `cpus`: the highest number of a CPU
+    /// that calls, plus 1; others share.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`]: the size is no multiple of the unit, 0, or too large.
+    ///
+    /// # Panics
+    ///
+    /// If there is no codec, there are more than [`ALGORITHMS_MAX`], or their units differ.
+    pub fn new(
+        codecs: Vec<Zcomp>,
+        source: S,
+        key: Key,
+        disk_bytes: u64,
+        cpus: usize,
+    ) -> Result<Self, Error> {
+        assert!(
+            !codecs.is_empty() && codecs.len() <= ALGORITHMS_MAX,
+            "1 to {ALGORITHMS_MAX} codecs"
+        );
+        let unit = codecs[0].unit();
+        assert!(codecs.iter().all(|codec| codec.unit() == unit), "units of one size");
+        let scratch = || Scratch { bytes: vec![0; unit.bytes()].into_boxed_slice(), holds: None };
+        let zram = Zram {
+            store: Store::new(codecs, source, key),
+            table: Table::new(),
+            unit,
+            disk_bytes: AtomicU64::new(0),
+            limit: Limit::default(),
+            scratch: (0..cpus.max(1)).map(|_| Mutex::new(scratch())).collect(),
+            now_s: AtomicU32::new(0),
+            figures: Figures::default(),
+            io: IoStat::default(),
+            huge_since: AtomicU64::new(0),
+        };
+        zram.check_size(disk_bytes)?;
+        zram.disk_bytes.store(disk_bytes, Release);
+        Ok(zram)
+    }
+
+    fn check_size(&self, disk_bytes: u64) -> Result<(), Error> {
+        let unit_bytes = self.unit.bytes() as u64;
+        let is_good =
+            disk_bytes > 0 && disk_bytes % unit_bytes == 0 && disk_bytes / unit_bytes <= UNITS_MAX;
+        if is_good { Ok(()) } else { Err(Error::Invalid { at: 0, bytes: disk_bytes, disk_bytes }) }
+    }
+
+    /// Bytes of the disk.
+    #[must_use]
+    pub fn disk_bytes(&self) -> u64 {
+        // Acquire: pairs with the Release in resize().
+        self.disk_bytes.load(Acquire)
+    }
+
+    /// The size of a unit.
+    #[must_use]
+    pub fn unit(&self) -> UnitOrder {
+        self.unit
+    }
+
+    /// The codecs, by their priority.
+    pub fn codecs(&self) -> impl Iterator<Item = &Zcomp> {
+        self.store.codecs().map(|(_, codec)| codec)
+    }
+
+    /// Says how many seconds the device is old: its owner does so each second or so.
+    pub fn set_now(&self, now_s: u32) {
+        self.now_s.store(now_s, Relaxed);
+    }
+
+    /// Changes the size of the disk, also while it is in use. A disk can always grow, and shrink by what has no data.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Busy`]: there is data. While the disk looks for it, requests beyond the new end fail. [`Error::Invalid`]:
+    /// see [`Zram::new`].
+    pub fn resize(&self, disk_bytes: u64) -> Result<(), Error> {
+        self.check_size(disk_bytes)?;
+        // Release: pairs with the Acquire in disk_bytes(). A writer looks at the size again under its slot's lock
+        // (`check_unit`), and the slots beyond the new end are locked below: so each of them sees the new size, or is
+        // seen here (ZRAM-4).
+        let before = self.disk_bytes.swap(disk_bytes, Release);
+        let [first, end] = [disk_bytes, before].map(|bytes| bytes / self.unit.bytes() as u64);
+        let busy = self.table.slots(first, end).find(|(_, slot)| slot.lock().entry.is_some());
+        match busy {
+            None => Ok(()),
+            Some((unit, _)) => {
+                self.disk_bytes.store(before, Release);
+                Err(Error::Busy { unit })
+            }
+        }
+    }
+
+    /// Drops all contents: the disk reads as zeros.
+    pub fn reset(&self) {
+        for (_, slot) in self.table.slots(0, UNITS_MAX) {
+            self.clear(&mut slot.lock());
+        }
+        self.store.pool().trim();
+    }
+
+    /// Fills `into` with the contents at `at`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`], [`Error::Lost`]. What is in `into` then is nothing that anybody wrote.
+    pub fn read(&self, cpu: usize, at: u64, into: &mut [u8]) -> Result<(), Error> {
+        self.check(at, into.len() as u64)?;
+        let mut rest = into;
+        for (unit, within) in self.pieces(at, rest.len() as u64) {
+            let (piece, after) = rest.split_at_mut(within.len());
+            rest = after;
+            self.read_piece(cpu, unit, within, piece).inspect_err(|_| {
+                self.io.failed_reads.fetch_add(1, Relaxed);
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Writes `from` to `at`.
+    ///
+    /// # Errors
+    ///
+    /// Any but [`Error::Busy`]; see `ZRAM-2`. [`Error::Lost`]: a unit of which this writes a part cannot be read.
+    pub fn write(&self, cpu: usize, at: u64, from: &[u8]) -> Result<(), Error> {
+        self.check(at, from.len() as u64)?;
+        let mut rest = from;
+        for (unit, within) in self.pieces(at, rest.len() as u64) {
+            let (piece, after) = rest.split_at(within.len());
+            rest = after;
+            self.write_piece(cpu, unit, within, Some(piece)).inspect_err(|_| {
+                self.io.failed_writes.fetch_add(1, Relaxed);
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The range reads as zeros afterwards. Its whole units take no memory, and its parts of units are zeroed.
+    ///
+    /// # Errors
+    ///
+    /// As [`Zram::write`].
+    pub fn discard(&self, cpu: usize, at: u64, bytes: u64) -> Result<(), Error> {
+        self.check(at, bytes)?;
+        for (unit, within) in self.pieces(at, bytes) {
+            self.write_piece(cpu, unit, within, None).inspect_err(|_| {
+                self.io.failed_writes.fetch_add(1, Relaxed);
+            })?;
+        }
+        self.io.notify_free.fetch_add(1, Relaxed);
+        Ok(())
+    }
+
+    /// Calls `each` with the runs of a range in their order, until it returns false: how long the run is, and whether
+    /// it takes no memory and reads as zeros.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`].
+    pub fn runs(
+        &self,
+        at: u64,
+        bytes: u64,
+        each: &mut dyn FnMut(u64, bool) -> bool,
+    ) -> Result<(), Error> {
+        self.check(at, bytes)?;
+        let (mut length, mut is_hole) = (0, false);
+        for (unit, within) in self.pieces(at, bytes) {
+            let hole = self.table.get(unit).is_none_or(|slot| slot.lock().entry.is_none());
+            if length > 0 && hole != is_hole {
+                if !each(length, is_hole) {
+                    return Ok(());
+                }
+                length = 0;
+            }
+            (length, is_hole) = (length + within.len() as u64, hole);
+        }
+        if length > 0 {
+            each(length, is_hole);
+        }
+        Ok(())
+    }
+
+    fn check(&self, at: u64, bytes: u64) -> Result<(), Error> {
+        let disk_bytes = self.disk_bytes();
+        let is_inside = at.checked_add(bytes).is_some_and(|end| end <= disk_bytes);
+        if is_inside && at % SECTOR_BYTES == 0 && bytes % SECTOR_BYTES == 0 {
+            return Ok(());
+        }
+        self.io.invalid_io.fetch_add(1, Relaxed);
+        Err(Error::Invalid { at, bytes, disk_bytes })
+    }
+
+    /// The units of a range: their indices, and which part of each is in the range.
+    fn pieces(&self, at: u64, bytes: u64) -> impl Iterator<Item = (u64, Range<usize>)> {
+        let unit_bytes = self.unit.bytes() as u64;
+        let end = at + bytes;
+        (at / unit_bytes..end.div_ceil(unit_bytes)).map(move |unit| {
+            let start = unit * unit_bytes;
+            let within = |at: u64| usize::try_from(at.clamp(start, start + unit_bytes) - start);
+            // A range of no bytes has no unit, unless it lies inside of one.
+            let part = within(at).and_then(|from| within(end).map(|to| from..to));
+            (unit, part.expect("a unit fits into memory"))
+        })
+    }
+
+    fn scratch(&self, cpu: usize) -> Guard<'_, RANK_SCRATCH, Scratch> {
+        self.scratch[cpu % self.scratch.len()].lock()
+    }
+
+    fn read_piece(
+        &self,
+        cpu: usize,
+        unit: u64,
+        within: Range<usize>,
+        into: &mut [u8],
+    ) -> Result<(), Error> {
+        loop {
+            let Some(lock) = self.table.get(unit) else {
+                into.fill(0);
+                return Ok(());
+            };
+            let mut slot = lock.lock();
+            slot.touch(self.now_s.load(Relaxed));
+            let loaded = if within.len() == self.unit.bytes() {
+                self.load(cpu, &slot, into)
+            } else {
+                let mut scratch = self.scratch(cpu);
+                let loaded = self.fill(cpu, &slot, &mut scratch);
+                into.copy_from_slice(&scratch.bytes[within.clone()]);
+                loaded
+            };
+            drop(slot);
+            match loaded {
+                Ok(None) => return Ok(()),
+                Ok(Some(ticket)) => self.await_backing(unit, ticket)?,
+                Err(error) => return Err(Error::Lost { unit, error }),
+            }
+        }
+    }
+
+    /// Writes a part of a unit, or all of it: `from`, or zeros.
+    fn write_piece(
+        &self,
+        cpu: usize,
+        unit: u64,
+        within: Range<usize>,
+        from: Option<&[u8]>,
+    ) -> Result<(), Error> {
+        if from.is_none() && self.table.get(unit).is_none() {
+            return Ok(());
+        }
+        let lock = self.table.make(unit).map_err(|_| Error::NoMemory)?;
+        loop {
+            let mut slot = lock.lock();
+            self.check_unit(unit)?;
+            let is_whole = within.len() == self.unit.bytes();
+            match from {
+                None if is_whole || slot.entry.is_none() => {
+                    self.clear(&mut slot);
+                    return Ok(());
+                }
+                Some(bytes) if is_whole => return self.put(cpu, unit, &mut slot, bytes),
+                _ => {}
+            }
+            let mut scratch = self.scratch(cpu);
+            match self.fill(cpu, &slot, &mut scratch) {
+                Ok(None) => {}
+                Ok(Some(ticket)) => {
+                    drop(scratch);
+                    drop(slot);
+                    self.await_backing(unit, ticket)?;
+                    continue;
+                }
+                Err(error) => return Err(Error::Lost { unit, error }),
+            }
+            // ZRAM-5: until it is stored nobody knows the checksum of this.
+            scratch.holds = None;
+            let part = &mut scratch.bytes[within];
+            match from {
+                Some(bytes) => part.copy_from_slice(bytes),
+                None => part.fill(0),
+            }
+            self.put(cpu, unit, &mut slot, &scratch.bytes)?;
+            scratch.holds = slot.entry.as_ref().map(|entry| self.store.checksum(entry));
+            if from.is_none() && self.reads_as_zeros(&slot) {
+                self.clear(&mut slot);
+            }
+            return Ok(());
+        }
+    }
+
+    /// Whether the disk still has this unit. The caller has its slot (`ZRAM-4`).
+    fn check_unit(&self, unit: u64) -> Result<(), Error> {
+        let (disk_bytes, bytes) = (self.disk_bytes(), self.unit.bytes() as u64);
+        let at = unit * bytes;
+        if at < disk_bytes { Ok(()) } else { Err(Error::Invalid { at, bytes, disk_bytes }) }
+    }
+
+    fn await_backing(&self, unit: u64, ticket: Ticket) -> Result<(), Error> {
+        self.store.wait(ticket).map_err(|error| Error::Lost { unit, error })
+    }
+
+    /// Has the unit of a slot in the scratch buffer. A ticket: it is away.
+    fn fill(
+        &self,
+        cpu: usize,
+        slot: &Slot,
+        scratch: &mut Scratch,
+    ) -> Result<Option<Ticket>, store::Error> {
+        let checksum = slot.entry.as_ref().map(|entry| self.store.checksum(entry));
+        if checksum.is_some() && checksum == scratch.holds {
+            return Ok(None);
+        }
+        scratch.holds = None;
+        let loaded = self.load(cpu, slot, &mut scratch.bytes);
+        if loaded == Ok(None) {
+            scratch.holds = checksum;
+        }
+        loaded
+    }
+
+    /// Loads the unit of a slot. A ticket: it is away.
+    fn load(
+        &self,
+        cpu: usize,
+        slot: &Slot,
+        into: &mut [u8],
+    ) -> Result<Option<Ticket>, store::Error> {
+        let Some(entry) = &slot.entry else {
+            into.fill(0);
+            return Ok(None);
+        };
+        let mut unit = [Incoming::new(entry, into)];
+        self.store.load(cpu, &mut unit);
+        match unit[0].outcome {
+            Loaded::Whole => Ok(None),
+            Loaded::Away(ticket) => Ok(Some(ticket)),
+            Loaded::Lost(error) => Err(error),
+            Loaded::Pending => unreachable!("a load says what became of each unit"),
+        }
+    }
+
+    /// Stores the new contents of a unit. After an error it has the old ones.
+    fn put(&self, cpu: usize, unit: u64, slot: &mut Slot, bytes: &[u8]) -> Result<(), Error> {
+        let (mut entry, mut tries) = (slot.entry.take(), 2);
+        let outcome = loop {
+            let Some(_room) = self.limit.reserve(self) else {
+                slot.entry = entry;
+                return Err(Error::NoSpace { limit_bytes: self.limit.get() });
+            };
+            let mut outgoing = [Outgoing::new(bytes, entry)];
+            self.store.store(cpu, CodecId::FIRST, &mut outgoing, &self.figures);
+            entry = outgoing[0].entry.take();
+            tries -= 1;
+            match outgoing[0].outcome {
+                // Empty pages of other classes may serve.
+                Outcome::Rejected(Reject::AllocFail) if tries > 0 => self.make_room(),
+                outcome => break outcome,
+            }
+        };
+        slot.entry = entry;
+        match outcome {
+            Outcome::Rejected(Reject::CompressFail) => return Err(Error::Codec { unit }),
+            Outcome::Rejected(_) => return Err(Error::NoMemory),
+            Outcome::Incompressible => _ = self.huge_since.fetch_add(1, Relaxed),
+            _ => {}
+        }
+        slot.renew(self.now_s.load(Relaxed));
+        Ok(())
+    }
+
+    /// Gives back to the system what the pool has and does not need.
+    fn make_room(&self) {
+        self.store.pool().compact(limit::COMPACT_BYTES);
+        self.store.pool().trim();
+    }
+
+    fn reads_as_zeros(&self, slot: &Slot) -> bool {
+        let is_zeros = |entry| self.store.same_filled(entry) == Some(0);
+        slot.entry.as_ref().is_none_or(is_zeros)
+    }
+
+    /// Drops the contents of a unit.
+    fn clear(&self, slot: &mut Slot) {
+        if let Some(entry) = slot.entry.take() {
+            self.store.invalidate(entry, &self.figures);
+        }
+        slot.renew(self.now_s.load(Relaxed));
+    }
+
+    fn form(&self, slot: &Slot) -> Option<Form> {
+        slot.entry.as_ref().map(|entry| self.store.form(entry))
+    }
+}

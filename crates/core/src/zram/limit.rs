@@ -1,0 +1,69 @@
+//! The limit of memory: `mem_limit`.
+//!
+//! # Invariants
+//!
+//! - `LIM-1` While a limit is set, a write begins only if its unit fits below the limit even if nothing of it shrinks,
+//!   beside all writes that are under way. So what the pool takes stays below the limit; tables may grow by a step
+//!   (64 KiB or so) beyond.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::Zram;
+use crate::page::PAGE_BYTES;
+use crate::zsmalloc::PageSource;
+
+/// How much a write moves together that finds no room: a millisecond or so.
+pub(super) const COMPACT_BYTES: usize = 4 << 20;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Limit {
+    /// 0: there is none.
+    bytes: AtomicU64,
+    /// What the writes that are under way may take.
+    pending: AtomicU64,
+}
+
+/// Room for one write.
+#[derive(Debug)]
+pub(super) struct Room<'l>(Option<(&'l Limit, u64)>);
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        if let Some((limit, bytes)) = self.0 {
+            limit.pending.fetch_sub(bytes, Relaxed);
+        }
+    }
+}
+
+impl Limit {
+    pub(super) fn get(&self) -> u64 {
+        self.bytes.load(Relaxed)
+    }
+
+    pub(super) fn set(&self, bytes: u64) {
+        self.bytes.store(bytes, Relaxed);
+    }
+
+    /// Room for one unit. `None`: there is none below the limit, also after compaction.
+    pub(super) fn reserve<S: PageSource>(&self, zram: &Zram<S>) -> Option<Room<'_>> {
+        let limit = self.get();
+        if limit == 0 {
+            return Some(Room(None));
+        }
+        // An object may begin in the middle of a page.
+        let bytes = (zram.unit().bytes() + PAGE_BYTES) as u64;
+        for is_last in [false, true] {
+            let pending = self.pending.fetch_add(bytes, Relaxed) + bytes;
+            let room = Room(Some((self, bytes)));
+            if zram.used_bytes() + pending <= limit {
+                return Some(room);
+            }
+            drop(room);
+            if !is_last {
+                zram.make_room();
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,158 @@
+//! Recompression: units that are not used, or do not shrink, are tried with a denser algorithm.
+//!
+//! A unit is decompressed and compressed again under its slot's lock. The new object replaces the old one only if it is
+//! smaller. What is written later is compressed by the first algorithm again.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::slot::Slot;
+use super::table::UNITS_MAX;
+use super::{Error, Zram};
+use crate::store::{CodecId, Form, Outcome, Outgoing, Reject};
+use crate::zsmalloc::PageSource;
+
+/// Which units are tried.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum What {
+    /// All.
+    #[default]
+    All,
+    /// Those that are marked idle.
+    Idle,
+    /// Those that did not shrink.
+    Huge,
+    /// Those that are both.
+    HugeIdle,
+}
+
+/// What [`Zram::recompress`] is to do; the kernel's words.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Recompression {
+    /// Which units.
+    pub what: What,
+    /// Only units whose objects have so many bytes at least; 0: all.
+    pub threshold: usize,
+    /// How many units are tried at most.
+    pub max_pages: u64,
+    /// The algorithm, by its place among the device's; 1 to 3.
+    pub priority: usize,
+}
+
+impl Default for Recompression {
+    fn default() -> Self {
+        Recompression { what: What::All, threshold: 0, max_pages: u64::MAX, priority: 1 }
+    }
+}
+
+/// What [`Zram::recompress`] did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Recompressed {
+    /// Units that were tried.
+    pub tried: u64,
+    /// Units that are smaller now.
+    pub shrank: u64,
+    /// By how many bytes all of them together.
+    pub bytes_saved: u64,
+}
+
+impl<S: PageSource> Zram<S> {
+    /// Marks units idle until they are used again: all of them, or those that were last used so many seconds ago.
+    pub fn mark_idle(&self, age_s: Option<u32>) {
+        let now = self.now_s.load(Relaxed);
+        for (_, lock) in self.table.slots(0, UNITS_MAX) {
+            let mut slot = lock.lock();
+            let is_old = age_s.is_none_or(|age_s| now.saturating_sub(slot.used_s()) >= age_s);
+            if slot.entry.is_some() && is_old {
+                slot.mark_idle();
+            }
+        }
+    }
+
+    /// Compresses units again, with the algorithm of a higher priority.
+    ///
+    /// # Errors
+    ///
+    /// A unit that cannot be read ends the work: [`Error::Lost`]. [`Error::NoSpace`], [`Error::NoMemory`]: there is no
+    /// room for a second copy of a unit. What was done until then stays done.
+    ///
+    /// # Panics
+    ///
+    /// If the device has no algorithm of this priority, or it is 0.
+    pub fn recompress(&self, cpu: usize, request: Recompression) -> Result<Recompressed, Error> {
+        let count = self.codecs().count();
+        let codec =
+            CodecId::new(request.priority).filter(|codec| (1..count).contains(&codec.get()));
+        let codec = codec.expect("the device has an algorithm of this priority");
+        let mut done = Recompressed::default();
+        for (unit, lock) in self.table.slots(0, UNITS_MAX) {
+            if done.tried >= request.max_pages {
+                break;
+            }
+            let mut slot = lock.lock();
+            if !self.is_wanted(&slot, request, codec) {
+                continue;
+            }
+            done.tried += 1;
+            let saved = self.recompress_one(cpu, unit, &mut slot, codec)?;
+            done.shrank += u64::from(saved > 0);
+            done.bytes_saved += saved;
+            if saved == 0 && codec.get() + 1 == count {
+                slot.note_no_codec();
+            }
+        }
+        Ok(done)
+    }
+
+    fn is_wanted(&self, slot: &Slot, request: Recompression, codec: CodecId) -> bool {
+        let Some(entry) = &slot.entry else { return false };
+        let (form, idle) = (self.store.form(entry), slot.is_idle());
+        let is_huge = matches!(form, Form::Incompressible(_));
+        let is_asked = match request.what {
+            What::All => true,
+            What::Idle => idle,
+            What::Huge => is_huge,
+            What::HugeIdle => is_huge && idle,
+        };
+        let was_tried = match form {
+            Form::SameFilled => true,
+            Form::Incompressible(_) => slot.has_no_codec(),
+            Form::Compressed(by) => by.get() >= codec.get() || slot.has_no_codec(),
+        };
+        is_asked && !was_tried && self.store.object_bytes(entry) >= request.threshold
+    }
+
+    /// Bytes that this saved.
+    fn recompress_one(
+        &self,
+        cpu: usize,
+        unit: u64,
+        slot: &mut Slot,
+        codec: CodecId,
+    ) -> Result<u64, Error> {
+        let Some(_room) = self.limit.reserve(self) else {
+            return Err(Error::NoSpace { limit_bytes: self.limit.get() });
+        };
+        let mut scratch = self.scratch(cpu);
+        match self.fill(cpu, slot, &mut scratch) {
+            Ok(None) => {}
+            // It takes no memory where it is.
+            Ok(Some(_)) => return Ok(0),
+            Err(error) => return Err(Error::Lost { unit, error }),
+        }
+        let mut outgoing = [Outgoing::new(&scratch.bytes, None)];
+        self.store.store(cpu, codec, &mut outgoing, &self.figures);
+        let Some(new) = outgoing[0].entry.take() else {
+            return match outgoing[0].outcome {
+                // The old object is as good as before.
+                Outcome::Rejected(Reject::CompressFail) => Ok(0),
+                _ => Err(Error::NoMemory),
+            };
+        };
+        let Some(old) = slot.entry.take() else { unreachable!("is_wanted() has seen an entry") };
+        let [before, after] = [&old, &new].map(|entry| self.store.object_bytes(entry));
+        let (kept, gone) = if after < before { (new, old) } else { (old, new) };
+        slot.entry = Some(kept);
+        self.store.invalidate(gone, &self.figures);
+        Ok(before.saturating_sub(after) as u64)
+    }
+}

@@ -1,0 +1,277 @@
+//! A script of requests, played on a device and on plain bytes at once. The fuzz target plays what the fuzzer writes,
+//! the tests what seeded numbers write.
+//!
+//! Any bytes are a script: the first chooses the unit, each next one a request that takes its numbers from those that
+//! follow. The page source fails as the script says, and so does the limit. Whatever fails, each unit is what it was or
+//! what was written (`ZRAM-2`).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::{Error, Recompression, SECTOR_BYTES, What, Zram};
+use crate::page::same_filled;
+use crate::store::Key;
+use crate::zcomp::{Algorithm, Zcomp};
+use crate::zsmalloc::world::{World, bytes, check_rows, unit};
+
+/// Units of the largest disk of a script.
+const UNITS: u64 = 24;
+
+/// Units of the disk at first.
+const UNITS_FIRST: u8 = 12;
+
+/// The device, the bytes beside it, and what is left of the script.
+struct Player<'p> {
+    zram: Zram<Arc<World>>,
+    world: Arc<World>,
+    model: Vec<u8>,
+    unit_bytes: usize,
+    script: &'p [u8],
+    tag: u64,
+}
+
+/// Plays a script as its bytes say.
+///
+/// # Panics
+///
+/// When the device does not do what bytes do.
+pub fn play(script: &[u8]) {
+    let Some((first, script)) = script.split_first() else { return };
+    let order = unit([0, 2, 4][usize::from(*first) % 3]);
+    let codec = |algorithm: Algorithm| Zcomp::new(algorithm.into(), order, 2).expect("streams");
+    let codecs = [Algorithm::Lz4, Algorithm::Zstd].map(codec).into();
+    let world = World::new();
+    let secret = bytes(42, Key::BYTES).try_into().expect("as many bytes");
+    let disk_bytes = u64::from(UNITS_FIRST) * order.bytes() as u64;
+    let zram = Zram::new(codecs, Arc::clone(&world), Key::new(secret), disk_bytes, 2);
+    let mut player = Player {
+        zram: zram.expect("a good size"),
+        world,
+        model: vec![0; usize::from(UNITS_FIRST) * order.bytes()],
+        unit_bytes: order.bytes(),
+        script,
+        tag: 0,
+    };
+    while !player.script.is_empty() {
+        player.step();
+    }
+    player.end();
+}
+
+impl Player<'_> {
+    fn byte(&mut self) -> usize {
+        let Some((first, rest)) = self.script.split_first() else { return 0 };
+        self.script = rest;
+        usize::from(*first)
+    }
+
+    /// A range of sectors, short or long, mostly inside of the disk.
+    fn range(&mut self) -> (u64, usize) {
+        let sectors = (self.unit_bytes as u64 / SECTOR_BYTES).max(8);
+        let first = (self.byte() << 8 | self.byte()) as u64 % (UNITS * sectors);
+        let count = match self.byte() % 4 {
+            0 => 1,
+            1 => self.byte() as u64 % 8,
+            // Whole units.
+            2 => {
+                return (
+                    first / sectors * self.unit_bytes as u64,
+                    self.unit_bytes * (self.byte() % 4),
+                );
+            }
+            _ => self.byte() as u64,
+        };
+        (first * SECTOR_BYTES, usize::try_from(count * SECTOR_BYTES).expect("255 sectors"))
+    }
+
+    /// Contents that shrink well, hardly, or not at all, or are one word.
+    fn contents(&mut self, length: usize) -> Vec<u8> {
+        self.tag += 1;
+        let (kind, tag) = (self.byte() % 4, self.tag);
+        match kind {
+            0 => bytes(tag, length),
+            1 => bytes(tag, 64).repeat(length / 64 + 1)[..length].to_vec(),
+            2 => vec![0; length],
+            _ => tag.to_ne_bytes().repeat(length / 8 + 1)[..length].to_vec(),
+        }
+    }
+
+    fn inside(&self, at: u64, length: usize) -> Option<std::ops::Range<usize>> {
+        let at = usize::try_from(at).ok()?;
+        (at + length <= self.model.len()).then_some(at..at + length)
+    }
+
+    fn step(&mut self) {
+        let cpu = self.byte();
+        match self.byte() % 16 {
+            0..=4 => self.write(cpu),
+            5..=7 => self.read(cpu),
+            8 => self.discard(cpu),
+            9 => self.recompress(cpu),
+            10 => self.resize(),
+            11 => {
+                let first = self.world.requests.load(Relaxed) + self.byte() % 8;
+                let count = self.byte() % 8;
+                self.world.refuse(first..first + count);
+            }
+            12 => {
+                let limit = self.byte() % 4 * (self.byte() << 10);
+                self.zram.set_mem_limit(limit as u64);
+            }
+            13 => self.zram.compact(),
+            14 => {
+                let now = self.byte();
+                self.zram.set_now(u32::try_from(now).expect("a byte"));
+                let age = self.byte();
+                self.zram.mark_idle((age % 2 == 0).then(|| u32::try_from(age).expect("a byte")));
+            }
+            _ if self.byte() % 8 == 0 => {
+                self.zram.reset();
+                self.model.fill(0);
+            }
+            _ => self.runs(),
+        }
+    }
+
+    fn write(&mut self, cpu: usize) {
+        let (at, length) = self.range();
+        let contents = self.contents(length);
+        let written = self.zram.write(cpu, at, &contents);
+        let Some(range) = self.inside(at, length) else {
+            assert!(matches!(written, Err(Error::Invalid { .. })), "{written:?}");
+            return;
+        };
+        self.model_write(range, &contents, written);
+    }
+
+    /// What the model has after a request that was to change a range.
+    fn model_write(
+        &mut self,
+        range: std::ops::Range<usize>,
+        contents: &[u8],
+        done: Result<(), Error>,
+    ) {
+        if done.is_ok() {
+            return self.model[range].copy_from_slice(contents);
+        }
+        assert!(matches!(done, Err(Error::NoSpace { .. } | Error::NoMemory)), "{done:?}");
+        let (mut at, mut has_failed) = (range.start, false);
+        while at < range.end {
+            let end = ((at / self.unit_bytes + 1) * self.unit_bytes).min(range.end);
+            let mut found = vec![0; end - at];
+            self.zram.read(0, at as u64, &mut found).expect("nothing is lost");
+            let (old, new) = (&self.model[at..end], &contents[at - range.start..end - range.start]);
+            assert!(found == new && !has_failed || found == old, "ZRAM-2: half a unit at {at}");
+            has_failed |= found != new;
+            self.model[at..end].copy_from_slice(&found);
+            at = end;
+        }
+    }
+
+    fn read(&mut self, cpu: usize) {
+        let (at, length) = self.range();
+        let mut found = vec![0xEE; length];
+        let read = self.zram.read(cpu, at, &mut found);
+        match self.inside(at, length) {
+            Some(range) => {
+                assert_eq!(read, Ok(()));
+                assert!(found == self.model[range], "{length} bytes at {at} are wrong");
+            }
+            None => assert!(matches!(read, Err(Error::Invalid { .. })), "{read:?}"),
+        }
+    }
+
+    fn discard(&mut self, cpu: usize) {
+        let (at, length) = self.range();
+        let done = self.zram.discard(cpu, at, length as u64);
+        match self.inside(at, length) {
+            Some(range) => self.model_write(range, &vec![0; length], done),
+            None => assert!(matches!(done, Err(Error::Invalid { .. })), "{done:?}"),
+        }
+    }
+
+    fn recompress(&mut self, cpu: usize) {
+        let what = [What::All, What::Idle, What::Huge, What::HugeIdle][self.byte() % 4];
+        let (threshold, max_pages) = (self.byte() << 4, self.byte() as u64);
+        let before = self.zram.mm_stat();
+        let request = Recompression { what, threshold, max_pages, priority: 1 };
+        let done = self.zram.recompress(cpu, request);
+        let after = self.zram.mm_stat();
+        assert_eq!(before.orig_data_size, after.orig_data_size);
+        match done {
+            Ok(done) => {
+                assert!(done.tried <= max_pages && done.shrank <= done.tried, "{done:?}");
+                assert_eq!(before.compr_data_size - after.compr_data_size, done.bytes_saved);
+            }
+            Err(error) => {
+                assert!(matches!(error, Error::NoSpace { .. } | Error::NoMemory), "{error:?}")
+            }
+        }
+    }
+
+    fn resize(&mut self) {
+        let units = self.byte() as u64 % (UNITS + 1);
+        let bytes = units * self.unit_bytes as u64;
+        let length = usize::try_from(bytes).expect("a small disk");
+        let resized = self.zram.resize(bytes);
+        let tail = self.model.get(length..).unwrap_or(&[]);
+        match resized {
+            Ok(()) => {
+                assert!(tail.iter().all(|byte| *byte == 0), "data was cut off");
+                self.model.resize(length, 0);
+            }
+            Err(Error::Invalid { .. }) => assert_eq!(units, 0),
+            Err(error) => {
+                assert!(matches!(error, Error::Busy { .. }) && !tail.is_empty(), "{error:?}")
+            }
+        }
+        assert_eq!(self.zram.disk_bytes(), self.model.len() as u64);
+    }
+
+    /// Holes read as zeros, and the runs together are the range.
+    fn runs(&mut self) {
+        let (at, length) = self.range();
+        let (mut seen, mut before, model) = (0, None, &self.model);
+        let runs = self.zram.runs(at, length as u64, &mut |bytes, is_hole| {
+            let from = usize::try_from(at).expect("a small disk") + seen;
+            seen += usize::try_from(bytes).expect("a small disk");
+            assert!(bytes > 0 && before != Some(is_hole), "runs are joined");
+            assert!(
+                !is_hole
+                    || model[from..][..usize::try_from(bytes).expect("small")]
+                        .iter()
+                        .all(|byte| *byte == 0)
+            );
+            before = Some(is_hole);
+            true
+        });
+        assert_eq!(runs.is_ok(), self.inside(at, length).is_some());
+        assert!(runs.is_err() || seen == length);
+    }
+
+    /// The device has what the model has, and its figures say so.
+    fn end(self) {
+        let mut found = vec![0xEE; self.model.len()];
+        self.zram.read(1, 0, &mut found).expect("nothing is lost");
+        assert!(found == self.model, "the disk is not what was written");
+        let stat = self.zram.mm_stat();
+        let some =
+            self.model.chunks(self.unit_bytes).filter(|unit| same_filled(unit) != Some(0)).count();
+        assert!(stat.orig_data_size >= (some * self.unit_bytes) as u64, "{stat:?}");
+        assert!(
+            stat.mem_used_max >= stat.mem_used_total && stat.mem_used_total > stat.compr_data_size
+        );
+        let same = usize::try_from(stat.same_pages).expect("few");
+        check_rows(self.zram.store.pool(), same);
+        self.zram.reset();
+        let stat = self.zram.mm_stat();
+        assert_eq!(
+            (stat.orig_data_size, stat.compr_data_size, stat.same_pages, stat.huge_pages),
+            (0, 0, 0, 0)
+        );
+        let pool = self.zram.store.pool_stats();
+        assert_eq!((pool.objects, pool.pages_used - pool.pages_reserved), (0, 0), "{pool:?}");
+        drop(self.zram);
+        assert_eq!(self.world.pages.load(Relaxed), 0, "all pages were given back");
+    }
+}

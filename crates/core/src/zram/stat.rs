@@ -1,0 +1,171 @@
+//! What a device reports, by the kernel's names and in the kernel's columns.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::Zram;
+use super::slot::Letters;
+use super::table::UNITS_MAX;
+use crate::page::PAGE_BYTES;
+use crate::store::Form;
+use crate::zsmalloc::PageSource;
+
+/// `io_stat`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IoStat<N = u64> {
+    /// Reads that failed.
+    pub failed_reads: N,
+    /// Writes and discards that failed.
+    pub failed_writes: N,
+    /// Requests that were not aligned, or beyond the end.
+    pub invalid_io: N,
+    /// Discards.
+    pub notify_free: N,
+}
+
+impl fmt::Display for IoStat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let IoStat { failed_reads, failed_writes, invalid_io, notify_free } = self;
+        write!(f, "{failed_reads:8} {failed_writes:8} {invalid_io:8} {notify_free:8}")
+    }
+}
+
+/// `mm_stat`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MmStat {
+    /// Bytes of the units that are stored, uncompressed.
+    pub orig_data_size: u64,
+    /// The same, compressed.
+    pub compr_data_size: u64,
+    /// All that the device takes, but its streams: the pool with its unused parts, and the tables.
+    pub mem_used_total: u64,
+    /// The limit of that; 0: none.
+    pub mem_limit: u64,
+    /// The most that it was.
+    pub mem_used_max: u64,
+    /// Units that are one machine word, repeated. The kernel counts pages, which are its units.
+    pub same_pages: u64,
+    /// Pages that compaction has freed.
+    pub pages_compacted: u64,
+    /// Units that do not shrink.
+    pub huge_pages: u64,
+    /// Such units that were ever stored.
+    pub huge_pages_since: u64,
+}
+
+impl MmStat {
+    /// The columns.
+    #[must_use]
+    pub fn columns(&self) -> [u64; 9] {
+        let MmStat {
+            orig_data_size, compr_data_size, mem_used_total, mem_limit, mem_used_max, ..
+        } = *self;
+        let MmStat { same_pages, pages_compacted, huge_pages, huge_pages_since, .. } = *self;
+        [
+            orig_data_size,
+            compr_data_size,
+            mem_used_total,
+            mem_limit,
+            mem_used_max,
+            same_pages,
+            pages_compacted,
+            huge_pages,
+            huge_pages_since,
+        ]
+    }
+}
+
+impl fmt::Display for MmStat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [first, rest @ ..] = self.columns();
+        write!(f, "{first:8}")?;
+        rest.iter().try_for_each(|column| write!(f, " {column:8}"))
+    }
+}
+
+impl<S: PageSource> Zram<S> {
+    /// Bytes that the device takes, but its streams.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        let pool = self.store.pool_stats();
+        pool.pages_used * PAGE_BYTES as u64 + pool.metadata_bytes + self.table.bytes() as u64
+    }
+
+    /// Bytes of streams and scratch buffers.
+    #[must_use]
+    pub fn stream_bytes(&self) -> usize {
+        self.store.stream_bytes() + self.scratch.len() * self.unit.bytes()
+    }
+
+    /// `mm_stat`.
+    #[must_use]
+    pub fn mm_stat(&self) -> MmStat {
+        let (pool, figures) = (self.store.pool_stats(), &self.figures);
+        let used = self.used_bytes();
+        MmStat {
+            orig_data_size: figures.stored_bytes.load(Relaxed),
+            compr_data_size: figures.compressed_bytes.load(Relaxed),
+            mem_used_total: used,
+            mem_limit: self.limit.get(),
+            // The tables never shrink.
+            mem_used_max: used
+                + pool.pages_used_max.saturating_sub(pool.pages_used) * PAGE_BYTES as u64,
+            same_pages: figures.same_filled_units.load(Relaxed),
+            pages_compacted: pool.pages_compacted,
+            huge_pages: figures.incompressible_units.load(Relaxed),
+            huge_pages_since: self.huge_since.load(Relaxed),
+        }
+    }
+
+    /// `io_stat`.
+    #[must_use]
+    pub fn io_stat(&self) -> IoStat {
+        let load = |count: &AtomicU64| count.load(Relaxed);
+        IoStat {
+            failed_reads: load(&self.io.failed_reads),
+            failed_writes: load(&self.io.failed_writes),
+            invalid_io: load(&self.io.invalid_io),
+            notify_free: load(&self.io.notify_free),
+        }
+    }
+
+    /// `block_state`: a line for each unit that is stored, with its index, when it was used last (seconds since the
+    /// device was made) and the letters of its state.
+    ///
+    /// # Errors
+    ///
+    /// Those of `to`.
+    pub fn block_state(&self, to: &mut dyn fmt::Write) -> fmt::Result {
+        for (unit, lock) in self.table.slots(0, UNITS_MAX) {
+            let slot = lock.lock();
+            let Some(form) = self.form(&slot) else { continue };
+            let letters = Letters {
+                same: form == Form::SameFilled,
+                huge: matches!(form, Form::Incompressible(_)),
+                idle: slot.is_idle(),
+                recompressed: matches!(form, Form::Compressed(codec) | Form::Incompressible(codec) if codec.get() > 0),
+                no_codec: slot.has_no_codec(),
+            };
+            let used_s = slot.used_s();
+            drop(slot);
+            writeln!(to, "{unit:12} {used_s:12}.000000 {letters}")?;
+        }
+        Ok(())
+    }
+
+    /// Sets `mem_limit`; 0: none.
+    pub fn set_mem_limit(&self, bytes: u64) {
+        self.limit.set(bytes);
+    }
+
+    /// Begins `mem_used_max` anew.
+    pub fn reset_mem_used_max(&self) {
+        self.store.pool().reset_pages_used_max();
+    }
+
+    /// Moves objects together, and gives back the pages that this frees.
+    pub fn compact(&self) {
+        self.store.pool().compact(usize::MAX);
+        self.store.pool().trim();
+    }
+}

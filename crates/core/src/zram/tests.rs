@@ -1,0 +1,301 @@
+//! Goal: the device is a disk. What scripts cannot say is here: threads, damage, and each figure.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::script::play;
+use super::{Error, Recompression, What, Zram};
+use crate::store::{self, Key};
+use crate::testing::{self, Random};
+use crate::zcomp::{Algorithm, Zcomp};
+use crate::zsmalloc::world::{World, bytes, unit};
+
+const UNIT: usize = 64 << 10;
+const SECTOR: usize = 512;
+
+fn zram(order: u8, disk_bytes: u64, algorithms: &[Algorithm]) -> Zram<Arc<World>> {
+    let codec = |algorithm: &Algorithm| Zcomp::new((*algorithm).into(), unit(order), 2).unwrap();
+    let secret = bytes(7, Key::BYTES).try_into().unwrap();
+    let codecs = algorithms.iter().map(codec).collect();
+    Zram::new(codecs, World::new(), Key::new(secret), disk_bytes, 2).unwrap()
+}
+
+/// Contents that shrink to a few hundred bytes with any algorithm.
+fn text(tag: u64, length: usize) -> Vec<u8> {
+    bytes(tag, 256).repeat(length / 256)
+}
+
+/// Goal: the device never disagrees with plain bytes. Method: scripts of seeded random bytes, see `script`.
+#[test]
+fn a_device_agrees_with_plain_bytes() {
+    let seed = testing::seed();
+    for turn in 0..100 {
+        let mut random = Random::new(seed + turn);
+        let length = 200 + random.below(1500);
+        let script = random.bytes(length);
+        let played = std::panic::catch_unwind(|| play(&script));
+        assert!(played.is_ok(), "seed {}", seed + turn);
+    }
+}
+
+/// Goal: writers of parts of one unit lose nothing of each other. Method: each of four threads writes its own sectors
+/// of all units, several times, and reads them back; two share a CPU, and so a scratch buffer.
+#[test]
+fn writers_of_one_unit_lose_nothing() {
+    const THREADS: usize = 4;
+    let disk = zram(4, 8 * UNIT as u64, &[Algorithm::Lz4]);
+    let last = |thread: usize, at: usize| bytes((thread * 1000 + at) as u64, SECTOR);
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let disk = &disk;
+            scope.spawn(move || {
+                for round in 0..3_u64 {
+                    for at in (thread..8 * UNIT / SECTOR).step_by(7 * THREADS) {
+                        let (from, mut found) = ((at * SECTOR) as u64, vec![0; SECTOR]);
+                        let contents =
+                            if round == 2 { last(thread, at) } else { bytes(round + 1, SECTOR) };
+                        disk.write(thread % 2, from, &contents).unwrap();
+                        disk.read(thread % 2, from, &mut found).unwrap();
+                        assert!(found == contents, "thread {thread}, sector {at}");
+                    }
+                }
+            });
+        }
+    });
+    for thread in 0..THREADS {
+        for at in (thread..8 * UNIT / SECTOR).step_by(7 * THREADS) {
+            let mut found = vec![0; SECTOR];
+            disk.read(0, (at * SECTOR) as u64, &mut found).unwrap();
+            assert!(found == last(thread, at), "thread {thread}, sector {at}");
+        }
+    }
+}
+
+/// Goal: while a disk grows and shrinks, writers get all or an error, and what they wrote stays.
+#[test]
+fn a_disk_that_shrinks_cuts_off_nothing() {
+    let disk = zram(0, 64 << 12, &[Algorithm::Lz4]);
+    let wrote = std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut wrote = Vec::new();
+            for turn in 0..2000_u64 {
+                let at = turn % 64;
+                match disk.write(0, at << 12, &text(at, 4096)) {
+                    Ok(()) => wrote.push(at),
+                    Err(error) => assert!(matches!(error, Error::Invalid { .. }), "{error}"),
+                }
+            }
+            wrote
+        });
+        while !writer.is_finished() {
+            let shrunk = disk.resize(8 << 12);
+            assert!(matches!(shrunk, Ok(()) | Err(Error::Busy { .. })));
+            disk.resize(64 << 12).unwrap();
+        }
+        writer.join().unwrap()
+    });
+    let mut found = vec![0; 4096];
+    for at in wrote {
+        disk.read(1, at << 12, &mut found).unwrap();
+        assert!(found == text(at, 4096), "unit {at}");
+    }
+}
+
+/// Goal: a unit that was damaged in memory is never handed out, and is good again once it is overwritten. A part of it
+/// that is written fails and changes nothing.
+#[test]
+fn a_damaged_unit_is_not_handed_out() {
+    let disk = zram(4, 4 * UNIT as u64, &[Algorithm::Lz4]);
+    disk.write(0, 0, &bytes(1, 4 * UNIT)).unwrap();
+    let object = {
+        let slot = disk.table.get(1).unwrap().lock();
+        disk.store.object(slot.entry.as_ref().unwrap()).unwrap()
+    };
+    let damaged = (object.start + 100) as *mut u8;
+    // SAFETY: the object's memory is the pool's, on the heap, and no other thread uses the pool.
+    unsafe { *damaged ^= 1 };
+    let (mut unit, mut sector) = (vec![0; UNIT], vec![0; 512]);
+    let at = UNIT as u64;
+    for _ in 0..2 {
+        let lost = disk.read(0, at, &mut unit).unwrap_err();
+        assert!(
+            matches!(lost, Error::Lost { unit: 1, error: store::Error::Corrupt { .. } }),
+            "{lost}"
+        );
+        assert!(disk.read(1, at + 512, &mut sector).is_err());
+        assert!(disk.write(0, at, &sector).is_err());
+    }
+    assert_eq!((disk.io_stat().failed_reads, disk.io_stat().failed_writes), (4, 2));
+    disk.read(0, 0, &mut unit).unwrap();
+    assert!(unit == bytes(1, 4 * UNIT)[..UNIT]);
+    disk.write(0, at, &text(9, UNIT)).unwrap();
+    disk.read(0, at, &mut unit).unwrap();
+    assert!(unit == text(9, UNIT));
+}
+
+/// Goal: a full device refuses what is new, keeps what it has, and takes new contents once there is room.
+#[test]
+fn a_full_device_refuses_and_keeps() {
+    let disk = zram(0, 64 << 20, &[Algorithm::Lz4]);
+    let limit = 2 << 20;
+    disk.set_mem_limit(limit);
+    let mut stored = 0;
+    let error = loop {
+        match disk.write(0, stored << 12, &bytes(stored, 4096)) {
+            Ok(()) => stored += 1,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error, Error::NoSpace { limit_bytes: limit });
+    assert!(
+        stored > 300 && disk.mm_stat().mem_used_max <= limit + (64 << 10),
+        "{:?}",
+        disk.mm_stat()
+    );
+    let mut found = vec![0; 4096];
+    for at in 0..stored {
+        disk.read(0, at << 12, &mut found).unwrap();
+        assert!(found == bytes(at, 4096), "unit {at}");
+    }
+    assert!(disk.write(0, 0, &bytes(9999, 4096)).is_err(), "a second copy has no room");
+    disk.discard(0, 16 << 12, 32 << 12).unwrap();
+    disk.write(0, 0, &bytes(9999, 4096)).unwrap();
+    disk.set_mem_limit(0);
+    disk.write(0, stored << 12, &bytes(1, 4096)).unwrap();
+}
+
+/// Goal: the figures are the kernel's. Method: units whose form is known.
+#[test]
+fn figures_say_what_is_stored() {
+    let disk = zram(0, 1 << 20, &[Algorithm::Lz4, Algorithm::Zstd]);
+    disk.set_now(100);
+    disk.write(0, 0, &bytes(1, 4096)).unwrap();
+    disk.write(0, 4096, &text(2, 4096)).unwrap();
+    disk.write(0, 8192, &[0x11; 4096]).unwrap();
+    disk.write(0, 12288, &[0; 4096]).unwrap();
+    let stat = disk.mm_stat();
+    assert_eq!((stat.orig_data_size, stat.same_pages, stat.huge_pages), (4 * 4096, 2, 1));
+    assert!(stat.compr_data_size > 4096 && stat.compr_data_size < 4096 + 1000);
+    disk.write(0, 0, &text(3, 4096)).unwrap();
+    let stat = disk.mm_stat();
+    assert_eq!((stat.huge_pages, stat.huge_pages_since), (0, 1));
+    assert_eq!(stat.to_string().split_whitespace().count(), 9);
+    assert!(
+        disk.write(0, 100, &[0; 512]).is_err() && disk.read(0, 1 << 20, &mut [0; 512]).is_err()
+    );
+    disk.discard(0, 12288, 4096).unwrap();
+    assert_eq!(
+        disk.io_stat().to_string().split_whitespace().collect::<Vec<_>>(),
+        ["0", "0", "2", "1"]
+    );
+    assert_eq!(disk.mm_stat().same_pages, 1);
+    let mut state = String::new();
+    disk.mark_idle(None);
+    disk.set_now(200);
+    disk.read(0, 4096, &mut [0; 512]).unwrap();
+    disk.block_state(&mut state).unwrap();
+    let lines: Vec<Vec<&str>> =
+        state.lines().map(|line| line.split_whitespace().collect()).collect();
+    let expected = [
+        ["0", "100.000000", "...i.."],
+        ["1", "200.000000", "......"],
+        ["2", "100.000000", "s..i.."],
+    ];
+    assert_eq!(lines, expected);
+    let (used, max) = (disk.mm_stat().mem_used_total, disk.mm_stat().mem_used_max);
+    disk.reset();
+    assert!(disk.mm_stat().mem_used_total < used && disk.mm_stat().mem_used_max == max);
+    disk.reset_mem_used_max();
+    assert_eq!(disk.mm_stat().mem_used_max, disk.mm_stat().mem_used_total);
+}
+
+/// Goal: recompression tries what was asked for, keeps the smaller object, and gives up on what no algorithm shrinks.
+#[test]
+fn recompression_tries_what_was_asked_for() {
+    let disk = zram(0, 1 << 20, &[Algorithm::Lz4, Algorithm::Zstd]);
+    // LZ4 finds no match in these; zstd has an entropy coder.
+    let letters: Vec<u8> = bytes(5, 4096).iter().map(|byte| b'a' + byte % 16).collect();
+    disk.write(0, 0, &letters).unwrap();
+    disk.write(0, 4096, &bytes(1, 4096)).unwrap();
+    disk.write(0, 8192, &[0x22; 4096]).unwrap();
+    let request = |what| Recompression { what, ..Recompression::default() };
+    assert_eq!(disk.recompress(0, request(What::Idle)).unwrap().tried, 0);
+    disk.set_now(50);
+    disk.read(0, 4096, &mut [0; 4096]).unwrap();
+    disk.mark_idle(Some(30));
+    let done = disk.recompress(0, request(What::HugeIdle)).unwrap();
+    assert_eq!((done.tried, done.shrank), (1, 1), "letters are idle, noise was read");
+    assert!(done.bytes_saved > 1500);
+    let done = disk.recompress(0, request(What::All)).unwrap();
+    assert_eq!((done.tried, done.shrank), (1, 0), "noise");
+    assert_eq!(disk.recompress(0, request(What::All)).unwrap().tried, 0, "it is known by now");
+    let mut state = String::new();
+    disk.block_state(&mut state).unwrap();
+    let letters_of: Vec<_> = state.lines().map(|line| line.rsplit(' ').next().unwrap()).collect();
+    assert_eq!(letters_of, ["...ir.", "..h..n", "s..i.."]);
+    let mut found = vec![0; 4096];
+    disk.read(0, 0, &mut found).unwrap();
+    assert!(found == letters);
+    disk.write(0, 4096, &bytes(2, 4096)).unwrap();
+    assert_eq!(
+        disk.recompress(0, request(What::Huge)).unwrap().tried,
+        1,
+        "new contents, new chance"
+    );
+}
+
+/// Goal: a walk in small pieces decompresses each unit once. Method: the store's count of the units that were loaded is
+/// not public, so a unit is damaged after its first piece: the scratch buffer still has it, another CPU's does not.
+#[test]
+fn small_pieces_come_from_the_scratch_buffer() {
+    let disk = zram(4, UNIT as u64, &[Algorithm::Lz4]);
+    let contents = bytes(3, UNIT);
+    disk.write(0, 0, &contents).unwrap();
+    let mut sector = vec![0; 512];
+    disk.read(0, 0, &mut sector).unwrap();
+    let object = {
+        let slot = disk.table.get(0).unwrap().lock();
+        disk.store.object(slot.entry.as_ref().unwrap()).unwrap()
+    };
+    let damaged = object.start as *mut u8;
+    // SAFETY: as in `a_damaged_unit_is_not_handed_out`.
+    unsafe { *damaged ^= 1 };
+    disk.read(0, 512, &mut sector).unwrap();
+    assert!(sector == contents[512..1024]);
+    assert!(disk.read(1, 512, &mut sector).is_err());
+    // What is written goes into the buffer too, and from there into a new object.
+    disk.write(0, 1024, &sector).unwrap();
+    disk.read(1, 512, &mut sector).unwrap();
+    assert!(sector == contents[512..1024]);
+}
+
+/// Goal: without memory nothing is lost. Method: each request for pages of a script of writes is refused once.
+#[test]
+fn without_memory_nothing_changes() {
+    for refused in 0..6 {
+        let disk = zram(0, 1 << 20, &[Algorithm::Lz4]);
+        let world = World::new();
+        let codec = Zcomp::new(Algorithm::Lz4.into(), unit(0), 1).unwrap();
+        let secret = bytes(7, Key::BYTES).try_into().unwrap();
+        let poor =
+            Zram::new(vec![codec], Arc::clone(&world), Key::new(secret), 1 << 20, 1).unwrap();
+        world.refuse(refused..refused + 4);
+        let mut failed = 0;
+        for at in 0..128_u64 {
+            let contents = if at % 2 == 0 { bytes(at, 4096) } else { text(at, 4096) };
+            disk.write(0, at << 12, &contents).unwrap();
+            match poor.write(0, at << 12, &contents) {
+                Ok(()) => {}
+                Err(Error::NoMemory) => failed += 1,
+                Err(error) => panic!("{error}"),
+            }
+            let mut found = vec![1; 4096];
+            poor.read(0, at << 12, &mut found).unwrap();
+            assert!(
+                found == contents || found == [0; 4096],
+                "unit {at}, from request {refused} on"
+            );
+        }
+        assert!(world.requests.load(Relaxed) <= refused || failed > 0);
+    }
+}
