@@ -1,12 +1,17 @@
 //! The front ends of zfolio's block devices.
 //!
 //! A front end speaks a protocol that clients know, and turns its requests into calls of a [`Device`]. It knows nothing
-//! of compression; a device knows nothing of clients. There is one so far: [`nbd`].
+//! of compression; a device knows nothing of clients. There is one front end so far, [`nbd`], and one device, [`ram`]: a
+//! compressed disk in memory. Other processes read and write its [attributes] through its [control] socket.
 
 #![forbid(unsafe_code)]
 
 pub mod device;
 pub mod nbd;
+
+pub mod attributes;
+pub mod control;
+pub mod ram;
 #[doc(hidden)]
 pub mod testing;
 

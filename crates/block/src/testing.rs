@@ -207,3 +207,16 @@ impl Device for Memory {
         Ok(())
     }
 }
+
+/// A compressed disk with units of 4 KiB.
+#[cfg(test)]
+pub(crate) fn ram(disk_bytes: u64, algorithms: &[&str]) -> crate::ram::Ram {
+    let config = crate::ram::Config {
+        disk_bytes,
+        algorithms: algorithms.iter().map(|name| name.parse().unwrap()).collect(),
+        unit: zfolio_core::page::UnitOrder::DEFAULT,
+        limit_bytes: 0,
+    };
+    let source = std::sync::Arc::new(zfolio_pager::PoolMappings::default());
+    crate::ram::Ram::new(&config, source, Box::new(|error| panic!("{error}"))).unwrap()
+}

@@ -13,6 +13,7 @@ pub(crate) use zfolio_core::size::parse_stall;
 use zfolio_core::zcomp::Choice;
 
 use crate::completion;
+use crate::device;
 use crate::dictionary;
 use crate::manual;
 
@@ -35,6 +36,7 @@ pub(crate) use zfolio_core::zcomp::ALGORITHM_DEFAULT;
     after_help = "Examples:
   zfolio run --limit 2G -- python3 train.py     run a program in 2 GiB
   zfolio stat                                   watch what runs, without root
+  zfolio device add cache --size 4G --nbd /run/cache.sock     a compressed disk in memory
   zfolio doctor                                 what this machine can and can't do
   zfolio algorithms                             the compression algorithms
   sudo zfolio bench usemem --against kernel     measure, beside the kernel's zram
@@ -56,6 +58,8 @@ pub(crate) enum Command {
     Stat(StatArgs),
     /// Change the limit of what runs already
     Set(SetArgs),
+    /// Make compressed disks in memory, and serve them to clients
+    Device(device::DeviceArgs),
     /// Run a program once, and recommend a limit for it
     Suggest(SuggestArgs),
     /// Check what this machine offers, and say what to do where something is missing

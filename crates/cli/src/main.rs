@@ -8,6 +8,7 @@ mod algorithms;
 mod allowance;
 mod arguments;
 mod completion;
+mod device;
 mod dictionary;
 mod doctor;
 mod duration;
@@ -44,6 +45,7 @@ fn command() -> Result<ExitCode, Failure> {
         Command::Run(arguments) => run::run(&arguments),
         Command::Stat(arguments) => stat::stat(&arguments),
         Command::Set(arguments) => set::set(&arguments),
+        Command::Device(arguments) => device::device(&arguments),
         Command::Suggest(arguments) => suggest::suggest(&arguments),
         Command::Doctor(arguments) => doctor::doctor(&arguments),
         Command::Algorithms(_) => algorithms::algorithms(),

@@ -136,6 +136,15 @@ pub fn id() -> u32 {
     rustix::process::getpid().as_raw_nonzero().get().unsigned_abs()
 }
 
+/// Leaves the terminal and its session, so that neither ends this process.
+///
+/// # Errors
+///
+/// `PERM`: the process leads its process group.
+pub fn leave_session() -> Result<(), Errno> {
+    rustix::process::setsid().map(|_| ())
+}
+
 /// Ends the process at once, without running any handler.
 pub fn abort_now(status: i32) -> ! {
     // SAFETY: exit_group never returns and touches no memory of ours.

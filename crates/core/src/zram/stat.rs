@@ -91,6 +91,12 @@ impl<S: PageSource> Zram<S> {
         pool.pages_used * PAGE_BYTES as u64 + pool.metadata_bytes + self.table.bytes() as u64
     }
 
+    /// How many threads can compress at once.
+    #[must_use]
+    pub fn streams(&self) -> usize {
+        self.scratch.len()
+    }
+
     /// Bytes of streams and scratch buffers.
     #[must_use]
     pub fn stream_bytes(&self) -> usize {

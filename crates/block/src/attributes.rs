@@ -1,0 +1,335 @@
+//! The attributes of a disk, by the names that they have in `/sys/block/zramN` and with the kernel's values and columns.
+//!
+//! ```text
+//! read    comp_algorithm recomp_algorithm max_comp_streams initstate io_stat mm_stat bd_stat debug_stat block_state
+//! both    disksize mem_limit
+//! write   mem_used_max compact idle recompress reset
+//! ```
+
+use std::fmt;
+
+use zfolio_core::size;
+use zfolio_core::zcomp::{Algorithm, Zcomp};
+use zfolio_core::zram::{self, Recompression, What};
+use zfolio_sys::cpu;
+
+use crate::ram::Ram;
+
+/// All names.
+pub const NAMES: [&str; 16] = [
+    "bd_stat",
+    "block_state",
+    "comp_algorithm",
+    "compact",
+    "debug_stat",
+    "disksize",
+    "idle",
+    "initstate",
+    "io_stat",
+    "max_comp_streams",
+    "mem_limit",
+    "mem_used_max",
+    "mm_stat",
+    "recomp_algorithm",
+    "recompress",
+    "reset",
+];
+
+const WRITABLE: [&str; 7] =
+    ["compact", "disksize", "idle", "mem_limit", "mem_used_max", "recompress", "reset"];
+const WRITE_ONLY: [&str; 5] = ["compact", "idle", "mem_used_max", "recompress", "reset"];
+
+/// Why an attribute is not read or written.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// There is no such attribute, or not in this direction.
+    Name {
+        /// The name that was given.
+        given: String,
+        /// Those that are accepted.
+        accepted: &'static [&'static str],
+    },
+    /// The value is not accepted.
+    Value {
+        /// The attribute.
+        name: &'static str,
+        /// The value that was given.
+        given: String,
+        /// What is accepted.
+        accepted: String,
+    },
+    /// The disk could not do it.
+    Failed {
+        /// The attribute.
+        name: &'static str,
+        /// Why.
+        error: zram::Error,
+    },
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refusal::Name { given, accepted } if NAMES.contains(&given.as_str()) => {
+                let how = if WRITE_ONLY.contains(&given.as_str()) {
+                    "only be written"
+                } else {
+                    "not be changed now"
+                };
+                write!(f, "{given} can {how}; accepted: {}", accepted.join(", "))
+            }
+            Refusal::Name { given, accepted } => {
+                write!(f, "'{given}' is not an attribute; accepted: {}", accepted.join(", "))
+            }
+            Refusal::Value { name, given, accepted } => {
+                write!(f, "{name}: '{given}' is not accepted; accepted: {accepted}")
+            }
+            Refusal::Failed { name, error } => write!(f, "{name}: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// The kernel's line of all algorithms, with the one that is in use in brackets.
+fn algorithms(used: &Zcomp) -> String {
+    let mark = |algorithm: &Algorithm| match algorithm.name() == used.name() {
+        true => format!("[{}]", algorithm.name()),
+        false => algorithm.name().to_owned(),
+    };
+    Algorithm::ALL.iter().map(mark).collect::<Vec<_>>().join(" ")
+}
+
+/// The value of an attribute; it ends with a line break.
+///
+/// # Errors
+///
+/// [`Refusal::Name`].
+pub fn read(ram: &Ram, name: &str) -> Result<String, Refusal> {
+    const READABLE: [&str; 11] = [
+        "bd_stat",
+        "block_state",
+        "comp_algorithm",
+        "debug_stat",
+        "disksize",
+        "initstate",
+        "io_stat",
+        "max_comp_streams",
+        "mem_limit",
+        "mm_stat",
+        "recomp_algorithm",
+    ];
+    let zram = ram.zram();
+    let mut codecs = zram.codecs().map(algorithms);
+    Ok(match name {
+        "disksize" => format!("{}\n", zram.disk_bytes()),
+        "mem_limit" => format!("{}\n", zram.mm_stat().mem_limit),
+        "initstate" => "1\n".to_owned(),
+        "max_comp_streams" => format!("{}\n", zram.streams()),
+        "comp_algorithm" => codecs.next().unwrap_or_default() + "\n",
+        "recomp_algorithm" => {
+            let line = |(priority, line): (usize, String)| format!("#{priority}: {line}\n");
+            codecs.enumerate().skip(1).map(line).collect()
+        }
+        "mm_stat" => format!("{}\n", zram.mm_stat()),
+        "io_stat" => format!("{}\n", zram.io_stat()),
+        // Nothing is written back yet.
+        "bd_stat" => format!("{:8} {:8} {:8}\n", 0, 0, 0),
+        "debug_stat" => "version: 1\n       0        0\n".to_owned(),
+        "block_state" => {
+            let mut state = String::new();
+            zram.block_state(&mut state).expect("a string takes everything");
+            state
+        }
+        _ => return Err(Refusal::Name { given: name.to_owned(), accepted: &READABLE }),
+    })
+}
+
+/// Writes an attribute.
+///
+/// # Errors
+///
+/// See [`Refusal`].
+pub fn write(ram: &Ram, name: &str, given: &str) -> Result<(), Refusal> {
+    let (zram, given) = (ram.zram(), given.trim());
+    let value = |name, accepted: &str| Refusal::Value {
+        name,
+        given: given.to_owned(),
+        accepted: accepted.to_owned(),
+    };
+    match name {
+        "disksize" => {
+            let unit = size::display(zram.unit().bytes() as u64);
+            let accepted = format!("a size that is a multiple of the unit, {unit}");
+            let bytes = size::parse(given).map_err(|_| value("disksize", &accepted))?;
+            zram.resize(bytes).map_err(|error| match error {
+                zram::Error::Invalid { .. } => value("disksize", &accepted),
+                error => Refusal::Failed { name: "disksize", error },
+            })?;
+        }
+        "mem_limit" => {
+            let bytes = if given == "0" { Some(0) } else { size::parse(given).ok() };
+            zram.set_mem_limit(
+                bytes.ok_or_else(|| value("mem_limit", "a size, or 0 for no limit"))?,
+            );
+        }
+        "mem_used_max" if given == "0" => zram.reset_mem_used_max(),
+        "mem_used_max" => return Err(value("mem_used_max", "0")),
+        "compact" if given == "1" => zram.compact(),
+        "compact" => return Err(value("compact", "1")),
+        "reset" if given == "1" => zram.reset(),
+        "reset" => return Err(value("reset", "1")),
+        "idle" => {
+            ram.tick();
+            match (given, given.parse()) {
+                ("all", _) => zram.mark_idle(None),
+                (_, Ok(age_s)) => zram.mark_idle(Some(age_s)),
+                _ => return Err(value("idle", "all, or an age in seconds")),
+            }
+        }
+        "recompress" => {
+            let request = recompression(ram, given)?;
+            let done = zram.recompress(cpu::current(), request);
+            done.map_err(|error| Refusal::Failed { name: "recompress", error })?;
+        }
+        _ => return Err(Refusal::Name { given: name.to_owned(), accepted: &WRITABLE }),
+    }
+    Ok(())
+}
+
+/// `type=idle threshold=3000 max_pages=100 priority=1 algo=zstd`, in any order.
+fn recompression(ram: &Ram, given: &str) -> Result<Recompression, Refusal> {
+    let names: Vec<&str> = ram.zram().codecs().map(Zcomp::name).collect();
+    let refused = |word: &str| Refusal::Value {
+        name: "recompress",
+        given: word.to_owned(),
+        accepted: format!(
+            "type=idle|huge|huge_idle threshold=BYTES max_pages=N priority=1..{} algo={}",
+            names.len() - 1,
+            names[1..].join("|")
+        ),
+    };
+    if names.len() == 1 {
+        let accepted =
+            "nothing: the disk has one algorithm; give it another with --recompress".to_owned();
+        return Err(Refusal::Value { name: "recompress", given: given.to_owned(), accepted });
+    }
+    let mut request = Recompression::default();
+    for word in given.split_whitespace() {
+        let (key, value) = word.split_once('=').ok_or_else(|| refused(word))?;
+        let number = || value.parse::<usize>().map_err(|_| refused(word));
+        match (key, value) {
+            ("type", "idle") => request.what = What::Idle,
+            ("type", "huge") => request.what = What::Huge,
+            ("type", "huge_idle") => request.what = What::HugeIdle,
+            ("threshold", _) => request.threshold = number()?,
+            ("max_pages", _) => request.max_pages = number()? as u64,
+            ("priority", _) => request.priority = number()?,
+            ("algo", _) => {
+                let place = names[1..].iter().position(|name| *name == value);
+                request.priority = 1 + place.ok_or_else(|| refused(word))?;
+            }
+            _ => return Err(refused(word)),
+        }
+    }
+    if !(1..names.len()).contains(&request.priority) {
+        return Err(refused(given));
+    }
+    Ok(request)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{NAMES, Refusal, read, write};
+    use crate::device::Device as _;
+    use crate::testing::ram;
+
+    /// Goal: each attribute can be read or written or both, and a refusal names what is accepted.
+    #[test]
+    fn every_attribute_has_a_direction() {
+        let ram = ram(1 << 20, &["lz4", "zstd"]);
+        for name in NAMES {
+            let value = match name {
+                "disksize" => "2M",
+                "mem_limit" | "mem_used_max" => "0",
+                "idle" => "all",
+                "recompress" => "type=idle priority=1",
+                _ => "1",
+            };
+            let (can_read, can_write) = (read(&ram, name), write(&ram, name, value));
+            assert!(can_read.is_ok() || can_write.is_ok(), "{name}");
+            assert!(
+                can_read.is_err() || name == "block_state" || can_read.unwrap().ends_with('\n')
+            );
+        }
+        assert_eq!(ram.size_bytes(), 2 << 20);
+        let unknown = read(&ram, "mm_stats").unwrap_err().to_string();
+        assert!(
+            unknown.starts_with("'mm_stats' is not an attribute; accepted: bd_stat, "),
+            "{unknown}"
+        );
+        let fixed = write(&ram, "comp_algorithm", "zstd").unwrap_err().to_string();
+        assert!(
+            fixed.starts_with("comp_algorithm can not be changed now; accepted: compact"),
+            "{fixed}"
+        );
+        let deaf = read(&ram, "idle").unwrap_err().to_string();
+        assert!(deaf.starts_with("idle can only be written; accepted: bd_stat"), "{deaf}");
+    }
+
+    /// Goal: what is written to an attribute happens.
+    #[test]
+    fn attributes_do_what_they_say() {
+        let ram = ram(1 << 20, &["lz4", "zstd"]);
+        assert!(read(&ram, "comp_algorithm").unwrap().contains("[lz4]"));
+        let second = read(&ram, "recomp_algorithm").unwrap();
+        assert!(second.starts_with("#1: ") && second.contains("[zstd]"), "{second}");
+        let text: Vec<u8> = (0..4096_u32).map(|at| b'a' + (at * at % 13) as u8).collect();
+        ram.write(0, &text).unwrap();
+        ram.write(8192, &text).unwrap();
+        write(&ram, "idle", "all").unwrap();
+        ram.read(8192, &mut [0; 512]).unwrap();
+        write(&ram, "recompress", "type=idle algo=zstd").unwrap();
+        let state = read(&ram, "block_state").unwrap();
+        let letters: Vec<_> = state.lines().map(|line| line.rsplit(' ').next().unwrap()).collect();
+        assert_eq!(letters, ["...ir.", "......"]);
+        write(&ram, "mem_limit", "64K").unwrap();
+        assert_eq!(read(&ram, "mem_limit").unwrap(), "65536\n");
+        assert!(matches!(write(&ram, "disksize", "4096"), Err(Refusal::Failed { .. })));
+        write(&ram, "reset", "1").unwrap();
+        write(&ram, "disksize", "4096").unwrap();
+        let stat = read(&ram, "mm_stat").unwrap();
+        assert_eq!(stat.split_whitespace().take(2).collect::<Vec<_>>(), ["0", "0"]);
+    }
+
+    /// Goal: a value that is not accepted changes nothing, and the line says what is.
+    #[test]
+    fn values_are_checked() {
+        let ram = ram(1 << 20, &["lz4", "zstd"]);
+        for (name, given, expected) in [
+            (
+                "disksize",
+                "1000",
+                "disksize: '1000' is not accepted; accepted: a size that is a multiple",
+            ),
+            ("mem_limit", "many", "mem_limit: 'many' is not accepted; accepted: a size, or 0"),
+            ("idle", "-1", "idle: '-1' is not accepted; accepted: all, or an age in seconds"),
+            (
+                "recompress",
+                "type=all",
+                "recompress: 'type=all' is not accepted; accepted: type=idle|",
+            ),
+            ("recompress", "priority=2", "recompress: 'priority=2' is not accepted"),
+            ("recompress", "algo=lz4", "recompress: 'algo=lz4' is not accepted"),
+            ("recompress", "idle", "recompress: 'idle' is not accepted"),
+            ("compact", "0", "compact: '0' is not accepted; accepted: 1"),
+        ] {
+            let line = write(&ram, name, given).unwrap_err().to_string();
+            assert!(line.starts_with(expected), "{line}");
+        }
+        let alone = super::super::testing::ram(1 << 20, &["lz4"]);
+        let line = write(&alone, "recompress", "").unwrap_err().to_string();
+        assert!(line.contains("has one algorithm"), "{line}");
+    }
+}

@@ -1,0 +1,134 @@
+//! `zfolio device`: compressed disks in memory, each served by a process of its own.
+//!
+//! The process of a disk listens on its control socket, `/dev/shm/zfolio-UID/device.NAME`, through which the other
+//! commands read and write its attributes, and stop it. The directory belongs to the user alone (`SF-1`).
+
+mod arguments;
+mod background;
+mod list;
+mod serve;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use zfolio_block::control::{self, Answer};
+use zfolio_sys::probe;
+
+use crate::failure::Failure;
+use crate::output;
+use crate::stats_file;
+
+pub(crate) use arguments::DeviceArgs;
+use arguments::{Command, StatArgs};
+
+/// What the names of control sockets begin with.
+const PREFIX: &str = "device.";
+
+/// How long to wait for a disk to end.
+const STOP_TURNS: u32 = 500;
+const STOP_TURN: Duration = Duration::from_millis(20);
+
+/// Runs one of the commands.
+///
+/// # Errors
+///
+/// See each.
+pub(crate) fn device(command: &Command) -> Result<ExitCode, Failure> {
+    match command {
+        Command::Add(arguments) => background::add(arguments),
+        Command::Run(arguments) => serve::run(arguments),
+        Command::List(arguments) => list::list(arguments),
+        Command::Stat(arguments) => stat(arguments),
+        Command::Set(arguments) => {
+            for (name, value) in &arguments.attributes {
+                ask(&arguments.name, &format!("write {name} {value}"))?;
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Reset(arguments) => {
+            ask(&arguments.name, "write reset 1")?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Remove(arguments) => remove(&arguments.name),
+    }
+}
+
+/// The directory of the control sockets.
+fn directory() -> Result<PathBuf, Failure> {
+    stats_file::prepare_directory(probe::effective_uid()).map_err(Failure::machine)
+}
+
+fn socket(directory: &Path, name: &str) -> PathBuf {
+    directory.join(format!("{PREFIX}{name}"))
+}
+
+/// Sends a request to a disk, and returns the value that it answers with.
+fn ask(name: &str, request: &str) -> Result<String, Failure> {
+    let directory = directory()?;
+    match control::ask(&socket(&directory, name), request) {
+        Ok(Answer::Done(value)) => Ok(value),
+        Ok(Answer::Refused(why)) => Err(Failure::argument(why)),
+        Ok(Answer::Failed(why)) => Err(Failure::machine(format!("{name}: {why}"))),
+        Err(error) if is_nobody(&error) => {
+            let known = names(&directory).join(", ");
+            let known = if known.is_empty() {
+                "there is none".to_owned()
+            } else {
+                format!("accepted: {known}")
+            };
+            Err(Failure::argument(format!("'{name}' is not a disk; {known}")))
+        }
+        Err(error) => Err(Failure::machine(format!("{name}: the disk does not answer: {error}"))),
+    }
+}
+
+/// Whether no process listens on a socket.
+fn is_nobody(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
+}
+
+/// The disks that run.
+fn names(directory: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let name = |entry: std::fs::DirEntry| {
+        Some(entry.file_name().to_str()?.strip_prefix(PREFIX)?.to_owned())
+    };
+    let lives = |name: &String| {
+        control::ask(&socket(directory, name), "read initstate")
+            .map_or_else(|error| !is_nobody(&error), |_| true)
+    };
+    let mut names: Vec<String> = entries.filter_map(name).filter(lives).collect();
+    names.sort_unstable();
+    names
+}
+
+/// Prints the attributes of a disk, or one of them.
+fn stat(arguments: &StatArgs) -> Result<ExitCode, Failure> {
+    let read = |attribute: &str| ask(&arguments.name, &format!("read {attribute}"));
+    let text = match &arguments.attribute {
+        Some(attribute) => read(attribute)?,
+        None => {
+            let all = list::Disk::read(&arguments.name)?;
+            if arguments.json { all.json().to_string() + "\n" } else { all.lines() }
+        }
+    };
+    output::print(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Ends a disk, and waits until it has.
+fn remove(name: &str) -> Result<ExitCode, Failure> {
+    ask(name, "stop")?;
+    let path = socket(&directory()?, name);
+    for _ in 0..STOP_TURNS {
+        if !path.exists() {
+            return Ok(ExitCode::SUCCESS);
+        }
+        std::thread::sleep(STOP_TURN);
+    }
+    Err(Failure::machine(format!(
+        "{name}: the disk does not end: a client has a request that takes long"
+    )))
+}

@@ -1,0 +1,243 @@
+//! The arguments of `zfolio device`.
+
+use clap::{Args, Subcommand};
+use zfolio_block::nbd::{Address, NAME_BYTES_MAX};
+use zfolio_core::page::UnitOrder;
+use zfolio_core::size;
+use zfolio_core::zcomp::{self, Params};
+use zfolio_core::zram::ALGORITHMS_MAX;
+
+use super::list::Column;
+use crate::arguments::parse_unit;
+
+/// Arguments of `zfolio device`.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  zfolio device add cache --size 4G --nbd /run/cache.sock
+  nbdinfo nbd+unix:///cache?socket=/run/cache.sock
+  zfolio device list
+  zfolio device set cache mem_limit=1G
+  zfolio device remove cache")]
+pub(crate) struct DeviceArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub(super) command: Command,
+}
+
+impl std::ops::Deref for DeviceArgs {
+    type Target = Command;
+    fn deref(&self) -> &Command {
+        &self.command
+    }
+}
+
+/// The commands.
+#[derive(Subcommand, Debug)]
+pub(crate) enum Command {
+    /// Make a disk, and serve it in the background
+    Add(AddArgs),
+    /// Make a disk, and serve it until Ctrl-C
+    Run(AddArgs),
+    /// List the disks, in the columns of zramctl
+    List(ListArgs),
+    /// Show the figures of a disk, or one attribute as the kernel shows it
+    Stat(StatArgs),
+    /// Change attributes of a disk, by the kernel's names
+    Set(SetArgs),
+    /// Drop the contents of a disk: it reads as zeros
+    Reset(NameArgs),
+    /// End a disk; its contents are dropped
+    Remove(NameArgs),
+}
+
+/// Arguments of `zfolio device add` and `run`.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "ADDRESS is a path with a / (a Unix socket), localhost or an address of this machine, each of the
+last two with :PORT or without (10809), or 'systemd' for the sockets that systemd hands over.
+
+Examples:
+  zfolio device add cache --size 4G --nbd /run/cache.sock
+  zfolio device run scratch --size 64G --algorithm zstd --unit 64K --mem-limit 8G --nbd localhost
+  zfolio device add vm --size 8G --recompress zstd,level=9 --nbd /run/vm.sock
+  zfolio device set vm idle=3600 recompress='type=idle'"
+)]
+pub(crate) struct AddArgs {
+    /// The name of the disk, and of its export
+    #[arg(value_name = "NAME", value_parser = parse_name)]
+    pub(super) name: String,
+
+    /// How large the disk is: 4G, 512M; a multiple of the unit
+    #[arg(long, short, value_name = "SIZE", value_parser = parse_size)]
+    pub(super) size: u64,
+
+    /// The algorithm, and its parameters: see 'zfolio algorithms'
+    #[arg(long, short, value_name = "NAME[,level=N]", default_value = "lz4", value_parser = parse_params)]
+    pub(super) algorithm: Params,
+
+    /// An algorithm for recompression; up to three, each with the next priority
+    #[arg(long, value_name = "NAME[,level=N]", value_parser = parse_params)]
+    pub(super) recompress: Vec<Params>,
+
+    /// What is compressed as one object: a power of two, 4K to 2M
+    ///
+    /// Large units compress better and serve large requests faster; small ones serve small random requests sooner.
+    #[arg(long, short, value_name = "SIZE", default_value = "4K", value_parser = parse_unit)]
+    pub(super) unit: UnitOrder,
+
+    /// The most memory that the disk may take; then writes fail with "no space" [default: any amount]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub(super) mem_limit: Option<u64>,
+
+    /// Where NBD clients connect; may be given several times
+    #[arg(long, value_name = "ADDRESS", required = true, value_parser = parse_address)]
+    pub(super) nbd: Vec<Address>,
+
+    /// Set by `add`: leave the terminal
+    #[arg(long, hide = true)]
+    pub(super) background: bool,
+}
+
+/// Arguments of `zfolio device list`.
+#[derive(Args, Debug)]
+#[command(after_help = "Columns:
+  NAME       of the disk                    DISKSIZE   how large it is
+  DATA       bytes stored, uncompressed     COMPR      the same, compressed
+  TOTAL      memory that it takes           ALGORITHM  that compresses what is written
+  STREAMS    threads that can compress      ZERO-PAGES units that are one machine word, repeated
+  MEM-LIMIT  the most memory allowed        MEM-USED   the most memory that it took
+  MIGRATED   pages freed by compaction      COMP-RATIO DATA / TOTAL")]
+pub(crate) struct ListArgs {
+    /// Exact numbers: bytes
+    #[arg(long, short)]
+    pub(super) bytes: bool,
+
+    /// No headings
+    #[arg(long, short)]
+    pub(super) noheadings: bool,
+
+    /// The columns, separated by commas; +COLUMN adds to the default ones
+    #[arg(long, short, value_name = "COLUMNS", value_parser = Column::parse_all)]
+    pub(super) output: Option<Columns>,
+
+    /// All columns
+    #[arg(long, conflicts_with = "output")]
+    pub(super) output_all: bool,
+
+    /// Columns separated by one space
+    #[arg(long, conflicts_with = "json")]
+    pub(super) raw: bool,
+
+    /// Write JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// Columns of a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Columns(pub(super) Vec<Column>);
+
+/// Arguments of `zfolio device stat`.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Attributes: bd_stat, block_state, comp_algorithm, debug_stat, disksize, initstate, io_stat,
+max_comp_streams, mem_limit, mm_stat, recomp_algorithm; the kernel's documentation of zram has their columns.
+
+Examples:
+  zfolio device stat cache
+  zfolio device stat cache mm_stat"
+)]
+pub(crate) struct StatArgs {
+    /// The disk
+    pub(super) name: String,
+
+    /// An attribute, as the kernel shows it
+    pub(super) attribute: Option<String>,
+
+    /// Write JSON
+    #[arg(long, conflicts_with = "attribute")]
+    pub(super) json: bool,
+}
+
+/// Arguments of `zfolio device set`.
+#[derive(Args, Debug)]
+#[command(after_help = "Attributes:
+  disksize=SIZE         grow the disk, or shrink it by what has no data
+  mem_limit=SIZE        the most memory; 0: any amount
+  mem_used_max=0        begin that figure anew
+  compact=1             give back what fragmentation takes
+  idle=all|SECONDS      mark what was not used for so long
+  recompress='type=idle|huge|huge_idle threshold=BYTES max_pages=N priority=N algo=NAME'
+                        compress again with another algorithm of the disk
+  reset=1               drop the contents
+
+Examples:
+  zfolio device set cache mem_limit=1G
+  zfolio device set cache idle=3600 recompress='type=idle priority=1'")]
+pub(crate) struct SetArgs {
+    /// The disk
+    pub(super) name: String,
+
+    /// The attributes, in this order
+    #[arg(value_name = "ATTRIBUTE=VALUE", required = true, value_parser = parse_attribute)]
+    pub(super) attributes: Vec<(String, String)>,
+}
+
+/// Arguments of `zfolio device reset` and `remove`.
+#[derive(Args, Debug)]
+pub(crate) struct NameArgs {
+    /// The disk
+    pub(super) name: String,
+}
+
+impl AddArgs {
+    /// The algorithms, by their priority.
+    pub(super) fn algorithms(&self) -> Result<Vec<Params>, String> {
+        let all: Vec<Params> =
+            [&self.algorithm].into_iter().chain(&self.recompress).cloned().collect();
+        if all.len() <= ALGORITHMS_MAX {
+            return Ok(all);
+        }
+        let (given, most) = (self.recompress.len(), ALGORITHMS_MAX - 1);
+        Err(format!("--recompress: {given} algorithms; accepted: {most} at most"))
+    }
+}
+
+fn parse_name(given: &str) -> Result<String, String> {
+    const LETTERS_MAX: usize = 64;
+    const _: () = assert!(LETTERS_MAX <= NAME_BYTES_MAX);
+    let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
+    let is_good = !given.is_empty() && given.len() <= LETTERS_MAX && given.bytes().all(is_letter);
+    let is_good = is_good && !given.starts_with(['-', '.']);
+    is_good.then(|| given.to_owned()).ok_or_else(|| {
+        format!("'{given}' is not a name; accepted: up to {LETTERS_MAX} letters, digits, _ - and . (not first)")
+    })
+}
+
+fn parse_size(given: &str) -> Result<u64, String> {
+    let bytes = size::parse(given).map_err(|error| error.to_string())?;
+    if bytes > 0 { Ok(bytes) } else { Err(format!("'{given}' is too small; accepted: 4K or more")) }
+}
+
+fn parse_params(given: &str) -> Result<Params, String> {
+    let params: Params = given.parse().map_err(|error: zcomp::Error| error.to_string())?;
+    match params.dictionary {
+        None => Ok(params),
+        Some(_) => {
+            Err(format!("'{given}': a disk has no dictionary; accepted: NAME[,level=N][,window=N]"))
+        }
+    }
+}
+
+fn parse_address(given: &str) -> Result<Address, String> {
+    given.parse()
+}
+
+fn parse_attribute(given: &str) -> Result<(String, String), String> {
+    let (name, value) = given.split_once('=').unwrap_or((given, ""));
+    let is_good = !name.is_empty() && !name.contains(char::is_whitespace) && !value.contains('\n');
+    if is_good && given.contains('=') {
+        return Ok((name.to_owned(), value.to_owned()));
+    }
+    Err(format!("'{given}' is not a setting; accepted: ATTRIBUTE=VALUE, as in mem_limit=1G"))
+}

@@ -1,0 +1,257 @@
+//! `zfolio device list`: the disks in the columns of zramctl.
+
+use std::process::ExitCode;
+
+use serde_json::{Value, json};
+use zfolio_core::size;
+
+use super::arguments::{Columns, ListArgs};
+use super::{ask, directory, names};
+use crate::failure::Failure;
+use crate::output;
+use crate::table::Table;
+
+/// A column of the list.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Column {
+    Name,
+    Algorithm,
+    Disksize,
+    Data,
+    Compr,
+    Total,
+    Streams,
+    ZeroPages,
+    MemLimit,
+    MemUsed,
+    Migrated,
+    CompRatio,
+}
+
+const ALL: [(Column, &str); 12] = [
+    (Column::Name, "NAME"),
+    (Column::Algorithm, "ALGORITHM"),
+    (Column::Disksize, "DISKSIZE"),
+    (Column::Data, "DATA"),
+    (Column::Compr, "COMPR"),
+    (Column::Total, "TOTAL"),
+    (Column::Streams, "STREAMS"),
+    (Column::ZeroPages, "ZERO-PAGES"),
+    (Column::MemLimit, "MEM-LIMIT"),
+    (Column::MemUsed, "MEM-USED"),
+    (Column::Migrated, "MIGRATED"),
+    (Column::CompRatio, "COMP-RATIO"),
+];
+
+/// How many of them are shown unless others are asked for: those of zramctl, but for MOUNTPOINT.
+const DEFAULT: usize = 7;
+
+impl Column {
+    fn heading(self) -> &'static str {
+        ALL.iter().find(|(column, _)| *column == self).expect("all columns have one").1
+    }
+
+    /// Reads a list of columns.
+    pub(super) fn parse_all(given: &str) -> Result<Columns, String> {
+        let (mut columns, names) = match given.strip_prefix('+') {
+            Some(more) => (ALL[..DEFAULT].iter().map(|(column, _)| *column).collect(), more),
+            None => (Vec::new(), given),
+        };
+        for name in names.split(',') {
+            let known = ALL.iter().find(|(_, heading)| heading.eq_ignore_ascii_case(name));
+            let (column, _) = known.ok_or_else(|| {
+                let accepted: Vec<&str> = ALL.iter().map(|(_, heading)| *heading).collect();
+                format!("'{name}' is not a column; accepted: {}", accepted.join(", "))
+            })?;
+            columns.push(*column);
+        }
+        Ok(Columns(columns))
+    }
+}
+
+/// The figures of a disk.
+#[derive(Debug)]
+pub(super) struct Disk {
+    name: String,
+    algorithm: String,
+    disk_bytes: u64,
+    streams: u64,
+    /// `mm_stat`.
+    mm: [u64; 9],
+    /// `io_stat`.
+    io: [u64; 4],
+}
+
+const MM_STAT: [&str; 9] = [
+    "orig_data_size",
+    "compr_data_size",
+    "mem_used_total",
+    "mem_limit",
+    "mem_used_max",
+    "same_pages",
+    "pages_compacted",
+    "huge_pages",
+    "huge_pages_since",
+];
+
+const IO_STAT: [&str; 4] = ["failed_reads", "failed_writes", "invalid_io", "notify_free"];
+
+/// The numbers of a line.
+fn numbers<const N: usize>(line: &str) -> [u64; N] {
+    let mut numbers = line.split_whitespace().map(|word| word.parse().unwrap_or(0));
+    [(); N].map(|()| numbers.next().unwrap_or(0))
+}
+
+impl Disk {
+    /// Asks a disk for its figures.
+    ///
+    /// # Errors
+    ///
+    /// There is no such disk, or it does not answer.
+    pub(super) fn read(name: &str) -> Result<Disk, Failure> {
+        let read = |attribute: &str| ask(name, &format!("read {attribute}"));
+        let algorithms = read("comp_algorithm")?;
+        let used = algorithms
+            .split_whitespace()
+            .find_map(|word| word.strip_prefix('[')?.strip_suffix(']'));
+        let [disk_bytes] = numbers(&read("disksize")?);
+        let [streams] = numbers(&read("max_comp_streams")?);
+        Ok(Disk {
+            name: name.to_owned(),
+            algorithm: used.unwrap_or("?").to_owned(),
+            disk_bytes,
+            streams,
+            mm: numbers(&read("mm_stat")?),
+            io: numbers(&read("io_stat")?),
+        })
+    }
+
+    fn ratio(&self) -> f64 {
+        #[expect(clippy::cast_precision_loss, reason = "a ratio to two places")]
+        let [data, total] = [self.mm[0] as f64, self.mm[2] as f64];
+        if self.mm[0] == 0 { 0.0 } else { data / total }
+    }
+
+    fn cell(&self, column: Column, exact: bool) -> String {
+        let size = |bytes: u64| if exact { bytes.to_string() } else { size::display(bytes) };
+        match column {
+            Column::Name => self.name.clone(),
+            Column::Algorithm => self.algorithm.clone(),
+            Column::Disksize => size(self.disk_bytes),
+            Column::Data => size(self.mm[0]),
+            Column::Compr => size(self.mm[1]),
+            Column::Total => size(self.mm[2]),
+            Column::Streams => self.streams.to_string(),
+            Column::ZeroPages => self.mm[5].to_string(),
+            Column::MemLimit => size(self.mm[3]),
+            Column::MemUsed => size(self.mm[4]),
+            Column::Migrated => self.mm[6].to_string(),
+            Column::CompRatio => format!("{:.2}", self.ratio()),
+        }
+    }
+
+    fn figures(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let first = [("disksize", self.disk_bytes), ("max_comp_streams", self.streams)];
+        let rest = MM_STAT.into_iter().zip(self.mm).chain(IO_STAT.into_iter().zip(self.io));
+        first.into_iter().chain(rest)
+    }
+
+    /// A line for each figure.
+    pub(super) fn lines(&self) -> String {
+        let line = |(name, value): (&str, u64)| format!("{name:18}{value}\n");
+        let first = format!("{:18}{}\n", "comp_algorithm", self.algorithm);
+        first + &self.figures().map(line).collect::<String>()
+    }
+
+    pub(super) fn json(&self) -> Value {
+        let mut all = json!({ "name": self.name, "comp_algorithm": self.algorithm });
+        self.figures().for_each(|(name, value)| all[name] = json!(value));
+        all
+    }
+}
+
+/// Prints the disks that run.
+///
+/// # Errors
+///
+/// The output cannot be written.
+pub(super) fn list(arguments: &ListArgs) -> Result<ExitCode, Failure> {
+    let directory = directory()?;
+    // A disk that has just ended is left out.
+    let disks: Vec<Disk> =
+        names(&directory).iter().filter_map(|name| Disk::read(name).ok()).collect();
+    let text = if arguments.json {
+        Value::Array(disks.iter().map(Disk::json).collect()).to_string() + "\n"
+    } else {
+        rows(arguments, &disks)
+    };
+    output::print(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn rows(arguments: &ListArgs, disks: &[Disk]) -> String {
+    let count = if arguments.output_all { ALL.len() } else { DEFAULT };
+    let default = ALL[..count].iter().map(|(column, _)| *column).collect();
+    let columns: Vec<Column> =
+        arguments.output.as_ref().map_or(default, |columns| columns.0.clone());
+    let row = |disk: &Disk| {
+        columns.iter().map(|column| disk.cell(*column, arguments.bytes)).collect::<Vec<_>>()
+    };
+    if arguments.raw {
+        let headings: Vec<String> =
+            columns.iter().map(|column| column.heading().to_owned()).collect();
+        let headings = (!arguments.noheadings).then_some(headings);
+        let lines = headings.into_iter().chain(disks.iter().map(row));
+        return lines.map(|line| line.join(" ") + "\n").collect();
+    }
+    let left = |column: &Column| match column {
+        Column::Name => "<NAME",
+        Column::Algorithm => "<ALGORITHM",
+        other => other.heading(),
+    };
+    let mut table = Table::new(&columns.iter().map(left).collect::<Vec<_>>());
+    disks.iter().for_each(|disk| table.push(row(disk)));
+    let table = if arguments.noheadings { table.without_headings() } else { table };
+    // Without disks there is nothing to head.
+    if disks.is_empty() { String::new() } else { table.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ALL, Column, DEFAULT, Disk};
+
+    fn disk() -> Disk {
+        let mm = [4 << 20, 1 << 20, 2 << 20, 0, 3 << 20, 7, 8, 9, 10];
+        Disk {
+            name: "cache".into(),
+            algorithm: "lz4".into(),
+            disk_bytes: 4 << 30,
+            streams: 2,
+            mm,
+            io: [1, 2, 3, 4],
+        }
+    }
+
+    #[test]
+    fn cells_are_the_columns_of_zramctl() {
+        let cells: Vec<String> =
+            ALL.iter().map(|(column, _)| disk().cell(*column, false)).collect();
+        let expected = ["cache", "lz4", "4G", "4M", "1M", "2M", "2", "7", "0", "3M", "8", "2.00"];
+        assert_eq!(cells, expected);
+        assert_eq!(disk().cell(Column::Disksize, true), "4294967296");
+        assert_eq!(disk().json()["same_pages"], 7);
+        assert!(disk().lines().contains("huge_pages_since  10\n"), "{}", disk().lines());
+    }
+
+    #[test]
+    fn columns_are_read_by_name() {
+        let named = Column::parse_all("name,comp-ratio").unwrap().0;
+        assert_eq!(named, [Column::Name, Column::CompRatio]);
+        assert_eq!(Column::parse_all("+MIGRATED").unwrap().0.len(), DEFAULT + 1);
+        let refused = Column::parse_all("NAME,SIZE").unwrap_err();
+        assert!(
+            refused.starts_with("'SIZE' is not a column; accepted: NAME, ALGORITHM"),
+            "{refused}"
+        );
+    }
+}

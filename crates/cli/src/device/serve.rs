@@ -1,0 +1,150 @@
+//! `zfolio device run`: a disk, served by this process until somebody ends it.
+
+use std::io::{self, Write as _};
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use zfolio_block::control::Control;
+use zfolio_block::nbd::{Address, Config, Exports, Listener, Server};
+use zfolio_block::ram::{self, Ram, Unmade};
+use zfolio_core::size;
+use zfolio_core::zram;
+use zfolio_pager::PoolMappings;
+use zfolio_sys::probe::child::{self, Signals};
+use zfolio_sys::process;
+
+use super::arguments::AddArgs;
+use super::{directory, socket};
+use crate::failure::Failure;
+
+/// How long a turn of the main loop takes at most.
+const TURN_MS: u16 = 200;
+
+/// After so many lines about units that are lost, no more are printed.
+const LOST_LINES_MAX: u64 = 10;
+
+/// What ends a disk, by the numbers of signals.
+const ENDS: [i32; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
+
+/// Prints a line for the user, if anybody still reads it.
+fn say(line: &str) {
+    writeln!(io::stderr(), "zfolio: {line}").ok();
+}
+
+/// Makes a disk and serves it.
+///
+/// # Errors
+///
+/// The disk cannot be made as asked for; nothing is left behind.
+pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
+    if arguments.background {
+        process::leave_session()
+            .map_err(|error| Failure::machine(format!("the terminal cannot be left: {error}")))?;
+    }
+    // Before any thread is started, so that none of them gets a signal.
+    let signals =
+        Signals::block().map_err(|error| Failure::machine(format!("signals: {error}")))?;
+    let (name, ram) = (&arguments.name, Arc::new(make(arguments)?));
+    let path = socket(&directory()?, name);
+    let control =
+        Control::start(&path, Arc::clone(&ram)).map_err(|error| unheard(name, &path, &error))?;
+    let mut server = listen(arguments, &ram)?;
+    let addresses: Vec<String> = arguments.nbd.iter().map(|address| uri(address, name)).collect();
+    let made = format!(
+        "disk {name}: {}, {}, units of {}, at {}",
+        size::display(ram.zram().disk_bytes()),
+        arguments.algorithm,
+        arguments.unit,
+        addresses.join(" ")
+    );
+    // Where `add` waits for it.
+    writeln!(io::stdout(), "{made}").and_then(|()| io::stdout().flush()).ok();
+    loop {
+        ram.tick();
+        if control.stop_within(TURN_MS) {
+            break;
+        }
+        match signals.next(Duration::ZERO) {
+            Ok(Some(signal)) if ENDS.contains(&signal.number) => break,
+            Ok(Some(signal)) if signal.number == libc::SIGTSTP => child::stop_here(),
+            Ok(_) => {}
+            Err(error) => {
+                say(&format!("signals: {error}"));
+                break;
+            }
+        }
+    }
+    let busy = server.stop();
+    if busy > 0 {
+        say(&format!("disk {name}: {busy} clients did not end in time"));
+    }
+    let data = ram.zram().mm_stat().orig_data_size;
+    drop(control);
+    say(&format!("disk {name} has ended; {} of contents are dropped", size::display(data)));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn make(arguments: &AddArgs) -> Result<Ram, Failure> {
+    let config = ram::Config {
+        disk_bytes: arguments.size,
+        algorithms: arguments.algorithms().map_err(Failure::argument)?,
+        unit: arguments.unit,
+        limit_bytes: arguments.mem_limit.unwrap_or(0),
+    };
+    let (name, lost) = (arguments.name.clone(), AtomicU64::new(0));
+    let report = move |error: &zram::Error| {
+        let before = lost.fetch_add(1, Relaxed);
+        if before < LOST_LINES_MAX {
+            say(&format!("disk {name}: {error}"));
+        }
+    };
+    Ram::new(&config, Arc::new(PoolMappings::default()), Box::new(report)).map_err(|error| match error {
+        Unmade::Size => Failure::argument(format!(
+            "--size: '{}' is not the size of a disk; accepted: a multiple of the unit, {}, up to 2^32 units",
+            size::display(arguments.size),
+            arguments.unit
+        )),
+        Unmade::Codec(error) => Failure::argument(format!("--algorithm: {error}")),
+        error => Failure::machine(error.to_string()),
+    })
+}
+
+/// Why the control socket is not served.
+fn unheard(name: &str, path: &Path, error: &io::Error) -> Failure {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => Failure::argument(format!(
+            "'{name}' is a disk already; accepted: another name, or 'zfolio device remove {name}' first"
+        )),
+        _ => Failure::machine(format!("{}: {error}", path.display())),
+    }
+}
+
+fn listen(arguments: &AddArgs, ram: &Arc<Ram>) -> Result<Server, Failure> {
+    let mut exports = Exports::new();
+    let description = format!("a compressed disk in memory ({})", arguments.algorithm);
+    let added = exports.add(&arguments.name, &description, Arc::<Ram>::clone(ram));
+    added.map_err(|error| Failure::argument(error.to_string()))?;
+    let mut listeners = Vec::new();
+    for address in &arguments.nbd {
+        let opened =
+            Listener::open(address).map_err(|error| Failure::machine(format!("--nbd: {error}")))?;
+        listeners.extend(opened);
+    }
+    Server::start(listeners, exports, Config::default())
+        .map_err(|error| Failure::machine(format!("no server: {error}")))
+}
+
+/// What a client is given to connect.
+fn uri(address: &Address, name: &str) -> String {
+    match address {
+        Address::Unix(path) => {
+            let whole = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+            format!("nbd+unix:///{name}?socket={}", whole.display())
+        }
+        Address::Tcp(address) => format!("nbd://{address}/{name}"),
+        Address::Systemd => "the sockets of systemd".to_owned(),
+    }
+}
