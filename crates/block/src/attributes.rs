@@ -2,9 +2,13 @@
 //!
 //! ```text
 //! read    comp_algorithm recomp_algorithm max_comp_streams initstate io_stat mm_stat bd_stat debug_stat block_state
+//!         policy_stat
 //! both    disksize mem_limit
 //! write   mem_used_max compact idle recompress reset
 //! ```
+//!
+//! `policy_stat` is not the kernel's, which has no policy: the age in seconds at which units are recompressed now, how
+//! many were tried, how many shrank, and by how many bytes together.
 
 use std::fmt;
 
@@ -16,7 +20,7 @@ use zfolio_sys::cpu;
 use crate::ram::Ram;
 
 /// All names.
-pub const NAMES: [&str; 16] = [
+pub const NAMES: [&str; 17] = [
     "bd_stat",
     "block_state",
     "comp_algorithm",
@@ -30,6 +34,7 @@ pub const NAMES: [&str; 16] = [
     "mem_limit",
     "mem_used_max",
     "mm_stat",
+    "policy_stat",
     "recomp_algorithm",
     "recompress",
     "reset",
@@ -107,7 +112,7 @@ fn algorithms(used: &Zcomp) -> String {
 ///
 /// [`Refusal::Name`].
 pub fn read(ram: &Ram, name: &str) -> Result<String, Refusal> {
-    const READABLE: [&str; 11] = [
+    const READABLE: [&str; 12] = [
         "bd_stat",
         "block_state",
         "comp_algorithm",
@@ -118,6 +123,7 @@ pub fn read(ram: &Ram, name: &str) -> Result<String, Refusal> {
         "max_comp_streams",
         "mem_limit",
         "mm_stat",
+        "policy_stat",
         "recomp_algorithm",
     ];
     let zram = ram.zram();
@@ -134,6 +140,11 @@ pub fn read(ram: &Ram, name: &str) -> Result<String, Refusal> {
         }
         "mm_stat" => format!("{}\n", zram.mm_stat()),
         "io_stat" => format!("{}\n", zram.io_stat()),
+        "policy_stat" => {
+            let done = ram.policy_stat();
+            let counts = [u64::from(ram.age_s()), done.tried, done.shrank, done.bytes_saved];
+            counts.map(|count| format!("{count:8}")).join(" ") + "\n"
+        }
         // Nothing is written back yet.
         "bd_stat" => format!("{:8} {:8} {:8}\n", 0, 0, 0),
         "debug_stat" => "version: 1\n       0        0\n".to_owned(),

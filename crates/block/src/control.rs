@@ -31,6 +31,9 @@ const REQUEST_BYTES_MAX: u64 = 4096;
 /// A client that sends nothing, or receives nothing, for so long is left.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// So long a client waits for a value.
+const READ_PATIENCE: Duration = Duration::from_secs(5);
+
 /// What a disk answered.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Answer {
@@ -42,13 +45,16 @@ pub enum Answer {
     Failed(String),
 }
 
-/// Sends a request to the disk at `path`, and waits for the answer.
+/// Sends a request to the disk at `path`, and waits for the answer; for a value that is read for a few seconds at most.
 ///
 /// # Errors
 ///
-/// Nobody listens there, or the connection broke.
+/// Nobody listens there, the connection broke, or it took too long: the disk has another request that takes long.
 pub fn ask(path: &Path, request: &str) -> io::Result<Answer> {
     let mut stream = UnixStream::connect(path)?;
+    if request.starts_with("read ") {
+        stream.set_read_timeout(Some(READ_PATIENCE))?;
+    }
     stream.write_all(request.as_bytes())?;
     stream.write_all(b"\n")?;
     let mut reply = String::new();

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use zfolio_core::page::UnitOrder;
 use zfolio_core::store::Key;
@@ -23,6 +24,9 @@ pub struct Config {
     pub unit: UnitOrder,
     /// The most memory that it may take; 0: any amount.
     pub limit_bytes: u64,
+    /// Units that were not used for so many seconds are recompressed, if there is a second algorithm; sooner the nearer
+    /// memory is to its limit.
+    pub age_s: u32,
 }
 
 /// Why there is no disk.
@@ -59,7 +63,34 @@ pub struct Ram {
     zram: Zram<Arc<dyn PageSource>>,
     since_ns: u64,
     report: Report,
+    age_s: u32,
+    /// Until then nothing is to be recompressed: a look at all units has found none.
+    rests_until_ns: AtomicU64,
+    policy: PolicyStat<AtomicU64>,
 }
+
+/// What the policy has done by itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PolicyStat<N = u64> {
+    /// Units that were recompressed, or tried.
+    pub tried: N,
+    /// Units that are smaller since.
+    pub shrank: N,
+    /// By how many bytes all of them together.
+    pub bytes_saved: N,
+}
+
+/// How much of its time the thread of [`Ram::work`] may recompress: a twentieth.
+const WORK_SHARE: u64 = 20;
+
+/// Units that are tried between two looks at the clock.
+const WORK_UNITS: u64 = 16;
+
+/// The youngest age at which a unit is recompressed, as a part of the age that was asked for: when memory is at its limit.
+const AGE_PART_MIN: u64 = 60;
+
+/// So long a disk rests on which nothing was old enough, as a part of the age.
+const REST_PART: u64 = 20;
 
 impl fmt::Debug for Ram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -91,7 +122,14 @@ impl Ram {
         let zram = Zram::new(codecs, source, Key::new(secret), config.disk_bytes, cpus);
         let zram = zram.map_err(|_| Unmade::Size)?;
         zram.set_mem_limit(config.limit_bytes);
-        Ok(Ram { zram, since_ns: clock::monotonic_ns(), report })
+        Ok(Ram {
+            zram,
+            since_ns: clock::monotonic_ns(),
+            report,
+            age_s: config.age_s,
+            rests_until_ns: AtomicU64::new(0),
+            policy: PolicyStat::default(),
+        })
     }
 
     /// The disk.
@@ -104,6 +142,52 @@ impl Ram {
     pub fn tick(&self) {
         let age_s = (clock::monotonic_ns() - self.since_ns) / 1_000_000_000;
         self.zram.set_now(u32::try_from(age_s).unwrap_or(u32::MAX));
+    }
+
+    /// After how many seconds without use a unit is recompressed now: all of [`Config::age_s`] while memory is empty, and
+    /// a 60th of it at the limit.
+    #[must_use]
+    pub fn age_s(&self) -> u32 {
+        let stat = self.zram.mm_stat();
+        let (age_s, used) = (u64::from(self.age_s), stat.mem_used_total.min(stat.mem_limit));
+        let (least, limit) = (age_s / AGE_PART_MIN, stat.mem_limit.max(1));
+        let less = u128::from(age_s - least) * u128::from(used) / u128::from(limit);
+        u32::try_from(u128::from(age_s) - less).unwrap_or(self.age_s)
+    }
+
+    /// What the policy has done.
+    #[must_use]
+    pub fn policy_stat(&self) -> PolicyStat {
+        let load = |count: &AtomicU64| count.load(Relaxed);
+        let PolicyStat { tried, shrank, bytes_saved } = &self.policy;
+        PolicyStat { tried: load(tried), shrank: load(shrank), bytes_saved: load(bytes_saved) }
+    }
+
+    /// Has the disk know the time, and recompresses what is old, for a part of the time since the last call: to be called
+    /// several times a second.
+    pub fn work(&self, since_ns: u64) {
+        self.tick();
+        let began = clock::monotonic_ns();
+        if began < self.rests_until_ns.load(Relaxed) {
+            return;
+        }
+        let until = began + since_ns / WORK_SHARE;
+        let age_s = self.age_s();
+        while clock::monotonic_ns() < until {
+            // Without room for a second copy of a unit nothing can be done now. A unit that is lost is reported when it
+            // is read.
+            let Ok(turn) = self.zram.recompress_old(cpu::current(), age_s, WORK_UNITS) else {
+                return;
+            };
+            let counts = [&self.policy.tried, &self.policy.shrank, &self.policy.bytes_saved];
+            let done = [turn.done.tried, turn.done.shrank, turn.done.bytes_saved];
+            counts.iter().zip(done).for_each(|(count, done)| _ = count.fetch_add(done, Relaxed));
+            if turn.is_round {
+                let rest_ns = u64::from(age_s).max(REST_PART) * (1_000_000_000 / REST_PART);
+                self.rests_until_ns.store(began + rest_ns, Relaxed);
+                return;
+            }
+        }
     }
 
     fn answer(&self, done: Result<(), zram::Error>) -> Result<(), Error> {
@@ -157,5 +241,35 @@ impl Device for Ram {
         each: &mut dyn FnMut(u64, bool) -> bool,
     ) -> Result<(), Error> {
         self.answer(self.zram.runs(at, bytes, each))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::attributes;
+    use crate::device::Device as _;
+    use crate::testing::ram;
+
+    /// Goal: a unit that was not used for the disk's age is recompressed by itself, sooner if memory is short, and the
+    /// figures say so.
+    #[test]
+    fn what_is_old_is_recompressed() {
+        let ram = ram(1 << 20, &["lz4", "zstd"]);
+        let letters: Vec<u8> = (0..4096_u32).map(|at| b'a' + (at * at % 251 % 16) as u8).collect();
+        ram.write(0, &letters).unwrap();
+        assert_eq!(ram.age_s(), 600);
+        attributes::write(&ram, "mem_limit", &ram.zram().mm_stat().mem_used_total.to_string())
+            .unwrap();
+        assert_eq!(ram.age_s(), 10);
+        attributes::write(&ram, "mem_limit", "0").unwrap();
+        let second_ns = 1_000_000_000;
+        ram.work(second_ns);
+        assert_eq!(ram.policy_stat().tried, 0);
+        // The clock of the disk is that of the system: nothing is ever old here but what an age of 0 makes so.
+        let turn = ram.zram().recompress_old(0, 0, 9).unwrap();
+        assert_eq!(turn.done.tried, 1);
+        let mut found = vec![0; 4096];
+        ram.read(0, &mut found).unwrap();
+        assert!(found == letters);
     }
 }

@@ -64,7 +64,7 @@ use limit::Limit;
 use slot::Slot;
 use table::{Table, UNITS_MAX};
 
-pub use recompress::{Recompressed, Recompression, What};
+pub use recompress::{Recompressed, Recompression, Turn, What};
 pub use stat::{IoStat, MmStat};
 
 /// What offsets and lengths of requests are multiples of.
@@ -159,6 +159,8 @@ pub struct Zram<S: PageSource> {
     io: IoStat<AtomicU64>,
     /// Incompressible units that were ever stored.
     huge_since: AtomicU64,
+    /// Where [`Zram::recompress_old`] goes on.
+    hand: AtomicU64,
 }
 
 impl<S: PageSource> Zram<S> {
@@ -198,6 +200,7 @@ impl<S: PageSource> Zram<S> {
             figures: Figures::default(),
             io: IoStat::default(),
             huge_since: AtomicU64::new(0),
+            hand: AtomicU64::new(0),
         };
         zram.check_size(disk_bytes)?;
         zram.disk_bytes.store(disk_bytes, Release);

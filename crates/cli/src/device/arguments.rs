@@ -4,7 +4,7 @@ use clap::{Args, Subcommand};
 use zfolio_block::nbd::{Address, NAME_BYTES_MAX};
 use zfolio_core::page::UnitOrder;
 use zfolio_core::size;
-use zfolio_core::zcomp::{self, Params};
+use zfolio_core::zcomp::{self, Algorithm, Params};
 use zfolio_core::zram::ALGORITHMS_MAX;
 
 use super::list::Column;
@@ -75,9 +75,19 @@ pub(crate) struct AddArgs {
     #[arg(long, short, value_name = "NAME[,level=N]", default_value = "lz4", value_parser = parse_params)]
     pub(super) algorithm: Params,
 
-    /// An algorithm for recompression; up to three, each with the next priority
-    #[arg(long, value_name = "NAME[,level=N]", value_parser = parse_params)]
-    pub(super) recompress: Vec<Params>,
+    /// An algorithm for what is not used for long; up to three, each with the next priority [default: zstd]
+    ///
+    /// The first is tried by itself; 'zfolio device set NAME recompress=..' tries any. With none, or where the
+    /// algorithm is zstd already, the default is none.
+    #[arg(long, value_name = "NAME[,level=N]|none", value_parser = parse_recompress)]
+    pub(super) recompress: Vec<Recompress>,
+
+    /// How many seconds a unit must not have been used before it is recompressed by itself
+    ///
+    /// That is while memory is empty; with --mem-limit it is less the nearer memory is to it, down to a 60th.
+    #[arg(long, value_name = "SECONDS", default_value = "3600",
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000_000))]
+    pub(super) recompress_age: u32,
 
     /// What is compressed as one object: a power of two, 4K to 2M
     ///
@@ -133,6 +143,10 @@ pub(crate) struct ListArgs {
     pub(super) json: bool,
 }
 
+/// An algorithm for recompression, or none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Recompress(Option<Params>);
+
 /// Columns of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Columns(pub(super) Vec<Column>);
@@ -141,7 +155,8 @@ pub(crate) struct Columns(pub(super) Vec<Column>);
 #[derive(Args, Debug)]
 #[command(
     after_help = "Attributes: bd_stat, block_state, comp_algorithm, debug_stat, disksize, initstate, io_stat,
-max_comp_streams, mem_limit, mm_stat, recomp_algorithm; the kernel's documentation of zram has their columns.
+max_comp_streams, mem_limit, mm_stat, recomp_algorithm: the kernel's documentation of zram has their columns;
+policy_stat: age in seconds at which units are recompressed now; units tried, units that shrank, bytes saved.
 
 Examples:
   zfolio device stat cache
@@ -193,8 +208,12 @@ pub(crate) struct NameArgs {
 impl AddArgs {
     /// The algorithms, by their priority.
     pub(super) fn algorithms(&self) -> Result<Vec<Params>, String> {
+        let dense = Params::from(Algorithm::Zstd);
+        let is_dense = self.algorithm.algorithm == dense.algorithm;
+        let default = (self.recompress.is_empty() && !is_dense).then_some(dense);
+        let asked = self.recompress.iter().filter_map(|Recompress(params)| params.clone());
         let all: Vec<Params> =
-            [&self.algorithm].into_iter().chain(&self.recompress).cloned().collect();
+            [self.algorithm.clone()].into_iter().chain(default).chain(asked).collect();
         if all.len() <= ALGORITHMS_MAX {
             return Ok(all);
         }
@@ -227,6 +246,11 @@ fn parse_params(given: &str) -> Result<Params, String> {
             Err(format!("'{given}': a disk has no dictionary; accepted: NAME[,level=N][,window=N]"))
         }
     }
+}
+
+fn parse_recompress(given: &str) -> Result<Recompress, String> {
+    let params = if given == "none" { None } else { Some(parse_params(given)?) };
+    Ok(Recompress(params))
 }
 
 fn parse_address(given: &str) -> Result<Address, String> {

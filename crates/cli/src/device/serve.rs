@@ -63,10 +63,10 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     // Where `add` waits for it.
     writeln!(io::stdout(), "{made}").and_then(|()| io::stdout().flush()).ok();
     loop {
-        ram.tick();
         if control.stop_within(TURN_MS) {
             break;
         }
+        ram.work(u64::from(TURN_MS) * 1_000_000);
         match signals.next(Duration::ZERO) {
             Ok(Some(signal)) if ENDS.contains(&signal.number) => break,
             Ok(Some(signal)) if signal.number == libc::SIGTSTP => child::stop_here(),
@@ -93,6 +93,7 @@ fn make(arguments: &AddArgs) -> Result<Ram, Failure> {
         algorithms: arguments.algorithms().map_err(Failure::argument)?,
         unit: arguments.unit,
         limit_bytes: arguments.mem_limit.unwrap_or(0),
+        age_s: arguments.recompress_age,
     };
     let (name, lost) = (arguments.name.clone(), AtomicU64::new(0));
     let report = move |error: &zram::Error| {

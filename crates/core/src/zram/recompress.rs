@@ -2,6 +2,9 @@
 //!
 //! A unit is decompressed and compressed again under its slot's lock. The new object replaces the old one only if it is
 //! smaller. What is written later is compressed by the first algorithm again.
+//!
+//! That is done when it is asked for ([`Zram::recompress`]), and by itself for what was not used for long
+//! ([`Zram::recompress_old`], which the device's owner calls now and then).
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -55,7 +58,50 @@ pub struct Recompressed {
     pub bytes_saved: u64,
 }
 
+/// How many slots [`Zram::recompress_old`] looks at in one call: 0.1 ms.
+const LOOKS_MAX: usize = 4096;
+
+/// What [`Zram::recompress_old`] did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Turn {
+    /// What it did.
+    pub done: Recompressed,
+    /// It has come to the end of the disk, and begins anew with the next call.
+    pub is_round: bool,
+}
+
 impl<S: PageSource> Zram<S> {
+    /// Recompresses units that were not used for so many seconds with the algorithm of priority 1, `most` units at a
+    /// time: goes on where the last call stopped. A unit that no denser algorithm shrinks is not tried again.
+    ///
+    /// # Errors
+    ///
+    /// As [`Zram::recompress`]; the next call goes on behind that unit.
+    pub fn recompress_old(&self, cpu: usize, age_s: u32, most: u64) -> Result<Turn, Error> {
+        let (now, first) = (self.now_s.load(Relaxed), self.hand.load(Relaxed));
+        let mut turn = Turn::default();
+        let Some(codec) = CodecId::new(1).filter(|_| self.codecs().count() > 1) else {
+            return Ok(Turn { is_round: true, ..turn });
+        };
+        let request = Recompression { max_pages: most, ..Recompression::default() };
+        for (unit, lock) in self.table.slots(first, UNITS_MAX).take(LOOKS_MAX) {
+            if turn.done.tried >= most {
+                return Ok(turn);
+            }
+            self.hand.store(unit + 1, Relaxed);
+            let mut slot = lock.lock();
+            if now.saturating_sub(slot.used_s()) < age_s || !self.is_wanted(&slot, request, codec) {
+                continue;
+            }
+            self.try_one(cpu, unit, &mut slot, codec, &mut turn.done)?;
+        }
+        let is_end = self.table.slots(self.hand.load(Relaxed), UNITS_MAX).next().is_none();
+        if is_end {
+            self.hand.store(0, Relaxed);
+        }
+        Ok(Turn { is_round: is_end, ..turn })
+    }
+
     /// Marks units idle until they are used again: all of them, or those that were last used so many seconds ago.
     pub fn mark_idle(&self, age_s: Option<u32>) {
         let now = self.now_s.load(Relaxed);
@@ -92,15 +138,28 @@ impl<S: PageSource> Zram<S> {
             if !self.is_wanted(&slot, request, codec) {
                 continue;
             }
-            done.tried += 1;
-            let saved = self.recompress_one(cpu, unit, &mut slot, codec)?;
-            done.shrank += u64::from(saved > 0);
-            done.bytes_saved += saved;
-            if saved == 0 && codec.get() + 1 == count {
-                slot.note_no_codec();
-            }
+            self.try_one(cpu, unit, &mut slot, codec, &mut done)?;
         }
         Ok(done)
+    }
+
+    /// Tries a unit, and counts it.
+    fn try_one(
+        &self,
+        cpu: usize,
+        unit: u64,
+        slot: &mut Slot,
+        codec: CodecId,
+        done: &mut Recompressed,
+    ) -> Result<(), Error> {
+        done.tried += 1;
+        let saved = self.recompress_one(cpu, unit, slot, codec)?;
+        done.shrank += u64::from(saved > 0);
+        done.bytes_saved += saved;
+        if saved == 0 && codec.get() + 1 == self.codecs().count() {
+            slot.note_no_codec();
+        }
+        Ok(())
     }
 
     fn is_wanted(&self, slot: &Slot, request: Recompression, codec: CodecId) -> bool {

@@ -118,6 +118,14 @@ impl Player<'_> {
                 let limit = self.byte() % 4 * (self.byte() << 10);
                 self.zram.set_mem_limit(limit as u64);
             }
+            13 if cpu % 2 == 0 => {
+                let age = u32::try_from(self.byte()).expect("a byte");
+                let turn = self.zram.recompress_old(cpu, age, 3);
+                assert!(
+                    !matches!(turn, Err(Error::Lost { .. } | Error::Invalid { .. })),
+                    "{turn:?}"
+                );
+            }
             13 => self.zram.compact(),
             14 => {
                 let now = self.byte();

@@ -114,15 +114,19 @@ impl Table {
 
     /// The slots that there are, of the units from `first` up to `end`, with their indices and in their order.
     pub(super) fn slots(&self, first: u64, end: u64) -> impl Iterator<Item = (u64, &SlotLock)> {
-        let leaves = self.segments.iter().enumerate().flat_map(|(number, segment)| {
-            let start = (FIRST_LEAVES << number) - FIRST_LEAVES;
-            let leaves = segment.get().map_or(&[][..], |leaves| &leaves[..]);
-            leaves.iter().enumerate().map(move |(at, leaf)| (start + at, leaf))
-        });
-        let near = move |leaf: u64| {
-            leaf < end.div_ceil(LEAF_SLOTS as u64) && leaf >= first / LEAF_SLOTS as u64
+        let leaf_of = |unit: u64| {
+            usize::try_from(unit.min(UNITS_MAX)).map_or(usize::MAX, |unit| unit / LEAF_SLOTS)
         };
-        leaves.filter(move |(number, _)| near(*number as u64)).flat_map(move |(number, leaf)| {
+        let (from, to) = (leaf_of(first), leaf_of(end.saturating_sub(1)) + usize::from(end > 0));
+        let leaves = self.segments.iter().enumerate().flat_map(move |(number, segment)| {
+            let start = (FIRST_LEAVES << number) - FIRST_LEAVES;
+            let all = segment.get().map_or(&[][..], |leaves| &leaves[..]);
+            let within = |leaf: usize| leaf.clamp(start, start + all.len()) - start;
+            let wanted = within(from)..within(to).max(within(from));
+            let before = start + wanted.start;
+            all[wanted].iter().enumerate().map(move |(at, leaf)| (before + at, leaf))
+        });
+        leaves.flat_map(move |(number, leaf)| {
             let slots = leaf.get().map_or(&[][..], |leaf| &leaf[..]);
             let start = (number * LEAF_SLOTS) as u64;
             let all = slots.iter().enumerate().map(move |(at, slot)| (start + at as u64, slot));

@@ -244,6 +244,44 @@ fn recompression_tries_what_was_asked_for() {
     );
 }
 
+/// Goal: what was not used for long is recompressed by itself, some units at a time, and nothing is tried twice.
+#[test]
+fn old_units_are_recompressed_by_themselves() {
+    const UNITS: u64 = 600;
+    let disk = zram(0, UNITS << 12, &[Algorithm::Lz4, Algorithm::Zstd]);
+    let letters =
+        |tag: u64| -> Vec<u8> { bytes(tag, 4096).iter().map(|byte| b'a' + byte % 16).collect() };
+    for unit in 0..UNITS {
+        disk.write(0, unit << 12, &letters(unit)).unwrap();
+    }
+    disk.write(0, 7 << 12, &bytes(7, 4096)).unwrap();
+    disk.set_now(100);
+    disk.read(0, 0, &mut vec![0; 8192]).unwrap();
+    let round = |age_s| {
+        let (mut tried, mut shrank) = (0, 0);
+        loop {
+            let turn = disk.recompress_old(1, age_s, 32).unwrap();
+            assert!(turn.done.tried <= 32);
+            (tried, shrank) = (tried + turn.done.tried, shrank + turn.done.shrank);
+            if turn.is_round {
+                return (tried, shrank);
+            }
+        }
+    };
+    assert_eq!(round(101), (0, 0), "nothing is so old");
+    assert_eq!(round(100), (UNITS - 2, UNITS - 3), "two were read, one is noise");
+    assert_eq!(round(100), (0, 0), "all are known");
+    disk.set_now(300);
+    assert_eq!(round(150), (2, 2));
+    for unit in (0..UNITS).filter(|unit| *unit != 7) {
+        let mut found = vec![0; 4096];
+        disk.read(0, unit << 12, &mut found).unwrap();
+        assert!(found == letters(unit), "unit {unit}");
+    }
+    let alone = zram(0, 1 << 20, &[Algorithm::Lz4]);
+    assert!(alone.recompress_old(0, 0, 1).unwrap().is_round, "there is no other algorithm");
+}
+
 /// Goal: a walk in small pieces decompresses each unit once. Method: the store's count of the units that were loaded is
 /// not public, so a unit is damaged after its first piece: the scratch buffer still has it, another CPU's does not.
 #[test]

@@ -1,0 +1,219 @@
+//! `zfolio device`: disks are made, listed, changed and ended; what is wrong is one line.
+//!
+//! The NBD server has its own tests with real clients; here a client only hears its greeting.
+
+use std::fs;
+use std::io::Read as _;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use crate::run::first_line;
+use crate::stage::{kill, output_of, scratch, wait_for, zfolio};
+
+/// A disk of a test, which ends when this is dropped.
+struct Disk {
+    name: String,
+    socket: PathBuf,
+}
+
+impl Disk {
+    /// Names are of this process, since the disks of a user are listed together.
+    fn named(name: &str) -> Disk {
+        let name = format!("{name}-{}", std::process::id());
+        Disk { socket: scratch("device").join(format!("{name}.sock")), name }
+    }
+
+    fn add(name: &str, options: &[&str]) -> Disk {
+        let disk = Disk::named(name);
+        let (code, out, err) = disk.try_add(options);
+        assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
+        let expected = format!("disk {}: 8M, lz4, units of 4K, at nbd+unix:///", disk.name);
+        assert!(out.starts_with(&expected) && out.lines().count() == 1, "{out}");
+        disk
+    }
+
+    fn try_add(&self, options: &[&str]) -> (Option<i32>, String, String) {
+        let socket = self.socket.to_str().expect("a name of ours");
+        let fixed = ["device", "add", &self.name, "--size", "8M", "--nbd", socket];
+        output_of(&[&fixed, options].concat())
+    }
+
+    fn is_served(&self) -> bool {
+        let mut greeting = [0; 8];
+        UnixStream::connect(&self.socket)
+            .and_then(|mut stream| stream.read_exact(&mut greeting))
+            .is_ok()
+            && &greeting == b"NBDMAGIC"
+    }
+
+    fn ask(&self, command: &str, rest: &[&str]) -> (Option<i32>, String, String) {
+        output_of(&[&["device", command, &self.name], rest].concat())
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        self.ask("remove", &[]);
+    }
+}
+
+#[test]
+fn a_disk_is_made_listed_changed_and_ended() {
+    let disk = Disk::add("life", &["--mem-limit", "4M"]);
+    assert!(disk.is_served());
+    let (code, out, _) = output_of(&["device", "list", "--bytes", "--output-all"]);
+    let line = out.lines().find(|line| line.starts_with(&disk.name)).expect(&out);
+    let words: Vec<&str> = line.split_whitespace().collect();
+    assert_eq!((code, &words[1..5]), (Some(0), &["lz4", "8388608", "0", "0"][..]), "{out}");
+    let (_, out, _) = output_of(&["device", "list", "--raw", "-n", "-o", "MEM-LIMIT,NAME"]);
+    assert!(out.lines().any(|line| line == format!("4M {}", disk.name)), "{out}");
+    let (_, out, _) = output_of(&["device", "list", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let is_it =
+        |one: &serde_json::Value| one["name"] == disk.name.as_str() && one["mem_limit"] == 4 << 20;
+    assert!(json.as_array().unwrap().iter().any(is_it), "{out}");
+    let (code, out, err) = disk.ask("set", &["mem_limit=1M", "disksize=16M", "idle=all"]);
+    assert_eq!((code, out.as_str(), err.as_str()), (Some(0), "", ""));
+    let (_, out, _) = disk.ask("stat", &["disksize"]);
+    assert_eq!(out, "16777216\n");
+    let (_, out, _) = disk.ask("stat", &[]);
+    assert!(
+        out.contains("disksize          16777216\n") && out.contains("mem_limit         1048576\n"),
+        "{out}"
+    );
+    assert_eq!(disk.ask("reset", &[]).0, Some(0));
+    let (_, out, _) = disk.ask("stat", &["recomp_algorithm"]);
+    assert!(out.contains("#1: ") && out.contains("[zstd]"), "the default: {out}");
+    let (code, out, err) = disk.ask("remove", &[]);
+    assert_eq!((code, out.as_str(), err.as_str()), (Some(0), "", ""));
+    assert!(!disk.is_served() && !disk.socket.exists());
+    let (code, _, err) = disk.ask("stat", &[]);
+    assert!(code == Some(2) && err.contains("is not a disk"), "{err}");
+}
+
+#[test]
+fn what_is_wrong_is_one_line_and_leaves_nothing() {
+    let disk = Disk::add("taken", &[]);
+    let (code, out, err) = disk.try_add(&[]);
+    assert_eq!((code, out.as_str()), (Some(2), ""), "{err}");
+    assert!(
+        err.contains("is a disk already; accepted: another name") && err.lines().count() == 1,
+        "{err}"
+    );
+    let other = Disk::named("other");
+    let socket = disk.socket.to_str().unwrap();
+    let (code, _, err) =
+        output_of(&["device", "add", &other.name, "--size", "1M", "--nbd", socket]);
+    assert!(code == Some(125) && err.contains("--nbd: ") && err.lines().count() == 1, "{err}");
+    fs::write(&other.socket, "a file of the user").unwrap();
+    let (code, _, err) = other.try_add(&[]);
+    assert!(code == Some(125) && err.contains("--nbd: ") && err.lines().count() == 1, "{err}");
+    assert_eq!(fs::read_to_string(&other.socket).unwrap(), "a file of the user");
+    fs::remove_file(&other.socket).unwrap();
+    for (options, part) in [
+        (&["--size", "1000"][..], "--size"),
+        (&["--unit", "12K"], "power of two"),
+        (&["--algorithm", "rar"], "'rar'"),
+        (&["--mem-limit", "0"], "'0' is too small"),
+        (&["--nbd", "192.0.2.1:10809"], "--nbd"),
+        (
+            &[
+                "--recompress",
+                "lzo",
+                "--recompress",
+                "lz4hc",
+                "--recompress",
+                "842",
+                "--recompress",
+                "zstd",
+            ],
+            "3 at most",
+        ),
+    ] {
+        let given = if options[0] == "--size" { &[] } else { &["--size", "8M"][..] };
+        let socket = other.socket.to_str().unwrap();
+        let fixed = ["device", "add", &other.name, "--nbd", socket];
+        let (code, out, err) = output_of(&[&fixed, given, options].concat());
+        assert!(
+            matches!(code, Some(2 | 125)) && out.is_empty() && err.lines().count() == 1,
+            "{options:?}: {err}"
+        );
+        assert!(err.contains(part), "{options:?}: no '{part}' in: {err}");
+        assert!(!other.socket.exists(), "{options:?} left a socket");
+    }
+    for (name, part) in
+        [("a b", "'a b' is not a name"), ("../x", "is not a name"), ("", "is not a name")]
+    {
+        let (code, _, err) =
+            output_of(&["device", "add", name, "--size", "1M", "--nbd", "localhost"]);
+        assert!(code == Some(2) && err.contains(part), "{err}");
+    }
+    let (code, _, err) = disk.ask("set", &["mem_limt=1M"]);
+    assert!(code == Some(2) && err.contains("accepted: compact, disksize"), "{err}");
+    let (code, _, err) = disk.ask("stat", &["idle"]);
+    assert!(code == Some(2) && err.contains("can only be written"), "{err}");
+    let (code, _, err) = output_of(&["device", "list", "-o", "SIZE"]);
+    assert!(code == Some(2) && err.contains("accepted: NAME, ALGORITHM"), "{err}");
+    assert!(disk.is_served());
+}
+
+/// Goal: Ctrl-C and SIGTERM end a disk in the foreground, which says what is dropped; a disk that was killed is not
+/// listed, and its name and socket can be used again.
+#[test]
+fn signals_end_a_disk() {
+    for signal in ["INT", "TERM", "KILL"] {
+        let disk = Disk::named("signalled");
+        let socket = disk.socket.to_str().unwrap();
+        let mut run = zfolio(&["device", "run", &disk.name, "--size", "8M", "--nbd", socket]);
+        let mut run = run.stderr(Stdio::piped()).spawn().unwrap();
+        assert!(first_line(&mut run).starts_with(&format!("disk {}: 8M", disk.name)));
+        kill(signal, run.id().into());
+        let output = run.wait_with_output().unwrap();
+        let err = String::from_utf8(output.stderr).unwrap();
+        if signal == "KILL" {
+            assert!(disk.socket.exists(), "nobody removed it");
+        } else {
+            let expected =
+                format!("zfolio: disk {} has ended; 0 of contents are dropped\n", disk.name);
+            assert_eq!((output.status.code(), err), (Some(0), expected));
+            assert!(!disk.socket.exists());
+        }
+        let (_, out, _) = output_of(&["device", "list", "-n"]);
+        assert!(!out.contains(&disk.name), "{out}");
+    }
+    drop(Disk::add("signalled", &[]));
+}
+
+/// Goal: a disk in the background stays when nobody reads its output any more, and what it prints then does no harm.
+#[test]
+fn a_disk_in_the_background_outlives_who_added_it() {
+    let disk = Disk::named("alone");
+    let socket = disk.socket.to_str().unwrap();
+    let fixed = ["device", "add", &disk.name, "--size", "8M", "--nbd", socket];
+    let mut add = zfolio(&fixed).spawn().unwrap();
+    drop(add.stdout.take());
+    drop(add.stderr.take());
+    add.wait().unwrap();
+    wait_for("the disk", || disk.is_served());
+    assert_eq!(disk.ask("stat", &["initstate"]).1, "1\n");
+}
+
+/// Goal: a process that is not a disk, at the place of a control socket, is told from one.
+#[test]
+fn a_stranger_at_the_control_socket_is_no_disk() {
+    let disk = Disk::add("real", &[]);
+    let name = format!("stranger-{}", std::process::id());
+    let user = zfolio_sys::probe::effective_uid();
+    let path = PathBuf::from(format!("/dev/shm/zfolio-{user}/device.{name}"));
+    let listener = UnixListener::bind(&path).unwrap();
+    // Other tests list all disks, and so may connect too.
+    std::thread::spawn(move || listener.incoming().for_each(drop));
+    let (code, _, err) = output_of(&["device", "stat", &name, "mm_stat"]);
+    fs::remove_file(&path).unwrap();
+    assert!(
+        code == Some(125) && err.contains("does not answer") && err.lines().count() == 1,
+        "{err}"
+    );
+    assert!(disk.is_served());
+}
