@@ -2,7 +2,8 @@
 //!
 //! A front end speaks a protocol that clients know, and turns its requests into calls of a [`Device`]. It knows nothing
 //! of compression; a device knows nothing of clients. There is one front end so far, [`nbd`], and one device, [`ram`]: a
-//! compressed disk in memory. Other processes read and write its [attributes] through its [control] socket.
+//! compressed disk in memory. Other processes read and write its [attributes] through its [control] socket,
+//! and Prometheus reads its [metrics].
 
 #![forbid(unsafe_code)]
 
@@ -11,6 +12,7 @@ pub mod nbd;
 
 pub mod attributes;
 pub mod control;
+pub mod metrics;
 pub mod ram;
 #[doc(hidden)]
 pub mod testing;

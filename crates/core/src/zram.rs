@@ -51,7 +51,7 @@ use std::sync::atomic::{
     AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
 
-use crate::page::UnitOrder;
+use crate::page::{UnitOrder, same_filled};
 use crate::stats::Figures;
 use crate::store::{
     self, Checksum, CodecId, Form, Incoming, Key, Loaded, Outcome, Outgoing, Reject, Store, Ticket,
@@ -60,7 +60,7 @@ use crate::sync::{Guard, Mutex};
 use crate::zcomp::Zcomp;
 use crate::zsmalloc::PageSource;
 
-use limit::Limit;
+use limit::{Limit, Room};
 use slot::Slot;
 use table::{Table, UNITS_MAX};
 
@@ -514,7 +514,10 @@ impl<S: PageSource> Zram<S> {
     fn put(&self, cpu: usize, unit: u64, slot: &mut Slot, bytes: &[u8]) -> Result<(), Error> {
         let (mut entry, mut tries) = (slot.entry.take(), 2);
         let outcome = loop {
-            let Some(_room) = self.limit.reserve(self) else {
+            // A word takes no room: a full disk can be overwritten with zeros.
+            let room =
+                self.limit.reserve(self).or_else(|| same_filled(bytes).map(|_| Room::none()));
+            let Some(_room) = room else {
                 slot.entry = entry;
                 return Err(Error::NoSpace { limit_bytes: self.limit.get() });
             };

@@ -1,5 +1,7 @@
 //! The arguments of `zfolio device`.
 
+use std::net::SocketAddr;
+
 use clap::{Args, Subcommand};
 use zfolio_block::nbd::{Address, NAME_BYTES_MAX};
 use zfolio_core::page::UnitOrder;
@@ -102,6 +104,10 @@ pub(crate) struct AddArgs {
     /// Where NBD clients connect; may be given several times
     #[arg(long, value_name = "ADDRESS", required = true, value_parser = parse_address)]
     pub(super) nbd: Vec<Address>,
+
+    /// Serve figures for Prometheus at this address of this machine: localhost:9100
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = parse_metrics)]
+    pub(super) metrics: Option<SocketAddr>,
 
     /// Set by `add`: leave the terminal
     #[arg(long, hide = true)]
@@ -255,6 +261,14 @@ fn parse_recompress(given: &str) -> Result<Recompress, String> {
 
 fn parse_address(given: &str) -> Result<Address, String> {
     given.parse()
+}
+
+fn parse_metrics(given: &str) -> Result<SocketAddr, String> {
+    let numbers = given.strip_prefix("localhost:").map(|port| format!("127.0.0.1:{port}"));
+    let address = numbers.as_deref().unwrap_or(given).parse().ok();
+    address.filter(|address: &SocketAddr| address.ip().is_loopback()).ok_or_else(|| {
+        format!("'{given}' is not an address of this machine; accepted: localhost:PORT, 127.0.0.1:PORT, [::1]:PORT")
+    })
 }
 
 fn parse_attribute(given: &str) -> Result<(String, String), String> {

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use zfolio_block::control::Control;
+use zfolio_block::metrics::{self, Metrics};
 use zfolio_block::nbd::{Address, Config, Exports, Listener, Server};
 use zfolio_block::ram::{self, Ram, Unmade};
 use zfolio_core::size;
@@ -51,7 +52,8 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     let path = socket(&directory()?, name);
     let control =
         Control::start(&path, Arc::clone(&ram)).map_err(|error| unheard(name, &path, &error))?;
-    let mut server = listen(arguments, &ram)?;
+    let server = Arc::new(listen(arguments, &ram)?);
+    let metrics = serve_metrics(arguments, &ram, &server)?;
     let addresses: Vec<String> = arguments.nbd.iter().map(|address| uri(address, name)).collect();
     let made = format!(
         "disk {name}: {}, {}, units of {}, at {}",
@@ -77,7 +79,9 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
             }
         }
     }
-    let busy = server.stop();
+    // The page's thread has the other handle of the server.
+    drop(metrics);
+    let busy = Arc::into_inner(server).map_or(0, |mut server| server.stop());
     if busy > 0 {
         say(&format!("disk {name}: {busy} clients did not end in time"));
     }
@@ -136,6 +140,19 @@ fn listen(arguments: &AddArgs, ram: &Arc<Ram>) -> Result<Server, Failure> {
     }
     Server::start(listeners, exports, Config::default())
         .map_err(|error| Failure::machine(format!("no server: {error}")))
+}
+
+/// Serves the figures, if that is asked for.
+fn serve_metrics(
+    arguments: &AddArgs,
+    ram: &Arc<Ram>,
+    server: &Arc<Server>,
+) -> Result<Option<Metrics>, Failure> {
+    let Some(address) = arguments.metrics else { return Ok(None) };
+    let (name, ram, server) = (arguments.name.clone(), Arc::clone(ram), Arc::clone(server));
+    let page = move || metrics::of_disk(&name, &ram, server.counts());
+    let started = Metrics::start(address, Box::new(page));
+    started.map(Some).map_err(|error| Failure::machine(format!("--metrics: {address}: {error}")))
 }
 
 /// What a client is given to connect.

@@ -28,6 +28,13 @@ pub(super) struct Limit {
 #[derive(Debug)]
 pub(super) struct Room<'l>(Option<(&'l Limit, u64)>);
 
+impl Room<'_> {
+    /// For what takes none.
+    pub(super) fn none() -> Room<'static> {
+        Room(None)
+    }
+}
+
 impl Drop for Room<'_> {
     fn drop(&mut self) {
         if let Some((limit, bytes)) = self.0 {
@@ -49,7 +56,7 @@ impl Limit {
     pub(super) fn reserve<S: PageSource>(&self, zram: &Zram<S>) -> Option<Room<'_>> {
         let limit = self.get();
         if limit == 0 {
-            return Some(Room(None));
+            return Some(Room::none());
         }
         // An object may begin in the middle of a page.
         let bytes = (zram.unit().bytes() + PAGE_BYTES) as u64;

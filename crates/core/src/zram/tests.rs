@@ -158,6 +158,9 @@ fn a_full_device_refuses_and_keeps() {
         assert!(found == bytes(at, 4096), "unit {at}");
     }
     assert!(disk.write(0, 0, &bytes(9999, 4096)).is_err(), "a second copy has no room");
+    disk.write(0, 0, &[0; 4096]).unwrap();
+    disk.read(0, 0, &mut found).unwrap();
+    assert!(found == [0; 4096], "zeros need none");
     disk.discard(0, 16 << 12, 32 << 12).unwrap();
     disk.write(0, 0, &bytes(9999, 4096)).unwrap();
     disk.set_mem_limit(0);
