@@ -172,7 +172,8 @@ pub fn write(ram: &Ram, name: &str, given: &str) -> Result<(), Refusal> {
     match name {
         "disksize" => {
             let unit = size::display(zram.unit().bytes() as u64);
-            let accepted = format!("a size that is a multiple of the unit, {unit}");
+            let accepted =
+                format!("a size that is a multiple of the unit, {unit}, up to 2^32 units");
             let bytes = size::parse(given).map_err(|_| value("disksize", &accepted))?;
             zram.resize(bytes).map_err(|error| match error {
                 zram::Error::Invalid { .. } => value("disksize", &accepted),

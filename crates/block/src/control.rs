@@ -10,29 +10,37 @@
 //!
 //! # Concurrency
 //!
-//! One thread serves one connection after the other, so that a request which takes long (`recompress`) lets others wait.
+//! A thread for each connection, [`CONNECTIONS_MAX`] at most: so a request that takes long (`recompress`) lets nobody
+//! wait. The end of a disk does not wait for them either.
 
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use zfolio_sys::eventfd::EventFd;
 
 use crate::attributes::{self, Refusal};
+use crate::nbd::{Address, Listener, Unusable};
 use crate::ram::Ram;
 
 /// The longest request.
-const REQUEST_BYTES_MAX: u64 = 4096;
+pub const REQUEST_BYTES_MAX: usize = 4096;
 
 /// A client that sends nothing, or receives nothing, for so long is left.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// So long a client waits for a value.
-const READ_PATIENCE: Duration = Duration::from_secs(5);
+/// Connections at once; more are closed.
+const CONNECTIONS_MAX: usize = 16;
+
+/// So long a client waits for an answer, unless it has asked for what may take long.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What a disk answered.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -45,15 +53,15 @@ pub enum Answer {
     Failed(String),
 }
 
-/// Sends a request to the disk at `path`, and waits for the answer; for a value that is read for a few seconds at most.
+/// Sends a request to the disk at `path`, and waits for the answer: for a few seconds, unless it is to write.
 ///
 /// # Errors
 ///
-/// Nobody listens there, the connection broke, or it took too long: the disk has another request that takes long.
+/// Nobody listens there, the connection broke, or the disk does not answer.
 pub fn ask(path: &Path, request: &str) -> io::Result<Answer> {
     let mut stream = UnixStream::connect(path)?;
-    if request.starts_with("read ") {
-        stream.set_read_timeout(Some(READ_PATIENCE))?;
+    if !request.starts_with("write ") {
+        stream.set_read_timeout(Some(ANSWER_PATIENCE))?;
     }
     stream.write_all(request.as_bytes())?;
     stream.write_all(b"\n")?;
@@ -71,7 +79,6 @@ pub fn ask(path: &Path, request: &str) -> io::Result<Answer> {
 /// A control socket that is served. Dropping it ends that and removes the socket.
 #[derive(Debug)]
 pub struct Control {
-    path: PathBuf,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -79,7 +86,10 @@ pub struct Control {
 #[derive(Debug)]
 struct Shared {
     ram: Arc<Ram>,
+    live: AtomicUsize,
     ends: AtomicBool,
+    /// Rung when nothing more is to be accepted.
+    end: EventFd,
     /// Rung when a client asks for the end.
     stop: EventFd,
 }
@@ -89,21 +99,17 @@ impl Control {
     ///
     /// # Errors
     ///
-    /// `AddrInUse`: another process listens there. Others: the system's.
-    pub fn start(path: &Path, ram: Arc<Ram>) -> io::Result<Control> {
-        if UnixStream::connect(path).is_ok() {
-            return Err(io::ErrorKind::AddrInUse.into());
-        }
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let listener = UnixListener::bind(path)?;
-        let shared = Arc::new(Shared { ram, ends: AtomicBool::new(false), stop: EventFd::new()? });
+    /// [`Unusable::InUse`]: another process listens there. Others: the system's.
+    pub fn start(path: &Path, ram: Arc<Ram>) -> Result<Control, Unusable> {
+        let failed = |error: io::Error| Unusable::System(path.display().to_string(), error);
+        let listeners = Listener::open(&Address::Unix(path.to_owned()))?;
+        let event = || EventFd::new().map_err(|error| failed(error.into()));
+        let (ends, live) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let shared = Arc::new(Shared { ram, live, ends, end: event()?, stop: event()? });
         let for_thread = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("control".to_owned());
-        let thread = thread.spawn(move || for_thread.serve(&listener))?;
-        Ok(Control { path: path.to_owned(), shared, thread: Some(thread) })
+        let thread = thread.spawn(move || listeners.iter().for_each(|one| for_thread.serve(one)));
+        Ok(Control { shared, thread: Some(thread.map_err(failed)?) })
     }
 
     /// Whether a client has asked for the end; waits for that for so many milliseconds.
@@ -116,25 +122,45 @@ impl Control {
 impl Drop for Control {
     fn drop(&mut self) {
         self.shared.ends.store(true, Relaxed);
-        // The thread waits for a connection.
-        UnixStream::connect(&self.path).ok();
-        std::fs::remove_file(&self.path).ok();
+        self.shared.end.ring();
+        self.shared.ram.zram().halt();
+        // It removes the socket. Threads of connections end by themselves.
         self.thread.take().into_iter().for_each(|thread| _ = thread.join().ok());
     }
 }
 
+/// Counts a connection while it lives.
+struct Counted(Arc<Shared>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.live.fetch_sub(1, Relaxed);
+    }
+}
+
 impl Shared {
-    fn serve(&self, listener: &UnixListener) {
-        for stream in listener.incoming() {
-            if self.ends.load(Relaxed) {
-                return;
-            }
-            match stream {
-                // A client that is gone gets no answer.
-                Ok(stream) => _ = self.answer(stream).ok(),
+    fn serve(self: &Arc<Self>, listener: &Listener) {
+        while !self.ends.load(Relaxed) {
+            let waited = [self.end.file(), listener.as_fd()];
+            let mut waited = waited.map(|file| PollFd::from_borrowed_fd(file, PollFlags::IN));
+            poll(&mut waited, None).ok();
+            match listener.accept() {
+                Ok(socket) => self.begin(socket.into()),
+                Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
                 // No descriptor or memory: later.
                 Err(_) => std::thread::sleep(Duration::from_millis(50)),
             }
+        }
+    }
+
+    /// Answers a connection on a thread of its own.
+    fn begin(self: &Arc<Self>, stream: UnixStream) {
+        let before = self.live.fetch_add(1, Relaxed);
+        let counted = Counted(Arc::clone(self));
+        if before < CONNECTIONS_MAX {
+            let thread = std::thread::Builder::new().name("control".to_owned());
+            // A client that is gone gets no answer, nor does one for which there is no thread.
+            thread.spawn(move || counted.0.answer(stream).ok()).ok();
         }
     }
 
@@ -142,8 +168,8 @@ impl Shared {
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
         let mut line = String::new();
-        BufReader::new((&stream).take(REQUEST_BYTES_MAX)).read_line(&mut line)?;
-        let mut words = line.trim_end().splitn(3, ' ');
+        BufReader::new((&stream).take(REQUEST_BYTES_MAX as u64)).read_line(&mut line)?;
+        let mut words = line.trim_end_matches('\n').splitn(3, ' ');
         let (verb, name, value) = (words.next(), words.next().unwrap_or(""), words.next());
         let done = match (verb, value) {
             (Some("read"), None) => attributes::read(&self.ram, name),
@@ -173,6 +199,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::{Answer, Control, ask};
+    use crate::nbd::Unusable;
     use crate::testing::ram;
 
     fn path(name: &str) -> PathBuf {
@@ -209,16 +236,30 @@ mod tests {
         let path = path("one");
         let first = Control::start(&path, Arc::new(ram(1 << 20, &["lz4"]))).unwrap();
         let second = Control::start(&path, Arc::new(ram(1 << 20, &["lz4"])));
-        assert_eq!(second.unwrap_err().kind(), std::io::ErrorKind::AddrInUse);
+        assert!(matches!(second, Err(Unusable::InUse(_))), "{second:?}");
         let mut idle = UnixStream::connect(&path).unwrap();
         idle.write_all(b"read disk").unwrap();
         assert!(matches!(ask(&path, "read disksize"), Ok(Answer::Done(_))));
-        // The socket stays behind, as that of a process that was killed.
-        std::mem::forget(std::fs::hard_link(&path, path.with_extension("dead")));
+        // As that of a process that was killed.
         drop(first);
-        std::fs::rename(path.with_extension("dead"), &path).unwrap();
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
         let third = Control::start(&path, Arc::new(ram(1 << 20, &["lz4"]))).unwrap();
         assert!(matches!(ask(&path, "read disksize"), Ok(Answer::Done(_))));
+        // Somebody has removed its socket: it ends all the same.
+        std::fs::remove_file(&path).unwrap();
         drop(third);
+    }
+
+    /// Goal: a request that takes long keeps neither others waiting nor the end.
+    #[test]
+    fn a_long_request_keeps_nobody_waiting() {
+        let path = path("long");
+        let control = Control::start(&path, Arc::new(ram(1 << 20, &["lz4"]))).unwrap();
+        // Requests that are never finished stand for it: each has a thread until its client is left.
+        let long: Vec<_> = (0..4).map(|_| UnixStream::connect(&path).unwrap()).collect();
+        assert!(matches!(ask(&path, "read disksize"), Ok(Answer::Done(_))));
+        drop(control);
+        assert!(!path.exists());
+        drop(long);
     }
 }

@@ -471,6 +471,12 @@ impl<S: PageSource> Store<S> {
         row.checksum(row.cell().load())
     }
 
+    /// Whether this is the unit of an entry.
+    #[must_use]
+    pub fn is_unit(&self, entry: &EntryId, bytes: &[u8]) -> bool {
+        self.checksum(entry) == self.key.checksum(bytes)
+    }
+
     /// The word that an entry's unit repeats.
     #[must_use]
     pub fn same_filled(&self, entry: &EntryId) -> Option<u64> {

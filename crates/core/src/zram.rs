@@ -48,7 +48,7 @@ mod tests;
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{
-    AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+    AtomicBool, AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
 
 use crate::page::{UnitOrder, same_filled};
@@ -61,8 +61,8 @@ use crate::zcomp::Zcomp;
 use crate::zsmalloc::PageSource;
 
 use limit::{Limit, Room};
-use slot::Slot;
-use table::{Table, UNITS_MAX};
+use slot::{Slot, SlotLock};
+use table::{GROWTH_BYTES_MAX, Table, UNITS_MAX};
 
 pub use recompress::{Recompressed, Recompression, Turn, What};
 pub use stat::{IoStat, MmStat};
@@ -161,6 +161,8 @@ pub struct Zram<S: PageSource> {
     huge_since: AtomicU64,
     /// Where [`Zram::recompress_old`] goes on.
     hand: AtomicU64,
+    /// [`Zram::recompress`] is to return.
+    is_halted: AtomicBool,
 }
 
 impl<S: PageSource> Zram<S> {
@@ -201,6 +203,7 @@ impl<S: PageSource> Zram<S> {
             io: IoStat::default(),
             huge_since: AtomicU64::new(0),
             hand: AtomicU64::new(0),
+            is_halted: AtomicBool::new(false),
         };
         zram.check_size(disk_bytes)?;
         zram.disk_bytes.store(disk_bytes, Release);
@@ -241,23 +244,27 @@ impl<S: PageSource> Zram<S> {
     ///
     /// # Errors
     ///
-    /// [`Error::Busy`]: there is data. While the disk looks for it, requests beyond the new end fail. [`Error::Invalid`]:
-    /// see [`Zram::new`].
+    /// [`Error::Busy`]: there is data. If it was written at this very moment, other requests beyond the new end may have
+    /// failed. [`Error::Invalid`]: see [`Zram::new`].
     pub fn resize(&self, disk_bytes: u64) -> Result<(), Error> {
         self.check_size(disk_bytes)?;
+        let busy_beyond = |end: u64| {
+            let [first, end] = [disk_bytes, end].map(|bytes| bytes / self.unit.bytes() as u64);
+            let busy = self.table.slots(first, end).find(|(_, slot)| slot.lock().entry.is_some());
+            busy.map_or(Ok(()), |(unit, _)| Err(Error::Busy { unit }))
+        };
+        // Without a new size first: nobody notices a change that is refused.
+        busy_beyond(self.disk_bytes())?;
         // Release: pairs with the Acquire in disk_bytes(). A writer looks at the size again under its slot's lock
         // (`check_unit`), and the slots beyond the new end are locked below: so each of them sees the new size, or is
         // seen here (ZRAM-4).
         let before = self.disk_bytes.swap(disk_bytes, Release);
-        let [first, end] = [disk_bytes, before].map(|bytes| bytes / self.unit.bytes() as u64);
-        let busy = self.table.slots(first, end).find(|(_, slot)| slot.lock().entry.is_some());
-        match busy {
-            None => Ok(()),
-            Some((unit, _)) => {
-                self.disk_bytes.store(before, Release);
-                Err(Error::Busy { unit })
-            }
-        }
+        busy_beyond(before).inspect_err(|_| self.disk_bytes.store(before, Release))
+    }
+
+    /// Has [`Zram::recompress`] return soon: the disk is about to end.
+    pub fn halt(&self) {
+        self.is_halted.store(true, Relaxed);
     }
 
     /// Drops all contents: the disk reads as zeros.
@@ -416,10 +423,7 @@ impl<S: PageSource> Zram<S> {
         within: Range<usize>,
         from: Option<&[u8]>,
     ) -> Result<(), Error> {
-        if from.is_none() && self.table.get(unit).is_none() {
-            return Ok(());
-        }
-        let lock = self.table.make(unit).map_err(|_| Error::NoMemory)?;
+        let Some(lock) = self.slot_to_write(unit, from)? else { return Ok(()) };
         loop {
             let mut slot = lock.lock();
             self.check_unit(unit)?;
@@ -457,6 +461,19 @@ impl<S: PageSource> Zram<S> {
             }
             return Ok(());
         }
+    }
+
+    /// The slot of a unit that is to be written. `None`: the unit is to be zeroed, and nothing near it was ever written.
+    fn slot_to_write(&self, unit: u64, from: Option<&[u8]>) -> Result<Option<&SlotLock>, Error> {
+        let known = self.table.get(unit);
+        if known.is_some() || from.is_none() {
+            return Ok(known);
+        }
+        // Before the table grows: else a client could fill the memory with tables by writes that are refused.
+        let Some(_room) = self.limit.reserve(self, GROWTH_BYTES_MAX) else {
+            return Err(Error::NoSpace { limit_bytes: self.limit.get() });
+        };
+        self.table.make(unit).map(Some).map_err(|_| Error::NoMemory)
     }
 
     /// Whether the disk still has this unit. The caller has its slot (`ZRAM-4`).
@@ -514,9 +531,12 @@ impl<S: PageSource> Zram<S> {
     fn put(&self, cpu: usize, unit: u64, slot: &mut Slot, bytes: &[u8]) -> Result<(), Error> {
         let (mut entry, mut tries) = (slot.entry.take(), 2);
         let outcome = loop {
-            // A word takes no room: a full disk can be overwritten with zeros.
-            let room =
-                self.limit.reserve(self).or_else(|| same_filled(bytes).map(|_| Room::none()));
+            // A word takes no room: a full disk can be overwritten with zeros. Nor does what is there already.
+            let room = self.limit.reserve(self, 0).or_else(|| {
+                let is_there =
+                    || entry.as_ref().is_some_and(|entry| self.store.is_unit(entry, bytes));
+                (same_filled(bytes).is_some() || is_there()).then(Room::none)
+            });
             let Some(_room) = room else {
                 slot.entry = entry;
                 return Err(Error::NoSpace { limit_bytes: self.limit.get() });

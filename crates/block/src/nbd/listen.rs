@@ -105,7 +105,7 @@ impl Listener {
     }
 
     /// The next connection. `Err(AGAIN)`: there is none.
-    pub(super) fn accept(&self) -> Result<OwnedFd, Errno> {
+    pub(crate) fn accept(&self) -> Result<OwnedFd, Errno> {
         rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC)
     }
 

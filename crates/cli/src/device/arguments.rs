@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use clap::{Args, Subcommand};
+use zfolio_block::control::REQUEST_BYTES_MAX;
 use zfolio_block::nbd::{Address, NAME_BYTES_MAX};
 use zfolio_core::page::UnitOrder;
 use zfolio_core::size;
@@ -94,6 +95,7 @@ pub(crate) struct AddArgs {
     /// What is compressed as one object: a power of two, 4K to 2M
     ///
     /// Large units compress better and serve large requests faster; small ones serve small random requests sooner.
+    /// A client's writes arrive in pieces of 256K, so units above that are compressed several times.
     #[arg(long, short, value_name = "SIZE", default_value = "4K", value_parser = parse_unit)]
     pub(super) unit: UnitOrder,
 
@@ -170,9 +172,11 @@ Examples:
 )]
 pub(crate) struct StatArgs {
     /// The disk
+    #[arg(value_name = "NAME", value_parser = parse_name)]
     pub(super) name: String,
 
     /// An attribute, as the kernel shows it
+    #[arg(value_name = "ATTRIBUTE", value_parser = parse_attribute_name)]
     pub(super) attribute: Option<String>,
 
     /// Write JSON
@@ -197,6 +201,7 @@ Examples:
   zfolio device set cache idle=3600 recompress='type=idle priority=1'")]
 pub(crate) struct SetArgs {
     /// The disk
+    #[arg(value_name = "NAME", value_parser = parse_name)]
     pub(super) name: String,
 
     /// The attributes, in this order
@@ -208,6 +213,7 @@ pub(crate) struct SetArgs {
 #[derive(Args, Debug)]
 pub(crate) struct NameArgs {
     /// The disk
+    #[arg(value_name = "NAME", value_parser = parse_name)]
     pub(super) name: String,
 }
 
@@ -271,9 +277,29 @@ fn parse_metrics(given: &str) -> Result<SocketAddr, String> {
     })
 }
 
+/// Which of them there are the disk says.
+fn parse_attribute_name(given: &str) -> Result<String, String> {
+    let is_good =
+        !given.is_empty() && given.len() <= 64 && given.bytes().all(|byte| byte.is_ascii_graphic());
+    is_good.then(|| given.to_owned()).ok_or_else(|| {
+        format!(
+            "'{}' is not an attribute; accepted: as in mm_stat",
+            given.chars().take(64).collect::<String>()
+        )
+    })
+}
+
 fn parse_attribute(given: &str) -> Result<(String, String), String> {
+    const VALUE_BYTES_MAX: usize = 1024;
+    const _: () = assert!(VALUE_BYTES_MAX + 100 <= REQUEST_BYTES_MAX);
     let (name, value) = given.split_once('=').unwrap_or((given, ""));
-    let is_good = !name.is_empty() && !name.contains(char::is_whitespace) && !value.contains('\n');
+    if value.len() > VALUE_BYTES_MAX {
+        return Err(format!(
+            "{name}: a value of {} bytes; accepted: {VALUE_BYTES_MAX} at most",
+            value.len()
+        ));
+    }
+    let is_good = parse_attribute_name(name).is_ok() && !value.contains('\n');
     if is_good && given.contains('=') {
         return Ok((name.to_owned(), value.to_owned()));
     }

@@ -3,6 +3,8 @@
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Command, ExitCode, Stdio};
 
+use zfolio_block::nbd::Address;
+
 use super::arguments::AddArgs;
 use crate::failure::Failure;
 use crate::output;
@@ -12,7 +14,12 @@ use crate::output;
 /// # Errors
 ///
 /// The disk cannot be made as asked for. The other process has printed why.
-pub(super) fn add(_arguments: &AddArgs) -> Result<ExitCode, Failure> {
+pub(super) fn add(arguments: &AddArgs) -> Result<ExitCode, Failure> {
+    if arguments.nbd.contains(&Address::Systemd) {
+        let why =
+            "--nbd: 'systemd' hands its sockets to one process; accepted: with 'zfolio device run'";
+        return Err(Failure::argument(why));
+    }
     let program =
         std::env::current_exe().map_err(|error| Failure::machine(format!("zfolio: {error}")))?;
     // `zfolio device add` and what follows.

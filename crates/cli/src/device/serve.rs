@@ -1,6 +1,7 @@
 //! `zfolio device run`: a disk, served by this process until somebody ends it.
 
 use std::io::{self, Write as _};
+use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -9,13 +10,13 @@ use std::time::Duration;
 
 use zfolio_block::control::Control;
 use zfolio_block::metrics::{self, Metrics};
-use zfolio_block::nbd::{Address, Config, Exports, Listener, Server};
+use zfolio_block::nbd::{Address, Config, Exports, Listener, Server, Unusable};
 use zfolio_block::ram::{self, Ram, Unmade};
 use zfolio_core::size;
 use zfolio_core::zram;
 use zfolio_pager::PoolMappings;
 use zfolio_sys::probe::child::{self, Signals};
-use zfolio_sys::process;
+use zfolio_sys::{files, process};
 
 use super::arguments::AddArgs;
 use super::{directory, socket};
@@ -42,6 +43,15 @@ fn say(line: &str) {
 /// The disk cannot be made as asked for; nothing is left behind.
 pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     if arguments.background {
+        // What the shell had open is not kept.
+        let kept = files::leave_program_files(&[
+            io::stdin().as_fd(),
+            io::stdout().as_fd(),
+            io::stderr().as_fd(),
+        ]);
+        let kept = kept.map_err(|error| Failure::machine(format!("open files: {error}")))?;
+        // They are those of this process for its life.
+        std::mem::forget(kept);
         process::leave_session()
             .map_err(|error| Failure::machine(format!("the terminal cannot be left: {error}")))?;
     }
@@ -52,9 +62,13 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     let path = socket(&directory()?, name);
     let control =
         Control::start(&path, Arc::clone(&ram)).map_err(|error| unheard(name, &path, &error))?;
-    let server = Arc::new(listen(arguments, &ram)?);
+    let (server, addresses) = listen(arguments, &ram)?;
+    let server = Arc::new(server);
     let metrics = serve_metrics(arguments, &ram, &server)?;
-    let addresses: Vec<String> = arguments.nbd.iter().map(|address| uri(address, name)).collect();
+    if arguments.background {
+        // The file system of the shell's directory can be unmounted.
+        std::env::set_current_dir("/").map_err(|error| Failure::machine(format!("/: {error}")))?;
+    }
     let made = format!(
         "disk {name}: {}, {}, units of {}, at {}",
         size::display(ram.zram().disk_bytes()),
@@ -108,9 +122,8 @@ fn make(arguments: &AddArgs) -> Result<Ram, Failure> {
     };
     Ram::new(&config, Arc::new(PoolMappings::default()), Box::new(report)).map_err(|error| match error {
         Unmade::Size => Failure::argument(format!(
-            "--size: '{}' is not the size of a disk; accepted: a multiple of the unit, {}, up to 2^32 units",
-            size::display(arguments.size),
-            arguments.unit
+            "--size: '{}' bytes are not the size of a disk; accepted: a multiple of the unit, {}, up to 2^32 units",
+            arguments.size, arguments.unit
         )),
         Unmade::Codec(error) => Failure::argument(format!("--algorithm: {error}")),
         error => Failure::machine(error.to_string()),
@@ -118,28 +131,44 @@ fn make(arguments: &AddArgs) -> Result<Ram, Failure> {
 }
 
 /// Why the control socket is not served.
-fn unheard(name: &str, path: &Path, error: &io::Error) -> Failure {
-    match error.kind() {
-        io::ErrorKind::AddrInUse => Failure::argument(format!(
+fn unheard(name: &str, path: &Path, error: &Unusable) -> Failure {
+    match error {
+        Unusable::InUse(_) => Failure::argument(format!(
             "'{name}' is a disk already; accepted: another name, or 'zfolio device remove {name}' first"
         )),
-        _ => Failure::machine(format!("{}: {error}", path.display())),
+        error => Failure::machine(format!("{}: {error}", path.display())),
     }
 }
 
-fn listen(arguments: &AddArgs, ram: &Arc<Ram>) -> Result<Server, Failure> {
-    let mut exports = Exports::new();
+/// Serves the disk, and says what clients connect to.
+fn listen(arguments: &AddArgs, ram: &Arc<Ram>) -> Result<(Server, Vec<String>), Failure> {
+    let (mut exports, name) = (Exports::new(), &arguments.name);
     let description = format!("a compressed disk in memory ({})", arguments.algorithm);
-    let added = exports.add(&arguments.name, &description, Arc::<Ram>::clone(ram));
+    let added = exports.add(name, &description, Arc::<Ram>::clone(ram));
     added.map_err(|error| Failure::argument(error.to_string()))?;
-    let mut listeners = Vec::new();
+    let (mut listeners, mut addresses) = (Vec::new(), Vec::new());
     for address in &arguments.nbd {
-        let opened =
-            Listener::open(address).map_err(|error| Failure::machine(format!("--nbd: {error}")))?;
+        let address = absolute(address);
+        let opened = Listener::open(&address)
+            .map_err(|error| Failure::machine(format!("--nbd: {error}")))?;
+        let port =
+            opened.first().and_then(Listener::port).filter(|_| matches!(address, Address::Tcp(_)));
+        addresses.push(uri(&port.map_or(address, Address::Tcp), name));
         listeners.extend(opened);
     }
-    Server::start(listeners, exports, Config::default())
-        .map_err(|error| Failure::machine(format!("no server: {error}")))
+    let server = Server::start(listeners, exports, Config::default());
+    let server = server.map_err(|error| Failure::machine(format!("no server: {error}")))?;
+    Ok((server, addresses))
+}
+
+/// The same address, wherever this process goes.
+fn absolute(address: &Address) -> Address {
+    match address {
+        Address::Unix(path) => {
+            Address::Unix(std::path::absolute(path).unwrap_or_else(|_| path.clone()))
+        }
+        other => other.clone(),
+    }
 }
 
 /// Serves the figures, if that is asked for.
@@ -158,10 +187,7 @@ fn serve_metrics(
 /// What a client is given to connect.
 fn uri(address: &Address, name: &str) -> String {
     match address {
-        Address::Unix(path) => {
-            let whole = std::path::absolute(path).unwrap_or_else(|_| path.clone());
-            format!("nbd+unix:///{name}?socket={}", whole.display())
-        }
+        Address::Unix(path) => format!("nbd+unix:///{name}?socket={}", path.display()),
         Address::Tcp(address) => format!("nbd://{address}/{name}"),
         Address::Systemd => "the sockets of systemd".to_owned(),
     }

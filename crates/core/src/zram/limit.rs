@@ -3,8 +3,8 @@
 //! # Invariants
 //!
 //! - `LIM-1` While a limit is set, a write begins only if its unit fits below the limit even if nothing of it shrinks,
-//!   beside all writes that are under way. So what the pool takes stays below the limit; tables may grow by a step
-//!   (64 KiB or so) beyond.
+//!   beside all writes that are under way, and so does what the table grows by for a unit that is far from others. So
+//!   the disk stays below the limit; the pool's own tables may grow by a step (64 KiB or so) beyond.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -52,14 +52,18 @@ impl Limit {
         self.bytes.store(bytes, Relaxed);
     }
 
-    /// Room for one unit. `None`: there is none below the limit, also after compaction.
-    pub(super) fn reserve<S: PageSource>(&self, zram: &Zram<S>) -> Option<Room<'_>> {
+    /// Room for one unit and so many bytes of the table. `None`: there is none below the limit, also after compaction.
+    pub(super) fn reserve<S: PageSource>(
+        &self,
+        zram: &Zram<S>,
+        table_bytes: usize,
+    ) -> Option<Room<'_>> {
         let limit = self.get();
         if limit == 0 {
             return Some(Room::none());
         }
         // An object may begin in the middle of a page.
-        let bytes = (zram.unit().bytes() + PAGE_BYTES) as u64;
+        let bytes = (zram.unit().bytes() + PAGE_BYTES + table_bytes) as u64;
         for is_last in [false, true] {
             let pending = self.pending.fetch_add(bytes, Relaxed) + bytes;
             let room = Room(Some((self, bytes)));

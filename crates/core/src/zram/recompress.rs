@@ -118,8 +118,8 @@ impl<S: PageSource> Zram<S> {
     ///
     /// # Errors
     ///
-    /// A unit that cannot be read ends the work: [`Error::Lost`]. [`Error::NoSpace`], [`Error::NoMemory`]: there is no
-    /// room for a second copy of a unit. What was done until then stays done.
+    /// A unit that cannot be read ends the work: [`Error::Lost`]. [`Error::NoMemory`]: there is none for a second copy of
+    /// a unit. What was done until then stays done.
     ///
     /// # Panics
     ///
@@ -131,7 +131,7 @@ impl<S: PageSource> Zram<S> {
         let codec = codec.expect("the device has an algorithm of this priority");
         let mut done = Recompressed::default();
         for (unit, lock) in self.table.slots(0, UNITS_MAX) {
-            if done.tried >= request.max_pages {
+            if done.tried >= request.max_pages || self.is_halted.load(Relaxed) {
                 break;
             }
             let mut slot = lock.lock();
@@ -188,9 +188,7 @@ impl<S: PageSource> Zram<S> {
         slot: &mut Slot,
         codec: CodecId,
     ) -> Result<u64, Error> {
-        let Some(_room) = self.limit.reserve(self) else {
-            return Err(Error::NoSpace { limit_bytes: self.limit.get() });
-        };
+        // Without a look at the limit, which one unit passes for a moment: this is what makes room below it.
         let mut scratch = self.scratch(cpu);
         match self.fill(cpu, slot, &mut scratch) {
             Ok(None) => {}

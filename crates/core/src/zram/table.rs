@@ -1,38 +1,46 @@
 //! The table: from the index of a unit to its slot.
 //!
 //! ```text
-//! segment 0      64 leaves
-//! segment 1     128 leaves
-//! segment k     64 << k leaves, made when one of them is first needed
-//!   leaf        256 slots (4 KiB), made when one of them is first written
+//! index of a unit   31..24   23..16   15..8    7..0
+//!                   root  -> branch -> twig -> leaf -> slot
 //! ```
+//!
+//! Each node has 256 places. All but the root are made when one of their units is first written.
 //!
 //! # Concurrency
 //!
-//! A look takes no lock. Segments and leaves are made by whoever needs one first, and stay until the table is dropped:
-//! so the disk can grow while it is in use.
+//! A look takes no lock. Nodes are made by whoever needs one first, and stay until the table is dropped: so the disk can
+//! grow while it is in use.
 //!
 //! # Cost
 //!
-//! A look reads three words. A leaf takes 4 KiB, and 16 bytes in its segment: for 1 MiB of disk with units of 4 KiB,
-//! 16 MiB with 64 KiB.
+//! A look reads four words. A leaf takes 4 KiB, for 1 MiB of disk with units of 4 KiB, 16 MiB with 64 KiB; a twig 6 KiB
+//! for 256 leaves. A single unit far from all others costs 16 KiB ([`GROWTH_BYTES_MAX`]).
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use super::slot::{LEAF_SLOTS, SlotLock};
 
-type Leaf = Box<[SlotLock]>;
-type Segment = Box<[OnceLock<Leaf>]>;
+type Node<T> = Box<[T]>;
+type Place<T> = OnceLock<Node<T>>;
+type Twig = Place<SlotLock>;
+type Branch = Place<Twig>;
+type Root = Place<Branch>;
 
-/// Leaves of the first segment; each next one has twice as many.
-const FIRST_LEAVES: usize = 64;
-const SEGMENTS: usize = 18;
+/// Places of a node.
+const WIDTH: usize = 256;
+
+const _: () = assert!(LEAF_SLOTS == WIDTH);
 
 /// Units that a table can have: 16 TiB in units of 4 KiB.
-pub(super) const UNITS_MAX: u64 = (((1 << SEGMENTS) - 1) * FIRST_LEAVES * LEAF_SLOTS) as u64;
+pub(super) const UNITS_MAX: u64 = 1 << 32;
 
-const _: () = assert!(UNITS_MAX * 4096 >= 15 << 40);
+/// The most that one more unit makes the table grow.
+pub(super) const GROWTH_BYTES_MAX: usize =
+    WIDTH * (size_of::<Branch>() + size_of::<Twig>() + size_of::<SlotLock>());
+
+const _: () = assert!(GROWTH_BYTES_MAX <= 16 << 10);
 
 /// There is no memory for a part of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,21 +49,14 @@ pub(super) struct NoMemory;
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Table {
-    segments: [OnceLock<Segment>; SEGMENTS],
-    /// Bytes of segments and leaves.
+    root: Node<Root>,
+    /// Bytes of all nodes.
     bytes: AtomicUsize,
 }
 
-/// Segment and place there of a leaf.
-fn place_of(leaf: usize) -> (usize, usize) {
-    let segment = ((leaf + FIRST_LEAVES) / FIRST_LEAVES).ilog2();
-    (segment as usize, leaf + FIRST_LEAVES - (FIRST_LEAVES << segment))
-}
-
-/// The index of a unit as leaf and place there.
-fn split(unit: u64) -> Option<(usize, usize)> {
-    let unit = usize::try_from(unit).ok().filter(|_| unit < UNITS_MAX)?;
-    Some((unit / LEAF_SLOTS, unit % LEAF_SLOTS))
+/// The places of a unit in root, branch, twig and leaf.
+fn split(unit: u64) -> Option<[usize; 4]> {
+    u32::try_from(unit).ok().map(|unit| unit.to_be_bytes().map(usize::from))
 }
 
 /// `count` values of `make` in a box.
@@ -66,20 +67,21 @@ fn boxed<T>(count: usize, make: impl Fn() -> T) -> Result<Box<[T]>, NoMemory> {
     Ok(all.into_boxed_slice())
 }
 
+/// The places of a node; none, if it was not made.
+fn inside<T>(node: &Place<T>) -> &[T] {
+    node.get().map_or(&[], |node| node)
+}
+
 impl Table {
     pub(super) fn new() -> Table {
-        Table { segments: [const { OnceLock::new() }; SEGMENTS], bytes: AtomicUsize::new(0) }
+        let root: Node<Root> = std::iter::repeat_with(OnceLock::new).take(WIDTH).collect();
+        Table { bytes: AtomicUsize::new(size_of_val(&*root)), root }
     }
 
     /// The slot of a unit. `None`: nothing near it was ever written.
     pub(super) fn get(&self, unit: u64) -> Option<&SlotLock> {
-        let (leaf, at) = split(unit)?;
-        self.leaf(leaf).map(|leaf| &leaf[at])
-    }
-
-    fn leaf(&self, leaf: usize) -> Option<&Leaf> {
-        let (segment, at) = place_of(leaf);
-        self.segments.get(segment)?.get()?[at].get()
+        let [root, branch, twig, leaf] = split(unit)?;
+        Some(&self.root[root].get()?[branch].get()?[twig].get()?[leaf])
     }
 
     /// The slot of a unit, made if need be.
@@ -88,48 +90,45 @@ impl Table {
     ///
     /// There is no memory for it, or the unit is beyond [`UNITS_MAX`].
     pub(super) fn make(&self, unit: u64) -> Result<&SlotLock, NoMemory> {
-        let (leaf, at) = split(unit).ok_or(NoMemory)?;
-        let (segment, place) = place_of(leaf);
-        let segment_leaves = FIRST_LEAVES << segment;
-        let segment = self.make_in(&self.segments[segment], segment_leaves, OnceLock::new)?;
-        let leaf = self.make_in(&segment[place], LEAF_SLOTS, SlotLock::default)?;
-        Ok(&leaf[at])
+        let [root, branch, twig, leaf] = split(unit).ok_or(NoMemory)?;
+        let node = self.make_in(&self.root[root], OnceLock::new)?;
+        let node = self.make_in(&node[branch], OnceLock::new)?;
+        let node = self.make_in(&node[twig], SlotLock::default)?;
+        Ok(&node[leaf])
     }
 
-    /// What is in `cell`; or `count` values of `make`, which are put there.
+    /// The node at a place; or a new one with values of `make`, which is put there.
     fn make_in<'t, T>(
         &self,
-        cell: &'t OnceLock<Box<[T]>>,
-        count: usize,
+        place: &'t Place<T>,
         make: impl Fn() -> T,
     ) -> Result<&'t [T], NoMemory> {
-        if cell.get().is_none() {
-            // If another thread was faster, this one is dropped.
-            if cell.set(boxed(count, make)?).is_ok() {
-                self.bytes.fetch_add(count * size_of::<T>(), Relaxed);
+        if place.get().is_none() {
+            // If another thread was faster, this node is dropped.
+            if place.set(boxed(WIDTH, make)?).is_ok() {
+                self.bytes.fetch_add(WIDTH * size_of::<T>(), Relaxed);
             }
         }
-        Ok(cell.get().expect("it was there, or was set by one of two threads"))
+        Ok(place.get().expect("it was there, or was set by one of two threads"))
     }
 
     /// The slots that there are, of the units from `first` up to `end`, with their indices and in their order.
     pub(super) fn slots(&self, first: u64, end: u64) -> impl Iterator<Item = (u64, &SlotLock)> {
-        let leaf_of = |unit: u64| {
-            usize::try_from(unit.min(UNITS_MAX)).map_or(usize::MAX, |unit| unit / LEAF_SLOTS)
-        };
-        let (from, to) = (leaf_of(first), leaf_of(end.saturating_sub(1)) + usize::from(end > 0));
-        let leaves = self.segments.iter().enumerate().flat_map(move |(number, segment)| {
-            let start = (FIRST_LEAVES << number) - FIRST_LEAVES;
-            let all = segment.get().map_or(&[][..], |leaves| &leaves[..]);
-            let within = |leaf: usize| leaf.clamp(start, start + all.len()) - start;
-            let wanted = within(from)..within(to).max(within(from));
-            let before = start + wanted.start;
-            all[wanted].iter().enumerate().map(move |(at, leaf)| (before + at, leaf))
+        // Below each node only what overlaps the range: `level` is how many units a place of the node has.
+        let overlaps = move |start: u64, level: u64| start < end && start + level > first;
+        let roots = (0_u64..).zip(&self.root).map(|(at, node)| (at << 24, inside(node)));
+        let branches = roots.filter(move |(start, _)| overlaps(*start, 1 << 24)).flat_map(
+            move |(start, node)| {
+                let all = (0_u64..).zip(node).map(move |(at, node)| (start + (at << 16), node));
+                all.filter(move |(start, _)| overlaps(*start, 1 << 16))
+            },
+        );
+        let twigs = branches.flat_map(move |(start, node)| {
+            let all = (0_u64..).zip(inside(node)).map(move |(at, node)| (start + (at << 8), node));
+            all.filter(move |(start, _)| overlaps(*start, 1 << 8))
         });
-        leaves.flat_map(move |(number, leaf)| {
-            let slots = leaf.get().map_or(&[][..], |leaf| &leaf[..]);
-            let start = (number * LEAF_SLOTS) as u64;
-            let all = slots.iter().enumerate().map(move |(at, slot)| (start + at as u64, slot));
+        twigs.flat_map(move |(start, leaf)| {
+            let all = (start..).zip(inside(leaf));
             all.filter(move |(unit, _)| (first..end).contains(unit))
         })
     }
@@ -142,28 +141,20 @@ impl Table {
 
 #[cfg(test)]
 mod tests {
-    use super::{FIRST_LEAVES, LEAF_SLOTS, SEGMENTS, Table, UNITS_MAX, place_of};
+    use super::{GROWTH_BYTES_MAX, Table, UNITS_MAX};
 
-    /// Goal: each leaf has a place of its own, inside of its segment. Method: all leaves of the first segments, and
-    /// those at the edges of the others.
+    /// Goal: a unit costs no more than is reserved for it, wherever it is, and the last one is there.
     #[test]
-    fn leaves_follow_each_other_through_the_segments() {
-        let mut expected = (0, 0);
-        for leaf in 0..FIRST_LEAVES * 31 {
-            assert_eq!(place_of(leaf), expected, "leaf {leaf}");
-            expected.1 += 1;
-            if expected.1 == FIRST_LEAVES << expected.0 {
-                expected = (expected.0 + 1, 0);
-            }
+    fn a_unit_costs_what_is_reserved() {
+        let table = Table::new();
+        for unit in [0, UNITS_MAX - 1, 1 << 24, 1 << 16, 1 << 8, 255, 0x0123_4567] {
+            let before = table.bytes();
+            assert!(table.get(unit).is_none() || unit == 255, "{unit}");
+            assert!(table.make(unit).is_ok());
+            assert!(table.bytes() - before <= GROWTH_BYTES_MAX);
         }
-        let mut first = 0;
-        for segment in 0..SEGMENTS {
-            let leaves = FIRST_LEAVES << segment;
-            assert_eq!(place_of(first), (segment, 0));
-            assert_eq!(place_of(first + leaves - 1), (segment, leaves - 1));
-            first += leaves;
-        }
-        assert_eq!((first * LEAF_SLOTS) as u64, UNITS_MAX);
+        let far = table.slots(UNITS_MAX - 1, u64::MAX).map(|(unit, _)| unit).collect::<Vec<_>>();
+        assert_eq!(far, [UNITS_MAX - 1]);
     }
 
     /// Goal: a slot stays where it is, only what was made is listed, and no index leads outside.

@@ -158,6 +158,10 @@ fn a_full_device_refuses_and_keeps() {
         assert!(found == bytes(at, 4096), "unit {at}");
     }
     assert!(disk.write(0, 0, &bytes(9999, 4096)).is_err(), "a second copy has no room");
+    disk.write(0, 4096, &bytes(1, 4096)).unwrap();
+    let far = disk.write(0, 48 << 20, &bytes(1, 4096)).unwrap_err();
+    assert_eq!(far, Error::NoSpace { limit_bytes: limit }, "and nor has the table");
+    assert!(disk.table.get(48 << 8).is_none(), "a refused write leaves nothing");
     disk.write(0, 0, &[0; 4096]).unwrap();
     disk.read(0, 0, &mut found).unwrap();
     assert!(found == [0; 4096], "zeros need none");
