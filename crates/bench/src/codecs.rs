@@ -160,7 +160,7 @@ fn defaults() -> Vec<Compression> {
 }
 
 /// Reads pieces of the corpus into one range of memory.
-fn read_sample(path: &Path, bytes: u64) -> Result<Anonymous, Failure> {
+pub(crate) fn read_sample(path: &Path, bytes: u64) -> Result<Anonymous, Failure> {
     let corpus = Corpus::open(path).map_err(|error| Failure::Refused(error.to_string()))?;
     let bytes = bytes.min(corpus.bytes()) / (PIECES * kernel::FOLIO_BYTES_MAX);
     let bytes = bytes * PIECES * kernel::FOLIO_BYTES_MAX;

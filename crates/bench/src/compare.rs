@@ -32,6 +32,7 @@ use crate::replacement;
 use crate::spill;
 use crate::swap;
 use crate::usemem::Corpus;
+use crate::zram;
 pub(crate) use arguments::Against;
 pub use arguments::BenchArgs;
 use arguments::{UsememArgs, What};
@@ -63,6 +64,7 @@ pub fn bench(args: BenchArgs) -> ExitCode {
         What::Replacement(args) => replacement::replacement(&args),
         What::Spill(args) => spill::spill(&args),
         What::Swap(args) => swap::swap(&args),
+        What::Zram(args) => zram::zram(&args),
     };
     let (line, status) = match outcome {
         Ok(true) => return ExitCode::SUCCESS,

@@ -10,6 +10,7 @@
 //! | `codecs` | each algorithm on units of that memory: ratio, speed, latency |
 //! | `swap` | the slot allocator: speed, fragmentation, folios split and whole |
 //! | `spill` | noise that does not fit: zfolio, the kernel's swap, and the file system itself |
+//! | `zram` | the compressed disk beside the kernel's zram device |
 //! | `replacement` | how often replacement policies miss, on recorded and generated accesses |
 //! | `kernel` | the kernel's side: a zram device, a memory cgroup and folio sizes, all restored at the end |
 //! | [`plot`] | points over two axes, as SVG; `zfolio suggest` draws with it too |
@@ -37,6 +38,7 @@ mod spill;
 mod swap;
 pub mod usemem;
 mod watch;
+mod zram;
 
 pub use compare::{BenchArgs, bench};
 pub use corpus::{CorpusArgs, corpus};

@@ -363,7 +363,7 @@ mod tests {
         assert_eq!(offered("do"), ["doctor"]);
         assert_eq!(
             offered("bench "),
-            ["usemem", "programs", "auto", "codecs", "replacement", "spill", "swap"]
+            ["usemem", "programs", "auto", "codecs", "replacement", "spill", "swap", "zram"]
         );
         assert_eq!(offered("help bench u"), ["usemem"]);
         assert_eq!(offered("help "), offered(""));

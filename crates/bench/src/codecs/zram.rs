@@ -10,7 +10,7 @@ use zfolio_sys::clock;
 
 use super::seconds;
 use crate::kernel::journal::{self, Journal};
-use crate::kernel::zram::{Disk, algorithms, available};
+use crate::kernel::zram::{Disk, algorithms, usable};
 use crate::mapping::Anonymous;
 
 /// Bytes of one write or read.
@@ -51,10 +51,7 @@ impl fmt::Display for Beside {
 
 /// Writes `sample` to a new device with each algorithm of this kernel, reads it back and compares.
 pub(crate) fn measure(sample: &Anonymous) -> Result<Vec<Beside>, String> {
-    if zfolio_sys::probe::effective_uid() != 0 {
-        return Err("a device needs root; run it with sudo".to_owned());
-    }
-    available()?;
+    usable()?;
     let journal = Journal::open(Path::new(journal::PATH)).map_err(|error| error.to_string())?;
     journal::undo_on_panic();
     let offered = algorithms();

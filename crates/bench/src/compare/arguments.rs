@@ -13,6 +13,7 @@ use crate::programs::{self, ProgramsArgs};
 use crate::replacement::{self, ReplacementArgs};
 use crate::spill::{self, SpillArgs};
 use crate::swap::{self, SwapArgs};
+use crate::zram::{self, ZramArgs};
 
 /// Arguments of `zfolio bench`.
 #[derive(Args, Debug)]
@@ -56,6 +57,9 @@ Examples:
     /// Measure the slot allocator of swap areas: speed, fragmentation, whole folios against split ones
     #[command(after_help = swap::HELP)]
     Swap(Box<SwapArgs>),
+    /// Write and read a compressed disk of zfolio, beside the kernel's zram device
+    #[command(after_help = zram::HELP)]
+    Zram(Box<ZramArgs>),
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]

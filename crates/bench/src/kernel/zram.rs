@@ -51,6 +51,14 @@ pub(crate) fn available() -> Result<(), String> {
     Err("this kernel has no zram loaded; try 'modprobe zram num_devices=0'".to_owned())
 }
 
+/// Whether this process can make a device, and if not, what to do.
+pub(crate) fn usable() -> Result<(), String> {
+    match zfolio_sys::probe::effective_uid() {
+        0 => available(),
+        _ => Err("a device needs root; run it with sudo".to_owned()),
+    }
+}
+
 /// A device that is not initialised.
 fn uninitialised() -> Option<u32> {
     let entries = fs::read_dir("/sys/block").ok()?.filter_map(Result::ok);
