@@ -10,7 +10,7 @@
 //!
 //! # Concurrency
 //!
-//! A thread for each connection, [`CONNECTIONS_MAX`] at most: so a request that takes long (`recompress`) lets nobody
+//! A thread for each connection, `CONNECTIONS_MAX` at most: so a request that takes long (`recompress`) lets nobody
 //! wait. The end of a disk does not wait for them either.
 
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};

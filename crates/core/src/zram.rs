@@ -1,6 +1,6 @@
-//! A compressed disk in memory: what the kernel's zram is, over the [store](crate::store).
+//! A compressed disk in memory: what the kernel's zram is, over the [store].
 //!
-//! The disk is cut into **units** of 4 KiB to 2 MiB, each of which is compressed as one object. The [table](table) leads
+//! The disk is cut into **units** of 4 KiB to 2 MiB, each of which is compressed as one object. The `table` leads
 //! from the index of a unit to its slot, and the slot has the unit's entry in the store. A unit without an entry reads
 //! as zeros and takes no memory.
 //!
@@ -22,7 +22,7 @@
 //!   failed are written.
 //! - `ZRAM-3` An entry is used and exchanged only under its slot's lock.
 //! - `ZRAM-4` Beyond the end of the disk no unit has an entry.
-//! - `ZRAM-5` A scratch buffer that [holds](Scratch::holds) a checksum has the contents of that unit.
+//! - `ZRAM-5` A scratch buffer that holds a checksum (`Scratch::holds`) has the contents of that unit.
 //!
 //! # Concurrency
 //!
