@@ -1,4 +1,4 @@
-//! The attributes of a disk, by the names that they have in `/sys/block/zramN` and with the kernel's values and columns.
+//! The attributes of a disk, by the names that they have in `/sys/block/zramN`, with the kernel's values and columns.
 //!
 //! ```text
 //! read    comp_algorithm recomp_algorithm max_comp_streams initstate io_stat mm_stat bd_stat debug_stat block_state
@@ -19,30 +19,22 @@ use zfolio_sys::cpu;
 
 use crate::ram::Ram;
 
-/// All names.
-pub const NAMES: [&str; 17] = [
+const READABLE: [&str; 12] = [
     "bd_stat",
     "block_state",
     "comp_algorithm",
-    "compact",
     "debug_stat",
     "disksize",
-    "idle",
     "initstate",
     "io_stat",
     "max_comp_streams",
     "mem_limit",
-    "mem_used_max",
     "mm_stat",
     "policy_stat",
     "recomp_algorithm",
-    "recompress",
-    "reset",
 ];
-
 const WRITABLE: [&str; 7] =
     ["compact", "disksize", "idle", "mem_limit", "mem_used_max", "recompress", "reset"];
-const WRITE_ONLY: [&str; 5] = ["compact", "idle", "mem_used_max", "recompress", "reset"];
 
 /// Why an attribute is not read or written.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -76,13 +68,11 @@ pub enum Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Refusal::Name { given, accepted } if NAMES.contains(&given.as_str()) => {
-                let how = if WRITE_ONLY.contains(&given.as_str()) {
-                    "only be written"
-                } else {
-                    "not be changed now"
-                };
-                write!(f, "{given} can {how}; accepted: {}", accepted.join(", "))
+            Refusal::Name { given, accepted } if WRITABLE.contains(&given.as_str()) => {
+                write!(f, "{given} can only be written; accepted: {}", accepted.join(", "))
+            }
+            Refusal::Name { given, accepted } if READABLE.contains(&given.as_str()) => {
+                write!(f, "{given} can not be changed now; accepted: {}", accepted.join(", "))
             }
             Refusal::Name { given, accepted } => {
                 write!(f, "'{given}' is not an attribute; accepted: {}", accepted.join(", "))
@@ -112,20 +102,6 @@ fn algorithms(used: &Zcomp) -> String {
 ///
 /// [`Refusal::Name`].
 pub fn read(ram: &Ram, name: &str) -> Result<String, Refusal> {
-    const READABLE: [&str; 12] = [
-        "bd_stat",
-        "block_state",
-        "comp_algorithm",
-        "debug_stat",
-        "disksize",
-        "initstate",
-        "io_stat",
-        "max_comp_streams",
-        "mem_limit",
-        "mm_stat",
-        "policy_stat",
-        "recomp_algorithm",
-    ];
     let zram = ram.zram();
     let mut codecs = zram.codecs().map(algorithms);
     Ok(match name {
@@ -253,7 +229,7 @@ fn recompression(ram: &Ram, given: &str) -> Result<Recompression, Refusal> {
 
 #[cfg(test)]
 mod tests {
-    use super::{NAMES, Refusal, read, write};
+    use super::{READABLE, Refusal, WRITABLE, read, write};
     use crate::device::Device as _;
     use crate::testing::ram;
 
@@ -261,7 +237,7 @@ mod tests {
     #[test]
     fn every_attribute_has_a_direction() {
         let ram = ram(1 << 20, &["lz4", "zstd"]);
-        for name in NAMES {
+        for name in READABLE.into_iter().chain(WRITABLE) {
             let value = match name {
                 "disksize" => "2M",
                 "mem_limit" | "mem_used_max" => "0",

@@ -229,8 +229,8 @@ mod tests {
         assert!(!path.exists() && ask(&path, "read disksize").is_err());
     }
 
-    /// Goal: one disk at one path; the socket of a dead one is replaced; a client that sends nothing keeps nobody waiting
-    /// for long.
+    /// Goal: one disk at one path; the socket of a dead one is replaced; a client that sends nothing keeps nobody
+    /// waiting for long.
     #[test]
     fn a_path_has_one_disk() {
         let path = path("one");

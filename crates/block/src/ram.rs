@@ -86,7 +86,7 @@ const WORK_SHARE: u64 = 20;
 /// Units that are tried between two looks at the clock.
 const WORK_UNITS: u64 = 16;
 
-/// The youngest age at which a unit is recompressed, as a part of the age that was asked for: when memory is at its limit.
+/// At the limit of memory a unit is recompressed at this part of the age that was asked for.
 const AGE_PART_MIN: u64 = 60;
 
 /// So long a disk rests on which nothing was old enough, as a part of the age.
@@ -144,8 +144,8 @@ impl Ram {
         self.zram.set_now(u32::try_from(age_s).unwrap_or(u32::MAX));
     }
 
-    /// After how many seconds without use a unit is recompressed now: all of [`Config::age_s`] while memory is empty, and
-    /// a 60th of it at the limit.
+    /// After how many seconds without use a unit is recompressed now: [`Config::age_s`] while memory is empty, and a
+    /// 60th of that at the limit.
     #[must_use]
     pub fn age_s(&self) -> u32 {
         let stat = self.zram.mm_stat();
@@ -163,8 +163,8 @@ impl Ram {
         PolicyStat { tried: load(tried), shrank: load(shrank), bytes_saved: load(bytes_saved) }
     }
 
-    /// Has the disk know the time, and recompresses what is old, for a part of the time since the last call: to be called
-    /// several times a second.
+    /// Has the disk know the time, and recompresses what is old, for a part of the time since the last call. To be
+    /// called several times a second.
     pub fn work(&self, since_ns: u64) {
         self.tick();
         let began = clock::monotonic_ns();

@@ -35,8 +35,8 @@ const STOP_TURN: Duration = Duration::from_millis(20);
 /// # Errors
 ///
 /// See each.
-pub(crate) fn device(command: &Command) -> Result<ExitCode, Failure> {
-    match command {
+pub(crate) fn device(arguments: &DeviceArgs) -> Result<ExitCode, Failure> {
+    match &arguments.command {
         Command::Add(arguments) => background::add(arguments),
         Command::Run(arguments) => serve::run(arguments),
         Command::List(arguments) => list::list(arguments),
@@ -96,8 +96,8 @@ fn names(directory: &Path) -> Vec<String> {
         Some(entry.file_name().to_str()?.strip_prefix(PREFIX)?.to_owned())
     };
     let lives = |name: &String| {
-        control::ask(&socket(directory, name), "read initstate")
-            .map_or_else(|error| !is_nobody(&error), |_| true)
+        let answer = control::ask(&socket(directory, name), "read initstate");
+        !answer.is_err_and(|error| is_nobody(&error))
     };
     let mut names: Vec<String> = entries.filter_map(name).filter(lives).collect();
     names.sort_unstable();

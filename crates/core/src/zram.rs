@@ -244,8 +244,8 @@ impl<S: PageSource> Zram<S> {
     ///
     /// # Errors
     ///
-    /// [`Error::Busy`]: there is data. If it was written at this very moment, other requests beyond the new end may have
-    /// failed. [`Error::Invalid`]: see [`Zram::new`].
+    /// [`Error::Busy`]: there is data. If it was written at this very moment, other requests beyond the new end may
+    /// have failed. [`Error::Invalid`]: see [`Zram::new`].
     pub fn resize(&self, disk_bytes: u64) -> Result<(), Error> {
         self.check_size(disk_bytes)?;
         let busy_beyond = |end: u64| {
@@ -463,7 +463,7 @@ impl<S: PageSource> Zram<S> {
         }
     }
 
-    /// The slot of a unit that is to be written. `None`: the unit is to be zeroed, and nothing near it was ever written.
+    /// The slot of a unit that is to be written. `None`: the unit is to be zeroed, and its leaf was never made.
     fn slot_to_write(&self, unit: u64, from: Option<&[u8]>) -> Result<Option<&SlotLock>, Error> {
         let known = self.table.get(unit);
         if known.is_some() || from.is_none() {

@@ -27,13 +27,6 @@ pub(crate) struct DeviceArgs {
     pub(super) command: Command,
 }
 
-impl std::ops::Deref for DeviceArgs {
-    type Target = Command;
-    fn deref(&self) -> &Command {
-        &self.command
-    }
-}
-
 /// The commands.
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use serde_json::{Value, json};
 use zfolio_core::size;
+use zfolio_core::zram::{IoStat, MmStat};
 
 use super::arguments::{Columns, ListArgs};
 use super::{ask, directory, names};
@@ -76,25 +77,10 @@ pub(super) struct Disk {
     algorithm: String,
     disk_bytes: u64,
     streams: u64,
-    /// `mm_stat`.
-    mm: [u64; 9],
+    mm: MmStat,
     /// `io_stat`.
     io: [u64; 4],
 }
-
-const MM_STAT: [&str; 9] = [
-    "orig_data_size",
-    "compr_data_size",
-    "mem_used_total",
-    "mem_limit",
-    "mem_used_max",
-    "same_pages",
-    "pages_compacted",
-    "huge_pages",
-    "huge_pages_since",
-];
-
-const IO_STAT: [&str; 4] = ["failed_reads", "failed_writes", "invalid_io", "notify_free"];
 
 /// The numbers of a line.
 fn numbers<const N: usize>(line: &str) -> [u64; N] {
@@ -121,15 +107,15 @@ impl Disk {
             algorithm: used.unwrap_or("?").to_owned(),
             disk_bytes,
             streams,
-            mm: numbers(&read("mm_stat")?),
+            mm: MmStat::from_columns(numbers(&read("mm_stat")?)),
             io: numbers(&read("io_stat")?),
         })
     }
 
     fn ratio(&self) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "a ratio to two places")]
-        let [data, total] = [self.mm[0] as f64, self.mm[2] as f64];
-        if self.mm[0] == 0 { 0.0 } else { data / total }
+        let [data, total] = [self.mm.orig_data_size as f64, self.mm.mem_used_total as f64];
+        if self.mm.orig_data_size == 0 { 0.0 } else { data / total }
     }
 
     fn cell(&self, column: Column, exact: bool) -> String {
@@ -138,21 +124,24 @@ impl Disk {
             Column::Name => self.name.clone(),
             Column::Algorithm => self.algorithm.clone(),
             Column::Disksize => size(self.disk_bytes),
-            Column::Data => size(self.mm[0]),
-            Column::Compr => size(self.mm[1]),
-            Column::Total => size(self.mm[2]),
+            Column::Data => size(self.mm.orig_data_size),
+            Column::Compr => size(self.mm.compr_data_size),
+            Column::Total => size(self.mm.mem_used_total),
             Column::Streams => self.streams.to_string(),
-            Column::ZeroPages => self.mm[5].to_string(),
-            Column::MemLimit => size(self.mm[3]),
-            Column::MemUsed => size(self.mm[4]),
-            Column::Migrated => self.mm[6].to_string(),
+            Column::ZeroPages => self.mm.same_pages.to_string(),
+            Column::MemLimit => size(self.mm.mem_limit),
+            Column::MemUsed => size(self.mm.mem_used_max),
+            Column::Migrated => self.mm.pages_compacted.to_string(),
             Column::CompRatio => format!("{:.2}", self.ratio()),
         }
     }
 
     fn figures(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let first = [("disksize", self.disk_bytes), ("max_comp_streams", self.streams)];
-        let rest = MM_STAT.into_iter().zip(self.mm).chain(IO_STAT.into_iter().zip(self.io));
+        let rest = MmStat::NAMES
+            .into_iter()
+            .zip(self.mm.columns())
+            .chain(IoStat::NAMES.into_iter().zip(self.io));
         first.into_iter().chain(rest)
     }
 
@@ -218,7 +207,7 @@ fn rows(arguments: &ListArgs, disks: &[Disk]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{ALL, Column, DEFAULT, Disk};
+    use super::{ALL, Column, DEFAULT, Disk, MmStat};
 
     fn disk() -> Disk {
         let mm = [4 << 20, 1 << 20, 2 << 20, 0, 3 << 20, 7, 8, 9, 10];
@@ -227,7 +216,7 @@ mod tests {
             algorithm: "lz4".into(),
             disk_bytes: 4 << 30,
             streams: 2,
-            mm,
+            mm: MmStat::from_columns(mm),
             io: [1, 2, 3, 4],
         }
     }

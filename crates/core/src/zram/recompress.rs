@@ -83,7 +83,7 @@ impl<S: PageSource> Zram<S> {
         let Some(codec) = CodecId::new(1).filter(|_| self.codecs().count() > 1) else {
             return Ok(Turn { is_round: true, ..turn });
         };
-        let request = Recompression { max_pages: most, ..Recompression::default() };
+        let request = Recompression::default();
         for (unit, lock) in self.table.slots(first, UNITS_MAX).take(LOOKS_MAX) {
             if turn.done.tried >= most {
                 return Ok(turn);
@@ -118,8 +118,8 @@ impl<S: PageSource> Zram<S> {
     ///
     /// # Errors
     ///
-    /// A unit that cannot be read ends the work: [`Error::Lost`]. [`Error::NoMemory`]: there is none for a second copy of
-    /// a unit. What was done until then stays done.
+    /// A unit that cannot be read ends the work: [`Error::Lost`]. [`Error::NoMemory`]: there is none for a second copy
+    /// of a unit. What was done until then stays done.
     ///
     /// # Panics
     ///

@@ -7,7 +7,6 @@
 
 use std::fmt;
 
-use crate::page::PAGE_BYTES;
 use crate::store::EntryId;
 use crate::sync::Mutex;
 
@@ -17,10 +16,7 @@ pub(super) const RANK_SLOT: u8 = 21;
 /// A slot with its lock.
 pub(super) type SlotLock = Mutex<RANK_SLOT, Slot>;
 
-/// Slots in a leaf of the table.
-pub(super) const LEAF_SLOTS: usize = PAGE_BYTES / size_of::<SlotLock>();
-
-const _: () = assert!(size_of::<SlotLock>() == 16 && LEAF_SLOTS == 256);
+const _: () = assert!(size_of::<SlotLock>() == 16);
 
 const IDLE: u32 = 1 << 31;
 const NO_CODEC: u32 = 1 << 30;

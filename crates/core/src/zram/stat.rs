@@ -23,6 +23,11 @@ pub struct IoStat<N = u64> {
     pub notify_free: N,
 }
 
+impl IoStat {
+    /// The names of the columns.
+    pub const NAMES: [&str; 4] = ["failed_reads", "failed_writes", "invalid_io", "notify_free"];
+}
+
 impl fmt::Display for IoStat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let IoStat { failed_reads, failed_writes, invalid_io, notify_free } = self;
@@ -54,6 +59,38 @@ pub struct MmStat {
 }
 
 impl MmStat {
+    /// The names of the columns.
+    pub const NAMES: [&str; 9] = [
+        "orig_data_size",
+        "compr_data_size",
+        "mem_used_total",
+        "mem_limit",
+        "mem_used_max",
+        "same_pages",
+        "pages_compacted",
+        "huge_pages",
+        "huge_pages_since",
+    ];
+
+    /// The figures in these columns.
+    #[must_use]
+    pub fn from_columns(columns: [u64; 9]) -> MmStat {
+        let [orig_data_size, compr_data_size, mem_used_total, mem_limit, mem_used_max, rest @ ..] =
+            columns;
+        let [same_pages, pages_compacted, huge_pages, huge_pages_since] = rest;
+        MmStat {
+            orig_data_size,
+            compr_data_size,
+            mem_used_total,
+            mem_limit,
+            mem_used_max,
+            same_pages,
+            pages_compacted,
+            huge_pages,
+            huge_pages_since,
+        }
+    }
+
     /// The columns.
     #[must_use]
     pub fn columns(&self) -> [u64; 9] {
@@ -95,12 +132,6 @@ impl<S: PageSource> Zram<S> {
     #[must_use]
     pub fn streams(&self) -> usize {
         self.scratch.len()
-    }
-
-    /// Bytes of streams and scratch buffers.
-    #[must_use]
-    pub fn stream_bytes(&self) -> usize {
-        self.store.stream_bytes() + self.scratch.len() * self.unit.bytes()
     }
 
     /// `mm_stat`.

@@ -9,8 +9,8 @@
 //!
 //! # Concurrency
 //!
-//! A look takes no lock. Nodes are made by whoever needs one first, and stay until the table is dropped: so the disk can
-//! grow while it is in use.
+//! A look takes no lock. Nodes are made by whoever needs one first, and stay until the table is dropped: so the disk
+//! can grow while it is in use.
 //!
 //! # Cost
 //!
@@ -20,7 +20,8 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use super::slot::{LEAF_SLOTS, SlotLock};
+use super::slot::SlotLock;
+use crate::page::PAGE_BYTES;
 
 type Node<T> = Box<[T]>;
 type Place<T> = OnceLock<Node<T>>;
@@ -31,7 +32,7 @@ type Root = Place<Branch>;
 /// Places of a node.
 const WIDTH: usize = 256;
 
-const _: () = assert!(LEAF_SLOTS == WIDTH);
+const _: () = assert!(WIDTH * size_of::<SlotLock>() == PAGE_BYTES);
 
 /// Units that a table can have: 16 TiB in units of 4 KiB.
 pub(super) const UNITS_MAX: u64 = 1 << 32;
@@ -59,11 +60,11 @@ fn split(unit: u64) -> Option<[usize; 4]> {
     u32::try_from(unit).ok().map(|unit| unit.to_be_bytes().map(usize::from))
 }
 
-/// `count` values of `make` in a box.
-fn boxed<T>(count: usize, make: impl Fn() -> T) -> Result<Box<[T]>, NoMemory> {
+/// A node with values of `make`.
+fn node<T>(make: impl Fn() -> T) -> Result<Node<T>, NoMemory> {
     let mut all = Vec::new();
-    all.try_reserve_exact(count).map_err(|_| NoMemory)?;
-    all.extend(std::iter::repeat_with(make).take(count));
+    all.try_reserve_exact(WIDTH).map_err(|_| NoMemory)?;
+    all.extend(std::iter::repeat_with(make).take(WIDTH));
     Ok(all.into_boxed_slice())
 }
 
@@ -105,7 +106,7 @@ impl Table {
     ) -> Result<&'t [T], NoMemory> {
         if place.get().is_none() {
             // If another thread was faster, this node is dropped.
-            if place.set(boxed(WIDTH, make)?).is_ok() {
+            if place.set(node(make)?).is_ok() {
                 self.bytes.fetch_add(WIDTH * size_of::<T>(), Relaxed);
             }
         }
