@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use zfolio_core::budget::WriteBudget;
 use zfolio_core::store::Backing;
-use zfolio_core::store::backing::{Completion, Failure, Location, Request};
+use zfolio_core::store::backing::{Completion, Failure, Location, Request, Usage};
 use zfolio_core::swap::disk::{Disk, SLOT_BYTES, Transfer};
 use zfolio_core::swap::{
     AREAS_MAX, AreaId, Areas, AreasStats, Config, KeyMemory, KeyRoom, NewArea, SECRET_BYTES,
@@ -225,6 +225,10 @@ impl Backing for SharedAreas {
 
     fn memory_bytes(&self) -> usize {
         self.get().map_or(0, Areas::memory_bytes)
+    }
+
+    fn usage(&self) -> Usage {
+        self.get().map_or_else(Usage::default, Areas::usage)
     }
 
     fn discard(&self, location: Location, length: usize) {
