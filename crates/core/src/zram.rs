@@ -177,6 +177,8 @@ pub struct Zram<S: PageSource> {
     hand: AtomicU64,
     /// [`Zram::recompress`] and [`Zram::write_back`] are to return.
     is_halted: AtomicBool,
+    /// The most of `used_bytes` that anybody has seen.
+    used_max: AtomicU64,
     /// `None`: there is no backing.
     writeback: Option<Writeback>,
 }
@@ -220,6 +222,7 @@ impl<S: PageSource> Zram<S> {
             huge_since: AtomicU64::new(0),
             hand: AtomicU64::new(0),
             is_halted: AtomicBool::new(false),
+            used_max: AtomicU64::new(0),
             writeback: None,
         };
         zram.check_size(disk_bytes)?;

@@ -15,6 +15,7 @@ use zfolio_block::ram::{self, Ram, Unmade};
 use zfolio_core::size;
 use zfolio_core::zram;
 use zfolio_pager::PoolMappings;
+use zfolio_pager::spill::{PlaceError, Site, Sites};
 use zfolio_sys::probe::child::{self, Signals};
 use zfolio_sys::{files, process};
 
@@ -58,7 +59,9 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     // Before any thread is started, so that none of them gets a signal.
     let signals =
         Signals::block().map_err(|error| Failure::machine(format!("signals: {error}")))?;
-    let (name, ram) = (&arguments.name, Arc::new(make(arguments)?));
+    let name = &arguments.name;
+    let (ram, sites) = with_writeback(make(arguments)?, arguments)?;
+    let ram = Arc::new(ram);
     let path = socket(&directory()?, name);
     let control =
         Control::start(&path, Arc::clone(&ram)).map_err(|error| unheard(name, &path, &error))?;
@@ -101,6 +104,8 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     }
     let data = ram.zram().mm_stat().orig_data_size;
     drop(control);
+    // Their threads end.
+    drop(sites);
     say(&format!("disk {name} has ended; {} of contents are dropped", size::display(data)));
     Ok(ExitCode::SUCCESS)
 }
@@ -128,6 +133,29 @@ fn make(arguments: &AddArgs) -> Result<Ram, Failure> {
         Unmade::Codec(error) => Failure::argument(format!("--algorithm: {error}")),
         error => Failure::machine(error.to_string()),
     })
+}
+
+/// Opens the places that the disk writes units back to.
+fn with_writeback(ram: Ram, arguments: &AddArgs) -> Result<(Ram, Option<Sites>), Failure> {
+    let AddArgs { writeback, writeback_age, writeback_budget, unit, .. } = arguments;
+    if writeback.is_empty() {
+        return Ok((ram, None));
+    }
+    let sites = Sites::open(writeback, unit.bytes()).map_err(|error| match error {
+        PlaceError::Path(refusal) => Failure::argument(format!("--writeback: {refusal}")),
+        PlaceError::TooMany { most } => Failure::argument(format!(
+            "--writeback: {} places; accepted: {most} at most",
+            writeback.len()
+        )),
+        error => Failure::machine(error.to_string()),
+    })?;
+    let ram = ram.with_writeback(ram::Writeback {
+        backing: sites.backing(),
+        name: writeback.iter().map(Site::to_string).collect::<Vec<_>>().join(" "),
+        age_s: *writeback_age,
+        budget: *writeback_budget,
+    });
+    Ok((ram, Some(sites)))
 }
 
 /// Why the control socket is not served.

@@ -68,7 +68,9 @@ impl Limit {
         for is_last in [false, true] {
             let pending = self.pending.fetch_add(bytes, Relaxed) + bytes;
             let room = Room(Some((self, bytes)));
-            if zram.used_bytes() + pending <= limit {
+            let used = zram.used_bytes();
+            zram.note_used(used);
+            if used + pending <= limit {
                 return Some(room);
             }
             drop(room);

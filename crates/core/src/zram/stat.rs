@@ -178,14 +178,19 @@ impl<S: PageSource> Zram<S> {
         // moment longer than in the figures.
         let away = self.store.spill_stats();
         let used = self.used_bytes();
+        self.note_used(used);
+        let pages_less = pool.pages_used_max.saturating_sub(pool.pages_used) * PAGE_BYTES as u64;
         MmStat {
             orig_data_size: figures.stored_bytes.load(Relaxed),
             compr_data_size: figures.compressed_bytes.load(Relaxed).saturating_sub(away.bytes),
             mem_used_total: used,
             mem_limit: self.limit.get(),
-            // The tables never shrink.
-            mem_used_max: used
-                + pool.pages_used_max.saturating_sub(pool.pages_used) * PAGE_BYTES as u64,
+            mem_used_max: match self.has_backing() {
+                // The tables have grown while units left the pool, so both were never as large together.
+                true => self.used_max.load(Relaxed),
+                // The tables never shrink.
+                false => used + pages_less,
+            },
             same_pages: figures.same_filled_units.load(Relaxed),
             pages_compacted: pool.pages_compacted,
             huge_pages: figures.incompressible_units.load(Relaxed).saturating_sub(away.raw_units),
@@ -238,8 +243,14 @@ impl<S: PageSource> Zram<S> {
         self.limit.set(bytes);
     }
 
+    /// Notes how much is used, for `mem_used_max`: at each write where there is a limit, and whenever somebody asks.
+    pub(super) fn note_used(&self, bytes: u64) {
+        self.used_max.fetch_max(bytes, Relaxed);
+    }
+
     /// Begins `mem_used_max` anew.
     pub fn reset_mem_used_max(&self) {
+        self.used_max.store(self.used_bytes(), Relaxed);
         self.store.pool().reset_pages_used_max();
     }
 

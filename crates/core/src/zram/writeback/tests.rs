@@ -152,6 +152,8 @@ fn a_full_memory_goes_to_the_backing_first() {
     assert_eq!(error, Error::NoSpace { limit_bytes: LIMIT });
     let both = (LIMIT + BACKING as u64) / PAGE as u64;
     assert!((both * 9 / 10..=both).contains(&stored), "{stored} of {both}");
+    let mm = disk.mm_stat();
+    assert!((LIMIT / 2..=LIMIT + (64 << 10)).contains(&mm.mem_used_max), "{mm:?}");
     let stat = disk.writeback_stat();
     assert!(stat.room_units > 900 && stat.not_written > 0, "{stat:?}");
     (0..stored).for_each(|at| assert!(read(&disk, at) == bytes(at, PAGE), "unit {at}"));
