@@ -41,6 +41,7 @@
 
 mod limit;
 mod recompress;
+mod save;
 #[cfg(any(test, fuzzing))]
 pub mod script;
 mod slot;
@@ -73,6 +74,9 @@ use table::{GROWTH_BYTES_MAX, Table, UNITS_MAX};
 use writeback::Writeback;
 
 pub use recompress::{Recompressed, Recompression, Turn, What};
+#[cfg(any(test, fuzzing))]
+pub use save::script as save_script;
+pub use save::{FormatError, Header, LoadError, Reader, SaveError, Saved};
 pub use stat::{BdStat, IoStat, MmStat};
 pub use writeback::{
     Chosen, OldTurn, Stop, WRITEBACK_BATCH_DEFAULT, WRITEBACK_BATCH_MAX, WritebackStat, WroteBack,
