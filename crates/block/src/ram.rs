@@ -149,13 +149,31 @@ impl Ram {
         source: Arc<dyn PageSource>,
         report: Report,
     ) -> Result<Ram, Unmade> {
+        let mut secret = [0; Key::BYTES];
+        random::fill(&mut secret).map_err(Unmade::Random)?;
+        Ram::with_key(config, Key::new(secret), source, report)
+    }
+
+    /// The same with the key of a disk that was saved, which is to be loaded next ([`crate::saved::load`]).
+    ///
+    /// # Errors
+    ///
+    /// See [`Unmade`].
+    ///
+    /// # Panics
+    ///
+    /// See [`Ram::new`].
+    pub fn with_key(
+        config: &Config,
+        key: Key,
+        source: Arc<dyn PageSource>,
+        report: Report,
+    ) -> Result<Ram, Unmade> {
         let cpus = cpu::online();
         let codec = |params: &Params| Zcomp::new(params.clone(), config.unit, cpus);
         let codecs = config.algorithms.iter().map(codec).collect::<Result<_, _>>();
-        let mut secret = [0; Key::BYTES];
-        random::fill(&mut secret).map_err(Unmade::Random)?;
         let codecs = codecs.map_err(Unmade::Codec)?;
-        let zram = Zram::new(codecs, source, Key::new(secret), config.disk_bytes, cpus);
+        let zram = Zram::new(codecs, source, key, config.disk_bytes, cpus);
         let zram = zram.map_err(|_| Unmade::Size)?;
         zram.set_mem_limit(config.limit_bytes);
         Ok(Ram {

@@ -179,7 +179,7 @@ pub struct Zram<S: PageSource> {
     huge_since: AtomicU64,
     /// Where [`Zram::recompress_old`] goes on.
     hand: AtomicU64,
-    /// [`Zram::recompress`] and [`Zram::write_back`] are to return.
+    /// What takes long is to return.
     is_halted: AtomicBool,
     /// The most of `used_bytes` that anybody has seen.
     used_max: AtomicU64,
@@ -294,7 +294,8 @@ impl<S: PageSource> Zram<S> {
         busy_beyond(before).inspect_err(|_| self.disk_bytes.store(before, Release))
     }
 
-    /// Has [`Zram::recompress`] and [`Zram::write_back`] return soon: the disk is about to end.
+    /// Has what takes long return soon ([`Zram::recompress`], [`Zram::write_back`], [`Zram::save`]): the disk is about
+    /// to end.
     pub fn halt(&self) {
         self.is_halted.store(true, Relaxed);
     }

@@ -1,6 +1,7 @@
 //! The arguments of `zfolio device`.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use zfolio_block::control::REQUEST_BYTES_MAX;
@@ -42,6 +43,8 @@ pub(crate) enum Command {
     Stat(StatArgs),
     /// Change attributes of a disk, by the kernel's names
     Set(SetArgs),
+    /// Save the contents of a disk to a file, from which 'add' and 'run' load them
+    Save(SaveArgs),
     /// Drop the contents of a disk: it reads as zeros
     Reset(NameArgs),
     /// End a disk; its contents are dropped
@@ -67,8 +70,14 @@ pub(crate) struct AddArgs {
     pub(super) name: String,
 
     /// How large the disk is: 4G, 512M; a multiple of the unit
-    #[arg(long, short, value_name = "SIZE", value_parser = parse_size)]
-    pub(super) size: u64,
+    #[arg(long, short, value_name = "SIZE", required_unless_present = "load", value_parser = parse_size)]
+    pub(super) size: Option<u64>,
+
+    /// Start with the contents that 'zfolio device save' has saved
+    ///
+    /// The disk has the size, the unit and the algorithms of the one that was saved.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["size", "unit", "algorithm", "recompress"])]
+    pub(super) load: Option<PathBuf>,
 
     /// The algorithm, and its parameters: see 'zfolio algorithms'
     #[arg(long, short, value_name = "NAME[,level=N]", default_value = "lz4", value_parser = parse_params)]
@@ -235,6 +244,27 @@ pub(crate) struct SetArgs {
     /// The attributes, in this order
     #[arg(value_name = "ATTRIBUTE=VALUE", required = true, value_parser = parse_attribute)]
     pub(super) attributes: Vec<(String, String)>,
+}
+
+/// Arguments of `zfolio device save`.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Clients go on meanwhile: the file has each unit of the disk as it was at some moment of the save,
+and all that was written before. FILE is replaced once all of it is on the disk. It has the contents
+in clear, compressed, and is readable for its owner alone.
+
+Examples:
+  zfolio device save cache /var/lib/cache.disk
+  zfolio device add cache --load /var/lib/cache.disk --nbd /run/cache.sock"
+)]
+pub(crate) struct SaveArgs {
+    /// The disk
+    #[arg(value_name = "NAME", value_parser = parse_name)]
+    pub(super) name: String,
+
+    /// The file
+    #[arg(value_name = "FILE")]
+    pub(super) file: PathBuf,
 }
 
 /// Arguments of `zfolio device reset` and `remove`.

@@ -2,9 +2,11 @@
 
 use std::fs;
 use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Output, Stdio};
+use std::time::Duration;
 
 use zfolio_core::testing::{Random, seed};
 
@@ -238,4 +240,159 @@ fn places_that_are_of_no_use_are_one_line() {
     let (code, _, err) = disk.ask("set", &["writeback=idle"]);
     assert!(code == Some(2) && err.contains("give it one with --writeback"), "{err}");
     assert_eq!(disk.ask("stat", &["backing_dev"]).1, "none\n");
+}
+
+/// Contents of every kind, with a number in each 4 KiB.
+fn numbered(bytes: usize, number: u8) -> Vec<u8> {
+    let mut random = Random::new(u64::from(number));
+    let mut contents = vec![0; bytes];
+    for (at, unit) in contents.chunks_mut(4096).enumerate() {
+        match at % 4 {
+            0 => unit.fill(number),
+            1 => unit.fill_with(|| random.byte()),
+            2 => unit[..1500].fill_with(|| random.byte()),
+            _ => {}
+        }
+        unit[..2].copy_from_slice(&[number, u8::try_from(at % 251).expect("a byte")]);
+    }
+    contents
+}
+
+fn write_all(client: &mut Client, contents: &[u8]) {
+    for (at, bytes) in (0_u64..).zip(contents.chunks(256 << 10)) {
+        assert_eq!(client.write(at << 18, bytes).expect("it is connected"), 0);
+    }
+}
+
+fn read_all(client: &mut Client, bytes: usize) -> Vec<u8> {
+    let mut piece = |at: usize| client.read((at as u64) << 18, 256 << 10).expect("it can be read");
+    (0..bytes >> 18).flat_map(&mut piece).collect()
+}
+
+/// Goal: a disk goes on from its file, also one that had written back, with the same size, unit and algorithms; the
+/// file is its owner's alone.
+#[test]
+fn a_disk_goes_on_from_its_file() {
+    const BYTES: usize = 16 << 20;
+    let (directory, place) = (scratch("saved"), place(",size=64M"));
+    let file = directory.join("a disk");
+    let file = file.to_str().unwrap();
+    let contents = numbered(BYTES, 7);
+    let options = ["--size", "20M", "--algorithm", "lzo", "--recompress", "zstd,level=2"];
+    let small = ["--unit", "16K", "--mem-limit", "4M", "--writeback", &place];
+    let disk = Served::start("saver", &[&options[..], &small].concat());
+    let mut client = disk.client();
+    write_all(&mut client, &contents);
+    let (code, out, err) = disk.ask("save", &[file]);
+    assert_eq!((code, err.as_str()), (Some(0), ""));
+    assert!(out.starts_with(&format!("disk {}: 16M of contents saved, ", disk.name)), "{out}");
+    assert!(read_all(&mut client, BYTES) == contents, "it goes on");
+    assert_eq!(fs::metadata(file).unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(fs::read_dir(&directory).unwrap().count(), 1);
+    disk.end("TERM");
+    for options in [&[][..], &small[2..]] {
+        let disk = Served::start("loader", &[&["--load", file], options].concat());
+        assert!(read_all(&mut disk.client(), BYTES) == contents);
+        assert_eq!(disk.ask("stat", &["disksize"]).1, "20971520\n");
+        assert!(disk.ask("stat", &["comp_algorithm"]).1.contains("[lzo]"));
+        assert!(disk.ask("stat", &["recomp_algorithm"]).1.contains("#1: "));
+        assert_eq!(disk.columns("bd_stat")[0] > 0, !options.is_empty());
+        assert_eq!(disk.client().write(16 << 20, &contents[..4096]).unwrap(), 0);
+        let again = directory.join("again");
+        assert_eq!(disk.ask("save", &[again.to_str().unwrap()]).0, Some(0));
+        assert!(fs::metadata(&again).unwrap().len() > fs::metadata(file).unwrap().len());
+    }
+    let little = Served::named("little");
+    let output = little.command(&["--load", file, "--mem-limit", "1M"]).output().unwrap();
+    let err = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        output.status.code() == Some(2) && err.contains("--mem-limit: 1M are not enough"),
+        "{err}"
+    );
+    assert!(!little.socket.exists());
+    fs::remove_dir_all(&directory).unwrap();
+}
+
+/// Goal: a file that is not what was saved is one line that says where, and no disk; so is a save that is not possible.
+#[test]
+fn a_file_that_is_damaged_is_one_line() {
+    let directory = scratch("damaged");
+    let (good, bad) = (directory.join("good"), directory.join("bad"));
+    let (good, bad) = (good.to_str().unwrap(), bad.to_str().unwrap());
+    let disk = Served::start("damaged", &["--size", "8M"]);
+    write_all(&mut disk.client(), &numbered(1 << 20, 3));
+    assert_eq!(disk.ask("save", &[good]).0, Some(0));
+    let saved = fs::read(good).unwrap();
+    let other = Served::named("never");
+    let refused = |options: &[&str], status: i32, part: &str| {
+        let output = other.command(options).output().unwrap();
+        let err = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(status), "{options:?}: {err}");
+        assert!(err.contains(part) && err.lines().count() == 1, "{options:?}: {err}");
+        assert!(output.stdout.is_empty() && !other.socket.exists());
+        assert_eq!(other.ask("stat", &[]).0, Some(2), "there is no such disk");
+    };
+    let mut altered = saved.clone();
+    altered[saved.len() / 2] ^= 4;
+    fs::write(bad, &altered).unwrap();
+    refused(&["--load", bad], 125, "bad': damaged from byte ");
+    fs::write(bad, &saved[..saved.len() - 1]).unwrap();
+    refused(&["--load", bad], 125, &format!("the file ends at byte {}", saved.len() - 1));
+    fs::write(bad, "a letter").unwrap();
+    refused(&["--load", bad], 125, "not a saved disk");
+    refused(&["--load", "/nowhere"], 2, "--load: '/nowhere': No such file");
+    refused(&["--load", "/"], 2, "--load: '/': Is a directory");
+    for option in
+        [["--size", "8M"], ["--unit", "4K"], ["--algorithm", "lz4"], ["--recompress", "none"]]
+    {
+        refused(&[&["--load", good], &option[..]].concat(), 2, option[0]);
+    }
+    refused(&[], 2, "--size");
+    for (path, part) in
+        [("/nowhere/disk", "'/nowhere/disk.saving': No such"), ("/dev", "'/dev' is no file")]
+    {
+        let (code, _, err) = disk.ask("save", &[path]);
+        assert!(code == Some(125) && err.contains(part) && err.lines().count() == 1, "{err}");
+    }
+    assert_eq!(fs::read(good).unwrap(), saved);
+    fs::remove_dir_all(&directory).unwrap();
+}
+
+/// Goal: whenever a disk is killed, its file is whole: what was saved before, or what was being saved; and what was
+/// reported as saved is there. Method: a save of one number over that of another, killed after some milliseconds.
+#[test]
+fn a_killed_disk_leaves_a_whole_file() {
+    const BYTES: usize = 4 << 20;
+    let (directory, place) = (scratch("whole"), place(",size=32M"));
+    let file = directory.join("disk");
+    let file = file.to_str().unwrap();
+    let small = ["--mem-limit", "1M", "--writeback", &place];
+    let first = Served::start("killed-first", &["--size", "8M"]);
+    write_all(&mut first.client(), &numbered(BYTES, 1));
+    assert_eq!(first.ask("save", &[file]).0, Some(0));
+    drop(first);
+    let (seed, mut old, mut news) = (seed(), 1, 0);
+    let mut random = Random::new(seed);
+    for number in 2..14 {
+        let options: &[&str] = if number % 2 == 0 { &[] } else { &small };
+        let disk = Served::start("killed-save", &[&["--load", file], options].concat());
+        let mut client = disk.client();
+        let (found, known) = (read_all(&mut client, BYTES), [old, number - 1]);
+        let is_whole = |number: &&u8| found == numbered(BYTES, **number);
+        old = *known.iter().find(is_whole).unwrap_or_else(|| panic!("seed {seed}: {known:?}"));
+        news += u32::from(number > 2 && old == number - 1);
+        write_all(&mut client, &numbered(BYTES, number));
+        assert_eq!(client.flush().unwrap(), 0);
+        let save = zfolio(&["device", "save", &disk.name, file]).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(random.below_u64(200)));
+        disk.end("KILL");
+        if save.wait_with_output().unwrap().status.success() {
+            old = number;
+        }
+    }
+    println!("seed {seed}: {news} of 11 were saved in time");
+    let names: Vec<_> =
+        fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(names.len() <= 2, "{names:?}");
+    fs::remove_dir_all(&directory).unwrap();
 }

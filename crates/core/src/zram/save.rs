@@ -83,6 +83,8 @@ pub enum LoadError {
     },
     /// The system has no memory.
     NoMemory,
+    /// The disk is about to end.
+    Halted,
 }
 
 impl fmt::Display for LoadError {
@@ -94,6 +96,7 @@ impl fmt::Display for LoadError {
                 write!(f, "the contents need more memory than the limit of {limit_bytes} bytes")
             }
             LoadError::NoMemory => f.write_str("the system has no memory"),
+            LoadError::Halted => f.write_str("the disk ends"),
         }
     }
 }
@@ -211,6 +214,9 @@ impl<S: PageSource> Zram<S> {
         assert_eq!(self.disk_bytes(), header.disk_bytes);
         let (mut saved, mut scratch) = (Saved::default(), vec![0; self.unit.bytes()]);
         while let Some(record) = reader.next()? {
+            if self.is_halted.load(Relaxed) {
+                return Err(LoadError::Halted);
+            }
             self.load_unit(cpu, &record, &mut scratch)?;
             saved.units += 1;
         }
