@@ -2,27 +2,33 @@
 //!
 //! ```text
 //! read    comp_algorithm recomp_algorithm max_comp_streams initstate io_stat mm_stat bd_stat debug_stat block_state
-//!         policy_stat
-//! both    disksize mem_limit
-//! write   mem_used_max compact idle recompress reset
+//!         backing_dev policy_stat writeback_stat
+//! both    disksize mem_limit writeback_limit writeback_limit_enable writeback_batch_size compressed_writeback
+//! write   mem_used_max compact idle recompress reset writeback
 //! ```
 //!
-//! `policy_stat` is not the kernel's, which has no policy: the age in seconds at which units are recompressed now, how
-//! many were tried, how many shrank, and by how many bytes together.
+//! `policy_stat` and `writeback_stat` are not the kernel's, which has no policy. The former: the age in seconds at which
+//! units are recompressed now, how many were tried, how many shrank, and by how many bytes together. The latter: the age
+//! in seconds at which units are written back now; how many units were because somebody asked, because they were old,
+//! and to make room; how many writes came to nothing; how often the budget was used up.
+//!
+//! `compressed_writeback` is 1: what is written back is as compressed as it is in memory.
 
 use std::fmt;
 
 use zfolio_core::size;
 use zfolio_core::zcomp::{Algorithm, Zcomp};
-use zfolio_core::zram::{self, Recompression, What};
+use zfolio_core::zram::{self, Chosen, Recompression, Stop, WRITEBACK_BATCH_MAX, What, WroteBack};
 use zfolio_sys::cpu;
 
 use crate::ram::Ram;
 
-const READABLE: [&str; 12] = [
+const READABLE: [&str; 18] = [
+    "backing_dev",
     "bd_stat",
     "block_state",
     "comp_algorithm",
+    "compressed_writeback",
     "debug_stat",
     "disksize",
     "initstate",
@@ -32,9 +38,25 @@ const READABLE: [&str; 12] = [
     "mm_stat",
     "policy_stat",
     "recomp_algorithm",
+    "writeback_batch_size",
+    "writeback_limit",
+    "writeback_limit_enable",
+    "writeback_stat",
 ];
-const WRITABLE: [&str; 7] =
-    ["compact", "disksize", "idle", "mem_limit", "mem_used_max", "recompress", "reset"];
+const WRITABLE: [&str; 12] = [
+    "compact",
+    "compressed_writeback",
+    "disksize",
+    "idle",
+    "mem_limit",
+    "mem_used_max",
+    "recompress",
+    "reset",
+    "writeback",
+    "writeback_batch_size",
+    "writeback_limit",
+    "writeback_limit_enable",
+];
 
 /// Why an attribute is not read or written.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -61,7 +83,7 @@ pub enum Refusal {
         /// The attribute.
         name: &'static str,
         /// Why.
-        error: zram::Error,
+        why: String,
     },
 }
 
@@ -80,12 +102,16 @@ impl fmt::Display for Refusal {
             Refusal::Value { name, given, accepted } => {
                 write!(f, "{name}: '{given}' is not accepted; accepted: {accepted}")
             }
-            Refusal::Failed { name, error } => write!(f, "{name}: {error}"),
+            Refusal::Failed { name, why } => write!(f, "{name}: {why}"),
         }
     }
 }
 
 impl std::error::Error for Refusal {}
+
+fn failed(name: &'static str, why: impl fmt::Display) -> Refusal {
+    Refusal::Failed { name, why: why.to_string() }
+}
 
 /// The kernel's line of all algorithms, with the one that is in use in brackets.
 fn algorithms(used: &Zcomp) -> String {
@@ -121,8 +147,19 @@ pub fn read(ram: &Ram, name: &str) -> Result<String, Refusal> {
             let counts = [u64::from(ram.age_s()), done.tried, done.shrank, done.bytes_saved];
             counts.map(|count| format!("{count:8}")).join(" ") + "\n"
         }
-        // Nothing is written back yet.
-        "bd_stat" => format!("{:8} {:8} {:8}\n", 0, 0, 0),
+        "bd_stat" => format!("{}\n", zram.bd_stat()),
+        "backing_dev" => format!("{}\n", ram.backing_name()),
+        "compressed_writeback" => "1\n".to_owned(),
+        "writeback_batch_size" => format!("{}\n", zram.writeback_batch()),
+        "writeback_limit" => format!("{}\n", zram.writeback_limit()),
+        "writeback_limit_enable" => format!("{}\n", u8::from(zram.is_writeback_limited())),
+        "writeback_stat" => {
+            let done = zram.writeback_stat();
+            let counts = [done.asked_units, done.old_units, done.room_units, done.not_written];
+            let first = [u64::from(ram.writeback_age_s())].into_iter();
+            let all = first.chain(counts).chain([done.budget_used_up]);
+            all.map(|count| format!("{count:8}")).collect::<Vec<_>>().join(" ") + "\n"
+        }
         "debug_stat" => "version: 1\n       0        0\n".to_owned(),
         "block_state" => {
             let mut state = String::new();
@@ -153,7 +190,7 @@ pub fn write(ram: &Ram, name: &str, given: &str) -> Result<(), Refusal> {
             let bytes = size::parse(given).map_err(|_| value("disksize", &accepted))?;
             zram.resize(bytes).map_err(|error| match error {
                 zram::Error::Invalid { .. } => value("disksize", &accepted),
-                error => Refusal::Failed { name: "disksize", error },
+                error => failed("disksize", error),
             })?;
         }
         "mem_limit" => {
@@ -179,11 +216,102 @@ pub fn write(ram: &Ram, name: &str, given: &str) -> Result<(), Refusal> {
         "recompress" => {
             let request = recompression(ram, given)?;
             let done = zram.recompress(cpu::current(), request);
-            done.map_err(|error| Refusal::Failed { name: "recompress", error })?;
+            done.map_err(|error| failed("recompress", error))?;
         }
-        _ => return Err(Refusal::Name { given: name.to_owned(), accepted: &WRITABLE }),
+        _ => return write_back(ram, name, given),
     }
     Ok(())
+}
+
+/// Writes one of the attributes of writeback.
+fn write_back(ram: &Ram, name: &str, given: &str) -> Result<(), Refusal> {
+    let zram = ram.zram();
+    let known = WRITABLE.iter().find(|known| **known == name);
+    let Some(name) = known.filter(|known| known.contains("writeback")) else {
+        return Err(Refusal::Name { given: name.to_owned(), accepted: &WRITABLE });
+    };
+    let refused = |accepted: String| Refusal::Value { name, given: given.to_owned(), accepted };
+    if !zram.has_backing() {
+        let accepted = "nothing: the disk has no place to write to; give it one with --writeback";
+        return Err(refused(accepted.to_owned()));
+    }
+    let number = || given.parse::<u64>().ok();
+    match *name {
+        "writeback_limit" => {
+            let pages = number().ok_or_else(|| refused("a number of pages of 4 KiB".to_owned()))?;
+            zram.set_writeback_limit(pages);
+        }
+        "writeback_limit_enable" if matches!(given, "0" | "1") => {
+            zram.enable_writeback_limit(given == "1");
+        }
+        "writeback_limit_enable" => return Err(refused("0, 1".to_owned())),
+        "writeback_batch_size" => {
+            let units = number().and_then(|units| usize::try_from(units).ok());
+            let units = units.filter(|units| (1..=WRITEBACK_BATCH_MAX).contains(units));
+            let accepted = || refused(format!("1 to {WRITEBACK_BATCH_MAX} units"));
+            zram.set_writeback_batch(units.ok_or_else(accepted)?);
+        }
+        "compressed_writeback" if given == "1" => {}
+        "compressed_writeback" => {
+            let accepted = "1: units are written as compressed as they are in memory";
+            return Err(refused(accepted.to_owned()));
+        }
+        _ => {
+            ram.tick();
+            let chosen = chosen(ram, given)?;
+            return outcome(zram.write_back(&chosen));
+        }
+    }
+    Ok(())
+}
+
+/// The kernel's words: `idle`, `type=idle`, or any number of `page_index=5` and `page_indexes=1-100`.
+fn chosen(ram: &Ram, given: &str) -> Result<Chosen, Refusal> {
+    let units = ram.zram().disk_bytes() / ram.zram().unit().bytes() as u64;
+    let refused = |word: &str| Refusal::Value {
+        name: "writeback",
+        given: word.to_owned(),
+        accepted: format!(
+            "huge, idle, huge_idle, incompressible, or page_index=N page_indexes=A-B below {units}"
+        ),
+    };
+    let named = match given.strip_prefix("type=").unwrap_or(given) {
+        "huge" => Some(Chosen::Huge),
+        "idle" => Some(Chosen::Idle),
+        "huge_idle" => Some(Chosen::HugeIdle),
+        "incompressible" => Some(Chosen::Incompressible),
+        _ => None,
+    };
+    if let Some(named) = named {
+        return Ok(named);
+    }
+    let range = |word: &str| {
+        let (first, last) = match word.split_once('=')? {
+            ("page_index", index) => (index, index),
+            ("page_indexes", range) => range.split_once('-')?,
+            _ => return None,
+        };
+        let (first, last) = (first.parse::<u64>().ok()?, last.parse::<u64>().ok()?);
+        (first <= last && last < units).then_some(first..=last)
+    };
+    let ranges = given.split_whitespace().map(|word| range(word).ok_or_else(|| refused(word)));
+    let ranges = ranges.collect::<Result<Vec<_>, _>>()?;
+    if ranges.is_empty() { Err(refused(given)) } else { Ok(Chosen::Indices(ranges)) }
+}
+
+/// What was not done is told; what was done stays done.
+fn outcome(done: WroteBack) -> Result<(), Refusal> {
+    let why = match done.stop {
+        None => return Ok(()),
+        Some(Stop::Limit) => "writeback_limit is used up",
+        Some(Stop::Backing) => "backing_dev is full, fails, or does not answer",
+        Some(_) => "the disk ends",
+    };
+    let units = done.units;
+    Err(failed(
+        "writeback",
+        format!("{why}; {units} units were written, the others stay in memory"),
+    ))
 }
 
 /// `type=idle threshold=3000 max_pages=100 priority=1 algo=zstd`, in any order.
@@ -231,18 +359,19 @@ fn recompression(ram: &Ram, given: &str) -> Result<Recompression, Refusal> {
 mod tests {
     use super::{READABLE, Refusal, WRITABLE, read, write};
     use crate::device::Device as _;
-    use crate::testing::ram;
+    use crate::testing::{ram, written_back};
 
     /// Goal: each attribute can be read or written or both, and a refusal names what is accepted.
     #[test]
     fn every_attribute_has_a_direction() {
-        let ram = ram(1 << 20, &["lz4", "zstd"]);
+        let ram = written_back(ram(1 << 20, &["lz4", "zstd"]));
         for name in READABLE.into_iter().chain(WRITABLE) {
             let value = match name {
                 "disksize" => "2M",
                 "mem_limit" | "mem_used_max" => "0",
                 "idle" => "all",
                 "recompress" => "type=idle priority=1",
+                "writeback" => "idle",
                 _ => "1",
             };
             let (can_read, can_write) = (read(&ram, name), write(&ram, name, value));
@@ -254,7 +383,7 @@ mod tests {
         assert_eq!(ram.size_bytes(), 2 << 20);
         let unknown = read(&ram, "mm_stats").unwrap_err().to_string();
         assert!(
-            unknown.starts_with("'mm_stats' is not an attribute; accepted: bd_stat, "),
+            unknown.starts_with("'mm_stats' is not an attribute; accepted: backing_dev, bd_stat, "),
             "{unknown}"
         );
         let fixed = write(&ram, "comp_algorithm", "zstd").unwrap_err().to_string();
@@ -263,7 +392,10 @@ mod tests {
             "{fixed}"
         );
         let deaf = read(&ram, "idle").unwrap_err().to_string();
-        assert!(deaf.starts_with("idle can only be written; accepted: bd_stat"), "{deaf}");
+        assert!(
+            deaf.starts_with("idle can only be written; accepted: backing_dev, bd_stat"),
+            "{deaf}"
+        );
     }
 
     /// Goal: what is written to an attribute happens.
@@ -291,6 +423,41 @@ mod tests {
         assert_eq!(stat.split_whitespace().take(2).collect::<Vec<_>>(), ["0", "0"]);
     }
 
+    /// Goal: units are written back as the kernel's words say, within `writeback_limit`, and the figures say so.
+    #[test]
+    fn units_are_written_back_as_asked() {
+        let ram = written_back(ram(1 << 20, &["lz4", "zstd"]));
+        assert_eq!(read(&ram, "backing_dev").unwrap(), "memory\n");
+        let mut word = 1_u64;
+        let mut noise = vec![0; 8 * 4096];
+        for byte in &mut noise {
+            word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            *byte = (word >> 56) as u8;
+        }
+        ram.write(0, &noise).unwrap();
+        write(&ram, "writeback_limit_enable", "1").unwrap();
+        write(&ram, "writeback_limit", "2").unwrap();
+        let line = write(&ram, "writeback", "page_indexes=0-7").unwrap_err();
+        assert!(matches!(line, Refusal::Failed { .. }));
+        let expected = "writeback: writeback_limit is used up; 2 units were written, the others";
+        assert!(line.to_string().starts_with(expected), "{line}");
+        assert_eq!(read(&ram, "writeback_limit").unwrap(), "0\n");
+        write(&ram, "writeback_limit_enable", "0").unwrap();
+        write(&ram, "writeback", "page_index=3 page_indexes=5-6").unwrap();
+        let columns = |name| -> Vec<u64> {
+            let value = read(&ram, name).unwrap();
+            value.split_whitespace().map(|word| word.parse().unwrap()).collect()
+        };
+        assert_eq!(columns("bd_stat"), [5, 0, 5]);
+        let mut found = vec![0; noise.len()];
+        ram.read(0, &mut found).unwrap();
+        assert!(found == noise);
+        assert_eq!(columns("bd_stat"), [5, 5, 5]);
+        assert_eq!(columns("writeback_stat")[1..4], [5, 0, 0]);
+        let state = read(&ram, "block_state").unwrap();
+        assert_eq!(state.lines().filter(|line| line.contains('w')).count(), 5, "{state}");
+    }
+
     /// Goal: a value that is not accepted changes nothing, and the line says what is.
     #[test]
     fn values_are_checked() {
@@ -312,6 +479,22 @@ mod tests {
             ("recompress", "algo=lz4", "recompress: 'algo=lz4' is not accepted"),
             ("recompress", "idle", "recompress: 'idle' is not accepted"),
             ("compact", "0", "compact: '0' is not accepted; accepted: 1"),
+            ("writeback", "idle", "writeback: 'idle' is not accepted; accepted: nothing: the disk"),
+        ] {
+            let line = write(&ram, name, given).unwrap_err().to_string();
+            assert!(line.starts_with(expected), "{line}");
+        }
+        let ram = written_back(ram);
+        for (name, given, expected) in [
+            ("writeback", "", "writeback: '' is not accepted; accepted: huge, idle, "),
+            ("writeback", "type=same", "writeback: 'type=same' is not accepted; accepted: huge, "),
+            ("writeback", "page_index=256", "writeback: 'page_index=256' is not accepted"),
+            ("writeback", "page_index=1 page_indexes=9-8", "writeback: 'page_indexes=9-8' is"),
+            ("writeback_limit", "1M", "writeback_limit: '1M' is not accepted; accepted: a number"),
+            ("writeback_limit_enable", "2", "writeback_limit_enable: '2' is not accepted"),
+            ("writeback_batch_size", "0", "writeback_batch_size: '0' is not accepted; accepted: 1"),
+            ("compressed_writeback", "0", "compressed_writeback: '0' is not accepted; accepted: 1"),
+            ("backing_dev", "/x", "backing_dev can not be changed now; accepted: compact"),
         ] {
             let line = write(&ram, name, given).unwrap_err().to_string();
             assert!(line.starts_with(expected), "{line}");

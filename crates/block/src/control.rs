@@ -1,9 +1,11 @@
 //! The control socket of a disk: other processes read and write its attributes, and stop it.
 //!
 //! ```text
-//! request     one line: `read NAME`, `write NAME VALUE` or `stop`
+//! request     one line: `read NAME`, `write NAME VALUE`, `save FILE` or `stop`
 //! reply       `ok` and a line break, then the value; or `refused` or `failed`, a space, and a line that says why
 //! ```
+//!
+//! The value of `save` is how many units were saved, the bytes of their contents, and the bytes of the file.
 //!
 //! Each connection has one request. Who may connect to the socket may do everything: the directory in which the socket
 //! lies decides who that is.
@@ -24,11 +26,13 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
+use zfolio_core::zram::Saved;
 use zfolio_sys::eventfd::EventFd;
 
 use crate::attributes::{self, Refusal};
 use crate::nbd::{Address, Listener, Unusable};
 use crate::ram::Ram;
+use crate::saved;
 
 /// The longest request.
 pub const REQUEST_BYTES_MAX: usize = 4096;
@@ -42,6 +46,10 @@ const CONNECTIONS_MAX: usize = 16;
 /// So long a client waits for an answer, unless it has asked for what may take long.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
 
+/// So long the end of a disk waits for saves: they end with the unit that they have.
+const SAVES_TURNS: u32 = 100;
+const SAVES_TURN: Duration = Duration::from_millis(20);
+
 /// What a disk answered.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Answer {
@@ -53,14 +61,14 @@ pub enum Answer {
     Failed(String),
 }
 
-/// Sends a request to the disk at `path`, and waits for the answer: for a few seconds, unless it is to write.
+/// Sends a request to the disk at `path`, and waits for the answer: for a few seconds, unless it is to write or to save.
 ///
 /// # Errors
 ///
 /// Nobody listens there, the connection broke, or the disk does not answer.
 pub fn ask(path: &Path, request: &str) -> io::Result<Answer> {
     let mut stream = UnixStream::connect(path)?;
-    if !request.starts_with("write ") {
+    if !request.starts_with("write ") && !request.starts_with("save ") {
         stream.set_read_timeout(Some(ANSWER_PATIENCE))?;
     }
     stream.write_all(request.as_bytes())?;
@@ -87,6 +95,8 @@ pub struct Control {
 struct Shared {
     ram: Arc<Ram>,
     live: AtomicUsize,
+    /// Of these, those that save the disk.
+    saves: AtomicUsize,
     ends: AtomicBool,
     /// Rung when nothing more is to be accepted.
     end: EventFd,
@@ -104,8 +114,8 @@ impl Control {
         let failed = |error: io::Error| Unusable::System(path.display().to_string(), error);
         let listeners = Listener::open(&Address::Unix(path.to_owned()))?;
         let event = || EventFd::new().map_err(|error| failed(error.into()));
-        let (ends, live) = (AtomicBool::new(false), AtomicUsize::new(0));
-        let shared = Arc::new(Shared { ram, live, ends, end: event()?, stop: event()? });
+        let (ends, [live, saves]) = (AtomicBool::new(false), [(); 2].map(|()| AtomicUsize::new(0)));
+        let shared = Arc::new(Shared { ram, live, saves, ends, end: event()?, stop: event()? });
         let for_thread = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("control".to_owned());
         let thread = thread.spawn(move || listeners.iter().for_each(|one| for_thread.serve(one)));
@@ -124,6 +134,13 @@ impl Drop for Control {
         self.shared.ends.store(true, Relaxed);
         self.shared.end.ring();
         self.shared.ram.zram().halt();
+        // A save ends without a file, which it removes.
+        for _ in 0..SAVES_TURNS {
+            if self.shared.saves.load(Relaxed) == 0 {
+                break;
+            }
+            std::thread::sleep(SAVES_TURN);
+        }
         // It removes the socket. Threads of connections end by themselves.
         self.thread.take().into_iter().for_each(|thread| _ = thread.join().ok());
     }
@@ -169,7 +186,11 @@ impl Shared {
         stream.set_write_timeout(Some(PATIENCE))?;
         let mut line = String::new();
         BufReader::new((&stream).take(REQUEST_BYTES_MAX as u64)).read_line(&mut line)?;
-        let mut words = line.trim_end_matches('\n').splitn(3, ' ');
+        let line = line.trim_end_matches('\n');
+        if let Some(path) = line.strip_prefix("save ") {
+            return (&stream).write_all(self.save(Path::new(path)).as_bytes());
+        }
+        let mut words = line.splitn(3, ' ');
         let (verb, name, value) = (words.next(), words.next().unwrap_or(""), words.next());
         let done = match (verb, value) {
             (Some("read"), None) => attributes::read(&self.ram, name),
@@ -188,6 +209,20 @@ impl Shared {
             Err(refusal) => format!("refused {refusal}\n"),
         };
         (&stream).write_all(reply.as_bytes())
+    }
+
+    /// Saves the disk, and returns the reply.
+    fn save(&self, path: &Path) -> String {
+        self.saves.fetch_add(1, Relaxed);
+        let done = saved::save(&self.ram, path);
+        self.saves.fetch_sub(1, Relaxed);
+        match done {
+            Ok(Saved { units, bytes }) => {
+                let contents = units * self.ram.zram().unit().bytes() as u64;
+                format!("ok\n{units} {contents} {bytes}\n")
+            }
+            Err(error) => format!("failed {error}\n"),
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 //! A front end speaks a protocol that clients know, and turns its requests into calls of a [`Device`]. It knows nothing
 //! of compression; a device knows nothing of clients. There is one front end so far, [`nbd`], and one device, [`ram`]:
 //! a compressed disk in memory. Other processes read and write its [attributes] through its [control] socket,
-//! and Prometheus reads its [metrics].
+//! and Prometheus reads its [metrics]. Contents are [saved] as a file.
 
 #![forbid(unsafe_code)]
 
@@ -14,6 +14,7 @@ pub mod attributes;
 pub mod control;
 pub mod metrics;
 pub mod ram;
+pub mod saved;
 #[doc(hidden)]
 pub mod testing;
 

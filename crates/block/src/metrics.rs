@@ -198,6 +198,45 @@ impl Text<'_> {
     }
 }
 
+impl Text<'_> {
+    /// What was written back.
+    fn writeback(&mut self, ram: &Ram) {
+        const PAGE_BYTES: u64 = 4096;
+        let (bd, done) = (ram.zram().bd_stat(), ram.zram().writeback_stat());
+        self.gauge(
+            "backing_bytes",
+            "Bytes in use where units are written back to (bd_count).",
+            &[("", bd.bd_count * PAGE_BYTES)],
+        );
+        self.counter(
+            "backing_read_bytes",
+            "Bytes that were read there (bd_reads).",
+            &[("", bd.bd_reads * PAGE_BYTES)],
+        );
+        self.counter(
+            "backing_written_bytes",
+            "Bytes that were written there (bd_writes).",
+            &[("", bd.bd_writes * PAGE_BYTES)],
+        );
+        let units = [
+            (",reason=\"asked\"", done.asked_units),
+            (",reason=\"old\"", done.old_units),
+            (",reason=\"room\"", done.room_units),
+        ];
+        self.counter("written_back_units", "Units that were written back, and why.", &units);
+        self.counter(
+            "failed_writebacks",
+            "Writes that were refused or failed, or whose unit was used meanwhile.",
+            &[("", done.not_written)],
+        );
+        self.counter(
+            "write_budget_used_up",
+            "How often the budget for writes was used up.",
+            &[("", done.budget_used_up)],
+        );
+    }
+}
+
 /// The page of a disk that a server serves.
 #[must_use]
 pub fn of_disk(name: &str, ram: &Ram, server: Counts) -> String {
@@ -208,6 +247,7 @@ pub fn of_disk(name: &str, ram: &Ram, server: Counts) -> String {
     page.gauge("info", "What the disk is made of.", &[(&info, 1)]);
     page.contents(ram);
     page.events(ram);
+    page.writeback(ram);
     page.gauge("connections", "Clients that are connected.", &[("", server.live)]);
     page.counter(
         "accepted_connections",

@@ -4,8 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use zfolio_core::budget::WriteBudget;
 use zfolio_core::page::UnitOrder;
-use zfolio_core::store::Key;
+use zfolio_core::store::{Backing, Key};
 use zfolio_core::zcomp::{self, Params, Zcomp};
 use zfolio_core::zram::{self, Zram};
 use zfolio_core::zsmalloc::PageSource;
@@ -27,6 +28,19 @@ pub struct Config {
     /// Units that were not used for so many seconds are recompressed, if there is a second algorithm; sooner the nearer
     /// memory is to its limit.
     pub age_s: u32,
+}
+
+/// Where a disk writes units back to, and when.
+#[derive(Debug)]
+pub struct Writeback {
+    /// Where.
+    pub backing: Box<dyn Backing>,
+    /// Its name for people: `backing_dev`.
+    pub name: String,
+    /// Units that were not used for so many seconds are written; sooner the nearer memory is to its limit.
+    pub age_s: u32,
+    /// What the disk may write by itself.
+    pub budget: WriteBudget,
 }
 
 /// Why there is no disk.
@@ -67,6 +81,15 @@ pub struct Ram {
     /// Until then nothing is to be recompressed: a look at all units has found none.
     rests_until_ns: AtomicU64,
     policy: PolicyStat<AtomicU64>,
+    writes_back: Option<WritesBack>,
+}
+
+/// What a disk keeps that writes units back.
+struct WritesBack {
+    name: String,
+    age_s: u32,
+    /// As [`Ram::rests_until_ns`].
+    rests_until_ns: AtomicU64,
 }
 
 /// What the policy has done by itself.
@@ -92,6 +115,19 @@ const AGE_PART_MIN: u64 = 60;
 /// So long a disk rests on which nothing was old enough, as a part of the age.
 const REST_PART: u64 = 20;
 
+/// How much of its time the thread of [`Ram::work`] may write back: half, most of which it waits for the backing.
+const WRITE_SHARE: u64 = 2;
+
+/// So long nothing old is written after the budget was used up, or the backing took nothing.
+const STOPPED_NS: u64 = 1_000_000_000;
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// How long to rest after a look at all units that has found none of this age.
+fn rest_ns(age_s: u32) -> u64 {
+    u64::from(age_s).max(REST_PART) * (SECOND_NS / REST_PART)
+}
+
 impl fmt::Debug for Ram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Ram").field("stat", &self.zram.mm_stat()).finish_non_exhaustive()
@@ -113,13 +149,31 @@ impl Ram {
         source: Arc<dyn PageSource>,
         report: Report,
     ) -> Result<Ram, Unmade> {
+        let mut secret = [0; Key::BYTES];
+        random::fill(&mut secret).map_err(Unmade::Random)?;
+        Ram::with_key(config, Key::new(secret), source, report)
+    }
+
+    /// The same with the key of a disk that was saved, which is to be loaded next ([`crate::saved::load`]).
+    ///
+    /// # Errors
+    ///
+    /// See [`Unmade`].
+    ///
+    /// # Panics
+    ///
+    /// See [`Ram::new`].
+    pub fn with_key(
+        config: &Config,
+        key: Key,
+        source: Arc<dyn PageSource>,
+        report: Report,
+    ) -> Result<Ram, Unmade> {
         let cpus = cpu::online();
         let codec = |params: &Params| Zcomp::new(params.clone(), config.unit, cpus);
         let codecs = config.algorithms.iter().map(codec).collect::<Result<_, _>>();
-        let mut secret = [0; Key::BYTES];
-        random::fill(&mut secret).map_err(Unmade::Random)?;
         let codecs = codecs.map_err(Unmade::Codec)?;
-        let zram = Zram::new(codecs, source, Key::new(secret), config.disk_bytes, cpus);
+        let zram = Zram::new(codecs, source, key, config.disk_bytes, cpus);
         let zram = zram.map_err(|_| Unmade::Size)?;
         zram.set_mem_limit(config.limit_bytes);
         Ok(Ram {
@@ -129,7 +183,23 @@ impl Ram {
             age_s: config.age_s,
             rests_until_ns: AtomicU64::new(0),
             policy: PolicyStat::default(),
+            writes_back: None,
         })
+    }
+
+    /// The same with a place that units are written back to.
+    #[must_use]
+    pub fn with_writeback(self, writeback: Writeback) -> Ram {
+        let Writeback { backing, name, age_s, budget } = writeback;
+        let zram = self.zram.with_backing(backing, budget);
+        let rests_until_ns = AtomicU64::new(0);
+        Ram { zram, writes_back: Some(WritesBack { name, age_s, rests_until_ns }), ..self }
+    }
+
+    /// Where units are written back to: `backing_dev`.
+    #[must_use]
+    pub fn backing_name(&self) -> &str {
+        self.writes_back.as_ref().map_or("none", |writes_back| &writes_back.name)
     }
 
     /// The disk.
@@ -148,11 +218,21 @@ impl Ram {
     /// 60th of that at the limit.
     #[must_use]
     pub fn age_s(&self) -> u32 {
+        self.age_now(self.age_s)
+    }
+
+    /// The same for writeback; 0 without a place for it.
+    #[must_use]
+    pub fn writeback_age_s(&self) -> u32 {
+        self.writes_back.as_ref().map_or(0, |writes_back| self.age_now(writes_back.age_s))
+    }
+
+    fn age_now(&self, age_s: u32) -> u32 {
         let stat = self.zram.mm_stat();
-        let (age_s, used) = (u64::from(self.age_s), stat.mem_used_total.min(stat.mem_limit));
-        let (least, limit) = (age_s / AGE_PART_MIN, stat.mem_limit.max(1));
-        let less = u128::from(age_s - least) * u128::from(used) / u128::from(limit);
-        u32::try_from(u128::from(age_s) - less).unwrap_or(self.age_s)
+        let (age, used) = (u64::from(age_s), stat.mem_used_total.min(stat.mem_limit));
+        let (least, limit) = (age / AGE_PART_MIN, stat.mem_limit.max(1));
+        let less = u128::from(age - least) * u128::from(used) / u128::from(limit);
+        u32::try_from(u128::from(age) - less).unwrap_or(age_s)
     }
 
     /// What the policy has done.
@@ -163,17 +243,40 @@ impl Ram {
         PolicyStat { tried: load(tried), shrank: load(shrank), bytes_saved: load(bytes_saved) }
     }
 
-    /// Has the disk know the time, and recompresses what is old, for a part of the time since the last call. To be
-    /// called several times a second.
+    /// Has the disk know the time, makes room below its limit, and writes back and recompresses what is old, for a part
+    /// of the time since the last call. To be called several times a second.
     pub fn work(&self, since_ns: u64) {
         self.tick();
         let began = clock::monotonic_ns();
+        if let Some(writes_back) = &self.writes_back {
+            self.write_back(writes_back, began, began + since_ns / WRITE_SHARE);
+        }
+        self.recompress(clock::monotonic_ns(), since_ns / WORK_SHARE);
+    }
+
+    fn write_back(&self, writes_back: &WritesBack, began: u64, until: u64) {
+        while clock::monotonic_ns() < until && self.zram.write_ahead() {}
+        if began < writes_back.rests_until_ns.load(Relaxed) {
+            return;
+        }
+        let age_s = self.writeback_age_s();
+        while clock::monotonic_ns() < until {
+            let turn = self.zram.write_back_old(age_s);
+            let rest_ns = match turn.done.stop {
+                Some(_) => STOPPED_NS,
+                None if turn.is_round => rest_ns(age_s),
+                None => continue,
+            };
+            return writes_back.rests_until_ns.store(began + rest_ns, Relaxed);
+        }
+    }
+
+    fn recompress(&self, began: u64, share_ns: u64) {
         if began < self.rests_until_ns.load(Relaxed) {
             return;
         }
-        let until = began + since_ns / WORK_SHARE;
         let age_s = self.age_s();
-        while clock::monotonic_ns() < until {
+        while clock::monotonic_ns() < began + share_ns {
             // Without room for a second copy of a unit nothing can be done now. A unit that is lost is reported when it
             // is read.
             let Ok(turn) = self.zram.recompress_old(cpu::current(), age_s, WORK_UNITS) else {
@@ -183,8 +286,7 @@ impl Ram {
             let done = [turn.done.tried, turn.done.shrank, turn.done.bytes_saved];
             counts.iter().zip(done).for_each(|(count, done)| _ = count.fetch_add(done, Relaxed));
             if turn.is_round {
-                let rest_ns = u64::from(age_s).max(REST_PART) * (1_000_000_000 / REST_PART);
-                self.rests_until_ns.store(began + rest_ns, Relaxed);
+                self.rests_until_ns.store(began + rest_ns(age_s), Relaxed);
                 return;
             }
         }

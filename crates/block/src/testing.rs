@@ -221,3 +221,12 @@ pub(crate) fn ram(disk_bytes: u64, algorithms: &[&str]) -> crate::ram::Ram {
     let source = std::sync::Arc::new(zfolio_pager::PoolMappings::default());
     crate::ram::Ram::new(&config, source, Box::new(|error| panic!("{error}"))).unwrap()
 }
+
+/// The same disk with a place in memory that units are written back to.
+#[cfg(test)]
+pub(crate) fn written_back(ram: crate::ram::Ram) -> crate::ram::Ram {
+    let backing = Box::new(zfolio_core::store::backing::memory::Memory::new(64 << 20));
+    let budget = zfolio_core::budget::WriteBudget::NONE;
+    let name = "memory".to_owned();
+    ram.with_writeback(crate::ram::Writeback { backing, name, age_s: 600, budget })
+}

@@ -6,6 +6,7 @@
 mod arguments;
 mod background;
 mod list;
+mod saved;
 mod serve;
 
 use std::io;
@@ -47,6 +48,7 @@ pub(crate) fn device(arguments: &DeviceArgs) -> Result<ExitCode, Failure> {
             }
             Ok(ExitCode::SUCCESS)
         }
+        Command::Save(arguments) => saved::save(arguments),
         Command::Reset(arguments) => {
             ask(&arguments.name, "write reset 1")?;
             Ok(ExitCode::SUCCESS)

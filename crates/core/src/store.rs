@@ -51,6 +51,7 @@ mod checksum;
 mod codecs;
 mod entry;
 mod fresh;
+mod image;
 mod kept;
 #[cfg(any(test, fuzzing))]
 pub mod script;

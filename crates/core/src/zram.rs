@@ -14,6 +14,10 @@
 //!           a part               decompressed into a scratch buffer, changed there, compressed
 //! ```
 //!
+//! A device may have a [`Backing`], a file to which units go that are not used, or that memory has no room for
+//! (`writeback`). A unit that is there is fetched when it is wanted: the request drops its locks, waits, and begins
+//! anew.
+//!
 //! # Invariants
 //!
 //! - `ZRAM-1` A unit that is read is what was written to it last, or the read fails ([`Error::Lost`]); the store
@@ -37,6 +41,7 @@
 
 mod limit;
 mod recompress;
+mod save;
 #[cfg(any(test, fuzzing))]
 pub mod script;
 mod slot;
@@ -44,6 +49,7 @@ mod stat;
 mod table;
 #[cfg(test)]
 mod tests;
+mod writeback;
 
 use std::fmt;
 use std::ops::Range;
@@ -51,10 +57,12 @@ use std::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
 
+use crate::budget::WriteBudget;
 use crate::page::{UnitOrder, same_filled};
 use crate::stats::Figures;
 use crate::store::{
-    self, Checksum, CodecId, Form, Incoming, Key, Loaded, Outcome, Outgoing, Reject, Store, Ticket,
+    self, Backing, Checksum, CodecId, Form, Incoming, Key, Loaded, Outcome, Outgoing, Reject,
+    Store, Ticket,
 };
 use crate::sync::{Guard, Mutex};
 use crate::zcomp::Zcomp;
@@ -63,9 +71,16 @@ use crate::zsmalloc::PageSource;
 use limit::{Limit, Room};
 use slot::{Slot, SlotLock};
 use table::{GROWTH_BYTES_MAX, Table, UNITS_MAX};
+use writeback::Writeback;
 
 pub use recompress::{Recompressed, Recompression, Turn, What};
-pub use stat::{IoStat, MmStat};
+#[cfg(any(test, fuzzing))]
+pub use save::script as save_script;
+pub use save::{FormatError, Header, LoadError, Reader, SaveError, Saved};
+pub use stat::{BdStat, IoStat, MmStat};
+pub use writeback::{
+    Chosen, OldTurn, Stop, WRITEBACK_BATCH_DEFAULT, WRITEBACK_BATCH_MAX, WritebackStat, WroteBack,
+};
 
 /// What offsets and lengths of requests are multiples of.
 pub const SECTOR_BYTES: u64 = 512;
@@ -74,6 +89,9 @@ pub const SECTOR_BYTES: u64 = 512;
 pub const ALGORITHMS_MAX: usize = 4;
 
 const RANK_SCRATCH: u8 = 22;
+
+/// Bytes of units that a read has fetched together.
+const FETCH_BYTES: usize = 256 << 10;
 
 /// Why a request failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -161,8 +179,12 @@ pub struct Zram<S: PageSource> {
     huge_since: AtomicU64,
     /// Where [`Zram::recompress_old`] goes on.
     hand: AtomicU64,
-    /// [`Zram::recompress`] is to return.
+    /// What takes long is to return.
     is_halted: AtomicBool,
+    /// The most of `used_bytes` that anybody has seen.
+    used_max: AtomicU64,
+    /// `None`: there is no backing.
+    writeback: Option<Writeback>,
 }
 
 impl<S: PageSource> Zram<S> {
@@ -204,10 +226,20 @@ impl<S: PageSource> Zram<S> {
             huge_since: AtomicU64::new(0),
             hand: AtomicU64::new(0),
             is_halted: AtomicBool::new(false),
+            used_max: AtomicU64::new(0),
+            writeback: None,
         };
         zram.check_size(disk_bytes)?;
         zram.disk_bytes.store(disk_bytes, Release);
         Ok(zram)
+    }
+
+    /// The same with a backing, to which the device writes by itself within a budget.
+    #[must_use]
+    pub fn with_backing(self, backing: Box<dyn Backing>, budget: WriteBudget) -> Self {
+        let store = self.store.with_backing(backing, 0);
+        let writeback = Some(Writeback::new(store.backing_bytes(), budget));
+        Zram { store, writeback, ..self }
     }
 
     fn check_size(&self, disk_bytes: u64) -> Result<(), Error> {
@@ -262,7 +294,8 @@ impl<S: PageSource> Zram<S> {
         busy_beyond(before).inspect_err(|_| self.disk_bytes.store(before, Release))
     }
 
-    /// Has [`Zram::recompress`] return soon: the disk is about to end.
+    /// Has what takes long return soon ([`Zram::recompress`], [`Zram::write_back`], [`Zram::save`]): the disk is about
+    /// to end.
     pub fn halt(&self) {
         self.is_halted.store(true, Relaxed);
     }
@@ -282,6 +315,7 @@ impl<S: PageSource> Zram<S> {
     /// [`Error::Invalid`], [`Error::Lost`]. What is in `into` then is nothing that anybody wrote.
     pub fn read(&self, cpu: usize, at: u64, into: &mut [u8]) -> Result<(), Error> {
         self.check(at, into.len() as u64)?;
+        self.fetch_ahead(at, into.len() as u64);
         let mut rest = into;
         for (unit, within) in self.pieces(at, rest.len() as u64) {
             let (piece, after) = rest.split_at_mut(within.len());
@@ -304,7 +338,8 @@ impl<S: PageSource> Zram<S> {
         for (unit, within) in self.pieces(at, rest.len() as u64) {
             let (piece, after) = rest.split_at(within.len());
             rest = after;
-            self.write_piece(cpu, unit, within, Some(piece)).inspect_err(|_| {
+            let write = || self.write_piece(cpu, unit, within.clone(), Some(piece));
+            self.with_room(write).inspect_err(|_| {
                 self.io.failed_writes.fetch_add(1, Relaxed);
             })?;
         }
@@ -319,7 +354,8 @@ impl<S: PageSource> Zram<S> {
     pub fn discard(&self, cpu: usize, at: u64, bytes: u64) -> Result<(), Error> {
         self.check(at, bytes)?;
         for (unit, within) in self.pieces(at, bytes) {
-            self.write_piece(cpu, unit, within, None).inspect_err(|_| {
+            let write = || self.write_piece(cpu, unit, within.clone(), None);
+            self.with_room(write).inspect_err(|_| {
                 self.io.failed_writes.fetch_add(1, Relaxed);
             })?;
         }
@@ -382,6 +418,21 @@ impl<S: PageSource> Zram<S> {
 
     fn scratch(&self, cpu: usize) -> Guard<'_, RANK_SCRATCH, Scratch> {
         self.scratch[cpu % self.scratch.len()].lock()
+    }
+
+    /// Has the units of a read fetched together that are away: they are read by few transfers then.
+    fn fetch_ahead(&self, at: u64, bytes: u64) {
+        if bytes <= self.unit.bytes() as u64 || !self.store.has_away() {
+            return;
+        }
+        let away = |unit| {
+            let slot = self.table.get(unit)?.lock();
+            slot.entry.as_ref().and_then(|entry| self.store.away(entry))
+        };
+        let most = (FETCH_BYTES / self.unit.bytes()).max(1);
+        let units = self.pieces(at, bytes).map(|(unit, _)| unit);
+        self.store.fetch(units.filter_map(away).take(most), |_| true);
+        self.store.poll();
     }
 
     fn read_piece(
@@ -520,7 +571,11 @@ impl<S: PageSource> Zram<S> {
         let mut unit = [Incoming::new(entry, into)];
         self.store.load(cpu, &mut unit);
         match unit[0].outcome {
-            Loaded::Whole => Ok(None),
+            Loaded::Whole => {
+                // What was fetched to be read stays on the backing.
+                self.store.put_away(entry);
+                Ok(None)
+            }
             Loaded::Away(ticket) => Ok(Some(ticket)),
             Loaded::Lost(error) => Err(error),
             Loaded::Pending => unreachable!("a load says what became of each unit"),

@@ -31,6 +31,7 @@ mod place;
 mod plain;
 mod pool_limit;
 mod queue;
+mod site;
 #[cfg(test)]
 mod tests;
 mod uring;
@@ -61,6 +62,7 @@ pub use place::{Lent, PlaceError, Places, SPILL_BYTES_MIN, StartDisk, room};
 pub use plain::Plain;
 pub use pool_limit::PoolLimit;
 pub use queue::Counts;
+pub use site::{Site, Sites};
 pub use uring::{DEPTH, Sender, Uring};
 
 /// Entries that are written back at a time.

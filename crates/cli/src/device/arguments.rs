@@ -1,17 +1,20 @@
 //! The arguments of `zfolio device`.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use zfolio_block::control::REQUEST_BYTES_MAX;
 use zfolio_block::nbd::{Address, NAME_BYTES_MAX};
+use zfolio_core::budget::WriteBudget;
 use zfolio_core::page::UnitOrder;
 use zfolio_core::size;
 use zfolio_core::zcomp::{self, Algorithm, Params};
 use zfolio_core::zram::ALGORITHMS_MAX;
+use zfolio_pager::spill::Site;
 
 use super::list::Column;
-use crate::arguments::parse_unit;
+use crate::arguments::{parse_unit, parse_write_budget};
 
 /// Arguments of `zfolio device`.
 #[derive(Args, Debug)]
@@ -40,6 +43,8 @@ pub(crate) enum Command {
     Stat(StatArgs),
     /// Change attributes of a disk, by the kernel's names
     Set(SetArgs),
+    /// Save the contents of a disk to a file, from which 'add' and 'run' load them
+    Save(SaveArgs),
     /// Drop the contents of a disk: it reads as zeros
     Reset(NameArgs),
     /// End a disk; its contents are dropped
@@ -56,7 +61,8 @@ Examples:
   zfolio device add cache --size 4G --nbd /run/cache.sock
   zfolio device run scratch --size 64G --algorithm zstd --unit 64K --mem-limit 8G --nbd localhost
   zfolio device add vm --size 8G --recompress zstd,level=9 --nbd /run/vm.sock
-  zfolio device set vm idle=3600 recompress='type=idle'"
+  zfolio device set vm idle=3600 recompress='type=idle'
+  zfolio device add big --size 64G --mem-limit 4G --writeback /var/tmp,size=40G --nbd /run/big.sock"
 )]
 pub(crate) struct AddArgs {
     /// The name of the disk, and of its export
@@ -64,8 +70,14 @@ pub(crate) struct AddArgs {
     pub(super) name: String,
 
     /// How large the disk is: 4G, 512M; a multiple of the unit
-    #[arg(long, short, value_name = "SIZE", value_parser = parse_size)]
-    pub(super) size: u64,
+    #[arg(long, short, value_name = "SIZE", required_unless_present = "load", value_parser = parse_size)]
+    pub(super) size: Option<u64>,
+
+    /// Start with the contents that 'zfolio device save' has saved
+    ///
+    /// The disk has the size, the unit and the algorithms of the one that was saved.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["size", "unit", "algorithm", "recompress"])]
+    pub(super) load: Option<PathBuf>,
 
     /// The algorithm, and its parameters: see 'zfolio algorithms'
     #[arg(long, short, value_name = "NAME[,level=N]", default_value = "lz4", value_parser = parse_params)]
@@ -95,6 +107,29 @@ pub(crate) struct AddArgs {
     /// The most memory that the disk may take; then writes fail with "no space" [default: any amount]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(super) mem_limit: Option<u64>,
+
+    /// Where units go that are not used for long, or that memory has no room for; may be given several times
+    ///
+    /// A directory on a disk, in which a file without a name is made, or a block device that nobody uses. What is
+    /// written is encrypted, as compressed as it is in memory, and gone when the disk ends. SIZE is how much may be
+    /// used, half of what is free in the directory by default. Places with a higher N are filled first.
+    #[arg(long, value_name = "DIR|DEV[,size=SIZE][,prio=N]", value_parser = Site::parse)]
+    pub(super) writeback: Vec<Site>,
+
+    /// How many seconds a unit must not have been used before it is written back by itself
+    ///
+    /// That is while memory is empty; with --mem-limit it is less the nearer memory is to it, down to a 60th.
+    #[arg(long, value_name = "SECONDS", default_value = "14400", requires = "writeback",
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000_000))]
+    pub(super) writeback_age: u32,
+
+    /// How much the disk may write back by itself: 10G/day, 1G, or none for any amount
+    ///
+    /// Once it is used up, what memory has no room for is refused. What 'device set NAME writeback=..' asks for counts
+    /// too, and is written all the same.
+    #[arg(long, value_name = "SIZE[/PERIOD]", default_value = "none", requires = "writeback",
+          value_parser = parse_write_budget)]
+    pub(super) writeback_budget: WriteBudget,
 
     /// Where NBD clients connect; may be given several times
     #[arg(long, value_name = "ADDRESS", required = true, value_parser = parse_address)]
@@ -155,9 +190,12 @@ pub(crate) struct Columns(pub(super) Vec<Column>);
 /// Arguments of `zfolio device stat`.
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Attributes: bd_stat, block_state, comp_algorithm, debug_stat, disksize, initstate, io_stat,
-max_comp_streams, mem_limit, mm_stat, recomp_algorithm: the kernel's documentation of zram has their columns;
-policy_stat: age in seconds at which units are recompressed now; units tried, units that shrank, bytes saved.
+    after_help = "Attributes: backing_dev, bd_stat, block_state, comp_algorithm, compressed_writeback, debug_stat, disksize,
+initstate, io_stat, max_comp_streams, mem_limit, mm_stat, recomp_algorithm, writeback_batch_size, writeback_limit,
+writeback_limit_enable: the kernel's documentation of zram has their columns;
+policy_stat: age in seconds at which units are recompressed now; units tried, units that shrank, bytes saved;
+writeback_stat: age in seconds at which units are written back now; units that were because somebody asked, because they
+were old, and to make room; writes that came to nothing; how often the budget was used up.
 
 Examples:
   zfolio device stat cache
@@ -187,11 +225,17 @@ pub(crate) struct StatArgs {
   idle=all|SECONDS      mark what was not used for so long
   recompress='type=idle|huge|huge_idle threshold=BYTES max_pages=N priority=N algo=NAME'
                         compress again with another algorithm of the disk
+  writeback=huge|idle|huge_idle|incompressible
+  writeback='page_index=N page_indexes=A-B ..'
+                        write units of the disk back, by kind or by index
+  writeback_limit=N     how many pages of 4 KiB may be written, if writeback_limit_enable=1
+  writeback_batch_size=N  units that are written together
   reset=1               drop the contents
 
 Examples:
   zfolio device set cache mem_limit=1G
-  zfolio device set cache idle=3600 recompress='type=idle priority=1'")]
+  zfolio device set cache idle=3600 recompress='type=idle priority=1'
+  zfolio device set cache idle=all writeback=idle")]
 pub(crate) struct SetArgs {
     /// The disk
     #[arg(value_name = "NAME", value_parser = parse_name)]
@@ -200,6 +244,27 @@ pub(crate) struct SetArgs {
     /// The attributes, in this order
     #[arg(value_name = "ATTRIBUTE=VALUE", required = true, value_parser = parse_attribute)]
     pub(super) attributes: Vec<(String, String)>,
+}
+
+/// Arguments of `zfolio device save`.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Clients go on meanwhile: the file has each unit of the disk as it was at some moment of the save,
+and all that was written before. FILE is replaced once all of it is on the disk. It has the contents
+in clear, compressed, and is readable for its owner alone.
+
+Examples:
+  zfolio device save cache /var/lib/cache.disk
+  zfolio device add cache --load /var/lib/cache.disk --nbd /run/cache.sock"
+)]
+pub(crate) struct SaveArgs {
+    /// The disk
+    #[arg(value_name = "NAME", value_parser = parse_name)]
+    pub(super) name: String,
+
+    /// The file
+    #[arg(value_name = "FILE")]
+    pub(super) file: PathBuf,
 }
 
 /// Arguments of `zfolio device reset` and `remove`.

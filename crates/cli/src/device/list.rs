@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use serde_json::{Value, json};
 use zfolio_core::size;
-use zfolio_core::zram::{IoStat, MmStat};
+use zfolio_core::zram::{BdStat, IoStat, MmStat};
 
 use super::arguments::{Columns, ListArgs};
 use super::{ask, directory, names};
@@ -80,6 +80,8 @@ pub(super) struct Disk {
     mm: MmStat,
     /// `io_stat`.
     io: [u64; 4],
+    /// `bd_stat`.
+    bd: [u64; 3],
 }
 
 /// The numbers of a line.
@@ -109,6 +111,7 @@ impl Disk {
             streams,
             mm: MmStat::from_columns(numbers(&read("mm_stat")?)),
             io: numbers(&read("io_stat")?),
+            bd: numbers(&read("bd_stat")?),
         })
     }
 
@@ -141,7 +144,8 @@ impl Disk {
         let rest = MmStat::NAMES
             .into_iter()
             .zip(self.mm.columns())
-            .chain(IoStat::NAMES.into_iter().zip(self.io));
+            .chain(IoStat::NAMES.into_iter().zip(self.io))
+            .chain(BdStat::NAMES.into_iter().zip(self.bd));
         first.into_iter().chain(rest)
     }
 
@@ -218,6 +222,7 @@ mod tests {
             streams: 2,
             mm: MmStat::from_columns(mm),
             io: [1, 2, 3, 4],
+            bd: [5, 6, 7],
         }
     }
 
@@ -229,6 +234,7 @@ mod tests {
         assert_eq!(cells, expected);
         assert_eq!(disk().cell(Column::Disksize, true), "4294967296");
         assert_eq!(disk().json()["same_pages"], 7);
+        assert_eq!(disk().json()["bd_writes"], 7);
         assert!(disk().lines().contains("huge_pages_since  10\n"), "{}", disk().lines());
     }
 

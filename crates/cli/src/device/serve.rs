@@ -12,14 +12,17 @@ use zfolio_block::control::Control;
 use zfolio_block::metrics::{self, Metrics};
 use zfolio_block::nbd::{Address, Config, Exports, Listener, Server, Unusable};
 use zfolio_block::ram::{self, Ram, Unmade};
+use zfolio_block::saved::SavedDisk;
 use zfolio_core::size;
+use zfolio_core::zcomp::{Params, Zcomp};
 use zfolio_core::zram;
 use zfolio_pager::PoolMappings;
+use zfolio_pager::spill::{PlaceError, Site, Sites};
 use zfolio_sys::probe::child::{self, Signals};
 use zfolio_sys::{files, process};
 
 use super::arguments::AddArgs;
-use super::{directory, socket};
+use super::{directory, saved, socket};
 use crate::failure::Failure;
 
 /// How long a turn of the main loop takes at most.
@@ -29,7 +32,7 @@ const TURN_MS: u16 = 200;
 const LOST_LINES_MAX: u64 = 10;
 
 /// What ends a disk, by the numbers of signals.
-const ENDS: [i32; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
+pub(super) const ENDS: [i32; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
 
 /// Prints a line for the user, if anybody still reads it.
 fn say(line: &str) {
@@ -58,7 +61,14 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     // Before any thread is started, so that none of them gets a signal.
     let signals =
         Signals::block().map_err(|error| Failure::machine(format!("signals: {error}")))?;
-    let (name, ram) = (&arguments.name, Arc::new(make(arguments)?));
+    let name = &arguments.name;
+    let mut loaded = arguments.load.as_deref().map(saved::open).transpose()?;
+    let (ram, sites) = with_writeback(make(arguments, loaded.as_ref())?, arguments)?;
+    if let Some((path, disk)) = arguments.load.as_deref().zip(loaded.as_mut()) {
+        saved::load(&ram, path, disk, &signals)?;
+    }
+    drop(loaded);
+    let ram = Arc::new(ram);
     let path = socket(&directory()?, name);
     let control =
         Control::start(&path, Arc::clone(&ram)).map_err(|error| unheard(name, &path, &error))?;
@@ -72,8 +82,8 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     let made = format!(
         "disk {name}: {}, {}, units of {}, at {}",
         size::display(ram.zram().disk_bytes()),
-        arguments.algorithm,
-        arguments.unit,
+        algorithm(&ram),
+        ram.zram().unit(),
         addresses.join(" ")
     );
     // Where `add` waits for it.
@@ -101,15 +111,28 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     }
     let data = ram.zram().mm_stat().orig_data_size;
     drop(control);
+    // Their threads end.
+    drop(sites);
     say(&format!("disk {name} has ended; {} of contents are dropped", size::display(data)));
     Ok(ExitCode::SUCCESS)
 }
 
-fn make(arguments: &AddArgs) -> Result<Ram, Failure> {
+/// The algorithm that compresses what is written, with its parameters.
+fn algorithm(ram: &Ram) -> String {
+    let first = ram.zram().codecs().next();
+    first.and_then(Zcomp::params).map_or_else(|| "?".to_owned(), Params::to_string)
+}
+
+fn make(arguments: &AddArgs, loaded: Option<&SavedDisk>) -> Result<Ram, Failure> {
+    let header = loaded.map(SavedDisk::header);
     let config = ram::Config {
-        disk_bytes: arguments.size,
-        algorithms: arguments.algorithms().map_err(Failure::argument)?,
-        unit: arguments.unit,
+        // One of them is given.
+        disk_bytes: header.map(|header| header.disk_bytes).or(arguments.size).unwrap_or(0),
+        algorithms: match header {
+            Some(header) => header.algorithms.clone(),
+            None => arguments.algorithms().map_err(Failure::argument)?,
+        },
+        unit: header.map_or(arguments.unit, |header| header.unit),
         limit_bytes: arguments.mem_limit.unwrap_or(0),
         age_s: arguments.recompress_age,
     };
@@ -120,14 +143,41 @@ fn make(arguments: &AddArgs) -> Result<Ram, Failure> {
             say(&format!("disk {name}: {error}"));
         }
     };
-    Ram::new(&config, Arc::new(PoolMappings::default()), Box::new(report)).map_err(|error| match error {
+    let made = match header {
+        Some(header) => saved::make(header, &config, Box::new(report)),
+        None => Ram::new(&config, Arc::new(PoolMappings::default()), Box::new(report)),
+    };
+    made.map_err(|error| match error {
         Unmade::Size => Failure::argument(format!(
             "--size: '{}' bytes are not the size of a disk; accepted: a multiple of the unit, {}, up to 2^32 units",
-            arguments.size, arguments.unit
+            config.disk_bytes, arguments.unit
         )),
         Unmade::Codec(error) => Failure::argument(format!("--algorithm: {error}")),
         error => Failure::machine(error.to_string()),
     })
+}
+
+/// Opens the places that the disk writes units back to.
+fn with_writeback(ram: Ram, arguments: &AddArgs) -> Result<(Ram, Option<Sites>), Failure> {
+    let AddArgs { writeback, writeback_age, writeback_budget, .. } = arguments;
+    if writeback.is_empty() {
+        return Ok((ram, None));
+    }
+    let sites = Sites::open(writeback, ram.zram().unit().bytes()).map_err(|error| match error {
+        PlaceError::Path(refusal) => Failure::argument(format!("--writeback: {refusal}")),
+        PlaceError::TooMany { most } => Failure::argument(format!(
+            "--writeback: {} places; accepted: {most} at most",
+            writeback.len()
+        )),
+        error => Failure::machine(error.to_string()),
+    })?;
+    let ram = ram.with_writeback(ram::Writeback {
+        backing: sites.backing(),
+        name: writeback.iter().map(Site::to_string).collect::<Vec<_>>().join(" "),
+        age_s: *writeback_age,
+        budget: *writeback_budget,
+    });
+    Ok((ram, Some(sites)))
 }
 
 /// Why the control socket is not served.
@@ -143,7 +193,7 @@ fn unheard(name: &str, path: &Path, error: &Unusable) -> Failure {
 /// Serves the disk, and says what clients connect to.
 fn listen(arguments: &AddArgs, ram: &Arc<Ram>) -> Result<(Server, Vec<String>), Failure> {
     let (mut exports, name) = (Exports::new(), &arguments.name);
-    let description = format!("a compressed disk in memory ({})", arguments.algorithm);
+    let description = format!("a compressed disk in memory ({})", algorithm(ram));
     let added = exports.add(name, &description, Arc::<Ram>::clone(ram));
     added.map_err(|error| Failure::argument(error.to_string()))?;
     let (mut listeners, mut addresses) = (Vec::new(), Vec::new());

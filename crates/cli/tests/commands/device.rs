@@ -150,7 +150,10 @@ fn what_is_wrong_is_one_line_and_leaves_nothing() {
         assert!(code == Some(2) && err.contains(part), "{err}");
     }
     let (code, _, err) = disk.ask("set", &["mem_limt=1M"]);
-    assert!(code == Some(2) && err.contains("accepted: compact, disksize"), "{err}");
+    assert!(
+        code == Some(2) && err.contains("accepted: compact, compressed_writeback, disksize"),
+        "{err}"
+    );
     let (code, _, err) = disk.ask("stat", &["idle"]);
     assert!(code == Some(2) && err.contains("can only be written"), "{err}");
     let (code, _, err) = output_of(&["device", "list", "-o", "SIZE"]);

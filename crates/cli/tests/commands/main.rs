@@ -5,6 +5,7 @@
 
 mod codecs;
 mod completions;
+mod contents;
 mod device;
 mod dict;
 mod install;

@@ -124,6 +124,17 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
+/// What a backing has and did, in bytes of its medium: whole slots, where it has slots.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Usage {
+    /// Bytes in use now.
+    pub used_bytes: u64,
+    /// Bytes that were read.
+    pub read_bytes: u64,
+    /// Bytes that were written.
+    pub written_bytes: u64,
+}
+
 /// Where entries go when they leave the pool.
 ///
 /// The store calls `flush` and `poll`, and submits writes, with its lock of rank [`RANK_BACKING`] held. Reads are
@@ -143,6 +154,11 @@ pub trait Backing: Send + Sync + fmt::Debug {
     /// Bytes of its own memory: tables and buffers.
     fn memory_bytes(&self) -> usize {
         0
+    }
+
+    /// What it has and did, if it counts that.
+    fn usage(&self) -> Usage {
+        Usage::default()
     }
 
     /// Forgets what is kept at a location, `length` bytes as its write had. No request for it is in flight, and
@@ -171,6 +187,10 @@ impl<B: Backing> Backing for Arc<B> {
 
     fn memory_bytes(&self) -> usize {
         (**self).memory_bytes()
+    }
+
+    fn usage(&self) -> Usage {
+        (**self).usage()
     }
 
     fn discard(&self, location: Location, length: usize) {

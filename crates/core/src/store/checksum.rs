@@ -27,6 +27,31 @@ const HIGH_BITS: u32 = 48;
 const SAME_FILLED: u64 = 1 << HIGH_BITS;
 
 impl Checksum {
+    /// Bytes of one that is kept elsewhere.
+    pub(crate) const BYTES: usize = 16;
+
+    /// The checksum as bytes.
+    pub(crate) fn to_bytes(self) -> [u8; Checksum::BYTES] {
+        let mut bytes = [0; Checksum::BYTES];
+        let (low, high) = bytes.split_at_mut(8);
+        low.copy_from_slice(&self.low.to_le_bytes());
+        high.copy_from_slice(&self.high.to_le_bytes());
+        bytes
+    }
+
+    /// The checksum of such bytes. `None`: no unit has it.
+    pub(crate) fn from_bytes(bytes: [u8; Checksum::BYTES]) -> Option<Checksum> {
+        let (low, high) = bytes.split_at(8);
+        let word = |half: &[u8]| u64::from_le_bytes(half.try_into().expect("8 of 16 bytes"));
+        let checksum = Checksum { low: word(low), high: word(high) };
+        (checksum.high <= SAME_FILLED).then_some(checksum)
+    }
+
+    /// Whether it is that of a same-filled unit.
+    pub(crate) fn is_of_word(self) -> bool {
+        self.same_filled().is_some()
+    }
+
     /// The word that a same-filled unit repeats.
     pub(super) fn same_filled(self) -> Option<u64> {
         (self.high == SAME_FILLED).then_some(self.low)
@@ -83,6 +108,11 @@ impl Key {
         Key(secret)
     }
 
+    /// Its bytes.
+    pub(crate) fn secret(&self) -> &[u8; Key::BYTES] {
+        &self.0
+    }
+
     /// The checksum of `unit`.
     #[must_use]
     pub fn checksum(&self, unit: &[u8]) -> Checksum {
@@ -136,6 +166,16 @@ mod tests {
     }
 
     #[test]
+    fn bytes_that_are_no_checksum_are_none() {
+        let mut bytes = [0xFF; Checksum::BYTES];
+        assert_eq!(Checksum::from_bytes(bytes), None);
+        (bytes[14], bytes[15]) = (0, 0);
+        assert!(Checksum::from_bytes(bytes).is_some_and(|checksum| !checksum.is_of_word()));
+        (bytes[14], bytes[9]) = (1, 0);
+        assert_eq!(Checksum::from_bytes(bytes), None, "a bit more than that of a word");
+    }
+
+    #[test]
     fn a_checksum_survives_its_words() {
         let key = Key::new([7; Key::BYTES]);
         for unit in [vec![0; 4096], vec![0xFF; 4096], bytes(1, 4096), bytes(2, 8192)] {
@@ -143,6 +183,7 @@ mod tests {
             let (words, rest) = checksum.to_words();
             let same = checksum.same_filled().is_some();
             assert_eq!(Checksum::from_words(words, rest, same), checksum);
+            assert_eq!(Checksum::from_bytes(checksum.to_bytes()), Some(checksum));
         }
     }
 }

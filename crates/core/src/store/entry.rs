@@ -337,6 +337,13 @@ impl<W: Word> Cell<'_, W> {
         looked.ok().filter(|before| before.older().is_none())
     }
 
+    /// An entry was chosen: if it is in the pool, it is being written from now on, however old it is; then its state
+    /// before is returned. One that somebody waits to load stays.
+    pub(super) fn begin_write_chosen(self) -> Option<State> {
+        let leaves = |state: State| state.place() == Place::Pool && !state.stays();
+        self.change(|state| leaves(state).then(|| state.at(Place::Writing))).ok()
+    }
+
     /// An entry that keeps its location is about to leave the pool, however old it is. False: it is no such entry.
     pub(super) fn begin_return(self) -> bool {
         let is_at_both = |state: State| state.place() == Place::Pool && state.is_kept();

@@ -99,7 +99,7 @@ impl<'p, B: Breakable> Player<'p, B> {
     }
 
     fn step(&mut self) {
-        match self.byte() % 18 {
+        match self.byte() % 20 {
             0..=3 => self.store(),
             4..=6 => self.load(),
             7 => self.invalidate(),
@@ -127,6 +127,7 @@ impl<'p, B: Breakable> Player<'p, B> {
                 self.store.pool().compact(budget);
             }
             15 => self.put_away(),
+            17..=18 => self.write_back_chosen(),
             16 => {
                 let (first, count) = (self.byte(), self.byte() % 12);
                 let some = self.tickets.iter().skip(first % self.tickets.len().max(1)).take(count);
@@ -158,6 +159,22 @@ impl<'p, B: Breakable> Player<'p, B> {
             assert!(returned <= u64::from(has_left), "{returned} have left");
             assert_eq!(self.store.away(id).is_some(), has_left);
         }
+    }
+
+    /// Writes back entries that the script chooses, some of which are away, same-filled or have ended.
+    fn write_back_chosen(&mut self) {
+        let (count, first) = (self.byte() % 40, self.byte());
+        let living = (0..count).filter_map(|nth| self.chosen(first + nth));
+        let living = living.map(|raw| self.store.ticket(&self.stored[&raw].id));
+        let mut chosen: Vec<Ticket> =
+            living.chain(self.tickets.iter().rev().take(3).copied()).collect();
+        chosen.sort_by_key(|ticket| ticket.handle.to_raw());
+        chosen.dedup();
+        let done = self.store.write_back_chosen(&chosen);
+        assert!(done.started + done.refused <= chosen.len(), "{done:?}");
+        let are_here = chosen.iter().filter(|ticket| self.store.is_leaving(**ticket));
+        assert!(are_here.count() <= self.store.in_flight().0);
+        self.tickets.extend(chosen.into_iter().take(2));
     }
 
     fn break_the_backing(&mut self) {

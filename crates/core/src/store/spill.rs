@@ -7,6 +7,8 @@
 //! rising order while the table grows, by eights to each size class, so the oldest entries go first;
 //! later, when handles are used again, the order is that of the ages only.
 //!
+//! [`Store::write_back_chosen`] takes the same way with entries that somebody else has chosen, of any age.
+//!
 //! # Why no byte is lost
 //!
 //! The object of an entry leaves the pool only after the backing has said that the bytes are written, and a
@@ -48,6 +50,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, Ordering::
 
 use super::backing::{
     Backing, Completed, Completion, Failure, Location, Operation, RANK_BACKING, Request, Token,
+    Usage,
 };
 use super::batch::{Error, Ticket};
 use super::entry::{AGES, Place, State};
@@ -197,12 +200,12 @@ impl<S: PageSource> Store<S> {
         let (mut rounds, returned) = (AGES + 1, done.written);
         while done.refused == 0 && rounds > 0 {
             let left = most.saturating_sub(done.started + (done.written - returned));
-            if left == 0 || !self.write_some(spill, &mut side, left, &mut rounds, &mut done) {
+            let mut next = |side: &mut Side| self.next_old(side, &mut rounds);
+            if left == 0 || !self.write_some(spill, &mut side, left, &mut next, &mut done) {
                 break;
             }
         }
-        spill.backing.flush();
-        self.complete(spill, &mut side, &mut done);
+        self.end_write_back(spill, &mut side, &mut done);
         if done.started == 0 && done.written == 0 {
             let fetched = spill.counters.read.load(Relaxed);
             if fetched == side.fetched {
@@ -210,11 +213,43 @@ impl<S: PageSource> Store<S> {
             }
             side.fetched = fetched;
         }
+        done
+    }
+
+    /// Moves the entries of these tickets to the backing, however lately they were used; and handles what the backing
+    /// has completed. Passed over are entries that have ended, that somebody waits to load, and that are away or on
+    /// their way: so who was refused calls again with the same tickets. Does not wait for the backing.
+    pub fn write_back_chosen(&self, chosen: &[Ticket]) -> WrittenBack {
+        let mut done = WrittenBack::default();
+        let Some(spill) = &self.spill else { return done };
+        let mut side = spill.side.lock();
+        self.complete(spill, &mut side, &mut done);
+        let mut rest = chosen.iter();
+        let mut next = |_: &mut Side| rest.find_map(|ticket| self.begin_chosen(*ticket));
+        while done.refused == 0
+            && self.write_some(spill, &mut side, BATCH_MAX, &mut next, &mut done)
+        {}
+        self.end_write_back(spill, &mut side, &mut done);
+        done
+    }
+
+    /// The entry of a ticket is being written from now on, if it is in the pool. Another entry may have got its handle:
+    /// then that one is written, if their checksums agree in the 16 bits of the state, which does no harm.
+    fn begin_chosen(&self, ticket: Ticket) -> Option<(Handle, State)> {
+        let row = self.row(ticket.handle);
+        let is_same = row.checksum(row.cell().load()) == ticket.checksum;
+        let before = if is_same { row.cell().begin_write_chosen() } else { None };
+        before.map(|before| (ticket.handle, before))
+    }
+
+    /// What was accepted is on its way, and what was completed is handled.
+    fn end_write_back(&self, spill: &Spill, side: &mut Held<'_>, done: &mut WrittenBack) {
+        spill.backing.flush();
+        self.complete(spill, side, done);
         if done.refused > 0 {
             // Perhaps for want of room: what is in the pool can do without its location.
             self.give_up_some(spill);
         }
-        done
     }
 
     /// Gives up the locations of some entries that are in the pool too.
@@ -230,22 +265,21 @@ impl<S: PageSource> Store<S> {
         }
     }
 
-    /// Starts up to `wanted` writes, at most [`BATCH_MAX`]; an entry that needs no write counts as one. False: the walk
-    /// is over.
+    /// Starts up to `wanted` writes, at most [`BATCH_MAX`], of the entries that `next` has begun to write; an entry that
+    /// needs no write counts as one. False: `next` has no more.
     fn write_some(
         &self,
         spill: &Spill,
         side: &mut Held<'_>,
         wanted: usize,
-        rounds: &mut u32,
+        next: &mut dyn FnMut(&mut Side) -> Option<(Handle, State)>,
         done: &mut WrittenBack,
     ) -> bool {
         let mut pinned = [const { None }; BATCH_MAX];
         let (mut count, mut sent) = (0, 0);
         let wanted = wanted.min(BATCH_MAX);
         while count + sent < wanted {
-            let Some(handle) = self.next_in_pool(side, rounds) else { break };
-            let Some(before) = self.row(handle).cell().begin_write() else { continue };
+            let Some((handle, before)) = next(side) else { break };
             if before.is_kept() {
                 self.send_back(spill, handle, done);
                 sent += 1;
@@ -292,9 +326,19 @@ impl<S: PageSource> Store<S> {
         count + sent == wanted
     }
 
+    /// The walker's next entry: the hand moves on to one that is old, which is being written from now on.
+    fn next_old(&self, side: &mut Side, rounds: &mut u32) -> Option<(Handle, State)> {
+        loop {
+            let handle = self.next_in_pool(side, rounds)?;
+            if let Some(before) = self.row(handle).cell().begin_write() {
+                return Some((handle, before));
+            }
+        }
+    }
+
     /// The next entry that is in the pool; the hand moves on. `None`: there is none, or the hand has gone round so many
     /// times.
-    fn next_in_pool(&self, side: &mut Held<'_>, rounds: &mut u32) -> Option<Handle> {
+    fn next_in_pool(&self, side: &mut Side, rounds: &mut u32) -> Option<Handle> {
         loop {
             let Some(handle) = self.pool.next_marked(side.hand) else {
                 *rounds -= 1;
@@ -586,6 +630,20 @@ impl<S: PageSource> Store<S> {
             && !state.has_failed()
     }
 
+    /// Names an entry for [`Store::write_back_chosen`], also when its owner may end it meanwhile.
+    #[must_use]
+    pub fn ticket(&self, entry: &EntryId) -> Ticket {
+        Ticket { handle: entry.0, checksum: self.checksum(entry) }
+    }
+
+    /// Whether the entry of a ticket is being written to the backing.
+    #[must_use]
+    pub fn is_leaving(&self, ticket: Ticket) -> bool {
+        let row = self.row(ticket.handle);
+        let state = row.cell().load();
+        state.place() == Place::Writing && row.checksum(state) == ticket.checksum
+    }
+
     /// Whether the entry of a ticket is being fetched; if not, it is worth another try to load it.
     #[must_use]
     pub fn is_coming(&self, ticket: Ticket) -> bool {
@@ -621,6 +679,12 @@ impl<S: PageSource> Store<S> {
             let side = spill.side.lock();
             (spill.in_flight(), side.writing_bytes)
         })
+    }
+
+    /// What the backing has and did, in bytes of its medium.
+    #[must_use]
+    pub fn backing_usage(&self) -> Usage {
+        self.spill.as_ref().map_or_else(Usage::default, |spill| spill.backing.usage())
     }
 
     /// Bytes of tables and buffers of the backing.

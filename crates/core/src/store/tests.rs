@@ -12,6 +12,7 @@ use super::{
 };
 use crate::page::UnitOrder;
 use crate::stats::Figures;
+use crate::sync::Mutex;
 use crate::testing::{Random, seed};
 use crate::zcomp::{Algorithm, Zcomp};
 use crate::zsmalloc::world::{World, bytes, check_rows, unit};
@@ -49,6 +50,7 @@ on_each_backing! {
     all_of_a_store_goes_out_and_comes_back,
     the_oldest_go_first,
     the_incompressible_go_first,
+    the_chosen_go_whatever_their_age,
     a_unit_in_flight_is_still_here,
     a_unit_that_is_read_stays,
     a_drain_waits_for_the_last_request,
@@ -311,6 +313,51 @@ fn the_incompressible_go_first<B: Breakable>() {
     fixture.end();
 }
 
+/// Goal: what was chosen goes out, however lately it was used, and nothing else; entries that have ended, are away or
+/// have no object are passed over; what the backing refuses stays, and goes with the next call. Method: every third
+/// unit, chosen right after it was loaded.
+fn the_chosen_go_whatever_their_age<B: Breakable>() {
+    let mut fixture = Fixture::<B>::new(unit(0));
+    fixture.store_all();
+    let ticket = |fixture: &Fixture<B>, at: usize| {
+        fixture.store.ticket(fixture.entries[at].as_ref().expect("it is stored"))
+    };
+    let mut chosen: Vec<Ticket> =
+        (0..fixture.units.len()).step_by(3).map(|at| ticket(&fixture, at)).collect();
+    let ended = fixture.entries[3].take().expect("it is stored");
+    fixture.store.invalidate(ended, &fixture.figures);
+    (0..fixture.units.len()).filter(|at| *at != 3).for_each(|at| fixture.check_unit(at));
+    fixture.backing.faults().refuse.store(1, Relaxed);
+    let first = fixture.store.write_back_chosen(&chosen);
+    assert!(first.refused == 1 && first.started < chosen.len(), "{first:?}");
+    let rest = fixture.store.write_back_chosen(&chosen);
+    let same = chosen.iter().filter(|ticket| ticket.checksum.same_filled().is_some()).count();
+    assert_eq!(rest.refused, 0, "{rest:?}");
+    assert_eq!(first.started + rest.started, chosen.len() - 1 - same);
+    fixture.store.drain();
+    assert_eq!(fixture.store.write_back_chosen(&chosen), WrittenBack::default(), "all are gone");
+    for at in (0..fixture.units.len()).filter(|at| *at != 3) {
+        let entry = fixture.entries[at].as_ref().expect("it is stored");
+        let is_chosen = at % 3 == 0 && fixture.store.same_filled(entry).is_none();
+        assert_eq!(fixture.store.away(entry).is_some(), is_chosen, "unit {at}");
+    }
+    // In flight, and wanted by somebody: neither is written a second time.
+    chosen = (1..fixture.units.len()).step_by(3).map(|at| ticket(&fixture, at)).collect();
+    fixture.backing.faults().holds.store(true, Relaxed);
+    assert!(fixture.store.write_back_chosen(&chosen).started > 10);
+    assert!(chosen.iter().any(|ticket| fixture.store.is_leaving(*ticket)));
+    assert_eq!(fixture.store.write_back_chosen(&chosen), WrittenBack::default());
+    fixture.backing.behave();
+    fixture.store.drain();
+    let usage = fixture.store.backing_usage();
+    assert!(usage.used_bytes >= fixture.store.spill_stats().bytes, "{usage:?}");
+    assert!(usage.written_bytes >= usage.used_bytes && usage.read_bytes == 0, "{usage:?}");
+    fixture.store.wait(chosen[0]).expect("nothing fails");
+    assert_eq!(fixture.store.write_back_chosen(&chosen), WrittenBack::default(), "it is wanted");
+    fixture.check();
+    fixture.end();
+}
+
 /// Goal: a unit in flight is loaded from the pool; one that ends in flight leaves nothing. Method: completions
 /// are kept back.
 fn a_unit_in_flight_is_still_here<B: Breakable>() {
@@ -491,20 +538,25 @@ fn threads_and_walkers_agree<B: Breakable>() {
     let store = Store::new(codecs.into(), Arc::clone(&world), key());
     let store = store.with_backing(Box::new(backing.clone()), 0);
     let (figures, working) = (Figures::default(), AtomicUsize::new(3));
+    // What is to be written back whatever its age; some of it has ended by then.
+    let some = Mutex::<1, Vec<Ticket>>::new(Vec::new());
     std::thread::scope(|scope| {
         for thread in 0..3 {
-            let (store, figures, working) = (&store, &figures, &working);
+            let (store, figures, working, some) = (&store, &figures, &working, &some);
             scope.spawn(move || {
-                work(store, figures, Random::new(seed.wrapping_mul(8) + thread), STEPS);
+                let choose = |ticket| some.lock().push(ticket);
+                work(store, figures, Random::new(seed.wrapping_mul(8) + thread), STEPS, choose);
                 working.fetch_sub(1, Relaxed);
             });
         }
         for walker in 0..2 {
-            let (store, working, faults) = (&store, &working, backing.faults());
+            let (store, working, faults, some) = (&store, &working, backing.faults(), &some);
             scope.spawn(move || {
                 let mut random = Random::new(seed.wrapping_mul(16) + 8 + walker);
                 while working.load(Relaxed) > 0 {
                     store.write_back(1 + random.below(20));
+                    let chosen: Vec<Ticket> = some.lock().drain(..).collect();
+                    store.write_back_chosen(&chosen);
                     match random.below(4) {
                         0 => _ = store.pool().compact(16 << 10),
                         1 => faults.holds.store(random.below(2) == 0, Relaxed),
@@ -534,7 +586,13 @@ fn threads_and_walkers_agree<B: Breakable>() {
 }
 
 /// One thread's entries: each with its contents.
-fn work(store: &Store<Arc<World>>, figures: &Figures, mut random: Random, steps: usize) {
+fn work(
+    store: &Store<Arc<World>>,
+    figures: &Figures,
+    mut random: Random,
+    steps: usize,
+    choose: impl Fn(Ticket),
+) {
     let mut mine: Vec<(EntryId, Vec<u8>)> = Vec::new();
     let load = |entry: &EntryId, contents: &Vec<u8>| {
         let mut place = vec![0; contents.len()];
@@ -575,8 +633,10 @@ fn work(store: &Store<Arc<World>>, figures: &Figures, mut random: Random, steps:
             let at = random.below(mine.len());
             let (entry, contents) = &mine[at];
             load(entry, contents);
-            if random.below(3) == 0 {
-                store.put_away(entry);
+            match random.below(6) {
+                0 | 1 => _ = store.put_away(entry),
+                2 => choose(store.ticket(entry)),
+                _ => {}
             }
             if random.below(2) == 0 {
                 let (entry, _) = mine.swap_remove(at);

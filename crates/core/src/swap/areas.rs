@@ -34,7 +34,9 @@ use super::frame::{FRAME_ORDER, Frame, Run};
 use super::location::{AREAS_MAX, AreaId, Place};
 use super::read::{Queue, Read, Wanted};
 use crate::page::{PAGE_BYTES, UNIT_ORDER_MAX};
-use crate::store::backing::{Backing, Completion, Location, Operation, RANK_BACKING, Request};
+use crate::store::backing::{
+    Backing, Completion, Location, Operation, RANK_BACKING, Request, Usage,
+};
 use crate::sync::{Guard, Mutex, RwLock};
 pub use life::NewArea;
 use stats::Counters;
@@ -233,6 +235,17 @@ impl Backing for Areas {
     fn memory_bytes(&self) -> usize {
         let tables: usize = self.all().map(|area| area.table_bytes()).sum();
         tables + self.buffer_bytes
+    }
+
+    fn usage(&self) -> Usage {
+        let stats = self.stats();
+        // What is left of the run has no objects.
+        let left = self.inner.lock().run.as_ref().map_or(0, |run| run.count() as u64);
+        Usage {
+            used_bytes: stats.slots_used.saturating_sub(left) * SLOT_BYTES as u64,
+            read_bytes: stats.bytes_read,
+            written_bytes: stats.bytes_written,
+        }
     }
 
     fn discard(&self, location: Location, length: usize) {

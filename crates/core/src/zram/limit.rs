@@ -4,7 +4,8 @@
 //!
 //! - `LIM-1` While a limit is set, a write begins only if its unit fits below the limit even if nothing of it shrinks,
 //!   beside all writes that are under way, and so does what the table grows by for a unit that is far from others. So
-//!   the disk stays below the limit; the pool's own tables may grow by a step (64 KiB or so) beyond.
+//!   the disk stays below the limit; the pool's own tables may grow by a step (64 KiB or so) beyond, and what is
+//!   fetched from a backing is in the pool until it was read (`FETCH_BYTES` for each thread that reads).
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -67,7 +68,9 @@ impl Limit {
         for is_last in [false, true] {
             let pending = self.pending.fetch_add(bytes, Relaxed) + bytes;
             let room = Room(Some((self, bytes)));
-            if zram.used_bytes() + pending <= limit {
+            let used = zram.used_bytes();
+            zram.note_used(used);
+            if used + pending <= limit {
                 return Some(room);
             }
             drop(room);

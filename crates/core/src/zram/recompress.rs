@@ -102,13 +102,14 @@ impl<S: PageSource> Zram<S> {
         Ok(Turn { is_round: is_end, ..turn })
     }
 
-    /// Marks units idle until they are used again: all of them, or those that were last used so many seconds ago.
+    /// Marks units in memory idle until they are used again: all of them, or those that were last used so many seconds
+    /// ago.
     pub fn mark_idle(&self, age_s: Option<u32>) {
         let now = self.now_s.load(Relaxed);
         for (_, lock) in self.table.slots(0, UNITS_MAX) {
             let mut slot = lock.lock();
             let is_old = age_s.is_none_or(|age_s| now.saturating_sub(slot.used_s()) >= age_s);
-            if slot.entry.is_some() && is_old {
+            if self.is_here(&slot) && is_old {
                 slot.mark_idle();
             }
         }
@@ -156,13 +157,21 @@ impl<S: PageSource> Zram<S> {
         let saved = self.recompress_one(cpu, unit, slot, codec)?;
         done.shrank += u64::from(saved > 0);
         done.bytes_saved += saved;
-        if saved == 0 && codec.get() + 1 == self.codecs().count() {
+        if saved == 0 && self.is_here(slot) && codec.get() + 1 == self.codecs().count() {
             slot.note_no_codec();
         }
         Ok(())
     }
 
+    /// Whether a slot's unit is stored, and not on the backing: there it takes no memory.
+    fn is_here(&self, slot: &Slot) -> bool {
+        slot.entry.as_ref().is_some_and(|entry| self.store.away(entry).is_none())
+    }
+
     fn is_wanted(&self, slot: &Slot, request: Recompression, codec: CodecId) -> bool {
+        if !self.is_here(slot) {
+            return false;
+        }
         let Some(entry) = &slot.entry else { return false };
         let (form, idle) = (self.store.form(entry), slot.is_idle());
         let is_huge = matches!(form, Form::Incompressible(_));
@@ -192,7 +201,7 @@ impl<S: PageSource> Zram<S> {
         let mut scratch = self.scratch(cpu);
         match self.fill(cpu, slot, &mut scratch) {
             Ok(None) => {}
-            // It takes no memory where it is.
+            // It has left since the look of is_wanted(), and takes no memory where it is.
             Ok(Some(_)) => return Ok(0),
             Err(error) => return Err(Error::Lost { unit, error }),
         }

@@ -1,16 +1,20 @@
 //! A script of requests, played on a device and on plain bytes at once. The fuzz target plays what the fuzzer writes,
 //! the tests what seeded numbers write.
 //!
-//! Any bytes are a script: the first chooses the unit, each next one a request that takes its numbers from those that
-//! follow. The page source fails as the script says, and so does the limit. Whatever fails, each unit is what it was or
-//! what was written (`ZRAM-2`).
+//! Any bytes are a script: the first chooses the unit and the backing, each next one a request that takes its numbers
+//! from those that follow. The page source fails as the script says, and so do the limit and the backing. Whatever
+//! fails, each unit is what it was or what was written (`ZRAM-2`); only of a unit that the backing has lost it may be
+//! said that it is lost.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::{Error, Recompression, SECTOR_BYTES, What, Zram};
-use crate::page::same_filled;
+use super::{Chosen, Error, Recompression, SECTOR_BYTES, What, Zram};
+use crate::budget::WriteBudget;
+use crate::page::{UnitOrder, same_filled};
 use crate::store::Key;
+use crate::store::backing::faulty::{Breakable, Faulty};
+use crate::store::backing::sealed::Sealed;
 use crate::zcomp::{Algorithm, Zcomp};
 use crate::zsmalloc::world::{World, bytes, check_rows, unit};
 
@@ -20,10 +24,18 @@ const UNITS: u64 = 24;
 /// Units of the disk at first.
 const UNITS_FIRST: u8 = 12;
 
+/// What the backing holds: a script that writes much finds it full.
+const BACKING_BYTES: usize = 256 << 10;
+
+/// How often something is tried that fails for now.
+const TRIES: usize = 1000;
+
 /// The device, the bytes beside it, and what is left of the script.
-struct Player<'p> {
+struct Player<'p, B> {
     zram: Zram<Arc<World>>,
     world: Arc<World>,
+    /// It is the device's, but for scripts without one.
+    backing: B,
     model: Vec<u8>,
     unit_bytes: usize,
     script: &'p [u8],
@@ -38,15 +50,29 @@ struct Player<'p> {
 pub fn play(script: &[u8]) {
     let Some((first, script)) = script.split_first() else { return };
     let order = unit([0, 2, 4][usize::from(*first) % 3]);
+    match first / 3 % 4 {
+        0 => play_on::<Faulty>(order, false, script),
+        1 => play_on::<Faulty>(order, true, script),
+        _ => play_on::<Sealed>(order, true, script),
+    }
+}
+
+fn play_on<B: Breakable>(order: UnitOrder, has_backing: bool, script: &[u8]) {
     let codec = |algorithm: Algorithm| Zcomp::new(algorithm.into(), order, 2).expect("streams");
     let codecs = [Algorithm::Lz4, Algorithm::Zstd].map(codec).into();
     let world = World::new();
     let secret = bytes(42, Key::BYTES).try_into().expect("as many bytes");
     let disk_bytes = u64::from(UNITS_FIRST) * order.bytes() as u64;
     let zram = Zram::new(codecs, Arc::clone(&world), Key::new(secret), disk_bytes, 2);
+    let (zram, backing) = (zram.expect("a good size"), B::new(BACKING_BYTES));
+    let zram = match has_backing {
+        true => zram.with_backing(Box::new(backing.clone()), WriteBudget::NONE),
+        false => zram,
+    };
     let mut player = Player {
-        zram: zram.expect("a good size"),
+        zram,
         world,
+        backing,
         model: vec![0; usize::from(UNITS_FIRST) * order.bytes()],
         unit_bytes: order.bytes(),
         script,
@@ -58,7 +84,7 @@ pub fn play(script: &[u8]) {
     player.end();
 }
 
-impl Player<'_> {
+impl<B: Breakable> Player<'_, B> {
     fn byte(&mut self) -> usize {
         let Some((first, rest)) = self.script.split_first() else { return 0 };
         self.script = rest;
@@ -103,7 +129,7 @@ impl Player<'_> {
 
     fn step(&mut self) {
         let cpu = self.byte();
-        match self.byte() % 16 {
+        match self.byte() % 22 {
             0..=4 => self.write(cpu),
             5..=7 => self.read(cpu),
             8 => self.discard(cpu),
@@ -133,12 +159,83 @@ impl Player<'_> {
                 let age = self.byte();
                 self.zram.mark_idle((age % 2 == 0).then(|| u32::try_from(age).expect("a byte")));
             }
+            16..=17 => self.write_back(),
+            18 => {
+                let age = u32::try_from(self.byte()).expect("a byte");
+                let done = self.zram.write_back_old(age).done;
+                assert!(self.zram.has_backing() || done.units == 0);
+                self.zram.write_ahead();
+            }
+            19 => self.break_the_backing(),
+            20 => {
+                let pages = self.byte() as u64;
+                self.zram.set_writeback_limit(pages);
+                self.zram.enable_writeback_limit(pages % 2 == 1);
+                let batch = self.byte();
+                self.zram.set_writeback_batch(batch);
+            }
             _ if self.byte() % 8 == 0 => {
                 self.zram.reset();
                 self.model.fill(0);
             }
             _ => self.runs(),
         }
+    }
+
+    /// Writes units back, and no more than the limit allows.
+    fn write_back(&mut self) {
+        let (what, first, count) =
+            (self.byte(), self.byte() as u64 % UNITS, self.byte() as u64 % 9);
+        let chosen = match what % 6 {
+            0 => Chosen::Huge,
+            1 => Chosen::Idle,
+            2 => Chosen::HugeIdle,
+            3 => Chosen::Incompressible,
+            _ => Chosen::Indices(vec![first..=first + count, 3..=3]),
+        };
+        let (limit, before) = (self.zram.writeback_limit(), self.zram.bd_stat());
+        let done = self.zram.write_back(&chosen);
+        let after = self.zram.bd_stat();
+        if self.zram.is_writeback_limited() {
+            // In bytes, where the backing has no slots.
+            let written = after.bd_writes.saturating_sub(before.bd_writes);
+            assert!(written <= limit + 1, "{written} pages, {limit} are allowed: {done:?}");
+        }
+        assert!(self.zram.has_backing() || done.units == 0 && after.bd_count == 0);
+        if let (Chosen::Indices(_), None, 0) = (&chosen, done.stop, done.stayed) {
+            let mut state = String::new();
+            self.zram.block_state(&mut state).expect("a string takes everything");
+            for line in state.lines() {
+                let mut words = line.split_whitespace();
+                let unit: u64 = words.next().and_then(|word| word.parse().ok()).expect("an index");
+                let letters = words.nth(1).expect("letters");
+                let is_chosen = (first..=first + count).contains(&unit) || unit == 3;
+                let is_away = letters.starts_with('s') || &letters[1..2] == "w";
+                assert!(!is_chosen || is_away || !self.zram.has_backing(), "{line}: {done:?}");
+            }
+        }
+    }
+
+    /// What fails for now only: what is lost for good has tests of its own.
+    fn break_the_backing(&mut self) {
+        let (what, count) = (self.byte(), self.byte() % 6);
+        let faults = self.backing.faults();
+        match what % 4 {
+            0 => faults.holds.store(count % 2 == 0, Relaxed),
+            1 => faults.refuse.store(count, Relaxed),
+            _ => faults.fail.store(count, Relaxed),
+        }
+    }
+
+    /// Reads, as often as it takes.
+    fn read_at_last(&self, cpu: usize, at: u64, into: &mut [u8]) -> Result<(), Error> {
+        for _ in 0..TRIES {
+            match self.zram.read(cpu, at, into) {
+                Err(Error::Lost { error, .. }) if error.is_transient() => {}
+                done => return done,
+            }
+        }
+        panic!("the backing does not fail so often")
     }
 
     fn write(&mut self, cpu: usize) {
@@ -162,12 +259,16 @@ impl Player<'_> {
         if done.is_ok() {
             return self.model[range].copy_from_slice(contents);
         }
-        assert!(matches!(done, Err(Error::NoSpace { .. } | Error::NoMemory)), "{done:?}");
+        let is_for_now = match done {
+            Err(Error::Lost { error, .. }) => error.is_transient(),
+            other => matches!(other, Err(Error::NoSpace { .. } | Error::NoMemory)),
+        };
+        assert!(is_for_now, "{done:?}");
         let (mut at, mut has_failed) = (range.start, false);
         while at < range.end {
             let end = ((at / self.unit_bytes + 1) * self.unit_bytes).min(range.end);
             let mut found = vec![0; end - at];
-            self.zram.read(0, at as u64, &mut found).expect("nothing is lost");
+            self.read_at_last(0, at as u64, &mut found).expect("nothing is lost");
             let (old, new) = (&self.model[at..end], &contents[at - range.start..end - range.start]);
             assert!(found == new && !has_failed || found == old, "ZRAM-2: half a unit at {at}");
             has_failed |= found != new;
@@ -179,7 +280,7 @@ impl Player<'_> {
     fn read(&mut self, cpu: usize) {
         let (at, length) = self.range();
         let mut found = vec![0xEE; length];
-        let read = self.zram.read(cpu, at, &mut found);
+        let read = self.read_at_last(cpu, at, &mut found);
         match self.inside(at, length) {
             Some(range) => {
                 assert_eq!(read, Ok(()));
@@ -201,7 +302,9 @@ impl Player<'_> {
     fn recompress(&mut self, cpu: usize) {
         let what = [What::All, What::Idle, What::Huge, What::HugeIdle][self.byte() % 4];
         let (threshold, max_pages) = (self.byte() << 4, self.byte() as u64);
-        let before = self.zram.mm_stat();
+        // Wherever the objects are, and however long those take to end that are on their way.
+        let compressed = || self.zram.figures.compressed_bytes.load(Relaxed);
+        let (before, compressed_before) = (self.zram.mm_stat(), compressed());
         let request = Recompression { what, threshold, max_pages, priority: 1 };
         let done = self.zram.recompress(cpu, request);
         let after = self.zram.mm_stat();
@@ -209,7 +312,7 @@ impl Player<'_> {
         match done {
             Ok(done) => {
                 assert!(done.tried <= max_pages && done.shrank <= done.tried, "{done:?}");
-                assert_eq!(before.compr_data_size - after.compr_data_size, done.bytes_saved);
+                assert_eq!(compressed_before - compressed(), done.bytes_saved);
             }
             Err(error) => {
                 assert!(matches!(error, Error::NoSpace { .. } | Error::NoMemory), "{error:?}")
@@ -259,6 +362,9 @@ impl Player<'_> {
 
     /// The device has what the model has, and its figures say so.
     fn end(self) {
+        self.world.refuse(0..0);
+        self.backing.behave();
+        self.zram.store.drain();
         let mut found = vec![0xEE; self.model.len()];
         self.zram.read(1, 0, &mut found).expect("nothing is lost");
         assert!(found == self.model, "the disk is not what was written");
@@ -269,9 +375,13 @@ impl Player<'_> {
         assert!(
             stat.mem_used_max >= stat.mem_used_total && stat.mem_used_total > stat.compr_data_size
         );
-        let same = usize::try_from(stat.same_pages).expect("few");
-        check_rows(self.zram.store.pool(), same);
+        let away = self.zram.store.spill_stats().units;
+        let without_object = usize::try_from(stat.same_pages + away).expect("few");
+        check_rows(self.zram.store.pool(), without_object);
+        assert_eq!(away > 0, self.zram.bd_stat().bd_count > 0);
         self.zram.reset();
+        self.zram.store.drain();
+        assert_eq!((self.backing.locations(), self.zram.bd_stat().bd_count), (0, 0));
         let stat = self.zram.mm_stat();
         assert_eq!(
             (stat.orig_data_size, stat.compr_data_size, stat.same_pages, stat.huge_pages),

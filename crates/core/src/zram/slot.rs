@@ -77,6 +77,7 @@ impl Slot {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Letters {
     pub(super) same: bool,
+    pub(super) written_back: bool,
     pub(super) huge: bool,
     pub(super) idle: bool,
     pub(super) recompressed: bool,
@@ -85,11 +86,10 @@ pub(super) struct Letters {
 
 impl fmt::Display for Letters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Letters { same, huge, idle, recompressed, no_codec } = *self;
-        // Written back would be the second one.
+        let Letters { same, written_back, huge, idle, recompressed, no_codec } = *self;
         let letters = [
             (same, 's'),
-            (false, 'w'),
+            (written_back, 'w'),
             (huge, 'h'),
             (idle, 'i'),
             (recompressed, 'r'),
@@ -120,9 +120,16 @@ mod tests {
 
     #[test]
     fn letters_have_the_order_of_the_kernel() {
-        let all =
-            Letters { same: true, huge: true, idle: true, recompressed: true, no_codec: true };
-        assert_eq!(all.to_string(), "s.hirn");
-        assert_eq!(Letters { same: false, idle: false, ..all }.to_string(), "..h.rn");
+        let all = Letters {
+            same: true,
+            written_back: true,
+            huge: true,
+            idle: true,
+            recompressed: true,
+            no_codec: true,
+        };
+        assert_eq!(all.to_string(), "swhirn");
+        let some = Letters { same: false, written_back: false, idle: false, ..all };
+        assert_eq!(some.to_string(), "..h.rn");
     }
 }

@@ -40,9 +40,9 @@ impl fmt::Display for IoStat {
 pub struct MmStat {
     /// Bytes of the units that are stored, uncompressed.
     pub orig_data_size: u64,
-    /// The same, compressed.
+    /// The same, compressed, without what is on the backing.
     pub compr_data_size: u64,
-    /// All that the device takes, but its streams: the pool with its unused parts, and the tables.
+    /// All that the device takes, but its streams and the buffers of its backing: the pool with its unused parts, and the tables.
     pub mem_used_total: u64,
     /// The limit of that; 0: none.
     pub mem_limit: u64,
@@ -52,7 +52,7 @@ pub struct MmStat {
     pub same_pages: u64,
     /// Pages that compaction has freed.
     pub pages_compacted: u64,
-    /// Units that do not shrink.
+    /// Units that do not shrink, without those on the backing.
     pub huge_pages: u64,
     /// Such units that were ever stored.
     pub huge_pages_since: u64,
@@ -120,12 +120,48 @@ impl fmt::Display for MmStat {
     }
 }
 
+/// `bd_stat`, in pages of 4 KiB of the backing. The kernel has a unit in each; here units share them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BdStat {
+    /// Pages in use.
+    pub bd_count: u64,
+    /// Pages that were read.
+    pub bd_reads: u64,
+    /// Pages that were written.
+    pub bd_writes: u64,
+}
+
+impl BdStat {
+    /// The names of the columns.
+    pub const NAMES: [&str; 3] = ["bd_count", "bd_reads", "bd_writes"];
+}
+
+impl fmt::Display for BdStat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let BdStat { bd_count, bd_reads, bd_writes } = self;
+        write!(f, "{bd_count:8} {bd_reads:8} {bd_writes:8}")
+    }
+}
+
 impl<S: PageSource> Zram<S> {
-    /// Bytes that the device takes, but its streams.
+    /// Bytes that the device takes, but its streams and the buffers of its backing.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
         let pool = self.store.pool_stats();
-        pool.pages_used * PAGE_BYTES as u64 + pool.metadata_bytes + self.table.bytes() as u64
+        let tables = self.table.bytes() as u64 + self.backing_tables_bytes();
+        pool.pages_used * PAGE_BYTES as u64 + pool.metadata_bytes + tables
+    }
+
+    /// `bd_stat`; zeros without a backing.
+    #[must_use]
+    pub fn bd_stat(&self) -> BdStat {
+        let usage = self.store.backing_usage();
+        let pages = |bytes: u64| bytes.div_ceil(PAGE_BYTES as u64);
+        BdStat {
+            bd_count: pages(usage.used_bytes),
+            bd_reads: pages(usage.read_bytes),
+            bd_writes: pages(usage.written_bytes),
+        }
     }
 
     /// How many threads can compress at once.
@@ -138,18 +174,26 @@ impl<S: PageSource> Zram<S> {
     #[must_use]
     pub fn mm_stat(&self) -> MmStat {
         let (pool, figures) = (self.store.pool_stats(), &self.figures);
+        // What is on the backing counts as stored and takes no memory. Units that die on their way are there for a
+        // moment longer than in the figures.
+        let away = self.store.spill_stats();
         let used = self.used_bytes();
+        self.note_used(used);
+        let pages_less = pool.pages_used_max.saturating_sub(pool.pages_used) * PAGE_BYTES as u64;
         MmStat {
             orig_data_size: figures.stored_bytes.load(Relaxed),
-            compr_data_size: figures.compressed_bytes.load(Relaxed),
+            compr_data_size: figures.compressed_bytes.load(Relaxed).saturating_sub(away.bytes),
             mem_used_total: used,
             mem_limit: self.limit.get(),
-            // The tables never shrink.
-            mem_used_max: used
-                + pool.pages_used_max.saturating_sub(pool.pages_used) * PAGE_BYTES as u64,
+            mem_used_max: match self.has_backing() {
+                // The tables have grown while units left the pool, so both were never as large together.
+                true => self.used_max.load(Relaxed),
+                // The tables never shrink.
+                false => used + pages_less,
+            },
             same_pages: figures.same_filled_units.load(Relaxed),
             pages_compacted: pool.pages_compacted,
-            huge_pages: figures.incompressible_units.load(Relaxed),
+            huge_pages: figures.incompressible_units.load(Relaxed).saturating_sub(away.raw_units),
             huge_pages_since: self.huge_since.load(Relaxed),
         }
     }
@@ -178,6 +222,10 @@ impl<S: PageSource> Zram<S> {
             let Some(form) = self.form(&slot) else { continue };
             let letters = Letters {
                 same: form == Form::SameFilled,
+                written_back: slot
+                    .entry
+                    .as_ref()
+                    .is_some_and(|entry| self.store.away(entry).is_some()),
                 huge: matches!(form, Form::Incompressible(_)),
                 idle: slot.is_idle(),
                 recompressed: matches!(form, Form::Compressed(codec) | Form::Incompressible(codec) if codec.get() > 0),
@@ -195,8 +243,14 @@ impl<S: PageSource> Zram<S> {
         self.limit.set(bytes);
     }
 
+    /// Notes how much is used, for `mem_used_max`: at each write where there is a limit, and whenever somebody asks.
+    pub(super) fn note_used(&self, bytes: u64) {
+        self.used_max.fetch_max(bytes, Relaxed);
+    }
+
     /// Begins `mem_used_max` anew.
     pub fn reset_mem_used_max(&self) {
+        self.used_max.store(self.used_bytes(), Relaxed);
         self.store.pool().reset_pages_used_max();
     }
 

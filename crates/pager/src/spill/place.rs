@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use zfolio_core::budget::WriteBudget;
 use zfolio_core::store::Backing;
-use zfolio_core::store::backing::{Completion, Failure, Location, Request};
+use zfolio_core::store::backing::{Completion, Failure, Location, Request, Usage};
 use zfolio_core::swap::disk::{Disk, SLOT_BYTES, Transfer};
 use zfolio_core::swap::{
     AREAS_MAX, AreaId, Areas, AreasStats, Config, KeyMemory, KeyRoom, NewArea, SECRET_BYTES,
@@ -33,7 +33,7 @@ pub const SPILL_BYTES_MIN: u64 = 16 << 20;
 /// Buffers take this share of the pager's limit, within bounds.
 const BUFFERS_SHARE: u64 = 64;
 const BUFFERS_MIN: u64 = 256 << 10;
-const BUFFERS_MAX: u64 = 2 << 20;
+pub(super) const BUFFERS_MAX: u64 = 2 << 20;
 
 /// What to spill to.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
@@ -227,6 +227,10 @@ impl Backing for SharedAreas {
         self.get().map_or(0, Areas::memory_bytes)
     }
 
+    fn usage(&self) -> Usage {
+        self.get().map_or_else(Usage::default, Areas::usage)
+    }
+
     fn discard(&self, location: Location, length: usize) {
         self.get().expect("who has a location has areas").discard(location, length);
     }
@@ -344,14 +348,10 @@ impl Place {
     ///
     /// Why the first of those that cannot be opened cannot.
     pub(crate) fn open(&self) -> Result<Vec<New>, PlaceError> {
-        let system = |what| move |errno| PlaceError::System { what, errno };
         let bytes = self.config.limit_bytes.min(u64::from(SLOTS_MAX) * SLOT_BYTES as u64);
         let bytes = bytes - bytes % SLOT_BYTES as u64;
         let open = |(path, priority): &(PathBuf, i32)| {
-            let medium = Medium::open(path, bytes, SPILL_BYTES_MIN).map_err(PlaceError::Path)?;
-            let seal = new_key(self.sender).map_err(system("locked memory for a key"))?;
-            let disk = SpillDisk::new(medium, DEPTH, Arc::clone(&self.ended), self.sender);
-            Ok(New { disk: Arc::new(disk), priority: *priority, seal })
+            New::open(path, *priority, bytes, self.sender, &self.ended)
         };
         let opened = self.places.paths.iter().map(open).collect::<Vec<Result<New, PlaceError>>>();
         let is_any = opened.iter().any(Result::is_ok);
@@ -374,13 +374,9 @@ impl Place {
         let areas = self.areas.get().expect("set above, or before");
         let mut open = self.open.lock();
         open.thread = zfolio_sys::cpu::thread_id();
-        for New { disk, priority, seal } in opened {
-            self.start_thread(&disk);
-            let slots = u32::try_from(disk.medium().slots()).unwrap_or(SLOTS_MAX).min(SLOTS_MAX);
-            let boxed = Box::new(Shared(Arc::clone(&disk)));
-            let new = NewArea { disk: boxed, slots, priority, seal };
-            let id = areas.add(new).map_err(|_| PlaceError::TooMany { most: AREAS_MAX })?;
-            open.disks.push((id, disk));
+        for new in opened {
+            self.start_thread(&new.disk);
+            open.disks.push(new.add_to(areas)?);
         }
         self.note(&open);
         Ok(())
@@ -582,6 +578,38 @@ pub(crate) struct New {
     disk: Arc<SpillDisk>,
     priority: i32,
     seal: Seal,
+}
+
+impl New {
+    /// Opens a file of at most so many bytes in a directory, or a device.
+    pub(super) fn open(
+        path: &Path,
+        priority: i32,
+        bytes: u64,
+        sender: Sender,
+        ended: &Arc<EventFd>,
+    ) -> Result<New, PlaceError> {
+        let medium = Medium::open(path, bytes, SPILL_BYTES_MIN).map_err(PlaceError::Path)?;
+        let what = "locked memory for a key";
+        let seal = new_key(sender).map_err(|errno| PlaceError::System { what, errno })?;
+        let disk = SpillDisk::new(medium, DEPTH, Arc::clone(ended), sender);
+        Ok(New { disk: Arc::new(disk), priority, seal })
+    }
+
+    /// Slots of the file or device.
+    pub(super) fn slots(&self) -> u64 {
+        self.disk.medium().slots()
+    }
+
+    /// Makes an area of it.
+    pub(super) fn add_to(self, areas: &Areas) -> Result<(AreaId, Arc<SpillDisk>), PlaceError> {
+        let New { disk, priority, seal } = self;
+        let slots = u32::try_from(disk.medium().slots()).unwrap_or(SLOTS_MAX).min(SLOTS_MAX);
+        let boxed = Box::new(Shared(Arc::clone(&disk)));
+        let new = NewArea { disk: boxed, slots, priority, seal };
+        let id = areas.add(new).map_err(|_| PlaceError::TooMany { most: AREAS_MAX })?;
+        Ok((id, disk))
+    }
 }
 
 /// A random key, in memory of its own. Children of a process that sends by the engine's own threads go on with it.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use super::memory::Memory;
-use super::{Backing, Completed, Completion, Failure, Location, Operation, Request, Token};
+use super::{Backing, Completed, Completion, Failure, Location, Operation, Request, Token, Usage};
 use crate::sync::Mutex;
 use crate::zsmalloc::Handle;
 
@@ -166,6 +166,10 @@ impl Backing for Faulty {
                 break;
             }
         }
+    }
+
+    fn usage(&self) -> Usage {
+        self.0.memory.usage()
     }
 
     fn discard(&self, location: Location, length: usize) {

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::{Backing, Completed, Completion, Failure, Location, Operation, Request, Token};
+use super::{Backing, Completed, Completion, Failure, Location, Operation, Request, Token, Usage};
 use crate::sync::Mutex;
 
 /// Rank of the lock: above that of the store, which calls with its own held.
@@ -23,6 +23,8 @@ pub struct Memory {
 struct Inner {
     kept: BTreeMap<Location, Box<[u8]>>,
     bytes: usize,
+    read_bytes: u64,
+    written_bytes: u64,
     next: u64,
     done: VecDeque<(Token, Done)>,
 }
@@ -86,6 +88,7 @@ impl Inner {
         let location = Location::new(self.next).ok_or(Failure::Final)?;
         self.next += 1;
         self.bytes += bytes.len();
+        self.written_bytes += bytes.len() as u64;
         self.kept.insert(location, bytes.into());
         Ok(location)
     }
@@ -103,8 +106,11 @@ impl Backing for Memory {
                         continue;
                     }
                 },
-                Operation::Read { location, .. } => match inner.kept.get(&location) {
-                    Some(bytes) => Done::Read(bytes.clone()),
+                Operation::Read { location, .. } => match inner.kept.get(&location).cloned() {
+                    Some(bytes) => {
+                        inner.read_bytes += bytes.len() as u64;
+                        Done::Read(bytes)
+                    }
                     None => Done::Failed(Failure::Final),
                 },
             };
@@ -114,6 +120,11 @@ impl Backing for Memory {
 
     fn poll(&self, each: &mut dyn FnMut(Completion<'_>)) {
         while self.poll_one(each) {}
+    }
+
+    fn usage(&self) -> Usage {
+        let Inner { bytes, read_bytes, written_bytes, .. } = *self.inner.lock();
+        Usage { used_bytes: bytes as u64, read_bytes, written_bytes }
     }
 
     fn discard(&self, location: Location, length: usize) {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::faulty::{Breakable, Faults};
-use super::{Backing, Completion, Failure, Location, Request};
+use super::{Backing, Completion, Failure, Location, Request, Usage};
 use crate::swap::disk::faulty::Faulty as Disk;
 use crate::swap::{Areas, Config, KeyRoom, NewArea, SECRET_BYTES, Seal};
 
@@ -106,6 +106,10 @@ impl Backing for Sealed {
             }
             each(completion);
         });
+    }
+
+    fn usage(&self) -> Usage {
+        self.0.areas.usage()
     }
 
     fn discard(&self, location: Location, length: usize) {

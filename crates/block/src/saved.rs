@@ -1,0 +1,229 @@
+//! The file of a saved disk: written beside its place, and put there whole.
+//!
+//! ```text
+//! FILE.saving    created, or what a save has left whose process was killed; locked, so that two saves do not meet
+//!                written, synced
+//! FILE           FILE.saving, renamed; its directory synced
+//! ```
+//!
+//! So FILE is what it was before or what was saved, at any moment and whenever the process or the machine ends.
+
+use std::fmt;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufReader, BufWriter, Write as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, OFlags, flock};
+use zfolio_core::zram::{FormatError, LoadError, Reader, SaveError, Saved};
+use zfolio_sys::cpu;
+
+use crate::ram::Ram;
+
+/// What the name of a file that is being written ends with.
+const SUFFIX: &str = ".saving";
+
+/// Bytes that are written and read together.
+const BUFFER_BYTES: usize = 1 << 20;
+
+/// Why there is no file.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Unsaved {
+    /// There is something of this name that is no file.
+    OtherKind(PathBuf),
+    /// Another save to this name is under way.
+    Busy(PathBuf),
+    /// The contents cannot be saved.
+    Contents(SaveError),
+    /// The system's.
+    System(PathBuf, io::Error),
+}
+
+impl fmt::Display for Unsaved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Unsaved::OtherKind(path) => write!(f, "'{}' is no file", path.display()),
+            Unsaved::Busy(path) => {
+                write!(f, "'{}' is being written by another save", path.display())
+            }
+            Unsaved::Contents(error) => write!(f, "{error}"),
+            Unsaved::System(path, error) => write!(f, "'{}': {error}", path.display()),
+        }
+    }
+}
+
+impl std::error::Error for Unsaved {}
+
+/// Saves the contents of a disk as the file `path`, while clients go on.
+///
+/// # Errors
+///
+/// See [`Unsaved`]. What was at `path` before is still there.
+pub fn save(ram: &Ram, path: &Path) -> Result<Saved, Unsaved> {
+    let system = |path: &Path| {
+        let path = path.to_owned();
+        move |error| Unsaved::System(path, error)
+    };
+    // Of a link what it leads to is written.
+    let path = match fs::symlink_metadata(path) {
+        Ok(there) if there.is_symlink() => fs::canonicalize(path).map_err(system(path))?,
+        Ok(there) if there.is_file() => path.to_owned(),
+        Ok(_) => return Err(Unsaved::OtherKind(path.to_owned())),
+        Err(_) => path.to_owned(),
+    };
+    let mut partial = path.clone().into_os_string();
+    partial.push(SUFFIX);
+    let partial = PathBuf::from(partial);
+    let file = open_partial(&partial)?;
+    let done = write(ram, &file, &path, &partial);
+    if done.is_err() {
+        // It is ours as long as the lock is held.
+        fs::remove_file(&partial).ok();
+    }
+    done
+}
+
+fn open_partial(partial: &Path) -> Result<File, Unsaved> {
+    let system = |error| Unsaved::System(partial.to_owned(), error);
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(false).mode(0o600);
+    let flags = i32::try_from(OFlags::NOFOLLOW.bits()).expect("a flag of open(2)");
+    let file = options.custom_flags(flags).open(partial).map_err(system)?;
+    let busy = || Unsaved::Busy(partial.to_owned());
+    flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|_| busy())?;
+    // Another save may have ended since the file was opened: then it has another name now.
+    let (ours, named) = (file.metadata().map_err(system)?, fs::metadata(partial));
+    let is_named = named.is_ok_and(|named| (named.dev(), named.ino()) == (ours.dev(), ours.ino()));
+    if !is_named {
+        return Err(busy());
+    }
+    if !ours.is_file() {
+        return Err(Unsaved::OtherKind(partial.to_owned()));
+    }
+    file.set_len(0).map_err(system)?;
+    Ok(file)
+}
+
+fn write(ram: &Ram, file: &File, path: &Path, partial: &Path) -> Result<Saved, Unsaved> {
+    let system = |error| Unsaved::System(partial.to_owned(), error);
+    let mut buffer = BufWriter::with_capacity(BUFFER_BYTES, file);
+    let saved = ram.zram().save(cpu::current(), &mut buffer).map_err(|error| match error {
+        SaveError::Io(error) => system(error),
+        error => Unsaved::Contents(error),
+    })?;
+    buffer.flush().map_err(system)?;
+    file.sync_all().map_err(system)?;
+    fs::rename(partial, path).map_err(|error| Unsaved::System(path.to_owned(), error))?;
+    // The file is there, and its name is not yet safe from the end of the machine if this fails.
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let directory = directory.unwrap_or(Path::new("."));
+    let synced = File::open(directory).and_then(|directory| directory.sync_all());
+    synced.map_err(|error| Unsaved::System(directory.to_owned(), error))?;
+    Ok(saved)
+}
+
+/// A saved disk that is being read.
+pub type SavedDisk = Reader<BufReader<File>>;
+
+/// Opens the file of a saved disk, and reads what the disk was made of.
+///
+/// # Errors
+///
+/// See [`FormatError`].
+pub fn open(path: &Path) -> Result<SavedDisk, FormatError> {
+    let file = File::open(path).map_err(FormatError::Io)?;
+    Reader::open(BufReader::with_capacity(BUFFER_BYTES, file))
+}
+
+/// Fills an empty disk, which was made of what the header says.
+///
+/// # Errors
+///
+/// See [`LoadError`].
+pub fn load(ram: &Ram, saved: &mut SavedDisk) -> Result<Saved, LoadError> {
+    ram.zram().load_saved(cpu::current(), saved)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::PathBuf;
+    use std::sync::Arc;
+
+    use super::{Unsaved, load, open, open_partial, save};
+    use crate::device::Device as _;
+    use crate::ram::{Config, Ram};
+    use crate::testing::ram;
+
+    fn directory(name: &str) -> PathBuf {
+        let name = format!("zfolio-saved-{name}-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir_all(&path).unwrap();
+        path
+    }
+
+    fn loaded(path: &std::path::Path) -> Ram {
+        let mut saved = open(path).unwrap();
+        let header = saved.header().clone();
+        let config = Config {
+            disk_bytes: header.disk_bytes,
+            algorithms: header.algorithms,
+            unit: header.unit,
+            limit_bytes: 0,
+            age_s: 600,
+        };
+        let source = Arc::new(zfolio_pager::PoolMappings::default());
+        let report = Box::new(|error: &_| panic!("{error}"));
+        let ram = Ram::with_key(&config, header.key, source, report).unwrap();
+        load(&ram, &mut saved).unwrap();
+        ram
+    }
+
+    /// Goal: a file is there whole or not at all, its name alone is in the directory, and a second save replaces it.
+    #[test]
+    fn a_file_is_written_beside_its_place() {
+        let (directory, disk) = (directory("beside"), ram(1 << 20, &["lz4", "zstd"]));
+        let path = directory.join("a disk");
+        disk.write(4096, &[7; 4096]).unwrap();
+        // What a killed save has left.
+        fs::write(directory.join("a disk.saving"), vec![1; 1 << 20]).unwrap();
+        for part in [1_u8, 2] {
+            disk.write(8192, &vec![part; 512]).unwrap();
+            let saved = save(&disk, &path).unwrap();
+            assert_eq!(saved.bytes, fs::metadata(&path).unwrap().len());
+            let again = loaded(&path);
+            let mut found = [0; 512];
+            again.read(8192, &mut found).unwrap();
+            assert_eq!(found, [part; 512]);
+            assert_eq!(again.size_bytes(), 1 << 20);
+        }
+        let link = directory.join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        save(&disk, &link).unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read_dir(&directory).unwrap().count(), 2);
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
+    /// Goal: a save that fails leaves what was there, and nothing else.
+    #[test]
+    fn a_save_that_fails_leaves_what_was_there() {
+        let (directory, disk) = (directory("fails"), ram(1 << 20, &["lz4", "zstd"]));
+        let path = directory.join("disk");
+        fs::write(&path, "before").unwrap();
+        let partial = directory.join("disk.saving");
+        let other = open_partial(&partial).unwrap();
+        assert!(matches!(save(&disk, &path), Err(Unsaved::Busy(_))));
+        drop(other);
+        disk.write(0, &[1; 512]).unwrap();
+        disk.zram().halt();
+        assert!(matches!(save(&disk, &path), Err(Unsaved::Contents(_))));
+        assert_eq!(fs::read_to_string(&path).unwrap(), "before");
+        assert_eq!(fs::read_dir(&directory).unwrap().count(), 1);
+        assert!(matches!(save(&disk, &directory), Err(Unsaved::OtherKind(_))));
+        let nowhere = save(&disk, &directory.join("no/disk")).unwrap_err().to_string();
+        assert!(nowhere.contains("no/disk.saving"), "{nowhere}");
+        fs::remove_dir_all(&directory).unwrap();
+    }
+}

@@ -1,0 +1,260 @@
+//! Save and load: the contents of a disk as a file.
+//!
+//! Units are in the file as they are stored, compressed, wherever they are: those on the backing are fetched for that,
+//! some at a time. Each is decompressed and compared with its checksum before it is saved, and again when it is loaded:
+//! so a disk that was saved can be loaded, and what is loaded is what clients had written (`ZRAM-1`).
+//!
+//! Clients go on meanwhile. The file has each unit as it was at some moment between begin and end of the save; what was
+//! written before the begin, and not since, is as it was written. It is no snapshot: of two writes during the save it
+//! may have the later one only.
+
+mod format;
+#[cfg(any(test, fuzzing))]
+pub mod script;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::slot::SlotLock;
+use super::table::{GROWTH_BYTES_MAX, UNITS_MAX};
+use super::{FETCH_BYTES, Zram};
+use crate::store::{self, CodecId, Incoming, Loaded, Ticket};
+use crate::zcomp::{Params, Zcomp};
+use crate::zsmalloc::PageSource;
+
+pub use format::{Error as FormatError, Header, Reader};
+use format::{Record, Writer};
+
+/// Units that are looked at together, so that those on the backing are fetched together.
+const UNITS_AT_ONCE: usize = 256;
+
+/// Why a disk is not saved.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum SaveError {
+    /// A unit cannot be read.
+    Lost {
+        /// The unit's index.
+        unit: u64,
+        /// Why.
+        error: store::Error,
+    },
+    /// An algorithm of the disk is of another implementer, and has no name that could be looked up.
+    Algorithm,
+    /// The disk is about to end.
+    Halted,
+    /// The system's.
+    Io(io::Error),
+}
+
+impl fmt::Display for SaveError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SaveError::Lost { unit, error } => write!(f, "unit {unit} {error}"),
+            SaveError::Algorithm => f.write_str("an algorithm of the disk cannot be named"),
+            SaveError::Halted => f.write_str("the disk ends"),
+            SaveError::Io(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+impl std::error::Error for SaveError {}
+
+/// Why a saved disk is not loaded. The disk is to be dropped then.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// The file is not what was saved.
+    Format(FormatError),
+    /// A unit is not what its checksum says.
+    Unit {
+        /// The unit's index.
+        unit: u64,
+        /// Why.
+        error: store::Error,
+    },
+    /// It needs more memory than the limit allows.
+    NoSpace {
+        /// The limit.
+        limit_bytes: u64,
+    },
+    /// The system has no memory.
+    NoMemory,
+    /// The disk is about to end.
+    Halted,
+}
+
+impl fmt::Display for LoadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LoadError::Format(error) => write!(f, "{error}"),
+            LoadError::Unit { unit, error } => write!(f, "unit {unit} {error}"),
+            LoadError::NoSpace { limit_bytes } => {
+                write!(f, "the contents need more memory than the limit of {limit_bytes} bytes")
+            }
+            LoadError::NoMemory => f.write_str("the system has no memory"),
+            LoadError::Halted => f.write_str("the disk ends"),
+        }
+    }
+}
+
+impl std::error::Error for LoadError {}
+
+impl From<FormatError> for LoadError {
+    fn from(error: FormatError) -> LoadError {
+        LoadError::Format(error)
+    }
+}
+
+/// What was saved or loaded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Saved {
+    /// Units.
+    pub units: u64,
+    /// Bytes of the file.
+    pub bytes: u64,
+}
+
+impl<S: PageSource> Zram<S> {
+    /// Writes the contents of the disk.
+    ///
+    /// # Errors
+    ///
+    /// See [`SaveError`]. What was written is not a saved disk then.
+    pub fn save(&self, cpu: usize, to: &mut dyn Write) -> Result<Saved, SaveError> {
+        let params = |codec: &Zcomp| codec.params().cloned().ok_or(SaveError::Algorithm);
+        let algorithms: Vec<Params> = self.codecs().map(params).collect::<Result<_, _>>()?;
+        let key = self.store.key().clone();
+        let header = Header { disk_bytes: self.disk_bytes(), unit: self.unit, algorithms, key };
+        // A disk that grows meanwhile has more units.
+        let units = header.disk_bytes / self.unit.bytes() as u64;
+        let mut writer = Writer::begin(&header, to).map_err(SaveError::Io)?;
+        let mut scratch = vec![0; self.unit.bytes()];
+        let mut all = self.table.slots(0, units.min(UNITS_MAX));
+        let (mut saved, at_once) =
+            (0, (4 * FETCH_BYTES / self.unit.bytes()).clamp(1, UNITS_AT_ONCE));
+        loop {
+            let some: Vec<(u64, &SlotLock)> = all.by_ref().take(at_once).collect();
+            if some.is_empty() {
+                break;
+            }
+            let away = |(_, lock): &(u64, &SlotLock)| {
+                lock.lock().entry.as_ref().and_then(|entry| self.store.away(entry))
+            };
+            self.store.fetch(some.iter().filter_map(away), |_| true);
+            for (unit, lock) in some {
+                if self.is_halted.load(Relaxed) {
+                    return Err(SaveError::Halted);
+                }
+                if self.save_unit(cpu, unit, lock, &mut scratch, &mut writer)? {
+                    writer.put().map_err(SaveError::Io)?;
+                    saved += 1;
+                }
+            }
+        }
+        let bytes = writer.end().map_err(SaveError::Io)?;
+        Ok(Saved { units: saved, bytes })
+    }
+
+    /// Notes a unit as it is now. False: it has no entry.
+    fn save_unit(
+        &self,
+        cpu: usize,
+        unit: u64,
+        lock: &SlotLock,
+        scratch: &mut [u8],
+        writer: &mut Writer<'_>,
+    ) -> Result<bool, SaveError> {
+        let lost = |error| SaveError::Lost { unit, error };
+        loop {
+            let slot = lock.lock();
+            let Some(entry) = &slot.entry else { return Ok(false) };
+            let mut incoming = [Incoming::new(entry, scratch)];
+            self.store.load(cpu, &mut incoming);
+            let ticket: Ticket = match incoming[0].outcome {
+                Loaded::Whole => match self.store.image(entry) {
+                    Ok((form, checksum, object)) => {
+                        let has_no_codec = slot.has_no_codec();
+                        let object = object.as_deref().unwrap_or_default();
+                        writer.note(&Record { unit, form, has_no_codec, checksum, object });
+                        self.store.put_away(entry);
+                        return Ok(true);
+                    }
+                    // It was on its way, and has just left.
+                    Err(ticket) => ticket,
+                },
+                Loaded::Away(ticket) => ticket,
+                Loaded::Lost(error) => return Err(lost(error)),
+                Loaded::Pending => unreachable!("a load says what became of each unit"),
+            };
+            drop(slot);
+            self.store.wait(ticket).map_err(lost)?;
+        }
+    }
+
+    /// Fills an empty disk with what a saved one had. Its size, unit, codecs and key are those of the reader's header.
+    ///
+    /// # Errors
+    ///
+    /// See [`LoadError`].
+    ///
+    /// # Panics
+    ///
+    /// If unit or codecs are others.
+    pub fn load_saved<R: Read>(
+        &self,
+        cpu: usize,
+        reader: &mut Reader<R>,
+    ) -> Result<Saved, LoadError> {
+        let header = reader.header();
+        assert_eq!((self.unit, self.codecs().count()), (header.unit, header.algorithms.len()));
+        assert_eq!(self.disk_bytes(), header.disk_bytes);
+        let (mut saved, mut scratch) = (Saved::default(), vec![0; self.unit.bytes()]);
+        while let Some(record) = reader.next()? {
+            if self.is_halted.load(Relaxed) {
+                return Err(LoadError::Halted);
+            }
+            self.load_unit(cpu, &record, &mut scratch)?;
+            saved.units += 1;
+        }
+        saved.bytes = reader.position();
+        Ok(saved)
+    }
+
+    fn load_unit(
+        &self,
+        cpu: usize,
+        record: &Record<'_>,
+        scratch: &mut [u8],
+    ) -> Result<(), LoadError> {
+        let limit_bytes = self.limit.get();
+        let room = || {
+            let room = self.limit.reserve(self, GROWTH_BYTES_MAX);
+            room.ok_or(super::Error::NoSpace { limit_bytes })
+        };
+        let _room = self.with_room(room).map_err(|_| LoadError::NoSpace { limit_bytes })?;
+        let Record { unit, form, has_no_codec, checksum, object } = *record;
+        let lock = self.table.make(unit).map_err(|_| LoadError::NoMemory)?;
+        let entry = self.store.insert(form, checksum, object, &self.figures);
+        let entry = entry.map_err(|_| LoadError::NoMemory)?;
+        let mut slot = lock.lock();
+        debug_assert!(slot.entry.is_none(), "the disk was empty");
+        // From here on reset() and the end of the disk find it.
+        let entry = slot.entry.insert(entry);
+        let mut incoming = [Incoming::new(entry, scratch)];
+        self.store.load(cpu, &mut incoming);
+        if let Loaded::Lost(error) = incoming[0].outcome {
+            return Err(LoadError::Unit { unit, error });
+        }
+        slot.renew(self.now_s.load(Relaxed));
+        if has_no_codec {
+            slot.note_no_codec();
+        }
+        let is_huge = matches!(form, store::Form::Incompressible(CodecId::FIRST));
+        self.huge_since.fetch_add(u64::from(is_huge), Relaxed);
+        Ok(())
+    }
+}

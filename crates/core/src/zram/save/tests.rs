@@ -1,0 +1,323 @@
+//! Goal: a disk that was saved and loaded is the disk; a file that is not what was saved is refused, and so is a disk
+//! that cannot be saved.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use super::format::{Error, reseal};
+use super::script::{load, play};
+use super::{LoadError, Reader, SaveError};
+use crate::budget::WriteBudget;
+use crate::store::Key;
+use crate::store::backing::faulty::{Breakable, Faulty};
+use crate::store::backing::sealed::Sealed;
+use crate::testing::{Random, seed};
+use crate::zcomp::Zcomp;
+use crate::zram::{Chosen, Recompression, What, Zram};
+use crate::zsmalloc::world::{World, bytes, unit};
+
+type Disk = Zram<Arc<World>>;
+
+fn disk(order: u8, units: u64, algorithms: &[&str]) -> Disk {
+    let codec = |name: &&str| Zcomp::new(name.parse().unwrap(), unit(order), 2).unwrap();
+    let secret = bytes(seed(), Key::BYTES).try_into().unwrap();
+    let codecs = algorithms.iter().map(codec).collect();
+    let disk_bytes = units * unit(order).bytes() as u64;
+    Zram::new(codecs, World::new(), Key::new(secret), disk_bytes, 2).unwrap()
+}
+
+fn saved(disk: &Disk) -> Vec<u8> {
+    let mut file = Vec::new();
+    let done = disk.save(0, &mut file).unwrap();
+    assert_eq!(done.bytes, file.len() as u64);
+    assert_eq!(done.units * disk.unit().bytes() as u64, disk.mm_stat().orig_data_size);
+    file
+}
+
+fn contents(disk: &Disk) -> Vec<u8> {
+    let mut all = vec![0; usize::try_from(disk.disk_bytes()).unwrap()];
+    disk.read(1, 0, &mut all).unwrap();
+    all
+}
+
+/// The letters of each unit, without where it is and whether it is idle.
+fn forms(disk: &Disk) -> Vec<String> {
+    let mut state = String::new();
+    disk.block_state(&mut state).unwrap();
+    let line = |line: &str| {
+        let mut words = line.split_whitespace();
+        let unit = words.next().unwrap();
+        format!("{unit} {}", words.nth(1).unwrap().replace(['w', 'i'], "."))
+    };
+    state.lines().map(line).collect()
+}
+
+/// Fills a disk with units of every kind.
+fn fill(disk: &Disk, random: &mut Random) {
+    let unit_bytes = disk.unit().bytes();
+    for at in 0..disk.disk_bytes() / unit_bytes as u64 {
+        let mut unit = random.bytes(unit_bytes);
+        match random.below(6) {
+            0 => continue,
+            1 => unit.fill(random.byte()),
+            2 => {}
+            3 => unit.iter_mut().for_each(|byte| *byte = b'a' + *byte % 16),
+            part => unit[unit_bytes * part / 8..].fill(0),
+        }
+        disk.write(0, at * unit_bytes as u64, &unit).unwrap();
+    }
+}
+
+/// Goal: whatever is in a disk, wherever it is, is in the file, and the loaded disk is saved as the same file.
+#[test]
+fn a_disk_survives_its_file() {
+    let seed = seed();
+    for turn in 0..12 {
+        let mut random = Random::new(seed.wrapping_mul(64) + turn);
+        let order = [0, 2, 4][random.below(3)];
+        let before = disk(order, 1 + random.below_u64(80), &["lz4", "deflate,level=3", "zstd"]);
+        let backing = Sealed::new(64 << 20);
+        let before = before.with_backing(Box::new(backing.clone()), WriteBudget::NONE);
+        fill(&before, &mut random);
+        for priority in [2, 1] {
+            let what = Recompression { what: What::Huge, priority, ..Recompression::default() };
+            before.recompress(0, what).unwrap();
+        }
+        let first = random.below_u64(40);
+        before.write_back(&Chosen::Indices(vec![first..=first + 30]));
+        let away = before.bd_stat().bd_count;
+        let file = saved(&before);
+        assert_eq!(before.bd_stat().bd_count, away, "what is away stays there");
+        let after = load(&file).unwrap();
+        assert!(contents(&after) == contents(&before), "seed {seed}, turn {turn}");
+        assert_eq!(forms(&after), forms(&before), "seed {seed}, turn {turn}");
+        let [was, is] = [before.mm_stat(), after.mm_stat()];
+        assert_eq!((was.orig_data_size, was.same_pages), (is.orig_data_size, is.same_pages));
+        assert!(saved(&after) == file, "seed {seed}, turn {turn}: another file");
+    }
+}
+
+/// A small disk with a word, a unit that shrinks, and one that does not.
+fn small() -> Vec<u8> {
+    let small = disk(0, 64, &["lz4", "zstd,level=2"]);
+    small.write(0, 0, &[7; 4096]).unwrap();
+    small.write(0, 5 << 12, &bytes(1, 128).repeat(32)).unwrap();
+    small.write(0, 9 << 12, &bytes(2, 4096)).unwrap();
+    saved(&small)
+}
+
+/// Reads to the end, without a disk.
+fn read_all(file: &[u8]) -> Result<u64, Error> {
+    let mut reader = Reader::open(file)?;
+    let mut units = 0;
+    while reader.next()?.is_some() {
+        units += 1;
+    }
+    Ok(units)
+}
+
+/// Goal: no byte can be altered, missing or added without notice, and the message says where.
+#[test]
+fn every_altered_byte_is_noticed() {
+    let file = small();
+    assert_eq!(read_all(&file).unwrap(), 3);
+    let mut random = Random::new(seed());
+    for at in 0..file.len() {
+        let mut other = file.clone();
+        other[at] ^= u8::try_from(1 + random.below(255)).unwrap();
+        let error = read_all(&other).expect_err("an altered byte");
+        match (&error, at) {
+            (Error::Magic, 0..16) | (Error::Version { .. }, 16..20) => {}
+            (Error::Truncated { at: ends }, 20..) => assert!(*ends >= at as u64 || at < 400),
+            (Error::Damaged { at: begins, .. }, 20..) => assert!(*begins <= at as u64, "{error}"),
+            _ => panic!("byte {at}: {error}"),
+        }
+        let cut = read_all(&file[..at]).expect_err("a short file");
+        let is_short = matches!(cut, Error::Truncated { at: ends } if ends == at as u64);
+        assert!(is_short || at < 16 && matches!(cut, Error::Magic), "{at} bytes: {cut}");
+    }
+    let longer = read_all(&[&file[..], &[0]].concat()).unwrap_err().to_string();
+    assert!(longer.ends_with("it has bytes behind its end"), "{longer}");
+    // Records exchanged, left out, repeated: each is whole by itself.
+    let [first, second, third] = records(&file);
+    let header = &file[..first.start];
+    let parts = |order: &[&std::ops::Range<usize>]| {
+        let parts: Vec<&[u8]> = order.iter().map(|part| &file[(*part).clone()]).collect();
+        [header, &parts.concat()[..], &file[third.end..]].concat()
+    };
+    assert!(parts(&[&first, &second, &third]) == file);
+    for order in
+        [&[&second, &first, &third][..], &[&first, &third], &[&first, &first, &second, &third]]
+    {
+        assert!(matches!(read_all(&parts(order)), Err(Error::Damaged { .. })));
+    }
+}
+
+/// Where the three records of [`small`] are.
+fn records(file: &[u8]) -> [std::ops::Range<usize>; 3] {
+    let length = |at: usize| u32::from_le_bytes(file[at..at + 4].try_into().unwrap()) as usize;
+    let mut at = length(20);
+    [(); 3].map(|()| {
+        let begin = at;
+        at += 32 + length(at + 4) + 8;
+        begin..at
+    })
+}
+
+/// Goal: behind the checks too nothing is taken on trust: with all checks made right, an altered file is refused, or
+/// what it has can be read. Method: scripts as the fuzzer writes them.
+#[test]
+fn no_file_does_harm() {
+    let seed = seed();
+    for turn in 0..3000 {
+        let mut random = Random::new(seed.wrapping_mul(4096) + turn);
+        let length = 1 + 3 * random.below(5);
+        let mut script = random.bytes(length);
+        script[0] |= 1;
+        play(&script);
+        script[0] &= !1;
+        play(&script);
+    }
+    let file = small();
+    for (at, value, part) in [
+        (16 + 4 + 4 + 8 + 192, 10, "its unit"),
+        (16 + 4 + 4, 1, "the size of the disk"),
+        (16 + 4 + 4 + 8 + 192 + 1, 3, "the number of its algorithms"),
+        (records(&file)[0].start, 9, "the form of a unit"),
+        (records(&file)[1].start + 1, 2, "the algorithm of a unit"),
+        (records(&file)[1].start + 2, 2, "the length, flags or index of a unit"),
+        (records(&file)[1].start + 8, 64, "the length, flags or index of a unit"),
+        (records(&file)[1].start + 8, 0, "the length, flags or index of a unit"),
+        (records(&file)[1].start + 31, 1, "the checksum of a unit"),
+        (records(&file)[2].end + 8, 2, "the number of units"),
+    ] {
+        let mut other = file.clone();
+        other[at] = value;
+        reseal(&mut other);
+        let line = load(&other).expect_err(part).to_string();
+        assert!(line.contains(part), "{line}, not '{part}'");
+    }
+    let mut other = file.clone();
+    other[records(&file)[2].start + 32 + 7] ^= 1;
+    reseal(&mut other);
+    assert!(matches!(load(&other), Err(LoadError::Unit { unit: 9, .. })), "contents");
+    let name = file.windows(4).position(|word| word == b"zstd").unwrap();
+    other.clone_from(&file);
+    other[name..name + 4].copy_from_slice(b"rust");
+    reseal(&mut other);
+    assert_eq!(load(&other).unwrap_err().to_string(), "the algorithm 'rust,level=2' is not known");
+}
+
+/// Goal: clients go on while a disk is saved, and the file has each unit as it was at some moment of the save. Method:
+/// a unit is its index and a number that only grows; the numbers of before and after are the bounds.
+#[test]
+fn clients_go_on_meanwhile() {
+    const UNITS: u64 = 400;
+    let backing = Faulty::new(64 << 20);
+    let before = disk(0, UNITS, &["lz4", "zstd"]);
+    let before = before.with_backing(Box::new(backing), WriteBudget::NONE);
+    let unit = |at: u64, version: u64| {
+        [at, version, at ^ 0x5555, version].map(u64::to_le_bytes).concat().repeat(128)
+    };
+    let versions: Vec<AtomicU64> = (0..UNITS).map(|_| AtomicU64::new(0)).collect();
+    for at in 0..UNITS {
+        before.write(0, at << 12, &unit(at, 0)).unwrap();
+    }
+    before.write_back(&Chosen::Indices(vec![100..=300]));
+    let ends = AtomicBool::new(false);
+    let (file, bounds) = std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut random = Random::new(seed());
+            while !ends.load(Relaxed) {
+                // The last hundred are left alone.
+                let at = random.below_u64(UNITS - 100);
+                let version = versions[usize::try_from(at).unwrap()].load(Relaxed) + 1;
+                before.write(1, at << 12, &unit(at, version)).unwrap();
+                versions[usize::try_from(at).unwrap()].store(version, Relaxed);
+                before.write_back(&Chosen::Indices(vec![at..=at]));
+            }
+        });
+        let now = || versions.iter().map(|version| version.load(Relaxed)).collect::<Vec<_>>();
+        while now().iter().sum::<u64>() < 200 {
+            std::thread::yield_now();
+        }
+        let least = now();
+        let mut file = Vec::new();
+        before.save(0, &mut file).unwrap();
+        let most = now();
+        ends.store(true, Relaxed);
+        writer.join().unwrap();
+        (file, least.into_iter().zip(most).collect::<Vec<_>>())
+    });
+    let after = load(&file).unwrap();
+    let mut found = vec![0; 4096];
+    for (at, (least, most)) in (0..UNITS).zip(bounds) {
+        after.read(0, at << 12, &mut found).unwrap();
+        let version = u64::from_le_bytes(found[8..16].try_into().unwrap());
+        assert!(found == unit(at, version), "unit {at} is none that was written");
+        // One more may be written and not yet counted.
+        assert!((least..=most + 1).contains(&version), "unit {at}: {least} {version} {most}");
+        assert!(at < UNITS - 100 || version == 0);
+    }
+}
+
+/// Takes so many bytes.
+struct Short(usize);
+
+impl Write for Short {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let count = bytes.len().min(self.0);
+        self.0 -= count;
+        if count == 0 { Err(io::ErrorKind::StorageFull.into()) } else { Ok(count) }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Goal: what cannot be saved or loaded is told, and harms neither the disk nor a later try.
+#[test]
+fn failures_are_told() {
+    let before = disk(0, 1000, &["lz4", "zstd"]);
+    let backing = Sealed::new(64 << 20);
+    let before = before.with_backing(Box::new(backing.clone()), WriteBudget::NONE);
+    (0..600).for_each(|at| before.write(0, at << 12, &bytes(at, 4096)).unwrap());
+    for bytes in [0, 100, 300, 5000, 1 << 20] {
+        let full = before.save(0, &mut Short(bytes)).unwrap_err();
+        assert!(matches!(full, SaveError::Io(_)), "{full}");
+    }
+    let file = saved(&before);
+    // Memory for a quarter: only with a backing.
+    let make = || {
+        let reader = Reader::open(&file[..]).unwrap();
+        let header = reader.header().clone();
+        let codec =
+            |params: &crate::zcomp::Params| Zcomp::new(params.clone(), header.unit, 1).unwrap();
+        let codecs = header.algorithms.iter().map(codec).collect();
+        let empty = Zram::new(codecs, World::new(), header.key, header.disk_bytes, 1).unwrap();
+        empty.set_mem_limit(600 << 10);
+        (empty, reader)
+    };
+    let (poor, mut reader) = make();
+    let refused = poor.load_saved(0, &mut reader).unwrap_err();
+    assert!(matches!(refused, LoadError::NoSpace { .. }), "{refused}");
+    let (rich, mut reader) = make();
+    let rich = rich.with_backing(Box::new(Sealed::new(64 << 20)), WriteBudget::NONE);
+    assert_eq!(rich.load_saved(0, &mut reader).unwrap().units, 600);
+    assert!(rich.bd_stat().bd_count > 400 && contents(&rich) == contents(&before));
+    assert!(saved(&rich) == file);
+    // A unit that is lost.
+    before.write_back(&Chosen::Indices(vec![3..=3]));
+    let faults = backing.faults();
+    faults.is_final.store(true, Relaxed);
+    faults.fail.store(100, Relaxed);
+    let lost = before.save(0, &mut Vec::new()).unwrap_err();
+    assert!(matches!(lost, SaveError::Lost { unit: 3, .. }), "{lost}");
+    backing.behave();
+    before.write(0, 3 << 12, &bytes(3, 4096)).unwrap();
+    assert!(saved(&before) == file);
+    before.halt();
+    assert!(matches!(before.save(0, &mut Vec::new()), Err(SaveError::Halted)));
+}

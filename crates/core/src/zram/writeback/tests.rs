@@ -1,0 +1,382 @@
+//! Goal: what is written back is what was written, wherever it is and whatever fails. The scripts of `script` say that
+//! of single requests; here are threads, limits, damage and figures.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use super::{Chosen, Stop};
+use crate::budget::WriteBudget;
+use crate::store::backing::faulty::{Breakable, Faulty};
+use crate::store::backing::sealed::Sealed;
+use crate::store::backing::{Completion, Location, Request};
+use crate::store::{self, Backing, Key};
+use crate::testing::{Random, seed};
+use crate::zcomp::{Algorithm, Zcomp};
+use crate::zram::{BdStat, Error, Recompression, What, Zram};
+use crate::zsmalloc::world::{World, bytes, unit};
+
+const PAGE: usize = 4096;
+
+type Disk = Zram<Arc<World>>;
+
+fn disk_on(backing: Box<dyn Backing>, order: u8, units: u64, budget: &str) -> Disk {
+    let codec = |algorithm: Algorithm| Zcomp::new(algorithm.into(), unit(order), 2).unwrap();
+    let codecs = [Algorithm::Lz4, Algorithm::Zstd].map(codec).into();
+    let secret = bytes(7, Key::BYTES).try_into().unwrap();
+    let disk_bytes = units * unit(order).bytes() as u64;
+    let disk = Zram::new(codecs, World::new(), Key::new(secret), disk_bytes, 2).unwrap();
+    let budget: WriteBudget = budget.parse().unwrap();
+    disk.with_backing(backing, budget)
+}
+
+/// A disk in pages, and its backing of so many bytes.
+fn disk<B: Breakable>(units: u64, backing_bytes: usize) -> (Disk, B) {
+    let backing = B::new(backing_bytes);
+    (disk_on(Box::new(backing.clone()), 0, units, "none"), backing)
+}
+
+/// Contents that shrink to a few hundred bytes.
+fn text(tag: u64) -> Vec<u8> {
+    bytes(tag, 256).repeat(PAGE / 256)
+}
+
+/// The letters of each unit that is stored.
+fn letters(disk: &Disk) -> Vec<String> {
+    let mut state = String::new();
+    disk.block_state(&mut state).unwrap();
+    state.lines().map(|line| line.rsplit(' ').next().unwrap().to_owned()).collect()
+}
+
+fn read(disk: &Disk, at: u64) -> Vec<u8> {
+    let mut found = vec![0xEE; PAGE];
+    disk.read(0, at << 12, &mut found).unwrap();
+    found
+}
+
+/// Goal: each choice writes what it says; what was written back stays there when it is read, whole or in part, is not
+/// tried with another algorithm, and gives its place up when it is overwritten or discarded.
+#[test]
+fn what_was_chosen_is_written_back() {
+    let (disk, backing) = disk::<Sealed>(64, 16 << 20);
+    let contents = [bytes(1, PAGE), text(2), vec![0x11; PAGE], bytes(4, PAGE), text(5)];
+    for (at, unit) in (0_u64..).zip(&contents) {
+        disk.write(0, at << 12, unit).unwrap();
+    }
+    disk.mark_idle(None);
+    read(&disk, 0);
+    read(&disk, 1);
+    assert_eq!(disk.write_back(&Chosen::HugeIdle).units, 1);
+    assert_eq!(letters(&disk), ["..h...", "......", "s..i..", ".whi..", "...i.."]);
+    assert_eq!(disk.write_back(&Chosen::Idle).units, 1, "a word takes no memory");
+    assert_eq!(disk.write_back(&Chosen::Incompressible).units, 0, "nothing was tried");
+    let all = Recompression { what: What::All, ..Recompression::default() };
+    assert_eq!(disk.recompress(0, all).unwrap().tried, 2, "those in memory");
+    assert_eq!(disk.write_back(&Chosen::Incompressible).units, 1);
+    assert_eq!(disk.write_back(&Chosen::Huge).units, 0);
+    assert_eq!(disk.write_back(&Chosen::Indices(vec![7..=9, 1..=1])).units, 1);
+    assert_eq!(letters(&disk), [".wh..n", ".w..r.", "s..i..", ".whi..", ".w.i.."]);
+    let (bd, mm) = (disk.bd_stat(), disk.mm_stat());
+    assert_eq!((bd.bd_count, bd.bd_reads), (bd.bd_writes, 0), "{bd:?}");
+    assert!((3..=4).contains(&bd.bd_count), "two of 4 KiB, two of some 100 bytes: {bd:?}");
+    assert_eq!(bd.to_string().split_whitespace().count(), BdStat::NAMES.len());
+    assert_eq!((mm.orig_data_size, mm.compr_data_size, mm.huge_pages), (5 << 12, 0, 0));
+    for _ in 0..3 {
+        for (at, unit) in (0_u64..).zip(&contents) {
+            assert!(read(&disk, at) == *unit, "unit {at}");
+        }
+        let mut sector = [0; 512];
+        disk.read(1, (3 << 12) + 1024, &mut sector).unwrap();
+        assert!(sector == contents[3][1024..1536]);
+    }
+    let mut all = vec![0; 5 * PAGE];
+    disk.read(1, 0, &mut all).unwrap();
+    assert!(all == contents.concat(), "all at once");
+    assert!(disk.bd_stat().bd_reads >= bd.bd_count && disk.bd_stat().bd_writes == bd.bd_writes);
+    assert_eq!(disk.mm_stat().compr_data_size, 0, "reads leave nothing in memory");
+    disk.write(0, (3 << 12) + 512, &[9; 512]).unwrap();
+    let changed = [&contents[3][..512], &[9; 512], &contents[3][1024..]].concat();
+    assert!(read(&disk, 3) == changed);
+    disk.write(0, 0, &text(9)).unwrap();
+    disk.discard(0, 1 << 12, PAGE as u64).unwrap();
+    assert_eq!(letters(&disk), ["......", "s.....", "......", ".w...."]);
+    disk.discard(0, 4 << 12, PAGE as u64).unwrap();
+    assert_eq!((backing.locations(), disk.bd_stat().bd_count), (0, 0));
+    assert!(read(&disk, 0) == text(9) && read(&disk, 4) == [0; PAGE]);
+}
+
+/// Goal: `WB-2`: never more pages than `writeback_limit` has left are written, each is counted, and what is left out is
+/// written once there is more.
+#[test]
+fn the_limit_of_writes_is_kept() {
+    let (disk, _) = disk::<Sealed>(64, 16 << 20);
+    for at in 0..40 {
+        let unit = if at % 2 == 0 { bytes(at, PAGE) } else { text(at) };
+        disk.write(0, at << 12, &unit).unwrap();
+    }
+    disk.enable_writeback_limit(true);
+    let done = disk.write_back(&Chosen::Huge);
+    assert_eq!((done.units, done.stop), (0, Some(Stop::Limit)));
+    let mut allowed = 0;
+    for more in [1, 2, 5, 9] {
+        disk.set_writeback_limit(more);
+        allowed += more;
+        let done = disk.write_back(&Chosen::Indices(vec![0..=39]));
+        assert!(done.units >= more && done.stop == Some(Stop::Limit), "{done:?}");
+        let written = disk.bd_stat().bd_writes;
+        assert!(written + disk.writeback_limit() <= allowed, "{written} of {allowed}");
+        allowed = written;
+    }
+    disk.enable_writeback_limit(false);
+    let done = disk.write_back(&Chosen::Indices(vec![0..=39]));
+    assert!(done.stop.is_none() && letters(&disk).iter().all(|unit| unit.contains('w')));
+    assert_eq!(disk.writeback_stat().asked_units, 40);
+    (0..40).filter(|at| at % 2 == 0).for_each(|at| assert!(read(&disk, at) == bytes(at, PAGE)));
+}
+
+/// Goal: at its limit of memory a disk writes back instead of refusing; only when the backing is full too it refuses,
+/// keeps what it has, and takes more once something was discarded.
+#[test]
+fn a_full_memory_goes_to_the_backing_first() {
+    const LIMIT: u64 = 2 << 20;
+    const BACKING: usize = 4 << 20;
+    let (disk, _) = disk::<Sealed>(4096, BACKING);
+    disk.set_mem_limit(LIMIT);
+    let mut stored = 0;
+    let error = loop {
+        match disk.write(0, stored << 12, &bytes(stored, PAGE)) {
+            Ok(()) => stored += 1,
+            Err(error) => break error,
+        }
+        assert!(disk.mm_stat().mem_used_total <= LIMIT + (64 << 10), "{:?}", disk.mm_stat());
+    };
+    assert_eq!(error, Error::NoSpace { limit_bytes: LIMIT });
+    let both = (LIMIT + BACKING as u64) / PAGE as u64;
+    assert!((both * 9 / 10..=both).contains(&stored), "{stored} of {both}");
+    let mm = disk.mm_stat();
+    assert!((LIMIT / 2..=LIMIT + (64 << 10)).contains(&mm.mem_used_max), "{mm:?}");
+    let stat = disk.writeback_stat();
+    assert!(stat.room_units > 900 && stat.not_written > 0, "{stat:?}");
+    (0..stored).for_each(|at| assert!(read(&disk, at) == bytes(at, PAGE), "unit {at}"));
+    assert!(disk.write(0, stored << 12, &bytes(1, PAGE)).is_err(), "still full");
+    disk.discard(0, 0, (stored / 2) << 12).unwrap();
+    for at in 0..stored / 4 {
+        disk.write(0, at << 12, &bytes(at + 9000, PAGE)).unwrap();
+    }
+    (0..stored / 4).for_each(|at| assert!(read(&disk, at) == bytes(at + 9000, PAGE)));
+    (stored / 2..stored).for_each(|at| assert!(read(&disk, at) == bytes(at, PAGE)));
+}
+
+/// Goal: near the limit room is made ahead of the writes, without a request.
+#[test]
+fn room_is_made_ahead() {
+    let (disk, _) = disk::<Faulty>(4096, 64 << 20);
+    for at in 0..1000 {
+        disk.write(0, at << 12, &bytes(at, PAGE)).unwrap();
+    }
+    assert!(!disk.write_ahead(), "there is no limit");
+    let used = disk.mm_stat().mem_used_total;
+    disk.set_mem_limit(2 * used);
+    assert!(!disk.write_ahead(), "there is much room");
+    disk.set_mem_limit(used);
+    while disk.write_ahead() {}
+    assert!(disk.mm_stat().mem_used_total <= used - used / 16, "{:?}", disk.mm_stat());
+    assert!(disk.writeback_stat().room_units > 50);
+}
+
+/// Goal: a backing that fails or is gone costs no unit that is in memory; what it had is reported lost, and nothing is
+/// ever handed out that was not written.
+#[test]
+fn a_failing_backing_keeps_units_in_memory() {
+    let (disk, backing) = disk::<Sealed>(256, 16 << 20);
+    for at in 0..100 {
+        disk.write(0, at << 12, &bytes(at, PAGE)).unwrap();
+    }
+    assert_eq!(disk.write_back(&Chosen::Indices(vec![0..=9])).units, 10);
+    let faults = backing.faults();
+    for is_final in [true, false] {
+        faults.is_final.store(is_final, Relaxed);
+        faults.fail.store(1000, Relaxed);
+        let done = disk.write_back(&Chosen::Huge);
+        assert_eq!((done.units, done.stop), (0, Some(Stop::Backing)));
+        assert!(disk.writeback_stat().not_written >= 32, "{:?}", disk.writeback_stat());
+        backing.behave();
+    }
+    // At the limit it is as if there was no backing.
+    faults.refuse.store(usize::MAX, Relaxed);
+    disk.set_mem_limit(64 << 10);
+    assert!(matches!(disk.write(0, 200 << 12, &bytes(1, PAGE)), Err(Error::NoSpace { .. })));
+    disk.set_mem_limit(0);
+    backing.behave();
+    (0..100).for_each(|at| assert!(read(&disk, at) == bytes(at, PAGE), "unit {at}"));
+    // Reads that fail for good.
+    faults.is_final.store(true, Relaxed);
+    faults.fail.store(1000, Relaxed);
+    let mut found = vec![0; PAGE];
+    let lost = disk.read(0, 5 << 12, &mut found).unwrap_err();
+    let unreadable = |is_transient| matches!(lost, Error::Lost { unit: 5, error: store::Error::Unreadable { is_transient: is, .. } } if is == is_transient);
+    assert!(unreadable(false), "{lost}");
+    assert!(disk.write(0, (5 << 12) + 512, &[1; 512]).is_err(), "a part of it");
+    backing.behave();
+    assert!(disk.read(0, 5 << 12, &mut found).is_err(), "for good");
+    disk.write(0, 5 << 12, &text(5)).unwrap();
+    assert!(read(&disk, 5) == text(5), "until it is overwritten");
+    // Other bytes than were written.
+    faults.damage.store(1, Relaxed);
+    assert!(disk.read(0, 6 << 12, &mut found).is_err(), "sealed");
+    backing.behave();
+    (10..100).for_each(|at| assert!(read(&disk, at) == bytes(at, PAGE), "unit {at}"));
+}
+
+/// A backing that accepts everything and ends nothing.
+#[derive(Debug)]
+struct Stuck;
+
+impl Backing for Stuck {
+    fn submit(&self, _requests: &mut [Request<'_>]) {}
+    fn poll(&self, _each: &mut dyn FnMut(Completion<'_>)) {}
+    fn discard(&self, _location: Location, _length: usize) {}
+    fn pause(&self) {}
+}
+
+/// Goal: `WB-3`.
+#[test]
+fn a_stuck_backing_hangs_nobody() {
+    let disk = disk_on(Box::new(Stuck), 0, 256, "none");
+    for at in 0..100 {
+        disk.write(0, at << 12, &bytes(at, PAGE)).unwrap();
+    }
+    assert_eq!(disk.write_back(&Chosen::Indices(vec![0..=40])).stop, Some(Stop::Backing));
+    disk.set_mem_limit(64 << 10);
+    assert!(matches!(disk.write(0, 200 << 12, &bytes(1, PAGE)), Err(Error::NoSpace { .. })));
+    assert!(!disk.write_ahead());
+    (0..100).for_each(|at| assert!(read(&disk, at) == bytes(at, PAGE), "unit {at}"));
+    disk.halt();
+    assert_eq!(disk.write_back(&Chosen::Huge).stop, Some(Stop::Halted));
+}
+
+/// Goal: what was not used for long is written back by itself, within the budget, and goes on when there is more.
+#[test]
+fn old_units_are_written_back_within_the_budget() {
+    let backing = Sealed::new(64 << 20);
+    let disk = disk_on(Box::new(backing), 0, 1000, "1M/day");
+    for at in 0..600 {
+        disk.write(0, at << 12, &bytes(at, PAGE)).unwrap();
+    }
+    disk.set_now(1000);
+    (0..100).for_each(|at| assert!(read(&disk, at) == bytes(at, PAGE)));
+    let round = |age_s| {
+        let (mut units, mut stop) = (0, None);
+        loop {
+            let turn = disk.write_back_old(age_s);
+            units += turn.done.units;
+            stop = stop.or(turn.done.stop);
+            if turn.is_round {
+                return (units, stop);
+            }
+        }
+    };
+    assert_eq!(round(1001), (0, None), "nothing is so old");
+    assert_eq!(round(1000), (256, Some(Stop::Limit)), "1 MiB");
+    assert_eq!(round(1000), (0, Some(Stop::Limit)));
+    assert_eq!(disk.writeback_stat().budget_used_up, 1);
+    assert_eq!(disk.write_back(&Chosen::Indices(vec![0..=9])).units, 10, "who asks is not bound");
+    disk.set_now(1000 + 2 * 86400);
+    let (units, stop) = round(86400 * 2);
+    assert_eq!((units, stop), (246, Some(Stop::Limit)), "a day's, but for what was asked for");
+    disk.set_now(1000 + 4 * 86400);
+    assert_eq!(round(86400), (88, None), "the rest");
+    assert!(letters(&disk).iter().all(|unit| unit == ".wh..."));
+    assert_eq!(disk.writeback_stat().old_units, 590);
+    (0..600).for_each(|at| assert!(read(&disk, at) == bytes(at, PAGE), "unit {at}"));
+}
+
+/// Goal: clients, the policy, and who asks do not disturb each other, with a limit that memory is always at, and a
+/// backing that fails now and then. Method: three clients with units of their own beside two writers-back.
+#[test]
+fn clients_and_writeback_agree() {
+    threads::<Faulty>(0);
+    threads::<Sealed>(0);
+    threads::<Sealed>(2);
+}
+
+const CLIENTS: u64 = 3;
+const UNITS: u64 = 60;
+
+/// One client's requests. Returns what its units have then.
+fn client(disk: &Disk, number: u64, seed: u64) -> Vec<Vec<u8>> {
+    let mut random = Random::new(seed.wrapping_mul(8) + number);
+    let unit_bytes = disk.unit().bytes();
+    let mut model = vec![vec![0; unit_bytes]; 60];
+    let mut found = vec![0; unit_bytes];
+    for turn in 0..3000_u64 {
+        let nth = random.below(60);
+        let at = (number * UNITS + nth as u64) * unit_bytes as u64;
+        let done = match random.below(8) {
+            0..=2 => {
+                let new = random.bytes(unit_bytes);
+                disk.write(0, at, &new).map(|()| model[nth] = new)
+            }
+            3 => {
+                let from = random.below(unit_bytes / 512) * 512;
+                let part = [u8::try_from(turn % 251).unwrap(); 512];
+                let done = disk.write(1, at + from as u64, &part);
+                done.map(|()| model[nth][from..from + 512].copy_from_slice(&part))
+            }
+            4 => disk.discard(0, at, unit_bytes as u64).map(|()| model[nth].fill(0)),
+            _ => disk.read(0, at, &mut found).map(|()| {
+                assert!(found == model[nth], "seed {seed}, client {number}, unit {nth}");
+            }),
+        };
+        let is_for_now = match done {
+            Err(Error::Lost { error, .. }) => error.is_transient(),
+            other => matches!(other, Ok(()) | Err(Error::NoSpace { .. })),
+        };
+        assert!(is_for_now, "{done:?}");
+    }
+    model
+}
+
+fn threads<B: Breakable>(order: u8) {
+    let (seed, unit_bytes) = (seed(), PAGE << order);
+    let backing = B::new(4 << 20);
+    let disk = disk_on(Box::new(backing.clone()), order, CLIENTS * UNITS, "none");
+    disk.set_mem_limit((512 << 10) << order);
+    let ends = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (disk, ends, faults) = (&disk, &ends, backing.faults());
+        let clients: Vec<_> =
+            (0..CLIENTS).map(|number| scope.spawn(move || client(disk, number, seed))).collect();
+        let policy = scope.spawn(move || {
+            while !ends.load(Relaxed) {
+                disk.write_ahead();
+                disk.write_back_old(0);
+            }
+        });
+        let asks = scope.spawn(move || {
+            let mut random = Random::new(seed);
+            while !ends.load(Relaxed) {
+                let first = random.below_u64(CLIENTS * UNITS);
+                disk.write_back(&Chosen::Indices(vec![first..=first + 20]));
+                disk.write_back(&Chosen::Huge);
+                faults.fail.store(random.below(3), Relaxed);
+                faults.refuse.store(random.below(3), Relaxed);
+            }
+        });
+        let models: Vec<_> = clients.into_iter().map(|client| client.join().unwrap()).collect();
+        ends.store(true, Relaxed);
+        policy.join().unwrap();
+        asks.join().unwrap();
+        backing.behave();
+        let mut found = vec![0; unit_bytes];
+        for (at, unit) in models.iter().flatten().enumerate() {
+            disk.read(0, (at * unit_bytes) as u64, &mut found).unwrap();
+            assert!(found == *unit, "seed {seed}, unit {at}");
+        }
+    });
+    let stat = disk.writeback_stat();
+    assert!(stat.asked_units > 0 && stat.old_units + stat.room_units > 0, "{stat:?}");
+    disk.reset();
+    disk.store.drain();
+    assert_eq!((backing.locations(), disk.bd_stat().bd_count), (0, 0));
+    assert_eq!(disk.store.pool_stats().objects, 0);
+}

@@ -1,0 +1,182 @@
+//! Where a process writes back that is no managed program and never forks, such as that of a disk: files and devices
+//! that are opened at once, each with an area, a thread and a key of its own, for as long as the process wants.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use zfolio_core::size;
+use zfolio_core::store::Backing;
+use zfolio_core::swap::disk::SLOT_BYTES;
+use zfolio_core::swap::{AREAS_MAX, Areas, Config, SLOTS_MAX};
+use zfolio_sys::Errno;
+use zfolio_sys::eventfd::EventFd;
+
+use super::any::SpillDisk;
+use super::place::{BUFFERS_MAX, New, PlaceError, SPILL_BYTES_MIN, room};
+use super::uring::Sender;
+
+/// The most bytes of one area.
+const BYTES_MAX: u64 = SLOTS_MAX as u64 * SLOT_BYTES as u64;
+
+/// A directory or a block device, and how much of it may be used.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Site {
+    /// Where. In a directory the file has no name.
+    pub path: PathBuf,
+    /// How much; `None`: half of what is free in the directory's file system, or all of the device.
+    pub bytes: Option<u64>,
+    /// Higher ones are filled first, equal ones in turn.
+    pub priority: i32,
+}
+
+impl Site {
+    /// As people write it: `/var/tmp`, `/var/tmp,size=8G`, `/dev/sdb,prio=5`.
+    ///
+    /// # Errors
+    ///
+    /// A message: what was given, and what is accepted.
+    pub fn parse(given: &str) -> Result<Site, String> {
+        let mut site = Site { path: PathBuf::new(), bytes: None, priority: 0 };
+        let mut rest = given;
+        while let Some((before, option)) = rest.rsplit_once(',') {
+            match option.split_once('=') {
+                Some(("size", value)) => {
+                    let bytes = size::parse(value).map_err(|error| error.to_string())?;
+                    if bytes < SPILL_BYTES_MIN {
+                        let least = size::display(SPILL_BYTES_MIN);
+                        return Err(format!("'{value}' is too small; accepted: {least} or more"));
+                    }
+                    site.bytes = Some(bytes);
+                }
+                Some(("prio", value)) => {
+                    let number = value.parse().ok().filter(|number| (-1..=32767).contains(number));
+                    site.priority = number.ok_or_else(|| {
+                        format!("'{value}' is not a priority; accepted: -1 to 32767")
+                    })?;
+                }
+                // A path may have commas.
+                _ => break,
+            }
+            rest = before;
+        }
+        site.path = rest.into();
+        Ok(site)
+    }
+}
+
+/// As [`Site::parse`] reads it.
+impl fmt::Display for Site {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.path.display())?;
+        self.bytes.map_or(Ok(()), |bytes| write!(f, ",size={}", size::display(bytes)))?;
+        if self.priority == 0 { Ok(()) } else { write!(f, ",prio={}", self.priority) }
+    }
+}
+
+/// Open sites. Dropping them ends their threads; what uses the backing is dropped before.
+#[derive(Debug)]
+pub struct Sites {
+    areas: Arc<Areas>,
+    disks: Vec<(Arc<SpillDisk>, JoinHandle<()>)>,
+    bytes: u64,
+}
+
+impl Sites {
+    /// Opens them, for objects of at most `unit_bytes` bytes.
+    ///
+    /// # Errors
+    ///
+    /// See [`PlaceError`].
+    pub fn open(sites: &[Site], unit_bytes: usize) -> Result<Sites, PlaceError> {
+        if sites.len() > AREAS_MAX {
+            return Err(PlaceError::TooMany { most: AREAS_MAX });
+        }
+        let system = |what| move |errno| PlaceError::System { what, errno };
+        let ended = EventFd::new().map_err(system("an event descriptor"))?;
+        let (ended, mut opened, mut bytes) = (Arc::new(ended), Vec::new(), 0_u64);
+        for site in sites {
+            let new = Sites::open_one(site, &ended)?;
+            bytes = bytes.saturating_add(new.slots() * SLOT_BYTES as u64);
+            opened.push(new);
+        }
+        let config = Config {
+            object_bytes_max: unit_bytes,
+            buffer_bytes: usize::try_from(BUFFERS_MAX).unwrap_or(usize::MAX),
+            limit_bytes: bytes,
+        };
+        let mut sites = Sites { areas: Arc::new(Areas::new(config)), disks: Vec::new(), bytes };
+        for new in opened {
+            let (_, disk) = new.add_to(&sites.areas)?;
+            let served = Arc::clone(&disk);
+            let thread = std::thread::Builder::new().name("disk".to_owned());
+            let thread = thread.spawn(move || served.serve());
+            let thread = thread.map_err(|_| system("a thread of a disk")(Errno::AGAIN))?;
+            sites.disks.push((disk, thread));
+        }
+        Ok(sites)
+    }
+
+    fn open_one(site: &Site, ended: &Arc<EventFd>) -> Result<New, PlaceError> {
+        let Site { path, bytes, priority } = site;
+        let path: &Path = &std::path::absolute(path).unwrap_or_else(|_| path.clone());
+        let bytes = bytes.map_or_else(|| room(path).map_err(PlaceError::Path), Ok)?.min(BYTES_MAX);
+        // Any thread of the process may begin a transfer, and wait for something else then.
+        New::open(path, *priority, bytes - bytes % SLOT_BYTES as u64, Sender::Thread, ended)
+    }
+
+    /// What the store is given.
+    #[must_use]
+    pub fn backing(&self) -> Box<dyn Backing> {
+        Box::new(Arc::clone(&self.areas))
+    }
+
+    /// How much may be written there in all.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for Sites {
+    fn drop(&mut self) {
+        for (disk, thread) in self.disks.drain(..) {
+            disk.stop();
+            // One that has panicked has printed why.
+            thread.join().ok();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Site, Sites};
+    use crate::spill::PlaceError;
+
+    #[test]
+    fn sites_are_read_as_they_are_written() {
+        for text in ["/var/tmp", "/var/tmp,size=8G", "/dev/sdb,prio=5", "/a,b,size=16M,prio=-1"] {
+            assert_eq!(Site::parse(text).unwrap().to_string(), text);
+        }
+        assert_eq!(Site::parse("/x,prio=1,size=1G").unwrap().to_string(), "/x,size=1G,prio=1");
+        for (text, part) in [
+            ("/x,size=1M", "'1M' is too small; accepted: 16M or more"),
+            ("/x,size=lots", "lots"),
+            ("/x,prio=99999", "'99999' is not a priority"),
+        ] {
+            let why = Site::parse(text).unwrap_err();
+            assert!(why.contains(part), "{why}");
+        }
+    }
+
+    #[test]
+    fn sites_are_opened_and_closed() {
+        let site = Site::parse("/var/tmp,size=16M").unwrap();
+        let sites = Sites::open(&[site.clone(), site], 4096).unwrap();
+        assert_eq!(sites.bytes(), 32 << 20);
+        drop(sites);
+        let none = Sites::open(&[Site::parse("/nowhere").unwrap()], 4096);
+        assert!(matches!(none, Err(PlaceError::Path(_))), "{none:?}");
+    }
+}
