@@ -208,6 +208,23 @@ impl Device for Memory {
     }
 }
 
+/// Asserts that all metrics which a dashboard asks for, and whose names begin with `prefix`, are on the page.
+///
+/// # Panics
+///
+/// If one is not, or there are none.
+pub fn check_dashboard(dashboard: &str, prefix: &str, page: &str) {
+    let is_part = |letter: char| letter.is_ascii_lowercase() || letter == '_';
+    let words = dashboard.split(|letter| !is_part(letter));
+    let names: Vec<&str> = words.filter(|word| word.starts_with(prefix)).collect();
+    assert!(names.len() > 5, "{names:?}");
+    for name in names {
+        let is_it =
+            |line: &str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));
+        assert!(page.lines().any(is_it), "{name} is on no page");
+    }
+}
+
 /// A compressed disk with units of 4 KiB.
 #[cfg(test)]
 pub(crate) fn ram(disk_bytes: u64, algorithms: &[&str]) -> crate::ram::Ram {

@@ -4,6 +4,7 @@ mod line;
 mod values;
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueHint};
@@ -16,6 +17,7 @@ use crate::completion;
 use crate::device;
 use crate::dictionary;
 use crate::manual;
+use crate::metrics::parse_metrics;
 
 pub(crate) use line::{command_path, help, parse};
 pub(crate) use values::{
@@ -186,6 +188,10 @@ pub(crate) struct RunArgs {
     /// Write the figures of all processes of the run to FILE, as JSON
     #[arg(long, value_name = "FILE")]
     pub(crate) stats: Option<PathBuf>,
+
+    /// Serve figures for Prometheus at this address of this machine while the program runs: localhost:9100
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = parse_metrics)]
+    pub(crate) metrics: Option<SocketAddr>,
 
     /// Show what goes on while the program runs: a status line on a terminal, else a line now and then
     #[arg(long)]

@@ -15,6 +15,7 @@ mod duration;
 mod failure;
 mod ledger_file;
 mod manual;
+mod metrics;
 mod output;
 mod requirements;
 mod run;

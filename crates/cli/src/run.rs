@@ -9,13 +9,15 @@
 //! # Invariants
 //!
 //! - `RUN-1` Everything that can be refused is refused before the program starts.
-//! - `RUN-2` This process has one thread (`CHILD-1` of `zfolio_sys::probe::child`).
+//! - `RUN-2` This process has one thread until the program has started (`CHILD-1` of `zfolio_sys::probe::child`). Only
+//!   `--metrics` adds one afterwards.
 
 mod auto;
 mod detail;
 mod elf;
 mod family;
 mod keep;
+mod metrics;
 mod proc;
 mod program;
 mod quota;
@@ -41,6 +43,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use zfolio_block::metrics::{Address, Page};
 use zfolio_core::size;
 use zfolio_sys::probe;
 use zfolio_sys::probe::child::{self, Change, Signal, Signals};
@@ -86,6 +89,10 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
     let preload = find_preload()?;
     requirements::check()?;
     let report = arguments.stats.as_deref().map(create_report).transpose()?;
+    let address = crate::metrics::take(arguments.metrics)?;
+    if let (Some(address), false) = (&address, settings.quiet) {
+        eprintln!("zfolio: figures for Prometheus at http://{}/metrics", address.address());
+    }
     let directory = stats_file::prepare_directory(probe::effective_uid());
     if !settings.quiet {
         if let Err(why) = &directory {
@@ -108,8 +115,12 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
     let kills = allowance::oom_kills();
     let auto = directory.clone().filter(|_| settings.auto);
     let auto = auto.map(|directory| Auto::new(directory, settings.tree));
+    let metrics = address.zip(directory.clone()).map(|(address, directory)| {
+        let ledger = supervisor.as_ref().map(Supervisor::ledger);
+        (address, metrics::page(directory, &settings, ledger))
+    });
     let watchers = Watchers { keep: Keep::new(), supervisor, auto, watch };
-    let (pid, end, tree, watchers) = follow(&program, &environment, onlooker, watchers)?;
+    let (pid, end, tree, watchers) = follow(&program, &environment, onlooker, metrics, watchers)?;
     let files = directory
         .map(|directory| stats_file::take_run(&directory, std::process::id(), since))
         .unwrap_or_default();
@@ -264,6 +275,7 @@ fn follow(
     program: &Program,
     environment: &[CString],
     onlooker: Onlooker,
+    metrics: Option<(Address, Page)>,
     mut watchers: Watchers,
 ) -> Result<(i32, End, Tree, Watchers), Failure> {
     let shown = program.path.display();
@@ -278,6 +290,8 @@ fn follow(
     let pid = signals.start(&started).map_err(|error| {
         Failure::program(format!("PROGRAM: '{shown}' cannot be executed: {error}"))
     })?;
+    // The program runs; without the figures if there is no thread for them.
+    let _served = metrics.and_then(|(address, page)| address.serve(page).ok());
     let mut tree = Tree::new(pid.unsigned_abs(), onlooker.library, onlooker.directory);
     loop {
         let Some(signal) = signals.next(watchers.rest(&tree)).map_err(failed)? else {

@@ -309,12 +309,17 @@ pub(crate) fn running(directory: &Path, run: u32) -> Vec<StatsFile> {
     files
 }
 
-/// The files of the run `run` whose processes started at `since` clock ticks or later. Files of
-/// processes that have ended are removed; children that still run keep theirs.
-pub(crate) fn take_run(directory: &Path, run: u32, since: u64) -> Vec<StatsFile> {
+/// The files of the run `run` whose processes started at `since` clock ticks or later, running or not.
+pub(crate) fn of_run(directory: &Path, run: u32, since: u64) -> Vec<StatsFile> {
     let mut files = list(directory);
     // A file of an earlier run with the same PID is older than this process.
     files.retain(|file| file.run() == u64::from(run) && file.start_ticks() >= since);
+    files
+}
+
+/// The same; files of processes that have ended are removed, and children that still run keep theirs.
+pub(crate) fn take_run(directory: &Path, run: u32, since: u64) -> Vec<StatsFile> {
+    let files = of_run(directory, run, since);
     files.iter().filter(|file| !file.live).for_each(StatsFile::remove);
     files
 }

@@ -15,6 +15,7 @@ use zfolio_pager::spill::Site;
 
 use super::list::Column;
 use crate::arguments::{parse_unit, parse_write_budget};
+use crate::metrics::parse_metrics;
 
 /// Arguments of `zfolio device`.
 #[derive(Args, Debug)]
@@ -325,14 +326,6 @@ fn parse_recompress(given: &str) -> Result<Recompress, String> {
 
 fn parse_address(given: &str) -> Result<Address, String> {
     given.parse()
-}
-
-fn parse_metrics(given: &str) -> Result<SocketAddr, String> {
-    let numbers = given.strip_prefix("localhost:").map(|port| format!("127.0.0.1:{port}"));
-    let address = numbers.as_deref().unwrap_or(given).parse().ok();
-    address.filter(|address: &SocketAddr| address.ip().is_loopback()).ok_or_else(|| {
-        format!("'{given}' is not an address of this machine; accepted: localhost:PORT, 127.0.0.1:PORT, [::1]:PORT")
-    })
 }
 
 /// Which of them there are the disk says.

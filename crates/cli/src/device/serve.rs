@@ -24,6 +24,7 @@ use zfolio_sys::{files, process};
 use super::arguments::AddArgs;
 use super::{directory, saved, socket};
 use crate::failure::Failure;
+use crate::metrics::take;
 
 /// How long a turn of the main loop takes at most.
 const TURN_MS: u16 = 200;
@@ -227,11 +228,11 @@ fn serve_metrics(
     ram: &Arc<Ram>,
     server: &Arc<Server>,
 ) -> Result<Option<Metrics>, Failure> {
-    let Some(address) = arguments.metrics else { return Ok(None) };
+    let Some(taken) = take(arguments.metrics)? else { return Ok(None) };
     let (name, ram, server) = (arguments.name.clone(), Arc::clone(ram), Arc::clone(server));
     let page = move || metrics::of_disk(&name, &ram, server.counts());
-    let started = Metrics::start(address, Box::new(page));
-    started.map(Some).map_err(|error| Failure::machine(format!("--metrics: {address}: {error}")))
+    let started = taken.serve(Box::new(page));
+    started.map(Some).map_err(|error| Failure::machine(format!("--metrics: {error}")))
 }
 
 /// What a client is given to connect.

@@ -123,6 +123,11 @@ impl Supervisor {
         Duration::from_nanos(next_ns.saturating_sub(clock::monotonic_ns()))
     }
 
+    /// The ledger of the run.
+    pub(super) fn ledger(&self) -> &'static Ledger {
+        self.ledger
+    }
+
     /// The limit that the processes share.
     pub(super) fn limit_bytes(&self) -> u64 {
         self.ledger.total_bytes()

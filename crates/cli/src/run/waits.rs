@@ -8,8 +8,45 @@ use crate::duration;
 /// Reasons of less than this part of the whole wait are not told.
 const TOLD_SHARE: u64 = 20;
 
+/// What a thread waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Reason {
+    Disk,
+    Decompress,
+    Room,
+    Queue,
+    Lock,
+    Pages,
+}
+
+impl Reason {
+    /// In words.
+    fn text(self) -> &'static str {
+        match self {
+            Reason::Disk => "for the disk",
+            Reason::Decompress => "decompressing",
+            Reason::Room => "making room",
+            Reason::Queue => "behind other faults",
+            Reason::Lock => "behind reclaim or prefetch",
+            Reason::Pages => "moving and clearing pages",
+        }
+    }
+
+    /// In one word, for a label.
+    pub(super) fn label(self) -> &'static str {
+        match self {
+            Reason::Disk => "disk",
+            Reason::Decompress => "decompress",
+            Reason::Room => "room",
+            Reason::Queue => "queue",
+            Reason::Lock => "lock",
+            Reason::Pages => "pages",
+        }
+    }
+}
+
 /// The reasons of a wait with their nanoseconds, the longest first. The sum is that of the whole wait.
-fn reasons(figures: &Figures) -> [(u64, &'static str); 6] {
+pub(super) fn reasons(figures: &Figures) -> [(u64, Reason); 6] {
     let mut left = of(&figures.stall_ns);
     // A figure may be ahead of the whole by the fault that is just being served.
     let mut part = |figure: u64, name| {
@@ -18,13 +55,13 @@ fn reasons(figures: &Figures) -> [(u64, &'static str); 6] {
         (part, name)
     };
     let mut reasons = [
-        part(of(&figures.stall_spill_ns), "for the disk"),
-        part(of(&figures.stall_decompress_ns), "decompressing"),
-        part(of(&figures.stall_reclaim_ns), "making room"),
-        part(of(&figures.stall_queue_ns), "behind other faults"),
-        part(of(&figures.stall_lock_ns), "behind reclaim or prefetch"),
+        part(of(&figures.stall_spill_ns), Reason::Disk),
+        part(of(&figures.stall_decompress_ns), Reason::Decompress),
+        part(of(&figures.stall_reclaim_ns), Reason::Room),
+        part(of(&figures.stall_queue_ns), Reason::Queue),
+        part(of(&figures.stall_lock_ns), Reason::Lock),
         // The rest.
-        part(u64::MAX, "moving and clearing pages"),
+        part(u64::MAX, Reason::Pages),
     ];
     reasons.sort_by_key(|(time, _)| std::cmp::Reverse(*time));
     reasons
@@ -35,8 +72,9 @@ pub(super) fn text(figures: &Figures) -> String {
     let reasons = reasons(figures);
     let whole: u64 = reasons.iter().map(|(time, _)| time).sum();
     let told = reasons.iter().filter(|(time, _)| *time > whole / TOLD_SHARE);
-    let told: Vec<String> =
-        told.map(|(time, name)| format!("{} {name}", duration::display(*time))).collect();
+    let told: Vec<String> = told
+        .map(|(time, reason)| format!("{} {}", duration::display(*time), reason.text()))
+        .collect();
     told.join(", ")
 }
 

@@ -10,6 +10,7 @@ mod device;
 mod dict;
 mod install;
 mod manual;
+mod metrics;
 mod options;
 mod refusals;
 mod run;

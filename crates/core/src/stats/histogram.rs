@@ -45,6 +45,13 @@ impl Histogram {
         self.buckets.iter().map(|bucket| bucket.load(Relaxed)).sum()
     }
 
+    /// How many of the values are less than 2^`power`, of which `power` is 3 at least.
+    #[must_use]
+    pub fn count_below(&self, power: u32) -> u64 {
+        let end = (power as usize * 4).min(BUCKETS);
+        self.buckets[..end].iter().map(|bucket| bucket.load(Relaxed)).sum()
+    }
+
     /// The sum of the values, within 13 %: each counts as the middle of its bucket.
     #[must_use]
     pub fn sum(&self) -> u64 {
@@ -80,6 +87,14 @@ impl Histogram {
 #[cfg(test)]
 mod tests {
     use super::Histogram;
+
+    #[test]
+    fn values_below_a_power_are_exact() {
+        let histogram = Histogram::default();
+        [0, 7, 8, 1023, 1024, 1025, u64::MAX].iter().for_each(|value| histogram.add(*value));
+        let below = [3, 10, 11, 64, 99].map(|power| histogram.count_below(power));
+        assert_eq!(below, [2, 4, 6, 7, 7]);
+    }
 
     #[test]
     fn quantile_is_within_its_bucket() {

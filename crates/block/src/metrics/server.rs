@@ -1,0 +1,224 @@
+//! The page over HTTP. Whoever connects gets it; the address is this machine's.
+//!
+//! # Concurrency
+//!
+//! One thread serves one connection after the other. A client that has not sent its request and taken the page after
+//! two seconds is left.
+
+use std::io::{self, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use zfolio_sys::clock;
+use zfolio_sys::eventfd::EventFd;
+
+/// The longest request that is read.
+const REQUEST_BYTES_MAX: usize = 8 << 10;
+
+/// The time that a client has.
+const PATIENCE_NS: u64 = 2_000_000_000;
+
+/// The pause after no connection could be accepted: no descriptor is left, or no memory.
+const REST: Duration = Duration::from_millis(50);
+
+/// What makes the page.
+pub type Page = Box<dyn Fn() -> String + Send>;
+
+/// A page that is served. Dropping it ends that: a client that is being served may still get its page.
+#[derive(Debug)]
+pub struct Metrics {
+    address: SocketAddr,
+    end: Arc<EventFd>,
+}
+
+/// An address at which nothing is served yet.
+#[derive(Debug)]
+pub struct Address {
+    listener: TcpListener,
+    address: SocketAddr,
+}
+
+impl Address {
+    /// Takes an address of this machine.
+    ///
+    /// # Errors
+    ///
+    /// `PermissionDenied`: the address is not this machine's alone. Others: the system's.
+    pub fn take(address: SocketAddr) -> io::Result<Address> {
+        if !address.ip().is_loopback() {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        let listener = TcpListener::bind(address)?;
+        let address = listener.local_addr()?;
+        Ok(Address { listener, address })
+    }
+
+    /// Where that is, with the port that the system chose for port 0.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves what `page` returns, on a thread.
+    ///
+    /// # Errors
+    ///
+    /// The system's: there is no thread or descriptor.
+    pub fn serve(self, page: Page) -> io::Result<Metrics> {
+        let Address { listener, address } = self;
+        listener.set_nonblocking(true)?;
+        let end = Arc::new(EventFd::new()?);
+        let for_thread = Arc::clone(&end);
+        let thread = std::thread::Builder::new().name("metrics".to_owned());
+        thread.spawn(move || serve(&listener, &for_thread, &page))?;
+        Ok(Metrics { address, end })
+    }
+}
+
+/// Serves until the end is rung.
+fn serve(listener: &TcpListener, end: &EventFd, page: &Page) {
+    loop {
+        let mut waited = [
+            PollFd::from_borrowed_fd(end.file(), PollFlags::IN),
+            PollFd::new(listener, PollFlags::IN),
+        ];
+        poll(&mut waited, None).ok();
+        if end.wait(0) {
+            return;
+        }
+        match listener.accept() {
+            // A client that is gone gets no page.
+            Ok((stream, _)) => _ = answer(stream, page).ok(),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(_) => std::thread::sleep(REST),
+        }
+    }
+}
+
+impl Metrics {
+    /// Where it is served, with the port that the system chose for port 0.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for Metrics {
+    fn drop(&mut self) {
+        self.end.ring();
+    }
+}
+
+/// A client, and until when it is served.
+struct Client {
+    stream: TcpStream,
+    until_ns: u64,
+}
+
+impl Client {
+    /// What is left of its time.
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left_ns = self.until_ns.saturating_sub(clock::monotonic_ns());
+        if left_ns == 0 {
+            Err(io::ErrorKind::TimedOut.into())
+        } else {
+            Ok(Some(Duration::from_nanos(left_ns)))
+        }
+    }
+
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.read(bytes)
+    }
+
+    fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            self.stream.set_write_timeout(self.left()?)?;
+            let written = self.stream.write(bytes)?;
+            bytes = &bytes[written..];
+        }
+        Ok(())
+    }
+}
+
+/// Reads a request, and answers it.
+fn answer(stream: TcpStream, page: &Page) -> io::Result<()> {
+    stream.set_nonblocking(false)?;
+    let mut client = Client { stream, until_ns: clock::monotonic_ns() + PATIENCE_NS };
+    let (mut request, mut length) = (vec![0; REQUEST_BYTES_MAX], 0);
+    while length < request.len() && !request[..length].windows(4).any(|end| end == b"\r\n\r\n") {
+        match client.read(&mut request[length..])? {
+            0 => break,
+            bytes => length += bytes,
+        }
+    }
+    let line = request[..length].split(|byte| *byte == b'\r').next().unwrap_or(&[]);
+    let mut words = line.split(|byte| *byte == b' ');
+    let (method, path) = (words.next().unwrap_or(&[]), words.next().unwrap_or(&[]));
+    let path = path.split(|byte| *byte == b'?').next().unwrap_or(&[]);
+    let (status, body) = match (method, path) {
+        (b"GET" | b"HEAD", b"/metrics" | b"/") => ("200 OK", page()),
+        (b"GET" | b"HEAD", _) => ("404 Not Found", "accepted: /metrics\n".to_owned()),
+        _ => ("405 Method Not Allowed", "accepted: GET\n".to_owned()),
+    };
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n\
+         Content-Length: {}\r\nConnection: close\r\n\r\n",
+        body.len()
+    );
+    client.write_all(head.as_bytes())?;
+    if method != b"HEAD" {
+        client.write_all(body.as_bytes())?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpStream;
+
+    use super::{Address, Metrics};
+
+    fn get(metrics: &Metrics, request: &str) -> String {
+        let mut stream = TcpStream::connect(metrics.address()).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut reply = String::new();
+        stream.read_to_string(&mut reply).unwrap();
+        reply
+    }
+
+    /// Goal: only GET and HEAD of the page are answered with it, odd requests end their connection alone, and no other
+    /// machine is served.
+    #[test]
+    fn requests_are_answered() {
+        let refused = Address::take("0.0.0.0:0".parse().unwrap());
+        assert_eq!(refused.unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
+        let taken = Address::take("127.0.0.1:0".parse().unwrap()).unwrap();
+        let metrics = taken.serve(Box::new(|| "a 1\n".to_owned())).unwrap();
+        let good = get(&metrics, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+        assert!(
+            good.starts_with("HTTP/1.1 200 OK\r\n") && good.ends_with("\r\n\r\na 1\n"),
+            "{good}"
+        );
+        assert!(good.contains("Content-Length: 4\r\n"));
+        let head = get(&metrics, "HEAD / HTTP/1.0\r\n\r\n");
+        assert!(head.contains("Content-Length: 4\r\n") && head.ends_with("\r\n\r\n"), "{head}");
+        assert!(get(&metrics, "GET /x HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
+        assert!(get(&metrics, "POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405 "));
+        assert!(get(&metrics, "\r\n\r\n").starts_with("HTTP/1.1 405 "));
+        // Longer than any request that is read: the rest is not waited for.
+        let mut long = TcpStream::connect(metrics.address()).unwrap();
+        long.write_all(&vec![b'x'; 100_000]).ok();
+        drop(long);
+        assert!(get(&metrics, "GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200 "));
+        // One that sends a byte now and then has no more time than others, and the end waits for nobody.
+        let slow = TcpStream::connect(metrics.address()).unwrap();
+        let second = Address::take(metrics.address());
+        assert_eq!(second.unwrap_err().kind(), std::io::ErrorKind::AddrInUse);
+        drop(metrics);
+        drop(slow);
+    }
+}

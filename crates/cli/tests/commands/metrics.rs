@@ -1,0 +1,72 @@
+//! `zfolio run --metrics`: figures for Prometheus over HTTP.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
+use std::process::{Command, Stdio};
+
+use crate::run::{first_line, works};
+use crate::stage::{output_of, zfolio};
+
+fn page_at(address: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).unwrap();
+    let (head, page) = reply.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 200 OK"), "{head}");
+    page.to_owned()
+}
+
+/// Goal: the figures of a run can be read while it runs, and Prometheus's own checker accepts them.
+#[test]
+fn a_run_serves_its_figures_while_it_runs() {
+    if !works() {
+        return;
+    }
+    let arguments =
+        ["run", "-l", "256M", "--metrics", "localhost:0", "--", "sh", "-c", "echo $$; read line"];
+    let mut run = zfolio(&arguments).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(run.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    let address = line.trim_end().strip_prefix("zfolio: figures for Prometheus at http://");
+    let address = address.and_then(|rest| rest.strip_suffix("/metrics")).expect(&line).to_owned();
+    first_line(&mut run);
+    let page = page_at(&address);
+    assert!(page.contains("\nzfolio_run_limit_bytes 268435456\n"), "{page}");
+    assert!(page.contains("\nzfolio_run_processes{command=\"sh\"} 1\n"), "{page}");
+    let taken = output_of(&["run", "--metrics", &address, "--", "echo", "never"]);
+    assert_eq!(
+        (taken.0, taken.1.as_str(), taken.2.lines().count()),
+        (Some(125), "", 1),
+        "{}",
+        taken.2
+    );
+    drop(run.stdin.take());
+    // Its reader of standard error is gone, which changes nothing.
+    run.wait().unwrap();
+    assert!(TcpStream::connect(&address).is_err(), "it ends with the run");
+    check(&page);
+}
+
+/// Has `promtool` check a page.
+fn check(page: &str) {
+    let mut promtool = Command::new("promtool");
+    promtool.args(["check", "metrics"]).stdin(Stdio::piped()).stderr(Stdio::piped());
+    let promtool = promtool.spawn();
+    let Ok(mut promtool) = promtool else {
+        return eprintln!("SKIPPED: promtool (package prometheus) is not installed");
+    };
+    promtool.stdin.take().unwrap().write_all(page.as_bytes()).unwrap();
+    let output = promtool.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Goal: only this machine is served, and what is wrong is told in one line before the program starts.
+#[test]
+fn other_addresses_are_refused() {
+    for wrong in ["0.0.0.0:9100", "localhost", "9100", "example.org:80"] {
+        let (code, out, err) = output_of(&["run", "--metrics", wrong, "--", "echo", "never"]);
+        assert_eq!((code, out.as_str()), (Some(2), ""), "{err}");
+        assert!(err.contains("accepted: localhost:PORT"), "{err}");
+    }
+}
