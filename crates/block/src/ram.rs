@@ -255,6 +255,7 @@ impl Ram {
     }
 
     fn write_back(&self, writes_back: &WritesBack, began: u64, until: u64) {
+        self.zram.tidy();
         while clock::monotonic_ns() < until && self.zram.write_ahead() {}
         if began < writes_back.rests_until_ns.load(Relaxed) {
             return;

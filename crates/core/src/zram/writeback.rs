@@ -56,6 +56,9 @@ const ROOM_TRIES: u32 = 256;
 /// Memory that is kept free below the limit, as a part of it.
 const AHEAD_PART: u64 = 16;
 
+/// How often [`Zram::tidy`] lets the backing forget some of what was discarded: 64 MiB of an area in all.
+const TIDY_CALLS: usize = 8;
+
 /// How many slots [`Zram::write_back_old`] looks at in one call.
 const LOOKS_MAX: usize = 4096;
 
@@ -326,6 +329,15 @@ impl<S: PageSource> Zram<S> {
         turn.is_round = self.table.slots(next, UNITS_MAX).next().is_none();
         writeback.hand.store(if turn.is_round { 0 } else { next }, Relaxed);
         turn
+    }
+
+    /// Handles what the backing has completed, and lets it forget what was discarded. The device's owner calls this now
+    /// and then.
+    pub fn tidy(&self) {
+        // Each lets a few clusters of an area go.
+        for _ in 0..TIDY_CALLS {
+            self.store.write_back_chosen(&[]);
+        }
     }
 
     /// Writes back what was used least lately, some units, if memory is near its limit. Returns whether it wrote any,
