@@ -367,7 +367,8 @@ fn a_file_that_is_damaged_is_one_line() {
     fs::write(bad, "a letter").unwrap();
     refused(&["--load", bad], 125, "not a saved disk");
     refused(&["--load", "/nowhere"], 2, "--load: '/nowhere': No such file");
-    refused(&["--load", "/"], 2, "--load: '/': Is a directory");
+    refused(&["--load", "/"], 2, "--load: '/': not a file");
+    refused(&["--load", "/dev/zero"], 2, "--load: '/dev/zero': not a file");
     for option in
         [["--size", "8M"], ["--unit", "4K"], ["--algorithm", "lz4"], ["--recompress", "none"]]
     {
