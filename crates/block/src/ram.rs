@@ -255,6 +255,7 @@ impl Ram {
     }
 
     fn write_back(&self, writes_back: &WritesBack, began: u64, until: u64) {
+        self.zram.tidy();
         while clock::monotonic_ns() < until && self.zram.write_ahead() {}
         if began < writes_back.rests_until_ns.load(Relaxed) {
             return;
@@ -350,7 +351,7 @@ impl Device for Ram {
 mod tests {
     use crate::attributes;
     use crate::device::Device as _;
-    use crate::testing::ram;
+    use crate::testing::{ram, written_back};
 
     /// Goal: a unit that was not used for the disk's age is recompressed by itself, sooner if memory is short, and the
     /// figures say so.
@@ -373,5 +374,31 @@ mod tests {
         let mut found = vec![0; 4096];
         ram.read(0, &mut found).unwrap();
         assert!(found == letters);
+    }
+
+    /// Goal: near its limit a disk makes room by itself, and the ages of both policies shrink alike.
+    #[test]
+    fn room_is_made_by_itself() {
+        let ram = written_back(ram(4 << 20, &["lz4", "zstd"]));
+        assert_eq!((ram.backing_name(), ram.writeback_age_s()), ("memory", 600));
+        let mut word = 1_u64;
+        let mut noise = vec![0; 2 << 20];
+        for byte in &mut noise {
+            word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            *byte = (word >> 56) as u8;
+        }
+        ram.write(0, &noise).unwrap();
+        ram.work(1_000_000_000);
+        assert_eq!(ram.zram().writeback_stat().room_units, 0, "there is no limit");
+        let used = ram.zram().mm_stat().mem_used_total;
+        ram.zram().set_mem_limit(used);
+        assert_eq!((ram.age_s(), ram.writeback_age_s()), (10, 10));
+        ram.work(1_000_000_000);
+        let stat = ram.zram().mm_stat();
+        assert!(stat.mem_used_total <= used - used / 16, "{stat:?}");
+        assert!(ram.zram().writeback_stat().room_units > 0);
+        let mut found = vec![0; noise.len()];
+        ram.read(0, &mut found).unwrap();
+        assert!(found == noise);
     }
 }

@@ -132,6 +132,11 @@ pub type SavedDisk = Reader<BufReader<File>>;
 ///
 /// See [`FormatError`].
 pub fn open(path: &Path) -> Result<SavedDisk, FormatError> {
+    // Nobody could end a load that waits for the other end of a pipe.
+    if !fs::metadata(path).map_err(FormatError::Io)?.is_file() {
+        let why = "not a file";
+        return Err(FormatError::Io(io::Error::new(io::ErrorKind::InvalidInput, why)));
+    }
     let file = File::open(path).map_err(FormatError::Io)?;
     Reader::open(BufReader::with_capacity(BUFFER_BYTES, file))
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Output, Stdio};
@@ -11,7 +11,7 @@ use std::time::Duration;
 use zfolio_core::testing::{Random, seed};
 
 use crate::run::first_line;
-use crate::stage::{kill, output_of, scratch, zfolio};
+use crate::stage::{kill, output_of, scratch, wait_for, zfolio};
 
 /// A disk that this process serves in a child, which is killed when this is dropped.
 pub(crate) struct Served {
@@ -178,6 +178,32 @@ fn a_disk_writes_back_what_memory_has_no_room_for() {
     assert!(output.status.success() && err.contains("32M of contents are dropped"), "{err}");
 }
 
+/// Goal: what is discarded gives its room on the disk back, although nothing is written any more.
+#[test]
+fn what_is_discarded_frees_its_file() {
+    const TRIM: u16 = 4;
+    let place = place(",size=64M");
+    let disk =
+        Served::start("trimmed", &["--size", "64M", "--mem-limit", "2M", "--writeback", &place]);
+    let (mut client, mut random) = (disk.client(), Random::new(seed()));
+    for at in 0..128 {
+        assert_eq!(client.write(at << 18, &random.bytes(256 << 10)).unwrap(), 0);
+    }
+    let pid = disk.child.as_ref().expect("it runs").id();
+    let room = || -> u64 {
+        let files =
+            fs::read_dir(format!("/proc/{pid}/fd")).unwrap().map(|file| file.unwrap().path());
+        let is_gone = |file: &PathBuf| {
+            fs::read_link(file).is_ok_and(|target| target.to_string_lossy().ends_with("(deleted)"))
+        };
+        files.filter(is_gone).map(|file| fs::metadata(file).unwrap().blocks() * 512).sum()
+    };
+    assert!(room() > 28 << 20, "{} bytes", room());
+    assert_eq!(client.request(TRIM, 0, 32 << 20, &[]).unwrap(), 0);
+    wait_for("the file to shrink", || room() < 8 << 20);
+    assert_eq!(disk.columns("bd_stat")[0], 0);
+}
+
 /// Goal: a disk that is killed leaves nothing at the place that it has written to.
 #[test]
 fn a_killed_disk_leaves_nothing_on_its_place() {
@@ -341,7 +367,8 @@ fn a_file_that_is_damaged_is_one_line() {
     fs::write(bad, "a letter").unwrap();
     refused(&["--load", bad], 125, "not a saved disk");
     refused(&["--load", "/nowhere"], 2, "--load: '/nowhere': No such file");
-    refused(&["--load", "/"], 2, "--load: '/': Is a directory");
+    refused(&["--load", "/"], 2, "--load: '/': not a file");
+    refused(&["--load", "/dev/zero"], 2, "--load: '/dev/zero': not a file");
     for option in
         [["--size", "8M"], ["--unit", "4K"], ["--algorithm", "lz4"], ["--recompress", "none"]]
     {

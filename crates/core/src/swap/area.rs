@@ -36,7 +36,7 @@ pub(super) struct Area {
     is_draining: AtomicBool,
     /// The last write failed: others come first.
     rests: AtomicBool,
-    /// A transfer was begun since the disk was last flushed.
+    /// A transfer or a discard was begun since the disk was last flushed.
     is_dirty: AtomicBool,
     /// Objects that are there, and their bytes.
     pub(super) objects: AtomicU64,
@@ -254,6 +254,10 @@ impl Area {
         for cluster in clusters.into_iter().take(count) {
             self.disk.discard(u64::from(cluster.start), cluster.len() as u64);
             self.slots.discarded(cluster);
+        }
+        if count > 0 {
+            // The next flush sends that on its way, also if no transfer is begun.
+            self.is_dirty.store(true, Relaxed);
         }
         count
     }

@@ -19,7 +19,7 @@
 //! - `WB-1` Nobody waits for the backing while he holds a slot.
 //! - `WB-2` While `writeback_limit` is enabled, no more is written than it has left: each batch reserves what its
 //!   objects take at most, and pays what they took. The same holds for the budget, which bounds only what the device
-//!   writes by itself.
+//!   writes by itself. (What a stuck backing writes later is paid later.)
 //! - `WB-3` No wait is longer than [`STUCK_PAUSES`] pauses in which the backing ends nothing. Then the units stay in the
 //!   pool, unless their writes end later.
 
@@ -55,6 +55,9 @@ const ROOM_TRIES: u32 = 256;
 
 /// Memory that is kept free below the limit, as a part of it.
 const AHEAD_PART: u64 = 16;
+
+/// How often [`Zram::tidy`] lets the backing forget some of what was discarded: 64 MiB of an area in all.
+const TIDY_CALLS: usize = 8;
 
 /// How many slots [`Zram::write_back_old`] looks at in one call.
 const LOOKS_MAX: usize = 4096;
@@ -328,6 +331,15 @@ impl<S: PageSource> Zram<S> {
         turn
     }
 
+    /// Handles what the backing has completed, and lets it forget what was discarded. The device's owner calls this now
+    /// and then.
+    pub fn tidy(&self) {
+        // Each lets a few clusters of an area go.
+        for _ in 0..TIDY_CALLS {
+            self.store.write_back_chosen(&[]);
+        }
+    }
+
     /// Writes back what was used least lately, some units, if memory is near its limit. Returns whether it wrote any,
     /// and so may be called again at once.
     pub fn write_ahead(&self) -> bool {
@@ -363,7 +375,7 @@ impl<S: PageSource> Zram<S> {
     }
 
     /// Has the store write back what was used least lately, and waits until some of it has left the pool, by this call
-    /// or another one. False: nothing has. The caller holds no lock (`WB-1`).
+    /// or another one, or all of it where limit or budget have to be paid (`WB-2`). False: nothing has. The caller holds no lock (`WB-1`).
     fn write_for_room(&self) -> bool {
         let Some(writeback) = &self.writeback else { return false };
         let unit_bytes = self.unit.bytes() as u64;
@@ -377,8 +389,12 @@ impl<S: PageSource> Zram<S> {
             Ok(units) if units > 0 => self.store.write_back(units).written,
             _ => 0,
         };
-        let stop = self.wait_while(|| has_left() == before && self.store.in_flight().1 > 0);
+        // What is bounded is paid before the reservation ends.
+        let is_bounded = writeback.is_limited.load(Relaxed) || !writeback.budget.budget().is_none();
+        let waits = || has_left() == before || is_bounded;
+        let stop = self.wait_while(|| waits() && self.store.in_flight().1 > 0);
         self.charge(writeback);
+        drop(reserved);
         stop.is_none() && (written > 0 || has_left() > before)
     }
 

@@ -166,6 +166,33 @@ fn a_full_memory_goes_to_the_backing_first() {
     (stored / 2..stored).for_each(|at| assert!(read(&disk, at) == bytes(at, PAGE)));
 }
 
+/// Goal: `WB-2` holds for what makes room too, also when several clients want some at once.
+#[test]
+fn the_limit_of_writes_is_kept_under_pressure() {
+    for bound in ["limit", "budget"] {
+        let budget = if bound == "budget" { "1M" } else { "none" };
+        let disk = disk_on(Box::new(Sealed::new(64 << 20)), 0, 4096, budget);
+        disk.set_mem_limit(1 << 20);
+        if bound == "limit" {
+            disk.set_writeback_limit(256);
+            disk.enable_writeback_limit(true);
+        }
+        let disk = &disk;
+        let stored = move |first: u64| {
+            let write = |at: &u64| disk.write(0, *at << 12, &bytes(*at, PAGE)).is_ok();
+            (first..4096).step_by(3).take_while(write).count()
+        };
+        let stored: usize = std::thread::scope(|scope| {
+            let clients = [0, 1, 2].map(|first| scope.spawn(move || stored(first)));
+            clients.into_iter().map(|client| client.join().unwrap()).sum()
+        });
+        let written = disk.bd_stat().bd_writes;
+        assert!((240..=256).contains(&written), "{bound}: {written} pages");
+        assert!((400..520).contains(&stored), "{bound}: {stored} units");
+        assert!(disk.writeback_limit() <= 256 - written || bound == "budget");
+    }
+}
+
 /// Goal: near the limit room is made ahead of the writes, without a request.
 #[test]
 fn room_is_made_ahead() {
