@@ -122,8 +122,8 @@ impl Sites {
         let Site { path, bytes, priority } = site;
         let path: &Path = &std::path::absolute(path).unwrap_or_else(|_| path.clone());
         let bytes = bytes.map_or_else(|| room(path).map_err(PlaceError::Path), Ok)?.min(BYTES_MAX);
-        // Any thread of the process may begin a transfer, and wait for something else then.
-        New::open(path, *priority, bytes - bytes % SLOT_BYTES as u64, Sender::Thread, ended)
+        // All threads of the process are its own, and bear a system call that ends with EINTR.
+        New::open(path, *priority, bytes - bytes % SLOT_BYTES as u64, Sender::Caller, ended)
     }
 
     /// What the store is given.
