@@ -8,11 +8,11 @@ use crate::run::{first_line, works};
 use crate::stage::{output_of, zfolio};
 
 fn page_at(address: &str) -> String {
-    let mut stream = TcpStream::connect(address).unwrap();
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").expect("it reads");
     let mut reply = String::new();
-    stream.read_to_string(&mut reply).unwrap();
-    let (head, page) = reply.split_once("\r\n\r\n").unwrap();
+    stream.read_to_string(&mut reply).expect("it answers");
+    let (head, page) = reply.split_once("\r\n\r\n").expect("a head and a page");
     assert!(head.starts_with("HTTP/1.1 200 OK"), "{head}");
     page.to_owned()
 }
@@ -56,8 +56,8 @@ fn check(page: &str) {
     let Ok(mut promtool) = promtool else {
         return eprintln!("SKIPPED: promtool (package prometheus) is not installed");
     };
-    promtool.stdin.take().unwrap().write_all(page.as_bytes()).unwrap();
-    let output = promtool.wait_with_output().unwrap();
+    promtool.stdin.take().expect("piped").write_all(page.as_bytes()).expect("it reads");
+    let output = promtool.wait_with_output().expect("our child");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
