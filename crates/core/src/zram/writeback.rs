@@ -375,7 +375,8 @@ impl<S: PageSource> Zram<S> {
     }
 
     /// Has the store write back what was used least lately, and waits until some of it has left the pool, by this call
-    /// or another one, or all of it where limit or budget have to be paid (`WB-2`). False: nothing has. The caller holds no lock (`WB-1`).
+    /// or another one, or all of it where limit or budget have to be paid (`WB-2`). False: nothing has. The caller
+    /// holds no lock (`WB-1`).
     fn write_for_room(&self) -> bool {
         let Some(writeback) = &self.writeback else { return false };
         let unit_bytes = self.unit.bytes() as u64;
