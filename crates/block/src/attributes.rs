@@ -7,10 +7,11 @@
 //! write   mem_used_max compact idle recompress reset writeback
 //! ```
 //!
-//! `policy_stat` and `writeback_stat` are not the kernel's, which has no policy. The former: the age in seconds at which
-//! units are recompressed now, how many were tried, how many shrank, and by how many bytes together. The latter: the age
-//! in seconds at which units are written back now; how many units were because somebody asked, because they were old,
-//! and to make room; how many writes came to nothing; how often the budget was used up.
+//! `policy_stat` and `writeback_stat` are not the kernel's, which has no policy. `policy_stat`: the age in seconds at
+//! which units are recompressed now, how many were tried, how many shrank, and by how many bytes together.
+//! `writeback_stat`: the age in seconds at which units are written back now; how many units were written because
+//! somebody asked, because they were old, and to make room; how many writes came to nothing; how often the budget was
+//! used up.
 //!
 //! `compressed_writeback` is 1: what is written back is as compressed as it is in memory.
 
@@ -357,6 +358,8 @@ fn recompression(ram: &Ram, given: &str) -> Result<Recompression, Refusal> {
 
 #[cfg(test)]
 mod tests {
+    use zfolio_core::testing::Random;
+
     use super::{READABLE, Refusal, WRITABLE, read, write};
     use crate::device::Device as _;
     use crate::testing::{ram, written_back};
@@ -428,12 +431,7 @@ mod tests {
     fn units_are_written_back_as_asked() {
         let ram = written_back(ram(1 << 20, &["lz4", "zstd"]));
         assert_eq!(read(&ram, "backing_dev").unwrap(), "memory\n");
-        let mut word = 1_u64;
-        let mut noise = vec![0; 8 * 4096];
-        for byte in &mut noise {
-            word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            *byte = (word >> 56) as u8;
-        }
+        let noise = Random::new(1).bytes(8 * 4096);
         ram.write(0, &noise).unwrap();
         write(&ram, "writeback_limit_enable", "1").unwrap();
         write(&ram, "writeback_limit", "2").unwrap();

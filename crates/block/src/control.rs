@@ -20,17 +20,15 @@ use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::Errno;
 use zfolio_core::zram::Saved;
 use zfolio_sys::eventfd::EventFd;
 
 use crate::attributes::{self, Refusal};
-use crate::nbd::{Address, Listener, Unusable};
+use crate::nbd::{Address, Listener, Unusable, accept_until};
 use crate::ram::Ram;
 use crate::saved;
 
@@ -61,7 +59,8 @@ pub enum Answer {
     Failed(String),
 }
 
-/// Sends a request to the disk at `path`, and waits for the answer: for a few seconds, unless it is to write or to save.
+/// Sends a request to the disk at `path`, and waits for the answer: for a few seconds, unless the request is to write
+/// or to save.
 ///
 /// # Errors
 ///
@@ -97,7 +96,6 @@ struct Shared {
     live: AtomicUsize,
     /// Of these, those that save the disk.
     saves: AtomicUsize,
-    ends: AtomicBool,
     /// Rung when nothing more is to be accepted.
     end: EventFd,
     /// Rung when a client asks for the end.
@@ -114,8 +112,8 @@ impl Control {
         let failed = |error: io::Error| Unusable::System(path.display().to_string(), error);
         let listeners = Listener::open(&Address::Unix(path.to_owned()))?;
         let event = || EventFd::new().map_err(|error| failed(error.into()));
-        let (ends, [live, saves]) = (AtomicBool::new(false), [(); 2].map(|()| AtomicUsize::new(0)));
-        let shared = Arc::new(Shared { ram, live, saves, ends, end: event()?, stop: event()? });
+        let [live, saves] = [(); 2].map(|()| AtomicUsize::new(0));
+        let shared = Arc::new(Shared { ram, live, saves, end: event()?, stop: event()? });
         let for_thread = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("control".to_owned());
         let thread = thread.spawn(move || listeners.iter().for_each(|one| for_thread.serve(one)));
@@ -131,7 +129,6 @@ impl Control {
 
 impl Drop for Control {
     fn drop(&mut self) {
-        self.shared.ends.store(true, Relaxed);
         self.shared.end.ring();
         self.shared.ram.zram().halt();
         // A save ends without a file, which it removes.
@@ -157,17 +154,7 @@ impl Drop for Counted {
 
 impl Shared {
     fn serve(self: &Arc<Self>, listener: &Listener) {
-        while !self.ends.load(Relaxed) {
-            let waited = [self.end.file(), listener.as_fd()];
-            let mut waited = waited.map(|file| PollFd::from_borrowed_fd(file, PollFlags::IN));
-            poll(&mut waited, None).ok();
-            match listener.accept() {
-                Ok(socket) => self.begin(socket.into()),
-                Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
-                // No descriptor or memory: later.
-                Err(_) => std::thread::sleep(Duration::from_millis(50)),
-            }
-        }
+        accept_until(listener.as_fd(), &self.end, |socket| self.begin(socket.into()));
     }
 
     /// Answers a connection on a thread of its own.

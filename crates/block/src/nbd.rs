@@ -53,6 +53,7 @@ mod wire;
 
 pub use address::{Address, PORT};
 pub use exports::{EXPORTS_MAX, Exports, NAME_BYTES_MAX, Refusal};
+pub(crate) use listen::accept_until;
 pub use listen::{Listener, Unusable};
 pub use output::Output;
 pub use server::{Config, Counts, Server};

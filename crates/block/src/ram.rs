@@ -349,6 +349,8 @@ impl Device for Ram {
 
 #[cfg(test)]
 mod tests {
+    use zfolio_core::testing::Random;
+
     use crate::attributes;
     use crate::device::Device as _;
     use crate::testing::{ram, written_back};
@@ -381,12 +383,7 @@ mod tests {
     fn room_is_made_by_itself() {
         let ram = written_back(ram(4 << 20, &["lz4", "zstd"]));
         assert_eq!((ram.backing_name(), ram.writeback_age_s()), ("memory", 600));
-        let mut word = 1_u64;
-        let mut noise = vec![0; 2 << 20];
-        for byte in &mut noise {
-            word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            *byte = (word >> 56) as u8;
-        }
+        let noise = Random::new(1).bytes(2 << 20);
         ram.write(0, &noise).unwrap();
         ram.work(1_000_000_000);
         assert_eq!(ram.zram().writeback_stat().room_units, 0, "there is no limit");

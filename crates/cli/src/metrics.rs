@@ -16,7 +16,7 @@ pub(crate) fn parse_metrics(given: &str) -> Result<SocketAddr, String> {
 }
 
 /// Takes the address, if there is one.
-pub(crate) fn take(address: Option<SocketAddr>) -> Result<Option<Address>, Failure> {
+pub(crate) fn take_address(address: Option<SocketAddr>) -> Result<Option<Address>, Failure> {
     let taken = address.map(Address::take).transpose();
     taken.map_err(|error| {
         let address = address.map(|address| address.to_string()).unwrap_or_default();

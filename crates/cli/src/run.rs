@@ -52,6 +52,7 @@ use crate::allowance;
 use crate::arguments::RunArgs;
 use crate::failure::Failure;
 use crate::ledger_file;
+use crate::metrics::take_address;
 use crate::requirements;
 use crate::stats_file;
 use auto::Auto;
@@ -89,7 +90,7 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
     let preload = find_preload()?;
     requirements::check()?;
     let report = arguments.stats.as_deref().map(create_report).transpose()?;
-    let address = crate::metrics::take(arguments.metrics)?;
+    let address = take_address(arguments.metrics)?;
     if let (Some(address), false) = (&address, settings.quiet) {
         eprintln!("zfolio: figures for Prometheus at http://{}/metrics", address.address());
     }

@@ -61,8 +61,8 @@ use crate::budget::WriteBudget;
 use crate::page::{UnitOrder, same_filled};
 use crate::stats::Figures;
 use crate::store::{
-    self, Backing, Checksum, CodecId, Form, Incoming, Key, Loaded, Outcome, Outgoing, Reject,
-    Store, Ticket,
+    self, Backing, Checksum, CodecId, EntryId, Form, Incoming, Key, Loaded, Outcome, Outgoing,
+    Reject, Store, Ticket,
 };
 use crate::sync::{Guard, Mutex};
 use crate::zcomp::Zcomp;
@@ -181,7 +181,7 @@ pub struct Zram<S: PageSource> {
     hand: AtomicU64,
     /// What takes long is to return.
     is_halted: AtomicBool,
-    /// The most of `used_bytes` that anybody has seen.
+    /// The most of `used_bytes` that anybody has seen, if there is a backing.
     used_max: AtomicU64,
     /// `None`: there is no backing.
     writeback: Option<Writeback>,
@@ -420,15 +420,22 @@ impl<S: PageSource> Zram<S> {
         self.scratch[cpu % self.scratch.len()].lock()
     }
 
+    /// The ticket of a slot's unit, if that is on the backing.
+    fn away(&self, slot: &Slot) -> Option<Ticket> {
+        self.store.away(slot.entry.as_ref()?)
+    }
+
+    /// The entry of a slot's unit, if that is not on the backing, where it takes no memory.
+    fn entry_here<'s>(&self, slot: &'s Slot) -> Option<&'s EntryId> {
+        slot.entry.as_ref().filter(|entry| self.store.away(entry).is_none())
+    }
+
     /// Has the units of a read fetched together that are away: they are read by few transfers then.
     fn fetch_ahead(&self, at: u64, bytes: u64) {
         if bytes <= self.unit.bytes() as u64 || !self.store.has_away() {
             return;
         }
-        let away = |unit| {
-            let slot = self.table.get(unit)?.lock();
-            slot.entry.as_ref().and_then(|entry| self.store.away(entry))
-        };
+        let away = |unit| self.away(&self.table.get(unit)?.lock());
         let most = (FETCH_BYTES / self.unit.bytes()).max(1);
         let units = self.pieces(at, bytes).map(|(unit, _)| unit);
         self.store.fetch(units.filter_map(away).take(most), |_| true);

@@ -7,21 +7,20 @@
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, poll};
 use zfolio_sys::clock;
 use zfolio_sys::eventfd::EventFd;
+
+use crate::nbd::accept_until;
 
 /// The longest request that is read.
 const REQUEST_BYTES_MAX: usize = 8 << 10;
 
 /// The time that a client has.
 const PATIENCE_NS: u64 = 2_000_000_000;
-
-/// The pause after no connection could be accepted: no descriptor is left, or no memory.
-const REST: Duration = Duration::from_millis(50);
 
 /// What makes the page.
 pub type Page = Box<dyn Fn() -> String + Send>;
@@ -72,28 +71,12 @@ impl Address {
         let end = Arc::new(EventFd::new()?);
         let for_thread = Arc::clone(&end);
         let thread = std::thread::Builder::new().name("metrics".to_owned());
-        thread.spawn(move || serve(&listener, &for_thread, &page))?;
-        Ok(Metrics { address, end })
-    }
-}
-
-/// Serves until the end is rung.
-fn serve(listener: &TcpListener, end: &EventFd, page: &Page) {
-    loop {
-        let mut waited = [
-            PollFd::from_borrowed_fd(end.file(), PollFlags::IN),
-            PollFd::new(listener, PollFlags::IN),
-        ];
-        poll(&mut waited, None).ok();
-        if end.wait(0) {
-            return;
-        }
-        match listener.accept() {
+        thread.spawn(move || {
             // A client that is gone gets no page.
-            Ok((stream, _)) => _ = answer(stream, page).ok(),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(_) => std::thread::sleep(REST),
-        }
+            let serve = |socket: OwnedFd| _ = answer(socket.into(), &page).ok();
+            accept_until(listener.as_fd(), &for_thread, serve);
+        })?;
+        Ok(Metrics { address, end })
     }
 }
 
@@ -145,7 +128,6 @@ impl Client {
 
 /// Reads a request, and answers it.
 fn answer(stream: TcpStream, page: &Page) -> io::Result<()> {
-    stream.set_nonblocking(false)?;
     let mut client = Client { stream, until_ns: clock::monotonic_ns() + PATIENCE_NS };
     let (mut request, mut length) = (vec![0; REQUEST_BYTES_MAX], 0);
     while length < request.len() && !request[..length].windows(4).any(|end| end == b"\r\n\r\n") {
@@ -214,7 +196,7 @@ mod tests {
         long.write_all(&vec![b'x'; 100_000]).ok();
         drop(long);
         assert!(get(&metrics, "GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200 "));
-        // One that sends a byte now and then has no more time than others, and the end waits for nobody.
+        // The end does not wait for a client that sends nothing.
         let slow = TcpStream::connect(metrics.address()).unwrap();
         let second = Address::take(metrics.address());
         assert_eq!(second.unwrap_err().kind(), std::io::ErrorKind::AddrInUse);

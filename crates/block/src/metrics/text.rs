@@ -141,8 +141,8 @@ pub(super) mod tests {
 
     use super::{Durations, Text, label};
 
-    /// Goal: the page is what Prometheus reads: each metric once, with its meaning and kind before its values, names of
-    /// the allowed letters, counters that end in `_total`.
+    /// Asserts that a page is what Prometheus reads: each metric once, with its meaning and kind before its values,
+    /// names of the allowed letters, counters that end in `_total`.
     pub(in crate::metrics) fn check(page: &str) {
         let (mut seen, mut kind, mut of) = (BTreeSet::new(), "", "");
         for line in page.lines() {

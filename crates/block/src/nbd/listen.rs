@@ -10,10 +10,12 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags};
+use zfolio_sys::eventfd::EventFd;
 
 use super::address::Address;
 
@@ -22,6 +24,9 @@ const SYSTEMD_FIRST: i32 = 3;
 
 /// More sockets than any unit has.
 const SYSTEMD_MAX: i32 = 64;
+
+/// The pause of [`accept_until`] after nothing could be accepted: no descriptor is left, or no memory.
+const REST: Duration = Duration::from_millis(50);
 
 /// A socket that is listened on. A Unix socket that this value made is removed with it.
 #[derive(Debug)]
@@ -106,7 +111,7 @@ impl Listener {
 
     /// The next connection. `Err(AGAIN)`: there is none.
     pub(crate) fn accept(&self) -> Result<OwnedFd, Errno> {
-        rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC)
+        accept(self.as_fd())
     }
 
     fn new(
@@ -118,6 +123,26 @@ impl Listener {
         rustix::io::ioctl_fionbio(&socket, true).map_err(|why| system(name, why))?;
         Ok(Listener { socket, file })
     }
+}
+
+/// Accepts connections and hands each over, until the end is rung. The socket has `O_NONBLOCK`: a client may be gone
+/// before it is accepted.
+pub(crate) fn accept_until(socket: BorrowedFd<'_>, end: &EventFd, mut each: impl FnMut(OwnedFd)) {
+    while !end.wait(0) {
+        let mut waited =
+            [end.file(), socket].map(|file| PollFd::from_borrowed_fd(file, PollFlags::IN));
+        poll(&mut waited, None).ok();
+        match accept(socket) {
+            Ok(stream) => each(stream),
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
+            // No descriptor or memory: later.
+            Err(_) => std::thread::sleep(REST),
+        }
+    }
+}
+
+fn accept(socket: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    rustix::net::accept_with(socket, SocketFlags::CLOEXEC)
 }
 
 impl AsFd for Listener {

@@ -7,7 +7,7 @@ use zfolio_core::budget::WriteBudget;
 use zfolio_core::page::{PAGE_BYTES, UnitOrder};
 use zfolio_core::size::{self, parse_stall};
 use zfolio_core::zcomp::{self, Choice, Zcomp};
-use zfolio_pager::spill::{Places, PoolLimit, SPILL_BYTES_MIN};
+use zfolio_pager::spill::{self, Places, PoolLimit};
 
 use super::{Limit, Setting};
 use crate::allowance::Allowance;
@@ -43,12 +43,7 @@ pub(crate) fn parse_spill(given: &str) -> Result<(PathBuf, i32), String> {
 }
 
 pub(crate) fn parse_spill_limit(given: &str) -> Result<u64, String> {
-    let bytes = size::parse(given).map_err(|error| error.to_string())?;
-    if bytes < SPILL_BYTES_MIN {
-        let least = size::display(SPILL_BYTES_MIN);
-        return Err(format!("'{given}' is too small; accepted: {least} or more"));
-    }
-    Ok(bytes)
+    spill::parse_bytes(given)
 }
 
 pub(crate) fn parse_percent(given: &str) -> Result<u8, String> {

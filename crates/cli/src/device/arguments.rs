@@ -190,8 +190,8 @@ pub(crate) struct Columns(pub(super) Vec<Column>);
 
 /// Arguments of `zfolio device stat`.
 #[derive(Args, Debug)]
-#[command(
-    after_help = "Attributes: backing_dev, bd_stat, block_state, comp_algorithm, compressed_writeback, debug_stat, disksize,
+#[command(after_help = "\
+Attributes: backing_dev, bd_stat, block_state, comp_algorithm, compressed_writeback, debug_stat, disksize,
 initstate, io_stat, max_comp_streams, mem_limit, mm_stat, recomp_algorithm, writeback_batch_size, writeback_limit,
 writeback_limit_enable: the kernel's documentation of zram has their columns;
 policy_stat: age in seconds at which units are recompressed now; units tried, units that shrank, bytes saved;
@@ -200,8 +200,7 @@ were old, and to make room; writes that came to nothing; how often the budget wa
 
 Examples:
   zfolio device stat cache
-  zfolio device stat cache mm_stat"
-)]
+  zfolio device stat cache mm_stat")]
 pub(crate) struct StatArgs {
     /// The disk
     #[arg(value_name = "NAME", value_parser = parse_name)]

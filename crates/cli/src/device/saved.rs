@@ -2,15 +2,13 @@
 
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
 
 use zfolio_block::control::REQUEST_BYTES_MAX;
-use zfolio_block::ram::{self, Ram, Unmade};
+use zfolio_block::ram::Ram;
 use zfolio_block::saved::{self, SavedDisk};
 use zfolio_core::size;
-use zfolio_core::zram::{FormatError, Header, LoadError};
-use zfolio_pager::PoolMappings;
+use zfolio_core::zram::{FormatError, LoadError};
 use zfolio_sys::probe::child::Signals;
 
 use super::arguments::SaveArgs;
@@ -60,19 +58,6 @@ pub(super) fn open(path: &Path) -> Result<SavedDisk, Failure> {
         }
         error => unloaded(path, &error.into()),
     })
-}
-
-/// An empty disk of what the saved one was made of.
-///
-/// # Errors
-///
-/// See [`Ram::with_key`].
-pub(super) fn make(
-    header: &Header,
-    config: &ram::Config,
-    report: ram::Report,
-) -> Result<Ram, Unmade> {
-    Ram::with_key(config, header.key.clone(), Arc::new(PoolMappings::default()), report)
 }
 
 /// Fills a disk with the contents of a saved one. A signal that ends a disk ends that too.

@@ -24,7 +24,7 @@ use zfolio_sys::{files, process};
 use super::arguments::AddArgs;
 use super::{directory, saved, socket};
 use crate::failure::Failure;
-use crate::metrics::take;
+use crate::metrics::take_address;
 
 /// How long a turn of the main loop takes at most.
 const TURN_MS: u16 = 200;
@@ -144,9 +144,10 @@ fn make(arguments: &AddArgs, loaded: Option<&SavedDisk>) -> Result<Ram, Failure>
             say(&format!("disk {name}: {error}"));
         }
     };
+    let (source, report) = (Arc::new(PoolMappings::default()), Box::new(report));
     let made = match header {
-        Some(header) => saved::make(header, &config, Box::new(report)),
-        None => Ram::new(&config, Arc::new(PoolMappings::default()), Box::new(report)),
+        Some(header) => Ram::with_key(&config, header.key.clone(), source, report),
+        None => Ram::new(&config, source, report),
     };
     made.map_err(|error| match error {
         Unmade::Size => Failure::argument(format!(
@@ -228,10 +229,10 @@ fn serve_metrics(
     ram: &Arc<Ram>,
     server: &Arc<Server>,
 ) -> Result<Option<Metrics>, Failure> {
-    let Some(taken) = take(arguments.metrics)? else { return Ok(None) };
+    let Some(address) = take_address(arguments.metrics)? else { return Ok(None) };
     let (name, ram, server) = (arguments.name.clone(), Arc::clone(ram), Arc::clone(server));
     let page = move || metrics::of_disk(&name, &ram, server.counts());
-    let started = taken.serve(Box::new(page));
+    let started = address.serve(Box::new(page));
     started.map(Some).map_err(|error| Failure::machine(format!("--metrics: {error}")))
 }
 

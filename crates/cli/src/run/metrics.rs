@@ -13,7 +13,7 @@ use std::path::PathBuf;
 
 use zfolio_block::metrics::{Durations, Page, Seconds, Text, label};
 use zfolio_core::ledger::Ledger;
-use zfolio_core::stats::{Figures, Snapshot};
+use zfolio_core::stats::Snapshot;
 
 use super::settings::Settings;
 use super::waits;
@@ -26,6 +26,9 @@ struct Group {
     live: u64,
     now: Now,
     ever: Ever,
+    over_limit_bytes_max: u64,
+    faults: [(&'static str, Durations); 3],
+    waited_ns: BTreeMap<&'static str, u64>,
 }
 
 macro_rules! sums {
@@ -50,41 +53,24 @@ sums! {
 
 sums! {
     /// Sums over all processes.
-    Totals: reclaim_clean, reclaim_compressed, reclaim_same_filled, reclaim_incompressible, spill_written_bytes,
+    Ever: reclaim_clean, reclaim_compressed, reclaim_same_filled, reclaim_incompressible, spill_written_bytes,
     spill_read_bytes, reject_alloc_fail, reject_compress_fail, reject_written_back, read_back_fail,
-}
-
-#[derive(Debug, Default)]
-struct Ever {
-    totals: Totals,
-    over_limit_bytes_max: u64,
-    faults: [(&'static str, Durations); 3],
-    waited_ns: BTreeMap<&'static str, u64>,
 }
 
 impl Group {
     fn add(&mut self, file: &StatsFile) {
-        let figures = &file.stats.figures;
-        let snapshot = figures.snapshot();
+        let figures = file.stats.figures.snapshot();
         if file.live {
             self.live += 1;
-            self.now.add(&snapshot);
+            self.now.add(&figures);
         }
-        self.ever.add(file, figures, &snapshot);
-    }
-}
-
-impl Ever {
-    fn add(&mut self, file: &StatsFile, figures: &Figures, snapshot: &Snapshot) {
-        self.totals.add(snapshot);
-        self.over_limit_bytes_max = self.over_limit_bytes_max.max(snapshot.over_limit_bytes_max);
-        for ((kind, durations), (name, histogram)) in
-            self.faults.iter_mut().zip(file.stats.histograms())
-        {
-            *kind = name;
-            durations.add(histogram);
+        self.ever.add(&figures);
+        self.over_limit_bytes_max = self.over_limit_bytes_max.max(figures.over_limit_bytes_max);
+        for (all, (kind, histogram)) in self.faults.iter_mut().zip(file.stats.histograms()) {
+            all.0 = kind;
+            all.1.add(histogram);
         }
-        for (waited_ns, reason) in waits::reasons(figures) {
+        for (waited_ns, reason) in waits::reasons(&file.stats.figures) {
             *self.waited_ns.entry(reason.label()).or_default() += waited_ns;
         }
     }
@@ -173,38 +159,38 @@ fn gauges(page: &mut Text, groups: &BTreeMap<String, Group>) {
         "Units on disk, compressed.",
         &one(|group| group.now.spilled_bytes),
     );
-    let over = one(|group| group.ever.over_limit_bytes_max);
+    let over = one(|group| group.over_limit_bytes_max);
     page.gauge("over_limit_max_bytes", "Furthest that one of them was above its limit.", &over);
 }
 
 fn counters(page: &mut Text, groups: &BTreeMap<String, Group>) {
-    let faults = samples(groups, "kind", |group| group.ever.faults);
+    let faults = samples(groups, "kind", |group| group.faults);
     page.histogram("fault_duration_seconds", "Faults, and how long their threads waited.", &faults);
     let waited = groups.iter().flat_map(|(command, group)| {
         let labels = move |reason: &str| format!("{command},{}", label("reason", reason));
-        group.ever.waited_ns.iter().map(move |(reason, ns)| (labels(reason), Seconds(*ns)))
+        group.waited_ns.iter().map(move |(reason, ns)| (labels(reason), Seconds(*ns)))
     });
     let meaning = "Time that threads waited for memory, by what they waited for.";
     page.metric(("waited_seconds_total", "counter"), meaning, &waited.collect::<Vec<_>>());
-    let reclaimed = samples(groups, "outcome", |Group { ever: Ever { totals, .. }, .. }| {
+    let reclaimed = samples(groups, "outcome", |Group { ever, .. }| {
         [
-            ("clean", totals.reclaim_clean),
-            ("compressed", totals.reclaim_compressed),
-            ("same_filled", totals.reclaim_same_filled),
-            ("incompressible", totals.reclaim_incompressible),
+            ("clean", ever.reclaim_clean),
+            ("compressed", ever.reclaim_compressed),
+            ("same_filled", ever.reclaim_same_filled),
+            ("incompressible", ever.reclaim_incompressible),
         ]
     });
     page.counter("reclaimed_units", "Units that were stored.", &reclaimed);
-    let disk = samples(groups, "way", |Group { ever: Ever { totals, .. }, .. }| {
-        [("out", totals.spill_written_bytes), ("in", totals.spill_read_bytes)]
+    let disk = samples(groups, "way", |Group { ever, .. }| {
+        [("out", ever.spill_written_bytes), ("in", ever.spill_read_bytes)]
     });
     page.counter("disk_bytes", "Bytes that were written to disk and read from it.", &disk);
-    let rejects = samples(groups, "reason", |Group { ever: Ever { totals, .. }, .. }| {
+    let rejects = samples(groups, "reason", |Group { ever, .. }| {
         [
-            ("alloc_fail", totals.reject_alloc_fail),
-            ("compress_fail", totals.reject_compress_fail),
-            ("written_back", totals.reject_written_back),
-            ("read_back_fail", totals.read_back_fail),
+            ("alloc_fail", ever.reject_alloc_fail),
+            ("compress_fail", ever.reject_compress_fail),
+            ("written_back", ever.reject_written_back),
+            ("read_back_fail", ever.read_back_fail),
         ]
     });
     page.counter(

@@ -59,6 +59,16 @@ impl Served {
         Client::connect(&self.socket, &self.name).expect("the disk is served")
     }
 
+    /// Asserts that there is no disk with these options, and one line says why.
+    fn refused(&self, options: &[&str], status: i32, part: &str) {
+        let output = self.command(options).output().expect("it was built");
+        let err = String::from_utf8(output.stderr).expect("text");
+        assert_eq!(output.status.code(), Some(status), "{options:?}: {err}");
+        assert!(err.contains(part) && err.lines().count() == 1, "{options:?}: {err}");
+        assert!(output.stdout.is_empty() && !self.socket.exists());
+        assert_eq!(self.ask("stat", &[]).0, Some(2), "there is no such disk");
+    }
+
     /// Sends a signal, and waits for the end.
     pub(crate) fn end(mut self, signal: &str) -> Output {
         let child = self.child.take().expect("it was started");
@@ -255,12 +265,7 @@ fn places_that_are_of_no_use_are_one_line() {
         (&["--writeback-age", "60"], 2, "--writeback"),
         (&["--writeback", "/var/tmp", "--writeback-budget", "much"], 2, "'much' is not a budget"),
     ] {
-        let disk = Served::named("refused");
-        let output = disk.command(&[&["--size", "8M"], options].concat()).output().unwrap();
-        let err = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(status), "{options:?}: {err}");
-        assert!(err.contains(part) && err.lines().count() == 1, "{options:?}: {err}");
-        assert!(output.stdout.is_empty() && !disk.socket.exists());
+        Served::named("refused").refused(&[&["--size", "8M"], options].concat(), status, part);
     }
     let disk = Served::start("without", &["--size", "8M"]);
     let (code, _, err) = disk.ask("set", &["writeback=idle"]);
@@ -350,14 +355,7 @@ fn a_file_that_is_damaged_is_one_line() {
     assert_eq!(disk.ask("save", &[good]).0, Some(0));
     let saved = fs::read(good).unwrap();
     let other = Served::named("never");
-    let refused = |options: &[&str], status: i32, part: &str| {
-        let output = other.command(options).output().unwrap();
-        let err = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(status), "{options:?}: {err}");
-        assert!(err.contains(part) && err.lines().count() == 1, "{options:?}: {err}");
-        assert!(output.stdout.is_empty() && !other.socket.exists());
-        assert_eq!(other.ask("stat", &[]).0, Some(2), "there is no such disk");
-    };
+    let refused = |options: &[&str], status, part: &str| other.refused(options, status, part);
     let mut altered = saved.clone();
     altered[saved.len() / 2] ^= 4;
     fs::write(bad, &altered).unwrap();

@@ -265,8 +265,8 @@ impl<S: PageSource> Store<S> {
         }
     }
 
-    /// Starts up to `wanted` writes, at most [`BATCH_MAX`], of the entries that `next` has begun to write; an entry that
-    /// needs no write counts as one. False: `next` has no more.
+    /// Starts up to `wanted` writes, at most [`BATCH_MAX`], of the entries that `next` has begun to write; an entry
+    /// that needs no write counts as one. False: `next` has no more.
     fn write_some(
         &self,
         spill: &Spill,

@@ -109,7 +109,7 @@ impl<S: PageSource> Zram<S> {
         for (_, lock) in self.table.slots(0, UNITS_MAX) {
             let mut slot = lock.lock();
             let is_old = age_s.is_none_or(|age_s| now.saturating_sub(slot.used_s()) >= age_s);
-            if self.is_here(&slot) && is_old {
+            if self.entry_here(&slot).is_some() && is_old {
                 slot.mark_idle();
             }
         }
@@ -157,22 +157,15 @@ impl<S: PageSource> Zram<S> {
         let saved = self.recompress_one(cpu, unit, slot, codec)?;
         done.shrank += u64::from(saved > 0);
         done.bytes_saved += saved;
-        if saved == 0 && self.is_here(slot) && codec.get() + 1 == self.codecs().count() {
+        let is_here = self.entry_here(slot).is_some();
+        if saved == 0 && is_here && codec.get() + 1 == self.codecs().count() {
             slot.note_no_codec();
         }
         Ok(())
     }
 
-    /// Whether a slot's unit is stored, and not on the backing: there it takes no memory.
-    fn is_here(&self, slot: &Slot) -> bool {
-        slot.entry.as_ref().is_some_and(|entry| self.store.away(entry).is_none())
-    }
-
     fn is_wanted(&self, slot: &Slot, request: Recompression, codec: CodecId) -> bool {
-        if !self.is_here(slot) {
-            return false;
-        }
-        let Some(entry) = &slot.entry else { return false };
+        let Some(entry) = self.entry_here(slot) else { return false };
         let (form, idle) = (self.store.form(entry), slot.is_idle());
         let is_huge = matches!(form, Form::Incompressible(_));
         let is_asked = match request.what {

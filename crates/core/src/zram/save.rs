@@ -134,16 +134,14 @@ impl<S: PageSource> Zram<S> {
         let mut writer = Writer::begin(&header, to).map_err(SaveError::Io)?;
         let mut scratch = vec![0; self.unit.bytes()];
         let mut all = self.table.slots(0, units.min(UNITS_MAX));
-        let (mut saved, at_once) =
-            (0, (4 * FETCH_BYTES / self.unit.bytes()).clamp(1, UNITS_AT_ONCE));
+        let at_once = (4 * FETCH_BYTES / self.unit.bytes()).clamp(1, UNITS_AT_ONCE);
+        let mut saved = 0;
         loop {
             let some: Vec<(u64, &SlotLock)> = all.by_ref().take(at_once).collect();
             if some.is_empty() {
                 break;
             }
-            let away = |(_, lock): &(u64, &SlotLock)| {
-                lock.lock().entry.as_ref().and_then(|entry| self.store.away(entry))
-            };
+            let away = |(_, lock): &(u64, &SlotLock)| self.away(&lock.lock());
             self.store.fetch(some.iter().filter_map(away), |_| true);
             for (unit, lock) in some {
                 if self.is_halted.load(Relaxed) {

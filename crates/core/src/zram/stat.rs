@@ -42,7 +42,8 @@ pub struct MmStat {
     pub orig_data_size: u64,
     /// The same, compressed, without what is on the backing.
     pub compr_data_size: u64,
-    /// All that the device takes, but its streams and the buffers of its backing: the pool with its unused parts, and the tables.
+    /// All that the device takes, but its streams and the buffers of its backing: the pool with its unused parts, and
+    /// the tables.
     pub mem_used_total: u64,
     /// The limit of that; 0: none.
     pub mem_limit: u64,
@@ -179,7 +180,6 @@ impl<S: PageSource> Zram<S> {
         let away = self.store.spill_stats();
         let used = self.used_bytes();
         self.note_used(used);
-        let pages_less = pool.pages_used_max.saturating_sub(pool.pages_used) * PAGE_BYTES as u64;
         MmStat {
             orig_data_size: figures.stored_bytes.load(Relaxed),
             compr_data_size: figures.compressed_bytes.load(Relaxed).saturating_sub(away.bytes),
@@ -189,7 +189,10 @@ impl<S: PageSource> Zram<S> {
                 // The tables have grown while units left the pool, so both were never as large together.
                 true => self.used_max.load(Relaxed),
                 // The tables never shrink.
-                false => used + pages_less,
+                false => {
+                    let fewer = pool.pages_used_max.saturating_sub(pool.pages_used);
+                    used + fewer * PAGE_BYTES as u64
+                }
             },
             same_pages: figures.same_filled_units.load(Relaxed),
             pages_compacted: pool.pages_compacted,
@@ -222,10 +225,7 @@ impl<S: PageSource> Zram<S> {
             let Some(form) = self.form(&slot) else { continue };
             let letters = Letters {
                 same: form == Form::SameFilled,
-                written_back: slot
-                    .entry
-                    .as_ref()
-                    .is_some_and(|entry| self.store.away(entry).is_some()),
+                written_back: self.away(&slot).is_some(),
                 huge: matches!(form, Form::Incompressible(_)),
                 idle: slot.is_idle(),
                 recompressed: matches!(form, Form::Compressed(codec) | Form::Incompressible(codec) if codec.get() > 0),
@@ -243,9 +243,12 @@ impl<S: PageSource> Zram<S> {
         self.limit.set(bytes);
     }
 
-    /// Notes how much is used, for `mem_used_max`: at each write where there is a limit, and whenever somebody asks.
+    /// Notes how much is used, for `mem_used_max` of a device with a backing: at each write where there is a limit, and
+    /// whenever somebody asks.
     pub(super) fn note_used(&self, bytes: u64) {
-        self.used_max.fetch_max(bytes, Relaxed);
+        if self.has_backing() {
+            self.used_max.fetch_max(bytes, Relaxed);
+        }
     }
 
     /// Begins `mem_used_max` anew.

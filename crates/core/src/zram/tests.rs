@@ -13,7 +13,7 @@ use crate::zsmalloc::world::{World, bytes, unit};
 const UNIT: usize = 64 << 10;
 const SECTOR: usize = 512;
 
-fn zram(order: u8, disk_bytes: u64, algorithms: &[Algorithm]) -> Zram<Arc<World>> {
+pub(super) fn zram(order: u8, disk_bytes: u64, algorithms: &[Algorithm]) -> Zram<Arc<World>> {
     let codec = |algorithm: &Algorithm| Zcomp::new((*algorithm).into(), unit(order), 2).unwrap();
     let secret = bytes(7, Key::BYTES).try_into().unwrap();
     let codecs = algorithms.iter().map(codec).collect();

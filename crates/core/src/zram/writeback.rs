@@ -20,8 +20,8 @@
 //! - `WB-2` While `writeback_limit` is enabled, no more is written than it has left: each batch reserves what its
 //!   objects take at most, and pays what they took. The same holds for the budget, which bounds only what the device
 //!   writes by itself. (What a stuck backing writes later is paid later.)
-//! - `WB-3` No wait is longer than [`STUCK_PAUSES`] pauses in which the backing ends nothing. Then the units stay in the
-//!   pool, unless their writes end later.
+//! - `WB-3` No wait is longer than [`STUCK_PAUSES`] pauses in which the backing ends nothing. Then the units stay in
+//!   the pool, unless their writes end later.
 
 #[cfg(test)]
 mod tests;
@@ -412,10 +412,9 @@ impl<S: PageSource> Zram<S> {
 
     /// A slot's unit for a batch, if it has an object in the pool.
     fn ticket(&self, slot: &Slot) -> Option<(Ticket, u64)> {
-        let entry = slot.entry.as_ref()?;
-        let is_here =
-            self.store.form(entry) != Form::SameFilled && self.store.away(entry).is_none();
-        is_here.then(|| (self.store.ticket(entry), slot_bytes(self.store.object_bytes(entry))))
+        let entry = self.entry_here(slot)?;
+        let has_object = self.store.form(entry) != Form::SameFilled;
+        has_object.then(|| (self.store.ticket(entry), slot_bytes(self.store.object_bytes(entry))))
     }
 
     /// Takes what was written since the last call off limit and budget.

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
 use zfolio_core::budget::WriteBudget;
+use zfolio_core::size;
 use zfolio_core::store::Backing;
 use zfolio_core::store::backing::{Completion, Failure, Location, Request, Usage};
 use zfolio_core::swap::disk::{Disk, SLOT_BYTES, Transfer};
@@ -68,11 +69,29 @@ impl Places {
         match text.rsplit_once(",prio=") {
             None => Ok((text.into(), 0)),
             Some((path, priority)) => {
-                let number = priority.parse().ok().filter(|number| (-1..=32767).contains(number));
-                number.map(|number| (path.into(), number)).ok_or(priority)
+                parse_priority(priority).map(|number| (path.into(), number)).ok_or(priority)
             }
         }
     }
+}
+
+/// A priority that is accepted.
+pub(super) fn parse_priority(given: &str) -> Option<i32> {
+    given.parse().ok().filter(|number| (-1..=32767).contains(number))
+}
+
+/// How much may be on disk.
+///
+/// # Errors
+///
+/// A message: what was given, and what is accepted.
+pub fn parse_bytes(given: &str) -> Result<u64, String> {
+    let bytes = size::parse(given).map_err(|error| error.to_string())?;
+    if bytes < SPILL_BYTES_MIN {
+        let least = size::display(SPILL_BYTES_MIN);
+        return Err(format!("'{given}' is too small; accepted: {least} or more"));
+    }
+    Ok(bytes)
 }
 
 /// Why there is nothing to spill to.
@@ -348,10 +367,8 @@ impl Place {
     ///
     /// Why the first of those that cannot be opened cannot.
     pub(crate) fn open(&self) -> Result<Vec<New>, PlaceError> {
-        let bytes = self.config.limit_bytes.min(u64::from(SLOTS_MAX) * SLOT_BYTES as u64);
-        let bytes = bytes - bytes % SLOT_BYTES as u64;
         let open = |(path, priority): &(PathBuf, i32)| {
-            New::open(path, *priority, bytes, self.sender, &self.ended)
+            New::open(path, *priority, self.config.limit_bytes, self.sender, &self.ended)
         };
         let opened = self.places.paths.iter().map(open).collect::<Vec<Result<New, PlaceError>>>();
         let is_any = opened.iter().any(Result::is_ok);
@@ -589,6 +606,8 @@ impl New {
         sender: Sender,
         ended: &Arc<EventFd>,
     ) -> Result<New, PlaceError> {
+        let bytes = bytes.min(u64::from(SLOTS_MAX) * SLOT_BYTES as u64);
+        let bytes = bytes - bytes % SLOT_BYTES as u64;
         let medium = Medium::open(path, bytes, SPILL_BYTES_MIN).map_err(PlaceError::Path)?;
         let what = "locked memory for a key";
         let seal = new_key(sender).map_err(|errno| PlaceError::System { what, errno })?;

@@ -9,16 +9,13 @@ use std::thread::JoinHandle;
 use zfolio_core::size;
 use zfolio_core::store::Backing;
 use zfolio_core::swap::disk::SLOT_BYTES;
-use zfolio_core::swap::{AREAS_MAX, Areas, Config, SLOTS_MAX};
+use zfolio_core::swap::{AREAS_MAX, Areas, Config};
 use zfolio_sys::Errno;
 use zfolio_sys::eventfd::EventFd;
 
 use super::any::SpillDisk;
-use super::place::{BUFFERS_MAX, New, PlaceError, SPILL_BYTES_MIN, room};
+use super::place::{BUFFERS_MAX, New, PlaceError, parse_bytes, parse_priority, room};
 use super::uring::Sender;
-
-/// The most bytes of one area.
-const BYTES_MAX: u64 = SLOTS_MAX as u64 * SLOT_BYTES as u64;
 
 /// A directory or a block device, and how much of it may be used.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -42,17 +39,9 @@ impl Site {
         let mut rest = given;
         while let Some((before, option)) = rest.rsplit_once(',') {
             match option.split_once('=') {
-                Some(("size", value)) => {
-                    let bytes = size::parse(value).map_err(|error| error.to_string())?;
-                    if bytes < SPILL_BYTES_MIN {
-                        let least = size::display(SPILL_BYTES_MIN);
-                        return Err(format!("'{value}' is too small; accepted: {least} or more"));
-                    }
-                    site.bytes = Some(bytes);
-                }
+                Some(("size", value)) => site.bytes = Some(parse_bytes(value)?),
                 Some(("prio", value)) => {
-                    let number = value.parse().ok().filter(|number| (-1..=32767).contains(number));
-                    site.priority = number.ok_or_else(|| {
+                    site.priority = parse_priority(value).ok_or_else(|| {
                         format!("'{value}' is not a priority; accepted: -1 to 32767")
                     })?;
                 }
@@ -121,9 +110,9 @@ impl Sites {
     fn open_one(site: &Site, ended: &Arc<EventFd>) -> Result<New, PlaceError> {
         let Site { path, bytes, priority } = site;
         let path: &Path = &std::path::absolute(path).unwrap_or_else(|_| path.clone());
-        let bytes = bytes.map_or_else(|| room(path).map_err(PlaceError::Path), Ok)?.min(BYTES_MAX);
+        let bytes = bytes.map_or_else(|| room(path).map_err(PlaceError::Path), Ok)?;
         // All threads of the process are its own, and bear a system call that ends with EINTR.
-        New::open(path, *priority, bytes - bytes % SLOT_BYTES as u64, Sender::Caller, ended)
+        New::open(path, *priority, bytes, Sender::Caller, ended)
     }
 
     /// What the store is given.

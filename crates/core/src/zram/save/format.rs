@@ -20,8 +20,8 @@
 //!           8  check
 //! ```
 //!
-//! Numbers are little-endian. Records have rising indices; what is not there reads as zeros. The last record is the end,
-//! and nothing follows it.
+//! Numbers are little-endian. Records have rising indices; what is not there reads as zeros. The last record is the
+//! end, and nothing follows it.
 //!
 //! A check is the lower half of the 128-bit XXH3 of what is before it in its header or record, seeded with the check
 //! before. So each byte counts for all checks behind it: a byte that was altered, bytes that are missing, and records

@@ -9,9 +9,10 @@ use crate::budget::WriteBudget;
 use crate::store::backing::faulty::{Breakable, Faulty};
 use crate::store::backing::sealed::Sealed;
 use crate::store::backing::{Completion, Location, Request};
-use crate::store::{self, Backing, Key};
+use crate::store::{self, Backing};
 use crate::testing::{Random, seed};
-use crate::zcomp::{Algorithm, Zcomp};
+use crate::zcomp::Algorithm;
+use crate::zram::tests::zram;
 use crate::zram::{BdStat, Error, Recompression, What, Zram};
 use crate::zsmalloc::world::{World, bytes, unit};
 
@@ -20,11 +21,8 @@ const PAGE: usize = 4096;
 type Disk = Zram<Arc<World>>;
 
 fn disk_on(backing: Box<dyn Backing>, order: u8, units: u64, budget: &str) -> Disk {
-    let codec = |algorithm: Algorithm| Zcomp::new(algorithm.into(), unit(order), 2).unwrap();
-    let codecs = [Algorithm::Lz4, Algorithm::Zstd].map(codec).into();
-    let secret = bytes(7, Key::BYTES).try_into().unwrap();
     let disk_bytes = units * unit(order).bytes() as u64;
-    let disk = Zram::new(codecs, World::new(), Key::new(secret), disk_bytes, 2).unwrap();
+    let disk = zram(order, disk_bytes, &[Algorithm::Lz4, Algorithm::Zstd]);
     let budget: WriteBudget = budget.parse().unwrap();
     disk.with_backing(backing, budget)
 }
@@ -240,7 +238,12 @@ fn a_failing_backing_keeps_units_in_memory() {
     faults.fail.store(1000, Relaxed);
     let mut found = vec![0; PAGE];
     let lost = disk.read(0, 5 << 12, &mut found).unwrap_err();
-    let unreadable = |is_transient| matches!(lost, Error::Lost { unit: 5, error: store::Error::Unreadable { is_transient: is, .. } } if is == is_transient);
+    let unreadable = |expected| match lost {
+        Error::Lost { unit: 5, error: store::Error::Unreadable { is_transient, .. } } => {
+            is_transient == expected
+        }
+        _ => false,
+    };
     assert!(unreadable(false), "{lost}");
     assert!(disk.write(0, (5 << 12) + 512, &[1; 512]).is_err(), "a part of it");
     backing.behave();
