@@ -9,6 +9,7 @@
 
 pub mod device;
 pub mod nbd;
+pub mod vhost_user;
 
 pub mod attributes;
 pub mod control;

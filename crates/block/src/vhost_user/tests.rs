@@ -1,0 +1,8 @@
+//! The front end against its guest: requests in memory, and whole connections.
+
+mod connections;
+mod frontend;
+mod hostile;
+mod model;
+mod refusals;
+mod rig;
