@@ -14,7 +14,8 @@
 //! # Invariants
 //!
 //! - `VU-1` A connection takes a thread, and for each queue that runs a thread, [`PIECE_BYTES`] and two lists of
-//!   [`SEGMENTS_MAX`] segments, whatever its front end sends; it maps [`GUEST_BYTES_MAX`] at most.
+//!   [`SEGMENTS_MAX`] segments, whatever its front end sends; it maps [`GUEST_BYTES_MAX`] at most, and twice that
+//!   while its memory changes.
 //! - `VU-2` No request allocates. Its data are copied once, between the guest's memory and a piece that the device gets.
 //!   The device never sees memory that a guest could change meanwhile.
 //! - `VU-3` All of a request's descriptors lie in the guest's memory, or the request is refused. A request that is
@@ -57,7 +58,7 @@ pub const PIECE_BYTES: usize = 256 << 10;
 /// The longest ring; the longest that QEMU makes.
 pub const QUEUE_ENTRIES_MAX: u16 = 1024;
 
-/// The most descriptors of a chain. A guest makes chains of [`SEGMENTS_TOLD`] and two others.
+/// The most descriptors of a chain. A guest makes chains of `SEGMENTS_TOLD` and two others.
 pub const SEGMENTS_MAX: usize = QUEUE_ENTRIES_MAX as usize;
 
 /// How many segments of data a guest is told to use at most: with header and status they fit the rings of 128 entries
@@ -76,11 +77,20 @@ const RANGES_MAX: usize = 64;
 /// The longest of them.
 const RANGE_BYTES_MAX: u64 = 1 << 30;
 
-/// The most memory of a guest. Several of them fit into the 128 TiB of addresses that a process has.
-pub const GUEST_BYTES_MAX: u64 = 4 << 40;
+/// How many front ends there may be at once. Mostly there is one; the others are for one that comes back before it is
+/// noticed that the old one is gone.
+pub const CONNECTIONS_MAX: usize = 16;
+
+/// The most memory of a guest.
+pub const GUEST_BYTES_MAX: u64 = 2 << 40;
 
 const _: () = {
     assert!(QUEUE_ENTRIES_MAX.is_power_of_two() && PIECE_BYTES.is_power_of_two());
     assert!(SEGMENTS_TOLD as usize + 2 <= 128 && 128 <= SEGMENTS_MAX);
     assert!(RANGE_BYTES_MAX.is_power_of_two());
+    // All front ends together, each with the memory that it had and the one that it has now, leave half of the 128 TiB
+    // of addresses that a process has to others.
+    assert!(2 * CONNECTIONS_MAX as u64 * GUEST_BYTES_MAX <= 64 << 40);
+    // The same of their regions: a message has 32 at most.
+    assert!(2 * CONNECTIONS_MAX * 32 <= zfolio_sys::foreign::RANGES_MAX);
 };

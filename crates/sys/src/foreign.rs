@@ -24,7 +24,7 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 /// How many ranges can be watched at once.
-pub const RANGES_MAX: usize = 512;
+pub const RANGES_MAX: usize = 1024;
 
 /// Sizes of pages that a mapping may have: a page of a huge mapping is replaced as a whole.
 const PAGE_SIZES: [usize; 3] = [4 << 10, 2 << 20, 1 << 30];
@@ -193,7 +193,7 @@ mod tests {
     /// left of the file stays; ranges that are no longer watched leave room for others.
     #[test]
     fn a_file_that_is_shortened_ends_nobody() {
-        for round in 0..600_u64 {
+        for round in 0..1100_u64 {
             let file = rustix::fs::memfd_create("foreign", MemfdFlags::CLOEXEC).unwrap();
             rustix::fs::ftruncate(&file, 4 * PAGE as u64).unwrap();
             let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);

@@ -93,6 +93,16 @@ impl Driver {
         self.publish(memory, self.next_available);
     }
 
+    /// Whether the device wants to be told of the chain that was made available last (`VIRTIO_RING_F_EVENT_IDX`).
+    #[cfg(test)]
+    pub(super) fn wants_kick(&self, memory: &impl GuestMemory) -> bool {
+        // The chain is published before the wish is read.
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        let at = GuestAddress(self.used + 4 + 8 * u64::from(self.entries));
+        let wish: u16 = memory.load(at, Acquire).expect("a ring in memory");
+        wish == self.next_available.wrapping_sub(1)
+    }
+
     /// Says how far the available ring is filled.
     pub(super) fn publish(&self, memory: &impl GuestMemory, index: u16) {
         let at = GuestAddress(self.available + 2);

@@ -17,6 +17,7 @@ use zfolio_core::sync::Mutex;
 use zfolio_sys::clock::monotonic_ns;
 use zfolio_sys::eventfd::EventFd;
 
+use super::CONNECTIONS_MAX;
 use super::session::Session;
 use crate::device::Device;
 use crate::nbd::{Counts, Listener};
@@ -33,7 +34,7 @@ const RETRY: Duration = Duration::from_millis(100);
 /// How a server treats its front ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// So many connections at once; more are closed.
+    /// So many connections at once, [`CONNECTIONS_MAX`] at most; more are closed.
     pub connections_max: usize,
     /// The time that requests have to end when the server stops.
     pub drain: Duration,
@@ -41,8 +42,7 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Config {
-        // Mostly there is one; the others are for one that comes back before the old connection is noticed to be gone.
-        Config { connections_max: 16, drain: Duration::from_secs(3) }
+        Config { connections_max: CONNECTIONS_MAX, drain: Duration::from_secs(3) }
     }
 }
 
@@ -159,7 +159,7 @@ impl Shared {
     }
 
     fn is_full(&self) -> bool {
-        self.live() >= self.config.connections_max
+        self.live() >= self.config.connections_max.min(CONNECTIONS_MAX)
     }
 
     fn wait_until_empty(&self, deadline_ns: u64) {

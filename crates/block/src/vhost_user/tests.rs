@@ -6,3 +6,4 @@ mod hostile;
 mod model;
 mod refusals;
 mod rig;
+mod speed;

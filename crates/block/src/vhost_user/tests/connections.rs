@@ -21,24 +21,26 @@ use crate::vhost_user::{Config, GUEST_BYTES_MAX, Server};
 
 const SIZE: u64 = 4 << 20;
 
-struct Stage {
-    path: PathBuf,
-    disk: Arc<Memory>,
+/// A server at a path.
+pub(super) struct Stage {
+    pub(super) path: PathBuf,
     server: Server,
 }
 
 impl Stage {
     fn new(name: &str) -> Stage {
-        Stage::with(name, Memory::new(SIZE), Config::default())
+        Stage::of(name, Arc::new(Memory::new(SIZE)))
     }
 
-    fn with(name: &str, disk: Memory, config: Config) -> Stage {
+    pub(super) fn of(name: &str, device: Arc<dyn Device>) -> Stage {
+        Stage::with(name, device, Config::default())
+    }
+
+    fn with(name: &str, device: Arc<dyn Device>, config: Config) -> Stage {
         let path = std::env::temp_dir().join(format!("zfolio-vhost-{name}-{}", std::process::id()));
         let listeners = Listener::open(&Address::Unix(path.clone())).unwrap();
-        let disk = Arc::new(disk);
-        let device: Arc<dyn Device> = disk.clone();
         let server = Server::start(listeners, device, name, config).unwrap();
-        Stage { path, disk, server }
+        Stage { path, server }
     }
 
     fn front_end(&self) -> FrontEnd {
@@ -58,7 +60,8 @@ impl Stage {
 /// Goal: all kinds of requests, on two queues.
 #[test]
 fn requests_are_served() {
-    let stage = Stage::new("kinds");
+    let disk = Arc::new(Memory::new(SIZE));
+    let stage = Stage::of("kinds", disk.clone());
     let mut front_end = stage.front_end();
     assert_eq!(front_end.config().unwrap(), SIZE / 512);
     for queue in [0, 1] {
@@ -78,7 +81,7 @@ fn requests_are_served() {
         assert_eq!(front_end.ask(queue, 8, 0, 20), 0);
         assert_eq!(front_end.ask(queue, 99, 0, 0), 2);
     }
-    assert_eq!(stage.disk.flushes.load(std::sync::atomic::Ordering::Relaxed), 2);
+    assert_eq!(disk.flushes.load(std::sync::atomic::Ordering::Relaxed), 2);
 }
 
 /// Goal: queues that are busy at once see one disk. Method: a thread for each front end and queue, each with sectors
@@ -232,7 +235,7 @@ fn a_file_is_no_event() {
 #[test]
 fn idle_and_odd_clients_keep_nobody_waiting() {
     let config = Config { connections_max: 4, ..Config::default() };
-    let mut stage = Stage::with("idle", Memory::new(SIZE), config);
+    let mut stage = Stage::with("idle", Arc::new(Memory::new(SIZE)), config);
     let silent = UnixStream::connect(&stage.path).unwrap();
     let mut half = UnixStream::connect(&stage.path).unwrap();
     half.write_all(&[1, 0, 0, 0, 1]).unwrap();
