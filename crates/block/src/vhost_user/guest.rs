@@ -21,6 +21,7 @@ pub(super) struct Entry {
 }
 
 /// Makes a chain of ranges in a table from `first` on: each is its address, its length, and whether the device writes.
+#[cfg(test)]
 pub(super) fn linked(ranges: &[(u64, u32, bool)], first: u16) -> Vec<Entry> {
     let last = ranges.len().wrapping_sub(1);
     let entry = |(index, (at, bytes, is_written)): (usize, &(u64, u32, bool))| {
