@@ -25,12 +25,13 @@ COVERAGE = --cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-
 	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 	-Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1
 
-.PHONY: help setup setup-build build demo test lint loom simulate mutants soak asan bench fuzz install uninstall deb clean
+.PHONY: help setup setup-build setup-guest build demo test test-guest lint loom simulate mutants soak asan bench fuzz install uninstall deb clean
 
 help:
 	@echo 'make build     the zfolio command and the library that it loads, in $(BIN)'
 	@echo 'make demo      a Python program that needs 1 GiB: killed in 256 MiB, and finished there'
 	@echo 'make test      all tests (as root: all of them)'
+	@echo 'make test-guest  disks in a virtual machine: file systems and swap on them (installs QEMU, fetches a kernel)'
 	@echo 'make lint      formatting, clippy, rustdoc'
 	@echo 'make loom      the lock-free steps, in every order'
 	@echo 'make simulate  the pager on a simulated kernel, for SECONDS=$(SECONDS), or one run again: SEED=n'
@@ -60,6 +61,13 @@ demo: build
 # All stages run, even if one fails; the last lines say what failed, and what was skipped and why.
 test: setup
 	@CARGO='$(CARGO)' scripts/test
+
+# Boots guests without KVM, some minutes. What it installs and fetches it says; the kernel is unpacked in $(TARGET)/guest.
+setup-guest:
+	scripts/setup guest '$(TARGET)/guest'
+
+test-guest: build setup-guest
+	ZFOLIO='$(abspath $(BIN)/zfolio)' scripts/guest-device
 
 lint:
 	@if $(CARGO) fmt --version >/dev/null 2>&1; then set -x; $(CARGO) fmt --all --check; \

@@ -1,7 +1,7 @@
 //! The control socket of a disk: other processes read and write its attributes, and stop it.
 //!
 //! ```text
-//! request     one line: `read NAME`, `write NAME VALUE`, `save FILE` or `stop`
+//! request     one line: `read NAME`, `write NAME VALUE`, `save FILE` or `stop`; NAME: an attribute, or `address`
 //! reply       `ok` and a line break, then the value; or `refused` or `failed`, a space, and a line that says why
 //! ```
 //!
@@ -19,8 +19,8 @@ use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -93,6 +93,8 @@ pub struct Control {
 #[derive(Debug)]
 struct Shared {
     ram: Arc<Ram>,
+    /// Where clients connect, once that is known.
+    addresses: OnceLock<String>,
     live: AtomicUsize,
     /// Of these, those that save the disk.
     saves: AtomicUsize,
@@ -113,11 +115,17 @@ impl Control {
         let listeners = Listener::open(&Address::Unix(path.to_owned()))?;
         let event = || EventFd::new().map_err(|error| failed(error.into()));
         let [live, saves] = [(); 2].map(|()| AtomicUsize::new(0));
-        let shared = Arc::new(Shared { ram, live, saves, end: event()?, stop: event()? });
+        let (end, stop, addresses) = (event()?, event()?, OnceLock::new());
+        let shared = Arc::new(Shared { ram, addresses, live, saves, end, stop });
         let for_thread = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("control".to_owned());
         let thread = thread.spawn(move || listeners.iter().for_each(|one| for_thread.serve(one)));
         Ok(Control { shared, thread: Some(thread.map_err(failed)?) })
+    }
+
+    /// Where clients of the disk connect: several are separated by spaces. The first call counts.
+    pub fn set_addresses(&self, addresses: String) {
+        self.shared.addresses.set(addresses).ok();
     }
 
     /// Whether a client has asked for the end; waits for that for so many milliseconds.
@@ -180,6 +188,9 @@ impl Shared {
         let mut words = line.splitn(3, ' ');
         let (verb, name, value) = (words.next(), words.next().unwrap_or(""), words.next());
         let done = match (verb, value) {
+            (Some("read"), None) if name == "address" => {
+                Ok(self.addresses.get().map_or_else(String::new, |all| format!("{all}\n")))
+            }
             (Some("read"), None) => attributes::read(&self.ram, name),
             (Some("write"), Some(value)) => {
                 attributes::write(&self.ram, name, value).map(|()| String::new())
@@ -234,6 +245,9 @@ mod tests {
         let path = path("attributes");
         let control = Control::start(&path, Arc::new(ram(1 << 20, &["lz4"]))).unwrap();
         assert_eq!(ask(&path, "read disksize").unwrap(), Answer::Done("1048576\n".to_owned()));
+        assert_eq!(ask(&path, "read address").unwrap(), Answer::Done(String::new()));
+        control.set_addresses("a b".to_owned());
+        assert_eq!(ask(&path, "read address").unwrap(), Answer::Done("a b\n".to_owned()));
         assert_eq!(ask(&path, "write mem_limit 1M").unwrap(), Answer::Done(String::new()));
         assert_eq!(ask(&path, "read mem_limit").unwrap(), Answer::Done("1048576\n".to_owned()));
         for wrong in

@@ -1,14 +1,15 @@
 //! The front ends of zfolio's block devices.
 //!
 //! A front end speaks a protocol that clients know, and turns its requests into calls of a [`Device`]. It knows nothing
-//! of compression; a device knows nothing of clients. There is one front end so far, [`nbd`], and one device, [`ram`]:
-//! a compressed disk in memory. Other processes read and write its [attributes] through its [control] socket,
-//! and Prometheus reads its [metrics]. Contents are [saved] as a file.
+//! of compression; a device knows nothing of clients. There are two front ends so far, [`nbd`] and [`vhost_user`], and
+//! one device, [`ram`]: a compressed disk in memory. Other processes read and write its [attributes] through its
+//! [control] socket, and Prometheus reads its [metrics]. Contents are [saved] as a file.
 
 #![forbid(unsafe_code)]
 
 pub mod device;
 pub mod nbd;
+pub mod vhost_user;
 
 pub mod attributes;
 pub mod control;

@@ -12,6 +12,7 @@ pub mod disk;
 pub mod errno_text;
 pub mod eventfd;
 pub mod files;
+pub mod foreign;
 pub mod futex;
 pub mod map;
 pub mod maps;

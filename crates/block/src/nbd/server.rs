@@ -65,6 +65,20 @@ pub struct Counts {
     pub live: u64,
 }
 
+impl std::ops::Add for Counts {
+    type Output = Counts;
+
+    /// The counts of two servers of one disk.
+    fn add(self, other: Counts) -> Counts {
+        Counts {
+            accepted: self.accepted + other.accepted,
+            refused: self.refused + other.refused,
+            timed_out: self.timed_out + other.timed_out,
+            live: self.live + other.live,
+        }
+    }
+}
+
 /// A running server. Dropping it stops it.
 #[derive(Debug)]
 pub struct Server {

@@ -61,7 +61,7 @@ last two with :PORT or without (10809), or 'systemd' for the sockets that system
 Examples:
   zfolio device add cache --size 4G --nbd /run/cache.sock
   zfolio device run scratch --size 64G --algorithm zstd --unit 64K --mem-limit 8G --nbd localhost
-  zfolio device add vm --size 8G --recompress zstd,level=9 --nbd /run/vm.sock
+  zfolio device add vm --size 8G --recompress zstd,level=9 --vhost-user /run/vm.sock
   zfolio device set vm idle=3600 recompress='type=idle'
   zfolio device add big --size 64G --mem-limit 4G --writeback /var/tmp,size=40G --nbd /run/big.sock"
 )]
@@ -133,8 +133,15 @@ pub(crate) struct AddArgs {
     pub(super) writeback_budget: WriteBudget,
 
     /// Where NBD clients connect; may be given several times
-    #[arg(long, value_name = "ADDRESS", required = true, value_parser = parse_address)]
+    #[arg(long, value_name = "ADDRESS", required_unless_present = "vhost_user", value_parser = parse_address)]
     pub(super) nbd: Vec<Address>,
+
+    /// The socket at which QEMU finds the disk as vhost-user-blk; may be given several times
+    ///
+    /// The guest's memory has to be shared: -object memory-backend-memfd,id=m,size=2G,share=on
+    /// -machine memory-backend=m -chardev socket,id=c,path=PATH -device vhost-user-blk-pci,chardev=c
+    #[arg(long, value_name = "PATH", value_parser = parse_path)]
+    pub(super) vhost_user: Vec<PathBuf>,
 
     /// Serve figures for Prometheus at this address of this machine: localhost:9100
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = parse_metrics)]
@@ -153,7 +160,8 @@ pub(crate) struct AddArgs {
   TOTAL      memory that it takes           ALGORITHM  that compresses what is written
   STREAMS    threads that can compress      ZERO-PAGES units that are one machine word, repeated
   MEM-LIMIT  the most memory allowed        MEM-USED   the most memory that it took
-  MIGRATED   pages freed by compaction      COMP-RATIO DATA / TOTAL")]
+  MIGRATED   pages freed by compaction      COMP-RATIO DATA / TOTAL
+  ADDRESS    where clients connect")]
 pub(crate) struct ListArgs {
     /// Exact numbers: bytes
     #[arg(long, short)]
@@ -325,6 +333,11 @@ fn parse_recompress(given: &str) -> Result<Recompress, String> {
 
 fn parse_address(given: &str) -> Result<Address, String> {
     given.parse()
+}
+
+fn parse_path(given: &str) -> Result<PathBuf, String> {
+    let path = (!given.is_empty()).then(|| PathBuf::from(given));
+    path.ok_or_else(|| "'' is not a path; accepted: the path of a socket".to_owned())
 }
 
 /// Which of them there are the disk says.

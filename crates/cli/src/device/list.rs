@@ -27,9 +27,10 @@ pub(crate) enum Column {
     MemUsed,
     Migrated,
     CompRatio,
+    Address,
 }
 
-const ALL: [(Column, &str); 12] = [
+const ALL: [(Column, &str); 13] = [
     (Column::Name, "NAME"),
     (Column::Algorithm, "ALGORITHM"),
     (Column::Disksize, "DISKSIZE"),
@@ -37,6 +38,7 @@ const ALL: [(Column, &str); 12] = [
     (Column::Compr, "COMPR"),
     (Column::Total, "TOTAL"),
     (Column::Streams, "STREAMS"),
+    (Column::Address, "ADDRESS"),
     (Column::ZeroPages, "ZERO-PAGES"),
     (Column::MemLimit, "MEM-LIMIT"),
     (Column::MemUsed, "MEM-USED"),
@@ -44,8 +46,9 @@ const ALL: [(Column, &str); 12] = [
     (Column::CompRatio, "COMP-RATIO"),
 ];
 
-/// How many of them are shown unless others are asked for: those of zramctl, but for MOUNTPOINT.
-const DEFAULT: usize = 7;
+/// How many of them are shown unless others are asked for: those of zramctl, with ADDRESS in place of
+/// MOUNTPOINT.
+const DEFAULT: usize = 8;
 
 impl Column {
     fn heading(self) -> &'static str {
@@ -77,6 +80,7 @@ pub(super) struct Disk {
     algorithm: String,
     disk_bytes: u64,
     streams: u64,
+    address: String,
     mm: MmStat,
     /// `io_stat`.
     io: [u64; 4],
@@ -109,6 +113,7 @@ impl Disk {
             algorithm: used.unwrap_or("?").to_owned(),
             disk_bytes,
             streams,
+            address: read("address")?.trim_end().to_owned(),
             mm: MmStat::from_columns(numbers(&read("mm_stat")?)),
             io: numbers(&read("io_stat")?),
             bd: numbers(&read("bd_stat")?),
@@ -135,6 +140,8 @@ impl Disk {
             Column::MemLimit => size(self.mm.mem_limit),
             Column::MemUsed => size(self.mm.mem_used_max),
             Column::Migrated => self.mm.pages_compacted.to_string(),
+            // In one word, as all cells are.
+            Column::Address => self.address.replace(' ', ","),
             Column::CompRatio => format!("{:.2}", self.ratio()),
         }
     }
@@ -152,12 +159,17 @@ impl Disk {
     /// A line for each figure.
     pub(super) fn lines(&self) -> String {
         let line = |(name, value): (&str, u64)| format!("{name:18}{value}\n");
-        let first = format!("{:18}{}\n", "comp_algorithm", self.algorithm);
+        let first = format!(
+            "{:18}{}\n{:18}{}\n",
+            "comp_algorithm", self.algorithm, "address", self.address
+        );
         first + &self.figures().map(line).collect::<String>()
     }
 
     pub(super) fn json(&self) -> Value {
-        let mut all = json!({ "name": self.name, "comp_algorithm": self.algorithm });
+        let mut all = json!({
+            "name": self.name, "comp_algorithm": self.algorithm, "address": self.address
+        });
         self.figures().for_each(|(name, value)| all[name] = json!(value));
         all
     }
@@ -200,6 +212,7 @@ fn rows(arguments: &ListArgs, disks: &[Disk]) -> String {
     let left = |column: &Column| match column {
         Column::Name => "<NAME",
         Column::Algorithm => "<ALGORITHM",
+        Column::Address => "<ADDRESS",
         other => other.heading(),
     };
     let mut table = Table::new(&columns.iter().map(left).collect::<Vec<_>>());
@@ -220,6 +233,7 @@ mod tests {
             algorithm: "lz4".into(),
             disk_bytes: 4 << 30,
             streams: 2,
+            address: "nbd://127.0.0.1:1/cache vhost-user:/a".into(),
             mm: MmStat::from_columns(mm),
             io: [1, 2, 3, 4],
             bd: [5, 6, 7],
@@ -228,9 +242,11 @@ mod tests {
 
     #[test]
     fn cells_are_the_columns_of_zramctl() {
+        const ADDRESSES: &str = "nbd://127.0.0.1:1/cache,vhost-user:/a";
         let cells: Vec<String> =
             ALL.iter().map(|(column, _)| disk().cell(*column, false)).collect();
-        let expected = ["cache", "lz4", "4G", "4M", "1M", "2M", "2", "7", "0", "3M", "8", "2.00"];
+        let expected =
+            ["cache", "lz4", "4G", "4M", "1M", "2M", "2", ADDRESSES, "7", "0", "3M", "8", "2.00"];
         assert_eq!(cells, expected);
         assert_eq!(disk().cell(Column::Disksize, true), "4294967296");
         assert_eq!(disk().json()["same_pages"], 7);

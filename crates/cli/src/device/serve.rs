@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use zfolio_block::control::Control;
 use zfolio_block::metrics::{self, Metrics};
-use zfolio_block::nbd::{Address, Config, Exports, Listener, Server, Unusable};
+use zfolio_block::nbd::{Address, Config, Counts, Exports, Listener, Server, Unusable};
 use zfolio_block::ram::{self, Ram, Unmade};
 use zfolio_block::saved::SavedDisk;
+use zfolio_block::vhost_user;
 use zfolio_core::size;
 use zfolio_core::zcomp::{Params, Zcomp};
 use zfolio_core::zram;
@@ -73,9 +74,10 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     let path = socket(&directory()?, name);
     let control =
         Control::start(&path, Arc::clone(&ram)).map_err(|error| unheard(name, &path, &error))?;
-    let (server, addresses) = listen(arguments, &ram)?;
-    let server = Arc::new(server);
-    let metrics = serve_metrics(arguments, &ram, &server)?;
+    let (servers, addresses) = listen(arguments, &ram)?;
+    let servers = Arc::new(servers);
+    let metrics = serve_metrics(arguments, &ram, &servers)?;
+    control.set_addresses(addresses.join(" "));
     if arguments.background {
         // The file system of the shell's directory can be unmounted.
         std::env::set_current_dir("/").map_err(|error| Failure::machine(format!("/: {error}")))?;
@@ -104,9 +106,9 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
             }
         }
     }
-    // The page's thread has the other handle of the server.
+    // The page's thread has the other handle of the servers.
     drop(metrics);
-    let busy = Arc::into_inner(server).map_or(0, |mut server| server.stop());
+    let busy = Arc::into_inner(servers).map_or(0, Servers::stop);
     if busy > 0 {
         say(&format!("disk {name}: {busy} clients did not end in time"));
     }
@@ -192,13 +194,51 @@ fn unheard(name: &str, path: &Path, error: &Unusable) -> Failure {
     }
 }
 
+/// What serves the disk.
+struct Servers {
+    nbd: Option<Server>,
+    vhost_user: Option<vhost_user::Server>,
+}
+
+impl Servers {
+    /// What they have counted.
+    fn counts(&self) -> Counts {
+        let nbd = self.nbd.as_ref().map(Server::counts).unwrap_or_default();
+        nbd + self.vhost_user.as_ref().map(vhost_user::Server::counts).unwrap_or_default()
+    }
+
+    /// Ends them. Returns how many clients did not end in time.
+    fn stop(self) -> usize {
+        let nbd = self.nbd.map_or(0, |mut server| server.stop());
+        nbd + self.vhost_user.map_or(0, |mut server| server.stop())
+    }
+}
+
 /// Serves the disk, and says what clients connect to.
-fn listen(arguments: &AddArgs, ram: &Arc<Ram>) -> Result<(Server, Vec<String>), Failure> {
+fn listen(arguments: &AddArgs, ram: &Arc<Ram>) -> Result<(Servers, Vec<String>), Failure> {
+    let mut addresses = Vec::new();
+    let vhost_user = listen_vhost_user(arguments, ram, &mut addresses)?;
+    let nbd = listen_nbd(arguments, ram, &mut addresses)?;
+    Ok((Servers { nbd, vhost_user }, addresses))
+}
+
+fn no_server(error: io::Error) -> Failure {
+    Failure::machine(format!("no server: {error}"))
+}
+
+fn listen_nbd(
+    arguments: &AddArgs,
+    ram: &Arc<Ram>,
+    addresses: &mut Vec<String>,
+) -> Result<Option<Server>, Failure> {
+    if arguments.nbd.is_empty() {
+        return Ok(None);
+    }
     let (mut exports, name) = (Exports::new(), &arguments.name);
     let description = format!("a compressed disk in memory ({})", algorithm(ram));
     let added = exports.add(name, &description, Arc::<Ram>::clone(ram));
     added.map_err(|error| Failure::argument(error.to_string()))?;
-    let (mut listeners, mut addresses) = (Vec::new(), Vec::new());
+    let mut listeners = Vec::new();
     for address in &arguments.nbd {
         let address = absolute(address);
         let opened = Listener::open(&address)
@@ -208,9 +248,29 @@ fn listen(arguments: &AddArgs, ram: &Arc<Ram>) -> Result<(Server, Vec<String>), 
         addresses.push(uri(&port.map_or(address, Address::Tcp), name));
         listeners.extend(opened);
     }
-    let server = Server::start(listeners, exports, Config::default());
-    let server = server.map_err(|error| Failure::machine(format!("no server: {error}")))?;
-    Ok((server, addresses))
+    Server::start(listeners, exports, Config::default()).map(Some).map_err(no_server)
+}
+
+fn listen_vhost_user(
+    arguments: &AddArgs,
+    ram: &Arc<Ram>,
+    addresses: &mut Vec<String>,
+) -> Result<Option<vhost_user::Server>, Failure> {
+    if arguments.vhost_user.is_empty() {
+        return Ok(None);
+    }
+    let mut listeners = Vec::new();
+    for path in &arguments.vhost_user {
+        let address = absolute(&Address::Unix(path.clone()));
+        let opened = Listener::open(&address)
+            .map_err(|error| Failure::machine(format!("--vhost-user: {error}")))?;
+        // `unix:` and the path.
+        addresses.push(address.to_string().replacen("unix", "vhost-user", 1));
+        listeners.extend(opened);
+    }
+    let (disk, config) = (Arc::<Ram>::clone(ram), vhost_user::Config::default());
+    let server = vhost_user::Server::start(listeners, disk, &arguments.name, config);
+    server.map(Some).map_err(no_server)
 }
 
 /// The same address, wherever this process goes.
@@ -227,11 +287,11 @@ fn absolute(address: &Address) -> Address {
 fn serve_metrics(
     arguments: &AddArgs,
     ram: &Arc<Ram>,
-    server: &Arc<Server>,
+    servers: &Arc<Servers>,
 ) -> Result<Option<Metrics>, Failure> {
     let Some(address) = take_address(arguments.metrics)? else { return Ok(None) };
-    let (name, ram, server) = (arguments.name.clone(), Arc::clone(ram), Arc::clone(server));
-    let page = move || metrics::of_disk(&name, &ram, server.counts());
+    let (name, ram, servers) = (arguments.name.clone(), Arc::clone(ram), Arc::clone(servers));
+    let page = move || metrics::of_disk(&name, &ram, servers.counts());
     let started = address.serve(Box::new(page));
     started.map(Some).map_err(|error| Failure::machine(format!("--metrics: {error}")))
 }

@@ -3,7 +3,7 @@
 //! The NBD server has its own tests with real clients; here a client only hears its greeting.
 
 use std::fs;
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -159,6 +159,59 @@ fn what_is_wrong_is_one_line_and_leaves_nothing() {
     let (code, _, err) = output_of(&["device", "list", "-o", "SIZE"]);
     assert!(code == Some(2) && err.contains("accepted: NAME, ALGORITHM"), "{err}");
     assert!(disk.is_served());
+}
+
+/// Goal: a disk is served to NBD clients and to QEMU at once, says where, and leaves no socket.
+#[test]
+fn a_disk_is_served_as_vhost_user() {
+    let disk = Disk::named("guest");
+    let path = disk.socket.with_extension("vhost");
+    let given = path.to_str().unwrap();
+    let (code, out, err) = disk.try_add(&["--vhost-user", given]);
+    assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
+    let at = out.trim_end().split_once(" at ").expect(&out).1;
+    assert!(at.starts_with(&format!("vhost-user:{given} nbd+unix:///")), "{out}");
+    // GET_FEATURES (1) is answered by a message of eight bytes.
+    let mut client = UnixStream::connect(&path).unwrap();
+    client.write_all(&[1, 1, 0].map(u32::to_le_bytes).concat()).unwrap();
+    let mut reply = [0; 20];
+    client.read_exact(&mut reply).unwrap();
+    assert_eq!(reply[..12], [1, 5, 8].map(u32::to_le_bytes).concat());
+    assert!(disk.is_served());
+    assert_eq!(disk.ask("stat", &["address"]).1.trim_end(), at);
+    let (_, out, _) = output_of(&["device", "list", "--raw", "-n", "-o", "NAME,ADDRESS"]);
+    let line = format!("{} {}", disk.name, at.replace(' ', ","));
+    assert!(out.lines().any(|one| one == line), "{out}");
+    assert_eq!(disk.ask("remove", &[]).0, Some(0));
+    assert!(!path.exists() && !disk.socket.exists());
+    // Alone.
+    let fixed = ["device", "add", &disk.name, "--size", "8M", "--vhost-user", given];
+    let (code, out, err) = output_of(&fixed);
+    assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
+    assert!(path.exists());
+    // The address is in use, there is a file, there is no folder, or none may be written.
+    let other = format!("{}-2", disk.name);
+    let file = disk.socket.with_extension("file");
+    fs::write(&file, "a file of the user").unwrap();
+    for (given, status, part) in [
+        (given, 125, "another server listens on this socket"),
+        (file.to_str().unwrap(), 125, "there is a file here that is not a socket"),
+        ("/nowhere/at/all", 125, "/nowhere/at/all: No such file or directory"),
+        ("/proc/disk", 125, "/proc/disk: "),
+        ("", 2, "'' is not a path"),
+    ] {
+        let (code, out, err) =
+            output_of(&["device", "add", &other, "--size", "8M", "--vhost-user", given]);
+        assert!(code == Some(status) && out.is_empty(), "{given}: {err}");
+        assert!(err.contains(part) && err.contains("--vhost-user"), "{given}: {err}");
+        assert_eq!(err.lines().count(), 1, "{given}: {err}");
+    }
+    assert_eq!(fs::read_to_string(&file).unwrap(), "a file of the user");
+    fs::remove_file(&file).unwrap();
+    let (code, _, err) = output_of(&["device", "add", &other, "--size", "8M"]);
+    assert!(code == Some(2) && err.contains("--nbd") && err.lines().count() == 1, "{err}");
+    let (_, out, _) = output_of(&["device", "list", "-n"]);
+    assert!(!out.contains(&other), "{out}");
 }
 
 /// Goal: Ctrl-C and SIGTERM end a disk in the foreground, which says what is dropped; a disk that was killed is not
