@@ -8,7 +8,8 @@
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use zfolio_block::nbd::{Config, Exports, Listener, Server};
+use zfolio_block::listen::Listener;
+use zfolio_block::nbd::{Config, Exports, Server};
 use zfolio_block::testing::Memory;
 use zfolio_core::size;
 

@@ -16,19 +16,20 @@
 //! wait. The end of a disk does not wait for them either.
 
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
-use std::os::fd::AsFd as _;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use zfolio_core::zram::Saved;
 use zfolio_sys::eventfd::EventFd;
 
+use crate::address::Address;
 use crate::attributes::{self, Refusal};
-use crate::nbd::{Address, Listener, Unusable, accept_until};
+use crate::clients::{Clients, Protocol};
+use crate::listen::{Listener, Unusable};
 use crate::ram::Ram;
 use crate::saved;
 
@@ -38,7 +39,7 @@ pub const REQUEST_BYTES_MAX: usize = 4096;
 /// A client that sends nothing, or receives nothing, for so long is left.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Connections at once; more are closed.
+/// Connections at once.
 const CONNECTIONS_MAX: usize = 16;
 
 /// So long a client waits for an answer, unless it has asked for what may take long.
@@ -86,20 +87,15 @@ pub fn ask(path: &Path, request: &str) -> io::Result<Answer> {
 /// A control socket that is served. Dropping it ends that and removes the socket.
 #[derive(Debug)]
 pub struct Control {
-    shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    clients: Clients<Requests>,
 }
 
-#[derive(Debug)]
-struct Shared {
+struct Requests {
     ram: Arc<Ram>,
     /// Where clients connect, once that is known.
     addresses: OnceLock<String>,
-    live: AtomicUsize,
-    /// Of these, those that save the disk.
+    /// Connections that save the disk.
     saves: AtomicUsize,
-    /// Rung when nothing more is to be accepted.
-    end: EventFd,
     /// Rung when a client asks for the end.
     stop: EventFd,
 }
@@ -113,77 +109,65 @@ impl Control {
     pub fn start(path: &Path, ram: Arc<Ram>) -> Result<Control, Unusable> {
         let failed = |error: io::Error| Unusable::System(path.display().to_string(), error);
         let listeners = Listener::open(&Address::Unix(path.to_owned()))?;
-        let event = || EventFd::new().map_err(|error| failed(error.into()));
-        let [live, saves] = [(); 2].map(|()| AtomicUsize::new(0));
-        let (end, stop, addresses) = (event()?, event()?, OnceLock::new());
-        let shared = Arc::new(Shared { ram, addresses, live, saves, end, stop });
-        let for_thread = Arc::clone(&shared);
-        let thread = std::thread::Builder::new().name("control".to_owned());
-        let thread = thread.spawn(move || listeners.iter().for_each(|one| for_thread.serve(one)));
-        Ok(Control { shared, thread: Some(thread.map_err(failed)?) })
+        let stop = EventFd::new().map_err(|error| failed(error.into()))?;
+        let (addresses, saves) = (OnceLock::new(), AtomicUsize::new(0));
+        let requests = Requests { ram, addresses, saves, stop };
+        let clients = Clients::start(listeners, CONNECTIONS_MAX, requests);
+        Ok(Control { clients: clients.map_err(failed)? })
     }
 
     /// Where clients of the disk connect: several are separated by spaces. The first call counts.
     pub fn set_addresses(&self, addresses: String) {
-        self.shared.addresses.set(addresses).ok();
+        self.clients.protocol().addresses.set(addresses).ok();
     }
 
     /// Whether a client has asked for the end; waits for that for so many milliseconds.
     #[must_use]
     pub fn stop_within(&self, milliseconds: u16) -> bool {
-        self.shared.stop.wait(milliseconds)
+        self.clients.protocol().stop.wait(milliseconds)
     }
 }
 
 impl Drop for Control {
     fn drop(&mut self) {
-        self.shared.end.ring();
-        self.shared.ram.zram().halt();
+        // It removes the socket. Threads of connections end by themselves.
+        self.clients.close();
+        let requests = self.clients.protocol();
+        requests.ram.zram().halt();
         // A save ends without a file, which it removes.
         for _ in 0..SAVES_TURNS {
-            if self.shared.saves.load(Relaxed) == 0 {
+            if requests.saves.load(Relaxed) == 0 {
                 break;
             }
             std::thread::sleep(SAVES_TURN);
         }
-        // It removes the socket. Threads of connections end by themselves.
-        self.thread.take().into_iter().for_each(|thread| _ = thread.join().ok());
     }
 }
 
-/// Counts a connection while it lives.
-struct Counted(Arc<Shared>);
+impl Protocol for Requests {
+    const NAME: &'static str = "control";
 
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.live.fetch_sub(1, Relaxed);
+    type Stream = UnixStream;
+
+    fn open(&self, socket: OwnedFd) -> UnixStream {
+        socket.into()
+    }
+
+    fn serve(&self, stream: &Arc<UnixStream>) {
+        // A client that is gone gets no answer.
+        self.answer(stream).ok();
     }
 }
 
-impl Shared {
-    fn serve(self: &Arc<Self>, listener: &Listener) {
-        accept_until(listener.as_fd(), &self.end, |socket| self.begin(socket.into()));
-    }
-
-    /// Answers a connection on a thread of its own.
-    fn begin(self: &Arc<Self>, stream: UnixStream) {
-        let before = self.live.fetch_add(1, Relaxed);
-        let counted = Counted(Arc::clone(self));
-        if before < CONNECTIONS_MAX {
-            let thread = std::thread::Builder::new().name("control".to_owned());
-            // A client that is gone gets no answer, nor does one for which there is no thread.
-            thread.spawn(move || counted.0.answer(stream).ok()).ok();
-        }
-    }
-
-    fn answer(&self, stream: UnixStream) -> io::Result<()> {
+impl Requests {
+    fn answer(&self, mut stream: &UnixStream) -> io::Result<()> {
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
         let mut line = String::new();
-        BufReader::new((&stream).take(REQUEST_BYTES_MAX as u64)).read_line(&mut line)?;
+        BufReader::new(stream.take(REQUEST_BYTES_MAX as u64)).read_line(&mut line)?;
         let line = line.trim_end_matches('\n');
         if let Some(path) = line.strip_prefix("save ") {
-            return (&stream).write_all(self.save(Path::new(path)).as_bytes());
+            return stream.write_all(self.save(Path::new(path)).as_bytes());
         }
         let mut words = line.splitn(3, ' ');
         let (verb, name, value) = (words.next(), words.next().unwrap_or(""), words.next());
@@ -199,14 +183,14 @@ impl Shared {
                 self.stop.ring();
                 Ok(String::new())
             }
-            _ => return (&stream).write_all(b"refused not a request\n"),
+            _ => return stream.write_all(b"refused not a request\n"),
         };
         let reply = match done {
             Ok(value) => format!("ok\n{value}"),
             Err(refusal @ Refusal::Failed { .. }) => format!("failed {refusal}\n"),
             Err(refusal) => format!("refused {refusal}\n"),
         };
-        (&stream).write_all(reply.as_bytes())
+        stream.write_all(reply.as_bytes())
     }
 
     /// Saves the disk, and returns the reply.
@@ -232,7 +216,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::{Answer, Control, ask};
-    use crate::nbd::Unusable;
+    use crate::listen::Unusable;
     use crate::testing::ram;
 
     fn path(name: &str) -> PathBuf {

@@ -7,7 +7,10 @@
 
 #![forbid(unsafe_code)]
 
+pub mod address;
+mod clients;
 pub mod device;
+pub mod listen;
 pub mod nbd;
 pub mod vhost_user;
 
@@ -19,4 +22,5 @@ pub mod saved;
 #[doc(hidden)]
 pub mod testing;
 
+pub use clients::Counts;
 pub use device::{Device, Error, SECTOR_BYTES};

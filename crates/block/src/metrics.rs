@@ -6,7 +6,7 @@
 mod server;
 mod text;
 
-use crate::nbd::Counts;
+use crate::Counts;
 use crate::ram::Ram;
 
 pub use server::{Address, Metrics, Page};
@@ -135,8 +135,8 @@ pub fn of_disk(name: &str, ram: &Ram, server: Counts) -> String {
 mod tests {
     use super::of_disk;
     use super::text::tests::check;
+    use crate::Counts;
     use crate::device::Device as _;
-    use crate::nbd::Counts;
     use crate::testing::{self, ram};
 
     /// Goal: the page is what Prometheus reads: each metric once, with its meaning and kind before its values, names of

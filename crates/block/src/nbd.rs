@@ -7,7 +7,7 @@
 //!
 //! [`Session`] is all of the protocol: bytes of the client in, bytes for the client out, calls of a [`Device`] between
 //! them. It has no socket, thread or clock, so tests and fuzzers play any input. A connection (`connection`) moves the
-//! bytes between a session and a socket on a thread of its own; [`Server`] accepts connections on [`Listener`]s.
+//! bytes between a session and a socket on a thread of its own; [`Server`] has them accepted on [`Listener`]s.
 //!
 //! # Invariants
 //!
@@ -23,20 +23,18 @@
 //!
 //! # Concurrency
 //!
-//! One thread for each connection, which shares only the devices with others. A lock (`Shared::live`) protects the list
-//! of connections; it is held for a push or a remove, never across a system call that waits.
+//! One thread for each connection, which shares only the devices with others.
 //!
 //! # Cost
 //!
 //! With requests in the socket, one `recv` and one `send` for all of them. `docs/design/nbd.md` has measurements.
 //!
 //! [`Device`]: crate::device::Device
+//! [`Listener`]: crate::listen::Listener
 
-mod address;
 mod connection;
 mod exports;
 mod handshake;
-mod listen;
 mod options;
 mod output;
 mod reading;
@@ -51,12 +49,9 @@ mod tests;
 mod transmission;
 mod wire;
 
-pub use address::{Address, PORT};
 pub use exports::{EXPORTS_MAX, Exports, NAME_BYTES_MAX, Refusal};
-pub(crate) use listen::accept_until;
-pub use listen::{Listener, Unusable};
 pub use output::Output;
-pub use server::{Config, Counts, Server};
+pub use server::{Config, Server};
 pub use session::{Next, Received, Session};
 
 /// The longest payload of a request. Clients send no more than this even if they were not told.

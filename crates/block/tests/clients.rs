@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 
-use zfolio_block::nbd::{Address, Config, Exports, Listener, Server};
+use zfolio_block::address::Address;
+use zfolio_block::listen::Listener;
+use zfolio_block::nbd::{Config, Exports, Server};
 use zfolio_block::testing::Memory;
 use zfolio_core::testing::{Random, seed};
 

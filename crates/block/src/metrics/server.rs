@@ -2,40 +2,61 @@
 //!
 //! # Concurrency
 //!
-//! One thread serves one connection after the other. A client that has not sent its request and taken the page after
-//! two seconds is left.
+//! A thread for each connection, `CONNECTIONS_MAX` at most. A client that has not sent its request and taken the page
+//! after two seconds is left.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use zfolio_sys::clock;
-use zfolio_sys::eventfd::EventFd;
 
-use crate::nbd::accept_until;
+use crate::clients::{Clients, Protocol};
+use crate::listen::Listener;
 
 /// The longest request that is read.
 const REQUEST_BYTES_MAX: usize = 8 << 10;
+
+/// Connections at once.
+const CONNECTIONS_MAX: usize = 4;
 
 /// The time that a client has.
 const PATIENCE_NS: u64 = 2_000_000_000;
 
 /// What makes the page.
-pub type Page = Box<dyn Fn() -> String + Send>;
+pub type Page = Box<dyn Fn() -> String + Send + Sync>;
 
 /// A page that is served. Dropping it ends that: a client that is being served may still get its page.
 #[derive(Debug)]
 pub struct Metrics {
     address: SocketAddr,
-    end: Arc<EventFd>,
+    /// Kept for its end.
+    _clients: Clients<Pages>,
+}
+
+struct Pages(Page);
+
+impl Protocol for Pages {
+    const NAME: &'static str = "metrics";
+
+    type Stream = TcpStream;
+
+    fn open(&self, socket: OwnedFd) -> TcpStream {
+        socket.into()
+    }
+
+    fn serve(&self, stream: &Arc<TcpStream>) {
+        // A client that is gone gets no page.
+        answer(stream, &self.0).ok();
+    }
 }
 
 /// An address at which nothing is served yet.
 #[derive(Debug)]
 pub struct Address {
-    listener: TcpListener,
+    listener: Listener,
     address: SocketAddr,
 }
 
@@ -51,6 +72,7 @@ impl Address {
         }
         let listener = TcpListener::bind(address)?;
         let address = listener.local_addr()?;
+        let listener = Listener::new(listener.into(), None)?;
         Ok(Address { listener, address })
     }
 
@@ -60,23 +82,14 @@ impl Address {
         self.address
     }
 
-    /// Serves what `page` returns, on a thread.
+    /// Serves what `page` returns.
     ///
     /// # Errors
     ///
     /// The system's: there is no thread or descriptor.
     pub fn serve(self, page: Page) -> io::Result<Metrics> {
-        let Address { listener, address } = self;
-        listener.set_nonblocking(true)?;
-        let end = Arc::new(EventFd::new()?);
-        let for_thread = Arc::clone(&end);
-        let thread = std::thread::Builder::new().name("metrics".to_owned());
-        thread.spawn(move || {
-            // A client that is gone gets no page.
-            let serve = |socket: OwnedFd| _ = answer(socket.into(), &page).ok();
-            accept_until(listener.as_fd(), &for_thread, serve);
-        })?;
-        Ok(Metrics { address, end })
+        let clients = Clients::start(vec![self.listener], CONNECTIONS_MAX, Pages(page))?;
+        Ok(Metrics { address: self.address, _clients: clients })
     }
 }
 
@@ -88,19 +101,13 @@ impl Metrics {
     }
 }
 
-impl Drop for Metrics {
-    fn drop(&mut self) {
-        self.end.ring();
-    }
-}
-
 /// A client, and until when it is served.
-struct Client {
-    stream: TcpStream,
+struct Client<'a> {
+    stream: &'a TcpStream,
     until_ns: u64,
 }
 
-impl Client {
+impl Client<'_> {
     /// What is left of its time.
     fn left(&self) -> io::Result<Option<Duration>> {
         let left_ns = self.until_ns.saturating_sub(clock::monotonic_ns());
@@ -127,7 +134,7 @@ impl Client {
 }
 
 /// Reads a request, and answers it.
-fn answer(stream: TcpStream, page: &Page) -> io::Result<()> {
+fn answer(stream: &TcpStream, page: &Page) -> io::Result<()> {
     let mut client = Client { stream, until_ns: clock::monotonic_ns() + PATIENCE_NS };
     let (mut request, mut length) = (vec![0; REQUEST_BYTES_MAX], 0);
     while length < request.len() && !request[..length].windows(4).any(|end| end == b"\r\n\r\n") {

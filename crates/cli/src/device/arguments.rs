@@ -4,8 +4,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use zfolio_block::address::Address;
 use zfolio_block::control::REQUEST_BYTES_MAX;
-use zfolio_block::nbd::{Address, NAME_BYTES_MAX};
+use zfolio_block::nbd::NAME_BYTES_MAX;
 use zfolio_core::budget::WriteBudget;
 use zfolio_core::page::UnitOrder;
 use zfolio_core::size;

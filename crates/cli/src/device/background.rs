@@ -3,7 +3,7 @@
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Command, ExitCode, Stdio};
 
-use zfolio_block::nbd::Address;
+use zfolio_block::address::Address;
 
 use super::arguments::AddArgs;
 use crate::failure::Failure;

@@ -8,12 +8,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use zfolio_block::address::Address;
 use zfolio_block::control::Control;
+use zfolio_block::listen::{Listener, Unusable};
 use zfolio_block::metrics::{self, Metrics};
-use zfolio_block::nbd::{Address, Config, Counts, Exports, Listener, Server, Unusable};
+use zfolio_block::nbd::{Config, Exports, Server};
 use zfolio_block::ram::{self, Ram, Unmade};
 use zfolio_block::saved::SavedDisk;
-use zfolio_block::vhost_user;
+use zfolio_block::{Counts, vhost_user};
 use zfolio_core::size;
 use zfolio_core::zcomp::{Params, Zcomp};
 use zfolio_core::zram;

@@ -11,7 +11,9 @@ use std::time::Duration;
 use zfolio_sys::clock::monotonic_ns;
 
 use super::client::{FLUSH, READ, TRIM, WRITE, exporting, go_data, option, request};
-use crate::nbd::{Address, Config, Listener, Server, Unusable};
+use crate::address::Address;
+use crate::listen::{Listener, Unusable};
+use crate::nbd::{Config, Server};
 use crate::testing::Memory;
 use crate::{Device, Error};
 

@@ -13,8 +13,9 @@ use zfolio_core::testing::{Random, seed};
 use zfolio_sys::clock::monotonic_ns;
 
 use super::frontend::{FrontEnd, MEMORY_BYTES, STEPS, Step};
+use crate::address::Address;
 use crate::device::Device;
-use crate::nbd::{Address, Listener};
+use crate::listen::Listener;
 use crate::testing::Memory;
 use crate::vhost_user::guest::range;
 use crate::vhost_user::{Config, GUEST_BYTES_MAX, Server};

@@ -10,23 +10,18 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags};
-use zfolio_sys::eventfd::EventFd;
 
-use super::address::Address;
+use crate::address::Address;
 
 /// The first descriptor that systemd hands over.
 const SYSTEMD_FIRST: i32 = 3;
 
 /// More sockets than any unit has.
 const SYSTEMD_MAX: i32 = 64;
-
-/// The pause of [`accept_until`] after nothing could be accepted: no descriptor is left, or no memory.
-const REST: Duration = Duration::from_millis(50);
 
 /// A socket that is listened on. A Unix socket that this value made is removed with it.
 #[derive(Debug)]
@@ -111,38 +106,15 @@ impl Listener {
 
     /// The next connection. `Err(AGAIN)`: there is none.
     pub(crate) fn accept(&self) -> Result<OwnedFd, Errno> {
-        accept(self.as_fd())
+        rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC)
     }
 
-    fn new(
-        socket: OwnedFd,
-        file: Option<(PathBuf, u64, u64)>,
-        name: &str,
-    ) -> Result<Listener, Unusable> {
+    /// A socket that listens, and the file that is to be removed with it.
+    pub(crate) fn new(socket: OwnedFd, file: Option<(PathBuf, u64, u64)>) -> io::Result<Listener> {
         // A client may go away between the wait for it and `accept`, which must not wait for the next one.
-        rustix::io::ioctl_fionbio(&socket, true).map_err(|why| system(name, why))?;
+        rustix::io::ioctl_fionbio(&socket, true)?;
         Ok(Listener { socket, file })
     }
-}
-
-/// Accepts connections and hands each over, until the end is rung. The socket has `O_NONBLOCK`: a client may be gone
-/// before it is accepted.
-pub(crate) fn accept_until(socket: BorrowedFd<'_>, end: &EventFd, mut each: impl FnMut(OwnedFd)) {
-    while !end.wait(0) {
-        let mut waited =
-            [end.file(), socket].map(|file| PollFd::from_borrowed_fd(file, PollFlags::IN));
-        poll(&mut waited, None).ok();
-        match accept(socket) {
-            Ok(stream) => each(stream),
-            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
-            // No descriptor or memory: later.
-            Err(_) => std::thread::sleep(REST),
-        }
-    }
-}
-
-fn accept(socket: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
-    rustix::net::accept_with(socket, SocketFlags::CLOEXEC)
 }
 
 impl AsFd for Listener {
@@ -172,11 +144,10 @@ fn tcp(address: SocketAddr) -> Result<Listener, Unusable> {
         return Err(Unusable::NotLoopback(address));
     }
     let listener = TcpListener::bind(address).map_err(|why| system(address, why))?;
-    Listener::new(listener.into(), None, &address.to_string())
+    Listener::new(listener.into(), None).map_err(|why| system(address, why))
 }
 
 fn unix(path: &Path) -> Result<Listener, Unusable> {
-    let name = path.display();
     // Two servers that start at once would both find a dead socket, and the second would remove the first one's.
     let _lock = lock_directory(path)?;
     let listener = match UnixListener::bind(path) {
@@ -186,10 +157,10 @@ fn unix(path: &Path) -> Result<Listener, Unusable> {
         }
         result => result,
     };
-    let listener = listener.map_err(|why| system(name, why))?;
+    let listener = listener.map_err(|why| system(path.display(), why))?;
     let found = std::fs::symlink_metadata(path).map_err(|why| system(path.display(), why))?;
     let file = (path.to_path_buf(), found.dev(), found.ino());
-    Listener::new(listener.into(), Some(file), &path.display().to_string())
+    Listener::new(listener.into(), Some(file)).map_err(|why| system(path.display(), why))
 }
 
 /// Locks the directory of a path until the file is dropped.
@@ -258,7 +229,7 @@ fn inherited(process: &OwnedFd, number: i32) -> Result<Listener, Unusable> {
     }
     let name = rustix::net::getsockname(&socket).map_err(|_| Unusable::BadInherited(number))?;
     check_inherited(number, name)?;
-    Listener::new(socket, None, "systemd")
+    Listener::new(socket, None).map_err(|why| system("systemd", why))
 }
 
 /// A port has to be this machine's own, as one that is opened here.

@@ -1,0 +1,263 @@
+//! The clients of a server: accepts their connections, counts them, and ends them.
+//!
+//! # Concurrency
+//!
+//! One thread accepts, and each connection has a thread of its own. A lock (`Shared::live`) protects the list of
+//! connections; it is held for an insert or a remove, never across a system call that waits.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use zfolio_core::sync::Mutex;
+use zfolio_sys::clock::monotonic_ns;
+use zfolio_sys::eventfd::EventFd;
+
+use crate::listen::Listener;
+
+/// The rank of the lock of the list of connections. Nothing is called while it is held.
+const RANK_LIVE: u8 = 1;
+
+/// A client that finds the server full waits so long for another one to leave, and then is sent away.
+const FULL: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
+/// After an `accept` that failed for want of memory or descriptors, the next one waits so long.
+const RETRY: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// So many clients are sent away before the server looks after others again: one backlog, since more can come as fast
+/// as they are sent away.
+const SENT_AWAY_MAX: usize = 128;
+
+/// What a server has counted.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Counts {
+    /// Connections that were accepted.
+    pub accepted: u64,
+    /// Connections that were closed at once: the server was full, or no thread was to be had.
+    pub refused: u64,
+    /// Connections whose handshake took too long.
+    pub timed_out: u64,
+    /// Connections that exist now.
+    pub live: u64,
+}
+
+impl std::ops::Add for Counts {
+    type Output = Counts;
+
+    /// The counts of two servers of one disk.
+    fn add(self, other: Counts) -> Counts {
+        Counts {
+            accepted: self.accepted + other.accepted,
+            refused: self.refused + other.refused,
+            timed_out: self.timed_out + other.timed_out,
+            live: self.live + other.live,
+        }
+    }
+}
+
+/// What is spoken on the connections.
+pub(crate) trait Protocol: Send + Sync + 'static {
+    /// The name of its threads.
+    const NAME: &'static str;
+
+    /// A connection, as its own thread and the one that ends it need it.
+    type Stream: Send + Sync;
+
+    fn open(&self, socket: OwnedFd) -> Self::Stream;
+
+    /// Serves a client until the connection ends.
+    fn serve(&self, stream: &Arc<Self::Stream>);
+}
+
+/// See the module. Dropping it accepts nothing more, and leaves the connections to end by themselves.
+pub(crate) struct Clients<P: Protocol> {
+    shared: Arc<Shared<P>>,
+    acceptor: Option<JoinHandle<()>>,
+}
+
+struct Shared<P: Protocol> {
+    protocol: P,
+    /// So many connections at once.
+    max: usize,
+    /// The connections, by the number of their acceptance.
+    live: Mutex<RANK_LIVE, BTreeMap<u64, Arc<P::Stream>>>,
+    /// Rings when a connection ends, or nothing more is to be accepted.
+    wake: EventFd,
+    /// Nothing more is accepted. Relaxed throughout: it carries no data.
+    ends: AtomicBool,
+    accepted: AtomicU64,
+    refused: AtomicU64,
+}
+
+/// Takes a connection off the list when its thread ends, however it ends.
+struct Leaves<P: Protocol> {
+    shared: Arc<Shared<P>>,
+    number: u64,
+}
+
+impl<P: Protocol> Drop for Leaves<P> {
+    fn drop(&mut self) {
+        let stream = self.shared.live.lock().remove(&self.number);
+        // The last use of the socket, which closes it; not under the lock.
+        drop(stream);
+        self.shared.wake.ring();
+    }
+}
+
+impl<P: Protocol> Clients<P> {
+    /// Serves whoever connects, `max` of them at once.
+    ///
+    /// # Errors
+    ///
+    /// No thread or descriptor is to be had.
+    pub(crate) fn start(
+        listeners: Vec<Listener>,
+        max: usize,
+        protocol: P,
+    ) -> io::Result<Clients<P>> {
+        let shared = Arc::new(Shared {
+            protocol,
+            max,
+            live: Mutex::new(BTreeMap::new()),
+            wake: EventFd::new()?,
+            ends: AtomicBool::new(false),
+            accepted: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+        });
+        let for_thread = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name(format!("{}-accept", P::NAME));
+        let acceptor = thread.spawn(move || for_thread.accept(&listeners))?;
+        Ok(Clients { shared, acceptor: Some(acceptor) })
+    }
+
+    pub(crate) fn protocol(&self) -> &P {
+        &self.shared.protocol
+    }
+
+    /// What was counted; no handshakes.
+    pub(crate) fn counts(&self) -> Counts {
+        Counts {
+            accepted: self.shared.accepted.load(Relaxed),
+            refused: self.shared.refused.load(Relaxed),
+            timed_out: 0,
+            live: self.live() as u64,
+        }
+    }
+
+    pub(crate) fn live(&self) -> usize {
+        self.shared.live()
+    }
+
+    /// Accepts nothing more, and closes the listeners. Returns whether it did so before.
+    pub(crate) fn close(&mut self) -> bool {
+        let Some(acceptor) = self.acceptor.take() else { return true };
+        self.shared.ends.store(true, Relaxed);
+        self.shared.wake.ring();
+        // It can only have panicked, and then it accepts nothing either.
+        acceptor.join().ok();
+        false
+    }
+
+    /// Tells every connection to end.
+    pub(crate) fn end(&self, end: impl Fn(&P::Stream)) {
+        self.shared.live.lock().values().for_each(|stream| end(stream));
+    }
+
+    /// Waits until there are no connections, for this time at most.
+    pub(crate) fn wait_until_none(&self, time: Duration) {
+        let time_ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let deadline_ns = monotonic_ns().saturating_add(time_ns);
+        while self.live() > 0 {
+            let left_ms = deadline_ns.saturating_sub(monotonic_ns()).div_ceil(1_000_000);
+            if left_ms == 0 {
+                return;
+            }
+            if self.shared.wake.wait(u16::try_from(left_ms).unwrap_or(u16::MAX)) {
+                self.shared.wake.clear();
+            }
+        }
+    }
+}
+
+impl<P: Protocol> Drop for Clients<P> {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl<P: Protocol> std::fmt::Debug for Clients<P> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct(P::NAME).field("counts", &self.counts()).finish_non_exhaustive()
+    }
+}
+
+impl<P: Protocol> Shared<P> {
+    fn live(&self) -> usize {
+        self.live.lock().len()
+    }
+
+    /// Accepts connections until nothing more is to be accepted.
+    fn accept(self: &Arc<Self>, listeners: &[Listener]) {
+        while !self.ends.load(Relaxed) {
+            let is_full = self.live() >= self.max;
+            let waited_for = if is_full { &[] } else { listeners };
+            let (ready, timed_out) = self.wait(waited_for, is_full.then_some(&FULL));
+            if is_full && timed_out {
+                // Nobody has left: those that wait are told by the end of their connections, and do not wait for ever.
+                listeners.iter().for_each(|listener| self.send_away(listener));
+                continue;
+            }
+            for (listener, is_ready) in waited_for.iter().zip(ready) {
+                match if is_ready { listener.accept() } else { Err(Errno::AGAIN) } {
+                    Ok(socket) => self.begin(socket),
+                    Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
+                    Err(_) => {
+                        self.wait(&[], Some(&RETRY));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits for a connection or a ring. Returns which listeners have a connection, and whether nothing came in time.
+    fn wait(&self, listeners: &[Listener], time: Option<&Timespec>) -> (Vec<bool>, bool) {
+        let files = std::iter::once(self.wake.file()).chain(listeners.iter().map(AsFd::as_fd));
+        let mut polled: Vec<_> =
+            files.map(|file| PollFd::from_borrowed_fd(file, PollFlags::IN)).collect();
+        let count = poll(&mut polled, time).unwrap_or(1);
+        self.wake.clear();
+        (polled[1..].iter().map(|file| !file.revents().is_empty()).collect(), count == 0)
+    }
+
+    fn send_away(&self, listener: &Listener) {
+        for _ in 0..SENT_AWAY_MAX {
+            if listener.accept().is_err() {
+                return;
+            }
+            self.refused.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Starts the thread of a connection.
+    fn begin(self: &Arc<Self>, socket: OwnedFd) {
+        let number = self.accepted.fetch_add(1, Relaxed);
+        let stream = Arc::new(self.protocol.open(socket));
+        self.live.lock().insert(number, Arc::clone(&stream));
+        let leaves = Leaves { shared: Arc::clone(self), number };
+        let thread = std::thread::Builder::new().name(P::NAME.to_owned());
+        let started = thread.spawn(move || {
+            leaves.shared.protocol.serve(&stream);
+            drop(stream);
+            drop(leaves);
+        });
+        if started.is_err() {
+            self.refused.fetch_add(1, Relaxed);
+        }
+    }
+}
