@@ -12,6 +12,7 @@ pub mod nbd;
 pub mod vhost_user;
 
 pub mod attributes;
+pub mod conf;
 pub mod control;
 pub mod metrics;
 pub mod ram;
