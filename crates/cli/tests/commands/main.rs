@@ -8,6 +8,7 @@ mod completions;
 mod contents;
 mod device;
 mod dict;
+mod disk;
 mod install;
 mod manual;
 mod metrics;
