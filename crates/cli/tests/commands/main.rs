@@ -6,6 +6,7 @@
 mod codecs;
 mod completions;
 mod contents;
+mod daemon;
 mod device;
 mod dict;
 mod disk;
