@@ -15,6 +15,7 @@ pub mod nbd;
 pub mod vhost_user;
 
 pub mod attributes;
+pub mod conf;
 pub mod control;
 pub mod metrics;
 pub mod ram;

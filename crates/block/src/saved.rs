@@ -7,10 +7,15 @@
 //! ```
 //!
 //! So FILE is what it was before or what was saved, at any moment and whenever the process or the machine ends.
+//!
+//! A disk that is saved when it ends ([`Kept`]) has FILE.saving open and locked from before its first client on. So a
+//! directory that cannot be written to is known at the start, and two disks do not have one file. A FILE.saving that is
+//! not empty and that nobody has locked says that a disk, or a save, has ended too early: FILE is older than what
+//! clients had written, and nobody goes on from it unasked (`SAVE-1`).
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufReader, BufWriter, Write as _};
+use std::io::{self, BufReader, BufWriter, Seek as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
@@ -23,6 +28,9 @@ use crate::ram::Ram;
 /// What the name of a file that is being written ends with.
 const SUFFIX: &str = ".saving";
 
+/// What is in the file that is written while a disk is served that is to be saved in it.
+const NOTE: &[u8] = b"a disk is served, or has ended without being saved\n";
+
 /// Bytes that are written and read together.
 const BUFFER_BYTES: usize = 1 << 20;
 
@@ -34,6 +42,13 @@ pub enum Unsaved {
     OtherKind(PathBuf),
     /// Another save to this name is under way.
     Busy(PathBuf),
+    /// The disk that had this file was not saved when it ended: the file is older than what clients had written.
+    Stale {
+        /// The file.
+        path: PathBuf,
+        /// What the disk has left.
+        partial: PathBuf,
+    },
     /// The contents cannot be saved.
     Contents(SaveError),
     /// The system's.
@@ -45,7 +60,15 @@ impl fmt::Display for Unsaved {
         match self {
             Unsaved::OtherKind(path) => write!(f, "'{}' is no file", path.display()),
             Unsaved::Busy(path) => {
-                write!(f, "'{}' is being written by another save", path.display())
+                write!(f, "'{}' belongs to another save, or to a disk", path.display())
+            }
+            Unsaved::Stale { path, partial } => {
+                let (path, partial) = (path.display(), partial.display());
+                write!(
+                    f,
+                    "the disk has ended without being saved, and '{path}' is older; accepted: remove '{partial}' to \
+                     go on from there, or both to begin empty"
+                )
             }
             Unsaved::Contents(error) => write!(f, "{error}"),
             Unsaved::System(path, error) => write!(f, "'{}': {error}", path.display()),
@@ -61,20 +84,7 @@ impl std::error::Error for Unsaved {}
 ///
 /// See [`Unsaved`]. What was at `path` before is still there.
 pub fn save(ram: &Ram, path: &Path) -> Result<Saved, Unsaved> {
-    let system = |path: &Path| {
-        let path = path.to_owned();
-        move |error| Unsaved::System(path, error)
-    };
-    // Of a link what it leads to is written.
-    let path = match fs::symlink_metadata(path) {
-        Ok(there) if there.is_symlink() => fs::canonicalize(path).map_err(system(path))?,
-        Ok(there) if there.is_file() => path.to_owned(),
-        Ok(_) => return Err(Unsaved::OtherKind(path.to_owned())),
-        Err(_) => path.to_owned(),
-    };
-    let mut partial = path.clone().into_os_string();
-    partial.push(SUFFIX);
-    let partial = PathBuf::from(partial);
+    let (path, partial) = places(path)?;
     let file = open_partial(&partial)?;
     let done = write(ram, &file, &path, &partial);
     if done.is_err() {
@@ -84,6 +94,107 @@ pub fn save(ram: &Ram, path: &Path) -> Result<Saved, Unsaved> {
     done
 }
 
+/// Where the file is, and where it is written.
+fn places(path: &Path) -> Result<(PathBuf, PathBuf), Unsaved> {
+    // Of a link what it leads to is written.
+    let path = match fs::symlink_metadata(path) {
+        Ok(there) if there.is_symlink() => {
+            fs::canonicalize(path).map_err(|error| Unsaved::System(path.to_owned(), error))?
+        }
+        Ok(there) if there.is_file() => path.to_owned(),
+        Ok(_) => return Err(Unsaved::OtherKind(path.to_owned())),
+        Err(_) => path.to_owned(),
+    };
+    let mut partial = path.clone().into_os_string();
+    partial.push(SUFFIX);
+    Ok((path, partial.into()))
+}
+
+/// The file that a disk goes on from, and that it is saved to when it ends. See the module.
+#[derive(Debug)]
+pub struct Kept {
+    path: PathBuf,
+    partial: PathBuf,
+    file: File,
+    is_served: bool,
+}
+
+impl Kept {
+    /// Takes a file for a disk. Dropping this value before [`Kept::note_served`] gives the file back as it was.
+    ///
+    /// # Errors
+    ///
+    /// See [`Unsaved`].
+    pub fn take(path: &Path) -> Result<Kept, Unsaved> {
+        let path =
+            std::path::absolute(path).map_err(|error| Unsaved::System(path.to_owned(), error))?;
+        let (path, partial) = places(&path)?;
+        let file = open_partial(&partial)?;
+        let length =
+            file.metadata().map_err(|error| Unsaved::System(partial.clone(), error))?.len();
+        if length > 0 && path.exists() {
+            return Err(Unsaved::Stale { path, partial });
+        }
+        Ok(Kept { path, partial, file, is_served: false })
+    }
+
+    /// The file, if there is one to go on from.
+    #[must_use]
+    pub fn loaded(&self) -> Option<&Path> {
+        Some(self.path.as_path()).filter(|path| path.exists())
+    }
+
+    /// Clients may write from now on: the file is older than the disk until that is saved.
+    ///
+    /// # Errors
+    ///
+    /// The system's. No client may write.
+    pub fn note_served(&mut self) -> Result<(), Unsaved> {
+        self.mark().map_err(|error| Unsaved::System(self.partial.clone(), error))?;
+        sync_directory(&self.path)?;
+        self.is_served = true;
+        Ok(())
+    }
+
+    /// No client has written: dropping this value gives the file back as it was.
+    pub fn note_unserved(&mut self) {
+        self.is_served = false;
+    }
+
+    /// Leaves only the note in the file that is written.
+    fn mark(&self) -> io::Result<()> {
+        self.file.set_len(0)?;
+        (&self.file).rewind()?;
+        (&self.file).write_all(NOTE)?;
+        self.file.sync_all()
+    }
+
+    /// Saves the contents of the disk, which clients have left, and returns the file.
+    ///
+    /// # Errors
+    ///
+    /// See [`Unsaved`]. The file is what it was before, and nobody goes on from it unasked (`SAVE-1`).
+    pub fn save(self, ram: &Ram) -> Result<(Saved, PathBuf), Unsaved> {
+        let done = write(ram, &self.file, &self.path, &self.partial);
+        if done.is_err() {
+            // A part of a disk is of no use, and may be what fills the file system. If this fails, the part is as good
+            // a note.
+            self.mark().ok();
+        }
+        done.map(|saved| (saved, self.path.clone()))
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        if !self.is_served {
+            // It is ours as long as the lock is held.
+            fs::remove_file(&self.partial).ok();
+        }
+    }
+}
+
+/// Opens and locks the file that is written.
 fn open_partial(partial: &Path) -> Result<File, Unsaved> {
     let system = |error| Unsaved::System(partial.to_owned(), error);
     let mut options = OpenOptions::new();
@@ -101,12 +212,12 @@ fn open_partial(partial: &Path) -> Result<File, Unsaved> {
     if !ours.is_file() {
         return Err(Unsaved::OtherKind(partial.to_owned()));
     }
-    file.set_len(0).map_err(system)?;
     Ok(file)
 }
 
 fn write(ram: &Ram, file: &File, path: &Path, partial: &Path) -> Result<Saved, Unsaved> {
     let system = |error| Unsaved::System(partial.to_owned(), error);
+    (&*file).rewind().and_then(|()| file.set_len(0)).map_err(system)?;
     let mut buffer = BufWriter::with_capacity(BUFFER_BYTES, file);
     let saved = ram.zram().save(cpu::current(), &mut buffer).map_err(|error| match error {
         SaveError::Io(error) => system(error),
@@ -116,11 +227,16 @@ fn write(ram: &Ram, file: &File, path: &Path, partial: &Path) -> Result<Saved, U
     file.sync_all().map_err(system)?;
     fs::rename(partial, path).map_err(|error| Unsaved::System(path.to_owned(), error))?;
     // The file is there, and its name is not yet safe from the end of the machine if this fails.
+    sync_directory(path)?;
+    Ok(saved)
+}
+
+/// Makes sure of the names in the directory of a file.
+fn sync_directory(path: &Path) -> Result<(), Unsaved> {
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let directory = directory.unwrap_or(Path::new("."));
     let synced = File::open(directory).and_then(|directory| directory.sync_all());
-    synced.map_err(|error| Unsaved::System(directory.to_owned(), error))?;
-    Ok(saved)
+    synced.map_err(|error| Unsaved::System(directory.to_owned(), error))
 }
 
 /// A saved disk that is being read.
@@ -156,7 +272,7 @@ mod tests {
     use std::path::PathBuf;
     use std::sync::Arc;
 
-    use super::{Unsaved, load, open, open_partial, save};
+    use super::{Kept, Unsaved, load, open, open_partial, save};
     use crate::device::Device as _;
     use crate::ram::{Config, Ram};
     use crate::testing::ram;
@@ -229,6 +345,58 @@ mod tests {
         assert!(matches!(save(&disk, &directory), Err(Unsaved::OtherKind(_))));
         let nowhere = save(&disk, &directory.join("no/disk")).unwrap_err().to_string();
         assert!(nowhere.contains("no/disk.saving"), "{nowhere}");
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
+    /// Goal: a file that is older than what clients had written is never gone on from unasked (`SAVE-1`), one disk has
+    /// it at a time, and whoever does not serve gives it back as it was.
+    #[test]
+    fn a_disk_goes_on_from_the_file_that_it_kept() {
+        let (directory, disk) = (directory("kept"), ram(1 << 20, &["lz4"]));
+        let (path, partial) = (directory.join("disk"), directory.join("disk.saving"));
+        let kept = Kept::take(&path).unwrap();
+        assert!(kept.loaded().is_none());
+        assert!(matches!(Kept::take(&path), Err(Unsaved::Busy(_))));
+        assert!(matches!(save(&disk, &path), Err(Unsaved::Busy(_))));
+        drop(kept);
+        assert!(!partial.exists());
+        for number in 1..4 {
+            // What a process leaves that was killed before its disk was served.
+            fs::write(&partial, "").unwrap();
+            let mut kept = Kept::take(&path).unwrap();
+            assert_eq!(kept.loaded().is_some(), number > 1);
+            kept.note_served().unwrap();
+            disk.write(0, &[number; 512]).unwrap();
+            let (saved, file) = kept.save(&disk).unwrap();
+            assert_eq!((saved.bytes, &file), (fs::metadata(&path).unwrap().len(), &path));
+            assert!(!partial.exists());
+            let mut found = [0; 512];
+            loaded(&path).read(0, &mut found).unwrap();
+            assert_eq!(found, [number; 512]);
+        }
+        // Killed while it was served.
+        let mut kept = Kept::take(&path).unwrap();
+        kept.note_served().unwrap();
+        drop(kept);
+        let stale = Kept::take(&path).unwrap_err().to_string();
+        assert!(stale.contains("is older; accepted: remove '") && partial.exists(), "{stale}");
+        assert!(matches!(Kept::take(&path), Err(Unsaved::Stale { .. })));
+        fs::remove_file(&path).unwrap();
+        // Nothing that is older: it begins empty.
+        let mut kept = Kept::take(&path).unwrap();
+        kept.note_served().unwrap();
+        assert!(kept.loaded().is_none());
+        kept.save(&disk).unwrap();
+        // A save that fails.
+        let mut kept = Kept::take(&path).unwrap();
+        kept.note_served().unwrap();
+        let before = fs::read(&path).unwrap();
+        disk.write(0, &[9; 512]).unwrap();
+        disk.zram().halt();
+        assert!(matches!(kept.save(&disk), Err(Unsaved::Contents(_))));
+        assert_eq!(fs::read(&path).unwrap(), before);
+        assert!(matches!(Kept::take(&path), Err(Unsaved::Stale { .. })));
+        assert!(matches!(Kept::take(&directory), Err(Unsaved::OtherKind(_))));
         fs::remove_dir_all(&directory).unwrap();
     }
 }

@@ -112,6 +112,11 @@ fn pressure_percent(file: &Path) -> Option<f64> {
     some.split_ascii_whitespace().next()?.parse().ok()
 }
 
+/// How much memory this machine has.
+pub(crate) fn memory_bytes() -> Option<u64> {
+    Some(machine(Path::new("/"))?.bytes)
+}
+
 /// The memory of the machine.
 fn machine(root: &Path) -> Option<Allowance> {
     let source = PathBuf::from(MEMINFO);

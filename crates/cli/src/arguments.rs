@@ -19,7 +19,7 @@ use crate::dictionary;
 use crate::manual;
 use crate::metrics::parse_metrics;
 
-pub(crate) use line::{command_path, help, parse};
+pub(crate) use line::{command_path, help, parse, parse_words};
 pub(crate) use values::{
     parse_algorithm, parse_limit_or_auto, parse_percent, parse_spill, parse_spill_limit,
     parse_unit, parse_write_budget,

@@ -5,6 +5,7 @@
 
 mod arguments;
 mod background;
+mod daemon;
 mod list;
 mod saved;
 mod serve;
@@ -40,6 +41,7 @@ pub(crate) fn device(arguments: &DeviceArgs) -> Result<ExitCode, Failure> {
     match &arguments.command {
         Command::Add(arguments) => background::add(arguments),
         Command::Run(arguments) => serve::run(arguments),
+        Command::Daemon(arguments) => daemon::daemon(arguments),
         Command::List(arguments) => list::list(arguments),
         Command::Stat(arguments) => stat(arguments),
         Command::Set(arguments) => {
@@ -131,6 +133,6 @@ fn remove(name: &str) -> Result<ExitCode, Failure> {
         std::thread::sleep(STOP_TURN);
     }
     Err(Failure::machine(format!(
-        "{name}: the disk does not end: a client has a request that takes long"
+        "{name}: the disk has not ended yet: it saves its contents, or a client has a request that takes long"
     )))
 }

@@ -43,6 +43,11 @@ impl Failure {
         Failure { status: 127, message: message.into() }
     }
 
+    /// Why, without the program's name.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
     /// The exit status.
     pub(crate) fn status(&self) -> u8 {
         self.status

@@ -16,6 +16,7 @@ mod failure;
 mod ledger_file;
 mod manual;
 mod metrics;
+mod notify;
 mod output;
 mod requirements;
 mod run;

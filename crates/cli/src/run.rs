@@ -287,7 +287,13 @@ fn follow(
     let signals = Signals::block().map_err(failed)?;
     #[allow(clippy::disallowed_methods, reason = "the program runs in real time, and so do we")]
     let start = Instant::now();
-    let started = child::Program { path: &path, arguments: &words?, environment };
+    let started = child::Program {
+        path: &path,
+        arguments: &words?,
+        environment,
+        output: None,
+        orphaned: libc::SIGKILL,
+    };
     let pid = signals.start(&started).map_err(|error| {
         Failure::program(format!("PROGRAM: '{shown}' cannot be executed: {error}"))
     })?;

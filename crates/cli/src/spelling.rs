@@ -41,7 +41,7 @@ fn reached<'a>(definition: &'a Command, words: &[OsString]) -> &'a Command {
 /// The name that is most similar to `given`, if one is similar: at least two letters of its
 /// beginning match, or there is at most one typing error in a name of up to four letters, two in a
 /// longer name.
-fn meant<'a>(given: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn meant<'a>(given: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let slips = |name: &str| {
         let abbreviated = given.len() >= 2 && name.starts_with(given);
         if abbreviated { 1 } else { distance(given, name) }

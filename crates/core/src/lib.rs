@@ -8,6 +8,7 @@
 
 pub mod page;
 pub mod size;
+pub mod size_expression;
 pub mod store;
 pub mod swap;
 pub mod zcomp;

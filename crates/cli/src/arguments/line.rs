@@ -31,6 +31,15 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Arguments, 
     })
 }
 
+/// Parses words that are no command line of a user's.
+///
+/// # Errors
+///
+/// One line, as for a command line.
+pub(crate) fn parse_words(words: &[OsString]) -> Result<Arguments, String> {
+    Arguments::try_parse_from(words).map_err(|error| one_line(&error, words))
+}
+
 /// Prints the help of the command named by `words`, as its `--help` does, and ends the process.
 ///
 /// # Errors

@@ -3,18 +3,20 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueHint};
 use zfolio_block::address::Address;
 use zfolio_block::control::REQUEST_BYTES_MAX;
 use zfolio_block::nbd::NAME_BYTES_MAX;
 use zfolio_core::budget::WriteBudget;
 use zfolio_core::page::UnitOrder;
 use zfolio_core::size;
+use zfolio_core::size_expression;
 use zfolio_core::zcomp::{self, Algorithm, Params};
 use zfolio_core::zram::ALGORITHMS_MAX;
 use zfolio_pager::spill::Site;
 
 use super::list::Column;
+use crate::allowance;
 use crate::arguments::{parse_unit, parse_write_budget};
 use crate::metrics::parse_metrics;
 
@@ -39,6 +41,8 @@ pub(crate) enum Command {
     Add(AddArgs),
     /// Make a disk, and serve it until Ctrl-C
     Run(AddArgs),
+    /// Make and serve all disks of a configuration file, until Ctrl-C; for systemd
+    Daemon(DaemonArgs),
     /// List the disks, in the columns of zramctl
     List(ListArgs),
     /// Show the figures of a disk, or one attribute as the kernel shows it
@@ -71,7 +75,7 @@ pub(crate) struct AddArgs {
     #[arg(value_name = "NAME", value_parser = parse_name)]
     pub(super) name: String,
 
-    /// How large the disk is: 4G, 512M; a multiple of the unit
+    /// How large the disk is: 4G, 512M, 'min(ram / 2, 4G)'; a multiple of the unit
     #[arg(long, short, value_name = "SIZE", required_unless_present = "load", value_parser = parse_size)]
     pub(super) size: Option<u64>,
 
@@ -80,6 +84,13 @@ pub(crate) struct AddArgs {
     /// The disk has the size, the unit and the algorithms of the one that was saved.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["size", "unit", "algorithm", "recompress"])]
     pub(super) load: Option<PathBuf>,
+
+    /// Save the contents in FILE when the disk ends, and go on from FILE if it is there
+    ///
+    /// The disk then has the unit and the algorithms of FILE, and its size unless --size is more. Where the disk is
+    /// killed FILE stays what it was, and a disk that is to go on from it is refused, since clients had written more.
+    #[arg(long, value_name = "FILE", conflicts_with = "load", value_parser = parse_path)]
+    pub(super) save: Option<PathBuf>,
 
     /// The algorithm, and its parameters: see 'zfolio algorithms'
     #[arg(long, short, value_name = "NAME[,level=N]", default_value = "lz4", value_parser = parse_params)]
@@ -151,6 +162,36 @@ pub(crate) struct AddArgs {
     /// Set by `add`: leave the terminal
     #[arg(long, hide = true)]
     pub(super) background: bool,
+}
+
+/// Arguments of `zfolio device daemon`.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "FILE has a section [NAME] for each disk, with the options of 'zfolio device add' as keys:
+
+  [cache]
+  size = min(ram / 2, 4G)
+  nbd = /run/zfolio/cache.sock
+
+Files FILE.d/*.conf are read after it, in the order of their names; keys replace those of files before. Without
+--config, FILE is the first of /etc/zfolio/devices.conf, /run/zfolio/devices.conf and
+/usr/lib/zfolio/devices.conf, and files FILE.d/*.conf are read from all three places; of one name the first.
+
+SIGTERM ends all disks. SIGHUP reads the files again, and starts the disks that do not run.
+
+Examples:
+  zfolio device daemon --check
+  systemctl enable --now zfolio-devices
+  zfolio device daemon --config disks.conf"
+)]
+pub(crate) struct DaemonArgs {
+    /// The configuration file [default: /etc/zfolio/devices.conf]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, value_parser = parse_path)]
+    pub(super) config: Option<PathBuf>,
+
+    /// Check the configuration, print the disks with their options, and end
+    #[arg(long)]
+    pub(super) check: bool,
 }
 
 /// Arguments of `zfolio device list`.
@@ -285,6 +326,13 @@ pub(crate) struct NameArgs {
 }
 
 impl AddArgs {
+    /// The disk is served by another process than the one that systemd hands sockets to.
+    pub(super) fn check_sockets(&self) -> Result<(), String> {
+        const WHY: &str =
+            "--nbd: 'systemd' hands its sockets to one process; accepted: with 'zfolio device run'";
+        if self.nbd.contains(&Address::Systemd) { Err(WHY.to_owned()) } else { Ok(()) }
+    }
+
     /// The algorithms, by their priority.
     pub(super) fn algorithms(&self) -> Result<Vec<Params>, String> {
         let dense = Params::from(Algorithm::Zstd);
@@ -313,7 +361,12 @@ fn parse_name(given: &str) -> Result<String, String> {
 }
 
 fn parse_size(given: &str) -> Result<u64, String> {
-    let bytes = size::parse(given).map_err(|error| error.to_string())?;
+    let bytes = if size_expression::is_expression(given) {
+        let ram = allowance::memory_bytes().ok_or("the memory of this machine is not known")?;
+        size_expression::evaluate(given, ram)?
+    } else {
+        size::parse(given).map_err(|error| error.to_string())?
+    };
     if bytes > 0 { Ok(bytes) } else { Err(format!("'{given}' is too small; accepted: 4K or more")) }
 }
 
@@ -338,7 +391,7 @@ fn parse_address(given: &str) -> Result<Address, String> {
 
 fn parse_path(given: &str) -> Result<PathBuf, String> {
     let path = (!given.is_empty()).then(|| PathBuf::from(given));
-    path.ok_or_else(|| "'' is not a path; accepted: the path of a socket".to_owned())
+    path.ok_or_else(|| "'' is not a path; accepted: the path of a file".to_owned())
 }
 
 /// Which of them there are the disk says.

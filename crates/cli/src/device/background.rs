@@ -3,8 +3,6 @@
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Command, ExitCode, Stdio};
 
-use zfolio_block::address::Address;
-
 use super::arguments::AddArgs;
 use crate::failure::Failure;
 use crate::output;
@@ -15,11 +13,7 @@ use crate::output;
 ///
 /// The disk cannot be made as asked for. The other process has printed why.
 pub(super) fn add(arguments: &AddArgs) -> Result<ExitCode, Failure> {
-    if arguments.nbd.contains(&Address::Systemd) {
-        let why =
-            "--nbd: 'systemd' hands its sockets to one process; accepted: with 'zfolio device run'";
-        return Err(Failure::argument(why));
-    }
+    arguments.check_sockets().map_err(Failure::argument)?;
     let program =
         std::env::current_exe().map_err(|error| Failure::machine(format!("zfolio: {error}")))?;
     // `zfolio device add` and what follows.

@@ -1,17 +1,18 @@
-//! `zfolio device save`, and `--load`: contents that survive their disk.
+//! `zfolio device save`, `--load` and `--save`: contents that survive their disk.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use zfolio_block::control::REQUEST_BYTES_MAX;
 use zfolio_block::ram::Ram;
-use zfolio_block::saved::{self, SavedDisk};
+use zfolio_block::saved::{self, Kept, SavedDisk, Unsaved};
 use zfolio_core::size;
-use zfolio_core::zram::{FormatError, LoadError};
+use zfolio_core::zcomp::Params;
+use zfolio_core::zram::{FormatError, Header, LoadError};
 use zfolio_sys::probe::child::Signals;
 
-use super::arguments::SaveArgs;
+use super::arguments::{AddArgs, SaveArgs};
 use super::ask;
 use super::serve::ENDS;
 use crate::failure::Failure;
@@ -46,54 +47,116 @@ pub(super) fn save(arguments: &SaveArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Opens a saved disk.
+/// A saved disk that a disk goes on from.
+pub(super) struct Origin {
+    /// The option that names it.
+    option: &'static str,
+    path: PathBuf,
+    disk: SavedDisk,
+}
+
+impl Origin {
+    /// Opens the file that the disk goes on from, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// It is no saved disk, or cannot be read.
+    pub(super) fn open(
+        arguments: &AddArgs,
+        kept: Option<&Kept>,
+    ) -> Result<Option<Origin>, Failure> {
+        let asked = arguments.load.as_deref().map(|path| ("--load", path));
+        let kept = || kept.and_then(Kept::loaded).map(|path| ("--save", path));
+        let Some((option, path)) = asked.or_else(kept) else { return Ok(None) };
+        match saved::open(path) {
+            Ok(disk) => Ok(Some(Origin { option, path: path.to_owned(), disk })),
+            Err(FormatError::Io(error)) => {
+                Err(Failure::argument(format!("{option}: '{}': {error}", path.display())))
+            }
+            Err(error) => Err(unloaded(option, path, &error.into())),
+        }
+    }
+
+    /// What the disk is made of.
+    pub(super) fn header(&self) -> &Header {
+        self.disk.header()
+    }
+
+    /// Fills a disk with the contents, and gives it the size that is asked for if that is more. A signal that ends a
+    /// disk ends that too.
+    ///
+    /// # Errors
+    ///
+    /// The file is not what was saved, there is no room, or a signal came. The disk is to be dropped.
+    pub(super) fn fill(
+        &mut self,
+        ram: &Ram,
+        arguments: &AddArgs,
+        signals: &Signals,
+    ) -> Result<(), Failure> {
+        let disk = &mut self.disk;
+        let done = std::thread::scope(|scope| {
+            let loads = scope.spawn(|| saved::load(ram, disk));
+            while !loads.is_finished() {
+                match signals.next(TURN) {
+                    Ok(Some(signal)) if ENDS.contains(&signal.number) => ram.zram().halt(),
+                    Ok(_) => {}
+                    // It is loaded, then; the disk's own loop sees the error too.
+                    Err(_) => break,
+                }
+            }
+            loads.join().expect("a load does not panic")
+        });
+        done.map_err(|error| unloaded(self.option, &self.path, &error))?;
+        let size = arguments.size.filter(|size| *size > ram.zram().disk_bytes());
+        let resized = size.map(|size| ram.zram().resize(size)).transpose();
+        resized.map(drop).map_err(|error| Failure::argument(format!("--size: {error}")))
+    }
+
+    /// What the disk has of the file although the options say otherwise; `None`: nothing.
+    pub(super) fn differs(&self, arguments: &AddArgs) -> Option<String> {
+        if self.option == "--load" {
+            // It refuses these options.
+            return None;
+        }
+        let header = self.header();
+        let asked = arguments.algorithms().unwrap_or_default();
+        let [asked, found] = [&asked, &header.algorithms]
+            .map(|all| all.iter().map(Params::to_string).collect::<Vec<_>>().join(", "));
+        let is_smaller = arguments.size.is_some_and(|size| size < header.disk_bytes);
+        let differs = is_smaller || arguments.unit != header.unit || asked != found;
+        differs.then(|| {
+            let (bytes, unit) = (size::display(header.disk_bytes), header.unit);
+            let path = self.path.display();
+            format!("it stays as it is in '{path}': {bytes}, units of {unit}, {found}")
+        })
+    }
+}
+
+/// Takes the file that the disk is to be saved in.
 ///
 /// # Errors
 ///
-/// It is none, or cannot be read.
-pub(super) fn open(path: &Path) -> Result<SavedDisk, Failure> {
-    saved::open(path).map_err(|error| match error {
-        FormatError::Io(error) => {
-            Failure::argument(format!("--load: '{}': {error}", path.display()))
+/// It cannot be written, another disk has it, or it is older than what clients had written.
+pub(super) fn take(arguments: &AddArgs) -> Result<Option<Kept>, Failure> {
+    let kept = arguments.save.as_deref().map(Kept::take).transpose();
+    kept.map_err(|error| {
+        let line = format!("--save: {error}");
+        match error {
+            Unsaved::System(..) | Unsaved::OtherKind(_) => Failure::argument(line),
+            _ => Failure::machine(line),
         }
-        error => unloaded(path, &error.into()),
     })
 }
 
-/// Fills a disk with the contents of a saved one. A signal that ends a disk ends that too.
-///
-/// # Errors
-///
-/// The file is not what was saved, there is no room, or a signal came. The disk is to be dropped.
-pub(super) fn load(
-    ram: &Ram,
-    path: &Path,
-    disk: &mut SavedDisk,
-    signals: &Signals,
-) -> Result<(), Failure> {
-    let done = std::thread::scope(|scope| {
-        let loads = scope.spawn(|| saved::load(ram, disk));
-        while !loads.is_finished() {
-            match signals.next(TURN) {
-                Ok(Some(signal)) if ENDS.contains(&signal.number) => ram.zram().halt(),
-                Ok(_) => {}
-                // It is loaded, then; the disk's own loop sees the error too.
-                Err(_) => break,
-            }
-        }
-        loads.join().expect("a load does not panic")
-    });
-    done.map(|_| ()).map_err(|error| unloaded(path, &error))
-}
-
 /// Why a saved disk is not loaded.
-fn unloaded(path: &Path, error: &LoadError) -> Failure {
+fn unloaded(option: &str, path: &Path, error: &LoadError) -> Failure {
     let path = path.display();
     match error {
         LoadError::NoSpace { limit_bytes } => Failure::argument(format!(
             "--mem-limit: {} are not enough for '{path}'; accepted: more, or a place with --writeback",
             size::display(*limit_bytes)
         )),
-        error => Failure::machine(format!("--load: '{path}': {error}")),
+        error => Failure::machine(format!("{option}: '{path}': {error}")),
     }
 }

@@ -14,7 +14,7 @@ use zfolio_block::listen::{Listener, Unusable};
 use zfolio_block::metrics::{self, Metrics};
 use zfolio_block::nbd::{Config, Exports, Server};
 use zfolio_block::ram::{self, Ram, Unmade};
-use zfolio_block::saved::SavedDisk;
+use zfolio_block::saved::Kept;
 use zfolio_block::{Counts, vhost_user};
 use zfolio_core::size;
 use zfolio_core::zcomp::{Params, Zcomp};
@@ -25,9 +25,11 @@ use zfolio_sys::probe::child::{self, Signals};
 use zfolio_sys::{files, process};
 
 use super::arguments::AddArgs;
-use super::{directory, saved, socket};
+use super::saved::{self, Origin};
+use super::{directory, socket};
 use crate::failure::Failure;
 use crate::metrics::take_address;
+use crate::notify;
 
 /// How long a turn of the main loop takes at most.
 const TURN_MS: u16 = 200;
@@ -39,7 +41,7 @@ const LOST_LINES_MAX: u64 = 10;
 pub(super) const ENDS: [i32; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
 
 /// Prints a line for the user, if anybody still reads it.
-fn say(line: &str) {
+pub(super) fn say(line: &str) {
     writeln!(io::stderr(), "zfolio: {line}").ok();
 }
 
@@ -47,42 +49,40 @@ fn say(line: &str) {
 ///
 /// # Errors
 ///
-/// The disk cannot be made as asked for; nothing is left behind.
+/// The disk cannot be made as asked for, and nothing is left behind; or it is not saved at its end as asked for.
 pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     if arguments.background {
-        // What the shell had open is not kept.
-        let kept = files::leave_program_files(&[
-            io::stdin().as_fd(),
-            io::stdout().as_fd(),
-            io::stderr().as_fd(),
-        ]);
-        let kept = kept.map_err(|error| Failure::machine(format!("open files: {error}")))?;
-        // They are those of this process for its life.
-        std::mem::forget(kept);
-        process::leave_session()
-            .map_err(|error| Failure::machine(format!("the terminal cannot be left: {error}")))?;
+        leave_shell()?;
     }
     // Before any thread is started, so that none of them gets a signal.
     let signals =
         Signals::block().map_err(|error| Failure::machine(format!("signals: {error}")))?;
     let name = &arguments.name;
-    let mut loaded = arguments.load.as_deref().map(saved::open).transpose()?;
-    let (ram, sites) = with_writeback(make(arguments, loaded.as_ref())?, arguments)?;
-    if let Some((path, disk)) = arguments.load.as_deref().zip(loaded.as_mut()) {
-        saved::load(&ram, path, disk, &signals)?;
+    let mut kept = saved::take(arguments)?;
+    let mut origin = Origin::open(arguments, kept.as_ref())?;
+    let (ram, sites) = with_writeback(make(arguments, origin.as_ref())?, arguments)?;
+    if let Some(origin) = &mut origin {
+        origin.fill(&ram, arguments, &signals)?;
     }
-    drop(loaded);
     let ram = Arc::new(ram);
     let path = socket(&directory()?, name);
     let control =
         Control::start(&path, Arc::clone(&ram)).map_err(|error| unheard(name, &path, &error))?;
-    let (servers, addresses) = listen(arguments, &ram)?;
-    let servers = Arc::new(servers);
-    let metrics = serve_metrics(arguments, &ram, &servers)?;
+    if let Some(kept) = &mut kept {
+        kept.note_served().map_err(|error| Failure::machine(format!("--save: {error}")))?;
+    }
+    let started = serve(arguments, &ram);
+    let (servers, metrics, addresses) =
+        started.inspect_err(|_| kept.iter_mut().for_each(Kept::note_unserved))?;
     control.set_addresses(addresses.join(" "));
     if arguments.background {
         // The file system of the shell's directory can be unmounted.
         std::env::set_current_dir("/").map_err(|error| Failure::machine(format!("/: {error}")))?;
+    } else {
+        notify::send("READY=1");
+    }
+    if let Some(differs) = origin.and_then(|origin| origin.differs(arguments)) {
+        say(&format!("disk {name}: {differs}"));
     }
     let made = format!(
         "disk {name}: {}, {}, units of {}, at {}",
@@ -93,10 +93,38 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     );
     // Where `add` waits for it.
     writeln!(io::stdout(), "{made}").and_then(|()| io::stdout().flush()).ok();
-    loop {
-        if control.stop_within(TURN_MS) {
-            break;
-        }
+    work_until_end(&ram, &control, &signals);
+    // The page's thread has the other handle of the servers.
+    drop(metrics);
+    let busy = Arc::into_inner(servers).map_or(0, Servers::stop);
+    if busy > 0 {
+        say(&format!("disk {name}: {busy} clients did not end in time"));
+    }
+    let ended = finish(name, &ram, kept);
+    drop(control);
+    // Their threads end.
+    drop(sites);
+    say(&format!("disk {name} has ended; {}", ended?));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Leaves what this process has of the shell that started it: open files, and the terminal.
+fn leave_shell() -> Result<(), Failure> {
+    let kept = files::leave_program_files(&[
+        io::stdin().as_fd(),
+        io::stdout().as_fd(),
+        io::stderr().as_fd(),
+    ]);
+    let kept = kept.map_err(|error| Failure::machine(format!("open files: {error}")))?;
+    // They are those of this process for its life.
+    std::mem::forget(kept);
+    process::leave_session()
+        .map_err(|error| Failure::machine(format!("the terminal cannot be left: {error}")))
+}
+
+/// Works for the disk until a client of its control socket or a signal ends it.
+fn work_until_end(ram: &Ram, control: &Control, signals: &Signals) {
+    while !control.stop_within(TURN_MS) {
         ram.work(u64::from(TURN_MS) * 1_000_000);
         match signals.next(Duration::ZERO) {
             Ok(Some(signal)) if ENDS.contains(&signal.number) => break,
@@ -108,18 +136,18 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
             }
         }
     }
-    // The page's thread has the other handle of the servers.
-    drop(metrics);
-    let busy = Arc::into_inner(servers).map_or(0, Servers::stop);
-    if busy > 0 {
-        say(&format!("disk {name}: {busy} clients did not end in time"));
+}
+
+/// Saves the contents if that is asked for, and says what becomes of them. Clients have left.
+fn finish(name: &str, ram: &Ram, kept: Option<Kept>) -> Result<String, Failure> {
+    let data = size::display(ram.zram().mm_stat().orig_data_size);
+    let Some(kept) = kept else { return Ok(format!("{data} of contents are dropped")) };
+    match kept.save(ram) {
+        Ok((_, path)) => Ok(format!("{data} of contents are saved in '{}'", path.display())),
+        Err(error) => Err(Failure::machine(format!(
+            "disk {name} has ended without being saved: {error}; {data} of contents are dropped"
+        ))),
     }
-    let data = ram.zram().mm_stat().orig_data_size;
-    drop(control);
-    // Their threads end.
-    drop(sites);
-    say(&format!("disk {name} has ended; {} of contents are dropped", size::display(data)));
-    Ok(ExitCode::SUCCESS)
 }
 
 /// The algorithm that compresses what is written, with its parameters.
@@ -128,8 +156,8 @@ fn algorithm(ram: &Ram) -> String {
     first.and_then(Zcomp::params).map_or_else(|| "?".to_owned(), Params::to_string)
 }
 
-fn make(arguments: &AddArgs, loaded: Option<&SavedDisk>) -> Result<Ram, Failure> {
-    let header = loaded.map(SavedDisk::header);
+fn make(arguments: &AddArgs, origin: Option<&Origin>) -> Result<Ram, Failure> {
+    let header = origin.map(Origin::header);
     let config = ram::Config {
         // One of them is given.
         disk_bytes: header.map(|header| header.disk_bytes).or(arguments.size).unwrap_or(0),
@@ -216,12 +244,17 @@ impl Servers {
     }
 }
 
-/// Serves the disk, and says what clients connect to.
-fn listen(arguments: &AddArgs, ram: &Arc<Ram>) -> Result<(Servers, Vec<String>), Failure> {
+/// What serves the disk and its figures, and what clients connect to.
+type Started = (Arc<Servers>, Option<Metrics>, Vec<String>);
+
+/// Serves the disk and its figures.
+fn serve(arguments: &AddArgs, ram: &Arc<Ram>) -> Result<Started, Failure> {
     let mut addresses = Vec::new();
     let vhost_user = listen_vhost_user(arguments, ram, &mut addresses)?;
     let nbd = listen_nbd(arguments, ram, &mut addresses)?;
-    Ok((Servers { nbd, vhost_user }, addresses))
+    let servers = Arc::new(Servers { nbd, vhost_user });
+    let metrics = serve_metrics(arguments, ram, &servers)?;
+    Ok((servers, metrics, addresses))
 }
 
 fn no_server(error: io::Error) -> Failure {

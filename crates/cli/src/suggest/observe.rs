@@ -67,7 +67,13 @@ pub(super) fn run(
         .map(c_string)
         .collect::<Result<Vec<_>, _>>()?;
     let path = c_string(zfolio.into())?;
-    let started = Program { path: &path, arguments: &words, environment: &environment };
+    let started = Program {
+        path: &path,
+        arguments: &words,
+        environment: &environment,
+        output: None,
+        orphaned: libc::SIGKILL,
+    };
     let begun_ns = clock::monotonic_ns();
     let pid = signals.start(&started).map_err(|error| machine("zfolio run", &error))?;
     let mut looks = Looks::default();

@@ -1,148 +1,14 @@
 //! `zfolio device` with contents: what is written to a disk is there, also when it was written back to a file.
 
 use std::fs;
-use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::{Child, Output, Stdio};
 use std::time::Duration;
 
 use zfolio_core::testing::{Random, seed};
 
-use crate::run::first_line;
-use crate::stage::{kill, output_of, scratch, wait_for, zfolio};
-
-/// A disk that this process serves in a child, which is killed when this is dropped.
-pub(crate) struct Served {
-    pub(crate) name: String,
-    socket: PathBuf,
-    child: Option<Child>,
-}
-
-impl Served {
-    /// Starts a disk with these options beside its name and address.
-    pub(crate) fn start(name: &str, options: &[&str]) -> Served {
-        let mut served = Served::named(name);
-        let mut child = served.command(options).spawn().expect("it was built");
-        let line = first_line(&mut child);
-        assert!(line.starts_with(&format!("disk {}: ", served.name)), "{line}");
-        served.child = Some(child);
-        served
-    }
-
-    pub(crate) fn named(name: &str) -> Served {
-        let name = format!("{name}-{}", std::process::id());
-        Served { socket: scratch("contents").join(format!("{name}.sock")), name, child: None }
-    }
-
-    pub(crate) fn command(&self, options: &[&str]) -> std::process::Command {
-        let socket = self.socket.to_str().expect("a name of ours");
-        let fixed = ["device", "run", &self.name, "--nbd", socket];
-        let mut command = zfolio(&[&fixed, options].concat());
-        command.stderr(Stdio::piped());
-        command
-    }
-
-    pub(crate) fn ask(&self, command: &str, rest: &[&str]) -> (Option<i32>, String, String) {
-        output_of(&[&["device", command, &self.name], rest].concat())
-    }
-
-    /// The columns of an attribute.
-    pub(crate) fn columns(&self, attribute: &str) -> Vec<u64> {
-        let (code, out, err) = self.ask("stat", &[attribute]);
-        assert_eq!(code, Some(0), "{err}");
-        out.split_whitespace().map(|word| word.parse().expect("a number")).collect()
-    }
-
-    pub(crate) fn client(&self) -> Client {
-        Client::connect(&self.socket, &self.name).expect("the disk is served")
-    }
-
-    /// Asserts that there is no disk with these options, and one line says why.
-    fn refused(&self, options: &[&str], status: i32, part: &str) {
-        let output = self.command(options).output().expect("it was built");
-        let err = String::from_utf8(output.stderr).expect("text");
-        assert_eq!(output.status.code(), Some(status), "{options:?}: {err}");
-        assert!(err.contains(part) && err.lines().count() == 1, "{options:?}: {err}");
-        assert!(output.stdout.is_empty() && !self.socket.exists());
-        assert_eq!(self.ask("stat", &[]).0, Some(2), "there is no such disk");
-    }
-
-    /// Sends a signal, and waits for the end.
-    pub(crate) fn end(mut self, signal: &str) -> Output {
-        let child = self.child.take().expect("it was started");
-        kill(signal, child.id().into());
-        let output = child.wait_with_output().expect("it ends");
-        fs::remove_file(&self.socket).ok();
-        output
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            child.kill().ok();
-            child.wait().ok();
-        }
-        fs::remove_file(&self.socket).ok();
-    }
-}
-
-/// A client of the smallest kind: a request, its reply.
-pub(crate) struct Client(UnixStream);
-
-impl Client {
-    fn connect(socket: &PathBuf, name: &str) -> io::Result<Client> {
-        let mut stream = UnixStream::connect(socket)?;
-        let mut greeting = [0; 18];
-        stream.read_exact(&mut greeting)?;
-        let length = u32::try_from(name.len()).expect("a short name");
-        let flags = 3_u32.to_be_bytes();
-        let option =
-            [&b"IHAVEOPT"[..], &1_u32.to_be_bytes(), &length.to_be_bytes(), name.as_bytes()];
-        stream.write_all(&[&flags, &option.concat()[..]].concat())?;
-        let mut export = [0; 10];
-        stream.read_exact(&mut export)?;
-        Ok(Client(stream))
-    }
-
-    fn request(&mut self, kind: u16, at: u64, length: usize, data: &[u8]) -> io::Result<u32> {
-        let length = u32::try_from(length).expect("a small request");
-        let head = [
-            &0x2560_9513_u32.to_be_bytes()[..],
-            &0_u16.to_be_bytes(),
-            &kind.to_be_bytes(),
-            &7_u64.to_be_bytes(),
-            &at.to_be_bytes(),
-            &length.to_be_bytes(),
-        ];
-        self.0.write_all(&head.concat())?;
-        self.0.write_all(data)?;
-        let mut reply = [0; 16];
-        self.0.read_exact(&mut reply)?;
-        Ok(u32::from_be_bytes(reply[4..8].try_into().expect("four bytes")))
-    }
-
-    /// The error of the protocol, 0 for none.
-    pub(crate) fn write(&mut self, at: u64, data: &[u8]) -> io::Result<u32> {
-        self.request(1, at, data.len(), data)
-    }
-
-    pub(crate) fn flush(&mut self) -> io::Result<u32> {
-        self.request(3, 0, 0, &[])
-    }
-
-    pub(crate) fn read(&mut self, at: u64, length: usize) -> io::Result<Vec<u8>> {
-        let error = self.request(0, at, length, &[])?;
-        if error != 0 {
-            return Err(io::Error::from_raw_os_error(error.try_into().expect("a small number")));
-        }
-        let mut data = vec![0; length];
-        self.0.read_exact(&mut data)?;
-        Ok(data)
-    }
-}
+use crate::disk::{Disk, numbered, read_all, write_all};
+use crate::stage::{scratch, wait_for, zfolio};
 
 /// A directory on a disk, where the build is.
 fn place(options: &str) -> String {
@@ -155,7 +21,7 @@ fn place(options: &str) -> String {
 fn a_disk_writes_back_what_memory_has_no_room_for() {
     let place = place(",size=64M");
     let options = ["--size", "64M", "--mem-limit", "4M", "--writeback", &place];
-    let disk = Served::start("wider", &options);
+    let disk = Disk::start("wider", &options);
     assert_eq!(disk.ask("stat", &["backing_dev"]).1, format!("{place}\n"));
     let (mut client, mut random) = (disk.client(), Random::new(seed()));
     let contents: Vec<Vec<u8>> = (0..128).map(|_| random.bytes(256 << 10)).collect();
@@ -194,12 +60,12 @@ fn what_is_discarded_frees_its_file() {
     const TRIM: u16 = 4;
     let place = place(",size=64M");
     let disk =
-        Served::start("trimmed", &["--size", "64M", "--mem-limit", "2M", "--writeback", &place]);
+        Disk::start("trimmed", &["--size", "64M", "--mem-limit", "2M", "--writeback", &place]);
     let (mut client, mut random) = (disk.client(), Random::new(seed()));
     for at in 0..128 {
         assert_eq!(client.write(at << 18, &random.bytes(256 << 10)).unwrap(), 0);
     }
-    let pid = disk.child.as_ref().expect("it runs").id();
+    let pid = disk.pid();
     let room = || -> u64 {
         let files =
             fs::read_dir(format!("/proc/{pid}/fd")).unwrap().map(|file| file.unwrap().path());
@@ -220,7 +86,7 @@ fn a_killed_disk_leaves_nothing_on_its_place() {
     let directory = scratch("killed-place");
     let place = format!("{},size=16M", directory.display());
     let disk =
-        Served::start("killed", &["--size", "64M", "--mem-limit", "1M", "--writeback", &place]);
+        Disk::start("killed", &["--size", "64M", "--mem-limit", "1M", "--writeback", &place]);
     let (mut client, mut random) = (disk.client(), Random::new(seed()));
     for at in 0..16 {
         assert_eq!(client.write(at << 18, &random.bytes(256 << 10)).unwrap(), 0);
@@ -236,8 +102,7 @@ fn a_killed_disk_leaves_nothing_on_its_place() {
 fn a_full_file_is_no_space() {
     const ENOSPC: u32 = 28;
     let place = place(",size=16M");
-    let disk =
-        Served::start("full", &["--size", "64M", "--mem-limit", "2M", "--writeback", &place]);
+    let disk = Disk::start("full", &["--size", "64M", "--mem-limit", "2M", "--writeback", &place]);
     let (mut client, mut random) = (disk.client(), Random::new(seed()));
     let mut written = Vec::new();
     let error = loop {
@@ -265,39 +130,12 @@ fn places_that_are_of_no_use_are_one_line() {
         (&["--writeback-age", "60"], 2, "--writeback"),
         (&["--writeback", "/var/tmp", "--writeback-budget", "much"], 2, "'much' is not a budget"),
     ] {
-        Served::named("refused").refused(&[&["--size", "8M"], options].concat(), status, part);
+        Disk::named("refused").refused(&[&["--size", "8M"], options].concat(), status, part);
     }
-    let disk = Served::start("without", &["--size", "8M"]);
+    let disk = Disk::start("without", &["--size", "8M"]);
     let (code, _, err) = disk.ask("set", &["writeback=idle"]);
     assert!(code == Some(2) && err.contains("give it one with --writeback"), "{err}");
     assert_eq!(disk.ask("stat", &["backing_dev"]).1, "none\n");
-}
-
-/// Contents of every kind, with a number in each 4 KiB.
-fn numbered(bytes: usize, number: u8) -> Vec<u8> {
-    let mut random = Random::new(u64::from(number));
-    let mut contents = vec![0; bytes];
-    for (at, unit) in contents.chunks_mut(4096).enumerate() {
-        match at % 4 {
-            0 => unit.fill(number),
-            1 => unit.fill_with(|| random.byte()),
-            2 => unit[..1500].fill_with(|| random.byte()),
-            _ => {}
-        }
-        unit[..2].copy_from_slice(&[number, u8::try_from(at % 251).expect("a byte")]);
-    }
-    contents
-}
-
-fn write_all(client: &mut Client, contents: &[u8]) {
-    for (at, bytes) in (0_u64..).zip(contents.chunks(256 << 10)) {
-        assert_eq!(client.write(at << 18, bytes).expect("it is connected"), 0);
-    }
-}
-
-fn read_all(client: &mut Client, bytes: usize) -> Vec<u8> {
-    let mut piece = |at: usize| client.read((at as u64) << 18, 256 << 10).expect("it can be read");
-    (0..bytes >> 18).flat_map(&mut piece).collect()
 }
 
 /// Goal: a disk goes on from its file, also one that had written back, with the same size, unit and algorithms; the
@@ -311,7 +149,7 @@ fn a_disk_goes_on_from_its_file() {
     let contents = numbered(BYTES, 7);
     let options = ["--size", "20M", "--algorithm", "lzo", "--recompress", "zstd,level=2"];
     let small = ["--unit", "16K", "--mem-limit", "4M", "--writeback", &place];
-    let disk = Served::start("saver", &[&options[..], &small].concat());
+    let disk = Disk::start("saver", &[&options[..], &small].concat());
     let mut client = disk.client();
     write_all(&mut client, &contents);
     let (code, out, err) = disk.ask("save", &[file]);
@@ -322,7 +160,7 @@ fn a_disk_goes_on_from_its_file() {
     assert_eq!(fs::read_dir(&directory).unwrap().count(), 1);
     disk.end("TERM");
     for options in [&[][..], &small[2..]] {
-        let disk = Served::start("loader", &[&["--load", file], options].concat());
+        let disk = Disk::start("loader", &[&["--load", file], options].concat());
         assert!(read_all(&mut disk.client(), BYTES) == contents);
         assert_eq!(disk.ask("stat", &["disksize"]).1, "20971520\n");
         assert!(disk.ask("stat", &["comp_algorithm"]).1.contains("[lzo]"));
@@ -333,7 +171,7 @@ fn a_disk_goes_on_from_its_file() {
         assert_eq!(disk.ask("save", &[again.to_str().unwrap()]).0, Some(0));
         assert!(fs::metadata(&again).unwrap().len() > fs::metadata(file).unwrap().len());
     }
-    let little = Served::named("little");
+    let little = Disk::named("little");
     let output = little.command(&["--load", file, "--mem-limit", "1M"]).output().unwrap();
     let err = String::from_utf8(output.stderr).unwrap();
     assert!(
@@ -350,11 +188,11 @@ fn a_file_that_is_damaged_is_one_line() {
     let directory = scratch("damaged");
     let (good, bad) = (directory.join("good"), directory.join("bad"));
     let (good, bad) = (good.to_str().unwrap(), bad.to_str().unwrap());
-    let disk = Served::start("damaged", &["--size", "8M"]);
+    let disk = Disk::start("damaged", &["--size", "8M"]);
     write_all(&mut disk.client(), &numbered(1 << 20, 3));
     assert_eq!(disk.ask("save", &[good]).0, Some(0));
     let saved = fs::read(good).unwrap();
-    let other = Served::named("never");
+    let other = Disk::named("never");
     let refused = |options: &[&str], status, part: &str| other.refused(options, status, part);
     let mut altered = saved.clone();
     altered[saved.len() / 2] ^= 4;
@@ -392,7 +230,7 @@ fn a_killed_disk_leaves_a_whole_file() {
     let file = directory.join("disk");
     let file = file.to_str().unwrap();
     let small = ["--mem-limit", "1M", "--writeback", &place];
-    let first = Served::start("killed-first", &["--size", "8M"]);
+    let first = Disk::start("killed-first", &["--size", "8M"]);
     write_all(&mut first.client(), &numbered(BYTES, 1));
     assert_eq!(first.ask("save", &[file]).0, Some(0));
     drop(first);
@@ -400,7 +238,7 @@ fn a_killed_disk_leaves_a_whole_file() {
     let mut random = Random::new(seed);
     for number in 2..14 {
         let options: &[&str] = if number % 2 == 0 { &[] } else { &small };
-        let disk = Served::start("killed-save", &[&["--load", file], options].concat());
+        let disk = Disk::start("killed-save", &[&["--load", file], options].concat());
         let mut client = disk.client();
         let (found, known) = (read_all(&mut client, BYTES), [old, number - 1]);
         let is_whole = |number: &&u8| found == numbered(BYTES, **number);

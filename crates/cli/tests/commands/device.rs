@@ -8,55 +8,9 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::Stdio;
 
+use crate::disk::Disk;
 use crate::run::first_line;
-use crate::stage::{kill, output_of, scratch, wait_for, zfolio};
-
-/// A disk of a test, which ends when this is dropped.
-struct Disk {
-    name: String,
-    socket: PathBuf,
-}
-
-impl Disk {
-    /// Names are of this process, since the disks of a user are listed together.
-    fn named(name: &str) -> Disk {
-        let name = format!("{name}-{}", std::process::id());
-        Disk { socket: scratch("device").join(format!("{name}.sock")), name }
-    }
-
-    fn add(name: &str, options: &[&str]) -> Disk {
-        let disk = Disk::named(name);
-        let (code, out, err) = disk.try_add(options);
-        assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
-        let expected = format!("disk {}: 8M, lz4, units of 4K, at nbd+unix:///", disk.name);
-        assert!(out.starts_with(&expected) && out.lines().count() == 1, "{out}");
-        disk
-    }
-
-    fn try_add(&self, options: &[&str]) -> (Option<i32>, String, String) {
-        let socket = self.socket.to_str().expect("a name of ours");
-        let fixed = ["device", "add", &self.name, "--size", "8M", "--nbd", socket];
-        output_of(&[&fixed, options].concat())
-    }
-
-    fn is_served(&self) -> bool {
-        let mut greeting = [0; 8];
-        UnixStream::connect(&self.socket)
-            .and_then(|mut stream| stream.read_exact(&mut greeting))
-            .is_ok()
-            && &greeting == b"NBDMAGIC"
-    }
-
-    fn ask(&self, command: &str, rest: &[&str]) -> (Option<i32>, String, String) {
-        output_of(&[&["device", command, &self.name], rest].concat())
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        self.ask("remove", &[]);
-    }
-}
+use crate::stage::{kill, output_of, wait_for, zfolio};
 
 #[test]
 fn a_disk_is_made_listed_changed_and_ended() {

@@ -58,6 +58,8 @@ fn uninstall_removes_what_install_put_there() {
         "bin/zfolio",
         "lib/zfolio/libzfolio_preload.so",
         "lib/udev/rules.d/60-zfolio.rules",
+        "lib/systemd/system/zfolio-devices.service",
+        "share/doc/zfolio/examples/devices.conf",
         "share/man/man1/zfolio-run.1",
         "share/bash-completion/completions/zfolio",
         "share/zsh/site-functions/_zfolio",
@@ -65,6 +67,10 @@ fn uninstall_removes_what_install_put_there() {
     ] {
         assert!(installed.contains(&root.join("opt").join(file)), "{file}: {installed:?}");
     }
+    let unit = fs::read_to_string(root.join("opt/lib/systemd/system/zfolio-devices.service"));
+    assert!(
+        unit.expect("it was installed").contains("\nExecStart=/opt/bin/zfolio device daemon\n")
+    );
     let output = Command::new(root.join("opt/bin/zfolio")).arg("--version").output();
     assert!(output.expect("it can be executed").status.success());
 

@@ -6,8 +6,10 @@
 mod codecs;
 mod completions;
 mod contents;
+mod daemon;
 mod device;
 mod dict;
+mod disk;
 mod install;
 mod manual;
 mod metrics;

@@ -12,7 +12,7 @@ use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io::{self, Read};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::time::Duration;
 
@@ -65,6 +65,10 @@ pub struct Program<'a> {
     pub arguments: &'a [CString],
     /// The environment, each `NAME=value`.
     pub environment: &'a [CString],
+    /// Where its standard output and standard error go; `None`: where those of this process go.
+    pub output: Option<BorrowedFd<'a>>,
+    /// The signal that it gets if this process ends first.
+    pub orphaned: i32,
 }
 
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
@@ -159,7 +163,7 @@ impl Signals {
         Ok(Some(Signal { number: info.si_signo, from_process, sender }))
     }
 
-    /// Starts `program` and returns its process id. The kernel kills it if this process is killed.
+    /// Starts `program` and returns its process id. It gets a signal ([`Program::orphaned`]) if this process is killed.
     ///
     /// Its signal mask and its handling of SIGCHLD are those from before [`Signals::block`].
     ///
@@ -175,7 +179,7 @@ impl Signals {
         // SAFETY: CHILD-1: one thread, so the child's copy of the memory is consistent.
         let pid = check(unsafe { libc::fork() })?;
         if pid == 0 {
-            self.become_program(parent, program.path, &arguments, &environment, &to_parent);
+            self.become_program(parent, program, &arguments, &environment, &to_parent);
         }
         drop(to_parent);
         let mut errno = [0; 4];
@@ -194,17 +198,23 @@ impl Signals {
     fn become_program(
         &self,
         parent: i32,
-        path: &CStr,
+        program: &Program<'_>,
         arguments: &[*const libc::c_char],
         environment: &[*const libc::c_char],
         to_parent: &OwnedFd,
     ) -> ! {
-        // SAFETY: plain numbers; kills this process when the parent's only thread ends.
-        unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+        // SAFETY: plain numbers; signals this process when the parent's only thread ends.
+        unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, program.orphaned) };
         // SAFETY: the function has no argument. The parent may have ended before the line above.
         if unsafe { libc::getppid() } != parent {
             // SAFETY: ends this process without the parent's exit handlers.
             unsafe { libc::_exit(DIED_BASE + libc::SIGKILL) };
+        }
+        if let Some(output) = program.output {
+            for number in [libc::STDOUT_FILENO, libc::STDERR_FILENO] {
+                // SAFETY: plain numbers; this process has no code of ours that owns either of them.
+                unsafe { libc::dup2(output.as_raw_fd(), number) };
+            }
         }
         // SAFETY: sets the default action, not a handler. The Rust runtime ignores SIGPIPE;
         // programs expect that it ends them.
@@ -216,7 +226,7 @@ impl Signals {
         // SAFETY: the kernel returned this mask before.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, ptr::null_mut()) };
         // SAFETY: `path` and all strings are zero-terminated and alive, both arrays end with null.
-        unsafe { libc::execve(path.as_ptr(), arguments.as_ptr(), environment.as_ptr()) };
+        unsafe { libc::execve(program.path.as_ptr(), arguments.as_ptr(), environment.as_ptr()) };
 
         let errno = io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO).to_ne_bytes();
         // SAFETY: writes four bytes of our own to an open pipe.
@@ -333,6 +343,9 @@ pub fn die_of(signal: i32) -> ! {
 mod tests {
     use super::{Change, Program, Signals, changed};
     use std::ffi::CString;
+    use std::io::Read as _;
+    use std::os::fd::AsFd as _;
+    use std::os::unix::net::UnixStream;
 
     fn strings(of: &[&str]) -> Vec<CString> {
         of.iter().map(|s| CString::new(*s).unwrap()).collect()
@@ -348,14 +361,22 @@ mod tests {
             path: c"/nonexistent/program",
             arguments: &strings(&["program"]),
             environment: &[],
+            output: None,
+            orphaned: libc::SIGKILL,
         };
         let error = signals.start(&missing).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ENOENT));
 
-        let arguments = strings(&["sh", "-c", "exit $CODE"]);
+        let arguments = strings(&["sh", "-c", "echo out; echo err >&2; exit $CODE"]);
         let environment = strings(&["CODE=7"]);
-        let program =
-            Program { path: c"/bin/sh", arguments: &arguments, environment: &environment };
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        let program = Program {
+            path: c"/bin/sh",
+            arguments: &arguments,
+            environment: &environment,
+            output: Some(theirs.as_fd()),
+            orphaned: libc::SIGTERM,
+        };
         let pid = signals.start(&program).unwrap();
         let change = loop {
             if let Some(change) = changed().unwrap() {
@@ -365,5 +386,9 @@ mod tests {
         };
         assert_eq!((change.0, change.1), (pid, Change::Exited(7)));
         assert!(change.2 > 0, "a process has memory");
+        drop(theirs);
+        let mut output = String::new();
+        ours.read_to_string(&mut output).unwrap();
+        assert_eq!(output, "out\nerr\n");
     }
 }
