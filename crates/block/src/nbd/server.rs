@@ -18,6 +18,7 @@ use super::connection::{self, End, Order};
 use super::exports::Exports;
 use super::listen::Listener;
 use super::stream::Stream;
+use super::tls::Security;
 
 /// The rank of the lock of the list of connections. Nothing is called while it is held.
 const RANK_LIVE: u8 = 1;
@@ -267,8 +268,9 @@ fn begin(shared: &Arc<Shared>, stream: Stream) {
     let thread = std::thread::Builder::new().name("nbd".to_owned());
     let started = thread.spawn(move || {
         let shared = &leaves.shared;
-        let handshake = shared.config.handshake;
-        let end = connection::serve(&stream, shared.exports.clone(), handshake, || shared.order());
+        let (exports, handshake) = (shared.exports.clone(), shared.config.handshake);
+        let security = Security::Off;
+        let end = connection::serve(&stream, &security, exports, handshake, || shared.order());
         if end == End::TimedOut {
             shared.timed_out.fetch_add(1, Relaxed);
         }
