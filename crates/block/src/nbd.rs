@@ -58,7 +58,7 @@ pub use address::{Address, PORT};
 pub use certificates::{BadCertificates, Certificates};
 pub use exports::{EXPORTS_MAX, Exports, NAME_BYTES_MAX, Refusal};
 pub(crate) use listen::accept_until;
-pub use listen::{Listener, Unusable};
+pub use listen::{Listener, Protection, Unusable};
 pub use output::Output;
 pub use server::{Config, Counts, Server};
 pub use session::{Next, Received, Session};

@@ -225,7 +225,7 @@ fn accept(shared: &Arc<Shared>, listeners: &[Listener]) {
         }
         for (listener, is_ready) in waited_for.iter().zip(ready) {
             match if is_ready { listener.accept() } else { Err(Errno::AGAIN) } {
-                Ok(socket) => begin(shared, Stream::new(socket)),
+                Ok(socket) => begin(shared, Stream::new(socket), listener.security().clone()),
                 Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
                 Err(_) => {
                     wait(&shared.wake, &[], Some(RETRY_MS));
@@ -260,7 +260,7 @@ fn send_away(shared: &Shared, listener: &Listener) {
 }
 
 /// Starts the thread of a connection.
-fn begin(shared: &Arc<Shared>, stream: Stream) {
+fn begin(shared: &Arc<Shared>, stream: Stream, security: Security) {
     let number = shared.accepted.fetch_add(1, Relaxed);
     let stream = Arc::new(stream);
     shared.live.lock().insert(number, stream.clone());
@@ -269,7 +269,6 @@ fn begin(shared: &Arc<Shared>, stream: Stream) {
     let started = thread.spawn(move || {
         let shared = &leaves.shared;
         let (exports, handshake) = (shared.exports.clone(), shared.config.handshake);
-        let security = Security::Off;
         let end = connection::serve(&stream, &security, exports, handshake, || shared.order());
         if end == End::TimedOut {
             shared.timed_out.fetch_add(1, Relaxed);
