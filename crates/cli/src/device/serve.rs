@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use zfolio_block::control::Control;
 use zfolio_block::metrics::{self, Metrics};
-use zfolio_block::nbd::{Address, Config, Counts, Exports, Listener, Server, Unusable};
+use zfolio_block::nbd::{
+    Address, Certificates, Config, Counts, Exports, Listener, Protection, Server, Tls, Unusable,
+};
 use zfolio_block::ram::{self, Ram, Unmade};
 use zfolio_block::saved::SavedDisk;
 use zfolio_block::vhost_user;
@@ -22,7 +24,7 @@ use zfolio_pager::spill::{PlaceError, Site, Sites};
 use zfolio_sys::probe::child::{self, Signals};
 use zfolio_sys::{files, process};
 
-use super::arguments::AddArgs;
+use super::arguments::{AddArgs, TlsArgs, YesNo};
 use super::{directory, saved, socket};
 use crate::failure::Failure;
 use crate::metrics::take_address;
@@ -64,6 +66,7 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     let signals =
         Signals::block().map_err(|error| Failure::machine(format!("signals: {error}")))?;
     let name = &arguments.name;
+    let protection = protection(&arguments.tls)?;
     let mut loaded = arguments.load.as_deref().map(saved::open).transpose()?;
     let (ram, sites) = with_writeback(make(arguments, loaded.as_ref())?, arguments)?;
     if let Some((path, disk)) = arguments.load.as_deref().zip(loaded.as_mut()) {
@@ -74,7 +77,7 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     let path = socket(&directory()?, name);
     let control =
         Control::start(&path, Arc::clone(&ram)).map_err(|error| unheard(name, &path, &error))?;
-    let (servers, addresses) = listen(arguments, &ram)?;
+    let (servers, addresses) = listen(arguments, &ram, &protection)?;
     let servers = Arc::new(servers);
     let metrics = serve_metrics(arguments, &ram, &servers)?;
     control.set_addresses(addresses.join(" "));
@@ -215,10 +218,14 @@ impl Servers {
 }
 
 /// Serves the disk, and says what clients connect to.
-fn listen(arguments: &AddArgs, ram: &Arc<Ram>) -> Result<(Servers, Vec<String>), Failure> {
+fn listen(
+    arguments: &AddArgs,
+    ram: &Arc<Ram>,
+    protection: &Protection,
+) -> Result<(Servers, Vec<String>), Failure> {
     let mut addresses = Vec::new();
     let vhost_user = listen_vhost_user(arguments, ram, &mut addresses)?;
-    let nbd = listen_nbd(arguments, ram, &mut addresses)?;
+    let nbd = listen_nbd(arguments, ram, protection, &mut addresses)?;
     Ok((Servers { nbd, vhost_user }, addresses))
 }
 
@@ -226,9 +233,30 @@ fn no_server(error: io::Error) -> Failure {
     Failure::machine(format!("no server: {error}"))
 }
 
+/// Reads the certificates.
+fn protection(arguments: &TlsArgs) -> Result<Protection, Failure> {
+    let verify_peer = arguments.tls_verify_peer == YesNo::Yes;
+    let directory = arguments.tls_certificates.as_deref();
+    let opened = directory.map(|directory| Certificates::open(directory, verify_peer)).transpose();
+    let certificates =
+        opened.map_err(|error| Failure::argument(format!("--tls-certificates: {error}")))?;
+    Ok(Protection { certificates, local: arguments.tls.into() })
+}
+
+/// Why an address is not listened on.
+fn unlistened(error: &Unusable) -> Failure {
+    match error {
+        Unusable::NotLoopback(_) => {
+            Failure::argument(format!("--nbd: {error}, or any with --tls-certificates DIR"))
+        }
+        error => Failure::machine(format!("--nbd: {error}")),
+    }
+}
+
 fn listen_nbd(
     arguments: &AddArgs,
     ram: &Arc<Ram>,
+    protection: &Protection,
     addresses: &mut Vec<String>,
 ) -> Result<Option<Server>, Failure> {
     if arguments.nbd.is_empty() {
@@ -241,12 +269,21 @@ fn listen_nbd(
     let mut listeners = Vec::new();
     for address in &arguments.nbd {
         let address = absolute(address);
-        let opened = Listener::open(&address)
-            .map_err(|error| Failure::machine(format!("--nbd: {error}")))?;
+        let opened =
+            Listener::open_with(&address, protection).map_err(|error| unlistened(&error))?;
         let port =
             opened.first().and_then(Listener::port).filter(|_| matches!(address, Address::Tcp(_)));
-        addresses.push(uri(&port.map_or(address, Address::Tcp), name));
+        let tls = opened.first().map_or(Tls::Off, Listener::tls);
+        addresses.push(uri(&port.map_or(address, Address::Tcp), name, tls));
         listeners.extend(opened);
+    }
+    // Who gives certificates expects TLS.
+    let is_clear = listeners.iter().all(|listener| listener.tls() == Tls::Off);
+    if is_clear && protection.certificates.is_some() {
+        return Err(Failure::argument(
+            "--tls-certificates: no --nbd of this disk uses them; accepted: with an address that other machines reach, \
+             or with --tls on or --tls require",
+        ));
     }
     Server::start(listeners, exports, Config::default()).map(Some).map_err(no_server)
 }
@@ -297,10 +334,11 @@ fn serve_metrics(
 }
 
 /// What a client is given to connect.
-fn uri(address: &Address, name: &str) -> String {
+fn uri(address: &Address, name: &str, tls: Tls) -> String {
+    let scheme = if tls == Tls::Require { "nbds" } else { "nbd" };
     match address {
-        Address::Unix(path) => format!("nbd+unix:///{name}?socket={}", path.display()),
-        Address::Tcp(address) => format!("nbd://{address}/{name}"),
+        Address::Unix(path) => format!("{scheme}+unix:///{name}?socket={}", path.display()),
+        Address::Tcp(address) => format!("{scheme}://{address}/{name}"),
         Address::Systemd => "the sockets of systemd".to_owned(),
     }
 }

@@ -4,9 +4,10 @@
 
 use std::fs;
 use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use crate::run::first_line;
 use crate::stage::{kill, output_of, scratch, wait_for, zfolio};
@@ -272,4 +273,83 @@ fn a_stranger_at_the_control_socket_is_no_disk() {
         "{err}"
     );
     assert!(disk.is_served());
+}
+
+/// How many descriptors and threads a process has.
+fn kept(pid: u32) -> [usize; 2] {
+    ["fd", "task"]
+        .map(|what| fs::read_dir(format!("/proc/{pid}/{what}")).map_or(0, Iterator::count))
+}
+
+/// Goal: a disk is served by TLS where other machines connect, with one line where that is not possible; a thousand
+/// clients that stop in the middle of the handshake leave neither a thread nor a descriptor.
+#[test]
+fn a_disk_is_served_to_other_machines_by_tls_only() {
+    let disk = Disk::named("remote");
+    let pki = scratch("device").join(format!("pki-{}", std::process::id()));
+    fs::create_dir_all(&pki).unwrap();
+    if !zfolio_block::testing::certificates::make(&pki) {
+        return;
+    }
+    let directory = pki.to_str().unwrap();
+    let fixed = ["device", "run", &disk.name, "--size", "8M", "--nbd", "0.0.0.0:0"];
+    let with = ["--tls-certificates", directory];
+    for (given, part) in [
+        (
+            &[][..],
+            "there are no certificates for TLS; accepted: 127.0.0.1, [::1], or any with --tls-certificates DIR",
+        ),
+        (&["--tls", "on"], "--tls-certificates"),
+        (&["--tls-verify-peer=no"], "--tls-certificates"),
+        (&["--tls-certificates", directory, "--tls", "sometimes"], "off, on, require"),
+        (&["--tls-certificates", "/nowhere"], "/nowhere/server-cert.pem: No such file"),
+        (&["--tls-certificates", directory, "--tls-verify-peer=perhaps"], "yes, no"),
+    ] {
+        let (code, out, err) = output_of(&[&fixed, given].concat());
+        assert!(code == Some(2) && out.is_empty() && err.lines().count() == 1, "{given:?}: {err}");
+        assert!(err.contains(part), "{given:?}: no '{part}' in: {err}");
+    }
+    // Certificates that nobody would see.
+    let (code, out, err) = disk.try_add(&with);
+    assert!(code == Some(2) && out.is_empty() && err.lines().count() == 1, "{err}");
+    assert!(err.contains("no --nbd of this disk uses them") && !disk.socket.exists(), "{err}");
+    let (code, out, err) = disk.try_add(&[&with[..], &["--tls", "require"]].concat());
+    assert!(code == Some(0) && out.contains(" at nbds+unix:///"), "{out}{err}");
+    assert_eq!(disk.ask("remove", &[]).0, Some(0));
+    // nbdkit's form of the flag, and its default here.
+    let mut run = zfolio(&[&fixed[..], &with, &["--tls-verify-peer"]].concat());
+    let mut run = run.stderr(Stdio::piped()).spawn().unwrap();
+    let line = first_line(&mut run);
+    let at = line.split_once(" at nbds://0.0.0.0:").expect(&line).1;
+    let port: u16 = at.split('/').next().unwrap().parse().unwrap();
+    let connect = || TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let starttls = [&[0, 0, 0, 3][..], b"IHAVEOPT", &[0, 0, 0, 5, 0, 0, 0, 0]].concat();
+    // A hello with half of its body.
+    let hello = [&[22, 3, 1, 2, 0, 1, 0, 1, 252, 3, 3][..], &[7; 250]].concat();
+    connect().read_exact(&mut [0; 18]).unwrap();
+    let before = kept(run.id());
+    for number in 0..1000 {
+        let mut client = connect();
+        let all = starttls.len() + hello.len();
+        let cut = number % (all + 1);
+        client.write_all(&starttls[..cut.min(starttls.len())]).unwrap();
+        if cut > starttls.len() {
+            client.read_exact(&mut [0; 18 + 20]).unwrap();
+            client.write_all(&hello[..cut - starttls.len()]).unwrap();
+        }
+    }
+    wait_for("the clients' threads", || {
+        let now = kept(run.id());
+        now[0] <= before[0] && now[1] <= before[1]
+    });
+    // Contents, with a real client.
+    let uri = format!("nbds://localhost:{port}/{}?tls-certificates={directory}", disk.name);
+    let told = Command::new("nbdinfo").args(["--size", &uri]).output();
+    match told {
+        Ok(told) => assert_eq!(String::from_utf8_lossy(&told.stdout), "8388608\n"),
+        Err(_) => eprintln!("SKIPPED: nbdinfo is not installed (make setup)"),
+    }
+    kill("TERM", run.id().into());
+    assert_eq!(run.wait().unwrap().code(), Some(0));
+    fs::remove_dir_all(&pki).unwrap();
 }
