@@ -3,7 +3,7 @@
 //! The NBD server has its own tests with real clients; here a client only hears its greeting.
 
 use std::fs;
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -349,6 +349,56 @@ fn a_disk_is_served_to_other_machines_by_tls_only() {
         Ok(told) => assert_eq!(String::from_utf8_lossy(&told.stdout), "8388608\n"),
         Err(_) => eprintln!("SKIPPED: nbdinfo is not installed (make setup)"),
     }
+    kill("TERM", run.id().into());
+    assert_eq!(run.wait().unwrap().code(), Some(0));
+    fs::remove_dir_all(&pki).unwrap();
+}
+
+/// Hands a port that other machines reach to the program whose arguments follow, as systemd does. Prints the port.
+const ACTIVATE: &str = r"
+import os, socket, sys
+listener = socket.create_server(('0.0.0.0', 0))
+print(listener.getsockname()[1], flush=True)
+os.dup2(listener.fileno(), 3)
+os.set_inheritable(3, True)
+os.environ.update(LISTEN_FDS='1', LISTEN_PID=str(os.getpid()))
+os.execv(sys.argv[1], sys.argv[1:])
+";
+
+/// Goal: a port of systemd's is served by TLS only, where other machines reach it.
+#[test]
+fn a_port_of_systemd_needs_tls_too() {
+    let disk = Disk::named("activated");
+    let pki = scratch("device").join(format!("pki-activated-{}", std::process::id()));
+    fs::create_dir_all(&pki).unwrap();
+    if !zfolio_block::testing::certificates::make(&pki) {
+        return;
+    }
+    let program = zfolio(&[]).get_program().to_owned();
+    let start = |rest: &[&str]| {
+        let mut python = Command::new("python3");
+        python.args(["-c", ACTIVATE]).arg(&program);
+        python.args(["device", "run", &disk.name, "--size", "8M", "--nbd", "systemd"]).args(rest);
+        python.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()
+    };
+    let Ok(refused) = start(&[]) else {
+        return eprintln!("SKIPPED: python3 is not installed (make setup)");
+    };
+    let refused = refused.wait_with_output().unwrap();
+    let err = String::from_utf8(refused.stderr).unwrap();
+    assert!(refused.status.code() == Some(2) && err.lines().count() == 1, "{err}");
+    assert!(err.contains("other machines reach this address"), "{err}");
+    let mut run = start(&["--tls-certificates", pki.to_str().unwrap()]).unwrap();
+    let mut lines = BufReader::new(run.stdout.take().unwrap()).lines();
+    let port: u16 = lines.next().unwrap().unwrap().parse().unwrap();
+    assert!(lines.next().unwrap().unwrap().contains(&disk.name));
+    let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    // OPT_LIST
+    let list = [&[0, 0, 0, 3][..], b"IHAVEOPT", &[0, 0, 0, 3, 0, 0, 0, 0]].concat();
+    client.write_all(&list).unwrap();
+    let mut reply = [0; 18 + 20];
+    client.read_exact(&mut reply).unwrap();
+    assert_eq!(reply[30..34], [0x80, 0, 0, 5], "TLS_REQD");
     kill("TERM", run.id().into());
     assert_eq!(run.wait().unwrap().code(), Some(0));
     fs::remove_dir_all(&pki).unwrap();
