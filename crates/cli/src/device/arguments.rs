@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum, ValueHint};
 use zfolio_block::control::REQUEST_BYTES_MAX;
 use zfolio_block::nbd::{Address, NAME_BYTES_MAX, Tls};
 use zfolio_core::budget::WriteBudget;
@@ -164,7 +164,7 @@ pub(crate) struct TlsArgs {
     ///
     /// The names of the files are those that QEMU and nbdkit have, in PEM form. ca-crl.pem, a list of revoked
     /// certificates, may be there. The key must not be readable for everybody.
-    #[arg(long, value_name = "DIR", requires = "nbd")]
+    #[arg(long, value_name = "DIR", requires = "nbd", value_hint = ValueHint::DirPath)]
     pub(super) tls_certificates: Option<PathBuf>,
 
     /// Whether NBD clients on this machine may speak TLS too (on), or have to (require); others always have to

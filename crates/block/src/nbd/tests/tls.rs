@@ -334,7 +334,7 @@ fn what_is_not_tls_ends_its_connection_only() {
         [&[kind, 3, 3][..], &length.to_be_bytes(), contents].concat()
     };
     // A hello of 64 KiB that comes in records of one byte, and one that says it has 16 MiB.
-    let tiny: Vec<u8> = [1, 0, 255, 255].into_iter().chain([3; 30_000]).collect();
+    let tiny: Vec<u8> = [&[1, 0, 255, 255][..], &vec![3; 30_000]].concat();
     let tiny: Vec<u8> = tiny.iter().flat_map(|byte| record(22, 1, &[*byte])).collect();
     let mut messages = vec![
         option(7, &go_data("disk", &[])),
