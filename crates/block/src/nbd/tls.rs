@@ -1,7 +1,7 @@
 //! TLS of a connection: records in, the client's bytes out, and back.
 //!
-//! rustls has the state of the protocol and neither a socket nor a buffer ("unbuffered"): it decrypts records where they
-//! were received, and encrypts replies to where they are sent from.
+//! rustls has the state of the protocol and neither a socket nor a buffer ("unbuffered"): it decrypts records where
+//! they were received, and encrypts replies to where they are sent from.
 //!
 //! # Invariants
 //!
@@ -253,8 +253,8 @@ impl<'s> Secured<'s> {
     }
 }
 
-/// Adds a message of the handshake to what is to be sent. If there is no room for it, the others are sent first. Returns
-/// how many bytes there are then.
+/// Adds a message of the handshake to what is to be sent. If there is no room for it, the others are sent first.
+/// Returns how many bytes there are then.
 fn encode(
     mut message: EncodeTlsData<'_, ServerConnectionData>,
     stream: &Stream,
