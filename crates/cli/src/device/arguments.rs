@@ -172,8 +172,10 @@ pub(crate) struct TlsArgs {
     pub(super) tls: TlsMode,
 
     /// Whether NBD clients have to show a certificate that an authority of ca-cert.pem has signed
+    ///
+    /// If not, everybody who reaches the port can read and write the disk.
     #[arg(long, value_name = "yes|no", default_value = "yes", default_missing_value = "yes", num_args = 0..=1,
-          require_equals = true, requires = "tls_certificates")]
+          requires = "tls_certificates")]
     pub(super) tls_verify_peer: YesNo,
 }
 
