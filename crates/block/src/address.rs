@@ -13,7 +13,7 @@ pub const PORT: u16 = 10809;
 pub enum Address {
     /// A Unix socket at this path: `/run/disk.sock`, `unix:disk.sock`.
     Unix(PathBuf),
-    /// A port: `localhost`, `127.0.0.1:10810`, `[::1]`. Without TLS only this machine's own addresses are listened on.
+    /// A port: `localhost`, `127.0.0.1:10810`, `[::1]`. Addresses that other machines reach are for TLS only.
     Tcp(SocketAddr),
     /// The sockets that systemd hands over: `systemd`.
     Systemd,

@@ -69,7 +69,8 @@ pub(crate) trait Protocol: Send + Sync + 'static {
     /// A connection, as its own thread and the one that ends it need it.
     type Stream: Send + Sync;
 
-    fn open(&self, socket: OwnedFd) -> Self::Stream;
+    /// A client of `listener` has connected.
+    fn open(&self, socket: OwnedFd, listener: &Listener) -> Self::Stream;
 
     /// Serves a client until the connection ends.
     fn serve(&self, stream: &Arc<Self::Stream>);
@@ -215,7 +216,7 @@ impl<P: Protocol> Shared<P> {
             }
             for (listener, is_ready) in waited_for.iter().zip(ready) {
                 match if is_ready { listener.accept() } else { Err(Errno::AGAIN) } {
-                    Ok(socket) => self.begin(socket),
+                    Ok(socket) => self.begin(socket, listener),
                     Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
                     Err(_) => {
                         self.wait(&[], Some(&RETRY));
@@ -245,9 +246,9 @@ impl<P: Protocol> Shared<P> {
     }
 
     /// Starts the thread of a connection.
-    fn begin(self: &Arc<Self>, socket: OwnedFd) {
+    fn begin(self: &Arc<Self>, socket: OwnedFd, listener: &Listener) {
         let number = self.accepted.fetch_add(1, Relaxed);
-        let stream = Arc::new(self.protocol.open(socket));
+        let stream = Arc::new(self.protocol.open(socket, listener));
         self.live.lock().insert(number, Arc::clone(&stream));
         let leaves = Leaves { shared: Arc::clone(self), number };
         let thread = std::thread::Builder::new().name(P::NAME.to_owned());

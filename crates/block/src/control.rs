@@ -149,7 +149,7 @@ impl Protocol for Requests {
 
     type Stream = UnixStream;
 
-    fn open(&self, socket: OwnedFd) -> UnixStream {
+    fn open(&self, socket: OwnedFd, _: &Listener) -> UnixStream {
         socket.into()
     }
 

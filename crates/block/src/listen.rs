@@ -16,6 +16,8 @@ use rustix::net::{AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, Soc
 use rustix::process::{PidfdFlags, PidfdGetfdFlags};
 
 use crate::address::Address;
+use crate::nbd::tls::Security;
+use crate::nbd::{Certificates, Tls};
 
 /// The first descriptor that systemd hands over.
 const SYSTEMD_FIRST: i32 = 3;
@@ -29,6 +31,30 @@ pub struct Listener {
     socket: OwnedFd,
     /// A file that is ours: its path, device and inode.
     file: Option<(PathBuf, u64, u64)>,
+    security: Security,
+}
+
+/// How clients of NBD are served at an address. By default in clear, and at addresses that other machines reach not at
+/// all.
+#[derive(Clone, Debug, Default)]
+pub struct Protection {
+    /// Other machines are served with these.
+    pub certificates: Option<Certificates>,
+    /// What clients on this machine may do, with the same certificates. Other machines' have to speak TLS.
+    pub local: Tls,
+}
+
+impl Protection {
+    /// How to serve at the port, or the Unix socket.
+    fn at(&self, port: Option<SocketAddr>) -> Result<Security, Unusable> {
+        let others = port.filter(|address| !address.ip().is_loopback());
+        match (&self.certificates, if others.is_some() { Tls::Require } else { self.local }) {
+            (_, Tls::Off) => Ok(Security::Off),
+            (Some(own), Tls::On) => Ok(Security::On(own.clone())),
+            (Some(own), Tls::Require) => Ok(Security::Require(own.clone())),
+            (None, _) => Err(others.map_or(Unusable::NoCertificates, Unusable::NotLoopback)),
+        }
+    }
 }
 
 /// Why nothing can be listened on.
@@ -41,6 +67,8 @@ pub enum Unusable {
     NotASocket(PathBuf),
     /// The address is one that other machines reach.
     NotLoopback(SocketAddr),
+    /// TLS is wanted, and there are no certificates for it.
+    NoCertificates,
     /// Systemd has handed over no socket, or not to this process.
     NothingInherited,
     /// A descriptor that systemd has handed over is no stream socket that listens.
@@ -60,8 +88,10 @@ impl fmt::Display for Unusable {
             }
             Unusable::NotLoopback(address) => write!(
                 f,
-                "{address}: other machines reach this address, and there is no TLS; accepted: 127.0.0.1, [::1]"
+                "{address}: other machines reach this address, and there are no certificates for TLS; accepted: \
+                 127.0.0.1, [::1]"
             ),
+            Unusable::NoCertificates => f.write_str("there are no certificates for TLS"),
             Unusable::NothingInherited => f.write_str(
                 "systemd has handed over no socket (LISTEN_FDS, LISTEN_PID); this needs a .socket unit",
             ),
@@ -83,7 +113,7 @@ impl std::error::Error for Unusable {
 }
 
 impl Listener {
-    /// Listens on an address; systemd may hand over several sockets.
+    /// Listens on an address, in clear and for this machine only; systemd may hand over several sockets.
     ///
     /// A Unix socket whose server is gone is replaced. Who may connect to a new one is up to the umask.
     ///
@@ -91,11 +121,33 @@ impl Listener {
     ///
     /// See [`Unusable`].
     pub fn open(address: &Address) -> Result<Vec<Listener>, Unusable> {
+        Listener::open_with(address, &Protection::default())
+    }
+
+    /// The same, with TLS where the protection has it.
+    ///
+    /// # Errors
+    ///
+    /// See [`Unusable`].
+    pub fn open_with(
+        address: &Address,
+        protection: &Protection,
+    ) -> Result<Vec<Listener>, Unusable> {
         match address {
-            Address::Unix(path) => Ok(vec![unix(path)?]),
-            Address::Tcp(address) => Ok(vec![tcp(*address)?]),
-            Address::Systemd => systemd(),
+            Address::Unix(path) => Ok(vec![unix(path, protection.at(None)?)?]),
+            Address::Tcp(address) => Ok(vec![tcp(*address, protection.at(Some(*address))?)?]),
+            Address::Systemd => systemd(protection),
         }
+    }
+
+    /// Whether its clients speak TLS.
+    #[must_use]
+    pub fn tls(&self) -> Tls {
+        self.security.tls()
+    }
+
+    pub(crate) fn security(&self) -> &Security {
+        &self.security
     }
 
     /// Where it listens, if that is a port: with the number that the system chose for port 0.
@@ -110,10 +162,14 @@ impl Listener {
     }
 
     /// A socket that listens, and the file that is to be removed with it.
-    pub(crate) fn new(socket: OwnedFd, file: Option<(PathBuf, u64, u64)>) -> io::Result<Listener> {
+    pub(crate) fn new(
+        socket: OwnedFd,
+        file: Option<(PathBuf, u64, u64)>,
+        security: Security,
+    ) -> io::Result<Listener> {
         // A client may go away between the wait for it and `accept`, which must not wait for the next one.
         rustix::io::ioctl_fionbio(&socket, true)?;
-        Ok(Listener { socket, file })
+        Ok(Listener { socket, file, security })
     }
 }
 
@@ -139,15 +195,12 @@ fn system(what: impl fmt::Display, why: impl Into<io::Error>) -> Unusable {
     Unusable::System(what.to_string(), why.into())
 }
 
-fn tcp(address: SocketAddr) -> Result<Listener, Unusable> {
-    if !address.ip().is_loopback() {
-        return Err(Unusable::NotLoopback(address));
-    }
+fn tcp(address: SocketAddr, security: Security) -> Result<Listener, Unusable> {
     let listener = TcpListener::bind(address).map_err(|why| system(address, why))?;
-    Listener::new(listener.into(), None).map_err(|why| system(address, why))
+    Listener::new(listener.into(), None, security).map_err(|why| system(address, why))
 }
 
-fn unix(path: &Path) -> Result<Listener, Unusable> {
+fn unix(path: &Path, security: Security) -> Result<Listener, Unusable> {
     // Two servers that start at once would both find a dead socket, and the second would remove the first one's.
     let _lock = lock_directory(path)?;
     let listener = match UnixListener::bind(path) {
@@ -160,7 +213,7 @@ fn unix(path: &Path) -> Result<Listener, Unusable> {
     let listener = listener.map_err(|why| system(path.display(), why))?;
     let found = std::fs::symlink_metadata(path).map_err(|why| system(path.display(), why))?;
     let file = (path.to_path_buf(), found.dev(), found.ino());
-    Listener::new(listener.into(), Some(file)).map_err(|why| system(path.display(), why))
+    Listener::new(listener.into(), Some(file), security).map_err(|why| system(path.display(), why))
 }
 
 /// Locks the directory of a path until the file is dropped.
@@ -203,7 +256,7 @@ fn remove_dead(path: &Path) -> Result<(), Unusable> {
 }
 
 /// The sockets that systemd has handed over, as `sd_listen_fds(3)` describes it.
-fn systemd() -> Result<Vec<Listener>, Unusable> {
+fn systemd(protection: &Protection) -> Result<Vec<Listener>, Unusable> {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<i32>().ok());
     let own = rustix::process::getpid();
     if number("LISTEN_PID") != Some(own.as_raw_nonzero().get()) {
@@ -215,12 +268,17 @@ fn systemd() -> Result<Vec<Listener>, Unusable> {
     }
     let opened = rustix::process::pidfd_open(own, PidfdFlags::empty());
     let process = opened.map_err(|why| system("systemd", why))?;
-    (SYSTEMD_FIRST..SYSTEMD_FIRST + count).map(|number| inherited(&process, number)).collect()
+    let numbers = SYSTEMD_FIRST..SYSTEMD_FIRST + count;
+    numbers.map(|number| inherited(&process, number, protection)).collect()
 }
 
 /// A copy of a descriptor of this process. The number itself stays open: what owns a number that was not opened here
 /// cannot be said in safe code.
-fn inherited(process: &OwnedFd, number: i32) -> Result<Listener, Unusable> {
+fn inherited(
+    process: &OwnedFd,
+    number: i32,
+    protection: &Protection,
+) -> Result<Listener, Unusable> {
     let copied = rustix::process::pidfd_getfd(process, number, PidfdGetfdFlags::empty());
     let socket = copied.map_err(|_| Unusable::BadInherited(number))?;
     let is_stream = sockopt::socket_type(&socket) == Ok(SocketType::STREAM);
@@ -228,15 +286,14 @@ fn inherited(process: &OwnedFd, number: i32) -> Result<Listener, Unusable> {
         return Err(Unusable::BadInherited(number));
     }
     let name = rustix::net::getsockname(&socket).map_err(|_| Unusable::BadInherited(number))?;
-    check_inherited(number, name)?;
-    Listener::new(socket, None).map_err(|why| system("systemd", why))
+    let security = protection.at(inherited_port(number, name)?)?;
+    Listener::new(socket, None, security).map_err(|why| system("systemd", why))
 }
 
-/// A port has to be this machine's own, as one that is opened here.
-fn check_inherited(number: i32, name: SocketAddrAny) -> Result<(), Unusable> {
+/// The port of a socket. `None`: a Unix socket.
+fn inherited_port(number: i32, name: SocketAddrAny) -> Result<Option<SocketAddr>, Unusable> {
     if name.address_family() == AddressFamily::UNIX {
-        return Ok(());
+        return Ok(None);
     }
-    let address = SocketAddr::try_from(name).map_err(|_| Unusable::BadInherited(number))?;
-    if address.ip().is_loopback() { Ok(()) } else { Err(Unusable::NotLoopback(address)) }
+    SocketAddr::try_from(name).map(Some).map_err(|_| Unusable::BadInherited(number))
 }

@@ -1,4 +1,6 @@
-//! A disk in memory for tests and measurements. Not part of the interface.
+//! A disk in memory and certificates, for tests and measurements. Not part of the interface.
+
+pub mod certificates;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 

@@ -7,9 +7,9 @@ use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 
 use zfolio_block::address::Address;
-use zfolio_block::listen::Listener;
-use zfolio_block::nbd::{Config, Exports, Server};
-use zfolio_block::testing::Memory;
+use zfolio_block::listen::{Listener, Protection};
+use zfolio_block::nbd::{Certificates, Config, Exports, Server, Tls};
+use zfolio_block::testing::{Memory, certificates};
 use zfolio_core::testing::{Random, seed};
 
 /// The disk that is served.
@@ -18,14 +18,42 @@ const SIZE: usize = 32 << 20;
 /// A directory with a served disk, and what belongs to a test.
 struct Stage {
     directory: PathBuf,
+    /// The disk is served by TLS at this port of all addresses, and not at a socket in the directory.
+    port: Option<u16>,
     _server: Server,
+}
+
+/// A new directory of a test.
+fn scratch(name: &str) -> PathBuf {
+    let path = std::env::temp_dir().join(format!("zfolio-clients-{}-{name}", std::process::id()));
+    std::fs::create_dir_all(&path).expect("a scratch directory");
+    path
 }
 
 impl Stage {
     fn new(name: &str) -> Stage {
-        let directory =
-            std::env::temp_dir().join(format!("zfolio-clients-{}-{name}", std::process::id()));
-        std::fs::create_dir_all(&directory).expect("a scratch directory");
+        let directory = scratch(name);
+        let address = Address::Unix(directory.join("socket"));
+        let listeners = Listener::open(&address).expect("nobody else has this path");
+        Stage::serving(directory, listeners)
+    }
+
+    /// A server that other machines reach. `None`: there is nothing to make certificates.
+    fn with_tls(name: &str) -> Option<Stage> {
+        let directory = scratch(name);
+        if !certificates::make(&directory) {
+            std::fs::remove_dir_all(&directory).ok();
+            return None;
+        }
+        let own = Certificates::open(&directory, true).expect("they were just made");
+        let protection = Protection { certificates: Some(own), local: Tls::Off };
+        let address = Address::Tcp(([0, 0, 0, 0], 0).into());
+        let listeners = Listener::open_with(&address, &protection).expect("any port");
+        Some(Stage::serving(directory, listeners))
+    }
+
+    fn serving(directory: PathBuf, listeners: Vec<Listener>) -> Stage {
+        let port = listeners[0].port().map(|port| port.port());
         let mut exports = Exports::new();
         let disk = Memory::new(SIZE as u64).preferring(64 << 10);
         exports.add("disk", "a disk in memory", Arc::new(disk)).expect("the first");
@@ -36,10 +64,8 @@ impl Stage {
         let broken = Memory::new(1 << 20);
         broken.break_from(1 << 19, zfolio_block::Error::NoSpace);
         exports.add("broken", "", Arc::new(broken)).expect("another name");
-        let address = Address::Unix(directory.join("socket"));
-        let listeners = Listener::open(&address).expect("nobody else has this path");
         let server = Server::start(listeners, exports, Config::default()).expect("a thread");
-        Stage { directory, _server: server }
+        Stage { directory, port, _server: server }
     }
 
     fn path(&self, name: &str) -> String {
@@ -47,6 +73,10 @@ impl Stage {
     }
 
     fn uri(&self, export: &str) -> String {
+        if let Some(port) = self.port {
+            let directory = self.directory.display();
+            return format!("nbds://localhost:{port}/{export}?tls-certificates={directory}");
+        }
         format!("nbd+unix:///{export}?socket={}", self.path("socket"))
     }
 
@@ -131,7 +161,10 @@ fn nbdinfo_sees_the_exports() {
 /// Goal: an image comes back as it was. Method: several connections and many requests at once.
 #[test]
 fn nbdcopy_copies_in_and_out() {
-    let stage = Stage::new("nbdcopy");
+    nbdcopy_copies(&Stage::new("nbdcopy"));
+}
+
+fn nbdcopy_copies(stage: &Stage) {
     let image = stage.image("in");
     for (requests, connections) in [("1", "1"), ("64", "4")] {
         let how = ["--requests", requests, "--connections", connections];
@@ -230,6 +263,7 @@ disk, frozen, broken = sys.argv[1:]
 def connect(uri, structured=True):
     h = nbd.NBD()
     h.set_strict_mode(0)  # What the server refuses is to be sent.
+    h.set_uri_allow_local_file(True)  # Certificates.
     h.set_request_structured_replies(structured)
     h.add_meta_context(nbd.CONTEXT_BASE_ALLOCATION)
     h.connect_uri(uri)
@@ -308,7 +342,10 @@ for c in h, other, f, b:
 /// Goal: structured replies, block status, several connections and each error, as libnbd understands them.
 #[test]
 fn libnbd_finds_the_protocol_kept() {
-    let stage = Stage::new("libnbd");
+    libnbd_finds(&Stage::new("libnbd"));
+}
+
+fn libnbd_finds(stage: &Stage) {
     let python =
         if Path::new("/usr/bin/python3").exists() { "/usr/bin/python3" } else { "python3" };
     let Some(has_module) = run(python, &["-c", "import nbd"]) else { return };
@@ -317,6 +354,57 @@ fn libnbd_finds_the_protocol_kept() {
     }
     let [disk, frozen, broken] = ["disk", "frozen", "broken"].map(|name| stage.uri(name));
     succeed(python, &["-c", PYTHON, &disk, &frozen, &broken]);
+}
+
+/// Goal: the same over TLS, where other machines could connect, with several connections.
+#[test]
+fn clients_of_libnbd_speak_tls() {
+    let Some(stage) = Stage::with_tls("tls-libnbd") else { return };
+    let Some(told) = succeed("nbdinfo", &[&stage.uri("disk")]) else { return };
+    assert!(told.contains("newstyle-fixed with TLS, using structured packets"), "{told}");
+    nbdcopy_copies(&stage);
+    libnbd_finds(&stage);
+    // Whoever speaks no TLS, has another authority's certificate, or none, is told nothing about exports.
+    let (port, other) = (stage.port.expect("it has TLS"), scratch("tls-other"));
+    let refused = |uri: &str| {
+        let output = run("nbdinfo", &[uri]).expect("it was there just now");
+        let out = String::from_utf8_lossy(&output.stdout);
+        assert!(!output.status.success() && !out.contains("export"), "{uri}: {out}");
+    };
+    refused(&format!("nbd://localhost:{port}/disk"));
+    certificates::make(&other);
+    // The client accepts the server.
+    std::fs::copy(stage.directory.join("ca-cert.pem"), other.join("ca-cert.pem")).expect("a copy");
+    let stranger = format!("nbds://localhost:{port}/disk?tls-certificates={}", other.display());
+    refused(&stranger);
+    for name in ["client-cert.pem", "client-key.pem"] {
+        std::fs::remove_file(other.join(name)).expect("it was made");
+    }
+    refused(&stranger);
+    std::fs::remove_dir_all(&other).ok();
+}
+
+/// Goal: QEMU's programs, too.
+#[test]
+fn qemu_speaks_tls() {
+    let Some(stage) = Stage::with_tls("tls-qemu") else { return };
+    let image = stage.image("in");
+    let directory = &stage.directory.display();
+    let own = format!("tls-creds-x509,id=own,endpoint=client,dir={directory},verify-peer=on");
+    let port = stage.port.expect("it has TLS");
+    let disk = format!("driver=nbd,host=localhost,port={port},export=disk,tls-creds=own");
+    let (input, output) = (stage.path("in"), stage.path("out"));
+    let file = format!("driver=raw,file.driver=file,file.filename={input}");
+    let to_disk = ["convert", "--object", &own, "-n", "-W", "-m", "8", "--image-opts"];
+    let to_disk = [&to_disk[..], &["--target-image-opts", &file, &disk]].concat();
+    if succeed("qemu-img", &to_disk).is_none() {
+        return;
+    }
+    let told = succeed("qemu-img", &["compare", "--object", &own, "--image-opts", &file, &disk]);
+    assert!(told.unwrap_or_default().contains("identical"));
+    let from_disk = ["convert", "--object", &own, "--image-opts", "-O", "raw", &disk, &output];
+    succeed("qemu-img", &from_disk);
+    assert!(std::fs::read(&output).expect("it was converted") == image);
 }
 
 /// Hands a listening socket to the program whose arguments follow, as systemd does.

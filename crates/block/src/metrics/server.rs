@@ -15,6 +15,7 @@ use zfolio_sys::clock;
 
 use crate::clients::{Clients, Protocol};
 use crate::listen::Listener;
+use crate::nbd::tls::Security;
 
 /// The longest request that is read.
 const REQUEST_BYTES_MAX: usize = 8 << 10;
@@ -43,7 +44,7 @@ impl Protocol for Pages {
 
     type Stream = TcpStream;
 
-    fn open(&self, socket: OwnedFd) -> TcpStream {
+    fn open(&self, socket: OwnedFd, _: &Listener) -> TcpStream {
         socket.into()
     }
 
@@ -72,7 +73,7 @@ impl Address {
         }
         let listener = TcpListener::bind(address)?;
         let address = listener.local_addr()?;
-        let listener = Listener::new(listener.into(), None)?;
+        let listener = Listener::new(listener.into(), None, Security::Off)?;
         Ok(Address { listener, address })
     }
 

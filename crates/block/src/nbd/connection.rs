@@ -10,12 +10,13 @@ use super::exports::Exports;
 use super::output::Output;
 use super::session::{Next, Session};
 use super::stream::Stream;
+use super::tls::{Secured, Security};
 use super::{INPUT_BYTES, WHOLE_BYTES};
 
 /// How a connection ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum End {
-    /// As the protocol has it, or because the client went away.
+    /// As the protocol has it, because the client went away, or because TLS failed.
     Closed,
     /// The client took too long for the handshake.
     TimedOut,
@@ -75,16 +76,60 @@ impl Input {
     }
 }
 
-/// Serves one client until it or the server ends the connection. `handshake` is the time that the handshake may take.
+/// What carries the bytes of a session.
+enum Channel<'s> {
+    Clear(&'s Stream),
+    Secured(Box<Secured<'s>>),
+}
+
+impl Channel<'_> {
+    /// Receives what there is, which may be nothing for the session. `None`: the client has ended its side.
+    fn receive(&mut self, room: &mut [u8]) -> Result<Option<usize>, Errno> {
+        match self {
+            Channel::Clear(stream) => {
+                stream.receive(room).map(|bytes| (bytes > 0).then_some(bytes))
+            }
+            Channel::Secured(secured) => secured.receive(room),
+        }
+    }
+
+    /// Sends all of it.
+    fn send(&mut self, bytes: &[u8]) -> Result<(), Errno> {
+        match self {
+            Channel::Clear(stream) => stream.send(bytes),
+            Channel::Secured(secured) => secured.send(bytes),
+        }
+    }
+}
+
+/// Serves one client until it or the server ends the connection. `handshake` is the time that the handshake may take,
+/// that of TLS included.
 pub(super) fn serve(
     stream: &Stream,
+    security: &Security,
+    exports: Arc<Exports>,
+    handshake: Duration,
+    order: impl Fn() -> Order,
+) -> End {
+    let mut channel = Channel::Clear(stream);
+    let end = converse(&mut channel, stream, security, exports, handshake, order);
+    if let Channel::Secured(secured) = &mut channel {
+        secured.close();
+    }
+    end
+}
+
+fn converse<'s>(
+    channel: &mut Channel<'s>,
+    stream: &'s Stream,
+    security: &Security,
     exports: Arc<Exports>,
     handshake: Duration,
     order: impl Fn() -> Order,
 ) -> End {
     let deadline_ns =
         monotonic_ns().saturating_add(u64::try_from(handshake.as_nanos()).unwrap_or(u64::MAX));
-    let mut session = Session::new(exports);
+    let mut session = Session::new(exports, security.tls());
     let (mut input, mut output) = (Input::new(), Output::new());
     let mut has_deadline = true;
     session.greet(&mut output);
@@ -106,7 +151,7 @@ pub(super) fn serve(
             }
         }
         if !output.filled().is_empty() {
-            if let Err(why) = stream.send(output.filled()) {
+            if let Err(why) = channel.send(output.filled()) {
                 return ended(why);
             }
             output.clear();
@@ -115,15 +160,21 @@ pub(super) fn serve(
             Next::Send => continue,
             Next::Close => return End::Closed,
             Next::Input(needed) => needed,
+            Next::Secure => {
+                let secured = security.certificates().map(|own| Secured::new(stream, own));
+                let Some(Ok(secured)) = secured else { return End::Closed };
+                *channel = Channel::Secured(Box::new(secured));
+                1
+            }
         };
         if order() != Order::Serve {
             return End::Stopped;
         }
         // If the order comes between the look above and the wait below, the socket's input is ended too, so that the
         // wait ends.
-        match stream.receive(input.room(needed)) {
-            Ok(0) => return End::Closed,
-            Ok(bytes) => input.end += bytes,
+        match channel.receive(input.room(needed)) {
+            Ok(None) => return End::Closed,
+            Ok(Some(bytes)) => input.end += bytes,
             Err(why) => return ended(why),
         }
     }

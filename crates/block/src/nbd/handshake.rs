@@ -2,12 +2,15 @@
 //!
 //! An option has a header with the length of its data. All of an option is in the input before it is answered, and data
 //! beyond [`OPTION_BYTES_MAX`] end the connection (`NBD-1`).
+//!
+//! `OPT_STARTTLS` begins the options anew: what was agreed on in clear could have been somebody else's (`TLS-1`).
 
 use super::OPTION_BYTES_MAX;
 use super::exports::{Export, Exports};
 use super::options::{self, Answer, Chosen};
 use super::output::Output;
 use super::session::Step;
+use super::tls::Tls;
 use super::transmission::Transmission;
 use super::wire::{self, Reader};
 
@@ -16,6 +19,9 @@ use super::wire::{self, Reader};
 pub(super) struct Handshake {
     /// The client wants no padding in the reply to `OPT_EXPORT_NAME`.
     no_zeroes: bool,
+    tls: Tls,
+    /// TLS has begun.
+    pub(super) is_secured: bool,
     pub(super) is_structured: bool,
     /// The index of the export for which `base:allocation` was asked for.
     pub(super) with_allocation: Option<usize>,
@@ -49,14 +55,28 @@ impl Header {
 
 impl Handshake {
     /// Reads the client's flags. `Err`: what to do since they are not there or not known.
-    pub(super) fn begin(input: &[u8]) -> Result<Handshake, Step> {
+    pub(super) fn begin(input: &[u8], tls: Tls) -> Result<Handshake, Step> {
         let flags = Reader(input).u32().ok_or(Step::Needs(wire::CLIENT_FLAGS_BYTES))?;
         // A client without FIXED_NEWSTYLE sends OPT_EXPORT_NAME only. One that sends others is answered all the same.
         if flags & !(wire::FLAG_C_FIXED_NEWSTYLE | wire::FLAG_C_NO_ZEROES) != 0 {
             return Err(Step::Ends(wire::CLIENT_FLAGS_BYTES));
         }
         let no_zeroes = flags & wire::FLAG_C_NO_ZEROES != 0;
-        Ok(Handshake { no_zeroes, is_structured: false, with_allocation: None })
+        Ok(Handshake::new(no_zeroes, tls, false))
+    }
+
+    fn new(no_zeroes: bool, tls: Tls, is_secured: bool) -> Handshake {
+        Handshake { no_zeroes, tls, is_secured, is_structured: false, with_allocation: None }
+    }
+
+    /// Whether options other than `OPT_STARTTLS` have to wait for it.
+    pub(super) fn needs_tls(&self) -> bool {
+        self.tls == Tls::Require && !self.is_secured
+    }
+
+    /// Whether TLS can begin.
+    pub(super) fn can_begin_tls(&self) -> bool {
+        self.tls != Tls::Off && !self.is_secured
     }
 
     /// Answers the option at the front of the input.
@@ -75,11 +95,26 @@ impl Handshake {
         }
         let total = wire::OPTION_BYTES + header.data_bytes;
         let Some(data) = input.get(wire::OPTION_BYTES..total) else { return Step::Needs(total) };
+        if self.is_injected(header, input.len() - total) {
+            return Step::Ends(total);
+        }
         match options::answer(self, exports, header.option, data, output) {
             Answer::Done => Step::Took(total),
+            Answer::Secures => {
+                // What else was agreed on is forgotten. The client's flags are not sent again.
+                *self = Handshake::new(self.no_zeroes, self.tls, true);
+                Step::Secures(total)
+            }
             Answer::Ends => Step::Ends(total),
             Answer::Begins(chosen) => Step::Begins(total, self.transmit(exports, chosen, output)),
         }
+    }
+
+    /// Whether there are bytes that would be served as if they had come by TLS. A client waits for the reply before it
+    /// sends more, so somebody else has sent them, or it is no client.
+    fn is_injected(&self, header: Header, bytes_behind: usize) -> bool {
+        let begins = header.option == wire::OPT_STARTTLS && self.can_begin_tls();
+        begins && header.data_bytes == 0 && bytes_behind > 0
     }
 
     /// The last words of the handshake.

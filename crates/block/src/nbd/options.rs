@@ -18,6 +18,8 @@ pub(super) const ALLOCATION_ID: u32 = 1;
 pub(super) enum Answer {
     /// The next option.
     Done,
+    /// TLS, and then the next option.
+    Secures,
     /// The transmission of an export.
     Begins(Chosen),
     /// The end of the connection.
@@ -40,6 +42,9 @@ const NO_SUCH_EXPORT: Refused = (wire::REP_ERR_UNKNOWN, "there is no export of t
 const NOT_STRUCTURED: Refused =
     (wire::REP_ERR_INVALID, "contexts need structured replies, which were not asked for");
 const NO_TLS: Refused = (wire::REP_ERR_UNSUP, "this server has no TLS; go on without it");
+const TLS_BEGAN: Refused = (wire::REP_ERR_INVALID, "TLS has begun already");
+const TLS_REQUIRED: Refused =
+    (wire::REP_ERR_TLS_REQD, "this server requires TLS; begin with NBD_OPT_STARTTLS");
 const UNKNOWN: Refused = (wire::REP_ERR_UNSUP, "this server does not know this option");
 
 /// Adds a reply to an option.
@@ -81,15 +86,25 @@ pub(super) fn answer(
     output: &mut Output,
 ) -> Answer {
     let refused = match option {
+        // This option has no way to say no, and nothing about exports is said in clear.
+        wire::OPT_EXPORT_NAME if handshake.needs_tls() => return Answer::Ends,
+        wire::OPT_STARTTLS => match begin_tls(handshake, data) {
+            Ok(()) => {
+                reply(output, option, wire::REP_ACK, &[]);
+                return Answer::Secures;
+            }
+            Err(refused) => Err(refused),
+        },
+        wire::OPT_ABORT => {
+            reply(output, option, wire::REP_ACK, &[]);
+            return Answer::Ends;
+        }
+        _ if handshake.needs_tls() => Err(TLS_REQUIRED),
         wire::OPT_EXPORT_NAME => {
             // This option has no way to say no.
             return exports.find(data).map_or(Answer::Ends, |index| {
                 Answer::Begins(Chosen { index, is_old_style: true })
             });
-        }
-        wire::OPT_ABORT => {
-            reply(output, option, wire::REP_ACK, &[]);
-            return Answer::Ends;
         }
         wire::OPT_INFO | wire::OPT_GO => match info(handshake, exports, option, data, output) {
             Ok(index) => {
@@ -110,7 +125,6 @@ pub(super) fn answer(
         wire::OPT_LIST_META_CONTEXT | wire::OPT_SET_META_CONTEXT => {
             contexts(handshake, exports, option, data, output)
         }
-        wire::OPT_STARTTLS => Err(NO_TLS),
         _ => Err(UNKNOWN),
     };
     match refused {
@@ -118,6 +132,16 @@ pub(super) fn answer(
         Err((kind, why)) => reply(output, option, kind, why.as_bytes()),
     }
     Answer::Done
+}
+
+fn begin_tls(handshake: &Handshake, data: &[u8]) -> Result<(), Refused> {
+    if !data.is_empty() {
+        return Err(MALFORMED);
+    }
+    if handshake.can_begin_tls() {
+        return Ok(());
+    }
+    Err(if handshake.is_secured { TLS_BEGAN } else { NO_TLS })
 }
 
 fn list(exports: &Exports, data: &[u8], output: &mut Output) -> Result<(), Refused> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::wire::{self, Reader};
-use super::{Exports, INPUT_BYTES, Next, Output, Session};
+use super::{Exports, INPUT_BYTES, Next, Output, Session, Tls};
 use crate::testing::Memory;
 
 /// A connection without a socket.
@@ -18,16 +18,19 @@ pub(super) struct Driver {
     /// What was sent and not taken.
     sent: Vec<u8>,
     pub(super) is_closed: bool,
+    /// TLS has begun: what is pushed and sent from then on would be in records.
+    pub(super) is_secured: bool,
 }
 
 impl Driver {
     /// A connection whose session has sent its greeting.
-    pub(super) fn new(exports: Exports) -> Driver {
-        let (session, mut output) = (Session::new(Arc::new(exports)), Output::new());
+    pub(super) fn new(exports: Exports, tls: Tls) -> Driver {
+        let (session, mut output) = (Session::new(Arc::new(exports), tls), Output::new());
         session.greet(&mut output);
         let sent = output.filled().to_vec();
         output.clear();
-        Driver { session, output, input: Vec::new(), needed: 0, sent, is_closed: false }
+        let (input, needed) = (Vec::new(), 0);
+        Driver { session, output, input, needed, sent, is_closed: false, is_secured: false }
     }
 
     /// Gives the session these bytes, and all that it wants before it needs more.
@@ -43,6 +46,12 @@ impl Driver {
             match received.next {
                 Next::Send => {}
                 Next::Close => self.is_closed = true,
+                Next::Secure => {
+                    assert!(self.input.is_empty() && !self.is_secured, "TLS-1");
+                    self.is_secured = true;
+                    self.needed = 1;
+                    break;
+                }
                 Next::Input(needed) => {
                     assert!(self.input.len() < needed && needed <= INPUT_BYTES, "NBD-1, NBD-5");
                     self.needed = needed;
@@ -72,7 +81,8 @@ fn exports() -> Exports {
     exports
 }
 
-/// Plays a script: each byte chooses what is sent next, and takes its numbers from those that follow.
+/// Plays a script: the first byte chooses whether there is TLS, and each one that follows what is sent next; that takes
+/// its numbers from those behind it.
 ///
 /// # Panics
 ///
@@ -85,7 +95,8 @@ pub fn play(script: &[u8]) {
 pub(super) fn play_counting(script: &[u8]) -> usize {
     let mut replied = 0;
     let mut script = Script(script);
-    let mut driver = Driver::new(exports());
+    let tls = [Tls::Off, Tls::On, Tls::Require][usize::from(script.byte() % 3)];
+    let mut driver = Driver::new(exports(), tls);
     let (mut message, mut replies) = (Vec::new(), driver.take());
     let (mut parsed, mut was_transmitting) = (18, false);
     while !script.0.is_empty() && !driver.is_closed {
@@ -94,7 +105,14 @@ pub(super) fn play_counting(script: &[u8]) -> usize {
         // Cut anywhere, so that every place is once the end of what was received.
         let cut = script.number() % (message.len() + 1);
         for part in [&message[..cut], &message[cut..]] {
+            let is_clear = !driver.is_secured;
             driver.push(part);
+            assert!(tls != Tls::Off || !driver.is_secured, "there is no TLS");
+            if tls == Tls::Require && is_clear {
+                assert!(!driver.is_transmitting(), "in clear");
+                check_refusals(&driver.take());
+                continue;
+            }
             replies.append(&mut driver.take());
             if driver.is_transmitting() && !was_transmitting {
                 was_transmitting = true;
@@ -112,6 +130,21 @@ pub(super) fn play_counting(script: &[u8]) -> usize {
         }
     }
     replied
+}
+
+/// Checks that replies in clear say nothing about exports, where TLS is required.
+fn check_refusals(replies: &[u8]) {
+    const ERROR: u32 = 1 << 31;
+    let mut reader = Reader(replies);
+    while !reader.0.is_empty() {
+        assert_eq!(reader.u64(), Some(wire::OPTION_REPLY_MAGIC));
+        match (reader.u32(), reader.u32()) {
+            (Some(wire::OPT_STARTTLS | wire::OPT_ABORT), Some(wire::REP_ACK)) => {}
+            (Some(_), Some(kind)) if kind & ERROR != 0 => {}
+            other => panic!("{other:?} in clear"),
+        }
+        reader.counted().expect("a reply is sent as a whole");
+    }
 }
 
 /// Checks that replies to requests begin as they must, as far as they can be told apart without the requests. Returns

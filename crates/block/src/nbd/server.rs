@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::connection::{self, End, Order};
 use super::exports::Exports;
 use super::stream::Stream;
+use super::tls::Security;
 use crate::clients::{Clients, Counts, Protocol};
 use crate::listen::Listener;
 
@@ -68,15 +69,16 @@ impl Nbd {
 impl Protocol for Nbd {
     const NAME: &'static str = "nbd";
 
-    type Stream = Stream;
+    type Stream = (Stream, Security);
 
-    fn open(&self, socket: OwnedFd) -> Stream {
-        Stream::new(socket)
+    fn open(&self, socket: OwnedFd, listener: &Listener) -> (Stream, Security) {
+        (Stream::new(socket), listener.security().clone())
     }
 
-    fn serve(&self, stream: &Arc<Stream>) {
-        let exports = Arc::clone(&self.exports);
-        let end = connection::serve(stream, exports, self.handshake, || self.order());
+    fn serve(&self, client: &Arc<(Stream, Security)>) {
+        let ((stream, security), exports) = (&**client, Arc::clone(&self.exports));
+        let order = || self.order();
+        let end = connection::serve(stream, security, exports, self.handshake, order);
         if end == End::TimedOut {
             self.timed_out.fetch_add(1, Relaxed);
         }
@@ -115,10 +117,10 @@ impl Server {
         // Before nothing more is accepted: a connection that is still begun has the order already.
         nbd.give(Order::Drain);
         if !self.clients.close() {
-            self.clients.end(Stream::end_input);
+            self.clients.end(|(stream, _)| stream.end_input());
             self.clients.wait_until_none(self.drain);
             self.clients.protocol().give(Order::Cut);
-            self.clients.end(Stream::end);
+            self.clients.end(|(stream, _)| stream.end());
             self.clients.wait_until_none(CUT);
         }
         self.clients.live()

@@ -2,6 +2,8 @@
 //!
 //! ```text
 //! Flags --client flags--> Options --GO, EXPORT_NAME--> Requests --DISC--> Closed
+//!                          |   ^
+//!                          STARTTLS: options begin anew
 //! ```
 //!
 //! Each phase ends in `Closed` too, when the client breaks the rules in a way after which its bytes mean nothing.
@@ -11,6 +13,7 @@ use std::sync::Arc;
 use super::exports::Exports;
 use super::handshake::Handshake;
 use super::output::Output;
+use super::tls::Tls;
 use super::transmission::Transmission;
 use super::wire;
 
@@ -18,6 +21,7 @@ use super::wire;
 #[derive(Debug)]
 pub struct Session {
     exports: Arc<Exports>,
+    tls: Tls,
     phase: Phase,
 }
 
@@ -46,6 +50,9 @@ pub enum Next {
     Input(usize),
     /// The output is to be sent; then the session goes on with the rest of the input, even if there is none.
     Send,
+    /// The output is to be sent, and TLS begun: what the session gets from now on, and what it sends, is in records.
+    /// There is no more input (`TLS-1`).
+    Secure,
     /// The output is to be sent, and the connection closed.
     Close,
 }
@@ -59,6 +66,8 @@ pub(super) enum Step {
     TookLong(usize),
     /// There are fewer bytes than these, so nothing was done.
     Needs(usize),
+    /// TLS begins.
+    Secures(usize),
     /// The transmission begins.
     Begins(usize, Transmission),
     /// The connection ends.
@@ -68,8 +77,8 @@ pub(super) enum Step {
 impl Session {
     /// A session that has not begun: [`greet`](Session::greet) comes first.
     #[must_use]
-    pub fn new(exports: Arc<Exports>) -> Session {
-        Session { exports, phase: Phase::Flags }
+    pub fn new(exports: Arc<Exports>, tls: Tls) -> Session {
+        Session { exports, tls, phase: Phase::Flags }
     }
 
     /// The server's first words.
@@ -99,6 +108,10 @@ impl Session {
                     break Next::Send;
                 }
                 Step::Needs(bytes) => break Next::Input(bytes),
+                Step::Secures(bytes) => {
+                    consumed += bytes;
+                    break Next::Secure;
+                }
                 Step::Begins(bytes, transmission) => {
                     consumed += bytes;
                     self.phase = Phase::Requests(transmission);
@@ -115,7 +128,7 @@ impl Session {
 
     fn step(&mut self, input: &[u8], output: &mut Output) -> Step {
         match &mut self.phase {
-            Phase::Flags => match Handshake::begin(input) {
+            Phase::Flags => match Handshake::begin(input, self.tls) {
                 Ok(handshake) => {
                     self.phase = Phase::Options(handshake);
                     Step::Took(wire::CLIENT_FLAGS_BYTES)

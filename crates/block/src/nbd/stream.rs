@@ -41,6 +41,12 @@ impl Stream {
         Ok(())
     }
 
+    /// Sends what can be sent without waiting, if the client is still there.
+    pub(super) fn send_now(&self, bytes: &[u8]) {
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        rustix::net::send(&self.0, bytes, flags).ok();
+    }
+
     /// From now on a call fails with `AGAIN` after this time; `None`: it waits.
     pub(super) fn set_timeout(&self, time: Option<Duration>) -> Result<(), Errno> {
         // The kernel takes 0 for no limit.

@@ -43,6 +43,7 @@ pub(super) const REP_META_CONTEXT: u32 = 4;
 const REP_ERROR: u32 = 1 << 31;
 pub(super) const REP_ERR_UNSUP: u32 = REP_ERROR + 1;
 pub(super) const REP_ERR_INVALID: u32 = REP_ERROR + 3;
+pub(super) const REP_ERR_TLS_REQD: u32 = REP_ERROR + 5;
 pub(super) const REP_ERR_UNKNOWN: u32 = REP_ERROR + 6;
 pub(super) const REP_ERR_TOO_BIG: u32 = REP_ERROR + 9;
 

@@ -47,7 +47,7 @@ impl Protocol for Vhost {
 
     type Stream = UnixStream;
 
-    fn open(&self, socket: OwnedFd) -> UnixStream {
+    fn open(&self, socket: OwnedFd, _: &Listener) -> UnixStream {
         socket.into()
     }
 

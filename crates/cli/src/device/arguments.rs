@@ -3,10 +3,10 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand, ValueHint};
+use clap::{Args, Subcommand, ValueEnum, ValueHint};
 use zfolio_block::address::Address;
 use zfolio_block::control::REQUEST_BYTES_MAX;
-use zfolio_block::nbd::NAME_BYTES_MAX;
+use zfolio_block::nbd::{NAME_BYTES_MAX, Tls};
 use zfolio_core::budget::WriteBudget;
 use zfolio_core::page::UnitOrder;
 use zfolio_core::size;
@@ -61,13 +61,15 @@ pub(crate) enum Command {
 #[derive(Args, Debug)]
 #[command(
     after_help = "ADDRESS is a path with a / (a Unix socket), localhost or an address of this machine, each of the
-last two with :PORT or without (10809), or 'systemd' for the sockets that systemd hands over.
+last two with :PORT or without (10809), or 'systemd' for the sockets that systemd hands over. Where other machines can
+connect (any address but 127.0.0.1, [::1] and their like), clients have to speak TLS: --tls-certificates.
 
 Examples:
   zfolio device add cache --size 4G --nbd /run/cache.sock
   zfolio device run scratch --size 64G --algorithm zstd --unit 64K --mem-limit 8G --nbd localhost
   zfolio device add vm --size 8G --recompress zstd,level=9 --vhost-user /run/vm.sock
   zfolio device set vm idle=3600 recompress='type=idle'
+  zfolio device add shared --size 8G --nbd 0.0.0.0 --tls-certificates /etc/pki/zfolio
   zfolio device add big --size 64G --mem-limit 4G --writeback /var/tmp,size=40G --nbd /run/big.sock"
 )]
 pub(crate) struct AddArgs {
@@ -148,6 +150,9 @@ pub(crate) struct AddArgs {
     #[arg(long, value_name = "ADDRESS", required_unless_present = "vhost_user", value_parser = parse_address)]
     pub(super) nbd: Vec<Address>,
 
+    #[command(flatten)]
+    pub(super) tls: TlsArgs,
+
     /// The socket at which QEMU finds the disk as vhost-user-blk; may be given several times
     ///
     /// The guest's memory has to be shared: -object memory-backend-memfd,id=m,size=2G,share=on
@@ -162,6 +167,58 @@ pub(crate) struct AddArgs {
     /// Set by `add`: leave the terminal
     #[arg(long, hide = true)]
     pub(super) background: bool,
+}
+
+/// Arguments about TLS, with nbdkit's names.
+#[derive(Args, Debug)]
+pub(crate) struct TlsArgs {
+    /// The directory with server-cert.pem, server-key.pem and ca-cert.pem, for TLS with NBD clients
+    ///
+    /// The names of the files are those that QEMU and nbdkit have, in PEM form. ca-crl.pem, a list of revoked
+    /// certificates, may be there. The key must not be readable for everybody.
+    #[arg(long, value_name = "DIR", requires = "nbd", value_hint = ValueHint::DirPath)]
+    pub(super) tls_certificates: Option<PathBuf>,
+
+    /// Whether NBD clients on this machine may speak TLS too (on), or have to (require); others always have to
+    #[arg(long, value_name = "MODE", default_value = "off", requires = "tls_certificates")]
+    pub(super) tls: TlsMode,
+
+    /// Whether NBD clients have to show a certificate that an authority of ca-cert.pem has signed
+    ///
+    /// If not, everybody who reaches the port can read and write the disk.
+    #[arg(long, value_name = "yes|no", default_value = "yes", default_missing_value = "yes", num_args = 0..=1,
+          requires = "tls_certificates")]
+    pub(super) tls_verify_peer: YesNo,
+}
+
+/// What clients on this machine do.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum TlsMode {
+    /// They speak no TLS.
+    Off,
+    /// They may.
+    On,
+    /// They have to.
+    Require,
+}
+
+/// Yes or no.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum YesNo {
+    /// Yes.
+    Yes,
+    /// No.
+    No,
+}
+
+impl From<TlsMode> for Tls {
+    fn from(mode: TlsMode) -> Tls {
+        match mode {
+            TlsMode::Off => Tls::Off,
+            TlsMode::On => Tls::On,
+            TlsMode::Require => Tls::Require,
+        }
+    }
 }
 
 /// Arguments of `zfolio device daemon`.

@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use zfolio_block::address::Address;
 use zfolio_block::control::Control;
-use zfolio_block::listen::{Listener, Unusable};
+use zfolio_block::listen::{Listener, Protection, Unusable};
 use zfolio_block::metrics::{self, Metrics};
-use zfolio_block::nbd::{Config, Exports, Server};
+use zfolio_block::nbd::{Certificates, Config, Exports, Server, Tls};
 use zfolio_block::ram::{self, Ram, Unmade};
 use zfolio_block::saved::Kept;
 use zfolio_block::{Counts, vhost_user};
@@ -24,7 +24,7 @@ use zfolio_pager::spill::{PlaceError, Site, Sites};
 use zfolio_sys::probe::child::{self, Signals};
 use zfolio_sys::{files, process};
 
-use super::arguments::AddArgs;
+use super::arguments::{AddArgs, TlsArgs, YesNo};
 use super::saved::{self, Origin};
 use super::{directory, socket};
 use crate::failure::Failure;
@@ -58,6 +58,7 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     let signals =
         Signals::block().map_err(|error| Failure::machine(format!("signals: {error}")))?;
     let name = &arguments.name;
+    let protection = protection(&arguments.tls)?;
     let mut kept = saved::take(arguments)?;
     let mut origin = Origin::open(arguments, kept.as_ref())?;
     let (ram, sites) = with_writeback(make(arguments, origin.as_ref())?, arguments)?;
@@ -71,7 +72,7 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     if let Some(kept) = &mut kept {
         kept.note_served().map_err(|error| Failure::machine(format!("--save: {error}")))?;
     }
-    let started = serve(arguments, &ram);
+    let started = serve(arguments, &ram, &protection);
     let (servers, metrics, addresses) =
         started.inspect_err(|_| kept.iter_mut().for_each(Kept::note_unserved))?;
     control.set_addresses(addresses.join(" "));
@@ -248,10 +249,10 @@ impl Servers {
 type Started = (Arc<Servers>, Option<Metrics>, Vec<String>);
 
 /// Serves the disk and its figures.
-fn serve(arguments: &AddArgs, ram: &Arc<Ram>) -> Result<Started, Failure> {
+fn serve(arguments: &AddArgs, ram: &Arc<Ram>, protection: &Protection) -> Result<Started, Failure> {
     let mut addresses = Vec::new();
     let vhost_user = listen_vhost_user(arguments, ram, &mut addresses)?;
-    let nbd = listen_nbd(arguments, ram, &mut addresses)?;
+    let nbd = listen_nbd(arguments, ram, protection, &mut addresses)?;
     let servers = Arc::new(Servers { nbd, vhost_user });
     let metrics = serve_metrics(arguments, ram, &servers)?;
     Ok((servers, metrics, addresses))
@@ -261,9 +262,30 @@ fn no_server(error: io::Error) -> Failure {
     Failure::machine(format!("no server: {error}"))
 }
 
+/// Reads the certificates.
+fn protection(arguments: &TlsArgs) -> Result<Protection, Failure> {
+    let verify_peer = arguments.tls_verify_peer == YesNo::Yes;
+    let directory = arguments.tls_certificates.as_deref();
+    let opened = directory.map(|directory| Certificates::open(directory, verify_peer)).transpose();
+    let certificates =
+        opened.map_err(|error| Failure::argument(format!("--tls-certificates: {error}")))?;
+    Ok(Protection { certificates, local: arguments.tls.into() })
+}
+
+/// Why an address is not listened on.
+fn unlistened(error: &Unusable) -> Failure {
+    match error {
+        Unusable::NotLoopback(_) => {
+            Failure::argument(format!("--nbd: {error}, or any with --tls-certificates DIR"))
+        }
+        error => Failure::machine(format!("--nbd: {error}")),
+    }
+}
+
 fn listen_nbd(
     arguments: &AddArgs,
     ram: &Arc<Ram>,
+    protection: &Protection,
     addresses: &mut Vec<String>,
 ) -> Result<Option<Server>, Failure> {
     if arguments.nbd.is_empty() {
@@ -276,12 +298,21 @@ fn listen_nbd(
     let mut listeners = Vec::new();
     for address in &arguments.nbd {
         let address = absolute(address);
-        let opened = Listener::open(&address)
-            .map_err(|error| Failure::machine(format!("--nbd: {error}")))?;
+        let opened =
+            Listener::open_with(&address, protection).map_err(|error| unlistened(&error))?;
         let port =
             opened.first().and_then(Listener::port).filter(|_| matches!(address, Address::Tcp(_)));
-        addresses.push(uri(&port.map_or(address, Address::Tcp), name));
+        let tls = opened.first().map_or(Tls::Off, Listener::tls);
+        addresses.push(uri(&port.map_or(address, Address::Tcp), name, tls));
         listeners.extend(opened);
+    }
+    // Who gives certificates expects TLS.
+    let is_clear = listeners.iter().all(|listener| listener.tls() == Tls::Off);
+    if is_clear && protection.certificates.is_some() {
+        return Err(Failure::argument(
+            "--tls-certificates: no --nbd of this disk uses them; accepted: with an address that other machines reach, \
+             or with --tls on or --tls require",
+        ));
     }
     Server::start(listeners, exports, Config::default()).map(Some).map_err(no_server)
 }
@@ -332,10 +363,11 @@ fn serve_metrics(
 }
 
 /// What a client is given to connect.
-fn uri(address: &Address, name: &str) -> String {
+fn uri(address: &Address, name: &str, tls: Tls) -> String {
+    let scheme = if tls == Tls::Require { "nbds" } else { "nbd" };
     match address {
-        Address::Unix(path) => format!("nbd+unix:///{name}?socket={}", path.display()),
-        Address::Tcp(address) => format!("nbd://{address}/{name}"),
+        Address::Unix(path) => format!("{scheme}+unix:///{name}?socket={}", path.display()),
+        Address::Tcp(address) => format!("{scheme}://{address}/{name}"),
         Address::Systemd => "the sockets of systemd".to_owned(),
     }
 }

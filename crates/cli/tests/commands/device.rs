@@ -3,14 +3,15 @@
 //! The NBD server has its own tests with real clients; here a client only hears its greeting.
 
 use std::fs;
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use crate::disk::Disk;
 use crate::run::first_line;
-use crate::stage::{kill, output_of, wait_for, zfolio};
+use crate::stage::{kill, output_of, scratch, wait_for, zfolio};
 
 #[test]
 fn a_disk_is_made_listed_changed_and_ended() {
@@ -226,4 +227,133 @@ fn a_stranger_at_the_control_socket_is_no_disk() {
         "{err}"
     );
     assert!(disk.is_served());
+}
+
+/// How many descriptors and threads a process has.
+fn kept(pid: u32) -> [usize; 2] {
+    ["fd", "task"]
+        .map(|what| fs::read_dir(format!("/proc/{pid}/{what}")).map_or(0, Iterator::count))
+}
+
+/// Goal: a disk is served by TLS where other machines connect, with one line where that is not possible; a thousand
+/// clients that stop in the middle of the handshake leave neither a thread nor a descriptor.
+#[test]
+fn a_disk_is_served_to_other_machines_by_tls_only() {
+    let disk = Disk::named("remote");
+    let pki = scratch("device").join(format!("pki-{}", std::process::id()));
+    fs::create_dir_all(&pki).unwrap();
+    if !zfolio_block::testing::certificates::make(&pki) {
+        return;
+    }
+    let directory = pki.to_str().unwrap();
+    let fixed = ["device", "run", &disk.name, "--size", "8M", "--nbd", "0.0.0.0:0"];
+    let with = ["--tls-certificates", directory];
+    for (given, part) in [
+        (
+            &[][..],
+            "there are no certificates for TLS; accepted: 127.0.0.1, [::1], or any with --tls-certificates DIR",
+        ),
+        (&["--tls", "on"], "--tls-certificates"),
+        (&["--tls-verify-peer=no"], "--tls-certificates"),
+        (&["--tls-certificates", directory, "--tls", "sometimes"], "off, on, require"),
+        (&["--tls-certificates", "/nowhere"], "/nowhere/server-cert.pem: No such file"),
+        (&["--tls-certificates", directory, "--tls-verify-peer=perhaps"], "yes, no"),
+    ] {
+        let (code, out, err) = output_of(&[&fixed, given].concat());
+        assert!(code == Some(2) && out.is_empty() && err.lines().count() == 1, "{given:?}: {err}");
+        assert!(err.contains(part), "{given:?}: no '{part}' in: {err}");
+    }
+    // Certificates that nobody would see.
+    let (code, out, err) = disk.try_add(&with);
+    assert!(code == Some(2) && out.is_empty() && err.lines().count() == 1, "{err}");
+    assert!(err.contains("no --nbd of this disk uses them") && !disk.socket.exists(), "{err}");
+    let (code, out, err) = disk.try_add(&[&with[..], &["--tls", "require"]].concat());
+    assert!(code == Some(0) && out.contains(" at nbds+unix:///"), "{out}{err}");
+    assert_eq!(disk.ask("remove", &[]).0, Some(0));
+    // nbdkit's form of the flag, and its default here.
+    let mut run = zfolio(&[&fixed[..], &with, &["--tls-verify-peer"]].concat());
+    let mut run = run.stderr(Stdio::piped()).spawn().unwrap();
+    let line = first_line(&mut run);
+    let at = line.split_once(" at nbds://0.0.0.0:").expect(&line).1;
+    let port: u16 = at.split('/').next().unwrap().parse().unwrap();
+    let connect = || TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let starttls = [&[0, 0, 0, 3][..], b"IHAVEOPT", &[0, 0, 0, 5, 0, 0, 0, 0]].concat();
+    // A hello with half of its body.
+    let hello = [&[22, 3, 1, 2, 0, 1, 0, 1, 252, 3, 3][..], &[7; 250]].concat();
+    connect().read_exact(&mut [0; 18]).unwrap();
+    let before = kept(run.id());
+    for number in 0..1000 {
+        let mut client = connect();
+        let all = starttls.len() + hello.len();
+        let cut = number % (all + 1);
+        client.write_all(&starttls[..cut.min(starttls.len())]).unwrap();
+        if cut > starttls.len() {
+            client.read_exact(&mut [0; 18 + 20]).unwrap();
+            client.write_all(&hello[..cut - starttls.len()]).unwrap();
+        }
+    }
+    wait_for("the clients' threads", || {
+        let now = kept(run.id());
+        now[0] <= before[0] && now[1] <= before[1]
+    });
+    // Contents, with a real client.
+    let uri = format!("nbds://localhost:{port}/{}?tls-certificates={directory}", disk.name);
+    let told = Command::new("nbdinfo").args(["--size", &uri]).output();
+    match told {
+        Ok(told) => assert_eq!(String::from_utf8_lossy(&told.stdout), "8388608\n"),
+        Err(_) => eprintln!("SKIPPED: nbdinfo is not installed (make setup)"),
+    }
+    kill("TERM", run.id().into());
+    assert_eq!(run.wait().unwrap().code(), Some(0));
+    fs::remove_dir_all(&pki).unwrap();
+}
+
+/// Hands a port that other machines reach to the program whose arguments follow, as systemd does. Prints the port.
+const ACTIVATE: &str = r"
+import os, socket, sys
+listener = socket.create_server(('0.0.0.0', 0))
+print(listener.getsockname()[1], flush=True)
+os.dup2(listener.fileno(), 3)
+os.set_inheritable(3, True)
+os.environ.update(LISTEN_FDS='1', LISTEN_PID=str(os.getpid()))
+os.execv(sys.argv[1], sys.argv[1:])
+";
+
+/// Goal: a port of systemd's is served by TLS only, where other machines reach it.
+#[test]
+fn a_port_of_systemd_needs_tls_too() {
+    let disk = Disk::named("activated");
+    let pki = scratch("device").join(format!("pki-activated-{}", std::process::id()));
+    fs::create_dir_all(&pki).unwrap();
+    if !zfolio_block::testing::certificates::make(&pki) {
+        return;
+    }
+    let program = zfolio(&[]).get_program().to_owned();
+    let start = |rest: &[&str]| {
+        let mut python = Command::new("python3");
+        python.args(["-c", ACTIVATE]).arg(&program);
+        python.args(["device", "run", &disk.name, "--size", "8M", "--nbd", "systemd"]).args(rest);
+        python.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()
+    };
+    let Ok(refused) = start(&[]) else {
+        return eprintln!("SKIPPED: python3 is not installed (make setup)");
+    };
+    let refused = refused.wait_with_output().unwrap();
+    let err = String::from_utf8(refused.stderr).unwrap();
+    assert!(refused.status.code() == Some(2) && err.lines().count() == 1, "{err}");
+    assert!(err.contains("other machines reach this address"), "{err}");
+    let mut run = start(&["--tls-certificates", pki.to_str().unwrap()]).unwrap();
+    let mut lines = BufReader::new(run.stdout.take().unwrap()).lines();
+    let port: u16 = lines.next().unwrap().unwrap().parse().unwrap();
+    assert!(lines.next().unwrap().unwrap().contains(&disk.name));
+    let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    // OPT_LIST
+    let list = [&[0, 0, 0, 3][..], b"IHAVEOPT", &[0, 0, 0, 3, 0, 0, 0, 0]].concat();
+    client.write_all(&list).unwrap();
+    let mut reply = [0; 18 + 20];
+    client.read_exact(&mut reply).unwrap();
+    assert_eq!(reply[30..34], [0x80, 0, 0, 5], "TLS_REQD");
+    kill("TERM", run.id().into());
+    assert_eq!(run.wait().unwrap().code(), Some(0));
+    fs::remove_dir_all(&pki).unwrap();
 }

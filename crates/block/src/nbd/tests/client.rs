@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::Device;
-use crate::nbd::Exports;
 use crate::nbd::script::Driver;
+use crate::nbd::{Exports, Tls};
 
 /// Commands and flags.
 pub(super) const READ: u16 = 0;
@@ -203,8 +203,13 @@ pub(super) struct Client {
 impl Client {
     /// A client that has said which flags it knows, and has read the greeting.
     pub(super) fn greeted(exports: Exports, flags: u32) -> Client {
-        let mut client =
-            Client { driver: Driver::new(exports), incoming: Incoming::default(), cookie: 7 };
+        Client::greeted_with(exports, flags, Tls::Off)
+    }
+
+    /// The same, of a server that has TLS.
+    pub(super) fn greeted_with(exports: Exports, flags: u32, tls: Tls) -> Client {
+        let (driver, incoming) = (Driver::new(exports, tls), Incoming::default());
+        let mut client = Client { driver, incoming, cookie: 7 };
         client.send(&flags.to_be_bytes());
         assert_eq!(client.incoming.bytes(8), b"NBDMAGIC");
         assert_eq!(client.incoming.bytes(8), b"IHAVEOPT");

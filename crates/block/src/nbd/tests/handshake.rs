@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use super::client::{BLOCK_STATUS, Client, READ, context_data, counted, go_data, option};
-use crate::nbd::{EXPORTS_MAX, Exports, Refusal};
+use crate::nbd::{EXPORTS_MAX, Exports, Refusal, Tls};
 use crate::testing::Memory;
 
 const ACK: u64 = 1;
 const UNSUP: u64 = (1 << 31) + 1;
 const INVALID: u64 = (1 << 31) + 3;
+const TLS_REQD: u64 = (1 << 31) + 5;
 const UNKNOWN: u64 = (1 << 31) + 6;
 const TOO_BIG: u64 = (1 << 31) + 9;
 
@@ -212,4 +213,82 @@ fn a_handshake_that_cannot_go_on_ends() {
             }
         }
     }
+}
+
+/// Goal: where TLS is required, no option but it is answered in clear, and nothing about exports is said.
+#[test]
+fn nothing_is_served_before_tls_that_is_required() {
+    let start = || Client::greeted_with(two_exports(), 3, Tls::Require);
+    let mut client = start();
+    for (number, data, kind) in [
+        (3, Vec::new(), TLS_REQD),
+        (6, go_data("first", &[]), TLS_REQD),
+        (7, go_data("first", &[]), TLS_REQD),
+        (7, go_data("third", &[]), TLS_REQD),
+        (8, Vec::new(), TLS_REQD),
+        (9, context_data("first", &[]), TLS_REQD),
+        (10, context_data("first", &["base:allocation"]), TLS_REQD),
+        (0, vec![1], TLS_REQD),
+        (999, Vec::new(), TLS_REQD),
+        (5, vec![0], INVALID),
+    ] {
+        assert_eq!(kinds(&answers(&mut client, number, &data)), [kind], "option {number}");
+        assert!(!client.driver.is_closed && !client.driver.is_secured, "option {number}");
+    }
+    assert_eq!(answers(&mut client, 5, &[]), [(ACK, Vec::new())]);
+    assert!(client.driver.is_secured);
+    assert_eq!(kinds(&answers(&mut client, 5, &[])), [INVALID], "once");
+    assert_eq!(kinds(&answers(&mut client, 3, &[])), [2, 2, ACK]);
+    assert_eq!(*kinds(&answers(&mut client, 7, &go_data("first", &[]))).last().unwrap(), ACK);
+    assert_eq!(client.ask(READ, 0, 0, 512).contents(0, 512), [0; 512]);
+    // The option that has no way to say no, and the end.
+    let mut old = start();
+    old.send(&option(1, b"first"));
+    assert!(old.driver.is_closed && old.incoming.0.is_empty());
+    let mut ends = start();
+    assert_eq!(answers(&mut ends, 2, &[]), [(ACK, Vec::new())]);
+    assert!(ends.driver.is_closed);
+}
+
+/// Goal: what was agreed on in clear is forgotten, since anybody could have sent it; but the flags stay.
+#[test]
+fn tls_begins_the_options_anew() {
+    let mut client = Client::greeted_with(two_exports(), 3, Tls::On);
+    answers(&mut client, 8, &[]);
+    let set = context_data("first", &["base:allocation"]);
+    assert_eq!(kinds(&answers(&mut client, 10, &set)), [4, ACK]);
+    assert_eq!(kinds(&answers(&mut client, 5, &[])), [ACK]);
+    assert_eq!(kinds(&answers(&mut client, 10, &set)), [INVALID], "no structured replies");
+    answers(&mut client, 8, &[]);
+    let told = answers(&mut client, 7, &go_data("first", &[]));
+    assert_eq!(told[0].1[10..], u16::try_from(FLAGS | FLAG_DF).unwrap().to_be_bytes());
+    assert_eq!(client.ask(BLOCK_STATUS, 0, 0, 4096).error, 22, "no context was set since");
+    // No padding was agreed on by the flags.
+    let mut old = Client::greeted_with(two_exports(), 3, Tls::On);
+    answers(&mut old, 5, &[]);
+    old.send(&option(1, b"first"));
+    assert_eq!(old.incoming.0.len(), 10);
+    // Where it is on, it may be left.
+    let mut clear = Client::greeted_with(two_exports(), 3, Tls::On);
+    assert_eq!(*kinds(&answers(&mut clear, 7, &go_data("first", &[]))).last().unwrap(), ACK);
+}
+
+/// Goal: bytes that came in clear are not served as if they had come by TLS. Method: options behind `OPT_STARTTLS` in
+/// one message, whole and cut; then there is no answer, so that a client knows that somebody was between.
+#[test]
+fn what_comes_behind_starttls_in_clear_ends_the_connection() {
+    let injected = [option(8, &[]), option(7, &go_data("first", &[]))].concat();
+    for bytes in [1, 16, injected.len()] {
+        for tls in [Tls::On, Tls::Require] {
+            let mut client = Client::greeted_with(two_exports(), 3, tls);
+            client.send(&[&option(5, &[]), &injected[..bytes]].concat());
+            assert!(client.driver.is_closed && !client.driver.is_secured);
+            assert!(client.incoming.0.is_empty());
+        }
+    }
+    // Without TLS the option is one like others.
+    let mut client = client();
+    client.send(&[option(5, &[]), option(8, &[])].concat());
+    assert_eq!(client.incoming.option_reply().1, UNSUP);
+    assert_eq!(client.incoming.option_reply(), (8, ACK, Vec::new()));
 }

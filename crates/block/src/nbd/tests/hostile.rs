@@ -7,6 +7,7 @@ use std::sync::Arc;
 use zfolio_core::testing::{Random, seed};
 
 use super::client::{Client, READ, TRIM, WRITE, exporting, go_data, option, request};
+use crate::nbd::Tls;
 use crate::nbd::script::{self, Driver};
 use crate::testing::Memory;
 
@@ -19,10 +20,14 @@ fn random_scripts_keep_the_bounds() {
         let bytes = 20 + random.below(2000);
         let mut script = random.bytes(bytes);
         if round % 2 == 0 {
-            // A client's flags, structured replies, and an export: then requests are understood.
-            let go =
-                [1, 3, 0, 0, 4, 8, 0, 0, 0, 0, 0, 4, 10, 1, 0, 0, 0, 0, 4, 7, 1, 0, 0, 0, 0, 0];
-            script.splice(0..0, go);
+            // A client's flags, TLS where it is, structured replies, and an export: then requests are understood.
+            let tls = u8::try_from(round / 2 % 3).unwrap();
+            let go = [
+                &[tls, 1, 3, 0, 0][..],
+                &[4, 5, 0, 0, 0, 0, 0],
+                &[4, 8, 0, 0, 0, 0, 0, 4, 10, 1, 0, 0, 0, 0, 4, 7, 1, 0, 0, 0, 0, 0],
+            ];
+            script.splice(0..0, go.concat());
         }
         let result = std::panic::catch_unwind(|| script::play_counting(&script));
         let replied = result.unwrap_or_else(|_| panic!("seed {seed}, round {round}"));
@@ -51,7 +56,7 @@ fn a_damaged_stream_keeps_the_bounds() {
         for value in [0, 255, random.byte()] {
             let mut damaged = stream.clone();
             damaged[position] = value;
-            let mut driver = Driver::new(exporting(disk.clone()));
+            let mut driver = Driver::new(exporting(disk.clone()), Tls::Off);
             for part in damaged.chunks(1 + random.below(40_000)) {
                 driver.push(part);
             }

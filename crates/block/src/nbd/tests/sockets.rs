@@ -18,7 +18,7 @@ use crate::testing::Memory;
 use crate::{Device, Error};
 
 /// A path of this test, where nothing is.
-fn scratch(name: &str) -> PathBuf {
+pub(super) fn scratch(name: &str) -> PathBuf {
     let path = std::env::temp_dir().join(format!("zfolio-nbd-{}-{name}", std::process::id()));
     std::fs::remove_file(&path).ok();
     path
@@ -34,7 +34,7 @@ fn serve(path: &std::path::Path, config: Config) -> Server {
 }
 
 /// Chooses the export. Replies are simple.
-fn shake_hands(stream: &mut (impl Read + Write)) -> std::io::Result<()> {
+pub(super) fn shake_hands(stream: &mut (impl Read + Write)) -> std::io::Result<()> {
     stream.write_all(&[&3_u32.to_be_bytes()[..], &option(1, b"disk")].concat())?;
     stream.read_exact(&mut [0; 18 + 10])
 }
@@ -47,7 +47,11 @@ fn connect(path: &std::path::Path) -> UnixStream {
 }
 
 /// Sends a request without payload, and reads a reply that says whether it has succeeded.
-fn ask(stream: &mut (impl Read + Write), command: u16, bytes: u32) -> std::io::Result<bool> {
+pub(super) fn ask(
+    stream: &mut (impl Read + Write),
+    command: u16,
+    bytes: u32,
+) -> std::io::Result<bool> {
     stream.write_all(&request(command, 0, 1, 0, bytes))?;
     let mut reply = [0; 16];
     stream.read_exact(&mut reply)?;
@@ -59,7 +63,7 @@ fn ask(stream: &mut (impl Read + Write), command: u16, bytes: u32) -> std::io::R
 
 /// Waits until `is_so`, which must be the case soon.
 #[track_caller]
-fn until(what: &str, is_so: impl Fn() -> bool) {
+pub(super) fn until(what: &str, is_so: impl Fn() -> bool) {
     for _ in 0..2000 {
         if is_so() {
             return;
@@ -105,7 +109,7 @@ fn a_path_is_taken_only_from_the_dead() {
 fn only_loopback_is_listened_on() {
     for address in ["0.0.0.0:0", "192.168.1.1", "[::]:0"] {
         let why = Listener::open(&address.parse().unwrap()).unwrap_err().to_string();
-        assert!(why.ends_with("and there is no TLS; accepted: 127.0.0.1, [::1]"), "{why}");
+        assert!(why.ends_with("no certificates for TLS; accepted: 127.0.0.1, [::1]"), "{why}");
     }
     assert!(matches!(Listener::open(&Address::Systemd), Err(Unusable::NothingInherited)));
     let listeners = Listener::open(&"127.0.0.1:0".parse().unwrap()).unwrap();
