@@ -7,15 +7,15 @@
 //!
 //! [`Session`] is all of the protocol: bytes of the client in, bytes for the client out, calls of a [`Device`] between
 //! them. It has no socket, thread or clock, so tests and fuzzers play any input. A connection (`connection`) moves the
-//! bytes between a session and a socket on a thread of its own, through TLS (`tls`) once the session says so; [`Server`]
-//! has connections accepted on [`Listener`]s.
+//! bytes between a session and a socket on a thread of its own, through TLS (`tls`) once the session says so;
+//! [`Server`] has connections accepted on [`Listener`]s.
 //!
 //! # Invariants
 //!
 //! - `NBD-1` A connection takes [`INPUT_BYTES`] and an [`Output`], about 1 MiB, whatever its client sends; with TLS a
 //!   quarter more (`TLS-3`). Memory that was never needed takes no pages.
-//! - `NBD-2` No request allocates, but for the copy that rustls makes of each record. The payload of a write goes to the device from where it was received; what is read
-//!   comes from the device to where it is sent from.
+//! - `NBD-2` No request allocates, but for the copy that rustls makes of each record. The payload of a write goes to
+//!   the device from where it was received; what is read comes from the device to where it is sent from.
 //! - `NBD-3` Each request gets one reply, in the order of the requests. A request that is refused changes nothing.
 //! - `NBD-4` Bytes are sent as contents only if the device has returned them without an error, or the chunk is followed
 //!   by an error for them and they are zeros.

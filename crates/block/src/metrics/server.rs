@@ -6,7 +6,7 @@
 //! after two seconds is left.
 
 use std::io::{self, Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,12 +29,11 @@ const PATIENCE_NS: u64 = 2_000_000_000;
 /// What makes the page.
 pub type Page = Box<dyn Fn() -> String + Send + Sync>;
 
-/// A page that is served. Dropping it ends that: a client that is being served may still get its page.
+/// A page that is served. Dropping it ends that, and its clients.
 #[derive(Debug)]
 pub struct Metrics {
     address: SocketAddr,
-    /// Kept for its end.
-    _clients: Clients<Pages>,
+    clients: Clients<Pages>,
 }
 
 struct Pages(Page);
@@ -90,7 +89,7 @@ impl Address {
     /// The system's: there is no thread or descriptor.
     pub fn serve(self, page: Page) -> io::Result<Metrics> {
         let clients = Clients::start(vec![self.listener], CONNECTIONS_MAX, Pages(page))?;
-        Ok(Metrics { address: self.address, _clients: clients })
+        Ok(Metrics { address: self.address, clients })
     }
 }
 
@@ -99,6 +98,14 @@ impl Metrics {
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+}
+
+impl Drop for Metrics {
+    fn drop(&mut self) {
+        self.clients.close();
+        // It fails if the client is gone, and then there is nothing to end.
+        self.clients.end(|stream| _ = stream.shutdown(Shutdown::Both).ok());
     }
 }
 

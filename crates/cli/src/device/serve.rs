@@ -31,6 +31,9 @@ use crate::failure::Failure;
 use crate::metrics::take_address;
 use crate::notify;
 
+/// How long to wait for a page of figures that is being made.
+const PAGE_TURN: Duration = Duration::from_millis(1);
+
 /// How long a turn of the main loop takes at most.
 const TURN_MS: u16 = 200;
 
@@ -95,9 +98,9 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     // Where `add` waits for it.
     writeln!(io::stdout(), "{made}").and_then(|()| io::stdout().flush()).ok();
     work_until_end(&ram, &control, &signals);
-    // The page's thread has the other handle of the servers.
+    // It has the other handle of the servers.
     drop(metrics);
-    let busy = Arc::into_inner(servers).map_or(0, Servers::stop);
+    let busy = Servers::stop(servers);
     if busy > 0 {
         say(&format!("disk {name}: {busy} clients did not end in time"));
     }
@@ -238,10 +241,18 @@ impl Servers {
         nbd + self.vhost_user.as_ref().map(vhost_user::Server::counts).unwrap_or_default()
     }
 
-    /// Ends them. Returns how many clients did not end in time.
-    fn stop(self) -> usize {
-        let nbd = self.nbd.map_or(0, |mut server| server.stop());
-        nbd + self.vhost_user.map_or(0, |mut server| server.stop())
+    /// Ends them, so that nobody writes any more. Returns how many clients did not end in time.
+    fn stop(mut servers: Arc<Servers>) -> usize {
+        let Servers { nbd, vhost_user } = loop {
+            match Arc::try_unwrap(servers) {
+                Ok(servers) => break servers,
+                // A page is being made of them.
+                Err(shared) => servers = shared,
+            }
+            std::thread::sleep(PAGE_TURN);
+        };
+        let nbd = nbd.map_or(0, |mut server| server.stop());
+        nbd + vhost_user.map_or(0, |mut server| server.stop())
     }
 }
 
@@ -250,11 +261,13 @@ type Started = (Arc<Servers>, Option<Metrics>, Vec<String>);
 
 /// Serves the disk and its figures.
 fn serve(arguments: &AddArgs, ram: &Arc<Ram>, protection: &Protection) -> Result<Started, Failure> {
+    // Before clients can write: what they write is lost if the disk does not start after all.
+    let page = take_address(arguments.metrics)?;
     let mut addresses = Vec::new();
     let vhost_user = listen_vhost_user(arguments, ram, &mut addresses)?;
     let nbd = listen_nbd(arguments, ram, protection, &mut addresses)?;
     let servers = Arc::new(Servers { nbd, vhost_user });
-    let metrics = serve_metrics(arguments, ram, &servers)?;
+    let metrics = page.map(|page| serve_metrics(page, arguments, ram, &servers)).transpose()?;
     Ok((servers, metrics, addresses))
 }
 
@@ -351,15 +364,15 @@ fn absolute(address: &Address) -> Address {
 
 /// Serves the figures, if that is asked for.
 fn serve_metrics(
+    address: metrics::Address,
     arguments: &AddArgs,
     ram: &Arc<Ram>,
     servers: &Arc<Servers>,
-) -> Result<Option<Metrics>, Failure> {
-    let Some(address) = take_address(arguments.metrics)? else { return Ok(None) };
+) -> Result<Metrics, Failure> {
     let (name, ram, servers) = (arguments.name.clone(), Arc::clone(ram), Arc::clone(servers));
     let page = move || metrics::of_disk(&name, &ram, servers.counts());
     let started = address.serve(Box::new(page));
-    started.map(Some).map_err(|error| Failure::machine(format!("--metrics: {error}")))
+    started.map_err(|error| Failure::machine(format!("--metrics: {error}")))
 }
 
 /// What a client is given to connect.

@@ -1,6 +1,8 @@
 //! `zfolio device daemon`: disks of a file start, end, fail and come back, each on its own.
 
 use std::fs::{self, File};
+use std::io::Write as _;
+use std::net::{TcpListener, TcpStream};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
@@ -391,6 +393,40 @@ fn contents_that_are_not_loaded_are_not_overwritten() {
             && err.contains("4M of contents are dropped"),
         "{err}"
     );
+}
+
+/// Goal: each write that was answered is in the file, however busy clients are when the disk ends, and although
+/// somebody reads its figures at that moment and does not finish.
+#[test]
+fn what_is_written_at_the_end_is_saved() {
+    let folder = scratch("daemon-busy");
+    let file = folder.join("disk");
+    let file = file.to_str().unwrap();
+    // A port that was free a moment ago.
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let metrics = port.to_string();
+    let disk = Disk::start("busy", &["--size", "8M", "--save", file, "--metrics", &metrics]);
+    let mut slow = TcpStream::connect(port).unwrap();
+    slow.write_all(b"GET /metrics HTTP/1.1\r\n").unwrap();
+    // There is something to save, which takes a while.
+    write_all(&mut disk.client(), &numbered(BYTES, 1));
+    let mut client = disk.client();
+    let writer = std::thread::spawn(move || {
+        // One more than the last number whose write was answered.
+        let mut write = |number: u64| client.write(4096, &number.to_le_bytes().repeat(64));
+        (1..).find(|number| !matches!(write(*number), Ok(0)))
+    });
+    let output = disk.end("TERM");
+    assert!(output.status.success(), "{}", texts(&output).1);
+    let end = writer.join().unwrap().expect("the disk has ended");
+    drop(slow);
+    let disk = Disk::start("busy-again", &["--size", "8M", "--save", file]);
+    let found = disk.client().read(4096, 512).unwrap();
+    let found = u64::from_le_bytes(found[..8].try_into().unwrap());
+    // The last one may have been carried out without an answer.
+    assert!(found == end - 1 || found == end, "{found} of {end}");
+    drop(disk);
+    fs::remove_dir_all(&folder).unwrap();
 }
 
 /// Goal: what is wrong with a configuration is a line for each, with its place, and nothing is started.
