@@ -25,7 +25,8 @@ COVERAGE = --cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-
 	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 	-Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1
 
-.PHONY: help setup setup-build setup-guest build demo test test-guest lint loom simulate mutants soak asan bench fuzz install uninstall deb clean
+.PHONY: help setup setup-build setup-guest build demo test test-guest lint loom simulate mutants soak asan bench fuzz \
+	install uninstall deb clean
 
 help:
 	@echo 'make build     the zfolio command and the library that it loads, in $(BIN)'
@@ -62,7 +63,8 @@ demo: build
 test: setup
 	@CARGO='$(CARGO)' scripts/test
 
-# Boots guests without KVM, some minutes. What it installs and fetches it says; the kernel is unpacked in $(TARGET)/guest.
+# Boots guests without KVM, some minutes. What it installs and fetches it says; the kernel is unpacked in
+# $(TARGET)/guest.
 setup-guest:
 	scripts/setup guest '$(TARGET)/guest'
 

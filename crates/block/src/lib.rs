@@ -3,7 +3,8 @@
 //! A front end speaks a protocol that clients know, and turns its requests into calls of a [`Device`]. It knows nothing
 //! of compression; a device knows nothing of clients. There are two front ends so far, [`nbd`] and [`vhost_user`], and
 //! one device, [`ram`]: a compressed disk in memory. Other processes read and write its [attributes] through its
-//! [control] socket, and Prometheus reads its [metrics]. Contents are [saved] as a file.
+//! [control] socket, and Prometheus reads its [metrics]. Contents are [saved] as a file. A [configuration](conf) names
+//! disks, for a daemon.
 
 #![forbid(unsafe_code)]
 

@@ -6,6 +6,8 @@
 mod server;
 mod text;
 
+use zfolio_core::page::PAGE_BYTES;
+
 use crate::Counts;
 use crate::ram::Ram;
 
@@ -70,27 +72,25 @@ impl Text {
             &[("", policy.bytes_saved)],
         );
     }
-}
 
-impl Text {
     /// What was written back.
     fn writeback(&mut self, ram: &Ram) {
-        const PAGE_BYTES: u64 = 4096;
         let (bd, done) = (ram.zram().bd_stat(), ram.zram().writeback_stat());
+        let bytes = |pages: u64| pages * PAGE_BYTES as u64;
         self.gauge(
             "backing_bytes",
             "Bytes in use where units are written back to (bd_count).",
-            &[("", bd.bd_count * PAGE_BYTES)],
+            &[("", bytes(bd.bd_count))],
         );
         self.counter(
             "backing_read_bytes",
             "Bytes that were read there (bd_reads).",
-            &[("", bd.bd_reads * PAGE_BYTES)],
+            &[("", bytes(bd.bd_reads))],
         );
         self.counter(
             "backing_written_bytes",
             "Bytes that were written there (bd_writes).",
-            &[("", bd.bd_writes * PAGE_BYTES)],
+            &[("", bytes(bd.bd_writes))],
         );
         let units = [
             ("reason=\"asked\"", done.asked_units),

@@ -1,4 +1,4 @@
-//! A disk in memory and certificates, for tests and measurements. Not part of the interface.
+//! A disk in memory, certificates and a stand-in for systemd, for tests and measurements. Not part of the interface.
 
 pub mod certificates;
 
@@ -27,6 +27,24 @@ pub struct Memory {
 
 /// No other lock is taken below it.
 const RANK_PIECE: u8 = 1;
+
+/// A Python program that hands a listening socket to the program whose arguments follow the first one, as systemd does.
+/// The first argument is the path of a Unix socket, or an address at which a port is chosen, whose number is printed.
+pub const ACTIVATE: &str = r"
+import os, socket, sys
+where, program = sys.argv[1], sys.argv[2:]
+if '/' in where:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(where)
+    listener.listen()
+else:
+    listener = socket.create_server((where, 0))
+    print(listener.getsockname()[1], flush=True)
+os.dup2(listener.fileno(), 3)
+os.set_inheritable(3, True)
+os.environ.update(LISTEN_FDS='1', LISTEN_PID=str(os.getpid()))
+os.execv(program[0], program)
+";
 
 /// What is a hole or not.
 pub const UNIT_BYTES: u64 = 4096;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use zfolio_block::address::Address;
 use zfolio_block::listen::{Listener, Protection};
 use zfolio_block::nbd::{Certificates, Config, Exports, Server, Tls};
-use zfolio_block::testing::{Memory, certificates};
+use zfolio_block::testing::{ACTIVATE, Memory, certificates};
 use zfolio_core::testing::{Random, seed};
 
 /// The disk that is served.
@@ -406,18 +406,6 @@ fn qemu_speaks_tls() {
     succeed("qemu-img", &from_disk);
     assert!(std::fs::read(&output).expect("it was converted") == image);
 }
-
-/// Hands a listening socket to the program whose arguments follow, as systemd does.
-const ACTIVATE: &str = r"
-import os, socket, sys
-with socket.socket(socket.AF_UNIX) as listener:
-    listener.bind(sys.argv[1])
-    listener.listen()
-    os.dup2(listener.fileno(), 3)
-    os.set_inheritable(3, True)
-    os.environ.update(LISTEN_FDS='1', LISTEN_PID=str(os.getpid()))
-    os.execv(sys.argv[2], sys.argv[2:])
-";
 
 /// Goal: the server takes over the sockets of systemd.
 #[test]

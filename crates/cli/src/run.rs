@@ -10,7 +10,7 @@
 //!
 //! - `RUN-1` Everything that can be refused is refused before the program starts.
 //! - `RUN-2` This process has one thread until the program has started (`CHILD-1` of `zfolio_sys::probe::child`). Only
-//!   `--metrics` adds one afterwards.
+//!   `--metrics` adds some afterwards.
 
 mod auto;
 mod detail;

@@ -61,8 +61,9 @@ impl Nbd {
         }
     }
 
+    /// Gives an order. It stays if it is a later one already: a server may be stopped twice.
     fn give(&self, order: Order) {
-        self.order.store(order as u8, Relaxed);
+        self.order.fetch_max(order as u8, Relaxed);
     }
 }
 

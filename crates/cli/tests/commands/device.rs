@@ -9,6 +9,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
+use zfolio_block::testing::ACTIVATE;
+
 use crate::disk::Disk;
 use crate::run::first_line;
 use crate::stage::{kill, output_of, scratch, wait_for, zfolio};
@@ -229,6 +231,13 @@ fn a_stranger_at_the_control_socket_is_no_disk() {
     assert!(disk.is_served());
 }
 
+/// A directory with certificates. `None`: openssl is not installed, which was printed.
+fn certificates(name: &str) -> Option<PathBuf> {
+    let directory = scratch("device").join(format!("{name}-{}", std::process::id()));
+    fs::create_dir_all(&directory).expect("the folder is ours");
+    zfolio_block::testing::certificates::make(&directory).then_some(directory)
+}
+
 /// How many descriptors and threads a process has.
 fn kept(pid: u32) -> [usize; 2] {
     ["fd", "task"]
@@ -240,11 +249,7 @@ fn kept(pid: u32) -> [usize; 2] {
 #[test]
 fn a_disk_is_served_to_other_machines_by_tls_only() {
     let disk = Disk::named("remote");
-    let pki = scratch("device").join(format!("pki-{}", std::process::id()));
-    fs::create_dir_all(&pki).unwrap();
-    if !zfolio_block::testing::certificates::make(&pki) {
-        return;
-    }
+    let Some(pki) = certificates("pki") else { return };
     let directory = pki.to_str().unwrap();
     let fixed = ["device", "run", &disk.name, "--size", "8M", "--nbd", "0.0.0.0:0"];
     let with = ["--tls-certificates", directory];
@@ -308,30 +313,15 @@ fn a_disk_is_served_to_other_machines_by_tls_only() {
     fs::remove_dir_all(&pki).unwrap();
 }
 
-/// Hands a port that other machines reach to the program whose arguments follow, as systemd does. Prints the port.
-const ACTIVATE: &str = r"
-import os, socket, sys
-listener = socket.create_server(('0.0.0.0', 0))
-print(listener.getsockname()[1], flush=True)
-os.dup2(listener.fileno(), 3)
-os.set_inheritable(3, True)
-os.environ.update(LISTEN_FDS='1', LISTEN_PID=str(os.getpid()))
-os.execv(sys.argv[1], sys.argv[1:])
-";
-
 /// Goal: a port of systemd's is served by TLS only, where other machines reach it.
 #[test]
 fn a_port_of_systemd_needs_tls_too() {
     let disk = Disk::named("activated");
-    let pki = scratch("device").join(format!("pki-activated-{}", std::process::id()));
-    fs::create_dir_all(&pki).unwrap();
-    if !zfolio_block::testing::certificates::make(&pki) {
-        return;
-    }
+    let Some(pki) = certificates("pki-activated") else { return };
     let program = zfolio(&[]).get_program().to_owned();
     let start = |rest: &[&str]| {
         let mut python = Command::new("python3");
-        python.args(["-c", ACTIVATE]).arg(&program);
+        python.args(["-c", ACTIVATE, "0.0.0.0"]).arg(&program);
         python.args(["device", "run", &disk.name, "--size", "8M", "--nbd", "systemd"]).args(rest);
         python.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()
     };

@@ -147,31 +147,27 @@ impl Disk {
         let why = self.why.take();
         let was_served = self.state == State::Served;
         let (name, at) = (self.name(), &self.settings.at);
-        let failure = match change {
-            Change::Exited(0) => None,
-            Change::Exited(status) if was_served => {
-                // It has said why.
-                Some(u8::try_from(status).unwrap_or(125))
-            }
-            Change::Died(signal) | Change::Dumped(signal) | Change::Stopped(signal)
-                if was_served =>
-            {
+        // Its status, or the signal that killed it.
+        let end = match change {
+            Change::Exited(status) => Ok(status),
+            Change::Died(signal) | Change::Dumped(signal) | Change::Stopped(signal) => Err(signal),
+        };
+        let failure = match end {
+            Ok(0) => None,
+            // It has said why.
+            Ok(status) if was_served => Some(u8::try_from(status).unwrap_or(125)),
+            Err(signal) if was_served => {
                 say(&format!("disk {name} was killed by signal {signal}; its contents are lost"));
                 Some(125)
             }
             _ if is_asked => None,
-            change => {
-                let why = why.unwrap_or_else(|| match change {
-                    Change::Exited(status) => format!("its process has ended with status {status}"),
-                    Change::Died(signal) | Change::Dumped(signal) | Change::Stopped(signal) => {
-                        format!("its process was killed by signal {signal}")
-                    }
+            end => {
+                let why = why.unwrap_or_else(|| match end {
+                    Ok(status) => format!("its process has ended with status {status}"),
+                    Err(signal) => format!("its process was killed by signal {signal}"),
                 });
                 say(&format!("disk {name} ({at}) has not started: {why}"));
-                match change {
-                    Change::Exited(2) => Some(2),
-                    _ => Some(125),
-                }
+                Some(if end == Ok(2) { 2 } else { 125 })
             }
         };
         self.state = State::Ended(failure);
