@@ -9,9 +9,8 @@
 //!           no entry             zeros
 //!           the whole unit       decompressed into the caller's memory
 //!           a part               decompressed into a scratch buffer, and copied from there
-//! write   of each unit: lock the slot
-//!           the whole unit       compressed from the caller's memory; nothing is read
-//!           a part               decompressed into a scratch buffer, changed there, compressed
+//! write   whole units, up to 16: lock their slots; compressed from the caller's memory, nothing is read
+//!         a part of a unit: lock the slot; decompressed into a scratch buffer, changed there, compressed
 //! ```
 //!
 //! A device may have a [`Backing`], a file to which units go that are not used, or that memory has no room for
@@ -22,16 +21,17 @@
 //!
 //! - `ZRAM-1` A unit that is read is what was written to it last, or the read fails ([`Error::Lost`]); the store
 //!   compares checksums (`STORE-2`).
-//! - `ZRAM-2` A write that fails leaves each unit as it was before, or as it was to be after: units before the one that
-//!   failed are written.
+//! - `ZRAM-2` A write that fails leaves each unit as it was before, or as it was to be after: any of its units may be
+//!   written.
 //! - `ZRAM-3` An entry is used and exchanged only under its slot's lock.
 //! - `ZRAM-4` Beyond the end of the disk no unit has an entry.
 //! - `ZRAM-5` A scratch buffer that holds a checksum (`Scratch::holds`) has the contents of that unit.
 //!
 //! # Concurrency
 //!
-//! slot -> scratch of this CPU -> the store's. Requests on different units share no lock but the pool's, and a
-//! request holds one slot at a time: so a request of several units is not one step to others, as on any disk.
+//! slot -> scratch of this CPU -> the store's. Requests on different units share no lock but the pool's. A request waits
+//! for a slot only while it holds no other: a write takes the slots that follow if they are free (`write_together`). So
+//! nobody waits in a circle, and a request of several units is not one step to others, as on any disk.
 //!
 //! # Cost
 //!
@@ -52,7 +52,7 @@ mod tests;
 mod writeback;
 
 use std::fmt;
-use std::ops::Range;
+use std::ops::{Deref, DerefMut, Range};
 use std::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
@@ -92,6 +92,12 @@ const RANK_SCRATCH: u8 = 22;
 
 /// Bytes of units that a read has fetched together.
 const FETCH_BYTES: usize = 256 << 10;
+
+/// Whole units that a write stores together: as many as this, or as the codec compresses at once if that is more.
+const TOGETHER_BYTES: usize = 64 << 10;
+
+/// The most of them, which lie on the stack: 16 x (56 + 24) B.
+const TOGETHER_MAX: usize = 16;
 
 /// Why a request failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -167,6 +173,8 @@ pub struct Zram<S: PageSource> {
     store: Store<S>,
     table: Table,
     unit: UnitOrder,
+    /// Whole units that a write stores together, 1 to [`TOGETHER_MAX`].
+    together: usize,
     disk_bytes: AtomicU64,
     limit: Limit,
     /// One for each CPU.
@@ -213,10 +221,12 @@ impl<S: PageSource> Zram<S> {
         let unit = codecs[0].unit();
         assert!(codecs.iter().all(|codec| codec.unit() == unit), "units of one size");
         let scratch = || Scratch { bytes: vec![0; unit.bytes()].into_boxed_slice(), holds: None };
+        let together = (TOGETHER_BYTES / unit.bytes()).max(codecs[0].batch_max());
         let zram = Zram {
             store: Store::new(codecs, source, key),
             table: Table::new(),
             unit,
+            together: together.min(TOGETHER_MAX),
             disk_bytes: AtomicU64::new(0),
             limit: Limit::default(),
             scratch: (0..cpus.max(1)).map(|_| Mutex::new(scratch())).collect(),
@@ -334,14 +344,13 @@ impl<S: PageSource> Zram<S> {
     /// Any but [`Error::Busy`]; see `ZRAM-2`. [`Error::Lost`]: a unit of which this writes a part cannot be read.
     pub fn write(&self, cpu: usize, at: u64, from: &[u8]) -> Result<(), Error> {
         self.check(at, from.len() as u64)?;
-        let mut rest = from;
-        for (unit, within) in self.pieces(at, rest.len() as u64) {
-            let (piece, after) = rest.split_at(within.len());
-            rest = after;
-            let write = || self.write_piece(cpu, unit, within.clone(), Some(piece));
-            self.with_room(write).inspect_err(|_| {
+        let (mut at, mut rest) = (at, from);
+        while !rest.is_empty() {
+            let written = self.with_room(|| self.write_front(cpu, at, rest)).inspect_err(|_| {
                 self.io.failed_writes.fetch_add(1, Relaxed);
             })?;
+            at += written as u64;
+            rest = &rest[written..];
         }
         Ok(())
     }
@@ -473,6 +482,48 @@ impl<S: PageSource> Zram<S> {
         }
     }
 
+    /// Writes the beginning of `from`: whole units together, or a part of one. Returns how many bytes.
+    fn write_front(&self, cpu: usize, at: u64, from: &[u8]) -> Result<usize, Error> {
+        let (unit, within) = self.pieces(at, from.len() as u64).next().expect("there is something");
+        let unit_bytes = self.unit.bytes();
+        let units = (from.len() / unit_bytes).min(self.together);
+        if within.len() == unit_bytes && units > 1 {
+            let written = self.write_together(cpu, unit, &from[..units * unit_bytes]);
+            // There may be room for one.
+            if !matches!(written, Err(Error::NoSpace { .. })) {
+                return written;
+            }
+        }
+        let bytes = within.len();
+        self.write_piece(cpu, unit, within, Some(&from[..bytes]))?;
+        Ok(bytes)
+    }
+
+    /// Writes whole units, at most [`TOGETHER_MAX`], up to the first whose slot somebody else has. Returns how many
+    /// bytes.
+    fn write_together(&self, cpu: usize, unit: u64, from: &[u8]) -> Result<usize, Error> {
+        let units = from.len() / self.unit.bytes();
+        let mut locks = [None; TOGETHER_MAX];
+        for (unit, lock) in (unit..).zip(&mut locks[..units]) {
+            *lock = self.slot_to_write(unit, Some(from))?;
+        }
+        let mut slots = [const { None }; TOGETHER_MAX];
+        let mut count = 0;
+        for (index, lock) in locks.iter().flatten().enumerate() {
+            let slot = if index == 0 { Some(lock.lock()) } else { lock.try_lock() };
+            let Some(slot) = slot else { break };
+            match self.check_unit(unit + index as u64) {
+                Err(error) if index == 0 => return Err(error),
+                Err(_) => break,
+                Ok(()) => slots[index] = Some(slot),
+            }
+            count += 1;
+        }
+        let bytes = count * self.unit.bytes();
+        self.put(cpu, unit, &mut slots[..count], &from[..bytes])?;
+        Ok(bytes)
+    }
+
     /// Writes a part of a unit, or all of it: `from`, or zeros.
     fn write_piece(
         &self,
@@ -491,7 +542,7 @@ impl<S: PageSource> Zram<S> {
                     self.clear(&mut slot);
                     return Ok(());
                 }
-                Some(bytes) if is_whole => return self.put(cpu, unit, &mut slot, bytes),
+                Some(bytes) if is_whole => return self.put(cpu, unit, &mut [Some(slot)], bytes),
                 _ => {}
             }
             let mut scratch = self.scratch(cpu);
@@ -512,7 +563,7 @@ impl<S: PageSource> Zram<S> {
                 Some(bytes) => part.copy_from_slice(bytes),
                 None => part.fill(0),
             }
-            self.put(cpu, unit, &mut slot, &scratch.bytes)?;
+            self.put(cpu, unit, &mut [Some(&mut *slot)], &scratch.bytes)?;
             scratch.holds = slot.entry.as_ref().map(|entry| self.store.checksum(entry));
             if from.is_none() && self.reads_as_zeros(&slot) {
                 self.clear(&mut slot);
@@ -528,7 +579,7 @@ impl<S: PageSource> Zram<S> {
             return Ok(known);
         }
         // Before the table grows: else a client could fill the memory with tables by writes that are refused.
-        let Some(_room) = self.limit.reserve(self, GROWTH_BYTES_MAX) else {
+        let Some(_room) = self.limit.reserve(self, 1, GROWTH_BYTES_MAX) else {
             return Err(Error::NoSpace { limit_bytes: self.limit.get() });
         };
         self.table.make(unit).map(Some).map_err(|_| Error::NoMemory)
@@ -589,39 +640,65 @@ impl<S: PageSource> Zram<S> {
         }
     }
 
-    /// Stores the new contents of a unit. After an error it has the old ones.
-    fn put(&self, cpu: usize, unit: u64, slot: &mut Slot, bytes: &[u8]) -> Result<(), Error> {
-        let (mut entry, mut tries) = (slot.entry.take(), 2);
-        let outcome = loop {
-            // A word takes no room: a full disk can be overwritten with zeros. Nor does what is there already.
-            let room = self.limit.reserve(self, 0).or_else(|| {
-                let is_there =
-                    || entry.as_ref().is_some_and(|entry| self.store.is_unit(entry, bytes));
-                (same_filled(bytes).is_some() || is_there()).then(Room::none)
-            });
-            let Some(_room) = room else {
-                slot.entry = entry;
-                return Err(Error::NoSpace { limit_bytes: self.limit.get() });
-            };
-            let mut outgoing = [Outgoing::new(bytes, entry)];
-            self.store.store(cpu, CodecId::FIRST, &mut outgoing, &self.figures);
-            entry = outgoing[0].entry.take();
-            tries -= 1;
-            match outgoing[0].outcome {
-                // Empty pages of other classes may serve.
-                Outcome::Rejected(Reject::AllocFail) if tries > 0 => self.make_room(),
-                outcome => break outcome,
-            }
-        };
-        slot.entry = entry;
-        match outcome {
-            Outcome::Rejected(Reject::CompressFail) => return Err(Error::Codec { unit }),
-            Outcome::Rejected(_) => return Err(Error::NoMemory),
-            Outcome::Incompressible => _ = self.huge_since.fetch_add(1, Relaxed),
-            _ => {}
+    /// Stores the new contents of the units from `unit` on, whose slots these are. A unit that an error is for has its
+    /// old contents; of several, the error is the first one's.
+    fn put<G: DerefMut<Target = Slot>>(
+        &self,
+        cpu: usize,
+        unit: u64,
+        slots: &mut [Option<G>],
+        bytes: &[u8],
+    ) -> Result<(), Error> {
+        let _room = self.room_for(slots, bytes)?;
+        let mut outgoing: [Outgoing<'_>; TOGETHER_MAX] = Default::default();
+        let outgoing = &mut outgoing[..slots.len()];
+        let units = bytes.chunks_exact(self.unit.bytes());
+        for ((slot, outgoing), bytes) in slots.iter_mut().flatten().zip(&mut *outgoing).zip(units) {
+            *outgoing = Outgoing::new(bytes, slot.entry.take());
         }
-        slot.renew(self.now_s.load(Relaxed));
-        Ok(())
+        self.store.store(cpu, CodecId::FIRST, outgoing, &self.figures);
+        let refused = Outcome::Rejected(Reject::AllocFail);
+        if outgoing.iter().any(|unit| unit.outcome == refused) {
+            // Empty pages of other classes may serve.
+            self.make_room();
+            let refused = outgoing.iter_mut().filter(|unit| unit.outcome == refused);
+            refused.for_each(|unit| unit.outcome = Outcome::Pending);
+            self.store.store(cpu, CodecId::FIRST, outgoing, &self.figures);
+        }
+        let now_s = self.now_s.load(Relaxed);
+        let mut result = Ok(());
+        for ((unit, slot), outgoing) in (unit..).zip(slots.iter_mut().flatten()).zip(outgoing) {
+            slot.entry = outgoing.entry.take();
+            let done = match outgoing.outcome {
+                Outcome::Rejected(Reject::CompressFail) => Err(Error::Codec { unit }),
+                Outcome::Rejected(_) => Err(Error::NoMemory),
+                outcome => Ok(outcome),
+            };
+            if let Ok(outcome) = done {
+                slot.renew(now_s);
+                self.huge_since.fetch_add((outcome == Outcome::Incompressible).into(), Relaxed);
+            }
+            result = result.and(done.map(drop));
+        }
+        result
+    }
+
+    /// Room below the limit for the new contents of units. A word takes none: a full disk can be overwritten with
+    /// zeros. Nor does what is there already.
+    fn room_for<G: Deref<Target = Slot>>(
+        &self,
+        slots: &[Option<G>],
+        bytes: &[u8],
+    ) -> Result<Room<'_>, Error> {
+        let takes_none = |slot: &G| {
+            let is_there = || slot.entry.as_ref().is_some_and(|it| self.store.is_unit(it, bytes));
+            same_filled(bytes).is_some() || is_there()
+        };
+        let room = self.limit.reserve(self, slots.len(), 0).or_else(|| match slots {
+            [Some(slot)] => takes_none(slot).then(Room::none),
+            _ => None,
+        });
+        room.ok_or(Error::NoSpace { limit_bytes: self.limit.get() })
     }
 
     /// Gives back to the system what the pool has and does not need.

@@ -2,7 +2,7 @@
 //!
 //! # Invariants
 //!
-//! - `LIM-1` While a limit is set, a write begins only if its unit fits below the limit even if nothing of it shrinks,
+//! - `LIM-1` While a limit is set, a write begins only if its units fit below the limit even if nothing of them shrinks,
 //!   beside all writes that are under way, and so does what the table grows by for a unit that is far from others. So
 //!   the disk stays below the limit; the pool's own tables may grow by a step (64 KiB or so) beyond, and what is
 //!   fetched from a backing is in the pool until it was read (`FETCH_BYTES` for each thread that reads).
@@ -25,7 +25,7 @@ pub(super) struct Limit {
     pending: AtomicU64,
 }
 
-/// Room for one write.
+/// Room for the units of one write.
 #[derive(Debug)]
 pub(super) struct Room<'l>(Option<(&'l Limit, u64)>);
 
@@ -53,10 +53,11 @@ impl Limit {
         self.bytes.store(bytes, Relaxed);
     }
 
-    /// Room for one unit and so many bytes of the table. `None`: there is none below the limit, also after compaction.
+    /// Room for some units and so many bytes of the table. `None`: there is none below the limit, also after compaction.
     pub(super) fn reserve<S: PageSource>(
         &self,
         zram: &Zram<S>,
+        units: usize,
         table_bytes: usize,
     ) -> Option<Room<'_>> {
         let limit = self.get();
@@ -64,7 +65,7 @@ impl Limit {
             return Some(Room::none());
         }
         // An object may begin in the middle of a page.
-        let bytes = (zram.unit().bytes() + PAGE_BYTES + table_bytes) as u64;
+        let bytes = (units * (zram.unit().bytes() + PAGE_BYTES) + table_bytes) as u64;
         for is_last in [false, true] {
             let pending = self.pending.fetch_add(bytes, Relaxed) + bytes;
             let room = Room(Some((self, bytes)));

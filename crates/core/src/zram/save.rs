@@ -230,7 +230,7 @@ impl<S: PageSource> Zram<S> {
     ) -> Result<(), LoadError> {
         let limit_bytes = self.limit.get();
         let room = || {
-            let room = self.limit.reserve(self, GROWTH_BYTES_MAX);
+            let room = self.limit.reserve(self, 1, GROWTH_BYTES_MAX);
             room.ok_or(super::Error::NoSpace { limit_bytes })
         };
         let _room = self.with_room(room).map_err(|_| LoadError::NoSpace { limit_bytes })?;

@@ -71,6 +71,35 @@ fn writers_of_one_unit_lose_nothing() {
     }
 }
 
+/// Goal: writers and readers of ranges that overlap neither wait for ever nor mix two writes in one unit. Method: four
+/// threads write and read runs of whole units at random, each unit of one write with contents of its own.
+#[test]
+fn runs_of_units_that_overlap_stay_whole() {
+    const UNITS: usize = 24;
+    let disk = zram(0, UNITS as u64 * 4096, &[Algorithm::Lz4]);
+    let seed = testing::seed();
+    std::thread::scope(|scope| {
+        for thread in 0..4_usize {
+            let disk = &disk;
+            scope.spawn(move || {
+                let mut random = Random::new(seed + thread as u64);
+                for turn in 0..500 {
+                    let first = random.below(UNITS);
+                    let units = 1 + random.below(UNITS - first);
+                    let at = (first * 4096) as u64;
+                    let tag = (thread * 500 + turn) as u64;
+                    disk.write(thread % 2, at, &text(tag, units * 4096)).unwrap();
+                    let mut found = vec![0; units * 4096];
+                    disk.read(thread % 2, at, &mut found).unwrap();
+                    for unit in found.chunks_exact(4096) {
+                        assert!(unit.chunks_exact(256).all(|part| part == &unit[..256]));
+                    }
+                }
+            });
+        }
+    });
+}
+
 /// Goal: while a disk grows and shrinks, writers get all or an error, and what they wrote stays.
 #[test]
 fn a_disk_that_shrinks_cuts_off_nothing() {
