@@ -310,9 +310,27 @@ impl Zcomp {
     ///
     /// If `streams` is 0.
     pub fn new(params: Params, unit: UnitOrder, streams: usize) -> Result<Zcomp, Error> {
+        Zcomp::around(params, unit, streams, &Ok)
+    }
+
+    /// The same with an accelerator around the codec, which writes and reads what the codec does.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Zcomp::new`], and of `accelerate`.
+    ///
+    /// # Panics
+    ///
+    /// If `streams` is 0.
+    pub fn around(
+        params: Params,
+        unit: UnitOrder,
+        streams: usize,
+        accelerate: &dyn Fn(Box<dyn Backend>) -> Result<Box<dyn Backend>, Error>,
+    ) -> Result<Zcomp, Error> {
         let software = params.algorithm.backend();
-        let shared = Named { software, shared: shared(&params, unit)? };
-        let zcomp = Zcomp::with_backend(&shared, unit, streams)?;
+        let codec = accelerate(Box::new(Named { software, shared: shared(&params, unit)? }))?;
+        let zcomp = Zcomp::with_backend(&*codec, unit, streams)?;
         Ok(Zcomp { params: Some(params), ..zcomp })
     }
 

@@ -147,6 +147,11 @@ pub fn sleep(time: Duration) {
     }
 }
 
+/// Lets another thread that waits for this CPU run first.
+pub fn yield_now() {
+    rustix::thread::sched_yield();
+}
+
 /// The thread pointer of the calling thread: a number that no other living thread of the process has.
 fn pointer() -> usize {
     // SAFETY: no preconditions; it reads the thread pointer.

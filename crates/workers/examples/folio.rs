@@ -1,0 +1,84 @@
+//! How long a folio of 64 KiB takes in units of 4 KiB, alone and with a crew: `folio CORPUS [WORKERS]`, with the corpus
+//! of `zfolio corpus make`. Medians, of rounds that take turns.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::Instant;
+
+use zfolio_core::page::UnitOrder;
+use zfolio_core::zcomp::{Algorithm, Backend, Element, Outcome, Params, Unpack, Zcomp};
+use zfolio_workers::{Crew, Workers};
+
+const UNIT: usize = 4096;
+const FOLIO: usize = 64 << 10;
+const FOLIOS: usize = 512;
+const ROUNDS: usize = 7;
+
+/// Nanoseconds of each folio, in and out.
+fn run(codec: &Zcomp, bytes: &[u8]) -> [f64; 2] {
+    let mut took = [Vec::new(), Vec::new()];
+    for folio in bytes.chunks_exact(FOLIO) {
+        let units: Vec<&[u8]> = folio.chunks_exact(UNIT).collect();
+        let mut packed = vec![Vec::with_capacity(UNIT); units.len()];
+        let began = Instant::now();
+        codec.compress(0, &units, &mut |elements: &[Element<'_>]| {
+            for element in elements {
+                if let Outcome::Compressed(bytes) = element.outcome {
+                    packed[element.index].extend_from_slice(bytes);
+                }
+            }
+        });
+        took[0].push(began.elapsed().as_nanos() as f64);
+        let mut into = vec![0; FOLIO];
+        let jobs = packed.iter().zip(into.chunks_exact_mut(UNIT));
+        let mut jobs: Vec<_> = jobs
+            .filter(|(from, _)| !from.is_empty())
+            .map(|(from, to)| Unpack::new(from, to))
+            .collect();
+        let began = Instant::now();
+        codec.unpack(0, &mut jobs);
+        took[1].push(began.elapsed().as_nanos() as f64);
+    }
+    took.map(median)
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let corpus = File::open(arguments.next().ok_or("folio CORPUS [WORKERS]")?)?;
+    let workers = arguments.next().map_or(Ok(1), |workers| workers.parse())?;
+    let mut bytes = vec![0; FOLIO * FOLIOS];
+    corpus.read_exact_at(&mut bytes, 64 << 20)?;
+    let unit = UnitOrder::from_bytes(UNIT).ok_or("a unit")?;
+    let threads = Crew::new(workers).start()?;
+    let crew = |codec| {
+        let workers = Workers::new(codec, UNIT, Arc::clone(threads.crew()))?;
+        Ok(Box::new(workers) as Box<dyn Backend>)
+    };
+    for algorithm in [Algorithm::Lz4, Algorithm::LzoRle, Algorithm::Zstd] {
+        let alone = Zcomp::new(Params::from(algorithm), unit, 1)?;
+        let together = Zcomp::around(Params::from(algorithm), unit, 1, &crew)?;
+        let mut ratios = [Vec::new(), Vec::new()];
+        let mut ns = [Vec::new(), Vec::new()];
+        for _ in 0..ROUNDS {
+            let (one, with) = (run(&alone, &bytes), run(&together, &bytes));
+            for way in 0..2 {
+                ratios[way].push(with[way] / one[way]);
+                ns[way].push(one[way]);
+            }
+        }
+        let [inward, outward] = ratios.map(median);
+        let [one_in, one_out] = ns.map(median);
+        println!(
+            "{algorithm}: in {:.1} us alone, {inward:.2} of it with {workers} workers; out {:.1} us, {outward:.2}",
+            one_in / 1000.0,
+            one_out / 1000.0
+        );
+    }
+    Ok(())
+}
