@@ -44,7 +44,8 @@ pub(crate) const HELP: &str = "\
 With --against kernel the same requests also go to a new zram device. That needs root; the device is
 removed afterwards, also after Ctrl-C or a failure. The kernel compresses 4 KiB at a time, whatever
 --unit says, and at the default level of the algorithm. With --against one-stream the same requests also
-go to a disk of zfolio whose threads share one stream.
+go to a disk of zfolio whose threads share one stream. An algorithm that the kernel does not have can be
+compared with another one of the kernel's (--kernel).
 
 Examples:
   sudo zfolio bench zram --against kernel
@@ -70,6 +71,9 @@ pub(crate) struct ZramArgs {
     /// NAME[,level=N]; may be repeated [default: lz4 lzo-rle]
     #[arg(long, value_name = "ALGORITHM", value_parser = parse_algorithm)]
     algorithm: Vec<Params>,
+    /// The algorithm of the kernel's device [default: that of the disk]
+    #[arg(long, value_name = "NAME")]
+    kernel: Option<String>,
     /// What zfolio compresses as one object; may be repeated [default: 4K 64K]
     #[arg(long, value_name = "SIZE", value_parser = parse_unit)]
     unit: Vec<UnitOrder>,
@@ -106,11 +110,11 @@ impl Against {
     }
 }
 
-fn parse_algorithm(text: &str) -> Result<Params, zcomp::Error> {
+pub(crate) fn parse_algorithm(text: &str) -> Result<Params, zcomp::Error> {
     text.parse::<Params>().and_then(with_dictionary)
 }
 
-fn parse_unit(text: &str) -> Result<UnitOrder, String> {
+pub(crate) fn parse_unit(text: &str) -> Result<UnitOrder, String> {
     let bytes = size::parse(text).map_err(|error| error.to_string())?;
     let order = usize::try_from(bytes).ok().and_then(UnitOrder::from_bytes);
     order.ok_or_else(|| format!("unit {text}: accepted: a power of two from 4K to 2M"))
@@ -223,11 +227,12 @@ struct Bench<'a> {
 impl Bench<'_> {
     fn measure(&self, mut table: Table) -> Result<Table, Failure> {
         if self.journal.is_some() {
-            let mut missing: Vec<&str> = table
+            let mut missing: Vec<String> = table
                 .settings
                 .iter()
-                .map(Setting::name)
+                .map(|setting| self.device_algorithm(setting))
                 .filter(|name| !self.offers(name))
+                .map(str::to_owned)
                 .collect();
             missing.dedup();
             table
@@ -241,6 +246,11 @@ impl Bench<'_> {
             }
         }
         Ok(table)
+    }
+
+    /// The algorithm of the kernel's device beside a disk.
+    fn device_algorithm<'a>(&'a self, setting: &'a Setting) -> &'a str {
+        self.args.kernel.as_deref().unwrap_or(setting.name())
     }
 
     fn offers(&self, name: &str) -> bool {
@@ -260,9 +270,10 @@ impl Bench<'_> {
         if self.args.against == Some(Against::OneStream) {
             disks.push(engine(Against::OneStream.name(), 1)?);
         }
-        let journal = self.journal.filter(|_| self.offers(setting.name()));
+        let algorithm = self.device_algorithm(setting);
+        let journal = self.journal.filter(|_| self.offers(algorithm));
         if let Some(journal) = journal {
-            let device = Device::new(journal, setting.name(), bytes as u64);
+            let device = Device::new(journal, algorithm, bytes as u64);
             disks.push(Box::new(failed(setting, "kernel", device)?));
         }
         let pages = bytes / PAGE_BYTES;
@@ -442,7 +453,10 @@ mod tests {
         let is_zram = |name: std::ffi::OsString| name.to_string_lossy().starts_with("zram");
         let entries = || std::fs::read_dir("/sys/block").unwrap().flatten();
         let devices = || entries().filter(|entry| is_zram(entry.file_name())).count();
-        let (line, before) = (format!("x --algorithm {name} --jobs 2 --random 5 -r 1"), devices());
+        // The algorithm of the device is the one that --kernel names, whatever that of the disk is.
+        let line =
+            format!("x --algorithm deflate --kernel {name} --unit 4K --jobs 2 --random 5 -r 1");
+        let before = devices();
         let table = measure(&line, Some(&journal)).unwrap();
         let rows = table.json()["settings"][0]["rows"].as_array().unwrap().clone();
         assert!(rows.iter().all(|row| row["ratio"].as_f64().unwrap() > 0.0), "{rows:?}");
