@@ -2,13 +2,14 @@
 //!
 //! The disk is filled with the memory of real processes by the first algorithm. Most of it, the **idle** part, is marked
 //! idle and recompressed by the second algorithm, as fast as one thread can. Meanwhile another thread reads pages of
-//! the rest, the **used** part, at random. The same reads are measured before that, and reads of the idle part before
+//! the rest, the **used** part, at random, one every 0.1 ms. The same reads are measured before that, and reads of the idle part before
 //! and afterwards.
 //!
 //! Every page that is read is compared with what was written, and so is the whole disk at the end.
 
 mod table;
 
+use std::hint::spin_loop;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -31,7 +32,8 @@ use crate::zram::{parse_algorithm, parse_unit};
 use table::{Latencies, Run, Table};
 
 pub(crate) const HELP: &str = "\
-The used part is a sixteenth of --bytes, beside it. MB are 10^6 bytes of data before compression.
+The used part is a sixteenth of --bytes, beside it. A read is due every 0.1 ms, and its latency counts
+from then on. MB are 10^6 bytes of data before compression.
 
 Examples:
   zfolio bench recompress
@@ -65,6 +67,9 @@ pub(crate) struct RecompressArgs {
     #[arg(long)]
     json: bool,
 }
+
+/// A read is due so often, and its latency counts from then on: a read that the one before it has delayed is late, too.
+const READ_EVERY_NS: u64 = 100_000;
 
 /// The idle part: its sixteenth is a whole unit, however large that is.
 const IDLE_STEP_BYTES: u64 = 32 << 20;
@@ -196,16 +201,20 @@ impl Round<'_> {
         self.read(pages, &|| clock::monotonic_ns() >= ends)
     }
 
-    /// Reads pages at random, at least one, until it is over. Their comparison is not measured.
+    /// Reads pages at random, at least one, until it is over. Their comparison is not measured, unless it makes the
+    /// next read late.
     fn read(&self, pages: &Range<usize>, is_over: &dyn Fn() -> bool) -> Result<Latencies, String> {
         let (mut random, mut buffer) = (Random::new(self.seed), vec![0; PAGE_BYTES]);
-        let mut nanoseconds = Vec::new();
+        let (mut nanoseconds, mut due) = (Vec::new(), clock::monotonic_ns());
         loop {
             let page = pages.start + random.below(pages.len());
-            let began = clock::monotonic_ns();
+            while clock::monotonic_ns() < due {
+                spin_loop();
+            }
             self.disk.read(at(page), &mut buffer)?;
-            let took = clock::monotonic_ns() - began;
+            let took = clock::monotonic_ns() - due;
             nanoseconds.push(u32::try_from(took).unwrap_or(u32::MAX));
+            due += READ_EVERY_NS;
             self.compare(page, &buffer)?;
             if is_over() {
                 return Ok(Latencies::of(nanoseconds));

@@ -9,11 +9,10 @@ use crate::compare::outcome::median;
 use crate::report::percentile_us;
 use crate::zram::disk::Sizes;
 
-/// Reads of one part of the disk, one after the other.
+/// Reads of one part of the disk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Latencies {
-    /// Thousands a second, without the time between them.
-    thousands_s: f64,
+    us_mean: f64,
     us_p50: f64,
     us_p99: f64,
     us_max: f64,
@@ -26,7 +25,7 @@ impl Latencies {
         nanoseconds.sort_unstable();
         let total: u64 = nanoseconds.iter().map(|ns| u64::from(*ns)).sum();
         Latencies {
-            thousands_s: nanoseconds.len() as f64 * 1e6 / total.max(1) as f64,
+            us_mean: total as f64 / 1e3 / nanoseconds.len().max(1) as f64,
             us_p50: percentile_us(&nanoseconds, 50),
             us_p99: percentile_us(&nanoseconds, 99),
             us_max: percentile_us(&nanoseconds, 100),
@@ -38,7 +37,7 @@ type Figure = fn(&Latencies) -> f64;
 
 /// The columns of the reads.
 const FIGURES: [(&str, Figure); 4] = [
-    ("thousands_s", |it| it.thousands_s),
+    ("mean_us", |it| it.us_mean),
     ("p50_us", |it| it.us_p50),
     ("p99_us", |it| it.us_p99),
     ("max_us", |it| it.us_max),
@@ -118,7 +117,7 @@ impl Table {
             let [compressed, used] = self.sizes(at);
             writeln!(text, "{name:<16} {compressed:10.1} {used:9.1}").expect(all_good);
         }
-        text += "\nREADS OF 4K         1000/s    p50 us    p99 us    max us\n";
+        text += "\nREADS OF 4K        mean us    p50 us    p99 us    max us\n";
         for (at, name) in READS.into_iter().enumerate() {
             write!(text, "{name:<16}").expect(all_good);
             for (_, figure) in FIGURES {
