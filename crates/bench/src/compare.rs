@@ -28,6 +28,7 @@ use crate::inline::{self, InlineJob};
 use crate::kernel::{self, Kernel};
 use crate::os;
 use crate::programs;
+use crate::recompress;
 use crate::replacement;
 use crate::spill;
 use crate::swap;
@@ -65,6 +66,7 @@ pub fn bench(args: BenchArgs) -> ExitCode {
         What::Spill(args) => spill::spill(&args),
         What::Swap(args) => swap::swap(&args),
         What::Zram(args) => zram::zram(&args),
+        What::Recompress(args) => recompress::recompress(&args),
     };
     let (line, status) = match outcome {
         Ok(true) => return ExitCode::SUCCESS,

@@ -11,6 +11,7 @@
 //! | `swap` | the slot allocator: speed, fragmentation, folios split and whole |
 //! | `spill` | noise that does not fit: zfolio, the kernel's swap, and the file system itself |
 //! | `zram` | the compressed disk beside the kernel's zram device |
+//! | `recompress` | a disk whose idle part is recompressed while another part is read |
 //! | `replacement` | how often replacement policies miss, on recorded and generated accesses |
 //! | `kernel` | the kernel's side: a zram device, a memory cgroup and folio sizes, all restored at the end |
 //! | [`plot`] | points over two axes, as SVG; `zfolio suggest` draws with it too |
@@ -31,6 +32,7 @@ pub mod mapping;
 mod os;
 pub mod plot;
 mod programs;
+mod recompress;
 mod replacement;
 pub mod report;
 mod scratch;

@@ -134,7 +134,7 @@ impl fmt::Display for Report {
 }
 
 /// The nearest-rank percentile of sorted nanoseconds, in microseconds.
-fn percentile_us(sorted_ns: &[u32], percent: usize) -> f64 {
+pub(crate) fn percentile_us(sorted_ns: &[u32], percent: usize) -> f64 {
     let rank = (sorted_ns.len() * percent).div_ceil(100).max(1);
     sorted_ns.get(rank - 1).map_or(0.0, |ns| f64::from(*ns) / 1e3)
 }

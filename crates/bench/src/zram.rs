@@ -4,8 +4,9 @@
 //! of its own. Both disks get the same requests, from the same number of threads:
 //!
 //! - **zfolio**: calls of [`Zram`](zfolio_core::zram::Zram) in this process.
-//! - **kernel**: `pread` and `pwrite` of a new zram device that is opened with `O_DIRECT`, so that a request has been
-//!   carried out when the call returns.
+//! - the other side, if there is one ([`Against`]). **kernel**: `pread` and `pwrite` of a new zram device that is opened
+//!   with `O_DIRECT`, so that a request has been carried out when the call returns. **one stream**: zfolio again, but all
+//!   threads compress and decompress with one stream, as the kernel's zram did before it had one for each CPU.
 //!
 //! # How the comparison is kept fair
 //!
@@ -14,7 +15,7 @@
 //! - A random write never repeats the contents of the page, since zfolio does not compress them then.
 //! - Afterwards every byte of both disks is compared with what was written last.
 
-mod disk;
+pub(crate) mod disk;
 mod phase;
 mod table;
 
@@ -26,6 +27,7 @@ use zfolio_core::page::{PAGE_BYTES, UnitOrder};
 use zfolio_core::size;
 use zfolio_core::zcomp::{self, Params};
 use zfolio_pager::with_dictionary;
+use zfolio_sys::cpu;
 
 use crate::codecs::read_sample;
 use crate::compare::rounds::cpus;
@@ -41,10 +43,13 @@ use table::{Run, Setting, Table};
 pub(crate) const HELP: &str = "\
 With --against kernel the same requests also go to a new zram device. That needs root; the device is
 removed afterwards, also after Ctrl-C or a failure. The kernel compresses 4 KiB at a time, whatever
---unit says, and at the default level of the algorithm.
+--unit says, and at the default level of the algorithm. With --against one-stream the same requests also
+go to a disk of zfolio whose threads share one stream. An algorithm that the kernel does not have can be
+compared with another one of the kernel's (--kernel).
 
 Examples:
   sudo zfolio bench zram --against kernel
+  zfolio bench zram --against one-stream --unit 4K --jobs 1,2,3,4,5,6,7,8,9,10
   zfolio bench zram --algorithm zstd,level=1 --unit 16K --jobs 1,2 --corpus corpus.bin --json";
 
 /// Arguments of `zfolio bench zram`.
@@ -66,9 +71,15 @@ pub(crate) struct ZramArgs {
     /// NAME[,level=N]; may be repeated [default: lz4 lzo-rle]
     #[arg(long, value_name = "ALGORITHM", value_parser = parse_algorithm)]
     algorithm: Vec<Params>,
+    /// The algorithm of the kernel's device [default: that of the disk]
+    #[arg(long, value_name = "NAME")]
+    kernel: Option<String>,
     /// What zfolio compresses as one object; may be repeated [default: 4K 64K]
     #[arg(long, value_name = "SIZE", value_parser = parse_unit)]
     unit: Vec<UnitOrder>,
+    /// What is measured after the first write; several with commas between them [default: all]
+    #[arg(long, value_enum, value_name = "PHASE,...", value_delimiter = ',')]
+    phase: Vec<Phase>,
     /// How long each phase of random requests goes on, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=600_000))]
     random: u64,
@@ -80,17 +91,30 @@ pub(crate) struct ZramArgs {
     json: bool,
 }
 
+/// What a disk of zfolio is compared with.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 enum Against {
     /// The kernel's zram
     Kernel,
+    /// A disk of zfolio with one stream for all CPUs
+    OneStream,
 }
 
-fn parse_algorithm(text: &str) -> Result<Params, zcomp::Error> {
+impl Against {
+    /// The column of the table.
+    fn name(self) -> &'static str {
+        match self {
+            Against::Kernel => "kernel",
+            Against::OneStream => "one stream",
+        }
+    }
+}
+
+pub(crate) fn parse_algorithm(text: &str) -> Result<Params, zcomp::Error> {
     text.parse::<Params>().and_then(with_dictionary)
 }
 
-fn parse_unit(text: &str) -> Result<UnitOrder, String> {
+pub(crate) fn parse_unit(text: &str) -> Result<UnitOrder, String> {
     let bytes = size::parse(text).map_err(|error| error.to_string())?;
     let order = usize::try_from(bytes).ok().and_then(UnitOrder::from_bytes);
     order.ok_or_else(|| format!("unit {text}: accepted: a power of two from 4K to 2M"))
@@ -103,7 +127,8 @@ pub(crate) fn zram(args: &ZramArgs) -> Result<bool, Failure> {
     let sample = read_sample(&path, args.bytes)?;
     let settings = args.settings(sample.len())?;
     let mut notes = Vec::new();
-    let journal = args.against.and_then(|Against::Kernel| match open_journal() {
+    let wanted = args.against.filter(|against| *against == Against::Kernel);
+    let journal = wanted.and_then(|_| match open_journal() {
         Ok(journal) => Some(journal),
         Err(reason) => {
             notes.push(format!("the kernel's zram was left out: {reason}"));
@@ -113,7 +138,7 @@ pub(crate) fn zram(args: &ZramArgs) -> Result<bool, Failure> {
     journal::undo_on_panic();
     let title = title(args, &path, sample.len());
     let bench = Bench { args, sample: &sample, journal: journal.as_ref(), offered: algorithms() };
-    let table = bench.measure(Table { title, settings, notes })?;
+    let table = bench.measure(args.table(title, settings, notes))?;
     print(&if args.json { format!("{:#}\n", table.json()) } else { table.text() })?;
     Ok(true)
 }
@@ -136,6 +161,20 @@ fn title(args: &ZramArgs, corpus: &Path, bytes: usize) -> String {
 }
 
 impl ZramArgs {
+    /// A table without figures.
+    fn table(&self, title: String, settings: Vec<Setting>, notes: Vec<String>) -> Table {
+        let other = self.against.unwrap_or(Against::Kernel).name();
+        Table { title, other, phases: self.phases(), settings, notes }
+    }
+
+    /// The phases, in their order. A disk is always filled first.
+    fn phases(&self) -> Vec<Phase> {
+        let is_wanted = |phase: &Phase| {
+            *phase == Phase::Write || self.phase.is_empty() || self.phase.contains(phase)
+        };
+        Phase::ALL.into_iter().filter(is_wanted).collect()
+    }
+
     /// Every algorithm, with every unit, with every number of jobs.
     fn settings(&self, bytes: usize) -> Result<Vec<Setting>, Failure> {
         let default = |text: &str| parse_algorithm(text).expect("both are in every build");
@@ -188,11 +227,12 @@ struct Bench<'a> {
 impl Bench<'_> {
     fn measure(&self, mut table: Table) -> Result<Table, Failure> {
         if self.journal.is_some() {
-            let mut missing: Vec<&str> = table
+            let mut missing: Vec<String> = table
                 .settings
                 .iter()
-                .map(Setting::name)
+                .map(|setting| self.device_algorithm(setting))
                 .filter(|name| !self.offers(name))
+                .map(str::to_owned)
                 .collect();
             missing.dedup();
             table
@@ -208,6 +248,11 @@ impl Bench<'_> {
         Ok(table)
     }
 
+    /// The algorithm of the kernel's device beside a disk.
+    fn device_algorithm<'a>(&'a self, setting: &'a Setting) -> &'a str {
+        self.args.kernel.as_deref().unwrap_or(setting.name())
+    }
+
     fn offers(&self, name: &str) -> bool {
         // Without a device the list is not known: the run itself will fail then.
         self.offered.is_empty() || self.offered.iter().any(|offer| offer == name)
@@ -216,11 +261,19 @@ impl Bench<'_> {
     /// Makes the disks of one setting, measures both, compares their contents, and removes them.
     fn round(&self, round: u32, setting: &mut Setting) -> Result<(), Failure> {
         let bytes = setting.jobs * part_bytes(setting, self.sample.len());
-        let engine = Engine::new(&setting.params, setting.unit, bytes as u64);
-        let mut disks: Vec<Box<dyn Disk>> = vec![Box::new(failed(setting, "zfolio", engine)?)];
-        let journal = self.journal.filter(|_| self.offers(setting.name()));
+        let engine = |name, streams| {
+            let codecs = std::slice::from_ref(&setting.params);
+            let engine = Engine::new(name, codecs, setting.unit, bytes as u64, streams);
+            failed(setting, name, engine).map(|engine| Box::new(engine) as Box<dyn Disk>)
+        };
+        let mut disks = vec![engine("zfolio", cpu::online())?];
+        if self.args.against == Some(Against::OneStream) {
+            disks.push(engine(Against::OneStream.name(), 1)?);
+        }
+        let algorithm = self.device_algorithm(setting);
+        let journal = self.journal.filter(|_| self.offers(algorithm));
         if let Some(journal) = journal {
-            let device = Device::new(journal, setting.name(), bytes as u64);
+            let device = Device::new(journal, algorithm, bytes as u64);
             disks.push(Box::new(failed(setting, "kernel", device)?));
         }
         let pages = bytes / PAGE_BYTES;
@@ -231,7 +284,7 @@ impl Bench<'_> {
             random_ns: self.args.random * 1_000_000,
             seed: u64::from(round),
         };
-        let runs = self.take_turns(setting, &mut sides, &plan)?;
+        let runs = self.take_turns(setting, &mut sides, &plan, &self.args.phases())?;
         // The kernel does not remove a device that is open.
         drop(sides);
         if let Some(journal) = journal {
@@ -247,9 +300,10 @@ impl Bench<'_> {
         setting: &Setting,
         sides: &mut [Side],
         plan: &Plan<'_>,
+        phases: &[Phase],
     ) -> Result<Vec<Run>, Failure> {
         let mut runs = vec![Run::default(); sides.len()];
-        for phase in Phase::ALL {
+        for phase in phases.iter().copied() {
             let mut turns: Vec<(&mut Side, &mut Run)> = sides.iter_mut().zip(&mut runs).collect();
             if plan.seed % 2 == 0 {
                 turns.reverse();
@@ -285,7 +339,7 @@ mod tests {
     use clap::Parser;
     use zfolio_core::testing::Random;
 
-    use super::{Bench, Failure, Journal, Table, ZramArgs, algorithms, open_journal};
+    use super::{Bench, Failure, Journal, Phase, Table, ZramArgs, algorithms, open_journal};
     use crate::mapping::Anonymous;
 
     #[derive(Parser)]
@@ -309,9 +363,9 @@ mod tests {
     fn measure(line: &str, journal: Option<&Journal>) -> Result<Table, String> {
         let (args, sample) = (parse(line), sample(1 << 20));
         let bench = Bench { args: &args, sample: &sample, journal, offered: algorithms() };
-        let measured = args.settings(sample.len()).and_then(|settings| {
-            bench.measure(Table { title: String::new(), settings, notes: Vec::new() })
-        });
+        let measured = args
+            .settings(sample.len())
+            .and_then(|settings| bench.measure(args.table(String::new(), settings, Vec::new())));
         measured.map_err(|failure| match failure {
             Failure::Refused(line) | Failure::Failed(line) => line,
             Failure::Stopped(signal) => format!("signal {signal}"),
@@ -322,7 +376,12 @@ mod tests {
     fn arguments_that_are_not_understood_are_refused() {
         assert_eq!(parse("x").settings(256 << 20).map_err(|_| ()).unwrap().len(), 8);
         assert_eq!(parse("x --jobs 1,2,3").jobs, [1, 2, 3]);
-        for line in ["x --jobs 0", "x --jobs 1;2", "x --unit 5K", "x --algorithm none", "x -r 0"] {
+        assert_eq!(parse("x").phases(), Phase::ALL);
+        let some = parse("x --phase reread,random-read --phase rewrite");
+        assert_eq!(some.phases(), [Phase::Write, Phase::Rewrite, Phase::Reread, Phase::RandomRead]);
+        let refused = ["--jobs 0", "--jobs 1;2", "--unit 5K", "--algorithm none", "-r 0"];
+        for line in refused.into_iter().chain(["--phase none", "--against none"]) {
+            let line = format!("x {line}");
             assert!(Line::try_parse_from(line.split(' ')).is_err(), "{line}");
         }
         let refused = parse("x --unit 2M --jobs 4").settings(4 << 20);
@@ -340,7 +399,7 @@ mod tests {
         assert_eq!(settings.len(), 4);
         for setting in settings {
             let rows = setting["rows"].as_array().unwrap();
-            assert_eq!(rows.len(), 5, "{setting}");
+            assert_eq!(rows.len(), Phase::ALL.len(), "{setting}");
             for row in rows {
                 assert_eq!(row["zfolio"]["runs"].as_array().unwrap().len(), 2, "{row}");
                 assert!(row["zfolio"]["median"].as_f64().unwrap() > 0.0, "{row}");
@@ -353,7 +412,32 @@ mod tests {
             assert!(compressed >= 240.0 * 1024.0 && compressed < used, "{sizes}");
             assert!(compressed < 900.0 * 1024.0, "{sizes}");
         }
-        assert_eq!(table.text().lines().filter(|line| line.starts_with("lz4 ")).count(), 4 * 7);
+        assert_eq!(table.text().lines().filter(|line| line.starts_with("lz4 ")).count(), 4 * 9);
+    }
+
+    /// Goal: the same disk with one stream is measured beside, with the contents compared. Method: more threads than
+    /// streams, with only some of the phases.
+    #[test]
+    fn one_stream_has_rows_too() {
+        let line = "x --against one-stream --unit 4K --jobs 3 --phase rewrite,random-mixed --random 5 -r 1";
+        let table = measure(line, None).unwrap();
+        let json = table.json();
+        for setting in json["settings"].as_array().unwrap() {
+            let rows = setting["rows"].as_array().unwrap();
+            let names = rows.iter().map(|row| row["phase"].as_str().unwrap());
+            assert_eq!(names.collect::<Vec<_>>(), ["write 64K", "rewrite 64K", "random mixed 4K"]);
+            for row in rows {
+                assert!(row["ratio"].as_f64().unwrap() > 0.0, "{row}");
+                assert_eq!(row["one stream"]["runs"].as_array().unwrap().len(), 1, "{row}");
+            }
+            let sizes = &setting["sizes"];
+            assert_eq!(
+                sizes["zfolio"]["compressed_bytes"],
+                sizes["one stream"]["compressed_bytes"]
+            );
+        }
+        let header = table.text().lines().nth(2).unwrap().to_owned();
+        assert!(header.contains("one stream"), "{header}");
     }
 
     /// Goal: the kernel's device gets the same requests, is compared, and is gone afterwards.
@@ -369,7 +453,10 @@ mod tests {
         let is_zram = |name: std::ffi::OsString| name.to_string_lossy().starts_with("zram");
         let entries = || std::fs::read_dir("/sys/block").unwrap().flatten();
         let devices = || entries().filter(|entry| is_zram(entry.file_name())).count();
-        let (line, before) = (format!("x --algorithm {name} --jobs 2 --random 5 -r 1"), devices());
+        // The algorithm of the device is the one that --kernel names, whatever that of the disk is.
+        let line =
+            format!("x --algorithm deflate --kernel {name} --unit 4K --jobs 2 --random 5 -r 1");
+        let before = devices();
         let table = measure(&line, Some(&journal)).unwrap();
         let rows = table.json()["settings"][0]["rows"].as_array().unwrap().clone();
         assert!(rows.iter().all(|row| row["ratio"].as_f64().unwrap() > 0.0), "{rows:?}");

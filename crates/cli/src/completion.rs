@@ -363,7 +363,17 @@ mod tests {
         assert_eq!(offered("do"), ["doctor"]);
         assert_eq!(
             offered("bench "),
-            ["usemem", "programs", "auto", "codecs", "replacement", "spill", "swap", "zram"]
+            [
+                "usemem",
+                "programs",
+                "auto",
+                "codecs",
+                "replacement",
+                "spill",
+                "swap",
+                "zram",
+                "recompress"
+            ]
         );
         assert_eq!(offered("help bench u"), ["usemem"]);
         assert_eq!(offered("help "), offered(""));

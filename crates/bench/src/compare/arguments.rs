@@ -10,6 +10,7 @@ use super::setting::Compression;
 use crate::codecs::{self, CodecsArgs};
 use crate::corpus::parse_size;
 use crate::programs::{self, ProgramsArgs};
+use crate::recompress::{self, RecompressArgs};
 use crate::replacement::{self, ReplacementArgs};
 use crate::spill::{self, SpillArgs};
 use crate::swap::{self, SwapArgs};
@@ -60,6 +61,9 @@ Examples:
     /// Write and read a compressed disk of zfolio, beside the kernel's zram device
     #[command(after_help = zram::HELP)]
     Zram(Box<ZramArgs>),
+    /// Recompress the idle part of a compressed disk while another part is read
+    #[command(after_help = recompress::HELP)]
+    Recompress(Box<RecompressArgs>),
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]

@@ -16,16 +16,16 @@ use crate::kernel::zram;
 
 /// How much memory the contents of a disk take.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub(super) struct Sizes {
+pub(crate) struct Sizes {
     /// `compr_data_size`.
-    pub(super) compressed_bytes: u64,
+    pub(crate) compressed_bytes: u64,
     /// `mem_used_total`. zfolio's contains the table of the units; the kernel does not count its own.
-    pub(super) used_bytes: u64,
+    pub(crate) used_bytes: u64,
 }
 
 /// A disk. Offsets, lengths and addresses of buffers are multiples of the page, as `O_DIRECT` needs them.
-pub(super) trait Disk: Sync {
-    /// `zfolio` or `kernel`.
+pub(crate) trait Disk: Sync {
+    /// Its column in the table.
     fn name(&self) -> &'static str;
 
     /// Fills `into` with the contents at `at`.
@@ -39,35 +39,44 @@ pub(super) trait Disk: Sync {
 }
 
 /// zfolio's disk.
-pub(super) struct Engine(Zram<PoolMappings>);
+pub(crate) struct Engine {
+    name: &'static str,
+    pub(crate) zram: Zram<PoolMappings>,
+}
 
 impl Engine {
-    /// A disk of `bytes`, a multiple of the unit.
-    pub(super) fn new(params: &Params, unit: UnitOrder, bytes: u64) -> Result<Engine, String> {
-        let cpus = cpu::online();
-        let codec = Zcomp::new(params.clone(), unit, cpus).map_err(|error| error.to_string())?;
+    /// A disk of `bytes`, a multiple of the unit, with so many streams of each codec.
+    pub(crate) fn new(
+        name: &'static str,
+        codecs: &[Params],
+        unit: UnitOrder,
+        bytes: u64,
+        streams: usize,
+    ) -> Result<Engine, String> {
+        let codecs = codecs.iter().map(|params| Zcomp::new(params.clone(), unit, streams));
+        let codecs = codecs.collect::<Result<_, _>>().map_err(|error| error.to_string())?;
         // The speed does not depend on the key.
         let key = Key::new([0xA5; Key::BYTES]);
-        let zram = Zram::new(vec![codec], PoolMappings::default(), key, bytes, cpus);
-        zram.map(Engine).map_err(|error| error.to_string())
+        let zram = Zram::new(codecs, PoolMappings::default(), key, bytes, streams);
+        zram.map(|zram| Engine { name, zram }).map_err(|error| error.to_string())
     }
 }
 
 impl Disk for Engine {
     fn name(&self) -> &'static str {
-        "zfolio"
+        self.name
     }
 
     fn read(&self, at: u64, into: &mut [u8]) -> Result<(), String> {
-        self.0.read(cpu::current(), at, into).map_err(|error| error.to_string())
+        self.zram.read(cpu::current(), at, into).map_err(|error| error.to_string())
     }
 
     fn write(&self, at: u64, from: &[u8]) -> Result<(), String> {
-        self.0.write(cpu::current(), at, from).map_err(|error| error.to_string())
+        self.zram.write(cpu::current(), at, from).map_err(|error| error.to_string())
     }
 
     fn sizes(&self) -> Result<Sizes, String> {
-        let stat = self.0.mm_stat();
+        let stat = self.zram.mm_stat();
         Ok(Sizes { compressed_bytes: stat.compr_data_size, used_bytes: stat.mem_used_total })
     }
 }

@@ -23,38 +23,51 @@ const _: () = assert!(REQUEST_PAGES * PAGE_BYTES == REQUEST_BYTES);
 /// Random requests between two looks at the clock.
 const REQUESTS_PER_LOOK: u64 = 8;
 
-/// What is measured, in this order.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// What is measured, in this order, which is that of iozone.
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Phase {
-    /// Fills the disk in order.
+    /// Fills the disk in order
     Write,
-    /// Reads the disk in order.
+    /// Overwrites the disk in order with other contents
+    Rewrite,
+    /// Reads the disk in order
     Read,
-    /// Overwrites pages at random with other contents.
+    /// Reads the disk in order once more
+    Reread,
+    /// Overwrites pages at random with other contents
     RandomWrite,
-    /// Reads pages at random.
+    /// Reads pages at random
     RandomRead,
-    /// Half of the requests are random reads, the others random writes.
-    Mixed,
+    /// Half of the requests are random reads, the others random writes
+    RandomMixed,
 }
 
 impl Phase {
-    pub(super) const ALL: [Phase; 5] =
-        [Phase::Write, Phase::Read, Phase::RandomWrite, Phase::RandomRead, Phase::Mixed];
+    pub(super) const ALL: [Phase; 7] = [
+        Phase::Write,
+        Phase::Rewrite,
+        Phase::Read,
+        Phase::Reread,
+        Phase::RandomWrite,
+        Phase::RandomRead,
+        Phase::RandomMixed,
+    ];
 
     pub(super) fn name(self) -> &'static str {
         match self {
             Phase::Write => "write 64K",
+            Phase::Rewrite => "rewrite 64K",
             Phase::Read => "read 64K",
+            Phase::Reread => "reread 64K",
             Phase::RandomWrite => "random write 4K",
             Phase::RandomRead => "random read 4K",
-            Phase::Mixed => "random mixed 4K",
+            Phase::RandomMixed => "random mixed 4K",
         }
     }
 
     /// Whether requests are in order and of 64 KiB.
     pub(super) fn is_in_order(self) -> bool {
-        matches!(self, Phase::Write | Phase::Read)
+        matches!(self, Phase::Write | Phase::Rewrite | Phase::Read | Phase::Reread)
     }
 }
 
@@ -180,14 +193,30 @@ impl Job<'_> {
     fn in_order(&mut self, phase: Phase, buffer: &mut [u8]) -> Result<u64, String> {
         let mut requests = 0;
         for start in (0..self.contents.len()).step_by(REQUEST_PAGES) {
-            let at = (self.first + start) * PAGE_BYTES;
+            let at = ((self.first + start) * PAGE_BYTES) as u64;
             match phase {
-                Phase::Write => self.disk.write(at as u64, &self.sample[at..][..REQUEST_BYTES])?,
-                _ => self.disk.read(at as u64, buffer)?,
+                Phase::Write => self.write_in_order(at, start, self.first + start)?,
+                Phase::Rewrite => self.write_in_order(at, start, self.shifted(start))?,
+                _ => self.disk.read(at, buffer)?,
             }
             requests += 1;
         }
         Ok(requests)
+    }
+
+    /// Writes to the pages from `start` of this job's part what the sample has from `page`.
+    fn write_in_order(&mut self, at: u64, start: usize, page: usize) -> Result<(), String> {
+        self.disk.write(at, &self.sample[page * PAGE_BYTES..][..REQUEST_BYTES])?;
+        let contents = &mut self.contents[start..][..REQUEST_PAGES];
+        contents.iter_mut().zip(page..).for_each(|(content, page)| *content = page);
+        Ok(())
+    }
+
+    /// Where the sample has other contents for the request from `start`: half of the sample further on.
+    fn shifted(&self, start: usize) -> usize {
+        let requests = self.sample.len() / REQUEST_BYTES;
+        let own = (self.first + start) / REQUEST_PAGES;
+        (own + requests.div_ceil(2)) % requests * REQUEST_PAGES
     }
 
     /// A random page of the sample, but not `page`.

@@ -10,7 +10,7 @@ use super::disk::Sizes;
 use super::phase::{Phase, REQUEST_BYTES, Speed};
 use crate::compare::outcome::median;
 
-/// What one round found on one disk: the speeds in the order of [`Phase::ALL`], and the sizes after the first phase.
+/// What one round found on one disk: the speeds in the order of [`Table::phases`], and the sizes after the first phase.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Run {
     pub(super) speeds: Vec<Speed>,
@@ -24,8 +24,8 @@ pub(super) struct Setting {
     pub(super) unit: UnitOrder,
     pub(super) jobs: usize,
     zfolio: Vec<Run>,
-    /// In the same rounds; empty if the kernel was left out.
-    kernel: Vec<Run>,
+    /// In the same rounds; empty if the other side was left out.
+    other: Vec<Run>,
 }
 
 impl fmt::Display for Setting {
@@ -38,6 +38,9 @@ impl fmt::Display for Setting {
 #[derive(Debug)]
 pub(super) struct Table {
     pub(super) title: String,
+    /// The name of the other side.
+    pub(super) other: &'static str,
+    pub(super) phases: Vec<Phase>,
     pub(super) settings: Vec<Setting>,
     pub(super) notes: Vec<String>,
 }
@@ -60,16 +63,16 @@ fn unit_of(phase: Phase) -> &'static str {
     if phase.is_in_order() { "MB/s" } else { "1000/s" }
 }
 
-/// Figures of rounds: zfolio's, the kernel's, and the median of one divided by the other within a round.
+/// Figures of rounds: zfolio's, the other side's, and the median of one divided by the other within a round.
 struct Compared {
     zfolio: Option<f64>,
-    kernel: Option<f64>,
+    other: Option<f64>,
     ratio: Option<f64>,
 }
 
 impl Setting {
     pub(super) fn new(params: Params, unit: UnitOrder, jobs: usize) -> Setting {
-        Setting { params, unit, jobs, zfolio: Vec::new(), kernel: Vec::new() }
+        Setting { params, unit, jobs, zfolio: Vec::new(), other: Vec::new() }
     }
 
     /// The name of the algorithm.
@@ -77,39 +80,39 @@ impl Setting {
         self.params.algorithm.name()
     }
 
-    /// Adds the runs of a round: zfolio's, and the kernel's if there is one.
+    /// Adds the runs of a round: zfolio's, and the other side's if there is one.
     pub(super) fn add(&mut self, runs: Vec<Run>) {
         let mut runs = runs.into_iter();
         self.zfolio.extend(runs.next());
-        self.kernel.extend(runs.next());
+        self.other.extend(runs.next());
     }
 
     /// The medians of a figure.
     fn compare(&self, figure: impl Fn(&Run) -> f64) -> Compared {
         let of = |runs: &[Run]| -> Vec<f64> { runs.iter().map(&figure).collect() };
         let some = |values: Vec<f64>| (!values.is_empty()).then(|| median(values));
-        let (zfolio, kernel) = (of(&self.zfolio), of(&self.kernel));
-        let ratios = zfolio.iter().zip(&kernel).map(|(zfolio, kernel)| zfolio / kernel).collect();
-        Compared { ratio: some(ratios), zfolio: some(zfolio), kernel: some(kernel) }
+        let (zfolio, other) = (of(&self.zfolio), of(&self.other));
+        let ratios = zfolio.iter().zip(&other).map(|(zfolio, other)| zfolio / other).collect();
+        Compared { ratio: some(ratios), zfolio: some(zfolio), other: some(other) }
     }
 
     fn speeds(&self, index: usize, phase: Phase) -> Compared {
         self.compare(|run| run.speeds[index].by_wall(phase))
     }
 
-    /// How many times as much CPU time the kernel needs for a request.
+    /// How many times as much CPU time the other side needs for a request.
     fn cpu_ratio(&self, index: usize) -> Option<f64> {
         self.compare(|run| 1.0 / run.speeds[index].cpu_us()).ratio
     }
 
-    fn lines(&self, text: &mut String) {
+    fn lines(&self, phases: &[Phase], text: &mut String) {
         let named = format!(
             "{:<16} {:>4} {:>4}",
             self.params.to_string(),
             self.unit.to_string(),
             self.jobs
         );
-        for (index, phase) in Phase::ALL.into_iter().enumerate() {
+        for (index, phase) in phases.iter().copied().enumerate() {
             let (compared, cpu) = (self.speeds(index, phase), self.cpu_ratio(index));
             line(text, &named, [phase.name(), unit_of(phase)], &compared, cpu);
         }
@@ -120,8 +123,8 @@ impl Setting {
         line(text, &named, ["memory", "MiB"], &used, None);
     }
 
-    fn json(&self) -> Value {
-        let rows = Phase::ALL.into_iter().enumerate().map(|(index, phase)| {
+    fn json(&self, other: &str, phases: &[Phase]) -> Value {
+        let rows = phases.iter().copied().enumerate().map(|(index, phase)| {
             let compared = self.speeds(index, phase);
             let of = |runs: &[Run], median: Option<f64>| {
                 let speeds = runs.iter().map(|run| &run.speeds[index]);
@@ -133,7 +136,7 @@ impl Setting {
                 "phase": phase.name(),
                 "unit": unit_of(phase),
                 "zfolio": of(&self.zfolio, compared.zfolio),
-                "kernel": of(&self.kernel, compared.kernel),
+                other: of(&self.other, compared.other),
                 "ratio": compared.ratio,
                 "ratio_by_cpu_time": self.cpu_ratio(index),
             })
@@ -148,7 +151,7 @@ impl Setting {
             "unit_bytes": self.unit.pages() * PAGE_BYTES,
             "jobs": self.jobs,
             "rows": rows.collect::<Vec<_>>(),
-            "sizes": {"zfolio": sizes(&self.zfolio), "kernel": sizes(&self.kernel)},
+            "sizes": {"zfolio": sizes(&self.zfolio), other: sizes(&self.other)},
         })
     }
 }
@@ -161,8 +164,10 @@ fn bytes_f64(bytes: u64) -> f64 {
 impl Table {
     pub(super) fn text(&self) -> String {
         let mut text = format!("{}\n\n", self.title);
-        text += "ALGORITHM        UNIT JOBS  PHASE                      zfolio    kernel  ratio by CPU\n";
-        self.settings.iter().for_each(|setting| setting.lines(&mut text));
+        let columns = format!("{:>9} {:>10}  ratio by CPU", "zfolio", self.other);
+        writeln!(text, "ALGORITHM        UNIT JOBS  PHASE                    {columns}")
+            .expect("a String takes everything");
+        self.settings.iter().for_each(|setting| setting.lines(&self.phases, &mut text));
         if !self.notes.is_empty() {
             text.push('\n');
         }
@@ -173,7 +178,7 @@ impl Table {
     pub(super) fn json(&self) -> Value {
         json!({
             "title": self.title,
-            "settings": self.settings.iter().map(Setting::json).collect::<Vec<_>>(),
+            "settings": self.settings.iter().map(|it| it.json(self.other, &self.phases)).collect::<Vec<_>>(),
             "notes": self.notes,
         })
     }
@@ -182,9 +187,9 @@ impl Table {
 fn line(text: &mut String, named: &str, [what, unit]: [&str; 2], of: &Compared, cpu: Option<f64>) {
     let figure = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.1}"));
     let ratio = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.2}"));
-    let (zfolio, kernel) = (figure(of.zfolio), figure(of.kernel));
+    let (zfolio, other) = (figure(of.zfolio), figure(of.other));
     let (by_wall, by_cpu) = (ratio(of.ratio), ratio(cpu));
-    let columns = format!("{zfolio:>9} {kernel:>9} {by_wall:>6} {by_cpu:>6}");
+    let columns = format!("{zfolio:>9} {other:>10} {by_wall:>6} {by_cpu:>6}");
     writeln!(text, "{named}  {what:<16} {unit:<7} {columns}").expect("a String takes everything");
 }
 
@@ -199,6 +204,11 @@ mod tests {
         Run { speeds: vec![speed; Phase::ALL.len()], sizes }
     }
 
+    fn table(title: &str, setting: Setting, notes: Vec<String>) -> Table {
+        let (title, phases) = (title.to_owned(), Phase::ALL.to_vec());
+        Table { title, other: "kernel", phases, settings: vec![setting], notes }
+    }
+
     /// Goal: medians, and ratios that pair the runs of a round. Method: rounds in which the machine is slower and
     /// slower, so that medians of unpaired runs have another ratio.
     #[test]
@@ -207,13 +217,9 @@ mod tests {
         for (zfolio, kernel) in [(1, 2), (30, 60), (40, 20)] {
             setting.add(vec![run(zfolio, 4 << 20), run(kernel, 8 << 20)]);
         }
-        let table = Table {
-            title: "disks".to_owned(),
-            settings: vec![setting],
-            notes: vec!["a note".into()],
-        };
+        let table = table("disks", setting, vec!["a note".into()]);
         let json = table.json();
-        let row = &json["settings"][0]["rows"][2];
+        let row = &json["settings"][0]["rows"][4];
         assert_eq!(row["phase"], "random write 4K");
         // 30 us: 33.3 thousand a second; 20 us: 50 thousand.
         assert!((row["zfolio"]["median"].as_f64().unwrap() - 33.333).abs() < 0.01, "{row}");
@@ -232,10 +238,10 @@ mod tests {
     fn a_missing_kernel_is_a_dash() {
         let mut setting = Setting::new("lz4".parse().unwrap(), UnitOrder::DEFAULT, 1);
         setting.add(vec![run(10, 1 << 20)]);
-        let table = Table { title: String::new(), settings: vec![setting], notes: Vec::new() };
+        let table = table("", setting, Vec::new());
         assert!(table.json()["settings"][0]["rows"][0]["kernel"].is_null());
         let text = table.text();
         let row = text.lines().find(|line| line.contains("random read")).unwrap();
-        assert!(row.ends_with("100.0         -      -      -"), "{row}");
+        assert!(row.ends_with("100.0          -      -      -"), "{row}");
     }
 }
