@@ -89,21 +89,26 @@ pub struct DeviceInfo {
     pub depth: u16,
     /// Such as [`STATE_DEAD`].
     pub state: u16,
-    pad0: u16,
+    /// Zero.
+    pub pad0: u16,
     /// The bytes of a tag's buffer.
     pub buffer_bytes: u32,
     /// Its number.
     pub number: u32,
     /// The process that serves it.
     pub process: i32,
-    pad1: u32,
+    /// Zero.
+    pub pad1: u32,
     /// Features.
     pub flags: u64,
     /// Anything: the kernel keeps it.
     pub note: u64,
-    owner_uid: u32,
-    owner_gid: u32,
-    reserved: [u64; 2],
+    /// The user that has made it.
+    pub owner_uid: u32,
+    /// Its group.
+    pub owner_gid: u32,
+    /// Zeros.
+    pub reserved: [u64; 2],
 }
 
 /// `struct ublk_param_basic`.
