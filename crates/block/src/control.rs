@@ -264,8 +264,8 @@ mod tests {
         assert!(!path.exists() && ask(&path, "read disksize").is_err());
     }
 
-    /// Goal: a disk that is in use is neither ended nor reset, and everything else goes on. Method: a guard that says so,
-    /// until it does not.
+    /// Goal: a disk that is in use is neither ended nor reset, and everything else goes on. Method: a guard that says
+    /// so, until it does not.
     #[test]
     fn a_guarded_disk_is_not_ended() {
         let path = path("guard");

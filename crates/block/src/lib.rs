@@ -2,9 +2,9 @@
 //!
 //! A front end speaks a protocol that clients know, and turns its requests into calls of a [`Device`]. It knows nothing
 //! of compression; a device knows nothing of clients. There are three front ends so far, [`nbd`], [`vhost_user`] and
-//! [`ublk`], and one device, [`ram`]: a compressed disk in memory. Other processes read and write its [attributes] through its
-//! [control] socket, and Prometheus reads its [metrics]. Contents are [saved] as a file. A [configuration](conf) names
-//! disks, for a daemon.
+//! [`ublk`], and one device, [`ram`]: a compressed disk in memory. Other processes read and write its [attributes]
+//! through its [control] socket, and Prometheus reads its [metrics]. Contents are [saved] as a file. A
+//! [configuration](conf) names disks, for a daemon.
 
 #![forbid(unsafe_code)]
 

@@ -16,7 +16,8 @@
 //!
 //! # Invariants
 //!
-//! - `UB-1` A queue takes a thread and at most [`QUEUE_BYTES`] of buffers, whatever is asked of it. No request allocates.
+//! - `UB-1` A queue takes a thread and at most [`QUEUE_BYTES`] of buffers, whatever is asked of it. No request
+//!   allocates.
 //! - `UB-2` A request outside of the disk, or one that the server does not know, changes nothing and is answered by an
 //!   error. None ends the thread.
 //! - `UB-3` Each request is answered once. Contents go to the kernel only if the device has returned them without an

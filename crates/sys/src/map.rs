@@ -418,8 +418,8 @@ mod tests {
         flags.split_whitespace().map(str::to_owned).collect()
     }
 
-    /// Goal: locked memory is given back too, as that of a disk which the kernel must not swap out. Method: a few pages are
-    /// written to, locked and released; they read as zeros.
+    /// Goal: locked memory is given back too, as that of a disk which the kernel must not swap out. Method: a few pages
+    /// are written to, locked and released; they read as zeros.
     #[test]
     fn locked_pages_are_released() {
         let memory = Reservation::new(4 * PAGE_BYTES, PAGE_BYTES).unwrap();

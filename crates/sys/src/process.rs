@@ -89,13 +89,13 @@ pub fn pid_namespace() -> u32 {
     number.and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
-/// Keeps all memory of this process from being swapped out, from the first access to each page on: what it has, and what
-/// it will have.
+/// Keeps all memory of this process from being swapped out, from the first access to each page on: what it has, and
+/// what it will have.
 ///
 /// # Errors
 ///
-/// `PERM`: the process needs `CAP_IPC_LOCK`. With a mere limit (`RLIMIT_MEMLOCK`) it would get no more memory once it has
-/// locked so much.
+/// `PERM`: the process needs `CAP_IPC_LOCK`. With a mere limit (`RLIMIT_MEMLOCK`) it would get no more memory once it
+/// has locked so much.
 pub fn lock_memory() -> Result<(), Errno> {
     const CAP_IPC_LOCK: u32 = 14;
     if !has_capability(CAP_IPC_LOCK) {
@@ -119,8 +119,8 @@ fn has_capability(number: u32) -> bool {
     effective.is_some_and(|set| set >> number & 1 == 1)
 }
 
-/// Tells the kernel that the calling thread serves a block device: memory that the kernel allocates for it is not freed by
-/// writing to disks, which could wait for this very thread.
+/// Tells the kernel that the calling thread serves a block device: memory that the kernel allocates for it is not freed
+/// by writing to disks, which could wait for this very thread.
 ///
 /// # Errors
 ///

@@ -1,10 +1,11 @@
 //! ublk: block devices of the kernel that a process serves.
 //!
 //! The words are those of `linux/ublk_cmd.h`. `/dev/ublk-control` makes a device ([`Control`]), which is then
-//! `/dev/ublkcN` for the process that serves it ([`Door`]), and `/dev/ublkbN` for everybody once it has started. A device
-//! has **queues**, and each has as many requests under way as it is deep, each with a **tag**. The process **fetches**:
-//! the kernel answers when there is a request, whose **descriptor** is in memory that both share, and whose data the
-//! kernel has copied to the tag's buffer. A **commit** ends the request and fetches the next one of the tag.
+//! `/dev/ublkcN` for the process that serves it ([`Door`]), and `/dev/ublkbN` for everybody once it has started. A
+//! device has **queues**, and each has as many requests under way as it is deep, each with a **tag**. The process
+//! **fetches**: the kernel answers when there is a request, whose **descriptor** is in memory that both share, and
+//! whose data the kernel has copied to the tag's buffer. A **commit** ends the request and fetches the next one of the
+//! tag.
 //!
 //! # Invariants
 //!
@@ -342,8 +343,8 @@ impl Control {
         self.send(SET_PARAMS, said).map(drop)
     }
 
-    /// Makes the block device, which `process` serves. It waits until all queues have fetched, and reads the device: the
-    /// queues have to be served meanwhile.
+    /// Makes the block device, which `process` serves. It waits until all queues have fetched, and reads the device:
+    /// the queues have to be served meanwhile.
     ///
     /// # Errors
     ///
@@ -352,8 +353,8 @@ impl Control {
         self.send(START_DEV, Said { number, data: process.into(), ..Said::default() }).map(drop)
     }
 
-    /// Takes the block device away, once all requests are done, and answers all fetches with `NODEV`. Whoever has it open
-    /// gets errors from then on.
+    /// Takes the block device away, once all requests are done, and answers all fetches with `NODEV`. Whoever has it
+    /// open gets errors from then on.
     ///
     /// # Errors
     ///
@@ -409,8 +410,8 @@ impl Control {
         let operation = Operation::Command(code, said.encode());
         let file = Some(self.file.as_fd());
         let request = Request { token: self.sent, file, offset: 0, operation };
-        // SAFETY: the memory that the command names belongs to the caller, who waits in `send` for the answer (UC-3), or
-        // there is none (`send_within`). The file is open as long as this value.
+        // SAFETY: the memory that the command names belongs to the caller, who waits in `send` for the answer (UC-3),
+        // or there is none (`send_within`). The file is open as long as this value.
         if !unsafe { self.queues.push(&request) } {
             return Err(Errno::BUSY);
         }
@@ -457,7 +458,22 @@ fn open_ring() -> Result<(Ring, Queues), Errno> {
 
 /// `/dev/ublkcN`: the side of a device that serves it. One process has it open, and its queues share it.
 #[derive(Clone, Debug)]
-pub struct Door(Arc<OwnedFd>);
+pub struct Door {
+    file: Arc<OwnedFd>,
+    /// What the kernel says of the device: how much it copies to a buffer follows from it, so nobody else may say it.
+    info: DeviceInfo,
+}
+
+/// Whether a process has `/dev/ublkcN` open.
+#[must_use]
+pub fn is_served(number: u32) -> bool {
+    open_door(number).is_err_and(|error| error == Errno::BUSY)
+}
+
+fn open_door(number: u32) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    rustix::fs::open(format!("/dev/ublkc{number}"), flags, Mode::empty())
+}
 
 impl Door {
     /// Opens it.
@@ -465,10 +481,19 @@ impl Door {
     /// # Errors
     ///
     /// `BUSY`: another process serves the device. `NOENT`: there is no such device, or `/dev` does not show it.
-    pub fn open(number: u32) -> Result<Door, Errno> {
-        let flags = OFlags::RDWR | OFlags::CLOEXEC;
-        let file = rustix::fs::open(format!("/dev/ublkc{number}"), flags, Mode::empty())?;
-        Ok(Door(Arc::new(file)))
+    /// `INVAL`: it is deeper than [`DEPTH_MAX`].
+    pub fn open(control: &mut Control, number: u32) -> Result<Door, Errno> {
+        let file = Arc::new(open_door(number)?);
+        // Asked for behind it: as long as the file is open its number belongs to no other device.
+        let info = control.info(number)?;
+        let is_good = (1..=DEPTH_MAX).contains(&info.depth) && info.buffer_bytes > 0;
+        if is_good { Ok(Door { file, info }) } else { Err(Errno::INVAL) }
+    }
+
+    /// What the kernel says of the device.
+    #[must_use]
+    pub fn info(&self) -> &DeviceInfo {
+        &self.info
     }
 }
 
@@ -490,7 +515,14 @@ impl Descriptors {
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
         // SAFETY: the kernel chooses an address that is free.
         let base = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), bytes, ProtFlags::READ, flags, &*door.0, offset)
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ,
+                flags,
+                &*door.file,
+                offset,
+            )
         }?;
         Ok(Descriptors { base: base.cast(), bytes })
     }
@@ -499,7 +531,8 @@ impl Descriptors {
         assert!((usize::from(tag) + 1) * size_of::<IoDescriptor>() <= self.bytes, "tag {tag}");
         // SAFETY: the place is in the mapping (above).
         let place = unsafe { self.base.add(tag.into()) };
-        // SAFETY: it is valid and aligned, any bytes are a descriptor, and the kernel has written them before it answered.
+        // SAFETY: it is valid and aligned, any bytes are a descriptor, and the kernel has written them before it
+        // answered.
         unsafe { place.read_volatile() }
     }
 }
@@ -544,18 +577,13 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// A queue of a device that has such queues.
+    /// A queue of a device.
     ///
     /// # Errors
     ///
     /// `NOMEM`, `MFILE`, or as [`Ring::open`].
-    ///
-    /// # Panics
-    ///
-    /// More than [`DEPTH_MAX`] tags, or none.
-    pub fn open(door: &Door, number: u16, info: &DeviceInfo) -> Result<Queue, Errno> {
-        let (depth, buffer_bytes) = (info.depth, info.buffer_bytes as usize);
-        assert!((1..=DEPTH_MAX).contains(&depth), "{depth} tags");
+    pub fn open(door: &Door, number: u16) -> Result<Queue, Errno> {
+        let (depth, buffer_bytes) = (door.info.depth, door.info.buffer_bytes as usize);
         let buffers = Reservation::new(usize::from(depth) * buffer_bytes, PAGE_BYTES)?;
         let (ring, queues) = Ring::open(u32::from(depth).next_power_of_two(), None)?;
         let descriptors = Descriptors::map(door, number, depth)?;
@@ -642,8 +670,8 @@ impl Queue {
         (self.descriptors.read(tag), buffer)
     }
 
-    /// Ends the request of a tag with so many bytes, or an error below 0, and fetches the next one. The kernel sees it in
-    /// the next [`Queue::wait`].
+    /// Ends the request of a tag with so many bytes, or an error below 0, and fetches the next one. The kernel sees it
+    /// in the next [`Queue::wait`].
     ///
     /// # Panics
     ///
@@ -656,10 +684,10 @@ impl Queue {
         assert_eq!(self.owners[usize::from(tag)], Owner::Us, "the kernel has tag {tag} (UC-1)");
         let text = encode_io(self.number, tag, result, self.buffer(tag) as usize);
         let operation = Operation::Command(code, text);
-        let file = Some(self.door.0.as_fd());
+        let file = Some(self.door.file.as_fd());
         let request = Request { token: tag.into(), file, offset: 0, operation };
-        // SAFETY: from here on nobody accesses the buffer before the answer (UC-1), and it stays mapped (UC-2). The file
-        // is open as long as this value.
+        // SAFETY: from here on nobody accesses the buffer before the answer (UC-1), and it stays mapped (UC-2). The
+        // file is open as long as this value.
         let has_room = unsafe { self.queues.push(&request) };
         assert!(has_room, "there is room for each tag");
         self.owners[usize::from(tag)] = Owner::Kernel;

@@ -565,8 +565,8 @@ mod tests {
         assert_eq!(ring.wait(1), Err(Errno::TIME));
     }
 
-    /// Goal: a command comes where a driver reads it, in rings of both kinds. Method: the bytes of the requests in memory;
-    /// then a file whose driver knows no commands answers each of them.
+    /// Goal: a command comes where a driver reads it, in rings of both kinds. Method: the bytes of the requests in
+    /// memory; then a file whose driver knows no commands answers each of them.
     #[test]
     fn commands_lie_where_drivers_read_them() {
         let Some((ring, mut queues)) = ring() else { return };

@@ -119,8 +119,8 @@ impl Kernel for Linux {
     }
 
     fn queues(&mut self, info: &DeviceInfo) -> Result<Vec<ublk::Queue>, Errno> {
-        let door = Door::open(info.number)?;
-        (0..info.queues).map(|queue| ublk::Queue::open(&door, queue, info)).collect()
+        let door = Door::open(&mut self.0, info.number)?;
+        (0..door.info().queues).map(|queue| ublk::Queue::open(&door, queue)).collect()
     }
 
     fn start(&mut self, number: u32) -> Result<(), Errno> {
@@ -148,7 +148,7 @@ impl Kernel for Linux {
     }
 
     fn is_served(&self, number: u32) -> bool {
-        Door::open(number).is_err_and(|error| error == Errno::BUSY)
+        ublk::is_served(number)
     }
 }
 
@@ -222,8 +222,8 @@ impl fmt::Display for Unstarted {
             }
             Unstarted::Ring(error) => write!(
                 f,
-                "io_uring: {}; it needs Linux 6.6 or newer, kernel.io_uring_disabled=0, and a seccomp profile that allows \
-                 it; {OTHERS}",
+                "io_uring: {}; it needs Linux 6.6 or newer, kernel.io_uring_disabled=0, and a seccomp profile that \
+                 allows it; {OTHERS}",
                 ErrnoText(*error)
             ),
             Unstarted::Taken(number) => {

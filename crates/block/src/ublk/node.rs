@@ -15,8 +15,8 @@ impl Node {
         Node(PathBuf::from(format!("/dev/ublkb{number}")))
     }
 
-    /// Who uses the device or a part of it, in words: a file system, swap, a process. What opens it a moment later is not
-    /// known.
+    /// Who uses the device or a part of it, in words: a file system, swap, a process. What opens it a moment later is
+    /// not known.
     #[must_use]
     pub fn user(&self) -> Option<String> {
         if disk::open_device(&self.0).is_err_and(|error| error == Errno::BUSY) {

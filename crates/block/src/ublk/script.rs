@@ -146,8 +146,8 @@ impl Scripted {
         self.events.push_back(Event::Request(tag));
     }
 
-    /// What has to be answered, from the bytes of the descriptor alone; carries it out on the model. `data` is the buffer
-    /// as it is at the end.
+    /// What has to be answered, from the bytes of the descriptor alone; carries it out on the model. `data` is the
+    /// buffer as it is at the end.
     fn expected(&mut self, index: usize) -> Option<i32> {
         let descriptor = self.descriptors[index];
         let kind = u8::try_from(descriptor.op_flags & 255).expect("a byte");

@@ -77,8 +77,8 @@ impl Server {
         self.0.is_gone()
     }
 
-    /// Takes the device away, once what is under way is done. Returns how many queues are not done in time; their threads
-    /// end when their devices return.
+    /// Takes the device away, once what is under way is done. Returns how many queues are not done in time; their
+    /// threads end when their devices return.
     pub fn stop(&mut self) -> usize {
         self.0.stop()
     }
@@ -225,8 +225,8 @@ impl<K: Kernel> Life<K> {
             let milliseconds = u64::try_from(self.drain.as_millis()).unwrap_or(u64::MAX);
             let stopped = self.kernel.stop(self.number, milliseconds);
             self.wait_for_threads();
-            // If it is still being stopped, a deletion would wait for that too. The end of this process ends it, and the
-            // next server deletes what is left.
+            // If it is still being stopped, a deletion would wait for that too. The end of this process ends it, and
+            // the next server deletes what is left.
             if stopped != Err(Errno::TIME) {
                 self.kernel.delete(self.number, milliseconds).ok();
             }

@@ -329,8 +329,8 @@ fn devices_of_dead_processes_are_deleted() {
     assert_eq!(kernel.numbers(), [1, 2, 3, 4]);
 }
 
-/// Goal: what the kernel is told fits the disk, and passes the checks of its driver. Method: every unit, and a disk that
-/// is none of ours.
+/// Goal: what the kernel is told fits the disk, and passes the checks of its driver. Method: every unit, and a disk
+/// that is none of ours.
 #[test]
 fn a_disk_is_described() {
     for shift in 9..=21 {
@@ -353,8 +353,8 @@ fn a_disk_is_described() {
     assert!(basic.attributes & attribute::READ_ONLY != 0);
 }
 
-/// Goal: contents as a naive disk has them, `UB-2` and `UB-3`, whatever the kernel asks for. Method: random scripts, whose
-/// requests are mostly good ones.
+/// Goal: contents as a naive disk has them, `UB-2` and `UB-3`, whatever the kernel asks for. Method: random scripts,
+/// whose requests are mostly good ones.
 #[test]
 fn a_queue_agrees_with_a_naive_disk() {
     let seed = seed();
