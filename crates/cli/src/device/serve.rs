@@ -135,13 +135,14 @@ fn leave_shell() -> Result<(), Failure> {
         .map_err(|error| Failure::machine(format!("the terminal cannot be left: {error}")))
 }
 
-/// The memory of a disk of this machine must not be swapped out: the swap may be on that disk.
+/// The memory of a disk of this machine must not be swapped out, since the swap may be on that disk. And no thread may
+/// wait for memory that a write to the disk would free, with a lock that this write needs: threads that are started from
+/// here on inherit that.
 fn keep_in_memory(name: &str) {
-    if let Err(error) = process::lock_memory() {
-        say(&format!(
-            "disk {name}: its memory may be swapped out, so it must not be used as swap: mlockall: {}",
-            ErrnoText(error)
-        ));
+    let kept = process::lock_memory().map_err(|error| ("mlockall", error));
+    let served = process::serve_disk().map_err(|error| ("PR_SET_IO_FLUSHER", error));
+    if let Err((call, error)) = kept.and(served) {
+        say(&format!("disk {name} must not be used as swap: {call}: {}", ErrnoText(error)));
     }
 }
 
