@@ -84,6 +84,9 @@ pub fn ask(path: &Path, request: &str) -> io::Result<Answer> {
     }
 }
 
+/// Why a disk must not be ended or reset now, in one line; `None`: nothing forbids it.
+pub type Guard = Box<dyn Fn() -> Option<String> + Send + Sync>;
+
 /// A control socket that is served. Dropping it ends that and removes the socket.
 #[derive(Debug)]
 pub struct Control {
@@ -94,6 +97,8 @@ struct Requests {
     ram: Arc<Ram>,
     /// Where clients connect, once that is known.
     addresses: OnceLock<String>,
+    /// What forbids the end and a reset.
+    guard: OnceLock<Guard>,
     /// Connections that save the disk.
     saves: AtomicUsize,
     /// Rung when a client asks for the end.
@@ -110,8 +115,8 @@ impl Control {
         let failed = |error: io::Error| Unusable::System(path.display().to_string(), error);
         let listeners = Listener::open(&Address::Unix(path.to_owned()))?;
         let stop = EventFd::new().map_err(|error| failed(error.into()))?;
-        let (addresses, saves) = (OnceLock::new(), AtomicUsize::new(0));
-        let requests = Requests { ram, addresses, saves, stop };
+        let (addresses, guard, saves) = (OnceLock::new(), OnceLock::new(), AtomicUsize::new(0));
+        let requests = Requests { ram, addresses, guard, saves, stop };
         let clients = Clients::start(listeners, CONNECTIONS_MAX, requests);
         Ok(Control { clients: clients.map_err(failed)? })
     }
@@ -119,6 +124,11 @@ impl Control {
     /// Where clients of the disk connect: several are separated by spaces. The first call counts.
     pub fn set_addresses(&self, addresses: String) {
         self.clients.protocol().addresses.set(addresses).ok();
+    }
+
+    /// Asked before a client may end or reset the disk. The first call counts.
+    pub fn set_guard(&self, guard: Guard) {
+        self.clients.protocol().guard.set(guard).ok();
     }
 
     /// Whether a client has asked for the end; waits for that for so many milliseconds.
@@ -169,6 +179,10 @@ impl Requests {
         if let Some(path) = line.strip_prefix("save ") {
             return stream.write_all(self.save(Path::new(path)).as_bytes());
         }
+        let drops_contents = line == "stop" || line.starts_with("write reset ");
+        if let Some(why) = self.guard.get().filter(|_| drops_contents).and_then(|guard| guard()) {
+            return stream.write_all(format!("refused {why}\n").as_bytes());
+        }
         let mut words = line.splitn(3, ' ');
         let (verb, name, value) = (words.next(), words.next().unwrap_or(""), words.next());
         let done = match (verb, value) {
@@ -214,6 +228,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::path::PathBuf;
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
     use super::{Answer, Control, ask};
     use crate::listen::Unusable;
@@ -247,6 +262,27 @@ mod tests {
         assert!(control.stop_within(1000));
         drop(control);
         assert!(!path.exists() && ask(&path, "read disksize").is_err());
+    }
+
+    /// Goal: a disk that is in use is neither ended nor reset, and everything else goes on. Method: a guard that says
+    /// so, until it does not.
+    #[test]
+    fn a_guarded_disk_is_not_ended() {
+        let path = path("guard");
+        let control = Control::start(&path, Arc::new(ram(1 << 20, &["lz4"]))).unwrap();
+        let is_used = Arc::new(AtomicBool::new(true));
+        let used = Arc::clone(&is_used);
+        control.set_guard(Box::new(move || used.load(Relaxed).then(|| "it is in use".to_owned())));
+        for request in ["stop", "write reset 1"] {
+            let refused = Answer::Refused("it is in use".to_owned());
+            assert_eq!(ask(&path, request).unwrap(), refused, "{request}");
+        }
+        assert_eq!(ask(&path, "write mem_limit 1M").unwrap(), Answer::Done(String::new()));
+        assert!(!control.stop_within(0));
+        is_used.store(false, Relaxed);
+        assert_eq!(ask(&path, "write reset 1").unwrap(), Answer::Done(String::new()));
+        assert_eq!(ask(&path, "stop").unwrap(), Answer::Done(String::new()));
+        assert!(control.stop_within(1000));
     }
 
     /// Goal: one disk at one path; the socket of a dead one is replaced; a client that sends nothing keeps nobody

@@ -1,10 +1,10 @@
 //! The front ends of zfolio's block devices.
 //!
 //! A front end speaks a protocol that clients know, and turns its requests into calls of a [`Device`]. It knows nothing
-//! of compression; a device knows nothing of clients. There are two front ends so far, [`nbd`] and [`vhost_user`], and
-//! one device, [`ram`]: a compressed disk in memory. Other processes read and write its [attributes] through its
-//! [control] socket, and Prometheus reads its [metrics]. Contents are [saved] as a file. A [configuration](conf) names
-//! disks, for a daemon.
+//! of compression; a device knows nothing of clients. There are three front ends so far, [`nbd`], [`vhost_user`] and
+//! [`ublk`], and one device, [`ram`]: a compressed disk in memory. Other processes read and write its [attributes]
+//! through its [control] socket, and Prometheus reads its [metrics]. Contents are [saved] as a file. A
+//! [configuration](conf) names disks, for a daemon.
 
 #![forbid(unsafe_code)]
 
@@ -13,6 +13,7 @@ mod clients;
 pub mod device;
 pub mod listen;
 pub mod nbd;
+pub mod ublk;
 pub mod vhost_user;
 
 pub mod attributes;

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
+use zfolio_block::ublk;
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::size;
 use zfolio_pager::spill;
@@ -83,6 +84,7 @@ pub(crate) fn doctor(arguments: &DoctorArgs) -> Result<ExitCode, Failure> {
     memory(&mut checks);
     disk(&mut checks);
     for_bench(&mut checks);
+    for_device(&mut checks);
     let obstacle = findings.obstacle();
     let good = obstacle.is_none() && checks.iter().all(|check| check.state != State::Bad);
     let text = if arguments.json {
@@ -386,6 +388,20 @@ fn for_bench(checks: &mut Vec<Check>) {
         found: (if root { "yes" } else { "no" }).to_owned(),
         why: "Setting up zram and a cgroup needs root; nothing else here does.",
         todo: "sudo zfolio bench, if you want the comparison",
+    });
+}
+
+/// Checks what only `zfolio device --ublk` needs.
+fn for_device(checks: &mut Vec<Check>) {
+    let refusal = ublk::refusal(&probe::kernel_release());
+    let is_there = Path::new("/dev/ublk-control").exists() || module("ublk_drv");
+    checks.push(Check {
+        what: "ublk (for device)".to_owned(),
+        state: State::unless(is_there && refusal.is_none(), State::Note),
+        found: refusal.unwrap_or_else(|| (if is_there { "yes" } else { "no" }).to_owned()),
+        why: "'zfolio device add --ublk' makes a disk a block device of this machine.",
+        todo: "boot Linux 6.6 or newer with CONFIG_BLK_DEV_UBLK and sudo modprobe ublk_drv, or use --nbd or \
+               --vhost-user",
     });
 }
 

@@ -249,8 +249,12 @@ fn names(option: &Arg, between: &str) -> String {
     let short = option.get_short().map(|short| format!("\\fB\\-{short}\\fR"));
     let long = option.get_long().map(|long| format!("\\fB\\-\\-{}\\fR", escaped(long)));
     let names: Vec<String> = [short, long].into_iter().flatten().collect();
-    let value = value(option);
-    let space = if value.is_empty() { "" } else { " " };
+    let mut value = value(option);
+    let needs_equals = option.is_require_equals_set();
+    let space = if value.is_empty() || needs_equals { "" } else { " " };
+    if needs_equals {
+        value = value.replacen('[', "[=", 1);
+    }
     format!("{}{space}{value}", names.join(between))
 }
 

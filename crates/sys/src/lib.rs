@@ -26,6 +26,7 @@ pub mod signal;
 pub mod terminal;
 pub mod testing;
 pub mod thread;
+pub mod ublk;
 pub mod uffd;
 pub mod uring;
 

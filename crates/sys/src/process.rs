@@ -89,6 +89,46 @@ pub fn pid_namespace() -> u32 {
     number.and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
+/// Keeps all memory of this process from being swapped out, from the first access to each page on: what it has, and
+/// what it will have.
+///
+/// # Errors
+///
+/// `PERM`: the process needs `CAP_IPC_LOCK`. With a mere limit (`RLIMIT_MEMLOCK`) it would get no more memory once it
+/// has locked so much.
+pub fn lock_memory() -> Result<(), Errno> {
+    const CAP_IPC_LOCK: u32 = 14;
+    if !has_capability(CAP_IPC_LOCK) {
+        return Err(Errno::PERM);
+    }
+    let flags = libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT;
+    // SAFETY: it changes no contents.
+    let answer = unsafe { libc::mlockall(flags) };
+    let error = || Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::NOMEM);
+    if answer == 0 { Ok(()) } else { Err(error()) }
+}
+
+/// Whether this thread has a capability, by its number. False if `/proc` is not mounted.
+fn has_capability(number: u32) -> bool {
+    let mut text = [0_u8; 4096];
+    let length = crate::files::read_small(c"/proc/thread-self/status", &mut text).unwrap_or(0);
+    let mut lines = text[..length].split(|byte| *byte == b'\n');
+    let effective = lines.find_map(|line| line.strip_prefix(b"CapEff:"));
+    let effective = effective.and_then(|text| std::str::from_utf8(text.trim_ascii()).ok());
+    let effective = effective.and_then(|text| u64::from_str_radix(text, 16).ok());
+    effective.is_some_and(|set| set >> number & 1 == 1)
+}
+
+/// Tells the kernel that the calling thread serves a block device: memory that the kernel allocates for it is not freed
+/// by writing to disks, which could wait for this very thread.
+///
+/// # Errors
+///
+/// `PERM`: it needs `CAP_SYS_RESOURCE`.
+pub fn serve_disk() -> Result<(), Errno> {
+    rustix::process::configure_io_flusher_behavior(true)
+}
+
 /// Whether there is a process of this id.
 #[must_use]
 pub fn exists(id: u64) -> bool {

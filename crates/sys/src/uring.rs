@@ -40,7 +40,21 @@ use crate::map::{PAGE_BYTES, Reservation};
 /// The most requests that a ring has room for.
 pub const ENTRIES_MAX: u32 = 64;
 
+/// The bytes of a request in the queue, as a shift: of the usual kind, and with room for a long command.
+const NARROW_SHIFT: u32 = 6;
+const WIDE_SHIFT: u32 = 7;
+
+/// The most that a command says.
+pub const COMMAND_BYTES: usize = 32;
+
+/// Where it begins in a request, and how much of it a request has room for that is not wide.
+const COMMAND_AT: usize = 48;
+const COMMAND_NARROW_BYTES: usize = 16;
+
 const _: () = {
+    assert!(COMMAND_AT + COMMAND_NARROW_BYTES == 1 << NARROW_SHIFT);
+    assert!(COMMAND_AT + COMMAND_BYTES <= 1 << WIDE_SHIFT);
+    assert!(std::mem::offset_of!(io_uring_sqe, addr3_or_cmd) == COMMAND_AT);
     assert!(size_of::<io_uring_sqe>() == 64 && size_of::<io_uring_cqe>() == 16);
     // Each part fits in a page: before Linux 6.10 the kernel takes no more. There are two answers for each request,
     // behind words that take two cache lines, up to four.
@@ -57,6 +71,9 @@ pub enum Operation {
     Write(*const u8, u32),
     /// Free the blocks of so many bytes, as [`crate::disk::punch`].
     Punch(u64),
+    /// A command for a driver, which the driver alone understands. Its last 16 bytes reach it by a wide ring only
+    /// ([`Ring::open_wide`]); elsewhere they are zeros.
+    Command(u32, [u8; COMMAND_BYTES]),
     /// Answer.
     Nothing,
 }
@@ -95,7 +112,17 @@ impl Ring {
     /// `NOSYS`: the kernel has no io_uring. `PERM`: `kernel.io_uring_disabled`. Either: a seccomp filter.
     /// `INVAL`: a kernel before 6.6. `NOMEM`, `MFILE`.
     pub fn open(entries: u32, ended: Option<BorrowedFd<'_>>) -> Result<(Ring, Queues), Errno> {
-        let (file, queues) = open(entries, ended)?;
+        let (file, queues) = open(entries, ended, NARROW_SHIFT)?;
+        Ok((Ring(Descriptor::new(file)), queues))
+    }
+
+    /// The same with room for long commands in each request, and so for half as many requests at most.
+    ///
+    /// # Errors
+    ///
+    /// As [`Ring::open`].
+    pub fn open_wide(entries: u32) -> Result<(Ring, Queues), Errno> {
+        let (file, queues) = open(entries, None, WIDE_SHIFT)?;
         Ok((Ring(Descriptor::new(file)), queues))
     }
 
@@ -108,6 +135,17 @@ impl Ring {
     pub fn submit(&self, count: u32) -> Result<u32, Errno> {
         // SAFETY: what the requests name is valid until they are answered: the contract of `Queues::push`.
         unsafe { io_uring_enter(self.0.file(), count, 0, IoringEnterFlags::empty()) }
+    }
+
+    /// Has the kernel take the next `count` requests, as [`Ring::submit`], and waits in the same call until there is an
+    /// answer.
+    ///
+    /// # Errors
+    ///
+    /// As [`Ring::submit`]. Requests may have been taken: [`Queues::untaken`] knows.
+    pub fn submit_and_wait(&self, count: u32) -> Result<(), Errno> {
+        // SAFETY: as in `submit`.
+        unsafe { io_uring_enter(self.0.file(), count, 1, IoringEnterFlags::GETEVENTS) }.map(drop)
     }
 
     /// Waits until there is an answer, `milliseconds` at most.
@@ -141,7 +179,7 @@ impl Ring {
 ///
 /// As [`Ring::open`].
 pub fn probe() -> Result<(), Errno> {
-    open(2, None).map(drop)
+    open(2, None, NARROW_SHIFT).map(drop)
 }
 
 fn timespec(milliseconds: u16) -> Timespec {
@@ -152,12 +190,17 @@ fn timespec(milliseconds: u16) -> Timespec {
 }
 
 /// Opens a ring and has it answer one request: a filter may allow the first call and not the next.
-fn open(entries: u32, ended: Option<BorrowedFd<'_>>) -> Result<(OwnedFd, Queues), Errno> {
-    assert!(entries.is_power_of_two() && entries <= ENTRIES_MAX);
+fn open(
+    entries: u32,
+    ended: Option<BorrowedFd<'_>>,
+    shift: u32,
+) -> Result<(OwnedFd, Queues), Errno> {
+    assert!(entries.is_power_of_two() && entries << shift <= ENTRIES_MAX << NARROW_SHIFT);
     let memory = Shared::new()?;
     let mut about = io_uring_params::default();
     about.flags =
         IoringSetupFlags::SUBMIT_ALL | IoringSetupFlags::NO_MMAP | IoringSetupFlags::NO_SQARRAY;
+    about.flags.set(IoringSetupFlags::SQE128, shift == WIDE_SHIFT);
     about.cq_off.user_addr = io_uring_ptr::new(memory.at(WORDS_AT, 0).as_ptr().cast());
     about.sq_off.user_addr = io_uring_ptr::new(memory.at(REQUESTS_AT, 0).as_ptr().cast());
     // SAFETY: ATTACH_WQ is not set. The memory belongs to the queues, which live as long as somebody uses the ring.
@@ -168,7 +211,7 @@ fn open(entries: u32, ended: Option<BorrowedFd<'_>>) -> Result<(OwnedFd, Queues)
     if !about.features.contains(needed) || about.sq_entries != entries {
         return Err(Errno::INVAL);
     }
-    let mut queues = Queues { memory, places: Places::new(&about), pushed: 0 };
+    let mut queues = Queues { memory, places: Places::new(&about), shift, pushed: 0 };
     let nothing = Request { token: 0, file: None, offset: 0, operation: Operation::Nothing };
     // SAFETY: it names no memory.
     let has_room = unsafe { queues.push(&nothing) };
@@ -250,6 +293,8 @@ impl Places {
 pub struct Queues {
     memory: Shared,
     places: Places,
+    /// [`NARROW_SHIFT`] or [`WIDE_SHIFT`].
+    shift: u32,
     /// The tail of the requests, as far as they were pushed; the kernel sees it from `publish` on.
     pushed: u32,
 }
@@ -269,6 +314,9 @@ impl Queues {
         let place = self.request_at(self.pushed);
         // SAFETY: the place is valid (above), and the kernel does not read it: by RING-1 it lies behind the tail.
         unsafe { place.write(encode(request)) };
+        if let Operation::Command(_, text) = &request.operation {
+            self.put_command(self.pushed, text);
+        }
         self.pushed = self.pushed.wrapping_add(1);
         true
     }
@@ -330,12 +378,25 @@ impl Queues {
         word(words.answer_head) != word(words.answer_tail)
     }
 
+    /// Writes what a command says to the request of this number, which the kernel does not read yet.
+    fn put_command(&mut self, number: u32, text: &[u8; COMMAND_BYTES]) {
+        let bytes = (1 << self.shift) - COMMAND_AT;
+        let text = &text[..bytes.min(COMMAND_BYTES)];
+        let at = u32::try_from(COMMAND_AT).expect("48");
+        let place = self.memory.at(self.request_offset(number) + at, text.len());
+        // SAFETY: the place has room for the text (`at`), and the kernel does not read it: by RING-1 it lies behind the
+        // tail.
+        unsafe { place.copy_from_nonoverlapping(NonNull::from(text).cast(), text.len()) };
+    }
+
     /// The place of the request of this number.
     fn request_at(&self, number: u32) -> NonNull<io_uring_sqe> {
-        let bytes = size_of::<io_uring_sqe>();
-        let index = number & (self.places.requests - 1);
-        // 64 bytes each, below 4096 together.
-        self.memory.at(REQUESTS_AT + (index << 6), bytes).cast()
+        self.memory.at(self.request_offset(number), size_of::<io_uring_sqe>()).cast()
+    }
+
+    /// Where it is in the memory. All of them have 4096 bytes at most.
+    fn request_offset(&self, number: u32) -> u32 {
+        REQUESTS_AT + ((number & (self.places.requests - 1)) << self.shift)
     }
 
     /// Up to where the kernel has taken requests.
@@ -359,12 +420,18 @@ fn encode(request: &Request<'_>) -> io_uring_sqe {
             let length = addr_or_splice_off_in_union { splice_off_in: bytes };
             (IoringOp::Fallocate, length, mode.bits())
         }
+        Operation::Command(..) => (IoringOp::UringCmd, in_memory(std::ptr::null_mut()), 0),
         Operation::Nothing => (IoringOp::Nop, in_memory(std::ptr::null_mut()), 0),
+    };
+    // The number of a command is where others have an offset: the lower half of it, on little-endian machines.
+    let offset = match request.operation {
+        Operation::Command(code, _) => u64::from(code),
+        _ => request.offset,
     };
     io_uring_sqe {
         opcode,
         fd: request.file.map_or(-1, |file| file.as_raw_fd()),
-        off_or_addr2: off_or_addr2_union { off: request.offset },
+        off_or_addr2: off_or_addr2_union { off: offset },
         addr_or_splice_off_in: address,
         len: len_union { len: length },
         user_data: io_uring_user_data::from_u64(request.token),
@@ -496,6 +563,41 @@ mod tests {
         assert_eq!(answered, [0, 1, 2, 9]);
         assert!(!queues.has_answer());
         assert_eq!(ring.wait(1), Err(Errno::TIME));
+    }
+
+    /// Goal: a command comes where a driver reads it, in rings of both kinds. Method: the bytes of the requests in
+    /// memory; then a file whose driver knows no commands answers each of them.
+    #[test]
+    fn commands_lie_where_drivers_read_them() {
+        let Some((ring, mut queues)) = ring() else { return };
+        let (wide_ring, mut wide) = Ring::open_wide(8).unwrap();
+        let text: [u8; 32] = std::array::from_fn(|at| u8::try_from(at + 1).unwrap());
+        let mut narrow_text = text;
+        narrow_text[16..].fill(0);
+        let event = crate::eventfd::EventFd::new().unwrap();
+        for (ring, queues, text) in
+            [(&ring, &mut queues, narrow_text), (&wide_ring, &mut wide, text)]
+        {
+            for token in 0..20 {
+                let operation = Operation::Command(0xC020_7504, text);
+                let request = Request { token, file: Some(event.file()), offset: 0, operation };
+                let place = queues.request_offset(queues.pushed);
+                // SAFETY: it names no memory.
+                assert!(unsafe { queues.push(&request) });
+                let bytes: Vec<u8> = (0..1 << queues.shift)
+                    // SAFETY: the byte is in the request, and the kernel does not write to requests.
+                    .map(|at| unsafe { queues.memory.at(place + at, 1).read() })
+                    .collect();
+                assert_eq!(bytes[0], 46, "IORING_OP_URING_CMD");
+                assert_eq!(bytes[8..16], [4, 0x75, 0x20, 0xC0, 0, 0, 0, 0]);
+                assert_eq!(
+                    bytes[48..].iter().take(32).copied().collect::<Vec<_>>(),
+                    text[..bytes.len().min(80) - 48]
+                );
+                submit(ring, queues);
+                assert_eq!(answers(ring, queues, 1)[&token], Err(Errno::OPNOTSUPP));
+            }
+        }
     }
 
     /// Goal: where io_uring is forbidden, the probe says how, whichever of the calls it is. Method: filters as in a

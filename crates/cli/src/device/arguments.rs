@@ -14,6 +14,7 @@ use zfolio_core::size_expression;
 use zfolio_core::zcomp::{self, Algorithm, Params};
 use zfolio_core::zram::ALGORITHMS_MAX;
 use zfolio_pager::spill::Site;
+use zfolio_sys::ublk::NUMBERS;
 
 use super::list::Column;
 use crate::allowance;
@@ -70,6 +71,7 @@ Examples:
   zfolio device add vm --size 8G --recompress zstd,level=9 --vhost-user /run/vm.sock
   zfolio device set vm idle=3600 recompress='type=idle'
   zfolio device add shared --size 8G --nbd 0.0.0.0 --tls-certificates /etc/pki/zfolio
+  zfolio device add fast --size 8G --ublk && mkfs.ext4 /dev/ublkb0
   zfolio device add big --size 64G --mem-limit 4G --writeback /var/tmp,size=40G --nbd /run/big.sock"
 )]
 pub(crate) struct AddArgs {
@@ -147,7 +149,8 @@ pub(crate) struct AddArgs {
     pub(super) writeback_budget: WriteBudget,
 
     /// Where NBD clients connect; may be given several times
-    #[arg(long, value_name = "ADDRESS", required_unless_present = "vhost_user", value_parser = parse_address)]
+    #[arg(long, value_name = "ADDRESS", required_unless_present_any = ["vhost_user", "ublk"],
+          value_parser = parse_address)]
     pub(super) nbd: Vec<Address>,
 
     #[command(flatten)]
@@ -160,6 +163,13 @@ pub(crate) struct AddArgs {
     #[arg(long, value_name = "PATH", value_parser = parse_path)]
     pub(super) vhost_user: Vec<PathBuf>,
 
+    /// Make the disk a block device of this machine, /dev/ublkbN, by the kernel's ublk (root)
+    ///
+    /// N is the one given, or one that is free. File systems and swap can be on it; it is gone when the disk ends.
+    #[arg(long, value_name = "auto|N", num_args = 0..=1, default_missing_value = "auto", require_equals = true,
+          value_parser = parse_ublk)]
+    pub(super) ublk: Option<Number>,
+
     /// Serve figures for Prometheus at this address of this machine: localhost:9100
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = parse_metrics)]
     pub(super) metrics: Option<SocketAddr>,
@@ -168,6 +178,10 @@ pub(crate) struct AddArgs {
     #[arg(long, hide = true)]
     pub(super) background: bool,
 }
+
+/// The number of a block device; `None`: one that is free.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Number(pub(super) Option<u32>);
 
 /// Arguments about TLS, with nbdkit's names.
 #[derive(Args, Debug)]
@@ -444,6 +458,18 @@ fn parse_recompress(given: &str) -> Result<Recompress, String> {
 
 fn parse_address(given: &str) -> Result<Address, String> {
     given.parse()
+}
+
+fn parse_ublk(given: &str) -> Result<Number, String> {
+    let number = || given.parse().ok().filter(|number| *number < NUMBERS);
+    let given_number = if given == "auto" {
+        Some(Number(None))
+    } else {
+        number().map(|number| Number(Some(number)))
+    };
+    given_number.ok_or_else(|| {
+        format!("'{given}' is not the number of a device; accepted: auto, or 0 to {}", NUMBERS - 1)
+    })
 }
 
 fn parse_path(given: &str) -> Result<PathBuf, String> {

@@ -9,22 +9,24 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use zfolio_block::address::Address;
-use zfolio_block::control::Control;
+use zfolio_block::control::{Control, Guard};
 use zfolio_block::listen::{Listener, Protection, Unusable};
 use zfolio_block::metrics::{self, Metrics};
 use zfolio_block::nbd::{Certificates, Config, Exports, Server, Tls};
 use zfolio_block::ram::{self, Ram, Unmade};
 use zfolio_block::saved::Kept;
-use zfolio_block::{Counts, vhost_user};
+use zfolio_block::ublk::Unstarted;
+use zfolio_block::{Counts, ublk, vhost_user};
 use zfolio_core::size;
 use zfolio_core::zcomp::{Params, Zcomp};
 use zfolio_core::zram;
 use zfolio_pager::PoolMappings;
 use zfolio_pager::spill::{PlaceError, Site, Sites};
+use zfolio_sys::errno_text::ErrnoText;
 use zfolio_sys::probe::child::{self, Signals};
 use zfolio_sys::{files, process};
 
-use super::arguments::{AddArgs, TlsArgs, YesNo};
+use super::arguments::{AddArgs, Number, TlsArgs, YesNo};
 use super::saved::{self, Origin};
 use super::{directory, socket};
 use crate::failure::Failure;
@@ -61,6 +63,9 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     let signals =
         Signals::block().map_err(|error| Failure::machine(format!("signals: {error}")))?;
     let name = &arguments.name;
+    if arguments.ublk.is_some() {
+        keep_in_memory(name);
+    }
     let protection = protection(&arguments.tls)?;
     let mut kept = saved::take(arguments)?;
     let mut origin = Origin::open(arguments, kept.as_ref())?;
@@ -79,6 +84,9 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     let (servers, metrics, addresses) =
         started.inspect_err(|_| kept.iter_mut().for_each(Kept::note_unserved))?;
     control.set_addresses(addresses.join(" "));
+    if let Some(server) = &servers.ublk {
+        control.set_guard(guard(server.node()));
+    }
     if arguments.background {
         // The file system of the shell's directory can be unmounted.
         std::env::set_current_dir("/").map_err(|error| Failure::machine(format!("/: {error}")))?;
@@ -97,7 +105,8 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     );
     // Where `add` waits for it.
     writeln!(io::stdout(), "{made}").and_then(|()| io::stdout().flush()).ok();
-    work_until_end(&ram, &control, &signals);
+    work_until_end(name, &ram, &control, &signals, &servers);
+    servers.note_end(name);
     // It has the other handle of the servers.
     drop(metrics);
     let busy = Servers::stop(servers);
@@ -126,10 +135,51 @@ fn leave_shell() -> Result<(), Failure> {
         .map_err(|error| Failure::machine(format!("the terminal cannot be left: {error}")))
 }
 
+/// The memory of a disk of this machine must not be swapped out, since the swap may be on that disk. And no thread may
+/// wait for memory that a write to the disk would free, with a lock that this write needs: threads that are started from
+/// here on inherit that.
+fn keep_in_memory(name: &str) {
+    let kept = process::lock_memory().map_err(|error| ("mlockall", error));
+    let served = process::serve_disk().map_err(|error| ("PR_SET_IO_FLUSHER", error));
+    if let Err((call, error)) = kept.and(served) {
+        say(&format!("disk {name} must not be used as swap: {call}: {}", ErrnoText(error)));
+    }
+}
+
+/// A disk is neither ended nor reset by a command while something of this machine is on it.
+fn guard(node: ublk::Node) -> Guard {
+    Box::new(move || {
+        let user = in_use(&node)?;
+        Some(format!(
+            "{node} is in use: {user}; accepted: after umount, swapoff or the end of that process"
+        ))
+    })
+}
+
+/// Who uses a block device. A program that looks at it for a moment, as udev does, is waited for.
+fn in_use(node: &ublk::Node) -> Option<String> {
+    const TURNS: u32 = 10;
+    const TURN: Duration = Duration::from_millis(50);
+    for _ in 1..TURNS {
+        node.user()?;
+        std::thread::sleep(TURN);
+    }
+    node.user()
+}
+
 /// Works for the disk until a client of its control socket or a signal ends it.
-fn work_until_end(ram: &Ram, control: &Control, signals: &Signals) {
+fn work_until_end(name: &str, ram: &Ram, control: &Control, signals: &Signals, servers: &Servers) {
+    let mut is_gone = false;
     while !control.stop_within(TURN_MS) {
         ram.work(u64::from(TURN_MS) * 1_000_000);
+        if let Some(server) = servers.ublk.as_ref().filter(|server| !is_gone && server.is_gone()) {
+            is_gone = true;
+            let node = server.node();
+            say(&format!(
+                "disk {name}: {node} has gone: another program has deleted it, or the kernel refuses its queues; the \
+                 contents are there until the disk ends, for 'zfolio device save {name} FILE'"
+            ));
+        }
         match signals.next(Duration::ZERO) {
             Ok(Some(signal)) if ENDS.contains(&signal.number) => break,
             Ok(Some(signal)) if signal.number == libc::SIGTSTP => child::stop_here(),
@@ -232,18 +282,31 @@ fn unheard(name: &str, path: &Path, error: &Unusable) -> Failure {
 struct Servers {
     nbd: Option<Server>,
     vhost_user: Option<vhost_user::Server>,
+    ublk: Option<ublk::Server>,
 }
 
 impl Servers {
     /// What they have counted.
     fn counts(&self) -> Counts {
         let nbd = self.nbd.as_ref().map(Server::counts).unwrap_or_default();
-        nbd + self.vhost_user.as_ref().map(vhost_user::Server::counts).unwrap_or_default()
+        let ublk = self.ublk.as_ref().map(ublk::Server::counts).unwrap_or_default();
+        nbd + ublk + self.vhost_user.as_ref().map(vhost_user::Server::counts).unwrap_or_default()
+    }
+
+    /// A signal ends the disk whoever uses it: says who does.
+    fn note_end(&self, name: &str) {
+        let Some(server) = self.ublk.as_ref().filter(|server| !server.is_gone()) else { return };
+        let node = server.node();
+        if let Some(user) = node.user() {
+            say(&format!(
+                "disk {name}: {node} ends in use: {user}; from now on it gets I/O errors"
+            ));
+        }
     }
 
     /// Ends them, so that nobody writes any more. Returns how many clients did not end in time.
     fn stop(mut servers: Arc<Servers>) -> usize {
-        let Servers { nbd, vhost_user } = loop {
+        let Servers { nbd, vhost_user, ublk } = loop {
             match Arc::try_unwrap(servers) {
                 Ok(servers) => break servers,
                 // A page is being made of them.
@@ -252,7 +315,9 @@ impl Servers {
             std::thread::sleep(PAGE_TURN);
         };
         let nbd = nbd.map_or(0, |mut server| server.stop());
-        nbd + vhost_user.map_or(0, |mut server| server.stop())
+        // What the kernel still writes back comes before anything else ends.
+        let ublk = ublk.map_or(0, |mut server| server.stop());
+        nbd + ublk + vhost_user.map_or(0, |mut server| server.stop())
     }
 }
 
@@ -266,7 +331,9 @@ fn serve(arguments: &AddArgs, ram: &Arc<Ram>, protection: &Protection) -> Result
     let mut addresses = Vec::new();
     let vhost_user = listen_vhost_user(arguments, ram, &mut addresses)?;
     let nbd = listen_nbd(arguments, ram, protection, &mut addresses)?;
-    let servers = Arc::new(Servers { nbd, vhost_user });
+    // Nothing fails behind it but the page, whose address is taken: what is written to the device is not lost for that.
+    let ublk = make_ublk(arguments, ram, &mut addresses)?;
+    let servers = Arc::new(Servers { nbd, vhost_user, ublk });
     let metrics = page.map(|page| serve_metrics(page, arguments, ram, &servers)).transpose()?;
     Ok((servers, metrics, addresses))
 }
@@ -350,6 +417,21 @@ fn listen_vhost_user(
     let (disk, config) = (Arc::<Ram>::clone(ram), vhost_user::Config::default());
     let server = vhost_user::Server::start(listeners, disk, &arguments.name, config);
     server.map(Some).map_err(no_server)
+}
+
+fn make_ublk(
+    arguments: &AddArgs,
+    ram: &Arc<Ram>,
+    addresses: &mut Vec<String>,
+) -> Result<Option<ublk::Server>, Failure> {
+    let Some(Number(number)) = arguments.ublk else { return Ok(None) };
+    let (disk, config) = (Arc::<Ram>::clone(ram), ublk::Config { number, ..Default::default() });
+    let server = ublk::Server::start(disk, config).map_err(|error| match error {
+        Unstarted::Taken(number) => Failure::argument(format!("--ublk={number}: {error}")),
+        error => Failure::machine(format!("--ublk: {error}")),
+    })?;
+    addresses.push(server.node().to_string());
+    Ok(Some(server))
 }
 
 /// The same address, wherever this process goes.

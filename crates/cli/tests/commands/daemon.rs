@@ -587,11 +587,12 @@ fn the_example_is_accepted_and_complete() {
     fs::write(daemon.conf(), &settings).unwrap();
     let output = daemon.command(&["--check"]).output().unwrap();
     let (out, err) = texts(&output);
-    assert!(output.status.success() && out.lines().count() == 4, "{err}");
+    assert!(output.status.success() && out.lines().count() == 5, "{err}");
     let (_, help, _) = output_of(&["device", "add", "--help"]);
     let options = help.lines().filter_map(|line| line.trim_start().split_once("--"));
     let options = options.filter(|(before, _)| before.is_empty() || before.ends_with(", "));
-    let options: Vec<&str> = options.map(|(_, rest)| rest.split(' ').next().unwrap()).collect();
+    let options: Vec<&str> =
+        options.map(|(_, rest)| rest.split([' ', '[']).next().unwrap()).collect();
     assert!(options.len() > 12, "{options:?}");
     for option in options.into_iter().filter(|option| *option != "help") {
         assert!(settings.contains(&format!("\n{option} = ")), "{option} is not in the example");

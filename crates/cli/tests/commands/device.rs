@@ -171,6 +171,30 @@ fn a_disk_is_served_as_vhost_user() {
     assert!(!out.contains(&other), "{out}");
 }
 
+/// Goal: a machine that cannot make a block device says so in one line, with what to do, and no disk is left; a number
+/// that is none is refused. The guests of `scripts/guest-device` have the rest.
+#[test]
+fn a_machine_without_ublk_says_so() {
+    let disk = Disk::named("block");
+    for given in ["--ublk=x", "--ublk=", "--ublk=1048576", "--ublk=-1"] {
+        let (code, out, err) = disk.try_add(&[given]);
+        assert!(code == Some(2) && out.is_empty(), "{given}: {err}");
+        assert!(err.contains("--ublk") && err.lines().count() == 1, "{given}: {err}");
+    }
+    if std::path::Path::new("/dev/ublk-control").exists() {
+        eprintln!("SKIPPED: this machine has ublk");
+        return;
+    }
+    // What follows the option is the name.
+    let (code, out, err) = output_of(&["device", "add", "--size", "8M", "--ublk", &disk.name]);
+    assert!(code == Some(125) && out.is_empty(), "{err}");
+    let line = err.lines().last().unwrap();
+    assert!(line.contains("--ublk: "), "{err}");
+    assert!(line.contains("modprobe ublk_drv") || line.contains("accepted: "), "{err}");
+    let (_, out, _) = output_of(&["device", "list", "-n"]);
+    assert!(!out.contains(&disk.name), "{out}");
+}
+
 /// Goal: Ctrl-C and SIGTERM end a disk in the foreground, which says what is dropped; a disk that was killed is not
 /// listed, and its name and socket can be used again.
 #[test]
