@@ -1,5 +1,4 @@
-//! The driver: its settings, the devices that come and go, and its figures. What a stream does is in
-//! [`crate::flights`].
+//! The driver: its settings, the devices that come and go, and its figures. What a stream does is in `flights.rs`.
 
 use zfolio_core::sync::Mutex;
 
@@ -38,7 +37,7 @@ pub struct Settings {
     pub is_sync: bool,
     /// Each compressed unit is decompressed by the device, and the checksums compared.
     pub verify_compress: bool,
-    /// The checksum in each record is compared with that of the data, by software: 1.5 us for 4 KiB. A store does
+    /// The checksum in each record is compared with that of the data, by software: 2 us for 4 KiB. A store does
     /// this better.
     pub check_crc: bool,
     /// See there.

@@ -2,7 +2,7 @@
 //!
 //! The way to a queue has no lock: a CPU's row has a bit for each queue that it may use, and a cursor; each queue has
 //! one word in which its jobs are counted, and which says whether it is open. Who has counted himself has a
-//! [`Ticket`]. A queue with a ticket out is not taken away.
+//! **ticket**. A queue with a ticket out is not taken away.
 //!
 //! # Invariants
 //!

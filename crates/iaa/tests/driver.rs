@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use common::{UNIT, World, compress, compress_one, decompress, queue, software, unit};
 use zfolio_core::page::UnitOrder;
 use zfolio_core::testing::{Random, seed};
-use zfolio_core::zcomp::{Answer, Outcome, Unpack, Zcomp};
+use zfolio_core::zcomp::{Answer, Corrupt, Outcome, Unpack, Zcomp};
 use zfolio_iaa::model::{Faults, Model, Setup};
 use zfolio_iaa::{Codes, Iaa, Settings, WhenBusy};
 
@@ -120,6 +120,23 @@ fn noise_is_incompressible_and_no_error() {
     let stats = world.driver.global_stats();
     assert_eq!(stats.total_completion_comp_buf_overflow_errors, 1);
     assert_eq!((stats.total_sw_comp_calls, stats.total_completion_einval_errors), (0, 0));
+}
+
+/// Goal: a stream that is longer or shorter than the unit, or has bytes behind it, is no unit, whoever decompresses it.
+#[test]
+fn a_unit_of_another_length_is_corrupt() {
+    let world = World::new(quick(), &[Setup::default()]);
+    let (_, packed) = compress_one(&mut *world.compressor(Codes::Fixed, UNIT), &units(1)[0]);
+    let mut stream = world.decompressor(UNIT);
+    let trailing = [&packed[..], &[0]].concat();
+    for (source, bytes) in [(&packed, UNIT - 1), (&packed, 100), (&trailing, UNIT)] {
+        assert_eq!(stream.decompress(source, &mut vec![0; bytes]), Err(Corrupt), "{bytes}");
+    }
+    assert_eq!(stream.decompress(&packed[..packed.len() - 1], &mut [0; UNIT]), Err(Corrupt));
+    let (_, packed) = compress_one(&mut *world.compressor(Codes::Fixed, UNIT), &units(1)[0][..600]);
+    assert_eq!(stream.decompress(&packed, &mut [0; 601]), Err(Corrupt));
+    assert_eq!(stream.decompress(&packed, &mut [0; 600]), Ok(()));
+    assert_eq!(world.driver.global_stats().total_sw_decomp_calls, 5);
 }
 
 /// Goal: without room in time a compression is refused or done by software, as set, and a decompression is done by
