@@ -242,7 +242,7 @@ impl Inner {
         }
         // SAFETY: the caller's contract.
         unsafe { self.finish(&descriptor) };
-        if self.random.below(4) == 0 {
+        if self.random.below(16) == 0 {
             // SAFETY: the caller's contract.
             unsafe { self.finish_late() };
         }

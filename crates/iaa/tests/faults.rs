@@ -5,7 +5,7 @@ mod common;
 use common::{UNIT, World, compress, decompress, software, unit};
 use zfolio_core::testing::{Random, seed};
 use zfolio_core::zcomp::{Answer, BATCH_MAX, Bare};
-use zfolio_iaa::model::{Faults, Setup};
+use zfolio_iaa::model::{Faults, Model, Setup};
 use zfolio_iaa::{Codes, Settings, WhenBusy};
 
 /// Descriptors of one world: few, because a job that is never answered keeps its memory for good.
@@ -29,9 +29,9 @@ fn faults(random: &mut Random) -> Faults {
         page: chance(8192),
         status: chance(8192),
         late: chance(8192),
-        never: chance(8),
+        never: chance(16),
         lie: chance(8192),
-        gone: chance(4),
+        gone: chance(16),
     }
 }
 
@@ -119,7 +119,7 @@ impl Streams {
 /// with devices and faults at random, in which devices also vanish and come; at last all late records come, and the
 /// descriptors that are still out are those that were never answered, one by one.
 fn no_byte_is_wrong(wanted: u64) {
-    let (mut done, mut number) = (0, 0);
+    let (mut done, mut number, mut seen) = (0, 0, [0; 7]);
     while done < wanted {
         let who = format!("seed {}, world {number}", seed());
         let mut random = Random::new(seed().wrapping_add(number));
@@ -131,7 +131,7 @@ fn no_byte_is_wrong(wanted: u64) {
             if random.below(1000) == 0 && world.models.len() < 16 {
                 world.add(setup(&mut random));
             }
-            if random.below(2000) == 0 {
+            if random.below(500) == 0 {
                 world.models[random.below(world.models.len())].disable();
                 world.driver.refresh();
             }
@@ -150,14 +150,23 @@ fn no_byte_is_wrong(wanted: u64) {
         assert_eq!(world.driver.driver_stats().in_flight, unanswered, "{who}: tickets are lost");
         assert_eq!(world.count(|counts| counts.overruns), 0, "{who}");
         done += world.count(|counts| counts.accepted);
+        let kinds = world.models.iter().map(Model::counts).map(|it| {
+            let [page, status, late, never, lie] = it.faults;
+            [page, status, late, never, lie, it.full, it.forgotten]
+        });
+        kinds.for_each(|more| seen.iter_mut().zip(more).for_each(|(sum, more)| *sum += more));
         number += 1;
     }
-    println!("{done} descriptors in {number} worlds");
+    println!(
+        "{done} descriptors in {number} worlds, with pages missing, other statuses, late records, "
+    );
+    println!("none, lies, full queues, and jobs forgotten by devices that vanished: {seen:?}");
+    assert!(number < 20 || seen.iter().all(|count| *count > 0), "a fault never happened: {seen:?}");
 }
 
 /// All late records come, and the streams see them, without new jobs.
 fn settle(world: &World, streams: &mut Streams) {
-    world.models.iter().for_each(zfolio_iaa::model::Model::finish_late);
+    world.models.iter().for_each(Model::finish_late);
     let none: [Vec<u8>; 0] = [];
     for stream in &mut streams.compress {
         compress(&mut **stream, &none, &mut [], || {});

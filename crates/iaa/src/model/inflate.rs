@@ -1,6 +1,6 @@
 //! Raw deflate (RFC 1951) as the device reads it: matches at most 4 KiB back, and an error code for everything else.
 
-use super::huffman::{Decoder, LENGTH_MAX};
+use super::huffman::Decoder;
 use crate::layout::{WINDOW_BYTES, error};
 
 /// Why a stream was not decompressed.
@@ -25,72 +25,35 @@ pub struct Limits {
     pub is_last_block_meant: bool,
 }
 
-/// Lengths and extra bits of the symbols from 257 on.
-pub(super) const LENGTHS: [(u16, u8); 29] = [
-    (3, 0),
-    (4, 0),
-    (5, 0),
-    (6, 0),
-    (7, 0),
-    (8, 0),
-    (9, 0),
-    (10, 0),
-    (11, 1),
-    (13, 1),
-    (15, 1),
-    (17, 1),
-    (19, 2),
-    (23, 2),
-    (27, 2),
-    (31, 2),
-    (35, 3),
-    (43, 3),
-    (51, 3),
-    (59, 3),
-    (67, 4),
-    (83, 4),
-    (99, 4),
-    (115, 4),
-    (131, 5),
-    (163, 5),
-    (195, 5),
-    (227, 5),
-    (258, 0),
-];
+/// Lengths and extra bits of the symbols from 257 on; the last one is the longest match alone.
+pub(super) const LENGTHS: [(u16, u8); 29] = {
+    let mut lengths = values(3, 4);
+    lengths[28] = (258, 0);
+    lengths
+};
 
 /// Distances and extra bits of their symbols.
-pub(super) const DISTANCES: [(u16, u8); 30] = [
-    (1, 0),
-    (2, 0),
-    (3, 0),
-    (4, 0),
-    (5, 1),
-    (7, 1),
-    (9, 2),
-    (13, 2),
-    (17, 3),
-    (25, 3),
-    (33, 4),
-    (49, 4),
-    (65, 5),
-    (97, 5),
-    (129, 6),
-    (193, 6),
-    (257, 7),
-    (385, 7),
-    (513, 8),
-    (769, 8),
-    (1025, 9),
-    (1537, 9),
-    (2049, 10),
-    (3073, 10),
-    (4097, 11),
-    (6145, 11),
-    (8193, 12),
-    (12289, 12),
-    (16385, 13),
-    (24577, 13),
-];
+pub(super) const DISTANCES: [(u16, u8); 30] = values(1, 2);
+
+/// First values and extra bits of symbols (RFC 1951, 3.2.5): two groups without extra bits, then one more bit for each
+/// group.
+#[expect(clippy::cast_possible_truncation, reason = "13 bits at most")]
+const fn values<const N: usize>(first: u16, group: usize) -> [(u16, u8); N] {
+    let mut values = [(0, 0); N];
+    let (mut symbol, mut next) = (0, first);
+    while symbol < N {
+        let bits = (symbol / group).saturating_sub(1) as u8;
+        values[symbol] = (next, bits);
+        next = next.wrapping_add(1 << bits);
+        symbol += 1;
+    }
+    values
+}
+
+const _: () = {
+    assert!(LENGTHS[8].0 == 11 && LENGTHS[8].1 == 1 && LENGTHS[27].0 == 227 && LENGTHS[27].1 == 5);
+    assert!(DISTANCES[29].0 == 24577 && DISTANCES[29].1 == 13 && DISTANCES[4].0 == 5);
+};
 
 /// The order in which a header has the lengths of the code of lengths.
 pub(super) const LENGTHS_ORDER: [usize; 19] =
@@ -281,5 +244,3 @@ fn fixed_codes() -> [Decoder; 2] {
     let code = |lengths: &[u8]| Decoder::new(lengths, false).expect("these are complete");
     [code(&literals), code(&[5; 32])]
 }
-
-const _: () = assert!(LENGTH_MAX < 16);
