@@ -25,7 +25,7 @@ COVERAGE = --cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-
 	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 	-Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1
 
-.PHONY: help setup setup-build setup-guest build demo test test-guest lint loom simulate mutants soak asan bench fuzz \
+.PHONY: help setup setup-build setup-guest build demo test test-guest lint loom iaa-faults simulate mutants soak asan bench fuzz \
 	install uninstall deb clean
 
 help:
@@ -35,6 +35,7 @@ help:
 	@echo 'make test-guest  disks in a virtual machine: file systems and swap on them (installs QEMU, fetches a kernel)'
 	@echo 'make lint      formatting, clippy, rustdoc'
 	@echo 'make loom      the lock-free steps, in every order'
+	@echo 'make iaa-faults  the driver of the accelerator on its model, 10^8 descriptors with faults'
 	@echo 'make simulate  the pager on a simulated kernel, for SECONDS=$(SECONDS), or one run again: SEED=n'
 	@echo 'make mutants   planted defects, each of which the tests must find'
 	@echo 'make soak      real programs that spill while things go wrong, for SECONDS=$(SOAK_SECONDS) (root), or one'
@@ -82,6 +83,12 @@ lint:
 # Tries every order of the steps of two threads.
 loom:
 	$(CARGO) test --profile checked --locked -p zfolio-core --features loom --lib loom_
+	$(CARGO) test --profile checked --locked -p zfolio-iaa --features loom --lib loom_
+
+# The accelerator's driver on its model: 10^8 descriptors, three quarters of an hour.
+iaa-faults:
+	$(if $(SEED),SEED=$(SEED)) $(CARGO) test --profile checked --locked -p zfolio-iaa --test faults -- \
+		--ignored --nocapture
 
 # Each run follows from its seed. A failure names the seed; TRACE=1 shows every step of one.
 simulate:

@@ -45,4 +45,10 @@ impl Bare {
     pub fn decompress(&mut self, source: &[u8], dest: &mut [u8]) -> bool {
         self.decompressor.decompress(source, dest).is_ok()
     }
+
+    /// Bytes taken at set-up, for both directions.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        self.compressor.memory_bytes() + self.decompressor.memory_bytes()
+    }
 }

@@ -1,0 +1,246 @@
+//! The work queues that this machine has for us, from sysfs.
+//!
+//! `/sys/bus/dsa/devices` has a directory for each device (`iax1`) and for each of its queues (`wq1.0`). A queue is
+//! used if it is enabled and of type `user`. For every other one there is a line that says why, and what to do.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::driver::WorkQueue;
+use crate::portal::hardware::{Hardware, Mode};
+
+/// A queue that may be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// Its name, `wq1.0`.
+    pub name: String,
+    /// The device's number.
+    pub device: usize,
+    /// The package of the CPUs that are near the device.
+    pub package: usize,
+    /// Its kind.
+    pub mode: Mode,
+    /// Descriptors that it holds; of a shared one, those that users may put there.
+    pub depth: u32,
+    /// The file to map.
+    pub path: PathBuf,
+}
+
+/// A queue that may not be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unusable {
+    /// Its name.
+    pub name: String,
+    /// One line: why, and what to do.
+    pub why: String,
+}
+
+impl Found {
+    /// Maps the queue.
+    ///
+    /// # Errors
+    ///
+    /// Why not, and what to do.
+    pub fn open(self) -> Result<WorkQueue, Unusable> {
+        let Found { name, device, package, mode, depth, path } = self;
+        match Hardware::open(&path, mode) {
+            Ok(portal) => Ok(WorkQueue { name, device, package, depth, portal: Box::new(portal) }),
+            Err(error) => {
+                let path = path.display();
+                let why = format!("{path}: {error}; give this user read and write permission");
+                Err(Unusable { name, why })
+            }
+        }
+    }
+}
+
+/// The queues below `sysfs` (`/sys`), in the order of their names, whose files are in `dev` (`/dev/iax`). None at all:
+/// the machine has no such device, or its driver (`idxd`) is not loaded.
+#[must_use]
+pub fn queues(sysfs: &Path, dev: &Path) -> Vec<Result<Found, Unusable>> {
+    let directory = sysfs.join("bus/dsa/devices");
+    let Ok(entries) = fs::read_dir(&directory) else { return Vec::new() };
+    let mut names: Vec<([usize; 2], String)> = entries
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter_map(|name| Some((numbers(&name)?, name)))
+        // The numbers are those of all devices of the family; only an IAA is called so.
+        .filter(|([device, _], _)| directory.join(format!("iax{device}")).exists())
+        .collect();
+    names.sort_unstable();
+    let look = |([device, _], name): ([usize; 2], String)| {
+        let found = queue(sysfs, &directory, device, &name);
+        let found = found.map(|found| Found { path: dev.join(&name), ..found });
+        found.map_err(|why| Unusable { name, why })
+    };
+    names.into_iter().map(look).collect()
+}
+
+/// The device's and the queue's number of a name like `wq1.0`.
+fn numbers(name: &str) -> Option<[usize; 2]> {
+    let (device, queue) = name.strip_prefix("wq")?.split_once('.')?;
+    Some([device.parse().ok()?, queue.parse().ok()?])
+}
+
+/// Reads what is known of one queue.
+fn queue(sysfs: &Path, directory: &Path, device: usize, name: &str) -> Result<Found, String> {
+    let own = directory.join(name);
+    let read =
+        |attribute: &str| read(&own, attribute).ok_or(format!("{attribute} is not readable"));
+    let state = read("state")?;
+    if state != "enabled" {
+        return Err(format!(
+            "its state is '{state}': run 'accel-config enable-wq iax{device}/{name}'"
+        ));
+    }
+    let kind = read("type")?;
+    if kind != "user" {
+        return Err(format!(
+            "its type is '{kind}': it must be 'user', with the driver name 'user'"
+        ));
+    }
+    let number = |attribute| {
+        let text = read(attribute)?;
+        text.parse::<u32>().map_err(|_| format!("{attribute} is '{text}': a number is expected"))
+    };
+    let size = number("size")?;
+    let (mode, depth) = match read("mode")?.as_str() {
+        "dedicated" => (Mode::Dedicated, size),
+        // Users may fill it up to its threshold.
+        "shared" => (Mode::Shared, number("threshold").map_or(size, |most| most.clamp(1, size))),
+        mode => return Err(format!("its mode is '{mode}': accepted are dedicated and shared")),
+    };
+    if depth == 0 {
+        return Err("its size is 0: give it descriptors".to_owned());
+    }
+    let package = package_of(sysfs, &directory.join(format!("iax{device}"))).unwrap_or(0);
+    Ok(Found { name: name.to_owned(), device, package, mode, depth, path: PathBuf::new() })
+}
+
+fn read(directory: &Path, attribute: &str) -> Option<String> {
+    fs::read_to_string(directory.join(attribute)).ok().map(|text| text.trim().to_owned())
+}
+
+/// The package of the first CPU of the device's node. A package may have several nodes.
+fn package_of(sysfs: &Path, device: &Path) -> Option<usize> {
+    let node = read(device, "numa_node")?;
+    let cpus = read(&sysfs.join(format!("devices/system/node/node{node}")), "cpulist")?;
+    let first = cpus.split(['-', ',']).next()?.parse().ok()?;
+    package(sysfs, first)
+}
+
+fn package(sysfs: &Path, cpu: usize) -> Option<usize> {
+    let topology = sysfs.join(format!("devices/system/cpu/cpu{cpu}/topology"));
+    read(&topology, "physical_package_id")?.parse().ok()
+}
+
+/// The package of each CPU, 0 where the system does not say.
+#[must_use]
+pub fn packages(sysfs: &Path) -> Vec<usize> {
+    let cpus = sysfs.join("devices/system/cpu");
+    let exists = |cpu: &usize| cpus.join(format!("cpu{cpu}")).exists();
+    (0..).take_while(exists).map(|cpu| package(sysfs, cpu).unwrap_or(0)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::{Path, PathBuf};
+
+    use super::{Mode, packages, queues};
+
+    /// A directory that is removed at the end.
+    struct Tree(PathBuf);
+
+    impl Tree {
+        fn new(name: &str) -> Tree {
+            let path =
+                std::env::temp_dir().join(format!("zfolio-iaa-{name}-{}", std::process::id()));
+            fs::create_dir_all(&path).unwrap();
+            Tree(path)
+        }
+
+        fn write(&self, path: &str, text: &str) {
+            let path = self.0.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, format!("{text}\n")).unwrap();
+        }
+
+        fn queue(&self, name: &str, attributes: &[(&str, &str)]) {
+            let usual =
+                [("state", "enabled"), ("type", "user"), ("mode", "dedicated"), ("size", "64")];
+            for (attribute, value) in usual.iter().chain(attributes) {
+                self.write(&format!("bus/dsa/devices/{name}/{attribute}"), value);
+            }
+        }
+    }
+
+    impl Drop for Tree {
+        fn drop(&mut self) {
+            drop(fs::remove_dir_all(&self.0));
+        }
+    }
+
+    #[test]
+    fn queues_are_found_with_mode_depth_and_package() {
+        let tree = Tree::new("found");
+        for (cpu, package) in [(0, "0"), (1, "1"), (2, "0"), (3, "1")] {
+            tree.write(
+                &format!("devices/system/cpu/cpu{cpu}/topology/physical_package_id"),
+                package,
+            );
+        }
+        tree.write("devices/system/node/node2/cpulist", "3,7");
+        tree.write("bus/dsa/devices/iax1/numa_node", "-1");
+        tree.write("bus/dsa/devices/iax3/numa_node", "2");
+        tree.write("bus/dsa/devices/dsa0/numa_node", "0");
+        tree.queue("wq3.1", &[("mode", "shared"), ("threshold", "10"), ("size", "16")]);
+        tree.queue("wq1.10", &[]);
+        tree.queue("wq1.9", &[]);
+        tree.queue("wq0.0", &[]);
+        let found = queues(&tree.0, Path::new("/dev/iax"));
+        let found: Vec<_> = found.into_iter().map(|found| found.unwrap()).collect();
+        let names: Vec<&str> = found.iter().map(|found| found.name.as_str()).collect();
+        assert_eq!(names, ["wq1.9", "wq1.10", "wq3.1"], "that of dsa0 is no accelerator of ours");
+        assert_eq!((found[0].mode, found[0].depth, found[0].package), (Mode::Dedicated, 64, 0));
+        assert_eq!((found[2].mode, found[2].depth, found[2].package), (Mode::Shared, 10, 1));
+        assert_eq!(found[2].path, Path::new("/dev/iax/wq3.1"));
+        assert_eq!(packages(&tree.0), [0, 1, 0, 1]);
+        let refused = found[0].clone().open().expect_err("there is no such file");
+        assert!(refused.why.contains("movdir64b") || refused.why.contains("permission"));
+    }
+
+    #[test]
+    fn what_cannot_be_used_says_why() {
+        let tree = Tree::new("refused");
+        tree.write("bus/dsa/devices/iax1/numa_node", "0");
+        for (at, attributes) in [
+            [("type", "kernel")],
+            [("state", "disabled")],
+            [("mode", "other")],
+            [("size", "0")],
+            [("size", "many")],
+        ]
+        .iter()
+        .enumerate()
+        {
+            tree.queue(&format!("wq1.{at}"), attributes);
+        }
+        tree.write("bus/dsa/devices/wq1.5/state", "enabled");
+        let whys: Vec<String> = queues(&tree.0, Path::new("/dev/iax"))
+            .into_iter()
+            .map(|found| found.expect_err("none can be used").why)
+            .collect();
+        assert_eq!(
+            whys,
+            [
+                "its type is 'kernel': it must be 'user', with the driver name 'user'",
+                "its state is 'disabled': run 'accel-config enable-wq iax1/wq1.1'",
+                "its mode is 'other': accepted are dedicated and shared",
+                "its size is 0: give it descriptors",
+                "size is 'many': a number is expected",
+                "type is not readable",
+            ]
+        );
+        assert_eq!(queues(Path::new("/nonexistent"), Path::new("/dev/iax")), []);
+    }
+}

@@ -1,0 +1,145 @@
+//! The driver: its settings, the devices that come and go, and its figures. What a stream does is in `flights.rs`.
+
+use zfolio_core::sync::Mutex;
+
+use crate::placement;
+use crate::portal::Portal;
+use crate::queues::{QUEUES_MAX, Queue, Queues, Refused};
+use crate::stats::{DeviceStats, DriverStats, GlobalStats};
+
+/// Rank of the lock that is held while the table is built anew, below that of the queues.
+pub const RANK_PLACEMENT: u8 = 38;
+
+/// Tries for a descriptor, as the published driver has them.
+pub(crate) const TRIES_COMPRESS: u32 = 1000;
+pub(crate) const TRIES_DECOMPRESS: u32 = 500;
+pub(crate) const TRIES_DYNAMIC: u32 = 2000;
+
+/// What becomes of a compression for which no descriptor is free in time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WhenBusy {
+    /// It fails: the caller keeps the unit, and may try again.
+    Reject,
+    /// Software does it.
+    Software,
+}
+
+/// How the driver works. The names are those of the kernel's module where it has one.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The last so many queues of a device are for compression only, the others for decompression; 0: all do both.
+    pub comp_wqs_per_iaa: usize,
+    /// Whether compressions go round robin over all devices of the package.
+    pub distribute_comps: bool,
+    /// The same for decompressions.
+    pub distribute_decomps: bool,
+    /// Jobs of a batch one after the other (`sync_mode=sync`) rather than at once (`async`).
+    pub is_sync: bool,
+    /// Each compressed unit is decompressed by the device, and the checksums compared.
+    pub verify_compress: bool,
+    /// The checksum in each record is compared with that of the data, by software: 2 us for 4 KiB. A store does
+    /// this better.
+    pub check_crc: bool,
+    /// See there.
+    pub when_busy: WhenBusy,
+    /// Polls of a record before its job is given up, `IAA_COMPLETION_TIMEOUT`.
+    pub polls_max: u32,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            comp_wqs_per_iaa: 0,
+            distribute_comps: true,
+            distribute_decomps: false,
+            is_sync: false,
+            verify_compress: false,
+            check_crc: false,
+            when_busy: WhenBusy::Software,
+            polls_max: 1_000_000,
+        }
+    }
+}
+
+/// A work queue to be used.
+#[derive(Debug)]
+pub struct WorkQueue {
+    /// Its name, `wq1.0`.
+    pub name: String,
+    /// The device's number.
+    pub device: usize,
+    /// The package that the device is in.
+    pub package: usize,
+    /// Descriptors that it holds; for a shared queue, at which it says that it is full.
+    pub depth: u32,
+    /// Where descriptors go.
+    pub portal: Box<dyn Portal>,
+}
+
+/// The accelerators of a machine, for all streams.
+#[derive(Debug)]
+pub struct Driver {
+    pub(crate) queues: Queues,
+    pub(crate) settings: Settings,
+    /// The package of each CPU; held while the masks follow from the queues.
+    packages: Mutex<RANK_PLACEMENT, Vec<usize>>,
+}
+
+impl Driver {
+    /// A driver without devices: all is done by software. `packages` has the package of each CPU.
+    #[must_use]
+    pub fn new(settings: Settings, packages: Vec<usize>) -> Driver {
+        let queues = Queues::new(packages.len(), QUEUES_MAX);
+        Driver { queues, settings, packages: Mutex::new(packages) }
+    }
+
+    /// Uses these queues too, from now on. Streams may be at work.
+    ///
+    /// # Errors
+    ///
+    /// Why one is refused; those before it are used.
+    pub fn add(&self, queues: impl IntoIterator<Item = WorkQueue>) -> Result<(), Refused> {
+        let added = queues.into_iter().try_for_each(|added| {
+            let WorkQueue { name, device, package, depth, portal } = added;
+            let queue = Queue { name, device, package, portal };
+            self.queues.install(queue, depth).map(|_| ())
+        });
+        self.place(|_| false);
+        added
+    }
+
+    /// Uses the queues of a device no more. Those with jobs in flight stay until a later call finds them idle.
+    pub fn remove(&self, device: usize) {
+        self.place(|queue| queue.device == device);
+    }
+
+    /// Drops the queues of devices that are gone, and spreads the CPUs over the others.
+    pub fn refresh(&self) {
+        self.place(|_| false);
+    }
+
+    fn place(&self, is_leaving: impl FnMut(&Queue) -> bool) {
+        let packages = self.packages.lock();
+        let open = self.queues.sweep(is_leaving);
+        let masks = placement::masks(&packages, &open, &self.settings);
+        masks.into_iter().enumerate().for_each(|(cpu, masks)| self.queues.assign(cpu, masks));
+    }
+
+    /// The kernel's `global_stats`.
+    #[must_use]
+    pub fn global_stats(&self) -> GlobalStats {
+        GlobalStats::of(&self.queues)
+    }
+
+    /// What the kernel does not count.
+    #[must_use]
+    pub fn driver_stats(&self) -> DriverStats {
+        DriverStats::of(&self.queues)
+    }
+
+    /// The kernel's `wq_stats`.
+    #[must_use]
+    pub fn wq_stats(&self) -> Vec<DeviceStats> {
+        DeviceStats::of(&self.queues)
+    }
+}

@@ -1,0 +1,178 @@
+//! Why the device did not do a job. None of them loses a unit: software does the job, or the unit is refused.
+
+use std::fmt;
+
+use crate::layout::{Record, error, status};
+
+/// Declares the statuses that have no more to say than their name, once for the variants, their numbers and their
+/// texts.
+macro_rules! failures {
+    ($($(#[$doc:meta])* $name:ident = $status:expr, $text:literal;)*) => {
+        /// Why the device did not do a job.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub enum Failure {
+            /// There was no room in any queue, for as many tries as are allowed.
+            Busy,
+            /// No queue is open for this direction.
+            NoQueue,
+            /// All buffers of the stream are with devices that have not answered.
+            NoBuffer,
+            /// The unit is longer, or shorter, than the device takes it.
+            Length,
+            /// No record came for as many polls as are allowed. The job's memory is kept for the device.
+            Timeout,
+            /// The result does not fit.
+            Overflow,
+            /// The engine does not read this stream, or cannot write it ([`error`]).
+            Analytics(u8),
+            /// Pages were missing again and again, or one that is not the job's.
+            PageFault,
+            /// The record says what cannot be.
+            Implausible,
+            /// The checksum is not that of the data.
+            Checksum,
+            /// A status that no document has.
+            Unknown(u8),
+            $($(#[$doc])* $name,)*
+        }
+
+        impl Failure {
+            fn of_status(status: u8) -> Failure {
+                match status {
+                    $(status if status == $status => Failure::$name,)*
+                    unknown => Failure::Unknown(unknown),
+                }
+            }
+
+            fn text(self) -> &'static str {
+                match self {
+                    $(Failure::$name => $text,)*
+                    Failure::Busy => "all queues are full",
+                    Failure::NoQueue => "no queue is open",
+                    Failure::NoBuffer => "all buffers are with the device",
+                    Failure::Length => "a length that the device does not take",
+                    Failure::Timeout => "no record came",
+                    Failure::Overflow => "the result does not fit",
+                    Failure::Analytics(_) => "the engine failed",
+                    Failure::PageFault => "pages are missing",
+                    Failure::Implausible => "an impossible record",
+                    Failure::Checksum => "a wrong checksum",
+                    Failure::Unknown(_) => "an unknown status",
+                }
+            }
+        }
+
+        /// Every status with a text of its own.
+        #[cfg(test)]
+        const STATUSES: &[u8] = &[$($status),*];
+    };
+}
+
+failures! {
+    /// The queue does not allow the operation.
+    Opcode = status::BAD_OPCODE, "the operation is not supported";
+    /// A bug of the driver, or a device of another kind. So are those that follow, up to the traffic class.
+    Flags = status::INVALID_FLAGS, "refused flags";
+    /// A reserved field.
+    Reserved = status::NONZERO_RESERVED, "a reserved field is not zero";
+    /// Longer than the queue's `max_transfer_size`.
+    Size = status::INVALID_SIZE, "a refused size";
+    /// The buffers.
+    Overlapping = status::OVERLAPPING, "overlapping buffers";
+    /// The interrupt handle.
+    Interrupt = status::INVALID_INTERRUPT, "an invalid interrupt handle";
+    /// The record's address.
+    RecordTranslation = status::RECORD_TRANSLATION, "the record's address has no translation";
+    /// The record's address.
+    RecordAlignment = status::RECORD_ALIGNMENT, "the record is not aligned";
+    /// The address of the AECS.
+    Alignment = status::ADDRESS_ALIGNMENT, "an address is not aligned";
+    /// The privileged bit.
+    Privilege = status::PRIVILEGE, "privileged mode";
+    /// The traffic class.
+    TrafficClass = status::TRAFFIC_CLASS, "the traffic class";
+    /// The record's page.
+    RecordPage = status::RECORD_PAGE_FAULT, "the record's page is missing";
+    /// The hardware.
+    Hardware = status::HARDWARE, "a hardware error";
+    /// The hardware.
+    Drain = status::HARDWARE_DRAIN, "a hardware error while it drained";
+    /// The memory management of the device.
+    Translation = status::TRANSLATION, "an address has no translation";
+    /// The system did not bring a page in time.
+    PageRequest = status::PAGE_REQUEST_TIMEOUT, "a page request timed out";
+    /// The job took too long.
+    Watchdog = status::WATCHDOG, "the watchdog expired";
+    /// A device without header generation, asked for it.
+    CodecFlags = status::INVALID_CODEC_FLAGS, "refused flags of the codec";
+    /// Of other operations, up to the last.
+    FilterFlags = status::INVALID_FILTER_FLAGS, "refused flags of the filter";
+    /// Not used here.
+    InputSize = status::INVALID_INPUT_SIZE, "a refused size of the input";
+    /// Not used here.
+    Elements = status::INVALID_ELEMENTS, "a refused number of elements";
+    /// Not used here.
+    Width = status::INVALID_WIDTH, "a refused width";
+    /// Not used here.
+    Inversion = status::INVALID_INVERSION, "a refused inversion";
+}
+
+impl Failure {
+    /// Why a record that is neither a success nor a page fault says that the job failed.
+    pub(crate) fn of(record: &Record) -> Failure {
+        match (record.status & status::MASK, record.error) {
+            (status::OUTPUT_OVERFLOW, _) | (status::ANALYTICS_ERROR, error::OUTPUT_OVERFLOW) => {
+                Failure::Overflow
+            }
+            (status::ANALYTICS_ERROR, error) => Failure::Analytics(error),
+            (status, _) => Failure::of_status(status),
+        }
+    }
+
+    /// Whether there was no room for the job, so that later there may be.
+    #[must_use]
+    pub fn is_transient(self) -> bool {
+        matches!(self, Failure::Busy | Failure::NoBuffer)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.text())?;
+        match self {
+            Failure::Analytics(code) | Failure::Unknown(code) => write!(f, " (0x{code:02x})"),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for Failure {}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::{Failure, STATUSES};
+    use crate::layout::{Record, error, status};
+
+    /// Goal: each status and error code of the documents has a text of its own, and an unknown one its number.
+    #[test]
+    fn every_status_has_its_own_error() {
+        let of = |status, error| Failure::of(&Record { status, error, ..Record::default() });
+        let texts: BTreeSet<String> =
+            STATUSES.iter().map(|code| of(*code, 0).to_string()).collect();
+        assert_eq!(texts.len(), STATUSES.len());
+        assert!(STATUSES.iter().all(|code| !matches!(of(*code, 0), Failure::Unknown(_))));
+        assert_eq!(
+            of(status::WRITE | status::WATCHDOG, 0),
+            Failure::Watchdog,
+            "bit 7 is no status"
+        );
+        assert_eq!(of(status::OUTPUT_OVERFLOW, 0), Failure::Overflow);
+        assert_eq!(of(status::ANALYTICS_ERROR, error::OUTPUT_OVERFLOW), Failure::Overflow);
+        let refused = of(status::ANALYTICS_ERROR, error::BAD_DISTANCE).to_string();
+        assert_eq!(refused, "the engine failed (0x11)");
+        assert_eq!(of(0x7E, 0).to_string(), "an unknown status (0x7e)");
+    }
+}

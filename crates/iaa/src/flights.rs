@@ -1,0 +1,345 @@
+//! The jobs of one stream, from a free slot to a result.
+//!
+//! ```text
+//! begin -> waiting --ticket, accepted--> at the device --record--> done, or failed
+//!             ^  \                          |      \
+//!             |   `-- no ticket, too often  |       `-- polled too often: the slot and the ticket are lost
+//!             |       (failed: busy)        |           until the record comes after all
+//!             `---- page fault, or verify --'
+//! ```
+//!
+//! Nothing here waits, and nothing allocates: each [`Flights::poll`] takes a job one step further if it can go.
+//!
+//! # Invariants
+//!
+//! - `FLIGHT-1` A flight at the device has a ticket. A lost slot keeps its ticket, so its queue stays, and a
+//!   dedicated queue is not overrun.
+
+use std::sync::Arc;
+
+use zfolio_core::zcomp::BATCH_MAX;
+
+use crate::completion::{Kind, SLOTS, Slots};
+use crate::driver::{Driver, TRIES_COMPRESS, TRIES_DECOMPRESS, TRIES_DYNAMIC};
+use crate::failure::Failure;
+use crate::layout::{ONE_PASS_BYTES_MAX, Record, status};
+use crate::portal::Submitted;
+use crate::portal::hardware::Pause;
+use crate::queues::{Direction, NoTicket, Ticket};
+use crate::stats::{Count, Wq};
+
+/// The result of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Done {
+    /// Bytes in the slot's destination.
+    pub(crate) bytes: usize,
+    /// The checksum of the data before compression, as the device says.
+    pub(crate) crc: u32,
+}
+
+/// One job.
+#[derive(Debug)]
+struct Flight {
+    slot: usize,
+    kind: Kind,
+    /// Of source and destination.
+    lengths: [usize; 2],
+    /// Where it is; `None` while it waits for room.
+    ticket: Option<Ticket>,
+    /// Tries for room, polls, and page faults.
+    tries: u32,
+    polls: u32,
+    faults: usize,
+    /// The compression that is being verified.
+    unverified: Option<Done>,
+}
+
+/// The jobs of one stream.
+#[derive(Debug)]
+pub(crate) struct Flights {
+    pub(crate) driver: Arc<Driver>,
+    slots: Slots,
+    /// By the place of a job in its batch.
+    flights: [Option<Flight>; BATCH_MAX],
+    /// By slot: what was given up and may still be written to.
+    lost: [Option<Ticket>; SLOTS],
+    /// A bit for each slot that is in a flight or lost.
+    taken: u8,
+    pause: Pause,
+    /// The CPU of the present batch.
+    pub(crate) cpu: usize,
+}
+
+impl Flights {
+    pub(crate) fn new(driver: &Arc<Driver>, slots: Slots) -> Flights {
+        Flights {
+            driver: Arc::clone(driver),
+            slots,
+            flights: Default::default(),
+            lost: Default::default(),
+            taken: 0,
+            pause: Pause::new(),
+            cpu: 0,
+        }
+    }
+
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.slots.memory_bytes()
+    }
+
+    /// Begins a batch.
+    pub(crate) fn begin_batch(&mut self) {
+        self.cpu = zfolio_sys::cpu::current();
+        self.recover();
+    }
+
+    /// Slots whose records have come after all are free again.
+    fn recover(&mut self) {
+        for slot in 0..SLOTS {
+            if self.lost[slot].is_some() && self.slots.poll(slot).is_some() {
+                let ticket = self.lost[slot].take().expect("looked at above");
+                self.driver.queues.give_back(ticket);
+                self.taken &= !(1 << slot);
+                self.count(Count::LateRecords, 1);
+            }
+        }
+    }
+
+    /// Begins a job: copies its source, and submits it if there is room.
+    pub(crate) fn begin(
+        &mut self,
+        job: usize,
+        kind: Kind,
+        source: &[u8],
+        dest_bytes: usize,
+    ) -> Result<(), Failure> {
+        debug_assert!(self.flights[job].is_none(), "its batch has ended");
+        let lengths = [source.len(), dest_bytes];
+        let room = self.slots.buffer_bytes();
+        let is_long = kind == Kind::OnePass && source.len() > ONE_PASS_BYTES_MAX;
+        if is_long || lengths.iter().any(|bytes| !(1..=room).contains(bytes)) {
+            return Err(Failure::Length);
+        }
+        let slot = (0..SLOTS).find(|slot| self.taken >> slot & 1 == 0).ok_or(Failure::NoBuffer)?;
+        self.slots.fill(slot, source);
+        self.taken |= 1 << slot;
+        let mut flight = Flight {
+            slot,
+            kind,
+            lengths,
+            ticket: None,
+            tries: 0,
+            polls: 0,
+            faults: 0,
+            unverified: None,
+        };
+        match self.depart(&mut flight) {
+            Ok(()) => self.flights[job] = Some(flight),
+            Err(failure) => {
+                self.taken &= !(1 << slot);
+                return Err(failure);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a job has been begun and has not ended.
+    pub(crate) fn is_active(&self, job: usize) -> bool {
+        self.flights[job].is_some()
+    }
+
+    /// Takes a job one step further. `None`: it is still under way. After an error it has ended; after a result it
+    /// ends by [`Flights::end`].
+    pub(crate) fn poll(&mut self, job: usize) -> Option<Result<Done, Failure>> {
+        let mut flight = self.flights[job].take().expect("the job has been begun");
+        let step = if flight.ticket.is_none() {
+            self.depart(&mut flight).map(|()| None)
+        } else {
+            self.arrive(&mut flight)
+        };
+        match step {
+            Ok(done) => {
+                self.flights[job] = Some(flight);
+                done.map(Ok)
+            }
+            Err(failure) => {
+                if self.lost[flight.slot].is_none() {
+                    self.taken &= !(1 << flight.slot);
+                }
+                Some(Err(failure))
+            }
+        }
+    }
+
+    /// Copies the result of a job to `dest`, as much as there is room for, and ends the job.
+    pub(crate) fn end(&mut self, job: usize, dest: &mut [u8]) {
+        let flight = self.flights[job].take().expect("the job has a result");
+        self.slots.take(flight.slot, dest);
+        self.taken &= !(1 << flight.slot);
+    }
+
+    /// Waits a moment for the record of a job.
+    pub(crate) fn pause(&self, job: usize) {
+        match &self.flights[job] {
+            Some(flight) if flight.ticket.is_some() => self.slots.pause(flight.slot, self.pause),
+            _ => std::hint::spin_loop(),
+        }
+    }
+
+    fn count(&self, of: Count, more: usize) {
+        self.driver.queues.count(self.cpu, of, more);
+    }
+
+    /// Tries once to submit a flight that waits. An error: it has tried too often.
+    fn depart(&mut self, flight: &mut Flight) -> Result<(), Failure> {
+        let queues = &self.driver.queues;
+        let direction = flight.kind.direction();
+        let ticket = match queues.next(self.cpu, direction) {
+            Ok(ticket) => ticket,
+            Err(NoTicket::Full) => return self.wait(flight),
+            Err(NoTicket::Closed) => return Err(Failure::NoQueue),
+        };
+        let (slots, slot) = (&mut self.slots, flight.slot);
+        let submitted = queues
+            .with_portal(&ticket, |portal| slots.launch(slot, flight.kind, flight.lengths, portal));
+        match submitted {
+            Submitted::Accepted => {
+                let (calls, wq_calls, wq_bytes) = match direction {
+                    Direction::Compress => (Count::CompCalls, Wq::CompCalls, Wq::CompBytes),
+                    Direction::Decompress => (Count::DecompCalls, Wq::DecompCalls, Wq::DecompBytes),
+                };
+                self.count(calls, 1);
+                queues.count_wq(&ticket, wq_calls, 1);
+                queues.count_wq(&ticket, wq_bytes, flight.lengths[0]);
+                (flight.ticket, flight.polls) = (Some(ticket), 0);
+                Ok(())
+            }
+            Submitted::Full => {
+                queues.give_back(ticket);
+                self.wait(flight)
+            }
+            Submitted::Gone => {
+                queues.close(&ticket);
+                queues.give_back(ticket);
+                self.wait(flight)
+            }
+        }
+    }
+
+    /// Notes a try in vain.
+    #[cold]
+    fn wait(&self, flight: &mut Flight) -> Result<(), Failure> {
+        let (tries_max, busy) = match flight.kind {
+            Kind::Fixed => (TRIES_COMPRESS, Count::BusyComps),
+            Kind::OnePass => (TRIES_DYNAMIC, Count::BusyComps),
+            Kind::Decompress | Kind::Verify => (TRIES_DECOMPRESS, Count::BusyDecomps),
+        };
+        flight.tries += 1;
+        self.count(Count::Full, 1);
+        if flight.tries < tries_max {
+            return Ok(());
+        }
+        self.count(busy, 1);
+        Err(Failure::Busy)
+    }
+
+    /// Looks for the record of a flight at the device.
+    fn arrive(&mut self, flight: &mut Flight) -> Result<Option<Done>, Failure> {
+        let Some(record) = self.slots.poll(flight.slot) else {
+            flight.polls += 1;
+            if flight.polls < self.driver.settings.polls_max {
+                return Ok(None);
+            }
+            self.lost[flight.slot] = flight.ticket.take();
+            self.count(Count::Timeout, 1);
+            return Err(Failure::Timeout);
+        };
+        let ticket = flight.ticket.take().expect("FLIGHT-1");
+        self.driver.queues.give_back(ticket);
+        match record.status & status::MASK {
+            status::SUCCESS => {
+                self.succeed(flight, &record).inspect_err(|failure| self.note(*failure))
+            }
+            status::PAGE_FAULT | status::PAGE_FAULT_NO_BLOCK => self.fault(flight, &record),
+            _ => {
+                let failure = Failure::of(&record);
+                self.note(failure);
+                Err(failure)
+            }
+        }
+    }
+
+    #[cold]
+    fn note(&self, failure: Failure) {
+        match failure {
+            Failure::Overflow => self.count(Count::Overflow, 1),
+            Failure::Watchdog => self.count(Count::Timeout, 1),
+            Failure::Implausible => self.count(Count::Implausible, 1),
+            Failure::Checksum => self.count(Count::Checksum, 1),
+            _ => self.count(Count::Einval, 1),
+        }
+    }
+
+    /// Believes a success only if it can be one.
+    fn succeed(&mut self, flight: &mut Flight, record: &Record) -> Result<Option<Done>, Failure> {
+        let length = |bytes: u32| usize::try_from(bytes).unwrap_or(usize::MAX);
+        let [source_bytes, dest_bytes] = flight.lengths;
+        let bytes = length(record.output_bytes);
+        let used_all = length(record.bytes_completed) == source_bytes;
+        let done = Done { bytes, crc: record.crc };
+        match flight.kind {
+            Kind::Fixed | Kind::OnePass if (1..=dest_bytes).contains(&bytes) => {
+                self.count(Count::CompBytesOut, bytes);
+                if !self.driver.settings.verify_compress {
+                    return Ok(Some(done));
+                }
+                flight.kind = Kind::Verify;
+                flight.unverified = Some(done);
+                flight.lengths = [bytes, source_bytes];
+                flight.tries = 0;
+                self.depart(flight).map(|()| None)
+            }
+            Kind::Decompress if bytes == dest_bytes && used_all => {
+                self.count(Count::DecompBytesIn, source_bytes);
+                Ok(Some(done))
+            }
+            Kind::Verify if bytes == dest_bytes && used_all => {
+                let unverified = flight.unverified.expect("it was compressed before");
+                let is_same = unverified.crc == record.crc;
+                if is_same { Ok(Some(unverified)) } else { Err(Failure::Checksum) }
+            }
+            _ => Err(Failure::Implausible),
+        }
+    }
+
+    /// Brings in the page that was missing, and submits the job again.
+    #[cold]
+    fn fault(&mut self, flight: &mut Flight, record: &Record) -> Result<Option<Done>, Failure> {
+        self.count(Count::PageFaults, 1);
+        // Each page of both buffers, and some more: a page may be taken away again.
+        let pages = 2 * self.slots.buffer_bytes() / zfolio_sys::map::PAGE_BYTES;
+        flight.faults += 1;
+        if flight.faults > pages + 8 || !self.slots.touch(flight.slot, record.fault_address) {
+            self.note(Failure::PageFault);
+            return Err(Failure::PageFault);
+        }
+        flight.tries = 0;
+        self.depart(flight).map(|()| None)
+    }
+}
+
+impl Drop for Flights {
+    fn drop(&mut self) {
+        // What the device has answered by now need not be leaked.
+        self.recover();
+    }
+}
+
+impl Kind {
+    fn direction(self) -> Direction {
+        match self {
+            Kind::Fixed | Kind::OnePass => Direction::Compress,
+            Kind::Decompress | Kind::Verify => Direction::Decompress,
+        }
+    }
+}

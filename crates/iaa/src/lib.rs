@@ -1,0 +1,25 @@
+//! A driver in user space of the Intel In-Memory Analytics Accelerator (IAA), as a backend of zfolio's codecs, and a
+//! functional model of the device to test it on.
+//!
+//! `docs/design/iaa.md` has the whole of it: how a job goes, what a device that fails or lies can do, and what the
+//! model assumes.
+
+#![deny(unsafe_code)]
+
+pub mod backend;
+pub mod checksum;
+#[allow(unsafe_code, reason = "memory that a device works on")]
+mod completion;
+pub mod discover;
+pub mod driver;
+pub mod failure;
+mod flights;
+pub mod layout;
+pub mod model;
+mod placement;
+pub mod portal;
+pub mod queues;
+pub mod stats;
+
+pub use backend::{Codes, Iaa};
+pub use driver::{Driver, Settings, WhenBusy, WorkQueue};

@@ -1,0 +1,407 @@
+//! The work queues that there are, and which of them each CPU uses.
+//!
+//! The way to a queue has no lock: a CPU's row has a bit for each queue that it may use, and a cursor; each queue has
+//! one word in which its jobs are counted, and which says whether it is open. Who has counted himself has a
+//! **ticket**. A queue with a ticket out is not taken away.
+//!
+//! # Invariants
+//!
+//! - `QUEUE-1` The portal of a cell is written only while the cell is neither open nor has a ticket out, by who holds
+//!   `control`.
+//! - `QUEUE-2` A ticket is given out only by a cell that is open, and at most `depth` at a time: a dedicated queue does
+//!   not say when it is full.
+//!
+//! # Concurrency
+//!
+//! `state` of a cell: bit 63 open, bits 32 to 62 the depth, bits 0 to 31 the count. Who wants a ticket adds one, and
+//! takes it back if the word was closed or full; so the count of a closed cell may be above zero for a moment, and only
+//! `control` opens a cell. `make loom` tries every order.
+
+use std::fmt;
+#[cfg(not(all(test, feature = "loom")))]
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+#[cfg(all(test, feature = "loom"))]
+use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use zfolio_core::sync::Mutex;
+
+use crate::portal::Portal;
+use crate::stats::{Count, WQ_COUNTS, Wq};
+use shared::Shared;
+
+/// The most queues: one bit each of a word.
+pub const QUEUES_MAX: usize = 64;
+
+/// Rank of the lock that is held while queues come and go, above those of streams: a stream's driver may be told that
+/// a device is gone.
+pub const RANK_CONTROL: u8 = 42;
+
+const OPEN: u64 = 1 << 63;
+const DEPTH_SHIFT: u32 = 32;
+const COUNT: u64 = (1 << DEPTH_SHIFT) - 1;
+
+/// What a queue is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// Compression.
+    Compress,
+    /// Decompression.
+    Decompress,
+}
+
+/// A queue and what it is called.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    pub(crate) name: String,
+    pub(crate) device: usize,
+    pub(crate) package: usize,
+    pub(crate) portal: Box<dyn Portal>,
+}
+
+/// The right to one descriptor in a queue. It goes back by [`Queues::give_back`]; until then the queue stays.
+#[derive(Debug)]
+#[must_use = "a ticket that is lost keeps its queue for ever"]
+pub(crate) struct Ticket {
+    index: u8,
+}
+
+/// Why there is no ticket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NoTicket {
+    /// All queues are full.
+    Full,
+    /// No queue is open.
+    Closed,
+}
+
+#[derive(Debug)]
+struct Cell {
+    state: AtomicU64,
+    /// QUEUE-1.
+    queue: Shared<Option<Queue>>,
+    counts: [AtomicU64; WQ_COUNTS],
+}
+
+/// One CPU's part, on cache lines of its own.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Row {
+    /// The queues for each direction.
+    masks: [AtomicU64; 2],
+    /// The queue after the one used last.
+    cursors: [AtomicU32; 2],
+    counts: [AtomicU64; Count::ALL],
+}
+
+/// Why a queue cannot be used.
+#[derive(Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Refused {
+    /// There are [`QUEUES_MAX`] queues. Configure fewer for each device.
+    TooMany {
+        /// The queue.
+        name: String,
+    },
+    /// It is used already, or was and its last job is still under way. Try again later.
+    InUse {
+        /// The queue.
+        name: String,
+    },
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refused::TooMany { name } => {
+                write!(f, "{name} cannot be used: there are {QUEUES_MAX} work queues already")
+            }
+            Refused::InUse { name } => write!(f, "{name} is in use: it has jobs under way"),
+        }
+    }
+}
+
+impl std::error::Error for Refused {}
+
+/// What a queue is, for those who place them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Placed {
+    pub(crate) index: usize,
+    pub(crate) device: usize,
+    pub(crate) package: usize,
+}
+
+/// The table.
+#[derive(Debug)]
+pub(crate) struct Queues {
+    cells: Box<[Cell]>,
+    rows: Box<[Row]>,
+    /// Which cells have a queue.
+    control: Mutex<RANK_CONTROL, u64>,
+}
+
+impl Queues {
+    /// An empty table for so many CPUs and queues.
+    pub(crate) fn new(cpus: usize, queues: usize) -> Queues {
+        assert!((1..=QUEUES_MAX).contains(&queues));
+        let zero = |_| AtomicU64::new(0);
+        let cell = |_| Cell {
+            state: AtomicU64::new(0),
+            queue: Shared::new(None),
+            counts: std::array::from_fn(zero),
+        };
+        let row = |cpu| Row {
+            masks: std::array::from_fn(zero),
+            // CPUs begin at different queues.
+            cursors: std::array::from_fn(|_| AtomicU32::new(cpu)),
+            counts: std::array::from_fn(zero),
+        };
+        Queues {
+            cells: (0..queues).map(cell).collect(),
+            rows: (0..).take(cpus.max(1)).map(row).collect(),
+            control: Mutex::new(0),
+        }
+    }
+
+    fn row(&self, cpu: usize) -> &Row {
+        &self.rows[cpu % self.rows.len()]
+    }
+
+    /// The next queue of `cpu`, round robin, with room in it.
+    pub(crate) fn next(&self, cpu: usize, direction: Direction) -> Result<Ticket, NoTicket> {
+        let row = self.row(cpu);
+        // Relaxed: a mask is a word that means nothing but itself; whether a queue may be used its cell says.
+        let mask = row.masks[direction as usize].load(Ordering::Relaxed);
+        let cursor = &row.cursors[direction as usize];
+        let start = cursor.load(Ordering::Relaxed) % u64::BITS;
+        let mut left = mask.rotate_right(start);
+        let mut why = NoTicket::Closed;
+        while left != 0 {
+            let index = (start + left.trailing_zeros()) % u64::BITS;
+            left &= left - 1;
+            match self.ticket(index) {
+                Ok(ticket) => {
+                    // Two threads of one CPU may choose the same queue: it only spreads less.
+                    cursor.store(index + 1, Ordering::Relaxed);
+                    return Ok(ticket);
+                }
+                Err(NoTicket::Full) => why = NoTicket::Full,
+                Err(NoTicket::Closed) => {}
+            }
+        }
+        Err(why)
+    }
+
+    fn ticket(&self, index: u32) -> Result<Ticket, NoTicket> {
+        let ticket = Ticket { index: index.to_le_bytes()[0] };
+        let state = &self.cell(&ticket).state;
+        // Acquire: pairs with the Release of `install`: who sees it open sees its portal.
+        let before = state.fetch_add(1, Ordering::Acquire);
+        if before & OPEN != 0 && before & COUNT < (before & !OPEN) >> DEPTH_SHIFT {
+            return Ok(ticket);
+        }
+        state.fetch_sub(1, Ordering::Relaxed);
+        Err(if before & OPEN == 0 { NoTicket::Closed } else { NoTicket::Full })
+    }
+
+    fn cell(&self, ticket: &Ticket) -> &Cell {
+        &self.cells[usize::from(ticket.index)]
+    }
+
+    /// Gives `use_it` the portal of a ticket.
+    pub(crate) fn with_portal<R>(
+        &self,
+        ticket: &Ticket,
+        use_it: impl FnOnce(&dyn Portal) -> R,
+    ) -> R {
+        self.cell(ticket)
+            .queue
+            .with(|queue| use_it(&*queue.as_ref().expect("QUEUE-1: a ticket is out").portal))
+    }
+
+    /// The job of this ticket has ended, or never began.
+    pub(crate) fn give_back(&self, ticket: Ticket) {
+        // Release: pairs with the Acquire of `sweep`: what this thread did with the portal is over.
+        let before = self.cell(&ticket).state.fetch_sub(1, Ordering::Release);
+        debug_assert!(before & COUNT > 0, "a ticket was given back twice");
+    }
+
+    /// Adds to the figures of a ticket's queue, and to those of `cpu`.
+    pub(crate) fn count_wq(&self, ticket: &Ticket, of: Wq, more: usize) {
+        self.cell(ticket).counts[of as usize].fetch_add(more as u64, Ordering::Relaxed);
+    }
+
+    /// Adds to the figures of `cpu`.
+    pub(crate) fn count(&self, cpu: usize, of: Count, more: usize) {
+        self.row(cpu).counts[of as usize].fetch_add(more as u64, Ordering::Relaxed);
+    }
+
+    /// A figure of all CPUs.
+    pub(crate) fn total(&self, of: Count) -> u64 {
+        self.rows.iter().map(|row| row.counts[of as usize].load(Ordering::Relaxed)).sum()
+    }
+
+    /// From now on nobody gets a ticket of this ticket's queue: its device is gone.
+    pub(crate) fn close(&self, ticket: &Ticket) {
+        self.close_cell(usize::from(ticket.index));
+    }
+
+    fn close_cell(&self, index: usize) {
+        // Relaxed: it only takes something away.
+        self.cells[index].state.fetch_and(COUNT, Ordering::Relaxed);
+    }
+
+    /// Adds a queue that holds `depth` descriptors.
+    pub(crate) fn install(&self, queue: Queue, depth: u32) -> Result<usize, Refused> {
+        let mut taken = self.control.lock();
+        let name = || queue.name.clone();
+        let is_used = |index: &usize| *taken >> index & 1 == 1;
+        let is_same = |index: usize| {
+            let other =
+                |other: &Option<Queue>| other.as_ref().is_some_and(|it| it.name == queue.name);
+            self.cells[index].queue.with(other)
+        };
+        if (0..self.cells.len()).filter(is_used).any(is_same) {
+            return Err(Refused::InUse { name: name() });
+        }
+        let free = (0..self.cells.len()).find(|index| !is_used(index));
+        let index = free.ok_or_else(|| Refused::TooMany { name: name() })?;
+        let cell = &self.cells[index];
+        cell.counts.iter().for_each(|count| count.store(0, Ordering::Relaxed));
+        // The cell has been closed since it was swept, so no ticket is out (QUEUE-2).
+        cell.queue.replace(Some(queue), &mut taken);
+        *taken |= 1 << index;
+        let depth = u64::from(depth.min(i32::MAX.unsigned_abs())) << DEPTH_SHIFT;
+        // Release: pairs with the Acquire of `ticket`. An addition, since somebody may have counted himself for a
+        // moment.
+        cell.state.fetch_add(OPEN | depth, Ordering::Release);
+        Ok(index)
+    }
+
+    /// Closes the queues that `is_leaving` names, and drops all closed ones that have no job any more. Returns the
+    /// queues that stay open.
+    pub(crate) fn sweep(&self, mut is_leaving: impl FnMut(&Queue) -> bool) -> Vec<Placed> {
+        let mut open = Vec::new();
+        let mut taken = self.control.lock();
+        let indices: Vec<usize> =
+            (0..self.cells.len()).filter(|at| *taken >> at & 1 == 1).collect();
+        for index in indices {
+            let cell = &self.cells[index];
+            let (placed, leaves) = cell.queue.with(|queue| {
+                let queue = queue.as_ref().expect("`taken` says so");
+                let placed = Placed { index, device: queue.device, package: queue.package };
+                (placed, is_leaving(queue))
+            });
+            if leaves {
+                self.close_cell(index);
+            }
+            // Acquire: pairs with the Release of `give_back`.
+            let state = cell.state.load(Ordering::Acquire);
+            if state & OPEN != 0 {
+                open.push(placed);
+            } else if state == 0 {
+                // Closed and without a ticket; and none will be given out, since only `control` opens it.
+                drop(cell.queue.replace(None, &mut taken));
+                *taken &= !(1 << index);
+            }
+        }
+        open
+    }
+
+    /// Which queues a CPU uses, for each direction.
+    pub(crate) fn assign(&self, cpu: usize, masks: [u64; 2]) {
+        for (place, mask) in self.rows[cpu].masks.iter().zip(masks) {
+            // Relaxed: as in `next`.
+            place.store(mask, Ordering::Relaxed);
+        }
+    }
+
+    /// Calls `each` with every queue that there is, and its figures.
+    pub(crate) fn each(&self, mut each: impl FnMut(&Queue, [u64; WQ_COUNTS])) {
+        let taken = self.control.lock();
+        for cell in (0..).zip(&self.cells).filter(|it| *taken >> it.0 & 1 == 1).map(|it| it.1) {
+            let counts = std::array::from_fn(|of| cell.counts[of].load(Ordering::Relaxed));
+            cell.queue.with(|queue| each(queue.as_ref().expect("`taken` says so"), counts));
+        }
+    }
+
+    /// Descriptors that are in queues, or are on their way.
+    pub(crate) fn in_flight(&self) -> u64 {
+        self.cells.iter().map(|cell| cell.state.load(Ordering::Relaxed) & COUNT).sum()
+    }
+}
+
+impl Drop for Queues {
+    fn drop(&mut self) {
+        for cell in &self.cells {
+            // Relaxed: `&mut self`.
+            if cell.state.load(Ordering::Relaxed) & COUNT != 0 {
+                // A job was never answered: its queue is left to the device.
+                std::mem::forget(cell.queue.replace(None, &mut self.control.lock()));
+            }
+        }
+    }
+}
+
+/// The cell of a queue that many read and one may write, as QUEUE-1 says.
+#[allow(unsafe_code, reason = "a count says who may read")]
+mod shared {
+    #[cfg(all(test, feature = "loom"))]
+    use loom::cell::UnsafeCell;
+    #[cfg(not(all(test, feature = "loom")))]
+    use plain::UnsafeCell;
+
+    #[derive(Debug)]
+    pub(super) struct Shared<T>(UnsafeCell<T>);
+
+    // SAFETY: `with` gives out references to several threads, for which `T: Sync`, and `replace` moves values from one
+    // thread to another, for which `T: Send`. They do not meet (QUEUE-1).
+    unsafe impl<T: Send + Sync> Sync for Shared<T> {}
+
+    impl<T> Shared<T> {
+        pub(super) fn new(value: T) -> Self {
+            Shared(UnsafeCell::new(value))
+        }
+
+        /// For who has a ticket of the cell, or holds `control`.
+        pub(super) fn with<R>(&self, look: impl FnOnce(&T) -> R) -> R {
+            // SAFETY: it is not written meanwhile (QUEUE-1).
+            self.0.with(|value| look(unsafe { &*value }))
+        }
+
+        /// For who holds `control`, whose contents are the proof, while no ticket is out.
+        pub(super) fn replace(&self, new: T, _control: &mut u64) -> T {
+            self.0.with_mut(|value| {
+                // SAFETY: nobody reads it meanwhile (QUEUE-1), and `control` keeps out who writes.
+                std::mem::replace(unsafe { &mut *value }, new)
+            })
+        }
+    }
+
+    #[cfg(not(all(test, feature = "loom")))]
+    mod plain {
+        /// `std::cell::UnsafeCell` with loom's interface.
+        #[derive(Debug)]
+        pub(super) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
+
+        impl<T> UnsafeCell<T> {
+            pub(super) fn new(value: T) -> Self {
+                UnsafeCell(std::cell::UnsafeCell::new(value))
+            }
+
+            pub(super) fn with<R>(&self, look: impl FnOnce(*const T) -> R) -> R {
+                look(self.0.get())
+            }
+
+            pub(super) fn with_mut<R>(&self, change: impl FnOnce(*mut T) -> R) -> R {
+                change(self.0.get())
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests;
+
+/// Every order of steps: `make loom`.
+#[cfg(all(test, feature = "loom"))]
+mod loom_tests;

@@ -1,0 +1,362 @@
+//! The driver on modelled devices: what each event does to a unit, and to the figures.
+
+mod common;
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use common::{UNIT, World, compress, compress_one, decompress, queue, software, unit};
+use zfolio_core::page::UnitOrder;
+use zfolio_core::testing::{Random, seed};
+use zfolio_core::zcomp::{Answer, Corrupt, Outcome, Unpack, Zcomp};
+use zfolio_iaa::model::{Faults, Model, Setup};
+use zfolio_iaa::{Codes, Iaa, Settings, WhenBusy};
+
+const ALWAYS: u16 = u16::MAX;
+
+fn setup(faults: Faults) -> Setup {
+    Setup { faults, ..Setup::default() }
+}
+
+fn quick() -> Settings {
+    Settings { polls_max: 50, ..Settings::default() }
+}
+
+fn units(count: usize) -> Vec<Vec<u8>> {
+    let mut random = Random::new(seed());
+    (0..count).map(|_| unit(&mut random, UNIT)).collect()
+}
+
+fn zcomp(world: &World, codes: Codes, unit: usize) -> Zcomp {
+    let order = UnitOrder::from_bytes(unit).expect("a unit's size");
+    Zcomp::with_backend(&Iaa::new(&world.driver, codes), order, 1).expect("there is memory")
+}
+
+/// The units, compressed.
+fn packed(codec: &Zcomp, units: &[Vec<u8>]) -> Vec<Vec<u8>> {
+    let sources: Vec<&[u8]> = units.iter().map(Vec::as_slice).collect();
+    let mut packed = vec![Vec::new(); units.len()];
+    codec.compress(0, &sources, &mut |elements| {
+        for element in elements {
+            let Outcome::Compressed(bytes) = element.outcome else { panic!("{element:?}") };
+            packed[element.index] = bytes.to_vec();
+        }
+    });
+    packed
+}
+
+/// The units, decompressed in batches.
+fn unpacked(codec: &Zcomp, packed: &[Vec<u8>], unit: usize) -> Vec<Vec<u8>> {
+    let mut places = vec![vec![0xC3; unit]; packed.len()];
+    let mut jobs: Vec<Unpack<'_>> =
+        packed.iter().zip(&mut places).map(|(from, to)| Unpack::new(from, to)).collect();
+    codec.unpack(0, &mut jobs);
+    assert!(jobs.iter().all(|job| job.result.is_ok()));
+    places
+}
+
+/// Goal: units written by the device are read by software and the other way round, in all modes and sizes, and the
+/// device did the work. Method: 21 units, whose batches are not full, by the device and by `deflate,window=12`.
+#[test]
+fn device_and_software_read_each_other() {
+    for (unit, is_sync) in [(UNIT, false), (UNIT, true), (65536, false)] {
+        let mut random = Random::new(seed());
+        let units: Vec<Vec<u8>> = (0..21).map(|_| common::unit(&mut random, unit)).collect();
+        let order = UnitOrder::from_bytes(unit).expect("a unit's size");
+        let software = Zcomp::new("deflate,window=12".parse().unwrap(), order, 1).unwrap();
+        for codes in [Codes::Fixed, Codes::Dynamic] {
+            let settings = Settings { is_sync, verify_compress: true, check_crc: true, ..quick() };
+            let world = World::new(settings, &[Setup::default(), Setup::default()]);
+            let device = zcomp(&world, codes, unit);
+            let (by_device, by_software) = (packed(&device, &units), packed(&software, &units));
+            let is_long = codes == Codes::Dynamic && unit > UNIT;
+            assert_eq!(by_device == by_software, is_long, "long units have no header in one pass");
+            for packed in [&by_device, &by_software] {
+                assert!(unpacked(&software, packed, unit) == units);
+                assert!(unpacked(&device, packed, unit) == units);
+            }
+            let stats = world.driver.global_stats();
+            let by_software = if is_long { 21 } else { 0 };
+            assert_eq!((stats.total_sw_comp_calls, stats.total_sw_decomp_calls), (by_software, 0));
+            // Each compressed unit is decompressed to verify it.
+            let (compressed, verified) = (21 - by_software, 21 - by_software);
+            assert_eq!(stats.total_comp_calls, compressed);
+            assert_eq!(stats.total_decomp_calls, 42 + verified);
+            assert_eq!(world.driver.driver_stats().in_flight, 0);
+        }
+    }
+}
+
+#[test]
+fn figures_have_the_kernels_form() {
+    let world = World::new(quick(), &[Setup::default()]);
+    let mut stream = world.compressor(Codes::Fixed, UNIT);
+    let (answer, packed) = compress_one(&mut *stream, &units(1)[0]);
+    assert_eq!(answer, Answer::Compressed(packed.len()));
+    let bytes = packed.len();
+    assert_eq!(
+        world.driver.global_stats().to_string(),
+        format!(
+            "global stats:\n  total_comp_calls: 1\n  total_decomp_calls: 0\n  \
+             total_sw_comp_calls: 0\n  total_sw_decomp_calls: 0\n  \
+             total_comp_bytes_out: {bytes}\n  total_decomp_bytes_in: 0\n  \
+             total_completion_einval_errors: 0\n  total_completion_timeout_errors: 0\n  \
+             total_completion_comp_buf_overflow_errors: 0\n"
+        )
+    );
+    assert_eq!(
+        world.driver.wq_stats()[0].to_string(),
+        "iaa device:\n  id: 1\n  n_wqs: 1\n  comp_calls: 1\n  comp_bytes: 4096\n  \
+         decomp_calls: 0\n  decomp_bytes: 0\n  wqs:\n    name: wq1.0\n    comp_calls: 1\n    \
+         comp_bytes: 4096\n    decomp_calls: 0\n    decomp_bytes: 0\n\n"
+    );
+}
+
+#[test]
+fn noise_is_incompressible_and_no_error() {
+    let world = World::new(quick(), &[Setup::default()]);
+    let mut stream = world.compressor(Codes::Fixed, UNIT);
+    let noise = Random::new(seed()).bytes(UNIT);
+    assert_eq!(compress_one(&mut *stream, &noise).0, Answer::Incompressible);
+    let stats = world.driver.global_stats();
+    assert_eq!(stats.total_completion_comp_buf_overflow_errors, 1);
+    assert_eq!((stats.total_sw_comp_calls, stats.total_completion_einval_errors), (0, 0));
+}
+
+/// Goal: a stream that is longer or shorter than the unit, or has bytes behind it, is no unit, whoever decompresses it.
+#[test]
+fn a_unit_of_another_length_is_corrupt() {
+    let world = World::new(quick(), &[Setup::default()]);
+    let (_, packed) = compress_one(&mut *world.compressor(Codes::Fixed, UNIT), &units(1)[0]);
+    let mut stream = world.decompressor(UNIT);
+    let trailing = [&packed[..], &[0]].concat();
+    for (source, bytes) in [(&packed, UNIT - 1), (&packed, 100), (&trailing, UNIT)] {
+        assert_eq!(stream.decompress(source, &mut vec![0; bytes]), Err(Corrupt), "{bytes}");
+    }
+    assert_eq!(stream.decompress(&packed[..packed.len() - 1], &mut [0; UNIT]), Err(Corrupt));
+    let (_, packed) = compress_one(&mut *world.compressor(Codes::Fixed, UNIT), &units(1)[0][..600]);
+    assert_eq!(stream.decompress(&packed, &mut [0; 601]), Err(Corrupt));
+    assert_eq!(stream.decompress(&packed, &mut [0; 600]), Ok(()));
+    assert_eq!(world.driver.global_stats().total_sw_decomp_calls, 5);
+}
+
+/// Goal: without room in time a compression is refused or done by software, as set, and a decompression is done by
+/// software; both are counted.
+#[test]
+fn full_queues_end_as_configured() {
+    let unit = &units(1)[0];
+    let full = setup(Faults { full: ALWAYS, ..Faults::default() });
+    for (when_busy, codes, tries) in
+        [(WhenBusy::Reject, Codes::Fixed, 1000), (WhenBusy::Software, Codes::Dynamic, 2000)]
+    {
+        let world = World::new(Settings { when_busy, ..quick() }, std::slice::from_ref(&full));
+        let (answer, packed) = compress_one(&mut *world.compressor(codes, UNIT), unit);
+        let is_done = answer == Answer::Compressed(packed.len());
+        assert_eq!(is_done, when_busy == WhenBusy::Software, "{answer:?}");
+        let stats = world.driver.driver_stats();
+        // A model that is always full still accepts one of 65536.
+        assert_eq!((stats.busy_comps, stats.full_retries), (1, tries));
+        assert_eq!(world.driver.global_stats().total_sw_comp_calls, u64::from(is_done));
+        if is_done {
+            let mut place = vec![0; UNIT];
+            assert!(world.decompressor(UNIT).decompress(&packed, &mut place).is_ok());
+            assert!(place == *unit);
+            let stats = world.driver.driver_stats();
+            assert_eq!((stats.busy_decomps, stats.full_retries), (1, tries + 500));
+        }
+    }
+}
+
+/// Goal: a batch that is larger than its queue is done by the device all the same, in parts.
+#[test]
+fn a_batch_waits_for_room_in_a_short_queue() {
+    for is_shared in [false, true] {
+        let stepped = Setup { depth: 3, is_stepped: true, is_shared, ..Setup::default() };
+        let world = World::new(Settings::default(), &[stepped]);
+        let (units, mut dests) = (units(8), vec![vec![0; UNIT]; 8]);
+        let mut stream = world.compressor(Codes::Fixed, UNIT);
+        let step = || _ = world.models[0].step();
+        let answers = compress(&mut *stream, &units, &mut dests, step);
+        assert!(answers.iter().all(|answer| matches!(answer, Answer::Compressed(_))));
+        assert_eq!(world.driver.global_stats().total_comp_calls, 8);
+        assert_eq!(world.driver.driver_stats().in_flight, 0);
+        assert_eq!(world.count(|counts| counts.overruns), 0);
+    }
+}
+
+/// Goal: a job without a record ends in software; its buffers are not used until the record comes, and then they are.
+/// A stream may end before that. Method: a device that is stepped by the test, and late by design.
+#[test]
+fn a_late_record_finds_its_memory() {
+    let stepped = Setup { is_stepped: true, ..Setup::default() };
+    let world = World::new(quick(), &[stepped]);
+    let units = units(8);
+    let mut stream = world.compressor(Codes::Fixed, UNIT);
+    let mut reader = software(UNIT);
+    for (round, lost) in [(0, 8), (1, 8), (2, 16)] {
+        let mut dests = vec![vec![0; UNIT]; 8];
+        if round == 2 {
+            // All records come; the slots are used again, and are lost again.
+            while world.models[0].step() {}
+        }
+        let answers = compress(&mut *stream, &units, &mut dests, || {});
+        for ((answer, dest), unit) in answers.iter().zip(&dests).zip(&units) {
+            let Answer::Compressed(bytes) = answer else { panic!("{answer:?}") };
+            let mut place = vec![0; UNIT];
+            assert!(reader.decompress(&dest[..*bytes], &mut place) && place == *unit);
+        }
+        let stats = world.driver.global_stats();
+        assert_eq!(stats.total_completion_timeout_errors, lost, "round {round}");
+        assert_eq!(stats.total_sw_comp_calls, 8 * (round + 1));
+        assert_eq!(world.driver.driver_stats().in_flight, 8);
+    }
+    assert_eq!(world.driver.driver_stats().late_records, 8);
+    // Half of the records come before the stream ends. The device writes the others to memory that nobody has.
+    (0..4).for_each(|_| assert!(world.models[0].step()));
+    drop(stream);
+    assert_eq!(world.driver.driver_stats().in_flight, 4);
+    while world.models[0].step() {}
+    assert_eq!(world.driver.driver_stats().in_flight, 4, "nobody looks for these any more");
+}
+
+/// Goal: missing pages are touched and the job is submitted again; a device that never stops ends in software.
+#[test]
+fn page_faults_are_resolved() {
+    let unit = &units(1)[0];
+    let sometimes = setup(Faults { page: 0x8000, ..Faults::default() });
+    let world = World::new(quick(), &[sometimes]);
+    let mut stream = world.compressor(Codes::Fixed, UNIT);
+    for _ in 0..100 {
+        let (answer, packed) = compress_one(&mut *stream, unit);
+        let mut place = vec![0; UNIT];
+        assert_eq!(answer, Answer::Compressed(packed.len()));
+        assert!(world.decompressor(UNIT).decompress(&packed, &mut place).is_ok());
+        assert!(place == *unit);
+    }
+    let faults = world.count(|counts| counts.faults[0]);
+    assert_eq!(world.driver.driver_stats().page_faults, faults);
+    assert!(faults > 100, "{faults}");
+    world.models[0].set_faults(Faults { page: ALWAYS, ..Faults::default() });
+    let before = world.driver.global_stats();
+    assert!(matches!(compress_one(&mut *stream, unit).0, Answer::Compressed(_)));
+    let stats = world.driver.global_stats();
+    assert_eq!(stats.total_sw_comp_calls, before.total_sw_comp_calls + 1);
+    assert_eq!(stats.total_comp_calls, before.total_comp_calls + 11, "two pages, and 8, and one");
+}
+
+/// Goal: a device that writes other bytes than it says is found out by verification and checksum, and its units are
+/// done by software.
+#[test]
+fn lies_are_found_out() {
+    let settings = Settings { verify_compress: true, check_crc: true, ..quick() };
+    let lying = setup(Faults { lie: 0x4000, ..Faults::default() });
+    let world = World::new(settings, &[lying]);
+    let mut compressor = world.compressor(Codes::Dynamic, UNIT);
+    let mut decompressor = world.decompressor(UNIT);
+    let mut reader = software(UNIT);
+    for unit in units(300) {
+        let (answer, packed) = compress_one(&mut *compressor, &unit);
+        let mut place = vec![0; UNIT];
+        if let Answer::Compressed(_) = answer {
+            assert!(reader.decompress(&packed, &mut place) && place == unit);
+            place.fill(0xC3);
+            assert_eq!(decompressor.decompress(&packed, &mut place), Ok(()));
+            assert!(place == unit);
+        }
+    }
+    let stats = world.driver.driver_stats();
+    assert!(stats.checksum_errors > 5 && stats.implausible_records > 50, "{stats}");
+}
+
+/// Goal: a device that is disabled in the middle of a batch costs time and no unit; the driver goes on with the others,
+/// and uses one that comes.
+#[test]
+fn devices_vanish_and_come_in_the_middle_of_a_batch() {
+    let stepped = Setup { is_stepped: true, ..Setup::default() };
+    let mut world = World::new(quick(), &[stepped, Setup::default()]);
+    let units = units(8);
+    let mut dests = vec![vec![0; UNIT]; 8];
+    let mut stream = world.compressor(Codes::Fixed, UNIT);
+    let vanish = || world.models[0].disable();
+    let answers = compress(&mut *stream, &units, &mut dests, vanish);
+    assert!(answers.iter().all(|answer| matches!(answer, Answer::Compressed(_))));
+    let stats = world.driver.global_stats();
+    let lost = stats.total_completion_timeout_errors;
+    assert!((1..8).contains(&lost) && stats.total_sw_comp_calls == lost, "{stats}");
+    // The next try closes the queue. It stays in the list, since jobs of it were never answered.
+    compress(&mut *stream, &units, &mut dests, || {});
+    world.driver.refresh();
+    assert_eq!(world.driver.wq_stats().len(), 2);
+    world.models[1].disable();
+    let before = world.driver.global_stats();
+    compress(&mut *stream, &units, &mut dests, || {});
+    let all_by_software = world.driver.global_stats().total_sw_comp_calls;
+    assert_eq!(all_by_software - before.total_sw_comp_calls, 8);
+    world.driver.refresh();
+    assert_eq!(world.driver.wq_stats().len(), 1, "the second is idle, and gone");
+    world.add(Setup::default());
+    drop(stream);
+    let mut stream = world.compressor(Codes::Fixed, UNIT);
+    compress(&mut *stream, &units, &mut dests, || {});
+    assert_eq!(world.driver.global_stats().total_sw_comp_calls, all_by_software);
+}
+
+/// Goal: with many threads, dedicated queues that run at the same time are not overrun, devices come and go, and every
+/// byte comes back. Method: a thread executes descriptors, another one removes and adds a device.
+#[test]
+fn threads_share_devices_that_work_at_the_same_time() {
+    let setup = Setup { depth: 5, is_shared: false, is_stepped: true, ..Setup::default() };
+    let shared = Setup { depth: 5, is_stepped: true, ..Setup::default() };
+    let settings = Settings { comp_wqs_per_iaa: 1, polls_max: 1 << 30, ..Settings::default() };
+    let world = World::new(settings, &[setup.clone(), shared]);
+    let is_done = AtomicBool::new(false);
+    let guest = Model::new(setup.clone());
+    let work = |number: u64| {
+        let mut random = Random::new(seed() + number);
+        let mut compressor = world.compressor(Codes::Fixed, UNIT);
+        let mut decompressor = world.decompressor(UNIT);
+        for round in 0..100 {
+            let units: Vec<Vec<u8>> = (0..8).map(|_| unit(&mut random, 600)).collect();
+            let mut dests = vec![vec![0; 600]; 8];
+            let answers = compress(&mut *compressor, &units, &mut dests, std::thread::yield_now);
+            let packed: Vec<&[u8]> = answers
+                .iter()
+                .zip(&dests)
+                .map(|(answer, dest)| match answer {
+                    Answer::Compressed(bytes) => &dest[..*bytes],
+                    other => panic!("{other:?}"),
+                })
+                .collect();
+            let mut places = vec![vec![0xC3; 600]; 8];
+            let results =
+                decompress(&mut *decompressor, &packed, &mut places, std::thread::yield_now);
+            assert!(results.iter().all(Result::is_ok) && places == units, "{number}, {round}");
+        }
+    };
+    std::thread::scope(|scope| {
+        let device = scope.spawn(|| {
+            while !is_done.load(Relaxed) {
+                let models = world.models.iter().chain([&guest]);
+                if models.filter(|model| model.step()).count() == 0 {
+                    std::thread::yield_now();
+                }
+            }
+        });
+        let changer = scope.spawn(|| {
+            while !is_done.load(Relaxed) {
+                drop(world.driver.add([queue(9, setup.depth, &guest)]));
+                std::thread::yield_now();
+                world.driver.remove(9);
+                std::thread::yield_now();
+            }
+        });
+        let workers = [0, 1, 2].map(|number| scope.spawn(move || work(number)));
+        let results = workers.map(std::thread::ScopedJoinHandle::join);
+        is_done.store(true, Relaxed);
+        assert!(results.iter().all(Result::is_ok));
+        device.join().unwrap();
+        changer.join().unwrap();
+    });
+    assert_eq!(world.count(|counts| counts.overruns) + guest.counts().overruns, 0);
+    assert_eq!(world.driver.driver_stats().in_flight, 0);
+    assert!(world.driver.global_stats().total_comp_calls > 0);
+}
