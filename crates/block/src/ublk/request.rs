@@ -102,3 +102,39 @@ impl Limits {
         if bytes <= self.buffer_bytes { Ok((at, bytes)) } else { Err(Errno::INVAL) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Limits, Request};
+    use zfolio_sys::Errno;
+    use zfolio_sys::ublk::{IoDescriptor, operation};
+
+    /// Goal: `UB-2` at the edges, without a device that would refuse as well. Method: ranges that end where the disk and
+    /// the buffer do, and a sector behind.
+    #[test]
+    fn ranges_end_where_disk_and_buffer_do() {
+        let limits = Limits { size_bytes: 512 * 100, is_read_only: false, buffer_bytes: 512 * 8 };
+        let read = |kind: u8, sector, sectors| {
+            let op_flags = kind.into();
+            Request::read(&IoDescriptor { op_flags, sectors, sector, address: 0 }, limits)
+        };
+        for kind in [operation::READ, operation::WRITE] {
+            assert!(read(kind, 92, 8).is_ok(), "{kind}");
+            assert_eq!(read(kind, 93, 8), Err(Errno::INVAL), "{kind}: behind the disk");
+            assert_eq!(read(kind, 0, 9), Err(Errno::INVAL), "{kind}: behind the buffer");
+            assert_eq!(read(kind, 0, 0), Err(Errno::INVAL), "{kind}: nothing");
+        }
+        for kind in [operation::DISCARD, operation::WRITE_ZEROES] {
+            assert!(read(kind, 0, 100).is_ok(), "{kind}");
+            assert_eq!(read(kind, 1, 100), Err(Errno::INVAL), "{kind}: behind the disk");
+        }
+        assert_eq!(read(operation::READ, u64::MAX / 512, 8), Err(Errno::INVAL));
+        assert_eq!(read(4, 0, 8), Err(Errno::OPNOTSUPP));
+        let read_only = Limits { is_read_only: true, ..limits };
+        for kind in [operation::WRITE, operation::DISCARD, operation::WRITE_ZEROES] {
+            let descriptor =
+                IoDescriptor { op_flags: kind.into(), sectors: 8, ..IoDescriptor::default() };
+            assert_eq!(Request::read(&descriptor, read_only), Err(Errno::ROFS), "{kind}");
+        }
+    }
+}
