@@ -84,6 +84,7 @@ lint:
 loom:
 	$(CARGO) test --profile checked --locked -p zfolio-core --features loom --lib loom_
 	$(CARGO) test --profile checked --locked -p zfolio-iaa --features loom --lib loom_
+	$(CARGO) test --profile checked --locked -p zfolio-workers --features loom --lib loom_
 
 # The accelerator's driver on its model: 10^8 descriptors, three quarters of an hour.
 iaa-faults:

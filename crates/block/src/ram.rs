@@ -1,16 +1,18 @@
 //! A compressed disk in memory as a [`Device`]: [`Zram`] with memory of the system, this thread's CPU and a clock.
 
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use zfolio_core::budget::WriteBudget;
 use zfolio_core::page::UnitOrder;
 use zfolio_core::store::{Backing, Key};
-use zfolio_core::zcomp::{self, Params, Zcomp};
+use zfolio_core::zcomp::{self, Backend, Params, Zcomp};
 use zfolio_core::zram::{self, Zram};
 use zfolio_core::zsmalloc::PageSource;
 use zfolio_sys::{Errno, clock, cpu, random};
+use zfolio_workers::{Crew, Threads, Workers};
 
 use crate::device::{Device, Error};
 
@@ -28,6 +30,8 @@ pub struct Config {
     /// Units that were not used for so many seconds are recompressed, if there is a second algorithm; sooner the nearer
     /// memory is to its limit.
     pub age_s: u32,
+    /// Threads that compress and decompress large requests together with those that serve them.
+    pub workers: usize,
 }
 
 /// Where a disk writes units back to, and when.
@@ -53,6 +57,8 @@ pub enum Unmade {
     Codec(zcomp::Error),
     /// The system gives no random bytes.
     Random(Errno),
+    /// The system gives no thread.
+    Threads(io::Error),
 }
 
 impl fmt::Display for Unmade {
@@ -63,6 +69,7 @@ impl fmt::Display for Unmade {
             }
             Unmade::Codec(error) => error.fmt(f),
             Unmade::Random(error) => write!(f, "no random key: {error}"),
+            Unmade::Threads(error) => write!(f, "no thread for a worker: {error}"),
         }
     }
 }
@@ -82,6 +89,7 @@ pub struct Ram {
     rests_until_ns: AtomicU64,
     policy: PolicyStat<AtomicU64>,
     writes_back: Option<WritesBack>,
+    _workers: Threads,
 }
 
 /// What a disk keeps that writes units back.
@@ -170,7 +178,13 @@ impl Ram {
         report: Report,
     ) -> Result<Ram, Unmade> {
         let cpus = cpu::online();
-        let codec = |params: &Params| Zcomp::new(params.clone(), config.unit, cpus);
+        let workers = Crew::new(config.workers).start().map_err(Unmade::Threads)?;
+        let accelerate = |codec| {
+            let crew = Arc::clone(workers.crew());
+            let workers = Workers::new(codec, config.unit.bytes(), crew)?;
+            Ok(Box::new(workers) as Box<dyn Backend>)
+        };
+        let codec = |params: &Params| Zcomp::around(params.clone(), config.unit, cpus, &accelerate);
         let codecs = config.algorithms.iter().map(codec).collect::<Result<_, _>>();
         let codecs = codecs.map_err(Unmade::Codec)?;
         let zram = Zram::new(codecs, source, key, config.disk_bytes, cpus);
@@ -184,6 +198,7 @@ impl Ram {
             rests_until_ns: AtomicU64::new(0),
             policy: PolicyStat::default(),
             writes_back: None,
+            _workers: workers,
         })
     }
 

@@ -293,6 +293,7 @@ mod tests {
             unit: header.unit,
             limit_bytes: 0,
             age_s: 600,
+            workers: 0,
         };
         let source = Arc::new(zfolio_pager::PoolMappings::default());
         let report = Box::new(|error: &_| panic!("{error}"));

@@ -4,6 +4,7 @@
 
 #![deny(unsafe_code)]
 
+mod accelerator;
 mod algorithms;
 mod allowance;
 mod arguments;

@@ -272,6 +272,9 @@ pub const fn compressed_bytes_max(unit_bytes: usize) -> usize {
     unit_bytes - unit_bytes / 16
 }
 
+/// Puts an accelerator around a codec: what it writes and reads is what the codec does.
+pub type Accelerate<'a> = &'a dyn Fn(Box<dyn Backend>) -> Result<Box<dyn Backend>, Error>;
+
 /// One codec at one level for units of one size, with its streams.
 pub struct Zcomp {
     name: &'static str,
@@ -313,7 +316,7 @@ impl Zcomp {
         Zcomp::around(params, unit, streams, &Ok)
     }
 
-    /// The same with an accelerator around the codec, which writes and reads what the codec does.
+    /// The same with an accelerator around the codec.
     ///
     /// # Errors
     ///
@@ -326,7 +329,7 @@ impl Zcomp {
         params: Params,
         unit: UnitOrder,
         streams: usize,
-        accelerate: &dyn Fn(Box<dyn Backend>) -> Result<Box<dyn Backend>, Error>,
+        accelerate: Accelerate<'_>,
     ) -> Result<Zcomp, Error> {
         let software = params.algorithm.backend();
         let codec = accelerate(Box::new(Named { software, shared: shared(&params, unit)? }))?;

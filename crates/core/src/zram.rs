@@ -7,7 +7,8 @@
 //! ```text
 //! read    of each unit: lock the slot
 //!           no entry             zeros
-//!           the whole unit       decompressed into the caller's memory
+//!           the whole unit       decompressed into the caller's memory; with a codec that works on several units at
+//!                                once, up to 16 together
 //!           a part               decompressed into a scratch buffer, and copied from there
 //! write   whole units, up to 16: lock their slots; compressed from the caller's memory, nothing is read
 //!         a part of a unit: lock the slot; decompressed into a scratch buffer, changed there, compressed
@@ -30,7 +31,7 @@
 //! # Concurrency
 //!
 //! slot -> scratch of this CPU -> the store's. Requests on different units share no lock but the pool's. A request waits
-//! for a slot only while it holds no other: a write takes the slots that follow if they are free (`write_together`). So
+//! for a slot only while it holds no other: others that follow are taken if they are free (`write_together`). So
 //! nobody waits in a circle, and a request of several units is not one step to others, as on any disk.
 //!
 //! # Cost
@@ -93,7 +94,7 @@ const RANK_SCRATCH: u8 = 22;
 /// Bytes of units that a read has fetched together.
 const FETCH_BYTES: usize = 256 << 10;
 
-/// Whole units that a write stores together: as many as this, or as the codec compresses at once if that is more.
+/// Whole units that go to the store together: as many as this, or as a codec works on at once if that is more.
 const TOGETHER_BYTES: usize = 64 << 10;
 
 /// The most of them, which lie on the stack: 16 x (56 + 24) B.
@@ -167,14 +168,31 @@ struct Scratch {
     holds: Option<Checksum>,
 }
 
+/// How many whole units of one request go to the store together, 1 to [`TOGETHER_MAX`].
+#[derive(Debug)]
+struct Together {
+    writes: usize,
+    /// Software decompresses one by one: then the locks of several slots would gain nothing.
+    reads: usize,
+}
+
+impl Together {
+    fn new(unit: UnitOrder, codecs: &[Zcomp]) -> Self {
+        let at_once = TOGETHER_BYTES / unit.bytes();
+        let most = |batch_max: usize| at_once.max(batch_max).min(TOGETHER_MAX);
+        let read_max = codecs.iter().map(Zcomp::batch_max).max().unwrap_or(1);
+        let reads = if read_max > 1 { most(read_max) } else { 1 };
+        Together { writes: most(codecs[0].batch_max()), reads }
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Zram<S: PageSource> {
     store: Store<S>,
     table: Table,
     unit: UnitOrder,
-    /// Whole units that a write stores together, 1 to [`TOGETHER_MAX`].
-    together: usize,
+    together: Together,
     disk_bytes: AtomicU64,
     limit: Limit,
     /// One for each CPU.
@@ -221,12 +239,12 @@ impl<S: PageSource> Zram<S> {
         let unit = codecs[0].unit();
         assert!(codecs.iter().all(|codec| codec.unit() == unit), "units of one size");
         let scratch = || Scratch { bytes: vec![0; unit.bytes()].into_boxed_slice(), holds: None };
-        let together = (TOGETHER_BYTES / unit.bytes()).max(codecs[0].batch_max());
+        let together = Together::new(unit, &codecs);
         let zram = Zram {
             store: Store::new(codecs, source, key),
             table: Table::new(),
             unit,
-            together: together.min(TOGETHER_MAX),
+            together,
             disk_bytes: AtomicU64::new(0),
             limit: Limit::default(),
             scratch: (0..cpus.max(1)).map(|_| Mutex::new(scratch())).collect(),
@@ -326,13 +344,13 @@ impl<S: PageSource> Zram<S> {
     pub fn read(&self, cpu: usize, at: u64, into: &mut [u8]) -> Result<(), Error> {
         self.check(at, into.len() as u64)?;
         self.fetch_ahead(at, into.len() as u64);
-        let mut rest = into;
-        for (unit, within) in self.pieces(at, rest.len() as u64) {
-            let (piece, after) = rest.split_at_mut(within.len());
-            rest = after;
-            self.read_piece(cpu, unit, within, piece).inspect_err(|_| {
+        let (mut at, mut rest) = (at, into);
+        while !rest.is_empty() {
+            let read = self.read_front(cpu, at, rest).inspect_err(|_| {
                 self.io.failed_reads.fetch_add(1, Relaxed);
             })?;
+            at += read as u64;
+            rest = &mut rest[read..];
         }
         Ok(())
     }
@@ -451,6 +469,59 @@ impl<S: PageSource> Zram<S> {
         self.store.poll();
     }
 
+    /// Reads the beginning of `into`: whole units together, or a part of one. Returns how many bytes.
+    fn read_front(&self, cpu: usize, at: u64, into: &mut [u8]) -> Result<usize, Error> {
+        let (unit, within) = self.pieces(at, into.len() as u64).next().expect("there is something");
+        let unit_bytes = self.unit.bytes();
+        let units = (into.len() / unit_bytes).min(self.together.reads);
+        if within.len() == unit_bytes && units > 1 {
+            let read = self.read_together(cpu, unit, &mut into[..units * unit_bytes]);
+            if read > 0 {
+                return Ok(read);
+            }
+        }
+        let bytes = within.len();
+        self.read_piece(cpu, unit, within, &mut into[..bytes])?;
+        Ok(bytes)
+    }
+
+    /// Reads whole units, at most [`TOGETHER_MAX`], up to the first whose slot somebody else has, or that is not here.
+    /// Returns how many bytes.
+    fn read_together(&self, cpu: usize, unit: u64, into: &mut [u8]) -> usize {
+        let now_s = self.now_s.load(Relaxed);
+        let mut slots = [const { None }; TOGETHER_MAX];
+        let mut count = 0;
+        for (unit, place) in (unit..).zip(&mut slots[..into.len() / self.unit.bytes()]) {
+            let Some(lock) = self.table.get(unit) else { break };
+            let slot = if count == 0 { Some(lock.lock()) } else { lock.try_lock() };
+            let Some(mut slot) = slot else { break };
+            slot.touch(now_s);
+            *place = Some(slot);
+            count += 1;
+        }
+        let mut incoming: [Incoming<'_>; TOGETHER_MAX] = Default::default();
+        let units = into.chunks_exact_mut(self.unit.bytes());
+        for ((incoming, slot), bytes) in incoming.iter_mut().zip(slots.iter().flatten()).zip(units)
+        {
+            match &slot.entry {
+                Some(entry) => *incoming = Incoming::new(entry, bytes),
+                None => bytes.fill(0),
+            }
+        }
+        self.store.load(cpu, &mut incoming[..count]);
+        let mut here = 0;
+        for incoming in &incoming[..count] {
+            match (incoming.entry, incoming.outcome) {
+                // What was fetched to be read stays on the backing.
+                (Some(entry), Loaded::Whole) => _ = self.store.put_away(entry),
+                (None, _) => {}
+                _ => break,
+            }
+            here += 1;
+        }
+        here * self.unit.bytes()
+    }
+
     fn read_piece(
         &self,
         cpu: usize,
@@ -486,7 +557,7 @@ impl<S: PageSource> Zram<S> {
     fn write_front(&self, cpu: usize, at: u64, from: &[u8]) -> Result<usize, Error> {
         let (unit, within) = self.pieces(at, from.len() as u64).next().expect("there is something");
         let unit_bytes = self.unit.bytes();
-        let units = (from.len() / unit_bytes).min(self.together);
+        let units = (from.len() / unit_bytes).min(self.together.writes);
         if within.len() == unit_bytes && units > 1 {
             let written = self.write_together(cpu, unit, &from[..units * unit_bytes]);
             // There may be room for one.

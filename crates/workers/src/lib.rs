@@ -36,7 +36,7 @@ mod crew;
 mod desk;
 mod workers;
 
-pub use crew::{CREW_MAX, Crew, LINGER_NS};
+pub use crew::{CREW_MAX, Crew, LINGER_NS, Threads};
 pub use workers::{OFFER_NS, Workers};
 
 /// What loom replaces.

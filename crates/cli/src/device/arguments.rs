@@ -17,6 +17,7 @@ use zfolio_pager::spill::Site;
 use zfolio_sys::ublk::NUMBERS;
 
 use super::list::Column;
+use crate::accelerator::Accelerator;
 use crate::allowance;
 use crate::arguments::{parse_unit, parse_write_budget};
 use crate::metrics::parse_metrics;
@@ -120,6 +121,13 @@ pub(crate) struct AddArgs {
     /// A client's writes arrive in pieces of 256K, so units above that are compressed several times.
     #[arg(long, short, value_name = "SIZE", default_value = "4K", value_parser = parse_unit)]
     pub(super) unit: UnitOrder,
+
+    /// What compresses and decompresses beside the threads that serve clients: cpu, or cpu=N for N threads
+    ///
+    /// Requests of several units are divided among them, if they take long enough to be worth it. Without a number there
+    /// is a thread for each CPU but one. It helps where fewer clients than CPUs make large requests.
+    #[arg(long, value_name = "cpu[=N]", value_parser = Accelerator::parse)]
+    pub(super) accelerate: Option<Accelerator>,
 
     /// The most memory that the disk may take; then writes fail with "no space" [default: any amount]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]

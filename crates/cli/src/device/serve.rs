@@ -222,6 +222,7 @@ fn make(arguments: &AddArgs, origin: Option<&Origin>) -> Result<Ram, Failure> {
         unit: header.map_or(arguments.unit, |header| header.unit),
         limit_bytes: arguments.mem_limit.unwrap_or(0),
         age_s: arguments.recompress_age,
+        workers: arguments.accelerate.map_or(0, |accelerator| accelerator.workers()),
     };
     let (name, lost) = (arguments.name.clone(), AtomicU64::new(0));
     let report = move |error: &zram::Error| {

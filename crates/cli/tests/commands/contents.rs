@@ -138,6 +138,25 @@ fn places_that_are_of_no_use_are_one_line() {
     assert_eq!(disk.ask("stat", &["backing_dev"]).1, "none\n");
 }
 
+/// Goal: with workers a disk has what was written to it, in the same memory as without. Method: requests of many units,
+/// in units of two sizes, some of which shrink and some of which do not.
+#[test]
+fn workers_change_no_contents() {
+    const BYTES: usize = 8 << 20;
+    let contents = numbered(BYTES, 3);
+    for unit in ["4K", "64K"] {
+        let options = ["--size", "8M", "--algorithm", "zstd", "--unit", unit];
+        let sizes = [&["--accelerate", "cpu=3"][..], &[]].map(|accelerate| {
+            let disk = Disk::start("workers", &[&options[..], accelerate].concat());
+            let mut client = disk.client();
+            write_all(&mut client, &contents);
+            assert!(read_all(&mut client, BYTES) == contents, "{unit} {accelerate:?}");
+            disk.columns("mm_stat")[1]
+        });
+        assert_eq!(sizes[0], sizes[1], "{unit}");
+    }
+}
+
 /// Goal: a disk goes on from its file, also one that had written back, with the same size, unit and algorithms; the
 /// file is its owner's alone.
 #[test]

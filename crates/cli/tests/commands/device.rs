@@ -72,6 +72,7 @@ fn what_is_wrong_is_one_line_and_leaves_nothing() {
         (&["--size", "1000"][..], "--size"),
         (&["--unit", "12K"], "power of two"),
         (&["--algorithm", "rar"], "'rar'"),
+        (&["--accelerate", "gpu"], "accepted: cpu, or cpu=N"),
         (&["--mem-limit", "0"], "'0' is too small"),
         (&["--nbd", "192.0.2.1:10809"], "--nbd"),
         (

@@ -1,9 +1,9 @@
 //! A script of requests, played on a device and on plain bytes at once. The fuzz target plays what the fuzzer writes,
 //! the tests what seeded numbers write.
 //!
-//! Any bytes are a script: the first chooses the unit and the backing, each next one a request that takes its numbers
-//! from those that follow. The page source fails as the script says, and so do the limit and the backing. Whatever
-//! fails, each unit is what it was or what was written (`ZRAM-2`); only of a unit that the backing has lost it may be
+//! Any bytes are a script: the first chooses the unit, the backing and the kind of codec, each next one a request that
+//! takes its numbers from those that follow. The page source fails as the script says, and so do the limit and the
+//! backing. Whatever fails, each unit is what it was or what was written (`ZRAM-2`); only of a unit that the backing has lost it may be
 //! said that it is lost.
 
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::page::{UnitOrder, same_filled};
 use crate::store::Key;
 use crate::store::backing::faulty::{Breakable, Faulty};
 use crate::store::backing::sealed::Sealed;
-use crate::zcomp::{Algorithm, Zcomp};
+use crate::zcomp::{self, Accelerate, Algorithm, Backend, Compressor, Decompressor, Zcomp};
 use crate::zsmalloc::world::{World, bytes, check_rows, unit};
 
 /// Units of the largest disk of a script.
@@ -50,15 +50,41 @@ struct Player<'p, B> {
 pub fn play(script: &[u8]) {
     let Some((first, script)) = script.split_first() else { return };
     let order = unit([0, 2, 4][usize::from(*first) % 3]);
+    let is_batched = first / 12 % 2 == 1;
     match first / 3 % 4 {
-        0 => play_on::<Faulty>(order, false, script),
-        1 => play_on::<Faulty>(order, true, script),
-        _ => play_on::<Sealed>(order, true, script),
+        0 => play_on::<Faulty>(order, false, is_batched, script),
+        1 => play_on::<Faulty>(order, true, is_batched, script),
+        _ => play_on::<Sealed>(order, true, is_batched, script),
     }
 }
 
-fn play_on<B: Breakable>(order: UnitOrder, has_backing: bool, script: &[u8]) {
-    let codec = |algorithm: Algorithm| Zcomp::new(algorithm.into(), order, 2).expect("streams");
+/// A codec that takes several units at once, as accelerators do.
+struct Batched(Box<dyn Backend>);
+
+impl Backend for Batched {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn batch_max(&self) -> usize {
+        5
+    }
+
+    fn compressor(&self, unit_bytes: usize) -> Result<Box<dyn Compressor>, zcomp::Error> {
+        self.0.compressor(unit_bytes)
+    }
+
+    fn decompressor(&self, unit_bytes: usize) -> Result<Box<dyn Decompressor>, zcomp::Error> {
+        self.0.decompressor(unit_bytes)
+    }
+}
+
+fn play_on<B: Breakable>(order: UnitOrder, has_backing: bool, is_batched: bool, script: &[u8]) {
+    let codec = |algorithm: Algorithm| {
+        let batched = |codec| Ok(Box::new(Batched(codec)) as Box<dyn Backend>);
+        let accelerate: Accelerate<'_> = if is_batched { &batched } else { &Ok };
+        Zcomp::around(algorithm.into(), order, 2, accelerate).expect("streams")
+    };
     let codecs = [Algorithm::Lz4, Algorithm::Zstd].map(codec).into();
     let world = World::new();
     let secret = bytes(42, Key::BYTES).try_into().expect("as many bytes");
