@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use zfolio_core::budget::WriteBudget;
 use zfolio_core::page::UnitOrder;
 use zfolio_core::store::{Backing, Key};
-use zfolio_core::zcomp::{self, Backend, Params, Zcomp};
+use zfolio_core::zcomp::{self, Params};
 use zfolio_core::zram::{self, Zram};
 use zfolio_core::zsmalloc::PageSource;
 use zfolio_sys::{Errno, clock, cpu, random};
-use zfolio_workers::{Crew, Threads, Workers};
+use zfolio_workers::{Crew, Threads, with_crew};
 
 use crate::device::{Device, Error};
 
@@ -179,12 +179,7 @@ impl Ram {
     ) -> Result<Ram, Unmade> {
         let cpus = cpu::online();
         let workers = Crew::new(config.workers).start().map_err(Unmade::Threads)?;
-        let accelerate = |codec| {
-            let crew = Arc::clone(workers.crew());
-            let workers = Workers::new(codec, config.unit.bytes(), crew)?;
-            Ok(Box::new(workers) as Box<dyn Backend>)
-        };
-        let codec = |params: &Params| Zcomp::around(params.clone(), config.unit, cpus, &accelerate);
+        let codec = |params: &Params| with_crew(params.clone(), config.unit, cpus, workers.crew());
         let codecs = config.algorithms.iter().map(codec).collect::<Result<_, _>>();
         let codecs = codecs.map_err(Unmade::Codec)?;
         let zram = Zram::new(codecs, source, key, config.disk_bytes, cpus);

@@ -12,6 +12,7 @@ use zfolio_core::budget::WriteBudget;
 use zfolio_core::page::UnitOrder;
 pub(crate) use zfolio_core::size::parse_stall;
 use zfolio_core::zcomp::Choice;
+use zfolio_workers::Accelerator;
 
 use crate::completion;
 use crate::device;
@@ -113,7 +114,7 @@ signals on, and ends as the program ended: with its exit status, or by the same 
 this machine can't ('zfolio doctor' says why); 122 --strict ended the program; 2 a wrong argument.
 
 Defaults may stand in the environment: ZFOLIO_LIMIT, ZFOLIO_STALL, ZFOLIO_ALGORITHM, ZFOLIO_UNIT,
-ZFOLIO_SPILL (a place a line, or none), ZFOLIO_SPILL_LIMIT, ZFOLIO_MAX_POOL_PERCENT,
+ZFOLIO_ACCELERATE, ZFOLIO_SPILL (a place a line, or none), ZFOLIO_SPILL_LIMIT, ZFOLIO_MAX_POOL_PERCENT,
 ZFOLIO_ACCEPT_THRESHOLD_PERCENT, ZFOLIO_WRITE_BUDGET, and ZFOLIO_PER_PROCESS=1, ZFOLIO_STRICT=1,
 ZFOLIO_QUIET=1. An option given overrides them."
 )]
@@ -145,6 +146,13 @@ pub(crate) struct RunArgs {
     /// Large units compress better and faster; small ones serve a random access sooner.
     #[arg(long, short, value_name = "SIZE", value_parser = parse_unit)]
     pub(crate) unit: Option<UnitOrder>,
+
+    /// What compresses and decompresses beside the threads of zfolio: cpu, or cpu=N for N threads [default: none]
+    ///
+    /// Batches of units are divided among them where that takes long enough. Without a number there is a thread for each
+    /// CPU but one. It helps where the program leaves CPUs idle.
+    #[arg(long, value_name = "cpu[=N]", value_parser = Accelerator::parse)]
+    pub(crate) accelerate: Option<Accelerator>,
 
     /// Where memory goes that does not fit compressed: a directory, or a block device for this program alone
     ///

@@ -4,7 +4,6 @@
 
 #![deny(unsafe_code)]
 
-mod accelerator;
 mod algorithms;
 mod allowance;
 mod arguments;

@@ -96,7 +96,7 @@ const MORE: [Section; 4] = [
             ("LD_PRELOAD", "The library, before what is there already."),
             ("ZFOLIO_LIMIT, ZFOLIO_UNIT", "In bytes."),
             (
-                "ZFOLIO_ALGORITHM, ZFOLIO_PER_PROCESS, ZFOLIO_STRICT, ZFOLIO_QUIET",
+                "ZFOLIO_ALGORITHM, ZFOLIO_ACCELERATE, ZFOLIO_PER_PROCESS, ZFOLIO_STRICT, ZFOLIO_QUIET",
                 "As the options say.",
             ),
             ("ZFOLIO_SPILL", "Where to spill to, a place a line; or none."),

@@ -231,11 +231,12 @@ fn environment(settings: &Settings, preload: &Path) -> Result<Vec<CString>, Fail
     let flag = |set: bool| set.then(|| OsString::from("1"));
     let spill = &settings.spill;
     let rule = |text: String| spill.is_any().then(|| OsString::from(text));
-    let ours: [(&str, Option<OsString>); 15] = [
+    let ours: [(&str, Option<OsString>); 16] = [
         ("LD_PRELOAD", Some(library)),
         ("ZFOLIO_LIMIT", Some(settings.limit_bytes.to_string().into())),
         ("ZFOLIO_UNIT", Some(settings.unit.bytes().to_string().into())),
         ("ZFOLIO_ALGORITHM", Some(settings.algorithm.to_string().into())),
+        ("ZFOLIO_ACCELERATE", settings.accelerate.map(|it| it.to_string().into())),
         ("ZFOLIO_STALL", Some(size::display_stall(settings.stall_ppm).into())),
         ("ZFOLIO_SPILL", Some(spill.variable())),
         ("ZFOLIO_SPILL_LIMIT", rule(spill.limit_bytes.to_string())),

@@ -48,6 +48,8 @@ pub struct Config {
     pub stall_ppm: u32,
     /// Where data goes that does not fit; without a path, nowhere.
     pub spill: Places,
+    /// Threads that compress and decompress batches together with the engine's own.
+    pub workers: usize,
 }
 
 /// Reads the dictionary that `params` name into them; without one they stay as they are.

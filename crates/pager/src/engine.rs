@@ -32,6 +32,7 @@ use zfolio_core::zsmalloc::{ClassStats, PageSource};
 #[cfg(test)]
 use zfolio_sys::map::Reservation;
 use zfolio_sys::{cpu, random};
+use zfolio_workers::{Crew, with_crew};
 
 use crate::charge::{Charge, OverLimit, report_first};
 use crate::config::{Config, Error, LIMIT_BYTES_MIN, Mode};
@@ -96,6 +97,8 @@ pub(crate) struct Work {
     pub(crate) place: Option<Place>,
     /// How many CPUs the process may use.
     pub(crate) cpus: usize,
+    /// Who works on the batches of its codecs.
+    pub(crate) crew: Arc<Crew>,
     pub(crate) stopping: AtomicBool,
     /// A thread is about to fork: nothing is captured (`Engine::settle_for_fork`).
     pub(crate) settling: AtomicBool,
@@ -108,6 +111,8 @@ pub(crate) struct Parts {
     pub(crate) source: Arc<dyn PageSource>,
     /// One codec; or two, the fast one first.
     pub(crate) codecs: Vec<Zcomp>,
+    /// Who works on their batches.
+    pub(crate) crew: Arc<Crew>,
     pub(crate) key: Key,
     /// Where units go that do not fit in the pool, if there is such a place.
     pub(crate) backing: Option<Box<dyn Backing>>,
@@ -159,14 +164,15 @@ impl Engine {
         let system = Box::new(Linux::open(config.mode)?);
         let cpus = cpu::online();
         let codecs = config.algorithm.codecs().into_iter();
-        let codecs = codecs.map(|params| Zcomp::new(params, config.unit, cpus.max(2)));
+        let crew = Crew::new(config.workers);
+        let codecs = codecs.map(|params| with_crew(params, config.unit, cpus.max(2), &crew));
         let codecs = codecs.collect::<Result<Vec<_>, _>>();
         let codecs = codecs.map_err(|error| Error::Codec(error.to_string()))?;
         let mut secret = [0; Key::BYTES];
         random::fill(&mut secret).map_err(|errno| Error::Memory { what: "a random key", errno })?;
         let source = Arc::new(PoolMappings::default());
         let key = Key::new(secret);
-        let parts = Parts { system, source, codecs, key, backing, cpus };
+        let parts = Parts { system, source, codecs, crew, key, backing, cpus };
         Engine::on(parts, config, stats)
     }
 
@@ -219,6 +225,7 @@ impl Engine {
                 spilling: Spilling::default(),
                 place: None,
                 cpus: parts.cpus,
+                crew: parts.crew,
                 stopping: AtomicBool::new(false),
                 settling: AtomicBool::new(false),
             },
@@ -234,6 +241,11 @@ impl Engine {
     /// Notes in the figures that the engine manages memory from now on.
     pub fn engage(&self) {
         self.figures().engaged.store(1, Relaxed);
+    }
+
+    /// Who works on the batches of the engine's codecs: each worker is to be given a thread.
+    pub fn crew(&self) -> &Arc<Crew> {
+        &self.work.crew
     }
 
     /// The userfaultfd of the program's faults. While any process has it open, a touch of a missing
@@ -289,6 +301,7 @@ impl Engine {
             strict: false,
             stall_ppm: 0,
             spill: Places::default(),
+            workers: 0,
         };
         let stats = Box::new(Box::<Stats>::default());
         Engine::with_backing(config, stats, backing).expect("Mode::check has passed")

@@ -54,6 +54,7 @@ pub struct Builder {
     mode: Mode,
     strict: bool,
     spill: Places,
+    workers: usize,
     write_budget: String,
     name: String,
     listed: bool,
@@ -171,6 +172,14 @@ impl Builder {
         self
     }
 
+    /// So many threads compress and decompress batches together with those of the pager, where that takes long enough
+    /// to be worth it: for programs that leave CPUs idle. At most [`zfolio_workers::CREW_MAX`]. Default: 0.
+    #[must_use]
+    pub fn workers(mut self, workers: usize) -> Builder {
+        self.workers = workers.min(zfolio_workers::CREW_MAX);
+        self
+    }
+
     /// Calls `function` when the limit is passed, and again each time it is passed after it was
     /// held. Without a function, one line on standard error reports the first time.
     ///
@@ -250,6 +259,7 @@ impl Builder {
             strict: false,
             stall_ppm: 0,
             spill: self.spill,
+            workers: self.workers,
         };
         let algorithm = config.algorithm.to_string();
         let notice = self.callback.is_some().then(|| Arc::new(Notice::new(self.limit_bytes)));
@@ -380,6 +390,14 @@ impl Core {
             };
             core.threads.push(spawn(name, signal::block_all, guarded)?);
         }
+        let crew = engine.crew();
+        for worker in 0..crew.len() {
+            let guarded = move || {
+                let _guard = NoUnwind;
+                crew.serve(worker);
+            };
+            core.threads.push(spawn("zfolio-worker", signal::block_all, guarded)?);
+        }
         for disk in engine.disks() {
             let guarded = move || {
                 let _guard = NoUnwind;
@@ -484,6 +502,7 @@ impl Pager {
             mode: Mode::default(),
             strict: false,
             spill: Places::default(),
+            workers: 0,
             write_budget: WriteBudget::NONE.to_string(),
             name: String::new(),
             listed: true,

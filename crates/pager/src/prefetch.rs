@@ -147,6 +147,7 @@ impl Engine {
         self.work.stopping.store(true, Relaxed);
         self.wake_all();
         self.disks().iter().for_each(|disk| disk.stop());
+        self.work.crew.stop();
     }
 
     /// Wakes the reclaiming and the prefetching thread, and those of the disks.

@@ -8,6 +8,7 @@ use zfolio_core::size;
 use zfolio_core::zcomp::{Choice, Params};
 use zfolio_pager::spill::{Places, PoolLimit};
 use zfolio_pager::{Config, Mode, fatal};
+use zfolio_workers::Accelerator;
 
 /// The settings, or `None` inside if this process is not to be managed.
 static SETTINGS: OnceLock<Option<Settings>> = OnceLock::new();
@@ -79,6 +80,9 @@ fn from_environment() -> Option<Settings> {
                 .and_then(|budget| budget.parse().ok())
                 .unwrap_or_default(),
         },
+        workers: text("ZFOLIO_ACCELERATE")
+            .and_then(|accelerator| Accelerator::parse(&accelerator).ok())
+            .map_or(0, Accelerator::workers),
     };
     let run = number("ZFOLIO_RUN").unwrap_or(0);
     let follow_per_mille = number("ZFOLIO_FOLLOW").unwrap_or(0).min(1000);

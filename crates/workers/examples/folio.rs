@@ -3,12 +3,11 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
 use std::time::Instant;
 
 use zfolio_core::page::UnitOrder;
-use zfolio_core::zcomp::{Algorithm, Backend, Element, Outcome, Params, Unpack, Zcomp};
-use zfolio_workers::{Crew, Workers};
+use zfolio_core::zcomp::{Algorithm, Element, Outcome, Params, Unpack, Zcomp};
+use zfolio_workers::{Crew, with_crew};
 
 const UNIT: usize = 4096;
 const FOLIO: usize = 64 << 10;
@@ -56,13 +55,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     corpus.read_exact_at(&mut bytes, 64 << 20)?;
     let unit = UnitOrder::from_bytes(UNIT).ok_or("a unit")?;
     let threads = Crew::new(workers).start()?;
-    let crew = |codec| {
-        let workers = Workers::new(codec, UNIT, Arc::clone(threads.crew()))?;
-        Ok(Box::new(workers) as Box<dyn Backend>)
-    };
     for algorithm in [Algorithm::Lz4, Algorithm::LzoRle, Algorithm::Zstd] {
         let alone = Zcomp::new(Params::from(algorithm), unit, 1)?;
-        let together = Zcomp::around(Params::from(algorithm), unit, 1, &crew)?;
+        let together = with_crew(Params::from(algorithm), unit, 1, threads.crew())?;
         let mut ratios = [Vec::new(), Vec::new()];
         let mut ns = [Vec::new(), Vec::new()];
         for _ in 0..ROUNDS {

@@ -29,6 +29,7 @@
 
 #![deny(unsafe_code)]
 
+mod accelerator;
 #[allow(unsafe_code, reason = "bytes whose borrows are the submitter's")]
 mod batch;
 mod crew;
@@ -36,8 +37,9 @@ mod crew;
 mod desk;
 mod workers;
 
+pub use accelerator::Accelerator;
 pub use crew::{CREW_MAX, Crew, LINGER_NS, Threads};
-pub use workers::{OFFER_NS, Workers};
+pub use workers::{OFFER_NS, Workers, with_crew};
 
 /// What loom replaces.
 mod atomic {

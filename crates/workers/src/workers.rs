@@ -4,9 +4,11 @@ use std::fmt;
 use std::hint::spin_loop;
 use std::sync::Arc;
 
+use zfolio_core::page::UnitOrder;
 use zfolio_core::sync::Mutex;
 use zfolio_core::zcomp::{
-    Answer, BATCH_MAX, Backend, Compressor, Corrupt, Decompressor, Error, Job, Unpack,
+    Answer, BATCH_MAX, Backend, Compressor, Corrupt, Decompressor, Error, Job, Params, Unpack,
+    Zcomp,
 };
 use zfolio_sys::{clock, thread};
 
@@ -133,6 +135,23 @@ impl Workers {
             memory_bytes,
         })
     }
+}
+
+/// Sets up a codec of the library's, whose batches a crew works on.
+///
+/// # Errors
+///
+/// Those of [`Zcomp::new`].
+pub fn with_crew(
+    params: Params,
+    unit: UnitOrder,
+    streams: usize,
+    crew: &Arc<Crew>,
+) -> Result<Zcomp, Error> {
+    Zcomp::around(params, unit, streams, &|codec| {
+        let workers = Workers::new(codec, unit.bytes(), Arc::clone(crew))?;
+        Ok(Box::new(workers) as Box<dyn Backend>)
+    })
 }
 
 impl Backend for Workers {

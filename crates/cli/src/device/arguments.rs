@@ -15,9 +15,9 @@ use zfolio_core::zcomp::{self, Algorithm, Params};
 use zfolio_core::zram::ALGORITHMS_MAX;
 use zfolio_pager::spill::Site;
 use zfolio_sys::ublk::NUMBERS;
+use zfolio_workers::Accelerator;
 
 use super::list::Column;
-use crate::accelerator::Accelerator;
 use crate::allowance;
 use crate::arguments::{parse_unit, parse_write_budget};
 use crate::metrics::parse_metrics;

@@ -6,6 +6,7 @@
 //! | `ZFOLIO_STALL` | `--stall` |
 //! | `ZFOLIO_ALGORITHM` | `--algorithm` |
 //! | `ZFOLIO_UNIT` | `--unit` |
+//! | `ZFOLIO_ACCELERATE` | `--accelerate` |
 //! | `ZFOLIO_SPILL`, `ZFOLIO_SPILL_LIMIT` | `--spill`, one a line, or `none` for `--no-spill`; `--spill-limit` |
 //! | `ZFOLIO_MAX_POOL_PERCENT`, `ZFOLIO_ACCEPT_THRESHOLD_PERCENT` | `--max-pool-percent`, `--accept-threshold-percent` |
 //! | `ZFOLIO_WRITE_BUDGET` | `--write-budget` |
@@ -14,7 +15,7 @@
 //!
 //! The library that is loaded into a program reads the same variables. So a `zfolio run` inside
 //! another finds the settings of the outer one there. It inherits limit (and whether it is each
-//! process's own), algorithm, unit and where to spill: its
+//! process's own), algorithm, unit, accelerator and where to spill: its
 //! program would also have had them without the inner command. But whether to be quiet or strict is
 //! decided for each command alone: inside another run (`ZFOLIO_RUN` is set) `ZFOLIO_STRICT` and
 //! `ZFOLIO_QUIET` are ignored.
@@ -24,6 +25,7 @@ use std::env;
 use zfolio_core::page::UnitOrder;
 use zfolio_core::size;
 use zfolio_core::zcomp::Choice;
+use zfolio_workers::Accelerator;
 
 use super::spill::Spill;
 use super::{RUN_LIMIT_BYTES_MIN, auto};
@@ -48,6 +50,8 @@ pub(super) struct Settings {
     pub(super) algorithm: Choice,
     /// The size of the units that are compressed.
     pub(super) unit: UnitOrder,
+    /// What compresses beside the engine's threads.
+    pub(super) accelerate: Option<Accelerator>,
     /// Where to spill to.
     pub(super) spill: Spill,
     /// Whether to end a program that cannot be held below its limit.
@@ -100,7 +104,12 @@ impl Settings {
             Some(unit) => Some(unit),
             None => from_variable(variable, "ZFOLIO_UNIT", parse_unit)?,
         };
+        let accelerate = match arguments.accelerate {
+            Some(accelerator) => Some(accelerator),
+            None => from_variable(variable, "ZFOLIO_ACCELERATE", Accelerator::parse)?,
+        };
         Ok(Settings {
+            accelerate,
             limit_bytes: match limit {
                 Some(Limit::Bytes(limit)) => limit,
                 Some(Limit::Auto) => auto::first_limit().map_or_else(|| default_limit(50.0), Ok)?,

@@ -220,6 +220,7 @@ impl Settings {
                 write_budget: self.spill.map(|spill| spill.budget).unwrap_or_default(),
                 ..Places::default()
             },
+            workers: 0,
         }
     }
 

@@ -9,6 +9,7 @@ use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::stats::Stats;
 use zfolio_core::store::{Backing, Key};
 use zfolio_core::zcomp::Zcomp;
+use zfolio_workers::Crew;
 
 use super::codec::codecs;
 use super::disk::{Disk, Shared};
@@ -127,6 +128,7 @@ impl World {
             system: Box::new(Arc::clone(&space)),
             source: Arc::<Source>::clone(&source),
             codecs,
+            crew: Crew::new(0),
             key: Key::new([0x5A; Key::BYTES]),
             backing,
             cpus: settings.cpus,

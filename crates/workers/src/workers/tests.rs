@@ -11,7 +11,7 @@ use zfolio_core::zcomp::{
     Unpack, Zcomp,
 };
 
-use super::{BATCH_BYTES, Workers};
+use super::{BATCH_BYTES, Workers, with_crew};
 use crate::crew::Crew;
 
 const UNIT: usize = 4096;
@@ -74,11 +74,7 @@ fn a_crew_makes_what_the_codec_makes() {
     for algorithm in [Algorithm::Lz4, Algorithm::Zstd] {
         let params = Params::from(algorithm);
         let alone = Zcomp::new(params.clone(), unit(), 1).unwrap();
-        let crew = |codec| {
-            let workers = Workers::new(codec, UNIT, Arc::clone(threads.crew()))?;
-            Ok(Box::new(workers) as Box<dyn Backend>)
-        };
-        let together = Zcomp::around(params, unit(), 2, &crew).unwrap();
+        let together = with_crew(params, unit(), 2, threads.crew()).unwrap();
         std::thread::scope(|scope| {
             for thread in 0..3 {
                 let (alone, together) = (&alone, &together);
