@@ -254,7 +254,7 @@ impl Ram {
     }
 
     /// Has the disk know the time, makes room below its limit, and writes back and recompresses what is old, for a part
-    /// of the time since the last call. To be called several times a second.
+    /// of the time since the last call; and gives back memory that became unused. To be called several times a second.
     pub fn work(&self, since_ns: u64) {
         self.tick();
         let began = clock::monotonic_ns();
@@ -262,6 +262,7 @@ impl Ram {
             self.write_back(writes_back, began, began + since_ns / WRITE_SHARE);
         }
         self.recompress(clock::monotonic_ns(), since_ns / WORK_SHARE);
+        self.zram.compact_if_wasteful();
     }
 
     fn write_back(&self, writes_back: &WritesBack, began: u64, until: u64) {
@@ -364,6 +365,31 @@ mod tests {
     use crate::attributes;
     use crate::device::Device as _;
     use crate::testing::{ram, written_back};
+
+    /// Goal: what is discarded gives its memory back by itself, also where other units share its pages. Method: every
+    /// second page of a disk of text.
+    #[test]
+    fn a_disk_compacts_itself() {
+        let ram = ram(8 << 20, &["zstd"]);
+        let text = |at: u64| Random::new(at).bytes(700).repeat(6)[..4096].to_vec();
+        let pages = 0..2048;
+        pages.clone().for_each(|at| ram.write(at << 12, &text(at)).unwrap());
+        let filled = ram.zram().mm_stat().mem_used_total;
+        pages.clone().step_by(2).for_each(|at| ram.discard(at << 12, 4096).unwrap());
+        for _ in 0..10 {
+            ram.work(1);
+        }
+        let stat = ram.zram().mm_stat();
+        ram.zram().compact();
+        let least = ram.zram().mm_stat().mem_used_total;
+        let most = least + least / 16;
+        assert!(stat.mem_used_total <= most, "{filled} {} {least}", stat.mem_used_total);
+        let mut found = vec![0; 4096];
+        for at in pages {
+            ram.read(at << 12, &mut found).unwrap();
+            assert!(found == if at % 2 == 0 { vec![0; 4096] } else { text(at) }, "page {at}");
+        }
+    }
 
     /// Goal: a unit that was not used for the disk's age is recompressed by itself, sooner if memory is short, and the
     /// figures say so.

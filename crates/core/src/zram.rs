@@ -67,7 +67,7 @@ use crate::store::{
 };
 use crate::sync::{Guard, Mutex};
 use crate::zcomp::Zcomp;
-use crate::zsmalloc::PageSource;
+use crate::zsmalloc::{Compaction, PageSource};
 
 use limit::{Limit, Room};
 use slot::{Slot, SlotLock};
@@ -195,6 +195,7 @@ pub struct Zram<S: PageSource> {
     together: Together,
     disk_bytes: AtomicU64,
     limit: Limit,
+    compaction: Compaction,
     /// One for each CPU.
     scratch: Box<[Mutex<RANK_SCRATCH, Scratch>]>,
     /// Seconds since the device was made, as its owner says.
@@ -247,6 +248,7 @@ impl<S: PageSource> Zram<S> {
             together,
             disk_bytes: AtomicU64::new(0),
             limit: Limit::default(),
+            compaction: Compaction::default(),
             scratch: (0..cpus.max(1)).map(|_| Mutex::new(scratch())).collect(),
             now_s: AtomicU32::new(0),
             figures: Figures::default(),

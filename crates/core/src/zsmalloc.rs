@@ -50,6 +50,7 @@
 
 mod class;
 mod compact;
+mod compaction;
 mod marks;
 mod row;
 #[cfg(any(test, fuzzing))]
@@ -82,6 +83,7 @@ use table::{Chain, ENTRIES_MAX, Table};
 use zspage::{ZspageId, Zspages};
 
 pub use compact::Compacted;
+pub use compaction::Compaction;
 pub(crate) use slot::Away;
 #[cfg(all(test, feature = "loom"))]
 pub(crate) use slot::loom_slot;

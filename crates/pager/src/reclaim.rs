@@ -26,6 +26,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use zfolio_core::ledger::signed;
 use zfolio_core::stats::add;
 use zfolio_core::store::{self, EntryId, Outcome};
+use zfolio_core::zsmalloc::Compaction;
 
 use crate::bell::Bell;
 use crate::engine::Engine;
@@ -33,7 +34,6 @@ use crate::folio::{Folio, Held, Table, UNITS_MAX, Units};
 use crate::mover::{Full, Hollow, Refusal, Shared};
 use crate::replacement::Queue;
 
-use background::Compaction;
 use busy::Busy;
 use proactive::Proactive;
 

@@ -262,4 +262,12 @@ impl<S: PageSource> Zram<S> {
         self.store.pool().compact(usize::MAX);
         self.store.pool().trim();
     }
+
+    /// Does a part of that, a millisecond's, if enough became unused since the last time. The device's owner calls this
+    /// now and then.
+    pub fn compact_if_wasteful(&self) {
+        if self.compaction.step(self.store.pool()) {
+            self.store.pool().trim();
+        }
+    }
 }

@@ -1,10 +1,8 @@
 //! The background thread: reclaims before faults need memory, and keeps the pool compact.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use zfolio_core::page::PAGE_BYTES;
-use zfolio_core::zsmalloc::PoolStats;
 use zfolio_sys::cpu;
 
 use super::haltpoll::{HaltPoll, World};
@@ -13,42 +11,9 @@ use crate::config::Mode;
 use crate::engine::Engine;
 use crate::folio::Table;
 
-/// How much one compaction moves at most: 4 MiB take a millisecond.
-const COMPACT_BYTES: usize = 4 << 20;
-
-/// The pool is compacted when more than a 32nd of it, and 64 KiB, became unused since the last time:
-/// looking at all size classes takes 10 to 20 us.
-const WASTE_SHARE: u64 = 32;
-const WASTE_MIN: u64 = 64 << 10;
-
 /// The background thread takes a turn at least this often, and then compares the charge with the
 /// kernel's count.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(20);
-
-/// When the pool is compacted.
-#[derive(Debug, Default)]
-pub(crate) struct Compaction {
-    /// Unused bytes that the last one left: about half a page for each size class that is in use. In a
-    /// pool of 5 MiB that is a tenth.
-    left_bytes: AtomicU64,
-}
-
-impl Compaction {
-    fn is_due(&self, pool: PoolStats) -> bool {
-        let unused = unused_bytes(pool);
-        let left = self.left_bytes.fetch_min(unused, Relaxed).min(unused);
-        unused - left >= WASTE_MIN + pool.bytes_stored / WASTE_SHARE
-    }
-
-    /// Nothing more can be gained now.
-    fn ended(&self, pool: PoolStats) {
-        self.left_bytes.store(unused_bytes(pool), Relaxed);
-    }
-}
-
-fn unused_bytes(pool: PoolStats) -> u64 {
-    (pool.pages_used * PAGE_BYTES as u64).saturating_sub(pool.bytes_stored)
-}
 
 /// The faults of the program and the bell, as halt polling looks at them.
 struct Faults<'a> {
@@ -168,13 +133,7 @@ impl Engine {
     /// Compacts the pool if it is due. The table's guard proves that no fork is under way: the child would
     /// inherit the pool's locks as they are (`ENG-4`).
     pub(crate) fn compact_if_wasteful(&self, _table: &Table) {
-        let compaction = &self.work.reclaimer.compaction;
-        if compaction.is_due(self.store.pool_stats()) {
-            let compacted = self.store.pool().compact(COMPACT_BYTES);
-            if compacted.bytes_moved < COMPACT_BYTES {
-                compaction.ended(self.store.pool_stats());
-            }
-        }
+        self.work.reclaimer.compaction.step(self.store.pool());
     }
 
     fn reclaim_to_high(&self) {
@@ -205,40 +164,5 @@ impl Engine {
                 }
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{Compaction, PAGE_BYTES, PoolStats};
-
-    const MIB: u64 = 1 << 20;
-
-    fn pool(stored: u64, unused: u64) -> PoolStats {
-        let pages_used = (stored + unused) / PAGE_BYTES as u64;
-        PoolStats { pages_used, bytes_stored: stored, ..PoolStats::default() }
-    }
-
-    /// Goal: compaction that gained nothing is due again when more became unused, and not before: a program
-    /// that faults all the time makes a tenth of its pool unused within milliseconds.
-    #[test]
-    fn the_pool_is_compacted_when_more_became_unused() {
-        let compaction = Compaction::default();
-        let is_due = |unused| compaction.is_due(pool(8 * MIB, unused));
-        assert!(!is_due(MIB / 4));
-        assert!(is_due(MIB));
-        assert!(is_due(MIB), "until it has ended");
-        compaction.ended(pool(8 * MIB, MIB));
-        assert!(!is_due(MIB + MIB / 4));
-        assert!(is_due(MIB + MIB / 2));
-    }
-
-    /// Goal: what cannot be gained falls with the pool.
-    #[test]
-    fn a_pool_that_shrank_is_compacted_sooner() {
-        let compaction = Compaction::default();
-        compaction.ended(pool(64 * MIB, 4 * MIB));
-        assert!(!compaction.is_due(pool(MIB, MIB / 4)));
-        assert!(compaction.is_due(pool(MIB, MIB / 2)));
     }
 }
