@@ -69,6 +69,7 @@ impl Crew {
         let mut idle_since = None;
         // Relaxed: it is looked at again before the worker sleeps.
         while !self.stopping.load(Ordering::Relaxed) {
+            thread::follow();
             if let Some(shared) = desk.next() {
                 let _finish = Finish(desk);
                 shared.work(worker);
@@ -86,12 +87,17 @@ impl Crew {
         }
     }
 
+    /// Wakes all workers, so that they call `thread::follow`.
+    pub fn wake_all(&self) {
+        self.desks.iter().for_each(Desk::wake);
+    }
+
     /// Has [`Crew::serve`] return.
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::Relaxed);
         // Pairs with the fence in Desk::will_sleep(): a worker sees the word, or is woken.
         fence(Ordering::SeqCst);
-        self.desks.iter().for_each(Desk::wake);
+        self.wake_all();
     }
 
     /// In a child of `fork`, on its only thread, while no batch is at work: the parent's threads are not there.

@@ -100,6 +100,40 @@ fn runs_of_units_that_overlap_stay_whole() {
     });
 }
 
+/// Goal: a run of units that meets the end of the disk, as it is when its slots are taken, ends there.
+#[test]
+fn a_run_of_units_ends_with_the_disk() {
+    let disk = zram(0, 8 << 12, &[Algorithm::Lz4]);
+    disk.resize(6 << 12).unwrap();
+    assert_eq!(disk.write_together(0, 4, &text(1, 4 << 12)), Ok(2 << 12));
+    assert!(matches!(disk.write_together(0, 6, &text(1, 2 << 12)), Err(Error::Invalid { .. })));
+    disk.resize(8 << 12).unwrap();
+    let mut found = vec![1; 4 << 12];
+    disk.read(0, 4 << 12, &mut found).unwrap();
+    assert!(found == [text(1, 2 << 12), vec![0; 2 << 12]].concat());
+}
+
+/// Goal: of a run of units that meets a refusal, the refused ones are stored from what the pool gives back. Method: the
+/// source refuses one request after the other.
+#[test]
+fn a_run_of_units_is_tried_again() {
+    for refused in 0..8 {
+        let world = World::new();
+        let codec = Zcomp::new(Algorithm::Lz4.into(), unit(0), 1).unwrap();
+        let secret = bytes(7, Key::BYTES).try_into().unwrap();
+        let disk = Zram::new(vec![codec], Arc::clone(&world), Key::new(secret), 1 << 20, 1);
+        let disk = disk.unwrap();
+        world.refuse(refused..refused + 1);
+        let contents: Vec<u8> = (0..16)
+            .flat_map(|at| if at % 2 == 0 { bytes(at, 4096) } else { text(at, 4096) })
+            .collect();
+        assert_eq!(disk.write(0, 0, &contents), Ok(()), "request {refused}");
+        let mut found = vec![1; contents.len()];
+        disk.read(0, 0, &mut found).unwrap();
+        assert!(found == contents);
+    }
+}
+
 /// Goal: while a disk grows and shrinks, writers get all or an error, and what they wrote stays.
 #[test]
 fn a_disk_that_shrinks_cuts_off_nothing() {
