@@ -56,6 +56,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+    Ordering::SeqCst, fence,
 };
 
 use crate::budget::WriteBudget;
@@ -321,6 +322,9 @@ impl<S: PageSource> Zram<S> {
         // (`check_unit`), and the slots beyond the new end are locked below: so each of them sees the new size, or is
         // seen here (ZRAM-4).
         let before = self.disk_bytes.swap(disk_bytes, Release);
+        // Pairs with the fence in slot_to_write(): a leaf that a writer makes meanwhile is found below, or the writer
+        // sees the new size.
+        fence(SeqCst);
         busy_beyond(before).inspect_err(|_| self.disk_bytes.store(before, Release))
     }
 
@@ -655,7 +659,10 @@ impl<S: PageSource> Zram<S> {
         let Some(_room) = self.limit.reserve(self, 1, GROWTH_BYTES_MAX) else {
             return Err(Error::NoSpace { limit_bytes: self.limit.get() });
         };
-        self.table.make(unit).map(Some).map_err(|_| Error::NoMemory)
+        let made = self.table.make(unit).map_err(|_| Error::NoMemory)?;
+        // See resize().
+        fence(SeqCst);
+        Ok(Some(made))
     }
 
     /// Whether the disk still has this unit. The caller has its slot (`ZRAM-4`).

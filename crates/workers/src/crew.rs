@@ -100,7 +100,8 @@ impl Crew {
         self.wake_all();
     }
 
-    /// In a child of `fork`, on its only thread, while no batch is at work: the parent's threads are not there.
+    /// In a child of `fork`, on its only thread, while no batch is at work: the parent's threads are not there, and the
+    /// child may start some of its own. [`Threads`] must not be dropped there, which would wait for the parent's.
     pub fn start_over(&self) {
         self.desks.iter().for_each(Desk::finish);
     }

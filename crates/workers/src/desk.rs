@@ -85,7 +85,8 @@ impl<T: Sync> Desk<T> {
         }
         let busy = offer.map_addr(|address| address | BUSY);
         // Acquire: see offer().
-        self.batch.compare_exchange(offer, busy, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        let offer = self.batch.compare_exchange(offer, busy, Ordering::Acquire, Ordering::Relaxed);
+        let offer = offer.ok()?;
         // SAFETY: WORK-2: whoever has offered it keeps it while this desk has it.
         Some(unsafe { &*offer })
     }

@@ -26,8 +26,8 @@ const BATCH_BYTES: usize = 512 << 10;
 /// Polls before the submitter lets others have its CPU, one of which may be the worker that it waits for.
 const PATIENCE: u32 = 64;
 
-/// The rank of the state of one worker, which only that worker takes, holding nothing.
-const RANK_HAND: u8 = 43;
+/// The rank of the state of one worker, which only that worker takes, holding nothing. A codec may have locks of its own.
+const RANK_HAND: u8 = 2;
 
 /// One codec state for each worker.
 type Hands<C> = Box<[Mutex<RANK_HAND, Box<C>>]>;
@@ -51,15 +51,16 @@ impl fmt::Debug for Shared {
 }
 
 impl Shared {
-    /// What a worker does: takes jobs until none is left.
+    /// What a worker does: takes jobs until none is left. In a child of `fork` its hand may be one that the parent's
+    /// worker held at that moment; then it helps nobody with this codec.
     pub(crate) fn work(&self, worker: usize) {
         match &*self.skill {
             Skill::Compress(hands) => {
-                let mut hand = hands[worker].lock();
+                let Some(mut hand) = hands[worker].try_lock() else { return };
                 self.take_all(|source, dest| answered(hand.compress_unit(source, dest)));
             }
             Skill::Decompress(hands) => {
-                let mut hand = hands[worker].lock();
+                let Some(mut hand) = hands[worker].try_lock() else { return };
                 self.take_all(|source, dest| usize::from(hand.decompress(source, dest).is_ok()));
             }
         }
@@ -290,13 +291,12 @@ impl Line {
         let line = &mut *settle.0;
         line.offer();
         let began = clock::monotonic_ns();
-        let mut mine = 0;
+        let mut mine = 0_u64;
         while let Some(taken) = line.shared.batch.take(End::First) {
             taken.work(&mut work);
             mine += 1;
         }
-        if mine > 0 {
-            let job_ns = (clock::monotonic_ns() - began) / mine;
+        if let Some(job_ns) = (clock::monotonic_ns() - began).checked_div(mine) {
             line.job_ns = if line.job_ns == 0 { job_ns } else { (line.job_ns * 7 + job_ns) / 8 };
         }
         std::mem::forget(settle);

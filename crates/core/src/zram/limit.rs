@@ -53,7 +53,8 @@ impl Limit {
         self.bytes.store(bytes, Relaxed);
     }
 
-    /// Room for some units and so many bytes of the table. `None`: there is none below the limit, also after compaction.
+    /// Room for some units and so many bytes of the table. `None`: there is none below the limit; of one
+    /// unit, also after compaction.
     pub(super) fn reserve<S: PageSource>(
         &self,
         zram: &Zram<S>,
@@ -66,7 +67,8 @@ impl Limit {
         }
         // An object may begin in the middle of a page.
         let bytes = (units * (zram.unit().bytes() + PAGE_BYTES) + table_bytes) as u64;
-        for is_last in [false, true] {
+        // Whoever finds no room for several tries one.
+        for is_last in [units > 1, true] {
             let pending = self.pending.fetch_add(bytes, Relaxed) + bytes;
             let room = Room(Some((self, bytes)));
             let used = zram.used_bytes();
@@ -75,9 +77,10 @@ impl Limit {
                 return Some(room);
             }
             drop(room);
-            if !is_last {
-                zram.make_room();
+            if is_last {
+                break;
             }
+            zram.make_room();
         }
         None
     }

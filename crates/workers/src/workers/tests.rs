@@ -17,7 +17,7 @@ use crate::crew::Crew;
 const UNIT: usize = 4096;
 
 fn unit() -> UnitOrder {
-    UnitOrder::from_bytes(UNIT).unwrap()
+    UnitOrder::from_bytes(UNIT).expect("a unit")
 }
 
 /// Units of every kind: words, text, noise, mixtures.
@@ -174,8 +174,8 @@ impl Backend for Slow {
 }
 
 fn slow(slow: &Slow, crew: &Arc<Crew>) -> Zcomp {
-    let workers = Workers::new(Box::new(slow.clone()), UNIT, Arc::clone(crew)).unwrap();
-    Zcomp::with_backend(&workers, unit(), 1).unwrap()
+    let workers = Workers::new(Box::new(slow.clone()), UNIT, Arc::clone(crew)).expect("states");
+    Zcomp::with_backend(&workers, unit(), 1).expect("a stream")
 }
 
 /// Goal: workers do work; memory is counted with theirs; and streams and crew end in any order.
