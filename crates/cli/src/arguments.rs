@@ -16,6 +16,7 @@ use zfolio_core::zcomp::Choice;
 use crate::completion;
 use crate::device;
 use crate::dictionary;
+use crate::iaa;
 use crate::manual;
 use crate::metrics::parse_metrics;
 
@@ -62,6 +63,8 @@ pub(crate) enum Command {
     Set(SetArgs),
     /// Make compressed disks in memory, and serve them to clients
     Device(device::DeviceArgs),
+    /// List the In-Memory Analytics Accelerators, and set up queues on them
+    Iaa(iaa::IaaArgs),
     /// Run a program once, and recommend a limit for it
     Suggest(SuggestArgs),
     /// Check what this machine offers, and say what to do where something is missing
