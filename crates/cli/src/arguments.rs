@@ -17,6 +17,7 @@ use zfolio_workers::Accelerator;
 use crate::completion;
 use crate::device;
 use crate::dictionary;
+use crate::iaa;
 use crate::manual;
 use crate::metrics::parse_metrics;
 
@@ -63,6 +64,8 @@ pub(crate) enum Command {
     Set(SetArgs),
     /// Make compressed disks in memory, and serve them to clients
     Device(device::DeviceArgs),
+    /// List the In-Memory Analytics Accelerators, and set up queues on them
+    Iaa(iaa::IaaArgs),
     /// Run a program once, and recommend a limit for it
     Suggest(SuggestArgs),
     /// Check what this machine offers, and say what to do where something is missing

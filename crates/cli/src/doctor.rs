@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use zfolio_block::ublk;
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::size;
+use zfolio_iaa::discover;
 use zfolio_pager::spill;
 use zfolio_sys::errno_text::ErrnoText;
 use zfolio_sys::probe::{self, Feature};
@@ -85,6 +86,7 @@ pub(crate) fn doctor(arguments: &DoctorArgs) -> Result<ExitCode, Failure> {
     disk(&mut checks);
     for_bench(&mut checks);
     for_device(&mut checks);
+    accelerators(&mut checks);
     let obstacle = findings.obstacle();
     let good = obstacle.is_none() && checks.iter().all(|check| check.state != State::Bad);
     let text = if arguments.json {
@@ -402,6 +404,30 @@ fn for_device(checks: &mut Vec<Check>) {
         why: "'zfolio device add --ublk' makes a disk a block device of this machine.",
         todo: "boot Linux 6.6 or newer with CONFIG_BLK_DEV_UBLK and sudo modprobe ublk_drv, or use --nbd or \
                --vhost-user",
+    });
+}
+
+/// The hardware that compresses, and what programs may use of it.
+fn accelerators(checks: &mut Vec<Check>) {
+    let devices = discover::devices(Path::new("/sys"));
+    checks.push(Check {
+        what: "IAA devices".to_owned(),
+        state: State::unless(!devices.is_empty(), State::Note),
+        found: if devices.is_empty() { "no".to_owned() } else { devices.len().to_string() },
+        why: "Intel's In-Memory Analytics Accelerator compresses in hardware; without it, processors do.",
+        todo: "nothing, unless the machine has one: then sudo modprobe idxd",
+    });
+    if devices.is_empty() {
+        return;
+    }
+    let queues = discover::queues(Path::new("/sys"), Path::new("/dev/iax"));
+    let usable = queues.iter().flatten().count();
+    checks.push(Check {
+        what: "IAA queues".to_owned(),
+        state: State::unless(usable > 0, State::Note),
+        found: format!("{usable} for programs"),
+        why: "A program needs a queue of type user; 'zfolio iaa list' shows all.",
+        todo: "sudo zfolio iaa setup",
     });
 }
 

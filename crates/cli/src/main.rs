@@ -13,6 +13,7 @@ mod dictionary;
 mod doctor;
 mod duration;
 mod failure;
+mod iaa;
 mod ledger_file;
 mod manual;
 mod metrics;
@@ -48,6 +49,7 @@ fn command() -> Result<ExitCode, Failure> {
         Command::Stat(arguments) => stat::stat(&arguments),
         Command::Set(arguments) => set::set(&arguments),
         Command::Device(arguments) => device::device(&arguments),
+        Command::Iaa(arguments) => iaa::iaa(&arguments),
         Command::Suggest(arguments) => suggest::suggest(&arguments),
         Command::Doctor(arguments) => doctor::doctor(&arguments),
         Command::Algorithms(_) => algorithms::algorithms(),

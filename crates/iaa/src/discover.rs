@@ -3,11 +3,17 @@
 //! `/sys/bus/dsa/devices` has a directory for each device (`iax1`) and for each of its queues (`wq1.0`). A queue is
 //! used if it is enabled and of type `user`. For every other one there is a line that says why, and what to do.
 
+pub mod script;
+
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::driver::WorkQueue;
 use crate::portal::hardware::{Hardware, Mode};
+
+/// Where the devices and their queues are, below `/sys`.
+pub(crate) const DEVICES: &str = "bus/dsa/devices";
 
 /// A queue that may be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,69 +60,186 @@ impl Found {
     }
 }
 
-/// The queues below `sysfs` (`/sys`), in the order of their names, whose files are in `dev` (`/dev/iax`). None at all:
-/// the machine has no such device, or its driver (`idxd`) is not loaded.
+/// An accelerator of this machine, with whatever sysfs says of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Device {
+    /// Its name, `iax1`.
+    pub name: String,
+    /// Its number.
+    pub number: usize,
+    /// The NUMA node, if the system says which.
+    pub node: Option<usize>,
+    /// The package of the CPUs that are near it, if the system says which.
+    pub package: Option<usize>,
+    /// Its state: `enabled`, `disabled` or `halted`; empty if it is not readable.
+    pub state: String,
+    /// Its queues, by their numbers, enabled or not.
+    pub queues: Vec<Queue>,
+    /// The names of its engines, by their numbers.
+    pub engines: Vec<String>,
+}
+
+/// A queue of a device, with its attributes as sysfs has them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Queue {
+    /// Its name, `wq1.0`.
+    pub name: String,
+    /// The driver that it is bound to: `user` for programs, `crypto` for the kernel.
+    pub driver: Option<String>,
+    attributes: BTreeMap<&'static str, String>,
+}
+
+impl Queue {
+    /// Attributes that a queue has: first those that `setup` writes, in the order in which the kernel accepts them.
+    pub const ATTRIBUTES: [&'static str; 11] = [
+        "mode",
+        "size",
+        "group_id",
+        "threshold",
+        "priority",
+        "block_on_fault",
+        "type",
+        "name",
+        "driver_name",
+        "state",
+        "clients",
+    ];
+
+    fn read(directory: &Path, name: String) -> Queue {
+        let own = directory.join(&name);
+        let driver = fs::read_link(own.join("driver")).ok();
+        let driver = driver.and_then(|link| link.file_name()?.to_str().map(str::to_owned));
+        let value = |attribute: &'static str| Some((attribute, read(&own, attribute)?));
+        let attributes = Queue::ATTRIBUTES.into_iter().filter_map(value).collect();
+        Queue { name, driver, attributes }
+    }
+
+    /// The value of one of [`ATTRIBUTES`](Queue::ATTRIBUTES), if it is readable.
+    #[must_use]
+    pub fn get(&self, attribute: &str) -> Option<&str> {
+        self.attributes.get(attribute).map(String::as_str)
+    }
+
+    /// What a driver needs to know, or why the queue cannot be used.
+    ///
+    /// # Errors
+    ///
+    /// Why not, and what to do.
+    pub fn usable(&self, device: &Device, dev: &Path) -> Result<Found, Unusable> {
+        let unusable = |why| Unusable { name: self.name.clone(), why };
+        let (mode, depth) = self.mode_and_depth(&device.name).map_err(unusable)?;
+        Ok(Found {
+            name: self.name.clone(),
+            device: device.number,
+            package: device.package.unwrap_or(0),
+            mode,
+            depth,
+            path: dev.join(&self.name),
+        })
+    }
+
+    fn mode_and_depth(&self, device: &str) -> Result<(Mode, u32), String> {
+        let name = &self.name;
+        let read =
+            |attribute: &str| self.get(attribute).ok_or(format!("{attribute} is not readable"));
+        let state = read("state")?;
+        if state != "enabled" {
+            return Err(format!(
+                "its state is '{state}': run 'accel-config enable-wq {device}/{name}'"
+            ));
+        }
+        let kind = read("type")?;
+        if kind != "user" {
+            return Err(format!(
+                "its type is '{kind}': it must be 'user', with the driver name 'user'"
+            ));
+        }
+        let number = |attribute| {
+            let text = read(attribute)?;
+            text.parse::<u32>()
+                .map_err(|_| format!("{attribute} is '{text}': a number is expected"))
+        };
+        let size = number("size")?;
+        if size == 0 {
+            return Err("its size is 0: give it descriptors".to_owned());
+        }
+        match read("mode")? {
+            "dedicated" => Ok((Mode::Dedicated, size)),
+            // Users may fill it up to its threshold.
+            "shared" => {
+                let depth = number("threshold").map_or(size, |most| most.clamp(1, size));
+                Ok((Mode::Shared, depth))
+            }
+            mode => Err(format!("its mode is '{mode}': accepted are dedicated and shared")),
+        }
+    }
+}
+
+/// The accelerators below `sysfs` (`/sys`), by their numbers. None at all: the machine has no such device, or its
+/// driver (`idxd`) is not loaded.
+#[must_use]
+pub fn devices(sysfs: &Path) -> Vec<Device> {
+    let directory = sysfs.join(DEVICES);
+    let names = children(&directory);
+    // The numbers are those of all devices of the family; only an IAA is called so.
+    let mut found: Vec<Device> = names
+        .iter()
+        .filter_map(|name| Some((number(name.strip_prefix("iax")?)?, name)))
+        .map(|(number, name)| device(sysfs, &directory, number, name))
+        .collect();
+    found.sort_unstable_by_key(|device| device.number);
+    for device in &mut found {
+        let of = |kind: &str| {
+            let prefix = format!("{kind}{}.", device.number);
+            let of = |name: &String| Some((number(name.strip_prefix(&prefix)?)?, name.clone()));
+            let mut all: Vec<(usize, String)> = names.iter().filter_map(of).collect();
+            all.sort_unstable();
+            all.into_iter().map(|(_, name)| name)
+        };
+        let engines = of("engine").collect();
+        let queues = of("wq").map(|name| Queue::read(&directory, name)).collect();
+        (device.engines, device.queues) = (engines, queues);
+    }
+    found
+}
+
+/// One device, without what belongs to it.
+fn device(sysfs: &Path, directory: &Path, number: usize, name: &str) -> Device {
+    let own = directory.join(name);
+    Device {
+        name: name.to_owned(),
+        number,
+        node: read(&own, "numa_node").and_then(|node| node.parse().ok()),
+        package: package_of(sysfs, &own),
+        state: read(&own, "state").unwrap_or_default(),
+        queues: Vec::new(),
+        engines: Vec::new(),
+    }
+}
+
+/// The queues below `sysfs` (`/sys`), in the order of their names, whose files are in `dev` (`/dev/iax`).
 #[must_use]
 pub fn queues(sysfs: &Path, dev: &Path) -> Vec<Result<Found, Unusable>> {
-    let directory = sysfs.join("bus/dsa/devices");
-    let Ok(entries) = fs::read_dir(&directory) else { return Vec::new() };
-    let mut names: Vec<([usize; 2], String)> = entries
-        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-        .filter_map(|name| Some((numbers(&name)?, name)))
-        // The numbers are those of all devices of the family; only an IAA is called so.
-        .filter(|([device, _], _)| directory.join(format!("iax{device}")).exists())
-        .collect();
-    names.sort_unstable();
-    let look = |([device, _], name): ([usize; 2], String)| {
-        let found = queue(sysfs, &directory, device, &name);
-        let found = found.map(|found| Found { path: dev.join(&name), ..found });
-        found.map_err(|why| Unusable { name, why })
+    let devices = devices(sysfs);
+    let usable = |device: &Device| {
+        device.queues.iter().map(|queue| queue.usable(device, dev)).collect::<Vec<_>>()
     };
-    names.into_iter().map(look).collect()
+    devices.iter().flat_map(usable).collect()
 }
 
-/// The device's and the queue's number of a name like `wq1.0`.
-fn numbers(name: &str) -> Option<[usize; 2]> {
-    let (device, queue) = name.strip_prefix("wq")?.split_once('.')?;
-    Some([device.parse().ok()?, queue.parse().ok()?])
+/// The names in a directory.
+fn children(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).into_iter().flatten();
+    entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect()
 }
 
-/// Reads what is known of one queue.
-fn queue(sysfs: &Path, directory: &Path, device: usize, name: &str) -> Result<Found, String> {
-    let own = directory.join(name);
-    let read =
-        |attribute: &str| read(&own, attribute).ok_or(format!("{attribute} is not readable"));
-    let state = read("state")?;
-    if state != "enabled" {
-        return Err(format!(
-            "its state is '{state}': run 'accel-config enable-wq iax{device}/{name}'"
-        ));
-    }
-    let kind = read("type")?;
-    if kind != "user" {
-        return Err(format!(
-            "its type is '{kind}': it must be 'user', with the driver name 'user'"
-        ));
-    }
-    let number = |attribute| {
-        let text = read(attribute)?;
-        text.parse::<u32>().map_err(|_| format!("{attribute} is '{text}': a number is expected"))
-    };
-    let size = number("size")?;
-    let (mode, depth) = match read("mode")?.as_str() {
-        "dedicated" => (Mode::Dedicated, size),
-        // Users may fill it up to its threshold.
-        "shared" => (Mode::Shared, number("threshold").map_or(size, |most| most.clamp(1, size))),
-        mode => return Err(format!("its mode is '{mode}': accepted are dedicated and shared")),
-    };
-    if depth == 0 {
-        return Err("its size is 0: give it descriptors".to_owned());
-    }
-    let package = package_of(sysfs, &directory.join(format!("iax{device}"))).unwrap_or(0);
-    Ok(Found { name: name.to_owned(), device, package, mode, depth, path: PathBuf::new() })
+/// A number as the kernel writes it in a name: `01` and `+1` are none.
+fn number(text: &str) -> Option<usize> {
+    text.parse().ok().filter(|number: &usize| number.to_string() == text)
 }
 
-fn read(directory: &Path, attribute: &str) -> Option<String> {
+/// An attribute without the space around it.
+pub(crate) fn read(directory: &Path, attribute: &str) -> Option<String> {
     fs::read_to_string(directory.join(attribute)).ok().map(|text| text.trim().to_owned())
 }
 
@@ -242,5 +365,12 @@ mod tests {
             ]
         );
         assert_eq!(queues(Path::new("/nonexistent"), Path::new("/dev/iax")), []);
+        tree.queue("wq1.06", &[]);
+        tree.queue("wq1.+6", &[]);
+        assert_eq!(
+            queues(&tree.0, Path::new("/dev/iax")).len(),
+            6,
+            "these are no names of the kernel's"
+        );
     }
 }

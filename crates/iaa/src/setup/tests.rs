@@ -1,0 +1,336 @@
+//! A made-up sysfs that answers writes as the kernel's driver does, and a fault at each write in turn.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use super::{DEVICES, Mode, Plan, Refused, Wanted};
+use crate::discover;
+
+/// The kernel, with files in a directory that is removed at the end.
+struct Kernel {
+    root: PathBuf,
+    writes: usize,
+    /// The write that fails.
+    fault: Option<usize>,
+}
+
+impl Drop for Kernel {
+    fn drop(&mut self) {
+        drop(fs::remove_dir_all(&self.root));
+    }
+}
+
+const OFF: [(&str, &str); 11] = [
+    ("state", "disabled"),
+    ("size", "0"),
+    ("group_id", "-1"),
+    ("mode", "shared"),
+    ("threshold", "0"),
+    ("priority", "0"),
+    ("block_on_fault", "0"),
+    ("type", "none"),
+    ("name", ""),
+    ("driver_name", ""),
+    ("clients", "0"),
+];
+
+impl Kernel {
+    /// Two devices of two packages, each with one queue of the kernel's with all descriptors.
+    fn new(name: &str) -> Kernel {
+        let root = std::env::temp_dir().join(format!("zfolio-setup-{name}-{}", std::process::id()));
+        let kernel = Kernel { root, writes: 0, fault: None };
+        for (number, node) in [(1, "0"), (3, "1")] {
+            let own = format!("iax{number}");
+            for (attribute, value) in [
+                ("state", "enabled"),
+                ("numa_node", node),
+                ("configurable", "1"),
+                ("pasid_enabled", "1"),
+                ("max_work_queues_size", "128"),
+            ] {
+                kernel.set(&own, attribute, value);
+            }
+            kernel.set(&format!("engine{number}.0"), "group_id", "0");
+            kernel.set(&format!("engine{number}.1"), "group_id", "-1");
+            for queue in 0..4 {
+                OFF.iter().for_each(|(a, v)| kernel.set(&format!("wq{number}.{queue}"), a, v));
+            }
+            let first = format!("wq{number}.0");
+            for (attribute, value) in [
+                ("size", "128"),
+                ("group_id", "0"),
+                ("mode", "dedicated"),
+                ("priority", "10"),
+                ("type", "kernel"),
+                ("name", "iaa_crypto"),
+                ("driver_name", "crypto"),
+                ("state", "enabled"),
+            ] {
+                kernel.set(&first, attribute, value);
+            }
+            symlink("../drivers/crypto", kernel.path(&first, "driver")).unwrap();
+            let cpu = kernel.root.join(format!("devices/system/cpu/cpu{node}/topology"));
+            fs::create_dir_all(&cpu).unwrap();
+            fs::write(cpu.join("physical_package_id"), node).unwrap();
+            let nodes = kernel.root.join(format!("devices/system/node/node{node}"));
+            fs::create_dir_all(&nodes).unwrap();
+            fs::write(nodes.join("cpulist"), node).unwrap();
+        }
+        kernel
+    }
+
+    fn path(&self, owner: &str, attribute: &str) -> PathBuf {
+        self.root.join(DEVICES).join(owner).join(attribute)
+    }
+
+    fn set(&self, owner: &str, attribute: &str, value: &str) {
+        let path = self.path(owner, attribute);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, format!("{value}\n")).unwrap();
+    }
+
+    fn get(&self, owner: &str, attribute: &str) -> String {
+        fs::read_to_string(self.path(owner, attribute)).unwrap().trim().to_owned()
+    }
+
+    fn queues_of(&self, name: &str) -> Vec<String> {
+        let device = discover::devices(&self.root).into_iter().find(|d| name == d.name).unwrap();
+        device.queues.into_iter().map(|queue| queue.name).collect()
+    }
+
+    /// All there is below the devices.
+    fn contents(&self) -> BTreeMap<PathBuf, String> {
+        let mut all = BTreeMap::new();
+        for owner in fs::read_dir(self.root.join(DEVICES)).unwrap() {
+            for file in fs::read_dir(owner.unwrap().path()).unwrap() {
+                let path = file.unwrap().path();
+                let link = fs::read_link(&path).map(|link| link.file_name().unwrap().into());
+                let link = link.map(|name: PathBuf| name.display().to_string());
+                let text = link.unwrap_or_else(|_| fs::read_to_string(&path).unwrap());
+                all.insert(path, text);
+            }
+        }
+        all
+    }
+
+    /// Answers a write as the driver does, in `drivers/dma/idxd/sysfs.c` and `device.c`.
+    fn write(&mut self, path: &Path, text: &str) -> io::Result<()> {
+        self.writes += 1;
+        if self.fault == Some(self.writes) {
+            return Err(io::Error::other("injected"));
+        }
+        let refuse = |why: &str| Err(io::Error::other(why.to_owned()));
+        let mut names = path.iter().rev().map(|name| name.to_str().unwrap());
+        let (attribute, owner) = (names.next().unwrap(), names.next().unwrap());
+        match attribute {
+            "bind" => return self.bind(owner, text),
+            "unbind" => {
+                if self.get(text, "state") != "enabled" {
+                    return refuse("it is not bound");
+                }
+                self.unbind(text);
+                return Ok(());
+            }
+            _ => {}
+        }
+        let number =
+            owner.trim_start_matches(|c: char| c.is_alphabetic()).split('.').next().unwrap();
+        let device = format!("iax{number}");
+        if self.get(&device, "state") == "enabled" {
+            return refuse("the device is enabled");
+        }
+        match attribute {
+            "size" => {
+                let others = self.queues_of(&device).into_iter().filter(|name| name != owner);
+                let others: u32 =
+                    others.map(|n| self.get(&n, "size").parse::<u32>().unwrap()).sum();
+                if others + text.parse::<u32>().unwrap() > 128 {
+                    return refuse("more than the device has");
+                }
+            }
+            "threshold" => {
+                let size: u32 = self.get(owner, "size").parse().unwrap();
+                let accepted = 1..=size;
+                if self.get(owner, "mode") == "dedicated"
+                    || !accepted.contains(&text.parse().unwrap())
+                {
+                    return refuse("not this threshold");
+                }
+            }
+            "mode" if text == "dedicated" => self.set(owner, "threshold", "0"),
+            "type" => self.set(owner, "name", ""),
+            _ => {}
+        }
+        self.set(owner, attribute, text);
+        Ok(())
+    }
+
+    fn bind(&self, driver: &str, name: &str) -> io::Result<()> {
+        let refuse = |why: &str| Err(io::Error::other(why.to_owned()));
+        if let Some(queue) = name.strip_prefix("wq") {
+            let device = format!("iax{}", queue.split('.').next().unwrap());
+            let size = self.get(name, "size");
+            let kind = if driver == "crypto" { "kernel" } else { "user" };
+            let fits = self.get(name, "type") == kind && self.get(name, "driver_name") == driver;
+            let shared = self.get(name, "mode") == "shared" && self.get(name, "threshold") == "0";
+            let is_ready = self.get(&device, "state") == "enabled" && size != "0";
+            if !is_ready || !fits || shared || self.get(name, "group_id") == "-1" {
+                return refuse("the queue is not configured");
+            }
+            symlink(format!("../drivers/{driver}"), self.path(name, "driver"))?;
+        }
+        self.set(name, "state", "enabled");
+        Ok(())
+    }
+
+    /// A device that is disabled forgets the configuration of all that belongs to it.
+    fn unbind(&self, name: &str) {
+        self.set(name, "state", "disabled");
+        drop(fs::remove_file(self.path(name, "driver")));
+        if name.starts_with("iax") {
+            for queue in self.queues_of(name) {
+                self.unbind(&queue);
+                OFF.iter().for_each(|(attribute, value)| self.set(&queue, attribute, value));
+            }
+        }
+    }
+
+    fn apply(&mut self, plan: &Plan) -> Result<(), super::Failed> {
+        let root = self.root.clone();
+        plan.apply(&root, |path, text| self.write(path, text))
+    }
+}
+
+fn wanted(queues: usize, mode: Mode) -> Wanted {
+    Wanted { devices: None, queues, mode, replace: true }
+}
+
+#[test]
+fn queues_are_ready_for_programs_afterwards() {
+    for (name, mode) in [("dedicated", Mode::Dedicated), ("shared", Mode::Shared)] {
+        let mut kernel = Kernel::new(name);
+        let plan = Plan::new(&kernel.root, &wanted(3, mode)).unwrap();
+        kernel.apply(&plan).unwrap();
+        let found = discover::queues(&kernel.root, Path::new("/dev/iax"));
+        let found: Vec<_> = found.into_iter().flatten().collect();
+        let names: Vec<&str> = found.iter().map(|found| &*found.name).collect();
+        assert_eq!(names, ["wq1.0", "wq1.1", "wq1.2", "wq3.0", "wq3.1", "wq3.2"]);
+        assert_eq!(names, plan.queues);
+        assert!(
+            found.iter().all(|found| (found.mode, found.depth) == (mode, 128 / 3)),
+            "{found:?}"
+        );
+        assert_eq!(kernel.get("wq1.0", "name"), "zfolio");
+        assert_eq!(kernel.get("engine1.1", "group_id"), "0");
+        // Once more, with fewer: the same way from another configuration.
+        let fewer = Plan::new(&kernel.root, &Wanted { replace: false, ..wanted(1, mode) }).unwrap();
+        kernel.apply(&fewer).unwrap();
+        let found = discover::queues(&kernel.root, Path::new("/dev/iax")).into_iter().flatten();
+        assert_eq!(found.map(|found| found.depth).collect::<Vec<_>>(), [128, 128]);
+    }
+}
+
+/// Goal: nothing half done stays. Method: a fault at each write in turn, from two configurations.
+#[test]
+fn a_fault_at_any_write_leaves_everything_as_it_was() {
+    for (name, mode) in [("fault-1", Mode::Dedicated), ("fault-2", Mode::Shared)] {
+        let mut kernel = Kernel::new(name);
+        for queues in [2, 3] {
+            let before = kernel.contents();
+            let plan = Plan::new(&kernel.root, &wanted(queues, mode)).unwrap();
+            let mut faults = 0;
+            loop {
+                (kernel.writes, kernel.fault) = (0, Some(faults + 1));
+                let Err(failed) = kernel.apply(&plan) else { break };
+                faults += 1;
+                assert!(failed.why.contains("injected"), "{failed}");
+                assert_eq!(failed.left, [""; 0], "fault at write {faults}");
+                assert!(kernel.contents() == before, "fault at write {faults}");
+            }
+            // Two devices: a queue or more and the device off and on, and some attributes of each.
+            assert!(faults >= 30, "only {faults} writes");
+        }
+    }
+}
+
+#[test]
+fn a_queue_that_does_not_start_is_undone_too() {
+    let mut kernel = Kernel::new("state");
+    let before = kernel.contents();
+    let plan = Plan::new(&kernel.root, &wanted(1, Mode::Dedicated)).unwrap();
+    let root = kernel.root.clone();
+    let failed = plan
+        .apply(&root, |path, text| match text {
+            // The write is accepted, and nothing happens.
+            "wq3.0" if path.ends_with("user/bind") => Ok(()),
+            _ => kernel.write(path, text),
+        })
+        .unwrap_err();
+    assert_eq!(
+        failed.to_string(),
+        "wq3.0 was not enabled by its driver; everything is as before: the kernel's log (dmesg) may say more"
+    );
+    assert_eq!(kernel.contents(), before);
+}
+
+#[test]
+fn what_cannot_be_put_back_is_said() {
+    let mut kernel = Kernel::new("broken");
+    let plan = Plan::new(&kernel.root, &wanted(1, Mode::Dedicated)).unwrap();
+    let root = kernel.root.clone();
+    let failed = plan
+        .apply(&root, |path, text| match path.ends_with("bind") {
+            true => Err(io::Error::other("broken")),
+            false => kernel.write(path, text),
+        })
+        .unwrap_err();
+    assert!(failed.to_string().contains("these could not be put back: iax1 ("), "{failed}");
+}
+
+#[test]
+fn bad_requests_are_refused_before_anything_is_written() {
+    let kernel = Kernel::new("refused");
+    let refused = |wanted: &Wanted| match Plan::new(&kernel.root, wanted).unwrap_err() {
+        Refused::Argument(why) => format!("argument {why}"),
+        Refused::Machine(why) => why,
+    };
+    let one = wanted(1, Mode::Dedicated);
+    assert_eq!(
+        refused(&Wanted { queues: 5, ..one.clone() }),
+        "argument --queues: 5; accepted: 1 to 4, as many as iax1 has"
+    );
+    assert_eq!(
+        refused(&Wanted { devices: Some(2), ..one.clone() }),
+        "argument --devices: 2 of each package; accepted: 1 to 1, as many as there are"
+    );
+    assert_eq!(
+        refused(&Wanted { replace: false, ..one.clone() }),
+        "iax1: wq1.0 is enabled with type 'kernel', where 'user' is needed: --replace takes it from the kernel"
+    );
+    kernel.set("wq1.0", "clients", "2");
+    assert_eq!(refused(&one), "iax1: wq1.0 is in use by 2 programs: end them first");
+    kernel.set("iax1", "pasid_enabled", "0");
+    assert!(refused(&one).contains("intel_iommu=on,sm_on"));
+    kernel.set("iax1", "configurable", "0");
+    assert!(refused(&one).contains("its configuration is fixed"));
+    let none = Plan::new(Path::new("/nonexistent"), &one).unwrap_err();
+    assert_eq!(none, Refused::Machine(super::NO_DEVICE.to_owned()));
+}
+
+#[test]
+fn without_permission_the_answer_is_root() {
+    let kernel = Kernel::new("permission");
+    let before = kernel.contents();
+    let plan = Plan::new(&kernel.root, &wanted(1, Mode::Dedicated)).unwrap();
+    let denied = |_: &Path, _: &str| Err(io::Error::from_raw_os_error(13));
+    let failed = plan.apply(&kernel.root, denied).unwrap_err().to_string();
+    assert_eq!(
+        failed,
+        "'wq1.0' cannot be written to /sys/bus/dsa/drivers/crypto/unbind: Permission denied (os error 13); \
+         nothing was changed: run it as root"
+    );
+    assert_eq!(kernel.contents(), before);
+}
