@@ -41,6 +41,8 @@
 //! through a disk in small pieces decompresses each unit once.
 
 mod limit;
+#[cfg(test)]
+mod races;
 mod recompress;
 mod save;
 #[cfg(any(test, fuzzing))]
