@@ -19,6 +19,7 @@ pub mod model;
 mod placement;
 pub mod portal;
 pub mod queues;
+pub mod seat;
 pub mod stats;
 
 pub use backend::{Codes, Iaa};
