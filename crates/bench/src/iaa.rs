@@ -198,11 +198,11 @@ fn latencies(args: &IaaArgs) -> Table {
         one.settings.distribute_comps = distributes;
         let p50 = simulate(&one, CONSTANTS).percentile(50);
         let error = percent(p50, published);
-        let line = "fitted";
-        let _ = writeln!(
+        writeln!(
             table.text,
-            "  {name:<22}{p50:>6}  published {published:>5}  {line}, off by {error:+.1} %"
-        );
+            "  {name:<22}{p50:>6}  published {published:>5}  fitted, off by {error:+.1} %"
+        )
+        .expect("a string grows");
         push(
             &mut table.json,
             json!({ "name": name, "p50_ns": p50, "published_ns": published, "error_percent": error }),
@@ -232,10 +232,10 @@ fn layouts(args: &IaaArgs) -> Table {
             let (rate, p99) = (rate(&outcome), outcome.percentile(99));
             let place = if distributes { "shared" } else { "mapped" };
             let (retries, given_up) = (outcome.retries, outcome.given_up);
-            let _ = writeln!(
+            writeln!(
                 table.text,
                 "  {queues} queue(s), {comp_wqs} compress only, {place}{rate:>8.2}{p99:>8}  retries {retries}, given up {given_up}",
-            );
+            ).expect("a string grows");
             push(
                 &mut table.json,
                 json!({
@@ -292,11 +292,11 @@ fn usemem(args: &IaaArgs) -> Table {
         let elapsed =
             100.0 * ((seconds / (1.0 + gain / 100.0) + SLEEP_S) / (seconds + SLEEP_S) - 1.0);
         let errors = [gain - row.throughput, alone - row.throughput, elapsed - row.elapsed];
-        let _ = writeln!(
+        writeln!(
             table.text,
             "  {:<10}{:>+10.0}{gain:>+11.1}{:>+9.1}  |{alone:>+13.1}{:>+9.1}  |{:>+18.0}{elapsed:>+11.1}{:>+9.1}",
             row.name, row.throughput, errors[0], errors[1], row.elapsed, errors[2],
-        );
+        ).expect("a string grows");
         push(
             &mut table.json,
             json!({

@@ -319,9 +319,11 @@ impl Simulation<'_> {
         let device = &mut self.devices[seat.queue() / self.machine.queues];
         assert!(!device.is_gone, "the table does not offer a device that is gone");
         let engine = device.engines.iter_mut().min().expect("there are some");
-        let start = now.max(device.port_free).max(*engine).max(self.memory_free);
+        // The memory's time is taken on arrival: a job that waits for its device does not delay those of others.
+        let fetched = now.max(self.memory_free);
+        self.memory_free = fetched + self.constants.memory_ns;
+        let start = fetched.max(device.port_free).max(*engine);
         device.port_free = start + self.constants.port_ns;
-        self.memory_free = start.max(self.memory_free) + self.constants.memory_ns;
         *engine = start + self.constants.latency_ns;
         *engine
     }

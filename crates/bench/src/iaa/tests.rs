@@ -35,7 +35,7 @@ fn every_job_ends_once_although_devices_vanish() {
     let seed = seed();
     let mut random = Random::new(seed);
     let (mut by_software, mut given_up, mut full) = (0, 0, 0);
-    for round in 0..100 {
+    for round in 0..40 {
         let args = parse("x");
         let mut any = Machine {
             devices: 1 + random.below(4),
@@ -89,6 +89,23 @@ fn a_job_is_given_up_after_the_drivers_tries() {
     assert!(outcome.given_up > 0, "{outcome:?}");
     assert!(outcome.retries >= 1000 * outcome.given_up, "{outcome:?}");
     assert_eq!(simulate(&busy, CONSTANTS).given_up, 0);
+}
+
+/// Goal: four devices do four times the work of one, shared or mapped. Jobs that wait for one device once held up
+/// those of the others, through the memory.
+#[test]
+fn devices_do_not_wait_for_each_other() {
+    let args = parse("x --folios 20");
+    let pages = |devices, queues, distributes| {
+        let mut all = Machine { devices, queues, busy_cores: 56, ..machine(&args) };
+        all.settings.distribute_comps = distributes;
+        super::rate(&simulate(&all, CONSTANTS))
+    };
+    let one = pages(1, 1, true);
+    for (queues, distributes) in [(1, true), (1, false), (2, true), (2, false)] {
+        let four = pages(4, queues, distributes);
+        assert!((3.6..=4.4).contains(&(four / one)), "{queues} {distributes}: {four}, {one}");
+    }
 }
 
 #[test]
