@@ -24,6 +24,7 @@ use zfolio_sys::files;
 
 use crate::codecs;
 use crate::corpus::make;
+use crate::iaa;
 use crate::inline::{self, InlineJob};
 use crate::kernel::{self, Kernel};
 use crate::os;
@@ -66,6 +67,7 @@ pub fn bench(args: BenchArgs) -> ExitCode {
         What::Spill(args) => spill::spill(&args),
         What::Swap(args) => swap::swap(&args),
         What::Zram(args) => zram::zram(&args),
+        What::Iaa(args) => iaa::iaa(&args),
         What::Recompress(args) => recompress::recompress(&args),
     };
     let (line, status) = match outcome {

@@ -12,6 +12,7 @@
 //! | `spill` | noise that does not fit: zfolio, the kernel's swap, and the file system itself |
 //! | `zram` | the compressed disk beside the kernel's zram device |
 //! | `recompress` | a disk whose idle part is recompressed while another part is read |
+//! | `iaa` | a timed simulation of accelerators, with the driver's policy |
 //! | `replacement` | how often replacement policies miss, on recorded and generated accesses |
 //! | `kernel` | the kernel's side: a zram device, a memory cgroup and folio sizes, all restored at the end |
 //! | [`plot`] | points over two axes, as SVG; `zfolio suggest` draws with it too |
@@ -24,6 +25,7 @@
 mod codecs;
 pub mod compare;
 pub mod corpus;
+mod iaa;
 mod inline;
 mod kernel;
 #[allow(unsafe_code, reason = "wraps mmap; usemem must not depend on zfolio-sys")]

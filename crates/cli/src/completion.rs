@@ -372,7 +372,8 @@ mod tests {
                 "spill",
                 "swap",
                 "zram",
-                "recompress"
+                "recompress",
+                "iaa"
             ]
         );
         assert_eq!(offered("help bench u"), ["usemem"]);

@@ -20,12 +20,13 @@ use std::sync::Arc;
 use zfolio_core::zcomp::BATCH_MAX;
 
 use crate::completion::{Kind, SLOTS, Slots};
-use crate::driver::{Driver, TRIES_COMPRESS, TRIES_DECOMPRESS, TRIES_DYNAMIC};
+use crate::driver::Driver;
 use crate::failure::Failure;
 use crate::layout::{ONE_PASS_BYTES_MAX, Record, status};
 use crate::portal::Submitted;
 use crate::portal::hardware::Pause;
 use crate::queues::{Direction, NoTicket, Ticket};
+use crate::seat::tries_max;
 use crate::stats::{Count, Wq};
 
 /// The result of a job.
@@ -229,14 +230,14 @@ impl Flights {
     /// Notes a try in vain.
     #[cold]
     fn wait(&self, flight: &mut Flight) -> Result<(), Failure> {
-        let (tries_max, busy) = match flight.kind {
-            Kind::Fixed => (TRIES_COMPRESS, Count::BusyComps),
-            Kind::OnePass => (TRIES_DYNAMIC, Count::BusyComps),
-            Kind::Decompress | Kind::Verify => (TRIES_DECOMPRESS, Count::BusyDecomps),
+        let direction = flight.kind.direction();
+        let busy = match direction {
+            Direction::Compress => Count::BusyComps,
+            Direction::Decompress => Count::BusyDecomps,
         };
         flight.tries += 1;
         self.count(Count::Full, 1);
-        if flight.tries < tries_max {
+        if flight.tries < tries_max(direction, flight.kind == Kind::OnePass) {
             return Ok(());
         }
         self.count(busy, 1);

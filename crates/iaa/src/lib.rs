@@ -19,6 +19,7 @@ pub mod model;
 mod placement;
 pub mod portal;
 pub mod queues;
+pub mod seat;
 pub mod setup;
 pub mod stats;
 

@@ -36,3 +36,15 @@ pub unsafe trait Portal: Send + Sync + fmt::Debug {
     /// the record more than the status, or writes to the source.
     unsafe fn submit(&self, descriptor: &Descriptor) -> Submitted;
 }
+
+/// A queue without a device, for who models only when descriptors go and come ([`crate::seat`]). It refuses all.
+#[derive(Debug)]
+pub struct Nowhere;
+
+#[allow(unsafe_code, reason = "implements the trait")]
+// SAFETY: it accesses nothing.
+unsafe impl Portal for Nowhere {
+    unsafe fn submit(&self, _descriptor: &Descriptor) -> Submitted {
+        Submitted::Full
+    }
+}

@@ -65,9 +65,16 @@ pub(crate) struct Ticket {
     index: u8,
 }
 
+impl Ticket {
+    /// The queue's place in the table.
+    pub(crate) fn index(&self) -> usize {
+        usize::from(self.index)
+    }
+}
+
 /// Why there is no ticket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum NoTicket {
+pub enum NoTicket {
     /// All queues are full.
     Full,
     /// No queue is open.
@@ -204,7 +211,7 @@ impl Queues {
     }
 
     fn cell(&self, ticket: &Ticket) -> &Cell {
-        &self.cells[usize::from(ticket.index)]
+        &self.cells[ticket.index()]
     }
 
     /// Gives `use_it` the portal of a ticket.
@@ -242,7 +249,7 @@ impl Queues {
 
     /// From now on nobody gets a ticket of this ticket's queue: its device is gone.
     pub(crate) fn close(&self, ticket: &Ticket) {
-        self.close_cell(usize::from(ticket.index));
+        self.close_cell(ticket.index());
     }
 
     fn close_cell(&self, index: usize) {

@@ -9,6 +9,7 @@ use super::Failure;
 use super::setting::Compression;
 use crate::codecs::{self, CodecsArgs};
 use crate::corpus::parse_size;
+use crate::iaa::{self, IaaArgs};
 use crate::programs::{self, ProgramsArgs};
 use crate::recompress::{self, RecompressArgs};
 use crate::replacement::{self, ReplacementArgs};
@@ -64,6 +65,9 @@ Examples:
     /// Recompress the idle part of a compressed disk while another part is read
     #[command(after_help = recompress::HELP)]
     Recompress(Box<RecompressArgs>),
+    /// Simulate accelerators and their queues; predict the published figures of the kernel's driver
+    #[command(after_help = iaa::HELP)]
+    Iaa(IaaArgs),
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
