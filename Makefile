@@ -25,8 +25,8 @@ COVERAGE = --cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-
 	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 	-Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1
 
-.PHONY: help setup setup-build setup-guest build demo test test-guest lint loom iaa-faults simulate mutants soak asan bench fuzz \
-	install uninstall deb clean
+.PHONY: help setup setup-build setup-guest build demo test test-guest lint loom iaa-faults simulate mutants soak asan \
+	bench fuzz install uninstall deb clean
 
 help:
 	@echo 'make build     the zfolio command and the library that it loads, in $(BIN)'

@@ -139,8 +139,16 @@ pub(crate) fn iaa(args: &IaaArgs) -> Result<bool, Failure> {
     let tables = [latencies(args), layouts(args), retries(args), usemem(args)];
     if args.json {
         let each = tables.iter().map(|table| (table.name.to_owned(), table.json.clone()));
-        let fitted = json!({ "submit_ns": CONSTANTS.submit_ns, "port_ns": CONSTANTS.port_ns, "latency_ns": CONSTANTS.latency_ns });
-        let assumed = json!({ "memory_ns": CONSTANTS.memory_ns, "try_ns": CONSTANTS.try_ns, "software_ns": CONSTANTS.software_ns });
+        let fitted = json!({
+            "submit_ns": CONSTANTS.submit_ns,
+            "port_ns": CONSTANTS.port_ns,
+            "latency_ns": CONSTANTS.latency_ns,
+        });
+        let assumed = json!({
+            "memory_ns": CONSTANTS.memory_ns,
+            "try_ns": CONSTANTS.try_ns,
+            "software_ns": CONSTANTS.software_ns,
+        });
         let mut all: serde_json::Map<String, Value> = each.collect();
         all.extend([("fitted".to_owned(), fitted), ("assumed".to_owned(), assumed)]);
         print(&format!("{:#}\n", Value::Object(all)))?;

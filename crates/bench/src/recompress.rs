@@ -1,9 +1,9 @@
 //! `zfolio bench recompress`: a disk whose idle part is recompressed while another part is read.
 //!
-//! The disk is filled with the memory of real processes by the first algorithm. Most of it, the **idle** part, is marked
-//! idle and recompressed by the second algorithm, as fast as one thread can. Meanwhile another thread reads pages of
-//! the rest, the **used** part, at random, one every 0.1 ms. The same reads are measured before that, and reads of the idle part before
-//! and afterwards.
+//! The disk is filled with the memory of real processes by the first algorithm. Most of it, the **idle** part, is
+//! marked idle and recompressed by the second algorithm, as fast as one thread can. Meanwhile another thread reads
+//! pages of the rest, the **used** part, at random, one every 0.1 ms. The same reads are measured before that, and
+//! reads of the idle part before and afterwards.
 //!
 //! Every page that is read is compared with what was written, and so is the whole disk at the end.
 

@@ -4,9 +4,10 @@
 //! of its own. Both disks get the same requests, from the same number of threads:
 //!
 //! - **zfolio**: calls of [`Zram`](zfolio_core::zram::Zram) in this process.
-//! - the other side, if there is one ([`Against`]). **kernel**: `pread` and `pwrite` of a new zram device that is opened
-//!   with `O_DIRECT`, so that a request has been carried out when the call returns. **one stream**: zfolio again, but all
-//!   threads compress and decompress with one stream, as the kernel's zram did before it had one for each CPU.
+//! - the other side, if there is one ([`Against`]). **kernel**: `pread` and `pwrite` of a new zram device that is
+//!   opened with `O_DIRECT`, so that a request has been carried out when the call returns. **one stream**: zfolio
+//!   again, but all threads compress and decompress with one stream, as the kernel's zram did before it had one for
+//!   each CPU.
 //!
 //! # How the comparison is kept fair
 //!

@@ -152,8 +152,8 @@ pub(crate) struct RunArgs {
 
     /// What compresses and decompresses beside the threads of zfolio: cpu, or cpu=N for N threads [default: none]
     ///
-    /// Batches of units are divided among them where that takes long enough. Without a number there is a thread for each
-    /// CPU but one. It helps where the program leaves CPUs idle.
+    /// Batches of units are divided among them where that takes long enough. Without a number there is a thread for
+    /// each CPU but one. It helps where the program leaves CPUs idle.
     #[arg(long, value_name = "cpu[=N]", value_parser = Accelerator::parse)]
     pub(crate) accelerate: Option<Accelerator>,
 

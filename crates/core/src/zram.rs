@@ -30,8 +30,8 @@
 //!
 //! # Concurrency
 //!
-//! slot -> scratch of this CPU -> the store's. Requests on different units share no lock but the pool's. A request waits
-//! for a slot only while it holds no other: others that follow are taken if they are free (`write_together`). So
+//! slot -> scratch of this CPU -> the store's. Requests on different units share no lock but the pool's. A request
+//! waits for a slot only while it holds no other: others that follow are taken if they are free (`write_together`). So
 //! nobody waits in a circle, and a request of several units is not one step to others, as on any disk.
 //!
 //! # Cost

@@ -26,7 +26,8 @@ const BATCH_BYTES: usize = 512 << 10;
 /// Polls before the submitter lets others have its CPU, one of which may be the worker that it waits for.
 const PATIENCE: u32 = 64;
 
-/// The rank of the state of one worker, which only that worker takes, holding nothing. A codec may have locks of its own.
+/// The rank of the state of one worker, which only that worker takes, holding nothing. A codec may have locks of its
+/// own.
 const RANK_HAND: u8 = 2;
 
 /// One codec state for each worker.
@@ -284,8 +285,8 @@ impl Line {
         jobs: impl Iterator<Item = (&'j [u8], &'j mut [u8])>,
         mut work: impl FnMut(&[u8], &mut [u8]) -> Made,
     ) {
-        // SAFETY: until poll() says that all are done the caller leaves the bytes alone; and Settle waits for workers if
-        // this panics before.
+        // SAFETY: until poll() says that all are done the caller leaves the bytes alone; and Settle waits for workers
+        // if this panics before.
         self.count = unsafe { self.shared.batch.publish(jobs) };
         let settle = Settle(self);
         let line = &mut *settle.0;

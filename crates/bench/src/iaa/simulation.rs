@@ -40,7 +40,8 @@ pub(super) struct Constants {
 
 /// Fitted, in this order, to 3503 = submit + latency, 8 x 1356 = submit + 7 port + latency, and
 /// 8 x 706 = 8 submit + latency (with four devices the port is not what jobs wait for).
-/// Assumed: 6 KB of memory traffic a page at 250 GB/s; a try of a pause and an atomic addition; 4 KiB by software deflate.
+/// Assumed: 6 KB of memory traffic a page at 250 GB/s; a try of a pause and an atomic addition; 4 KiB by software
+/// deflate.
 pub(super) const CONSTANTS: Constants = Constants {
     submit_ns: 306,
     port_ns: 1049,

@@ -109,8 +109,8 @@ mod tests {
     use zfolio_sys::Errno;
     use zfolio_sys::ublk::{IoDescriptor, operation};
 
-    /// Goal: `UB-2` at the edges, without a device that would refuse as well. Method: ranges that end where the disk and
-    /// the buffer do, and a sector behind.
+    /// Goal: `UB-2` at the edges, without a device that would refuse as well. Method: ranges that end where the disk
+    /// and the buffer do, and a sector behind.
     #[test]
     fn ranges_end_where_disk_and_buffer_do() {
         let limits = Limits { size_bytes: 512 * 100, is_read_only: false, buffer_bytes: 512 * 8 };

@@ -124,8 +124,8 @@ pub(crate) struct AddArgs {
 
     /// What compresses and decompresses beside the threads that serve clients: cpu, or cpu=N for N threads
     ///
-    /// Requests of several units are divided among them, if they take long enough to be worth it. Without a number there
-    /// is a thread for each CPU but one. It helps where fewer clients than CPUs make large requests.
+    /// Requests of several units are divided among them, if they take long enough to be worth it. Without a number
+    /// there is a thread for each CPU but one. It helps where fewer clients than CPUs make large requests.
     #[arg(long, value_name = "cpu[=N]", value_parser = Accelerator::parse)]
     pub(super) accelerate: Option<Accelerator>,
 

@@ -136,8 +136,8 @@ fn leave_shell() -> Result<(), Failure> {
 }
 
 /// The memory of a disk of this machine must not be swapped out, since the swap may be on that disk. And no thread may
-/// wait for memory that a write to the disk would free, with a lock that this write needs: threads that are started from
-/// here on inherit that.
+/// wait for memory that a write to the disk would free, with a lock that this write needs: threads that are started
+/// from here on inherit that.
 fn keep_in_memory(name: &str) {
     let kept = process::lock_memory().map_err(|error| ("mlockall", error));
     let served = process::serve_disk().map_err(|error| ("PR_SET_IO_FLUSHER", error));

@@ -1,5 +1,5 @@
-//! Everything that a disk does at once, against models: writers of ranges of their own, beside a thread that recompresses,
-//! writes back, saves, resizes, and has limit, memory and backing fail.
+//! Everything that a disk does at once, against models: writers of ranges of their own, beside a thread that
+//! recompresses, writes back, saves, resizes, and has limit, memory and backing fail.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

@@ -3,8 +3,8 @@
 //!
 //! Any bytes are a script: the first chooses the unit, the backing and the kind of codec, each next one a request that
 //! takes its numbers from those that follow. The page source fails as the script says, and so do the limit and the
-//! backing. Whatever fails, each unit is what it was or what was written (`ZRAM-2`); only of a unit that the backing has lost it may be
-//! said that it is lost.
+//! backing. Whatever fails, each unit is what it was or what was written (`ZRAM-2`); only of a unit that the backing
+//! has lost it may be said that it is lost.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

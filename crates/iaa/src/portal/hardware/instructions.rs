@@ -22,8 +22,8 @@ pub(super) fn features() -> u32 {
 ///
 /// The processor has `movdir64b`; `portal` is aligned by 64 bytes and belongs to a device.
 pub(super) unsafe fn movdir64b(portal: *mut u8, descriptor: &Descriptor) {
-    // SAFETY: the caller's contract. No Rust object changes; what the device does is the submitter's contract. `sfence`,
-    // because the store is not ordered with those before it.
+    // SAFETY: the caller's contract. No Rust object changes; what the device does is the submitter's contract.
+    // `sfence`, because the store is not ordered with those before it.
     unsafe {
         asm!("sfence", "movdir64b {portal}, [{from}]", portal = in(reg) portal, from = in(reg) descriptor,
             options(nostack, preserves_flags));
