@@ -451,6 +451,14 @@ impl<S: PageSource> Zram<S> {
         })
     }
 
+    /// The first of them, of a range that is not empty.
+    fn front(&self, at: u64, bytes: usize) -> (u64, Range<usize>) {
+        let unit_bytes = self.unit.bytes();
+        let start = at & (unit_bytes as u64 - 1);
+        let start = usize::try_from(start).expect("a unit fits into memory");
+        (at >> unit_bytes.trailing_zeros(), start..unit_bytes.min(start.saturating_add(bytes)))
+    }
+
     fn scratch(&self, cpu: usize) -> Guard<'_, RANK_SCRATCH, Scratch> {
         self.scratch[cpu % self.scratch.len()].lock()
     }
@@ -479,7 +487,7 @@ impl<S: PageSource> Zram<S> {
 
     /// Reads the beginning of `into`: whole units together, or a part of one. Returns how many bytes.
     fn read_front(&self, cpu: usize, at: u64, into: &mut [u8]) -> Result<usize, Error> {
-        let (unit, within) = self.pieces(at, into.len() as u64).next().expect("there is something");
+        let (unit, within) = self.front(at, into.len());
         let unit_bytes = self.unit.bytes();
         let units = (into.len() / unit_bytes).min(self.together.reads);
         if within.len() == unit_bytes && units > 1 {
@@ -563,7 +571,7 @@ impl<S: PageSource> Zram<S> {
 
     /// Writes the beginning of `from`: whole units together, or a part of one. Returns how many bytes.
     fn write_front(&self, cpu: usize, at: u64, from: &[u8]) -> Result<usize, Error> {
-        let (unit, within) = self.pieces(at, from.len() as u64).next().expect("there is something");
+        let (unit, within) = self.front(at, from.len());
         let unit_bytes = self.unit.bytes();
         let units = (from.len() / unit_bytes).min(self.together.writes);
         if within.len() == unit_bytes && units > 1 {
