@@ -47,12 +47,11 @@ const WIDE_SHIFT: u32 = 7;
 /// The most that a command says.
 pub const COMMAND_BYTES: usize = 32;
 
-/// Where it begins in a request, and how much of it a request has room for that is not wide.
+/// Where it begins in a request. One that is not wide has room for 16 bytes of it.
 const COMMAND_AT: usize = 48;
-const COMMAND_NARROW_BYTES: usize = 16;
 
 const _: () = {
-    assert!(COMMAND_AT + COMMAND_NARROW_BYTES == 1 << NARROW_SHIFT);
+    assert!(COMMAND_AT + 16 == 1 << NARROW_SHIFT);
     assert!(COMMAND_AT + COMMAND_BYTES <= 1 << WIDE_SHIFT);
     assert!(std::mem::offset_of!(io_uring_sqe, addr3_or_cmd) == COMMAND_AT);
     assert!(size_of::<io_uring_sqe>() == 64 && size_of::<io_uring_cqe>() == 16);
