@@ -120,7 +120,7 @@ fn limit(room: i64, bytes: u64, part: f64, all_bytes: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{is_new, limit, room};
+    use super::{is_new, limit, room, signed};
     use crate::allowance::Left;
 
     const GIB: u64 = 1 << 30;
@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn what_is_left_may_be_used_but_for_a_reserve() {
         let room = room(8 * GIB, left(3 * GIB, 0.0));
-        assert_eq!(room, (3 * GIB - GIB / 2).cast_signed());
+        assert_eq!(room, signed(3 * GIB - GIB / 2));
         assert_eq!(limit(room, GIB, 0.5, 8 * GIB), GIB + 3 * GIB - GIB / 2, "all of it for each");
         assert_eq!(limit(room, 7 * GIB, 1.0, 8 * GIB), 8 * GIB, "never more than there is");
     }
@@ -140,17 +140,17 @@ mod tests {
     #[test]
     fn what_is_missing_is_shared_out_by_size() {
         let room = room(8 * GIB, left(GIB / 4, 0.0));
-        assert_eq!(room, -(GIB / 4).cast_signed());
+        assert_eq!(room, -signed(GIB / 4));
         assert_eq!(limit(room, 3 * GIB, 0.75, 8 * GIB), 3 * GIB - GIB / 16 * 3);
         assert_eq!(limit(room, GIB, 0.25, 8 * GIB), GIB - GIB / 16);
-        assert_eq!(limit(-(2 * GIB).cast_signed(), GIB, 1.0, 8 * GIB), 32 << 20, "the least");
+        assert_eq!(limit(-signed(2 * GIB), GIB, 1.0, 8 * GIB), 32 << 20, "the least");
         assert_eq!(limit(0, 1 << 20, 1.0, 24 << 20), 32 << 20, "even where less is allowed");
     }
 
     #[test]
     fn pressure_asks_for_memory_whatever_is_left() {
-        assert_eq!(room(8 * GIB, left(4 * GIB, 12.5)), -(GIB / 8).cast_signed());
-        assert_eq!(room(8 * GIB, left(0, 12.5)), -(GIB / 2).cast_signed(), "the larger of both");
+        assert_eq!(room(8 * GIB, left(4 * GIB, 12.5)), -signed(GIB / 8));
+        assert_eq!(room(8 * GIB, left(0, 12.5)), -signed(GIB / 2), "the larger of both");
     }
 
     #[test]
