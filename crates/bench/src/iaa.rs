@@ -222,7 +222,8 @@ fn latencies(args: &IaaArgs) -> Table {
 /// Queues for all cores of a package: half of the folios are compressed, half decompressed.
 fn layouts(args: &IaaArgs) -> Table {
     let text = format!(
-        "\nprediction: {} cores at once, half of the folios decompressed (assumed as fast): pages per us, p99 ns per page\n",
+        "\nprediction: {} cores at once, half of the folios decompressed (assumed as fast): \
+         pages per us, p99 ns per page\n",
         args.cores,
     );
     let mut table = Table { name: "layouts", text, json: json!([]) };
@@ -242,8 +243,10 @@ fn layouts(args: &IaaArgs) -> Table {
             let (retries, given_up) = (outcome.retries, outcome.given_up);
             writeln!(
                 table.text,
-                "  {queues} queue(s), {comp_wqs} compress only, {place}{rate:>8.2}{p99:>8}  retries {retries}, given up {given_up}",
-            ).expect("a string grows");
+                "  {queues} queue(s), {comp_wqs} compress only, {place}{rate:>8.2}{p99:>8}  \
+                 retries {retries}, given up {given_up}",
+            )
+            .expect("a string grows");
             push(
                 &mut table.json,
                 json!({
@@ -274,7 +277,8 @@ fn retries(args: &IaaArgs) -> Table {
         |cores: Option<usize>| cores.map_or("none up to 128".to_owned(), |it| it.to_string());
     let [full, given_up] = found;
     let text = format!(
-        "\nprediction: cores without other work on one device\n  first retry {}, first job given up {}; published: 30\n",
+        "\nprediction: cores without other work on one device\n  first retry {}, \
+         first job given up {}; published: 30\n",
         show(full),
         show(given_up),
     );
@@ -288,7 +292,8 @@ fn retries(args: &IaaArgs) -> Table {
 fn usemem(args: &IaaArgs) -> Table {
     let text = "\nprediction: what batching gains usemem, in percent (work per page that goes out: as the published\n\
                 sequential row leaves it, and as this project measured writes alone)\n\
-                \x20 row        published  predicted    error  | writes alone    error  | elapsed published  predicted    error\n";
+                \x20 row        published  predicted    error  | writes alone    error  \
+                | elapsed published  predicted    error\n";
     let mut table = Table { name: "usemem", text: text.to_owned(), json: json!([]) };
     for row in &USEMEM {
         let per_page = 4 * u64::from(args.processes) * 1_000_000_000 / row.kb_s;

@@ -420,8 +420,8 @@ fn accelerators(checks: &mut Vec<Check>) {
     if devices.is_empty() {
         return;
     }
-    let queues = discover::queues(Path::new("/sys"), Path::new("/dev/iax"));
-    let usable = queues.iter().flatten().count();
+    let queues = devices.iter().flat_map(|device| device.usable(Path::new("/dev/iax")));
+    let usable = queues.flatten().count();
     checks.push(Check {
         what: "IAA queues".to_owned(),
         state: State::unless(usable > 0, State::Note),

@@ -62,6 +62,7 @@ use crate::prefetch::prefetch;
 pub use backend::{Answer, BATCH_MAX, Backend, Compressor, Corrupt, Decompressor, Job, Unpack};
 use backend::{Plain, Shared, Software, Wanted};
 pub use bare::Bare;
+pub use deflate::crc32;
 pub use dictionary::{DICTIONARY_BYTES, Dictionary};
 pub use params::{ALGORITHM_DEFAULT, Algorithm, Choice, Params};
 use stream::{CompressStream, DecompressStream, Lane};

@@ -31,7 +31,7 @@
 //! # Concurrency
 //!
 //! slot -> scratch of this CPU -> the store's. Requests on different units share no lock but the pool's. A request
-//! waits for a slot only while it holds no other: others that follow are taken if they are free (`write_together`). So
+//! waits for a slot only while it holds no other: those that follow are taken if they are free (`slot::lock_after`). So
 //! nobody waits in a circle, and a request of several units is not one step to others, as on any disk.
 //!
 //! # Cost
@@ -70,7 +70,7 @@ use crate::store::{
 };
 use crate::sync::{Guard, Mutex};
 use crate::zcomp::Zcomp;
-use crate::zsmalloc::{Compaction, PageSource};
+use crate::zsmalloc::{Compaction, PageSource, STEP_BYTES};
 
 use limit::{Limit, Room};
 use slot::{Slot, SlotLock};
@@ -100,7 +100,8 @@ const FETCH_BYTES: usize = 256 << 10;
 /// Whole units that go to the store together: as many as this, or as a codec works on at once if that is more.
 const TOGETHER_BYTES: usize = 64 << 10;
 
-/// The most of them, which lie on the stack: 16 x (56 + 24) B.
+/// The most of them. What a request has of each lies on the stack: 16 x (64 + 16) B of a read, 16 x (48 + 16 + 8) B of
+/// a write.
 const TOGETHER_MAX: usize = 16;
 
 /// Why a request failed.
@@ -440,23 +441,22 @@ impl<S: PageSource> Zram<S> {
 
     /// The units of a range: their indices, and which part of each is in the range.
     fn pieces(&self, at: u64, bytes: u64) -> impl Iterator<Item = (u64, Range<usize>)> {
-        let unit_bytes = self.unit.bytes() as u64;
-        let end = at + bytes;
-        (at / unit_bytes..end.div_ceil(unit_bytes)).map(move |unit| {
-            let start = unit * unit_bytes;
-            let within = |at: u64| usize::try_from(at.clamp(start, start + unit_bytes) - start);
-            // A range of no bytes has no unit, unless it lies inside of one.
-            let part = within(at).and_then(|from| within(end).map(|to| from..to));
-            (unit, part.expect("a unit fits into memory"))
+        let (mut at, end) = (at, at + bytes);
+        std::iter::from_fn(move || {
+            let piece = (at < end).then(|| self.front(at, end - at))?;
+            at += piece.1.len() as u64;
+            Some(piece)
         })
     }
 
     /// The first of them, of a range that is not empty.
-    fn front(&self, at: u64, bytes: usize) -> (u64, Range<usize>) {
-        let unit_bytes = self.unit.bytes();
-        let start = at & (unit_bytes as u64 - 1);
-        let start = usize::try_from(start).expect("a unit fits into memory");
-        (at >> unit_bytes.trailing_zeros(), start..unit_bytes.min(start.saturating_add(bytes)))
+    fn front(&self, at: u64, bytes: u64) -> (u64, Range<usize>) {
+        let unit_bytes = self.unit.bytes() as u64;
+        let start = at & (unit_bytes - 1);
+        let end = unit_bytes.min(start.saturating_add(bytes));
+        let [start, end] =
+            [start, end].map(|at| usize::try_from(at).expect("a unit fits into memory"));
+        (at >> unit_bytes.trailing_zeros(), start..end)
     }
 
     fn scratch(&self, cpu: usize) -> Guard<'_, RANK_SCRATCH, Scratch> {
@@ -487,7 +487,7 @@ impl<S: PageSource> Zram<S> {
 
     /// Reads the beginning of `into`: whole units together, or a part of one. Returns how many bytes.
     fn read_front(&self, cpu: usize, at: u64, into: &mut [u8]) -> Result<usize, Error> {
-        let (unit, within) = self.front(at, into.len());
+        let (unit, within) = self.front(at, into.len() as u64);
         let unit_bytes = self.unit.bytes();
         let units = (into.len() / unit_bytes).min(self.together.reads);
         if within.len() == unit_bytes && units > 1 {
@@ -509,8 +509,7 @@ impl<S: PageSource> Zram<S> {
         let mut count = 0;
         for (unit, place) in (unit..).zip(&mut slots[..into.len() / self.unit.bytes()]) {
             let Some(lock) = self.table.get(unit) else { break };
-            let slot = if count == 0 { Some(lock.lock()) } else { lock.try_lock() };
-            let Some(mut slot) = slot else { break };
+            let Some(mut slot) = slot::lock_after(count, lock) else { break };
             slot.touch(now_s);
             *place = Some(slot);
             count += 1;
@@ -571,7 +570,7 @@ impl<S: PageSource> Zram<S> {
 
     /// Writes the beginning of `from`: whole units together, or a part of one. Returns how many bytes.
     fn write_front(&self, cpu: usize, at: u64, from: &[u8]) -> Result<usize, Error> {
-        let (unit, within) = self.front(at, from.len());
+        let (unit, within) = self.front(at, from.len() as u64);
         let unit_bytes = self.unit.bytes();
         let units = (from.len() / unit_bytes).min(self.together.writes);
         if within.len() == unit_bytes && units > 1 {
@@ -597,8 +596,7 @@ impl<S: PageSource> Zram<S> {
         let mut slots = [const { None }; TOGETHER_MAX];
         let mut count = 0;
         for (index, lock) in locks.iter().flatten().enumerate() {
-            let slot = if index == 0 { Some(lock.lock()) } else { lock.try_lock() };
-            let Some(slot) = slot else { break };
+            let Some(slot) = slot::lock_after(index, lock) else { break };
             match self.check_unit(unit + index as u64) {
                 Err(error) if index == 0 => return Err(error),
                 Err(_) => break,
@@ -793,7 +791,7 @@ impl<S: PageSource> Zram<S> {
 
     /// Gives back to the system what the pool has and does not need.
     fn make_room(&self) {
-        self.store.pool().compact(limit::COMPACT_BYTES);
+        self.store.pool().compact(STEP_BYTES);
         self.store.pool().trim();
     }
 

@@ -84,6 +84,7 @@ use zspage::{ZspageId, Zspages};
 
 pub use compact::Compacted;
 pub use compaction::Compaction;
+pub(crate) use compaction::STEP_BYTES;
 pub(crate) use slot::Away;
 #[cfg(all(test, feature = "loom"))]
 pub(crate) use slot::loom_slot;

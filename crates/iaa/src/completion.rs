@@ -19,7 +19,7 @@ use zfolio_core::zcomp::BATCH_MAX;
 use zfolio_sys::Errno;
 use zfolio_sys::map::{PAGE_BYTES, Reservation};
 
-use crate::layout::{AecsCompress, Descriptor, FIXED, Record};
+use crate::layout::{AECS_BYTES, Descriptor, FIXED, Record};
 use crate::layout::{compress, decompress, flag, opcode};
 use crate::portal::hardware::Pause;
 use crate::portal::{Portal, Submitted};
@@ -242,9 +242,6 @@ const DECOMPRESS: u16 = decompress::ENABLE
     | decompress::FLUSH_OUTPUT
     | decompress::STOP_AND_CHECK
     | decompress::LAST_BLOCK;
-
-#[expect(clippy::cast_possible_truncation, reason = "1568")]
-const AECS_BYTES: u32 = size_of::<AecsCompress>() as u32;
 
 impl Drop for Slots {
     fn drop(&mut self) {

@@ -79,6 +79,13 @@ pub struct Device {
     pub engines: Vec<String>,
 }
 
+impl Device {
+    /// Its queues as [`Queue::usable`] says of each.
+    pub fn usable(&self, dev: &Path) -> impl Iterator<Item = Result<Found, Unusable>> {
+        self.queues.iter().map(|queue| queue.usable(self, dev))
+    }
+}
+
 /// A queue of a device, with its attributes as sysfs has them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Queue {
@@ -90,8 +97,8 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// Attributes that a queue has: first those that `setup` writes, in the order in which the kernel accepts them.
-    pub const ATTRIBUTES: [&'static str; 11] = [
+    /// Attributes by which a queue is configured, in the order in which the kernel accepts them.
+    pub const SETTINGS: [&'static str; 9] = [
         "mode",
         "size",
         "group_id",
@@ -101,20 +108,26 @@ impl Queue {
         "type",
         "name",
         "driver_name",
-        "state",
-        "clients",
     ];
+
+    /// Attributes by which the kernel tells what became of it.
+    const FACTS: [&'static str; 2] = ["state", "clients"];
+
+    /// The names of all attributes that are read.
+    pub fn attributes() -> impl Iterator<Item = &'static str> {
+        Queue::SETTINGS.into_iter().chain(Queue::FACTS)
+    }
 
     fn read(directory: &Path, name: String) -> Queue {
         let own = directory.join(&name);
         let driver = fs::read_link(own.join("driver")).ok();
         let driver = driver.and_then(|link| link.file_name()?.to_str().map(str::to_owned));
         let value = |attribute: &'static str| Some((attribute, read(&own, attribute)?));
-        let attributes = Queue::ATTRIBUTES.into_iter().filter_map(value).collect();
+        let attributes = Queue::attributes().filter_map(value).collect();
         Queue { name, driver, attributes }
     }
 
-    /// The value of one of [`ATTRIBUTES`](Queue::ATTRIBUTES), if it is readable.
+    /// The value of one of its [`attributes`](Queue::attributes), if it is readable.
     #[must_use]
     pub fn get(&self, attribute: &str) -> Option<&str> {
         self.attributes.get(attribute).map(String::as_str)
@@ -220,11 +233,7 @@ fn device(sysfs: &Path, directory: &Path, number: usize, name: &str) -> Device {
 /// The queues below `sysfs` (`/sys`), in the order of their names, whose files are in `dev` (`/dev/iax`).
 #[must_use]
 pub fn queues(sysfs: &Path, dev: &Path) -> Vec<Result<Found, Unusable>> {
-    let devices = devices(sysfs);
-    let usable = |device: &Device| {
-        device.queues.iter().map(|queue| queue.usable(device, dev)).collect::<Vec<_>>()
-    };
-    devices.iter().flat_map(usable).collect()
+    devices(sysfs).iter().flat_map(|device| device.usable(dev)).collect()
 }
 
 /// The names in a directory.

@@ -4,10 +4,9 @@ use std::fmt;
 
 use crate::layout::{Record, error, status};
 
-/// Declares the statuses that have no more to say than their name, once for the variants, their numbers and their
-/// texts.
+/// Declares the failures that are statuses of the device, once for the variants, their numbers and their texts.
 macro_rules! failures {
-    ($($(#[$doc:meta])* $name:ident = $status:expr, $text:literal;)*) => {
+    ($($name:ident = $status:expr, $text:literal;)*) => {
         /// Why the device did not do a job.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[non_exhaustive]
@@ -34,7 +33,10 @@ macro_rules! failures {
             Checksum,
             /// A status that no document has.
             Unknown(u8),
-            $($(#[$doc])* $name,)*
+            $(
+                #[doc = concat!("The device says [`", stringify!($status), "`].")]
+                $name,
+            )*
         }
 
         impl Failure {
@@ -70,51 +72,31 @@ macro_rules! failures {
 }
 
 failures! {
-    /// The queue does not allow the operation.
     Opcode = status::BAD_OPCODE, "the operation is not supported";
-    /// A bug of the driver, or a device of another kind. So are those that follow, up to the traffic class.
+    // Mistakes of a driver, or a device of another kind.
     Flags = status::INVALID_FLAGS, "refused flags";
-    /// A reserved field.
     Reserved = status::NONZERO_RESERVED, "a reserved field is not zero";
-    /// Longer than the queue's `max_transfer_size`.
     Size = status::INVALID_SIZE, "a refused size";
-    /// The buffers.
     Overlapping = status::OVERLAPPING, "overlapping buffers";
-    /// The interrupt handle.
     Interrupt = status::INVALID_INTERRUPT, "an invalid interrupt handle";
-    /// The record's address.
     RecordTranslation = status::RECORD_TRANSLATION, "the record's address has no translation";
-    /// The record's address.
     RecordAlignment = status::RECORD_ALIGNMENT, "the record is not aligned";
-    /// The address of the AECS.
     Alignment = status::ADDRESS_ALIGNMENT, "an address is not aligned";
-    /// The privileged bit.
     Privilege = status::PRIVILEGE, "privileged mode";
-    /// The traffic class.
     TrafficClass = status::TRAFFIC_CLASS, "the traffic class";
-    /// The record's page.
+    // Faults of the hardware and of the system.
     RecordPage = status::RECORD_PAGE_FAULT, "the record's page is missing";
-    /// The hardware.
     Hardware = status::HARDWARE, "a hardware error";
-    /// The hardware.
     Drain = status::HARDWARE_DRAIN, "a hardware error while it drained";
-    /// The memory management of the device.
     Translation = status::TRANSLATION, "an address has no translation";
-    /// The system did not bring a page in time.
     PageRequest = status::PAGE_REQUEST_TIMEOUT, "a page request timed out";
-    /// The job took too long.
     Watchdog = status::WATCHDOG, "the watchdog expired";
-    /// A device without header generation, asked for it.
+    // Mistakes in what is asked of the engine; the driver never asks for the filter.
     CodecFlags = status::INVALID_CODEC_FLAGS, "refused flags of the codec";
-    /// Of other operations, up to the last.
     FilterFlags = status::INVALID_FILTER_FLAGS, "refused flags of the filter";
-    /// Not used here.
     InputSize = status::INVALID_INPUT_SIZE, "a refused size of the input";
-    /// Not used here.
     Elements = status::INVALID_ELEMENTS, "a refused number of elements";
-    /// Not used here.
     Width = status::INVALID_WIDTH, "a refused width";
-    /// Not used here.
     Inversion = status::INVALID_INVERSION, "a refused inversion";
 }
 

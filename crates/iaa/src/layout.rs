@@ -158,6 +158,10 @@ pub struct AecsDecompress {
     pub reserved4: [u32; 6],
 }
 
+/// Bytes of the AECS of a compression, as a descriptor says them.
+#[expect(clippy::cast_possible_truncation, reason = "1568")]
+pub const AECS_BYTES: u32 = size_of::<AecsCompress>() as u32;
+
 /// How far back a match of the device refers, and how far back one may refer that it decompresses.
 pub const WINDOW_BYTES: usize = 4096;
 

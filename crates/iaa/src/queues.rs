@@ -32,8 +32,8 @@ use shared::Shared;
 /// The most queues: one bit each of a word.
 pub const QUEUES_MAX: usize = 64;
 
-/// Rank of the lock that is held while queues come and go, above those of streams: a stream's driver may be told that
-/// a device is gone.
+/// Rank of the lock that is held while queues come and go, and while their figures are read. It may be taken under that
+/// of the placement. Who submits a job takes neither.
 pub const RANK_CONTROL: u8 = 42;
 
 const OPEN: u64 = 1 << 63;

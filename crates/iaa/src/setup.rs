@@ -26,9 +26,6 @@ use crate::portal::hardware::Mode;
 const DEVICE_DRIVER: &str = "idxd";
 const QUEUE_DRIVER: &str = "user";
 
-/// How many of [`Queue::ATTRIBUTES`] are written.
-const WRITTEN: usize = 9;
-
 /// What the script gives to each queue.
 const PRIORITY: &str = "10";
 
@@ -252,7 +249,7 @@ fn configure(sysfs: &Path, device: &Device, wanted: &Wanted, size: u32) -> Step 
         old.extend(read(&sysfs.join(DEVICES).join(engine), "group_id").map(setting));
     }
     for (index, queue) in device.queues.iter().enumerate() {
-        for attribute in Queue::ATTRIBUTES.into_iter().take(WRITTEN) {
+        for attribute in Queue::SETTINGS {
             // Older kernels lack some attributes.
             let Some(was) = queue.get(attribute) else { continue };
             let setting = |value: &str| Setting {

@@ -177,6 +177,26 @@ pub struct WqStats {
     pub decomp_bytes: u64,
 }
 
+impl WqStats {
+    /// Adds the figures of another queue.
+    fn add(&mut self, other: &WqStats) {
+        self.comp_calls += other.comp_calls;
+        self.comp_bytes += other.comp_bytes;
+        self.decomp_calls += other.decomp_calls;
+        self.decomp_bytes += other.decomp_bytes;
+    }
+
+    fn lines(&self, f: &mut fmt::Formatter<'_>, indent: &str) -> fmt::Result {
+        let rows = [
+            ("comp_calls", self.comp_calls),
+            ("comp_bytes", self.comp_bytes),
+            ("decomp_calls", self.decomp_calls),
+            ("decomp_bytes", self.decomp_bytes),
+        ];
+        lines(f, indent, &rows)
+    }
+}
+
 /// A device in `wq_stats`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeviceStats {
@@ -211,25 +231,14 @@ impl DeviceStats {
 
 impl fmt::Display for DeviceStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let sum = |of: fn(&WqStats) -> u64| self.wqs.iter().map(of).sum::<u64>();
         writeln!(f, "iaa device:\n  id: {}\n  n_wqs: {}", self.id, self.wqs.len())?;
-        let sums = [
-            ("comp_calls", sum(|wq| wq.comp_calls)),
-            ("comp_bytes", sum(|wq| wq.comp_bytes)),
-            ("decomp_calls", sum(|wq| wq.decomp_calls)),
-            ("decomp_bytes", sum(|wq| wq.decomp_bytes)),
-        ];
-        lines(f, "  ", &sums)?;
+        let mut all = WqStats::default();
+        self.wqs.iter().for_each(|wq| all.add(wq));
+        all.lines(f, "  ")?;
         writeln!(f, "  wqs:")?;
         for wq in &self.wqs {
             writeln!(f, "    name: {}", wq.name)?;
-            let rows = [
-                ("comp_calls", wq.comp_calls),
-                ("comp_bytes", wq.comp_bytes),
-                ("decomp_calls", wq.decomp_calls),
-                ("decomp_bytes", wq.decomp_bytes),
-            ];
-            lines(f, "    ", &rows)?;
+            wq.lines(f, "    ")?;
             writeln!(f)?;
         }
         Ok(())

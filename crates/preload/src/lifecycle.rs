@@ -276,23 +276,22 @@ fn entrust(engine: &Engine, settings: &Settings) {
 
 /// Starts the engine's other threads, which share this thread's table of files. False if one does not start.
 fn start_other_threads(engine: &'static Engine, tries: u32) -> bool {
+    start_workers(engine);
     start_thread(c"zfolio-handler", tries, move || engine.handle_faults())
         && start_thread(c"zfolio-mapproxy", tries, move || mapping_proxy::serve_requests(engine))
         && start_thread(c"zfolio-prefetch", tries, move || engine.prefetch_in_background())
-        && start_workers(engine)
 }
 
 /// Gives each worker a thread. Without one the threads that reclaim and serve faults work alone.
-fn start_workers(engine: &'static Engine) -> bool {
+fn start_workers(engine: &'static Engine) {
     let crew = engine.crew();
-    // A child has those of its parent's memory, whose threads are not here; nothing is compressed yet.
+    // A child has its parent's workers in memory, but not their threads. Nobody gives them work yet.
     crew.start_over();
     for worker in 0..crew.len() {
         if spawn(c"zfolio-worker", CHILD_TRIES, move || crew.serve(worker)).is_err() {
             break;
         }
     }
-    true
 }
 
 /// Starts the thread of a disk. Without one the threads that read and write carry out themselves what io_uring does

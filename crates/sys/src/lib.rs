@@ -8,7 +8,7 @@ pub mod clock;
 pub mod cpu;
 pub mod custody;
 pub mod descriptor;
-pub mod device_page;
+pub mod device_memory;
 pub mod disk;
 pub mod errno_text;
 pub mod eventfd;

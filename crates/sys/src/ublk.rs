@@ -23,9 +23,10 @@ use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::ProtFlags;
 
 use crate::clock::monotonic_ns;
+use crate::device_memory::DeviceMemory;
 use crate::map::{PAGE_BYTES, Reservation};
 use crate::uring::{Answer, COMMAND_BYTES, ENTRIES_MAX, Operation, Queues, Request, Ring};
 
@@ -499,49 +500,24 @@ impl Door {
 
 /// The descriptors of a queue: memory of the kernel's, which it writes.
 #[derive(Debug)]
-struct Descriptors {
-    base: *const IoDescriptor,
-    bytes: usize,
-}
-
-// SAFETY: the mapping belongs to the value; nothing in it is tied to a thread.
-unsafe impl Send for Descriptors {}
+struct Descriptors(DeviceMemory);
 
 impl Descriptors {
     fn map(door: &Door, queue: u16, depth: u16) -> Result<Descriptors, Errno> {
         let bytes = (usize::from(depth) * size_of::<IoDescriptor>()).next_multiple_of(PAGE_BYTES);
         let apart = KERNEL_DEPTH_MAX * size_of::<IoDescriptor>();
         let offset = (usize::from(queue) * apart) as u64;
-        let flags = MapFlags::SHARED | MapFlags::POPULATE;
-        // SAFETY: the kernel chooses an address that is free.
-        let base = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                ProtFlags::READ,
-                flags,
-                &*door.file,
-                offset,
-            )
-        }?;
-        Ok(Descriptors { base: base.cast(), bytes })
+        DeviceMemory::map(&*door.file, offset, bytes, ProtFlags::READ).map(Descriptors)
     }
 
     fn read(&self, tag: u16) -> IoDescriptor {
-        assert!((usize::from(tag) + 1) * size_of::<IoDescriptor>() <= self.bytes, "tag {tag}");
+        let end = (usize::from(tag) + 1) * size_of::<IoDescriptor>();
+        assert!(end <= self.0.bytes(), "tag {tag}");
         // SAFETY: the place is in the mapping (above).
-        let place = unsafe { self.base.add(tag.into()) };
+        let place = unsafe { self.0.base().cast::<IoDescriptor>().add(tag.into()) };
         // SAFETY: it is valid and aligned, any bytes are a descriptor, and the kernel has written them before it
         // answered.
         unsafe { place.read_volatile() }
-    }
-}
-
-impl Drop for Descriptors {
-    fn drop(&mut self) {
-        // SAFETY: the mapping belongs to this value, which hands out no reference into it.
-        let gone = unsafe { rustix::mm::munmap(self.base.cast_mut().cast(), self.bytes) };
-        debug_assert!(gone.is_ok());
     }
 }
 

@@ -33,7 +33,7 @@ const HEADINGS: [&str; 12] = [
 ///
 /// # Errors
 ///
-/// There is none.
+/// The machine has no device.
 pub(super) fn list(arguments: &ListArgs) -> Result<ExitCode, Failure> {
     let devices = discover::devices(&arguments.system.sysfs);
     if devices.is_empty() {
@@ -93,14 +93,15 @@ fn access(file: &Path) -> Option<String> {
 fn device_json(device: &Device, arguments: &ListArgs, dev: &Path) -> Value {
     let queue_json = |queue: &Queue| {
         let mut all = json!({ "queue": queue.name, "driver": queue.driver });
-        for attribute in Queue::ATTRIBUTES {
+        for attribute in Queue::attributes() {
             let value = queue.get(attribute);
             let number = value.and_then(|text| text.parse::<i64>().ok());
             all[attribute] = number.map_or_else(|| json!(value), |number| json!(number));
         }
         let file = dev.join(&queue.name);
-        all["file"] = json!(file.exists().then(|| file.display().to_string()));
-        all["access"] = json!(access(&file));
+        let access = access(&file);
+        all["file"] = json!(access.is_some().then(|| file.display().to_string()));
+        all["access"] = json!(access);
         all["obstacle"] = json!(queue.usable(device, dev).err().map(|unusable| unusable.why));
         all
     };

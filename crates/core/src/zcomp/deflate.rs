@@ -97,6 +97,13 @@ fn set_up<T>(
     counted(|| NonNull::new(make(&raw const options)))
 }
 
+/// CRC-32 as in gzip.
+#[must_use]
+pub fn crc32(bytes: &[u8]) -> u32 {
+    // SAFETY: `bytes` is readable for its length by the type of the slice. Neither memory nor state is kept.
+    unsafe { libdeflate_sys::libdeflate_crc32(0, bytes.as_ptr().cast(), bytes.len()) }
+}
+
 struct DeflateCompressor {
     state: NonNull<libdeflate_compressor>,
     memory_bytes: usize,

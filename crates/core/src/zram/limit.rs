@@ -13,9 +13,6 @@ use super::Zram;
 use crate::page::PAGE_BYTES;
 use crate::zsmalloc::PageSource;
 
-/// How much a write moves together that finds no room: a millisecond or so.
-pub(super) const COMPACT_BYTES: usize = 4 << 20;
-
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Limit {

@@ -4,13 +4,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use super::script::is_for_now;
+use super::tests::zram_in;
 use super::{Chosen, Error, Recompression, What, Zram};
 use crate::budget::WriteBudget;
-use crate::store::Key;
 use crate::store::backing::faulty::{Breakable, Faulty};
 use crate::store::backing::sealed::Sealed;
 use crate::testing::{self, Random};
-use crate::zcomp::{Algorithm, Zcomp};
+use crate::zcomp::Algorithm;
 use crate::zsmalloc::world::{World, bytes, check_rows, unit};
 
 /// Writers, units of each, and units behind them that come and go with the disk's size.
@@ -22,13 +23,6 @@ const ALL: usize = WRITERS * OWN + TAIL;
 const SECTOR: usize = 512;
 
 type Disk = Zram<Arc<World>>;
-
-fn is_for_now(error: &Error) -> bool {
-    match error {
-        Error::Lost { error, .. } => error.is_transient(),
-        error => matches!(error, Error::NoSpace { .. } | Error::NoMemory),
-    }
-}
 
 fn read_at_last(disk: &Disk, at: usize, into: &mut [u8]) {
     while let Err(error) = disk.read(0, at as u64, into) {
@@ -171,12 +165,9 @@ fn trouble<B: Breakable>(disk: &Disk, world: &World, backing: &B, random: &mut R
 
 fn race<B: Breakable + Send + Sync>(order: u8, seed: u64, turns: usize) {
     let unit_bytes = unit(order).bytes();
-    let codec = |algorithm: Algorithm| Zcomp::new(algorithm.into(), unit(order), 2).unwrap();
     let (world, backing) = (World::new(), B::new(ALL * unit_bytes / 3));
-    let secret = bytes(42, Key::BYTES).try_into().unwrap();
-    let codecs = [Algorithm::Lz4, Algorithm::Zstd].map(codec).into();
     let disk_bytes = (ALL * unit_bytes) as u64;
-    let disk = Zram::new(codecs, Arc::clone(&world), Key::new(secret), disk_bytes, 2).unwrap();
+    let disk = zram_in(&world, order, disk_bytes, &[Algorithm::Lz4, Algorithm::Zstd]);
     let disk = disk.with_backing(Box::new(backing.clone()), WriteBudget::NONE);
     let mut writers: Vec<Writer<'_>> = (0..WRITERS)
         .map(|who| (who * OWN * unit_bytes, vec![0; OWN * unit_bytes]))

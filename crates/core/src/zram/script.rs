@@ -79,6 +79,14 @@ impl Backend for Batched {
     }
 }
 
+/// Whether a request that failed so may succeed later.
+pub(super) fn is_for_now(error: &Error) -> bool {
+    match error {
+        Error::Lost { error, .. } => error.is_transient(),
+        error => matches!(error, Error::NoSpace { .. } | Error::NoMemory),
+    }
+}
+
 fn play_on<B: Breakable>(order: UnitOrder, has_backing: bool, is_batched: bool, script: &[u8]) {
     let codec = |algorithm: Algorithm| {
         let batched = |codec| Ok(Box::new(Batched(codec)) as Box<dyn Backend>);
@@ -285,11 +293,7 @@ impl<B: Breakable> Player<'_, B> {
         if done.is_ok() {
             return self.model[range].copy_from_slice(contents);
         }
-        let is_for_now = match &done {
-            Err(Error::Lost { error, .. }) => error.is_transient(),
-            other => matches!(other, Err(Error::NoSpace { .. } | Error::NoMemory)),
-        };
-        assert!(is_for_now, "{done:?}");
+        assert!(done.as_ref().is_err_and(is_for_now), "{done:?}");
         let (mut at, mut has_kept) = (range.start, false);
         while at < range.end {
             let end = ((at / self.unit_bytes + 1) * self.unit_bytes).min(range.end);

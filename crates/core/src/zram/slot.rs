@@ -8,7 +8,7 @@
 use std::fmt;
 
 use crate::store::EntryId;
-use crate::sync::Mutex;
+use crate::sync::{Guard, Mutex};
 
 /// The rank of a slot's lock: below everything that the store locks.
 pub(super) const RANK_SLOT: u8 = 21;
@@ -17,6 +17,12 @@ pub(super) const RANK_SLOT: u8 = 21;
 pub(super) type SlotLock = Mutex<RANK_SLOT, Slot>;
 
 const _: () = assert!(size_of::<SlotLock>() == 16);
+
+/// Takes a slot for a request that holds `held` others. It waits only without others, so that nobody waits in a circle:
+/// `None` if somebody else has the slot.
+pub(super) fn lock_after(held: usize, lock: &SlotLock) -> Option<Guard<'_, RANK_SLOT, Slot>> {
+    if held == 0 { Some(lock.lock()) } else { lock.try_lock() }
+}
 
 const IDLE: u32 = 1 << 31;
 const NO_CODEC: u32 = 1 << 30;

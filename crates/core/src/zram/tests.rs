@@ -14,10 +14,20 @@ const UNIT: usize = 64 << 10;
 const SECTOR: usize = 512;
 
 pub(super) fn zram(order: u8, disk_bytes: u64, algorithms: &[Algorithm]) -> Zram<Arc<World>> {
+    zram_in(&World::new(), order, disk_bytes, algorithms)
+}
+
+/// A disk whose pages are those of `world`.
+pub(super) fn zram_in(
+    world: &Arc<World>,
+    order: u8,
+    disk_bytes: u64,
+    algorithms: &[Algorithm],
+) -> Zram<Arc<World>> {
     let codec = |algorithm: &Algorithm| Zcomp::new((*algorithm).into(), unit(order), 2).unwrap();
     let secret = bytes(7, Key::BYTES).try_into().unwrap();
     let codecs = algorithms.iter().map(codec).collect();
-    Zram::new(codecs, World::new(), Key::new(secret), disk_bytes, 2).unwrap()
+    Zram::new(codecs, Arc::clone(world), Key::new(secret), disk_bytes, 2).unwrap()
 }
 
 /// Contents that shrink to a few hundred bytes with any algorithm.
@@ -119,10 +129,7 @@ fn a_run_of_units_ends_with_the_disk() {
 fn a_run_of_units_is_tried_again() {
     for refused in 0..8 {
         let world = World::new();
-        let codec = Zcomp::new(Algorithm::Lz4.into(), unit(0), 1).unwrap();
-        let secret = bytes(7, Key::BYTES).try_into().unwrap();
-        let disk = Zram::new(vec![codec], Arc::clone(&world), Key::new(secret), 1 << 20, 1);
-        let disk = disk.unwrap();
+        let disk = zram_in(&world, 0, 1 << 20, &[Algorithm::Lz4]);
         world.refuse(refused..refused + 1);
         let contents: Vec<u8> = (0..16)
             .flat_map(|at| if at % 2 == 0 { bytes(at, 4096) } else { text(at, 4096) })
@@ -383,10 +390,7 @@ fn without_memory_nothing_changes() {
     for refused in 0..6 {
         let disk = zram(0, 1 << 20, &[Algorithm::Lz4]);
         let world = World::new();
-        let codec = Zcomp::new(Algorithm::Lz4.into(), unit(0), 1).unwrap();
-        let secret = bytes(7, Key::BYTES).try_into().unwrap();
-        let poor =
-            Zram::new(vec![codec], Arc::clone(&world), Key::new(secret), 1 << 20, 1).unwrap();
+        let poor = zram_in(&world, 0, 1 << 20, &[Algorithm::Lz4]);
         world.refuse(refused..refused + 4);
         let mut failed = 0;
         for at in 0..128_u64 {

@@ -6,7 +6,7 @@ use super::{PageSource, Pool, PoolStats};
 use crate::page::PAGE_BYTES;
 
 /// How much one step moves at most: 4 MiB take a millisecond.
-const STEP_BYTES: usize = 4 << 20;
+pub(crate) const STEP_BYTES: usize = 4 << 20;
 
 /// A pool is compacted when more than a 32nd of it, and 64 KiB, became unused since the last time: looking at all size
 /// classes takes 10 to 20 us.

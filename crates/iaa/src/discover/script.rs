@@ -39,9 +39,7 @@ pub fn play(root: &Path, data: &[u8]) {
         let own = format!("iax{number}");
         OF_DEVICE.iter().for_each(|attribute| write(root, &own, attribute, &mut bytes));
         for name in [format!("wq{number}.0"), format!("wq{number}.1")] {
-            Queue::ATTRIBUTES
-                .iter()
-                .for_each(|attribute| write(root, &name, attribute, &mut bytes));
+            Queue::attributes().for_each(|attribute| write(root, &name, attribute, &mut bytes));
         }
         write(root, &format!("engine{number}.0"), "group_id", &mut bytes);
     }

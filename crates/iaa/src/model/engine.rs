@@ -3,7 +3,7 @@
 use super::deflate;
 use super::inflate::{Limits, Stop, inflate};
 use crate::checksum::{crc, xor};
-use crate::layout::{AecsCompress, Descriptor, ONE_PASS_BYTES_MAX, Record};
+use crate::layout::{AECS_BYTES, AecsCompress, Descriptor, ONE_PASS_BYTES_MAX, Record};
 use crate::layout::{compress, decompress, error, flag, opcode, status};
 
 /// The longest source or destination, as `max_transfer_size` of a device is by default.
@@ -62,7 +62,7 @@ pub(super) fn refusal(descriptor: &Descriptor) -> Option<u8> {
         _ => return Some(status::BAD_OPCODE),
     };
     let has_source = sizes.iter().all(|bytes| (1..=TRANSFER_BYTES_MAX).contains(bytes));
-    let is_aecs_right = descriptor.aecs_bytes == 1568 || !wants_aecs;
+    let is_aecs_right = descriptor.aecs_bytes == AECS_BYTES || !wants_aecs;
     let checks = [
         (descriptor.flags() & !(known | flag::BLOCK_ON_FAULT) == 0, status::INVALID_FLAGS),
         (has_source && is_aecs_right, status::INVALID_SIZE),

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use super::{Portal, Submitted};
 use crate::layout::Descriptor;
 use zfolio_sys::Errno;
-use zfolio_sys::device_page::DevicePage;
+use zfolio_sys::device_memory::DeviceMemory;
 
 /// The kind of a work queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub enum Mode {
 /// A mapped work queue of type `user`.
 #[derive(Debug)]
 pub struct Hardware {
-    page: DevicePage,
+    page: DeviceMemory,
     mode: Mode,
 }
 
@@ -67,7 +67,7 @@ impl Hardware {
         if instructions::features() & wanted == 0 {
             return Err(Error::Instruction(mode));
         }
-        let page = DevicePage::open(path).map_err(Error::Map)?;
+        let page = DeviceMemory::open(path).map_err(Error::Map)?;
         Ok(Hardware { page, mode })
     }
 }
