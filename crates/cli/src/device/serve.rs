@@ -84,6 +84,9 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     let (servers, metrics, addresses) =
         started.inspect_err(|_| kept.iter_mut().for_each(Kept::note_unserved))?;
     control.set_addresses(addresses.join(" "));
+    // From here on clients may write, so a save to that file is a checkpoint.
+    let kept = kept.map(Arc::new);
+    kept.iter().for_each(|kept| control.set_kept(Arc::clone(kept)));
     if let Some(server) = &servers.ublk {
         control.set_guard(guard(server.node()));
     }
@@ -113,7 +116,7 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     if busy > 0 {
         say(&format!("disk {name}: {busy} clients did not end in time"));
     }
-    let ended = finish(name, &ram, kept);
+    let ended = finish(name, &ram, kept.as_deref());
     drop(control);
     // Their threads end.
     drop(sites);
@@ -193,7 +196,7 @@ fn work_until_end(name: &str, ram: &Ram, control: &Control, signals: &Signals, s
 }
 
 /// Saves the contents if that is asked for, and says what becomes of them. Clients have left.
-fn finish(name: &str, ram: &Ram, kept: Option<Kept>) -> Result<String, Failure> {
+fn finish(name: &str, ram: &Ram, kept: Option<&Kept>) -> Result<String, Failure> {
     let data = size::display(ram.zram().mm_stat().orig_data_size);
     let Some(kept) = kept else { return Ok(format!("{data} of contents are dropped")) };
     match kept.save(ram) {
