@@ -13,7 +13,7 @@ use zfolio_block::testing::ACTIVATE;
 
 use crate::disk::Disk;
 use crate::run::first_line;
-use crate::stage::{kill, output_of, scratch, wait_for, zfolio};
+use crate::stage::{kill, output_of, scratch, texts, wait_for, zfolio};
 
 #[test]
 fn a_disk_is_made_listed_changed_and_ended() {
@@ -336,6 +336,20 @@ fn a_disk_is_served_to_other_machines_by_tls_only() {
     kill("TERM", run.id().into());
     assert_eq!(run.wait().unwrap().code(), Some(0));
     fs::remove_dir_all(&pki).unwrap();
+}
+
+/// Goal: a disk of which nobody can be told is not left behind.
+#[test]
+fn a_disk_that_cannot_be_reported_has_ended() {
+    let disk = Disk::named("unheard");
+    let socket = disk.socket.to_str().unwrap();
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut add = zfolio(&["device", "add", &disk.name, "--size", "8M", "--nbd", socket]);
+    let output = add.stdout(full).output().unwrap();
+    let err = texts(&output).1;
+    assert!(output.status.code() == Some(1) && err.lines().count() == 1, "{err}");
+    assert!(err.contains("standard output: No space left"), "{err}");
+    assert!(!disk.socket.exists() && disk.ask("stat", &[]).0 == Some(2));
 }
 
 /// Goal: a port of systemd's is served by TLS only, where other machines reach it.
