@@ -52,10 +52,10 @@ pub(crate) mod tls;
 mod transmission;
 mod wire;
 
-pub use certificates::{BadCertificates, Certificates};
+pub use certificates::{BadCertificates, Certificates, Watch};
 pub use exports::{EXPORTS_MAX, Exports, NAME_BYTES_MAX, Refusal};
 pub use output::Output;
-pub use server::{Config, Server};
+pub use server::{Config, Report, Server};
 pub use session::{Next, Received, Session};
 pub use tls::Tls;
 

@@ -14,10 +14,12 @@ use super::tls::{Secured, Security};
 use super::{INPUT_BYTES, WHOLE_BYTES};
 
 /// How a connection ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum End {
-    /// As the protocol has it, because the client went away, or because TLS failed.
+    /// As the protocol has it, because the client went away, or because TLS failed once it had begun.
     Closed,
+    /// The handshake of TLS has failed: which client's, and why.
+    Refused(String),
     /// The client took too long for the handshake.
     TimedOut,
     /// The server stops.
@@ -113,10 +115,9 @@ pub(super) fn serve(
 ) -> End {
     let mut channel = Channel::Clear(stream);
     let end = converse(&mut channel, stream, security, exports, handshake, order);
-    if let Channel::Secured(secured) = &mut channel {
-        secured.close();
-    }
-    end
+    let Channel::Secured(secured) = &mut channel else { return end };
+    secured.close();
+    secured.refusal().map_or(end, End::Refused)
 }
 
 fn converse<'s>(
