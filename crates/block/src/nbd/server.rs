@@ -31,7 +31,7 @@ pub type Report = Box<dyn Fn(&str) + Send + Sync>;
 /// How a server treats its clients.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// So many connections at once; each has a thread and 1 MiB at most.
+    /// So many connections at once, each with a thread and its memory (`NBD-1`).
     pub connections_max: usize,
     /// The time that a client has to choose an export.
     pub handshake: Duration,
