@@ -43,6 +43,8 @@ pub struct Counts {
     pub refused: u64,
     /// Connections whose handshake took too long.
     pub timed_out: u64,
+    /// Connections that ended because the handshake of TLS failed.
+    pub tls_refused: u64,
     /// Connections that exist now.
     pub live: u64,
 }
@@ -56,6 +58,7 @@ impl std::ops::Add for Counts {
             accepted: self.accepted + other.accepted,
             refused: self.refused + other.refused,
             timed_out: self.timed_out + other.timed_out,
+            tls_refused: self.tls_refused + other.tls_refused,
             live: self.live + other.live,
         }
     }
@@ -141,12 +144,13 @@ impl<P: Protocol> Clients<P> {
         &self.shared.protocol
     }
 
-    /// What was counted; no handshakes.
+    /// What was counted; nothing of the protocol.
     pub(crate) fn counts(&self) -> Counts {
         Counts {
             accepted: self.shared.accepted.load(Relaxed),
             refused: self.shared.refused.load(Relaxed),
             timed_out: 0,
+            tls_refused: 0,
             live: self.live() as u64,
         }
     }

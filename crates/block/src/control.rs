@@ -31,7 +31,7 @@ use crate::attributes::{self, Refusal};
 use crate::clients::{Clients, Protocol};
 use crate::listen::{Listener, Unusable};
 use crate::ram::Ram;
-use crate::saved;
+use crate::saved::{self, Kept};
 
 /// The longest request.
 pub const REQUEST_BYTES_MAX: usize = 4096;
@@ -99,6 +99,8 @@ struct Requests {
     addresses: OnceLock<String>,
     /// What forbids the end and a reset.
     guard: OnceLock<Guard>,
+    /// The file that the disk is saved in when it ends.
+    kept: OnceLock<Arc<Kept>>,
     /// Connections that save the disk.
     saves: AtomicUsize,
     /// Rung when a client asks for the end.
@@ -115,8 +117,9 @@ impl Control {
         let failed = |error: io::Error| Unusable::System(path.display().to_string(), error);
         let listeners = Listener::open(&Address::Unix(path.to_owned()))?;
         let stop = EventFd::new().map_err(|error| failed(error.into()))?;
-        let (addresses, guard, saves) = (OnceLock::new(), OnceLock::new(), AtomicUsize::new(0));
-        let requests = Requests { ram, addresses, guard, saves, stop };
+        let (addresses, guard, kept) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
+        let saves = AtomicUsize::new(0);
+        let requests = Requests { ram, addresses, guard, kept, saves, stop };
         let clients = Clients::start(listeners, CONNECTIONS_MAX, requests);
         Ok(Control { clients: clients.map_err(failed)? })
     }
@@ -129,6 +132,11 @@ impl Control {
     /// Asked before a client may end or reset the disk. The first call counts.
     pub fn set_guard(&self, guard: Guard) {
         self.clients.protocol().guard.set(guard).ok();
+    }
+
+    /// The file that the disk is saved in when it ends: a client may save it there before. The first call counts.
+    pub fn set_kept(&self, kept: Arc<Kept>) {
+        self.clients.protocol().kept.set(kept).ok();
     }
 
     /// Whether a client has asked for the end; waits for that for so many milliseconds.
@@ -210,7 +218,7 @@ impl Requests {
     /// Saves the disk, and returns the reply.
     fn save(&self, path: &Path) -> String {
         self.saves.fetch_add(1, Relaxed);
-        let done = saved::save(&self.ram, path);
+        let done = saved::save(&self.ram, path, self.kept.get().map(Arc::as_ref));
         self.saves.fetch_sub(1, Relaxed);
         match done {
             Ok(Saved { units, bytes }) => {

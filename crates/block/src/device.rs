@@ -35,7 +35,8 @@ pub trait Device: Send + Sync {
     /// See [`Error`]. Any sectors of the range may have changed.
     fn write(&self, at: u64, from: &[u8]) -> Result<(), Error>;
 
-    /// The contents of the range read as zeros afterwards, and take no memory (whole units; the rest is zeroed).
+    /// The whole units of the range read as zeros afterwards, and take no memory. So do parts of units, or, where there
+    /// is no room to zero them, they stay as they are: a discard is advice.
     ///
     /// # Errors
     ///

@@ -128,6 +128,16 @@ pub fn of_disk(name: &str, ram: &Ram, server: Counts) -> String {
         "Connections that were accepted.",
         &[("", server.accepted)],
     );
+    let refused = [
+        ("reason=\"full\"", server.refused),
+        ("reason=\"timeout\"", server.timed_out),
+        ("reason=\"tls\"", server.tls_refused),
+    ];
+    page.counter(
+        "refused_connections",
+        "Connections that were ended: too many, a handshake too slow, TLS failed.",
+        &refused,
+    );
     page.finish()
 }
 
@@ -145,8 +155,15 @@ mod tests {
     fn the_page_is_what_prometheus_reads() {
         let ram = ram(1 << 20, &["lz4", "zstd"]);
         ram.write(0, &vec![7; 8192]).unwrap();
-        let page = of_disk("cache", &ram, Counts::default());
+        let counts = Counts { refused: 3, timed_out: 4, tls_refused: 5, ..Counts::default() };
+        let page = of_disk("cache", &ram, counts);
         check(&page);
+        for (reason, count) in [("full", 3), ("timeout", 4), ("tls", 5)] {
+            let line = format!(
+                "zfolio_device_refused_connections_total{{device=\"cache\",reason=\"{reason}\"}} {count}\n"
+            );
+            assert!(page.contains(&line), "no '{line}' in: {page}");
+        }
         let dashboard = include_str!("../../../examples/grafana.json");
         testing::check_dashboard(dashboard, "zfolio_device_", &page);
         assert!(

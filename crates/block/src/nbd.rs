@@ -12,8 +12,9 @@
 //!
 //! # Invariants
 //!
-//! - `NBD-1` A connection takes [`INPUT_BYTES`] and an [`Output`], about 1 MiB, whatever its client sends; with TLS a
-//!   quarter more (`TLS-3`). Memory that was never needed takes no pages.
+//! - `NBD-1` A connection takes room for its input ([`Exports::input_bytes`]) and an [`Output`], whatever its client
+//!   sends: about 1 MiB, and with devices of larger units than 256 KiB two units and 512 KiB. TLS takes 256 KiB more
+//!   (`TLS-3`). Memory that was never needed takes no pages.
 //! - `NBD-2` No request allocates, but for the copy that rustls makes of each record. The payload of a write goes to
 //!   the device from where it was received; what is read comes from the device to where it is sent from.
 //! - `NBD-3` Each request gets one reply, in the order of the requests. A request that is refused changes nothing.
@@ -52,18 +53,24 @@ pub(crate) mod tls;
 mod transmission;
 mod wire;
 
-pub use certificates::{BadCertificates, Certificates};
+use zfolio_core::page::{PAGE_BYTES, UNIT_ORDER_MAX};
+
+pub use certificates::{BadCertificates, Certificates, Watch};
 pub use exports::{EXPORTS_MAX, Exports, NAME_BYTES_MAX, Refusal};
 pub use output::Output;
-pub use server::{Config, Server};
+pub use server::{Config, Report, Server};
 pub use session::{Next, Received, Session};
 pub use tls::Tls;
 
 /// The longest payload of a request. Clients send no more than this even if they were not told.
 pub const REQUEST_BYTES_MAX: u32 = 32 << 20;
 
-/// Larger reads are sent, and larger writes are received, in pieces of about this size.
+/// Larger reads are sent, and larger writes are received, in pieces of about this size, or of one unit of the device if
+/// that is larger: so a unit is compressed once.
 pub const PIECE_BYTES: usize = 256 << 10;
+
+/// Units of a device that are larger are cut.
+const UNIT_BYTES_MAX: usize = PAGE_BYTES << UNIT_ORDER_MAX;
 
 /// A write up to this size is given to the device by one call.
 const WHOLE_BYTES: usize = 64 << 10;
@@ -71,8 +78,8 @@ const WHOLE_BYTES: usize = 64 << 10;
 /// Replies are sent once there are so many bytes of them, even if more requests are there.
 const GATHER_BYTES: usize = 256 << 10;
 
-/// Room for what was received and not served.
-pub const INPUT_BYTES: usize = 512 << 10;
+/// Room for what was received and not served, beside a piece.
+const BESIDE_BYTES: usize = 256 << 10;
 
 /// The longest data of an option. The longest of the protocol that makes sense here, a name and some queries, is below
 /// 2 KiB.
@@ -80,7 +87,7 @@ const OPTION_BYTES_MAX: usize = 16 << 10;
 
 const _: () = {
     // What a session may need before it goes on: an option, or the smallest piece of a write.
-    assert!(wire::OPTION_BYTES + OPTION_BYTES_MAX <= INPUT_BYTES);
-    assert!(WHOLE_BYTES + PIECE_BYTES <= INPUT_BYTES);
-    assert!(PIECE_BYTES.is_power_of_two());
+    assert!(wire::OPTION_BYTES + OPTION_BYTES_MAX <= PIECE_BYTES + BESIDE_BYTES);
+    assert!(WHOLE_BYTES <= BESIDE_BYTES);
+    assert!(PIECE_BYTES.is_power_of_two() && UNIT_BYTES_MAX.is_power_of_two());
 };

@@ -12,14 +12,25 @@
 //! directory that cannot be written to is known at the start, and two disks do not have one file. A FILE.saving that is
 //! not empty and that nobody has locked says that a disk, or a save, has ended too early: FILE is older than what
 //! clients had written, and nobody goes on from it unasked (`SAVE-1`).
+//!
+//! While such a disk is served, a save to FILE is a **checkpoint**: it is written to FILE.saving.saving and renamed to
+//! FILE, and FILE.saving stays, since clients go on to write. What a killed process leaves of a checkpoint is removed
+//! by the next disk that has the file. Names that end with .saving are refused for FILE, so both files are always ours.
+//!
+//! # Concurrency
+//!
+//! A lock (`Kept::writes`) is held while FILE is replaced. The save at the end makes a checkpoint give up and waits for
+//! that, so the last contents are those that stay, and a checkpoint does not take the room that they need.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufReader, BufWriter, Seek as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use rustix::fs::{FlockOperation, OFlags, flock};
+use zfolio_core::sync::Mutex;
 use zfolio_core::zram::{FormatError, LoadError, Reader, SaveError, Saved};
 use zfolio_sys::cpu;
 
@@ -31,6 +42,9 @@ const SUFFIX: &str = ".saving";
 /// What is in the file that is written while a disk is served that is to be saved in it.
 const NOTE: &[u8] = b"a disk is served, or has ended without being saved\n";
 
+/// The rank of the lock of a kept file. Locks of units are taken while it is held.
+const RANK_WRITES: u8 = 1;
+
 /// Bytes that are written and read together.
 const BUFFER_BYTES: usize = 1 << 20;
 
@@ -40,6 +54,8 @@ const BUFFER_BYTES: usize = 1 << 20;
 pub enum Unsaved {
     /// There is something of this name that is no file.
     OtherKind(PathBuf),
+    /// The name is one of those that files have while they are being written.
+    Reserved(PathBuf),
     /// Another save to this name is under way.
     Busy(PathBuf),
     /// The disk that had this file was not saved when it ended: the file is older than what clients had written.
@@ -59,6 +75,11 @@ impl fmt::Display for Unsaved {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Unsaved::OtherKind(path) => write!(f, "'{}' is no file", path.display()),
+            Unsaved::Reserved(path) => write!(
+                f,
+                "'{}': files have such a name while they are saved; accepted: a name without {SUFFIX} at its end",
+                path.display()
+            ),
             Unsaved::Busy(path) => {
                 write!(f, "'{}' belongs to another save, or to a disk", path.display())
             }
@@ -78,20 +99,37 @@ impl fmt::Display for Unsaved {
 
 impl std::error::Error for Unsaved {}
 
-/// Saves the contents of a disk as the file `path`, while clients go on.
+/// Saves the contents of a disk as the file `path`, while clients go on. `kept`: the file that the disk has for its
+/// end; if that is `path`, this is a checkpoint (see the module).
 ///
 /// # Errors
 ///
 /// See [`Unsaved`]. What was at `path` before is still there.
-pub fn save(ram: &Ram, path: &Path) -> Result<Saved, Unsaved> {
+pub fn save(ram: &Ram, path: &Path, kept: Option<&Kept>) -> Result<Saved, Unsaved> {
     let (path, partial) = places(path)?;
-    let file = open_partial(&partial)?;
-    let done = write(ram, &file, &path, &partial);
+    // By name too: after the last save there is no such file any more.
+    match kept.filter(|kept| kept.path == path || kept.is_written_at(&partial)) {
+        Some(kept) => kept.checkpoint(ram),
+        None => save_by(ram, &path, &partial, &AtomicBool::new(false)),
+    }
+}
+
+/// Saves the contents of a disk, and removes what was written if that fails.
+fn save_by(ram: &Ram, path: &Path, partial: &Path, ends: &AtomicBool) -> Result<Saved, Unsaved> {
+    let file = open_partial(partial)?;
+    let done = write(ram, &file, path, partial, ends);
     if done.is_err() {
         // It is ours as long as the lock is held.
-        fs::remove_file(&partial).ok();
+        fs::remove_file(partial).ok();
     }
     done
+}
+
+/// The file that is written before it gets the name `path`.
+fn partial_of(path: &Path) -> PathBuf {
+    let mut partial = path.to_owned().into_os_string();
+    partial.push(SUFFIX);
+    partial.into()
 }
 
 /// Where the file is, and where it is written.
@@ -105,9 +143,11 @@ fn places(path: &Path) -> Result<(PathBuf, PathBuf), Unsaved> {
         Ok(_) => return Err(Unsaved::OtherKind(path.to_owned())),
         Err(_) => path.to_owned(),
     };
-    let mut partial = path.clone().into_os_string();
-    partial.push(SUFFIX);
-    Ok((path, partial.into()))
+    if path.as_os_str().as_encoded_bytes().ends_with(SUFFIX.as_bytes()) {
+        return Err(Unsaved::Reserved(path));
+    }
+    let partial = partial_of(&path);
+    Ok((path, partial))
 }
 
 /// The file that a disk goes on from, and that it is saved to when it ends. See the module.
@@ -117,6 +157,10 @@ pub struct Kept {
     partial: PathBuf,
     file: File,
     is_served: bool,
+    /// Held while FILE is replaced. See the module.
+    writes: Mutex<RANK_WRITES, ()>,
+    /// The disk is saved for the last time. Relaxed: the lock orders what is written.
+    ends: AtomicBool,
 }
 
 impl Kept {
@@ -130,12 +174,15 @@ impl Kept {
             std::path::absolute(path).map_err(|error| Unsaved::System(path.to_owned(), error))?;
         let (path, partial) = places(&path)?;
         let file = open_partial(&partial)?;
+        // What a killed process has left of a checkpoint. Whoever has the lock of `file` is the only one who makes it.
+        fs::remove_file(partial_of(&partial)).ok();
         let length =
             file.metadata().map_err(|error| Unsaved::System(partial.clone(), error))?.len();
         if length > 0 && path.exists() {
             return Err(Unsaved::Stale { path, partial });
         }
-        Ok(Kept { path, partial, file, is_served: false })
+        let (writes, ends) = (Mutex::new(()), AtomicBool::new(false));
+        Ok(Kept { path, partial, file, is_served: false, writes, ends })
     }
 
     /// The file, if there is one to go on from.
@@ -169,19 +216,39 @@ impl Kept {
         self.file.sync_all()
     }
 
-    /// Saves the contents of the disk, which clients have left, and returns the file.
+    /// Whether the file that is written is the one of this name.
+    fn is_written_at(&self, partial: &Path) -> bool {
+        let place = |file: fs::Metadata| (file.dev(), file.ino());
+        let (ours, named) = (self.file.metadata(), fs::metadata(partial));
+        ours.is_ok_and(|ours| named.is_ok_and(|named| place(named) == place(ours)))
+    }
+
+    /// Saves the contents while clients go on.
+    fn checkpoint(&self, ram: &Ram) -> Result<Saved, Unsaved> {
+        let partial = partial_of(&self.partial);
+        let Some(_alone) = self.writes.try_lock() else { return Err(Unsaved::Busy(partial)) };
+        if self.ends.load(Relaxed) {
+            return Err(Unsaved::Contents(SaveError::Halted));
+        }
+        save_by(ram, &self.path, &partial, &self.ends)
+    }
+
+    /// Saves the contents of the disk, which clients have left, and returns the file. No checkpoint comes afterwards.
     ///
     /// # Errors
     ///
     /// See [`Unsaved`]. The file is what it was before, and nobody goes on from it unasked (`SAVE-1`).
-    pub fn save(self, ram: &Ram) -> Result<(Saved, PathBuf), Unsaved> {
-        let done = write(ram, &self.file, &self.path, &self.partial);
-        if done.is_err() {
+    pub fn save(&self, ram: &Ram) -> Result<(Saved, &Path), Unsaved> {
+        self.ends.store(true, Relaxed);
+        let _alone = self.writes.lock();
+        let done = write(ram, &self.file, &self.path, &self.partial, &AtomicBool::new(false));
+        // If only the directory could not be synced, the file has its name already, and is whole.
+        if done.is_err() && self.is_written_at(&self.partial) {
             // A part of a disk is of no use, and may be what fills the file system. If this fails, the part is as good
             // a note.
             self.mark().ok();
         }
-        done.map(|saved| (saved, self.path.clone()))
+        done.map(|saved| (saved, self.path.as_path()))
     }
 }
 
@@ -215,10 +282,36 @@ fn open_partial(partial: &Path) -> Result<File, Unsaved> {
     Ok(file)
 }
 
-fn write(ram: &Ram, file: &File, path: &Path, partial: &Path) -> Result<Saved, Unsaved> {
+/// A file to which nothing more is written once the disk ends.
+struct Output<'f> {
+    file: &'f File,
+    ends: &'f AtomicBool,
+}
+
+impl io::Write for Output<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.ends.load(Relaxed) {
+            return Err(io::Error::other("the disk ends"));
+        }
+        (&mut &*self.file).write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Writes the contents to `partial`, which is `file`, and renames that to `path`. It fails once `ends` is true.
+fn write(
+    ram: &Ram,
+    mut file: &File,
+    path: &Path,
+    partial: &Path,
+    ends: &AtomicBool,
+) -> Result<Saved, Unsaved> {
     let system = |error| Unsaved::System(partial.to_owned(), error);
-    (&*file).rewind().and_then(|()| file.set_len(0)).map_err(system)?;
-    let mut buffer = BufWriter::with_capacity(BUFFER_BYTES, file);
+    file.rewind().and_then(|()| file.set_len(0)).map_err(system)?;
+    let mut buffer = BufWriter::with_capacity(BUFFER_BYTES, Output { file, ends });
     let saved = ram.zram().save(cpu::current(), &mut buffer).map_err(|error| match error {
         SaveError::Io(error) => system(error),
         error => Unsaved::Contents(error),
@@ -271,8 +364,12 @@ mod tests {
     use std::fs;
     use std::path::PathBuf;
     use std::sync::Arc;
+    use std::sync::atomic::Ordering::Relaxed;
+    use std::time::Duration;
 
-    use super::{Kept, Unsaved, load, open, open_partial, save};
+    use zfolio_core::testing::{Random, seed};
+
+    use super::{Kept, Unsaved, load, open, open_partial, save, save_by};
     use crate::device::Device as _;
     use crate::ram::{Config, Ram};
     use crate::testing::ram;
@@ -312,7 +409,7 @@ mod tests {
         fs::write(directory.join("a disk.saving"), vec![1; 1 << 20]).unwrap();
         for part in [1_u8, 2] {
             disk.write(8192, &vec![part; 512]).unwrap();
-            let saved = save(&disk, &path).unwrap();
+            let saved = save(&disk, &path, None).unwrap();
             assert_eq!(saved.bytes, fs::metadata(&path).unwrap().len());
             let again = loaded(&path);
             let mut found = [0; 512];
@@ -322,7 +419,7 @@ mod tests {
         }
         let link = directory.join("link");
         std::os::unix::fs::symlink(&path, &link).unwrap();
-        save(&disk, &link).unwrap();
+        save(&disk, &link, None).unwrap();
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
         assert_eq!(fs::read_dir(&directory).unwrap().count(), 2);
         fs::remove_dir_all(&directory).unwrap();
@@ -336,15 +433,15 @@ mod tests {
         fs::write(&path, "before").unwrap();
         let partial = directory.join("disk.saving");
         let other = open_partial(&partial).unwrap();
-        assert!(matches!(save(&disk, &path), Err(Unsaved::Busy(_))));
+        assert!(matches!(save(&disk, &path, None), Err(Unsaved::Busy(_))));
         drop(other);
         disk.write(0, &[1; 512]).unwrap();
         disk.zram().halt();
-        assert!(matches!(save(&disk, &path), Err(Unsaved::Contents(_))));
+        assert!(matches!(save(&disk, &path, None), Err(Unsaved::Contents(_))));
         assert_eq!(fs::read_to_string(&path).unwrap(), "before");
         assert_eq!(fs::read_dir(&directory).unwrap().count(), 1);
-        assert!(matches!(save(&disk, &directory), Err(Unsaved::OtherKind(_))));
-        let nowhere = save(&disk, &directory.join("no/disk")).unwrap_err().to_string();
+        assert!(matches!(save(&disk, &directory, None), Err(Unsaved::OtherKind(_))));
+        let nowhere = save(&disk, &directory.join("no/disk"), None).unwrap_err().to_string();
         assert!(nowhere.contains("no/disk.saving"), "{nowhere}");
         fs::remove_dir_all(&directory).unwrap();
     }
@@ -358,7 +455,7 @@ mod tests {
         let kept = Kept::take(&path).unwrap();
         assert!(kept.loaded().is_none());
         assert!(matches!(Kept::take(&path), Err(Unsaved::Busy(_))));
-        assert!(matches!(save(&disk, &path), Err(Unsaved::Busy(_))));
+        assert!(matches!(save(&disk, &path, None), Err(Unsaved::Busy(_))));
         drop(kept);
         assert!(!partial.exists());
         for number in 1..4 {
@@ -369,7 +466,7 @@ mod tests {
             kept.note_served().unwrap();
             disk.write(0, &[number; 512]).unwrap();
             let (saved, file) = kept.save(&disk).unwrap();
-            assert_eq!((saved.bytes, &file), (fs::metadata(&path).unwrap().len(), &path));
+            assert_eq!((saved.bytes, file), (fs::metadata(&path).unwrap().len(), path.as_path()));
             assert!(!partial.exists());
             let mut found = [0; 512];
             loaded(&path).read(0, &mut found).unwrap();
@@ -395,9 +492,94 @@ mod tests {
         disk.write(0, &[9; 512]).unwrap();
         disk.zram().halt();
         assert!(matches!(kept.save(&disk), Err(Unsaved::Contents(_))));
+        drop(kept);
         assert_eq!(fs::read(&path).unwrap(), before);
         assert!(matches!(Kept::take(&path), Err(Unsaved::Stale { .. })));
         assert!(matches!(Kept::take(&directory), Err(Unsaved::OtherKind(_))));
+        assert!(matches!(Kept::take(&partial), Err(Unsaved::Reserved(_))));
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
+    /// Goal: a save to the file that the disk keeps replaces it, by whatever name it is given, and the disk still
+    /// counts as not saved; one that fails leaves what was there; none comes after the last one.
+    #[test]
+    fn a_checkpoint_replaces_the_kept_file() {
+        let (directory, disk) = (directory("checkpoint"), ram(1 << 20, &["lz4"]));
+        let (path, partial) = (directory.join("disk"), directory.join("disk.saving"));
+        let beside = directory.join("disk.saving.saving");
+        // What a killed checkpoint has left.
+        fs::write(&beside, "a part").unwrap();
+        let mut kept = Kept::take(&path).unwrap();
+        assert!(!beside.exists());
+        kept.note_served().unwrap();
+        let found = || {
+            let mut found = [0; 512];
+            loaded(&path).read(0, &mut found).unwrap();
+            found
+        };
+        let link = directory.join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        let roundabout = directory.join("..").join(directory.file_name().unwrap()).join("disk");
+        for (number, name) in [(1, &path), (2, &link), (3, &roundabout)] {
+            disk.write(0, &[number; 512]).unwrap();
+            let saved = save(&disk, name, Some(&kept)).unwrap();
+            assert_eq!(saved.bytes, fs::metadata(&path).unwrap().len());
+            assert_eq!(found(), [number; 512]);
+            assert!(partial.exists() && !beside.exists());
+            assert!(matches!(Kept::take(&path), Err(Unsaved::Busy(_))), "it is still locked");
+        }
+        assert!(matches!(save(&disk, &partial, Some(&kept)), Err(Unsaved::Reserved(_))));
+        let other = directory.join("other");
+        save(&disk, &other, Some(&kept)).unwrap();
+        assert!(other.exists() && partial.exists());
+        // Another one is under way.
+        disk.write(0, &[9; 512]).unwrap();
+        let alone = kept.writes.try_lock();
+        assert!(matches!(save(&disk, &path, Some(&kept)), Err(Unsaved::Busy(_))));
+        drop(alone);
+        // The last one comes while it is written.
+        kept.ends.store(true, Relaxed);
+        assert!(matches!(save_by(&disk, &path, &beside, &kept.ends), Err(Unsaved::System(..))));
+        assert!(matches!(save(&disk, &path, Some(&kept)), Err(Unsaved::Contents(_))));
+        assert_eq!(found(), [3; 512]);
+        assert!(!beside.exists());
+        kept.save(&disk).unwrap();
+        assert_eq!(found(), [9; 512]);
+        assert!(matches!(save(&disk, &path, Some(&kept)), Err(Unsaved::Contents(_))));
+        drop(kept);
+        assert_eq!(fs::read_dir(&directory).unwrap().count(), 3);
+        // A disk that is killed after a checkpoint: its clients had written more, perhaps.
+        let mut kept = Kept::take(&path).unwrap();
+        kept.note_served().unwrap();
+        save(&disk, &path, Some(&kept)).unwrap();
+        drop(kept);
+        assert!(matches!(Kept::take(&path), Err(Unsaved::Stale { .. })));
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
+    /// Goal: whatever a checkpoint does when the disk ends, the last contents are those that stay. Method: checkpoints
+    /// without a pause, ended at different moments.
+    #[test]
+    fn the_last_save_wins() {
+        let (directory, disk) = (directory("last"), ram(4 << 20, &["lz4"]));
+        let (path, seed) = (directory.join("disk"), seed());
+        let mut random = Random::new(seed);
+        disk.write(0, &random.bytes(4 << 20)).unwrap();
+        for number in 1..9 {
+            let mut kept = Kept::take(&path).unwrap();
+            kept.note_served().unwrap();
+            std::thread::scope(|scope| {
+                let saves = scope.spawn(|| while save(&disk, &path, Some(&kept)).is_ok() {});
+                std::thread::sleep(Duration::from_micros(random.below_u64(30_000)));
+                disk.write(0, &[number; 512]).unwrap();
+                kept.save(&disk).unwrap();
+                saves.join().unwrap();
+            });
+            let mut found = [0; 512];
+            loaded(&path).read(0, &mut found).unwrap();
+            assert_eq!(found, [number; 512], "seed {seed}");
+            assert_eq!(fs::read_dir(&directory).unwrap().count(), 1, "seed {seed}");
+        }
         fs::remove_dir_all(&directory).unwrap();
     }
 }

@@ -387,13 +387,30 @@ impl<S: PageSource> Zram<S> {
     /// # Errors
     ///
     /// As [`Zram::write`].
+    pub fn write_zeroes(&self, cpu: usize, at: u64, bytes: u64) -> Result<(), Error> {
+        self.zero(cpu, at, bytes, false)
+    }
+
+    /// The same as advice, which costs no room: where there is none to store the rest of a unit anew, a part of that
+    /// unit stays as it is.
+    ///
+    /// # Errors
+    ///
+    /// As [`Zram::write`], without [`Error::NoSpace`] and [`Error::NoMemory`].
     pub fn discard(&self, cpu: usize, at: u64, bytes: u64) -> Result<(), Error> {
+        self.zero(cpu, at, bytes, true)
+    }
+
+    fn zero(&self, cpu: usize, at: u64, bytes: u64, is_advice: bool) -> Result<(), Error> {
         self.check(at, bytes)?;
         for (unit, within) in self.pieces(at, bytes) {
             let write = || self.write_piece(cpu, unit, within.clone(), None);
-            self.with_room(write).inspect_err(|_| {
-                self.io.failed_writes.fetch_add(1, Relaxed);
-            })?;
+            match self.with_room(write) {
+                Err(Error::NoSpace { .. } | Error::NoMemory) if is_advice => {}
+                done => done.inspect_err(|_| {
+                    self.io.failed_writes.fetch_add(1, Relaxed);
+                })?,
+            }
         }
         self.io.notify_free.fetch_add(1, Relaxed);
         Ok(())

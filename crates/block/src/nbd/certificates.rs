@@ -1,19 +1,32 @@
 //! Certificates and the key of a server: files in a directory, with the names that QEMU and nbdkit have for them.
+//!
+//! A [`Watch`] reads the files again when they have changed. Connections that have begun keep what they began with; the
+//! next ones are shown the new certificates. Files that do not fit each other, as in the middle of a renewal, change
+//! nothing.
+//!
+//! # Concurrency
+//!
+//! A lock (`Certificates`) protects the configuration that new connections get; it is held to copy a pointer.
 
 use std::fmt;
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use rustix::fs::OFlags;
+use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::pem::{self, PemObject};
-use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, UnixTime};
 use rustls::server::danger::ClientCertVerifier;
-use rustls::server::{NoServerSessionStorage, VerifierBuilderError, WebPkiClientVerifier};
-use rustls::{RootCertStore, ServerConfig};
+use rustls::server::{
+    NoServerSessionStorage, ParsedCertificate, VerifierBuilderError, WebPkiClientVerifier,
+};
+use rustls::{CertificateError, RootCertStore, ServerConfig};
+use zfolio_core::sync::Mutex;
 
 /// The authorities whose certificates clients have to show.
 const AUTHORITIES: &str = "ca-cert.pem";
@@ -33,9 +46,48 @@ const FILE_BYTES_MAX: u64 = 4 << 20;
 /// What everybody on a machine may do with a file, of its mode.
 const MODE_OTHERS: u32 = 0o007;
 
-/// What a server shows to its clients, and what it wants to see. Cloning it is cheap.
+/// All of them.
+const FILES: [&str; 4] = [AUTHORITIES, REVOKED, SHOWN, KEY];
+
+const DAY_S: u64 = 24 * 60 * 60;
+
+/// A certificate that is valid for less than this is worth a line.
+const SOON_S: u64 = 30 * DAY_S;
+
+/// The rank of the lock of a configuration. Nothing is called while it is held.
+const RANK_CERTIFICATES: u8 = 1;
+
+/// What a server shows to its clients, and what it wants to see. Clones are the same, and cheap.
 #[derive(Clone, Debug)]
-pub struct Certificates(Arc<ServerConfig>);
+pub struct Certificates(Arc<Mutex<RANK_CERTIFICATES, Arc<ServerConfig>>>);
+
+/// Looks after the files that certificates were read from.
+#[derive(Debug)]
+pub struct Watch {
+    directory: PathBuf,
+    verify_peer: bool,
+    certificates: Certificates,
+    /// The first moment at which one of the certificates that are shown is not valid any more, in seconds since 1970.
+    ends_s: u64,
+    /// How the files were when they were read, and at the last look.
+    read: Stamps,
+    seen: Stamps,
+    /// What was said about the end.
+    said: Age,
+}
+
+/// How long the certificates are still valid.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Age {
+    Good,
+    Soon,
+    Over,
+}
+
+/// A file by what changes with its contents: device and inode, length, and when it and its inode were changed.
+type Stamp = Option<(u64, u64, u64, [i64; 4])>;
+
+type Stamps = [Stamp; FILES.len()];
 
 /// Why there are no certificates.
 #[derive(Debug)]
@@ -59,40 +111,189 @@ impl Certificates {
     ///
     /// # Errors
     ///
-    /// A file is missing, damaged, or does not fit the others; or everybody on this machine can read the key.
+    /// A file is missing, damaged, or does not fit the others; everybody on this machine can read the key; or a
+    /// certificate that the server would show is not valid today.
     pub fn open(directory: &Path, verify_peer: bool) -> Result<Certificates, BadCertificates> {
-        let provider = Arc::new(ring::default_provider());
-        let shown = items(&directory.join(SHOWN), "certificate")?;
-        let key = key(&directory.join(KEY))?;
-        let config = ServerConfig::builder_with_provider(Arc::clone(&provider))
-            .with_safe_default_protocol_versions()
-            .map_err(|why| bad(directory, &why))?;
-        let config = if verify_peer {
-            config.with_client_cert_verifier(verifier(directory, provider)?)
-        } else {
-            config.with_no_client_auth()
-        };
-        let mut config = config.with_single_cert(shown, key).map_err(|why| match why {
-            rustls::Error::InconsistentKeys(_) => {
-                bad(&directory.join(KEY), &format!("this is not the key of {SHOWN}"))
-            }
-            rustls::Error::InvalidCertificate(_) => {
-                bad(&directory.join(SHOWN), &format!("{why} (version 3 is accepted)"))
-            }
-            // Which algorithms there are rustls says in the other cases.
-            why => {
-                bad(&directory.join(KEY), &format!("{why}; accepted: RSA, P-256, P-384, Ed25519"))
-            }
-        })?;
-        // A client that comes back shows its certificate again. That is a millisecond, and nothing is kept of a client.
-        config.session_storage = Arc::new(NoServerSessionStorage {});
-        config.send_tls13_tickets = 0;
-        Ok(Certificates(Arc::new(config)))
+        Watch::open(directory, verify_peer).map(|watch| watch.certificates)
     }
 
     pub(super) fn config(&self) -> Arc<ServerConfig> {
-        Arc::clone(&self.0)
+        Arc::clone(&self.0.lock())
     }
+}
+
+impl Watch {
+    /// Reads certificates as [`Certificates::open`] does.
+    ///
+    /// # Errors
+    ///
+    /// See [`Certificates::open`].
+    pub fn open(directory: &Path, verify_peer: bool) -> Result<Watch, BadCertificates> {
+        // Before they are read, so that no change goes unnoticed.
+        let read = stamps(directory);
+        let (config, ends_s) = read_all(directory, verify_peer, now_s())?;
+        Ok(Watch {
+            directory: directory.to_owned(),
+            verify_peer,
+            certificates: Certificates(Arc::new(Mutex::new(config))),
+            ends_s,
+            read,
+            seen: read,
+            said: Age::Good,
+        })
+    }
+
+    /// What servers are given. What this value reads later is in it, too.
+    #[must_use]
+    pub fn certificates(&self) -> &Certificates {
+        &self.certificates
+    }
+
+    /// Reads the files again if they have changed, and are the same as at the last look: somebody may still write them.
+    /// To be called every few seconds. Returns a line for people if there is something to say.
+    pub fn look(&mut self) -> Option<String> {
+        self.look_at(now_s())
+    }
+
+    pub(super) fn look_at(&mut self, now_s: u64) -> Option<String> {
+        let stamps = stamps(&self.directory);
+        let has_settled = std::mem::replace(&mut self.seen, stamps) == stamps;
+        let mut line = None;
+        if stamps != self.read && has_settled {
+            self.read = stamps;
+            match read_all(&self.directory, self.verify_peer, now_s) {
+                Ok((config, ends_s)) => {
+                    *self.certificates.0.lock() = config;
+                    (self.ends_s, self.said) = (ends_s, Age::Good);
+                    let directory = self.directory.display();
+                    line = Some(format!("{directory}: new certificates, for new connections"));
+                }
+                Err(why) => {
+                    line = Some(format!("{why}; new connections get the certificates of before"));
+                }
+            }
+        }
+        let (age, file) = (age(self.ends_s, now_s), self.directory.join(SHOWN));
+        if age <= self.said {
+            return line;
+        }
+        self.said = age;
+        let file = file.display();
+        let end = match age {
+            Age::Over => format!("{file}: the certificate has expired"),
+            _ => format!("{file}: the certificate expires {}", when(self.ends_s - now_s)),
+        };
+        Some(line.map_or_else(|| end.clone(), |line| format!("{line}; {end}")))
+    }
+}
+
+/// Seconds since 1970.
+fn now_s() -> u64 {
+    SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs())
+}
+
+fn age(ends_s: u64, now_s: u64) -> Age {
+    match ends_s.checked_sub(now_s) {
+        None => Age::Over,
+        Some(left_s) if left_s < SOON_S => Age::Soon,
+        Some(_) => Age::Good,
+    }
+}
+
+/// A time from now on, for people.
+fn when(seconds: u64) -> String {
+    match seconds / DAY_S {
+        0 => "in less than a day".to_owned(),
+        1 => "in a day".to_owned(),
+        days => format!("in {days} days"),
+    }
+}
+
+fn stamps(directory: &Path) -> Stamps {
+    FILES.map(|name| {
+        let file = fs::metadata(directory.join(name)).ok()?;
+        let times = [file.mtime(), file.mtime_nsec(), file.ctime(), file.ctime_nsec()];
+        Some((file.dev(), file.ino(), file.len(), times))
+    })
+}
+
+/// Reads all files. Returns until when what is shown is valid, too.
+fn read_all(
+    directory: &Path,
+    verify_peer: bool,
+    now_s: u64,
+) -> Result<(Arc<ServerConfig>, u64), BadCertificates> {
+    let provider = Arc::new(ring::default_provider());
+    let shown = items(&directory.join(SHOWN), "certificate")?;
+    let key = key(&directory.join(KEY))?;
+    let valid = shown.iter().map(|one| validity(one, &provider)).collect::<Vec<_>>();
+    let config = ServerConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()
+        .map_err(|why| bad(directory, &why))?;
+    let config = if verify_peer {
+        config.with_client_cert_verifier(verifier(directory, provider)?)
+    } else {
+        config.with_no_client_auth()
+    };
+    let mut config = config.with_single_cert(shown, key).map_err(|why| match why {
+        rustls::Error::InconsistentKeys(_) => {
+            bad(&directory.join(KEY), &format!("this is not the key of {SHOWN}"))
+        }
+        rustls::Error::InvalidCertificate(_) => {
+            bad(&directory.join(SHOWN), &format!("{why} (version 3 is accepted)"))
+        }
+        // Which algorithms there are rustls says in the other cases.
+        why => bad(&directory.join(KEY), &format!("{why}; accepted: RSA, P-256, P-384, Ed25519")),
+    })?;
+    // A client that comes back shows its certificate again. That is a millisecond, and nothing is kept of a client.
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    let ends_s = valid_until(&valid, now_s).map_err(|why| bad(&directory.join(SHOWN), &why))?;
+    Ok((Arc::new(config), ends_s))
+}
+
+/// The first and the last second in which a certificate is valid, of the years since 1970.
+fn validity(certificate: &CertificateDer<'_>, provider: &CryptoProvider) -> (u64, u64) {
+    // rustls has no name for these fields. It compares them with the time before it looks at the issuer, and says in
+    // its error what they are.
+    let refusal = |second| {
+        let parsed = ParsedCertificate::try_from(certificate)?;
+        let (nobody, time) = (RootCertStore::empty(), UnixTime::since_unix_epoch(second));
+        let algorithms = provider.signature_verification_algorithms.all;
+        verify_server_cert_signed_by_trust_anchor(&parsed, &nobody, &[], time, algorithms)
+    };
+    let why = |second| match refusal(second) {
+        Err(rustls::Error::InvalidCertificate(why)) => Some(why),
+        _ => None,
+    };
+    let begins = match why(Duration::ZERO) {
+        Some(CertificateError::NotValidYetContext { not_before, .. }) => not_before.as_secs(),
+        _ => 0,
+    };
+    let ends = match why(Duration::MAX) {
+        Some(CertificateError::ExpiredContext { not_after, .. }) => not_after.as_secs(),
+        // It ends before it begins, or rustls has changed: no client would accept the one, and a test finds the other.
+        _ => 0,
+    };
+    (begins, ends)
+}
+
+/// Until when all of these certificates are valid, which they have to be now.
+fn valid_until(valid: &[(u64, u64)], now_s: u64) -> Result<u64, String> {
+    for (index, (begins_s, ends_s)) in valid.iter().enumerate() {
+        let which = match index {
+            0 => "the certificate".to_owned(),
+            others => format!("certificate {} in it", others + 1),
+        };
+        if now_s < *begins_s {
+            return Err(format!("{which} is not valid yet; it will be {}", when(begins_s - now_s)));
+        }
+        if now_s > *ends_s {
+            let days = (now_s - ends_s) / DAY_S;
+            return Err(format!("{which} has expired, {days} days ago"));
+        }
+    }
+    Ok(valid.iter().map(|(_, ends_s)| *ends_s).min().unwrap_or(0))
 }
 
 fn bad(file: &Path, why: &dyn fmt::Display) -> BadCertificates {

@@ -6,18 +6,20 @@ use std::time::Duration;
 use rustix::io::Errno;
 use zfolio_sys::clock::monotonic_ns;
 
+use super::WHOLE_BYTES;
 use super::exports::Exports;
 use super::output::Output;
 use super::session::{Next, Session};
 use super::stream::Stream;
 use super::tls::{Secured, Security};
-use super::{INPUT_BYTES, WHOLE_BYTES};
 
 /// How a connection ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum End {
-    /// As the protocol has it, because the client went away, or because TLS failed.
+    /// As the protocol has it, because the client went away, or because TLS failed once it had begun.
     Closed,
+    /// The handshake of TLS has failed: which client's, and why.
+    Refused(String),
     /// The client took too long for the handshake.
     TimedOut,
     /// The server stops.
@@ -46,9 +48,9 @@ struct Input {
 }
 
 impl Input {
-    fn new() -> Input {
+    fn new(most: usize) -> Input {
         // Zeroed memory that nobody has touched takes no pages.
-        Input { bytes: vec![0; INPUT_BYTES].into_boxed_slice(), start: 0, end: 0 }
+        Input { bytes: vec![0; most].into_boxed_slice(), start: 0, end: 0 }
     }
 
     fn available(&self) -> &[u8] {
@@ -67,7 +69,8 @@ impl Input {
         // Little is moved often, so that the same memory is used again, which is likely in the cache; much only if it
         // has to be.
         let is_little = self.end - self.start <= MOVED_BYTES;
-        let is_tight = self.start + needed > INPUT_BYTES || INPUT_BYTES - self.end < WHOLE_BYTES;
+        let most = self.bytes.len();
+        let is_tight = self.start + needed > most || most - self.end < WHOLE_BYTES;
         if self.start > 0 && (is_little || is_tight) {
             self.bytes.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
@@ -113,10 +116,9 @@ pub(super) fn serve(
 ) -> End {
     let mut channel = Channel::Clear(stream);
     let end = converse(&mut channel, stream, security, exports, handshake, order);
-    if let Channel::Secured(secured) = &mut channel {
-        secured.close();
-    }
-    end
+    let Channel::Secured(secured) = &mut channel else { return end };
+    secured.close();
+    secured.refusal().map_or(end, End::Refused)
 }
 
 fn converse<'s>(
@@ -129,8 +131,9 @@ fn converse<'s>(
 ) -> End {
     let deadline_ns =
         monotonic_ns().saturating_add(u64::try_from(handshake.as_nanos()).unwrap_or(u64::MAX));
+    let (mut input, mut output) =
+        (Input::new(exports.input_bytes()), Output::new(exports.piece_bytes()));
     let mut session = Session::new(exports, security.tls());
-    let (mut input, mut output) = (Input::new(), Output::new());
     let mut has_deadline = true;
     session.greet(&mut output);
     loop {
@@ -186,15 +189,17 @@ fn ended(why: Errno) -> End {
 
 #[cfg(test)]
 mod tests {
-    use super::{INPUT_BYTES, Input};
+    use super::Input;
+
+    const MOST: usize = 512 << 10;
 
     /// Goal: what was received stays in order, however it is consumed; there is always the room that is needed.
     #[test]
     fn input_makes_the_room_that_is_needed() {
-        let mut input = Input::new();
+        let mut input = Input::new(MOST);
         let (mut sent, mut served) = (0_u64, 0_u64);
         for round in 0..300_usize {
-            let needed = 1 + round * 7919 % (INPUT_BYTES / 2);
+            let needed = 1 + round * 7919 % (MOST / 2);
             while input.available().len() < needed {
                 let have = input.available().len();
                 let room = input.room(needed);

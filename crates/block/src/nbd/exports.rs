@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::transmission::piece_bytes_max;
+use super::{BESIDE_BYTES, PIECE_BYTES};
 use crate::device::Device;
 
 /// As many as there may be: a list of all of them fits into the room for one step (`NBD-1`).
@@ -14,7 +16,7 @@ pub const NAME_BYTES_MAX: usize = 256;
 const _: () = {
     // The header of a reply, the length of the name, name and description.
     let listed = 20 + 4 + 2 * NAME_BYTES_MAX;
-    assert!(EXPORTS_MAX * listed + 20 <= super::output::STEP_BYTES);
+    assert!(EXPORTS_MAX * listed + 20 <= PIECE_BYTES);
 };
 
 /// A device with the name that clients ask for.
@@ -93,6 +95,19 @@ impl Exports {
         let (name, description) = (name.to_owned(), description.to_owned());
         self.0.push(Export { name, description, device });
         Ok(())
+    }
+
+    /// The longest piece of a large request.
+    #[must_use]
+    pub fn piece_bytes(&self) -> usize {
+        let pieces = self.0.iter().map(|export| piece_bytes_max(&*export.device));
+        pieces.max().unwrap_or(PIECE_BYTES)
+    }
+
+    /// The most bytes that a session needs before it goes on.
+    #[must_use]
+    pub fn input_bytes(&self) -> usize {
+        self.piece_bytes() + BESIDE_BYTES
     }
 
     /// The index of the export that a client means by `name`.

@@ -1,9 +1,10 @@
 //! Replies on their way to the client.
 
-use super::{GATHER_BYTES, PIECE_BYTES};
+use super::GATHER_BYTES;
 
-/// What one step adds at most: a piece of a read with its header, or the descriptions of all exports.
-pub(super) const STEP_BYTES: usize = PIECE_BYTES + 1024;
+/// What one step adds at most beside a piece of a read: headers. The descriptions of all exports are shorter than a
+/// piece.
+pub(super) const HEADERS_BYTES: usize = 1024;
 
 /// Replies that are gathered, to be sent by one call. The memory is there from the beginning, and a reply is built
 /// where it is sent from (`NBD-2`).
@@ -14,11 +15,12 @@ pub struct Output {
 }
 
 impl Output {
-    /// An empty one.
+    /// An empty one, for pieces of reads up to this length ([`Exports::piece_bytes`](super::Exports::piece_bytes)).
     #[must_use]
-    pub fn new() -> Output {
+    pub fn new(piece_bytes: usize) -> Output {
         // Zeroed memory that nobody has touched takes no pages.
-        Output { bytes: vec![0; GATHER_BYTES + STEP_BYTES].into_boxed_slice(), filled: 0 }
+        let most = GATHER_BYTES + piece_bytes + HEADERS_BYTES;
+        Output { bytes: vec![0; most].into_boxed_slice(), filled: 0 }
     }
 
     /// What is to be sent.
@@ -72,11 +74,5 @@ impl Output {
     /// Overwrites what was added before.
     pub(super) fn overwrite(&mut self, at: usize, bytes: &[u8]) {
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
-    }
-}
-
-impl Default for Output {
-    fn default() -> Output {
-        Output::new()
     }
 }

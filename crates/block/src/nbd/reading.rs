@@ -8,10 +8,10 @@
 
 use super::PIECE_BYTES;
 use super::options::ALLOCATION_ID;
-use super::output::{Output, STEP_BYTES};
+use super::output::{HEADERS_BYTES, Output};
 use super::reply::{Failure, Recipient};
 use super::session::Step;
-use super::transmission::{Job, Request, piece_unit};
+use super::transmission::{Job, Request, piece_bytes_max, piece_unit};
 use super::wire;
 use crate::device::Device;
 
@@ -22,9 +22,9 @@ const HOLE_BYTES_MIN: u64 = 4096;
 const DESCRIPTORS_MAX: u32 = 4096;
 
 const _: () = {
-    assert!(wire::CHUNK_BYTES + 4 + 8 * DESCRIPTORS_MAX as usize <= STEP_BYTES);
-    // Data with its header, and a chunk that ends the reply: an error with its text, or nothing.
-    assert!(wire::CHUNK_BYTES + 8 + PIECE_BYTES + wire::CHUNK_BYTES + 14 + 100 <= STEP_BYTES);
+    assert!(wire::CHUNK_BYTES + 4 + 8 * DESCRIPTORS_MAX as usize <= PIECE_BYTES);
+    // Beside data its header, and a chunk that ends the reply: an error with its text, or nothing.
+    assert!(wire::CHUNK_BYTES + 8 + wire::CHUNK_BYTES + 14 + 100 <= HEADERS_BYTES);
 };
 
 /// Reads a piece of a request.
@@ -42,11 +42,11 @@ pub(super) fn piece(device: &dyn Device, job: &mut Job, output: &mut Output) -> 
 
 /// The length of the next piece of data: what is left, or up to the last unit's end.
 fn piece_bytes(device: &dyn Device, at: u64, left: u32) -> u32 {
-    if left as usize <= PIECE_BYTES {
+    let (unit, most) = (piece_unit(device), piece_bytes_max(device));
+    if left as usize <= most {
         return left;
     }
-    let unit = piece_unit(device);
-    let end = (at + PIECE_BYTES as u64) / unit * unit;
+    let end = (at + most as u64) / unit * unit;
     // A unit is a piece at most, so the end is behind the beginning.
     u32::try_from(end - at).expect("no more than a piece")
 }
@@ -76,7 +76,7 @@ fn simple_piece(device: &dyn Device, job: &mut Job, output: &mut Output) -> Step
 /// to the end of the range, and runs of data up to a piece.
 fn first_run(device: &dyn Device, at: u64, left: u32) -> (u32, bool) {
     let range_bytes = u64::from(left);
-    let (mut bytes, mut is_hole) = (0, false);
+    let (mut bytes, mut is_hole, most) = (0, false, piece_bytes_max(device) as u64);
     let result = device.runs(at, range_bytes, &mut |run_bytes, run_is_hole| {
         // A short hole at the end of a longer range is data too, so that the reply has one chunk less.
         let run_is_hole = run_is_hole && (run_bytes >= HOLE_BYTES_MIN || run_bytes >= range_bytes);
@@ -86,7 +86,7 @@ fn first_run(device: &dyn Device, at: u64, left: u32) -> (u32, bool) {
             return false;
         }
         bytes += run_bytes;
-        bytes < range_bytes && (is_hole || bytes < PIECE_BYTES as u64)
+        bytes < range_bytes && (is_hole || bytes < most)
     });
     if result.is_err() || bytes == 0 {
         // A read says what is wrong.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::wire::{self, Reader};
-use super::{Exports, INPUT_BYTES, Next, Output, Session, Tls};
+use super::{Exports, Next, Output, Session, Tls};
 use crate::testing::Memory;
 
 /// A connection without a socket.
@@ -15,6 +15,8 @@ pub(super) struct Driver {
     input: Vec<u8>,
     /// What the session waits for.
     needed: usize,
+    /// The most that it may wait for.
+    needed_max: usize,
     /// What was sent and not taken.
     sent: Vec<u8>,
     pub(super) is_closed: bool,
@@ -25,12 +27,14 @@ pub(super) struct Driver {
 impl Driver {
     /// A connection whose session has sent its greeting.
     pub(super) fn new(exports: Exports, tls: Tls) -> Driver {
-        let (session, mut output) = (Session::new(Arc::new(exports), tls), Output::new());
+        let (needed_max, mut output) = (exports.input_bytes(), Output::new(exports.piece_bytes()));
+        let session = Session::new(Arc::new(exports), tls);
         session.greet(&mut output);
         let sent = output.filled().to_vec();
         output.clear();
         let (input, needed) = (Vec::new(), 0);
-        Driver { session, output, input, needed, sent, is_closed: false, is_secured: false }
+        let (is_closed, is_secured) = (false, false);
+        Driver { session, output, input, needed, needed_max, sent, is_closed, is_secured }
     }
 
     /// Gives the session these bytes, and all that it wants before it needs more.
@@ -53,7 +57,8 @@ impl Driver {
                     break;
                 }
                 Next::Input(needed) => {
-                    assert!(self.input.len() < needed && needed <= INPUT_BYTES, "NBD-1, NBD-5");
+                    let is_bounded = needed <= self.needed_max;
+                    assert!(self.input.len() < needed && is_bounded, "NBD-1, NBD-5");
                     self.needed = needed;
                     break;
                 }

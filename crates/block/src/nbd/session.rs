@@ -46,7 +46,7 @@ pub struct Received {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Next {
     /// More input: the session goes on once there are so many bytes behind those that it consumed, at most
-    /// [`INPUT_BYTES`](super::INPUT_BYTES). First the output is to be sent, since the client may wait for it.
+    /// [`Exports::input_bytes`]. First the output is to be sent, since the client may wait for it.
     Input(usize),
     /// The output is to be sent; then the session goes on with the rest of the input, even if there is none.
     Send,

@@ -1,5 +1,6 @@
 //! A connected socket of any kind.
 
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
@@ -15,6 +16,13 @@ impl Stream {
         // A reply is sent by one call and must not wait for others. Fails on a Unix socket, which does not wait.
         sockopt::set_tcp_nodelay(&socket, true).ok();
         Stream(socket)
+    }
+
+    /// Where the client is, for people.
+    pub(super) fn peer(&self) -> String {
+        let address = rustix::net::getpeername(&self.0).ok().flatten();
+        let port = address.and_then(|address| SocketAddr::try_from(address).ok());
+        port.map_or_else(|| "a Unix socket".to_owned(), |port| port.to_string())
     }
 
     /// Receives what there is, at least a byte. 0: the client has ended its side.

@@ -64,6 +64,9 @@ const NEWS_BYTES: usize = 512;
 const SENT_BYTES: usize =
     CLEAR_BYTES + CLEAR_BYTES / RECORD_CLEAR_BYTES * RECORD_EXTRA_BYTES + NEWS_BYTES;
 
+/// So much is said of why a client was refused.
+const REFUSAL_LETTERS_MAX: usize = 200;
+
 const _: () = {
     assert!(CLEAR_BYTES % RECORD_CLEAR_BYTES == 0);
     // A session leaves as much room as `Input::room` makes, which is more than a record takes.
@@ -103,6 +106,12 @@ pub(super) struct Secured<'s> {
     is_ended: bool,
     /// A call has failed, perhaps in the middle of a record: nothing may follow.
     is_broken: bool,
+    /// Where the client is.
+    peer: String,
+    /// The client has sent contents, so the handshake is over on both sides.
+    is_open: bool,
+    /// What rustls has refused.
+    refused: Option<rustls::Error>,
 }
 
 /// What [`Secured::turn`] does once the handshake is over.
@@ -136,6 +145,10 @@ impl<'s> Secured<'s> {
             filled: 0,
             is_ended: false,
             is_broken: false,
+            // A client that has gone has no address any more.
+            peer: stream.peer(),
+            is_open: false,
+            refused: None,
         })
     }
 
@@ -164,6 +177,14 @@ impl<'s> Secured<'s> {
         }
         let turn = self.turn(room, Write::Nothing)?;
         Ok((turn.clear > 0 || !self.is_ended).then_some(turn.clear))
+    }
+
+    /// Who was refused in the handshake, and why; also a client that refuses the server.
+    pub(super) fn refusal(&self) -> Option<String> {
+        let why = self.refused.as_ref().filter(|_| !self.is_open)?;
+        // Some of what is in it the client has sent.
+        let why: String = why.to_string().chars().take(REFUSAL_LETTERS_MAX).collect();
+        Some(format!("a client at {}: {why}", self.peer))
     }
 
     /// Sends all of it.
@@ -198,9 +219,13 @@ impl<'s> Secured<'s> {
             let records = &mut self.records[start..self.received];
             let UnbufferedStatus { discard, state } = self.state.process_tls_records(records);
             start += discard;
-            let Ok(state) = state else {
-                self.alert(start);
-                return Err(Errno::PROTO);
+            let state = match state {
+                Ok(state) => state,
+                Err(why) => {
+                    self.refused = Some(why);
+                    self.alert(start);
+                    return Err(Errno::PROTO);
+                }
             };
             match state {
                 ConnectionState::ReadTraffic(mut traffic) => {
@@ -237,6 +262,7 @@ impl<'s> Secured<'s> {
         }
         self.records.copy_within(start..self.received, 0);
         self.received -= start;
+        self.is_open |= turn.clear > 0;
         Ok(turn)
     }
 

@@ -11,7 +11,7 @@ use super::reading;
 use super::reply::{Failure, Recipient};
 use super::session::Step;
 use super::wire::{self, Reader};
-use super::{PIECE_BYTES, REQUEST_BYTES_MAX, WHOLE_BYTES};
+use super::{PIECE_BYTES, REQUEST_BYTES_MAX, UNIT_BYTES_MAX, WHOLE_BYTES};
 use crate::device::{Device, SECTOR_BYTES};
 
 /// So much is zeroed or discarded in one step: between two of them the connection can be ended.
@@ -280,7 +280,7 @@ impl Transmission {
         }
         let least = (job.at() + WHOLE_BYTES as u64).next_multiple_of(unit) - job.at();
         let least = least.min(u64::from(job.left()));
-        Err(usize::try_from(least).expect("no more than WHOLE_BYTES + PIECE_BYTES"))
+        Err(usize::try_from(least).expect("no more than WHOLE_BYTES and a unit"))
     }
 
     /// Zeroes or discards a piece.
@@ -307,8 +307,14 @@ impl Transmission {
     }
 }
 
-/// Where pieces of large requests end: at multiples of the device's unit, or of a piece if that is less.
+/// Where pieces of large requests end: at multiples of the device's unit, within bounds.
 pub(super) fn piece_unit(device: &dyn Device) -> u64 {
     let preferred = u64::from(device.preferred_bytes().max(SECTOR_BYTES));
-    preferred.min(PIECE_BYTES as u64)
+    preferred.min(UNIT_BYTES_MAX as u64)
+}
+
+/// The longest piece: at least a unit.
+pub(super) fn piece_bytes_max(device: &dyn Device) -> usize {
+    let unit = usize::try_from(piece_unit(device)).expect("no more than UNIT_BYTES_MAX");
+    unit.max(PIECE_BYTES)
 }

@@ -3,6 +3,9 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+/// How long certificates are valid: longer than what a server warns of.
+const DAYS: u32 = 60;
+
 /// What a certificate is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Usage {
@@ -22,17 +25,23 @@ pub fn make(directory: &Path) -> bool {
 
 /// Makes `ca-cert.pem` and `ca-key.pem`. `false`: as [`make`].
 pub fn authority(directory: &Path) -> bool {
-    request(directory, "ca", &["-subj", "/CN=authority", "-days", "30"])
+    request(directory, "ca", &["-subj", "/CN=authority", "-days", &DAYS.to_string()])
 }
 
 /// Makes `NAME-cert.pem` and `NAME-key.pem`, signed by the authority. `false`: as [`make`].
 pub fn sign(directory: &Path, name: &str, usage: Usage) -> bool {
+    sign_for(directory, name, usage, DAYS)
+}
+
+/// The same, valid for so many days.
+pub fn sign_for(directory: &Path, name: &str, usage: Usage, days: u32) -> bool {
+    let days = days.to_string();
     let subject = format!("/CN={name}");
     let common = [
         "-subj",
         &subject,
         "-days",
-        "30",
+        &days,
         "-CA",
         "ca-cert.pem",
         "-CAkey",

@@ -1,7 +1,11 @@
 //! `zfolio device add`: a disk in a process of its own, which stays when this one ends.
 
-use std::io::{BufRead as _, BufReader, Read as _};
+use std::io::{self, BufRead as _, BufReader, Read as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::process::{Command, ExitCode, Stdio};
+
+use zfolio_sys::probe::child;
 
 use super::arguments::AddArgs;
 use crate::failure::Failure;
@@ -11,11 +15,16 @@ use crate::output;
 ///
 /// # Errors
 ///
-/// The disk cannot be made as asked for. The other process has printed why.
+/// The disk cannot be made as asked for, and the other process has printed why; or nobody can be told of it, and then
+/// it has ended.
 pub(super) fn add(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     arguments.check_sockets().map_err(Failure::argument)?;
     let program =
         std::env::current_exe().map_err(|error| Failure::machine(format!("zfolio: {error}")))?;
+    let unstarted = |error: io::Error| {
+        Failure::machine(format!("the process of the disk does not start: {error}"))
+    };
+    let (mut errors, theirs) = UnixStream::pair().map_err(unstarted)?;
     // `zfolio device add` and what follows.
     let given = std::env::args_os().skip(3);
     let mut disk = Command::new(program)
@@ -23,12 +32,10 @@ pub(super) fn add(arguments: &AddArgs) -> Result<ExitCode, Failure> {
         .args(given)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
+        .stderr(OwnedFd::from(theirs))
         .spawn()
-        .map_err(|error| {
-            Failure::machine(format!("the process of the disk does not start: {error}"))
-        })?;
-    let (Some(made), Some(mut errors)) = (disk.stdout.take(), disk.stderr.take()) else {
+        .map_err(unstarted)?;
+    let Some(made) = disk.stdout.take() else {
         return Err(Failure::machine("the process of the disk has no output"));
     };
     let mut line = String::new();
@@ -41,6 +48,16 @@ pub(super) fn add(arguments: &AddArgs) -> Result<ExitCode, Failure> {
         eprint!("{why}");
         return Ok(ExitCode::from(u8::try_from(status).unwrap_or(125)));
     }
-    output::print(&line)?;
+    // What it has to say beside that it has said before. If this fails, it is not shown.
+    let mut notes = Vec::new();
+    errors.set_nonblocking(true).ok();
+    errors.read_to_end(&mut notes).ok();
+    eprint!("{}", String::from_utf8_lossy(&notes));
+    if let Err(failure) = output::print(&line) {
+        // A command that fails leaves nothing behind.
+        let pid = i32::try_from(disk.id()).unwrap_or(i32::MAX);
+        child::send(pid, libc::SIGTERM).and_then(|()| disk.wait()).ok();
+        return Err(failure);
+    }
     Ok(ExitCode::SUCCESS)
 }

@@ -143,7 +143,9 @@ pub(super) fn take(arguments: &AddArgs) -> Result<Option<Kept>, Failure> {
     kept.map_err(|error| {
         let line = format!("--save: {error}");
         match error {
-            Unsaved::System(..) | Unsaved::OtherKind(_) => Failure::argument(line),
+            Unsaved::System(..) | Unsaved::OtherKind(_) | Unsaved::Reserved(_) => {
+                Failure::argument(line)
+            }
             _ => Failure::machine(line),
         }
     })

@@ -12,7 +12,7 @@ use zfolio_block::address::Address;
 use zfolio_block::control::{Control, Guard};
 use zfolio_block::listen::{Listener, Protection, Unusable};
 use zfolio_block::metrics::{self, Metrics};
-use zfolio_block::nbd::{Certificates, Config, Exports, Server, Tls};
+use zfolio_block::nbd::{Config, Exports, Server, Tls, Watch};
 use zfolio_block::ram::{self, Ram, Unmade};
 use zfolio_block::saved::Kept;
 use zfolio_block::ublk::Unstarted;
@@ -38,6 +38,9 @@ const PAGE_TURN: Duration = Duration::from_millis(1);
 
 /// How long a turn of the main loop takes at most.
 const TURN_MS: u16 = 200;
+
+/// Turns between two looks at the files of certificates: two seconds.
+const LOOK_TURNS: u32 = 10;
 
 /// After so many lines about units that are lost, no more are printed.
 const LOST_LINES_MAX: u64 = 10;
@@ -66,7 +69,9 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     if arguments.ublk.is_some() {
         keep_in_memory(name);
     }
-    let protection = protection(&arguments.tls)?;
+    let mut watch = watch(&arguments.tls)?;
+    let certificates = watch.as_ref().map(|watch| watch.certificates().clone());
+    let protection = Protection { certificates, local: arguments.tls.tls.into() };
     let mut kept = saved::take(arguments)?;
     let mut origin = Origin::open(arguments, kept.as_ref())?;
     let (ram, sites) = with_writeback(make(arguments, origin.as_ref())?, arguments)?;
@@ -84,6 +89,9 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     let (servers, metrics, addresses) =
         started.inspect_err(|_| kept.iter_mut().for_each(Kept::note_unserved))?;
     control.set_addresses(addresses.join(" "));
+    // From here on clients may write, so a save to that file is a checkpoint.
+    let kept = kept.map(Arc::new);
+    kept.iter().for_each(|kept| control.set_kept(Arc::clone(kept)));
     if let Some(server) = &servers.ublk {
         control.set_guard(guard(server.node()));
     }
@@ -92,6 +100,9 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
         std::env::set_current_dir("/").map_err(|error| Failure::machine(format!("/: {error}")))?;
     } else {
         notify::send("READY=1");
+    }
+    if let Some(line) = watch.as_mut().and_then(Watch::look) {
+        say(&format!("disk {name}: {line}"));
     }
     if let Some(differs) = origin.and_then(|origin| origin.differs(arguments)) {
         say(&format!("disk {name}: {differs}"));
@@ -105,7 +116,7 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     );
     // Where `add` waits for it.
     writeln!(io::stdout(), "{made}").and_then(|()| io::stdout().flush()).ok();
-    work_until_end(name, &ram, &control, &signals, &servers);
+    work_until_end(name, &ram, &control, &signals, &servers, watch.as_mut());
     servers.note_end(name);
     // It has the other handle of the servers.
     drop(metrics);
@@ -113,7 +124,7 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     if busy > 0 {
         say(&format!("disk {name}: {busy} clients did not end in time"));
     }
-    let ended = finish(name, &ram, kept);
+    let ended = finish(name, &ram, kept.as_deref());
     drop(control);
     // Their threads end.
     drop(sites);
@@ -168,9 +179,20 @@ fn in_use(node: &ublk::Node) -> Option<String> {
 }
 
 /// Works for the disk until a client of its control socket or a signal ends it.
-fn work_until_end(name: &str, ram: &Ram, control: &Control, signals: &Signals, servers: &Servers) {
-    let mut is_gone = false;
+fn work_until_end(
+    name: &str,
+    ram: &Ram,
+    control: &Control,
+    signals: &Signals,
+    servers: &Servers,
+    mut watch: Option<&mut Watch>,
+) {
+    let (mut is_gone, mut turn) = (false, 0_u32);
     while !control.stop_within(TURN_MS) {
+        turn = turn.wrapping_add(1);
+        if let Some(watch) = watch.as_mut().filter(|_| turn % LOOK_TURNS == 0) {
+            watch.look().iter().for_each(|line| say(&format!("disk {name}: {line}")));
+        }
         ram.work(u64::from(TURN_MS) * 1_000_000);
         if let Some(server) = servers.ublk.as_ref().filter(|server| !is_gone && server.is_gone()) {
             is_gone = true;
@@ -193,7 +215,7 @@ fn work_until_end(name: &str, ram: &Ram, control: &Control, signals: &Signals, s
 }
 
 /// Saves the contents if that is asked for, and says what becomes of them. Clients have left.
-fn finish(name: &str, ram: &Ram, kept: Option<Kept>) -> Result<String, Failure> {
+fn finish(name: &str, ram: &Ram, kept: Option<&Kept>) -> Result<String, Failure> {
     let data = size::display(ram.zram().mm_stat().orig_data_size);
     let Some(kept) = kept else { return Ok(format!("{data} of contents are dropped")) };
     match kept.save(ram) {
@@ -344,13 +366,13 @@ fn no_server(error: io::Error) -> Failure {
 }
 
 /// Reads the certificates.
-fn protection(arguments: &TlsArgs) -> Result<Protection, Failure> {
+fn watch(arguments: &TlsArgs) -> Result<Option<Watch>, Failure> {
     let verify_peer = arguments.tls_verify_peer == YesNo::Yes;
-    let directory = arguments.tls_certificates.as_deref();
-    let opened = directory.map(|directory| Certificates::open(directory, verify_peer)).transpose();
-    let certificates =
-        opened.map_err(|error| Failure::argument(format!("--tls-certificates: {error}")))?;
-    Ok(Protection { certificates, local: arguments.tls.into() })
+    // Wherever this process goes.
+    let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let directory = arguments.tls_certificates.as_deref().map(absolute);
+    let opened = directory.map(|directory| Watch::open(&directory, verify_peer)).transpose();
+    opened.map_err(|error| Failure::argument(format!("--tls-certificates: {error}")))
 }
 
 /// Why an address is not listened on.
@@ -395,7 +417,10 @@ fn listen_nbd(
              or with --tls on or --tls require",
         ));
     }
-    Server::start(listeners, exports, Config::default()).map(Some).map_err(no_server)
+    let name = name.clone();
+    let report = Box::new(move |line: &str| say(&format!("disk {name}: {line}")));
+    let server = Server::start_with(listeners, exports, Config::default(), report);
+    server.map(Some).map_err(no_server)
 }
 
 fn listen_vhost_user(

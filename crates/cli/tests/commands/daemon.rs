@@ -4,12 +4,14 @@ use std::fs::{self, File};
 use std::io::Write as _;
 use std::net::{TcpListener, TcpStream};
 use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::Duration;
 
 use crate::disk::{Disk, numbered, read_all, write_all};
+use crate::run::first_line;
 use crate::stage::{Nobody, kill, output_of, scratch, state, texts, wait_for, zfolio};
 
 const BYTES: usize = 4 << 20;
@@ -355,8 +357,8 @@ fn contents_that_are_not_loaded_are_not_overwritten() {
         125,
         "disk.saving' belongs to another save, or to a disk",
     );
-    let (code, _, err) = disk.ask("save", &[file]);
-    assert!(code == Some(125) && err.contains("belongs to another save"), "{err}");
+    let (code, _, err) = disk.ask("save", &[&format!("{file}.saving")]);
+    assert!(code == Some(125) && err.contains("accepted: a name without .saving"), "{err}");
     let output = disk.end("TERM");
     assert!(output.status.success());
     let mut saved = fs::read(file).unwrap();
@@ -396,6 +398,77 @@ fn contents_that_are_not_loaded_are_not_overwritten() {
             && err.contains("4M of contents are dropped"),
         "{err}"
     );
+}
+
+/// Goal: a save to the file that the disk keeps is whole whenever the disk is killed: what was there before, or what
+/// was being saved; and the next disk does not go on from it unasked. Method: the disk is killed as soon as there is a
+/// part.
+#[test]
+fn a_killed_checkpoint_leaves_a_whole_file() {
+    let folder = scratch("daemon-checkpoint");
+    let (file, part) = (folder.join("disk"), folder.join("disk.saving.saving"));
+    let options = ["--size", "8M", "--save", file.to_str().unwrap()];
+    let save = |disk: &Disk| zfolio(&["device", "save", &disk.name, options[3]]);
+    let (mut old, mut in_the_middle) = (1, 0);
+    let disk = Disk::start("checkpoint", &options);
+    write_all(&mut disk.client(), &numbered(BYTES, old));
+    assert!(save(&disk).status().unwrap().success());
+    let mut disk = Some(disk);
+    for number in 2..7 {
+        let served = disk.take().unwrap_or_else(|| Disk::start("checkpoint", &options));
+        assert!(!part.exists(), "the next disk removes what was left");
+        let mut client = served.client();
+        let found = read_all(&mut client, BYTES);
+        assert!(found == numbered(BYTES, old), "{number}: {old} is not there");
+        write_all(&mut client, &numbered(BYTES, number));
+        let before = fs::read(&file).unwrap();
+        let mut asks = save(&served).spawn().unwrap();
+        wait_for("a part", || {
+            fs::metadata(&part).is_ok_and(|part| part.len() > 0)
+                || asks.try_wait().unwrap().is_some()
+        });
+        served.end("KILL");
+        let is_done = asks.wait().unwrap().success();
+        if fs::read(&file).unwrap() == before {
+            assert!(!is_done, "it was said to be saved");
+            in_the_middle += u32::from(part.exists());
+        } else {
+            old = number;
+        }
+        let next = Disk::named("checkpoint-next");
+        next.refused(&options, 125, "the disk has ended without being saved");
+        fs::remove_file(folder.join("disk.saving")).unwrap();
+    }
+    assert!(in_the_middle > 0, "no checkpoint was killed in the middle");
+    fs::remove_dir_all(&folder).unwrap();
+}
+
+/// Goal: contents that are saved stay, although their directory cannot be synced. The save then took the file, which
+/// had its name already, for a part, and overwrote it with a note.
+#[test]
+fn a_directory_that_cannot_be_synced_costs_no_contents() {
+    let Some(nobody) = Nobody::stage() else { return };
+    let folder = std::env::temp_dir().join(format!("zfolio-daemon-deaf-{}", std::process::id()));
+    fs::create_dir(&folder).unwrap();
+    let mode = |mode| fs::set_permissions(&folder, PermissionsExt::from_mode(mode)).unwrap();
+    mode(0o777);
+    let [file, socket] = ["disk", "a.sock"].map(|name| folder.join(name));
+    let name = format!("deaf-{}", std::process::id());
+    let [file_name, socket_name] = [&file, &socket].map(|path| path.to_str().unwrap());
+    let options = ["--size", "8M", "--nbd", socket_name, "--save", file_name];
+    let mut run = nobody.spawn(&[&["device", "run", &name], &options[..]].concat());
+    first_line(&mut run);
+    write_all(&mut Disk::client_of(&socket, &name), &numbered(BYTES, 6));
+    // Names can be changed, and the directory cannot be opened.
+    mode(0o733);
+    kill("TERM", run.id().into());
+    let output = run.wait_with_output().unwrap();
+    mode(0o777);
+    let err = texts(&output).1;
+    assert!(output.status.code() == Some(125) && err.contains("Permission denied"), "{err}");
+    let disk = Disk::start("deaf-next", &["--load", file_name]);
+    assert!(read_all(&mut disk.client(), BYTES) == numbered(BYTES, 6));
+    fs::remove_dir_all(&folder).unwrap();
 }
 
 /// Goal: each write that was answered is in the file, however busy clients are when the disk ends, and although
@@ -543,7 +616,7 @@ fn without_permission_it_is_one_line() {
     fs::create_dir(&folder).unwrap();
     let (conf, socket) = (folder.join("devices.conf"), folder.join("a.sock"));
     fs::write(&conf, "[a]\nsize = 8M\nnbd = /a\n").unwrap();
-    let closed = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    let closed = PermissionsExt::from_mode(0o600);
     fs::set_permissions(&conf, closed).unwrap();
     let [conf, socket, file] =
         [conf, socket, folder.join("disk")].map(|path| path.display().to_string());

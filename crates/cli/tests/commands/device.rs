@@ -4,16 +4,18 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use zfolio_block::testing::ACTIVATE;
+use zfolio_block::testing::certificates::{Usage, sign_for};
 
 use crate::disk::Disk;
 use crate::run::first_line;
-use crate::stage::{kill, output_of, scratch, wait_for, zfolio};
+use crate::stage::{kill, output_of, scratch, texts, wait_for, zfolio};
 
 #[test]
 fn a_disk_is_made_listed_changed_and_ended() {
@@ -336,6 +338,66 @@ fn a_disk_is_served_to_other_machines_by_tls_only() {
     kill("TERM", run.id().into());
     assert_eq!(run.wait().unwrap().code(), Some(0));
     fs::remove_dir_all(&pki).unwrap();
+}
+
+/// Goal: certificates that end soon are said when a disk starts, and those that are renewed are read without a new
+/// start; a client that TLS refuses is said and counted.
+#[test]
+fn certificates_are_looked_after() {
+    let Some(pki) = certificates("pki-renewed") else { return };
+    let directory = pki.to_str().unwrap();
+    let sign = |days| sign_for(&pki, "server", Usage::Server, days);
+    assert!(sign(10));
+    let tls = ["--tls-certificates", directory, "--tls", "require"];
+    let soon = "server-cert.pem: the certificate expires in ";
+    let added = Disk::named("soon");
+    let (code, out, err) = added.try_add(&tls);
+    assert!(code == Some(0) && out.lines().count() == 1, "{out}{err}");
+    assert!(err.starts_with(&format!("zfolio: disk {}: {directory}", added.name)), "{err}");
+    assert!(err.contains(soon) && err.lines().count() == 1, "{err}");
+    drop(added);
+    let metrics = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let metrics = metrics.to_string();
+    let options = [&["--size", "8M", "--metrics", &metrics], &tls[..]].concat();
+    let disk = Disk::start("renewed", &options);
+    let mut client = UnixStream::connect(&disk.socket).unwrap();
+    let starttls = [&[0, 0, 0, 3][..], b"IHAVEOPT", &[0, 0, 0, 5, 0, 0, 0, 0]].concat();
+    client.write_all(&starttls).unwrap();
+    client.read_exact(&mut [0; 18 + 20]).unwrap();
+    client.write_all(b"this is not TLS").unwrap();
+    client.read_to_end(&mut Vec::new()).ok();
+    let page = || {
+        let mut stream = TcpStream::connect(&metrics).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+        let mut page = String::new();
+        stream.read_to_string(&mut page).unwrap();
+        page
+    };
+    wait_for("the count", || page().contains("reason=\"tls\"} 1\n"));
+    assert!(sign(60));
+    // Two looks, two seconds each.
+    std::thread::sleep(Duration::from_secs(8));
+    let err = texts(&disk.end("TERM")).1;
+    let lines: Vec<&str> = err.lines().collect();
+    let [first, refused, renewed, _] = &lines[..] else { panic!("{err}") };
+    assert!(first.contains(soon), "{err}");
+    assert!(refused.contains("TLS has failed with a client at a Unix socket: "), "{err}");
+    assert!(renewed.ends_with(": new certificates, for new connections"), "{err}");
+    fs::remove_dir_all(&pki).unwrap();
+}
+
+/// Goal: a disk of which nobody can be told is not left behind.
+#[test]
+fn a_disk_that_cannot_be_reported_has_ended() {
+    let disk = Disk::named("unheard");
+    let socket = disk.socket.to_str().unwrap();
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut add = zfolio(&["device", "add", &disk.name, "--size", "8M", "--nbd", socket]);
+    let output = add.stdout(full).output().unwrap();
+    let err = texts(&output).1;
+    assert!(output.status.code() == Some(1) && err.lines().count() == 1, "{err}");
+    assert!(err.contains("standard output: No space left"), "{err}");
+    assert!(!disk.socket.exists() && disk.ask("stat", &[]).0 == Some(2));
 }
 
 /// Goal: a port of systemd's is served by TLS only, where other machines reach it.

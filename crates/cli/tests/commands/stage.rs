@@ -5,7 +5,7 @@ use std::fs;
 use std::mem::offset_of;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -196,6 +196,13 @@ impl Nobody {
     pub(crate) fn output(&self, arguments: &[&str]) -> Output {
         let mut command = self.start(&self.folder.join("zfolio"));
         command.args(arguments).stdin(Stdio::null()).output().expect("the trial started")
+    }
+
+    /// Starts `zfolio` with these arguments; its output is read by the test.
+    pub(crate) fn spawn(&self, arguments: &[&str]) -> Child {
+        let mut command = self.start(&self.folder.join("zfolio"));
+        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().expect("the trial started")
     }
 
     fn start(&self, program: &Path) -> Command {

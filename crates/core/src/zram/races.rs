@@ -53,7 +53,7 @@ struct Writer<'d> {
 }
 
 impl Writer<'_> {
-    /// Writes, discards and reads parts of units and runs of units.
+    /// Writes, zeroes and reads parts of units and runs of units.
     fn work(&mut self, random: &mut Random, turns: usize) {
         let sectors = self.model.len() / SECTOR;
         for turn in 0..turns {
@@ -69,7 +69,7 @@ impl Writer<'_> {
                     let done = self.disk.write(cpu, from, &new);
                     (new, done)
                 }
-                6 => (vec![0; length], self.disk.discard(cpu, from, length as u64)),
+                6 => (vec![0; length], self.disk.write_zeroes(cpu, from, length as u64)),
                 _ => {
                     let mut found = vec![1; length];
                     read_at_last(self.disk, self.base + at, &mut found);

@@ -166,6 +166,7 @@ impl<B: Breakable> Player<'_, B> {
         match self.byte() % 22 {
             0..=4 => self.write(cpu),
             5..=7 => self.read(cpu),
+            8 if self.byte() % 2 == 0 => self.write_zeroes(cpu),
             8 => self.discard(cpu),
             9 => self.recompress(cpu),
             10 => self.resize(),
@@ -321,13 +322,43 @@ impl<B: Breakable> Player<'_, B> {
         }
     }
 
-    fn discard(&mut self, cpu: usize) {
+    fn write_zeroes(&mut self, cpu: usize) {
         let (at, length) = self.range();
-        let done = self.zram.discard(cpu, at, length as u64);
+        let done = self.zram.write_zeroes(cpu, at, length as u64);
         match self.inside(at, length) {
             Some(range) => self.model_write(range, &vec![0; length], done),
             None => assert!(matches!(done, Err(Error::Invalid { .. })), "{done:?}"),
         }
+    }
+
+    /// Whole units are zeros afterwards, and of the two at the ends a part is zeros or what it was.
+    fn discard(&mut self, cpu: usize) {
+        let (at, length) = self.range();
+        let done = self.zram.discard(cpu, at, length as u64);
+        let Some(range) = self.inside(at, length) else {
+            return assert!(matches!(done, Err(Error::Invalid { .. })), "{done:?}");
+        };
+        let whole = range.start.next_multiple_of(self.unit_bytes)
+            ..range.end / self.unit_bytes * self.unit_bytes;
+        match done {
+            Ok(()) if whole.start <= whole.end => {
+                self.model[whole.clone()].fill(0);
+                self.settle_zeroed(range.start..whole.start);
+                self.settle_zeroed(whole.end..range.end);
+            }
+            Ok(()) => self.settle_zeroed(range),
+            // The backing may fail.
+            Err(_) => self.model_write(range, &vec![0; length], done),
+        }
+    }
+
+    /// Notes whether a part of a unit was zeroed.
+    fn settle_zeroed(&mut self, part: std::ops::Range<usize>) {
+        let mut found = vec![0; part.len()];
+        self.read_at_last(0, part.start as u64, &mut found).expect("nothing is lost");
+        let is_zeros = found.iter().all(|byte| *byte == 0);
+        assert!(is_zeros || found == self.model[part.clone()], "half a discard of {part:?}");
+        self.model[part].copy_from_slice(&found);
     }
 
     fn recompress(&mut self, cpu: usize) {

@@ -203,6 +203,41 @@ fn a_damaged_unit_is_not_handed_out() {
     assert!(unit == text(9, UNIT));
 }
 
+/// Goal: a discard is advice and costs no room: where the rest of a unit cannot be stored anew, that part stays, and
+/// the whole units of the range go all the same. Zeros that are asked for are zeros, or the request fails.
+#[test]
+fn a_discard_needs_no_room() {
+    let disk = zram(4, 1 << 20, &[Algorithm::Lz4]);
+    let unit = disk.unit().bytes();
+    let contents = bytes(1, 4 * unit);
+    disk.write(0, 0, &contents).unwrap();
+    disk.set_mem_limit(disk.mm_stat().mem_used_total);
+    let (at, length) = ((unit / 2) as u64, 2 * unit as u64);
+    let read = || {
+        let mut found = vec![0; 4 * unit];
+        disk.read(0, 0, &mut found).unwrap();
+        found
+    };
+    let refused = disk.write_zeroes(0, at, 512).unwrap_err();
+    assert!(matches!(refused, Error::NoSpace { .. }), "{refused}");
+    assert!(read() == contents);
+    // Half a unit, a unit, and half a unit, each of which could be stored once the one between them has gone.
+    disk.discard(0, at, length).unwrap();
+    let mut expected = contents.clone();
+    expected[unit..2 * unit].fill(0);
+    let found = read();
+    assert!(found[..2 * unit] == expected[..2 * unit], "the first half stays");
+    assert!(found[3 * unit..] == expected[3 * unit..]);
+    disk.set_mem_limit(0);
+    disk.discard(0, at, length).unwrap();
+    expected[unit / 2..unit * 5 / 2].fill(0);
+    assert!(read() == expected, "there is room");
+    disk.write_zeroes(0, 0, 512).unwrap();
+    expected[..512].fill(0);
+    assert!(read() == expected);
+    assert_eq!((disk.io_stat().notify_free, disk.io_stat().failed_writes), (3, 1));
+}
+
 /// Goal: a full device refuses what is new, keeps what it has, and takes new contents once there is room.
 #[test]
 fn a_full_device_refuses_and_keeps() {

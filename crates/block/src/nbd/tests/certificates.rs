@@ -4,8 +4,11 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use crate::nbd::Certificates;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+
 use crate::nbd::tests::tls::Pki;
+use crate::nbd::{Certificates, Watch};
 use crate::testing::certificates::{self, Usage};
 
 /// What is said about the directory, without its name.
@@ -132,4 +135,115 @@ fn keys_of_all_kinds_are_read() {
         }
     }
     assert!(certificates::sign(&pki.directory, "server", Usage::Server));
+}
+
+const DAY_S: u64 = 24 * 60 * 60;
+
+fn now_s() -> u64 {
+    std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs()
+}
+
+/// Goal: a certificate that is not valid today is refused, wherever it is in the file, and one that ends soon is said
+/// once. Method: clocks that are early and late.
+#[test]
+fn the_end_of_a_certificate_is_said() {
+    let Some(pki) = Pki::new("valid") else { return };
+    let directory = &pki.directory;
+    let mut watch = Watch::open(directory, true).unwrap();
+    let now = now_s();
+    for (day, expected) in [
+        (0, None),
+        (29, None),
+        (31, Some("the certificate expires in 28 days")),
+        (32, None),
+        (61, Some("the certificate has expired")),
+        (62, None),
+    ] {
+        let line = watch.look_at(now + day * DAY_S + DAY_S / 2);
+        let ends = expected.map(|end| format!("{}/server-cert.pem: {end}", directory.display()));
+        assert_eq!(line, ends, "day {day}");
+    }
+    let file = directory.join("server-cert.pem");
+    let good = fs::read_to_string(&file).unwrap();
+    // Of another time, which is not what was signed: only the server looks at it.
+    let at = |begin: &[u8; 13], end: &[u8; 13]| {
+        let mut bytes = CertificateDer::from_pem_file(&file).unwrap().to_vec();
+        let place = bytes.windows(2).position(|tag| tag == [0x17, 13]).expect("a time");
+        bytes[place + 2..][..13].copy_from_slice(begin);
+        bytes[place + 17..][..13].copy_from_slice(end);
+        fs::write(directory.join("odd.der"), bytes).unwrap();
+        let convert = ["x509", "-inform", "DER", "-in", "odd.der", "-out", "odd.pem"];
+        certificates::openssl(directory, &convert);
+        fs::read_to_string(directory.join("odd.pem")).unwrap()
+    };
+    let past = at(b"990101000000Z", b"010203000000Z");
+    let future = at(b"480101000000Z", b"490101000000Z");
+    let backwards = at(b"490101000000Z", b"480101000000Z");
+    for (contents, begin, end) in [
+        (past.clone(), "the certificate has expired, ", " days ago"),
+        (future.clone(), "the certificate is not valid yet; it will be in ", " days"),
+        (backwards, "the certificate has expired, ", " days ago"),
+        (good.clone() + &past, "certificate 2 in it has expired, ", " days ago"),
+        (good.clone() + &future, "certificate 2 in it is not valid yet; it will be in ", " days"),
+    ] {
+        fs::write(&file, contents).unwrap();
+        let why = said(directory, false);
+        let rest =
+            why.strip_prefix("DIR/server-cert.pem: ").and_then(|why| why.strip_prefix(begin));
+        let days = rest.and_then(|rest| rest.strip_suffix(end)).unwrap_or_else(|| panic!("{why}"));
+        assert!(days.parse::<u64>().unwrap() > 7000, "{why}");
+    }
+    // Its end has four digits for the year.
+    certificates::sign_for(directory, "server", Usage::Server, 20_000);
+    assert_eq!(Watch::open(directory, true).unwrap().look(), None);
+}
+
+/// Goal: files that have changed are read again once they are at rest; what does not fit changes nothing and is said
+/// once.
+#[test]
+fn changed_files_are_read_again() {
+    let Some(pki) = Pki::new("changed") else { return };
+    let directory = &pki.directory;
+    let mut watch = Watch::open(directory, true).unwrap();
+    let now = now_s();
+    let config = |watch: &Watch| watch.certificates().config();
+    let first = config(&watch);
+    let same = |watch: &Watch| std::sync::Arc::ptr_eq(&first, &config(watch));
+    assert_eq!((watch.look_at(now), watch.look_at(now)), (None, None));
+    // A key without its certificate, as in the middle of a renewal.
+    let kept = fs::read(directory.join("server-cert.pem")).unwrap();
+    certificates::sign(directory, "server", Usage::Server);
+    let renewed = fs::read(directory.join("server-cert.pem")).unwrap();
+    fs::write(directory.join("server-cert.pem"), &kept).unwrap();
+    assert_eq!(watch.look_at(now), None, "somebody may still write them");
+    let line = watch.look_at(now).unwrap();
+    let end =
+        "this is not the key of server-cert.pem; new connections get the certificates of before";
+    assert!(line.ends_with(end), "{line}");
+    assert!(same(&watch) && watch.look_at(now).is_none());
+    fs::write(directory.join("server-cert.pem"), &renewed).unwrap();
+    assert_eq!(watch.look_at(now), None);
+    let line = watch.look_at(now);
+    assert_eq!(
+        line,
+        Some(format!("{}: new certificates, for new connections", directory.display()))
+    );
+    assert!(!same(&watch));
+    // A list that was not there.
+    let second = config(&watch);
+    fs::write(directory.join("ca-crl.pem"), "nothing").unwrap();
+    assert_eq!(watch.look_at(now), None);
+    assert!(watch.look_at(now).unwrap().contains("ca-crl.pem: there is no list"));
+    assert!(std::sync::Arc::ptr_eq(&second, &config(&watch)));
+    // One that ends soon, instead.
+    fs::remove_file(directory.join("ca-crl.pem")).unwrap();
+    certificates::sign_for(directory, "server", Usage::Server, 10);
+    assert_eq!(watch.look_at(now), None);
+    let line = watch.look_at(now_s()).unwrap();
+    assert!(line.contains(": new certificates, for new connections; "), "{line}");
+    assert!(
+        line.ends_with("server-cert.pem: the certificate expires in 9 days")
+            || line.ends_with("in 10 days"),
+        "{line}"
+    );
 }

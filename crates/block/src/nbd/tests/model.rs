@@ -3,13 +3,16 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use zfolio_core::sync::Mutex;
 use zfolio_core::testing::{Random, seed};
 
 use super::client::{
     BLOCK_STATUS, CACHE, Client, DF, FAST_ZERO, FLUSH, FUA, NO_HOLE, READ, REQ_ONE, TRIM, WRITE,
     WRITE_ZEROES, request,
 };
+use crate::nbd::PIECE_BYTES;
 use crate::testing::{Memory, UNIT_BYTES};
+use crate::{Device, Error};
 
 /// The disk of the model.
 const SIZE: usize = 3 << 20;
@@ -154,6 +157,94 @@ fn a_session_agrees_with_a_naive_disk() {
         }
         let bytes = u32::try_from(SIZE).unwrap();
         assert!(client.ask(READ, 0, 0, bytes).contents(0, SIZE) == model, "seed {seed}");
+    }
+}
+
+/// A disk that notes which ranges are read and written, each with its length.
+struct Noted {
+    disk: Memory,
+    calls: Mutex<9, Vec<(u64, usize)>>,
+}
+
+impl Device for Noted {
+    fn size_bytes(&self) -> u64 {
+        self.disk.size_bytes()
+    }
+    fn preferred_bytes(&self) -> u32 {
+        self.disk.preferred_bytes()
+    }
+    fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Error> {
+        self.calls.lock().push((at, into.len()));
+        self.disk.read(at, into)
+    }
+    fn write(&self, at: u64, from: &[u8]) -> Result<(), Error> {
+        self.calls.lock().push((at, from.len()));
+        self.disk.write(at, from)
+    }
+    fn discard(&self, at: u64, bytes: u64) -> Result<(), Error> {
+        self.disk.discard(at, bytes)
+    }
+    fn write_zeroes(&self, at: u64, bytes: u64, keeps_room: bool) -> Result<(), Error> {
+        self.disk.write_zeroes(at, bytes, keeps_room)
+    }
+    fn flush(&self) -> Result<(), Error> {
+        self.disk.flush()
+    }
+    fn runs(
+        &self,
+        at: u64,
+        bytes: u64,
+        each: &mut dyn FnMut(u64, bool) -> bool,
+    ) -> Result<(), Error> {
+        self.disk.runs(at, bytes, each)
+    }
+}
+
+/// Goal: each unit that is whole in a request is read or written by one call, whatever its size, and however the
+/// payload arrives.
+#[test]
+fn a_whole_unit_is_one_call() {
+    let seed = seed();
+    let mut random = Random::new(seed);
+    for unit in [4096, 64 << 10, 256 << 10, 512 << 10, 2 << 20] {
+        for (round, at) in [0, 512, unit as u64 - 512, 5 * unit as u64 / 2].into_iter().enumerate()
+        {
+            let disk = Memory::new(24 << 20).preferring(u32::try_from(unit).unwrap());
+            let noted = Arc::new(Noted { disk, calls: Mutex::new(Vec::new()) });
+            let mut client = Client::of(noted.clone(), round % 2 == 0);
+            let bytes = 7 << 20;
+            let check = |what: &str, most: usize| {
+                let (mut next, context) = (at, format!("seed {seed}, {what}, {unit} at {at}"));
+                let end = at + bytes as u64;
+                for (from, length) in noted.calls.lock().drain(..) {
+                    assert_eq!(from, next, "{context}");
+                    next += length as u64;
+                    let is_whole = next % unit as u64 == 0 || next == end;
+                    assert!(is_whole && length <= most, "{context}: {length}");
+                }
+                assert_eq!(next, end, "{context}");
+            };
+            let contents = random.bytes(bytes);
+            let length = u32::try_from(bytes).unwrap();
+            client.send(&request(WRITE, 0, 3, at, length));
+            let mut rest = &contents[..];
+            while !rest.is_empty() {
+                let (front, behind) = rest.split_at((1 + random.below(600_000)).min(rest.len()));
+                client.send(front);
+                rest = behind;
+            }
+            assert_eq!(client.incoming.reply(3, 0).error, 0);
+            check("write", bytes);
+            for flags in [0, DF] {
+                if flags == DF && round % 2 == 1 {
+                    // Replies are simple.
+                    continue;
+                }
+                let reply = client.ask(READ, flags, at, length);
+                assert!(reply.contents(at, bytes) == contents);
+                check("read", unit.max(PIECE_BYTES));
+            }
+        }
     }
 }
 

@@ -13,13 +13,14 @@ use rustls::version::{TLS12, TLS13};
 use rustls::{
     ClientConfig, ClientConnection, RootCertStore, StreamOwned, SupportedProtocolVersion,
 };
+use zfolio_core::sync::Mutex;
 use zfolio_core::testing::{Random, seed};
 
 use super::client::{DISC, FLUSH, READ, WRITE, exporting, go_data, option, request};
 use super::sockets::{ask, scratch, until};
 use crate::address::Address;
 use crate::listen::{Listener, Protection, Unusable};
-use crate::nbd::{Certificates, Config, Server, Tls};
+use crate::nbd::{Certificates, Config, Server, Tls, Watch};
 use crate::testing::Memory;
 use crate::testing::certificates::{self, Usage};
 
@@ -154,8 +155,9 @@ fn try_connect(to: SocketAddr, config: ClientConfig, left: usize) -> io::Result<
     }
 }
 
-/// What the server has said last.
+/// What the server has said last. Says first what the client has to say.
 fn alert(stream: &mut Secured) -> Option<io::Error> {
+    while stream.conn.wants_write() && stream.conn.write_tls(&mut stream.sock).is_ok() {}
     while stream.conn.read_tls(&mut stream.sock).is_ok_and(|bytes| bytes > 0) {
         if let Err(why) = stream.conn.process_new_packets() {
             return Some(io::Error::other(why));
@@ -204,6 +206,24 @@ fn contents_are_the_same_over_tls() {
                 assert!(reply[16..] == model[begin..begin + length], "round {round}, {version:?}");
             }
         }
+        // As much as can be received at once, of requests that are received as a whole, so that what there is room for
+        // is less than that (TLS-2).
+        let (bytes, count) = (60 << 10, 100);
+        let data = random.bytes(bytes * count);
+        let mut stream = Vec::new();
+        for (number, data) in data.chunks_exact(bytes).enumerate() {
+            let (at, length) = ((number * bytes) as u64, u32::try_from(bytes).unwrap());
+            stream.extend(request(WRITE, 0, 7, at, length));
+            stream.extend_from_slice(data);
+        }
+        writes.write_all(&stream).unwrap();
+        writes.read_exact(&mut vec![0; 16 * count]).unwrap();
+        model[..data.len()].copy_from_slice(&data);
+        let length = u32::try_from(data.len()).unwrap();
+        reads.write_all(&request(READ, 0, 8, 0, length)).unwrap();
+        let mut reply = vec![0; 16 + data.len()];
+        reads.read_exact(&mut reply).unwrap();
+        assert!(reply[16..] == data, "{version:?}");
         assert!(ask(&mut writes, FLUSH, 0).unwrap());
         // Its end is told, so that a client knows that nothing was cut off.
         writes.write_all(&request(DISC, 0, 1, 0, 0)).unwrap();
@@ -239,6 +259,51 @@ fn only_clients_of_the_authority_are_served() {
     let (_open, to) = pki.serve(Config::default(), false);
     connect(to, pki.client("", None, &TLS13));
     connect(to, pki.client("other", Some("client"), &TLS12));
+}
+
+/// Goal: who is refused by TLS is counted and said, as is who refuses the server; who vanishes or keeps the rules is
+/// not. New certificates are for new connections, and those that are there go on.
+#[test]
+fn refused_clients_are_counted_and_said() {
+    let Some(pki) = Pki::new("refused") else { return };
+    let mut watch = Watch::open(&pki.directory, true).unwrap();
+    let protection =
+        Protection { certificates: Some(watch.certificates().clone()), local: Tls::Require };
+    let listeners = Listener::open_with(&"127.0.0.1:0".parse().unwrap(), &protection).unwrap();
+    let to = listeners[0].port().unwrap();
+    let lines = Arc::new(Mutex::<9, _>::new(Vec::new()));
+    let said = Arc::clone(&lines);
+    let report = Box::new(move |line: &str| said.lock().push(line.to_owned()));
+    let exports = exporting(Arc::new(Memory::new(1 << 20)));
+    let server = Server::start_with(listeners, exports, Config::default(), report).unwrap();
+    let mut faithful = connect(to, pki.good());
+    drop(connect(to, pki.good()));
+    let mut vanishes = socket(to);
+    start_tls(&mut vanishes).unwrap();
+    drop(vanishes);
+    until("they have ended", || server.counts().live == 1);
+    assert_eq!((server.counts().tls_refused, lines.lock().len()), (0, 0));
+    for number in 1..6 {
+        let stranger = pki.client("other", Some("client"), &TLS13);
+        try_connect(to, stranger, usize::MAX).expect_err("it may not connect");
+        until("it is counted", || server.counts().tls_refused == number);
+    }
+    {
+        let lines = lines.lock();
+        let [line] = &lines[..] else { panic!("{lines:?}") };
+        assert!(line.starts_with("TLS has failed with a client at 127.0.0.1:"), "{line}");
+        // The other authority has the same name.
+        assert!(line.ends_with(": invalid peer certificate: BadSignature"), "{line}");
+    }
+    // An authority that this client does not know has signed what the server shows now.
+    let old = pki.good();
+    assert!(certificates::make(&pki.directory));
+    assert!(watch.look().is_none() && watch.look().unwrap().contains("new certificates"));
+    try_connect(to, old, usize::MAX).expect_err("it does not know the server");
+    until("it is counted", || server.counts().tls_refused == 6);
+    connect(to, pki.good());
+    assert!(ask(&mut faithful, READ, 4096).unwrap(), "it goes on");
+    assert_eq!(server.counts().tls_refused, 6);
 }
 
 /// Takes a certificate back: makes `ca-crl.pem`.
@@ -368,6 +433,9 @@ fn what_is_not_tls_ends_its_connection_only() {
         assert!(told.len() < 100, "seed {seed}, message {number}: {} bytes", told.len());
         assert!(ask(&mut faithful, READ, 4096).unwrap(), "seed {seed}, message {number}");
     }
+    until("all but one have ended", || server.counts().live == 1);
+    let refused = server.counts().tls_refused;
+    assert!(refused > 100, "seed {seed}: {refused} of {} in the handshake", messages.len());
     // Records of a client that has chosen an export, damaged.
     for at in 0..60 {
         let mut stream = connect(to, pki.good());
@@ -381,6 +449,7 @@ fn what_is_not_tls_ends_its_connection_only() {
         assert!(stream.read(&mut [0]).is_err() || at < 5, "seed {seed}, byte {at}");
     }
     until("all but one have ended", || server.counts().live == 1);
+    assert_eq!(server.counts().tls_refused, refused, "none after it");
     assert!(ask(&mut faithful, READ, 4096).unwrap());
 }
 
