@@ -274,7 +274,7 @@ mod tests {
 
     use super::{Kept, Unsaved, load, open, open_partial, save};
     use crate::device::Device as _;
-    use crate::ram::{Config, Ram};
+    use crate::ram::{Accelerated, Config, Ram};
     use crate::testing::ram;
 
     fn directory(name: &str) -> PathBuf {
@@ -293,7 +293,7 @@ mod tests {
             unit: header.unit,
             limit_bytes: 0,
             age_s: 600,
-            workers: 0,
+            accelerated: Accelerated::NONE,
         };
         let source = Arc::new(zfolio_pager::PoolMappings::default());
         let report = Box::new(|error: &_| panic!("{error}"));
