@@ -5,6 +5,8 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 BIN := $(TARGET)/release
+# A package apart from the workspace.
+EXAMPLE = examples/backend/Cargo.toml
 FUZZ_SECONDS ?= 60
 SECONDS ?= 60
 # An hour, unless somebody says otherwise.
@@ -73,10 +75,12 @@ test-guest: build setup-guest
 	ZFOLIO='$(abspath $(BIN)/zfolio)' scripts/guest-device
 
 lint:
-	@if $(CARGO) fmt --version >/dev/null 2>&1; then set -x; $(CARGO) fmt --all --check; \
+	@if $(CARGO) fmt --version >/dev/null 2>&1; then set -x; $(CARGO) fmt --all --check && \
+		$(CARGO) fmt --manifest-path $(EXAMPLE) --check; \
 	else echo 'SKIPPED: rustfmt is not installed (make setup)'; fi
 	@if $(CARGO) clippy --version >/dev/null 2>&1; then set -x; \
-		$(CARGO) clippy --workspace --all-targets --locked -- -D warnings; \
+		$(CARGO) clippy --workspace --all-targets --locked -- -D warnings && \
+		CARGO_TARGET_DIR='$(TARGET)' $(CARGO) clippy --manifest-path $(EXAMPLE) --locked -- -D warnings; \
 	else echo 'SKIPPED: clippy is not installed (make setup)'; fi
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --locked
 

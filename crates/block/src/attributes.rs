@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! read    comp_algorithm recomp_algorithm max_comp_streams initstate io_stat mm_stat bd_stat debug_stat block_state
-//!         backing_dev policy_stat writeback_stat
+//!         backing_dev policy_stat writeback_stat driver_stats global_stats wq_stats
 //! both    disksize mem_limit writeback_limit writeback_limit_enable writeback_batch_size compressed_writeback
 //! write   mem_used_max compact idle recompress reset writeback
 //! ```
@@ -13,6 +13,9 @@
 //! somebody asked, because they were old, and to make room; how many writes came to nothing; how often the budget was
 //! used up.
 //!
+//! `global_stats` and `wq_stats` are those of the kernel's driver of the accelerator, for this disk's own driver, and
+//! `driver_stats` is what the kernel does not count; a disk has them if its accelerator is hardware.
+//!
 //! `compressed_writeback` is 1: what is written back is as compressed as it is in memory.
 
 use std::fmt;
@@ -22,9 +25,9 @@ use zfolio_core::zcomp::{Algorithm, Zcomp};
 use zfolio_core::zram::{self, Chosen, Recompression, Stop, WRITEBACK_BATCH_MAX, What, WroteBack};
 use zfolio_sys::cpu;
 
-use crate::ram::Ram;
+use crate::ram::{HARDWARE_STATS, Ram};
 
-const READABLE: [&str; 18] = [
+const READABLE: [&str; 21] = [
     "backing_dev",
     "bd_stat",
     "block_state",
@@ -32,6 +35,8 @@ const READABLE: [&str; 18] = [
     "compressed_writeback",
     "debug_stat",
     "disksize",
+    "driver_stats",
+    "global_stats",
     "initstate",
     "io_stat",
     "max_comp_streams",
@@ -43,6 +48,7 @@ const READABLE: [&str; 18] = [
     "writeback_limit",
     "writeback_limit_enable",
     "writeback_stat",
+    "wq_stats",
 ];
 const WRITABLE: [&str; 12] = [
     "compact",
@@ -120,7 +126,11 @@ fn algorithms(used: &Zcomp) -> String {
         true => format!("[{}]", algorithm.name()),
         false => algorithm.name().to_owned(),
     };
-    Algorithm::ALL.iter().map(mark).collect::<Vec<_>>().join(" ")
+    let mut all: Vec<String> = Algorithm::ALL.iter().map(mark).collect();
+    if Algorithm::ALL.iter().all(|algorithm| algorithm.name() != used.name()) {
+        all.push(format!("[{}]", used.name()));
+    }
+    all.join(" ")
 }
 
 /// The value of an attribute; it ends with a line break.
@@ -167,8 +177,19 @@ pub fn read(ram: &Ram, name: &str) -> Result<String, Refusal> {
             zram.block_state(&mut state).expect("a string takes everything");
             state
         }
-        _ => return Err(Refusal::Name { given: name.to_owned(), accepted: &READABLE }),
+        _ => return hardware(ram, name),
     })
+}
+
+/// The figures of the accelerator.
+fn hardware(ram: &Ram, name: &str) -> Result<String, Refusal> {
+    let Some(name) = HARDWARE_STATS.into_iter().find(|known| *known == name) else {
+        return Err(Refusal::Name { given: name.to_owned(), accepted: &READABLE });
+    };
+    let hardware = ram.hardware().ok_or_else(|| {
+        failed(name, "the disk has no accelerator; give it one with --accelerate iaa")
+    })?;
+    Ok(hardware.stats(name))
 }
 
 /// Writes an attribute.
@@ -360,8 +381,16 @@ fn recompression(ram: &Ram, given: &str) -> Result<Recompression, Refusal> {
 mod tests {
     use zfolio_core::testing::Random;
 
-    use super::{READABLE, Refusal, WRITABLE, read, write};
+    use std::sync::Arc;
+
+    use zfolio_core::page::UnitOrder;
+    use zfolio_core::zcomp::{
+        self, Algorithm, Backend, Compressor, Decompressor, Params, software,
+    };
+
+    use super::{HARDWARE_STATS, READABLE, Refusal, WRITABLE, read, write};
     use crate::device::Device as _;
+    use crate::ram::{Accelerated, Config, Hardware, Ram};
     use crate::testing::{ram, written_back};
 
     /// Goal: each attribute can be read or written or both, and a refusal names what is accepted.
@@ -378,7 +407,8 @@ mod tests {
                 _ => "1",
             };
             let (can_read, can_write) = (read(&ram, name), write(&ram, name, value));
-            assert!(can_read.is_ok() || can_write.is_ok(), "{name}");
+            let is_hardware = HARDWARE_STATS.contains(&name);
+            assert!(can_read.is_ok() || can_write.is_ok() || is_hardware, "{name}");
             assert!(
                 can_read.is_err() || name == "block_state" || can_read.unwrap().ends_with('\n')
             );
@@ -399,6 +429,63 @@ mod tests {
             deaf.starts_with("idle can only be written; accepted: backing_dev, bd_stat"),
             "{deaf}"
         );
+    }
+
+    /// Hardware that has lz4.
+    #[derive(Debug)]
+    struct Chip;
+
+    /// lz4 under another name.
+    struct OnChip(Box<dyn Backend>);
+
+    impl Hardware for Chip {
+        fn codec(&self, params: &Params) -> Option<Box<dyn Backend>> {
+            let software = software(params, UnitOrder::DEFAULT).ok()?;
+            (params.algorithm == Algorithm::Lz4).then(|| Box::new(OnChip(software)) as _)
+        }
+
+        fn stats(&self, name: &str) -> String {
+            format!("{name} of a chip\n")
+        }
+    }
+
+    impl Backend for OnChip {
+        fn name(&self) -> &'static str {
+            "lz4-chip"
+        }
+
+        fn compressor(&self, unit_bytes: usize) -> Result<Box<dyn Compressor>, zcomp::Error> {
+            self.0.compressor(unit_bytes)
+        }
+
+        fn decompressor(&self, unit_bytes: usize) -> Result<Box<dyn Decompressor>, zcomp::Error> {
+            self.0.decompressor(unit_bytes)
+        }
+    }
+
+    /// Goal: hardware takes the place of the codecs that it has and no other's; the disk's contents are named after the
+    /// software that reads them; and its figures are attributes.
+    #[test]
+    fn hardware_takes_the_place_of_its_codecs() {
+        let config = Config {
+            disk_bytes: 1 << 20,
+            algorithms: ["lz4", "zstd"].map(|name| name.parse().unwrap()).into(),
+            unit: UnitOrder::DEFAULT,
+            limit_bytes: 0,
+            age_s: 600,
+            accelerated: Accelerated::Hardware(Arc::new(Chip)),
+        };
+        let source = Arc::new(zfolio_pager::PoolMappings::default());
+        let chip = Ram::new(&config, source, Box::new(|error| panic!("{error}"))).unwrap();
+        assert!(read(&chip, "comp_algorithm").unwrap().ends_with(" [lz4-chip]\n"));
+        assert!(read(&chip, "recomp_algorithm").unwrap().contains("[zstd]"));
+        let params = chip.zram().codecs().map(|codec| codec.params().unwrap().to_string());
+        assert_eq!(params.collect::<Vec<_>>(), ["lz4", "zstd"]);
+        for name in HARDWARE_STATS {
+            assert_eq!(read(&chip, name).unwrap(), format!("{name} of a chip\n"));
+            let line = read(&ram(1 << 20, &["lz4"]), name).unwrap_err().to_string();
+            assert!(line.starts_with(&format!("{name}: the disk has no accelerator")), "{line}");
+        }
     }
 
     /// Goal: what is written to an attribute happens.

@@ -371,7 +371,7 @@ mod tests {
 
     use super::{Kept, Unsaved, load, open, open_partial, save, save_by};
     use crate::device::Device as _;
-    use crate::ram::{Config, Ram};
+    use crate::ram::{Accelerated, Config, Ram};
     use crate::testing::ram;
 
     fn directory(name: &str) -> PathBuf {
@@ -390,7 +390,7 @@ mod tests {
             unit: header.unit,
             limit_bytes: 0,
             age_s: 600,
-            workers: 0,
+            accelerated: Accelerated::NONE,
         };
         let source = Arc::new(zfolio_pager::PoolMappings::default());
         let report = Box::new(|error: &_| panic!("{error}"));

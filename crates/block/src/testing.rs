@@ -254,7 +254,7 @@ pub(crate) fn ram(disk_bytes: u64, algorithms: &[&str]) -> crate::ram::Ram {
         unit: zfolio_core::page::UnitOrder::DEFAULT,
         limit_bytes: 0,
         age_s: 600,
-        workers: 0,
+        accelerated: crate::ram::Accelerated::NONE,
     };
     let source = std::sync::Arc::new(zfolio_pager::PoolMappings::default());
     crate::ram::Ram::new(&config, source, Box::new(|error| panic!("{error}"))).unwrap()

@@ -23,8 +23,8 @@ use crate::metrics::parse_metrics;
 
 pub(crate) use line::{command_path, help, parse, parse_words};
 pub(crate) use values::{
-    parse_algorithm, parse_limit_or_auto, parse_percent, parse_spill, parse_spill_limit,
-    parse_unit, parse_write_budget,
+    parse_accelerator, parse_algorithm, parse_limit_or_auto, parse_percent, parse_spill,
+    parse_spill_limit, parse_unit, parse_write_budget,
 };
 use values::{parse_pid, parse_seconds, parse_setting};
 
@@ -154,7 +154,7 @@ pub(crate) struct RunArgs {
     ///
     /// Batches of units are divided among them where that takes long enough. Without a number there is a thread for
     /// each CPU but one. It helps where the program leaves CPUs idle.
-    #[arg(long, value_name = "cpu[=N]", value_parser = Accelerator::parse)]
+    #[arg(long, value_name = "cpu[=N]", value_parser = parse_accelerator)]
     pub(crate) accelerate: Option<Accelerator>,
 
     /// Where memory goes that does not fit compressed: a directory, or a block device for this program alone
@@ -260,6 +260,10 @@ pub(crate) struct StatArgs {
     /// The counters of the kernel's zswap, a name and a value a line; pages are of 4 KiB
     #[arg(long, requires = "pid", conflicts_with_all = ["watch", "classes"])]
     pub(crate) zswap: bool,
+
+    /// The figures of the accelerators that your disks use, by the kernel's names
+    #[arg(long, conflicts_with_all = ["pid", "all", "watch", "json"])]
+    pub(crate) accelerators: bool,
 
     /// Show again each SECONDS [1 if not given]
     #[arg(long, short, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",

@@ -3,6 +3,7 @@
 //! The process of a disk listens on its control socket, `/dev/shm/zfolio-UID/device.NAME`, through which the other
 //! commands read and write its attributes, and stop it. The directory belongs to the user alone (`SF-1`).
 
+mod accelerate;
 mod arguments;
 mod background;
 mod daemon;
@@ -120,6 +121,29 @@ fn stat(arguments: &StatArgs) -> Result<ExitCode, Failure> {
     };
     output::print(&text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The figures of the accelerators that the user's disks use.
+///
+/// # Errors
+///
+/// The directory of the disks is not the user's alone.
+pub(crate) fn accelerators() -> Result<String, Failure> {
+    let mut text = String::new();
+    for name in names(&directory()?) {
+        let stats: Result<Vec<String>, Failure> = ["global_stats", "driver_stats", "wq_stats"]
+            .into_iter()
+            .map(|stats| ask(&name, &format!("read {stats}")))
+            .collect();
+        // A disk without one has no such figures, and one that has just ended none at all.
+        if let Ok(stats) = stats {
+            text += &format!("disk {name}:\n{}", stats.concat());
+        }
+    }
+    if text.is_empty() {
+        text = "no disk uses an accelerator: see --accelerate of 'zfolio device add'\n".to_owned();
+    }
+    Ok(text)
 }
 
 /// Ends a disk, and waits until it has.

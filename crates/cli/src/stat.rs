@@ -24,6 +24,7 @@ use zfolio_sys::terminal::{self, Screen, Wake};
 use zfolio_sys::{clock, probe};
 
 use crate::arguments::StatArgs;
+use crate::device;
 use crate::duration;
 use crate::failure::Failure;
 use crate::ledger_file;
@@ -61,6 +62,10 @@ const HEADINGS: [&str; 16] = [
 pub(crate) fn stat(arguments: &StatArgs) -> Result<ExitCode, Failure> {
     if let (Some(seconds), false, true) = (arguments.watch, arguments.json, terminal::is_screen()) {
         return watch(arguments, seconds);
+    }
+    if arguments.accelerators {
+        print(&device::accelerators()?)?;
+        return Ok(ExitCode::SUCCESS);
     }
     let mut seen = false;
     loop {

@@ -1,8 +1,8 @@
 //! The data path of zfolio: pages are compressed, placed, kept, and given back.
 //!
-//! No system call, no thread, no clock lives here. What the data path needs from the
-//! world (runs of pages, the number of the CPU) comes in through small traits and arguments, so that
-//! a test can run all of it in a simulated world with injected faults.
+//! No system call, no thread, no clock lives here, except in [`zcomp::conformance`], which is a test. What the data
+//! path needs from the world (runs of pages, the number of the CPU) comes in through small traits and arguments, so
+//! that a test can run all of it in a simulated world with injected faults.
 //!
 //! The modules are declared in the order in which a page passes them.
 

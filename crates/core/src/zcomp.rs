@@ -35,6 +35,7 @@
 pub mod asked;
 mod backend;
 mod bare;
+pub mod conformance;
 #[allow(unsafe_code, reason = "calls C")]
 mod deflate;
 mod dictionary;
@@ -332,8 +333,7 @@ impl Zcomp {
         streams: usize,
         accelerate: Accelerate<'_>,
     ) -> Result<Zcomp, Error> {
-        let software = params.algorithm.backend();
-        let codec = accelerate(Box::new(Named { software, shared: shared(&params, unit)? }))?;
+        let codec = accelerate(software(&params, unit)?)?;
         let zcomp = Zcomp::with_backend(&*codec, unit, streams)?;
         Ok(Zcomp { params: Some(params), ..zcomp })
     }
@@ -468,7 +468,17 @@ impl Zcomp {
     }
 }
 
-/// A codec of this crate as a [`Backend`].
+/// A codec of this crate as a [`Backend`], for units of this size only: what an accelerator falls back to, or whose
+/// format it claims ([`conformance::check_format`]).
+///
+/// # Errors
+///
+/// As [`Zcomp::new`].
+pub fn software(params: &Params, unit: UnitOrder) -> Result<Box<dyn Backend>, Error> {
+    Ok(Box::new(Named { software: params.algorithm.backend(), shared: shared(params, unit)? }))
+}
+
+/// See [`software`].
 struct Named {
     software: &'static Software,
     shared: Box<dyn Shared>,

@@ -9,7 +9,8 @@ use std::{array, iter};
 
 use zfolio_core::page::UnitOrder;
 use zfolio_core::zcomp::{
-    Answer, BATCH_MAX, Backend, Bare, Compressor, Corrupt, Decompressor, Error, Job, Params, Unpack,
+    Algorithm, Answer, BATCH_MAX, Backend, Bare, Compressor, Corrupt, Decompressor, Error, Job,
+    Params, Unpack,
 };
 
 use crate::checksum::crc;
@@ -21,6 +22,17 @@ use crate::stats::Count;
 
 /// What software does in a device's place.
 const SOFTWARE: &str = "deflate,window=12";
+
+/// log2 of how many bytes back a device refers.
+const WINDOW: u8 = 12;
+
+/// Whether these parameters are those of software with the accelerator's format. The level is the
+/// software's alone.
+#[must_use]
+pub fn has_format_of(params: &Params) -> bool {
+    let Params { algorithm, window, dictionary, .. } = params;
+    *algorithm == Algorithm::Deflate && *window == Some(WINDOW) && dictionary.is_none()
+}
 
 /// How a device compresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -282,7 +294,15 @@ impl Decompressor for Stream {
 
 #[cfg(test)]
 mod tests {
-    use super::largest_first;
+    use super::{SOFTWARE, has_format_of, largest_first};
+
+    #[test]
+    fn the_format_is_that_of_one_software_codec() {
+        let is = |params: &str| has_format_of(&params.parse().unwrap());
+        assert!(is(SOFTWARE) && is("deflate,window=12,level=9"));
+        assert!(!is("deflate") && !is("deflate,window=11") && !is("lz4"));
+        assert!(!is("deflate,window=12,dict=FILE"));
+    }
 
     #[test]
     fn the_two_largest_sources_go_first_and_the_rest_in_order() {

@@ -9,11 +9,18 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::driver::WorkQueue;
-use crate::portal::hardware::{Hardware, Mode};
+use crate::driver::{Driver, Settings, WorkQueue};
+use crate::portal::hardware::{self, Hardware, Mode};
+use crate::queues::QUEUES_MAX;
+use crate::setup::NO_DEVICE;
+use zfolio_sys::Errno;
 
 /// Where the devices and their queues are, below `/sys`.
 pub(crate) const DEVICES: &str = "bus/dsa/devices";
+
+/// What makes a queue usable, and one of the kernel's.
+const ADVICE: &str = "run 'zfolio iaa setup' as root";
+const ADVICE_KERNEL: &str = "run 'zfolio iaa setup --replace' as root";
 
 /// A queue that may be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,13 +58,21 @@ impl Found {
         let Found { name, device, package, mode, depth, path } = self;
         match Hardware::open(&path, mode) {
             Ok(portal) => Ok(WorkQueue { name, device, package, depth, portal: Box::new(portal) }),
-            Err(error) => {
-                let path = path.display();
-                let why = format!("{path}: {error}; give this user read and write permission");
-                Err(Unusable { name, why })
-            }
+            Err(error) => Err(Unusable { name, why: refusal(&path, &error) }),
         }
     }
+}
+
+/// Why a queue cannot be opened, and what to do.
+fn refusal(path: &Path, error: &hardware::Error) -> String {
+    let advice = match error {
+        hardware::Error::Instruction(_) => "no processor with the device lacks it",
+        hardware::Error::Map(Errno::BUSY) => {
+            "another program has it: end that, or run 'zfolio iaa setup --mode shared' as root"
+        }
+        hardware::Error::Map(_) => "give this user read and write permission",
+    };
+    format!("{}: {error}; {advice}", path.display())
 }
 
 /// An accelerator of this machine, with whatever sysfs says of it.
@@ -140,7 +155,7 @@ impl Queue {
     /// Why not, and what to do.
     pub fn usable(&self, device: &Device, dev: &Path) -> Result<Found, Unusable> {
         let unusable = |why| Unusable { name: self.name.clone(), why };
-        let (mode, depth) = self.mode_and_depth(&device.name).map_err(unusable)?;
+        let (mode, depth) = self.mode_and_depth().map_err(unusable)?;
         Ok(Found {
             name: self.name.clone(),
             device: device.number,
@@ -151,21 +166,16 @@ impl Queue {
         })
     }
 
-    fn mode_and_depth(&self, device: &str) -> Result<(Mode, u32), String> {
-        let name = &self.name;
+    fn mode_and_depth(&self) -> Result<(Mode, u32), String> {
         let read =
             |attribute: &str| self.get(attribute).ok_or(format!("{attribute} is not readable"));
         let state = read("state")?;
         if state != "enabled" {
-            return Err(format!(
-                "its state is '{state}': run 'accel-config enable-wq {device}/{name}'"
-            ));
+            return Err(format!("its state is '{state}': {ADVICE}"));
         }
         let kind = read("type")?;
         if kind != "user" {
-            return Err(format!(
-                "its type is '{kind}': it must be 'user', with the driver name 'user'"
-            ));
+            return Err(format!("its type is '{kind}', not 'user': {ADVICE_KERNEL}"));
         }
         let number = |attribute| {
             let text = read(attribute)?;
@@ -174,7 +184,7 @@ impl Queue {
         };
         let size = number("size")?;
         if size == 0 {
-            return Err("its size is 0: give it descriptors".to_owned());
+            return Err(format!("its size is 0: {ADVICE}"));
         }
         match read("mode")? {
             "dedicated" => Ok((Mode::Dedicated, size)),
@@ -236,6 +246,40 @@ pub fn queues(sysfs: &Path, dev: &Path) -> Vec<Result<Found, Unusable>> {
     devices(sysfs).iter().flat_map(|device| device.usable(dev)).collect()
 }
 
+/// A driver on all queues of this machine that may be used: `sysfs` is `/sys`, and `dev` is `/dev/iax`.
+///
+/// # Errors
+///
+/// There is none: one line that says why, and what to do.
+pub fn driver(sysfs: &Path, dev: &Path, settings: Settings) -> Result<Driver, String> {
+    let devices = devices(sysfs);
+    if devices.is_empty() {
+        return Err(NO_DEVICE.to_owned());
+    }
+    let (mut open, mut unusable) = (Vec::new(), None);
+    for queue in devices.iter().flat_map(|device| device.usable(dev)) {
+        match queue.map(Found::open) {
+            Ok(Ok(queue)) => open.push(queue),
+            // One that is meant for programs, and cannot be opened, says more than those that are not set up.
+            Ok(Err(refused)) => unusable = Some(refused),
+            Err(refused) => _ = unusable.get_or_insert(refused),
+        }
+    }
+    if open.is_empty() {
+        let why = unusable.map_or_else(
+            || format!("no queue of the accelerator is configured: {ADVICE}"),
+            |Unusable { name, why }| {
+                format!("no queue of the accelerator can be used: {name}: {why}")
+            },
+        );
+        return Err(why);
+    }
+    let driver = Driver::new(settings, packages(sysfs));
+    open.truncate(QUEUES_MAX);
+    driver.add(open).map_err(|refused| refused.to_string())?;
+    Ok(driver)
+}
+
 /// The names in a directory.
 fn children(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).into_iter().flatten();
@@ -278,7 +322,7 @@ mod tests {
     use std::fs;
     use std::path::{Path, PathBuf};
 
-    use super::{Mode, packages, queues};
+    use super::{Errno, Mode, Settings, driver, hardware, packages, queues, refusal};
 
     /// A directory that is removed at the end.
     struct Tree(PathBuf);
@@ -342,6 +386,27 @@ mod tests {
     }
 
     #[test]
+    fn what_cannot_be_opened_says_what_to_do() {
+        let path = Path::new("/dev/iax/wq1.0");
+        for (error, advice) in [
+            (hardware::Error::Map(Errno::ACCESS), "give this user read and write permission"),
+            (hardware::Error::Map(Errno::BUSY), "run 'zfolio iaa setup --mode shared' as root"),
+            (hardware::Error::Instruction(Mode::Shared), "no processor with the device lacks it"),
+        ] {
+            let line = refusal(path, &error);
+            assert!(line.starts_with("/dev/iax/wq1.0: ") && line.ends_with(advice), "{line}");
+        }
+        // An enabled queue of the right type without a file says more than the others.
+        let tree = Tree::new("opened");
+        tree.write("bus/dsa/devices/iax1/numa_node", "0");
+        tree.queue("wq1.0", &[("state", "disabled")]);
+        tree.queue("wq1.1", &[]);
+        tree.queue("wq1.2", &[("type", "kernel")]);
+        let line = driver(&tree.0, &tree.0, Settings::default()).unwrap_err();
+        assert!(line.contains("can be used: wq1.1: ") && line.contains("/wq1.1: "), "{line}");
+    }
+
+    #[test]
     fn what_cannot_be_used_says_why() {
         let tree = Tree::new("refused");
         tree.write("bus/dsa/devices/iax1/numa_node", "0");
@@ -365,14 +430,23 @@ mod tests {
         assert_eq!(
             whys,
             [
-                "its type is 'kernel': it must be 'user', with the driver name 'user'",
-                "its state is 'disabled': run 'accel-config enable-wq iax1/wq1.1'",
+                "its type is 'kernel', not 'user': run 'zfolio iaa setup --replace' as root",
+                "its state is 'disabled': run 'zfolio iaa setup' as root",
                 "its mode is 'other': accepted are dedicated and shared",
-                "its size is 0: give it descriptors",
+                "its size is 0: run 'zfolio iaa setup' as root",
                 "size is 'many': a number is expected",
                 "type is not readable",
             ]
         );
+        let why =
+            |sysfs: &Path| driver(sysfs, Path::new("/dev/iax"), Settings::default()).unwrap_err();
+        let line = why(&tree.0);
+        let expected = "no queue of the accelerator can be used: wq1.0: its type is 'kernel', not";
+        assert!(line.starts_with(expected), "{line}");
+        assert!(why(Path::new("/nonexistent")).contains("has no Intel In-Memory"));
+        let bare = Tree::new("bare");
+        bare.write("bus/dsa/devices/iax1/numa_node", "0");
+        assert!(why(&bare.0).ends_with("is configured: run 'zfolio iaa setup' as root"));
         assert_eq!(queues(Path::new("/nonexistent"), Path::new("/dev/iax")), []);
         tree.queue("wq1.06", &[]);
         tree.queue("wq1.+6", &[]);

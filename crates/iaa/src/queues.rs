@@ -220,9 +220,12 @@ impl Queues {
         ticket: &Ticket,
         use_it: impl FnOnce(&dyn Portal) -> R,
     ) -> R {
-        self.cell(ticket)
-            .queue
-            .with(|queue| use_it(&*queue.as_ref().expect("QUEUE-1: a ticket is out").portal))
+        let use_it = |queue: &Option<Queue>| {
+            use_it(&*queue.as_ref().expect("QUEUE-1: a ticket is out").portal)
+        };
+        // SAFETY: the ticket is out until it is given back, which takes it by value, so the queue is not replaced
+        // meanwhile (QUEUE-1).
+        unsafe { self.cell(ticket).queue.with(use_it) }
     }
 
     /// The job of this ticket has ended, or never began.
@@ -265,7 +268,8 @@ impl Queues {
         let is_same = |index: usize| {
             let other =
                 |other: &Option<Queue>| other.as_ref().is_some_and(|it| it.name == queue.name);
-            self.cells[index].queue.with(other)
+            // SAFETY: `control` is held, and only who holds it replaces a queue (QUEUE-1).
+            unsafe { self.cells[index].queue.with(other) }
         };
         if (0..self.cells.len()).filter(is_used).any(is_same) {
             return Err(Refused::InUse { name: name() });
@@ -274,8 +278,9 @@ impl Queues {
         let index = free.ok_or_else(|| Refused::TooMany { name: name() })?;
         let cell = &self.cells[index];
         cell.counts.iter().for_each(|count| count.store(0, Ordering::Relaxed));
-        // The cell has been closed since it was swept, so no ticket is out (QUEUE-2).
-        cell.queue.replace(Some(queue), &mut taken);
+        // SAFETY: `control` is held; and `taken` says that the cell has been closed since it was swept or made, so no
+        // ticket is out (QUEUE-1, QUEUE-2).
+        unsafe { cell.queue.replace(Some(queue)) };
         *taken |= 1 << index;
         let depth = u64::from(depth.min(i32::MAX.unsigned_abs())) << DEPTH_SHIFT;
         // Release: pairs with the Acquire of `ticket`. An addition, since somebody may have counted himself for a
@@ -293,11 +298,13 @@ impl Queues {
             (0..self.cells.len()).filter(|at| *taken >> at & 1 == 1).collect();
         for index in indices {
             let cell = &self.cells[index];
-            let (placed, leaves) = cell.queue.with(|queue| {
+            let look = |queue: &Option<Queue>| {
                 let queue = queue.as_ref().expect("`taken` says so");
                 let placed = Placed { index, device: queue.device, package: queue.package };
                 (placed, is_leaving(queue))
-            });
+            };
+            // SAFETY: `control` is held, and only who holds it replaces a queue (QUEUE-1).
+            let (placed, leaves) = unsafe { cell.queue.with(look) };
             if leaves {
                 self.close_cell(index);
             }
@@ -306,8 +313,9 @@ impl Queues {
             if state & OPEN != 0 {
                 open.push(placed);
             } else if state == 0 {
-                // Closed and without a ticket; and none will be given out, since only `control` opens it.
-                drop(cell.queue.replace(None, &mut taken));
+                // SAFETY: `control` is held, and the cell is closed and without a ticket; none will be given out, since
+                // only who holds `control` opens it (QUEUE-1, QUEUE-2).
+                drop(unsafe { cell.queue.replace(None) });
                 *taken &= !(1 << index);
             }
         }
@@ -327,7 +335,11 @@ impl Queues {
         let taken = self.control.lock();
         for cell in (0..).zip(&self.cells).filter(|it| *taken >> it.0 & 1 == 1).map(|it| it.1) {
             let counts = std::array::from_fn(|of| cell.counts[of].load(Ordering::Relaxed));
-            cell.queue.with(|queue| each(queue.as_ref().expect("`taken` says so"), counts));
+            let each = |queue: &Option<Queue>| {
+                each(queue.as_ref().expect("`taken` says so"), counts);
+            };
+            // SAFETY: `control` is held, and only who holds it replaces a queue (QUEUE-1).
+            unsafe { cell.queue.with(each) };
         }
     }
 
@@ -343,7 +355,8 @@ impl Drop for Queues {
             // Relaxed: `&mut self`.
             if cell.state.load(Ordering::Relaxed) & COUNT != 0 {
                 // A job was never answered: its queue is left to the device.
-                std::mem::forget(cell.queue.replace(None, &mut self.control.lock()));
+                // SAFETY: `&mut self`: nobody else is here.
+                std::mem::forget(unsafe { cell.queue.replace(None) });
             }
         }
     }
@@ -361,7 +374,7 @@ mod shared {
     pub(super) struct Shared<T>(UnsafeCell<T>);
 
     // SAFETY: `with` gives out references to several threads, for which `T: Sync`, and `replace` moves values from one
-    // thread to another, for which `T: Send`. They do not meet (QUEUE-1).
+    // thread to another, for which `T: Send`. Their contracts keep them apart.
     unsafe impl<T: Send + Sync> Sync for Shared<T> {}
 
     impl<T> Shared<T> {
@@ -369,16 +382,26 @@ mod shared {
             Shared(UnsafeCell::new(value))
         }
 
-        /// For who has a ticket of the cell, or holds `control`.
-        pub(super) fn with<R>(&self, look: impl FnOnce(&T) -> R) -> R {
-            // SAFETY: it is not written meanwhile (QUEUE-1).
+        /// Gives `look` the value.
+        ///
+        /// # Safety
+        ///
+        /// Until `look` has returned nobody calls [`Shared::replace`]: the caller has a ticket of the cell, or holds
+        /// `control`.
+        pub(super) unsafe fn with<R>(&self, look: impl FnOnce(&T) -> R) -> R {
+            // SAFETY: the pointer is to a value, and by the contract it is not written meanwhile.
             self.0.with(|value| look(unsafe { &*value }))
         }
 
-        /// For who holds `control`, whose contents are the proof, while no ticket is out.
-        pub(super) fn replace(&self, new: T, _control: &mut u64) -> T {
+        /// Puts a value in the place of the old one.
+        ///
+        /// # Safety
+        ///
+        /// Nobody else calls this or is in [`Shared::with`]: the caller holds `control`, or has the table for itself,
+        /// and no ticket of the cell is out that may still be used.
+        pub(super) unsafe fn replace(&self, new: T) -> T {
             self.0.with_mut(|value| {
-                // SAFETY: nobody reads it meanwhile (QUEUE-1), and `control` keeps out who writes.
+                // SAFETY: the pointer is to a value, and by the contract nobody else reads or writes it.
                 std::mem::replace(unsafe { &mut *value }, new)
             })
         }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use common::{UNIT, World, compress, compress_one, decompress, queue, software, unit};
 use zfolio_core::page::UnitOrder;
 use zfolio_core::testing::{Random, seed};
-use zfolio_core::zcomp::{Answer, Corrupt, Outcome, Unpack, Zcomp};
+use zfolio_core::zcomp::{Answer, Corrupt, Outcome, Unpack, Zcomp, conformance, software as codec};
 use zfolio_iaa::model::{Faults, Model, Setup};
 use zfolio_iaa::{Codes, Iaa, Settings, WhenBusy};
 
@@ -52,6 +52,24 @@ fn unpacked(codec: &Zcomp, packed: &[Vec<u8>], unit: usize) -> Vec<Vec<u8>> {
     codec.unpack(0, &mut jobs);
     assert!(jobs.iter().all(|job| job.result.is_ok()));
     places
+}
+
+/// Goal: the accelerator keeps the promises of a backend, and software reads what it writes and the other way round.
+#[test]
+fn the_driver_keeps_the_promises_of_a_backend() {
+    for codes in [Codes::Fixed, Codes::Dynamic] {
+        let settings = Settings { check_crc: true, ..Settings::default() };
+        let world = World::new(settings, &[Setup::default(), Setup::default()]);
+        let iaa = Iaa::new(&world.driver, codes);
+        for unit in [UnitOrder::DEFAULT, UnitOrder::FOLIO] {
+            let software = codec(&"deflate,window=12".parse().unwrap(), unit).unwrap();
+            conformance::check(&iaa, &[unit]).unwrap();
+            conformance::check_format(&iaa, &*software, &[unit]).unwrap();
+            conformance::check_format(&*software, &iaa, &[unit]).unwrap();
+        }
+        assert!(world.driver.global_stats().total_comp_calls > 1000, "the device did the work");
+        assert_eq!(world.driver.driver_stats().in_flight, 0);
+    }
 }
 
 /// Goal: units written by the device are read by software and the other way round, in all modes and sizes, and the

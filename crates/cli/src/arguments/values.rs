@@ -8,6 +8,7 @@ use zfolio_core::page::{PAGE_BYTES, UnitOrder};
 use zfolio_core::size::{self, parse_stall};
 use zfolio_core::zcomp::{self, Choice, Zcomp};
 use zfolio_pager::spill::{self, Places, PoolLimit};
+use zfolio_workers::Accelerator;
 
 use super::{Limit, Setting};
 use crate::allowance::Allowance;
@@ -53,6 +54,15 @@ pub(crate) fn parse_percent(given: &str) -> Result<u8, String> {
 
 pub(crate) fn parse_write_budget(given: &str) -> Result<WriteBudget, String> {
     given.parse()
+}
+
+/// Reads the accelerator of a run. The hardware is of no use there yet: a child of `fork` would need a driver of its
+/// own.
+pub(crate) fn parse_accelerator(given: &str) -> Result<Accelerator, String> {
+    Accelerator::parse(given).map_err(|accepted| match given.split('=').next() {
+        Some("iaa") => format!("{accepted}; iaa is for disks ('zfolio device add') only"),
+        _ => accepted,
+    })
 }
 
 pub(crate) fn parse_unit(given: &str) -> Result<UnitOrder, String> {

@@ -13,10 +13,11 @@ use zfolio_core::size;
 use zfolio_core::size_expression;
 use zfolio_core::zcomp::{self, Algorithm, Params};
 use zfolio_core::zram::ALGORITHMS_MAX;
+use zfolio_iaa::Codes;
 use zfolio_pager::spill::Site;
 use zfolio_sys::ublk::NUMBERS;
-use zfolio_workers::Accelerator;
 
+use super::accelerate::{Accelerate, First};
 use super::list::Column;
 use crate::allowance;
 use crate::arguments::{parse_unit, parse_write_budget};
@@ -97,9 +98,12 @@ pub(crate) struct AddArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "load", value_parser = parse_path)]
     pub(super) save: Option<PathBuf>,
 
-    /// The algorithm, and its parameters: see 'zfolio algorithms'
-    #[arg(long, short, value_name = "NAME[,level=N]", default_value = "lz4", value_parser = parse_params)]
-    pub(super) algorithm: Params,
+    /// The algorithm, and its parameters: see 'zfolio algorithms' [default: lz4]
+    ///
+    /// With --accelerate iaa: deflate-iaa (the default there) or deflate-iaa-dynamic, which are deflate,window=12 by
+    /// the accelerator, with fixed codes or with codes made for each unit.
+    #[arg(long, short, value_name = "NAME[,level=N]", value_parser = First::parse)]
+    pub(super) algorithm: Option<First>,
 
     /// An algorithm for what is not used for long; up to three, each with the next priority [default: zstd]
     ///
@@ -122,12 +126,16 @@ pub(crate) struct AddArgs {
     #[arg(long, short, value_name = "SIZE", default_value = "4K", value_parser = parse_unit)]
     pub(super) unit: UnitOrder,
 
-    /// What compresses and decompresses beside the threads that serve clients: cpu, or cpu=N for N threads
+    /// What compresses and decompresses beside the threads that serve clients: cpu, cpu=N for N threads, or iaa
     ///
-    /// Requests of several units are divided among them, if they take long enough to be worth it. Without a number
-    /// there is a thread for each CPU but one. It helps where fewer clients than CPUs make large requests.
-    #[arg(long, value_name = "cpu[=N]", value_parser = Accelerator::parse)]
-    pub(super) accelerate: Option<Accelerator>,
+    /// cpu: requests of several units are divided among threads, if they take long enough to be worth it. Without a
+    /// number there is a thread for each CPU but one. It helps where fewer clients than CPUs make large requests.
+    ///
+    /// iaa: Intel's In-Memory Analytics Accelerator, on all queues of this machine that are for programs: see 'zfolio
+    /// iaa'. It does what deflate,window=12 does, in the same format, and software does what it does not. iaa=model
+    /// is a model of the device in software: slow, for tests and trials.
+    #[arg(long, value_name = "cpu[=N]|iaa[=model]", value_parser = Accelerate::parse)]
+    pub(super) accelerate: Option<Accelerate>,
 
     /// The most memory that the disk may take; then writes fail with "no space" [default: any amount]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
@@ -323,6 +331,7 @@ pub(crate) struct Columns(pub(super) Vec<Column>);
 Attributes: backing_dev, bd_stat, block_state, comp_algorithm, compressed_writeback, debug_stat, disksize,
 initstate, io_stat, max_comp_streams, mem_limit, mm_stat, recomp_algorithm, writeback_batch_size, writeback_limit,
 writeback_limit_enable: the kernel's documentation of zram has their columns;
+global_stats, wq_stats, driver_stats: of the accelerator, with --accelerate iaa;
 policy_stat: age in seconds at which units are recompressed now; units tried, units that shrank, bytes saved;
 writeback_stat: age in seconds at which units are written back now; units that were because somebody asked, because they
 were old, and to make room; writes that came to nothing; how often the budget was used up.
@@ -412,14 +421,23 @@ impl AddArgs {
         if self.nbd.contains(&Address::Systemd) { Err(WHY.to_owned()) } else { Ok(()) }
     }
 
+    /// The algorithm that compresses what is written.
+    fn first(&self) -> Params {
+        match (&self.algorithm, self.accelerate) {
+            (Some(First { params, .. }), _) => params.clone(),
+            (None, Some(Accelerate::Iaa(_))) => First::on_iaa(Codes::Fixed).params,
+            (None, _) => Params::from(Algorithm::Lz4),
+        }
+    }
+
     /// The algorithms, by their priority.
     pub(super) fn algorithms(&self) -> Result<Vec<Params>, String> {
+        let first = self.first();
         let dense = Params::from(Algorithm::Zstd);
-        let is_dense = self.algorithm.algorithm == dense.algorithm;
+        let is_dense = first.algorithm == dense.algorithm;
         let default = (self.recompress.is_empty() && !is_dense).then_some(dense);
         let asked = self.recompress.iter().filter_map(|Recompress(params)| params.clone());
-        let all: Vec<Params> =
-            [self.algorithm.clone()].into_iter().chain(default).chain(asked).collect();
+        let all: Vec<Params> = [first].into_iter().chain(default).chain(asked).collect();
         if all.len() <= ALGORITHMS_MAX {
             return Ok(all);
         }
@@ -449,7 +467,7 @@ fn parse_size(given: &str) -> Result<u64, String> {
     if bytes > 0 { Ok(bytes) } else { Err(format!("'{given}' is too small; accepted: 4K or more")) }
 }
 
-fn parse_params(given: &str) -> Result<Params, String> {
+pub(super) fn parse_params(given: &str) -> Result<Params, String> {
     let params: Params = given.parse().map_err(|error: zcomp::Error| error.to_string())?;
     match params.dictionary {
         None => Ok(params),

@@ -18,7 +18,6 @@ use zfolio_block::saved::Kept;
 use zfolio_block::ublk::Unstarted;
 use zfolio_block::{Counts, ublk, vhost_user};
 use zfolio_core::size;
-use zfolio_core::zcomp::{Params, Zcomp};
 use zfolio_core::zram;
 use zfolio_pager::PoolMappings;
 use zfolio_pager::spill::{PlaceError, Site, Sites};
@@ -26,6 +25,7 @@ use zfolio_sys::errno_text::ErrnoText;
 use zfolio_sys::probe::child::{self, Signals};
 use zfolio_sys::{files, process};
 
+use super::accelerate::accelerated;
 use super::arguments::{AddArgs, Number, TlsArgs, YesNo};
 use super::saved::{self, Origin};
 use super::{directory, socket};
@@ -226,25 +226,30 @@ fn finish(name: &str, ram: &Ram, kept: Option<&Kept>) -> Result<String, Failure>
     }
 }
 
-/// The algorithm that compresses what is written, with its parameters.
+/// The algorithm that compresses what is written: with its parameters, or by the accelerator's name.
 fn algorithm(ram: &Ram) -> String {
-    let first = ram.zram().codecs().next();
-    first.and_then(Zcomp::params).map_or_else(|| "?".to_owned(), Params::to_string)
+    let first = ram.zram().codecs().next().expect("a disk has an algorithm");
+    match first.params() {
+        Some(params) if params.algorithm.name() == first.name() => params.to_string(),
+        _ => first.name().to_owned(),
+    }
 }
 
 fn make(arguments: &AddArgs, origin: Option<&Origin>) -> Result<Ram, Failure> {
     let header = origin.map(Origin::header);
+    let algorithms = match header {
+        Some(header) => header.algorithms.clone(),
+        None => arguments.algorithms().map_err(Failure::argument)?,
+    };
+    let accelerated = accelerated(arguments, &algorithms)?;
     let config = ram::Config {
         // One of them is given.
         disk_bytes: header.map(|header| header.disk_bytes).or(arguments.size).unwrap_or(0),
-        algorithms: match header {
-            Some(header) => header.algorithms.clone(),
-            None => arguments.algorithms().map_err(Failure::argument)?,
-        },
+        algorithms,
         unit: header.map_or(arguments.unit, |header| header.unit),
         limit_bytes: arguments.mem_limit.unwrap_or(0),
         age_s: arguments.recompress_age,
-        workers: arguments.accelerate.map_or(0, |accelerator| accelerator.workers()),
+        accelerated,
     };
     let (name, lost) = (arguments.name.clone(), AtomicU64::new(0));
     let report = move |error: &zram::Error| {

@@ -31,7 +31,8 @@ use super::spill::Spill;
 use super::{RUN_LIMIT_BYTES_MIN, auto};
 use crate::allowance::Allowance;
 use crate::arguments::{
-    Limit, RunArgs, parse_algorithm, parse_limit_or_auto, parse_stall, parse_unit,
+    Limit, RunArgs, parse_accelerator, parse_algorithm, parse_limit_or_auto, parse_stall,
+    parse_unit,
 };
 use crate::failure::Failure;
 
@@ -106,7 +107,7 @@ impl Settings {
         };
         let accelerate = match arguments.accelerate {
             Some(accelerator) => Some(accelerator),
-            None => from_variable(variable, "ZFOLIO_ACCELERATE", Accelerator::parse)?,
+            None => from_variable(variable, "ZFOLIO_ACCELERATE", parse_accelerator)?,
         };
         Ok(Settings {
             accelerate,

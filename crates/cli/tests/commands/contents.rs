@@ -8,7 +8,7 @@ use std::time::Duration;
 use zfolio_core::testing::{Random, seed};
 
 use crate::disk::{Disk, numbered, read_all, write_all};
-use crate::stage::{scratch, wait_for, zfolio};
+use crate::stage::{output_of, scratch, wait_for, zfolio};
 
 /// A directory on a disk, where the build is.
 fn place(options: &str) -> String {
@@ -155,6 +155,75 @@ fn workers_change_no_contents() {
         });
         assert_eq!(sizes[0], sizes[1], "{unit}");
     }
+}
+
+/// Goal: what the accelerator has written is read without it, and the other way round; its figures say who did what.
+/// Method: a disk on the model of the accelerator is saved, and loaded by one of software; that is written to, saved,
+/// and loaded by one on the model.
+#[test]
+fn a_disk_moves_to_a_machine_without_the_accelerator_and_back() {
+    const BYTES: usize = 4 << 20;
+    let directory = scratch("moved");
+    let files = ["there", "back"].map(|name| directory.join(name).to_str().unwrap().to_owned());
+    let figure = |disk: &Disk, name: &str| -> u64 {
+        let stats = disk.ask("stat", &["global_stats"]).1;
+        let value =
+            stats.lines().find_map(|line| line.trim().strip_prefix(name)?.strip_prefix(": "));
+        value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("{name}: {stats}"))
+    };
+    for algorithm in ["deflate-iaa", "deflate-iaa-dynamic"] {
+        let (first, second) = (numbered(BYTES, 4), numbered(BYTES, 5));
+        let model = ["--accelerate", "iaa=model"];
+        let options = ["--size", "4M", "--algorithm", algorithm, "--recompress", "none"];
+        let disk = Disk::start("iaa-writes", &[&options[..], &model].concat());
+        let mut client = disk.client();
+        write_all(&mut client, &first);
+        assert!(read_all(&mut client, BYTES) == first, "{algorithm}");
+        let in_use = disk.ask("stat", &["comp_algorithm"]).1;
+        assert!(in_use.ends_with(&format!(" [{algorithm}]\n")), "{in_use}");
+        assert!(
+            figure(&disk, "total_comp_calls") >= 512 && figure(&disk, "total_decomp_calls") >= 512
+        );
+        assert_eq!(
+            figure(&disk, "total_sw_comp_calls") + figure(&disk, "total_sw_decomp_calls"),
+            0
+        );
+        let (_, all, _) = output_of(&["stat", "--accelerators"]);
+        let own =
+            all.split("disk ").find(|part| part.starts_with(&disk.name)).expect("it is listed");
+        for part in ["global stats:", "iaa device:", "name: wq3.0", "busy_comps: 0"] {
+            assert!(own.contains(part), "{part}: {all}");
+        }
+        assert_eq!(disk.ask("save", &[&files[0]]).0, Some(0));
+        disk.end("TERM");
+
+        let disk = Disk::start("iaa-reads", &["--load", &files[0]]);
+        let mut client = disk.client();
+        assert!(read_all(&mut client, BYTES) == first, "{algorithm}");
+        assert!(disk.ask("stat", &["comp_algorithm"]).1.contains("[deflate]"));
+        write_all(&mut client, &second);
+        assert_eq!(disk.ask("save", &[&files[1]]).0, Some(0));
+        disk.end("TERM");
+
+        let disk = Disk::start("iaa-again", &[&["--load", &files[1]][..], &model].concat());
+        assert!(read_all(&mut disk.client(), BYTES) == second, "{algorithm}");
+        assert_eq!(figure(&disk, "total_sw_decomp_calls"), 0, "it has the same window");
+        assert!(figure(&disk, "total_decomp_calls") >= 512);
+    }
+}
+
+/// Goal: without the hardware there is one line that says so, and a disk without it has no such figures.
+#[test]
+fn no_accelerator_is_one_line() {
+    let disk = Disk::start("no-iaa", &["--size", "1M"]);
+    let (code, _, err) = disk.ask("stat", &["wq_stats"]);
+    assert!(code == Some(125) && err.contains("with --accelerate iaa"), "{err}");
+    if fs::exists("/sys/bus/dsa/devices/iax1").unwrap() {
+        return println!("SKIPPED: this machine may have the accelerator");
+    }
+    let options = ["--size", "1M", "--accelerate", "iaa"];
+    let line = "--accelerate iaa: this machine has no Intel In-Memory Analytics Accelerator";
+    Disk::named("refused").refused(&options, 125, line);
 }
 
 /// Goal: a disk goes on from its file, also one that had written back, with the same size, unit and algorithms; the

@@ -75,6 +75,9 @@ fn what_is_wrong_is_one_line_and_leaves_nothing() {
         (&["--unit", "12K"], "power of two"),
         (&["--algorithm", "rar"], "'rar'"),
         (&["--accelerate", "gpu"], "accepted: cpu, or cpu=N"),
+        (&["--algorithm", "deflate-iaa"], "with --accelerate iaa, or deflate,window=12, the same"),
+        (&["--accelerate", "cpu", "--algorithm", "deflate-iaa-dynamic"], "is an accelerator's"),
+        (&["--accelerate", "iaa=model", "--algorithm", "lz4"], "none of the algorithms of this"),
         (&["--mem-limit", "0"], "'0' is too small"),
         (&["--nbd", "192.0.2.1:10809"], "--nbd"),
         (

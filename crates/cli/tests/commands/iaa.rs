@@ -49,7 +49,7 @@ fn queues_are_listed() {
     assert_eq!(all[0]["queues"][0]["size"], 128);
     assert!(all[0]["queues"][0]["access"].is_string() && all[0]["queues"][1]["access"].is_null());
     let obstacle = all[0]["queues"][0]["obstacle"].as_str().expect("it is of the wrong type");
-    assert!(obstacle.contains("it must be 'user'"), "{obstacle}");
+    assert!(obstacle.contains("run 'zfolio iaa setup --replace' as root"), "{obstacle}");
 }
 
 #[test]

@@ -18,7 +18,7 @@ fn assert_refused(arguments: &[&str], status: i32, parts: &[&str]) {
 
 #[test]
 fn wrong_arguments_are_status_2() {
-    let cases: [(&[&str], &[&str]); 37] = [
+    let cases: [(&[&str], &[&str]); 38] = [
         (&["run", "--limit", "12Q", "--", "true"], &["--limit", "'12Q'", "256M"]),
         (&["run", "--limit", "", "--", "true"], &["--limit", "''", "accepted"]),
         (&["run", "--limit", "1M", "--", "true"], &["--limit", "'1M'", "32M or more"]),
@@ -39,6 +39,7 @@ fn wrong_arguments_are_status_2() {
         (&["run"], &["PROGRAM", "missing"]),
         (&["nonsense"], &["'nonsense'", "accepted"]),
         (&["run", "--stall", "60%", "true"], &["--stall", "'60%'", "0.01% to 50%"]),
+        (&["run", "--accelerate", "iaa", "true"], &["--accelerate", "iaa is for disks"]),
         (&["run", "--spill", "/nowhere", "true"], &["--spill", "'/nowhere' does not exist"]),
         (&["run", "--spill", "/dev/shm", "true"], &["--spill", "'/dev/shm'", "tmpfs", "a disk"]),
         (&["run", "--spill", "/etc/passwd", "true"], &["--spill", "'/etc/passwd'", "directory"]),

@@ -1,8 +1,10 @@
 //! What a codec provides: a name, how many units it works on at once, and the two directions.
 //!
 //! Anybody can write a [`Backend`], an accelerator's driver for example, and make a codec of it with
-//! [`super::Zcomp::with_backend`]. The codecs of this crate are one file each. Such a file ends in a
-//! [`Software`] entry, which [`super::Algorithm`] refers to; nothing else in the crate knows the codec.
+//! [`super::Zcomp::with_backend`]. Whether it does what is promised here [`super::conformance`] tests.
+//!
+//! The codecs of this crate are one file each. Such a file ends in a [`Software`] entry, which
+//! [`super::Algorithm`] refers to; nothing else in the crate knows the codec.
 //!
 //! Each direction works on batches: `submit` starts a batch, and `poll` says whether all of it is done.
 //! Software compresses unit by unit within `submit`, so that `poll` has nothing to wait for: these are

@@ -154,6 +154,9 @@ impl Decompressor for Lz4Decompressor {
         let wanted_bytes = c_int::try_from(wanted).map_err(|_| Corrupt)?;
         let unit_bytes = c_int::try_from(unit.len()).map_err(|_| Corrupt)?;
         let (dictionary, dictionary_bytes) = self.dictionary();
+        // Here the library accepts a match of distance 0, which copies bytes that nothing has written onto
+        // themselves: what was in `unit` before must not become a part of the result.
+        unit.get_mut(..wanted).ok_or(Corrupt)?.fill(0);
         // SAFETY: as in `decompress`; the library stops once it has written `wanted_bytes`, and stays
         // inside `unit` in any case.
         let written = unsafe {

@@ -106,7 +106,7 @@ impl CompressStream {
 }
 
 /// Has one batch compressed, and waits for it.
-fn work(compressor: &mut dyn Compressor, batch: &mut [Job<'_>]) {
+pub(super) fn work(compressor: &mut dyn Compressor, batch: &mut [Job<'_>]) {
     // SAFETY: from here to the end of the loop only `poll` is called, with the same jobs: both borrows are
     // this function's. They keep `source` and `dest` in place, and everybody else from writing them.
     unsafe { compressor.submit(batch) };
@@ -116,7 +116,7 @@ fn work(compressor: &mut dyn Compressor, batch: &mut [Job<'_>]) {
 }
 
 /// Has one batch decompressed, and waits for it.
-fn unpack(decompressor: &mut dyn Decompressor, batch: &mut [Unpack<'_>]) {
+pub(super) fn unpack(decompressor: &mut dyn Decompressor, batch: &mut [Unpack<'_>]) {
     // SAFETY: as in work(): only `poll` is called until it returns true, with the same jobs, and both
     // borrows are this function's for that long.
     unsafe { decompressor.submit(batch) };

@@ -2,10 +2,12 @@
 
 mod speed;
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use super::backend::{Answer, Compressor, Job, Software};
+use super::conformance::contents::contents;
+pub(super) use super::conformance::contents::text;
+use super::conformance::guarded::Guarded;
 use super::stream::CompressStream;
 #[cfg(debug_assertions)]
 use super::stream::{Lane, hold};
@@ -13,43 +15,8 @@ use super::{Algorithm, Element, Error, Outcome, Params, Zcomp, compressed_bytes_
 use crate::page::{UnitOrder, same_filled};
 pub(super) use crate::testing::{Random, seed};
 
-/// The bytes around a destination, which must not change.
-const GUARD: u8 = 0xA5;
-const GUARD_BYTES: usize = 256;
-
 fn unit(bytes: usize) -> UnitOrder {
     UnitOrder::from_bytes(bytes).expect("a unit's size")
-}
-
-/// Words of a small vocabulary: they shrink well, but not to nothing.
-pub(super) fn text(random: &mut Random, bytes: usize) -> Vec<u8> {
-    let mut text = Vec::new();
-    while text.len() < bytes {
-        let word = random.below(200).to_string().repeat(1 + random.below(3));
-        text.extend_from_slice(word.as_bytes());
-        text.push(b' ');
-    }
-    text.truncate(bytes);
-    text
-}
-
-/// Every kind of contents, with a name.
-fn contents(random: &mut Random, bytes: usize) -> Vec<(&'static str, Vec<u8>)> {
-    let word = 0x0123_4567_89AB_CDEF_u64.to_le_bytes();
-    let mut half = text(random, bytes);
-    half[..bytes / 2].copy_from_slice(&random.bytes(bytes / 2));
-    let mut late = vec![0; bytes];
-    late[bytes - 1] = 1;
-    let period_3 = (0..bytes).map(|at| [7, 8, 9][at % 3]).collect();
-    vec![
-        ("zeros", vec![0; bytes]),
-        ("one word", word.repeat(bytes / 8)),
-        ("one byte differs, the last", late),
-        ("three bytes repeated", period_3),
-        ("text", text(random, bytes)),
-        ("half random", half),
-        ("random", random.bytes(bytes)),
-    ]
 }
 
 /// An [`Outcome`] that outlives the stream.
@@ -80,13 +47,10 @@ pub(super) fn decompress(
     source: &[u8],
     dest_bytes: usize,
 ) -> Result<Vec<u8>, Error> {
-    let mut guarded = vec![GUARD; dest_bytes + 2 * GUARD_BYTES];
-    let dest = GUARD_BYTES..GUARD_BYTES + dest_bytes;
-    let result = zcomp.decompress(0, source, &mut guarded[dest.clone()]);
-    let intact = |range: Range<usize>| guarded[range].iter().all(|byte| *byte == GUARD);
-    assert!(intact(0..dest.start), "ZC-4: wrote before the destination");
-    assert!(intact(dest.end..guarded.len()), "ZC-4: wrote behind the destination");
-    result.map(|()| guarded[dest].to_vec())
+    let mut guarded = Guarded::new(dest_bytes, 0);
+    let result = zcomp.decompress(0, source, guarded.dest_mut());
+    assert!(guarded.is_intact(), "ZC-4: wrote outside of the destination");
+    result.map(|()| guarded.dest().to_vec())
 }
 
 pub(super) fn zcomp(params: Params, unit_bytes: usize, streams: usize) -> Zcomp {
@@ -120,14 +84,13 @@ fn check_round_trip(zcomp: &Zcomp, unit_bytes: usize, random: &mut Random) {
     }
 }
 
-/// Goal: units come back unchanged, and each kind of contents gets its outcome. Method: every
-/// backend at its default level; small, middle and large units; every kind of contents; the bytes
-/// are compared.
+/// Goal: units of the sizes that the conformance test leaves out come back unchanged, and each kind of contents gets
+/// its outcome. Method: every backend at its default level; every kind of contents; the bytes are compared.
 #[test]
 fn units_come_back_as_they_were() {
     let mut random = Random::new(seed());
     for algorithm in Algorithm::ALL {
-        for unit_bytes in [4 << 10, 8 << 10, 64 << 10, 128 << 10, 2 << 20] {
+        for unit_bytes in [8 << 10, 128 << 10, 2 << 20] {
             let zcomp = zcomp((*algorithm).into(), unit_bytes, 1);
             check_round_trip(&zcomp, unit_bytes, &mut random);
         }
@@ -308,35 +271,6 @@ fn cut_and_lengthened_input_is_an_error() {
                 assert_eq!(result, Err(Error::Corrupt { codec, source_bytes, dest_bytes }));
             }
         }
-    }
-}
-
-/// Goal: `ZC-4` for any bytes, and a stream still works afterwards. Method: flipped bits and noise
-/// into a destination between guards. Whether the damage is noticed is luck, but after each one the
-/// right bytes must still come back.
-#[test]
-fn corrupt_input_stays_inside_the_destination() {
-    let mut random = Random::new(seed());
-    for algorithm in Algorithm::ALL {
-        let unit_bytes = 4 << 10;
-        let zcomp = zcomp((*algorithm).into(), unit_bytes, 1);
-        let source = text(&mut random, unit_bytes);
-        let whole = compressed(&zcomp, &source);
-        let mut errors = 0;
-        for _ in 0..2000 {
-            let mut corrupt = whole.clone();
-            for _ in 0..=random.below(4) {
-                let at = random.below(corrupt.len());
-                corrupt[at] ^= 1 << random.below(8);
-            }
-            errors += usize::from(decompress(&zcomp, &corrupt, unit_bytes).is_err());
-            let noise_bytes = random.below(5000);
-            let noise = random.bytes(noise_bytes);
-            errors += usize::from(decompress(&zcomp, &noise, unit_bytes).is_err());
-            let back = decompress(&zcomp, &whole, unit_bytes).expect("what was compressed");
-            assert!(back == source, "{algorithm}, seed {}", seed());
-        }
-        assert!(errors > 2000, "{algorithm} notices {errors} of 4000, seed {}", seed());
     }
 }
 
