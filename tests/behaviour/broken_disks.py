@@ -25,6 +25,8 @@ TIMEOUT = 200
 LEFT_BYTES = 8 << 20
 LOST = "the process is stopped, so that it gets no wrong data"
 STOPPED = 125
+# Reads of a unit that fail before the program is stopped: TRIES_MAX in crates/pager/src/spill/retry.rs.
+TRIES = 20
 
 
 class Failed(Exception):
@@ -146,6 +148,7 @@ class Cases:
         self.case("disk fails writes", self.writes)
         self.case("disk fails reads", self.reads)
         self.case("disk fails reads for a while", self.reads_for_a_while)
+        self.case("disk fails reads, others go on", self.reads_beside)
         if why := why_not():
             return self.run.tell("skip", "broken disks", why)
         damages = [("a flipped bit", lambda these: these.flip(1)), ("swapped slots", Bytes.swap),
@@ -202,11 +205,15 @@ class Cases:
             program.ask(f"fill {PAGES}", "filled")
             calls.fail("r")
             figures = program.must_stop()
-            expect(figures["read_back_fail"] > 0, f"no read has failed: {figures}")
-            return f"stopped, {figures['read_back_fail']} units could not be read"
+            # Each pause before the last one was counted.
+            expect(figures["read_back_fail"] > 0 and figures["read_back_retry"] >= TRIES - 1,
+                   f"it was not tried often: {figures}")
+            said = program.said()
+            expect(f"the disk has failed {TRIES} times" in said, said)
+            return f"stopped, {figures['read_back_fail']} units could not be read, {figures['read_back_retry']} pauses"
 
     def reads_for_a_while(self):
-        """`EIO` on read, and then the disk is good again: the data is right, or the program was stopped."""
+        """`EIO` on read, and then the disk is good again: the program notices nothing but the time."""
         calls, program = self.failing()
         with program:
             program.ask(f"fill {PAGES}", "filled")
@@ -216,13 +223,29 @@ class Cases:
             time.sleep(0.3)
             calls.mend()
             found = program.answer()
-            if found:
-                expect(found.startswith("verified"), f"'{found}'; {program.said()}")
-                figures = program.end()
-                return f"goes on, {figures['read_back_fail']} units could not be read for a while"
-            status, said = program.process.wait(TIMEOUT), program.said()
-            expect(status == STOPPED and said.count(LOST) == 1, f"status {status}; {said}")
-            return f"stopped, {program.figures()['read_back_fail']} units could not be read"
+            expect(found.startswith("verified"), f"'{found}'; {program.said()}")
+            return self.waited(program.end())
+
+    def reads_beside(self):
+        """`EIO` on read, and one thread reads: other faults, `munmap` and `fork` go on meanwhile."""
+        calls, program = self.failing()
+        with program:
+            program.ask(f"fill {PAGES}", "filled")
+            program.ask("verify", "verified")
+            # What this needs of the heap has just been used, and is not on the disk.
+            program.ask("turns 2", "took")
+            calls.fail("r")
+            # The disk is good again only after the answer.
+            program.ask("beside 8", "went on while the reader waits")
+            calls.mend()
+            program.ask("join", "right")
+            return self.waited(program.end())
+
+    @staticmethod
+    def waited(figures):
+        fails, pauses = figures["read_back_fail"], figures["read_back_retry"]
+        expect(fails > 0 and pauses > 0, f"no read has failed: {figures}")
+        return f"goes on, {fails} reads of units have failed, {pauses} pauses"
 
     def damaged(self, damage):
         """Bytes of the file are changed behind the process's back."""
