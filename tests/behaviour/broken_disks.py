@@ -159,6 +159,7 @@ class Cases:
         self.case("device with a flipped bit", self.device, lambda these: these.flip(2), "tampered")
         self.case("device with swapped slots", self.device, Bytes.swap, "tampered")
         self.case("device that is shorter", self.device, None, "fail")
+        self.case("device for two runs", self.two_runs)
         self.case("disk that is full and has room again", self.full)
         self.case("disk and a killed child", self.killed_child)
         self.case("disk and a killed program", self.killed, "program")
@@ -289,6 +290,22 @@ class Cases:
             expect(figures[f"read_back_{counter}"] > 0, f"nothing is counted: {figures}")
             return f"stopped, {figures['read_back_tampered']} slots did not open, " \
                    f"{figures['read_back_fail']} units could not be read"
+
+    def two_runs(self):
+        """A device is one run's from its start, before anything was written: another run is refused with one line."""
+        with self.disk(is_mounted=False) as disk:
+            other = [self.run.options.zfolio, "run", "--spill", disk.place, "--", "true"]
+            with Program(self.run, disk.place) as program:
+                for command in "fill 16", f"fill {PAGES}":
+                    program.ask(command, "filled")
+                    done = subprocess.run(other, capture_output=True, text=True, timeout=TIMEOUT)
+                    lines = done.stderr.splitlines()
+                    expect(done.returncode == 2 and len(lines) == 1 and f"--spill: '{disk.place}'" in lines[0],
+                           f"status {done.returncode}: {done.stderr}")
+                figures = program.end()
+                expect(figures["written_back_units"] > PAGES // 2, f"the first run has not spilled: {figures}")
+            subprocess.run(other, check=True, capture_output=True, timeout=TIMEOUT)
+            return f"refused: {lines[0]}"
 
     def full(self):
         """A full disk: the limit is passed; once there is room it is held again."""

@@ -89,6 +89,7 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
     let program = Program::find(&arguments.program)?;
     let preload = find_preload()?;
     requirements::check()?;
+    let _reserved = settings.spill.reserve(arguments)?;
     let report = arguments.stats.as_deref().map(create_report).transpose()?;
     let address = take_address(arguments.metrics)?;
     if let (Some(address), false) = (&address, settings.quiet) {
@@ -159,7 +160,6 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Begins the ledger of a tree that shares the limit. If that cannot be made, each process has the limit for itself.
 /// Removes what runs that were killed have left.
 fn sweep(directory: &Path) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
@@ -169,6 +169,7 @@ fn sweep(directory: &Path) {
     }
 }
 
+/// Begins the ledger of a tree that shares the limit. If that cannot be made, each process has the limit for itself.
 fn supervisor(settings: &mut Settings) -> Option<Supervisor> {
     if !settings.tree {
         return None;
