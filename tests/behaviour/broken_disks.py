@@ -25,6 +25,8 @@ TIMEOUT = 200
 LEFT_BYTES = 8 << 20
 LOST = "the process is stopped, so that it gets no wrong data"
 STOPPED = 125
+# Reads of a unit that fail before the program is stopped: TRIES_MAX in crates/pager/src/spill/retry.rs.
+TRIES = 20
 
 
 class Failed(Exception):
@@ -146,6 +148,7 @@ class Cases:
         self.case("disk fails writes", self.writes)
         self.case("disk fails reads", self.reads)
         self.case("disk fails reads for a while", self.reads_for_a_while)
+        self.case("disk fails reads, others go on", self.reads_beside)
         if why := why_not():
             return self.run.tell("skip", "broken disks", why)
         damages = [("a flipped bit", lambda these: these.flip(1)), ("swapped slots", Bytes.swap),
@@ -156,6 +159,7 @@ class Cases:
         self.case("device with a flipped bit", self.device, lambda these: these.flip(2), "tampered")
         self.case("device with swapped slots", self.device, Bytes.swap, "tampered")
         self.case("device that is shorter", self.device, None, "fail")
+        self.case("device for two runs", self.two_runs)
         self.case("disk that is full and has room again", self.full)
         self.case("disk and a killed child", self.killed_child)
         self.case("disk and a killed program", self.killed, "program")
@@ -202,11 +206,15 @@ class Cases:
             program.ask(f"fill {PAGES}", "filled")
             calls.fail("r")
             figures = program.must_stop()
-            expect(figures["read_back_fail"] > 0, f"no read has failed: {figures}")
-            return f"stopped, {figures['read_back_fail']} units could not be read"
+            # Each pause before the last one was counted.
+            expect(figures["read_back_fail"] > 0 and figures["read_back_retry"] >= TRIES - 1,
+                   f"it was not tried often: {figures}")
+            said = program.said()
+            expect(f"the disk has failed {TRIES} times" in said, said)
+            return f"stopped, {figures['read_back_fail']} units could not be read, {figures['read_back_retry']} pauses"
 
     def reads_for_a_while(self):
-        """`EIO` on read, and then the disk is good again: the data is right, or the program was stopped."""
+        """`EIO` on read, and then the disk is good again: the program notices nothing but the time."""
         calls, program = self.failing()
         with program:
             program.ask(f"fill {PAGES}", "filled")
@@ -216,13 +224,29 @@ class Cases:
             time.sleep(0.3)
             calls.mend()
             found = program.answer()
-            if found:
-                expect(found.startswith("verified"), f"'{found}'; {program.said()}")
-                figures = program.end()
-                return f"goes on, {figures['read_back_fail']} units could not be read for a while"
-            status, said = program.process.wait(TIMEOUT), program.said()
-            expect(status == STOPPED and said.count(LOST) == 1, f"status {status}; {said}")
-            return f"stopped, {program.figures()['read_back_fail']} units could not be read"
+            expect(found.startswith("verified"), f"'{found}'; {program.said()}")
+            return self.waited(program.end())
+
+    def reads_beside(self):
+        """`EIO` on read, and one thread reads: other faults, `munmap` and `fork` go on meanwhile."""
+        calls, program = self.failing()
+        with program:
+            program.ask(f"fill {PAGES}", "filled")
+            program.ask("verify", "verified")
+            # What this needs of the heap has just been used, and is not on the disk.
+            program.ask("turns 2", "took")
+            calls.fail("r")
+            # The disk is good again only after the answer.
+            program.ask("beside 8", "went on while the reader waits")
+            calls.mend()
+            program.ask("join", "right")
+            return self.waited(program.end())
+
+    @staticmethod
+    def waited(figures):
+        fails, pauses = figures["read_back_fail"], figures["read_back_retry"]
+        expect(fails > 0 and pauses > 0, f"no read has failed: {figures}")
+        return f"goes on, {fails} reads of units have failed, {pauses} pauses"
 
     def damaged(self, damage):
         """Bytes of the file are changed behind the process's back."""
@@ -266,6 +290,22 @@ class Cases:
             expect(figures[f"read_back_{counter}"] > 0, f"nothing is counted: {figures}")
             return f"stopped, {figures['read_back_tampered']} slots did not open, " \
                    f"{figures['read_back_fail']} units could not be read"
+
+    def two_runs(self):
+        """A device is one run's from its start, before anything was written: another run is refused with one line."""
+        with self.disk(is_mounted=False) as disk:
+            other = [self.run.options.zfolio, "run", "--spill", disk.place, "--", "true"]
+            with Program(self.run, disk.place) as program:
+                for command in "fill 16", f"fill {PAGES}":
+                    program.ask(command, "filled")
+                    done = subprocess.run(other, capture_output=True, text=True, timeout=TIMEOUT)
+                    lines = done.stderr.splitlines()
+                    expect(done.returncode == 2 and len(lines) == 1 and f"--spill: '{disk.place}'" in lines[0],
+                           f"status {done.returncode}: {done.stderr}")
+                figures = program.end()
+                expect(figures["written_back_units"] > PAGES // 2, f"the first run has not spilled: {figures}")
+            subprocess.run(other, check=True, capture_output=True, timeout=TIMEOUT)
+            return f"refused: {lines[0]}"
 
     def full(self):
         """A full disk: the limit is passed; once there is room it is held again."""

@@ -9,8 +9,13 @@
  *   fork      a child verifies all, changes a third, verifies again and ends
  *   stay      a child writes pages until it is killed; its PID is printed
  *   wait      for it
+ *   turns N   N mappings come and go, and N children
+ *   beside N  the same, while a thread verifies all pages
+ *   join      for that thread
  *   end
  */
+#include <semaphore.h>
+
 #include "behaviour.h"
 
 enum { PAGES_MAX = 1 << 18 };
@@ -59,8 +64,42 @@ static int in_child(void) {
     return wrong(&first) ? 2 : 0;
 }
 
+/* The thread is there from the start: to make one takes memory that may be on the disk by then. */
+static sem_t may_read, has_read;
+static atomic_int is_reading;
+static unsigned bad_beside;
+
+static void *read_all(void *unused) {
+    for (unsigned first;;) {
+        while (sem_wait(&may_read) != 0) continue;
+        bad_beside = wrong(&first);
+        is_reading = 0;
+        sem_post(&has_read);
+    }
+    return unused;
+}
+
+/* What other threads do while one reads: faults on other memory, munmap, fork. */
+static void turns(unsigned times) {
+    for (unsigned at = 0; at < times; at++) {
+        char *more = mmap(NULL, 256 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        CHECK(more != MAP_FAILED);
+        for (int page = 0; page < 256; page++) more[page * PAGE] = (char)page;
+        for (int page = 0; page < 256; page++) CHECK(more[page * PAGE] == (char)page);
+        CHECK(munmap(more, 256 * PAGE) == 0);
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) _exit(0);
+        int status;
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+    }
+}
+
 int main(void) {
+    pthread_t reader;
     char line[64];
+    CHECK(sem_init(&may_read, 0, 0) == 0 && sem_init(&has_read, 0, 0) == 0);
+    CHECK(pthread_create(&reader, NULL, read_all, NULL) == 0);
     while (fgets(line, sizeof line, stdin)) {
         unsigned number = 0, first = 0;
         char word[16] = "";
@@ -91,6 +130,18 @@ int main(void) {
             int status;
             pid_t child = wait(&status);
             printf("waited for %d\n", child);
+        } else if (!strcmp(word, "turns")) {
+            turns(number);
+            printf("took %u turns\n", number);
+        } else if (!strcmp(word, "beside")) {
+            is_reading = 1;
+            sem_post(&may_read);
+            usleep(300000);
+            turns(number);
+            printf("went on while the reader %s\n", is_reading ? "waits" : "is done");
+        } else if (!strcmp(word, "join")) {
+            while (sem_wait(&has_read) != 0) continue;
+            printf("%s %u\n", bad_beside ? "WRONG" : "right", bad_beside);
         } else {
             CHECK(!strcmp(word, "end"));
             return 0;

@@ -25,8 +25,6 @@ class Fault:
     """Nothing goes wrong."""
 
     name = "nothing"
-    # Programs may be stopped with a line that names what failed.
-    may_stop = False
     # Programs end otherwise than alone.
     kills = False
 
@@ -153,12 +151,10 @@ class OnLoop(Fault):
 class Fails(Fault):
     """Reads and writes of what is spilled answer EIO now and then."""
 
-    name, may_stop = "EIO now and then", True
+    name = "EIO now and then"
 
     def __enter__(self):
         self.calls = Calls(self.folder, "letters")
-        # Half of these rounds only fail to write, so that programs go on.
-        self.letters = self.random.choice(["w", "rwb"])
         return self
 
     def __exit__(self, *_):
@@ -168,7 +164,7 @@ class Fails(Fault):
         return self.calls.before
 
     def act(self, _runs):
-        self.calls.fail(self.random.choice(self.letters))
+        self.calls.fail(self.random.choice("rwb"))
         time.sleep(FAILS_S)
         self.calls.mend()
         return self.random.uniform(0.5, 1.5) * WORKS_S

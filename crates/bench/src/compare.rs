@@ -26,6 +26,7 @@ use crate::codecs;
 use crate::corpus::make;
 use crate::iaa;
 use crate::inline::{self, InlineJob};
+use crate::kernel::zswap::Zswap;
 use crate::kernel::{self, Kernel};
 use crate::os;
 use crate::programs;
@@ -121,6 +122,7 @@ fn compare(args: &UsememArgs) -> Result<bool, Failure> {
         usemem: find_usemem(args)?,
         zfolio: own_program(args.zfolio.as_deref())?,
         kernel: args.against.and_then(|_| find_kernel(&mut notes)),
+        zswap: args.zswap.as_deref().and_then(|dir| find_zswap(dir, &mut notes)),
         corpus: corpus_path,
     };
     let (title, context) = (bench.title(&corpus), bench.context(&corpus));
@@ -180,6 +182,11 @@ fn find_usemem(args: &UsememArgs) -> Result<PathBuf, Failure> {
     let line =
         "the program usemem is neither beside zfolio nor in PATH; name it with --usemem FILE";
     found.ok_or(Failure::Failed(line.to_owned()))
+}
+
+/// The kernel's zswap over a file in `dir`, if that is possible; a note if it is not.
+fn find_zswap(dir: &Path, notes: &mut Vec<String>) -> Option<Zswap> {
+    Zswap::find(dir).map_err(|reason| notes.push(format!("zswap was left out: {reason}"))).ok()
 }
 
 /// The kernel's side, if it is possible; a note if it is not.

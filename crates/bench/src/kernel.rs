@@ -1,4 +1,4 @@
-//! The kernel's side of the comparison: zram swap, a memory cgroup, and a folio size.
+//! The kernel's side of the comparison: zram swap, zswap over a swap file, a memory cgroup, and a folio size.
 //!
 //! # Invariants
 //!
@@ -11,6 +11,7 @@ pub(crate) mod cgroup;
 pub(crate) mod journal;
 pub(crate) mod swap_file;
 pub(crate) mod zram;
+pub(crate) mod zswap;
 
 use std::fmt;
 use std::fs;
@@ -113,8 +114,8 @@ impl Kernel {
 #[derive(Debug)]
 pub(crate) struct Swapped<T> {
     pub(crate) ended: Ended<T>,
-    /// The most that zram held (`mem_used_max`). The cgroup is not charged for it.
-    pub(crate) zram_bytes_max: u64,
+    /// The most that zram (`mem_used_max`) or the pool of zswap held. The cgroup is not charged for it.
+    pub(crate) beside_bytes_max: u64,
 }
 
 impl Kernel {
@@ -131,9 +132,9 @@ impl Kernel {
         let disk_bytes = (bytes + DISK_SLACK_BYTES).next_multiple_of(1 << 20);
         let swap = zram::Swap::set_up(&journal, disk_bytes, &setting.algorithm)?;
         let ended = run_in_cgroup((&journal, &self.hierarchy, limit_bytes), command, look, read)?;
-        let zram_bytes_max = swap.used_bytes_max()?;
+        let beside_bytes_max = swap.used_bytes_max()?;
         journal.undo()?;
-        Ok(Swapped { ended, zram_bytes_max })
+        Ok(Swapped { ended, beside_bytes_max })
     }
 }
 

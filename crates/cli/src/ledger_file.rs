@@ -1,5 +1,6 @@
 //! The ledger of a run as a file: `/dev/shm/zfolio-UID/RUN.ledger`.
 
+use std::ffi::OsStr;
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -29,10 +30,13 @@ pub(crate) fn remove(run: u32) {
 
 /// A copy of the ledger of `run`, if that has one.
 pub(crate) fn read(directory: &Path, run: u32) -> Option<Box<Ledger>> {
-    let path = directory.join(Ledger::file_name(run.into()));
+    read_file(&directory.join(Ledger::file_name(run.into())))
+}
+
+fn read_file(path: &Path) -> Option<Box<Ledger>> {
     // SAFETY: `Ledger` is `repr(C)`, made of atomic integers without padding (asserted beside it).
     #[allow(unsafe_code, reason = "the bytes of a file become a structure")]
-    let ledger: Box<Ledger> = unsafe { shared::read(&path) }.ok()?;
+    let ledger: Box<Ledger> = unsafe { shared::read(path) }.ok()?;
     ledger.is_whole().then_some(ledger)
 }
 
@@ -52,21 +56,21 @@ fn write(directory: &Path, run: u32, bytes: &[u8], at: u64) -> io::Result<()> {
     OpenOptions::new().write(true).open(path)?.write_all_at(bytes, at)
 }
 
-/// Removes the ledgers of runs that were killed, once none of their processes is left.
-pub(crate) fn sweep(directory: &Path) {
-    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-        let file_name = entry.file_name();
-        let run = file_name.to_str().and_then(|name| name.strip_suffix(FILE_SUFFIX)?.parse().ok());
-        let Some(run) = run.filter(|run| stats_file::start_ticks(*run).is_none()) else { continue };
-        let is_used = read(directory, run).is_some_and(|ledger| {
-            ledger.seats().any(|(_, seat)| {
-                let owner = seat.owner();
-                stats_file::start_ticks(owner.pid) == Some(owner.start_ticks)
-            })
-        });
-        if !is_used {
-            fs::remove_file(entry.path()).ok();
-        }
+/// Removes the file at `path` if it is the ledger of a run that was killed, and none of its processes is left.
+pub(crate) fn sweep(path: &Path) {
+    let name = path.file_name().and_then(OsStr::to_str);
+    let run = name.and_then(|name| name.strip_suffix(FILE_SUFFIX)?.parse::<u32>().ok());
+    if run.is_none_or(|run| stats_file::start_ticks(run).is_some()) {
+        return;
+    }
+    let is_used = read_file(path).is_some_and(|ledger| {
+        ledger.seats().any(|(_, seat)| {
+            let owner = seat.owner();
+            stats_file::start_ticks(owner.pid) == Some(owner.start_ticks)
+        })
+    });
+    if !is_used {
+        fs::remove_file(path).ok();
     }
 }
 

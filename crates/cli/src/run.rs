@@ -36,7 +36,7 @@ pub(crate) use spill::directory as spill_directory;
 
 use std::env;
 use std::ffi::{CString, OsStr, OsString};
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -89,6 +89,7 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
     let program = Program::find(&arguments.program)?;
     let preload = find_preload()?;
     requirements::check()?;
+    let _reserved = settings.spill.reserve(arguments)?;
     let report = arguments.stats.as_deref().map(create_report).transpose()?;
     let address = take_address(arguments.metrics)?;
     if let (Some(address), false) = (&address, settings.quiet) {
@@ -105,8 +106,8 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
         }
     }
     let directory = directory.ok();
-    directory.as_deref().into_iter().for_each(keep::sweep);
-    let supervisor = supervisor(&mut settings, directory.as_deref());
+    directory.as_deref().into_iter().for_each(sweep);
+    let supervisor = supervisor(&mut settings);
 
     let environment = environment(&settings, &preload)?;
     let since = stats_file::start_ticks(std::process::id()).unwrap_or(0);
@@ -159,12 +160,20 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
     }
 }
 
+/// Removes what runs that were killed have left.
+fn sweep(directory: &Path) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let path = entry.path();
+        keep::sweep(&path);
+        ledger_file::sweep(&path);
+    }
+}
+
 /// Begins the ledger of a tree that shares the limit. If that cannot be made, each process has the limit for itself.
-fn supervisor(settings: &mut Settings, directory: Option<&Path>) -> Option<Supervisor> {
+fn supervisor(settings: &mut Settings) -> Option<Supervisor> {
     if !settings.tree {
         return None;
     }
-    directory.into_iter().for_each(ledger_file::sweep);
     let supervisor = Supervisor::new(settings.limit_bytes, settings.spill.write_budget);
     if supervisor.is_none() {
         settings.tree = false;

@@ -55,9 +55,22 @@ pub fn defect(defect: &std::panic::PanicHookInfo<'_>) -> ! {
 
 /// A stored unit is lost.
 pub(crate) fn corrupt(address: usize, bytes: usize, error: store::Error) -> ! {
+    lost(address, bytes, format_args!("{error}"))
+}
+
+/// A stored unit cannot be read: the disk has failed so many times, and longer than somebody waits for it.
+pub(crate) fn unreadable(address: usize, bytes: usize, tries: u32, waited_ns: u64) -> ! {
+    let seconds = waited_ns / 1_000_000_000;
+    lost(
+        address,
+        bytes,
+        format_args!("cannot be read: the disk has failed {tries} times in {seconds} s"),
+    )
+}
+
+fn lost(address: usize, bytes: usize, why: std::fmt::Arguments<'_>) -> ! {
     print(format_args!(
-        "the unit of {bytes} bytes at {address:#x} {error}; the process is stopped, so that it gets no \
-         wrong data"
+        "the unit of {bytes} bytes at {address:#x} {why}; the process is stopped, so that it gets no wrong data"
     ));
     process::abort_now(STATUS)
 }

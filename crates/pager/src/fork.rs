@@ -26,7 +26,7 @@ use crate::engine::Engine;
 use crate::folio::{Folio, Geometry, Table};
 use crate::mappings::event::Locked;
 use crate::rank;
-use crate::spill::{Lent, Place};
+use crate::spill::{Lent, Place, Tries};
 
 /// While this lives, the engine moves nothing: see [`Engine::quiet`].
 #[derive(Debug)]
@@ -208,15 +208,15 @@ impl Engine {
         for index in folio.stored.iter() {
             let address = base + index * self.geometry().unit_bytes();
             let copy = folio.copies[index].as_ref().expect("UNIT-2: a stored unit has a copy");
-            let mut tries = 0;
+            let mut tries = Tries::default();
             while let Err(ticket) = self.load_unit(copy, address, unit, self.cpu()) {
                 // No other thread could do this meanwhile. The gate is held for writing: pause_backing() would wait.
                 self.store.fetch([ticket], |_| false);
                 self.store.poll();
-                if !self.store.is_coming(ticket) && self.store.is_away(ticket) {
-                    self.note_try(&mut tries, address, ticket);
-                }
                 self.store.pause();
+                if self.store.is_unread(ticket) {
+                    self.await_try(&mut tries, address, ticket);
+                }
             }
             // Page by page, since a part of the unit may be missing in the child.
             for (page, bytes) in unit.chunks_exact(PAGE_BYTES).enumerate() {

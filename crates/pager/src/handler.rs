@@ -24,7 +24,7 @@ use crate::fault::{Served, Turn, Waits};
 use crate::folio::Table;
 use crate::mappings::event::Aside;
 use crate::rank;
-use crate::spill::{Later, TRY_NS};
+use crate::spill::{Later, Tries};
 
 use follow::Follow;
 
@@ -189,10 +189,11 @@ impl Engine {
         for _ in 0..count {
             let Some(mut aside) = inbox.take_aside() else { break };
             let Message::Fault { address, thread } = aside.event.message else { continue };
-            let waits = !self.is_time(aside.later)
-                || inbox.has_change()
-                || aside.after_ns != 0 && self.now_ns() < aside.after_ns;
-            if waits {
+            let mut is_due = self.is_time(aside.later) && !inbox.has_change();
+            if let (true, Later::Away(ticket)) = (is_due, aside.later) {
+                is_due = self.may_try(&mut aside.tries, address, ticket);
+            }
+            if !is_due {
                 inbox.keep_aside(aside);
                 continue;
             }
@@ -206,12 +207,12 @@ impl Engine {
                 }
                 Some(Ok(())) => {}
                 Some(Err(later)) => {
+                    if later != aside.later {
+                        aside.tries = Tries::default();
+                    }
                     if let Later::Away(ticket) = later {
                         asked = true;
-                        if !self.store.is_coming(ticket) {
-                            self.note_try(&mut aside.tries, address, ticket);
-                            aside.after_ns = self.now_ns() + TRY_NS;
-                        }
+                        self.note_asked(&mut aside.tries, ticket);
                     }
                     inbox.keep_aside(Aside { later, ..aside });
                 }

@@ -18,7 +18,7 @@ use zfolio_sys::clock;
 
 use crate::engine::Engine;
 use crate::fault::Turn;
-use crate::spill::Later;
+use crate::spill::{Later, Tries};
 
 /// How many pagers in inline mode a process can have at the same time.
 pub(crate) const ENGINES: usize = 64;
@@ -158,7 +158,8 @@ fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void
 impl Engine {
     /// Serves a fault if `address` is in this engine's memory. True if the access can be repeated.
     pub(crate) fn serves(&self, address: usize, began: u64) -> bool {
-        let (mut tries, mut turn) = (0, Turn::new(began));
+        let (mut tries, mut turn) = (Tries::default(), Turn::new(began));
+        let mut last = None;
         loop {
             let table = self.table.read();
             if !table.manages(address) {
@@ -167,14 +168,16 @@ impl Engine {
             let since = self.now_ns();
             let served = self.serve(table, address, &mut turn);
             let Err(later) = served else { return true };
-            match later {
-                Later::Away(ticket)
-                    if !self.store.is_coming(ticket) && self.store.is_away(ticket) =>
-                {
-                    self.note_try(&mut tries, address, ticket);
-                    self.pause_before_try();
+            if last.replace(later) != Some(later) {
+                tries = Tries::default();
+            }
+            self.await_backing(later);
+            if let Later::Away(ticket) = later {
+                if self.store.is_unread(ticket) {
+                    self.await_try(&mut tries, address, ticket);
+                } else if self.store.is_away(ticket) {
+                    self.pause_for_room();
                 }
-                later => self.await_backing(later),
             }
             add(&self.figures().faults_spilled, 1);
             turn.spilled_ns += self.now_ns().saturating_sub(since);

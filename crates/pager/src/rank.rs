@@ -10,6 +10,8 @@ pub(crate) const INBOX: u8 = 25;
 pub(crate) const FAULTS: u8 = 26;
 /// Held for reading by who waits for the backing or looks at it without the table, for writing by who forks.
 pub(crate) const GATE: u8 = 27;
+/// Tries to read what a change needs that the handler is about to apply.
+pub(crate) const EVENT_TRIES: u8 = 28;
 /// The queues of resident folios.
 pub(crate) const REPLACEMENT: u8 = 30;
 /// The lists of slots.

@@ -10,6 +10,8 @@
 //! such a fault aside and serves others; inline, the faulting thread waits. A change of a mapping that needs units
 //! which are away waits for them before it takes the table for writing.
 //!
+//! A read that failed is tried again after a pause (`retry.rs`): only who waits for that unit waits longer.
+//!
 //! # Invariants
 //!
 //! - `SPILL-1` Who has the store write back, fetch or report holds the table, at least for reading (`ENG-4`). So while
@@ -31,6 +33,7 @@ mod place;
 mod plain;
 mod pool_limit;
 mod queue;
+mod retry;
 mod site;
 #[cfg(test)]
 mod tests;
@@ -46,8 +49,8 @@ use zfolio_core::budget::{Bucket, WriteBudget};
 use zfolio_core::ledger::signed;
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::stats::add;
-use zfolio_core::store::{Error, Ticket, WrittenBack};
-use zfolio_core::sync::RwLock;
+use zfolio_core::store::{Ticket, WrittenBack};
+use zfolio_core::sync::{Mutex, RwLock};
 
 use crate::engine::Engine;
 use crate::fatal;
@@ -58,10 +61,11 @@ use pool_limit::PoolFill;
 pub use any::SpillDisk;
 pub use file::{Medium, Refusal};
 pub(crate) use place::Place;
-pub use place::{Lent, PlaceError, Places, SPILL_BYTES_MIN, StartDisk, parse_bytes, room};
+pub use place::{Lent, PlaceError, Places, SPILL_BYTES_MIN, StartDisk, parse_bytes, reserve, room};
 pub use plain::Plain;
 pub use pool_limit::PoolLimit;
 pub use queue::Counts;
+pub(crate) use retry::Tries;
 pub use site::{Site, Sites};
 pub use uring::{DEPTH, Sender, Uring};
 
@@ -70,12 +74,6 @@ pub(crate) const BATCH: usize = 32;
 
 /// Pauses, of a millisecond at most, that prefetching waits for the backing.
 const PATIENCE: usize = 20;
-
-/// How often an entry is asked for that the backing cannot deliver now.
-const TRIES_MAX: u32 = 10_000;
-
-/// The pause between two of these tries, so that they take 10 s at least.
-pub(crate) const TRY_NS: u64 = 1_000_000;
 
 /// The pause before another try to open an area.
 const SHUT_NS: u64 = 10_000_000_000;
@@ -136,6 +134,8 @@ pub(crate) struct Spilling {
     found: AtomicU32,
     /// See `SPILL-2`.
     pub(crate) gate: RwLock<{ rank::GATE }, ()>,
+    /// Of the change that the handler is about to apply.
+    event_tries: Mutex<{ rank::EVENT_TRIES }, Tries>,
     /// Until then a thread that forks keeps the backing at rest.
     still_until_ns: AtomicU64,
     /// A fault waits until there is an area to write to.
@@ -197,6 +197,7 @@ impl Spilling {
         self.still_until_ns.store(0, Relaxed);
         self.shut_until_ns.store(0, Relaxed);
         self.wants_place.store(false, Relaxed);
+        *self.event_tries.lock() = Tries::default();
     }
 
     fn hold(&self) -> Hold<'_> {
@@ -422,12 +423,6 @@ impl Engine {
     fn heard(&self) -> u32 {
         // Acquire: pairs with the Release in poll_backing().
         self.work.spilling.found.load(Ordering::Acquire)
-    }
-
-    /// Waits for a moment before an entry is asked for again that the backing could not deliver. The caller holds no
-    /// lock.
-    pub(crate) fn pause_before_try(&self) {
-        self.mover.system.wait_for(&self.work.spilling.found, self.heard());
     }
 
     /// Waits until a fault that was to be served later is worth another try. The caller holds no lock (`SPILL-2`).
@@ -701,9 +696,12 @@ impl Engine {
 
     /// Waits until none of these units is away, or it cannot be read. The caller holds no lock (`SPILL-2`).
     pub(crate) fn await_tickets(&self, wanted: &[Away]) {
-        let mut tries = 0;
         for some in wanted.chunks(BATCH) {
+            let mut tries = Tries::default();
             loop {
+                if let Some(unit) = some.iter().find(|unit| self.store.is_unread(unit.ticket)) {
+                    self.await_try(&mut tries, unit.base, unit.ticket);
+                }
                 let table = self.table.read();
                 self.fetch_all(&table, some);
                 self.poll_backing(&table);
@@ -713,8 +711,7 @@ impl Engine {
                 if self.store.is_coming(unit.ticket) {
                     self.pause_backing();
                 } else {
-                    self.note_try(&mut tries, unit.base, unit.ticket);
-                    self.pause_before_try();
+                    self.pause_for_room();
                 }
             }
         }
@@ -725,17 +722,21 @@ impl Engine {
     /// the middle of `madvise`.
     #[cold]
     pub(crate) fn wait_holding_locks(&self, folio: &Folio, address: usize) {
-        let mut tries = 0;
+        let mut tries = Tries::default();
         while let Some(tickets) = self.away(folio, self.geometry().all()) {
+            if let Some(ticket) = tickets.all().find(|ticket| self.store.is_unread(*ticket)) {
+                self.await_try(&mut tries, address, ticket);
+            }
             self.store.fetch(tickets.all(), |_| false);
             self.store.poll();
             let Some(ticket) = tickets.all().find(|ticket| self.store.is_away(*ticket)) else {
                 return;
             };
-            if !self.store.is_coming(ticket) {
-                self.note_try(&mut tries, address, ticket);
+            if self.store.is_coming(ticket) {
+                self.pause_backing();
+            } else {
+                self.pause_for_room();
             }
-            self.pause_backing();
         }
     }
 
@@ -764,19 +765,6 @@ impl Engine {
                 return;
             }
             self.pause_backing();
-        }
-    }
-
-    /// Counts another try to have an entry fetched. After too many of them the process is ended: the backing fails
-    /// again and again.
-    ///
-    /// The caller waits before the next try: see [`TRY_NS`].
-    pub(crate) fn note_try(&self, tries: &mut u32, address: usize, ticket: Ticket) {
-        *tries += 1;
-        if *tries > TRIES_MAX {
-            let error = Error::Unreadable { expected: ticket.checksum(), is_transient: true };
-            self.note_lost();
-            fatal::corrupt(address, self.geometry().unit_bytes(), error);
         }
     }
 }

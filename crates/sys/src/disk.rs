@@ -2,14 +2,18 @@
 
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
-use rustix::fs::{AtFlags, FallocateFlags, FileType, FsWord, Mode, OFlags};
+use rustix::fs::{AtFlags, FallocateFlags, FileType, FlockOperation, FsWord, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl;
 
 /// `_IOR(0x12, 114, size_t)` and `_IO(0x12, 119)` of `linux/fs.h`.
 const BLKGETSIZE64: ioctl::Opcode = 0x8008_1272;
 const BLKDISCARD: ioctl::Opcode = 0x1277;
+
+/// The pause before a reserved device is tried again.
+const TRY: Duration = Duration::from_millis(10);
 
 /// What a path names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -136,6 +140,25 @@ pub fn open_device(path: &Path) -> Result<OwnedFd, Errno> {
     let status = rustix::fs::fstat(&file)?;
     let is_device = FileType::from_raw_mode(status.st_mode) == FileType::BlockDevice;
     if is_device { Ok(file) } else { Err(Errno::NOTBLK) }
+}
+
+/// Reserves a block device as long as the answer lives, against whoever else reserves it; it need not be open
+/// otherwise. The lock is `flock`'s on the whole device, by which udev also keeps off: udev may have it for a moment
+/// itself, whenever somebody has closed a device that was open for writing.
+///
+/// # Errors
+///
+/// `AGAIN`: it is reserved already, a second long. Else those of `open`.
+pub fn reserve_device(path: &Path) -> Result<OwnedFd, Errno> {
+    let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let mut tries = 0;
+    loop {
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::AGAIN | Errno::INTR) if tries < 100 => std::thread::sleep(TRY),
+            other => return other.map(|()| file),
+        }
+        tries += 1;
+    }
 }
 
 /// Opens a file that another thread of this process has open, in the calling thread's table of files. The answer has

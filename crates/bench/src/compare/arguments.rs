@@ -36,8 +36,14 @@ cgroup, huge pages) is put back, also after Ctrl-C or a failure.
 zfolio gets as much memory in all as the kernel's most frugal setting needed: the cgroup's limit and
 what zram held beside it.
 
+With --zswap DIR it also runs with zswap, whose pool may have 1 % of the machine's memory (the kernel has
+no smaller bound), and what does not fit goes to a swap file in DIR. --limit and --bytes are chosen so that
+zfolio, which gets the limit and what the pool had, has to spill too. In a small cgroup the kernel may
+kill the program.
+
 Examples:
   sudo zfolio bench usemem --against kernel
+  sudo zfolio bench usemem --zswap /var/tmp --bytes 1536M --limit 256M --setting auto:4K --without inline
   sudo zfolio bench usemem --against kernel --bytes 4G --limit 1G -n 4 -r 5 --json > result.json
   zfolio bench usemem --corpus corpus.bin --total 512M --setting lz4:64K --setting zstd,level=3:64K")]
     Usemem(Box<UsememArgs>),
@@ -93,6 +99,9 @@ pub(super) struct UsememArgs {
     /// Compare with it
     #[arg(long, value_enum)]
     pub(super) against: Option<Against>,
+    /// Compare with the kernel's zswap over a swap file in this directory; zfolio spills there too
+    #[arg(long, value_name = "DIR")]
+    pub(super) zswap: Option<PathBuf>,
     /// Pages of real processes [default: made once, with 'zfolio corpus make', in ~/.cache/zfolio]
     #[arg(long, value_name = "FILE")]
     pub(super) corpus: Option<PathBuf>,

@@ -22,7 +22,7 @@ pub(crate) struct Outcome {
     pub(crate) cpu_seconds: f64,
     /// `ok`, or the first wrong byte.
     pub(crate) verify: String,
-    /// The most that zram held (`mem_used_max`), for the kernel's rows.
+    /// The most that zram (`mem_used_max`) or the pool of zswap held, for the kernel's rows.
     pub(crate) zram_bytes_max: Option<u64>,
 }
 

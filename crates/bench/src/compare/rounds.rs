@@ -13,7 +13,8 @@ use super::outcome::Outcome;
 use super::setting::{Compression, DEFAULTS, Setting};
 use super::table::Row;
 use crate::inline;
-use crate::kernel::{Kernel, KernelSetting};
+use crate::kernel::zswap::{Counts, Zswap};
+use crate::kernel::{Kernel, KernelSetting, Swapped};
 use crate::os;
 use crate::usemem::Corpus;
 use crate::watch::{Ended, Look, WatchError, Whose, read_text, watch};
@@ -28,6 +29,7 @@ pub(super) struct Bench<'a> {
     pub(super) usemem: PathBuf,
     pub(super) zfolio: PathBuf,
     pub(super) kernel: Option<Kernel>,
+    pub(super) zswap: Option<Zswap>,
 }
 
 impl Bench<'_> {
@@ -40,9 +42,16 @@ impl Bench<'_> {
             }
             None => String::new(),
         };
+        let zswap = match &self.zswap {
+            Some(zswap) => {
+                let limit = size::display(args.limit);
+                format!("{}, limit {limit} + its pool; ", zswap.describe())
+            }
+            None => String::new(),
+        };
         let cpus = cpus();
         format!(
-            "usemem: {} of {} ({}), {} {}(s); {kernel}medians of {} round(s); Linux {}, {cpus} CPU(s)",
+            "usemem: {} of {} ({}), {} {}(s); {kernel}{zswap}medians of {} round(s); Linux {}, {cpus} CPU(s)",
             size::display(args.bytes),
             self.corpus.display(),
             size::display(corpus.bytes()),
@@ -57,7 +66,7 @@ impl Bench<'_> {
         let args = self.args;
         serde_json::json!({
             "bytes": args.bytes,
-            "cgroup_limit_bytes": self.kernel.as_ref().map(|_| args.limit),
+            "cgroup_limit_bytes": (self.kernel.is_some() || self.zswap.is_some()).then_some(args.limit),
             "workers": args.workers,
             "processes": args.processes,
             "seed": args.seed,
@@ -81,6 +90,9 @@ impl Bench<'_> {
             let (kernel, missing) = Kernel::settings();
             settings.extend(kernel.into_iter().map(Setting::Kernel));
             notes.extend(missing);
+        }
+        if self.zswap.is_some() {
+            settings.push(Setting::Zswap(Zswap::compressor()));
         }
         let mut compressions = self.args.setting.clone();
         if compressions.is_empty() {
@@ -116,6 +128,7 @@ impl Bench<'_> {
             let outcome = match &setting {
                 Setting::Free => self.run_free(),
                 Setting::Kernel(kernel) => self.run_kernel(kernel),
+                Setting::Zswap(_) => self.run_zswap(),
                 Setting::Run(compression) => {
                     let total = *total.get_or_insert_with(|| self.smallest_total(rows));
                     self.run_under(compression, total)
@@ -169,11 +182,31 @@ impl Bench<'_> {
         self.workload(&mut command);
         let how = (setting, self.args.bytes, self.args.limit);
         let swapped = kernel.run(how, command, &look(Whose::Named("usemem")), read_text)?;
-        let zram_bytes_max = swapped.zram_bytes_max;
+        self.swapped(swapped)
+    }
+
+    /// What the kernel's run had in all is the cgroup's limit and what was held beside it.
+    fn swapped(&self, swapped: Swapped<String>) -> Result<Outcome, WatchError> {
+        let beside_bytes_max = swapped.beside_bytes_max;
         let mut outcome = outcome_of(swapped.ended)?;
-        outcome.total_bytes = exact(self.args.limit + zram_bytes_max);
-        outcome.zram_bytes_max = Some(zram_bytes_max);
+        outcome.total_bytes = exact(self.args.limit + beside_bytes_max);
+        outcome.zram_bytes_max = Some(beside_bytes_max);
         Ok(outcome)
+    }
+
+    fn run_zswap(&self) -> Result<Outcome, WatchError> {
+        let zswap = self.zswap.as_ref().expect("rows() lists zswap only if there is one");
+        let mut command = Command::new(&self.usemem);
+        self.workload(&mut command);
+        let how = (self.args.bytes, self.args.limit);
+        let (swapped, counts) =
+            zswap.run(how, command, &look(Whose::Named("usemem")), read_text)?;
+        let Counts { zswpout, zswpin, zswpwb } = counts;
+        let pool = size::display(swapped.beside_bytes_max);
+        eprintln!(
+            "zfolio bench: zswap: zswpout {zswpout}, zswpin {zswpin}, zswpwb {zswpwb}, pool {pool} at most"
+        );
+        self.swapped(swapped)
     }
 
     fn run_under(&self, compression: &Compression, total: u64) -> Result<Outcome, WatchError> {
@@ -182,7 +215,9 @@ impl Bench<'_> {
         let mut command = Command::new(&self.zfolio);
         command.args(["run", "--quiet", "--limit", &(total / processes).to_string()]);
         command.args(["--algorithm", &compression.algorithm]);
-        command.args(["--unit", &compression.unit_bytes.to_string(), "--"]).arg(&self.usemem);
+        command.args(["--unit", &compression.unit_bytes.to_string()]);
+        self.args.zswap.iter().for_each(|dir| _ = command.arg("--spill").arg(dir));
+        command.arg("--").arg(&self.usemem);
         self.workload(&mut command);
         os::tie(&mut command, None);
         let outcome = finish(command, Whose::Named("usemem"))?;

@@ -47,6 +47,8 @@ pub(crate) enum Setting {
     Free,
     /// The kernel's zram swap.
     Kernel(KernelSetting),
+    /// The kernel's zswap, with this compressor, over a swap file.
+    Zswap(String),
     /// Under `zfolio run`.
     Run(Compression),
     /// In a region of the library.
@@ -61,7 +63,7 @@ impl Setting {
 
     /// Whether it is one of the kernel's.
     pub(crate) fn is_kernel(&self) -> bool {
-        matches!(self, Setting::Kernel(_))
+        matches!(self, Setting::Kernel(_) | Setting::Zswap(_))
     }
 }
 
@@ -70,6 +72,7 @@ impl fmt::Display for Setting {
         match self {
             Setting::Free => f.write_str("no limit"),
             Setting::Kernel(setting) => setting.fmt(f),
+            Setting::Zswap(compressor) => write!(f, "kernel zswap {compressor}"),
             Setting::Run(compression) => write!(f, "run {compression}"),
             Setting::Inline(compression) => write!(f, "inline {compression}"),
         }

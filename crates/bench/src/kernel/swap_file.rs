@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{ChildStdout, Command};
 
 use super::cgroup::Hierarchy;
-use super::journal::{Undo, at};
+use super::journal::{Journal, Undo, at};
 use super::zram::header;
 use super::{begin, may_change, run_in_cgroup};
 use crate::os;
@@ -54,11 +54,21 @@ impl SwapFile {
         read: fn(ChildStdout) -> T,
     ) -> Result<Ended<T>, WatchError> {
         let journal = begin(4)?;
-        let file_bytes = (bytes + SLACK_BYTES).next_multiple_of(1 << 20);
-        journal.change(&Undo::SwapFile(self.path.clone()), || self.make(file_bytes))?;
+        self.set_up(&journal, bytes)?;
         let ended = run_in_cgroup((&journal, &self.hierarchy, limit_bytes), command, look, read)?;
         journal.undo()?;
         Ok(ended)
+    }
+
+    /// Swaps to a file for `bytes`, and records the undo.
+    pub(super) fn set_up(&self, journal: &Journal, bytes: u64) -> io::Result<()> {
+        let file_bytes = (bytes + SLACK_BYTES).next_multiple_of(1 << 20);
+        journal.change(&Undo::SwapFile(self.path.clone()), || self.make(file_bytes))
+    }
+
+    /// The memory controller.
+    pub(super) fn hierarchy(&self) -> &Hierarchy {
+        &self.hierarchy
     }
 
     /// Makes the file, of which all blocks are there, and swaps to it.

@@ -154,7 +154,7 @@ impl Runner<'_> {
             let mut zram_bytes_max = 0;
             let (ended, output) = self.with_client(|| {
                 let swapped = kernel.run(how, command, &look, Digest::of)?;
-                zram_bytes_max = swapped.zram_bytes_max;
+                zram_bytes_max = swapped.beside_bytes_max;
                 Ok(swapped.ended)
             })?;
             let mut run = judge(&ended, output, alone);

@@ -4,6 +4,7 @@
 //! ends. But whoever else looks at the memory of a process without a handler would wait, the end of a virtual
 //! machine's process among them. So a userfaultfd is closed a second after its handler has gone.
 
+use std::ffi::OsStr;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::{fs, io};
@@ -58,22 +59,19 @@ impl Keep {
     }
 }
 
-/// Removes the sockets of runs that were killed.
-pub(super) fn sweep(directory: &Path) {
+/// Removes the file at `path` if it is the socket of a run that was killed.
+pub(super) fn sweep(path: &Path) {
+    let name = path.file_name().and_then(OsStr::to_str);
+    let run: Option<u32> = name.and_then(|name| name.strip_suffix(SUFFIX)?.parse().ok());
+    let is_gone = run.is_some_and(|run| stats_file::start_ticks(run).is_none());
     // As in Keep::new().
-    if process::is_filtered() {
+    if !is_gone || process::is_filtered() {
         return;
     }
-    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let run: Option<u32> =
-            name.to_str().and_then(|name| name.strip_suffix(SUFFIX)?.parse().ok());
-        let is_gone = run.is_some_and(|run| stats_file::start_ticks(run).is_none());
-        // A run in another PID namespace is not seen, and answers.
-        let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
-        if is_gone && UnixStream::connect(entry.path()).is_err_and(refused) {
-            fs::remove_file(entry.path()).ok();
-        }
+    // A run in another PID namespace is not seen, and answers.
+    let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+    if UnixStream::connect(path).is_err_and(refused) {
+        fs::remove_file(path).ok();
     }
 }
 
@@ -124,7 +122,7 @@ mod tests {
         drop(listen(5_000_001));
         let _elsewhere = listen(5_000_002);
         drop(listen(std::process::id()));
-        sweep(&directory);
+        std::fs::read_dir(&directory).unwrap().for_each(|entry| sweep(&entry.unwrap().path()));
         let is_there = |run| directory.join(name(run)).exists();
         assert!(!is_there(5_000_001), "nobody listens");
         assert!(is_there(5_000_002), "somebody listens, perhaps in another PID namespace");

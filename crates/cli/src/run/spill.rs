@@ -5,6 +5,7 @@
 //! below the limit, and what they write within the budget.
 
 use std::ffi::OsString;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use zfolio_core::budget::WriteBudget;
@@ -151,6 +152,19 @@ impl Spill {
         let why_not = |refusal: Refusal| Some(refusal.to_string());
         Spill::of(vec![(path, 0)], limit_bytes)
             .unwrap_or_else(|refusal| Spill { why_not: why_not(refusal), ..Spill::default() })
+    }
+
+    /// Reserves the devices for this run, until the answer is dropped. They are opened only once a process needs them,
+    /// and another run may have been given the same.
+    ///
+    /// # Errors
+    ///
+    /// One is another's.
+    pub(super) fn reserve(&self, arguments: &RunArgs) -> Result<Vec<OwnedFd>, Failure> {
+        let from = if arguments.spill.is_empty() { "ZFOLIO_SPILL" } else { "--spill" };
+        let refused = |refusal| Failure::argument(format!("{from}: {refusal}"));
+        let reserved = self.paths.iter().map(|(path, _)| spill::reserve(path).map_err(refused));
+        Ok(reserved.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
     }
 
     /// Whether there is a place.

@@ -187,6 +187,8 @@ figures! {
     read_back_units,
     /// Reads from disk that failed.
     read_back_fail,
+    /// Pauses before a unit was read once more, because the disk had failed.
+    read_back_retry,
     /// Slots of the disk that hold something else than was written there. Their units are never handed out.
     read_back_tampered,
     /// Faults that waited for the disk: for their unit, or for room.

@@ -107,9 +107,9 @@ pub enum Completed<'a> {
 /// Why a backing did not do something.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Failure {
-    /// It may succeed later: the backing is full or busy, or out of reach.
+    /// It may succeed later: the backing is full or busy, or out of reach, or could not read.
     Transient,
-    /// It will not succeed however often it is tried: the medium is damaged, or gone.
+    /// It will not succeed however often it is tried: the bytes are damaged, or gone.
     Final,
 }
 

@@ -6,6 +6,7 @@
 //! ```text
 //! word 0, 1, 2       the lower 96 bits of the checksum; of a same-filled unit, its word
 //! word 3   31..16    the upper 16 bits of the checksum
+//!          14        unread: its last read failed, and another may succeed
 //!          13        fresh: it was fetched lately, and not loaded since: it stays in the pool (`fresh.rs`)
 //!          12        wanted: somebody waits to load it, so it stays in the pool until then
 //!          11        kept: the backing has the bytes too (`kept.rs`)
@@ -115,6 +116,7 @@ const AGE: u32 = 0b11 << AGE_SHIFT;
 const KEPT: u32 = 1 << 11;
 const WANTED: u32 = 1 << 12;
 const FRESH: u32 = 1 << 13;
+const UNREAD: u32 = 1 << 14;
 /// Either keeps an entry in the pool until it was loaded once.
 const STAYS: u32 = WANTED | FRESH;
 const CHECKSUM_SHIFT: u32 = 16;
@@ -125,7 +127,7 @@ const AGE_STORED: u32 = 1 << AGE_SHIFT;
 const _: () = {
     assert!(CODECS_MAX == 1 << CODEC.count_ones());
     assert!(AGE < 1 << CHECKSUM_SHIFT && AGE_STORED & !AGE == 0);
-    assert!(PLACE | CODEC | RAW | FAILED | AGE | KEPT | WANTED | FRESH == (1 << 14) - 1);
+    assert!(PLACE | CODEC | RAW | FAILED | AGE | KEPT | WANTED | FRESH | UNREAD == (1 << 15) - 1);
 };
 
 /// Looks of the walker after which an entry is taken whose age was the highest.
@@ -167,6 +169,11 @@ impl State {
         self.0 & FAILED != 0
     }
 
+    /// Whether the last read failed, and another may succeed.
+    pub(super) fn is_unread(self) -> bool {
+        self.0 & UNREAD != 0
+    }
+
     /// Whether the entry is in the pool, and the backing has its bytes too.
     pub(super) fn is_kept(self) -> bool {
         self.0 & KEPT != 0
@@ -183,10 +190,6 @@ impl State {
 
     fn at(self, place: Place) -> State {
         State(self.0 & !PLACE | place as u32)
-    }
-
-    fn failed(self) -> State {
-        State(self.0 | FAILED)
     }
 
     fn protected(self) -> State {
@@ -212,6 +215,7 @@ impl fmt::Debug for State {
         f.write_str(if self.is_kept() { " kept" } else { "" })?;
         f.write_str(if self.0 & WANTED != 0 { " wanted" } else { "" })?;
         f.write_str(if self.0 & FRESH != 0 { " fresh" } else { "" })?;
+        f.write_str(if self.is_unread() { " unread" } else { "" })?;
         f.write_str(if self.has_failed() { " failed" } else { "" })
     }
 }
@@ -250,6 +254,17 @@ impl Word for AtomicU32 {
 /// The owner has ended an entry while a request for it was in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Dead;
+
+/// Why the bytes of an entry did not come from the backing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum NotRead {
+    /// The backing was busy, or the pool had no room for them.
+    Untried,
+    /// The backing failed. Another try may succeed.
+    Failed,
+    /// No other try will succeed.
+    Lost,
+}
 
 /// The state of one row, and the steps of the diagram above.
 ///
@@ -374,7 +389,7 @@ impl<W: Word> Cell<'_, W> {
         let begun = self.change(|state| {
             let readable = state.place() == Place::Backing && !state.has_failed();
             let wanted = if is_wanted { WANTED } else { 0 };
-            readable.then(|| State(state.at(Place::Reading).0 | wanted))
+            readable.then(|| State(state.at(Place::Reading).0 & !UNREAD | wanted))
         });
         begun.map(|_| ())
     }
@@ -392,12 +407,14 @@ impl<W: Word> Cell<'_, W> {
         })
     }
 
-    /// The read failed, for good or for now.
-    pub(super) fn not_read(self, is_final: bool) -> Result<(), Dead> {
-        self.complete(Place::Reading, |state| {
-            let state = state.at(Place::Backing);
-            if is_final { state.failed() } else { state }
-        })
+    /// The bytes did not come.
+    pub(super) fn not_read(self, why: NotRead) -> Result<(), Dead> {
+        let bit = match why {
+            NotRead::Untried => 0,
+            NotRead::Failed => UNREAD,
+            NotRead::Lost => FAILED,
+        };
+        self.complete(Place::Reading, |state| State(state.at(Place::Backing).0 | bit))
     }
 
     fn complete(self, from: Place, to: impl Fn(State) -> State) -> Result<(), Dead> {

@@ -53,7 +53,7 @@ use super::backing::{
     Usage,
 };
 use super::batch::{Error, Ticket};
-use super::entry::{AGES, Place, State};
+use super::entry::{AGES, NotRead, Place, State};
 use super::fresh::Fresh;
 use super::kept::Kept;
 use super::{EntryId, Store};
@@ -398,7 +398,9 @@ impl<S: PageSource> Store<S> {
                     self.fetched(spill, side, handle, bytes);
                 }
                 (Place::Reading | Place::ReadingDead, Err(failure)) => {
-                    self.not_fetched(spill, handle, failure == Failure::Final);
+                    let is_final = failure == Failure::Final;
+                    let why = if is_final { NotRead::Lost } else { NotRead::Failed };
+                    self.not_fetched(spill, handle, why);
                 }
                 (place, result) => {
                     panic!("{result:?} of handle {} which is {place:?}", handle.to_raw())
@@ -532,9 +534,9 @@ impl<S: PageSource> Store<S> {
         if cell.load().place() == Place::ReadingDead {
             self.bury(spill, handle);
         } else if bytes.len() != away.length {
-            self.not_fetched(spill, handle, true);
+            self.not_fetched(spill, handle, NotRead::Lost);
         } else if self.pool.bring_back(handle, bytes).is_err() {
-            self.not_fetched(spill, handle, false);
+            self.not_fetched(spill, handle, NotRead::Untried);
         } else {
             let location = Location::new(away.place).expect("a slot keeps a location");
             let is_kept = self.keep_location(spill, handle, location);
@@ -558,9 +560,9 @@ impl<S: PageSource> Store<S> {
     }
 
     /// The bytes of an entry did not come.
-    fn not_fetched(&self, spill: &Spill, handle: Handle, is_final: bool) {
+    fn not_fetched(&self, spill: &Spill, handle: Handle, why: NotRead) {
         add(&spill.counters.not_read, 1);
-        if self.row(handle).cell().not_read(is_final).is_err() {
+        if self.row(handle).cell().not_read(why).is_err() {
             self.bury(spill, handle);
         }
     }
@@ -628,6 +630,17 @@ impl<S: PageSource> Store<S> {
         matches!(state.place(), Place::Backing | Place::Reading)
             && row.checksum(state) == ticket.checksum
             && !state.has_failed()
+    }
+
+    /// Whether the last read of a ticket's entry failed, and another may succeed: the backing may be good again after a
+    /// while. Not so of a read that the backing refused.
+    #[must_use]
+    pub fn is_unread(&self, ticket: Ticket) -> bool {
+        let row = self.row(ticket.handle);
+        let state = row.cell().load();
+        state.place() == Place::Backing
+            && state.is_unread()
+            && row.checksum(state) == ticket.checksum
     }
 
     /// Names an entry for [`Store::write_back_chosen`], also when its owner may end it meanwhile.
@@ -751,7 +764,12 @@ impl<S: PageSource> Store<S> {
         spill.begin(1);
         spill.backing.submit(&mut request);
         if let Some(failure) = request[0].refused {
-            self.not_fetched(spill, handle, failure == Failure::Final);
+            let is_final = failure == Failure::Final;
+            self.not_fetched(
+                spill,
+                handle,
+                if is_final { NotRead::Lost } else { NotRead::Untried },
+            );
             spill.end();
         }
     }

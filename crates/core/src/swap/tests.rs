@@ -293,18 +293,22 @@ fn bad_slots_are_left_alone() {
     assert_eq!(fixture.write(&pages(100..101)), [Err(Failure::Transient)]);
 }
 
-/// Goal: one object that cannot be read costs no other its bytes. Method: a batch that is read by one transfer, which
-/// fails; then each is read alone, and one of these fails too.
+/// Goal: one object that cannot be read costs no other its bytes, and only one whose slots are gone is lost. Method: a
+/// batch that is read by one transfer, which fails; then each is read alone, and one of these fails too.
 #[test]
 fn a_failed_read_is_not_the_neighbours() {
     let fixture = Fixture::new(SMALL, &[(64, 0)]);
     let objects = pages(0..8);
     let locations = fixture.write_all(&objects);
     let wanted: Vec<_> = locations.iter().map(|location| (*location, 4096)).collect();
-    for (failures, lost) in [(1, 0), (2, 1)] {
-        fixture.disks[0].break_it(|faults| faults.failed_reads = failures);
+    for (failures, lost, is_short) in [(1, 0, false), (2, 1, false), (1, 0, true), (2, 1, true)] {
+        fixture.disks[0].break_it(|faults| {
+            let count = if is_short { &mut faults.short_reads } else { &mut faults.failed_reads };
+            *count = failures;
+        });
         let found = fixture.read(&wanted);
-        assert_eq!(found.iter().filter(|found| **found == Err(Failure::Final)).count(), lost);
+        let why = if is_short { Failure::Final } else { Failure::Transient };
+        assert_eq!(found.iter().filter(|found| **found == Err(why)).count(), lost);
         let right =
             found.iter().zip(&objects).filter(|(found, object)| *found == &Ok((*object).clone()));
         assert_eq!(right.count(), 8 - lost);

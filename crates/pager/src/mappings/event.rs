@@ -37,7 +37,7 @@ use crate::fault::Turn;
 use crate::folio::{Folio, Table, Units};
 use crate::mover::Full;
 use crate::rank;
-use crate::spill::{Away, Later};
+use crate::spill::{Away, Later, Tries};
 use crate::system::{Side, System};
 
 /// Room in the inbox: each waiting thread has at most one message there.
@@ -93,9 +93,8 @@ pub(crate) struct Aside {
     pub(crate) later: Later,
     /// Since when it waits, by [`System::now_ns`].
     pub(crate) since: u64,
-    /// How often it was tried in vain, and when it is to be tried again at the earliest.
-    pub(crate) tries: u32,
-    pub(crate) after_ns: u64,
+    /// Its unit could not be read, or not asked for.
+    pub(crate) tries: Tries,
     pub(crate) turn: Turn,
 }
 
@@ -243,7 +242,7 @@ impl Inbox {
     pub(crate) fn put_aside(&self, later: Later, since: u64, turn: Turn) {
         let mut faults = self.faults.lock();
         if let Some(event) = faults.next.pop_front() {
-            faults.aside.push_back(Aside { event, later, since, tries: 0, after_ns: 0, turn });
+            faults.aside.push_back(Aside { event, later, since, tries: Tries::default(), turn });
             self.aside.store(faults.aside.len(), Ordering::Relaxed);
         }
     }
@@ -334,8 +333,9 @@ impl Engine {
         let Some(mut table) = self.table.try_write() else { return false };
         self.poll_backing(&table);
         let applied = self.apply_changes(&mut table);
-        if let Err(away) = &applied {
-            self.fetch_all(&table, away);
+        match &applied {
+            Ok(()) => self.end_event_tries(),
+            Err(away) => self.fetch_for_event(&table, away),
         }
         self.measure_tables(&mut table);
         applied.is_ok()

@@ -1,5 +1,5 @@
 //! A backing that takes its time: requests end later, in any order, and some are refused or fail for now. When it is
-//! full, it refuses a write, or accepts it and fails later.
+//! full, it refuses a write, or accepts it and fails later. In an outage everything fails for some time.
 
 #![allow(clippy::disallowed_types, reason = "the disk's lock is none of the engine's")]
 
@@ -17,6 +17,12 @@ use super::schedule::{self, Schedule};
 
 /// The longest time that a request takes.
 const SLOW_NS: usize = 3_000_000;
+
+/// The longest outage: shorter than somebody waits for a unit (`spill/retry.rs`).
+const OUTAGE_NS: usize = 5_000_000_000;
+
+/// So long there is no other one, in which a wait that has begun in an outage could end.
+const GOOD_NS: u64 = 10_000_000_000;
 
 /// So long a thread waits for a request to end, at most.
 const PAUSE_NS: u64 = 1_000_000;
@@ -43,6 +49,19 @@ struct Book {
     next: u64,
     bytes: usize,
     pending: Vec<Pending>,
+    /// When the last outage ends, or has ended.
+    outage_until_ns: u64,
+}
+
+/// How a disk misbehaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Faults {
+    /// One of so many requests is refused, and one fails; 0 is none.
+    pub(super) refuses: usize,
+    /// At one of so many reads an outage begins; 0 is none.
+    pub(super) outages: usize,
+    /// The first outage does not end.
+    pub(super) is_lasting: bool,
 }
 
 /// See the module.
@@ -51,8 +70,7 @@ pub(super) struct Disk {
     schedule: Arc<Schedule>,
     book: Mutex<Book>,
     bytes_max: usize,
-    /// One of so many requests is refused, and one fails; 0 is none.
-    refuses: usize,
+    faults: Faults,
     /// Every request ends at once, and none fails: for a check that reads everything.
     hurries: AtomicBool,
     /// Threads that wait for it.
@@ -66,13 +84,14 @@ impl Disk {
         schedule: Arc<Schedule>,
         random: Random,
         bytes_max: usize,
-        refuses: usize,
+        faults: Faults,
     ) -> Disk {
         let (kept, pending) = (BTreeMap::new(), Vec::new());
-        let book = Mutex::new(Book { random, kept, next: 0, bytes: 0, pending });
+        let book = Book { random, kept, next: 0, bytes: 0, pending, outage_until_ns: 0 };
+        let book = Mutex::new(book);
         let (hurries, is_at_rest) = (AtomicBool::new(false), AtomicBool::new(false));
         let waiting = AtomicUsize::new(0);
-        Disk { schedule, book, bytes_max, refuses, hurries, waiting, is_at_rest }
+        Disk { schedule, book, bytes_max, faults, hurries, waiting, is_at_rest }
     }
 
     /// From now on nothing may be written, or it may again.
@@ -91,7 +110,7 @@ impl Disk {
 
     /// How many requests are between two that fail.
     fn refuses(&self) -> usize {
-        if self.hurries.load(Relaxed) { 0 } else { self.refuses }
+        if self.hurries.load(Relaxed) { 0 } else { self.faults.refuses }
     }
 
     /// How many objects it keeps, and how many requests are under way.
@@ -124,6 +143,20 @@ impl Book {
                 Ok(Done::Read(bytes.clone()))
             }
         }
+    }
+
+    /// Whether a request fails that ends now, as one does between `fails` others or in an outage.
+    fn fails(&mut self, done: &Done, now_ns: u64, faults: Faults) -> bool {
+        let begins = matches!(done, Done::Read(_))
+            && (self.outage_until_ns == 0 || now_ns > self.outage_until_ns.saturating_add(GOOD_NS))
+            && self.random.one_in(faults.outages);
+        if begins && faults.is_lasting {
+            self.outage_until_ns = u64::MAX;
+        } else if begins {
+            let longest = self.random.of(&[OUTAGE_NS / 1000, OUTAGE_NS / 10, OUTAGE_NS]);
+            self.outage_until_ns = now_ns + self.random.below(longest) as u64;
+        }
+        now_ns < self.outage_until_ns || self.random.one_in(faults.refuses)
     }
 
     fn forget(&mut self, location: u64) {
@@ -167,7 +200,10 @@ impl Backing for Shared {
             else {
                 return;
             };
-            let fails = book.random.one_in(self.0.refuses());
+            let fails = !hurries && book.fails(&done, now, self.0.faults);
+            if fails && matches!(done, Done::Read(_)) {
+                self.0.schedule.waits_for_disk();
+            }
             if let (Done::Written(location), true) = (&done, fails) {
                 book.forget(*location);
             }

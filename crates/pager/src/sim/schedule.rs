@@ -32,6 +32,10 @@ use super::random::{Random, mixed};
 /// After so many points without progress of the program the run has failed.
 const POINTS_MAX: u64 = 2_000_000;
 
+/// Waits of a millisecond for a disk that fails, and reads that have failed: more than in ten seconds of several
+/// threads.
+const DISK_WAITS_MAX: u32 = 30_000;
+
 /// A stretch with a switch at every second point has so many points, and begins once in [`FINE_IN`]
 /// points.
 const FINE_POINTS: u64 = 60;
@@ -76,6 +80,7 @@ struct State {
     now_ns: u64,
     points: u64,
     progress: u64,
+    disk_waits: u32,
     hash: u64,
     failure: Option<String>,
     /// Every thread prints its backtrace when it ends.
@@ -115,6 +120,7 @@ impl Schedule {
             now_ns: 1_000_000,
             points: 0,
             progress: 0,
+            disk_waits: 0,
             hash: seed,
             failure: None,
             describe: false,
@@ -289,6 +295,16 @@ impl Schedule {
     pub(super) fn progress(&self) {
         let mut state = self.lock();
         state.progress = state.points;
+    }
+
+    /// A read has failed, or somebody waits until it is tried again: that is progress too, but not for ever. In ten
+    /// seconds other threads may reach many points, above all those that spin on a lock and never look at the clock.
+    pub(super) fn waits_for_disk(&self) {
+        let mut state = self.lock();
+        if state.disk_waits < DISK_WAITS_MAX {
+            state.disk_waits += 1;
+            state.progress = state.points;
+        }
     }
 
     /// The simulated time. Each call advances it, now and then by a lot.

@@ -15,6 +15,8 @@ pub(super) enum Damage {
     Bits,
     /// The codec refuses to decompress a unit, or decompresses it to something else.
     Decoder,
+    /// The disk fails from some read on.
+    Disk,
 }
 
 /// What a program does most of the time.
@@ -29,7 +31,7 @@ pub(super) enum Storm {
 impl Spill {
     /// Whether it takes all that a program writes.
     fn is_good(self) -> bool {
-        self.bytes_max > 32 << 20 && self.refuses == 0 && self.budget.is_none()
+        self.bytes_max > 32 << 20 && self.refuses + self.outages == 0 && self.budget.is_none()
     }
 }
 
@@ -82,6 +84,8 @@ pub(super) struct Spill {
     pub(super) bytes_max: usize,
     /// One of so many requests is refused, and one fails; 0 is none.
     pub(super) refuses: usize,
+    /// At one of so many reads everything begins to fail for some time; 0 is none.
+    pub(super) outages: usize,
     /// How much of the limit the pool may take.
     pub(super) pool: PoolLimit,
     /// What may be written.
@@ -184,7 +188,21 @@ impl Settings {
             [(0, run), (0, run), (0, run), (1 << 18, run), (2 << 20, run), (8 << 20, second)];
         let (budget, period) = random.of(&periods);
         let budget = WriteBudget::new(budget, period).unwrap_or_default();
-        Settings { spill: Some(Spill { bytes_max, refuses, pool, budget }), noise, ..self }
+        // Requests that fail besides could make a wait too long.
+        let outages = if refuses == 0 { random.of(&[0, 20, 200]) } else { 0 };
+        let spill = Spill { bytes_max, refuses, outages, pool, budget };
+        Settings { spill: Some(spill), noise, ..self }
+    }
+
+    /// The same with damage to stored data. That of a disk is done where there is one, and data that needs it.
+    pub(super) fn with_damage(self, damage: Option<Damage>) -> Settings {
+        let mut settings = Settings { damage, ..self };
+        if damage == Some(Damage::Disk) {
+            let (pool, budget) = (PoolLimit::default(), WriteBudget::default());
+            let spill = Spill { bytes_max: 64 << 20, refuses: 0, outages: 50, pool, budget };
+            (settings.spill, settings.noise) = (Some(spill), 1);
+        }
+        settings
     }
 
     /// What a storm needs besides.

@@ -32,12 +32,12 @@ const DAMAGED_SEEDS: u32 = 24;
 /// The file in which the child notes the seed that it runs.
 const NOTE: &str = "ZFOLIO_SIMULATE_NOTE";
 
-/// Set if stored data is to be damaged: `bits` or `decoder`.
+/// Set if stored data is to be damaged: `bits`, `decoder` or `disk`.
 const DAMAGE: &str = "ZFOLIO_SIMULATE_DAMAGE";
 
 /// Units written to the backing, returned there, and read from it, in all runs of this process; how often the pool was
-/// full, and a budget used up.
-static SPILLED: [AtomicU64; 5] = [const { AtomicU64::new(0) }; 5];
+/// full, a budget used up, and a read tried again.
+static SPILLED: [AtomicU64; 6] = [const { AtomicU64::new(0) }; 6];
 
 /// A number from the environment.
 fn from_environment(name: &str) -> Option<u64> {
@@ -99,10 +99,11 @@ fn handle(world: &World) {
 fn run(seed: u64, trace: bool) -> Result<Trace, String> {
     let damage = match std::env::var(DAMAGE).as_deref() {
         Ok("bits") => Some(Damage::Bits),
+        Ok("disk") => Some(Damage::Disk),
         Ok(_) => Some(Damage::Decoder),
         Err(_) => None,
     };
-    let world = World::new(seed, Settings { damage, ..Settings::of(seed) }, trace);
+    let world = World::new(seed, Settings::of(seed).with_damage(damage), trace);
     let schedule = std::sync::Arc::clone(&world.schedule);
     let mut threads = engine_threads(&world, seed);
     for thread in 0..world.settings.threads {
@@ -119,7 +120,7 @@ fn run(seed: u64, trace: bool) -> Result<Trace, String> {
     let spill = world.engine.store.spill_stats();
     let figures = world.engine.figures().snapshot();
     let (full, used_up) = (figures.pool_limit_hit, figures.write_budget_used_up);
-    let all = [spill.written, spill.returned, spill.read, full, used_up];
+    let all = [spill.written, spill.returned, spill.read, full, used_up, figures.read_back_retry];
     for (sum, more) in SPILLED.iter().zip(all) {
         sum.fetch_add(more, Relaxed);
     }
@@ -145,6 +146,13 @@ fn a_flipped_bit_of_the_pool_ends_the_process() {
 #[test]
 fn a_codec_that_cannot_decompress_ends_the_process() {
     expect_end("decoder");
+}
+
+/// Goal: the program never gets bytes that were not read, and does not wait for ever for a disk that fails for good.
+/// Method: from some read on nothing can be read, until the engine ends the process.
+#[test]
+fn a_disk_that_stays_broken_ends_the_process() {
+    expect_end("disk");
 }
 
 /// Runs seeds with this damage, each in a process, and expects that the engine ends it. Many seeds, since
@@ -220,10 +228,12 @@ fn runs_of_seeds() {
         }
     }
     let seconds = spent().as_secs_f64();
-    let [written, returned, read, full, used_up] = SPILLED.each_ref().map(|sum| sum.load(Relaxed));
+    let sums = SPILLED.each_ref().map(|sum| sum.load(Relaxed));
+    let [written, returned, read, full, used_up, again] = sums;
     println!(
         "\nsimulated {count} seeds, from {fresh} on, {points} points, {written} units spilled, {returned} \
-         returned and {read} read, {full} pools full and {used_up} budgets used up, in {seconds:.1} s of CPU time"
+         returned and {read} read, {again} pauses before reads, {full} pools full and {used_up} budgets used up, \
+         in {seconds:.1} s of CPU time"
     );
 }
 

@@ -12,10 +12,10 @@ use zfolio_core::zcomp::Zcomp;
 use zfolio_workers::Crew;
 
 use super::codec::codecs;
-use super::disk::{Disk, Shared};
+use super::disk::{Disk, Faults, Shared};
 use super::random::Random;
 use super::schedule::{self, Schedule};
-use super::settings::Settings;
+use super::settings::{Damage, Settings};
 use super::source::Source;
 use super::space::{Access, Space};
 use super::tree::Tree;
@@ -121,7 +121,9 @@ impl World {
         let source = Arc::new(Source::new(Random::new(seed, 3), settings.pool_refuses));
         let disk = settings.spill.map(|spill| {
             let (schedule, random) = (Arc::clone(&schedule), Random::new(seed, 12));
-            Arc::new(Disk::new(schedule, random, spill.bytes_max, spill.refuses))
+            let is_lasting = settings.damage == Some(Damage::Disk);
+            let faults = Faults { refuses: spill.refuses, outages: spill.outages, is_lasting };
+            Arc::new(Disk::new(schedule, random, spill.bytes_max, faults))
         });
         let backing = disk.clone().map(|disk| -> Box<dyn Backing> { Box::new(Shared(disk)) });
         let parts = Parts {

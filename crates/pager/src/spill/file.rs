@@ -106,7 +106,7 @@ impl fmt::Display for Refusal {
             }
             Refusal::InUse(path) => write!(
                 f,
-                "'{}' or a part of it is in use (mounted, swap, part of another device, or open): \
+                "'{}' or a part of it is in use (mounted, swap, part of another device, open, or another run's): \
                  give a device that is not in use",
                 path.display()
             ),

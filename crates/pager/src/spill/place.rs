@@ -659,6 +659,22 @@ pub fn room(path: &Path) -> Result<u64, Refusal> {
     Ok(bytes)
 }
 
+/// Reserves a block device for whoever will write to it later, until the answer is dropped. `None`: a directory, which
+/// anybody may use too.
+///
+/// # Errors
+///
+/// Somebody else has reserved it, or it cannot be opened.
+pub fn reserve(path: &Path) -> Result<Option<OwnedFd>, Refusal> {
+    if !matches!(disk::kind(path), Ok(Kind::Device(_))) {
+        return Ok(None);
+    }
+    disk::reserve_device(path).map(Some).map_err(|errno| match errno {
+        Errno::AGAIN => Refusal::InUse(path.to_owned()),
+        errno => Refusal::Failed { path: path.to_owned(), errno },
+    })
+}
+
 /// Half of what is free where a path is, since other users of the disk need some too; of a device as much as an area
 /// can have. 0 if nothing is there.
 fn free_for_us(path: &Path) -> u64 {

@@ -2,6 +2,7 @@
 //! that are opened at once, each with an area, a thread and a key of its own, for as long as the process wants.
 
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -14,7 +15,7 @@ use zfolio_sys::Errno;
 use zfolio_sys::eventfd::EventFd;
 
 use super::any::SpillDisk;
-use super::place::{BUFFERS_MAX, New, PlaceError, parse_bytes, parse_priority, room};
+use super::place::{BUFFERS_MAX, New, PlaceError, parse_bytes, parse_priority, reserve, room};
 use super::uring::Sender;
 
 /// A directory or a block device, and how much of it may be used.
@@ -70,6 +71,8 @@ pub struct Sites {
     areas: Arc<Areas>,
     disks: Vec<(Arc<SpillDisk>, JoinHandle<()>)>,
     bytes: u64,
+    /// Devices: a run that does not write to them yet may have them too.
+    _reserved: Vec<OwnedFd>,
 }
 
 impl Sites {
@@ -85,7 +88,9 @@ impl Sites {
         let system = |what| move |errno| PlaceError::System { what, errno };
         let ended = EventFd::new().map_err(system("an event descriptor"))?;
         let (ended, mut opened, mut bytes) = (Arc::new(ended), Vec::new(), 0_u64);
+        let mut reserved = Vec::new();
         for site in sites {
+            reserved.extend(reserve(&site.path).map_err(PlaceError::Path)?);
             let new = Sites::open_one(site, &ended)?;
             bytes = bytes.saturating_add(new.slots() * SLOT_BYTES as u64);
             opened.push(new);
@@ -95,7 +100,8 @@ impl Sites {
             buffer_bytes: usize::try_from(BUFFERS_MAX).unwrap_or(usize::MAX),
             limit_bytes: bytes,
         };
-        let mut sites = Sites { areas: Arc::new(Areas::new(config)), disks: Vec::new(), bytes };
+        let areas = Arc::new(Areas::new(config));
+        let mut sites = Sites { areas, disks: Vec::new(), bytes, _reserved: reserved };
         for new in opened {
             let (_, disk) = new.add_to(&sites.areas)?;
             let served = Arc::clone(&disk);

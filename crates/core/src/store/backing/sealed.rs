@@ -32,7 +32,8 @@ impl Inner {
             disk.holds = self.faults.holds.load(Relaxed);
             if fail > 0 {
                 let (lasting, passing) = if is_final { (fail, 0) } else { (0, fail) };
-                (disk.failed_writes, disk.failed_reads, disk.busy) = (lasting, lasting, passing);
+                (disk.failed_writes, disk.short_reads) = (lasting, lasting);
+                (disk.failed_reads, disk.busy) = (passing / 2, passing - passing / 2);
             }
             if damage > 0 {
                 let by_kind = [&mut disk.replayed, &mut disk.flipped, &mut disk.misplaced];

@@ -1,7 +1,7 @@
 //! The states of a row.
 
 #[cfg(not(feature = "loom"))]
-use super::{AGES, Cell, CodecId, Dead, Place, Row, State};
+use super::{AGES, Cell, CodecId, Dead, NotRead, Place, Row, State};
 #[cfg(not(feature = "loom"))]
 use crate::store::Key;
 
@@ -51,9 +51,13 @@ fn an_entry_that_was_loaded_is_passed_longer() {
     assert!(row.cell().begin_write().is_none(), "it is not in the pool");
     assert_eq!(row.cell().begin_read(false), Ok(()));
     assert!(row.cell().begin_read(false).is_err(), "one request at a time");
-    assert_eq!(row.cell().not_read(false), Ok(()));
-    assert_eq!(row.cell().begin_read(false), Ok(()));
-    assert_eq!(row.cell().not_read(true), Ok(()));
+    for (why, is_unread) in [(NotRead::Failed, true), (NotRead::Untried, false)] {
+        assert_eq!(row.cell().not_read(why), Ok(()));
+        assert_eq!(row.cell().load().is_unread(), is_unread, "{why:?}");
+        assert_eq!(row.cell().begin_read(false), Ok(()));
+        assert!(!row.cell().load().is_unread(), "nobody knows yet how this read ends");
+    }
+    assert_eq!(row.cell().not_read(NotRead::Lost), Ok(()));
     assert!(row.cell().begin_read(false).is_err_and(State::has_failed), "it cannot be read");
     assert_eq!(row.cell().end().place(), Place::Backing);
 }
@@ -75,7 +79,7 @@ fn an_entry_that_ends_in_flight_is_dead() {
     begin(0);
     assert_eq!((cell.written(), cell.begin_read(false)), (Ok(()), Ok(())));
     assert_eq!(cell.end().place(), Place::Reading);
-    assert_eq!((cell.read(false), cell.not_read(true)), (Err(Dead), Err(Dead)));
+    assert_eq!((cell.read(false), cell.not_read(NotRead::Lost)), (Err(Dead), Err(Dead)));
 }
 
 /// Goal: an incompressible entry, which saves nothing in the pool, is taken a look sooner.

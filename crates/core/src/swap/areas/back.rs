@@ -86,8 +86,9 @@ impl Areas {
                     self.want_again(*wanted);
                     continue;
                 }
-                Err(disk::Error::Failed { .. }) => Err(Failure::Final),
-                Err(disk::Error::Full | disk::Error::Busy) => Err(Failure::Transient),
+                // The file is shorter than it was: it does not grow back. A medium that fails may be good again.
+                Err(disk::Error::Failed { errno: 0 }) => Err(Failure::Final),
+                Err(_) => Err(Failure::Transient),
             };
             each(Completion { token: wanted.token, result });
         }

@@ -25,6 +25,8 @@ pub struct Faults {
     pub failed_writes: usize,
     /// Reads that fail since the medium does.
     pub failed_reads: usize,
+    /// Reads that find the file shorter than it was.
+    pub short_reads: usize,
     /// Reads in which one bit is other than on the medium.
     pub flipped: usize,
     /// Reads in which one slot has the bytes of another.
@@ -187,7 +189,7 @@ impl Inner {
             Direction::Write => self.write(transfer),
             Direction::Read => self.read(transfer),
         };
-        let failed_for_good = matches!(transfer.result, Err(Error::Failed { .. }));
+        let failed_for_good = matches!(transfer.result, Err(Error::Failed { errno: 0 }));
         if failed_for_good && transfer.direction == Direction::Read {
             self.hurt.extend(transfer.first..transfer.first + transfer.count as u64);
         }
@@ -221,7 +223,8 @@ impl Inner {
         if self.faults.is_gone || hits(&mut self.faults.failed_reads) {
             return Err(Error::Failed { errno: 5 });
         }
-        if self.faults.end.is_some_and(|end| slots.end > end) {
+        let is_beyond = self.faults.end.is_some_and(|end| slots.end > end);
+        if is_beyond || hits(&mut self.faults.short_reads) {
             return Err(Error::Failed { errno: 0 });
         }
         if hits(&mut self.faults.busy) {

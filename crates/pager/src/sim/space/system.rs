@@ -395,6 +395,7 @@ impl System for Arc<Space> {
     fn page_out(&self, _: usize, _: usize) {}
 
     fn wait_for(&self, _word: &AtomicU32, _heard: u32) {
+        self.schedule.waits_for_disk();
         schedule::wait("another thread's look at the disk".to_owned(), Some(1_000_000));
     }
 

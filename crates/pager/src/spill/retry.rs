@@ -1,0 +1,112 @@
+//! A read that failed, and is tried again: the disk may be good again after a while.
+//!
+//! The pauses grow from a millisecond to a second, ten seconds in all. Nothing is under way in a pause and nobody holds
+//! a lock, so other faults, changes of mappings and forks go on; what waits is the fault on that unit, or a change of a
+//! mapping that needs the unit. After the last try the process is stopped, since its data is lost.
+//!
+//! A read that the backing refused because it is busy is no failure: it is asked for again, as often as need be. A unit
+//! that was read and is not what was written, or whose slots are beyond the end of the file, is lost at once.
+
+use zfolio_core::stats::add;
+use zfolio_core::store::Ticket;
+
+use super::Away;
+use crate::engine::Engine;
+use crate::fatal;
+use crate::folio::Table;
+
+/// The first pause. The pauses are doubled up to the longest.
+const PAUSE_NS_MIN: u64 = 1_000_000;
+const PAUSE_NS_MAX: u64 = 1_000_000_000;
+
+/// So many reads of a unit fail before the process is stopped.
+const TRIES_MAX: u32 = 20;
+
+/// The pause before a unit is asked for again whose read the backing has refused.
+const REFUSED_NS: u64 = 1_000_000;
+
+/// The pause after so many reads that failed.
+const fn pause_ns(failed: u32) -> u64 {
+    let doubled = PAUSE_NS_MIN << (failed - 1);
+    if doubled < PAUSE_NS_MAX { doubled } else { PAUSE_NS_MAX }
+}
+
+/// All pauses together.
+const PAUSES_NS: u64 = {
+    let (mut sum_ns, mut failed) = (0, 1);
+    while failed < TRIES_MAX {
+        sum_ns += pause_ns(failed);
+        failed += 1;
+    }
+    sum_ns
+};
+
+/// 1 + 2 + 4 + ... + 512 ms, and nine times 1 s.
+const _: () = assert!(PAUSES_NS == 10_023_000_000);
+
+/// How often reads have failed for somebody who waits for a unit, and when the next is due. Begun anew for another
+/// unit.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Tries {
+    failed: u32,
+    /// 0: the unit was asked for, and how that ended is not known yet.
+    after_ns: u64,
+}
+
+impl Engine {
+    /// Whether a unit may be asked for: not while a pause lasts, which begins here when a read has failed. The pause
+    /// ends early if somebody else has had the unit fetched. Does not sleep.
+    pub(crate) fn may_try(&self, tries: &mut Tries, address: usize, ticket: Ticket) -> bool {
+        if tries.after_ns == 0 && self.store.is_unread(ticket) {
+            self.note_unread(tries, address);
+        }
+        self.now_ns() >= tries.after_ns || !self.store.is_away(ticket)
+    }
+
+    /// A unit was asked for. If the backing has refused that, a short pause begins.
+    pub(crate) fn note_asked(&self, tries: &mut Tries, ticket: Ticket) {
+        let is_refused = !self.store.is_coming(ticket) && !self.store.is_unread(ticket);
+        tries.after_ns = if is_refused { self.now_ns() + REFUSED_NS } else { 0 };
+    }
+
+    /// The last read of a unit has failed: sleeps until it may be asked for again, as the caller does next.
+    pub(crate) fn await_try(&self, tries: &mut Tries, address: usize, ticket: Ticket) {
+        while !self.may_try(tries, address, ticket) {
+            self.pause_for_room();
+        }
+        tries.after_ns = 0;
+    }
+
+    /// Sleeps for a millisecond at most before a unit is asked for again whose read the backing has refused.
+    pub(crate) fn pause_for_room(&self) {
+        self.mover.system.wait_for(&self.work.spilling.found, self.heard());
+    }
+
+    /// A read has failed: a pause begins, or the process is stopped.
+    fn note_unread(&self, tries: &mut Tries, address: usize) {
+        tries.failed += 1;
+        if tries.failed == TRIES_MAX {
+            self.note_lost();
+            fatal::unreadable(address, self.geometry().unit_bytes(), TRIES_MAX, PAUSES_NS);
+        }
+        add(&self.figures().read_back_retry, 1);
+        tries.after_ns = self.now_ns() + pause_ns(tries.failed);
+    }
+
+    /// Has units fetched that a change needs which the handler applies: it does not sleep. The table is held for
+    /// writing.
+    pub(crate) fn fetch_for_event(&self, table: &Table, wanted: &[Away]) {
+        let spilling = &self.work.spilling;
+        let mut tries = spilling.event_tries.lock();
+        let unread = wanted.iter().find(|unit| self.store.is_unread(unit.ticket));
+        if unread.is_none_or(|unit| self.may_try(&mut tries, unit.base, unit.ticket)) {
+            self.fetch_all(table, wanted);
+            tries.after_ns = 0;
+        }
+    }
+
+    /// The handler has applied all changes that waited.
+    pub(crate) fn end_event_tries(&self) {
+        *self.work.spilling.event_tries.lock() = Tries::default();
+    }
+}
