@@ -127,6 +127,7 @@ CASES = [
     ("descriptors dup_over", 32, "lz4", "64K"),
     ("descriptors few", 32, "lz4", "64K"),
     ("descriptors ends", 32, "lz4", "64K"),
+    ("descriptors lowest", 32, "lz4", "64K"),
     ("own_malloc blocks", 48, "lz4", "64K"),
     ("own_malloc children", 48, "lz4", "16K"),
     ("own_malloc own_handlers", 48, "lz4", "16K"),

@@ -77,6 +77,23 @@ static void few(void) {
     CHECK(0, "%zu pages resident", pages);
 }
 
+/* A program with one thread gets the lowest free number for each file that it opens, also while its size is watched,
+ * below the limit. If the watching thread opened files in the program's table, it would take a number that the program
+ * has just freed; and if the program then gave that number to a pipe, that thread would read from the pipe. */
+static void lowest(void) {
+    ballast_make(&b, limit_bytes() / 4, 3);
+    /* Enough is mapped for zfolio to watch this process. While it grows it is watched more often. */
+    char *more = map_anonymous(2 * limit_bytes());
+    close(0);
+    for (int i = 0; i < 200000; i++) {
+        int file = open("/dev/null", O_RDONLY);
+        CHECK(file == 0, "the lowest free descriptor is %d", file);
+        CHECK(close(file) == 0);
+        if (i % 100 == 0) more[i / 100 * PAGE] = 1;
+    }
+    ballast_verify(&b, "lowest descriptor");
+}
+
 /* The reader of a pipe sees its end when the program closes the other side: no other process keeps it open. */
 static void ends(void) {
     int pipe_ends[2];
@@ -102,7 +119,7 @@ static void ends(void) {
 int main(int count, char **arguments) {
     const struct behaviour cases[] = {
         {"range", range}, {"loop", loop}, {"from", from}, {"dup_over", dup_over}, {"few", few},
-        {"none", none}, {"ends", ends},
+        {"none", none}, {"ends", ends}, {"lowest", lowest},
     };
     return CHOOSE(cases);
 }

@@ -14,8 +14,9 @@
 //! - `PRE-2` A thread of the program holds no lock of the engine while it changes a mapping, because it
 //!   could then fault and wait for itself: the thread `mapping_proxy` makes the change. `fork` is the one
 //!   exception: it locks the engine's table, after it has made its own stack resident.
-//! - `PRE-3` The engine's threads have their own table of file descriptors: the program can neither see nor
-//!   close the engine's (if a userfaultfd were closed, missing pages would read as zeros).
+//! - `PRE-3` The engine's threads have their own table of file descriptors, from their start: the program can
+//!   neither see nor close the engine's (if a userfaultfd were closed, missing pages would read as zeros), and
+//!   no number that it has freed is taken by the engine.
 //!
 //! The modules are declared in the order in which a program first needs them.
 

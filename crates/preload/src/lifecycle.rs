@@ -162,9 +162,17 @@ fn run_soon() {
     }
 }
 
-/// The reclaim thread: makes the engine, waits until the process is near its limit, engages the engine,
-/// and reclaims.
+/// The reclaim thread: waits until the process is near its limit, makes the engine, engages it, and reclaims.
+///
+/// It leaves the program's table of files before anything else (`PRE-3`), since it reads files from then on: in that
+/// table it would take numbers which the program has just freed, and read from what the program then puts there.
 fn live(settings: &'static Settings) {
+    if files::leave_program_files(&[]).is_err() {
+        fatal::print_here(format_args!(
+            "unshare(CLONE_FILES) is not allowed here: the limit is not held"
+        ));
+        return share::leave();
+    }
     run_soon();
     share::set_watches();
     let is_early =
@@ -186,12 +194,6 @@ fn live(settings: &'static Settings) {
 
 /// Makes what takes time, before the process is near its limit: userfaultfds, streams, the other threads.
 fn make_engine(settings: &'static Settings) -> Option<&'static Engine> {
-    if files::leave_program_files(&[]).is_err() {
-        fatal::print(format_args!(
-            "unshare(CLONE_FILES) is not allowed here: the limit is not held"
-        ));
-        return None;
-    }
     match Engine::new(settings.config.clone(), Box::new(statistics::page()?)) {
         Ok(engine) => {
             engine.follow_need(settings.follow_per_mille);
