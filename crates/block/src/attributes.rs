@@ -2,12 +2,14 @@
 //!
 //! ```text
 //! read    comp_algorithm recomp_algorithm max_comp_streams initstate io_stat mm_stat bd_stat debug_stat block_state
-//!         backing_dev policy_stat writeback_stat driver_stats global_stats wq_stats
+//!         apart_stat backing_dev policy_stat writeback_stat driver_stats global_stats wq_stats
 //! both    disksize mem_limit writeback_limit writeback_limit_enable writeback_batch_size compressed_writeback
 //! write   mem_used_max compact idle recompress reset writeback
 //! ```
 //!
-//! `policy_stat` and `writeback_stat` are not the kernel's, which has no policy. `policy_stat`: the age in seconds at
+//! `apart_stat`, `policy_stat` and `writeback_stat` are not the kernel's, which has no policy, and no units larger than a
+//! page. `apart_stat`: units of which pages are apart, those of them that are split, the pages, their bytes, and how many
+//! units were joined because they were idle, or to make room. `policy_stat`: the age in seconds at
 //! which units are recompressed now, how many were tried, how many shrank, and by how many bytes together.
 //! `writeback_stat`: the age in seconds at which units are written back now; how many units were written because
 //! somebody asked, because they were old, and to make room; how many writes came to nothing; how often the budget was
@@ -22,12 +24,15 @@ use std::fmt;
 
 use zfolio_core::size;
 use zfolio_core::zcomp::{Algorithm, Zcomp};
-use zfolio_core::zram::{self, Chosen, Recompression, Stop, WRITEBACK_BATCH_MAX, What, WroteBack};
+use zfolio_core::zram::{
+    self, ApartStat, Chosen, Recompression, Stop, WRITEBACK_BATCH_MAX, What, WroteBack,
+};
 use zfolio_sys::cpu;
 
 use crate::ram::{HARDWARE_STATS, Ram};
 
-const READABLE: [&str; 21] = [
+const READABLE: [&str; 22] = [
+    "apart_stat",
     "backing_dev",
     "bd_stat",
     "block_state",
@@ -153,6 +158,12 @@ pub fn read(ram: &Ram, name: &str) -> Result<String, Refusal> {
         }
         "mm_stat" => format!("{}\n", zram.mm_stat()),
         "io_stat" => format!("{}\n", zram.io_stat()),
+        "apart_stat" => {
+            let ApartStat { units, split_units, pages, compressed_bytes, joined_units } =
+                zram.apart_stat();
+            let counts = [units, split_units, pages, compressed_bytes, joined_units];
+            counts.map(|count| format!("{count:8}")).join(" ") + "\n"
+        }
         "policy_stat" => {
             let done = ram.policy_stat();
             let counts = [u64::from(ram.age_s()), done.tried, done.shrank, done.bytes_saved];
@@ -416,7 +427,8 @@ mod tests {
         assert_eq!(ram.size_bytes(), 2 << 20);
         let unknown = read(&ram, "mm_stats").unwrap_err().to_string();
         assert!(
-            unknown.starts_with("'mm_stats' is not an attribute; accepted: backing_dev, bd_stat, "),
+            unknown
+                .starts_with("'mm_stats' is not an attribute; accepted: apart_stat, backing_dev, "),
             "{unknown}"
         );
         let fixed = write(&ram, "comp_algorithm", "zstd").unwrap_err().to_string();
@@ -426,7 +438,7 @@ mod tests {
         );
         let deaf = read(&ram, "idle").unwrap_err().to_string();
         assert!(
-            deaf.starts_with("idle can only be written; accepted: backing_dev, bd_stat"),
+            deaf.starts_with("idle can only be written; accepted: apart_stat, backing_dev"),
             "{deaf}"
         );
     }

@@ -41,6 +41,22 @@ impl Text {
         );
     }
 
+    /// What was written in part of a unit.
+    fn apart(&mut self, ram: &Ram) {
+        let apart = ram.zram().apart_stat();
+        self.gauge(
+            "apart_pages",
+            "Pages that are compressed alone, as they were written in part of a unit.",
+            &[("", apart.pages)],
+        );
+        self.gauge("apart_bytes", "Their bytes, compressed.", &[("", apart.compressed_bytes)]);
+        self.counter(
+            "joined_units",
+            "Units of such pages that were joined because they were idle, or to make room.",
+            &[("", apart.joined_units)],
+        );
+    }
+
     /// What was done.
     fn events(&mut self, ram: &Ram) {
         let (mm, io, policy) = (ram.zram().mm_stat(), ram.zram().io_stat(), ram.policy_stat());
@@ -120,6 +136,7 @@ pub fn of_disk(name: &str, ram: &Ram, server: Counts) -> String {
     let info = format!("algorithm=\"{algorithm}\",unit=\"{unit}\",version=\"{version}\"");
     page.gauge("info", "What the disk is made of.", &[(&info, 1)]);
     page.contents(ram);
+    page.apart(ram);
     page.events(ram);
     page.writeback(ram);
     page.gauge("connections", "Clients that are connected.", &[("", server.live)]);

@@ -142,6 +142,15 @@ pub struct PolicyStat<N = u64> {
 /// How much of its time the thread of [`Ram::work`] may recompress: a twentieth.
 const WORK_SHARE: u64 = 20;
 
+/// How much of its time the thread of [`Ram::work`] may join units: an eighth.
+const JOIN_SHARE: u64 = 8;
+
+/// Units of which pages are apart are joined when none of them was written for so many seconds.
+const JOIN_AGE_S: u32 = 5;
+
+/// Units that are joined between two looks at the clock.
+const JOIN_UNITS: usize = 4;
+
 /// Units that are tried between two looks at the clock.
 const WORK_UNITS: u64 = 16;
 
@@ -221,7 +230,9 @@ impl Ram {
         let codecs = config.algorithms.iter().map(codec).collect::<Result<_, _>>();
         let codecs = codecs.map_err(Unmade::Codec)?;
         let zram = Zram::new(codecs, source, key, config.disk_bytes, cpus);
-        let zram = zram.map_err(|_| Unmade::Size)?;
+        let pages = Zcomp::new(config.algorithms[0].clone(), UnitOrder::DEFAULT, cpus);
+        let pages = pages.map_err(Unmade::Codec)?;
+        let zram = zram.map_err(|_| Unmade::Size)?.with_pages_apart(pages);
         zram.set_mem_limit(config.limit_bytes);
         Ok(Ram {
             zram,
@@ -298,14 +309,15 @@ impl Ram {
         PolicyStat { tried: load(tried), shrank: load(shrank), bytes_saved: load(bytes_saved) }
     }
 
-    /// Has the disk know the time, makes room below its limit, and writes back and recompresses what is old, for a part
-    /// of the time since the last call; and gives back memory that became unused. To be called several times a second.
+    /// Has the disk know the time, makes room below its limit, joins units that were written in part, and writes back and
+    /// recompresses what is old, each for a part of the time since the last call; and gives back memory that became unused. To be called several times a second.
     pub fn work(&self, since_ns: u64) {
         self.tick();
         let began = clock::monotonic_ns();
         if let Some(writes_back) = &self.writes_back {
             self.write_back(writes_back, began, began + since_ns / WRITE_SHARE);
         }
+        self.join(JOIN_AGE_S, clock::monotonic_ns() + since_ns / JOIN_SHARE);
         self.recompress(clock::monotonic_ns(), since_ns / WORK_SHARE);
         self.zram.compact_if_wasteful();
     }
@@ -325,6 +337,15 @@ impl Ram {
                 None => continue,
             };
             return writes_back.rests_until_ns.store(began + rest_ns, Relaxed);
+        }
+    }
+
+    fn join(&self, age_s: u32, until: u64) {
+        while clock::monotonic_ns() < until {
+            let joined = self.zram.join_old(cpu::current(), age_s, JOIN_UNITS);
+            if joined.units == 0 {
+                return;
+            }
         }
     }
 
@@ -405,11 +426,12 @@ impl Device for Ram {
 
 #[cfg(test)]
 mod tests {
+    use zfolio_core::page::UnitOrder;
     use zfolio_core::testing::Random;
 
     use crate::attributes;
     use crate::device::Device as _;
-    use crate::testing::{ram, written_back};
+    use crate::testing::{ram, ram_of_units, written_back};
 
     /// Goal: what is discarded gives its memory back by itself, also where other units share its pages. Method: every
     /// second page of a disk of text.
@@ -457,6 +479,30 @@ mod tests {
         let mut found = vec![0; 4096];
         ram.read(0, &mut found).unwrap();
         assert!(found == letters);
+    }
+
+    /// Goal: of a disk in large units, pages that are written are apart, and are joined once they are old, however many
+    /// there are; the figures say so.
+    #[test]
+    fn what_was_written_in_part_is_joined() {
+        let ram = ram_of_units(UnitOrder::FOLIO, 2 << 20, &["zstd"]);
+        let mut contents = Random::new(1).bytes(2 << 20);
+        ram.write(0, &contents).unwrap();
+        for at in (0..contents.len()).step_by(32 << 10) {
+            let page = Random::new(at as u64 + 2).bytes(4096);
+            ram.write(at as u64, &page).unwrap();
+            contents[at..at + 4096].copy_from_slice(&page);
+        }
+        ram.work(u64::from(u32::MAX));
+        let stat = attributes::read(&ram, "apart_stat").unwrap();
+        let columns: Vec<u64> = stat.split_whitespace().map(|word| word.parse().unwrap()).collect();
+        assert_eq!(columns, [32, 0, 64, 64 << 12, 0], "all of that is young");
+        ram.join(0, u64::MAX);
+        let stat = ram.zram().apart_stat();
+        assert_eq!((stat.units, stat.pages, stat.joined_units), (0, 0, 32));
+        let mut found = vec![0; contents.len()];
+        ram.read(0, &mut found).unwrap();
+        assert!(found == contents);
     }
 
     /// Goal: near its limit a disk makes room by itself, and the ages of both policies shrink alike.

@@ -248,10 +248,20 @@ pub fn check_dashboard(dashboard: &str, prefix: &str, page: &str) {
 /// A compressed disk with units of 4 KiB.
 #[cfg(test)]
 pub(crate) fn ram(disk_bytes: u64, algorithms: &[&str]) -> crate::ram::Ram {
+    ram_of_units(zfolio_core::page::UnitOrder::DEFAULT, disk_bytes, algorithms)
+}
+
+/// The same disk in other units.
+#[cfg(test)]
+pub(crate) fn ram_of_units(
+    unit: zfolio_core::page::UnitOrder,
+    disk_bytes: u64,
+    algorithms: &[&str],
+) -> crate::ram::Ram {
     let config = crate::ram::Config {
         disk_bytes,
         algorithms: algorithms.iter().map(|name| name.parse().unwrap()).collect(),
-        unit: zfolio_core::page::UnitOrder::DEFAULT,
+        unit,
         limit_bytes: 0,
         age_s: 600,
         accelerated: crate::ram::Accelerated::NONE,

@@ -1,8 +1,8 @@
 //! A compressed disk in memory: what the kernel's zram is, over the [store].
 //!
 //! The disk is cut into **units** of 4 KiB to 2 MiB, each of which is compressed as one object. The `table` leads
-//! from the index of a unit to its slot, and the slot has the unit's entry in the store. A unit without an entry reads
-//! as zeros and takes no memory.
+//! from the index of a unit to its slot, and the slot has the unit's entry in the store. A unit without an entry, of
+//! which no pages are apart either, reads as zeros and takes no memory.
 //!
 //! ```text
 //! read    of each unit: lock the slot
@@ -11,8 +11,12 @@
 //!                                once, up to 16 together
 //!           a part               decompressed into a scratch buffer, and copied from there
 //! write   whole units, up to 16: lock their slots; compressed from the caller's memory, nothing is read
-//!         a part of a unit: lock the slot; decompressed into a scratch buffer, changed there, compressed
+//!         some pages of a unit: lock the slot; compressed one by one, and kept apart (`apart`)
+//!         another part of a unit: lock the slot; decompressed into a scratch buffer, changed there, compressed
 //! ```
+//!
+//! Where a unit's pages are apart, a read takes these from there, and everything else from the unit's copy; whoever
+//! changes the unit as a whole drops them.
 //!
 //! A device may have a [`Backing`], a file to which units go that are not used, or that memory has no room for
 //! (`writeback`). A unit that is there is fetched when it is wanted: the request drops its locks, waits, and begins
@@ -25,14 +29,15 @@
 //! - `ZRAM-2` A write that fails leaves each unit as it was before, or as it was to be after: any of its units may be
 //!   written.
 //! - `ZRAM-3` An entry is used and exchanged only under its slot's lock.
-//! - `ZRAM-4` Beyond the end of the disk no unit has an entry.
-//! - `ZRAM-5` A scratch buffer that holds a checksum (`Scratch::holds`) has the contents of that unit.
+//! - `ZRAM-4` Beyond the end of the disk all units are empty.
+//! - `ZRAM-5` A scratch buffer that holds a checksum (`Scratch::holds`) has the contents of the copy that has it.
 //!
 //! # Concurrency
 //!
-//! slot -> scratch of this CPU -> the store's. Requests on different units share no lock but the pool's. A request
-//! waits for a slot only while it holds no other: those that follow are taken if they are free (`slot::lock_after`). So
-//! nobody waits in a circle, and a request of several units is not one step to others, as on any disk.
+//! slot -> scratch of this CPU -> a shard of pages apart, for a moment -> the store's. Requests on different units share
+//! no lock but the pool's, and now and then a shard. A request waits for a slot only while it holds no other: those that
+//! follow are taken if they are free (`slot::lock_after`). So nobody waits in a circle, and a request of several units
+//! is not one step to others, as on any disk.
 //!
 //! # Cost
 //!
@@ -40,6 +45,7 @@
 //! part of a unit costs the decompression of all of it, unless this CPU's scratch buffer still has it: so a walk
 //! through a disk in small pieces decompresses each unit once.
 
+mod apart;
 mod limit;
 #[cfg(test)]
 mod races;
@@ -72,11 +78,13 @@ use crate::sync::{Guard, Mutex};
 use crate::zcomp::Zcomp;
 use crate::zsmalloc::{Compaction, PageSource, STEP_BYTES};
 
+use apart::Apart;
 use limit::{Limit, Room};
 use slot::{Slot, SlotLock};
 use table::{GROWTH_BYTES_MAX, Table, UNITS_MAX};
 use writeback::Writeback;
 
+pub use apart::{ApartStat, Joined};
 pub use recompress::{Recompressed, Recompression, Turn, What};
 #[cfg(any(test, fuzzing))]
 pub use save::script as save_script;
@@ -194,6 +202,10 @@ impl Together {
 #[derive(Debug)]
 pub struct Zram<S: PageSource> {
     store: Store<S>,
+    /// How many of the store's codecs are for whole units.
+    algorithms: usize,
+    /// `None`: nothing is kept apart.
+    apart: Option<Apart>,
     table: Table,
     unit: UnitOrder,
     together: Together,
@@ -246,6 +258,8 @@ impl<S: PageSource> Zram<S> {
         let scratch = || Scratch { bytes: vec![0; unit.bytes()].into_boxed_slice(), holds: None };
         let together = Together::new(unit, &codecs);
         let zram = Zram {
+            algorithms: codecs.len(),
+            apart: None,
             store: Store::new(codecs, source, key),
             table: Table::new(),
             unit,
@@ -298,7 +312,7 @@ impl<S: PageSource> Zram<S> {
 
     /// The codecs, by their priority.
     pub fn codecs(&self) -> impl Iterator<Item = &Zcomp> {
-        self.store.codecs().map(|(_, codec)| codec)
+        self.store.codecs().take(self.algorithms).map(|(_, codec)| codec)
     }
 
     /// Says how many seconds the device is old: its owner does so each second or so.
@@ -316,7 +330,7 @@ impl<S: PageSource> Zram<S> {
         self.check_size(disk_bytes)?;
         let busy_beyond = |end: u64| {
             let [first, end] = [disk_bytes, end].map(|bytes| bytes / self.unit.bytes() as u64);
-            let busy = self.table.slots(first, end).find(|(_, slot)| slot.lock().entry.is_some());
+            let busy = self.table.slots(first, end).find(|(_, slot)| !slot.lock().is_empty());
             busy.map_or(Ok(()), |(unit, _)| Err(Error::Busy { unit }))
         };
         // Without a new size first: nobody notices a change that is refused.
@@ -339,8 +353,8 @@ impl<S: PageSource> Zram<S> {
 
     /// Drops all contents: the disk reads as zeros.
     pub fn reset(&self) {
-        for (_, slot) in self.table.slots(0, UNITS_MAX) {
-            self.clear(&mut slot.lock());
+        for (unit, slot) in self.table.slots(0, UNITS_MAX) {
+            self.clear(unit, &mut slot.lock());
         }
         self.store.pool().trim();
     }
@@ -431,7 +445,7 @@ impl<S: PageSource> Zram<S> {
         self.check(at, bytes)?;
         let (mut length, mut is_hole) = (0, false);
         for (unit, within) in self.pieces(at, bytes) {
-            let hole = self.table.get(unit).is_none_or(|slot| slot.lock().entry.is_none());
+            let hole = self.table.get(unit).is_none_or(|slot| slot.lock().is_empty());
             if length > 0 && hole != is_hole {
                 if !each(length, is_hole) {
                     return Ok(());
@@ -518,7 +532,8 @@ impl<S: PageSource> Zram<S> {
         Ok(bytes)
     }
 
-    /// Reads whole units, at most [`TOGETHER_MAX`], up to the first whose slot somebody else has, or that is not here.
+    /// Reads whole units, at most [`TOGETHER_MAX`], up to the first whose slot somebody else has, that is not here, or
+    /// of which pages are apart.
     /// Returns how many bytes.
     fn read_together(&self, cpu: usize, unit: u64, into: &mut [u8]) -> usize {
         let now_s = self.now_s.load(Relaxed);
@@ -527,6 +542,9 @@ impl<S: PageSource> Zram<S> {
         for (unit, place) in (unit..).zip(&mut slots[..into.len() / self.unit.bytes()]) {
             let Some(lock) = self.table.get(unit) else { break };
             let Some(mut slot) = slot::lock_after(count, lock) else { break };
+            if slot.is_apart() {
+                break;
+            }
             slot.touch(now_s);
             *place = Some(slot);
             count += 1;
@@ -568,7 +586,9 @@ impl<S: PageSource> Zram<S> {
             };
             let mut slot = lock.lock();
             slot.touch(self.now_s.load(Relaxed));
-            let loaded = if within.len() == self.unit.bytes() {
+            let loaded = if slot.is_apart() {
+                self.read_apart(cpu, unit, &slot, within.clone(), into)
+            } else if within.len() == self.unit.bytes() {
                 self.load(cpu, &slot, into)
             } else {
                 let mut scratch = self.scratch(cpu);
@@ -640,15 +660,18 @@ impl<S: PageSource> Zram<S> {
             self.check_unit(unit)?;
             let is_whole = within.len() == self.unit.bytes();
             match from {
-                None if is_whole || slot.entry.is_none() => {
-                    self.clear(&mut slot);
+                None if is_whole || slot.is_empty() => {
+                    self.clear(unit, &mut slot);
                     return Ok(());
                 }
                 Some(bytes) if is_whole => return self.put(cpu, unit, &mut [Some(slot)], bytes),
+                Some(bytes) if self.write_apart(cpu, unit, &mut slot, &within, bytes) => {
+                    return Ok(());
+                }
                 _ => {}
             }
             let mut scratch = self.scratch(cpu);
-            match self.fill(cpu, &slot, &mut scratch) {
+            match self.fill_joined(cpu, unit, &slot, &mut scratch) {
                 Ok(None) => {}
                 Ok(Some(ticket)) => {
                     drop(scratch);
@@ -668,7 +691,7 @@ impl<S: PageSource> Zram<S> {
             self.put(cpu, unit, &mut [Some(&mut *slot)], &scratch.bytes)?;
             scratch.holds = slot.entry.as_ref().map(|entry| self.store.checksum(entry));
             if from.is_none() && self.reads_as_zeros(&slot) {
-                self.clear(&mut slot);
+                self.clear(unit, &mut slot);
             }
             return Ok(());
         }
@@ -701,7 +724,23 @@ impl<S: PageSource> Zram<S> {
         self.store.wait(ticket).map_err(|error| Error::Lost { unit, error })
     }
 
-    /// Has the unit of a slot in the scratch buffer. A ticket: it is away.
+    /// Has the unit of a slot in the scratch buffer, with its pages that are apart. A ticket: it is away.
+    fn fill_joined(
+        &self,
+        cpu: usize,
+        unit: u64,
+        slot: &Slot,
+        scratch: &mut Scratch,
+    ) -> Result<Option<Ticket>, store::Error> {
+        if !slot.is_apart() {
+            return self.fill(cpu, slot, scratch);
+        }
+        // ZRAM-5: nobody knows the checksum of this.
+        scratch.holds = None;
+        self.read_apart(cpu, unit, slot, 0..self.unit.bytes(), &mut scratch.bytes)
+    }
+
+    /// Has the copy of a slot's unit in the scratch buffer, without pages that are apart. A ticket: it is away.
     fn fill(
         &self,
         cpu: usize,
@@ -720,7 +759,7 @@ impl<S: PageSource> Zram<S> {
         loaded
     }
 
-    /// Loads the unit of a slot. A ticket: it is away.
+    /// Loads the copy of a slot's unit, without pages that are apart. A ticket: it is away.
     fn load(
         &self,
         cpu: usize,
@@ -755,6 +794,17 @@ impl<S: PageSource> Zram<S> {
         bytes: &[u8],
     ) -> Result<(), Error> {
         let _room = self.room_for(slots, bytes)?;
+        self.replace(cpu, unit, slots, bytes)
+    }
+
+    /// The same without a look at the limit.
+    fn replace<G: DerefMut<Target = Slot>>(
+        &self,
+        cpu: usize,
+        unit: u64,
+        slots: &mut [Option<G>],
+        bytes: &[u8],
+    ) -> Result<(), Error> {
         let mut outgoing: [Outgoing<'_>; TOGETHER_MAX] = Default::default();
         let outgoing = &mut outgoing[..slots.len()];
         let units = bytes.chunks_exact(self.unit.bytes());
@@ -780,6 +830,7 @@ impl<S: PageSource> Zram<S> {
                 outcome => Ok(outcome),
             };
             if let Ok(outcome) = done {
+                self.drop_apart(unit, slot);
                 slot.renew(now_s);
                 self.huge_since.fetch_add((outcome == Outcome::Incompressible).into(), Relaxed);
             }
@@ -818,7 +869,8 @@ impl<S: PageSource> Zram<S> {
     }
 
     /// Drops the contents of a unit.
-    fn clear(&self, slot: &mut Slot) {
+    fn clear(&self, unit: u64, slot: &mut Slot) {
+        self.drop_apart(unit, slot);
         if let Some(entry) = slot.entry.take() {
             self.store.invalidate(entry, &self.figures);
         }

@@ -53,12 +53,16 @@ impl Engine {
         bytes: u64,
         streams: usize,
     ) -> Result<Engine, String> {
+        let first = codecs[0].clone();
         let codecs = codecs.iter().map(|params| Zcomp::new(params.clone(), unit, streams));
         let codecs = codecs.collect::<Result<_, _>>().map_err(|error| error.to_string())?;
         // The speed does not depend on the key.
         let key = Key::new([0xA5; Key::BYTES]);
         let zram = Zram::new(codecs, PoolMappings::default(), key, bytes, streams);
-        zram.map(|zram| Engine { name, zram }).map_err(|error| error.to_string())
+        let page = Zcomp::new(first, UnitOrder::DEFAULT, streams);
+        let page = page.map_err(|error| error.to_string())?;
+        let zram = zram.map_err(|error| error.to_string())?.with_pages_apart(page);
+        Ok(Engine { name, zram })
     }
 }
 

@@ -5,7 +5,8 @@
 //! - `LIM-1` While a limit is set, a write begins only if its units fit below the limit even if nothing of them
 //!   shrinks, beside all writes that are under way, and so does what the table grows by for a unit that is far from
 //!   others. So the disk stays below the limit; the pool's own tables may grow by a step (64 KiB or so) beyond, and
-//!   what is fetched from a backing is in the pool until it was read (`FETCH_BYTES` for each thread that reads).
+//!   what is fetched from a backing is in the pool until it was read (`FETCH_BYTES` for each thread that reads). To
+//!   recompress a unit, or to join its pages, has no look at the limit: for a moment both copies are there.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use super::script::is_for_now;
+use super::script::{is_for_now, pages};
 use super::tests::zram_in;
 use super::{Chosen, Error, Recompression, What, Zram};
 use crate::budget::WriteBudget;
@@ -21,6 +21,7 @@ const TAIL: usize = 40;
 const ALL: usize = WRITERS * OWN + TAIL;
 
 const SECTOR: usize = 512;
+const PAGE: usize = 4096;
 
 type Disk = Zram<Arc<World>>;
 
@@ -57,9 +58,9 @@ impl Writer<'_> {
     fn work(&mut self, random: &mut Random, turns: usize) {
         let sectors = self.model.len() / SECTOR;
         for turn in 0..turns {
-            let step = if random.below(2) == 0 { self.unit_bytes / SECTOR } else { 1 };
+            let step = [self.unit_bytes / SECTOR, 1, PAGE / SECTOR, PAGE / SECTOR][random.below(4)];
             let first = random.below(sectors / step) * step;
-            let count = (1 + random.below(36)) * step;
+            let count = (1 + random.below(if step == 8 { 3 } else { 36 })) * step;
             let (at, cpu) = (first * SECTOR, random.below(3));
             let length = count.min(sectors - first) * SECTOR;
             let from = (self.base + at) as u64;
@@ -109,7 +110,7 @@ fn trouble<B: Breakable>(disk: &Disk, world: &World, backing: &B, random: &mut R
         let refused = done.err().filter(|error| !is_for_now(error));
         assert_eq!(refused, None);
     };
-    match random.below(14) {
+    match random.below(16) {
         0 => {
             let all = Recompression { what: What::All, max_pages: 30, ..Recompression::default() };
             or_for_now(disk.recompress(2, all).map(drop));
@@ -123,6 +124,7 @@ fn trouble<B: Breakable>(disk: &Disk, world: &World, backing: &B, random: &mut R
         4 => _ = disk.write_ahead(),
         5 => disk.compact_if_wasteful(),
         6 => disk.compact(),
+        14..16 => _ = disk.join_old(2, 0, 8),
         7 => {
             let more = [0, 20_000, 200_000][random.below(3)];
             let limit = if random.below(3) == 0 { 0 } else { disk.used_bytes() + more };
@@ -169,6 +171,7 @@ fn race<B: Breakable + Send + Sync>(order: u8, seed: u64, turns: usize) {
     let disk_bytes = (ALL * unit_bytes) as u64;
     let disk = zram_in(&world, order, disk_bytes, &[Algorithm::Lz4, Algorithm::Zstd]);
     let disk = disk.with_backing(Box::new(backing.clone()), WriteBudget::NONE);
+    let disk = disk.with_pages_apart(pages());
     let mut writers: Vec<Writer<'_>> = (0..WRITERS)
         .map(|who| (who * OWN * unit_bytes, vec![0; OWN * unit_bytes]))
         .map(|(base, model)| Writer { disk: &disk, base, unit_bytes, model })
@@ -200,14 +203,16 @@ fn race<B: Breakable + Send + Sync>(order: u8, seed: u64, turns: usize) {
         assert!(found == writer.model, "the end, from {}", writer.base);
     }
     let (stat, away) = (disk.mm_stat(), disk.store.spill_stats().units);
-    check_rows(disk.store.pool(), usize::try_from(stat.same_pages + away).unwrap());
+    let without_object = stat.same_pages + away + disk.apart_same_filled();
+    check_rows(disk.store.pool(), usize::try_from(without_object).unwrap());
     let end = disk.disk_bytes() / unit_bytes as u64;
-    let beyond = disk.table.slots(end, ALL as u64).any(|(_, slot)| slot.lock().entry.is_some());
+    let beyond = disk.table.slots(end, ALL as u64).any(|(_, slot)| !slot.lock().is_empty());
     assert!(!beyond, "ZRAM-4");
     disk.reset();
     disk.store.drain();
     let stat = disk.mm_stat();
     assert_eq!((stat.orig_data_size, stat.compr_data_size, stat.same_pages), (0, 0, 0));
+    assert_eq!((disk.apart_stat().units, disk.apart_stat().pages), (0, 0));
     drop(writers);
     drop(disk);
     assert_eq!(world.pages.load(Relaxed), 0, "pages that were not given back");

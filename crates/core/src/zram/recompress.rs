@@ -109,7 +109,7 @@ impl<S: PageSource> Zram<S> {
         for (_, lock) in self.table.slots(0, UNITS_MAX) {
             let mut slot = lock.lock();
             let is_old = age_s.is_none_or(|age_s| now.saturating_sub(slot.used_s()) >= age_s);
-            if self.entry_here(&slot).is_some() && is_old {
+            if (slot.is_apart() || self.entry_here(&slot).is_some()) && is_old {
                 slot.mark_idle();
             }
         }
@@ -136,6 +136,7 @@ impl<S: PageSource> Zram<S> {
                 break;
             }
             let mut slot = lock.lock();
+            self.join_if_here(cpu, unit, &mut slot);
             if !self.is_wanted(&slot, request, codec) {
                 continue;
             }

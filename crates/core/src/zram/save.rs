@@ -18,10 +18,10 @@ use std::fmt;
 use std::io::{self, Read, Write};
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::slot::SlotLock;
+use super::slot::{Slot, SlotLock};
 use super::table::{GROWTH_BYTES_MAX, UNITS_MAX};
 use super::{FETCH_BYTES, Zram};
-use crate::store::{self, CodecId, Incoming, Loaded, Ticket};
+use crate::store::{self, CodecId, Form, Incoming, Loaded, Ticket};
 use crate::zcomp::{Params, Zcomp};
 use crate::zsmalloc::PageSource;
 
@@ -168,7 +168,28 @@ impl<S: PageSource> Zram<S> {
     ) -> Result<bool, SaveError> {
         let lost = |error| SaveError::Lost { unit, error };
         loop {
-            let slot = lock.lock();
+            let mut slot = lock.lock();
+            if slot.is_apart() {
+                match self.join(cpu, unit, &mut slot) {
+                    Ok(None) => {}
+                    Ok(Some(ticket)) => {
+                        drop(slot);
+                        self.store.wait(ticket).map_err(lost)?;
+                        continue;
+                    }
+                    Err(super::Error::Lost { error, .. }) => return Err(lost(error)),
+                    // The system has no memory now.
+                    Err(_) => match self.save_as_it_is(cpu, unit, &slot, scratch, writer) {
+                        Ok(None) => return Ok(true),
+                        Ok(Some(ticket)) => {
+                            drop(slot);
+                            self.store.wait(ticket).map_err(lost)?;
+                            continue;
+                        }
+                        Err(error) => return Err(lost(error)),
+                    },
+                }
+            }
             let Some(entry) = &slot.entry else { return Ok(false) };
             let mut incoming = [Incoming::new(entry, scratch)];
             self.store.load(cpu, &mut incoming);
@@ -191,6 +212,28 @@ impl<S: PageSource> Zram<S> {
             drop(slot);
             self.store.wait(ticket).map_err(lost)?;
         }
+    }
+
+    /// Notes a unit that cannot be joined now, uncompressed. A ticket: it is away, and is not noted.
+    fn save_as_it_is(
+        &self,
+        cpu: usize,
+        unit: u64,
+        slot: &Slot,
+        scratch: &mut [u8],
+        writer: &mut Writer<'_>,
+    ) -> Result<Option<Ticket>, store::Error> {
+        let loaded = self.read_apart(cpu, unit, slot, 0..scratch.len(), scratch)?;
+        if loaded.is_some() {
+            return Ok(loaded);
+        }
+        let checksum = self.store.key().checksum(scratch);
+        let (form, object) = match checksum.is_of_word() {
+            true => (Form::SameFilled, &[][..]),
+            false => (Form::Incompressible(CodecId::FIRST), &*scratch),
+        };
+        writer.note(&Record { unit, form, has_no_codec: false, checksum, object });
+        Ok(None)
     }
 
     /// Fills an empty disk with what a saved one had. Its size, unit, codecs and key are those of the reader's header.

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::{Chosen, Error, Recompression, SECTOR_BYTES, What, Zram};
+use super::{ApartStat, Chosen, Error, Recompression, SECTOR_BYTES, What, Zram};
 use crate::budget::WriteBudget;
 use crate::page::{UnitOrder, same_filled};
 use crate::store::Key;
@@ -40,6 +40,8 @@ struct Player<'p, B> {
     unit_bytes: usize,
     script: &'p [u8],
     tag: u64,
+    /// Units that were seen to be split.
+    split: u64,
 }
 
 /// Plays a script as its bytes say.
@@ -48,13 +50,18 @@ struct Player<'p, B> {
 ///
 /// When the device does not do what bytes do.
 pub fn play(script: &[u8]) {
-    let Some((first, script)) = script.split_first() else { return };
+    play_and_count(script);
+}
+
+/// The same. Returns how many units it saw split, and joined.
+pub(super) fn play_and_count(script: &[u8]) -> [u64; 2] {
+    let Some((first, script)) = script.split_first() else { return [0; 2] };
     let order = unit([0, 2, 4][usize::from(*first) % 3]);
-    let is_batched = first / 12 % 2 == 1;
+    let (is_batched, has_apart) = (first / 12 % 2 == 1, first / 24 % 4 > 0);
     match first / 3 % 4 {
-        0 => play_on::<Faulty>(order, false, is_batched, script),
-        1 => play_on::<Faulty>(order, true, is_batched, script),
-        _ => play_on::<Sealed>(order, true, is_batched, script),
+        0 => play_on::<Faulty>(order, false, is_batched, has_apart, script),
+        1 => play_on::<Faulty>(order, true, is_batched, has_apart, script),
+        _ => play_on::<Sealed>(order, true, is_batched, has_apart, script),
     }
 }
 
@@ -79,6 +86,11 @@ impl Backend for Batched {
     }
 }
 
+/// The codec of pages that are apart.
+pub(super) fn pages() -> Zcomp {
+    Zcomp::new(Algorithm::Lz4.into(), UnitOrder::DEFAULT, 2).expect("streams")
+}
+
 /// Whether a request that failed so may succeed later.
 pub(super) fn is_for_now(error: &Error) -> bool {
     match error {
@@ -87,7 +99,13 @@ pub(super) fn is_for_now(error: &Error) -> bool {
     }
 }
 
-fn play_on<B: Breakable>(order: UnitOrder, has_backing: bool, is_batched: bool, script: &[u8]) {
+fn play_on<B: Breakable>(
+    order: UnitOrder,
+    has_backing: bool,
+    is_batched: bool,
+    has_apart: bool,
+    script: &[u8],
+) -> [u64; 2] {
     let codec = |algorithm: Algorithm| {
         let batched = |codec| Ok(Box::new(Batched(codec)) as Box<dyn Backend>);
         let accelerate: Accelerate<'_> = if is_batched { &batched } else { &Ok };
@@ -103,6 +121,7 @@ fn play_on<B: Breakable>(order: UnitOrder, has_backing: bool, is_batched: bool, 
         true => zram.with_backing(Box::new(backing.clone()), WriteBudget::NONE),
         false => zram,
     };
+    let zram = if has_apart { zram.with_pages_apart(pages()) } else { zram };
     let mut player = Player {
         zram,
         world,
@@ -111,11 +130,12 @@ fn play_on<B: Breakable>(order: UnitOrder, has_backing: bool, is_batched: bool, 
         unit_bytes: order.bytes(),
         script,
         tag: 0,
+        split: 0,
     };
     while !player.script.is_empty() {
         player.step();
     }
-    player.end();
+    player.end()
 }
 
 impl<B: Breakable> Player<'_, B> {
@@ -129,7 +149,7 @@ impl<B: Breakable> Player<'_, B> {
     fn range(&mut self) -> (u64, usize) {
         let sectors = (self.unit_bytes as u64 / SECTOR_BYTES).max(8);
         let first = (self.byte() << 8 | self.byte()) as u64 % (UNITS * sectors);
-        let count = match self.byte() % 4 {
+        let count = match self.byte() % 6 {
             0 => 1,
             1 => self.byte() as u64 % 8,
             // Whole units.
@@ -139,6 +159,8 @@ impl<B: Breakable> Player<'_, B> {
                     self.unit_bytes * (self.byte() % 4),
                 );
             }
+            // Whole pages.
+            4 | 5 => return (first / 8 * 4096, 4096 * (1 + self.byte() % 3)),
             _ => self.byte() as u64,
         };
         (first * SECTOR_BYTES, usize::try_from(count * SECTOR_BYTES).expect("255 sectors"))
@@ -163,7 +185,7 @@ impl<B: Breakable> Player<'_, B> {
 
     fn step(&mut self) {
         let cpu = self.byte();
-        match self.byte() % 22 {
+        match self.byte() % 32 {
             0..=4 => self.write(cpu),
             5..=7 => self.read(cpu),
             8 if self.byte() % 2 == 0 => self.write_zeroes(cpu),
@@ -209,6 +231,11 @@ impl<B: Breakable> Player<'_, B> {
                 let batch = self.byte();
                 self.zram.set_writeback_batch(batch);
             }
+            24..=31 => self.write_pages(cpu),
+            22..=23 => {
+                let (age, most) = (self.byte() % 8, 1 + self.byte() % 8);
+                self.zram.join_old(cpu, u32::try_from(age).expect("a few"), most);
+            }
             _ if self.byte() % 8 == 0 => {
                 self.zram.reset();
                 self.model.fill(0);
@@ -246,7 +273,11 @@ impl<B: Breakable> Player<'_, B> {
                 let letters = words.nth(1).expect("letters");
                 let is_chosen = (first..=first + count).contains(&unit) || unit == 3;
                 let is_away = letters.starts_with('s') || &letters[1..2] == "w";
-                assert!(!is_chosen || is_away || !self.zram.has_backing(), "{line}: {done:?}");
+                // What cannot be joined now is no unit to write.
+                let slot = self.zram.table.get(unit).expect("it is listed");
+                let is_apart = slot.lock().is_apart();
+                let is_good = is_apart || !is_chosen || is_away || !self.zram.has_backing();
+                assert!(is_good, "{line}: {done:?}");
             }
         }
     }
@@ -282,6 +313,20 @@ impl<B: Breakable> Player<'_, B> {
             return;
         };
         self.model_write(range, &contents, written);
+    }
+
+    /// Writes some pages of one unit, of few, so that others of it are apart already.
+    fn write_pages(&mut self, cpu: usize) {
+        let units = self.model.len() / self.unit_bytes;
+        let (unit, pages) = (self.byte() % units.min(3), self.unit_bytes / 4096);
+        let page = self.byte() % pages;
+        let count = (1 + self.byte() % 2).min(pages - page);
+        let contents = self.contents(count * 4096);
+        let at = unit * self.unit_bytes + page * 4096;
+        let before = self.zram.apart_stat().split_units;
+        let written = self.zram.write(cpu, at as u64, &contents);
+        self.split += u64::from(self.zram.apart_stat().split_units > before);
+        self.model_write(at..at + contents.len(), &contents, written);
     }
 
     /// What the model has after a request that was to change a range.
@@ -366,6 +411,7 @@ impl<B: Breakable> Player<'_, B> {
         let (threshold, max_pages) = (self.byte() << 4, self.byte() as u64);
         // Wherever the objects are, and however long those take to end that are on their way.
         let compressed = || self.zram.figures.compressed_bytes.load(Relaxed);
+        let apart = self.zram.apart_stat().units;
         let (before, compressed_before) = (self.zram.mm_stat(), compressed());
         let request = Recompression { what, threshold, max_pages, priority: 1 };
         let done = self.zram.recompress(cpu, request);
@@ -374,7 +420,10 @@ impl<B: Breakable> Player<'_, B> {
         match done {
             Ok(done) => {
                 assert!(done.tried <= max_pages && done.shrank <= done.tried, "{done:?}");
-                assert_eq!(compressed_before - compressed(), done.bytes_saved);
+                // To join units changes it too.
+                if apart == 0 {
+                    assert_eq!(compressed_before - compressed(), done.bytes_saved);
+                }
             }
             Err(error) => {
                 assert!(matches!(error, Error::NoSpace { .. } | Error::NoMemory), "{error:?}")
@@ -423,7 +472,7 @@ impl<B: Breakable> Player<'_, B> {
     }
 
     /// The device has what the model has, and its figures say so.
-    fn end(self) {
+    fn end(self) -> [u64; 2] {
         self.world.refuse(0..0);
         self.backing.behave();
         self.zram.store.drain();
@@ -438,9 +487,11 @@ impl<B: Breakable> Player<'_, B> {
             stat.mem_used_max >= stat.mem_used_total && stat.mem_used_total > stat.compr_data_size
         );
         let away = self.zram.store.spill_stats().units;
-        let without_object = usize::try_from(stat.same_pages + away).expect("few");
+        let without_object = stat.same_pages + away + self.zram.apart_same_filled();
+        let without_object = usize::try_from(without_object).expect("few");
         check_rows(self.zram.store.pool(), without_object);
         assert_eq!(away > 0, self.zram.bd_stat().bd_count > 0);
+        let joined_units = self.zram.apart_stat().joined_units;
         self.zram.reset();
         self.zram.store.drain();
         assert_eq!((self.backing.locations(), self.zram.bd_stat().bd_count), (0, 0));
@@ -449,9 +500,11 @@ impl<B: Breakable> Player<'_, B> {
             (stat.orig_data_size, stat.compr_data_size, stat.same_pages, stat.huge_pages),
             (0, 0, 0, 0)
         );
+        assert_eq!(self.zram.apart_stat(), ApartStat { joined_units, ..ApartStat::default() });
         let pool = self.zram.store.pool_stats();
         assert_eq!((pool.objects, pool.pages_used - pool.pages_reserved), (0, 0), "{pool:?}");
         drop(self.zram);
         assert_eq!(self.world.pages.load(Relaxed), 0, "all pages were given back");
+        [self.split, joined_units]
     }
 }

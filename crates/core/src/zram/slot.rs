@@ -26,18 +26,20 @@ pub(super) fn lock_after(held: usize, lock: &SlotLock) -> Option<Guard<'_, RANK_
 
 const IDLE: u32 = 1 << 31;
 const NO_CODEC: u32 = 1 << 30;
-/// Seconds since the device was made: 34 years.
-const TIME: u32 = NO_CODEC - 1;
+const APART: u32 = 1 << 29;
+/// Seconds since the device was made: 17 years.
+const TIME: u32 = APART - 1;
 
 /// What the device keeps of a unit.
 #[derive(Debug, Default)]
 pub(super) struct Slot {
-    /// `None`: the unit reads as zeros, and takes no memory.
+    /// The copy of the unit as a whole. `None`: the unit is empty, or all of its pages are apart.
     pub(super) entry: Option<EntryId>,
     /// ```text
     /// 31      idle: not used since it was marked
     /// 30      no codec of the device could shrink it
-    /// 29..0   when it was used last, in seconds
+    /// 29      some of its pages are apart, or all of them
+    /// 28..0   when it was used last, in seconds
     /// ```
     state: u32,
 }
@@ -45,10 +47,25 @@ pub(super) struct Slot {
 impl Slot {
     /// Notes that the unit was read or written.
     pub(super) fn touch(&mut self, now_s: u32) {
-        self.state = self.state & NO_CODEC | now_s & TIME;
+        self.state = self.state & (NO_CODEC | APART) | now_s & TIME;
     }
 
-    /// Notes that the unit has other contents.
+    /// Whether the unit reads as zeros, and takes no memory.
+    pub(super) fn is_empty(&self) -> bool {
+        self.entry.is_none() && !self.is_apart()
+    }
+
+    /// Whether pages of the unit are apart.
+    pub(super) fn is_apart(&self) -> bool {
+        self.state & APART != 0
+    }
+
+    /// Notes whether pages of the unit are apart.
+    pub(super) fn set_apart(&mut self, is_apart: bool) {
+        self.state = if is_apart { self.state | APART } else { self.state & !APART };
+    }
+
+    /// Notes that the unit has other contents. No page of it is apart.
     pub(super) fn renew(&mut self, now_s: u32) {
         self.state = now_s & TIME;
     }
@@ -117,11 +134,14 @@ mod tests {
         slot.mark_idle();
         slot.note_no_codec();
         assert!(slot.is_idle() && slot.has_no_codec() && slot.used_s() == 7);
+        slot.set_apart(true);
         slot.touch(u32::MAX);
         assert!(!slot.is_idle() && slot.has_no_codec() && slot.used_s() == TIME);
+        assert!(slot.is_apart() && !slot.is_empty());
         slot.mark_idle();
         slot.renew(9);
         assert!(!slot.is_idle() && !slot.has_no_codec() && slot.used_s() == 9);
+        assert!(!slot.is_apart() && slot.is_empty());
     }
 
     #[test]

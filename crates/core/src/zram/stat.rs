@@ -49,7 +49,8 @@ pub struct MmStat {
     pub mem_limit: u64,
     /// The most that it was.
     pub mem_used_max: u64,
-    /// Units that are one machine word, repeated. The kernel counts pages, which are its units.
+    /// Units that are one machine word, repeated. The kernel counts pages, which are its units. Pages that are apart
+    /// count neither here nor below.
     pub same_pages: u64,
     /// Pages that compaction has freed.
     pub pages_compacted: u64,
@@ -150,6 +151,7 @@ impl<S: PageSource> Zram<S> {
     pub fn used_bytes(&self) -> u64 {
         let pool = self.store.pool_stats();
         let tables = self.table.bytes() as u64 + self.backing_tables_bytes();
+        let tables = tables + self.apart_tables_bytes()[0];
         pool.pages_used * PAGE_BYTES as u64 + pool.metadata_bytes + tables
     }
 
@@ -181,17 +183,19 @@ impl<S: PageSource> Zram<S> {
         let used = self.used_bytes();
         self.note_used(used);
         MmStat {
-            orig_data_size: figures.stored_bytes.load(Relaxed),
-            compr_data_size: figures.compressed_bytes.load(Relaxed).saturating_sub(away.bytes),
+            orig_data_size: figures.stored_bytes.load(Relaxed) + self.split_bytes(),
+            compr_data_size: self.compressed_bytes().saturating_sub(away.bytes),
             mem_used_total: used,
             mem_limit: self.limit.get(),
             mem_used_max: match self.has_backing() {
                 // The tables have grown while units left the pool, so both were never as large together.
                 true => self.used_max.load(Relaxed),
-                // The tables never shrink.
+                // Of the tables only that of pages apart shrinks: it was as large, a few bytes for each unit, when the
+                // pool was, or at another time.
                 false => {
                     let fewer = pool.pages_used_max.saturating_sub(pool.pages_used);
-                    used + fewer * PAGE_BYTES as u64
+                    let [apart, apart_max] = self.apart_tables_bytes();
+                    used + fewer * PAGE_BYTES as u64 + apart_max.saturating_sub(apart)
                 }
             },
             same_pages: figures.same_filled_units.load(Relaxed),
@@ -222,13 +226,16 @@ impl<S: PageSource> Zram<S> {
     pub fn block_state(&self, to: &mut dyn fmt::Write) -> fmt::Result {
         for (unit, lock) in self.table.slots(0, UNITS_MAX) {
             let slot = lock.lock();
-            let Some(form) = self.form(&slot) else { continue };
+            if slot.is_empty() {
+                continue;
+            }
+            let form = self.form(&slot);
             let letters = Letters {
-                same: form == Form::SameFilled,
+                same: form == Some(Form::SameFilled),
                 written_back: self.away(&slot).is_some(),
-                huge: matches!(form, Form::Incompressible(_)),
+                huge: matches!(form, Some(Form::Incompressible(_))),
                 idle: slot.is_idle(),
-                recompressed: matches!(form, Form::Compressed(codec) | Form::Incompressible(codec) if codec.get() > 0),
+                recompressed: matches!(form, Some(Form::Compressed(codec) | Form::Incompressible(codec)) if codec.get() > 0),
                 no_codec: slot.has_no_codec(),
             };
             let used_s = slot.used_s();
@@ -254,6 +261,7 @@ impl<S: PageSource> Zram<S> {
     /// Begins `mem_used_max` anew.
     pub fn reset_mem_used_max(&self) {
         self.used_max.store(self.used_bytes(), Relaxed);
+        self.reset_apart_max();
         self.store.pool().reset_pages_used_max();
     }
 

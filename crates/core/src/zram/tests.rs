@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::script::play;
+use super::script::play_and_count;
 use super::{Error, Recompression, What, Zram};
 use crate::store::{self, Key};
 use crate::testing::{self, Random};
@@ -39,13 +39,17 @@ fn text(tag: u64, length: usize) -> Vec<u8> {
 #[test]
 fn a_device_agrees_with_plain_bytes() {
     let seed = testing::seed();
+    let (mut units_split, mut units_joined) = (0, 0);
     for turn in 0..100 {
         let mut random = Random::new(seed + turn);
         let length = 200 + random.below(1500);
         let script = random.bytes(length);
-        let played = std::panic::catch_unwind(|| play(&script));
+        let played = std::panic::catch_unwind(|| play_and_count(&script));
         assert!(played.is_ok(), "seed {}", seed + turn);
+        let [split, joined] = played.unwrap();
+        (units_split, units_joined) = (units_split + split, units_joined + joined);
     }
+    assert!(units_split > 10 && units_joined > 10, "{units_split} {units_joined}");
 }
 
 /// Goal: writers of parts of one unit lose nothing of each other. Method: each of four threads writes its own sectors
