@@ -230,9 +230,11 @@ impl Ram {
         let codecs = config.algorithms.iter().map(codec).collect::<Result<_, _>>();
         let codecs = codecs.map_err(Unmade::Codec)?;
         let zram = Zram::new(codecs, source, key, config.disk_bytes, cpus);
-        let pages = Zcomp::new(config.algorithms[0].clone(), UnitOrder::DEFAULT, cpus);
-        let pages = pages.map_err(Unmade::Codec)?;
-        let zram = zram.map_err(|_| Unmade::Size)?.with_pages_apart(pages);
+        let mut zram = zram.map_err(|_| Unmade::Size)?;
+        if config.unit > UnitOrder::DEFAULT {
+            let pages = Zcomp::new(config.algorithms[0].clone(), UnitOrder::DEFAULT, cpus);
+            zram = zram.with_pages_apart(pages.map_err(Unmade::Codec)?);
+        }
         zram.set_mem_limit(config.limit_bytes);
         Ok(Ram {
             zram,
@@ -309,8 +311,9 @@ impl Ram {
         PolicyStat { tried: load(tried), shrank: load(shrank), bytes_saved: load(bytes_saved) }
     }
 
-    /// Has the disk know the time, makes room below its limit, joins units that were written in part, and writes back and
-    /// recompresses what is old, each for a part of the time since the last call; and gives back memory that became unused. To be called several times a second.
+    /// Has the disk know the time, makes room below its limit, joins units that were written in part, and writes back
+    /// and recompresses what is old, each for a part of the time since the last call; and gives back memory that became
+    /// unused. To be called several times a second.
     pub fn work(&self, since_ns: u64) {
         self.tick();
         let began = clock::monotonic_ns();

@@ -85,8 +85,6 @@ pub struct Store<S: PageSource> {
     key: Key,
     /// The longest batch that a codec decompresses.
     batch_max: usize,
-    /// Entries of this codec are never written back.
-    in_pool: Option<CodecId>,
     spill: Option<Box<Spill>>,
 }
 
@@ -119,7 +117,7 @@ impl<S: PageSource> Store<S> {
         let codecs = Codecs::new(codecs);
         let pool = Pool::with_words(source, codecs.unit_max(), ROW_WORDS);
         let batch_max = codecs.batch_max();
-        Store { codecs, pool, key, batch_max, in_pool: None, spill: None }
+        Store { codecs, pool, key, batch_max, spill: None }
     }
 
     /// Adds a codec for units that are stored from now on. `None`: there is no place for it, or its units or batches
@@ -128,11 +126,6 @@ impl<S: PageSource> Store<S> {
     /// Nobody who forks may do so meanwhile.
     pub fn add_codec(&self, codec: Zcomp) -> Option<CodecId> {
         self.codecs.add(codec)
-    }
-
-    /// From now on no entry of this codec is written back.
-    pub fn keep_in_pool(&mut self, codec: CodecId) {
-        self.in_pool = Some(codec);
     }
 
     /// The codecs with their numbers.

@@ -333,7 +333,7 @@ initstate, io_stat, max_comp_streams, mem_limit, mm_stat, recomp_algorithm, writ
 writeback_limit_enable: the kernel's documentation of zram has their columns;
 global_stats, wq_stats, driver_stats: of the accelerator, with --accelerate iaa;
 apart_stat: units of which pages are apart, those of them that are split, the pages, their bytes; units that were joined
-because they were idle, or to make room;
+because they were idle;
 policy_stat: age in seconds at which units are recompressed now; units tried, units that shrank, bytes saved;
 writeback_stat: age in seconds at which units are written back now; units that were because somebody asked, because they
 were old, and to make room; writes that came to nothing; how often the budget was used up.

@@ -238,11 +238,7 @@ impl<S: PageSource> Store<S> {
     fn begin_chosen(&self, ticket: Ticket) -> Option<(Handle, State)> {
         let row = self.row(ticket.handle);
         let is_same = row.checksum(row.cell().load()) == ticket.checksum;
-        let before = if is_same && self.may_leave(ticket.handle) {
-            row.cell().begin_write_chosen()
-        } else {
-            None
-        };
+        let before = if is_same { row.cell().begin_write_chosen() } else { None };
         before.map(|before| (ticket.handle, before))
     }
 
@@ -353,21 +349,19 @@ impl<S: PageSource> Store<S> {
                 continue;
             };
             side.hand = handle.to_raw();
-            if self.may_leave(handle) {
+            if self.is_in_pool(handle) {
                 return Some(handle);
             }
             self.pool.unmark(handle);
             // An entry may just have come there: its mark may be the one that was removed.
-            if self.may_leave(handle) {
+            if self.is_in_pool(handle) {
                 self.pool.mark(handle);
             }
         }
     }
 
-    /// Whether an entry is in the pool, and may be written back.
-    fn may_leave(&self, handle: Handle) -> bool {
-        let state = self.row(handle).cell().load();
-        state.place() == Place::Pool && Some(state.codec()) != self.in_pool
+    fn is_in_pool(&self, handle: Handle) -> bool {
+        self.row(handle).cell().load().place() == Place::Pool
     }
 
     /// Whether the ages of entries count: a store that never writes back pays nothing for them.

@@ -12,7 +12,7 @@
 //!   entry                          entry, apart                  apart
 //!     ^                                |                           |
 //!     +--------------------------------+---------------------------+
-//!            not written for a while; no room; overwritten or zeroed; saved
+//!            not written for a while; overwritten or zeroed; saved
 //! ```
 //!
 //! # Invariants
@@ -23,13 +23,14 @@
 //! - `APART-3` A write keeps all of its pages apart, or none (`ZRAM-2`): the new entries are all made before the first
 //!   old one is dropped.
 //! - `APART-4` A unit is split, or gets a page beside its copy, only while pages apart cost no more than a quarter of
-//!   what is stored ([`EXTRA_PART`], [`EXTRA_BYTES`]), and only below the last eighth of the limit of memory
-//!   ([`FREE_PART`]).
+//!   what is stored ([`EXTRA_PART`], [`EXTRA_BYTES`]).
+//! - `APART-5` A disk with a backing keeps nothing apart, and one with a limit of memory nothing more: there memory is
+//!   what lacks, and pages apart would have to make room for others, or wait for copies that are away.
 //!
 //! # Concurrency
 //!
 //! The pages of a unit are taken out of their shard for the time in which they are used, and put back: so a shard is
-//! locked for two moments. The store never writes pages back that are apart.
+//! locked for two moments.
 //!
 //! # Cost
 //!
@@ -60,9 +61,6 @@ const EXTRA_PART: u64 = 4;
 
 const EXTRA_BYTES: u64 = 256 << 10;
 
-/// Of a disk with a limit, this part of it is left free by pages apart.
-const FREE_PART: u64 = 8;
-
 /// Beside a copy there are at most as many pages as this part of the unit has, or one.
 const BESIDE_PART: usize = 8;
 
@@ -71,12 +69,6 @@ const WRITE_PART: usize = 4;
 
 /// What the map takes for a unit, beside its pages: about 32 bytes of it, in nodes that are half full or more.
 const PARTS_BYTES: usize = 64;
-
-/// Units that are joined to make room for one write.
-const ROOM_UNITS: usize = 8;
-
-/// A unit whose pages are on their way back from the backing is tried so often.
-const TRIES: usize = 3;
 
 const SHARDS: usize = 64;
 
@@ -130,7 +122,7 @@ pub struct ApartStat {
     pub pages: u64,
     /// Their bytes, compressed.
     pub compressed_bytes: u64,
-    /// Units that were joined because they were not written for a while, or to make room.
+    /// Units that were joined because they were not written for a while.
     pub joined_units: u64,
 }
 
@@ -139,7 +131,7 @@ pub struct ApartStat {
 pub struct Joined {
     /// Units that were joined.
     pub units: u64,
-    /// Units that stay apart for now: there is no memory, or they cannot be read.
+    /// Units that stay apart for now: there is no memory, or they are damaged.
     pub stayed: u64,
 }
 
@@ -182,7 +174,6 @@ impl<S: PageSource> Zram<S> {
         assert_eq!(codec.unit().bytes(), PAGE_BYTES, "a codec for pages");
         if self.unit.pages() > 1 {
             let codec = self.store.add_codec(codec).expect("a short batch, and a place for it");
-            self.store.keep_in_pool(codec);
             self.apart = Some(Apart {
                 codec,
                 shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
@@ -244,9 +235,7 @@ impl<S: PageSource> Zram<S> {
     /// Whether more may be apart (`APART-4`).
     fn may_grow(&self, apart: &Apart) -> bool {
         let extra_bytes = apart.extra_bytes.load(Relaxed);
-        let limit = self.limit.get();
         extra_bytes < self.compressed_bytes() / EXTRA_PART + EXTRA_BYTES
-            && (limit == 0 || self.used_bytes() + limit / FREE_PART < limit)
     }
 
     /// Keeps whole pages of a unit apart that are written. False: nothing has changed, and the unit is to be changed as
@@ -261,7 +250,8 @@ impl<S: PageSource> Zram<S> {
     ) -> bool {
         let Some(apart) = &self.apart else { return false };
         let is_whole_pages = (within.start | within.end) % PAGE_BYTES == 0;
-        if slot.is_empty() || !is_whole_pages {
+        let memory_lacks = self.has_backing() || self.limit.get() > 0;
+        if slot.is_empty() || !is_whole_pages || memory_lacks {
             return false;
         }
         let pages = within.start / PAGE_BYTES..within.end / PAGE_BYTES;
@@ -299,10 +289,6 @@ impl<S: PageSource> Zram<S> {
         first: usize,
         bytes: &[u8],
     ) -> bool {
-        let count = if how == How::Split { self.unit.pages() } else { bytes.len() / PAGE_BYTES };
-        // An object may begin in the middle of a page.
-        let most = 2 * count * PAGE_BYTES + self.unit.pages() * size_of::<u32>() + PARTS_BYTES;
-        let Some(_room) = self.limit.reserve(self, 0, most) else { return false };
         let written = (first..).zip(bytes.chunks_exact(PAGE_BYTES));
         // What is there already is not compressed again.
         let is_new = |(page, bytes): &(usize, &[u8])| {
@@ -314,13 +300,13 @@ impl<S: PageSource> Zram<S> {
         }
         if how == How::Split {
             let mut scratch = self.scratch(cpu);
-            let is_here = self.fill(cpu, slot, &mut scratch) == Ok(None);
+            let is_read = self.fill(cpu, slot, &mut scratch) == Ok(None);
             let pages = scratch.bytes.chunks_exact(PAGE_BYTES).enumerate();
             let written = first..first + bytes.len() / PAGE_BYTES;
             let is_left = |(page, _): &(usize, &[u8])| {
                 parts.pages[*page].is_none() && !written.contains(page)
             };
-            if !is_here {
+            if !is_read {
                 self.drop_pages(apart, &mut new);
                 return false;
             }
@@ -486,23 +472,17 @@ impl<S: PageSource> Zram<S> {
         }
     }
 
-    /// Makes one object of a unit of which pages are apart. A ticket: it is away, and nothing has changed. The limit is
-    /// not looked at, which one unit passes for a moment: this is what makes room below it.
+    /// Makes one object of a unit of which pages are apart. The limit is not looked at, which one unit passes for a
+    /// moment: what is joined takes less.
     ///
     /// # Errors
     ///
     /// As those of a write. The unit stays as it was.
-    pub(super) fn join(
-        &self,
-        cpu: usize,
-        unit: u64,
-        slot: &mut Slot,
-    ) -> Result<Option<Ticket>, Error> {
+    pub(super) fn join(&self, cpu: usize, unit: u64, slot: &mut Slot) -> Result<(), Error> {
         let mut scratch = self.scratch(cpu);
         let filled = self.fill_joined(cpu, unit, slot, &mut scratch);
-        if let Some(ticket) = filled.map_err(|error| Error::Lost { unit, error })? {
-            return Ok(Some(ticket));
-        }
+        let away = filled.map_err(|error| Error::Lost { unit, error })?;
+        assert!(away.is_none(), "APART-5");
         // To be joined is no use.
         let (used_s, is_idle) = (slot.used_s(), slot.is_idle());
         self.replace(cpu, unit, &mut [Some(&mut *slot)], &scratch.bytes)?;
@@ -510,7 +490,7 @@ impl<S: PageSource> Zram<S> {
         if is_idle {
             slot.mark_idle();
         }
-        Ok(None)
+        Ok(())
     }
 
     /// The same, if pages are apart, and as far as that is possible now: for whoever looks for units to work on.
@@ -526,7 +506,7 @@ impl<S: PageSource> Zram<S> {
         let mut joined = Joined::default();
         let Some(apart) = &self.apart else { return joined };
         for unit in self.old_parts(apart, age_s, most) {
-            let is_joined = self.join_waiting(cpu, unit);
+            let is_joined = self.join_one(cpu, unit);
             joined.units += u64::from(is_joined);
             joined.stayed += u64::from(!is_joined);
             if !is_joined {
@@ -538,22 +518,6 @@ impl<S: PageSource> Zram<S> {
         }
         add(&apart.joined_units, joined.units);
         joined
-    }
-
-    /// Joins some units to make room for a write. False: there are none, or they cannot be.
-    pub(super) fn join_for_room(&self) -> bool {
-        let Some(apart) = &self.apart else { return false };
-        let mut joined = 0;
-        for unit in self.old_parts(apart, 0, ROOM_UNITS) {
-            let Some(lock) = self.table.get(unit) else { continue };
-            let mut slot = lock.lock();
-            joined += u64::from(slot.is_apart() && self.join(0, unit, &mut slot) == Ok(None));
-        }
-        add(&apart.joined_units, joined);
-        if joined > 0 {
-            self.make_room();
-        }
-        joined > 0
     }
 
     /// Some units whose pages were not written for so many seconds.
@@ -580,25 +544,10 @@ impl<S: PageSource> Zram<S> {
         found
     }
 
-    /// Joins a unit, also one that is away. False: it stays apart.
-    fn join_waiting(&self, cpu: usize, unit: u64) -> bool {
+    /// Joins a unit. False: it stays apart.
+    fn join_one(&self, cpu: usize, unit: u64) -> bool {
         let Some(lock) = self.table.get(unit) else { return false };
-        for _ in 0..TRIES {
-            let mut slot = lock.lock();
-            if !slot.is_apart() {
-                return true;
-            }
-            match self.join(cpu, unit, &mut slot) {
-                Ok(None) => return true,
-                Ok(Some(ticket)) => {
-                    drop(slot);
-                    if self.store.wait(ticket).is_err() {
-                        return false;
-                    }
-                }
-                Err(_) => return false,
-            }
-        }
-        false
+        let mut slot = lock.lock();
+        !slot.is_apart() || self.join(cpu, unit, &mut slot).is_ok()
     }
 }

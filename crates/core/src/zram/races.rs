@@ -165,13 +165,16 @@ fn trouble<B: Breakable>(disk: &Disk, world: &World, backing: &B, random: &mut R
     }
 }
 
-fn race<B: Breakable + Send + Sync>(order: u8, seed: u64, turns: usize) {
+/// With a backing, or with pages apart.
+fn race<B: Breakable + Send + Sync>(order: u8, seed: u64, turns: usize, has_backing: bool) {
     let unit_bytes = unit(order).bytes();
     let (world, backing) = (World::new(), B::new(ALL * unit_bytes / 3));
     let disk_bytes = (ALL * unit_bytes) as u64;
     let disk = zram_in(&world, order, disk_bytes, &[Algorithm::Lz4, Algorithm::Zstd]);
-    let disk = disk.with_backing(Box::new(backing.clone()), WriteBudget::NONE);
-    let disk = disk.with_pages_apart(pages());
+    let disk = match has_backing {
+        true => disk.with_backing(Box::new(backing.clone()), WriteBudget::NONE),
+        false => disk.with_pages_apart(pages()),
+    };
     let mut writers: Vec<Writer<'_>> = (0..WRITERS)
         .map(|who| (who * OWN * unit_bytes, vec![0; OWN * unit_bytes]))
         .map(|(base, model)| Writer { disk: &disk, base, unit_bytes, model })
@@ -223,15 +226,17 @@ fn race<B: Breakable + Send + Sync>(order: u8, seed: u64, turns: usize) {
 #[test]
 fn writers_among_everything_else_lose_nothing() {
     let seed = testing::seed();
-    let rounds = std::env::var("ROUNDS").map_or(4, |rounds| rounds.parse().unwrap());
+    let rounds = std::env::var("ROUNDS").map_or(6, |rounds| rounds.parse().unwrap());
     for round in 0..rounds {
         let seed = seed + 10 * round;
         println!("SEED={seed}");
-        match round % 4 {
-            0 => race::<Faulty>(0, seed, 400),
-            1 => race::<Sealed>(0, seed, 400),
-            2 => race::<Faulty>(2, seed, 150),
-            _ => race::<Sealed>(2, seed, 150),
+        match round % 6 {
+            0 => race::<Faulty>(0, seed, 400, true),
+            1 => race::<Sealed>(0, seed, 400, true),
+            2 => race::<Faulty>(2, seed, 150, true),
+            3 => race::<Sealed>(2, seed, 150, true),
+            4 => race::<Faulty>(2, seed, 300, false),
+            _ => race::<Faulty>(3, seed, 150, false),
         }
     }
 }

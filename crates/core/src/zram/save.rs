@@ -171,23 +171,13 @@ impl<S: PageSource> Zram<S> {
             let mut slot = lock.lock();
             if slot.is_apart() {
                 match self.join(cpu, unit, &mut slot) {
-                    Ok(None) => {}
-                    Ok(Some(ticket)) => {
-                        drop(slot);
-                        self.store.wait(ticket).map_err(lost)?;
-                        continue;
-                    }
+                    Ok(()) => {}
                     Err(super::Error::Lost { error, .. }) => return Err(lost(error)),
                     // The system has no memory now.
-                    Err(_) => match self.save_as_it_is(cpu, unit, &slot, scratch, writer) {
-                        Ok(None) => return Ok(true),
-                        Ok(Some(ticket)) => {
-                            drop(slot);
-                            self.store.wait(ticket).map_err(lost)?;
-                            continue;
-                        }
-                        Err(error) => return Err(lost(error)),
-                    },
+                    Err(_) => {
+                        let saved = self.save_as_it_is(cpu, unit, &slot, scratch, writer);
+                        return saved.map(|()| true).map_err(lost);
+                    }
                 }
             }
             let Some(entry) = &slot.entry else { return Ok(false) };
@@ -214,7 +204,7 @@ impl<S: PageSource> Zram<S> {
         }
     }
 
-    /// Notes a unit that cannot be joined now, uncompressed. A ticket: it is away, and is not noted.
+    /// Notes a unit that cannot be joined now, uncompressed.
     fn save_as_it_is(
         &self,
         cpu: usize,
@@ -222,18 +212,16 @@ impl<S: PageSource> Zram<S> {
         slot: &Slot,
         scratch: &mut [u8],
         writer: &mut Writer<'_>,
-    ) -> Result<Option<Ticket>, store::Error> {
-        let loaded = self.read_apart(cpu, unit, slot, 0..scratch.len(), scratch)?;
-        if loaded.is_some() {
-            return Ok(loaded);
-        }
+    ) -> Result<(), store::Error> {
+        let away = self.read_apart(cpu, unit, slot, 0..scratch.len(), scratch)?;
+        assert!(away.is_none(), "APART-5");
         let checksum = self.store.key().checksum(scratch);
         let (form, object) = match checksum.is_of_word() {
             true => (Form::SameFilled, &[][..]),
             false => (Form::Incompressible(CodecId::FIRST), &*scratch),
         };
         writer.note(&Record { unit, form, has_no_codec: false, checksum, object });
-        Ok(None)
+        Ok(())
     }
 
     /// Fills an empty disk with what a saved one had. Its size, unit, codecs and key are those of the reader's header.

@@ -289,10 +289,9 @@ impl<S: PageSource> Zram<S> {
         let ranges = if let Chosen::Indices(ranges) = chosen { ranges } else { &all[..] };
         for range in ranges {
             let end = range.end().saturating_add(1).min(UNITS_MAX);
-            for (unit, lock) in self.table.slots(*range.start(), end) {
+            for (_, lock) in self.table.slots(*range.start(), end) {
                 let wanted = {
-                    let mut slot = lock.lock();
-                    self.join_if_here(0, unit, &mut slot);
+                    let slot = lock.lock();
                     self.is_chosen(&slot, chosen).then(|| self.ticket(&slot)).flatten()
                 };
                 batch.extend(wanted);
@@ -357,7 +356,7 @@ impl<S: PageSource> Zram<S> {
         has_left
     }
 
-    /// Does a write again that found no room, as long as joining units, or writing them back, makes some.
+    /// Does a write again that found no room, as long as writing back makes some.
     pub(super) fn with_room<R>(
         &self,
         mut write: impl FnMut() -> Result<R, super::Error>,
@@ -365,11 +364,9 @@ impl<S: PageSource> Zram<S> {
         let mut tries = 0;
         loop {
             match write() {
-                Err(super::Error::NoSpace { .. }) if tries < ROOM_TRIES => {
-                    let has_joined = self.join_for_room();
-                    if !self.write_for_room() && !has_joined {
-                        return Err(super::Error::NoSpace { limit_bytes: self.limit.get() });
-                    }
+                Err(super::Error::NoSpace { .. })
+                    if tries < ROOM_TRIES && self.write_for_room() =>
+                {
                     tries += 1;
                 }
                 done => return done,

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::super::tests::{zram, zram_in};
-use super::super::{Chosen, Error, Recompression, Zram};
-use super::{ApartStat, EXTRA_BYTES, ROOM_UNITS};
+use super::super::{Chosen, Error, Zram};
+use super::{ApartStat, EXTRA_BYTES};
 use crate::budget::WriteBudget;
 use crate::page::{PAGE_BYTES, UnitOrder};
-use crate::store::backing::faulty::{Breakable, Faulty};
+use crate::store::backing::faulty::{Breakable as _, Faulty};
 use crate::zcomp::{Algorithm, Zcomp};
 use crate::zsmalloc::PageSource;
 use crate::zsmalloc::world::{World, bytes};
@@ -254,70 +254,36 @@ fn a_damaged_page_is_not_handed_out() {
     check(&disk, &model);
 }
 
-/// Goal: below a limit of memory pages apart take no room from what is written: they are joined first. Method: a disk
-/// whose limit is set below what it takes with pages apart, and that has room for some units more once these are
-/// joined.
+/// Goal: where memory lacks nothing more is kept apart (`APART-5`): a write changes the unit as a whole, with what was
+/// apart.
 #[test]
-fn units_are_joined_to_make_room() {
-    let mut model = repeated(256);
-    let disk = filled_with(&World::new(), &model);
-    disk.resize(512 * UNIT as u64).unwrap();
-    for unit in 0..40 {
-        for page in [1, 6] {
-            let at = unit * UNIT + page * PAGE_BYTES;
-            write(&disk, &mut model, at, &letters(at as u64, PAGE_BYTES));
-        }
+fn where_memory_lacks_units_stay_whole() {
+    let (disk, mut model) = filled(16);
+    for unit in 0..2 {
+        write(&disk, &mut model, unit * UNIT, &letters(2, PAGE_BYTES));
     }
-    let apart = disk.apart_stat();
-    assert!(apart.split_units > ROOM_UNITS as u64, "{apart:?}");
-    disk.compact();
-    disk.set_mem_limit(disk.used_bytes() + UNIT as u64);
-    model.resize(261 * UNIT, 0);
-    for unit in 256..261 {
-        write(&disk, &mut model, unit * UNIT, &bytes(unit as u64, UNIT));
-    }
-    let after = disk.apart_stat();
-    assert!(after.joined_units > 0 && after.units < apart.units, "{after:?}");
-    // Near its limit nothing more is split.
-    write(&disk, &mut model, 66 * UNIT, &bytes(7, PAGE_BYTES));
-    assert!(disk.apart_stat().units <= after.units);
+    disk.set_mem_limit(8 << 20);
+    write(&disk, &mut model, PAGE_BYTES, &letters(3, PAGE_BYTES));
+    write(&disk, &mut model, 4 * UNIT, &letters(4, PAGE_BYTES));
+    assert_eq!(disk.apart_stat().units, 1, "the one that was not written again");
     check(&disk, &model);
-}
-
-/// Goal: a page of a unit that is on the backing is written without fetching the unit; what is asked for later finds
-/// the unit joined; and no page apart is ever written back.
-#[test]
-fn a_page_of_a_unit_that_is_away_goes_beside_it() {
-    let backing = Faulty::new(4 << 20);
-    let disk = zram(ORDER, 16 * UNIT as u64, &[Algorithm::Lz4, Algorithm::Zstd]);
-    let disk = disk.with_backing(Box::new(backing.clone()), WriteBudget::NONE);
-    let disk = disk.with_pages_apart(pages());
-    let mut model = letters(1, 16 * UNIT);
-    disk.write(0, 0, &model).unwrap();
-    let all = Chosen::Indices(vec![0..=14]);
-    assert_eq!(disk.write_back(&all).units, 15);
-    let read = disk.bd_stat().bd_reads;
-    write(&disk, &mut model, PAGE_BYTES, &bytes(2, PAGE_BYTES));
-    assert_eq!((disk.apart_stat().units, disk.bd_stat().bd_reads), (1, read));
-    check(&disk, &model);
-    let stayed = disk.write_back(&all);
-    assert_eq!((stayed.units, disk.apart_stat().pages), (0, 1), "the rest is not here");
-    for turn in 0..100 {
-        disk.write_ahead();
-        disk.store.write_back(100);
-        disk.store.drain();
-        assert!(disk.store.spill_stats().units <= 16, "{turn}");
-    }
-    assert_eq!(disk.store.pool_stats().objects, 1, "the page");
     disk.set_now(9);
-    assert_eq!(disk.join_old(0, 5, 8).units, 1, "the rest is fetched");
+    assert_eq!(disk.join_old(0, 5, 8).units, 1);
     check(&disk, &model);
-    write(&disk, &mut model, PAGE_BYTES, &bytes(3, PAGE_BYTES));
-    write(&disk, &mut model, 15 * UNIT, &bytes(3, PAGE_BYTES));
-    let done = disk.recompress(0, Recompression::default()).unwrap();
-    // The last unit's copy is away.
-    assert_eq!((done.tried, disk.apart_stat().units), (1, 1), "{done:?}");
-    assert_eq!(disk.write_back(&all).units, 1);
+    disk.set_mem_limit(0);
+    write(&disk, &mut model, 4 * UNIT, &letters(5, PAGE_BYTES));
+    assert_eq!(disk.apart_stat().units, 1);
+    check(&disk, &model);
+
+    let disk = zram(ORDER, 16 * UNIT as u64, &[Algorithm::Lz4]);
+    let disk = disk.with_backing(Box::new(Faulty::new(4 << 20)), WriteBudget::NONE);
+    let disk = disk.with_pages_apart(pages());
+    disk.write(0, 0, &model).unwrap();
+    assert_eq!(disk.write_back(&Chosen::Indices(vec![0..=14])).units, 15);
+    for unit in [0, 15] {
+        write(&disk, &mut model, unit * UNIT, &letters(6, PAGE_BYTES));
+    }
+    assert_eq!(disk.apart_stat(), ApartStat::default());
     check(&disk, &model);
 }
 
