@@ -199,7 +199,9 @@ impl<B: Breakable> Player<'_, B> {
             }
             12 => {
                 let limit = self.byte() % 4 * (self.byte() << 10);
-                self.zram.set_mem_limit(limit as u64);
+                // With a limit nothing is kept apart.
+                let is_limited = self.zram.has_backing() || cpu % 4 == 0;
+                self.zram.set_mem_limit(if is_limited { limit as u64 } else { 0 });
             }
             13 if cpu % 2 == 0 => {
                 let age = u32::try_from(self.byte()).expect("a byte");

