@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::Duration;
 
+use zfolio_core::testing::Random;
+
 use crate::disk::{Disk, numbered, read_all, write_all};
 use crate::run::first_line;
 use crate::stage::{Nobody, kill, output_of, scratch, state, texts, wait_for, zfolio};
@@ -407,20 +409,23 @@ fn contents_that_are_not_loaded_are_not_overwritten() {
 fn a_killed_checkpoint_leaves_a_whole_file() {
     let folder = scratch("daemon-checkpoint");
     let (file, part) = (folder.join("disk"), folder.join("disk.saving.saving"));
-    let options = ["--size", "8M", "--save", file.to_str().unwrap()];
+    let options = ["--size", "64M", "--save", file.to_str().unwrap()];
+    // Noise, which takes the longer to write: the test sees the part, and kills the disk before it is whole.
+    const MUCH: usize = 48 << 20;
+    let noise = |number| Random::new(number).bytes(MUCH);
     let save = |disk: &Disk| zfolio(&["device", "save", &disk.name, options[3]]);
     let (mut old, mut in_the_middle) = (1, 0);
     let disk = Disk::start("checkpoint", &options);
-    write_all(&mut disk.client(), &numbered(BYTES, old));
+    write_all(&mut disk.client(), &noise(old));
     assert!(save(&disk).status().unwrap().success());
     let mut disk = Some(disk);
     for number in 2..7 {
         let served = disk.take().unwrap_or_else(|| Disk::start("checkpoint", &options));
         assert!(!part.exists(), "the next disk removes what was left");
         let mut client = served.client();
-        let found = read_all(&mut client, BYTES);
-        assert!(found == numbered(BYTES, old), "{number}: {old} is not there");
-        write_all(&mut client, &numbered(BYTES, number));
+        let found = read_all(&mut client, MUCH);
+        assert!(found == noise(old), "{number}: {old} is not there");
+        write_all(&mut client, &noise(number));
         let before = fs::read(&file).unwrap();
         let mut asks = save(&served).spawn().unwrap();
         wait_for("a part", || {
