@@ -174,9 +174,9 @@ fn run_in_cgroup<T: Default + Send + 'static>(
 
 /// If zswap is on, it would be between the program and the swap area, and would be measured instead.
 fn keep_zswap_out(journal: &Journal) -> io::Result<()> {
-    let path = Path::new("/sys/module/zswap/parameters/enabled");
-    match fs::read_to_string(path) {
-        Ok(state) if state.trim() == "Y" => journal.write(path, "Y", "N"),
+    let path = zswap::parameter("enabled");
+    match fs::read_to_string(&path) {
+        Ok(state) if state.trim() == "Y" => journal.write(&path, "Y", "N"),
         _ => Ok(()),
     }
 }

@@ -7,13 +7,12 @@
 //! write   mem_used_max compact idle recompress reset writeback
 //! ```
 //!
-//! `apart_stat`, `policy_stat` and `writeback_stat` are not the kernel's, which has no policy, and no units larger than a
-//! page. `apart_stat`: units of which pages are apart, those of them that are split, the pages, their bytes, and how many
-//! units were joined because they were idle, or to make room. `policy_stat`: the age in seconds at
-//! which units are recompressed now, how many were tried, how many shrank, and by how many bytes together.
-//! `writeback_stat`: the age in seconds at which units are written back now; how many units were written because
-//! somebody asked, because they were old, and to make room; how many writes came to nothing; how often the budget was
-//! used up.
+//! `apart_stat`, `policy_stat` and `writeback_stat` are not the kernel's, which has no policy, and no units larger than
+//! a page. `apart_stat`: units of which pages are apart, those of them that are split, the pages, their bytes, and how
+//! many units were joined because they were idle. `policy_stat`: the age in seconds at which units are recompressed
+//! now, how many were tried, how many shrank, and by how many bytes together. `writeback_stat`: the age in seconds at
+//! which units are written back now; how many units were written because somebody asked, because they were old, and to
+//! make room; how many writes came to nothing; how often the budget was used up.
 //!
 //! `global_stats` and `wq_stats` are those of the kernel's driver of the accelerator, for this disk's own driver, and
 //! `driver_stats` is what the kernel does not count; a disk has them if its accelerator is hardware.

@@ -52,7 +52,7 @@ impl Text {
         self.gauge("apart_bytes", "Their bytes, compressed.", &[("", apart.compressed_bytes)]);
         self.counter(
             "joined_units",
-            "Units of such pages that were joined because they were idle, or to make room.",
+            "Units of such pages that were joined because they were idle.",
             &[("", apart.joined_units)],
         );
     }

@@ -59,7 +59,7 @@ pub trait Hardware: Send + Sync + fmt::Debug {
 }
 
 /// The names of figures of an accelerator: two of the kernel's, and one for what the kernel does not count.
-pub const HARDWARE_STATS: [&str; 3] = ["driver_stats", "global_stats", "wq_stats"];
+pub const HARDWARE_STATS: [&str; 3] = ["global_stats", "driver_stats", "wq_stats"];
 
 /// Where a disk writes units back to, and when.
 #[derive(Debug)]
@@ -230,11 +230,8 @@ impl Ram {
         let codecs = config.algorithms.iter().map(codec).collect::<Result<_, _>>();
         let codecs = codecs.map_err(Unmade::Codec)?;
         let zram = Zram::new(codecs, source, key, config.disk_bytes, cpus);
-        let mut zram = zram.map_err(|_| Unmade::Size)?;
-        if config.unit > UnitOrder::DEFAULT {
-            let pages = Zcomp::new(config.algorithms[0].clone(), UnitOrder::DEFAULT, cpus);
-            zram = zram.with_pages_apart(pages.map_err(Unmade::Codec)?);
-        }
+        let zram = zram.map_err(|_| Unmade::Size)?;
+        let zram = zram.with_pages_apart(config.algorithms[0].clone()).map_err(Unmade::Codec)?;
         zram.set_mem_limit(config.limit_bytes);
         Ok(Ram {
             zram,

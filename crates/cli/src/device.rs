@@ -17,6 +17,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use zfolio_block::control::{self, Answer};
+use zfolio_block::ram::HARDWARE_STATS;
 use zfolio_sys::probe;
 
 use crate::failure::Failure;
@@ -131,10 +132,8 @@ fn stat(arguments: &StatArgs) -> Result<ExitCode, Failure> {
 pub(crate) fn accelerators() -> Result<String, Failure> {
     let mut text = String::new();
     for name in names(&directory()?) {
-        let stats: Result<Vec<String>, Failure> = ["global_stats", "driver_stats", "wq_stats"]
-            .into_iter()
-            .map(|stats| ask(&name, &format!("read {stats}")))
-            .collect();
+        let stats: Result<Vec<String>, Failure> =
+            HARDWARE_STATS.into_iter().map(|stats| ask(&name, &format!("read {stats}"))).collect();
         // A disk without one has no such figures, and one that has just ended none at all.
         if let Ok(stats) = stats {
             text += &format!("disk {name}:\n{}", stats.concat());

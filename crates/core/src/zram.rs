@@ -34,10 +34,10 @@
 //!
 //! # Concurrency
 //!
-//! slot -> scratch of this CPU -> a shard of pages apart, for a moment -> the store's. Requests on different units share
-//! no lock but the pool's, and now and then a shard. A request waits for a slot only while it holds no other: those that
-//! follow are taken if they are free (`slot::lock_after`). So nobody waits in a circle, and a request of several units
-//! is not one step to others, as on any disk.
+//! slot -> scratch of this CPU -> a shard of pages apart, for a moment -> the store's. Requests on different units
+//! share no lock but the pool's, and now and then a shard. A request waits for a slot only while it holds no other:
+//! those that follow are taken if they are free (`slot::lock_after`). So nobody waits in a circle, and a request of
+//! several units is not one step to others, as on any disk.
 //!
 //! # Cost
 //!
@@ -587,7 +587,7 @@ impl<S: PageSource> Zram<S> {
             let mut slot = lock.lock();
             slot.touch(self.now_s.load(Relaxed));
             let loaded = if slot.is_apart() {
-                self.read_apart(cpu, unit, &slot, within.clone(), into)
+                self.read_apart(cpu, unit, &slot, within.clone(), into).map(|()| None)
             } else if within.len() == self.unit.bytes() {
                 self.load(cpu, &slot, into)
             } else {
@@ -737,7 +737,7 @@ impl<S: PageSource> Zram<S> {
         }
         // ZRAM-5: nobody knows the checksum of this.
         scratch.holds = None;
-        self.read_apart(cpu, unit, slot, 0..self.unit.bytes(), &mut scratch.bytes)
+        self.read_apart(cpu, unit, slot, 0..self.unit.bytes(), &mut scratch.bytes).map(|()| None)
     }
 
     /// Has the copy of a slot's unit in the scratch buffer, without pages that are apart. A ticket: it is away.
@@ -770,6 +770,16 @@ impl<S: PageSource> Zram<S> {
             into.fill(0);
             return Ok(None);
         };
+        self.load_entry(cpu, entry, into)
+    }
+
+    /// Loads a unit, or a page that is apart. A ticket: it is away.
+    fn load_entry(
+        &self,
+        cpu: usize,
+        entry: &EntryId,
+        into: &mut [u8],
+    ) -> Result<Option<Ticket>, store::Error> {
         let mut unit = [Incoming::new(entry, into)];
         self.store.load(cpu, &mut unit);
         match unit[0].outcome {

@@ -18,7 +18,7 @@ use zfolio_sys::Errno;
 /// Where the devices and their queues are, below `/sys`.
 pub(crate) const DEVICES: &str = "bus/dsa/devices";
 
-/// What makes a queue usable, and one of the kernel's.
+/// What to do about a queue that is not set up, and about one that the kernel uses.
 const ADVICE: &str = "run 'zfolio iaa setup' as root";
 const ADVICE_KERNEL: &str = "run 'zfolio iaa setup --replace' as root";
 

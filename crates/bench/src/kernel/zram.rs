@@ -35,7 +35,8 @@ fn node(id: u32) -> PathBuf {
     PathBuf::from(format!("/dev/zram{id}"))
 }
 
-fn read(path: &Path) -> io::Result<String> {
+/// A small file of the kernel.
+pub(super) fn read(path: &Path) -> io::Result<String> {
     Ok(fs::read_to_string(path).map_err(|error| at(path, &error))?.trim().to_owned())
 }
 

@@ -12,8 +12,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use super::cgroup::Hierarchy;
-use super::journal::{Journal, at};
+use super::journal::Journal;
 use super::swap_file::SwapFile;
+use super::zram::read;
 use super::{Swapped, begin, run_in_cgroup};
 use crate::watch::{Look, WatchError};
 
@@ -39,12 +40,9 @@ pub(crate) struct Counts {
     pub(crate) zswpwb: u64,
 }
 
-fn parameter(name: &str) -> PathBuf {
+/// The file of a parameter of the module.
+pub(super) fn parameter(name: &str) -> PathBuf {
     Path::new(PARAMETERS).join(name)
-}
-
-fn read(path: &Path) -> io::Result<String> {
-    Ok(fs::read_to_string(path).map_err(|error| at(path, &error))?.trim().to_owned())
 }
 
 /// Gives a parameter a value, and records the undo.

@@ -59,12 +59,8 @@ impl Engine {
         // The speed does not depend on the key.
         let key = Key::new([0xA5; Key::BYTES]);
         let zram = Zram::new(codecs, PoolMappings::default(), key, bytes, streams);
-        let mut zram = zram.map_err(|error| error.to_string())?;
-        if unit > UnitOrder::DEFAULT {
-            let page = Zcomp::new(first, UnitOrder::DEFAULT, streams);
-            zram = zram.with_pages_apart(page.map_err(|error| error.to_string())?);
-        }
-        Ok(Engine { name, zram })
+        let zram = zram.map_err(|error| error.to_string())?.with_pages_apart(first);
+        Ok(Engine { name, zram: zram.map_err(|error| error.to_string())? })
     }
 }
 

@@ -183,7 +183,10 @@ impl Watch {
             Age::Over => format!("{file}: the certificate has expired"),
             _ => format!("{file}: the certificate expires {}", when(self.ends_s - now_s)),
         };
-        Some(line.map_or_else(|| end.clone(), |line| format!("{line}; {end}")))
+        Some(match line {
+            None => end,
+            Some(line) => format!("{line}; {end}"),
+        })
     }
 }
 

@@ -48,9 +48,9 @@ use super::slot::Slot;
 use super::{Error, TOGETHER_MAX, Zram};
 use crate::page::{PAGE_BYTES, UnitOrder};
 use crate::stats::{Figures, add, subtract};
-use crate::store::{self, CodecId, EntryId, Incoming, Loaded, Outgoing, Ticket};
+use crate::store::{self, CodecId, EntryId, Outgoing, Ticket};
 use crate::sync::Mutex;
-use crate::zcomp::Zcomp;
+use crate::zcomp::{self, Params, Zcomp};
 use crate::zsmalloc::PageSource;
 
 const RANK_APART: u8 = 23;
@@ -163,17 +163,17 @@ enum How {
 }
 
 impl<S: PageSource> Zram<S> {
-    /// The same, with pages that are kept apart where a part of a unit is written. The codec is for units of a page; on
-    /// a disk whose units are pages nothing is ever apart.
+    /// The same, with pages that are kept apart where a part of a unit is written, compressed by this algorithm. On a
+    /// disk whose units are pages nothing is ever apart.
     ///
-    /// # Panics
+    /// # Errors
     ///
-    /// If the codec's unit is no page, or its batches are longer than those of the others.
-    #[must_use]
-    pub fn with_pages_apart(mut self, codec: Zcomp) -> Self {
-        assert_eq!(codec.unit().bytes(), PAGE_BYTES, "a codec for pages");
+    /// Those of [`Zcomp::new`].
+    pub fn with_pages_apart(mut self, params: Params) -> Result<Self, zcomp::Error> {
         if self.unit.pages() > 1 {
-            let codec = self.store.add_codec(codec).expect("a short batch, and a place for it");
+            // As many streams as there are of the others.
+            let codec = Zcomp::new(params, UnitOrder::DEFAULT, self.scratch.len())?;
+            let codec = self.store.add_codec(codec).expect("one at a time, and a place for it");
             self.apart = Some(Apart {
                 codec,
                 shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
@@ -186,7 +186,7 @@ impl<S: PageSource> Zram<S> {
                 hand: AtomicUsize::new(0),
             });
         }
-        self
+        Ok(self)
     }
 
     /// What is apart; zeros if nothing ever is.
@@ -398,7 +398,7 @@ impl<S: PageSource> Zram<S> {
         slot.set_apart(false);
     }
 
-    /// Reads a part of a unit of which pages are apart, or all of it. A ticket: it is away.
+    /// Reads a part of a unit of which pages are apart, or all of it.
     pub(super) fn read_apart(
         &self,
         cpu: usize,
@@ -406,7 +406,7 @@ impl<S: PageSource> Zram<S> {
         slot: &Slot,
         within: Range<usize>,
         into: &mut [u8],
-    ) -> Result<Option<Ticket>, store::Error> {
+    ) -> Result<(), store::Error> {
         let apart = self.apart.as_ref().expect("APART-1");
         let parts = apart.take(unit).expect("APART-1");
         let loaded = self.load_parts(cpu, slot, &parts, within, into);
@@ -421,19 +421,16 @@ impl<S: PageSource> Zram<S> {
         parts: &Parts,
         within: Range<usize>,
         into: &mut [u8],
-    ) -> Result<Option<Ticket>, store::Error> {
+    ) -> Result<(), store::Error> {
+        let is_here = |away: Option<Ticket>| assert!(away.is_none(), "APART-5");
         let pages = within.start / PAGE_BYTES..within.end.div_ceil(PAGE_BYTES);
         if parts.pages[pages.clone()].iter().any(Option::is_none) {
-            let loaded = if within.len() == self.unit.bytes() {
-                self.load(cpu, slot, into)?
+            if within.len() == self.unit.bytes() {
+                is_here(self.load(cpu, slot, into)?);
             } else {
                 let mut scratch = self.scratch(cpu);
-                let loaded = self.fill(cpu, slot, &mut scratch)?;
+                is_here(self.fill(cpu, slot, &mut scratch)?);
                 into.copy_from_slice(&scratch.bytes[within.clone()]);
-                loaded
-            };
-            if loaded.is_some() {
-                return Ok(loaded);
             }
         }
         for page in pages {
@@ -441,35 +438,15 @@ impl<S: PageSource> Zram<S> {
             let at = page * PAGE_BYTES;
             let wanted = within.start.max(at)..within.end.min(at + PAGE_BYTES);
             let to = &mut into[wanted.start - within.start..wanted.end - within.start];
-            let loaded = if wanted.len() == PAGE_BYTES {
-                self.load_page(cpu, entry, to)?
+            if wanted.len() == PAGE_BYTES {
+                is_here(self.load_entry(cpu, entry, to)?);
             } else {
                 let mut whole = [0; PAGE_BYTES];
-                let loaded = self.load_page(cpu, entry, &mut whole)?;
+                is_here(self.load_entry(cpu, entry, &mut whole)?);
                 to.copy_from_slice(&whole[wanted.start - at..wanted.end - at]);
-                loaded
-            };
-            if loaded.is_some() {
-                return Ok(loaded);
             }
         }
-        Ok(None)
-    }
-
-    fn load_page(
-        &self,
-        cpu: usize,
-        entry: &EntryId,
-        into: &mut [u8],
-    ) -> Result<Option<Ticket>, store::Error> {
-        let mut page = [Incoming::new(entry, into)];
-        self.store.load(cpu, &mut page);
-        match page[0].outcome {
-            Loaded::Whole => Ok(None),
-            Loaded::Away(ticket) => Ok(Some(ticket)),
-            Loaded::Lost(error) => Err(error),
-            Loaded::Pending => unreachable!("a load says what became of each unit"),
-        }
+        Ok(())
     }
 
     /// Makes one object of a unit of which pages are apart. The limit is not looked at, which one unit passes for a
@@ -480,9 +457,10 @@ impl<S: PageSource> Zram<S> {
     /// As those of a write. The unit stays as it was.
     pub(super) fn join(&self, cpu: usize, unit: u64, slot: &mut Slot) -> Result<(), Error> {
         let mut scratch = self.scratch(cpu);
-        let filled = self.fill_joined(cpu, unit, slot, &mut scratch);
-        let away = filled.map_err(|error| Error::Lost { unit, error })?;
-        assert!(away.is_none(), "APART-5");
+        // ZRAM-5: nobody knows the checksum of this.
+        scratch.holds = None;
+        let read = self.read_apart(cpu, unit, slot, 0..self.unit.bytes(), &mut scratch.bytes);
+        read.map_err(|error| Error::Lost { unit, error })?;
         // To be joined is no use.
         let (used_s, is_idle) = (slot.used_s(), slot.is_idle());
         self.replace(cpu, unit, &mut [Some(&mut *slot)], &scratch.bytes)?;

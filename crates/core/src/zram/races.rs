@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use super::script::{is_for_now, pages};
+use super::script::is_for_now;
 use super::tests::zram_in;
 use super::{Chosen, Error, Recompression, What, Zram};
 use crate::budget::WriteBudget;
@@ -173,7 +173,7 @@ fn race<B: Breakable + Send + Sync>(order: u8, seed: u64, turns: usize, has_back
     let disk = zram_in(&world, order, disk_bytes, &[Algorithm::Lz4, Algorithm::Zstd]);
     let disk = match has_backing {
         true => disk.with_backing(Box::new(backing.clone()), WriteBudget::NONE),
-        false => disk.with_pages_apart(pages()),
+        false => disk.with_pages_apart(Algorithm::Lz4.into()).unwrap(),
     };
     let mut writers: Vec<Writer<'_>> = (0..WRITERS)
         .map(|who| (who * OWN * unit_bytes, vec![0; OWN * unit_bytes]))

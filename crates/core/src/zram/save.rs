@@ -213,8 +213,7 @@ impl<S: PageSource> Zram<S> {
         scratch: &mut [u8],
         writer: &mut Writer<'_>,
     ) -> Result<(), store::Error> {
-        let away = self.read_apart(cpu, unit, slot, 0..scratch.len(), scratch)?;
-        assert!(away.is_none(), "APART-5");
+        self.read_apart(cpu, unit, slot, 0..scratch.len(), scratch)?;
         let checksum = self.store.key().checksum(scratch);
         let (form, object) = match checksum.is_of_word() {
             true => (Form::SameFilled, &[][..]),

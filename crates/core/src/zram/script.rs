@@ -86,11 +86,6 @@ impl Backend for Batched {
     }
 }
 
-/// The codec of pages that are apart.
-pub(super) fn pages() -> Zcomp {
-    Zcomp::new(Algorithm::Lz4.into(), UnitOrder::DEFAULT, 2).expect("streams")
-}
-
 /// Whether a request that failed so may succeed later.
 pub(super) fn is_for_now(error: &Error) -> bool {
     match error {
@@ -121,7 +116,10 @@ fn play_on<B: Breakable>(
         true => zram.with_backing(Box::new(backing.clone()), WriteBudget::NONE),
         false => zram,
     };
-    let zram = if has_apart { zram.with_pages_apart(pages()) } else { zram };
+    let zram = match has_apart {
+        true => zram.with_pages_apart(Algorithm::Lz4.into()).expect("streams"),
+        false => zram,
+    };
     let mut player = Player {
         zram,
         world,

@@ -7,7 +7,7 @@ use super::Zram;
 use super::slot::Letters;
 use super::table::UNITS_MAX;
 use crate::page::PAGE_BYTES;
-use crate::store::Form;
+use crate::store::{CodecId, Form};
 use crate::zsmalloc::PageSource;
 
 /// `io_stat`.
@@ -230,12 +230,16 @@ impl<S: PageSource> Zram<S> {
                 continue;
             }
             let form = self.form(&slot);
+            let codec = match form {
+                Some(Form::Compressed(codec) | Form::Incompressible(codec)) => codec,
+                _ => CodecId::FIRST,
+            };
             let letters = Letters {
                 same: form == Some(Form::SameFilled),
                 written_back: self.away(&slot).is_some(),
                 huge: matches!(form, Some(Form::Incompressible(_))),
                 idle: slot.is_idle(),
-                recompressed: matches!(form, Some(Form::Compressed(codec) | Form::Incompressible(codec)) if codec.get() > 0),
+                recompressed: codec != CodecId::FIRST,
                 no_codec: slot.has_no_codec(),
             };
             let used_s = slot.used_s();

@@ -247,15 +247,16 @@ impl Trial {
                 None
             }
         });
-        each.collect()
+        let samples: Vec<Sample> = each.collect();
+        if samples.is_empty() {
+            let what = "no unit of any kind shrinks, not even one of zeros".to_owned();
+            self.broken(Promise::Shrinks, what);
+        }
+        samples
     }
 
     fn alone(&mut self) {
         let samples = self.samples();
-        if samples.is_empty() {
-            let what = "no unit of any kind shrinks, not even one of zeros".to_owned();
-            return self.broken(Promise::Shrinks, what);
-        }
         for Sample { name, unit, packed } in &samples {
             self.check_comes_back(Promise::RoundTrip, name, packed, unit);
             let bytes = packed.len();
@@ -508,10 +509,6 @@ impl Trial {
 
     fn format(&mut self) {
         let samples = self.samples();
-        if samples.is_empty() {
-            let what = "no unit of any kind shrinks, not even one of zeros".to_owned();
-            return self.broken(Promise::Shrinks, what);
-        }
         for Sample { name, unit, packed } in &samples {
             self.check_comes_back(Promise::Format, name, packed, unit);
         }

@@ -8,7 +8,7 @@ use super::super::tests::{zram, zram_in};
 use super::super::{Chosen, Error, Zram};
 use super::{ApartStat, EXTRA_BYTES};
 use crate::budget::WriteBudget;
-use crate::page::{PAGE_BYTES, UnitOrder};
+use crate::page::PAGE_BYTES;
 use crate::store::backing::faulty::{Breakable as _, Faulty};
 use crate::zcomp::{Algorithm, Zcomp};
 use crate::zsmalloc::PageSource;
@@ -17,11 +17,6 @@ use crate::zsmalloc::world::{World, bytes};
 const UNIT: usize = 32 << 10;
 const ORDER: u8 = 3;
 const PAGES: u64 = 8;
-
-/// The codec of pages.
-fn pages() -> Zcomp {
-    Zcomp::new(Algorithm::Zstd.into(), UnitOrder::DEFAULT, 2).unwrap()
-}
 
 /// Letters, which shrink to a half or so.
 fn letters(tag: u64, length: usize) -> Vec<u8> {
@@ -40,7 +35,7 @@ fn filled_in(world: &Arc<World>, units: u64) -> (Zram<Arc<World>>, Vec<u8>) {
 
 fn filled_with(world: &Arc<World>, contents: &[u8]) -> Zram<Arc<World>> {
     let disk = zram_in(world, ORDER, contents.len() as u64, &[Algorithm::Zstd]);
-    let disk = disk.with_pages_apart(pages());
+    let disk = disk.with_pages_apart(Algorithm::Zstd.into()).unwrap();
     disk.write(0, 0, contents).unwrap();
     disk
 }
@@ -277,7 +272,7 @@ fn where_memory_lacks_units_stay_whole() {
 
     let disk = zram(ORDER, 16 * UNIT as u64, &[Algorithm::Lz4]);
     let disk = disk.with_backing(Box::new(Faulty::new(4 << 20)), WriteBudget::NONE);
-    let disk = disk.with_pages_apart(pages());
+    let disk = disk.with_pages_apart(Algorithm::Zstd.into()).unwrap();
     disk.write(0, 0, &model).unwrap();
     assert_eq!(disk.write_back(&Chosen::Indices(vec![0..=14])).units, 15);
     for unit in [0, 15] {
@@ -302,7 +297,7 @@ fn what_is_apart_is_saved() {
     let key = reader.header().key.clone();
     let codec = Zcomp::new(Algorithm::Zstd.into(), disk.unit(), 2).unwrap();
     let loaded = Zram::new(vec![codec], World::new(), key, disk.disk_bytes(), 1).unwrap();
-    let loaded = loaded.with_pages_apart(pages());
+    let loaded = loaded.with_pages_apart(Algorithm::Zstd.into()).unwrap();
     loaded.load_saved(0, &mut reader).unwrap();
     check(&loaded, &model);
 }
