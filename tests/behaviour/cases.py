@@ -12,6 +12,7 @@ CASES = [
     ("allocator threads", 48, "zstd", "64K"),
     ("allocator threads", 64, "lz4", "2M"),
     ("allocator handed_over", 32, "lz4", "4K"),
+    ("allocator small_pages", 32, "lz4", "4K"),
     ("mappings single", 32, "lz4", "4K"),
     ("mappings single", 32, "zstd", "64K"),
     ("mappings single", 64, "lz4", "2M"),

@@ -12,9 +12,10 @@ use libmimalloc_sys as mi;
 
 use crate::interpose::{interpose, set_errno};
 
-/// mimalloc's option `arena_reserve`, in KiB (`mimalloc.h` 3; not among the declarations of
-/// libmimalloc-sys).
+/// Options of mimalloc 3 (`mimalloc.h`) that are not among the declarations of libmimalloc-sys: the size of an arena in
+/// KiB, and whether the kernel is asked for huge pages.
 const OPTION_ARENA_RESERVE: mi::mi_option_t = 23;
+const OPTION_ALLOW_THP: mi::mi_option_t = 43;
 
 /// The smallest arena.
 pub(crate) const ARENA_BYTES_MIN: u64 = 32 << 20;
@@ -22,6 +23,10 @@ pub(crate) const ARENA_BYTES_MIN: u64 = 32 << 20;
 /// Before the first block: sets the size of an arena to an eighth of the limit, or a 64th of a shared limit; to the
 /// smallest where the limit says little (`--stall`). With mimalloc's default of 1 GiB the first arena alone would
 /// start the reclaim thread in every program.
+///
+/// It also keeps mimalloc from asking for huge pages, which the C library's `malloc` does not do either: where the
+/// kernel gives them to those who ask (`madvise`), the first touch of 2 MiB makes all of it resident, and tables of
+/// SQLite took 209 MB instead of 184.
 #[cold]
 fn set_up() {
     crate::lifecycle::wake_up();
@@ -31,8 +36,13 @@ fn set_up() {
     let most = if settings.is_early() { ARENA_BYTES_MIN } else { 1 << 30 };
     let bytes = (settings.config.limit_bytes / part).clamp(ARENA_BYTES_MIN, most);
     let kib = std::ffi::c_long::try_from(bytes >> 10).expect("at most 1 GiB");
-    // SAFETY: it stores a number.
-    unsafe { mi::mi_option_set(OPTION_ARENA_RESERVE, kib) };
+    // SAFETY: the first has no precondition, the others store a number.
+    unsafe {
+        // If it found the option for huge pages off, it would have the kernel give none to the whole process.
+        mi::mi_process_init();
+        mi::mi_option_set(OPTION_ALLOW_THP, 0);
+        mi::mi_option_set(OPTION_ARENA_RESERVE, kib);
+    }
 }
 
 /// Whether no block was allocated yet.
