@@ -106,6 +106,30 @@ fn a_pool_comes_down_to_its_part_of_the_limit() {
     running.end(&filled);
 }
 
+/// Goal: what a program still uses comes back from the disk for good, once memory has room for it. Method: a pool that
+/// may take little, so that much is written; then it may take all, and pages are read at random.
+#[test]
+fn what_is_read_alone_stays_in_memory_that_has_room_for_it() {
+    if let Err(why) = Mode::Inline.check() {
+        return eprintln!("SKIPPED: {why}");
+    }
+    let bytes = 48 * MIB;
+    let running = Running::start(16 * MIB, 2 * bytes);
+    let mut filled = running.filled(bytes);
+    let pages = filled.seeds.len();
+    running.engine.set_max_pool_percent(10);
+    (0..pages).for_each(|page| filled.write(page, 5 * (page as u64 + 1)));
+    running.await_that("much on the disk", || running.of("spilled_units") > 1000);
+    let before = running.of("spilled_units");
+    running.engine.set_max_pool_percent(100);
+    let mut random = Random::new(seed());
+    (0..3 * pages).for_each(|_| filled.check(random.below(pages)));
+    // A unit has four pages, and in three rounds at random hardly any is not read at all.
+    running.await_that("little on the disk", || running.of("spilled_units") < before / 4);
+    (0..pages).for_each(|page| filled.check(page));
+    running.end(&filled);
+}
+
 /// Goal: nothing is written once a budget is used up, the limit is passed meanwhile, and no byte is lost; with another
 /// budget the limit holds again. Method: noise, four times the limit, and a budget of less than that.
 #[test]
