@@ -432,15 +432,17 @@ impl Engine {
         }
         folio.stored -= units;
         copies.change(Units::NONE, units);
-        if copies.has_room() && !self.at_floor() && (folio.copied || copies.push(base)) {
-            folio.copied = true;
-        } else if units.count() > 1 || self.is_for_the_disk() {
-            self.shed_copies(folio, units);
-        } else {
+        if units.count() == 1 && self.store.has_backing() && !self.is_for_the_disk() {
             // A unit that comes alone waits for the disk in full each time, and memory has room for it when compressed:
             // it gives up its place on the disk, and goes to the pool next time.
-            self.drop_copies(folio, units);
+            let copies = units.iter().filter_map(|index| folio.copies[index].as_ref());
+            copies.for_each(|copy| self.store.give_up_backing(copy));
         }
+        let keeps = copies.has_room() && !self.at_floor() && (folio.copied || copies.push(base));
+        if !keeps {
+            self.shed_copies(folio, units);
+        }
+        folio.copied |= keeps;
     }
 
     /// Units of a staged folio gained copies, besides the units that `had` one: counts the copies,

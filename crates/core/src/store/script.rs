@@ -127,7 +127,8 @@ impl<'p, B: Breakable> Player<'p, B> {
                 self.store.pool().compact(budget);
             }
             15 => self.put_away(),
-            17..=18 => self.write_back_chosen(),
+            17 => self.write_back_chosen(),
+            18 => self.give_up_backing(),
             16 => {
                 let (first, count) = (self.byte(), self.byte() % 12);
                 let some = self.tickets.iter().skip(first % self.tickets.len().max(1)).take(count);
@@ -158,6 +159,20 @@ impl<'p, B: Breakable> Player<'p, B> {
             let returned = self.store.spill_stats().returned - returned;
             assert!(returned <= u64::from(has_left), "{returned} have left");
             assert_eq!(self.store.away(id).is_some(), has_left);
+        }
+    }
+
+    /// Lets some entries stay in the pool that were fetched: nobody but the pool has them then.
+    fn give_up_backing(&mut self) {
+        let (count, first) = (self.byte() % 12, self.byte());
+        for raw in (0..count).filter_map(|nth| self.chosen(first + nth)) {
+            let id = &self.stored[&raw].id;
+            let (was_away, returned) =
+                (self.store.away(id).is_some(), self.store.spill_stats().returned);
+            self.store.give_up_backing(id);
+            assert_eq!(self.store.away(id).is_some(), was_away);
+            let returned = self.store.spill_stats().returned - returned;
+            assert!(returned == 0 && (was_away || !self.store.put_away(id)), "it had a location");
         }
     }
 

@@ -486,6 +486,21 @@ impl<S: PageSource> Store<S> {
         self.away(entry).is_some()
     }
 
+    /// From now on an entry that is in the pool, and was fetched, is in the pool only: it will be used again, and not
+    /// wait for the backing each time. What is on its way out, or away, stays so. The owner calls this.
+    pub fn give_up_backing(&self, entry: &EntryId) {
+        let Some(spill) = &self.spill else { return };
+        let cell = self.row(entry.0).cell();
+        if cell.load().is_kept() {
+            let _side = spill.side.lock();
+            let length = self.pool.length_anywhere(entry.0);
+            if cell.give_up() {
+                let location = spill.kept.remove(entry.0).expect("KEPT-1: its state said so");
+                self.given_up(spill, location, length);
+            }
+        }
+    }
+
     /// The ticket of an entry that is on the backing and not in the pool.
     #[must_use]
     pub fn away(&self, entry: &EntryId) -> Option<Ticket> {

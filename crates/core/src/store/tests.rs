@@ -636,6 +636,7 @@ fn work(
             match random.below(6) {
                 0 | 1 => _ = store.put_away(entry),
                 2 => choose(store.ticket(entry)),
+                3 => store.give_up_backing(entry),
                 _ => {}
             }
             if random.below(2) == 0 {
