@@ -134,19 +134,16 @@ static void handed_over(void) {
     ballast_stop(&b);
 }
 
-/* Where the kernel gives huge pages to those who ask, malloc does not ask; and who asks for his own memory gets them. */
+/* Where the kernel gives huge pages to those who ask, malloc does not ask; the program still may. */
 static void small_pages(void) {
     char line[256];
-    unsigned long kib = 0;
     FILE *file = fopen("/sys/kernel/mm/transparent_hugepage/enabled", "r");
     if (!file || !fgets(line, sizeof line, file)) skip("this kernel has no huge pages");
     if (strstr(line, "[always]")) skip("this kernel gives huge pages to those who do not ask");
     fclose(file);
     for (int i = 0; i < 1000; i++) memset(malloc(4000), 1, 4000);
-    CHECK((file = fopen("/proc/self/smaps_rollup", "r")) != NULL);
-    while (fgets(line, sizeof line, file)) sscanf(line, "AnonHugePages: %lu", &kib);
-    fclose(file);
-    CHECK(kib == 0, "%lu KiB of huge pages", kib);
+    size_t kib = kib_in("/proc/self/smaps_rollup", "AnonHugePages:");
+    CHECK(kib == 0, "%zu KiB of huge pages", kib);
     CHECK(prctl(PR_GET_THP_DISABLE, 0, 0, 0, 0) == 0, "huge pages are off for the whole process");
 }
 

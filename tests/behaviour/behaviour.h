@@ -86,16 +86,21 @@ static inline size_t limit_bytes(void) {
     return text ? strtoull(text, NULL, 10) : 32 * MIB;
 }
 
-/* A size in /proc/self/status: "RssAnon:" is the anonymous memory that is resident, "VmRSS:" all that is resident. */
-__attribute__((unused)) static size_t status_mib(const char *row) {
+/* The size in a row of a file in /proc, in KiB. */
+__attribute__((unused)) static size_t kib_in(const char *path, const char *row) {
     char text[4096] = "";
-    /* /proc/self has no figures for a leader that has ended. */
-    int file = open("/proc/thread-self/status", O_RDONLY | O_CLOEXEC);
+    int file = open(path, O_RDONLY | O_CLOEXEC);
     CHECK(file >= 0 && read(file, text, sizeof text - 1) > 0);
     close(file);
     const char *line = strstr(text, row);
     CHECK(line != NULL);
-    return strtoul(line + strlen(row), NULL, 10) >> 10;
+    return strtoul(line + strlen(row), NULL, 10);
+}
+
+/* A size of this process: "RssAnon:" is the anonymous memory that is resident, "VmRSS:" all that is resident. */
+__attribute__((unused)) static size_t status_mib(const char *row) {
+    /* /proc/self has no figures for a leader that has ended. */
+    return kib_in("/proc/thread-self/status", row) >> 10;
 }
 
 /* The runner accepts so much more than the limit, as its SLACK. */

@@ -108,17 +108,8 @@ static void populated(void) {
     for (size_t at = 0; at < 4 * limit_bytes(); at += PAGE) CHECK(start[at] == 1);
 }
 
-/* A size in /proc/self/status. */
-static size_t status_bytes(const char *name) {
-    char line[256];
-    size_t kib = 0;
-    FILE *file = fopen("/proc/self/status", "r");
-    CHECK(file != NULL);
-    while (fgets(line, sizeof line, file))
-        if (strncmp(line, name, strlen(name)) == 0) kib = strtoull(line + strlen(name) + 1, NULL, 10);
-    fclose(file);
-    return kib << 10;
-}
+/* A size of this process, as of status_mib. */
+static size_t status_bytes(const char *row) { return kib_in("/proc/thread-self/status", row) << 10; }
 
 static void file_is_right(const char *start, size_t bytes) {
     for (size_t at = 0; at < bytes; at += PAGE) CHECK(page_is(start + at, at), "page %zu of the file", at / PAGE);
@@ -145,18 +136,18 @@ static void files(void) {
     size_t most = 0;
     for (int round = 0; round < 3; round++) {
         file_is_right(read_only, bytes);
-        size_t file_bytes = status_bytes("RssFile");
+        size_t file_bytes = status_bytes("RssFile:");
         if (file_bytes > most) most = file_bytes;
         ballast_verify(&b, "file");
     }
     if (most == 0) skip("the folder is kept in memory: it has no pages of files");
     CHECK(most >= bytes / 2 || !getenv("ZFOLIO_LIMIT"), "only %zu MiB of the file were resident", most >> 20);
     if (!getenv("ZFOLIO_LIMIT")) return;
-    CHECK(status_bytes("RssAnon") >= limit_bytes() * 3 / 4, "%zu MiB anonymous", status_bytes("RssAnon") >> 20);
+    CHECK(status_bytes("RssAnon:") >= limit_bytes() * 3 / 4, "%zu MiB anonymous", status_bytes("RssAnon:") >> 20);
     /* The engine has seen the pages come back up to three times, so it may wait for some seconds. */
     size_t share = limit_bytes() / 4 > 32 * MIB ? limit_bytes() / 4 : 32 * MIB;
-    for (double until = now() + 60; status_bytes("RssFile") > share + 16 * MIB; usleep(50000))
-        CHECK(now() < until, "%zu MiB of files stay", status_bytes("RssFile") >> 20);
+    for (double until = now() + 60; status_bytes("RssFile:") > share + 16 * MIB; usleep(50000))
+        CHECK(now() < until, "%zu MiB of files stay", status_bytes("RssFile:") >> 20);
     file_is_right(read_only, bytes);
     ballast_verify(&b, "end");
 }

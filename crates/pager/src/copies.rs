@@ -432,17 +432,22 @@ impl Engine {
         }
         folio.stored -= units;
         copies.change(Units::NONE, units);
-        if units.count() == 1 && self.store.has_backing() && !self.is_for_the_disk() {
-            // A unit that comes alone waits for the disk in full each time, and memory has room for it when compressed:
-            // it gives up its place on the disk, and goes to the pool next time.
-            let copies = units.iter().filter_map(|index| folio.copies[index].as_ref());
-            copies.for_each(|copy| self.store.give_up_backing(copy));
-        }
-        let keeps = copies.has_room() && !self.at_floor() && (folio.copied || copies.push(base));
-        if !keeps {
+        self.give_up_place(folio, units);
+        if !copies.has_room() || self.at_floor() || !(folio.copied || copies.push(base)) {
             self.shed_copies(folio, units);
+            return;
         }
-        folio.copied |= keeps;
+        folio.copied = true;
+    }
+
+    /// A unit that was loaded alone would wait for the disk in full each time. If memory has room for it when it is
+    /// compressed, it gives up its place on the disk, and goes to the pool when it goes out again.
+    fn give_up_place(&self, folio: &Folio, units: Units) {
+        let alone = units.iter().next().filter(|_| units.count() == 1);
+        let copy = alone.and_then(|index| folio.copies[index].as_ref());
+        // In this order: hardly any copy has a place on the disk, and the other question takes longer.
+        let copy = copy.filter(|copy| self.store.keeps_location(copy) && !self.is_for_the_disk());
+        copy.into_iter().for_each(|copy| self.store.give_up_backing(copy));
     }
 
     /// Units of a staged folio gained copies, besides the units that `had` one: counts the copies,

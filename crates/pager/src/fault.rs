@@ -603,13 +603,12 @@ impl Engine {
                 }
             }
         }
-        // What was freed may have its pages still, which go back to the system several slots at a time. With a backing
-        // its write makes room.
-        if self.below_limit() < needed && !self.store.has_backing() {
-            self.mover.release_leaving();
-        }
         // The last folio may have made room. If nothing shrank, reclaiming more gains nothing.
         let may_wait = self.below_limit() < needed && self.spill(needed, true) != Room::None;
+        if self.below_limit() < needed && !may_wait {
+            // Before the limit is passed: slots that were freed have their pages until several of them are released.
+            self.mover.release_leaving();
+        }
         match self.below_limit() >= needed {
             true => Ok(Some(Spare::Room)),
             false if may_wait => Err(Later::Room),

@@ -36,8 +36,8 @@ fn set_up() {
     let most = if settings.is_early() { ARENA_BYTES_MIN } else { 1 << 30 };
     let bytes = (settings.config.limit_bytes / part).clamp(ARENA_BYTES_MIN, most);
     let kib = std::ffi::c_long::try_from(bytes >> 10).expect("at most 1 GiB");
-    // First: if it found huge pages off, it would have the kernel give none to the whole process.
-    // SAFETY: it has no precondition, and does nothing when it is called again.
+    // mimalloc starts before it is told: if it starts with huge pages off, the whole process gets none.
+    // SAFETY: the function has no precondition, and does nothing when it is called again.
     unsafe { mi::mi_process_init() };
     for (option, value) in [(OPTION_ALLOW_THP, 0), (OPTION_ARENA_RESERVE, kib)] {
         // SAFETY: it stores a number.

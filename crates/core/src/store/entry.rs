@@ -371,8 +371,8 @@ impl<W: Word> Cell<'_, W> {
         self.complete(Place::Writing, away)
     }
 
-    /// The entry's location is needed for another: from now on it is in the pool only. False: it is on its way out, or
-    /// ending.
+    /// From now on the entry is in the pool only: its location is needed for another, or its owner wants none. False:
+    /// the entry is on its way out, or ending.
     pub(super) fn give_up(self) -> bool {
         let is_at_both = |state: State| state.place() == Place::Pool && state.is_kept();
         self.change(|state| is_at_both(state).then(|| state.kept(false))).is_ok()

@@ -486,17 +486,22 @@ impl<S: PageSource> Store<S> {
         self.away(entry).is_some()
     }
 
-    /// From now on an entry that is in the pool, and was fetched, is in the pool only: it will be used again, and not
-    /// wait for the backing each time. What is on its way out, or away, stays so. The owner calls this.
+    /// Whether an entry that is in the pool is on the backing too: it was fetched, and keeps its location.
+    #[must_use]
+    pub fn keeps_location(&self, entry: &EntryId) -> bool {
+        self.row(entry.0).cell().load().is_kept()
+    }
+
+    /// From now on an entry that was fetched is in the pool only, so that it does not wait for the backing when it is
+    /// used again. One that is on its way out, or away, stays as it is. The owner calls this.
     pub fn give_up_backing(&self, entry: &EntryId) {
         let Some(spill) = &self.spill else { return };
         let cell = self.row(entry.0).cell();
-        if cell.load().is_kept() {
+        let state = cell.load();
+        if state.is_kept() {
             let _side = spill.side.lock();
-            let length = self.pool.length_anywhere(entry.0);
             if cell.give_up() {
-                let location = spill.kept.remove(entry.0).expect("KEPT-1: its state said so");
-                self.given_up(spill, location, length);
+                self.give_up_location(state, entry.0);
             }
         }
     }
@@ -510,7 +515,8 @@ impl<S: PageSource> Store<S> {
         is_away.then(|| Ticket { handle: entry.0, checksum: row.checksum(state) })
     }
 
-    /// Gives up the location of an entry that has ended in the pool in this `state`; its handle is not free yet.
+    /// Gives up the location of an entry that was in the pool in this `state`. Now it has ended, but its handle is not
+    /// free yet; or its state says that it has no location.
     pub(super) fn give_up_location(&self, state: State, handle: Handle) {
         let Some(spill) = self.spill.as_ref().filter(|_| state.is_kept()) else { return };
         let location = spill.kept.remove(handle).expect("KEPT-1: its state said so");
