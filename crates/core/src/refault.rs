@@ -75,10 +75,11 @@ pub struct Measured {
     pub need_bytes: u64,
     /// The part of `need_bytes` that is not managed.
     pub unmanaged_bytes: u64,
-    /// Bytes stored, before compression.
-    pub stored_bytes: u64,
-    /// Bytes of the pool that hold them, with all overhead.
-    pub pool_bytes: u64,
+    /// The sum over time of what was stored, before compression, in KiB times milliseconds. The last moment tells
+    /// nothing: a program that ends has freed most of its memory.
+    pub stored_kib_ms: u64,
+    /// The sum over the same time of what the pool took for that, with all overhead.
+    pub pool_kib_ms: u64,
     /// Bytes that are only in the store and not resident, before compression.
     pub demand_stored_bytes: u64,
     /// All bytes that left memory for the store.
@@ -203,8 +204,8 @@ impl Measured {
 
     /// What a resident byte costs of the limit, in 256ths: `1 - 1 / ratio`, at least a quarter.
     fn cost(&self) -> u64 {
-        let (stored, pool) = (self.stored_bytes.max(1), self.pool_bytes.min(self.stored_bytes));
-        let saved = u128::from(stored - pool.min(stored)) * 256 / u128::from(stored);
+        let (stored, pool) = (self.stored_kib_ms.max(1), self.pool_kib_ms.min(self.stored_kib_ms));
+        let saved = u128::from(stored - pool) * 256 / u128::from(stored);
         u64::try_from(saved).unwrap_or(256).clamp(64, 256)
     }
 

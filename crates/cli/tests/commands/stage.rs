@@ -73,6 +73,9 @@ __attribute__((constructor)) static void start(void) {
   }
   figure(STORED_BYTES, 800ull << 20);
   figure(POOL_BYTES, 200ull << 20);
+  /* The same for a second. */
+  figure(STORED_KIB_MS, (800ull << 10) * 1000);
+  figure(POOL_KIB_MS, (200ull << 10) * 1000);
   word(0, MAGIC, 8);
   snprintf(path, sizeof path, "/dev/shm/zfolio-%d/%d", geteuid(), getpid());
   fd = open(path, O_CREAT | O_TRUNC | O_WRONLY, 0600);

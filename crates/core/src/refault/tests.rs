@@ -13,8 +13,8 @@ fn measured() -> Measured {
     Measured {
         limit_bytes: 64 * MIB,
         need_bytes: 256 * MIB,
-        stored_bytes: 200 * MIB,
-        pool_bytes: 100 * MIB,
+        stored_kib_ms: 200,
+        pool_kib_ms: 100,
         ..Measured::default()
     }
 }
@@ -100,8 +100,8 @@ fn a_higher_limit_never_waits_longer() {
             limit_bytes: (32 + random(1000)) * MIB,
             need_bytes: random(3000) * MIB,
             unmanaged_bytes: random(1 << 30),
-            stored_bytes: random(1 << 32),
-            pool_bytes: random(1 << 32),
+            stored_kib_ms: random(1 << 32),
+            pool_kib_ms: random(1 << 32),
             demand_stored_bytes: random(1 << 32),
             left_bytes: random(1 << 38),
             returned_bytes: refaults.returned_bytes(),
@@ -187,7 +187,7 @@ fn run(trace: &[u64], units: u64, room: u64, touch: bool) -> Run {
     let measured = Measured {
         limit_bytes: room * MIB,
         need_bytes: units * MIB,
-        stored_bytes: 1,
+        stored_kib_ms: 1,
         demand_stored_bytes: gone.len() as u64 * MIB,
         left_bytes: clock * MIB,
         returned_bytes: refaults.returned_bytes(),

@@ -100,6 +100,10 @@ figures! {
     demand_kib_ms,
     /// The sum over the same time of process_bytes.
     process_kib_ms,
+    /// The sum over the same time of stored_bytes.
+    stored_kib_ms,
+    /// The sum over the same time of pool_bytes.
+    pool_kib_ms,
     /// Furthest above the limit: the whole process, or the regions of a library's pager.
     over_limit_bytes_max,
     /// Units that are only in the store and not resident, before compression.
@@ -276,8 +280,8 @@ impl Figures {
         ]
     }
 
-    /// Adds what the program would hold, and what it does hold, times the time since `then_ns`; 0 is
-    /// the beginning. Who calls this notes the time there.
+    /// Adds what the program would hold, what it does hold, and what is stored, times the time since `then_ns`; 0
+    /// is the beginning. Who calls this notes the time there.
     pub fn sum_over_time(&self, then_ns: &AtomicU64, now_ns: u64, demand: u64, process: u64) {
         let then = match then_ns.load(Relaxed) {
             0 => now_ns,
@@ -285,8 +289,14 @@ impl Figures {
         };
         let passed_ms = now_ns.saturating_sub(then) / 1_000_000;
         then_ns.store(then + passed_ms * 1_000_000, Relaxed);
-        add(&self.demand_kib_ms, (demand >> 10).saturating_mul(passed_ms));
-        add(&self.process_kib_ms, (process >> 10).saturating_mul(passed_ms));
+        let (stored, pool) = (self.stored_bytes.load(Relaxed), self.pool_bytes.load(Relaxed));
+        let sums = [
+            (&self.demand_kib_ms, demand),
+            (&self.process_kib_ms, process),
+            (&self.stored_kib_ms, stored),
+            (&self.pool_kib_ms, pool),
+        ];
+        sums.map(|(sum, bytes)| add(sum, (bytes >> 10).saturating_mul(passed_ms)));
     }
 
     /// Sets the gauges of what bounds what goes to disk: the two percentages of the pool, and the budget for writes.

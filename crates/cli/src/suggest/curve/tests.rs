@@ -60,7 +60,7 @@ fn now(limit: u64, need: u64, returned: usize) -> Measured {
     Measured {
         limit_bytes: limit * MIB,
         need_bytes: need * MIB,
-        stored_bytes: 1,
+        stored_kib_ms: 1,
         demand_stored_bytes,
         left_bytes: returned_bytes + demand_stored_bytes,
         returned_bytes,
@@ -138,8 +138,8 @@ fn time_never_rises_with_the_limit_and_the_recommendation_is_kept() {
             let now = Measured {
                 limit_bytes: look * 37 * MIB,
                 need_bytes: look * 80 * MIB,
-                stored_bytes: random.below_u64(1 << 32),
-                pool_bytes: random.below_u64(1 << 32),
+                stored_kib_ms: random.below_u64(1 << 32),
+                pool_kib_ms: random.below_u64(1 << 32),
                 ..Measured::default()
             };
             process.look(counts.clone(), &now);
