@@ -296,7 +296,9 @@ impl Figures {
             (&self.stored_kib_ms, stored),
             (&self.pool_kib_ms, pool),
         ];
-        sums.map(|(sum, bytes)| add(sum, (bytes >> 10).saturating_mul(passed_ms)));
+        for (sum, bytes) in sums {
+            add(sum, (bytes >> 10).saturating_mul(passed_ms));
+        }
     }
 
     /// Sets the gauges of what bounds what goes to disk: the two percentages of the pool, and the budget for writes.

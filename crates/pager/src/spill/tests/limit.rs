@@ -131,6 +131,36 @@ fn what_is_read_alone_leaves_the_disk_if_memory_has_room_for_it() {
     running.end(&filled);
 }
 
+/// Goal: nothing is written while compressing holds the limit, also where a fault has to do that alone. Method: data
+/// that fits when compressed, no background thread, and other memory that grows by a MiB at once, several times.
+#[test]
+fn a_fault_compresses_before_it_writes() {
+    if let Err(why) = Mode::Inline.check() {
+        return eprintln!("SKIPPED: {why}");
+    }
+    let (limit, bytes) = (16 * MIB, 32 * MIB);
+    let backing = Box::new(Memory::new(2 * bytes));
+    let engine = Box::leak(Box::new(Engine::spilling_for_test(limit as u64, Some(backing))));
+    let engine: &'static Engine = engine;
+    let served = inline::register(engine).expect("few engines");
+    let space = engine.adopted(bytes, |_| ());
+    let mut filled = Filled { engine, space, seeds: vec![0; bytes / PAGE] };
+    let pages = filled.seeds.len();
+    (0..pages).for_each(|page| filled.write(page, 5 * (page as u64 + 1)));
+    let mut random = Random::new(seed());
+    for _ in 0..4 {
+        engine.charge.add_tables(MIB);
+        assert!(engine.below_limit() < 0, "a MiB is more than the reserve");
+        (0..100).for_each(|_| filled.check(random.below(pages)));
+        assert!(engine.below_limit() >= 0);
+    }
+    engine.sample();
+    assert_eq!(engine.figures().written_back_units.load(Relaxed), 0);
+    (0..pages).for_each(|page| filled.check(page));
+    engine.unmap_adopted(&filled.space);
+    drop(served);
+}
+
 /// Goal: nothing is written once a budget is used up, the limit is passed meanwhile, and no byte is lost; with another
 /// budget the limit holds again. Method: noise, four times the limit, and a budget of less than that.
 #[test]
