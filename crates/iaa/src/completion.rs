@@ -8,7 +8,8 @@
 //! # Invariants
 //!
 //! - `SLOT-1` While a slot is at the device, from an accepted descriptor to the status of its record, nobody else
-//!   accesses its buffers, or of its record more than the status.
+//!   accesses its buffers, or of its record more than the status. In a child of `fork` no slot is at the device: a
+//!   descriptor names the memory of the process that submitted it.
 //! - `SLOT-2` The memory lasts as long as the device may access it: if a slot is at the device when the stream ends,
 //!   the memory of all slots is leaked.
 //! - `SLOT-3` Slots do not overlap; a slot's buffers have `buffer_bytes` each, whole pages.
@@ -16,8 +17,8 @@
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use zfolio_core::zcomp::BATCH_MAX;
-use zfolio_sys::Errno;
 use zfolio_sys::map::{PAGE_BYTES, Reservation};
+use zfolio_sys::{Errno, lineage};
 
 use crate::layout::{AECS_BYTES, Descriptor, FIXED, Record};
 use crate::layout::{compress, decompress, flag, opcode};
@@ -53,6 +54,8 @@ pub(crate) struct Slots {
     buffer_bytes: usize,
     /// A bit for each slot that is at the device.
     at_device: u8,
+    /// The process whose slots they are.
+    process: u64,
     /// A bit for each slot that was used before, whose pages are there.
     touched: u8,
 }
@@ -62,7 +65,19 @@ impl Slots {
     pub(crate) fn new(unit_bytes: usize) -> Result<Slots, Errno> {
         let buffer_bytes = unit_bytes.next_multiple_of(PAGE_BYTES);
         let memory = Reservation::new(RECORDS_BYTES + 2 * SLOTS * buffer_bytes, PAGE_BYTES)?;
-        Ok(Slots { memory: Some(memory), buffer_bytes, at_device: 0, touched: 0 })
+        let process = lineage::current();
+        Ok(Slots { memory: Some(memory), buffer_bytes, at_device: 0, process, touched: 0 })
+    }
+
+    /// Whether these are a copy of another process's slots, made by `fork`. From now on they are this process's own,
+    /// and none is at a device (SLOT-1).
+    pub(crate) fn disinherit(&mut self) -> bool {
+        let process = lineage::current();
+        let is_copy = process != self.process;
+        if is_copy {
+            (self.process, self.at_device) = (process, 0);
+        }
+        is_copy
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {

@@ -1,6 +1,9 @@
 //! The driver: its settings, the devices that come and go, and its figures. What a stream does is in `flights.rs`.
 
-use zfolio_core::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use zfolio_core::sync::{Guard, Mutex};
+use zfolio_sys::lineage;
 
 use crate::placement;
 use crate::portal::Portal;
@@ -23,6 +26,9 @@ pub enum WhenBusy {
     /// Software does it.
     Software,
 }
+
+/// Held while queues come and go: the package of each CPU.
+type Packages<'a> = Guard<'a, RANK_PLACEMENT, Vec<usize>>;
 
 /// How the driver works. The names are those of the kernel's module where it has one.
 #[derive(Debug, Clone)]
@@ -77,10 +83,15 @@ pub struct WorkQueue {
 }
 
 /// The accelerators of a machine, for all streams.
+///
+/// In a child of `fork` it has no queues, since they work in the memory of the process that opened them: all is done by
+/// software until the child adds queues that it has opened itself.
 #[derive(Debug)]
 pub struct Driver {
     pub(crate) queues: Queues,
     pub(crate) settings: Settings,
+    /// The process that has opened the queues.
+    process: AtomicU64,
     /// The package of each CPU; held while the masks follow from the queues.
     packages: Mutex<RANK_PLACEMENT, Vec<usize>>,
 }
@@ -90,38 +101,66 @@ impl Driver {
     #[must_use]
     pub fn new(settings: Settings, packages: Vec<usize>) -> Driver {
         let queues = Queues::new(packages.len(), QUEUES_MAX);
-        Driver { queues, settings, packages: Mutex::new(packages) }
+        let process = AtomicU64::new(lineage::current());
+        Driver { queues, settings, process, packages: Mutex::new(packages) }
+    }
+
+    /// Whether the queues are those of this process: they are the parent's in a child of `fork`.
+    pub(crate) fn is_ours(&self) -> bool {
+        // Acquire: pairs with the Release in disinherit().
+        let process = self.process.load(Ordering::Acquire);
+        process == lineage::current() && process != lineage::UNKNOWN
+    }
+
+    /// In a child of `fork`: forgets the parent's queues, and counts from 0.
+    fn disinherit(&self, _: &Packages<'_>) {
+        if !self.is_ours() {
+            self.queues.sweep(|_| true);
+            self.queues.clear_counts();
+            // Release: pairs with the Acquire in is_ours().
+            self.process.store(lineage::current(), Ordering::Release);
+        }
     }
 
     /// Uses these queues too, from now on. Streams may be at work.
+    ///
+    /// In a child of `fork` they take the place of the parent's queues. One of the same name at which the parent had
+    /// given up a job is refused there.
     ///
     /// # Errors
     ///
     /// Why one is refused; those before it are used.
     pub fn add(&self, queues: impl IntoIterator<Item = WorkQueue>) -> Result<(), Refused> {
+        let packages = self.packages.lock();
+        self.disinherit(&packages);
         let added = queues.into_iter().try_for_each(|added| {
             let WorkQueue { name, device, package, depth, portal } = added;
             let queue = Queue { name, device, package, portal };
             self.queues.install(queue, depth).map(|_| ())
         });
-        self.place(|_| false);
+        self.place(&packages, |_| false);
         added
     }
 
     /// Uses the queues of a device no more. Those with jobs in flight stay until a later call finds them idle.
     pub fn remove(&self, device: usize) {
-        self.place(|queue| queue.device == device);
+        self.change(|queue| queue.device == device);
     }
 
     /// Drops the queues of devices that are gone, and spreads the CPUs over the others.
     pub fn refresh(&self) {
-        self.place(|_| false);
+        self.change(|_| false);
     }
 
-    fn place(&self, is_leaving: impl FnMut(&Queue) -> bool) {
+    fn change(&self, is_leaving: impl FnMut(&Queue) -> bool) {
         let packages = self.packages.lock();
+        self.disinherit(&packages);
+        self.place(&packages, is_leaving);
+    }
+
+    fn place(&self, packages: &Packages<'_>, is_leaving: impl FnMut(&Queue) -> bool) {
         let open = self.queues.sweep(is_leaving);
-        let masks = placement::masks(&packages, &open, &self.settings);
+        let masks = placement::masks(packages, &open, &self.settings);
         masks.into_iter().enumerate().for_each(|(cpu, masks)| self.queues.assign(cpu, masks));
     }
 

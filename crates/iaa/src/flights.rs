@@ -69,6 +69,8 @@ pub(crate) struct Flights {
     pause: Pause,
     /// The CPU of the present batch.
     pub(crate) cpu: usize,
+    /// Whether the present batch may go to devices.
+    has_devices: bool,
 }
 
 impl Flights {
@@ -81,6 +83,7 @@ impl Flights {
             taken: 0,
             pause: Pause::new(),
             cpu: 0,
+            has_devices: true,
         }
     }
 
@@ -91,7 +94,22 @@ impl Flights {
     /// Begins a batch.
     pub(crate) fn begin_batch(&mut self) {
         self.cpu = zfolio_sys::cpu::current();
+        if self.slots.disinherit() {
+            self.start_over();
+        }
+        self.has_devices = self.driver.is_ours();
         self.recover();
+    }
+
+    /// In a child of `fork`: what the parent has given up is the parent's alone. No batch is under way: a fork waits
+    /// for the end of each.
+    #[cold]
+    fn start_over(&mut self) {
+        debug_assert!(self.flights.iter().all(Option::is_none), "a fork in the middle of a batch");
+        for lost in &mut self.lost {
+            lost.take().into_iter().for_each(|ticket| self.driver.queues.give_back(ticket));
+        }
+        self.taken = 0;
     }
 
     /// Slots whose records have come after all are free again.
@@ -115,6 +133,9 @@ impl Flights {
         dest_bytes: usize,
     ) -> Result<(), Failure> {
         debug_assert!(self.flights[job].is_none(), "its batch has ended");
+        if !self.has_devices {
+            return Err(Failure::NoQueue);
+        }
         let lengths = [source.len(), dest_bytes];
         let room = self.slots.buffer_bytes();
         let is_long = kind == Kind::OnePass && source.len() > ONE_PASS_BYTES_MAX;
@@ -331,6 +352,9 @@ impl Flights {
 
 impl Drop for Flights {
     fn drop(&mut self) {
+        if self.slots.disinherit() {
+            return self.start_over();
+        }
         // What the device has answered by now need not be leaked.
         self.recover();
     }

@@ -7,6 +7,7 @@
 //! # Invariants
 //!
 //! - `MODEL-1` After a descriptor's record has its status, nothing of its memory is read or written.
+//!   A child of `fork` has a copy of the model, which has forgotten all descriptors: they name the parent's memory.
 //! - `MODEL-2` A queue never holds more descriptors than its depth: a shared queue answers
 //!   [`Submitted::Full`], a dedicated one loses the descriptor ([`Counts::overruns`]), as the hardware does.
 
@@ -23,8 +24,9 @@ mod tests;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use zfolio_core::sync::Mutex;
+use zfolio_core::sync::{Guard, Mutex};
 use zfolio_core::testing::Random;
+use zfolio_sys::lineage;
 
 use crate::layout::{AecsCompress, Descriptor, Record, flag, opcode, status};
 use crate::portal::{Portal, Submitted};
@@ -112,6 +114,8 @@ struct Inner {
     late: VecDeque<Descriptor>,
     is_gone: bool,
     counts: Counts,
+    /// The process that it works for.
+    process: u64,
 }
 
 /// A work queue of a modelled device, and the device behind it. A clone is the same queue.
@@ -122,7 +126,7 @@ pub struct Model(Arc<Mutex<RANK_MODEL, Inner>>);
 // SAFETY: the model accesses what a descriptor names until its record has its status, and not after (MODEL-1).
 unsafe impl Portal for Model {
     unsafe fn submit(&self, descriptor: &Descriptor) -> Submitted {
-        let inner = &mut *self.0.lock();
+        let inner = &mut *self.lock();
         let faults = inner.setup.faults;
         if inner.is_gone || inner.chance(faults.gone) {
             inner.disable();
@@ -161,6 +165,7 @@ impl Model {
             late: VecDeque::new(),
             is_gone: false,
             counts: Counts::default(),
+            process: lineage::current(),
         })))
     }
 
@@ -168,14 +173,22 @@ impl Model {
     #[allow(unsafe_code, reason = "forwards a contract")]
     pub fn step(&self) -> bool {
         // SAFETY: the submitter of a descriptor keeps its memory until its record has a status.
-        unsafe { self.0.lock().step() }
+        unsafe { self.lock().step() }
     }
 
     /// Executes all jobs whose records are late.
     #[allow(unsafe_code, reason = "forwards a contract")]
     pub fn finish_late(&self) {
         // SAFETY: the submitter of a descriptor keeps its memory until its record has a status.
-        unsafe { self.0.lock().finish_late() };
+        unsafe { self.lock().finish_late() };
+    }
+
+    fn lock(&self) -> Guard<'_, RANK_MODEL, Inner> {
+        let mut inner = self.0.lock();
+        if inner.process != lineage::current() {
+            inner.disable();
+        }
+        inner
     }
 
     /// Forgets all jobs, and accepts no more: the device was disabled or reset.

@@ -343,6 +343,12 @@ impl Queues {
         }
     }
 
+    /// Sets the figures of all CPUs to 0. Those of a queue begin with it.
+    pub(crate) fn clear_counts(&self) {
+        let counts = self.rows.iter().flat_map(|row| &row.counts);
+        counts.for_each(|count| count.store(0, Ordering::Relaxed));
+    }
+
     /// Descriptors that are in queues, or are on their way.
     pub(crate) fn in_flight(&self) -> u64 {
         self.cells.iter().map(|cell| cell.state.load(Ordering::Relaxed) & COUNT).sum()

@@ -7,9 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use common::{UNIT, World, compress, compress_one, decompress, queue, software, unit};
 use zfolio_core::page::UnitOrder;
 use zfolio_core::testing::{Random, seed};
-use zfolio_core::zcomp::{Answer, Corrupt, Outcome, Unpack, Zcomp, conformance, software as codec};
+use zfolio_core::zcomp::{
+    Answer, Compressor, Corrupt, Decompressor, Outcome, Unpack, Zcomp, conformance,
+    software as codec,
+};
 use zfolio_iaa::model::{Faults, Model, Setup};
 use zfolio_iaa::{Codes, Iaa, Settings, WhenBusy};
+use zfolio_sys::testing::in_child;
 
 const ALWAYS: u16 = u16::MAX;
 
@@ -377,4 +381,59 @@ fn threads_share_devices_that_work_at_the_same_time() {
     assert_eq!(world.count(|counts| counts.overruns) + guest.counts().overruns, 0);
     assert_eq!(world.driver.driver_stats().in_flight, 0);
     assert!(world.driver.global_stats().total_comp_calls > 0);
+}
+
+/// Goal: a child of `fork` gives nothing to the parent's devices, not even a slot that the parent has given up; software
+/// does its work, and its own devices once it has some. The parent goes on as if nothing had happened.
+#[test]
+fn a_child_goes_on_by_software_until_it_has_devices() {
+    let world = World::new(quick(), &[setup(Faults { never: ALWAYS, ..Faults::default() })]);
+    let parents = world.models[0].clone();
+    let mut streams = (world.compressor(Codes::Fixed, UNIT), world.decompressor(UNIT));
+    let units = units(8);
+    let exchange = |streams: &mut (Box<dyn Compressor>, Box<dyn Decompressor>)| {
+        let mut dests = vec![vec![0xC3; UNIT]; 8];
+        let answers = compress(&mut *streams.0, &units, &mut dests, || {});
+        let packed: Vec<&[u8]> = answers
+            .iter()
+            .zip(&dests)
+            .map(|(answer, dest)| match answer {
+                Answer::Compressed(bytes) => &dest[..*bytes],
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        let mut places = vec![vec![0xC3; UNIT]; 8];
+        let results = decompress(&mut *streams.1, &packed, &mut places, || {});
+        results.iter().all(Result::is_ok) && places == units
+    };
+    // All slots are lost, and so are the tickets of their jobs.
+    assert!(exchange(&mut streams));
+    assert_eq!(world.driver.driver_stats().in_flight, 16);
+    parents.set_faults(Faults::default());
+    let accepted = parents.counts().accepted;
+    let inherited = std::cell::RefCell::new(Some((world, streams)));
+    let is_good = in_child(|| {
+        let (mut world, mut streams) = inherited.take().expect("the parent's");
+        let by_software = exchange(&mut streams);
+        let driver = world.driver.driver_stats();
+        parents.finish_late();
+        let untouched = parents.counts().accepted == accepted && driver.in_flight == 0;
+        world.add(setup(Faults::default()));
+        let by_devices = exchange(&mut streams);
+        let stats = world.driver.global_stats();
+        let calls = [stats.total_comp_calls, stats.total_decomp_calls, stats.total_sw_comp_calls];
+        let grandchild = in_child(|| {
+            let is_same = exchange(&mut streams);
+            drop((streams, world));
+            is_same
+        });
+        by_software && untouched && by_devices && calls == [8, 8, 0] && grandchild
+    });
+    assert!(is_good);
+    let (world, mut streams) = inherited.take().expect("it is still here");
+    // The parent's slots are at its device as before.
+    assert!(exchange(&mut streams));
+    let stats = world.driver.global_stats();
+    assert_eq!((stats.total_comp_calls, stats.total_sw_comp_calls), (8, 16));
+    assert_eq!(world.driver.driver_stats().in_flight, 16);
 }

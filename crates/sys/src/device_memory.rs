@@ -8,6 +8,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
+use crate::lineage;
 use crate::map::PAGE_BYTES;
 
 /// A mapping of a device's file. A child of `fork` does not have it: the driver of the device sees to that.
@@ -15,6 +16,8 @@ use crate::map::PAGE_BYTES;
 pub struct DeviceMemory {
     base: NonNull<u8>,
     bytes: usize,
+    /// The process that mapped it.
+    process: u64,
 }
 
 // SAFETY: the mapping belongs to the value, and is tied to no thread.
@@ -48,7 +51,8 @@ impl DeviceMemory {
         // SAFETY: no address is given, so no mapping that exists changes.
         let base =
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, access, flags, file, offset) }?;
-        Ok(DeviceMemory { base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?, bytes })
+        let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
+        Ok(DeviceMemory { base, bytes, process: lineage::current() })
     }
 
     /// Where it is.
@@ -66,6 +70,10 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
+        if self.process != lineage::current() {
+            // A child has no such mapping, and something else may be mapped there.
+            return;
+        }
         // SAFETY: the mapping belongs to this value, and nobody has a reference into it.
         let gone = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
         debug_assert!(gone.is_ok(), "munmap of our own mapping failed: {gone:?}");

@@ -6,6 +6,27 @@ use crate::Errno;
 pub const IO_URING: [libc::c_long; 3] =
     [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register];
 
+/// Runs `life` in a child of `fork`, and returns whether it returned true.
+///
+/// # Panics
+///
+/// There is no process for it.
+pub fn in_child(life: impl FnOnce() -> bool) -> bool {
+    // SAFETY: the child only calls `life`, and ends. The C library and the standard library keep their locks and
+    // their allocator usable in a child.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "fork: {}", std::io::Error::last_os_error());
+    if pid == 0 {
+        let good = std::panic::catch_unwind(std::panic::AssertUnwindSafe(life)).unwrap_or(false);
+        // SAFETY: it ends the child at once.
+        unsafe { libc::_exit(i32::from(!good)) };
+    }
+    let mut status = 0;
+    // SAFETY: `status` is a place for the status of our own child.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    status == 0
+}
+
 /// Forbids system calls to the calling thread and its children, for good: the kernel answers `error`, as a container's
 /// seccomp profile does.
 ///

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use zfolio_core::swap::disk::{Disk, SLOT_BYTES};
 use zfolio_sys::eventfd::EventFd;
+use zfolio_sys::testing::in_child;
 
 use super::{
     DEPTH, KINDS, Kind, SpillDisk, alone, assert_holds, directory, drain, make, make_with, medium,
@@ -84,22 +85,6 @@ fn a_drop_waits_for_what_is_under_way() {
     }
 }
 
-/// Runs `life` in a child of `fork`, and returns whether it returned true.
-fn child(life: impl FnOnce() -> bool) -> bool {
-    // SAFETY: the child only calls `life`, and ends.
-    let pid = unsafe { libc::fork() };
-    assert!(pid >= 0);
-    if pid == 0 {
-        let good = std::panic::catch_unwind(std::panic::AssertUnwindSafe(life)).unwrap_or(false);
-        // SAFETY: it ends the child at once.
-        unsafe { libc::_exit(i32::from(!good)) };
-    }
-    let mut status = 0;
-    // SAFETY: `status` is a place for the status of our own child.
-    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
-    status == 0
-}
-
 /// Goal: a child that inherits a disk can drop it, and can go on with the same file by a disk of its own; the parent's
 /// disk works as before, and the parent knows whether a child has the file. Method: `fork` with threads that serve;
 /// the child reads what the parent wrote, and the parent reads what the child wrote.
@@ -118,7 +103,7 @@ fn a_child_goes_on_with_the_file_or_drops_it() {
         with_threads(disk, kind, || {
             assert_eq!(alone(disk, write(1, 0, 16, 1)).result, Ok(()));
             assert!(disk.medium().is_alone(), "{kind:?}: nobody else has it");
-            let is_good = child(|| {
+            let is_good = in_child(|| {
                 drop(copy());
                 // SAFETY: nothing is closed or changed: it asks for flags.
                 let flags = unsafe {
@@ -133,7 +118,7 @@ fn a_child_goes_on_with_the_file_or_drops_it() {
             let lent = disk.medium().lend(zfolio_sys::cpu::thread_id()).unwrap();
             assert!(!disk.medium().is_alone(), "{kind:?}: it is lent");
             let lent = std::cell::Cell::new(Some(lent));
-            let is_good = child(|| {
+            let is_good = in_child(|| {
                 let medium = disk.medium().lent(lent.take().unwrap());
                 let is_shared = !medium.is_alone();
                 let disk = make_with(kind, medium, &Arc::new(EventFd::new().unwrap())).unwrap();
