@@ -27,8 +27,9 @@ use zfolio_core::zram::{
     self, ApartStat, Chosen, Recompression, Stop, WRITEBACK_BATCH_MAX, What, WroteBack,
 };
 use zfolio_sys::cpu;
+use zfolio_workers::HARDWARE_STATS;
 
-use crate::ram::{HARDWARE_STATS, Ram};
+use crate::ram::Ram;
 
 const READABLE: [&str; 22] = [
     "apart_stat",
@@ -397,10 +398,11 @@ mod tests {
     use zfolio_core::zcomp::{
         self, Algorithm, Backend, Compressor, Decompressor, Params, software,
     };
+    use zfolio_workers::{Accelerated, Hardware};
 
     use super::{HARDWARE_STATS, READABLE, Refusal, WRITABLE, read, write};
     use crate::device::Device as _;
-    use crate::ram::{Accelerated, Config, Hardware, Ram};
+    use crate::ram::{Config, Ram};
     use crate::testing::{ram, written_back};
 
     /// Goal: each attribute can be read or written or both, and a refusal names what is accepted.
@@ -458,6 +460,8 @@ mod tests {
         fn stats(&self, name: &str) -> String {
             format!("{name} of a chip\n")
         }
+
+        fn start_over(&self) {}
     }
 
     impl Backend for OnChip {

@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use zfolio_core::budget::WriteBudget;
 use zfolio_core::page::UnitOrder;
 use zfolio_core::store::{Backing, Key};
-use zfolio_core::zcomp::{self, Backend, Params, Zcomp};
+use zfolio_core::zcomp::{self, Params};
 use zfolio_core::zram::{self, Zram};
 use zfolio_core::zsmalloc::PageSource;
 use zfolio_sys::{Errno, clock, cpu, random};
-use zfolio_workers::{Crew, Threads, with_crew};
+use zfolio_workers::{Accelerated, Crew, Hardware, Threads};
 
 use crate::device::{Device, Error};
 
@@ -33,33 +33,6 @@ pub struct Config {
     /// What compresses and decompresses beside the threads that serve requests.
     pub accelerated: Accelerated,
 }
-
-/// What compresses and decompresses beside the threads that serve requests.
-#[derive(Clone, Debug)]
-pub enum Accelerated {
-    /// So many threads of a crew, together with those that serve large requests.
-    Workers(usize),
-    /// Hardware, in the place of the codecs that it has.
-    Hardware(Arc<dyn Hardware>),
-}
-
-impl Accelerated {
-    /// By nothing.
-    pub const NONE: Accelerated = Accelerated::Workers(0);
-}
-
-/// An accelerator that has some codecs, with its driver.
-pub trait Hardware: Send + Sync + fmt::Debug {
-    /// The accelerator as the codec with these parameters, whose format it reads and writes; `None`: it does not have
-    /// that codec.
-    fn codec(&self, params: &Params) -> Option<Box<dyn Backend>>;
-
-    /// The figures of this name, in lines: one of [`HARDWARE_STATS`].
-    fn stats(&self, name: &str) -> String;
-}
-
-/// The names of figures of an accelerator: two of the kernel's, and one for what the kernel does not count.
-pub const HARDWARE_STATS: [&str; 3] = ["global_stats", "driver_stats", "wq_stats"];
 
 /// Where a disk writes units back to, and when.
 #[derive(Debug)]
@@ -116,7 +89,7 @@ pub struct Ram {
     rests_until_ns: AtomicU64,
     policy: PolicyStat<AtomicU64>,
     writes_back: Option<WritesBack>,
-    hardware: Option<Arc<dyn Hardware>>,
+    accelerated: Accelerated,
     _workers: Threads,
 }
 
@@ -215,18 +188,10 @@ impl Ram {
         report: Report,
     ) -> Result<Ram, Unmade> {
         let cpus = cpu::online();
-        let (workers, hardware) = match &config.accelerated {
-            Accelerated::Workers(workers) => (*workers, None),
-            Accelerated::Hardware(hardware) => (0, Some(hardware)),
-        };
-        let workers = Crew::new(workers).start().map_err(Unmade::Threads)?;
-        let codec = |params: &Params| match hardware {
-            None => with_crew(params.clone(), config.unit, cpus, workers.crew()),
-            Some(hardware) => {
-                let instead = |software| Ok(hardware.codec(params).unwrap_or(software));
-                Zcomp::around(params.clone(), config.unit, cpus, &instead)
-            }
-        };
+        let accelerated = &config.accelerated;
+        let workers = Crew::new(accelerated.workers()).start().map_err(Unmade::Threads)?;
+        let codec =
+            |params: &Params| accelerated.zcomp(params.clone(), config.unit, cpus, workers.crew());
         let codecs = config.algorithms.iter().map(codec).collect::<Result<_, _>>();
         let codecs = codecs.map_err(Unmade::Codec)?;
         let zram = Zram::new(codecs, source, key, config.disk_bytes, cpus);
@@ -241,7 +206,7 @@ impl Ram {
             rests_until_ns: AtomicU64::new(0),
             policy: PolicyStat::default(),
             writes_back: None,
-            hardware: hardware.cloned(),
+            accelerated: accelerated.clone(),
             _workers: workers,
         })
     }
@@ -264,7 +229,7 @@ impl Ram {
     /// The accelerator, if it is hardware.
     #[must_use]
     pub fn hardware(&self) -> Option<&dyn Hardware> {
-        self.hardware.as_deref()
+        self.accelerated.hardware()
     }
 
     /// The disk.

@@ -368,10 +368,11 @@ mod tests {
     use std::time::Duration;
 
     use zfolio_core::testing::{Random, seed};
+    use zfolio_workers::Accelerated;
 
     use super::{Kept, Unsaved, load, open, open_partial, save, save_by};
     use crate::device::Device as _;
-    use crate::ram::{Accelerated, Config, Ram};
+    use crate::ram::{Config, Ram};
     use crate::testing::ram;
 
     fn directory(name: &str) -> PathBuf {

@@ -264,7 +264,7 @@ pub(crate) fn ram_of_units(
         unit,
         limit_bytes: 0,
         age_s: 600,
-        accelerated: crate::ram::Accelerated::NONE,
+        accelerated: zfolio_workers::Accelerated::NONE,
     };
     let source = std::sync::Arc::new(zfolio_pager::PoolMappings::default());
     crate::ram::Ram::new(&config, source, Box::new(|error| panic!("{error}"))).unwrap()

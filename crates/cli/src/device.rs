@@ -3,7 +3,6 @@
 //! The process of a disk listens on its control socket, `/dev/shm/zfolio-UID/device.NAME`, through which the other
 //! commands read and write its attributes, and stop it. The directory belongs to the user alone (`SF-1`).
 
-mod accelerate;
 mod arguments;
 mod background;
 mod daemon;
@@ -17,8 +16,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use zfolio_block::control::{self, Answer};
-use zfolio_block::ram::HARDWARE_STATS;
 use zfolio_sys::probe;
+use zfolio_workers::HARDWARE_STATS;
 
 use crate::failure::Failure;
 use crate::output;

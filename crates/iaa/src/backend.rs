@@ -21,7 +21,7 @@ use crate::flights::{Done, Flights};
 use crate::stats::Count;
 
 /// What software does in a device's place.
-const SOFTWARE: &str = "deflate,window=12";
+pub(crate) const SOFTWARE: &str = "deflate,window=12";
 
 /// log2 of how many bytes back a device refers.
 const WINDOW: u8 = 12;
@@ -41,6 +41,20 @@ pub enum Codes {
     Fixed,
     /// With codes made for each unit: `deflate-iaa-dynamic`. Units longer than 4 KiB are compressed by software.
     Dynamic,
+}
+
+impl Codes {
+    /// Both.
+    pub const ALL: [Codes; 2] = [Codes::Fixed, Codes::Dynamic];
+
+    /// The kernel's name of the algorithm.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Codes::Fixed => "deflate-iaa",
+            Codes::Dynamic => "deflate-iaa-dynamic",
+        }
+    }
 }
 
 /// The accelerator as a codec.
@@ -76,10 +90,7 @@ impl Iaa {
 
 impl Backend for Iaa {
     fn name(&self) -> &'static str {
-        match self.codes {
-            Codes::Fixed => "deflate-iaa",
-            Codes::Dynamic => "deflate-iaa-dynamic",
-        }
+        self.codes.name()
     }
 
     fn batch_max(&self) -> usize {

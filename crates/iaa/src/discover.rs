@@ -2,18 +2,19 @@
 //!
 //! `/sys/bus/dsa/devices` has a directory for each device (`iax1`) and for each of its queues (`wq1.0`). A queue is
 //! used if it is enabled and of type `user`. For every other one there is a line that says why, and what to do.
+//!
+//! Nothing here calls the C library's `malloc`, as `opendir` would: under `zfolio run` that is the program's.
 
 pub mod script;
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::driver::{Driver, Settings, WorkQueue};
 use crate::portal::hardware::{self, Hardware, Mode};
 use crate::queues::QUEUES_MAX;
 use crate::setup::NO_DEVICE;
-use zfolio_sys::Errno;
+use zfolio_sys::{Errno, files};
 
 /// Where the devices and their queues are, below `/sys`.
 pub(crate) const DEVICES: &str = "bus/dsa/devices";
@@ -135,8 +136,8 @@ impl Queue {
 
     fn read(directory: &Path, name: String) -> Queue {
         let own = directory.join(&name);
-        let driver = fs::read_link(own.join("driver")).ok();
-        let driver = driver.and_then(|link| link.file_name()?.to_str().map(str::to_owned));
+        let link = files::link(&own.join("driver")).ok().and_then(|link| link.into_string().ok());
+        let driver = link.and_then(|link| link.rsplit('/').next().map(str::to_owned));
         let value = |attribute: &'static str| Some((attribute, read(&own, attribute)?));
         let attributes = Queue::attributes().filter_map(value).collect();
         Queue { name, driver, attributes }
@@ -246,22 +247,32 @@ pub fn queues(sysfs: &Path, dev: &Path) -> Vec<Result<Found, Unusable>> {
     devices(sysfs).iter().flat_map(|device| device.usable(dev)).collect()
 }
 
-/// A driver on all queues of this machine that may be used: `sysfs` is `/sys`, and `dev` is `/dev/iax`.
+/// A driver on all queues of this machine that may be used, and those queues, for a child of `fork` to open:
+/// `sysfs` is `/sys`, and `dev` is `/dev/iax`.
 ///
 /// # Errors
 ///
 /// There is none: one line that says why, and what to do.
-pub fn driver(sysfs: &Path, dev: &Path, settings: Settings) -> Result<Driver, String> {
+pub fn driver(
+    sysfs: &Path,
+    dev: &Path,
+    settings: Settings,
+) -> Result<(Driver, Vec<Found>), String> {
     let devices = devices(sysfs);
     if devices.is_empty() {
         return Err(NO_DEVICE.to_owned());
     }
-    let (mut open, mut unusable) = (Vec::new(), None);
+    let (mut open, mut usable, mut unusable) = (Vec::new(), Vec::new(), None);
     for queue in devices.iter().flat_map(|device| device.usable(dev)) {
-        match queue.map(Found::open) {
-            Ok(Ok(queue)) => open.push(queue),
-            // One that is meant for programs, and cannot be opened, says more than those that are not set up.
-            Ok(Err(refused)) => unusable = Some(refused),
+        match queue {
+            Ok(found) => match found.clone().open() {
+                Ok(queue) => {
+                    open.push(queue);
+                    usable.push(found);
+                }
+                // One that is meant for programs, and cannot be opened, says more than those that are not set up.
+                Err(refused) => unusable = Some(refused),
+            },
             Err(refused) => _ = unusable.get_or_insert(refused),
         }
     }
@@ -276,14 +287,15 @@ pub fn driver(sysfs: &Path, dev: &Path, settings: Settings) -> Result<Driver, St
     }
     let driver = Driver::new(settings, packages(sysfs));
     open.truncate(QUEUES_MAX);
+    usable.truncate(QUEUES_MAX);
     driver.add(open).map_err(|refused| refused.to_string())?;
-    Ok(driver)
+    Ok((driver, usable))
 }
 
 /// The names in a directory.
 fn children(directory: &Path) -> Vec<String> {
-    let entries = fs::read_dir(directory).into_iter().flatten();
-    entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect()
+    let names = files::names(directory).unwrap_or_default();
+    names.into_iter().filter_map(|name| name.into_string().ok()).collect()
 }
 
 /// A number as the kernel writes it in a name: `01` and `+1` are none.
@@ -291,9 +303,13 @@ fn number(text: &str) -> Option<usize> {
     text.parse().ok().filter(|number: &usize| number.to_string() == text)
 }
 
+/// The most bytes of an attribute, by the rules of sysfs.
+const ATTRIBUTE_BYTES_MAX: usize = 4096;
+
 /// An attribute without the space around it.
 pub(crate) fn read(directory: &Path, attribute: &str) -> Option<String> {
-    fs::read_to_string(directory.join(attribute)).ok().map(|text| text.trim().to_owned())
+    let text = files::read_whole(directory.join(attribute), ATTRIBUTE_BYTES_MAX).ok()?;
+    String::from_utf8(text).ok().map(|text| text.trim().to_owned())
 }
 
 /// The package of the first CPU of the device's node. A package may have several nodes.
@@ -313,7 +329,7 @@ fn package(sysfs: &Path, cpu: usize) -> Option<usize> {
 #[must_use]
 pub fn packages(sysfs: &Path) -> Vec<usize> {
     let cpus = sysfs.join("devices/system/cpu");
-    let exists = |cpu: &usize| cpus.join(format!("cpu{cpu}")).exists();
+    let exists = |cpu: &usize| files::exists(&cpus.join(format!("cpu{cpu}")));
     (0..).take_while(exists).map(|cpu| package(sysfs, cpu).unwrap_or(0)).collect()
 }
 

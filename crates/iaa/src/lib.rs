@@ -6,6 +6,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod accelerate;
 pub mod backend;
 pub mod checksum;
 #[allow(unsafe_code, reason = "memory that a device works on")]

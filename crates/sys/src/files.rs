@@ -1,10 +1,11 @@
 //! File descriptors and small files.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::io::{self, ErrorKind, Write as _};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::path::Path;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Access, Mode, OFlags, RawDir};
 use rustix::io::Errno;
 
 /// How many descriptors this process may have (`ulimit -n`).
@@ -51,13 +52,49 @@ pub fn lend_output() -> io::Result<std::fs::File> {
     Ok(kept.into())
 }
 
+/// The names in a directory, without those of itself and its parent. Unlike `opendir` it needs no `malloc` of the C
+/// library.
+///
+/// # Errors
+///
+/// Those of `open` and `getdents64`.
+pub fn names(path: &Path) -> Result<Vec<CString>, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let directory = rustix::fs::open(path, flags, Mode::empty())?;
+    let mut buffer = Vec::with_capacity(8192);
+    let mut entries = RawDir::new(&directory, buffer.spare_capacity_mut());
+    let mut names = Vec::new();
+    while let Some(entry) = entries.next() {
+        let entry = entry?;
+        if ![c".", c".."].contains(&entry.file_name()) {
+            names.push(entry.file_name().to_owned());
+        }
+    }
+    Ok(names)
+}
+
+/// What a symbolic link points to.
+///
+/// # Errors
+///
+/// Those of `readlink`.
+pub fn link(path: &Path) -> Result<CString, Errno> {
+    rustix::fs::readlink(path, Vec::new())
+}
+
+/// Whether there is such a file, as far as this process may see.
+#[must_use]
+pub fn exists(path: &Path) -> bool {
+    rustix::fs::access(path, Access::EXISTS).is_ok()
+}
+
 /// Reads a whole file, of at most `bytes_max` bytes.
 ///
 /// # Errors
 ///
 /// Those of `open` and `read`; `FBIG` if it is longer.
-pub fn read_whole(path: &str, bytes_max: usize) -> Result<Vec<u8>, Errno> {
-    let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+pub fn read_whole(path: impl AsRef<Path>, bytes_max: usize) -> Result<Vec<u8>, Errno> {
+    let file = rustix::fs::open(path.as_ref(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     // One byte more than allowed, to distinguish a longer file from one of exactly that length.
     let mut bytes = vec![0; bytes_max + 1];
     let mut length = 0;

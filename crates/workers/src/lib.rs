@@ -29,6 +29,7 @@
 
 #![deny(unsafe_code)]
 
+mod accelerated;
 mod accelerator;
 #[allow(unsafe_code, reason = "bytes whose borrows are the submitter's")]
 mod batch;
@@ -37,6 +38,7 @@ mod crew;
 mod desk;
 mod workers;
 
+pub use accelerated::{Accelerated, HARDWARE_STATS, Hardware};
 pub use accelerator::Accelerator;
 pub use crew::{CREW_MAX, Crew, LINGER_NS, Threads};
 pub use workers::{OFFER_NS, Workers, with_crew};

@@ -14,10 +14,10 @@ use zfolio_core::size_expression;
 use zfolio_core::zcomp::{self, Algorithm, Params};
 use zfolio_core::zram::ALGORITHMS_MAX;
 use zfolio_iaa::Codes;
+use zfolio_iaa::accelerate::{Accelerate, Named};
 use zfolio_pager::spill::Site;
 use zfolio_sys::ublk::NUMBERS;
 
-use super::accelerate::{Accelerate, First};
 use super::list::Column;
 use crate::allowance;
 use crate::arguments::{parse_unit, parse_write_budget};
@@ -102,8 +102,8 @@ pub(crate) struct AddArgs {
     ///
     /// With --accelerate iaa: deflate-iaa (the default there) or deflate-iaa-dynamic, which are deflate,window=12 by
     /// the accelerator, with fixed codes or with codes made for each unit.
-    #[arg(long, short, value_name = "NAME[,level=N]", value_parser = First::parse)]
-    pub(super) algorithm: Option<First>,
+    #[arg(long, short, value_name = "NAME[,level=N]", value_parser = parse_first)]
+    pub(super) algorithm: Option<Named<Params>>,
 
     /// An algorithm for what is not used for long; up to three, each with the next priority [default: zstd]
     ///
@@ -426,10 +426,15 @@ impl AddArgs {
     /// The algorithm that compresses what is written.
     fn first(&self) -> Params {
         match (&self.algorithm, self.accelerate) {
-            (Some(First { params, .. }), _) => params.clone(),
-            (None, Some(Accelerate::Iaa(_))) => First::on_iaa(Codes::Fixed).params,
+            (Some(Named { algorithm, .. }), _) => algorithm.clone(),
+            (None, Some(Accelerate::Iaa(_))) => Named::on_iaa(Codes::Fixed).algorithm,
             (None, _) => Params::from(Algorithm::Lz4),
         }
+    }
+
+    /// How an accelerator is to compress, if the algorithm was named so.
+    pub(super) fn codes(&self) -> Option<Codes> {
+        self.algorithm.as_ref().and_then(|named| named.codes)
     }
 
     /// The algorithms, by their priority.
@@ -469,7 +474,11 @@ fn parse_size(given: &str) -> Result<u64, String> {
     if bytes > 0 { Ok(bytes) } else { Err(format!("'{given}' is too small; accepted: 4K or more")) }
 }
 
-pub(super) fn parse_params(given: &str) -> Result<Params, String> {
+fn parse_first(given: &str) -> Result<Named<Params>, String> {
+    Named::parse(given, parse_params)
+}
+
+fn parse_params(given: &str) -> Result<Params, String> {
     let params: Params = given.parse().map_err(|error: zcomp::Error| error.to_string())?;
     match params.dictionary {
         None => Ok(params),

@@ -19,13 +19,13 @@ use zfolio_block::ublk::Unstarted;
 use zfolio_block::{Counts, ublk, vhost_user};
 use zfolio_core::size;
 use zfolio_core::zram;
+use zfolio_iaa::accelerate;
 use zfolio_pager::PoolMappings;
 use zfolio_pager::spill::{PlaceError, Site, Sites};
 use zfolio_sys::errno_text::ErrnoText;
 use zfolio_sys::probe::child::{self, Signals};
 use zfolio_sys::{files, process};
 
-use super::accelerate::accelerated;
 use super::arguments::{AddArgs, Number, TlsArgs, YesNo};
 use super::saved::{self, Origin};
 use super::{directory, socket};
@@ -241,7 +241,9 @@ fn make(arguments: &AddArgs, origin: Option<&Origin>) -> Result<Ram, Failure> {
         Some(header) => header.algorithms.clone(),
         None => arguments.algorithms().map_err(Failure::argument)?,
     };
-    let accelerated = accelerated(arguments, &algorithms)?;
+    let (accelerate, codes) = (arguments.accelerate, arguments.codes());
+    accelerate::check(accelerate, codes, &algorithms, "this disk").map_err(Failure::argument)?;
+    let accelerated = accelerate::open(accelerate, codes).map_err(Failure::machine)?;
     let config = ram::Config {
         // One of them is given.
         disk_bytes: header.map(|header| header.disk_bytes).or(arguments.size).unwrap_or(0),

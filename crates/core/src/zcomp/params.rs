@@ -278,6 +278,12 @@ impl Choice {
     }
 }
 
+impl From<Params> for Choice {
+    fn from(params: Params) -> Choice {
+        Choice::Fixed(params)
+    }
+}
+
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,0 +1,272 @@
+//! What `--accelerate` names, the algorithms that the accelerator adds, and the accelerator as the codecs of a disk or
+//! of a program.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use zfolio_core::zcomp::{Backend, Params};
+use zfolio_sys::cpu;
+use zfolio_workers::{Accelerated, Accelerator, Hardware};
+
+use crate::backend::{Codes, Iaa, SOFTWARE, has_format_of};
+use crate::discover::{self, Found};
+use crate::driver::{Driver, Settings, WorkQueue};
+use crate::model::{Model, Setup};
+
+/// What compresses and decompresses beside the threads that have data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Accelerate {
+    /// Threads.
+    Cpu(Accelerator),
+    /// The In-Memory Analytics Accelerator.
+    Iaa(Devices),
+}
+
+/// Which devices.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Devices {
+    /// Those of this machine.
+    Machine,
+    /// Models of the device, in this process.
+    Model,
+}
+
+impl Accelerate {
+    /// Reads what a user has written.
+    ///
+    /// # Errors
+    ///
+    /// What is accepted, in one line.
+    pub fn parse(given: &str) -> Result<Accelerate, String> {
+        match given {
+            "iaa" => Ok(Accelerate::Iaa(Devices::Machine)),
+            "iaa=model" => Ok(Accelerate::Iaa(Devices::Model)),
+            _ => {
+                let cpu = Accelerator::parse(given).map(Accelerate::Cpu);
+                cpu.map_err(|accepted| format!("{accepted}; or iaa, or iaa=model for its model"))
+            }
+        }
+    }
+}
+
+impl fmt::Display for Accelerate {
+    /// As [`Accelerate::parse`] reads it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Accelerate::Cpu(cpu) => cpu.fmt(f),
+            Accelerate::Iaa(Devices::Machine) => f.write_str("iaa"),
+            Accelerate::Iaa(Devices::Model) => f.write_str("iaa=model"),
+        }
+    }
+}
+
+/// An algorithm by its own name, or by the accelerator's; `A` has the algorithms that there are without one.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Named<A> {
+    /// The software that reads and writes its format.
+    pub algorithm: A,
+    /// How the accelerator compresses, if it was named so.
+    pub codes: Option<Codes>,
+}
+
+impl<A: From<Params>> Named<A> {
+    /// What the accelerator does, by these codes.
+    ///
+    /// # Panics
+    ///
+    /// Never: the format is one of this build.
+    #[must_use]
+    pub fn on_iaa(codes: Codes) -> Named<A> {
+        let params: Params = SOFTWARE.parse().expect("parameters of this build");
+        Named { algorithm: A::from(params), codes: Some(codes) }
+    }
+
+    /// Reads what a user has written; `parse` reads names of software.
+    ///
+    /// # Errors
+    ///
+    /// Those of `parse`.
+    pub fn parse<E>(given: &str, parse: impl Fn(&str) -> Result<A, E>) -> Result<Named<A>, E> {
+        match Codes::ALL.into_iter().find(|codes| codes.name() == given) {
+            Some(codes) => Ok(Named::on_iaa(codes)),
+            None => Ok(Named { algorithm: parse(given)?, codes: None }),
+        }
+    }
+}
+
+impl<A: fmt::Display> fmt::Display for Named<A> {
+    /// As [`Named::parse`] reads it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.codes {
+            Some(codes) => f.write_str(codes.name()),
+            None => self.algorithm.fmt(f),
+        }
+    }
+}
+
+/// Whether these algorithms can be accelerated so; `codes` is how one of them was named, and `whose` says whose
+/// algorithms they are.
+///
+/// # Errors
+///
+/// One line: the accelerator has none of the algorithms, or there is none for the one that is named so.
+pub fn check(
+    accelerate: Option<Accelerate>,
+    codes: Option<Codes>,
+    algorithms: &[Params],
+    whose: &str,
+) -> Result<(), String> {
+    match (accelerate, codes) {
+        (Some(Accelerate::Iaa(_)), _) if !algorithms.iter().any(has_format_of) => {
+            let all: Vec<String> = algorithms.iter().map(Params::to_string).collect();
+            let [fixed, dynamic] = Codes::ALL.map(Codes::name);
+            Err(format!(
+                "--accelerate: iaa has none of the algorithms of {whose}, {}; accepted: {fixed}, {dynamic}, and \
+                 {SOFTWARE}",
+                all.join(", ")
+            ))
+        }
+        (None | Some(Accelerate::Cpu(_)), Some(codes)) => Err(format!(
+            "--algorithm: '{}' is an accelerator's; accepted: with --accelerate iaa, or {SOFTWARE}, the same format \
+             by software",
+            codes.name()
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Sets up what accelerates. Hardware compresses by `codes`, or by fixed ones.
+///
+/// It may be called on a thread that has no `malloc` of the C library.
+///
+/// # Errors
+///
+/// There is no such hardware: one line that says why, and what to do.
+pub fn open(accelerate: Option<Accelerate>, codes: Option<Codes>) -> Result<Accelerated, String> {
+    let devices = match accelerate {
+        None => return Ok(Accelerated::NONE),
+        Some(Accelerate::Cpu(cpu)) => return Ok(Accelerated::Workers(cpu.workers())),
+        Some(Accelerate::Iaa(devices)) => devices,
+    };
+    let (driver, source) = match devices {
+        Devices::Machine => {
+            let (sysfs, dev) = (Path::new("/sys"), Path::new("/dev/iax"));
+            let opened = discover::driver(sysfs, dev, Settings::default());
+            let (driver, found) = opened.map_err(|why| format!("--accelerate iaa: {why}"))?;
+            (driver, Source::Machine(found))
+        }
+        Devices::Model => {
+            let driver = Driver::new(Settings::default(), vec![0; cpu::online()]);
+            driver.add(modelled()).expect("a driver has room for two queues");
+            (driver, Source::Model)
+        }
+    };
+    let codes = codes.unwrap_or(Codes::Fixed);
+    Ok(Accelerated::Hardware(Arc::new(OnIaa { driver: Arc::new(driver), source, codes })))
+}
+
+/// Queues of two modelled devices.
+fn modelled() -> impl Iterator<Item = WorkQueue> {
+    [1, 3].into_iter().map(|device| WorkQueue {
+        name: format!("wq{device}.0"),
+        device,
+        package: 0,
+        depth: u32::try_from(Setup::default().depth).expect("a queue is short"),
+        portal: Box::new(Model::new(Setup::default())),
+    })
+}
+
+/// The accelerator, for the codecs of a disk or a program.
+#[derive(Debug)]
+struct OnIaa {
+    driver: Arc<Driver>,
+    source: Source,
+    codes: Codes,
+}
+
+/// Where its queues are from.
+#[derive(Debug)]
+enum Source {
+    Machine(Vec<Found>),
+    Model,
+}
+
+impl Hardware for OnIaa {
+    fn codec(&self, params: &Params) -> Option<Box<dyn Backend>> {
+        has_format_of(params).then(|| Box::new(Iaa::new(&self.driver, self.codes)) as _)
+    }
+
+    fn stats(&self, name: &str) -> String {
+        match name {
+            "global_stats" => self.driver.global_stats().to_string(),
+            "wq_stats" => self.driver.wq_stats().iter().map(ToString::to_string).collect(),
+            _ => self.driver.driver_stats().to_string(),
+        }
+    }
+
+    fn start_over(&self) {
+        let added = match &self.source {
+            // A dedicated queue stays the parent's, as long as that lives.
+            Source::Machine(found) => {
+                self.driver.add(found.iter().filter_map(|queue| queue.clone().open().ok()))
+            }
+            Source::Model => self.driver.add(modelled()),
+        };
+        // A queue that is refused is done without.
+        drop(added);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zfolio_core::zcomp::{Choice, Params};
+
+    use super::{Accelerate, Devices, Named, check};
+    use crate::backend::Codes;
+
+    #[test]
+    fn accelerators_are_read_by_name() {
+        assert_eq!(Accelerate::parse("iaa"), Ok(Accelerate::Iaa(Devices::Machine)));
+        assert_eq!(Accelerate::parse("iaa=model"), Ok(Accelerate::Iaa(Devices::Model)));
+        assert!(matches!(Accelerate::parse("cpu=3"), Ok(Accelerate::Cpu(_))));
+        for text in ["iaa", "iaa=model", "cpu=3"] {
+            assert_eq!(Accelerate::parse(text).unwrap().to_string(), text);
+        }
+        for text in ["iaa=", "iaa=2", "IAA", "gpu"] {
+            let line = Accelerate::parse(text).unwrap_err();
+            assert!(line.starts_with("accepted: cpu, ") && line.contains("iaa=model"), "{line}");
+        }
+    }
+
+    #[test]
+    fn algorithms_of_the_accelerator_are_one_format() {
+        let names = ["deflate-iaa", "deflate-iaa-dynamic", "deflate,window=12"];
+        let named = names.map(|name| Named::<Params>::parse(name, str::parse).unwrap());
+        assert!(named.iter().all(|it| it.algorithm == named[0].algorithm));
+        assert_eq!(
+            named.each_ref().map(|it| it.codes),
+            [Some(Codes::Fixed), Some(Codes::Dynamic), None]
+        );
+        assert_eq!(named.map(|it| it.to_string()), names);
+        assert!(Named::<Params>::parse("deflate-iaa,level=2", str::parse).is_err());
+        let auto = Named::<Choice>::parse("auto", str::parse).unwrap();
+        assert!(auto.algorithm == Choice::Auto && auto.codes.is_none());
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_one_line() {
+        let params = |name: &str| [name.parse::<Params>().unwrap()];
+        let iaa = Some(Accelerate::Iaa(Devices::Model));
+        let ours = params("deflate,window=12");
+        assert!(check(iaa, Some(Codes::Dynamic), &ours, "it").is_ok());
+        assert!(check(iaa, None, &ours, "it").is_ok() && check(None, None, &ours, "it").is_ok());
+        let other = check(iaa, None, &params("zstd"), "this run").unwrap_err();
+        assert!(other.contains("of this run, zstd; accepted: deflate-iaa, "), "{other}");
+        let cpu = Accelerate::parse("cpu=2").ok();
+        for accelerate in [None, cpu] {
+            let without = check(accelerate, Some(Codes::Dynamic), &ours, "it").unwrap_err();
+            assert!(without.starts_with("--algorithm: 'deflate-iaa-dynamic'"), "{without}");
+        }
+    }
+}
