@@ -85,6 +85,16 @@ CASES = [
     ("forks handlers", 32, "lz4", "16K"),
     ("forks modules", 32, "lz4", "4K"),
     ("forks modules", 32, "lz4", "16K"),
+    # An accelerator: a child of `fork` has queues of its own, or software where it is not managed.
+    ("mappings neighbours", 32, "deflate-iaa", "4K"),
+    ("mappings threads", 32, "deflate-iaa-dynamic", "4K"),
+    ("forks verified", 32, "deflate-iaa", "4K"),
+    ("forks verified", 32, "deflate-iaa", "64K"),
+    ("forks nested", 32, "deflate-iaa", "64K"),
+    ("forks threads", 48, "deflate-iaa", "16K"),
+    ("forks no_userfaultfd", 32, "deflate-iaa", "4K"),
+    ("forks no_threads", 32, "deflate-iaa", "4K"),
+    ("descriptors none", 32, "deflate-iaa", "4K"),
     ("threads come_and_go", 32, "lz4", "64K"),
     ("threads own_stacks", 32, "lz4", "64K"),
     ("threads own_stacks", 32, "lz4", "4K"),
@@ -223,9 +233,12 @@ def is_per_process(name, unit):
     return name == "trees own" or unit == "16K" and "trees" not in name
 
 
-def is_accelerated(unit):
-    """Whether a case runs with workers: with units of this size they have something to do, whatever the algorithm."""
-    return unit == "64K"
+def accelerator(algorithm, unit):
+    """What `--accelerate` names in a case: the modelled device has an algorithm of its own; workers have something to
+    do with units of 64K, whatever the algorithm."""
+    if algorithm.startswith("deflate-iaa"):
+        return "iaa=model"
+    return "cpu=3" if unit == "64K" else None
 
 
 # MiB of a program that uses a tenth of them; options of `zfolio run`; what `zfolio set` asks of it, or of its run; how

@@ -12,7 +12,7 @@ use zfolio_core::budget::WriteBudget;
 use zfolio_core::page::UnitOrder;
 pub(crate) use zfolio_core::size::parse_stall;
 use zfolio_core::zcomp::Choice;
-use zfolio_workers::Accelerator;
+use zfolio_iaa::accelerate::{Accelerate, Named};
 
 use crate::completion;
 use crate::device;
@@ -23,7 +23,7 @@ use crate::metrics::parse_metrics;
 
 pub(crate) use line::{command_path, help, parse, parse_words};
 pub(crate) use values::{
-    parse_accelerator, parse_algorithm, parse_limit_or_auto, parse_percent, parse_spill,
+    parse_algorithm, parse_limit_or_auto, parse_named, parse_percent, parse_spill,
     parse_spill_limit, parse_unit, parse_write_budget,
 };
 use values::{parse_pid, parse_seconds, parse_setting};
@@ -141,8 +141,11 @@ pub(crate) struct RunArgs {
     pub(crate) per_process: bool,
 
     /// The compression algorithm, and its parameters: see 'zfolio algorithms' [default: auto]
-    #[arg(long, short, value_name = "NAME[,level=N][,dict=FILE]", value_parser = parse_algorithm)]
-    pub(crate) algorithm: Option<Choice>,
+    ///
+    /// With --accelerate iaa: deflate-iaa (the default there) or deflate-iaa-dynamic, which are deflate,window=12 by
+    /// the accelerator, with fixed codes or with codes made for each unit.
+    #[arg(long, short, value_name = "NAME[,level=N][,dict=FILE]", value_parser = parse_named)]
+    pub(crate) algorithm: Option<Named<Choice>>,
 
     /// What is compressed as one object: a power of two, 4K to 2M [default: 4K]
     ///
@@ -150,12 +153,16 @@ pub(crate) struct RunArgs {
     #[arg(long, short, value_name = "SIZE", value_parser = parse_unit)]
     pub(crate) unit: Option<UnitOrder>,
 
-    /// What compresses and decompresses beside the threads of zfolio: cpu, or cpu=N for N threads [default: none]
+    /// What compresses and decompresses beside the threads of zfolio: cpu, cpu=N for N threads, or iaa [default: none]
     ///
-    /// Batches of units are divided among them where that takes long enough. Without a number there is a thread for
-    /// each CPU but one. It helps where the program leaves CPUs idle.
-    #[arg(long, value_name = "cpu[=N]", value_parser = parse_accelerator)]
-    pub(crate) accelerate: Option<Accelerator>,
+    /// cpu: batches of units are divided among threads, where that takes long enough. Without a number there is a
+    /// thread for each CPU but one. It helps where the program leaves CPUs idle.
+    ///
+    /// iaa: Intel's In-Memory Analytics Accelerator, on all queues of this machine that are for programs: see 'zfolio
+    /// iaa'. Each process opens them for itself; what they do not do, software does. iaa=model is a model of the
+    /// device in software: slow, for tests and trials.
+    #[arg(long, value_name = "cpu[=N]|iaa[=model]", value_parser = Accelerate::parse)]
+    pub(crate) accelerate: Option<Accelerate>,
 
     /// Where memory goes that does not fit compressed: a directory, or a block device for this program alone
     ///
@@ -261,7 +268,7 @@ pub(crate) struct StatArgs {
     #[arg(long, requires = "pid", conflicts_with_all = ["watch", "classes"])]
     pub(crate) zswap: bool,
 
-    /// The figures of the accelerators that your disks use, by the kernel's names
+    /// The figures of the accelerators that your disks and processes use, by the kernel's names
     #[arg(long, conflicts_with_all = ["pid", "all", "watch", "json"])]
     pub(crate) accelerators: bool,
 

@@ -87,6 +87,7 @@ struct End {
 pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
     let mut settings = Settings::of(arguments)?;
     let program = Program::find(&arguments.program)?;
+    settings.check_accelerator()?;
     let preload = find_preload()?;
     requirements::check()?;
     let _reserved = settings.spill.reserve(arguments)?;

@@ -18,7 +18,10 @@ use serde_json::Value;
 use zfolio_core::economy::Use;
 use zfolio_core::size;
 use zfolio_core::stats::{Figures, Price};
+use zfolio_core::zcomp::Choice;
 use zfolio_core::zsmalloc::ClassStats;
+use zfolio_iaa::accelerate::Named;
+use zfolio_iaa::backend::has_format_of;
 use zfolio_sys::probe::child;
 use zfolio_sys::terminal::{self, Screen, Wake};
 use zfolio_sys::{clock, probe};
@@ -64,7 +67,7 @@ pub(crate) fn stat(arguments: &StatArgs) -> Result<ExitCode, Failure> {
         return watch(arguments, seconds);
     }
     if arguments.accelerators {
-        print(&device::accelerators()?)?;
+        print(&accelerators()?)?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut seen = false;
@@ -217,6 +220,29 @@ fn classes(arguments: &StatArgs, file: &StatsFile) -> Result<String, Failure> {
         .filter(|row| row.len() == ClassStats::COLUMNS.len())
         .for_each(|row| table.push(row));
     Ok(table.to_string())
+}
+
+/// The figures of the accelerators that the user's disks and processes use.
+fn accelerators() -> Result<String, Failure> {
+    let mut text = device::accelerators()?;
+    for file in files(false).iter().filter(|file| is_accelerators(&file.stats.algorithm())) {
+        // One that has ended meanwhile, or is stopped, has no figures.
+        if let Some(figures) = file.accelerator().ok().filter(|figures| !figures.is_empty()) {
+            write!(text, "process {} ({}):\n{figures}", file.pid, file.command())
+                .expect("writing to a string");
+        }
+    }
+    if text.is_empty() {
+        text = "no disk and no process uses an accelerator: see --accelerate of 'zfolio device add' and 'zfolio run'\n"
+            .to_owned();
+    }
+    Ok(text)
+}
+
+/// Whether an accelerator may be at work for this algorithm.
+fn is_accelerators(algorithm: &str) -> bool {
+    Named::<Choice>::parse(algorithm, str::parse)
+        .is_ok_and(|named| named.algorithm.codecs().iter().any(has_format_of))
 }
 
 /// The files to show: the user's own; with --all, those of every user that can be read.

@@ -100,25 +100,39 @@ impl StatsFile {
     ///
     /// A message: the process does not answer.
     pub(crate) fn classes(&self) -> Result<Vec<Vec<String>>, String> {
+        let fields = |line: &str| line.split_ascii_whitespace().map(str::to_owned).collect();
+        Ok(parts(&self.tables()?).0.lines().map(fields).collect())
+    }
+
+    /// Asks the process for the figures of its accelerator: empty without one, or while nothing was compressed.
+    ///
+    /// # Errors
+    ///
+    /// A message: the process does not answer.
+    pub(crate) fn accelerator(&self) -> Result<String, String> {
+        Ok(parts(&self.tables()?).1.to_owned())
+    }
+
+    /// The tables of [`Stats::tables_asked`].
+    fn tables(&self) -> Result<String, String> {
+        let mut text = String::new();
         if self.stats.figures.engaged.load(Relaxed) == 0 {
-            return Ok(Vec::new());
+            return Ok(text);
         }
         let failed = |error: io::Error| format!("{}: {error}", self.path.display());
-        let asked = self.stats.classes_asked.load(Relaxed).wrapping_add(1);
-        self.write(offset_of!(Stats, classes_asked), &asked.to_ne_bytes()).map_err(failed)?;
+        let asked = self.stats.tables_asked.load(Relaxed).wrapping_add(1);
+        self.write(offset_of!(Stats, tables_asked), &asked.to_ne_bytes()).map_err(failed)?;
         let until = clock::monotonic_ns() + ANSWER_NS;
-        while read_stats(&self.path).map_err(failed)?.classes_published.load(Acquire) != asked {
+        while read_stats(&self.path).map_err(failed)?.tables_published.load(Acquire) != asked {
             if clock::monotonic_ns() > until {
                 return Err("the process does not answer: it is stopped".to_owned());
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        let mut text = String::new();
         let mut file = File::open(&self.path).map_err(failed)?;
         file.seek(SeekFrom::Start(size_of::<Stats>() as u64)).map_err(failed)?;
         file.read_to_string(&mut text).map_err(failed)?;
-        let fields = |line: &str| line.split_ascii_whitespace().map(str::to_owned).collect();
-        Ok(text.lines().map(fields).collect())
+        Ok(text)
     }
 
     /// Writes a word of the page of figures.
@@ -324,14 +338,30 @@ pub(crate) fn take_run(directory: &Path, run: u32, since: u64) -> Vec<StatsFile>
     files
 }
 
+/// The lines of the size classes, and those of the accelerator: an empty line is between them.
+fn parts(tables: &str) -> (&str, &str) {
+    match tables.strip_prefix('\n') {
+        Some(accelerator) => ("", accelerator),
+        None => tables.split_once("\n\n").unwrap_or((tables, "")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{StatsFile, check_directory, list, read_stats, start_ticks, take_run};
+    use super::{StatsFile, check_directory, list, parts, read_stats, start_ticks, take_run};
     use std::fs::{self, DirBuilder};
     use std::os::unix::fs::DirBuilderExt;
     use std::path::{Path, PathBuf};
     use std::sync::atomic::Ordering::Relaxed;
     use zfolio_core::stats::Stats;
+
+    #[test]
+    fn tables_are_told_apart_by_an_empty_line() {
+        assert_eq!(parts("1 2\n3 4\n"), ("1 2\n3 4\n", ""));
+        assert_eq!(parts("1 2\n\nglobal:\n\n  a: 1\n"), ("1 2", "global:\n\n  a: 1\n"));
+        assert_eq!(parts("\nglobal:\n"), ("", "global:\n"));
+        assert_eq!(parts(""), ("", ""));
+    }
 
     struct Directory(PathBuf);
 

@@ -58,10 +58,11 @@ pub struct Stats {
     pub refaults: Refaults,
     /// What a MiB of each use of memory saves.
     pub prices: Prices,
-    /// A reader raises this number to request the table of size classes, which is not kept here.
-    pub classes_asked: AtomicU32,
-    /// The value of `classes_asked` when the table was last written, as text after this page in the file.
-    pub classes_published: AtomicU32,
+    /// A reader raises this number to request the tables that are not kept here: a line for each size class; an empty
+    /// line; and the figures of the accelerator, if there is one.
+    pub tables_asked: AtomicU32,
+    /// The value of `tables_asked` when the tables were last written, as text after this page in the file.
+    pub tables_published: AtomicU32,
     /// Another process asks for this limit, in bytes; 0: nobody did.
     pub limit_asked: AtomicU64,
     /// Another process asks for this share of the time to be waited, in millionths, plus 1; 0: nobody did.
@@ -88,8 +89,8 @@ impl Default for Stats {
             pid: AtomicU32::new(0),
             start_ticks: AtomicU64::new(0),
             run: AtomicU64::new(0),
-            classes_asked: AtomicU32::new(0),
-            classes_published: AtomicU32::new(0),
+            tables_asked: AtomicU32::new(0),
+            tables_published: AtomicU32::new(0),
             limit_asked: AtomicU64::new(0),
             stall_asked: AtomicU64::new(0),
             max_pool_percent_asked: AtomicU64::new(0),

@@ -314,9 +314,10 @@ impl Engine {
     }
 
     /// Compares the count with the kernel's, updates the gauges, and sets the limit if it follows
-    /// the need. Also answers a request for the pool's size classes.
+    /// the need. Also answers a request for the tables of the pool and the
+    /// accelerator.
     pub fn sample(&self) {
-        self.answer_classes();
+        self.answer_tables();
         self.follow_asked();
         let resident = self.mover.system.resident().unwrap_or_default();
         self.set_file_bytes(resident.file_bytes);

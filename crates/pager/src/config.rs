@@ -6,6 +6,7 @@ use zfolio_core::page::UnitOrder;
 use zfolio_core::zcomp::{self, Choice, DICTIONARY_BYTES, Params};
 use zfolio_sys::errno_text::ErrnoText;
 use zfolio_sys::{Errno, files};
+use zfolio_workers::Accelerated;
 
 use crate::charge::OverLimit;
 use crate::spill::{PlaceError, Places};
@@ -48,8 +49,8 @@ pub struct Config {
     pub stall_ppm: u32,
     /// Where data goes that does not fit; without a path, nowhere.
     pub spill: Places,
-    /// Threads that compress and decompress batches together with the engine's own.
-    pub workers: usize,
+    /// What compresses and decompresses beside the engine's own threads.
+    pub accelerated: Accelerated,
 }
 
 /// Reads the dictionary that `params` name into them; without one they stay as they are.

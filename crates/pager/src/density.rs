@@ -69,7 +69,6 @@ use zfolio_core::sync::{Guard, Mutex};
 use zfolio_core::zcomp::asked::{self, Refused};
 use zfolio_core::zcomp::{self, Choice, Zcomp};
 use zfolio_core::zsmalloc::PageSource;
-use zfolio_workers::with_crew;
 
 use crate::copies::{REVIEW_LOADS, Span, kept_bytes};
 use crate::engine::Engine;
@@ -522,8 +521,13 @@ impl Engine {
         let id = match known {
             Some(id) => id,
             None => {
-                let (unit, work) = (self.config().unit, &self.work);
-                let codec = with_crew(params.clone(), unit, work.cpus.max(2), &work.crew);
+                let (config, work) = (self.config(), &self.work);
+                let codec = config.accelerated.zcomp(
+                    params.clone(),
+                    config.unit,
+                    work.cpus.max(2),
+                    &work.crew,
+                );
                 let codec = codec.map_err(|_| Refused::SetUp)?;
                 let bytes = codec.memory_bytes();
                 // Held, so that nobody forks meanwhile.

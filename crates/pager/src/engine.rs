@@ -28,11 +28,11 @@ use zfolio_core::stats::Stats;
 use zfolio_core::store::{Backing, Key, Store};
 use zfolio_core::sync::RwLock;
 use zfolio_core::zcomp::Zcomp;
-use zfolio_core::zsmalloc::{ClassStats, PageSource};
+use zfolio_core::zsmalloc::{self, PageSource};
 #[cfg(test)]
 use zfolio_sys::map::Reservation;
 use zfolio_sys::{cpu, random};
-use zfolio_workers::{Crew, with_crew};
+use zfolio_workers::{Crew, HARDWARE_STATS};
 
 use crate::charge::{Charge, OverLimit, report_first};
 use crate::config::{Config, Error, LIMIT_BYTES_MIN, Mode};
@@ -52,8 +52,8 @@ use crate::system::{Linux, System};
 
 /// The owner of the figures: they live in private memory, or in a file that `zfolio stat` reads.
 pub trait StatsHome: Deref<Target = Stats> + Send + Sync {
-    /// Publishes the size classes of the pool, after a request for them.
-    fn publish_classes(&self, _classes: &[ClassStats]) {}
+    /// Publishes the tables of [`Stats::tables_asked`], after a request for them.
+    fn publish_tables(&self, _text: &str) {}
 
     /// The limit is passed, for the `first` time or again after it was held. Called while a fault
     /// is served: an implementation may touch and lock only memory that is never compressed.
@@ -164,8 +164,10 @@ impl Engine {
         let system = Box::new(Linux::open(config.mode)?);
         let cpus = cpu::online();
         let codecs = config.algorithm.codecs().into_iter();
-        let crew = Crew::new(config.workers);
-        let codecs = codecs.map(|params| with_crew(params, config.unit, cpus.max(2), &crew));
+        let accelerated = &config.accelerated;
+        let crew = Crew::new(accelerated.workers());
+        let codecs =
+            codecs.map(|params| accelerated.zcomp(params, config.unit, cpus.max(2), &crew));
         let codecs = codecs.collect::<Result<Vec<_>, _>>();
         let codecs = codecs.map_err(|error| Error::Codec(error.to_string()))?;
         let mut secret = [0; Key::BYTES];
@@ -269,16 +271,21 @@ impl Engine {
         self.mover.system.cpu()
     }
 
-    /// Publishes the size classes of the pool, if they were requested.
-    pub(crate) fn answer_classes(&self) {
+    /// Publishes the size classes of the pool, and the figures of the accelerator, if they were requested.
+    pub(crate) fn answer_tables(&self) {
         let stats = self.stats();
-        let asked = stats.classes_asked.load(Relaxed);
-        if asked != stats.classes_published.load(Relaxed) {
+        let asked = stats.tables_asked.load(Relaxed);
+        if asked != stats.tables_published.load(Relaxed) {
+            // Held also for the accelerator's figures, whose lock a child of fork must find free (ENG-4).
             let table = self.table.read();
-            let classes = self.store.pool().classes();
+            let mut text = zsmalloc::lines(&self.store.pool().classes());
+            if let Some(hardware) = self.config().accelerated.hardware() {
+                text.push('\n');
+                HARDWARE_STATS.iter().for_each(|name| text += &hardware.stats(name));
+            }
             drop(table);
-            self.charge.stats.publish_classes(&classes);
-            stats.classes_published.store(asked, Release);
+            self.charge.stats.publish_tables(&text);
+            stats.tables_published.store(asked, Release);
         }
     }
 }
@@ -301,7 +308,7 @@ impl Engine {
             strict: false,
             stall_ppm: 0,
             spill: Places::default(),
-            workers: 0,
+            accelerated: zfolio_workers::Accelerated::NONE,
         };
         let stats = Box::new(Box::<Stats>::default());
         Engine::with_backing(config, stats, backing).expect("Mode::check has passed")

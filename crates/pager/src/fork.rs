@@ -20,6 +20,7 @@ use zfolio_core::stats::Inheritance;
 use zfolio_core::sync::WriteGuard;
 use zfolio_sys::Errno;
 use zfolio_sys::map::OwnMemory;
+use zfolio_workers::Hardware;
 
 use crate::config::Error;
 use crate::engine::Engine;
@@ -147,6 +148,7 @@ impl Engine {
         // The faults in the inbox are those of the parent's threads.
         quiet.inbox.clear();
         self.work.spilling.start_over();
+        self.config().accelerated.hardware().into_iter().for_each(Hardware::start_over);
         self.count_writes_as_paid();
         if let Some(place) = &self.work.place {
             let again = place.start_over(&quiet.lent, lent, true);

@@ -20,6 +20,7 @@ use zfolio_core::sync::Mutex;
 use zfolio_core::zcomp::{ALGORITHM_DEFAULT, Choice};
 use zfolio_sys::map::{self, Reservation};
 use zfolio_sys::{Errno, process, signal};
+use zfolio_workers::Accelerated;
 
 use crate::charge::OverLimit;
 use crate::config::{Config, Error, Mode, with_dictionary};
@@ -259,7 +260,7 @@ impl Builder {
             strict: false,
             stall_ppm: 0,
             spill: self.spill,
-            workers: self.workers,
+            accelerated: Accelerated::Workers(self.workers),
         };
         let algorithm = config.algorithm.to_string();
         let notice = self.callback.is_some().then(|| Arc::new(Notice::new(self.limit_bytes)));

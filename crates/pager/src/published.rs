@@ -12,7 +12,6 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Once};
 
 use zfolio_core::stats::Stats;
-use zfolio_core::zsmalloc::{self, ClassStats};
 use zfolio_sys::{Errno, process, shared};
 
 use crate::charge::OverLimit;
@@ -107,9 +106,9 @@ impl Deref for Published {
 }
 
 impl StatsHome for Published {
-    fn publish_classes(&self, classes: &[ClassStats]) {
+    fn publish_tables(&self, text: &str) {
         if let Some(number) = &self.number {
-            shared::replace_tail(&number.name(), size_of::<Stats>(), &zsmalloc::lines(classes));
+            shared::replace_tail(&number.name(), size_of::<Stats>(), text);
         }
     }
 

@@ -194,7 +194,7 @@ fn live(settings: &'static Settings) {
 
 /// Makes what takes time, before the process is near its limit: userfaultfds, streams, the other threads.
 fn make_engine(settings: &'static Settings) -> Option<&'static Engine> {
-    match Engine::new(settings.config.clone(), Box::new(statistics::page()?)) {
+    match Engine::new(settings.accelerated(), Box::new(statistics::page()?)) {
         Ok(engine) => {
             engine.follow_need(settings.follow_per_mille);
             engine.spill_when_needed(start_disk);

@@ -6,9 +6,11 @@ use std::sync::OnceLock;
 use zfolio_core::page::UnitOrder;
 use zfolio_core::size;
 use zfolio_core::zcomp::{Choice, Params};
+use zfolio_iaa::Codes;
+use zfolio_iaa::accelerate::{self, Accelerate, Named};
 use zfolio_pager::spill::{Places, PoolLimit};
 use zfolio_pager::{Config, Mode, fatal};
-use zfolio_workers::Accelerator;
+use zfolio_workers::Accelerated;
 
 /// The settings, or `None` inside if this process is not to be managed.
 static SETTINGS: OnceLock<Option<Settings>> = OnceLock::new();
@@ -16,7 +18,11 @@ static SETTINGS: OnceLock<Option<Settings>> = OnceLock::new();
 /// What the variables of the environment say. `zfolio run` has checked them already.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
+    /// Without what accelerates: [`Settings::accelerated`] has it.
     pub(crate) config: Config,
+    accelerate: Option<Accelerate>,
+    /// How an accelerator is to compress.
+    codes: Option<Codes>,
     /// The PID of `zfolio run`.
     pub(crate) run: u64,
     /// For `zfolio suggest`: the limit follows the need, at this many thousandths of it. 0: the limit stays.
@@ -28,6 +34,22 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
+    /// The algorithm as it was given: by its own name, or by the accelerator's.
+    pub(crate) fn algorithm(&self) -> String {
+        let (algorithm, codes) = (self.config.algorithm.clone(), self.codes);
+        Named { algorithm, codes }.to_string()
+    }
+
+    /// The engine's settings, with what accelerates set up, on a thread of the engine's: devices are opened in its
+    /// table of files. Without a device that was there when the run began, software does its work.
+    pub(crate) fn accelerated(&self) -> Config {
+        let accelerated = accelerate::open(self.accelerate, self.codes).unwrap_or_else(|why| {
+            fatal::print(format_args!("{why}: compressed by software"));
+            Accelerated::NONE
+        });
+        Config { accelerated, ..self.config.clone() }
+    }
+
     /// Whether a process may give memory back long before it has half of its limit.
     pub(crate) fn is_early(&self) -> bool {
         self.falls || self.config.stall_ppm > 0
@@ -56,10 +78,16 @@ fn from_environment() -> Option<Settings> {
     }
     let unit =
         number("ZFOLIO_UNIT").and_then(|bytes| UnitOrder::from_bytes(usize::try_from(bytes).ok()?));
-    let algorithm = text("ZFOLIO_ALGORITHM").and_then(|name| name.parse::<Choice>().ok());
+    let named = |name: String| Named::<Choice>::parse(&name, str::parse).ok();
+    let named = text("ZFOLIO_ALGORITHM").and_then(named);
+    let codes = named.as_ref().and_then(|named| named.codes);
+    let algorithm = named.map(|named| usable(named.algorithm)).unwrap_or_default();
+    let accelerate = text("ZFOLIO_ACCELERATE")
+        .and_then(|accelerator| Accelerate::parse(&accelerator).ok())
+        .filter(|it| accelerate::check(Some(*it), codes, &algorithm.codecs(), "").is_ok());
     let config = Config {
         limit_bytes,
-        algorithm: algorithm.map(usable).unwrap_or_default(),
+        algorithm,
         unit: unit.unwrap_or(UnitOrder::DEFAULT),
         mode: Mode::Handler,
         whole_process: true,
@@ -80,16 +108,14 @@ fn from_environment() -> Option<Settings> {
                 .and_then(|budget| budget.parse().ok())
                 .unwrap_or_default(),
         },
-        workers: text("ZFOLIO_ACCELERATE")
-            .and_then(|accelerator| Accelerator::parse(&accelerator).ok())
-            .map_or(0, Accelerator::workers),
+        accelerated: Accelerated::NONE,
     };
     let run = number("ZFOLIO_RUN").unwrap_or(0);
     let follow_per_mille = number("ZFOLIO_FOLLOW").unwrap_or(0).min(1000);
     let per_process = text("ZFOLIO_PER_PROCESS").is_some_and(|value| value == "1");
     let tree = !per_process && run != 0 && follow_per_mille == 0;
     let falls = text("ZFOLIO_FALLS").is_some_and(|value| value == "1");
-    Some(Settings { config, run, follow_per_mille, tree, falls })
+    Some(Settings { config, accelerate, codes, run, follow_per_mille, tree, falls })
 }
 
 /// Where to spill to: a path a line.

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use zfolio_core::budget::WriteBudget;
 use zfolio_core::stats::{Stats, stall_of_asked};
-use zfolio_core::zsmalloc::{self, ClassStats};
 use zfolio_pager::StatsHome;
 use zfolio_sys::{process, shared};
 
@@ -26,9 +25,9 @@ impl Deref for Page {
 }
 
 impl StatsHome for Page {
-    /// Writes text after the page in its file: a line for each class that has a zspage.
-    fn publish_classes(&self, classes: &[ClassStats]) {
-        shared::replace_tail(&name(), size_of::<Stats>(), &zsmalloc::lines(classes));
+    /// Writes text after the page in its file.
+    fn publish_tables(&self, text: &str) {
+        shared::replace_tail(&name(), size_of::<Stats>(), text);
     }
 }
 
@@ -78,8 +77,8 @@ pub(crate) fn open(settings: &Settings) {
     page.figures.limit_bytes.store(share::limit_bytes(settings), Ordering::Relaxed);
     page.figures.stall_ppm.store(stall_ppm(settings).into(), Ordering::Relaxed);
     page.figures.unit_bytes.store(settings.config.unit.bytes() as u64, Ordering::Relaxed);
-    let algorithm = page.algorithm_in_force().unwrap_or_else(|| settings.config.algorithm.clone());
-    let algorithm = algorithm.to_string();
+    let algorithm = page.algorithm_in_force().map(|choice| choice.to_string());
+    let algorithm = algorithm.unwrap_or_else(|| settings.algorithm());
     let (pid, started) = (process::id(), process::start_ticks());
     page.publish(pid, started, settings.run, &algorithm, &process::command());
 }

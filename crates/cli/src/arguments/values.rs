@@ -7,8 +7,8 @@ use zfolio_core::budget::WriteBudget;
 use zfolio_core::page::{PAGE_BYTES, UnitOrder};
 use zfolio_core::size::{self, parse_stall};
 use zfolio_core::zcomp::{self, Choice, Zcomp};
+use zfolio_iaa::accelerate::Named;
 use zfolio_pager::spill::{self, Places, PoolLimit};
-use zfolio_workers::Accelerator;
 
 use super::{Limit, Setting};
 use crate::allowance::Allowance;
@@ -56,19 +56,15 @@ pub(crate) fn parse_write_budget(given: &str) -> Result<WriteBudget, String> {
     given.parse()
 }
 
-/// Reads the accelerator of a run. The hardware is of no use there yet: a child of `fork` would need a driver of its
-/// own.
-pub(crate) fn parse_accelerator(given: &str) -> Result<Accelerator, String> {
-    Accelerator::parse(given).map_err(|accepted| match given.split('=').next() {
-        Some("iaa") => format!("{accepted}; iaa is for disks ('zfolio device add') only"),
-        _ => accepted,
-    })
-}
-
 pub(crate) fn parse_unit(given: &str) -> Result<UnitOrder, String> {
     let bytes = size::parse(given).map_err(|error| error.to_string())?;
     let order = usize::try_from(bytes).ok().and_then(UnitOrder::from_bytes);
     order.ok_or_else(|| format!("'{given}' is not a unit; accepted: a power of two, 4K to 2M"))
+}
+
+/// The same, or one by the accelerator's name.
+pub(crate) fn parse_named(given: &str) -> Result<Named<Choice>, String> {
+    Named::parse(given, parse_algorithm)
 }
 
 /// An algorithm and its parameters. A dictionary is read and tried now, so that the user gets the error.

@@ -25,15 +25,13 @@ use std::env;
 use zfolio_core::page::UnitOrder;
 use zfolio_core::size;
 use zfolio_core::zcomp::Choice;
-use zfolio_workers::Accelerator;
+use zfolio_iaa::Codes;
+use zfolio_iaa::accelerate::{self, Accelerate, Named};
 
 use super::spill::Spill;
 use super::{RUN_LIMIT_BYTES_MIN, auto};
 use crate::allowance::Allowance;
-use crate::arguments::{
-    Limit, RunArgs, parse_accelerator, parse_algorithm, parse_limit_or_auto, parse_stall,
-    parse_unit,
-};
+use crate::arguments::{Limit, RunArgs, parse_limit_or_auto, parse_named, parse_stall, parse_unit};
 use crate::failure::Failure;
 
 /// The settings of a run.
@@ -48,11 +46,11 @@ pub(super) struct Settings {
     /// The share of its time that the program may wait, in millionths; 0: only the limit counts.
     pub(super) stall_ppm: u32,
     /// The algorithm and its parameters.
-    pub(super) algorithm: Choice,
+    pub(super) algorithm: Named<Choice>,
     /// The size of the units that are compressed.
     pub(super) unit: UnitOrder,
     /// What compresses beside the engine's threads.
-    pub(super) accelerate: Option<Accelerator>,
+    pub(super) accelerate: Option<Accelerate>,
     /// Where to spill to.
     pub(super) spill: Spill,
     /// Whether to end a program that cannot be held below its limit.
@@ -99,7 +97,7 @@ impl Settings {
         };
         let algorithm = match &arguments.algorithm {
             Some(algorithm) => Some(algorithm.clone()),
-            None => from_variable(variable, "ZFOLIO_ALGORITHM", parse_algorithm)?,
+            None => from_variable(variable, "ZFOLIO_ALGORITHM", parse_named)?,
         };
         let unit = match arguments.unit {
             Some(unit) => Some(unit),
@@ -107,8 +105,16 @@ impl Settings {
         };
         let accelerate = match arguments.accelerate {
             Some(accelerator) => Some(accelerator),
-            None => from_variable(variable, "ZFOLIO_ACCELERATE", parse_accelerator)?,
+            None => from_variable(variable, "ZFOLIO_ACCELERATE", Accelerate::parse)?,
         };
+        let algorithm = algorithm.unwrap_or(Named { algorithm: Choice::Auto, codes: None });
+        let algorithm = match (accelerate, &algorithm.algorithm) {
+            (Some(Accelerate::Iaa(_)), Choice::Auto) => Named::on_iaa(Codes::Fixed),
+            _ => algorithm,
+        };
+        let codecs = algorithm.algorithm.codecs();
+        accelerate::check(accelerate, algorithm.codes, &codecs, "this run")
+            .map_err(Failure::argument)?;
         Ok(Settings {
             accelerate,
             limit_bytes: match limit {
@@ -119,7 +125,7 @@ impl Settings {
             auto: limit == Some(Limit::Auto),
             tree: !per_process,
             stall_ppm,
-            algorithm: algorithm.unwrap_or_default(),
+            algorithm,
             unit: unit.unwrap_or(UnitOrder::DEFAULT),
             spill: Spill::resolve(arguments, variable)?,
             strict: flag(arguments.strict, "ZFOLIO_STRICT")?,
@@ -127,6 +133,15 @@ impl Settings {
             quiet: flag(arguments.quiet, "ZFOLIO_QUIET")? && !arguments.verbose,
             limit_from,
         })
+    }
+
+    /// Whether the accelerator is there: each process of the run sets it up for itself.
+    ///
+    /// # Errors
+    ///
+    /// It is not; what to do.
+    pub(super) fn check_accelerator(&self) -> Result<(), Failure> {
+        accelerate::open(self.accelerate, self.algorithm.codes).map(drop).map_err(Failure::machine)
     }
 
     /// A message if the limit is more than the machine or the cgroup allows.
@@ -254,6 +269,31 @@ mod tests {
         assert!(!inner.tree);
         let asked = resolve("run --strict -q true", &outer).unwrap();
         assert!(asked.strict && asked.quiet);
+    }
+
+    #[test]
+    fn an_accelerator_brings_its_algorithm() {
+        let algorithm = |line: &str, set: &[(&str, &str)]| {
+            resolve(line, set).map(|settings| settings.algorithm.to_string())
+        };
+        let line = "run -l 32M --accelerate iaa";
+        assert_eq!(algorithm(&format!("{line} true"), &[]).unwrap(), "deflate-iaa");
+        // An inner run finds the outer one's default in its environment.
+        let outer = [("ZFOLIO_ALGORITHM", "auto")];
+        assert_eq!(algorithm(&format!("{line} true"), &outer).unwrap(), "deflate-iaa");
+        for own in ["deflate-iaa-dynamic", "deflate,level=3,window=12"] {
+            assert_eq!(algorithm(&format!("{line} -a {own} true"), &[]).unwrap(), own);
+        }
+        for (line, set) in [
+            ("run -l 32M --accelerate iaa -a zstd true", &[][..]),
+            ("run -l 32M true", &[("ZFOLIO_ACCELERATE", "iaa"), ("ZFOLIO_ALGORITHM", "zstd")][..]),
+            ("run -l 32M -a deflate-iaa true", &[]),
+            ("run -l 32M -a deflate-iaa --accelerate cpu true", &[]),
+        ] {
+            let failure = algorithm(line, set).expect_err(line);
+            let told = failure.to_string();
+            assert!(failure.status() == 2 && told.contains("deflate,window=12"), "{told}");
+        }
     }
 
     #[test]

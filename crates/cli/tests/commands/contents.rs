@@ -212,7 +212,8 @@ fn a_disk_moves_to_a_machine_without_the_accelerator_and_back() {
     }
 }
 
-/// Goal: without the hardware there is one line that says so, and a disk without it has no such figures.
+/// Goal: without the hardware there is one line that says so, for a disk and for a program, and a disk without it has no
+/// such figures.
 #[test]
 fn no_accelerator_is_one_line() {
     let disk = Disk::start("no-iaa", &["--size", "1M"]);
@@ -224,6 +225,9 @@ fn no_accelerator_is_one_line() {
     let options = ["--size", "1M", "--accelerate", "iaa"];
     let line = "--accelerate iaa: this machine has no Intel In-Memory Analytics Accelerator";
     Disk::named("refused").refused(&options, 125, line);
+    let (code, out, err) = output_of(&["run", "--limit", "64M", "--accelerate", "iaa", "true"]);
+    assert!(code == Some(125) && out.is_empty() && err.lines().count() == 1, "{err}");
+    assert!(err.contains(line), "{err}");
 }
 
 /// Goal: a disk goes on from its file, also one that had written back, with the same size, unit and algorithms; the

@@ -18,7 +18,7 @@ fn assert_refused(arguments: &[&str], status: i32, parts: &[&str]) {
 
 #[test]
 fn wrong_arguments_are_status_2() {
-    let cases: [(&[&str], &[&str]); 38] = [
+    let cases: [(&[&str], &[&str]); 40] = [
         (&["run", "--limit", "12Q", "--", "true"], &["--limit", "'12Q'", "256M"]),
         (&["run", "--limit", "", "--", "true"], &["--limit", "''", "accepted"]),
         (&["run", "--limit", "1M", "--", "true"], &["--limit", "'1M'", "32M or more"]),
@@ -39,7 +39,15 @@ fn wrong_arguments_are_status_2() {
         (&["run"], &["PROGRAM", "missing"]),
         (&["nonsense"], &["'nonsense'", "accepted"]),
         (&["run", "--stall", "60%", "true"], &["--stall", "'60%'", "0.01% to 50%"]),
-        (&["run", "--accelerate", "iaa", "true"], &["--accelerate", "iaa is for disks"]),
+        (&["run", "--accelerate", "gpu", "true"], &["--accelerate", "cpu=N", "iaa=model"]),
+        (
+            &["run", "--accelerate", "iaa", "-a", "lz4", "true"],
+            &["--accelerate: iaa has none of the algorithms of this run, lz4", "deflate-iaa"],
+        ),
+        (
+            &["run", "--algorithm", "deflate-iaa", "true"],
+            &["--algorithm: 'deflate-iaa' is an accelerator's", "--accelerate iaa"],
+        ),
         (&["run", "--spill", "/nowhere", "true"], &["--spill", "'/nowhere' does not exist"]),
         (&["run", "--spill", "/dev/shm", "true"], &["--spill", "'/dev/shm'", "tmpfs", "a disk"]),
         (&["run", "--spill", "/etc/passwd", "true"], &["--spill", "'/etc/passwd'", "directory"]),

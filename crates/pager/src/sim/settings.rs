@@ -238,7 +238,7 @@ impl Settings {
                 write_budget: self.spill.map(|spill| spill.budget).unwrap_or_default(),
                 ..Places::default()
             },
-            workers: 0,
+            accelerated: zfolio_workers::Accelerated::NONE,
         }
     }
 
