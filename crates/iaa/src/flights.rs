@@ -201,9 +201,13 @@ impl Flights {
     }
 
     /// Waits a moment for the record of a job.
-    pub(crate) fn pause(&self, job: usize) {
-        match &self.flights[job] {
-            Some(flight) if flight.ticket.is_some() => self.slots.pause(flight.slot, self.pause),
+    pub(crate) fn pause(&mut self, job: usize) {
+        match &mut self.flights[job] {
+            Some(flight) if flight.ticket.is_some() => {
+                // The poll that comes next is one of them.
+                flight.polls += self.pause.polls() - 1;
+                self.slots.pause(flight.slot, self.pause);
+            }
             _ => std::hint::spin_loop(),
         }
     }

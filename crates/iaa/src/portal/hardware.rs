@@ -104,6 +104,11 @@ impl Pause {
         Pause { has_umwait: instructions::features() & WAITPKG != 0 }
     }
 
+    /// How many polls a wait counts as: a job is given up after so many, however it is waited for.
+    pub(crate) fn polls(self) -> u32 {
+        if self.has_umwait { UMWAIT_POLLS } else { 1 }
+    }
+
     /// Waits, unless `status` is not zero any more. It is read once the line is watched, so that no write is missed.
     pub fn wait(self, status: &AtomicU8) {
         if !self.has_umwait {
@@ -126,6 +131,12 @@ impl Default for Pause {
 
 /// The longest wait, some microseconds: a job takes less, or much more.
 const CYCLES_MAX: u64 = 10_000;
+
+/// The polls that fit into it with `pause`, which takes 140 cycles: so a device that never answers holds a fault up for
+/// 50 ms in both cases, and not for some seconds.
+const UMWAIT_POLLS: u32 = 71;
+
+const _: () = assert!(CYCLES_MAX / 140 == UMWAIT_POLLS as u64);
 
 /// Other processors have no such device: nothing is called but `features`.
 #[cfg(not(target_arch = "x86_64"))]
