@@ -13,6 +13,7 @@ mod clients;
 pub mod device;
 pub mod listen;
 pub mod nbd;
+mod pieces;
 pub mod ublk;
 pub mod vhost_user;
 

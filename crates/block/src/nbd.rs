@@ -53,7 +53,7 @@ pub(crate) mod tls;
 mod transmission;
 mod wire;
 
-use zfolio_core::page::{PAGE_BYTES, UNIT_ORDER_MAX};
+use crate::pieces::PIECE_BYTES;
 
 pub use certificates::{BadCertificates, Certificates, Watch};
 pub use exports::{EXPORTS_MAX, Exports, NAME_BYTES_MAX, Refusal};
@@ -64,13 +64,6 @@ pub use tls::Tls;
 
 /// The longest payload of a request. Clients send no more than this even if they were not told.
 pub const REQUEST_BYTES_MAX: u32 = 32 << 20;
-
-/// Larger reads are sent, and larger writes are received, in pieces of about this size, or of one unit of the device if
-/// that is larger: so a unit is compressed once.
-pub const PIECE_BYTES: usize = 256 << 10;
-
-/// Units of a device that are larger are cut.
-const UNIT_BYTES_MAX: usize = PAGE_BYTES << UNIT_ORDER_MAX;
 
 /// A write up to this size is given to the device by one call.
 const WHOLE_BYTES: usize = 64 << 10;
@@ -89,5 +82,4 @@ const _: () = {
     // What a session may need before it goes on: an option, or the smallest piece of a write.
     assert!(wire::OPTION_BYTES + OPTION_BYTES_MAX <= PIECE_BYTES + BESIDE_BYTES);
     assert!(WHOLE_BYTES <= BESIDE_BYTES);
-    assert!(PIECE_BYTES.is_power_of_two() && UNIT_BYTES_MAX.is_power_of_two());
 };

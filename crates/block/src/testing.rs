@@ -4,6 +4,8 @@ pub mod certificates;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
+#[cfg(test)]
+use zfolio_core::sync::Mutex;
 use zfolio_core::sync::RwLock;
 
 use crate::device::{Device, Error, SECTOR_BYTES};
@@ -277,4 +279,71 @@ pub(crate) fn written_back(ram: crate::ram::Ram) -> crate::ram::Ram {
     let budget = zfolio_core::budget::WriteBudget::NONE;
     let name = "memory".to_owned();
     ram.with_writeback(crate::ram::Writeback { backing, name, age_s: 600, budget })
+}
+
+/// A disk that notes which ranges are read and written, each with its length.
+#[cfg(test)]
+pub(crate) struct Noted {
+    disk: Memory,
+    calls: Mutex<RANK_CALLS, Vec<(u64, usize)>>,
+}
+
+/// Never held with another one.
+#[cfg(test)]
+const RANK_CALLS: u8 = 9;
+
+#[cfg(test)]
+impl Noted {
+    pub(crate) fn new(disk: Memory) -> Noted {
+        Noted { disk, calls: Mutex::new(Vec::new()) }
+    }
+
+    /// Asserts that what was noted is one request of `bytes` from `at` on, in order, in calls of `most` bytes at most
+    /// that end where units do; and forgets it.
+    pub(crate) fn check_units_are_whole(&self, at: u64, bytes: usize, most: usize, context: &str) {
+        let unit_bytes = u64::from(self.preferred_bytes());
+        let (mut next, end) = (at, at + bytes as u64);
+        for (from, length) in self.calls.lock().drain(..) {
+            assert_eq!(from, next, "{context}");
+            next += length as u64;
+            let is_whole = next % unit_bytes == 0 || next == end;
+            assert!(is_whole && length <= most, "{context}: {length}");
+        }
+        assert_eq!(next, end, "{context}");
+    }
+}
+
+#[cfg(test)]
+impl Device for Noted {
+    fn size_bytes(&self) -> u64 {
+        self.disk.size_bytes()
+    }
+    fn preferred_bytes(&self) -> u32 {
+        self.disk.preferred_bytes()
+    }
+    fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Error> {
+        self.calls.lock().push((at, into.len()));
+        self.disk.read(at, into)
+    }
+    fn write(&self, at: u64, from: &[u8]) -> Result<(), Error> {
+        self.calls.lock().push((at, from.len()));
+        self.disk.write(at, from)
+    }
+    fn discard(&self, at: u64, bytes: u64) -> Result<(), Error> {
+        self.disk.discard(at, bytes)
+    }
+    fn write_zeroes(&self, at: u64, bytes: u64, keeps_room: bool) -> Result<(), Error> {
+        self.disk.write_zeroes(at, bytes, keeps_room)
+    }
+    fn flush(&self) -> Result<(), Error> {
+        self.disk.flush()
+    }
+    fn runs(
+        &self,
+        at: u64,
+        bytes: u64,
+        each: &mut dyn FnMut(u64, bool) -> bool,
+    ) -> Result<(), Error> {
+        self.disk.runs(at, bytes, each)
+    }
 }

@@ -13,9 +13,9 @@
 //!
 //! # Invariants
 //!
-//! - `VU-1` A connection takes a thread, and for each queue that runs a thread, [`PIECE_BYTES`] and two lists of
-//!   [`SEGMENTS_MAX`] segments, whatever its front end sends; it maps [`GUEST_BYTES_MAX`] at most, and twice that
-//!   while its memory changes.
+//! - `VU-1` A connection takes a thread, and for each queue that runs a thread, a buffer of 256 KiB or of one unit of
+//!   the device, if that is larger, and two lists of [`SEGMENTS_MAX`] segments, whatever its front end sends; it maps
+//!   [`GUEST_BYTES_MAX`] at most, and twice that while its memory changes.
 //! - `VU-2` No request allocates. Its data are copied once, between the guest's memory and a piece that the device gets.
 //!   The device never sees memory that a guest could change meanwhile.
 //! - `VU-3` All of a request's descriptors lie in the guest's memory, or the request is refused. A request that is
@@ -52,9 +52,6 @@ mod worker;
 
 pub use server::{Config, Server};
 
-/// Larger requests are served in pieces of about this size.
-pub const PIECE_BYTES: usize = 256 << 10;
-
 /// The longest ring; the longest that QEMU makes.
 pub const QUEUE_ENTRIES_MAX: u16 = 1024;
 
@@ -85,7 +82,7 @@ pub const CONNECTIONS_MAX: usize = 16;
 pub const GUEST_BYTES_MAX: u64 = 2 << 40;
 
 const _: () = {
-    assert!(QUEUE_ENTRIES_MAX.is_power_of_two() && PIECE_BYTES.is_power_of_two());
+    assert!(QUEUE_ENTRIES_MAX.is_power_of_two());
     assert!(SEGMENTS_TOLD as usize + 2 <= 128 && 128 <= SEGMENTS_MAX);
     assert!(RANGE_BYTES_MAX.is_power_of_two());
     // All front ends together, each with the memory that it had and the one that it has now, leave half of the 128 TiB

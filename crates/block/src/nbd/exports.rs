@@ -3,9 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::transmission::piece_bytes_max;
-use super::{BESIDE_BYTES, PIECE_BYTES};
+use super::BESIDE_BYTES;
 use crate::device::Device;
+use crate::pieces::{PIECE_BYTES, Pieces};
 
 /// As many as there may be: a list of all of them fits into the room for one step (`NBD-1`).
 pub const EXPORTS_MAX: usize = 256;
@@ -100,7 +100,7 @@ impl Exports {
     /// The longest piece of a large request.
     #[must_use]
     pub fn piece_bytes(&self) -> usize {
-        let pieces = self.0.iter().map(|export| piece_bytes_max(&*export.device));
+        let pieces = self.0.iter().map(|export| Pieces::of(&*export.device).bytes_max());
         pieces.max().unwrap_or(PIECE_BYTES)
     }
 

@@ -6,14 +6,14 @@
 //! | structured | chunks, each a hole or data | the same, piece by piece | a chunk with its offset, the last one |
 //! | structured, DF | one chunk | one chunk, piece by piece | the rest of the chunk is zeros, then as above |
 
-use super::PIECE_BYTES;
 use super::options::ALLOCATION_ID;
 use super::output::{HEADERS_BYTES, Output};
 use super::reply::{Failure, Recipient};
 use super::session::Step;
-use super::transmission::{Job, Request, piece_bytes_max, piece_unit};
+use super::transmission::{Job, Request};
 use super::wire;
 use crate::device::Device;
+use crate::pieces::{PIECE_BYTES, Pieces};
 
 /// A hole that is shorter is sent as zeros: a chunk costs the client more than so many bytes.
 const HOLE_BYTES_MIN: u64 = 4096;
@@ -40,15 +40,10 @@ pub(super) fn piece(device: &dyn Device, job: &mut Job, output: &mut Output) -> 
     Step::Took(0)
 }
 
-/// The length of the next piece of data: what is left, or up to the last unit's end.
+/// The length of the next piece of data.
 fn piece_bytes(device: &dyn Device, at: u64, left: u32) -> u32 {
-    let (unit, most) = (piece_unit(device), piece_bytes_max(device));
-    if left as usize <= most {
-        return left;
-    }
-    let end = (at + most as u64) / unit * unit;
-    // A unit is a piece at most, so the end is behind the beginning.
-    u32::try_from(end - at).expect("no more than a piece")
+    let bytes = Pieces::of(device).next(at, left.into());
+    u32::try_from(bytes).expect("no more than what is left")
 }
 
 fn simple_piece(device: &dyn Device, job: &mut Job, output: &mut Output) -> Step {
@@ -76,7 +71,7 @@ fn simple_piece(device: &dyn Device, job: &mut Job, output: &mut Output) -> Step
 /// to the end of the range, and runs of data up to a piece.
 fn first_run(device: &dyn Device, at: u64, left: u32) -> (u32, bool) {
     let range_bytes = u64::from(left);
-    let (mut bytes, mut is_hole, most) = (0, false, piece_bytes_max(device) as u64);
+    let (mut bytes, mut is_hole, most) = (0, false, Pieces::of(device).bytes_max() as u64);
     let result = device.runs(at, range_bytes, &mut |run_bytes, run_is_hole| {
         // A short hole at the end of a longer range is data too, so that the reply has one chunk less.
         let run_is_hole = run_is_hole && (run_bytes >= HOLE_BYTES_MIN || run_bytes >= range_bytes);

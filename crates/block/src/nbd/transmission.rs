@@ -11,8 +11,9 @@ use super::reading;
 use super::reply::{Failure, Recipient};
 use super::session::Step;
 use super::wire::{self, Reader};
-use super::{PIECE_BYTES, REQUEST_BYTES_MAX, UNIT_BYTES_MAX, WHOLE_BYTES};
+use super::{REQUEST_BYTES_MAX, WHOLE_BYTES};
 use crate::device::{Device, SECTOR_BYTES};
+use crate::pieces::Pieces;
 
 /// So much is zeroed or discarded in one step: between two of them the connection can be ended.
 const ZERO_BYTES: u32 = 64 << 20;
@@ -272,13 +273,12 @@ impl Transmission {
         if available == job.left() {
             return Ok(available);
         }
-        let unit = piece_unit(&*self.device);
-        let end = (job.at() + u64::from(available)) / unit * unit;
-        let bytes = end.saturating_sub(job.at());
+        let pieces = Pieces::of(&*self.device);
+        let bytes = pieces.last_end(job.at(), available.into()).saturating_sub(job.at());
         if bytes >= WHOLE_BYTES as u64 {
             return Ok(u32::try_from(bytes).expect("no more than what is available"));
         }
-        let least = (job.at() + WHOLE_BYTES as u64).next_multiple_of(unit) - job.at();
+        let least = pieces.end_behind(job.at(), WHOLE_BYTES as u64) - job.at();
         let least = least.min(u64::from(job.left()));
         Err(usize::try_from(least).expect("no more than WHOLE_BYTES and a unit"))
     }
@@ -305,16 +305,4 @@ impl Transmission {
         self.finish(result, &job.request, job.to, output);
         Step::Took(0)
     }
-}
-
-/// Where pieces of large requests end: at multiples of the device's unit, within bounds.
-pub(super) fn piece_unit(device: &dyn Device) -> u64 {
-    let preferred = u64::from(device.preferred_bytes().max(SECTOR_BYTES));
-    preferred.min(UNIT_BYTES_MAX as u64)
-}
-
-/// The longest piece: at least a unit.
-pub(super) fn piece_bytes_max(device: &dyn Device) -> usize {
-    let unit = usize::try_from(piece_unit(device)).expect("no more than UNIT_BYTES_MAX");
-    unit.max(PIECE_BYTES)
 }

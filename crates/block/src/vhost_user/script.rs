@@ -8,12 +8,12 @@ use std::sync::Arc;
 use virtio_queue::{Queue, QueueT as _};
 use vm_memory::{Bytes as _, GuestAddress, GuestMemory as _, GuestMemoryMmap, Permissions};
 
+use super::QUEUE_ENTRIES_MAX;
 use super::guest::{Driver, Entry, INDIRECT, NEXT, WRITE, header, range};
 use super::ring::Ring;
 use super::server::converse;
 use super::session::Session;
 use super::worker::Worker;
-use super::{PIECE_BYTES, QUEUE_ENTRIES_MAX};
 use crate::device::Device;
 use crate::testing::Memory;
 
@@ -103,7 +103,7 @@ pub(super) fn play_requests(chosen: u8, script: &[u8]) -> usize {
     let mut script = Script(script);
     let regions = REGIONS.map(|(at, bytes)| (GuestAddress(at), bytes));
     let memory = GuestMemoryMmap::<()>::from_ranges(&regions).expect("a little memory");
-    let disk = Memory::new(DISKS[usize::from(chosen % 3)]).preferring(4096 << (chosen % 5));
+    let disk = Memory::new(DISKS[usize::from(chosen % 3)]).preferring(4096 << (chosen % 10));
     let disk = Arc::new(if chosen & 32 != 0 { disk.read_only() } else { disk });
     let entries = 16;
     let mut driver = Driver::new(4096, entries);
@@ -149,7 +149,7 @@ pub(super) fn play_requests(chosen: u8, script: &[u8]) -> usize {
         }
     }
     // The disk is whole whatever was asked for.
-    let mut contents = vec![0; PIECE_BYTES.min(64 << 10)];
+    let mut contents = vec![0; 64 << 10];
     disk.read(0, &mut contents).expect("the disk still reads");
     done
 }

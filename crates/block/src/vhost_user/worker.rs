@@ -5,9 +5,9 @@ use std::sync::Arc;
 use virtio_queue::desc::split::Descriptor;
 use vm_memory::{Bytes as _, GuestMemory};
 
-use super::PIECE_BYTES;
 use super::chain::{Chain, Disk, Failure, Request};
-use crate::device::{Device, Error, SECTOR_BYTES};
+use crate::device::{Device, Error};
+use crate::pieces::Pieces;
 
 /// The name of a disk as a driver gets it, filled up with zeros.
 pub(super) const ID_BYTES: usize = 20;
@@ -19,7 +19,8 @@ pub(super) struct Worker {
     /// The driver cannot flush: what it has written has to be durable at once.
     writes_through: bool,
     chain: Chain,
-    /// What the device reads from and writes to (`VU-2`).
+    pieces: Pieces,
+    /// What the device reads from and writes to (`VU-2`): room for the longest of the pieces.
     piece: Box<[u8]>,
 }
 
@@ -41,8 +42,9 @@ impl Worker {
         let mut id = [0; ID_BYTES];
         id.iter_mut().zip(name.bytes()).for_each(|(place, byte)| *place = byte);
         // Zeroed memory that nobody has touched takes no pages.
-        let piece = vec![0; PIECE_BYTES].into_boxed_slice();
-        Worker { device, id, writes_through, chain: Chain::new(), piece }
+        let pieces = Pieces::of(&*device);
+        let piece = vec![0; pieces.bytes_max()].into_boxed_slice();
+        Worker { device, id, writes_through, chain: Chain::new(), pieces, piece }
     }
 
     /// Serves a chain. Returns how many bytes of what the device may write were written, the status included.
@@ -102,7 +104,7 @@ impl Worker {
     fn read<M: GuestMemory>(&mut self, memory: &M, at: u64, bytes: u64) -> Result<(), Failure> {
         let (mut to, mut done) = (self.chain.writable().cursor(), 0);
         while done < bytes {
-            let length = piece_bytes(&*self.device, at + done, bytes - done);
+            let length = self.pieces.next(at + done, bytes - done);
             let piece = &mut self.piece[..length];
             self.device.read(at + done, piece)?;
             to.write(memory, piece)?;
@@ -114,39 +116,12 @@ impl Worker {
     fn write<M: GuestMemory>(&mut self, memory: &M, at: u64, bytes: u64) -> Result<(), Failure> {
         let (mut from, mut done) = (self.chain.data(memory)?, 0);
         while done < bytes {
-            let length = piece_bytes(&*self.device, at + done, bytes - done);
+            let length = self.pieces.next(at + done, bytes - done);
             let piece = &mut self.piece[..length];
             from.read(memory, piece)?;
             self.device.write(at + done, piece)?;
             done += length as u64;
         }
         Ok(())
-    }
-}
-
-/// How long the piece at `at` is of a request with `left` bytes from there on: pieces end where the device's units do,
-/// so that a unit is compressed once, unless units are larger than a piece.
-fn piece_bytes(device: &dyn Device, at: u64, left: u64) -> usize {
-    let most = PIECE_BYTES as u64;
-    let unit = u64::from(device.preferred_bytes().max(SECTOR_BYTES)).min(most);
-    let whole = (at + most) / unit * unit - at;
-    usize::try_from(whole.min(left)).expect("no more than a piece")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{PIECE_BYTES, piece_bytes};
-    use crate::testing::Memory;
-
-    #[test]
-    fn pieces_end_where_units_do() {
-        let disk = Memory::new(8 << 20).preferring(64 << 10);
-        assert_eq!(piece_bytes(&disk, 0, 4096), 4096);
-        assert_eq!(piece_bytes(&disk, 0, 1 << 20), PIECE_BYTES);
-        assert_eq!(piece_bytes(&disk, 512, 1 << 20), PIECE_BYTES - 512);
-        assert_eq!(piece_bytes(&disk, (64 << 10) - 512, 1 << 20), (192 << 10) + 512);
-        let large = Memory::new(8 << 20).preferring(2 << 20);
-        assert_eq!(piece_bytes(&large, 512, 1 << 20), PIECE_BYTES - 512);
-        assert_eq!(piece_bytes(&large, PIECE_BYTES as u64, 1 << 20), PIECE_BYTES);
     }
 }

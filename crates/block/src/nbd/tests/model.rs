@@ -3,16 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use zfolio_core::sync::Mutex;
 use zfolio_core::testing::{Random, seed};
 
 use super::client::{
     BLOCK_STATUS, CACHE, Client, DF, FAST_ZERO, FLUSH, FUA, NO_HOLE, READ, REQ_ONE, TRIM, WRITE,
     WRITE_ZEROES, request,
 };
-use crate::nbd::PIECE_BYTES;
-use crate::testing::{Memory, UNIT_BYTES};
-use crate::{Device, Error};
+use crate::pieces::PIECE_BYTES;
+use crate::testing::{Memory, Noted, UNIT_BYTES};
 
 /// The disk of the model.
 const SIZE: usize = 3 << 20;
@@ -160,46 +158,6 @@ fn a_session_agrees_with_a_naive_disk() {
     }
 }
 
-/// A disk that notes which ranges are read and written, each with its length.
-struct Noted {
-    disk: Memory,
-    calls: Mutex<9, Vec<(u64, usize)>>,
-}
-
-impl Device for Noted {
-    fn size_bytes(&self) -> u64 {
-        self.disk.size_bytes()
-    }
-    fn preferred_bytes(&self) -> u32 {
-        self.disk.preferred_bytes()
-    }
-    fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Error> {
-        self.calls.lock().push((at, into.len()));
-        self.disk.read(at, into)
-    }
-    fn write(&self, at: u64, from: &[u8]) -> Result<(), Error> {
-        self.calls.lock().push((at, from.len()));
-        self.disk.write(at, from)
-    }
-    fn discard(&self, at: u64, bytes: u64) -> Result<(), Error> {
-        self.disk.discard(at, bytes)
-    }
-    fn write_zeroes(&self, at: u64, bytes: u64, keeps_room: bool) -> Result<(), Error> {
-        self.disk.write_zeroes(at, bytes, keeps_room)
-    }
-    fn flush(&self) -> Result<(), Error> {
-        self.disk.flush()
-    }
-    fn runs(
-        &self,
-        at: u64,
-        bytes: u64,
-        each: &mut dyn FnMut(u64, bool) -> bool,
-    ) -> Result<(), Error> {
-        self.disk.runs(at, bytes, each)
-    }
-}
-
 /// Goal: each unit that is whole in a request is read or written by one call, whatever its size, and however the
 /// payload arrives.
 #[test]
@@ -210,19 +168,12 @@ fn a_whole_unit_is_one_call() {
         for (round, at) in [0, 512, unit as u64 - 512, 5 * unit as u64 / 2].into_iter().enumerate()
         {
             let disk = Memory::new(24 << 20).preferring(u32::try_from(unit).unwrap());
-            let noted = Arc::new(Noted { disk, calls: Mutex::new(Vec::new()) });
+            let noted = Arc::new(Noted::new(disk));
             let mut client = Client::of(noted.clone(), round % 2 == 0);
             let bytes = 7 << 20;
             let check = |what: &str, most: usize| {
-                let (mut next, context) = (at, format!("seed {seed}, {what}, {unit} at {at}"));
-                let end = at + bytes as u64;
-                for (from, length) in noted.calls.lock().drain(..) {
-                    assert_eq!(from, next, "{context}");
-                    next += length as u64;
-                    let is_whole = next % unit as u64 == 0 || next == end;
-                    assert!(is_whole && length <= most, "{context}: {length}");
-                }
-                assert_eq!(next, end, "{context}");
+                let context = format!("seed {seed}, {what}, {unit} at {at}");
+                noted.check_units_are_whole(at, bytes, most, &context);
             };
             let contents = random.bytes(bytes);
             let length = u32::try_from(bytes).unwrap();

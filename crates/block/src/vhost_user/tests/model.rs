@@ -6,7 +6,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use zfolio_core::testing::{Random, seed};
 
 use super::rig::{BUFFERS, MEMORY_BYTES, OK, Rig, UNTOUCHED};
-use crate::testing::Memory;
+use crate::pieces::PIECE_BYTES;
+use crate::testing::{Memory, Noted};
 use crate::vhost_user::guest::{Driver, Entry, INDIRECT, header, linked, range};
 
 /// The disk of the model.
@@ -180,6 +181,43 @@ fn a_ring_agrees_with_a_naive_disk() {
                 |sent: &&Sent| sent.kind == 4 || through && matches!(sent.kind, 1 | 11 | 13);
             let expected = flushes + sent.iter().filter(durable).count() as u64;
             assert_eq!(disk.flushes.load(Relaxed), expected, "{context}: flushes");
+        }
+    }
+}
+
+/// Goal: each unit that is whole in a request is read or written by one call, whatever its size, however the guest's
+/// memory is cut, and wherever the request begins.
+#[test]
+fn a_whole_unit_is_one_call() {
+    let seed = seed();
+    let mut random = Random::new(seed);
+    for unit in [4096, 64 << 10, 256 << 10, 512 << 10, 2 << 20] {
+        for at in [0, 512, unit - 512, 5 * unit / 2] {
+            let disk = Memory::new(16 << 20).preferring(u32::try_from(unit).unwrap());
+            let noted = Arc::new(Noted::new(disk));
+            let mut rig = Rig::with(&noted, true, false);
+            let contents = random.bytes(5 << 20);
+            let places = Room(BUFFERS + 16).cut(&mut random, contents.len() as u64, 12);
+            let status = MEMORY_BYTES - 1;
+            for (kind, what) in [(1, "write"), (0, "read")] {
+                let context = format!("seed {seed}, {what}, {unit} at {at}");
+                rig.write(BUFFERS, &header(kind, at / 512));
+                let data = places.iter().map(|(at, bytes)| (*at, *bytes, kind == 0));
+                let mut ranges = vec![(BUFFERS, 16, false)];
+                ranges.extend(data);
+                ranges.push((status, 1, true));
+                // A read has to bring everything back.
+                let untouched = vec![UNTOUCHED; contents.len()];
+                scatter(&rig, &places, if kind == 1 { &contents } else { &untouched });
+                let head = rig.offer(&ranges);
+                rig.serve_one(head);
+                assert_eq!(rig.read(status, 1), [OK], "{context}");
+                let most = PIECE_BYTES.max(usize::try_from(unit).unwrap());
+                noted.check_units_are_whole(at, contents.len(), most, &context);
+            }
+            let found: Vec<u8> =
+                places.iter().flat_map(|(at, bytes)| rig.read(*at, *bytes as usize)).collect();
+            assert!(found == contents, "seed {seed}, {unit} at {at}");
         }
     }
 }

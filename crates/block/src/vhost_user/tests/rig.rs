@@ -40,7 +40,11 @@ impl Rig {
         Rig::with(disk, true, false)
     }
 
-    pub(super) fn with(disk: &Arc<Memory>, event_idx: bool, writes_through: bool) -> Rig {
+    pub(super) fn with<D: Device + 'static>(
+        disk: &Arc<D>,
+        event_idx: bool,
+        writes_through: bool,
+    ) -> Rig {
         let (second, first) = (5 << 20, 3 << 20);
         let regions = [(GuestAddress(0), first), (GuestAddress(SEAM), second)];
         let memory = GuestMemoryMmap::from_ranges(&regions).unwrap();

@@ -6,13 +6,15 @@
 use std::sync::Arc;
 
 use vm_memory::{Bytes as _, GuestAddress};
+use zfolio_core::page::UnitOrder;
 use zfolio_core::testing::{Random, seed};
 use zfolio_sys::clock::monotonic_ns;
 
 use super::connections::Stage;
 use super::frontend::{FrontEnd, MEMORY_BYTES};
+use super::rig::{BUFFERS, OK, Rig};
 use crate::device::Device;
-use crate::testing::{Memory, ram};
+use crate::testing::{Memory, ram, ram_of_units};
 use crate::vhost_user::guest::{Driver, header, linked};
 
 const SIZE: u64 = 64 << 20;
@@ -80,6 +82,43 @@ fn many_requests_at_once_are_served() {
                 let rate = rate(&mut front_end, kind, depth, count);
                 println!("{name:6}{what:6}depth {depth:2}: {rate} requests a second");
             }
+        }
+    }
+}
+
+/// Goal: requests of whole large units have right contents, and so have those of parts. Method: a disk written and read
+/// in order; `DISK_MIB` says how much.
+#[test]
+fn large_units_are_served() {
+    let bytes = std::env::var("DISK_MIB").map_or(4, |mib| mib.parse().unwrap()) << 20;
+    let mut random = Random::new(seed());
+    let (data, head, status) = (BUFFERS + 4096, BUFFERS, BUFFERS + 1024);
+    let pages: Vec<Vec<u8>> = (0..64).map(|_| page(&mut random)).collect();
+    for (unit, request) in [(256, 256), (512, 256), (2048, 256), (512, 2048), (2048, 2048)] {
+        let request: u32 = request << 10;
+        let blocks = request / BLOCK;
+        let contents: Vec<u8> = (0..blocks).flat_map(|_| pages[random.below(64)].clone()).collect();
+        let order = UnitOrder::from_bytes(unit << 10).unwrap();
+        let mut rig = Rig::with(&Arc::new(ram_of_units(order, bytes, &["lz4"])), true, false);
+        for (kind, what) in [(1, "write"), (0, "read")] {
+            let began = monotonic_ns();
+            for at in (0..bytes).step_by(request as usize) {
+                rig.write(head, &header(kind, at / 512));
+                if kind == 1 {
+                    rig.write(data, &contents);
+                    rig.write(data, &at.to_le_bytes());
+                }
+                let ranges = [(head, 16, false), (data, request, kind == 0), (status, 1, true)];
+                let chain = rig.offer(&ranges);
+                rig.serve_one(chain);
+                assert_eq!(rig.read(status, 1), [OK]);
+                if kind == 0 {
+                    assert!(rig.read(data, 8) == at.to_le_bytes());
+                    assert!(rig.read(data + 8, contents.len() - 8) == contents[8..]);
+                }
+            }
+            let us = (monotonic_ns() - began) / 1000 / (bytes >> 20);
+            println!("{unit} KiB, requests of {} KiB: {what:5} {us} us a MiB", request >> 10);
         }
     }
 }
