@@ -34,7 +34,7 @@ help:
 	@echo 'make build     the zfolio command and the library that it loads, in $(BIN)'
 	@echo 'make demo      a Python program that needs 1 GiB: killed in 256 MiB, and finished there'
 	@echo 'make test      all tests (as root: all of them)'
-	@echo 'make test-guest  disks in a virtual machine: file systems and swap on them (installs QEMU, fetches a kernel)'
+	@echo 'make test-guest  disks in virtual machines: file systems, swap, systemd (installs QEMU, fetches kernels)'
 	@echo 'make lint      formatting, clippy, rustdoc'
 	@echo 'make loom      the lock-free steps, in every order'
 	@echo 'make iaa-faults  the driver of the accelerator on its model, 10^8 descriptors with faults'
