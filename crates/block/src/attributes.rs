@@ -292,7 +292,7 @@ fn write_back(ram: &Ram, name: &str, given: &str) -> Result<(), Refusal> {
         _ => {
             ram.tick();
             let chosen = chosen(ram, given)?;
-            return outcome(zram.write_back(&chosen));
+            return outcome(zram.write_back(cpu::current(), &chosen));
         }
     }
     Ok(())

@@ -86,6 +86,8 @@ pub struct Store<S: PageSource> {
     /// The longest batch that a codec decompresses.
     batch_max: usize,
     spill: Option<Box<Spill>>,
+    /// Entries of this codec never go to the backing.
+    in_pool: Option<CodecId>,
 }
 
 /// How a unit is stored: see [`Store::form`].
@@ -117,7 +119,7 @@ impl<S: PageSource> Store<S> {
         let codecs = Codecs::new(codecs);
         let pool = Pool::with_words(source, codecs.unit_max(), ROW_WORDS);
         let batch_max = codecs.batch_max();
-        Store { codecs, pool, key, batch_max, spill: None }
+        Store { codecs, pool, key, batch_max, spill: None, in_pool: None }
     }
 
     /// Adds a codec for units that are stored from now on. `None`: there is no place for it, or its units or batches
@@ -138,6 +140,11 @@ impl<S: PageSource> Store<S> {
     pub fn with_backing(mut self, backing: Box<dyn Backing>, reserve_bytes: usize) -> Self {
         self.pool.may_reserve(reserve_bytes);
         Store { spill: Some(Box::new(Spill::new(backing))), ..self }
+    }
+
+    /// Has all entries of a codec stay in the pool, and never go to the backing. There are none so far.
+    pub fn keep_in_pool(&mut self, codec: CodecId) {
+        self.in_pool = Some(codec);
     }
 
     /// The codec of this number.

@@ -387,9 +387,10 @@ impl<S: PageSource> Zram<S> {
         self.check(at, from.len() as u64)?;
         let (mut at, mut rest) = (at, from);
         while !rest.is_empty() {
-            let written = self.with_room(|| self.write_front(cpu, at, rest)).inspect_err(|_| {
-                self.io.failed_writes.fetch_add(1, Relaxed);
-            })?;
+            let written =
+                self.with_room(cpu, || self.write_front(cpu, at, rest)).inspect_err(|_| {
+                    self.io.failed_writes.fetch_add(1, Relaxed);
+                })?;
             at += written as u64;
             rest = &rest[written..];
         }
@@ -419,7 +420,7 @@ impl<S: PageSource> Zram<S> {
         self.check(at, bytes)?;
         for (unit, within) in self.pieces(at, bytes) {
             let write = || self.write_piece(cpu, unit, within.clone(), None);
-            match self.with_room(write) {
+            match self.with_room(cpu, write) {
                 Err(Error::NoSpace { .. } | Error::NoMemory) if is_advice => {}
                 done => done.inspect_err(|_| {
                     self.io.failed_writes.fetch_add(1, Relaxed);
@@ -587,7 +588,7 @@ impl<S: PageSource> Zram<S> {
             let mut slot = lock.lock();
             slot.touch(self.now_s.load(Relaxed));
             let loaded = if slot.is_apart() {
-                self.read_apart(cpu, unit, &slot, within.clone(), into).map(|()| None)
+                self.read_apart(cpu, unit, &slot, within.clone(), into)
             } else if within.len() == self.unit.bytes() {
                 self.load(cpu, &slot, into)
             } else {
@@ -704,7 +705,7 @@ impl<S: PageSource> Zram<S> {
             return Ok(known);
         }
         // Before the table grows: else a client could fill the memory with tables by writes that are refused.
-        let Some(_room) = self.limit.reserve(self, 1, GROWTH_BYTES_MAX) else {
+        let Some(_room) = self.limit.reserve(self, 1, self.unit.bytes(), GROWTH_BYTES_MAX) else {
             return Err(Error::NoSpace { limit_bytes: self.limit.get() });
         };
         let made = self.table.make(unit).map_err(|_| Error::NoMemory)?;
@@ -737,7 +738,7 @@ impl<S: PageSource> Zram<S> {
         }
         // ZRAM-5: nobody knows the checksum of this.
         scratch.holds = None;
-        self.read_apart(cpu, unit, slot, 0..self.unit.bytes(), &mut scratch.bytes).map(|()| None)
+        self.read_apart(cpu, unit, slot, 0..self.unit.bytes(), &mut scratch.bytes)
     }
 
     /// Has the copy of a slot's unit in the scratch buffer, without pages that are apart. A ticket: it is away.
@@ -860,10 +861,11 @@ impl<S: PageSource> Zram<S> {
             let is_there = || slot.entry.as_ref().is_some_and(|it| self.store.is_unit(it, bytes));
             same_filled(bytes).is_some() || is_there()
         };
-        let room = self.limit.reserve(self, slots.len(), 0).or_else(|| match slots {
-            [Some(slot)] => takes_none(slot).then(Room::none),
-            _ => None,
-        });
+        let room =
+            self.limit.reserve(self, slots.len(), self.unit.bytes(), 0).or_else(|| match slots {
+                [Some(slot)] => takes_none(slot).then(Room::none),
+                _ => None,
+            });
         room.ok_or(Error::NoSpace { limit_bytes: self.limit.get() })
     }
 

@@ -184,6 +184,11 @@ impl State {
         self.0 & STAYS != 0
     }
 
+    /// Whether it is in the pool and may leave it: entries of the codec `in_pool` stay for good.
+    fn may_leave(self, in_pool: Option<CodecId>) -> bool {
+        self.place() == Place::Pool && !self.stays() && Some(self.codec()) != in_pool
+    }
+
     fn kept(self, is_kept: bool) -> State {
         State(if is_kept { self.0 | KEPT } else { self.0 & !KEPT })
     }
@@ -341,22 +346,19 @@ impl<W: Word> Cell<'_, W> {
     }
 
     /// The walker looks at the entry: one in the pool becomes older, or, if it is old, is being written from
-    /// now on; then its state before is returned.
-    pub(super) fn begin_write(self) -> Option<State> {
-        let looked = self.change(|state| match state.place() {
-            Place::Pool if !state.stays() => {
-                Some(state.older().unwrap_or_else(|| state.at(Place::Writing)))
-            }
-            _ => None,
+    /// now on; then its state before is returned. One of the codec `in_pool` is passed over.
+    pub(super) fn begin_write(self, in_pool: Option<CodecId>) -> Option<State> {
+        let looked = self.change(|state| {
+            let next = || state.older().unwrap_or_else(|| state.at(Place::Writing));
+            state.may_leave(in_pool).then(next)
         });
         looked.ok().filter(|before| before.older().is_none())
     }
 
     /// An entry was chosen: if it is in the pool, it is being written from now on, however old it is; then its state
-    /// before is returned. One that somebody waits to load stays.
-    pub(super) fn begin_write_chosen(self) -> Option<State> {
-        let leaves = |state: State| state.place() == Place::Pool && !state.stays();
-        self.change(|state| leaves(state).then(|| state.at(Place::Writing))).ok()
+    /// before is returned. One that somebody waits to load stays, and so does one of the codec `in_pool`.
+    pub(super) fn begin_write_chosen(self, in_pool: Option<CodecId>) -> Option<State> {
+        self.change(|state| state.may_leave(in_pool).then(|| state.at(Place::Writing))).ok()
     }
 
     /// An entry that keeps its location is about to leave the pool, however old it is. False: it is no such entry.

@@ -7,7 +7,8 @@
 //! rising order while the table grows, by eights to each size class, so the oldest entries go first;
 //! later, when handles are used again, the order is that of the ages only.
 //!
-//! [`Store::write_back_chosen`] takes the same way with entries that somebody else has chosen, of any age.
+//! [`Store::write_back_chosen`] takes the same way with entries that somebody else has chosen, of any age. What is
+//! compressed with one codec may stay in the pool for good ([`Store::keep_in_pool`]).
 //!
 //! # Why no byte is lost
 //!
@@ -238,7 +239,7 @@ impl<S: PageSource> Store<S> {
     fn begin_chosen(&self, ticket: Ticket) -> Option<(Handle, State)> {
         let row = self.row(ticket.handle);
         let is_same = row.checksum(row.cell().load()) == ticket.checksum;
-        let before = if is_same { row.cell().begin_write_chosen() } else { None };
+        let before = if is_same { row.cell().begin_write_chosen(self.in_pool) } else { None };
         before.map(|before| (ticket.handle, before))
     }
 
@@ -330,7 +331,7 @@ impl<S: PageSource> Store<S> {
     fn next_old(&self, side: &mut Side, rounds: &mut u32) -> Option<(Handle, State)> {
         loop {
             let handle = self.next_in_pool(side, rounds)?;
-            if let Some(before) = self.row(handle).cell().begin_write() {
+            if let Some(before) = self.row(handle).cell().begin_write(self.in_pool) {
                 return Some((handle, before));
             }
         }

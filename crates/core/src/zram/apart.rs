@@ -24,8 +24,12 @@
 //!   old one is dropped.
 //! - `APART-4` A unit is split, or gets a page beside its copy, only while pages apart cost no more than a quarter of
 //!   what is stored ([`EXTRA_PART`], [`EXTRA_BYTES`]).
-//! - `APART-5` A disk with a backing keeps nothing apart, and one with a limit of memory nothing more: there memory is
-//!   what lacks, and pages apart would have to make room for others, or wait for copies that are away.
+//! - `APART-5` Pages apart are always in the pool; copies beside them may be on the backing. So that they leave room for
+//!   others, a disk with a limit of memory keeps more apart only while an eighth of it is free ([`LIMIT_PART`]). With a
+//!   backing, on which a copy may be that is wanted to join its pages, this holds for units that are split; any pages
+//!   may be apart while all of them take less than an eighth.
+//! - `APART-6` A write fails for want of room only after units were joined, in as many tries as there are to write
+//!   others back (`Zram::with_room`).
 //!
 //! # Concurrency
 //!
@@ -60,6 +64,12 @@ const RANK_APART: u8 = 23;
 const EXTRA_PART: u64 = 4;
 
 const EXTRA_BYTES: u64 = 256 << 10;
+
+/// The part of the limit that pages apart may take or leave free (`APART-5`).
+const LIMIT_PART: u64 = 8;
+
+/// Units that are joined together to make room for a write.
+const JOIN_FOR_ROOM: usize = 32;
 
 /// Beside a copy there are at most as many pages as this part of the unit has, or one.
 const BESIDE_PART: usize = 8;
@@ -174,6 +184,7 @@ impl<S: PageSource> Zram<S> {
             // As many streams as there are of the others.
             let codec = Zcomp::new(params, UnitOrder::DEFAULT, self.scratch.len())?;
             let codec = self.store.add_codec(codec).expect("one at a time, and a place for it");
+            self.store.keep_in_pool(codec);
             self.apart = Some(Apart {
                 codec,
                 shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
@@ -232,10 +243,20 @@ impl<S: PageSource> Zram<S> {
         self.figures.compressed_bytes.load(Relaxed) + self.apart_stat().compressed_bytes
     }
 
-    /// Whether more may be apart (`APART-4`).
-    fn may_grow(&self, apart: &Apart) -> bool {
+    /// Whether pages may be apart in this way (`APART-4`, `APART-5`).
+    fn may_be(&self, apart: &Apart, how: How) -> bool {
+        if how == How::Again {
+            return true;
+        }
         let extra_bytes = apart.extra_bytes.load(Relaxed);
-        extra_bytes < self.compressed_bytes() / EXTRA_PART + EXTRA_BYTES
+        if extra_bytes >= self.compressed_bytes() / EXTRA_PART + EXTRA_BYTES {
+            return false;
+        }
+        let (limit_bytes, has_backing) = (self.limit.get(), self.has_backing());
+        let part = limit_bytes / LIMIT_PART;
+        limit_bytes == 0
+            || has_backing && apart.figures.compressed_bytes.load(Relaxed) < part
+            || (how == How::Split || !has_backing) && self.used_bytes() < limit_bytes - part
     }
 
     /// Keeps whole pages of a unit apart that are written. False: nothing has changed, and the unit is to be changed as
@@ -250,8 +271,7 @@ impl<S: PageSource> Zram<S> {
     ) -> bool {
         let Some(apart) = &self.apart else { return false };
         let is_whole_pages = (within.start | within.end) % PAGE_BYTES == 0;
-        let memory_lacks = self.has_backing() || self.limit.get() > 0;
-        if slot.is_empty() || !is_whole_pages || memory_lacks {
+        if slot.is_empty() || !is_whole_pages {
             return false;
         }
         let pages = within.start / PAGE_BYTES..within.end / PAGE_BYTES;
@@ -263,12 +283,13 @@ impl<S: PageSource> Zram<S> {
         let mut parts = taken.unwrap_or_else(|| Parts::new(self.unit));
         let count = parts.pages[pages.clone()].iter().filter(|page| page.is_none()).count();
         let beside_max = (self.unit.pages() / BESIDE_PART).max(1);
+        let is_few = parts.count() + count <= beside_max;
         let how = match count {
             0 => How::Again,
-            _ if parts.count() + count <= beside_max => How::Beside,
+            _ if is_few && self.may_be(apart, How::Beside) => How::Beside,
             _ => How::Split,
         };
-        let is_kept = (how == How::Again || self.may_grow(apart))
+        let is_kept = self.may_be(apart, how)
             && self.keep_apart(cpu, slot, (apart, &mut parts), how, pages.start, bytes);
         if slot.is_apart() {
             if is_kept {
@@ -279,7 +300,7 @@ impl<S: PageSource> Zram<S> {
         is_kept
     }
 
-    /// The same, once it is known how.
+    /// The same, once it is known how. The room below the limit is reserved first (`LIM-1`).
     fn keep_apart(
         &self,
         cpu: usize,
@@ -295,6 +316,8 @@ impl<S: PageSource> Zram<S> {
             parts.pages[*page].as_ref().is_none_or(|entry| !self.store.is_unit(entry, bytes))
         };
         let mut new = Parts::new(self.unit);
+        let pages = if how == How::Split { self.unit.pages() } else { bytes.len() / PAGE_BYTES };
+        let Some(_room) = self.limit.reserve(self, pages, PAGE_BYTES, 0) else { return false };
         if !self.store_pages(cpu, apart, &mut new, &mut written.filter(is_new)) {
             return false;
         }
@@ -398,7 +421,7 @@ impl<S: PageSource> Zram<S> {
         slot.set_apart(false);
     }
 
-    /// Reads a part of a unit of which pages are apart, or all of it.
+    /// Reads a part of a unit of which pages are apart, or all of it. A ticket: the copy is wanted, and is away.
     pub(super) fn read_apart(
         &self,
         cpu: usize,
@@ -406,7 +429,7 @@ impl<S: PageSource> Zram<S> {
         slot: &Slot,
         within: Range<usize>,
         into: &mut [u8],
-    ) -> Result<(), store::Error> {
+    ) -> Result<Option<Ticket>, store::Error> {
         let apart = self.apart.as_ref().expect("APART-1");
         let parts = apart.take(unit).expect("APART-1");
         let loaded = self.load_parts(cpu, slot, &parts, within, into);
@@ -421,16 +444,20 @@ impl<S: PageSource> Zram<S> {
         parts: &Parts,
         within: Range<usize>,
         into: &mut [u8],
-    ) -> Result<(), store::Error> {
+    ) -> Result<Option<Ticket>, store::Error> {
         let is_here = |away: Option<Ticket>| assert!(away.is_none(), "APART-5");
         let pages = within.start / PAGE_BYTES..within.end.div_ceil(PAGE_BYTES);
         if parts.pages[pages.clone()].iter().any(Option::is_none) {
-            if within.len() == self.unit.bytes() {
-                is_here(self.load(cpu, slot, into)?);
+            let away = if within.len() == self.unit.bytes() {
+                self.load(cpu, slot, into)?
             } else {
                 let mut scratch = self.scratch(cpu);
-                is_here(self.fill(cpu, slot, &mut scratch)?);
+                let away = self.fill(cpu, slot, &mut scratch)?;
                 into.copy_from_slice(&scratch.bytes[within.clone()]);
+                away
+            };
+            if away.is_some() {
+                return Ok(away);
             }
         }
         for page in pages {
@@ -446,24 +473,36 @@ impl<S: PageSource> Zram<S> {
                 to.copy_from_slice(&whole[wanted.start - at..wanted.end - at]);
             }
         }
-        Ok(())
+        Ok(None)
     }
 
-    /// Makes one object of a unit of which pages are apart. The limit is not looked at, which one unit passes for a
-    /// moment: what is joined takes less.
+    /// Makes one object of a unit of which pages are apart. A ticket: the copy is away, and nothing was done.
     ///
     /// # Errors
     ///
     /// As those of a write. The unit stays as it was.
-    pub(super) fn join(&self, cpu: usize, unit: u64, slot: &mut Slot) -> Result<(), Error> {
+    fn join(&self, cpu: usize, unit: u64, slot: &mut Slot) -> Result<Option<Ticket>, Error> {
         let mut scratch = self.scratch(cpu);
-        // ZRAM-5: nobody knows the checksum of this.
-        scratch.holds = None;
-        let read = self.read_apart(cpu, unit, slot, 0..self.unit.bytes(), &mut scratch.bytes);
-        read.map_err(|error| Error::Lost { unit, error })?;
+        let read = self.fill_joined(cpu, unit, slot, &mut scratch);
+        let away = read.map_err(|error| Error::Lost { unit, error })?;
+        if away.is_none() {
+            self.join_as(cpu, unit, slot, &scratch.bytes)?;
+        }
+        Ok(away)
+    }
+
+    /// The same, once it is known what is in the unit. The limit is not looked at, which one unit passes for a moment: what
+    /// is joined takes less, or can be written back, which the pages could not.
+    pub(super) fn join_as(
+        &self,
+        cpu: usize,
+        unit: u64,
+        slot: &mut Slot,
+        bytes: &[u8],
+    ) -> Result<(), Error> {
         // To be joined is no use.
         let (used_s, is_idle) = (slot.used_s(), slot.is_idle());
-        self.replace(cpu, unit, &mut [Some(&mut *slot)], &scratch.bytes)?;
+        self.replace(cpu, unit, &mut [Some(&mut *slot)], bytes)?;
         slot.renew(used_s);
         if is_idle {
             slot.mark_idle();
@@ -479,12 +518,38 @@ impl<S: PageSource> Zram<S> {
         }
     }
 
-    /// Joins units that were not written for so many seconds, `most` at a time.
+    /// Joins some units: what is apart takes more memory than what is joined. If all of their copies are away, it joins
+    /// one, which can be written back then. False: nothing was joined. The caller holds no lock.
+    pub(super) fn join_for_room(&self, cpu: usize) -> bool {
+        let Some(apart) = &self.apart else { return false };
+        let (first, mut joined, mut away) = (apart.hand.load(Relaxed), 0, None);
+        for turn in 0..SHARDS {
+            let shard = (first + turn) % SHARDS;
+            let units: Vec<u64> = apart.shards[shard].lock().keys().copied().collect();
+            for unit in units {
+                let Some(lock) = self.table.get(unit) else { continue };
+                let mut slot = lock.lock();
+                match slot.is_apart().then(|| self.join(cpu, unit, &mut slot)) {
+                    Some(Ok(None)) => joined += 1,
+                    Some(Ok(Some(_))) => away = away.or(Some(unit)),
+                    Some(Err(_)) | None => {}
+                }
+                if joined == JOIN_FOR_ROOM {
+                    apart.hand.store(shard, Relaxed);
+                    return true;
+                }
+            }
+        }
+        joined > 0 || away.is_some_and(|unit| self.join_one(cpu, unit))
+    }
+
+    /// Joins units that were not written for so many seconds, `most` at a time. Copies that are away are fetched for that.
     pub fn join_old(&self, cpu: usize, age_s: u32, most: usize) -> Joined {
         let mut joined = Joined::default();
         let Some(apart) = &self.apart else { return joined };
         for unit in self.old_parts(apart, age_s, most) {
             let is_joined = self.join_one(cpu, unit);
+            self.write_beyond_limit();
             joined.units += u64::from(is_joined);
             joined.stayed += u64::from(!is_joined);
             if !is_joined {
@@ -522,10 +587,18 @@ impl<S: PageSource> Zram<S> {
         found
     }
 
-    /// Joins a unit. False: it stays apart.
+    /// Joins a unit, whose copy is fetched if it is away. False: it stays apart.
     fn join_one(&self, cpu: usize, unit: u64) -> bool {
         let Some(lock) = self.table.get(unit) else { return false };
-        let mut slot = lock.lock();
-        !slot.is_apart() || self.join(cpu, unit, &mut slot).is_ok()
+        loop {
+            let mut slot = lock.lock();
+            let joined = if slot.is_apart() { self.join(cpu, unit, &mut slot) } else { Ok(None) };
+            drop(slot);
+            match joined {
+                Ok(None) => return true,
+                Ok(Some(ticket)) if self.fetch(ticket) => {}
+                Ok(Some(_)) | Err(_) => return false,
+            }
+        }
     }
 }

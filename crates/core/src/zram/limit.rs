@@ -6,7 +6,8 @@
 //!   shrinks, beside all writes that are under way, and so does what the table grows by for a unit that is far from
 //!   others. So the disk stays below the limit; the pool's own tables may grow by a step (64 KiB or so) beyond, and
 //!   what is fetched from a backing is in the pool until it was read (`FETCH_BYTES` for each thread that reads). To
-//!   recompress a unit, or to join its pages, has no look at the limit: for a moment both copies are there.
+//!   recompress a unit, or to join its pages, has no look at the limit: for a moment both copies are there, or, if its
+//!   copy was on the backing, until the unit is written back, which comes next.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -51,12 +52,13 @@ impl Limit {
         self.bytes.store(bytes, Relaxed);
     }
 
-    /// Room for some units and so many bytes of the table. `None`: there is none below the limit; of one
-    /// unit, also after compaction.
+    /// Room for some objects of up to `object_bytes` and so many bytes of the table. `None`: there is none below the
+    /// limit; of one object, also after compaction.
     pub(super) fn reserve<S: PageSource>(
         &self,
         zram: &Zram<S>,
-        units: usize,
+        objects: usize,
+        object_bytes: usize,
         table_bytes: usize,
     ) -> Option<Room<'_>> {
         let limit = self.get();
@@ -64,9 +66,9 @@ impl Limit {
             return Some(Room::none());
         }
         // An object may begin in the middle of a page.
-        let bytes = (units * (zram.unit().bytes() + PAGE_BYTES) + table_bytes) as u64;
+        let bytes = (objects * (object_bytes + PAGE_BYTES) + table_bytes) as u64;
         // Whoever finds no room for several tries one.
-        for is_last in [units > 1, true] {
+        for is_last in [objects > 1, true] {
             let pending = self.pending.fetch_add(bytes, Relaxed) + bytes;
             let room = Room(Some((self, bytes)));
             let used = zram.used_bytes();

@@ -118,7 +118,7 @@ fn trouble<B: Breakable>(disk: &Disk, world: &World, backing: &B, random: &mut R
         1 => or_for_now(disk.recompress_old(1, 0, 20).map(drop)),
         2 => {
             let first = random.below(ALL) as u64;
-            let _done = disk.write_back(&Chosen::Indices(vec![first..=first + 30]));
+            let _done = disk.write_back(2, &Chosen::Indices(vec![first..=first + 30]));
         }
         3 => _ = disk.write_back_old(0),
         4 => _ = disk.write_ahead(),
@@ -165,7 +165,7 @@ fn trouble<B: Breakable>(disk: &Disk, world: &World, backing: &B, random: &mut R
     }
 }
 
-/// With a backing, or with pages apart.
+/// With pages apart, and a backing or none.
 fn race<B: Breakable + Send + Sync>(order: u8, seed: u64, turns: usize, has_backing: bool) {
     let unit_bytes = unit(order).bytes();
     let (world, backing) = (World::new(), B::new(ALL * unit_bytes / 3));
@@ -173,8 +173,9 @@ fn race<B: Breakable + Send + Sync>(order: u8, seed: u64, turns: usize, has_back
     let disk = zram_in(&world, order, disk_bytes, &[Algorithm::Lz4, Algorithm::Zstd]);
     let disk = match has_backing {
         true => disk.with_backing(Box::new(backing.clone()), WriteBudget::NONE),
-        false => disk.with_pages_apart(Algorithm::Lz4.into()).unwrap(),
+        false => disk,
     };
+    let disk = disk.with_pages_apart(Algorithm::Lz4.into()).unwrap();
     let mut writers: Vec<Writer<'_>> = (0..WRITERS)
         .map(|who| (who * OWN * unit_bytes, vec![0; OWN * unit_bytes]))
         .map(|(base, model)| Writer { disk: &disk, base, unit_bytes, model })

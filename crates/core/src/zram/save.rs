@@ -18,7 +18,7 @@ use std::fmt;
 use std::io::{self, Read, Write};
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::slot::{Slot, SlotLock};
+use super::slot::SlotLock;
 use super::table::{GROWTH_BYTES_MAX, UNITS_MAX};
 use super::{FETCH_BYTES, Zram};
 use crate::store::{self, CodecId, Form, Incoming, Loaded, Ticket};
@@ -170,14 +170,19 @@ impl<S: PageSource> Zram<S> {
         loop {
             let mut slot = lock.lock();
             if slot.is_apart() {
-                match self.join(cpu, unit, &mut slot) {
-                    Ok(()) => {}
-                    Err(super::Error::Lost { error, .. }) => return Err(lost(error)),
-                    // The system has no memory now.
-                    Err(_) => {
-                        let saved = self.save_as_it_is(cpu, unit, &slot, scratch, writer);
-                        return saved.map(|()| true).map_err(lost);
-                    }
+                let whole = 0..scratch.len();
+                let away = self.read_apart(cpu, unit, &slot, whole, scratch).map_err(lost)?;
+                if let Some(ticket) = away {
+                    drop(slot);
+                    self.store.wait(ticket).map_err(lost)?;
+                    continue;
+                }
+                // A unit whose copy was away takes more memory than its pages did.
+                let has_room = self.away(&slot).is_none()
+                    || self.limit.reserve(self, 1, scratch.len(), 0).is_some();
+                if !has_room || self.join_as(cpu, unit, &mut slot, scratch).is_err() {
+                    self.note_as_it_is(unit, scratch, writer);
+                    return Ok(true);
                 }
             }
             let Some(entry) = &slot.entry else { return Ok(false) };
@@ -205,22 +210,13 @@ impl<S: PageSource> Zram<S> {
     }
 
     /// Notes a unit that cannot be joined now, uncompressed.
-    fn save_as_it_is(
-        &self,
-        cpu: usize,
-        unit: u64,
-        slot: &Slot,
-        scratch: &mut [u8],
-        writer: &mut Writer<'_>,
-    ) -> Result<(), store::Error> {
-        self.read_apart(cpu, unit, slot, 0..scratch.len(), scratch)?;
-        let checksum = self.store.key().checksum(scratch);
+    fn note_as_it_is(&self, unit: u64, bytes: &[u8], writer: &mut Writer<'_>) {
+        let checksum = self.store.key().checksum(bytes);
         let (form, object) = match checksum.is_of_word() {
             true => (Form::SameFilled, &[][..]),
-            false => (Form::Incompressible(CodecId::FIRST), &*scratch),
+            false => (Form::Incompressible(CodecId::FIRST), bytes),
         };
         writer.note(&Record { unit, form, has_no_codec: false, checksum, object });
-        Ok(())
     }
 
     /// Fills an empty disk with what a saved one had. Its size, unit, codecs and key are those of the reader's header.
@@ -260,10 +256,10 @@ impl<S: PageSource> Zram<S> {
     ) -> Result<(), LoadError> {
         let limit_bytes = self.limit.get();
         let room = || {
-            let room = self.limit.reserve(self, 1, GROWTH_BYTES_MAX);
+            let room = self.limit.reserve(self, 1, self.unit.bytes(), GROWTH_BYTES_MAX);
             room.ok_or(super::Error::NoSpace { limit_bytes })
         };
-        let _room = self.with_room(room).map_err(|_| LoadError::NoSpace { limit_bytes })?;
+        let _room = self.with_room(cpu, room).map_err(|_| LoadError::NoSpace { limit_bytes })?;
         let Record { unit, form, has_no_codec, checksum, object } = *record;
         let lock = self.table.make(unit).map_err(|_| LoadError::NoMemory)?;
         let entry = self.store.insert(form, checksum, object, &self.figures);

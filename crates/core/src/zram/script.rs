@@ -197,8 +197,8 @@ impl<B: Breakable> Player<'_, B> {
             }
             12 => {
                 let limit = self.byte() % 4 * (self.byte() << 10);
-                // With a limit nothing is kept apart.
-                let is_limited = self.zram.has_backing() || cpu % 4 == 0;
+                // With a low limit little is kept apart.
+                let is_limited = self.zram.has_backing() || cpu % 2 == 0;
                 self.zram.set_mem_limit(if is_limited { limit as u64 } else { 0 });
             }
             13 if cpu % 2 == 0 => {
@@ -216,7 +216,7 @@ impl<B: Breakable> Player<'_, B> {
                 let age = self.byte();
                 self.zram.mark_idle((age % 2 == 0).then(|| u32::try_from(age).expect("a byte")));
             }
-            16..=17 => self.write_back(),
+            16..=17 => self.write_back(cpu),
             18 => {
                 let age = u32::try_from(self.byte()).expect("a byte");
                 let done = self.zram.write_back_old(age).done;
@@ -245,7 +245,7 @@ impl<B: Breakable> Player<'_, B> {
     }
 
     /// Writes units back, and no more than the limit allows.
-    fn write_back(&mut self) {
+    fn write_back(&mut self, cpu: usize) {
         let (what, first, count) =
             (self.byte(), self.byte() as u64 % UNITS, self.byte() as u64 % 9);
         let chosen = match what % 6 {
@@ -256,7 +256,7 @@ impl<B: Breakable> Player<'_, B> {
             _ => Chosen::Indices(vec![first..=first + count, 3..=3]),
         };
         let (limit, before) = (self.zram.writeback_limit(), self.zram.bd_stat());
-        let done = self.zram.write_back(&chosen);
+        let done = self.zram.write_back(cpu, &chosen);
         let after = self.zram.bd_stat();
         if self.zram.is_writeback_limited() {
             // In bytes, where the backing has no slots.
@@ -273,7 +273,9 @@ impl<B: Breakable> Player<'_, B> {
                 let letters = words.nth(1).expect("letters");
                 let is_chosen = (first..=first + count).contains(&unit) || unit == 3;
                 let is_away = letters.starts_with('s') || &letters[1..2] == "w";
-                let is_good = !is_chosen || is_away || !self.zram.has_backing();
+                // What could not be joined stays.
+                let is_apart = self.zram.table.get(unit).is_some_and(|it| it.lock().is_apart());
+                let is_good = !is_chosen || is_away || is_apart || !self.zram.has_backing();
                 assert!(is_good, "{line}: {done:?}");
             }
         }

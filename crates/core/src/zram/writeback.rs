@@ -280,8 +280,9 @@ impl<S: PageSource> Zram<S> {
         }
     }
 
-    /// Writes units back, and waits until that is done.
-    pub fn write_back(&self, chosen: &Chosen) -> WroteBack {
+    /// Writes units back, and waits until that is done. Units whose pages are apart are joined first, as far as they
+    /// are here.
+    pub fn write_back(&self, cpu: usize, chosen: &Chosen) -> WroteBack {
         let mut done = WroteBack::default();
         let Some(writeback) = &self.writeback else { return done };
         let mut batch = Batch::with_capacity(writeback.batch.load(Relaxed));
@@ -289,9 +290,10 @@ impl<S: PageSource> Zram<S> {
         let ranges = if let Chosen::Indices(ranges) = chosen { ranges } else { &all[..] };
         for range in ranges {
             let end = range.end().saturating_add(1).min(UNITS_MAX);
-            for (_, lock) in self.table.slots(*range.start(), end) {
+            for (unit, lock) in self.table.slots(*range.start(), end) {
                 let wanted = {
-                    let slot = lock.lock();
+                    let mut slot = lock.lock();
+                    self.join_if_here(cpu, unit, &mut slot);
                     self.is_chosen(&slot, chosen).then(|| self.ticket(&slot)).flatten()
                 };
                 batch.extend(wanted);
@@ -356,22 +358,41 @@ impl<S: PageSource> Zram<S> {
         has_left
     }
 
-    /// Does a write again that found no room, as long as writing back makes some.
+    /// Does a write again that found no room, as long as writing back makes some, or joining units does. The caller
+    /// holds no lock.
     pub(super) fn with_room<R>(
         &self,
+        cpu: usize,
         mut write: impl FnMut() -> Result<R, super::Error>,
     ) -> Result<R, super::Error> {
         let mut tries = 0;
         loop {
             match write() {
                 Err(super::Error::NoSpace { .. })
-                    if tries < ROOM_TRIES && self.write_for_room() =>
+                    if tries < ROOM_TRIES && (self.write_for_room() || self.join_for_room(cpu)) =>
                 {
                     tries += 1;
                 }
                 done => return done,
             }
         }
+    }
+
+    /// Writes back what was used least lately, some units, if memory is beyond its limit. The caller holds no lock
+    /// (`WB-1`).
+    pub(super) fn write_beyond_limit(&self) {
+        let limit = self.limit.get();
+        if limit > 0 && self.used_bytes() > limit && self.write_for_room() {
+            self.make_room();
+        }
+    }
+
+    /// Has an entry fetched, and waits until it is here, as long as the backing ends anything (`WB-3`). False: it is not.
+    /// The caller holds no lock (`WB-1`).
+    pub(super) fn fetch(&self, ticket: Ticket) -> bool {
+        self.store.fetch([ticket], |_| true);
+        let stop = self.wait_while(|| self.store.is_coming(ticket));
+        stop.is_none() && !self.store.is_away(ticket)
     }
 
     /// Has the store write back what was used least lately, and waits until some of it has left the pool, by this call

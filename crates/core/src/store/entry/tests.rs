@@ -41,14 +41,15 @@ fn a_row_keeps_what_it_was_begun_with() {
 fn an_entry_that_was_loaded_is_passed_longer() {
     let words = row();
     let row = Row(&words);
-    let looks =
-        |cell: Cell<'_, _>| (1..10).find(|_| cell.begin_write().is_some()).expect("it is taken");
+    let looks = |cell: Cell<'_, _>| {
+        (1..10).find(|_| cell.begin_write(None).is_some()).expect("it is taken")
+    };
     row.begin(Place::Pool, CodecId::FIRST, false, Key::new([3; 192]).checksum(&vec![1; 4097]));
     assert_eq!(looks(row.cell()), 2);
     assert_eq!(row.cell().not_written(), Ok(()));
     assert_eq!(looks(row.cell()), AGES, "it was wanted, or could not be written");
     assert_eq!(row.cell().written(), Ok(()));
-    assert!(row.cell().begin_write().is_none(), "it is not in the pool");
+    assert!(row.cell().begin_write(None).is_none(), "it is not in the pool");
     assert_eq!(row.cell().begin_read(false), Ok(()));
     assert!(row.cell().begin_read(false).is_err(), "one request at a time");
     for (why, is_unread) in [(NotRead::Failed, true), (NotRead::Untried, false)] {
@@ -69,7 +70,7 @@ fn an_entry_that_ends_in_flight_is_dead() {
     let cell = Row(&words).cell();
     let begin = |age: u32| {
         cell.0.store(Place::Pool as u32 | age << super::AGE_SHIFT, super::Relaxed);
-        assert!(cell.begin_write().is_some());
+        assert!(cell.begin_write(None).is_some());
     };
     begin(0);
     assert_eq!(cell.end().place(), Place::Writing);
@@ -89,7 +90,7 @@ fn an_incompressible_entry_is_taken_sooner() {
     let words = row();
     let row = Row(&words);
     row.begin(Place::Pool, CodecId::FIRST, true, Key::new([3; 192]).checksum(&vec![1; 4097]));
-    let looks = |cell: Cell<'_, _>| (1..10).find(|_| cell.begin_write().is_some());
+    let looks = |cell: Cell<'_, _>| (1..10).find(|_| cell.begin_write(None).is_some());
     assert_eq!(looks(row.cell()), Some(1));
     assert_eq!(row.cell().not_written(), Ok(()));
     assert_eq!(looks(row.cell()), Some(AGES - 1), "it was wanted, or could not be written");
@@ -101,7 +102,7 @@ fn an_incompressible_entry_is_taken_sooner() {
 fn a_wanted_entry_stays_until_it_was_loaded() {
     let words = row();
     let cell = Row(&words).cell();
-    let looks = || (1..10).find(|_| cell.begin_write().is_some());
+    let looks = || (1..10).find(|_| cell.begin_write(None).is_some());
     cell.0.store(Place::Backing as u32, super::Relaxed);
     assert_eq!(cell.begin_read(true), Ok(()));
     assert_eq!(cell.read(false), Ok(()));
@@ -121,7 +122,7 @@ fn a_wanted_entry_stays_until_it_was_loaded() {
 fn a_fresh_entry_stays_until_it_was_loaded_or_let_go() {
     let words = row();
     let cell = Row(&words).cell();
-    let looks = || (1..10).find(|_| cell.begin_write().is_some());
+    let looks = || (1..10).find(|_| cell.begin_write(None).is_some());
     for loads in [true, false] {
         cell.0.store(Place::Backing as u32, super::Relaxed);
         cell.let_go();
@@ -269,7 +270,7 @@ mod loom_tests {
         /// As `Store::write_back` with a backing that writes at once.
         fn write_back(&self) {
             let mut side = self.side.lock().unwrap();
-            let Some(before) = self.cell().begin_write() else { return };
+            let Some(before) = self.cell().begin_write(None) else { return };
             if before.is_kept() {
                 return self.send_back(&mut side);
             }

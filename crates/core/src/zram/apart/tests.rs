@@ -249,36 +249,221 @@ fn a_damaged_page_is_not_handed_out() {
     check(&disk, &model);
 }
 
-/// Goal: where memory lacks nothing more is kept apart (`APART-5`): a write changes the unit as a whole, with what was
-/// apart.
+/// Goal: with a limit pages are apart while an eighth of it is free (`APART-5`), the disk stays below it, and what is
+/// apart takes no room from later writes (`APART-6`). Method: the same requests on a disk that keeps nothing apart.
 #[test]
-fn where_memory_lacks_units_stay_whole() {
-    let (disk, mut model) = filled(16);
-    for unit in 0..2 {
-        write(&disk, &mut model, unit * UNIT, &letters(2, PAGE_BYTES));
-    }
-    disk.set_mem_limit(8 << 20);
-    write(&disk, &mut model, PAGE_BYTES, &letters(3, PAGE_BYTES));
-    write(&disk, &mut model, 4 * UNIT, &letters(4, PAGE_BYTES));
-    assert_eq!(disk.apart_stat().units, 1, "the one that was not written again");
-    check(&disk, &model);
-    disk.set_now(9);
-    assert_eq!(disk.join_old(0, 5, 8).units, 1);
-    check(&disk, &model);
-    disk.set_mem_limit(0);
-    write(&disk, &mut model, 4 * UNIT, &letters(5, PAGE_BYTES));
-    assert_eq!(disk.apart_stat().units, 1);
-    check(&disk, &model);
-
-    let disk = zram(ORDER, 16 * UNIT as u64, &[Algorithm::Lz4]);
-    let disk = disk.with_backing(Box::new(Faulty::new(4 << 20)), WriteBudget::NONE);
+fn with_a_limit_pages_apart_leave_room_for_others() {
+    const UNITS: u64 = 64;
+    let contents = letters(1, usize::try_from(UNITS).unwrap() * UNIT / 2);
+    let world = World::new();
+    let plain = zram_in(&world, ORDER, UNITS * UNIT as u64, &[Algorithm::Zstd]);
+    let disk = zram_in(&world, ORDER, UNITS * UNIT as u64, &[Algorithm::Zstd]);
     let disk = disk.with_pages_apart(Algorithm::Zstd.into()).unwrap();
-    disk.write(0, 0, &model).unwrap();
-    assert_eq!(disk.write_back(&Chosen::Indices(vec![0..=14])).units, 15);
-    for unit in [0, 15] {
-        write(&disk, &mut model, unit * UNIT, &letters(6, PAGE_BYTES));
+    let mut model = vec![0; 2 * contents.len()];
+    write(&disk, &mut model, 0, &contents);
+    plain.write(0, 0, &contents).unwrap();
+    let limit = 2 * plain.used_bytes();
+    disk.set_mem_limit(limit);
+    plain.set_mem_limit(limit);
+    for page in 0..256 {
+        let (at, new) = (page * 5 % 256 * PAGE_BYTES, letters(page as u64, PAGE_BYTES));
+        write(&disk, &mut model, at, &new);
+        plain.write(0, at as u64, &new).unwrap();
+        assert!(disk.used_bytes() <= limit, "LIM-1");
     }
-    assert_eq!(disk.apart_stat(), ApartStat::default());
+    let split_units = disk.apart_stat().split_units;
+    assert!(split_units > 8, "{split_units}");
+    // Noise in the other half, until there is no room.
+    let mut written = [0_u64; 2];
+    for unit in 32..64 {
+        let noise = bytes(unit, UNIT);
+        let at = unit * UNIT as u64;
+        for (count, disk) in written.iter_mut().zip([&disk, &plain]) {
+            match disk.write(0, at, &noise) {
+                Ok(()) => *count += 1,
+                Err(error) => assert_eq!(error, Error::NoSpace { limit_bytes: limit }),
+            }
+            assert!(disk.used_bytes() <= limit + UNIT as u64, "LIM-1");
+        }
+        if written[0] == unit - 31 {
+            model[usize::try_from(at).unwrap()..][..UNIT].copy_from_slice(&noise);
+        }
+    }
+    assert!(written[0] >= written[1] && written[0] < 32, "{written:?}");
+    assert!(disk.apart_stat().split_units < split_units, "units were joined for that");
+    check(&disk, &model);
+    // At its limit a disk keeps nothing more apart.
+    let (before, at, new) = (disk.apart_stat().units, 31 * UNIT, letters(7, PAGE_BYTES));
+    if disk.write(0, at as u64, &new).is_ok() {
+        model[at..at + PAGE_BYTES].copy_from_slice(&new);
+    }
+    assert!(disk.apart_stat().units <= before);
+    check(&disk, &model);
+}
+
+/// Goal: a page that replaces one that is apart is written only where it fits below the limit (`LIM-1`). Method: pages
+/// that shrink are overwritten with noise, on a disk that is at its limit.
+#[test]
+fn pages_written_again_stay_below_the_limit() {
+    let (disk, mut model) = filled(16);
+    for page in 0..128 {
+        write(&disk, &mut model, page * PAGE_BYTES, &letters(page as u64, PAGE_BYTES));
+    }
+    assert_eq!(disk.apart_stat().split_units, 16);
+    disk.compact();
+    let limit = disk.used_bytes();
+    disk.set_mem_limit(limit);
+    let mut refused = 0;
+    for page in 0..128 {
+        let (at, new) = (page * PAGE_BYTES, bytes(page as u64, PAGE_BYTES));
+        match disk.write(0, at as u64, &new) {
+            Ok(()) => model[at..at + PAGE_BYTES].copy_from_slice(&new),
+            Err(error) => {
+                assert_eq!(error, Error::NoSpace { limit_bytes: limit });
+                refused += 1;
+            }
+        }
+        assert!(disk.used_bytes() <= limit + UNIT as u64, "LIM-1");
+    }
+    assert!(refused > 0);
+    check(&disk, &model);
+}
+
+/// A disk with a backing, all of whose units are there.
+fn away(units: u64) -> (Zram<Arc<World>>, Faulty, Vec<u8>) {
+    let contents = letters(1, usize::try_from(units).unwrap() * UNIT);
+    let disk = zram(ORDER, contents.len() as u64, &[Algorithm::Lz4]);
+    let backing = Faulty::new(4 << 20);
+    let disk = disk.with_backing(Box::new(backing.clone()), WriteBudget::NONE);
+    let disk = disk.with_pages_apart(Algorithm::Zstd.into()).unwrap();
+    disk.write(0, 0, &contents).unwrap();
+    assert_eq!(disk.write_back(0, &Chosen::Indices(vec![0..=units - 1])).units, units);
+    (disk, backing, contents)
+}
+
+/// Goal: a page is written and read without its unit's copy, which stays on the backing; what needs the copy fetches it.
+#[test]
+fn a_copy_beside_pages_may_be_away() {
+    let (disk, _, mut model) = away(16);
+    let fetched = || disk.store.spill_stats().read;
+    write(&disk, &mut model, PAGE_BYTES, &letters(2, PAGE_BYTES));
+    let mut page = vec![0; PAGE_BYTES];
+    disk.read(0, PAGE_BYTES as u64, &mut page).unwrap();
+    assert!(page == model[PAGE_BYTES..2 * PAGE_BYTES]);
+    assert_eq!((disk.apart_stat().units, fetched()), (1, 0));
+    let mut unit = vec![0; UNIT];
+    disk.read(0, 0, &mut unit).unwrap();
+    assert!(unit == model[..UNIT]);
+    assert_eq!((disk.apart_stat().units, fetched(), disk.store.spill_stats().units), (1, 1, 16));
+    // What is asked for is joined only where the copy is here.
+    assert_eq!(disk.write_back(0, &Chosen::Indices(vec![0..=0])).units, 0);
+    assert_eq!(disk.apart_stat().units, 1);
+    write(&disk, &mut model, 4 * PAGE_BYTES, &letters(3, PAGE_BYTES));
+    assert_eq!(disk.apart_stat().split_units, 1);
+    write(&disk, &mut model, UNIT, &letters(4, PAGE_BYTES));
+    let mut file = Vec::new();
+    disk.save(0, &mut file).unwrap();
+    assert_eq!(disk.apart_stat().units, 0, "a save joins");
+    check(&disk, &model);
+    // A part of a page has the unit fetched, and changed as a whole.
+    write(&disk, &mut model, 2 * UNIT, &letters(5, PAGE_BYTES));
+    write(&disk, &mut model, 2 * UNIT + 512, &letters(6, 512));
+    assert_eq!(disk.apart_stat().units, 0);
+    check(&disk, &model);
+}
+
+/// Goal: units whose copies are away are joined once they are old, and leave again where there is no room for them. A
+/// backing that fails leaves everything as it is.
+#[test]
+fn units_are_joined_with_copies_that_are_away() {
+    let (disk, backing, mut model) = away(16);
+    for unit in 0..8 {
+        write(&disk, &mut model, unit * UNIT, &letters(unit as u64, PAGE_BYTES));
+    }
+    disk.set_now(5);
+    backing.faults().fail.store(1, Relaxed);
+    let joined = disk.join_old(0, 5, 1);
+    assert_eq!((joined.units, joined.stayed), (0, 1), "the read fails");
+    check(&disk, &model);
+    disk.compact();
+    let limit = disk.used_bytes();
+    disk.set_mem_limit(limit);
+    disk.set_now(10);
+    while disk.join_old(0, 5, 1).units > 0 {
+        disk.store.drain();
+        assert!(disk.used_bytes() <= limit + 2 * UNIT as u64, "{} of {limit}", disk.used_bytes());
+    }
+    assert_eq!((disk.apart_stat().units, disk.apart_stat().joined_units), (0, 8));
+    check(&disk, &model);
+}
+
+/// Goal: a limit that is lowered below what pages apart take is kept by joining them, also where all copies are away:
+/// no write fails while the backing has room (`APART-6`).
+#[test]
+fn a_lower_limit_has_units_joined() {
+    let (disk, _, mut model) = away(64);
+    for unit in 0..64 {
+        write(&disk, &mut model, unit * UNIT, &bytes(unit as u64, PAGE_BYTES));
+    }
+    let before = disk.apart_stat().units;
+    assert!(before > 8, "{before}");
+    disk.compact();
+    disk.set_mem_limit(disk.used_bytes() - 4 * PAGE_BYTES as u64);
+    write(&disk, &mut model, 63 * UNIT, &letters(1, UNIT));
+    assert!(disk.apart_stat().units < before);
+    assert!(disk.used_bytes() <= disk.mm_stat().mem_limit + 2 * UNIT as u64);
+    check(&disk, &model);
+}
+
+/// Goal: pages apart never leave the pool (`APART-5`), however much is written back; more than an eighth of the limit
+/// they take only while an eighth of it is free, and in split units.
+#[test]
+fn pages_apart_stay_in_memory_and_leave_room() {
+    let (disk, _, mut model) = away(64);
+    let limit = 512 << 10;
+    disk.set_mem_limit(limit);
+    let mut grew = 0;
+    for turn in 0..512 {
+        let (before, used) = (disk.apart_stat(), disk.used_bytes());
+        write(&disk, &mut model, turn * 13 % 512 * PAGE_BYTES, &letters(turn as u64, PAGE_BYTES));
+        let apart = disk.apart_stat();
+        if apart.pages > before.pages && before.compressed_bytes >= limit / 8 {
+            grew += 1;
+            assert!(
+                used < limit - limit / 8 && apart.split_units > before.split_units,
+                "{apart:?}"
+            );
+        }
+        assert!(disk.used_bytes() <= limit + UNIT as u64, "LIM-1");
+        disk.store.write_back(4);
+    }
+    assert!(grew > 0 && disk.apart_stat().units > 0);
+    while disk.store.write_back(64).started > 0 {
+        disk.store.drain();
+    }
+    let slots = disk.table.slots(0, 64);
+    let copies_here = slots.filter(|(_, slot)| disk.entry_here(&slot.lock()).is_some()).count();
+    assert_eq!(copies_here, 0, "all that may leave has left");
+    check(&disk, &model);
+}
+
+/// Goal: where split units have memory for themselves and others want it, they are joined, and leave (`APART-6`).
+#[test]
+fn split_units_make_room_with_a_backing() {
+    let (disk, _, mut model) = away(64);
+    for page in (0..16 * 8).step_by(4) {
+        write(&disk, &mut model, page * PAGE_BYTES, &letters(page as u64, PAGE_BYTES));
+    }
+    let split_units = disk.apart_stat().split_units;
+    assert_eq!(split_units, 16);
+    disk.compact();
+    let limit = disk.used_bytes();
+    disk.set_mem_limit(limit);
+    for unit in 16..64 {
+        write(&disk, &mut model, unit * UNIT, &letters(unit as u64, UNIT));
+        assert!(disk.used_bytes() <= limit + UNIT as u64, "LIM-1");
+    }
+    assert!(disk.apart_stat().split_units < split_units, "units were joined for that");
     check(&disk, &model);
 }
 

@@ -85,7 +85,7 @@ fn a_disk_survives_its_file() {
             before.recompress(0, what).unwrap();
         }
         let first = random.below_u64(40);
-        before.write_back(&Chosen::Indices(vec![first..=first + 30]));
+        before.write_back(0, &Chosen::Indices(vec![first..=first + 30]));
         let away = before.bd_stat().bd_count;
         let file = saved(&before);
         assert_eq!(before.bd_stat().bd_count, away, "what is away stays there");
@@ -224,7 +224,7 @@ fn clients_go_on_meanwhile() {
     for at in 0..UNITS {
         before.write(0, at << 12, &unit(at, 0)).unwrap();
     }
-    before.write_back(&Chosen::Indices(vec![100..=300]));
+    before.write_back(0, &Chosen::Indices(vec![100..=300]));
     let ends = AtomicBool::new(false);
     let (file, bounds) = std::thread::scope(|scope| {
         let writer = scope.spawn(|| {
@@ -235,7 +235,7 @@ fn clients_go_on_meanwhile() {
                 let version = versions[usize::try_from(at).unwrap()].load(Relaxed) + 1;
                 before.write(1, at << 12, &unit(at, version)).unwrap();
                 versions[usize::try_from(at).unwrap()].store(version, Relaxed);
-                before.write_back(&Chosen::Indices(vec![at..=at]));
+                before.write_back(0, &Chosen::Indices(vec![at..=at]));
             }
         });
         let now = || versions.iter().map(|version| version.load(Relaxed)).collect::<Vec<_>>();
@@ -309,7 +309,7 @@ fn failures_are_told() {
     assert!(rich.bd_stat().bd_count > 400 && contents(&rich) == contents(&before));
     assert!(saved(&rich) == file);
     // A unit that is lost.
-    before.write_back(&Chosen::Indices(vec![3..=3]));
+    before.write_back(0, &Chosen::Indices(vec![3..=3]));
     let faults = backing.faults();
     faults.is_final.store(true, Relaxed);
     faults.fail.store(100, Relaxed);

@@ -63,15 +63,15 @@ fn what_was_chosen_is_written_back() {
     disk.mark_idle(None);
     read(&disk, 0);
     read(&disk, 1);
-    assert_eq!(disk.write_back(&Chosen::HugeIdle).units, 1);
+    assert_eq!(disk.write_back(0, &Chosen::HugeIdle).units, 1);
     assert_eq!(letters(&disk), ["..h...", "......", "s..i..", ".whi..", "...i.."]);
-    assert_eq!(disk.write_back(&Chosen::Idle).units, 1, "a word takes no memory");
-    assert_eq!(disk.write_back(&Chosen::Incompressible).units, 0, "nothing was tried");
+    assert_eq!(disk.write_back(0, &Chosen::Idle).units, 1, "a word takes no memory");
+    assert_eq!(disk.write_back(0, &Chosen::Incompressible).units, 0, "nothing was tried");
     let all = Recompression { what: What::All, ..Recompression::default() };
     assert_eq!(disk.recompress(0, all).unwrap().tried, 2, "those in memory");
-    assert_eq!(disk.write_back(&Chosen::Incompressible).units, 1);
-    assert_eq!(disk.write_back(&Chosen::Huge).units, 0);
-    assert_eq!(disk.write_back(&Chosen::Indices(vec![7..=9, 1..=1])).units, 1);
+    assert_eq!(disk.write_back(0, &Chosen::Incompressible).units, 1);
+    assert_eq!(disk.write_back(0, &Chosen::Huge).units, 0);
+    assert_eq!(disk.write_back(0, &Chosen::Indices(vec![7..=9, 1..=1])).units, 1);
     assert_eq!(letters(&disk), [".wh..n", ".w..r.", "s..i..", ".whi..", ".w.i.."]);
     let (bd, mm) = (disk.bd_stat(), disk.mm_stat());
     assert_eq!((bd.bd_count, bd.bd_reads), (bd.bd_writes, 0), "{bd:?}");
@@ -112,20 +112,20 @@ fn the_limit_of_writes_is_kept() {
         disk.write(0, at << 12, &unit).unwrap();
     }
     disk.enable_writeback_limit(true);
-    let done = disk.write_back(&Chosen::Huge);
+    let done = disk.write_back(0, &Chosen::Huge);
     assert_eq!((done.units, done.stop), (0, Some(Stop::Limit)));
     let mut allowed = 0;
     for more in [1, 2, 5, 9] {
         disk.set_writeback_limit(more);
         allowed += more;
-        let done = disk.write_back(&Chosen::Indices(vec![0..=39]));
+        let done = disk.write_back(0, &Chosen::Indices(vec![0..=39]));
         assert!(done.units >= more && done.stop == Some(Stop::Limit), "{done:?}");
         let written = disk.bd_stat().bd_writes;
         assert!(written + disk.writeback_limit() <= allowed, "{written} of {allowed}");
         allowed = written;
     }
     disk.enable_writeback_limit(false);
-    let done = disk.write_back(&Chosen::Indices(vec![0..=39]));
+    let done = disk.write_back(0, &Chosen::Indices(vec![0..=39]));
     assert!(done.stop.is_none() && letters(&disk).iter().all(|unit| unit.contains('w')));
     assert_eq!(disk.writeback_stat().asked_units, 40);
     (0..40).filter(|at| at % 2 == 0).for_each(|at| assert!(read(&disk, at) == bytes(at, PAGE)));
@@ -216,12 +216,12 @@ fn a_failing_backing_keeps_units_in_memory() {
     for at in 0..100 {
         disk.write(0, at << 12, &bytes(at, PAGE)).unwrap();
     }
-    assert_eq!(disk.write_back(&Chosen::Indices(vec![0..=9])).units, 10);
+    assert_eq!(disk.write_back(0, &Chosen::Indices(vec![0..=9])).units, 10);
     let faults = backing.faults();
     for is_final in [true, false] {
         faults.is_final.store(is_final, Relaxed);
         faults.fail.store(1000, Relaxed);
-        let done = disk.write_back(&Chosen::Huge);
+        let done = disk.write_back(0, &Chosen::Huge);
         assert_eq!((done.units, done.stop), (0, Some(Stop::Backing)));
         assert!(disk.writeback_stat().not_written >= 32, "{:?}", disk.writeback_stat());
         backing.behave();
@@ -275,13 +275,13 @@ fn a_stuck_backing_hangs_nobody() {
     for at in 0..100 {
         disk.write(0, at << 12, &bytes(at, PAGE)).unwrap();
     }
-    assert_eq!(disk.write_back(&Chosen::Indices(vec![0..=40])).stop, Some(Stop::Backing));
+    assert_eq!(disk.write_back(0, &Chosen::Indices(vec![0..=40])).stop, Some(Stop::Backing));
     disk.set_mem_limit(64 << 10);
     assert!(matches!(disk.write(0, 200 << 12, &bytes(1, PAGE)), Err(Error::NoSpace { .. })));
     assert!(!disk.write_ahead());
     (0..100).for_each(|at| assert!(read(&disk, at) == bytes(at, PAGE), "unit {at}"));
     disk.halt();
-    assert_eq!(disk.write_back(&Chosen::Huge).stop, Some(Stop::Halted));
+    assert_eq!(disk.write_back(0, &Chosen::Huge).stop, Some(Stop::Halted));
 }
 
 /// Goal: what was not used for long is written back by itself, within the budget, and goes on when there is more.
@@ -309,7 +309,11 @@ fn old_units_are_written_back_within_the_budget() {
     assert_eq!(round(1000), (256, Some(Stop::Limit)), "1 MiB");
     assert_eq!(round(1000), (0, Some(Stop::Limit)));
     assert_eq!(disk.writeback_stat().budget_used_up, 1);
-    assert_eq!(disk.write_back(&Chosen::Indices(vec![0..=9])).units, 10, "who asks is not bound");
+    assert_eq!(
+        disk.write_back(0, &Chosen::Indices(vec![0..=9])).units,
+        10,
+        "who asks is not bound"
+    );
     disk.set_now(1000 + 2 * 86400);
     let (units, stop) = round(86400 * 2);
     assert_eq!((units, stop), (246, Some(Stop::Limit)), "a day's, but for what was asked for");
@@ -386,8 +390,8 @@ fn threads<B: Breakable>(order: u8) {
             let mut random = Random::new(seed);
             while !ends.load(Relaxed) {
                 let first = random.below_u64(CLIENTS * UNITS);
-                disk.write_back(&Chosen::Indices(vec![first..=first + 20]));
-                disk.write_back(&Chosen::Huge);
+                disk.write_back(0, &Chosen::Indices(vec![first..=first + 20]));
+                disk.write_back(0, &Chosen::Huge);
                 faults.fail.store(random.below(3), Relaxed);
                 faults.refuse.store(random.below(3), Relaxed);
             }
