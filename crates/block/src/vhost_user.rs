@@ -16,8 +16,8 @@
 //! - `VU-1` A connection takes a thread, and for each queue that runs a thread, a buffer of 256 KiB or of one unit of
 //!   the device, if that is larger, and two lists of [`SEGMENTS_MAX`] segments, whatever its front end sends; it maps
 //!   [`GUEST_BYTES_MAX`] at most, and twice that while its memory changes.
-//! - `VU-2` No request allocates. Its data are copied once, between the guest's memory and a piece that the device gets.
-//!   The device never sees memory that a guest could change meanwhile.
+//! - `VU-2` No request allocates. Its data are copied once, between the guest's memory and a piece that the device
+//!   gets. The device never sees memory that a guest could change meanwhile.
 //! - `VU-3` All of a request's descriptors lie in the guest's memory, or the request is refused. A request that is
 //!   refused changes nothing but its status.
 //! - `VU-4` Each chain is returned once, in the order in which the guest has made them available.

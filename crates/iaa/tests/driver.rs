@@ -383,8 +383,8 @@ fn threads_share_devices_that_work_at_the_same_time() {
     assert!(world.driver.global_stats().total_comp_calls > 0);
 }
 
-/// Goal: a child of `fork` gives nothing to the parent's devices, not even a slot that the parent has given up; software
-/// does its work, and its own devices once it has some. The parent goes on as if nothing had happened.
+/// Goal: a child of `fork` gives nothing to the parent's devices, not even a slot that the parent has given up;
+/// software does its work, and its own devices once it has some. The parent goes on as if nothing had happened.
 #[test]
 fn a_child_goes_on_by_software_until_it_has_devices() {
     let world = World::new(quick(), &[setup(Faults { never: ALWAYS, ..Faults::default() })]);

@@ -1,5 +1,6 @@
 //! Which process of a line of forks this one is: what belongs to a process alone (work that a device does in its
-//! address space, mappings that a child does not get) is kept with this number, and a child sees that it is not its own.
+//! address space, mappings that a child does not get) is kept with this number, and a child sees that it is not its
+//! own.
 
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 

@@ -212,8 +212,8 @@ fn a_disk_moves_to_a_machine_without_the_accelerator_and_back() {
     }
 }
 
-/// Goal: without the hardware there is one line that says so, for a disk and for a program, and a disk without it has no
-/// such figures.
+/// Goal: without the hardware there is one line that says so, for a disk and for a program, and a disk without it has
+/// no such figures.
 #[test]
 fn no_accelerator_is_one_line() {
     let disk = Disk::start("no-iaa", &["--size", "1M"]);

@@ -24,10 +24,10 @@
 //!   old one is dropped.
 //! - `APART-4` A unit is split, or gets a page beside its copy, only while pages apart cost no more than a quarter of
 //!   what is stored ([`EXTRA_PART`], [`EXTRA_BYTES`]).
-//! - `APART-5` Pages apart are always in the pool; copies beside them may be on the backing. So that they leave room for
-//!   others, a disk with a limit of memory keeps more apart only while an eighth of it is free ([`LIMIT_PART`]). With a
-//!   backing, on which a copy may be that is wanted to join its pages, this holds for units that are split; any pages
-//!   may be apart while all of them take less than an eighth.
+//! - `APART-5` Pages apart are always in the pool; copies beside them may be on the backing. So that they leave room
+//!   for others, a disk with a limit of memory keeps more apart only while an eighth of it is free ([`LIMIT_PART`]).
+//!   With a backing, on which a copy may be that is wanted to join its pages, this holds for units that are split; any
+//!   pages may be apart while all of them take less than an eighth.
 //! - `APART-6` A write fails for want of room only after units were joined, in as many tries as there are to write
 //!   others back (`Zram::with_room`).
 //!
@@ -491,8 +491,8 @@ impl<S: PageSource> Zram<S> {
         Ok(away)
     }
 
-    /// The same, once it is known what is in the unit. The limit is not looked at, which one unit passes for a moment: what
-    /// is joined takes less, or can be written back, which the pages could not.
+    /// The same, once it is known what is in the unit. The limit is not looked at, which one unit passes for a moment:
+    /// what is joined takes less, or can be written back, which the pages could not.
     pub(super) fn join_as(
         &self,
         cpu: usize,
@@ -543,7 +543,8 @@ impl<S: PageSource> Zram<S> {
         joined > 0 || away.is_some_and(|unit| self.join_one(cpu, unit))
     }
 
-    /// Joins units that were not written for so many seconds, `most` at a time. Copies that are away are fetched for that.
+    /// Joins units that were not written for so many seconds, `most` at a time. Copies that are away are fetched for
+    /// that.
     pub fn join_old(&self, cpu: usize, age_s: u32, most: usize) -> Joined {
         let mut joined = Joined::default();
         let Some(apart) = &self.apart else { return joined };

@@ -387,8 +387,8 @@ impl<S: PageSource> Zram<S> {
         }
     }
 
-    /// Has an entry fetched, and waits until it is here, as long as the backing ends anything (`WB-3`). False: it is not.
-    /// The caller holds no lock (`WB-1`).
+    /// Has an entry fetched, and waits until it is here, as long as the backing ends anything (`WB-3`). False: it is
+    /// not. The caller holds no lock (`WB-1`).
     pub(super) fn fetch(&self, ticket: Ticket) -> bool {
         self.store.fetch([ticket], |_| true);
         let stop = self.wait_while(|| self.store.is_coming(ticket));

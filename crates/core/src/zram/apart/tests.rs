@@ -341,7 +341,8 @@ fn away(units: u64) -> (Zram<Arc<World>>, Faulty, Vec<u8>) {
     (disk, backing, contents)
 }
 
-/// Goal: a page is written and read without its unit's copy, which stays on the backing; what needs the copy fetches it.
+/// Goal: a page is written and read without its unit's copy, which stays on the backing; what needs the copy fetches
+/// it.
 #[test]
 fn a_copy_beside_pages_may_be_away() {
     let (disk, _, mut model) = away(16);
