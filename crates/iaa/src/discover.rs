@@ -262,21 +262,18 @@ pub fn driver(
     if devices.is_empty() {
         return Err(NO_DEVICE.to_owned());
     }
-    let (mut open, mut usable, mut unusable) = (Vec::new(), Vec::new(), None);
+    let (mut opened, mut unusable) = (Vec::new(), None);
     for queue in devices.iter().flat_map(|device| device.usable(dev)) {
         match queue {
             Ok(found) => match found.clone().open() {
-                Ok(queue) => {
-                    open.push(queue);
-                    usable.push(found);
-                }
+                Ok(queue) => opened.push((queue, found)),
                 // One that is meant for programs, and cannot be opened, says more than those that are not set up.
                 Err(refused) => unusable = Some(refused),
             },
             Err(refused) => _ = unusable.get_or_insert(refused),
         }
     }
-    if open.is_empty() {
+    if opened.is_empty() {
         let why = unusable.map_or_else(
             || format!("no queue of the accelerator is configured: {ADVICE}"),
             |Unusable { name, why }| {
@@ -286,8 +283,8 @@ pub fn driver(
         return Err(why);
     }
     let driver = Driver::new(settings, packages(sysfs));
-    open.truncate(QUEUES_MAX);
-    usable.truncate(QUEUES_MAX);
+    opened.truncate(QUEUES_MAX);
+    let (open, usable): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
     driver.add(open).map_err(|refused| refused.to_string())?;
     Ok((driver, usable))
 }

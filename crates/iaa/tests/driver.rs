@@ -30,6 +30,26 @@ fn units(count: usize) -> Vec<Vec<u8>> {
     (0..count).map(|_| unit(&mut random, UNIT)).collect()
 }
 
+type Streams = (Box<dyn Compressor>, Box<dyn Decompressor>);
+
+/// Compresses units and decompresses the results; returns whether the units have come back. All have to shrink.
+fn come_back(streams: &mut Streams, units: &[Vec<u8>], between: fn()) -> bool {
+    let places = || vec![vec![0xC3; units[0].len()]; units.len()];
+    let mut dests = places();
+    let answers = compress(&mut *streams.0, units, &mut dests, between);
+    let packed: Vec<&[u8]> = answers
+        .iter()
+        .zip(&dests)
+        .map(|(answer, dest)| match answer {
+            Answer::Compressed(bytes) => &dest[..*bytes],
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    let mut back = places();
+    let results = decompress(&mut *streams.1, &packed, &mut back, between);
+    results.iter().all(Result::is_ok) && back == units
+}
+
 fn zcomp(world: &World, codes: Codes, unit: usize) -> Zcomp {
     let order = UnitOrder::from_bytes(unit).expect("a unit's size");
     Zcomp::with_backend(&Iaa::new(&world.driver, codes), order, 1).expect("there is memory")
@@ -334,24 +354,11 @@ fn threads_share_devices_that_work_at_the_same_time() {
     let guest = Model::new(setup.clone());
     let work = |number: u64| {
         let mut random = Random::new(seed() + number);
-        let mut compressor = world.compressor(Codes::Fixed, UNIT);
-        let mut decompressor = world.decompressor(UNIT);
+        let mut streams = (world.compressor(Codes::Fixed, UNIT), world.decompressor(UNIT));
         for round in 0..100 {
             let units: Vec<Vec<u8>> = (0..8).map(|_| unit(&mut random, 600)).collect();
-            let mut dests = vec![vec![0; 600]; 8];
-            let answers = compress(&mut *compressor, &units, &mut dests, std::thread::yield_now);
-            let packed: Vec<&[u8]> = answers
-                .iter()
-                .zip(&dests)
-                .map(|(answer, dest)| match answer {
-                    Answer::Compressed(bytes) => &dest[..*bytes],
-                    other => panic!("{other:?}"),
-                })
-                .collect();
-            let mut places = vec![vec![0xC3; 600]; 8];
-            let results =
-                decompress(&mut *decompressor, &packed, &mut places, std::thread::yield_now);
-            assert!(results.iter().all(Result::is_ok) && places == units, "{number}, {round}");
+            let is_same = come_back(&mut streams, &units, std::thread::yield_now);
+            assert!(is_same, "{number}, {round}");
         }
     };
     std::thread::scope(|scope| {
@@ -391,21 +398,7 @@ fn a_child_goes_on_by_software_until_it_has_devices() {
     let parents = world.models[0].clone();
     let mut streams = (world.compressor(Codes::Fixed, UNIT), world.decompressor(UNIT));
     let units = units(8);
-    let exchange = |streams: &mut (Box<dyn Compressor>, Box<dyn Decompressor>)| {
-        let mut dests = vec![vec![0xC3; UNIT]; 8];
-        let answers = compress(&mut *streams.0, &units, &mut dests, || {});
-        let packed: Vec<&[u8]> = answers
-            .iter()
-            .zip(&dests)
-            .map(|(answer, dest)| match answer {
-                Answer::Compressed(bytes) => &dest[..*bytes],
-                other => panic!("{other:?}"),
-            })
-            .collect();
-        let mut places = vec![vec![0xC3; UNIT]; 8];
-        let results = decompress(&mut *streams.1, &packed, &mut places, || {});
-        results.iter().all(Result::is_ok) && places == units
-    };
+    let exchange = |streams: &mut Streams| come_back(streams, &units, || {});
     // All slots are lost, and so are the tickets of their jobs.
     assert!(exchange(&mut streams));
     assert_eq!(world.driver.driver_stats().in_flight, 16);

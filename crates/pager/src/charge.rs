@@ -314,8 +314,7 @@ impl Engine {
     }
 
     /// Compares the count with the kernel's, updates the gauges, and sets the limit if it follows
-    /// the need. Also answers a request for the tables of the pool and the
-    /// accelerator.
+    /// the need. Also answers a request for the tables of pool and accelerator.
     pub fn sample(&self) {
         self.answer_tables();
         self.follow_asked();

@@ -52,10 +52,10 @@ pub(crate) enum Served {
 /// nothing.
 const FREED_MAX: usize = 4;
 
-/// The same where there is a disk, before a fault writes to it. The charge can be above the limit by more than four
-/// folios: the process's other memory has grown. What is written then is missed soon, and each unit of it costs a read
-/// of 100 us or more; a folio costs 50 us. Where compressing gains little, the disk is asked first
-/// (`is_for_the_disk`).
+/// The most folios that a fault compresses before it writes to a disk, where there is one. When the process's other
+/// memory grows, the charge passes the limit by more than four folios. Units that are written then are missed soon: to
+/// read one back takes 100 us or more, and to compress a folio 50 us. Where compressing gains little, a fault writes
+/// first (`is_for_the_disk`).
 const FREED_BEFORE_DISK_MAX: usize = 64;
 
 /// How many folios a fault repacks before it goes over the limit.
