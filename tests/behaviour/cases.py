@@ -199,11 +199,12 @@ SAMPLED = [
     ("resident blocks", 64, "lz4", "64K"),
     ("resident populated", 48, "lz4", "64K"),
     ("resident files", 64, "lz4", "16K"),
-    ("mappings read_zeros", 48, "lz4", "16K"),
 ]
 
-# These may be over their limit at the start, which is printed; at the end they must be below it.
+# These may be over their limit at the start, which is printed; at the end they must be below it. read_zeros is over it
+# for as long as it fills pages that it has read before sooner than they are taken out (docs/limits.md).
 MEASURED = [
+    ("mappings read_zeros", 48, "lz4", "16K"),
     ("resident start", 64, "lz4", "64K"),
     ("resident start", 64, "lz4", "2M"),
     ("mappings read_only", 48, "lz4", "16K"),
