@@ -11,10 +11,12 @@
 //! 3.2 KiB per process. A fault that decompresses makes two additions, each load one.
 
 mod forecast;
+mod recent;
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 pub use forecast::Forecast;
+pub use recent::{OnDisk, Recent, Stored};
 
 /// Buckets of an octave.
 const STEPS: usize = 8;

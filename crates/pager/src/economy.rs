@@ -233,6 +233,7 @@ impl Engine {
             ahead_bytes,
         };
         meter.lock().look(&seen, &stats.prices);
+        self.look_at_cold();
     }
 }
 

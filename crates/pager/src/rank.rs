@@ -12,6 +12,8 @@ pub(crate) const FAULTS: u8 = 26;
 pub(crate) const GATE: u8 = 27;
 /// Tries to read what a change needs that the handler is about to apply.
 pub(crate) const EVENT_TRIES: u8 = 28;
+/// What came back lately, and how much is to be on the disk.
+pub(crate) const COLD: u8 = 29;
 /// The queues of resident folios.
 pub(crate) const REPLACEMENT: u8 = 30;
 /// The lists of slots.

@@ -1,10 +1,11 @@
 //! Spill: what does not fit in the pool goes to the store's backing, and comes back.
 //!
-//! Out: while the limit can be held by compressing, nothing is written. When resident memory is at its floor and
-//! the limit is not held, the background thread has the store write entries back, those first that were used least
-//! lately. A fault that needs memory waits until a write has ended, instead of passing the limit; if nothing can be
-//! written (the disk is full, or fails, or the budget for writes is used up), the limit is passed as without a backing.
-//! The background thread also writes back while the pool takes more of the limit than it may (`pool_limit.rs`).
+//! Out: while the limit can be held by compressing, only what is hardly used is written (`cold.rs`). When resident
+//! memory is at its floor and the limit is not held, the background thread has the store write entries back, those
+//! first that were used least lately. A fault that needs memory waits until a write has ended, instead of passing the
+//! limit; if nothing can be written (the disk is full, or fails, or the budget for writes is used up), the limit is
+//! passed as without a backing. The background thread also writes back while the pool takes more of the limit than it
+//! may (`pool_limit.rs`).
 //!
 //! Back: a fault on a unit whose entry is away has the entry fetched, and is served later (`Later`). The handler puts
 //! such a fault aside and serves others; inline, the faulting thread waits. A change of a mapping that needs units
@@ -27,6 +28,7 @@
 //! Without a backing one branch in each fault. With one, a look at the rows of the units to be loaded.
 
 mod any;
+mod cold;
 mod file;
 mod flight;
 mod place;
@@ -56,6 +58,7 @@ use crate::engine::Engine;
 use crate::fatal;
 use crate::folio::{Folio, Table, UNITS_MAX, Units};
 use crate::rank;
+use cold::Cold;
 use pool_limit::PoolFill;
 
 pub use any::SpillDisk;
@@ -148,6 +151,8 @@ pub(crate) struct Spilling {
     looked_ns: AtomicU64,
     /// Whether the pool takes too much of the limit.
     pool: PoolFill,
+    /// How much is written although memory would hold it.
+    cold: Cold,
     /// What this process may write, unless the processes of its run share that.
     pub(crate) writes: Bucket,
     /// Bytes that were written, and taken from the budget.
@@ -197,6 +202,7 @@ impl Spilling {
         self.still_until_ns.store(0, Relaxed);
         self.shut_until_ns.store(0, Relaxed);
         self.wants_place.store(false, Relaxed);
+        self.cold.start_over();
         *self.event_tries.lock() = Tries::default();
     }
 
@@ -608,10 +614,10 @@ impl Engine {
     /// The background thread's part: writes entries back until the limit is held with a reserve, and the pool is not
     /// full. Returns whether it did anything.
     pub(crate) fn spill_ahead(&self, table: &Table) -> bool {
-        let is_full = self.is_pool_full();
+        let (is_full, is_more) = (self.is_pool_full(), self.is_more_wanted());
         if self.store.has_backing() && self.door() == Door::Soon {
             // A fault that finds no room asks for one at once.
-            if is_full || self.below_limit() < 0 && self.is_for_the_disk() {
+            if is_full || is_more || self.below_limit() < 0 && self.is_for_the_disk() {
                 self.want_place();
             }
             return false;
@@ -621,16 +627,20 @@ impl Engine {
         }
         self.store.poll();
         let is_short = self.below_limit_soon() < signed(self.charge.high_bytes());
-        if !is_full && (!is_short || !self.is_for_the_disk()) {
+        let is_needed = is_full || is_short && self.is_for_the_disk();
+        if !is_needed && !is_more {
             return false;
         }
         let done = self.write_back();
-        if is_full {
+        if is_full || is_more {
             // What has left frees pages only once few pages have all that is left of a class.
             self.compact_if_wasteful(table);
         }
+        if !is_needed {
+            add(&self.figures().written_back_cold, done.started as u64);
+        }
         let did = done.started > 0 || done.written > 0;
-        if !did {
+        if !did && is_needed {
             // Nothing that can be written was old enough; or the backing takes nothing.
             self.drop_oldest_copies(table);
         }

@@ -1,6 +1,6 @@
 use std::collections::{BTreeMap, VecDeque};
 
-use super::{Advice, BUCKETS, Forecast, Measured, Refaults};
+use super::{Advice, BUCKETS, Forecast, Measured, Recent, Refaults, Stored};
 use crate::testing::{Random, seed};
 
 const MIB: u64 = 1 << 20;
@@ -155,6 +155,8 @@ struct Run {
     refaults: Refaults,
     measured: Measured,
     misses: u64,
+    /// How long each unit that is away has been away, in units that left.
+    ages: Vec<u64>,
 }
 
 /// A naive cache. With `touch` a hit makes a unit the youngest, and the least recently used leaves.
@@ -193,7 +195,8 @@ fn run(trace: &[u64], units: u64, room: u64, touch: bool) -> Run {
         returned_bytes: refaults.returned_bytes(),
         ..Measured::default()
     };
-    Run { refaults, measured, misses }
+    let ages = gone.values().map(|then| clock - then).collect();
+    Run { refaults, measured, misses, ages }
 }
 
 /// The exact misses at every size with eviction of the least recently used: an access misses if its
@@ -271,6 +274,154 @@ fn the_first_in_first_out_is_estimated() {
             let room = units * share / 10;
             let observed = run(&trace, units, room, false);
             assert_estimated(&observed, room, units, at, &format!("seed {seed} {pattern:?}"));
+        }
+    }
+}
+
+/// What a run counted is all that happened lately.
+fn recent(run: &Run) -> Recent {
+    let mut recent = Recent::default();
+    recent.look(&Refaults::default(), 0, 1);
+    recent.look(&run.refaults, run.measured.left_bytes, 1_000_000_001);
+    recent
+}
+
+/// All of that is in the pool, at 4 to 1. A read takes 4 times as long as to decompress.
+fn stored(run: &Run) -> Stored {
+    let bytes = run.measured.demand_stored_bytes;
+    Stored { bytes, pool_bytes: bytes / 4, disk_bytes: 0, read_ns: 3 * FAULT_NS }
+}
+
+/// Goal: what is stored, and what comes back, is known by its age. Method: what a naive cache has put away, and how long
+/// each unit that came back had been away.
+#[test]
+fn what_is_stored_is_known_by_its_age() {
+    let seed = seed();
+    let mut random = Random::new(seed);
+    for pattern in PATTERNS {
+        let units = 60 + random.below_u64(60);
+        let room = units * (3 + random.below_u64(4)) / 10;
+        let run = run(&trace(pattern, units, &mut random), units, room, false);
+        let whole = Stored { pool_bytes: stored(&run).bytes, ..stored(&run) };
+        let mut shown = 0;
+        for age in recent(&run).ages(&whole) {
+            let longer = |bucket: &super::Bucket| bucket.from >= age.distance_bytes;
+            let reads: u64 = run.refaults.each().filter(longer).map(|bucket| bucket.count).sum();
+            assert_eq!(age.reads, reads, "seed {seed} {pattern:?}");
+            let older =
+                run.ages.iter().filter(|away| **away * MIB > age.distance_bytes).count() as u64;
+            let slack = whole.bytes / 4 + 2 * MIB;
+            let context =
+                format!("seed {seed} {pattern:?}: {older} older than {age:?} of {whole:?}");
+            assert!(age.bytes.abs_diff(older * MIB) <= slack, "{context}");
+            shown += usize::from(age.bytes > 0);
+        }
+        assert!(shown > 0, "seed {seed} {pattern:?}");
+    }
+}
+
+/// Goal: what is hardly used goes to the disk, and nothing of what is used alike. Method: traces whose answer is known.
+#[test]
+fn it_pays_to_have_on_disk_what_is_hardly_used() {
+    let seed = seed();
+    let mut random = Random::new(seed);
+    let units = 100 + random.below_u64(60);
+    // Two thirds are used once, and never again.
+    let used = trace(Pattern::Uniform, units / 3, &mut random);
+    let unused: Vec<u64> = (units / 3..units).chain(used).collect();
+    let best = |trace: &[u64]| {
+        let run = run(trace, units, units / 5, false);
+        recent(&run).on_disk(&run.measured, &stored(&run), FAULT_NS)
+    };
+    let most = best(&unused).expect("much is never used");
+    let cold = (units - units / 3) * MIB / 4;
+    assert!(most.bytes.abs_diff(cold) <= cold / 4, "seed {seed}: {most:?} of {cold}");
+    for pattern in [Pattern::Loop, Pattern::Uniform] {
+        let all = best(&trace(pattern, units, &mut random));
+        assert_eq!(all, None, "seed {seed} {pattern:?}");
+    }
+    let hot = best(&trace(Pattern::Hot, units, &mut random))
+        .expect("three quarters are used 37 times less often");
+    assert!(hot.bytes > units * MIB / 4 / 4, "seed {seed}: {hot:?} of {units}");
+}
+
+/// Goal: what is on the disk already is not asked for again, and what its reads cost does not count twice. Method: the
+/// same accesses with nothing, a half and all of what was wanted on the disk.
+#[test]
+fn what_is_on_the_disk_does_not_count_again() {
+    let mut random = Random::new(seed());
+    let run = run(&trace(Pattern::Hot, 120, &mut random), 120, 24, false);
+    let (recent, nothing) = (recent(&run), stored(&run));
+    let on_disk = |stored: &Stored, least_ns: u64| recent.on_disk(&run.measured, stored, least_ns);
+    let best = on_disk(&nothing, 1).expect("three quarters are hardly used");
+    assert_eq!(on_disk(&nothing, best.saved_ns), Some(best));
+    assert_eq!(on_disk(&nothing, best.saved_ns + 1), None);
+    let reads_of = |is_it: &dyn Fn(&super::recent::Age) -> bool| {
+        recent.ages(&nothing).iter().find(|age| is_it(age)).map_or(0, |age| age.reads)
+    };
+    for disk_bytes in [0, best.bytes / 2, best.bytes] {
+        let pool_bytes = nothing.pool_bytes - disk_bytes;
+        let Some(more) = on_disk(&Stored { pool_bytes, disk_bytes, ..nothing }, 1) else {
+            assert_eq!(disk_bytes, best.bytes, "{best:?}");
+            continue;
+        };
+        assert!(more.bytes > disk_bytes, "{more:?} with {disk_bytes}");
+        let there = reads_of(&|age| (1..=disk_bytes).contains(&age.bytes));
+        let reads = reads_of(&|age| age.distance_bytes == more.distance_bytes) - there;
+        let cost = (reads * nothing.read_ns).abs_diff(more.read_ns);
+        assert!(reads > 0 && cost <= 1, "{more:?} with {disk_bytes}: {reads}");
+    }
+}
+
+/// Goal: what was long ago does not count. Method: a run, and then looks at which nothing has happened.
+#[test]
+fn what_was_long_ago_is_forgotten() {
+    let mut random = Random::new(seed());
+    let used = trace(Pattern::Uniform, 40, &mut random);
+    let run = run(&(40..120).chain(used).collect::<Vec<u64>>(), 120, 20, false);
+    let mut recent = recent(&run);
+    let saved = |recent: &Recent| {
+        recent.on_disk(&run.measured, &stored(&run), 1).map_or(0, |best| best.saved_ns)
+    };
+    let first = saved(&recent);
+    for look in 2..60 {
+        recent.look(&run.refaults, run.measured.left_bytes, look * 1_000_000_000);
+    }
+    assert!(saved(&recent) < first / 100, "{} of {first}", saved(&recent));
+}
+
+/// Goal: no numbers stop it. Method: random ones, up to the largest.
+#[test]
+fn what_is_to_be_on_disk_is_bounded() {
+    let seed = seed();
+    let mut random = Random::new(seed);
+    let mut random = |below: u64| random.below_u64(below);
+    for _ in 0..500 {
+        let (mut recent, refaults) = (Recent::default(), Refaults::default());
+        for look in 0..random(4) {
+            for _ in 0..random(100) {
+                let longest = 1 << random(64);
+                let distance = random(longest);
+                refaults.add(distance, random(1 << 40));
+                refaults.add_bytes(distance, random(1 << 40));
+            }
+            recent.look(&refaults, random(u64::MAX), look * random(1 << 40));
+        }
+        let stored = Stored {
+            bytes: random(1 << 50),
+            pool_bytes: random(1 << 50),
+            disk_bytes: random(1 << 50),
+            read_ns: random(1 << 30),
+        };
+        let measured = Measured {
+            limit_bytes: random(u64::MAX),
+            need_bytes: random(u64::MAX),
+            unmanaged_bytes: random(u64::MAX),
+            ..Measured::default()
+        };
+        if let Some(best) = recent.on_disk(&measured, &stored, random(1 << 40)) {
+            assert!(best.bytes > stored.disk_bytes, "seed {seed}: {best:?}");
+            assert!(best.bytes <= stored.pool_bytes + stored.disk_bytes, "seed {seed}: {best:?}");
         }
     }
 }

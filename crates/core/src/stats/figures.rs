@@ -179,8 +179,10 @@ figures! {
     spill_read_bytes,
     /// 1 if the disk is read and written by io_uring, 2 if by plain calls; 0 before the first unit went there.
     spill_way,
-    /// Units written to disk, because the limit could not be held otherwise.
+    /// Units written to disk.
     written_back_units,
+    /// Those that memory would have held: hardly used, while others waited for memory.
+    written_back_cold,
     /// Units that left memory without being written: the disk still had them.
     written_back_clean,
     /// Of spilled_units those that are stored uncompressed.

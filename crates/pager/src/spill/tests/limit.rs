@@ -131,6 +131,30 @@ fn what_is_read_alone_leaves_the_disk_if_memory_has_room_for_it() {
     running.end(&filled);
 }
 
+/// Goal: what is not used goes to the disk, so that what is used has its memory, and every byte is there. Method: data
+/// that fits when compressed, of which a half is used at random.
+#[test]
+fn what_is_not_used_goes_to_the_disk() {
+    if let Err(why) = Mode::Inline.check() {
+        return eprintln!("SKIPPED: {why}");
+    }
+    let bytes = 48 * MIB;
+    let running = Running::start(16 * MIB, 2 * bytes);
+    let mut filled = running.filled(bytes);
+    let pages = filled.seeds.len();
+    (0..pages).for_each(|page| filled.write(page, 5 * (page as u64 + 1)));
+    let (mut random, mut touches) = (Random::new(seed()), 0);
+    // A few seconds are needed.
+    while running.of("written_back_cold") < 256 {
+        filled.check(pages / 2 + random.below(pages / 2));
+        touches += 1;
+        assert!(touches < 20_000_000, "{:?}", running.engine.figures());
+    }
+    running.await_that("what is on the disk", || running.of("spilled_units") > 0);
+    (0..pages).for_each(|page| filled.check(page));
+    running.end(&filled);
+}
+
 /// Goal: nothing is written while compressing holds the limit, also where a fault has to do that alone. Method: data
 /// that fits when compressed, no background thread, and other memory that grows by a MiB at once, several times.
 #[test]
