@@ -307,7 +307,7 @@ impl Queues {
     /// taken back; and until the kernel has taken the request, its file stays open.
     #[must_use]
     pub unsafe fn push(&mut self, request: &Request<'_>) -> bool {
-        if self.pushed.wrapping_sub(self.head()) >= self.places.requests {
+        if !self.has_room() {
             return false;
         }
         let place = self.request_at(self.pushed);
@@ -326,7 +326,15 @@ impl Queues {
         self.memory.word(self.places.request_tail).store(self.pushed, Ordering::Release);
     }
 
-    /// How many requests the kernel has not taken yet.
+    /// Whether a request can be pushed. While a thread is in [`Ring::submit`], requests take their places that were
+    /// answered already ([`Queues::untaken`]).
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        self.untaken() < self.places.requests
+    }
+
+    /// How many requests the kernel has not taken yet. It says what it has taken only at the end of a call, which may
+    /// be after their answers: while a thread is in [`Ring::submit`], requests may count here that were answered.
     #[must_use]
     pub fn untaken(&self) -> u32 {
         self.pushed.wrapping_sub(self.head())

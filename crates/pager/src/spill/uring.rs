@@ -85,6 +85,8 @@ struct Side {
     vacant: Vec<usize>,
     /// Threads in a call that submits.
     submitting: u32,
+    /// Work was left in the queue, because the ring had no room for more requests.
+    left_over: bool,
     stalls: u32,
     is_broken: bool,
 }
@@ -122,6 +124,7 @@ impl Uring {
             out: (0..places).map(|_| None).collect(),
             vacant: (0..places).collect(),
             submitting: 0,
+            left_over: false,
             stalls: 0,
             is_broken: false,
         };
@@ -230,7 +233,7 @@ impl Uring {
             self.take_back(side);
             return false;
         }
-        side.queues().untaken() > 0
+        side.left_over || side.queues().untaken() > 0
     }
 
     /// Moves work from the queue to the ring. Returns whether there is a write among what the kernel will take.
@@ -238,7 +241,14 @@ impl Uring {
         let mut state = self.calls.state();
         // What an earlier call has left there is not looked at.
         let mut writes = side.queues().untaken() > 0;
+        side.left_over = false;
         while let Some(index) = side.vacant.last().copied() {
+            // There are as many entries as places in `out`; but while another thread submits, places are vacant again
+            // whose entries are not (`Queues::untaken`).
+            if !side.queues().has_room() {
+                side.left_over = true;
+                break;
+            }
             let Some(work) = state.queue.take(Share::Ring) else { break };
             side.vacant.pop();
             let out = side.out[index].insert(match work {
@@ -332,7 +342,8 @@ impl Uring {
     fn load(&self) -> Load {
         let side = self.side.lock();
         let untaken = side.queues.as_ref().map_or(0, Queues::untaken) as usize;
-        let taken = side.out.len() - side.vacant.len() - untaken;
+        // While a thread submits, what was answered and taken out of `out` may count as untaken.
+        let taken = (side.out.len() - side.vacant.len()).saturating_sub(untaken);
         Load { taken, untaken, is_broken: side.is_broken }
     }
 
@@ -368,7 +379,7 @@ fn push(queues: &mut Queues, request: &Request<'_>) {
     // SAFETY: the request names the bytes of a flight that lies in `Side::out` until it is answered or taken back, and
     // is accessed by nobody meanwhile (URING-1). The file is open as long as the disk.
     let has_room = unsafe { queues.push(request) };
-    assert!(has_room, "there are as many entries as places in `Side::out`");
+    assert!(has_room, "the caller has seen room, and nobody else pushes");
 }
 
 impl Disk for Uring {
