@@ -520,14 +520,19 @@ impl Engine {
         self.figures().set_disk_bounds(max_pool, accept_threshold, self.writes().budget());
     }
 
+    /// What the pool takes, without the pages that it keeps empty.
+    fn filled_pool_bytes(&self) -> u64 {
+        let stats = self.store.pool_stats();
+        stats.pages_used.saturating_sub(stats.pages_reserved) * PAGE_BYTES as u64
+    }
+
     /// Whether entries are to be written back because the pool takes too much of the limit.
     fn is_pool_full(&self) -> bool {
         let pool = &self.work.spilling.pool;
         if !pool.is_bounded() || !self.store.has_backing() {
             return false;
         }
-        let stats = self.store.pool_stats();
-        let pool_bytes = stats.pages_used.saturating_sub(stats.pages_reserved) * PAGE_BYTES as u64;
+        let pool_bytes = self.filled_pool_bytes();
         let (_, writing) = self.store.in_flight();
         let was_hit = || add(&self.figures().pool_limit_hit, 1);
         pool.is_full((pool_bytes, writing as u64), self.limit_bytes(), was_hit)

@@ -326,8 +326,8 @@ impl Queues {
         self.memory.word(self.places.request_tail).store(self.pushed, Ordering::Release);
     }
 
-    /// Whether a request can be pushed. While a thread is in [`Ring::submit`], requests take their places that were
-    /// answered already ([`Queues::untaken`]).
+    /// Whether a request can be pushed. While a thread is in [`Ring::submit`], requests that were answered already may
+    /// still have their places ([`Queues::untaken`]).
     #[must_use]
     pub fn has_room(&self) -> bool {
         self.untaken() < self.places.requests

@@ -217,23 +217,44 @@ fn steps(refaults: &Refaults) -> Vec<Step> {
 /// The points of the first model; `all` bytes left in total.
 fn order(steps: &[Step], all: f64) -> Vec<Point> {
     let mut waiting_ns: f64 = steps.iter().map(|step| step.waited_ns).sum();
-    let (mut away, mut gain, mut at) = (all, 0.0, 0.0);
+    let mut depth = Depth::new(all);
     let mut points = Vec::with_capacity(2 * steps.len() + 1);
-    let share = |bytes: f64| if all > 0.0 { bytes / all } else { 1.0 };
-    points.push(Point { gain, waiting_ns });
+    points.push(Point { gain: 0.0, waiting_ns });
     // The last step has no upper end, so its time away is unknown.
     for step in steps.iter().filter(|step| step.to.is_finite()) {
-        gain += (step.from - at) * share(away);
-        points.push(Point { gain, waiting_ns });
-        // The bytes of a step are assumed to be spread evenly, so that on average half of them are
-        // still away.
-        gain += (step.to - step.from) * share(away - step.bytes / 2.0);
-        away = (away - step.bytes).max(0.0);
+        let (from, to) = depth.step(step.from, step.to, step.bytes);
+        points.push(Point { gain: from, waiting_ns });
         waiting_ns = (waiting_ns - step.waited_ns).max(0.0);
-        points.push(Point { gain, waiting_ns });
-        at = step.to;
+        points.push(Point { gain: to, waiting_ns });
     }
     points
+}
+
+/// The depth `x(D)` of what has been away for `D`, in steps of rising distance. See the module.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Depth {
+    /// All bytes that left, and those of them that stay away for longer than `at`.
+    all: f64,
+    away: f64,
+    at: f64,
+    depth: f64,
+}
+
+impl Depth {
+    pub(super) fn new(all: f64) -> Depth {
+        Depth { all, away: all, at: 0.0, depth: 0.0 }
+    }
+
+    /// The depth at both ends of the next step, of which so many bytes came back.
+    pub(super) fn step(&mut self, from: f64, to: f64, bytes: f64) -> (f64, f64) {
+        let share = |bytes: f64| if self.all > 0.0 { (bytes / self.all).max(0.0) } else { 1.0 };
+        let start = self.depth + (from - self.at) * share(self.away);
+        // The bytes of a step are assumed to be spread evenly, so that on average half of them are
+        // still away.
+        let end = start + (to - from) * share(self.away - bytes / 2.0);
+        *self = Depth { away: self.away - bytes, at: to, depth: end, ..*self };
+        (start, end)
+    }
 }
 
 /// The classes of the second model, by expectation maximization.

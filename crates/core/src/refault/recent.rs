@@ -8,7 +8,7 @@
 //! in [`Forecast`], and of the units that left only the share `S(t)` stays away for longer than `t`; so
 //!
 //! ```text
-//! older(d) = stored - (S(0) + ... + S(d))     is stored and left more than `d` ago
+//! older(d) = stored - (S(0) + ... + S(d))     is stored and left more than `d` ago                     (`Depth`)
 //! gain(d)  = wait at this limit - wait at a limit that is higher by what older(d) takes in memory     (`Forecast`)
 //! cost(d)  = faults on units that were away for longer than d * what a read takes longer than to decompress
 //! ```
@@ -16,6 +16,7 @@
 //! The best `d` is that with the largest `gain - cost`. Where all is used alike, as in a loop, the oldest units are
 //! what comes back next, and nothing pays.
 
+use super::forecast::Depth;
 use super::{BUCKETS, Bucket, Forecast, Measured, Refaults};
 
 /// Each look takes this part (1/8) of what was there before.
@@ -159,11 +160,10 @@ impl Recent {
 
     /// What is stored by its age, the youngest first.
     pub(super) fn ages(&self, stored: &Stored) -> Vec<Age> {
-        let all = self.left_bytes as f64;
-        let part = |bytes: f64| if all > 0.0 { (bytes / all).max(0.0) } else { 1.0 };
         let taken = (stored.pool_bytes + stored.disk_bytes) as f64 / stored.bytes.max(1) as f64;
         let mut reads: u64 = self.lately.iter().map(|bucket| bucket.count).sum();
-        let (mut away, mut younger, mut at) = (all, 0.0, 0);
+        let mut depth = Depth::new(self.left_bytes as f64);
+        let mut last = (0, 0.0);
         let mut ages = Vec::new();
         let mut push = |distance_bytes: u64, younger: f64, reads: u64| {
             let older = (stored.bytes as f64 - younger).max(0.0) * taken;
@@ -175,18 +175,17 @@ impl Recent {
             ages.push(Age { distance_bytes, bytes: older as u64, reads });
         };
         for bucket in self.lately.iter().filter(|bucket| bucket.count + bucket.bytes > 0) {
-            younger += (bucket.from - at) as f64 * part(away);
-            push(bucket.from, younger, reads);
+            let (from, end) =
+                depth.step(bucket.from as f64, bucket.end as f64, bucket.bytes as f64);
+            push(bucket.from, from, reads);
             if bucket.end == u64::MAX {
                 return ages;
             }
-            at = bucket.end;
-            // The bytes of a bucket are assumed to be spread evenly.
-            younger += (at - bucket.from) as f64 * part(away - bucket.bytes as f64 / 2.0);
-            away -= bucket.bytes as f64;
             reads -= bucket.count;
+            last = (bucket.end, end);
         }
-        push(at, younger, 0);
+        let (distance_bytes, younger) = last;
+        push(distance_bytes, younger, 0);
         ages
     }
 }

@@ -3,12 +3,12 @@
 //! A unit that is never used again takes memory in the pool, and what is used has less room to stay resident. On the
 //! disk it takes none. But a unit on the disk that is used after all costs a read. Once in a second it is computed how
 //! much on the disk pays best, from what came back in the last seconds and how long it had been away
-//! ([`zfolio_core::refault::Recent`]). The background thread writes that, a 64th of the limit every quarter of a second,
-//! the entries first that were used least lately. What was written in vain comes back for good
+//! ([`zfolio_core::refault::Recent`]). The background thread writes that, a 64th of the limit every quarter of a
+//! second, the entries first that were used least lately. What was written in vain comes back for good
 //! (`Engine::give_up_place`), and what stays on the disk is what is not used.
 //!
-//! Bounds, since all of this is an estimate: nothing is written while a quarter of all waiting is for the disk, nor what
-//! would save less than 2 % of the time, or less than a quarter of what the reads cost.
+//! Bounds, since all of this is an estimate: nothing is written while a quarter of all waiting is for the disk, nor
+//! what would save less than 2 % of the time, or less than a quarter of what the reads cost.
 //!
 //! # Concurrency
 //!
@@ -20,7 +20,6 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::refault::{Measured, OnDisk, Recent, Refaults, Stored};
 use zfolio_core::sync::Mutex;
 
@@ -29,8 +28,8 @@ use crate::rank;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// So much more is on the disk after each look: this part (1/64) of the limit, and at most so many bytes, which any disk
-/// writes until the next look.
+/// So much more is on the disk after each look: this part (1/64) of the limit, and at most so many bytes, which any
+/// disk writes until the next look.
 const STEP_SHARE: u64 = 64;
 const STEP_BYTES_MAX: u64 = 8 << 20;
 
@@ -127,7 +126,6 @@ impl Engine {
         let (stats, figures) = (self.stats(), self.figures());
         let limit_bytes = self.limit_bytes();
         let need_bytes = figures.demand_bytes.load(Relaxed);
-        let pool = self.store.pool_stats();
         let seen = Seen {
             now_ns: self.now_ns(),
             waited_ns: figures.stall_ns.load(Relaxed),
@@ -135,7 +133,7 @@ impl Engine {
             disk_faults: figures.faults_spilled.load(Relaxed),
             stored: Stored {
                 bytes: figures.demand_stored_bytes.load(Relaxed),
-                pool_bytes: pool.pages_used.saturating_sub(pool.pages_reserved) * PAGE_BYTES as u64,
+                pool_bytes: self.filled_pool_bytes(),
                 disk_bytes: self.store.spill_stats().bytes,
                 read_ns: 0,
             },
@@ -160,7 +158,7 @@ impl Engine {
 mod tests {
     use zfolio_core::refault::{Measured, Refaults, Stored};
 
-    use super::{SECOND_NS, Seen, State};
+    use super::{Cold, SECOND_NS, Seen, State};
 
     const LOOK_NS: u64 = SECOND_NS / 4;
     const MIB: u64 = 1 << 20;
@@ -175,6 +173,15 @@ mod tests {
         uses_all: bool,
         /// So many faults between two looks are on what left long ago.
         old_faults: u64,
+    }
+
+    /// What decides for a program that has something written, and the program after so many looks.
+    fn wanting(looks: usize) -> (Cold, Program) {
+        let (cold, mut program) = (Cold::default(), Program::new(false));
+        program.looks(looks);
+        *cold.0.lock() = std::mem::take(&mut program.state);
+        assert!(cold.0.lock().wanted_bytes > 0);
+        (cold, program)
     }
 
     impl Program {
@@ -278,11 +285,7 @@ mod tests {
     /// Goal: a disk that takes nothing is not asked again until the next estimate.
     #[test]
     fn a_full_disk_is_given_up() {
-        let cold = super::Cold::default();
-        let mut program = Program::new(false);
-        program.looks(13);
-        *cold.0.lock() = std::mem::take(&mut program.state);
-        assert!(cold.0.lock().wanted_bytes > 0);
+        let (cold, program) = wanting(13);
         cold.give_up();
         let mut looks = 0;
         loop {
@@ -296,7 +299,8 @@ mod tests {
         assert!(looks > 0, "{looks}");
     }
 
-    /// Goal: a program that waits little has nothing written. Method: a 60th of the time, of which no more can be saved.
+    /// Goal: a program that waits little has nothing written. Method: a 60th of the time, of which no more can be
+    /// saved.
     #[test]
     fn nothing_is_written_for_nothing() {
         let mut program = Program::new(false);
@@ -310,11 +314,7 @@ mod tests {
     /// Goal: a child decides anew.
     #[test]
     fn a_child_starts_over() {
-        let cold = super::Cold::default();
-        let mut program = Program::new(false);
-        program.looks(12);
-        *cold.0.lock() = std::mem::take(&mut program.state);
-        assert!(cold.0.lock().wanted_bytes > 0);
+        let (cold, _) = wanting(12);
         cold.start_over();
         assert_eq!(cold.0.lock().wanted_bytes, 0);
     }
