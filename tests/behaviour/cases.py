@@ -238,7 +238,7 @@ def accelerator(algorithm, unit):
     """What `--accelerate` names in a case: the modelled device has an algorithm of its own; workers have something to
     do with units of 64K, whatever the algorithm."""
     if algorithm.startswith("deflate-iaa"):
-        return "iaa=model"
+        return "iaa=model" if unit == "4K" else "iaa=model,verify_compress=1,distribute_decomps=1"
     return "cpu=3" if unit == "64K" else None
 
 

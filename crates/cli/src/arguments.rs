@@ -160,8 +160,9 @@ pub(crate) struct RunArgs {
     ///
     /// iaa: Intel's In-Memory Analytics Accelerator, on all queues of this machine that are for programs: see 'zfolio
     /// iaa'. Each process opens them for itself; what they do not do, software does. iaa=model is a model of the
-    /// device in software: slow, for tests and trials.
-    #[arg(long, value_name = "cpu[=N]|iaa[=model]", value_parser = Accelerate::parse)]
+    /// device in software: slow, for tests and trials. Attributes of its driver follow: iaa,verify_compress=1
+    /// (sync_mode, verify_compress, distribute_comps, distribute_decomps, g_comp_wqs_per_iaa, check_crc, when_busy).
+    #[arg(long, value_name = "cpu[=N]|iaa[=model][,ATTR=VALUE]...", value_parser = Accelerate::parse)]
     pub(crate) accelerate: Option<Accelerate>,
 
     /// Where memory goes that does not fit compressed: a directory, or a block device for this program alone

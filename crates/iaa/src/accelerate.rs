@@ -11,8 +11,9 @@ use zfolio_workers::{Accelerated, Accelerator, Hardware};
 
 use crate::backend::{Codes, Iaa, SOFTWARE, has_format_of};
 use crate::discover::{self, Found};
-use crate::driver::{Driver, Settings, WorkQueue};
+use crate::driver::{Driver, WorkQueue};
 use crate::model::{Model, Setup};
+use crate::settings::Settings;
 
 /// What compresses and decompresses beside the threads that have data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -20,7 +21,7 @@ pub enum Accelerate {
     /// Threads.
     Cpu(Accelerator),
     /// The In-Memory Analytics Accelerator.
-    Iaa(Devices),
+    Iaa(Devices, Settings),
 }
 
 /// Which devices.
@@ -37,16 +38,25 @@ impl Accelerate {
     ///
     /// # Errors
     ///
-    /// What is accepted, in one line.
+    /// One line: what was given, and what is accepted.
     pub fn parse(given: &str) -> Result<Accelerate, String> {
-        match given {
-            "iaa" => Ok(Accelerate::Iaa(Devices::Machine)),
-            "iaa=model" => Ok(Accelerate::Iaa(Devices::Model)),
+        let (name, attributes) = given.split_once(',').unzip();
+        let devices = match name.unwrap_or(given) {
+            "iaa" => Devices::Machine,
+            "iaa=model" => Devices::Model,
             _ => {
-                let cpu = Accelerator::parse(given).map(Accelerate::Cpu);
-                cpu.map_err(|accepted| format!("{accepted}; or iaa, or iaa=model for its model"))
+                return Accelerator::parse(given).map(Accelerate::Cpu).map_err(|accepted| {
+                    format!(
+                        "'{given}' is no accelerator; {accepted}; or iaa, or iaa=model for its model"
+                    )
+                });
             }
-        }
+        };
+        let settings = attributes.map_or(Some(Settings::default()), Settings::parse);
+        let settings = settings.ok_or_else(|| {
+            format!("'{given}' is no accelerator; accepted: iaa with {}", Settings::ACCEPTED)
+        })?;
+        Ok(Accelerate::Iaa(devices, settings))
     }
 }
 
@@ -55,8 +65,8 @@ impl fmt::Display for Accelerate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Accelerate::Cpu(cpu) => cpu.fmt(f),
-            Accelerate::Iaa(Devices::Machine) => f.write_str("iaa"),
-            Accelerate::Iaa(Devices::Model) => f.write_str("iaa=model"),
+            Accelerate::Iaa(Devices::Machine, settings) => write!(f, "iaa{settings}"),
+            Accelerate::Iaa(Devices::Model, settings) => write!(f, "iaa=model{settings}"),
         }
     }
 }
@@ -118,7 +128,7 @@ pub fn check(
     whose: &str,
 ) -> Result<(), String> {
     match (accelerate, codes) {
-        (Some(Accelerate::Iaa(_)), _) if !algorithms.iter().any(has_format_of) => {
+        (Some(Accelerate::Iaa(..)), _) if !algorithms.iter().any(has_format_of) => {
             let all: Vec<String> = algorithms.iter().map(Params::to_string).collect();
             let [fixed, dynamic] = Codes::ALL.map(Codes::name);
             Err(format!(
@@ -144,20 +154,20 @@ pub fn check(
 ///
 /// There is no such hardware: one line that says why, and what to do.
 pub fn open(accelerate: Option<Accelerate>, codes: Option<Codes>) -> Result<Accelerated, String> {
-    let devices = match accelerate {
+    let (devices, settings) = match accelerate {
         None => return Ok(Accelerated::NONE),
         Some(Accelerate::Cpu(cpu)) => return Ok(Accelerated::Workers(cpu.workers())),
-        Some(Accelerate::Iaa(devices)) => devices,
+        Some(Accelerate::Iaa(devices, settings)) => (devices, settings),
     };
     let (driver, source) = match devices {
         Devices::Machine => {
             let (sysfs, dev) = (Path::new("/sys"), Path::new("/dev/iax"));
-            let opened = discover::driver(sysfs, dev, Settings::default());
+            let opened = discover::driver(sysfs, dev, settings);
             let (driver, found) = opened.map_err(|why| format!("--accelerate iaa: {why}"))?;
             (driver, Source::Machine(found))
         }
         Devices::Model => {
-            let driver = Driver::new(Settings::default(), vec![0; cpu::online()]);
+            let driver = Driver::new(settings, vec![0; cpu::online()]);
             driver.add(modelled()).expect("a driver has room for two queues");
             (driver, Source::Model)
         }
@@ -222,20 +232,29 @@ impl Hardware for OnIaa {
 mod tests {
     use zfolio_core::zcomp::{Choice, Params};
 
-    use super::{Accelerate, Devices, Named, check};
+    use super::{Accelerate, Devices, Named, Settings, check};
     use crate::backend::Codes;
 
     #[test]
     fn accelerators_are_read_by_name() {
-        assert_eq!(Accelerate::parse("iaa"), Ok(Accelerate::Iaa(Devices::Machine)));
-        assert_eq!(Accelerate::parse("iaa=model"), Ok(Accelerate::Iaa(Devices::Model)));
+        let settings = Settings::default();
+        assert_eq!(Accelerate::parse("iaa"), Ok(Accelerate::Iaa(Devices::Machine, settings)));
+        assert_eq!(Accelerate::parse("iaa=model"), Ok(Accelerate::Iaa(Devices::Model, settings)));
+        let verifying = Settings { verify_compress: true, ..settings };
+        let model = Accelerate::Iaa(Devices::Model, verifying);
+        assert_eq!(Accelerate::parse("iaa=model,verify_compress=1"), Ok(model));
         assert!(matches!(Accelerate::parse("cpu=3"), Ok(Accelerate::Cpu(_))));
-        for text in ["iaa", "iaa=model", "cpu=3"] {
+        for text in ["iaa", "iaa=model", "cpu=3", "iaa,sync_mode=sync,distribute_comps=0"] {
             assert_eq!(Accelerate::parse(text).unwrap().to_string(), text);
         }
-        for text in ["iaa=", "iaa=2", "IAA", "gpu"] {
+        for text in ["iaa=", "iaa=2", "IAA", "gpu", "cpu,verify_compress=1"] {
             let line = Accelerate::parse(text).unwrap_err();
-            assert!(line.starts_with("accepted: cpu, ") && line.contains("iaa=model"), "{line}");
+            assert!(line.contains("; accepted: cpu, ") && line.contains("iaa=model"), "{line}");
+        }
+        for text in ["iaa,", "iaa=model,verify=1"] {
+            let line = Accelerate::parse(text).unwrap_err();
+            let start = format!("'{text}' is no accelerator; accepted: iaa with sync_mode=");
+            assert!(line.starts_with(&start), "{line}");
         }
     }
 
@@ -257,7 +276,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_together_is_one_line() {
         let params = |name: &str| [name.parse::<Params>().unwrap()];
-        let iaa = Some(Accelerate::Iaa(Devices::Model));
+        let iaa = Some(Accelerate::Iaa(Devices::Model, Settings::default()));
         let ours = params("deflate,window=12");
         assert!(check(iaa, Some(Codes::Dynamic), &ours, "it").is_ok());
         assert!(check(iaa, None, &ours, "it").is_ok() && check(None, None, &ours, "it").is_ok());

@@ -15,9 +15,10 @@ use zfolio_core::zcomp::{
 
 use crate::checksum::crc;
 use crate::completion::{Kind, Slots};
-use crate::driver::{Driver, WhenBusy};
+use crate::driver::Driver;
 use crate::failure::Failure;
 use crate::flights::{Done, Flights};
+use crate::settings::WhenBusy;
 use crate::stats::Count;
 
 /// What software does in a device's place.

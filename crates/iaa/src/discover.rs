@@ -10,9 +10,10 @@ pub mod script;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use crate::driver::{Driver, Settings, WorkQueue};
+use crate::driver::{Driver, WorkQueue};
 use crate::portal::hardware::{self, Hardware, Mode};
 use crate::queues::QUEUES_MAX;
+use crate::settings::Settings;
 use crate::setup::NO_DEVICE;
 use zfolio_sys::{Errno, files};
 

@@ -1,4 +1,4 @@
-//! The driver: its settings, the devices that come and go, and its figures. What a stream does is in `flights.rs`.
+//! The driver: the devices that come and go, and its figures. What a stream does is in `flights.rs`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,6 +8,7 @@ use zfolio_sys::lineage;
 use crate::placement;
 use crate::portal::Portal;
 use crate::queues::{QUEUES_MAX, Queue, Queues, Refused};
+use crate::settings::Settings;
 use crate::stats::{DeviceStats, DriverStats, GlobalStats};
 
 /// Rank of the lock that is held while the table is built anew, below that of the queues.
@@ -18,54 +19,8 @@ pub(crate) const TRIES_COMPRESS: u32 = 1000;
 pub(crate) const TRIES_DECOMPRESS: u32 = 500;
 pub(crate) const TRIES_DYNAMIC: u32 = 2000;
 
-/// What becomes of a compression for which no descriptor is free in time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WhenBusy {
-    /// It fails: the caller keeps the unit, and may try again.
-    Reject,
-    /// Software does it.
-    Software,
-}
-
 /// Held while queues come and go: the package of each CPU.
 type Packages<'a> = Guard<'a, RANK_PLACEMENT, Vec<usize>>;
-
-/// How the driver works. The names are those of the kernel's module where it has one.
-#[derive(Debug, Clone)]
-pub struct Settings {
-    /// The last so many queues of a device are for compression only, the others for decompression; 0: all do both.
-    pub comp_wqs_per_iaa: usize,
-    /// Whether compressions go round robin over all devices of the package.
-    pub distribute_comps: bool,
-    /// The same for decompressions.
-    pub distribute_decomps: bool,
-    /// Jobs of a batch one after the other (`sync_mode=sync`) rather than at once (`async`).
-    pub is_sync: bool,
-    /// Each compressed unit is decompressed by the device, and the checksums compared.
-    pub verify_compress: bool,
-    /// The checksum in each record is compared with that of the data, by software: 0.1 us for 4 KiB. A store does
-    /// this better.
-    pub check_crc: bool,
-    /// See there.
-    pub when_busy: WhenBusy,
-    /// Polls of a record before its job is given up, `IAA_COMPLETION_TIMEOUT`.
-    pub polls_max: u32,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Settings {
-            comp_wqs_per_iaa: 0,
-            distribute_comps: true,
-            distribute_decomps: false,
-            is_sync: false,
-            verify_compress: false,
-            check_crc: false,
-            when_busy: WhenBusy::Software,
-            polls_max: 1_000_000,
-        }
-    }
-}
 
 /// A work queue to be used.
 #[derive(Debug)]

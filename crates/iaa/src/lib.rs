@@ -22,8 +22,10 @@ pub mod portal;
 #[allow(unsafe_code, reason = "a ticket, or a lock, says who may use a queue")]
 pub mod queues;
 pub mod seat;
+pub mod settings;
 pub mod setup;
 pub mod stats;
 
 pub use backend::{Codes, Iaa};
-pub use driver::{Driver, Settings, WhenBusy, WorkQueue};
+pub use driver::{Driver, WorkQueue};
+pub use settings::{Settings, WhenBusy};

@@ -4,8 +4,8 @@
 //! round robin through all of them; otherwise the CPUs are divided evenly over the devices, and each uses its own.
 //! CPUs of a package without a device use those of all packages.
 
-use crate::driver::Settings;
 use crate::queues::{Direction, Placed};
+use crate::settings::Settings;
 
 /// The masks of each CPU, whose packages are `packages`, for both directions.
 pub(crate) fn masks(packages: &[usize], queues: &[Placed], settings: &Settings) -> Vec<[u64; 2]> {
@@ -58,8 +58,8 @@ fn of_device(device: usize, queues: &[Placed], direction: Direction, comp_wqs: u
 #[cfg(test)]
 mod tests {
     use super::masks;
-    use crate::driver::Settings;
     use crate::queues::Placed;
+    use crate::settings::Settings;
 
     /// Queues of devices, in the order of their indices: for each the device and its package.
     fn placed(of: &[(usize, usize)]) -> Vec<Placed> {

@@ -158,7 +158,7 @@ struct Simulation<'a> {
 
 /// Runs a machine until every core has done its folios.
 pub(super) fn simulate(machine: &Machine, constants: Constants) -> Outcome {
-    let driver = Driver::new(machine.settings.clone(), vec![0; machine.cores]);
+    let driver = Driver::new(machine.settings, vec![0; machine.cores]);
     let depth = machine.depth();
     let queues = (0..machine.devices * machine.queues).map(|index| WorkQueue {
         name: format!("wq{}.{}", index / machine.queues, index % machine.queues),

@@ -133,8 +133,10 @@ pub(crate) struct AddArgs {
     ///
     /// iaa: Intel's In-Memory Analytics Accelerator, on all queues of this machine that are for programs: see 'zfolio
     /// iaa'. It does what deflate,window=12 does, in the same format, and software does what it does not. iaa=model
-    /// is a model of the device in software: slow, for tests and trials.
-    #[arg(long, value_name = "cpu[=N]|iaa[=model]", value_parser = Accelerate::parse)]
+    /// is a model of the device in software: slow, for tests and trials. Attributes of its driver follow:
+    /// iaa,verify_compress=1 (sync_mode, verify_compress, distribute_comps, distribute_decomps, g_comp_wqs_per_iaa,
+    /// check_crc, when_busy).
+    #[arg(long, value_name = "cpu[=N]|iaa[=model][,ATTR=VALUE]...", value_parser = Accelerate::parse)]
     pub(super) accelerate: Option<Accelerate>,
 
     /// The most memory that the disk may take; then writes fail with "no space" [default: any amount]
@@ -427,7 +429,7 @@ impl AddArgs {
     fn first(&self) -> Params {
         match (&self.algorithm, self.accelerate) {
             (Some(Named { algorithm, .. }), _) => algorithm.clone(),
-            (None, Some(Accelerate::Iaa(_))) => Named::on_iaa(Codes::Fixed).algorithm,
+            (None, Some(Accelerate::Iaa(..))) => Named::on_iaa(Codes::Fixed).algorithm,
             (None, _) => Params::from(Algorithm::Lz4),
         }
     }

@@ -109,7 +109,7 @@ impl Settings {
         };
         let algorithm = algorithm.unwrap_or(Named { algorithm: Choice::Auto, codes: None });
         let algorithm = match (accelerate, &algorithm.algorithm) {
-            (Some(Accelerate::Iaa(_)), Choice::Auto) => Named::on_iaa(Codes::Fixed),
+            (Some(Accelerate::Iaa(..)), Choice::Auto) => Named::on_iaa(Codes::Fixed),
             _ => algorithm,
         };
         let codecs = algorithm.algorithm.codecs();

@@ -173,7 +173,7 @@ fn a_disk_moves_to_a_machine_without_the_accelerator_and_back() {
     };
     for algorithm in ["deflate-iaa", "deflate-iaa-dynamic"] {
         let (first, second) = (numbered(BYTES, 4), numbered(BYTES, 5));
-        let model = ["--accelerate", "iaa=model"];
+        let model = ["--accelerate", "iaa=model,verify_compress=1,sync_mode=sync"];
         let options = ["--size", "4M", "--algorithm", algorithm, "--recompress", "none"];
         let disk = Disk::start("iaa-writes", &[&options[..], &model].concat());
         let mut client = disk.client();

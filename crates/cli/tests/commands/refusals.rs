@@ -18,7 +18,7 @@ fn assert_refused(arguments: &[&str], status: i32, parts: &[&str]) {
 
 #[test]
 fn wrong_arguments_are_status_2() {
-    let cases: [(&[&str], &[&str]); 40] = [
+    let cases: [(&[&str], &[&str]); 41] = [
         (&["run", "--limit", "12Q", "--", "true"], &["--limit", "'12Q'", "256M"]),
         (&["run", "--limit", "", "--", "true"], &["--limit", "''", "accepted"]),
         (&["run", "--limit", "1M", "--", "true"], &["--limit", "'1M'", "32M or more"]),
@@ -39,7 +39,11 @@ fn wrong_arguments_are_status_2() {
         (&["run"], &["PROGRAM", "missing"]),
         (&["nonsense"], &["'nonsense'", "accepted"]),
         (&["run", "--stall", "60%", "true"], &["--stall", "'60%'", "0.01% to 50%"]),
-        (&["run", "--accelerate", "gpu", "true"], &["--accelerate", "cpu=N", "iaa=model"]),
+        (&["run", "--accelerate", "gpu", "true"], &["--accelerate: 'gpu'", "cpu=N", "iaa=model"]),
+        (
+            &["run", "--accelerate", "iaa,sync_mode=irq", "true"],
+            &["--accelerate: 'iaa,sync_mode=irq'", "sync_mode=sync|async"],
+        ),
         (
             &["run", "--accelerate", "iaa", "-a", "lz4", "true"],
             &["--accelerate: iaa has none of the algorithms of this run, lz4", "deflate-iaa"],
