@@ -36,12 +36,14 @@ pub enum Use {
     Prefetch,
     /// The pool memory that the denser of two codecs saves.
     DenseCodec,
+    /// What is on the disk: no memory, but what the program pays to have that memory for others.
+    Disk,
 }
 
 impl Use {
     /// All uses, in the order in which they are shown.
-    pub const ALL: [Use; 5] =
-        [Use::Resident, Use::Copies, Use::Staging, Use::Prefetch, Use::DenseCodec];
+    pub const ALL: [Use; 6] =
+        [Use::Resident, Use::Copies, Use::Staging, Use::Prefetch, Use::DenseCodec, Use::Disk];
 
     /// The name in tables and in JSON.
     #[must_use]
@@ -52,6 +54,7 @@ impl Use {
             Use::Staging => "staging",
             Use::Prefetch => "prefetch",
             Use::DenseCodec => "dense_codec",
+            Use::Disk => "disk",
         }
     }
 
@@ -64,6 +67,7 @@ impl Use {
             Use::Staging => "Unmapped but not yet compressed, and free staging pages.",
             Use::Prefetch => "Brought back ahead of walks through memory, and not reached yet.",
             Use::DenseCodec => "What zstd takes less in the pool than lz4, whichever is in use.",
+            Use::Disk => "What is on disk; the price is what reading it again costs.",
         }
     }
 }

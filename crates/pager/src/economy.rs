@@ -10,6 +10,7 @@
 //! staging      rescues * (time of a stored fault - time of a staged one)      / bytes of the staging area
 //! prefetch     units used * time of a stored fault                            / bytes of open windows
 //! dense codec  (loads saved - time that it takes)                             / bytes that the pool takes less
+//! disk         - time that faults waited for reads                            / bytes on the disk
 //! ```
 //!
 //! The first two are what `copies.rs` compares, the last is what `density.rs` compares. These three are known
@@ -17,7 +18,8 @@
 //! a fault that was served from the staging area. For the prefetch both numbers are estimates, since nobody
 //! sees which resident unit is touched: the units used are those that a walk has passed
 //! (`prefetch/streams.rs`), and what was brought ahead and not yet used is all that the windows of the streams
-//! hold beyond the last fault of each.
+//! hold beyond the last fault of each. What is on the disk takes no memory; its price, which is never above 0, is to be
+//! compared with that of resident memory, which has the MiB instead.
 //!
 //! The price of resident memory is that of one more MiB. The others are means over the bytes of the use, so
 //! that one more MiB would save less. Half of a price is from the last look. A use that has no bytes, or of
@@ -86,6 +88,8 @@ struct Counts {
     rescues: u64,
     /// Units that the prefetch brought in and a walk used.
     prefetched: u64,
+    /// How long threads have waited for the disk.
+    disk_ns: u64,
 }
 
 /// What a look finds.
@@ -101,6 +105,7 @@ struct Seen {
     resident_bytes: u64,
     staged_bytes: u64,
     ahead_bytes: u64,
+    disk_bytes: u64,
 }
 
 /// What a use saved lately, and in how much time: each span halves what was before.
@@ -188,6 +193,11 @@ impl Seen {
                 let bytes = self.dense.map_or(0, |(_, bytes)| bytes);
                 (bytes, self.dense.and_then(|(saved_ns, bytes)| of_loads(saved_ns, bytes)))
             }
+            Use::Disk => {
+                let waited_ns = signed(self.counts.disk_ns.saturating_sub(last.disk_ns));
+                let balance = Balance { saved_ns: -waited_ns, bytes: self.disk_bytes };
+                (self.disk_bytes, Some(balance))
+            }
         }
     }
 
@@ -221,9 +231,10 @@ impl Engine {
         let (prefetched, ahead_bytes) = self.prefetched();
         let stats = self.stats();
         let rescues = stats.figures.faults_staged.load(Relaxed);
+        let disk_ns = stats.figures.stall_spill_ns.load(Relaxed);
         let mean = |times: &Histogram| times.sum().checked_div(times.count());
         let seen = Seen {
-            counts: Counts { now_ns, loads, rescues, prefetched },
+            counts: Counts { now_ns, loads, rescues, prefetched, disk_ns },
             stored_ns: mean(&stats.fault_stored_ns),
             staged_ns: mean(&stats.fault_staged_ns),
             dense: self.dense_balance(&account.span),
@@ -231,6 +242,7 @@ impl Engine {
             resident_bytes: stats.figures.resident_bytes.load(Relaxed),
             staged_bytes: stats.figures.staged_bytes.load(Relaxed),
             ahead_bytes,
+            disk_bytes: self.store.spill_stats().bytes,
         };
         meter.lock().look(&seen, &stats.prices);
         self.look_at_cold();
@@ -260,7 +272,7 @@ mod tests {
             span,
         };
         Seen {
-            counts: Counts { now_ns, loads, rescues: 0, prefetched: 0 },
+            counts: Counts { now_ns, loads, ..Counts::default() },
             stored_ns: Some(50_000),
             staged_ns: Some(10_000),
             account,
@@ -268,15 +280,17 @@ mod tests {
             resident_bytes: 32 * MIB_BYTES,
             staged_bytes: MIB_BYTES / 2,
             ahead_bytes: MIB_BYTES / 4,
+            disk_bytes: 8 * MIB_BYTES,
         }
     }
 
-    /// The prices after a second with so many loads, rescues and units used.
+    /// The prices after a second with so many loads, rescues and units used, in which each load waited for 1 us for the
+    /// disk.
     fn after_a_second(loads: u64, rescues: u64, prefetched: u64) -> Prices {
         let (mut meter, prices) = (Meter::default(), Prices::default());
         meter.look(&seen(1, 0), &prices);
         let mut then = seen(1 + 1_000_000_000, loads);
-        then.counts = Counts { rescues, prefetched, ..then.counts };
+        then.counts = Counts { rescues, prefetched, disk_ns: loads * 1000, ..then.counts };
         meter.look(&then, &prices);
         prices
     }
@@ -299,6 +313,8 @@ mod tests {
         // 10 times 50 us, by a quarter of a MiB.
         assert_eq!(prices.of(Use::Prefetch), known(MIB_BYTES / 4, us(2_000)));
         assert_eq!(prices.of(Use::DenseCodec), known(4 * MIB_BYTES, us(-4_000)));
+        // 4 ms, by 8 MiB.
+        assert_eq!(prices.of(Use::Disk), known(8 * MIB_BYTES, us(-500)));
     }
 
     /// Goal: a program that does not fault would save nothing, which is known.
@@ -333,6 +349,7 @@ mod tests {
         assert_eq!(unknown(|seen| seen.dense = Some((5, 0))), [Use::DenseCodec]);
         assert_eq!(unknown(|seen| seen.staged_bytes = 0), [Use::Staging]);
         assert_eq!(unknown(|seen| seen.ahead_bytes = 0), [Use::Prefetch]);
+        assert_eq!(unknown(|seen| seen.disk_bytes = 0), [Use::Disk]);
         assert_eq!(unknown(|seen| seen.staged_ns = None), [Use::Staging]);
         assert_eq!(unknown(|seen| seen.stored_ns = None), [Use::Staging, Use::Prefetch]);
     }
@@ -359,7 +376,8 @@ mod tests {
         let (mut meter, prices) = (Meter::default(), Prices::default());
         meter.look(&seen(1, 0), &prices);
         let mut far = seen(u64::MAX, u64::MAX);
-        far.counts = Counts { rescues: u64::MAX, prefetched: u64::MAX, ..far.counts };
+        far.counts =
+            Counts { rescues: u64::MAX, prefetched: u64::MAX, disk_ns: u64::MAX, ..far.counts };
         far.account.resident = Worth { saved_ns: u64::MAX, bytes: 1 };
         far.dense = Some((i64::MIN, 1));
         meter.look(&far, &prices);

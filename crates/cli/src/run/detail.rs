@@ -150,7 +150,7 @@ mod tests {
         let prices = Prices::default();
         prices.set(Use::Resident, 1, Some((1, 2_100_000_000)));
         prices.set(Use::DenseCodec, 1, Some((1, -34_000_000)));
-        let text = "resident 2.1s, copies -, staging -, prefetch -, dense codec -34ms";
+        let text = "resident 2.1s, copies -, staging -, prefetch -, dense codec -34ms, disk -";
         assert_eq!(prices_text(&prices), text);
     }
 
