@@ -457,6 +457,7 @@ mod tests {
     use rustix::io::Errno;
     use std::collections::BTreeMap;
     use std::os::fd::AsFd as _;
+    use std::sync::atomic::Ordering;
 
     fn ring() -> Option<(Ring, Queues)> {
         let opened = Ring::open(8, None);
@@ -489,6 +490,32 @@ mod tests {
             }
         }
         answers
+    }
+
+    /// Goal: while the kernel has not said what it took, nothing is pushed over it, although all was answered. Method:
+    /// the word in which it says so is put back, as another thread sees it that looks before the call has ended.
+    #[test]
+    fn what_was_answered_may_still_have_its_place() {
+        let Some((ring, mut queues)) = ring() else { return };
+        let nothing =
+            |token| Request { token, file: None, offset: 0, operation: Operation::Nothing };
+        for token in 0..8 {
+            // SAFETY: it names no memory.
+            assert!(unsafe { queues.push(&nothing(token)) });
+        }
+        submit(&ring, &mut queues);
+        assert_eq!(answers(&ring, &mut queues, 8).len(), 8);
+        let taken = queues.memory.word(queues.places.request_head);
+        let said = taken.swap(queues.pushed.wrapping_sub(8), Ordering::Relaxed);
+        assert_eq!((queues.untaken(), queues.has_room()), (8, false));
+        // SAFETY: it names no memory.
+        assert!(!unsafe { queues.push(&nothing(8)) });
+        queues.memory.word(queues.places.request_head).store(said, Ordering::Relaxed);
+        assert_eq!((queues.untaken(), queues.has_room()), (0, true));
+        // SAFETY: it names no memory.
+        assert!(unsafe { queues.push(&nothing(9)) });
+        submit(&ring, &mut queues);
+        assert_eq!(answers(&ring, &mut queues, 1).into_keys().collect::<Vec<_>>(), [9]);
     }
 
     /// Goal: what is written is read, a hole reads as zeros, and an error comes with its request. Method: several
