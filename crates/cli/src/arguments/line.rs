@@ -99,10 +99,17 @@ fn one_line(error: &clap::Error, words: &[OsString]) -> String {
             Some(source) => format!("{name}: {source}"),
             None => format!("{name}: '{value}' is not accepted; {hint}"),
         },
-        ErrorKind::UnknownArgument => match spelling::option(words, name) {
-            Some(meant) => format!("argument '{name}' is not known; did you mean '{meant}'?"),
-            None => format!("argument '{name}' is not known; {hint}"),
-        },
+        ErrorKind::UnknownArgument => {
+            match (negative(words, name), spelling::option(words, name)) {
+                (Some((option, value)), _) => {
+                    format!("{option}: '{value}' is below zero; accepted: what is not, see --help")
+                }
+                (_, Some(meant)) => {
+                    format!("argument '{name}' is not known; did you mean '{meant}'?")
+                }
+                (_, None) => format!("argument '{name}' is not known; {hint}"),
+            }
+        }
         ErrorKind::InvalidSubcommand => {
             let given = context(ContextKind::InvalidSubcommand);
             match spelling::command(words, &given) {
@@ -134,6 +141,14 @@ fn one_line(error: &clap::Error, words: &[OsString]) -> String {
             format!("{}; {hint}", first.trim_start_matches("error: "))
         }
     }
+}
+
+/// A number below zero that clap took for an option of this name, and the option that it was given to.
+fn negative<'a>(words: &'a [OsString], name: &str) -> Option<(&'a str, &'a str)> {
+    name.strip_prefix('-').filter(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))?;
+    let texts = words.iter().map(|word| word.to_str().unwrap_or_default());
+    let mut pairs = texts.clone().zip(texts.skip(1));
+    pairs.find(|(option, value)| option.starts_with("--") && value.starts_with(name))
 }
 
 #[cfg(test)]
@@ -203,6 +218,9 @@ mod tests {
             ("run --algorithm zstd,dict=/ -- true", "--algorithm: dictionary '/': "),
             ("run --algorithm zstd,level=1,level=1 -- true", "--algorithm: zstd has parameter"),
             ("run --frob -- true", "argument '--frob' is not known; accepted:"),
+            ("run --write-budget -5G -- true", "--write-budget: '-5G' is below zero; accepted:"),
+            ("run --limit -5 true", "--limit: '-5' is below zero; accepted:"),
+            ("run -5 true", "argument '-5' is not known; accepted:"),
             ("run", "PROGRAM: missing; accepted:"),
             ("run --limit 1G", "PROGRAM: missing; accepted:"),
             ("fly", "command 'fly' is not known; accepted:"),

@@ -9,6 +9,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use zfolio_core::budget::WriteBudget;
+use zfolio_core::swap::AREAS_MAX;
 use zfolio_pager::spill::{self, Places, PoolLimit, Refusal};
 
 use crate::arguments::{
@@ -130,6 +131,12 @@ impl Spill {
         limit_bytes: Option<u64>,
         from: &str,
     ) -> Result<Spill, Failure> {
+        if paths.len() > AREAS_MAX {
+            let given = paths.len();
+            return Err(Failure::argument(format!(
+                "{from}: {given} places; accepted: {AREAS_MAX} at most"
+            )));
+        }
         let spill = Spill::of(paths, limit_bytes);
         spill.map_err(|refusal| Failure::argument(format!("{from}: {refusal}")))
     }

@@ -115,7 +115,8 @@ impl fmt::Display for Refusal {
                 write!(f, "'{}' has room for {bytes}: {least} is the least", path.display())
             }
             Refusal::Failed { path, errno } => {
-                write!(f, "'{}' cannot be opened: {}", path.display(), ErrnoText(*errno))
+                let (path, why) = (path.display(), ErrnoText(*errno));
+                write!(f, "'{path}' cannot be opened ({why}): {ACCEPTED}")
             }
         }
     }
