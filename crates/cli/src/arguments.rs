@@ -239,6 +239,7 @@ pub(crate) struct RunArgs {
   DISK      on disk, compressed          DEMAND    what it would hold resident without zfolio
   RATIO     size before compression / (POOL + DISK)
   FAULTS    served in all; P50, P99: time of those that decompressed; STALL: time waited in all
+  RUN       the process id of its 'zfolio run'
 
 With --watch on a terminal: what fits, who waits most on top; q ends it. Of the time between two looks:
   WAIT      time that threads waited, in % (above 100 if several waited at once)

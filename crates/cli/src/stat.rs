@@ -37,7 +37,7 @@ use crate::stats_file::{self, StatsFile};
 use crate::table::Table;
 use rates::{Rate, Rates};
 
-const HEADINGS: [&str; 16] = [
+const HEADINGS: [&str; 17] = [
     "PID",
     "<COMMAND",
     "<ALGORITHM",
@@ -54,6 +54,7 @@ const HEADINGS: [&str; 16] = [
     "P50",
     "P99",
     "STALL",
+    "RUN",
 ];
 
 /// Prints the figures, once or repeatedly.
@@ -364,6 +365,8 @@ fn row(arguments: &StatArgs, file: &StatsFile, runs: &[Run]) -> Vec<String> {
         duration::display(stored.quantile(500)),
         duration::display(stored.quantile(990)),
         duration::display(stall_ns.load(Relaxed)),
+        // A process that uses the library is of no run.
+        Some(file.run()).filter(|run| *run > 0).map_or("-".to_owned(), |run| run.to_string()),
     ]
 }
 

@@ -103,7 +103,7 @@ pub(crate) fn start_if_needed() {
     let manageable = candidates::manageable_bytes();
     if share::is_small(settings, manageable)
         || STARTED.load(Ordering::Relaxed) != 0
-        || share::covers(manageable)
+        || share::covers(settings, manageable)
     {
         return;
     }

@@ -45,14 +45,19 @@ fn seat() -> Option<Seat<'static>> {
     MEMBER.get()?.seat()
 }
 
+/// Whether a process with that much manageable memory is to give some back long before it is near its limit.
+fn gives_early(settings: &Settings, manageable: u64) -> bool {
+    let is_early = settings.is_early() || statistics::stall_ppm(settings) > 0;
+    // The first arena is mapped, and may be empty.
+    is_early && manageable >= PROACTIVE_BYTES_MIN + ARENA_BYTES_MIN
+}
+
 /// Whether a process with that much manageable memory need not be watched: all of it, and what the
 /// process has besides, is below the share; or it is below half of a limit of the process's own. In
 /// both cases there is also too little to go out below the limit.
 pub(crate) fn is_small(settings: &Settings, manageable: u64) -> bool {
     let limit = limit_bytes(settings);
-    let is_early = settings.is_early() || statistics::stall_ppm(settings) > 0;
-    // The first arena is mapped, and may be empty.
-    if is_early && manageable >= PROACTIVE_BYTES_MIN + ARENA_BYTES_MIN {
+    if gives_early(settings, manageable) {
         return false;
     }
     if seat().is_none() {
@@ -129,8 +134,11 @@ pub(crate) fn set_watches() {
 }
 
 /// Takes what covers all of `manageable` bytes, so that nobody needs to watch the process. False:
-/// there is not plenty.
-pub(crate) fn covers(manageable: u64) -> bool {
+/// there is not plenty, or the process is to give memory back also where there is.
+pub(crate) fn covers(settings: &Settings, manageable: u64) -> bool {
+    if gives_early(settings, manageable) {
+        return false;
+    }
     let (Some(member), Some(seat)) = (member(), seat()) else { return false };
     let total = member.ledger().total_bytes();
     let wanted = manageable + BESIDES_BYTES;

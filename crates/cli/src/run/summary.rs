@@ -49,6 +49,8 @@ pub(super) struct Story<'a> {
     pub(super) tree: &'a Tree,
     /// The highest sum of what all processes charged, if the limit is the tree's.
     pub(super) sum_bytes_max: Option<u64>,
+    /// The highest limit of all processes together that was asked for meanwhile; 0: none was.
+    pub(super) asked_bytes_max: u64,
     /// Whether the kernel killed processes of this cgroup during the run because memory ran out.
     pub(super) out_of_memory: bool,
 }
@@ -161,7 +163,7 @@ impl Story<'_> {
         let files = of(&file.stats.figures.file_bytes_max);
         let kernel = self.end.resident_bytes_max.saturating_sub(files);
         let kernel = if alone && self.is_first(file) && !self.is_over(kernel) { kernel } else { 0 };
-        seen.max(self.tree.peak_of(file).bytes).max(kernel)
+        seen.max(self.tree.peak_of(file).most(files)).max(kernel)
     }
 
     fn is_over(&self, bytes: u64) -> bool {
@@ -173,7 +175,7 @@ impl Story<'_> {
     /// The limit: that of the settings, or a higher one that was asked for meanwhile.
     fn limit_bytes(&self) -> u64 {
         let asked = self.files.iter().map(|file| of(&file.stats.limit_asked));
-        asked.chain([self.settings.limit_bytes]).max().unwrap_or(0)
+        asked.chain([self.settings.limit_bytes, self.asked_bytes_max]).max().unwrap_or(0)
     }
 
     fn limit(&self) -> String {

@@ -67,6 +67,8 @@ const UNSEEN_NS: u64 = 3_000_000_000;
 #[derive(Debug)]
 pub(super) struct Supervisor {
     ledger: &'static Ledger,
+    /// The highest limit that was asked for; 0: none was.
+    asked_bytes_max: u64,
     namespace: u32,
     /// The slot for processes without a share.
     own: usize,
@@ -101,6 +103,7 @@ impl Supervisor {
         ledger.seat(own).give_down_to(0);
         Some(Supervisor {
             ledger,
+            asked_bytes_max: 0,
             namespace,
             own,
             quota: Quota::default(),
@@ -126,6 +129,11 @@ impl Supervisor {
     /// The ledger of the run.
     pub(super) fn ledger(&self) -> &'static Ledger {
         self.ledger
+    }
+
+    /// The highest limit that was asked for while the run went on; 0: none was.
+    pub(super) fn asked_bytes_max(&self) -> u64 {
+        self.asked_bytes_max.max(self.ledger.limit_asked())
     }
 
     /// The limit that the processes share.
@@ -160,6 +168,7 @@ impl Supervisor {
     }
 
     fn look(&mut self, now_ns: u64, tree: &Tree) {
+        self.asked_bytes_max = self.asked_bytes_max();
         self.ledger.follow_asked();
         let seen: Vec<Seen<'_>> = tree.alive().collect();
         self.free_the_dead(now_ns, &seen);

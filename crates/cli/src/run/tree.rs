@@ -54,12 +54,31 @@ pub(super) type Key = (u32, u64);
 /// The memory of a managed process at its peak.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Peak {
-    /// The most memory, without pages of files.
-    pub(super) bytes: u64,
+    /// The most memory of a look, without pages of files.
+    bytes: u64,
+    /// The kernel's own peak, with pages of files, and the most of these at a look.
+    kernel_bytes: u64,
+    file_bytes: u64,
     /// The kinds of memory at the look that found the most.
     pub(super) memory: Memory,
     /// What zfolio counted for the process at that look.
     pub(super) held_bytes: u64,
+}
+
+impl Peak {
+    /// The most memory, without pages of files; the process itself has seen so many of these.
+    ///
+    /// How many of them there were at the kernel's peak is not known, and the most may have been between two looks: the
+    /// process itself looks more often.
+    pub(super) fn most(&self, file_bytes: u64) -> u64 {
+        self.bytes.max(self.kernel_bytes.saturating_sub(self.file_bytes.max(file_bytes)))
+    }
+
+    fn note(&mut self, memory: &Memory) {
+        self.bytes = self.bytes.max(memory.counted_bytes());
+        self.kernel_bytes = self.kernel_bytes.max(memory.peak_bytes);
+        self.file_bytes = self.file_bytes.max(memory.file_bytes);
+    }
 }
 
 /// Processes that are not managed, or whose figures are unknown, and why.
@@ -96,8 +115,6 @@ struct Member {
     seen_ns: u64,
     standing: Standing,
     peak: Peak,
-    /// The most pages of files.
-    file_bytes_max: u64,
     inner_pid: u32,
     /// At the last look.
     memory: Memory,
@@ -242,7 +259,6 @@ impl Tree {
                     seen_ns: clock::monotonic_ns(),
                     standing: Standing::Unknown,
                     peak: Peak::default(),
-                    file_bytes_max: 0,
                     inner_pid: memory.inner_pid,
                     memory,
                 })
@@ -250,11 +266,8 @@ impl Tree {
         };
         member.command = stat.command;
         member.memory = memory;
-        member.file_bytes_max = member.file_bytes_max.max(memory.file_bytes);
+        member.peak.note(&memory);
         self.file_bytes_max = self.file_bytes_max.max(memory.file_bytes);
-        // The kernel's peak includes pages of files; how many of them at that time is not known.
-        let peak = memory.peak_bytes.saturating_sub(member.file_bytes_max);
-        member.peak.bytes = member.peak.bytes.max(memory.counted_bytes()).max(peak);
         let figures = |member: &Member| {
             let directory = self.directory.as_deref()?;
             stats_file::of_start(directory, member.inner_pid, member.start_ticks)
@@ -297,7 +310,7 @@ impl Tree {
         };
         let group = self.groups.entry((member.command, reason)).or_insert(group);
         group.processes += 1;
-        group.peak_bytes = group.peak_bytes.max(member.peak.bytes);
+        group.peak_bytes = group.peak_bytes.max(member.peak.most(0));
     }
 
     /// At the end of the run: adds all remaining records to the results. `kernel_bytes_max` is the
@@ -308,8 +321,7 @@ impl Tree {
         let alone = self.seen == 1;
         let first = self.members.get_mut(&self.first).filter(|_| alone);
         if let Some(member) = first.filter(|one| matches!(one.standing, Standing::Other(..))) {
-            let kernel = kernel_bytes_max.saturating_sub(member.file_bytes_max);
-            member.peak.bytes = member.peak.bytes.max(kernel);
+            member.peak.kernel_bytes = member.peak.kernel_bytes.max(kernel_bytes_max);
         }
         let pids: Vec<u32> = self.members.keys().copied().collect();
         pids.into_iter().for_each(|pid| self.end(pid));
@@ -391,9 +403,28 @@ fn held_bytes(stats: &Stats) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::Tree;
+    use super::{Memory, Peak, Tree};
     use std::io::Read;
     use std::process::{Command, Stdio};
+
+    /// Goal: pages of files are in no peak, also those that came and went between two looks. Method: 48 MiB of the
+    /// program's own and 75 of a file, of which a look saw 10 and the process 75.
+    #[test]
+    fn a_peak_is_without_pages_of_files() {
+        const MIB: u64 = 1 << 20;
+        let mut peak = Peak::default();
+        let mut look = |anonymous: u64, file: u64, most: u64| {
+            let mut memory = Memory::default();
+            memory.anonymous_bytes = anonymous * MIB;
+            memory.file_bytes = file * MIB;
+            memory.peak_bytes = most * MIB;
+            peak.note(&memory);
+        };
+        look(40, 10, 50);
+        look(48, 2, 123);
+        assert_eq!((peak.most(0), peak.most(75 * MIB)), (113 * MIB, 48 * MIB));
+        assert_eq!(peak.most(80 * MIB), 48 * MIB, "never below what was seen");
+    }
 
     /// Goal: a process without the library is reported some time after it was first seen, with the
     /// kernel's peak, and still after its end.

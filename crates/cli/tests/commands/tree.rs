@@ -2,6 +2,7 @@
 //! these.
 
 use std::path::Path;
+use std::process::Stdio;
 
 use crate::run::works;
 use crate::stage::{holder, scratch, texts, zfolio};
@@ -138,4 +139,22 @@ fn a_core_file_lacks_what_was_compressed() {
     }
     let expected = "zfolio: the core lacks 700M that were compressed: they are zeros in it\n";
     assert!(err.ends_with(expected), "{err}");
+}
+
+/// Goal: what a run had is judged by the highest limit that it was given, not by the first one. Method: the same
+/// program, whose run gets twice as much while it holds its memory.
+#[test]
+fn a_limit_that_was_raised_is_the_limit() {
+    let Some(program) = holder("raised", &[]).filter(|_| works()) else { return };
+    let mut command = zfolio(&["run", "-l", "64M", "--", path(&program), HELD, "3000"]);
+    let run = command.stderr(Stdio::piped()).spawn().expect("it was built");
+    let raise = ["set", &run.id().to_string(), "limit=128M"];
+    // Its ledger is there a moment after it was started.
+    while zfolio(&raise).output().unwrap().status.code() == Some(2) {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let output = run.wait_with_output().unwrap();
+    let (_, err) = texts(&output);
+    assert!(err.starts_with("zfolio: raised stayed below its limit: peak 10"), "{err}");
+    assert!(err.contains(" of 128M"), "{err}");
 }
