@@ -28,7 +28,7 @@ COVERAGE = --cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-
 	-Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1
 
 .PHONY: help setup setup-build setup-guest build demo test test-guest lint loom iaa-faults simulate mutants soak asan \
-	bench fuzz install uninstall deb clean
+	bench bench-all fuzz install uninstall deb clean
 
 help:
 	@echo 'make build     the zfolio command and the library that it loads, in $(BIN)'
@@ -44,6 +44,7 @@ help:
 	@echo '               round again: SEED=n'
 	@echo 'make asan      the tests of core under the address sanitizer, C codecs included'
 	@echo 'make bench     usemem, real programs and every codec beside the kernel'\''s own zram (root, half an hour)'
+	@echo 'make bench-all the same, and swap, spill, zswap, zram, replacement, accelerators (root, hours)'
 	@echo 'make fuzz      each fuzz target for FUZZ_SECONDS=$(FUZZ_SECONDS)'
 	@echo 'make setup     install what build and tests need (Debian); setup-build: the build only'
 	@echo 'make install   to PREFIX=$(PREFIX); make uninstall removes what it put there'
@@ -118,6 +119,14 @@ bench: build
 	$(BIN)/zfolio bench usemem --against kernel
 	$(BIN)/zfolio bench programs --against kernel
 	$(BIN)/zfolio bench codecs --against kernel
+
+# The tiers below the pool, the disks and the accelerator, and `auto`. Each is run if the one before fails, too.
+bench-all: bench
+	@failed=; for what in 'auto' 'swap' 'spill --against kernel -r 3' \
+		'usemem --against kernel --zswap /var/tmp --bytes 1536M --limit 256M --setting auto:4K --without inline' \
+		'zram --against kernel' 'recompress' 'replacement --generated' 'iaa'; do \
+		echo "== zfolio bench $$what"; $(BIN)/zfolio bench $$what || failed="$$failed; $$what"; \
+	done; [ -z "$$failed" ] || { echo "bench-all: failed$$failed"; exit 1; }
 
 fuzz:
 	@echo 'int main() {}' | $(or $(CXX),c++) -x c++ -fsanitize=address - -o /dev/null 2>/dev/null || \
