@@ -64,6 +64,7 @@ CASES = [
     ("forks no_threads", 32, "lz4", "16K"),
     ("forks no_threads", 32, "zstd", "64K"),
     ("forks no_userfaultfd", 32, "lz4", "16K"),
+    ("forks no_files", 32, "lz4", "16K"),
     ("forks few_threads", 32, "lz4", "4K"),
     ("forks nested", 64, "lz4", "2M"),
     ("forks own_stacks", 32, "lz4", "64K"),
@@ -184,6 +185,7 @@ NOISE = [
 SILENT = ["forks exec_races"]
 # Cases in which zfolio must print these words.
 TOLD = {"forks no_threads": "the limit is not held", "forks no_userfaultfd": "the limit is not held",
+        "forks no_files": "the limit is not held",
         "forks few_threads": "the limit is not held"}
 # Cases that zfolio must end with status 125 and a line with these words.
 STOPPED = {"sandbox late": "seccomp"}

@@ -99,6 +99,14 @@ static void no_userfaultfd(void) {
     child_without("without a userfaultfd");
 }
 
+/* Nothing more can be opened, also by whoever is to say so. */
+static void no_files(void) {
+    ballast_make(&b, 4 * limit_bytes(), 18);
+    struct rlimit none = {3, 3};
+    CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
+    child_without("without files");
+}
+
 static char group[256];
 
 static void leave_group(void) {

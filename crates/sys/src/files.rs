@@ -2,8 +2,9 @@
 
 use std::ffi::{CStr, CString};
 use std::io::{self, ErrorKind, Write as _};
-use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, IntoRawFd, OwnedFd};
 use std::path::Path;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use rustix::fs::{Access, Mode, OFlags, RawDir};
 use rustix::io::Errno;
@@ -137,6 +138,7 @@ pub fn leave_program_files(but: &[BorrowedFd<'_>]) -> Result<Vec<OwnedFd>, Errno
         }
         first = kept.saturating_add(1);
     }
+    reserve();
     // SAFETY: this table's copies, which nobody else owns.
     Ok(but.iter().map(|file| unsafe { OwnedFd::from_raw_fd(file.as_raw_fd()) }).collect())
 }
@@ -150,19 +152,65 @@ pub fn duplicate(file: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     rustix::io::fcntl_dupfd_cloexec(file, 0)
 }
 
+/// Two descriptors of a table of our own that are kept for a message: their numbers are the lowest of the table, so that
+/// they can be had also where the program has set `RLIMIT_NOFILE` so low that nothing can be opened. -1: none.
+static RESERVED: [AtomicI32; 2] = [const { AtomicI32::new(-1) }; 2];
+
+/// Device and inode of what lies there. A thread that has the program's table, as in a child of `fork`, may have a file of
+/// the program's under these numbers.
+static RESERVED_FILE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+
+/// Device and inode of a file.
+fn identity(file: BorrowedFd<'_>) -> Option<[u64; 2]> {
+    rustix::fs::fstat(file).ok().map(|stat| [stat.st_dev, stat.st_ino])
+}
+
+/// Takes what [`RESERVED`] has place for, if that can be had.
+fn reserve() {
+    let file = rustix::fs::memfd_create(c"zfolio-reserve", rustix::fs::MemfdFlags::CLOEXEC);
+    let other = file.as_ref().map_err(|errno| *errno).and_then(|file| duplicate(file.as_fd()));
+    let what = file.as_ref().ok().and_then(|file| identity(file.as_fd())).unwrap_or_default();
+    RESERVED_FILE.iter().zip(what).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+    for (place, file) in RESERVED.iter().zip([file, other]) {
+        place.store(file.map_or(-1, IntoRawFd::into_raw_fd), Ordering::Relaxed);
+    }
+}
+
+/// Gives up what [`RESERVED`] has, if it is in this thread's table.
+fn unreserve() {
+    for place in &RESERVED {
+        let number = place.swap(-1, Ordering::Relaxed);
+        if number < 0 {
+            continue;
+        }
+        // SAFETY: it is only looked at, and an error says that there is nothing.
+        let file = unsafe { BorrowedFd::borrow_raw(number) };
+        let ours = RESERVED_FILE.each_ref().map(|word| word.load(Ordering::Relaxed));
+        if identity(file) == Some(ours) {
+            // SAFETY: it is our file, which nobody else has, and nobody else has taken its number out of `place`.
+            drop(unsafe { OwnedFd::from_raw_fd(number) });
+        }
+    }
+}
+
 /// Writes a message to the program's standard error, from a thread with its own table of
 /// descriptors.
 ///
 /// `pidfd_getfd` duplicates the program's descriptor for the length of one write. If the program
 /// has closed it, nothing is written.
 pub fn tell_program(message: &str) {
-    let own = rustix::process::getpid();
-    let Ok(process) = rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty()) else {
-        return;
-    };
-    let flags = rustix::process::PidfdGetfdFlags::empty();
-    if let Ok(error) = rustix::process::pidfd_getfd(process, 2, flags) {
+    let tell = || {
+        let own = rustix::process::getpid();
+        let process = rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty())?;
+        let flags = rustix::process::PidfdGetfdFlags::empty();
+        let error = rustix::process::pidfd_getfd(process, 2, flags)?;
         write_all(error.as_fd(), message.as_bytes());
+        Ok(())
+    };
+    if tell() == Err(Errno::MFILE) {
+        unreserve();
+        tell().ok();
+        reserve();
     }
 }
 

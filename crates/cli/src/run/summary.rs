@@ -65,7 +65,9 @@ fn was_compressed(file: &StatsFile) -> bool {
         &figures.reclaim_same_filled,
         &figures.reclaim_incompressible,
     ];
-    of(&figures.engaged) != 0 && reclaimed.into_iter().any(|figure| of(figure) > 0)
+    // A child of fork has what its parent had compressed.
+    let inherited = of(&figures.demand_stored_bytes) > 0;
+    of(&figures.engaged) != 0 && (inherited || reclaimed.into_iter().any(|figure| of(figure) > 0))
 }
 
 /// A higher limit at which the process would have waited for a tenth of the time; `None` if no

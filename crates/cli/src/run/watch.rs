@@ -41,6 +41,8 @@ struct Moment {
     waited_ns: u64,
     /// How long all its threads together have run.
     ran_ns: u64,
+    /// The limit that it has, or that all processes share.
+    limit_bytes: u64,
 }
 
 /// The recent history of one process.
@@ -60,7 +62,7 @@ impl Track {
 
     /// Adds a later reading. The process is stuck if its threads waited for memory for more than
     /// half of the time that they ran or waited, and at least one thread waited for half of the
-    /// elapsed time. A program that waits for input is not stuck.
+    /// elapsed time. A program that waits for input is not stuck, and what was waited at a lower limit says nothing.
     fn update(&mut self, now: Moment) {
         let waited = now.waited_ns.saturating_sub(self.last.waited_ns);
         let ran = now.ran_ns.saturating_sub(self.last.ran_ns);
@@ -70,6 +72,7 @@ impl Track {
         self.waiting = (waited * 100).checked_div(whole).unwrap_or(0);
         let busy = (waited + ran).max(1);
         let stuck = waited * 2 > passed && waited * 2 > busy;
+        let stuck = stuck && now.limit_bytes <= self.last.limit_bytes;
         self.stuck_since_ns = match (stuck, self.stuck_since_ns) {
             (false, _) => None,
             (true, since) => since.or(Some(self.last.at_ns)),
@@ -134,7 +137,9 @@ impl Watch {
         for one in live.iter().filter(|one| one.is_engaged()) {
             let ran_ns = proc::program_cpu_ns(one.pid).unwrap_or(0);
             let waited_ns = one.stats.figures.stall_ns.load(Relaxed);
-            let moment = Moment { at_ns: now, waited_ns, ran_ns };
+            let own = one.stats.figures.limit_bytes.load(Relaxed);
+            let limit_bytes = shared_limit.unwrap_or(own);
+            let moment = Moment { at_ns: now, waited_ns, ran_ns, limit_bytes };
             self.tracks
                 .entry(one.key())
                 .and_modify(|track| track.update(moment))
@@ -271,6 +276,7 @@ mod tests {
             at_ns: second * SECOND_NS,
             waited_ns: second * waits_ms * 1_000_000,
             ran_ns: second * runs_ms * 1_000_000,
+            limit_bytes: 7,
         };
         let mut track = Track::new(at(0));
         (1..=seconds).for_each(|second| track.update(at(second)));
@@ -292,9 +298,19 @@ mod tests {
     #[test]
     fn a_pause_begins_the_count_anew() {
         let mut track = after(4, 900, 100);
-        let Moment { at_ns, waited_ns, ran_ns } = track.last;
-        track.update(Moment { at_ns: at_ns + SECOND_NS, waited_ns, ran_ns });
+        track.update(Moment { at_ns: track.last.at_ns + SECOND_NS, ..track.last });
         assert!(track.stuck_since_ns.is_none() && track.waiting == 0);
+    }
+
+    #[test]
+    fn a_higher_limit_begins_the_count_anew() {
+        for (limit_bytes, is_stuck) in [(8, false), (7, true), (6, true)] {
+            let mut track = after(6, 900, 100);
+            let Moment { at_ns, waited_ns, ran_ns, .. } = track.last;
+            let at_ns = at_ns + SECOND_NS;
+            track.update(Moment { at_ns, waited_ns: waited_ns + SECOND_NS, ran_ns, limit_bytes });
+            assert_eq!(track.is_stuck(), is_stuck, "{limit_bytes} after 7");
+        }
     }
 
     #[test]
