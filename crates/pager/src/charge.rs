@@ -389,9 +389,12 @@ impl Engine {
         self.pay_for_writes(areas.map_or(spill.written_bytes, |areas| areas.bytes_written));
         self.set_rule_gauges();
         let areas = areas.unwrap_or_default();
-        let way = self.work.place.as_ref().map_or(0, Place::way);
+        let ways = self.work.place.as_ref().and_then(Place::ways);
         drop(gate);
-        figures.spill_way.store(way, Relaxed);
+        if let Some(ways) = ways {
+            figures.spill_way.store(if ways.by_ring { 1 } else { 2 }, Relaxed);
+            figures.spill_calls.store(ways.calls, Relaxed);
+        }
         figures.spill_slot_bytes.store(areas.slots_used * SLOT_BYTES as u64, Relaxed);
         figures.spill_written_bytes.store(areas.bytes_written, Relaxed);
         figures.spill_read_bytes.store(areas.bytes_read, Relaxed);

@@ -177,8 +177,10 @@ figures! {
     spill_written_bytes,
     /// Bytes read from disk: the slots of all reads.
     spill_read_bytes,
-    /// 1 if the disk is read and written by io_uring, 2 if by plain calls; 0 before the first unit went there.
+    /// 1 if the disk is read and written by io_uring now, 2 if by plain calls; 0 before the first unit went there.
     spill_way,
+    /// Reads and writes of the disk by plain calls: there is no io_uring, it has refused them, or it has stopped working.
+    spill_calls,
     /// Units written to disk.
     written_back_units,
     /// Writes that were begun of units that memory would have held: hardly used, while others waited for memory.

@@ -57,6 +57,12 @@ impl SpillDisk {
         either!(self, stop);
     }
 
+    /// Whether a ring does the work now: there is one, and it has not stopped working.
+    #[must_use]
+    pub fn is_by_ring(&self) -> bool {
+        matches!(self, SpillDisk::Uring(disk) if !disk.is_broken())
+    }
+
     /// See [`Plain::counts`].
     #[must_use]
     pub fn counts(&self) -> Counts {

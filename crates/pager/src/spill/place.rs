@@ -282,10 +282,21 @@ pub(crate) struct Place {
     is_forked: AtomicBool,
 }
 
+/// How disks are read and written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Ways {
+    /// All of them by io_uring; otherwise one at least by plain calls.
+    pub(crate) by_ring: bool,
+    /// Transfers that plain calls have ended.
+    pub(crate) calls: u64,
+}
+
 /// The disks of the areas that there are.
 #[derive(Debug, Default)]
 struct Open {
     disks: Vec<(AreaId, Arc<SpillDisk>)>,
+    /// Transfers that plain calls have ended on disks that are closed now.
+    calls_closed: u64,
     /// A thread that has the disks' files in its table.
     thread: u32,
 }
@@ -462,13 +473,14 @@ impl Place {
         self.config.limit_bytes
     }
 
-    /// 1: by io_uring; 2: by plain calls; 0: nothing is open.
-    pub(crate) fn way(&self) -> u64 {
-        match self.open.lock().disks.last().map(|(_, disk)| &**disk) {
-            None => 0,
-            Some(SpillDisk::Uring(_)) => 1,
-            Some(SpillDisk::Plain(..)) => 2,
-        }
+    /// How the disks are read and written now. `None`: nothing is open.
+    pub(crate) fn ways(&self) -> Option<Ways> {
+        let open = self.open.lock();
+        let disks = || open.disks.iter().map(|(_, disk)| disk);
+        (!open.disks.is_empty()).then(|| Ways {
+            by_ring: disks().all(|disk| disk.is_by_ring()),
+            calls: disks().map(|disk| disk.counts().by_calls).sum::<u64>() + open.calls_closed,
+        })
     }
 
     /// Changes how much may be spilled.
@@ -493,6 +505,7 @@ impl Place {
             let at = open.disks.iter().position(|(open, _)| *open == id);
             let at = at.expect("each area has a disk");
             let (_, shared) = open.disks.swap_remove(at);
+            open.calls_closed += shared.counts().by_calls;
             shared.stop();
             closed.push(shared);
             drop(disk);
@@ -555,6 +568,8 @@ impl Place {
         // Those of a first try, whose threads are this process's.
         let ours = before.iter().filter(|(_, disk)| !disk.medium().is_inherited());
         ours.for_each(|(_, disk)| disk.stop());
+        // The parent's figures have those.
+        open.calls_closed = 0;
         open.thread = zfolio_sys::cpu::thread_id();
         let numbers = lent.0.iter().map(|(id, _)| *id);
         for (id, file) in numbers.zip(files) {

@@ -17,6 +17,7 @@ mod faults;
 mod life;
 mod limit;
 mod model;
+mod place;
 
 /// Transfers at a time in the tests.
 const DEPTH: usize = 16;

@@ -1,0 +1,66 @@
+//! What a place says of its disks.
+
+use std::path::PathBuf;
+
+use zfolio_core::store::Backing;
+use zfolio_core::store::backing::{Completed, Location, Operation, Request, Token};
+use zfolio_core::swap::disk::SLOT_BYTES;
+use zfolio_sys::Errno;
+use zfolio_sys::testing::{IO_URING, forbid_calls};
+
+use super::directory;
+use crate::spill::Sender;
+use crate::spill::place::{Place, Places, SPILL_BYTES_MIN, Ways};
+
+/// A place in a directory, with an area. The calling thread carries out all transfers.
+fn opened(directory: PathBuf) -> Place {
+    let paths = vec![(directory, 0)];
+    let places = Places { paths, limit_bytes: Some(SPILL_BYTES_MIN), ..Places::default() };
+    let place = Place::new(&places, SPILL_BYTES_MIN, SLOT_BYTES, Sender::Caller).unwrap();
+    assert_eq!(place.ways(), None, "nothing is open");
+    let disks = place.open().unwrap();
+    place.add(place.new_areas(), disks).unwrap();
+    place
+}
+
+/// Writes an object of a slot, and waits until it is written.
+fn write(place: &Place) -> Location {
+    let (backing, object) = (place.backing(), [7; SLOT_BYTES]);
+    let operation = Operation::Write(&object);
+    let mut requests = [Request { token: Token::numbered(1), operation, refused: None }];
+    backing.submit(&mut requests);
+    assert_eq!(requests[0].refused, None);
+    backing.flush();
+    let mut written = None;
+    while written.is_none() {
+        backing.pause();
+        backing.poll(&mut |completion| match completion.result {
+            Ok(Completed::Written(location)) => written = Some(location),
+            other => panic!("{other:?}"),
+        });
+    }
+    written.expect("the loop has ended")
+}
+
+/// Goal: a place says how its disks are used now, and not how they were opened. Method: a filter that forbids the ring
+/// after the first write.
+#[test]
+fn a_ring_that_has_stopped_working_is_told() {
+    let Some(directory) = directory() else { return };
+    let test = || {
+        let place = opened(directory);
+        let first = write(&place);
+        if place.ways().is_some_and(|ways| !ways.by_ring) {
+            return eprintln!("SKIPPED: no io_uring here");
+        }
+        assert_eq!(place.ways(), Some(Ways { by_ring: true, calls: 0 }));
+        forbid_calls(&IO_URING, Errno::PERM).unwrap();
+        let second = write(&place);
+        assert_eq!(place.ways(), Some(Ways { by_ring: false, calls: 1 }));
+        for location in [first, second] {
+            place.backing().discard(location, SLOT_BYTES);
+        }
+        place.close();
+    };
+    std::thread::spawn(test).join().unwrap();
+}
