@@ -398,6 +398,9 @@ impl Engine {
         figures.spill_slot_bytes.store(areas.slots_used * SLOT_BYTES as u64, Relaxed);
         figures.spill_written_bytes.store(areas.bytes_written, Relaxed);
         figures.spill_read_bytes.store(areas.bytes_read, Relaxed);
+        figures.written_back_limit.store(areas.refused_limit, Relaxed);
+        figures.written_back_full.store(areas.refused_full + areas.failed_full, Relaxed);
+        figures.written_back_fail.store(areas.writes_failed, Relaxed);
         note_not_read(figures, &spill, &areas);
     }
 

@@ -55,6 +55,7 @@ sums! {
     /// Sums over all processes.
     Ever: reclaim_clean, reclaim_compressed, reclaim_same_filled, reclaim_incompressible, spill_written_bytes,
     spill_read_bytes, reject_alloc_fail, reject_compress_fail, reject_written_back, read_back_fail,
+    written_back_limit, written_back_full, written_back_fail,
 }
 
 impl Group {
@@ -185,6 +186,14 @@ fn counters(page: &mut Text, groups: &BTreeMap<String, Group>) {
         [("out", ever.spill_written_bytes), ("in", ever.spill_read_bytes)]
     });
     page.counter("disk_bytes", "Bytes that were written to disk and read from it.", &disk);
+    let refused = samples(groups, "reason", |Group { ever, .. }| {
+        [
+            ("limit", ever.written_back_limit),
+            ("full", ever.written_back_full),
+            ("fail", ever.written_back_fail),
+        ]
+    });
+    page.counter("disk_refusals", "Writes to disk that did not succeed, by reason.", &refused);
     let rejects = samples(groups, "reason", |Group { ever, .. }| {
         [
             ("alloc_fail", ever.reject_alloc_fail),
@@ -214,6 +223,7 @@ mod tests {
         file.live = live;
         file.stats.figures.pool_bytes.store(1000, Relaxed);
         file.stats.figures.reclaim_clean.store(5, Relaxed);
+        file.stats.figures.written_back_full.store(3, Relaxed);
         file.stats.figures.stall_ns.store(3_500_000_000, Relaxed);
         file.stats.figures.stall_spill_ns.store(500_000_000, Relaxed);
         (0..faults).for_each(|_| file.stats.fault_stored_ns.add(2000));
@@ -246,6 +256,7 @@ mod tests {
         has("zfolio_run_processes{command=\"a\\\"b\"} 1");
         has("zfolio_run_memory_bytes{command=\"cc1\",use=\"pool\"} 1000");
         has("zfolio_run_reclaimed_units_total{command=\"cc1\",outcome=\"clean\"} 10");
+        has("zfolio_run_disk_refusals_total{command=\"cc1\",reason=\"full\"} 6");
         has("zfolio_run_waited_seconds_total{command=\"cc1\",reason=\"disk\"} 1.000000000");
         has("zfolio_run_waited_seconds_total{command=\"cc1\",reason=\"pages\"} 6.000000000");
         has(

@@ -6,10 +6,12 @@
 
 use std::ffi::OsString;
 use std::fmt;
+use std::sync::atomic::AtomicU64;
 
 use zfolio_core::refault::Advice;
 use zfolio_core::size;
-use zfolio_core::stats::Stats;
+use zfolio_core::stats::{Figures, Stats};
+use zfolio_sys::disk;
 use zfolio_sys::probe::child::Change;
 
 use super::End;
@@ -91,6 +93,11 @@ pub(super) fn core_message(pid: i32, change: Change, files: &[StatsFile]) -> Opt
     })
 }
 
+/// A count of something, with its noun.
+fn plural(count: u64, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
 /// The subject of the first line.
 #[derive(Clone, Copy)]
 enum Subject<'a> {
@@ -126,6 +133,7 @@ impl fmt::Display for Story<'_> {
         self.write_others(f, subject)?;
         self.write_tree(f)?;
         self.write_budget(f)?;
+        self.write_refused(f)?;
         self.write_killed(f)
     }
 }
@@ -482,8 +490,39 @@ impl Story<'_> {
         if !budget.is_none() {
             write!(f, " of {budget}")?;
         }
-        let plural = if times == 1 { "time" } else { "times" };
-        writeln!(f, " was used up {times} {plural}")
+        writeln!(f, " was used up {}", plural(times, "time"))
+    }
+
+    /// Why memory that was to be written to disk stayed where it was, in any of the processes.
+    fn write_refused(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let spill = &self.settings.spill;
+        let places: Vec<_> = spill.paths.iter().map(|(path, _)| path.to_string_lossy()).collect();
+        let places = places.join(", ");
+        let sum = |figure: fn(&Figures) -> &AtomicU64| -> u64 {
+            self.files.iter().map(|file| of(figure(&file.stats.figures))).sum()
+        };
+        let line = |f: &mut fmt::Formatter<'_>, label, why| {
+            writeln!(f, "  {label:<11} {why}; what was to be written stayed in memory")
+        };
+        let limit = sum(|figures| &figures.written_back_limit);
+        if limit > 0 {
+            let (bytes, times) = (size::display(spill.limit_bytes), plural(limit, "time"));
+            line(f, "disk full", format!("--spill-limit {bytes} was reached {times}"))?;
+        }
+        let full = sum(|figures| &figures.written_back_full);
+        if full > 0 {
+            let writes = plural(full, "write");
+            // The program inherited it from here, and may have lowered it.
+            let limit = disk::file_bytes_limit().filter(|bytes| *bytes < spill.limit_bytes);
+            let limit = limit.map(|bytes| format!(" (ulimit -f allows {})", size::display(bytes)));
+            let why = format!("{places} had no room for {writes}{}", limit.unwrap_or_default());
+            line(f, "disk full", why)?;
+        }
+        let failed = sum(|figures| &figures.written_back_fail);
+        if failed > 0 {
+            line(f, "disk errors", format!("{} to {places} failed", plural(failed, "write")))?;
+        }
+        Ok(())
     }
 
     /// The kernel killed the program, and reported the reason only in its log.

@@ -213,6 +213,17 @@ fn what_went_to_disk_is_told_or_why_nothing_did() {
     let err = told(&[("STAND_IN_SPILLED", "1"), ("ZFOLIO_WRITE_BUDGET", "10G/day")]);
     let line = "  budget      the write budget of 10G/day was used up 2 times\n";
     assert!(err.contains(line), "{err}");
+    assert!(!err.contains("disk full") && !err.contains("disk errors"), "{err}");
+    let places = "/var/tmp\n/";
+    let err =
+        told(&[("STAND_IN_REFUSED", "1"), ("ZFOLIO_SPILL", places), ("ZFOLIO_SPILL_LIMIT", "16M")]);
+    for line in [
+        "  disk full   --spill-limit 16M was reached 41 times; what was to be written stayed in memory\n",
+        "  disk full   /var/tmp, / had no room for 1 write; what was to be written stayed in memory\n",
+        "  disk errors 12 writes to /var/tmp, / failed; what was to be written stayed in memory\n",
+    ] {
+        assert!(err.contains(line), "no '{line}' in {err}");
+    }
     let err = told(&[("STAND_IN_OVER", "1"), ("TMPDIR", "/dev/shm")]);
     assert!(err.contains("  on disk     nothing: '/dev/shm' is on a tmpfs, "), "{err}");
     let quiet = told(&[("STAND_IN_OVER", "1"), ("TMPDIR", "/var/tmp")]);

@@ -187,6 +187,12 @@ figures! {
     written_back_cold,
     /// Units that left memory without being written: the disk still had them.
     written_back_clean,
+    /// Times that nothing could be written because as much was on disk as the spill limit allows.
+    written_back_limit,
+    /// Writes to disk for which there was no room: it is full, or a quota or ulimit -f is reached.
+    written_back_full,
+    /// Writes to disk that failed for another reason: an error of the disk, or the system was short of memory.
+    written_back_fail,
     /// Of spilled_units those that are stored uncompressed.
     spilled_incompressible_units,
     /// Writes that failed, or came to nothing because the unit was wanted.

@@ -35,10 +35,11 @@ use super::location::{AREAS_MAX, AreaId, Place};
 use super::read::{Queue, Read, Wanted};
 use crate::page::{PAGE_BYTES, UNIT_ORDER_MAX};
 use crate::store::backing::{
-    Backing, Completion, Location, Operation, RANK_BACKING, Request, Usage,
+    Backing, Completion, Failure, Location, Operation, RANK_BACKING, Request, Usage,
 };
 use crate::sync::{Guard, Mutex, RwLock};
 pub use life::NewArea;
+use out::Refused;
 use stats::Counters;
 pub use stats::{AreaStatus, AreasStats};
 
@@ -203,12 +204,24 @@ impl Areas {
 
 impl Backing for Areas {
     fn submit(&self, requests: &mut [Request<'_>]) {
+        let (mut busy, mut full) = (0, None);
         for request in requests {
-            let accepted = match request.operation {
-                Operation::Write(bytes) => self.append(request.token, bytes),
-                Operation::Read { location, length } => self.want(request.token, location, length),
+            request.refused = match request.operation {
+                Operation::Write(bytes) => {
+                    let refused = self.append(request.token, bytes).err();
+                    match refused {
+                        Some(Refused::Busy) => busy += 1,
+                        refused => full = full.or(refused),
+                    }
+                    refused.map(|_| Failure::Transient)
+                }
+                Operation::Read { location, length } => {
+                    self.want(request.token, location, length).err()
+                }
             };
-            request.refused = accepted.err();
+        }
+        if busy > 0 || full.is_some() {
+            self.count_refused(busy, full);
         }
     }
 

@@ -41,7 +41,7 @@ fn areas_agree_with_a_map() {
 }
 
 /// What a script must come to.
-fn counts(stats: &AreasStats) -> [(&'static str, u64); 16] {
+fn counts(stats: &AreasStats) -> [(&'static str, u64); 17] {
     [
         ("swpout 0", stats.swpout[0]),
         ("swpout 4", stats.swpout[4]),
@@ -55,6 +55,7 @@ fn counts(stats: &AreasStats) -> [(&'static str, u64); 16] {
         ("clusters_discarded", stats.clusters_discarded),
         ("failed", stats.failed_full.min(stats.failed_busy).min(stats.failed_medium)),
         ("tampered", stats.tampered),
+        ("refused_limit", stats.refused_limit),
         ("refused_full", stats.refused_full),
         ("refused_busy", stats.refused_busy),
         ("slots_bad", stats.slots_bad),
@@ -128,6 +129,22 @@ impl Fixture {
             Location::new(u64::from_le_bytes(bytes)).expect("42 bits")
         };
         self.submit(&operations).into_iter().map(|end| end.map(location)).collect()
+    }
+
+    /// Submits a batch of writes, which are all refused. Returns by how much the counts of the limit and of slots rise.
+    fn refused_together(&self) -> (u64, u64) {
+        let (before, page) = (self.areas.stats(), [1; 4096]);
+        let request = |number| Request {
+            token: Token::numbered(number),
+            operation: Operation::Write(&page),
+            refused: None,
+        };
+        let mut requests = [0, 1, 2].map(request);
+        self.areas.submit(&mut requests);
+        let is_refused = |request: &Request<'_>| request.refused == Some(Failure::Transient);
+        assert!(requests.iter().all(is_refused));
+        let after = self.areas.stats();
+        (after.refused_limit - before.refused_limit, after.refused_full - before.refused_full)
     }
 
     /// Writes, where nothing fails.
@@ -229,7 +246,7 @@ fn areas_are_filled_by_priority_and_in_turn() {
     assert_eq!(runs[..8], [1, 2, 1, 2, 1, 2, 1, 2]);
     assert_eq!(runs[8..], [0; 4]);
     assert_eq!(fixture.write(&pages(400..401)), [Err(Failure::Transient)]);
-    assert!(fixture.areas.stats().refused_full > 0);
+    assert_eq!(fixture.refused_together(), (0, 1), "the limit, no slots");
 }
 
 /// Goal: no more slots are in use than the limit says, and it can be raised.
@@ -240,6 +257,7 @@ fn the_limit_holds_over_all_areas() {
     let kept: Vec<Location> = first.iter().copied().flatten().collect();
     assert_eq!((kept.len(), fixture.slots_used()), (50, 50));
     assert_eq!(fixture.write(&pages(80..81)), [Err(Failure::Transient)]);
+    assert_eq!(fixture.refused_together(), (1, 0), "the limit, no slots");
     fixture.areas.set_limit(60 << 12);
     assert_eq!(fixture.write(&pages(80..100)).iter().flatten().count(), 10);
     fixture.areas.set_limit(0);
@@ -274,7 +292,8 @@ fn a_full_disk_leaves_the_objects_to_others() {
     }
     fixture.check(&first.into_iter().flatten().collect::<Vec<_>>(), &pages(16..32));
     fixture.check(&locations, &objects);
-    assert!(fixture.areas.stats().failed_full >= 4);
+    let stats = fixture.areas.stats();
+    assert!(stats.failed_full >= 4 && stats.writes_failed == 0, "{stats:?}");
 }
 
 /// Goal: slots that a write did not reach are not used again, and do not count.
@@ -285,6 +304,7 @@ fn bad_slots_are_left_alone() {
     assert_eq!(fixture.write(&pages(0..32)), [Err(Failure::Final); 32]);
     let stats = fixture.areas.stats();
     assert_eq!((stats.slots_bad, stats.failed_medium, fixture.slots_used()), (32, 1, 0));
+    assert_eq!(stats.writes_failed, 1);
     let objects = pages(0..96);
     let locations = fixture.write_all(&objects);
     let slot = |location: &Location| Place::of(*location).slot;
@@ -316,6 +336,8 @@ fn a_failed_read_is_not_the_neighbours() {
     fixture.disks[0].break_it(|faults| faults.busy = 1);
     assert!(fixture.read(&wanted).iter().all(|found| *found == Err(Failure::Transient)));
     fixture.check(&locations, &objects);
+    let stats = fixture.areas.stats();
+    assert!(stats.failed_medium > 0 && stats.failed_busy > 0 && stats.writes_failed == 0);
 }
 
 /// Goal: of a file that was truncated underneath, what is left is right, and the rest is lost for good.

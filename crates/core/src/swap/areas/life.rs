@@ -134,7 +134,7 @@ impl Areas {
     }
 
     /// In a child, after its parent's [`Areas::share`]: freezes the areas that have objects, ends the others, and hands
-    /// their disks to their owner.
+    /// their disks to their owner. What went wrong before is not counted any more.
     ///
     /// # Panics
     ///
@@ -146,6 +146,7 @@ impl Areas {
         }
         self.take(|area| area.objects.load(Acquire) == 0, each);
         assert!(self.all().all(|area| area.is_frozen()), "SWAP-2: a parent's area is in use");
+        self.counters.forget_failures();
     }
 
     /// In a child: locks the memory of all keys. False: the system refuses.

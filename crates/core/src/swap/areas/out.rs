@@ -15,9 +15,20 @@ use super::{AREAS_MAX, Area, AreaId, Areas, Held, Inner};
 use crate::stats::add;
 use crate::store::backing::{Completed, Completion, Failure, Token};
 
+/// Why a write is refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Refused {
+    /// All frames are on their way.
+    Busy,
+    /// As many slots as allowed are in use.
+    Limit,
+    /// No area has slots for it.
+    Full,
+}
+
 impl Areas {
     /// Copies an object into the open frame, or a new one.
-    pub(super) fn append(&self, token: Token, bytes: &[u8]) -> Result<(), Failure> {
+    pub(super) fn append(&self, token: Token, bytes: &[u8]) -> Result<(), Refused> {
         assert!((1..=self.object_bytes_max).contains(&bytes.len()), "{} bytes", bytes.len());
         let needed = bytes.len().div_ceil(SLOT_BYTES);
         let mut inner = self.inner.lock();
@@ -25,8 +36,7 @@ impl Areas {
         while !inner.append(token, bytes) {
             Areas::close(&mut inner);
             if inner.free_frames.is_empty() {
-                add(&self.counters.refused_busy, 1);
-                return Err(Failure::Transient);
+                return Err(Refused::Busy);
             }
             if inner.run.as_ref().is_some_and(|run| run.count() >= needed) {
                 inner.open();
@@ -35,10 +45,7 @@ impl Areas {
             inner.end_run();
             // Tables may be made, and nothing allocates under the lock.
             drop(inner);
-            let Some(run) = self.take_run(needed) else {
-                add(&self.counters.refused_full, 1);
-                return Err(Failure::Transient);
-            };
+            let run = self.take_run(needed)?;
             inner = self.inner.lock();
             inner.begin_run(run);
         }
@@ -71,26 +78,39 @@ impl Areas {
 
     /// Takes slots: of the areas with the highest priority first, of equal ones in turn, of those whose last write
     /// failed last.
-    fn take_run(&self, needed: usize) -> Option<Run> {
+    fn take_run(&self, needed: usize) -> Result<Run, Refused> {
         let least = needed.next_power_of_two().ilog2();
         // A large object leaves room behind it for others.
         let wanted = if least > 2 { (least + 3).min(ORDER_MAX) } else { self.run_order };
         let own = self.all().filter(|area| !area.is_frozen());
         let used: u64 = own.map(|area| area.slots_used()).sum();
         let left = self.slots_limit.load(Relaxed).saturating_sub(used);
+        if 1 << least > left {
+            return Err(Refused::Limit);
+        }
         for rests in [false, true] {
             let mut below = None;
             while let Some(priority) = self.next_priority(below, rests) {
                 for order in (least..=wanted).rev().filter(|order| 1 << order <= left) {
-                    let run = self.take_of(priority, rests, order);
-                    if run.is_some() {
-                        return run;
+                    if let Some(run) = self.take_of(priority, rests, order) {
+                        return Ok(run);
                     }
                 }
                 below = Some(priority);
             }
         }
-        None
+        Err(Refused::Full)
+    }
+
+    /// Counts what a batch of writes was refused for: a full disk refuses each of them, for one reason.
+    #[cold]
+    pub(super) fn count_refused(&self, busy: u64, full: Option<Refused>) {
+        add(&self.counters.refused_busy, busy);
+        match full {
+            Some(Refused::Limit) => add(&self.counters.refused_limit, 1),
+            Some(Refused::Full) => add(&self.counters.refused_full, 1),
+            Some(Refused::Busy) | None => {}
+        }
     }
 
     /// The highest priority of the open areas that is below `below`.
@@ -139,6 +159,7 @@ impl Areas {
             }
             Err(error) => {
                 self.counters.failed(error);
+                add(&self.counters.writes_failed, u64::from(error != disk::Error::Full));
                 let is_bad = matches!(error, disk::Error::Failed { .. });
                 area.not_written(run.slots.clone(), is_bad);
                 Some(if is_bad { Failure::Final } else { Failure::Transient })

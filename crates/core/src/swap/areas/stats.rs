@@ -22,7 +22,9 @@ pub(super) struct Counters {
     pub(super) failed_full: AtomicU64,
     pub(super) failed_busy: AtomicU64,
     pub(super) failed_medium: AtomicU64,
+    pub(super) writes_failed: AtomicU64,
     pub(super) tampered: AtomicU64,
+    pub(super) refused_limit: AtomicU64,
     pub(super) refused_full: AtomicU64,
     pub(super) refused_busy: AtomicU64,
 }
@@ -36,6 +38,21 @@ impl Counters {
             disk::Error::Failed { .. } => &self.failed_medium,
         };
         add(counter, 1);
+    }
+
+    /// In a child: what went wrong before is counted by its parent.
+    pub(super) fn forget_failures(&self) {
+        let failures = [
+            &self.failed_full,
+            &self.failed_busy,
+            &self.failed_medium,
+            &self.writes_failed,
+            &self.tampered,
+            &self.refused_limit,
+            &self.refused_full,
+            &self.refused_busy,
+        ];
+        failures.into_iter().for_each(|counter| counter.store(0, Relaxed));
     }
 }
 
@@ -72,9 +89,13 @@ pub struct AreasStats {
     pub failed_busy: u64,
     /// Transfers that failed since the medium did.
     pub failed_medium: u64,
+    /// Those of `failed_busy` and `failed_medium` that were writes.
+    pub writes_failed: u64,
     /// Slots that did not open: not the bytes that were written.
     pub tampered: u64,
-    /// Writes that were refused: no slots, or the limit.
+    /// Batches with a write that was refused since as many slots as allowed are in use.
+    pub refused_limit: u64,
+    /// Batches with a write that was refused since no area has slots for it.
     pub refused_full: u64,
     /// Requests that were refused: all buffers are on their way.
     pub refused_busy: u64,
@@ -129,7 +150,9 @@ impl Areas {
             failed_full: of(&counters.failed_full),
             failed_busy: of(&counters.failed_busy),
             failed_medium: of(&counters.failed_medium),
+            writes_failed: of(&counters.writes_failed),
             tampered: of(&counters.tampered),
+            refused_limit: of(&counters.refused_limit),
             refused_full: of(&counters.refused_full),
             refused_busy: of(&counters.refused_busy),
             buffer_bytes: self.buffer_bytes as u64,

@@ -3,7 +3,7 @@
 use super::super::AreaId;
 use super::super::disk::faulty::Faulty;
 use super::{Fixture, SMALL, area_of, pages, thirds};
-use crate::store::backing::{Backing, Operation, Request, Token};
+use crate::store::backing::{Backing, Failure, Operation, Request, Token};
 
 fn id(number: usize) -> AreaId {
     AreaId::new(number).expect("one of 16")
@@ -69,10 +69,13 @@ fn a_child_reads_what_its_parent_wrote() {
     let mut fixture = Fixture::new(SMALL, &[(128, 1), (128, 1), (128, 0)]);
     let objects = pages(0..64);
     let locations = fixture.write_all(&objects);
-    assert!(fixture.areas.share());
+    fixture.areas.set_limit(0);
+    assert_eq!(fixture.write(&pages(64..65)), [Err(Failure::Transient)]);
+    fixture.areas.set_limit(SMALL.limit_bytes);
+    assert!(fixture.areas.stats().refused_limit > 0 && fixture.areas.share());
     let mut left = Vec::new();
     fixture.areas.leave_to_parent(&mut |id, _| left.push(id));
-    assert_eq!(left, [id(2)]);
+    assert_eq!((left, fixture.areas.stats().refused_limit), (vec![id(2)], 0), "the parent's");
     for number in [0, 1] {
         let own = fixture.disks[number].fork(9);
         own.break_it(|faults| faults.is_frozen = true);
