@@ -19,20 +19,20 @@ mod follow;
 mod over_limit;
 mod share;
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 
 use zfolio_core::ledger::{Member, signed};
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::stats::{Figures, Stats, add, raise, set, subtract};
-use zfolio_core::store::SpillStats;
+use zfolio_core::store::{SpillStats, Ticket};
 use zfolio_core::swap::AreasStats;
 use zfolio_core::swap::disk::SLOT_BYTES;
 
 use crate::config::Config;
 use crate::engine::{Engine, StatsHome};
 use crate::folio::{Geometry, Units};
-use crate::spill::Place;
+use crate::spill::{Place, SpillDisk};
 
 use asked::Asked;
 use file_pages::FilePages;
@@ -410,6 +410,13 @@ impl Engine {
     pub(crate) fn note_lost(&self) {
         let areas = self.work.place.as_ref().map(Place::stats).unwrap_or_default();
         note_not_read(self.figures(), &self.store.spill_stats(), &areas);
+    }
+
+    /// The disk that has the unit of a ticket, for the message before the process is stopped.
+    #[cold]
+    pub(crate) fn disk_of(&self, ticket: Ticket) -> Option<Arc<SpillDisk>> {
+        let location = self.store.location(ticket)?;
+        self.work.place.as_ref()?.disk_of(location)
     }
 
     /// Raises the limit that follows the need.

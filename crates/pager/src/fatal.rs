@@ -1,11 +1,15 @@
 //! Errors that the process cannot survive: it is stopped with a message, and never gets wrong data.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use zfolio_core::store;
+use zfolio_core::swap::disk;
 use zfolio_sys::errno_text::ErrnoText;
 use zfolio_sys::{Errno, files, process};
+
+use crate::spill::SpillDisk;
 
 /// A line of text built without an allocation.
 struct Line {
@@ -53,19 +57,92 @@ pub fn defect(defect: &std::panic::PanicHookInfo<'_>) -> ! {
     process::abort_now(STATUS)
 }
 
-/// A stored unit is lost.
-pub(crate) fn corrupt(address: usize, bytes: usize, error: store::Error) -> ! {
-    lost(address, bytes, format_args!("{error}"))
+/// A stored unit is lost. `disk` is where it was, if that is known and it was on one.
+pub(crate) fn corrupt(
+    address: usize,
+    bytes: usize,
+    disk: Option<&SpillDisk>,
+    error: store::Error,
+) -> ! {
+    match error {
+        // The disk has answered: other bytes than were written, or none beyond the end of the file.
+        store::Error::Unreadable { is_transient: false, .. } => {
+            lost(address, bytes, format_args!("{}", Changed(disk)))
+        }
+        error => lost(address, bytes, format_args!("{error}")),
+    }
 }
 
-/// A stored unit cannot be read: the disk has failed so many times, and longer than somebody waits for it.
-pub(crate) fn unreadable(address: usize, bytes: usize, tries: u32, waited_ns: u64) -> ! {
-    let seconds = waited_ns / 1_000_000_000;
-    lost(
-        address,
-        bytes,
-        format_args!("cannot be read: the disk has failed {tries} times in {seconds} s"),
-    )
+/// A stored unit cannot be read: the disk has failed so many times in so many nanoseconds, and longer than somebody
+/// waits for it.
+pub(crate) fn unreadable(
+    address: usize,
+    bytes: usize,
+    disk: Option<&SpillDisk>,
+    (tries, waited_ns): (u32, u64),
+) -> ! {
+    lost(address, bytes, format_args!("{}", Failed { disk, tries, waited_ns }))
+}
+
+/// Bytes of a path that a message has room for: what follows from it is said after the path.
+const PATH_BYTES_MAX: usize = 200;
+
+/// Where a unit was to be read from, if that is known.
+struct Origin<'a>(Option<&'a Path>);
+
+impl<'a> Origin<'a> {
+    fn of(disk: Option<&'a SpillDisk>) -> Origin<'a> {
+        Origin(disk.map(|disk| disk.medium().path()))
+    }
+}
+
+impl fmt::Display for Origin<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(path) = self.0 else { return Ok(()) };
+        let bytes = path.as_os_str().as_encoded_bytes();
+        let shown = &bytes[..bytes.len().min(PATH_BYTES_MAX)];
+        f.write_str(" from '")?;
+        for chunk in shown.utf8_chunks() {
+            f.write_str(chunk.valid())?;
+            f.write_str(if chunk.invalid().is_empty() { "" } else { "?" })?;
+        }
+        f.write_str(if shown.len() < bytes.len() { "..'" } else { "'" })
+    }
+}
+
+/// The disk holds something else than was written there.
+struct Changed<'a>(Option<&'a SpillDisk>);
+
+impl fmt::Display for Changed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let from = Origin::of(self.0);
+        write!(
+            f,
+            "cannot be read{from}: what is there is not what was written (changed or cut off)"
+        )
+    }
+}
+
+/// The disk has failed.
+struct Failed<'a> {
+    disk: Option<&'a SpillDisk>,
+    tries: u32,
+    waited_ns: u64,
+}
+
+impl fmt::Display for Failed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (from, tries) = (Origin::of(self.disk), self.tries);
+        let seconds = self.waited_ns / 1_000_000_000;
+        write!(f, "cannot be read{from}: the disk has failed {tries} times in {seconds} s")?;
+        match self.disk.and_then(SpillDisk::read_error) {
+            Some(disk::Error::Failed { errno }) if errno != 0 => {
+                write!(f, " ({})", ErrnoText(Errno::from_raw_os_error(errno)))
+            }
+            Some(error) => write!(f, " ({error})"),
+            None => Ok(()),
+        }
+    }
 }
 
 fn lost(address: usize, bytes: usize, why: std::fmt::Arguments<'_>) -> ! {
@@ -127,4 +204,31 @@ pub(crate) fn over_limit(limit: u64, charge: u64) -> ! {
         limit >> 20,
     ));
     process::abort_now(STATUS_OVER_LIMIT)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::ffi::OsStrExt as _;
+    use std::path::Path;
+
+    use super::{Changed, Failed, Origin, PATH_BYTES_MAX};
+
+    #[test]
+    fn a_path_leaves_room_for_what_follows() {
+        let text =
+            |path: &[u8]| Origin(Some(Path::new(std::ffi::OsStr::from_bytes(path)))).to_string();
+        assert_eq!(text(b"/var/tmp"), " from '/var/tmp'");
+        assert_eq!(text(b"/odd\xFF/x"), " from '/odd?/x'");
+        let long = text("/\u{e9}".repeat(500).as_bytes());
+        assert!(long.len() <= PATH_BYTES_MAX + " from '..'".len(), "{long}");
+        assert!(long.ends_with("..'"), "{long}");
+    }
+
+    #[test]
+    fn a_message_without_a_place_is_whole() {
+        let changed = "cannot be read: what is there is not what was written (changed or cut off)";
+        assert_eq!(Changed(None).to_string(), changed);
+        let failed = Failed { disk: None, tries: 20, waited_ns: 10_023_000_000 };
+        assert_eq!(failed.to_string(), "cannot be read: the disk has failed 20 times in 10 s");
+    }
 }

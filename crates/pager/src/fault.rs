@@ -450,7 +450,7 @@ impl Engine {
         let batch = &mut batch[..units.count()];
         self.store.load(cpu, batch);
         for (loaded, index) in batch.iter().zip(units.iter()) {
-            self.expect_whole(loaded.outcome, base + index * self.geometry().unit_bytes())?;
+            self.expect_whole(loaded, base + index * self.geometry().unit_bytes())?;
         }
         self.keep_copies(folio, base, units);
         subtract(&self.figures().demand_stored_bytes, self.geometry().bytes_of(units) as u64);
@@ -471,19 +471,22 @@ impl Engine {
     ) -> Result<(), Ticket> {
         let mut wanted = [store::Incoming::new(copy, unit)];
         self.store.load(cpu, &mut wanted);
-        self.expect_whole(wanted[0].outcome, address)
+        self.expect_whole(&wanted[0], address)
     }
 
     /// Ends the process if the unit that belongs to `address` cannot be loaded: the program never
     /// gets wrong data. An error is the unit's ticket, if it is away.
-    fn expect_whole(&self, outcome: Loaded, address: usize) -> Result<(), Ticket> {
-        match outcome {
+    fn expect_whole(&self, unit: &store::Incoming<'_>, address: usize) -> Result<(), Ticket> {
+        match unit.outcome {
             Loaded::Whole => Ok(()),
             Loaded::Away(ticket) => Err(ticket),
             Loaded::Lost(error) => {
                 add(&self.figures().decompress_fail, 1);
                 self.note_lost();
-                crate::fatal::corrupt(address, self.geometry().unit_bytes(), error);
+                let ticket = unit.entry.and_then(|entry| self.store.away(entry));
+                let disk = ticket.and_then(|ticket| self.disk_of(ticket));
+                let bytes = self.geometry().unit_bytes();
+                crate::fatal::corrupt(address, bytes, disk.as_deref(), error);
             }
             outcome => unreachable!("{outcome:?} after a load"),
         }

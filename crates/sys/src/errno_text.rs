@@ -22,6 +22,8 @@ impl fmt::Display for ErrnoText {
             Errno::NOSYS => "not known to this kernel",
             Errno::NOENT => "no such file",
             Errno::AGAIN => "not available now",
+            Errno::IO => "input/output error",
+            Errno::NODEV | Errno::NXIO => "no such device any more",
             other => return write!(f, "errno {}", other.raw_os_error()),
         };
         f.write_str(words)

@@ -654,6 +654,17 @@ impl<S: PageSource> Store<S> {
             && !state.has_failed()
     }
 
+    /// Where the entry of a ticket is on the backing, if it is not in the pool.
+    #[must_use]
+    pub fn location(&self, ticket: Ticket) -> Option<Location> {
+        let row = self.row(ticket.handle);
+        let state = row.cell().load();
+        let is_there = matches!(state.place(), Place::Backing | Place::Reading)
+            && row.checksum(state) == ticket.checksum;
+        // An entry that ends just now gives a number of nothing, which is for messages only.
+        if is_there { Location::new(self.pool.away(ticket.handle).place) } else { None }
+    }
+
     /// Whether the last read of a ticket's entry failed, and another may succeed: the backing may be good again after a
     /// while. Not so of a read that the backing refused.
     #[must_use]

@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use zfolio_core::swap::disk::{Disk, Transfer};
+use zfolio_core::swap::disk::{Disk, Error, Transfer};
 use zfolio_sys::Errno;
 use zfolio_sys::eventfd::EventFd;
 
@@ -67,6 +67,12 @@ impl SpillDisk {
     #[must_use]
     pub fn counts(&self) -> Counts {
         either!(self, counts)
+    }
+
+    /// See [`Plain::read_error`].
+    #[must_use]
+    pub fn read_error(&self) -> Option<Error> {
+        either!(self, read_error)
     }
 
     /// See [`Plain::file`].

@@ -9,6 +9,7 @@
 use std::fmt;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use zfolio_core::size;
 use zfolio_core::swap::disk::{SLOT_BYTES, Slot};
@@ -21,6 +22,8 @@ use zfolio_sys::{Errno, mounts, signal};
 #[derive(Debug)]
 pub struct Medium {
     file: Descriptor,
+    /// What was given: a directory, or a device.
+    path: Arc<Path>,
     is_device: bool,
     is_direct: bool,
     /// Whether it tells by a mark who has it ([`disk::mark_used`]).
@@ -159,7 +162,7 @@ impl Medium {
         // Beyond RLIMIT_FSIZE the size stays as it is. Writes up to the limit make the file longer, others are refused.
         signal::without_file_size_signal(|| disk::set_bytes(file.as_fd(), bytes)).ok();
         let is_direct = is_direct_possible(file.as_fd(), false);
-        Ok(Medium::of(file, false, is_direct, bytes))
+        Ok(Medium::of(file, path, false, is_direct, bytes))
     }
 
     fn open_device(
@@ -186,12 +189,12 @@ impl Medium {
             return Err(Refusal::TooSmall { path: path.to_owned(), bytes: has, bytes_min });
         }
         let is_direct = is_direct_possible(file.as_fd(), true);
-        Ok(Medium::of(file, true, is_direct, bytes))
+        Ok(Medium::of(file, path, true, is_direct, bytes))
     }
 
-    fn of(file: OwnedFd, is_device: bool, is_direct: bool, bytes: u64) -> Medium {
-        let is_marked = disk::mark_used(file.as_fd()).is_ok();
-        Medium { file: Descriptor::new(file), is_device, is_direct, is_marked, bytes }
+    fn of(file: OwnedFd, path: &Path, is_device: bool, is_direct: bool, bytes: u64) -> Medium {
+        let (path, is_marked) = (path.into(), disk::mark_used(file.as_fd()).is_ok());
+        Medium { file: Descriptor::new(file), path, is_device, is_direct, is_marked, bytes }
     }
 
     /// Opens the same file once more, for a child of `fork`, in the calling thread's table of files. `thread` has this
@@ -213,9 +216,9 @@ impl Medium {
 
     /// In a child: the medium on the file that was lent to it.
     pub(super) fn lent(&self, file: OwnedFd) -> Medium {
-        let file = Descriptor::new(file);
+        let (file, path) = (Descriptor::new(file), Arc::clone(&self.path));
         let Medium { is_device, is_direct, is_marked, bytes, .. } = *self;
-        Medium { file, is_device, is_direct, is_marked, bytes }
+        Medium { file, path, is_device, is_direct, is_marked, bytes }
     }
 
     /// Whether no other process has it: nobody whom it was lent to, and nobody who lent it.
@@ -227,6 +230,12 @@ impl Medium {
     #[must_use]
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.file()
+    }
+
+    /// The directory in which the file is, or the device.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Whether it is a block device.

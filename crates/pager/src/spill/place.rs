@@ -483,6 +483,14 @@ impl Place {
         })
     }
 
+    /// The disk on which a location is. Whoever asks is about to stop the process, with any locks held: `None` also if
+    /// somebody has the list of disks just now.
+    #[cold]
+    pub(crate) fn disk_of(&self, location: Location) -> Option<Arc<SpillDisk>> {
+        let (open, area) = (self.open.try_lock()?, AreaId::of(location));
+        open.disks.iter().find(|(id, _)| *id == area).map(|(_, disk)| Arc::clone(disk))
+    }
+
     /// Changes how much may be spilled.
     pub(crate) fn set_limit(&self, bytes: u64) {
         self.areas.get().into_iter().for_each(|areas| areas.set_limit(bytes));

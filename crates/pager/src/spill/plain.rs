@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
-use zfolio_core::swap::disk::{Disk, Transfer};
+use zfolio_core::swap::disk::{Disk, Error, Transfer};
 use zfolio_core::sync::{Guard, Mutex};
 use zfolio_sys::eventfd::EventFd;
 use zfolio_sys::{Errno, disk, futex, signal, thread};
@@ -140,6 +140,12 @@ impl Plain {
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.state.lock().queue.counts
+    }
+
+    /// Why the last read that failed did.
+    #[must_use]
+    pub fn read_error(&self) -> Option<Error> {
+        self.state.lock().queue.read_error
     }
 
     /// What it reads and writes.

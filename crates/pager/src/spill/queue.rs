@@ -100,6 +100,8 @@ pub(super) struct Queue {
     /// False once the medium has refused to discard.
     can_discard: bool,
     pub(super) counts: Counts,
+    /// Why the last read that failed did.
+    pub(super) read_error: Option<Error>,
 }
 
 fn overlap(first: (u64, u64), second: (u64, u64)) -> bool {
@@ -129,6 +131,7 @@ impl Queue {
             is_stirred: false,
             can_discard: true,
             counts: Counts::default(),
+            read_error: None,
         }
     }
 
@@ -249,6 +252,9 @@ impl Queue {
     pub(super) fn end(&mut self, flight: Flight, result: Result<(), Error>) {
         self.is_in(flight.number);
         self.counts.failed += u64::from(result.is_err());
+        if flight.is_read() {
+            self.read_error = result.err().or(self.read_error);
+        }
         let mut transfer = flight.transfer;
         transfer.result = result;
         self.ended.push_back(transfer);

@@ -58,7 +58,7 @@ impl Engine {
     /// ends early if somebody else has had the unit fetched. Does not sleep.
     pub(crate) fn may_try(&self, tries: &mut Tries, address: usize, ticket: Ticket) -> bool {
         if tries.after_ns == 0 && self.store.is_unread(ticket) {
-            self.note_unread(tries, address);
+            self.note_unread(tries, address, ticket);
         }
         self.now_ns() >= tries.after_ns || !self.store.is_away(ticket)
     }
@@ -83,11 +83,12 @@ impl Engine {
     }
 
     /// A read has failed: a pause begins, or the process is stopped.
-    fn note_unread(&self, tries: &mut Tries, address: usize) {
+    fn note_unread(&self, tries: &mut Tries, address: usize, ticket: Ticket) {
         tries.failed += 1;
         if tries.failed == TRIES_MAX {
             self.note_lost();
-            fatal::unreadable(address, self.geometry().unit_bytes(), TRIES_MAX, PAUSES_NS);
+            let (bytes, disk) = (self.geometry().unit_bytes(), self.disk_of(ticket));
+            fatal::unreadable(address, bytes, disk.as_deref(), (TRIES_MAX, PAUSES_NS));
         }
         add(&self.figures().read_back_retry, 1);
         tries.after_ns = self.now_ns() + pause_ns(tries.failed);

@@ -35,7 +35,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use zfolio_core::swap::disk::{Disk, SLOT_BYTES, Transfer};
+use zfolio_core::swap::disk::{Disk, Error, SLOT_BYTES, Transfer};
 use zfolio_core::sync::{Guard, Mutex};
 use zfolio_sys::eventfd::EventFd;
 use zfolio_sys::uring::{Answer, ENTRIES_MAX, Operation, Queues, Request, Ring};
@@ -162,6 +162,12 @@ impl Uring {
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.calls.counts()
+    }
+
+    /// See [`Plain::read_error`].
+    #[must_use]
+    pub fn read_error(&self) -> Option<Error> {
+        self.calls.read_error()
     }
 
     /// What it reads and writes.

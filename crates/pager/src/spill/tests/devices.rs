@@ -158,6 +158,7 @@ fn an_error_of_the_medium_is_reported() {
                 }
             }
             assert_holds(&alone(disk, read(4, 0, 16)), 1);
+            assert_eq!(disk.read_error(), failed.err(), "{kind:?}: the last that failed");
         },
     );
 }

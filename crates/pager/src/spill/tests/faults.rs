@@ -28,6 +28,7 @@ fn a_shortened_file_is_an_error_and_never_old_bytes() {
             for (first, count) in [(8, 1), (9, 4), (0, 16), (7, 2), (60, 4)] {
                 assert_eq!(alone(disk, read(2, first, count)).result, gone, "{kind:?} {first}");
             }
+            assert_eq!(disk.read_error(), gone.err(), "{kind:?}");
             assert_holds(&alone(disk, read(3, 0, 8)), 1);
             // It has room again.
             assert_eq!(alone(disk, write(4, 8, 8, 2)).result, Ok(()));
