@@ -1,7 +1,7 @@
 """The programs of tests/behaviour, and the cases that each of them has."""
 
 PROGRAMS = ["allocator", "mappings", "forks", "threads", "signals", "transfer", "descriptors", "ends", "resident",
-            "own_malloc", "modules", "sandbox", "trees", "idle", "no_uring", "spilled", "faulty_calls"]
+            "own_malloc", "modules", "sandbox", "trees", "idle", "no_uring", "no_direct", "spilled", "faulty_calls"]
 # Libraries that the programs load, and their options for the linker.
 LIBRARIES = [("module", "module.so", []), ("outer", "outer.so", ["-Wl,-rpath,$ORIGIN/by_runpath"]),
              ("module", "by_runpath/only_by_runpath.so", []), ("module", "by_runpath/only_by_runpath_too.so", [])]

@@ -308,6 +308,15 @@ fn disk(checks: &mut Vec<Check>) {
         why: "What does not fit compressed goes there; without it the limit is passed.",
         todo: "zfolio run --spill DIR, or TMPDIR=DIR, with a directory on a disk",
     });
+    if let Ok(is_direct) = spill::is_direct(&directory) {
+        checks.push(Check {
+            what: "direct I/O".to_owned(),
+            state: State::unless(is_direct, State::Note),
+            found: (if is_direct { "yes" } else { "no" }).to_owned(),
+            why: "What is spilled goes past the page cache; without it, it takes the machine's memory until written.",
+            todo: "zfolio run --spill DIR, with a directory on another file system (ext4, XFS, btrfs)",
+        });
+    }
     let ring = uring::probe();
     checks.push(Check {
         what: "io_uring".to_owned(),

@@ -394,6 +394,7 @@ impl Engine {
         if let Some(ways) = ways {
             figures.spill_way.store(if ways.by_ring { 1 } else { 2 }, Relaxed);
             figures.spill_calls.store(ways.calls, Relaxed);
+            figures.spill_buffered.store(u64::from(!ways.is_direct), Relaxed);
         }
         figures.spill_slot_bytes.store(areas.slots_used * SLOT_BYTES as u64, Relaxed);
         figures.spill_written_bytes.store(areas.bytes_written, Relaxed);

@@ -64,7 +64,9 @@ use pool_limit::PoolFill;
 pub use any::SpillDisk;
 pub use file::{Medium, Refusal};
 pub(crate) use place::Place;
-pub use place::{Lent, PlaceError, Places, SPILL_BYTES_MIN, StartDisk, parse_bytes, reserve, room};
+pub use place::{
+    Lent, PlaceError, Places, SPILL_BYTES_MIN, StartDisk, is_direct, parse_bytes, reserve, room,
+};
 pub use plain::Plain;
 pub use pool_limit::PoolLimit;
 pub use queue::Counts;

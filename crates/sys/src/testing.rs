@@ -38,12 +38,6 @@ pub fn in_child(life: impl FnOnce() -> bool) -> bool {
 ///
 /// More than 200 calls.
 pub fn forbid_calls(calls: &[libc::c_long], error: Errno) -> Result<(), Errno> {
-    let instruction = |code: u32, jt, jf, k| libc::sock_filter {
-        code: u16::try_from(code).expect("codes are short"),
-        jt,
-        jf,
-        k,
-    };
     let errno = u32::try_from(error.raw_os_error()).expect("errors are positive");
     // The number of the call is the first word of the filter's input.
     let mut filter = vec![instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0)];
@@ -55,6 +49,47 @@ pub fn forbid_calls(calls: &[libc::c_long], error: Errno) -> Result<(), Errno> {
     }
     filter.push(instruction(libc::BPF_RET, 0, 0, libc::SECCOMP_RET_ALLOW));
     filter.push(instruction(libc::BPF_RET, 0, 0, libc::SECCOMP_RET_ERRNO | errno));
+    confine(&mut filter)
+}
+
+/// Refuses direct transfers to the calling thread and its children, for good, as a file system does that has none:
+/// `INVAL` when a file that is open gets the flag.
+///
+/// # Errors
+///
+/// The kernel takes no filter.
+///
+/// # Panics
+///
+/// Never: the constants are small.
+pub fn forbid_direct() -> Result<(), Errno> {
+    /// Where the lower half of an argument is in the filter's input.
+    const fn argument(index: u32) -> u32 {
+        16 + 8 * index
+    }
+    const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+    const EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    const ANY_BIT: u32 = libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K;
+    let small = |number: i64| u32::try_from(number).expect("numbers are small");
+    let errno = small(Errno::INVAL.raw_os_error().into());
+    confine(&mut [
+        instruction(LOAD, 0, 0, 0),
+        instruction(EQUAL, 0, 5, small(libc::SYS_fcntl)),
+        instruction(LOAD, 0, 0, argument(1)),
+        instruction(EQUAL, 0, 3, small(libc::F_SETFL.into())),
+        instruction(LOAD, 0, 0, argument(2)),
+        instruction(ANY_BIT, 0, 1, small(libc::O_DIRECT.into())),
+        instruction(libc::BPF_RET, 0, 0, libc::SECCOMP_RET_ERRNO | errno),
+        instruction(libc::BPF_RET, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ])
+}
+
+fn instruction(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
+    libc::sock_filter { code: u16::try_from(code).expect("codes are short"), jt, jf, k }
+}
+
+/// Puts the calling thread under a filter.
+fn confine(filter: &mut [libc::sock_filter]) -> Result<(), Errno> {
     let len = u16::try_from(filter.len()).expect("few calls");
     let program = libc::sock_fprog { len, filter: filter.as_mut_ptr() };
     let last_error = || Errno::from_io_error(&std::io::Error::last_os_error());

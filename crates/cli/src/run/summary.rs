@@ -330,9 +330,10 @@ impl Story<'_> {
         if of(&figures.written_back_units) > 0 {
             return writeln!(
                 f,
-                "  on disk     {} at most, by {}; {} were written and {} read",
+                "  on disk     {} at most, by {}{}; {} were written and {} read",
                 size::display(of(&figures.spilled_bytes_max)),
                 if of(&figures.spill_way) == 2 { "plain calls" } else { "io_uring" },
+                if of(&figures.spill_buffered) == 1 { " through the page cache" } else { "" },
                 size::display(of(&figures.spill_written_bytes)),
                 size::display(of(&figures.spill_read_bytes))
             );

@@ -210,6 +210,27 @@ fn help_and_version_are_no_errors() {
     }
 }
 
+/// Goal: `doctor` says whether what is spilled goes past the page cache. Method: a filter that refuses that, as a file
+/// system may.
+#[test]
+fn doctor_tells_of_direct_transfers() {
+    let found = || -> Option<String> {
+        let output = zfolio(&["doctor", "--json"]).env("TMPDIR", "/var/tmp").output().unwrap();
+        let report: serde_json::Value = serde_json::from_str(&texts(&output).0).unwrap();
+        let checks = report["checks"].as_array().unwrap();
+        let check = checks.iter().find(|check| check["check"] == "direct I/O")?;
+        Some(check["found"].as_str().unwrap().to_owned())
+    };
+    if found().as_deref() != Some("yes") {
+        return eprintln!("SKIPPED: /var/tmp is on no disk, or has no direct I/O");
+    }
+    let refused = move || {
+        zfolio_sys::testing::forbid_direct().unwrap();
+        found()
+    };
+    assert_eq!(std::thread::spawn(refused).join().unwrap().as_deref(), Some("no"));
+}
+
 #[test]
 fn doctor_and_algorithms_answer() {
     let (_, out, _) = output_of(&["doctor", "--json"]);

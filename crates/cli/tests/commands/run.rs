@@ -208,6 +208,9 @@ fn what_went_to_disk_is_told_or_why_nothing_did() {
     let err = told(&[("STAND_IN_SPILLED", "1")]);
     let line = "  on disk     300M at most, by plain calls; 400M were written and 500M read\n";
     assert!(err.contains(line), "{err}");
+    let buffered = told(&[("STAND_IN_SPILLED", "1"), ("STAND_IN_BUFFERED", "1")]);
+    let line = "  on disk     300M at most, by plain calls through the page cache; 400M were";
+    assert!(buffered.contains(line), "{buffered}");
     let line = "  budget      the write budget was used up 2 times\n";
     assert!(err.contains(line), "{err}");
     let err = told(&[("STAND_IN_SPILLED", "1"), ("ZFOLIO_WRITE_BUDGET", "10G/day")]);

@@ -68,6 +68,7 @@ __attribute__((constructor)) static void start(void) {
       figure(SPILL_READ_BYTES, 500ull << 20);
       figure(WRITE_BUDGET_USED_UP, 2);
     }
+    if (getenv("STAND_IN_BUFFERED")) figure(SPILL_BUFFERED, 1);
     if (getenv("STAND_IN_REFUSED")) {
       figure(WRITTEN_BACK_LIMIT, 41);
       figure(WRITTEN_BACK_FULL, 1);

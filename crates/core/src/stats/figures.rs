@@ -181,6 +181,8 @@ figures! {
     spill_way,
     /// Reads and writes of the disk by plain calls: there is no io_uring, it has refused them, or it has stopped working.
     spill_calls,
+    /// 1 if reads and writes of the disk go through the page cache: its file system has no direct I/O.
+    spill_buffered,
     /// Units written to disk.
     written_back_units,
     /// Writes that were begun of units that memory would have held: hardly used, while others waited for memory.

@@ -287,6 +287,8 @@ pub(crate) struct Place {
 pub(crate) struct Ways {
     /// All of them by io_uring; otherwise one at least by plain calls.
     pub(crate) by_ring: bool,
+    /// All of them past the page cache; otherwise one at least through it.
+    pub(crate) is_direct: bool,
     /// Transfers that plain calls have ended.
     pub(crate) calls: u64,
 }
@@ -479,6 +481,7 @@ impl Place {
         let disks = || open.disks.iter().map(|(_, disk)| disk);
         (!open.disks.is_empty()).then(|| Ways {
             by_ring: disks().all(|disk| disk.is_by_ring()),
+            is_direct: disks().all(|disk| disk.medium().is_direct()),
             calls: disks().map(|disk| disk.counts().by_calls).sum::<u64>() + open.calls_closed,
         })
     }
@@ -680,6 +683,15 @@ pub fn room(path: &Path) -> Result<u64, Refusal> {
         return Err(Refusal::TooSmall { path: path.to_owned(), bytes, bytes_min: SPILL_BYTES_MIN });
     }
     Ok(bytes)
+}
+
+/// Whether what is spilled to a directory or block device goes past the page cache.
+///
+/// # Errors
+///
+/// Nothing can be spilled there.
+pub fn is_direct(path: &Path) -> Result<bool, Refusal> {
+    Medium::open(path, SPILL_BYTES_MIN, SPILL_BYTES_MIN).map(|medium| medium.is_direct())
 }
 
 /// Reserves a block device for whoever will write to it later, until the answer is dropped. `None`: a directory, which

@@ -6,11 +6,11 @@ use zfolio_core::store::Backing;
 use zfolio_core::store::backing::{Completed, Location, Operation, Request, Token};
 use zfolio_core::swap::disk::SLOT_BYTES;
 use zfolio_sys::Errno;
-use zfolio_sys::testing::{IO_URING, forbid_calls};
+use zfolio_sys::testing::{IO_URING, forbid_calls, forbid_direct};
 
 use super::directory;
 use crate::spill::Sender;
-use crate::spill::place::{Place, Places, SPILL_BYTES_MIN, Ways};
+use crate::spill::place::{Place, Places, SPILL_BYTES_MIN, Ways, is_direct};
 
 /// A place in a directory, with an area. The calling thread carries out all transfers.
 fn opened(directory: PathBuf) -> Place {
@@ -53,13 +53,30 @@ fn a_ring_that_has_stopped_working_is_told() {
         if place.ways().is_some_and(|ways| !ways.by_ring) {
             return eprintln!("SKIPPED: no io_uring here");
         }
-        assert_eq!(place.ways(), Some(Ways { by_ring: true, calls: 0 }));
+        let is_direct = place.disks()[0].medium().is_direct();
+        assert_eq!(place.ways(), Some(Ways { by_ring: true, is_direct, calls: 0 }));
         forbid_calls(&IO_URING, Errno::PERM).unwrap();
         let second = write(&place);
-        assert_eq!(place.ways(), Some(Ways { by_ring: false, calls: 1 }));
+        assert_eq!(place.ways(), Some(Ways { by_ring: false, is_direct, calls: 1 }));
         for location in [first, second] {
             place.backing().discard(location, SLOT_BYTES);
         }
+        place.close();
+    };
+    std::thread::spawn(test).join().unwrap();
+}
+
+/// Goal: a file system without direct I/O is told. Method: a filter that refuses the flag, as such a file system does.
+#[test]
+fn a_disk_through_the_page_cache_is_told() {
+    let Some(directory) = directory() else { return };
+    let test = || {
+        forbid_direct().unwrap();
+        assert_eq!(is_direct(&directory), Ok(false));
+        let place = opened(directory);
+        let location = write(&place);
+        assert!(place.ways().is_some_and(|ways| !ways.is_direct));
+        place.backing().discard(location, SLOT_BYTES);
         place.close();
     };
     std::thread::spawn(test).join().unwrap();
