@@ -38,7 +38,17 @@ static void late(void) {
     ballast_verify(&b, "a sandbox");
 }
 
+/* With memory on disk, and without io_uring from here on: plain calls bring it back. Run with noise. */
+static void ring(void) {
+    static struct ballast b;
+    ballast_make(&b, 3 * limit_bytes(), 4);
+    struct sock_filter filter[RULE + 1];
+    forbid(filter, SYS_io_uring_enter, 0, 0, SECCOMP_RET_ERRNO | EPERM);
+    confine(filter, RULE + 1, SECCOMP_FILTER_FLAG_TSYNC);
+    ballast_verify(&b, "a sandbox without io_uring");
+}
+
 int main(int count, char **arguments) {
-    const struct behaviour cases[] = {{"early", early}, {"trapped", trapped}, {"late", late}};
+    const struct behaviour cases[] = {{"early", early}, {"trapped", trapped}, {"late", late}, {"ring", ring}};
     return CHOOSE(cases);
 }
