@@ -13,13 +13,14 @@
 //! # Concurrency
 //!
 //! A thread for each connection, `CONNECTIONS_MAX` at most: so a request that takes long (`recompress`) lets nobody
-//! wait. The end of a disk does not wait for them either.
+//! wait. The end of a disk waits for requests that have arrived, at most `END_PATIENCE`, so that each gets its
+//! answer; those that take long end with the unit that they have. It does not wait for clients that have sent nothing.
 
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -45,9 +46,8 @@ const CONNECTIONS_MAX: usize = 16;
 /// So long a client waits for an answer, unless it has asked for what may take long.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
 
-/// So long the end of a disk waits for saves: they end with the unit that they have.
-const SAVES_TURNS: u32 = 100;
-const SAVES_TURN: Duration = Duration::from_millis(20);
+/// So long the end of a disk waits for the answers to requests that have arrived.
+const END_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What a disk answered.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -101,8 +101,6 @@ struct Requests {
     guard: OnceLock<Guard>,
     /// The file that the disk is saved in when it ends.
     kept: OnceLock<Arc<Kept>>,
-    /// Connections that save the disk.
-    saves: AtomicUsize,
     /// Rung when a client asks for the end.
     stop: EventFd,
 }
@@ -118,8 +116,7 @@ impl Control {
         let listeners = Listener::open(&Address::Unix(path.to_owned()))?;
         let stop = EventFd::new().map_err(|error| failed(error.into()))?;
         let (addresses, guard, kept) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
-        let saves = AtomicUsize::new(0);
-        let requests = Requests { ram, addresses, guard, kept, saves, stop };
+        let requests = Requests { ram, addresses, guard, kept, stop };
         let clients = Clients::start(listeners, CONNECTIONS_MAX, requests);
         Ok(Control { clients: clients.map_err(failed)? })
     }
@@ -148,17 +145,15 @@ impl Control {
 
 impl Drop for Control {
     fn drop(&mut self) {
-        // It removes the socket. Threads of connections end by themselves.
+        // It removes the socket.
         self.clients.close();
-        let requests = self.clients.protocol();
-        requests.ram.zram().halt();
         // A save ends without a file, which it removes.
-        for _ in 0..SAVES_TURNS {
-            if requests.saves.load(Relaxed) == 0 {
-                break;
-            }
-            std::thread::sleep(SAVES_TURN);
-        }
+        self.clients.protocol().ram.zram().halt();
+        // What a client has sent is still read, and answered; one that has sent nothing is at its end.
+        self.clients.end(|stream| {
+            stream.shutdown(Shutdown::Read).ok();
+        });
+        self.clients.wait_until_none(END_PATIENCE);
     }
 }
 
@@ -202,8 +197,11 @@ impl Requests {
                 attributes::write(&self.ram, name, value).map(|()| String::new())
             }
             (Some("stop"), None) if name.is_empty() => {
+                // This process may end as soon as it rings: the client gets its answer before. One that is gone has
+                // asked for the end all the same.
+                let answered = stream.write_all(b"ok\n");
                 self.stop.ring();
-                Ok(String::new())
+                return answered;
             }
             _ => return stream.write_all(b"refused not a request\n"),
         };
@@ -217,10 +215,7 @@ impl Requests {
 
     /// Saves the disk, and returns the reply.
     fn save(&self, path: &Path) -> String {
-        self.saves.fetch_add(1, Relaxed);
-        let done = saved::save(&self.ram, path, self.kept.get().map(Arc::as_ref));
-        self.saves.fetch_sub(1, Relaxed);
-        match done {
+        match saved::save(&self.ram, path, self.kept.get().map(Arc::as_ref)) {
             Ok(Saved { units, bytes }) => {
                 let contents = units * self.ram.zram().unit().bytes() as u64;
                 format!("ok\n{units} {contents} {bytes}\n")
@@ -232,13 +227,15 @@ impl Requests {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write as _;
+    use std::io::{Read as _, Write as _};
     use std::os::unix::net::UnixStream;
     use std::path::PathBuf;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+    use std::time::Duration;
 
     use super::{Answer, Control, ask};
+    use crate::device::Device as _;
     use crate::listen::Unusable;
     use crate::testing::ram;
 
@@ -312,6 +309,73 @@ mod tests {
         // Somebody has removed its socket: it ends all the same.
         std::fs::remove_file(&path).unwrap();
         drop(third);
+    }
+
+    /// Goal: who asks for the end gets an answer, however soon the process ends after that. Method: a client that does
+    /// not read yet, so that the answer has no room: the end must not be asked for before it has.
+    #[test]
+    fn the_end_is_answered_before_it_begins() {
+        let path = path("end");
+        let control = Control::start(&path, Arc::new(ram(1 << 20, &["lz4"]))).unwrap();
+        let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+        ours.write_all(b"stop\n").unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        // Small pieces, so that not even the answer fits in behind them.
+        let mut room = 0;
+        while let Ok(written) = theirs.write(&[b'.'; 3]) {
+            room += written;
+        }
+        theirs.set_nonblocking(false).unwrap();
+        std::thread::scope(|scope| {
+            let answers = scope.spawn(|| control.clients.protocol().answer(&theirs));
+            // Where the order is wrong this is where it shows.
+            assert!(!control.stop_within(100), "it ends, and has not answered");
+            ours.read_exact(&mut vec![0; room]).unwrap();
+            let mut answer = [0; 3];
+            ours.read_exact(&mut answer).unwrap();
+            assert_eq!(&answer, b"ok\n");
+            answers.join().unwrap().unwrap();
+        });
+        assert!(control.stop_within(1000));
+        // A client that is gone gets no answer, and the end comes all the same.
+        let second = Control::start(&path.with_extension("2"), Arc::new(ram(1 << 20, &["lz4"])));
+        let second = second.unwrap();
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        ours.write_all(b"stop\n").unwrap();
+        drop(ours);
+        second.clients.protocol().answer(&theirs).unwrap_err();
+        assert!(second.stop_within(1000));
+    }
+
+    /// Goal: the end waits for an answer that is under way. Method: one that is longer than the socket has room for,
+    /// and a client that reads the rest of it late.
+    #[test]
+    fn the_end_waits_for_an_answer_under_way() {
+        let path = path("under-way");
+        let disk = ram(64 << 20, &["lz4"]);
+        (0..16 << 10).for_each(|at| disk.write(at << 12, &[1; 4096]).unwrap());
+        let control = Control::start(&path, Arc::new(disk)).unwrap();
+        let mut client = UnixStream::connect(&path).unwrap();
+        client.write_all(b"read block_state\n").unwrap();
+        let mut begin = [0; 3];
+        client.read_exact(&mut begin).unwrap();
+        assert_eq!(&begin, b"ok\n");
+        let has_ended = AtomicBool::new(false);
+        let mut rest = String::new();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                drop(control);
+                has_ended.store(true, Relaxed);
+            });
+            while path.exists() {
+                std::thread::yield_now();
+            }
+            // Where nothing waits this is where it shows.
+            std::thread::sleep(Duration::from_millis(100));
+            assert!(!has_ended.load(Relaxed), "it has ended before its answer was sent");
+            client.read_to_string(&mut rest).unwrap();
+        });
+        assert_eq!(rest.lines().count(), 16 << 10);
     }
 
     /// Goal: a request that takes long keeps neither others waiting nor the end.
