@@ -66,9 +66,7 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     let signals =
         Signals::block().map_err(|error| Failure::machine(format!("signals: {error}")))?;
     let name = &arguments.name;
-    if arguments.ublk.is_some() {
-        keep_in_memory(name);
-    }
+    let unkept = arguments.ublk.and_then(|_| keep_in_memory());
     let mut watch = watch(&arguments.tls)?;
     let certificates = watch.as_ref().map(|watch| watch.certificates().clone());
     let protection = Protection { certificates, local: arguments.tls.tls.into() };
@@ -100,6 +98,10 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
         std::env::set_current_dir("/").map_err(|error| Failure::machine(format!("/: {error}")))?;
     } else {
         notify::send("READY=1");
+    }
+    // Only of a disk that there is: where it cannot be made, the line that says why is the only one.
+    if let Some(why) = unkept {
+        say(&format!("disk {name} must not be used as swap: {why}"));
     }
     if let Some(line) = watch.as_mut().and_then(Watch::look) {
         say(&format!("disk {name}: {line}"));
@@ -148,13 +150,12 @@ fn leave_shell() -> Result<(), Failure> {
 
 /// The memory of a disk of this machine must not be swapped out, since the swap may be on that disk. And no thread may
 /// wait for memory that a write to the disk would free, with a lock that this write needs: threads that are started
-/// from here on inherit that.
-fn keep_in_memory(name: &str) {
+/// from here on inherit that. Returns why that is not so.
+fn keep_in_memory() -> Option<String> {
     let kept = process::lock_memory().map_err(|error| ("mlockall", error));
     let served = process::serve_disk().map_err(|error| ("PR_SET_IO_FLUSHER", error));
-    if let Err((call, error)) = kept.and(served) {
-        say(&format!("disk {name} must not be used as swap: {call}: {}", ErrnoText(error)));
-    }
+    let unkept = kept.and(served).err();
+    unkept.map(|(call, error)| format!("{call}: {}", ErrnoText(error)))
 }
 
 /// A disk is neither ended nor reset by a command while something of this machine is on it.
