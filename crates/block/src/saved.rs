@@ -164,6 +164,15 @@ pub struct Kept {
 }
 
 impl Kept {
+    /// Whether a disk could be saved there, as far as that is known without opening anything.
+    ///
+    /// # Errors
+    ///
+    /// See [`Unsaved`].
+    pub fn check(path: &Path) -> Result<(), Unsaved> {
+        places(path).map(drop)
+    }
+
     /// Takes a file for a disk. Dropping this value before [`Kept::note_served`] gives the file back as it was.
     ///
     /// # Errors
@@ -498,6 +507,7 @@ mod tests {
         assert!(matches!(Kept::take(&path), Err(Unsaved::Stale { .. })));
         assert!(matches!(Kept::take(&directory), Err(Unsaved::OtherKind(_))));
         assert!(matches!(Kept::take(&partial), Err(Unsaved::Reserved(_))));
+        assert!(matches!(Kept::check(&partial), Err(Unsaved::Reserved(_))));
         fs::remove_dir_all(&directory).unwrap();
     }
 

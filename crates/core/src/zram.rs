@@ -230,6 +230,13 @@ pub struct Zram<S: PageSource> {
     writeback: Option<Writeback>,
 }
 
+/// Whether a disk in these units can have this size: a multiple of the unit, not 0, up to 2^32 units.
+#[must_use]
+pub fn is_size(disk_bytes: u64, unit: UnitOrder) -> bool {
+    let unit_bytes = unit.bytes() as u64;
+    disk_bytes > 0 && disk_bytes % unit_bytes == 0 && disk_bytes / unit_bytes <= UNITS_MAX
+}
+
 impl<S: PageSource> Zram<S> {
     /// A disk of zeros. The first of the codecs compresses what is written; the others are for
     /// [`Zram::recompress`], by their place, which is the kernel's `priority`. `cpus`: the highest number of a CPU
@@ -291,9 +298,7 @@ impl<S: PageSource> Zram<S> {
     }
 
     fn check_size(&self, disk_bytes: u64) -> Result<(), Error> {
-        let unit_bytes = self.unit.bytes() as u64;
-        let is_good =
-            disk_bytes > 0 && disk_bytes % unit_bytes == 0 && disk_bytes / unit_bytes <= UNITS_MAX;
+        let is_good = is_size(disk_bytes, self.unit);
         if is_good { Ok(()) } else { Err(Error::Invalid { at: 0, bytes: disk_bytes, disk_bytes }) }
     }
 

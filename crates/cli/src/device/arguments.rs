@@ -6,19 +6,23 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
 use zfolio_block::address::Address;
 use zfolio_block::control::REQUEST_BYTES_MAX;
+use zfolio_block::listen::Unusable;
 use zfolio_block::nbd::{NAME_BYTES_MAX, Tls};
+use zfolio_block::saved::Kept;
 use zfolio_core::budget::WriteBudget;
 use zfolio_core::page::UnitOrder;
 use zfolio_core::size;
 use zfolio_core::size_expression;
+use zfolio_core::swap::AREAS_MAX;
 use zfolio_core::zcomp::{self, Algorithm, Params};
-use zfolio_core::zram::ALGORITHMS_MAX;
+use zfolio_core::zram::{self, ALGORITHMS_MAX};
 use zfolio_iaa::Codes;
-use zfolio_iaa::accelerate::{Accelerate, Named};
+use zfolio_iaa::accelerate::{self, Accelerate, Named};
 use zfolio_pager::spill::Site;
 use zfolio_sys::ublk::NUMBERS;
 
 use super::list::Column;
+use super::saved::unsaved;
 use crate::allowance;
 use crate::arguments::{parse_unit, parse_write_budget};
 use crate::metrics::parse_metrics;
@@ -425,6 +429,53 @@ impl AddArgs {
         if self.nbd.contains(&Address::Systemd) { Err(WHY.to_owned()) } else { Ok(()) }
     }
 
+    /// Whether the disk can be made as asked for, as far as that is known without opening anything.
+    ///
+    /// # Errors
+    ///
+    /// One line that begins with the option, `--size: `.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let algorithms = self.algorithms()?;
+        // Else what the file says of them counts.
+        if !self.is_from_file() {
+            accelerate::check(self.accelerate, self.codes(), &algorithms, "this disk")?;
+            if let Some(bytes) = self.size.filter(|bytes| !zram::is_size(*bytes, self.unit)) {
+                return Err(unfit(bytes, self.unit));
+            }
+        }
+        if self.writeback.len() > AREAS_MAX {
+            let given = self.writeback.len();
+            return Err(format!("--writeback: {given} places; accepted: {AREAS_MAX} at most"));
+        }
+        self.save.as_deref().map_or(Ok(()), Kept::check).map_err(|error| unsaved(&error))?;
+        self.check_tls()
+    }
+
+    /// Whether the disk goes on from contents that were saved.
+    fn is_from_file(&self) -> bool {
+        self.load.is_some() || self.save.as_ref().is_some_and(|path| path.exists())
+    }
+
+    /// Certificates are there where they are needed, and used where they are there. What the sockets of systemd need,
+    /// the process finds out that has them.
+    fn check_tls(&self) -> Result<(), String> {
+        let are_given = self.tls.tls_certificates.is_some();
+        let others = |address: &Address| match address {
+            Address::Tcp(address) => Some(*address).filter(|address| !address.ip().is_loopback()),
+            Address::Unix(_) | Address::Systemd => None,
+        };
+        match self.nbd.iter().find_map(others) {
+            Some(address) if !are_given => Err(unprotected(&Unusable::NotLoopback(address))),
+            None if are_given
+                && self.tls.tls == TlsMode::Off
+                && !self.nbd.contains(&Address::Systemd) =>
+            {
+                Err(UNUSED_CERTIFICATES.to_owned())
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The algorithm that compresses what is written.
     fn first(&self) -> Params {
         match (&self.algorithm, self.accelerate) {
@@ -454,6 +505,24 @@ impl AddArgs {
         Err(format!("--recompress: {given} algorithms; accepted: {most} at most"))
     }
 }
+
+/// Why a disk in these units cannot have this size.
+pub(super) fn unfit(disk_bytes: u64, unit: UnitOrder) -> String {
+    format!(
+        "--size: '{disk_bytes}' bytes are not the size of a disk; accepted: a multiple of the unit, {unit}, up to 2^32 \
+         units"
+    )
+}
+
+/// Why an address is not served without certificates.
+pub(super) fn unprotected(error: &Unusable) -> String {
+    format!("--nbd: {error}, or any with --tls-certificates DIR")
+}
+
+/// Why certificates are not taken that nobody uses: who gives them expects TLS.
+pub(super) const UNUSED_CERTIFICATES: &str = "\
+--tls-certificates: no --nbd of this disk uses them; accepted: with an address that other machines reach, or with \
+--tls on or --tls require";
 
 fn parse_name(given: &str) -> Result<String, String> {
     const LETTERS_MAX: usize = 64;

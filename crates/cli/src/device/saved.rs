@@ -141,7 +141,7 @@ impl Origin {
 pub(super) fn take(arguments: &AddArgs) -> Result<Option<Kept>, Failure> {
     let kept = arguments.save.as_deref().map(Kept::take).transpose();
     kept.map_err(|error| {
-        let line = format!("--save: {error}");
+        let line = unsaved(&error);
         match error {
             Unsaved::System(..) | Unsaved::OtherKind(_) | Unsaved::Reserved(_) => {
                 Failure::argument(line)
@@ -149,6 +149,11 @@ pub(super) fn take(arguments: &AddArgs) -> Result<Option<Kept>, Failure> {
             _ => Failure::machine(line),
         }
     })
+}
+
+/// Why a disk cannot be saved.
+pub(super) fn unsaved(error: &Unsaved) -> String {
+    format!("--save: {error}")
 }
 
 /// Why a saved disk is not loaded.

@@ -26,7 +26,7 @@ use zfolio_sys::errno_text::ErrnoText;
 use zfolio_sys::probe::child::{self, Signals};
 use zfolio_sys::{files, process};
 
-use super::arguments::{AddArgs, Number, TlsArgs, YesNo};
+use super::arguments::{AddArgs, Number, TlsArgs, UNUSED_CERTIFICATES, YesNo, unfit, unprotected};
 use super::saved::{self, Origin};
 use super::{directory, socket};
 use crate::failure::Failure;
@@ -59,6 +59,7 @@ pub(super) fn say(line: &str) {
 ///
 /// The disk cannot be made as asked for, and nothing is left behind; or it is not saved at its end as asked for.
 pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
+    arguments.check().map_err(Failure::argument)?;
     if arguments.background {
         leave_shell()?;
     }
@@ -267,10 +268,7 @@ fn make(arguments: &AddArgs, origin: Option<&Origin>) -> Result<Ram, Failure> {
         None => Ram::new(&config, source, report),
     };
     made.map_err(|error| match error {
-        Unmade::Size => Failure::argument(format!(
-            "--size: '{}' bytes are not the size of a disk; accepted: a multiple of the unit, {}, up to 2^32 units",
-            config.disk_bytes, arguments.unit
-        )),
+        Unmade::Size => Failure::argument(unfit(config.disk_bytes, config.unit)),
         Unmade::Codec(error) => Failure::argument(format!("--algorithm: {error}")),
         error => Failure::machine(error.to_string()),
     })
@@ -284,10 +282,6 @@ fn with_writeback(ram: Ram, arguments: &AddArgs) -> Result<(Ram, Option<Sites>),
     }
     let sites = Sites::open(writeback, ram.zram().unit().bytes()).map_err(|error| match error {
         PlaceError::Path(refusal) => Failure::argument(format!("--writeback: {refusal}")),
-        PlaceError::TooMany { most } => Failure::argument(format!(
-            "--writeback: {} places; accepted: {most} at most",
-            writeback.len()
-        )),
         error => Failure::machine(error.to_string()),
     })?;
     let ram = ram.with_writeback(ram::Writeback {
@@ -386,9 +380,7 @@ fn watch(arguments: &TlsArgs) -> Result<Option<Watch>, Failure> {
 /// Why an address is not listened on.
 fn unlistened(error: &Unusable) -> Failure {
     match error {
-        Unusable::NotLoopback(_) => {
-            Failure::argument(format!("--nbd: {error}, or any with --tls-certificates DIR"))
-        }
+        Unusable::NotLoopback(_) => Failure::argument(unprotected(error)),
         error => Failure::machine(format!("--nbd: {error}")),
     }
 }
@@ -417,13 +409,9 @@ fn listen_nbd(
         addresses.push(uri(&port.map_or(address, Address::Tcp), name, tls));
         listeners.extend(opened);
     }
-    // Who gives certificates expects TLS.
     let is_clear = listeners.iter().all(|listener| listener.tls() == Tls::Off);
     if is_clear && protection.certificates.is_some() {
-        return Err(Failure::argument(
-            "--tls-certificates: no --nbd of this disk uses them; accepted: with an address that other machines reach, \
-             or with --tls on or --tls require",
-        ));
+        return Err(Failure::argument(UNUSED_CERTIFICATES));
     }
     let name = name.clone();
     let report = Box::new(move |line: &str| say(&format!("disk {name}: {line}")));

@@ -55,6 +55,15 @@ impl Daemon {
         zfolio(&[&fixed, options].concat())
     }
 
+    /// What it prints of a configuration that is refused, with FILE for its path.
+    fn refusal(&self, text: &str) -> String {
+        fs::write(self.conf(), text).expect("it is ours");
+        let output = self.command(&["--check"]).output().expect("it can be started");
+        let (out, err) = texts(&output);
+        assert!(output.status.code() == Some(2) && out.is_empty(), "{text}: {err}");
+        err.replace(&self.conf().display().to_string(), "FILE")
+    }
+
     /// Starts it, and returns the status that it tells once all disks have started or failed.
     fn start(&mut self) -> String {
         let file = |name: &str| {
@@ -516,13 +525,7 @@ fn a_configuration_that_is_wrong_is_a_line_for_each() {
     let daemon = Daemon::new("wrong");
     let conf = daemon.conf();
     let shown = conf.display().to_string();
-    let check = |text: &str| {
-        fs::write(&conf, text).unwrap();
-        let output = daemon.command(&["--check"]).output().unwrap();
-        let (out, err) = texts(&output);
-        assert!(output.status.code() == Some(2) && out.is_empty(), "{text}: {err}");
-        err.replace(&shown, "FILE")
-    };
+    let check = |text: &str| daemon.refusal(text);
     let good = "nbd = /tmp/a.sock\nsize = 8M\n";
     for (text, expected) in [
         ("", "no disk is configured; accepted: [NAME] in FILE"),
@@ -583,6 +586,50 @@ fn a_configuration_that_is_wrong_is_a_line_for_each() {
     assert!(err.contains("not UTF-8"), "{err}");
     let (_, out, _) = output_of(&["device", "list", "-n", "-o", "NAME"]);
     assert!(out.lines().all(|name| name.trim() != "a"), "{out}");
+}
+
+/// Goal: so is what no single value says, and the start would refuse.
+#[test]
+fn what_does_not_fit_together_is_a_line() {
+    let daemon = Daemon::new("unfit");
+    let places = format!("[a]\nnbd = /a\n{}size = 8M", "writeback = /var/tmp\n".repeat(17));
+    for (text, expected) in [
+        (
+            "[a]\nnbd = /a\nsize = 5000",
+            "FILE:3: [a] size: '5000' bytes are not the size of a disk; accepted: a multiple of the unit, 4K,",
+        ),
+        (
+            "[a]\nnbd = /a\nsize = 68K\nunit = 64K",
+            "FILE:3: [a] size: '69632' bytes are not the size of a disk; accepted: a multiple of the unit, 64K,",
+        ),
+        ("[a]\nnbd = /a\nsize = 64T", "FILE:3: [a] size: '70368744177664' bytes are not"),
+        ("[a]\nnbd = 192.0.2.1\nsize = 8M", "FILE:2: [a] nbd: 192.0.2.1:10809: other machines"),
+        (
+            "[a]\nnbd = localhost\ntls-certificates = /c\nsize = 8M",
+            "FILE:3: [a] tls-certificates: no --nbd of this disk uses them",
+        ),
+        (
+            "[a]\nnbd = /a\naccelerate = iaa=model\nalgorithm = lz4\nsize = 8M",
+            "FILE:3: [a] accelerate: iaa has none of the algorithms of this disk",
+        ),
+        (
+            "[a]\nnbd = /a\nalgorithm = deflate-iaa\nsize = 8M",
+            "FILE:3: [a] algorithm: 'deflate-iaa' is an accelerator's",
+        ),
+        ("[a]\nnbd = /a\nsize = 8M\nsave = /a.saving", "FILE:4: [a] save: "),
+        (&places, "FILE:19: [a] writeback: 17 places; accepted: 16 at most"),
+    ] {
+        let err = daemon.refusal(text);
+        assert!(err.starts_with("zfolio: ") && err.contains(expected), "{text}: {err}");
+        assert_eq!(err.lines().count(), 1, "{text}: {err}");
+    }
+    // Of a disk that goes on from a file, the file has size, unit and algorithms.
+    let file = daemon.folder.join("there");
+    fs::write(&file, "").unwrap();
+    let text = format!("[a]\nnbd = /a\nsize = 5000\nsave = {}\n", file.display());
+    fs::write(daemon.conf(), text).unwrap();
+    let output = daemon.command(&["--check"]).output().unwrap();
+    assert!(output.status.success(), "{}", texts(&output).1);
 }
 
 /// Goal: files beside the main file are read after it, by name, and an empty value takes a key back.

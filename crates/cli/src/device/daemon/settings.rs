@@ -209,7 +209,7 @@ fn check(section: &Section, options: &[String]) -> Result<(), String> {
     let line: Vec<OsString> = words(&section.name, options).into_iter().map(Into::into).collect();
     let parsed = parse_words(&line).and_then(|parsed| {
         let arguments = run_arguments(parsed).expect("this is the command");
-        arguments.algorithms().and(arguments.check_sockets())
+        arguments.check_sockets().and_then(|()| arguments.check())
     });
     parsed.map_err(|line| {
         // "--size: why", or "NAME: why".
