@@ -12,7 +12,8 @@
 //! many units were joined because they were idle. `policy_stat`: the age in seconds at which units are recompressed
 //! now, how many were tried, how many shrank, and by how many bytes together. `writeback_stat`: the age in seconds at
 //! which units are written back now; how many units were written because somebody asked, because they were old, and to
-//! make room; how many writes came to nothing; how often the budget was used up.
+//! make room; how many writes came to nothing; how often the budget was used up. [`APART_STAT`], [`POLICY_STAT`] and
+//! [`WRITEBACK_STAT`] are the names of their columns.
 //!
 //! `global_stats` and `wq_stats` are those of the kernel's driver of the accelerator, for this disk's own driver, and
 //! `driver_stats` is what the kernel does not count; a disk has them if its accelerator is hardware.
@@ -68,6 +69,29 @@ const WRITABLE: [&str; 12] = [
     "writeback_batch_size",
     "writeback_limit",
     "writeback_limit_enable",
+];
+
+/// The names of the columns of `apart_stat`.
+pub const APART_STAT: [&str; 5] = [
+    "apart_units",
+    "apart_split_units",
+    "apart_pages",
+    "apart_compressed_bytes",
+    "apart_joined_units",
+];
+
+/// The names of the columns of `policy_stat`.
+pub const POLICY_STAT: [&str; 4] =
+    ["policy_age_s", "policy_tried", "policy_shrank", "policy_bytes_saved"];
+
+/// The names of the columns of `writeback_stat`.
+pub const WRITEBACK_STAT: [&str; 6] = [
+    "writeback_age_s",
+    "writeback_asked_units",
+    "writeback_old_units",
+    "writeback_room_units",
+    "writeback_not_written",
+    "writeback_budget_used_up",
 ];
 
 /// Why an attribute is not read or written.
@@ -138,6 +162,11 @@ fn algorithms(used: &Zcomp) -> String {
     all.join(" ")
 }
 
+/// The kernel's line of figures.
+fn columns<const N: usize>(counts: [u64; N]) -> String {
+    counts.map(|count| format!("{count:8}")).join(" ") + "\n"
+}
+
 /// The value of an attribute; it ends with a line break.
 ///
 /// # Errors
@@ -162,12 +191,12 @@ pub fn read(ram: &Ram, name: &str) -> Result<String, Refusal> {
             let ApartStat { units, split_units, pages, compressed_bytes, joined_units } =
                 zram.apart_stat();
             let counts = [units, split_units, pages, compressed_bytes, joined_units];
-            counts.map(|count| format!("{count:8}")).join(" ") + "\n"
+            columns::<{ APART_STAT.len() }>(counts)
         }
         "policy_stat" => {
             let done = ram.policy_stat();
             let counts = [u64::from(ram.age_s()), done.tried, done.shrank, done.bytes_saved];
-            counts.map(|count| format!("{count:8}")).join(" ") + "\n"
+            columns::<{ POLICY_STAT.len() }>(counts)
         }
         "bd_stat" => format!("{}\n", zram.bd_stat()),
         "backing_dev" => format!("{}\n", ram.backing_name()),
@@ -177,10 +206,14 @@ pub fn read(ram: &Ram, name: &str) -> Result<String, Refusal> {
         "writeback_limit_enable" => format!("{}\n", u8::from(zram.is_writeback_limited())),
         "writeback_stat" => {
             let done = zram.writeback_stat();
-            let counts = [done.asked_units, done.old_units, done.room_units, done.not_written];
-            let first = [u64::from(ram.writeback_age_s())].into_iter();
-            let all = first.chain(counts).chain([done.budget_used_up]);
-            all.map(|count| format!("{count:8}")).collect::<Vec<_>>().join(" ") + "\n"
+            columns::<{ WRITEBACK_STAT.len() }>([
+                u64::from(ram.writeback_age_s()),
+                done.asked_units,
+                done.old_units,
+                done.room_units,
+                done.not_written,
+                done.budget_used_up,
+            ])
         }
         "debug_stat" => "version: 1\n       0        0\n".to_owned(),
         "block_state" => {

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
+use zfolio_block::attributes::{APART_STAT, POLICY_STAT, WRITEBACK_STAT};
 use zfolio_core::size;
 use zfolio_core::zram::{BdStat, IoStat, MmStat};
 
@@ -86,6 +87,12 @@ pub(super) struct Disk {
     io: [u64; 4],
     /// `bd_stat`.
     bd: [u64; 3],
+    /// `apart_stat`.
+    apart: [u64; APART_STAT.len()],
+    /// `policy_stat`.
+    policy: [u64; POLICY_STAT.len()],
+    /// `writeback_stat`.
+    writeback: [u64; WRITEBACK_STAT.len()],
 }
 
 /// The numbers of a line.
@@ -117,6 +124,9 @@ impl Disk {
             mm: MmStat::from_columns(numbers(&read("mm_stat")?)),
             io: numbers(&read("io_stat")?),
             bd: numbers(&read("bd_stat")?),
+            apart: numbers(&read("apart_stat")?),
+            policy: numbers(&read("policy_stat")?),
+            writeback: numbers(&read("writeback_stat")?),
         })
     }
 
@@ -152,15 +162,18 @@ impl Disk {
             .into_iter()
             .zip(self.mm.columns())
             .chain(IoStat::NAMES.into_iter().zip(self.io))
-            .chain(BdStat::NAMES.into_iter().zip(self.bd));
+            .chain(BdStat::NAMES.into_iter().zip(self.bd))
+            .chain(APART_STAT.into_iter().zip(self.apart))
+            .chain(POLICY_STAT.into_iter().zip(self.policy))
+            .chain(WRITEBACK_STAT.into_iter().zip(self.writeback));
         first.into_iter().chain(rest)
     }
 
     /// A line for each figure.
     pub(super) fn lines(&self) -> String {
-        let line = |(name, value): (&str, u64)| format!("{name:18}{value}\n");
+        let line = |(name, value): (&str, u64)| format!("{name:26}{value}\n");
         let first = format!(
-            "{:18}{}\n{:18}{}\n",
+            "{:26}{}\n{:26}{}\n",
             "comp_algorithm", self.algorithm, "address", self.address
         );
         first + &self.figures().map(line).collect::<String>()
@@ -237,6 +250,9 @@ mod tests {
             mm: MmStat::from_columns(mm),
             io: [1, 2, 3, 4],
             bd: [5, 6, 7],
+            apart: [8, 9, 10, 11, 12],
+            policy: [13, 14, 15, 16],
+            writeback: [17, 18, 19, 20, 21, 22],
         }
     }
 
@@ -251,7 +267,18 @@ mod tests {
         assert_eq!(disk().cell(Column::Disksize, true), "4294967296");
         assert_eq!(disk().json()["same_pages"], 7);
         assert_eq!(disk().json()["bd_writes"], 7);
-        assert!(disk().lines().contains("huge_pages_since  10\n"), "{}", disk().lines());
+        let lines = disk().lines();
+        for line in [
+            "huge_pages_since          10\n",
+            "apart_joined_units        12\n",
+            "policy_bytes_saved        16\n",
+            "writeback_age_s           17\n",
+            "writeback_budget_used_up  22\n",
+        ] {
+            assert!(lines.contains(line), "{line}{lines}");
+        }
+        // Each figure has a name of its own.
+        assert_eq!(disk().json().as_object().unwrap().len(), lines.lines().count() + 1);
     }
 
     #[test]

@@ -41,6 +41,7 @@ fn a_disk_writes_back_what_memory_has_no_room_for() {
     let (_, out, _) = disk.ask("stat", &["--json"]);
     let json: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert!(json["bd_reads"].as_u64() >= Some(28 << 8), "{out}");
+    assert!(json["writeback_room_units"].as_u64() >= Some(room[3]), "{out}");
     assert!(json["mem_used_max"].as_u64() <= Some((4 << 20) + (128 << 10)), "{out}");
     for request in ["writeback=huge", "writeback=page_indexes=0-99", "writeback_limit=9"] {
         let (code, _, err) = disk.ask("set", &[request]);

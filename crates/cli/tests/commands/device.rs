@@ -38,9 +38,13 @@ fn a_disk_is_made_listed_changed_and_ended() {
     assert_eq!(out, "16777216\n");
     let (_, out, _) = disk.ask("stat", &[]);
     assert!(
-        out.contains("disksize          16777216\n") && out.contains("mem_limit         1048576\n"),
+        out.contains("disksize                  16777216\n")
+            && out.contains("mem_limit                 1048576\n"),
         "{out}"
     );
+    // 3600 s by default, less the nearer memory is to its limit: tables are not nothing.
+    let age = out.lines().find_map(|line| line.strip_prefix("policy_age_s ")).expect(&out);
+    assert!((1000..=3600).contains(&age.trim().parse::<u32>().unwrap()), "{out}");
     assert_eq!(disk.ask("reset", &[]).0, Some(0));
     let (_, out, _) = disk.ask("stat", &["recomp_algorithm"]);
     assert!(out.contains("#1: ") && out.contains("[zstd]"), "the default: {out}");
