@@ -2,10 +2,15 @@
 //!
 //! ```text
 //! read    comp_algorithm recomp_algorithm max_comp_streams initstate io_stat mm_stat bd_stat debug_stat block_state
-//!         apart_stat backing_dev policy_stat writeback_stat driver_stats global_stats wq_stats
+//!         stat apart_stat backing_dev policy_stat writeback_stat driver_stats global_stats wq_stats
 //! both    disksize mem_limit writeback_limit writeback_limit_enable writeback_batch_size compressed_writeback
 //! write   mem_used_max compact idle recompress reset writeback
+//! neither algorithm_params
 //! ```
+//!
+//! `algorithm_params` can be written in the kernel until a disk has its size, which here it always has. `stat` is the
+//! block layer's. Of its columns those are counted that say how many requests there were and how many sectors they had;
+//! the others are 0.
 //!
 //! `apart_stat`, `policy_stat` and `writeback_stat` are not the kernel's, which has no policy, and no units larger than
 //! a page. `apart_stat`: units of which pages are apart, those of them that are split, the pages, their bytes, and how
@@ -32,7 +37,7 @@ use zfolio_workers::HARDWARE_STATS;
 
 use crate::ram::Ram;
 
-const READABLE: [&str; 22] = [
+const READABLE: [&str; 23] = [
     "apart_stat",
     "backing_dev",
     "bd_stat",
@@ -50,6 +55,7 @@ const READABLE: [&str; 22] = [
     "mm_stat",
     "policy_stat",
     "recomp_algorithm",
+    "stat",
     "writeback_batch_size",
     "writeback_limit",
     "writeback_limit_enable",
@@ -70,6 +76,9 @@ const WRITABLE: [&str; 12] = [
     "writeback_limit",
     "writeback_limit_enable",
 ];
+
+/// What the kernel lets be written before a disk has its size.
+const FIXED: &str = "algorithm_params";
 
 /// The names of the columns of `apart_stat`.
 pub const APART_STAT: [&str; 5] = [
@@ -126,10 +135,15 @@ pub enum Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Refusal::Name { given, accepted } if WRITABLE.contains(&given.as_str()) => {
+            Refusal::Name { given, accepted }
+                if WRITABLE.contains(&given.as_str())
+                    || given == FIXED && accepted.contains(&READABLE[0]) =>
+            {
                 write!(f, "{given} can only be written; accepted: {}", accepted.join(", "))
             }
-            Refusal::Name { given, accepted } if READABLE.contains(&given.as_str()) => {
+            Refusal::Name { given, accepted }
+                if READABLE.contains(&given.as_str()) || given == FIXED =>
+            {
                 write!(f, "{given} can not be changed now; accepted: {}", accepted.join(", "))
             }
             Refusal::Name { given, accepted } => {
@@ -187,6 +201,7 @@ pub fn read(ram: &Ram, name: &str) -> Result<String, Refusal> {
         }
         "mm_stat" => format!("{}\n", zram.mm_stat()),
         "io_stat" => format!("{}\n", zram.io_stat()),
+        "stat" => format!("{}\n", ram.requests()),
         "apart_stat" => {
             let ApartStat { units, split_units, pages, compressed_bytes, joined_units } =
                 zram.apart_stat();
@@ -434,7 +449,7 @@ mod tests {
     use zfolio_workers::{Accelerated, Hardware};
 
     use super::{HARDWARE_STATS, READABLE, Refusal, WRITABLE, read, write};
-    use crate::device::Device as _;
+    use crate::device::{Device as _, Error};
     use crate::ram::{Config, Ram};
     use crate::testing::{ram, written_back};
 
@@ -475,6 +490,37 @@ mod tests {
             deaf.starts_with("idle can only be written; accepted: apart_stat, backing_dev"),
             "{deaf}"
         );
+        let late = write(&ram, "algorithm_params", "level=9").unwrap_err().to_string();
+        assert!(
+            late.starts_with("algorithm_params can not be changed now; accepted: compact"),
+            "{late}"
+        );
+        let deaf = read(&ram, "algorithm_params").unwrap_err().to_string();
+        assert!(
+            deaf.starts_with("algorithm_params can only be written; accepted: apart_stat"),
+            "{deaf}"
+        );
+    }
+
+    /// Goal: requests and their sectors are in the kernel's columns, also those that fail, and no mistakes.
+    #[test]
+    fn requests_are_counted_as_the_block_layer_does() {
+        let ram = ram(1 << 20, &["lz4"]);
+        let noise = Random::new(1).bytes(8192);
+        ram.write(0, &noise).unwrap();
+        ram.read(512, &mut [0; 512]).unwrap();
+        ram.read(4096, &mut [0; 1024]).unwrap();
+        ram.discard(0, 4096).unwrap();
+        ram.write_zeroes(4096, 4096, false).unwrap();
+        ram.flush().unwrap();
+        write(&ram, "mem_limit", "4K").unwrap();
+        assert_eq!(ram.write(8192, &noise), Err(Error::NoSpace));
+        assert_eq!(ram.write(1 << 20, &noise), Err(Error::Invalid));
+        assert_eq!(ram.read(1, &mut [0; 512]), Err(Error::Invalid));
+        let line = read(&ram, "stat").unwrap();
+        let columns: Vec<u64> = line.split_whitespace().map(|word| word.parse().unwrap()).collect();
+        let expected = [2, 0, 3, 0, 3, 0, 16 + 8 + 16, 0, 0, 0, 0, 1, 0, 8, 0, 1, 0];
+        assert_eq!(columns, expected);
     }
 
     /// Hardware that has lz4.

@@ -22,6 +22,7 @@ pub mod conf;
 pub mod control;
 pub mod metrics;
 pub mod ram;
+mod requests;
 pub mod saved;
 #[doc(hidden)]
 pub mod testing;

@@ -15,6 +15,7 @@ use zfolio_sys::{Errno, clock, cpu, random};
 use zfolio_workers::{Accelerated, Crew, Hardware, Threads};
 
 use crate::device::{Device, Error};
+use crate::requests::{Kind, Requests};
 
 /// What a disk is made of.
 #[derive(Clone, Debug)]
@@ -90,6 +91,7 @@ pub struct Ram {
     policy: PolicyStat<AtomicU64>,
     writes_back: Option<WritesBack>,
     accelerated: Accelerated,
+    requests: Requests,
     _workers: Threads,
 }
 
@@ -207,6 +209,7 @@ impl Ram {
             policy: PolicyStat::default(),
             writes_back: None,
             accelerated: accelerated.clone(),
+            requests: Requests::new(cpus),
             _workers: workers,
         })
     }
@@ -236,6 +239,11 @@ impl Ram {
     #[must_use]
     pub fn zram(&self) -> &Zram<Arc<dyn PageSource>> {
         &self.zram
+    }
+
+    /// `stat`: what was asked of the disk, as far as it was no mistake.
+    pub(crate) fn requests(&self) -> &Requests {
+        &self.requests
     }
 
     /// Has the disk know the time: to be called each second or so.
@@ -335,6 +343,21 @@ impl Ram {
         }
     }
 
+    /// Carries a request out on this CPU, and counts it.
+    fn carry_out(
+        &self,
+        kind: Kind,
+        bytes: u64,
+        request: impl FnOnce(usize) -> Result<(), zram::Error>,
+    ) -> Result<(), Error> {
+        let cpu = cpu::current();
+        let done = request(cpu);
+        if !matches!(done, Err(zram::Error::Invalid { .. })) {
+            self.requests.add(cpu, kind, bytes);
+        }
+        self.answer(done)
+    }
+
     fn answer(&self, done: Result<(), zram::Error>) -> Result<(), Error> {
         done.map_err(|error| match error {
             zram::Error::Invalid { .. } => Error::Invalid,
@@ -358,25 +381,27 @@ impl Device for Ram {
     }
 
     fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Error> {
-        self.answer(self.zram.read(cpu::current(), at, into))
+        let bytes = into.len() as u64;
+        self.carry_out(Kind::Read, bytes, |cpu| self.zram.read(cpu, at, into))
     }
 
     fn write(&self, at: u64, from: &[u8]) -> Result<(), Error> {
-        self.answer(self.zram.write(cpu::current(), at, from))
+        let bytes = from.len() as u64;
+        self.carry_out(Kind::Write, bytes, |cpu| self.zram.write(cpu, at, from))
     }
 
     fn discard(&self, at: u64, bytes: u64) -> Result<(), Error> {
-        self.answer(self.zram.discard(cpu::current(), at, bytes))
+        self.carry_out(Kind::Discard, bytes, |cpu| self.zram.discard(cpu, at, bytes))
     }
 
     fn write_zeroes(&self, at: u64, bytes: u64, _keeps_room: bool) -> Result<(), Error> {
         // There is no room that could be kept: how much contents will take is not known.
-        self.answer(self.zram.write_zeroes(cpu::current(), at, bytes))
+        self.carry_out(Kind::Write, bytes, |cpu| self.zram.write_zeroes(cpu, at, bytes))
     }
 
     fn flush(&self) -> Result<(), Error> {
         // What is in memory survives everything but the end of this process.
-        Ok(())
+        self.carry_out(Kind::Flush, 0, |_| Ok(()))
     }
 
     fn runs(
