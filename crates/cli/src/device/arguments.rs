@@ -126,7 +126,8 @@ pub(crate) struct AddArgs {
     /// What is compressed as one object: a power of two, 4K to 2M
     ///
     /// Large units compress better and serve large requests faster; small ones serve small random requests sooner.
-    /// A client's writes arrive in pieces of 256K, so units above that are compressed several times.
+    /// A unit that is larger than a client's requests is compressed anew for each of them: nbdcopy's are 256K, unless
+    /// --request-size says more.
     #[arg(long, short, value_name = "SIZE", default_value = "4K", value_parser = parse_unit)]
     pub(super) unit: UnitOrder,
 
