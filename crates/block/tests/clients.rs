@@ -1,25 +1,83 @@
-//! Real clients against the server, and their contents compared.
+//! Real clients against the server, and their contents compared: of plain bytes, and of compressed disks.
 //!
 //! Each client is a program of its own; one that is not installed is skipped with a message (`make setup`).
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
+use zfolio_block::Device;
 use zfolio_block::address::Address;
 use zfolio_block::listen::{Listener, Protection};
 use zfolio_block::nbd::{Certificates, Config, Exports, Server, Tls};
-use zfolio_block::testing::{ACTIVATE, Memory, certificates};
+use zfolio_block::ram::{self, Ram};
+use zfolio_block::testing::{ACTIVATE, Memory, UNIT_BYTES, certificates};
+use zfolio_core::page::UnitOrder;
 use zfolio_core::testing::{Random, seed};
+use zfolio_pager::PoolMappings;
+use zfolio_workers::Accelerated;
 
 /// The disk that is served.
 const SIZE: usize = 32 << 20;
+
+/// A limit of memory not far above what is written to half of a disk, which is noise.
+const LIMIT: u64 = 24 << 20;
+
+/// A compressed disk of zeros, with somebody who works for it as long as it is there.
+fn compressed(unit: UnitOrder, limit_bytes: u64) -> Arc<Ram> {
+    const TURN: Duration = Duration::from_millis(20);
+    let config = ram::Config {
+        disk_bytes: SIZE as u64,
+        algorithms: ["lz4", "zstd"].map(|name| name.parse().expect("a name of ours")).into(),
+        unit,
+        limit_bytes,
+        age_s: 1,
+        accelerated: Accelerated::NONE,
+    };
+    let report = Box::new(|error: &zfolio_core::zram::Error| panic!("{error}"));
+    let made = Ram::new(&config, Arc::new(PoolMappings::default()), report);
+    let disk = Arc::new(made.expect("the size of a disk"));
+    let watched: Weak<Ram> = Arc::downgrade(&disk);
+    std::thread::spawn(move || {
+        while let Some(disk) = watched.upgrade() {
+            disk.work(u64::try_from(TURN.as_nanos()).expect("20 ms"));
+            drop(disk);
+            std::thread::sleep(TURN);
+        }
+    });
+    disk
+}
+
+/// Runs a case on plain bytes, and on compressed disks in units of 4 KiB and 64 KiB, without and with a limit.
+fn on_each_disk(name: &str, case: impl Fn(&Stage)) {
+    case(&Stage::new(name));
+    for unit in [UnitOrder::DEFAULT, UnitOrder::FOLIO] {
+        for limit_bytes in [0, LIMIT] {
+            let disks = [(); 2].map(|()| compressed(unit, limit_bytes));
+            let [disk, other] = disks.clone();
+            let directory = scratch(&format!("{name}-{unit}-{limit_bytes}"));
+            let listeners = Stage::socket(&directory);
+            let mut stage = Stage::serving(directory, listeners, [disk, other]);
+            (stage.unit_bytes, stage.is_compressed) = (unit.bytes() as u64, true);
+            case(&stage);
+            for stat in disks.map(|disk| disk.zram().mm_stat()) {
+                let is_held = stat.mem_limit == 0 || stat.mem_used_max <= stat.mem_limit;
+                assert!(is_held, "units of {unit}: {stat:?}");
+            }
+        }
+    }
+}
 
 /// A directory with a served disk, and what belongs to a test.
 struct Stage {
     directory: PathBuf,
     /// The disk is served by TLS at this port of all addresses, and not at a socket in the directory.
     port: Option<u16>,
+    /// What is a hole or not.
+    unit_bytes: u64,
+    /// Its zeros are a hole also where they are to keep their room, and what it holds is bounded by its memory.
+    is_compressed: bool,
     _server: Server,
 }
 
@@ -33,9 +91,18 @@ fn scratch(name: &str) -> PathBuf {
 impl Stage {
     fn new(name: &str) -> Stage {
         let directory = scratch(name);
+        let listeners = Stage::socket(&directory);
+        Stage::serving(directory, listeners, Stage::plain())
+    }
+
+    fn socket(directory: &Path) -> Vec<Listener> {
         let address = Address::Unix(directory.join("socket"));
-        let listeners = Listener::open(&address).expect("nobody else has this path");
-        Stage::serving(directory, listeners)
+        Listener::open(&address).expect("nobody else has this path")
+    }
+
+    fn plain() -> [Arc<Memory>; 2] {
+        let disk = Memory::new(SIZE as u64).preferring(64 << 10);
+        [disk, Memory::new(SIZE as u64)].map(Arc::new)
     }
 
     /// A server that other machines reach. `None`: there is nothing to make certificates.
@@ -49,15 +116,17 @@ impl Stage {
         let protection = Protection { certificates: Some(own), local: Tls::Off };
         let address = Address::Tcp(([0, 0, 0, 0], 0).into());
         let listeners = Listener::open_with(&address, &protection).expect("any port");
-        Some(Stage::serving(directory, listeners))
+        Some(Stage::serving(directory, listeners, Stage::plain()))
     }
 
-    fn serving(directory: PathBuf, listeners: Vec<Listener>) -> Stage {
+    fn serving<D: Device + 'static>(
+        directory: PathBuf,
+        listeners: Vec<Listener>,
+        [disk, other]: [Arc<D>; 2],
+    ) -> Stage {
         let port = listeners[0].port().map(|port| port.port());
         let mut exports = Exports::new();
-        let disk = Memory::new(SIZE as u64).preferring(64 << 10);
-        exports.add("disk", "a disk in memory", Arc::new(disk)).expect("the first");
-        let other = Arc::new(Memory::new(SIZE as u64));
+        exports.add("disk", "a disk in memory", disk).expect("the first");
         exports.add("other", "", other).expect("another name");
         let frozen = Arc::new(Memory::new(1 << 20).read_only());
         exports.add("frozen", "", frozen).expect("another name");
@@ -65,7 +134,8 @@ impl Stage {
         broken.break_from(1 << 19, zfolio_block::Error::NoSpace);
         exports.add("broken", "", Arc::new(broken)).expect("another name");
         let server = Server::start(listeners, exports, Config::default()).expect("a thread");
-        Stage { directory, port, _server: server }
+        let (unit_bytes, is_compressed) = (UNIT_BYTES, false);
+        Stage { directory, port, unit_bytes, is_compressed, _server: server }
     }
 
     fn path(&self, name: &str) -> String {
@@ -161,7 +231,7 @@ fn nbdinfo_sees_the_exports() {
 /// Goal: an image comes back as it was. Method: several connections and many requests at once.
 #[test]
 fn nbdcopy_copies_in_and_out() {
-    nbdcopy_copies(&Stage::new("nbdcopy"));
+    on_each_disk("nbdcopy", nbdcopy_copies);
 }
 
 fn nbdcopy_copies(stage: &Stage) {
@@ -183,7 +253,10 @@ fn nbdcopy_copies(stage: &Stage) {
 /// Goal: QEMU's programs write, zero, discard, read and compare.
 #[test]
 fn qemu_reads_what_it_writes() {
-    let stage = Stage::new("qemu");
+    on_each_disk("qemu", qemu_reads);
+}
+
+fn qemu_reads(stage: &Stage) {
     let image = stage.image("in");
     let (input, output, uri) = (stage.path("in"), stage.path("out"), stage.uri("disk"));
     let convert = ["convert", "-n", "-W", "-m", "8", "-f", "raw", "-O", "raw"];
@@ -218,14 +291,17 @@ fn qemu_reads_what_it_writes() {
 /// Goal: random writes of many sizes are read back with their checksums, and trims do no harm to neighbours.
 #[test]
 fn fio_verifies_what_it_writes() {
-    let stage = Stage::new("fio");
+    on_each_disk("fio", fio_verifies);
+}
+
+fn fio_verifies(stage: &Stage) {
     let uri = format!("--uri={}", stage.uri("disk"));
     let common = [
         "--name=verify",
         "--ioengine=nbd",
         &uri,
         "--output-format=terse",
-        "--size=8M",
+        if stage.is_compressed { "--size=4M" } else { "--size=8M" },
         "--offset_increment=8M",
         "--numjobs=4",
         "--thread",
@@ -255,10 +331,12 @@ fn fio_verifies_what_it_writes() {
     succeed("fio", &[&common[..], &trims].concat());
 }
 
-/// What the Python module of libnbd is to find. Arguments: the URIs of the disk, the read-only and the broken export.
+/// What the Python module of libnbd is to find. Arguments: the URIs of the disk, the read-only and the broken export;
+/// what is a hole or not, up to 64 KiB; whether zeros that keep their room are none.
 const PYTHON: &str = r#"
 import errno, sys, nbd
-disk, frozen, broken = sys.argv[1:]
+disk, frozen, broken = sys.argv[1:4]
+unit, keeps_room = int(sys.argv[4]), sys.argv[5] == 'true'
 
 def connect(uri, structured=True):
     h = nbd.NBD()
@@ -294,7 +372,8 @@ def chunk(buffer, at, status, error):
     chunks.append((at, len(buffer), status))
 contents = h.pread_structured(262144, 0, chunk)
 assert contents == bytes(65536) + b'a' * 65536 + bytes(65536) + b'b' * 512 + bytes(65024)
-assert [status for _, _, status in chunks] == [nbd.READ_HOLE, nbd.READ_DATA] * 2 + [nbd.READ_HOLE], chunks
+rest = [nbd.READ_HOLE] if unit < 65536 else []
+assert [status for _, _, status in chunks] == [nbd.READ_HOLE, nbd.READ_DATA] * 2 + rest, chunks
 chunks.clear()
 assert h.pread_structured(262144, 0, chunk, nbd.CMD_FLAG_DF) == contents
 assert [status for _, _, status in chunks] == [nbd.READ_DATA], chunks
@@ -310,7 +389,7 @@ other.trim(65536, 65536)
 assert extents(h, 131072, 0) == [(131072, 3)]
 h.zero(65536, 0, nbd.CMD_FLAG_NO_HOLE)
 h.zero(65536, 65536, nbd.CMD_FLAG_FAST_ZERO)
-assert extents(h, 131072, 0) == [(65536, 0), (65536, 3)]
+assert extents(h, 131072, 0) == ([(65536, 0), (65536, 3)] if keeps_room else [(131072, 3)])
 h.cache(65536, 0)
 
 size = h.get_size()
@@ -342,7 +421,7 @@ for c in h, other, f, b:
 /// Goal: structured replies, block status, several connections and each error, as libnbd understands them.
 #[test]
 fn libnbd_finds_the_protocol_kept() {
-    libnbd_finds(&Stage::new("libnbd"));
+    on_each_disk("libnbd", libnbd_finds);
 }
 
 fn libnbd_finds(stage: &Stage) {
@@ -353,7 +432,8 @@ fn libnbd_finds(stage: &Stage) {
         return eprintln!("SKIPPED: {python} has no module nbd (make setup)");
     }
     let [disk, frozen, broken] = ["disk", "frozen", "broken"].map(|name| stage.uri(name));
-    succeed(python, &["-c", PYTHON, &disk, &frozen, &broken]);
+    let [unit, keeps_room] = [stage.unit_bytes.to_string(), (!stage.is_compressed).to_string()];
+    succeed(python, &["-c", PYTHON, &disk, &frozen, &broken, &unit, &keeps_room]);
 }
 
 /// Goal: the same over TLS, where other machines could connect, with several connections.
