@@ -84,15 +84,16 @@ impl Driver {
     ///
     /// # Errors
     ///
-    /// Why one is refused; those before it are used.
+    /// Why the first one is refused that is; all others are used.
     pub fn add(&self, queues: impl IntoIterator<Item = WorkQueue>) -> Result<(), Refused> {
         let packages = self.packages.lock();
         self.disinherit(&packages);
-        let added = queues.into_iter().try_for_each(|added| {
-            let WorkQueue { name, device, package, depth, portal } = added;
+        let mut added = Ok(());
+        for WorkQueue { name, device, package, depth, portal } in queues {
             let queue = Queue { name, device, package, portal };
-            self.queues.install(queue, depth).map(|_| ())
-        });
+            // Those behind one that is refused are used too.
+            added = added.and(self.queues.install(queue, depth).map(|_| ()));
+        }
         self.place(&packages, |_| false);
         added
     }

@@ -12,6 +12,7 @@ use zfolio_core::zcomp::{
     software as codec,
 };
 use zfolio_iaa::model::{Faults, Model, Setup};
+use zfolio_iaa::queues::Refused;
 use zfolio_iaa::{Codes, Iaa, Settings, WhenBusy};
 use zfolio_sys::testing::in_child;
 
@@ -388,6 +389,27 @@ fn threads_share_devices_that_work_at_the_same_time() {
     assert_eq!(world.count(|counts| counts.overruns) + guest.counts().overruns, 0);
     assert_eq!(world.driver.driver_stats().in_flight, 0);
     assert!(world.driver.global_stats().total_comp_calls > 0);
+}
+
+/// Goal: a queue that is refused costs none of those behind it, and the caller is told. Method: a child of `fork`
+/// opens the parent's queues again, at the first of which the parent had given up jobs.
+#[test]
+fn a_queue_that_is_refused_costs_no_other() {
+    let world = World::new(quick(), &[setup(Faults { never: ALWAYS, ..Faults::default() })]);
+    let units = units(8);
+    let mut stream = world.compressor(Codes::Fixed, UNIT);
+    compress(&mut *stream, &units, &mut vec![vec![0; UNIT]; 8], || {});
+    assert_eq!(world.driver.driver_stats().in_flight, 8);
+    let is_good = in_child(|| {
+        let models = [1, 3, 5].map(|device| (device, Model::new(Setup::default())));
+        let opened = models.each_ref().map(|(device, model)| queue(*device, 128, model));
+        let is_told = world.driver.add(opened) == Err(Refused::InUse { name: "wq1.0".to_owned() });
+        let mut streams = (world.compressor(Codes::Fixed, UNIT), world.decompressor(UNIT));
+        let is_same = come_back(&mut streams, &units, || {});
+        let [lost, used, also_used] = models.map(|(_, model)| model.counts().accepted);
+        is_told && is_same && lost == 0 && used > 0 && also_used > 0
+    });
+    assert!(is_good);
 }
 
 /// Goal: a child of `fork` gives nothing to the parent's devices, not even a slot that the parent has given up;
