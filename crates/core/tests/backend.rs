@@ -29,6 +29,8 @@ struct Queue {
     inverter: Inverter,
     /// Times that the present batch was polled; `None` when no batch is at work.
     polled: Option<u32>,
+    /// Times that the present batch was waited for.
+    waited: u32,
 }
 
 impl Backend for Inverter {
@@ -59,19 +61,21 @@ impl Inverter {
             let why = format!("accepted are units of 64K at most, not of {unit_bytes} bytes");
             return Err(Error::SetUp { codec: self.name(), why });
         }
-        Ok(Queue { inverter: self.clone(), polled: None })
+        Ok(Queue { inverter: self.clone(), polled: None, waited: 0 })
     }
 }
 
 impl Queue {
     fn submit(&mut self, jobs: usize) {
         assert!(self.polled.replace(0).is_none(), "a batch is at work");
+        self.waited = 0;
         self.inverter.batches.fetch_add(1, Relaxed);
         self.inverter.longest.fetch_max(jobs, Relaxed);
     }
 
     fn is_done(&mut self) -> bool {
         let polled = self.polled.as_mut().expect("a batch was submitted");
+        assert_eq!(*polled, self.waited, "between two polls it is waited for once");
         *polled += 1;
         let is_done = *polled == 3;
         if is_done {
@@ -115,6 +119,10 @@ impl Compressor for Queue {
         is_done
     }
 
+    fn wait(&mut self) {
+        self.waited += 1;
+    }
+
     fn memory_bytes(&self) -> usize {
         0
     }
@@ -141,6 +149,10 @@ impl Decompressor for Queue {
             job.result = self.decompress(job.source, job.dest);
         }
         is_done
+    }
+
+    fn wait(&mut self) {
+        self.waited += 1;
     }
 
     fn memory_bytes(&self) -> usize {

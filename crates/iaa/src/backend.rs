@@ -223,7 +223,7 @@ impl Compressor for Stream {
             if let Some(answer) = answer {
                 return answer;
             }
-            self.flights.pause(0);
+            self.flights.pause();
             answer = self.poll_compress(0, source, dest);
         }
     }
@@ -254,6 +254,10 @@ impl Compressor for Stream {
         all
     }
 
+    fn wait(&mut self) {
+        self.flights.pause();
+    }
+
     fn memory_bytes(&self) -> usize {
         Stream::memory_bytes(self)
     }
@@ -267,7 +271,7 @@ impl Decompressor for Stream {
             if let Some(result) = result {
                 return result;
             }
-            self.flights.pause(0);
+            self.flights.pause();
             result = self.poll_decompress(0, source, dest);
         }
     }
@@ -299,6 +303,10 @@ impl Decompressor for Stream {
         all
     }
 
+    fn wait(&mut self) {
+        self.flights.pause();
+    }
+
     fn memory_bytes(&self) -> usize {
         Stream::memory_bytes(self)
     }
@@ -306,7 +314,67 @@ impl Decompressor for Stream {
 
 #[cfg(test)]
 mod tests {
-    use super::{SOFTWARE, has_format_of, largest_first};
+    use std::sync::Arc;
+
+    use zfolio_core::zcomp::{Answer, BATCH_MAX, Compressor, Decompressor, Job, Unpack};
+
+    use super::{Codes, Iaa, SOFTWARE, has_format_of, largest_first};
+    use crate::driver::{Driver, WorkQueue};
+    use crate::model::{Model, Setup};
+    use crate::settings::Settings;
+
+    /// Goal: a batch that a device never answers is given up after as many polls as are allowed, however it is waited
+    /// for, and all of its jobs at once. Method: what a wait counts as is 1, and that of `umwait`.
+    #[test]
+    #[allow(unsafe_code, reason = "a batch is submitted")]
+    fn a_batch_is_waited_for_as_long_as_its_polls_take() {
+        let settings = Settings { polls_max: 711, ..Settings::default() };
+        let driver = Arc::new(Driver::new(settings, vec![0]));
+        let portal = Box::new(Model::new(Setup { is_stepped: true, ..Setup::default() }));
+        let queue =
+            WorkQueue { name: "wq1.0".to_owned(), device: 1, package: 0, depth: 128, portal };
+        driver.add([queue]).unwrap();
+        let iaa = Iaa::new(&driver, Codes::Fixed);
+        let unit = [7; 4096];
+        let mut packed = [0; 4096];
+        for (polls, rounds) in [(1, 711), (71, 11)] {
+            let mut stream = iaa.stream(unit.len()).unwrap();
+            stream.flights.count_a_pause_as(polls);
+            let mut dests = vec![[0; 4096]; BATCH_MAX];
+            let mut jobs: [Job<'_>; BATCH_MAX] = Default::default();
+            for (job, dest) in jobs.iter_mut().zip(&mut dests) {
+                (job.source, job.dest) = (&unit, dest);
+            }
+            // SAFETY: until `poll` returns true only it and `wait` are called, with the same jobs.
+            unsafe { Compressor::submit(&mut stream, &mut jobs) };
+            let mut polled = 1;
+            while !Compressor::poll(&mut stream, &mut jobs) {
+                assert!(jobs.iter().all(|job| job.answer == Answer::Failed), "all end at once");
+                Compressor::wait(&mut stream);
+                polled += 1;
+            }
+            assert_eq!(polled, rounds);
+            let Answer::Compressed(bytes) = jobs[0].answer else { panic!("{:?}", jobs[0].answer) };
+            packed[..bytes].copy_from_slice(&jobs[0].dest[..bytes]);
+
+            let mut stream = iaa.stream(unit.len()).unwrap();
+            stream.flights.count_a_pause_as(polls);
+            let mut dests = vec![[0; 4096]; BATCH_MAX];
+            let mut jobs: Vec<Unpack<'_>> =
+                dests.iter_mut().map(|dest| Unpack::new(&packed[..bytes], dest)).collect();
+            // SAFETY: the same.
+            unsafe { Decompressor::submit(&mut stream, &mut jobs) };
+            let mut polled = 1;
+            while !Decompressor::poll(&mut stream, &mut jobs) {
+                assert!(jobs.iter().all(|job| job.result.is_err()), "all end at once");
+                Decompressor::wait(&mut stream);
+                polled += 1;
+            }
+            assert_eq!(polled, rounds);
+            assert!(jobs.iter().all(|job| job.result.is_ok() && *job.dest == unit));
+        }
+        assert_eq!(driver.global_stats().total_completion_timeout_errors, 32);
+    }
 
     #[test]
     fn the_format_is_that_of_one_software_codec() {

@@ -246,9 +246,12 @@ impl Slots {
         (aecs & !(PAGE_BYTES - 1)..aecs + size_of_val(&FIXED)).contains(&address)
     }
 
-    /// Waits a moment for a slot's record.
-    pub(crate) fn pause(&self, slot: usize, pause: Pause) {
-        pause.wait(self.status(slot));
+    /// Waits a moment for a slot's record; whether it has come.
+    pub(crate) fn pause(&self, slot: usize, pause: Pause) -> bool {
+        let status = self.status(slot);
+        pause.wait(status);
+        // Relaxed: whoever uses the record polls it first.
+        status.load(Ordering::Relaxed) != 0
     }
 }
 

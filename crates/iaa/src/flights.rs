@@ -8,7 +8,8 @@
 //!             `---- page fault, or verify --'
 //! ```
 //!
-//! Nothing here waits, and nothing allocates: each [`Flights::poll`] takes a job one step further if it can go.
+//! Nothing here allocates. Each [`Flights::poll`] takes a job one step further if it can go, and does not wait;
+//! [`Flights::pause`] does, for a moment.
 //!
 //! # Invariants
 //!
@@ -200,16 +201,31 @@ impl Flights {
         self.taken &= !(1 << flight.slot);
     }
 
-    /// Waits a moment for the record of a job.
-    pub(crate) fn pause(&mut self, job: usize) {
-        match &mut self.flights[job] {
-            Some(flight) if flight.ticket.is_some() => {
-                // The poll that comes next is one of them.
-                flight.polls += self.pause.polls() - 1;
-                self.slots.pause(flight.slot, self.pause);
+    /// Waits a moment for the record of the first job that is at a device. A job that waits for room is tried again
+    /// at once instead.
+    pub(crate) fn pause(&mut self) {
+        let mut first = None;
+        for flight in self.flights.iter().flatten() {
+            if flight.ticket.is_none() {
+                return std::hint::spin_loop();
             }
-            _ => std::hint::spin_loop(),
+            first = first.or(Some(flight.slot));
         }
+        let Some(slot) = first else { return };
+        if self.slots.pause(slot, self.pause) {
+            // It was not waited for to the end.
+            return;
+        }
+        for flight in self.flights.iter_mut().flatten() {
+            // All of them have waited. The poll that comes next is one of these.
+            flight.polls = flight.polls.saturating_add(self.pause.polls() - 1);
+        }
+    }
+
+    /// From now on a wait counts as so many polls, as if the processor had `umwait`.
+    #[cfg(test)]
+    pub(crate) fn count_a_pause_as(&mut self, polls: u32) {
+        self.pause = Pause::counted(polls);
     }
 
     fn count(&self, of: Count, more: usize) {
@@ -372,3 +388,6 @@ impl Kind {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,11 +6,12 @@
 //! The codecs of this crate are one file each. Such a file ends in a [`Software`] entry, which
 //! [`super::Algorithm`] refers to; nothing else in the crate knows the codec.
 //!
-//! Each direction works on batches: `submit` starts a batch, and `poll` says whether all of it is done.
-//! Software compresses unit by unit within `submit`, so that `poll` has nothing to wait for: these are
-//! the default methods. Whatever a codec needs it takes in its constructors (`ZC-1`); it needs no lock,
+//! Each direction works on batches: `submit` starts a batch, `poll` says whether all of it is done, and `wait` passes
+//! the time between two polls. Software compresses unit by unit within `submit`, so that `poll` has nothing to wait
+//! for: these are the default methods. Whatever a codec needs it takes in its constructors (`ZC-1`); it needs no lock,
 //! because a stream is used by one caller at a time.
 
+use std::hint::spin_loop;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
@@ -168,7 +169,7 @@ pub trait Compressor: Send {
     /// # Safety
     ///
     /// Until [`Compressor::poll`] has returned true for these jobs, or has panicked, the caller calls nothing
-    /// but `poll`, with the same jobs; the bytes of each `source` stay as they are, and those of each
+    /// but `poll`, with the same jobs, and `wait`; the bytes of each `source` stay as they are, and those of each
     /// `dest` are the implementer's alone: an accelerator may read and write them between the calls.
     #[allow(unsafe_code, reason = "a device works on the bytes after the call has returned")]
     unsafe fn submit(&mut self, jobs: &mut [Job<'_>]) {
@@ -182,6 +183,12 @@ pub trait Compressor: Send {
     fn poll(&mut self, jobs: &mut [Job<'_>]) -> bool {
         let _ = jobs;
         true
+    }
+
+    /// Passes a moment of the time that a batch takes: called after each `poll` that has returned false, before the
+    /// next one. It returns within microseconds, whether anything is done or not, and does not panic.
+    fn wait(&mut self) {
+        spin_loop();
     }
 
     /// Bytes taken at set-up.
@@ -246,7 +253,7 @@ pub trait Decompressor: Send {
     /// # Safety
     ///
     /// Until [`Decompressor::poll`] has returned true for these jobs, or has panicked, the caller calls nothing
-    /// but `poll`, with the same jobs; the bytes of each `source` stay as they are, and those of each
+    /// but `poll`, with the same jobs, and `wait`; the bytes of each `source` stay as they are, and those of each
     /// `dest` are the implementer's alone.
     #[allow(unsafe_code, reason = "a device works on the bytes after the call has returned")]
     unsafe fn submit(&mut self, jobs: &mut [Unpack<'_>]) {
@@ -260,6 +267,11 @@ pub trait Decompressor: Send {
     fn poll(&mut self, jobs: &mut [Unpack<'_>]) -> bool {
         let _ = jobs;
         true
+    }
+
+    /// Passes a moment, as [`Compressor::wait`] does.
+    fn wait(&mut self) {
+        spin_loop();
     }
 
     /// Bytes taken at set-up.

@@ -12,8 +12,6 @@
 //! `make loom` tries every order. [`hold`] never waits while any stream is free. A thread holds at most one stream
 //! of a rank, so the second try of an equal rank that `SYNC-1` asks about can't arise.
 
-use std::hint::spin_loop;
-
 use super::backend::{Answer, BATCH_MAX, Compressor, Corrupt, Decompressor, Job, Unpack};
 use super::sample::is_incompressible;
 use super::{Element, Extent, Outcome, Packed, compressed_bytes_max};
@@ -107,21 +105,21 @@ impl CompressStream {
 
 /// Has one batch compressed, and waits for it.
 pub(super) fn work(compressor: &mut dyn Compressor, batch: &mut [Job<'_>]) {
-    // SAFETY: from here to the end of the loop only `poll` is called, with the same jobs: both borrows are
-    // this function's. They keep `source` and `dest` in place, and everybody else from writing them.
+    // SAFETY: from here to the end of the loop only `poll`, with the same jobs, and `wait` are called: both borrows
+    // are this function's. They keep `source` and `dest` in place, and everybody else from writing them.
     unsafe { compressor.submit(batch) };
     while !compressor.poll(batch) {
-        spin_loop();
+        compressor.wait();
     }
 }
 
 /// Has one batch decompressed, and waits for it.
 pub(super) fn unpack(decompressor: &mut dyn Decompressor, batch: &mut [Unpack<'_>]) {
-    // SAFETY: as in work(): only `poll` is called until it returns true, with the same jobs, and both
-    // borrows are this function's for that long.
+    // SAFETY: as in work(): only `poll`, with the same jobs, and `wait` are called until `poll` returns true, and
+    // both borrows are this function's for that long.
     unsafe { decompressor.submit(batch) };
     while !decompressor.poll(batch) {
-        spin_loop();
+        decompressor.wait();
     }
 }
 

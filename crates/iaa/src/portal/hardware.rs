@@ -95,18 +95,27 @@ unsafe impl Portal for Hardware {
 #[derive(Debug, Clone, Copy)]
 pub struct Pause {
     has_umwait: bool,
+    /// How many polls a wait counts as.
+    polls: u32,
 }
 
 impl Pause {
     /// Looks at the processor.
     #[must_use]
     pub fn new() -> Pause {
-        Pause { has_umwait: instructions::features() & WAITPKG != 0 }
+        let has_umwait = instructions::features() & WAITPKG != 0;
+        Pause { has_umwait, polls: if has_umwait { UMWAIT_POLLS } else { 1 } }
+    }
+
+    /// By `pause`, but counted as so many polls.
+    #[cfg(test)]
+    pub(crate) fn counted(polls: u32) -> Pause {
+        Pause { has_umwait: false, polls }
     }
 
     /// How many polls a wait counts as: a job is given up after so many, however it is waited for.
     pub(crate) fn polls(self) -> u32 {
-        if self.has_umwait { UMWAIT_POLLS } else { 1 }
+        self.polls
     }
 
     /// Waits, unless `status` is not zero any more. It is read once the line is watched, so that no write is missed.

@@ -1,0 +1,73 @@
+//! How jobs are waited for.
+
+use std::sync::Arc;
+
+use super::Flights;
+use crate::completion::{Kind, Slots};
+use crate::driver::{Driver, WorkQueue};
+use crate::model::{Model, Setup};
+use crate::settings::Settings;
+
+const UNIT: [u8; 4096] = [0; 4096];
+
+/// Polls that a wait counts as.
+const POLLS: u32 = 71;
+
+/// So many jobs, begun at a device that does one at each step.
+fn begun(jobs: usize, depth: u32) -> (Flights, Model) {
+    let device = Model::new(Setup { is_stepped: true, ..Setup::default() });
+    let driver = Arc::new(Driver::new(Settings::default(), vec![0]));
+    let portal = Box::new(device.clone());
+    let queue = WorkQueue { name: "wq1.0".to_owned(), device: 1, package: 0, depth, portal };
+    driver.add([queue]).unwrap();
+    let mut flights = Flights::new(&driver, Slots::new(UNIT.len()).unwrap());
+    flights.count_a_pause_as(POLLS);
+    flights.begin_batch();
+    (0..jobs).for_each(|job| flights.begin(job, Kind::Fixed, &UNIT, UNIT.len()).unwrap());
+    (flights, device)
+}
+
+fn polls(flights: &Flights) -> Vec<u32> {
+    flights.flights.iter().flatten().map(|flight| flight.polls).collect()
+}
+
+/// Goal: a wait counts for all jobs that waited, and for none if the record came before it was over.
+#[test]
+fn a_wait_counts_unless_the_record_came() {
+    let (mut flights, device) = begun(3, 128);
+    flights.pause();
+    assert_eq!(polls(&flights), [POLLS - 1; 3]);
+    assert!(device.step());
+    flights.pause();
+    assert_eq!(polls(&flights), [POLLS - 1; 3], "the record of the first job was there");
+    assert!(matches!(flights.poll(0), Some(Ok(_))));
+    flights.end(0, &mut []);
+    flights.pause();
+    assert_eq!(polls(&flights), [2 * (POLLS - 1); 2], "the second job is the first one now");
+    while device.step() {}
+    for job in [1, 2] {
+        assert!(matches!(flights.poll(job), Some(Ok(_))));
+        flights.end(job, &mut []);
+    }
+    flights.pause();
+    assert_eq!(polls(&flights), [0; 0], "nothing is under way");
+}
+
+/// Goal: while a job waits for room nothing is waited for long, since room may come at any time.
+#[test]
+fn room_is_asked_for_without_a_wait() {
+    let (mut flights, device) = begun(3, 2);
+    flights.pause();
+    assert_eq!(polls(&flights), [0; 3]);
+    assert!(device.step());
+    assert!(matches!(flights.poll(0), Some(Ok(_))));
+    flights.end(0, &mut []);
+    assert!(flights.poll(2).is_none(), "it is at the device now");
+    flights.pause();
+    assert_eq!(polls(&flights), [POLLS - 1; 2]);
+    while device.step() {}
+    for job in [1, 2] {
+        assert!(matches!(flights.poll(job), Some(Ok(_))));
+        flights.end(job, &mut []);
+    }
+}
