@@ -6,6 +6,7 @@
 mod simulation;
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use clap::Args;
 use serde_json::{Value, json};
@@ -76,56 +77,93 @@ const LATENCIES: [(&str, usize, bool, u64); 3] = [
     ("batched, distributed", BATCH_MAX, true, 706),
 ];
 
-/// A published row of `usemem -n 30 10g` under `memory.high=150G`: gains of batching in percent.
-struct Usemem {
+/// The folios of the published runs, and the pages that went out of memory in the sequential runs of v9. Later series
+/// publish no counters: that theirs are the same is assumed.
+struct Folio {
     name: &'static str,
-    folio_bytes: usize,
-    /// KB/s of all processes, sequential. Of v14 only gains are at hand, so v12's are used.
-    kb_s: u64,
-    throughput: f64,
-    elapsed: f64,
+    bytes: usize,
+    /// usemem's, all of them in whole folios.
+    usemem_out: u64,
+    /// The kernel compilation's, but only those in whole folios: single pages are no batch.
+    compilation_out: u64,
 }
 
-/// In the order in which the series give them.
-const USEMEM: [Usemem; 4] = [
-    Usemem {
-        name: "v12 64K",
-        folio_bytes: 64 << 10,
-        kb_s: 7_191_949,
-        throughput: 49.0,
-        elapsed: -25.0,
-    },
-    Usemem {
-        name: "v12 2M",
-        folio_bytes: 2 << 20,
-        kb_s: 7_237_676,
-        throughput: 55.0,
-        elapsed: -16.0,
-    },
-    Usemem {
-        name: "v14 64K",
-        folio_bytes: 64 << 10,
-        kb_s: 7_191_949,
-        throughput: 69.0,
-        elapsed: -32.0,
-    },
-    Usemem {
-        name: "v14 2M",
-        folio_bytes: 2 << 20,
-        kb_s: 7_237_676,
-        throughput: 78.0,
-        elapsed: -28.0,
-    },
+const FOLIO_64K: Folio =
+    Folio { name: "64K", bytes: 64 << 10, usemem_out: 58_146_954, compilation_out: 2_958_806 * 16 };
+
+const FOLIO_2M: Folio =
+    Folio { name: "2M", bytes: 2 << 20, usemem_out: 59_815_486, compilation_out: 8_810 * 512 };
+
+/// Published seconds by `deflate-iaa`: with pages compressed one by one, and in batches.
+struct Published {
+    series: &'static str,
+    folio: Folio,
+    elapsed_s: [f64; 2],
+    sys_s: [f64; 2],
+}
+
+const fn published(
+    series: &'static str,
+    folio: Folio,
+    elapsed_s: [f64; 2],
+    sys_s: [f64; 2],
+) -> Published {
+    Published { series, folio, elapsed_s, sys_s }
+}
+
+/// `usemem --init-time -w -O -b 1 -s 10 -n 30 10g` under `memory.high=150G`, with KB/s of all processes.
+const USEMEM: [(Published, [u64; 2]); 8] = [
+    (published("v9", FOLIO_64K, [100.46, 69.70], [2416.97, 1648.37]), [6_091_607, 10_174_344]),
+    (published("v9", FOLIO_2M, [87.15, 63.04], [2011.56, 1450.45]), [6_371_048, 11_282_935]),
+    (published("v12", FOLIO_64K, [93.21, 69.98], [2190.52, 1651.51]), [7_191_949, 10_702_115]),
+    (published("v12", FOLIO_2M, [82.26, 69.30], [1901.90, 1634.78]), [7_237_676, 11_228_928]),
+    (published("v13", FOLIO_64K, [98.94, 70.90], [2379.29, 1686.18]), [6_118_675, 9_901_216]),
+    (published("v13", FOLIO_2M, [88.70, 67.84], [2059.83, 1581.07]), [6_309_635, 10_558_225]),
+    (published("v14", FOLIO_64K, [99.19, 67.45], [2356.19, 1580.47]), [6_226_967, 10_551_714]),
+    (published("v14", FOLIO_2M, [88.14, 63.37], [2025.53, 1455.23]), [6_347_201, 11_315_500]),
 ];
 
-/// Pages that go out for each page that is written, in percent: (300 - 150) GB of 300 GB.
-const OUT_PERCENT: u64 = 50;
+/// A kernel's `allmodconfig` by 32 threads under `memory.max=2G`. v14 has another workload, and no counters of it.
+const COMPILATION: [Published; 6] = [
+    published("v9", FOLIO_64K, [835.31, 837.75], [3705.03, 3642.59]),
+    published("v9", FOLIO_2M, [790.66, 789.01], [4307.92, 4184.09]),
+    published("v12", FOLIO_64K, [874.74, 821.59], [3834.35, 3791.12]),
+    published("v12", FOLIO_2M, [808.10, 794.85], [4351.01, 4266.95]),
+    published("v13", FOLIO_64K, [836.64, 806.94], [3897.57, 3661.83]),
+    published("v13", FOLIO_2M, [818.48, 779.67], [4226.52, 4245.18]),
+];
 
-/// usemem's last sleep (`-s 10`), which batching does not shorten.
-const SLEEP_S: f64 = 10.0;
+const COMPILATION_THREADS: u16 = 32;
 
-/// GB that a process writes.
-const WRITTEN_KB: f64 = 10.0 * 1024.0 * 1024.0;
+/// Pages that the 30 processes write.
+const USEMEM_WRITTEN: u64 = 30 * (10 << 30) / PAGE_BYTES as u64;
+
+impl Published {
+    fn name(&self) -> String {
+        format!("{} {}", self.series, self.folio.name)
+    }
+
+    /// Elapsed and system time: what batching changed as published, what it changes if it saves these seconds, and the
+    /// error, in percent.
+    fn times(&self, elapsed_saved_s: f64, sys_saved_s: f64) -> [[f64; 3]; 2] {
+        let row = |[from, to]: [f64; 2], saved| error(change(from, to), change(from, from - saved));
+        [row(self.elapsed_s, elapsed_saved_s), row(self.sys_s, sys_saved_s)]
+    }
+}
+
+/// Percent, from one figure to another one.
+fn change(from: f64, to: f64) -> f64 {
+    100.0 * (to / from - 1.0)
+}
+
+/// Published, predicted, and by how much the prediction is off.
+fn error(published: f64, predicted: f64) -> [f64; 3] {
+    [published, predicted, predicted - published]
+}
+
+fn show([published, predicted, error]: [f64; 3]) -> String {
+    format!("{published:>+6.1}{predicted:>+7.1}{error:>+7.1}")
+}
 
 /// The work to write one page where nothing goes out, as measured with the workload of `zfolio bench usemem`:
 /// 1001 MB/s (docs/benchmarks/2026-11-21-usemem.md).
@@ -136,7 +174,7 @@ pub(crate) fn iaa(args: &IaaArgs) -> Result<bool, Failure> {
     if usize::from(args.devices) * usize::from(args.queues) > QUEUES_MAX {
         return Err(Failure::Refused(format!("--queues: accepted: {QUEUES_MAX} in all at most")));
     }
-    let tables = [latencies(args), layouts(args), retries(args), usemem(args)];
+    let tables = [latencies(args), layouts(args), retries(args), usemem(args), compilation(args)];
     if args.json {
         let each = tables.iter().map(|table| (table.name.to_owned(), table.json.clone()));
         let fitted = json!({
@@ -290,32 +328,36 @@ fn retries(args: &IaaArgs) -> Table {
 }
 
 fn usemem(args: &IaaArgs) -> Table {
-    let text = "\nprediction: what batching gains usemem, in percent (work per page that goes out: as the published\n\
-                sequential row leaves it, and as this project measured writes alone)\n\
-                \x20 row        published  predicted    error  | writes alone    error  \
-                | elapsed published  predicted    error\n";
+    let text = "\nprediction: what batching changes for usemem, in percent: published, predicted, error \
+                (throughput also with\nthe work per page that this project measured for writes alone, not that of the sequential row)\n\
+                \x20 row      throughput            writes alone    elapsed               sys\n";
     let mut table = Table { name: "usemem", text: text.to_owned(), json: json!([]) };
-    for row in &USEMEM {
-        let per_page = 4 * u64::from(args.processes) * 1_000_000_000 / row.kb_s;
+    for (row, [sequential, batched]) in &USEMEM {
+        let (out, bytes) = (row.folio.usemem_out, row.folio.bytes);
+        let written_ns = 4 * u64::from(args.processes) * 1_000_000_000 / sequential;
         // The published time of a page, over the pages that go out, less what compression takes without others.
-        let anchored = (per_page * 100 / OUT_PERCENT).saturating_sub(LATENCIES[0].3);
-        let [gain, alone] =
-            [anchored, TOUCH_NS * 100 / OUT_PERCENT].map(|work| gain(args, row, work));
-        let seconds = WRITTEN_KB * f64::from(args.processes) / as_f64(row.kb_s);
-        let elapsed =
-            100.0 * ((seconds / (1.0 + gain / 100.0) + SLEEP_S) / (seconds + SLEEP_S) - 1.0);
-        let errors = [gain - row.throughput, alone - row.throughput, elapsed - row.elapsed];
+        let anchored = (written_ns * USEMEM_WRITTEN / out).saturating_sub(LATENCIES[0].3);
+        let both = [anchored, TOUCH_NS * USEMEM_WRITTEN / out]
+            .map(|work| runs(&machine(args), args, args.processes, bytes, work));
+        let [gain, alone] = both.each_ref().map(|[one, all]| change(rate(one), rate(all)));
+        let throughput = error(change(as_f64(*sequential), as_f64(*batched)), gain);
+        let write_s = as_f64(4 * USEMEM_WRITTEN) / as_f64(*sequential);
+        let [elapsed, sys] = row.times(write_s * gain / (100.0 + gain), saved_s(&both[0], out));
+        let [_, alone, alone_error] = error(throughput[0], alone);
+        let name = row.name();
+        let [first, second, third] = [throughput, elapsed, sys].map(show);
         writeln!(
             table.text,
-            "  {:<10}{:>+10.0}{gain:>+11.1}{:>+9.1}  |{alone:>+13.1}{:>+9.1}  |{:>+18.0}{elapsed:>+11.1}{:>+9.1}",
-            row.name, row.throughput, errors[0], errors[1], row.elapsed, errors[2],
-        ).expect("a string grows");
+            "  {name:<8}{first}  {alone:>+6.1}{alone_error:>+7.1}  {second}  {third}"
+        )
+        .expect("a string grows");
         push(
             &mut table.json,
             json!({
-                "name": row.name, "published": row.throughput, "predicted": gain, "error": errors[0],
-                "writes_alone": alone, "writes_alone_error": errors[1], "elapsed_published": row.elapsed,
-                "elapsed_predicted": elapsed, "elapsed_error": errors[2],
+                "name": name, "published": throughput[0], "predicted": throughput[1], "error": throughput[2],
+                "writes_alone": alone, "writes_alone_error": alone_error,
+                "elapsed_published": elapsed[0], "elapsed_predicted": elapsed[1], "elapsed_error": elapsed[2],
+                "sys_published": sys[0], "sys_predicted": sys[1], "sys_error": sys[2],
             }),
         );
     }
@@ -323,16 +365,62 @@ fn usemem(args: &IaaArgs) -> Table {
     table
 }
 
-/// What batching gains, if each page that goes out comes with so much other work.
-fn gain(args: &IaaArgs, row: &Usemem, work_ns_page: u64) -> f64 {
-    let pages = row.folio_bytes / PAGE_BYTES;
-    let busy_cores = usize::from(args.processes.div_ceil(args.packages).min(args.cores));
+/// A kernel compilation: what is published of v9's counters says how many pages batches can help.
+fn compilation(args: &IaaArgs) -> Table {
+    let text = "\nprediction: what batching changes for a kernel compilation, in percent: published, predicted, error\n\
+                \x20 row      elapsed               sys\n";
+    let mut table = Table { name: "compilation", text: text.to_owned(), json: json!([]) };
+    // As published: a queue of each device for each direction.
+    let mut base = Machine { queues: 2, ..machine(args) };
+    base.settings.comp_wqs_per_iaa = 1;
+    for row in &COMPILATION {
+        let out = row.folio.compilation_out;
+        let threads = u64::from(COMPILATION_THREADS);
+        let work = Duration::from_secs_f64(row.elapsed_s[0]).as_nanos() * u128::from(threads)
+            / u128::from(out);
+        let work = u64::try_from(work).unwrap_or(u64::MAX);
+        let both = runs(&base, args, COMPILATION_THREADS, row.folio.bytes, work);
+        let saved_s = saved_s(&both, out);
+        let [elapsed, sys] = row.times(saved_s / as_f64(threads), saved_s);
+        let name = row.name();
+        writeln!(table.text, "  {name:<8}{}  {}", show(elapsed), show(sys))
+            .expect("a string grows");
+        push(
+            &mut table.json,
+            json!({
+                "name": name,
+                "elapsed_published": elapsed[0], "elapsed_predicted": elapsed[1], "elapsed_error": elapsed[2],
+                "sys_published": sys[0], "sys_predicted": sys[1], "sys_error": sys[2],
+            }),
+        );
+    }
+    table
+}
+
+/// Folios that go out page by page and in batches, if each page comes with so much other work.
+fn runs(
+    base: &Machine,
+    args: &IaaArgs,
+    threads: u16,
+    bytes: usize,
+    work_ns_page: u64,
+) -> [Outcome; 2] {
+    let pages = bytes / PAGE_BYTES;
+    let busy_cores = usize::from(threads.div_ceil(args.packages).min(args.cores));
     let folios = (args.folios as usize * 16 / pages).max(5);
     let work_ns = work_ns_page * pages as u64;
-    let base = Machine { folio_pages: pages, folios, busy_cores, work_ns, ..machine(args) };
-    let [sequential, batched] =
-        [1, BATCH_MAX].map(|batch| rate(&simulate(&Machine { batch, ..base.clone() }, CONSTANTS)));
-    100.0 * (batched / sequential - 1.0)
+    let base = Machine { folio_pages: pages, folios, busy_cores, work_ns, ..base.clone() };
+    [1, BATCH_MAX].map(|batch| simulate(&Machine { batch, ..base.clone() }, CONSTANTS))
+}
+
+/// Seconds that batches save of the time in which a core compresses so many pages, or waits for that.
+fn saved_s([one, all]: &[Outcome; 2], pages: u64) -> f64 {
+    (mean(one) - mean(all)) * as_f64(pages) / 1e9
+}
+
+/// Nanoseconds per page.
+fn mean(outcome: &Outcome) -> f64 {
+    as_f64(outcome.page_ns.iter().sum()) / as_f64(outcome.page_ns.len() as u64)
 }
 
 #[expect(

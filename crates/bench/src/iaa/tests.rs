@@ -4,7 +4,10 @@ use clap::Parser;
 use zfolio_core::testing::{Random, seed};
 
 use super::simulation::{CONSTANTS, Constants, simulate};
-use super::{IaaArgs, LATENCIES, Machine, latencies, machine, percent, usemem};
+use super::{
+    COMPILATION, IaaArgs, LATENCIES, Machine, Table, USEMEM, change, compilation, latencies,
+    machine, percent, runs, saved_s, usemem,
+};
 
 #[derive(Parser)]
 struct Line {
@@ -108,16 +111,69 @@ fn devices_do_not_wait_for_each_other() {
     }
 }
 
+/// Goal: no published figure was copied wrongly. Method: the series also print what batching changed, in whole percent
+/// or tenths.
+#[test]
+fn published_figures_are_those_of_the_series() {
+    let is_near = |printed: f64, [from, to]: [f64; 2], by: f64| {
+        let found = change(from, to);
+        assert!(
+            (printed - found).abs() <= by,
+            "{printed} is printed, {from} and {to} give {found}"
+        );
+    };
+    let printed = [
+        [67.0, -31.0, -32.0],
+        [77.0, -28.0, -28.0],
+        [49.0, -25.0, -25.0],
+        [55.0, -16.0, -14.0],
+        [62.0, -28.0, -29.0],
+        [67.0, -24.0, -23.0],
+        [69.0, -32.0, -33.0],
+        [78.0, -28.0, -28.0],
+    ];
+    for ([throughput, elapsed, sys], (row, kb_s)) in printed.into_iter().zip(&USEMEM) {
+        is_near(throughput, kb_s.map(super::as_f64), 0.5);
+        is_near(elapsed, row.elapsed_s, 0.5);
+        is_near(sys, row.sys_s, 0.5);
+    }
+    // v9 prints no changes of this workload.
+    let printed = [[-6.1, -1.0], [-1.6, -2.0], [-3.5, -6.0], [-4.7, 0.4]];
+    for ([elapsed, sys], row) in printed.into_iter().zip(&COMPILATION[2..]) {
+        is_near(elapsed, row.elapsed_s, 0.06);
+        is_near(sys, row.sys_s, 0.5);
+    }
+}
+
+/// Goal: while the devices have room, batching saves for each page what the fitted latencies differ by.
+#[test]
+fn a_batch_saves_the_difference_of_the_latencies() {
+    let args = parse("x --folios 20");
+    for threads in [2, 32] {
+        let both = runs(&machine(&args), &args, threads, 64 << 10, 20_000);
+        let per_page = 1e9 * saved_s(&both, 1_000_000) / 1e6;
+        assert!((2600.0..=2900.0).contains(&per_page), "{threads}: {per_page}");
+    }
+}
+
 #[test]
 fn the_tables_have_their_rows_and_arguments_are_checked() {
     let args = parse("x --folios 5");
     assert_eq!(latencies(&args).json.as_array().unwrap().len(), 3);
-    let table = usemem(&args);
-    let rows = table.json.as_array().unwrap();
-    assert_eq!(rows.len(), 4);
-    for row in rows {
-        assert!(row["predicted"].as_f64().unwrap() > 0.0, "{row}");
-        assert!(table.text.contains(row["name"].as_str().unwrap()));
+    for (table, count) in [(usemem(&args), 8), (compilation(&args), 6)] {
+        let Table { text, json, .. } = table;
+        let rows = json.as_array().unwrap();
+        assert_eq!(rows.len(), count);
+        for row in rows {
+            let number = |name: &str| row[name].as_f64().unwrap();
+            for what in ["elapsed", "sys"] {
+                let [published, predicted, error] = ["published", "predicted", "error"]
+                    .map(|column| number(&format!("{what}_{column}")));
+                assert!(predicted < 0.0 && predicted > -50.0, "{row}");
+                assert!((predicted - published - error).abs() < 1e-9, "{row}");
+            }
+            assert!(text.contains(row["name"].as_str().unwrap()));
+        }
     }
     for line in ["--folio 5K", "--folio 4M", "--devices 0", "--cores 0"] {
         let line = format!("x {line}");
