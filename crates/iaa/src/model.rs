@@ -54,6 +54,8 @@ pub struct Faults {
     pub lie: u16,
     /// The device is disabled: it forgets all jobs, and takes no more.
     pub gone: u16,
+    /// The device is reset: it forgets all jobs, and goes on with the next one.
+    pub reset: u16,
 }
 
 /// A queue of a device.
@@ -98,8 +100,10 @@ pub struct Counts {
     pub full: u64,
     /// Descriptors that a dedicated queue lost because the driver gave it more than it holds.
     pub overruns: u64,
-    /// Descriptors that were in the queue when the device was disabled.
+    /// Descriptors that were in the queue when the device was disabled or reset.
     pub forgotten: u64,
+    /// Times that the device was reset.
+    pub resets: u64,
     /// Page faults, other bad statuses, late records, records that never came, lies.
     pub faults: [u64; 5],
 }
@@ -191,9 +195,14 @@ impl Model {
         inner
     }
 
-    /// Forgets all jobs, and accepts no more: the device was disabled or reset.
+    /// Forgets all jobs, and accepts no more: the device was disabled.
     pub fn disable(&self) {
         self.0.lock().disable();
+    }
+
+    /// Forgets all jobs: the device was reset, and set up as it had been.
+    pub fn reset(&self) {
+        self.0.lock().reset();
     }
 
     /// From now on so much goes wrong.
@@ -231,6 +240,15 @@ impl Inner {
 
     fn disable(&mut self) {
         self.is_gone = true;
+        self.forget();
+    }
+
+    fn reset(&mut self) {
+        self.counts.resets += 1;
+        self.forget();
+    }
+
+    fn forget(&mut self) {
         let forgotten = self.waiting.drain(..).chain(self.late.drain(..)).count();
         self.counts.forgotten += u64::try_from(forgotten).expect("the queue is short");
     }
@@ -242,8 +260,11 @@ impl Inner {
     /// That of [`Portal::submit`], for every descriptor without a status.
     #[allow(unsafe_code, reason = "a device works on addresses")]
     unsafe fn step(&mut self) -> bool {
-        let Some(descriptor) = self.waiting.pop_front() else { return false };
         let faults = self.setup.faults;
+        if !self.waiting.is_empty() && self.chance(faults.reset) {
+            self.reset();
+        }
+        let Some(descriptor) = self.waiting.pop_front() else { return false };
         if self.chance(faults.never) {
             self.counts.faults[3] += 1;
             return true;

@@ -343,6 +343,28 @@ fn devices_vanish_and_come_in_the_middle_of_a_batch() {
     assert_eq!(world.driver.global_stats().total_sw_comp_calls, all_by_software);
 }
 
+/// Goal: a device that is reset in the middle of a batch costs time and no unit. It is used on, but for the places of
+/// the jobs that it forgot: their records may still come.
+#[test]
+fn a_device_that_is_reset_goes_on() {
+    let stepped = Setup { is_stepped: true, depth: 10, is_shared: false, ..Setup::default() };
+    let world = World::new(quick(), &[stepped]);
+    let units = units(8);
+    let mut dests = vec![vec![0; UNIT]; 8];
+    let mut stream = world.compressor(Codes::Fixed, UNIT);
+    let answers = compress(&mut *stream, &units, &mut dests, || world.models[0].reset());
+    assert!(answers.iter().all(|answer| matches!(answer, Answer::Compressed(_))));
+    let stats = world.driver.global_stats();
+    assert_eq!((stats.total_completion_timeout_errors, stats.total_sw_comp_calls), (8, 8));
+    assert_eq!(world.count(|counts| counts.forgotten), 8);
+    stream = world.compressor(Codes::Fixed, UNIT);
+    compress(&mut *stream, &units, &mut dests, || _ = world.models[0].step());
+    let stats = world.driver.global_stats();
+    assert_eq!((stats.total_comp_calls, stats.total_sw_comp_calls), (16, 8), "two at a time");
+    assert_eq!(world.driver.driver_stats().in_flight, 8);
+    assert_eq!(world.count(|counts| counts.overruns), 0);
+}
+
 /// Goal: with many threads, dedicated queues that run at the same time are not overrun, devices come and go, and every
 /// byte comes back. Method: a thread executes descriptors, another one removes and adds a device.
 #[test]

@@ -32,6 +32,7 @@ fn faults(random: &mut Random) -> Faults {
         never: chance(16),
         lie: chance(8192),
         gone: chance(16),
+        reset: chance(16),
     }
 }
 
@@ -119,7 +120,7 @@ impl Streams {
 /// with devices and faults at random, in which devices also vanish and come; at last all late records come, and the
 /// descriptors that are still out are those that were never answered, one by one.
 fn no_byte_is_wrong(wanted: u64) {
-    let (mut done, mut number, mut seen) = (0, 0, [0; 7]);
+    let (mut done, mut number, mut seen) = (0, 0, [0; 8]);
     while done < wanted {
         let who = format!("seed {}, world {number}", seed());
         let mut random = Random::new(seed().wrapping_add(number));
@@ -152,7 +153,7 @@ fn no_byte_is_wrong(wanted: u64) {
         done += world.count(|counts| counts.accepted);
         let kinds = world.models.iter().map(Model::counts).map(|it| {
             let [page, status, late, never, lie] = it.faults;
-            [page, status, late, never, lie, it.full, it.forgotten]
+            [page, status, late, never, lie, it.full, it.forgotten, it.resets]
         });
         kinds.for_each(|more| seen.iter_mut().zip(more).for_each(|(sum, more)| *sum += more));
         number += 1;
@@ -160,7 +161,9 @@ fn no_byte_is_wrong(wanted: u64) {
     println!(
         "{done} descriptors in {number} worlds, with pages missing, other statuses, late records, "
     );
-    println!("none, lies, full queues, and jobs forgotten by devices that vanished: {seen:?}");
+    println!(
+        "none, lies, full queues, jobs forgotten by devices that vanished or were reset, resets: {seen:?}"
+    );
     assert!(number < 20 || seen.iter().all(|count| *count > 0), "a fault never happened: {seen:?}");
 }
 
