@@ -135,8 +135,7 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
         end,
         files: &files,
         tree: &tree,
-        sum_bytes_max: watchers.supervisor.as_ref().map(Supervisor::sum_bytes_max),
-        asked_bytes_max: watchers.supervisor.as_ref().map_or(0, Supervisor::asked_bytes_max),
+        supervisor: watchers.supervisor.as_ref(),
         out_of_memory: kills < allowance::oom_kills(),
     };
     if !settings.quiet {

@@ -42,7 +42,7 @@ impl Story<'_> {
             "tree_resident_bytes_max": self.tree.together_bytes_max,
             "limit_bytes": self.settings.limit_bytes,
             "tree": self.settings.tree,
-            "tree_charge_bytes_max": self.sum_bytes_max,
+            "tree_charge_bytes_max": self.sum_bytes_max(),
             "unit_bytes": self.settings.unit.bytes(),
             "algorithm": self.settings.algorithm.to_string(),
             "spill": self.settings.spill.paths.iter().map(|(path, _)| path.display().to_string())

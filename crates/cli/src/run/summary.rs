@@ -17,6 +17,7 @@ use zfolio_sys::probe::child::Change;
 use super::End;
 use super::detail::{self, of, ratio};
 use super::settings::Settings;
+use super::supervisor::Supervisor;
 use super::tree::{Group, Tree};
 use super::waits;
 use crate::allowance::Allowance;
@@ -49,10 +50,8 @@ pub(super) struct Story<'a> {
     pub(super) files: &'a [StatsFile],
     /// What was seen of its processes from outside.
     pub(super) tree: &'a Tree,
-    /// The highest sum of what all processes charged, if the limit is the tree's.
-    pub(super) sum_bytes_max: Option<u64>,
-    /// The highest limit of all processes together that was asked for meanwhile; 0: none was.
-    pub(super) asked_bytes_max: u64,
+    /// If the limit is the tree's.
+    pub(super) supervisor: Option<&'a Supervisor>,
     /// Whether the kernel killed processes of this cgroup during the run because memory ran out.
     pub(super) out_of_memory: bool,
 }
@@ -185,7 +184,8 @@ impl Story<'_> {
     /// The limit: that of the settings, or a higher one that was asked for meanwhile.
     fn limit_bytes(&self) -> u64 {
         let asked = self.files.iter().map(|file| of(&file.stats.limit_asked));
-        asked.chain([self.settings.limit_bytes, self.asked_bytes_max]).max().unwrap_or(0)
+        let of_all = self.supervisor.map_or(0, Supervisor::asked_bytes_max);
+        asked.chain([self.settings.limit_bytes, of_all]).max().unwrap_or(0)
     }
 
     fn limit(&self) -> String {
@@ -276,9 +276,14 @@ impl Story<'_> {
         Some(Advice { limit_bytes: advice.limit_bytes + self.others_bytes(file), ..advice })
     }
 
+    /// The highest sum of what all processes charged, where they share the limit.
+    pub(super) fn sum_bytes_max(&self) -> Option<u64> {
+        self.supervisor.map(Supervisor::sum_bytes_max)
+    }
+
     /// What the other processes had, where they share the limit with this one.
     fn others_bytes(&self, file: &StatsFile) -> u64 {
-        let sum = self.sum_bytes_max.filter(|_| self.tree.seen > 1).unwrap_or(0);
+        let sum = self.sum_bytes_max().filter(|_| self.tree.seen > 1).unwrap_or(0);
         sum.saturating_sub(self.peak_bytes(file))
     }
 
@@ -467,7 +472,7 @@ impl Story<'_> {
     /// What all processes together had, if there was more than one. Nothing, if all ended before they were
     /// looked at.
     fn write_tree(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(sum) = self.sum_bytes_max.filter(|sum| *sum > 0 && self.tree.seen > 1) else {
+        let Some(sum) = self.sum_bytes_max().filter(|sum| *sum > 0 && self.tree.seen > 1) else {
             return Ok(());
         };
         writeln!(
