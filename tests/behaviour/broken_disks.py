@@ -4,6 +4,7 @@ The program (`spilled`) recomputes every byte of its memory when it is asked to;
 """
 
 import contextlib
+import errno
 import json
 import os
 import pathlib
@@ -117,6 +118,15 @@ class Program:
         lines = pathlib.Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
 
+    def holds_limit(self):
+        """The limit is held, at the latest once the background thread has written what is over it."""
+        until = time.monotonic() + 60
+        while self.resident() > LIMIT + SLACK // 2 and time.monotonic() < until:
+            time.sleep(0.1)
+        now = self.resident()
+        expect(now <= LIMIT + SLACK // 2, f"{now >> 20} MiB resident, though the disk works")
+        return now
+
     def figures(self):
         """The sums over all processes of the run, after its end."""
         processes = json.loads(self.stats.read_text())["processes"]
@@ -151,9 +161,16 @@ class Cases:
         self.run = run
 
     def all(self):
-        self.case("disk fails writes", self.writes)
+        self.case("disk fails writes", self.writes, errno.EIO)
+        self.case("disk is busy for writes", self.writes, errno.EAGAIN)
+        self.case("disk has no room for writes", self.writes, errno.ENOSPC)
+        self.case("disk writes parts of slots only", self.writes, Calls.PART)
+        self.case("disk is busy at times", self.at_times, errno.EAGAIN)
+        self.case("disk moves parts", self.at_times, Calls.PART)
         self.case("disk fails reads", self.reads)
-        self.case("disk fails reads for a while", self.reads_for_a_while)
+        self.case("disk reads parts of slots only", self.reads_parts)
+        self.case("disk fails reads for a while", self.reads_for_a_while, errno.EIO)
+        self.case("disk is busy for reads for a while", self.reads_for_a_while, errno.EAGAIN)
         self.case("disk fails reads, others go on", self.reads_beside)
         if why := why_not():
             return self.run.tell("skip", "broken disks", why)
@@ -190,21 +207,38 @@ class Cases:
         calls = Calls(self.run.build, f"letters{time.monotonic_ns()}")
         return calls, Program(self.run, self.run.build, before=calls.before)
 
-    def writes(self):
-        """`EIO` on write: what was to be written stays, over the limit, and is written once the disk works again."""
+    def writes(self, how):
+        """No write succeeds: what was to be written stays, over the limit, and is written once the disk works again."""
         calls, program = self.failing()
         with program:
-            program.ask(f"fill {PAGES // 2}", "filled")
-            calls.fail("w")
-            program.ask(f"fill {PAGES // 2}", "filled")
-            peak = program.resident()
+            program.ask(f"fill {PAGES // 3}", "filled")
+            calls.fail("w", how)
+            program.ask(f"fill {PAGES // 3}", "filled")
+            peak, hits = program.resident(), calls.hits()
             calls.mend()
             program.ask("change 5", "changed")
+            program.holds_limit()
             figures = program.end()
-            expect(figures["reject_written_back"] > 0 and figures["written_back_fail"] > 0,
-                   f"no write has failed: {figures}")
+            expect(hits > 0 and figures["reject_written_back"] > 0, f"no write has failed: {hits}, {figures}")
             expect(peak > LIMIT + SLACK, f"only {peak >> 20} MiB resident while nothing could be written")
             return f"{figures['reject_written_back']} units stayed, {peak >> 20} MiB resident meanwhile"
+
+    def at_times(self, how):
+        """Three of four reads and writes at a place go wrong: each is tried again, and nobody notices."""
+        calls, program = self.failing()
+        with program:
+            calls.fail("B", how)
+            program.ask(f"fill {PAGES * 5 // 12}", "filled")
+            writes = calls.hits()
+            program.ask("verify", "verified")
+            peak = program.resident()
+            program.ask("change 3", "changed")
+            figures, hits = program.end(), calls.hits()
+            expect(0 < writes < hits, f"{writes} calls went wrong at first, {hits} in all")
+            expect(peak <= LIMIT + SLACK // 2, f"{peak >> 20} MiB resident")
+            given_up = figures["read_back_fail"], figures["read_back_retry"]
+            expect(given_up == (0, 0), f"reads were given up: {given_up}")
+            return f"{hits} calls went wrong, no read, {peak >> 20} MiB resident"
 
     def reads(self):
         """`EIO` on read for good."""
@@ -218,13 +252,23 @@ class Cases:
                    f"it was not tried often: {figures}")
             return f"stopped, {figures['read_back_fail']} units could not be read, {figures['read_back_retry']} pauses"
 
-    def reads_for_a_while(self):
-        """`EIO` on read, and then the disk is good again: the program notices nothing but the time."""
+    def reads_parts(self):
+        """The rest of a slot is never read, as if the file ended there: the slot's units are lost at once."""
+        calls, program = self.failing()
+        with program:
+            program.ask(f"fill {PAGES // 2}", "filled")
+            calls.fail("r", Calls.PART)
+            figures = program.must_stop()
+            expect(figures["read_back_fail"] > 0 and figures["read_back_retry"] == 0, f"it was tried again: {figures}")
+            return f"stopped, {figures['read_back_fail']} units could not be read"
+
+    def reads_for_a_while(self, how):
+        """No read succeeds, and then the disk is good again: the program notices nothing but the time."""
         calls, program = self.failing()
         with program:
             program.ask(f"fill {PAGES}", "filled")
             program.ask("verify", "verified")
-            calls.fail("r")
+            calls.fail("r", how)
             program.send("verify")
             time.sleep(0.3)
             calls.mend()
@@ -324,11 +368,7 @@ class Cases:
             peak = program.resident()
             expect(peak > LIMIT + SLACK // 2, f"only {peak >> 20} MiB resident with a full disk")
             ballast.unlink()
-            until = time.monotonic() + 60
-            while program.resident() > LIMIT + SLACK // 2 and time.monotonic() < until:
-                time.sleep(0.1)
-            now = program.resident()
-            expect(now <= LIMIT + SLACK // 2, f"{now >> 20} MiB resident, though the disk has room again")
+            now = program.holds_limit()
             program.ask("change 3", "changed")
             figures = program.end()
             expect(figures["written_back_full"] > 0, f"no write had no room: {figures}")

@@ -1,16 +1,18 @@
 """Disks that fail, and what of a managed process is on them.
 
-No device-mapper is needed. Reads and writes fail while the program `faulty_calls` is told so. (A loop device whose size
-is lowered below a mounted file system answers with `EIO` too. But then ext4 cannot read its bitmaps either, and Linux
-6.18 stopped at a BUG in fs/ext4/mballoc.c with the file's lock held.) Bytes are changed behind the file system's back,
-through /proc/PID/task/TID/fd: the file has no name, and is open in the engine's own table of files.
+No device-mapper is needed. Reads and writes go wrong while the program `faulty_calls` is told so. (A loop device whose
+size is lowered below a mounted file system answers with `EIO` too. But then ext4 cannot read its bitmaps either, and
+Linux 6.18 stopped at a BUG in fs/ext4/mballoc.c with the file's lock held.) Bytes are changed behind the file system's
+back, through /proc/PID/task/TID/fd: the file has no name, and is open in the engine's own table of files.
 """
 
+import errno
 import os
 import pathlib
 import random
 import signal
 import subprocess
+import sys
 import time
 
 SLOT = 4096
@@ -99,19 +101,32 @@ class Loop:
 
 
 class Calls:
-    """Calls that fail with `EIO` when they are told to: of all that is started with the words `before`."""
+    """Calls that go wrong when they are told to: of all that is started with the words `before`."""
+
+    # In place of an error: a part is moved.
+    PART = 0
 
     def __init__(self, build, name):
         self.letters = pathlib.Path(build) / name
-        self.letters.write_text("-")
+        self.letters.write_bytes(bytes(16))
         self.before = [str(pathlib.Path(build) / "faulty_calls"), str(self.letters)]
 
-    def fail(self, what):
-        """From now on `r`eads, `w`rites or `b`oth fail."""
-        self.letters.write_text(what)
+    def fail(self, what, how=errno.EIO):
+        """From now on `r`eads, `w`rites or `b`oth go wrong; with a capital letter three of four at a place. They end
+        with an error, or do a `PART`."""
+        self.tell(f"{what}{how}")
 
     def mend(self):
-        self.letters.write_text("-")
+        self.tell("-")
+
+    def tell(self, text):
+        # What is behind it stays.
+        with open(self.letters, "r+b", buffering=0) as file:
+            file.write(text.ljust(8).encode())
+
+    def hits(self):
+        """How many calls have gone wrong so far."""
+        return int.from_bytes(self.letters.read_bytes()[8:], sys.byteorder)
 
 
 def files_of(pid, place):
