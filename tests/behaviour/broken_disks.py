@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -172,6 +173,9 @@ class Cases:
         self.case("disk fails reads for a while", self.reads_for_a_while, errno.EIO)
         self.case("disk is busy for reads for a while", self.reads_for_a_while, errno.EAGAIN)
         self.case("disk fails reads, others go on", self.reads_beside)
+        self.case("disk and little address space", self.address_space, 256, PAGES // 2)
+        self.case("disk and too little address space", self.address_space, 192, PAGES)
+        self.case("disk and no locked memory", self.locked_memory)
         if why := why_not():
             return self.run.tell("skip", "broken disks", why)
         damages = [("a flipped bit", lambda these: these.flip(1)), ("swapped slots", Bytes.swap),
@@ -290,6 +294,40 @@ class Cases:
             calls.mend()
             program.ask("join", "right")
             return self.waited(program.end())
+
+    def address_space(self, megabytes, pages):
+        """`RLIMIT_AS`, most of which zfolio's own mappings take: the program gets `ENOMEM` for what is beyond it, and
+        what it has is right."""
+        before = ["prlimit", f"--as={megabytes << 20}", "--"]
+        with Program(self.run, self.run.build, before=before) as program:
+            program.send(f"fill {pages}")
+            answer = program.answer()
+            program.ask("verify", "verified")
+            program.ask("change 3", "changed")
+            is_all = answer == f"filled {pages}"
+            expect(is_all or answer.startswith("no memory after"), f"'{answer}'; {program.said()}")
+            if is_all:
+                program.ask("fork", "child ended with 0")
+            program.holds_limit()
+            figures = program.end()
+            expect(figures["written_back_units"] > PAGES // 8, f"little was spilled: {figures}")
+            return f"{answer} pages, all right, {figures['written_back_units']} units written"
+
+    def locked_memory(self):
+        """`RLIMIT_MEMLOCK`: no memory can be locked for the key, so nothing is spilled, and a line says why."""
+        if os.geteuid() == 0 and not shutil.which("setpriv"):
+            raise Unable("setpriv is needed, to give up CAP_IPC_LOCK")
+        before = ["setpriv", "--bounding-set=-ipc_lock"] if os.geteuid() == 0 else []
+        before += ["prlimit", "--memlock=0", "--"]
+        with Program(self.run, self.run.build, before=before) as program:
+            program.ask(f"fill {PAGES * 5 // 12}", "filled")
+            program.ask("change 3", "changed")
+            program.ask("fork", "child ended with 0")
+            figures = program.end()
+            lines = [line for line in program.said().split("; ") if "what does not compress stays in memory" in line]
+            expect(len(lines) == 1 and "locked memory" in lines[0], program.said())
+            expect(figures["written_back_units"] == 0, f"something was spilled: {figures}")
+            return lines[0]
 
     @staticmethod
     def waited(figures):

@@ -3,7 +3,7 @@
  *
  * Lines on standard input, each answered by one line:
  *
- *   fill N    N pages more
+ *   fill N    N pages more, or as many as there is address space for
  *   verify    all pages
  *   change N  every Nth page is written again
  *   fork      a child verifies all, changes a third, verifies again and ends
@@ -46,15 +46,18 @@ static unsigned wrong(unsigned *first) {
     return wrong;
 }
 
-static void grow(unsigned more) {
+/* Whether there was memory for all of them. */
+static int grow(unsigned more) {
     for (; more > 0; more--, count++) {
         if (count % 256 == 0) {
-            pages[count / 256] =
-                mmap(NULL, 256 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-            CHECK(pages[count / 256] != MAP_FAILED);
+            char *made = mmap(NULL, 256 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            if (made == MAP_FAILED && errno == ENOMEM) return 0;
+            CHECK(made != MAP_FAILED);
+            pages[count / 256] = made;
         }
         write_page(count);
     }
+    return 1;
 }
 
 static int in_child(void) {
@@ -105,8 +108,8 @@ int main(void) {
         char word[16] = "";
         CHECK(sscanf(line, "%15s %u", word, &number) >= 1);
         if (!strcmp(word, "fill")) {
-            grow(number);
-            printf("filled %u\n", count);
+            int is_all = grow(number);
+            printf("%s %u\n", is_all ? "filled" : "no memory after", count);
         } else if (!strcmp(word, "verify")) {
             unsigned bad = wrong(&first);
             if (bad) printf("WRONG: %u of %u pages, the first is %u\n", bad, count, first);
