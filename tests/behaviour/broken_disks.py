@@ -224,6 +224,7 @@ class Cases:
             program.holds_limit()
             figures = program.end()
             expect(hits > 0 and figures["reject_written_back"] > 0, f"no write has failed: {hits}, {figures}")
+            expect(how != errno.EIO or figures["written_back_fail"] > 0, f"no failed write was counted: {figures}")
             expect(peak > LIMIT + SLACK, f"only {peak >> 20} MiB resident while nothing could be written")
             return f"{figures['reject_written_back']} units stayed, {peak >> 20} MiB resident meanwhile"
 

@@ -15,11 +15,16 @@
 //!
 //! Atomic words, no lock: a bucket lies in memory that the processes of a run share, and the holder of a lock there may
 //! be killed. Time is taken first and added to the level afterwards, so whoever is killed in between loses budget, and
-//! never makes some. The numbers are `Relaxed`, since each step decides by one word alone.
+//! never makes some. The numbers are `Relaxed`, since each step decides by one word alone; but whoever sees a budget
+//! sees its level too. Who fills while another budget is set may add what has come to the budget before.
 
+#[cfg(all(test, feature = "loom"))]
+use loom::sync::atomic::{AtomicI64, AtomicU64};
 use std::fmt;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+#[cfg(not(all(test, feature = "loom")))]
+use std::sync::atomic::{AtomicI64, AtomicU64};
 
 use crate::ledger::signed;
 use crate::size;
@@ -210,13 +215,17 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// From now on this budget, of which nothing is used.
+    /// From now on this budget, of which nothing is used. One thread at a time calls it.
     pub fn set(&self, budget: WriteBudget) {
-        self.budget.store(budget.to_word(), Relaxed);
-        self.level_bytes.store(signed(budget.bytes), Relaxed);
-        self.filled_ns.store(0, Relaxed);
-        // The count stays; if the budget before is used up now, that is over.
-        self.used_up.fetch_add(self.used_up.load(Relaxed) % 2, Relaxed);
+        // Not a store, which the model of `make loom` may put before a later step of fill().
+        self.level_bytes.swap(signed(budget.bytes), Relaxed);
+        // Release: pairs with the Acquire in budget().
+        self.budget.store(budget.to_word(), Release);
+        // The count stays; if the budget before is used up now, that is over. Whoever looks may see that first.
+        let seen = self.used_up.load(Relaxed);
+        if seen % 2 == 1 {
+            self.used_up.compare_exchange(seen, seen + 1, Relaxed, Relaxed).ok();
+        }
     }
 
     /// The first two words of a bucket, for whoever sets another budget by writing into the file that it lies in. The
@@ -229,7 +238,8 @@ impl Bucket {
     /// The budget.
     #[must_use]
     pub fn budget(&self) -> WriteBudget {
-        WriteBudget::from_word(self.budget.load(Relaxed))
+        // Acquire: pairs with the Release in set().
+        WriteBudget::from_word(self.budget.load(Acquire))
     }
 
     /// How often it was used up.
@@ -264,7 +274,8 @@ impl Bucket {
         }
         let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
         let full = signed(budget.bytes);
-        let more = |level: i64| Some(level.saturating_add(bytes).min(full));
+        // It is fuller than its budget only if another, larger one was set meanwhile.
+        let more = |level: i64| Some(level.saturating_add(bytes).min(full).max(level));
         // The function above always has a result.
         self.level_bytes.fetch_update(Relaxed, Relaxed, more).ok();
     }
@@ -293,7 +304,10 @@ impl Bucket {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "loom"))]
+mod loom_tests;
+
+#[cfg(all(test, not(feature = "loom")))]
 mod tests {
     use super::{Bucket, Period, WriteBudget};
     use crate::testing::{Random, seed};

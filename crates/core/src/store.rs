@@ -52,6 +52,7 @@ mod codecs;
 mod entry;
 mod fresh;
 mod image;
+mod in_flight;
 mod kept;
 #[cfg(any(test, fuzzing))]
 pub mod script;

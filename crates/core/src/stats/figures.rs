@@ -179,7 +179,7 @@ figures! {
     spill_read_bytes,
     /// 1 if the disk is read and written by io_uring now, 2 if by plain calls; 0 before the first unit went there.
     spill_way,
-    /// Reads and writes of the disk by plain calls: there is no io_uring, it has refused them, or it has stopped working.
+    /// Reads and writes of the disk by plain calls: there is no io_uring, or it has refused them or stopped working.
     spill_calls,
     /// 1 if reads and writes of the disk go through the page cache: its file system has no direct I/O.
     spill_buffered,

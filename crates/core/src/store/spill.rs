@@ -47,7 +47,7 @@
 
 #![forbid(unsafe_code)]
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use super::backing::{
     Backing, Completed, Completion, Failure, Location, Operation, RANK_BACKING, Request, Token,
@@ -56,6 +56,7 @@ use super::backing::{
 use super::batch::{Error, Ticket};
 use super::entry::{AGES, NotRead, Place, State};
 use super::fresh::Fresh;
+use super::in_flight::InFlight;
 use super::kept::Kept;
 use super::{EntryId, Store};
 use crate::stats::{add, subtract};
@@ -76,8 +77,7 @@ pub(super) struct Spill {
     side: Mutex<RANK_BACKING, Side>,
     kept: Kept,
     counters: Counters,
-    /// Requests that are about to be accepted, or were and are not completed.
-    in_flight: AtomicUsize,
+    in_flight: InFlight,
     /// Something was to be written back: from then on ages count.
     is_walked: AtomicBool,
 }
@@ -163,25 +163,8 @@ impl Spill {
     pub(super) fn new(backing: Box<dyn Backing>) -> Spill {
         let side = Mutex::new(Side { hand: 0, writing_bytes: 0, fresh: Fresh::new(), fetched: 0 });
         let (kept, counters) = (Kept::new(), Counters::default());
-        let (in_flight, is_walked) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let (in_flight, is_walked) = (InFlight::default(), AtomicBool::new(false));
         Spill { backing, side, kept, counters, in_flight, is_walked }
-    }
-
-    /// Before requests are submitted, so that a completion never comes first.
-    fn begin(&self, count: usize) {
-        self.in_flight.fetch_add(count, Relaxed);
-    }
-
-    /// A request is completed, or was refused. With the lock held this may come before what it does to its entry: who
-    /// acts on the count looks with the lock held too.
-    fn end(&self) {
-        // Release: pairs with the Acquire in in_flight().
-        self.in_flight.fetch_sub(1, Ordering::Release);
-    }
-
-    fn in_flight(&self) -> usize {
-        // Acquire: who finds none sees what all have done.
-        self.in_flight.load(Ordering::Acquire)
     }
 }
 
@@ -305,7 +288,7 @@ impl<S: PageSource> Store<S> {
         };
         let mut requests: [Request<'_>; BATCH_MAX] =
             std::array::from_fn(|_| requests.next().unwrap_or_else(none));
-        spill.begin(count);
+        spill.in_flight.begin(count);
         spill.backing.submit(&mut requests[..count]);
         let refused = requests.map(|request| request.refused);
         let handles = pinned.map(|pinned| pinned.map(|(handle, _)| handle));
@@ -317,7 +300,7 @@ impl<S: PageSource> Store<S> {
                     done.started += 1;
                 }
                 Some(_) => {
-                    spill.end();
+                    spill.in_flight.end();
                     self.stay(spill, handle);
                     add(&spill.counters.refused, 1);
                     done.refused += 1;
@@ -380,7 +363,7 @@ impl<S: PageSource> Store<S> {
     /// Handles the requests that the backing has completed.
     fn complete(&self, spill: &Spill, side: &mut Held<'_>, done: &mut WrittenBack) {
         spill.backing.poll(&mut |Completion { token: Token(handle), result }| {
-            spill.end();
+            spill.in_flight.end();
             add(&spill.counters.completed, 1);
             let place = self.row(handle).cell().load().place();
             if matches!(place, Place::Writing | Place::WritingDead) {
@@ -704,7 +687,7 @@ impl<S: PageSource> Store<S> {
         let Some(spill) = &self.spill else { return 0 };
         let mut side = spill.side.lock();
         self.complete(spill, &mut side, &mut WrittenBack::default());
-        spill.in_flight()
+        spill.in_flight.count()
     }
 
     /// Requests that were completed since the start: it changes when [`Store::poll`], by any thread, handled some.
@@ -723,7 +706,7 @@ impl<S: PageSource> Store<S> {
     pub fn in_flight(&self) -> (usize, usize) {
         self.spill.as_ref().map_or((0, 0), |spill| {
             let side = spill.side.lock();
-            (spill.in_flight(), side.writing_bytes)
+            (spill.in_flight.count(), side.writing_bytes)
         })
     }
 
@@ -794,7 +777,7 @@ impl<S: PageSource> Store<S> {
         let location = Location::new(away.place).expect("a slot keeps a location");
         let operation = Operation::Read { location, length: away.length };
         let mut request = [Request { token: Token(handle), operation, refused: None }];
-        spill.begin(1);
+        spill.in_flight.begin(1);
         spill.backing.submit(&mut request);
         if let Some(failure) = request[0].refused {
             let is_final = failure == Failure::Final;
@@ -803,7 +786,7 @@ impl<S: PageSource> Store<S> {
                 handle,
                 if is_final { NotRead::Lost } else { NotRead::Untried },
             );
-            spill.end();
+            spill.in_flight.end();
         }
     }
 
@@ -813,7 +796,7 @@ impl<S: PageSource> Store<S> {
         loop {
             let mut side = spill.side.lock();
             self.complete(spill, &mut side, &mut WrittenBack::default());
-            if spill.in_flight() == 0 {
+            if spill.in_flight.count() == 0 {
                 return;
             }
             drop(side);

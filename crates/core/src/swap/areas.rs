@@ -21,11 +21,12 @@
 mod back;
 mod life;
 mod out;
+mod present;
 mod stats;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::area::Area;
 use super::buffers::Buffers;
@@ -40,6 +41,7 @@ use crate::store::backing::{
 use crate::sync::{Guard, Mutex, RwLock};
 pub use life::NewArea;
 use out::Refused;
+use present::Present;
 use stats::Counters;
 pub use stats::{AreaStatus, AreasStats};
 
@@ -76,8 +78,8 @@ impl Config {
 pub struct Areas {
     inner: Mutex<RANK_TRANSFERS, Inner>,
     cells: [RwLock<RANK_AREA, Option<Arc<Area>>>; AREAS_MAX],
-    /// A bit for each cell with an area, so that most calls look at few cells.
-    present: AtomicU32,
+    /// The cells that have an area: most calls look at few.
+    present: Present,
     /// Slots that may be in use at once.
     slots_limit: AtomicU64,
     /// The number of the area that is asked first for the next run.
@@ -145,7 +147,7 @@ impl Areas {
         Areas {
             inner: Mutex::new(inner),
             cells: [const { RwLock::new(None) }; AREAS_MAX],
-            present: AtomicU32::new(0),
+            present: Present::default(),
             slots_limit: AtomicU64::new(limit_bytes / SLOT_BYTES as u64),
             turn: AtomicUsize::new(0),
             pauses: AtomicUsize::new(0),
@@ -168,10 +170,7 @@ impl Areas {
 
     /// All areas.
     fn all(&self) -> impl Iterator<Item = Arc<Area>> {
-        // Acquire: pairs with the Release in add().
-        let present = self.present.load(Acquire);
-        let ids = AreaId::all().filter(move |id| present >> id.get() & 1 == 1);
-        ids.filter_map(|id| self.area(id))
+        self.present.ids().filter_map(|id| self.area(id))
     }
 
     /// Hands transfers to their disks, those that were refused before too, and sends them on their way.

@@ -15,7 +15,7 @@
 //! 4. Once no child of the parent has the disk any more, or if the fork failed, [`Areas::unshare`].
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::Ordering::Acquire;
 
 use super::super::disk::Disk;
 use super::super::location::{AreaId, SLOTS_MAX};
@@ -56,8 +56,7 @@ impl Areas {
         let mut cell = self.cells[id.get()].write();
         assert!(cell.is_none(), "two threads add areas at once");
         *cell = Some(area);
-        // Release: pairs with the Acquire in all().
-        self.present.fetch_or(1 << id.get(), Release);
+        self.present.add(id);
         Ok(id)
     }
 
@@ -172,7 +171,7 @@ impl Areas {
             }
             match Arc::try_unwrap(area) {
                 Ok(area) => {
-                    self.present.fetch_and(!(1 << id.get()), Release);
+                    self.present.remove(id);
                     drop(cell);
                     drop(inner);
                     // The key ends here.
