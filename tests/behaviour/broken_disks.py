@@ -26,6 +26,7 @@ TIMEOUT = 200
 # What is left of the file below a device that has become shorter.
 LEFT_BYTES = 8 << 20
 LOST = "the process is stopped, so that it gets no wrong data"
+DEFECT = "zfolio: a defect in zfolio: "
 STOPPED = 125
 # Reads of a unit that fail before the program is stopped: TRIES_MAX in crates/pager/src/spill/retry.rs.
 TRIES = 20
@@ -168,6 +169,7 @@ class Cases:
         self.case("disk writes parts of slots only", self.writes, Calls.PART)
         self.case("disk is busy at times", self.at_times, errno.EAGAIN)
         self.case("disk moves parts", self.at_times, Calls.PART)
+        self.case("disk answers what is no answer", self.impossible)
         self.case("disk fails reads", self.reads)
         self.case("disk reads parts of slots only", self.reads_parts)
         self.case("disk fails reads for a while", self.reads_for_a_while, errno.EIO)
@@ -244,6 +246,26 @@ class Cases:
             given_up = figures["read_back_fail"], figures["read_back_retry"]
             expect(given_up == (0, 0), f"reads were given up: {given_up}")
             return f"{hits} calls went wrong, no read, {peak >> 20} MiB resident"
+
+    def impossible(self):
+        """The kernel says that a write has done almost 2^64 bytes. A build with checks finds the sum too large, and the
+        disk's thread panics: one line, and the end. Without checks all is right, or the program is stopped later."""
+        calls, program = self.failing()
+        with program:
+            calls.fail("w", Calls.IMPOSSIBLE)
+            program.send(f"fill {PAGES // 2}")
+            program.answer()
+            calls.mend()
+            program.send("verify")
+            found = program.answer()
+            expect(calls.hits() > 1, f"{calls.hits()} calls went wrong")
+            if found.startswith("verified"):
+                program.end()
+                return "no check, and no wrong byte"
+            status, said = program.process.wait(TIMEOUT), program.said()
+            told = [text for text in (LOST, f"{DEFECT}attempt to add with overflow (") if said.count(text) == 1]
+            expect(found == "" and status == STOPPED and len(told) == 1, f"'{found}', status {status}; {said}")
+            return f"stopped: {told[0]}"
 
     def reads(self):
         """`EIO` on read for good."""

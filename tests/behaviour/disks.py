@@ -103,8 +103,8 @@ class Loop:
 class Calls:
     """Calls that go wrong when they are told to: of all that is started with the words `before`."""
 
-    # In place of an error: a part is moved.
-    PART = 0
+    # In place of an error: a part is moved; or a part, and next comes an answer that is none.
+    PART, IMPOSSIBLE = 0, -1
 
     def __init__(self, build, name):
         self.letters = pathlib.Path(build) / name

@@ -5,8 +5,9 @@
  *   R, W, B   the same for three of four calls at a place, so that somebody who tries again gets on
  *   else      none
  *
- * The number is the error with which they end. 0: a call moves half of its bytes, and says so. How many have gone wrong
- * is written to the file, as a word at its byte 8.
+ * The number is the error with which they end. 0: a call moves half of its bytes, and says so. -1: the same, and the
+ * call after it gets an answer that no kernel gives. How many have gone wrong is written to the file, as a word at its
+ * byte 8.
  *
  * Only direct transfers are hit (O_DIRECT), of files without a name and of block devices: what zfolio spills to, and
  * not the temporary files of sqlite. No io_uring is granted, whose transfers nobody sees.
@@ -36,6 +37,9 @@ static void fail(const char *what) {
     perror(what);
     _exit(1);
 }
+
+/* Neither an error of Linux nor a count of bytes. */
+enum { IMPOSSIBLE = -5000 };
 
 /* What goes wrong: a letter, and an error or 0. */
 struct fault {
@@ -116,8 +120,9 @@ static void supervise(int listener, int letters) {
         struct seccomp_notif_resp answer = {asked.id, 0, 0, SECCOMP_USER_NOTIF_FLAG_CONTINUE};
         struct fault fault = told(letters);
         if (is_hit(&asked, fault)) {
-            answer.error = -fault.error;
-            answer.val = fault.error ? 0 : move_part(listener, &asked);
+            answer.error = fault.error > 0 ? -fault.error : 0;
+            if (fault.error == -1 && hits % 2 == 1) answer.val = IMPOSSIBLE;
+            else if (fault.error <= 0) answer.val = move_part(listener, &asked);
             if (answer.error || answer.val) {
                 answer.flags = 0;
                 hits++;

@@ -17,8 +17,8 @@ struct Line {
     length: usize,
 }
 
-impl std::fmt::Write for Line {
-    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+impl fmt::Write for Line {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
         let room = &mut self.bytes[self.length..];
         let kept = text.len().min(room.len());
         room[..kept].copy_from_slice(&text.as_bytes()[..kept]);
@@ -35,7 +35,7 @@ pub const STATUS: i32 = 125;
 pub const STATUS_OVER_LIMIT: i32 = 122;
 
 /// Prints one line on the program's standard error.
-pub fn print(message: std::fmt::Arguments<'_>) {
+pub fn print(message: fmt::Arguments<'_>) {
     let mut line = Line { bytes: [0; 512], length: 0 };
     line.write_fmt(format_args!("zfolio: {message}\n")).ok();
     files::tell_program(std::str::from_utf8(&line.bytes[..line.length]).unwrap_or("zfolio: ?\n"));
@@ -43,7 +43,7 @@ pub fn print(message: std::fmt::Arguments<'_>) {
 
 /// Prints one line on standard error, from a thread that shares the program's table of files. It
 /// needs no permission.
-pub fn print_here(message: std::fmt::Arguments<'_>) {
+pub fn print_here(message: fmt::Arguments<'_>) {
     let mut line = Line { bytes: [0; 512], length: 0 };
     line.write_fmt(format_args!("zfolio: {message}\n")).ok();
     files::tell_here(&line.bytes[..line.length]);
@@ -53,8 +53,40 @@ pub fn print_here(message: std::fmt::Arguments<'_>) {
 /// hook would print a backtrace, and map and unmap files for that, which takes locks that this
 /// thread may hold.
 pub fn defect(defect: &std::panic::PanicHookInfo<'_>) -> ! {
-    print(format_args!("a defect in zfolio: {defect}"));
+    let payload = defect.payload();
+    let text = payload.downcast_ref::<String>().map(String::as_str);
+    let message = text.or(payload.downcast_ref::<&str>().copied()).unwrap_or("no message");
+    match defect.location() {
+        Some(place) => print(format_args!("a defect in zfolio: {} ({place})", OneLine(message))),
+        None => print(format_args!("a defect in zfolio: {}", OneLine(message))),
+    }
     process::abort_now(STATUS)
+}
+
+/// A message that may have several lines, as those of `assert_eq!` have, as one.
+struct OneLine<'a>(&'a str);
+
+impl fmt::Display for OneLine<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, line) in self.0.lines().enumerate() {
+            f.write_str(if number == 0 { "" } else { "; " })?;
+            f.write_str(line.trim())?;
+        }
+        Ok(())
+    }
+}
+
+/// A thread that serves others and panics would leave threads waiting for ever, or locks held: the process ends when
+/// the thread drops this.
+pub(crate) struct NoUnwind;
+
+impl Drop for NoUnwind {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            print_here(format_args!("a thread of the pager panicked: stopped"));
+            std::process::abort();
+        }
+    }
 }
 
 /// A stored unit is lost. `disk` is where it was, if that is known and it was on one.
@@ -145,7 +177,7 @@ impl fmt::Display for Failed<'_> {
     }
 }
 
-fn lost(address: usize, bytes: usize, why: std::fmt::Arguments<'_>) -> ! {
+fn lost(address: usize, bytes: usize, why: fmt::Arguments<'_>) -> ! {
     print(format_args!(
         "the unit of {bytes} bytes at {address:#x} {why}; the process is stopped, so that it gets no wrong data"
     ));

@@ -25,6 +25,7 @@ use zfolio_workers::Accelerated;
 use crate::charge::OverLimit;
 use crate::config::{Config, Error, Mode, with_dictionary};
 use crate::engine::Engine;
+use crate::fatal;
 use crate::inline::{self, Registered};
 use crate::notice::{Callback, Notice};
 use crate::published::Published;
@@ -323,19 +324,6 @@ pub(crate) struct Native {
 /// The function that a thread of the engine runs until the engine stops.
 type Life = fn(&Engine);
 
-/// A thread of the engine that panics would leave threads waiting for ever, or locks held: the
-/// process ends instead.
-struct NoUnwind;
-
-impl Drop for NoUnwind {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            crate::fatal::print_here(format_args!("a thread of the pager panicked: stopped"));
-            std::process::abort();
-        }
-    }
-}
-
 /// Starts a thread with the signals that `mask` leaves open.
 fn spawn(
     name: &str,
@@ -386,7 +374,7 @@ impl Core {
         let count = if mode == Mode::Handler { 3 } else { 2 };
         for &(name, life) in &lives[..count] {
             let guarded = move || {
-                let _guard = NoUnwind;
+                let _guard = fatal::NoUnwind;
                 life(engine);
             };
             core.threads.push(spawn(name, signal::block_all, guarded)?);
@@ -394,14 +382,14 @@ impl Core {
         let crew = engine.crew();
         for worker in 0..crew.len() {
             let guarded = move || {
-                let _guard = NoUnwind;
+                let _guard = fatal::NoUnwind;
                 crew.serve(worker);
             };
             core.threads.push(spawn("zfolio-worker", signal::block_all, guarded)?);
         }
         for disk in engine.disks() {
             let guarded = move || {
-                let _guard = NoUnwind;
+                let _guard = fatal::NoUnwind;
                 disk.serve();
             };
             core.threads.push(spawn("zfolio-disk", signal::block_all, guarded)?);

@@ -47,6 +47,12 @@ impl SpillDisk {
         either!(self, serve);
     }
 
+    /// Whether threads serve.
+    #[cfg(test)]
+    pub(super) fn is_served(&self) -> bool {
+        either!(self, is_served)
+    }
+
     /// See [`Plain::wake`].
     pub fn wake(&self) {
         either!(self, wake);

@@ -17,6 +17,7 @@ use zfolio_sys::eventfd::EventFd;
 use super::any::SpillDisk;
 use super::place::{BUFFERS_MAX, New, PlaceError, parse_bytes, parse_priority, reserve, room};
 use super::uring::Sender;
+use crate::fatal;
 
 /// A directory or a block device, and how much of it may be used.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -106,7 +107,11 @@ impl Sites {
             let (_, disk) = new.add_to(&sites.areas)?;
             let served = Arc::clone(&disk);
             let thread = std::thread::Builder::new().name("disk".to_owned());
-            let thread = thread.spawn(move || served.serve());
+            let guarded = move || {
+                let _guard = fatal::NoUnwind;
+                served.serve();
+            };
+            let thread = thread.spawn(guarded);
             let thread = thread.map_err(|_| system("a thread of a disk")(Errno::AGAIN))?;
             sites.disks.push((disk, thread));
         }
@@ -138,7 +143,7 @@ impl Drop for Sites {
     fn drop(&mut self) {
         for (disk, thread) in self.disks.drain(..) {
             disk.stop();
-            // One that has panicked has printed why.
+            // It does not panic: the process would have ended.
             thread.join().ok();
         }
     }
@@ -146,6 +151,11 @@ impl Drop for Sites {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+    use std::process::Command;
+
+    use zfolio_core::swap::disk::{Buffer, Direction, Disk as _, SLOT_BYTES, Transfer};
+
     use super::{Site, Sites};
     use crate::spill::PlaceError;
 
@@ -173,5 +183,43 @@ mod tests {
         drop(sites);
         let none = Sites::open(&[Site::parse("/nowhere").unwrap()], 4096);
         assert!(matches!(none, Err(PlaceError::Path(_))), "{none:?}");
+    }
+
+    /// Goal: a thread of a disk that panics ends the process with a line, and nobody waits for it for ever. Method: in
+    /// a child process, the read of a slot whose end is beyond 2^64 bytes. A ring refuses it and leaves it to the
+    /// disk's thread, which computes that end for the error.
+    #[test]
+    fn a_disk_whose_thread_panics_ends_the_process() {
+        const MARK: &str = "ZFOLIO_TEST_DISK_PANICS";
+        if std::env::var_os(MARK).is_some() {
+            let sites = Sites::open(&[Site::parse("/var/tmp,size=16M").unwrap()], 4096).unwrap();
+            let disk = &sites.disks[0].0;
+            // Before that the caller carries everything out itself.
+            while !disk.is_served() {
+                std::thread::yield_now();
+            }
+            let first = u64::MAX / SLOT_BYTES as u64;
+            let (direction, buffer) = (Direction::Read, Buffer::new(1));
+            let read = Transfer { token: 0, direction, first, count: 1, buffer, result: Ok(()) };
+            disk.begin(read).unwrap();
+            disk.flush();
+            for _ in 0..10_000 {
+                disk.poll(&mut |transfer| panic!("it has ended: {transfer:?}"));
+                disk.pause();
+            }
+            std::process::exit(1);
+        }
+        let name = "spill::site::tests::a_disk_whose_thread_panics_ends_the_process";
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        let output = child.args(["--exact", name, "--nocapture"]).env(MARK, "1").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        let lines = said.lines().filter(|line| line.starts_with("zfolio:"));
+        assert_eq!(
+            lines.collect::<Vec<_>>(),
+            ["zfolio: a thread of the pager panicked: stopped"],
+            "{said}"
+        );
+        assert!(said.contains("thread 'disk'"), "{said}");
+        assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{said}");
     }
 }

@@ -148,6 +148,12 @@ impl Uring {
         self.calls.serve_after(&first, all);
     }
 
+    /// Whether threads serve.
+    #[cfg(test)]
+    pub(super) fn is_served(&self) -> bool {
+        self.calls.is_served()
+    }
+
     /// See [`Plain::wake`].
     pub fn wake(&self) {
         self.calls.wake();
