@@ -2,9 +2,10 @@
 //! tests what seeded numbers write.
 //!
 //! Any bytes are a script: the first two choose sizes, each next one an operation that takes its numbers from those
-//! that follow. The disks fail, dawdle and damage as the script says, and judge what they are asked to do. Whatever
-//! fails, an object comes back as it was written, or not at all; and then its slot was damaged. No two objects
-//! have a byte of a disk in common, and no slot is in use that no object touches.
+//! that follow. The disks fail, dawdle and damage as the script says, and judge what they are asked to do, and there is
+//! no memory for a table now and then. Whatever fails, an object comes back as it was written, or not at all; and
+//! then its slot was damaged. No two objects have a byte of a disk in common, and no slot is in use that no object
+//! touches.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -47,9 +48,9 @@ pub fn play(script: &[u8]) {
     play_and_count(script);
 }
 
-/// The same. Returns what the areas did.
-pub(super) fn play_and_count(script: &[u8]) -> AreasStats {
-    let [sizes, limit, rest @ ..] = script else { return AreasStats::default() };
+/// The same. Returns what the areas did, and how often those that are there at the end had no memory for a table.
+pub(super) fn play_and_count(script: &[u8]) -> (AreasStats, u64) {
+    let [sizes, limit, rest @ ..] = script else { return (AreasStats::default(), 0) };
     let mut player = Player::new(usize::from(*sizes), usize::from(*limit), rest);
     while !player.script.is_empty() {
         player.step();
@@ -115,7 +116,7 @@ impl<'p> Player<'p> {
         self.agrees();
     }
 
-    fn add(&mut self, slots: u32, priority: i32) {
+    fn add(&mut self, slots: u32, priority: i32) -> Option<AreaId> {
         self.tag += 1;
         let disk = Faulty::new(self.tag);
         let mut secret: [u8; SECRET_BYTES] =
@@ -127,8 +128,12 @@ impl<'p> Player<'p> {
             Ok(id) => {
                 let before = self.disks[id.get()].replace(disk);
                 assert!(before.is_none(), "an area twice");
+                Some(id)
             }
-            Err(_) => assert!(self.disks.iter().all(Option::is_some), "there is room for an area"),
+            Err(_) => {
+                assert!(self.disks.iter().all(Option::is_some), "there is room for an area");
+                None
+            }
         }
     }
 
@@ -291,10 +296,14 @@ impl<'p> Player<'p> {
             let status = self.areas.status(**id).expect("it is there");
             !status.is_frozen && !status.is_draining
         });
-        match (what % 8, id) {
+        match (what % 9, id) {
             (0, _) if open.count() < OPEN_MAX => {
                 let slots = u32::try_from(1 + number * 5).expect("few");
-                self.add(slots, i32::try_from(what / 8 % 3).expect("few") - 1);
+                let new = self.add(slots, i32::try_from(what / 9 % 3).expect("few") - 1);
+                // A quarter of them has no memory for a table at first.
+                if let Some(id) = new.filter(|_| number % 4 == 0) {
+                    self.areas.refuse_memory(id, true);
+                }
             }
             (1, Some(id)) => self.areas.drain(id),
             (2, Some(id)) => self.areas.end_drain(id),
@@ -302,6 +311,7 @@ impl<'p> Player<'p> {
             (4, _) => self.areas.set_limit((16 + number as u64 * 8) << 12),
             (5, _) => self.take_done(),
             (6, _) => self.fork(number),
+            (7, Some(id)) => _ = self.areas.refuse_memory(id, what / 9 % 4 == 0),
             _ => self.children_end(),
         }
     }
@@ -397,8 +407,9 @@ impl<'p> Player<'p> {
     }
 
     /// Nothing fails any more: everything is as it was written, goes, and leaves nothing.
-    fn end(mut self) -> AreasStats {
+    fn end(mut self) -> (AreasStats, u64) {
         self.disks.iter().flatten().for_each(Faulty::behave);
+        let refused = self.ids().into_iter().map(|id| self.areas.refuse_memory(id, false)).sum();
         self.settle();
         loop {
             let kept: Vec<u32> = self.places.values().copied().take(100).collect();
@@ -421,7 +432,7 @@ impl<'p> Player<'p> {
             assert!(!status.is_frozen && !status.is_draining, "it is done: {status:?}");
         }
         self.takes_more();
-        stats
+        (stats, refused)
     }
 
     /// A fresh area takes an object, and gives it back.

@@ -332,6 +332,13 @@ impl Slots {
         }
     }
 
+    /// From now on there is, or is not, memory for a table of clusters. Returns how often there was none.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn refuse_memory(&self, refuses: bool) -> u64 {
+        self.table.refuses.store(refuses, Relaxed);
+        self.table.refused.load(Relaxed)
+    }
+
     /// What was counted up to now.
     #[must_use]
     pub fn counts(&self) -> Counts {

@@ -46,6 +46,9 @@ pub(super) struct Table {
     /// Leaves are refused, as though there were no memory.
     #[cfg(any(test, fuzzing))]
     pub(super) refuses: std::sync::atomic::AtomicBool,
+    /// How many were.
+    #[cfg(any(test, fuzzing))]
+    pub(super) refused: std::sync::atomic::AtomicU64,
 }
 
 impl Table {
@@ -54,6 +57,8 @@ impl Table {
             chunks: [const { OnceLock::new() }; CHUNKS],
             #[cfg(any(test, fuzzing))]
             refuses: std::sync::atomic::AtomicBool::new(false),
+            #[cfg(any(test, fuzzing))]
+            refused: std::sync::atomic::AtomicU64::new(0),
         }
     }
 
@@ -78,6 +83,7 @@ impl Table {
         }
         #[cfg(any(test, fuzzing))]
         if self.refuses.load(std::sync::atomic::Ordering::Relaxed) {
+            self.refused.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             return false;
         }
         let mut clusters = Vec::new();
