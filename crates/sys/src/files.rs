@@ -138,7 +138,10 @@ pub fn leave_program_files(but: &[BorrowedFd<'_>]) -> Result<Vec<OwnedFd>, Errno
         }
         first = kept.saturating_add(1);
     }
-    reserve();
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    if limit.is_none_or(|most| most >= RESERVE_FROM) {
+        reserve();
+    }
     // SAFETY: this table's copies, which nobody else owns.
     Ok(but.iter().map(|file| unsafe { OwnedFd::from_raw_fd(file.as_raw_fd()) }).collect())
 }
@@ -156,8 +159,11 @@ pub fn duplicate(file: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
 /// they can be had also where the program has set `RLIMIT_NOFILE` so low that nothing can be opened. -1: none.
 static RESERVED: [AtomicI32; 2] = [const { AtomicI32::new(-1) }; 2];
 
-/// Device and inode of what lies there. A thread that has the program's table, as in a child of `fork`, may have a file of
-/// the program's under these numbers.
+/// Where fewer can be open from the start, all are needed for the work, and none is kept.
+const RESERVE_FROM: u64 = 32;
+
+/// Device and inode of what lies there. A thread that has the program's table, as in a child of `fork`, may have a file
+/// of the program's under these numbers.
 static RESERVED_FILE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
 /// Device and inode of a file.
