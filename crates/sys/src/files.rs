@@ -155,8 +155,8 @@ pub fn duplicate(file: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     rustix::io::fcntl_dupfd_cloexec(file, 0)
 }
 
-/// Two descriptors of a table of our own that are kept for a message: their numbers are the lowest of the table, so that
-/// they can be had also where the program has set `RLIMIT_NOFILE` so low that nothing can be opened. -1: none.
+/// Two descriptors of a table of our own that are kept for a message: their numbers are the lowest of the table, so
+/// that they can be had also where the program has set `RLIMIT_NOFILE` so low that nothing can be opened. -1: none.
 static RESERVED: [AtomicI32; 2] = [const { AtomicI32::new(-1) }; 2];
 
 /// Where fewer can be open from the start, all are needed for the work, and none is kept.
