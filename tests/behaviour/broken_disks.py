@@ -284,7 +284,7 @@ class Cases:
         with program:
             program.ask(f"fill {PAGES // 2}", "filled")
             calls.fail("r", Calls.PART)
-            figures = program.must_stop()
+            figures = program.must_stop(self.run.build, CHANGED)
             expect(figures["read_back_fail"] > 0 and figures["read_back_retry"] == 0, f"it was tried again: {figures}")
             return f"stopped, {figures['read_back_fail']} units could not be read"
 
