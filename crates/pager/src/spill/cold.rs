@@ -7,8 +7,9 @@
 //! second, the entries first that were used least lately. What was written in vain comes back for good
 //! (`Engine::give_up_place`), and what stays on the disk is what is not used.
 //!
-//! Bounds, since all of this is an estimate: nothing is written while a quarter of all waiting is for the disk, nor
-//! what would save less than 2 % of the time, or less than a quarter of what the reads cost.
+//! Bounds, since all of this is an estimate: nothing is written while a quarter of all waiting is for the disk or all
+//! that the program needs fits, nor what would save less than 2 % of the time, or less than a quarter of what the reads
+//! cost.
 //!
 //! # Concurrency
 //!
@@ -110,7 +111,10 @@ impl State {
         }
         self.looks += 1;
         // Else what comes back until the next look would be written again.
-        let best = self.best.filter(|_| self.disk_ns.saturating_mul(DISK_SHARE) < self.waited_ns);
+        let may_wait = self.disk_ns.saturating_mul(DISK_SHARE) < self.waited_ns;
+        // What was waited before the limit was raised says nothing.
+        let is_short = seen.measured.need_bytes > seen.measured.limit_bytes;
+        let best = self.best.filter(|_| may_wait && is_short);
         let step = (seen.measured.limit_bytes / STEP_SHARE).min(STEP_BYTES_MAX);
         self.wanted_bytes = best.map_or(0, |best| best.bytes.min(seen.stored.disk_bytes + step));
     }
@@ -309,6 +313,17 @@ mod tests {
             program.looks(1);
         }
         assert_eq!(program.disk_mib(), 0);
+    }
+
+    /// Goal: under a limit that was raised above all that the program needs, nothing more is written.
+    #[test]
+    fn nothing_is_written_where_all_fits() {
+        let mut program = Program::new(false);
+        program.looks(12);
+        let before = program.disk_mib();
+        program.seen.measured.limit_bytes = program.seen.measured.need_bytes;
+        program.looks(8);
+        assert!(before > 0 && program.disk_mib() - before <= 1, "{before}, {}", program.disk_mib());
     }
 
     /// Goal: a child decides anew.
