@@ -274,6 +274,14 @@ __attribute__((unused)) static void confine(struct sock_filter *filter, unsigned
     if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, flags, &program)) skip("seccomp filters are not available here");
 }
 
+/* Becomes the program that the arguments name, with those that follow. Returns only if that fails. */
+__attribute__((unused)) static int execute(int count, char **arguments) {
+    CHECK(count >= 2);
+    execvp(arguments[1], arguments + 1);
+    perror(arguments[1]);
+    return 1;
+}
+
 struct behaviour {
     const char *name;
     void (*run)(void);

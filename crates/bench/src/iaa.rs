@@ -329,7 +329,8 @@ fn retries(args: &IaaArgs) -> Table {
 
 fn usemem(args: &IaaArgs) -> Table {
     let text = "\nprediction: what batching changes for usemem, in percent: published, predicted, error \
-                (throughput also with\nthe work per page that this project measured for writes alone, not that of the sequential row)\n\
+                (throughput also with\n\
+                the work per page that this project measured for writes alone, not that of the sequential row)\n\
                 \x20 row      throughput            writes alone    elapsed               sys\n";
     let mut table = Table { name: "usemem", text: text.to_owned(), json: json!([]) };
     for (row, [sequential, batched]) in &USEMEM {

@@ -480,26 +480,16 @@ mod tests {
                 .starts_with("'mm_stats' is not an attribute; accepted: apart_stat, backing_dev, "),
             "{unknown}"
         );
-        let fixed = write(&ram, "comp_algorithm", "zstd").unwrap_err().to_string();
-        assert!(
-            fixed.starts_with("comp_algorithm can not be changed now; accepted: compact"),
-            "{fixed}"
-        );
-        let deaf = read(&ram, "idle").unwrap_err().to_string();
-        assert!(
-            deaf.starts_with("idle can only be written; accepted: apart_stat, backing_dev"),
-            "{deaf}"
-        );
-        let late = write(&ram, "algorithm_params", "level=9").unwrap_err().to_string();
-        assert!(
-            late.starts_with("algorithm_params can not be changed now; accepted: compact"),
-            "{late}"
-        );
-        let deaf = read(&ram, "algorithm_params").unwrap_err().to_string();
-        assert!(
-            deaf.starts_with("algorithm_params can only be written; accepted: apart_stat"),
-            "{deaf}"
-        );
+        for (name, value) in [("comp_algorithm", "zstd"), ("algorithm_params", "level=9")] {
+            let fixed = write(&ram, name, value).unwrap_err().to_string();
+            let start = format!("{name} can not be changed now; accepted: compact");
+            assert!(fixed.starts_with(&start), "{fixed}");
+        }
+        for name in ["idle", "algorithm_params"] {
+            let deaf = read(&ram, name).unwrap_err().to_string();
+            let start = format!("{name} can only be written; accepted: apart_stat, backing_dev");
+            assert!(deaf.starts_with(&start), "{deaf}");
+        }
     }
 
     /// Goal: requests and their sectors are in the kernel's columns, also those that fail, and no mistakes.

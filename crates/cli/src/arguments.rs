@@ -23,7 +23,7 @@ use crate::metrics::parse_metrics;
 
 pub(crate) use line::{command_path, help, parse, parse_words};
 pub(crate) use values::{
-    parse_algorithm, parse_limit_or_auto, parse_named, parse_percent, parse_spill,
+    check_places, parse_algorithm, parse_limit_or_auto, parse_named, parse_percent, parse_spill,
     parse_spill_limit, parse_unit, parse_write_budget,
 };
 use values::{parse_pid, parse_seconds, parse_setting};

@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString};
 use std::io::{self, ErrorKind, Write as _};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, IntoRawFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
 use rustix::fs::{Access, Mode, OFlags, RawDir};
 use rustix::io::Errno;
@@ -142,6 +142,7 @@ pub fn leave_program_files(but: &[BorrowedFd<'_>]) -> Result<Vec<OwnedFd>, Errno
     if limit.is_none_or(|most| most >= RESERVE_FROM) {
         reserve();
     }
+    IS_USED.store(false, Ordering::Release);
     // SAFETY: this table's copies, which nobody else owns.
     Ok(but.iter().map(|file| unsafe { OwnedFd::from_raw_fd(file.as_raw_fd()) }).collect())
 }
@@ -170,6 +171,10 @@ static RESERVED_FILE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 fn identity(file: BorrowedFd<'_>) -> Option<[u64; 2]> {
     rustix::fs::fstat(file).ok().map(|stat| [stat.st_dev, stat.st_ino])
 }
+
+/// A thread uses what [`RESERVED`] has; what another one has to say at that moment is lost. A child of `fork` starts
+/// over with its own table.
+static IS_USED: AtomicBool = AtomicBool::new(false);
 
 /// Takes what [`RESERVED`] has place for, if that can be had.
 fn reserve() {
@@ -213,10 +218,12 @@ pub fn tell_program(message: &str) {
         write_all(error.as_fd(), message.as_bytes());
         Ok(())
     };
-    if tell() == Err(Errno::MFILE) {
+    // Acquire and Release: whoever is next finds what the last one has reserved.
+    if tell() == Err(Errno::MFILE) && !IS_USED.swap(true, Ordering::Acquire) {
         unreserve();
         tell().ok();
         reserve();
+        IS_USED.store(false, Ordering::Release);
     }
 }
 

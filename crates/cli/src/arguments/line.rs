@@ -102,7 +102,7 @@ fn one_line(error: &clap::Error, words: &[OsString]) -> String {
         ErrorKind::UnknownArgument => {
             match (negative(words, name), spelling::option(words, name)) {
                 (Some((option, value)), _) => {
-                    format!("{option}: '{value}' is below zero; accepted: what is not, see --help")
+                    format!("{option}: '{value}' is below zero; {hint}")
                 }
                 (_, Some(meant)) => {
                     format!("argument '{name}' is not known; did you mean '{meant}'?")

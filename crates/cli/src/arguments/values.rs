@@ -6,6 +6,7 @@ use std::sync::Arc;
 use zfolio_core::budget::WriteBudget;
 use zfolio_core::page::{PAGE_BYTES, UnitOrder};
 use zfolio_core::size::{self, parse_stall};
+use zfolio_core::swap::AREAS_MAX;
 use zfolio_core::zcomp::{self, Choice, Zcomp};
 use zfolio_iaa::accelerate::Named;
 use zfolio_pager::spill::{self, Places, PoolLimit};
@@ -34,6 +35,14 @@ fn parse_limit(given: &str) -> Result<u64, String> {
         return Err(format!("'{given}'{size} is too small; accepted: {least} or more"));
     }
     Ok(bytes)
+}
+
+/// Whether so many places can be written to; `option` is what named them.
+pub(crate) fn check_places(option: &str, given: usize) -> Result<(), String> {
+    let is_few = given <= AREAS_MAX;
+    is_few
+        .then_some(())
+        .ok_or_else(|| format!("{option}: {given} places; accepted: {AREAS_MAX} at most"))
 }
 
 /// A place to spill to. Whether it is of use is seen later.

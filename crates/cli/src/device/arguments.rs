@@ -13,7 +13,6 @@ use zfolio_core::budget::WriteBudget;
 use zfolio_core::page::UnitOrder;
 use zfolio_core::size;
 use zfolio_core::size_expression;
-use zfolio_core::swap::AREAS_MAX;
 use zfolio_core::zcomp::{self, Algorithm, Params};
 use zfolio_core::zram::{self, ALGORITHMS_MAX};
 use zfolio_iaa::Codes;
@@ -24,7 +23,7 @@ use zfolio_sys::ublk::NUMBERS;
 use super::list::Column;
 use super::saved::unsaved;
 use crate::allowance;
-use crate::arguments::{parse_unit, parse_write_budget};
+use crate::arguments::{check_places, parse_unit, parse_write_budget};
 use crate::metrics::parse_metrics;
 
 /// Arguments of `zfolio device`.
@@ -445,10 +444,7 @@ impl AddArgs {
                 return Err(unfit(bytes, self.unit));
             }
         }
-        if self.writeback.len() > AREAS_MAX {
-            let given = self.writeback.len();
-            return Err(format!("--writeback: {given} places; accepted: {AREAS_MAX} at most"));
-        }
+        check_places("--writeback", self.writeback.len())?;
         self.save.as_deref().map_or(Ok(()), Kept::check).map_err(|error| unsaved(&error))?;
         self.check_tls()
     }

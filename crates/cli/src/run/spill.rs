@@ -9,11 +9,10 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use zfolio_core::budget::WriteBudget;
-use zfolio_core::swap::AREAS_MAX;
 use zfolio_pager::spill::{self, Places, PoolLimit, Refusal};
 
 use crate::arguments::{
-    RunArgs, parse_percent, parse_spill, parse_spill_limit, parse_write_budget,
+    RunArgs, check_places, parse_percent, parse_spill, parse_spill_limit, parse_write_budget,
 };
 use crate::failure::Failure;
 
@@ -131,12 +130,7 @@ impl Spill {
         limit_bytes: Option<u64>,
         from: &str,
     ) -> Result<Spill, Failure> {
-        if paths.len() > AREAS_MAX {
-            let given = paths.len();
-            return Err(Failure::argument(format!(
-                "{from}: {given} places; accepted: {AREAS_MAX} at most"
-            )));
-        }
+        check_places(from, paths.len()).map_err(Failure::argument)?;
         let spill = Spill::of(paths, limit_bytes);
         spill.map_err(|refusal| Failure::argument(format!("{from}: {refusal}")))
     }
