@@ -185,6 +185,41 @@ fn a_fault_compresses_before_it_writes() {
     drop(served);
 }
 
+/// Goal: where memory that cannot be moved passes the limit by far, a pool that is small beside that stays in memory,
+/// and one that is not does not. Method: four times the limit that is read-only; then data that compresses, then noise.
+#[test]
+fn a_small_pool_stays_where_the_limit_cannot_be_held() {
+    if let Err(why) = Mode::Inline.check() {
+        return eprintln!("SKIPPED: {why}");
+    }
+    let (limit, bytes) = (16 * MIB, 32 * MIB);
+    let running = Running::start(limit, 2 * bytes);
+    let read_only = running.engine.adopted(4 * limit, |bytes| {
+        bytes.fill(1);
+        // SAFETY: only the kernel writes to it from now on.
+        #[allow(unsafe_code, reason = "what a program does")]
+        let done =
+            unsafe { libc::mprotect(bytes.as_mut_ptr().cast(), bytes.len(), libc::PROT_READ) };
+        assert_eq!(done, 0);
+    });
+    let mut filled = running.filled(bytes);
+    let pages = filled.seeds.len();
+    (0..pages).for_each(|page| filled.write(page, 5 * (page as u64 + 1)));
+    let mut random = Random::new(seed());
+    (0..2 * pages).for_each(|_| filled.check(random.below(pages)));
+    running.engine.sample();
+    assert!(running.of("faults_stored") > pages as u64, "little stays resident");
+    assert_eq!(running.of("written_back_units"), 0);
+
+    (0..pages).for_each(|page| filled.write(page, 5 * page as u64 + 1));
+    let excess = (4 * limit) as u64;
+    running.await_that("less of the pool", || running.of("pool_bytes") < excess / 3);
+    assert!(running.of("written_back_units") > 0);
+    (0..pages).for_each(|page| filled.check(page));
+    running.engine.unmap_adopted(&read_only);
+    running.end(&filled);
+}
+
 /// Goal: nothing is written once a budget is used up, the limit is passed meanwhile, and no byte is lost; with another
 /// budget the limit holds again. Method: noise, four times the limit, and a budget of less than that.
 #[test]
