@@ -89,6 +89,8 @@ pub(crate) struct Charge {
     was_over_limit: AtomicBool,
     /// When the sums over time of the figures were last brought up to date.
     summed_ns: AtomicU64,
+    /// What had been waited when the excess was last summed up.
+    waited_ns: AtomicU64,
 }
 
 impl Charge {
@@ -115,6 +117,7 @@ impl Charge {
             is_over_limit: AtomicBool::new(false),
             was_over_limit: AtomicBool::new(false),
             summed_ns: AtomicU64::new(0),
+            waited_ns: AtomicU64::new(0),
         }
     }
 
@@ -342,6 +345,16 @@ impl Engine {
         self.figures().unmanaged_bytes.store(self.charge.unmanaged_bytes(), Relaxed);
         let over = process.saturating_sub(self.limit_bytes());
         raise(&self.figures().over_limit_bytes_max, over);
+        self.sum_excess(over);
+    }
+
+    /// Adds the excess over the limit, times the wait since the last reading.
+    fn sum_excess(&self, over: u64) {
+        let now_ns = self.figures().stall_ns.load(Relaxed);
+        let before_ns = self.charge.waited_ns.swap(now_ns, Relaxed);
+        // The figures of a child of `fork` begin at 0.
+        let waited_us = now_ns.checked_sub(before_ns).unwrap_or(now_ns) / 1000;
+        add(&self.figures().over_limit_kib_stall_us, (over >> 10).saturating_mul(waited_us));
     }
 
     /// Sets the gauges; returns what the program would hold resident without compression.

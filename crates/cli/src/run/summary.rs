@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::sync::atomic::AtomicU64;
 
-use zfolio_core::refault::Advice;
+use zfolio_core::refault::{Advice, Measured};
 use zfolio_core::size;
 use zfolio_core::stats::{Figures, Stats};
 use zfolio_sys::disk;
@@ -74,7 +74,11 @@ fn was_compressed(file: &StatsFile) -> bool {
 /// A higher limit at which the process would have waited for a tenth of the time; `None` if no
 /// limit gains that.
 pub(super) fn advice(stats: &Stats) -> Option<Advice> {
-    stats.refaults.advice(&stats.measured(), of(&stats.figures.stall_ns) / 10)
+    let measured = stats.measured();
+    // What a process had that could not hold its limit is what it would have had with that as its limit.
+    let had_bytes = measured.limit_bytes.saturating_add(stats.excess_bytes());
+    let measured = Measured { limit_bytes: had_bytes, ..measured };
+    stats.refaults.advice(&measured, of(&stats.figures.stall_ns) / 10)
 }
 
 /// A message about what is missing from a core file of the program: the kernel writes zeros for

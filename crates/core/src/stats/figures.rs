@@ -106,6 +106,8 @@ figures! {
     pool_kib_ms,
     /// Furthest above the limit: the whole process, or the regions of a library's pager.
     over_limit_bytes_max,
+    /// The sum over all waiting of what was above the limit meanwhile, in KiB times microseconds.
+    over_limit_kib_stall_us,
     /// Units that are only in the store and not resident, before compression.
     demand_stored_bytes,
     /// Units stored now, including clean copies of resident units.
