@@ -209,7 +209,8 @@ fn a_small_pool_stays_where_the_limit_cannot_be_held() {
     (0..2 * pages).for_each(|_| filled.check(random.below(pages)));
     running.engine.sample();
     assert!(running.of("faults_stored") > pages as u64, "little stays resident");
-    assert_eq!(running.of("written_back_units"), 0);
+    // What is hardly used may go, in the time that this takes on a busy machine.
+    assert!(running.of("written_back_units") <= running.of("written_back_cold"));
 
     (0..pages).for_each(|page| filled.write(page, 5 * page as u64 + 1));
     let excess = (4 * limit) as u64;
