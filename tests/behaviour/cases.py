@@ -148,6 +148,7 @@ CASES = [
     ("sandbox early", 32, "lz4", "64K"),
     ("sandbox trapped", 32, "lz4", "64K"),
     ("sandbox late", 32, "lz4", "64K"),
+    ("sandbox forked", 32, "lz4", "64K"),
 ]
 
 # With memory that does not compress, so that zfolio spills it. All cases can be run so: --noise.
@@ -185,7 +186,7 @@ NOISE = [
 SILENT = ["forks exec_races"]
 # Cases in which zfolio must print these words.
 TOLD = {"forks no_threads": "the limit is not held", "forks no_userfaultfd": "the limit is not held",
-        "forks no_files": "the limit is not held",
+        "forks no_files": "the limit is not held", "sandbox forked": "the limit is not held in a child",
         "forks few_threads": "the limit is not held"}
 # Cases that zfolio must end with status 125 and a line with these words.
 STOPPED = {"sandbox late": "seccomp"}

@@ -30,6 +30,27 @@ static void trapped(void) {
     ballast_verify(&b, "a sandbox with traps");
 }
 
+/* A child of fork that can have neither userfaultfds, nor its memory as a file: its memory is there. */
+static void forked(void) {
+    static struct ballast b;
+    ballast_make(&b, 3 * limit_bytes(), 5);
+    struct sock_filter filter[3 * RULE + 1];
+    forbid(filter, SYS_unshare, 0, 0, SECCOMP_RET_ERRNO | EPERM);
+    forbid(filter + RULE, SYS_open, 0, 0, SECCOMP_RET_ERRNO | EPERM);
+    forbid(filter + 2 * RULE, SYS_openat, 0, 0, SECCOMP_RET_ERRNO | EPERM);
+    unsetenv("BEHAVIOUR_REPORT");
+    confine(filter, 3 * RULE + 1, 0);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        ballast_verify(&b, "a child in a sandbox");
+        _exit(7);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 7, "%#x", status);
+    ballast_verify(&b, "its parent");
+}
+
 /* With compressed memory, which cannot come back: the process must end, and not wait for ever. */
 static void late(void) {
     static struct ballast b;
@@ -49,6 +70,7 @@ static void ring(void) {
 }
 
 int main(int count, char **arguments) {
-    const struct behaviour cases[] = {{"early", early}, {"trapped", trapped}, {"late", late}, {"ring", ring}};
+    const struct behaviour cases[] = {{"early", early}, {"trapped", trapped}, {"late", late}, {"ring", ring},
+                                       {"forked", forked}};
     return CHOOSE(cases);
 }

@@ -175,10 +175,10 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Memory cannot be written. The child would read zeros instead of its data, and must end.
+    /// Memory cannot be written, or a disk not read. The child would read zeros instead of its data, and must end.
     pub fn return_all(&self, quiet: &mut Quiet<'_>) -> Result<(), Errno> {
         self.work.stopping.store(true, Relaxed);
-        let memory = OwnMemory::open()?;
+        let memory = OwnMemory::open();
         if let Some(place) = &self.work.place {
             let copies = quiet.lent.files().map(zfolio_sys::files::duplicate);
             place.start_over(&quiet.lent, copies.collect::<Result<_, _>>()?, false)?;
@@ -225,7 +225,14 @@ impl Engine {
                 let at = address + page * PAGE_BYTES;
                 let system = &self.mover.system;
                 let is_there = || system.residency(at, PAGE_BYTES, &mut [0]).is_ok();
-                match memory.write(at, bytes) {
+                #[allow(
+                    unsafe_code,
+                    reason = "the child's own memory, which no descriptor serves any more"
+                )]
+                // SAFETY: nobody has a reference into managed memory, as its users promise, and this is the child's
+                // only thread. What is stored was the program's to write to.
+                let written = unsafe { memory.write(at, bytes) };
+                match written {
                     // The child did not inherit the page (`MADV_DONTFORK`).
                     Err(_) if !is_there() => {}
                     other => other?,

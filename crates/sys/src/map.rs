@@ -244,33 +244,43 @@ pub fn residency(address: usize, bytes: usize, present: &mut [u8]) -> Result<(),
     if answer == 0 { Ok(()) } else { Err(last_error()) }
 }
 
-/// The calling process's memory as a file. Writing to it also succeeds in private mappings that the
-/// program may only read, or may not access at all.
+/// The calling process's memory, to be written past what the program may do with it: as a file, which can also write to
+/// private mappings that the program may only read, or may not access at all; and by plain stores where that file cannot
+/// be opened (a sandbox, no `/proc`).
 #[derive(Debug)]
-pub struct OwnMemory(OwnedFd);
+pub struct OwnMemory(Option<OwnedFd>);
 
 impl OwnMemory {
     /// Opens it.
-    ///
-    /// # Errors
-    ///
-    /// `NOENT`: `/proc` is not mounted. `MFILE`: no descriptor is left.
-    pub fn open() -> Result<OwnMemory, Errno> {
+    #[must_use]
+    pub fn open() -> OwnMemory {
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
-        rustix::fs::open(c"/proc/self/mem", flags, rustix::fs::Mode::empty()).map(OwnMemory)
+        OwnMemory(rustix::fs::open(c"/proc/self/mem", flags, rustix::fs::Mode::empty()).ok())
     }
 
-    /// Writes all of `bytes` at `address`.
+    /// Writes the bytes of one page, at its `address`.
     ///
     /// # Errors
     ///
-    /// `IO`: a part of the range is not mapped, or is a read-only shared mapping, or memory is
-    /// short.
-    pub fn write(&self, address: usize, bytes: &[u8]) -> Result<(), Errno> {
-        // `pwrite` takes the address as a number. No reference to these bytes is alive: that is the
-        // contract of those who use managed memory.
-        let written = rustix::io::pwrite(&self.0, bytes, address as u64)?;
-        if written == bytes.len() { Ok(()) } else { Err(Errno::IO) }
+    /// `IO`: nothing is mapped there, or it is a read-only shared mapping, or memory is short.
+    ///
+    /// # Safety
+    ///
+    /// No reference to these bytes is alive. They are in a mapping of the program's that the kernel serves: where there
+    /// is no file, a store to one that the program may only read ends the process.
+    pub unsafe fn write(&self, address: usize, page: &[u8]) -> Result<(), Errno> {
+        debug_assert!(address % PAGE_BYTES == 0 && page.len() == PAGE_BYTES);
+        if let Some(file) = &self.0 {
+            let written = rustix::io::pwrite(file, page, address as u64)?;
+            return if written == page.len() { Ok(()) } else { Err(Errno::IO) };
+        }
+        // Where even this is refused, nothing is known, and the page is taken to be there.
+        if residency(address, PAGE_BYTES, &mut [0]) == Err(Errno::NOMEM) {
+            return Err(Errno::IO);
+        }
+        // SAFETY: a page of a mapping (just seen), without references into it, as the caller promises.
+        unsafe { std::ptr::copy_nonoverlapping(page.as_ptr(), address as *mut u8, PAGE_BYTES) };
+        Ok(())
     }
 }
 
@@ -416,6 +426,41 @@ mod tests {
         let mut lines = smaps.lines().skip_while(|line| ours(line) != Some(true));
         let flags = lines.find_map(|line| line.strip_prefix("VmFlags:")).unwrap();
         flags.split_whitespace().map(str::to_owned).collect()
+    }
+
+    /// Goal: a page is written with and without the file, and one that is not there is told. Method: both ways write to a
+    /// page; the file also to one that may only be read; then to one that was unmapped.
+    #[test]
+    fn own_memory_is_written_with_and_without_a_file() {
+        let with = OwnMemory::open();
+        assert!(with.0.is_some(), "/proc is mounted");
+        for (memory, byte) in [(with, 3), (OwnMemory(None), 5)] {
+            let space = Reservation::new(2 * PAGE_BYTES, PAGE_BYTES).unwrap();
+            let (address, base) = (space.address(), space.base().as_ptr());
+            // SAFETY: no reference into the mapping is alive.
+            unsafe { memory.write(address, &[byte; PAGE_BYTES]) }.unwrap();
+            // SAFETY: the byte is in the mapping.
+            assert_eq!(unsafe { base.wrapping_add(PAGE_BYTES - 1).read() }, byte);
+            if memory.0.is_some() {
+                // SAFETY: nobody writes to it any more.
+                unsafe {
+                    rustix::mm::mprotect(base.cast(), PAGE_BYTES, rustix::mm::MprotectFlags::READ)
+                }
+                .unwrap();
+                // SAFETY: as above.
+                unsafe { memory.write(address, &[byte + 1; PAGE_BYTES]) }.unwrap();
+                // SAFETY: the byte is in the mapping.
+                assert_eq!(unsafe { base.read() }, byte + 1);
+            }
+            // SAFETY: a page of the mapping, without references.
+            unsafe { rustix::mm::munmap(base.wrapping_add(PAGE_BYTES).cast(), PAGE_BYTES) }
+                .unwrap();
+            // SAFETY: no reference into the mapping is alive.
+            let missing = unsafe { memory.write(address + PAGE_BYTES, &[byte; PAGE_BYTES]) };
+            assert_eq!(missing, Err(Errno::IO));
+            // Its second page may be somebody else's by now.
+            _ = space.leak();
+        }
     }
 
     /// Goal: locked memory is given back too, as that of a disk which the kernel must not swap out. Method: a few pages
