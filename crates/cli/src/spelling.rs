@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use clap::{Command, CommandFactory};
+use clap::{Arg, Command, CommandFactory};
 
 use crate::arguments::Arguments;
 
@@ -24,6 +24,21 @@ pub(crate) fn option(words: &[OsString], given: &str) -> Option<String> {
     let names =
         options.filter(|option| !option.is_hide_set()).filter_map(|option| option.get_long());
     meant(given, names).map(|name| format!("--{name}"))
+}
+
+/// The option that `word` ends with, if that takes a value: `--limit`, `-l` or `-ql` are `--limit`.
+pub(crate) fn valued(words: &[OsString], word: &str) -> Option<String> {
+    let long = word.strip_prefix("--");
+    let short =
+        word.strip_prefix('-').filter(|_| long.is_none()).and_then(|word| word.chars().last());
+    let is_it = |argument: &&Arg| {
+        let is_named = argument.get_long().is_some_and(|name| long == Some(name));
+        is_named || argument.get_short().is_some_and(|letter| short == Some(letter))
+    };
+    let definition = Arguments::command();
+    let mut arguments = reached(&definition, words).get_arguments();
+    let found = arguments.find(is_it).filter(|argument| argument.get_action().takes_values());
+    found.and_then(Arg::get_long).map(|name| format!("--{name}"))
 }
 
 /// The innermost command that the words name.

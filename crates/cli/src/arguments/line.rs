@@ -144,11 +144,11 @@ fn one_line(error: &clap::Error, words: &[OsString]) -> String {
 }
 
 /// A number below zero that clap took for an option of this name, and the option that it was given to.
-fn negative<'a>(words: &'a [OsString], name: &str) -> Option<(&'a str, &'a str)> {
+fn negative<'a>(words: &'a [OsString], name: &str) -> Option<(String, &'a str)> {
     name.strip_prefix('-').filter(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))?;
     let texts = words.iter().map(|word| word.to_str().unwrap_or_default());
-    let mut pairs = texts.clone().zip(texts.skip(1));
-    pairs.find(|(option, value)| option.starts_with("--") && value.starts_with(name))
+    let mut pairs = texts.clone().zip(texts.skip(1)).filter(|(_, value)| value.starts_with(name));
+    pairs.find_map(|(option, value)| Some((spelling::valued(words, option)?, value)))
 }
 
 #[cfg(test)]
@@ -220,6 +220,11 @@ mod tests {
             ("run --frob -- true", "argument '--frob' is not known; accepted:"),
             ("run --write-budget -5G -- true", "--write-budget: '-5G' is below zero; accepted:"),
             ("run --limit -5 true", "--limit: '-5' is below zero; accepted:"),
+            ("run -l -5 true", "--limit: '-5' is below zero; accepted:"),
+            ("run -ql -5G -- true", "--limit: '-5G' is below zero; accepted:"),
+            ("run --quiet -5 true", "argument '-5' is not known; accepted:"),
+            ("run -q -5 true", "argument '-5' is not known; accepted:"),
+            ("device add x -s -5M", "--size: '-5M' is below zero; accepted:"),
             ("run -5 true", "argument '-5' is not known; accepted:"),
             ("run", "PROGRAM: missing; accepted:"),
             ("run --limit 1G", "PROGRAM: missing; accepted:"),
