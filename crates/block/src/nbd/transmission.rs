@@ -142,11 +142,12 @@ impl Transmission {
             return Step::Ends(wire::REQUEST_BYTES);
         }
         let to = Recipient { cookie: request.cookie, is_structured: self.is_structured };
-        if request.is_too_long() {
+        let refused = self.refusal(&request);
+        if request.command == wire::CMD_WRITE && request.is_too_long() {
+            // To receive its payload could take as long as the client likes.
             to.failure(output, Failure::LONG);
             return Step::Ends(wire::REQUEST_BYTES);
         }
-        let refused = self.refusal(&request);
         if request.command == wire::CMD_WRITE && request.bytes > 0 {
             return self.write(&request, to, refused, &input[wire::REQUEST_BYTES..], output);
         }
@@ -173,6 +174,9 @@ impl Transmission {
         }
         if request.command == wire::CMD_BLOCK_STATUS && !self.has_contexts {
             return Some(Failure::NO_CONTEXT);
+        }
+        if request.is_too_long() {
+            return Some(Failure::LONG);
         }
         if request.bytes == 0 {
             return Some(Failure::EMPTY);

@@ -161,12 +161,22 @@ fn a_read_only_export_stays_as_it_is() {
     assert_eq!(ask(&mut client, FLUSH, 0, 0, 0).error, 0);
 }
 
-/// Goal: a payload beyond the maximum, or a wrong magic number, ends the connection; before that all is answered.
+/// Goal: a payload beyond the maximum, or a wrong magic number, ends the connection; before that all is answered. A
+/// read beyond the maximum has no payload, and what comes behind it is served.
 #[test]
 fn a_request_that_cannot_be_skipped_ends_the_connection() {
-    for command in [READ, WRITE] {
-        let mut client = Client::of(Arc::new(Memory::new(SIZE)), true);
-        client.send(&request(command, 0, 5, 0, (32 << 20) + 512));
+    for is_structured in [false, true] {
+        let mut client = Client::of(Arc::new(Memory::new(64 << 20)), is_structured);
+        for bytes in [(32 << 20) + 512, u32::MAX - 511] {
+            let messages = [READ, FLUSH].map(|command| {
+                let bytes = if command == READ { bytes } else { 0 };
+                request(command, 0, u64::from(command), 0, bytes)
+            });
+            client.send(&messages.concat());
+            assert_eq!(client.incoming.reply(u64::from(READ), 0).error, EINVAL);
+            assert_eq!(client.incoming.reply(u64::from(FLUSH), 0).error, 0);
+        }
+        client.send(&request(WRITE, 0, 5, 0, (32 << 20) + 512));
         assert_eq!(client.incoming.reply(5, 0).error, EINVAL);
         assert!(client.driver.is_closed);
     }
