@@ -34,6 +34,58 @@ const RETRY: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// as they are sent away.
 const SENT_AWAY_MAX: usize = 128;
 
+/// The rank of the lock of what was reported. Nothing is called while it is held.
+const RANK_REPORTED: u8 = 1;
+
+/// A line about clients that were refused comes so often at most: anybody can be refused as often as he likes.
+const REPORT_NS: u64 = 10_000_000_000;
+
+/// What is called with a line for people.
+pub type Report = Box<dyn Fn(&str) + Send + Sync>;
+
+/// Reports clients that were refused: now and then, if they are many.
+pub(crate) struct Refusals {
+    report: Report,
+    reported: Mutex<RANK_REPORTED, Reported>,
+}
+
+/// What was reported of refused clients.
+#[derive(Default)]
+struct Reported {
+    /// The earliest time of the next line.
+    next_ns: u64,
+    /// Clients since the last one.
+    unsaid: u64,
+}
+
+impl Refusals {
+    pub(crate) fn new(report: Report) -> Refusals {
+        Refusals { report, reported: Mutex::new(Reported::default()) }
+    }
+
+    /// A client was refused, as the line says.
+    pub(crate) fn note(&self, line: &str) {
+        let turn = self.reported.lock().turn(monotonic_ns());
+        match turn {
+            None => {}
+            Some(0) => (self.report)(line),
+            Some(more) => (self.report)(&format!("{line}; and {more} more before")),
+        }
+    }
+}
+
+impl Reported {
+    /// How many clients a line now stands for beside the one that is refused; `None`: there is none now.
+    fn turn(&mut self, now_ns: u64) -> Option<u64> {
+        if now_ns < self.next_ns {
+            self.unsaid += 1;
+            return None;
+        }
+        self.next_ns = now_ns + REPORT_NS;
+        Some(std::mem::take(&mut self.unsaid))
+    }
+}
+
 /// What a server has counted.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counts {
@@ -45,6 +97,8 @@ pub struct Counts {
     pub timed_out: u64,
     /// Connections that ended because the handshake of TLS failed.
     pub tls_refused: u64,
+    /// Connections that ended because their front end goes on with a disk that is not this one.
+    pub unknown: u64,
     /// Connections that exist now.
     pub live: u64,
 }
@@ -59,6 +113,7 @@ impl std::ops::Add for Counts {
             refused: self.refused + other.refused,
             timed_out: self.timed_out + other.timed_out,
             tls_refused: self.tls_refused + other.tls_refused,
+            unknown: self.unknown + other.unknown,
             live: self.live + other.live,
         }
     }
@@ -151,6 +206,7 @@ impl<P: Protocol> Clients<P> {
             refused: self.shared.refused.load(Relaxed),
             timed_out: 0,
             tls_refused: 0,
+            unknown: 0,
             live: self.live() as u64,
         }
     }
@@ -264,5 +320,23 @@ impl<P: Protocol> Shared<P> {
         if started.is_err() {
             self.refused.fetch_add(1, Relaxed);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{REPORT_NS, Reported};
+
+    /// Goal: however many clients are refused, lines are far between, and each client is in one of them.
+    #[test]
+    fn lines_about_refused_clients_are_few() {
+        let mut reported = Reported::default();
+        assert_eq!(reported.turn(7), Some(0));
+        let clients = 1000;
+        let lines: Vec<u64> =
+            (0..clients).filter_map(|at| reported.turn(8 + at * REPORT_NS / 100)).collect();
+        assert!((9..=10).contains(&lines.len()), "one in each time: {lines:?}");
+        let said = lines.len() as u64 + lines.iter().sum::<u64>();
+        assert_eq!(said + reported.unsaid, clients);
     }
 }

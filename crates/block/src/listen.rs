@@ -31,6 +31,7 @@ pub struct Listener {
     socket: OwnedFd,
     /// A file that is ours: its path, device and inode.
     file: Option<(PathBuf, u64, u64)>,
+    has_replaced: bool,
     security: Security,
 }
 
@@ -150,6 +151,12 @@ impl Listener {
         &self.security
     }
 
+    /// Whether it has replaced a Unix socket whose server had ended without removing it: it was killed.
+    #[must_use]
+    pub fn has_replaced(&self) -> bool {
+        self.has_replaced
+    }
+
     /// Where it listens, if that is a port: with the number that the system chose for port 0.
     #[must_use]
     pub fn port(&self) -> Option<SocketAddr> {
@@ -169,7 +176,7 @@ impl Listener {
     ) -> io::Result<Listener> {
         // A client may go away between the wait for it and `accept`, which must not wait for the next one.
         rustix::io::ioctl_fionbio(&socket, true)?;
-        Ok(Listener { socket, file, security })
+        Ok(Listener { socket, file, has_replaced: false, security })
     }
 }
 
@@ -203,9 +210,11 @@ fn tcp(address: SocketAddr, security: Security) -> Result<Listener, Unusable> {
 fn unix(path: &Path, security: Security) -> Result<Listener, Unusable> {
     // Two servers that start at once would both find a dead socket, and the second would remove the first one's.
     let _lock = lock_directory(path)?;
+    let mut has_replaced = false;
     let listener = match UnixListener::bind(path) {
         Err(why) if why.kind() == io::ErrorKind::AddrInUse => {
             remove_dead(path)?;
+            has_replaced = true;
             UnixListener::bind(path)
         }
         result => result,
@@ -213,7 +222,10 @@ fn unix(path: &Path, security: Security) -> Result<Listener, Unusable> {
     let listener = listener.map_err(|why| system(path.display(), why))?;
     let found = std::fs::symlink_metadata(path).map_err(|why| system(path.display(), why))?;
     let file = (path.to_path_buf(), found.dev(), found.ino());
-    Listener::new(listener.into(), Some(file), security).map_err(|why| system(path.display(), why))
+    let listener = Listener::new(listener.into(), Some(file), security);
+    let mut listener = listener.map_err(|why| system(path.display(), why))?;
+    listener.has_replaced = has_replaced;
+    Ok(listener)
 }
 
 /// Locks the directory of a path until the file is dropped.

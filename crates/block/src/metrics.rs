@@ -149,10 +149,11 @@ pub fn of_disk(name: &str, ram: &Ram, server: Counts) -> String {
         ("reason=\"full\"", server.refused),
         ("reason=\"timeout\"", server.timed_out),
         ("reason=\"tls\"", server.tls_refused),
+        ("reason=\"unknown\"", server.unknown),
     ];
     page.counter(
         "refused_connections",
-        "Connections that were ended: too many, a handshake too slow, TLS failed.",
+        "Connections that were ended: too many, a handshake too slow, TLS failed, a front end of another disk.",
         &refused,
     );
     page.finish()
@@ -172,10 +173,11 @@ mod tests {
     fn the_page_is_what_prometheus_reads() {
         let ram = ram(1 << 20, &["lz4", "zstd"]);
         ram.write(0, &vec![7; 8192]).unwrap();
-        let counts = Counts { refused: 3, timed_out: 4, tls_refused: 5, ..Counts::default() };
+        let counts =
+            Counts { refused: 3, timed_out: 4, tls_refused: 5, unknown: 6, ..Counts::default() };
         let page = of_disk("cache", &ram, counts);
         check(&page);
-        for (reason, count) in [("full", 3), ("timeout", 4), ("tls", 5)] {
+        for (reason, count) in [("full", 3), ("timeout", 4), ("tls", 5), ("unknown", 6)] {
             let line = format!(
                 "zfolio_device_refused_connections_total{{device=\"cache\",reason=\"{reason}\"}} {count}\n"
             );

@@ -58,7 +58,7 @@ use crate::pieces::PIECE_BYTES;
 pub use certificates::{BadCertificates, Certificates, Watch};
 pub use exports::{EXPORTS_MAX, Exports, NAME_BYTES_MAX, Refusal};
 pub use output::Output;
-pub use server::{Config, Report, Server};
+pub use server::{Config, Server};
 pub use session::{Next, Received, Session};
 pub use tls::Tls;
 

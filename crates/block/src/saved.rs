@@ -117,7 +117,8 @@ pub fn save(ram: &Ram, path: &Path, kept: Option<&Kept>) -> Result<Saved, Unsave
 /// Saves the contents of a disk, and removes what was written if that fails.
 fn save_by(ram: &Ram, path: &Path, partial: &Path, ends: &AtomicBool) -> Result<Saved, Unsaved> {
     let file = open_partial(partial)?;
-    let done = write(ram, &file, path, partial, ends);
+    // Clients go on: whoever continues from this file has not seen all that they write.
+    let done = write(ram, &[], &file, path, partial, ends);
     if done.is_err() {
         // It is ours as long as the lock is held.
         fs::remove_file(partial).ok();
@@ -243,14 +244,16 @@ impl Kept {
     }
 
     /// Saves the contents of the disk, which clients have left, and returns the file. No checkpoint comes afterwards.
+    /// `notes`: what those have to know that serve the disk when it goes on ([`Marks`](crate::vhost_user::Marks)).
     ///
     /// # Errors
     ///
     /// See [`Unsaved`]. The file is what it was before, and nobody goes on from it unasked (`SAVE-1`).
-    pub fn save(&self, ram: &Ram) -> Result<(Saved, &Path), Unsaved> {
+    pub fn save(&self, ram: &Ram, notes: &[u8]) -> Result<(Saved, &Path), Unsaved> {
         self.ends.store(true, Relaxed);
         let _alone = self.writes.lock();
-        let done = write(ram, &self.file, &self.path, &self.partial, &AtomicBool::new(false));
+        let ends = AtomicBool::new(false);
+        let done = write(ram, notes, &self.file, &self.path, &self.partial, &ends);
         // If only the directory could not be synced, the file has its name already, and is whole.
         if done.is_err() && self.is_written_at(&self.partial) {
             // A part of a disk is of no use, and may be what fills the file system. If this fails, the part is as good
@@ -313,6 +316,7 @@ impl io::Write for Output<'_> {
 /// Writes the contents to `partial`, which is `file`, and renames that to `path`. It fails once `ends` is true.
 fn write(
     ram: &Ram,
+    notes: &[u8],
     mut file: &File,
     path: &Path,
     partial: &Path,
@@ -321,10 +325,11 @@ fn write(
     let system = |error| Unsaved::System(partial.to_owned(), error);
     file.rewind().and_then(|()| file.set_len(0)).map_err(system)?;
     let mut buffer = BufWriter::with_capacity(BUFFER_BYTES, Output { file, ends });
-    let saved = ram.zram().save(cpu::current(), &mut buffer).map_err(|error| match error {
-        SaveError::Io(error) => system(error),
-        error => Unsaved::Contents(error),
-    })?;
+    let saved =
+        ram.zram().save(cpu::current(), notes, &mut buffer).map_err(|error| match error {
+            SaveError::Io(error) => system(error),
+            error => Unsaved::Contents(error),
+        })?;
     buffer.flush().map_err(system)?;
     file.sync_all().map_err(system)?;
     fs::rename(partial, path).map_err(|error| Unsaved::System(path.to_owned(), error))?;
@@ -475,7 +480,7 @@ mod tests {
             assert_eq!(kept.loaded().is_some(), number > 1);
             kept.note_served().unwrap();
             disk.write(0, &[number; 512]).unwrap();
-            let (saved, file) = kept.save(&disk).unwrap();
+            let (saved, file) = kept.save(&disk, &[]).unwrap();
             assert_eq!((saved.bytes, file), (fs::metadata(&path).unwrap().len(), path.as_path()));
             assert!(!partial.exists());
             let mut found = [0; 512];
@@ -494,14 +499,14 @@ mod tests {
         let mut kept = Kept::take(&path).unwrap();
         kept.note_served().unwrap();
         assert!(kept.loaded().is_none());
-        kept.save(&disk).unwrap();
+        kept.save(&disk, &[]).unwrap();
         // A save that fails.
         let mut kept = Kept::take(&path).unwrap();
         kept.note_served().unwrap();
         let before = fs::read(&path).unwrap();
         disk.write(0, &[9; 512]).unwrap();
         disk.zram().halt();
-        assert!(matches!(kept.save(&disk), Err(Unsaved::Contents(_))));
+        assert!(matches!(kept.save(&disk, &[]), Err(Unsaved::Contents(_))));
         drop(kept);
         assert_eq!(fs::read(&path).unwrap(), before);
         assert!(matches!(Kept::take(&path), Err(Unsaved::Stale { .. })));
@@ -554,7 +559,7 @@ mod tests {
         assert!(matches!(save(&disk, &path, Some(&kept)), Err(Unsaved::Contents(_))));
         assert_eq!(found(), [3; 512]);
         assert!(!beside.exists());
-        kept.save(&disk).unwrap();
+        kept.save(&disk, &[]).unwrap();
         assert_eq!(found(), [9; 512]);
         assert!(matches!(save(&disk, &path, Some(&kept)), Err(Unsaved::Contents(_))));
         drop(kept);
@@ -583,7 +588,7 @@ mod tests {
                 let saves = scope.spawn(|| while save(&disk, &path, Some(&kept)).is_ok() {});
                 std::thread::sleep(Duration::from_micros(random.below_u64(30_000)));
                 disk.write(0, &[number; 512]).unwrap();
-                kept.save(&disk).unwrap();
+                kept.save(&disk, &[]).unwrap();
                 saves.join().unwrap();
             });
             let mut found = [0; 512];

@@ -347,3 +347,75 @@ impl Device for Noted {
         self.disk.runs(at, bytes, each)
     }
 }
+
+/// A disk whose requests wait until the gate is open.
+#[cfg(test)]
+pub(crate) struct Gated {
+    pub(crate) disk: Memory,
+    is_shut: AtomicBool,
+    waits: AtomicU64,
+}
+
+#[cfg(test)]
+impl Gated {
+    pub(crate) fn new(disk: Memory) -> Gated {
+        Gated { disk, is_shut: AtomicBool::new(false), waits: AtomicU64::new(0) }
+    }
+
+    pub(crate) fn shut(&self, is_shut: bool) {
+        self.is_shut.store(is_shut, Relaxed);
+    }
+
+    /// How many requests have come to a shut gate.
+    pub(crate) fn waits(&self) -> u64 {
+        self.waits.load(Relaxed)
+    }
+
+    fn pass(&self) {
+        if self.is_shut.load(Relaxed) {
+            self.waits.fetch_add(1, Relaxed);
+        }
+        while self.is_shut.load(Relaxed) {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    }
+}
+
+#[cfg(test)]
+impl Device for Gated {
+    fn size_bytes(&self) -> u64 {
+        self.disk.size_bytes()
+    }
+    fn preferred_bytes(&self) -> u32 {
+        self.disk.preferred_bytes()
+    }
+    fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Error> {
+        self.pass();
+        self.disk.read(at, into)
+    }
+    fn write(&self, at: u64, from: &[u8]) -> Result<(), Error> {
+        self.pass();
+        self.disk.write(at, from)
+    }
+    fn discard(&self, at: u64, bytes: u64) -> Result<(), Error> {
+        self.pass();
+        self.disk.discard(at, bytes)
+    }
+    fn write_zeroes(&self, at: u64, bytes: u64, keeps_room: bool) -> Result<(), Error> {
+        self.pass();
+        self.disk.write_zeroes(at, bytes, keeps_room)
+    }
+    fn flush(&self) -> Result<(), Error> {
+        self.pass();
+        self.disk.flush()
+    }
+    fn runs(
+        &self,
+        at: u64,
+        bytes: u64,
+        each: &mut dyn FnMut(u64, bool) -> bool,
+    ) -> Result<(), Error> {
+        self.pass();
+        self.disk.runs(at, bytes, each)
+    }
+}

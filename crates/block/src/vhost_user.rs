@@ -23,6 +23,7 @@
 //! - `VU-4` Each chain is returned once, in the order in which the guest has made them available.
 //! - `VU-5` Contents go to the guest only if the device has returned them without an error.
 //! - `VU-6` Memory whose file was shortened reads as zeros, and its front end is left; nobody else notices.
+//! - `VU-7` A queue that was in use before goes on only with the disk that has served it ([`Marks`]).
 //!
 //! # Concurrency
 //!
@@ -40,6 +41,7 @@ mod chain;
 mod features;
 #[cfg(any(test, fuzzing))]
 mod guest;
+mod marks;
 mod memory;
 mod ring;
 #[cfg(any(test, fuzzing))]
@@ -50,6 +52,7 @@ mod session;
 mod tests;
 mod worker;
 
+pub use marks::Marks;
 pub use server::{Config, Server};
 
 /// The longest ring; the longest that QEMU makes.

@@ -6,27 +6,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use zfolio_core::sync::Mutex;
-use zfolio_sys::clock::monotonic_ns;
-
 use super::connection::{self, End, Order};
 use super::exports::Exports;
 use super::stream::Stream;
 use super::tls::Security;
-use crate::clients::{Clients, Counts, Protocol};
+use crate::clients::{Clients, Counts, Protocol, Refusals, Report};
 use crate::listen::Listener;
 
 /// Connections whose sockets were shut down have so long to end.
 const CUT: Duration = Duration::from_secs(1);
-
-/// The rank of the lock of what was reported. Nothing is called while it is held.
-const RANK_REPORTED: u8 = 1;
-
-/// A line about clients that were refused comes so often at most: anybody can be refused as often as he likes.
-const REPORT_NS: u64 = 10_000_000_000;
-
-/// What is called with a line for people.
-pub type Report = Box<dyn Fn(&str) + Send + Sync>;
 
 /// How a server treats its clients.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -63,45 +51,14 @@ struct Nbd {
     order: AtomicU8,
     timed_out: AtomicU64,
     tls_refused: AtomicU64,
-    report: Report,
-    reported: Mutex<RANK_REPORTED, Reported>,
-}
-
-/// What was reported of refused clients.
-#[derive(Default)]
-struct Reported {
-    /// The earliest time of the next line.
-    next_ns: u64,
-    /// Clients since the last one.
-    unsaid: u64,
-}
-
-impl Reported {
-    /// How many clients a line now stands for beside the one that is refused; `None`: there is none now.
-    fn turn(&mut self, now_ns: u64) -> Option<u64> {
-        if now_ns < self.next_ns {
-            self.unsaid += 1;
-            return None;
-        }
-        self.next_ns = now_ns + REPORT_NS;
-        Some(std::mem::take(&mut self.unsaid))
-    }
+    refusals: Refusals,
 }
 
 impl Nbd {
     /// Counts a client that TLS has refused, and reports it.
     fn refuse(&self, why: &str) {
         self.tls_refused.fetch_add(1, Relaxed);
-        let turn = self.reported.lock().turn(monotonic_ns());
-        match turn {
-            None => {}
-            Some(0) => (self.report)(&format!("TLS has failed with {why}")),
-            Some(more) => {
-                (self.report)(&format!(
-                    "TLS has failed with {why}; and with {more} clients before"
-                ));
-            }
-        }
+        self.refusals.note(&format!("TLS has failed with {why}"));
     }
 
     fn order(&self) -> Order {
@@ -167,8 +124,7 @@ impl Server {
             order: AtomicU8::new(Order::Serve as u8),
             timed_out: AtomicU64::new(0),
             tls_refused: AtomicU64::new(0),
-            report,
-            reported: Mutex::new(Reported::default()),
+            refusals: Refusals::new(report),
         };
         let clients = Clients::start(listeners, config.connections_max, nbd)?;
         Ok(Server { clients, drain: config.drain })
@@ -203,23 +159,5 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.stop();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{REPORT_NS, Reported};
-
-    /// Goal: however many clients are refused, lines are far between, and each client is in one of them.
-    #[test]
-    fn lines_about_refused_clients_are_few() {
-        let mut reported = Reported::default();
-        assert_eq!(reported.turn(7), Some(0));
-        let clients = 1000;
-        let lines: Vec<u64> =
-            (0..clients).filter_map(|at| reported.turn(8 + at * REPORT_NS / 100)).collect();
-        assert!((9..=10).contains(&lines.len()), "one in each time: {lines:?}");
-        let said = lines.len() as u64 + lines.iter().sum::<u64>();
-        assert_eq!(said + reported.unsaid, clients);
     }
 }

@@ -48,7 +48,7 @@ pub(super) fn play_messages(messages: &[u8]) {
     let messages = &messages[..messages.len().min(MESSAGES_BYTES_MAX)];
     front_end.write_all(messages).expect("a socket has room for that");
     front_end.shutdown(Shutdown::Write).ok();
-    converse(socket, Session::new(disk, "script", stream));
+    converse(socket, Session::new(disk, "script", stream, Arc::default()));
 }
 
 /// What is left of a script.

@@ -4,14 +4,16 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use rustix::net::Shutdown;
 use vhost::vhost_user::BackendReqHandler;
 
 use super::CONNECTIONS_MAX;
-use super::session::Session;
-use crate::clients::{Clients, Counts, Protocol};
+use super::marks::Marks;
+use super::session::{Session, Unknown, end_input};
+use crate::clients::{Clients, Counts, Protocol, Refusals, Report};
 use crate::device::Device;
 use crate::listen::Listener;
 
@@ -40,6 +42,25 @@ pub struct Server {
 struct Vhost {
     device: Arc<dyn Device>,
     name: String,
+    marks: Arc<Marks>,
+    /// Front ends that go on with another disk.
+    unknown: AtomicU64,
+    refusals: Refusals,
+}
+
+impl Vhost {
+    /// Counts a front end that goes on with another disk, and reports it.
+    fn refuse(&self, stream: &UnixStream, unknown: Unknown) {
+        self.unknown.fetch_add(1, Relaxed);
+        let address = stream.local_addr().ok();
+        let path = address.as_ref().and_then(|address| address.as_pathname());
+        let path = path.map_or_else(|| "a socket".into(), |path| path.display().to_string());
+        self.refusals.note(&format!(
+            "a guest at {path} is refused: it goes on with contents that are not those of this disk ({unknown}, which \
+             this disk has not served), and would read zeros or older data; accepted: reset the guest, or start \
+             the disk with the contents as they were at its end (--save FILE)"
+        ));
+    }
 }
 
 impl Protocol for Vhost {
@@ -53,13 +74,16 @@ impl Protocol for Vhost {
 
     fn serve(&self, stream: &Arc<UnixStream>) {
         let Ok(socket) = stream.try_clone() else { return };
-        let session = Session::new(Arc::clone(&self.device), &self.name, Arc::clone(stream));
-        converse(socket, session);
+        let (device, marks) = (Arc::clone(&self.device), Arc::clone(&self.marks));
+        let session = Session::new(device, &self.name, Arc::clone(stream), marks);
+        if let Some(unknown) = converse(socket, session) {
+            self.refuse(stream, unknown);
+        }
     }
 }
 
 impl Server {
-    /// Serves `device` to whoever connects. `name` is what guests see as its serial number, 20 bytes of it.
+    /// Serves `device`, a new disk, to whoever connects. `name` is what guests see as its serial number, 20 bytes of it.
     ///
     /// # Errors
     ///
@@ -70,7 +94,31 @@ impl Server {
         name: &str,
         config: Config,
     ) -> io::Result<Server> {
-        let vhost = Vhost { device, name: name.to_owned() };
+        let report = Box::new(|_: &str| {});
+        Server::start_with(listeners, device, name, config, Marks::default(), report)
+    }
+
+    /// The same with a disk that is not new: `marks` says where its front ends were left. `report` is called for those
+    /// that are refused, now and then.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Server::start).
+    pub fn start_with(
+        listeners: Vec<Listener>,
+        device: Arc<dyn Device>,
+        name: &str,
+        config: Config,
+        marks: Marks,
+        report: Report,
+    ) -> io::Result<Server> {
+        let vhost = Vhost {
+            device,
+            name: name.to_owned(),
+            marks: Arc::new(marks),
+            unknown: AtomicU64::new(0),
+            refusals: Refusals::new(report),
+        };
         let max = config.connections_max.min(CONNECTIONS_MAX);
         Ok(Server { clients: Clients::start(listeners, max, vhost)?, drain: config.drain })
     }
@@ -78,15 +126,24 @@ impl Server {
     /// What it has counted.
     #[must_use]
     pub fn counts(&self) -> Counts {
-        self.clients.counts()
+        let unknown = self.clients.protocol().unknown.load(Relaxed);
+        Counts { unknown, ..self.clients.counts() }
+    }
+
+    /// Where front ends that are gone have left their queues: what the next server of the same contents has to know.
+    #[must_use]
+    pub fn marks(&self) -> &Marks {
+        &self.clients.protocol().marks
     }
 
     /// Accepts nothing more, and ends all connections once the requests that are under way are done. Returns how many
     /// are not after [`Config::drain`]; their threads end when their devices return.
     pub fn stop(&mut self) -> usize {
         if !self.clients.close() {
-            self.clients.end(end);
+            self.clients.end(end_input);
             self.clients.wait_until_none(self.drain);
+            // One that never reads its replies keeps its connection's thread waiting until here.
+            self.clients.end(|stream| _ = rustix::net::shutdown(stream, Shutdown::Both).ok());
         }
         self.clients.live()
     }
@@ -98,17 +155,11 @@ impl Drop for Server {
     }
 }
 
-/// A thread that waits for the front end returns.
-fn end(stream: &UnixStream) {
-    // It fails if the front end is gone, and then there is nothing to end.
-    rustix::net::shutdown(stream, Shutdown::Both).ok();
-}
-
-/// Serves the messages that come from a socket.
-pub(super) fn converse(socket: UnixStream, session: Session) {
+/// Serves the messages that come from a socket. Returns what the front end was refused for.
+pub(super) fn converse(socket: UnixStream, session: Session) -> Option<Unknown> {
     let session = Arc::new(session);
     let mut handler = BackendReqHandler::from_stream(socket, Arc::clone(&session));
     while handler.handle_request().is_ok() {}
     // The front end is told by the end of the connection once nobody touches its memory any more.
-    session.stop();
+    session.stop()
 }

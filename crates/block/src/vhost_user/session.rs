@@ -1,5 +1,6 @@
 //! What the messages of a front end say, and the queues that run.
 
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -23,6 +24,7 @@ use vm_memory::GuestAddress;
 use zfolio_core::sync::Mutex;
 
 use super::features;
+use super::marks::Marks;
 use super::memory::Memory;
 use super::ring::{Place, Ring, Stop};
 use super::worker::Worker;
@@ -41,6 +43,8 @@ pub(super) struct Session {
     name: String,
     /// The connection, which a broken queue ends.
     stream: Arc<UnixStream>,
+    /// Where other connections have left their queues.
+    marks: Arc<Marks>,
     state: Mutex<RANK_SESSION, State>,
 }
 
@@ -49,6 +53,21 @@ struct State {
     features: u64,
     memory: Option<Arc<Memory>>,
     queues: Vec<QueueState>,
+    unknown: Option<Unknown>,
+}
+
+/// A queue that goes on where this disk has left none (`VU-7`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Unknown {
+    queue: u16,
+    next: u16,
+}
+
+impl fmt::Display for Unknown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Unknown { queue, next } = self;
+        write!(f, "queue {queue} goes on at request {next}")
+    }
 }
 
 /// What the messages say of a queue.
@@ -62,6 +81,8 @@ struct QueueState {
     kick: Option<Arc<OwnedFd>>,
     call: Option<Arc<OwnedFd>>,
     is_enabled: bool,
+    /// It goes on with this disk: it has run in this connection, or has taken a mark.
+    is_known: bool,
     running: Option<Running>,
 }
 
@@ -80,6 +101,13 @@ fn failed(why: impl Into<io::Error>) -> Error {
     Error::ReqHandlerError(why.into())
 }
 
+/// Has the thread that waits for messages return. The front end notices nothing before the connection is closed, which
+/// is once its queues have stopped: it reads from the used rings how far they have come.
+pub(super) fn end_input(stream: &UnixStream) {
+    // It fails if the front end is gone, and then there is nothing to end.
+    rustix::net::shutdown(stream, Shutdown::Read).ok();
+}
+
 /// An event descriptor of a front end, made so that nobody waits for it.
 fn event(file: File) -> Result<Arc<OwnedFd>> {
     let stat = rustix::fs::fstat(&file).map_err(failed)?;
@@ -93,15 +121,26 @@ fn event(file: File) -> Result<Arc<OwnedFd>> {
 }
 
 impl Session {
-    pub(super) fn new(device: Arc<dyn Device>, name: &str, stream: Arc<UnixStream>) -> Session {
+    pub(super) fn new(
+        device: Arc<dyn Device>,
+        name: &str,
+        stream: Arc<UnixStream>,
+        marks: Arc<Marks>,
+    ) -> Session {
         let queues = (0..QUEUES_MAX).map(|_| QueueState::default()).collect();
-        let state = State { features: 0, memory: None, queues };
-        Session { device, name: name.to_owned(), stream, state: Mutex::new(state) }
+        let state = State { features: 0, memory: None, queues, unknown: None };
+        Session { device, name: name.to_owned(), stream, marks, state: Mutex::new(state) }
     }
 
-    /// Stops all queues: none of them touches the guest's memory any more.
-    pub(super) fn stop(&self) {
-        self.state.lock().stop_all();
+    /// Stops all queues at the end of the connection: none of them touches the guest's memory any more. They leave
+    /// their marks. Returns what the front end was refused for.
+    pub(super) fn stop(&self) -> Option<Unknown> {
+        let mut state = self.state.lock();
+        state.stop_all();
+        for (index, queue) in (0..).zip(&state.queues).filter(|(_, queue)| queue.is_known) {
+            self.marks.leave(index, queue.next_available);
+        }
+        state.unknown
     }
 
     /// Changes a queue, which stands still meanwhile.
@@ -155,11 +194,12 @@ impl Session {
         let thread = thread.spawn(move || {
             if place.run(&mut ring).is_err() {
                 // The connection's thread finds out.
-                rustix::net::shutdown(&*stream, Shutdown::Both).ok();
+                end_input(&stream);
             }
             ring.queue.next_avail()
         });
         queue.running = Some(Running { stop, thread: thread.map_err(failed)? });
+        queue.is_known = true;
         Ok(())
     }
 }
@@ -288,11 +328,18 @@ impl VhostUserBackendReqHandler for Session {
     }
 
     fn set_vring_base(&self, index: u32, base: u32) -> Result<()> {
-        let base = u16::try_from(base).map_err(|_| Error::InvalidParam)?;
-        self.change(index as usize, |queue| {
-            queue.next_available = base;
-            Ok(())
-        })
+        let next = u16::try_from(base).map_err(|_| Error::InvalidParam)?;
+        let state = &mut *self.state.lock();
+        let (place, number) = (index as usize, u16::try_from(index).unwrap_or(u16::MAX));
+        let queue = state.queues.get_mut(place).ok_or(Error::InvalidParam)?;
+        queue.stop();
+        if !queue.is_known && !self.marks.wait_for(number, next) {
+            state.unknown = Some(Unknown { queue: number, next });
+            return refused();
+        }
+        queue.is_known |= next != 0;
+        queue.next_available = next;
+        self.start(state, place)
     }
 
     fn get_vring_base(&self, index: u32) -> Result<VhostUserVringState> {

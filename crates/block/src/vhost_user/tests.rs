@@ -1,5 +1,6 @@
 //! The front end against its guest: requests in memory, and whole connections.
 
+mod again;
 mod connections;
 mod frontend;
 mod hostile;

@@ -16,7 +16,8 @@ use zfolio_block::nbd::{Config, Exports, Server, Tls, Watch};
 use zfolio_block::ram::{self, Ram, Unmade};
 use zfolio_block::saved::Kept;
 use zfolio_block::ublk::Unstarted;
-use zfolio_block::{Counts, ublk, vhost_user};
+use zfolio_block::vhost_user::{self, Marks};
+use zfolio_block::{Counts, Report, ublk};
 use zfolio_core::size;
 use zfolio_core::zram;
 use zfolio_iaa::accelerate;
@@ -84,10 +85,12 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     if let Some(kept) = &mut kept {
         kept.note_served().map_err(|error| Failure::machine(format!("--save: {error}")))?;
     }
-    let started = serve(arguments, &ram, &protection);
-    let (servers, metrics, addresses) =
+    let marks = origin.as_ref().map(|origin| Marks::from_notes(&origin.header().notes));
+    let started = serve(arguments, &ram, &protection, marks.unwrap_or_default());
+    let (servers, metrics, places) =
         started.inspect_err(|_| kept.iter_mut().for_each(Kept::note_unserved))?;
-    control.set_addresses(addresses.join(" "));
+    let addresses = places.addresses.join(" ");
+    control.set_addresses(addresses.clone());
     // From here on clients may write, so a save to that file is a checkpoint.
     let kept = kept.map(Arc::new);
     kept.iter().for_each(|kept| control.set_kept(Arc::clone(kept)));
@@ -104,6 +107,7 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     if let Some(why) = unkept {
         say(&format!("disk {name} must not be used as swap: {why}"));
     }
+    places.note_replaced(name);
     if let Some(line) = watch.as_mut().and_then(Watch::look) {
         say(&format!("disk {name}: {line}"));
     }
@@ -115,7 +119,7 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
         size::display(ram.zram().disk_bytes()),
         algorithm(&ram),
         ram.zram().unit(),
-        addresses.join(" ")
+        addresses
     );
     // Where `add` waits for it.
     writeln!(io::stdout(), "{made}").and_then(|()| io::stdout().flush()).ok();
@@ -123,11 +127,11 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     servers.note_end(name);
     // It has the other handle of the servers.
     drop(metrics);
-    let busy = Servers::stop(servers);
+    let (busy, marks) = Servers::stop(servers);
     if busy > 0 {
         say(&format!("disk {name}: {busy} clients did not end in time"));
     }
-    let ended = finish(name, &ram, kept.as_deref());
+    let ended = finish(name, &ram, kept.as_deref(), &marks);
     drop(control);
     // Their threads end.
     drop(sites);
@@ -217,10 +221,10 @@ fn work_until_end(
 }
 
 /// Saves the contents if that is asked for, and says what becomes of them. Clients have left.
-fn finish(name: &str, ram: &Ram, kept: Option<&Kept>) -> Result<String, Failure> {
+fn finish(name: &str, ram: &Ram, kept: Option<&Kept>, notes: &[u8]) -> Result<String, Failure> {
     let data = size::display(ram.zram().mm_stat().orig_data_size);
     let Some(kept) = kept else { return Ok(format!("{data} of contents are dropped")) };
-    match kept.save(ram) {
+    match kept.save(ram, notes) {
         Ok((_, path)) => Ok(format!("{data} of contents are saved in '{}'", path.display())),
         Err(error) => Err(Failure::machine(format!(
             "disk {name} has ended without being saved: {error}; {data} of contents are dropped"
@@ -329,8 +333,9 @@ impl Servers {
         }
     }
 
-    /// Ends them, so that nobody writes any more. Returns how many clients did not end in time.
-    fn stop(mut servers: Arc<Servers>) -> usize {
+    /// Ends them, so that nobody writes any more. Returns how many clients did not end in time, and the notes that
+    /// are saved with the contents.
+    fn stop(mut servers: Arc<Servers>) -> (usize, Vec<u8>) {
         let Servers { nbd, vhost_user, ublk } = loop {
             match Arc::try_unwrap(servers) {
                 Ok(servers) => break servers,
@@ -342,25 +347,61 @@ impl Servers {
         let nbd = nbd.map_or(0, |mut server| server.stop());
         // What the kernel still writes back comes before anything else ends.
         let ublk = ublk.map_or(0, |mut server| server.stop());
-        nbd + ublk + vhost_user.map_or(0, |mut server| server.stop())
+        let (guests, marks) = vhost_user.map_or((0, Vec::new()), |mut server| {
+            let busy = server.stop();
+            (busy, server.marks().to_notes())
+        });
+        (nbd + ublk + guests, marks)
     }
 }
 
-/// What serves the disk and its figures, and what clients connect to.
-type Started = (Arc<Servers>, Option<Metrics>, Vec<String>);
+/// What clients connect to.
+#[derive(Default)]
+struct Places {
+    addresses: Vec<String>,
+    /// Those whose disk was killed before.
+    replaced: Vec<String>,
+}
+
+impl Places {
+    fn add(&mut self, address: String, listeners: &[Listener]) {
+        if listeners.iter().any(Listener::has_replaced) {
+            self.replaced.push(address.clone());
+        }
+        self.addresses.push(address);
+    }
+
+    /// Says what clients find here that were another disk's.
+    fn note_replaced(&self, name: &str) {
+        for address in &self.replaced {
+            say(&format!(
+                "disk {name}: the disk that was at {address} before was killed: a client that connects again does not \
+                 find what it has written"
+            ));
+        }
+    }
+}
+
+/// What serves the disk and its figures, and where.
+type Started = (Arc<Servers>, Option<Metrics>, Places);
 
 /// Serves the disk and its figures.
-fn serve(arguments: &AddArgs, ram: &Arc<Ram>, protection: &Protection) -> Result<Started, Failure> {
+fn serve(
+    arguments: &AddArgs,
+    ram: &Arc<Ram>,
+    protection: &Protection,
+    marks: Marks,
+) -> Result<Started, Failure> {
     // Before clients can write: what they write is lost if the disk does not start after all.
     let page = take_address(arguments.metrics)?;
-    let mut addresses = Vec::new();
-    let vhost_user = listen_vhost_user(arguments, ram, &mut addresses)?;
-    let nbd = listen_nbd(arguments, ram, protection, &mut addresses)?;
+    let mut places = Places::default();
+    let vhost_user = listen_vhost_user(arguments, ram, marks, &mut places)?;
+    let nbd = listen_nbd(arguments, ram, protection, &mut places)?;
     // Nothing fails behind it but the page, whose address is taken: what is written to the device is not lost for that.
-    let ublk = make_ublk(arguments, ram, &mut addresses)?;
+    let ublk = make_ublk(arguments, ram, &mut places)?;
     let servers = Arc::new(Servers { nbd, vhost_user, ublk });
     let metrics = page.map(|page| serve_metrics(page, arguments, ram, &servers)).transpose()?;
-    Ok((servers, metrics, addresses))
+    Ok((servers, metrics, places))
 }
 
 fn no_server(error: io::Error) -> Failure {
@@ -385,11 +426,17 @@ fn unlistened(error: &Unusable) -> Failure {
     }
 }
 
+/// Prints what a server of the disk has to report.
+fn report(name: &str) -> Report {
+    let name = name.to_owned();
+    Box::new(move |line| say(&format!("disk {name}: {line}")))
+}
+
 fn listen_nbd(
     arguments: &AddArgs,
     ram: &Arc<Ram>,
     protection: &Protection,
-    addresses: &mut Vec<String>,
+    places: &mut Places,
 ) -> Result<Option<Server>, Failure> {
     if arguments.nbd.is_empty() {
         return Ok(None);
@@ -406,23 +453,22 @@ fn listen_nbd(
         let port =
             opened.first().and_then(Listener::port).filter(|_| matches!(address, Address::Tcp(_)));
         let tls = opened.first().map_or(Tls::Off, Listener::tls);
-        addresses.push(uri(&port.map_or(address, Address::Tcp), name, tls));
+        places.add(uri(&port.map_or(address, Address::Tcp), name, tls), &opened);
         listeners.extend(opened);
     }
     let is_clear = listeners.iter().all(|listener| listener.tls() == Tls::Off);
     if is_clear && protection.certificates.is_some() {
         return Err(Failure::argument(UNUSED_CERTIFICATES));
     }
-    let name = name.clone();
-    let report = Box::new(move |line: &str| say(&format!("disk {name}: {line}")));
-    let server = Server::start_with(listeners, exports, Config::default(), report);
+    let server = Server::start_with(listeners, exports, Config::default(), report(name));
     server.map(Some).map_err(no_server)
 }
 
 fn listen_vhost_user(
     arguments: &AddArgs,
     ram: &Arc<Ram>,
-    addresses: &mut Vec<String>,
+    marks: Marks,
+    places: &mut Places,
 ) -> Result<Option<vhost_user::Server>, Failure> {
     if arguments.vhost_user.is_empty() {
         return Ok(None);
@@ -433,18 +479,19 @@ fn listen_vhost_user(
         let opened = Listener::open(&address)
             .map_err(|error| Failure::machine(format!("--vhost-user: {error}")))?;
         // `unix:` and the path.
-        addresses.push(address.to_string().replacen("unix", "vhost-user", 1));
+        places.add(address.to_string().replacen("unix", "vhost-user", 1), &opened);
         listeners.extend(opened);
     }
     let (disk, config) = (Arc::<Ram>::clone(ram), vhost_user::Config::default());
-    let server = vhost_user::Server::start(listeners, disk, &arguments.name, config);
+    let (name, report) = (&arguments.name, report(&arguments.name));
+    let server = vhost_user::Server::start_with(listeners, disk, name, config, marks, report);
     server.map(Some).map_err(no_server)
 }
 
 fn make_ublk(
     arguments: &AddArgs,
     ram: &Arc<Ram>,
-    addresses: &mut Vec<String>,
+    places: &mut Places,
 ) -> Result<Option<ublk::Server>, Failure> {
     let Some(Number(number)) = arguments.ublk else { return Ok(None) };
     let (disk, config) = (Arc::<Ram>::clone(ram), ublk::Config { number, ..Default::default() });
@@ -452,7 +499,7 @@ fn make_ublk(
         Unstarted::Taken(number) => Failure::argument(format!("--ublk={number}: {error}")),
         error => Failure::machine(format!("--ublk: {error}")),
     })?;
-    addresses.push(server.node().to_string());
+    places.add(server.node().to_string(), &[]);
     Ok(Some(server))
 }
 

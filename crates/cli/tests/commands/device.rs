@@ -6,12 +6,18 @@ use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
+use zfolio_block::ram::{self, Ram};
 use zfolio_block::testing::ACTIVATE;
 use zfolio_block::testing::certificates::{Usage, sign_for};
+use zfolio_core::page::UnitOrder;
+use zfolio_core::zram::{self, Reader};
+use zfolio_pager::PoolMappings;
+use zfolio_workers::Accelerated;
 
 use crate::disk::Disk;
 use crate::run::first_line;
@@ -181,6 +187,67 @@ fn a_disk_is_served_as_vhost_user() {
     assert!(!out.contains(&other), "{out}");
 }
 
+/// A front end that goes on where its queue 0 stands. Returns whether it is served.
+fn goes_on(path: &Path, next: u32) -> bool {
+    let mut client = UnixStream::connect(path).expect("the disk is served");
+    // SET_VRING_BASE (10), and GET_FEATURES (1), which is answered.
+    let messages = [10, 1, 8, 0, next, 1, 1, 0].map(u32::to_le_bytes).concat();
+    client.write_all(&messages).is_ok() && client.read_exact(&mut [0; 20]).is_ok()
+}
+
+/// A saved disk of zeros that its guest has left.
+fn saved_disk(notes: &[u8]) -> Vec<u8> {
+    let config = ram::Config {
+        disk_bytes: 8 << 20,
+        algorithms: vec!["lz4".parse().expect("a name")],
+        unit: UnitOrder::DEFAULT,
+        limit_bytes: 0,
+        age_s: 600,
+        accelerated: Accelerated::NONE,
+    };
+    let (source, report) = (Arc::new(PoolMappings::default()), Box::new(|_: &zram::Error| {}));
+    let disk = Ram::new(&config, source, report).expect("a good size");
+    let mut file = Vec::new();
+    disk.zram().save(0, notes, &mut file).expect("a vector takes everything");
+    file
+}
+
+/// Goal: a guest that goes on is served by the disk that it has used, also over a restart that saves, and by no other
+/// one; a line says so.
+#[test]
+fn a_guest_goes_on_with_its_own_disk_only() {
+    let directory = scratch("guests");
+    let [path, file] = ["socket", "file"].map(|name| directory.join(name));
+    let notes = [0, 0, 5, 0, 1, 0, 9, 0];
+    fs::write(&file, saved_disk(&notes)).unwrap();
+    let [given, kept] = [&path, &file].map(|path| path.to_str().unwrap());
+    let options = ["--vhost-user", given, "--recompress", "none", "--size", "8M"];
+    let new = Disk::start("new", &options);
+    assert!(goes_on(&path, 0));
+    assert!(!goes_on(&path, 5) && !goes_on(&path, 5));
+    let output = new.end("TERM");
+    let err = String::from_utf8(output.stderr).unwrap();
+    let lines: Vec<&str> = err.lines().filter(|line| line.contains("is refused")).collect();
+    assert!(lines.len() == 1 && lines[0].contains("queue 0 goes on at request 5"), "{err}");
+    assert!(lines[0].contains(&format!("a guest at {given} ")), "{err}");
+    for _ in 0..2 {
+        let disk = Disk::start("kept", &[&options[..], &["--save", kept]].concat());
+        assert!(goes_on(&path, 5) && goes_on(&path, 5), "it leaves its queue where that stood");
+        assert!(!goes_on(&path, 6));
+        // A checkpoint is older than what is written behind it: it has no notes.
+        let beside = directory.join("checkpoint");
+        assert_eq!(disk.ask("save", &[beside.to_str().unwrap()]).0, Some(0));
+        let header = |path| Reader::open(fs::File::open(path).unwrap()).unwrap().header().clone();
+        assert!(header(&beside).notes.is_empty());
+        assert_eq!(disk.end("TERM").status.code(), Some(0));
+        let mut marks: Vec<[u8; 4]> =
+            header(&file).notes.chunks(4).map(|mark| mark.try_into().unwrap()).collect();
+        marks.sort_unstable();
+        assert_eq!(marks.concat(), notes);
+    }
+    fs::remove_dir_all(&directory).unwrap();
+}
+
 /// Goal: a machine that cannot make a block device says so in one line, with what to do, and no disk is left; a number
 /// that is none is refused. The guests of `scripts/guest-device` have the rest.
 #[test]
@@ -227,8 +294,13 @@ fn signals_end_a_disk() {
         }
         let (_, out, _) = output_of(&["device", "list", "-n"]);
         assert!(!out.contains(&disk.name), "{out}");
+        // Clients of a disk that was killed may connect again.
+        let (code, out, err) = disk.try_add(&[]);
+        assert!(code == Some(0) && out.lines().count() == 1, "{err}");
+        let line = format!("zfolio: disk {}: the disk that was at nbd+unix:///", disk.name);
+        let lines = usize::from(signal == "KILL");
+        assert!(err.lines().count() == lines && (lines == 0 || err.starts_with(&line)), "{err}");
     }
-    drop(Disk::add("signalled", &[]));
 }
 
 /// Goal: a disk in the background stays when nobody reads its output any more, and what it prints then does no harm.

@@ -158,7 +158,7 @@ fn trouble<B: Breakable>(disk: &Disk, world: &World, backing: &B, random: &mut R
             }
         }
         _ => {
-            let saved = disk.save(2, &mut Vec::new());
+            let saved = disk.save(2, &[], &mut Vec::new());
             drop(saved);
             disk.tidy();
         }

@@ -25,7 +25,7 @@ use crate::store::{self, CodecId, Form, Incoming, Loaded, Ticket};
 use crate::zcomp::{Params, Zcomp};
 use crate::zsmalloc::PageSource;
 
-pub use format::{Error as FormatError, Header, Reader};
+pub use format::{Error as FormatError, Header, NOTES_BYTES_MAX, Reader};
 use format::{Record, Writer};
 
 /// Units that are looked at together, so that those on the backing are fetched together.
@@ -119,16 +119,21 @@ pub struct Saved {
 }
 
 impl<S: PageSource> Zram<S> {
-    /// Writes the contents of the disk.
+    /// Writes the contents of the disk, and the [`notes`](Header::notes) of its servers.
     ///
     /// # Errors
     ///
     /// See [`SaveError`]. What was written is not a saved disk then.
-    pub fn save(&self, cpu: usize, to: &mut dyn Write) -> Result<Saved, SaveError> {
+    ///
+    /// # Panics
+    ///
+    /// If there are more than [`NOTES_BYTES_MAX`] bytes of notes.
+    pub fn save(&self, cpu: usize, notes: &[u8], to: &mut dyn Write) -> Result<Saved, SaveError> {
         let params = |codec: &Zcomp| codec.params().cloned().ok_or(SaveError::Algorithm);
         let algorithms: Vec<Params> = self.codecs().map(params).collect::<Result<_, _>>()?;
         let key = self.store.key().clone();
-        let header = Header { disk_bytes: self.disk_bytes(), unit: self.unit, algorithms, key };
+        let (disk_bytes, unit, notes) = (self.disk_bytes(), self.unit, notes.to_vec());
+        let header = Header { disk_bytes, unit, algorithms, key, notes };
         // A disk that grows meanwhile has more units.
         let units = header.disk_bytes / self.unit.bytes() as u64;
         let mut writer = Writer::begin(&header, to).map_err(SaveError::Io)?;

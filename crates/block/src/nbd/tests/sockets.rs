@@ -24,7 +24,7 @@ pub(super) fn scratch(name: &str) -> PathBuf {
     path
 }
 
-fn listen(path: &std::path::Path) -> Result<Vec<Listener>, Unusable> {
+pub(super) fn listen(path: &std::path::Path) -> Result<Vec<Listener>, Unusable> {
     Listener::open(&Address::Unix(path.to_path_buf()))
 }
 
@@ -39,7 +39,7 @@ pub(super) fn shake_hands(stream: &mut (impl Read + Write)) -> std::io::Result<(
     stream.read_exact(&mut [0; 18 + 10])
 }
 
-fn connect(path: &std::path::Path) -> UnixStream {
+pub(super) fn connect(path: &std::path::Path) -> UnixStream {
     let mut stream = UnixStream::connect(path).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     shake_hands(&mut stream).unwrap();
@@ -79,6 +79,7 @@ fn a_path_is_taken_only_from_the_dead() {
     let path = scratch("taken");
     drop(UnixListener::bind(&path).unwrap());
     let first = listen(&path).unwrap();
+    assert!(first[0].has_replaced());
     let why = listen(&path).unwrap_err();
     assert!(matches!(why, Unusable::InUse(_)), "{why}");
     assert_eq!(
@@ -94,6 +95,7 @@ fn a_path_is_taken_only_from_the_dead() {
     std::fs::remove_file(&path).unwrap();
     // A path that somebody else has taken meanwhile stays.
     let first = listen(&path).unwrap();
+    assert!(!first[0].has_replaced());
     std::fs::remove_file(&path).unwrap();
     std::fs::write(&path, "another's").unwrap();
     drop(first);

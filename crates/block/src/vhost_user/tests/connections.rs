@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
@@ -18,30 +18,43 @@ use crate::device::Device;
 use crate::listen::Listener;
 use crate::testing::Memory;
 use crate::vhost_user::guest::range;
-use crate::vhost_user::{Config, GUEST_BYTES_MAX, Server};
+use crate::vhost_user::{Config, GUEST_BYTES_MAX, Marks, Server};
 
 const SIZE: u64 = 4 << 20;
 
 /// A server at a path.
 pub(super) struct Stage {
     pub(super) path: PathBuf,
-    server: Server,
+    pub(super) server: Server,
+    lines: mpsc::Receiver<String>,
 }
 
 impl Stage {
-    fn new(name: &str) -> Stage {
+    pub(super) fn new(name: &str) -> Stage {
         Stage::of(name, Arc::new(Memory::new(SIZE)))
     }
 
     pub(super) fn of(name: &str, device: Arc<dyn Device>) -> Stage {
-        Stage::with(name, device, Config::default())
+        Stage::with(name, device, Config::default(), Marks::default())
     }
 
-    fn with(name: &str, device: Arc<dyn Device>, config: Config) -> Stage {
+    /// A disk that is not new.
+    pub(super) fn going_on(name: &str, device: Arc<dyn Device>, marks: Marks) -> Stage {
+        Stage::with(name, device, Config::default(), marks)
+    }
+
+    fn with(name: &str, device: Arc<dyn Device>, config: Config, marks: Marks) -> Stage {
         let path = std::env::temp_dir().join(format!("zfolio-vhost-{name}-{}", std::process::id()));
         let listeners = Listener::open(&Address::Unix(path.clone())).unwrap();
-        let server = Server::start(listeners, device, name, config).unwrap();
-        Stage { path, server }
+        let (sender, lines) = mpsc::channel();
+        let report = Box::new(move |line: &str| sender.send(line.to_owned()).unwrap());
+        let server = Server::start_with(listeners, device, name, config, marks, report).unwrap();
+        Stage { path, server, lines }
+    }
+
+    /// The lines that were reported since the last call.
+    pub(super) fn lines(&self) -> Vec<String> {
+        self.lines.try_iter().collect()
     }
 
     fn front_end(&self) -> FrontEnd {
@@ -49,7 +62,7 @@ impl Stage {
     }
 
     /// Waits until this many connections are left.
-    fn wait_for(&self, count: u64) {
+    pub(super) fn wait_for(&self, count: u64) {
         let began = monotonic_ns();
         while self.server.counts().live != count {
             assert!(monotonic_ns() - began < 10_000_000_000, "{:?}", self.server.counts());
@@ -236,7 +249,7 @@ fn a_file_is_no_event() {
 #[test]
 fn idle_and_odd_clients_keep_nobody_waiting() {
     let config = Config { connections_max: 4, ..Config::default() };
-    let mut stage = Stage::with("idle", Arc::new(Memory::new(SIZE)), config);
+    let mut stage = Stage::with("idle", Arc::new(Memory::new(SIZE)), config, Marks::default());
     let silent = UnixStream::connect(&stage.path).unwrap();
     let mut half = UnixStream::connect(&stage.path).unwrap();
     half.write_all(&[1, 0, 0, 0, 1]).unwrap();
@@ -256,6 +269,22 @@ fn idle_and_odd_clients_keep_nobody_waiting() {
     assert!(front_end.config().is_err());
     drop((silent, half));
     assert!(UnixStream::connect(&stage.path).is_err());
+}
+
+/// Goal: a front end that never reads its replies keeps neither others nor the end of the server waiting.
+#[test]
+fn a_front_end_that_never_reads_waits_alone() {
+    let config = Config { drain: Duration::from_millis(200), ..Config::default() };
+    let mut stage = Stage::with("deaf", Arc::new(Memory::new(SIZE)), config, Marks::default());
+    let mut deaf = UnixStream::connect(&stage.path).unwrap();
+    deaf.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
+    let questions = [1, 1, 0].map(u32::to_le_bytes).concat().repeat(1000);
+    while deaf.write_all(&questions).is_ok() {}
+    let mut front_end = stage.front_end();
+    assert_eq!(front_end.write(0, 0, &[1; 512]), 0);
+    assert!(stage.server.stop() <= 1);
+    stage.wait_for(0);
+    assert!(front_end.has_ended(10_000));
 }
 
 /// Goal: front ends that come and go leave no descriptor and no thread. Method: some that say nothing, and some that

@@ -2,9 +2,11 @@
 
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::MemfdFlags;
 use vhost::vhost_user::message::{
     VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures,
@@ -73,6 +75,7 @@ pub(super) struct Queue {
 
 pub(super) struct FrontEnd {
     pub(super) messages: Frontend,
+    socket: UnixStream,
     pub(super) memory: GuestMemoryMmap<()>,
     pub(super) file: Arc<File>,
     pub(super) queues: Vec<Queue>,
@@ -103,8 +106,39 @@ impl FrontEnd {
             Queue { driver: Driver::new(at, ENTRIES), kick: event(), call: event(), at }
         };
         let queues = (0..queues).map(queue).collect();
-        let messages = Frontend::connect(path, 64)?;
-        Ok(FrontEnd { messages, memory, file, queues, features: 0 })
+        let (messages, socket) = FrontEnd::socket(path);
+        Ok(FrontEnd { messages, socket, memory, file, queues, features: 0 })
+    }
+
+    fn socket(path: &Path) -> (Frontend, UnixStream) {
+        let socket = UnixStream::connect(path).unwrap();
+        (Frontend::from_stream(socket.try_clone().unwrap(), 64), socket)
+    }
+
+    /// Ends the connection, and makes a new one while the guest goes on.
+    pub(super) fn connect_again(&mut self, path: &Path) {
+        (self.messages, self.socket) = FrontEnd::socket(path);
+    }
+
+    /// Whether the other side has ended the connection, within a time.
+    pub(super) fn has_ended(&self, ms: i64) -> bool {
+        let mut polled = [PollFd::new(&self.socket, PollFlags::RDHUP)];
+        let time = Timespec { tv_sec: ms / 1000, tv_nsec: ms % 1000 * 1_000_000 };
+        poll(&mut polled, Some(&time)).unwrap() > 0
+    }
+
+    /// Connects again while the guest goes on, and has its queues run from where they stand.
+    pub(super) fn reconnect(&mut self, path: &Path, bases: &[u16]) -> Result<()> {
+        self.connect_again(path);
+        self.go(Step::Memory)?;
+        (0..bases.len()).try_for_each(|index| self.place_rings(index, bases[index]))?;
+        [Step::Calls, Step::Kicks, Step::Enabled].into_iter().try_for_each(|step| self.step(step))
+    }
+
+    /// Where each queue stands, as the used rings say.
+    pub(super) fn used(&self) -> Vec<u16> {
+        let used = |queue: &Queue| self.memory.read_obj(GuestAddress(queue.driver.used + 2));
+        self.queues.iter().map(|queue| used(queue).unwrap()).collect()
     }
 
     /// Makes all steps up to this one.

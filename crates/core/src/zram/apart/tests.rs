@@ -211,7 +211,7 @@ fn without_memory_pages_stay_what_they_were() {
             check(&disk, &model);
         }
         let mut file = Vec::new();
-        disk.save(0, &mut file).unwrap();
+        disk.save(0, &[], &mut file).unwrap();
         world.refuse(0..0);
         while disk.join_old(0, 0, 8).units > 0 {}
         assert_eq!(disk.apart_stat().pages, 0);
@@ -241,7 +241,7 @@ fn a_damaged_page_is_not_handed_out() {
         assert!(disk.write(0, 512, &page[..512]).is_err());
         let joined = disk.join_old(0, 0, 8);
         assert_eq!((joined.units, joined.stayed), (0, 1));
-        assert!(disk.save(0, &mut Vec::new()).is_err());
+        assert!(disk.save(0, &[], &mut Vec::new()).is_err());
     }
     disk.read(0, 4096, &mut page).unwrap();
     assert!(page == model[4096..8192]);
@@ -363,7 +363,7 @@ fn a_copy_beside_pages_may_be_away() {
     assert_eq!(disk.apart_stat().split_units, 1);
     write(&disk, &mut model, UNIT, &letters(4, PAGE_BYTES));
     let mut file = Vec::new();
-    disk.save(0, &mut file).unwrap();
+    disk.save(0, &[], &mut file).unwrap();
     assert_eq!(disk.apart_stat().units, 0, "a save joins");
     check(&disk, &model);
     // A part of a page has the unit fetched, and changed as a whole.
@@ -477,7 +477,7 @@ fn what_is_apart_is_saved() {
     }
     assert!(disk.apart_stat().units > 2);
     let mut file = Vec::new();
-    assert_eq!(disk.save(0, &mut file).unwrap().units, 16);
+    assert_eq!(disk.save(0, &[], &mut file).unwrap().units, 16);
     check(&disk, &model);
     let mut reader = super::super::Reader::open(&file[..]).unwrap();
     let key = reader.header().key.clone();

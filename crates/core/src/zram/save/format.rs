@@ -9,6 +9,7 @@
 //!           1  log2 of the pages of a unit
 //!           1  number of algorithms
 //!              for each a byte with the length of its name, and the name with its parameters: `zstd,level=9`
+//!              notes: bytes of the servers of the disk, up to the check; mostly none
 //!           8  check
 //! record    1  what: 1 one machine word, 2 compressed, 3 did not shrink, 4 the end
 //!           1  the algorithm, by its place in the header
@@ -49,8 +50,12 @@ const HEADER_FIXED: usize = MAGIC.len() + 4 + 4 + 8 + Key::BYTES + 2;
 
 const CHECK_BYTES: usize = 8;
 
+/// Bytes of the longest notes.
+pub const NOTES_BYTES_MAX: usize = 4096;
+
 /// Bytes of the longest header.
-const HEADER_MAX: usize = HEADER_FIXED + ALGORITHMS_MAX * (1 + u8::MAX as usize) + CHECK_BYTES;
+const HEADER_MAX: usize =
+    HEADER_FIXED + ALGORITHMS_MAX * (1 + u8::MAX as usize) + NOTES_BYTES_MAX + CHECK_BYTES;
 
 /// Bytes of a record in front of its object.
 const HEAD_BYTES: usize = 32;
@@ -76,6 +81,9 @@ pub struct Header {
     pub algorithms: Vec<Params>,
     /// With which the checksums were taken.
     pub key: Key,
+    /// What the servers of the disk have to know when it is loaded: bytes that mean nothing to the disk itself,
+    /// [`NOTES_BYTES_MAX`] at most.
+    pub notes: Vec<u8>,
 }
 
 /// A unit.
@@ -162,18 +170,20 @@ impl<'w> Writer<'w> {
     ///
     /// # Panics
     ///
-    /// If there are more algorithms than a disk has.
+    /// If there are more algorithms than a disk has, or longer notes than [`NOTES_BYTES_MAX`].
     pub(super) fn begin(header: &Header, to: &'w mut dyn Write) -> io::Result<Writer<'w>> {
         assert!(header.algorithms.len() <= ALGORITHMS_MAX, "{header:?}");
+        assert!(header.notes.len() <= NOTES_BYTES_MAX, "{header:?}");
         let mut names = Vec::new();
         for params in &header.algorithms {
             let name = params.to_string();
             names.push(u8::try_from(name.len()).expect("a name of some words"));
             names.extend(name.bytes());
         }
-        let length = u32::try_from(HEADER_FIXED + names.len() + CHECK_BYTES).expect("HEADER_MAX");
+        let length = HEADER_FIXED + names.len() + header.notes.len() + CHECK_BYTES;
+        let length = u32::try_from(length).expect("HEADER_MAX");
         let counts = [header.unit.get(), u8::try_from(header.algorithms.len()).expect("four")];
-        let parts: [&[u8]; 7] = [
+        let parts: [&[u8]; 8] = [
             &MAGIC,
             &VERSION.to_le_bytes(),
             &length.to_le_bytes(),
@@ -181,6 +191,7 @@ impl<'w> Writer<'w> {
             header.key.secret(),
             &counts,
             &names,
+            &header.notes,
         ];
         let mut writer = Writer { to, check: 0, bytes: parts.concat(), records: 0, written: 0 };
         writer.put()?;
@@ -286,6 +297,7 @@ impl<R: Read> Reader<R> {
                 unit: UnitOrder::DEFAULT,
                 algorithms: Vec::new(),
                 key: Key::new([0; Key::BYTES]),
+                notes: Vec::new(),
             },
             check: 0,
             bytes: Vec::new(),
@@ -370,10 +382,15 @@ impl<R: Read> Reader<R> {
         if disk_bytes == 0 || disk_bytes % unit_bytes != 0 || disk_bytes / unit_bytes > UNITS_MAX {
             return self.damaged("the size of the disk");
         }
+        if !(1..=ALGORITHMS_MAX).contains(&usize::from(count)) {
+            return self.damaged("the number of its algorithms");
+        }
         let mut names = &self.bytes[HEADER_FIXED..end];
         let mut algorithms = Vec::new();
-        while let Some((length, after)) = names.split_first() {
-            let Some((name, after)) = after.split_at_checked(usize::from(*length)) else {
+        for _ in 0..count {
+            let name = names.split_first();
+            let name = name.and_then(|(length, after)| after.split_at_checked((*length).into()));
+            let Some((name, after)) = name else {
                 return self.damaged("the name of an algorithm");
             };
             let name = String::from_utf8_lossy(name).into_owned();
@@ -385,12 +402,12 @@ impl<R: Read> Reader<R> {
             algorithms.push(params);
             names = after;
         }
-        let is_good = algorithms.len() == usize::from(count);
-        if !is_good || !(1..=ALGORITHMS_MAX).contains(&algorithms.len()) {
-            return self.damaged("the number of its algorithms");
+        let notes = names.to_vec();
+        if notes.len() > NOTES_BYTES_MAX {
+            return self.damaged("the length of its notes");
         }
         self.advance();
-        Ok(Header { disk_bytes, unit, algorithms, key })
+        Ok(Header { disk_bytes, unit, algorithms, key, notes })
     }
 
     fn advance(&mut self) {

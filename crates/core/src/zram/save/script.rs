@@ -64,7 +64,7 @@ fn good_file() -> Vec<u8> {
         disk.write(0, at << 12, &contents).expect("there is memory");
     }
     let mut file = Vec::new();
-    disk.save(0, &mut file).expect("a vector takes everything");
+    disk.save(0, b"notes", &mut file).expect("a vector takes everything");
     file
 }
 

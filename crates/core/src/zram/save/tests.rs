@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use super::format::{Error, reseal};
 use super::script::{load, play};
-use super::{LoadError, Reader, SaveError};
+use super::{LoadError, NOTES_BYTES_MAX, Reader, SaveError};
 use crate::budget::WriteBudget;
 use crate::store::Key;
 use crate::store::backing::faulty::{Breakable, Faulty};
@@ -29,7 +29,7 @@ fn disk(order: u8, units: u64, algorithms: &[&str]) -> Disk {
 
 fn saved(disk: &Disk) -> Vec<u8> {
     let mut file = Vec::new();
-    let done = disk.save(0, &mut file).unwrap();
+    let done = disk.save(0, &[], &mut file).unwrap();
     assert_eq!(done.bytes, file.len() as u64);
     assert_eq!(done.units * disk.unit().bytes() as u64, disk.mm_stat().orig_data_size);
     file
@@ -165,6 +165,33 @@ fn records(file: &[u8]) -> [std::ops::Range<usize>; 3] {
     })
 }
 
+/// Goal: the notes of a disk's servers come back as they were, of any length that is allowed, and change nothing else.
+#[test]
+fn notes_survive_the_file() {
+    let before = disk(0, 8, &["lz4", "zstd"]);
+    before.write(0, 0, &bytes(1, 8192)).unwrap();
+    let without = saved(&before);
+    assert!(Reader::open(&without[..]).unwrap().header().notes.is_empty());
+    for length in [1, 4, 255, NOTES_BYTES_MAX] {
+        let (notes, mut file) = (bytes(2, length), Vec::new());
+        let done = before.save(0, &notes, &mut file).unwrap();
+        assert_eq!(done.bytes, (without.len() + length) as u64);
+        assert!(Reader::open(&file[..]).unwrap().header().notes == notes);
+        let after = load(&file).unwrap();
+        assert!(contents(&after) == contents(&before));
+        assert!(saved(&after) == without, "{length} bytes: notes are the servers', not the disk's");
+    }
+    // Longer than any: the header has room for that if the names of its algorithms are short.
+    let mut longer = without.clone();
+    let names = 16 + 4 + 4 + 8 + 192 + 2 + "lz4".len() + "zstd".len() + 2;
+    longer.splice(names..names, vec![0; NOTES_BYTES_MAX + 1]);
+    let length = u32::from_le_bytes(longer[20..24].try_into().unwrap());
+    let length = length + u32::try_from(NOTES_BYTES_MAX).unwrap() + 1;
+    longer[20..24].copy_from_slice(&length.to_le_bytes());
+    reseal(&mut longer);
+    assert!(load(&longer).unwrap_err().to_string().contains("the length of its notes"));
+}
+
 /// Goal: behind the checks too nothing is taken on trust: with all checks made right, an altered file is refused, or
 /// what it has can be read. Method: scripts as the fuzzer writes them.
 #[test]
@@ -183,7 +210,9 @@ fn no_file_does_harm() {
     for (at, value, part) in [
         (16 + 4 + 4 + 8 + 192, 10, "its unit"),
         (16 + 4 + 4, 1, "the size of the disk"),
-        (16 + 4 + 4 + 8 + 192 + 1, 3, "the number of its algorithms"),
+        (16 + 4 + 4 + 8 + 192 + 1, 0, "the number of its algorithms"),
+        (16 + 4 + 4 + 8 + 192 + 1, 5, "the number of its algorithms"),
+        (16 + 4 + 4 + 8 + 192 + 1, 3, "the name of an algorithm"),
         (records(&file)[0].start, 9, "the form of a unit"),
         (records(&file)[1].start + 1, 2, "the algorithm of a unit"),
         (records(&file)[1].start + 2, 2, "the length, flags or index of a unit"),
@@ -244,7 +273,7 @@ fn clients_go_on_meanwhile() {
         }
         let least = now();
         let mut file = Vec::new();
-        before.save(0, &mut file).unwrap();
+        before.save(0, &[], &mut file).unwrap();
         let most = now();
         ends.store(true, Relaxed);
         writer.join().unwrap();
@@ -285,7 +314,7 @@ fn failures_are_told() {
     let before = before.with_backing(Box::new(backing.clone()), WriteBudget::NONE);
     (0..600).for_each(|at| before.write(0, at << 12, &bytes(at, 4096)).unwrap());
     for bytes in [0, 100, 300, 5000, 1 << 20] {
-        let full = before.save(0, &mut Short(bytes)).unwrap_err();
+        let full = before.save(0, &[], &mut Short(bytes)).unwrap_err();
         assert!(matches!(full, SaveError::Io(_)), "{full}");
     }
     let file = saved(&before);
@@ -313,11 +342,11 @@ fn failures_are_told() {
     let faults = backing.faults();
     faults.is_final.store(true, Relaxed);
     faults.fail.store(100, Relaxed);
-    let lost = before.save(0, &mut Vec::new()).unwrap_err();
+    let lost = before.save(0, &[], &mut Vec::new()).unwrap_err();
     assert!(matches!(lost, SaveError::Lost { unit: 3, .. }), "{lost}");
     backing.behave();
     before.write(0, 3 << 12, &bytes(3, 4096)).unwrap();
     assert!(saved(&before) == file);
     before.halt();
-    assert!(matches!(before.save(0, &mut Vec::new()), Err(SaveError::Halted)));
+    assert!(matches!(before.save(0, &[], &mut Vec::new()), Err(SaveError::Halted)));
 }
