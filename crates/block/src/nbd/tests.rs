@@ -8,3 +8,4 @@ mod model;
 mod refusals;
 mod sockets;
 mod tls;
+mod vanish;
