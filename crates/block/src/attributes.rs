@@ -441,6 +441,7 @@ mod tests {
     use zfolio_core::testing::Random;
 
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
     use zfolio_core::page::UnitOrder;
     use zfolio_core::zcomp::{
@@ -515,7 +516,8 @@ mod tests {
 
     /// Hardware that has lz4.
     #[derive(Debug)]
-    struct Chip;
+    /// When it looked last.
+    struct Chip(AtomicU64);
 
     /// lz4 under another name.
     struct OnChip(Box<dyn Backend>);
@@ -528,6 +530,10 @@ mod tests {
 
         fn stats(&self, name: &str) -> String {
             format!("{name} of a chip\n")
+        }
+
+        fn look(&self, now_ns: u64) {
+            self.0.store(now_ns, Relaxed);
         }
 
         fn start_over(&self) {}
@@ -548,16 +554,17 @@ mod tests {
     }
 
     /// Goal: hardware takes the place of the codecs that it has and no other's; the disk's contents are named after the
-    /// software that reads them; and its figures are attributes.
+    /// software that reads them; and its figures are attributes. It has a turn when the disk has one.
     #[test]
     fn hardware_takes_the_place_of_its_codecs() {
+        let hardware = Arc::new(Chip(AtomicU64::new(0)));
         let config = Config {
             disk_bytes: 1 << 20,
             algorithms: ["lz4", "zstd"].map(|name| name.parse().unwrap()).into(),
             unit: UnitOrder::DEFAULT,
             limit_bytes: 0,
             age_s: 600,
-            accelerated: Accelerated::Hardware(Arc::new(Chip)),
+            accelerated: Accelerated::Hardware(Arc::clone(&hardware) as _),
         };
         let source = Arc::new(zfolio_pager::PoolMappings::default());
         let chip = Ram::new(&config, source, Box::new(|error| panic!("{error}"))).unwrap();
@@ -570,6 +577,8 @@ mod tests {
             let line = read(&ram(1 << 20, &["lz4"]), name).unwrap_err().to_string();
             assert!(line.starts_with(&format!("{name}: the disk has no accelerator")), "{line}");
         }
+        chip.work(200_000_000);
+        assert!(hardware.0.load(Relaxed) > 0, "it looks for devices when the disk has time");
     }
 
     /// Goal: what is written to an attribute happens.

@@ -282,11 +282,12 @@ impl Ram {
     }
 
     /// Has the disk know the time, makes room below its limit, joins units that were written in part, and writes back
-    /// and recompresses what is old, each for a part of the time since the last call; and gives back memory that became
-    /// unused. To be called several times a second.
+    /// and recompresses what is old, each for a part of the time since the last call; has the accelerator look for its
+    /// hardware; and gives back memory that became unused. To be called several times a second.
     pub fn work(&self, since_ns: u64) {
         self.tick();
         let began = clock::monotonic_ns();
+        self.hardware().into_iter().for_each(|hardware| hardware.look(began));
         if let Some(writes_back) = &self.writes_back {
             self.write_back(writes_back, began, began + since_ns / WRITE_SHARE);
         }

@@ -10,8 +10,9 @@ use zfolio_sys::cpu;
 use zfolio_workers::{Accelerated, Accelerator, Hardware};
 
 use crate::backend::{Codes, Iaa, SOFTWARE, has_format_of};
-use crate::discover::{self, Found};
+use crate::discover::Found;
 use crate::driver::{Driver, WorkQueue};
+use crate::machine::Machine;
 use crate::model::{Model, Setup};
 use crate::settings::Settings;
 
@@ -154,26 +155,35 @@ pub fn check(
 ///
 /// There is no such hardware: one line that says why, and what to do.
 pub fn open(accelerate: Option<Accelerate>, codes: Option<Codes>) -> Result<Accelerated, String> {
+    let (accelerated, found) = prepare(accelerate, codes);
+    found.map(|()| accelerated)
+}
+
+/// As [`open`], but hardware that is not there is waited for: software does its work until it comes. The line says why
+/// there is none.
+pub fn prepare(
+    accelerate: Option<Accelerate>,
+    codes: Option<Codes>,
+) -> (Accelerated, Result<(), String>) {
     let (devices, settings) = match accelerate {
-        None => return Ok(Accelerated::NONE),
-        Some(Accelerate::Cpu(cpu)) => return Ok(Accelerated::Workers(cpu.workers())),
+        None => return (Accelerated::NONE, Ok(())),
+        Some(Accelerate::Cpu(cpu)) => return (Accelerated::Workers(cpu.workers()), Ok(())),
         Some(Accelerate::Iaa(devices, settings)) => (devices, settings),
     };
-    let (driver, source) = match devices {
+    let codes = codes.unwrap_or(Codes::Fixed);
+    let (queues, found) = match devices {
         Devices::Machine => {
             let (sysfs, dev) = (Path::new("/sys"), Path::new("/dev/iax"));
-            let opened = discover::driver(sysfs, dev, settings);
-            let (driver, found) = opened.map_err(|why| format!("--accelerate iaa: {why}"))?;
-            (driver, Source::Machine(found))
+            let (machine, found) = Machine::new(sysfs, dev, settings, Box::new(Found::open));
+            (Source::Machine(machine), found.map_err(|why| format!("--accelerate iaa: {why}")))
         }
         Devices::Model => {
             let driver = Driver::new(settings, vec![0; cpu::online()]);
             driver.add(modelled()).expect("a driver has room for two queues");
-            (driver, Source::Model)
+            (Source::Model(Arc::new(driver)), Ok(()))
         }
     };
-    let codes = codes.unwrap_or(Codes::Fixed);
-    Ok(Accelerated::Hardware(Arc::new(OnIaa { driver: Arc::new(driver), source, codes })))
+    (Accelerated::Hardware(Arc::new(OnIaa { queues, codes })), found)
 }
 
 /// Queues of two modelled devices.
@@ -190,41 +200,52 @@ fn modelled() -> impl Iterator<Item = WorkQueue> {
 /// The accelerator, for the codecs of a disk or a program.
 #[derive(Debug)]
 struct OnIaa {
-    driver: Arc<Driver>,
-    source: Source,
+    queues: Source,
     codes: Codes,
 }
 
-/// Where its queues are from.
+/// A driver, and where its queues are from.
 #[derive(Debug)]
 enum Source {
-    Machine(Vec<Found>),
-    Model,
+    Machine(Machine),
+    Model(Arc<Driver>),
+}
+
+impl OnIaa {
+    fn driver(&self) -> &Arc<Driver> {
+        match &self.queues {
+            Source::Machine(machine) => &machine.driver,
+            Source::Model(driver) => driver,
+        }
+    }
 }
 
 impl Hardware for OnIaa {
     fn codec(&self, params: &Params) -> Option<Box<dyn Backend>> {
-        has_format_of(params).then(|| Box::new(Iaa::new(&self.driver, self.codes)) as _)
+        has_format_of(params).then(|| Box::new(Iaa::new(self.driver(), self.codes)) as _)
     }
 
     fn stats(&self, name: &str) -> String {
+        let driver = self.driver();
         match name {
-            "global_stats" => self.driver.global_stats().to_string(),
-            "wq_stats" => self.driver.wq_stats().iter().map(ToString::to_string).collect(),
-            _ => self.driver.driver_stats().to_string(),
+            "global_stats" => driver.global_stats().to_string(),
+            "wq_stats" => driver.wq_stats().iter().map(ToString::to_string).collect(),
+            _ => driver.driver_stats().to_string(),
+        }
+    }
+
+    fn look(&self, now_ns: u64) {
+        if let Source::Machine(machine) = &self.queues {
+            machine.look(now_ns);
         }
     }
 
     fn start_over(&self) {
-        let added = match &self.source {
-            // A dedicated queue stays the parent's, as long as that lives.
-            Source::Machine(found) => {
-                self.driver.add(found.iter().filter_map(|queue| queue.clone().open().ok()))
-            }
-            Source::Model => self.driver.add(modelled()),
-        };
-        // A queue that is refused is done without.
-        drop(added);
+        match &self.queues {
+            Source::Machine(machine) => machine.start_over(),
+            // A queue that is refused is done without.
+            Source::Model(driver) => drop(driver.add(modelled())),
+        }
     }
 }
 

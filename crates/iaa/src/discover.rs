@@ -10,18 +10,16 @@ pub mod script;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use crate::driver::{Driver, WorkQueue};
+use crate::driver::WorkQueue;
+use crate::portal::Portal;
 use crate::portal::hardware::{self, Hardware, Mode};
-use crate::queues::QUEUES_MAX;
-use crate::settings::Settings;
-use crate::setup::NO_DEVICE;
 use zfolio_sys::{Errno, files};
 
 /// Where the devices and their queues are, below `/sys`.
 pub(crate) const DEVICES: &str = "bus/dsa/devices";
 
 /// What to do about a queue that is not set up, and about one that the kernel uses.
-const ADVICE: &str = "run 'zfolio iaa setup' as root";
+pub(crate) const ADVICE: &str = "run 'zfolio iaa setup' as root";
 const ADVICE_KERNEL: &str = "run 'zfolio iaa setup --replace' as root";
 
 /// A queue that may be used.
@@ -39,6 +37,9 @@ pub struct Found {
     pub depth: u32,
     /// The file to map.
     pub path: PathBuf,
+    /// What tells the file from the one that there is when the queue was disabled and enabled meanwhile; `None` if it
+    /// cannot be looked at.
+    pub file: Option<[u64; 2]>,
 }
 
 /// A queue that may not be used.
@@ -56,12 +57,25 @@ impl Found {
     /// # Errors
     ///
     /// Why not, and what to do.
-    pub fn open(self) -> Result<WorkQueue, Unusable> {
-        let Found { name, device, package, mode, depth, path } = self;
-        match Hardware::open(&path, mode) {
-            Ok(portal) => Ok(WorkQueue { name, device, package, depth, portal: Box::new(portal) }),
-            Err(error) => Err(Unusable { name, why: refusal(&path, &error) }),
+    pub fn open(&self) -> Result<WorkQueue, Unusable> {
+        let name = self.name.clone();
+        match Hardware::open(&self.path, self.mode) {
+            Ok(portal) => Ok(self.with(Box::new(portal))),
+            Err(error) => Err(Unusable { name, why: refusal(&self.path, &error) }),
         }
+    }
+
+    /// The queue behind this portal.
+    pub(crate) fn with(&self, portal: Box<dyn Portal>) -> WorkQueue {
+        let Found { device, package, depth, .. } = *self;
+        WorkQueue { name: self.name.clone(), device, package, depth, portal }
+    }
+
+    /// Whether the queue is still the one that `old` was, enabled since, with the same configuration. A file that
+    /// cannot be looked at, as after `chroot`, says nothing.
+    pub(crate) fn is_same(&self, old: &Found) -> bool {
+        let is_file = self.file.zip(old.file).is_none_or(|(new, old)| new == old);
+        is_file && Found { file: None, ..self.clone() } == Found { file: None, ..old.clone() }
     }
 }
 
@@ -71,6 +85,10 @@ fn refusal(path: &Path, error: &hardware::Error) -> String {
         hardware::Error::Instruction(_) => "no processor with the device lacks it",
         hardware::Error::Map(Errno::BUSY) => {
             "another program has it: end that, or run 'zfolio iaa setup --mode shared' as root"
+        }
+        // The kernel lets other programs map no queue of such a device, whatever the file's permissions are.
+        hardware::Error::Map(Errno::PERM) => {
+            "this device is only for programs with CAP_SYS_RAWIO (INTEL-SA-01084): run this as root"
         }
         hardware::Error::Map(_) => "give this user read and write permission",
     };
@@ -164,6 +182,7 @@ impl Queue {
             package: device.package.unwrap_or(0),
             mode,
             depth,
+            file: files::device_identity(&dev.join(&self.name)),
             path: dev.join(&self.name),
         })
     }
@@ -248,50 +267,8 @@ pub fn queues(sysfs: &Path, dev: &Path) -> Vec<Result<Found, Unusable>> {
     devices(sysfs).iter().flat_map(|device| device.usable(dev)).collect()
 }
 
-/// A driver on all queues of this machine that may be used, and those queues, for a child of `fork` to open:
-/// `sysfs` is `/sys`, and `dev` is `/dev/iax`.
-///
-/// # Errors
-///
-/// There is none: one line that says why, and what to do.
-pub fn driver(
-    sysfs: &Path,
-    dev: &Path,
-    settings: Settings,
-) -> Result<(Driver, Vec<Found>), String> {
-    let devices = devices(sysfs);
-    if devices.is_empty() {
-        return Err(NO_DEVICE.to_owned());
-    }
-    let (mut opened, mut unusable) = (Vec::new(), None);
-    for queue in devices.iter().flat_map(|device| device.usable(dev)) {
-        match queue {
-            Ok(found) => match found.clone().open() {
-                Ok(queue) => opened.push((queue, found)),
-                // One that is meant for programs, and cannot be opened, says more than those that are not set up.
-                Err(refused) => unusable = Some(refused),
-            },
-            Err(refused) => _ = unusable.get_or_insert(refused),
-        }
-    }
-    if opened.is_empty() {
-        let why = unusable.map_or_else(
-            || format!("no queue of the accelerator is configured: {ADVICE}"),
-            |Unusable { name, why }| {
-                format!("no queue of the accelerator can be used: {name}: {why}")
-            },
-        );
-        return Err(why);
-    }
-    let driver = Driver::new(settings, packages(sysfs));
-    opened.truncate(QUEUES_MAX);
-    let (open, usable): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
-    driver.add(open).map_err(|refused| refused.to_string())?;
-    Ok((driver, usable))
-}
-
 /// The names in a directory.
-fn children(directory: &Path) -> Vec<String> {
+pub(crate) fn children(directory: &Path) -> Vec<String> {
     let names = files::names(directory).unwrap_or_default();
     names.into_iter().filter_map(|name| name.into_string().ok()).collect()
 }
@@ -333,41 +310,16 @@ pub fn packages(sysfs: &Path) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-    use std::path::{Path, PathBuf};
+    use std::path::Path;
 
-    use super::{Errno, Mode, Settings, driver, hardware, packages, queues, refusal};
+    use super::{Errno, Found, Mode, hardware, packages, queues, refusal};
+    use crate::machine::Machine;
+    use crate::settings::Settings;
+    use crate::testing::Tree;
 
-    /// A directory that is removed at the end.
-    struct Tree(PathBuf);
-
-    impl Tree {
-        fn new(name: &str) -> Tree {
-            let path =
-                std::env::temp_dir().join(format!("zfolio-iaa-{name}-{}", std::process::id()));
-            fs::create_dir_all(&path).unwrap();
-            Tree(path)
-        }
-
-        fn write(&self, path: &str, text: &str) {
-            let path = self.0.join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, format!("{text}\n")).unwrap();
-        }
-
-        fn queue(&self, name: &str, attributes: &[(&str, &str)]) {
-            let usual =
-                [("state", "enabled"), ("type", "user"), ("mode", "dedicated"), ("size", "64")];
-            for (attribute, value) in usual.iter().chain(attributes) {
-                self.write(&format!("bus/dsa/devices/{name}/{attribute}"), value);
-            }
-        }
-    }
-
-    impl Drop for Tree {
-        fn drop(&mut self) {
-            drop(fs::remove_dir_all(&self.0));
-        }
+    /// Why the driver has no queue.
+    fn why(sysfs: &Path, dev: &Path) -> String {
+        Machine::new(sysfs, dev, Settings::default(), Box::new(Found::open)).1.unwrap_err()
     }
 
     #[test]
@@ -395,7 +347,7 @@ mod tests {
         assert_eq!((found[2].mode, found[2].depth, found[2].package), (Mode::Shared, 10, 1));
         assert_eq!(found[2].path, Path::new("/dev/iax/wq3.1"));
         assert_eq!(packages(&tree.0), [0, 1, 0, 1]);
-        let refused = found[0].clone().open().expect_err("there is no such file");
+        let refused = found[0].open().expect_err("there is no such file");
         assert!(refused.why.contains("movdir64b") || refused.why.contains("permission"));
     }
 
@@ -404,6 +356,7 @@ mod tests {
         let path = Path::new("/dev/iax/wq1.0");
         for (error, advice) in [
             (hardware::Error::Map(Errno::ACCESS), "give this user read and write permission"),
+            (hardware::Error::Map(Errno::PERM), "(INTEL-SA-01084): run this as root"),
             (hardware::Error::Map(Errno::BUSY), "run 'zfolio iaa setup --mode shared' as root"),
             (hardware::Error::Instruction(Mode::Shared), "no processor with the device lacks it"),
         ] {
@@ -416,7 +369,7 @@ mod tests {
         tree.queue("wq1.0", &[("state", "disabled")]);
         tree.queue("wq1.1", &[]);
         tree.queue("wq1.2", &[("type", "kernel")]);
-        let line = driver(&tree.0, &tree.0, Settings::default()).unwrap_err();
+        let line = why(&tree.0, &tree.0);
         assert!(line.contains("can be used: wq1.1: ") && line.contains("/wq1.1: "), "{line}");
     }
 
@@ -452,8 +405,7 @@ mod tests {
                 "type is not readable",
             ]
         );
-        let why =
-            |sysfs: &Path| driver(sysfs, Path::new("/dev/iax"), Settings::default()).unwrap_err();
+        let why = |sysfs: &Path| why(sysfs, Path::new("/dev/iax"));
         let line = why(&tree.0);
         let expected = "no queue of the accelerator can be used: wq1.0: its type is 'kernel', not";
         assert!(line.starts_with(expected), "{line}");

@@ -7,7 +7,7 @@ use zfolio_sys::lineage;
 
 use crate::placement;
 use crate::portal::Portal;
-use crate::queues::{QUEUES_MAX, Queue, Queues, Refused};
+use crate::queues::{Fate, QUEUES_MAX, Queue, Queues, Refused};
 use crate::settings::Settings;
 use crate::stats::{DeviceStats, DriverStats, GlobalStats};
 
@@ -70,7 +70,7 @@ impl Driver {
     /// In a child of `fork`: forgets the parent's queues, and counts from 0.
     fn disinherit(&self, _: &Packages<'_>) {
         if !self.is_ours() {
-            self.queues.sweep(|_| true);
+            self.queues.sweep(|_| Fate::IsGone);
             self.queues.clear_counts();
             // Release: pairs with the Acquire in is_ours().
             self.process.store(lineage::current(), Ordering::Release);
@@ -79,8 +79,7 @@ impl Driver {
 
     /// Uses these queues too, from now on. Streams may be at work.
     ///
-    /// In a child of `fork` they take the place of the parent's queues. One of the same name at which the parent had
-    /// given up a job is refused there.
+    /// In a child of `fork` they take the place of the parent's queues.
     ///
     /// # Errors
     ///
@@ -94,28 +93,46 @@ impl Driver {
             // Those behind one that is refused are used too.
             added = added.and(self.queues.install(queue, depth).map(|_| ()));
         }
-        self.place(&packages, |_| false);
+        self.place(&packages, |_| Fate::Stays);
         added
     }
 
     /// Uses the queues of a device no more. Those with jobs in flight stay until a later call finds them idle.
     pub fn remove(&self, device: usize) {
-        self.change(|queue| queue.device == device);
+        self.change(|queue| Fate::when(queue.device == device, Fate::Leaves));
+    }
+
+    /// The same for the queues of these names, which the system has disabled. One of the same name may be added at
+    /// once: it is another one, without the jobs that this one may have forgotten.
+    pub fn forget(&self, names: &[String]) {
+        self.change(|queue| Fate::when(names.contains(&queue.name), Fate::IsGone));
+    }
+
+    /// The names of the queues that are in use.
+    #[must_use]
+    pub fn open_queues(&self) -> Vec<String> {
+        let mut names = Vec::new();
+        self.queues.each(|queue, is_open, _| {
+            if is_open {
+                names.push(queue.name.clone());
+            }
+        });
+        names
     }
 
     /// Drops the queues of devices that are gone, and spreads the CPUs over the others.
     pub fn refresh(&self) {
-        self.change(|_| false);
+        self.change(|_| Fate::Stays);
     }
 
-    fn change(&self, is_leaving: impl FnMut(&Queue) -> bool) {
+    fn change(&self, fate: impl FnMut(&Queue) -> Fate) {
         let packages = self.packages.lock();
         self.disinherit(&packages);
-        self.place(&packages, is_leaving);
+        self.place(&packages, fate);
     }
 
-    fn place(&self, packages: &Packages<'_>, is_leaving: impl FnMut(&Queue) -> bool) {
-        let open = self.queues.sweep(is_leaving);
+    fn place(&self, packages: &Packages<'_>, fate: impl FnMut(&Queue) -> Fate) {
+        let open = self.queues.sweep(fate);
         let masks = placement::masks(packages, &open, &self.settings);
         masks.into_iter().enumerate().for_each(|(cpu, masks)| self.queues.assign(cpu, masks));
     }

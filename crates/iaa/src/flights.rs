@@ -134,7 +134,8 @@ impl Flights {
         dest_bytes: usize,
     ) -> Result<(), Failure> {
         debug_assert!(self.flights[job].is_none(), "its batch has ended");
-        if !self.has_devices {
+        // Before the source is copied: there may be no queue for long.
+        if !self.has_devices || !self.driver.queues.has_any(self.cpu, kind.direction()) {
             return Err(Failure::NoQueue);
         }
         let lengths = [source.len(), dest_bytes];

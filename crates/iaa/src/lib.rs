@@ -16,6 +16,7 @@ pub mod driver;
 pub mod failure;
 mod flights;
 pub mod layout;
+mod machine;
 pub mod model;
 mod placement;
 pub mod portal;
@@ -25,6 +26,8 @@ pub mod seat;
 pub mod settings;
 pub mod setup;
 pub mod stats;
+#[cfg(test)]
+mod testing;
 
 pub use backend::{Codes, Iaa};
 pub use driver::{Driver, WorkQueue};

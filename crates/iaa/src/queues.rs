@@ -18,6 +18,8 @@
 //! `control` opens a cell. `make loom` tries every order.
 
 use std::fmt;
+// Not loom's: a figure means nothing to any other word, and each would multiply the orders of steps.
+use std::sync::atomic::AtomicU64 as Figure;
 #[cfg(not(all(test, feature = "loom")))]
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -86,7 +88,7 @@ struct Cell {
     state: AtomicU64,
     /// QUEUE-1.
     queue: Shared<Option<Queue>>,
-    counts: [AtomicU64; WQ_COUNTS],
+    counts: [Figure; WQ_COUNTS],
 }
 
 /// One CPU's part, on cache lines of its own.
@@ -97,7 +99,26 @@ struct Row {
     masks: [AtomicU64; 2],
     /// The queue after the one used last.
     cursors: [AtomicU32; 2],
-    counts: [AtomicU64; Count::ALL],
+    counts: [Figure; Count::ALL],
+}
+
+/// What becomes of a queue when the table is built anew.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// It is used as before.
+    Stays,
+    /// It is used no more. Its name is free when its last job has ended.
+    Leaves,
+    /// The same, and the system has disabled it: one of the same name is another queue, with none of its jobs. So the
+    /// name is free at once, though a job may never end.
+    IsGone,
+}
+
+impl Fate {
+    /// `fate`, if `it_meets`.
+    pub(crate) fn when(it_meets: bool, fate: Fate) -> Fate {
+        if it_meets { fate } else { Fate::Stays }
+    }
 }
 
 /// Why a queue cannot be used.
@@ -122,7 +143,7 @@ impl fmt::Display for Refused {
             Refused::TooMany { name } => {
                 write!(f, "{name} cannot be used: there are {QUEUES_MAX} work queues already")
             }
-            Refused::InUse { name } => write!(f, "{name} is in use: it has jobs under way"),
+            Refused::InUse { name } => write!(f, "{name} is in use already"),
         }
     }
 }
@@ -142,8 +163,21 @@ pub(crate) struct Placed {
 pub(crate) struct Queues {
     cells: Box<[Cell]>,
     rows: Box<[Row]>,
-    /// Which cells have a queue.
-    control: Mutex<RANK_CONTROL, u64>,
+    control: Mutex<RANK_CONTROL, Taken>,
+}
+
+/// Which cells have a queue, a bit each.
+#[derive(Debug, Default)]
+struct Taken {
+    all: u64,
+    /// Those whose queue the system has disabled ([`Fate::IsGone`]).
+    gone: u64,
+}
+
+impl Taken {
+    fn has(&self, index: usize) -> bool {
+        self.all >> index & 1 == 1
+    }
 }
 
 impl Queues {
@@ -151,26 +185,33 @@ impl Queues {
     pub(crate) fn new(cpus: usize, queues: usize) -> Queues {
         assert!((1..=QUEUES_MAX).contains(&queues));
         let zero = |_| AtomicU64::new(0);
+        let none = |_| Figure::new(0);
         let cell = |_| Cell {
             state: AtomicU64::new(0),
             queue: Shared::new(None),
-            counts: std::array::from_fn(zero),
+            counts: std::array::from_fn(none),
         };
         let row = |cpu| Row {
             masks: std::array::from_fn(zero),
             // CPUs begin at different queues.
             cursors: std::array::from_fn(|_| AtomicU32::new(cpu)),
-            counts: std::array::from_fn(zero),
+            counts: std::array::from_fn(none),
         };
         Queues {
             cells: (0..queues).map(cell).collect(),
             rows: (0..).take(cpus.max(1)).map(row).collect(),
-            control: Mutex::new(0),
+            control: Mutex::new(Taken::default()),
         }
     }
 
     fn row(&self, cpu: usize) -> &Row {
         &self.rows[cpu % self.rows.len()]
+    }
+
+    /// Whether `cpu` has any queue for this direction, open or not.
+    pub(crate) fn has_any(&self, cpu: usize, direction: Direction) -> bool {
+        // Relaxed: as in `next`.
+        self.row(cpu).masks[direction as usize].load(Ordering::Relaxed) != 0
     }
 
     /// The next queue of `cpu`, round robin, with room in it.
@@ -257,31 +298,35 @@ impl Queues {
 
     fn close_cell(&self, index: usize) {
         // Relaxed: it only takes something away.
-        self.cells[index].state.fetch_and(COUNT, Ordering::Relaxed);
+        let before = self.cells[index].state.fetch_and(COUNT, Ordering::Relaxed);
+        if before & OPEN != 0 {
+            self.count(0, Count::WqRemoved, 1);
+        }
     }
 
     /// Adds a queue that holds `depth` descriptors.
     pub(crate) fn install(&self, queue: Queue, depth: u32) -> Result<usize, Refused> {
         let mut taken = self.control.lock();
         let name = || queue.name.clone();
-        let is_used = |index: &usize| *taken >> index & 1 == 1;
         let is_same = |index: usize| {
             let other =
                 |other: &Option<Queue>| other.as_ref().is_some_and(|it| it.name == queue.name);
             // SAFETY: `control` is held, and only who holds it replaces a queue (QUEUE-1).
             unsafe { self.cells[index].queue.with(other) }
         };
-        if (0..self.cells.len()).filter(is_used).any(is_same) {
+        let has_name = |index: &usize| taken.has(*index) && taken.gone >> index & 1 == 0;
+        if (0..self.cells.len()).filter(has_name).any(is_same) {
             return Err(Refused::InUse { name: name() });
         }
-        let free = (0..self.cells.len()).find(|index| !is_used(index));
+        let free = (0..self.cells.len()).find(|index| !taken.has(*index));
         let index = free.ok_or_else(|| Refused::TooMany { name: name() })?;
         let cell = &self.cells[index];
         cell.counts.iter().for_each(|count| count.store(0, Ordering::Relaxed));
         // SAFETY: `control` is held; and `taken` says that the cell has been closed since it was swept or made, so no
         // ticket is out (QUEUE-1, QUEUE-2).
         unsafe { cell.queue.replace(Some(queue)) };
-        *taken |= 1 << index;
+        taken.all |= 1 << index;
+        self.count(0, Count::WqAdded, 1);
         let depth = u64::from(depth.min(i32::MAX.unsigned_abs())) << DEPTH_SHIFT;
         // Release: pairs with the Acquire of `ticket`. An addition, since somebody may have counted himself for a
         // moment.
@@ -289,24 +334,28 @@ impl Queues {
         Ok(index)
     }
 
-    /// Closes the queues that `is_leaving` names, and drops all closed ones that have no job any more. Returns the
-    /// queues that stay open.
-    pub(crate) fn sweep(&self, mut is_leaving: impl FnMut(&Queue) -> bool) -> Vec<Placed> {
+    /// Closes the queues that are to leave, as `fate` says, and drops all closed ones that have no job any more.
+    /// Returns the queues that stay open.
+    pub(crate) fn sweep(&self, mut fate: impl FnMut(&Queue) -> Fate) -> Vec<Placed> {
         let mut open = Vec::new();
         let mut taken = self.control.lock();
-        let indices: Vec<usize> =
-            (0..self.cells.len()).filter(|at| *taken >> at & 1 == 1).collect();
-        for index in indices {
+        for index in 0..self.cells.len() {
+            if !taken.has(index) {
+                continue;
+            }
             let cell = &self.cells[index];
             let look = |queue: &Option<Queue>| {
                 let queue = queue.as_ref().expect("`taken` says so");
                 let placed = Placed { index, device: queue.device, package: queue.package };
-                (placed, is_leaving(queue))
+                (placed, fate(queue))
             };
             // SAFETY: `control` is held, and only who holds it replaces a queue (QUEUE-1).
-            let (placed, leaves) = unsafe { cell.queue.with(look) };
-            if leaves {
+            let (placed, fate) = unsafe { cell.queue.with(look) };
+            if fate != Fate::Stays {
                 self.close_cell(index);
+            }
+            if fate == Fate::IsGone {
+                taken.gone |= 1 << index;
             }
             // Acquire: pairs with the Release of `give_back`.
             let state = cell.state.load(Ordering::Acquire);
@@ -316,7 +365,8 @@ impl Queues {
                 // SAFETY: `control` is held, and the cell is closed and without a ticket; none will be given out, since
                 // only who holds `control` opens it (QUEUE-1, QUEUE-2).
                 drop(unsafe { cell.queue.replace(None) });
-                *taken &= !(1 << index);
+                taken.all &= !(1 << index);
+                taken.gone &= !(1 << index);
             }
         }
         open
@@ -330,13 +380,15 @@ impl Queues {
         }
     }
 
-    /// Calls `each` with every queue that there is, and its figures.
-    pub(crate) fn each(&self, mut each: impl FnMut(&Queue, [u64; WQ_COUNTS])) {
+    /// Calls `each` with every queue that there is, whether it is open, and its figures.
+    pub(crate) fn each(&self, mut each: impl FnMut(&Queue, bool, [u64; WQ_COUNTS])) {
         let taken = self.control.lock();
-        for cell in (0..).zip(&self.cells).filter(|it| *taken >> it.0 & 1 == 1).map(|it| it.1) {
+        for cell in (0..).zip(&self.cells).filter(|it| taken.has(it.0)).map(|it| it.1) {
             let counts = std::array::from_fn(|of| cell.counts[of].load(Ordering::Relaxed));
+            // Relaxed: only who holds `control` opens it, and it may close at any time.
+            let is_open = cell.state.load(Ordering::Relaxed) & OPEN != 0;
             let each = |queue: &Option<Queue>| {
-                each(queue.as_ref().expect("`taken` says so"), counts);
+                each(queue.as_ref().expect("`taken` says so"), is_open, counts);
             };
             // SAFETY: `control` is held, and only who holds it replaces a queue (QUEUE-1).
             unsafe { cell.queue.with(each) };

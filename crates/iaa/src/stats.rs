@@ -23,11 +23,13 @@ pub(crate) enum Count {
     LateRecords,
     Implausible,
     Checksum,
+    WqAdded,
+    WqRemoved,
 }
 
 impl Count {
     /// How many there are.
-    pub(crate) const ALL: usize = Count::Checksum as usize + 1;
+    pub(crate) const ALL: usize = Count::WqRemoved as usize + 1;
 }
 
 /// What is counted for each queue.
@@ -126,6 +128,10 @@ pub struct DriverStats {
     pub implausible_records: u64,
     /// Results whose checksum is wrong.
     pub checksum_errors: u64,
+    /// Queues that were put to use, those at the start included.
+    pub wq_added: u64,
+    /// Queues that are used no more: the difference are those in use now.
+    pub wq_removed: u64,
     /// Descriptors in queues now. Those of jobs that were given up stay until their records come.
     pub in_flight: u64,
 }
@@ -140,6 +146,8 @@ impl DriverStats {
             late_records: queues.total(Count::LateRecords),
             implausible_records: queues.total(Count::Implausible),
             checksum_errors: queues.total(Count::Checksum),
+            wq_added: queues.total(Count::WqAdded),
+            wq_removed: queues.total(Count::WqRemoved),
             in_flight: queues.in_flight(),
         }
     }
@@ -156,6 +164,8 @@ impl fmt::Display for DriverStats {
             ("late_records", self.late_records),
             ("implausible_records", self.implausible_records),
             ("checksum_errors", self.checksum_errors),
+            ("wq_added", self.wq_added),
+            ("wq_removed", self.wq_removed),
             ("in_flight", self.in_flight),
         ];
         lines(f, "  ", &rows)
@@ -210,7 +220,7 @@ impl DeviceStats {
     /// The devices with queues, by number.
     pub(crate) fn of(queues: &Queues) -> Vec<DeviceStats> {
         let mut devices: Vec<DeviceStats> = Vec::new();
-        queues.each(|queue, counts| {
+        queues.each(|queue, _, counts| {
             let place = devices.iter().position(|device| device.id == queue.device);
             let place = place.unwrap_or_else(|| {
                 devices.push(DeviceStats { id: queue.device, wqs: Vec::new() });

@@ -291,15 +291,10 @@ impl Engine {
 }
 
 #[cfg(test)]
-impl Engine {
-    /// An inline engine with units of 16 KiB. [`Mode::check`] must have passed.
-    pub(crate) fn inline_for_test(limit_bytes: u64) -> Engine {
-        Engine::spilling_for_test(limit_bytes, None)
-    }
-
-    /// The same with a place for what does not fit.
-    pub(crate) fn spilling_for_test(limit_bytes: u64, backing: Option<Box<dyn Backing>>) -> Engine {
-        let config = Config {
+impl Config {
+    /// For an inline engine with units of 16 KiB.
+    pub(crate) fn for_test(limit_bytes: u64) -> Config {
+        Config {
             limit_bytes,
             algorithm: "lz4".parse().expect("an algorithm"),
             unit: zfolio_core::page::UnitOrder::from_bytes(16 << 10).expect("a unit"),
@@ -309,8 +304,21 @@ impl Engine {
             stall_ppm: 0,
             spill: Places::default(),
             accelerated: zfolio_workers::Accelerated::NONE,
-        };
+        }
+    }
+}
+
+#[cfg(test)]
+impl Engine {
+    /// An inline engine with units of 16 KiB. [`Mode::check`] must have passed.
+    pub(crate) fn inline_for_test(limit_bytes: u64) -> Engine {
+        Engine::spilling_for_test(limit_bytes, None)
+    }
+
+    /// The same with a place for what does not fit.
+    pub(crate) fn spilling_for_test(limit_bytes: u64, backing: Option<Box<dyn Backing>>) -> Engine {
         let stats = Box::new(Box::<Stats>::default());
+        let config = Config::for_test(limit_bytes);
         Engine::with_backing(config, stats, backing).expect("Mode::check has passed")
     }
 

@@ -41,12 +41,12 @@ impl Settings {
     }
 
     /// The engine's settings, with what accelerates set up, on a thread of the engine's: devices are opened in its
-    /// table of files. Without a device that was there when the run began, software does its work.
+    /// table of files. Without a device that was there when the run began, software does its work until there is one.
     pub(crate) fn accelerated(&self) -> Config {
-        let accelerated = accelerate::open(self.accelerate, self.codes).unwrap_or_else(|why| {
-            fatal::print(format_args!("{why}: compressed by software"));
-            Accelerated::NONE
-        });
+        let (accelerated, found) = accelerate::prepare(self.accelerate, self.codes);
+        if let Err(why) = found {
+            fatal::print(format_args!("{why}: compressed by software until a queue can be used"));
+        }
         Config { accelerated, ..self.config.clone() }
     }
 

@@ -155,11 +155,18 @@ pub fn is_confined() -> bool {
 /// Whether system calls of this thread are filtered (seccomp), so that one that nobody expects may end the process.
 #[must_use]
 pub fn is_filtered() -> bool {
+    filters() != Some(0)
+}
+
+/// How many filters (seccomp) the system calls of this thread go through; `None` if that cannot be read. None of them
+/// can be taken away.
+#[must_use]
+pub fn filters() -> Option<u32> {
     let mut status = [0_u8; 4096];
     let length = crate::files::read_small(c"/proc/thread-self/status", &mut status).unwrap_or(0);
     let mut lines = status[..length].split(|byte| *byte == b'\n');
-    let mode = lines.find_map(|line| line.strip_prefix(b"Seccomp:"));
-    mode.is_none_or(|mode| mode.trim_ascii() != b"0")
+    let count = lines.find_map(|line| line.strip_prefix(b"Seccomp_filters:"))?;
+    std::str::from_utf8(count.trim_ascii()).ok()?.parse().ok()
 }
 
 /// This process's name, as in `/proc/PID/comm`; `?` if that cannot be read.
@@ -241,6 +248,7 @@ mod tests {
         let resident = ResidentMeter::new().read().unwrap();
         assert!(resident.memory_bytes > 50 << 10 && resident.file_bytes > 50 << 10);
         assert!(super::start_ticks() > 0 && !super::is_confined());
+        assert!(super::filters().is_some());
         assert_eq!(super::id(), std::process::id());
         assert!(super::pid_namespace() > 0 && super::exists(u64::from(super::id())));
     }

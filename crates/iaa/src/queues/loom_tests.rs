@@ -3,7 +3,7 @@
 use loom::sync::Arc;
 use loom::thread;
 
-use super::{Direction, Queue, Queues};
+use super::{Direction, Fate, Queue, Queues};
 use crate::layout::Descriptor;
 use crate::portal::{Portal, Submitted};
 
@@ -46,12 +46,33 @@ fn loom_a_queue_leaves_under_submitters() {
             let queues = Arc::clone(&queues);
             thread::spawn(move || submit(&queues))
         });
-        queues.sweep(|queue| queue.device == 0);
+        queues.sweep(|queue| Fate::when(queue.device == 0, Fate::Leaves));
         let is_replaced = queues.install(queue(1), 4).is_ok();
         others.into_iter().for_each(|other| _ = other.join().unwrap());
         assert_eq!(queues.in_flight(), 0);
-        assert_eq!(queues.sweep(|_| false).len(), usize::from(is_replaced));
+        assert_eq!(queues.sweep(|_| Fate::Stays).len(), usize::from(is_replaced));
         assert_eq!(submit(&queues), is_replaced);
+    });
+}
+
+/// Goal: while a thread submits, the queue is disabled and back: the new one is used at once in another cell, and the
+/// old one is dropped when nobody uses it.
+#[test]
+fn loom_a_queue_is_back_under_a_submitter() {
+    loom::model(|| {
+        let queues = Arc::new(Queues::new(1, 2));
+        queues.install(queue(0), 1).expect("there is room");
+        queues.assign(0, [0b11; 2]);
+        let other = {
+            let queues = Arc::clone(&queues);
+            thread::spawn(move || submit(&queues))
+        };
+        queues.sweep(|_| Fate::IsGone);
+        queues.install(queue(0), 1).expect("its name is free, whoever uses the old one");
+        other.join().unwrap();
+        assert_eq!(queues.in_flight(), 0);
+        assert_eq!(queues.sweep(|_| Fate::Stays).len(), 1);
+        assert!(submit(&queues));
     });
 }
 

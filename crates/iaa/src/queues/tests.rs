@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::{Direction, NoTicket, Queue, Queues, Refused};
+use super::{Direction, Fate, NoTicket, Queue, Queues, Refused};
 use crate::layout::Descriptor;
 use crate::portal::{Portal, Submitted};
+use crate::stats::Count;
 
 /// A portal that counts how many of its kind there are.
 #[derive(Debug)]
@@ -62,21 +63,48 @@ fn a_queue_leaves_after_its_last_job() {
     queues.install(Counted::queue(&alive, 7), 4).expect("there is room");
     queues.assign(0, [1, 1]);
     let ticket = queues.next(0, Direction::Compress).expect("it is open");
-    assert_eq!(queues.sweep(|queue| queue.device == 7), []);
+    assert_eq!(queues.sweep(|queue| Fate::when(queue.device == 7, Fate::Leaves)), []);
     assert_eq!(queues.next(0, Direction::Compress).expect_err("it leaves"), NoTicket::Closed);
     let again = queues.install(Counted::queue(&alive, 7), 4).expect_err("it has a job");
-    assert_eq!(again.to_string(), "wq7.0 is in use: it has jobs under way");
+    assert_eq!(again.to_string(), "wq7.0 is in use already");
     let more = queues.install(Counted::queue(&alive, 8), 4).expect_err("its place is taken");
     assert!(matches!(more, Refused::TooMany { .. }));
     assert_eq!(alive.load(Relaxed), 1, "its job is under way");
     queues.with_portal(&ticket, |portal| assert!(format!("{portal:?}").contains("Counted")));
     queues.give_back(ticket);
-    assert_eq!(queues.sweep(|_| false), []);
+    assert_eq!(queues.sweep(|_| Fate::Stays), []);
     assert_eq!(alive.load(Relaxed), 0);
     queues.install(Counted::queue(&alive, 8), 4).expect("there is room again");
     let lost = queues.next(0, Direction::Compress).expect("it is open");
     drop((lost, queues));
     assert_eq!(alive.load(Relaxed), 1, "left to the device");
+}
+
+/// Goal: a queue that the system has disabled is replaced at once by the one that comes under its name, though a job
+/// was never answered; its own memory stays as long as that.
+#[test]
+fn a_queue_that_is_back_is_another_one() {
+    let alive = Arc::new(AtomicU64::new(0));
+    let queues = Queues::new(1, 3);
+    queues.install(Counted::queue(&alive, 7), 1).expect("there is room");
+    queues.assign(0, [0b111; 2]);
+    let lost = queues.next(0, Direction::Compress).expect("it is open");
+    assert!(queues.install(Counted::queue(&alive, 7), 1).is_err(), "it is in use");
+    assert_eq!(queues.sweep(|_| Fate::IsGone), []);
+    assert_eq!(queues.install(Counted::queue(&alive, 7), 1), Ok(1));
+    assert!(queues.install(Counted::queue(&alive, 7), 1).is_err(), "the name is taken again");
+    assert_eq!(alive.load(Relaxed), 2);
+    let ticket = queues.next(0, Direction::Compress).expect("the new one is empty");
+    assert_eq!((ticket.index, queues.in_flight()), (1, 2));
+    queues.give_back(ticket);
+    queues.give_back(lost);
+    assert_eq!(queues.sweep(|_| Fate::Stays).len(), 1);
+    assert_eq!(alive.load(Relaxed), 1, "the old one is dropped after its job");
+    let counts = [Count::WqAdded, Count::WqRemoved].map(|of| queues.total(of));
+    assert_eq!(counts, [2, 1]);
+    // The bits of the old one went with it: its cell is one like any other.
+    assert_eq!(queues.install(Counted::queue(&alive, 8), 1), Ok(0));
+    assert!(queues.install(Counted::queue(&alive, 8), 1).is_err(), "it is in use");
 }
 
 /// Goal: threads that submit while queues come and go never use one that is gone, and all goes back. Method: a portal
@@ -86,6 +114,7 @@ fn queues_come_and_go_under_submitters() {
     let alive = Arc::new(AtomicU64::new(0));
     let queues = Queues::new(3, 4);
     let done = AtomicU64::new(0);
+    let fate = |it_leaves, round| Fate::when(it_leaves, [Fate::Leaves, Fate::IsGone][round % 2]);
     std::thread::scope(|scope| {
         for cpu in 0..3 {
             let (queues, done) = (&queues, &done);
@@ -107,13 +136,13 @@ fn queues_come_and_go_under_submitters() {
         }
         for round in 0..20_000 {
             drop(queues.install(Counted::queue(&alive, round % 5), 2));
-            let open = queues.sweep(|queue| queue.device == (round + 2) % 5);
+            let open = queues.sweep(|queue| fate(queue.device == (round + 2) % 5, round));
             let mask = open.iter().fold(0, |mask, queue| mask | 1 << queue.index);
             (0..3).for_each(|cpu| queues.assign(cpu, [mask; 2]));
         }
         done.store(1, Relaxed);
     });
     assert_eq!(queues.in_flight(), 0);
-    assert_eq!(queues.sweep(|_| true), []);
+    assert_eq!(queues.sweep(|_| Fate::IsGone), []);
     assert_eq!(alive.load(Relaxed), 0);
 }

@@ -116,6 +116,7 @@ impl Engine {
         self.bound_density(&table);
         self.poll_backing(&table);
         self.set_prices(&table);
+        self.look_for_hardware(&table);
         // The limit has fallen: free slots would count as available, and the charge would never come down to it.
         if self.must_come_down() {
             self.release_free();
@@ -134,6 +135,13 @@ impl Engine {
     /// inherit the pool's locks as they are (`ENG-4`).
     pub(crate) fn compact_if_wasteful(&self, _table: &Table) {
         self.work.reclaimer.compaction.step(self.store.pool());
+    }
+
+    /// Has the accelerator look whether its devices have come or gone. The table's guard proves that no fork is under
+    /// way (`ENG-4`).
+    fn look_for_hardware(&self, _table: &Table) {
+        let hardware = self.config().accelerated.hardware();
+        hardware.into_iter().for_each(|hardware| hardware.look(self.now_ns()));
     }
 
     fn reclaim_to_high(&self) {
@@ -164,5 +172,51 @@ impl Engine {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+    use zfolio_core::stats::Stats;
+    use zfolio_core::zcomp::{Backend, Params};
+    use zfolio_workers::{Accelerated, Hardware};
+
+    use crate::config::Config;
+    use crate::engine::Engine;
+
+    /// Hardware without a codec, and when it looked last.
+    #[derive(Debug, Default)]
+    struct Chip(AtomicU64);
+
+    impl Hardware for Chip {
+        fn codec(&self, _params: &Params) -> Option<Box<dyn Backend>> {
+            None
+        }
+
+        fn stats(&self, _name: &str) -> String {
+            String::new()
+        }
+
+        fn look(&self, now_ns: u64) {
+            self.0.store(now_ns, Relaxed);
+        }
+
+        fn start_over(&self) {}
+    }
+
+    /// Goal: a turn of the background thread is one of the accelerator too, to look for devices.
+    #[test]
+    fn hardware_looks_for_its_devices_in_the_background() {
+        let chip = Arc::new(Chip::default());
+        let accelerated = Accelerated::Hardware(Arc::clone(&chip) as _);
+        let config = Config { accelerated, ..Config::for_test(8 << 20) };
+        let stats = Box::new(Box::<Stats>::default());
+        let engine = Engine::with_backing(config, stats, None).unwrap();
+        let before = engine.now_ns();
+        engine.reclaim_turn();
+        assert!((before..=engine.now_ns()).contains(&chip.0.load(Relaxed)));
     }
 }
