@@ -21,8 +21,10 @@ macro_rules! failures {
             Length,
             /// No record came for as many polls as are allowed. The job's memory is kept for the device.
             Timeout,
-            /// The result does not fit.
+            /// The compressed form does not fit.
             Overflow,
+            /// The stream is longer than its unit.
+            Long,
             /// The engine does not read this stream, or cannot write it ([`error`]).
             Analytics(u8),
             /// Pages were missing again and again, or one that is not the job's.
@@ -56,6 +58,7 @@ macro_rules! failures {
                     Failure::Length => "a length that the device does not take",
                     Failure::Timeout => "no record came",
                     Failure::Overflow => "the result does not fit",
+                    Failure::Long => "the stream is longer than its unit",
                     Failure::Analytics(_) => "the engine failed",
                     Failure::PageFault => "pages are missing",
                     Failure::Implausible => "an impossible record",
@@ -112,10 +115,11 @@ impl Failure {
         }
     }
 
-    /// Whether there was no room for the job, so that later there may be.
+    /// Whether there was no room for the job, so that later there may be. Buffers that a device does not give back are
+    /// missing later too.
     #[must_use]
     pub fn is_transient(self) -> bool {
-        matches!(self, Failure::Busy | Failure::NoBuffer)
+        self == Failure::Busy
     }
 }
 

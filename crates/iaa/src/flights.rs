@@ -98,19 +98,22 @@ impl Flights {
         if self.slots.disinherit() {
             self.start_over();
         }
+        debug_assert!(self.flights.iter().all(Option::is_none), "a batch is under way");
         self.has_devices = self.driver.is_ours();
         self.recover();
     }
 
-    /// In a child of `fork`: what the parent has given up is the parent's alone. No batch is under way: a fork waits
-    /// for the end of each.
+    /// In a child of `fork`: what the parent has at devices, or has given up, is the parent's alone. If a batch is
+    /// under way, nothing more of it goes to devices.
     #[cold]
     fn start_over(&mut self) {
-        debug_assert!(self.flights.iter().all(Option::is_none), "a fork in the middle of a batch");
-        for lost in &mut self.lost {
-            lost.take().into_iter().for_each(|ticket| self.driver.queues.give_back(ticket));
+        let flying = self.flights.iter_mut().flatten().map(|flight| &mut flight.ticket);
+        for ticket in flying.chain(&mut self.lost).filter_map(Option::take) {
+            self.driver.queues.give_back(ticket);
         }
-        self.taken = 0;
+        let flying = self.flights.iter().flatten().map(|flight| 1 << flight.slot);
+        self.taken = flying.fold(0, |taken, slot| taken | slot);
+        self.has_devices = false;
     }
 
     /// Slots whose records have come after all are free again.
@@ -121,6 +124,26 @@ impl Flights {
                 self.driver.queues.give_back(ticket);
                 self.taken &= !(1 << slot);
                 self.count(Count::LateRecords, 1);
+            }
+        }
+        if self.lost.iter().any(Option::is_some) {
+            self.renew();
+        }
+    }
+
+    /// Replaces all slots, if some of them are with devices that were disabled, which will hardly answer any more. The
+    /// old ones are leaked, and their tickets stay out, so this is done only if all that are lost are with queues that
+    /// are closed, and another one may be open: once for each time that a device is disabled.
+    #[cold]
+    fn renew(&mut self) {
+        let queues = &self.driver.queues;
+        let is_gone = |ticket: &Ticket| !queues.is_open(ticket);
+        let has_another = [Direction::Compress, Direction::Decompress]
+            .iter()
+            .any(|direction| queues.has_any(self.cpu, *direction));
+        if has_another && self.lost.iter().flatten().all(is_gone) {
+            if let Ok(slots) = Slots::new(self.slots.buffer_bytes()) {
+                (self.slots, self.lost, self.taken) = (slots, Default::default(), 0);
             }
         }
     }
@@ -175,6 +198,10 @@ impl Flights {
     /// Takes a job one step further. `None`: it is still under way. After an error it has ended; after a result it
     /// ends by [`Flights::end`].
     pub(crate) fn poll(&mut self, job: usize) -> Option<Result<Done, Failure>> {
+        if self.slots.disinherit() {
+            // The caller has forked in the middle of a batch.
+            self.start_over();
+        }
         let mut flight = self.flights[job].take().expect("the job has been begun");
         let step = if flight.ticket.is_none() {
             self.depart(&mut flight).map(|()| None)
@@ -235,6 +262,9 @@ impl Flights {
 
     /// Tries once to submit a flight that waits. An error: it has tried too often.
     fn depart(&mut self, flight: &mut Flight) -> Result<(), Failure> {
+        if !self.has_devices {
+            return Err(Failure::NoQueue);
+        }
         let queues = &self.driver.queues;
         let direction = flight.kind.direction();
         let ticket = match queues.next(self.cpu, direction) {
@@ -305,7 +335,12 @@ impl Flights {
             }
             status::PAGE_FAULT | status::PAGE_FAULT_NO_BLOCK => self.fault(flight, &record),
             _ => {
-                let failure = Failure::of(&record);
+                let failure = match Failure::of(&record) {
+                    Failure::Overflow if flight.kind.direction() == Direction::Decompress => {
+                        Failure::Long
+                    }
+                    failure => failure,
+                };
                 self.note(failure);
                 Err(failure)
             }

@@ -255,6 +255,12 @@ impl Queues {
         &self.cells[ticket.index()]
     }
 
+    /// Whether the queue of a ticket still takes jobs.
+    pub(crate) fn is_open(&self, ticket: &Ticket) -> bool {
+        // Relaxed: it is a hint, which may be old at once.
+        self.cell(ticket).state.load(Ordering::Relaxed) & OPEN != 0
+    }
+
     /// Gives `use_it` the portal of a ticket.
     pub(crate) fn with_portal<R>(
         &self,

@@ -9,9 +9,10 @@ use common::{UNIT, World, compress, compress_one, decompress, queue, software, u
 use zfolio_core::page::UnitOrder;
 use zfolio_core::testing::{Random, seed};
 use zfolio_core::zcomp::{
-    Answer, Compressor, Corrupt, Decompressor, Outcome, Unpack, Zcomp, conformance,
+    Answer, BATCH_MAX, Compressor, Corrupt, Decompressor, Job, Outcome, Unpack, Zcomp, conformance,
     software as codec,
 };
+use zfolio_iaa::layout::status;
 use zfolio_iaa::model::{Faults, Model, Setup};
 use zfolio_iaa::queues::Refused;
 use zfolio_iaa::{Codes, Iaa, Settings, WhenBusy};
@@ -433,6 +434,107 @@ fn a_queue_that_is_refused_costs_no_other() {
         is_told && is_same && refused == 0 && used > 0 && also_used > 0
     });
     assert!(is_good);
+}
+
+/// Goal: a child that is forked in the middle of a batch neither waits for the parent's jobs nor adds to them: software
+/// ends its copy of the batch. In the parent nothing has happened.
+#[test]
+fn a_child_in_the_middle_of_a_batch_goes_on_by_software() {
+    let stepped = Setup { depth: 2, is_stepped: true, ..Setup::default() };
+    let world = World::new(Settings::default(), &[stepped]);
+    let mut stream = world.compressor(Codes::Fixed, UNIT);
+    let (units, mut dests) = (units(8), vec![vec![0; UNIT]; 8]);
+    let mut jobs: [Job<'_>; BATCH_MAX] = Default::default();
+    for ((job, unit), dest) in jobs.iter_mut().zip(&units).zip(&mut dests) {
+        (job.source, job.dest) = (unit, dest);
+    }
+    let is_done = |jobs: &[Job<'_>]| {
+        let mut reader = software(UNIT);
+        let mut place = vec![0; UNIT];
+        jobs.iter().zip(&units).all(|(job, unit)| {
+            let Answer::Compressed(bytes) = job.answer else { return false };
+            reader.decompress(&job.dest[..bytes], &mut place) && place == *unit
+        })
+    };
+    let accepted = || world.count(|counts| counts.accepted);
+    // SAFETY: until `poll` is true nothing else is called, with the same jobs; the child has copies of them.
+    unsafe { stream.submit(&mut jobs) };
+    let inherited = RefCell::new(Some((stream, jobs)));
+    let is_good = in_child(|| {
+        let (mut stream, mut jobs) = inherited.take().expect("the parent's");
+        let is_at_once = stream.poll(&mut jobs) && is_done(&jobs);
+        let stats = world.driver.global_stats();
+        let by = [stats.total_sw_comp_calls, stats.total_completion_timeout_errors];
+        let in_flight = world.driver.driver_stats().in_flight;
+        drop(stream);
+        is_at_once && (by, in_flight, accepted()) == ([8, 0], 0, 2)
+    });
+    assert!(is_good);
+    let (mut stream, mut jobs) = inherited.take().expect("it is still here");
+    while !stream.poll(&mut jobs) {
+        world.models[0].step();
+    }
+    assert!(is_done(&jobs));
+    assert_eq!((world.driver.global_stats().total_sw_comp_calls, accepted()), (0, 8));
+}
+
+/// Goal: where software is not to help a busy device, it still does the work of one that has taken all memory of a
+/// stream and never answers: later there would be no more room than now.
+#[test]
+fn a_stream_without_buffers_is_not_refused_for_ever() {
+    let settings = Settings { when_busy: WhenBusy::Reject, ..quick() };
+    let world = World::new(settings, &[setup(Faults { never: ALWAYS, ..Faults::default() })]);
+    let mut stream = world.compressor(Codes::Fixed, UNIT);
+    for (round, unit) in units(10).iter().enumerate() {
+        let (answer, packed) = compress_one(&mut *stream, unit);
+        assert_eq!(answer, Answer::Compressed(packed.len()), "{round}");
+    }
+    let stats = world.driver.global_stats();
+    assert_eq!((stats.total_completion_timeout_errors, stats.total_sw_comp_calls), (8, 10));
+}
+
+/// Goal: a device that writes a stream which is longer than the unit has failed; the unit is not incompressible.
+/// Method: the record of the verification says that its output does not fit.
+#[test]
+fn a_result_that_is_too_long_when_verified_is_no_overflow() {
+    let settings = Settings { verify_compress: true, ..quick() };
+    // Nothing is changed of the first job; of the second one the record, whose status comes first.
+    let script = vec![0, 1, status::OUTPUT_OVERFLOW];
+    let world = World::new(settings, &[Setup { script, ..Setup::default() }]);
+    let mut stream = world.compressor(Codes::Fixed, UNIT);
+    let (answer, packed) = compress_one(&mut *stream, &units(1)[0]);
+    assert_eq!(answer, Answer::Compressed(packed.len()));
+    let stats = world.driver.global_stats();
+    assert_eq!(stats.total_sw_comp_calls, 1);
+    assert_eq!(stats.total_completion_comp_buf_overflow_errors, 0);
+    assert_eq!(stats.total_completion_einval_errors, 1);
+}
+
+/// Goal: a stream whose memory is all with a device that was disabled is the new device's when that is back.
+#[test]
+fn a_stream_is_used_again_when_its_device_is_back() {
+    let world = World::new(quick(), &[setup(Faults { never: ALWAYS, ..Faults::default() })]);
+    let mut streams = (world.compressor(Codes::Fixed, UNIT), world.decompressor(UNIT));
+    let units = units(8);
+    assert!(come_back(&mut streams, &units, || {}));
+    assert!(come_back(&mut streams, &units, || {}));
+    let by_software = |world: &World| {
+        let stats = world.driver.global_stats();
+        (stats.total_sw_comp_calls, stats.total_sw_decomp_calls)
+    };
+    assert_eq!((by_software(&world), world.driver.driver_stats().in_flight), ((16, 16), 16));
+    let disabled = "wq1.0".to_owned();
+    world.driver.forget(&[disabled]);
+    assert!(come_back(&mut streams, &units, || {}));
+    assert_eq!(by_software(&world), (24, 24));
+    let back = Model::new(Setup::default());
+    world.driver.add([queue(1, 128, &back)]).expect("the name is free");
+    for round in 1..=2 {
+        assert!(come_back(&mut streams, &units, || {}));
+        assert_eq!((by_software(&world), back.counts().accepted), ((24, 24), 16 * round));
+    }
+    // What was never answered has its memory still.
+    assert_eq!(world.driver.driver_stats().in_flight, 16);
 }
 
 /// Goal: a child of `fork` gives nothing to the parent's devices, not even a slot that the parent has given up;
