@@ -17,7 +17,8 @@
 //!
 //! # Cost
 //!
-//! A glance is a listing, and for each queue a `stat` and a read of its state: some 5 us for each.
+//! A look that ends at the glance took 0.1 ms for 8 queues, 0.01 % of a CPU: a listing, and for each queue a `stat` and
+//! a read of its state, 10 us on a virtual machine.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
