@@ -114,8 +114,9 @@ impl Bench<'_> {
             Some(kernel) => format!("{}, equal memory in all; ", kernel.describe()),
             None => String::new(),
         };
+        let limits = if self.args.limit.is_empty() { "shares of what each needs" } else { "sizes" };
         format!(
-            "programs: limits that are shares of what each needs; {kernel}medians of {} round(s); \
+            "programs: limits that are {limits}; {kernel}medians of {} round(s); \
              Linux {}, {} CPU(s)",
             self.args.rounds,
             probe::kernel_release(),

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 
 use super::share::Share;
 use super::workload::Program;
@@ -15,6 +15,9 @@ Each program first runs alone. The peak of its anonymous and shared memory is it
 under 'zfolio run' with limits of 3/4, 1/2, 1/3 and 1/4 of the need. Its output must be the same each
 time. A program that is not installed is skipped.
 
+With --limit the limits are sizes instead. --scale makes a program larger: the input of sort is 118 MB, and
+sort needs 309 MiB, with --scale 200.
+
 With --against kernel it also runs in a memory cgroup with the kernel's zram swap, with as much memory
 in all: the cgroup's limit and what zram held beside it. That needs root and zram, and everything that
 is changed is put back.
@@ -22,6 +25,8 @@ is changed is put back.
 Examples:
   zfolio bench programs
   zfolio bench programs --program sort --program redis --share 1/2 --rounds 3
+  zfolio bench programs --program sort --scale 200 --limit 128M
+  zfolio bench programs --languages --share 1/2
   sudo zfolio bench programs --against kernel --json > programs.json";
 
 pub(crate) const AUTO_HELP: &str = "\
@@ -39,13 +44,19 @@ pub(crate) const LIMIT_BYTES_MIN: u64 = 32 << 20;
 /// Arguments of `zfolio bench programs`.
 #[derive(Args, Debug)]
 pub(crate) struct ProgramsArgs {
-    /// Only this program; may be repeated
+    /// Only this program; may be repeated [default: objects to perl]
     #[arg(long, value_enum, value_name = "NAME")]
     pub(crate) program: Vec<Program>,
+    /// Only perl, ruby, guile, go, luajit, php and mono, and those of --program
+    #[arg(long)]
+    pub(crate) languages: bool,
     /// Only this share of the need, as in 1/2, 50% or 0.5; may be repeated
     /// [default: 3/4 1/2 1/3 1/4]
     #[arg(long, value_name = "SHARE")]
     pub(crate) share: Vec<Share>,
+    /// This limit, as in 128M, instead of shares of the need; may be repeated
+    #[arg(long, value_name = "SIZE", value_parser = super::share::size, conflicts_with = "share")]
+    pub(crate) limit: Vec<Share>,
     /// How zfolio compresses: ALGORITHM[,level=N]:UNIT; may be repeated
     /// [default: that of 'zfolio run'; of 'bench auto': auto and the fixed ones]
     #[arg(long, value_name = "SETTING")]
@@ -65,8 +76,8 @@ pub(crate) struct ProgramsArgs {
     /// One JSON object, with every run, instead of the table
     #[arg(long)]
     pub(crate) json: bool,
-    /// How much work, in percent of the usual amount
-    #[arg(long, default_value_t = 100, hide = true, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    /// How much work, in percent of the usual amount: the need grows with it
+    #[arg(long, default_value_t = 100, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) scale: u32,
     /// The program zfolio
     #[arg(long, value_name = "FILE", hide = true)]
@@ -83,9 +94,9 @@ impl ProgramsArgs {
         }
     }
 
-    /// The shares, the largest first.
+    /// The shares or limits, the largest first.
     pub(crate) fn shares(&self) -> Vec<Share> {
-        let mut shares = self.share.clone();
+        let mut shares = [&self.share[..], &self.limit].concat();
         if shares.is_empty() {
             let defaults = super::share::DEFAULTS.iter().map(|text| text.parse());
             shares = defaults.collect::<Result<_, _>>().expect("a test reads them all");
@@ -99,8 +110,11 @@ impl ProgramsArgs {
     /// The programs, in the order of the table.
     pub(crate) fn programs(&self) -> Vec<Program> {
         let mut programs = self.program.clone();
+        if self.languages {
+            programs.extend(Program::LANGUAGES);
+        }
         if programs.is_empty() {
-            programs = Program::value_variants().to_vec();
+            programs.extend(Program::DEFAULTS);
         }
         programs.sort_unstable();
         programs.dedup();
@@ -112,12 +126,39 @@ impl ProgramsArgs {
 mod tests {
     use clap::Parser;
 
+    use super::super::workload::Program;
     use super::ProgramsArgs;
 
     #[derive(Parser, Debug)]
     struct Command {
         #[command(flatten)]
         args: ProgramsArgs,
+    }
+
+    #[test]
+    fn the_default_programs_are_eight_and_others_run_if_they_are_named() {
+        let programs = |line: &[&str]| Command::parse_from(line).args.programs();
+        assert_eq!(programs(&["bench"]), Program::DEFAULTS);
+        assert_eq!(
+            programs(&["bench", "--program", "go", "--program", "sort"]),
+            [Program::Sort, Program::Go]
+        );
+        assert_eq!(programs(&["bench", "--languages"]), Program::LANGUAGES);
+        let more = programs(&["bench", "--languages", "--program", "ocaml", "--program", "go"]);
+        assert_eq!(more.len(), 8, "{more:?}");
+    }
+
+    #[test]
+    fn limits_replace_shares() {
+        let shares = |line: &[&str]| {
+            let shares = Command::parse_from(line).args.shares();
+            shares.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(shares(&["bench"]), ["3/4", "1/2", "1/3", "1/4"]);
+        assert_eq!(shares(&["bench", "--limit", "60M", "--limit", "85M"]), ["85M", "60M"]);
+        let both = Command::try_parse_from(["bench", "--limit", "60M", "--share", "1/2"]);
+        assert!(both.is_err());
+        assert!(Command::try_parse_from(["bench", "--limit", "1/2"]).is_err());
     }
 
     /// Goal: `bench auto` compares `auto` with all fixed settings, or what was asked for.

@@ -2,11 +2,14 @@
 
 use serde_json::{Value, json};
 
-/// Figures of one run. Sums over its processes, except the peak.
+/// Figures of one run. Sums over its processes, except the peak and the quantiles.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub(crate) struct Figures {
     /// Faults that decompressed.
     pub(crate) faults_stored: u64,
+    /// How long such a fault takes from the moment when the thread faulted, in the process with most of them.
+    pub(crate) stored_ns_p50: u64,
+    pub(crate) stored_ns_p99: u64,
     /// Faults on memory that had just been moved out, and was not yet compressed.
     pub(crate) faults_staged: u64,
     /// Faults on memory that was never touched before.
@@ -32,11 +35,18 @@ impl Figures {
         let report: Value = serde_json::from_str(text)
             .map_err(|error| format!("the figures are not understood: {error}"))?;
         let processes = report["processes"].as_array().ok_or("the figures have no processes")?;
-        let mut sum = Figures::default();
+        let (mut sum, mut stored_max) = (Figures::default(), 0);
         for process in processes {
             let figures = &process["figures"];
             let of = |name: &str| figures[name].as_u64().ok_or(format!("no figure {name}"));
-            sum.faults_stored += of("faults_stored")?;
+            let stored = of("faults_stored")?;
+            if stored > stored_max {
+                stored_max = stored;
+                let time = |name: &str| process["faults"]["stored"][name].as_u64();
+                sum.stored_ns_p50 = time("p50_ns").ok_or("no times of faults")?;
+                sum.stored_ns_p99 = time("p99_ns").ok_or("no times of faults")?;
+            }
+            sum.faults_stored += stored;
             sum.faults_staged += of("faults_staged")?;
             sum.faults_zero += of("faults_zero")?;
             sum.process_bytes_max = sum.process_bytes_max.max(of("process_bytes_max")?);
@@ -54,6 +64,8 @@ impl Figures {
     pub(crate) fn json(&self) -> Value {
         json!({
             "faults_stored": self.faults_stored,
+            "stored_ns_p50": self.stored_ns_p50,
+            "stored_ns_p99": self.stored_ns_p99,
             "faults_staged": self.faults_staged,
             "faults_zero": self.faults_zero,
             "process_bytes_max": self.process_bytes_max,
@@ -71,24 +83,27 @@ mod tests {
     use super::Figures;
     use serde_json::json;
 
-    fn process(bytes: u64) -> serde_json::Value {
+    fn process(bytes: u64, stored: u64) -> serde_json::Value {
         json!({
             "command": "python3",
             "figures": {
-                "faults_stored": 3, "faults_staged": 2, "faults_zero": 1, "stall_ns": 100,
+                "faults_stored": stored, "faults_staged": 2, "faults_zero": 1, "stall_ns": 100,
                 "stall_reclaim_ns": 30, "stall_decompress_ns": 20, "stall_queue_ns": 8,
                 "stall_lock_ns": 7, "process_bytes_max": bytes, "new_in_a_later_version": 5,
             },
+            "faults": { "stored": { "count": stored, "p50_ns": bytes, "p99_ns": 2 * bytes } },
             "refaults": [{ "waited_ns": 20 }, { "waited_ns": 40 }],
         })
     }
 
     #[test]
     fn figures_are_summed_over_processes() {
-        let report = json!({ "exit_status": 0, "processes": [process(500), process(300)] });
+        let report = json!({ "exit_status": 0, "processes": [process(500, 2), process(300, 4)] });
         let figures = Figures::parse(&report.to_string()).expect("complete");
         let expected = Figures {
             faults_stored: 6,
+            stored_ns_p50: 300,
+            stored_ns_p99: 600,
             faults_staged: 4,
             faults_zero: 2,
             process_bytes_max: 500,
@@ -106,10 +121,14 @@ mod tests {
 
     #[test]
     fn a_missing_figure_is_named() {
-        let mut broken = process(1);
+        let mut broken = process(1, 1);
         broken["figures"].as_object_mut().expect("an object").remove("stall_ns");
         let report = json!({ "processes": [broken] });
         assert_eq!(Figures::parse(&report.to_string()), Err("no figure stall_ns".to_owned()));
+        let mut broken = process(1, 1);
+        broken["faults"] = json!({});
+        let report = json!({ "processes": [broken] });
+        assert_eq!(Figures::parse(&report.to_string()), Err("no times of faults".to_owned()));
         assert!(Figures::parse("{}").is_err_and(|line| line.contains("processes")));
         assert!(Figures::parse("hello").is_err_and(|line| line.contains("not understood")));
     }

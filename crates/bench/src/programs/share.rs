@@ -1,15 +1,25 @@
-//! Shares of what a program needs: 3/4, 50%, 0.3.
+//! How much memory a program gets: a share of what it needs (3/4, 50%, 0.3), or a size (128M).
 
 use std::fmt;
 use std::str::FromStr;
 
+use serde_json::{Value, json};
 use zfolio_core::page::PAGE_BYTES;
+use zfolio_core::size;
 
-/// A part of a program's need: more than nothing, and at most all of it.
+/// A program's share of memory. Text is read as a part of its need; [`size`](self::size()) reads a size.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct Share {
-    /// In thousandths, so that shares have an order and equal shares are equal.
-    thousandths: u32,
+pub(crate) enum Share {
+    /// A part of its need, at most all of it, in thousandths, so that shares have an order and equal shares are
+    /// equal.
+    Part(u32),
+    /// As many bytes, whatever it needs.
+    Bytes(u64),
+}
+
+/// Reads a size.
+pub(crate) fn size(text: &str) -> Result<Share, String> {
+    size::parse(text).map(Share::Bytes).map_err(|error| error.to_string())
 }
 
 /// The shares that are measured unless `--share` says otherwise.
@@ -18,14 +28,22 @@ pub(crate) const DEFAULTS: [&str; 4] = ["3/4", "1/2", "1/3", "1/4"];
 impl Share {
     /// The limit for a program that needs `need_bytes`: whole pages, rounded down.
     pub(crate) fn limit_bytes(self, need_bytes: u64) -> u64 {
-        let exact = u128::from(need_bytes) * u128::from(self.thousandths) / 1000;
-        let bytes = u64::try_from(exact).expect("a share of a u64 is a u64");
+        let bytes = match self {
+            Share::Part(thousandths) => {
+                let exact = u128::from(need_bytes) * u128::from(thousandths) / 1000;
+                u64::try_from(exact).expect("a part of a u64 is a u64")
+            }
+            Share::Bytes(bytes) => bytes,
+        };
         bytes & !(PAGE_BYTES as u64 - 1)
     }
 
-    /// The share as a number between 0 and 1.
-    pub(crate) fn as_f64(self) -> f64 {
-        f64::from(self.thousandths) / 1000.0
+    /// A part as a number between 0 and 1, and a size as text.
+    pub(crate) fn json(self) -> Value {
+        match self {
+            Share::Part(thousandths) => json!(f64::from(thousandths) / 1000.0),
+            Share::Bytes(_) => json!(self.to_string()),
+        }
     }
 
     fn of(text: &str) -> Option<f64> {
@@ -51,26 +69,30 @@ impl FromStr for Share {
             clippy::cast_sign_loss,
             reason = "it is a whole number from 100 to 1000"
         )]
-        Ok(Share { thousandths: thousandths as u32 })
+        Ok(Share::Part(thousandths as u32))
     }
 }
 
 impl fmt::Display for Share {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let thousandths = match self {
+            Share::Part(thousandths) => *thousandths,
+            Share::Bytes(bytes) => return f.write_str(&size::display(*bytes)),
+        };
         for whole in 2..10 {
             for part in 1..whole {
-                if (part * 1000 + whole / 2) / whole == self.thousandths {
+                if (part * 1000 + whole / 2) / whole == thousandths {
                     return write!(f, "{part}/{whole}");
                 }
             }
         }
-        write!(f, "{}", self.as_f64())
+        write!(f, "{}", f64::from(thousandths) / 1000.0)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{DEFAULTS, Share};
+    use super::{DEFAULTS, Share, size};
 
     fn share(text: &str) -> Share {
         text.parse().expect(text)
@@ -89,6 +111,16 @@ mod tests {
             let line = bad.parse::<Share>().expect_err(bad);
             assert!(line.contains("accepted"), "{bad}: {line}");
         }
+    }
+
+    #[test]
+    fn sizes_do_not_depend_on_the_need() {
+        let both = [size("85M"), size("1G")].map(|share| share.expect("a size"));
+        assert_eq!(both.map(|share| share.to_string()), ["85M", "1G"]);
+        assert_eq!(both[0].limit_bytes(3), 85 << 20);
+        assert_eq!(size("5001").expect("a size").limit_bytes(0), 4096);
+        assert!(both[0] < both[1] && both[0].json() == "85M" && share("1/2").json() == 0.5);
+        assert!(size("1/2").is_err());
     }
 
     #[test]

@@ -269,7 +269,7 @@ impl Table {
             let shares = self.shares.iter().enumerate().map(|(at, share)| {
                 let mean = self.mean(way, at);
                 json!({
-                    "share": share.as_f64(),
+                    "share": share.json(),
                     "slowdown": mean.map(|mean| mean.times),
                     "at_least": mean.map(|mean| mean.at_least),
                     "programs": mean.map_or(0, |mean| mean.programs),
@@ -296,7 +296,7 @@ impl Table {
             let cells = row.cells.iter().enumerate().map(|(share, cell)| {
                 let slowdown = program.slowdown(way, share);
                 json!({
-                    "share": cell.share.as_f64(),
+                    "share": cell.share.json(),
                     "limit_bytes": cell.limit_bytes,
                     "slowdown": slowdown.number().map(|(times, _)| times),
                     "at_least": slowdown.number().map(|(_, at_least)| at_least),

@@ -1,7 +1,7 @@
 //! The programs: what each needs, reads and is started with.
 
 use std::fs::{self, File};
-use std::io::{self, BufWriter};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -31,86 +31,156 @@ pub(crate) enum Program {
     Java,
     /// perl: hashes of arrays
     Perl,
+    /// OCaml: a Hashtbl of records
+    Ocaml,
+    /// ruby: a hash of structures
+    Ruby,
+    /// guile: a hash table of records
+    Guile,
+    /// Go: a map of pointers
+    Go,
+    /// luajit: a table of tables
+    Luajit,
+    /// php: an array of objects
+    Php,
+    /// mono: a Dictionary of objects
+    Mono,
+}
+
+/// What a program needs, reads and is started with.
+struct Recipe {
+    /// How much it does, in a unit of its own: chosen so that it needs 100 to 170 MiB.
+    amount: usize,
+    /// The file that it reads.
+    file: &'static str,
+    input: Input,
+    /// What turns the file into a program, if that is not done by the program itself; not measured.
+    compile: &'static str,
+    /// Its command line in its folder. `AMOUNT` stands for a number.
+    start: &'static str,
+    /// Packages of Debian that contain what `compile` and `start` begin with.
+    packages: &'static str,
+}
+
+/// The contents of a file.
+enum Input {
+    Text(&'static str),
+    /// Written by this, which gets the amount.
+    Generated(fn(usize, &mut BufWriter<File>) -> io::Result<()>),
+}
+
+/// The [`Recipe`] of a file of `crates/bench/programs`.
+macro_rules! recipe {
+    ($amount:literal, $file:literal, $compile:literal, $start:literal, $packages:literal) => {
+        Recipe {
+            amount: $amount,
+            file: $file,
+            input: Input::Text(include_str!(concat!("../../programs/", $file))),
+            compile: $compile,
+            start: $start,
+            packages: $packages,
+        }
+    };
 }
 
 impl Program {
+    /// What runs unless `--program` or `--languages` says otherwise.
+    pub(crate) const DEFAULTS: [Program; 8] = [
+        Program::Objects,
+        Program::Sqlite,
+        Program::Sort,
+        Program::Node,
+        Program::Gcc,
+        Program::Redis,
+        Program::Java,
+        Program::Perl,
+    ];
+
+    /// `--languages`.
+    pub(crate) const LANGUAGES: [Program; 7] = [
+        Program::Perl,
+        Program::Ruby,
+        Program::Guile,
+        Program::Go,
+        Program::Luajit,
+        Program::Php,
+        Program::Mono,
+    ];
+
     /// The name on the command line and in the table.
     pub(crate) fn name(self) -> String {
         let value = self.to_possible_value().expect("no program is hidden");
         value.get_name().to_owned()
     }
 
-    /// The programs that must be installed; the first one is measured.
-    pub(crate) fn needs(self) -> &'static [&'static str] {
+    #[rustfmt::skip] // One line for each program, so that they compare.
+    fn recipe(self) -> Recipe {
         match self {
-            Program::Objects | Program::Sqlite => &["python3"],
-            Program::Sort => &["sort"],
-            Program::Node => &["node"],
-            Program::Gcc => &["gcc"],
-            Program::Redis => &["redis-server"],
-            Program::Java => &["java", "javac"],
-            Program::Perl => &["perl"],
-        }
-    }
-
-    /// How much it does, in a unit of its own: chosen so that it needs 130 to 320 MiB.
-    fn amount(self) -> usize {
-        match self {
-            Program::Objects => 180_000,
-            Program::Sqlite => 600_000,
-            Program::Sort => 1_600_000,
-            Program::Node => 180_000,
-            Program::Gcc => 1_600,
-            Program::Redis => 70_000,
-            Program::Java => 150_000,
-            Program::Perl => 800_000,
-        }
-    }
-
-    /// Its arguments, when it runs in its folder.
-    fn arguments(self, amount: usize) -> Vec<String> {
-        let line = match self {
-            Program::Objects => "objects.py AMOUNT",
-            Program::Sqlite => "tables.py AMOUNT",
-            // With this much memory it sorts everything at once, without temporary files.
-            Program::Sort => "-S 1G --parallel=2 lines",
-            Program::Node => "--max-old-space-size=2048 heap.js AMOUNT",
-            Program::Gcc => "-O0 -S -o - large.c",
-            Program::Redis => "redis.conf",
+            Program::Objects => recipe!(180_000, "objects.py", "", "python3 objects.py AMOUNT", "python3"),
+            Program::Sqlite => recipe!(600_000, "tables.py", "", "python3 tables.py AMOUNT", "python3"),
+            Program::Sort => Recipe {
+                amount: 1_600_000,
+                file: "lines",
+                input: Input::Generated(generate::lines),
+                compile: "",
+                // With this much memory it sorts everything at once, without temporary files.
+                start: "sort -S 1G --parallel=2 lines",
+                packages: "coreutils",
+            },
+            Program::Node => recipe!(180_000, "heap.js", "", "node --max-old-space-size=2048 heap.js AMOUNT", "nodejs"),
+            Program::Gcc => Recipe {
+                amount: 1_600,
+                file: "large.c",
+                input: Input::Generated(generate::c_source),
+                compile: "",
+                start: "gcc -O0 -S -o - large.c",
+                packages: "gcc",
+            },
+            Program::Redis => recipe!(70_000, "redis.conf", "", "redis-server redis.conf", "redis-server"),
             // The serial collector, and a heap that grows: what is resident is the data.
-            Program::Java => "-XX:+UseSerialGC -Xms32m -Xmx320m -XX:-UsePerfData -cp . Heap AMOUNT",
-            Program::Perl => "hashes.pl AMOUNT",
-        };
-        let words = line.split(' ').map(|word| match word {
-            "AMOUNT" => amount.to_string(),
-            _ => word.to_owned(),
-        });
-        words.collect()
+            Program::Java => recipe!(150_000, "Heap.java", "javac Heap.java",
+                "java -XX:+UseSerialGC -Xms32m -Xmx320m -XX:-UsePerfData -cp . Heap AMOUNT", "default-jdk-headless"),
+            Program::Perl => recipe!(800_000, "hashes.pl", "", "perl hashes.pl AMOUNT", "perl"),
+            Program::Ocaml =>
+                recipe!(480_000, "records.ml", "ocamlopt -o records records.ml", "./records AMOUNT", "ocaml-nox"),
+            Program::Ruby => recipe!(300_000, "records.rb", "", "ruby records.rb AMOUNT", "ruby"),
+            // It compiles the script when it runs first, into the folder (`surround`).
+            Program::Guile => recipe!(280_000, "records.scm", "", "guile records.scm AMOUNT", "guile-3.0"),
+            Program::Go =>
+                recipe!(500_000, "records.go", "go build -o records records.go", "./records AMOUNT", "golang-go"),
+            Program::Luajit => recipe!(300_000, "records.lua", "", "luajit records.lua AMOUNT", "luajit"),
+            Program::Php => recipe!(250_000, "records.php", "", "php records.php AMOUNT", "php-cli"),
+            Program::Mono =>
+                recipe!(400_000, "Records.cs", "mcs -optimize Records.cs", "mono Records.exe AMOUNT",
+                    "mono-mcs mono-runtime"),
+        }
+    }
+}
+
+impl Recipe {
+    /// Writes what the program reads into `folder`.
+    fn write_input(&self, folder: &Path, amount: usize) -> io::Result<()> {
+        let path = folder.join(self.file);
+        match self.input {
+            Input::Text(text) => fs::write(path, text),
+            Input::Generated(write) => {
+                let mut out = BufWriter::new(File::create(path)?);
+                write(amount, &mut out)?;
+                out.flush()
+            }
+        }
     }
 
-    /// Writes what it reads into `folder`.
-    fn write_input(self, folder: &Path, amount: usize) -> io::Result<()> {
-        let file = |name: &str, contents: &str| fs::write(folder.join(name), contents);
-        let create =
-            |name: &str| Ok::<_, io::Error>(BufWriter::new(File::create(folder.join(name))?));
-        match self {
-            Program::Objects => file("objects.py", include_str!("../../programs/objects.py")),
-            Program::Sqlite => file("tables.py", include_str!("../../programs/tables.py")),
-            Program::Sort => generate::lines(amount, &mut create("lines")?),
-            Program::Node => file("heap.js", include_str!("../../programs/heap.js")),
-            Program::Gcc => generate::c_source(amount, &mut create("large.c")?),
-            Program::Redis => file("redis.conf", include_str!("../../programs/redis.conf")),
-            Program::Java => {
-                file("Heap.java", include_str!("../../programs/Heap.java"))?;
-                let javac = find("javac").ok_or(io::ErrorKind::NotFound)?;
-                let mut compile = Command::new(javac);
-                compile.arg("Heap.java").current_dir(folder).stdin(Stdio::null());
-                let compiled = compile.output()?;
-                let complaint = String::from_utf8_lossy(&compiled.stderr).into_owned();
-                if compiled.status.success() { Ok(()) } else { Err(io::Error::other(complaint)) }
-            }
-            Program::Perl => file("hashes.pl", include_str!("../../programs/hashes.pl")),
+    /// Compiles it, if it has to be compiled.
+    fn compile(&self, folder: &Path) -> io::Result<()> {
+        let mut words = self.compile.split_whitespace();
+        let Some(compiler) = words.next() else { return Ok(()) };
+        let mut compile = Command::new(find(compiler).ok_or(io::ErrorKind::NotFound)?);
+        let compiled = compile.args(words).current_dir(folder).stdin(Stdio::null()).output()?;
+        if compiled.status.success() {
+            return Ok(());
         }
+        Err(io::Error::other(String::from_utf8_lossy(&compiled.stderr).into_owned()))
     }
 }
 
@@ -132,21 +202,32 @@ impl Workload {
         scratch: &Path,
         scale: u32,
     ) -> Result<Workload, String> {
-        if let Some(name) = program.needs().iter().find(|name| find(name).is_none()) {
-            return Err(format!("{name} is not installed"));
+        let recipe = program.recipe();
+        let mut commands = [recipe.compile, recipe.start].into_iter().filter_map(first_word);
+        let missing = commands.find(|name| !name.starts_with("./") && find(name).is_none());
+        if let Some(name) = missing {
+            return Err(format!("{name} is not installed (Debian: {})", recipe.packages));
         }
-        let path = find(program.needs()[0]).ok_or("it is gone")?;
         let folder = scratch.join(program.name());
-        let amount = (program.amount() * scale as usize).div_ceil(100);
-        let prepared = fs::create_dir(&folder).and_then(|()| program.write_input(&folder, amount));
-        prepared.map_err(|error| format!("its input cannot be written: {error}"))?;
+        let amount = (recipe.amount * scale as usize).div_ceil(100);
+        let written = fs::create_dir(&folder).and_then(|()| recipe.write_input(&folder, amount));
+        written.map_err(|error| format!("its input cannot be written: {error}"))?;
+        recipe.compile(&folder).map_err(|error| format!("it cannot be compiled: {error}"))?;
+        let name = first_word(recipe.start).expect("a program is started by its name");
+        let compiled = name.strip_prefix("./").map(|name| folder.join(name));
+        let path = compiled.or_else(|| find(name)).ok_or("it is gone")?;
         Ok(Workload { program, path, folder, amount })
     }
 
     /// The program and its arguments.
     pub(crate) fn words(&self) -> Vec<String> {
         let path = self.path.display().to_string();
-        std::iter::once(path).chain(self.program.arguments(self.amount)).collect()
+        let arguments = self.program.recipe().start.split_whitespace().skip(1);
+        let arguments = arguments.map(|word| match word {
+            "AMOUNT" => self.amount.to_string(),
+            _ => word.to_owned(),
+        });
+        std::iter::once(path).chain(arguments).collect()
     }
 
     /// Gives `command`, which starts the program, its folder and an environment in which its output
@@ -154,13 +235,23 @@ impl Workload {
     pub(crate) fn surround(&self, command: &mut Command) {
         command.current_dir(&self.folder).env("LC_ALL", "C");
         command.env("PYTHONHASHSEED", "0").env("PERL_HASH_SEED", "0").env_remove("NODE_OPTIONS");
-        command.env_remove("JAVA_TOOL_OPTIONS").env_remove("_JAVA_OPTIONS");
+        for name in
+            ["JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "RUBYOPT", "GOGC", "GOMEMLIMIT", "OCAMLRUNPARAM"]
+        {
+            command.env_remove(name);
+        }
+        // What guile compiles is kept there.
+        command.env("XDG_CACHE_HOME", &self.folder);
     }
 
     /// How many keys the client of redis uses; `None` for programs that need no client.
     pub(crate) fn keys(&self) -> Option<usize> {
         (self.program == Program::Redis).then_some(self.amount)
     }
+}
+
+fn first_word(line: &'static str) -> Option<&'static str> {
+    line.split_whitespace().next()
 }
 
 /// The file of a program. The system's own comes first: version managers put scripts into `PATH`
@@ -174,51 +265,79 @@ pub(crate) fn find(name: &str) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Program, Workload, find};
+    use super::{Program, Workload, find, first_word};
+    use crate::programs::digest::Digest;
     use crate::scratch::Scratch;
     use clap::ValueEnum;
     use std::fs;
     use std::path::{Path, PathBuf};
+    use std::process::Command;
 
-    /// All files below `folder`, with their contents.
-    fn contents(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
-        let entries =
-            fs::read_dir(folder).expect("our own folder").map(|entry| entry.expect("read"));
-        let mut files: Vec<_> = entries
-            .map(|entry| (entry.path(), fs::read(entry.path()).expect("our own file")))
-            .map(|(path, bytes)| (PathBuf::from(path.file_name().expect("a file")), bytes))
-            .collect();
-        files.sort();
-        files
+    /// Goal: nobody forgets a new program. OCaml is only run if it is named.
+    #[test]
+    fn every_program_but_ocaml_is_in_a_set() {
+        for program in Program::value_variants() {
+            let default = Program::DEFAULTS.contains(program);
+            let language = Program::LANGUAGES.contains(program);
+            assert!(default || language || *program == Program::Ocaml, "{program:?}");
+        }
     }
 
-    /// Goal: the input of a program is the same each time, and its arguments name it. Method: each
-    /// is prepared twice, with a hundredth of the work.
+    /// Goal: the input of a program is the same each time, and its arguments name it or what was compiled of it.
+    /// Method: each is written twice, with a hundredth of the work.
     #[test]
     fn input_is_the_same_each_time() {
         let scratch = Scratch::create("workload-test").expect("a folder of our own");
         for program in Program::value_variants() {
-            let prepare = |name: &str| {
+            let recipe = program.recipe();
+            let input = |name: &str| {
                 let folder = scratch.path().join(name);
                 fs::create_dir_all(&folder).expect("our own folder");
-                Workload::prepare(*program, &folder, 1)
+                recipe.write_input(&folder, recipe.amount / 100).expect("our own folder");
+                fs::read(folder.join(recipe.file)).expect("our own file")
             };
-            let (one, other) = match (prepare("one"), prepare("other")) {
-                (Ok(one), Ok(other)) => (one, other),
-                (Err(reason), _) | (_, Err(reason)) => {
-                    assert!(reason.contains("is not installed"), "{program:?}: {reason}");
+            assert_eq!(input("one"), input("other"), "{program:?}");
+            let (path, folder) =
+                (PathBuf::from(first_word(recipe.start).expect("a name")), PathBuf::new());
+            let words = Workload { program: *program, path, folder, amount: 5 }.words();
+            let stem = Path::new(recipe.file).file_stem();
+            assert!(
+                words.iter().any(|word| Path::new(word).file_stem() == stem),
+                "{program:?}: {words:?}"
+            );
+            assert!(!words.iter().any(|word| word.contains("AMOUNT")));
+        }
+    }
+
+    /// Goal: each program does its work, and the records are the same in each language, so that no program does less
+    /// than another. Method: each that is installed runs with a hundredth of the work, or with 1000 records.
+    #[test]
+    fn every_program_does_its_work() {
+        let scratch = Scratch::create("work-test").expect("a folder of our own");
+        // redis-server ends when its client says so: `bench programs` runs both.
+        for program in Program::value_variants().iter().filter(|one| **one != Program::Redis) {
+            let mut workload = match Workload::prepare(*program, scratch.path(), 1) {
+                Ok(workload) => workload,
+                Err(reason) => {
+                    assert!(reason.contains("is not installed (Debian: "), "{program:?}: {reason}");
                     continue;
                 }
             };
-            let files = contents(&one.folder);
-            assert_eq!(files, contents(&other.folder), "{program:?}");
-            assert_eq!(one.words(), other.words());
-            let named = |(path, _): &(PathBuf, Vec<u8>)| {
-                let stem = path.file_stem().and_then(|stem| stem.to_str()).expect("our own name");
-                one.words().iter().any(|word| word.split('.').next() == Some(stem))
-            };
-            assert!(files.iter().any(named), "{program:?}: {:?}", one.words());
-            assert!(!one.words().iter().any(|word| word.contains("AMOUNT")));
+            let records = program.recipe().file.to_lowercase().starts_with("records.");
+            if records {
+                workload.amount = 1000;
+            }
+            let words = workload.words();
+            let mut command = Command::new(&words[0]);
+            workload.surround(command.args(&words[1..]));
+            let done = command.output().expect("it is installed");
+            assert!(done.status.success() && !done.stdout.is_empty(), "{program:?}: {done:?}");
+            if records {
+                let text = String::from_utf8_lossy(&done.stdout);
+                assert!(text.ends_with("1000 records, 164190881\n"), "{program:?}: {text}");
+                let digest = Digest::of(&done.stdout[..]).to_string();
+                assert_eq!(digest, "4a91b738a9ac36b0 of 303 bytes", "{program:?}: {text}");
+            }
         }
     }
 
