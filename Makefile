@@ -28,7 +28,7 @@ COVERAGE = --cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-
 	-Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1
 
 .PHONY: help setup setup-build setup-guest build demo test test-guest lint loom iaa-faults simulate mutants soak asan \
-	bench bench-all fuzz install uninstall deb clean
+	bench bench-all bench-pressure fuzz install uninstall deb clean
 
 help:
 	@echo 'make build     the zfolio command and the library that it loads, in $(BIN)'
@@ -45,6 +45,8 @@ help:
 	@echo 'make asan      the tests of core under the address sanitizer, C codecs included'
 	@echo 'make bench     usemem, real programs and every codec beside the kernel'\''s own zram (root, half an hour)'
 	@echo 'make bench-all the same, and swap, spill, zswap, zram, replacement, accelerators (root, hours)'
+	@echo 'make bench-pressure  each figure that is wanted for programs with less memory than they need, beside what is'
+	@echo '               measured (root, 40 minutes); ROWS="sort node": only these'
 	@echo 'make fuzz      each fuzz target for FUZZ_SECONDS=$(FUZZ_SECONDS)'
 	@echo 'make setup     install what build and tests need (Debian); setup-build: the build only'
 	@echo 'make install   to PREFIX=$(PREFIX); make uninstall removes what it put there'
@@ -127,6 +129,11 @@ bench-all: bench
 		'zram --against kernel' 'recompress' 'replacement --generated' 'iaa'; do \
 		echo "== zfolio bench $$what"; $(BIN)/zfolio bench $$what || failed="$$failed; $$what"; \
 	done; [ -z "$$failed" ] || { echo "bench-all: failed$$failed"; exit 1; }
+
+# More languages are measured if they are installed: ruby guile-3.0 golang-go luajit php-cli mono-mcs mono-runtime
+# ocaml-nox (Debian's packages). What is missing gets a line.
+bench-pressure: build
+	ZFOLIO='$(abspath $(BIN)/zfolio)' scripts/pressure $(ROWS)
 
 fuzz:
 	@echo 'int main() {}' | $(or $(CXX),c++) -x c++ -fsanitize=address - -o /dev/null 2>/dev/null || \
