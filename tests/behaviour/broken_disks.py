@@ -178,6 +178,7 @@ class Cases:
         self.case("disk and little address space", self.address_space, 256, PAGES // 2)
         self.case("disk and too little address space", self.address_space, 192, PAGES)
         self.case("disk and no locked memory", self.locked_memory)
+        self.case("disk and what children have done", self.children)
         if why := why_not():
             return self.run.tell("skip", "broken disks", why)
         damages = [("a flipped bit", lambda these: these.flip(1)), ("swapped slots", Bytes.swap),
@@ -350,6 +351,31 @@ class Cases:
             expect(len(lines) == 1 and "locked memory" in lines[0], program.said())
             expect(figures["written_back_units"] == 0, f"something was spilled: {figures}")
             return lines[0]
+
+    def children(self):
+        """The counts of a child begin with the child: its parent's are not in them, and the sum over the processes is
+        what happened."""
+        counted = ["written_back_units", "written_back_clean", "read_back_units", "spill_written_bytes",
+                   "spill_read_bytes", "reclaim_incompressible", "faults_stored", "stall_ns", "demand_kib_ms"]
+        with Program(self.run, self.run.build) as program:
+            program.ask(f"fill {PAGES}", "filled")
+            for _ in range(2):
+                program.ask("change 1", "changed")
+            for _ in range(3):
+                program.ask("rest", "child ended with 0")
+            program.end()
+            processes = json.loads(program.stats.read_text())["processes"]
+            parent, = [one for one in processes if one["pid"] == program.pid]
+            # Those whose engine has looked at its figures.
+            children = [one for one in processes if one is not parent and one["figures"]["process_bytes"] > 0]
+            expect(children, "no child has figures")
+            most = {name: max(one["figures"][name] for one in children) for name in counted}
+            expect(parent["figures"]["written_back_units"] > 2 * PAGES, f"little was written: {parent['figures']}")
+            # A child has little time and a third of the pages resident; its parent has written all of them three times.
+            many = [name for name in counted if most[name] > parent["figures"][name] // 2]
+            expect(not many, f"children have counted what their parent has done: {many}, {most}")
+            return f"{parent['figures']['written_back_units']} units written by the parent, at most " \
+                   f"{most['written_back_units']} by each of {len(children)} children"
 
     @staticmethod
     def waited(figures):

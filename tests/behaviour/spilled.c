@@ -7,6 +7,7 @@
  *   verify    all pages
  *   change N  every Nth page is written again
  *   fork      a child verifies all, changes a third, verifies again and ends
+ *   rest      a child sleeps for half a second and ends
  *   stay      a child writes pages until it is killed; its PID is printed
  *   wait      for it
  *   turns N   N mappings come and go, and N children
@@ -117,17 +118,18 @@ int main(void) {
         } else if (!strcmp(word, "change")) {
             for (unsigned page = 0; page < count; page += number) write_page(page);
             printf("changed every %u\n", number);
-        } else if (!strcmp(word, "fork") || !strcmp(word, "stay")) {
+        } else if (!strcmp(word, "fork") || !strcmp(word, "rest") || !strcmp(word, "stay")) {
             pid_t child = fork();
             CHECK(child >= 0);
             if (child == 0) {
                 if (*word == 'f') _exit(in_child());
+                if (*word == 'r') _exit(usleep(500000));
                 for (uint64_t random = 1;;) write_page(next_random(&random) % count);
             }
             int status = 0;
-            if (*word == 'f') CHECK(waitpid(child, &status, 0) == child);
+            if (*word != 's') CHECK(waitpid(child, &status, 0) == child);
             if (WIFSIGNALED(status)) printf("child ended by signal %d\n", WTERMSIG(status));
-            else if (*word == 'f') printf("child ended with %d\n", WEXITSTATUS(status));
+            else if (*word != 's') printf("child ended with %d\n", WEXITSTATUS(status));
             else printf("stays %d\n", child);
         } else if (!strcmp(word, "wait")) {
             int status;

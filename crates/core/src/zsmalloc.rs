@@ -360,6 +360,11 @@ impl<S: PageSource> Pool<S> {
         self.counters.reset_max();
     }
 
+    /// Begins [`PoolStats::pages_compacted`] anew.
+    pub fn reset_pages_compacted(&self) {
+        self.counters.pages_compacted.store(0, Relaxed);
+    }
+
     /// The figures of each class. Takes each class's lock for a moment.
     #[must_use]
     pub fn classes(&self) -> Vec<ClassStats> {

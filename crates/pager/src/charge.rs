@@ -121,6 +121,11 @@ impl Charge {
         }
     }
 
+    /// In a child of `fork`: the sums over time begin now, since those of its parent go on.
+    pub(crate) fn start_over(&self) {
+        self.summed_ns.store(0, Relaxed);
+    }
+
     /// The limit in force.
     pub(crate) fn limit_bytes(&self) -> u64 {
         match self.seat() {

@@ -130,6 +130,8 @@ impl Engine {
     /// No memory, or the area's addresses are taken already.
     pub fn map_again(&self, held: &Quiet<'_>) -> Result<(), Error> {
         self.figures().inherit(&held.inheritance);
+        self.store.start_over();
+        self.charge.start_over();
         self.work.density.end_walk();
         let again = self.mover.map_again();
         again.map_err(|errno| Error::Memory { what: "staging area", errno })
@@ -149,7 +151,6 @@ impl Engine {
         quiet.inbox.clear();
         self.work.spilling.start_over();
         self.config().accelerated.hardware().into_iter().for_each(Hardware::start_over);
-        self.count_writes_as_paid();
         if let Some(place) = &self.work.place {
             let again = place.start_over(&quiet.lent, lent, true);
             again.map_err(|errno| Error::Memory { what: "spilled memory", errno })?;

@@ -198,8 +198,12 @@ impl Spilling {
         }
     }
 
-    /// In a child of `fork`: nobody waits, and nothing has failed.
+    /// In a child of `fork`: nobody waits, and nothing was written and nothing has failed yet. What its parent has
+    /// written the parent pays for.
     pub(crate) fn start_over(&self) {
+        for count in [&self.wrote, &self.failed, &self.ended, &self.paid_bytes] {
+            count.store(0, Relaxed);
+        }
         self.changes.store(0, Relaxed);
         self.rests_until_ns.store(0, Relaxed);
         self.rest_ns.store(0, Relaxed);
@@ -497,11 +501,6 @@ impl Engine {
     pub(crate) fn pay_for_writes(&self, written_bytes: u64) {
         let paid = self.work.spilling.paid_bytes.fetch_max(written_bytes, Relaxed);
         self.writes().take(written_bytes.saturating_sub(paid));
-    }
-
-    /// In a child of `fork`: its parent pays for what that has written.
-    pub(crate) fn count_writes_as_paid(&self) {
-        self.work.spilling.paid_bytes.fetch_max(self.bytes_written(), Relaxed);
     }
 
     /// Sets what this process may write, unless the processes of its run share that.

@@ -804,6 +804,32 @@ impl<S: PageSource> Store<S> {
         }
     }
 
+    /// In a child of `fork`: what was done before is counted by its parent. What is stored, and where, stays counted.
+    pub fn start_over(&self) {
+        self.pool.reset_pages_compacted();
+        let Some(spill) = &self.spill else { return };
+        // Every counter is named, so that none that is added later is left out.
+        let Counters {
+            units: _,
+            bytes: _,
+            raw_units: _,
+            kept: _,
+            kept_bytes: _,
+            completed,
+            written,
+            written_bytes,
+            returned,
+            not_written,
+            refused,
+            failed,
+            read,
+            not_read,
+        } = &spill.counters;
+        let out = [completed, written, written_bytes, returned, not_written, refused, failed];
+        out.into_iter().chain([read, not_read]).for_each(|counter| counter.store(0, Relaxed));
+        spill.side.lock().fetched = 0;
+    }
+
     /// What is on the backing, and what went there and came back; zeros without a backing.
     #[must_use]
     pub fn spill_stats(&self) -> SpillStats {

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use super::backing::faulty::{Breakable, Faulty};
 use super::backing::sealed::Sealed;
 use super::{
-    CodecId, EntryId, Error, Incoming, Key, Loaded, Outcome, Outgoing, Reject, Store, Ticket,
-    WrittenBack, script,
+    CodecId, EntryId, Error, Incoming, Key, Loaded, Outcome, Outgoing, Reject, SpillStats, Store,
+    Ticket, WrittenBack, script,
 };
 use crate::page::UnitOrder;
 use crate::stats::Figures;
@@ -48,6 +48,7 @@ macro_rules! on_each_backing {
 
 on_each_backing! {
     all_of_a_store_goes_out_and_comes_back,
+    a_child_counts_from_zero,
     the_oldest_go_first,
     the_incompressible_go_first,
     the_chosen_go_whatever_their_age,
@@ -252,6 +253,28 @@ fn all_of_a_store_goes_out_and_comes_back<B: Breakable>() {
         fixture.check();
         fixture.end();
     }
+}
+
+/// Goal: what a process has done before a fork is not counted by its child, and what is stored is. Method: a counter of
+/// each kind is above zero; after that only the gauges are.
+fn a_child_counts_from_zero<B: Breakable>() {
+    let mut fixture = Fixture::<B>::new(unit(0));
+    fixture.store_all();
+    fixture.write_all_back();
+    fixture.check();
+    fixture.write_all_back();
+    fixture.check_unit(0);
+    let before = fixture.store.spill_stats();
+    assert!(before.written > 0 && before.returned > 0 && before.read > 0, "{before:?}");
+    assert!(fixture.store.completions() > 0);
+    fixture.store.start_over();
+    let SpillStats { units, bytes, raw_units, kept, kept_bytes, .. } = before;
+    assert!(units > 0 && kept > 0, "{before:?}");
+    let gauges = SpillStats { units, bytes, raw_units, kept, kept_bytes, ..SpillStats::default() };
+    assert_eq!((fixture.store.spill_stats(), fixture.store.completions()), (gauges, 0));
+    fixture.check();
+    assert!(fixture.store.spill_stats().read > 0, "from here on it counts");
+    fixture.end();
 }
 
 /// Goal: the walker takes the oldest first, and what was just loaded last. Method: raw units, whose handles a class

@@ -133,7 +133,7 @@ impl Areas {
     }
 
     /// In a child, after its parent's [`Areas::share`]: freezes the areas that have objects, ends the others, and hands
-    /// their disks to their owner. What went wrong before is not counted any more.
+    /// their disks to their owner. What the areas did before is counted by the parent, and here from zero on.
     ///
     /// # Panics
     ///
@@ -145,7 +145,7 @@ impl Areas {
         }
         self.take(|area| area.objects.load(Acquire) == 0, each);
         assert!(self.all().all(|area| area.is_frozen()), "SWAP-2: a parent's area is in use");
-        self.counters.forget_failures();
+        self.counters.start_over();
     }
 
     /// In a child: locks the memory of all keys. False: the system refuses.

@@ -40,19 +40,33 @@ impl Counters {
         add(counter, 1);
     }
 
-    /// In a child: what went wrong before is counted by its parent.
-    pub(super) fn forget_failures(&self) {
-        let failures = [
-            &self.failed_full,
-            &self.failed_busy,
-            &self.failed_medium,
-            &self.writes_failed,
-            &self.tampered,
-            &self.refused_limit,
-            &self.refused_full,
-            &self.refused_busy,
-        ];
-        failures.into_iter().for_each(|counter| counter.store(0, Relaxed));
+    /// In a child: what happened before is counted by its parent.
+    pub(super) fn start_over(&self) {
+        // Every counter is named, so that none that is added later is left out.
+        let Counters {
+            swpout,
+            swpout_fallback,
+            writes,
+            reads,
+            bytes_written,
+            bytes_read,
+            reads_again,
+            clusters_discarded,
+            failed_full,
+            failed_busy,
+            failed_medium,
+            writes_failed,
+            tampered,
+            refused_limit,
+            refused_full,
+            refused_busy,
+        } = self;
+        let transfers = [writes, reads, bytes_written, bytes_read, reads_again, clusters_discarded];
+        let failures = [failed_full, failed_busy, failed_medium, writes_failed, tampered];
+        let refusals = [refused_limit, refused_full, refused_busy];
+        let orders = swpout.iter().chain(swpout_fallback);
+        let all = transfers.into_iter().chain(failures).chain(refusals).chain(orders);
+        all.for_each(|counter| counter.store(0, Relaxed));
     }
 }
 

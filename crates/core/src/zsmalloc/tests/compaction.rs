@@ -41,6 +41,8 @@ fn compaction_gives_pages_back() {
     assert!(after.pages_taken < before.pages_taken / 2, "{before:?} {after:?}");
     let gone = held_before - world.pages.load(Relaxed);
     assert_eq!(gone as u64, before.pages_taken - after.pages_taken, "to the source");
+    pool.reset_pages_compacted();
+    assert_eq!(pool.stats().pages_compacted, 0, "a child of fork counts from zero");
     pool.compact(usize::MAX);
     assert_eq!(pool.freeable_pages(), 0, "nothing is pinned now");
     for (handle, data) in kept {
