@@ -374,6 +374,8 @@ class Cases:
             # A child has little time and a third of the pages resident; its parent has written all of them three times.
             many = [name for name in counted if most[name] > parent["figures"][name] // 2]
             expect(not many, f"children have counted what their parent has done: {many}, {most}")
+            runs = [one["orders"]["128kB"]["swpout"] for one in [parent, *children]]
+            expect(runs[0] > 2 * max(runs[1:]), f"the same of runs of slots: {runs}")
             return f"{parent['figures']['written_back_units']} units written by the parent, at most " \
                    f"{most['written_back_units']} by each of {len(children)} children"
 

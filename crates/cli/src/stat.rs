@@ -17,7 +17,7 @@ use std::time::Duration;
 use serde_json::Value;
 use zfolio_core::economy::Use;
 use zfolio_core::size;
-use zfolio_core::stats::{Figures, Price};
+use zfolio_core::stats::{Figures, OrderCounts, Orders, Price};
 use zfolio_core::zcomp::Choice;
 use zfolio_core::zsmalloc::ClassStats;
 use zfolio_iaa::accelerate::Named;
@@ -384,6 +384,7 @@ fn one(arguments: &StatArgs, file: &StatsFile) -> String {
             if arguments.bytes { value.to_string() } else { screen::figure_text(name, value) };
         table.push(vec![name.to_owned(), shown, meaning.to_owned()]);
     });
+    order_rows(&file.stats.orders).for_each(|row| table.push(row));
     for (kind, histogram) in file.stats.histograms() {
         for (per_mille, percentile) in [(500, "p50"), (990, "p99")] {
             let value = histogram.quantile(per_mille);
@@ -395,6 +396,21 @@ fn one(arguments: &StatArgs, file: &StatsFile) -> String {
     let (command, algorithm) = (file.command(), file.stats.algorithm());
     let prices = prices(arguments, file);
     format!("process {} ({command}), compressed with {algorithm}\n{table}\n{prices}", file.pid)
+}
+
+/// Name, value and meaning of the runs of slots of each order of which there were any.
+fn order_rows(orders: &Orders) -> impl Iterator<Item = Vec<String>> {
+    let counts = orders.counts().into_iter().filter(|order| !order.is_zero());
+    counts.flat_map(|OrderCounts { size, swpout, swpout_fallback }| {
+        let rows = [
+            ("swpout", swpout, "that were taken on disk"),
+            ("swpout_fallback", swpout_fallback, "for which the disk had no room"),
+        ];
+        rows.map(|(name, value, what)| {
+            let meaning = format!("Runs of {size} {what}.");
+            vec![format!("{name}_{size}"), value.to_string(), meaning]
+        })
+    })
 }
 
 /// What a MiB of each use of memory saves. A use of which nothing is known has a `-`.
@@ -442,6 +458,20 @@ mod tests {
         assert_eq!(row(known, true), "staging 3145728 0 -2100000");
         assert_eq!(row(Price::default(), false), "staging 0 - -");
         assert_eq!(row(Price::default(), true), "staging 0 - -");
+    }
+
+    /// Goal: runs of slots are shown by size, in the kernel's words; sizes of which there were none are left out.
+    #[test]
+    fn runs_of_slots_are_shown_by_size() {
+        let file = StatsFile::made_up(7, "sh");
+        file.stats.orders.set(&[3, 0, 0, 0, 0, 9, 0, 0, 0, 0], &[0, 0, 0, 0, 0, 2, 0, 0, 0, 0]);
+        let rows = super::order_rows(&file.stats.orders).map(|row| row[..2].join(" "));
+        let expected =
+            ["swpout_4kB 3", "swpout_fallback_4kB 0", "swpout_128kB 9", "swpout_fallback_128kB 2"];
+        assert_eq!(rows.collect::<Vec<_>>(), expected);
+        let orders = &process_json(&file)["orders"];
+        assert_eq!(orders["128kB"], json!({ "swpout": 9, "swpout_fallback": 2 }));
+        assert_eq!(orders["64kB"], json!({ "swpout": 0, "swpout_fallback": 0 }));
     }
 
     /// Goal: the same in JSON.

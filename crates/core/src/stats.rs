@@ -16,10 +16,12 @@ use crate::zcomp::{Choice, asked};
 
 mod figures;
 mod histogram;
+mod orders;
 mod prices;
 
 pub use figures::{Figures, Inheritance, Snapshot, add, raise, set, subtract};
 pub use histogram::{BUCKETS, Histogram};
+pub use orders::{OrderCounts, Orders};
 pub use prices::{Price, Prices};
 
 /// "zfolio\0\1" as a little-endian word, which a reader checks first. It identifies the header, which is the same
@@ -58,6 +60,8 @@ pub struct Stats {
     pub refaults: Refaults,
     /// What a MiB of each use of memory saves.
     pub prices: Prices,
+    /// Runs of slots that writes to disk took.
+    pub orders: Orders,
     /// A reader raises this number to request the tables that are not kept here: a line for each size class; an empty
     /// line; and the figures of the accelerator, if there is one.
     pub tables_asked: AtomicU32,
@@ -106,6 +110,7 @@ impl Default for Stats {
             fault_stored_ns: Histogram::default(),
             refaults: Refaults::default(),
             prices: Prices::default(),
+            orders: Orders::default(),
         }
     }
 }

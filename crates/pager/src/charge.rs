@@ -414,6 +414,7 @@ impl Engine {
             figures.spill_calls.store(ways.calls, Relaxed);
             figures.spill_buffered.store(u64::from(!ways.is_direct), Relaxed);
         }
+        self.stats().orders.set(&areas.swpout, &areas.swpout_fallback);
         figures.spill_slot_bytes.store(areas.slots_used * SLOT_BYTES as u64, Relaxed);
         figures.spill_written_bytes.store(areas.bytes_written, Relaxed);
         figures.spill_read_bytes.store(areas.bytes_read, Relaxed);

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 
 use zfolio_block::metrics::{Durations, Page, Seconds, Text, label};
 use zfolio_core::ledger::Ledger;
-use zfolio_core::stats::Snapshot;
+use zfolio_core::stats::{OrderCounts, Snapshot};
 
 use super::settings::Settings;
 use super::waits;
@@ -29,6 +29,8 @@ struct Group {
     over_limit_bytes_max: u64,
     faults: [(&'static str, Durations); 3],
     waited_ns: BTreeMap<&'static str, u64>,
+    /// Runs of slots, by size: those that were taken, and those for which there was no room.
+    orders: BTreeMap<&'static str, [u64; 2]>,
 }
 
 macro_rules! sums {
@@ -73,6 +75,11 @@ impl Group {
         }
         for (waited_ns, reason) in waits::reasons(&file.stats.figures) {
             *self.waited_ns.entry(reason.label()).or_default() += waited_ns;
+        }
+        for order in file.stats.orders.counts() {
+            let OrderCounts { size, swpout, swpout_fallback } = order;
+            let sums = self.orders.entry(size).or_default();
+            sums.iter_mut().zip([swpout, swpout_fallback]).for_each(|(sum, more)| *sum += more);
         }
     }
 }
@@ -186,6 +193,16 @@ fn counters(page: &mut Text, groups: &BTreeMap<String, Group>) {
         [("out", ever.spill_written_bytes), ("in", ever.spill_read_bytes)]
     });
     page.counter("disk_bytes", "Bytes that were written to disk and read from it.", &disk);
+    let orders = |of: usize| {
+        let samples = |(command, group): (&String, &Group)| {
+            let labels = |size: &str| format!("{command},{}", label("size", size));
+            group.orders.iter().map(|(size, counts)| (labels(size), counts[of])).collect::<Vec<_>>()
+        };
+        groups.iter().flat_map(samples).collect::<Vec<_>>()
+    };
+    page.counter("swpout", "Runs of slots that were taken on disk, by size.", &orders(0));
+    let meaning = "Runs of slots for which there was no room, so that a smaller one was tried.";
+    page.counter("swpout_fallback", meaning, &orders(1));
     let refused = samples(groups, "reason", |Group { ever, .. }| {
         [
             ("limit", ever.written_back_limit),
@@ -226,6 +243,7 @@ mod tests {
         file.stats.figures.written_back_full.store(3, Relaxed);
         file.stats.figures.stall_ns.store(3_500_000_000, Relaxed);
         file.stats.figures.stall_spill_ns.store(500_000_000, Relaxed);
+        file.stats.orders.set(&[0, 0, 0, 0, 4, 0, 0, 0, 0, 0], &[0, 0, 0, 0, 0, 6, 0, 0, 0, 0]);
         (0..faults).for_each(|_| file.stats.fault_stored_ns.add(2000));
         file
     }
@@ -257,6 +275,8 @@ mod tests {
         has("zfolio_run_memory_bytes{command=\"cc1\",use=\"pool\"} 1000");
         has("zfolio_run_reclaimed_units_total{command=\"cc1\",outcome=\"clean\"} 10");
         has("zfolio_run_disk_refusals_total{command=\"cc1\",reason=\"full\"} 6");
+        has("zfolio_run_swpout_total{command=\"cc1\",size=\"64kB\"} 8");
+        has("zfolio_run_swpout_fallback_total{command=\"cc1\",size=\"128kB\"} 12");
         has("zfolio_run_waited_seconds_total{command=\"cc1\",reason=\"disk\"} 1.000000000");
         has("zfolio_run_waited_seconds_total{command=\"cc1\",reason=\"pages\"} 6.000000000");
         has(

@@ -86,6 +86,11 @@ pub(crate) fn process_json(file: &StatsFile) -> Value {
         });
         prices.insert(of.name().to_owned(), object);
     }
+    let orders = stats.orders.counts().into_iter().map(|order| {
+        let object = json!({ "swpout": order.swpout, "swpout_fallback": order.swpout_fallback });
+        (order.size.to_owned(), object)
+    });
+    let orders: Map<String, Value> = orders.collect();
     let held = stats.refaults.each().filter(|bucket| bucket.count + bucket.bytes > 0);
     // The distance of the last bucket has no end.
     let refaults = held.map(|bucket| {
@@ -108,5 +113,6 @@ pub(crate) fn process_json(file: &StatsFile) -> Value {
         "faults": faults,
         "refaults": refaults.collect::<Vec<_>>(),
         "prices": prices,
+        "orders": orders,
     })
 }
