@@ -644,8 +644,9 @@ impl<S: PageSource> Store<S> {
         let state = row.cell().load();
         let is_there = matches!(state.place(), Place::Backing | Place::Reading)
             && row.checksum(state) == ticket.checksum;
-        // An entry that ends just now gives a number of nothing, which is for messages only.
-        if is_there { Location::new(self.pool.away(ticket.handle).place) } else { None }
+        // An entry that ends just now gives a number of nothing: who does not own it may use it for messages only.
+        let away = if is_there { self.pool.try_away(ticket.handle) } else { None };
+        away.and_then(|away| Location::new(away.place))
     }
 
     /// Whether the last read of a ticket's entry failed, and another may succeed: the backing may be good again after a

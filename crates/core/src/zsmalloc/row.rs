@@ -54,6 +54,11 @@ impl<S: PageSource> Pool<S> {
         self.slots.get(handle.index()).away()
     }
 
+    /// The same, where another thread may bring the object back just now: `None` if it has.
+    pub(crate) fn try_away(&self, handle: Handle) -> Option<Away> {
+        self.slots.get(handle.index()).try_away()
+    }
+
     /// Frees the object of `handle`, and keeps the handle, with the `place` where the bytes are now. False:
     /// somebody reads the object, and nothing changed.
     ///

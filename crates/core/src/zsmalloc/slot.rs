@@ -214,6 +214,12 @@ impl Slot {
         Away::from_word(self.0.load(Acquire))
     }
 
+    /// The same, where another thread may bring the bytes back just now: `None` if it has.
+    pub(super) fn try_away(&self) -> Option<Away> {
+        // Acquire: pairs with the Release in leave().
+        Some(self.0.load(Acquire)).filter(|word| word & LIVE == 0).map(Away::from_word)
+    }
+
     /// Bytes of the object, here or away.
     pub(super) fn length(&self) -> usize {
         length(self.0.load(Relaxed))
