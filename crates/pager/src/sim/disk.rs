@@ -19,13 +19,31 @@ use super::schedule::{self, Schedule};
 const SLOW_NS: usize = 3_000_000;
 
 /// The longest outage: shorter than somebody waits for a unit (`spill/retry.rs`).
-const OUTAGE_NS: usize = 5_000_000_000;
+pub(super) const OUTAGE_NS: usize = 5_000_000_000;
 
 /// So long there is no other one, in which a wait that has begun in an outage could end.
-const GOOD_NS: u64 = 10_000_000_000;
+pub(super) const GOOD_NS: u64 = 10_000_000_000;
 
 /// So long a thread waits for a request to end, at most.
-const PAUSE_NS: u64 = 1_000_000;
+pub(super) const PAUSE_NS: u64 = 1_000_000;
+
+/// What a run knows of what is below the engine.
+pub(super) trait Below: std::fmt::Debug + Send + Sync {
+    /// From now on nothing may be written, or it may again.
+    fn rest(&self, is_at_rest: bool);
+
+    /// From now on every request ends at once, or no longer.
+    fn hurry(&self, hurries: bool);
+
+    /// How much it keeps: objects, and what is not free for another reason.
+    fn contents(&self) -> (usize, usize);
+
+    /// How many threads wait for it: on a real one each of them may hold a lock, which a child would find held.
+    fn waiting(&self) -> usize;
+
+    /// A child is made just now.
+    fn share(&self) {}
+}
 
 #[derive(Debug)]
 enum Done {
@@ -94,33 +112,32 @@ impl Disk {
         Disk { schedule, book, bytes_max, faults, hurries, waiting, is_at_rest }
     }
 
-    /// From now on nothing may be written, or it may again.
-    pub(super) fn rest(&self, is_at_rest: bool) {
-        self.is_at_rest.store(is_at_rest, Relaxed);
-    }
-
     fn lock(&self) -> MutexGuard<'_, Book> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// From now on every request ends at once, or no longer.
-    pub(super) fn hurry(&self, hurries: bool) {
-        self.hurries.store(hurries, Relaxed);
     }
 
     /// How many requests are between two that fail.
     fn refuses(&self) -> usize {
         if self.hurries.load(Relaxed) { 0 } else { self.faults.refuses }
     }
+}
 
-    /// How many objects it keeps, and how many requests are under way.
-    pub(super) fn contents(&self) -> (usize, usize) {
+impl Below for Disk {
+    fn rest(&self, is_at_rest: bool) {
+        self.is_at_rest.store(is_at_rest, Relaxed);
+    }
+
+    fn hurry(&self, hurries: bool) {
+        self.hurries.store(hurries, Relaxed);
+    }
+
+    /// Objects, and requests under way.
+    fn contents(&self) -> (usize, usize) {
         let book = self.lock();
         (book.kept.len(), book.pending.len())
     }
 
-    /// How many threads wait for it: on a real one each of them may hold a lock, which a child would find held.
-    pub(super) fn waiting(&self) -> usize {
+    fn waiting(&self) -> usize {
         self.waiting.load(Relaxed)
     }
 }

@@ -330,6 +330,7 @@ impl<'w> Program<'w> {
                 assert!(zeros, "page {page:#x}: a child would read zeros");
             }
         }
+        self.world.disk.iter().for_each(|disk| disk.share());
         self.world.space.share_all();
         schedule::point();
         drop(quiet);

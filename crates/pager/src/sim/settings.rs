@@ -90,6 +90,8 @@ pub(super) struct Spill {
     pub(super) pool: PoolLimit,
     /// What may be written.
     pub(super) budget: WriteBudget,
+    /// The real areas are below, and not a disk that keeps objects one by one.
+    pub(super) areas: bool,
 }
 
 impl Settings {
@@ -140,7 +142,9 @@ impl Settings {
             damage: None,
             spill: None,
         };
-        let settings = settings.with_spill(&mut Random::new(seed, 11));
+        let mut settings = settings.with_spill(&mut Random::new(seed, 11));
+        let is_on_areas = Random::new(seed, 13).one_in(2);
+        settings.spill.iter_mut().for_each(|spill| spill.areas = is_on_areas);
         if settings.storm.is_some() { settings.with_storm() } else { settings }
     }
 
@@ -190,7 +194,7 @@ impl Settings {
         let budget = WriteBudget::new(budget, period).unwrap_or_default();
         // Requests that fail besides could make a wait too long.
         let outages = if refuses == 0 { random.of(&[0, 20, 200]) } else { 0 };
-        let spill = Spill { bytes_max, refuses, outages, pool, budget };
+        let spill = Spill { bytes_max, refuses, outages, pool, budget, areas: false };
         Settings { spill: Some(spill), noise, ..self }
     }
 
@@ -199,7 +203,8 @@ impl Settings {
         let mut settings = Settings { damage, ..self };
         if damage == Some(Damage::Disk) {
             let (pool, budget) = (PoolLimit::default(), WriteBudget::default());
-            let spill = Spill { bytes_max: 64 << 20, refuses: 0, outages: 50, pool, budget };
+            let (bytes_max, refuses, outages) = (64 << 20, 0, 50);
+            let spill = Spill { bytes_max, refuses, outages, pool, budget, areas: false };
             (settings.spill, settings.noise) = (Some(spill), 1);
         }
         settings
@@ -211,9 +216,15 @@ impl Settings {
         Settings { mode, threads: 3, changes: true, fixed: true, aimed: true, ..self }
     }
 
-    /// The threads of the program, of the engine, and of the rest of the tree.
+    /// Whether the real areas are below.
+    pub(super) fn has_areas(&self) -> bool {
+        self.spill.is_some_and(|spill| spill.areas)
+    }
+
+    /// The threads of the program, of the engine, of the rest of the tree, and the one that looks after the areas.
     pub(super) fn all_threads(&self) -> usize {
-        self.threads + 2 + usize::from(self.mode == Mode::Handler) + usize::from(self.tree)
+        let engine = 2 + usize::from(self.mode == Mode::Handler);
+        self.threads + engine + usize::from(self.tree) + usize::from(self.has_areas())
     }
 
     /// Whether the engine must be able to hold its limit.

@@ -36,8 +36,8 @@ const NOTE: &str = "ZFOLIO_SIMULATE_NOTE";
 const DAMAGE: &str = "ZFOLIO_SIMULATE_DAMAGE";
 
 /// Units written to the backing, returned there, and read from it, in all runs of this process; how often the pool was
-/// full, a budget used up, and a read tried again.
-static SPILLED: [AtomicU64; 6] = [const { AtomicU64::new(0) }; 6];
+/// full, a budget used up, and a read tried again; runs on areas, and areas that were emptied and replaced.
+static SPILLED: [AtomicU64; 8] = [const { AtomicU64::new(0) }; 8];
 
 /// A number from the environment.
 fn from_environment(name: &str) -> Option<u64> {
@@ -76,6 +76,11 @@ fn engine_threads(world: &World, seed: u64) -> Vec<Body<'_>> {
         }),
         background("prefetch", 9, |world, _| while world.engine.prefetch_turn() {}),
     ];
+    if world.areas.is_some() {
+        threads.push(background("areas", 14, |world, random| {
+            world.areas.iter().for_each(|areas| areas.turn(&world.engine, random));
+        }));
+    }
     if world.settings.mode == Mode::Handler {
         threads.push(("handler".to_owned(), Box::new(|| handle(world))));
     }
@@ -120,7 +125,11 @@ fn run(seed: u64, trace: bool) -> Result<Trace, String> {
     let spill = world.engine.store.spill_stats();
     let figures = world.engine.figures().snapshot();
     let (full, used_up) = (figures.pool_limit_hit, figures.write_budget_used_up);
-    let all = [spill.written, spill.returned, spill.read, full, used_up, figures.read_back_retry];
+    let on_areas = u64::from(world.areas.is_some());
+    let replaced = world.areas.as_ref().map_or(0, |areas| areas.replaced() as u64);
+    let units = [spill.written, spill.returned, spill.read];
+    let times = [full, used_up, figures.read_back_retry, on_areas, replaced];
+    let all = units.into_iter().chain(times);
     for (sum, more) in SPILLED.iter().zip(all) {
         sum.fetch_add(more, Relaxed);
     }
@@ -229,11 +238,11 @@ fn runs_of_seeds() {
     }
     let seconds = spent().as_secs_f64();
     let sums = SPILLED.each_ref().map(|sum| sum.load(Relaxed));
-    let [written, returned, read, full, used_up, again] = sums;
+    let [written, returned, read, full, used_up, again, on_areas, replaced] = sums;
     println!(
         "\nsimulated {count} seeds, from {fresh} on, {points} points, {written} units spilled, {returned} \
          returned and {read} read, {again} pauses before reads, {full} pools full and {used_up} budgets used up, \
-         in {seconds:.1} s of CPU time"
+         {on_areas} runs on areas, of which {replaced} were replaced, in {seconds:.1} s of CPU time"
     );
 }
 

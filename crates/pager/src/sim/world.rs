@@ -11,8 +11,9 @@ use zfolio_core::store::{Backing, Key};
 use zfolio_core::zcomp::Zcomp;
 use zfolio_workers::Crew;
 
+use super::areas::{self, Ground};
 use super::codec::codecs;
-use super::disk::{Disk, Faults, Shared};
+use super::disk::{Below, Disk, Faults, Shared};
 use super::random::Random;
 use super::schedule::{self, Schedule};
 use super::settings::{Damage, Settings};
@@ -82,7 +83,9 @@ pub(super) struct World {
     pub(super) engine: Engine,
     pub(super) source: Arc<Source>,
     /// The backing, if there is one.
-    pub(super) disk: Option<Arc<Disk>>,
+    pub(super) disk: Option<Arc<dyn Below>>,
+    /// The areas, if it is them.
+    pub(super) areas: Option<Arc<Ground>>,
     /// The tree that the process is part of, if its limit is a share.
     pub(super) tree: Option<Tree>,
     model: Mutex<Model>,
@@ -105,6 +108,26 @@ impl Drop for Claimed<'_> {
     }
 }
 
+type Backings = (Option<Arc<dyn Below>>, Option<Arc<Ground>>, Option<Box<dyn Backing>>);
+
+/// What is below the engine: nothing, a disk that keeps objects, or areas.
+fn backing(seed: u64, settings: &Settings, schedule: &Arc<Schedule>) -> Backings {
+    let Some(spill) = settings.spill else { return (None, None, None) };
+    let (schedule, random) = (Arc::clone(schedule), Random::new(seed, 12));
+    let is_lasting = settings.damage == Some(Damage::Disk);
+    let faults = Faults { refuses: spill.refuses, outages: spill.outages, is_lasting };
+    if spill.areas {
+        let sizes = (settings.unit.bytes(), spill.bytes_max);
+        // To empty an area takes memory.
+        let ground = Ground::new(schedule, random, sizes, (faults, !settings.is_calm()));
+        let ground = Arc::new(ground);
+        let backing = Box::new(areas::Shared(Arc::clone(&ground)));
+        return (Some(Arc::<Ground>::clone(&ground)), Some(ground), Some(backing));
+    }
+    let disk = Arc::new(Disk::new(schedule, random, spill.bytes_max, faults));
+    (Some(Arc::<Disk>::clone(&disk)), None, Some(Box::new(Shared(disk))))
+}
+
 impl World {
     pub(super) fn new(seed: u64, settings: Settings, trace: bool) -> World {
         let schedule = Schedule::new(seed, settings.all_threads(), trace);
@@ -119,13 +142,7 @@ impl World {
         let (tree, limit_bytes) = tree.map_or((None, need_bytes), |(tree, all)| (Some(tree), all));
         let config = settings.config(limit_bytes);
         let source = Arc::new(Source::new(Random::new(seed, 3), settings.pool_refuses));
-        let disk = settings.spill.map(|spill| {
-            let (schedule, random) = (Arc::clone(&schedule), Random::new(seed, 12));
-            let is_lasting = settings.damage == Some(Damage::Disk);
-            let faults = Faults { refuses: spill.refuses, outages: spill.outages, is_lasting };
-            Arc::new(Disk::new(schedule, random, spill.bytes_max, faults))
-        });
-        let backing = disk.clone().map(|disk| -> Box<dyn Backing> { Box::new(Shared(disk)) });
+        let (disk, areas, backing) = backing(seed, &settings, &schedule);
         let parts = Parts {
             system: Box::new(Arc::clone(&space)),
             source: Arc::<Source>::clone(&source),
@@ -149,6 +166,7 @@ impl World {
             engine,
             source,
             disk,
+            areas,
             tree,
             model: Mutex::new(model),
             threads_left: AtomicUsize::new(settings.threads),
