@@ -121,9 +121,10 @@ impl Charge {
         }
     }
 
-    /// In a child of `fork`: the sums over time begin now, since those of its parent go on.
+    /// In a child of `fork`: the sums over time, and over what was waited, begin now, since those of its parent go on.
     pub(crate) fn start_over(&self) {
         self.summed_ns.store(0, Relaxed);
+        self.waited_ns.store(0, Relaxed);
     }
 
     /// The limit in force.
@@ -357,8 +358,7 @@ impl Engine {
     fn sum_excess(&self, over: u64) {
         let now_ns = self.figures().stall_ns.load(Relaxed);
         let before_ns = self.charge.waited_ns.swap(now_ns, Relaxed);
-        // The figures of a child of `fork` begin at 0.
-        let waited_us = now_ns.checked_sub(before_ns).unwrap_or(now_ns) / 1000;
+        let waited_us = now_ns.saturating_sub(before_ns) / 1000;
         add(&self.figures().over_limit_kib_stall_us, (over >> 10).saturating_mul(waited_us));
     }
 
