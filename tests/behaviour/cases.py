@@ -2,9 +2,10 @@
 
 PROGRAMS = ["allocator", "mappings", "forks", "threads", "signals", "transfer", "descriptors", "ends", "resident",
             "own_malloc", "modules", "sandbox", "trees", "idle", "no_uring", "no_direct", "spilled", "faulty_calls"]
-# Libraries that the programs load, and their options for the linker.
+# Libraries that the programs load, or that are preloaded, and their options for the linker.
 LIBRARIES = [("module", "module.so", []), ("outer", "outer.so", ["-Wl,-rpath,$ORIGIN/by_runpath"]),
-             ("module", "by_runpath/only_by_runpath.so", []), ("module", "by_runpath/only_by_runpath_too.so", [])]
+             ("module", "by_runpath/only_by_runpath.so", []), ("module", "by_runpath/only_by_runpath_too.so", []),
+             ("clock", "clock.so", ["-pthread"])]
 
 # Name, limit in MiB, algorithm, unit. Every unit and both algorithms occur with every kind of change.
 CASES = [

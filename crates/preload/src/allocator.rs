@@ -2,14 +2,22 @@
 //!
 //! # Cost
 //!
-//! Each `malloc` makes one more load, and a branch that is taken once: about 0.3 ns of 10 ns.
+//! Each `malloc` makes one more load, and a branch that is taken once: about 0.3 ns of 10 ns. Each `free` compares the
+//! address with null and with those of the early blocks, which cannot be measured.
+//!
+//! # Start
+//!
+//! mimalloc's start calls functions of the C library, such as `clock_gettime`. Another preloaded library (libfaketime)
+//! may have its own, which allocates. In the middle of its start mimalloc would give a block that it does not know when
+//! the block is freed. So whoever allocates during the start, on any thread, gets an early block.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use libmimalloc_sys as mi;
 
+use crate::early_blocks::EarlyBlocks;
 use crate::interpose::{interpose, set_errno};
 
 /// Options of mimalloc 3 (`mimalloc.h`) that are not among the declarations of libmimalloc-sys: the size of an arena in
@@ -20,41 +28,89 @@ const OPTION_ALLOW_THP: mi::mi_option_t = 43;
 /// The smallest arena.
 pub(crate) const ARENA_BYTES_MIN: u64 = 32 << 20;
 
-/// Before the first block: sets the size of an arena to an eighth of the limit, or a 64th of a shared limit; to the
-/// smallest where the limit says little (`--stall`). With mimalloc's default of 1 GiB the first arena alone would
-/// start the reclaim thread in every program.
+/// Before the first block: starts mimalloc, and sets the size of an arena to an eighth of the limit, or a 64th of a
+/// shared limit; to the smallest where the limit says little (`--stall`). With mimalloc's default of 1 GiB the first
+/// arena alone would start the reclaim thread in every program.
 ///
 /// It also keeps mimalloc from asking for huge pages, which the C library's `malloc` does not do either: where the
 /// kernel gives them to those who ask (`madvise`), the first touch of 2 MiB makes all of it resident, and tables of
 /// SQLite took 209 MB instead of 184.
-#[cold]
 fn set_up() {
     crate::lifecycle::wake_up();
+    // mimalloc starts before it is told: if it starts with huge pages off, the whole process gets none.
+    // SAFETY: the function has no precondition, and does nothing when it is called again.
+    unsafe { mi::mi_process_init() };
     let Some(settings) = crate::settings::get() else { return };
     // A process begins with a 64th of a shared limit.
     let part = if settings.tree { 64 } else { 8 };
     let most = if settings.is_early() { ARENA_BYTES_MIN } else { 1 << 30 };
     let bytes = (settings.config.limit_bytes / part).clamp(ARENA_BYTES_MIN, most);
     let kib = std::ffi::c_long::try_from(bytes >> 10).expect("at most 1 GiB");
-    // mimalloc starts before it is told: if it starts with huge pages off, the whole process gets none.
-    // SAFETY: the function has no precondition, and does nothing when it is called again.
-    unsafe { mi::mi_process_init() };
     for (option, value) in [(OPTION_ALLOW_THP, 0), (OPTION_ARENA_RESERVE, kib)] {
         // SAFETY: it stores a number.
         unsafe { mi::mi_option_set(option, value) };
     }
 }
 
-/// Whether no block was allocated yet.
-static FIRST: AtomicBool = AtomicBool::new(true);
+/// How far the start of mimalloc is.
+static STATE: AtomicU8 = AtomicU8::new(NEW);
+const NEW: u8 = 0;
+const STARTING: u8 = 1;
+const READY: u8 = 2;
 
-/// Before each block.
+/// The blocks that are asked for while mimalloc starts.
+static EARLY: EarlyBlocks<{ 64 << 10 }> = EarlyBlocks::new();
+
+/// Whether mimalloc serves blocks.
 #[inline]
-fn before_a_block() {
-    // The loader allocates the first block, before there is a second thread.
-    if FIRST.load(Relaxed) && FIRST.swap(false, Relaxed) {
+fn is_ready() -> bool {
+    // Acquire: pairs with the Release in start().
+    STATE.load(Ordering::Acquire) == READY
+}
+
+/// Starts mimalloc, if nobody did so yet. False while it is being started, by this thread or another one.
+///
+/// No thread waits here: the one that starts mimalloc may be waiting for this one, in a function of another library.
+#[cold]
+pub(crate) fn start() -> bool {
+    if STATE.compare_exchange(NEW, STARTING, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
         set_up();
+        // Release: pairs with the Acquire in is_ready().
+        STATE.store(READY, Ordering::Release);
     }
+    is_ready()
+}
+
+/// Before each block: whether it is mimalloc's, and not an early one.
+#[inline]
+fn before_a_block() -> bool {
+    is_ready() || start()
+}
+
+/// An early block.
+#[cold]
+fn early(bytes: usize, align: usize) -> *mut c_void {
+    or_enomem(EARLY.allocate(bytes, align))
+}
+
+/// Whether a block is none of mimalloc's. Until it has started, mimalloc cannot tell that null is none.
+#[inline]
+fn is_foreign(block: *const c_void) -> bool {
+    block.is_null() || EARLY.has(block)
+}
+
+/// [`realloc`] of an early block.
+#[cold]
+fn move_out(block: *mut c_void, bytes: usize) -> *mut c_void {
+    // SAFETY: malloc takes any size.
+    let new = unsafe { malloc(bytes) };
+    if !new.is_null() {
+        // SAFETY: an early block, by the caller's contract.
+        let kept = unsafe { EARLY.bytes_of(block) }.min(bytes);
+        // SAFETY: both have that many bytes, and the new one is no part of the old one.
+        unsafe { new.cast::<u8>().copy_from_nonoverlapping(block.cast(), kept) };
+    }
+    new
 }
 
 /// Sets `ENOMEM` if there is no block, as the C library does.
@@ -68,21 +124,29 @@ fn or_enomem(block: *mut c_void) -> *mut c_void {
 interpose! {
     /// `malloc(3)`.
     fn malloc(bytes: usize) -> *mut c_void {
-        before_a_block();
+        if !before_a_block() {
+            return early(bytes, 1);
+        }
         // SAFETY: mimalloc takes any size.
         or_enomem(unsafe { mi::mi_malloc(bytes) })
     }
 
     /// `calloc(3)`.
     fn calloc(count: usize, bytes: usize) -> *mut c_void {
-        before_a_block();
+        if !before_a_block() {
+            // No block has so many bytes.
+            return early(count.saturating_mul(bytes), 1);
+        }
         // SAFETY: mimalloc checks the product.
         or_enomem(unsafe { mi::mi_calloc(count, bytes) })
     }
 
     /// `free(3)`.
     fn free(block: *mut c_void) -> () {
-        // SAFETY: from mimalloc, or null, by the caller's contract.
+        if is_foreign(block) {
+            return;
+        }
+        // SAFETY: from mimalloc, by the caller's contract.
         unsafe { mi::mi_free(block) };
     }
 
@@ -96,6 +160,9 @@ interpose! {
         if block.is_null() {
             // SAFETY: as malloc.
             return unsafe { malloc(bytes) };
+        }
+        if EARLY.has(block) {
+            return move_out(block, bytes);
         }
         // SAFETY: from mimalloc, by the caller's contract.
         or_enomem(unsafe { mi::mi_realloc(block, bytes) })
@@ -116,7 +183,9 @@ interpose! {
             set_errno(libc::EINVAL);
             return null_mut();
         };
-        before_a_block();
+        if !before_a_block() {
+            return early(bytes, align);
+        }
         // SAFETY: mimalloc requires only that the alignment is a power of two.
         or_enomem(unsafe { mi::mi_malloc_aligned(bytes, align) })
     }
@@ -159,12 +228,22 @@ interpose! {
 
     /// `malloc_usable_size(3)`.
     fn malloc_usable_size(block: *const c_void) -> usize {
-        // SAFETY: from mimalloc, or null, by the caller's contract.
+        if EARLY.has(block) {
+            // SAFETY: an early block, by the caller's contract.
+            return unsafe { EARLY.bytes_of(block) };
+        }
+        if block.is_null() {
+            return 0;
+        }
+        // SAFETY: from mimalloc, by the caller's contract.
         unsafe { mi::mi_usable_size(block) }
     }
 
     /// `malloc_trim(3)`.
     fn malloc_trim(_pad: usize) -> i32 {
+        if !is_ready() {
+            return 0;
+        }
         // SAFETY: the function has no precondition.
         unsafe { mi::mi_collect(true) };
         1

@@ -39,6 +39,7 @@ mod share;
 mod statistics;
 
 mod allocator;
+mod early_blocks;
 mod mappings;
 
 mod loader;

@@ -25,7 +25,9 @@ use zfolio_sys::process::Resident;
 use zfolio_sys::{Errno, clock, cpu, custody, files, futex, process, signal, thread};
 
 use crate::settings::Settings;
-use crate::{candidates, fork, identity, mapping_proxy, sanitizer, settings, share, statistics};
+use crate::{
+    allocator, candidates, fork, identity, mapping_proxy, sanitizer, settings, share, statistics,
+};
 
 /// 0 not started, 1 started.
 static STARTED: AtomicU32 = AtomicU32::new(0);
@@ -62,7 +64,7 @@ pub(crate) fn wake_up() {
 
 /// Runs when the library is loaded.
 extern "C" fn constructor() {
-    wake_up();
+    allocator::start();
     let Some(settings) = settings::get() else { return };
     // Look these symbols up now: the symbol tables of libraries loaded later may lie in managed memory.
     std::hint::black_box(cpu::current());
@@ -86,8 +88,9 @@ extern "C" fn destructor() {
     }
 }
 
+/// Its number puts it before mimalloc's own constructor, which would start mimalloc without [`allocator::start`].
 #[used]
-#[cfg_attr(not(test), unsafe(link_section = ".init_array"))]
+#[cfg_attr(not(test), unsafe(link_section = ".init_array.00099"))]
 static CONSTRUCTOR: extern "C" fn() = constructor;
 
 #[used]
