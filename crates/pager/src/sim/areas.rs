@@ -36,6 +36,9 @@ const TURNS_OF_A_CHILD: usize = 4;
 /// In so many turns an area begins to be emptied.
 const TURNS_UNTIL_DRAIN: usize = 8;
 
+/// So many units are fetched in a turn from an area that is being emptied.
+const DRAINED: usize = 16;
+
 #[derive(Debug)]
 struct Book {
     random: Random,
@@ -152,16 +155,19 @@ impl Ground {
         if book.random.one_in(self.faults.refuses) {
             return true;
         }
-        let fails = book.random.one_in(self.faults.refuses);
+        // A read that fails takes the other objects of its transfer along: seldom enough that no unit fails 20 times.
+        let is_read = matches!(request.operation, Operation::Read { .. });
+        let fails = book.random.one_in(self.faults.refuses * if is_read { 8 } else { 1 });
         let (id, kind, begins) = match request.operation {
             Operation::Write(_) => {
-                let (nth, kind) = (book.random.below(AREAS), book.random.below(3));
+                let (nth, kind) = (book.random.below(AREAS), book.random.below(2));
+                // Of the faults that wait for a write: others would wait for the next read, each time.
                 (book.disks.keys().nth(nth).copied(), kind, false)
             }
             Operation::Read { location, .. } => {
                 let is_good = book.outage.is_none_or(|(_, until)| now_ns > until + GOOD_NS);
                 let begins = is_good && book.random.one_in(self.faults.outages);
-                (Some(AreaId::of(location)), 3, begins)
+                (Some(AreaId::of(location)), 2, begins)
             }
         };
         // While an area is replaced there is one less.
@@ -177,8 +183,7 @@ impl Ground {
             faults.is_gone |= begins;
             let next = match kind {
                 0 => &mut faults.full,
-                1 => &mut faults.busy,
-                2 => &mut faults.failed_writes,
+                1 => &mut faults.failed_writes,
                 _ => &mut faults.failed_reads,
             };
             *next = usize::from(fails).max(*next);
@@ -220,7 +225,7 @@ impl Ground {
                 for (_, lock) in table.known_folios(0, usize::MAX) {
                     self.empty(id, engine, &mut lock.lock(), &mut tickets);
                 }
-                engine.store.fetch(tickets, |_| false);
+                engine.store.fetch(tickets.into_iter().take(DRAINED), |_| false);
                 engine.poll_backing(&table);
                 self.replace(random);
             }
@@ -268,8 +273,8 @@ impl Ground {
         }
         let mut book = self.lock();
         book.disks.remove(&draining);
-        let outage = book.outage.filter(|(id, _)| *id != draining);
-        (book.draining, book.outage) = (None, outage);
+        // The outage stays noted, though the disk is gone: the next one comes late enough for who waits (`GOOD_NS`).
+        book.draining = None;
         drop(book);
         self.replaced.fetch_add(1, Relaxed);
         let slots = usize::try_from(status.slots).expect("few");
@@ -336,6 +341,8 @@ pub(super) struct Shared(pub(super) Arc<Ground>);
 impl Backing for Shared {
     fn submit(&self, requests: &mut [Request<'_>]) {
         let Shared(ground) = self;
+        // Another outage may begin now, and this one's end would be forgotten.
+        ground.mend();
         let now_ns = ground.schedule.now_ns();
         for request in requests.iter_mut() {
             let is_write = matches!(request.operation, Operation::Write(_));
