@@ -160,7 +160,7 @@ fn a_batch_saves_the_difference_of_the_latencies() {
 fn the_tables_have_their_rows_and_arguments_are_checked() {
     let args = parse("x --folios 5");
     assert_eq!(latencies(&args).json.as_array().unwrap().len(), 3);
-    for (table, count) in [(usemem(&args), 8), (compilation(&args), 6)] {
+    for (table, count) in [(usemem(&args), 8), (compilation(&args), 8)] {
         let Table { text, json, .. } = table;
         let rows = json.as_array().unwrap();
         assert_eq!(rows.len(), count);
