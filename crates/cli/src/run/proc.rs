@@ -258,7 +258,7 @@ pub(super) fn reason_without_figures(pid: u32) -> String {
     if !Path::new(&format!("/proc/{pid}/root/dev/shm")).exists() {
         return "its figures are unknown: it has no /dev/shm".to_owned();
     }
-    "its figures are unknown: it could make no file in /dev/shm".to_owned()
+    "its figures are unknown: no file of them was found in /dev/shm".to_owned()
 }
 
 #[cfg(test)]
