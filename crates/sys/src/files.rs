@@ -167,6 +167,9 @@ pub fn duplicate(file: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
 /// that they can be had also where the program has set `RLIMIT_NOFILE` so low that nothing can be opened. -1: none.
 static RESERVED: [AtomicI32; 2] = [const { AtomicI32::new(-1) }; 2];
 
+/// So often it is tried to write a message with them.
+const TRIES: usize = 1000;
+
 /// Where fewer can be open from the start, all are needed for the work, and none is kept.
 const RESERVE_FROM: u64 = 32;
 
@@ -228,7 +231,14 @@ pub fn tell_program(message: &str) {
     // Acquire and Release: whoever is next finds what the last one has reserved.
     if tell() == Err(Errno::MFILE) && !IS_USED.swap(true, Ordering::Acquire) {
         unreserve();
-        tell().ok();
+        // Threads of this table that look at the size of the process open a file for the length of one read, as soon as
+        // there is room for it.
+        for _ in 0..TRIES {
+            if tell() != Err(Errno::MFILE) {
+                break;
+            }
+            std::thread::yield_now();
+        }
         reserve();
         IS_USED.store(false, Ordering::Release);
     }
