@@ -1,6 +1,10 @@
 // The same as records.rb, with pointers in a map.
 package main
 
+// With C the program is linked dynamically: no library can be loaded into a static one.
+
+import "C"
+
 import (
 	"fmt"
 	"os"

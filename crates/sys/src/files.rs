@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, CString};
 use std::io::{self, ErrorKind, Write as _};
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, IntoRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
@@ -182,6 +183,35 @@ fn identity(file: BorrowedFd<'_>) -> Option<[u64; 2]> {
     rustix::fs::fstat(file).ok().map(|stat| [stat.st_dev, stat.st_ino])
 }
 
+/// A file in the program's table of descriptors. Another thread of the program may close it there (`closefrom`), and open
+/// one of its own under the same number: that one is not closed.
+#[derive(Debug)]
+pub struct Exposed {
+    file: ManuallyDrop<OwnedFd>,
+    identity: Option<[u64; 2]>,
+}
+
+impl From<OwnedFd> for Exposed {
+    fn from(file: OwnedFd) -> Exposed {
+        Exposed { identity: identity(file.as_fd()), file: ManuallyDrop::new(file) }
+    }
+}
+
+impl AsFd for Exposed {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl Drop for Exposed {
+    fn drop(&mut self) {
+        if self.identity.is_some() && identity(self.file.as_fd()) == self.identity {
+            // SAFETY: it is dropped once, here, and not used any more.
+            unsafe { ManuallyDrop::drop(&mut self.file) };
+        }
+    }
+}
+
 /// A thread uses what [`RESERVED`] has; what another one has to say at that moment is lost. A child of `fork` starts
 /// over with its own table.
 static IS_USED: AtomicBool = AtomicBool::new(false);
@@ -270,7 +300,23 @@ pub fn open_read(path: &CStr) -> Result<OwnedFd, Errno> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Errno, read_whole};
+    use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
+
+    use super::{Errno, Exposed, identity, read_whole};
+
+    /// Goal: nobody else's file is closed. Method: another file is put under the number of one before that is dropped.
+    #[test]
+    fn an_exposed_file_is_closed_only_if_it_is_still_the_same() {
+        let open = |path| -> OwnedFd { std::fs::File::open(path).unwrap().into() };
+        let (exposed, other) = (Exposed::from(open("/proc/self/status")), open("/proc/self/stat"));
+        let number = exposed.as_fd().as_raw_fd();
+        // SAFETY: the number is that of `exposed`, which expects this.
+        assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), number) }, number);
+        drop(exposed);
+        // SAFETY: the copy that was just made, which nobody else has.
+        let copy = unsafe { OwnedFd::from_raw_fd(number) };
+        assert_eq!(identity(copy.as_fd()), identity(other.as_fd()));
+    }
 
     #[test]
     fn a_whole_file_is_read_up_to_a_length() {

@@ -89,6 +89,14 @@ pub fn pid_namespace() -> u32 {
     number.and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
+/// Whether two processes have one address space; false if nobody can say (`kcmp` is not there, or refused).
+#[must_use]
+pub fn share_memory(one: u32, other: u32) -> bool {
+    const KCMP_VM: libc::c_int = 1;
+    // SAFETY: the call takes numbers only.
+    unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0_usize, 0_usize) == 0 }
+}
+
 /// Keeps all memory of this process from being swapped out, from the first access to each page on: what it has, and
 /// what it will have.
 ///

@@ -49,6 +49,11 @@ pub(super) struct Memory {
 }
 
 impl Memory {
+    /// Of the same process, whose memory is another's.
+    pub(super) fn without_sizes(self) -> Memory {
+        Memory { uid: self.uid, inner_pid: self.inner_pid, ..Memory::default() }
+    }
+
     /// What counts against a limit: all but pages of files.
     pub(super) fn counted_bytes(&self) -> u64 {
         self.anonymous_bytes + self.shared_bytes

@@ -31,7 +31,7 @@ use std::time::Duration;
 
 use zfolio_core::ledger::Owner;
 use zfolio_core::stats::Stats;
-use zfolio_sys::clock;
+use zfolio_sys::{clock, process};
 
 use super::proc::{self, Memory, Stat};
 use crate::stats_file::{self, StatsFile};
@@ -103,6 +103,8 @@ enum Standing {
     Managed,
     /// It does not, for this reason; true if the library is in it.
     Other(String, bool),
+    /// It has its parent's address space (`vfork`, `clone` with `CLONE_VM`), and no memory of its own.
+    Part,
 }
 
 /// The record of one image of one process.
@@ -229,8 +231,10 @@ impl Tree {
             alive.insert(pid);
             wave.extend(proc::children(pid, &stat).into_iter().map(|child| (child, None)));
             if let Some(memory) = proc::memory(pid) {
+                let is_part = self.is_part(pid);
+                let memory = if is_part { memory.without_sizes() } else { memory };
                 together += memory.counted_bytes();
-                self.note(pid, stat, memory);
+                self.note(pid, stat, memory, is_part);
             }
         }
         self.together_bytes_max = self.together_bytes_max.max(together);
@@ -239,8 +243,17 @@ impl Tree {
         gone.into_iter().for_each(|pid| self.end(pid));
     }
 
+    /// Whether a process has its parent's address space. One with figures of its own has none of another's.
+    fn is_part(&self, pid: u32) -> bool {
+        let is_managed =
+            self.members.get(&pid).is_some_and(|one| one.standing == Standing::Managed);
+        !is_managed
+            && pid != self.first
+            && proc::parent(pid).is_some_and(|parent| process::share_memory(pid, parent))
+    }
+
     /// Records the present memory of a process.
-    fn note(&mut self, pid: u32, stat: Stat, memory: Memory) {
+    fn note(&mut self, pid: u32, stat: Stat, memory: Memory, is_part: bool) {
         let image = proc::image(pid);
         let same =
             |member: &Member| member.start_ticks == stat.start_ticks && member.image == image;
@@ -272,6 +285,10 @@ impl Tree {
             let directory = self.directory.as_deref()?;
             stats_file::of_start(directory, member.inner_pid, member.start_ticks)
         };
+        if is_part != (member.standing == Standing::Part) {
+            member.standing = if is_part { Standing::Part } else { Standing::Unknown };
+            member.seen_ns = clock::monotonic_ns();
+        }
         if member.standing == Standing::Unknown {
             let settled = clock::monotonic_ns() - member.seen_ns > nanoseconds(SETTLED);
             let has_figures = || figures(member).is_some();
@@ -300,6 +317,7 @@ impl Tree {
                 return;
             }
             Standing::Other(reason, managed) => (reason, managed),
+            Standing::Part => return,
         };
         let group = Group {
             command: member.command.clone(),
@@ -424,6 +442,40 @@ mod tests {
         look(48, 2, 123);
         assert_eq!((peak.most(0), peak.most(75 * MIB)), (113 * MIB, 48 * MIB));
         assert_eq!(peak.most(80 * MIB), 48 * MIB, "never below what was seen");
+    }
+
+    /// Goal: one address space counts once. Method: a program with 32 MiB waits for a child that has the same ones, as
+    /// after `vfork`.
+    #[test]
+    fn a_shared_address_space_counts_once() {
+        let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+        let (clone, write, exit) = (libc::SYS_clone, libc::SYS_write, libc::SYS_exit_group);
+        // The child does not return from where its parent waits, whose stack it has; the parent is killed there.
+        let script = format!(
+            "my ($all, $line, $end) = ('x' x (32 << 20), \"\\n\", ''); \
+             if (syscall({clone}, {flags}, 0, 0, 0, 0) == 0) \
+             {{ syscall({write}, 1, $line, 1); sysread(STDIN, $end, 1); syscall({exit}, 0); }}"
+        );
+        let mut perl = Command::new("perl")
+            .args(["-e", &script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        perl.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        let mut tree = Tree::new(perl.id(), "no-such-library.so".to_owned(), None);
+        for _ in 0..100 {
+            tree.look();
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        let most = tree.together_bytes_max;
+        let own = super::proc::memory(perl.id()).unwrap().counted_bytes();
+        perl.kill().unwrap();
+        drop(perl.stdin.take());
+        perl.wait().unwrap();
+        tree.finish(0);
+        assert_eq!((tree.seen, tree.groups().len()), (2, 1), "{:?}", tree.groups());
+        assert!(own >= 32 << 20 && (own..own / 2 * 3).contains(&most), "{most} of {own}");
     }
 
     /// Goal: a process without the library is reported some time after it was first seen, with the

@@ -18,6 +18,7 @@ use zfolio_core::swap::{
 use zfolio_core::sync::Mutex;
 use zfolio_sys::disk::Kind;
 use zfolio_sys::eventfd::EventFd;
+use zfolio_sys::files::Exposed;
 use zfolio_sys::secret::Secret;
 use zfolio_sys::{Errno, disk, random};
 
@@ -313,7 +314,7 @@ impl Open {
 
 /// The files of the areas, in the table of files of a thread that forks, and then of its child.
 #[derive(Debug, Default)]
-pub struct Lent(Vec<(AreaId, OwnedFd)>);
+pub struct Lent(Vec<(AreaId, Exposed)>);
 
 impl Lent {
     /// The files.
@@ -534,7 +535,7 @@ impl Place {
         let Some(areas) = self.areas.get() else { return Ok(Lent::default()) };
         let open = self.open.lock();
         let lend = |(id, disk): &(AreaId, Arc<SpillDisk>)| {
-            disk.medium().lend(open.thread).map(|file| (*id, file))
+            disk.medium().lend(open.thread).map(|file| (*id, file.into()))
         };
         open.with_objects(areas).map(lend).collect::<Result<Vec<_>, _>>().map(Lent)
     }
