@@ -281,21 +281,92 @@ pub(crate) fn written_back(ram: crate::ram::Ram) -> crate::ram::Ram {
     ram.with_writeback(crate::ram::Writeback { backing, name, age_s: 600, budget })
 }
 
-/// A disk that notes which ranges are read and written, each with its length.
+/// A request that is about to be carried out.
 #[cfg(test)]
-pub(crate) struct Noted {
-    disk: Memory,
-    calls: Mutex<RANK_CALLS, Vec<(u64, usize)>>,
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Call {
+    /// A range is read or written: where, and how many bytes.
+    Moves(u64, usize),
+    Flush,
+    Other,
 }
+
+/// A disk whose requests pass somebody before they are carried out.
+#[cfg(test)]
+pub(crate) struct Watched<W> {
+    pub(crate) disk: Memory,
+    watch: W,
+}
+
+/// Whom the requests of a [`Watched`] disk pass.
+#[cfg(test)]
+pub(crate) trait Watch: Send + Sync {
+    fn pass(&self, call: Call);
+}
+
+#[cfg(test)]
+impl<W: Watch> Device for Watched<W> {
+    fn size_bytes(&self) -> u64 {
+        self.disk.size_bytes()
+    }
+    fn preferred_bytes(&self) -> u32 {
+        self.disk.preferred_bytes()
+    }
+    fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Error> {
+        self.watch.pass(Call::Moves(at, into.len()));
+        self.disk.read(at, into)
+    }
+    fn write(&self, at: u64, from: &[u8]) -> Result<(), Error> {
+        self.watch.pass(Call::Moves(at, from.len()));
+        self.disk.write(at, from)
+    }
+    fn discard(&self, at: u64, bytes: u64) -> Result<(), Error> {
+        self.watch.pass(Call::Other);
+        self.disk.discard(at, bytes)
+    }
+    fn write_zeroes(&self, at: u64, bytes: u64, keeps_room: bool) -> Result<(), Error> {
+        self.watch.pass(Call::Other);
+        self.disk.write_zeroes(at, bytes, keeps_room)
+    }
+    fn flush(&self) -> Result<(), Error> {
+        self.watch.pass(Call::Flush);
+        self.disk.flush()
+    }
+    fn runs(
+        &self,
+        at: u64,
+        bytes: u64,
+        each: &mut dyn FnMut(u64, bool) -> bool,
+    ) -> Result<(), Error> {
+        self.watch.pass(Call::Other);
+        self.disk.runs(at, bytes, each)
+    }
+}
+
+/// Notes which ranges are read and written, each with its length.
+#[cfg(test)]
+pub(crate) struct Notes(Mutex<RANK_CALLS, Vec<(u64, usize)>>);
 
 /// Never held with another one.
 #[cfg(test)]
 const RANK_CALLS: u8 = 9;
 
 #[cfg(test)]
+pub(crate) type Noted = Watched<Notes>;
+
+#[cfg(test)]
+impl Watch for Notes {
+    fn pass(&self, call: Call) {
+        if let Call::Moves(at, bytes) = call {
+            self.0.lock().push((at, bytes));
+        }
+    }
+}
+
+#[cfg(test)]
 impl Noted {
     pub(crate) fn new(disk: Memory) -> Noted {
-        Noted { disk, calls: Mutex::new(Vec::new()) }
+        Watched { disk, watch: Notes(Mutex::new(Vec::new())) }
     }
 
     /// Asserts that what was noted is one request of `bytes` from `at` on, in order, in calls of `most` bytes at most
@@ -303,7 +374,7 @@ impl Noted {
     pub(crate) fn check_units_are_whole(&self, at: u64, bytes: usize, most: usize, context: &str) {
         let unit_bytes = u64::from(self.preferred_bytes());
         let (mut next, end) = (at, at + bytes as u64);
-        for (from, length) in self.calls.lock().drain(..) {
+        for (from, length) in self.watch.0.lock().drain(..) {
             assert_eq!(from, next, "{context}");
             next += length as u64;
             let is_whole = next % unit_bytes == 0 || next == end;
@@ -313,65 +384,24 @@ impl Noted {
     }
 }
 
+/// Requests wait until it is open.
 #[cfg(test)]
-impl Device for Noted {
-    fn size_bytes(&self) -> u64 {
-        self.disk.size_bytes()
-    }
-    fn preferred_bytes(&self) -> u32 {
-        self.disk.preferred_bytes()
-    }
-    fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Error> {
-        self.calls.lock().push((at, into.len()));
-        self.disk.read(at, into)
-    }
-    fn write(&self, at: u64, from: &[u8]) -> Result<(), Error> {
-        self.calls.lock().push((at, from.len()));
-        self.disk.write(at, from)
-    }
-    fn discard(&self, at: u64, bytes: u64) -> Result<(), Error> {
-        self.disk.discard(at, bytes)
-    }
-    fn write_zeroes(&self, at: u64, bytes: u64, keeps_room: bool) -> Result<(), Error> {
-        self.disk.write_zeroes(at, bytes, keeps_room)
-    }
-    fn flush(&self) -> Result<(), Error> {
-        self.disk.flush()
-    }
-    fn runs(
-        &self,
-        at: u64,
-        bytes: u64,
-        each: &mut dyn FnMut(u64, bool) -> bool,
-    ) -> Result<(), Error> {
-        self.disk.runs(at, bytes, each)
-    }
-}
-
-/// A disk whose requests wait until the gate is open.
-#[cfg(test)]
-pub(crate) struct Gated {
-    pub(crate) disk: Memory,
+pub(crate) struct Gate {
+    /// Only flushes wait.
+    for_flushes: bool,
     is_shut: AtomicBool,
     waits: AtomicU64,
 }
 
 #[cfg(test)]
-impl Gated {
-    pub(crate) fn new(disk: Memory) -> Gated {
-        Gated { disk, is_shut: AtomicBool::new(false), waits: AtomicU64::new(0) }
-    }
+pub(crate) type Gated = Watched<Gate>;
 
-    pub(crate) fn shut(&self, is_shut: bool) {
-        self.is_shut.store(is_shut, Relaxed);
-    }
-
-    /// How many requests have come to a shut gate.
-    pub(crate) fn waits(&self) -> u64 {
-        self.waits.load(Relaxed)
-    }
-
-    fn pass(&self) {
+#[cfg(test)]
+impl Watch for Gate {
+    fn pass(&self, call: Call) {
+        if self.for_flushes && call != Call::Flush {
+            return;
+        }
         if self.is_shut.load(Relaxed) {
             self.waits.fetch_add(1, Relaxed);
         }
@@ -382,40 +412,26 @@ impl Gated {
 }
 
 #[cfg(test)]
-impl Device for Gated {
-    fn size_bytes(&self) -> u64 {
-        self.disk.size_bytes()
+impl Gated {
+    /// With an open gate.
+    pub(crate) fn new(disk: Memory) -> Gated {
+        let (is_shut, waits) = (AtomicBool::new(false), AtomicU64::new(0));
+        Watched { disk, watch: Gate { for_flushes: false, is_shut, waits } }
     }
-    fn preferred_bytes(&self) -> u32 {
-        self.disk.preferred_bytes()
+
+    /// With an open gate that only flushes have to pass.
+    pub(crate) fn for_flushes(disk: Memory) -> Gated {
+        let mut gated = Gated::new(disk);
+        gated.watch.for_flushes = true;
+        gated
     }
-    fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Error> {
-        self.pass();
-        self.disk.read(at, into)
+
+    pub(crate) fn shut(&self, is_shut: bool) {
+        self.watch.is_shut.store(is_shut, Relaxed);
     }
-    fn write(&self, at: u64, from: &[u8]) -> Result<(), Error> {
-        self.pass();
-        self.disk.write(at, from)
-    }
-    fn discard(&self, at: u64, bytes: u64) -> Result<(), Error> {
-        self.pass();
-        self.disk.discard(at, bytes)
-    }
-    fn write_zeroes(&self, at: u64, bytes: u64, keeps_room: bool) -> Result<(), Error> {
-        self.pass();
-        self.disk.write_zeroes(at, bytes, keeps_room)
-    }
-    fn flush(&self) -> Result<(), Error> {
-        self.pass();
-        self.disk.flush()
-    }
-    fn runs(
-        &self,
-        at: u64,
-        bytes: u64,
-        each: &mut dyn FnMut(u64, bool) -> bool,
-    ) -> Result<(), Error> {
-        self.pass();
-        self.disk.runs(at, bytes, each)
+
+    /// How many requests have come to a shut gate.
+    pub(crate) fn waits(&self) -> u64 {
+        self.watch.waits.load(Relaxed)
     }
 }

@@ -5,7 +5,6 @@ use std::net::TcpStream;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use zfolio_sys::clock::monotonic_ns;
@@ -14,8 +13,7 @@ use super::client::{FLUSH, READ, TRIM, WRITE, exporting, go_data, option, reques
 use crate::address::Address;
 use crate::listen::{Listener, Unusable};
 use crate::nbd::{Config, Server};
-use crate::testing::Memory;
-use crate::{Device, Error};
+use crate::testing::{Gated, Memory};
 
 /// A path of this test, where nothing is.
 pub(super) fn scratch(name: &str) -> PathBuf {
@@ -249,49 +247,12 @@ fn a_stop_drains() {
     }
 }
 
-/// A disk whose flush returns when it is told to.
-struct Stuck(Memory, AtomicBool);
-
-impl Device for Stuck {
-    fn size_bytes(&self) -> u64 {
-        self.0.size_bytes()
-    }
-    fn preferred_bytes(&self) -> u32 {
-        self.0.preferred_bytes()
-    }
-    fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Error> {
-        self.0.read(at, into)
-    }
-    fn write(&self, at: u64, from: &[u8]) -> Result<(), Error> {
-        self.0.write(at, from)
-    }
-    fn discard(&self, at: u64, bytes: u64) -> Result<(), Error> {
-        self.0.discard(at, bytes)
-    }
-    fn write_zeroes(&self, at: u64, bytes: u64, keeps_room: bool) -> Result<(), Error> {
-        self.0.write_zeroes(at, bytes, keeps_room)
-    }
-    fn flush(&self) -> Result<(), Error> {
-        while !self.1.load(Relaxed) {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        self.0.flush()
-    }
-    fn runs(
-        &self,
-        at: u64,
-        bytes: u64,
-        each: &mut dyn FnMut(u64, bool) -> bool,
-    ) -> Result<(), Error> {
-        self.0.runs(at, bytes, each)
-    }
-}
-
 /// Goal: a device that does not return keeps one connection waiting, and a stop no longer than it may take.
 #[test]
 fn a_device_that_hangs_does_not_hang_the_server() {
     let path = scratch("stuck");
-    let disk = Arc::new(Stuck(Memory::new(1 << 20), AtomicBool::new(false)));
+    let disk = Arc::new(Gated::for_flushes(Memory::new(1 << 20)));
+    disk.shut(true);
     let config = Config { drain: Duration::from_millis(100), ..Config::default() };
     let exports = exporting(disk.clone());
     let mut server = Server::start(listen(&path).unwrap(), exports, config).unwrap();
@@ -299,7 +260,7 @@ fn a_device_that_hangs_does_not_hang_the_server() {
     stuck.write_all(&request(FLUSH, 0, 1, 0, 0)).unwrap();
     assert!(ask(&mut other, READ, 4096).unwrap());
     assert_eq!(server.stop(), 1);
-    disk.1.store(true, Relaxed);
+    disk.shut(false);
     until("the thread ends with the flush", || server.counts().live == 0);
     assert_eq!(server.stop(), 0);
 }
