@@ -514,9 +514,8 @@ mod tests {
         assert_eq!(columns, expected);
     }
 
-    /// Hardware that has lz4.
+    /// Hardware that has lz4, and when it looked last.
     #[derive(Debug)]
-    /// When it looked last.
     struct Chip(AtomicU64);
 
     /// lz4 under another name.

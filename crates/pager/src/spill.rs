@@ -86,7 +86,7 @@ const SHUT_NS: u64 = 10_000_000_000;
 /// The pause between two looks at areas that are shared with children, or frozen.
 const LOOK_NS: u64 = 250_000_000;
 
-/// A pool that is a smaller part of the excess over the limit than this stays in memory.
+/// A pool stays in memory while it takes less than one part in so many of what passes the limit.
 const EXCESS_PART: i64 = 4;
 
 /// So long at most nothing is fetched for a thread that forks.
@@ -581,8 +581,8 @@ impl Engine {
         self.store.has_backing() && 4 * pool.bytes_stored > 3 * pool.objects * unit
     }
 
-    /// Whether the pool is a part of the excess that matters, if there is one. Where memory that cannot be moved
-    /// (shared, locked, read-only) passes the limit alone, all of a small pool on the disk would not hold it either,
+    /// Whether the pool is a large part of what passes the limit, if anything does. Where memory that cannot be moved
+    /// (shared, locked, read-only) passes the limit alone, writing all of a small pool would not hold the limit either,
     /// and each fault would wait for the disk.
     fn is_pool_worth_writing(&self) -> bool {
         -self.below_limit_soon() < EXCESS_PART * signed(self.filled_pool_bytes())
@@ -590,10 +590,8 @@ impl Engine {
 
     /// Has the store write entries back, if nothing else makes room for `needed` bytes below the limit (`is_last`).
     pub(crate) fn spill(&self, needed: i64, is_last: bool) -> Room {
-        if !is_last || !self.store.has_backing() || self.below_limit() >= needed {
-            return Room::None;
-        }
-        if !self.is_pool_worth_writing() {
+        let is_wanted = is_last && self.store.has_backing() && self.below_limit() < needed;
+        if !is_wanted || !self.is_pool_worth_writing() {
             return Room::None;
         }
         if self.door() == Door::Soon {
@@ -652,8 +650,8 @@ impl Engine {
         }
         self.store.poll();
         let is_short = self.below_limit_soon() < signed(self.charge.high_bytes());
-        let makes_room = || self.is_for_the_disk() && self.is_pool_worth_writing();
-        let is_needed = is_full || is_short && makes_room();
+        let is_needed =
+            is_full || is_short && self.is_for_the_disk() && self.is_pool_worth_writing();
         if !is_needed && !is_more {
             return false;
         }

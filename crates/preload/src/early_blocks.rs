@@ -66,18 +66,17 @@ impl<const BYTES: usize> EarlyBlocks<BYTES> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zfolio_core::testing::Random;
 
     /// Blocks of every size and alignment do not overlap, have their size, and are zero, until there is no room.
     #[test]
     fn blocks_are_apart_aligned_and_zero() {
         let early = Box::new(EarlyBlocks::<{ 16 << 10 }>::new());
-        let mut random = 1u64;
+        let mut random = Random::new(1);
         let mut model: Vec<(*mut c_void, usize)> = Vec::new();
         let mut refused = 0;
         while refused < 100 {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            let bytes = usize::try_from(random >> 33).unwrap() % 200;
-            let align = 1 << ((random >> 20) % 9);
+            let (bytes, align) = (random.below(200), 1 << random.below(9));
             let block = early.allocate(bytes, align);
             if block.is_null() {
                 refused += 1;

@@ -90,8 +90,8 @@ pub fn exists(path: &Path) -> bool {
     rustix::fs::access(path, Access::EXISTS).is_ok()
 }
 
-/// What tells the device file at `path` from one that is made there later: its inode and the device. `None` if it cannot
-/// be looked at.
+/// What tells the device file at `path` from one that is made there later: its inode and the device. `None` if it
+/// cannot be looked at.
 #[must_use]
 pub fn device_identity(path: &Path) -> Option<[u64; 2]> {
     rustix::fs::stat(path).ok().map(|stat| [stat.st_ino, stat.st_rdev])
@@ -168,7 +168,7 @@ pub fn duplicate(file: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
 /// that they can be had also where the program has set `RLIMIT_NOFILE` so low that nothing can be opened. -1: none.
 static RESERVED: [AtomicI32; 2] = [const { AtomicI32::new(-1) }; 2];
 
-/// So often it is tried to write a message with them.
+/// How often a message is tried once these two are free.
 const TRIES: usize = 1000;
 
 /// Where fewer can be open from the start, all are needed for the work, and none is kept.
@@ -183,8 +183,8 @@ fn identity(file: BorrowedFd<'_>) -> Option<[u64; 2]> {
     rustix::fs::fstat(file).ok().map(|stat| [stat.st_dev, stat.st_ino])
 }
 
-/// A file in the program's table of descriptors. Another thread of the program may close it there (`closefrom`), and open
-/// one of its own under the same number: that one is not closed.
+/// A file in the program's table of descriptors. Another thread of the program may close it there (`closefrom`), and
+/// open one of its own under the same number: that one is not closed.
 #[derive(Debug)]
 pub struct Exposed {
     file: ManuallyDrop<OwnedFd>,
@@ -234,13 +234,10 @@ fn unreserve() {
         if number < 0 {
             continue;
         }
-        // SAFETY: it is only looked at, and an error says that there is nothing.
-        let file = unsafe { BorrowedFd::borrow_raw(number) };
+        // SAFETY: nobody else has taken the number out of `place`. If another file has it, that one is not closed.
+        let file = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(number) });
         let ours = RESERVED_FILE.each_ref().map(|word| word.load(Ordering::Relaxed));
-        if identity(file) == Some(ours) {
-            // SAFETY: it is our file, which nobody else has, and nobody else has taken its number out of `place`.
-            drop(unsafe { OwnedFd::from_raw_fd(number) });
-        }
+        drop(Exposed { file, identity: Some(ours) });
     }
 }
 

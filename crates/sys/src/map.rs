@@ -245,8 +245,8 @@ pub fn residency(address: usize, bytes: usize, present: &mut [u8]) -> Result<(),
 }
 
 /// The calling process's memory, to be written past what the program may do with it: as a file, which can also write to
-/// private mappings that the program may only read, or may not access at all; and by plain stores where that file cannot
-/// be opened (a sandbox, no `/proc`).
+/// private mappings that the program may only read, or may not access at all; and by plain stores where that file
+/// cannot be opened (a sandbox, no `/proc`).
 #[derive(Debug)]
 pub struct OwnMemory(Option<OwnedFd>);
 
@@ -428,8 +428,8 @@ mod tests {
         flags.split_whitespace().map(str::to_owned).collect()
     }
 
-    /// Goal: a page is written with and without the file, and one that is not there is told. Method: both ways write to a
-    /// page; the file also to one that may only be read; then to one that was unmapped.
+    /// Goal: a page is written with and without the file, and one that is not there is told. Method: both ways write to
+    /// a page; the file also to one that may only be read; then to one that was unmapped.
     #[test]
     fn own_memory_is_written_with_and_without_a_file() {
         let with = OwnMemory::open();

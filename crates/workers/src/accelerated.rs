@@ -27,8 +27,8 @@ pub trait Hardware: Send + Sync + fmt::Debug {
     /// The figures of this name, in lines: one of [`HARDWARE_STATS`].
     fn stats(&self, name: &str) -> String;
 
-    /// Looks whether hardware has come or gone, if it is time to: to be called several times a second, on a thread whose
-    /// files it may open, while no fork of this process is under way. It does not wait for hardware.
+    /// Looks whether hardware has come or gone, if it is time to: to be called several times a second, on a thread
+    /// whose files it may open, while no fork of this process is under way. It does not wait for hardware.
     fn look(&self, now_ns: u64);
 
     /// In a child of `fork`, on its only thread: the child has its parent's codecs in memory. By itself an

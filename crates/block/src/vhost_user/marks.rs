@@ -26,8 +26,8 @@ const RANK_MARKS: u8 = 2;
 /// mostly those of guests that were turned off.
 const MARKS_MAX: usize = CONNECTIONS_MAX * QUEUES_MAX as usize;
 
-/// A front end that has ended its connection by itself may be back before that was noticed: the mark is waited for, half
-/// a second at most.
+/// A front end that has ended its connection by itself may be back before that was noticed: the mark is waited for,
+/// half a second at most.
 const TURNS: u32 = 50;
 const TURN: Duration = Duration::from_millis(10);
 
@@ -84,8 +84,8 @@ impl Marks {
         marks.push_back(Mark { queue, next });
     }
 
-    /// Whether a queue may go on at an entry, perhaps in a moment: as long as another connection is there, which has not
-    /// left its marks. It takes the mark.
+    /// Whether a queue may go on at an entry, perhaps in a moment: as long as another connection is there, which has
+    /// not left its marks. It takes the mark.
     pub(super) fn wait_for(self: &Arc<Marks>, queue: u16, next: u16) -> bool {
         for _ in 0..TURNS {
             // The server has the marks, and each connection, this one too. Another one leaves its marks before it ends.

@@ -83,7 +83,8 @@ impl Protocol for Vhost {
 }
 
 impl Server {
-    /// Serves `device`, a new disk, to whoever connects. `name` is what guests see as its serial number, 20 bytes of it.
+    /// Serves `device`, a new disk, to whoever connects. `name` is what guests see as its serial number, 20 bytes of
+    /// it.
     ///
     /// # Errors
     ///

@@ -23,6 +23,8 @@ const VARIABLES: [&str; 2] = ["LD_PRELOAD", LIMIT];
 pub(super) struct Stat {
     /// Its name.
     pub(super) command: String,
+    /// Its parent.
+    pub(super) parent: u32,
     /// CPU time so far.
     cpu_ns: u64,
     /// Threads.
@@ -155,6 +157,7 @@ fn parse_stat(text: &str) -> Option<Stat> {
     }
     Some(Stat {
         command: text.get(open + 1..close)?.to_owned(),
+        parent: u32::try_from(fields.number(4)?).ok()?,
         cpu_ns: (fields.number(14)? + fields.number(15)?) * TICK_NS,
         threads: fields.number(20)?,
         start_ticks: fields.number(22)?,

@@ -75,7 +75,7 @@ fn was_compressed(file: &StatsFile) -> bool {
 /// limit gains that.
 pub(super) fn advice(stats: &Stats) -> Option<Advice> {
     let measured = stats.measured();
-    // What a process had that could not hold its limit is what it would have had with that as its limit.
+    // A process that is over its limit waits as one whose limit is higher by the excess: the forecast begins there.
     let had_bytes = measured.limit_bytes.saturating_add(stats.excess_bytes());
     let measured = Measured { limit_bytes: had_bytes, ..measured };
     stats.refaults.advice(&measured, of(&stats.figures.stall_ns) / 10)

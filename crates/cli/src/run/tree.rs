@@ -231,7 +231,7 @@ impl Tree {
             alive.insert(pid);
             wave.extend(proc::children(pid, &stat).into_iter().map(|child| (child, None)));
             if let Some(memory) = proc::memory(pid) {
-                let is_part = self.is_part(pid);
+                let is_part = self.is_part(pid, stat.parent);
                 let memory = if is_part { memory.without_sizes() } else { memory };
                 together += memory.counted_bytes();
                 self.note(pid, stat, memory, is_part);
@@ -244,12 +244,10 @@ impl Tree {
     }
 
     /// Whether a process has its parent's address space. One with figures of its own has none of another's.
-    fn is_part(&self, pid: u32) -> bool {
+    fn is_part(&self, pid: u32, parent: u32) -> bool {
         let is_managed =
             self.members.get(&pid).is_some_and(|one| one.standing == Standing::Managed);
-        !is_managed
-            && pid != self.first
-            && proc::parent(pid).is_some_and(|parent| process::share_memory(pid, parent))
+        !is_managed && pid != self.first && process::share_memory(pid, parent)
     }
 
     /// Records the present memory of a process.

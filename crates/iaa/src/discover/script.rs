@@ -1,5 +1,5 @@
-//! A made-up sysfs whose attributes a script of bytes writes, for fuzzing: whatever they say, reading them ends, a driver
-//! that looks at them has the queues which they name, and a plan keeps to what the device has.
+//! A made-up sysfs whose attributes a script of bytes writes, for fuzzing: whatever they say, reading them ends, a
+//! driver that looks at them has the queues which they name, and a plan keeps to what the device has.
 
 use std::fs;
 use std::path::Path;
