@@ -436,6 +436,29 @@ fn a_queue_that_is_refused_costs_no_other() {
     assert!(is_good);
 }
 
+/// Goal: a child of `fork` makes streams, also of software, whatever the other threads of its parent were doing. Method:
+/// another thread makes streams all the time.
+#[test]
+fn a_child_waits_for_no_thread_of_its_parent() {
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            while !is_done.load(Relaxed) {
+                software(UNIT);
+            }
+        });
+        let is_good = (0..100).all(|_| {
+            in_child(|| {
+                software(UNIT);
+                true
+            })
+        });
+        is_done.store(true, Relaxed);
+        other.join().unwrap();
+        assert!(is_good);
+    });
+}
+
 /// Goal: a child that is forked in the middle of a batch neither waits for the parent's jobs nor adds to them: software
 /// ends its copy of the batch. In the parent nothing has happened.
 #[test]

@@ -6,7 +6,11 @@ use crate::Errno;
 pub const IO_URING: [libc::c_long; 3] =
     [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register];
 
-/// Runs `life` in a child of `fork`, and returns whether it returned true.
+/// Seconds after which a child is ended: it waits for what will never come.
+const LIFE_SECONDS_MAX: u32 = 120;
+
+/// Runs `life` in a child of `fork`, and returns whether it returned true. A child that does not end is ended, and that
+/// is false.
 ///
 /// # Panics
 ///
@@ -17,6 +21,8 @@ pub fn in_child(life: impl FnOnce() -> bool) -> bool {
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0, "fork: {}", std::io::Error::last_os_error());
     if pid == 0 {
+        // SAFETY: it sets a timer of this process; nothing handles its signal, which ends the process.
+        unsafe { libc::alarm(LIFE_SECONDS_MAX) };
         let good = std::panic::catch_unwind(std::panic::AssertUnwindSafe(life)).unwrap_or(false);
         // SAFETY: it ends the child at once.
         unsafe { libc::_exit(i32::from(!good)) };

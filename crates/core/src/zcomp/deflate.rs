@@ -12,9 +12,9 @@
 mod window;
 
 use std::alloc::Layout;
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use libdeflate_sys::{
     libdeflate_compressor, libdeflate_decompressor, libdeflate_options,
@@ -23,23 +23,17 @@ use libdeflate_sys::{
 
 use super::Error;
 use super::backend::{Answer, Compressor, Corrupt, Decompressor, Software};
-use crate::sync::Mutex;
 
 /// Room for the length; also the alignment that `malloc` promises.
 const HEADER_BYTES: usize = 16;
 
 const _: () = assert!(HEADER_BYTES.is_power_of_two() && HEADER_BYTES >= size_of::<usize>());
 
-/// Rank of [`SETUP`], below all other locks of zcomp.
-const RANK_SETUP: u8 = 39;
-
-/// Held while a compressor or decompressor is made, so that the growth of [`ALLOCATED_BYTES`]
-/// belongs to it alone.
-static SETUP: Mutex<RANK_SETUP, ()> = Mutex::new(());
-
-/// All bytes that [`allocate`] ever returned. Global, because libdeflate's functions have no
-/// argument that refers to the caller. Read at set-up only.
-static ALLOCATED_BYTES: AtomicUsize = AtomicUsize::new(0);
+thread_local! {
+    /// All bytes that [`allocate`] ever returned to this thread. libdeflate's functions have no argument that refers to
+    /// the caller. No lock: a child of `fork` would wait for ever for one that another thread of its parent held.
+    static ALLOCATED_BYTES: Cell<usize> = const { Cell::new(0) };
+}
 
 fn layout(bytes: usize) -> Option<Layout> {
     Layout::from_size_align(bytes, HEADER_BYTES).ok()
@@ -57,7 +51,8 @@ unsafe extern "C" fn allocate(bytes: usize) -> *mut c_void {
     // SAFETY: `start` is writable for `total >= HEADER_BYTES` bytes and aligned by `HEADER_BYTES`,
     // so a `usize` fits there.
     unsafe { start.cast::<usize>().write(total) };
-    ALLOCATED_BYTES.fetch_add(total, Relaxed);
+    // The sum wraps after 2^64 bytes; the difference of two is still right.
+    ALLOCATED_BYTES.set(ALLOCATED_BYTES.get().wrapping_add(total));
     // SAFETY: `HEADER_BYTES <= total`, so the offset stays inside the allocation. DEFL-1 holds.
     unsafe { start.add(HEADER_BYTES) }.cast()
 }
@@ -77,11 +72,9 @@ unsafe extern "C" fn release(memory: *mut c_void) {
 
 /// Runs `make`; returns its result and the bytes that it took from [`allocate`].
 fn counted<T>(make: impl FnOnce() -> Option<T>) -> Result<(T, usize), Error> {
-    let _setup = SETUP.lock();
-    let before = ALLOCATED_BYTES.load(Relaxed);
+    let before = ALLOCATED_BYTES.get();
     let made = make().ok_or(Error::OutOfMemory { codec: "deflate" })?;
-    // The sum wraps after 2^64 bytes; the difference is still right.
-    Ok((made, ALLOCATED_BYTES.load(Relaxed).wrapping_sub(before)))
+    Ok((made, ALLOCATED_BYTES.get().wrapping_sub(before)))
 }
 
 /// Runs `make` with options that contain the allocator above; returns its result and the bytes that
