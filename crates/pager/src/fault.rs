@@ -6,7 +6,7 @@
 //!   staged     move it back with the other staged units of the folio (the second chance)
 //!   stored     decompress and check one unit, and those of its folio that its stream wants;
 //!              if it is on the backing, have it fetched, and be served later (`spill.rs`)
-//!   empty      zeros: the whole folio if all of it is empty, else one unit
+//!   empty      zeros: the whole folio if all of it is empty and folios are used as a whole, else one unit
 //! ```
 //!
 //! A whole folio is brought into a free slot if there is one, whose pages are then moved into the
@@ -159,6 +159,7 @@ impl Engine {
         };
         let near = plan.within(first, self.geometry().units());
         let (mut spare, mut near, mut at_once) = (None, near, false);
+        let mut fills = self.work.reclaimer.fills_folios();
         loop {
             let mut folio = self.lock_folio(lock, waits);
             if !folio.managed || folio.resident.contains(index) {
@@ -177,7 +178,7 @@ impl Engine {
                 self.give_spare(spare);
                 return Ok((Served::Staged, range(staged)));
             }
-            let wanted = self.wanted(&folio, index, near);
+            let wanted = self.wanted(&folio, index, near, fills);
             if let Some(away) = self.away(&folio, wanted).filter(|_| !at_once) {
                 // With the folio locked: nobody loads and puts away meanwhile what is asked for.
                 let asked = self.fetch_for(table, &away, index);
@@ -195,12 +196,13 @@ impl Engine {
                 continue;
             }
             let Some(spare) = spare.take() else {
-                let is_ahead = !folio.is_empty() && wanted.count() > 1;
+                // Where the limit cannot be held there is no room for one unit either, and zeros come at once.
+                let is_ahead = wanted.count() > 1 && !(folio.is_empty() && self.at_floor());
                 drop(folio);
-                let began = self.now_ns();
-                spare = self.reserve(table, wanted, cpu, is_ahead)?;
-                waits.reclaim_ns += self.now_ns() - began;
-                near = if spare.is_none() { Units::NONE } else { near };
+                spare = self.wait_for_room(table, wanted, (cpu, is_ahead), waits)?;
+                if spare.is_none() {
+                    (near, fills) = (Units::NONE, false);
+                }
                 continue;
             };
             let stored = folio.stored.contains(index);
@@ -223,6 +225,20 @@ impl Engine {
         }
     }
 
+    /// [`Engine::reserve`], and how long that took.
+    fn wait_for_room(
+        &self,
+        table: &Table,
+        units: Units,
+        (cpu, is_ahead): (usize, bool),
+        waits: &mut Waits,
+    ) -> Result<Option<Spare>, Later> {
+        let began = self.now_ns();
+        let spare = self.reserve(table, units, cpu, is_ahead)?;
+        waits.reclaim_ns += self.now_ns() - began;
+        Ok(spare)
+    }
+
     fn lock_folio<'t>(&self, lock: &'t FolioLock, waits: &mut Waits) -> Held<'t> {
         lock.try_lock().unwrap_or_else(|| {
             let began = self.now_ns();
@@ -233,10 +249,10 @@ impl Engine {
     }
 
     /// The units to bring in for a fault on unit `index`, which is one of them. `near` are those that
-    /// the fault's stream wants.
-    fn wanted(&self, folio: &Folio, index: usize, near: Units) -> Units {
+    /// the fault's stream wants; `fills`: an empty folio comes as a whole.
+    fn wanted(&self, folio: &Folio, index: usize, near: Units, fills: bool) -> Units {
         if folio.is_empty() {
-            self.geometry().all()
+            if fills { self.geometry().all() } else { Units::one(index) | near }
         } else if folio.stored.contains(index) {
             Units::one(index) | (folio.stored & near)
         } else {

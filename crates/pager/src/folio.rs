@@ -8,6 +8,8 @@
 //!     +------------------+                 touch: decompress
 //! ```
 //!
+//! What is zeros when it would be stored becomes empty.
+//!
 //! # Invariants
 //!
 //! - `UNIT-1` A unit of a managed folio is either resident, staged, stored or empty. A missing page
@@ -122,7 +124,7 @@ impl Folio {
         self.staged.as_ref().map_or(Units::NONE, Full::units)
     }
 
-    /// Whether all units are empty: never touched, or dropped.
+    /// Whether all units are empty: never touched, dropped, or zeros when they went out.
     pub(crate) fn is_empty(&self) -> bool {
         self.resident.is_empty() && self.stored.is_empty() && self.staged.is_none()
     }

@@ -89,6 +89,10 @@ pub(crate) struct Reclaimer {
     bell: Bell,
     /// The share of the units stored last that were dirty.
     dirty_share: Average,
+    /// The share of zeros in folios that went out as a whole.
+    zero_share: Average,
+    /// Faults while that share is high.
+    sparse_faults: AtomicU32,
     /// How many whole folios one move captures; 0 for a folio that is captured in part.
     folios_moved: Average,
     compaction: Compaction,
@@ -98,11 +102,24 @@ pub(crate) struct Reclaimer {
     proactive: Proactive,
 }
 
+/// While folios are filled for one unit, one in so many faults fills a whole one: to see whether it is used.
+const FILL_EVERY: u32 = 16;
+
 impl Reclaimer {
+    /// Whether the first fault on a folio should bring zeros for all of it: not while most units of whole folios are
+    /// still zeros when they go out, since a program that touches one page here and there would need sixteen times as
+    /// much memory.
+    pub(crate) fn fills_folios(&self) -> bool {
+        self.zero_share.get() <= Average::ONE / 2
+            || self.sparse_faults.fetch_add(1, Relaxed) % FILL_EVERY == 0
+    }
+
     pub(crate) fn new() -> Reclaimer {
         Reclaimer {
             bell: Bell::default(),
             dirty_share: Average::new(Average::ONE),
+            zero_share: Average::new(0),
+            sparse_faults: AtomicU32::new(0),
             folios_moved: Average::new(Average::ONE),
             compaction: Compaction::default(),
             busy: Busy::default(),
@@ -388,16 +405,20 @@ impl Engine {
             let Some(slot) = &folio.staged else { continue };
             let units = slot.units();
             let had = folio.copied_units();
-            if !self.store(slot, &mut folio.copies, cpu) {
+            let Some(stored) = self.store(slot, &mut folio.copies, cpu) else {
                 folio.backed = self.still_backed(folio);
                 self.note_copied(folio, base, had);
                 // Rejected: the folio stays staged, and is tried again when it is the oldest again.
                 self.replacement.push_staged(base);
                 return Units::NONE;
+            };
+            let now = self.replacement.note_stored(self.geometry().bytes_of(units));
+            if !stored.is_empty() {
+                folio.note_stored(stored, now);
             }
-            folio.note_stored(units, self.replacement.note_stored(self.geometry().bytes_of(units)));
+            folio.backed -= units - stored;
             self.copies.change(had, folio.copied_units());
-            add(&self.figures().demand_stored_bytes, self.geometry().bytes_of(units) as u64);
+            add(&self.figures().demand_stored_bytes, self.geometry().bytes_of(stored) as u64);
             let slot = folio.staged.take();
             drop(held);
             slot.into_iter().for_each(|slot| self.give_slot(slot));
@@ -421,27 +442,35 @@ impl Engine {
     }
 
     /// Stores the units of a slot that differ from their copies, in one batch, and those whose copies
-    /// are outdated. False: a changed unit was rejected, and keeps the copy that it had; all other
-    /// units have good copies.
-    fn store(&self, slot: &Full, copies: &mut [Option<EntryId>], cpu: usize) -> bool {
+    /// are outdated. Returns the units that are stored: all but those of zeros, which keep nothing. `None`: a changed
+    /// unit was rejected, and keeps the copy that it had; all others are stored or zeros.
+    fn store(&self, slot: &Full, copies: &mut [Option<EntryId>], cpu: usize) -> Option<Units> {
         let (figures, units) = (self.figures(), slot.units());
         let mut batch: [store::Outgoing<'_>; UNITS_MAX] = Default::default();
         for (unit, index) in batch.iter_mut().zip(units.iter()) {
             *unit = store::Outgoing::new(self.mover.unit(slot, index), copies[index].take());
         }
         let batch = &mut batch[..units.count()];
-        let dirty = self.store.compare(batch);
+        self.store.compare(batch);
+        let zeros = self.drop_zeros(batch);
+        let dirty = batch.iter().filter(|unit| unit.outcome == Outcome::Changed).count();
         self.work.reclaimer.dirty_share.add(dirty, units.count());
+        if units == self.geometry().all() {
+            self.work.reclaimer.zero_share.add(zeros.count(), units.count());
+        }
         let outdated = self.mark_outdated(batch);
         let changed = dirty + outdated.count();
         let codec = self.codec_for(batch, changed, cpu);
         let began = self.now_ns();
         self.store.store(cpu, codec, batch, figures);
         let took = self.now_ns().saturating_sub(began);
-        self.copies.note_stored(units.count() - dirty, changed, took);
-        let mut all = true;
+        self.copies.note_stored(units.count() - zeros.count() - dirty, changed, took);
+        let (mut all, mut stored) = (true, units);
         for (place, (unit, index)) in batch.iter_mut().zip(units.iter()).enumerate() {
             copies[index] = unit.entry.take();
+            if zeros.contains(place) {
+                stored -= Units::one(index);
+            }
             match unit.outcome {
                 // If there was no memory for a better copy, the old one is still good.
                 Outcome::Rejected(_) if outdated.contains(place) => add(&figures.reclaim_clean, 1),
@@ -453,7 +482,21 @@ impl Engine {
                 _ => all = false,
             }
         }
-        all
+        all.then_some(stored)
+    }
+
+    /// Drops the copies of the units of a batch that are zeros now, and returns their places in the batch: nothing
+    /// else need be kept of them, since an empty unit reads as zeros. Most of them were never touched: a program that
+    /// uses one page here and there gets a folio of zeros for each.
+    fn drop_zeros(&self, units: &mut [store::Outgoing<'_>]) -> Units {
+        let mut zeros = Units::NONE;
+        for (place, unit) in units.iter_mut().enumerate().filter(|(_, unit)| unit.is_zeros()) {
+            let copy = unit.entry.take();
+            copy.into_iter().for_each(|copy| self.store.invalidate(copy, self.figures()));
+            unit.outcome = Outcome::SameFilled;
+            zeros |= Units::one(place);
+        }
+        zeros
     }
 }
 

@@ -105,6 +105,39 @@ fn a_region_agrees_with_a_vector() {
     assert!(figure(&pager, "faults_stored") > 0);
 }
 
+/// Goal: a program that uses one page here and there needs memory for these pages and not for the zeros beside them,
+/// and zeros that were written take nothing either. Method: one page of each 64 KiB, then zeros over half of them.
+#[test]
+fn a_page_here_and_there_takes_no_more_than_itself() {
+    const STEP: usize = 64 << 10;
+    let pager = Pager::builder().limit(8 << 20).build().unwrap();
+    let mut region = pager.map(256 * MIB).unwrap();
+    let used = |place: usize| place * STEP + place % 16 * 4096;
+    let places = region.len() / STEP;
+    for place in 0..places {
+        // Not one word repeated, which would take no object.
+        fill(&mut region[used(place)..][..4096], 1);
+    }
+    // 16 MiB are in use; without the zeros beside them it would be 256.
+    let demand = figure(&pager, "demand_bytes_max");
+    assert!(demand < 48 << 20, "{demand}");
+    for place in (0..places).step_by(2) {
+        region[used(place)..][..4096].fill(0);
+    }
+    for place in 0..places {
+        let (zeros, page) = region[place * STEP..][..STEP].split_at(place % 16 * 4096);
+        let (page, more_zeros) = page.split_at(4096);
+        match place % 2 {
+            0 => assert!(page.iter().all(|found| *found == 0), "{place}"),
+            _ => verify(page, 1),
+        }
+        assert!(zeros.iter().chain(more_zeros).all(|found| *found == 0), "{place}");
+    }
+    let figures =
+        ["same_filled_units", "over_limit", "faults_stored"].map(|name| figure(&pager, name));
+    assert!(matches!(figures, [0, 0, 1..=u64::MAX]), "{figures:?}");
+}
+
 /// Goal: several threads can use one region. Method: each thread writes and verifies its part.
 #[test]
 fn threads_fault_side_by_side() {

@@ -37,6 +37,12 @@ impl<'a> Outgoing<'a> {
     pub fn is_same_filled(&self) -> bool {
         self.checksum.same_filled().is_some()
     }
+
+    /// Whether the unit is zeros; known once it was compared with its copy.
+    #[must_use]
+    pub fn is_zeros(&self) -> bool {
+        self.checksum.same_filled() == Some(0)
+    }
 }
 
 /// What became of a unit that was to be stored.
