@@ -8,7 +8,7 @@
 //!     +------------------+                 touch: decompress
 //! ```
 //!
-//! What is zeros when it would be stored becomes empty.
+//! A unit that is zeros when it would be stored, as are most units of its folio then, becomes empty.
 //!
 //! # Invariants
 //!

@@ -452,12 +452,15 @@ impl Engine {
         }
         let batch = &mut batch[..units.count()];
         self.store.compare(batch);
-        let zeros = self.drop_zeros(batch);
-        let dirty = batch.iter().filter(|unit| unit.outcome == Outcome::Changed).count();
-        self.work.reclaimer.dirty_share.add(dirty, units.count());
+        let zeros = self.zeros(batch);
         if units == self.geometry().all() {
             self.work.reclaimer.zero_share.add(zeros.count(), units.count());
         }
+        // Among others zeros stay stored: all of them come back together, the zeros at no cost.
+        let zeros = if 2 * zeros.count() > units.count() { zeros } else { Units::NONE };
+        self.drop_zeros(batch, zeros);
+        let dirty = batch.iter().filter(|unit| unit.outcome == Outcome::Changed).count();
+        self.work.reclaimer.dirty_share.add(dirty, units.count());
         let outdated = self.mark_outdated(batch);
         let changed = dirty + outdated.count();
         let codec = self.codec_for(batch, changed, cpu);
@@ -485,18 +488,22 @@ impl Engine {
         all.then_some(stored)
     }
 
-    /// Drops the copies of the units of a batch that are zeros now, and returns their places in the batch: nothing
-    /// else need be kept of them, since an empty unit reads as zeros. Most of them were never touched: a program that
-    /// uses one page here and there gets a folio of zeros for each.
-    fn drop_zeros(&self, units: &mut [store::Outgoing<'_>]) -> Units {
-        let mut zeros = Units::NONE;
-        for (place, unit) in units.iter_mut().enumerate().filter(|(_, unit)| unit.is_zeros()) {
+    /// The places in a batch of the units that are zeros.
+    fn zeros(&self, batch: &[store::Outgoing<'_>]) -> Units {
+        let zeros = batch.iter().enumerate().filter(|(_, unit)| unit.is_zeros());
+        zeros.fold(Units::NONE, |zeros, (place, _)| zeros | Units::one(place))
+    }
+
+    /// Drops the copies of units that are zeros now, at these places in a batch. Nothing else need be kept of them,
+    /// since an empty unit reads as zeros. Most of them were never touched: a program that uses one page here and there
+    /// gets a folio of zeros for each.
+    fn drop_zeros(&self, batch: &mut [store::Outgoing<'_>], zeros: Units) {
+        for place in zeros.iter() {
+            let unit = &mut batch[place];
             let copy = unit.entry.take();
             copy.into_iter().for_each(|copy| self.store.invalidate(copy, self.figures()));
             unit.outcome = Outcome::SameFilled;
-            zeros |= Units::one(place);
         }
-        zeros
     }
 }
 

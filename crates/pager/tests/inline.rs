@@ -133,9 +133,10 @@ fn a_page_here_and_there_takes_no_more_than_itself() {
         }
         assert!(zeros.iter().chain(more_zeros).all(|found| *found == 0), "{place}");
     }
-    let figures =
-        ["same_filled_units", "over_limit", "faults_stored"].map(|name| figure(&pager, name));
-    assert!(matches!(figures, [0, 0, 1..=u64::MAX]), "{figures:?}");
+    // Of 61,440 units that were never written, and 2048 that are zeros now.
+    assert!(figure(&pager, "same_filled_units") < 4096);
+    assert!(figure(&pager, "resident_bytes_max") < 9 << 20);
+    assert!(figure(&pager, "faults_stored") > 0);
 }
 
 /// Goal: several threads can use one region. Method: each thread writes and verifies its part.
