@@ -37,14 +37,18 @@ pub(crate) fn path(name: &str) -> Option<CString> {
 
 /// Makes a file of `bytes` zeros, in a directory that belongs to this user alone.
 ///
-/// An existing file of that name is replaced: an earlier process with the same id left it, and a
-/// reader that has it open keeps it. `None` if there is no `/dev/shm`, if another user made the
-/// directory, or if the process may not make a file of that size.
+/// An existing file of that name is replaced: an earlier process with the same id left it, or this one
+/// before it executed another program; and a reader that has it open keeps it. It goes also where there
+/// will be none. `None` if there is no `/dev/shm`, if another user made the directory, or if the process
+/// may not make a file of that size.
 #[must_use]
 pub fn create(name: &str, bytes: usize) -> Option<OwnedFd> {
-    let folder = open_folder().filter(|_| fits(bytes))?;
+    let folder = open_folder()?;
     let name = CString::new(name).ok()?;
     rustix::fs::unlinkat(&folder, &name, AtFlags::empty()).ok();
+    if !fits(bytes) {
+        return None;
+    }
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let file = rustix::fs::openat(&folder, &name, flags, Mode::RUSR | Mode::WUSR).ok()?;
     rustix::fs::ftruncate(&file, bytes as u64).ok()?;
@@ -163,4 +167,29 @@ pub unsafe fn unmap(at: *mut c_void, bytes: usize) {
     // SAFETY: the caller's contract.
     let gone = unsafe { rustix::mm::munmap(at, bytes) };
     debug_assert!(gone.is_ok());
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::process::{Resource, Rlimit, setrlimit};
+
+    use super::{create, open, remove};
+    use crate::testing::in_child;
+
+    /// Goal: what a process counted before it executed another program is not taken for what that counts, where that
+    /// may make no file.
+    #[test]
+    fn a_file_goes_also_where_no_new_one_can_be_made() {
+        let name = format!("test-{}", std::process::id());
+        if create(&name, 4096).is_none() {
+            return eprintln!("SKIPPED: no file can be made in /dev/shm");
+        }
+        let is_good = in_child(|| {
+            let limit = Rlimit { current: Some(512), maximum: Some(512) };
+            setrlimit(Resource::Fsize, limit).is_ok() && create(&name, 4096).is_none()
+        });
+        let is_gone = open(&name, 1).is_none();
+        remove(&name);
+        assert!(is_good && is_gone);
+    }
 }
