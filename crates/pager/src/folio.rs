@@ -8,7 +8,7 @@
 //!     +------------------+                 touch: decompress
 //! ```
 //!
-//! A unit that is zeros when it would be stored, as are most units of its folio then, becomes empty.
+//! A unit that is zeros when it would be stored becomes empty, if most units of its folio are zeros then, and not all.
 //!
 //! # Invariants
 //!

@@ -89,7 +89,7 @@ pub(crate) struct Reclaimer {
     bell: Bell,
     /// The share of the units stored last that were dirty.
     dirty_share: Average,
-    /// The share of zeros in folios that went out as a whole.
+    /// The share of zeros in folios that went out as a whole, without those of zeros alone.
     zero_share: Average,
     /// Faults while that share is high.
     sparse_faults: AtomicU32,
@@ -452,12 +452,10 @@ impl Engine {
         }
         let batch = &mut batch[..units.count()];
         self.store.compare(batch);
-        let zeros = self.zeros(batch);
+        let zeros = self.unused_zeros(batch);
         if units == self.geometry().all() {
             self.work.reclaimer.zero_share.add(zeros.count(), units.count());
         }
-        // Among others zeros stay stored: all of them come back together, the zeros at no cost.
-        let zeros = if 2 * zeros.count() > units.count() { zeros } else { Units::NONE };
         self.drop_zeros(batch, zeros);
         let dirty = batch.iter().filter(|unit| unit.outcome == Outcome::Changed).count();
         self.work.reclaimer.dirty_share.add(dirty, units.count());
@@ -488,15 +486,18 @@ impl Engine {
         all.then_some(stored)
     }
 
-    /// The places in a batch of the units that are zeros.
-    fn zeros(&self, batch: &[store::Outgoing<'_>]) -> Units {
+    /// The places in a batch of the units that are zeros, and were probably never touched: where they are most units,
+    /// and not all. Zeros alone were written or read as such, and are needed; and a few among others stay stored, since
+    /// all of them come back together, the zeros at no cost.
+    fn unused_zeros(&self, batch: &[store::Outgoing<'_>]) -> Units {
         let zeros = batch.iter().enumerate().filter(|(_, unit)| unit.is_zeros());
-        zeros.fold(Units::NONE, |zeros, (place, _)| zeros | Units::one(place))
+        let zeros = zeros.fold(Units::NONE, |zeros, (place, _)| zeros | Units::one(place));
+        let is_most = (batch.len() / 2 + 1..batch.len()).contains(&zeros.count());
+        if is_most { zeros } else { Units::NONE }
     }
 
     /// Drops the copies of units that are zeros now, at these places in a batch. Nothing else need be kept of them,
-    /// since an empty unit reads as zeros. Most of them were never touched: a program that uses one page here and there
-    /// gets a folio of zeros for each.
+    /// since an empty unit reads as zeros: a program that uses one page here and there gets a folio of zeros for each.
     fn drop_zeros(&self, batch: &mut [store::Outgoing<'_>], zeros: Units) {
         for place in zeros.iter() {
             let unit = &mut batch[place];
