@@ -215,6 +215,14 @@ pub struct Bucket {
 }
 
 impl Bucket {
+    /// Makes it as one that was never used, nor set. Nobody else has it.
+    pub fn clear(&self) {
+        self.budget.store(0, Relaxed);
+        self.level_bytes.store(0, Relaxed);
+        self.filled_ns.store(0, Relaxed);
+        self.used_up.store(0, Relaxed);
+    }
+
     /// From now on this budget, of which nothing is used. One thread at a time calls it.
     pub fn set(&self, budget: WriteBudget) {
         // Not a store, which the model of `make loom` may put before a later step of fill().
@@ -316,6 +324,18 @@ mod tests {
 
     fn budget(text: &str) -> WriteBudget {
         text.parse().unwrap_or_else(|why| panic!("{why}"))
+    }
+
+    /// Goal: a bucket that is used again does not know what it was used for before: time, level and count.
+    #[test]
+    fn a_bucket_that_is_cleared_is_as_new() {
+        let (bucket, mut times) = (Bucket::default(), 0);
+        bucket.set(budget("1M/s"));
+        bucket.take(2 << 20);
+        assert_eq!(bucket.left(0, 3 * SECOND_NS, || times += 1), 0);
+        assert_eq!((times, bucket.used_up()), (1, 1));
+        bucket.clear();
+        assert_eq!(format!("{bucket:?}"), format!("{:?}", Bucket::default()));
     }
 
     #[test]

@@ -207,8 +207,10 @@ impl Ledger {
         format!("{run}{FILE_SUFFIX}")
     }
 
-    /// Begins a ledger of zeros: all of `total_bytes` is free.
+    /// Begins a ledger of zeros, or again one that nobody uses any more: all of `total_bytes` is free, and nothing was
+    /// written to disk.
     pub fn begin(&self, run: u32, total_bytes: u64) {
+        self.writes.clear();
         self.bytes.store(u32::try_from(size_of::<Ledger>()).expect("128 KiB"), Relaxed);
         self.run.store(run, Relaxed);
         self.total_bytes.store(total_bytes, Relaxed);
