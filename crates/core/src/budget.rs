@@ -215,7 +215,7 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// Makes it as one that was never used, nor set. Nobody else has it.
+    /// Makes the bucket as one that was never set. No other thread uses it meanwhile.
     pub fn clear(&self) {
         self.budget.store(0, Relaxed);
         self.level_bytes.store(0, Relaxed);
@@ -326,7 +326,7 @@ mod tests {
         text.parse().unwrap_or_else(|why| panic!("{why}"))
     }
 
-    /// Goal: a bucket that is used again does not know what it was used for before: time, level and count.
+    /// Goal: a bucket that is cleared keeps nothing: budget, level, time and count.
     #[test]
     fn a_bucket_that_is_cleared_is_as_new() {
         let (bucket, mut times) = (Bucket::default(), 0);

@@ -207,10 +207,13 @@ impl Ledger {
         format!("{run}{FILE_SUFFIX}")
     }
 
-    /// Begins a ledger of zeros, or again one that nobody uses any more: all of `total_bytes` is free, and nothing was
-    /// written to disk.
+    /// Begins a ledger that is zeros, or that an earlier run has left and no process uses: all of `total_bytes` is
+    /// free, and nothing of what the earlier run had, wrote or was asked for remains.
     pub fn begin(&self, run: u32, total_bytes: u64) {
         self.writes.clear();
+        self.sum_bytes.store(0, Relaxed);
+        self.sum_bytes_max.store(0, Relaxed);
+        self.limit_asked.store(0, Relaxed);
         self.bytes.store(u32::try_from(size_of::<Ledger>()).expect("128 KiB"), Relaxed);
         self.run.store(run, Relaxed);
         self.total_bytes.store(total_bytes, Relaxed);

@@ -436,8 +436,8 @@ fn a_queue_that_is_refused_costs_no_other() {
     assert!(is_good);
 }
 
-/// Goal: a child of `fork` makes streams, also of software, whatever the other threads of its parent were doing. Method:
-/// another thread makes streams all the time.
+/// Goal: a child of `fork` can make streams of software, whatever the other threads of its parent were doing. Method:
+/// another thread makes such streams all the time.
 #[test]
 fn a_child_waits_for_no_thread_of_its_parent() {
     let is_done = AtomicBool::new(false);

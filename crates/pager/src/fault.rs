@@ -196,7 +196,8 @@ impl Engine {
                 continue;
             }
             let Some(spare) = spare.take() else {
-                // Where the limit cannot be held there is no room for one unit either, and zeros come at once.
+                // Where the limit cannot be held there is no room for one unit either: a folio of zeros then comes as a
+                // whole, with one fault instead of sixteen.
                 let is_ahead = wanted.count() > 1 && !(folio.is_empty() && self.at_floor());
                 drop(folio);
                 spare = self.wait_for_room(table, wanted, (cpu, is_ahead), waits)?;

@@ -124,7 +124,7 @@ impl Folio {
         self.staged.as_ref().map_or(Units::NONE, Full::units)
     }
 
-    /// Whether all units are empty: never touched, dropped, or zeros when they went out.
+    /// Whether all units are empty: never touched, or dropped.
     pub(crate) fn is_empty(&self) -> bool {
         self.resident.is_empty() && self.stored.is_empty() && self.staged.is_none()
     }

@@ -89,7 +89,7 @@ pub(crate) struct Reclaimer {
     bell: Bell,
     /// The share of the units stored last that were dirty.
     dirty_share: Average,
-    /// The share of zeros in folios that went out as a whole, without those of zeros alone.
+    /// The share of unused zeros ([`Engine::unused_zeros`]) in folios that went out as a whole.
     zero_share: Average,
     /// Faults while that share is high.
     sparse_faults: AtomicU32,
@@ -102,7 +102,8 @@ pub(crate) struct Reclaimer {
     proactive: Proactive,
 }
 
-/// While folios are filled for one unit, one in so many faults fills a whole one: to see whether it is used.
+/// While a first fault brings one unit, one fault in so many may bring a whole folio: to see whether more of it is
+/// used.
 const FILL_EVERY: u32 = 16;
 
 impl Reclaimer {
@@ -412,10 +413,8 @@ impl Engine {
                 self.replacement.push_staged(base);
                 return Units::NONE;
             };
-            let now = self.replacement.note_stored(self.geometry().bytes_of(units));
-            if !stored.is_empty() {
-                folio.note_stored(stored, now);
-            }
+            folio
+                .note_stored(stored, self.replacement.note_stored(self.geometry().bytes_of(units)));
             folio.backed -= units - stored;
             self.copies.change(had, folio.copied_units());
             add(&self.figures().demand_stored_bytes, self.geometry().bytes_of(stored) as u64);
@@ -442,8 +441,8 @@ impl Engine {
     }
 
     /// Stores the units of a slot that differ from their copies, in one batch, and those whose copies
-    /// are outdated. Returns the units that are stored: all but those of zeros, which keep nothing. `None`: a changed
-    /// unit was rejected, and keeps the copy that it had; all others are stored or zeros.
+    /// are outdated. Returns the units that are stored, one at least: all but unused zeros, which keep nothing. `None`:
+    /// a changed unit was rejected, and keeps the copy that it had; all others are stored or unused zeros.
     fn store(&self, slot: &Full, copies: &mut [Option<EntryId>], cpu: usize) -> Option<Units> {
         let (figures, units) = (self.figures(), slot.units());
         let mut batch: [store::Outgoing<'_>; UNITS_MAX] = Default::default();
@@ -486,9 +485,9 @@ impl Engine {
         all.then_some(stored)
     }
 
-    /// The places in a batch of the units that are zeros, and were probably never touched: where they are most units,
-    /// and not all. Zeros alone were written or read as such, and are needed; and a few among others stay stored, since
-    /// all of them come back together, the zeros at no cost.
+    /// The places in a batch of the units that are zeros and were probably never touched: all units of zeros, if these
+    /// are most of the batch and not all of it. Where a batch is zeros alone the program wrote or read them, and needs
+    /// them. Where zeros are few they stay stored, so that the folio comes back as a whole, the zeros at no cost.
     fn unused_zeros(&self, batch: &[store::Outgoing<'_>]) -> Units {
         let zeros = batch.iter().enumerate().filter(|(_, unit)| unit.is_zeros());
         let zeros = zeros.fold(Units::NONE, |zeros, (place, _)| zeros | Units::one(place));
@@ -496,8 +495,8 @@ impl Engine {
         if is_most { zeros } else { Units::NONE }
     }
 
-    /// Drops the copies of units that are zeros now, at these places in a batch. Nothing else need be kept of them,
-    /// since an empty unit reads as zeros: a program that uses one page here and there gets a folio of zeros for each.
+    /// Drops the copies of the units at these places in a batch, which are zeros now. Nothing else need be kept of
+    /// them, since an empty unit reads as zeros.
     fn drop_zeros(&self, batch: &mut [store::Outgoing<'_>], zeros: Units) {
         for place in zeros.iter() {
             let unit = &mut batch[place];

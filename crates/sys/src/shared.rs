@@ -37,9 +37,9 @@ pub(crate) fn path(name: &str) -> Option<CString> {
 
 /// Makes a file of `bytes` zeros, in a directory that belongs to this user alone.
 ///
-/// An existing file of that name is replaced: an earlier process with the same id left it, or this one
-/// before it executed another program; and a reader that has it open keeps it. It goes also where there
-/// will be none. `None` if there is no `/dev/shm`, if another user made the directory, or if the process
+/// An existing file of that name is removed first: an earlier process with the same id left it, or this
+/// process before it executed another program. A reader that has it open keeps it. `None` if there is no
+/// `/dev/shm`, or if another user made the directory; or, with the existing file removed, if the process
 /// may not make a file of that size.
 #[must_use]
 pub fn create(name: &str, bytes: usize) -> Option<OwnedFd> {
@@ -176,8 +176,8 @@ mod tests {
     use super::{create, open, remove};
     use crate::testing::in_child;
 
-    /// Goal: what a process counted before it executed another program is not taken for what that counts, where that
-    /// may make no file.
+    /// Goal: what a process counted before it executed another program is not taken for the figures of that program,
+    /// which may make no file.
     #[test]
     fn a_file_goes_also_where_no_new_one_can_be_made() {
         let name = format!("test-{}", std::process::id());
