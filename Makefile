@@ -125,7 +125,7 @@ bench: build
 # The tiers below the pool, the disks and the accelerator, and `auto`. Each is run if the one before fails, too.
 bench-all: bench
 	@failed=; for what in 'auto' 'swap' 'spill --against kernel -r 3' \
-		'usemem --against kernel --zswap /var/tmp --bytes 1536M --limit 256M --setting auto:4K --without inline' \
+		'usemem --against kernel --zswap /var/tmp --bytes 1536M --limit 256M --setting auto --without inline' \
 		'zram --against kernel' 'recompress' 'replacement --generated' 'iaa'; do \
 		echo "== zfolio bench $$what"; $(BIN)/zfolio bench $$what || failed="$$failed; $$what"; \
 	done; [ -z "$$failed" ] || { echo "bench-all: failed$$failed"; exit 1; }

@@ -43,12 +43,11 @@ fn with_region<T>(
     bytes: usize,
     work: impl FnOnce(&mut [u8]) -> T,
 ) -> Result<T, String> {
-    let pager = zfolio::Pager::builder()
-        .limit(limit_bytes)
-        .algorithm(&compression.algorithm)
-        .unit(compression.unit_bytes)
-        .build()
-        .map_err(|error| error.to_string())?;
+    let mut builder = zfolio::Pager::builder().limit(limit_bytes).algorithm(&compression.algorithm);
+    if let Some(unit_bytes) = compression.unit_bytes {
+        builder = builder.unit(unit_bytes);
+    }
+    let pager = builder.build().map_err(|error| error.to_string())?;
     let mut region = pager.map(bytes).map_err(|error| error.to_string())?;
     Ok(work(&mut region))
 }

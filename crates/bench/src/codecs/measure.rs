@@ -95,7 +95,7 @@ impl fmt::Display for Measured {
             f,
             "{:<18} {:>4} {:>5.2} {:>6.3} {:>8.3} {:>7.0} {:>6.0} {:>5.2} {:>5.2} {:>5.2} {:>6.1} {:>6.1} {:>5} {:>5}",
             self.setting.algorithm,
-            size::display(self.setting.unit_bytes as u64),
+            size::display(self.setting.unit_bytes() as u64),
             self.ratio,
             self.pool_over_codec,
             self.metadata_share * 100.0,
@@ -138,8 +138,8 @@ pub(crate) fn measure(
     sample: &[u8],
     rounds: u32,
 ) -> Result<Measured, String> {
-    let unit = UnitOrder::from_bytes(setting.unit_bytes).expect("a setting's unit is one");
-    let bench = Bench { params, unit, units: sample.chunks_exact(setting.unit_bytes).collect() };
+    let unit = UnitOrder::from_bytes(setting.unit_bytes()).expect("a setting's unit is one");
+    let bench = Bench { params, unit, units: sample.chunks_exact(setting.unit_bytes()).collect() };
     let part: Vec<&[u8]> = bench.batches(&bench.units).step_by(PART).flatten().copied().collect();
     let (lower, upper) = part.split_at(part.len() / 2);
     // Made once for all rounds: on a virtual machine, freed memory may go back to the host, and the

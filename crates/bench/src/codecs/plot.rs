@@ -29,7 +29,7 @@ pub(crate) fn draw(title: &str, rows: &[Measured], choice: &Choice) -> String {
     plot.line(&front, STRONG);
     for (index, row) in rows.iter().enumerate() {
         let colour = if choice.is_best(index) { STRONG } else { WEAK };
-        let unit = size::display(row.setting.unit_bytes as u64);
+        let unit = size::display(row.setting.unit_bytes() as u64);
         let name = format!("{} {unit}", row.setting.algorithm);
         plot.point(row.both_mb_s(), row.ratio, colour, &name);
     }

@@ -43,7 +43,7 @@ kill the program.
 
 Examples:
   sudo zfolio bench usemem --against kernel
-  sudo zfolio bench usemem --zswap /var/tmp --bytes 1536M --limit 256M --setting auto:4K --without inline
+  sudo zfolio bench usemem --zswap /var/tmp --bytes 1536M --limit 256M --setting auto --without inline
   sudo zfolio bench usemem --against kernel --bytes 4G --limit 1G -n 4 -r 5 --json > result.json
   zfolio bench usemem --corpus corpus.bin --total 512M --setting lz4:64K --setting zstd,level=3:64K")]
     Usemem(Box<UsememArgs>),
@@ -114,7 +114,7 @@ pub(super) struct UsememArgs {
     /// zfolio's limit, for everything [default: what the kernel needed; without it, half of --bytes]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(super) total: Option<u64>,
-    /// How zfolio compresses: ALGORITHM[,level=N]:UNIT; may be repeated
+    /// How zfolio compresses: ALGORITHM[,level=N]:UNIT, or auto; may be repeated
     /// [default: lz4:4K lz4:16K zstd,level=1:4K zstd,level=1:16K]
     #[arg(long, value_name = "SETTING")]
     pub(super) setting: Vec<Compression>,

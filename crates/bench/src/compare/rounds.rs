@@ -215,7 +215,8 @@ impl Bench<'_> {
         let mut command = Command::new(&self.zfolio);
         command.args(["run", "--quiet", "--limit", &(total / processes).to_string()]);
         command.args(["--algorithm", &compression.algorithm]);
-        command.args(["--unit", &compression.unit_bytes.to_string()]);
+        let unit = compression.unit_bytes.map(|bytes| bytes.to_string());
+        unit.iter().for_each(|unit| _ = command.args(["--unit", unit]));
         self.args.zswap.iter().for_each(|dir| _ = command.arg("--spill").arg(dir));
         command.arg("--").arg(&self.usemem);
         self.workload(&mut command);
@@ -227,8 +228,9 @@ impl Bench<'_> {
     fn run_inline(&self, compression: &Compression, total: u64) -> Result<Outcome, WatchError> {
         let mut command = Command::new(&self.zfolio);
         let Compression { algorithm, unit_bytes } = compression;
+        let unit = unit_bytes.map_or(String::new(), |bytes| format!(":{bytes}"));
         command.args(["bench", "usemem", "--inline-child", "--total", &total.to_string()]);
-        command.arg("--setting").arg(format!("{algorithm}:{unit_bytes}"));
+        command.arg("--setting").arg(format!("{algorithm}{unit}"));
         self.workload(&mut command);
         os::tie(&mut command, None);
         let outcome = finish(command, Whose::All)?;

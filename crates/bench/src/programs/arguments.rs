@@ -30,7 +30,7 @@ Examples:
   sudo zfolio bench programs --against kernel --json > programs.json";
 
 pub(crate) const AUTO_HELP: &str = "\
-This is 'zfolio bench programs' with auto:4K and the settings that 'zfolio bench usemem' compares, or those
+This is 'zfolio bench programs' with auto and the settings that 'zfolio bench usemem' compares, or those
 of --setting. One more table compares the best of the fixed settings with 'auto': 0.95 means that a fixed one
 took 0.95 of the time of 'auto'; 'ended', that only 'auto' took too long.
 
@@ -57,7 +57,7 @@ pub(crate) struct ProgramsArgs {
     /// This limit, as in 128M, instead of shares of the need; may be repeated
     #[arg(long, value_name = "SIZE", value_parser = super::share::size, conflicts_with = "share")]
     pub(crate) limit: Vec<Share>,
-    /// How zfolio compresses: ALGORITHM[,level=N]:UNIT; may be repeated
+    /// How zfolio compresses: ALGORITHM[,level=N]:UNIT, or auto; may be repeated
     /// [default: that of 'zfolio run'; of 'bench auto': auto and the fixed ones]
     #[arg(long, value_name = "SETTING")]
     pub(crate) setting: Vec<Compression>,
@@ -88,7 +88,7 @@ impl ProgramsArgs {
     /// `auto` and the fixed settings, unless there are settings already.
     pub(crate) fn set_all_settings(&mut self) {
         if self.setting.is_empty() {
-            let all = ["auto:4K"].into_iter().chain(setting::DEFAULTS);
+            let all = ["auto"].into_iter().chain(setting::DEFAULTS);
             let all = all.map(str::parse).collect::<Result<_, _>>();
             self.setting = all.expect("a test reads them all");
         }
@@ -169,7 +169,7 @@ mod tests {
             args.set_all_settings();
             args.setting.iter().map(ToString::to_string).collect::<Vec<_>>()
         };
-        assert_eq!(settings(&["auto"])[0], "auto 4K");
+        assert_eq!(settings(&["auto"])[0], "auto");
         assert_eq!(settings(&["auto"]).len(), 5);
         assert_eq!(settings(&["auto", "--setting", "lzo:4K"]), ["lzo 4K"]);
     }

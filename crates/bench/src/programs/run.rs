@@ -114,8 +114,9 @@ impl Runner<'_> {
         before.extend(["run", "--quiet", "--limit", &limit, "--stats"].map(str::to_owned));
         before.push(stats.display().to_string());
         if let Some(Compression { algorithm, unit_bytes }) = compression {
-            let unit = unit_bytes.to_string();
-            before.extend(["--algorithm", algorithm, "--unit", &unit].map(str::to_owned));
+            before.extend(["--algorithm", algorithm].map(str::to_owned));
+            let unit = unit_bytes.map(|bytes| ["--unit".to_owned(), bytes.to_string()]);
+            before.extend(unit.into_iter().flatten());
         }
         before.push("--".to_owned());
         let mut command = self.command(&before);
