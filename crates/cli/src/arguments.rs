@@ -147,7 +147,7 @@ pub(crate) struct RunArgs {
     #[arg(long, short, value_name = "NAME[,level=N][,dict=FILE]", value_parser = parse_named)]
     pub(crate) algorithm: Option<Named<Choice>>,
 
-    /// What is compressed as one object: a power of two, 4K to 2M [default: 4K]
+    /// What is compressed as one object: a power of two, 4K to 2M [default: 4K, and with auto 16K where that pays]
     ///
     /// Large units compress better and faster; small ones serve a random access sooner.
     #[arg(long, short, value_name = "SIZE", value_parser = parse_unit)]

@@ -244,7 +244,7 @@ fn environment(settings: &Settings, preload: &Path) -> Result<Vec<CString>, Fail
     let ours: [(&str, Option<OsString>); 16] = [
         ("LD_PRELOAD", Some(library)),
         ("ZFOLIO_LIMIT", Some(settings.limit_bytes.to_string().into())),
-        ("ZFOLIO_UNIT", Some(settings.unit.bytes().to_string().into())),
+        ("ZFOLIO_UNIT", settings.unit.map(|unit| unit.bytes().to_string().into())),
         ("ZFOLIO_ALGORITHM", Some(settings.algorithm.to_string().into())),
         ("ZFOLIO_ACCELERATE", settings.accelerate.map(|it| it.to_string().into())),
         ("ZFOLIO_STALL", Some(size::display_stall(settings.stall_ppm).into())),

@@ -20,6 +20,9 @@ const _: () = {
 pub struct UnitOrder(u8);
 
 impl UnitOrder {
+    /// One page.
+    pub const PAGE: UnitOrder = UnitOrder(0);
+
     /// 4 KiB, the default: real programs touch their memory here and there, and wait a quarter less than
     /// with 16 KiB (`docs/design/pager.md`, "Rejected").
     pub const DEFAULT: UnitOrder = UnitOrder(0);

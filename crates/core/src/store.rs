@@ -60,7 +60,7 @@ mod spill;
 #[cfg(test)]
 mod tests;
 
-use crate::page::PAGE_BYTES;
+use crate::page::{PAGE_BYTES, UnitOrder};
 use crate::stats::Figures;
 use crate::zcomp::{self, BATCH_MAX, Element, Unpack, Zcomp};
 use crate::zsmalloc::{Handle, PageSource, Pinned, Pool, PoolStats};
@@ -117,14 +117,23 @@ impl<S: PageSource> Store<S> {
     ///
     /// If there is no codec, or more than [`CODECS_MAX`].
     pub fn new(codecs: Vec<Zcomp>, source: S, key: Key) -> Self {
-        let codecs = Codecs::new(codecs);
+        Store::for_units(UnitOrder::PAGE, codecs, source, key)
+    }
+
+    /// The same, where units of codecs that are added later ([`Store::add_codec`]) may be as large as `unit_max`.
+    ///
+    /// # Panics
+    ///
+    /// As [`Store::new`].
+    pub fn for_units(unit_max: UnitOrder, codecs: Vec<Zcomp>, source: S, key: Key) -> Self {
+        let codecs = Codecs::new(codecs, unit_max);
         let pool = Pool::with_words(source, codecs.unit_max(), ROW_WORDS);
         let batch_max = codecs.batch_max();
         Store { codecs, pool, key, batch_max, spill: None, in_pool: None }
     }
 
     /// Adds a codec for units that are stored from now on. `None`: there is no place for it, or its units or batches
-    /// are longer than those of the first codecs.
+    /// are longer than those of the first codecs, or than the store was made for.
     ///
     /// Nobody who forks may do so meanwhile.
     pub fn add_codec(&self, codec: Zcomp) -> Option<CodecId> {

@@ -10,6 +10,7 @@ use zfolio_workers::Accelerated;
 
 use crate::charge::OverLimit;
 use crate::spill::{PlaceError, Places};
+use crate::wide;
 
 /// The smallest limit: staging, streams and tables take a few MiB, and the rest must be enough for
 /// the program to make progress.
@@ -38,6 +39,8 @@ pub struct Config {
     pub algorithm: Choice,
     /// The size of what is compressed as one object.
     pub unit: UnitOrder,
+    /// Four units may be stored as one object, where that pays ([`Config::wide_unit`]).
+    pub wide_units: bool,
     /// How faults are served.
     pub mode: Mode,
     /// The limit is for the whole process: memory that is not managed counts too.
@@ -51,6 +54,21 @@ pub struct Config {
     pub spill: Places,
     /// What compresses and decompresses beside the engine's own threads.
     pub accelerated: Accelerated,
+}
+
+impl Config {
+    /// The size of wide units, if there are any: beside units of a page, with two codecs to choose from.
+    #[must_use]
+    pub fn wide_unit(&self) -> Option<UnitOrder> {
+        let may =
+            self.wide_units && self.algorithm == Choice::Auto && self.unit == UnitOrder::DEFAULT;
+        may.then(|| wide::order(self.unit)).flatten()
+    }
+
+    /// The largest unit that is compressed as one object.
+    pub(crate) fn object_max(&self) -> UnitOrder {
+        self.wide_unit().unwrap_or(self.unit)
+    }
 }
 
 /// Reads the dictionary that `params` name into them; without one they stay as they are.

@@ -88,6 +88,8 @@ struct Ledger {
     near: AtomicU64,
     /// How many of the loads the dense codec would save.
     saved: AtomicU64,
+    /// See [`Span::together`].
+    together: AtomicU64,
     /// Time that faults waited for loads.
     wait_ns: AtomicU64,
     /// Units that went out clean, and so many more that were not seen to do so: the first copies are too
@@ -132,6 +134,8 @@ pub(crate) struct Span {
     pub(crate) loads: u64,
     /// Those of the loads that the dense codec would save (`Copies::set_saved`).
     pub(crate) saved: u64,
+    /// With the dense codec in use: units of these that came in wide ones. Else: loads that wide units would save.
+    pub(crate) together: u64,
     /// Units compressed.
     pub(crate) compressed: u64,
     /// See `Ledger::refault_ns`.
@@ -204,10 +208,10 @@ impl Ledger {
 
     fn span(&self, lately: Lately) -> Span {
         let of = |counter: &AtomicU64| counter.load(Relaxed);
-        let (loads, saved) = (of(&self.loads), of(&self.saved));
+        let (loads, saved, together) = (of(&self.loads), of(&self.saved), of(&self.together));
         let compressed = of(&self.compressed);
         let refault_ns = self.refault_ns(&lately);
-        Span { loads, saved: saved.min(loads), compressed, refault_ns, lately }
+        Span { loads, saved: saved.min(loads), together, compressed, refault_ns, lately }
     }
 
     fn forget(&self) {
@@ -217,6 +221,7 @@ impl Ledger {
             &self.loads,
             &self.near,
             &self.saved,
+            &self.together,
             &self.wait_ns,
             &self.clean,
             &self.clean_credit,
@@ -332,6 +337,11 @@ impl Copies {
         }
     }
 
+    /// Notes units that came in wide ones, or loads that wide units would have saved.
+    pub(crate) fn note_together(&self, loads: usize) {
+        self.ledger.together.fetch_add(loads as u64, Relaxed);
+    }
+
     /// From now on the dense codec would save the loads of units that went out less than
     /// `distance_bytes` before.
     pub(crate) fn set_saved(&self, distance_bytes: u64) {
@@ -443,8 +453,9 @@ impl Engine {
     /// A unit that was loaded alone would wait for the disk in full each time. If memory has room for it when it is
     /// compressed, it gives up its place on the disk, and goes to the pool when it goes out again.
     fn give_up_place(&self, folio: &Folio, units: Units) {
-        let alone = units.iter().next().filter(|_| units.count() == 1);
-        let copy = alone.and_then(|index| folio.copies[index].as_ref());
+        let mut objects = units.objects(folio.wide);
+        let alone = objects.next().filter(|_| objects.next().is_none());
+        let copy = alone.and_then(|object| folio.copies[object.start].as_ref());
         // In this order: hardly any copy has a place on the disk, and the other question takes longer.
         let copy = copy.filter(|copy| self.store.keeps_location(copy) && !self.is_for_the_disk());
         copy.into_iter().for_each(|copy| self.store.give_up_backing(copy));
@@ -485,7 +496,7 @@ impl Engine {
     fn sizes(&self) -> Sizes {
         let unit = self.geometry().unit_bytes() as u64;
         let pool = self.store.pool_stats();
-        let object = pool.bytes_stored / pool.objects.max(1);
+        let object = pool.bytes_stored / self.pooled_units().max(1);
         Sizes { limit: self.limit_bytes(), unit, object }
     }
 
@@ -532,15 +543,17 @@ impl Engine {
         self.drop_copies(folio, units - folio.backed);
     }
 
-    /// Drops the stored copies of units.
+    /// Drops the stored copies of units; of a part of a wide unit, that of all four.
     pub(crate) fn drop_copies(&self, folio: &mut Folio, units: Units) {
         let before = folio.copied_units();
-        for index in units.iter() {
-            if let Some(copy) = folio.copies[index].take() {
+        let units = units.whole(folio.wide);
+        for object in units.objects(folio.wide) {
+            if let Some(copy) = folio.copies[object.start].take() {
                 self.store.invalidate(copy, self.figures());
-                add(&self.figures().copies_dropped, 1);
+                add(&self.figures().copies_dropped, object.len() as u64);
             }
         }
+        self.set_wide(folio, folio.wide - units);
         folio.backed -= units;
         self.copies.change(before, folio.copied_units());
     }

@@ -129,6 +129,7 @@ pub(crate) struct Samples {
     /// Of the fast codec, of the dense one.
     sums: [Sums; 2],
     packed: Vec<u8>,
+    /// Room for a unit, or a wide one.
     unit: Box<[u8]>,
     /// The unit that was measured last.
     last: Box<[u8]>,
@@ -177,10 +178,12 @@ impl Samples {
         let cost = |loads: u64, stores: u64| loads * load_ns + stores * store_ns;
         Some(if is_dense {
             let refault_ns = span.refault_ns.saturating_sub(load_ns + store_ns);
-            [span.saved * refault_ns, cost(left, span.compressed)]
+            // A wide unit took one wait, and with the fast codec each of its units would take one.
+            [(span.saved + span.together) * refault_ns, cost(left, span.compressed)]
         } else {
             let stores = span.compressed.saturating_sub(span.saved);
-            [span.saved * span.refault_ns, cost(left, stores)]
+            let together = span.together.min(left);
+            [(span.saved + together) * span.refault_ns, cost(left, stores)]
         })
     }
 
@@ -255,6 +258,7 @@ impl Samples {
         (cpu, now_ns): (usize, &dyn Fn() -> u64),
     ) {
         let Samples { packed, unit, last, .. } = self;
+        let unit = &mut unit[..bytes.len()];
         let measured = [FAST, DENSE].map(|codec| {
             let zcomp = store.codec(codec);
             round_trip(zcomp, last, (packed, unit), (cpu, now_ns));
@@ -302,6 +306,10 @@ fn round_trip(
 pub(crate) struct Density {
     /// With one codec there is nothing to choose.
     samples: Option<Mutex<{ rank::DENSITY }, Samples>>,
+    /// There may be wide units.
+    may_widen: bool,
+    /// The dense codec again, for wide units (`wide.rs`): its number plus 2. 0: not set up yet; 1: it cannot be.
+    wide: AtomicUsize,
     /// On while the dense codec is in use.
     switch: Switch,
     /// The dense codec stays in use: memory goes out that is not used, and its size is what counts.
@@ -315,17 +323,19 @@ pub(crate) struct Density {
 }
 
 impl Density {
-    /// For a store with this many codecs, and units of this size.
-    pub(crate) fn new(codecs: usize, unit: UnitOrder) -> Density {
+    /// For a store with this many codecs, units of this size, and objects of at most that one.
+    pub(crate) fn new(codecs: usize, (unit, object_max): (UnitOrder, UnitOrder)) -> Density {
         let samples = || Samples {
             count: 0,
             sums: [Sums::default(); 2],
             packed: Vec::with_capacity(unit.bytes()),
-            unit: vec![0; unit.bytes()].into_boxed_slice(),
+            unit: vec![0; object_max.bytes()].into_boxed_slice(),
             last: vec![0; unit.bytes()].into_boxed_slice(),
         };
         Density {
             samples: (codecs > 1).then(|| Mutex::new(samples())),
+            may_widen: object_max > unit,
+            wide: AtomicUsize::new(0),
             switch: Switch::default(),
             stays_dense: AtomicBool::new(false),
             sample_at: AtomicU64::new(0),
@@ -351,6 +361,33 @@ impl Density {
 
     pub(crate) fn is_dense(&self) -> bool {
         self.switch.is_on()
+    }
+
+    /// Whether there may be wide units at some time.
+    pub(crate) fn may_widen(&self) -> bool {
+        self.may_widen
+    }
+
+    /// Whether units may become wide now: the dense codec is in use, because it pays.
+    pub(crate) fn widens(&self) -> bool {
+        self.is_dense() && self.pinned().is_none() && self.wide().is_some()
+    }
+
+    /// The codec for wide units.
+    pub(crate) fn wide(&self) -> Option<CodecId> {
+        // Acquire: pairs with the Release in set_wide(). Who sees the number sees the codec.
+        self.wide.load(Acquire).checked_sub(2).and_then(CodecId::new)
+    }
+
+    /// Whether the codec for wide units is to be set up.
+    pub(crate) fn wants_wide(&self) -> bool {
+        self.may_widen && self.is_dense() && self.wide.load(Relaxed) == 0
+    }
+
+    /// From now on there is a codec for wide units, or never.
+    pub(crate) fn set_wide(&self, codec: Option<CodecId>) {
+        // Release: pairs with the Acquire in wide().
+        self.wide.store(codec.map_or(1, |codec| codec.get() + 2), Release);
     }
 
     /// The codec for units that are compressed now.
@@ -393,8 +430,8 @@ impl Density {
     }
 
     /// Bytes of the buffers.
-    pub(crate) fn memory_bytes(&self, unit: UnitOrder) -> usize {
-        if self.has_choice() { 3 * unit.bytes() } else { 0 }
+    pub(crate) fn memory_bytes(&self, unit: UnitOrder, object_max: UnitOrder) -> usize {
+        if self.has_choice() { 2 * unit.bytes() + object_max.bytes() } else { 0 }
     }
 
     /// Whether there are two codecs to choose from.
@@ -450,11 +487,12 @@ impl Density {
 impl Engine {
     fn stored(&self) -> Stored {
         let (pool, copies) = (self.store.pool_stats(), self.copies.count() as u64);
-        let units = pool.objects.saturating_sub(copies);
+        let all = self.pooled_units();
+        let units = all.saturating_sub(copies);
         Stored {
             units,
             unit_bytes: self.geometry().unit_bytes() as u64,
-            bytes: pool.bytes_stored / pool.objects.max(1) * units,
+            bytes: pool.bytes_stored / all.max(1) * units,
             is_dense: self.work.density.is_dense(),
         }
     }
@@ -468,7 +506,9 @@ impl Engine {
                 |unit: &&Outgoing<'_>| unit.outcome == Outcome::Changed && !unit.is_same_filled();
             let chosen = units.iter().rfind(packed);
             if let Some((unit, mut samples)) = chosen.zip(density.try_samples()) {
-                samples.measure(&self.store, unit.bytes, (cpu, &|| self.now_ns()));
+                // Of a wide unit the first page.
+                let bytes = &unit.bytes[..self.geometry().unit_bytes()];
+                samples.measure(&self.store, bytes, (cpu, &|| self.now_ns()));
             }
         }
         density.codec()
@@ -516,7 +556,10 @@ impl Engine {
             }
             Choice::Auto => return Err(Refused::Auto),
         };
-        let is_it = |codec: &Zcomp| codec.params().is_some_and(|its| asked::is_same(its, params));
+        let unit = self.config().unit;
+        let is_it = |codec: &Zcomp| {
+            codec.unit() == unit && codec.params().is_some_and(|its| asked::is_same(its, params))
+        };
         let known = self.store.codecs().find(|(_, codec)| is_it(codec)).map(|(id, _)| id);
         let id = match known {
             Some(id) => id,
@@ -528,17 +571,21 @@ impl Engine {
                     work.cpus.max(2),
                     &work.crew,
                 );
-                let codec = codec.map_err(|_| Refused::SetUp)?;
-                let bytes = codec.memory_bytes();
-                // Held, so that nobody forks meanwhile.
-                let _table = self.table.read();
-                let id = self.store.add_codec(codec).ok_or(Refused::Full)?;
-                self.charge.add_tables(bytes);
-                id
+                self.add_codec(codec.map_err(|_| Refused::SetUp)?).ok_or(Refused::Full)?
             }
         };
         density.pin(Some(id));
         Ok(())
+    }
+
+    /// Adds a codec to the store. `None`: it has too many.
+    pub(crate) fn add_codec(&self, codec: Zcomp) -> Option<CodecId> {
+        let bytes = codec.memory_bytes();
+        // Held, so that nobody forks meanwhile.
+        let _table = self.table.read();
+        let id = self.store.add_codec(codec)?;
+        self.charge.add_tables(bytes);
+        Some(id)
     }
 
     /// Compares the codecs, every 256 loads.
@@ -610,7 +657,7 @@ impl Engine {
         for (seen, (base, lock)) in table.known_folios(start, usize::MAX).enumerate() {
             match lock.try_lock() {
                 Some(mut folio) if !folio.stored.is_empty() => {
-                    self.repack(&mut folio, base);
+                    self.repack(table, &mut folio, base);
                     return go_on_at(base + self.geometry().folio_bytes());
                 }
                 _ if seen == LOOKS => return go_on_at(base),
@@ -622,24 +669,30 @@ impl Engine {
         go_on_at(DONE);
     }
 
-    /// Stores the outdated stored units of a folio again (`DENS-1`).
-    fn repack(&self, folio: &mut Folio, base: usize) {
+    /// Stores the outdated stored units of a folio again (`DENS-1`), and four units as a wide one where these are used
+    /// together.
+    fn repack(&self, table: &Table, folio: &mut Folio, base: usize) {
         let Some(samples) = &self.work.density.samples else { return };
         let (cpu, stored) = (self.cpu(), folio.stored);
         let mut samples = samples.lock();
-        for index in stored.iter() {
+        for four in self.wide_units(table, base, folio, stored) {
+            self.join(folio, base, four, &mut samples.unit);
+        }
+        // What is wide is dense.
+        let unit_bytes = self.geometry().unit_bytes();
+        for index in (stored - folio.wide).iter() {
             let copy = folio.copies[index].take().expect("UNIT-2: a stored unit has a copy");
             if !self.work.density.is_outdated(self.store.form(&copy)) {
                 folio.copies[index] = Some(copy);
                 continue;
             }
-            let address = base + index * self.geometry().unit_bytes();
-            if self.load_unit(&copy, address, &mut samples.unit, cpu).is_err() {
+            let (address, unit) = (base + index * unit_bytes, &mut samples.unit[..unit_bytes]);
+            if self.load_unit(&copy, address, unit, cpu).is_err() {
                 // It is on the backing, where it takes no memory.
                 folio.copies[index] = Some(copy);
                 continue;
             }
-            let mut unit = [Outgoing::new(&samples.unit, Some(copy))];
+            let mut unit = [Outgoing::new(unit, Some(copy))];
             self.store.compare(&mut unit);
             unit[0].outcome = Outcome::Changed;
             self.store.store(cpu, self.work.density.codec(), &mut unit, self.figures());

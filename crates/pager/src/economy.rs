@@ -264,7 +264,8 @@ mod tests {
     /// one 10.
     fn seen(now_ns: u64, loads: u64) -> Seen {
         let lately = crate::reclaim::busy::Lately::default();
-        let span = Span { loads: 2000, saved: 0, compressed: 0, refault_ns: 0, lately };
+        let span =
+            Span { loads: 2000, saved: 0, together: 0, compressed: 0, refault_ns: 0, lately };
         let account = Account {
             resident: Worth { saved_ns: 30_000_000, bytes: 2 * MIB_BYTES },
             copies: Worth { saved_ns: 5_000_000, bytes: MIB_BYTES },

@@ -49,6 +49,7 @@ use crate::reclaim::Reclaimer;
 use crate::replacement::Replacement;
 use crate::spill::{Place, Places, Sender, Spilling};
 use crate::system::{Linux, System};
+use crate::wide::Use;
 
 /// The owner of the figures: they live in private memory, or in a file that `zfolio stat` reads.
 pub trait StatsHome: Deref<Target = Stats> + Send + Sync {
@@ -89,6 +90,8 @@ fn pool_reserve(limit_bytes: u64) -> usize {
 pub(crate) struct Work {
     pub(crate) reclaimer: Reclaimer,
     pub(crate) density: Density,
+    /// How all memory is used.
+    pub(crate) used: Use,
     pub(crate) economy: Economy,
     pub(crate) prefetch: Prefetch,
     pub(crate) watched: Watched,
@@ -143,7 +146,8 @@ impl Engine {
         // Under `zfolio run` only the engine's own threads send, and files are opened once they are needed.
         let is_library = !config.whole_process;
         let sender = if is_library { Sender::Thread } else { Sender::Caller };
-        let place = Place::new(&config.spill, config.limit_bytes, config.unit.bytes(), sender);
+        let place =
+            Place::new(&config.spill, config.limit_bytes, config.object_max().bytes(), sender);
         let place = place.map_err(Error::Spill)?;
         let mut engine = Engine::with_backing(config, stats, Some(Box::new(place.backing())))?;
         if is_library {
@@ -163,9 +167,9 @@ impl Engine {
         cpu::learn();
         let system = Box::new(Linux::open(config.mode)?);
         let cpus = cpu::online();
-        let codecs = config.algorithm.codecs().into_iter();
         let accelerated = &config.accelerated;
         let crew = Crew::new(accelerated.workers());
+        let codecs = config.algorithm.codecs().into_iter();
         let codecs =
             codecs.map(|params| accelerated.zcomp(params, config.unit, cpus.max(2), &crew));
         let codecs = codecs.collect::<Result<Vec<_>, _>>();
@@ -189,7 +193,8 @@ impl Engine {
         stats: Box<dyn StatsHome>,
     ) -> Result<Engine, Error> {
         let geometry = Geometry::new(config.unit);
-        let density = Density::new(parts.codecs.len(), config.unit);
+        let object_max = config.object_max();
+        let density = Density::new(parts.codecs.len(), (config.unit, object_max));
         let limit_bytes = config.limit_bytes;
         let charge = Charge::new(config, stats, geometry);
         let folios = |bytes: u64| {
@@ -206,7 +211,7 @@ impl Engine {
         // Twice as many as slots, for stale entries.
         replacement.reserve_staged(2 * slots);
         let stall_ppm = charge.config.stall_ppm;
-        let store = Store::new(parts.codecs, parts.source, parts.key);
+        let store = Store::for_units(object_max, parts.codecs, parts.source, parts.key);
         let store = match parts.backing {
             Some(backing) => store.with_backing(backing, pool_reserve(limit_bytes)),
             None => store,
@@ -221,6 +226,7 @@ impl Engine {
             work: Work {
                 reclaimer: Reclaimer::new(),
                 density,
+                used: Use::default(),
                 economy: Economy::new(),
                 prefetch: Prefetch::new(geometry, limit_bytes),
                 watched: Watched::default(),
@@ -298,6 +304,7 @@ impl Config {
             limit_bytes,
             algorithm: "lz4".parse().expect("an algorithm"),
             unit: zfolio_core::page::UnitOrder::from_bytes(16 << 10).expect("a unit"),
+            wide_units: false,
             mode: Mode::Inline,
             whole_process: false,
             strict: false,

@@ -157,8 +157,8 @@ impl Engine {
             self.mover.place_zero_page(address);
             return Ok((Served::Zero, one));
         };
-        let near = plan.within(first, self.geometry().units());
-        let (mut spare, mut near, mut at_once) = (None, near, false);
+        let along = plan.within(first, self.geometry().units());
+        let (mut spare, mut skipped, mut at_once) = (None, Units::NONE, false);
         let mut fills = self.work.reclaimer.fills_folios();
         loop {
             let mut folio = self.lock_folio(lock, waits);
@@ -171,6 +171,7 @@ impl Engine {
                 let served = if was_there { Served::Raced } else { Served::Zero };
                 return Ok((served, one));
             }
+            let near = (along | self.beside(table, base, &mut folio, index)) - skipped;
             let touched = around(&folio, index) | near;
             let staged = self.bring_staged(&mut folio, base, touched);
             if staged.contains(index) {
@@ -185,9 +186,9 @@ impl Engine {
                 drop(folio);
                 match asked {
                     // It has come, or cannot be read at all: to load it says which.
-                    Ok(true) => (near, at_once) = (Units::NONE, true),
+                    Ok(true) => (skipped, at_once) = (self.geometry().all(), true),
                     // What comes along from the backing is in the pool when it is touched.
-                    Ok(false) => near -= away.units(),
+                    Ok(false) => skipped |= away.units(),
                     Err(later) => {
                         self.give_spare(spare);
                         return Err(later);
@@ -198,29 +199,25 @@ impl Engine {
             let Some(spare) = spare.take() else {
                 // Where the limit cannot be held there is no room for one unit either: a folio of zeros then comes as a
                 // whole, with one fault instead of sixteen.
-                let is_ahead = wanted.count() > 1 && !(folio.is_empty() && self.at_floor());
+                let needed = Units::one(index).whole(folio.wide);
+                let is_ahead = wanted != needed && !(folio.is_empty() && self.at_floor());
                 drop(folio);
                 spare = self.wait_for_room(table, wanted, (cpu, is_ahead), waits)?;
                 if spare.is_none() {
-                    (near, fills) = (Units::NONE, false);
+                    (skipped, fills) = (self.geometry().all(), false);
                 }
                 continue;
             };
             let stored = folio.stored.contains(index);
+            if stored {
+                self.note_asked_for(&mut folio, wanted & (Units::one(index) | along));
+            }
             let distance_bytes = self.replacement.distance_bytes(folio.left_at(index));
             let served = if stored { Served::Stored { distance_bytes } } else { Served::Zero };
-            let (brought, decompress_ns) = match spare {
-                Spare::Free(slot) if wanted == self.geometry().all() => {
-                    // Zeros cost little. Decompressing ahead is left to the prefetching thread.
-                    let most = if plan.rises && !stored { PLACE_MAX } else { 1 };
-                    let incoming = Incoming { base, folio, slot };
-                    let (folios, took) = self.bring_whole(table, incoming, most, cpu)?;
-                    (first..first + folios * self.geometry().units(), took)
-                }
-                spare => {
-                    (range(wanted), self.bring_part(table, folio, base, (wanted, spare), cpu)?)
-                }
-            };
+            // Zeros cost little. Decompressing ahead is left to the prefetching thread.
+            let most = if plan.rises && !stored { PLACE_MAX } else { 1 };
+            let (brought, decompress_ns) =
+                self.bring(table, folio, base, (wanted, spare), (most, cpu))?;
             waits.decompress_ns += decompress_ns;
             return Ok((served, brought));
         }
@@ -255,7 +252,7 @@ impl Engine {
         if folio.is_empty() {
             if fills { self.geometry().all() } else { Units::one(index) | near }
         } else if folio.stored.contains(index) {
-            Units::one(index) | (folio.stored & near)
+            (Units::one(index) | (folio.stored & near)).whole(folio.wide)
         } else {
             Units::one(index)
         }
@@ -275,7 +272,8 @@ impl Engine {
         let lock = table.known(base)?;
         let missing = |folio: &Folio| folio.staged.is_some() || !(folio.stored & units).is_empty();
         let folio = lock.try_lock().filter(|folio| missing(folio))?;
-        let (stored, away) = (folio.stored & units, self.away(&folio, units));
+        let stored = (folio.stored & units).whole(folio.wide);
+        let away = self.away(&folio, stored);
         if let Some(away) = &away {
             if self.is_still() {
                 return None;
@@ -292,7 +290,7 @@ impl Engine {
             return None;
         };
         let staged = self.bring_staged(&mut folio, base, units);
-        let stored = folio.stored & units;
+        let stored = (folio.stored & units).whole(folio.wide);
         add(&self.figures().prefetch_units, (staged | stored).count() as u64);
         match spare {
             spare if stored.is_empty() => {
@@ -329,6 +327,35 @@ impl Engine {
         }
         self.note_resident(folio, base, units, Queue::Main);
         units
+    }
+
+    /// Brings units of a folio into the memory that was reserved for them; with a free slot the folios above it too, up
+    /// to `most` in all. Returns the range of units that was brought in, and the nanoseconds that decompressing took.
+    ///
+    /// # Errors
+    ///
+    /// A unit has just left the pool for the backing.
+    fn bring(
+        &self,
+        table: &Table,
+        folio: Held<'_>,
+        base: usize,
+        (units, spare): (Units, Spare),
+        (most, cpu): (usize, usize),
+    ) -> Result<(Range<usize>, u64), Later> {
+        let first = base / self.geometry().unit_bytes();
+        match spare {
+            Spare::Free(slot) if units == self.geometry().all() => {
+                let incoming = Incoming { base, folio, slot };
+                let (folios, took) = self.bring_whole(table, incoming, most, cpu)?;
+                Ok((first..first + folios * self.geometry().units(), took))
+            }
+            spare => {
+                let span = units.span();
+                let took = self.bring_part(table, folio, base, (units, spare), cpu)?;
+                Ok((first + span.start..first + span.end, took))
+            }
+        }
     }
 
     /// Brings a whole folio, stored or empty, into its free slot, and moves the slot's pages in.
@@ -444,8 +471,8 @@ impl Engine {
         Ok(decompress_ns)
     }
 
-    /// Decompresses stored units into `slot`. Their copies are kept if the budget of copies allows.
-    /// Returns the nanoseconds that this took.
+    /// Decompresses stored units into `slot`: of wide units all four. Their copies are kept if the budget of copies
+    /// allows. Returns the nanoseconds that this took.
     ///
     /// # Errors
     ///
@@ -460,14 +487,18 @@ impl Engine {
     ) -> Result<u64, Ticket> {
         let began = self.now_ns();
         let mut batch: [store::Incoming<'_>; UNITS_MAX] = Default::default();
-        for (wanted, (index, bytes)) in batch.iter_mut().zip(self.mover.units_mut(slot, units)) {
-            let copy = folio.copies[index].as_ref().expect("UNIT-2: a stored unit has a copy");
+        let objects = self.mover.objects_mut(slot, units, folio.wide);
+        let mut count = 0;
+        for (wanted, (object, bytes)) in batch.iter_mut().zip(objects) {
+            let copy = folio.copies[object.start].as_ref();
+            let copy = copy.expect("UNIT-2: a stored unit has a copy");
             *wanted = store::Incoming::new(copy, bytes);
+            count += 1;
         }
-        let batch = &mut batch[..units.count()];
+        let batch = &mut batch[..count];
         self.store.load(cpu, batch);
-        for (loaded, index) in batch.iter().zip(units.iter()) {
-            self.expect_whole(loaded, base + index * self.geometry().unit_bytes())?;
+        for (loaded, object) in batch.iter().zip(units.objects(folio.wide)) {
+            self.expect_whole(loaded, base + self.geometry().bytes(object).start)?;
         }
         self.keep_copies(folio, base, units);
         subtract(&self.figures().demand_stored_bytes, self.geometry().bytes_of(units) as u64);
@@ -502,7 +533,7 @@ impl Engine {
                 self.note_lost();
                 let ticket = unit.entry.and_then(|entry| self.store.away(entry));
                 let disk = ticket.and_then(|ticket| self.disk_of(ticket));
-                let bytes = self.geometry().unit_bytes();
+                let bytes = unit.bytes.len();
                 crate::fatal::corrupt(address, bytes, disk.as_deref(), error);
             }
             outcome => unreachable!("{outcome:?} after a load"),

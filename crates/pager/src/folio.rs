@@ -15,8 +15,8 @@
 //! - `UNIT-1` A unit of a managed folio is either resident, staged, stored or empty. A missing page
 //!   of a resident or empty unit, or of an unmanaged folio, reads as zeros. Every page of a staged
 //!   or stored unit is missing.
-//! - `UNIT-2` A stored unit has a copy. A resident or staged unit may have the copy that it was
-//!   loaded from, which is good for as long as unit and copy have the same checksum.
+//! - `UNIT-2` A stored unit has a copy, of its own or of the wide unit that it is in (`WIDE-1`). A resident or staged
+//!   unit may have the copy that it was loaded from, which is good for as long as unit and copy have the same checksum.
 //! - `UNIT-3` A folio has at most one entry in the queue of resident folios (`queued`). An unmapped
 //!   folio at the same address may have left one more.
 //! - `UNIT-4` A folio has one slot, so while some of its units are staged, no more are captured.
@@ -40,8 +40,9 @@ use zfolio_core::sync::{Guard, Mutex};
 
 use crate::mover::Full;
 use crate::rank;
+use crate::wide::Telling;
 
-pub(crate) use geometry::{Geometry, UNITS_MAX, Units};
+pub(crate) use geometry::{Geometry, UNITS_MAX, Units, WIDE_UNITS};
 pub(crate) use table::Table;
 
 /// One folio.
@@ -75,7 +76,13 @@ pub(crate) struct Folio {
     /// When the other stored units were stored, on average. With `left` as their time, units that
     /// went out long ago would seem to have gone out just now.
     pub(crate) left_before: u32,
-    /// The copy of each unit, if it has one.
+    /// Units of which four have one copy together (`WIDE-1`).
+    pub(crate) wide: Units,
+    /// Units that were loaded for a fault on them, or on their stream; not as a part of a wide unit.
+    pub(crate) asked: Units,
+    /// Whether what was asked for tells how units are used.
+    pub(crate) telling: Telling,
+    /// The copy of each unit, if it has one; that of a wide unit in the place of its first.
     pub(crate) copies: Box<[Option<EntryId>]>,
 }
 
@@ -95,6 +102,9 @@ impl Folio {
             left: 0,
             just_left: Units::NONE,
             left_before: 0,
+            wide: Units::NONE,
+            asked: Units::NONE,
+            telling: Telling::Free,
             copies: (0..units).map(|_| None).collect(),
         }
     }
@@ -119,6 +129,13 @@ impl Folio {
         if self.just_left.contains(index) { self.left } else { self.left_before }
     }
 
+    /// The copy that a unit is in, if there is one.
+    pub(crate) fn copy_of(&self, index: usize) -> Option<&EntryId> {
+        let first =
+            if self.wide.contains(index) { Units::wide_around(index).span().start } else { index };
+        self.copies[first].as_ref()
+    }
+
     /// The units whose pages are in the staging area.
     pub(crate) fn staged_units(&self) -> Units {
         self.staged.as_ref().map_or(Units::NONE, Full::units)
@@ -133,9 +150,8 @@ impl Folio {
     pub(crate) fn copied_units(&self) -> Units {
         let copied =
             |(index, copy): (usize, &Option<EntryId>)| copy.as_ref().map(|_| Units::one(index));
-        self.copies.iter().enumerate().filter_map(copied).fold(Units::NONE, Units::bitor)
-            - self.stored
-            - self.backed
+        let copied = self.copies.iter().enumerate().filter_map(copied);
+        (copied.fold(Units::NONE, Units::bitor) | self.wide) - self.stored - self.backed
     }
 
     /// Whether the folio is empty and has no copy.

@@ -184,7 +184,7 @@ impl Engine {
             let copies = quiet.lent.files().map(zfolio_sys::files::duplicate);
             place.start_over(&quiet.lent, copies.collect::<Result<_, _>>()?, false)?;
         }
-        let mut unit = vec![0_u8; self.geometry().unit_bytes()];
+        let mut unit = vec![0_u8; self.config().object_max().bytes()];
         let ranges: Vec<(usize, usize)> = quiet.table.ranges().iter().collect();
         for (start, end) in ranges {
             let known = quiet.table.known_folios(start, end).map(|(base, _)| base);
@@ -208,9 +208,11 @@ impl Engine {
         memory: &OwnMemory,
         unit: &mut [u8],
     ) -> Result<(), Errno> {
-        for index in folio.stored.iter() {
-            let address = base + index * self.geometry().unit_bytes();
-            let copy = folio.copies[index].as_ref().expect("UNIT-2: a stored unit has a copy");
+        for object in folio.stored.objects(folio.wide) {
+            let copy = folio.copies[object.start].as_ref();
+            let copy = copy.expect("UNIT-2: a stored unit has a copy");
+            let bytes = self.geometry().bytes(object);
+            let (address, unit) = (base + bytes.start, &mut unit[..bytes.len()]);
             let mut tries = Tries::default();
             while let Err(ticket) = self.load_unit(copy, address, unit, self.cpu()) {
                 // No other thread could do this meanwhile. The gate is held for writing: pause_backing() would wait.

@@ -15,6 +15,7 @@ mod reclaim;
 mod copies;
 mod density;
 mod economy;
+mod wide;
 
 mod mover;
 

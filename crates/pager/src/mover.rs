@@ -212,18 +212,19 @@ impl Mover {
         emptied.for_each(|slot| self.staging.give_hollow(slot));
     }
 
-    /// The bytes of a unit that is in a slot.
-    pub(crate) fn unit<'a>(&'a self, slot: &'a Full, index: usize) -> &'a [u8] {
-        self.staging.unit(slot, index)
+    /// The bytes of adjacent units that are in a slot.
+    pub(crate) fn part<'a>(&'a self, slot: &'a Full, units: Range<usize>) -> &'a [u8] {
+        self.staging.part(slot, units)
     }
 
-    /// The index and the bytes of each of `units` of a slot, to be written.
-    pub(crate) fn units_mut<'a>(
+    /// The `units` of a slot, to be written: in parts that are one object each ([`Units::objects`]).
+    pub(crate) fn objects_mut<'a>(
         &'a self,
         slot: &'a mut Full,
         units: Units,
-    ) -> impl Iterator<Item = (usize, &'a mut [u8])> {
-        self.staging.units_mut(slot, units)
+        wide: Units,
+    ) -> impl Iterator<Item = (Range<usize>, &'a mut [u8])> {
+        self.staging.objects_mut(slot, units, wide)
     }
 
     /// Writes zeros over a range of a slot's bytes, except in units that the slot lacks.

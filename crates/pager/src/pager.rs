@@ -52,7 +52,7 @@ use crate::spill::{PlaceError, Places};
 pub struct Builder {
     limit_bytes: u64,
     algorithm: String,
-    unit_bytes: usize,
+    unit_bytes: Option<usize>,
     mode: Mode,
     strict: bool,
     spill: Places,
@@ -96,12 +96,13 @@ impl Builder {
         self
     }
 
-    /// Bytes compressed as one object: a power of two from 4 KiB to 2 MiB. Default: 16 KiB.
+    /// Bytes compressed as one object: a power of two from 4 KiB to 2 MiB. Default: 4 KiB, and with the
+    /// algorithm auto 16 KiB where four pages are used together.
     ///
     /// Large units compress better; with small units a random touch is served faster.
     #[must_use]
     pub fn unit(mut self, bytes: usize) -> Builder {
-        self.unit_bytes = bytes;
+        self.unit_bytes = Some(bytes);
         self
     }
 
@@ -249,12 +250,13 @@ impl Builder {
             .parse::<Choice>()
             .and_then(|choice| choice.try_map(with_dictionary))
             .map_err(|error| Error::Algorithm(format!("algorithm: {error}")))?;
-        let unit =
-            UnitOrder::from_bytes(self.unit_bytes).ok_or(Error::Unit { given: self.unit_bytes })?;
+        let given = self.unit_bytes.unwrap_or(UnitOrder::DEFAULT.bytes());
+        let unit = UnitOrder::from_bytes(given).ok_or(Error::Unit { given })?;
         let config = Config {
             limit_bytes: self.limit_bytes,
             algorithm,
             unit,
+            wide_units: self.unit_bytes.is_none(),
             mode: self.mode,
             whole_process: false,
             // A library does not end its program; `Core::strict` returns errors instead.
@@ -487,7 +489,7 @@ impl Pager {
         Builder {
             limit_bytes: 0,
             algorithm: ALGORITHM_DEFAULT.to_owned(),
-            unit_bytes: UnitOrder::DEFAULT.bytes(),
+            unit_bytes: None,
             mode: Mode::default(),
             strict: false,
             spill: Places::default(),

@@ -17,6 +17,7 @@
 //! thread would only cost interrupts.
 
 mod background;
+mod batch;
 pub(crate) mod busy;
 mod haltpoll;
 mod proactive;
@@ -25,12 +26,11 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use zfolio_core::ledger::signed;
 use zfolio_core::stats::add;
-use zfolio_core::store::{self, EntryId, Outcome};
 use zfolio_core::zsmalloc::Compaction;
 
 use crate::bell::Bell;
 use crate::engine::Engine;
-use crate::folio::{Folio, Held, Table, UNITS_MAX, Units};
+use crate::folio::{Folio, Held, Table, Units};
 use crate::mover::{Full, Hollow, Refusal, Shared};
 use crate::replacement::Queue;
 
@@ -403,10 +403,12 @@ impl Engine {
             let Some(lock) = table.known(base) else { continue };
             let mut held = lock.lock();
             let folio = &mut *held;
-            let Some(slot) = &folio.staged else { continue };
+            let Some(slot) = folio.staged.take() else { continue };
             let units = slot.units();
+            let wide = self.widen(table, base, &slot, folio);
             let had = folio.copied_units();
-            let Some(stored) = self.store(slot, &mut folio.copies, cpu) else {
+            let Some(stored) = self.store(&slot, wide, folio, cpu) else {
+                folio.staged = Some(slot);
                 folio.backed = self.still_backed(folio);
                 self.note_copied(folio, base, had);
                 // Rejected: the folio stays staged, and is tried again when it is the oldest again.
@@ -418,9 +420,8 @@ impl Engine {
             folio.backed -= units - stored;
             self.copies.change(had, folio.copied_units());
             add(&self.figures().demand_stored_bytes, self.geometry().bytes_of(stored) as u64);
-            let slot = folio.staged.take();
             drop(held);
-            slot.into_iter().for_each(|slot| self.give_slot(slot));
+            self.give_slot(slot);
             return units;
         }
         Units::NONE
@@ -437,72 +438,6 @@ impl Engine {
             self.mover.give_free(slot);
         } else if self.mover.give_leaving(slot) || over {
             self.mover.release_leaving();
-        }
-    }
-
-    /// Stores the units of a slot that differ from their copies, in one batch, and those whose copies
-    /// are outdated. Returns the units that are stored, one at least: all but unused zeros, which keep nothing. `None`:
-    /// a changed unit was rejected, and keeps the copy that it had; all others are stored or unused zeros.
-    fn store(&self, slot: &Full, copies: &mut [Option<EntryId>], cpu: usize) -> Option<Units> {
-        let (figures, units) = (self.figures(), slot.units());
-        let mut batch: [store::Outgoing<'_>; UNITS_MAX] = Default::default();
-        for (unit, index) in batch.iter_mut().zip(units.iter()) {
-            *unit = store::Outgoing::new(self.mover.unit(slot, index), copies[index].take());
-        }
-        let batch = &mut batch[..units.count()];
-        self.store.compare(batch);
-        let zeros = self.unused_zeros(batch);
-        if units == self.geometry().all() {
-            self.work.reclaimer.zero_share.add(zeros.count(), units.count());
-        }
-        self.drop_zeros(batch, zeros);
-        let dirty = batch.iter().filter(|unit| unit.outcome == Outcome::Changed).count();
-        self.work.reclaimer.dirty_share.add(dirty, units.count());
-        let outdated = self.mark_outdated(batch);
-        let changed = dirty + outdated.count();
-        let codec = self.codec_for(batch, changed, cpu);
-        let began = self.now_ns();
-        self.store.store(cpu, codec, batch, figures);
-        let took = self.now_ns().saturating_sub(began);
-        self.copies.note_stored(units.count() - zeros.count() - dirty, changed, took);
-        let (mut all, mut stored) = (true, units);
-        for (place, (unit, index)) in batch.iter_mut().zip(units.iter()).enumerate() {
-            copies[index] = unit.entry.take();
-            if zeros.contains(place) {
-                stored -= Units::one(index);
-            }
-            match unit.outcome {
-                // If there was no memory for a better copy, the old one is still good.
-                Outcome::Rejected(_) if outdated.contains(place) => add(&figures.reclaim_clean, 1),
-                Outcome::Compressed if outdated.contains(place) => add(&figures.recompressed, 1),
-                Outcome::Clean => add(&figures.reclaim_clean, 1),
-                Outcome::SameFilled => add(&figures.reclaim_same_filled, 1),
-                Outcome::Compressed => add(&figures.reclaim_compressed, 1),
-                Outcome::Incompressible => add(&figures.reclaim_incompressible, 1),
-                _ => all = false,
-            }
-        }
-        all.then_some(stored)
-    }
-
-    /// The places in a batch of the units that are zeros and were probably never touched: all units of zeros, if these
-    /// are most of the batch and not all of it. Where a batch is zeros alone the program wrote or read them, and needs
-    /// them. Where zeros are few they stay stored, so that the folio comes back as a whole, the zeros at no cost.
-    fn unused_zeros(&self, batch: &[store::Outgoing<'_>]) -> Units {
-        let zeros = batch.iter().enumerate().filter(|(_, unit)| unit.is_zeros());
-        let zeros = zeros.fold(Units::NONE, |zeros, (place, _)| zeros | Units::one(place));
-        let is_most = (batch.len() / 2 + 1..batch.len()).contains(&zeros.count());
-        if is_most { zeros } else { Units::NONE }
-    }
-
-    /// Drops the copies of the units at these places in a batch, which are zeros now. Nothing else need be kept of
-    /// them, since an empty unit reads as zeros.
-    fn drop_zeros(&self, batch: &mut [store::Outgoing<'_>], zeros: Units) {
-        for place in zeros.iter() {
-            let unit = &mut batch[place];
-            let copy = unit.entry.take();
-            copy.into_iter().for_each(|copy| self.store.invalidate(copy, self.figures()));
-            unit.outcome = Outcome::SameFilled;
         }
     }
 }

@@ -210,7 +210,8 @@ impl Engine {
         self.reserve_queues(managed as u64);
         let queues = self.replacement.metadata_bytes() + self.copies.metadata_bytes();
         let bytes = table.metadata_bytes() + queues;
-        let buffers = self.work.density.memory_bytes(self.config().unit);
+        let config = self.config();
+        let buffers = self.work.density.memory_bytes(config.unit, config.object_max());
         self.charge.set_tables(bytes + self.store.stream_bytes() + buffers);
         self.figures().managed_bytes.store(managed as u64, Relaxed);
     }

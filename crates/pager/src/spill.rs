@@ -253,7 +253,13 @@ impl Tickets {
 
     /// All of them.
     pub(crate) fn all(&self) -> impl Iterator<Item = Ticket> {
-        self.0.iter().flatten().copied()
+        // The units of a wide one have the same.
+        let mut last = None;
+        self.0
+            .iter()
+            .flatten()
+            .copied()
+            .filter(move |ticket| last.replace(*ticket) != Some(*ticket))
     }
 }
 
@@ -340,8 +346,8 @@ impl Engine {
             return None;
         }
         let mut tickets = None;
-        for index in (folio.stored & units).iter() {
-            let copy = folio.copies[index].as_ref();
+        for index in (folio.stored & units).whole(folio.wide).iter() {
+            let copy = folio.copy_of(index);
             if let Some(ticket) = copy.and_then(|copy| self.store.away(copy)) {
                 tickets.get_or_insert(Tickets([None; UNITS_MAX])).0[index] = Some(ticket);
             }
@@ -546,7 +552,7 @@ impl Engine {
     /// nothing is left alone for a while.
     fn write_back(&self, is_needed: bool) -> WrittenBack {
         // Units of 2 MiB are many bytes even in small numbers.
-        let units = self.may_write() / self.geometry().unit_bytes() as u64;
+        let units = self.may_write() / self.config().object_max().bytes() as u64;
         let most = usize::try_from(units).unwrap_or(BATCH).clamp(1, BATCH);
         let done = self.store.write_back(most);
         // While it writes it may refuse more for want of buffers. What it accepted may fail later.
@@ -577,8 +583,8 @@ impl Engine {
         if self.at_floor() {
             return true;
         }
-        let (pool, unit) = (self.store.pool_stats(), self.geometry().unit_bytes() as u64);
-        self.store.has_backing() && 4 * pool.bytes_stored > 3 * pool.objects * unit
+        let (units, unit) = (self.pooled_units(), self.geometry().unit_bytes() as u64);
+        self.store.has_backing() && 4 * self.store.pool_stats().bytes_stored > 3 * units * unit
     }
 
     /// Whether the pool is a large part of what passes the limit, if anything does. Where memory that cannot be moved
@@ -700,11 +706,10 @@ impl Engine {
             return;
         }
         let before = folio.copied_units();
-        for index in (units & before).iter() {
-            let is_away =
-                folio.copies[index].as_ref().is_some_and(|copy| self.store.put_away(copy));
-            if is_away {
-                folio.backed |= Units::one(index);
+        for object in (units & before).whole(folio.wide).objects(folio.wide) {
+            let copy = folio.copies[object.start].as_ref();
+            if copy.is_some_and(|copy| self.store.put_away(copy)) {
+                folio.backed |= Units::from(object);
             }
         }
         self.copies.change(before, folio.copied_units());
@@ -784,7 +789,7 @@ impl Engine {
     /// The units of a folio whose copies are on the backing only, of those that were (`UNIT-5`).
     pub(crate) fn still_backed(&self, folio: &Folio) -> Units {
         let is_away = |index: &usize| {
-            folio.copies[*index].as_ref().is_some_and(|copy| self.store.away(copy).is_some())
+            folio.copy_of(*index).is_some_and(|copy| self.store.away(copy).is_some())
         };
         folio.backed.iter().filter(is_away).map(Units::one).fold(Units::NONE, Units::bitor)
     }

@@ -89,6 +89,7 @@ fn from_environment() -> Option<Settings> {
         limit_bytes,
         algorithm,
         unit: unit.unwrap_or(UnitOrder::DEFAULT),
+        wide_units: unit.is_none(),
         mode: Mode::Handler,
         whole_process: true,
         strict: text("ZFOLIO_STRICT").is_some_and(|value| value == "1"),

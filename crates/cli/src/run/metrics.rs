@@ -13,6 +13,7 @@ use std::path::PathBuf;
 
 use zfolio_block::metrics::{Durations, Page, Seconds, Text, label};
 use zfolio_core::ledger::Ledger;
+use zfolio_core::page::UnitOrder;
 use zfolio_core::stats::{OrderCounts, Snapshot};
 
 use super::settings::Settings;
@@ -94,7 +95,7 @@ pub(super) fn page(
     let since = stats_file::start_ticks(run).unwrap_or(0);
     let info = [
         label("algorithm", &settings.algorithm.to_string()),
-        label("unit", &settings.unit.to_string()),
+        label("unit", &settings.unit.unwrap_or(UnitOrder::DEFAULT).to_string()),
         label("version", env!("CARGO_PKG_VERSION")),
     ];
     let (info, limit_bytes) = (info.join(","), settings.limit_bytes);

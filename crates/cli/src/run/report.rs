@@ -1,6 +1,7 @@
 //! The figures as JSON: `zfolio run --stats FILE`, and `zfolio stat --json`.
 
 use serde_json::{Map, Value, json};
+use zfolio_core::page::UnitOrder;
 use zfolio_sys::probe::child::Change;
 
 use super::summary::Story;
@@ -43,7 +44,7 @@ impl Story<'_> {
             "limit_bytes": self.settings.limit_bytes,
             "tree": self.settings.tree,
             "tree_charge_bytes_max": self.sum_bytes_max(),
-            "unit_bytes": self.settings.unit.bytes(),
+            "unit_bytes": self.settings.unit.unwrap_or(UnitOrder::DEFAULT).bytes(),
             "algorithm": self.settings.algorithm.to_string(),
             "spill": self.settings.spill.paths.iter().map(|(path, _)| path.display().to_string())
                 .collect::<Vec<_>>(),

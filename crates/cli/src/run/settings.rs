@@ -47,8 +47,8 @@ pub(super) struct Settings {
     pub(super) stall_ppm: u32,
     /// The algorithm and its parameters.
     pub(super) algorithm: Named<Choice>,
-    /// The size of the units that are compressed.
-    pub(super) unit: UnitOrder,
+    /// The size of the units that are compressed, if it was given.
+    pub(super) unit: Option<UnitOrder>,
     /// What compresses beside the engine's threads.
     pub(super) accelerate: Option<Accelerate>,
     /// Where to spill to.
@@ -126,7 +126,7 @@ impl Settings {
             tree: !per_process,
             stall_ppm,
             algorithm,
-            unit: unit.unwrap_or(UnitOrder::DEFAULT),
+            unit,
             spill: Spill::resolve(arguments, variable)?,
             strict: flag(arguments.strict, "ZFOLIO_STRICT")?,
             // --verbose overrides a quiet default.
@@ -229,7 +229,7 @@ mod tests {
             ("ZFOLIO_QUIET", "1"),
         ];
         let values = |settings: &Settings| {
-            let unit = settings.unit.bytes() >> 10;
+            let unit = settings.unit.map_or(0, |unit| unit.bytes() >> 10);
             let algorithm = settings.algorithm.to_string();
             (settings.limit_bytes >> 20, algorithm, unit, settings.strict, settings.quiet)
         };
@@ -239,7 +239,7 @@ mod tests {
         let settings = resolve(line, &variables).unwrap();
         assert_eq!(values(&settings), (1024, "zstd,level=3".into(), 64, true, false));
         let settings = resolve("run -l 32M true", &[]).unwrap();
-        assert_eq!(values(&settings), (32, "auto".into(), 4, false, false));
+        assert_eq!(values(&settings), (32, "auto".into(), 0, false, false));
         let switched_off = [("ZFOLIO_STRICT", "0"), ("ZFOLIO_QUIET", "0")];
         assert!(!resolve("run -l 32M true", &switched_off).unwrap().strict);
         let stall = |line: &str, set: &[(&str, &str)]| resolve(line, set).unwrap().stall_ppm;

@@ -116,6 +116,8 @@ figures! {
     stored_bytes,
     /// Size of the stored units after compression, without the allocator's overhead.
     compressed_bytes,
+    /// Units stored four together, as one object (--algorithm auto without --unit); stored_units counts four as one.
+    wide_units,
     /// Units stored as one machine word.
     same_filled_units,
     /// Units stored uncompressed.
@@ -268,7 +270,7 @@ impl fmt::Debug for Figures {
 }
 
 /// How many figures a child of `fork` inherits.
-const GAUGES: usize = 16;
+const GAUGES: usize = 17;
 
 impl Figures {
     /// The figures that describe the present state, which a child of `fork` shares. All other figures count
@@ -287,6 +289,7 @@ impl Figures {
             &self.stored_units,
             &self.stored_bytes,
             &self.compressed_bytes,
+            &self.wide_units,
             &self.same_filled_units,
             &self.incompressible_units,
             &self.copies,

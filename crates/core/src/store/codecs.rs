@@ -43,12 +43,14 @@ pub(super) struct Codecs {
 }
 
 impl Codecs {
+    /// These, and others later with units of at most `unit_max`.
+    ///
     /// # Panics
     ///
     /// If there is none, or more than [`CODECS_MAX`].
-    pub(super) fn new(codecs: Vec<Zcomp>) -> Codecs {
+    pub(super) fn new(codecs: Vec<Zcomp>, unit_max: UnitOrder) -> Codecs {
         assert!((1..=CODECS_MAX).contains(&codecs.len()), "{} codecs", codecs.len());
-        let unit_max = codecs.iter().map(Zcomp::unit).max().expect("there is one");
+        let unit_max = codecs.iter().map(Zcomp::unit).max().expect("there is one").max(unit_max);
         let batch_max = codecs.iter().map(Zcomp::batch_max).max().expect("there is one");
         let mut codecs = codecs.into_iter();
         let place = |_| codecs.next().map_or_else(OnceLock::new, OnceLock::from);
@@ -84,7 +86,7 @@ impl Codecs {
         self.all[id.get()].get().expect("an id is that of a codec")
     }
 
-    /// The largest unit of any of them.
+    /// The largest unit that any of them may have.
     pub(super) fn unit_max(&self) -> UnitOrder {
         self.unit_max
     }

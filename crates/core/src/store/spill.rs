@@ -603,9 +603,10 @@ impl<S: PageSource> Store<S> {
         subtract(&spill.counters.raw_units, self.is_raw(length).into());
     }
 
-    /// Whether an object of `length` bytes is a unit as it is, where all units have one size. Its row may be vacant.
+    /// Whether an object of `length` bytes is a unit as it is. Its row may be vacant; so where units differ in size, a
+    /// large one that was compressed to the size of a small one counts, too.
     fn is_raw(&self, length: usize) -> bool {
-        length == self.codecs.unit_max().bytes()
+        self.codecs.each().any(|(_, codec)| codec.unit().bytes() == length)
     }
 
     /// Has the entries of these tickets fetched, as far as they still are on the backing. The next [`Store::poll`] of

@@ -27,7 +27,7 @@ fn samples() -> Samples {
 fn span(saved_percent: u64, compressed: u64) -> Span {
     let loads = 2000;
     let (saved, lately) = (loads * saved_percent / 100, Lately::default());
-    Span { loads, saved, compressed, refault_ns: 50_000, lately }
+    Span { loads, saved, together: 0, compressed, refault_ns: 50_000, lately }
 }
 
 /// Whether the dense codec should be in use, given that it is or not.
@@ -136,7 +136,7 @@ fn the_mean_is_that_of_the_latest_samples() {
 /// after a change to the dense codec.
 #[test]
 fn several_reviews_in_a_row_change_the_codec() {
-    let density = Density::new(2, UnitOrder::DEFAULT);
+    let density = Density::new(2, (UnitOrder::DEFAULT, UnitOrder::DEFAULT));
     let hand = || density.hand.load(Relaxed);
     assert_eq!((density.codec(), hand()), (FAST, DONE));
     for _ in 0..REVIEWS - 1 {
@@ -164,7 +164,7 @@ fn several_reviews_in_a_row_change_the_codec() {
 /// Goal: the more is stored, and would be repacked, the longer the dense codec has to pay.
 #[test]
 fn much_that_is_stored_is_not_repacked_for_a_few_loads() {
-    let density = Density::new(2, UnitOrder::DEFAULT);
+    let density = Density::new(2, (UnitOrder::DEFAULT, UnitOrder::DEFAULT));
     // A 16th of a million units are 65,536 loads.
     (0..255).for_each(|_| density.vote(true, 1 << 20));
     assert_eq!(density.codec(), FAST);
@@ -175,7 +175,7 @@ fn much_that_is_stored_is_not_repacked_for_a_few_loads() {
 /// Goal: only what the codec in use would store otherwise is stored again.
 #[test]
 fn what_the_other_codec_stored_is_outdated() {
-    let density = Density::new(2, UnitOrder::DEFAULT);
+    let density = Density::new(2, (UnitOrder::DEFAULT, UnitOrder::DEFAULT));
     let forms = [Form::SameFilled, Form::Compressed(FAST), Form::Incompressible(FAST)];
     let dense_forms = [Form::Compressed(DENSE), Form::Incompressible(DENSE)];
     let outdated = |forms: &[Form]| -> Vec<bool> {
@@ -208,7 +208,7 @@ fn a_large_pool_is_one_that_the_dense_codec_makes_smaller() {
 #[test]
 fn samples_are_taken_all_the_time() {
     for step in [1, 4, 16] {
-        let density = Density::new(2, UnitOrder::DEFAULT);
+        let density = Density::new(2, (UnitOrder::DEFAULT, UnitOrder::DEFAULT));
         let (mut last, mut gap) = (0_u64, 0);
         for at in (0..50_000).step_by(step) {
             if density.is_due(at) {
@@ -223,7 +223,7 @@ fn samples_are_taken_all_the_time() {
 /// Goal: with one codec nothing is measured.
 #[test]
 fn one_codec_is_not_measured() {
-    let density = Density::new(1, UnitOrder::DEFAULT);
+    let density = Density::new(1, (UnitOrder::DEFAULT, UnitOrder::DEFAULT));
     assert!((0..1000).all(|compressed| !density.is_due(compressed)));
 }
 

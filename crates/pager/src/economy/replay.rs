@@ -117,7 +117,7 @@ struct Replay {
 
 impl Replay {
     fn new(world: World, keep: Keep, choice: Choice) -> Replay {
-        let density = Density::new(2, UnitOrder::DEFAULT);
+        let density = Density::new(2, (UnitOrder::DEFAULT, UnitOrder::DEFAULT));
         density.use_dense(choice == Choice::Fixed(1));
         let sums = world.codecs.map(|codec| Sums {
             bytes: codec.object,

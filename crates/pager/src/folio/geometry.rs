@@ -87,6 +87,9 @@ impl Geometry {
     }
 }
 
+/// Units of a page that make one wide unit.
+pub(crate) const WIDE_UNITS: usize = 4;
+
 /// A set of the units of one folio.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Units(u16);
@@ -122,6 +125,38 @@ impl Units {
     pub(crate) fn span(self) -> Range<usize> {
         let end = u16::BITS - self.0.leading_zeros();
         self.0.trailing_zeros() as usize..end as usize
+    }
+
+    /// The wide unit that a unit lies in.
+    pub(crate) fn wide_around(index: usize) -> Units {
+        let start = index / WIDE_UNITS * WIDE_UNITS;
+        Units::from(start..start + WIDE_UNITS)
+    }
+
+    /// The set cut into what is stored as one object each, in rising order: the wide units that lie in `wide`, and
+    /// single units. The set has all or none of each wide unit.
+    pub(crate) fn objects(self, wide: Units) -> impl Iterator<Item = Range<usize>> {
+        let mut end = 0;
+        self.iter().filter_map(move |index| {
+            if index < end {
+                return None;
+            }
+            let start = index;
+            let length = if wide.contains(index) { WIDE_UNITS } else { 1 };
+            end = start + length;
+            debug_assert!((Units::from(start..end) - self).is_empty(), "a part of a wide unit");
+            Some(start..end)
+        })
+    }
+
+    /// The set and all units of the wide units that it has a part of.
+    pub(crate) fn whole(self, wide: Units) -> Units {
+        self | (self & wide).fours()
+    }
+
+    /// The wide units that the set has a part of.
+    pub(crate) fn fours(self) -> Units {
+        self.iter().map(Units::wide_around).fold(Units::NONE, Units::bitor)
     }
 
     /// Each unit, in rising order.
@@ -176,7 +211,7 @@ impl SubAssign for Units {
 
 #[cfg(test)]
 mod tests {
-    use super::{Geometry, Units};
+    use super::{Geometry, Units, WIDE_UNITS};
     use zfolio_core::page::UnitOrder;
 
     /// Goal: the runs cover exactly the set, are as long as possible, and rise. Method: all sets.
@@ -196,6 +231,31 @@ mod tests {
             if bits != 0 {
                 let last = units.iter().last().unwrap();
                 assert_eq!(units.span(), units.iter().next().unwrap()..last + 1);
+            }
+        }
+    }
+
+    /// Goal: objects are the wide units and the single ones, in rising order, and together the whole set. Method: all
+    /// sets, with wide units in four places.
+    #[test]
+    fn objects_are_wide_units_and_single_ones() {
+        for fours in [0_u16, 0x000F, 0xF0F0, 0xFFFF] {
+            let wide = Units(fours);
+            assert_eq!(wide.fours(), wide);
+            for bits in 0..=u16::MAX {
+                let units = Units(bits).whole(wide);
+                assert!((Units(bits) - units).is_empty(), "all of the set");
+                assert_eq!(units & wide, (Units(bits) & wide).fours(), "wide units as a whole");
+                assert_eq!(units - wide, Units(bits) - wide, "and nothing else");
+                let (mut covered, mut end) = (Units::NONE, 0);
+                for object in units.objects(wide) {
+                    let is_wide = wide.contains(object.start);
+                    assert_eq!(object.len(), if is_wide { WIDE_UNITS } else { 1 });
+                    assert!(object.start >= end && (!is_wide || object.start % WIDE_UNITS == 0));
+                    end = object.end;
+                    covered |= Units::from(object);
+                }
+                assert_eq!(covered, units);
             }
         }
     }

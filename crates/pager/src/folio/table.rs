@@ -22,6 +22,7 @@ use zfolio_core::store::EntryId;
 use zfolio_core::sync::Mutex;
 
 use super::{Folio, FolioLock, Geometry};
+use crate::wide::Use;
 
 /// Adjacent folios that are made together.
 const GROUP_FOLIOS: usize = 8;
@@ -42,7 +43,14 @@ const ALLOCATION_BYTES: usize = 8;
 type Group = [FolioLock; GROUP_FOLIOS];
 
 /// Made when one of its folios is first looked at. `OnceLock`, since the table is only read then.
-type Leaf = OnceLock<Box<[OnceLock<Box<Group>>; LEAF_GROUPS]>>;
+type Leaf = OnceLock<Box<Folios>>;
+
+/// What a leaf has: folios, and how their units are used.
+#[derive(Debug)]
+struct Folios {
+    groups: [OnceLock<Box<Group>>; LEAF_GROUPS],
+    region: Use,
+}
 
 /// Made when one of its leaves is first looked at: MariaDB reserves 8 TiB, which would take half a
 /// million leaves.
@@ -104,11 +112,12 @@ impl Table {
             Box::new([const { OnceLock::new() }; BRANCH_LEAVES])
         });
         let leaf = leaves.get(address % self.branch_bytes() / self.leaf_bytes())?;
-        let groups = leaf.get_or_init(|| {
+        let leaf = leaf.get_or_init(|| {
             self.leaves_made.fetch_add(1, Relaxed);
-            Box::new([const { OnceLock::new() }; LEAF_GROUPS])
+            let groups = [const { OnceLock::new() }; LEAF_GROUPS];
+            Box::new(Folios { groups, region: Use::default() })
         });
-        let group = groups.get(address % self.leaf_bytes() / self.group_bytes())?;
+        let group = leaf.groups.get(address % self.leaf_bytes() / self.group_bytes())?;
         let start = address - address % self.group_bytes();
         let folios = group.get_or_init(|| self.new_group(start));
         folios.get((address - start) / self.geometry.folio_bytes())
@@ -116,10 +125,19 @@ impl Table {
 
     /// The folio that `address` lies in, if it was made already.
     pub(crate) fn known(&self, address: usize) -> Option<&FolioLock> {
-        let leaves = self.branches.get(&(address / self.branch_bytes()))?.get()?;
-        let groups = leaves.get(address % self.branch_bytes() / self.leaf_bytes())?.get()?;
-        let group = groups.get(address % self.leaf_bytes() / self.group_bytes())?.get()?;
+        let leaf = self.leaf(address)?;
+        let group = leaf.groups.get(address % self.leaf_bytes() / self.group_bytes())?.get()?;
         group.get(address % self.group_bytes() / self.geometry.folio_bytes())
+    }
+
+    /// The region that `address` lies in, if any of its folios was made.
+    pub(crate) fn region(&self, address: usize) -> Option<&Use> {
+        self.leaf(address).map(|leaf| &leaf.region)
+    }
+
+    fn leaf(&self, address: usize) -> Option<&Folios> {
+        let leaves = self.branches.get(&(address / self.branch_bytes()))?.get()?;
+        leaves.get(address % self.branch_bytes() / self.leaf_bytes())?.get().map(Box::as_ref)
     }
 
     /// The folio that `address` lies in, if it was made already. The caller has the table for
@@ -129,8 +147,8 @@ impl Table {
         let (branch_bytes, index) =
             (self.branch_bytes(), address % group_bytes / self.geometry.folio_bytes());
         let leaves = self.branches.get_mut(&(address / branch_bytes))?.get_mut()?;
-        let groups = leaves.get_mut(address % branch_bytes / leaf_bytes)?.get_mut()?;
-        let group = groups.get_mut(address % leaf_bytes / group_bytes)?.get_mut()?;
+        let leaf = leaves.get_mut(address % branch_bytes / leaf_bytes)?.get_mut()?;
+        let group = leaf.groups.get_mut(address % leaf_bytes / group_bytes)?.get_mut()?;
         Some(group.get_mut(index)?.get_mut())
     }
 
@@ -186,7 +204,7 @@ impl Table {
             placed.filter(move |(base, _)| *base < end && base + self.leaf_bytes() > first)
         });
         leaves.flat_map(move |(base, leaf)| {
-            let groups = leaf.get().into_iter().flat_map(|groups| groups.iter());
+            let groups = leaf.get().into_iter().flat_map(|leaf| leaf.groups.iter());
             groups.enumerate().flat_map(move |(index, group)| {
                 let base = base + index * self.group_bytes();
                 let folios = group.get().into_iter().flat_map(|folios| folios.iter());
@@ -258,9 +276,9 @@ impl Table {
     fn prune_leaf(&self, leaf: &mut Leaf, base: usize, start: usize, end: usize) {
         let (leaf_bytes, group_bytes) = (self.leaf_bytes(), self.group_bytes());
         let touched = |from: usize, bytes: usize| from < end && from + bytes > start;
-        let Some(groups) = leaf.get_mut().filter(|_| touched(base, leaf_bytes)) else { return };
+        let Some(folios) = leaf.get_mut().filter(|_| touched(base, leaf_bytes)) else { return };
         let whole = !self.ranges.overlap(base, base + leaf_bytes);
-        for (index, group) in groups.iter_mut().enumerate() {
+        for (index, group) in folios.groups.iter_mut().enumerate() {
             let from = base + index * group_bytes;
             if whole || touched(from, group_bytes) && !self.ranges.overlap(from, from + group_bytes)
             {
@@ -290,7 +308,7 @@ impl Table {
     pub(crate) fn metadata_bytes(&self) -> usize {
         let copies = self.geometry.units() * size_of::<Option<EntryId>>() + ALLOCATION_BYTES;
         let group = size_of::<Group>() + GROUP_FOLIOS * copies + ALLOCATION_BYTES;
-        let leaf = LEAF_GROUPS * size_of::<OnceLock<Box<Group>>>() + ALLOCATION_BYTES;
+        let leaf = size_of::<Folios>() + ALLOCATION_BYTES;
         let branch = BRANCH_LEAVES * size_of::<Leaf>() + ALLOCATION_BYTES;
         self.groups_made.load(Relaxed) * group
             + self.leaves_made.load(Relaxed) * leaf

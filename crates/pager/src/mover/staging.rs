@@ -24,6 +24,7 @@
 //!
 //! One mutex around four lists, whose memory is allocated beforehand.
 
+use std::num::NonZeroU32;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -46,18 +47,19 @@ pub(crate) struct Hollow(usize);
 /// A slot with pages.
 #[derive(Debug)]
 pub(crate) struct Full {
-    /// Four bytes, since each folio in the table has room for a token.
-    slot: u32,
+    /// Its number plus 1, in four bytes: each folio in the table has room for a token, or none.
+    slot: NonZeroU32,
     units: Units,
 }
 
 impl Full {
     fn new(slot: usize, units: Units) -> Full {
-        Full { slot: u32::try_from(slot).expect("2^32 slots take 256 TiB"), units }
+        let number = u32::try_from(slot + 1).ok().and_then(NonZeroU32::new);
+        Full { slot: number.expect("2^32 slots take 256 TiB"), units }
     }
 
     fn slot(&self) -> usize {
-        self.slot as usize
+        self.slot.get() as usize - 1
     }
 
     /// The units whose pages are in the slot.
@@ -208,37 +210,38 @@ impl Staging {
         self.address() + slot.slot() * self.geometry.folio_bytes()
     }
 
-    /// The bytes of a unit of a full slot.
+    /// The bytes of adjacent units of a full slot.
     #[allow(unsafe_code, reason = "the one view of the pages that the tokens stand for")]
-    pub(crate) fn unit<'a>(&'a self, slot: &'a Full, index: usize) -> &'a [u8] {
-        assert!(slot.units.contains(index), "STAGE-3");
-        let bytes = self.geometry.unit_bytes();
-        // SAFETY: the slot lies inside the reservation (slot < slots); by STAGE-3 the unit's pages
+    pub(crate) fn part<'a>(&'a self, slot: &'a Full, units: Range<usize>) -> &'a [u8] {
+        assert!((Units::from(units.clone()) - slot.units).is_empty(), "STAGE-3");
+        let bytes = self.geometry.bytes(units);
+        let start = (self.full_address(slot) + bytes.start) as *const u8;
+        // SAFETY: the slot lies inside the reservation (slot < slots); by STAGE-3 the units' pages
         // are present, and by STAGE-1 the borrow of the token keeps every writer out.
-        unsafe {
-            std::slice::from_raw_parts(
-                (self.full_address(slot) + index * bytes) as *const u8,
-                bytes,
-            )
-        }
+        unsafe { std::slice::from_raw_parts(start, bytes.len()) }
     }
 
-    /// The index and the bytes of each of `units` of a full slot, to be written.
+    /// The `units` of a full slot, to be written: in parts that are one object each (`Units::objects`).
     #[allow(unsafe_code, reason = "the one view of the pages that the tokens stand for")]
-    pub(crate) fn units_mut<'a>(
+    pub(crate) fn objects_mut<'a>(
         &'a self,
         slot: &'a mut Full,
         units: Units,
-    ) -> impl Iterator<Item = (usize, &'a mut [u8])> {
-        assert!((units - slot.units).is_empty(), "STAGE-3");
-        let (start, bytes) = (self.full_address(slot), self.geometry.unit_bytes());
-        units.iter().map(move |index| {
-            let unit = (start + index * bytes) as *mut u8;
+        wide: Units,
+    ) -> impl Iterator<Item = (Range<usize>, &'a mut [u8])> {
+        let (start, there) = (self.full_address(slot), slot.units);
+        let mut end = 0;
+        units.objects(wide).map(move |object| {
+            assert!((Units::from(object.clone()) - there).is_empty(), "STAGE-3");
+            assert!(end <= object.start, "two objects overlap");
+            end = object.end;
+            let bytes = self.geometry.bytes(object.clone());
+            let part = (start + bytes.start) as *mut u8;
             // SAFETY: the slot lies inside the reservation (slot < slots), and by STAGE-3 the
-            // unit's pages are present. `units` yields each index once, so no two of the slices
-            // overlap; for as long as one of them lives the only token is borrowed exclusively,
-            // which rules out any other access (STAGE-1).
-            (index, unsafe { std::slice::from_raw_parts_mut(unit, bytes) })
+            // object's pages are present. No two of the slices overlap, as was just asserted; for
+            // as long as one of them lives the only token is borrowed exclusively, which rules out
+            // any other access (STAGE-1).
+            (object, unsafe { std::slice::from_raw_parts_mut(part, bytes.len()) })
         })
     }
 
@@ -246,8 +249,8 @@ impl Staging {
     pub(crate) fn zero(&self, slot: &mut Full, bytes: Range<usize>) {
         let unit_bytes = self.geometry.unit_bytes();
         let touched = slot.units & self.geometry.touched(bytes.clone());
-        for (index, unit) in self.units_mut(slot, touched) {
-            let start = index * unit_bytes;
+        for (unit_at, unit) in self.objects_mut(slot, touched, Units::NONE) {
+            let start = unit_at.start * unit_bytes;
             let from = bytes.start.saturating_sub(start);
             let to = (bytes.end - start).min(unit_bytes);
             unit[from..to].fill(0);

@@ -43,7 +43,8 @@ fn units_of(mask: u16) -> Units {
 
 fn first_byte(mover: &Mover, slot: &Full, geometry: Geometry, page: usize) -> u8 {
     let address = page * PAGE_BYTES;
-    mover.unit(slot, geometry.index(address))[address % geometry.unit_bytes()]
+    let index = geometry.index(address);
+    mover.part(slot, index..index + 1)[address % geometry.unit_bytes()]
 }
 
 /// Goal: a folio with holes goes out whole and comes back as it was. Method: each bit of a mask
@@ -155,7 +156,7 @@ fn a_copy_does_not_touch_what_is_there() {
     populate(&mover, space.address(), 0x0006);
     let slot = mover.take_hollow().unwrap();
     let mut full = mover.fill(slot).unwrap();
-    mover.units_mut(&mut full, geometry.all()).for_each(|(_, unit)| unit.fill(0x77));
+    mover.objects_mut(&mut full, geometry.all(), Units::NONE).for_each(|(_, unit)| unit.fill(0x77));
     mover.place_copy(&full, Units::from(0..4), space.address());
     assert_eq!(pages(space.address()), 0x000F);
     assert_eq!(pages(mover.staging.full_address(&full)), 0xFFFF, "the slot keeps its pages");

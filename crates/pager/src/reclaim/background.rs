@@ -106,6 +106,7 @@ impl Engine {
     pub(crate) fn reclaim_turn(&self) {
         self.sample();
         self.follow_asked_algorithm();
+        self.prepare_wide();
         if self.config().whole_process {
             self.page_out_files();
         }

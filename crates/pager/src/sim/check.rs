@@ -87,10 +87,11 @@ impl World {
         assert_eq!(overlaps, [Units::NONE; 3], "page {name:#x}: UNIT-1: a unit is in two places");
         for unit in stored.iter() {
             assert!(
-                folio.copies[unit].is_some(),
+                folio.copy_of(unit).is_some(),
                 "page {name:#x}: UNIT-2: unit {unit} has no copy"
             );
         }
+        self.check_wide(folio, name);
         for unit in (staged | stored).iter() {
             self.check_missing(base + unit * self.engine.geometry().unit_bytes());
         }
@@ -105,7 +106,7 @@ impl World {
         let backed = folio.backed;
         assert!((backed & stored).is_empty(), "page {name:#x}: UNIT-5: stored and backed");
         for unit in backed.iter() {
-            let copy = folio.copies[unit].as_ref();
+            let copy = folio.copy_of(unit);
             let is_away = copy.is_some_and(|copy| self.engine.store.away(copy).is_some());
             assert!(is_away, "page {name:#x}: UNIT-5: the copy of unit {unit} is in the pool");
         }
@@ -117,6 +118,24 @@ impl World {
         sums.copied += copied.count();
         sums.entries += copies;
         sums.staged += staged.count();
+    }
+
+    /// Fails if the units of a wide one are not stored together, or if it has more or less than one copy.
+    fn check_wide(&self, folio: &Folio, name: usize) {
+        assert_eq!(folio.wide, folio.wide.fours(), "page {name:#x}: WIDE-1: a part of a wide unit");
+        for four in folio.wide.objects(folio.wide) {
+            let units = Units::from(four.clone());
+            let stored = (folio.stored & units).count();
+            assert!(
+                stored % units.count() == 0,
+                "page {name:#x}: WIDE-1: {stored} of four are stored"
+            );
+            let has = units.iter().map(|unit| folio.copies[unit].is_some());
+            assert!(
+                has.eq(units.iter().map(|unit| unit == four.start)),
+                "page {name:#x}: WIDE-1: copies of {four:?}"
+            );
+        }
     }
 
     /// Fails if a page of a staged or stored unit is in the program.
@@ -165,7 +184,7 @@ impl World {
         if budget.is_none() || budget.period() != Period::Run {
             return;
         }
-        let batch = (BATCH * self.settings.unit.bytes()) as u64;
+        let batch = (BATCH * self.engine.config().object_max().bytes()) as u64;
         let allowed = budget.bytes() + self.settings.all_threads() as u64 * batch;
         let written = self.engine.bytes_written();
         assert!(written <= allowed, "BUDGET-1: {written} bytes were written, {allowed} allowed");
@@ -181,7 +200,7 @@ impl World {
     /// Finds every page of the program, wherever it is, and compares it with the model.
     fn check_bytes(&self, table: &Table) {
         let (mut found, mut unit) =
-            (vec![0; PAGE_BYTES], vec![0; self.engine.geometry().unit_bytes()]);
+            (vec![0; PAGE_BYTES], vec![0; self.engine.config().object_max().bytes()]);
         let mut loaded = usize::MAX;
         for page in 0..self.settings.pages {
             let at = self.space.address(page);
@@ -209,20 +228,23 @@ impl World {
     ) {
         let geometry = self.engine.geometry();
         let (base, index) = (geometry.base(at), geometry.index(at));
-        let within = at % geometry.unit_bytes();
         found.fill(0);
         let Some(lock) = table.known(at) else { return };
         let folio = lock.lock();
         if let Some(slot) = folio.staged.as_ref().filter(|slot| slot.units().contains(index)) {
-            let there = self.engine.mover.unit(slot, index).as_ptr() as usize + within;
+            let within = at % geometry.unit_bytes();
+            let there = self.engine.mover.part(slot, index..index + 1).as_ptr() as usize + within;
             assert!(self.space.contents(there, found), "STAGE-3: a page of a slot is missing");
         } else if folio.stored.contains(index) {
-            let address = base + index * geometry.unit_bytes();
+            let object = Units::one(index).whole(folio.wide).span();
+            let bytes = geometry.bytes(object);
+            let address = base + bytes.start;
             if *loaded != address {
-                let copy = folio.copies[index].as_ref().expect("UNIT-2: a stored unit has a copy");
-                self.load_anywhere(copy, address, unit);
+                let copy = folio.copy_of(index).expect("UNIT-2: a stored unit has a copy");
+                self.load_anywhere(copy, address, &mut unit[..bytes.len()]);
                 *loaded = address;
             }
+            let within = at - address;
             found.copy_from_slice(&unit[within..within + PAGE_BYTES]);
         }
     }

@@ -37,18 +37,31 @@ struct Stream {
 
 /// The codecs of a run.
 pub(super) fn codecs(seed: u64, settings: &Settings, streams: usize) -> Vec<Zcomp> {
-    let unit = settings.unit;
+    let all = settings.config(0).algorithm.codecs().into_iter();
+    all.map(|params| codec(seed, settings, (params, settings.unit), streams)).collect()
+}
+
+/// The codec for wide units, if there are any.
+pub(super) fn wide(seed: u64, settings: &Settings, streams: usize) -> Option<Zcomp> {
+    let config = settings.config(0);
+    let (unit, params) = (config.wide_unit()?, config.algorithm.codecs().pop()?);
+    Some(codec(seed, settings, (params, unit), streams))
+}
+
+fn codec(
+    seed: u64,
+    settings: &Settings,
+    (params, unit): (Params, UnitOrder),
+    streams: usize,
+) -> Zcomp {
     let damage = settings.damage == Some(Damage::Decoder);
-    let codec = |params| {
-        let zcomp = if damage || settings.codec_fails > 0 {
-            let fails = settings.codec_fails;
-            Zcomp::with_backend(&Faulty { params, unit, seed, fails, damage }, unit, streams)
-        } else {
-            Zcomp::new(params, unit, streams)
-        };
-        zcomp.expect("the parameters are accepted")
+    let zcomp = if damage || settings.codec_fails > 0 {
+        let fails = settings.codec_fails;
+        Zcomp::with_backend(&Faulty { params, unit, seed, fails, damage }, unit, streams)
+    } else {
+        Zcomp::new(params, unit, streams)
     };
-    settings.config(0).algorithm.codecs().into_iter().map(codec).collect()
+    zcomp.expect("the parameters are accepted")
 }
 
 impl Faulty {

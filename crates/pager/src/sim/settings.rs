@@ -40,6 +40,8 @@ impl Spill {
 pub(super) struct Settings {
     pub(super) mode: Mode,
     pub(super) unit: UnitOrder,
+    /// Units that go out together become wide ones.
+    pub(super) wide_units: bool,
     pub(super) algorithm: &'static str,
     /// The limit, without the bytes that codec streams take.
     pub(super) limit_bytes: u64,
@@ -141,10 +143,15 @@ impl Settings {
             proactive: random.one_in(3),
             damage: None,
             spill: None,
+            wide_units: false,
         };
         let mut settings = settings.with_spill(&mut Random::new(seed, 11));
         let is_on_areas = Random::new(seed, 13).one_in(2);
         settings.spill.iter_mut().for_each(|spill| spill.areas = is_on_areas);
+        settings.wide_units = Random::new(seed, 14).one_in(2);
+        if settings.wide_units && settings.algorithm == "auto" {
+            settings.unit = UnitOrder::DEFAULT;
+        }
         if settings.storm.is_some() { settings.with_storm() } else { settings }
     }
 
@@ -153,6 +160,7 @@ impl Settings {
         Settings {
             mode: Mode::Handler,
             unit: UnitOrder::from_bytes(PAGE_BYTES).expect("a page is a unit"),
+            wide_units: false,
             algorithm: "lz4",
             limit_bytes: 4 << 20,
             cpus: 2,
@@ -240,6 +248,7 @@ impl Settings {
             limit_bytes,
             algorithm: self.algorithm.parse().expect("the name of an algorithm"),
             unit: self.unit,
+            wide_units: self.wide_units,
             mode: self.mode,
             whole_process: false,
             strict: false,

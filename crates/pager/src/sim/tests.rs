@@ -66,7 +66,9 @@ fn engine_threads(world: &World, seed: u64) -> Vec<Body<'_>> {
                 density.use_dense(random.one_in(2));
             }
             if random.one_in(8) {
-                let all: Vec<CodecId> = world.engine.store.codecs().map(|(id, _)| id).collect();
+                let codecs = world.engine.store.codecs();
+                let codecs = codecs.filter(|(_, codec)| codec.unit() == world.settings.unit);
+                let all: Vec<CodecId> = codecs.map(|(id, _)| id).collect();
                 density.pin(if random.one_in(2) { None } else { Some(random.of(&all)) });
             }
             world.engine.reclaim_turn();

@@ -12,7 +12,7 @@ use zfolio_core::zcomp::Zcomp;
 use zfolio_workers::Crew;
 
 use super::areas::{self, Ground};
-use super::codec::codecs;
+use super::codec::{self, codecs};
 use super::disk::{Below, Disk, Faults, Shared};
 use super::random::Random;
 use super::schedule::{self, Schedule};
@@ -117,7 +117,7 @@ fn backing(seed: u64, settings: &Settings, schedule: &Arc<Schedule>) -> Backings
     let is_lasting = settings.damage == Some(Damage::Disk);
     let faults = Faults { refuses: spill.refuses, outages: spill.outages, is_lasting };
     if spill.areas {
-        let sizes = (settings.unit.bytes(), spill.bytes_max);
+        let sizes = (settings.config(0).object_max().bytes(), spill.bytes_max);
         // To empty an area takes memory.
         let ground = Ground::new(schedule, random, sizes, (faults, !settings.is_calm()));
         let ground = Arc::new(ground);
@@ -136,7 +136,8 @@ impl World {
         let space =
             Space::new(Arc::clone(&schedule), kernel, settings.mode, settings.refusals, shape);
         let codecs = codecs(seed, &settings, 2);
-        let stream_bytes: usize = codecs.iter().map(Zcomp::memory_bytes).sum();
+        let wide = codec::wide(seed, &settings, 2);
+        let stream_bytes: usize = codecs.iter().chain(&wide).map(Zcomp::memory_bytes).sum();
         let need_bytes = settings.limit_bytes + stream_bytes as u64;
         let tree = settings.tree.then(|| Tree::new(&mut Random::new(seed, 6), need_bytes));
         let (tree, limit_bytes) = tree.map_or((None, need_bytes), |(tree, all)| (Some(tree), all));
@@ -155,6 +156,7 @@ impl World {
         let engine = Engine::on(parts, config, Box::new(Figures(Box::default())));
         let engine = engine.expect("address space for the staging area");
         tree.iter().for_each(|tree| engine.hold_share(tree.member));
+        wide.into_iter().for_each(|codec| engine.use_wide_units(codec));
         engine.writes().set(settings.spill.map(|spill| spill.budget).unwrap_or_default());
         let model = Model {
             bytes: vec![0; settings.pages * PAGE_BYTES],

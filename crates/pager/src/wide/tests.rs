@@ -1,0 +1,154 @@
+//! Wide units, alone and on the real kernel.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use zfolio_core::page::{PAGE_BYTES, UnitOrder};
+use zfolio_core::stats::Stats;
+use zfolio_core::zcomp::Zcomp;
+use zfolio_sys::map::Reservation;
+
+use super::{SEEN_MAX, TELLS_EVERY, Use};
+use crate::config::{Config, Mode};
+use crate::engine::Engine;
+use crate::folio::Units;
+use crate::reclaim::{By, Reclaimed};
+
+/// Goal: units become wide once those beside them were used, too, sixteen times, and no longer when they are not. One
+/// unit in use of four says the same as three of twelve.
+#[test]
+fn units_become_wide_where_they_are_used_together() {
+    let region = Use::default();
+    let all = Units::from(0..16);
+    for _ in 0..SEEN_MAX / 4 - 1 {
+        region.note(all);
+    }
+    assert!(!region.is_wide(), "too few were seen");
+    region.note(all);
+    assert!(region.is_wide());
+    // Half of the three beside it: between the thresholds only for a while.
+    let mut notes = 0;
+    while region.is_wide() {
+        region.note(Units::one(3));
+        notes += 1;
+        assert!(notes < 100, "one unit in use of four");
+    }
+    assert!(notes > 4, "after {notes} notes");
+    (0..100).for_each(|_| region.note(Units::NONE));
+    assert!(!region.is_wide(), "nothing came back: nothing is known");
+}
+
+#[test]
+fn one_folio_in_so_many_tells() {
+    let region = Use::default();
+    let turns = (0..10 * TELLS_EVERY).filter(|_| region.is_turn()).count();
+    assert_eq!(turns, 10);
+}
+
+const BYTES: usize = 2 << 20;
+
+/// An engine whose units become wide, with a mapping of pages that differ.
+fn engine_and_space() -> (&'static Engine, Reservation) {
+    let unit = UnitOrder::DEFAULT;
+    let algorithm = "auto".parse().expect("an algorithm");
+    let config = Config { algorithm, unit, wide_units: true, ..Config::for_test(16 << 20) };
+    let wide = config.wide_unit().expect("auto, and units of a page");
+    let engine = Engine::with_backing(config, Box::new(Box::<Stats>::default()), None);
+    let engine: &Engine = Box::leak(Box::new(engine.expect("Mode::check has passed")));
+    engine.use_wide_units(
+        Zcomp::new("zstd".parse().expect("a codec"), wide, 2).expect("it is there"),
+    );
+    let fill = |bytes: &mut [u8]| {
+        bytes.iter_mut().enumerate().for_each(|(at, byte)| *byte = value(at));
+    };
+    (engine, engine.adopted(BYTES, fill))
+}
+
+fn value(at: usize) -> u8 {
+    u8::try_from((at / 64 + at / PAGE_BYTES) % 251).expect("a byte")
+}
+
+fn store_all(engine: &Engine) {
+    let table = engine.table.read();
+    while engine.reclaim_one(&table, 0, By::Background) != Reclaimed::Nothing {}
+}
+
+/// Where the units of the folio at an address are: resident, stored, wide.
+fn places(engine: &Engine, address: usize) -> [Units; 3] {
+    let table = engine.table.read();
+    let folio = table.known(address).expect("it is managed").lock();
+    [folio.resident, folio.stored, folio.wide]
+}
+
+#[allow(unsafe_code, reason = "what a program does")]
+fn read(space: &Reservation, at: usize) -> u8 {
+    assert!(at < space.bytes());
+    // SAFETY: inside the mapping.
+    let byte = unsafe { space.base().add(at) };
+    // SAFETY: the mapping is ours, and nobody else has a reference into it.
+    unsafe { byte.read_volatile() }
+}
+
+/// Goal: four units that go out together are one object, come back by one fault, and are what they were. Method: all of
+/// a mapping goes out; one page is touched, then all; then all of it goes out again, unchanged.
+#[test]
+fn four_units_are_one_object_and_come_back_together() {
+    if let Err(why) = Mode::Inline.check() {
+        return eprintln!("SKIPPED: {why}");
+    }
+    let (engine, space) = engine_and_space();
+    let served = crate::inline::register(engine).expect("few engines");
+    store_all(engine);
+    let (all, pages) = (Units::from(0..16), (BYTES / PAGE_BYTES) as u64);
+    assert_eq!(places(engine, space.address()), [Units::NONE, all, all]);
+    let figures = engine.figures();
+    // Of 32 folios two tell.
+    let wide = pages - 2 * 16;
+    assert_eq!(figures.wide_units.load(Relaxed), wide);
+    assert_eq!(figures.stored_units.load(Relaxed), wide / 4 + 2 * 16, "objects");
+    assert_eq!(figures.stored_bytes.load(Relaxed), BYTES as u64);
+
+    assert_eq!(read(&space, 5 * PAGE_BYTES), value(5 * PAGE_BYTES));
+    let four = Units::from(4..8);
+    assert_eq!(places(engine, space.address()), [four, all - four, all]);
+    assert_eq!(figures.faults_stored.load(Relaxed), 1);
+    (0..BYTES).step_by(64).for_each(|at| assert_eq!(read(&space, at), value(at), "{at}"));
+
+    let compressed = figures.reclaim_compressed.load(Relaxed);
+    store_all(engine);
+    let [resident, stored, wide] = places(engine, space.address());
+    assert_eq!([resident, stored], [Units::NONE, all]);
+    assert_eq!(wide, if figures.copies_dropped.load(Relaxed) == 0 { all } else { wide });
+    let again = figures.reclaim_compressed.load(Relaxed) - compressed;
+    let clean = figures.reclaim_clean.load(Relaxed);
+    assert_eq!(again + clean, pages, "{clean} are clean");
+    assert!(clean > 0, "copies of wide units are kept, too");
+    (0..BYTES).step_by(64).for_each(|at| assert_eq!(read(&space, at), value(at), "{at}"));
+    engine.unmap_adopted(&space);
+    assert_eq!(figures.wide_units.load(Relaxed), 0);
+    assert_eq!(engine.store.pool_stats().objects, 0);
+    drop(served);
+}
+
+/// Goal: wide units that go out again become four units where there are to be none any more. Method: the fast codec is
+/// used from then on.
+#[test]
+fn wide_units_become_four_again() {
+    if let Err(why) = Mode::Inline.check() {
+        return eprintln!("SKIPPED: {why}");
+    }
+    let (engine, space) = engine_and_space();
+    let served = crate::inline::register(engine).expect("few engines");
+    store_all(engine);
+    engine.work.density.use_dense(false);
+    assert_eq!(read(&space, 0), value(0));
+    store_all(engine);
+    let all = Units::from(0..16);
+    assert_eq!(places(engine, space.address()), [Units::NONE, all, all - Units::from(0..4)]);
+    // And stored ones become wide where all is repacked.
+    engine.work.density.use_dense(true);
+    engine.densify();
+    assert_eq!(places(engine, space.address()), [Units::NONE, all, all]);
+    (0..BYTES).step_by(64).for_each(|at| assert_eq!(read(&space, at), value(at), "{at}"));
+    engine.unmap_adopted(&space);
+    drop(served);
+}
