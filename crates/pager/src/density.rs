@@ -225,6 +225,11 @@ impl Samples {
         self.is_large(stored, limit_bytes / 16 * sixteenths)
     }
 
+    /// Whether units take more than 3/4 of their size with the dense codec.
+    fn hardly_shrink(&self, unit_bytes: u64) -> bool {
+        4 * self.sums[1].bytes > 3 * self.count * unit_bytes
+    }
+
     /// What all that is stored takes, or would take, with the fast codec and with the dense one.
     fn stored_bytes(&self, stored: Stored) -> [u64; 2] {
         let in_use = self.sums[usize::from(stored.is_dense)].bytes.max(1);
@@ -308,6 +313,8 @@ pub(crate) struct Density {
     samples: Option<Mutex<{ rank::DENSITY }, Samples>>,
     /// There may be wide units.
     may_widen: bool,
+    /// Most units hardly shrink: there is nothing to gain by larger ones.
+    hardly_shrinks: AtomicBool,
     /// The dense codec again, for wide units (`wide.rs`): its number plus 2. 0: not set up yet; 1: it cannot be.
     wide: AtomicUsize,
     /// On while the dense codec is in use.
@@ -335,6 +342,7 @@ impl Density {
         Density {
             samples: (codecs > 1).then(|| Mutex::new(samples())),
             may_widen: object_max > unit,
+            hardly_shrinks: AtomicBool::new(false),
             wide: AtomicUsize::new(0),
             switch: Switch::default(),
             stays_dense: AtomicBool::new(false),
@@ -368,9 +376,10 @@ impl Density {
         self.may_widen
     }
 
-    /// Whether units may become wide now: the dense codec is in use, because it pays.
+    /// Whether units may become wide now: the dense codec is in use, because it pays, and they shrink.
     pub(crate) fn widens(&self) -> bool {
-        self.is_dense() && self.pinned().is_none() && self.wide().is_some()
+        let is_dense = self.is_dense() && self.pinned().is_none();
+        is_dense && self.wide().is_some() && !self.hardly_shrinks.load(Relaxed)
     }
 
     /// The codec for wide units.
@@ -509,6 +518,7 @@ impl Engine {
                 // Of a wide unit the first page.
                 let bytes = &unit.bytes[..self.geometry().unit_bytes()];
                 samples.measure(&self.store, bytes, (cpu, &|| self.now_ns()));
+                density.hardly_shrinks.store(samples.hardly_shrink(bytes.len() as u64), Relaxed);
             }
         }
         density.codec()
