@@ -25,7 +25,7 @@ impl UnitOrder {
 
     /// 4 KiB, the default: real programs touch their memory here and there, and wait a quarter less than
     /// with 16 KiB (`docs/design/pager.md`, "Rejected").
-    pub const DEFAULT: UnitOrder = UnitOrder(0);
+    pub const DEFAULT: UnitOrder = UnitOrder::PAGE;
 
     /// 64 KiB: what is moved at once, at least.
     pub const FOLIO: UnitOrder = UnitOrder(4);

@@ -60,8 +60,7 @@ impl Config {
     /// The size of wide units, if there are any: beside units of a page, with two codecs to choose from.
     #[must_use]
     pub fn wide_unit(&self) -> Option<UnitOrder> {
-        let may =
-            self.wide_units && self.algorithm == Choice::Auto && self.unit == UnitOrder::DEFAULT;
+        let may = self.wide_units && self.algorithm == Choice::Auto && self.unit == UnitOrder::PAGE;
         may.then(|| wide::order(self.unit)).flatten()
     }
 

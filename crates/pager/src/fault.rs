@@ -148,10 +148,7 @@ impl Engine {
     ) -> Result<(Served, Range<usize>), Later> {
         let (base, index) = (self.geometry().base(address), self.geometry().index(address));
         let first = base / self.geometry().unit_bytes();
-        let range = |units: Units| {
-            let span = units.span();
-            first + span.start..first + span.end
-        };
+        let range = |units: Units| self.geometry().numbers(base, units);
         let one = range(Units::one(index));
         let Some(lock) = table.get(address) else {
             self.mover.place_zero_page(address);
@@ -343,18 +340,14 @@ impl Engine {
         (units, spare): (Units, Spare),
         (most, cpu): (usize, usize),
     ) -> Result<(Range<usize>, u64), Later> {
-        let first = base / self.geometry().unit_bytes();
+        let range = self.geometry().numbers(base, units);
         match spare {
             Spare::Free(slot) if units == self.geometry().all() => {
                 let incoming = Incoming { base, folio, slot };
                 let (folios, took) = self.bring_whole(table, incoming, most, cpu)?;
-                Ok((first..first + folios * self.geometry().units(), took))
+                Ok((range.start..range.start + folios * self.geometry().units(), took))
             }
-            spare => {
-                let span = units.span();
-                let took = self.bring_part(table, folio, base, (units, spare), cpu)?;
-                Ok((first + span.start..first + span.end, took))
-            }
+            spare => Ok((range, self.bring_part(table, folio, base, (units, spare), cpu)?)),
         }
     }
 

@@ -33,8 +33,6 @@
 mod geometry;
 mod table;
 
-use std::ops::BitOr as _;
-
 use zfolio_core::store::EntryId;
 use zfolio_core::sync::{Guard, Mutex};
 
@@ -131,9 +129,7 @@ impl Folio {
 
     /// The copy that a unit is in, if there is one.
     pub(crate) fn copy_of(&self, index: usize) -> Option<&EntryId> {
-        let first =
-            if self.wide.contains(index) { Units::wide_around(index).span().start } else { index };
-        self.copies[first].as_ref()
+        self.copies[Units::one(index).whole(self.wide).span().start].as_ref()
     }
 
     /// The units whose pages are in the staging area.
@@ -151,7 +147,7 @@ impl Folio {
         let copied =
             |(index, copy): (usize, &Option<EntryId>)| copy.as_ref().map(|_| Units::one(index));
         let copied = self.copies.iter().enumerate().filter_map(copied);
-        (copied.fold(Units::NONE, Units::bitor) | self.wide) - self.stored - self.backed
+        (copied.collect::<Units>() | self.wide) - self.stored - self.backed
     }
 
     /// Whether the folio is empty and has no copy.

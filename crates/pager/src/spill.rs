@@ -41,7 +41,6 @@ mod site;
 mod tests;
 mod uring;
 
-use std::ops::BitOr as _;
 use std::sync::Arc;
 use std::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, Ordering::Relaxed,
@@ -248,7 +247,7 @@ impl Tickets {
     /// The units that have one.
     pub(crate) fn units(&self) -> Units {
         let has = |index: &usize| self.0[*index].is_some();
-        (0..UNITS_MAX).filter(has).map(Units::one).fold(Units::NONE, Units::bitor)
+        (0..UNITS_MAX).filter(has).map(Units::one).collect()
     }
 
     /// All of them.
@@ -791,7 +790,7 @@ impl Engine {
         let is_away = |index: &usize| {
             folio.copy_of(*index).is_some_and(|copy| self.store.away(copy).is_some())
         };
-        folio.backed.iter().filter(is_away).map(Units::one).fold(Units::NONE, Units::bitor)
+        folio.backed.iter().filter(is_away).map(Units::one).collect()
     }
 
     /// Waits until the backing has nothing to do: before a fork, which copies what is under way to nobody.

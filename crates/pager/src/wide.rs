@@ -18,7 +18,7 @@
 //! All memory counts besides because a region may have a few folios only (V8 has hundreds of such regions), of which
 //! none tells for a long time: with regions alone node took 1.4 times as long.
 //!
-//! What hardly shrinks stays apart: there is nothing to gain, and the disk is where it belongs (`is_for_the_disk`).
+//! Units that hardly shrink stay apart: larger ones gain nothing, and belong on the disk (`is_for_the_disk`).
 //! The dense codec alone makes wide units: memory is short then, and what the program does has been seen for a while.
 //! What they save counts for the dense codec when it is compared with the fast one (`Span::together`). When it takes
 //! over, four stored units are repacked as one.
@@ -36,7 +36,6 @@
 #[cfg(test)]
 mod tests;
 
-use std::ops::BitOr as _;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 use zfolio_core::page::{UnitOrder, same_filled};
@@ -83,7 +82,7 @@ pub(crate) struct Use {
     seen: AtomicU32,
     /// Four units that go out together become a wide one.
     is_wide: AtomicBool,
-    /// Folios that went out meanwhile.
+    /// How many folios went out while that was so.
     went: AtomicU32,
     /// Units are taken to be used together, whatever is seen.
     #[cfg(test)]
@@ -101,7 +100,7 @@ impl Use {
         self.went.fetch_add(1, Relaxed) % TELLS_EVERY == TELLS_EVERY - 1
     }
 
-    /// Notes which units of a folio came back one by one until it goes out.
+    /// Notes which units of a folio that goes out had come back one by one.
     fn note(&self, alone: Units) {
         for start in (0..UNITS_MAX).step_by(WIDE_UNITS) {
             let used = (alone & Units::wide_around(start)).count();
@@ -139,12 +138,11 @@ impl Engine {
             false => Units::NONE,
         };
         self.copies.note_together(together.count());
-        let single = units - folio.wide;
-        folio.asked |= single;
+        folio.asked |= units - folio.wide;
     }
 
     /// A folio has come back, and goes out again: notes how its units were used, if it tells, and whether it will.
-    pub(crate) fn note_use(&self, table: &Table, base: usize, folio: &mut Folio, units: Units) {
+    fn note_use(&self, table: &Table, base: usize, folio: &mut Folio, units: Units) {
         let asked = std::mem::take(&mut folio.asked) & units;
         let Some(region) = table.region(base).filter(|_| self.work.density.may_widen()) else {
             return;
@@ -184,7 +182,8 @@ impl Engine {
         density.set_wide(codec.and_then(|codec| self.add_codec(codec)));
     }
 
-    /// Says which units of a slot are stored as wide ones. Copies that were made otherwise are dropped.
+    /// A folio's slot is about to be stored: says which of its units are stored as wide ones, and drops copies that were
+    /// made otherwise. Notes how the units were used.
     pub(crate) fn widen(
         &self,
         table: &Table,
@@ -198,13 +197,13 @@ impl Engine {
         let fours = self.wide_units(table, base, folio, slot.units());
         // Same-filled units take no object.
         let fours = fours.filter(|four| !four.iter().any(is_filled));
-        let wide = fours.fold(Units::NONE, Units::bitor);
+        let wide = fours.collect();
         let before = (slot.units() & folio.wide).whole(folio.wide);
         self.drop_copies(folio, (before - wide) | (wide - before));
         wide
     }
 
-    /// The units that come along with a stored unit where units are used together.
+    /// The stored units that come along with a unit where units are used together. The folio tells nothing then.
     pub(crate) fn beside(
         &self,
         table: &Table,

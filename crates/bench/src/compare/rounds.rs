@@ -214,9 +214,7 @@ impl Bench<'_> {
         let processes = if self.args.processes { u64::from(self.args.workers) } else { 1 };
         let mut command = Command::new(&self.zfolio);
         command.args(["run", "--quiet", "--limit", &(total / processes).to_string()]);
-        command.args(["--algorithm", &compression.algorithm]);
-        let unit = compression.unit_bytes.map(|bytes| bytes.to_string());
-        unit.iter().for_each(|unit| _ = command.args(["--unit", unit]));
+        command.args(compression.options());
         self.args.zswap.iter().for_each(|dir| _ = command.arg("--spill").arg(dir));
         command.arg("--").arg(&self.usemem);
         self.workload(&mut command);

@@ -23,6 +23,14 @@ impl Compression {
     pub(crate) fn unit_bytes(&self) -> usize {
         self.unit_bytes.unwrap_or(UnitOrder::DEFAULT.bytes())
     }
+
+    /// The options of `zfolio run`.
+    pub(crate) fn options(&self) -> impl Iterator<Item = String> {
+        let unit = self.unit_bytes.map(|bytes| ["--unit".to_owned(), bytes.to_string()]);
+        ["--algorithm".to_owned(), self.algorithm.clone()]
+            .into_iter()
+            .chain(unit.into_iter().flatten())
+    }
 }
 
 /// The settings that are compared unless `--setting` says otherwise.

@@ -113,11 +113,7 @@ impl Runner<'_> {
         let mut before = vec![self.zfolio.display().to_string()];
         before.extend(["run", "--quiet", "--limit", &limit, "--stats"].map(str::to_owned));
         before.push(stats.display().to_string());
-        if let Some(Compression { algorithm, unit_bytes }) = compression {
-            before.extend(["--algorithm", algorithm].map(str::to_owned));
-            let unit = unit_bytes.map(|bytes| ["--unit".to_owned(), bytes.to_string()]);
-            before.extend(unit.into_iter().flatten());
-        }
+        before.extend(compression.into_iter().flat_map(Compression::options));
         before.push("--".to_owned());
         let mut command = self.command(&before);
         os::tie(&mut command, None);

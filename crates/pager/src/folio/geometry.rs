@@ -66,6 +66,12 @@ impl Geometry {
         self.base(address.saturating_add(self.folio_bytes() - 1))
     }
 
+    /// The units of a folio that begins at `base`, numbered by their addresses: the range from the first to the last.
+    pub(crate) fn numbers(self, base: usize, units: Units) -> Range<usize> {
+        let (first, span) = (base / self.unit_bytes(), units.span());
+        first + span.start..first + span.end
+    }
+
     /// The index in its folio of the unit that `address` lies in.
     pub(crate) fn index(self, address: usize) -> usize {
         address % self.folio_bytes() / self.unit_bytes()
@@ -99,6 +105,13 @@ impl From<Range<usize>> for Units {
     fn from(units: Range<usize>) -> Units {
         let below = |end: usize| if end < UNITS_MAX { (1_u16 << end) - 1 } else { u16::MAX };
         Units(below(units.end) & !below(units.start))
+    }
+}
+
+impl FromIterator<Units> for Units {
+    /// All units of the sets.
+    fn from_iter<I: IntoIterator<Item = Units>>(sets: I) -> Units {
+        sets.into_iter().fold(Units::NONE, Units::bitor)
     }
 }
 
@@ -156,7 +169,7 @@ impl Units {
 
     /// The wide units that the set has a part of.
     pub(crate) fn fours(self) -> Units {
-        self.iter().map(Units::wide_around).fold(Units::NONE, Units::bitor)
+        self.iter().map(Units::wide_around).collect()
     }
 
     /// Each unit, in rising order.

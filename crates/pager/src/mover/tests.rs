@@ -37,8 +37,7 @@ fn populate(mover: &Mover, base: usize, mask: u16) {
 
 /// The units of a mask.
 fn units_of(mask: u16) -> Units {
-    let units = (0..16).filter(|unit| mask >> unit & 1 == 1);
-    units.fold(Units::NONE, |all, unit| all | Units::one(unit))
+    (0..16).filter(|unit| mask >> unit & 1 == 1).map(Units::one).collect()
 }
 
 fn first_byte(mover: &Mover, slot: &Full, geometry: Geometry, page: usize) -> u8 {

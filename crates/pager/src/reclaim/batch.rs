@@ -1,7 +1,5 @@
 //! The units of a slot, on their way into the store.
 
-use std::ops::BitOr as _;
-
 use zfolio_core::stats::add;
 use zfolio_core::store::{self, Outcome};
 
@@ -14,7 +12,9 @@ struct Batch<'a> {
     objects: [store::Outgoing<'a>; UNITS_MAX],
     /// The units of each object.
     units: [Units; UNITS_MAX],
+    /// How many objects are wide ones.
     wide: usize,
+    /// How many objects there are.
     len: usize,
 }
 
@@ -139,7 +139,7 @@ impl Engine {
     /// them. Where zeros are few they stay stored, so that the folio comes back as a whole, the zeros at no cost.
     fn unused_zeros(&self, batch: &Batch<'_>) -> Units {
         let zeros = batch.each().enumerate().filter(|(_, (object, _))| object.is_zeros());
-        let zeros = zeros.map(|(place, _)| Units::one(place)).fold(Units::NONE, Units::bitor);
+        let zeros: Units = zeros.map(|(place, _)| Units::one(place)).collect();
         let units: usize = batch.each().map(|(_, units)| units.count()).sum();
         let is_most = (units / 2 + 1..units).contains(&zeros.count());
         if is_most { zeros } else { Units::NONE }
