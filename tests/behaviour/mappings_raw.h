@@ -101,7 +101,8 @@ static void raw_moves(void) {
     ballast_stop(&b);
 }
 
-/* mremap by a raw system call to one of a few places, and back, with and without the old mapping left in place. */
+/* mremap by a raw system call to one of a few places, and back, with and without the old mapping left in place; and
+   back by the C library from a place that it has just mapped, which it then takes for memory not managed yet. */
 static void raw_returns(void) {
     struct ballast b;
     ballast_make(&b, 3 * limit_bytes(), 3);
@@ -117,6 +118,19 @@ static void raw_returns(void) {
         for (size_t i = 0; i < pages; i++)
             CHECK(page_is(to + i * PAGE, ballast_seed(&b, from + i)), "round %d page %zu", round, i);
         CHECK((char *)syscall(SYS_mremap, to, pages * PAGE, pages * PAGE, flags, at) == at);
+    }
+    for (int round = 0; round < 300; round++) {
+        int flags = MREMAP_MAYMOVE | MREMAP_FIXED;
+        size_t bytes = 64 * PAGE, from = next_random(&random) % (b.pages / 64 - 1) * 64;
+        char *at = b.start + from * PAGE, *to = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (round % 3) {
+            CHECK((char *)mremap(at, bytes, bytes, flags, to) == to);
+            CHECK((char *)syscall(SYS_mremap, to, bytes, bytes, flags, at) == at);
+        } else {
+            CHECK((char *)syscall(SYS_mremap, at, bytes, bytes, flags, to) == to);
+            CHECK((char *)mremap(to, bytes, bytes, flags, at) == at);
+        }
+        ballast_churn(&b, 500, &random);
     }
     ballast_verify(&b, "returned");
 }

@@ -100,6 +100,14 @@ impl Ranges {
         pieces.filter(|(from, to)| from < to)
     }
 
+    /// The parts of `start..end` that are not in the set.
+    pub fn gaps(&self, start: usize, end: usize) -> Ranges {
+        let mut gaps = Ranges::new();
+        gaps.put(start, end);
+        self.pieces(start, end).for_each(|(from, to)| _ = gaps.remove(from, to));
+        gaps
+    }
+
     /// How many bytes of `start..end` are in the set.
     pub fn bytes_in(&self, start: usize, end: usize) -> usize {
         self.pieces(start, end).map(|(from, to)| to - from).sum()
@@ -181,6 +189,9 @@ mod tests {
             let before = set.iter().filter(|address| (start..end).contains(*address)).count();
             assert_eq!(ranges.overlap(start, end), before > 0);
             assert_eq!(ranges.bytes_in(start, end), before);
+            let gaps = ranges.gaps(start, end);
+            let missing = (start..end).filter(|address| !set.contains(address));
+            assert!(gaps.iter().flat_map(|(start, end)| start..end).eq(missing));
             if random.below(2) == 0 {
                 ranges.insert(start, end);
                 set.extend(start..end);

@@ -6,7 +6,8 @@
 //!   neighbours are joined. Before the engine takes over it manages none of them. Afterwards it manages all
 //!   except the `fresh` ones, which are handed over together, under the same lock.
 //! - `CAND-2` Every range that the engine manages is noted and not fresh, unless the program moved it by a raw
-//!   system call. So a change of any other range does not concern the engine.
+//!   system call: then the kernel's events tell the engine, which keeps what it manages if the range is
+//!   handed over as fresh later (`ADOPT-1`). So a change of any other range does not concern the engine.
 //! - `CAND-3` `reserved` holds the part of `noted` that was never accessible (`PROT_NONE`): address space
 //!   without pages. It is empty once the engine has taken over.
 //!

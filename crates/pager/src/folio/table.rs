@@ -234,6 +234,11 @@ impl Table {
         self.covered.around(start).unwrap_or((start, end))
     }
 
+    /// The parts of a range that are not known to be manageable yet.
+    pub(crate) fn uncovered(&self, start: usize, end: usize) -> Ranges {
+        self.covered.gaps(start, end)
+    }
+
     /// Forgets that a range may be managed: it is unmapped, or left to the kernel.
     pub(crate) fn uncover(&mut self, start: usize, end: usize) {
         self.covered.remove(start, end);

@@ -4,8 +4,17 @@
 //! A folio is managed if all of it is in these ranges, whether it lies in one mapping or in
 //! several. A folio that was cut when a part was unmapped is managed again once that part is mapped
 //! anew.
+//!
+//! # Invariants
+//!
+//! - `ADOPT-1` A page that is in `covered` keeps its contents when its range is adopted again. The preloaded
+//!   library cannot know of memory that the program moves by a raw `mremap`: it may take for new what the
+//!   engine manages already, because the event of the move has told the engine.
+//! - `ADOPT-2` All of a folio that becomes managed is mapped. What is mapped later in a hole would be captured
+//!   though no fault in it is reported, and read as zeros.
 
-use zfolio_core::page::PAGE_BYTES;
+use zfolio_core::page::{PAGE_BYTES, UNIT_ORDER_MAX};
+use zfolio_core::ranges::Ranges;
 use zfolio_sys::Errno;
 
 use crate::config::Error;
@@ -15,22 +24,23 @@ use crate::folio::Table;
 use crate::reclaim::{By, Reclaimed};
 use crate::replacement::Queue;
 
-/// A range of mappings that has just been registered, and the folios that it makes whole.
+/// A range of mappings that has just been registered: the folios that it makes whole, and its pages that were not
+/// covered before.
 struct Registered {
     folios: (usize, usize),
-    range: (usize, usize),
+    fresh: Ranges,
 }
 
 impl Engine {
     /// Takes a mapping under management, with its resident pages: its own whole folios, and the
-    /// folios that it makes whole together with adjacent mappings.
+    /// folios that it makes whole together with adjacent mappings. What is managed already stays as it is.
     ///
     /// # Errors
     ///
     /// The range cannot be registered; it is left to the kernel.
     pub fn adopt(&self, start: usize, end: usize) -> Result<(), Error> {
         // A change that was read before must be applied before this mapping is registered (EVT-3).
-        let mut table = self.table_for_change(&[]);
+        let mut table = self.table_for_change(&[(start, end)]);
         let taken = self.take_in(&mut table, start, end);
         self.measure_tables(&mut table);
         taken.map_err(|errno| Error::Memory { what: "userfaultfd register", errno })
@@ -39,8 +49,8 @@ impl Engine {
     /// Registers a mapping and finds its resident pages.
     pub(crate) fn take_in(&self, table: &mut Table, start: usize, end: usize) -> Result<(), Errno> {
         let end = end.next_multiple_of(PAGE_BYTES);
-        let folios = self.register(table, start, end)?;
-        self.scan_resident(table, folios, (start, end));
+        let registered = self.register(table, start, end)?;
+        self.scan_resident(table, &registered);
         Ok(())
     }
 
@@ -48,13 +58,14 @@ impl Engine {
     /// program that grows fast stops growing at once. A range that cannot be registered is left to
     /// the kernel.
     pub fn adopt_all(&self, ranges: impl Iterator<Item = (usize, usize)>) {
-        let mut table = self.table_for_change(&[]);
+        let ranges: Vec<(usize, usize)> = ranges.collect();
+        let mut table = self.table_for_change(&ranges);
         let mut registered = Vec::new();
         for (start, end) in ranges {
             self.register_most(&mut table, start, end, &mut registered);
         }
-        for Registered { folios, range } in registered {
-            self.scan_resident(&mut table, folios, range);
+        for registered in registered {
+            self.scan_resident(&mut table, &registered);
         }
         self.measure_tables(&mut table);
     }
@@ -74,7 +85,7 @@ impl Engine {
         let (mut rest, mut refusals) = (vec![(start, end.next_multiple_of(PAGE_BYTES))], 0);
         while let Some((start, end)) = rest.pop() {
             match self.register(table, start, end) {
-                Ok(folios) => registered.push(Registered { folios, range: (start, end) }),
+                Ok(part) => registered.push(part),
                 // The limit of mappings is reached: registering halves would need even more
                 // mappings.
                 Err(Errno::NOMEM) => {}
@@ -95,18 +106,16 @@ impl Engine {
     /// All of the mapping is registered, so that it stays one mapping: `mremap` refuses a range of
     /// several mappings. Its pages outside whole folios belong to no managed folio; a missing one
     /// reads as zeros.
-    fn register(
-        &self,
-        table: &mut Table,
-        start: usize,
-        end: usize,
-    ) -> Result<(usize, usize), Errno> {
+    fn register(&self, table: &mut Table, start: usize, end: usize) -> Result<Registered, Errno> {
+        let fresh = table.uncovered(start, end);
+        let outer = table.exterior(start, end);
+        self.uncover_holes(table, outer.0, start);
+        self.uncover_holes(table, end, outer.1);
         let joined = table.cover(start, end);
         let whole = table.interior(joined.0, joined.1);
-        let outer = table.exterior(start, end);
         let (first, last) = (whole.0.max(outer.0), whole.1.min(outer.1));
         if first >= last {
-            return Ok((start, start));
+            return Ok(Registered { folios: (start, start), fresh });
         }
         let bytes = self.geometry().folio_bytes();
         // Include the neighbours' parts of the folios at the ends, and one folio more at each side.
@@ -114,7 +123,7 @@ impl Engine {
         let to = joined.1.min(outer.1.saturating_add(bytes));
         let register = |from: usize, to: usize| self.mover.register(from, to);
         if register(from, to).is_ok() {
-            return Ok((first, last));
+            return Ok(Registered { folios: (first, last), fresh });
         }
         // The neighbours cannot be registered, or have changed by now: register the mapping alone.
         table.uncover(from, to);
@@ -126,30 +135,44 @@ impl Engine {
             })?;
         }
         table.cover(start, end);
-        Ok((first, last))
+        Ok(Registered { folios: (first, last), fresh })
     }
 
-    /// Finds the resident pages of whole folios that have just been registered; they lie in
-    /// `mapping` and its neighbours.
-    fn scan_resident(
-        &self,
-        table: &mut Table,
-        (start, end): (usize, usize),
-        mapping: (usize, usize),
-    ) {
+    /// Uncovers the part of a folio beside a new mapping if it is not all mapped any more (`ADOPT-2`): a mapping
+    /// smaller than a folio is covered without being registered, so the kernel says nothing when the program
+    /// unmaps it.
+    fn uncover_holes(&self, table: &mut Table, start: usize, end: usize) {
+        let bytes = end - start;
+        if table.uncovered(start, end).bytes() == bytes {
+            return;
+        }
+        let mut present = [0_u8; 1 << UNIT_ORDER_MAX];
+        let present = &mut present[..bytes / PAGE_BYTES];
+        if self.mover.system.residency(start, bytes, present).is_err() {
+            table.uncover(start, end);
+        }
+    }
+
+    /// Finds the resident pages of whole folios that have just been registered.
+    fn scan_resident(&self, table: &mut Table, Registered { folios, fresh }: &Registered) {
+        let (start, end) = *folios;
         if start == end {
             return;
         }
         table.insert(start, end);
+        let mut managed_before = Vec::new();
         for (base, lock) in table.known_folios(start, end) {
             let mut folio = lock.lock();
-            let part = mapping.0.max(base)..mapping.1.min(base + self.geometry().folio_bytes());
-            if part.len() < self.geometry().folio_bytes() && folio.managed {
-                // Only this part of the folio is new; the other part may have contents in the
-                // store.
-                self.bring_back_without(&mut folio, base, part.start - base..part.end - base);
+            let fresh = fresh.pieces(base, base + self.geometry().folio_bytes());
+            let fresh: Vec<_> = fresh.map(|(from, to)| from - base..to - base).collect();
+            if folio.managed && fresh.is_empty() {
+                managed_before.push(base);
+                continue;
             }
-            // An earlier mapping, unmapped without the engine, may have left contents here.
+            // Only these parts of the folio are new; the others may have contents in the store (ADOPT-1).
+            if folio.managed && fresh[0].len() < self.geometry().folio_bytes() {
+                self.bring_back_without(&mut folio, base, &fresh);
+            }
             self.drop_folio(&mut folio, true);
         }
         // The range is registered, so from now on only the engine brings pages, and the scan is
@@ -161,6 +184,9 @@ impl Engine {
         self.mover.system.each_resident(start, end, &mut |from, to, zero| {
             let queue = if zero { Queue::Probation } else { Queue::Main };
             for (base, lock) in table.folios(from, to) {
+                if managed_before.binary_search(&base).is_ok() {
+                    continue;
+                }
                 let bytes =
                     from.max(base) - base..to.min(base + self.geometry().folio_bytes()) - base;
                 let mut folio = lock.lock();

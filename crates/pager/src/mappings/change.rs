@@ -121,7 +121,8 @@ impl Engine {
             let mut folio = lock.lock();
             if folio.managed {
                 self.wait_holding_locks(&folio, edge);
-                self.bring_back_without(&mut folio, edge, start.max(edge) - edge..end - edge);
+                let dropped = start.max(edge) - edge..end - edge;
+                self.bring_back_without(&mut folio, edge, &[dropped]);
             }
         }
         for (address, lock) in table.known_folios(start, end) {
@@ -278,13 +279,18 @@ impl Engine {
     /// Makes all staged and stored units of a folio resident. The change that needs them cannot
     /// wait, so the limit may be passed.
     fn bring_back(&self, folio: &mut Folio, base: usize) {
-        self.bring_back_without(folio, base, 0..0);
+        self.bring_back_without(folio, base, &[]);
     }
 
-    /// Like [`Engine::bring_back`], with zeros in the part of the folio that is being dropped.
-    pub(crate) fn bring_back_without(&self, folio: &mut Folio, base: usize, dropped: Range<usize>) {
+    /// Like [`Engine::bring_back`], with zeros in the parts of the folio that are being dropped.
+    pub(crate) fn bring_back_without(
+        &self,
+        folio: &mut Folio,
+        base: usize,
+        dropped: &[Range<usize>],
+    ) {
         if let Some(slot) = &mut folio.staged {
-            self.mover.zero(slot, dropped.clone());
+            dropped.iter().for_each(|part| self.mover.zero(slot, part.clone()));
         }
         self.bring_staged(folio, base, self.geometry().all());
         let stored = folio.stored;
@@ -294,7 +300,7 @@ impl Engine {
         let mut scratch = self.take_scratch(base);
         let loaded = self.load_copies(folio, base, stored, &mut scratch, self.cpu());
         loaded.expect("SPILL-1: nothing that the change needs is away");
-        self.mover.zero(&mut scratch, dropped);
+        dropped.iter().for_each(|part| self.mover.zero(&mut scratch, part.clone()));
         self.mover.place_copy(&scratch, stored, base);
         self.mover.give_scratch(scratch);
         self.note_resident(folio, base, stored, Queue::Main);

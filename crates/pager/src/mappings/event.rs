@@ -419,7 +419,7 @@ impl Engine {
                 // present pages are the program's, and missing pages read as zeros (UNIT-1).
                 self.make_empty(&mut folio, self.geometry().touched(dropped.clone()));
             }
-            self.bring_back_without(&mut folio, base, dropped);
+            self.bring_back_without(&mut folio, base, &[dropped]);
             if unmapped {
                 self.retire(&mut folio);
             }

@@ -44,6 +44,7 @@ impl Program<'_> {
             2 if self.random.one_in(4) => self.give_up(),
             3 => self.relocate(),
             4..6 => self.map(),
+            6 if self.random.one_in(3) => self.adopt_again(),
             _ => self.discard(),
         }
     }
@@ -147,6 +148,17 @@ impl Program<'_> {
         let refusals = self.world.settings.refusals.register > 0;
         assert!(adopted.is_ok() || refusals, "{adopted:?}");
         self.world.engine.make_room(end - start);
+    }
+
+    /// The preloaded library takes for new what the engine manages already (`ADOPT-1`), all of a range or a part of
+    /// it: it does not hear of a raw `mremap`.
+    fn adopt_again(&mut self) {
+        let pages = self.some_range(200);
+        let Some(_claimed) = self.world.claim(pages.clone(), false) else { return };
+        if self.is_all_mapped(&pages) {
+            let (start, end) = self.addresses(&pages);
+            self.adopt(start, end);
+        }
     }
 
     /// `mlock` and the like: the engine leaves the pages to the kernel.

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use zfolio_core::page::PAGE_BYTES;
+use zfolio_core::page::{PAGE_BYTES, UnitOrder};
 use zfolio_sys::Errno;
 
 use super::schedule::{self, Body};
@@ -35,7 +35,15 @@ struct Stage {
 
 /// Runs the two threads of the program, until the first one ends.
 fn play(first: impl FnOnce(&Stage) + Send, changer: impl FnOnce(&Stage) + Send) {
-    let world = World::new(1, Settings::directed(), false);
+    play_with(Settings::directed(), first, changer);
+}
+
+fn play_with(
+    settings: Settings,
+    first: impl FnOnce(&Stage) + Send,
+    changer: impl FnOnce(&Stage) + Send,
+) {
+    let world = World::new(1, settings, false);
     let stage = &Stage { world, serves: AtomicBool::new(false) };
     let first = move || {
         first(stage);
@@ -276,6 +284,50 @@ fn a_capture_does_not_take_what_was_mapped_after_a_raw_unmap() {
         stage.map(&OLD, &OLD);
     };
     play(first, changer);
+}
+
+/// Goal: what is stored is not lost if its range, or one around a part of it, is adopted as if it were new
+/// (`ADOPT-1`).
+#[test]
+fn what_is_adopted_again_keeps_its_contents() {
+    for again in [OLD, 4..40, 0..36] {
+        let first = |stage: &Stage| {
+            stage.map_and_store(&OLD, &OLD);
+            stage.map(&(OLD.end..40), &(OLD.end..40));
+            let (start, end) = stage.addresses(&again);
+            stage.world.engine.adopt(start, end).expect("the kernel refuses nothing");
+            stage.serves.store(true, Relaxed);
+            stage.read(0..40);
+        };
+        play(first, |_| ());
+    }
+}
+
+/// Goal: no folio is managed with a hole left by a mapping too small to be registered (`ADOPT-2`): what is mapped
+/// there next would be captured, and read as zeros.
+#[test]
+fn what_is_mapped_in_a_hole_is_not_captured() {
+    // The hole ends within a unit of four pages, which is captured as a whole.
+    let (small, rest) = (OLD.start..OLD.start + 6, OLD.start + 6..OLD.end);
+    let unit = UnitOrder::from_bytes(4 * PAGE_BYTES).expect("a unit");
+    let first = |stage: &Stage| {
+        let adopt = |pages| {
+            let (start, end) = stage.addresses(pages);
+            stage.world.engine.adopt(start, end).expect("the kernel refuses nothing");
+        };
+        stage.map(&small, &small);
+        adopt(&small);
+        stage.unmap_raw(&small);
+        stage.map(&rest, &rest);
+        adopt(&rest);
+        stage.map(&small, &small);
+        let table = stage.world.engine.table.read();
+        while stage.world.engine.reclaim_one(&table, 0, By::Background) != Reclaimed::Nothing {}
+        drop(table);
+        stage.serves.store(true, Relaxed);
+        stage.read(OLD);
+    };
+    play_with(Settings { unit, ..Settings::directed() }, first, |_| ());
 }
 
 const _: () = assert!(PAGE_BYTES == 4096, "the folios above are of 16 pages");
