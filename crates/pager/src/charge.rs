@@ -397,11 +397,13 @@ impl Engine {
         let (figures, spill) = (self.figures(), self.store.spill_stats());
         figures.spilled_units.store(spill.units, Relaxed);
         set(&figures.spilled_bytes, &figures.spilled_bytes_max, spill.bytes);
-        figures.written_back_units.store(spill.written, Relaxed);
+        // A wide unit is one entry, and counts as what it is made of.
+        let units = |bytes: u64| bytes / self.geometry().unit_bytes() as u64;
+        figures.written_back_units.store(units(spill.written_unit_bytes), Relaxed);
         figures.written_back_clean.store(spill.returned, Relaxed);
         let rejected = spill.not_written.saturating_sub(spill.refused);
         figures.reject_written_back.store(rejected, Relaxed);
-        figures.read_back_units.store(spill.read, Relaxed);
+        figures.read_back_units.store(units(spill.read_unit_bytes), Relaxed);
         figures.spilled_incompressible_units.store(spill.raw_units, Relaxed);
         let areas = self.work.place.as_ref().map(Place::stats);
         self.pay_for_writes(areas.map_or(spill.written_bytes, |areas| areas.bytes_written));

@@ -36,7 +36,7 @@ fn counters(stats: &Stats) -> [(&'static str, u64); 14] {
     let pages = |units: u64| units.saturating_mul(unit_bytes / PAGE_BYTES as u64);
     // Gauges of the disk are up to 20 ms older than the others.
     let in_pool = stored_units.saturating_sub(same_filled_units).saturating_sub(spilled_units);
-    // Of wide units four are counted as one; the pool has its share of them.
+    // Of wide units four are one object; the pool has its share of them.
     let more = (wide_units - wide_units / 4).saturating_mul(in_pool);
     let in_pool = in_pool + more / (in_pool + spilled_units).max(1);
     let raw_in_pool = incompressible_units.saturating_sub(spilled_incompressible_units);

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::backing::faulty::{Breakable, Faulty};
 use super::backing::sealed::Sealed;
 use super::{CodecId, EntryId, Incoming, Key, Loaded, Outcome, Outgoing, Reject, Store, Ticket};
-use crate::page::{UnitOrder, same_filled};
+use crate::page::{PAGE_BYTES, UnitOrder, same_filled};
 use crate::stats::Figures;
 use crate::zcomp::{Algorithm, Zcomp};
 use crate::zsmalloc::world::{World, bytes, check_rows, unit};
@@ -394,6 +394,11 @@ impl<'p, B: Breakable> Player<'p, B> {
         // What has died in flight is still in the pool or on the backing.
         assert!(compressed <= pool.bytes_stored + spill.bytes, "{compressed} {pool:?} {spill:?}");
         assert!(spill.bytes <= self.backing.bytes() as u64, "{spill:?}");
+        // Of two sizes: pages, and the units of the other codecs.
+        let most = self.store.codec(CodecId::FIRST).unit().bytes() as u64;
+        let sizes = |count: u64| count * PAGE_BYTES as u64..=count * most;
+        assert!(sizes(spill.written).contains(&spill.written_unit_bytes), "{spill:?}");
+        assert!(sizes(spill.read).contains(&spill.read_unit_bytes), "{spill:?}");
     }
 
     /// Nothing fails any more: everything is as it was stored, goes, and leaves nothing.

@@ -47,14 +47,14 @@
 
 #![forbid(unsafe_code)]
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::backing::{
     Backing, Completed, Completion, Failure, Location, Operation, RANK_BACKING, Request, Token,
     Usage,
 };
 use super::batch::{Error, Ticket};
-use super::entry::{AGES, NotRead, Place, State};
+use super::entry::{AGES, Cell, NotRead, Place, State};
 use super::fresh::Fresh;
 use super::in_flight::InFlight;
 use super::kept::Kept;
@@ -105,11 +105,13 @@ struct Counters {
     completed: AtomicU64,
     written: AtomicU64,
     written_bytes: AtomicU64,
+    written_unit_bytes: AtomicU64,
     returned: AtomicU64,
     not_written: AtomicU64,
     refused: AtomicU64,
     failed: AtomicU64,
     read: AtomicU64,
+    read_unit_bytes: AtomicU64,
     not_read: AtomicU64,
 }
 
@@ -130,6 +132,8 @@ pub struct SpillStats {
     pub written: u64,
     /// Their bytes.
     pub written_bytes: u64,
+    /// What they were compressed from.
+    pub written_unit_bytes: u64,
     /// Entries that left the pool without being written, since the backing still had them.
     pub returned: u64,
     /// Writes that were refused, failed, or came to nothing: the entry was wanted meanwhile.
@@ -140,6 +144,8 @@ pub struct SpillStats {
     pub failed: u64,
     /// Entries that were fetched.
     pub read: u64,
+    /// What they were compressed from.
+    pub read_unit_bytes: u64,
     /// Reads that failed.
     pub not_read: u64,
 }
@@ -407,6 +413,7 @@ impl<S: PageSource> Store<S> {
         } else {
             add(&spill.counters.written, 1);
             add(&spill.counters.written_bytes, length as u64);
+            add(&spill.counters.written_unit_bytes, self.unit_bytes(cell));
             self.leave_pool(spill, handle, length, done);
         }
     }
@@ -550,6 +557,7 @@ impl<S: PageSource> Store<S> {
                 spill.backing.discard(location, away.length);
             }
             add(&spill.counters.read, 1);
+            add(&spill.counters.read_unit_bytes, self.unit_bytes(cell));
             if cell.read(is_kept).is_err() {
                 cell.vacate();
                 if is_kept {
@@ -601,6 +609,11 @@ impl<S: PageSource> Store<S> {
         subtract(&spill.counters.units, 1);
         subtract(&spill.counters.bytes, length as u64);
         subtract(&spill.counters.raw_units, self.is_raw(length).into());
+    }
+
+    /// The bytes of the unit that an entry has.
+    fn unit_bytes(&self, cell: Cell<'_, AtomicU32>) -> u64 {
+        self.codec(cell.load().codec()).unit().bytes() as u64
     }
 
     /// Whether an object of `length` bytes is a unit as it is. Its row may be vacant; so where units differ in size, a
@@ -820,15 +833,18 @@ impl<S: PageSource> Store<S> {
             completed,
             written,
             written_bytes,
+            written_unit_bytes,
             returned,
             not_written,
             refused,
             failed,
             read,
+            read_unit_bytes,
             not_read,
         } = &spill.counters;
         let out = [completed, written, written_bytes, returned, not_written, refused, failed];
-        out.into_iter().chain([read, not_read]).for_each(|counter| counter.store(0, Relaxed));
+        let units = [written_unit_bytes, read, read_unit_bytes, not_read];
+        out.into_iter().chain(units).for_each(|counter| counter.store(0, Relaxed));
         spill.side.lock().fetched = 0;
     }
 
@@ -847,10 +863,12 @@ impl<S: PageSource> Store<S> {
             returned: of(&counters.returned),
             written: of(&counters.written),
             written_bytes: of(&counters.written_bytes),
+            written_unit_bytes: of(&counters.written_unit_bytes),
             not_written: of(&counters.not_written),
             refused: of(&counters.refused),
             failed: of(&counters.failed),
             read: of(&counters.read),
+            read_unit_bytes: of(&counters.read_unit_bytes),
             not_read: of(&counters.not_read),
         }
     }

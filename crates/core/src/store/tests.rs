@@ -250,6 +250,9 @@ fn all_of_a_store_goes_out_and_comes_back<B: Breakable>() {
             (0, done.written as u64),
             "nothing was written again"
         );
+        let unit_bytes = unit(order).bytes() as u64;
+        assert_eq!(spill.written_unit_bytes, spill.written * unit_bytes);
+        assert_eq!(spill.read_unit_bytes, spill.read * unit_bytes);
         fixture.check();
         fixture.end();
     }

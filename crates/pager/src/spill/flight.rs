@@ -74,8 +74,10 @@ impl Flight {
         let before = self.done;
         match answer {
             Ok(0) if self.is_read() => return Next::Ended(Err(Error::Failed { errno: 0 })),
+            // More than was asked for: nobody knows what was done.
+            Ok(more) if more > bytes - before => return Next::Ended(Err(self.error(Errno::IO))),
             Ok(more) => {
-                self.done = bytes.min(before + more);
+                self.done += more;
                 if self.done == bytes {
                     return Next::Ended(Ok(()));
                 }
@@ -199,6 +201,10 @@ mod tests {
             end(read, Err(Errno::IO)),
             Err(Error::Failed { errno: Errno::IO.raw_os_error() })
         );
+        for more in [2 * SLOT_BYTES + 1, usize::MAX] {
+            let failed = Err(Error::Failed { errno: Errno::IO.raw_os_error() });
+            assert_eq!([read, write].map(|way| end(way, Ok(more))), [failed; 2], "more than all");
+        }
         let invalid = Err(Error::Failed { errno: Errno::INVAL.raw_os_error() });
         assert_eq!(end(write, Err(Errno::INVAL)), invalid, "no limit of the process");
     }
