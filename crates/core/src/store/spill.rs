@@ -842,9 +842,9 @@ impl<S: PageSource> Store<S> {
             read_unit_bytes,
             not_read,
         } = &spill.counters;
-        let out = [completed, written, written_bytes, returned, not_written, refused, failed];
-        let units = [written_unit_bytes, read, read_unit_bytes, not_read];
-        out.into_iter().chain(units).for_each(|counter| counter.store(0, Relaxed));
+        let out = [completed, written, written_bytes, written_unit_bytes, returned];
+        let [failed, back] = [[not_written, refused, failed], [read, read_unit_bytes, not_read]];
+        out.into_iter().chain(failed).chain(back).for_each(|counter| counter.store(0, Relaxed));
         spill.side.lock().fetched = 0;
     }
 

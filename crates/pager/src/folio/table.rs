@@ -239,6 +239,11 @@ impl Table {
         self.covered.gaps(start, end)
     }
 
+    /// The parts of a range that are not managed.
+    pub(crate) fn unmanaged(&self, start: usize, end: usize) -> Ranges {
+        self.ranges.gaps(start, end)
+    }
+
     /// Forgets that a range may be managed: it is unmapped, or left to the kernel.
     pub(crate) fn uncover(&mut self, start: usize, end: usize) {
         self.covered.remove(start, end);

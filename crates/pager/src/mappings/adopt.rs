@@ -125,8 +125,9 @@ impl Engine {
         if register(from, to).is_ok() {
             return Ok(Registered { folios: (first, last), fresh });
         }
-        // The neighbours cannot be registered, or have changed by now: register the mapping alone.
-        table.uncover(from, to);
+        // The neighbours cannot be registered, or have changed by now: register the mapping alone. What is managed
+        // is registered, and stays covered (ADOPT-1).
+        table.unmanaged(from, to).iter().for_each(|(from, to)| table.uncover(from, to));
         let (first, last) = table.interior(start, end);
         if first < last {
             let registered = register(start, end);
