@@ -55,6 +55,7 @@ static void forked(void) {
 static void late(void) {
     static struct ballast b;
     ballast_make(&b, 3 * limit_bytes(), 2);
+    come_down(10);
     enter();
     ballast_verify(&b, "a sandbox");
 }

@@ -393,6 +393,7 @@ static void identities(void) {
 static void nobody_forks(void) {
     if (geteuid() != 0) skip("root is needed to change identities");
     ballast_make(&b, 3 * limit_bytes(), 9);
+    come_down(10);
     CHECK(setgid(65534) == 0 && setuid(65534) == 0);
     for (int i = 0; i < 3; i++) {
         pid_t pid = fork();
