@@ -44,6 +44,7 @@ CASES = [
     ("descriptors none", 32, "lz4", "16K"),
     ("mappings raw_moves", 32, "lz4", "64K"),
     ("mappings raw_returns", 32, "lz4", "16K"),
+    ("mappings half_moves", 32, "lz4", "16K"),
     ("mappings populate", 32, "lz4", "64K"),
     ("mappings beyond", 32, "lz4", "16K"),
     ("mappings keys", 32, "lz4", "16K"),

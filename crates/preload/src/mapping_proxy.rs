@@ -242,12 +242,9 @@ fn remap(engine: &Engine, words: [usize; 6]) -> Result<usize, Errno> {
         Ok::<_, Errno>((at, at + length))
     };
     let fixed = i32::try_from(flags).unwrap_or(0) & libc::MREMAP_FIXED != 0;
-    let onto = if fixed { (to, to.saturating_add(length)) } else { (0, 0) };
-    let end = page_end(start, bytes);
-    let (at, at_end, managed) = engine.relocate((start, end), onto, move_it)?;
-    if managed || manageable == 1 {
-        adopt(engine, at, at_end);
-    }
+    let onto = if fixed { (to, page_end(to, new_bytes)) } else { (0, 0) };
+    let (at, _) =
+        engine.relocate((start, page_end(start, bytes)), onto, manageable == 1, move_it)?;
     Ok(at)
 }
 

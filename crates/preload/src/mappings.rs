@@ -212,7 +212,10 @@ fn mremap_words(words: [usize; 6]) -> Result<usize, Errno> {
     let forward = || unsafe { map::forward(libc::SYS_mremap, words) };
     let flags = i32::try_from(words[3]).unwrap_or(0);
     let onto = if flags & libc::MREMAP_FIXED != 0 { words[4] } else { start };
+    // The kernel refuses an address within a page.
     if bytes == 0
+        || start % map::PAGE_BYTES != 0
+        || onto % map::PAGE_BYTES != 0
         || !(may_be_managed(start, end) || may_be_managed(onto, onto.saturating_add(new_length)))
     {
         return forward();

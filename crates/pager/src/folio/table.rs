@@ -234,6 +234,11 @@ impl Table {
         self.covered.around(start).unwrap_or((start, end))
     }
 
+    /// The parts of a range that are known to be manageable.
+    pub(crate) fn covered(&self, start: usize, end: usize) -> Vec<(usize, usize)> {
+        self.covered.pieces(start, end).collect()
+    }
+
     /// The parts of a range that are not known to be manageable yet.
     pub(crate) fn uncovered(&self, start: usize, end: usize) -> Ranges {
         self.covered.gaps(start, end)

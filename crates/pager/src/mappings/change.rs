@@ -8,6 +8,7 @@
 use std::ops::Range;
 
 use zfolio_core::page::PAGE_BYTES;
+use zfolio_core::ranges::Ranges;
 use zfolio_core::stats::{add, subtract};
 use zfolio_core::sync::WriteGuard;
 use zfolio_sys::Errno;
@@ -71,21 +72,27 @@ impl Engine {
         let mut table = self.table_for_change(&self.edges(start, end));
         self.settle_edges(&table, start, end, true);
         let answer = self.announce((start, end), (0, 0), call)?;
+        let outer = table.exterior(start, end);
+        // The parts of edge folios outside the range were brought back, and are left to the kernel.
+        self.mover.unregister(outer.0, start);
+        self.mover.unregister(end, outer.1);
+        self.forget_range(&mut table, start, end);
+        self.measure_tables(&mut table);
+        add(&self.figures().unmaps, 1);
+        Ok(answer)
+    }
+
+    /// Forgets a range that is unmapped, or mapped anew; folios that are only partly in it were left to the kernel.
+    fn forget_range(&self, table: &mut Table, start: usize, end: usize) {
         for (address, lock) in table.known_folios(start, end) {
             if address >= start && address + self.geometry().folio_bytes() <= end {
                 self.drop_folio(&mut lock.lock(), false);
             }
         }
-        let outer = table.exterior(start, end);
-        // The parts of edge folios outside the range were brought back, and are left to the kernel.
-        self.mover.unregister(outer.0, start);
-        self.mover.unregister(end, outer.1);
+        let (first, last) = table.exterior(start, end);
         table.uncover(start, end);
-        table.remove(outer.0, outer.1);
-        table.prune(outer.0, outer.1);
-        self.measure_tables(&mut table);
-        add(&self.figures().unmaps, 1);
-        Ok(answer)
+        table.remove(first, last);
+        table.prune(first, last);
     }
 
     /// Makes `call`, which gets start and length of a range and drops its contents: the range reads
@@ -139,13 +146,14 @@ impl Engine {
     /// Stops managing a range for good: every page is brought back, and none is captured again.
     pub fn pin(&self, start: usize, end: usize) {
         let mut table = self.table_for_change(&[(start, end)]);
-        self.leave(&mut table, start, end);
+        let bytes = self.leave(&mut table, start, end);
+        add(&self.figures().pinned_bytes, bytes as u64);
         self.measure_tables(&mut table);
     }
 
-    /// Brings a range back, and leaves the range to the kernel.
-    fn leave(&self, table: &mut Table, start: usize, end: usize) {
-        let outer = table.exterior(start, end);
+    /// Brings a range back, and leaves the range to the kernel. Returns the bytes that were managed.
+    fn leave(&self, table: &mut Table, start: usize, end: usize) -> usize {
+        let (outer, mut bytes) = (table.exterior(start, end), 0);
         for (address, lock) in table.known_folios(outer.0, outer.1) {
             let mut folio = lock.lock();
             if !folio.managed {
@@ -153,78 +161,90 @@ impl Engine {
             }
             self.bring_back(&mut folio, address);
             self.retire(&mut folio);
-            add(&self.figures().pinned_bytes, self.geometry().folio_bytes() as u64);
+            bytes += self.geometry().folio_bytes();
         }
         // Everything is back, so the kernel can serve touches of missing pages with zeros.
         self.mover.unregister(outer.0, outer.1);
         table.uncover(start, end);
         table.remove(outer.0, outer.1);
+        bytes
     }
 
-    /// Registers the managed parts of a range again. A part that the kernel refuses is left to the
-    /// kernel: registering splits mappings, and the program may have reached `vm.max_map_count`.
-    fn register_again_or_leave(&self, table: &mut Table, start: usize, end: usize) {
-        let managed = table.ranges().iter().filter(|(from, to)| *from < end && *to > start);
-        let parts: Vec<_> = managed.map(|(from, to)| (from.max(start), to.min(end))).collect();
-        for (from, to) in parts {
-            if self.mover.register(from, to).is_err() {
-                self.leave(table, from, to);
-            }
-        }
-    }
-
-    /// Makes `call`, which moves a range with its contents and returns the new range. `onto` is the
-    /// new range if the program has chosen it, else empty. Returns the new range, and whether any
-    /// part of the old one was managed.
+    /// Makes `call`, which moves a range with its contents and returns the new range. `onto` is the new range if the
+    /// program has chosen it, else empty. The new range is managed if any part of the old one was, or if it is
+    /// `manageable`.
     ///
     /// # Errors
     ///
-    /// Those of `call`; then the contents are as before.
+    /// Those of `call`. Then the contents are where the kernel has left them: since Linux 6.17 the first of several
+    /// mappings may have moved, and older kernels may have unmapped what was at the new place.
     pub fn relocate<E>(
         &self,
         (start, end): (usize, usize),
         onto: (usize, usize),
+        manageable: bool,
         call: impl FnOnce() -> Result<(usize, usize), E>,
-    ) -> Result<(usize, usize, bool), E> {
-        let [first, last] = self.edges(onto.0, onto.1);
-        let mut table = self.table_for_change(&[(start, end), first, last]);
-        // Every page is brought back, so that the kernel moves all contents. This is slow for large
-        // blocks, but they seldom grow by `mremap`, and the registration is lost in the move
-        // anyway.
-        for (address, lock) in table.known_folios(start, end) {
-            self.bring_back(&mut lock.lock(), address);
-        }
-        let managed = table.ranges().overlap(start, end);
-        self.settle_edges(&table, onto.0, onto.1, true);
-        // Registering may have split the mapping, and `mremap` refuses a range of several mappings.
-        // So make it one mapping again.
-        self.mover.unregister(start, end);
+    ) -> Result<(usize, usize), E> {
+        let mut table = self.table_for_change(&[(start, end), onto]);
+        let manageable = manageable || table.ranges().overlap(start, end);
+        let covered = [table.covered(start, end), table.covered(onto.0, onto.1)].concat();
+        // Every page is brought back, so that the kernel alone moves contents, or leaves them where they are if it
+        // fails midway. This is slow for large blocks, but they seldom grow by `mremap`, and the registration is
+        // lost in the move anyway. It has also split mappings, and `mremap` to a place of the kernel's choice
+        // refuses a range of several; `leave` makes them one again.
+        self.leave(&mut table, start, end);
+        self.leave(&mut table, onto.0, onto.1);
         let moved = self.announce((start, end), onto, call);
-        let (to, to_end) = match moved {
-            Ok(place) => place,
-            Err(error) => {
-                self.register_again_or_leave(&mut table, start, end);
-                self.measure_tables(&mut table);
-                return Err(error);
+        let to_manage = match &moved {
+            Ok((to, to_end)) => {
+                self.forget_range(&mut table, start, end);
+                self.forget_range(&mut table, *to, *to_end);
+                add(&self.figures().remaps, 1);
+                if manageable { vec![(*to, *to_end)] } else { Vec::new() }
             }
+            Err(_) => covered,
         };
-        for (_, lock) in table.known_folios(start, end) {
-            self.retire(&mut lock.lock());
-        }
-        for (address, lock) in table.known_folios(to, to_end) {
-            if address >= to && address + self.geometry().folio_bytes() <= to_end {
-                self.drop_folio(&mut lock.lock(), false);
-            }
-        }
-        for (start, end) in [(start, end), (to, to_end)] {
-            let (first, last) = table.exterior(start, end);
-            table.uncover(start, end);
-            table.remove(first, last);
-            table.prune(first, last);
+        for (start, end) in to_manage {
+            self.take_in_mapped(&mut table, start, end);
         }
         self.measure_tables(&mut table);
-        add(&self.figures().remaps, 1);
-        Ok((to, to_end, managed))
+        moved
+    }
+
+    /// Takes under management again what of a range is mapped after a call that may have moved it in part
+    /// (`ADOPT-2`). A part that the kernel refuses is left to the kernel: registering splits mappings, and the
+    /// program may have reached `vm.max_map_count`.
+    fn take_in_mapped(&self, table: &mut Table, start: usize, end: usize) {
+        let mapped: Vec<_> = self.mapped(start, end).iter().collect();
+        for (start, end) in mapped {
+            if self.take_in(table, start, end).is_err() {
+                let bytes = self.leave(table, start, end).max(end - start);
+                add(&self.figures().pinned_bytes, bytes as u64);
+            }
+        }
+    }
+
+    /// The parts of a range that are mapped.
+    fn mapped(&self, start: usize, end: usize) -> Ranges {
+        const PAGES: usize = 512;
+        let (mut mapped, mut present) = (Ranges::new(), [0_u8; PAGES]);
+        let mut is_mapped = |from: usize, to: usize| {
+            let present = &mut present[..(to - from) / PAGE_BYTES];
+            self.mover.system.residency(from, to - from, present).is_ok()
+        };
+        for from in (start..end).step_by(PAGES * PAGE_BYTES) {
+            let to = end.min(from + PAGES * PAGE_BYTES);
+            if is_mapped(from, to) {
+                mapped.join(from, to);
+                continue;
+            }
+            for page in
+                (from..to).step_by(PAGE_BYTES).filter(|page| is_mapped(*page, page + PAGE_BYTES))
+            {
+                mapped.join(page, page + PAGE_BYTES);
+            }
+        }
+        mapped
     }
 
     /// Reclaims until the charge is back at the limit, or at the floor, after `bytes` that the kernel has

@@ -221,11 +221,10 @@ impl Ground {
         let draining = self.lock().draining;
         match draining {
             Some(id) => {
-                let mut tickets = Vec::new();
+                let mut left = DRAINED;
                 for (_, lock) in table.known_folios(0, usize::MAX) {
-                    self.empty(id, engine, &mut lock.lock(), &mut tickets);
+                    self.empty(id, engine, &mut lock.lock(), &mut left);
                 }
-                engine.store.fetch(tickets.into_iter().take(DRAINED), |_| false);
                 engine.poll_backing(&table);
                 self.replace(random);
             }
@@ -239,8 +238,9 @@ impl Ground {
         }
     }
 
-    /// Notes the tickets of units of a folio that are in an area, and has others give up what they have there.
-    fn empty(&self, id: AreaId, engine: &Engine, folio: &mut Folio, tickets: &mut Vec<Ticket>) {
+    /// Has units of a folio fetched that are in an area, as many as are `left`, and has others give up what they have
+    /// there. With the folio locked: nobody loads and puts away meanwhile what is asked for.
+    fn empty(&self, id: AreaId, engine: &Engine, folio: &mut Folio, left: &mut usize) {
         let store = &engine.store;
         let ticket = |copy: &EntryId| {
             let ticket = store.away(copy)?;
@@ -250,10 +250,11 @@ impl Ground {
         let there = copies.filter_map(|(index, copy)| Some((index, ticket(copy.as_ref()?)?)));
         let there: Vec<(usize, Ticket)> = there.collect();
         for (index, ticket) in there {
-            if folio.stored.contains(index) {
-                tickets.push(ticket);
-            } else {
+            if !folio.stored.contains(index) {
                 engine.drop_copies(folio, Units::one(index));
+            } else if *left > 0 {
+                store.fetch([ticket], |_| false);
+                *left -= 1;
             }
         }
         folio.copies.iter().flatten().for_each(|copy| store.give_up_backing(copy));

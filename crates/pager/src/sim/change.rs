@@ -169,32 +169,51 @@ impl Program<'_> {
         self.world.engine.pin(start, end);
     }
 
-    /// `mremap` through the engine, now and then onto a range that is mapped already.
+    /// `mremap` through the engine: of one mapping to where the kernel likes, or of all mappings in a range to a
+    /// place of the program's own choice. Then it may fail when some have moved.
     fn relocate(&mut self) {
         let Some((from, to)) = self.two_ranges() else { return };
         let Some(_from) = self.world.claim(from.clone(), true) else { return };
         let Some(_to) = self.world.claim(to.clone(), true) else { return };
-        let (free, mapped) = (self.is_all_free(&to), self.is_all_mapped(&to));
-        if !self.is_all_mapped(&from) || !free && !mapped {
-            return;
-        }
+        let is_fixed = !self.is_all_free(&to) || self.random.one_in(2);
+        let fails_at = from.start + self.random.below(3 * from.len());
         let ((start, end), target) = (self.addresses(&from), self.addresses(&to));
-        let space = &self.world.space;
         let call = || {
-            if !space.is_one_mapping(start, end - start) {
+            if !is_fixed && !self.world.space.is_one_mapping(start, end - start) {
                 return Err(Errno::FAULT);
             }
-            if mapped {
-                space.unmap(target.0, end - start, &|page| self.world.forget(page));
+            for part in self.mappings_of(&from) {
+                let (start, end) = self.addresses(&part);
+                let to = target.0 + start - self.addresses(&from).0;
+                self.world.space.unmap(to, end - start, &|page| self.world.forget(page));
+                if is_fixed && part.end > fails_at {
+                    return Err(Errno::NOMEM);
+                }
+                let follow = |from, to| self.world.follow(from, to);
+                self.world.space.remap(start, to, end - start, &follow)?;
             }
-            space.remap(start, target.0, end - start, &|from, to| self.world.follow(from, to))?;
             Ok(target)
         };
-        let onto = if mapped { target } else { (0, 0) };
-        let moved = self.world.engine.relocate((start, end), onto, call);
-        if let Ok((to, to_end, true)) = moved {
-            self.adopt(to, to_end);
+        let onto = if is_fixed { target } else { (0, 0) };
+        self.world.engine.relocate((start, end), onto, false, call).ok();
+    }
+
+    /// The mappings of a range of pages, without the holes between them.
+    fn mappings_of(&self, pages: &Range<usize>) -> Vec<Range<usize>> {
+        let mut parts: Vec<Range<usize>> = Vec::new();
+        for page in pages.clone().filter(|page| self.is_all_mapped(&(*page..*page + 1))) {
+            let last = parts.last().map_or(page..page, Clone::clone);
+            let (start, end) = self.addresses(&(last.start..page + 1));
+            match parts.last_mut() {
+                Some(part)
+                    if part.end == page && self.world.space.is_one_mapping(start, end - start) =>
+                {
+                    part.end += 1
+                }
+                _ => parts.push(page..page + 1),
+            }
         }
+        parts
     }
 
     /// Two ranges of the same length that do not overlap.

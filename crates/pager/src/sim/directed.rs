@@ -195,9 +195,8 @@ fn a_relocation_comes_after_a_move_that_waits() {
             stage.move_raw(&NEW, &OTHER);
             Ok::<_, Errno>(to)
         };
-        let moved = stage.world.engine.relocate(from, (0, 0), call).expect("mapped");
-        assert!(moved.2, "it was managed");
-        stage.world.engine.adopt(to.0, to.1).expect("the kernel refuses nothing");
+        stage.world.engine.relocate(from, (0, 0), false, call).expect("mapped");
+        assert!(stage.world.engine.table.read().manages(to.0), "the old place was managed");
     };
     change_after_a_move(relocate, OTHER);
 }
@@ -301,6 +300,56 @@ fn what_is_adopted_again_keeps_its_contents() {
         };
         play(first, |_| ());
     }
+}
+
+/// Goal: when a registration is refused with all around it, what is managed around it keeps its contents when it is
+/// adopted again (`ADOPT-1`).
+#[test]
+fn what_lies_beside_a_refused_registration_keeps_its_contents() {
+    let beside = OLD.end..OLD.end + 16;
+    let first = |stage: &Stage| {
+        stage.map_and_store(&OLD, &OLD);
+        stage.map(&beside, &beside);
+        stage.world.space.refuse_next();
+        for again in [&beside, &OLD] {
+            let (start, end) = stage.addresses(again);
+            stage.world.engine.adopt(start, end).expect("refused once");
+        }
+        stage.serves.store(true, Relaxed);
+        stage.read(OLD.start..beside.end);
+    };
+    play(first, |_| ());
+}
+
+/// Goal: when `mremap` of several mappings fails midway, each page has what the kernel left there. The pages that
+/// moved were not all touched, and something else is stored for them at the new place; their old place is free.
+#[test]
+fn what_a_failed_move_has_moved_is_taken_as_it_is() {
+    let (moved, stays) = (OLD.start..OLD.start + 24, OLD.start + 24..OLD.end);
+    let at = NEW.start..NEW.start + moved.len();
+    let first = |stage: &Stage| {
+        stage.map_and_store(&NEW, &NEW);
+        stage.map(&moved, &(moved.start..moved.end - 4));
+        stage.map_and_store(&stays, &stays);
+        let call = || {
+            stage.unmap_raw(&at);
+            stage.move_raw(&moved, &at);
+            Err::<(usize, usize), _>(Errno::NOMEM)
+        };
+        let engine = &stage.world.engine;
+        let (from, to) = (stage.addresses(&OLD), stage.addresses(&NEW));
+        engine.relocate(from, to, true, call).expect_err("it has failed midway");
+        // The program maps something new where the first part was.
+        stage.map(&moved, &(0..0));
+        for again in [&moved, &NEW] {
+            let (start, end) = stage.addresses(again);
+            engine.adopt(start, end).expect("the kernel refuses nothing");
+        }
+        stage.serves.store(true, Relaxed);
+        stage.read(OLD);
+        stage.read(NEW);
+    };
+    play(first, |_| ());
 }
 
 /// Goal: no folio is managed with a hole left by a mapping too small to be registered (`ADOPT-2`): what is mapped

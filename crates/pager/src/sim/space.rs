@@ -164,6 +164,8 @@ struct State {
     /// Where calls stop, and whether one has stopped.
     halt: Option<Halt>,
     has_stopped: bool,
+    /// So many registrations are refused next.
+    refused_next: usize,
     mappings: u32,
 }
 
@@ -201,6 +203,7 @@ impl Space {
             sleepers: Vec::new(),
             halt: None,
             has_stopped: false,
+            refused_next: 0,
             mappings: 0,
         };
         Arc::new(Space { state: Mutex::new(state), schedule, mode, refusals, cpus, memory })
@@ -252,6 +255,11 @@ impl Space {
     /// From now on calls stop at this place.
     pub(super) fn halt(&self, at: Halt) {
         self.lock().halt = Some(at);
+    }
+
+    /// The next registration is refused.
+    pub(super) fn refuse_next(&self) {
+        self.lock().refused_next += 1;
     }
 
     /// Whether a call has stopped.

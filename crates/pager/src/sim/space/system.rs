@@ -188,7 +188,10 @@ impl System for Arc<Space> {
             return Ok(());
         }
         let mapped = |state: &State, at| state.get(at).is_some_and(|page| page.mapping != 0);
-        let refused = state.random.one_in(self.refusals.register)
+        let wanted = state.refused_next > 0;
+        state.refused_next -= usize::from(wanted);
+        let refused = wanted
+            || state.random.one_in(self.refusals.register)
             || !pages(start, bytes).any(|at| mapped(&state, at));
         let (first, count) = (self.page(start) as u64, (bytes / PAGE_BYTES) as u64);
         self.schedule.note("register", [first, count, u64::from(refused)]);
