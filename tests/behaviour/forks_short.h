@@ -40,11 +40,19 @@ static void no_room(void) {
     CHECK(worked > 0 && worked + failed_so > 30);
 }
 
-/* Memory that is to be wiped in a child reads as zeros there, whichever call requested it. */
+/* Memory that is to be wiped in a child reads as zeros there, whichever call requested it, and also if a raw call has
+ * moved it before. */
 static void wiped(void) {
-    for (int raw = 0; raw < 2; raw++) {
+    for (int kind = 0; kind < 4; kind++) {
+        int raw = kind & 1, is_moved = kind & 2;
         size_t bytes = 3 * limit_bytes();
         char *secret = map_anonymous(bytes);
+        if (is_moved) {
+            fill(secret, bytes, 5);
+            char *far = (char *)(1ul << 40);
+            CHECK((char *)syscall(SYS_mremap, secret, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, far) == far);
+            secret = far;
+        }
         if (raw) CHECK(syscall(SYS_madvise, secret, bytes, MADV_WIPEONFORK) == 0);
         else CHECK(madvise(secret, bytes, MADV_WIPEONFORK) == 0);
         fill(secret, bytes, 6);
@@ -52,7 +60,7 @@ static void wiped(void) {
         CHECK(pid >= 0);
         if (pid == 0) {
             for (size_t at = 0; at < bytes; at += PAGE)
-                CHECK(page_is_zero(secret + at), "page %zu, raw %d", at / PAGE, raw);
+                CHECK(page_is_zero(secret + at), "page %zu, kind %d", at / PAGE, kind);
             _exit(0);
         }
         child_is_well(pid, "child of wiped memory");

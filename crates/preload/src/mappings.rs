@@ -193,6 +193,17 @@ pub(crate) fn give_up(start: usize, end: usize) {
     ask(Call::Pin, [start, end - start, 0, 0, 0, 0]).ok();
 }
 
+/// As [`give_up`], also where the program has moved managed memory by a raw `mremap`: only the engine knows of that
+/// (`CAND-2`). For calls that the kernel reports to nobody, and that are rare.
+pub(crate) fn give_up_anywhere(start: usize, end: usize) {
+    if candidates::engine().is_none() || end <= start {
+        return give_up(start, end);
+    }
+    candidates::lock().remove(start & !(map::PAGE_BYTES - 1), end);
+    // Call::Pin does not fail.
+    ask(Call::Pin, [start, end - start, 0, 0, 0, 0]).ok();
+}
+
 /// After a change of protection: notes that a reserved range may have become accessible.
 ///
 /// It must be after the change: the first test reads without the lock, and nothing is in use before.
@@ -336,7 +347,7 @@ interpose! {
                 return answer_int(ask(Call::Discard, words));
             }
             // A child must read zeros there, and the engine would give it the parent's contents.
-            libc::MADV_WIPEONFORK if managed => give_up(first, end),
+            libc::MADV_WIPEONFORK => give_up_anywhere(first, end),
             _ => {}
         }
         // SAFETY: the program's own call, with its own words.
@@ -381,14 +392,14 @@ interpose! {
 
     /// `mlock(2)`.
     fn mlock(start: *const c_void, bytes: usize) -> c_int {
-        give_up(start as usize, page_end(start as usize, bytes));
+        give_up_anywhere(start as usize, page_end(start as usize, bytes));
         // SAFETY: the program's own call, with its own words.
         answer_int(unsafe { map::forward(libc::SYS_mlock, [start as usize, bytes, 0, 0, 0, 0]) })
     }
 
     /// `mlock2(2)`.
     fn mlock2(start: *const c_void, bytes: usize, flags: u32) -> c_int {
-        give_up(start as usize, page_end(start as usize, bytes));
+        give_up_anywhere(start as usize, page_end(start as usize, bytes));
         let words = [start as usize, bytes, flags as usize, 0, 0, 0];
         // SAFETY: the program's own call, with its own words.
         answer_int(unsafe { map::forward(libc::SYS_mlock2, words) })

@@ -146,6 +146,9 @@ impl Engine {
     /// Stops managing a range for good: every page is brought back, and none is captured again.
     pub fn pin(&self, start: usize, end: usize) {
         let mut table = self.table_for_change(&[(start, end)]);
+        if table.covered(start, end).is_empty() {
+            return;
+        }
         let bytes = self.leave(&mut table, start, end);
         add(&self.figures().pinned_bytes, bytes as u64);
         self.measure_tables(&mut table);
