@@ -102,6 +102,9 @@ pub const ALGORITHMS_MAX: usize = 4;
 
 const RANK_SCRATCH: u8 = 22;
 
+/// The rank of the lock of changes of the size. It is taken before a slot's ([`RANK_SLOT`](slot::RANK_SLOT)).
+const RANK_SIZE: u8 = slot::RANK_SLOT - 1;
+
 /// Bytes of units that a read has fetched together.
 const FETCH_BYTES: usize = 256 << 10;
 
@@ -214,6 +217,8 @@ pub struct Zram<S: PageSource> {
     compaction: Compaction,
     /// One for each CPU.
     scratch: Box<[Mutex<RANK_SCRATCH, Scratch>]>,
+    /// Held while the size is changed.
+    resizing: Mutex<RANK_SIZE, ()>,
     /// Seconds since the device was made, as its owner says.
     now_s: AtomicU32,
     figures: Figures,
@@ -274,6 +279,7 @@ impl<S: PageSource> Zram<S> {
             disk_bytes: AtomicU64::new(0),
             limit: Limit::default(),
             compaction: Compaction::default(),
+            resizing: Mutex::new(()),
             scratch: (0..cpus.max(1)).map(|_| Mutex::new(scratch())).collect(),
             now_s: AtomicU32::new(0),
             figures: Figures::default(),
@@ -333,6 +339,8 @@ impl<S: PageSource> Zram<S> {
     /// have failed. [`Error::Invalid`]: see [`Zram::new`].
     pub fn resize(&self, disk_bytes: u64) -> Result<(), Error> {
         self.check_size(disk_bytes)?;
+        // Else the size that a change puts back could be one that another change has replaced meanwhile.
+        let _one = self.resizing.lock();
         let busy_beyond = |end: u64| {
             let [first, end] = [disk_bytes, end].map(|bytes| bytes / self.unit.bytes() as u64);
             let busy = self.table.slots(first, end).find(|(_, slot)| !slot.lock().is_empty());

@@ -67,6 +67,10 @@ use crate::zsmalloc::{Handle, PageSource};
 /// Times that one `wait` has an entry read, if each read fails but may succeed later.
 const TRIES: usize = 3;
 
+/// Times that one `wait` has an entry read in all: others that load it may put it away again each time, or the backing
+/// may take no more requests just then.
+const TURNS: usize = 1000;
+
 /// How many entries give up their locations when the backing refuses a write.
 const GIVEN_UP: usize = 64;
 
@@ -757,7 +761,7 @@ impl<S: PageSource> Store<S> {
     /// [`Error::Unreadable`], with the checksum of what was stored.
     pub fn wait(&self, ticket: Ticket) -> Result<(), Error> {
         let Some(spill) = &self.spill else { return Ok(()) };
-        let mut tries = 0;
+        let (mut turns, mut failed) = (0, 0);
         loop {
             let mut side = spill.side.lock();
             self.complete(spill, &mut side, &mut WrittenBack::default());
@@ -766,11 +770,12 @@ impl<S: PageSource> Store<S> {
             let is_same = row.checksum(state) == ticket.checksum;
             match state.place() {
                 Place::Backing if is_same => {
-                    if state.has_failed() || tries == TRIES {
+                    failed += usize::from(turns > 0 && state.is_unread());
+                    if state.has_failed() || failed == TRIES || turns == TURNS {
                         let (expected, is_transient) = (ticket.checksum, !state.has_failed());
                         return Err(Error::Unreadable { expected, is_transient });
                     }
-                    tries += 1;
+                    turns += 1;
                     self.request(spill, ticket.handle, true);
                     spill.backing.flush();
                 }

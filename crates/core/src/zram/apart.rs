@@ -49,6 +49,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::slot::Slot;
+use super::writeback::Why;
 use super::{Error, TOGETHER_MAX, Zram};
 use crate::page::{PAGE_BYTES, UnitOrder};
 use crate::stats::{Figures, add, subtract};
@@ -119,6 +120,9 @@ pub(super) struct Apart {
     joined_units: AtomicU64,
     /// The shard in which [`Zram::join_old`] begins.
     hand: AtomicUsize,
+    /// Units that the store had written back when one was joined whose copy was away, and nothing could be written
+    /// back after it: until this number changes no other is.
+    in_vain: AtomicU64,
 }
 
 /// What is apart, and what was.
@@ -195,6 +199,7 @@ impl<S: PageSource> Zram<S> {
                 extra_bytes: AtomicU64::new(0),
                 joined_units: AtomicU64::new(0),
                 hand: AtomicUsize::new(0),
+                in_vain: AtomicU64::new(u64::MAX),
             });
         }
         Ok(self)
@@ -590,16 +595,38 @@ impl<S: PageSource> Zram<S> {
 
     /// Joins a unit, whose copy is fetched if it is away. False: it stays apart.
     fn join_one(&self, cpu: usize, unit: u64) -> bool {
-        let Some(lock) = self.table.get(unit) else { return false };
+        let (Some(lock), Some(apart)) = (self.table.get(unit), &self.apart) else { return false };
+        let mut is_larger = false;
         loop {
             let mut slot = lock.lock();
             let joined = if slot.is_apart() { self.join(cpu, unit, &mut slot) } else { Ok(None) };
             drop(slot);
             match joined {
-                Ok(None) => return true,
-                Ok(Some(ticket)) if self.fetch(ticket) => {}
+                Ok(None) => {
+                    if is_larger {
+                        self.write_what_was_joined(apart);
+                    }
+                    return true;
+                }
+                Ok(Some(ticket)) if self.may_join_away(apart) && self.fetch(ticket) => {
+                    is_larger = true
+                }
                 Ok(Some(_)) | Err(_) => return false,
             }
+        }
+    }
+
+    /// Whether a unit may be joined whose copy is away, which takes more memory than its pages: it fits, or what was
+    /// joined before could be written back (`LIM-1`).
+    fn may_join_away(&self, apart: &Apart) -> bool {
+        let fits = self.limit.reserve(self, 1, self.unit.bytes(), 0).is_some();
+        fits || apart.in_vain.load(Relaxed) != self.store.spill_stats().written
+    }
+
+    /// A unit was joined whose copy was away: writes units back if the limit is passed.
+    fn write_what_was_joined(&self, apart: &Apart) {
+        if self.limit.is_passed(self) && !self.write_for_room(Why::Policy) {
+            apart.in_vain.store(self.store.spill_stats().written, Relaxed);
         }
     }
 }

@@ -7,7 +7,9 @@
 //!   others. So the disk stays below the limit; the pool's own tables may grow by a step (64 KiB or so) beyond, and
 //!   what is fetched from a backing is in the pool until it was read (`FETCH_BYTES` for each thread that reads). To
 //!   recompress a unit, or to join its pages, has no look at the limit: for a moment both copies are there, or, if its
-//!   copy was on the backing, until the unit is written back, which comes next.
+//!   copy was on the backing, until the unit is written back, which comes next; if nothing can be written back, one
+//!   unit is joined so, and no more until something was. A disk that is loaded was below the limit when it was saved:
+//!   a unit of it is taken in while the limit is not passed.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -46,6 +48,12 @@ impl Drop for Room<'_> {
 impl Limit {
     pub(super) fn get(&self) -> u64 {
         self.bytes.load(Relaxed)
+    }
+
+    /// Whether the disk has more than its limit.
+    pub(super) fn is_passed<S: PageSource>(&self, zram: &Zram<S>) -> bool {
+        let limit = self.get();
+        limit > 0 && zram.used_bytes() > limit
     }
 
     pub(super) fn set(&self, bytes: u64) {

@@ -19,7 +19,7 @@ use std::io::{self, Read, Write};
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::slot::SlotLock;
-use super::table::{GROWTH_BYTES_MAX, UNITS_MAX};
+use super::table::UNITS_MAX;
 use super::{FETCH_BYTES, Zram};
 use crate::store::{self, CodecId, Form, Incoming, Loaded, Ticket};
 use crate::zcomp::{Params, Zcomp};
@@ -197,8 +197,10 @@ impl<S: PageSource> Zram<S> {
                 Loaded::Whole => match self.store.image(entry) {
                     Ok((form, checksum, object)) => {
                         let has_no_codec = slot.has_no_codec();
-                        let object = object.as_deref().unwrap_or_default();
-                        writer.note(&Record { unit, form, has_no_codec, checksum, object });
+                        let bytes = object.as_deref().unwrap_or_default();
+                        writer.note(&Record { unit, form, has_no_codec, checksum, object: bytes });
+                        // While it is pinned it cannot leave the pool.
+                        drop(object);
                         self.store.put_away(entry);
                         return Ok(true);
                     }
@@ -260,11 +262,13 @@ impl<S: PageSource> Zram<S> {
         scratch: &mut [u8],
     ) -> Result<(), LoadError> {
         let limit_bytes = self.limit.get();
+        // Nothing is reserved: all of this was below the limit when it was saved, in another order (LIM-1).
         let room = || {
-            let room = self.limit.reserve(self, 1, self.unit.bytes(), GROWTH_BYTES_MAX);
-            room.ok_or(super::Error::NoSpace { limit_bytes })
+            let is_passed = self.limit.is_passed(self);
+            if is_passed { Err(super::Error::NoSpace { limit_bytes }) } else { Ok(()) }
         };
-        let _room = self.with_room(cpu, room).map_err(|_| LoadError::NoSpace { limit_bytes })?;
+        let room = self.with_room_to_load(cpu, room);
+        room.map_err(|_| LoadError::NoSpace { limit_bytes })?;
         let Record { unit, form, has_no_codec, checksum, object } = *record;
         let lock = self.table.make(unit).map_err(|_| LoadError::NoMemory)?;
         let entry = self.store.insert(form, checksum, object, &self.figures);

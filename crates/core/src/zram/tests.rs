@@ -1,7 +1,7 @@
 //! Goal: the device is a disk. What scripts cannot say is here: threads, damage, and each figure.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Barrier};
 
 use super::script::play_and_count;
 use super::{Error, Recompression, What, Zram};
@@ -173,6 +173,32 @@ fn a_disk_that_shrinks_cuts_off_nothing() {
     for at in wrote {
         disk.read(1, at << 12, &mut found).unwrap();
         assert!(found == text(at, 4096), "unit {at}");
+    }
+}
+
+/// Goal: a change of the size that is refused does not undo another one.
+#[test]
+fn a_refused_change_of_the_size_undoes_no_other() {
+    let disk = zram(0, 64 << 12, &[Algorithm::Lz4]);
+    let begin = Barrier::new(3);
+    for round in 0..2000 {
+        let [shrunk, grown] = std::thread::scope(|scope| {
+            let resize = |units: u64| {
+                begin.wait();
+                disk.resize(units << 12)
+            };
+            let changes = [1, 128].map(|units| scope.spawn(move || resize(units)));
+            begin.wait();
+            disk.write(0, 3 << 12, &text(1, 4096)).ok();
+            changes.map(|change| change.join().unwrap())
+        });
+        grown.expect("a disk can always grow");
+        if shrunk.is_err() {
+            assert_eq!(disk.disk_bytes(), 128 << 12, "round {round}");
+        }
+        disk.resize(128 << 12).unwrap();
+        disk.discard(0, 3 << 12, 4096).unwrap();
+        disk.resize(64 << 12).unwrap();
     }
 }
 

@@ -167,7 +167,7 @@ impl Writeback {
 
 /// Who has units written back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Why {
+pub(super) enum Why {
     /// Somebody has asked for it: the budget is charged, and asked by nobody.
     Asked,
     /// The device does so by itself.
@@ -350,7 +350,7 @@ impl<S: PageSource> Zram<S> {
         {
             return false;
         }
-        let has_left = self.write_for_room();
+        let has_left = self.write_for_room(Why::Policy);
         if has_left {
             // What has left frees pages only once few pages have all that is left of a class.
             self.make_room();
@@ -363,13 +363,32 @@ impl<S: PageSource> Zram<S> {
     pub(super) fn with_room<R>(
         &self,
         cpu: usize,
+        write: impl FnMut() -> Result<R, super::Error>,
+    ) -> Result<R, super::Error> {
+        self.with_room_made(cpu, Why::Policy, write)
+    }
+
+    /// The same for a disk that is loaded: what it had on the backing has to go there again, whatever the budget says.
+    pub(super) fn with_room_to_load<R>(
+        &self,
+        cpu: usize,
+        load: impl FnMut() -> Result<R, super::Error>,
+    ) -> Result<R, super::Error> {
+        self.with_room_made(cpu, Why::Asked, load)
+    }
+
+    fn with_room_made<R>(
+        &self,
+        cpu: usize,
+        why: Why,
         mut write: impl FnMut() -> Result<R, super::Error>,
     ) -> Result<R, super::Error> {
         let mut tries = 0;
         loop {
             match write() {
                 Err(super::Error::NoSpace { .. })
-                    if tries < ROOM_TRIES && (self.write_for_room() || self.join_for_room(cpu)) =>
+                    if tries < ROOM_TRIES
+                        && (self.write_for_room(why) || self.join_for_room(cpu)) =>
                 {
                     tries += 1;
                 }
@@ -381,8 +400,7 @@ impl<S: PageSource> Zram<S> {
     /// Writes back what was used least lately, some units, if memory is beyond its limit. The caller holds no lock
     /// (`WB-1`).
     pub(super) fn write_beyond_limit(&self) {
-        let limit = self.limit.get();
-        if limit > 0 && self.used_bytes() > limit && self.write_for_room() {
+        if self.limit.is_passed(self) && self.write_for_room(Why::Policy) {
             self.make_room();
         }
     }
@@ -398,12 +416,12 @@ impl<S: PageSource> Zram<S> {
     /// Has the store write back what was used least lately, and waits until some of it has left the pool, by this call
     /// or another one, or all of it where limit or budget have to be paid (`WB-2`). False: nothing has. The caller
     /// holds no lock (`WB-1`).
-    fn write_for_room(&self) -> bool {
+    pub(super) fn write_for_room(&self, why: Why) -> bool {
         let Some(writeback) = &self.writeback else { return false };
         let unit_bytes = self.unit.bytes() as u64;
         let most = (ROOM_BYTES / unit_bytes).max(1);
         let units = |left: u64| most.min(left / unit_bytes);
-        let reserved = self.reserve(writeback, Why::Policy, |left| units(left) * unit_bytes);
+        let reserved = self.reserve(writeback, why, |left| units(left) * unit_bytes);
         let has_left = || self.store.spill_stats().written;
         let before = has_left();
         let units = reserved.as_ref().map_or(0, |reserved| reserved.1 / unit_bytes);

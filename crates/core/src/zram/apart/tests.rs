@@ -416,6 +416,44 @@ fn a_lower_limit_has_units_joined() {
     check(&disk, &model);
 }
 
+/// Goal: where nothing can be written back the limit is kept all the same: writes fail, and copies that are away do not
+/// come into memory to be joined, but for one (`LIM-1`).
+#[test]
+fn a_backing_that_takes_nothing_does_not_fill_the_memory() {
+    // Of a unit of 256 KiB one page apart may be in memory, and its copy away: all joined they take 16 times the limit.
+    let (unit, limit) = (256 << 10, 1 << 20);
+    let mut model = letters(1, 64 * unit);
+    let disk = zram(6, model.len() as u64, &[Algorithm::Lz4]);
+    let disk = disk.with_backing(Box::new(Faulty::new(32 << 20)), WriteBudget::NONE);
+    let disk = disk.with_pages_apart(Algorithm::Zstd.into()).unwrap();
+    disk.write(0, 0, &model).unwrap();
+    assert_eq!(disk.write_back(0, &Chosen::Indices(vec![0..=63])).units, 64);
+    disk.set_mem_limit(limit);
+    disk.enable_writeback_limit(true);
+    let mut failed = 0;
+    for turn in 0..1000 {
+        let at = turn * 7919 % (64 * 64) * PAGE_BYTES;
+        let new = bytes(turn as u64, PAGE_BYTES);
+        match disk.write(0, at as u64, &new) {
+            Ok(()) => model[at..at + PAGE_BYTES].copy_from_slice(&new),
+            Err(error) => {
+                assert!(matches!(error, Error::NoSpace { .. }), "{error}");
+                failed += 1;
+            }
+        }
+        disk.set_now(turn as u32);
+        disk.join_old(0, 5, 1);
+        assert!(disk.used_bytes() <= limit + 2 * unit as u64, "{} bytes", disk.used_bytes());
+    }
+    assert!(failed > 0, "the disk is full");
+    disk.enable_writeback_limit(false);
+    check(&disk, &model);
+    for turn in 0..100 {
+        write(&disk, &mut model, turn * 7919 % (64 * 64) * PAGE_BYTES, &bytes(9, PAGE_BYTES));
+    }
+    check(&disk, &model);
+}
+
 /// Goal: pages apart never leave the pool (`APART-5`), however much is written back; more than an eighth of the limit
 /// they take only while an eighth of it is free, and in split units.
 #[test]

@@ -86,9 +86,10 @@ fn a_disk_survives_its_file() {
         }
         let first = random.below_u64(40);
         before.write_back(0, &Chosen::Indices(vec![first..=first + 30]));
-        let away = before.bd_stat().bd_count;
+        let away = || (before.bd_stat().bd_count, before.store.spill_stats().units);
+        let was_away = away();
         let file = saved(&before);
-        assert_eq!(before.bd_stat().bd_count, away, "what is away stays there");
+        assert_eq!(away(), was_away, "what is away stays there, and is not in memory too");
         let after = load(&file).unwrap();
         assert!(contents(&after) == contents(&before), "seed {seed}, turn {turn}");
         assert_eq!(forms(&after), forms(&before), "seed {seed}, turn {turn}");
@@ -303,6 +304,46 @@ impl Write for Short {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+/// Goal: a disk that was full to its limit, or had most of its contents on a backing with a budget, can be loaded with
+/// the same limit and budget.
+#[test]
+fn a_full_disk_can_be_loaded_again() {
+    let limit = 2 << 20;
+    for (order, budget) in [(0, None), (4, None), (0, Some("1G")), (4, Some("64K/s"))] {
+        let with_limit = |disk: Disk, budget: Option<&str>| {
+            let backing = |text: &str| (Box::new(Sealed::new(64 << 20)), text.parse().unwrap());
+            let backing = budget.map(backing);
+            let disk = match backing {
+                Some((backing, budget)) => disk.with_backing(backing, budget),
+                None => disk,
+            };
+            disk.set_mem_limit(limit);
+            disk
+        };
+        // It is filled whatever the budget.
+        let full = with_limit(disk(order, 4096 >> order, &["lz4"]), budget.map(|_| "none"));
+        let unit_bytes = full.unit().bytes();
+        for at in 0..4096_u64 >> order {
+            let unit: Vec<u8> = bytes(at, unit_bytes).iter().map(|byte| byte % 16).collect();
+            if full.write(0, at * unit_bytes as u64, &unit).is_err() {
+                break;
+            }
+        }
+        let file = saved(&full);
+        let mut reader = Reader::open(&file[..]).unwrap();
+        let header = reader.header().clone();
+        let codec =
+            |params: &crate::zcomp::Params| Zcomp::new(params.clone(), header.unit, 1).unwrap();
+        let codecs = header.algorithms.iter().map(codec).collect();
+        let empty = Zram::new(codecs, World::new(), header.key.clone(), header.disk_bytes, 1);
+        let loaded = with_limit(empty.unwrap(), budget);
+        loaded.load_saved(0, &mut reader).unwrap();
+        let used = loaded.used_bytes();
+        assert!(used <= limit + (128 << 10), "{used} bytes, order {order}, budget {budget:?}");
+        assert!(contents(&loaded) == contents(&full), "order {order}, budget {budget:?}");
     }
 }
 

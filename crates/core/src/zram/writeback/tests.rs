@@ -102,6 +102,26 @@ fn what_was_chosen_is_written_back() {
     assert!(read(&disk, 0) == text(9) && read(&disk, 4) == [0; PAGE]);
 }
 
+/// Goal: many readers of a few units that are away all get them, though each lets them go again.
+#[test]
+fn readers_of_the_same_units_all_get_them() {
+    let (disk, _) = disk::<Sealed>(4, 16 << 20);
+    (0..4).for_each(|at| disk.write(0, at << 12, &bytes(at, PAGE)).unwrap());
+    assert_eq!(disk.write_back(0, &Chosen::Huge).units, 4);
+    std::thread::scope(|scope| {
+        for reader in 0..6 {
+            let disk = &disk;
+            scope.spawn(move || {
+                for turn in 0..2000 {
+                    let at = (turn * 7 + reader) % 4;
+                    assert!(read(disk, at) == bytes(at, PAGE), "unit {at}");
+                }
+            });
+        }
+    });
+    assert_eq!(disk.store.spill_stats().units, 4, "all are away");
+}
+
 /// Goal: `WB-2`: never more pages than `writeback_limit` has left are written, each is counted, and what is left out is
 /// written once there is more.
 #[test]
