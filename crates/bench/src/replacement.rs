@@ -47,7 +47,8 @@ if valgrind is installed, recordings of small runs of python3, sort, perl and sq
 
 --policy zfolio may have parameters that try other rules, each after a comma: enter=probation|main
 (where a page goes that did not come back soon), ghosts=both|probation|all, staging=N and
-probation=N (1/N of the capacity), folio=N (pages of a folio), rescue=folio|page.
+probation=N (1/N of the capacity), folio=N (pages of a folio), rescue=folio|page, watch=N (what is
+written while it is among the oldest 1/N of a queue stays for another turn).
 
 Examples:
   zfolio bench replacement
@@ -180,7 +181,7 @@ fn default_traces(args: &ReplacementArgs, notes: &mut Vec<String>) -> Result<Vec
         eprintln!("zfolio bench: recording {}", program.name);
         match record::record(&program.words, args.seconds, true) {
             Ok(touches) => {
-                traces.push(Trace::of(program.name, touches.iter().map(|touch| touch.page)));
+                traces.push(Trace::of_touches(program.name, &touches));
             }
             Err(line) => notes.push(format!("{} was left out: {line}", program.name)),
         }
@@ -198,7 +199,7 @@ fn record_to(file: &Path, program: &[OsString], seconds: u64) -> Result<(), Fail
     let written = trace::write(&mut output.writer, &touches);
     written.map_err(|error| Failure::Failed(format!("{}: {error}", file.display())))?;
     output.finish().map_err(failure)?;
-    let pages = Trace::of("", touches.iter().map(|touch| touch.page)).pages.len();
+    let pages = Trace::of_touches("", &touches).pages.len();
     let writes = touches.iter().filter(|touch| touch.write).count();
     eprintln!(
         "{}: {} accesses, {writes} of them writes, to {pages} pages",
@@ -216,7 +217,7 @@ fn open(file: &Path) -> Result<Trace, Failure> {
         return Err(refused("has no access".to_owned()));
     }
     let name = file.file_stem().unwrap_or_default().to_string_lossy();
-    Ok(Trace::of(&name, touches.iter().map(|touch| touch.page)))
+    Ok(Trace::of_touches(&name, &touches))
 }
 
 #[cfg(test)]

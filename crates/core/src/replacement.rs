@@ -60,6 +60,13 @@ impl Queues {
         next
     }
 
+    /// The oldest of each queue, one part in `parts`.
+    pub fn oldest(&self, parts: usize) -> impl Iterator<Item = usize> + '_ {
+        let part = move |queue: &VecDeque<usize>| queue.len().div_ceil(parts);
+        let main = self.main.iter().take(part(&self.main));
+        main.chain(self.probation.iter().take(part(&self.probation))).copied()
+    }
+
     /// Drops the entries for which `keep` returns false.
     pub fn retain(&mut self, mut keep: impl FnMut(usize) -> bool) {
         self.main.retain(|folio| keep(*folio));
@@ -151,6 +158,11 @@ mod tests {
                     }
                 }
                 assert_eq!(queues.len(), list.len(), "{context}");
+                let oldest = [Queue::Main, Queue::Probation].into_iter().flat_map(|queue| {
+                    let all = list.iter().filter(move |entry| entry.1 == queue);
+                    all.take(of(&list, queue).div_ceil(3)).map(|entry| entry.0)
+                });
+                assert!(queues.oldest(3).eq(oldest), "{context}");
                 assert_eq!(queues.main_len(), of(&list, Queue::Main), "{context}");
             }
         }

@@ -24,8 +24,8 @@ impl Opt {
     pub(crate) fn new(trace: &Trace, capacity: usize) -> Opt {
         let mut next = vec![usize::MAX; trace.accesses.len()];
         let mut seen = vec![usize::MAX; trace.pages.len()];
-        for (at, page) in trace.accesses.iter().enumerate().rev() {
-            next[at] = std::mem::replace(&mut seen[*page as usize], at);
+        for (at, visit) in trace.accesses.iter().enumerate().rev() {
+            next[at] = std::mem::replace(&mut seen[visit.page() as usize], at);
         }
         Opt { capacity, next, held: BTreeSet::new(), now: 0 }
     }

@@ -28,6 +28,14 @@ pub(crate) trait Policy {
     /// Brings `page` in if it is not resident, after making room for it.
     fn access(&mut self, page: u32) -> Access;
 
+    /// The access that was told last has written to its page.
+    fn wrote(&mut self, _page: u32) {}
+
+    /// Writes that would have been a fault of their own: the page was held, and protected to learn of its use.
+    fn write_faults(&self) -> u64 {
+        0
+    }
+
     /// Pages held, staged ones included.
     fn held(&self) -> usize;
 }
@@ -106,20 +114,25 @@ pub(crate) struct Counts {
     pub(crate) hits: u64,
     pub(crate) rescues: u64,
     pub(crate) misses: u64,
+    pub(crate) write_faults: u64,
 }
 
 /// Runs a policy on a trace.
 pub(crate) fn count(name: &Name, trace: &Trace, capacity: usize) -> Counts {
     let mut policy = name.start(trace, capacity);
     let mut counts = Counts::default();
-    for page in &trace.accesses {
-        match policy.access(*page) {
+    for visit in &trace.accesses {
+        match policy.access(visit.page()) {
             Access::Hit => counts.hits += 1,
             Access::Rescue => counts.rescues += 1,
             Access::Miss => counts.misses += 1,
         }
+        if visit.is_write() {
+            policy.wrote(visit.page());
+        }
         debug_assert!(policy.held() <= capacity, "{name} holds {} pages", policy.held());
     }
+    counts.write_faults = policy.write_faults();
     counts
 }
 
@@ -129,7 +142,7 @@ pub(crate) fn hits_of(name: &str, string: &[u32], capacity: usize) -> Vec<usize>
     let trace = Trace::of("string", string.iter().map(|page| u64::from(*page)));
     let name: Name = name.parse().unwrap();
     let mut policy = name.start(&trace, capacity);
-    let hit = |at: &usize| policy.access(trace.accesses[*at]) == Access::Hit;
+    let hit = |at: &usize| policy.access(trace.accesses[*at].page()) == Access::Hit;
     (0..string.len()).filter(hit).collect()
 }
 
@@ -143,10 +156,10 @@ pub(crate) fn misses_of(name: &str, string: &[u32], capacity: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::{Access, Name, count};
-    use crate::replacement::trace::Trace;
+    use crate::replacement::trace::{Touch, Trace};
     use zfolio_core::testing::{Random, seed};
 
-    const NAMES: [&str; 11] = [
+    const NAMES: [&str; 13] = [
         "opt",
         "lru",
         "clock",
@@ -158,6 +171,8 @@ mod tests {
         "zfolio,ghosts=probation,staging=8,rescue=page,folio=4",
         "zfolio,ghosts=all,probation=8,folio=16",
         "zfolio,enter=main,staging=16,folio=4",
+        "zfolio,watch=2",
+        "zfolio,enter=main,folio=4,watch=3",
     ];
 
     fn names() -> impl Iterator<Item = Name> {
@@ -174,9 +189,9 @@ mod tests {
                 1 => random.below_u64(pages.div_ceil(8)),
                 _ => (page + 1) % pages,
             };
-            page
+            Touch { page, write: random.below(3) == 0 }
         });
-        Trace::of("random", accesses.collect::<Vec<_>>())
+        Trace::of_touches("random", &accesses.collect::<Vec<_>>())
     }
 
     /// Goal: no policy misses less often than the optimum; hits, rescues and misses add up; no
@@ -194,12 +209,16 @@ mod tests {
                 let context = format!("{name}, capacity {capacity}, seed {seed}, round {round}");
                 let mut policy = name.start(&trace, capacity);
                 let (mut misses, mut last) = (0, None);
-                for page in &trace.accesses {
-                    let access = policy.access(*page);
+                for visit in &trace.accesses {
+                    let page = visit.page();
+                    let access = policy.access(page);
+                    if visit.is_write() {
+                        policy.wrote(page);
+                    }
                     misses += u64::from(access == Access::Miss);
                     assert!(policy.held() <= capacity, "{} held: {context}", policy.held());
-                    assert!(last != Some(*page) || access == Access::Hit, "{context}");
-                    last = Some(*page);
+                    assert!(last != Some(page) || access == Access::Hit, "{context}");
+                    last = Some(page);
                 }
                 assert!(misses >= best, "{misses} misses, the optimum has {best}: {context}");
                 let counts = count(&name, &trace, capacity);
@@ -221,7 +240,13 @@ mod tests {
         for text in ["", "mru", "lru,x=1", "zfolio,", "zfolio,staging=0", "zfolio,staging=x"] {
             assert!(text.parse::<Name>().is_err(), "{text}");
         }
-        for text in ["zfolio,enter=top", "zfolio,folio=0", "zfolio,folio=17", "zfolio,a=b"] {
+        for text in [
+            "zfolio,enter=top",
+            "zfolio,folio=0",
+            "zfolio,folio=17",
+            "zfolio,watch=0",
+            "zfolio,a=b",
+        ] {
             assert!(text.parse::<Name>().is_err(), "{text}");
         }
     }

@@ -72,6 +72,11 @@ impl Table {
             let rescues = |_: &Row, counts: &Counts| counts.rescues;
             self.write(&mut text, rescues, |name| matches!(name, Name::Zfolio(_)));
         }
+        if self.rows.iter().flat_map(|row| &row.counts).any(|counts| counts.write_faults > 0) {
+            text.push_str("\nwrite faults of watched pages, divided by the optimum's refaults\n");
+            let faults = |_: &Row, counts: &Counts| counts.write_faults;
+            self.write(&mut text, faults, |name| matches!(name, Name::Zfolio(_)));
+        }
         text.push('\n');
         for (heading, name) in self.headings().iter().zip(&self.policies) {
             if *heading != name.to_string() {
@@ -134,6 +139,7 @@ impl Table {
                 "hits": counts.hits,
                 "rescues": counts.rescues,
                 "misses": counts.misses,
+                "write_faults": counts.write_faults,
                 "refaults": row.refaults(counts),
                 "ratio_to_optimum": row.ratio(row.refaults(counts)),
             })
@@ -177,7 +183,8 @@ mod tests {
 
     #[test]
     fn the_table_has_ratios_rescues_and_notes() {
-        let counts = |rescues, misses| Counts { hits: 0, rescues, misses };
+        let counts =
+            |rescues, misses| Counts { hits: 0, rescues, misses, write_faults: 3 * rescues };
         let row = |opt, counts| Row {
             trace: "program".to_owned(),
             accesses: 1_000,
@@ -196,7 +203,9 @@ mod tests {
             notes: vec!["a note".to_owned()],
         };
         let text = table.text();
-        for part in ["2.00", "1.50", "0.25", "(2) zfolio,staging=8", "a note", "1/2", "     -"] {
+        for part in
+            ["2.00", "1.50", "0.25", "(2) zfolio,staging=8", "a note", "1/2", "     -", "0.75"]
+        {
             assert!(text.contains(part), "{part} is missing:\n{text}");
         }
         let json = table.json();

@@ -9,6 +9,9 @@
 //! - A fault on a staged unit is a rescue: all staged units of the folio come back.
 //! - Reclaim happens at a fault that finds no room. There is no background thread, no prefetch, no
 //!   copy, and no lower bound for the size of the staging area in bytes.
+//! - `watch=N` is what the pager does not do: the pages of the oldest folios are write-protected so that the kernel
+//!   notes a write (`UFFD_FEATURE_WP_ASYNC`, `PAGEMAP_SCAN`), and a folio that was written to gets another turn. The
+//!   first write to a page that is watched is a fault, which the kernel serves by itself.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -48,7 +51,12 @@ pub(crate) struct Rule {
     folio: usize,
     /// A rescue brings back one unit instead of all staged units of the folio.
     one_unit: bool,
+    /// The oldest folios of each queue are watched, one part in so many; 0: none is.
+    watch: usize,
 }
+
+/// What is the oldest is found anew after so many misses: one part in this of the capacity.
+const LOOKS: usize = 20;
 
 impl Rule {
     /// The product's rule for whole folios.
@@ -59,6 +67,7 @@ impl Rule {
         probation: 32,
         folio: 1,
         one_unit: false,
+        watch: 0,
     };
 
     /// The product's rule for single units, with folios of one unit.
@@ -80,9 +89,10 @@ impl Rule {
             ("staging", _) => self.staging = number(1 << 20)?,
             ("probation", _) => self.probation = number(1 << 20)?,
             ("folio", _) => self.folio = number(UNITS_MAX)?,
+            ("watch", _) => self.watch = number(1 << 20)?,
             _ => {
                 let line = "accepted: enter=probation|main, ghosts=both|probation|all, \
-                            rescue=folio|page, staging=N, probation=N, folio=N";
+                            rescue=folio|page, staging=N, probation=N, folio=N, watch=N";
                 return Err(format!("{key}={value}: {line}"));
             }
         }
@@ -118,6 +128,7 @@ impl fmt::Display for Rule {
             ("staging", self.staging, Rule::PRODUCT.staging),
             ("probation", self.probation, Rule::PRODUCT.probation),
             ("folio", self.folio, Rule::PRODUCT.folio),
+            ("watch", self.watch, Rule::PRODUCT.watch),
         ];
         for (key, number, default) in numbers {
             if number != default {
@@ -163,6 +174,12 @@ pub(crate) struct Zfolio {
     folio_of: Vec<usize>,
     places: Vec<Place>,
     held: usize,
+    /// Of each page whether it is watched, and whether it was written to since.
+    watched: Vec<bool>,
+    written: Vec<bool>,
+    write_faults: u64,
+    /// Misses since the oldest folios were looked for.
+    since_look: usize,
 }
 
 impl Zfolio {
@@ -193,7 +210,31 @@ impl Zfolio {
             folio_of,
             places: vec![Place::Out; trace.pages.len()],
             held: 0,
+            watched: vec![false; trace.pages.len()],
+            written: vec![false; trace.pages.len()],
+            write_faults: 0,
+            since_look: 0,
         }
+    }
+
+    /// Watches the oldest folios, as far as they are not watched already.
+    fn look(&mut self) {
+        for folio in self.queues.oldest(self.rule.watch) {
+            for page in &self.folios[folio].pages {
+                let at = *page as usize;
+                self.watched[at] |= self.places[at] == Place::Resident && !self.written[at];
+            }
+        }
+    }
+
+    /// Whether any page of a folio was written to while it was watched; none is watched any more.
+    fn stop_watching(&mut self, folio: usize) -> bool {
+        let mut any = false;
+        for page in &self.folios[folio].pages {
+            self.watched[*page as usize] = false;
+            any |= std::mem::take(&mut self.written[*page as usize]);
+        }
+        any
     }
 
     fn has_staged(&self, folio: usize) -> bool {
@@ -225,8 +266,12 @@ impl Zfolio {
 
     /// Captures the next folio that has no staged units.
     fn capture_next(&mut self) -> bool {
-        for _ in 0..self.queues.len() {
+        for _ in 0..2 * self.queues.len() {
             let Some((folio, queue)) = self.queues.pop(self.share) else { return false };
+            if self.stop_watching(folio) {
+                self.queues.push(folio, Queue::Main);
+                continue;
+            }
             if self.has_staged(folio) {
                 self.queues.push(folio, queue);
                 continue;
@@ -285,6 +330,11 @@ impl Policy for Zfolio {
             return Access::Rescue;
         }
         let room = self.held < self.capacity;
+        self.since_look += usize::from(!room && self.rule.watch > 0);
+        if self.since_look > self.capacity / LOOKS {
+            self.since_look = 0;
+            self.look();
+        }
         while self.held >= self.capacity {
             self.reclaim();
         }
@@ -296,6 +346,18 @@ impl Policy for Zfolio {
         self.held += 1;
         self.enqueue(folio, queue);
         Access::Miss
+    }
+
+    fn wrote(&mut self, page: u32) {
+        let at = page as usize;
+        if std::mem::take(&mut self.watched[at]) {
+            self.written[at] = true;
+            self.write_faults += 1;
+        }
+    }
+
+    fn write_faults(&self) -> u64 {
+        self.write_faults
     }
 
     fn held(&self) -> usize {
@@ -336,6 +398,23 @@ mod tests {
             // Three folios were captured: 0 and 1 left together, 2 to 5 are staged.
             assert_eq!(policy.access(2), Access::Rescue, "{name}");
             assert_eq!(policy.access(3), second, "{name}");
+        }
+    }
+
+    /// Goal: what is written to while it is watched gets another turn, once; the first write to it is a fault.
+    #[test]
+    fn a_page_that_is_written_to_gets_another_turn() {
+        for (name, kept) in [("zfolio,enter=main", false), ("zfolio,enter=main,watch=2", true)] {
+            let mut policy = started(name, 1_000, 64);
+            (0..70).for_each(|page| _ = policy.access(page));
+            // Misses had page 20 looked at, which is among the older half.
+            assert_eq!(policy.access(20), Access::Hit);
+            (0..2).for_each(|_| policy.wrote(20));
+            assert_eq!(policy.write_faults(), u64::from(kept), "{name}");
+            (100..140).for_each(|page| _ = policy.access(page));
+            assert_eq!(policy.access(20) == Access::Hit, kept, "{name}");
+            (200..300).for_each(|page| _ = policy.access(page));
+            assert_eq!(policy.access(20), Access::Miss, "{name}");
         }
     }
 
