@@ -408,6 +408,7 @@ int main(int count, char **arguments) {
         {"loop", loop}, {"others", others}, {"stack", stack}, {"files", files}, {"server", server},
         {"own_stacks", own_stacks}, {"exec_chain", exec_chain}, {"exec_races", exec_races}, {"nothing", nothing},
         {"clones", clones}, {"plain_syscalls", plain_syscalls}, {"no_room", no_room}, {"wiped", wiped},
+        {"not_inherited", not_inherited},
         {"no_threads", no_threads}, {"no_userfaultfd", no_userfaultfd}, {"no_files", no_files},
         {"few_threads", few_threads}, {"busy_threads", busy_threads}, {"streams", streams}, {"names", names},
         {"handlers", handlers}, {"modules", modules},

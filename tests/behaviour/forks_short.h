@@ -69,6 +69,39 @@ static void wiped(void) {
     }
 }
 
+/* A child maps memory where it has not inherited any. The parts before and behind that lie in the same folios. */
+static void not_inherited(void) {
+    ballast_make(&b, 2 * limit_bytes(), 4);
+    size_t before = 4 * MIB + 5 * PAGE, part = 2 * MIB, all = 8 * MIB;
+    char *block = map_anonymous(all), *gone = block + before;
+    for (int kind = 0; kind < 4; kind++) {
+        int raw = kind & 1, flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
+        fill(block, all, 10 + kind);
+        if (kind == 2) CHECK(madvise(gone, part, MADV_DOFORK) == 0 && madvise(gone, part, MADV_DONTFORK) == 0);
+        if (kind == 0) CHECK(madvise(gone, part, MADV_DONTFORK) == 0);
+        uint64_t random = kind;
+        ballast_churn(&b, b.pages / 2, &random);
+        pid_t pid = fork();
+        CHECK(pid >= 0);
+        if (pid == 0) {
+            char *at = raw ? (char *)syscall(SYS_mmap, gone, part, PROT_READ | PROT_WRITE, flags, -1, 0)
+                           : mmap(gone, part, PROT_READ | PROT_WRITE, flags, -1, 0);
+            CHECK(at == gone);
+            for (size_t i = 0; i < part; i += PAGE) CHECK(page_is_zero(gone + i), "kind %d page %zu", kind, i / PAGE);
+            fill(gone, part, 9000);
+            ballast_churn(&b, b.pages, &random);
+            verify(gone, part, 9000, "what a child maps itself");
+            verify(block, before, 10 + kind, "before it");
+            verify(gone + part, all - before - part, 10 + kind + (before + part) / PAGE, "behind it");
+            ballast_verify(&b, "child without a part");
+            _exit(0);
+        }
+        child_is_well(pid, "child without a part");
+        verify(block, all, 10 + kind, "a parent");
+    }
+    ballast_verify(&b, "parent");
+}
+
 /* A child that cannot have an engine still has its memory, and zfolio prints that the limit is not held. */
 static void child_without(const char *what) {
     pid_t pid = fork();

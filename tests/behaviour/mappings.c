@@ -139,6 +139,7 @@ static void shared_moves(void) {
     ballast_verify(&b, "shared moves");
 }
 
+#include "mappings_others.h"
 #include "mappings_raw.h"
 
 /* munmap, and then mmap(MAP_FIXED) into the hole. */
@@ -396,7 +397,8 @@ int main(int count, char **arguments) {
         {"single", single}, {"threads", threads}, {"neighbours", neighbours}, {"file_over", file_over},
         {"holes", holes}, {"moves", moves}, {"shared_moves", shared_moves}, {"raw_calls", raw_calls},
         {"raw_drops", raw_drops}, {"raw_frees", raw_frees}, {"raw_moves", raw_moves}, {"raw_returns", raw_returns},
-        {"half_moves", half_moves}, {"refixed", refixed}, {"guards", guards},
+        {"half_moves", half_moves}, {"given_up_moves", given_up_moves}, {"shm_over", shm_over},
+        {"refixed", refixed}, {"guards", guards},
         {"noreplace", noreplace}, {"half_dropped", half_dropped}, {"read_only", read_only}, {"read_zeros", read_zeros},
         {"populate", populate}, {"pieces", pieces}, {"pieces_threads", pieces_threads},
         {"pieces_return", pieces_return}, {"small", small}, {"keys", keys}, {"beyond", beyond},

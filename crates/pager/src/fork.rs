@@ -160,14 +160,20 @@ impl Engine {
     }
 
     /// In the child, once there are threads to serve its faults: registers the managed ranges with
-    /// the new userfaultfd.
-    pub fn register_again(&self, quiet: &mut Quiet<'_>) {
+    /// the new userfaultfd. With `has_holes` some may not have been inherited (`MADV_DONTFORK`), which the kernel does
+    /// not tell: it registers a range with holes.
+    ///
+    /// # Errors
+    ///
+    /// As for [`return_all`](Engine::return_all).
+    pub fn register_again(&self, quiet: &mut Quiet<'_>, has_holes: bool) -> Result<(), Errno> {
         let ranges: Vec<(usize, usize)> = quiet.table.ranges().iter().collect();
         for (start, end) in ranges {
-            if self.mover.register(start, end).is_err() {
-                self.register_what_is_there(&mut quiet.table, start, end);
+            if has_holes || self.mover.register(start, end).is_err() {
+                self.register_what_is_there(&mut quiet.table, start, end)?;
             }
         }
+        Ok(())
     }
 
     /// In the child, instead of [`register_again`](Engine::register_again): writes all stored units
@@ -246,22 +252,29 @@ impl Engine {
         Ok(())
     }
 
-    /// Registers those folios of a range that the child has inherited, and forgets the others
-    /// (`MADV_DONTFORK`).
-    fn register_what_is_there(&self, table: &mut Table, start: usize, end: usize) {
-        let bytes = self.geometry().folio_bytes();
+    /// Registers those folios of a range that the child has inherited as a whole. Of the others it gets back what it
+    /// has, and they are forgotten: what it maps there is new.
+    fn register_what_is_there(
+        &self,
+        table: &mut Table,
+        start: usize,
+        end: usize,
+    ) -> Result<(), Errno> {
+        let (bytes, memory) = (self.geometry().folio_bytes(), OwnMemory::open());
         let mut present = vec![0_u8; self.geometry().pages()];
+        let mut unit = vec![0_u8; self.config().object_max().bytes()];
         for base in (start..end).step_by(bytes) {
             let there = self.mover.system.residency(base, bytes, &mut present).is_ok();
             if there && self.mover.register(base, base + bytes).is_ok() {
                 continue;
             }
-            for (_, lock) in table.known_folios(base, base + bytes) {
-                self.drop_folio(&mut lock.lock(), false);
+            if let Some(folio) = table.known_mut(base) {
+                self.return_folio(folio, base, &memory, &mut unit)?;
             }
             table.uncover(base, base + bytes);
             table.remove(base, base + bytes);
         }
+        Ok(())
     }
 
     /// Whether a child of `fork` could have userfaultfds of its own.

@@ -2,5 +2,5 @@
 //! that the engine makes itself (`change`), and those that it learns of afterwards (`event`).
 
 mod adopt;
-mod change;
+pub(crate) mod change;
 pub(crate) mod event;

@@ -26,7 +26,8 @@ use zfolio_sys::{Errno, clock, cpu, custody, files, futex, process, signal, thre
 
 use crate::settings::Settings;
 use crate::{
-    allocator, candidates, fork, identity, mapping_proxy, sanitizer, settings, share, statistics,
+    allocator, candidates, fork, identity, mapping_proxy, mappings, sanitizer, settings, share,
+    statistics,
 };
 
 /// 0 not started, 1 started.
@@ -375,9 +376,20 @@ fn live_again(engine: &'static Engine, quiet: &mut zfolio_pager::Quiet<'_>) -> b
     if let Some(settings) = settings::get() {
         entrust(engine, settings);
     }
-    engine.register_again(quiet);
+    if let Err(error) = engine.register_again(quiet, mappings::is_not_all_inherited()) {
+        not_brought_back(error);
+    }
     share::set_reclaims();
     true
+}
+
+/// A child would read zeros where its data was.
+fn not_brought_back(error: Errno) -> ! {
+    let (why, errno) = (ErrnoText(error), error.raw_os_error());
+    fatal::print(format_args!(
+        "a child's memory cannot be brought back: {why} (errno {errno}): stopped"
+    ));
+    process::abort_now(fatal::STATUS)
 }
 
 /// For a child that cannot have an engine: brings all of its memory back, which the kernel alone serves from
@@ -386,11 +398,7 @@ fn live_again(engine: &'static Engine, quiet: &mut zfolio_pager::Quiet<'_>) -> b
 fn live_without(engine: &'static Engine, quiet: &mut zfolio_pager::Quiet<'_>) {
     share::leave();
     if let Err(error) = engine.return_all(quiet) {
-        let (why, errno) = (ErrnoText(error), error.raw_os_error());
-        fatal::print(format_args!(
-            "a child's memory cannot be brought back: {why} (errno {errno}): stopped"
-        ));
-        process::abort_now(fatal::STATUS)
+        not_brought_back(error);
     }
     candidates::Candidates::forget_engine();
 }

@@ -15,6 +15,7 @@ use zfolio_core::ranges::Ranges;
 use zfolio_pager::Engine;
 use zfolio_sys::{Errno, futex, map, signal, thread};
 
+use crate::candidates::Taken;
 use crate::mappings::page_end;
 
 /// A request: the system call that the program made, or work for the engine alone.
@@ -231,9 +232,9 @@ fn serve(engine: &Engine, call: Call, words: [usize; 6]) -> Result<usize, Errno>
     }
 }
 
-/// `mremap`. The last word is 1 if the range was noted as manageable, even if it is smaller than a folio.
+/// `mremap`. The last word is the address of a `Taken`: what of the range was noted.
 fn remap(engine: &Engine, words: [usize; 6]) -> Result<usize, Errno> {
-    let [start, bytes, new_bytes, flags, to, manageable] = words;
+    let [start, bytes, new_bytes, flags, to, noted] = words;
     let length = page_end(0, new_bytes);
     let move_it = || {
         let call = [start, bytes, new_bytes, flags, to, 0];
@@ -243,8 +244,10 @@ fn remap(engine: &Engine, words: [usize; 6]) -> Result<usize, Errno> {
     };
     let fixed = i32::try_from(flags).unwrap_or(0) & libc::MREMAP_FIXED != 0;
     let onto = if fixed { (to, page_end(to, new_bytes)) } else { (0, 0) };
-    let (at, _) =
-        engine.relocate((start, page_end(start, bytes)), onto, manageable == 1, move_it)?;
+    let taken = noted as *const Taken;
+    // SAFETY: mremap_words() passes a `Taken` of its own, which lives and stays unchanged until it has the answer.
+    let noted = unsafe { &*taken }.noted();
+    let (at, _) = engine.relocate((start, page_end(start, bytes)), onto, noted, move_it)?;
     Ok(at)
 }
 

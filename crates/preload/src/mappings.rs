@@ -10,7 +10,9 @@
 //! ranges pays only for the lock, and the kernel has joined small neighbours to one mapping by then.
 
 use std::ffi::{c_int, c_long, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use zfolio_pager::moved_part;
 use zfolio_sys::{Errno, map};
 
 use crate::candidates::{self, Candidates, may_be_managed};
@@ -18,6 +20,14 @@ use crate::interpose::{interpose, set_errno};
 use crate::lifecycle;
 use crate::mapping_proxy::{Call, ask};
 use crate::{settings, share};
+
+/// Whether the program ever said that a child is not to have some memory.
+static NOT_ALL_INHERITED: AtomicBool = AtomicBool::new(false);
+
+/// Whether a child may lack memory that its parent has (`MADV_DONTFORK`).
+pub(crate) fn is_not_all_inherited() -> bool {
+    NOT_ALL_INHERITED.load(Ordering::Relaxed)
+}
 
 /// Linux 6.13: drops the contents of a range, and makes each access a SIGSEGV. userfaultfd reports no event.
 const MADV_GUARD_INSTALL: c_int = 102;
@@ -238,11 +248,15 @@ fn mremap_words(words: [usize; 6]) -> Result<usize, Errno> {
         let target = if onto == start { None } else { Some(ours.take(onto, onto_end)) };
         drop(ours);
         let [.., to, _] = words;
-        let asked = [start, bytes, new_bytes, words[3], to, usize::from(!taken.is_empty())];
-        let answer = ask(Call::Remap, asked);
+        let noted = &raw const taken as usize;
+        let answer = ask(Call::Remap, [start, bytes, new_bytes, words[3], to, noted]);
         let mut ours = candidates::lock();
         match answer {
-            Ok(at) => ours.note(at, at + new_length),
+            // What was given up stays so.
+            Ok(at) => taken.noted().iter().for_each(|part| {
+                let (from, to) = moved_part(*part, (start, end), (at, at + new_length));
+                ours.note(from, to.max(from));
+            }),
             Err(_) => {
                 ours.put_back(&taken);
                 target.iter().for_each(|target| ours.put_back(target));
@@ -251,12 +265,16 @@ fn mremap_words(words: [usize; 6]) -> Result<usize, Errno> {
         return answer;
     }
     let at = forward()?;
-    let managed = ours.remove(start, end) > 0;
+    let taken = ours.take(start, end);
     ours.remove(at, at + new_length);
-    if managed {
-        hand_over(ours, at, at + new_length)
+    let new =
+        taken.noted().iter().map(|part| moved_part(*part, (start, end), (at, at + new_length)));
+    let new: Vec<_> = new.filter(|(from, to)| from < to).collect();
+    if let [first @ .., last] = &new[..] {
+        first.iter().for_each(|(from, to)| ours.insert(*from, *to));
+        hand_over(ours, last.0, last.1);
     } else {
-        drop(ours)
+        drop(ours);
     }
     lifecycle::start_if_needed();
     Ok(at)
@@ -348,6 +366,7 @@ interpose! {
             }
             // A child must read zeros there, and the engine would give it the parent's contents.
             libc::MADV_WIPEONFORK => give_up_anywhere(first, end),
+            libc::MADV_DONTFORK => NOT_ALL_INHERITED.store(true, Ordering::Relaxed),
             _ => {}
         }
         // SAFETY: the program's own call, with its own words.
@@ -388,6 +407,20 @@ interpose! {
     ) -> *mut c_void {
         let flags = word(flags.into());
         answer_pointer(mremap_words([start as usize, bytes, new_bytes, flags, to as usize, 0]))
+    }
+
+    /// `shmat(2)`. With `SHM_REMAP` it replaces what is mapped there, of which the kernel tells no userfaultfd.
+    fn shmat(segment: c_int, start: *const c_void, flags: c_int) -> *mut c_void {
+        // SAFETY: all zeros are a value of it.
+        let mut told: libc::shmid_ds = unsafe { std::mem::zeroed() };
+        let replaces = flags & libc::SHM_REMAP != 0 && !start.is_null();
+        // SAFETY: IPC_STAT fills the structure.
+        if replaces && unsafe { libc::shmctl(segment, libc::IPC_STAT, &raw mut told) } == 0 {
+            give_up_anywhere(start as usize, page_end(start as usize, told.shm_segsz));
+        }
+        let words = [word(segment.into()), start as usize, word(flags.into()), 0, 0, 0];
+        // SAFETY: the program's own call, with its own words.
+        answer_pointer(unsafe { map::forward(libc::SYS_shmat, words) })
     }
 
     /// `mlock(2)`.

@@ -174,8 +174,9 @@ impl Engine {
     }
 
     /// Makes `call`, which moves a range with its contents and returns the new range. `onto` is the new range if the
-    /// program has chosen it, else empty. The new range is managed if any part of the old one was, or if it is
-    /// `manageable`.
+    /// program has chosen it, else empty. Of the new range that is managed which was in the old one, what is
+    /// `noted` besides (parts of the old range, in rising order), and what the last such part grows by: what was given
+    /// up (`pin`), or is another's mapping, stays so.
     ///
     /// # Errors
     ///
@@ -185,12 +186,14 @@ impl Engine {
         &self,
         (start, end): (usize, usize),
         onto: (usize, usize),
-        manageable: bool,
+        noted: &[(usize, usize)],
         call: impl FnOnce() -> Result<(usize, usize), E>,
     ) -> Result<(usize, usize), E> {
         let mut table = self.table_for_change(&[(start, end), onto]);
-        let manageable = manageable || table.ranges().overlap(start, end);
-        let covered = [table.covered(start, end), table.covered(onto.0, onto.1)].concat();
+        let mut managed = Ranges::new();
+        let old = table.covered(start, end);
+        old.iter().chain(noted).for_each(|(from, to)| managed.join(*from, *to));
+        let covered = [old, table.covered(onto.0, onto.1)].concat();
         // Every page is brought back, so that the kernel alone moves contents, or leaves them where they are if it
         // fails midway. This is slow for large blocks, but they seldom grow by `mremap`, and the registration is
         // lost in the move anyway. It has also split mappings, and `mremap` to a place of the kernel's choice
@@ -203,7 +206,9 @@ impl Engine {
                 self.forget_range(&mut table, start, end);
                 self.forget_range(&mut table, *to, *to_end);
                 add(&self.figures().remaps, 1);
-                if manageable { vec![(*to, *to_end)] } else { Vec::new() }
+                let parts =
+                    managed.iter().map(|part| moved_part(part, (start, end), (*to, *to_end)));
+                parts.filter(|(from, to)| from < to).collect()
             }
             Err(_) => covered,
         };
@@ -361,4 +366,15 @@ impl Engine {
     pub fn is_managing(&self) -> bool {
         self.table.read().managed_bytes() > 0
     }
+}
+
+/// Where a part of a range is once that range has moved, and perhaps become longer or shorter: what it grows by belongs
+/// to the part at its end.
+pub fn moved_part(
+    part: (usize, usize),
+    old: (usize, usize),
+    new: (usize, usize),
+) -> (usize, usize) {
+    let [from, to] = [part.0, part.1].map(|at| new.1.min(new.0 + (at - old.0)));
+    (from, if part.1 == old.1 { new.1 } else { to })
 }

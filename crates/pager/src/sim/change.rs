@@ -195,7 +195,7 @@ impl Program<'_> {
             Ok(target)
         };
         let onto = if is_fixed { target } else { (0, 0) };
-        self.world.engine.relocate((start, end), onto, false, call).ok();
+        self.world.engine.relocate((start, end), onto, &[], call).ok();
     }
 
     /// The mappings of a range of pages, without the holes between them.

@@ -195,7 +195,7 @@ fn a_relocation_comes_after_a_move_that_waits() {
             stage.move_raw(&NEW, &OTHER);
             Ok::<_, Errno>(to)
         };
-        stage.world.engine.relocate(from, (0, 0), false, call).expect("mapped");
+        stage.world.engine.relocate(from, (0, 0), &[], call).expect("mapped");
         assert!(stage.world.engine.table.read().manages(to.0), "the old place was managed");
     };
     change_after_a_move(relocate, OTHER);
@@ -338,7 +338,7 @@ fn what_a_failed_move_has_moved_is_taken_as_it_is() {
         };
         let engine = &stage.world.engine;
         let (from, to) = (stage.addresses(&OLD), stage.addresses(&NEW));
-        engine.relocate(from, to, true, call).expect_err("it has failed midway");
+        engine.relocate(from, to, &[], call).expect_err("it has failed midway");
         // The program maps something new where the first part was.
         stage.map(&moved, &(0..0));
         for again in [&moved, &NEW] {

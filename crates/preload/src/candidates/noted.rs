@@ -17,9 +17,9 @@ pub(crate) struct Taken {
 }
 
 impl Taken {
-    /// Whether nothing was removed.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.noted.is_empty()
+    /// The ranges that were removed.
+    pub(crate) fn noted(&self) -> &[(usize, usize)] {
+        &self.noted
     }
 }
 
@@ -162,7 +162,7 @@ mod tests {
                     }
                     4 => {
                         let taken = noted.take(start, end);
-                        assert_eq!(taken.is_empty(), part.iter().all(|page| !page.noted));
+                        assert_eq!(taken.noted().is_empty(), part.iter().all(|page| !page.noted));
                         assert!(!noted.is_managed(start, end));
                         noted.put_back(&taken);
                     }

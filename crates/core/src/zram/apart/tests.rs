@@ -431,7 +431,7 @@ fn a_backing_that_takes_nothing_does_not_fill_the_memory() {
     disk.set_mem_limit(limit);
     disk.enable_writeback_limit(true);
     let mut failed = 0;
-    for turn in 0..1000 {
+    for (now_s, turn) in (0..).zip(0..1000) {
         let at = turn * 7919 % (64 * 64) * PAGE_BYTES;
         let new = bytes(turn as u64, PAGE_BYTES);
         match disk.write(0, at as u64, &new) {
@@ -441,7 +441,7 @@ fn a_backing_that_takes_nothing_does_not_fill_the_memory() {
                 failed += 1;
             }
         }
-        disk.set_now(turn as u32);
+        disk.set_now(now_s);
         disk.join_old(0, 5, 1);
         assert!(disk.used_bytes() <= limit + 2 * unit as u64, "{} bytes", disk.used_bytes());
     }
