@@ -136,6 +136,7 @@ CASES = [
     ("transfer direct_threads", 64, "lz4", "2M"),
     ("transfer uring", 32, "lz4", "64K"),
     ("transfer outside", 32, "lz4", "64K"),
+    ("transfer pins", 32, "lz4", "4K"),
     ("transfer locked", 32, "lz4", "64K"),
     ("transfer cut_off", 48, "lz4", "4K"),
     ("descriptors range", 32, "lz4", "64K"),

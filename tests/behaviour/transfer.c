@@ -483,12 +483,38 @@ static void cut_off(void) {
     ballast_verify(&b, "cut off");
 }
 
+/* A call that pins 4 MiB which are compressed, with no more than that left of the limit: it gets them, and the limit is
+ * passed meanwhile. */
+static void pins(void) {
+    struct ballast b;
+    size_t bytes = 4 * MIB, other = limit_bytes() * 3 / 4;
+    char *shared = mmap(NULL, other, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    char *copy = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(shared != MAP_FAILED && copy != MAP_FAILED);
+    ballast_make(&b, 2 * limit_bytes(), 3);
+    uint64_t random = 1;
+    for (size_t at = 0; at < other; at += PAGE) {
+        shared[at] = 1;
+        if (at % MIB == 0) ballast_churn(&b, 500, &random);
+    }
+    for (int round = 0; round < 8; round++) {
+        size_t from = next_random(&random) % (b.pages - bytes / PAGE);
+        struct iovec to = {copy, bytes}, own = {b.start + from * PAGE, bytes};
+        ssize_t got = process_vm_readv(getpid(), &to, 1, &own, 1, 0);
+        if (got < 0 && (errno == EPERM || errno == ENOSYS)) skip("process_vm_readv is not allowed here");
+        CHECK(got == (ssize_t)bytes, "%zd", got);
+        for (size_t i = 0; i < bytes / PAGE; i++)
+            CHECK(page_is(copy + i * PAGE, ballast_seed(&b, from + i)), "round %d page %zu", round, i);
+    }
+    ballast_verify(&b, "pinned");
+}
+
 int main(int count, char **arguments) {
     const struct behaviour cases[] = {
         {"calls", calls}, {"pipe_write", pipe_write}, {"socket_write", socket_write}, {"pipe_splice", pipe_splice},
         {"splice_kept", splice_kept}, {"zerocopy", zerocopy}, {"direct", direct},
         {"direct_threads", direct_threads}, {"uring", uring},
-        {"outside", outside}, {"locked", locked}, {"cut_off", cut_off},
+        {"outside", outside}, {"locked", locked}, {"cut_off", cut_off}, {"pins", pins},
     };
     return CHOOSE(cases);
 }

@@ -154,8 +154,9 @@ const CAPTURE_BYTES_MAX: usize = 512 << 10;
 /// How many folios reclaim tries to capture before it gives up.
 const CAPTURE_TRIES: usize = 64;
 
-/// The shortest time between two turns of [`Engine::unpark`].
+/// The shortest time between two turns of [`Engine::unpark`], and until the next one after a folio was busy.
 const UNPARK_NS_MIN: u64 = 1_000_000_000;
+const UNPARK_BUSY_NS_MIN: u64 = 20_000_000;
 
 impl Engine {
     /// Captures folios, or stores one if enough are staged.
@@ -339,8 +340,14 @@ impl Engine {
     /// Notes why units of a folio were not captured.
     fn note_refused(&self, folio: &mut Folio, refusal: Option<Refusal>, units: Units) {
         match refusal {
-            // This is over soon: the folio is queued again.
-            Some(Refusal::Busy) => add(&self.figures().reclaim_busy, units.count() as u64),
+            // This is over soon, as a rule. But a call of the kernel that pins many pages does not end before it has
+            // the last one: while faults tried its pages again and again, it never got that.
+            Some(Refusal::Busy) => {
+                add(&self.figures().reclaim_busy, units.count() as u64);
+                folio.refused |= units;
+                let soon = self.now_ns() + self.unpark_pause_ns(UNPARK_BUSY_NS_MIN);
+                self.work.reclaimer.unpark_after_ns.fetch_min(soon, Relaxed);
+            }
             Some(Refusal::Mapping) => {
                 add(&self.figures().reclaim_refused, units.count() as u64);
                 folio.refused |= units;
@@ -364,15 +371,21 @@ impl Engine {
         }
     }
 
-    /// Queues the parked folios again, unless that was done a short time ago: these tries take at
-    /// most a 50th of one CPU's time, at 4 us for each page that is moved to and fro in vain.
+    /// How long the parked folios stay so: their tries take at most a 50th of one CPU's time, at 4 us for each page that
+    /// is moved to and fro in vain.
+    fn unpark_pause_ns(&self, least: u64) -> u64 {
+        let cost_ns = (self.replacement.parked() * self.geometry().pages()) as u64 * 4_000;
+        (50 * cost_ns).max(least)
+    }
+
+    /// Queues the parked folios again, unless that was done a short time ago.
     fn unpark(&self, table: &Table) {
         let (parked, now) = (self.replacement.parked(), self.now_ns());
         if parked == 0 || now < self.work.reclaimer.unpark_after_ns.load(Relaxed) {
             return;
         }
-        let cost_ns = (parked * self.geometry().pages()) as u64 * 4_000;
-        self.work.reclaimer.unpark_after_ns.store(now + (50 * cost_ns).max(UNPARK_NS_MIN), Relaxed);
+        let pause_ns = self.unpark_pause_ns(UNPARK_NS_MIN);
+        self.work.reclaimer.unpark_after_ns.store(now + pause_ns, Relaxed);
         for _ in 0..parked {
             let Some(base) = self.replacement.unpark() else { break };
             let Some(lock) = table.known(base) else { continue };
