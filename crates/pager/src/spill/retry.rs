@@ -100,9 +100,14 @@ impl Engine {
         let spilling = &self.work.spilling;
         let mut tries = spilling.event_tries.lock();
         let unread = wanted.iter().find(|unit| self.store.is_unread(unit.ticket));
-        if unread.is_none_or(|unit| self.may_try(&mut tries, unit.base, unit.ticket)) {
-            self.fetch_all(table, wanted);
-            tries.after_ns = 0;
+        match unread {
+            // A pause goes on while somebody else has the unit read: else each of his failures would count here, too.
+            None => self.fetch_all(table, wanted),
+            Some(unit) if self.may_try(&mut tries, unit.base, unit.ticket) => {
+                self.fetch_all(table, wanted);
+                tries.after_ns = 0;
+            }
+            Some(_) => {}
         }
     }
 
