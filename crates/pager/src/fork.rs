@@ -169,8 +169,14 @@ impl Engine {
     pub fn register_again(&self, quiet: &mut Quiet<'_>, has_holes: bool) -> Result<(), Errno> {
         let ranges: Vec<(usize, usize)> = quiet.table.ranges().iter().collect();
         for (start, end) in ranges {
-            if has_holes || self.mover.register(start, end).is_err() {
-                self.register_what_is_there(&mut quiet.table, start, end)?;
+            if has_holes {
+                self.forget_holes(&mut quiet.table, start, end)?;
+            }
+            let left: Vec<(usize, usize)> = quiet.table.ranges().pieces(start, end).collect();
+            for (start, end) in left {
+                if self.mover.register(start, end).is_err() {
+                    self.register_what_can_be(&mut quiet.table, start, end)?;
+                }
             }
         }
         Ok(())
@@ -185,22 +191,13 @@ impl Engine {
     /// Memory cannot be written, or a disk not read. The child would read zeros instead of its data, and must end.
     pub fn return_all(&self, quiet: &mut Quiet<'_>) -> Result<(), Errno> {
         self.work.stopping.store(true, Relaxed);
-        let memory = OwnMemory::open();
         if let Some(place) = &self.work.place {
             let copies = quiet.lent.files().map(zfolio_sys::files::duplicate);
             place.start_over(&quiet.lent, copies.collect::<Result<_, _>>()?, false)?;
         }
-        let mut unit = vec![0_u8; self.config().object_max().bytes()];
         let ranges: Vec<(usize, usize)> = quiet.table.ranges().iter().collect();
         for (start, end) in ranges {
-            let known = quiet.table.known_folios(start, end).map(|(base, _)| base);
-            for base in known.collect::<Vec<_>>() {
-                // The table is held for writing, so a folio needs no lock, as in `is_resident`.
-                let Some(folio) = quiet.table.known_mut(base) else { continue };
-                self.return_folio(folio, base, &memory, &mut unit)?;
-            }
-            quiet.table.uncover(start, end);
-            quiet.table.remove(start, end);
+            self.return_part(&mut quiet.table, start, end)?;
         }
         self.measure_tables(&mut quiet.table);
         self.work.place.iter().for_each(Place::close);
@@ -252,28 +249,42 @@ impl Engine {
         Ok(())
     }
 
-    /// Registers those folios of a range that the child has inherited as a whole. Of the others it gets back what it
-    /// has, and they are forgotten: what it maps there is new.
-    fn register_what_is_there(
+    /// Forgets the folios of a range that the child has not inherited, or only in part: it gets back what it has of
+    /// them, and what it maps there is new.
+    fn forget_holes(&self, table: &mut Table, start: usize, end: usize) -> Result<(), Errno> {
+        let holes: Vec<(usize, usize)> = self.mapped(start, end).gaps(start, end).iter().collect();
+        holes.into_iter().try_for_each(|(start, end)| self.return_part(table, start, end))
+    }
+
+    /// Registers those folios of a range that the kernel lets it. The others become the kernel's.
+    fn register_what_can_be(
         &self,
         table: &mut Table,
         start: usize,
         end: usize,
     ) -> Result<(), Errno> {
-        let (bytes, memory) = (self.geometry().folio_bytes(), OwnMemory::open());
-        let mut present = vec![0_u8; self.geometry().pages()];
-        let mut unit = vec![0_u8; self.config().object_max().bytes()];
-        for base in (start..end).step_by(bytes) {
-            let there = self.mover.system.residency(base, bytes, &mut present).is_ok();
-            if there && self.mover.register(base, base + bytes).is_ok() {
-                continue;
+        for base in (start..end).step_by(self.geometry().folio_bytes()) {
+            let end = base + self.geometry().folio_bytes();
+            if self.mover.register(base, end).is_err() {
+                self.return_part(table, base, end)?;
             }
-            if let Some(folio) = table.known_mut(base) {
-                self.return_folio(folio, base, &memory, &mut unit)?;
-            }
-            table.uncover(base, base + bytes);
-            table.remove(base, base + bytes);
         }
+        Ok(())
+    }
+
+    /// Writes the stored units of the folios that overlap a range back to where they belong, and leaves these folios to
+    /// the kernel.
+    fn return_part(&self, table: &mut Table, start: usize, end: usize) -> Result<(), Errno> {
+        let (memory, outer) = (OwnMemory::open(), table.exterior(start, end));
+        let mut unit = vec![0_u8; self.config().object_max().bytes()];
+        let known = table.known_folios(outer.0, outer.1).map(|(base, _)| base);
+        for base in known.collect::<Vec<_>>() {
+            // The table is held for writing, so a folio needs no lock, as in `is_resident`.
+            let Some(folio) = table.known_mut(base) else { continue };
+            self.return_folio(folio, base, &memory, &mut unit)?;
+        }
+        table.uncover(outer.0, outer.1);
+        table.remove(outer.0, outer.1);
         Ok(())
     }
 

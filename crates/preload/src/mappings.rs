@@ -253,10 +253,11 @@ fn mremap_words(words: [usize; 6]) -> Result<usize, Errno> {
         let mut ours = candidates::lock();
         match answer {
             // What was given up stays so.
-            Ok(at) => taken.noted().iter().for_each(|part| {
-                let (from, to) = moved_part(*part, (start, end), (at, at + new_length));
-                ours.note(from, to.max(from));
-            }),
+            Ok(at) => {
+                let new = (at, at + new_length);
+                let parts = taken.noted().iter().map(|part| moved_part(*part, (start, end), new));
+                parts.filter(|(from, to)| from < to).for_each(|(from, to)| ours.note(from, to));
+            }
             Err(_) => {
                 ours.put_back(&taken);
                 target.iter().for_each(|target| ours.put_back(target));

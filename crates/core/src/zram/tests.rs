@@ -181,7 +181,7 @@ fn a_disk_that_shrinks_cuts_off_nothing() {
 fn a_refused_change_of_the_size_undoes_no_other() {
     let disk = zram(0, 64 << 12, &[Algorithm::Lz4]);
     let begin = Barrier::new(3);
-    for round in 0..2000 {
+    for round in 0..500 {
         let [shrunk, grown] = std::thread::scope(|scope| {
             let resize = |units: u64| {
                 begin.wait();

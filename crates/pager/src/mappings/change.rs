@@ -233,8 +233,9 @@ impl Engine {
     }
 
     /// The parts of a range that are mapped.
-    fn mapped(&self, start: usize, end: usize) -> Ranges {
-        const PAGES: usize = 512;
+    pub(crate) fn mapped(&self, start: usize, end: usize) -> Ranges {
+        // As many as the kernel looks at in one go.
+        const PAGES: usize = 4096;
         let (mut mapped, mut present) = (Ranges::new(), [0_u8; PAGES]);
         let mut is_mapped = |from: usize, to: usize| {
             let present = &mut present[..(to - from) / PAGE_BYTES];
