@@ -82,7 +82,7 @@ use apart::Apart;
 use limit::{Limit, Room};
 use slot::{Slot, SlotLock};
 use table::{GROWTH_BYTES_MAX, Table, UNITS_MAX};
-use writeback::Writeback;
+use writeback::{Why, Writeback};
 
 pub use apart::{ApartStat, Joined};
 pub use recompress::{Recompressed, Recompression, Turn, What};
@@ -400,8 +400,9 @@ impl<S: PageSource> Zram<S> {
         self.check(at, from.len() as u64)?;
         let (mut at, mut rest) = (at, from);
         while !rest.is_empty() {
-            let written =
-                self.with_room(cpu, || self.write_front(cpu, at, rest)).inspect_err(|_| {
+            let written = self
+                .with_room(cpu, Why::Policy, || self.write_front(cpu, at, rest))
+                .inspect_err(|_| {
                     self.io.failed_writes.fetch_add(1, Relaxed);
                 })?;
             at += written as u64;
@@ -433,7 +434,7 @@ impl<S: PageSource> Zram<S> {
         self.check(at, bytes)?;
         for (unit, within) in self.pieces(at, bytes) {
             let write = || self.write_piece(cpu, unit, within.clone(), None);
-            match self.with_room(cpu, write) {
+            match self.with_room(cpu, Why::Policy, write) {
                 Err(Error::NoSpace { .. } | Error::NoMemory) if is_advice => {}
                 done => done.inspect_err(|_| {
                     self.io.failed_writes.fetch_add(1, Relaxed);

@@ -66,6 +66,19 @@ impl Quiet<'_> {
     }
 }
 
+/// How stored units get back into the memory of a child: the memory as a file, and a place for one unit.
+struct Way {
+    memory: OwnMemory,
+    unit: Vec<u8>,
+}
+
+impl Way {
+    fn open(engine: &Engine) -> Way {
+        let unit = vec![0_u8; engine.config().object_max().bytes()];
+        Way { memory: OwnMemory::open(), unit }
+    }
+}
+
 impl Engine {
     /// Brings every staged folio back, so that the staging area is empty when a child is made. From
     /// here to [`quiet`](Engine::quiet) nothing is captured: otherwise the faults of other threads
@@ -191,13 +204,14 @@ impl Engine {
     /// Memory cannot be written, or a disk not read. The child would read zeros instead of its data, and must end.
     pub fn return_all(&self, quiet: &mut Quiet<'_>) -> Result<(), Errno> {
         self.work.stopping.store(true, Relaxed);
+        let mut way = Way::open(self);
         if let Some(place) = &self.work.place {
             let copies = quiet.lent.files().map(zfolio_sys::files::duplicate);
             place.start_over(&quiet.lent, copies.collect::<Result<_, _>>()?, false)?;
         }
         let ranges: Vec<(usize, usize)> = quiet.table.ranges().iter().collect();
         for (start, end) in ranges {
-            self.return_part(&mut quiet.table, start, end)?;
+            self.return_part(&mut quiet.table, (start, end), &mut way)?;
         }
         self.measure_tables(&mut quiet.table);
         self.work.place.iter().for_each(Place::close);
@@ -208,8 +222,7 @@ impl Engine {
         &self,
         folio: &mut Folio,
         base: usize,
-        memory: &OwnMemory,
-        unit: &mut [u8],
+        Way { memory, unit }: &mut Way,
     ) -> Result<(), Errno> {
         for object in folio.stored.objects(folio.wide) {
             let copy = folio.copies[object.start].as_ref();
@@ -229,8 +242,7 @@ impl Engine {
             // Page by page, since a part of the unit may be missing in the child.
             for (page, bytes) in unit.chunks_exact(PAGE_BYTES).enumerate() {
                 let at = address + page * PAGE_BYTES;
-                let system = &self.mover.system;
-                let is_there = || system.residency(at, PAGE_BYTES, &mut [0]).is_ok();
+                let is_there = || self.is_mapped(at, at + PAGE_BYTES);
                 #[allow(
                     unsafe_code,
                     reason = "the child's own memory, which no descriptor serves any more"
@@ -252,8 +264,8 @@ impl Engine {
     /// Forgets the folios of a range that the child has not inherited, or only in part: it gets back what it has of
     /// them, and what it maps there is new.
     fn forget_holes(&self, table: &mut Table, start: usize, end: usize) -> Result<(), Errno> {
-        let holes: Vec<(usize, usize)> = self.mapped(start, end).gaps(start, end).iter().collect();
-        holes.into_iter().try_for_each(|(start, end)| self.return_part(table, start, end))
+        let (holes, mut way) = (self.mapped(start, end).gaps(start, end), Way::open(self));
+        holes.iter().try_for_each(|hole| self.return_part(table, hole, &mut way))
     }
 
     /// Registers those folios of a range that the kernel lets it. The others become the kernel's.
@@ -263,10 +275,11 @@ impl Engine {
         start: usize,
         end: usize,
     ) -> Result<(), Errno> {
+        let mut way = Way::open(self);
         for base in (start..end).step_by(self.geometry().folio_bytes()) {
             let end = base + self.geometry().folio_bytes();
             if self.mover.register(base, end).is_err() {
-                self.return_part(table, base, end)?;
+                self.return_part(table, (base, end), &mut way)?;
             }
         }
         Ok(())
@@ -274,14 +287,18 @@ impl Engine {
 
     /// Writes the stored units of the folios that overlap a range back to where they belong, and leaves these folios to
     /// the kernel.
-    fn return_part(&self, table: &mut Table, start: usize, end: usize) -> Result<(), Errno> {
-        let (memory, outer) = (OwnMemory::open(), table.exterior(start, end));
-        let mut unit = vec![0_u8; self.config().object_max().bytes()];
+    fn return_part(
+        &self,
+        table: &mut Table,
+        (start, end): (usize, usize),
+        way: &mut Way,
+    ) -> Result<(), Errno> {
+        let outer = table.exterior(start, end);
         let known = table.known_folios(outer.0, outer.1).map(|(base, _)| base);
         for base in known.collect::<Vec<_>>() {
             // The table is held for writing, so a folio needs no lock, as in `is_resident`.
             let Some(folio) = table.known_mut(base) else { continue };
-            self.return_folio(folio, base, &memory, &mut unit)?;
+            self.return_folio(folio, base, way)?;
         }
         table.uncover(outer.0, outer.1);
         table.remove(outer.0, outer.1);

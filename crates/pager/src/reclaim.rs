@@ -340,8 +340,9 @@ impl Engine {
     /// Notes why units of a folio were not captured.
     fn note_refused(&self, folio: &mut Folio, refusal: Option<Refusal>, units: Units) {
         match refusal {
-            // This is over soon, as a rule. But a call of the kernel that pins many pages does not end before it has
-            // the last one: while faults tried its pages again and again, it never got that.
+            // This is over soon, as a rule. But a system call that pins many pages does not end before it has the last
+            // one. With the pinned folios in the queue, each fault would try them first, and then take out the page
+            // that has just come for that call.
             Some(Refusal::Busy) => {
                 add(&self.figures().reclaim_busy, units.count() as u64);
                 folio.refused |= units;
@@ -371,8 +372,8 @@ impl Engine {
         }
     }
 
-    /// How long the parked folios stay so: their tries take at most a 50th of one CPU's time, at 4 us for each page that
-    /// is moved to and fro in vain.
+    /// How long the parked folios stay parked: to try them takes at most a 50th of one CPU's time, at 4 us for each
+    /// page that is moved to and fro in vain.
     fn unpark_pause_ns(&self, least: u64) -> u64 {
         let cost_ns = (self.replacement.parked() * self.geometry().pages()) as u64 * 4_000;
         (50 * cost_ns).max(least)

@@ -12,7 +12,6 @@
 use std::ffi::{c_int, c_long, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use zfolio_pager::moved_part;
 use zfolio_sys::{Errno, map};
 
 use crate::candidates::{self, Candidates, may_be_managed};
@@ -189,29 +188,29 @@ fn replace(words: [usize; 6], flags: c_int, manageable: bool) -> Result<usize, E
 /// Stops managing a range for good: it is no longer noted, and if the engine manages it, its contents come
 /// back and stay resident.
 pub(crate) fn give_up(start: usize, end: usize) {
-    if !may_be_managed(start, end) {
-        return;
+    if may_be_managed(start, end) {
+        give_up_if(start, end, |ours| ours.is_engines(start, end));
     }
-    let mut ours = candidates::lock();
-    let engines = ours.is_engines(start, end);
-    ours.remove(start & !(map::PAGE_BYTES - 1), end);
-    drop(ours);
-    if !engines {
-        return;
-    }
-    // Call::Pin does not fail.
-    ask(Call::Pin, [start, end - start, 0, 0, 0, 0]).ok();
 }
 
 /// As [`give_up`], also where the program has moved managed memory by a raw `mremap`: only the engine knows of that
 /// (`CAND-2`). For calls that the kernel reports to nobody, and that are rare.
 pub(crate) fn give_up_anywhere(start: usize, end: usize) {
-    if candidates::engine().is_none() || end <= start {
-        return give_up(start, end);
+    if start < end {
+        give_up_if(start, end, |ours| ours.engine().is_some());
     }
-    candidates::lock().remove(start & !(map::PAGE_BYTES - 1), end);
-    // Call::Pin does not fail.
-    ask(Call::Pin, [start, end - start, 0, 0, 0, 0]).ok();
+}
+
+/// Notes a range no longer; asks the engine to give it up if it may be the engine's.
+fn give_up_if(start: usize, end: usize, is_asked: impl FnOnce(&mut Candidates) -> bool) {
+    let mut ours = candidates::lock();
+    let is_asked = is_asked(&mut ours);
+    ours.remove(start & !(map::PAGE_BYTES - 1), end);
+    drop(ours);
+    if is_asked {
+        // Call::Pin does not fail.
+        ask(Call::Pin, [start, end - start, 0, 0, 0, 0]).ok();
+    }
 }
 
 /// After a change of protection: notes that a reserved range may have become accessible.
@@ -254,9 +253,8 @@ fn mremap_words(words: [usize; 6]) -> Result<usize, Errno> {
         match answer {
             // What was given up stays so.
             Ok(at) => {
-                let new = (at, at + new_length);
-                let parts = taken.noted().iter().map(|part| moved_part(*part, (start, end), new));
-                parts.filter(|(from, to)| from < to).for_each(|(from, to)| ours.note(from, to));
+                let moved = taken.moved((start, end), (at, at + new_length));
+                moved.for_each(|(from, to)| ours.note(from, to));
             }
             Err(_) => {
                 ours.put_back(&taken);
@@ -268,9 +266,7 @@ fn mremap_words(words: [usize; 6]) -> Result<usize, Errno> {
     let at = forward()?;
     let taken = ours.take(start, end);
     ours.remove(at, at + new_length);
-    let new =
-        taken.noted().iter().map(|part| moved_part(*part, (start, end), (at, at + new_length)));
-    let new: Vec<_> = new.filter(|(from, to)| from < to).collect();
+    let new: Vec<_> = taken.moved((start, end), (at, at + new_length)).collect();
     if let [first @ .., last] = &new[..] {
         first.iter().for_each(|(from, to)| ours.insert(*from, *to));
         hand_over(ours, last.0, last.1);

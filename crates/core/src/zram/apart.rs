@@ -49,7 +49,6 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::slot::Slot;
-use super::writeback::Why;
 use super::{Error, TOGETHER_MAX, Zram};
 use crate::page::{PAGE_BYTES, UnitOrder};
 use crate::stats::{Figures, add, subtract};
@@ -120,8 +119,8 @@ pub(super) struct Apart {
     joined_units: AtomicU64,
     /// The shard in which [`Zram::join_old`] begins.
     hand: AtomicUsize,
-    /// Units that the store had written back when one was joined whose copy was away, and nothing could be written
-    /// back after it: until this number changes no other is.
+    /// How many units the store had written back when last it could write none back, though the limit was passed: until
+    /// that number changes no unit is joined whose copy is away.
     in_vain: AtomicU64,
 }
 
@@ -545,7 +544,7 @@ impl<S: PageSource> Zram<S> {
                 }
             }
         }
-        joined > 0 || away.is_some_and(|unit| self.join_one(cpu, unit))
+        joined > 0 || away.is_some_and(|unit| self.join_away(apart, cpu, unit))
     }
 
     /// Joins units that were not written for so many seconds, `most` at a time. Copies that are away are fetched for
@@ -554,8 +553,7 @@ impl<S: PageSource> Zram<S> {
         let mut joined = Joined::default();
         let Some(apart) = &self.apart else { return joined };
         for unit in self.old_parts(apart, age_s, most) {
-            let is_joined = self.join_one(cpu, unit);
-            self.write_beyond_limit();
+            let is_joined = self.join_away(apart, cpu, unit);
             joined.units += u64::from(is_joined);
             joined.stayed += u64::from(!is_joined);
             if !is_joined {
@@ -593,24 +591,25 @@ impl<S: PageSource> Zram<S> {
         found
     }
 
-    /// Joins a unit, whose copy is fetched if it is away. False: it stays apart.
-    fn join_one(&self, cpu: usize, unit: u64) -> bool {
-        let (Some(lock), Some(apart)) = (self.table.get(unit), &self.apart) else { return false };
-        let mut is_larger = false;
+    /// Joins a unit, whose copy is fetched if it is away, and writes units back if the limit is passed then. False: it
+    /// stays apart.
+    fn join_away(&self, apart: &Apart, cpu: usize, unit: u64) -> bool {
+        let is_joined = self.join_one(apart, cpu, unit);
+        if !self.write_beyond_limit() {
+            apart.in_vain.store(self.store.spill_stats().written, Relaxed);
+        }
+        is_joined
+    }
+
+    fn join_one(&self, apart: &Apart, cpu: usize, unit: u64) -> bool {
+        let Some(lock) = self.table.get(unit) else { return false };
         loop {
             let mut slot = lock.lock();
             let joined = if slot.is_apart() { self.join(cpu, unit, &mut slot) } else { Ok(None) };
             drop(slot);
             match joined {
-                Ok(None) => {
-                    if is_larger {
-                        self.write_what_was_joined(apart);
-                    }
-                    return true;
-                }
-                Ok(Some(ticket)) if self.may_join_away(apart) && self.fetch(ticket) => {
-                    is_larger = true
-                }
+                Ok(None) => return true,
+                Ok(Some(ticket)) if self.may_join_away(apart) && self.fetch(ticket) => {}
                 Ok(Some(_)) | Err(_) => return false,
             }
         }
@@ -621,12 +620,5 @@ impl<S: PageSource> Zram<S> {
     fn may_join_away(&self, apart: &Apart) -> bool {
         let fits = self.limit.reserve(self, 1, self.unit.bytes(), 0).is_some();
         fits || apart.in_vain.load(Relaxed) != self.store.spill_stats().written
-    }
-
-    /// A unit was joined whose copy was away: writes units back if the limit is passed.
-    fn write_what_was_joined(&self, apart: &Apart) {
-        if self.limit.is_passed(self) && !self.write_for_room(Why::Policy) {
-            apart.in_vain.store(self.store.spill_stats().written, Relaxed);
-        }
     }
 }

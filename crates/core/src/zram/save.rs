@@ -20,6 +20,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::slot::SlotLock;
 use super::table::UNITS_MAX;
+use super::writeback::Why;
 use super::{FETCH_BYTES, Zram};
 use crate::store::{self, CodecId, Form, Incoming, Loaded, Ticket};
 use crate::zcomp::{Params, Zcomp};
@@ -262,13 +263,14 @@ impl<S: PageSource> Zram<S> {
         scratch: &mut [u8],
     ) -> Result<(), LoadError> {
         let limit_bytes = self.limit.get();
-        // Nothing is reserved: all of this was below the limit when it was saved, in another order (LIM-1).
-        let room = || {
+        // Nothing is reserved: all of this was below the limit when it was saved, in another order (LIM-1). What was on
+        // the backing has to go there again, whatever the budget says.
+        let look = || {
             let is_passed = self.limit.is_passed(self);
             if is_passed { Err(super::Error::NoSpace { limit_bytes }) } else { Ok(()) }
         };
-        let room = self.with_room_to_load(cpu, room);
-        room.map_err(|_| LoadError::NoSpace { limit_bytes })?;
+        let has_room = self.with_room(cpu, Why::Asked, look);
+        has_room.map_err(|_| LoadError::NoSpace { limit_bytes })?;
         let Record { unit, form, has_no_codec, checksum, object } = *record;
         let lock = self.table.make(unit).map_err(|_| LoadError::NoMemory)?;
         let entry = self.store.insert(form, checksum, object, &self.figures);

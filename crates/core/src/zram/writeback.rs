@@ -363,23 +363,6 @@ impl<S: PageSource> Zram<S> {
     pub(super) fn with_room<R>(
         &self,
         cpu: usize,
-        write: impl FnMut() -> Result<R, super::Error>,
-    ) -> Result<R, super::Error> {
-        self.with_room_made(cpu, Why::Policy, write)
-    }
-
-    /// The same for a disk that is loaded: what it had on the backing has to go there again, whatever the budget says.
-    pub(super) fn with_room_to_load<R>(
-        &self,
-        cpu: usize,
-        load: impl FnMut() -> Result<R, super::Error>,
-    ) -> Result<R, super::Error> {
-        self.with_room_made(cpu, Why::Asked, load)
-    }
-
-    fn with_room_made<R>(
-        &self,
-        cpu: usize,
         why: Why,
         mut write: impl FnMut() -> Result<R, super::Error>,
     ) -> Result<R, super::Error> {
@@ -397,12 +380,17 @@ impl<S: PageSource> Zram<S> {
         }
     }
 
-    /// Writes back what was used least lately, some units, if memory is beyond its limit. The caller holds no lock
-    /// (`WB-1`).
-    pub(super) fn write_beyond_limit(&self) {
-        if self.limit.is_passed(self) && self.write_for_room(Why::Policy) {
+    /// Writes back what was used least lately, some units, if memory is beyond its limit. False: nothing could be
+    /// written back. The caller holds no lock (`WB-1`).
+    pub(super) fn write_beyond_limit(&self) -> bool {
+        if !self.limit.is_passed(self) {
+            return true;
+        }
+        let has_left = self.write_for_room(Why::Policy);
+        if has_left {
             self.make_room();
         }
+        has_left
     }
 
     /// Has an entry fetched, and waits until it is here, as long as the backing ends anything (`WB-3`). False: it is
@@ -416,7 +404,7 @@ impl<S: PageSource> Zram<S> {
     /// Has the store write back what was used least lately, and waits until some of it has left the pool, by this call
     /// or another one, or all of it where limit or budget have to be paid (`WB-2`). False: nothing has. The caller
     /// holds no lock (`WB-1`).
-    pub(super) fn write_for_room(&self, why: Why) -> bool {
+    fn write_for_room(&self, why: Why) -> bool {
         let Some(writeback) = &self.writeback else { return false };
         let unit_bytes = self.unit.bytes() as u64;
         let most = (ROOM_BYTES / unit_bytes).max(1);

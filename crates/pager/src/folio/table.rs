@@ -259,6 +259,14 @@ impl Table {
         self.ranges.remove(start, end);
     }
 
+    /// Forgets a range that is unmapped, or left to the kernel. A folio of which it has a part is managed no more.
+    pub(crate) fn forget(&mut self, start: usize, end: usize) {
+        let (first, last) = self.exterior(start, end);
+        self.uncover(start, end);
+        self.remove(first, last);
+        self.prune(first, last);
+    }
+
     /// Frees the folios of a range that was unmapped, except those that share a group with managed
     /// memory.
     pub(crate) fn prune(&mut self, start: usize, end: usize) {

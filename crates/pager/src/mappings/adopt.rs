@@ -13,7 +13,7 @@
 //! - `ADOPT-2` All of a folio that becomes managed is mapped. What is mapped later in a hole would be captured
 //!   though no fault in it is reported, and read as zeros.
 
-use zfolio_core::page::{PAGE_BYTES, UNIT_ORDER_MAX};
+use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::ranges::Ranges;
 use zfolio_sys::Errno;
 
@@ -143,13 +143,8 @@ impl Engine {
     /// smaller than a folio is covered without being registered, so the kernel says nothing when the program
     /// unmaps it.
     fn uncover_holes(&self, table: &mut Table, start: usize, end: usize) {
-        let bytes = end - start;
-        if table.uncovered(start, end).bytes() == bytes {
-            return;
-        }
-        let mut present = [0_u8; 1 << UNIT_ORDER_MAX];
-        let present = &mut present[..bytes / PAGE_BYTES];
-        if self.mover.system.residency(start, bytes, present).is_err() {
+        let is_covered = table.uncovered(start, end).bytes() < end - start;
+        if is_covered && !self.is_mapped(start, end) {
             table.uncover(start, end);
         }
     }

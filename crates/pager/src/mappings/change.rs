@@ -19,6 +19,9 @@ use crate::rank;
 use crate::reclaim::{By, Reclaimed};
 use crate::replacement::Queue;
 
+/// What is looked at in one call: as much as the kernel looks at in one go.
+const LOOK_BYTES: usize = 4096 * PAGE_BYTES;
+
 pub(crate) type Written<'a> = WriteGuard<'a, { rank::TABLE }, Table>;
 
 impl Engine {
@@ -89,10 +92,7 @@ impl Engine {
                 self.drop_folio(&mut lock.lock(), false);
             }
         }
-        let (first, last) = table.exterior(start, end);
-        table.uncover(start, end);
-        table.remove(first, last);
-        table.prune(first, last);
+        table.forget(start, end);
     }
 
     /// Makes `call`, which gets start and length of a range and drops its contents: the range reads
@@ -203,12 +203,11 @@ impl Engine {
         let moved = self.announce((start, end), onto, call);
         let to_manage = match &moved {
             Ok((to, to_end)) => {
-                self.forget_range(&mut table, start, end);
+                // Its folios are empty by now.
+                table.forget(start, end);
                 self.forget_range(&mut table, *to, *to_end);
                 add(&self.figures().remaps, 1);
-                let parts =
-                    managed.iter().map(|part| moved_part(part, (start, end), (*to, *to_end)));
-                parts.filter(|(from, to)| from < to).collect()
+                moved_parts(managed.iter(), (start, end), (*to, *to_end)).collect()
             }
             Err(_) => covered,
         };
@@ -226,34 +225,34 @@ impl Engine {
         let mapped: Vec<_> = self.mapped(start, end).iter().collect();
         for (start, end) in mapped {
             if self.take_in(table, start, end).is_err() {
-                let bytes = self.leave(table, start, end).max(end - start);
-                add(&self.figures().pinned_bytes, bytes as u64);
+                add(&self.figures().pinned_bytes, (end - start) as u64);
             }
         }
     }
 
     /// The parts of a range that are mapped.
     pub(crate) fn mapped(&self, start: usize, end: usize) -> Ranges {
-        // As many as the kernel looks at in one go.
-        const PAGES: usize = 4096;
-        let (mut mapped, mut present) = (Ranges::new(), [0_u8; PAGES]);
-        let mut is_mapped = |from: usize, to: usize| {
-            let present = &mut present[..(to - from) / PAGE_BYTES];
-            self.mover.system.residency(from, to - from, present).is_ok()
-        };
-        for from in (start..end).step_by(PAGES * PAGE_BYTES) {
-            let to = end.min(from + PAGES * PAGE_BYTES);
-            if is_mapped(from, to) {
+        let mut mapped = Ranges::new();
+        for from in (start..end).step_by(LOOK_BYTES) {
+            let to = end.min(from + LOOK_BYTES);
+            if self.is_mapped(from, to) {
                 mapped.join(from, to);
                 continue;
             }
-            for page in
-                (from..to).step_by(PAGE_BYTES).filter(|page| is_mapped(*page, page + PAGE_BYTES))
-            {
-                mapped.join(page, page + PAGE_BYTES);
+            for page in (from..to).step_by(PAGE_BYTES) {
+                if self.is_mapped(page, page + PAGE_BYTES) {
+                    mapped.join(page, page + PAGE_BYTES);
+                }
             }
         }
         mapped
+    }
+
+    /// Whether all of a range is mapped, of [`LOOK_BYTES`] at most.
+    pub(crate) fn is_mapped(&self, start: usize, end: usize) -> bool {
+        let mut present = [0_u8; LOOK_BYTES / PAGE_BYTES];
+        let present = &mut present[..(end - start) / PAGE_BYTES];
+        self.mover.system.residency(start, end - start, present).is_ok()
     }
 
     /// Reclaims until the charge is back at the limit, or at the floor, after `bytes` that the kernel has
@@ -369,13 +368,14 @@ impl Engine {
     }
 }
 
-/// Where a part of a range is once that range has moved, and perhaps become longer or shorter: what it grows by belongs
-/// to the part at its end.
-pub fn moved_part(
-    part: (usize, usize),
+/// Where parts of a range are once that range has moved, and perhaps become longer or shorter: what it grows by belongs
+/// to the part at its end, and a part of what it loses is gone.
+pub fn moved_parts(
+    parts: impl Iterator<Item = (usize, usize)>,
     old: (usize, usize),
     new: (usize, usize),
-) -> (usize, usize) {
-    let [from, to] = [part.0, part.1].map(|at| new.1.min(new.0 + (at - old.0)));
-    (from, if part.1 == old.1 { new.1 } else { to })
+) -> impl Iterator<Item = (usize, usize)> {
+    let place = move |at: usize| new.1.min(new.0 + (at - old.0));
+    let moved = move |(from, to)| (place(from), if to == old.1 { new.1 } else { place(to) });
+    parts.map(moved).filter(|(from, to)| from < to)
 }

@@ -362,18 +362,12 @@ impl Engine {
                 }
                 Message::Unmap { start, end } => {
                     self.forget(table, start, end, true);
-                    let (first, last) = table.exterior(start, end);
-                    table.uncover(start, end);
-                    table.remove(first, last);
-                    table.prune(first, last);
+                    table.forget(start, end);
                     add(&self.figures().unmaps, 1);
                 }
                 Message::Remap { from, to, bytes } => {
                     self.follow(table, from, to, bytes);
-                    let (first, last) = table.exterior(from, from + bytes);
-                    table.uncover(from, from + bytes);
-                    table.remove(first, last);
-                    table.prune(first, last);
+                    table.forget(from, from + bytes);
                     // The kernel has moved the registration too. Memory that cannot be registered
                     // is left to the kernel.
                     self.take_in(table, to, to + bytes).ok();

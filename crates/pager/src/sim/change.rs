@@ -183,14 +183,14 @@ impl Program<'_> {
                 return Err(Errno::FAULT);
             }
             for part in self.mappings_of(&from) {
-                let (start, end) = self.addresses(&part);
-                let to = target.0 + start - self.addresses(&from).0;
-                self.world.space.unmap(to, end - start, &|page| self.world.forget(page));
+                let (first, last) = self.addresses(&part);
+                let (to, bytes) = (target.0 + first - start, last - first);
+                self.world.space.unmap(to, bytes, &|page| self.world.forget(page));
                 if is_fixed && part.end > fails_at {
                     return Err(Errno::NOMEM);
                 }
                 let follow = |from, to| self.world.follow(from, to);
-                self.world.space.remap(start, to, end - start, &follow)?;
+                self.world.space.remap(first, to, bytes, &follow)?;
             }
             Ok(target)
         };

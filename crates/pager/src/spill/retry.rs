@@ -101,7 +101,8 @@ impl Engine {
         let mut tries = spilling.event_tries.lock();
         let unread = wanted.iter().find(|unit| self.store.is_unread(unit.ticket));
         match unread {
-            // A pause goes on while somebody else has the unit read: else each of his failures would count here, too.
+            // A pause goes on while another thread has the unit read: else each read of that thread that fails would
+            // count here, too.
             None => self.fetch_all(table, wanted),
             Some(unit) if self.may_try(&mut tries, unit.base, unit.ticket) => {
                 self.fetch_all(table, wanted);

@@ -1,6 +1,7 @@
 //! The sets of ranges themselves (`CAND-1`, `CAND-3`): no lock, no engine.
 
 use zfolio_core::ranges::Ranges;
+use zfolio_pager::moved_parts;
 
 /// See [`super`]. `fresh` and `reserved` are parts of `noted`.
 pub(super) struct Noted {
@@ -17,6 +18,15 @@ pub(crate) struct Taken {
 }
 
 impl Taken {
+    /// Where the ranges are that were removed, once all of `old` has moved to `new`.
+    pub(crate) fn moved(
+        &self,
+        old: (usize, usize),
+        new: (usize, usize),
+    ) -> impl Iterator<Item = (usize, usize)> {
+        moved_parts(self.noted.iter().copied(), old, new)
+    }
+
     /// The ranges that were removed.
     pub(crate) fn noted(&self) -> &[(usize, usize)] {
         &self.noted
