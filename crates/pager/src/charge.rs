@@ -211,7 +211,7 @@ impl Charge {
     }
 
     /// Managed memory that is mapped.
-    fn resident_bytes(&self) -> u64 {
+    pub(crate) fn resident_bytes(&self) -> u64 {
         self.resident_bytes.load(Relaxed)
     }
 

@@ -10,9 +10,9 @@
 //! displace three others. No size is best for all programs (`docs/design/density.md`), nor for all memory of one.
 //!
 //! So each **region**, 16 MiB, measures how its units are used. When a folio goes out again, each unit that came back
-//! by itself tells how many of the three beside it have come back, too. Where most did, and in all memory most did
-//! lately, four units that go out together become a wide one, and a fault on one of four single units brings all of
-//! them. A wide unit comes back as a whole, and tells nothing; so of the folios that go out one in 16 has none, and
+//! by itself tells how many of the three beside it have come back, too. Where most did, more than would have if units
+//! were used in any order (`thresholds`), and in all memory most did lately, four units that go out together become a
+//! wide one, and a fault on one of four single units brings all of them. A wide unit comes back as a whole, and tells nothing; so of the folios that go out one in 16 has none, and
 //! tells when it has come back. Once units are no longer used together, wide ones that go out become four again.
 //!
 //! All memory counts besides because a region may have a few folios only (V8 has hundreds of such regions), of which
@@ -57,7 +57,8 @@ const TELLS_EVERY: u32 = 16;
 /// A mean is that of so many, and before there are so many no unit becomes wide.
 const SEEN_MAX: u32 = 16;
 
-/// Units become wide from this share on, and no longer below that one, in millionths.
+/// Units become wide from this share on, and no longer below that one, in millionths; or from a larger one on where
+/// that says nothing, since most of memory is resident ([`thresholds`]).
 const WIDE_FROM: u32 = 750_000;
 const WIDE_TO: u32 = 560_000;
 
@@ -100,8 +101,9 @@ impl Use {
         self.went.fetch_add(1, Relaxed) % TELLS_EVERY == TELLS_EVERY - 1
     }
 
-    /// Notes which units of a folio that goes out had come back one by one.
-    fn note(&self, alone: Units) {
+    /// Notes which units of a folio that goes out had come back one by one, while `resident` millionths of memory were
+    /// resident.
+    fn note(&self, alone: Units, resident: u64) {
         for start in (0..UNITS_MAX).step_by(WIDE_UNITS) {
             let used = (alone & Units::wide_around(start)).count();
             if used > 0 {
@@ -109,10 +111,11 @@ impl Use {
             }
         }
         // Two thresholds, so that a share between them changes nothing.
-        match self.together.load(Relaxed) {
-            WIDE_FROM.. if self.seen.load(Relaxed) == SEEN_MAX => self.is_wide.store(true, Relaxed),
-            ..WIDE_TO => self.is_wide.store(false, Relaxed),
-            _ => {}
+        let (together, [from, to]) = (self.together.load(Relaxed), thresholds(resident));
+        if together < to {
+            self.is_wide.store(false, Relaxed);
+        } else if together >= from && self.seen.load(Relaxed) == SEEN_MAX {
+            self.is_wide.store(true, Relaxed);
         }
     }
 
@@ -124,6 +127,21 @@ impl Use {
         self.together.store(mean - mean / seen + share / seen, Relaxed);
         self.seen.store(seen, Relaxed);
     }
+}
+
+/// From which share on units become wide while `resident` millionths of memory are resident, and below which no longer.
+///
+/// Where a program uses its pages in any order, those beside one come back, too, while the folio is there, the more of
+/// memory is resident the sooner. Say that each unit of a folio is asked for at the same rate, and that the folio goes
+/// out after a time in which x of these come for each unit: then 1 - e^-x of its units are back at the end, and on the
+/// way there were 1 - (1 - e^-x) / x of them in the mean, which is the share that is resident, R. Without x the units
+/// that are still missing at the end are (1 - R)^3 (1 + R) to within 0.03. What is used together leaves fewer.
+fn thresholds(resident: u64) -> [u32; 2] {
+    const ONE: u64 = 1_000_000;
+    let away = ONE - resident.min(ONE);
+    let missing = away * away / ONE * away / ONE * (2 * ONE - away) / ONE;
+    let share = |missing: u64| u32::try_from(ONE - missing).expect("a share");
+    [share(missing * 2 / 3).max(WIDE_FROM), share(missing).max(WIDE_TO)]
 }
 
 impl Engine {
@@ -148,14 +166,22 @@ impl Engine {
             return;
         };
         if folio.telling != Telling::No {
-            region.note(asked);
-            self.work.used.note(asked);
+            let resident = self.resident_share();
+            region.note(asked, resident);
+            self.work.used.note(asked, resident);
         }
         folio.telling = match self.is_wide_now(region) {
             false => Telling::Free,
             true if region.is_turn() => Telling::Turn,
             true => Telling::No,
         };
+    }
+
+    /// How much of all memory is resident, in millionths.
+    fn resident_share(&self) -> u64 {
+        let resident = self.charge.resident_bytes();
+        let all = resident + self.figures().demand_stored_bytes.load(Relaxed);
+        (resident * 1_000_000).checked_div(all).unwrap_or(0)
     }
 
     /// Whether four units of a region that go out together become a wide one.
