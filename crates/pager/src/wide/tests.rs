@@ -38,19 +38,28 @@ fn units_become_wide_where_they_are_used_together() {
 }
 
 /// Goal: units that come back in any order never become wide, however much of memory is resident. Method: the share of
-/// those beside one that would come back is computed for each x of the documentation.
+/// those beside one that would come back is computed by the formulas of `thresholds`.
 #[test]
 fn units_that_are_used_in_any_order_stay_apart() {
     assert_eq!(thresholds(0), [WIDE_FROM, WIDE_TO]);
     assert_eq!(thresholds(1_000_000), [1_000_000; 2]);
     assert_eq!(thresholds(2_000_000), [1_000_000; 2], "figures that do not belong together");
-    for x in (1..100).map(|tenth| f64::from(tenth) / 10.0) {
-        let back = 1.0 - (-x).exp();
-        let resident = 1.0 - back / x;
-        let [from, to] = thresholds((resident * 1e6) as u64).map(|share| f64::from(share) / 1e6);
+    for percent in 1..90_u32 {
+        let resident = f64::from(percent) / 100.0;
+        let back = |x: f64| 1.0 - (-x).exp();
+        // The more come the more are resident: x by halves.
+        let (mut x, mut step) = (0.0, 16.0);
+        while step > 1e-6 {
+            let more: f64 = x + step;
+            x = if 1.0 - back(more) / more < resident { more } else { x };
+            step /= 2.0;
+        }
+        let shares = thresholds(u64::from(percent) * 10_000).map(|share| f64::from(share) / 1e6);
+        let [from, to] = shares;
+        let at_random = back(x);
         assert!(
-            to > back - 0.03 && from > back - 0.005,
-            "{x}: {resident} resident, {back}, {from}, {to}"
+            to > at_random - 0.03 && from > at_random - 0.005,
+            "{percent} % are resident: {at_random} at random, {from}, {to}"
         );
     }
 }
