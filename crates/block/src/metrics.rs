@@ -75,7 +75,8 @@ impl Text {
             "Requests that failed, and requests that were refused.",
             &failed,
         );
-        self.counter("discards", "Discards and zeroed ranges.", &[("", io.notify_free)]);
+        let name = "discarded_pages";
+        self.counter(name, "Pages that were discarded or zeroed.", &[("", io.notify_free)]);
         let tried = [("outcome=\"tried\"", policy.tried), ("outcome=\"shrank\"", policy.shrank)];
         self.counter(
             "recompressed_units",

@@ -68,7 +68,7 @@ use std::sync::atomic::{
 };
 
 use crate::budget::WriteBudget;
-use crate::page::{UnitOrder, same_filled};
+use crate::page::{PAGE_BYTES, UnitOrder, same_filled};
 use crate::stats::Figures;
 use crate::store::{
     self, Backing, Checksum, CodecId, EntryId, Form, Incoming, Key, Loaded, Outcome, Outgoing,
@@ -229,7 +229,7 @@ pub struct Zram<S: PageSource> {
     hand: AtomicU64,
     /// What takes long is to return.
     is_halted: AtomicBool,
-    /// The most of `used_bytes` that anybody has seen, if there is a backing.
+    /// The most that `used_bytes` was, up to the last note of it.
     used_max: AtomicU64,
     /// `None`: there is no backing.
     writeback: Option<Writeback>,
@@ -364,12 +364,13 @@ impl<S: PageSource> Zram<S> {
         self.is_halted.store(true, Relaxed);
     }
 
-    /// Drops all contents: the disk reads as zeros.
+    /// Drops all contents: the disk reads as zeros. `mm_stat`, `io_stat` and `bd_stat` begin anew.
     pub fn reset(&self) {
         for (unit, slot) in self.table.slots(0, UNITS_MAX) {
             self.clear(unit, &mut slot.lock());
         }
         self.store.pool().trim();
+        self.reset_counts();
     }
 
     /// Fills `into` with the contents at `at`.
@@ -441,7 +442,9 @@ impl<S: PageSource> Zram<S> {
                 })?,
             }
         }
-        self.io.notify_free.fetch_add(1, Relaxed);
+        let page = PAGE_BYTES as u64;
+        let pages = ((at + bytes) / page).saturating_sub(at.div_ceil(page));
+        self.io.notify_free.fetch_add(pages, Relaxed);
         Ok(())
     }
 

@@ -355,9 +355,9 @@ impl<S: PageSource> Pool<S> {
         self.counters.tell(size_of::<Self>() + classes + tables)
     }
 
-    /// Begins [`PoolStats::pages_used_max`] anew.
-    pub fn reset_pages_used_max(&self) {
-        self.counters.reset_max();
+    /// [`PoolStats::pages_used_max`], which begins anew with what is used now.
+    pub fn take_pages_used_max(&self) -> u64 {
+        self.counters.take_max() as u64
     }
 
     /// Begins [`PoolStats::pages_compacted`] anew.

@@ -74,6 +74,11 @@ impl Run {
         self.slots.len()
     }
 
+    /// Whether `other` begins where this one ends.
+    pub(super) fn is_before(&self, other: &Run) -> bool {
+        Arc::ptr_eq(&self.area, &other.area) && self.slots.end == other.slots.start
+    }
+
     /// Takes `count` slots off the beginning.
     pub(super) fn split(&mut self, count: usize) -> Run {
         assert!(count <= self.count(), "{count} slots of {:?}", self.slots);

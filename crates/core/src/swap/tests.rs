@@ -389,6 +389,28 @@ fn large_objects_have_runs_of_their_own() {
     assert_eq!(fixture.write(&objects[3..4]).iter().flatten().count(), 1);
 }
 
+/// Goal: objects that need more than half of a cluster fill an area. Method: one of 300 slots after the other, until
+/// there is no room.
+#[test]
+fn large_objects_fill_an_area() {
+    let config = Config { object_bytes_max: 2 << 20, buffer_bytes: 16 << 20, ..SMALL };
+    let fixture = Fixture::new(config, &[(16 << 9, 0)]);
+    let mut locations = Vec::new();
+    let object = |tag: usize| bytes(tag as u64, 300 * 4096 - 100);
+    while let Ok(location) = fixture.write(&[object(locations.len())])[0] {
+        locations.push(location);
+    }
+    // Of 8192 slots a last rest stays free, which is less than a cluster.
+    assert!(locations.len() > (8192 - 512) / 300, "{} objects of 300 slots", locations.len());
+    let objects: Vec<_> = (0..locations.len()).map(object).collect();
+    // Two are read together.
+    for (locations, objects) in locations.chunks(2).zip(objects.chunks(2)) {
+        fixture.check(locations, objects);
+    }
+    fixture.discard(&locations, &objects);
+    assert_eq!(fixture.slots_used(), 0);
+}
+
 /// Goal: a cluster that nobody uses is given back to the disk, and used again.
 #[test]
 fn empty_clusters_are_punched_out() {

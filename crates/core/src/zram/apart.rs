@@ -223,18 +223,21 @@ impl<S: PageSource> Zram<S> {
         self.apart.as_ref().map_or(0, same)
     }
 
-    /// Bytes of what is kept of units with pages apart, but the pages: now, and the most that it was.
-    pub(super) fn apart_tables_bytes(&self) -> [u64; 2] {
-        let Some(apart) = &self.apart else { return [0; 2] };
-        let unit_bytes = self.unit.pages() * size_of::<Option<EntryId>>() + PARTS_BYTES;
-        [&apart.units, &apart.units_max].map(|units| units.load(Relaxed) * unit_bytes as u64)
+    /// Bytes of what is kept of units with pages apart, but the pages.
+    pub(super) fn apart_tables_bytes(&self) -> u64 {
+        self.apart.as_ref().map_or(0, |apart| self.apart_bytes(apart.units.load(Relaxed)))
     }
 
-    /// Begins the most anew.
-    pub(super) fn reset_apart_max(&self) {
-        if let Some(apart) = &self.apart {
-            apart.units_max.store(apart.units.load(Relaxed), Relaxed);
-        }
+    /// The most that it was, which begins anew with what it is now.
+    pub(super) fn take_apart_tables_max(&self) -> u64 {
+        let Some(apart) = &self.apart else { return 0 };
+        let units = apart.units.load(Relaxed);
+        self.apart_bytes(apart.units_max.swap(units, Relaxed).max(units))
+    }
+
+    fn apart_bytes(&self, units: u64) -> u64 {
+        let unit_bytes = self.unit.pages() * size_of::<Option<EntryId>>() + PARTS_BYTES;
+        units * unit_bytes as u64
     }
 
     /// Bytes of the units that are split, uncompressed.

@@ -79,9 +79,7 @@ impl Limit {
         for is_last in [objects > 1, true] {
             let pending = self.pending.fetch_add(bytes, Relaxed) + bytes;
             let room = Room(Some((self, bytes)));
-            let used = zram.used_bytes();
-            zram.note_used(used);
-            if used + pending <= limit {
+            if zram.used_bytes() + pending <= limit {
                 return Some(room);
             }
             drop(room);

@@ -19,7 +19,7 @@ pub struct IoStat<N = u64> {
     pub failed_writes: N,
     /// Requests that were not aligned, or beyond the end.
     pub invalid_io: N,
-    /// Discards.
+    /// Pages that were discarded or zeroed as a whole, whether there was something or not.
     pub notify_free: N,
 }
 
@@ -149,10 +149,13 @@ impl<S: PageSource> Zram<S> {
     /// Bytes that the device takes, but its streams and the buffers of its backing.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
-        let pool = self.store.pool_stats();
-        let tables = self.table.bytes() as u64 + self.backing_tables_bytes();
-        let tables = tables + self.apart_tables_bytes()[0];
-        pool.pages_used * PAGE_BYTES as u64 + pool.metadata_bytes + tables
+        self.bytes_with(self.store.pool_stats().pages_used, self.apart_tables_bytes())
+    }
+
+    /// The same if the pool had so many pages, and pages apart so many bytes of tables.
+    fn bytes_with(&self, pool_pages: u64, apart_tables: u64) -> u64 {
+        let tables = self.table.bytes() as u64 + self.backing_tables_bytes() + apart_tables;
+        pool_pages * PAGE_BYTES as u64 + self.store.pool_stats().metadata_bytes + tables
     }
 
     /// `bd_stat`; zeros without a backing.
@@ -160,10 +163,11 @@ impl<S: PageSource> Zram<S> {
     pub fn bd_stat(&self) -> BdStat {
         let usage = self.store.backing_usage();
         let pages = |bytes: u64| bytes.div_ceil(PAGE_BYTES as u64);
+        let [read_before, written_before] = self.backing_before_reset();
         BdStat {
             bd_count: pages(usage.used_bytes),
-            bd_reads: pages(usage.read_bytes),
-            bd_writes: pages(usage.written_bytes),
+            bd_reads: pages(usage.read_bytes.saturating_sub(read_before)),
+            bd_writes: pages(usage.written_bytes.saturating_sub(written_before)),
         }
     }
 
@@ -181,23 +185,13 @@ impl<S: PageSource> Zram<S> {
         // moment longer than in the figures.
         let away = self.store.spill_stats();
         let used = self.used_bytes();
-        self.note_used(used);
+        self.note_used();
         MmStat {
             orig_data_size: figures.stored_bytes.load(Relaxed) + self.split_bytes(),
             compr_data_size: self.compressed_bytes().saturating_sub(away.bytes),
             mem_used_total: used,
             mem_limit: self.limit.get(),
-            mem_used_max: match self.has_backing() {
-                // The tables have grown while units left the pool, so both were never as large together.
-                true => self.used_max.load(Relaxed),
-                // Of the tables only that of pages apart shrinks: it was as large, a few bytes for each unit, when the
-                // pool was, or at another time.
-                false => {
-                    let fewer = pool.pages_used_max.saturating_sub(pool.pages_used);
-                    let [apart, apart_max] = self.apart_tables_bytes();
-                    used + fewer * PAGE_BYTES as u64 + apart_max.saturating_sub(apart)
-                }
-            },
+            mem_used_max: self.used_max.load(Relaxed).max(used),
             same_pages: figures.same_filled_units.load(Relaxed),
             pages_compacted: pool.pages_compacted,
             huge_pages: figures.incompressible_units.load(Relaxed).saturating_sub(away.raw_units),
@@ -254,19 +248,29 @@ impl<S: PageSource> Zram<S> {
         self.limit.set(bytes);
     }
 
-    /// Notes how much is used, for `mem_used_max` of a device with a backing: at each write where there is a limit, and
-    /// whenever somebody asks.
-    pub(super) fn note_used(&self, bytes: u64) {
-        if self.has_backing() {
-            self.used_max.fetch_max(bytes, Relaxed);
-        }
+    /// Notes the most that was used since the last note, for `mem_used_max`: what the pool had at most, which it
+    /// knows exactly, and the tables of now. These grow while units leave the pool for a backing, so both were never
+    /// as large together: a note is taken before units leave.
+    pub(super) fn note_used(&self) {
+        let (pages, apart) =
+            (self.store.pool().take_pages_used_max(), self.take_apart_tables_max());
+        self.used_max.fetch_max(self.bytes_with(pages, apart), Relaxed);
     }
 
     /// Begins `mem_used_max` anew.
     pub fn reset_mem_used_max(&self) {
+        self.note_used();
         self.used_max.store(self.used_bytes(), Relaxed);
-        self.reset_apart_max();
-        self.store.pool().reset_pages_used_max();
+    }
+
+    /// Begins all that is counted anew.
+    pub(super) fn reset_counts(&self) {
+        let IoStat { failed_reads, failed_writes, invalid_io, notify_free } = &self.io;
+        let counts = [failed_reads, failed_writes, invalid_io, notify_free, &self.huge_since];
+        counts.into_iter().for_each(|count| count.store(0, Relaxed));
+        self.store.pool().reset_pages_compacted();
+        self.note_backing_reset();
+        self.reset_mem_used_max();
     }
 
     /// Moves objects together, and gives back the pages that this frees.

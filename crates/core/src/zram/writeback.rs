@@ -144,6 +144,8 @@ pub(super) struct Writeback {
     old_units: AtomicU64,
     /// Bytes that the backing took before anything was written: buffers.
     fixed_bytes: usize,
+    /// What the backing had read and written when the device was reset last.
+    before_reset: [AtomicU64; 2],
 }
 
 impl Writeback {
@@ -161,6 +163,7 @@ impl Writeback {
             asked_units: AtomicU64::new(0),
             old_units: AtomicU64::new(0),
             fixed_bytes,
+            before_reset: [const { AtomicU64::new(0) }; 2],
         }
     }
 }
@@ -217,6 +220,24 @@ impl<S: PageSource> Zram<S> {
             self.store.backing_bytes().saturating_sub(writeback.fixed_bytes) as u64
         };
         self.writeback.as_ref().map_or(0, grown)
+    }
+
+    /// Bytes that the backing had read and written when the device was reset last.
+    pub(super) fn backing_before_reset(&self) -> [u64; 2] {
+        let before =
+            |writeback: &Writeback| writeback.before_reset.each_ref().map(|it| it.load(Relaxed));
+        self.writeback.as_ref().map_or([0; 2], before)
+    }
+
+    /// The device is reset.
+    pub(super) fn note_backing_reset(&self) {
+        let Some(writeback) = &self.writeback else { return };
+        let usage = self.store.backing_usage();
+        for (before, bytes) in
+            writeback.before_reset.iter().zip([usage.read_bytes, usage.written_bytes])
+        {
+            before.store(bytes, Relaxed);
+        }
     }
 
     /// Sets `writeback_limit`: how many pages of 4 KiB may be written while it is enabled. Without a backing nothing
@@ -413,6 +434,7 @@ impl<S: PageSource> Zram<S> {
         let has_left = || self.store.spill_stats().written;
         let before = has_left();
         let units = reserved.as_ref().map_or(0, |reserved| reserved.1 / unit_bytes);
+        self.note_used();
         let written = match usize::try_from(units) {
             Ok(units) if units > 0 => self.store.write_back(units).written,
             _ => 0,
@@ -523,6 +545,7 @@ impl<S: PageSource> Zram<S> {
     /// Has the store write these back, and waits until all of them have been, or have not. The caller holds no lock
     /// (`WB-1`).
     fn write_some(&self, tickets: &[Ticket]) -> Option<Stop> {
+        self.note_used();
         for _ in 0..=tickets.len() {
             let before = self.store.spill_stats();
             let started = self.store.write_back_chosen(tickets);

@@ -67,9 +67,12 @@ impl Counters {
         }
     }
 
-    /// The most pages that were used are those of now.
-    pub(super) fn reset_max(&self) {
-        self.pages_used_max.store(self.pages_used.load(Relaxed), Relaxed);
+    /// The most pages that were used; from now on those of now.
+    pub(super) fn take_max(&self) -> usize {
+        let most = self.pages_used_max.swap(self.pages_used.load(Relaxed), Relaxed);
+        // Others may have touched some since the load.
+        self.pages_used_max.fetch_max(self.pages_used.load(Relaxed), Relaxed);
+        most
     }
 
     /// Counts so many objects more, of `bytes` together.

@@ -42,10 +42,10 @@ impl Areas {
                 inner.open();
                 continue;
             }
-            inner.end_run();
+            let rest = inner.run.take();
             // Tables may be made, and nothing allocates under the lock.
             drop(inner);
-            let run = self.take_run(needed)?;
+            let run = self.take_run(needed, rest)?;
             inner = self.inner.lock();
             inner.begin_run(run);
         }
@@ -76,9 +76,28 @@ impl Areas {
         }
     }
 
+    /// Takes slots for `needed` at least, and joins them to the rest of a run if they are the next ones; otherwise the
+    /// rest is given back. An object that needs more than half a cluster needs a whole one, since runs are powers of
+    /// two: if the rests of these were given back, two fifths of an area could stay empty for good.
+    fn take_run(&self, needed: usize, rest: Option<Run>) -> Result<Run, Refused> {
+        let taken = self.take_new_run(needed);
+        let Some(rest) = rest else { return taken };
+        match taken {
+            Ok(run) if rest.is_before(&run) => {
+                let Run { area, slots } = run;
+                Ok(Run { area, slots: rest.slots.start..slots.end })
+            }
+            taken => {
+                rest.area.give_back(rest.slots);
+                // The rest may be what lacks.
+                taken.or_else(|_| self.take_new_run(needed))
+            }
+        }
+    }
+
     /// Takes slots: of the areas with the highest priority first, of equal ones in turn, of those whose last write
     /// failed last.
-    fn take_run(&self, needed: usize) -> Result<Run, Refused> {
+    fn take_new_run(&self, needed: usize) -> Result<Run, Refused> {
         let least = needed.next_power_of_two().ilog2();
         // A large object leaves room behind it for others.
         let wanted = if least > 2 { (least + 3).min(ORDER_MAX) } else { self.run_order };
