@@ -1,11 +1,13 @@
 //! The control socket of a disk: other processes read and write its attributes, and stop it.
 //!
 //! ```text
-//! request     one line: `read NAME`, `write NAME VALUE`, `save FILE` or `stop`; NAME: an attribute, or `address`
+//! request     one line: `read NAME`, `write NAME VALUE`, `save FILE`, `stop` or `stop unsaved`; NAME: an attribute, or
+//!             `address`
 //! reply       `ok` and a line break, then the value; or `refused` or `failed`, a space, and a line that says why
 //! ```
 //!
-//! The value of `save` is how many units were saved, the bytes of their contents, and the bytes of the file.
+//! The value of `save` is how many units were saved, the bytes of their contents, and the bytes of the file. A disk that
+//! is to be saved when it ends answers `stop` once it is, or cannot be; the others, and `stop unsaved`, at once.
 //!
 //! Each connection has one request. Who may connect to the socket may do everything: the directory in which the socket
 //! lies decides who that is.
@@ -21,9 +23,10 @@ use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
+use zfolio_core::sync::Mutex;
 use zfolio_core::zram::Saved;
 use zfolio_sys::eventfd::EventFd;
 
@@ -46,6 +49,9 @@ const CONNECTIONS_MAX: usize = 16;
 /// So long a client waits for an answer, unless it has asked for what may take long.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
 
+/// The rank of the lock of those who ask for the end.
+const RANK_ASKED: u8 = 1;
+
 /// So long the end of a disk waits for the answers to requests that have arrived.
 const END_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -60,15 +66,16 @@ pub enum Answer {
     Failed(String),
 }
 
-/// Sends a request to the disk at `path`, and waits for the answer: for a few seconds, unless the request is to write
-/// or to save.
+/// Sends a request to the disk at `path`, and waits for the answer: for a few seconds, unless the request is to write,
+/// to save or to end.
 ///
 /// # Errors
 ///
 /// Nobody listens there, the connection broke, or the disk does not answer.
 pub fn ask(path: &Path, request: &str) -> io::Result<Answer> {
     let mut stream = UnixStream::connect(path)?;
-    if !request.starts_with("write ") && !request.starts_with("save ") {
+    let takes_long = ["write ", "save ", "stop"].iter().any(|word| request.starts_with(word));
+    if !takes_long {
         stream.set_read_timeout(Some(ANSWER_PATIENCE))?;
     }
     stream.write_all(request.as_bytes())?;
@@ -103,6 +110,32 @@ struct Requests {
     kept: OnceLock<Arc<Kept>>,
     /// Rung when a client asks for the end.
     stop: EventFd,
+    asked: Mutex<RANK_ASKED, Asked>,
+}
+
+/// Somebody has asked for the end of the disk. Dropping this says that it ends.
+#[derive(Debug, Default)]
+pub struct Asked {
+    /// The contents are not needed.
+    is_unsaved: bool,
+    /// Who waits for an answer.
+    waiting: Vec<mpsc::Sender<String>>,
+}
+
+impl Asked {
+    /// Whether the disk is to be saved, if it has a file for that.
+    #[must_use]
+    pub fn is_saved(&self) -> bool {
+        !self.is_unsaved
+    }
+
+    /// The disk does not end: says why.
+    pub fn refuse(self, why: &str) {
+        for client in self.waiting {
+            // One that is gone need not know.
+            client.send(why.to_owned()).ok();
+        }
+    }
 }
 
 impl Control {
@@ -116,7 +149,8 @@ impl Control {
         let listeners = Listener::open(&Address::Unix(path.to_owned()))?;
         let stop = EventFd::new().map_err(|error| failed(error.into()))?;
         let (addresses, guard, kept) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
-        let requests = Requests { ram, addresses, guard, kept, stop };
+        let asked = Mutex::new(Asked::default());
+        let requests = Requests { ram, addresses, guard, kept, stop, asked };
         let clients = Clients::start(listeners, CONNECTIONS_MAX, requests);
         Ok(Control { clients: clients.map_err(failed)? })
     }
@@ -136,10 +170,13 @@ impl Control {
         self.clients.protocol().kept.set(kept).ok();
     }
 
-    /// Whether a client has asked for the end; waits for that for so many milliseconds.
+    /// Waits for a client that asks for the end, for so many milliseconds. The caller may go on, and call this again.
     #[must_use]
-    pub fn stop_within(&self, milliseconds: u16) -> bool {
-        self.clients.protocol().stop.wait(milliseconds)
+    pub fn stop_within(&self, milliseconds: u16) -> Option<Asked> {
+        let Requests { stop, asked, .. } = self.clients.protocol();
+        // Whoever asks after this rings again.
+        stop.wait(milliseconds).then(|| stop.clear())?;
+        Some(std::mem::take(&mut *asked.lock()))
     }
 }
 
@@ -147,6 +184,7 @@ impl Drop for Control {
     fn drop(&mut self) {
         // It removes the socket.
         self.clients.close();
+        drop(self.stop_within(0));
         // A save ends without a file, which it removes.
         self.clients.protocol().ram.zram().halt();
         // What a client has sent is still read, and answered; one that has sent nothing is at its end.
@@ -182,7 +220,7 @@ impl Requests {
         if let Some(path) = line.strip_prefix("save ") {
             return stream.write_all(self.save(Path::new(path)).as_bytes());
         }
-        let drops_contents = line == "stop" || line.starts_with("write reset ");
+        let drops_contents = line.starts_with("stop") || line.starts_with("write reset ");
         if let Some(why) = self.guard.get().filter(|_| drops_contents).and_then(|guard| guard()) {
             return stream.write_all(format!("refused {why}\n").as_bytes());
         }
@@ -196,13 +234,8 @@ impl Requests {
             (Some("write"), Some(value)) => {
                 attributes::write(&self.ram, name, value).map(|()| String::new())
             }
-            (Some("stop"), None) if name.is_empty() => {
-                // This process may end as soon as it rings: the client gets its answer before. One that is gone has
-                // asked for the end all the same.
-                let answered = stream.write_all(b"ok\n");
-                self.stop.ring();
-                return answered;
-            }
+            (Some("stop"), None) if name.is_empty() => return self.end(stream, true),
+            (Some("stop"), None) if name == "unsaved" => return self.end(stream, false),
             _ => return stream.write_all(b"refused not a request\n"),
         };
         let reply = match done {
@@ -211,6 +244,25 @@ impl Requests {
             Err(refusal) => format!("refused {refusal}\n"),
         };
         stream.write_all(reply.as_bytes())
+    }
+
+    /// Has the disk end, and answers.
+    fn end(&self, mut stream: &UnixStream, saves: bool) -> io::Result<()> {
+        if !saves || self.kept.get().is_none() {
+            // This process may end as soon as it rings: the client gets its answer before. One that is gone has asked
+            // for the end all the same.
+            let answered = stream.write_all(b"ok\n");
+            self.asked.lock().is_unsaved |= !saves;
+            self.stop.ring();
+            return answered;
+        }
+        let (client, answer) = mpsc::channel();
+        self.asked.lock().waiting.push(client);
+        self.stop.ring();
+        match answer.recv() {
+            Ok(why) => stream.write_all(format!("failed {why}\n").as_bytes()),
+            Err(mpsc::RecvError) => stream.write_all(b"ok\n"),
+        }
     }
 
     /// Saves the disk, and returns the reply.
@@ -237,6 +289,7 @@ mod tests {
     use super::{Answer, Control, ask};
     use crate::device::Device as _;
     use crate::listen::Unusable;
+    use crate::saved::Kept;
     use crate::testing::ram;
 
     fn path(name: &str) -> PathBuf {
@@ -262,9 +315,9 @@ mod tests {
                 ask(&path, wrong).map_or(true, |answer| matches!(answer, Answer::Refused(_)));
             assert!(refused, "{wrong}");
         }
-        assert!(!control.stop_within(0));
+        assert!(control.stop_within(0).is_none());
         assert_eq!(ask(&path, "stop").unwrap(), Answer::Done(String::new()));
-        assert!(control.stop_within(1000));
+        assert!(control.stop_within(1000).is_some());
         drop(control);
         assert!(!path.exists() && ask(&path, "read disksize").is_err());
     }
@@ -283,11 +336,11 @@ mod tests {
             assert_eq!(ask(&path, request).unwrap(), refused, "{request}");
         }
         assert_eq!(ask(&path, "write mem_limit 1M").unwrap(), Answer::Done(String::new()));
-        assert!(!control.stop_within(0));
+        assert!(control.stop_within(0).is_none());
         is_used.store(false, Relaxed);
         assert_eq!(ask(&path, "write reset 1").unwrap(), Answer::Done(String::new()));
         assert_eq!(ask(&path, "stop").unwrap(), Answer::Done(String::new()));
-        assert!(control.stop_within(1000));
+        assert!(control.stop_within(1000).is_some());
     }
 
     /// Goal: one disk at one path; the socket of a dead one is replaced; a client that sends nothing keeps nobody
@@ -311,6 +364,41 @@ mod tests {
         drop(third);
     }
 
+    /// Goal: who asks for the end of a disk that is to be saved learns that it could not be, and may ask again; who
+    /// needs no contents need not wait.
+    #[test]
+    fn the_end_of_a_disk_that_is_saved_can_be_refused() {
+        let path = path("kept");
+        let control = Control::start(&path, Arc::new(ram(1 << 20, &["lz4"]))).unwrap();
+        let kept = Kept::take(&path.with_extension("disk")).unwrap();
+        control.set_kept(Arc::new(kept));
+        let stop = || ask(&path, "stop").unwrap();
+        let next = |control: &Control| control.stop_within(10_000).expect("somebody asks");
+        std::thread::scope(|scope| {
+            let refused = [scope.spawn(stop), scope.spawn(stop)];
+            // They may come together or not.
+            while refused.iter().any(|client| !client.is_finished()) {
+                if let Some(asked) = control.stop_within(10) {
+                    assert!(asked.is_saved());
+                    asked.refuse("no room");
+                }
+            }
+            for client in refused {
+                assert_eq!(client.join().unwrap(), Answer::Failed("no room".to_owned()));
+            }
+            let ended = scope.spawn(stop);
+            drop(next(&control));
+            assert_eq!(ended.join().unwrap(), Answer::Done(String::new()));
+            assert_eq!(ask(&path, "stop unsaved").unwrap(), Answer::Done(String::new()));
+            assert!(!next(&control).is_saved());
+            // The end comes by a signal: they are answered all the same.
+            let late = scope.spawn(stop);
+            while !control.clients.protocol().stop.wait(10_000) {}
+            drop(control);
+            assert_eq!(late.join().unwrap(), Answer::Done(String::new()));
+        });
+    }
+
     /// Goal: who asks for the end gets an answer, however soon the process ends after that. Method: a client that does
     /// not read yet, so that the answer has no room: the end must not be asked for before it has.
     #[test]
@@ -329,14 +417,14 @@ mod tests {
         std::thread::scope(|scope| {
             let answers = scope.spawn(|| control.clients.protocol().answer(&theirs));
             // Where the order is wrong this is where it shows.
-            assert!(!control.stop_within(100), "it ends, and has not answered");
+            assert!(control.stop_within(100).is_none(), "it ends, and has not answered");
             ours.read_exact(&mut vec![0; room]).unwrap();
             let mut answer = [0; 3];
             ours.read_exact(&mut answer).unwrap();
             assert_eq!(&answer, b"ok\n");
             answers.join().unwrap().unwrap();
         });
-        assert!(control.stop_within(1000));
+        assert!(control.stop_within(1000).is_some());
         // A client that is gone gets no answer, and the end comes all the same.
         let second = Control::start(&path.with_extension("2"), Arc::new(ram(1 << 20, &["lz4"])));
         let second = second.unwrap();
@@ -344,7 +432,7 @@ mod tests {
         ours.write_all(b"stop\n").unwrap();
         drop(ours);
         second.clients.protocol().answer(&theirs).unwrap_err();
-        assert!(second.stop_within(1000));
+        assert!(second.stop_within(1000).is_some());
     }
 
     /// Goal: the end waits for an answer that is under way. Method: one that is longer than the socket has room for,

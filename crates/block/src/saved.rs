@@ -110,15 +110,21 @@ pub fn save(ram: &Ram, path: &Path, kept: Option<&Kept>) -> Result<Saved, Unsave
     // By name too: after the last save there is no such file any more.
     match kept.filter(|kept| kept.path == path || kept.is_written_at(&partial)) {
         Some(kept) => kept.checkpoint(ram),
-        None => save_by(ram, &path, &partial, &AtomicBool::new(false)),
+        // Clients go on: whoever continues from this file has not seen all that they write.
+        None => save_by(ram, &[], &path, &partial, &AtomicBool::new(false)),
     }
 }
 
 /// Saves the contents of a disk, and removes what was written if that fails.
-fn save_by(ram: &Ram, path: &Path, partial: &Path, ends: &AtomicBool) -> Result<Saved, Unsaved> {
+fn save_by(
+    ram: &Ram,
+    notes: &[u8],
+    path: &Path,
+    partial: &Path,
+    ends: &AtomicBool,
+) -> Result<Saved, Unsaved> {
     let file = open_partial(partial)?;
-    // Clients go on: whoever continues from this file has not seen all that they write.
-    let done = write(ram, &[], &file, path, partial, ends);
+    let done = write(ram, notes, &file, path, partial, ends);
     if done.is_err() {
         // It is ours as long as the lock is held.
         fs::remove_file(partial).ok();
@@ -240,10 +246,11 @@ impl Kept {
         if self.ends.load(Relaxed) {
             return Err(Unsaved::Contents(SaveError::Halted));
         }
-        save_by(ram, &self.path, &partial, &self.ends)
+        save_by(ram, &[], &self.path, &partial, &self.ends)
     }
 
-    /// Saves the contents of the disk, which clients have left, and returns the file. No checkpoint comes afterwards.
+    /// Saves the contents of the disk, which clients have left, and returns the file. No checkpoint comes afterwards,
+    /// unless this fails; then it may be called again.
     /// `notes`: what those have to know that serve the disk when it goes on ([`Marks`](crate::vhost_user::Marks)).
     ///
     /// # Errors
@@ -253,7 +260,13 @@ impl Kept {
         self.ends.store(true, Relaxed);
         let _alone = self.writes.lock();
         let ends = AtomicBool::new(false);
-        let done = write(ram, notes, &self.file, &self.path, &self.partial, &ends);
+        let done = match self.is_written_at(&self.partial) {
+            true => write(ram, notes, &self.file, &self.path, &self.partial, &ends),
+            // Somebody has removed it; or an earlier call has given it its name, and could not sync the directory.
+            false => save_by(ram, notes, &self.path, &self.partial, &ends),
+        };
+        // The disk goes on, or ends all the same.
+        self.ends.store(done.is_ok(), Relaxed);
         // If only the directory could not be synced, the file has its name already, and is whole.
         if done.is_err() && self.is_written_at(&self.partial) {
             // A part of a disk is of no use, and may be what fills the file system. If this fails, the part is as good
@@ -555,7 +568,10 @@ mod tests {
         drop(alone);
         // The last one comes while it is written.
         kept.ends.store(true, Relaxed);
-        assert!(matches!(save_by(&disk, &path, &beside, &kept.ends), Err(Unsaved::System(..))));
+        assert!(matches!(
+            save_by(&disk, &[], &path, &beside, &kept.ends),
+            Err(Unsaved::System(..))
+        ));
         assert!(matches!(save(&disk, &path, Some(&kept)), Err(Unsaved::Contents(_))));
         assert_eq!(found(), [3; 512]);
         assert!(!beside.exists());

@@ -24,7 +24,7 @@ use crate::output;
 use crate::stats_file;
 
 pub(crate) use arguments::DeviceArgs;
-use arguments::{Command, StatArgs};
+use arguments::{Command, RemoveArgs, StatArgs};
 
 /// What the names of control sockets begin with.
 const PREFIX: &str = "device.";
@@ -56,7 +56,7 @@ pub(crate) fn device(arguments: &DeviceArgs) -> Result<ExitCode, Failure> {
             ask(&arguments.name, "write reset 1")?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Remove(arguments) => remove(&arguments.name),
+        Command::Remove(arguments) => remove(arguments),
     }
 }
 
@@ -142,8 +142,13 @@ pub(crate) fn accelerators() -> Result<String, Failure> {
 }
 
 /// Ends a disk, and waits until it has.
-fn remove(name: &str) -> Result<ExitCode, Failure> {
-    ask(name, "stop")?;
+///
+/// # Errors
+///
+/// There is no such disk, or something is on it. It cannot be saved, and stays. It has not ended in time.
+fn remove(arguments: &RemoveArgs) -> Result<ExitCode, Failure> {
+    let RemoveArgs { name, no_save } = arguments;
+    ask(name, if *no_save { "stop unsaved" } else { "stop" })?;
     let path = socket(&directory()?, name);
     for _ in 0..STOP_TURNS {
         if !path.exists() {
@@ -152,6 +157,6 @@ fn remove(name: &str) -> Result<ExitCode, Failure> {
         std::thread::sleep(STOP_TURN);
     }
     Err(Failure::machine(format!(
-        "{name}: the disk has not ended yet: it saves its contents, or a client has a request that takes long"
+        "{name}: the disk has not ended yet: a client has a request that takes long"
     )))
 }

@@ -59,8 +59,8 @@ pub(crate) enum Command {
     Save(SaveArgs),
     /// Drop the contents of a disk: it reads as zeros
     Reset(NameArgs),
-    /// End a disk; its contents are dropped
-    Remove(NameArgs),
+    /// End a disk; its contents are dropped, or saved if it has --save
+    Remove(RemoveArgs),
 }
 
 /// Arguments of `zfolio device add` and `run`.
@@ -414,7 +414,20 @@ pub(crate) struct SaveArgs {
     pub(super) file: PathBuf,
 }
 
-/// Arguments of `zfolio device reset` and `remove`.
+/// Arguments of `zfolio device remove`.
+#[derive(Args, Debug)]
+pub(crate) struct RemoveArgs {
+    /// The disk
+    #[arg(value_name = "NAME", value_parser = parse_name)]
+    pub(super) name: String,
+
+    /// Drop the contents of a disk that has --save, too. Without it such a disk stays, without clients, if it cannot be
+    /// saved
+    #[arg(long)]
+    pub(super) no_save: bool,
+}
+
+/// Arguments of `zfolio device reset`.
 #[derive(Args, Debug)]
 pub(crate) struct NameArgs {
     /// The disk

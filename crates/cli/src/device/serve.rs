@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use zfolio_block::address::Address;
-use zfolio_block::control::{Control, Guard};
+use zfolio_block::control::{Asked, Control, Guard};
 use zfolio_block::listen::{Listener, Protection, Unusable};
 use zfolio_block::metrics::{self, Metrics};
 use zfolio_block::nbd::{Config, Exports, Server, Tls, Watch};
@@ -123,15 +123,9 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     );
     // Where `add` waits for it.
     writeln!(io::stdout(), "{made}").and_then(|()| io::stdout().flush()).ok();
-    work_until_end(name, &ram, &control, &signals, &servers, watch.as_mut());
-    servers.note_end(name);
-    // It has the other handle of the servers.
-    drop(metrics);
-    let (busy, marks) = Servers::stop(servers);
-    if busy > 0 {
-        say(&format!("disk {name}: {busy} clients did not end in time"));
-    }
-    let ended = finish(name, &ram, kept.as_deref(), &marks);
+    let life =
+        Life { name, ram: &ram, control: &control, signals: &signals, kept: kept.as_deref() };
+    let ended = life.until_end(servers, metrics, watch.as_mut());
     drop(control);
     // Their threads end.
     drop(sites);
@@ -184,51 +178,98 @@ fn in_use(node: &ublk::Node) -> Option<String> {
     node.user()
 }
 
-/// Works for the disk until a client of its control socket or a signal ends it.
-fn work_until_end(
-    name: &str,
-    ram: &Ram,
-    control: &Control,
-    signals: &Signals,
-    servers: &Servers,
-    mut watch: Option<&mut Watch>,
-) {
-    let (mut is_gone, mut turn) = (false, 0_u32);
-    while !control.stop_within(TURN_MS) {
-        turn = turn.wrapping_add(1);
-        if let Some(watch) = watch.as_mut().filter(|_| turn % LOOK_TURNS == 0) {
-            watch.look().iter().for_each(|line| say(&format!("disk {name}: {line}")));
-        }
-        ram.work(u64::from(TURN_MS) * 1_000_000);
-        if let Some(server) = servers.ublk.as_ref().filter(|server| !is_gone && server.is_gone()) {
-            is_gone = true;
-            let node = server.node();
-            say(&format!(
-                "disk {name}: {node} has gone: another program has deleted it, or the kernel refuses its queues; the \
-                 contents are there until the disk ends, for 'zfolio device save {name} FILE'"
-            ));
-        }
-        match signals.next(Duration::ZERO) {
-            Ok(Some(signal)) if ENDS.contains(&signal.number) => break,
-            Ok(Some(signal)) if signal.number == libc::SIGTSTP => child::stop_here(),
-            Ok(_) => {}
-            Err(error) => {
-                say(&format!("signals: {error}"));
-                break;
-            }
-        }
-    }
+/// What a disk is as long as it is served.
+struct Life<'l> {
+    name: &'l str,
+    ram: &'l Ram,
+    control: &'l Control,
+    signals: &'l Signals,
+    /// The file that it is saved in at its end.
+    kept: Option<&'l Kept>,
 }
 
-/// Saves the contents if that is asked for, and says what becomes of them. Clients have left.
-fn finish(name: &str, ram: &Ram, kept: Option<&Kept>, notes: &[u8]) -> Result<String, Failure> {
-    let data = size::display(ram.zram().mm_stat().orig_data_size);
-    let Some(kept) = kept else { return Ok(format!("{data} of contents are dropped")) };
-    match kept.save(ram, notes) {
-        Ok((_, path)) => Ok(format!("{data} of contents are saved in '{}'", path.display())),
-        Err(error) => Err(Failure::machine(format!(
-            "disk {name} has ended without being saved: {error}; {data} of contents are dropped"
-        ))),
+impl Life<'_> {
+    /// Works for the disk until it ends, saves the contents if that is asked for, and returns what became of them. A
+    /// command does not end it if it cannot be saved: it stays, without clients.
+    fn until_end(
+        &self,
+        mut servers: Arc<Servers>,
+        metrics: Option<Metrics>,
+        mut watch: Option<&mut Watch>,
+    ) -> Result<String, Failure> {
+        let Life { name, ram, control, .. } = *self;
+        let (mut metrics, mut marks) = (metrics, None);
+        loop {
+            let asked = self.work(&servers, watch.as_deref_mut());
+            servers.note_end(name);
+            // It has the other handle of the servers.
+            drop(metrics.take());
+            let (busy, last) = Servers::stop(std::mem::take(&mut servers));
+            if busy > 0 {
+                say(&format!("disk {name}: {busy} clients did not end in time"));
+            }
+            let notes = marks.get_or_insert(last);
+            let data = size::display(ram.zram().mm_stat().orig_data_size);
+            let is_saved = asked.as_ref().is_none_or(Asked::is_saved);
+            let Some(kept) = self.kept.filter(|_| is_saved) else {
+                return Ok(format!("{data} of contents are dropped"));
+            };
+            let error = match kept.save(ram, notes) {
+                Ok((_, path)) => {
+                    return Ok(format!("{data} of contents are saved in '{}'", path.display()));
+                }
+                Err(error) => error,
+            };
+            let late = || control.stop_within(0);
+            let Some(asked) = asked else {
+                let line = format!(
+                    "disk {name} has ended without being saved: {error}; {data} of contents are dropped"
+                );
+                late().into_iter().for_each(|asked| asked.refuse(&line));
+                return Err(Failure::machine(line));
+            };
+            let line = format!(
+                "it stays, without clients, since it cannot be saved: {error}; accepted: the same once it can, \
+                 'zfolio device save {name} FILE' with another file, 'zfolio device remove --no-save {name}'"
+            );
+            say(&format!("disk {name}: {line}"));
+            asked.refuse(&line);
+        }
+    }
+
+    /// Works for the disk until a client of its control socket asks for the end, or a signal comes: `None`.
+    fn work(&self, servers: &Servers, mut watch: Option<&mut Watch>) -> Option<Asked> {
+        let Life { name, ram, control, signals, .. } = *self;
+        let (mut is_gone, mut turn) = (false, 0_u32);
+        loop {
+            if let Some(asked) = control.stop_within(TURN_MS) {
+                return Some(asked);
+            }
+            turn = turn.wrapping_add(1);
+            if let Some(watch) = watch.as_mut().filter(|_| turn % LOOK_TURNS == 0) {
+                watch.look().iter().for_each(|line| say(&format!("disk {name}: {line}")));
+            }
+            ram.work(u64::from(TURN_MS) * 1_000_000);
+            if let Some(server) =
+                servers.ublk.as_ref().filter(|server| !is_gone && server.is_gone())
+            {
+                is_gone = true;
+                let node = server.node();
+                say(&format!(
+                    "disk {name}: {node} has gone: another program has deleted it, or the kernel refuses its queues; the \
+                     contents are there until the disk ends, for 'zfolio device save {name} FILE'"
+                ));
+            }
+            match signals.next(Duration::ZERO) {
+                Ok(Some(signal)) if ENDS.contains(&signal.number) => return None,
+                Ok(Some(signal)) if signal.number == libc::SIGTSTP => child::stop_here(),
+                Ok(_) => {}
+                Err(error) => {
+                    say(&format!("signals: {error}"));
+                    return None;
+                }
+            }
+        }
     }
 }
 
@@ -308,6 +349,7 @@ fn unheard(name: &str, path: &Path, error: &Unusable) -> Failure {
 }
 
 /// What serves the disk.
+#[derive(Default)]
 struct Servers {
     nbd: Option<Server>,
     vhost_user: Option<vhost_user::Server>,

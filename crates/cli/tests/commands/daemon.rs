@@ -411,6 +411,39 @@ fn contents_that_are_not_loaded_are_not_overwritten() {
     );
 }
 
+/// Goal: a command does not end a disk whose contents cannot be saved; they can be saved elsewhere, or once there is a
+/// place; and who does not need them says so. Method: its directory is removed, and made again.
+#[test]
+fn a_disk_that_cannot_be_saved_is_not_removed() {
+    let folder = scratch("daemon-unsaved");
+    let (place, other) = (folder.join("place"), folder.join("other"));
+    let file = place.join("disk");
+    fs::create_dir(&place).unwrap();
+    let options = ["--save", file.to_str().unwrap()];
+    let disk = Disk::add("unsaved", &options);
+    write_all(&mut disk.client(), &numbered(BYTES, 5));
+    fs::remove_dir_all(&place).unwrap();
+    for _ in 0..2 {
+        let (code, out, err) = disk.ask("remove", &[]);
+        assert_eq!((code, out.as_str(), err.lines().count()), (Some(125), "", 1), "{err}");
+        assert!(err.contains("it stays, without clients, since it cannot be saved: '"), "{err}");
+        assert!(!disk.is_served());
+    }
+    let saved = disk.ask("save", &[other.to_str().unwrap()]);
+    assert_eq!(saved.0, Some(0), "{saved:?}");
+    fs::create_dir(&place).unwrap();
+    assert_eq!(disk.ask("remove", &[]), (Some(0), String::new(), String::new()));
+    assert!(fs::read(&file).unwrap().len() > 1000 && other.exists());
+    for file in [&file, &other] {
+        let disk = Disk::start("unsaved-again", &["--load", file.to_str().unwrap()]);
+        assert!(read_all(&mut disk.client(), BYTES) == numbered(BYTES, 5));
+    }
+    let disk = Disk::add("unsaved", &options);
+    fs::remove_dir_all(&place).unwrap();
+    assert_eq!(disk.ask("remove", &["--no-save"]), (Some(0), String::new(), String::new()));
+    assert!(!place.exists());
+}
+
 /// Goal: a save to the file that the disk keeps is whole whenever the disk is killed: what was there before, or what
 /// was being saved; and the next disk does not go on from it unasked. Method: the disk is killed as soon as there is a
 /// part.
