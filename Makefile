@@ -77,15 +77,16 @@ setup-guest:
 test-guest: build setup-guest
 	ZFOLIO='$(abspath $(BIN)/zfolio)' scripts/guest-device
 
+# By the profile of the tests, which then find the C libraries built.
 lint:
 	@if $(CARGO) fmt --version >/dev/null 2>&1; then set -x; $(CARGO) fmt --all --check && \
 		$(CARGO) fmt --manifest-path $(EXAMPLE) --check; \
 	else echo 'SKIPPED: rustfmt is not installed (make setup)'; fi
 	@if $(CARGO) clippy --version >/dev/null 2>&1; then set -x; \
-		$(CARGO) clippy --workspace --all-targets --locked -- -D warnings && \
-		CARGO_TARGET_DIR='$(TARGET)' $(CARGO) clippy --manifest-path $(EXAMPLE) --locked -- -D warnings; \
+		$(CARGO) clippy --profile checked --workspace --all-targets --locked -- -D warnings && \
+		CARGO_TARGET_DIR='$(TARGET)' $(CARGO) clippy --profile checked --manifest-path $(EXAMPLE) --locked -- -D warnings; \
 	else echo 'SKIPPED: clippy is not installed (make setup)'; fi
-	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --locked
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --profile checked --workspace --no-deps --locked
 
 # Tries every order of the steps of two threads.
 loom:
