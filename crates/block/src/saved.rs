@@ -11,7 +11,8 @@
 //! A disk that is saved when it ends ([`Kept`]) has FILE.saving open and locked from before its first client on. So a
 //! directory that cannot be written to is known at the start, and two disks do not have one file. A FILE.saving that is
 //! not empty and that nobody has locked says that a disk, or a save, has ended too early: FILE is older than what
-//! clients had written, and nobody goes on from it unasked (`SAVE-1`).
+//! clients had written, and nobody goes on from it unasked (`SAVE-1`). So while it is written it is never shortened:
+//! contents are written over the note, and it gets its length at the end.
 //!
 //! While such a disk is served, a save to FILE is a **checkpoint**: it is written to FILE.saving.saving and renamed to
 //! FILE, and FILE.saving stays, since clients go on to write. What a killed process leaves of a checkpoint is removed
@@ -25,7 +26,7 @@
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufReader, BufWriter, Seek as _, Write as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -224,19 +225,16 @@ impl Kept {
         self.is_served = false;
     }
 
-    /// Leaves only the note in the file that is written.
+    /// Leaves only the note in the file that is written. It is never shorter than that meanwhile (`SAVE-1`).
     fn mark(&self) -> io::Result<()> {
-        self.file.set_len(0)?;
-        (&self.file).rewind()?;
-        (&self.file).write_all(NOTE)?;
+        self.file.write_all_at(NOTE, 0)?;
+        self.file.set_len(NOTE.len() as u64)?;
         self.file.sync_all()
     }
 
     /// Whether the file that is written is the one of this name.
     fn is_written_at(&self, partial: &Path) -> bool {
-        let place = |file: fs::Metadata| (file.dev(), file.ino());
-        let (ours, named) = (self.file.metadata(), fs::metadata(partial));
-        ours.is_ok_and(|ours| named.is_ok_and(|named| place(named) == place(ours)))
+        is_named(&self.file, partial)
     }
 
     /// Saves the contents while clients go on.
@@ -270,7 +268,7 @@ impl Kept {
         // If only the directory could not be synced, the file has its name already, and is whole.
         if done.is_err() && self.is_written_at(&self.partial) {
             // A part of a disk is of no use, and may be what fills the file system. If this fails, the part is as good
-            // a note.
+            // a note: it has the note's place at least.
             self.mark().ok();
         }
         done.map(|saved| (saved, self.path.as_path()))
@@ -291,17 +289,17 @@ fn open_partial(partial: &Path) -> Result<File, Unsaved> {
     let system = |error| Unsaved::System(partial.to_owned(), error);
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(false).mode(0o600);
-    let flags = i32::try_from(OFlags::NOFOLLOW.bits()).expect("a flag of open(2)");
+    // A pipe of that name would wait for its other end.
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let flags = i32::try_from(flags.bits()).expect("flags of open(2)");
     let file = options.custom_flags(flags).open(partial).map_err(system)?;
     let busy = || Unsaved::Busy(partial.to_owned());
     flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|_| busy())?;
     // Another save may have ended since the file was opened: then it has another name now.
-    let (ours, named) = (file.metadata().map_err(system)?, fs::metadata(partial));
-    let is_named = named.is_ok_and(|named| (named.dev(), named.ino()) == (ours.dev(), ours.ino()));
-    if !is_named {
+    if !is_named(&file, partial) {
         return Err(busy());
     }
-    if !ours.is_file() {
+    if !file.metadata().map_err(system)?.is_file() {
         return Err(Unsaved::OtherKind(partial.to_owned()));
     }
     Ok(file)
@@ -326,6 +324,13 @@ impl io::Write for Output<'_> {
     }
 }
 
+/// Whether the file is the one of this name.
+fn is_named(file: &File, path: &Path) -> bool {
+    let place = |file: fs::Metadata| (file.dev(), file.ino());
+    let (ours, named) = (file.metadata(), fs::metadata(path));
+    ours.is_ok_and(|ours| named.is_ok_and(|named| place(named) == place(ours)))
+}
+
 /// Writes the contents to `partial`, which is `file`, and renames that to `path`. It fails once `ends` is true.
 fn write(
     ram: &Ram,
@@ -336,7 +341,7 @@ fn write(
     ends: &AtomicBool,
 ) -> Result<Saved, Unsaved> {
     let system = |error| Unsaved::System(partial.to_owned(), error);
-    file.rewind().and_then(|()| file.set_len(0)).map_err(system)?;
+    file.rewind().map_err(system)?;
     let mut buffer = BufWriter::with_capacity(BUFFER_BYTES, Output { file, ends });
     let saved =
         ram.zram().save(cpu::current(), notes, &mut buffer).map_err(|error| match error {
@@ -344,7 +349,12 @@ fn write(
             error => Unsaved::Contents(error),
         })?;
     buffer.flush().map_err(system)?;
-    file.sync_all().map_err(system)?;
+    // What is there beyond was left by an earlier try.
+    file.set_len(saved.bytes).and_then(|()| file.sync_all()).map_err(system)?;
+    if !is_named(file, partial) {
+        // Somebody has removed it, and it may be another disk's now.
+        return Err(Unsaved::Busy(partial.to_owned()));
+    }
     fs::rename(partial, path).map_err(|error| Unsaved::System(path.to_owned(), error))?;
     // The file is there, and its name is not yet safe from the end of the machine if this fails.
     sync_directory(path)?;
@@ -391,13 +401,13 @@ mod tests {
     use std::fs;
     use std::path::PathBuf;
     use std::sync::Arc;
-    use std::sync::atomic::Ordering::Relaxed;
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
     use std::time::Duration;
 
     use zfolio_core::testing::{Random, seed};
     use zfolio_workers::Accelerated;
 
-    use super::{Kept, Unsaved, load, open, open_partial, save, save_by};
+    use super::{Kept, NOTE, Unsaved, load, open, open_partial, save, save_by, write};
     use crate::device::Device as _;
     use crate::ram::{Config, Ram};
     use crate::testing::ram;
@@ -526,6 +536,39 @@ mod tests {
         assert!(matches!(Kept::take(&directory), Err(Unsaved::OtherKind(_))));
         assert!(matches!(Kept::take(&partial), Err(Unsaved::Reserved(_))));
         assert!(matches!(Kept::check(&partial), Err(Unsaved::Reserved(_))));
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
+    /// Goal: whenever a disk ends, what is written is a note until it is whole (`SAVE-1`); and no disk gives another one's
+    /// file a name. Method: a save that fails at its first byte, and one after whose begin the file was removed, by a user,
+    /// and made again, by another disk.
+    #[test]
+    fn a_note_is_never_empty_and_never_a_disk() {
+        let (directory, disk) = (directory("note"), ram(1 << 20, &["lz4"]));
+        let (path, partial) = (directory.join("disk"), directory.join("disk.saving"));
+        disk.write(0, &[1; 512]).unwrap();
+        save(&disk, &path, None).unwrap();
+        let before = fs::read(&path).unwrap();
+        let mut first = Kept::take(&path).unwrap();
+        first.note_served().unwrap();
+        let failed = write(&disk, &[], &first.file, &path, &partial, &AtomicBool::new(true));
+        assert!(matches!(failed, Err(Unsaved::System(..))), "{failed:?}");
+        assert!(fs::metadata(&partial).unwrap().len() >= NOTE.len() as u64);
+        assert!(matches!(Kept::take(&path), Err(Unsaved::Busy(_))));
+        fs::remove_file(&partial).unwrap();
+        let mut second = Kept::take(&path).unwrap();
+        second.note_served().unwrap();
+        disk.write(0, &[2; 512]).unwrap();
+        assert!(matches!(first.save(&disk, &[]), Err(Unsaved::Busy(_))));
+        let late = write(&disk, &[], &first.file, &path, &partial, &AtomicBool::new(false));
+        assert!(matches!(late, Err(Unsaved::Busy(_))), "{late:?}");
+        assert_eq!(fs::read(&path).unwrap(), before);
+        assert_eq!(fs::read(&partial).unwrap(), NOTE);
+        // Once that is gone the first one can be saved.
+        drop(second);
+        fs::remove_file(&partial).unwrap();
+        first.save(&disk, &[]).unwrap();
+        assert!(fs::read(&path).unwrap() != before && !partial.exists());
         fs::remove_dir_all(&directory).unwrap();
     }
 
