@@ -6,7 +6,8 @@
 //! reply       `ok` and a line break, then the value; or `refused` or `failed`, a space, and a line that says why
 //! ```
 //!
-//! The value of `save` is how many units were saved, the bytes of their contents, and the bytes of the file. A disk that
+//! The value of `save` is how many units were saved, the bytes of their contents, the bytes of the file, and how many of
+//! the units are lost. A disk that
 //! is to be saved when it ends answers `stop` once it is, or cannot be; the others, and `stop unsaved`, at once.
 //!
 //! Each connection has one request. Who may connect to the socket may do everything: the directory in which the socket
@@ -268,9 +269,9 @@ impl Requests {
     /// Saves the disk, and returns the reply.
     fn save(&self, path: &Path) -> String {
         match saved::save(&self.ram, path, self.kept.get().map(Arc::as_ref)) {
-            Ok(Saved { units, bytes }) => {
+            Ok(Saved { units, bytes, lost }) => {
                 let contents = units * self.ram.zram().unit().bytes() as u64;
-                format!("ok\n{units} {contents} {bytes}\n")
+                format!("ok\n{units} {contents} {bytes} {lost}\n")
             }
             Err(error) => format!("failed {error}\n"),
         }

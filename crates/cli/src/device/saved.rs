@@ -14,7 +14,7 @@ use zfolio_sys::probe::child::Signals;
 
 use super::arguments::{AddArgs, SaveArgs};
 use super::ask;
-use super::serve::ENDS;
+use super::serve::{ENDS, say};
 use crate::failure::Failure;
 use crate::output;
 
@@ -42,9 +42,19 @@ pub(super) fn save(arguments: &SaveArgs) -> Result<ExitCode, Failure> {
     })?;
     let done = ask(name, &request)?;
     let mut sizes = done.split_whitespace().skip(1).map(|bytes| bytes.parse().unwrap_or(0));
-    let [contents, bytes] = [(); 2].map(|()| size::display(sizes.next().unwrap_or(0)));
+    let mut next = || sizes.next().unwrap_or(0);
+    let [contents, bytes, lost] = [(); 3].map(|()| next());
+    let [contents, bytes] = [contents, bytes].map(size::display);
     output::print(&format!("disk {name}: {contents} of contents saved, {bytes} in the file\n"))?;
+    lost_units(lost).iter().for_each(|line| say(&format!("disk {name}: {line}")));
     Ok(ExitCode::SUCCESS)
+}
+
+/// What to say about a disk that was saved or loaded with units that are lost; `None`: there are none.
+pub(super) fn lost_units(count: u64) -> Option<String> {
+    let line =
+        || format!("units that are lost, and cannot be read until they are written: {count}");
+    (count > 0).then(line)
 }
 
 /// A saved disk that a disk goes on from.
@@ -107,7 +117,10 @@ impl Origin {
             }
             loads.join().expect("a load does not panic")
         });
-        done.map_err(|error| unloaded(self.option, &self.path, &error))?;
+        let loaded = done.map_err(|error| unloaded(self.option, &self.path, &error))?;
+        lost_units(loaded.lost)
+            .iter()
+            .for_each(|line| say(&format!("disk {}: {line}", arguments.name)));
         let size = arguments.size.filter(|size| *size > ram.zram().disk_bytes());
         let resized = size.map(|size| ram.zram().resize(size)).transpose();
         resized.map(drop).map_err(|error| Failure::argument(format!("--size: {error}")))

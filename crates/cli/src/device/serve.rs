@@ -215,8 +215,11 @@ impl Life<'_> {
                 return Ok(format!("{data} of contents are dropped"));
             };
             let error = match kept.save(ram, notes) {
-                Ok((_, path)) => {
-                    return Ok(format!("{data} of contents are saved in '{}'", path.display()));
+                Ok((done, path)) => {
+                    let lost = saved::lost_units(done.lost).map(|line| format!("; {line}"));
+                    let path = path.display();
+                    let lost = lost.unwrap_or_default();
+                    return Ok(format!("{data} of contents are saved in '{path}'{lost}"));
                 }
                 Err(error) => error,
             };

@@ -123,7 +123,7 @@ impl Key {
     }
 
     /// The checksum of `unit` if the unit is not same-filled; another than that of any unit if it is.
-    pub(super) fn hash(&self, unit: &[u8]) -> Checksum {
+    pub(crate) fn hash(&self, unit: &[u8]) -> Checksum {
         let hash = XxHash3_128::oneshot_with_secret(&self.0, unit).expect("136 bytes or more");
         let bytes = hash.to_le_bytes();
         let word = |from: usize| {

@@ -2,7 +2,8 @@
 //!
 //! Units are in the file as they are stored, compressed, wherever they are: those on the backing are fetched for that,
 //! some at a time. Each is decompressed and compared with its checksum before it is saved, and again when it is loaded:
-//! so a disk that was saved can be loaded, and what is loaded is what clients had written (`ZRAM-1`).
+//! so a disk that was saved can be loaded, and what is loaded is what clients had written (`ZRAM-1`). A unit that is
+//! lost is noted as such, and cannot be read from the loaded disk either: one unit of a bad disk does not cost the others.
 //!
 //! Clients go on meanwhile. The file has each unit as it was at some moment between begin and end of the save; what was
 //! written before the begin, and not since, is as it was written. It is no snapshot: of two writes during the save it
@@ -36,8 +37,8 @@ const UNITS_AT_ONCE: usize = 256;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum SaveError {
-    /// A unit cannot be read.
-    Lost {
+    /// A unit cannot be read now.
+    Unread {
         /// The unit's index.
         unit: u64,
         /// Why.
@@ -54,7 +55,7 @@ pub enum SaveError {
 impl fmt::Display for SaveError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            SaveError::Lost { unit, error } => write!(f, "unit {unit} {error}"),
+            SaveError::Unread { unit, error } => write!(f, "unit {unit} {error}"),
             SaveError::Algorithm => f.write_str("an algorithm of the disk cannot be named"),
             SaveError::Halted => f.write_str("the disk ends"),
             SaveError::Io(error) => write!(f, "{error}"),
@@ -117,6 +118,8 @@ pub struct Saved {
     pub units: u64,
     /// Bytes of the file.
     pub bytes: u64,
+    /// Units that are lost, of those.
+    pub lost: u64,
 }
 
 impl<S: PageSource> Zram<S> {
@@ -141,7 +144,7 @@ impl<S: PageSource> Zram<S> {
         let mut scratch = vec![0; self.unit.bytes()];
         let mut all = self.table.slots(0, units.min(UNITS_MAX));
         let at_once = (4 * FETCH_BYTES / self.unit.bytes()).clamp(1, UNITS_AT_ONCE);
-        let mut saved = 0;
+        let mut saved = Saved::default();
         loop {
             let some: Vec<(u64, &SlotLock)> = all.by_ref().take(at_once).collect();
             if some.is_empty() {
@@ -153,14 +156,24 @@ impl<S: PageSource> Zram<S> {
                 if self.is_halted.load(Relaxed) {
                     return Err(SaveError::Halted);
                 }
-                if self.save_unit(cpu, unit, lock, &mut scratch, &mut writer)? {
+                let noted = self.save_unit(cpu, unit, lock, &mut scratch, &mut writer);
+                let noted = noted.or_else(|error| {
+                    if error.is_transient() {
+                        return Err(SaveError::Unread { unit, error });
+                    }
+                    saved.lost += 1;
+                    scratch.fill(0);
+                    self.note_lost(unit, &scratch, &mut writer);
+                    Ok(true)
+                });
+                if noted? {
                     writer.put().map_err(SaveError::Io)?;
-                    saved += 1;
+                    saved.units += 1;
                 }
             }
         }
-        let bytes = writer.end().map_err(SaveError::Io)?;
-        Ok(Saved { units: saved, bytes })
+        saved.bytes = writer.end().map_err(SaveError::Io)?;
+        Ok(saved)
     }
 
     /// Notes a unit as it is now. False: it has no entry.
@@ -171,16 +184,15 @@ impl<S: PageSource> Zram<S> {
         lock: &SlotLock,
         scratch: &mut [u8],
         writer: &mut Writer<'_>,
-    ) -> Result<bool, SaveError> {
-        let lost = |error| SaveError::Lost { unit, error };
+    ) -> Result<bool, store::Error> {
         loop {
             let mut slot = lock.lock();
             if slot.is_apart() {
                 let whole = 0..scratch.len();
-                let away = self.read_apart(cpu, unit, &slot, whole, scratch).map_err(lost)?;
+                let away = self.read_apart(cpu, unit, &slot, whole, scratch)?;
                 if let Some(ticket) = away {
                     drop(slot);
-                    self.store.wait(ticket).map_err(lost)?;
+                    self.store.wait(ticket)?;
                     continue;
                 }
                 // A unit whose copy was away takes more memory than its pages did.
@@ -199,7 +211,14 @@ impl<S: PageSource> Zram<S> {
                     Ok((form, checksum, object)) => {
                         let has_no_codec = slot.has_no_codec();
                         let bytes = object.as_deref().unwrap_or_default();
-                        writer.note(&Record { unit, form, has_no_codec, checksum, object: bytes });
+                        writer.note(&Record {
+                            unit,
+                            form,
+                            has_no_codec,
+                            is_lost: false,
+                            checksum,
+                            object: bytes,
+                        });
                         // While it is pinned it cannot leave the pool.
                         drop(object);
                         self.store.put_away(entry);
@@ -209,11 +228,11 @@ impl<S: PageSource> Zram<S> {
                     Err(ticket) => ticket,
                 },
                 Loaded::Away(ticket) => ticket,
-                Loaded::Lost(error) => return Err(lost(error)),
+                Loaded::Lost(error) => return Err(error),
                 Loaded::Pending => unreachable!("a load says what became of each unit"),
             };
             drop(slot);
-            self.store.wait(ticket).map_err(lost)?;
+            self.store.wait(ticket)?;
         }
     }
 
@@ -224,7 +243,16 @@ impl<S: PageSource> Zram<S> {
             true => (Form::SameFilled, &[][..]),
             false => (Form::Incompressible(CodecId::FIRST), bytes),
         };
-        writer.note(&Record { unit, form, has_no_codec: false, checksum, object });
+        let (has_no_codec, is_lost) = (false, false);
+        writer.note(&Record { unit, form, has_no_codec, is_lost, checksum, object });
+    }
+
+    /// Notes a unit that is lost, with a checksum that no unit has, that of zeros as if they were no word: else a client
+    /// that writes the lost contents again would find them there already.
+    fn note_lost(&self, unit: u64, zeros: &[u8], writer: &mut Writer<'_>) {
+        let (form, checksum) = (Form::Incompressible(CodecId::FIRST), self.store.key().hash(zeros));
+        let (has_no_codec, is_lost) = (false, true);
+        writer.note(&Record { unit, form, has_no_codec, is_lost, checksum, object: &[] });
     }
 
     /// Fills an empty disk with what a saved one had. Its size, unit, codecs and key are those of the reader's header.
@@ -251,6 +279,7 @@ impl<S: PageSource> Zram<S> {
             }
             self.load_unit(cpu, &record, &mut scratch)?;
             saved.units += 1;
+            saved.lost += u64::from(record.is_lost);
         }
         saved.bytes = reader.position();
         Ok(saved)
@@ -271,8 +300,9 @@ impl<S: PageSource> Zram<S> {
         };
         let has_room = self.with_room(cpu, Why::Asked, look);
         has_room.map_err(|_| LoadError::NoSpace { limit_bytes })?;
-        let Record { unit, form, has_no_codec, checksum, object } = *record;
+        let Record { unit, form, has_no_codec, is_lost, checksum, object } = *record;
         let lock = self.table.make(unit).map_err(|_| LoadError::NoMemory)?;
+        let object = if is_lost { in_place_of_lost(scratch) } else { object };
         let entry = self.store.insert(form, checksum, object, &self.figures);
         let entry = entry.map_err(|_| LoadError::NoMemory)?;
         let mut slot = lock.lock();
@@ -281,8 +311,10 @@ impl<S: PageSource> Zram<S> {
         let entry = slot.entry.insert(entry);
         let mut incoming = [Incoming::new(entry, scratch)];
         self.store.load(cpu, &mut incoming);
-        if let Loaded::Lost(error) = incoming[0].outcome {
-            return Err(LoadError::Unit { unit, error });
+        match incoming[0].outcome {
+            Loaded::Lost(_) if is_lost => {}
+            Loaded::Lost(error) => return Err(LoadError::Unit { unit, error }),
+            _ => {}
         }
         slot.renew(self.now_s.load(Relaxed));
         if has_no_codec {
@@ -292,4 +324,12 @@ impl<S: PageSource> Zram<S> {
         self.huge_since.fetch_add(u64::from(is_huge), Relaxed);
         Ok(())
     }
+}
+
+/// An object for a unit that is lost. It has not the checksum that is noted for such a unit, which whoever reads it finds
+/// out.
+fn in_place_of_lost(scratch: &mut [u8]) -> &[u8] {
+    scratch.fill(0);
+    scratch[0] = 1;
+    scratch
 }

@@ -13,8 +13,8 @@
 //!           8  check
 //! record    1  what: 1 one machine word, 2 compressed, 3 did not shrink, 4 the end
 //!           1  the algorithm, by its place in the header
-//!           2  1: no algorithm of the disk could shrink it
-//!           4  bytes of the object; 0 of one machine word
+//!           2  1: no algorithm of the disk could shrink it; 2: it could not be read any more, and has no object
+//!           4  bytes of the object; 0 of one machine word, and of what could not be read
 //!           8  index of the unit; at the end the number of records before
 //!          16  checksum of the unit, or its word
 //!              the object
@@ -70,6 +70,9 @@ const END: u8 = 4;
 /// The flag of a unit that no algorithm could shrink.
 const NO_CODEC: u16 = 1;
 
+/// The flag of a unit that could not be read.
+const LOST: u16 = 2;
+
 /// What the disk was made of.
 #[derive(Clone, Debug)]
 pub struct Header {
@@ -92,6 +95,8 @@ pub(super) struct Record<'b> {
     pub(super) unit: u64,
     pub(super) form: Form,
     pub(super) has_no_codec: bool,
+    /// It could not be read when it was saved. No unit has its checksum.
+    pub(super) is_lost: bool,
     pub(super) checksum: Checksum,
     pub(super) object: &'b [u8],
 }
@@ -205,7 +210,8 @@ impl<'w> Writer<'w> {
             Form::Compressed(codec) => (COMPRESSED, codec),
             Form::Incompressible(codec) => (INCOMPRESSIBLE, codec),
         };
-        let flags = if record.has_no_codec { NO_CODEC } else { 0 };
+        let flag = |is_set, flag: u16| if is_set { flag } else { 0 };
+        let flags = flag(record.has_no_codec, NO_CODEC) | flag(record.is_lost, LOST);
         self.head(
             (what, codec),
             flags,
@@ -439,6 +445,7 @@ impl<R: Read> Reader<R> {
         if what == END {
             return self.read_end(number);
         }
+        let is_lost = flags & LOST != 0;
         let codec = CodecId::new(codec.into());
         let Some(codec) = codec.filter(|codec| codec.get() < self.header.algorithms.len()) else {
             return self.damaged("the algorithm of a unit");
@@ -446,6 +453,7 @@ impl<R: Read> Reader<R> {
         let (form, has_length) = match what {
             SAME_FILLED => (Form::SameFilled, length == 0),
             COMPRESSED => (Form::Compressed(codec), (1..unit_bytes).contains(&length)),
+            INCOMPRESSIBLE if is_lost => (Form::Incompressible(codec), length == 0),
             INCOMPRESSIBLE => (Form::Incompressible(codec), length == unit_bytes),
             _ => return self.damaged("the form of a unit"),
         };
@@ -455,13 +463,14 @@ impl<R: Read> Reader<R> {
             return self.damaged("the checksum of a unit");
         };
         let units = self.header.disk_bytes / unit_bytes as u64;
-        if !has_length || flags & !NO_CODEC != 0 || !(self.next_unit..units).contains(&number) {
+        let is_flagged = flags & !(NO_CODEC | LOST) == 0 && (!is_lost || what == INCOMPRESSIBLE);
+        if !has_length || !is_flagged || !(self.next_unit..units).contains(&number) {
             return self.damaged("the length, flags or index of a unit");
         }
         (self.records, self.next_unit) = (self.records + 1, number + 1);
         let object = &self.bytes[HEAD_BYTES..HEAD_BYTES + length];
         let has_no_codec = flags & NO_CODEC != 0;
-        Ok(Some(Record { unit: number, form, has_no_codec, checksum, object }))
+        Ok(Some(Record { unit: number, form, has_no_codec, is_lost, checksum, object }))
     }
 
     /// The end says how many records there were, and nothing follows it.
