@@ -231,6 +231,7 @@ TREES = [
     ("trees idle", 128, "lz4", "16K"),
     ("trees eight", 192, "zstd", "16K"),
     ("trees forked", 128, "lz4", "16K"),
+    ("trees shared", 96, "lz4", "16K"),
     ("trees full", 768, "lz4", "16K"),
 ]
 

@@ -149,6 +149,34 @@ static void forked(void) {
     ballast_verify(&b, "the parent");
 }
 
+/* Memory that many processes share counts once: what they share and what one of them has for itself is less than the
+ * limit, and is resident together. Counted for each of them, it would be three times the limit. */
+static void shared(void) {
+    enum { MANY = 8 };
+    size_t both = limit_bytes() / 3;
+    pid_t children[MANY];
+    char *pages = mmap(NULL, both, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(pages != MAP_FAILED);
+    memset(pages, 7, both);
+    for (int i = 0; i < MANY; i++) {
+        children[i] = fork();
+        CHECK(children[i] >= 0);
+        if (children[i] == 0) {
+            for (size_t at = 0; at < both; at += PAGE) CHECK(((volatile char *)pages)[at] == 7);
+            atomic_fetch_add(steps, 1);
+            until(steps, 100);
+            _exit(0);
+        }
+    }
+    until(steps, MANY);
+    struct ballast b;
+    make_slowly(&b, both, 1);
+    churn_until_resident(&b, 2 * both);
+    ballast_verify(&b, "beside shared memory");
+    atomic_store(steps, 100);
+    for (int i = 0; i < MANY; i++) child_is_well(children[i], "a child");
+}
+
 /* More processes than the ledger has slots, all idle: the one that works finds none, and has the limit for itself. */
 static void full(void) {
     enum { MANY = 1040 };
@@ -180,6 +208,7 @@ int main(int count, char **arguments) {
     CHECK(steps != MAP_FAILED);
     const struct behaviour cases[] = {
         {"eight", eight}, {"killed", killed}, {"idle", idle}, {"forked", forked}, {"own", own}, {"full", full},
+        {"shared", shared},
     };
     return CHOOSE(cases);
 }

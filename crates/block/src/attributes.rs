@@ -284,7 +284,7 @@ pub fn write(ram: &Ram, name: &str, given: &str) -> Result<(), Refusal> {
         "mem_used_max" => return Err(value("mem_used_max", "0")),
         "compact" if given == "1" => zram.compact(),
         "compact" => return Err(value("compact", "1")),
-        "reset" if given == "1" => zram.reset(),
+        "reset" if given == "1" => ram.reset(),
         "reset" => return Err(value("reset", "1")),
         "idle" => {
             ram.tick();

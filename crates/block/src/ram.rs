@@ -235,6 +235,12 @@ impl Ram {
         self.accelerated.hardware()
     }
 
+    /// Drops all contents, and begins what is counted of requests and memory anew.
+    pub(crate) fn reset(&self) {
+        self.zram.reset();
+        self.requests.reset();
+    }
+
     /// The disk.
     #[must_use]
     pub fn zram(&self) -> &Zram<Arc<dyn PageSource>> {

@@ -54,6 +54,14 @@ impl Requests {
         count.sectors.fetch_add(bytes / u64::from(SECTOR_BYTES), Relaxed);
     }
 
+    /// Begins all counts anew.
+    pub(crate) fn reset(&self) {
+        for count in self.0.iter().flat_map(|cpu| &cpu.0) {
+            count.requests.store(0, Relaxed);
+            count.sectors.store(0, Relaxed);
+        }
+    }
+
     fn sum(&self, kind: Kind) -> Count {
         self.0.iter().map(|cpu| &cpu.0[kind as usize]).fold(Count::default(), |sum, one| Count {
             requests: sum.requests + one.requests.load(Relaxed),
@@ -97,5 +105,7 @@ mod tests {
         let columns: Vec<u64> = line.split_whitespace().map(|word| word.parse().unwrap()).collect();
         let expected = [0, 0, 0, 0, 8000, 0, 64_000, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0];
         assert_eq!(columns, expected);
+        requests.reset();
+        assert!(requests.to_string().split_whitespace().all(|column| column == "0"));
     }
 }

@@ -16,7 +16,7 @@
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::mem::offset_of;
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::time::Duration;
@@ -247,6 +247,9 @@ pub(crate) fn directory(uid: u32) -> PathBuf {
 pub(crate) fn prepare_directory(uid: u32) -> Result<PathBuf, String> {
     let path = directory(uid);
     match DirBuilder::new().mode(0o700).create(&path) {
+        // The umask may have taken some of that away.
+        Ok(()) => fs::set_permissions(&path, fs::Permissions::from_mode(0o700))
+            .map_err(|error| format!("{}: {error}", path.display()))?,
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
             return Err(format!("{} cannot be made: {error}", path.display()));
         }

@@ -377,7 +377,7 @@ pub(crate) struct StatArgs {
                         write units of the disk back, by kind or by index
   writeback_limit=N     how many pages of 4 KiB may be written, if writeback_limit_enable=1
   writeback_batch_size=N  units that are written together
-  reset=1               drop the contents; what is counted begins anew
+  reset=1               drop the contents; stat, io_stat, mm_stat and bd_stat begin anew
 
 Examples:
   zfolio device set cache mem_limit=1G

@@ -124,7 +124,7 @@ pub(super) fn faults(pid: u32) -> Option<Faults> {
     Some(Faults { minor: fields.number(10)?, resident_bytes })
 }
 
-/// The anonymous pages of a process, by who else has them.
+/// The anonymous pages of a process and its shared memory, by who else has them.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Pages {
     /// All.
@@ -137,15 +137,23 @@ pub(super) struct Pages {
 
 /// Looks at all pages of a process: some milliseconds for each GiB.
 pub(super) fn pages(pid: u32) -> Option<Pages> {
-    parse_pages(&read(pid, "smaps_rollup")?)
+    let text = read(pid, "smaps_rollup")?;
+    let has_shared = bytes(&text, "Pss_Shmem").is_some_and(|shared| shared > 0);
+    // The sum has no such line: how much it is with that of other processes.
+    let shared = if has_shared { memory(pid)?.shared_bytes } else { 0 };
+    parse_pages(&text, shared)
 }
 
-fn parse_pages(text: &str) -> Option<Pages> {
+/// `shared_bytes`: the shared memory among these pages.
+fn parse_pages(text: &str, shared_bytes: u64) -> Option<Pages> {
+    let resident_bytes = bytes(text, "Anonymous")? + shared_bytes;
+    let shared_part = if shared_bytes > 0 { bytes(text, "Pss_Shmem")? } else { 0 };
     Some(Pages {
-        resident_bytes: bytes(text, "Anonymous")?,
-        // Private pages of files are clean; one that was written to is anonymous.
-        private_bytes: bytes(text, "Private_Dirty")?.min(bytes(text, "Anonymous")?),
-        proportional_bytes: bytes(text, "Pss_Anon")?,
+        resident_bytes,
+        // Private pages of files are clean; one that was written to is anonymous. Shared memory that has contents is
+        // dirty.
+        private_bytes: bytes(text, "Private_Dirty")?.min(resident_bytes),
+        proportional_bytes: bytes(text, "Pss_Anon")? + shared_part,
     })
 }
 
@@ -304,10 +312,13 @@ mod tests {
     #[test]
     fn pages_are_counted_by_who_has_them() {
         let text = "55d0-7ffe ---p 0 0 [rollup]\nRss: 60 kB\nPss: 24 kB\nPss_Anon: 20 kB\n\
-                    Private_Clean: 4 kB\nPrivate_Dirty: 8 kB\nAnonymous: 40 kB\n";
-        let found = parse_pages(text).expect("whole");
-        let all = (found.resident_bytes, found.private_bytes, found.proportional_bytes);
-        assert_eq!(all, (40 << 10, 8 << 10, 20 << 10));
+                    Pss_Shmem: 3 kB\nPrivate_Clean: 4 kB\nPrivate_Dirty: 8 kB\nAnonymous: 40 kB\n";
+        let all = |shared| {
+            let found = parse_pages(text, shared).expect("whole");
+            (found.resident_bytes, found.private_bytes, found.proportional_bytes)
+        };
+        assert_eq!(all(0), (40 << 10, 8 << 10, 20 << 10));
+        assert_eq!(all(12 << 10), (52 << 10, 8 << 10, 23 << 10));
         let mine = pages(std::process::id()).expect("we have memory");
         assert!(mine.private_bytes <= mine.resident_bytes && mine.proportional_bytes > 0);
     }

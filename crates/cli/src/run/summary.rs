@@ -155,12 +155,14 @@ impl Story<'_> {
         }
     }
 
-    /// The managed process that needed the most memory.
+    /// The managed process that needed the most memory; of those that needed about as much the program itself, or the
+    /// one that has waited most: a child of `fork` begins with what its parent has, and may have lived for a moment.
     pub(super) fn largest(&self) -> Option<&StatsFile> {
-        self.files.iter().max_by_key(|file| {
-            let need = of(&file.stats.figures.demand_bytes_max);
-            (need.max(self.peak_bytes(file)), self.is_first(file))
-        })
+        let need =
+            |file: &StatsFile| of(&file.stats.figures.demand_bytes_max).max(self.peak_bytes(file));
+        let most = self.files.iter().map(need).max()?;
+        let large = self.files.iter().filter(|file| need(file) >= most - most / 16);
+        large.max_by_key(|file| (self.is_first(file), of(&file.stats.figures.stall_ns), need(file)))
     }
 
     fn is_first(&self, file: &StatsFile) -> bool {
