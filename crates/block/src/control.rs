@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The value of `save` is how many units were saved, the bytes of their contents, the bytes of the file, and how many of
-//! the units are lost. A disk that
-//! is to be saved when it ends answers `stop` once it is, or cannot be; the others, and `stop unsaved`, at once.
+//! the units are lost. A disk that is to be saved when it ends answers `stop` once it is, or cannot be; the others, and
+//! `stop unsaved`, at once.
 //!
 //! Each connection has one request. Who may connect to the socket may do everything: the directory in which the socket
 //! lies decides who that is.

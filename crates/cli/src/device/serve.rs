@@ -121,8 +121,12 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
         ram.zram().unit(),
         addresses
     );
-    // Where `add` waits for it.
-    writeln!(io::stdout(), "{made}").and_then(|()| io::stdout().flush()).ok();
+    // Where `add` waits for it. If that was killed, the disk ends as by a signal: a command that fails leaves none behind.
+    let told = writeln!(io::stdout(), "{made}").and_then(|()| io::stdout().flush());
+    if arguments.background && told.is_err() {
+        let own = i32::try_from(process::id()).unwrap_or(i32::MAX);
+        child::send(own, libc::SIGTERM).ok();
+    }
     let life =
         Life { name, ram: &ram, control: &control, signals: &signals, kept: kept.as_deref() };
     let ended = life.until_end(servers, metrics, watch.as_mut());

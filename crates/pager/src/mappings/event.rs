@@ -186,6 +186,15 @@ impl Steady<'_> {
     }
 }
 
+/// Whether two messages are of one thread that waits for one page.
+fn is_same_fault(one: Message, other: Message) -> bool {
+    let fault = |message| match message {
+        Message::Fault { address, thread } => Some((address / PAGE_BYTES, thread)),
+        _ => None,
+    };
+    fault(one).is_some() && fault(one) == fault(other)
+}
+
 impl Inbox {
     /// Reads the messages that there are, without waiting, and skips events of the engine's own
     /// calls (`EVT-2`).
@@ -238,13 +247,17 @@ impl Inbox {
         self.faults.lock().next.pop_front();
     }
 
-    /// Puts the first fault aside: it cannot be served yet.
+    /// Puts the first fault aside: it cannot be served yet. If it is aside already, a signal has interrupted its thread,
+    /// which has touched the page again: it waits once, and what it waits is counted once.
     pub(crate) fn put_aside(&self, later: Later, since: u64, turn: Turn) {
         let mut faults = self.faults.lock();
-        if let Some(event) = faults.next.pop_front() {
-            faults.aside.push_back(Aside { event, later, since, tries: Tries::default(), turn });
-            self.aside.store(faults.aside.len(), Ordering::Relaxed);
+        let Some(event) = faults.next.pop_front() else { return };
+        let is_aside = |aside: &Aside| is_same_fault(aside.event.message, event.message);
+        if faults.aside.iter().any(is_aside) {
+            return;
         }
+        faults.aside.push_back(Aside { event, later, since, tries: Tries::default(), turn });
+        self.aside.store(faults.aside.len(), Ordering::Relaxed);
     }
 
     /// How many faults are aside.

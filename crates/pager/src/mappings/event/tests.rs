@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_sys::uffd::Message;
 
-use super::{Announced, Event, Inbox, Place};
+use super::{Announced, Event, Inbox, Later, Place, Turn};
 
 const PAGES: usize = 32;
 
@@ -28,6 +28,25 @@ fn only_what_lies_within_an_announced_range_is_the_engines_own() {
     }
     announced.clear();
     assert!(!covers(4, 8) && !covers(0, 1));
+}
+
+/// Goal: a fault that its thread repeats, because a signal came, waits once; those of other threads and pages wait, too.
+#[test]
+fn a_fault_that_is_repeated_waits_once() {
+    let inbox = Inbox::default();
+    for (address, thread) in [(0, 1), (100, 1), (0, 2), (PAGE_BYTES, 1), (0, 1)] {
+        put(&inbox, Message::Fault { address, thread });
+        inbox.put_aside(Later::Room, 7, Turn::new(5));
+    }
+    assert_eq!(inbox.aside(), 3);
+    assert!(inbox.first().is_none(), "none is served at once");
+    let threads: Vec<_> = std::iter::from_fn(|| inbox.take_aside())
+        .map(|aside| match aside.event.message {
+            Message::Fault { address, thread } => (address, thread),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(threads, [(0, 1), (0, 2), (PAGE_BYTES, 1)]);
 }
 
 /// Goal: memory that is placed while changes wait lands where the program finds it after the
