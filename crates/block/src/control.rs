@@ -6,9 +6,9 @@
 //! reply       `ok` and a line break, then the value; or `refused` or `failed`, a space, and a line that says why
 //! ```
 //!
-//! The value of `save` is how many units were saved, the bytes of their contents, the bytes of the file, and how many of
-//! the units are lost. A disk that is to be saved when it ends answers `stop` once it is, or cannot be; the others, and
-//! `stop unsaved`, at once.
+//! The value of `save` is how many units were saved, the bytes of their contents, the bytes of the file, and how many
+//! of the units are lost. A disk that is to be saved when it ends answers `stop` once it is, or cannot be; the others,
+//! and `stop unsaved`, at once.
 //!
 //! Each connection has one request. Who may connect to the socket may do everything: the directory in which the socket
 //! lies decides who that is.
@@ -185,6 +185,7 @@ impl Drop for Control {
     fn drop(&mut self) {
         // It removes the socket.
         self.clients.close();
+        // Who waits for an answer gets it: the disk ends.
         drop(self.stop_within(0));
         // A save ends without a file, which it removes.
         self.clients.protocol().ram.zram().halt();

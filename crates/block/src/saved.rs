@@ -249,6 +249,7 @@ impl Kept {
 
     /// Saves the contents of the disk, which clients have left, and returns the file. No checkpoint comes afterwards,
     /// unless this fails; then it may be called again.
+    ///
     /// `notes`: what those have to know that serve the disk when it goes on ([`Marks`](crate::vhost_user::Marks)).
     ///
     /// # Errors
@@ -539,9 +540,9 @@ mod tests {
         fs::remove_dir_all(&directory).unwrap();
     }
 
-    /// Goal: whenever a disk ends, what is written is a note until it is whole (`SAVE-1`); and no disk gives another one's
-    /// file a name. Method: a save that fails at its first byte, and one after whose begin the file was removed, by a user,
-    /// and made again, by another disk.
+    /// Goal: FILE.saving is never empty while a disk is not saved (`SAVE-1`), and no disk renames another one's.
+    /// Method: a save that fails at its first byte; then a user removes the file, another disk makes its own, and the
+    /// first one is saved.
     #[test]
     fn a_note_is_never_empty_and_never_a_disk() {
         let (directory, disk) = (directory("note"), ram(1 << 20, &["lz4"]));

@@ -147,7 +147,8 @@ pub(crate) fn accelerators() -> Result<String, Failure> {
 ///
 /// There is no such disk, or something is on it. It cannot be saved, and stays. It has not ended in time.
 fn remove(arguments: &RemoveArgs) -> Result<ExitCode, Failure> {
-    let RemoveArgs { name, no_save } = arguments;
+    let RemoveArgs { disk, no_save } = arguments;
+    let name = &disk.name;
     ask(name, if *no_save { "stop unsaved" } else { "stop" })?;
     let path = socket(&directory()?, name);
     for _ in 0..STOP_TURNS {

@@ -12,8 +12,9 @@
 //! So each **region**, 16 MiB, measures how its units are used. When a folio goes out again, each unit that came back
 //! by itself tells how many of the three beside it have come back, too. Where most did, more than would have if units
 //! were used in any order (`thresholds`), and in all memory most did lately, four units that go out together become a
-//! wide one, and a fault on one of four single units brings all of them. A wide unit comes back as a whole, and tells nothing; so of the folios that go out one in 16 has none, and
-//! tells when it has come back. Once units are no longer used together, wide ones that go out become four again.
+//! wide one, and a fault on one of four single units brings all of them. A wide unit comes back as a whole, and tells
+//! nothing; so of the folios that go out one in 16 has none, and tells when it has come back. Once units are no longer
+//! used together, wide ones that go out become four again.
 //!
 //! All memory counts besides because a region may have a few folios only (V8 has hundreds of such regions), of which
 //! none tells for a long time: with regions alone node took 1.4 times as long.
@@ -57,8 +58,8 @@ const TELLS_EVERY: u32 = 16;
 /// A mean is that of so many, and before there are so many no unit becomes wide.
 const SEEN_MAX: u32 = 16;
 
-/// Units become wide from this share on, and no longer below that one, in millionths; or from a larger one on where
-/// that says nothing, since most of memory is resident ([`thresholds`]).
+/// Units become wide from this share on, and no longer below that one, in millionths; where more of memory is resident
+/// from a larger share on ([`thresholds`]).
 const WIDE_FROM: u32 = 750_000;
 const WIDE_TO: u32 = 560_000;
 
@@ -101,9 +102,9 @@ impl Use {
         self.went.fetch_add(1, Relaxed) % TELLS_EVERY == TELLS_EVERY - 1
     }
 
-    /// Notes which units of a folio that goes out had come back one by one, while `resident` millionths of memory were
-    /// resident.
-    fn note(&self, alone: Units, resident: u64) {
+    /// Notes which units of a folio that goes out had come back one by one. Units become wide from the share `from` on,
+    /// and no longer below `to`.
+    fn note(&self, alone: Units, [from, to]: [u32; 2]) {
         for start in (0..UNITS_MAX).step_by(WIDE_UNITS) {
             let used = (alone & Units::wide_around(start)).count();
             if used > 0 {
@@ -111,7 +112,7 @@ impl Use {
             }
         }
         // Two thresholds, so that a share between them changes nothing.
-        let (together, [from, to]) = (self.together.load(Relaxed), thresholds(resident));
+        let together = self.together.load(Relaxed);
         if together < to {
             self.is_wide.store(false, Relaxed);
         } else if together >= from && self.seen.load(Relaxed) == SEEN_MAX {
@@ -134,8 +135,9 @@ impl Use {
 /// Where a program uses its pages in any order, those beside one come back, too, while the folio is there, the more of
 /// memory is resident the sooner. Say that each unit of a folio is asked for at the same rate, and that the folio goes
 /// out after a time in which x of these come for each unit: then 1 - e^-x of its units are back at the end, and on the
-/// way there were 1 - (1 - e^-x) / x of them in the mean, which is the share that is resident, R. Without x the units
-/// that are still missing at the end are (1 - R)^3 (1 + R) to within 0.03. What is used together leaves fewer.
+/// way there were 1 - (1 - e^-x) / x of them in the mean, which is the share that is resident, R. So the share that is
+/// missing at the end, e^-x, follows from R: it is (1 - R)^3 (1 + R) to within 0.03. Where units are used together less
+/// is missing.
 fn thresholds(resident: u64) -> [u32; 2] {
     const ONE: u64 = 1_000_000;
     let away = ONE - resident.min(ONE);
@@ -166,9 +168,9 @@ impl Engine {
             return;
         };
         if folio.telling != Telling::No {
-            let resident = self.resident_share();
-            region.note(asked, resident);
-            self.work.used.note(asked, resident);
+            let thresholds = thresholds(self.resident_share());
+            region.note(asked, thresholds);
+            self.work.used.note(asked, thresholds);
         }
         folio.telling = match self.is_wide_now(region) {
             false => Telling::Free,

@@ -417,9 +417,8 @@ pub(crate) struct SaveArgs {
 /// Arguments of `zfolio device remove`.
 #[derive(Args, Debug)]
 pub(crate) struct RemoveArgs {
-    /// The disk
-    #[arg(value_name = "NAME", value_parser = parse_name)]
-    pub(super) name: String,
+    #[command(flatten)]
+    pub(super) disk: NameArgs,
 
     /// Drop the contents of a disk that has --save, too. Without it such a disk stays, without clients, if it cannot be
     /// saved

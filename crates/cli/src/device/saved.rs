@@ -42,11 +42,10 @@ pub(super) fn save(arguments: &SaveArgs) -> Result<ExitCode, Failure> {
     })?;
     let done = ask(name, &request)?;
     let mut sizes = done.split_whitespace().skip(1).map(|bytes| bytes.parse().unwrap_or(0));
-    let mut next = || sizes.next().unwrap_or(0);
-    let [contents, bytes, lost] = [(); 3].map(|()| next());
+    let [contents, bytes, lost] = [(); 3].map(|()| sizes.next().unwrap_or(0));
     let [contents, bytes] = [contents, bytes].map(size::display);
     output::print(&format!("disk {name}: {contents} of contents saved, {bytes} in the file\n"))?;
-    lost_units(lost).iter().for_each(|line| say(&format!("disk {name}: {line}")));
+    say_lost(name, lost);
     Ok(ExitCode::SUCCESS)
 }
 
@@ -55,6 +54,13 @@ pub(super) fn lost_units(count: u64) -> Option<String> {
     let line =
         || format!("units that are lost, and cannot be read until they are written: {count}");
     (count > 0).then(line)
+}
+
+/// Says so, if there are any.
+fn say_lost(name: &str, count: u64) {
+    if let Some(line) = lost_units(count) {
+        say(&format!("disk {name}: {line}"));
+    }
 }
 
 /// A saved disk that a disk goes on from.
@@ -118,9 +124,7 @@ impl Origin {
             loads.join().expect("a load does not panic")
         });
         let loaded = done.map_err(|error| unloaded(self.option, &self.path, &error))?;
-        lost_units(loaded.lost)
-            .iter()
-            .for_each(|line| say(&format!("disk {}: {line}", arguments.name)));
+        say_lost(&arguments.name, loaded.lost);
         let size = arguments.size.filter(|size| *size > ram.zram().disk_bytes());
         let resized = size.map(|size| ram.zram().resize(size)).transpose();
         resized.map(drop).map_err(|error| Failure::argument(format!("--size: {error}")))

@@ -121,7 +121,8 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
         ram.zram().unit(),
         addresses
     );
-    // Where `add` waits for it. If that was killed, the disk ends as by a signal: a command that fails leaves none behind.
+    // Where `add` waits for it. If that was killed, the disk ends as by a signal: a command that fails leaves nothing
+    // behind.
     let told = writeln!(io::stdout(), "{made}").and_then(|()| io::stdout().flush());
     if arguments.background && told.is_err() {
         let own = i32::try_from(process::id()).unwrap_or(i32::MAX);
@@ -198,11 +199,12 @@ impl Life<'_> {
     fn until_end(
         &self,
         mut servers: Arc<Servers>,
-        metrics: Option<Metrics>,
+        mut metrics: Option<Metrics>,
         mut watch: Option<&mut Watch>,
     ) -> Result<String, Failure> {
         let Life { name, ram, control, .. } = *self;
-        let (mut metrics, mut marks) = (metrics, None);
+        // Those of the servers that clients had; a later turn has none.
+        let mut marks = None;
         loop {
             let asked = self.work(&servers, watch.as_deref_mut());
             servers.note_end(name);
@@ -221,18 +223,17 @@ impl Life<'_> {
             let error = match kept.save(ram, notes) {
                 Ok((done, path)) => {
                     let lost = saved::lost_units(done.lost).map(|line| format!("; {line}"));
-                    let path = path.display();
-                    let lost = lost.unwrap_or_default();
+                    let (path, lost) = (path.display(), lost.unwrap_or_default());
                     return Ok(format!("{data} of contents are saved in '{path}'{lost}"));
                 }
                 Err(error) => error,
             };
-            let late = || control.stop_within(0);
             let Some(asked) = asked else {
                 let line = format!(
                     "disk {name} has ended without being saved: {error}; {data} of contents are dropped"
                 );
-                late().into_iter().for_each(|asked| asked.refuse(&line));
+                // Who has asked since the signal came.
+                control.stop_within(0).into_iter().for_each(|asked| asked.refuse(&line));
                 return Err(Failure::machine(line));
             };
             let line = format!(
@@ -263,8 +264,8 @@ impl Life<'_> {
                 is_gone = true;
                 let node = server.node();
                 say(&format!(
-                    "disk {name}: {node} has gone: another program has deleted it, or the kernel refuses its queues; the \
-                     contents are there until the disk ends, for 'zfolio device save {name} FILE'"
+                    "disk {name}: {node} has gone: another program has deleted it, or the kernel refuses its queues; \
+                     the contents are there until the disk ends, for 'zfolio device save {name} FILE'"
                 ));
             }
             match signals.next(Duration::ZERO) {

@@ -3,7 +3,7 @@
 //! Units are in the file as they are stored, compressed, wherever they are: those on the backing are fetched for that,
 //! some at a time. Each is decompressed and compared with its checksum before it is saved, and again when it is loaded:
 //! so a disk that was saved can be loaded, and what is loaded is what clients had written (`ZRAM-1`). A unit that is
-//! lost is noted as such, and cannot be read from the loaded disk either: one unit of a bad disk does not cost the others.
+//! lost is noted as such, and cannot be read from the loaded disk either: one bad unit does not cost the others.
 //!
 //! Clients go on meanwhile. The file has each unit as it was at some moment between begin and end of the save; what was
 //! written before the begin, and not since, is as it was written. It is no snapshot: of two writes during the save it
@@ -247,8 +247,8 @@ impl<S: PageSource> Zram<S> {
         writer.note(&Record { unit, form, has_no_codec, is_lost, checksum, object });
     }
 
-    /// Notes a unit that is lost, with a checksum that no unit has, that of zeros as if they were no word: else a client
-    /// that writes the lost contents again would find them there already.
+    /// Notes a unit that is lost, with a checksum that no unit has: the hash of zeros, which as a unit have their word
+    /// instead. With its own checksum a client that writes the lost contents again would find them there already.
     fn note_lost(&self, unit: u64, zeros: &[u8], writer: &mut Writer<'_>) {
         let (form, checksum) = (Form::Incompressible(CodecId::FIRST), self.store.key().hash(zeros));
         let (has_no_codec, is_lost) = (false, true);
@@ -326,8 +326,8 @@ impl<S: PageSource> Zram<S> {
     }
 }
 
-/// An object for a unit that is lost. It has not the checksum that is noted for such a unit, which whoever reads it finds
-/// out.
+/// An object for a unit that is lost. Its checksum is another than the one that is noted for such a unit: so each read
+/// of it fails.
 fn in_place_of_lost(scratch: &mut [u8]) -> &[u8] {
     scratch.fill(0);
     scratch[0] = 1;

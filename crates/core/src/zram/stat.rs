@@ -8,7 +8,7 @@ use super::slot::Letters;
 use super::table::UNITS_MAX;
 use crate::page::PAGE_BYTES;
 use crate::store::{CodecId, Form};
-use crate::zsmalloc::PageSource;
+use crate::zsmalloc::{PageSource, PoolStats};
 
 /// `io_stat`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -149,13 +149,13 @@ impl<S: PageSource> Zram<S> {
     /// Bytes that the device takes, but its streams and the buffers of its backing.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
-        self.bytes_with(self.store.pool_stats().pages_used, self.apart_tables_bytes())
+        self.bytes_with(&self.store.pool_stats(), self.apart_tables_bytes())
     }
 
-    /// The same if the pool had so many pages, and pages apart so many bytes of tables.
-    fn bytes_with(&self, pool_pages: u64, apart_tables: u64) -> u64 {
+    /// The same with these figures of the pool, and so many bytes of tables for pages apart.
+    fn bytes_with(&self, pool: &PoolStats, apart_tables: u64) -> u64 {
         let tables = self.table.bytes() as u64 + self.backing_tables_bytes() + apart_tables;
-        pool_pages * PAGE_BYTES as u64 + self.store.pool_stats().metadata_bytes + tables
+        pool.pages_used * PAGE_BYTES as u64 + pool.metadata_bytes + tables
     }
 
     /// `bd_stat`; zeros without a backing.
@@ -252,9 +252,10 @@ impl<S: PageSource> Zram<S> {
     /// knows exactly, and the tables of now. These grow while units leave the pool for a backing, so both were never
     /// as large together: a note is taken before units leave.
     pub(super) fn note_used(&self) {
-        let (pages, apart) =
-            (self.store.pool().take_pages_used_max(), self.take_apart_tables_max());
-        self.used_max.fetch_max(self.bytes_with(pages, apart), Relaxed);
+        let pages_used = self.store.pool().take_pages_used_max();
+        let pool = PoolStats { pages_used, ..self.store.pool_stats() };
+        let most = self.bytes_with(&pool, self.take_apart_tables_max());
+        self.used_max.fetch_max(most, Relaxed);
     }
 
     /// Begins `mem_used_max` anew.

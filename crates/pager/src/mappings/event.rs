@@ -247,8 +247,8 @@ impl Inbox {
         self.faults.lock().next.pop_front();
     }
 
-    /// Puts the first fault aside: it cannot be served yet. If it is aside already, a signal has interrupted its thread,
-    /// which has touched the page again: it waits once, and what it waits is counted once.
+    /// Puts the first fault aside: it cannot be served yet. If it is aside already, a signal has interrupted its
+    /// thread, and the thread has touched the page again: it waits once, and its wait is counted once.
     pub(crate) fn put_aside(&self, later: Later, since: u64, turn: Turn) {
         let mut faults = self.faults.lock();
         let Some(event) = faults.next.pop_front() else { return };

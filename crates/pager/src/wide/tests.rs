@@ -20,20 +20,20 @@ fn units_become_wide_where_they_are_used_together() {
     let region = Use::default();
     let all = Units::from(0..16);
     for _ in 0..SEEN_MAX / 4 - 1 {
-        region.note(all, 0);
+        region.note(all, [WIDE_FROM, WIDE_TO]);
     }
     assert!(!region.is_wide(), "too few were seen");
-    region.note(all, 0);
+    region.note(all, [WIDE_FROM, WIDE_TO]);
     assert!(region.is_wide());
     // One unit in use, and none beside it: the mean takes a while to fall from one threshold to the other.
     let mut notes = 0;
     while region.is_wide() {
-        region.note(Units::one(3), 0);
+        region.note(Units::one(3), [WIDE_FROM, WIDE_TO]);
         notes += 1;
         assert!(notes < 100, "one unit in use of four");
     }
     assert!(notes > 4, "after {notes} notes");
-    (0..100).for_each(|_| region.note(Units::NONE, 0));
+    (0..100).for_each(|_| region.note(Units::NONE, [WIDE_FROM, WIDE_TO]));
     assert!(!region.is_wide(), "nothing came back: nothing is known");
 }
 

@@ -210,8 +210,8 @@ impl<'w> Writer<'w> {
             Form::Compressed(codec) => (COMPRESSED, codec),
             Form::Incompressible(codec) => (INCOMPRESSIBLE, codec),
         };
-        let flag = |is_set, flag: u16| if is_set { flag } else { 0 };
-        let flags = flag(record.has_no_codec, NO_CODEC) | flag(record.is_lost, LOST);
+        let flags =
+            (u16::from(record.has_no_codec) * NO_CODEC) | (u16::from(record.is_lost) * LOST);
         self.head(
             (what, codec),
             flags,

@@ -30,7 +30,8 @@ fn only_what_lies_within_an_announced_range_is_the_engines_own() {
     assert!(!covers(4, 8) && !covers(0, 1));
 }
 
-/// Goal: a fault that its thread repeats, because a signal came, waits once; those of other threads and pages wait, too.
+/// Goal: a fault that its thread repeats, because a signal came, waits once; those of other threads and pages wait,
+/// too.
 #[test]
 fn a_fault_that_is_repeated_waits_once() {
     let inbox = Inbox::default();
