@@ -338,6 +338,9 @@ impl<S: PageSource> Pool<S> {
 
     /// Gives the empty zspages back that are kept for the next store.
     pub fn trim(&self) {
+        if !self.counters.has_reserve() {
+            return;
+        }
         for class in &self.classes {
             loop {
                 let reserved = class.lock().give_up_reserve(&self.zspages, &self.counters);

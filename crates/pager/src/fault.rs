@@ -58,6 +58,10 @@ const FREED_MAX: usize = 4;
 /// first (`is_for_the_disk`).
 const FREED_BEFORE_DISK_MAX: usize = 64;
 
+/// How often a fault drops copies where nothing can be stored. A folio of which the pool rejects some units, for want
+/// of address space, leaves copies of the others, and to drop them makes no room for all of them the next time either.
+const SHED_MAX: usize = 64;
+
 /// How many folios a fault repacks before it goes over the limit.
 const REPACKED_MAX: usize = 2;
 
@@ -605,7 +609,7 @@ impl Engine {
     fn make_spare(&self, table: &Table, units: Units, cpu: usize) -> Result<Option<Spare>, Later> {
         let bytes = self.geometry().bytes_of(units) as u64;
         let needed = signed(bytes);
-        let (mut freed, mut compacted, mut repacked) = (0, false, 0);
+        let (mut freed, mut compacted, mut repacked, mut shed) = (0, false, 0, 0);
         let freed_max = if self.store.has_backing() { FREED_BEFORE_DISK_MAX } else { FREED_MAX };
         while freed < freed_max {
             match self.spill(needed, self.is_for_the_disk()) {
@@ -646,7 +650,9 @@ impl Engine {
                 // Nothing is captured until the fork that is about to happen is over. The excess
                 // stays small until then (`is_settling`), and is soon reclaimed afterwards.
                 Reclaimed::Nothing if self.is_settling() => return Ok(Some(Spare::Room)),
-                Reclaimed::Nothing if self.drop_oldest_copies(table) => {}
+                Reclaimed::Nothing if shed < SHED_MAX && self.drop_oldest_copies(table) => {
+                    shed += 1
+                }
                 Reclaimed::Nothing if compacted => break,
                 Reclaimed::Nothing => {
                     self.compact_if_wasteful(table);

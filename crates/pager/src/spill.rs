@@ -11,7 +11,9 @@
 //! such a fault aside and serves others; inline, the faulting thread waits. A change of a mapping that needs units
 //! which are away waits for them before it takes the table for writing.
 //!
-//! A read that failed is tried again after a pause (`retry.rs`): only who waits for that unit waits longer.
+//! A read that failed is tried again after a pause (`retry.rs`): only who waits for that unit waits longer. So is one
+//! for whose unit the pool finds no memory, where the process may have no more address space: the background thread
+//! writes others back, though the limit is held, and until then whoever needs the unit waits.
 //!
 //! # Invariants
 //!
@@ -78,6 +80,9 @@ pub(crate) const BATCH: usize = 32;
 
 /// Pauses, of a millisecond at most, that prefetching waits for the backing.
 const PATIENCE: usize = 20;
+
+/// It is told of a unit that has come back so many times while no room could be made for it: a second, at least.
+const PATIENCE_FOR_ROOM: u32 = 1000;
 
 /// The pause before another try to open an area.
 const SHUT_NS: u64 = 10_000_000_000;
@@ -151,6 +156,8 @@ pub(crate) struct Spilling {
     shut_until_ns: AtomicU64,
     /// The reason for that was told.
     has_complained: AtomicBool,
+    /// So many times no room could be made for a unit that came back, since some was; told of once.
+    without_room: AtomicU32,
     /// When areas that are shared with children, or frozen, were last looked at.
     looked_ns: AtomicU64,
     /// Whether the pool takes too much of the limit.
@@ -422,6 +429,9 @@ impl Engine {
             // Release: pairs with the Acquire in pause_for_backing().
             found.fetch_add(1, Ordering::Release);
             self.mover.system.wake_all(found);
+            if self.store.lacks_room() {
+                self.wake_reclaimer();
+            }
         }
     }
 
@@ -470,10 +480,9 @@ impl Engine {
     fn may_spill(&self) -> bool {
         self.store.has_backing()
             && self.door() == Door::Open
-            && !self.is_change_waiting()
             && !self.work.settling.load(Relaxed)
             && self.now_ns() >= self.work.spilling.rests_until_ns.load(Relaxed)
-            && self.may_write() > 0
+            && (self.store.lacks_room() || !self.is_change_waiting() && self.may_write() > 0)
     }
 
     /// Whether the budget for writes is used up.
@@ -650,13 +659,18 @@ impl Engine {
             }
             return false;
         }
-        if !self.may_spill() {
-            return false;
+        let may_spill = self.may_spill();
+        if may_spill {
+            self.store.poll();
         }
-        self.store.poll();
+        let lacks_room = self.store.take_lack_of_room();
+        if !may_spill {
+            return lacks_room && self.make_pool_room(table);
+        }
         let is_short = self.below_limit_soon() < signed(self.charge.high_bytes());
-        let is_needed =
-            is_full || is_short && self.is_for_the_disk() && self.is_pool_worth_writing();
+        let is_needed = lacks_room
+            || is_full
+            || is_short && self.is_for_the_disk() && self.is_pool_worth_writing();
         if !is_needed && !is_more {
             return false;
         }
@@ -669,9 +683,28 @@ impl Engine {
             add(&self.figures().written_back_cold, done.started as u64);
         }
         let did = done.started > 0 || done.written > 0;
+        if did {
+            self.work.spilling.without_room.store(0, Relaxed);
+        }
+        if lacks_room {
+            return did || self.make_pool_room(table);
+        }
         if !did && is_needed {
             // Nothing that can be written was old enough; or the backing takes nothing.
             self.drop_oldest_copies(table);
+        }
+        did
+    }
+
+    /// Makes room for a unit that has come back and for which the pool has no memory, where nothing can be written.
+    #[cold]
+    fn make_pool_room(&self, table: &Table) -> bool {
+        self.compact_if_wasteful(table);
+        let did = self.drop_oldest_copies(table);
+        if !did && self.work.spilling.without_room.fetch_add(1, Relaxed) == PATIENCE_FOR_ROOM {
+            fatal::print(format_args!(
+                "no address space for what comes back from the disk (RLIMIT_AS?): what needs it waits"
+            ));
         }
         did
     }
@@ -739,7 +772,7 @@ impl Engine {
         for some in wanted.chunks(BATCH) {
             let mut tries = Tries::default();
             loop {
-                if let Some(unit) = some.iter().find(|unit| self.store.is_unread(unit.ticket)) {
+                if let Some(unit) = self.unread(&tries, some) {
                     self.await_try(&mut tries, unit.base, unit.ticket);
                 }
                 let table = self.table.read();
@@ -750,9 +783,12 @@ impl Engine {
                 let Some(unit) = away else { break };
                 if self.store.is_coming(unit.ticket) {
                     self.pause_backing();
-                } else {
-                    self.pause_for_room();
+                    continue;
                 }
+                if self.store.lacks_room() {
+                    tries = Tries::default();
+                }
+                self.pause_for_room();
             }
         }
     }
@@ -764,8 +800,10 @@ impl Engine {
     pub(crate) fn wait_holding_locks(&self, folio: &Folio, address: usize) {
         let mut tries = Tries::default();
         while let Some(tickets) = self.away(folio, self.geometry().all()) {
-            if let Some(ticket) = tickets.all().find(|ticket| self.store.is_unread(*ticket)) {
-                self.await_try(&mut tries, address, ticket);
+            let wanted: Vec<Away> =
+                tickets.all().map(|ticket| Away { base: address, ticket }).collect();
+            if let Some(unit) = self.unread(&tries, &wanted) {
+                self.await_try(&mut tries, address, unit.ticket);
             }
             self.store.fetch(tickets.all(), |_| false);
             self.store.poll();

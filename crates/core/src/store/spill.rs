@@ -84,6 +84,8 @@ pub(super) struct Spill {
     in_flight: InFlight,
     /// Something was to be written back: from then on ages count.
     is_walked: AtomicBool,
+    /// The pool had no room for an entry that came.
+    lacks_room: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -173,8 +175,9 @@ impl Spill {
     pub(super) fn new(backing: Box<dyn Backing>) -> Spill {
         let side = Mutex::new(Side { hand: 0, writing_bytes: 0, fresh: Fresh::new(), fetched: 0 });
         let (kept, counters) = (Kept::new(), Counters::default());
-        let (in_flight, is_walked) = (InFlight::default(), AtomicBool::new(false));
-        Spill { backing, side, kept, counters, in_flight, is_walked }
+        let [is_walked, lacks_room] = [const { AtomicBool::new(false) }; 2];
+        let in_flight = InFlight::default();
+        Spill { backing, side, kept, counters, in_flight, is_walked, lacks_room }
     }
 }
 
@@ -552,6 +555,7 @@ impl<S: PageSource> Store<S> {
         } else if bytes.len() != away.length {
             self.not_fetched(spill, handle, NotRead::Lost);
         } else if self.pool.bring_back(handle, bytes).is_err() {
+            spill.lacks_room.store(true, Relaxed);
             self.not_fetched(spill, handle, NotRead::Untried);
         } else {
             let location = Location::new(away.place).expect("a slot keeps a location");
@@ -707,6 +711,19 @@ impl<S: PageSource> Store<S> {
         let mut side = spill.side.lock();
         self.complete(spill, &mut side, &mut WrittenBack::default());
         spill.in_flight.count()
+    }
+
+    /// Whether the pool had no memory for an entry that came: it stays away until others have left. The source has no
+    /// more pages, though the pool has reached no limit that anybody has set.
+    #[must_use]
+    pub fn lacks_room(&self) -> bool {
+        self.spill.as_ref().is_some_and(|spill| spill.lacks_room.load(Relaxed))
+    }
+
+    /// The same; and room is being made, so that it is true again only once another entry comes for which there is
+    /// none.
+    pub fn take_lack_of_room(&self) -> bool {
+        self.spill.as_ref().is_some_and(|spill| spill.lacks_room.swap(false, Relaxed))
     }
 
     /// Requests that were completed since the start: it changes when [`Store::poll`], by any thread, handled some.

@@ -204,6 +204,53 @@ fn a_refusal_at_any_point_leaves_the_unit_with_its_owner() {
     }
 }
 
+/// Goal: a unit for which the pool has no room stays away, which is told once for each try; when others have left, it
+/// comes. Method: a source that has no more pages than half of the units need, while the other half is away.
+#[test]
+fn what_comes_back_needs_room() {
+    let mut fixture = Fixture::<Faulty>::new(unit(0));
+    fixture.store_all();
+    fixture.write_all_back();
+    for at in 0..fixture.units.len() / 2 {
+        fixture.check_unit(at);
+    }
+    fixture.store.pool().trim();
+    fixture.world.bound(fixture.world.pages.load(Relaxed));
+    let ticket = |at| match fixture.load(at).0 {
+        Loaded::Away(ticket) => Some(ticket),
+        _ => None,
+    };
+    let away: Vec<usize> = (0..fixture.units.len()).filter(|at| ticket(*at).is_some()).collect();
+    let mut lacked = 0;
+    for at in away {
+        while let Some(ticket) = ticket(at) {
+            fixture.store.fetch([ticket], |_| true);
+            while fixture.store.poll() > 0 {}
+            assert!(!fixture.store.is_unread(ticket), "nothing has failed");
+            if fixture.store.lacks_room() {
+                assert!(fixture.store.is_away(ticket), "unit {at}");
+                assert!(fixture.store.take_lack_of_room() && !fixture.store.lacks_room());
+                lacked += 1;
+                assert!(lacked < 1000, "others have left");
+                fixture.store.write_back(8);
+            }
+        }
+        fixture.check_unit(at);
+    }
+    assert!(lacked > 0, "there was always room");
+    // What the pool keeps empty is room for all classes.
+    fixture.write_all_back();
+    assert!(fixture.store.pool_stats().pages_reserved > 0, "it keeps nothing empty");
+    fixture.world.bound(fixture.world.pages.load(Relaxed));
+    for at in 0..fixture.units.len() {
+        fixture.check_unit(at);
+        fixture.write_all_back();
+    }
+    fixture.world.bound(usize::MAX);
+    fixture.check();
+    fixture.end();
+}
+
 /// Goal: a reject leaves the old copy where it was, good for the contents that it had. Method: units change
 /// while the source has no memory.
 #[test]

@@ -83,11 +83,12 @@ impl<S: PageSource> Pool<S> {
         true
     }
 
-    /// Copies `bytes` in as the object of `handle`, which has none.
+    /// Copies `bytes` in as the object of `handle`, which has none. If need be, the zspages that are kept empty make
+    /// room for it.
     ///
     /// # Errors
     ///
-    /// When the source has no memory: nothing changed.
+    /// When the source has no memory: no object changed.
     ///
     /// # Panics
     ///
@@ -100,7 +101,10 @@ impl<S: PageSource> Pool<S> {
         let reserved = class.lock().reserve(zspages, shape, handle.0, length, counters);
         let reserved = match reserved {
             Some(reserved) => reserved,
-            None => self.reserve_in_new(class, handle, length)?,
+            None => self.reserve_in_new(class, handle, length).or_else(|_| {
+                self.trim();
+                self.reserve_in_new(class, handle, length)
+            })?,
         };
         counters.pages_touched(reserved.pages_more);
         counters.stored(1, length);

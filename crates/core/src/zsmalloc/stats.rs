@@ -87,6 +87,11 @@ impl Counters {
         self.bytes_stored.fetch_sub(length, Relaxed);
     }
 
+    /// Whether a class keeps an empty zspage. One that was never used is not kept, so it has pages.
+    pub(super) fn has_reserve(&self) -> bool {
+        self.reserved.load(Relaxed) > 0
+    }
+
     /// Takes an empty zspage with `pages` touched into the reserve, if it is within bounds then.
     pub(super) fn reserve_joined(&self, pages: usize) -> bool {
         let bound = self.reserve_pages + self.pages_used.load(Relaxed) / RESERVE_PART;

@@ -24,6 +24,8 @@ pub(crate) struct World {
     pub(crate) requests: AtomicUsize,
     /// The requests that are refused, by number, as two bounds.
     refused: [AtomicUsize; 2],
+    /// Pages that may be out.
+    pages_max: AtomicUsize,
     /// Whether runs are filled with rubbish (which makes them resident).
     pub(crate) rubbish: AtomicBool,
     /// The pages of each run that is out, by its address.
@@ -36,6 +38,7 @@ impl World {
             pages: AtomicUsize::new(0),
             requests: AtomicUsize::new(0),
             refused: [AtomicUsize::new(0), AtomicUsize::new(0)],
+            pages_max: AtomicUsize::new(usize::MAX),
             rubbish: AtomicBool::new(true),
             runs: Mutex::new(BTreeMap::new()),
         })
@@ -45,6 +48,11 @@ impl World {
     pub(crate) fn refuse(&self, numbers: Range<usize>) {
         self.refused[0].store(numbers.start, Relaxed);
         self.refused[1].store(numbers.end, Relaxed);
+    }
+
+    /// Refuses from now on what would make more than `pages` of those that are out.
+    pub(crate) fn bound(&self, pages: usize) {
+        self.pages_max.store(pages, Relaxed);
     }
 
     fn layout(pages: usize) -> Layout {
@@ -58,6 +66,9 @@ unsafe impl PageSource for World {
         assert!(pages > 0);
         let number = self.requests.fetch_add(1, Relaxed);
         if (self.refused[0].load(Relaxed)..self.refused[1].load(Relaxed)).contains(&number) {
+            return None;
+        }
+        if self.pages.load(Relaxed) + pages > self.pages_max.load(Relaxed) {
             return None;
         }
         // SAFETY: the layout is not empty.

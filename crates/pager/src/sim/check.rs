@@ -178,10 +178,12 @@ impl World {
         }
     }
 
-    /// Fails if more was written than a budget for the whole run allows: each thread may exceed it by one batch.
+    /// Fails if more was written than a budget for the whole run allows: each thread may exceed it by one batch. Where
+    /// the pool gets no more memory, what comes back may have to have others written.
     pub(super) fn check_budget(&self) {
         let Some(budget) = self.settings.spill.map(|spill| spill.budget) else { return };
-        if budget.is_none() || budget.period() != Period::Run {
+        let is_bounded = self.settings.pool_pages_max != usize::MAX;
+        if budget.is_none() || budget.period() != Period::Run || is_bounded {
             return;
         }
         let batch = (BATCH * self.engine.config().object_max().bytes()) as u64;
@@ -258,6 +260,9 @@ impl World {
             self.disk.iter().for_each(|disk| disk.hurry(true));
             store.fetch([ticket], |_| false);
             store.poll();
+            if store.take_lack_of_room() {
+                store.write_back(BATCH);
+            }
         }
         self.disk.iter().for_each(|disk| disk.hurry(false));
         if was_away {

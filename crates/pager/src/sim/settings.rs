@@ -29,9 +29,14 @@ pub(super) enum Storm {
 }
 
 impl Spill {
+    /// Whether there is room for all that a program writes.
+    fn is_large(self) -> bool {
+        self.bytes_max > 32 << 20
+    }
+
     /// Whether it takes all that a program writes.
     fn is_good(self) -> bool {
-        self.bytes_max > 32 << 20 && self.refuses + self.outages == 0 && self.budget.is_none()
+        self.is_large() && self.refuses + self.outages == 0 && self.budget.is_none()
     }
 }
 
@@ -57,6 +62,8 @@ pub(super) struct Settings {
     pub(super) refusals: Refusals,
     /// The pool gets no memory once in so many requests; 0 is never.
     pub(super) pool_refuses: usize,
+    /// So many pages the pool gets at most: the process may have no more address space.
+    pub(super) pool_pages_max: usize,
     /// The codec begins to fail once in so many units; 0 is never.
     pub(super) codec_fails: usize,
     /// One of so many written pages does not compress; 0 is none.
@@ -133,6 +140,7 @@ impl Settings {
             pages_first,
             refusals,
             pool_refuses,
+            pool_pages_max: usize::MAX,
             codec_fails,
             noise: random.of(&[0, 0, 2, 10]),
             changes: random.one_in(2),
@@ -148,6 +156,16 @@ impl Settings {
         let mut settings = settings.with_spill(&mut Random::new(seed, 11));
         let is_on_areas = Random::new(seed, 13).one_in(2);
         settings.spill.iter_mut().for_each(|spill| spill.areas = is_on_areas);
+        let random = &mut Random::new(seed, 15);
+        // A change may need more units at once than the pool has room for: then it waits.
+        let changes = settings.changes || settings.storm.is_some();
+        if settings.spill.is_some_and(Spill::is_large)
+            && !changes
+            && random.of(&[true, true, false])
+        {
+            let limit_pages = usize::try_from(settings.limit_bytes).unwrap_or(0) / PAGE_BYTES;
+            settings.pool_pages_max = (limit_pages / random.of(&[1, 2, 4])).max(192);
+        }
         settings.wide_units = Random::new(seed, 14).one_in(2);
         if settings.wide_units && settings.algorithm == "auto" {
             settings.unit = UnitOrder::DEFAULT;
@@ -170,6 +188,7 @@ impl Settings {
             pages_first: 0,
             refusals: Refusals::default(),
             pool_refuses: 0,
+            pool_pages_max: usize::MAX,
             codec_fails: 0,
             noise: 0,
             changes: true,
@@ -237,7 +256,8 @@ impl Settings {
 
     /// Whether the engine must be able to hold its limit.
     pub(super) fn is_calm(&self) -> bool {
-        let refuses = self.pool_refuses + self.codec_fails + self.refusals.register;
+        let is_capped = usize::from(self.pool_pages_max != usize::MAX);
+        let refuses = self.pool_refuses + self.codec_fails + self.refusals.register + is_capped;
         let fits = self.noise == 0 || self.spill.is_some_and(|spill| spill.is_good());
         fits && refuses == 0 && !self.fixed
     }

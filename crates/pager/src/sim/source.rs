@@ -1,4 +1,5 @@
-//! Memory for the pool; requests are refused now and then.
+//! Memory for the pool; requests are refused now and then, and all of them while the pool has so much that it may
+//! have no more.
 
 #![allow(clippy::disallowed_types, reason = "the source's lock is none of the engine's")]
 
@@ -18,6 +19,8 @@ struct Book {
     random: Random,
     /// Runs that the pool has: their length in pages, by address.
     runs: BTreeMap<usize, usize>,
+    /// Their sum.
+    pages: usize,
 }
 
 /// See the module.
@@ -25,12 +28,14 @@ struct Book {
 pub(super) struct Source {
     book: Mutex<Book>,
     refuses: usize,
+    pages_max: usize,
 }
 
 impl Source {
-    /// A source that refuses one of `refuses` requests.
-    pub(super) fn new(random: Random, refuses: usize) -> Source {
-        Source { book: Mutex::new(Book { random, runs: BTreeMap::new() }), refuses }
+    /// A source of `pages_max` pages that refuses one of `refuses` requests.
+    pub(super) fn new(random: Random, refuses: usize, pages_max: usize) -> Source {
+        let book = Mutex::new(Book { random, runs: BTreeMap::new(), pages: 0 });
+        Source { book, refuses, pages_max }
     }
 
     fn lock(&self) -> MutexGuard<'_, Book> {
@@ -61,9 +66,10 @@ unsafe impl PageSource for Source {
     fn take(&self, pages: usize) -> Option<NonNull<u8>> {
         let mut book = self.lock();
         let refuses = self.refuses;
-        if book.random.one_in(refuses) {
+        if book.random.one_in(refuses) || book.pages + pages > self.pages_max {
             return None;
         }
+        book.pages += pages;
         // SAFETY: the layout is not empty.
         let run = NonNull::new(unsafe { alloc(Source::layout(pages)) })?;
         assert_eq!(book.runs.insert(run.as_ptr() as usize, pages), None);
@@ -71,8 +77,11 @@ unsafe impl PageSource for Source {
     }
 
     unsafe fn give_back(&self, run: NonNull<u8>, pages: usize) {
-        let known = self.lock().runs.remove(&(run.as_ptr() as usize));
+        let mut book = self.lock();
+        let known = book.runs.remove(&(run.as_ptr() as usize));
         assert_eq!(known, Some(pages), "a run goes back as it came");
+        book.pages -= pages;
+        drop(book);
         // SAFETY: the run came from alloc() with this layout (asserted above), and nobody uses it.
         unsafe { dealloc(run.as_ptr(), Source::layout(pages)) };
     }

@@ -142,7 +142,8 @@ impl World {
         let tree = settings.tree.then(|| Tree::new(&mut Random::new(seed, 6), need_bytes));
         let (tree, limit_bytes) = tree.map_or((None, need_bytes), |(tree, all)| (Some(tree), all));
         let config = settings.config(limit_bytes);
-        let source = Arc::new(Source::new(Random::new(seed, 3), settings.pool_refuses));
+        let (refuses, pages_max) = (settings.pool_refuses, settings.pool_pages_max);
+        let source = Arc::new(Source::new(Random::new(seed, 3), refuses, pages_max));
         let (disk, areas, backing) = backing(seed, &settings, &schedule);
         let parts = Parts {
             system: Box::new(Arc::clone(&space)),

@@ -4,8 +4,9 @@
 //! a lock, so other faults, changes of mappings and forks go on; what waits is the fault on that unit, or a change of a
 //! mapping that needs the unit. After the last try the process is stopped, since its data is lost.
 //!
-//! A read that the backing refused because it is busy is no failure: it is asked for again, as often as need be. A unit
-//! that was read and is not what was written, or whose slots are beyond the end of the file, is lost at once.
+//! A read that the backing refused because it is busy is no failure: it is asked for again, as often as need be. So is
+//! one that succeeded, but the pool had no memory for the unit. A unit that was read and is not what was written, or
+//! whose slots are beyond the end of the file, is lost at once.
 
 use zfolio_core::stats::add;
 use zfolio_core::store::Ticket;
@@ -22,7 +23,7 @@ const PAUSE_NS_MAX: u64 = 1_000_000_000;
 /// So many reads of a unit fail before the process is stopped.
 const TRIES_MAX: u32 = 20;
 
-/// The pause before a unit is asked for again whose read the backing has refused.
+/// The pause before a unit is asked for again whose read the backing has refused, or for which the pool had no room.
 const REFUSED_NS: u64 = 1_000_000;
 
 /// The pause after so many reads that failed.
@@ -44,10 +45,11 @@ const PAUSES_NS: u64 = {
 /// 1 + 2 + 4 + ... + 512 ms, and nine times 1 s.
 const _: () = assert!(PAUSES_NS == 10_023_000_000);
 
-/// How often reads have failed for somebody who waits for a unit, and when the next is due. Begun anew for another
-/// unit.
+/// How often reads have failed for somebody who waits for a unit, and when the next is due. Another unit begins anew.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Tries {
+    /// The unit whose reads have failed, if any has.
+    unit: Option<Ticket>,
     failed: u32,
     /// 0: the unit was asked for, and how that ended is not known yet.
     after_ns: u64,
@@ -59,6 +61,8 @@ impl Engine {
     pub(crate) fn may_try(&self, tries: &mut Tries, address: usize, ticket: Ticket) -> bool {
         if tries.after_ns == 0 && self.store.is_unread(ticket) {
             self.note_unread(tries, address, ticket);
+        } else if tries.after_ns == 0 && self.store.lacks_room() {
+            *tries = Tries { after_ns: self.now_ns() + REFUSED_NS, ..Tries::default() };
         }
         self.now_ns() >= tries.after_ns || !self.store.is_away(ticket)
     }
@@ -77,6 +81,17 @@ impl Engine {
         tries.after_ns = 0;
     }
 
+    /// Of units that somebody waits for together, one whose last read has failed: always the same, as long as it is away,
+    /// so that its failures are counted and not theirs.
+    pub(super) fn unread<'a>(&self, tries: &Tries, wanted: &'a [Away]) -> Option<&'a Away> {
+        let counted = wanted.iter().find(|unit| tries.unit == Some(unit.ticket));
+        let is_unread = |unit: &&Away| self.store.is_unread(unit.ticket);
+        match counted.filter(|unit| self.store.is_away(unit.ticket)) {
+            Some(unit) => Some(unit).filter(is_unread),
+            None => wanted.iter().find(is_unread),
+        }
+    }
+
     /// Sleeps for a millisecond at most before a unit is asked for again whose read the backing has refused.
     pub(crate) fn pause_for_room(&self) {
         self.mover.system.wait_for(&self.work.spilling.found, self.heard());
@@ -84,7 +99,8 @@ impl Engine {
 
     /// A read has failed: a pause begins, or the process is stopped.
     fn note_unread(&self, tries: &mut Tries, address: usize, ticket: Ticket) {
-        tries.failed += 1;
+        let failed = if tries.unit == Some(ticket) { tries.failed } else { 0 };
+        *tries = Tries { unit: Some(ticket), failed: failed + 1, after_ns: 0 };
         if tries.failed == TRIES_MAX {
             self.note_lost();
             let (bytes, disk) = (self.geometry().unit_bytes(), self.disk_of(ticket));
@@ -99,8 +115,7 @@ impl Engine {
     pub(crate) fn fetch_for_event(&self, table: &Table, wanted: &[Away]) {
         let spilling = &self.work.spilling;
         let mut tries = spilling.event_tries.lock();
-        let unread = wanted.iter().find(|unit| self.store.is_unread(unit.ticket));
-        match unread {
+        match self.unread(&tries, wanted) {
             // A pause goes on while another thread has the unit read: else each read of that thread that fails would
             // count here, too.
             None => self.fetch_all(table, wanted),
