@@ -633,6 +633,9 @@ mod tests {
         assert_eq!(columns("writeback_stat")[1..4], [5, 0, 0]);
         let state = read(&ram, "block_state").unwrap();
         assert_eq!(state.lines().filter(|line| line.contains('w')).count(), 5, "{state}");
+        write(&ram, "reset", "1").unwrap();
+        assert_eq!(columns("bd_stat"), [0; 3]);
+        assert_eq!(columns("writeback_stat")[1..5], [0; 4]);
     }
 
     /// Goal: a value that is not accepted changes nothing, and the line says what is.

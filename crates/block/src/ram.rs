@@ -239,6 +239,8 @@ impl Ram {
     pub(crate) fn reset(&self) {
         self.zram.reset();
         self.requests.reset();
+        let PolicyStat { tried, shrank, bytes_saved } = &self.policy;
+        [tried, shrank, bytes_saved].into_iter().for_each(|count| count.store(0, Relaxed));
     }
 
     /// The disk.

@@ -176,7 +176,7 @@ impl Engine {
         let codecs = codecs.map_err(|error| Error::Codec(error.to_string()))?;
         let mut secret = [0; Key::BYTES];
         random::fill(&mut secret).map_err(|errno| Error::Memory { what: "a random key", errno })?;
-        let source = Arc::new(PoolMappings::default());
+        let source = Arc::new(PoolMappings::default().with_chunk());
         let key = Key::new(secret);
         let parts = Parts { system, source, codecs, crew, key, backing, cpus };
         Engine::on(parts, config, stats)

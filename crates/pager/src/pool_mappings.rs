@@ -115,6 +115,16 @@ impl Default for PoolMappings {
     }
 }
 
+impl PoolMappings {
+    /// Takes the first chunk now, if it can be had: later the program may have taken all address space there is, and
+    /// what a pool has at least goes through it to the disk.
+    #[must_use]
+    pub fn with_chunk(self) -> PoolMappings {
+        self.0.lock().grow(PAGE_BYTES);
+        self
+    }
+}
+
 #[allow(unsafe_code, reason = "the contract of PageSource")]
 // SAFETY: a run is cut from a fresh private mapping that only this source knows, or was given back;
 // the lock hands it to one caller. Mappings live as long as the source.

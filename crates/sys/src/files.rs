@@ -17,6 +17,13 @@ pub fn limit() -> u64 {
     limit.unwrap_or(u64::MAX)
 }
 
+/// Raises [`limit`] as far as this process may (`ulimit -Hn`), if need be.
+pub fn raise_limit() {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let all = rustix::process::Rlimit { current: limit.maximum, ..limit };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, all).ok();
+}
+
 /// Reads the beginning of a small file, without any allocation.
 ///
 /// # Errors

@@ -8,10 +8,14 @@ use zfolio_core::size;
 use zfolio_core::zram::{BdStat, IoStat, MmStat};
 
 use super::arguments::{Columns, ListArgs};
+use super::serve::say;
 use super::{ask, directory, names};
 use crate::failure::Failure;
 use crate::output;
 use crate::table::Table;
+
+/// The exit status that says that a name is not that of a disk.
+const NO_SUCH_DISK: u8 = 2;
 
 /// A column of the list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -188,23 +192,33 @@ impl Disk {
     }
 }
 
-/// Prints the disks that run.
+/// Prints the disks that run. For one that does not answer there is a line on standard error instead.
 ///
 /// # Errors
 ///
-/// The output cannot be written.
+/// The output cannot be written; or a disk does not answer, after the others were printed.
 pub(super) fn list(arguments: &ListArgs) -> Result<ExitCode, Failure> {
     let directory = directory()?;
-    // A disk that has just ended is left out.
-    let disks: Vec<Disk> =
-        names(&directory).iter().filter_map(|name| Disk::read(name).ok()).collect();
+    let mut silent = Vec::new();
+    let disk = |name: &String| match Disk::read(name) {
+        Ok(disk) => Some(disk),
+        // One that has just ended.
+        Err(failure) if failure.status() == NO_SUCH_DISK => None,
+        Err(failure) => {
+            silent.push(failure);
+            None
+        }
+    };
+    let disks: Vec<Disk> = names(&directory).iter().filter_map(disk).collect();
     let text = if arguments.json {
         Value::Array(disks.iter().map(Disk::json).collect()).to_string() + "\n"
     } else {
         rows(arguments, &disks)
     };
     output::print(&text)?;
-    Ok(ExitCode::SUCCESS)
+    let last = silent.pop();
+    silent.iter().for_each(|failure| say(&failure.to_string()));
+    last.map_or(Ok(ExitCode::SUCCESS), Err)
 }
 
 fn rows(arguments: &ListArgs, disks: &[Disk]) -> String {

@@ -67,6 +67,8 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     // Before any thread is started, so that none of them gets a signal.
     let signals =
         Signals::block().map_err(|error| Failure::machine(format!("signals: {error}")))?;
+    // Each client has descriptors of its own.
+    files::raise_limit();
     let name = &arguments.name;
     let unkept = arguments.ublk.and_then(|_| keep_in_memory());
     let mut watch = watch(&arguments.tls)?;
@@ -119,7 +121,7 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
         size::display(ram.zram().disk_bytes()),
         algorithm(&ram),
         ram.zram().unit(),
-        addresses
+        addresses + &free_port(arguments, metrics.as_ref())
     );
     // Where `add` waits for it. If that was killed, the disk ends as by a signal: a command that fails leaves nothing
     // behind.
@@ -136,6 +138,12 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     drop(sites);
     say(&format!("disk {name} has ended; {}", ended?));
     Ok(ExitCode::SUCCESS)
+}
+
+/// Where the figures are, if any port was to serve them.
+fn free_port(arguments: &AddArgs, metrics: Option<&Metrics>) -> String {
+    let metrics = metrics.filter(|_| arguments.metrics.is_some_and(|asked| asked.port() == 0));
+    metrics.map(|metrics| format!(", figures at {}", metrics.address())).unwrap_or_default()
 }
 
 /// Leaves what this process has of the shell that started it: open files, and the terminal.

@@ -604,7 +604,10 @@ fn a_configuration_that_is_wrong_is_a_line_for_each() {
     assert_eq!(check("[a]\nx\n=\n[b\n").lines().count(), 3);
     assert_eq!(check(&format!("[a]\nx=1\n[b]\n{good}\n[c]\ny=1\n")).lines().count(), 2);
     fs::remove_file(&conf).unwrap();
+    let pipe = daemon.folder.join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     for (path, status, part) in [
+        (pipe.to_str().unwrap(), 2, "a pipe; accepted: a configuration"),
         (shown.as_str(), 2, "No such file"),
         (daemon.folder.to_str().unwrap(), 125, "Is a directory"),
         ("/dev/zero", 2, "more than 1M"),

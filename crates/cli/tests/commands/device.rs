@@ -23,6 +23,22 @@ use crate::disk::Disk;
 use crate::run::first_line;
 use crate::stage::{kill, output_of, scratch, texts, wait_for, zfolio};
 
+/// Goal: a disk takes more clients than the soft limit of descriptors, which shells have low, as long as the hard one
+/// allows them.
+#[test]
+fn descriptors_are_for_clients() {
+    let limited = |command: Command| {
+        let mut limited = Command::new("prlimit");
+        limited.args(["--nofile=32:512", "--"]).arg(command.get_program()).args(command.get_args());
+        limited.stdout(Stdio::piped()).stderr(Stdio::piped());
+        limited
+    };
+    let disk = Disk::start_by("descriptors", &["--size", "8M"], limited);
+    let clients: Vec<_> = (0..40).map(|_| disk.client()).collect();
+    assert!(disk.is_served());
+    drop(clients);
+}
+
 #[test]
 fn a_disk_is_made_listed_changed_and_ended() {
     let disk = Disk::add("life", &["--mem-limit", "4M"]);

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::{Child, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use zfolio_core::testing::Random;
 
@@ -22,8 +22,17 @@ pub(crate) struct Disk {
 impl Disk {
     /// Starts a disk with these options beside its name and address.
     pub(crate) fn start(name: &str, options: &[&str]) -> Disk {
+        Disk::start_by(name, options, |command| command)
+    }
+
+    /// The same by another command, which is made from the one that starts it.
+    pub(crate) fn start_by(
+        name: &str,
+        options: &[&str],
+        by: impl FnOnce(Command) -> Command,
+    ) -> Disk {
         let mut disk = Disk::named(name);
-        let mut child = disk.command(options).spawn().expect("it was built");
+        let mut child = by(disk.command(options)).spawn().expect("it was built");
         let line = first_line(&mut child);
         assert!(line.starts_with(&format!("disk {}: ", disk.name)), "{line}");
         disk.child = Some(child);
@@ -64,7 +73,7 @@ impl Disk {
         Disk { socket: scratch("disks").join(format!("{name}.sock")), name, child: None }
     }
 
-    pub(crate) fn command(&self, options: &[&str]) -> std::process::Command {
+    pub(crate) fn command(&self, options: &[&str]) -> Command {
         let socket = self.socket.to_str().expect("a name of ours");
         let fixed = ["device", "run", &self.name, "--nbd", socket];
         let mut command = zfolio(&[&fixed, options].concat());

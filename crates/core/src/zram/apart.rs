@@ -216,6 +216,11 @@ impl<S: PageSource> Zram<S> {
         })
     }
 
+    /// The device is reset.
+    pub(super) fn note_apart_reset(&self) {
+        self.apart.iter().for_each(|apart| apart.joined_units.store(0, Relaxed));
+    }
+
     /// Pages apart that are one machine word, and have no object.
     #[cfg(any(test, fuzzing))]
     pub(super) fn apart_same_filled(&self) -> u64 {

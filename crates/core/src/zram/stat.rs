@@ -163,11 +163,11 @@ impl<S: PageSource> Zram<S> {
     pub fn bd_stat(&self) -> BdStat {
         let usage = self.store.backing_usage();
         let pages = |bytes: u64| bytes.div_ceil(PAGE_BYTES as u64);
-        let [read_before, written_before] = self.backing_before_reset();
+        let [read_bytes, written_bytes, ..] = self.since_reset();
         BdStat {
             bd_count: pages(usage.used_bytes),
-            bd_reads: pages(usage.read_bytes.saturating_sub(read_before)),
-            bd_writes: pages(usage.written_bytes.saturating_sub(written_before)),
+            bd_reads: pages(read_bytes),
+            bd_writes: pages(written_bytes),
         }
     }
 
@@ -270,6 +270,7 @@ impl<S: PageSource> Zram<S> {
         let counts = [failed_reads, failed_writes, invalid_io, notify_free, &self.huge_since];
         counts.into_iter().for_each(|count| count.store(0, Relaxed));
         self.store.pool().reset_pages_compacted();
+        self.note_apart_reset();
         self.note_backing_reset();
         self.reset_mem_used_max();
     }

@@ -144,8 +144,8 @@ pub(super) struct Writeback {
     old_units: AtomicU64,
     /// Bytes that the backing took before anything was written: buffers.
     fixed_bytes: usize,
-    /// What the backing had read and written when the device was reset last.
-    before_reset: [AtomicU64; 2],
+    /// What was counted when the device was reset last, in the order of [`Zram::since_reset`].
+    before_reset: [AtomicU64; 4],
 }
 
 impl Writeback {
@@ -163,7 +163,7 @@ impl Writeback {
             asked_units: AtomicU64::new(0),
             old_units: AtomicU64::new(0),
             fixed_bytes,
-            before_reset: [const { AtomicU64::new(0) }; 2],
+            before_reset: [const { AtomicU64::new(0) }; 4],
         }
     }
 }
@@ -222,22 +222,27 @@ impl<S: PageSource> Zram<S> {
         self.writeback.as_ref().map_or(0, grown)
     }
 
-    /// Bytes that the backing had read and written when the device was reset last.
-    pub(super) fn backing_before_reset(&self) -> [u64; 2] {
-        let before =
-            |writeback: &Writeback| writeback.before_reset.each_ref().map(|it| it.load(Relaxed));
-        self.writeback.as_ref().map_or([0; 2], before)
+    /// What was counted since the device was reset last: bytes that the backing has read, and written; entries that it
+    /// has taken; and writes that came to nothing.
+    pub(super) fn since_reset(&self) -> [u64; 4] {
+        let Some(writeback) = &self.writeback else { return [0; 4] };
+        let (now, before) = (self.ever_counted(), &writeback.before_reset);
+        std::array::from_fn(|at| now[at].saturating_sub(before[at].load(Relaxed)))
     }
 
-    /// The device is reset.
+    fn ever_counted(&self) -> [u64; 4] {
+        let (usage, spill) = (self.store.backing_usage(), self.store.spill_stats());
+        [usage.read_bytes, usage.written_bytes, spill.written, spill.not_written]
+    }
+
+    /// The device is reset. What is left of the limit and of the budget stays.
     pub(super) fn note_backing_reset(&self) {
         let Some(writeback) = &self.writeback else { return };
-        let usage = self.store.backing_usage();
-        for (before, bytes) in
-            writeback.before_reset.iter().zip([usage.read_bytes, usage.written_bytes])
-        {
-            before.store(bytes, Relaxed);
+        for (before, now) in writeback.before_reset.iter().zip(self.ever_counted()) {
+            before.store(now, Relaxed);
         }
+        writeback.asked_units.store(0, Relaxed);
+        writeback.old_units.store(0, Relaxed);
     }
 
     /// Sets `writeback_limit`: how many pages of 4 KiB may be written while it is enabled. Without a backing nothing
@@ -290,12 +295,12 @@ impl<S: PageSource> Zram<S> {
         self.charge(writeback);
         let [asked_units, old_units] =
             [&writeback.asked_units, &writeback.old_units].map(|units| units.load(Relaxed));
-        let spill = self.store.spill_stats();
+        let [_, _, written, not_written] = self.since_reset();
         WritebackStat {
             asked_units,
             old_units,
-            room_units: spill.written.saturating_sub(asked_units + old_units),
-            not_written: spill.not_written,
+            room_units: written.saturating_sub(asked_units + old_units),
+            not_written,
             budget_bytes: self.left(writeback, Why::Policy, 0),
             budget_used_up: writeback.budget.used_up(),
         }

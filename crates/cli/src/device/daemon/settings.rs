@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::ErrorKind::{InvalidData, NotADirectory, NotFound};
 use std::io::{self, Read as _};
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgAction, CommandFactory as _};
@@ -138,6 +139,10 @@ impl Files {
 fn read_text(path: &Path) -> io::Result<String> {
     let invalid = |why| io::Error::new(InvalidData, why);
     let mut bytes = Vec::new();
+    // It could be read once only: to read it again would wait for somebody who writes to it.
+    if fs::metadata(path)?.file_type().is_fifo() {
+        return Err(invalid("a pipe; accepted: a configuration"));
+    }
     File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
         return Err(invalid("more than 1M; accepted: a configuration"));
