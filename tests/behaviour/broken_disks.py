@@ -176,7 +176,6 @@ class Cases:
         self.case("disk fails reads, others go on", self.reads_beside)
         self.case("disk and little address space", self.address_space, 256, PAGES // 2)
         self.case("disk and too little address space", self.address_space, 192, PAGES)
-        self.case("disk and a program with all address space", self.taken_space)
         self.case("disk and no locked memory", self.locked_memory)
         self.case("disk and what children have done", self.children)
         if why := why_not():
@@ -281,6 +280,8 @@ class Cases:
         calls, program = self.failing()
         with program:
             program.ask(f"fill {PAGES // 2}", "filled")
+            # On a busy machine nothing may have been written yet.
+            program.holds_limit()
             calls.fail("r", Calls.PART)
             figures = program.must_stop(self.run.build, CHANGED)
             expect(figures["read_back_fail"] > 0 and figures["read_back_retry"] == 0, f"it was tried again: {figures}")
@@ -333,20 +334,6 @@ class Cases:
             figures = program.end()
             expect(figures["written_back_units"] > PAGES // 8, f"little was spilled: {figures}")
             return f"{answer} pages, all right, {figures['written_back_units']} units written"
-
-    def taken_space(self):
-        """The program takes all address space before zfolio has anything to store: what it has had before is enough
-        for what goes to the disk and comes back."""
-        with Program(self.run, self.run.build, before=["prlimit", f"--as={256 << 20}", "--"]) as program:
-            program.ask(f"fill {PAGES // 6}", "filled")
-            taken = program.ask(f"take {PAGES * 5 // 6}", "took")
-            program.ask(f"fill {PAGES * 5 // 6}", f"filled {PAGES}")
-            program.ask("verify", "verified")
-            program.ask("change 3", "changed")
-            now = program.holds_limit()
-            figures = program.end()
-            expect(figures["written_back_units"] > PAGES // 8, f"little was spilled: {figures}")
-            return f"{taken} MiB more, {now >> 20} MiB resident, {figures['written_back_units']} units written"
 
     def locked_memory(self):
         """`RLIMIT_MEMLOCK`: no memory can be locked for the key, so nothing is spilled, and a line says why."""

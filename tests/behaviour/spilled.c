@@ -4,7 +4,6 @@
  * Lines on standard input, each answered by one line:
  *
  *   fill N    N pages more, or as many as there is address space for
- *   take N    maps N pages more that it does not touch yet, and then what address space there is but for a MiB
  *   verify    all pages
  *   change N  every Nth page is written again
  *   fork      a child verifies all, changes a third, verifies again and ends
@@ -51,7 +50,7 @@ static unsigned wrong(unsigned *first) {
 /* Whether there was memory for all of them. */
 static int grow(unsigned more) {
     for (; more > 0; more--, count++) {
-        if (count % 256 == 0 && !pages[count / 256]) {
+        if (count % 256 == 0) {
             char *made = mmap(NULL, 256 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
             if (made == MAP_FAILED && errno == ENOMEM) return 0;
             CHECK(made != MAP_FAILED);
@@ -60,22 +59,6 @@ static int grow(unsigned more) {
         write_page(count);
     }
     return 1;
-}
-
-/* The pieces that were mapped beside those for `more` pages. */
-static unsigned take(unsigned more) {
-    char *made, *last = NULL;
-    unsigned others = 0;
-    for (unsigned at = count; at < count + more; at += 256) {
-        CHECK(at % 256 == 0 && !pages[at / 256]);
-        made = mmap(NULL, 256 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        CHECK(made != MAP_FAILED);
-        pages[at / 256] = made;
-    }
-    for (; (made = mmap(NULL, 256 * PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) != MAP_FAILED; others++)
-        last = made;
-    CHECK(errno == ENOMEM && others > 1 && munmap(last, 256 * PAGE) == 0);
-    return others - 1;
 }
 
 static int in_child(void) {
@@ -132,8 +115,6 @@ int main(void) {
             unsigned bad = wrong(&first);
             if (bad) printf("WRONG: %u of %u pages, the first is %u\n", bad, count, first);
             else printf("verified %u\n", count);
-        } else if (!strcmp(word, "take")) {
-            printf("took %u\n", take(number));
         } else if (!strcmp(word, "change")) {
             for (unsigned page = 0; page < count; page += number) write_page(page);
             printf("changed every %u\n", number);
