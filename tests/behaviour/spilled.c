@@ -120,6 +120,11 @@ int main(void) {
             printf("changed every %u\n", number);
         } else if (!strcmp(word, "fork") || !strcmp(word, "rest") || !strcmp(word, "stay")) {
             pid_t child = fork();
+            if (child < 0 && errno == ENOMEM) {
+                printf("no memory for a child\n");
+                fflush(stdout);
+                continue;
+            }
             CHECK(child >= 0);
             if (child == 0) {
                 if (*word == 'f') _exit(in_child());

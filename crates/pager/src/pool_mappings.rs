@@ -116,8 +116,8 @@ impl Default for PoolMappings {
 }
 
 impl PoolMappings {
-    /// Takes the first chunk now, if it can be had: later the program may have taken all address space there is, and
-    /// what a pool has at least goes through it to the disk.
+    /// Takes the first chunk now, if it can be had: later the program may have taken all address space there is, and a
+    /// pool without memory holds no limit.
     #[must_use]
     pub fn with_chunk(self) -> PoolMappings {
         self.0.lock().grow(PAGE_BYTES);

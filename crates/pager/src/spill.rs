@@ -11,9 +11,9 @@
 //! such a fault aside and serves others; inline, the faulting thread waits. A change of a mapping that needs units
 //! which are away waits for them before it takes the table for writing.
 //!
-//! A read that failed is tried again after a pause (`retry.rs`): only who waits for that unit waits longer. So is one
-//! for whose unit the pool finds no memory, where the process may have no more address space: the background thread
-//! writes others back, though the limit is held, and until then whoever needs the unit waits.
+//! A read that failed is tried again after a pause (`retry.rs`): only who waits for that unit waits longer. Where the
+//! process may have no more address space, a read can succeed and the pool have no memory for the unit. Then the
+//! background thread writes other units back, even if the limit is held, and the read is tried again.
 //!
 //! # Invariants
 //!
@@ -21,7 +21,8 @@
 //!   the table is held for writing, no entry leaves the pool or comes back.
 //! - `SPILL-2` Nobody waits for the backing while he holds a lock, but `Engine::wait_holding_locks`. Who waits holds
 //!   the **gate** for reading, and who forks takes it for writing: so a child finds no lock of the backing's held.
-//! - `SPILL-3` While a change of a mapping waits for units, nothing is written back: what it waits for stays.
+//! - `SPILL-3` While a change of a mapping waits for units, nothing is written back, so that they stay in the pool;
+//!   unless the pool has no memory for a unit that was read.
 //! - `SPILL-4` From [`Engine::settle_for_fork`] to the fork no fault has anything fetched (`Later::Still`), so that
 //!   the backing comes to rest; but for `STILL_NS` at most, since the thread that forks may fault too.
 //!
@@ -81,7 +82,7 @@ pub(crate) const BATCH: usize = 32;
 /// Pauses, of a millisecond at most, that prefetching waits for the backing.
 const PATIENCE: usize = 20;
 
-/// It is told of a unit that has come back so many times while no room could be made for it: a second, at least.
+/// After so many tries in vain to make room in the pool for what was read, a second at least, a line says so.
 const PATIENCE_FOR_ROOM: u32 = 1000;
 
 /// The pause before another try to open an area.
@@ -156,7 +157,7 @@ pub(crate) struct Spilling {
     shut_until_ns: AtomicU64,
     /// The reason for that was told.
     has_complained: AtomicBool,
-    /// So many times no room could be made for a unit that came back, since some was; told of once.
+    /// Tries in vain to make room in the pool for what was read, since one succeeded.
     without_room: AtomicU32,
     /// When areas that are shared with children, or frozen, were last looked at.
     looked_ns: AtomicU64,
@@ -482,6 +483,7 @@ impl Engine {
             && self.door() == Door::Open
             && !self.work.settling.load(Relaxed)
             && self.now_ns() >= self.work.spilling.rests_until_ns.load(Relaxed)
+            // What was read and has no room would wait for ever.
             && (self.store.lacks_room() || !self.is_change_waiting() && self.may_write() > 0)
     }
 
@@ -659,14 +661,11 @@ impl Engine {
             }
             return false;
         }
-        let may_spill = self.may_spill();
-        if may_spill {
-            self.store.poll();
+        if !self.may_spill() {
+            return self.store.take_lack_of_room() && self.make_pool_room(table);
         }
+        self.store.poll();
         let lacks_room = self.store.take_lack_of_room();
-        if !may_spill {
-            return lacks_room && self.make_pool_room(table);
-        }
         let is_short = self.below_limit_soon() < signed(self.charge.high_bytes());
         let is_needed = lacks_room
             || is_full
@@ -696,7 +695,7 @@ impl Engine {
         did
     }
 
-    /// Makes room for a unit that has come back and for which the pool has no memory, where nothing can be written.
+    /// Makes room in the pool for a unit that was read, where nothing can be written. False: there was nothing to drop.
     #[cold]
     fn make_pool_room(&self, table: &Table) -> bool {
         self.compact_if_wasteful(table);
@@ -786,6 +785,7 @@ impl Engine {
                     continue;
                 }
                 if self.store.lacks_room() {
+                    // The disk has answered.
                     tries = Tries::default();
                 }
                 self.pause_for_room();

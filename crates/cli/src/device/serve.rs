@@ -121,7 +121,7 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
         size::display(ram.zram().disk_bytes()),
         algorithm(&ram),
         ram.zram().unit(),
-        addresses + &free_port(arguments, metrics.as_ref())
+        addresses + &figures_at(arguments, metrics.as_ref())
     );
     // Where `add` waits for it. If that was killed, the disk ends as by a signal: a command that fails leaves nothing
     // behind.
@@ -140,8 +140,8 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Where the figures are, if any port was to serve them.
-fn free_port(arguments: &AddArgs, metrics: Option<&Metrics>) -> String {
+/// The end of the line about a new disk, where `--metrics` asks for any free port: the port is told.
+fn figures_at(arguments: &AddArgs, metrics: Option<&Metrics>) -> String {
     let metrics = metrics.filter(|_| arguments.metrics.is_some_and(|asked| asked.port() == 0));
     metrics.map(|metrics| format!(", figures at {}", metrics.address())).unwrap_or_default()
 }

@@ -230,6 +230,7 @@ impl<S: PageSource> Zram<S> {
         std::array::from_fn(|at| now[at].saturating_sub(before[at].load(Relaxed)))
     }
 
+    /// The same since the device was made.
     fn ever_counted(&self) -> [u64; 4] {
         let (usage, spill) = (self.store.backing_usage(), self.store.spill_stats());
         [usage.read_bytes, usage.written_bytes, spill.written, spill.not_written]

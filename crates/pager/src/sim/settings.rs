@@ -159,10 +159,7 @@ impl Settings {
         let random = &mut Random::new(seed, 15);
         // A change may need more units at once than the pool has room for: then it waits.
         let changes = settings.changes || settings.storm.is_some();
-        if settings.spill.is_some_and(Spill::is_large)
-            && !changes
-            && random.of(&[true, true, false])
-        {
+        if settings.spill.is_some_and(Spill::is_large) && !changes && !random.one_in(3) {
             let limit_pages = usize::try_from(settings.limit_bytes).unwrap_or(0) / PAGE_BYTES;
             settings.pool_pages_max = (limit_pages / random.of(&[1, 2, 4])).max(192);
         }

@@ -81,8 +81,8 @@ impl Engine {
         tries.after_ns = 0;
     }
 
-    /// Of units that somebody waits for together, one whose last read has failed: always the same as long as it is
-    /// away, so that its failures are counted and not theirs.
+    /// Of units that somebody waits for together, one whose last read has failed. It is the one that `tries` counts, as
+    /// long as that is away: failures of the others do not count.
     pub(super) fn unread<'a>(&self, tries: &Tries, wanted: &'a [Away]) -> Option<&'a Away> {
         let counted = wanted.iter().find(|unit| tries.unit == Some(unit.ticket));
         let is_unread = |unit: &&Away| self.store.is_unread(unit.ticket);

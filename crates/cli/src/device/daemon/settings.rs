@@ -139,7 +139,7 @@ impl Files {
 fn read_text(path: &Path) -> io::Result<String> {
     let invalid = |why| io::Error::new(InvalidData, why);
     let mut bytes = Vec::new();
-    // It could be read once only: to read it again would wait for somebody who writes to it.
+    // A pipe can be read once. At SIGHUP the configuration is read again, and would wait for somebody who writes.
     if fs::metadata(path)?.file_type().is_fifo() {
         return Err(invalid("a pipe; accepted: a configuration"));
     }
