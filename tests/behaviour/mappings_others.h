@@ -57,6 +57,57 @@ static void given_up_moves(void) {
     ballast_verify(&b, "given up");
 }
 
+static void check_below(const char *what, int round) {
+    size_t mib = status_mib("RssAnon:"), most = limit_bytes() / MIB + SLACK_MIB;
+    if (getenv("ZFOLIO_LIMIT")) CHECK(mib < most, "%zu MiB are resident in round %d: %s", mib, round, what);
+}
+
+/* A block of many times the limit grows, where it is and elsewhere, and shrinks; a call that is refused changes
+ * nothing. The limit is held meanwhile. */
+static void grows(void) {
+    size_t bytes = 5 * limit_bytes(), more = 3 * PAGE + limit_bytes() / 4, offset = 0;
+    char *place = map_anonymous(2 * bytes), *block = place;
+    /* There is room behind it. */
+    CHECK(munmap(place + bytes, bytes) == 0);
+    fill(block, bytes, 10);
+    come_down(20);
+    check_below("it is filled", 0);
+    for (int round = 0; round < 12; round++) {
+        char *behind = block + bytes;
+        int has_room = round % 3 == 0;
+        if (!has_room) mmap(behind, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+        errno = 0;
+        char *grown = mremap(block, bytes, bytes + more, 0);
+        CHECK(grown == block || (grown == MAP_FAILED && errno == ENOMEM));
+        CHECK(has_room || grown == MAP_FAILED, "there is no room");
+        check_below("it may have grown in place", round);
+        if (grown == MAP_FAILED) grown = mremap(block, bytes, bytes + more, MREMAP_MAYMOVE);
+        CHECK(grown != MAP_FAILED);
+        check_below("it has grown", round);
+        if (!has_room) CHECK(grown != block && munmap(behind, PAGE) == 0);
+        unsigned char there;
+        if (grown != block) CHECK(mincore(block, PAGE, &there) == -1 && errno == ENOMEM, "the old place is free");
+        block = grown;
+        for (size_t at = bytes; at < bytes + more; at += PAGE) CHECK(page_is_zero(block + at), "page %zu", at / PAGE);
+        /* A part of what was there and a part of what is new, some of it changed. */
+        for (size_t page = 7 * round; page < bytes / PAGE; page += 97)
+            CHECK(page_is(block + page * PAGE, 10 + offset + page), "round %d, page %zu", round, page);
+        fill(block + bytes, more, 10 + offset + bytes / PAGE);
+        CHECK(mremap(block, bytes + more, bytes + more, MREMAP_MAYMOVE) == block);
+        CHECK(mremap(block, bytes + more, bytes + PAGE, MREMAP_MAYMOVE) == block);
+        CHECK(mincore(block + bytes + PAGE, PAGE, &there) == -1 && errno == ENOMEM, "the end is gone");
+        check_below("it has shrunk", round);
+        bytes += PAGE;
+        /* So that it does not begin with a whole folio. */
+        if (round != 6) continue;
+        CHECK(munmap(block, 5 * PAGE) == 0);
+        block += 5 * PAGE;
+        bytes -= 5 * PAGE;
+        offset += 5;
+    }
+    verify(block, bytes, 10 + offset, "what has grown");
+}
+
 /* shmat over managed memory; once it is detached, other memory is mapped there. */
 static void shm_over(void) {
     struct ballast b;

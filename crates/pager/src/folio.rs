@@ -107,6 +107,21 @@ impl Folio {
         }
     }
 
+    /// Takes out what the folio holds. What is left is empty, not managed, and has the entries in queues that it had.
+    pub(crate) fn take(&mut self) -> Folio {
+        let empty = Folio::new(false, self.copies.len());
+        let Folio { queued, parked, copied, .. } = *self;
+        std::mem::replace(self, Folio { queued, parked, copied, ..empty })
+    }
+
+    /// Puts into an empty folio what was taken out of another, except that nothing counts as resident yet.
+    pub(crate) fn put(&mut self, taken: Folio) {
+        debug_assert!(self.keeps_nothing());
+        let Folio { queued, parked, copied, .. } = *self;
+        let (resident, refused) = (Units::NONE, Units::NONE);
+        *self = Folio { queued, parked, copied, resident, refused, ..taken };
+    }
+
     /// Notes that units are stored from `now` on (`Replacement::note_stored`).
     pub(crate) fn note_stored(&mut self, units: Units, now: u32) {
         let joining = ((self.just_left & self.stored) - units).count() as u64;

@@ -56,7 +56,7 @@ pub use charge::OverLimit;
 pub use config::{Config, Error, LIMIT_BYTES_MIN, Mode, with_dictionary};
 pub use engine::{Engine, StatsHome};
 pub use fork::Quiet;
-pub use mappings::change::moved_parts;
+pub use mappings::relocate::moved_parts;
 pub use pager::{Builder, Pager};
 pub use pool_mappings::PoolMappings;
 pub use region::Region;

@@ -98,6 +98,10 @@ pub(crate) trait System: Send + Sync + Debug {
     /// Whether a message of the program's side waits to be read.
     fn has_message(&self) -> bool;
 
+    /// Whether a change of the program's mappings is under way whose message was not read yet: moves and copies are
+    /// refused meanwhile.
+    fn is_changing(&self) -> bool;
+
     /// Sets the lowest bit of one byte for each page that is resident.
     ///
     /// # Errors

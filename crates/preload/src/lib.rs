@@ -49,6 +49,7 @@ mod candidates;
 
 mod lifecycle;
 mod mapping_proxy;
+mod remap;
 
 mod clone;
 mod fork;

@@ -15,8 +15,8 @@ use zfolio_core::ranges::Ranges;
 use zfolio_pager::Engine;
 use zfolio_sys::{Errno, futex, map, signal, thread};
 
-use crate::candidates::Taken;
 use crate::mappings::page_end;
+use crate::remap;
 
 /// A request: the system call that the program made, or work for the engine alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -203,7 +203,7 @@ fn serve(engine: &Engine, call: Call, words: [usize; 6]) -> Result<usize, Errno>
                 map::forward(libc::SYS_madvise, [at, bytes, advice, 0, 0, 0])
             })
         }
-        Call::Remap => remap(engine, words),
+        Call::Remap => remap::remap(engine, words),
         Call::Pin => {
             engine.pin(start, end);
             Ok(0)
@@ -230,25 +230,6 @@ fn serve(engine: &Engine, call: Call, words: [usize; 6]) -> Result<usize, Errno>
             Ok(0)
         }
     }
-}
-
-/// `mremap`. The last word is the address of a `Taken`: what of the range was noted.
-fn remap(engine: &Engine, words: [usize; 6]) -> Result<usize, Errno> {
-    let [start, bytes, new_bytes, flags, to, noted] = words;
-    let length = page_end(0, new_bytes);
-    let move_it = || {
-        let call = [start, bytes, new_bytes, flags, to, 0];
-        // SAFETY: the program's own call, with its own words.
-        let at = unsafe { map::forward(libc::SYS_mremap, call) }?;
-        Ok::<_, Errno>((at, at + length))
-    };
-    let fixed = i32::try_from(flags).unwrap_or(0) & libc::MREMAP_FIXED != 0;
-    let onto = if fixed { (to, page_end(to, new_bytes)) } else { (0, 0) };
-    let taken = noted as *const Taken;
-    // SAFETY: mremap_words() passes a `Taken` of its own, which lives and stays unchanged until it has the answer.
-    let noted = unsafe { &*taken }.noted();
-    let (at, _) = engine.relocate((start, page_end(start, bytes)), onto, noted, move_it)?;
-    Ok(at)
 }
 
 /// Manages a mapping. If it cannot be registered, it is not reclaimed, and its contents stay as they are.

@@ -298,6 +298,13 @@ impl Uffd {
         progress(answer, zero.done, bytes)
     }
 
+    /// Whether a change of registered mappings is under way whose message was not read yet. The kernel answers that
+    /// first, before it looks at the range.
+    pub fn is_changing(&self) -> bool {
+        // Of no length: INVAL if nothing is under way.
+        self.zero(0, 0).stopped == Some(Errno::AGAIN)
+    }
+
     /// Reads the next messages: as many as exist and fit, possibly none.
     ///
     /// # Errors

@@ -239,6 +239,11 @@ impl Table {
         self.covered.pieces(start, end).collect()
     }
 
+    /// Whether all of a range is known to be manageable.
+    pub(crate) fn covers(&self, start: usize, end: usize) -> bool {
+        self.covered.bytes_in(start, end) == end - start
+    }
+
     /// The parts of a range that are not known to be manageable yet.
     pub(crate) fn uncovered(&self, start: usize, end: usize) -> Ranges {
         self.covered.gaps(start, end)

@@ -1,4 +1,4 @@
-//! Changes of mappings: what `munmap`, `madvise`, `mremap` and `mlock` do to managed memory.
+//! Changes of mappings: what `munmap`, `madvise` and `mlock` do to managed memory; `relocate` has `mremap`.
 //!
 //! Each change holds the table for writing during the system call and the updates that follow, so
 //! no folio moves and no fault is served meanwhile (`ENG-1`): the program sees exactly what it
@@ -86,7 +86,7 @@ impl Engine {
     }
 
     /// Forgets a range that is unmapped, or mapped anew; folios that are only partly in it were left to the kernel.
-    fn forget_range(&self, table: &mut Table, start: usize, end: usize) {
+    pub(super) fn forget_range(&self, table: &mut Table, start: usize, end: usize) {
         for (address, lock) in table.known_folios(start, end) {
             if address >= start && address + self.geometry().folio_bytes() <= end {
                 self.drop_folio(&mut lock.lock(), false);
@@ -155,7 +155,7 @@ impl Engine {
     }
 
     /// Brings a range back, and leaves the range to the kernel. Returns the bytes that were managed.
-    fn leave(&self, table: &mut Table, start: usize, end: usize) -> usize {
+    pub(super) fn leave(&self, table: &mut Table, start: usize, end: usize) -> usize {
         let (outer, mut bytes) = (table.exterior(start, end), 0);
         for (address, lock) in table.known_folios(outer.0, outer.1) {
             let mut folio = lock.lock();
@@ -171,63 +171,6 @@ impl Engine {
         table.uncover(start, end);
         table.remove(outer.0, outer.1);
         bytes
-    }
-
-    /// Makes `call`, which moves a range with its contents and returns the new range. `onto` is the new range if the
-    /// program has chosen it, else empty. Of the new range that is managed which was in the old one, what is
-    /// `noted` besides (parts of the old range, in rising order), and what the last such part grows by: what was given
-    /// up (`pin`), or is another's mapping, stays so.
-    ///
-    /// # Errors
-    ///
-    /// Those of `call`. Then the contents are where the kernel has left them: since Linux 6.17 the first of several
-    /// mappings may have moved, and older kernels may have unmapped what was at the new place.
-    pub fn relocate<E>(
-        &self,
-        (start, end): (usize, usize),
-        onto: (usize, usize),
-        noted: &[(usize, usize)],
-        call: impl FnOnce() -> Result<(usize, usize), E>,
-    ) -> Result<(usize, usize), E> {
-        let mut table = self.table_for_change(&[(start, end), onto]);
-        let mut managed = Ranges::new();
-        let old = table.covered(start, end);
-        old.iter().chain(noted).for_each(|(from, to)| managed.join(*from, *to));
-        let covered = [old, table.covered(onto.0, onto.1)].concat();
-        // Every page is brought back, so that the kernel alone moves contents, or leaves them where they are if it
-        // fails midway. This is slow for large blocks, but they seldom grow by `mremap`, and the registration is
-        // lost in the move anyway. It has also split mappings, and `mremap` to a place of the kernel's choice
-        // refuses a range of several; `leave` makes them one again.
-        self.leave(&mut table, start, end);
-        self.leave(&mut table, onto.0, onto.1);
-        let moved = self.announce((start, end), onto, call);
-        let to_manage = match &moved {
-            Ok((to, to_end)) => {
-                // Its folios are empty by now.
-                table.forget(start, end);
-                self.forget_range(&mut table, *to, *to_end);
-                add(&self.figures().remaps, 1);
-                moved_parts(managed.iter(), (start, end), (*to, *to_end)).collect()
-            }
-            Err(_) => covered,
-        };
-        for (start, end) in to_manage {
-            self.take_in_mapped(&mut table, start, end);
-        }
-        self.measure_tables(&mut table);
-        moved
-    }
-
-    /// Takes under management again what of a range is mapped after a call that may have moved it in part
-    /// (`ADOPT-2`). A part that the kernel refuses is left to the kernel: registering splits mappings, and the
-    /// program may have reached `vm.max_map_count`.
-    fn take_in_mapped(&self, table: &mut Table, start: usize, end: usize) {
-        let mapped: Vec<_> = self.mapped(start, end).iter().collect();
-        for (start, end) in mapped {
-            if self.take_in(table, start, end).is_err() {
-                add(&self.figures().pinned_bytes, (end - start) as u64);
-            }
-        }
     }
 
     /// The parts of a range that are mapped.
@@ -273,7 +216,7 @@ impl Engine {
     }
 
     /// Makes a system call of the engine's own, whose events are to be skipped (`EVT-2`).
-    fn announce<R>(
+    pub(super) fn announce<R>(
         &self,
         range: (usize, usize),
         other: (usize, usize),
@@ -287,7 +230,7 @@ impl Engine {
 
     /// Brings back the folios that a change of `start..end` covers only in part. If `retire` is
     /// set, they are left to the kernel.
-    fn settle_edges(&self, table: &Written<'_>, start: usize, end: usize, retire: bool) {
+    pub(super) fn settle_edges(&self, table: &Written<'_>, start: usize, end: usize, retire: bool) {
         for (edge, end) in self.edges(start, end) {
             if end == 0 {
                 continue;
@@ -366,16 +309,4 @@ impl Engine {
     pub fn is_managing(&self) -> bool {
         self.table.read().managed_bytes() > 0
     }
-}
-
-/// Where parts of a range are once that range has moved, and perhaps become longer or shorter: what it grows by belongs
-/// to the part at its end, and a part of what it loses is gone.
-pub fn moved_parts(
-    parts: impl Iterator<Item = (usize, usize)>,
-    old: (usize, usize),
-    new: (usize, usize),
-) -> impl Iterator<Item = (usize, usize)> {
-    let place = move |at: usize| new.1.min(new.0 + (at - old.0));
-    let moved = move |(from, to)| (place(from), if to == old.1 { new.1 } else { place(to) });
-    parts.map(moved).filter(|(from, to)| from < to)
 }

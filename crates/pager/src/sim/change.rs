@@ -42,7 +42,11 @@ impl Program<'_> {
             4..6 if behind => self.relocate_behind(),
             0..2 => self.unmap(),
             2 if self.random.one_in(4) => self.give_up(),
-            3 => self.relocate(),
+            3 => match self.random.below(3) {
+                0 => self.relocate(),
+                1 => self.carry(),
+                _ => self.stretch(),
+            },
             4..6 => self.map(),
             6 if self.random.one_in(3) => self.adopt_again(),
             _ => self.discard(),
@@ -196,6 +200,67 @@ impl Program<'_> {
         };
         let onto = if is_fixed { target } else { (0, 0) };
         self.world.engine.relocate((start, end), onto, &[], call).ok();
+    }
+
+    /// `mremap` of one mapping to a place that was reserved for it, a whole number of folios away where that can be. It
+    /// may grow by that, if there is room behind its new place.
+    fn carry(&mut self) {
+        let Some((from, to)) = self.two_ranges() else { return };
+        let folio = self.world.engine.geometry().folio_bytes() / PAGE_BYTES;
+        let aligned = to.start / folio * folio + from.start % folio;
+        let most = self.world.settings.pages;
+        let to = aligned..(aligned + from.len() + self.random.of(&[0, 0, 1, 40])).min(most);
+        let overlaps = from.start < to.end && to.start < from.end;
+        if overlaps || to.len() < from.len() || self.random.one_in(8) {
+            return;
+        }
+        let Some(_from) = self.world.claim(from.clone(), true) else { return };
+        let Some(_to) = self.world.claim(to.clone(), true) else { return };
+        if !self.is_all_mapped(&from) || !self.is_all_free(&to) {
+            return;
+        }
+        let ((start, end), target) = (self.addresses(&from), self.addresses(&to));
+        let fails = self.random.one_in(8);
+        let call = || {
+            if fails {
+                return Err(Errno::NOMEM);
+            }
+            let follow = |from, to| self.world.follow(from, to);
+            self.world.space.remap(start, target.0, end - start, &follow)?;
+            self.world.space.grow(target.0 + (end - start), target.1);
+            Ok(())
+        };
+        if self.world.engine.carry((start, end), target, call).is_some_and(|moved| moved.is_ok()) {
+            if self.random.one_in(2) {
+                self.world.audit();
+            }
+            self.read_some(&to);
+        }
+    }
+
+    /// `mremap` of a mapping that grows where it is.
+    fn stretch(&mut self) {
+        let pages = self.some_range(200);
+        let grain = self.world.settings.grain();
+        let grown = (1 + self.random.below(60)).next_multiple_of(grain);
+        let grown = pages.end..(pages.end + grown).min(self.world.settings.pages);
+        let Some(_claimed) = self.world.claim(pages.start..grown.end, true) else { return };
+        if grown.is_empty() || !self.is_all_mapped(&pages) || !self.is_all_free(&grown) {
+            return;
+        }
+        let ((start, end), (_, new_end)) = (self.addresses(&pages), self.addresses(&grown));
+        let fails = self.random.one_in(8);
+        let call = || {
+            if fails {
+                return Err(Errno::NOMEM);
+            }
+            self.world.space.grow(end, new_end);
+            Ok(())
+        };
+        if self.world.engine.stretch((start, end), new_end, call).is_some_and(|grown| grown.is_ok())
+        {
+            self.read_some(&(pages.start..grown.end));
+        }
     }
 
     /// The mappings of a range of pages, without the holes between them.

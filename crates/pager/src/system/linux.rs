@@ -118,6 +118,10 @@ impl System for Linux {
         self.program.has_message()
     }
 
+    fn is_changing(&self) -> bool {
+        self.program.is_changing()
+    }
+
     fn residency(&self, start: usize, bytes: usize, present: &mut [u8]) -> Result<(), Errno> {
         map::residency(start, bytes, present)
     }

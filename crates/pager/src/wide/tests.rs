@@ -153,7 +153,9 @@ fn four_units_are_one_object_and_come_back_together() {
 
     let compressed = figures.reclaim_compressed.load(Relaxed);
     store_all(engine);
-    assert_eq!(places(engine, space.address()), [Units::NONE, all, all]);
+    // Each 16th folio of a region tells: the first one now, if 15 or 31 of its region went out before.
+    let wide = if first % 16 == 15 { Units::NONE } else { all };
+    assert_eq!(places(engine, space.address()), [Units::NONE, all, wide]);
     let again = figures.reclaim_compressed.load(Relaxed) - compressed;
     let clean = figures.reclaim_clean.load(Relaxed);
     assert_eq!(again + clean, pages, "{clean} are clean");

@@ -220,6 +220,20 @@ impl Space {
         Ok(())
     }
 
+    /// `mremap` by which the mapping that ends at `start` grows to `end`, where nothing is mapped.
+    pub(in crate::sim) fn grow(&self, start: usize, end: usize) {
+        let mut state = self.lock();
+        self.schedule
+            .note("grow", [self.page(start) as u64, ((end - start) / PAGE_BYTES) as u64, 0]);
+        let Page { mapping, registered, read_only, .. } =
+            *state.get(start - PAGE_BYTES).expect("mapped");
+        for at in pages(start, end - start) {
+            let page = state.get_mut(at).expect("of the program's memory");
+            assert_eq!(page.mapping, 0, "the range is free");
+            *page = Page { mapping, registered, read_only, ..Page::UNMAPPED };
+        }
+    }
+
     /// `mprotect`.
     pub(in crate::sim) fn protect(&self, start: usize, bytes: usize, read_only: bool) {
         let mut state = self.lock();

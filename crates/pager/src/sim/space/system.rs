@@ -332,6 +332,10 @@ impl System for Arc<Space> {
         waits || !state.events.is_empty()
     }
 
+    fn is_changing(&self) -> bool {
+        self.enter().changing > 0
+    }
+
     fn residency(&self, start: usize, bytes: usize, present: &mut [u8]) -> Result<(), Errno> {
         let state = self.enter();
         for (byte, at) in present.iter_mut().zip(pages(start, bytes)) {
