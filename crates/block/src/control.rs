@@ -82,7 +82,9 @@ pub fn ask(path: &Path, request: &str) -> io::Result<Answer> {
     stream.write_all(request.as_bytes())?;
     stream.write_all(b"\n")?;
     let mut reply = String::new();
-    stream.read_to_string(&mut reply)?;
+    if stream.read_to_string(&mut reply)? == 0 {
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it has ended"));
+    }
     let (first, rest) = reply.split_once('\n').unwrap_or((&reply, ""));
     match first.split_once(' ') {
         None if first == "ok" => Ok(Answer::Done(rest.to_owned())),

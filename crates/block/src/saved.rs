@@ -26,7 +26,7 @@
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufReader, BufWriter, Seek as _, Write as _};
-use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -42,6 +42,9 @@ const SUFFIX: &str = ".saving";
 
 /// What is in the file that is written while a disk is served that is to be saved in it.
 const NOTE: &[u8] = b"a disk is served, or has ended without being saved\n";
+
+/// The mode of a saved disk: its contents are in clear.
+const MODE: u32 = 0o600;
 
 /// The rank of the lock of a kept file. Locks of units are taken while it is held.
 const RANK_WRITES: u8 = 1;
@@ -285,15 +288,48 @@ impl Drop for Kept {
     }
 }
 
-/// Opens and locks the file that is written.
+/// Opens and locks the file that is written. It is its owner's alone: one of that name which others may read, or which
+/// has another name too, is removed and made anew.
 fn open_partial(partial: &Path) -> Result<File, Unsaved> {
     let system = |error| Unsaved::System(partial.to_owned(), error);
+    let (there, is_new) = open_locked(partial)?;
+    let about = there.metadata().map_err(system)?;
+    let ours = (about.uid(), about.mode() & 0o777, about.nlink());
+    if is_new || ours == (rustix::process::geteuid().as_raw(), MODE, 1) {
+        return Ok(there);
+    }
+    fs::remove_file(partial).map_err(system)?;
+    let (file, is_new) = open_locked(partial)?;
+    if !is_new {
+        return Err(Unsaved::Busy(partial.to_owned()));
+    }
+    if about.len() > 0 {
+        // It still says what it said (`SAVE-1`).
+        file.write_all_at(NOTE, 0).map_err(system)?;
+    }
+    Ok(file)
+}
+
+/// Opens and locks the file that is written. True: it was not there.
+fn open_locked(partial: &Path) -> Result<(File, bool), Unsaved> {
+    let system = |error| Unsaved::System(partial.to_owned(), error);
     let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(false).mode(0o600);
     // A pipe of that name would wait for its other end.
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let flags = i32::try_from(flags.bits()).expect("flags of open(2)");
-    let file = options.custom_flags(flags).open(partial).map_err(system)?;
+    options.write(true).mode(MODE).custom_flags(flags);
+    let made = options.clone().create_new(true).open(partial);
+    let is_new = made.is_ok();
+    let file = match made {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            options.open(partial).map_err(system)?
+        }
+        made => made.map_err(system)?,
+    };
+    if is_new {
+        // Whatever the umask is.
+        file.set_permissions(fs::Permissions::from_mode(MODE)).map_err(system)?;
+    }
     let busy = || Unsaved::Busy(partial.to_owned());
     flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|_| busy())?;
     // Another save may have ended since the file was opened: then it has another name now.
@@ -303,7 +339,7 @@ fn open_partial(partial: &Path) -> Result<File, Unsaved> {
     if !file.metadata().map_err(system)?.is_file() {
         return Err(Unsaved::OtherKind(partial.to_owned()));
     }
-    Ok(file)
+    Ok((file, is_new))
 }
 
 /// A file to which nothing more is written once the disk ends.
@@ -400,6 +436,7 @@ pub fn load(ram: &Ram, saved: &mut SavedDisk) -> Result<Saved, LoadError> {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
     use std::path::PathBuf;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -461,6 +498,30 @@ mod tests {
         save(&disk, &link, None).unwrap();
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
         assert_eq!(fs::read_dir(&directory).unwrap().count(), 2);
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
+    /// Goal: what is saved is its owner's alone, whatever lies where it is written. Method: that file has another mode, or
+    /// a second name, whose contents must stay; a disk that is kept still finds that it is not empty.
+    #[test]
+    fn a_saved_disk_is_its_owners_alone() {
+        let (directory, disk) = (directory("alone"), ram(1 << 20, &["lz4"]));
+        let (path, other) = (directory.join("disk"), directory.join("other"));
+        let partial = directory.join("disk.saving");
+        let mode = |path: &PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        fs::write(&other, "other").unwrap();
+        fs::set_permissions(&other, fs::Permissions::from_mode(0o600)).unwrap();
+        fs::hard_link(&other, &partial).unwrap();
+        save(&disk, &path, None).unwrap();
+        assert_eq!((mode(&path), fs::read_to_string(&other).unwrap().as_str()), (0o600, "other"));
+
+        fs::write(&partial, "a note").unwrap();
+        fs::set_permissions(&partial, fs::Permissions::from_mode(0o666)).unwrap();
+        assert!(matches!(Kept::take(&path), Err(Unsaved::Stale { .. })));
+        assert_eq!((mode(&partial), fs::read(&partial).unwrap()), (0o600, NOTE.to_vec()));
+        fs::set_permissions(&partial, fs::Permissions::from_mode(0o666)).unwrap();
+        save(&disk, &path, None).unwrap();
+        assert_eq!(mode(&path), 0o600);
         fs::remove_dir_all(&directory).unwrap();
     }
 

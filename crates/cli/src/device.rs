@@ -76,7 +76,7 @@ fn ask(name: &str, request: &str) -> Result<String, Failure> {
         Ok(Answer::Done(value)) => Ok(value),
         Ok(Answer::Refused(why)) => Err(Failure::argument(why)),
         Ok(Answer::Failed(why)) => Err(Failure::machine(format!("{name}: {why}"))),
-        Err(error) if is_nobody(&error) => {
+        Err(error) if is_nobody(&error, request) => {
             let known = names(&directory).join(", ");
             let known = if known.is_empty() {
                 "there is none".to_owned()
@@ -89,9 +89,14 @@ fn ask(name: &str, request: &str) -> Result<String, Failure> {
     }
 }
 
-/// Whether no process listens on a socket.
-fn is_nobody(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
+/// Whether no process listens on a socket; or the one that did has ended meanwhile, where it was only asked for a value.
+fn is_nobody(error: &io::Error, request: &str) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, NotFound, UnexpectedEof};
+    match error.kind() {
+        NotFound | ConnectionRefused => true,
+        BrokenPipe | ConnectionReset | UnexpectedEof => request.starts_with("read "),
+        _ => false,
+    }
 }
 
 /// The disks that run.
@@ -101,8 +106,9 @@ fn names(directory: &Path) -> Vec<String> {
         Some(entry.file_name().to_str()?.strip_prefix(PREFIX)?.to_owned())
     };
     let lives = |name: &String| {
-        let answer = control::ask(&socket(directory, name), "read initstate");
-        !answer.is_err_and(|error| is_nobody(&error))
+        let request = "read initstate";
+        let answer = control::ask(&socket(directory, name), request);
+        !answer.is_err_and(|error| is_nobody(&error, request))
     };
     let mut names: Vec<String> = entries.filter_map(name).filter(lives).collect();
     names.sort_unstable();

@@ -89,8 +89,8 @@ fn one_line(error: &clap::Error, words: &[OsString]) -> String {
         _ => String::new(),
     };
     let argument = context(ContextKind::InvalidArg);
-    // "--limit <SIZE>", "[PID]", "<PROGRAM>...": the name is enough.
-    let name = argument.split(' ').next().unwrap_or_default();
+    // "--limit <SIZE>", "[PID]", "<PROGRAM>...": the name is enough; and of several that are missing the first is.
+    let name = argument.split([' ', ',']).next().unwrap_or_default();
     let name = name.trim_matches(['[', ']', '<', '>', '.']);
     let value = context(ContextKind::InvalidValue);
     let hint = "accepted: what 'zfolio --help' and 'zfolio COMMAND --help' list";
@@ -209,6 +209,8 @@ mod tests {
             ("run -q -v -- true", "not together with"),
             ("run --limit 31M -- true", "--limit: '31M' is too small; accepted: 32M or more"),
             ("run --limit -- true", "--limit"),
+            ("set", "PID: missing; accepted:"),
+            ("device set", "NAME: missing; accepted:"),
             ("run --unit 48K -- true", "--unit: '48K' is not a unit; accepted: a power of two"),
             ("run --unit 2K -- true", "--unit: '2K' is not a unit"),
             ("run --unit 4M -- true", "--unit: '4M' is not a unit"),

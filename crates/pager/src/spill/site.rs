@@ -38,11 +38,21 @@ impl Site {
     /// A message: what was given, and what is accepted.
     pub fn parse(given: &str) -> Result<Site, String> {
         let mut site = Site { path: PathBuf::new(), bytes: None, priority: 0 };
-        let mut rest = given;
+        let (mut rest, mut seen) = (given, [false; 2]);
         while let Some((before, option)) = rest.rsplit_once(',') {
+            let mut once = |nth: usize| match std::mem::replace(&mut seen[nth], true) {
+                true => Err(format!(
+                    "'{given}' has an option twice; accepted: size= and prio= once each"
+                )),
+                false => Ok(()),
+            };
             match option.split_once('=') {
-                Some(("size", value)) => site.bytes = Some(parse_bytes(value)?),
+                Some(("size", value)) => {
+                    once(0)?;
+                    site.bytes = Some(parse_bytes(value)?);
+                }
                 Some(("prio", value)) => {
+                    once(1)?;
                     site.priority = parse_priority(value).ok_or_else(|| {
                         format!("'{value}' is not a priority; accepted: -1 to 32767")
                     })?;
