@@ -11,6 +11,7 @@ mod saved;
 mod serve;
 
 use std::io;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -32,6 +33,9 @@ const PREFIX: &str = "device.";
 /// How long to wait for a disk to end.
 const STOP_TURNS: u32 = 500;
 const STOP_TURN: Duration = Duration::from_millis(20);
+
+/// How long to wait for a disk that has ended a connection without an answer.
+const ENDING_TURNS: u32 = 50;
 
 /// Runs one of the commands.
 ///
@@ -72,11 +76,11 @@ fn socket(directory: &Path, name: &str) -> PathBuf {
 /// Sends a request to a disk, and returns the value that it answers with.
 fn ask(name: &str, request: &str) -> Result<String, Failure> {
     let directory = directory()?;
-    match control::ask(&socket(&directory, name), request) {
+    match ask_at(&socket(&directory, name), request) {
         Ok(Answer::Done(value)) => Ok(value),
         Ok(Answer::Refused(why)) => Err(Failure::argument(why)),
         Ok(Answer::Failed(why)) => Err(Failure::machine(format!("{name}: {why}"))),
-        Err(error) if is_nobody(&error, request) => {
+        Err(error) if is_nobody(&error) => {
             let known = names(&directory).join(", ");
             let known = if known.is_empty() {
                 "there is none".to_owned()
@@ -89,14 +93,28 @@ fn ask(name: &str, request: &str) -> Result<String, Failure> {
     }
 }
 
-/// Whether no process listens on a socket; or the one that did has ended meanwhile, where it was only asked for a value.
-fn is_nobody(error: &io::Error, request: &str) -> bool {
-    use io::ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, NotFound, UnexpectedEof};
-    match error.kind() {
-        NotFound | ConnectionRefused => true,
-        BrokenPipe | ConnectionReset | UnexpectedEof => request.starts_with("read "),
-        _ => false,
+/// Whether no process listens on a socket.
+fn is_nobody(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
+}
+
+/// Asks a disk, and finds out whether one that does not answer is just ending: then nobody listens, soon after.
+fn ask_at(socket: &Path, request: &str) -> io::Result<Answer> {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    let answer = control::ask(socket, request);
+    let Err(error) = &answer else { return answer };
+    if !matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
+        || !request.starts_with("read ")
+    {
+        return answer;
     }
+    for _ in 0..ENDING_TURNS {
+        match UnixStream::connect(socket) {
+            Err(error) if is_nobody(&error) => return Err(error),
+            _ => std::thread::sleep(STOP_TURN),
+        }
+    }
+    answer
 }
 
 /// The disks that run.
@@ -106,9 +124,8 @@ fn names(directory: &Path) -> Vec<String> {
         Some(entry.file_name().to_str()?.strip_prefix(PREFIX)?.to_owned())
     };
     let lives = |name: &String| {
-        let request = "read initstate";
-        let answer = control::ask(&socket(directory, name), request);
-        !answer.is_err_and(|error| is_nobody(&error, request))
+        let answer = ask_at(&socket(directory, name), "read initstate");
+        !answer.is_err_and(|error| is_nobody(&error))
     };
     let mut names: Vec<String> = entries.filter_map(name).filter(lives).collect();
     names.sort_unstable();

@@ -135,6 +135,11 @@ impl Charge {
         }
     }
 
+    /// Whether the limit in force is a share of one that other processes have a part of.
+    pub(crate) fn has_a_share(&self) -> bool {
+        self.share.get().is_some() && self.limit_bytes() < self.config.limit_bytes
+    }
+
     /// What sizes follow from: the limit in force, and never more than that of the settings, for which the
     /// staging area was made.
     fn scale_bytes(&self) -> u64 {

@@ -9,6 +9,7 @@ use zfolio_core::swap::disk;
 use zfolio_sys::errno_text::ErrnoText;
 use zfolio_sys::{Errno, files, process};
 
+use crate::charge::OverLimit;
 use crate::spill::SpillDisk;
 
 /// A line of text built without an allocation.
@@ -227,13 +228,13 @@ pub(crate) fn forbidden(error: Errno) -> ! {
 }
 
 /// `--strict`: the limit cannot be held.
-pub(crate) fn over_limit(limit: u64, charge: u64) -> ! {
+pub(crate) fn over_limit(over: &OverLimit) -> ! {
+    let limit = if over.is_share { "its share of the limit" } else { "the limit" };
     // In whole MiB: size::display allocates, and this thread may be in a signal handler.
     print(format_args!(
-        "{} MiB are needed and the limit is {} MiB: stopped, as --strict asks (exit status \
-         {STATUS_OVER_LIMIT})",
-        charge.div_ceil(1 << 20),
-        limit >> 20,
+        "{} MiB are needed and {limit} is {} MiB: stopped, as --strict asks (exit status {STATUS_OVER_LIMIT})",
+        over.charged_bytes.div_ceil(1 << 20),
+        over.limit_bytes >> 20,
     ));
     process::abort_now(STATUS_OVER_LIMIT)
 }

@@ -72,6 +72,7 @@ impl Notice {
                 [0, 1, 2, 3].map(|index: usize| self.figures[index].load(Relaxed));
             callback(&OverLimit {
                 limit_bytes: self.limit_bytes,
+                is_share: false,
                 charged_bytes,
                 resident_bytes,
                 staged_bytes,

@@ -26,6 +26,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use zfolio_core::stats::add;
 use zfolio_pager::Quiet;
+use zfolio_pager::fatal::print_here;
 use zfolio_pager::spill::Lent;
 use zfolio_sys::map::{self, Reservation};
 use zfolio_sys::signal::{self, Mask};
@@ -157,7 +158,12 @@ fn prepare_to(fork_by_library: bool) {
             files.touch(|at| touched.push(at));
             touch_kept(|at| touched.push(at));
         }
-        ask(Call::Settle, [0; 6]).ok();
+        // Told from here: the engine's threads need descriptors for that, and there may be none.
+        if ask(Call::Settle, [0; 6]) == Ok(1) {
+            print_here(format_args!(
+                "this process may no longer open a userfaultfd: the limit is not held from here on"
+            ));
+        }
         let Some(lent) = lend() else { continue };
         let candidates = candidates::lock();
         let quiet = candidates.engine().and_then(|engine| engine.quiet(lent));
@@ -178,8 +184,11 @@ fn lend() -> Option<Lent> {
     match candidates::engine().map_or_else(|| Ok(Lent::default()), zfolio_pager::Engine::lend) {
         Ok(lent) => Some(lent),
         Err(errno) => {
-            let errno = errno.raw_os_error().unsigned_abs() as usize;
-            ask(Call::GiveUp, [errno, 0, 0, 0, 0, 0]).ok();
+            ask(Call::GiveUp, [0; 6]).ok();
+            print_here(format_args!(
+                "the spill file cannot be opened for a child ({}): the limit is not held from here on",
+                zfolio_sys::errno_text::ErrnoText(errno)
+            ));
             None
         }
     }

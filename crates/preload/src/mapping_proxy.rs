@@ -36,10 +36,11 @@ pub(crate) enum Call {
     Remap,
     /// No system call of the program: manage the range no longer.
     Pin,
-    /// No system call of the program: bring staged folios back, before `fork`.
+    /// No system call of the program: bring staged folios back, before `fork`. 1: a child could not open a userfaultfd,
+    /// so nothing is managed from here on.
     Settle,
     /// No system call of the program: manage nothing from here on, since a child could not have the files that are
-    /// spilled to. The caller passes the system's answer.
+    /// spilled to.
     GiveUp,
 }
 
@@ -209,24 +210,16 @@ fn serve(engine: &Engine, call: Call, words: [usize; 6]) -> Result<usize, Errno>
             Ok(0)
         }
         Call::Settle => {
-            let allowed = engine.can_open_again();
-            if !allowed && engine.is_managing() {
-                // The process has lost the permission (setuid): a child could not open a userfaultfd.
+            // The process has lost the permission (setuid), or may open no file: a child could not open a userfaultfd.
+            let gives_up = !engine.can_open_again() && engine.is_managing();
+            if gives_up {
                 engine.unmanage_all();
-                zfolio_pager::fatal::print(format_args!(
-                    "this process may no longer open a userfaultfd: the limit is not held from here on"
-                ));
             }
             engine.settle_for_fork();
-            Ok(0)
+            Ok(usize::from(gives_up))
         }
         Call::GiveUp => {
             engine.unmanage_all();
-            let errno = Errno::from_raw_os_error(i32::try_from(start).unwrap_or(libc::EINVAL));
-            zfolio_pager::fatal::print(format_args!(
-                "the spill file cannot be opened for a child ({}): the limit is not held from here on",
-                zfolio_sys::errno_text::ErrnoText(errno)
-            ));
             Ok(0)
         }
     }

@@ -96,7 +96,7 @@ fn one_line(error: &clap::Error, words: &[OsString]) -> String {
     let hint = "accepted: what 'zfolio --help' and 'zfolio COMMAND --help' list";
     match error.kind() {
         ErrorKind::ValueValidation => match std::error::Error::source(error) {
-            Some(source) => format!("{name}: {source}"),
+            Some(source) => format!("{name}: {}", in_words(&source.to_string())),
             None => format!("{name}: '{value}' is not accepted; {hint}"),
         },
         ErrorKind::UnknownArgument => {
@@ -141,6 +141,15 @@ fn one_line(error: &clap::Error, words: &[OsString]) -> String {
             format!("{}; {hint}", first.trim_start_matches("error: "))
         }
     }
+}
+
+/// What clap says of a number that is not in a range is in Rust's notation: "0 is not in 1..=9".
+fn in_words(text: &str) -> String {
+    let parts = text.split_once(" is not in ").and_then(|(given, range)| {
+        let (least, most) = range.split_once("..=")?;
+        Some(format!("'{given}' is not accepted; accepted: {least} to {most}"))
+    });
+    parts.unwrap_or_else(|| text.to_owned())
 }
 
 /// A number below zero that clap took for an option of this name, and the option that it was given to.
@@ -210,6 +219,10 @@ mod tests {
             ("run --limit 31M -- true", "--limit: '31M' is too small; accepted: 32M or more"),
             ("run --limit -- true", "--limit"),
             ("set", "PID: missing; accepted:"),
+            (
+                "device add x --size 1M --nbd /y --recompress-age 0",
+                "--recompress-age: '0' is not accepted; accepted: 1 to 1000000000",
+            ),
             ("device set", "NAME: missing; accepted:"),
             ("run --unit 48K -- true", "--unit: '48K' is not a unit; accepted: a power of two"),
             ("run --unit 2K -- true", "--unit: '2K' is not a unit"),

@@ -178,7 +178,7 @@ fn unloaded(option: &str, path: &Path, error: &LoadError) -> Failure {
     let path = path.display();
     match error {
         LoadError::NoSpace { limit_bytes } => Failure::argument(format!(
-            "--mem-limit: {} are not enough for '{path}'; accepted: more, or a place with --writeback",
+            "--mem-limit: {} are not enough for '{path}'; accepted: more, or a place with --writeback that has room",
             size::display(*limit_bytes)
         )),
         error => Failure::machine(format!("{option}: '{path}': {error}")),

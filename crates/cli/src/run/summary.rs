@@ -329,8 +329,9 @@ impl Story<'_> {
         let small = at.memory.anonymous_bytes.saturating_sub(at.held_bytes);
         writeln!(
             f,
-            "; not managed were {} of stacks, small and executable mappings, {} of shared memory",
+            "; not managed were {} of stacks, small and executable mappings{}, {} of shared memory",
             size::display(small),
+            if of(&file.stats.figures.pinned_bytes) > 0 { " and what was given up" } else { "" },
             size::display(at.memory.shared_bytes)
         )
     }
@@ -527,7 +528,9 @@ impl Story<'_> {
             // The program inherited it from here, and may have lowered it.
             let limit = disk::file_bytes_limit().filter(|bytes| *bytes < spill.limit_bytes);
             let limit = limit.map(|bytes| format!(" (ulimit -f allows {})", size::display(bytes)));
-            let why = format!("{places} had no room for {writes}{}", limit.unwrap_or_default());
+            // One that a program has set itself is not known here.
+            let limit = limit.unwrap_or_else(|| " (or its ulimit -f forbade them)".to_owned());
+            let why = format!("{places} had no room for {writes}{limit}");
             line(f, "disk full", why)?;
         }
         let failed = sum(|figures| &figures.written_back_fail);

@@ -29,6 +29,8 @@ const SLACK_BYTES_MIN: u64 = 1 << 20;
 pub struct OverLimit {
     /// The limit.
     pub limit_bytes: u64,
+    /// The limit is this process's share of one that it has with others.
+    pub is_share: bool,
     /// All memory that counts against the limit, without free pages for the next faults.
     pub charged_bytes: u64,
     /// The part of `charged_bytes` that is managed memory mapped in the program.
@@ -43,10 +45,10 @@ pub struct OverLimit {
 
 impl fmt::Display for OverLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let limit = if self.is_share { "its share of the limit," } else { "the limit of" };
         write!(
             f,
-            "over the limit of {} MiB: {} MiB are needed ({} MiB resident, {} MiB staged, {} MiB \
-             compressed",
+            "over {limit} {} MiB: {} MiB are needed ({} MiB resident, {} MiB staged, {} MiB compressed",
             self.limit_bytes >> 20,
             self.charged_bytes >> 20,
             self.resident_bytes >> 20,
@@ -79,6 +81,7 @@ impl Engine {
         let (limit, charge) = (self.limit_bytes(), self.charge_bytes().saturating_sub(free));
         (charge >= limit + self.slack_bytes()).then(|| OverLimit {
             limit_bytes: limit,
+            is_share: self.charge.has_a_share(),
             charged_bytes: charge,
             resident_bytes: self.charge.resident_bytes(),
             staged_bytes: (self.mover.bytes_used() as u64).saturating_sub(free),
@@ -107,7 +110,7 @@ impl Engine {
             return;
         }
         if self.config().strict {
-            crate::fatal::over_limit(over.limit_bytes, over.charged_bytes);
+            crate::fatal::over_limit(&over);
         }
         if !self.charge.is_over_limit.swap(true, Relaxed) {
             let first = !self.charge.was_over_limit.swap(true, Relaxed);
