@@ -82,8 +82,14 @@ pub fn ask(path: &Path, request: &str) -> io::Result<Answer> {
     stream.write_all(request.as_bytes())?;
     stream.write_all(b"\n")?;
     let mut reply = String::new();
-    if stream.read_to_string(&mut reply)? == 0 {
-        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it has ended"));
+    match stream.read_to_string(&mut reply) {
+        Ok(0) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it has ended")),
+        Ok(_) => {}
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            let why = format!("nothing for {} s", ANSWER_PATIENCE.as_secs());
+            return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+        }
+        Err(error) => return Err(error),
     }
     let (first, rest) = reply.split_once('\n').unwrap_or((&reply, ""));
     match first.split_once(' ') {

@@ -89,9 +89,11 @@ fn one_line(error: &clap::Error, words: &[OsString]) -> String {
         _ => String::new(),
     };
     let argument = context(ContextKind::InvalidArg);
-    // "--limit <SIZE>", "[PID]", "<PROGRAM>...": the name is enough; and of several that are missing the first is.
-    let name = argument.split([' ', ',']).next().unwrap_or_default();
-    let name = name.trim_matches(['[', ']', '<', '>', '.']);
+    // "--limit <SIZE>", "--ublk[=<N>]", "[PID]", "<PROGRAM>...": the name is enough; of several that are missing the
+    // first is.
+    let brackets = ['[', ']', '<', '>'];
+    let name = argument.trim_start_matches(brackets).split([' ', ',', '[', '=']).next();
+    let name = name.unwrap_or_default().trim_end_matches(brackets).trim_end_matches(['>', '.']);
     let value = context(ContextKind::InvalidValue);
     let hint = "accepted: what 'zfolio --help' and 'zfolio COMMAND --help' list";
     match error.kind() {
@@ -224,6 +226,7 @@ mod tests {
                 "--recompress-age: '0' is not accepted; accepted: 1 to 1000000000",
             ),
             ("device set", "NAME: missing; accepted:"),
+            ("device add x --size 1M --ublk=99999999", "--ublk: '99999999' is not the number"),
             ("run --unit 48K -- true", "--unit: '48K' is not a unit; accepted: a power of two"),
             ("run --unit 2K -- true", "--unit: '2K' is not a unit"),
             ("run --unit 4M -- true", "--unit: '4M' is not a unit"),
