@@ -134,6 +134,70 @@ static void handed_over(void) {
     ballast_stop(&b);
 }
 
+/* Arrays that grow by an eighth, some by one page more, to a multiple of the limit in all; they shrink, are handed to a
+ * child, which makes them grow further, and are freed by another thread. */
+enum { ARRAYS = 5, GROW_WORDS = 3000 };
+static struct array { uint64_t *at; size_t words; uint64_t seed; } arrays[ARRAYS];
+
+static void array_resize(struct array *a, size_t words) {
+    a->at = realloc(a->at, words * 8);
+    CHECK(a->at && malloc_usable_size(a->at) >= words * 8);
+    for (size_t i = a->words; i < words; i++) a->at[i] = a->seed + (i >> 4);
+    a->words = words;
+}
+
+static void array_check(const struct array *a, size_t step) {
+    for (size_t i = 0; i < a->words; i += step)
+        CHECK(a->at[i] == a->seed + (i >> 4), "word %zu of %zu holds %lx", i, a->words, a->at[i]);
+}
+
+static void *array_grow(void *argument) {
+    struct array *a = argument;
+    uint64_t random = a->seed = 1 + (uint64_t)(a - arrays);
+    size_t most = 3 * limit_bytes() / 8 / ARRAYS;
+    while (a->words < most) {
+        size_t more = next_random(&random) % 3 == 0 ? 512 : a->words / 8;
+        array_resize(a, a->words + (more ? more : GROW_WORDS));
+        array_check(a, 509);
+        if (next_random(&random) % 40 == 0 && a->words > most / 4) {
+            array_resize(a, next_random(&random) % 2 ? a->words / 3 : a->words - a->words / 16);
+            array_check(a, 127);
+        }
+    }
+    array_check(a, 1);
+    return NULL;
+}
+
+static void *array_free(void *argument) {
+    struct array *a = argument;
+    array_check(a, 1);
+    array_resize(a, 1000);
+    array_check(a, 1);
+    free(a->at);
+    return NULL;
+}
+
+static void grown(void) {
+    pthread_t thread_of[ARRAYS];
+    for (int i = 0; i < ARRAYS; i++) CHECK(pthread_create(&thread_of[i], NULL, array_grow, &arrays[i]) == 0);
+    for (int i = 0; i < ARRAYS; i++) CHECK(pthread_join(thread_of[i], NULL) == 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        for (int i = 0; i < ARRAYS; i++) array_check(&arrays[i], 1), array_resize(&arrays[i], arrays[i].words * 5 / 4);
+        for (int i = 0; i < ARRAYS; i++) array_free(&arrays[i]);
+        _exit(0);
+    }
+    child_is_well(pid, "a child with arrays");
+    for (int i = 0; i < ARRAYS; i++) CHECK(pthread_create(&thread_of[i], NULL, array_free, &arrays[i]) == 0);
+    for (int i = 0; i < ARRAYS; i++) CHECK(pthread_join(thread_of[i], NULL) == 0);
+    CHECK(realloc(NULL, 0) != NULL);
+    /* What cannot be had leaves the block as it is. */
+    uint64_t *block = realloc(malloc(MIB), 4 * MIB);
+    block[7] = 77;
+    CHECK(realloc(block, (size_t)1 << 60) == NULL && errno == ENOMEM && block[7] == 77);
+    free(block);
+}
+
 /* Where the kernel gives huge pages to those who ask, malloc does not ask; the program still may. */
 static void small_pages(void) {
     char line[256];
@@ -149,6 +213,7 @@ static void small_pages(void) {
 
 int main(int count, char **arguments) {
     const struct behaviour cases[] = {
-        {"single", single}, {"threads", threads}, {"handed_over", handed_over}, {"small_pages", small_pages}};
+        {"single", single}, {"threads", threads}, {"handed_over", handed_over},
+        {"small_pages", small_pages}, {"grown", grown}};
     return CHOOSE(cases);
 }

@@ -1,4 +1,4 @@
-//! `malloc` and its family, served by mimalloc.
+//! `malloc` and its family, served by mimalloc; but large blocks that grow are mappings of their own (`grown_blocks`).
 //!
 //! # Cost
 //!
@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use libmimalloc_sys as mi;
 
 use crate::early_blocks::EarlyBlocks;
+use crate::grown_blocks::{self, GROWN_BYTES_MIN, GrownBlocks};
 use crate::interpose::{interpose, set_errno};
 
 /// Options of mimalloc 3 (`mimalloc.h`) that are not among the declarations of libmimalloc-sys: the size of an arena in
@@ -60,6 +61,9 @@ const READY: u8 = 2;
 
 /// The blocks that are asked for while mimalloc starts.
 static EARLY: EarlyBlocks<{ 64 << 10 }> = EarlyBlocks::new();
+
+/// Large blocks that have grown.
+static GROWN: GrownBlocks = GrownBlocks::new();
 
 /// Whether mimalloc serves blocks.
 #[inline]
@@ -113,6 +117,41 @@ fn move_out(block: *mut c_void, bytes: usize) -> *mut c_void {
     new
 }
 
+/// [`realloc`] of a block that has grown before.
+#[cold]
+fn resize(place: grown_blocks::Place<'_>, block: *mut c_void, bytes: usize) -> *mut c_void {
+    if !place.is_too_large_for(bytes) {
+        return place.resize(bytes);
+    }
+    // SAFETY: mimalloc takes any size.
+    let new = unsafe { mi::mi_malloc(bytes) };
+    if !new.is_null() {
+        // SAFETY: the block has more bytes than the new one, which is no part of it.
+        unsafe { new.cast::<u8>().copy_from_nonoverlapping(block.cast(), bytes) };
+        place.free();
+    }
+    new
+}
+
+/// [`realloc`] of a block of mimalloc's: one that is to be large, and has no room, becomes a mapping of its own. Null:
+/// it is to stay mimalloc's.
+#[cold]
+fn outgrow(block: *mut c_void, bytes: usize) -> *mut c_void {
+    // SAFETY: from mimalloc, by the caller's contract.
+    let had = unsafe { mi::mi_usable_size(block) };
+    if bytes <= had {
+        return null_mut();
+    }
+    let new = GROWN.make(bytes);
+    if !new.is_null() {
+        // SAFETY: the new block has more bytes than the old one, and is no part of it.
+        unsafe { new.cast::<u8>().copy_from_nonoverlapping(block.cast(), had) };
+        // SAFETY: from mimalloc, by the caller's contract.
+        unsafe { mi::mi_free(block) };
+    }
+    new
+}
+
 /// Sets `ENOMEM` if there is no block, as the C library does.
 fn or_enomem(block: *mut c_void) -> *mut c_void {
     if block.is_null() {
@@ -146,6 +185,9 @@ interpose! {
         if is_foreign(block) {
             return;
         }
+        if let Some(place) = GROWN.find(block) {
+            return place.free();
+        }
         // SAFETY: from mimalloc, by the caller's contract.
         unsafe { mi::mi_free(block) };
     }
@@ -163,6 +205,15 @@ interpose! {
         }
         if EARLY.has(block) {
             return move_out(block, bytes);
+        }
+        if let Some(place) = GROWN.find(block) {
+            return or_enomem(resize(place, block, bytes));
+        }
+        if bytes >= GROWN_BYTES_MIN {
+            let new = outgrow(block, bytes);
+            if !new.is_null() {
+                return new;
+            }
         }
         // SAFETY: from mimalloc, by the caller's contract.
         or_enomem(unsafe { mi::mi_realloc(block, bytes) })
@@ -234,6 +285,9 @@ interpose! {
         }
         if block.is_null() {
             return 0;
+        }
+        if let Some(place) = GROWN.find(block) {
+            return place.bytes();
         }
         // SAFETY: from mimalloc, by the caller's contract.
         unsafe { mi::mi_usable_size(block) }

@@ -40,6 +40,7 @@ mod statistics;
 
 mod allocator;
 mod early_blocks;
+mod grown_blocks;
 mod mappings;
 
 mod loader;

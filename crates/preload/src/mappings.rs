@@ -104,6 +104,11 @@ pub(crate) fn page_end(start: usize, bytes: usize) -> usize {
 /// No mapping is above this address: 47 bits.
 const ADDRESSES_END: usize = 1 << 47;
 
+/// Bytes of a folio; of a page where nothing is managed.
+pub(crate) fn folio_bytes() -> usize {
+    settings::get().map_or(map::PAGE_BYTES, |settings| settings.config.unit.folio().bytes())
+}
+
 /// Makes a mapping. Aligns it to a folio if the program leaves its address to the kernel.
 fn make(mut words: [usize; 6], flags: c_int, manageable: bool) -> Result<usize, Errno> {
     if manageable {
@@ -111,8 +116,7 @@ fn make(mut words: [usize; 6], flags: c_int, manageable: bool) -> Result<usize, 
         words[3] &= !word(libc::MAP_POPULATE.into());
     }
     if manageable && words[0] == 0 && flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) == 0 {
-        let unit = settings::get().map(|settings| settings.config.unit);
-        let folio = unit.map_or(map::PAGE_BYTES, |unit| unit.folio().bytes());
+        let folio = folio_bytes();
         // Alignment costs two more system calls: worth it only for a few folios or more.
         if words[1] >= 4 * folio {
             return map::map_aligned_for(words, folio);
