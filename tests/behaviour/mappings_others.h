@@ -106,6 +106,26 @@ static void grows(void) {
         offset += 5;
     }
     verify(block, bytes, 10 + offset, "what has grown");
+    /* A range of several mappings is refused as without zfolio, and no address space is lost. */
+    CHECK(mprotect(block + bytes / PAGE / 2 * PAGE, PAGE, PROT_READ) == 0);
+    size_t before = kib_in("/proc/thread-self/status", "VmSize:");
+    for (int i = 0; i < 40; i++) {
+        errno = 0;
+        CHECK(mremap(block, bytes, bytes + more, i % 2 ? MREMAP_MAYMOVE : 0) == MAP_FAILED && errno == EFAULT);
+    }
+    size_t after = kib_in("/proc/thread-self/status", "VmSize:");
+    CHECK(after < before + (bytes >> 11), "%zu KiB of addresses, and %zu before", after, before);
+    verify(block, bytes, 10 + offset, "what could not grow");
+    CHECK(mprotect(block + bytes / PAGE / 2 * PAGE, PAGE, PROT_READ | PROT_WRITE) == 0);
+    /* What is left mapped at the old place is memory like any other. */
+    char *moved = mremap(block, bytes, bytes, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, NULL);
+    if (moved == MAP_FAILED) return;
+    verify(moved, bytes, 10 + offset, "what has moved away");
+    CHECK(munmap(moved, bytes) == 0);
+    fill(block, bytes, 99);
+    come_down(20);
+    check_below("the old place is filled", 0);
+    verify(block, bytes, 99, "the old place");
 }
 
 /* shmat over managed memory; once it is detached, other memory is mapped there. */

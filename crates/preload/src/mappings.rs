@@ -45,6 +45,14 @@ fn hand_over(mut ours: Candidates, start: usize, end: usize) {
     }
 }
 
+/// The old range of `mremap` is still mapped (`MREMAP_DONTUNMAP`), and empty: new mappings of what was noted there.
+fn hand_over_left(mut ours: Candidates, taken: &candidates::Taken) {
+    if let Some(((start, end), others)) = taken.noted().split_last() {
+        others.iter().for_each(|(from, to)| ours.insert(*from, *to));
+        hand_over(ours, *start, *end);
+    }
+}
+
 /// Mappings with any of these flags are never managed: stacks, huge pages, locked pages, shared memory.
 const NEVER: c_int = libc::MAP_SHARED
     | libc::MAP_STACK
@@ -240,13 +248,16 @@ fn mremap_words(words: [usize; 6]) -> Result<usize, Errno> {
     if bytes == 0
         || start % map::PAGE_BYTES != 0
         || onto % map::PAGE_BYTES != 0
-        || !(may_be_managed(start, end) || may_be_managed(onto, onto.saturating_add(new_length)))
+        || !(candidates::engine().is_some()
+            || may_be_managed(start, end)
+            || may_be_managed(onto, onto.saturating_add(new_length)))
     {
         return forward();
     }
     let onto_end = if onto == start { end } else { onto.saturating_add(new_length) };
     let mut ours = candidates::lock();
-    if ours.is_engines(start, end) || ours.is_engines(onto, onto_end) {
+    // Whatever range it is: what a raw `mremap` has moved only the engine knows (`CAND-2`).
+    if ours.engine().is_some() {
         let taken = ours.take(start, end);
         let target = if onto == start { None } else { Some(ours.take(onto, onto_end)) };
         drop(ours);
@@ -259,6 +270,9 @@ fn mremap_words(words: [usize; 6]) -> Result<usize, Errno> {
             Ok(at) => {
                 let moved = taken.moved((start, end), (at, at + new_length));
                 moved.for_each(|(from, to)| ours.note(from, to));
+                if flags & libc::MREMAP_DONTUNMAP != 0 {
+                    hand_over_left(ours, &taken);
+                }
             }
             Err(_) => {
                 ours.put_back(&taken);
@@ -270,6 +284,9 @@ fn mremap_words(words: [usize; 6]) -> Result<usize, Errno> {
     let at = forward()?;
     let taken = ours.take(start, end);
     ours.remove(at, at + new_length);
+    if flags & libc::MREMAP_DONTUNMAP != 0 {
+        taken.noted().iter().for_each(|(from, to)| ours.insert(*from, *to));
+    }
     let new: Vec<_> = taken.moved((start, end), (at, at + new_length)).collect();
     if let [first @ .., last] = &new[..] {
         first.iter().for_each(|(from, to)| ours.insert(*from, *to));

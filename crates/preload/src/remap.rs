@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! shorter            shrink      unmaps the end
-//! longer             stretch     the last page grows where it is
+//! longer             stretch     grows where it is
 //!                    carry       moves to a place reserved for it, a whole number of folios away
 //! all that is left   relocate    the program's call as it is, with everything brought back
 //! ```
@@ -27,16 +27,14 @@ pub(crate) fn remap(engine: &Engine, words: [usize; 6]) -> Result<usize, Errno> 
         // SAFETY: the program's own call, with its own words. It unmaps the end of the range.
         return engine.unmap(new_end, end, || unsafe { map::forward(libc::SYS_mremap, words) });
     }
-    // Where the registration has split the mapping, its last page can grow all the same.
-    let (last, grown) = (end - map::PAGE_BYTES, new_end - end + map::PAGE_BYTES);
-    // SAFETY: the program's own call, for the last page alone; nothing moves.
-    let stretch =
-        || unsafe { map::forward(libc::SYS_mremap, [last, map::PAGE_BYTES, grown, 0, 0, 0]) };
+    // SAFETY: the program's own call, but nothing moves.
+    let stretch = || unsafe { map::forward(libc::SYS_mremap, [start, bytes, new_bytes, 0, 0, 0]) };
     match engine.stretch((start, end), new_end, || stretch().map(drop)) {
         Some(Ok(())) => Ok(start),
-        Some(Err(error)) if flags & libc::MREMAP_MAYMOVE == 0 => Err(error),
-        Some(Err(_)) => carry(engine, words).map_or_else(|| relocate(engine, words), Ok),
-        None => relocate(engine, words),
+        Some(Err(Errno::NOMEM)) if flags & libc::MREMAP_MAYMOVE == 0 => Err(Errno::NOMEM),
+        Some(Err(Errno::NOMEM)) => carry(engine, words).map_or_else(|| relocate(engine, words), Ok),
+        // What is wrong with the range, or the new length, the kernel tells.
+        Some(Err(_)) | None => relocate(engine, words),
     }
 }
 
@@ -90,6 +88,8 @@ fn relocate(engine: &Engine, words: [usize; 6]) -> Result<usize, Errno> {
 /// The reservation is of shared memory, which is a mapping of a file to the kernel, and never becomes one with a
 /// neighbour: so it can be recognized. It takes no memory.
 struct Place {
+    /// The list of mappings, opened before: afterwards it might not be possible.
+    list: maps::List,
     /// Where the reservation begins: at a whole folio.
     start: usize,
     /// The place: as far into a folio as the mapping is.
@@ -98,14 +98,21 @@ struct Place {
 }
 
 impl Place {
-    /// Reserves a place of `bytes` for what is at `from`. `None`: there is no address space.
+    /// Reserves a place of `bytes` for what is at `from`. `None`: there is no address space, or no list of mappings.
     fn reserve(bytes: usize, from: usize, folio_bytes: usize) -> Option<Place> {
+        let list = maps::List::open()?;
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let flags = flags.unsigned_abs() as usize;
         let (before, no_access, no_file) = (from % folio_bytes, 0, usize::MAX);
         let words = [0, before.checked_add(bytes)?, no_access, flags, no_file, 0];
         let start = map::map_aligned_for(words, folio_bytes).ok()?;
-        Some(Place { start, at: start + before, end: start + before + bytes })
+        let place = Place { list, start, at: start + before, end: start + before + bytes };
+        // A child of another thread's `fork` would keep it for good.
+        if map::keep_from_children(start, place.end - start).is_err() {
+            place.give_up();
+            return None;
+        }
+        Some(place)
     }
 
     /// The mapping has moved to the place.
@@ -122,7 +129,7 @@ impl Place {
     /// thread may have mapped something there since.
     fn perhaps_taken(self) {
         let mut is_ours = false;
-        maps::each_file_mapping(&mut |mapping| {
+        self.list.each_file_mapping(&mut |mapping| {
             is_ours = (mapping.start, mapping.end) == (self.start, self.end)
                 && mapping.is_shared
                 && !mapping.is_writable;

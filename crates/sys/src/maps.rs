@@ -1,5 +1,7 @@
 //! The mappings of files in `/proc/self/maps`, read without any allocation.
 
+use std::os::fd::OwnedFd;
+
 use rustix::io::Errno;
 
 /// A mapping of a file.
@@ -24,18 +26,35 @@ const LINE_BYTES: usize = 128;
 ///
 /// A mapping may have changed by the time of the call. Nothing is called if the list cannot be read.
 pub fn each_file_mapping(each: &mut dyn FnMut(&FileMapping) -> bool) {
-    let Ok(file) = crate::files::open_read(c"/proc/self/maps") else { return };
-    let mut text = [0_u8; 4096];
-    let mut lines = Lines::default();
-    loop {
-        let length = match rustix::io::read(&file, &mut text) {
-            Ok(0) => return,
-            Ok(length) => length,
-            Err(Errno::INTR) => continue,
-            Err(_) => return,
-        };
-        if !lines.feed(&text[..length], each) {
-            return;
+    if let Some(list) = List::open() {
+        list.each_file_mapping(each);
+    }
+}
+
+/// The list, opened and not read yet.
+#[derive(Debug)]
+pub struct List(OwnedFd);
+
+impl List {
+    /// `None`: it cannot be read.
+    pub fn open() -> Option<List> {
+        crate::files::open_read(c"/proc/self/maps").ok().map(List)
+    }
+
+    /// As [`each_file_mapping`], of the mappings that there are now; once for each list.
+    pub fn each_file_mapping(&self, each: &mut dyn FnMut(&FileMapping) -> bool) {
+        let mut text = [0_u8; 4096];
+        let mut lines = Lines::default();
+        loop {
+            let length = match rustix::io::read(&self.0, &mut text) {
+                Ok(0) => return,
+                Ok(length) => length,
+                Err(Errno::INTR) => continue,
+                Err(_) => return,
+            };
+            if !lines.feed(&text[..length], each) {
+                return;
+            }
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! | way | what it needs | what it costs |
 //! | --- | --- | --- |
-//! | `stretch` | nothing is mapped behind the range | nothing is brought back |
+//! | `stretch` | nothing is mapped behind the range, or it keeps its length | nothing is brought back |
 //! | `carry` | a new place that is a whole number of folios away, and free | staged folios, and those at the ends that are not whole, are brought back; the kernel moves page tables |
 //! | `relocate` | nothing | everything is brought back, so the limit may be passed |
 //!
@@ -28,8 +28,8 @@ use crate::replacement::Queue;
 const LOOKS: usize = 1000;
 
 impl Engine {
-    /// Makes `call`, by which a range grows to `new_end` where it is, unless it ends there. `None`: the engine does not
-    /// manage all of the range, and nothing was done.
+    /// Makes `call`, by which a range grows to `new_end` where it is, or stays as it is. `None`: the engine does not manage
+    /// all of the range, and nothing was done.
     ///
     /// # Errors
     ///
@@ -40,15 +40,14 @@ impl Engine {
         new_end: usize,
         call: impl FnOnce() -> Result<(), E>,
     ) -> Option<Result<(), E>> {
-        let mut table = self.table_for_change(&self.edges(end, new_end));
+        let edges = if end < new_end { self.edges(end, new_end) } else { [(0, 0); 2] };
+        let mut table = self.table_for_change(&edges);
         if !table.covers(start, end) || self.config().mode == Mode::Inline {
             return None;
         }
-        if new_end == end {
-            return Some(Ok(()));
-        }
+        self.join_mapping(start, end);
         let grown = call();
-        if grown.is_ok() {
+        if grown.is_ok() && end < new_end {
             self.settle_edges(&table, end, new_end, true);
             self.forget_range(&mut table, end, new_end);
             self.take_in_mapped(&mut table, end, new_end);
@@ -87,9 +86,7 @@ impl Engine {
             }
         }
         self.settle_edges(&table, start, end, true);
-        // A part of a folio whose rest was unmapped is not registered, and so is a mapping of its own to the kernel,
-        // which moves one only. Where this fails, the call does.
-        self.mover.register(start, end).ok();
+        self.join_mapping(start, end);
         let moved = self.announce((start, end), (to, to_end), call);
         if moved.is_ok() {
             // The parts of edge folios outside the range were brought back, and are left to the kernel.
@@ -104,6 +101,12 @@ impl Engine {
             add(&self.figures().remaps, 1);
         }
         Some(moved)
+    }
+
+    /// Registers all of a range. A part of a folio whose rest was unmapped is not registered, and so is a mapping of its
+    /// own to the kernel, whose `mremap` takes one only. Where this fails, that call does.
+    fn join_mapping(&self, start: usize, end: usize) {
+        self.mover.register(start, end).ok();
     }
 
     /// The pages of a range have moved, with their registration: so does what the engine keeps of its whole folios

@@ -251,6 +251,9 @@ impl Program<'_> {
         let ((start, end), (_, new_end)) = (self.addresses(&pages), self.addresses(&grown));
         let fails = self.random.one_in(8);
         let call = || {
+            if !self.world.space.is_one_mapping(start, end - start) {
+                return Err(Errno::FAULT);
+            }
             if fails {
                 return Err(Errno::NOMEM);
             }
