@@ -1,9 +1,9 @@
 //! Large blocks that `realloc` has made grow: each is a mapping of its own, which grows by `mremap`.
 //!
 //! mimalloc would copy the block each time: what was compressed would come back, and be compressed at the new place
-//! again. A list of Python grows by an eighth each time, so all of it is copied eight times while it doubles. The kernel
-//! moves page tables instead, and what the pool has stays there; the C library's `malloc` does the same with blocks from
-//! 128 KiB on.
+//! again. A list of Python grows by an eighth each time, so it is copied six times while it doubles. The kernel moves
+//! page tables instead, and what the pool has stays there; the C library's `malloc` does the same with blocks from 128
+//! KiB on.
 //!
 //! # Invariants
 //!
@@ -12,8 +12,8 @@
 //!
 //! # Concurrency
 //!
-//! No lock: a block is one thread's at a time, as with every `malloc`. A child of `fork` has the parent's blocks; a place
-//! that another thread had taken stays so, and is lost.
+//! No lock: a block is one thread's at a time, as with every `malloc`. A child of `fork` has the parent's blocks; a
+//! place that another thread had taken stays so, and is lost.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;

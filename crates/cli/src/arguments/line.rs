@@ -91,9 +91,9 @@ fn one_line(error: &clap::Error, words: &[OsString]) -> String {
     let argument = context(ContextKind::InvalidArg);
     // "--limit <SIZE>", "--ublk[=<N>]", "[PID]", "<PROGRAM>...": the name is enough; of several that are missing the
     // first is.
-    let brackets = ['[', ']', '<', '>'];
-    let name = argument.trim_start_matches(brackets).split([' ', ',', '[', '=']).next();
-    let name = name.unwrap_or_default().trim_end_matches(brackets).trim_end_matches(['>', '.']);
+    let name = argument.split("[=").next().unwrap_or_default();
+    let name = name.trim_start_matches(['[', '<']).split([' ', ',']).next().unwrap_or_default();
+    let name = name.trim_end_matches(['>', ']', '.']);
     let value = context(ContextKind::InvalidValue);
     let hint = "accepted: what 'zfolio --help' and 'zfolio COMMAND --help' list";
     match error.kind() {

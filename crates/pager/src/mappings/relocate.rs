@@ -6,8 +6,8 @@
 //! | `carry` | a new place that is a whole number of folios away, and free | staged folios, and those at the ends that are not whole, are brought back; the kernel moves page tables |
 //! | `relocate` | nothing | everything is brought back, so the limit may be passed |
 //!
-//! The first two are for ranges of which the engine manages all, and for handler mode: the registration goes along, also
-//! for pages outside whole folios, whose faults only a handler serves.
+//! The first two are for ranges of which the engine manages all, and for handler mode: the registration goes along,
+//! also for pages outside whole folios, whose faults only a handler serves.
 //!
 //! # Invariants
 //!
@@ -28,8 +28,8 @@ use crate::replacement::Queue;
 const LOOKS: usize = 1000;
 
 impl Engine {
-    /// Makes `call`, by which a range grows to `new_end` where it is, or stays as it is. `None`: the engine does not manage
-    /// all of the range, and nothing was done.
+    /// Makes `call`, by which a range grows to `new_end` where it is, or stays as it is. `None`: the engine does not
+    /// manage all of the range, and nothing was done.
     ///
     /// # Errors
     ///
@@ -57,9 +57,9 @@ impl Engine {
         Some(grown)
     }
 
-    /// Makes `call`, which moves a range to `to`, where nothing is in use, and perhaps lets it grow to `to_end`. `None`:
-    /// the engine does not manage all of the range, or the distance is not a number of whole folios, or others change
-    /// mappings all the time; nothing was done.
+    /// Makes `call`, which moves a range to `to`, where nothing is in use, and perhaps lets it grow to `to_end`.
+    /// `None`: the engine does not manage all of the range, or the distance is not a number of whole folios, or others
+    /// change mappings all the time; nothing was done.
     ///
     /// # Errors
     ///
@@ -103,8 +103,8 @@ impl Engine {
         Some(moved)
     }
 
-    /// Registers all of a range. A part of a folio whose rest was unmapped is not registered, and so is a mapping of its
-    /// own to the kernel, whose `mremap` takes one only. Where this fails, that call does.
+    /// Registers all of a range. A part of a folio whose rest was unmapped is not registered, and so is a mapping of
+    /// its own to the kernel, whose `mremap` takes one only. Where this fails, that call does.
     fn join_mapping(&self, start: usize, end: usize) {
         self.mover.register(start, end).ok();
     }
