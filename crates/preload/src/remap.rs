@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! shorter            shrink      unmaps the end
-//! longer             stretch     grows where it is
+//! as long, longer    stretch     stays or grows where it is
 //!                    carry       moves to a place reserved for it, a whole number of folios away
 //! all that is left   relocate    the program's call as it is, with everything brought back
 //! ```
