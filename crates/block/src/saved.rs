@@ -501,8 +501,8 @@ mod tests {
         fs::remove_dir_all(&directory).unwrap();
     }
 
-    /// Goal: what is saved is its owner's alone, whatever lies where it is written. Method: that file has another mode, or
-    /// a second name, whose contents must stay; a disk that is kept still finds that it is not empty.
+    /// Goal: what is saved is its owner's alone, whatever lies where it is written. Method: that file has another mode,
+    /// or a second name, whose contents must stay; a disk that is kept still finds that it is not empty.
     #[test]
     fn a_saved_disk_is_its_owners_alone() {
         let (directory, disk) = (directory("alone"), ram(1 << 20, &["lz4"]));

@@ -267,11 +267,6 @@ impl Engine {
         self.mover.geometry()
     }
 
-    /// Bytes of a folio.
-    pub fn folio_bytes(&self) -> usize {
-        self.geometry().folio_bytes()
-    }
-
     /// The system's time.
     pub(crate) fn now_ns(&self) -> u64 {
         self.mover.system.now_ns()

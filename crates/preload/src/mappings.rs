@@ -285,15 +285,10 @@ fn mremap_words(words: [usize; 6]) -> Result<usize, Errno> {
     let taken = ours.take(start, end);
     ours.remove(at, at + new_length);
     if flags & libc::MREMAP_DONTUNMAP != 0 {
-        taken.noted().iter().for_each(|(from, to)| ours.insert(*from, *to));
+        ours.put_back(&taken);
     }
-    let new: Vec<_> = taken.moved((start, end), (at, at + new_length)).collect();
-    if let [first @ .., last] = &new[..] {
-        first.iter().for_each(|(from, to)| ours.insert(*from, *to));
-        hand_over(ours, last.0, last.1);
-    } else {
-        drop(ours);
-    }
+    taken.moved((start, end), (at, at + new_length)).for_each(|(from, to)| ours.note(from, to));
+    drop(ours);
     lifecycle::start_if_needed();
     Ok(at)
 }

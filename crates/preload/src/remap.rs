@@ -11,7 +11,7 @@ use zfolio_pager::Engine;
 use zfolio_sys::{Errno, map, maps};
 
 use crate::candidates::Taken;
-use crate::mappings::page_end;
+use crate::mappings::{folio_bytes, page_end};
 
 /// The words of the call: old start, old and new length, flags, new start if the program has chosen it; then the
 /// address of a `Taken`: what of the range was noted.
@@ -42,7 +42,7 @@ pub(crate) fn remap(engine: &Engine, words: [usize; 6]) -> Result<usize, Errno> 
 fn carry(engine: &Engine, words: [usize; 6]) -> Option<usize> {
     let [start, bytes, new_bytes, ..] = words;
     let length = page_end(0, new_bytes);
-    let place = Place::reserve(length, start, engine.folio_bytes())?;
+    let place = Place::reserve(length, start, folio_bytes())?;
     let at = place.at;
     let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED).unsigned_abs() as usize;
     // SAFETY: the program's own call, to addresses that are reserved for it.

@@ -529,7 +529,8 @@ impl Story<'_> {
             let limit = disk::file_bytes_limit().filter(|bytes| *bytes < spill.limit_bytes);
             let limit = limit.map(|bytes| format!(" (ulimit -f allows {})", size::display(bytes)));
             // One that a program has set itself is not known here.
-            let limit = limit.unwrap_or_else(|| " (or its ulimit -f forbade them)".to_owned());
+            let limit =
+                limit.unwrap_or_else(|| " (or the program's ulimit -f had none)".to_owned());
             let why = format!("{places} had no room for {writes}{limit}");
             line(f, "disk full", why)?;
         }

@@ -222,7 +222,7 @@ fn what_went_to_disk_is_told_or_why_nothing_did() {
         told(&[("STAND_IN_REFUSED", "1"), ("ZFOLIO_SPILL", places), ("ZFOLIO_SPILL_LIMIT", "16M")]);
     for line in [
         "  disk full   --spill-limit 16M was reached 41 times; what was to be written stayed in memory\n",
-        "  disk full   /var/tmp, / had no room for 1 write (or its ulimit -f forbade them); what was to be written \
+        "  disk full   /var/tmp, / had no room for 1 write (or the program's ulimit -f had none); what was to be written \
          stayed in memory\n",
         "  disk errors 12 writes to /var/tmp, / failed; what was to be written stayed in memory\n",
     ] {

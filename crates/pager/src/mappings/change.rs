@@ -48,8 +48,11 @@ impl Engine {
         }
     }
 
-    /// The folios that a change of `start..end` covers only in part, as ranges.
+    /// The folios that a change of `start..end` covers only in part, as ranges; of an empty range there are none.
     pub(crate) fn edges(&self, start: usize, end: usize) -> [(usize, usize); 2] {
+        if start == end {
+            return [(0, 0); 2];
+        }
         let (geometry, bytes) = (self.geometry(), self.geometry().folio_bytes());
         let (first, last) = (geometry.base(start), geometry.base(end));
         // A program may name any address, also the last folio of all.
@@ -75,14 +78,19 @@ impl Engine {
         let mut table = self.table_for_change(&self.edges(start, end));
         self.settle_edges(&table, start, end, true);
         let answer = self.announce((start, end), (0, 0), call)?;
-        let outer = table.exterior(start, end);
-        // The parts of edge folios outside the range were brought back, and are left to the kernel.
-        self.mover.unregister(outer.0, start);
-        self.mover.unregister(end, outer.1);
+        self.unregister_around(&table, start, end);
         self.forget_range(&mut table, start, end);
         self.measure_tables(&mut table);
         add(&self.figures().unmaps, 1);
         Ok(answer)
+    }
+
+    /// Leaves to the kernel what lies outside a range, of the folios that it covers only in part: that was brought
+    /// back.
+    pub(super) fn unregister_around(&self, table: &Table, start: usize, end: usize) {
+        let outer = table.exterior(start, end);
+        self.mover.unregister(outer.0, start);
+        self.mover.unregister(end, outer.1);
     }
 
     /// Forgets a range that is unmapped, or mapped anew; folios that are only partly in it were left to the kernel.

@@ -24,7 +24,7 @@ use crate::engine::Engine;
 use crate::folio::Table;
 use crate::replacement::Queue;
 
-/// How often is looked whether a change of another thread is still under way, before a carry is given up.
+/// So many times a carry looks whether another thread is still changing mappings, before it is given up.
 const LOOKS: usize = 1000;
 
 impl Engine {
@@ -40,9 +40,8 @@ impl Engine {
         new_end: usize,
         call: impl FnOnce() -> Result<(), E>,
     ) -> Option<Result<(), E>> {
-        let edges = if end < new_end { self.edges(end, new_end) } else { [(0, 0); 2] };
-        let mut table = self.table_for_change(&edges);
-        if !table.covers(start, end) || self.config().mode == Mode::Inline {
+        let mut table = self.table_for_change(&self.edges(end, new_end));
+        if !self.serves_all(&table, start, end) {
             return None;
         }
         self.join_mapping(start, end);
@@ -76,7 +75,7 @@ impl Engine {
             return None;
         }
         let mut table = self.table_for_change(&self.edges(start, end));
-        if !table.covers(start, end) || self.config().mode == Mode::Inline {
+        if !self.serves_all(&table, start, end) {
             return None;
         }
         for (base, lock) in table.known_folios(start, end) {
@@ -89,10 +88,7 @@ impl Engine {
         self.join_mapping(start, end);
         let moved = self.announce((start, end), (to, to_end), call);
         if moved.is_ok() {
-            // The parts of edge folios outside the range were brought back, and are left to the kernel.
-            let outer = table.exterior(start, end);
-            self.mover.unregister(outer.0, start);
-            self.mover.unregister(end, outer.1);
+            self.unregister_around(&table, start, end);
             self.forget_range(&mut table, to, to_end);
             self.carry_folios(&mut table, (start, end), distance);
             table.forget(start, end);
@@ -101,6 +97,11 @@ impl Engine {
             add(&self.figures().remaps, 1);
         }
         Some(moved)
+    }
+
+    /// Whether the engine manages all of a range, in handler mode. See the module.
+    fn serves_all(&self, table: &Table, start: usize, end: usize) -> bool {
+        table.covers(start, end) && self.config().mode == Mode::Handler
     }
 
     /// Registers all of a range. A part of a folio whose rest was unmapped is not registered, and so is a mapping of

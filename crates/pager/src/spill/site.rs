@@ -37,33 +37,27 @@ impl Site {
     ///
     /// A message: what was given, and what is accepted.
     pub fn parse(given: &str) -> Result<Site, String> {
-        let mut site = Site { path: PathBuf::new(), bytes: None, priority: 0 };
-        let (mut rest, mut seen) = (given, [false; 2]);
+        let (mut bytes, mut priority, mut rest) = (None, None, given);
         while let Some((before, option)) = rest.rsplit_once(',') {
-            let mut once = |nth: usize| match std::mem::replace(&mut seen[nth], true) {
-                true => Err(format!(
-                    "'{given}' has an option twice; accepted: size= and prio= once each"
-                )),
-                false => Ok(()),
-            };
-            match option.split_once('=') {
-                Some(("size", value)) => {
-                    once(0)?;
-                    site.bytes = Some(parse_bytes(value)?);
-                }
+            let earlier = match option.split_once('=') {
+                Some(("size", value)) => bytes.replace(parse_bytes(value)?).is_some(),
                 Some(("prio", value)) => {
-                    once(1)?;
-                    site.priority = parse_priority(value).ok_or_else(|| {
+                    let read = parse_priority(value).ok_or_else(|| {
                         format!("'{value}' is not a priority; accepted: -1 to 32767")
                     })?;
+                    priority.replace(read).is_some()
                 }
                 // A path may have commas.
                 _ => break,
+            };
+            if earlier {
+                return Err(format!(
+                    "'{given}' has an option twice; accepted: size= and prio= once each"
+                ));
             }
             rest = before;
         }
-        site.path = rest.into();
-        Ok(site)
+        Ok(Site { path: rest.into(), bytes, priority: priority.unwrap_or(0) })
     }
 }
 
@@ -179,6 +173,8 @@ mod tests {
             ("/x,size=1M", "'1M' is too small; accepted: 16M or more"),
             ("/x,size=lots", "lots"),
             ("/x,prio=99999", "'99999' is not a priority"),
+            ("/x,size=16M,prio=1,size=32M", "has an option twice"),
+            ("/x,prio=1,prio=2", "has an option twice"),
         ] {
             let why = Site::parse(text).unwrap_err();
             assert!(why.contains(part), "{why}");
