@@ -128,6 +128,14 @@ class Calls:
         """How many calls have gone wrong so far."""
         return int.from_bytes(self.letters.read_bytes()[8:], sys.byteorder)
 
+    def wait_for(self, hits, seconds):
+        """Waits until this many calls have gone wrong: on a busy machine the background thread may first write when a
+        program has filled all of its memory. Returns how many have by then."""
+        until = time.monotonic() + seconds
+        while self.hits() < hits and time.monotonic() < until:
+            time.sleep(0.01)
+        return self.hits()
+
 
 def files_of(pid, place):
     """The files below `place`, or the device, that a process or its engine has open: a path in /proc for each."""
