@@ -263,6 +263,7 @@ def accelerator(algorithm, unit):
 IDLE = [
     ("idle stall", 160, ["--limit", "1G", "--stall", "20%"], [], 60),
     ("idle stall of a small part of the limit", 160, ["--limit", "8G", "--stall", "20%"], [], 60),
+    ("idle stall after a fork", 160, ["--limit", "1G", "--stall", "20%"], [], 60),
     ("idle stall per process", 160, ["--limit", "1G", "--per-process", "--stall", "20%"], [], 60),
     ("idle stall below a small limit", 80, ["--limit", "40M", "--stall", "0.01%"], [], 42),
     ("idle set stall", 160, ["--limit", "256M"], ["stall=20%"], 60),

@@ -120,6 +120,13 @@ pub(crate) trait System: Send + Sync + Debug {
     /// The pages cannot be written to, or are not mapped.
     fn unshare(&self, start: usize, bytes: usize) -> Result<(), Errno>;
 
+    /// Sets one byte for each page from `start` on: 1 if it is resident, and another process has it too, else 0.
+    ///
+    /// # Errors
+    ///
+    /// It is not known.
+    fn shared(&self, start: usize, pages: &mut [u8]) -> Result<(), Errno>;
+
     /// Gives pages back: the range is empty afterwards.
     ///
     /// # Safety

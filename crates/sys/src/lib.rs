@@ -19,6 +19,7 @@ pub mod lineage;
 pub mod map;
 pub mod maps;
 pub mod mounts;
+pub mod pagemap;
 pub mod probe;
 pub mod process;
 pub mod random;

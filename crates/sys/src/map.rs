@@ -1,7 +1,7 @@
 //! Memory mappings: reserve address space, return pages, find out what is resident.
 
 use std::ffi::c_void;
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -284,93 +284,6 @@ impl OwnMemory {
     }
 }
 
-/// `struct pm_scan_arg` of `linux/fs.h`.
-#[repr(C)]
-struct Scan {
-    size: u64,
-    flags: u64,
-    start: u64,
-    end: u64,
-    walk_end: u64,
-    regions: u64,
-    regions_count: u64,
-    pages_max: u64,
-    inverted: u64,
-    all_of: u64,
-    any_of: u64,
-    wanted: u64,
-}
-
-/// `struct page_region`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct ScanRegion {
-    start: u64,
-    end: u64,
-    categories: u64,
-}
-
-/// `_IOWR('f', 16, struct pm_scan_arg)`.
-const PAGEMAP_SCAN: u32 = 0xC060_6610;
-const PAGE_IS_PRESENT: u64 = 1 << 3;
-/// The page is the zero page, which all processes share: it was read but never written.
-const PAGE_IS_PFNZERO: u64 = 1 << 5;
-
-const _: () = assert!(size_of::<Scan>() == 96 && size_of::<ScanRegion>() == 24);
-
-/// Calls `each` for each run of resident pages in a range, in rising order, and whether they are
-/// the shared zero page.
-///
-/// By `PAGEMAP_SCAN` (Linux 6.7), which skips address space without page tables; page by page where
-/// that is not available.
-pub fn for_each_resident(start: usize, end: usize, mut each: impl FnMut(usize, usize, bool)) {
-    let mut regions = [ScanRegion { start: 0, end: 0, categories: 0 }; 64];
-    let Ok(file) = crate::files::open_read(c"/proc/self/pagemap") else {
-        return each_resident_page(start, end, each);
-    };
-    let mut at = start;
-    while at < end {
-        let mut scan = Scan {
-            size: size_of::<Scan>() as u64,
-            flags: 0,
-            start: at as u64,
-            end: end as u64,
-            walk_end: 0,
-            regions: regions.as_mut_ptr() as u64,
-            regions_count: regions.len() as u64,
-            pages_max: 0,
-            inverted: 0,
-            all_of: PAGE_IS_PRESENT,
-            any_of: 0,
-            wanted: PAGE_IS_PRESENT | PAGE_IS_PFNZERO,
-        };
-        // SAFETY: the structure is laid out as the kernel's (asserted above), and `regions` has room
-        // for `regions_count` regions.
-        let found = unsafe { libc::ioctl(file.as_raw_fd(), PAGEMAP_SCAN.into(), &raw mut scan) };
-        let Ok(found) = usize::try_from(found) else { return each_resident_page(at, end, each) };
-        let place = |address: u64| usize::try_from(address).unwrap_or(end);
-        for region in &regions[..found] {
-            let zero = region.categories & PAGE_IS_PFNZERO != 0;
-            each(place(region.start), place(region.end), zero);
-        }
-        at = place(scan.walk_end).max(at + PAGE_BYTES);
-    }
-}
-
-fn each_resident_page(start: usize, end: usize, mut each: impl FnMut(usize, usize, bool)) {
-    let mut present = [0_u8; 512];
-    for from in (start..end).step_by(512 * PAGE_BYTES) {
-        let bytes = (end - from).min(512 * PAGE_BYTES);
-        // A range that cannot be examined counts as resident.
-        if residency(from, bytes, &mut present).is_err() {
-            present.fill(1);
-        }
-        for page in (0..bytes / PAGE_BYTES).filter(|page| present[*page] & 1 == 1) {
-            each(from + page * PAGE_BYTES, from + (page + 1) * PAGE_BYTES, false);
-        }
-    }
-}
-
 /// The error of the `libc::syscall` that has just failed in this thread.
 fn last_error() -> Errno {
     std::io::Error::last_os_error().raw_os_error().map_or(Errno::INVAL, Errno::from_raw_os_error)
@@ -518,26 +431,5 @@ mod tests {
         unsafe { release(space.address(), space.bytes()) }.unwrap();
         residency(space.address(), 1 << 20, &mut present).unwrap();
         assert!(present.iter().all(|page| page & 1 == 0));
-    }
-
-    /// Goal: both methods find the same resident pages.
-    #[test]
-    fn runs_of_resident_pages_are_found() {
-        let space = Reservation::new(4 << 20, PAGE_BYTES).unwrap();
-        let (start, end) = (space.address(), space.address() + space.bytes());
-        for page in [3, 4, 5, 100, 600, 1023] {
-            let at = space.base().as_ptr().wrapping_add(page * PAGE_BYTES);
-            // SAFETY: a page of our own mapping.
-            unsafe { at.write(1) };
-        }
-        let mut found = Vec::new();
-        for_each_resident(start, end, |from, to, zero| {
-            assert!(!zero);
-            found.extend((from..to).step_by(PAGE_BYTES).map(|at| (at - start) / PAGE_BYTES));
-        });
-        let mut slowly = Vec::new();
-        each_resident_page(start, end, |from, _, _| slowly.push((from - start) / PAGE_BYTES));
-        assert_eq!(found, [3, 4, 5, 100, 600, 1023]);
-        assert_eq!(found, slowly);
     }
 }

@@ -16,7 +16,7 @@ use crate::system::Side;
 pub(crate) enum Shared {
     /// It is copied, and goes. So the page exists twice until the other process lets go of it.
     Copied,
-    /// Its unit stays.
+    /// Its unit stays. A page that was shared, and is this process's alone by now, goes.
     Left,
 }
 
@@ -135,9 +135,8 @@ impl Mover {
                 // undo() leaves one page of the two, the program's, and the next capture finds the
                 // slot clean.
                 Some(Errno::EXIST) => return Err(Refusal::Busy),
-                Some(Errno::BUSY) if shared == Shared::Copied && !unshared => {
+                Some(Errno::BUSY) if !unshared && self.unshare(base + done, end - done, shared) => {
                     unshared = true;
-                    self.unshare(base + done, end - done);
                 }
                 Some(Errno::BUSY) => return Err(Refusal::Busy),
                 // The range may lie in several mappings, and no move crosses mappings: page by
@@ -172,19 +171,23 @@ impl Mover {
         self.wake(base);
     }
 
-    /// Replaces pages that this process shares with a child by copies of its own, which can be
-    /// moved.
-    fn unshare(&self, address: usize, bytes: usize) {
-        let mut residency = [0_u8; 512];
+    /// Makes the pages of a range this process's own, so that they can be moved: for the kernel a page is shared until
+    /// it is written to, also when the other process has let go of it. What is still shared is copied, or left. False:
+    /// the first page is left.
+    fn unshare(&self, address: usize, bytes: usize, shared: Shared) -> bool {
+        let (mut residency, mut left) = ([0_u8; 512], [0_u8; 512]);
         let pages = bytes / PAGE_BYTES;
-        if self.system.residency(address, bytes, &mut residency[..pages]).is_err() {
-            return;
+        if self.system.residency(address, bytes, &mut residency[..pages]).is_err()
+            || shared == Shared::Left && self.system.shared(address, &mut left[..pages]).is_err()
+        {
+            return false;
         }
         // Only present pages: to populate a missing one would be a fault that no thread serves.
         for (index, page) in residency[..pages].iter().enumerate() {
-            if page & 1 == 1 {
+            if page & 1 == 1 && left[index] == 0 {
                 self.system.unshare(address + index * PAGE_BYTES, PAGE_BYTES).ok();
             }
         }
+        left[0] == 0
     }
 }

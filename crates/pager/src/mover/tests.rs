@@ -264,3 +264,57 @@ fn a_folio_without_a_page_is_refused() {
     assert_eq!(refusal, Refusal::Nothing);
     assert_eq!((pages(at), mover.bytes_used()), (0, 0));
 }
+
+/// A child that has all pages of this process until it is dropped.
+struct Child(i32);
+
+#[allow(unsafe_code, reason = "a child that makes one system call")]
+impl Child {
+    fn new() -> Child {
+        // SAFETY: the child makes system calls only.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        if child == 0 {
+            loop {
+                // SAFETY: no precondition.
+                unsafe { libc::pause() };
+            }
+        }
+        Child(child)
+    }
+}
+
+#[allow(unsafe_code, reason = "ends its own child")]
+impl Drop for Child {
+    fn drop(&mut self) {
+        // SAFETY: our own child, which was not waited for yet.
+        unsafe { libc::kill(self.0, libc::SIGKILL) };
+        // SAFETY: as above; its status is not asked for.
+        unsafe { libc::waitpid(self.0, std::ptr::null_mut(), 0) };
+    }
+}
+
+/// Goal: what a child has too stays if that is wanted, and is copied and goes if not; once the child is gone it counts
+/// as shared no longer, and goes.
+#[test]
+fn what_a_child_has_is_left_or_copied() {
+    let (mover, space, geometry) = world(16 << 10);
+    let bases = [space.address(), space.address() + FOLIO_BYTES];
+    bases.iter().for_each(|base| populate(&mover, *base, 0xFFFF));
+    let child = Child::new();
+    let capture =
+        |base, shared| mover.capture(base, geometry.all(), mover.take_hollow().unwrap(), shared);
+    assert_eq!(capture(bases[0], Shared::Left).unwrap_err(), Refusal::Busy);
+    assert_eq!(bases.map(pages), [0xFFFF, 0xFFFF]);
+    let (copied, refused) = capture(bases[0], Shared::Copied).unwrap();
+    assert_eq!((refused, bases.map(pages)), (None, [0, 0xFFFF]));
+    drop(child);
+    let (moved, refused) = capture(bases[1], Shared::Left).unwrap();
+    assert_eq!((refused, bases.map(pages)), (None, [0, 0]));
+    for page in 0..16 {
+        let expected = u8::try_from(page).unwrap() + 1;
+        for full in [&copied, &moved] {
+            assert_eq!(first_byte(&mover, full, geometry, page), expected);
+        }
+    }
+}

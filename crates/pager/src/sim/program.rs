@@ -98,6 +98,7 @@ impl<'w> Program<'w> {
             31 => self.world.engine.make_room(self.random.below(1 << 20)),
             32 => self.look_at_staging(),
             33 => self.audit_or_sample(),
+            34 if self.random.one_in(4) => self.world.space.end_child(),
             34 if self.world.settings.fixed => self.keep(),
             35 if self.world.settings.fixed => self.fork(),
             36.. if self.world.settings.changes => self.change_mappings(),

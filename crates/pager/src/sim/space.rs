@@ -91,7 +91,7 @@ struct Page {
     read_only: bool,
     /// A device writes to it.
     pinned: bool,
-    /// A child has the page, too.
+    /// A child has the page, too, or had it when the page was written to last.
     shared: bool,
 }
 
@@ -156,6 +156,8 @@ struct State {
     changing: usize,
     /// Ranges whose `Remove` was read, and whose pages the program's thread is about to drop.
     dropping: Vec<(usize, usize)>,
+    /// A child has the pages that are shared.
+    has_child: bool,
     /// How many calls may still take long: with many of them, a thread that waits for the table
     /// would wait for most of the run.
     slow_left: usize,
@@ -199,6 +201,7 @@ impl Space {
             events: VecDeque::new(),
             changing: 0,
             dropping: Vec::new(),
+            has_child: false,
             slow_left: SLOW_MAX,
             sleepers: Vec::new(),
             halt: None,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use zfolio_sys::maps::FileMapping;
 use zfolio_sys::process::{Resident, ResidentMeter};
 use zfolio_sys::uffd::{Message, Messages, Progress, Reach, Uffd, feature};
-use zfolio_sys::{Errno, clock, cpu, futex, map, maps};
+use zfolio_sys::{Errno, clock, cpu, futex, map, maps, pagemap};
 
 use super::{Side, System};
 use crate::config::{Error, Mode};
@@ -127,11 +127,15 @@ impl System for Linux {
     }
 
     fn each_resident(&self, start: usize, end: usize, each: &mut dyn FnMut(usize, usize, bool)) {
-        map::for_each_resident(start, end, each);
+        pagemap::for_each_resident(start, end, each);
     }
 
     fn unshare(&self, start: usize, bytes: usize) -> Result<(), Errno> {
         map::unshare_pages(start, bytes)
+    }
+
+    fn shared(&self, start: usize, pages: &mut [u8]) -> Result<(), Errno> {
+        pagemap::shared(start, pages)
     }
 
     unsafe fn discard(&self, start: usize, bytes: usize) {

@@ -257,6 +257,12 @@ impl Space {
         for page in &mut state.program.pages {
             page.shared |= page.here == Here::Own && !page.pinned;
         }
+        state.has_child = true;
+    }
+
+    /// The child ends.
+    pub(in crate::sim) fn end_child(&self) {
+        self.lock().has_child = false;
     }
 
     /// Whether a range lies in one mapping, and all its pages are of the same kind.

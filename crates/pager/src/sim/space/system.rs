@@ -374,6 +374,23 @@ impl System for Arc<Space> {
         Ok(())
     }
 
+    fn shared(&self, start: usize, into: &mut [u8]) -> Result<(), Errno> {
+        let mut state = self.enter();
+        if state.random.one_in(self.refusals.again) {
+            return Err(Errno::NOENT);
+        }
+        let all = pages(start, into.len() * PAGE_BYTES);
+        for (byte, at) in into.iter_mut().zip(all) {
+            let shared = |page: &Page| match page.here {
+                Here::Zero => true,
+                Here::Own => page.shared && state.has_child,
+                Here::Missing | Here::Swapped => false,
+            };
+            *byte = u8::from(state.get(at).is_some_and(shared));
+        }
+        Ok(())
+    }
+
     unsafe fn discard(&self, start: usize, bytes: usize) {
         let mut state = self.enter();
         assert!(state.staging.contains(start), "the engine gives back what is its own");
