@@ -2,7 +2,8 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// The port that is registered for NBD.
@@ -43,7 +44,10 @@ impl FromStr for Address {
         }
         let path = given.strip_prefix("unix:").or(given.contains('/').then_some(given));
         let address = match path {
-            Some(path) => (!path.is_empty()).then(|| Address::Unix(PathBuf::from(path))),
+            Some(path) => {
+                check_path(Path::new(path))?;
+                (!path.is_empty()).then(|| Address::Unix(PathBuf::from(path)))
+            }
             None => tcp(given).map(Address::Tcp),
         };
         address.ok_or_else(|| {
@@ -53,6 +57,25 @@ impl FromStr for Address {
             )
         })
     }
+}
+
+/// The kernel has room for so many bytes, and a zero behind them (`struct sockaddr_un`).
+const PATH_BYTES_MAX: usize = 107;
+
+/// Whether a socket can have this path.
+///
+/// # Errors
+///
+/// It is too long: what was given, and what is accepted.
+pub fn check_path(path: &Path) -> Result<(), String> {
+    let bytes = path.as_os_str().as_bytes().len();
+    if bytes <= PATH_BYTES_MAX {
+        return Ok(());
+    }
+    Err(format!(
+        "'{}' has {bytes} bytes; accepted: the path of a socket of up to {PATH_BYTES_MAX} bytes",
+        path.display()
+    ))
 }
 
 fn tcp(given: &str) -> Option<SocketAddr> {

@@ -239,7 +239,13 @@ pub struct Zram<S: PageSource> {
 #[must_use]
 pub fn is_size(disk_bytes: u64, unit: UnitOrder) -> bool {
     let unit_bytes = unit.bytes() as u64;
-    disk_bytes > 0 && disk_bytes % unit_bytes == 0 && disk_bytes / unit_bytes <= UNITS_MAX
+    disk_bytes > 0 && disk_bytes % unit_bytes == 0 && disk_bytes <= size_max(unit)
+}
+
+/// The largest size of a disk in these units.
+#[must_use]
+pub fn size_max(unit: UnitOrder) -> u64 {
+    UNITS_MAX * unit.bytes() as u64
 }
 
 impl<S: PageSource> Zram<S> {

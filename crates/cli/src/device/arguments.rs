@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
-use zfolio_block::address::Address;
+use zfolio_block::address::{self, Address};
 use zfolio_block::control::REQUEST_BYTES_MAX;
 use zfolio_block::listen::Unusable;
 use zfolio_block::nbd::{NAME_BYTES_MAX, Tls};
@@ -182,7 +182,7 @@ pub(crate) struct AddArgs {
     ///
     /// The guest's memory has to be shared: -object memory-backend-memfd,id=m,size=2G,share=on
     /// -machine memory-backend=m -chardev socket,id=c,path=PATH -device vhost-user-blk-pci,chardev=c
-    #[arg(long, value_name = "PATH", value_parser = parse_path)]
+    #[arg(long, value_name = "PATH", value_parser = parse_socket)]
     pub(super) vhost_user: Vec<PathBuf>,
 
     /// Make the disk a block device of this machine, /dev/ublkbN, by the kernel's ublk (root)
@@ -458,7 +458,22 @@ impl AddArgs {
         }
         check_places("--writeback", self.writeback.len())?;
         self.save.as_deref().map_or(Ok(()), Kept::check).map_err(|error| unsaved(&error))?;
+        self.check_save()?;
         self.check_tls()
+    }
+
+    /// The file that the disk is saved in would take the place of a socket, and the socket that of the file.
+    fn check_save(&self) -> Result<(), String> {
+        let Some(save) = &self.save else { return Ok(()) };
+        let is_it = |address: &&Address| matches!(address, Address::Unix(path) if path == save);
+        let of_nbd = self.nbd.iter().find(is_it).map(|_| "--nbd");
+        match of_nbd.or(self.vhost_user.contains(save).then_some("--vhost-user")) {
+            None => Ok(()),
+            Some(option) => Err(format!(
+                "--save: '{}' is the socket of {option}; accepted: another file",
+                save.display()
+            )),
+        }
     }
 
     /// Whether the disk goes on from contents that were saved.
@@ -518,9 +533,10 @@ impl AddArgs {
 
 /// Why a disk in these units cannot have this size.
 pub(super) fn unfit(disk_bytes: u64, unit: UnitOrder) -> String {
+    let most = size::display(zram::size_max(unit));
     format!(
-        "--size: '{disk_bytes}' bytes are not the size of a disk; accepted: a multiple of the unit, {unit}, up to 2^32 \
-         units"
+        "--size: '{disk_bytes}' bytes are not the size of a disk; accepted: a multiple of the unit, {unit}, up to \
+         {most}"
     )
 }
 
@@ -593,6 +609,12 @@ fn parse_ublk(given: &str) -> Result<Number, String> {
 fn parse_path(given: &str) -> Result<PathBuf, String> {
     let path = (!given.is_empty()).then(|| PathBuf::from(given));
     path.ok_or_else(|| "'' is not a path; accepted: the path of a file".to_owned())
+}
+
+fn parse_socket(given: &str) -> Result<PathBuf, String> {
+    let path = parse_path(given)?;
+    address::check_path(&path)?;
+    Ok(path)
 }
 
 /// Which of them there are the disk says.

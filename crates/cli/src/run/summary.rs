@@ -201,6 +201,14 @@ impl Story<'_> {
         }
     }
 
+    /// `of` the limit, or that it follows the machine.
+    fn of_limit(&self, of: &str) -> String {
+        match self.settings.auto {
+            true => "with --limit auto".to_owned(),
+            false => format!("{of} {}", size::display(self.limit_bytes())),
+        }
+    }
+
     /// The process needed more than its limit, and memory was compressed.
     fn write_compressed(&self, f: &mut fmt::Formatter<'_>, file: &StatsFile) -> fmt::Result {
         let (stats, peak) = (&*file.stats, self.peak_bytes(file));
@@ -361,10 +369,10 @@ impl Story<'_> {
         let peak = self.peak_bytes(file);
         writeln!(
             f,
-            "zfolio: {} went over its limit: peak {} of {}; nothing was compressed",
+            "zfolio: {} went over its limit: peak {} {}; nothing was compressed",
             file.stats.command(),
             size::display(peak),
-            self.limit()
+            self.of_limit("of")
         )?;
         self.write_excess(f, file, peak)
     }
@@ -375,10 +383,10 @@ impl Story<'_> {
         let where_it_stayed = if peak > self.limit_bytes() { "at" } else { "below" };
         writeln!(
             f,
-            "zfolio: {} stayed {where_it_stayed} its limit: peak {} of {}; nothing was compressed",
+            "zfolio: {} stayed {where_it_stayed} its limit: peak {} {}; nothing was compressed",
             file.stats.command(),
             size::display(peak),
-            self.limit()
+            self.of_limit("of")
         )?;
         self.write_file_pages(f, &file.stats)
     }
@@ -404,10 +412,9 @@ impl Story<'_> {
         let name = self.program.first().map(|name| name.to_string_lossy()).unwrap_or_default();
         writeln!(
             f,
-            "zfolio: {name} left no statistics: it was not managed, or ended while it started; peak {} \
-             of {}",
+            "zfolio: {name} left no statistics: it was not managed, or ended while it started; peak {} {}",
             size::display(self.end.resident_bytes_max),
-            self.limit()
+            self.of_limit("of")
         )
     }
 
@@ -422,7 +429,10 @@ impl Story<'_> {
         write!(f, "{who} {what} ({reason}): peak {}", size::display(peak))?;
         match peak.saturating_sub(limit) {
             0 => writeln!(f),
-            over => writeln!(f, ", {} over the limit of {}", size::display(over), self.limit()),
+            over => {
+                let over = size::display(over);
+                writeln!(f, ", {over} over the limit {}", self.of_limit("of"))
+            }
         }
     }
 
@@ -484,10 +494,10 @@ impl Story<'_> {
         };
         writeln!(
             f,
-            "  together    its {} processes had {} at most, of the limit of {}",
+            "  together    its {} processes had {} at most, {}",
             self.tree.seen,
             size::display(sum),
-            self.limit()
+            self.of_limit("of the limit of")
         )
     }
 

@@ -42,7 +42,9 @@ fn a_disk_writes_back_what_memory_has_no_room_for() {
     let json: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert!(json["bd_reads"].as_u64() >= Some(28 << 8), "{out}");
     assert!(json["writeback_room_units"].as_u64() >= Some(room[3]), "{out}");
-    assert!(json["mem_used_max"].as_u64() <= Some((4 << 20) + (128 << 10)), "{out}");
+    // LIM-1: beyond the limit are what one thread fetches at once, 256K, and a step of the pool's tables, 64K. How much
+    // of that depends on whether writes are still under way when it is fetched.
+    assert!(json["mem_used_max"].as_u64() <= Some((4 << 20) + (320 << 10)), "{out}");
     for request in ["writeback=huge", "writeback=page_indexes=0-99", "writeback_limit=9"] {
         let (code, _, err) = disk.ask("set", &[request]);
         assert_eq!((code, err.as_str()), (Some(0), ""), "{request}");

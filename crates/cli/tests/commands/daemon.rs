@@ -628,6 +628,9 @@ fn a_configuration_that_is_wrong_is_a_line_for_each() {
 #[test]
 fn what_does_not_fit_together_is_a_line() {
     let daemon = Daemon::new("unfit");
+    let long = format!("/{}", "x".repeat(107));
+    let long_socket = format!("[a]\nnbd = unix:{long}\nsize = 8M");
+    let long_vhost = format!("[a]\nvhost-user = {long}\nsize = 8M");
     let places = format!("[a]\nnbd = /a\n{}size = 8M", "writeback = /var/tmp\n".repeat(17));
     for (text, expected) in [
         (
@@ -638,7 +641,21 @@ fn what_does_not_fit_together_is_a_line() {
             "[a]\nnbd = /a\nsize = 68K\nunit = 64K",
             "FILE:3: [a] size: '69632' bytes are not the size of a disk; accepted: a multiple of the unit, 64K,",
         ),
-        ("[a]\nnbd = /a\nsize = 64T", "FILE:3: [a] size: '70368744177664' bytes are not"),
+        (
+            "[a]\nnbd = /a\nsize = 64T",
+            "FILE:3: [a] size: '70368744177664' bytes are not the size of a disk; accepted: a multiple of the unit, \
+             4K, up to 16T",
+        ),
+        (&long_socket, "has 108 bytes; accepted: the path of a socket of up to 107 bytes"),
+        (&long_vhost, "has 108 bytes; accepted: the path of a socket of up to 107 bytes"),
+        (
+            "[a]\nnbd = /tmp/a\nsize = 8M\nsave = /tmp/a",
+            "FILE:4: [a] save: '/tmp/a' is the socket of --nbd; accepted: another file",
+        ),
+        (
+            "[a]\nvhost-user = /tmp/a\nsize = 8M\nsave = /tmp/a",
+            "FILE:4: [a] save: '/tmp/a' is the socket of --vhost-user; accepted: another file",
+        ),
         ("[a]\nnbd = 192.0.2.1\nsize = 8M", "FILE:2: [a] nbd: 192.0.2.1:10809: other machines"),
         (
             "[a]\nnbd = localhost\ntls-certificates = /c\nsize = 8M",

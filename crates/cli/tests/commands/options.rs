@@ -128,6 +128,18 @@ fn a_run_inside_of_a_run_has_its_limit() {
     assert!(err.starts_with("zfolio: sh stayed below its limit: peak ") && err.contains("of 64M"));
 }
 
+/// Goal: the summary of a run whose limit follows the machine names no number as its limit.
+#[test]
+fn a_limit_that_follows_the_machine_is_told_so() {
+    if !works() {
+        return;
+    }
+    let (code, _, err) = output_of(&["run", "--limit", "auto", "--", "sh", "-c", ":"]);
+    let end = " with --limit auto; nothing was compressed\n";
+    let starts = "zfolio: sh stayed below its limit: peak ";
+    assert!(code == Some(0) && err.starts_with(starts) && err.contains(end), "{err}");
+}
+
 #[test]
 fn a_percentage_is_of_what_is_allowed() {
     if !works() {
