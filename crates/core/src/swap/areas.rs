@@ -275,10 +275,13 @@ impl Backing for Areas {
 
     fn pause(&self) {
         let turn = self.pauses.fetch_add(1, Relaxed);
-        let busy = (turn..turn + AREAS_MAX)
+        let mut areas = (turn..turn + AREAS_MAX)
             .filter_map(|number| self.area(AreaId::new(number % AREAS_MAX)?))
-            .find(|area| area.in_flight.load(Relaxed) > 0);
-        match busy {
+            .peekable();
+        // Nothing may be in flight yet: another thread is about to submit, and has no CPU. That takes time as well: who
+        // counts pauses would have counted thousands meanwhile if they took none.
+        let any = areas.peek().map(Arc::clone);
+        match areas.find(|area| area.in_flight.load(Relaxed) > 0).or(any) {
             Some(area) => area.disk.pause(),
             None => crate::sync::pause(),
         }

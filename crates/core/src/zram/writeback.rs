@@ -43,8 +43,10 @@ pub const WRITEBACK_BATCH_DEFAULT: usize = 32;
 /// The largest such number.
 pub const WRITEBACK_BATCH_MAX: usize = 4096;
 
-/// Pauses of the backing, of a millisecond at most each, in which nothing ends: it is stuck.
-const STUCK_PAUSES: u32 = 2000;
+/// Pauses of the backing, of a millisecond each unless something ends, in which nothing ends: it is stuck. So long do
+/// the kernel's disks wait for a command, too (30 s). What is stuck costs a client `ENOSPC` or `EIO`, and a disk that
+/// others keep busy may end nothing for seconds.
+const STUCK_PAUSES: u32 = 30_000;
 
 /// Bytes of units that a write which finds no room has written back together.
 const ROOM_BYTES: u64 = 256 << 10;
