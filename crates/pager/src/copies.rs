@@ -22,6 +22,9 @@
 //! [`Copies::review`] compares the two uses, and changes the budget of copies, by the rule of
 //! [`zfolio_core::economy`].
 //!
+//! Where memory goes out although the limit does not ask for it (`--stall`), no copy stays: it would be there for as
+//! long as its unit is in use, and the program would have more memory than without.
+//!
 //! # Invariants
 //!
 //! - `COPY-1` `count` is the number of units that have a copy in the pool and are resident or staged. A copy that
@@ -45,6 +48,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use zfolio_core::economy::{Verdict, Worth};
+use zfolio_core::ledger::signed;
 use zfolio_core::stats::add;
 use zfolio_core::sync::Mutex;
 
@@ -443,7 +447,9 @@ impl Engine {
         folio.stored -= units;
         copies.change(Units::NONE, units);
         self.give_up_place(folio, units);
-        if !copies.has_room() || self.at_floor() || !(folio.copied || copies.push(base)) {
+        let is_spare = self.is_proactive() && self.below_limit() > signed(self.charge.high_bytes());
+        let has_place = copies.has_room() && !is_spare && !self.at_floor();
+        if !has_place || !(folio.copied || copies.push(base)) {
             self.shed_copies(folio, units);
             return;
         }

@@ -249,6 +249,9 @@ mod tests {
     use std::collections::VecDeque;
 
     use super::{Pace, SECOND_NS, SOAK_SHARE};
+    use crate::config::Mode;
+    use crate::engine::Engine;
+    use crate::mover::Shared;
 
     const FOLIO: u64 = 64 << 10;
     const STEP_NS: u64 = 20_000_000;
@@ -388,5 +391,41 @@ mod tests {
         }
         assert!((995..=1005).contains(&stopped), "{stopped} steps of 20 ms");
         assert_eq!(pace.step(now + STEP_NS, 0, 0, FOLIO, 0), 0, "a child of fork, without a share");
+    }
+
+    /// Goal: what comes back below the limit leaves no copy behind, or the program would have more memory than it has
+    /// without zfolio; where memory goes out for the limit alone, it may. Method: all of a mapping goes out, and is
+    /// read.
+    #[test]
+    #[allow(unsafe_code, reason = "what a program does")]
+    fn what_comes_back_below_the_limit_leaves_no_copy() {
+        if let Err(why) = Mode::Inline.check() {
+            return eprintln!("SKIPPED: {why}");
+        }
+        for ppm in [0, 10_000] {
+            let engine: &Engine = Box::leak(Box::new(Engine::inline_for_test(64 << 20)));
+            let served = crate::inline::register(engine).unwrap();
+            engine.set_stall(ppm);
+            let byte = |at: usize| u8::try_from(at >> 12 & 0xff).unwrap();
+            let space = engine.adopted(4 << 20, |all| {
+                all.iter_mut().enumerate().for_each(|(at, it)| *it = byte(at) ^ at.to_le_bytes()[0])
+            });
+            let table = engine.table.read();
+            while engine.capture_next(&table, Shared::Left)
+                || !engine.compress_next(&table, 0).is_empty()
+            {}
+            drop(table);
+            assert_eq!(engine.charge.resident_bytes(), 0);
+            for at in (0..4 << 20).step_by(4096) {
+                // SAFETY: inside the mapping.
+                let place = unsafe { space.base().add(at) };
+                // SAFETY: the mapping is ours, and nobody else has a reference into it.
+                assert_eq!(unsafe { place.read_volatile() }, byte(at));
+            }
+            assert_eq!(engine.charge.resident_bytes(), 4 << 20);
+            assert_eq!(engine.copies.count() > 0, ppm == 0, "{} copies", engine.copies.count());
+            engine.unmap_adopted(&space);
+            drop(served);
+        }
     }
 }
