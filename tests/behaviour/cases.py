@@ -161,6 +161,7 @@ CASES = [
     ("sandbox trapped", 32, "lz4", "64K"),
     ("sandbox late", 32, "lz4", "64K"),
     ("sandbox forked", 32, "lz4", "64K"),
+    ("sandbox blind", 32, "lz4", "64K"),
 ]
 
 # With memory that does not compress, so that zfolio spills it. All cases can be run so: --noise.

@@ -51,6 +51,22 @@ static void forked(void) {
     ballast_verify(&b, "its parent");
 }
 
+/* Nobody may ask what is resident (mincore): pages that are shared with a child still go out. */
+static void blind(void) {
+    static struct ballast b;
+    ballast_make(&b, 3 * limit_bytes(), 6);
+    struct sock_filter filter[RULE + 1];
+    forbid(filter, SYS_mincore, 0, 0, SECCOMP_RET_ERRNO | EPERM);
+    confine(filter, RULE + 1, SECCOMP_FILTER_FLAG_TSYNC);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    uint64_t random = child;
+    ballast_churn(&b, b.pages, &random);
+    ballast_verify(&b, "beside a blind engine");
+    if (child == 0) _exit(0);
+    child_is_well(child, "a blind child");
+}
+
 /* With compressed memory, which cannot come back: the process must end, and not wait for ever. */
 static void late(void) {
     static struct ballast b;
@@ -72,6 +88,6 @@ static void ring(void) {
 
 int main(int count, char **arguments) {
     const struct behaviour cases[] = {{"early", early}, {"trapped", trapped}, {"late", late}, {"ring", ring},
-                                       {"forked", forked}};
+                                       {"forked", forked}, {"blind", blind}};
     return CHOOSE(cases);
 }

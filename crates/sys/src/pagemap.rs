@@ -105,6 +105,20 @@ const EXCLUSIVE: u64 = 1 << 56;
 ///
 /// There is no `/proc`, or it is forbidden.
 pub fn shared(start: usize, pages: &mut [u8]) -> Result<(), Errno> {
+    each_entry(start, pages, |entry| entry & (PRESENT | EXCLUSIVE) == PRESENT)
+}
+
+/// Sets one byte for each page from `start` on: 1 if it is resident, else 0. As [`residency`], for where `mincore` is
+/// forbidden; what is not mapped is not resident.
+///
+/// # Errors
+///
+/// As [`shared`].
+pub fn present(start: usize, pages: &mut [u8]) -> Result<(), Errno> {
+    each_entry(start, pages, |entry| entry & PRESENT != 0)
+}
+
+fn each_entry(start: usize, pages: &mut [u8], is_one: impl Fn(u64) -> bool) -> Result<(), Errno> {
     const AT_ONCE: usize = 64;
     let file = crate::files::open_read(c"/proc/self/pagemap")?;
     for (at, pages) in pages.chunks_mut(AT_ONCE).enumerate() {
@@ -115,7 +129,7 @@ pub fn shared(start: usize, pages: &mut [u8]) -> Result<(), Errno> {
         // What lies above all mappings has no entries.
         entries.as_flattened_mut()[read..].fill(0);
         for (page, entry) in pages.iter_mut().zip(entries) {
-            *page = u8::from(u64::from_ne_bytes(*entry) & (PRESENT | EXCLUSIVE) == PRESENT);
+            *page = u8::from(is_one(u64::from_ne_bytes(*entry)));
         }
     }
     Ok(())
@@ -123,8 +137,8 @@ pub fn shared(start: usize, pages: &mut [u8]) -> Result<(), Errno> {
 
 #[cfg(test)]
 mod tests {
-    use super::{each_resident_page, for_each_resident, shared};
-    use crate::map::{PAGE_BYTES, Reservation};
+    use super::{each_resident_page, for_each_resident, present, shared};
+    use crate::map::{PAGE_BYTES, Reservation, residency};
 
     /// Goal: both methods find the same resident pages.
     #[test]
@@ -165,6 +179,10 @@ mod tests {
         };
         let found = || -> Vec<usize> { found() };
         [2, 70, 79].into_iter().for_each(write);
+        let (mut pages, mut as_told) = ([7_u8; 80], [7_u8; 80]);
+        present(space.address(), &mut pages).unwrap();
+        residency(space.address(), space.bytes(), &mut as_told).unwrap();
+        assert_eq!(pages, as_told.map(|page| page & 1));
         assert!(found().is_empty());
         let mut pipe = [0; 2];
         // SAFETY: two descriptors are written to an array of two.

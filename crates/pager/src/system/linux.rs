@@ -123,7 +123,11 @@ impl System for Linux {
     }
 
     fn residency(&self, start: usize, bytes: usize, present: &mut [u8]) -> Result<(), Errno> {
-        map::residency(start, bytes, present)
+        match map::residency(start, bytes, present) {
+            // A filter of the program's own.
+            Err(error) if error != Errno::NOMEM => pagemap::present(start, present),
+            answer => answer,
+        }
     }
 
     fn each_resident(&self, start: usize, end: usize, each: &mut dyn FnMut(usize, usize, bool)) {
