@@ -401,6 +401,8 @@ class Cases:
         """Slots that were written again have the contents of before, which were good then."""
         with self.disk() as disk, Program(self.run, disk.place, ["--spill-limit", "112M"]) as program:
             program.ask(f"fill {PAGES}", "filled")
+            # On a busy machine nothing may have been written yet.
+            program.holds_limit()
             with Bytes(program.pid, disk.place) as these:
                 kept = these.keep()
             for _ in range(3):
@@ -416,6 +418,7 @@ class Cases:
         """A block device that is changed, or whose end is lost."""
         with self.disk(is_mounted=False) as disk, Program(self.run, disk.place) as program:
             program.ask(f"fill {PAGES}", "filled")
+            program.holds_limit()
             if damage:
                 with Bytes(program.pid, disk.place) as these:
                     damage(these)
