@@ -60,8 +60,8 @@ pub const SLOTS: usize = 1024;
 #[cfg(all(test, feature = "loom"))]
 pub(crate) const SLOTS: usize = 3;
 
-/// "zledger\3" as a little-endian word. The last byte is the version of the layout.
-pub const LEDGER_MAGIC: u64 = u64::from_le_bytes(*b"zledger\x03");
+/// "zledger\4" as a little-endian word. The last byte is the version of the layout.
+pub const LEDGER_MAGIC: u64 = u64::from_le_bytes(*b"zledger\x04");
 
 /// A process below this size has no use for an engine, whose tables and streams take a few MiB. It
 /// pays for what it has, and never gives way.
@@ -124,7 +124,8 @@ struct Slot {
     flags: AtomicU32,
     forced: AtomicU32,
     spilled_bytes: AtomicU64,
-    _padding: [AtomicU64; 7],
+    served: AtomicU64,
+    _padding: [AtomicU64; 6],
 }
 
 /// See the module.
@@ -403,6 +404,7 @@ impl Slot {
         self.shared_bytes.store(0, Relaxed);
         self.waited_ns.store(0, Relaxed);
         self.spilled_bytes.store(0, Relaxed);
+        self.served.store(0, Relaxed);
         self.flags.store(0, Relaxed);
     }
 }

@@ -272,6 +272,7 @@ impl Engine {
         drop(table);
         let took = self.now_ns().saturating_sub(began);
         let (figures, stats) = (self.figures(), self.stats());
+        self.count_served();
         add(&figures.stall_ns, took);
         match served {
             Served::Zero => {

@@ -9,7 +9,8 @@
 //! - [`Families::look`] reads `smaps_rollup`: exact, and takes 40 us for each MiB.
 //! - [`Families::follow`] reads the number of page faults in between, for 30 us a process. Each page
 //!   that a process copies is a fault, so what is copied is at most the faults less what the process
-//!   has grown.
+//!   has grown. A fault that its engine has served is none of these (`Seat::served`), although the kernel
+//!   counts it.
 //!
 //! ```text
 //! all pages of a family  = sum of Pss
@@ -39,6 +40,23 @@ pub(super) struct Found {
     pub(super) bytes: u64,
 }
 
+/// The faults that a process has served itself.
+#[derive(Clone, Copy, Default, Debug)]
+struct Served {
+    all: u64,
+    /// How many of these were not found among the kernel's yet.
+    left: u64,
+}
+
+impl Served {
+    /// Takes them out of so many faults.
+    fn take_out_of(&mut self, faults: u64) -> u64 {
+        let served = faults.min(self.left);
+        self.left -= served;
+        faults - served
+    }
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Families {
@@ -46,6 +64,8 @@ pub(super) struct Families {
     faults: BTreeMap<u32, Faults>,
     /// The root of each forked process.
     roots: BTreeMap<u32, u32>,
+    /// What the engine of each process has served.
+    served: BTreeMap<u32, Served>,
     /// What was copied since the last exact look.
     copied_bytes: u64,
 }
@@ -54,6 +74,17 @@ impl Families {
     /// Whether pages were copied since the last exact look.
     pub(super) fn has_copied(&self) -> bool {
         self.copied_bytes > 0
+    }
+
+    /// Notes how many faults each process has served in all, by its id.
+    pub(super) fn note_served(&mut self, all: impl Iterator<Item = (u32, u64)>) {
+        let before = std::mem::take(&mut self.served);
+        let noted = all.map(|(pid, all)| {
+            // What was served before the first look at a process is no part of any difference.
+            let known = before.get(&pid).copied().unwrap_or(Served { all, left: 0 });
+            (pid, Served { all, left: known.left + all.saturating_sub(known.all) })
+        });
+        self.served = noted.collect();
     }
 
     /// Looks at all pages: what each of `forked` shares with others who pay for it. `is_alive` says
@@ -119,10 +150,10 @@ impl Families {
     /// What a process may have copied since the last call.
     fn copied(&mut self, pid: u32) -> u64 {
         let before = self.faults.get(&pid).copied();
-        match (before, self.note_faults(pid)) {
-            (Some(before), Some(now)) => copied_bytes(before, now),
-            _ => 0,
-        }
+        let (Some(before), Some(now)) = (before, self.note_faults(pid)) else { return 0 };
+        let faults = now.minor.saturating_sub(before.minor);
+        let faults = self.served.get_mut(&pid).map_or(faults, |served| served.take_out_of(faults));
+        copied_bytes(faults, before, now)
     }
 
     fn note_faults(&mut self, pid: u32) -> Option<Faults> {
@@ -133,9 +164,9 @@ impl Families {
 }
 
 /// Each page that is copied is a fault. So is each page by which the process grows.
-fn copied_bytes(before: Faults, now: Faults) -> u64 {
-    let faults = now.minor.saturating_sub(before.minor) * PAGE_BYTES as u64;
-    faults.saturating_sub(now.resident_bytes.saturating_sub(before.resident_bytes))
+fn copied_bytes(faults: u64, before: Faults, now: Faults) -> u64 {
+    let grown = now.resident_bytes.saturating_sub(before.resident_bytes);
+    (faults * PAGE_BYTES as u64).saturating_sub(grown)
 }
 
 /// The root of each process, by the parent of each.
@@ -227,11 +258,28 @@ mod tests {
 
     #[test]
     fn growth_is_not_copying() {
-        let faults = |minor, mib: u64| Faults { minor, resident_bytes: mib << 20 };
-        assert_eq!(copied_bytes(faults(10, 8), faults(266, 8)), 1 << 20);
-        assert_eq!(copied_bytes(faults(10, 8), faults(266, 9)), 0);
-        assert_eq!(copied_bytes(faults(10, 8), faults(11, 10)), 0, "a huge page");
-        assert_eq!(copied_bytes(faults(10, 8), faults(5, 7)), 0, "another process by now");
+        let at = |mib: u64| Faults { minor: 0, resident_bytes: mib << 20 };
+        assert_eq!(copied_bytes(256, at(8), at(8)), 1 << 20);
+        assert_eq!(copied_bytes(256, at(8), at(9)), 0);
+        assert_eq!(copied_bytes(1, at(8), at(10)), 0, "a huge page");
+        assert_eq!(copied_bytes(0, at(8), at(7)), 0);
+    }
+
+    /// Goal: faults that an engine has served are none of copies, be they seen at once or at the next look; and each is
+    /// taken out once.
+    #[test]
+    fn what_was_served_is_not_copying() {
+        let mut families = Families::default();
+        let mut rest = |served: &[(u32, u64)], pid, faults| {
+            families.note_served(served.iter().copied());
+            families.served.get_mut(&pid).map_or(faults, |one| one.take_out_of(faults))
+        };
+        assert_eq!(rest(&[(7, 100), (8, 5)], 7, 30), 30, "served before anybody looked");
+        assert_eq!(rest(&[(7, 140), (8, 5)], 7, 30), 0);
+        assert_eq!(rest(&[(7, 140), (8, 5)], 7, 30), 20, "10 were served before and are seen now");
+        assert_eq!(rest(&[(7, 141), (8, 5)], 8, 3), 3);
+        assert_eq!(rest(&[(7, 2)], 7, 5), 4, "one of these, and another process by now");
+        assert_eq!(rest(&[(7, 2)], 8, 5), 5, "it is gone");
     }
 
     #[test]

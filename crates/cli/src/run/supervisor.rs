@@ -296,6 +296,9 @@ impl Supervisor {
         if forked.is_empty() {
             return false;
         }
+        let here = self.seats().filter(|(_, seat)| self.is_here(seat.owner()));
+        let served: Vec<_> = here.map(|(_, seat)| (seat.owner().pid, seat.served())).collect();
+        self.families.note_served(served.into_iter());
         let rest = if self.families.has_copied() { REST_COPYING } else { REST };
         if now_ns >= self.pages_ns + PAGES_LOOK_NS.max(self.pages_took_ns * rest) {
             let began = clock::thread_ns();

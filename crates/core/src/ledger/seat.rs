@@ -87,6 +87,17 @@ impl Seat<'_> {
         self.slot.spilled_bytes.store(bytes, Relaxed);
     }
 
+    /// How many page faults it has served itself. Each is one of the kernel's count too: the thread repeats its access.
+    #[must_use]
+    pub fn served(&self) -> u64 {
+        self.slot.served.load(Relaxed)
+    }
+
+    /// Counts a page fault that the process has served itself.
+    pub fn count_served(&self) {
+        self.slot.served.fetch_add(1, Relaxed);
+    }
+
     /// How often it took what was not free.
     #[must_use]
     pub fn forced(&self) -> u32 {

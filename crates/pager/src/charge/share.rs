@@ -106,6 +106,13 @@ impl Engine {
         }
     }
 
+    /// Counts a fault that was served, for who counts the kernel's.
+    pub(crate) fn count_served(&self) {
+        if let Some(seat) = self.charge.seat() {
+            seat.count_served();
+        }
+    }
+
     /// The pause of the background thread until its next turn, at most `most`.
     pub(crate) fn pause(&self, most: Duration) -> Duration {
         self.charge.falling.pause(most)
