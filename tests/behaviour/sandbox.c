@@ -1,12 +1,15 @@
 /* A seccomp filter over all threads, including those that the program did not start. */
 #include "behaviour.h"
 
-/* Forbids ioctl to every thread from here on: without it no compressed memory comes back. */
-static void enter(void) {
+/* Forbids a call to every thread from here on. */
+static void forbid_to_all(long call) {
     struct sock_filter filter[RULE + 1];
-    forbid(filter, SYS_ioctl, 0, 0, SECCOMP_RET_ERRNO | EPERM);
+    forbid(filter, call, 0, 0, SECCOMP_RET_ERRNO | EPERM);
     confine(filter, RULE + 1, SECCOMP_FILTER_FLAG_TSYNC);
 }
+
+/* Without ioctl no compressed memory comes back. */
+static void enter(void) { forbid_to_all(SYS_ioctl); }
 
 /* Before there is an engine: the limit is not held, and all is well. */
 static void early(void) {
@@ -55,9 +58,7 @@ static void forked(void) {
 static void blind(void) {
     static struct ballast b;
     ballast_make(&b, 3 * limit_bytes(), 6);
-    struct sock_filter filter[RULE + 1];
-    forbid(filter, SYS_mincore, 0, 0, SECCOMP_RET_ERRNO | EPERM);
-    confine(filter, RULE + 1, SECCOMP_FILTER_FLAG_TSYNC);
+    forbid_to_all(SYS_mincore);
     pid_t child = fork();
     CHECK(child >= 0);
     uint64_t random = child;
@@ -80,9 +81,7 @@ static void late(void) {
 static void ring(void) {
     static struct ballast b;
     ballast_make(&b, 3 * limit_bytes(), 4);
-    struct sock_filter filter[RULE + 1];
-    forbid(filter, SYS_io_uring_enter, 0, 0, SECCOMP_RET_ERRNO | EPERM);
-    confine(filter, RULE + 1, SECCOMP_FILTER_FLAG_TSYNC);
+    forbid_to_all(SYS_io_uring_enter);
     ballast_verify(&b, "a sandbox without io_uring");
 }
 

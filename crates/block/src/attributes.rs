@@ -30,7 +30,7 @@ use std::fmt;
 use zfolio_core::size;
 use zfolio_core::zcomp::{Algorithm, Zcomp};
 use zfolio_core::zram::{
-    self, ApartStat, Chosen, Recompression, Stop, WRITEBACK_BATCH_MAX, What, WroteBack, size_max,
+    self, ApartStat, Chosen, Recompression, Stop, WRITEBACK_BATCH_MAX, What, WroteBack,
 };
 use zfolio_sys::cpu;
 use zfolio_workers::HARDWARE_STATS;
@@ -265,9 +265,7 @@ pub fn write(ram: &Ram, name: &str, given: &str) -> Result<(), Refusal> {
     };
     match name {
         "disksize" => {
-            let unit = size::display(zram.unit().bytes() as u64);
-            let most = size::display(size_max(zram.unit()));
-            let accepted = format!("a size that is a multiple of the unit, {unit}, up to {most}");
+            let accepted = format!("a size that is {}", zram::accepted_sizes(zram.unit()));
             let bytes = size::parse(given).map_err(|_| value("disksize", &accepted))?;
             zram.resize(bytes).map_err(|error| match error {
                 zram::Error::Invalid { .. } => value("disksize", &accepted),

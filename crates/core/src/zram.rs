@@ -69,6 +69,7 @@ use std::sync::atomic::{
 
 use crate::budget::WriteBudget;
 use crate::page::{PAGE_BYTES, UnitOrder, same_filled};
+use crate::size;
 use crate::stats::Figures;
 use crate::store::{
     self, Backing, Checksum, CodecId, EntryId, Form, Incoming, Key, Loaded, Outcome, Outgoing,
@@ -239,13 +240,14 @@ pub struct Zram<S: PageSource> {
 #[must_use]
 pub fn is_size(disk_bytes: u64, unit: UnitOrder) -> bool {
     let unit_bytes = unit.bytes() as u64;
-    disk_bytes > 0 && disk_bytes % unit_bytes == 0 && disk_bytes <= size_max(unit)
+    disk_bytes > 0 && disk_bytes % unit_bytes == 0 && disk_bytes / unit_bytes <= UNITS_MAX
 }
 
-/// The largest size of a disk in these units.
+/// Which sizes a disk in these units can have ([`is_size`]), for a message.
 #[must_use]
-pub fn size_max(unit: UnitOrder) -> u64 {
-    UNITS_MAX * unit.bytes() as u64
+pub fn accepted_sizes(unit: UnitOrder) -> String {
+    let most = size::display(UNITS_MAX * unit.bytes() as u64);
+    format!("a multiple of the unit, {unit}, up to {most}")
 }
 
 impl<S: PageSource> Zram<S> {

@@ -170,7 +170,7 @@ impl Job<'_> {
             return self.in_order(phase, &mut buffer);
         }
         let mut requests = 0;
-        // Also a job that gets no CPU before the phase is over makes some: nothing done has no speed.
+        // A job that gets no CPU before the phase is over makes some, too: without a request there is no speed to tell.
         while requests % REQUESTS_PER_LOOK > 0 || requests == 0 || clock::monotonic_ns() < ends {
             let reads = match phase {
                 Phase::RandomRead => true,

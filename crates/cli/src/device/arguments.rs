@@ -533,11 +533,8 @@ impl AddArgs {
 
 /// Why a disk in these units cannot have this size.
 pub(super) fn unfit(disk_bytes: u64, unit: UnitOrder) -> String {
-    let most = size::display(zram::size_max(unit));
-    format!(
-        "--size: '{disk_bytes}' bytes are not the size of a disk; accepted: a multiple of the unit, {unit}, up to \
-         {most}"
-    )
+    let accepted = zram::accepted_sizes(unit);
+    format!("--size: '{disk_bytes}' bytes are not the size of a disk; accepted: {accepted}")
 }
 
 /// Why an address is not served without certificates.

@@ -44,12 +44,12 @@ pub(super) struct Found {
 #[derive(Clone, Copy, Default, Debug)]
 struct Served {
     all: u64,
-    /// How many of these were not found among the kernel's yet.
+    /// How many of these were not found among the faults that the kernel has counted yet.
     left: u64,
 }
 
 impl Served {
-    /// Takes them out of so many faults.
+    /// How many of so many faults, which the kernel has counted, the process has not served itself.
     fn take_out_of(&mut self, faults: u64) -> u64 {
         let served = faults.min(self.left);
         self.left -= served;
@@ -151,9 +151,8 @@ impl Families {
     fn copied(&mut self, pid: u32) -> u64 {
         let before = self.faults.get(&pid).copied();
         let (Some(before), Some(now)) = (before, self.note_faults(pid)) else { return 0 };
-        let faults = now.minor.saturating_sub(before.minor);
-        let faults = self.served.get_mut(&pid).map_or(faults, |served| served.take_out_of(faults));
-        copied_bytes(faults, before, now)
+        let mut none = Served::default();
+        copied_bytes(before, now, self.served.get_mut(&pid).unwrap_or(&mut none))
     }
 
     fn note_faults(&mut self, pid: u32) -> Option<Faults> {
@@ -163,10 +162,10 @@ impl Families {
     }
 }
 
-/// Each page that is copied is a fault. So is each page by which the process grows.
-fn copied_bytes(faults: u64, before: Faults, now: Faults) -> u64 {
-    let grown = now.resident_bytes.saturating_sub(before.resident_bytes);
-    (faults * PAGE_BYTES as u64).saturating_sub(grown)
+/// Each page that is copied is a fault. So is each page by which the process grows, or that it has served itself.
+fn copied_bytes(before: Faults, now: Faults, served: &mut Served) -> u64 {
+    let faults = served.take_out_of(now.minor.saturating_sub(before.minor)) * PAGE_BYTES as u64;
+    faults.saturating_sub(now.resident_bytes.saturating_sub(before.resident_bytes))
 }
 
 /// The root of each process, by the parent of each.
@@ -216,7 +215,7 @@ fn shared_bytes(root: Root, members: &[Pages]) -> Vec<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Families, Faults, Forked, Pages, Root, copied_bytes, roots, shared_bytes};
+    use super::{Families, Faults, Forked, Pages, Root, Served, copied_bytes, roots, shared_bytes};
     use std::collections::BTreeMap;
 
     fn pages(resident_bytes: u64, private_bytes: u64, proportional_bytes: u64) -> Pages {
@@ -258,11 +257,12 @@ mod tests {
 
     #[test]
     fn growth_is_not_copying() {
-        let at = |mib: u64| Faults { minor: 0, resident_bytes: mib << 20 };
-        assert_eq!(copied_bytes(256, at(8), at(8)), 1 << 20);
-        assert_eq!(copied_bytes(256, at(8), at(9)), 0);
-        assert_eq!(copied_bytes(1, at(8), at(10)), 0, "a huge page");
-        assert_eq!(copied_bytes(0, at(8), at(7)), 0);
+        let faults = |minor, mib: u64| Faults { minor, resident_bytes: mib << 20 };
+        let copied = |before, now| copied_bytes(before, now, &mut Served::default());
+        assert_eq!(copied(faults(10, 8), faults(266, 8)), 1 << 20);
+        assert_eq!(copied(faults(10, 8), faults(266, 9)), 0);
+        assert_eq!(copied(faults(10, 8), faults(11, 10)), 0, "a huge page");
+        assert_eq!(copied(faults(10, 8), faults(5, 7)), 0, "another process by now");
     }
 
     /// Goal: faults that an engine has served are none of copies, be they seen at once or at the next look; and each is

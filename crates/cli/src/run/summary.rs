@@ -201,12 +201,10 @@ impl Story<'_> {
         }
     }
 
-    /// `of` the limit, or that it follows the machine.
+    /// The limit behind the words `of`; one that follows the machine behind its option.
     fn of_limit(&self, of: &str) -> String {
-        match self.settings.auto {
-            true => "with --limit auto".to_owned(),
-            false => format!("{of} {}", size::display(self.limit_bytes())),
-        }
+        let of = if self.settings.auto { "with --limit" } else { of };
+        format!("{of} {}", self.limit())
     }
 
     /// The process needed more than its limit, and memory was compressed.

@@ -278,9 +278,9 @@ impl Backing for Areas {
         let mut areas = (turn..turn + AREAS_MAX)
             .filter_map(|number| self.area(AreaId::new(number % AREAS_MAX)?))
             .peekable();
-        // Nothing may be in flight yet: another thread is about to submit, and has no CPU. That takes time as well: who
-        // counts pauses would have counted thousands meanwhile if they took none.
-        let any = areas.peek().map(Arc::clone);
+        // Nothing may be in flight yet: another thread is about to submit, and has no CPU. This pause takes time as
+        // well, or a caller that counts its pauses would count thousands meanwhile.
+        let any = areas.peek().cloned();
         match areas.find(|area| area.in_flight.load(Relaxed) > 0).or(any) {
             Some(area) => area.disk.pause(),
             None => crate::sync::pause(),

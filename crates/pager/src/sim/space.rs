@@ -91,7 +91,7 @@ struct Page {
     read_only: bool,
     /// A device writes to it.
     pinned: bool,
-    /// A child has the page, too, or had it when the page was written to last.
+    /// A child has the page, too, or had it; the page was not written to since.
     shared: bool,
 }
 

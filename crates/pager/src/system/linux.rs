@@ -124,7 +124,7 @@ impl System for Linux {
 
     fn residency(&self, start: usize, bytes: usize, present: &mut [u8]) -> Result<(), Errno> {
         match map::residency(start, bytes, present) {
-            // A filter of the program's own.
+            // A filter of the program's own forbids `mincore`.
             Err(error) if error != Errno::NOMEM => pagemap::present(start, present),
             answer => answer,
         }
