@@ -128,6 +128,11 @@ class Program:
         expect(now <= LIMIT + SLACK // 2, f"{now >> 20} MiB resident, though the disk works")
         return now
 
+    def slots(self, disk):
+        """What the disk holds. On a busy machine nothing may have been written until the limit is held."""
+        self.holds_limit()
+        return Bytes(self.pid, disk.place)
+
     def figures(self):
         """The sums over all processes of the run, after its end."""
         processes = json.loads(self.stats.read_text())["processes"]
@@ -388,7 +393,7 @@ class Cases:
         with self.disk() as disk, Program(self.run, disk.place) as program:
             program.ask(f"fill {PAGES}", "filled")
             program.ask("verify", "verified")
-            with Bytes(program.pid, disk.place) as these:
+            with program.slots(disk) as these:
                 expect(len(these.slots) > PAGES // 2, f"only {len(these.slots)} slots are in use")
                 damage(these)
             figures = program.must_stop(disk.place, CHANGED)
@@ -401,13 +406,11 @@ class Cases:
         """Slots that were written again have the contents of before, which were good then."""
         with self.disk() as disk, Program(self.run, disk.place, ["--spill-limit", "112M"]) as program:
             program.ask(f"fill {PAGES}", "filled")
-            # On a busy machine nothing may have been written yet.
-            program.holds_limit()
-            with Bytes(program.pid, disk.place) as these:
+            with program.slots(disk) as these:
                 kept = these.keep()
             for _ in range(3):
                 program.ask("change 1", "changed")
-            with Bytes(program.pid, disk.place) as these:
+            with program.slots(disk) as these:
                 changed = these.replay(kept)
             expect(changed > PAGES // 4, f"only {changed} slots were written again")
             figures = program.must_stop(disk.place, CHANGED)
@@ -418,11 +421,11 @@ class Cases:
         """A block device that is changed, or whose end is lost."""
         with self.disk(is_mounted=False) as disk, Program(self.run, disk.place) as program:
             program.ask(f"fill {PAGES}", "filled")
-            program.holds_limit()
             if damage:
-                with Bytes(program.pid, disk.place) as these:
+                with program.slots(disk) as these:
                     damage(these)
             else:
+                program.holds_limit()
                 os.truncate(disk.image, LEFT_BYTES)
             # A write beyond the end makes the file below longer again, and there are zeros before it.
             figures = program.must_stop(disk.place, *([CHANGED] if damage else [CHANGED, FAILED]))

@@ -150,6 +150,18 @@ def files_of(pid, place):
     return list(found.values())
 
 
+def open_files(pid):
+    """What each thread of a process has open, to say why a file is missing."""
+    found = []
+    for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+        try:
+            name = (task / "comm").read_text().strip()
+            found.append(f"{task.name} {name}: {[os.readlink(link) for link in (task / 'fd').iterdir()]}")
+        except OSError as error:
+            found.append(f"{task.name}: {error}")
+    return "; ".join(found)
+
+
 class Bytes:
     """The slots of a spill file that have contents, while its process is stopped. They are read, changed, and seen by
     the process from then on."""
@@ -161,7 +173,10 @@ class Bytes:
         os.kill(self.pid, signal.SIGSTOP)
         # What is on its way arrives.
         time.sleep(0.2)
-        path, = files_of(self.pid, self.place)
+        paths = files_of(self.pid, self.place)
+        if len(paths) != 1:
+            raise ValueError(f"{len(paths)} files of {self.place} are open: {open_files(self.pid)}")
+        path, = paths
         # A descriptor of our own: without O_DIRECT.
         self.file = os.open(path, os.O_RDWR)
         self.slots = list(self.filled())

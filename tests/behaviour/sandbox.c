@@ -81,6 +81,7 @@ static void late(void) {
 static void ring(void) {
     static struct ballast b;
     ballast_make(&b, 3 * limit_bytes(), 4);
+    come_down(60);
     forbid_to_all(SYS_io_uring_enter);
     ballast_verify(&b, "a sandbox without io_uring");
 }
