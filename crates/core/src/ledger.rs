@@ -68,7 +68,7 @@ pub const LEDGER_MAGIC: u64 = u64::from_le_bytes(*b"zledger\x04");
 pub const SMALL_BYTES: u64 = 8 << 20;
 
 /// What a small process has beyond its size when nothing is free.
-pub const SMALL_MARGIN_BYTES: u64 = 1 << 20;
+pub const SMALL_MARGIN_BYTES: u64 = 512 << 10;
 
 /// How the names of the files end that hold ledgers.
 pub const FILE_SUFFIX: &str = ".ledger";

@@ -10,7 +10,9 @@
 //! - [`Families::follow`] reads the number of page faults in between, for 30 us a process. Each page
 //!   that a process copies is a fault, so what is copied is at most the faults less what the process
 //!   has grown. A fault that its engine has served is none of these (`Seat::served`), although the kernel
-//!   counts it.
+//!   counts it. A process that gives memory back and touches it again has such faults too, and so does one
+//!   that touches shared memory for the first time: each exact look shows which part of what was
+//!   taken for copied was copied, and so much is taken for copied from then on ([`Trust`]).
 //!
 //! ```text
 //! all pages of a family  = sum of Pss
@@ -57,6 +59,48 @@ impl Served {
     }
 }
 
+/// What was taken for copied is judged by an exact look if it was at least this much.
+const JUDGED_BYTES_MIN: u64 = 1 << 20;
+
+/// How far the page faults of a process tell of copies.
+#[derive(Clone, Copy, Debug)]
+struct Trust {
+    /// How many 16ths of what looks like copies are copies: 1 to 16.
+    sixteenths: u64,
+    /// What looked like copies since the last exact look.
+    claimed_bytes: u64,
+    /// What the process shared then.
+    shared_bytes: Option<u64>,
+}
+
+impl Default for Trust {
+    fn default() -> Trust {
+        Trust { sixteenths: 16, claimed_bytes: 0, shared_bytes: None }
+    }
+}
+
+impl Trust {
+    /// How much of what looks like copies is taken for copied.
+    fn believe(&mut self, claimed_bytes: u64) -> u64 {
+        self.claimed_bytes += claimed_bytes;
+        claimed_bytes * self.sixteenths / 16
+    }
+
+    /// An exact look has found what the process shares: what it shared before and does not now was copied. Trust is
+    /// lost by halves and won back at once, since what is copied and not noticed is over the limit.
+    fn judge(&mut self, shared_bytes: u64) {
+        let found = match self.shared_bytes.replace(shared_bytes) {
+            Some(before) if self.claimed_bytes >= JUDGED_BYTES_MIN => {
+                let copied = before.saturating_sub(shared_bytes);
+                (copied * 16 / self.claimed_bytes).clamp(1, 16)
+            }
+            _ => 16,
+        };
+        self.sixteenths = found.max(u64::midpoint(self.sixteenths, found));
+        self.claimed_bytes = 0;
+    }
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Families {
@@ -66,6 +110,7 @@ pub(super) struct Families {
     roots: BTreeMap<u32, u32>,
     /// What the engine of each process has served.
     served: BTreeMap<u32, Served>,
+    trust: BTreeMap<u32, Trust>,
     /// What was copied since the last exact look.
     copied_bytes: u64,
 }
@@ -92,11 +137,11 @@ impl Families {
     pub(super) fn look(&mut self, forked: &[Forked], is_alive: impl Fn(u32) -> bool) -> Vec<Found> {
         self.find_roots(forked);
         self.copied_bytes = 0;
-        let mut families = BTreeMap::<u32, Vec<(usize, Pages)>>::new();
+        let mut families = BTreeMap::<u32, Vec<(Forked, Pages)>>::new();
         for one in forked {
             self.note_faults(one.pid);
             if let Some(pages) = proc::pages(one.pid) {
-                families.entry(self.root(one.pid)).or_default().push((one.index, pages));
+                families.entry(self.root(one.pid)).or_default().push((*one, pages));
             }
         }
         let mut found = Vec::new();
@@ -111,8 +156,10 @@ impl Families {
                 proc::pages(root).map_or(Root::Alone, Root::Has)
             };
             let shared = shared_bytes(root, &members);
-            let numbers = family.iter().map(|(index, _)| *index).zip(shared);
-            found.extend(numbers.map(|(index, bytes)| Found { index, bytes }));
+            for ((one, _), bytes) in family.iter().zip(shared) {
+                self.trust.entry(one.pid).or_default().judge(bytes);
+                found.push(Found { index: one.index, bytes });
+            }
         }
         found
     }
@@ -129,7 +176,9 @@ impl Families {
             sizes.iter().map(|(root, size)| (*root, self.copied(*root) / size)).collect();
         let found = forked.iter().map(|one| {
             let of_root = of_roots.get(&self.root(one.pid)).copied().unwrap_or(0);
-            Found { index: one.index, bytes: self.copied(one.pid) + of_root }
+            let claimed = self.copied(one.pid) + of_root;
+            let bytes = self.trust.entry(one.pid).or_default().believe(claimed);
+            Found { index: one.index, bytes }
         });
         let found: Vec<Found> = found.collect();
         self.copied_bytes += found.iter().map(|one| one.bytes).sum::<u64>();
@@ -145,6 +194,7 @@ impl Families {
         self.roots = roots(&parents.collect());
         let roots = &self.roots;
         self.faults.retain(|pid, _| roots.iter().any(|(one, root)| one == pid || root == pid));
+        self.trust.retain(|pid, _| roots.contains_key(pid));
     }
 
     /// What a process may have copied since the last call.
@@ -215,7 +265,9 @@ fn shared_bytes(root: Root, members: &[Pages]) -> Vec<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Families, Faults, Forked, Pages, Root, Served, copied_bytes, roots, shared_bytes};
+    use super::{
+        Families, Faults, Forked, Pages, Root, Served, Trust, copied_bytes, roots, shared_bytes,
+    };
     use std::collections::BTreeMap;
 
     fn pages(resident_bytes: u64, private_bytes: u64, proportional_bytes: u64) -> Pages {
@@ -280,6 +332,29 @@ mod tests {
         assert_eq!(rest(&[(7, 141), (8, 5)], 8, 3), 3);
         assert_eq!(rest(&[(7, 2)], 7, 5), 4, "one of these, and another process by now");
         assert_eq!(rest(&[(7, 2)], 8, 5), 5, "it is gone");
+    }
+
+    /// Goal: faults that turn out to be no copies count less, no less than a 16th, and count in full again once they
+    /// are copies. Method: a process that gives 4 MiB back and touches it again between two exact looks.
+    #[test]
+    fn faults_that_are_no_copies_are_believed_less() {
+        const MIB: u64 = 1 << 20;
+        let mut trust = Trust::default();
+        let mut interval = |shared_mib: u64, claimed: u64| {
+            let believed = trust.believe(claimed);
+            trust.judge(shared_mib * MIB);
+            believed
+        };
+        assert_eq!(interval(40, 4 * MIB), 4 * MIB, "nothing is known");
+        assert_eq!(interval(40, 4 * MIB), 4 * MIB);
+        let less: Vec<u64> = (0..4).map(|_| interval(40, 4 * MIB)).collect();
+        assert_eq!(less, [2 * MIB, MIB, MIB / 2, MIB / 4]);
+        assert_eq!(interval(40, 4 * MIB), MIB / 4);
+        assert_eq!(interval(38, 2 * MIB), MIB / 8, "it has copied");
+        assert_eq!(interval(36, 2 * MIB), 2 * MIB);
+        assert_eq!(interval(36, 4 * MIB), 4 * MIB);
+        assert_eq!(interval(36, MIB / 2), MIB / 4, "too little to judge by");
+        assert_eq!(interval(36, 4 * MIB), 4 * MIB);
     }
 
     #[test]

@@ -57,6 +57,11 @@ impl View {
         self.target.map_or(0, |target| self.share.saturating_sub(target))
     }
 
+    /// The least slack that is worth a target.
+    fn slack_min(&self) -> u64 {
+        if self.charge < SMALL_BYTES { SMALL_MARGIN_BYTES } else { STEP_BYTES_MIN }
+    }
+
     /// What it has and does not use.
     fn slack(&self) -> u64 {
         let margin = (self.share / MARGIN_SHARE).clamp(MARGIN_BYTES_MIN, MARGIN_BYTES_MAX);
@@ -217,7 +222,7 @@ impl Quota {
         let is_needy = |view: &View| needy.is_some_and(|needy| needy.index == view.index);
         givers.sort_by_key(|view| std::cmp::Reverse(view.slack()));
         // The memory is for the one that waits: it gives nothing unless the reserve is lacking.
-        let slack = |view: &&View| view.slack() >= STEP_BYTES_MIN && (urgent || !is_needy(view));
+        let slack = |view: &&View| view.slack() >= view.slack_min() && (urgent || !is_needy(view));
         for view in givers.iter().filter(slack) {
             let bytes = view.slack().min(short);
             lowered.push((view.index, view.share - bytes));
@@ -249,7 +254,7 @@ impl Quota {
 
 #[cfg(test)]
 mod tests {
-    use super::{NEED_NS, Quota, SECOND_NS, SMALL_BYTES, State, View, signed};
+    use super::{NEED_NS, Quota, SECOND_NS, SMALL_BYTES, SMALL_MARGIN_BYTES, State, View, signed};
 
     const MIB: u64 = 1 << 20;
     const TOTAL: u64 = 256 * MIB;
@@ -339,7 +344,7 @@ mod tests {
         let mut world = World::new(&[7 * MIB, 249 * MIB], &[MIB, 400 * MIB]);
         world.views[0].reclaims = false;
         (0..100).for_each(|_| world.look());
-        assert_eq!(world.shares()[0], 2, "what it has, and a MiB");
+        assert_eq!(world.views[0].share, MIB + SMALL_MARGIN_BYTES);
     }
 
     #[test]

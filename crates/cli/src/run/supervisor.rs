@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use zfolio_core::budget::WriteBudget;
-use zfolio_core::ledger::{Ledger, Owner, Seat, signed};
+use zfolio_core::ledger::{Ledger, Owner, SMALL_MARGIN_BYTES, Seat, signed};
 use zfolio_sys::{clock, process};
 
 use super::family::{Families, Forked};
@@ -55,13 +55,22 @@ const ROOM_SHARE: u64 = 16;
 /// Less than an eighth of the total is free: processes without a watching thread give back what they
 /// do not use.
 const SCARCE_SHARE: u64 = 8;
-const UNWATCHED_MARGIN_BYTES: u64 = 512 << 10;
 
 /// Bytes that are missing for so long are lost (`LEDGER-2`).
 const LOST_NS: u64 = 1_000_000_000;
 
 /// A process of another PID namespace that was not seen for so long is gone.
 const UNSEEN_NS: u64 = 3_000_000_000;
+
+/// What is known of a forked process.
+#[derive(Clone, Copy, Debug)]
+struct Copying {
+    pid: u32,
+    /// When it was first seen.
+    since_ns: u64,
+    /// What it has copied lately.
+    lately_bytes: u64,
+}
 
 /// See the module. Its file is removed when it is dropped.
 #[derive(Debug)]
@@ -78,10 +87,8 @@ pub(super) struct Supervisor {
     /// What is missing in the ledger, and since when it is just that.
     missing: (i64, u64),
     families: Families,
-    /// What forked processes have copied lately.
-    copied_bytes: u64,
-    /// How many processes were forked at the last look.
-    forked: usize,
+    /// The forked processes at the last look, by the number of the slot.
+    copying: BTreeMap<usize, Copying>,
     /// The last exact look at their pages, and the CPU time that it took.
     pages_ns: u64,
     pages_took_ns: u64,
@@ -110,8 +117,7 @@ impl Supervisor {
             last_seen_ns: BTreeMap::new(),
             missing: (0, 0),
             families: Families::default(),
-            copied_bytes: 0,
-            forked: 0,
+            copying: BTreeMap::new(),
             pages_ns: 0,
             pages_took_ns: 0,
             lively_until_ns: 0,
@@ -174,8 +180,7 @@ impl Supervisor {
         self.free_the_dead(now_ns, &seen);
         let unwatched = self.charge_others(&seen);
         self.find_lost(now_ns);
-        let is_lively = self.is_lively(now_ns);
-        let views = self.seats().map(|(index, seat)| view(index, seat, is_lively));
+        let views = self.seats().map(|(index, seat)| view(index, seat, self.ahead(now_ns, index)));
         let views: Vec<View> = views.collect();
         let count = u64::try_from(views.len()).unwrap_or(u64::MAX).max(1);
         let total = self.ledger.total_bytes();
@@ -194,6 +199,16 @@ impl Supervisor {
     /// Whether forked processes are looked at more often now.
     fn is_lively(&self, now_ns: u64) -> bool {
         now_ns < self.lively_until_ns
+    }
+
+    /// What a process keeps for pages that it may copy before anybody looks: all that it may, just forked; later as
+    /// much as it has copied lately.
+    fn ahead(&self, now_ns: u64, index: usize) -> u64 {
+        match self.copying.get(&index) {
+            Some(one) if now_ns < one.since_ns + LIVELY_NS => u64::MAX,
+            Some(one) => one.lately_bytes,
+            None => 0,
+        }
     }
 
     /// Whether a process id of this owner means the same process here.
@@ -242,7 +257,7 @@ impl Supervisor {
                     let held = held.saturating_sub(seat.shared_bytes());
                     all += held;
                     if is_scarce {
-                        seat.give_down_to(held + UNWATCHED_MARGIN_BYTES);
+                        seat.give_down_to(held + SMALL_MARGIN_BYTES);
                     }
                     beyond += held.saturating_sub(seat.share_bytes());
                 }
@@ -289,10 +304,7 @@ impl Supervisor {
         self.seats().filter(|(_, seat)| is_stale(seat)).for_each(|(_, seat)| seat.set_shared(0));
         let seen: Vec<Seen<'_>> = tree.alive().collect();
         let forked = self.forked(&seen);
-        if forked.len() > self.forked {
-            self.lively_until_ns = now_ns + LIVELY_NS;
-        }
-        self.forked = forked.len();
+        self.note_forked(now_ns, &forked);
         if forked.is_empty() {
             return false;
         }
@@ -313,17 +325,37 @@ impl Supervisor {
         for one in self.families.follow(&forked).into_iter().filter(|one| one.bytes > 0) {
             self.lively_until_ns = now_ns + LIVELY_NS;
             self.ledger.seat(one.index).note_copied(one.bytes);
-            self.copied_bytes += one.bytes;
+            if let Some(copying) = self.copying.get_mut(&one.index) {
+                copying.lately_bytes += one.bytes;
+            }
         }
         false
+    }
+
+    fn note_forked(&mut self, now_ns: u64, forked: &[Forked]) {
+        let before = std::mem::take(&mut self.copying);
+        for Forked { index, pid } in forked {
+            let known = before.get(index).filter(|one| one.pid == *pid).copied();
+            if known.is_none() {
+                self.lively_until_ns = now_ns + LIVELY_NS;
+            }
+            let new = Copying { pid: *pid, since_ns: now_ns, lately_bytes: 0 };
+            self.copying.insert(*index, known.unwrap_or(new));
+        }
     }
 
     /// What is kept free for new processes, and for pages that are copied before anybody looks.
     fn reserve_bytes(&mut self, processes: u64) -> u64 {
         let total = self.ledger.total_bytes();
-        let copied = self.copied_bytes.min(total / COPYING_SHARE_MAX);
-        // Half of it is forgotten after five looks.
-        self.copied_bytes = copied / 8 * 7;
+        let most = total / COPYING_SHARE_MAX;
+        let mut copied = 0;
+        for one in self.copying.values_mut() {
+            let lately = one.lately_bytes.min(most);
+            copied += lately;
+            // Half of it is forgotten after five looks.
+            one.lately_bytes = lately / 8 * 7;
+        }
+        let copied = copied.min(most);
         if processes > 1 { total / RESERVE_SHARE + copied } else { 0 }
     }
 
@@ -346,9 +378,9 @@ impl Drop for Supervisor {
     }
 }
 
-/// What the quota sees of a process. While processes copy pages, what they take for that is in use.
-fn view(index: usize, seat: Seat<'_>, is_lively: bool) -> View {
-    let ahead = if is_lively { seat.copies_ahead_bytes() } else { 0 };
+/// What the quota sees of a process. What it keeps for copies, `ahead` at most, is in use.
+fn view(index: usize, seat: Seat<'_>, ahead: u64) -> View {
+    let ahead = seat.copies_ahead_bytes().min(ahead);
     View {
         index,
         share: seat.share_bytes(),
