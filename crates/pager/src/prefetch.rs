@@ -50,7 +50,7 @@ impl Prefetch {
 impl Engine {
     /// What a fault at `address` should bring in.
     pub(crate) fn plan(&self, address: usize) -> Plan {
-        let plan = self.work.prefetch.streams.lock().fault(address / self.geometry().unit_bytes());
+        let plan = self.work.prefetch.streams.lock().fault(address);
         if plan.vain > 0 {
             add(&self.figures().prefetch_unused, plan.vain as u64);
         }

@@ -29,6 +29,8 @@ pub mod feature {
     pub const SIGBUS: u64 = 1 << 7;
     /// A fault message names the faulting thread.
     pub const THREAD_ID: u64 = 1 << 8;
+    /// A fault message has the address that was touched, and not that of its page; Linux 5.18.
+    pub const EXACT_ADDRESS: u64 = 1 << 11;
     /// `UFFDIO_MOVE`, Linux 6.8.
     pub const MOVE: u64 = 1 << 16;
 }

@@ -27,7 +27,8 @@ fn needs(mode: Mode) -> [(Reach, u64); 2] {
         Mode::Inline => (Reach::Program, feature::SIGBUS | feature::MOVE),
         Mode::Handler => {
             let events = feature::EVENT_REMOVE | feature::EVENT_UNMAP | feature::EVENT_REMAP;
-            (Reach::Kernel, feature::THREAD_ID | feature::MOVE | events)
+            let told = feature::THREAD_ID | feature::EXACT_ADDRESS;
+            (Reach::Kernel, told | feature::MOVE | events)
         }
     };
     let staging = match mode {
