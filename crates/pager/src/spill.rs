@@ -13,7 +13,8 @@
 //!
 //! A read that failed is tried again after a pause (`retry.rs`): only who waits for that unit waits longer. Where the
 //! process may have no more address space, a read can succeed and the pool have no memory for the unit. Then the
-//! background thread writes other units back, even if the limit is held, and the read is tried again.
+//! background thread writes other units back, even if the limit is held, and the read is tried again. (So does who
+//! waits while he holds locks: the background thread may wait for these.)
 //!
 //! # Invariants
 //!
@@ -810,6 +811,10 @@ impl Engine {
             let Some(ticket) = tickets.all().find(|ticket| self.store.is_away(*ticket)) else {
                 return;
             };
+            if self.may_spill() && self.store.take_lack_of_room() {
+                // The background thread, which makes room otherwise, may wait for these locks.
+                self.write_back(true);
+            }
             if self.store.is_coming(ticket) {
                 self.pause_backing();
             } else {
