@@ -61,7 +61,7 @@ const VAIN_SHARE: usize = 2;
 
 /// The step of a walk is found from so many distances between faults: as many of a walk without equal steps hardly have
 /// a common divisor by chance.
-const STEP_FAULTS: u32 = 6;
+const STEP_FAULTS: u32 = 8;
 
 /// Windows of twice as many units or more differ by less than this many: otherwise a walk by the smallest steps, which
 /// faults behind each window, would seem to have steps of that length.
