@@ -110,6 +110,7 @@ pub(super) struct Families {
     roots: BTreeMap<u32, u32>,
     /// What the engine of each process has served.
     served: BTreeMap<u32, Served>,
+    /// How far the faults of each forked process tell of copies.
     trust: BTreeMap<u32, Trust>,
     /// What was copied since the last exact look.
     copied_bytes: u64,

@@ -364,8 +364,9 @@ mod tests {
         }
     }
 
-    /// Goal: what forked processes copy is soon there. Method: a reserve that is suddenly large, and one that does not
-    /// wait; each look is a 20th of a second.
+    /// Goal: a reserve that is lacking is there at the next look, if a process does not wait: forked processes copy
+    /// pages faster than a 16th of a share at a time. Method: a reserve that is suddenly large, and two processes that
+    /// never wait.
     #[test]
     fn an_idle_process_gives_more_where_the_reserve_is_lacking() {
         let mut world = World::new(&[200 * MIB, 56 * MIB], &[200 * MIB, 56 * MIB]);
