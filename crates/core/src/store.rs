@@ -535,7 +535,7 @@ impl<S: PageSource> Store<S> {
         &self.pool
     }
 
-    /// Bytes of streams and buffers, allocated once.
+    /// Bytes of the codecs' streams and buffers that were used ([`Zcomp::memory_bytes`]).
     #[must_use]
     pub fn stream_bytes(&self) -> usize {
         self.codecs.memory_bytes()

@@ -66,7 +66,7 @@ pub use bare::Bare;
 pub use deflate::crc32;
 pub use dictionary::{DICTIONARY_BYTES, Dictionary};
 pub use params::{ALGORITHM_DEFAULT, Algorithm, Choice, Params};
-use stream::{CompressStream, DecompressStream, Lane};
+use stream::{CompressStream, DecompressStream, Streams};
 pub use zstd::train::{train, without_tables};
 
 /// Rank of the lock of a compress stream.
@@ -284,9 +284,10 @@ pub struct Zcomp {
     params: Option<Params>,
     unit: UnitOrder,
     batch_max: usize,
-    compress: Box<[Lane<RANK_COMPRESS, CompressStream>]>,
-    decompress: Box<[Lane<RANK_DECOMPRESS, DecompressStream>]>,
-    memory_bytes: usize,
+    compress: Streams<RANK_COMPRESS, CompressStream>,
+    decompress: Streams<RANK_DECOMPRESS, DecompressStream>,
+    /// What the streams share.
+    shared_bytes: usize,
 }
 
 impl fmt::Debug for Zcomp {
@@ -295,8 +296,8 @@ impl fmt::Debug for Zcomp {
             .field("name", &self.name)
             .field("params", &self.params)
             .field("unit", &self.unit)
-            .field("streams", &self.compress.len())
-            .field("memory_bytes", &self.memory_bytes)
+            .field("streams", &self.compress.count())
+            .field("memory_bytes", &self.memory_bytes())
             .finish_non_exhaustive()
     }
 }
@@ -355,24 +356,18 @@ impl Zcomp {
         assert!(streams > 0, "a codec needs a stream");
         let (bytes, batch_max) = (unit.bytes(), backend.batch_max());
         let compress = (0..streams)
-            .map(|_| {
-                let compressor = backend.compressor(bytes)?;
-                Ok(Lane::new(CompressStream::new(compressor, batch_max, bytes)))
-            })
-            .collect::<Result<Box<[_]>, Error>>()?;
+            .map(|_| Ok(CompressStream::new(backend.compressor(bytes)?, batch_max, bytes)))
+            .collect::<Result<Vec<_>, Error>>()?;
         let decompress = (0..streams)
-            .map(|_| {
-                let decompressor = backend.decompressor(bytes)?;
-                Ok(Lane::new(DecompressStream::new(decompressor, batch_max, bytes)))
-            })
-            .collect::<Result<Box<[_]>, Error>>()?;
-        let memory_bytes = size_of_val(&*compress)
-            + size_of_val(&*decompress)
-            + backend.memory_bytes()
-            + compress.iter().map(|lane| lane.wait().memory_bytes()).sum::<usize>()
-            + decompress.iter().map(|lane| lane.wait().memory_bytes()).sum::<usize>();
+            .map(|_| Ok(DecompressStream::new(backend.decompressor(bytes)?, batch_max, bytes)))
+            .collect::<Result<Vec<_>, Error>>()?;
+        let (compress_bytes, decompress_bytes) =
+            (compress[0].memory_bytes(), decompress[0].memory_bytes());
+        let compress = Streams::new(compress, compress_bytes);
+        let decompress = Streams::new(decompress, decompress_bytes);
+        let shared_bytes = backend.memory_bytes();
         let (name, params) = (backend.name(), None);
-        Ok(Zcomp { name, params, unit, batch_max, compress, decompress, memory_bytes })
+        Ok(Zcomp { name, params, unit, batch_max, compress, decompress, shared_bytes })
     }
 
     /// The codec's name.
@@ -414,7 +409,7 @@ impl Zcomp {
             assert_eq!(source.len(), self.unit.bytes(), "a source is one unit");
             prefetch(source.as_ptr(), sample::FIRST_BYTES);
         }
-        stream::hold(&self.compress, cpu).compress(sources, each);
+        self.compress.hold(cpu).compress(sources, each);
     }
 
     /// Decompresses `source` into `dest`, with the stream of `cpu` or another one that is free.
@@ -444,7 +439,7 @@ impl Zcomp {
         each: &mut dyn FnMut(usize, Result<(), Error>),
     ) {
         let codec = self.name;
-        let mut stream = stream::hold(&self.decompress, cpu);
+        let mut stream = self.decompress.hold(cpu);
         for (index, packed) in batch.iter_mut().enumerate() {
             let result = stream.decompress(packed).map_err(|Corrupt| Error::Corrupt {
                 codec,
@@ -458,13 +453,14 @@ impl Zcomp {
     /// Decompresses whole units, each to one place, with the stream of `cpu` or another that is free, in
     /// batches of [`Zcomp::batch_max`]. Each has its own result; one that fails changes nothing for the others.
     pub fn unpack(&self, cpu: usize, units: &mut [Unpack<'_>]) {
-        stream::hold(&self.decompress, cpu).unpack(units);
+        self.decompress.hold(cpu).unpack(units);
     }
 
-    /// The memory of all streams, including pages that are not mapped.
+    /// The memory of the streams that were used so far, and of what all share: more once more threads compress or
+    /// decompress at once. The others have been set up, and are hardly resident.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
-        self.memory_bytes
+        self.shared_bytes + self.compress.used_bytes() + self.decompress.used_bytes()
     }
 }
 

@@ -78,6 +78,8 @@ pub(crate) struct Charge {
     file_pages: FilePages,
     resident_bytes: AtomicU64,
     tables_bytes: AtomicU64,
+    /// Streams that were used: measured with each sample, as their number grows with use.
+    stream_bytes: AtomicU64,
     /// Tables and buffers of the store's backing.
     backing_bytes: AtomicU64,
     /// The kernel's count of the process's memory minus the count here. Negative where only some
@@ -112,6 +114,7 @@ impl Charge {
             falling: Falling::default(),
             resident_bytes: AtomicU64::new(0),
             tables_bytes: AtomicU64::new(0),
+            stream_bytes: AtomicU64::new(0),
             backing_bytes: AtomicU64::new(0),
             uncounted_bytes: AtomicI64::new(0),
             is_over_limit: AtomicBool::new(false),
@@ -205,14 +208,14 @@ impl Charge {
         subtract(&self.resident_bytes, bytes as u64);
     }
 
-    /// The sizes of tables, queues and streams have changed.
+    /// The sizes of tables and queues have changed.
     pub(crate) fn set_tables(&self, bytes: usize) {
         self.tables_bytes.store(bytes as u64, Relaxed);
     }
 
-    /// Streams of one more codec were set up.
-    pub(crate) fn add_tables(&self, bytes: usize) {
-        add(&self.tables_bytes, bytes as u64);
+    /// So much do the streams take that were used.
+    pub(crate) fn set_streams(&self, bytes: usize) {
+        self.stream_bytes.store(bytes as u64, Relaxed);
     }
 
     /// Managed memory that is mapped.
@@ -259,6 +262,12 @@ impl Engine {
         self.charge.count_out(self.geometry().bytes_of(units));
     }
 
+    /// Tables, queues, buffers and streams, without the pool's.
+    fn tables_bytes(&self) -> u64 {
+        let Charge { tables_bytes, stream_bytes, backing_bytes, .. } = &self.charge;
+        tables_bytes.load(Relaxed) + stream_bytes.load(Relaxed) + backing_bytes.load(Relaxed)
+    }
+
     /// What is charged against the limit now, without the process's other memory.
     fn counted_bytes(&self) -> u64 {
         let pool = self.store.pool_stats();
@@ -266,8 +275,7 @@ impl Engine {
             + self.mover.bytes_used() as u64
             + pool.pages_used * PAGE_BYTES as u64
             + pool.metadata_bytes
-            + self.charge.tables_bytes.load(Relaxed)
-            + self.charge.backing_bytes.load(Relaxed)
+            + self.tables_bytes()
     }
 
     /// What is charged against the limit now.
@@ -380,9 +388,8 @@ impl Engine {
         figures.copies.store(self.copies.count() as u64, Relaxed);
         figures.pages_compacted.store(pool.pages_compacted, Relaxed);
         self.set_spill_gauges();
-        let tables = self.charge.tables_bytes.load(Relaxed);
-        let tables = tables + self.charge.backing_bytes.load(Relaxed);
-        figures.metadata_bytes.store(tables + pool.metadata_bytes, Relaxed);
+        self.charge.set_streams(self.store.stream_bytes());
+        figures.metadata_bytes.store(self.tables_bytes() + pool.metadata_bytes, Relaxed);
         // A resident unit that also has a copy in the store counts once.
         let stored = figures.demand_stored_bytes.load(Relaxed);
         let demand = resident + stored + self.charge.unmanaged_bytes();

@@ -590,11 +590,10 @@ impl Engine {
 
     /// Adds a codec to the store. `None`: it has too many.
     pub(crate) fn add_codec(&self, codec: Zcomp) -> Option<CodecId> {
-        let bytes = codec.memory_bytes();
         // Held, so that nobody forks meanwhile.
         let _table = self.table.read();
         let id = self.store.add_codec(codec)?;
-        self.charge.add_tables(bytes);
+        self.charge.set_streams(self.store.stream_bytes());
         Some(id)
     }
 

@@ -212,7 +212,8 @@ impl Engine {
         let bytes = table.metadata_bytes() + queues;
         let config = self.config();
         let buffers = self.work.density.memory_bytes(config.unit, config.object_max());
-        self.charge.set_tables(bytes + self.store.stream_bytes() + buffers);
+        self.charge.set_tables(bytes + buffers);
+        self.charge.set_streams(self.store.stream_bytes());
         self.figures().managed_bytes.store(managed as u64, Relaxed);
     }
 

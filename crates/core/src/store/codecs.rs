@@ -96,7 +96,7 @@ impl Codecs {
         self.batch_max
     }
 
-    /// The memory of all streams.
+    /// The memory of the streams that were used.
     pub(super) fn memory_bytes(&self) -> usize {
         self.each().map(|(_, codec)| codec.memory_bytes()).sum()
     }

@@ -9,8 +9,13 @@
 //!
 //! The CPU's number is a hint: where to look first. A thread may migrate the moment after it has asked, there may
 //! be more CPUs than streams, or gaps between their numbers; what keeps a stream to one thread is its lock alone.
-//! `make loom` tries every order. [`hold`] never waits while any stream is free. A thread holds at most one stream
-//! of a rank, so the second try of an equal rank that `SYNC-1` asks about can't arise.
+//! `make loom` tries every order. [`Streams::hold`] never waits while any stream is free. A thread holds at most one
+//! stream of a rank, so the second try of an equal rank that `SYNC-1` asks about can't arise.
+//!
+//! # Cost
+//!
+//! There are as many streams as CPUs, and a process has few threads that compress at once. So a stream is touched only
+//! once all that were used before are taken: on a machine with 64 CPUs the memory of two or three is resident.
 
 use super::backend::{Answer, BATCH_MAX, Compressor, Corrupt, Decompressor, Job, Unpack};
 use super::sample::is_incompressible;
@@ -18,34 +23,60 @@ use super::{Element, Extent, Outcome, Packed, compressed_bytes_max};
 #[cfg(not(all(test, feature = "loom")))]
 use crate::sync::{Guard, Mutex};
 #[cfg(all(test, feature = "loom"))]
+use loom::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+#[cfg(all(test, feature = "loom"))]
 use loom_lock::{Guard, Mutex};
+#[cfg(not(all(test, feature = "loom")))]
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// A stream and its lock, on cache lines of their own: 128 B, since processors fetch lines of 64 B
 /// in pairs.
 #[repr(align(128))]
-pub(super) struct Lane<const RANK: u8, T>(Mutex<RANK, T>);
+struct Lane<const RANK: u8, T>(Mutex<RANK, T>);
 
-impl<const RANK: u8, T> Lane<RANK, T> {
-    pub(super) fn new(stream: T) -> Self {
-        Lane(Mutex::new(stream))
-    }
-
-    /// The stream, after its holder.
-    pub(super) fn wait(&self) -> Guard<'_, RANK, T> {
-        self.0.lock()
-    }
+/// The streams of one direction.
+pub(super) struct Streams<const RANK: u8, T> {
+    lanes: Box<[Lane<RANK, T>]>,
+    /// How many of them were ever held, from the first one on; 1 before that.
+    used: AtomicUsize,
+    /// The memory of one.
+    stream_bytes: usize,
 }
 
-/// The stream of `cpu`; if that is taken any free one; if none is free that of `cpu`, after its
-/// holder.
-pub(super) fn hold<const RANK: u8, T>(lanes: &[Lane<RANK, T>], cpu: usize) -> Guard<'_, RANK, T> {
-    let first = cpu % lanes.len();
-    let (before, from_first) = lanes.split_at(first);
-    from_first
-        .iter()
-        .chain(before)
-        .find_map(|lane| lane.0.try_lock())
-        .unwrap_or_else(|| lanes[first].wait())
+impl<const RANK: u8, T> Streams<RANK, T> {
+    /// These `streams`, at least one, each of which takes `stream_bytes`.
+    pub(super) fn new(streams: impl IntoIterator<Item = T>, stream_bytes: usize) -> Self {
+        let lanes: Box<[_]> = streams.into_iter().map(|one| Lane(Mutex::new(one))).collect();
+        assert!(!lanes.is_empty(), "a codec needs a stream");
+        Streams { lanes, used: AtomicUsize::new(1), stream_bytes }
+    }
+
+    /// The stream of `cpu` among those that were used before; if that is taken another of these; if none is free one
+    /// that was never used; if there is none the first, after its holder.
+    pub(super) fn hold(&self, cpu: usize) -> Guard<'_, RANK, T> {
+        let used = self.used.load(Relaxed);
+        let first = cpu % used;
+        let order = (first..used).chain(0..first).chain(used..self.lanes.len());
+        for index in order {
+            if let Some(stream) = self.lanes[index].0.try_lock() {
+                if index >= used {
+                    self.used.fetch_max(index + 1, Relaxed);
+                }
+                return stream;
+            }
+        }
+        self.lanes[first].0.lock()
+    }
+
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// The memory of those that were used.
+    pub(super) fn used_bytes(&self) -> usize {
+        self.used.load(Relaxed) * (size_of::<Lane<RANK, T>>() + self.stream_bytes)
+    }
 }
 
 /// Data that a stream compresses before it tells, if units are smaller: then whoever keeps the results works
@@ -251,19 +282,20 @@ mod loom_tests {
     use loom::sync::Arc;
     use loom::thread;
 
-    use super::{Lane, hold};
+    use super::Streams;
 
     /// Streams of both directions. A stream is a cell: loom sees to it that no two threads are in one.
-    struct World<const STREAMS: usize> {
-        compress: [Lane<1, Cell<u32>>; STREAMS],
-        decompress: [Lane<2, Cell<u32>>; STREAMS],
+    struct World {
+        compress: Streams<1, Cell<u32>>,
+        decompress: Streams<2, Cell<u32>>,
     }
 
-    impl<const STREAMS: usize> World<STREAMS> {
-        fn new() -> Arc<Self> {
+    impl World {
+        fn new(streams: usize) -> Arc<Self> {
+            let cells = || (0..streams).map(|_| Cell::new(0));
             Arc::new(World {
-                compress: std::array::from_fn(|_| Lane::new(Cell::new(0))),
-                decompress: std::array::from_fn(|_| Lane::new(Cell::new(0))),
+                compress: Streams::new(cells(), 0),
+                decompress: Streams::new(cells(), 0),
             })
         }
     }
@@ -275,8 +307,8 @@ mod loom_tests {
         stream.set(done + 1);
     }
 
-    fn done<const RANK: u8>(lanes: &[Lane<RANK, Cell<u32>>]) -> u32 {
-        lanes.iter().map(|lane| lane.wait().get()).sum()
+    fn done<const RANK: u8>(streams: &Streams<RANK, Cell<u32>>) -> u32 {
+        streams.lanes.iter().map(|lane| lane.0.lock().get()).sum()
     }
 
     /// Goal: three threads that all believe to be on one CPU share two streams without harm, and none waits for
@@ -284,12 +316,12 @@ mod loom_tests {
     #[test]
     fn loom_a_stream_has_one_holder() {
         loom::model(|| {
-            let world = World::<2>::new();
+            let world = World::new(2);
             let others = [5, 5].map(|cpu| {
                 let world = Arc::clone(&world);
-                thread::spawn(move || work(&hold(&world.compress, cpu)))
+                thread::spawn(move || work(&world.compress.hold(cpu)))
             });
-            work(&hold(&world.compress, 0));
+            work(&world.compress.hold(0));
             others.into_iter().for_each(|other| other.join().unwrap());
             assert_eq!(done(&world.compress), 3);
         });
@@ -300,16 +332,16 @@ mod loom_tests {
     #[test]
     fn loom_a_fault_interrupts_a_reclaim() {
         loom::model(|| {
-            let world = World::<1>::new();
+            let world = World::new(1);
             let other = Arc::clone(&world);
             let other = thread::spawn(move || {
-                work(&hold(&other.decompress, 1));
-                let reclaim = hold(&other.compress, 1);
-                work(&hold(&other.decompress, 1));
+                work(&other.decompress.hold(1));
+                let reclaim = other.compress.hold(1);
+                work(&other.decompress.hold(1));
                 work(&reclaim);
             });
-            let reclaim = hold(&world.compress, 0);
-            work(&hold(&world.decompress, 0));
+            let reclaim = world.compress.hold(0);
+            work(&world.decompress.hold(0));
             work(&reclaim);
             drop(reclaim);
             other.join().unwrap();

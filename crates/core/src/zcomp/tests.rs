@@ -10,7 +10,7 @@ pub(super) use super::conformance::contents::text;
 use super::conformance::guarded::Guarded;
 use super::stream::CompressStream;
 #[cfg(debug_assertions)]
-use super::stream::{Lane, hold};
+use super::stream::Streams;
 use super::{Algorithm, Element, Error, Outcome, Params, Zcomp, compressed_bytes_max};
 use crate::page::{UnitOrder, same_filled};
 pub(super) use crate::testing::{Random, seed};
@@ -306,18 +306,25 @@ fn threads_share_streams() {
     }
 }
 
-/// Goal: a caller waits only if no stream is free. Method: one thread holds three streams, one
-/// after the other; a wait would break `SYNC-1` and panic.
+/// Goal: a caller waits only if no stream is free, and a stream is used only once all that were used before are taken.
+/// Method: one thread holds three streams, one after the other; a wait would break `SYNC-1` and panic.
 #[test]
 #[cfg(debug_assertions)]
 fn a_taken_stream_is_passed_over() {
-    let lanes: [Lane<7, usize>; 3] = [0, 1, 2].map(Lane::new);
-    let first = hold(&lanes, 4);
-    let second = hold(&lanes, 1);
-    let third = hold(&lanes, 1);
-    assert_eq!((*first, *second, *third), (1, 2, 0));
+    let streams = Streams::<7, usize>::new(0..3, 1000);
+    let one = streams.used_bytes();
+    assert!((1000..1300).contains(&one), "{one}");
+    for cpu in [0, 1, 2, 63] {
+        assert_eq!(*streams.hold(cpu), 0);
+    }
+    assert_eq!(streams.used_bytes(), one);
+    let [first, second, third] = [4, 1, 1].map(|cpu| streams.hold(cpu));
+    assert_eq!((*first, *second, *third), (0, 1, 2));
     drop(second);
-    assert_eq!(*hold(&lanes, 0), 2);
+    assert_eq!(*streams.hold(0), 1);
+    drop((first, third));
+    assert_eq!([4, 5, 6].map(|cpu| *streams.hold(cpu)), [1, 2, 0]);
+    assert_eq!(streams.used_bytes(), 3 * one);
 }
 
 /// Goal: a fault may decompress while the compress stream of its CPU is held. Method: decompress
@@ -353,17 +360,31 @@ fn same_filled_agrees_with_its_definition() {
     assert_eq!(same_filled(&[1; 12]), None);
 }
 
-/// Goal: memory is accounted. Method: with twice the streams it is about twice as much, and more
-/// than the buffers alone.
+/// Goal: the memory of a stream counts once it is used. Method: with 64 streams it is that of one, which is more than its
+/// buffers, and of two once a unit was compressed while another was.
 #[test]
-fn memory_grows_with_streams() {
+fn memory_grows_with_use() {
     for algorithm in Algorithm::ALL {
-        let [one, two] = [1, 2].map(|streams| {
+        let [one, many] = [1, 64].map(|streams| {
             let zcomp = zcomp((*algorithm).into(), 64 << 10, streams);
             assert_eq!(zcomp.batch_max(), 1);
             zcomp.memory_bytes()
         });
-        assert_eq!(2 * one, two, "{algorithm}");
+        assert_eq!(one, many, "{algorithm}");
         assert!(one > compressed_bytes_max(64 << 10) + (16 << 10), "{algorithm}: {one}");
     }
+    let zcomp = zcomp(Algorithm::Zstd.into(), 4 << 10, 64);
+    let (one, unit) = (zcomp.memory_bytes(), text(&mut Random::new(seed()), 4 << 10));
+    let other = std::sync::Barrier::new(2);
+    std::thread::scope(|scope| {
+        for cpu in [0, 1] {
+            let (zcomp, unit, other) = (&zcomp, &unit, &other);
+            scope.spawn(move || {
+                zcomp.compress(cpu, &[unit], &mut |_| {
+                    other.wait();
+                })
+            });
+        }
+    });
+    assert!(zcomp.memory_bytes() > one + compressed_bytes_max(64 << 10), "{one}");
 }

@@ -5,7 +5,8 @@
 //!
 //! # Invariants
 //!
-//! - `ZSTD-1` A context lies in the workspace next to it, which lives as long and is never resized.
+//! - `ZSTD-1` A context lies in the workspace next to it, which lives as long and is never resized. It is made
+//!   there when it is first used: before that the workspace is not touched, so it takes no memory.
 //!   A static context cannot allocate: if it would have to, the library returns an error.
 //! - `ZSTD-2` The workspace of a compressor has the size that the library requires to compress one
 //!   unit at this level; sources are never longer than a unit. The library derives its parameters
@@ -57,8 +58,9 @@ fn is_error(result: usize) -> bool {
 }
 
 struct ZstdCompressor {
+    level: c_int,
     /// Lies in the workspace (`ZSTD-1`).
-    context: NonNull<ZSTD_CCtx>,
+    context: Option<NonNull<ZSTD_CCtx>>,
     workspace: Workspace,
     /// The context refers to it (`ZSTD-3`).
     digest: Option<Arc<Digest>>,
@@ -84,39 +86,47 @@ impl ZstdCompressor {
         // SAFETY: a pure function of its arguments, which come from the library.
         let bytes = unsafe { zstd_sys::ZSTD_estimateCCtxSize_usingCParams(parameters) };
         assert!(!is_error(bytes), "the library accepts its own parameters for level {level}");
-        let mut workspace = Workspace::new(bytes);
-        // SAFETY: the workspace is writable for `bytes()`, aligned by 8, and no one else's; it lives as
-        // long as the context (ZSTD-1).
-        let context = unsafe {
-            zstd_sys::ZSTD_initStaticCCtx(workspace.0.as_mut_ptr().cast(), workspace.bytes())
-        };
-        let context = NonNull::new(context).expect("the workspace is aligned and large enough");
-        let mut compressor = ZstdCompressor { context, workspace, digest };
-        compressor.set(ZSTD_cParameter::ZSTD_c_compressionLevel, level);
-        compressor.set(FORMAT_COMPRESS, MAGICLESS);
-        compressor.set(ZSTD_cParameter::ZSTD_c_contentSizeFlag, 0);
-        compressor.set(ZSTD_cParameter::ZSTD_c_checksumFlag, 0);
-        compressor.set(ZSTD_cParameter::ZSTD_c_dictIDFlag, 0);
-        if let Some(digest) = &compressor.digest {
-            // SAFETY: both are live, the context is ours alone, and the digest lives as long (ZSTD-3).
-            let result = unsafe {
-                zstd_sys::ZSTD_CCtx_refCDict(compressor.context.as_ptr(), digest.to_compress())
-            };
-            assert!(!is_error(result), "a fresh context takes a dictionary");
-        }
-        compressor
+        ZstdCompressor { level, context: None, workspace: Workspace::new(bytes), digest }
     }
 
-    fn set(&mut self, parameter: ZSTD_cParameter, value: c_int) {
-        // SAFETY: the context is live and ours alone (ZSTD-1, `&mut self`).
-        let result =
-            unsafe { zstd_sys::ZSTD_CCtx_setParameter(self.context.as_ptr(), parameter, value) };
-        assert!(!is_error(result), "{parameter:?} = {value} was checked or is a constant");
+    /// The context, made at the first call.
+    fn context(&mut self) -> NonNull<ZSTD_CCtx> {
+        if let Some(context) = self.context {
+            return context;
+        }
+        let bytes = self.workspace.bytes();
+        // SAFETY: the workspace is writable for `bytes`, aligned by 8, and no one else's; it lives as long as the
+        // context (ZSTD-1).
+        let context =
+            unsafe { zstd_sys::ZSTD_initStaticCCtx(self.workspace.0.as_mut_ptr().cast(), bytes) };
+        let context = NonNull::new(context).expect("the workspace is aligned and large enough");
+        let settings = [
+            (ZSTD_cParameter::ZSTD_c_compressionLevel, self.level),
+            (FORMAT_COMPRESS, MAGICLESS),
+            (ZSTD_cParameter::ZSTD_c_contentSizeFlag, 0),
+            (ZSTD_cParameter::ZSTD_c_checksumFlag, 0),
+            (ZSTD_cParameter::ZSTD_c_dictIDFlag, 0),
+        ];
+        for (parameter, value) in settings {
+            // SAFETY: the context is live and ours alone (ZSTD-1, `&mut self`).
+            let result =
+                unsafe { zstd_sys::ZSTD_CCtx_setParameter(context.as_ptr(), parameter, value) };
+            assert!(!is_error(result), "{parameter:?} = {value} was checked or is a constant");
+        }
+        if let Some(digest) = &self.digest {
+            // SAFETY: both are live, the context is ours alone, and the digest lives as long (ZSTD-3).
+            let result =
+                unsafe { zstd_sys::ZSTD_CCtx_refCDict(context.as_ptr(), digest.to_compress()) };
+            assert!(!is_error(result), "a fresh context takes a dictionary");
+        }
+        self.context = Some(context);
+        context
     }
 }
 
 impl Compressor for ZstdCompressor {
     fn compress_unit(&mut self, source: &[u8], dest: &mut [u8]) -> Answer {
+        let context = self.context();
         // SAFETY: the context is live and ours alone (ZSTD-1, `&mut self`) and can't allocate; its
         // workspace is enough for `source` (ZSTD-2), or the library returns an error. `source` is
         // readable and `dest` writable for their lengths by the types of the slices, and they
@@ -124,7 +134,7 @@ impl Compressor for ZstdCompressor {
         // earlier failure left in the context is dropped.
         let written = unsafe {
             zstd_sys::ZSTD_compress2(
-                self.context.as_ptr(),
+                context.as_ptr(),
                 dest.as_mut_ptr().cast(),
                 dest.len(),
                 source.as_ptr().cast(),
@@ -150,7 +160,7 @@ impl Compressor for ZstdCompressor {
 
 struct ZstdDecompressor {
     /// Lies in the workspace (`ZSTD-1`).
-    context: NonNull<ZSTD_DCtx>,
+    context: Option<NonNull<ZSTD_DCtx>>,
     workspace: Workspace,
     /// The context refers to it (`ZSTD-3`).
     digest: Option<Arc<Digest>>,
@@ -166,37 +176,47 @@ fn decompressor() -> Result<Box<dyn Decompressor>, Error> {
 impl ZstdDecompressor {
     fn new(digest: Option<Arc<Digest>>) -> Self {
         // SAFETY: no argument, no state: it returns a constant.
-        let mut workspace = Workspace::new(unsafe { zstd_sys::ZSTD_estimateDCtxSize() });
-        // SAFETY: the workspace is writable for `bytes()`, aligned by 8, and no one else's; it lives as
-        // long as the context (ZSTD-1).
-        let context = unsafe {
-            zstd_sys::ZSTD_initStaticDCtx(workspace.0.as_mut_ptr().cast(), workspace.bytes())
-        };
+        let bytes = unsafe { zstd_sys::ZSTD_estimateDCtxSize() };
+        ZstdDecompressor { context: None, workspace: Workspace::new(bytes), digest }
+    }
+
+    /// The context, made at the first call.
+    fn context(&mut self) -> NonNull<ZSTD_DCtx> {
+        if let Some(context) = self.context {
+            return context;
+        }
+        let bytes = self.workspace.bytes();
+        // SAFETY: the workspace is writable for `bytes`, aligned by 8, and no one else's; it lives as long as the
+        // context (ZSTD-1).
+        let context =
+            unsafe { zstd_sys::ZSTD_initStaticDCtx(self.workspace.0.as_mut_ptr().cast(), bytes) };
         let context = NonNull::new(context).expect("the workspace is aligned and large enough");
-        // SAFETY: the context is live and, not being shared yet, ours alone.
+        // SAFETY: the context is live and ours alone (ZSTD-1, `&mut self`).
         let result = unsafe {
             zstd_sys::ZSTD_DCtx_setParameter(context.as_ptr(), FORMAT_DECOMPRESS, MAGICLESS)
         };
         assert!(!is_error(result), "the library knows the format");
-        if let Some(digest) = &digest {
+        if let Some(digest) = &self.digest {
             // SAFETY: both are live, the context is ours alone, and the digest lives as long (ZSTD-3).
             let result =
                 unsafe { zstd_sys::ZSTD_DCtx_refDDict(context.as_ptr(), digest.to_decompress()) };
             assert!(!is_error(result), "a fresh context takes a dictionary");
         }
-        ZstdDecompressor { context, workspace, digest }
+        self.context = Some(context);
+        context
     }
 }
 
 impl Decompressor for ZstdDecompressor {
     fn decompress(&mut self, source: &[u8], dest: &mut [u8]) -> Result<(), Corrupt> {
+        let context = self.context();
         // SAFETY: the context is live and ours alone (ZSTD-1, `&mut self`) and can't allocate.
         // `source` is readable and `dest` writable for their lengths by the types of the slices,
         // and they don't overlap because `dest` is exclusive. The library stays inside both
         // whatever `source` holds, and reads of `dest` only what it wrote.
         let written = unsafe {
             zstd_sys::ZSTD_decompressDCtx(
-                self.context.as_ptr(),
+                context.as_ptr(),
                 dest.as_mut_ptr().cast(),
                 dest.len(),
                 source.as_ptr().cast(),
@@ -215,7 +235,7 @@ impl Decompressor for ZstdDecompressor {
         unit: &mut [u8],
         wanted: usize,
     ) -> Result<(), Corrupt> {
-        let context = self.context.as_ptr();
+        let context = self.context().as_ptr();
         let digest = self.digest.as_ref().map_or(ptr::null(), |digest| digest.to_decompress());
         // SAFETY: the context is live and ours alone (ZSTD-1, `&mut self`); the digest is null or lives as
         // long (ZSTD-3).

@@ -172,8 +172,8 @@ fn a_fault_compresses_before_it_writes() {
     let pages = filled.seeds.len();
     (0..pages).for_each(|page| filled.write(page, 5 * (page as u64 + 1)));
     let mut random = Random::new(seed());
-    for _ in 0..4 {
-        engine.charge.add_tables(MIB);
+    for more in 1..=4 {
+        engine.charge.set_streams(engine.store.stream_bytes() + more * MIB);
         assert!(engine.below_limit() < 0, "a MiB is more than the reserve");
         (0..100).for_each(|_| filled.check(random.below(pages)));
         assert!(engine.below_limit() >= 0);
