@@ -54,7 +54,7 @@ help:
 	@echo 'make clean     remove $(TARGET)'
 
 setup:
-	scripts/setup full
+	scripts/setup full '$(TARGET)/tools'
 
 setup-build:
 	scripts/setup build
