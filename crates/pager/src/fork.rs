@@ -237,6 +237,8 @@ impl Engine {
                 self.store.pause();
                 if self.store.is_unread(ticket) {
                     self.await_try(&mut tries, address, ticket);
+                } else {
+                    self.forgive(&mut tries);
                 }
             }
             // Page by page, since a part of the unit may be missing in the child.

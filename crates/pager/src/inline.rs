@@ -176,6 +176,7 @@ impl Engine {
                 if self.store.is_unread(ticket) {
                     self.await_try(&mut tries, address, ticket);
                 } else if self.store.is_away(ticket) {
+                    self.forgive(&mut tries);
                     self.pause_for_room();
                 }
             }

@@ -772,7 +772,7 @@ impl Engine {
         for some in wanted.chunks(BATCH) {
             let mut tries = Tries::default();
             loop {
-                if let Some(unit) = self.unread(&tries, some) {
+                if let Some(unit) = self.unread(&mut tries, some) {
                     self.await_try(&mut tries, unit.base, unit.ticket);
                 }
                 let table = self.table.read();
@@ -785,10 +785,7 @@ impl Engine {
                     self.pause_backing();
                     continue;
                 }
-                if self.store.lacks_room() {
-                    // The disk has answered.
-                    tries = Tries::default();
-                }
+                self.forgive(&mut tries);
                 self.pause_for_room();
             }
         }
@@ -803,7 +800,7 @@ impl Engine {
         while let Some(tickets) = self.away(folio, self.geometry().all()) {
             let wanted: Vec<Away> =
                 tickets.all().map(|ticket| Away { base: address, ticket }).collect();
-            if let Some(unit) = self.unread(&tries, &wanted) {
+            if let Some(unit) = self.unread(&mut tries, &wanted) {
                 self.await_try(&mut tries, address, unit.ticket);
             }
             self.store.fetch(tickets.all(), |_| false);
@@ -811,6 +808,7 @@ impl Engine {
             let Some(ticket) = tickets.all().find(|ticket| self.store.is_away(*ticket)) else {
                 return;
             };
+            self.forgive(&mut tries);
             if self.may_spill() && self.store.take_lack_of_room() {
                 // The background thread, which makes room otherwise, may wait for these locks.
                 self.write_back(true);

@@ -135,10 +135,12 @@ impl World {
         let kernel = Random::new(seed, 2);
         let space =
             Space::new(Arc::clone(&schedule), kernel, settings.mode, settings.refusals, shape);
-        let codecs = codecs(seed, &settings, 2);
-        let wide = codec::wide(seed, &settings, 2);
+        const STREAMS: usize = 2;
+        let codecs = codecs(seed, &settings, STREAMS);
+        let wide = codec::wide(seed, &settings, STREAMS);
+        // One of each is used from the start, and all may come to be used.
         let stream_bytes: usize = codecs.iter().chain(&wide).map(Zcomp::memory_bytes).sum();
-        let need_bytes = settings.limit_bytes + stream_bytes as u64;
+        let need_bytes = settings.limit_bytes + (STREAMS * stream_bytes) as u64;
         let tree = settings.tree.then(|| Tree::new(&mut Random::new(seed, 6), need_bytes));
         let (tree, limit_bytes) = tree.map_or((None, need_bytes), |(tree, all)| (Some(tree), all));
         let config = settings.config(limit_bytes);

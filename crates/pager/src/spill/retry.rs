@@ -81,12 +81,24 @@ impl Engine {
         tries.after_ns = 0;
     }
 
+    /// A unit is away, and its last read has not failed: if the pool had no room for it, the disk has answered, and what
+    /// failed before is over.
+    pub(crate) fn forgive(&self, tries: &mut Tries) {
+        if self.store.lacks_room() {
+            *tries = Tries::default();
+        }
+    }
+
     /// Of units that somebody waits for together, one whose last read has failed. It is the one that `tries` counts, as
-    /// long as that is away: failures of the others do not count.
-    pub(super) fn unread<'a>(&self, tries: &Tries, wanted: &'a [Away]) -> Option<&'a Away> {
+    /// long as that is away: failures of the others do not count. Once it has been read its own are over, also if it
+    /// must be read again because the others take its place.
+    pub(super) fn unread<'a>(&self, tries: &mut Tries, wanted: &'a [Away]) -> Option<&'a Away> {
+        if tries.unit.is_some_and(|unit| !self.store.is_away(unit)) {
+            *tries = Tries::default();
+        }
         let counted = wanted.iter().find(|unit| tries.unit == Some(unit.ticket));
         let is_unread = |unit: &&Away| self.store.is_unread(unit.ticket);
-        match counted.filter(|unit| self.store.is_away(unit.ticket)) {
+        match counted {
             Some(unit) => Some(unit).filter(is_unread),
             None => wanted.iter().find(is_unread),
         }
@@ -115,7 +127,7 @@ impl Engine {
     pub(crate) fn fetch_for_event(&self, table: &Table, wanted: &[Away]) {
         let spilling = &self.work.spilling;
         let mut tries = spilling.event_tries.lock();
-        match self.unread(&tries, wanted) {
+        match self.unread(&mut tries, wanted) {
             // A pause goes on while another thread has the unit read: else each read of that thread that fails would
             // count here, too.
             None => self.fetch_all(table, wanted),
