@@ -39,11 +39,13 @@ impl Bell {
         futex::wait(&self.rings, heard, pause);
     }
 
-    /// Rings if the thread sleeps or is about to.
-    pub(crate) fn wake_sleeper(&self) {
-        if self.idle.swap(false, Relaxed) {
+    /// Rings if the thread sleeps or is about to. Returns whether it did.
+    pub(crate) fn wake_sleeper(&self) -> bool {
+        let sleeps = self.idle.swap(false, Relaxed);
+        if sleeps {
             self.ring();
         }
+        sleeps
     }
 
     /// Rings, whatever the thread does.

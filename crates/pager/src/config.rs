@@ -54,6 +54,8 @@ pub struct Config {
     pub spill: Places,
     /// What compresses and decompresses beside the engine's own threads.
     pub accelerated: Accelerated,
+    /// How many threads serve faults beside the handler, in handler mode. `None`: as many as the CPUs allow.
+    pub assistants: Option<usize>,
 }
 
 impl Config {

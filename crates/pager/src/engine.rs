@@ -41,6 +41,7 @@ use crate::density::Density;
 use crate::economy::Economy;
 use crate::folio::{Geometry, Table};
 use crate::handler::Watched;
+use crate::handler::assist::Assistants;
 use crate::mover::Mover;
 use crate::pool_mappings::PoolMappings;
 use crate::prefetch::Prefetch;
@@ -95,6 +96,7 @@ pub(crate) struct Work {
     pub(crate) economy: Economy,
     pub(crate) prefetch: Prefetch,
     pub(crate) watched: Watched,
+    pub(crate) assistants: Assistants,
     pub(crate) spilling: Spilling,
     /// The files and devices that are spilled to.
     pub(crate) place: Option<Place>,
@@ -194,6 +196,7 @@ impl Engine {
     ) -> Result<Engine, Error> {
         let geometry = Geometry::new(config.unit);
         let object_max = config.object_max();
+        let assistants = Assistants::new(config.assistants, parts.cpus);
         let density = Density::new(parts.codecs.len(), (config.unit, object_max));
         let limit_bytes = config.limit_bytes;
         let charge = Charge::new(config, stats, geometry);
@@ -230,6 +233,7 @@ impl Engine {
                 economy: Economy::new(),
                 prefetch: Prefetch::new(geometry, limit_bytes),
                 watched: Watched::default(),
+                assistants,
                 spilling: Spilling::default(),
                 place: None,
                 cpus: parts.cpus,
@@ -311,6 +315,7 @@ impl Config {
             stall_ppm: 0,
             spill: Places::default(),
             accelerated: zfolio_workers::Accelerated::NONE,
+            assistants: Some(0),
         }
     }
 }

@@ -5,10 +5,15 @@
 //! a halted core, and a fault would take five times as long. When threads on several CPUs fault in
 //! turns, the handler stays on the CPU from which most faults come ([`Follow`]).
 //!
+//! Where there are enough CPUs, threads may fault faster than one handler serves them. Then the handler calls
+//! assistants ([`assist`]), which serve what it has read. It alone reads messages, since the kernel wakes all who wait
+//! for one.
+//!
 //! A real-time thread that spins on the handler's CPU would keep the handler from running. If the
 //! spinning thread waits for a thread that waits for the handler, that would last for ever. So the
 //! background thread checks now and then whether the handler runs ([`Watched`]).
 
+pub(crate) mod assist;
 mod follow;
 
 use std::os::fd::BorrowedFd;
@@ -22,7 +27,7 @@ use zfolio_sys::{cpu, thread};
 use crate::engine::Engine;
 use crate::fault::{Served, Turn, Waits};
 use crate::folio::Table;
-use crate::mappings::event::Aside;
+use crate::mappings::event::{Aside, Event};
 use crate::rank;
 use crate::spill::{Later, Tries};
 
@@ -131,13 +136,13 @@ impl Engine {
 
     /// What becomes readable when the disk has read or written, while faults wait for that.
     fn disk_event(&self) -> Option<BorrowedFd<'_>> {
-        let place = self.work.place.as_ref().filter(|_| self.mover.inbox.aside() > 0);
+        let place = self.work.place.as_ref().filter(|_| self.mover.inbox.may_be_aside());
         place.map(|place| place.ended().file())
     }
 
     /// How long the handler sleeps at most: not long while faults wait for the backing.
     pub(crate) fn wait_ms(&self) -> u16 {
-        if self.mover.inbox.aside() == 0 { WAIT_MS } else { WAIT_ASIDE_MS }
+        if self.mover.inbox.may_be_aside() { WAIT_ASIDE_MS } else { WAIT_MS }
     }
 
     /// Reads the messages and serves them, without waiting; `after` is called with the thread of
@@ -150,27 +155,35 @@ impl Engine {
     }
 
     fn serve_messages(&self, after: &mut dyn FnMut(u32)) -> bool {
-        let mover = &self.mover;
-        while let Some(event) = mover.inbox.first() {
-            let Message::Fault { address, thread } = event.message else {
+        let inbox = &self.mover.inbox;
+        loop {
+            if inbox.has_change() {
                 if !self.try_apply() {
                     return false;
                 }
                 continue;
-            };
+            }
+            let Some((event, left)) = inbox.take_fault() else { return true };
+            self.work.assistants.call(left);
+            let Message::Fault { address, thread } = event.message else { continue };
             let (since, mut turn) = (self.now_ns(), Turn::new(event.at));
             let served = self.try_serve(address, &mut turn);
             after(thread);
             match served {
-                None => return false,
-                Some(Ok(())) => mover.inbox.done(),
-                Some(Err(later)) => {
-                    add(&self.figures().faults_spilled, 1);
-                    mover.inbox.put_aside(later, since, turn);
+                None => {
+                    inbox.put_back(event);
+                    return false;
                 }
+                Some(Ok(())) => {}
+                Some(Err(later)) => self.put_aside_fault(event, later, since, turn),
             }
         }
-        true
+    }
+
+    /// Puts a fault aside that waits for the backing.
+    fn put_aside_fault(&self, event: Event, later: Later, since: u64, turn: Turn) {
+        add(&self.figures().faults_spilled, 1);
+        self.mover.inbox.put_aside(event, later, since, turn);
     }
 
     /// Serves the faults that were put aside, as far as it is time. False: one could not be served now.

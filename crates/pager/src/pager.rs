@@ -264,6 +264,7 @@ impl Builder {
             stall_ppm: 0,
             spill: self.spill,
             accelerated: Accelerated::Workers(self.workers),
+            assistants: None,
         };
         let algorithm = config.algorithm.to_string();
         let notice = self.callback.is_some().then(|| Arc::new(Notice::new(self.limit_bytes)));
@@ -380,6 +381,14 @@ impl Core {
                 life(engine);
             };
             core.threads.push(spawn(name, signal::block_all, guarded)?);
+        }
+        let assistants = if mode == Mode::Handler { engine.assistants() } else { 0 };
+        for number in 0..assistants {
+            let guarded = move || {
+                let _guard = fatal::NoUnwind;
+                engine.assist(number);
+            };
+            core.threads.push(spawn("zfolio-assist", signal::block_all, guarded)?);
         }
         let crew = engine.crew();
         for worker in 0..crew.len() {

@@ -150,10 +150,11 @@ impl Engine {
         self.work.crew.stop();
     }
 
-    /// Wakes the reclaiming and the prefetching thread, those of the disks, and the workers.
+    /// Wakes the reclaiming and the prefetching thread, the assistants, the threads of the disks, and the workers.
     pub fn wake_all(&self) {
         self.wake_reclaimer();
         self.work.prefetch.bell.ring();
+        self.work.assistants.ring();
         self.work.place.iter().for_each(Place::wake);
         self.work.crew.wake_all();
     }

@@ -283,6 +283,7 @@ fn entrust(engine: &Engine, settings: &Settings) {
 /// Starts the engine's other threads, which share this thread's table of files. False if one does not start.
 fn start_other_threads(engine: &'static Engine, tries: u32) -> bool {
     start_workers(engine);
+    start_assistants(engine);
     start_thread(c"zfolio-handler", tries, move || engine.handle_faults())
         && start_thread(c"zfolio-mapproxy", tries, move || mapping_proxy::serve_requests(engine))
         && start_thread(c"zfolio-prefetch", tries, move || engine.prefetch_in_background())
@@ -295,6 +296,15 @@ fn start_workers(engine: &'static Engine) {
     crew.start_over();
     for worker in 0..crew.len() {
         if spawn(c"zfolio-worker", CHILD_TRIES, move || crew.serve(worker)).is_err() {
+            break;
+        }
+    }
+}
+
+/// Starts the threads that serve faults beside the handler, which serves alone without them.
+fn start_assistants(engine: &'static Engine) {
+    for number in 0..engine.assistants() {
+        if spawn(c"zfolio-assist", CHILD_TRIES, move || engine.assist(number)).is_err() {
             break;
         }
     }

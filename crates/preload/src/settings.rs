@@ -110,6 +110,8 @@ fn from_environment() -> Option<Settings> {
                 .unwrap_or_default(),
         },
         accelerated: Accelerated::NONE,
+        // For tests and measurements; the number of CPUs says how many there are.
+        assistants: number("ZFOLIO_ASSISTANTS").and_then(|count| usize::try_from(count).ok()),
     };
     let run = number("ZFOLIO_RUN").unwrap_or(0);
     let follow_per_mille = number("ZFOLIO_FOLLOW").unwrap_or(0).min(1000);

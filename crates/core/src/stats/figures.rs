@@ -130,6 +130,8 @@ figures! {
     faults_stored,
     /// Faults whose unit was back already: another thread, or the prefetch, was first.
     faults_raced,
+    /// Faults served by a thread beside the handler: there are some where the process may use four CPUs or more.
+    faults_assisted,
     /// Units brought back before a fault.
     prefetch_units,
     /// Units that were planned ahead of a walk that has ended before it came to them, or, by estimate, left

@@ -119,6 +119,8 @@ pub(crate) struct Inbox {
     faults: Mutex<{ rank::FAULTS }, Faults>,
     /// How many faults are aside.
     aside: AtomicUsize,
+    /// How many faults assistants are serving.
+    in_hand: AtomicUsize,
 }
 
 /// The inbox, locked.
@@ -126,6 +128,7 @@ pub(crate) struct Inbox {
 pub(crate) struct Locked<'a> {
     faults: Guard<'a, { rank::FAULTS }, Faults>,
     aside: &'a AtomicUsize,
+    in_hand: &'a AtomicUsize,
     changes: WriteGuard<'a, { rank::INBOX }, VecDeque<Event>>,
 }
 
@@ -135,12 +138,13 @@ impl Locked<'_> {
         !self.changes.is_empty()
     }
 
-    /// Forgets all messages.
+    /// Forgets all messages, and the assistants: a child of `fork` has none of the threads.
     pub(crate) fn clear(&mut self) {
         self.changes.clear();
         self.faults.next.clear();
         self.faults.aside.clear();
         self.aside.store(0, Ordering::Relaxed);
+        self.in_hand.store(0, Ordering::Relaxed);
     }
 }
 
@@ -149,7 +153,7 @@ impl Default for Inbox {
         let room = || VecDeque::with_capacity(WAITING_MAX);
         let faults = Faults { next: room(), aside: VecDeque::with_capacity(WAITING_MAX) };
         let (changes, faults) = (RwLock::new(room()), Mutex::new(faults));
-        Inbox { changes, faults, aside: AtomicUsize::new(0) }
+        Inbox { changes, faults, aside: AtomicUsize::new(0), in_hand: AtomicUsize::new(0) }
     }
 }
 
@@ -232,7 +236,8 @@ impl Inbox {
     /// Locks the inbox for a `fork`, since the handler looks into the inbox without the table.
     pub(crate) fn lock(&self) -> Locked<'_> {
         let changes = self.changes.write();
-        Locked { faults: self.faults.lock(), aside: &self.aside, changes }
+        let (aside, in_hand) = (&self.aside, &self.in_hand);
+        Locked { faults: self.faults.lock(), aside, in_hand, changes }
     }
 
     /// The next message to serve: changes come before faults, since the thread of a fault waits,
@@ -242,16 +247,35 @@ impl Inbox {
         change.or_else(|| self.faults.lock().next.front().copied())
     }
 
-    /// Removes the first fault, which was served. New faults are added behind it.
-    pub(crate) fn done(&self) {
-        self.faults.lock().next.pop_front();
+    /// Takes the first fault, to serve it, and says how many are left.
+    pub(crate) fn take_fault(&self) -> Option<(Event, usize)> {
+        let mut faults = self.faults.lock();
+        let event = faults.next.pop_front()?;
+        Some((event, faults.next.len()))
     }
 
-    /// Puts the first fault aside: it cannot be served yet. If it is aside already, a signal has interrupted its
-    /// thread, and the thread has touched the page again: it waits once, and its wait is counted once.
-    pub(crate) fn put_aside(&self, later: Later, since: u64, turn: Turn) {
+    /// The same for an assistant, until [`Inbox::let_go`].
+    pub(crate) fn take_in_hand(&self) -> Option<Event> {
         let mut faults = self.faults.lock();
-        let Some(event) = faults.next.pop_front() else { return };
+        let event = faults.next.pop_front()?;
+        self.in_hand.fetch_add(1, Ordering::Relaxed);
+        Some(event)
+    }
+
+    /// An assistant has served its fault, or put it aside.
+    pub(crate) fn let_go(&self) {
+        self.in_hand.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Puts a fault back that was taken, and could not be served: it is the next one.
+    pub(crate) fn put_back(&self, event: Event) {
+        self.faults.lock().next.push_front(event);
+    }
+
+    /// Puts a fault aside that was taken: it cannot be served yet. If it is aside already, a signal has interrupted its
+    /// thread, and the thread has touched the page again: it waits once, and its wait is counted once.
+    pub(crate) fn put_aside(&self, event: Event, later: Later, since: u64, turn: Turn) {
+        let mut faults = self.faults.lock();
         let is_aside = |aside: &Aside| is_same_fault(aside.event.message, event.message);
         if faults.aside.iter().any(is_aside) {
             return;
@@ -263,6 +287,11 @@ impl Inbox {
     /// How many faults are aside.
     pub(crate) fn aside(&self) -> usize {
         self.aside.load(Ordering::Relaxed)
+    }
+
+    /// Whether a fault is aside, or an assistant may put one aside.
+    pub(crate) fn may_be_aside(&self) -> bool {
+        self.aside() + self.in_hand.load(Ordering::Relaxed) > 0
     }
 
     /// Takes the fault that is aside for longest, to try it again.

@@ -47,6 +47,8 @@ pub(super) struct Settings {
     pub(super) unit: UnitOrder,
     /// Units that go out together become wide ones.
     pub(super) wide_units: bool,
+    /// Threads that serve faults beside the handler.
+    pub(super) assistants: usize,
     pub(super) algorithm: &'static str,
     /// The limit, without the bytes that codec streams take.
     pub(super) limit_bytes: u64,
@@ -152,6 +154,7 @@ impl Settings {
             damage: None,
             spill: None,
             wide_units: false,
+            assistants: Random::new(seed, 16).of(&[0, 0, 1, 2]),
         };
         let mut settings = settings.with_spill(&mut Random::new(seed, 11));
         let is_on_areas = Random::new(seed, 13).one_in(2);
@@ -176,6 +179,7 @@ impl Settings {
             mode: Mode::Handler,
             unit: UnitOrder::from_bytes(PAGE_BYTES).expect("a page is a unit"),
             wide_units: false,
+            assistants: 0,
             algorithm: "lz4",
             limit_bytes: 4 << 20,
             cpus: 2,
@@ -247,7 +251,7 @@ impl Settings {
 
     /// The threads of the program, of the engine, of the rest of the tree, and the one that looks after the areas.
     pub(super) fn all_threads(&self) -> usize {
-        let engine = 2 + usize::from(self.mode == Mode::Handler);
+        let engine = 2 + if self.mode == Mode::Handler { 1 + self.assistants } else { 0 };
         self.threads + engine + usize::from(self.tree) + usize::from(self.has_areas())
     }
 
@@ -276,6 +280,7 @@ impl Settings {
                 ..Places::default()
             },
             accelerated: zfolio_workers::Accelerated::NONE,
+            assistants: Some(self.assistants),
         }
     }
 

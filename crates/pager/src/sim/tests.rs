@@ -18,7 +18,7 @@ use crate::config::Mode;
 use crate::fatal;
 
 /// Seeds that every run begins with. Seeds that once failed are added here.
-const SEEDS: [u64; 6] = [1, 2, 3, 4, 1025, 97_393_126];
+const SEEDS: [u64; 7] = [1, 2, 3, 4, 1025, 97_393_126, 758_683_186];
 
 /// One of so many seeds is run twice, to check that both runs are the same.
 const TWICE: u64 = 8;
@@ -85,6 +85,11 @@ fn engine_threads(world: &World, seed: u64) -> Vec<Body<'_>> {
     }
     if world.settings.mode == Mode::Handler {
         threads.push(("handler".to_owned(), Box::new(|| handle(world))));
+        let number = |index: usize| 20 + index as u64;
+        threads.extend((0..world.settings.assistants).map(|index| {
+            let turn = |world: &World, _: &mut Random| while world.engine.assist_turn() {};
+            background(&format!("assistant{index}"), number(index), turn)
+        }));
     }
     threads
 }

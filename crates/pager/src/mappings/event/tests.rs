@@ -37,7 +37,9 @@ fn a_fault_that_is_repeated_waits_once() {
     let inbox = Inbox::default();
     for (address, thread) in [(0, 1), (100, 1), (0, 2), (PAGE_BYTES, 1), (0, 1)] {
         put(&inbox, Message::Fault { address, thread });
-        inbox.put_aside(Later::Room, 7, Turn::new(5));
+        let (event, left) = inbox.take_fault().unwrap();
+        assert_eq!(left, 0);
+        inbox.put_aside(event, Later::Room, 7, Turn::new(5));
     }
     assert_eq!(inbox.aside(), 3);
     assert!(inbox.first().is_none(), "none is served at once");
@@ -119,9 +121,18 @@ fn changes_go_before_faults_and_faults_keep_their_order() {
     assert!(matches!(inbox.first_change(), Some(Message::Remove { .. })) && inbox.has_change());
     inbox.drop_change();
     assert!(inbox.first_change().is_none() && !inbox.has_change());
-    for expected in 1..=3 {
+    let taken = inbox.take_fault().map(|(event, _)| event);
+    assert_eq!(address(taken), Some(1));
+    inbox.put_back(taken.unwrap());
+    for (expected, left) in [(1, 2), (2, 1), (3, 0)] {
         assert_eq!(address(inbox.first()), Some(expected));
-        inbox.done();
+        let taken = inbox.take_fault().unwrap();
+        assert_eq!((address(Some(taken.0)), taken.1), (Some(expected), left));
     }
-    assert!(inbox.first().is_none());
+    assert!(inbox.first().is_none() && inbox.take_in_hand().is_none() && !inbox.may_be_aside());
+    put(&inbox, fault(4));
+    assert_eq!(address(inbox.take_in_hand()), Some(4));
+    assert!(inbox.may_be_aside() && inbox.aside() == 0);
+    inbox.let_go();
+    assert!(!inbox.may_be_aside());
 }
