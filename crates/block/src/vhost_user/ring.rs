@@ -1,17 +1,23 @@
 //! The rings of a queue: takes chains that the guest has made available, and returns them.
 
+use std::io::IoSliceMut;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::Errno;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, ReadWriteFlags};
 use virtio_queue::{Queue, QueueOwnedT as _, QueueT as _};
 use vm_memory::GuestMemory;
 use zfolio_sys::eventfd::EventFd;
 
 use super::memory::Memory;
 use super::worker::Worker;
+
+/// The pause between two looks at whether a thread has ended.
+const JOIN_PAUSE: Duration = Duration::from_micros(100);
 
 /// The guest has broken its rings, or its memory or descriptors are gone: nothing more can be served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -120,8 +126,11 @@ impl Place {
 
     /// Tells the guest that requests are done.
     fn call(&self) {
-        if let Some(call) = &self.call {
-            // It fails if the counter is full: then the guest is told already.
+        let Some(call) = &self.call else { return };
+        let mut room = [PollFd::new(call, PollFlags::OUT)];
+        // If the counter is full the guest is told already. A write would wait then, if the front end has made the
+        // descriptor wait, which is its own as well.
+        if poll(&mut room, Some(&Timespec::default())) == Ok(1) {
             rustix::io::write(call, &1_u64.to_ne_bytes()).ok();
         }
     }
@@ -138,11 +147,31 @@ impl Place {
         if polled[0].revents().is_empty() {
             return Ok(());
         }
-        match rustix::io::read(&*self.kick, &mut [0; 8]) {
+        match take(&self.kick) {
             // Somebody else may have read it.
             Ok(8) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
             // No event descriptor after all: it would be readable for ever.
             _ => Err(Broken),
         }
     }
+}
+
+/// Reads an event descriptor, without waiting whatever its front end has made of it. Returns the number of bytes.
+fn take(event: &OwnedFd) -> Result<usize, Errno> {
+    let mut count = [0; 8];
+    let into = &mut [IoSliceMut::new(&mut count)];
+    // An offset of -1: none.
+    rustix::io::preadv2(event, into, u64::MAX, ReadWriteFlags::NOWAIT)
+}
+
+/// Waits for the thread of a queue that was told to stop. Returns what it returns.
+///
+/// A front end can fill the counter of `call` at the very moment at which the thread writes to it, and has the write
+/// wait. Nobody else might ever read it again.
+pub(super) fn join<T>(thread: JoinHandle<T>, call: Option<&OwnedFd>) -> std::thread::Result<T> {
+    while !thread.is_finished() {
+        call.map(take);
+        std::thread::sleep(JOIN_PAUSE);
+    }
+    thread.join()
 }

@@ -26,7 +26,7 @@ use zfolio_core::sync::Mutex;
 use super::features;
 use super::marks::Marks;
 use super::memory::Memory;
-use super::ring::{Place, Ring, Stop};
+use super::ring::{Place, Ring, Stop, join};
 use super::worker::Worker;
 use super::{QUEUE_ENTRIES_MAX, QUEUES_MAX};
 use crate::device::Device;
@@ -220,7 +220,7 @@ impl QueueState {
         if let Some(Running { stop, thread }) = self.running.take() {
             stop.set();
             // It can only have panicked, and then its requests stay as they are.
-            self.next_available = thread.join().unwrap_or(self.next_available);
+            self.next_available = join(thread, self.call.as_deref()).unwrap_or(self.next_available);
         }
     }
 

@@ -1,13 +1,16 @@
 //! Whole connections: a server, and front ends that come, go, and do wrong.
 
 use std::io::Write as _;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use rustix::event::EventfdFlags;
+use rustix::fs::OFlags;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd};
 use vhost::VhostBackend as _;
 use zfolio_core::testing::{Random, seed};
 use zfolio_sys::clock::monotonic_ns;
@@ -18,6 +21,7 @@ use crate::device::Device;
 use crate::listen::Listener;
 use crate::testing::Memory;
 use crate::vhost_user::guest::range;
+use crate::vhost_user::ring::join;
 use crate::vhost_user::{Config, GUEST_BYTES_MAX, Marks, Server};
 
 const SIZE: u64 = 4 << 20;
@@ -306,4 +310,44 @@ fn many_front_ends_in_turn_leave_nothing() {
     stage.wait_for(0);
     // Other tests of this process have descriptors too.
     assert!(files() < before + 200, "{before} descriptors before, {} now", files());
+}
+
+/// Goal: a front end that makes its event descriptors wait, and their counters full or empty, holds up nobody; its queue
+/// goes on, and stops.
+#[test]
+fn event_descriptors_that_wait_hold_up_nobody() {
+    let stage = Stage::new("waiting");
+    let mut front_end = stage.front_end();
+    let queue = &mut front_end.queues[0];
+    while queue.call.read().is_ok() {}
+    queue.call.write(u64::MAX - 1).unwrap();
+    let here = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).unwrap();
+    for event in [&queue.call, &queue.kick] {
+        let event = pidfd_getfd(&here, event.as_raw_fd(), PidfdGetfdFlags::empty()).unwrap();
+        rustix::fs::fcntl_setfl(event, OFlags::empty()).unwrap();
+    }
+    for served in 1..4 {
+        front_end.offer(0, 0, 0, 4096);
+        let began = monotonic_ns();
+        while front_end.used()[0] != served {
+            assert!(monotonic_ns() - began < 10_000_000_000, "the queue does not answer");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    assert_eq!(front_end.messages.get_vring_base(0).unwrap(), 3);
+    drop(front_end);
+    stage.wait_for(0);
+}
+
+/// Goal: the thread of a queue ends also if the front end has filled the counter in the middle of a call. Method: a
+/// thread that waits in `write`.
+#[test]
+fn a_call_that_waits_ends() {
+    let call = rustix::event::eventfd(0, EventfdFlags::empty()).unwrap();
+    rustix::io::write(&call, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    let other = rustix::io::dup(&call).unwrap();
+    let waits = std::thread::spawn(move || rustix::io::write(&other, &1_u64.to_ne_bytes()));
+    std::thread::sleep(Duration::from_millis(20));
+    assert!(!waits.is_finished(), "the counter is full");
+    assert_eq!(join(waits, Some(&call)).unwrap(), Ok(8));
 }
