@@ -75,10 +75,31 @@ pub enum Unsaved {
     System(PathBuf, io::Error),
 }
 
+impl Unsaved {
+    /// Whether another name would do: there is no such directory, or something else has that name.
+    #[must_use]
+    pub fn is_the_names(&self) -> bool {
+        use io::ErrorKind::{IsADirectory, NotADirectory, NotFound, PermissionDenied};
+        match self {
+            Unsaved::OtherKind(_) | Unsaved::Reserved(_) => true,
+            Unsaved::System(_, error) => {
+                matches!(error.kind(), IsADirectory | NotADirectory | NotFound | PermissionDenied)
+            }
+            Unsaved::Busy(_) | Unsaved::Stale { .. } | Unsaved::Contents(_) => false,
+        }
+    }
+}
+
 impl fmt::Display for Unsaved {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Unsaved::OtherKind(path) => write!(f, "'{}' is no file", path.display()),
+            Unsaved::OtherKind(path) => {
+                write!(
+                    f,
+                    "'{}' is no file; accepted: a file, or a name that is free",
+                    path.display()
+                )
+            }
             Unsaved::Reserved(path) => write!(
                 f,
                 "'{}': files have such a name while they are saved; accepted: a name without {SUFFIX} at its end",

@@ -223,7 +223,11 @@ mod tests {
             ("set", "PID: missing; accepted:"),
             (
                 "device add x --size 1M --nbd /y --recompress-age 0",
-                "--recompress-age: '0' is not accepted; accepted: 1 to 1000000000",
+                "--recompress-age: '0' is not accepted; accepted: seconds, 1 to 1000000000",
+            ),
+            (
+                "device add x --size 1M --nbd /y --writeback /z --writeback-age 1.5",
+                "--writeback-age: '1.5' is not accepted; accepted: seconds, 1 to 1000000000",
             ),
             ("device set", "NAME: missing; accepted:"),
             ("device add x --size 1M --ublk=99999999", "--ublk: '99999999' is not the number"),

@@ -118,8 +118,7 @@ pub(crate) struct AddArgs {
     /// How many seconds a unit must not have been used before it is recompressed by itself
     ///
     /// That is while memory is empty; with --mem-limit it is less the nearer memory is to it, down to a 60th.
-    #[arg(long, value_name = "SECONDS", default_value = "3600",
-          value_parser = clap::value_parser!(u32).range(1..=1_000_000_000))]
+    #[arg(long, value_name = "SECONDS", default_value = "3600", value_parser = parse_age)]
     pub(super) recompress_age: u32,
 
     /// What is compressed as one object: a power of two, 4K to 2M
@@ -158,8 +157,7 @@ pub(crate) struct AddArgs {
     /// How many seconds a unit must not have been used before it is written back by itself
     ///
     /// That is while memory is empty; with --mem-limit it is less the nearer memory is to it, down to a 60th.
-    #[arg(long, value_name = "SECONDS", default_value = "14400", requires = "writeback",
-          value_parser = clap::value_parser!(u32).range(1..=1_000_000_000))]
+    #[arg(long, value_name = "SECONDS", default_value = "14400", requires = "writeback", value_parser = parse_age)]
     pub(super) writeback_age: u32,
 
     /// How much the disk may write back by itself: 10G/day, 1G, or none for any amount
@@ -566,6 +564,15 @@ fn parse_size(given: &str) -> Result<u64, String> {
         size::parse(given).map_err(|error| error.to_string())?
     };
     if bytes > 0 { Ok(bytes) } else { Err(format!("'{given}' is too small; accepted: 4K or more")) }
+}
+
+/// The longest age, in seconds.
+const AGE_MAX: u32 = 1_000_000_000;
+
+/// How long something must not have been used, in seconds.
+fn parse_age(given: &str) -> Result<u32, String> {
+    let age = given.parse().ok().filter(|age| (1..=AGE_MAX).contains(age));
+    age.ok_or_else(|| format!("'{given}' is not accepted; accepted: seconds, 1 to {AGE_MAX}"))
 }
 
 fn parse_first(given: &str) -> Result<Named<Params>, String> {
