@@ -282,18 +282,22 @@ fn entrust(engine: &Engine, settings: &Settings) {
 
 /// Starts the engine's other threads, which share this thread's table of files. False if one does not start.
 fn start_other_threads(engine: &'static Engine, tries: u32) -> bool {
-    start_workers(engine);
-    start_assistants(engine);
-    start_thread(c"zfolio-handler", tries, move || engine.handle_faults())
+    // Nobody gives the workers anything to do before faults are served.
+    engine.crew().start_over();
+    let started = start_thread(c"zfolio-handler", tries, move || engine.handle_faults())
         && start_thread(c"zfolio-mapproxy", tries, move || mapping_proxy::serve_requests(engine))
-        && start_thread(c"zfolio-prefetch", tries, move || engine.prefetch_in_background())
+        && start_thread(c"zfolio-prefetch", tries, move || engine.prefetch_in_background());
+    // Last: the engine goes on without them, if there is room for no more threads.
+    if started {
+        start_assistants(engine);
+        start_workers(engine);
+    }
+    started
 }
 
 /// Gives each worker a thread. Without one the threads that reclaim and serve faults work alone.
 fn start_workers(engine: &'static Engine) {
     let crew = engine.crew();
-    // A child has its parent's workers in memory, but not their threads. Nobody gives them work yet.
-    crew.start_over();
     for worker in 0..crew.len() {
         if spawn(c"zfolio-worker", CHILD_TRIES, move || crew.serve(worker)).is_err() {
             break;

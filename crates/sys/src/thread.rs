@@ -33,8 +33,8 @@ type Life = Box<dyn FnOnce() + Send>;
 /// Bytes of a stack. The deepest call of a codec needs 4 KiB.
 const STACK_BYTES: usize = 256 << 10;
 
-/// The most threads at a time.
-const SEATS: usize = 64;
+/// The most threads at a time: 64 workers, and those that there are beside them.
+const SEATS: usize = 128;
 
 /// A stack with storage above it, for one thread.
 struct Seat {
