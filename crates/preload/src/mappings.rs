@@ -418,8 +418,10 @@ interpose! {
         flags: c_int,
         to: *mut c_void
     ) -> *mut c_void {
-        let flags = word(flags.into());
-        answer_pointer(mremap_words([start as usize, bytes, new_bytes, flags, to as usize, 0]))
+        // A program passes `to` with that flag only; without, it is whatever was in the register. The kernel looks at it
+        // with `MREMAP_DONTUNMAP`, too.
+        let to = if flags & libc::MREMAP_FIXED == 0 { 0 } else { to as usize };
+        answer_pointer(mremap_words([start as usize, bytes, new_bytes, word(flags.into()), to, 0]))
     }
 
     /// `shmat(2)`. With `SHM_REMAP` it replaces what is mapped there, of which the kernel tells no userfaultfd.
