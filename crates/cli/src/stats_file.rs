@@ -313,31 +313,70 @@ pub(crate) fn of(directory: &Path, pid: u32) -> Option<StatsFile> {
     names.find_map(|(_, library)| StatsFile::read(directory, pid, library).filter(|file| file.live))
 }
 
-/// The file of the process `pid` that started at `start_ticks`, running or not. `pid` may be its
-/// number in its own namespace.
-pub(crate) fn of_start(directory: &Path, pid: u32, start_ticks: u64) -> Option<StatsFile> {
-    StatsFile::read(directory, pid, None).filter(|file| file.start_ticks() == start_ticks)
+/// The file of the running process `pid`, whose number in its own namespace is `inner_pid`, and that started at
+/// `start_ticks`. A process of the superuser's run may have become another user's, and executed a program since: then
+/// that user's directory has the file of what it is now.
+pub(crate) fn of_start(
+    directory: &Path,
+    (pid, inner_pid): (u32, u32),
+    start_ticks: u64,
+) -> Option<StatsFile> {
+    let of = |directory: &Path| {
+        let file = StatsFile::read(directory, inner_pid, None);
+        file.filter(|file| file.start_ticks() == start_ticks)
+    };
+    let owner = || Some(fs::metadata(format!("/proc/{pid}")).ok()?.uid());
+    let its = if is_superusers(directory) { owner() } else { None };
+    let its = its.map(|uid| (uid, self::directory(uid)));
+    let its = its.filter(|(uid, path)| path != directory && check_directory(path, *uid).is_ok());
+    its.and_then(|(_, path)| of(&path)).or_else(|| of(directory))
+}
+
+/// Whether processes of runs in this directory can become other users'.
+fn is_superusers(directory: &Path) -> bool {
+    directory == self::directory(0)
 }
 
 /// The files of the processes of the run `run` that are running.
 pub(crate) fn running(directory: &Path, run: u32) -> Vec<StatsFile> {
-    let mut files = list(directory);
-    files.retain(|file| file.live && file.run() == u64::from(run));
+    let mut files = of_run(directory, run, 0);
+    files.retain(|file| file.live);
     files
 }
 
-/// The files of the run `run` whose processes started at `since` clock ticks or later, running or not.
+/// The files of the run `run` whose processes started at `since` clock ticks or later, running or not: of each process
+/// the one that was made last. Those of processes that have become another user's are in that user's directory.
 pub(crate) fn of_run(directory: &Path, run: u32, since: u64) -> Vec<StatsFile> {
+    let (mut files, outdated) = all_of_run(directory, run, since);
+    files.retain(|file| !outdated.contains(&file.path));
+    files
+}
+
+/// The same, and which of them were made before another of the same process.
+fn all_of_run(directory: &Path, run: u32, since: u64) -> (Vec<StatsFile>, Vec<PathBuf>) {
     let mut files = list(directory);
+    if is_superusers(directory) {
+        let others = directories().into_iter().filter(|(_, other)| other != directory);
+        files.extend(others.flat_map(|(_, other)| list(&other)));
+    }
     // A file of an earlier run with the same PID is older than this process.
     files.retain(|file| file.run() == u64::from(run) && file.start_ticks() >= since);
-    files
+    let made = |file: &StatsFile| fs::metadata(&file.path).and_then(|it| it.modified()).ok();
+    let is_outdated = |file: &&StatsFile| {
+        let is_same = |other: &&StatsFile| {
+            (other.pid, other.library) == (file.pid, file.library) && other.path != file.path
+        };
+        files.iter().filter(is_same).any(|other| made(other) > made(file))
+    };
+    let outdated = files.iter().filter(is_outdated).map(|file| file.path.clone()).collect();
+    (files, outdated)
 }
 
-/// The same; files of processes that have ended are removed, and children that still run keep theirs.
+/// The same as [`of_run`]; files of processes that have ended are removed, and children that still run keep theirs.
 pub(crate) fn take_run(directory: &Path, run: u32, since: u64) -> Vec<StatsFile> {
-    let files = of_run(directory, run, since);
+    let (mut files, outdated) = all_of_run(directory, run, since);
     files.iter().filter(|file| !file.live).for_each(StatsFile::remove);
+    files.retain(|file| !outdated.contains(&file.path));
     files
 }
 

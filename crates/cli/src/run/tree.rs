@@ -281,7 +281,7 @@ impl Tree {
         self.file_bytes_max = self.file_bytes_max.max(memory.file_bytes);
         let figures = |member: &Member| {
             let directory = self.directory.as_deref()?;
-            stats_file::of_start(directory, member.inner_pid, member.start_ticks)
+            stats_file::of_start(directory, (pid, member.inner_pid), member.start_ticks)
         };
         if is_part != (member.standing == Standing::Part) {
             member.standing = if is_part { Standing::Part } else { Standing::Unknown };
@@ -356,7 +356,8 @@ impl Tree {
         let managed = self.members.iter().filter(|(_, one)| one.standing == Standing::Managed);
         let live = managed.filter_map(|(pid, member)| {
             let start_ticks = member.start_ticks;
-            let file = stats_file::of_start(directory, member.inner_pid, start_ticks)?;
+            let numbers = (*pid, member.inner_pid);
+            let file = stats_file::of_start(directory, numbers, start_ticks)?;
             Some(Live { pid: *pid, start_ticks, stats: file.stats })
         });
         live.collect()

@@ -207,6 +207,11 @@ impl Nobody {
         command.args(arguments).stdin(Stdio::null()).output().expect("the trial started")
     }
 
+    /// A copy of the library that nobody can read.
+    pub(crate) fn library(&self) -> PathBuf {
+        self.folder.join(LIBRARY)
+    }
+
     /// Starts `zfolio` with these arguments; its output is read by the test.
     pub(crate) fn spawn(&self, arguments: &[&str]) -> Child {
         let mut command = self.start(&self.folder.join("zfolio"));
@@ -219,7 +224,7 @@ impl Nobody {
         let mut command = Command::new("setpriv");
         command.args(["--reuid", &id, "--regid", &id, "--clear-groups"]);
         command.args(["--bounding-set", "-all", "--inh-caps", "-all"]).arg(program);
-        command.env("ZFOLIO_PRELOAD", self.folder.join(LIBRARY)).env_remove("LD_PRELOAD");
+        command.env("ZFOLIO_PRELOAD", self.library()).env_remove("LD_PRELOAD");
         command
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Stdio;
 
 use crate::run::works;
-use crate::stage::{holder, scratch, texts, zfolio};
+use crate::stage::{NOBODY, Nobody, holder, scratch, texts, zfolio};
 
 /// What each process of these tests holds, in MiB, and the accepted range in the summary.
 const HELD: &str = "100";
@@ -157,4 +157,24 @@ fn a_limit_that_was_raised_is_the_limit() {
     let (_, err) = texts(&output);
     assert!(err.starts_with("zfolio: raised stayed below its limit: peak 10"), "{err}");
     assert!(err.contains(" of 128M"), "{err}");
+}
+
+/// Goal: of a process that has become another user's, and then executed a program, the summary has what that program
+/// needed, and its figures are removed. Method: the library of the tests, which reports 1 GiB for the second program.
+#[test]
+fn a_program_of_another_user_has_figures() {
+    let Some(nobody) = Nobody::stage().filter(|_| works()) else { return };
+    // Makes the directory of nobody's figures.
+    nobody.output(&["run", "-q", "--", "true"]);
+    let id = NOBODY.to_string();
+    let script = "echo $$; exec env STAND_IN_ENGAGED=1 sleep 0.5";
+    let program = ["setpriv", "--reuid", &id, "--clear-groups", "sh", "-c", script];
+    let mut command = zfolio(&[&["run", "-l", "64M", "--"][..], &program].concat());
+    let output = command.env("ZFOLIO_PRELOAD", nobody.library()).output().unwrap();
+    let (out, err) = texts(&output);
+    assert!(err.starts_with("zfolio: sleep needed 1G and ran in 250M"), "{err}");
+    for uid in [0, NOBODY] {
+        let left = format!("/dev/shm/zfolio-{uid}/{}", out.trim());
+        assert!(!Path::new(&left).exists(), "{left} is left");
+    }
 }
