@@ -7,13 +7,14 @@
 //! # Invariants
 //!
 //! - `SF-1` The directory belongs to the user in its name alone (mode 0700): all files in it were
-//!   written by that user's processes.
+//!   written by that user's processes. The superuser looks into those of others, too, who may have put anything there
+//!   (`shared::open_to_read`, `shared::unlink`).
 //! - `SF-2` A file belongs to the process that it names only if the start time matches too, because
 //!   a PID may be used again.
 //! - `SF-3` A process under `zfolio run` leaves its file behind; the run reads and removes it. So
 //!   the file of a process that has ended is stale only if its run has ended too.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::mem::offset_of;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, PermissionsExt};
@@ -129,7 +130,7 @@ impl StatsFile {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        let mut file = File::open(&self.path).map_err(failed)?;
+        let mut file = shared::open_to_read(&self.path).map_err(failed)?;
         file.seek(SeekFrom::Start(size_of::<Stats>() as u64)).map_err(failed)?;
         file.read_to_string(&mut text).map_err(failed)?;
         Ok(text)
@@ -190,7 +191,7 @@ impl StatsFile {
 
     /// Removes the file. It may have been removed already.
     pub(crate) fn remove(&self) {
-        fs::remove_file(&self.path).ok();
+        shared::unlink(&self.path).ok();
     }
 
     /// SF-3: the process has ended, and so has the run that would read the file.
@@ -214,7 +215,7 @@ fn read_stats(path: &Path) -> io::Result<Box<Stats>> {
 /// the same in all builds; what follows it is not.
 fn is_of_a_live_run(path: &Path) -> bool {
     let mut header = [0; offset_of!(Stats, algorithm)];
-    let read = File::open(path).and_then(|mut file| file.read_exact(&mut header));
+    let read = shared::open_to_read(path).and_then(|mut file| file.read_exact(&mut header));
     let word = |at: usize| u64::from_ne_bytes(header[at..at + 8].try_into().expect("eight bytes"));
     let run = u32::try_from(word(offset_of!(Stats, run))).unwrap_or(0);
     read.is_ok() && word(0) == STATS_MAGIC && run != 0 && start_ticks(run).is_some()
@@ -299,7 +300,7 @@ pub(crate) fn list(directory: &Path) -> Vec<StatsFile> {
             None if start_ticks(pid).is_none()
                 && !is_of_a_live_run(&path_of(directory, pid, library)) =>
             {
-                fs::remove_file(path_of(directory, pid, library)).ok();
+                shared::unlink(&path_of(directory, pid, library)).ok();
             }
             None => {}
         }

@@ -418,8 +418,8 @@ interpose! {
         flags: c_int,
         to: *mut c_void
     ) -> *mut c_void {
-        // A program passes `to` with that flag only; without, it is whatever was in the register. The kernel looks at it
-        // with `MREMAP_DONTUNMAP`, too.
+        // A program passes `to` with that flag only; without, it is whatever was in the register. The kernel looks at
+        // it with `MREMAP_DONTUNMAP`, too.
         let to = if flags & libc::MREMAP_FIXED == 0 { 0 } else { to as usize };
         answer_pointer(mremap_words([start as usize, bytes, new_bytes, word(flags.into()), to, 0]))
     }

@@ -138,6 +138,32 @@ pub unsafe fn map_for_good<T>(file: &OwnedFd) -> Option<&'static T> {
     Some(unsafe { &*base })
 }
 
+/// Opens a file to read it, in a directory that may be another user's, who may have put anything there: a pipe would
+/// wait for its other end.
+///
+/// # Errors
+///
+/// Those of `open`; it is no regular file.
+pub fn open_to_read(path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidInput.into()) }
+}
+
+/// Removes a file from its directory, if that is one: another user may have put a symbolic link in its place, to a
+/// directory that is not its own.
+///
+/// # Errors
+///
+/// Those of `open` and `unlink`.
+pub fn unlink(path: &Path) -> io::Result<()> {
+    let parts = path.parent().zip(path.file_name());
+    let (folder, name) = parts.ok_or(io::ErrorKind::InvalidInput)?;
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
+    let folder = rustix::fs::open(folder, flags, Mode::empty())?;
+    Ok(rustix::fs::unlinkat(folder, name, AtFlags::empty())?)
+}
+
 /// Reads the first bytes of a file as a `T`.
 ///
 /// # Errors
@@ -148,7 +174,7 @@ pub unsafe fn map_for_good<T>(file: &OwnedFd) -> Option<&'static T> {
 ///
 /// Any bytes are a valid `T`, and a `T` has no padding.
 pub unsafe fn read<T: Default>(path: &Path) -> io::Result<Box<T>> {
-    let mut file = File::open(path)?;
+    let mut file = open_to_read(path)?;
     let mut value = Box::<T>::default();
     let base: *mut T = &raw mut *value;
     // SAFETY: `base` is the one pointer to a `T` that lives as long as `value`; its bytes are initialised, since it has
@@ -171,9 +197,12 @@ pub unsafe fn unmap(at: *mut c_void, bytes: usize) {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
+    use rustix::fs::{CWD, FileType, Mode};
     use rustix::process::{Resource, Rlimit, setrlimit};
 
-    use super::{create, open, remove};
+    use super::{create, open, open_to_read, remove, unlink};
     use crate::testing::in_child;
 
     /// Goal: what a process counted before it executed another program is not taken for the figures of that program,
@@ -191,5 +220,28 @@ mod tests {
         let is_gone = open(&name, 1).is_none();
         remove(&name);
         assert!(is_good && is_gone);
+    }
+
+    /// Goal: whatever another user has put in its directory, nobody waits for it, and nothing elsewhere is removed.
+    #[test]
+    fn what_others_have_put_there_is_neither_waited_for_nor_followed() {
+        let folder = std::env::temp_dir().join(format!("zfolio-shared-{}", std::process::id()));
+        let [mine, others] = ["mine", "others"].map(|name| folder.join(name));
+        std::fs::create_dir_all(&mine).unwrap();
+        std::fs::write(mine.join("1"), [7; 8]).unwrap();
+        symlink(&mine, &others).unwrap();
+        symlink(mine.join("1"), mine.join("2")).unwrap();
+        let (pipe, mode) = (mine.join("3"), Mode::from_raw_mode(0o600));
+        rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, mode, 0).unwrap();
+        assert!(open_to_read(&mine.join("1")).is_ok());
+        for other in [&mine.join("2"), &pipe, &mine] {
+            assert!(open_to_read(other).is_err(), "{}", other.display());
+        }
+        assert!(unlink(&others.join("1")).is_err() && mine.join("1").exists());
+        unlink(&mine.join("2")).unwrap();
+        assert!(mine.join("1").exists(), "the link goes, and not what it leads to");
+        unlink(&mine.join("1")).unwrap();
+        assert!(!mine.join("1").exists());
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -360,8 +360,8 @@ fn same_filled_agrees_with_its_definition() {
     assert_eq!(same_filled(&[1; 12]), None);
 }
 
-/// Goal: the memory of a stream counts once it is used. Method: with 64 streams it is that of one, which is more than its
-/// buffers, and of two once a unit was compressed while another was.
+/// Goal: the memory of a stream counts once it is used. Method: with 64 streams it is that of one, which is more than
+/// its buffers, and of two once a unit was compressed while another was.
 #[test]
 fn memory_grows_with_use() {
     for algorithm in Algorithm::ALL {

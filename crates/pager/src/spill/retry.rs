@@ -81,8 +81,8 @@ impl Engine {
         tries.after_ns = 0;
     }
 
-    /// A unit is away, and its last read has not failed: if the pool had no room for it, the disk has answered, and what
-    /// failed before is over.
+    /// A unit is away, and its last read has not failed: if the pool had no room for it, the disk has answered, and
+    /// what failed before is over.
     pub(crate) fn forgive(&self, tries: &mut Tries) {
         if self.store.lacks_room() {
             *tries = Tries::default();

@@ -312,8 +312,8 @@ fn many_front_ends_in_turn_leave_nothing() {
     assert!(files() < before + 200, "{before} descriptors before, {} now", files());
 }
 
-/// Goal: a front end that makes its event descriptors wait, and their counters full or empty, holds up nobody; its queue
-/// goes on, and stops.
+/// Goal: a front end that makes its event descriptors wait, and their counters full or empty, holds up nobody; its
+/// queue goes on, and stops.
 #[test]
 fn event_descriptors_that_wait_hold_up_nobody() {
     let stage = Stage::new("waiting");
