@@ -282,7 +282,7 @@ impl Requests {
                 let contents = units * self.ram.zram().unit().bytes() as u64;
                 format!("ok\n{units} {contents} {bytes} {lost}\n")
             }
-            Err(error) if error.is_the_names() => format!("refused {error}\n"),
+            Err(error) if error.is_about_the_name() => format!("refused {error}\n"),
             Err(error) => format!("failed {error}\n"),
         }
     }

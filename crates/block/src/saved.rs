@@ -78,7 +78,7 @@ pub enum Unsaved {
 impl Unsaved {
     /// Whether another name would do: there is no such directory, or something else has that name.
     #[must_use]
-    pub fn is_the_names(&self) -> bool {
+    pub fn is_about_the_name(&self) -> bool {
         use io::ErrorKind::{IsADirectory, NotADirectory, NotFound, PermissionDenied};
         match self {
             Unsaved::OtherKind(_) | Unsaved::Reserved(_) => true,

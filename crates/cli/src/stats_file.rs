@@ -14,6 +14,7 @@
 //! - `SF-3` A process under `zfolio run` leaves its file behind; the run reads and removes it. So
 //!   the file of a process that has ended is stale only if its run has ended too.
 
+use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::mem::offset_of;
@@ -348,37 +349,33 @@ pub(crate) fn running(directory: &Path, run: u32) -> Vec<StatsFile> {
 /// The files of the run `run` whose processes started at `since` clock ticks or later, running or not: of each process
 /// the one that was made last. Those of processes that have become another user's are in that user's directory.
 pub(crate) fn of_run(directory: &Path, run: u32, since: u64) -> Vec<StatsFile> {
-    let (mut files, outdated) = all_of_run(directory, run, since);
-    files.retain(|file| !outdated.contains(&file.path));
-    files
+    latest(all_of_run(directory, run, since))
 }
 
-/// The same, and which of them were made before another of the same process.
-fn all_of_run(directory: &Path, run: u32, since: u64) -> (Vec<StatsFile>, Vec<PathBuf>) {
+/// All files of these processes; of two of one process the one that was made last comes behind the other.
+fn all_of_run(directory: &Path, run: u32, since: u64) -> Vec<StatsFile> {
     let mut files = list(directory);
     if is_superusers(directory) {
         let others = directories().into_iter().filter(|(_, other)| other != directory);
         files.extend(others.flat_map(|(_, other)| list(&other)));
+        files.sort_by_cached_key(|file| fs::metadata(&file.path).and_then(|it| it.modified()).ok());
     }
     // A file of an earlier run with the same PID is older than this process.
     files.retain(|file| file.run() == u64::from(run) && file.start_ticks() >= since);
-    let made = |file: &StatsFile| fs::metadata(&file.path).and_then(|it| it.modified()).ok();
-    let is_outdated = |file: &&StatsFile| {
-        let is_same = |other: &&StatsFile| {
-            (other.pid, other.library) == (file.pid, file.library) && other.path != file.path
-        };
-        files.iter().filter(is_same).any(|other| made(other) > made(file))
-    };
-    let outdated = files.iter().filter(is_outdated).map(|file| file.path.clone()).collect();
-    (files, outdated)
+    files
+}
+
+/// Of each process, by PID, the last of its `files`.
+fn latest(files: Vec<StatsFile>) -> Vec<StatsFile> {
+    let named = files.into_iter().map(|file| ((file.pid, file.library), file));
+    named.collect::<BTreeMap<_, _>>().into_values().collect()
 }
 
 /// The same as [`of_run`]; files of processes that have ended are removed, and children that still run keep theirs.
 pub(crate) fn take_run(directory: &Path, run: u32, since: u64) -> Vec<StatsFile> {
-    let (mut files, outdated) = all_of_run(directory, run, since);
+    let files = all_of_run(directory, run, since);
     files.iter().filter(|file| !file.live).for_each(StatsFile::remove);
-    files.retain(|file| !outdated.contains(&file.path));
-    files
+    latest(files)
 }
 
 /// The lines of the size classes, and those of the accelerator: an empty line is between them.

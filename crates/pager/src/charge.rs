@@ -213,7 +213,7 @@ impl Charge {
         self.tables_bytes.store(bytes as u64, Relaxed);
     }
 
-    /// So much do the streams take that were used.
+    /// The memory of the streams that were used, as it is now.
     pub(crate) fn set_streams(&self, bytes: usize) {
         self.stream_bytes.store(bytes as u64, Relaxed);
     }
@@ -260,6 +260,11 @@ impl Engine {
     /// Counts units that are no longer resident.
     pub(crate) fn count_out(&self, units: Units) {
         self.charge.count_out(self.geometry().bytes_of(units));
+    }
+
+    /// Charges the streams that were used so far.
+    pub(crate) fn measure_streams(&self) {
+        self.charge.set_streams(self.store.stream_bytes());
     }
 
     /// Tables, queues, buffers and streams, without the pool's.
@@ -388,7 +393,7 @@ impl Engine {
         figures.copies.store(self.copies.count() as u64, Relaxed);
         figures.pages_compacted.store(pool.pages_compacted, Relaxed);
         self.set_spill_gauges();
-        self.charge.set_streams(self.store.stream_bytes());
+        self.measure_streams();
         figures.metadata_bytes.store(self.tables_bytes() + pool.metadata_bytes, Relaxed);
         // A resident unit that also has a copy in the store counts once.
         let stored = figures.demand_stored_bytes.load(Relaxed);

@@ -593,7 +593,7 @@ impl Engine {
         // Held, so that nobody forks meanwhile.
         let _table = self.table.read();
         let id = self.store.add_codec(codec)?;
-        self.charge.set_streams(self.store.stream_bytes());
+        self.measure_streams();
         Some(id)
     }
 

@@ -213,7 +213,7 @@ impl Engine {
         let config = self.config();
         let buffers = self.work.density.memory_bytes(config.unit, config.object_max());
         self.charge.set_tables(bytes + buffers);
-        self.charge.set_streams(self.store.stream_bytes());
+        self.measure_streams();
         self.figures().managed_bytes.store(managed as u64, Relaxed);
     }
 

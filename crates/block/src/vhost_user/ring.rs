@@ -128,8 +128,8 @@ impl Place {
     fn call(&self) {
         let Some(call) = &self.call else { return };
         let mut room = [PollFd::new(call, PollFlags::OUT)];
-        // If the counter is full the guest is told already. A write would wait then, if the front end has made the
-        // descriptor wait, which is its own as well.
+        // If the counter is full the guest is told already. A write would wait then if the front end, which shares the
+        // descriptor, has taken the flag away by which nobody waits.
         if poll(&mut room, Some(&Timespec::default())) == Ok(1) {
             rustix::io::write(call, &1_u64.to_ne_bytes()).ok();
         }
