@@ -51,6 +51,8 @@ CASES = [
     ("mappings given_up_moves", 32, "lz4", "16K"),
     ("mappings grows", 32, "lz4", "4K"),
     ("mappings grows", 32, "zstd", "16K"),
+    ("mappings beside_a_file", 32, "lz4", "16K"),
+    ("mappings beside_a_file", 32, "zstd", "64K"),
     ("mappings grows", 64, "lz4", "1M"),
     ("mappings shm_over", 32, "lz4", "16K"),
     ("mappings populate", 32, "lz4", "64K"),

@@ -398,7 +398,7 @@ int main(int count, char **arguments) {
         {"holes", holes}, {"moves", moves}, {"shared_moves", shared_moves}, {"raw_calls", raw_calls},
         {"raw_drops", raw_drops}, {"raw_frees", raw_frees}, {"raw_moves", raw_moves}, {"raw_returns", raw_returns},
         {"half_moves", half_moves}, {"given_up_moves", given_up_moves}, {"grows", grows}, {"shm_over", shm_over},
-        {"refixed", refixed}, {"guards", guards},
+        {"beside_a_file", beside_a_file}, {"refixed", refixed}, {"guards", guards},
         {"noreplace", noreplace}, {"half_dropped", half_dropped}, {"read_only", read_only}, {"read_zeros", read_zeros},
         {"populate", populate}, {"pieces", pieces}, {"pieces_threads", pieces_threads},
         {"pieces_return", pieces_return}, {"small", small}, {"keys", keys}, {"beyond", beyond},

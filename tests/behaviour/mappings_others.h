@@ -130,6 +130,52 @@ static void grows(void) {
     verify(block, bytes, 99, "the old place");
 }
 
+/* Blocks of a few pages close to a mapping of a file shrink, move and grow: that mapping cannot be registered, and the
+ * block is one mapping to mremap all the same. */
+static void beside_a_file(void) {
+    struct ballast b;
+    ballast_make(&b, 2 * limit_bytes(), 3);
+    uint64_t random = 1;
+    for (int round = 0; round < 60; round++) {
+        size_t before = next_random(&random) % 5, pages = 20 + next_random(&random) % 60;
+        /* The file's page, a hole, the block, and a place for what moves, with a file's page before it, too. */
+        char *place = map_anonymous(512 * PAGE), *block = place + (1 + before) * PAGE, *other = place + 256 * PAGE;
+        int file = open("/proc/self/exe", O_RDONLY);
+        CHECK(file >= 0);
+        CHECK(mmap(place, PAGE, PROT_READ, MAP_PRIVATE | MAP_FIXED, file, 0) == place);
+        CHECK(mmap(other, PAGE, PROT_READ, MAP_PRIVATE | MAP_FIXED, file, 0) == other);
+        close(file);
+        char *end = block + pages * PAGE;
+        CHECK(munmap(end, (size_t)(other - end)) == 0);
+        CHECK(munmap(other + PAGE, 255 * PAGE) == 0);
+        fill(block, pages * PAGE, 40);
+        ballast_churn(&b, 2000, &random);
+        size_t fewer = 3 + next_random(&random) % (pages - 3), more = fewer + next_random(&random) % 40;
+        CHECK(mremap(block, pages * PAGE, fewer * PAGE, MREMAP_MAYMOVE) == block);
+        ballast_churn(&b, 2000, &random);
+        char *to = other + (1 + next_random(&random) % 20) * PAGE;
+        char *moved = mremap(block, fewer * PAGE, more * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, to);
+        CHECK(moved == to, "round %d: %zu of %zu pages, then %zu: %s", round, fewer, pages, more, strerror(errno));
+        verify(moved, fewer * PAGE, 40, "what has moved");
+        for (size_t page = fewer; page < more; page++) CHECK(page_is_zero(moved + page * PAGE), "page %zu", page);
+        fill(moved, more * PAGE, 50);
+        ballast_churn(&b, 2000, &random);
+        /* Something new beside what has moved, of which a part is in its folio. */
+        char *beside = mmap(moved + more * PAGE + PAGE, 40 * PAGE, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+        CHECK(beside != MAP_FAILED, "%s", strerror(errno));
+        fill(beside, 40 * PAGE, 60);
+        ballast_churn(&b, 2000, &random);
+        char *last = mremap(moved, more * PAGE, 2 * more * PAGE, MREMAP_MAYMOVE);
+        CHECK(last != MAP_FAILED, "round %d: %zu pages grow: %s", round, more, strerror(errno));
+        verify(last, more * PAGE, 50, "what has grown");
+        verify(beside, 40 * PAGE, 60, "what lay beside it");
+        CHECK(munmap(last, 2 * more * PAGE) == 0 && munmap(beside, 40 * PAGE) == 0);
+        CHECK(munmap(place, (1 + before) * PAGE) == 0 && munmap(other, PAGE) == 0);
+    }
+    ballast_verify(&b, "the rest");
+}
+
 /* shmat over managed memory; once it is detached, other memory is mapped there. */
 static void shm_over(void) {
     struct ballast b;

@@ -262,11 +262,19 @@ impl Mover {
         self.system.register(Side::Program, start, end - start)
     }
 
+    /// Puts the page of zeros at `page`, of the program's memory and neither staged nor stored, unless a page is there.
+    pub(crate) fn have_page(&self, page: usize) {
+        // An error: there is a page; or the range is not registered, and the kernel gives it one when it is touched.
+        let _ = self.system.zero(Side::Program, page, PAGE_BYTES);
+    }
+
     /// Leaves a range to the kernel. None of its pages may be staged or stored.
-    pub(crate) fn unregister(&self, start: usize, end: usize) {
-        if start < end {
-            self.system.unregister(start, end - start);
-        }
+    ///
+    /// # Errors
+    ///
+    /// As [`System::unregister`].
+    pub(crate) fn unregister(&self, start: usize, end: usize) -> Result<(), Errno> {
+        self.system.unregister(start, end - start)
     }
 
     /// Wakes the threads that wait for pages of a folio, to try again.

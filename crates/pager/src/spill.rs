@@ -785,7 +785,6 @@ impl Engine {
                     self.pause_backing();
                     continue;
                 }
-                self.forgive(&mut tries);
                 self.pause_for_room();
             }
         }
@@ -806,9 +805,9 @@ impl Engine {
             self.store.fetch(tickets.all(), |_| false);
             self.store.poll();
             let Some(ticket) = tickets.all().find(|ticket| self.store.is_away(*ticket)) else {
-                return;
+                // Another of its units may have gone meanwhile: what was written back below.
+                continue;
             };
-            self.forgive(&mut tries);
             if self.may_spill() && self.store.take_lack_of_room() {
                 // The background thread, which makes room otherwise, may wait for these locks.
                 self.write_back(true);

@@ -60,7 +60,11 @@ pub(crate) trait System: Send + Sync + Debug {
 
     /// Ends the registration of a range on the program's side: missing pages read as zeros from now
     /// on. Parts that are not registered stay as they are.
-    fn unregister(&self, start: usize, bytes: usize);
+    ///
+    /// # Errors
+    ///
+    /// As [`zfolio_sys::uffd::Uffd::unregister`]: nothing was changed.
+    fn unregister(&self, start: usize, bytes: usize) -> Result<(), Errno>;
 
     /// Wakes the threads that wait for pages of a range; they repeat their access.
     ///

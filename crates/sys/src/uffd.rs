@@ -244,7 +244,7 @@ impl Uffd {
     ///
     /// # Errors
     ///
-    /// `INVAL` as for registering.
+    /// `INVAL` where nothing is mapped, or a part is a mapping that cannot be registered, as of a file.
     pub fn unregister(&self, start: usize, bytes: usize) -> Result<(), Errno> {
         let mut range = Range { start: start as u64, length: bytes as u64 };
         // SAFETY: UFFDIO_UNREGISTER takes a `struct uffdio_range`, checked above.

@@ -6,6 +6,7 @@
 //! ```text
 //! word 0, 1, 2       the lower 96 bits of the checksum; of a same-filled unit, its word
 //! word 3   31..16    the upper 16 bits of the checksum
+//!          15        came: since its last read that failed its bytes have come, and the pool had no room for them
 //!          14        unread: its last read failed, and another may succeed
 //!          13        fresh: it was fetched lately, and not loaded since: it stays in the pool (`fresh.rs`)
 //!          12        wanted: somebody waits to load it, so it stays in the pool until then
@@ -117,6 +118,7 @@ const KEPT: u32 = 1 << 11;
 const WANTED: u32 = 1 << 12;
 const FRESH: u32 = 1 << 13;
 const UNREAD: u32 = 1 << 14;
+const CAME: u32 = 1 << 15;
 /// Either keeps an entry in the pool until it was loaded once.
 const STAYS: u32 = WANTED | FRESH;
 const CHECKSUM_SHIFT: u32 = 16;
@@ -127,7 +129,8 @@ const AGE_STORED: u32 = 1 << AGE_SHIFT;
 const _: () = {
     assert!(CODECS_MAX == 1 << CODEC.count_ones());
     assert!(AGE < 1 << CHECKSUM_SHIFT && AGE_STORED & !AGE == 0);
-    assert!(PLACE | CODEC | RAW | FAILED | AGE | KEPT | WANTED | FRESH | UNREAD == (1 << 15) - 1);
+    let bits = PLACE | CODEC | RAW | FAILED | AGE | KEPT | WANTED | FRESH | UNREAD | CAME;
+    assert!(bits == (1 << CHECKSUM_SHIFT) - 1);
 };
 
 /// Looks of the walker after which an entry is taken whose age was the highest.
@@ -172,6 +175,11 @@ impl State {
     /// Whether the last read failed, and another may succeed.
     pub(super) fn is_unread(self) -> bool {
         self.0 & UNREAD != 0
+    }
+
+    /// Whether its bytes have come since the last read that failed, and the pool had no room for them.
+    pub(super) fn has_come(self) -> bool {
+        self.0 & CAME != 0
     }
 
     /// Whether the entry is in the pool, and the backing has its bytes too.
@@ -221,6 +229,7 @@ impl fmt::Debug for State {
         f.write_str(if self.0 & WANTED != 0 { " wanted" } else { "" })?;
         f.write_str(if self.0 & FRESH != 0 { " fresh" } else { "" })?;
         f.write_str(if self.is_unread() { " unread" } else { "" })?;
+        f.write_str(if self.has_come() { " came" } else { "" })?;
         f.write_str(if self.has_failed() { " failed" } else { "" })
     }
 }
@@ -263,8 +272,10 @@ pub(super) struct Dead;
 /// Why the bytes of an entry did not come from the backing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum NotRead {
-    /// The backing was busy, or the pool had no room for them.
+    /// The backing was busy.
     Untried,
+    /// They came, and the pool had no room for them.
+    NoRoom,
     /// The backing failed. Another try may succeed.
     Failed,
     /// No other try will succeed.
@@ -405,18 +416,19 @@ impl<W: Word> Cell<'_, W> {
     /// The read is done, and the slot has the object. `is_kept`: the backing has the bytes too.
     pub(super) fn read(self, is_kept: bool) -> Result<(), Dead> {
         self.complete(Place::Reading, |state| {
-            State(state.at(Place::Pool).protected().kept(is_kept).0 | FRESH)
+            State(state.at(Place::Pool).protected().kept(is_kept).0 & !CAME | FRESH)
         })
     }
 
     /// The bytes did not come.
     pub(super) fn not_read(self, why: NotRead) -> Result<(), Dead> {
-        let bit = match why {
-            NotRead::Untried => 0,
-            NotRead::Failed => UNREAD,
-            NotRead::Lost => FAILED,
+        let (bit, over) = match why {
+            NotRead::Untried => (0, 0),
+            NotRead::NoRoom => (CAME, 0),
+            NotRead::Failed => (UNREAD, CAME),
+            NotRead::Lost => (FAILED, CAME),
         };
-        self.complete(Place::Reading, |state| State(state.at(Place::Backing).0 | bit))
+        self.complete(Place::Reading, |state| State(state.at(Place::Backing).0 & !over | bit))
     }
 
     fn complete(self, from: Place, to: impl Fn(State) -> State) -> Result<(), Dead> {

@@ -556,7 +556,7 @@ impl<S: PageSource> Store<S> {
             self.not_fetched(spill, handle, NotRead::Lost);
         } else if self.pool.bring_back(handle, bytes).is_err() {
             spill.lacks_room.store(true, Relaxed);
-            self.not_fetched(spill, handle, NotRead::Untried);
+            self.not_fetched(spill, handle, NotRead::NoRoom);
         } else {
             let location = Location::new(away.place).expect("a slot keeps a location");
             let is_kept = self.keep_location(spill, handle, location);
@@ -680,6 +680,13 @@ impl<S: PageSource> Store<S> {
         state.place() == Place::Backing
             && state.is_unread()
             && row.checksum(state) == ticket.checksum
+    }
+
+    /// Whether the bytes of a ticket's entry have come since the last read that failed: the entry is not away any more, or
+    /// the pool had no room for them.
+    #[must_use]
+    pub fn has_come(&self, ticket: Ticket) -> bool {
+        !self.is_away(ticket) || self.row(ticket.handle).cell().load().has_come()
     }
 
     /// Names an entry for [`Store::write_back_chosen`], also when its owner may end it meanwhile.

@@ -228,7 +228,10 @@ fn what_comes_back_needs_room() {
             while fixture.store.poll() > 0 {}
             assert!(!fixture.store.is_unread(ticket), "nothing has failed");
             if fixture.store.lacks_room() {
-                assert!(fixture.store.is_away(ticket), "unit {at}");
+                assert!(
+                    fixture.store.is_away(ticket) && fixture.store.has_come(ticket),
+                    "unit {at}"
+                );
                 assert!(fixture.store.take_lack_of_room() && !fixture.store.lacks_room());
                 lacked += 1;
                 assert!(lacked < 1000, "others have left");

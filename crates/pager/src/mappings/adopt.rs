@@ -12,6 +12,8 @@
 //!   engine manages already, because the event of the move has told the engine.
 //! - `ADOPT-2` All of a folio that becomes managed is mapped. What is mapped later in a hole would be captured
 //!   though no fault in it is reported, and read as zeros.
+//! - `ADOPT-3` What is registered is covered, but for what a raw `mremap` has added and nobody has adopted yet. So what is
+//!   left to the kernel is known exactly: a range with another's mapping in it the kernel refuses as a whole.
 
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::ranges::Ranges;
@@ -127,7 +129,10 @@ impl Engine {
         }
         // The neighbours cannot be registered, or have changed by now: register the mapping alone. What is managed
         // is registered, and stays covered (ADOPT-1).
-        table.unmanaged(from, to).iter().for_each(|(from, to)| table.uncover(from, to));
+        for (from, to) in table.unmanaged(from, to).iter() {
+            self.unregister(table, from, to);
+            table.uncover(from, to);
+        }
         let (first, last) = table.interior(start, end);
         if first < last {
             let registered = register(start, end);
@@ -139,13 +144,14 @@ impl Engine {
         Ok(Registered { folios: (first, last), fresh })
     }
 
-    /// Uncovers the part of a folio beside a new mapping if it is not all mapped any more (`ADOPT-2`): a mapping
-    /// smaller than a folio is covered without being registered, so the kernel says nothing when the program
+    /// Uncovers what is not mapped any more beside a new mapping, of the folios that it has a part of (`ADOPT-2`): a
+    /// mapping smaller than a folio is covered without being registered, so the kernel says nothing when the program
     /// unmaps it.
     fn uncover_holes(&self, table: &mut Table, start: usize, end: usize) {
         let is_covered = table.uncovered(start, end).bytes() < end - start;
-        if is_covered && !self.is_mapped(start, end) {
-            table.uncover(start, end);
+        if is_covered {
+            let holes = self.mapped(start, end).gaps(start, end);
+            holes.iter().for_each(|(from, to)| table.uncover(from, to));
         }
     }
 

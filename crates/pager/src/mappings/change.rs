@@ -89,8 +89,33 @@ impl Engine {
     /// back.
     pub(super) fn unregister_around(&self, table: &Table, start: usize, end: usize) {
         let outer = table.exterior(start, end);
-        self.mover.unregister(outer.0, start);
-        self.mover.unregister(end, outer.1);
+        self.unregister(table, outer.0, start);
+        self.unregister(table, end, outer.1);
+    }
+
+    /// Unregisters what is covered of a range (`ADOPT-3`). With a mapping of a file in the range, all would stay
+    /// registered; a mapping that is registered in part is two to the kernel, and `mremap` refuses it.
+    pub(super) fn unregister(&self, table: &Table, start: usize, end: usize) {
+        for (start, end) in table.covered(start, end) {
+            // A mapping that is registered in part becomes one again later only if all of it has one `anon_vma`, which
+            // the kernel gives it with its first page. So it gets one before it is cut.
+            self.mover.have_page(start);
+            self.mover.have_page(end - PAGE_BYTES);
+            if self.mover.unregister(start, end).is_ok() {
+                continue;
+            }
+            // A mapping smaller than a folio was unmapped unseen, and a file may be mapped there by now.
+            self.mapped(start, end).iter().for_each(|(from, to)| self.unregister_parts(from, to));
+        }
+    }
+
+    /// Unregisters what can be of a range, half by half where that is not all.
+    fn unregister_parts(&self, start: usize, end: usize) {
+        if self.mover.unregister(start, end).is_err() && end - start > PAGE_BYTES {
+            let middle = start + ((end - start) / 2).next_multiple_of(PAGE_BYTES);
+            self.unregister_parts(start, middle);
+            self.unregister_parts(middle, end);
+        }
     }
 
     /// Forgets a range that is unmapped, or mapped anew; folios that are only partly in it were left to the kernel.
@@ -175,7 +200,7 @@ impl Engine {
             bytes += self.geometry().folio_bytes();
         }
         // Everything is back, so the kernel can serve touches of missing pages with zeros.
-        self.mover.unregister(outer.0, outer.1);
+        self.unregister(table, outer.0, outer.1);
         table.uncover(start, end);
         table.remove(outer.0, outer.1);
         bytes

@@ -347,7 +347,9 @@ impl Backing for Shared {
         let now_ns = ground.schedule.now_ns();
         for request in requests.iter_mut() {
             let is_write = matches!(request.operation, Operation::Write(_));
-            let is_at_rest = ground.is_at_rest.load(Relaxed);
+            // Only who looks at what the engine keeps has the disks hurry, and may need room for it.
+            let is_at_rest =
+                ground.is_at_rest.load(Relaxed) && ground.lock().before_hurry.is_none();
             assert!(!(is_write && is_at_rest), "SPILL-4: a write before a fork");
             if ground.spoil(request, now_ns) {
                 request.refused = Some(Failure::Transient);

@@ -56,16 +56,14 @@ impl Program<'_> {
     /// `madvise(MADV_DONTNEED)` through the engine. A page may be sealed, so that the kernel stops
     /// there.
     pub(super) fn discard(&mut self) {
-        let mut pages = self.some_range(100);
-        if self.world.settings.mode == Mode::Inline {
-            let unit = self.world.settings.unit.pages();
-            pages = pages.start.next_multiple_of(unit)..pages.end / unit * unit;
-        }
+        let (pages, grain) = (self.some_range(100), self.world.settings.discard_grain());
+        let pages = pages.start.next_multiple_of(grain)..pages.end / grain * grain;
         if pages.is_empty() {
             return;
         }
         let Some(_claimed) = self.world.claim(pages.clone(), false) else { return };
-        let sealed = self.random.one_in(6).then(|| pages.start + self.random.below(pages.len()));
+        let is_sealed = self.random.one_in(6) && !self.world.settings.is_capped();
+        let sealed = is_sealed.then(|| pages.start + self.random.below(pages.len()));
         let sealed = sealed.map(|page| self.world.space.address(page));
         let (start, end) = self.addresses(&pages);
         let call = |at, bytes| {
@@ -182,8 +180,11 @@ impl Program<'_> {
         let is_fixed = !self.is_all_free(&to) || self.random.one_in(2);
         let fails_at = from.start + self.random.below(3 * from.len());
         let ((start, end), target) = (self.addresses(&from), self.addresses(&to));
+        let is_one = self.world.space.is_one_without_engine(start, end - start);
         let call = || {
-            if !is_fixed && !self.world.space.is_one_mapping(start, end - start) {
+            let is_joined = self.world.space.is_one_mapping(start, end - start);
+            assert!(is_joined || !is_one, "the program's one mapping is still registered in part");
+            if !is_fixed && !is_joined {
                 return Err(Errno::FAULT);
             }
             for part in self.mappings_of(&from) {

@@ -182,7 +182,7 @@ impl World {
     /// the pool gets no more memory, what comes back may have to have others written.
     pub(super) fn check_budget(&self) {
         let Some(budget) = self.settings.spill.map(|spill| spill.budget) else { return };
-        let is_bounded = self.settings.pool_pages_max != usize::MAX;
+        let is_bounded = self.settings.is_capped();
         if budget.is_none() || budget.period() != Period::Run || is_bounded {
             return;
         }

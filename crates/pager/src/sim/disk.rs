@@ -191,7 +191,8 @@ impl Backing for Shared {
         let (now, mut book) = (self.0.schedule.now_ns(), self.0.lock());
         for request in requests {
             let is_write = matches!(request.operation, Operation::Write(_));
-            let is_at_rest = self.0.is_at_rest.load(Relaxed);
+            // Only who looks at what the engine keeps has the disk hurry, and may need room for it.
+            let is_at_rest = self.0.is_at_rest.load(Relaxed) && !self.0.hurries.load(Relaxed);
             assert!(!(is_write && is_at_rest), "SPILL-4: a write before a fork");
             if book.random.one_in(self.0.refuses()) {
                 request.refused = Some(Failure::Transient);

@@ -257,7 +257,7 @@ impl Settings {
 
     /// Whether the engine must be able to hold its limit.
     pub(super) fn is_calm(&self) -> bool {
-        let is_capped = usize::from(self.pool_pages_max != usize::MAX);
+        let is_capped = usize::from(self.is_capped());
         let refuses = self.pool_refuses + self.codec_fails + self.refusals.register + is_capped;
         let fits = self.noise == 0 || self.spill.is_some_and(|spill| spill.is_good());
         fits && refuses == 0 && !self.fixed
@@ -288,8 +288,22 @@ impl Settings {
     /// folios.
     pub(super) fn grain(&self) -> usize {
         match self.mode {
-            Mode::Inline => self.unit.folio().bytes() / PAGE_BYTES,
-            Mode::Handler => 1,
+            Mode::Handler if !self.is_capped() => 1,
+            _ => self.unit.folio().bytes() / PAGE_BYTES,
         }
+    }
+
+    /// So are ranges whose contents are dropped.
+    pub(super) fn discard_grain(&self) -> usize {
+        match self.mode {
+            Mode::Inline if !self.is_capped() => self.unit.pages(),
+            _ => self.grain(),
+        }
+    }
+
+    /// Whether the pool has room for little. Then no change may begin or end within a folio: it would need all units of
+    /// that folio at once, for which there may never be room.
+    pub(super) fn is_capped(&self) -> bool {
+        self.pool_pages_max != usize::MAX
     }
 }

@@ -59,10 +59,14 @@ impl Engine {
     /// Whether a unit may be asked for: not while a pause lasts, which begins here when a read has failed. The pause
     /// ends early if somebody else has had the unit fetched. Does not sleep.
     pub(crate) fn may_try(&self, tries: &mut Tries, address: usize, ticket: Ticket) -> bool {
+        self.forgive(tries);
         if tries.after_ns == 0 && self.store.is_unread(ticket) {
             self.note_unread(tries, address, ticket);
-        } else if tries.after_ns == 0 && self.store.lacks_room() {
-            *tries = Tries { after_ns: self.now_ns() + REFUSED_NS, ..Tries::default() };
+        } else if tries.after_ns == 0
+            && self.store.has_come(ticket)
+            && !self.store.is_coming(ticket)
+        {
+            tries.after_ns = self.now_ns() + REFUSED_NS;
         }
         self.now_ns() >= tries.after_ns || !self.store.is_away(ticket)
     }
@@ -81,21 +85,18 @@ impl Engine {
         tries.after_ns = 0;
     }
 
-    /// A unit is away, and its last read has not failed: if the pool had no room for it, the disk has answered, and
-    /// what failed before is over.
+    /// Once a unit has been read, what failed before is over, also if the pool had no room for it or others took its
+    /// place, and it must be read again.
     pub(crate) fn forgive(&self, tries: &mut Tries) {
-        if self.store.lacks_room() {
+        if tries.unit.is_some_and(|unit| self.store.has_come(unit)) {
             *tries = Tries::default();
         }
     }
 
     /// Of units that somebody waits for together, one whose last read has failed. It is the one that `tries` counts, as
-    /// long as that is away: failures of the others do not count. Once it has been read its own are over, also if it
-    /// must be read again because the others take its place.
+    /// long as that is away: failures of the others do not count.
     pub(super) fn unread<'a>(&self, tries: &mut Tries, wanted: &'a [Away]) -> Option<&'a Away> {
-        if tries.unit.is_some_and(|unit| !self.store.is_away(unit)) {
-            *tries = Tries::default();
-        }
+        self.forgive(tries);
         let counted = wanted.iter().find(|unit| tries.unit == Some(unit.ticket));
         let is_unread = |unit: &&Away| self.store.is_unread(unit.ticket);
         match counted {

@@ -83,9 +83,8 @@ impl System for Linux {
         }
     }
 
-    fn unregister(&self, start: usize, bytes: usize) {
-        // This fails where nothing is mapped any more, and then nothing is registered there.
-        self.program.unregister(start, bytes).ok();
+    fn unregister(&self, start: usize, bytes: usize) -> Result<(), Errno> {
+        self.program.unregister(start, bytes)
     }
 
     fn wake(&self, side: Side, start: usize, bytes: usize) -> Result<(), Errno> {

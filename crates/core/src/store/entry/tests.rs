@@ -52,11 +52,21 @@ fn an_entry_that_was_loaded_is_passed_longer() {
     assert!(row.cell().begin_write(None).is_none(), "it is not in the pool");
     assert_eq!(row.cell().begin_read(false), Ok(()));
     assert!(row.cell().begin_read(false).is_err(), "one request at a time");
-    for (why, is_unread) in [(NotRead::Failed, true), (NotRead::Untried, false)] {
+    let ends = [
+        (NotRead::Failed, (true, false)),
+        (NotRead::Untried, (false, false)),
+        (NotRead::NoRoom, (false, true)),
+        (NotRead::Untried, (false, true)),
+        (NotRead::Failed, (true, false)),
+    ];
+    for (why, told) in ends {
         assert_eq!(row.cell().not_read(why), Ok(()));
-        assert_eq!(row.cell().load().is_unread(), is_unread, "{why:?}");
+        let state = row.cell().load();
+        assert_eq!((state.is_unread(), state.has_come()), told, "{why:?}");
         assert_eq!(row.cell().begin_read(false), Ok(()));
-        assert!(!row.cell().load().is_unread(), "nobody knows yet how this read ends");
+        let state = row.cell().load();
+        assert!(!state.is_unread(), "nobody knows yet how this read ends");
+        assert_eq!(state.has_come(), told.1, "{why:?}: it has come before");
     }
     assert_eq!(row.cell().not_read(NotRead::Lost), Ok(()));
     assert!(row.cell().begin_read(false).is_err_and(State::has_failed), "it cannot be read");

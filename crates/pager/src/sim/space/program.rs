@@ -270,6 +270,14 @@ impl Space {
         self.lock().is_one_mapping(start, bytes)
     }
 
+    /// Whether a range would lie in one mapping if nothing of it were registered.
+    pub(in crate::sim) fn is_one_without_engine(&self, start: usize, bytes: usize) -> bool {
+        let state = self.lock();
+        let kind = |at| state.get(at).map(|page| (page.mapping, page.read_only));
+        let first = kind(start).filter(|kind| kind.0 != 0);
+        first.is_some() && pages(start, bytes).all(|at| kind(at) == first)
+    }
+
     /// Whether a page is mapped.
     pub(in crate::sim) fn is_mapped(&self, address: usize) -> bool {
         self.lock().get(address).is_some_and(|page| page.mapping != 0)

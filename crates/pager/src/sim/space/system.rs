@@ -206,8 +206,13 @@ impl System for Arc<Space> {
         Ok(())
     }
 
-    fn unregister(&self, start: usize, bytes: usize) {
+    fn unregister(&self, start: usize, bytes: usize) -> Result<(), Errno> {
         let mut state = self.enter();
+        // What the program has not mapped here is another's mapping of a file: then the kernel refuses.
+        let mapped = |at| state.get(at).is_some_and(|page| page.mapping != 0);
+        if state.changing == 0 && !pages(start, bytes).all(mapped) {
+            return Err(Errno::INVAL);
+        }
         for at in pages(start, bytes) {
             if let Some(page) = state.get_mut(at) {
                 page.registered = false;
@@ -215,6 +220,7 @@ impl System for Arc<Space> {
         }
         self.schedule.note("unregister", [self.page(start) as u64, (bytes / PAGE_BYTES) as u64, 0]);
         self.wake_range(&mut state, Side::Program, start, bytes);
+        Ok(())
     }
 
     fn wake(&self, side: Side, start: usize, bytes: usize) -> Result<(), Errno> {
