@@ -349,14 +349,22 @@ pub(crate) enum Setting {
 }
 
 impl Setting {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Setting::Limit(_) => "limit",
+            Setting::Stall(_) => "stall",
+            Setting::MaxPoolPercent(_) => "max_pool_percent",
+            Setting::AcceptThresholdPercent(_) => "accept_threshold_percent",
+            Setting::WriteBudget(_) => "write_budget",
+            Setting::Algorithm(_) => "algorithm",
+        }
+    }
+
     /// Its name, if it is about what goes to disk.
     pub(crate) fn of_disk(self) -> Option<&'static str> {
-        match self {
-            Setting::Limit(_) | Setting::Stall(_) | Setting::Algorithm(_) => None,
-            Setting::MaxPoolPercent(_) => Some("max_pool_percent"),
-            Setting::AcceptThresholdPercent(_) => Some("accept_threshold_percent"),
-            Setting::WriteBudget(_) => Some("write_budget"),
-        }
+        let is_of_memory =
+            matches!(self, Setting::Limit(_) | Setting::Stall(_) | Setting::Algorithm(_));
+        (!is_of_memory).then(|| self.name())
     }
 }
 

@@ -32,6 +32,11 @@ const ANSWER_NS: u64 = 2_000_000_000;
 /// If the process is not managed or belongs to another user, or if its file cannot be written.
 pub(crate) fn set(arguments: &SetArgs) -> Result<ExitCode, Failure> {
     let pid = arguments.pid;
+    let mut names: Vec<_> = arguments.settings.iter().map(|setting| setting.name()).collect();
+    names.sort_unstable();
+    if let Some(twice) = names.windows(2).find(|two| two[0] == two[1]) {
+        return Err(Failure::argument(format!("'{}' is given twice", twice[0])));
+    }
     let shared = shared_limit_of(pid);
     let (mut shared_limit, mut own) = (None, Vec::new());
     // Nothing is asked for if a part of it is refused.

@@ -18,7 +18,7 @@ fn assert_refused(arguments: &[&str], status: i32, parts: &[&str]) {
 
 #[test]
 fn wrong_arguments_are_status_2() {
-    let cases: [(&[&str], &[&str]); 41] = [
+    let cases: [(&[&str], &[&str]); 42] = [
         (&["run", "--limit", "12Q", "--", "true"], &["--limit", "'12Q'", "256M"]),
         (&["run", "--limit", "", "--", "true"], &["--limit", "''", "accepted"]),
         (&["run", "--limit", "1M", "--", "true"], &["--limit", "'1M'", "32M or more"]),
@@ -71,6 +71,7 @@ fn wrong_arguments_are_status_2() {
         ),
         (&["run", "--write-budget", "some", "true"], &["--write-budget", "'some'", "10G/day"]),
         (&["set", "1", "max_pool_percent=0"], &["'0'", "1 to 100"]),
+        (&["set", "1", "limit=1G", "stall=1%", "limit=2G"], &["'limit'", "twice"]),
         (&["set", "1", "write_budget=1G/y"], &["'1G/y'", "/day"]),
         (&["set", "1", "algorithm=rar"], &["'rar'", "auto, lz4"]),
         (&["set", "1", "algorithm=zstd,dict=/x"], &["'zstd,dict=/x'", "NAME[,level=N]"]),

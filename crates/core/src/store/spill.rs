@@ -682,8 +682,8 @@ impl<S: PageSource> Store<S> {
             && row.checksum(state) == ticket.checksum
     }
 
-    /// Whether the bytes of a ticket's entry have come since the last read that failed: the entry is not away any more, or
-    /// the pool had no room for them.
+    /// Whether the bytes of a ticket's entry have come since the last read that failed: the entry is not away any more,
+    /// or the pool had no room for them.
     #[must_use]
     pub fn has_come(&self, ticket: Ticket) -> bool {
         !self.is_away(ticket) || self.row(ticket.handle).cell().load().has_come()
