@@ -138,7 +138,7 @@ static void beside_a_file(void) {
     uint64_t random = 1;
     for (int round = 0; round < 60; round++) {
         size_t before = next_random(&random) % 5, pages = 20 + next_random(&random) % 60;
-        /* The file's page, a hole, the block, and a place for what moves, with a file's page before it, too. */
+        /* A page of the file, a few of memory, the block; then a place for what moves, behind a page of the file. */
         char *place = map_anonymous(512 * PAGE), *block = place + (1 + before) * PAGE, *other = place + 256 * PAGE;
         int file = open("/proc/self/exe", O_RDONLY);
         CHECK(file >= 0);
@@ -160,7 +160,7 @@ static void beside_a_file(void) {
         for (size_t page = fewer; page < more; page++) CHECK(page_is_zero(moved + page * PAGE), "page %zu", page);
         fill(moved, more * PAGE, 50);
         ballast_churn(&b, 2000, &random);
-        /* Something new beside what has moved, of which a part is in its folio. */
+        /* New memory, a page behind the block that has moved: perhaps in the block's last folio. */
         char *beside = mmap(moved + more * PAGE + PAGE, 40 * PAGE, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
         CHECK(beside != MAP_FAILED, "%s", strerror(errno));

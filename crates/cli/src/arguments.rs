@@ -349,6 +349,7 @@ pub(crate) enum Setting {
 }
 
 impl Setting {
+    /// What stands before the `=`.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Setting::Limit(_) => "limit",
@@ -362,9 +363,12 @@ impl Setting {
 
     /// Its name, if it is about what goes to disk.
     pub(crate) fn of_disk(self) -> Option<&'static str> {
-        let is_of_memory =
-            matches!(self, Setting::Limit(_) | Setting::Stall(_) | Setting::Algorithm(_));
-        (!is_of_memory).then(|| self.name())
+        match self {
+            Setting::Limit(_) | Setting::Stall(_) | Setting::Algorithm(_) => None,
+            Setting::MaxPoolPercent(_)
+            | Setting::AcceptThresholdPercent(_)
+            | Setting::WriteBudget(_) => Some(self.name()),
+        }
     }
 }
 

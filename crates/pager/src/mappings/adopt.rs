@@ -12,8 +12,8 @@
 //!   engine manages already, because the event of the move has told the engine.
 //! - `ADOPT-2` All of a folio that becomes managed is mapped. What is mapped later in a hole would be captured
 //!   though no fault in it is reported, and read as zeros.
-//! - `ADOPT-3` What is registered is covered, but for what a raw `mremap` has added and nobody has adopted yet. So what
-//!   is left to the kernel is known exactly: a range with another's mapping in it the kernel refuses as a whole.
+//! - `ADOPT-3` What is registered is covered, but for what a raw `mremap` has added and nobody has adopted yet. So the
+//!   engine knows what to unregister: the kernel unregisters nothing of a range that has a mapping of a file in it.
 
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::ranges::Ranges;

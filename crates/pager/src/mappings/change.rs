@@ -93,8 +93,9 @@ impl Engine {
         self.unregister(table, end, outer.1);
     }
 
-    /// Unregisters what is covered of a range (`ADOPT-3`). With a mapping of a file in the range, all would stay
-    /// registered; a mapping that is registered in part is two to the kernel, and `mremap` refuses it.
+    /// Unregisters what is covered of a range (`ADOPT-3`). If a mapping of a file were in it, the kernel would
+    /// unregister nothing; and a mapping of the program's that stays registered in part is two mappings, which `mremap`
+    /// refuses.
     pub(super) fn unregister(&self, table: &Table, start: usize, end: usize) {
         for (start, end) in table.covered(start, end) {
             // A mapping that is registered in part becomes one again later only if all of it has one `anon_vma`, which
@@ -104,7 +105,7 @@ impl Engine {
             if self.mover.unregister(start, end).is_ok() {
                 continue;
             }
-            // A mapping smaller than a folio was unmapped unseen, and a file may be mapped there by now.
+            // A mapping smaller than a folio was unmapped, of which the kernel told nothing; a file is mapped there.
             self.mapped(start, end).iter().for_each(|(from, to)| self.unregister_parts(from, to));
         }
     }

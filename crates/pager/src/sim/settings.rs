@@ -293,7 +293,7 @@ impl Settings {
         }
     }
 
-    /// So are ranges whose contents are dropped.
+    /// Ranges whose contents are dropped are a multiple of so many pages.
     pub(super) fn discard_grain(&self) -> usize {
         match self.mode {
             Mode::Inline if !self.is_capped() => self.unit.pages(),

@@ -320,8 +320,19 @@ impl State {
 
     /// Whether a range lies in one mapping, and all its pages are of the same kind.
     fn is_one_mapping(&self, start: usize, bytes: usize) -> bool {
-        let kind = self.get(start).map(Page::kind).filter(|kind| kind.0 != 0);
-        kind.is_some() && pages(start, bytes).all(|page| self.get(page).map(Page::kind) == kind)
+        self.is_all_of(start, bytes, Page::kind)
+    }
+
+    /// Whether all pages of a range are mapped and have the same of what `kind` tells.
+    fn is_all_of<K: PartialEq>(
+        &self,
+        start: usize,
+        bytes: usize,
+        kind: impl Fn(&Page) -> K,
+    ) -> bool {
+        let kind = |at| self.get(at).filter(|page| page.mapping != 0).map(&kind);
+        let first = kind(start);
+        first.is_some() && pages(start, bytes).all(|at| kind(at) == first)
     }
 
     /// Whether the call that begins takes long.

@@ -272,10 +272,7 @@ impl Space {
 
     /// Whether a range would lie in one mapping if nothing of it were registered.
     pub(in crate::sim) fn is_one_without_engine(&self, start: usize, bytes: usize) -> bool {
-        let state = self.lock();
-        let kind = |at| state.get(at).map(|page| (page.mapping, page.read_only));
-        let first = kind(start).filter(|kind| kind.0 != 0);
-        first.is_some() && pages(start, bytes).all(|at| kind(at) == first)
+        self.lock().is_all_of(start, bytes, |page| (page.mapping, page.read_only))
     }
 
     /// Whether a page is mapped.

@@ -208,7 +208,7 @@ impl System for Arc<Space> {
 
     fn unregister(&self, start: usize, bytes: usize) -> Result<(), Errno> {
         let mut state = self.enter();
-        // What the program has not mapped here is another's mapping of a file: then the kernel refuses.
+        // Where the program has mapped nothing a file may be mapped: then the kernel refuses the whole range.
         let mapped = |at| state.get(at).is_some_and(|page| page.mapping != 0);
         if state.changing == 0 && !pages(start, bytes).all(mapped) {
             return Err(Errno::INVAL);
