@@ -113,7 +113,6 @@ pub(super) struct Apart {
     /// What the pages are.
     figures: Figures,
     units: AtomicU64,
-    units_max: AtomicU64,
     split_units: AtomicU64,
     extra_bytes: AtomicU64,
     joined_units: AtomicU64,
@@ -193,7 +192,6 @@ impl<S: PageSource> Zram<S> {
                 shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
                 figures: Figures::default(),
                 units: AtomicU64::new(0),
-                units_max: AtomicU64::new(0),
                 split_units: AtomicU64::new(0),
                 extra_bytes: AtomicU64::new(0),
                 joined_units: AtomicU64::new(0),
@@ -230,19 +228,8 @@ impl<S: PageSource> Zram<S> {
 
     /// Bytes of what is kept of units with pages apart, but the pages.
     pub(super) fn apart_tables_bytes(&self) -> u64 {
-        self.apart.as_ref().map_or(0, |apart| self.apart_bytes(apart.units.load(Relaxed)))
-    }
-
-    /// The most that it was, which begins anew with what it is now.
-    pub(super) fn take_apart_tables_max(&self) -> u64 {
-        let Some(apart) = &self.apart else { return 0 };
-        let units = apart.units.load(Relaxed);
-        self.apart_bytes(apart.units_max.swap(units, Relaxed).max(units))
-    }
-
-    fn apart_bytes(&self, units: u64) -> u64 {
         let unit_bytes = self.unit.pages() * size_of::<Option<EntryId>>() + PARTS_BYTES;
-        units * unit_bytes as u64
+        self.apart.as_ref().map_or(0, |apart| apart.units.load(Relaxed) * unit_bytes as u64)
     }
 
     /// Bytes of the units that are split, uncompressed.
@@ -409,8 +396,8 @@ impl<S: PageSource> Zram<S> {
         add(&apart.extra_bytes, parts.extra_bytes);
         subtract(&apart.extra_bytes, before);
         if !slot.is_apart() {
-            let units = 1 + apart.units.fetch_add(1, Relaxed);
-            apart.units_max.fetch_max(units, Relaxed);
+            self.note_used();
+            add(&apart.units, 1);
             slot.set_apart(true);
         }
     }
@@ -429,6 +416,7 @@ impl<S: PageSource> Zram<S> {
         self.drop_pages(apart, &mut parts);
         subtract(&apart.extra_bytes, parts.extra_bytes);
         subtract(&apart.split_units, is_split.into());
+        self.note_used();
         subtract(&apart.units, 1);
         slot.set_apart(false);
     }

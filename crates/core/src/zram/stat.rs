@@ -149,12 +149,13 @@ impl<S: PageSource> Zram<S> {
     /// Bytes that the device takes, but its streams and the buffers of its backing.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
-        self.bytes_with(&self.store.pool_stats(), self.apart_tables_bytes())
+        self.bytes_with(&self.store.pool_stats())
     }
 
-    /// The same with these figures of the pool, and so many bytes of tables for pages apart.
-    fn bytes_with(&self, pool: &PoolStats, apart_tables: u64) -> u64 {
-        let tables = self.table.bytes() as u64 + self.backing_tables_bytes() + apart_tables;
+    /// The same with these figures of the pool.
+    fn bytes_with(&self, pool: &PoolStats) -> u64 {
+        let outside = self.backing_tables_bytes() + self.apart_tables_bytes();
+        let tables = self.table.bytes() as u64 + outside;
         pool.pages_used * PAGE_BYTES as u64 + pool.metadata_bytes + tables
     }
 
@@ -249,13 +250,12 @@ impl<S: PageSource> Zram<S> {
     }
 
     /// Notes the most that was used since the last note, for `mem_used_max`: what the pool had at most, which it
-    /// knows exactly, and the tables of now. These grow while units leave the pool for a backing, so both were never
-    /// as large together: a note is taken before units leave.
+    /// knows exactly, and the tables of now. Both were never as large together if these have grown since: a note is
+    /// taken before units leave the pool for a backing, and where the tables of pages apart grow or shrink.
     pub(super) fn note_used(&self) {
         let pages_used = self.store.pool().take_pages_used_max();
         let pool = PoolStats { pages_used, ..self.store.pool_stats() };
-        let most = self.bytes_with(&pool, self.take_apart_tables_max());
-        self.used_max.fetch_max(most, Relaxed);
+        self.used_max.fetch_max(self.bytes_with(&pool), Relaxed);
     }
 
     /// Begins `mem_used_max` anew.

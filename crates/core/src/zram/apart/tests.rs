@@ -329,6 +329,28 @@ fn pages_written_again_stay_below_the_limit() {
     check(&disk, &model);
 }
 
+/// Goal: the most that was used is what was used at one moment. Method: the tables of pages apart are largest first,
+/// and the pool when none is left.
+#[test]
+fn the_most_of_two_moments_is_not_added_up() {
+    let (disk, mut model) = filled(1024);
+    for unit in 0..1024 {
+        write(&disk, &mut model, unit * UNIT, &letters(unit as u64, PAGE_BYTES));
+    }
+    let tables = disk.apart_tables_bytes();
+    assert!(tables > 2 * UNIT as u64, "{tables}");
+    let mut used = 0;
+    for unit in 0..1024 {
+        write(&disk, &mut model, unit * UNIT, &bytes(unit as u64, UNIT));
+        used = disk.used_bytes().max(used);
+    }
+    assert_eq!(disk.apart_tables_bytes(), 0);
+    // Within a write the old unit and the new one are there.
+    let most = disk.mm_stat().mem_used_max;
+    assert!(used <= most && most < used + tables / 2, "{used} of {most}, {tables} in tables");
+    check(&disk, &model);
+}
+
 /// A disk with a backing, all of whose units are there.
 fn away(units: u64) -> (Zram<Arc<World>>, Faulty, Vec<u8>) {
     let contents = letters(1, usize::try_from(units).unwrap() * UNIT);
