@@ -152,6 +152,7 @@ CASES = [
     ("descriptors from", 32, "lz4", "64K"),
     ("descriptors dup_over", 32, "lz4", "64K"),
     ("descriptors few", 32, "lz4", "64K"),
+    ("descriptors few_later", 32, "lz4", "64K"),
     ("descriptors ends", 32, "lz4", "64K"),
     ("descriptors lowest", 32, "lz4", "64K"),
     ("own_malloc blocks", 48, "lz4", "64K"),
@@ -193,6 +194,7 @@ NOISE = [
     ("transfer uring", 32, "lz4", "64K"),
     ("descriptors range", 32, "lz4", "64K"),
     ("descriptors few", 32, "lz4", "64K"),
+    ("descriptors few_later", 32, "lz4", "64K"),
     ("sandbox trapped", 32, "lz4", "64K"),
     ("trees own", 64, "lz4", "16K"),
 ]

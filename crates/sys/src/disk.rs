@@ -8,6 +8,8 @@ use rustix::fs::{AtFlags, FallocateFlags, FileType, FlockOperation, FsWord, Mode
 use rustix::io::Errno;
 use rustix::ioctl;
 
+use crate::files;
+
 /// `_IOR(0x12, 114, size_t)` and `_IO(0x12, 119)` of `linux/fs.h`.
 const BLKGETSIZE64: ioctl::Opcode = 0x8008_1272;
 const BLKDISCARD: ioctl::Opcode = 0x1277;
@@ -95,7 +97,8 @@ pub fn free_bytes(path: &Path) -> Result<u64, Errno> {
 /// `ACCESS`, `PERM` or `ROFS`: the directory may not be written to. `NOSPC`.
 pub fn open_unlinked(directory: &Path) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    match rustix::fs::open(directory, flags | OFlags::TMPFILE, Mode::RUSR | Mode::WUSR) {
+    let mode = Mode::RUSR | Mode::WUSR;
+    match files::open_first(|| rustix::fs::open(directory, flags | OFlags::TMPFILE, mode)) {
         // Not every file system has files without a name (NFS, FUSE); ISDIR is the answer of an old one.
         Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT) => {
             open_and_unlink(directory)

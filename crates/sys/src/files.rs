@@ -248,6 +248,22 @@ fn unreserve() {
     }
 }
 
+/// Opens what the work needs, if need be in the place of what is kept for messages: the program may have lowered
+/// `RLIMIT_NOFILE` since this table was made.
+///
+/// # Errors
+///
+/// Those of `open`.
+pub(crate) fn open_first<T>(open: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
+    match open() {
+        Err(Errno::MFILE) => {
+            unreserve();
+            open()
+        }
+        opened => opened,
+    }
+}
+
 /// Writes a message to the program's standard error, from a thread with its own table of
 /// descriptors.
 ///

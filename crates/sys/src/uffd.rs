@@ -17,6 +17,8 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl;
 
+use crate::files;
+
 /// `UFFD_FEATURE_*`: what the kernel supports, or what is requested.
 pub mod feature {
     /// A `MADV_DONTNEED`, `MADV_FREE` or `MADV_REMOVE` is reported before it happens.
@@ -397,12 +399,15 @@ fn decode(raw: &RawMessage) -> Message {
 }
 
 fn open_file(reach: Reach, features: u64) -> Result<OwnedFd, Errno> {
-    let file = match reach {
+    let file = files::open_first(|| match reach {
         // The call is allowed to everybody; where a container's seccomp profile forbids it, use the
         // device.
         Reach::Program => by_call(UFFD_USER_MODE_ONLY).or_else(|_| by_device(UFFD_USER_MODE_ONLY)),
-        Reach::Kernel => by_device(0).or_else(|_| by_call(0)),
-    }?;
+        // The device takes two descriptors for a moment.
+        Reach::Kernel => by_device(0).or_else(|errno| {
+            by_call(0).map_err(|other| if errno == Errno::MFILE { errno } else { other })
+        }),
+    })?;
     let mut api = Api { api: UFFD_API, features, ioctls: 0 };
     // SAFETY: UFFDIO_API takes a `struct uffdio_api`, whose layout is checked above.
     unsafe { call::<UFFDIO_API, Api>(file.as_fd(), &mut api) }?;
