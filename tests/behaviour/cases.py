@@ -37,6 +37,8 @@ CASES = [
     ("mappings raw_frees", 32, "lz4", "16K"),
     ("mappings raw_frees", 32, "lz4", "64K"),
     ("mappings raw_moves", 32, "lz4", "16K"),
+    ("mappings raw_replaces", 32, "lz4", "4K"),
+    ("mappings raw_replaces", 32, "zstd", "64K"),
     ("mappings refixed", 32, "lz4", "16K"),
     ("mappings guards", 32, "lz4", "16K"),
     ("mappings noreplace", 32, "lz4", "16K"),

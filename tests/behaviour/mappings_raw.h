@@ -101,6 +101,25 @@ static void raw_moves(void) {
     ballast_stop(&b);
 }
 
+/* mremap by a raw system call onto memory that is in use, managed and partly compressed, to and fro. */
+static void raw_replaces(void) {
+    struct ballast b;
+    ballast_make(&b, 2 * limit_bytes(), 3);
+    ballast_start(&b);
+    size_t pages = 512, bytes = pages * PAGE;
+    char *here = map_anonymous(bytes);
+    fill(here, bytes, 1);
+    for (int round = 1; round <= 300; round++) {
+        char *used = map_anonymous(bytes);
+        fill(used, bytes, round + 5000);
+        CHECK((char *)syscall(SYS_mremap, here, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, used) == used);
+        verify(used, bytes, round, "moved onto used memory");
+        here = used;
+        fill(here, bytes, round + 1);
+    }
+    ballast_stop(&b);
+}
+
 /* mremap by a raw system call to one of a few places, and back, with and without the old mapping left in place; and
    back by the C library from a place that it has just mapped, which it then takes for memory not managed yet. */
 static void raw_returns(void) {

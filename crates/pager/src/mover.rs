@@ -22,6 +22,7 @@
 //! also runs on another virtual CPU. A copy takes 9 us, and 1 us for 4 KiB.
 
 mod capture;
+mod doubt;
 mod place;
 mod staging;
 #[cfg(test)]
@@ -30,6 +31,7 @@ mod tests;
 use std::ops::Range;
 
 use zfolio_core::page::PAGE_BYTES;
+use zfolio_core::sync::Mutex;
 use zfolio_sys::Errno;
 use zfolio_sys::map::Reservation;
 use zfolio_sys::uffd::{Message, Messages};
@@ -37,9 +39,11 @@ use zfolio_sys::uffd::{Message, Messages};
 use crate::fatal;
 use crate::folio::{Geometry, Units};
 use crate::mappings::event::{Announced, Inbox};
+use crate::rank;
 use crate::system::{Side, System};
 
 pub(crate) use capture::{Refusal, Shared};
+pub(crate) use doubt::Doubt;
 pub(crate) use staging::{Full, Hollow};
 
 use staging::Staging;
@@ -51,6 +55,7 @@ pub(crate) struct Mover {
     pub(crate) inbox: Inbox,
     pub(crate) announced: Announced,
     staging: Staging,
+    doubts: Mutex<{ rank::DOUBTS }, Vec<Doubt>>,
     /// A folio of zeros, to copy from.
     zeros: Reservation,
     geometry: Geometry,
@@ -73,6 +78,7 @@ impl Mover {
             inbox: Inbox::default(),
             announced: Announced::default(),
             staging: Staging::new(slots, scratch_max, geometry)?,
+            doubts: Mutex::default(),
             zeros: Reservation::new(geometry.folio_bytes(), PAGE_BYTES)?,
             geometry,
         };

@@ -30,6 +30,8 @@ pub(crate) const PACE: u8 = 35;
 pub(crate) const BUSY: u8 = 36;
 /// What the last look at the prices saw.
 pub(crate) const PRICES: u8 = 37;
+/// Pages of which it is not known whether they were captured before a change or after it.
+pub(crate) const DOUBTS: u8 = 38;
 // 39 to 52: the streams of `core::zcomp`, the store and its areas, the pool of `core::zsmalloc`; but for
 /// Which areas are spilled to.
 pub(crate) const PLACE: u8 = 44;

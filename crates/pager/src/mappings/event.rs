@@ -22,6 +22,8 @@
 //!   and changes that were read are applied before. So a fault whose page was changed after its
 //!   message was read, or whose thread has gone on since, does no harm: it is served like a touch of
 //!   that address by any other thread. Whatever is placed, a thread that waits there is woken.
+//! - `EVT-5` What was captured counts only if no change that was made before it is still to be read
+//!   ([`crate::mover::Doubt`]). What is in doubt is settled when the change is applied.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -35,7 +37,7 @@ use zfolio_sys::uffd::{Message, Messages};
 use crate::engine::Engine;
 use crate::fault::Turn;
 use crate::folio::{Folio, Table, Units};
-use crate::mover::Full;
+use crate::mover::{Doubt, Full};
 use crate::rank;
 use crate::spill::{Away, Later, Tries};
 use crate::system::{Side, System};
@@ -167,6 +169,14 @@ impl Steady<'_> {
     /// Whether a change of any part of `start..end` waits to be applied.
     pub(crate) fn has_change(&self, start: usize, end: usize) -> bool {
         self.0.iter().any(|event| changes(event.message, start, end))
+    }
+
+    /// Where the mapping was moved to that `page` is in since, as a change says that waits to be applied.
+    pub(crate) fn moved_onto(&self, page: usize) -> Option<usize> {
+        self.0.iter().rev().find_map(|event| match event.message {
+            Message::Remap { to, bytes, .. } if (to..to + bytes).contains(&page) => Some(to),
+            _ => None,
+        })
     }
 
     /// Where memory that belonged at `at` is to be placed, given the changes that wait.
@@ -408,7 +418,10 @@ impl Engine {
                     add(&self.figures().unmaps, 1);
                 }
                 Message::Remap { from, to, bytes } => {
+                    let mut doubts = self.mover.take_doubts(to);
+                    doubts.retain(|doubt| self.may_have_moved(table, doubt, from, to));
                     self.follow(table, from, to, bytes);
+                    doubts.iter().for_each(|doubt| self.mover.place_doubt(doubt));
                     table.forget(from, from + bytes);
                     // The kernel has moved the registration too. Memory that cannot be registered
                     // is left to the kernel.
@@ -418,7 +431,19 @@ impl Engine {
                 Message::Fault { .. } | Message::Other => {}
             }
         }
+        debug_assert!(!self.mover.has_doubts(), "EVT-5");
         Ok(())
+    }
+
+    /// Whether pages that were captured where a mapping was moved to can have come with it: what was compressed, or
+    /// never touched, did not.
+    fn may_have_moved(&self, table: &Table, doubt: &Doubt, from: usize, to: usize) -> bool {
+        let is_resident = |at| {
+            let folio = table.known(at).map(|lock| lock.lock());
+            folio.is_some_and(|folio| folio.resident.contains(self.geometry().index(at)))
+        };
+        let mut before = doubt.places.iter().map(|place| place - to + from);
+        before.all(|at| is_resident(at) || !table.manages(at))
     }
 
     /// The ranges whose folios a change brings back.

@@ -158,13 +158,19 @@ impl Mover {
         // SAFETY: the program finds the bytes again through the messages of its own side, with
         // which the folio is registered, and the folio's lock is held until its state says where
         // they are.
-        unsafe { self.system.move_pages(Side::Staging, from, to, bytes) }
+        let progress = unsafe { self.system.move_pages(Side::Staging, from, to, bytes) };
+        // No event was read meanwhile: a change that was made before the move is still under way.
+        if !self.system.is_changing() {
+            return progress;
+        }
+        drop(steady);
+        self.check_capture((from, to, bytes), progress)
     }
 
     /// Puts back every page of `part` that an unfinished capture has moved into the slot (MOVE-3).
     /// Tries all pages of the part, since `mincore` does not report pages that were swapped out:
     /// for a missing page the move and the copy fail, and nothing changes.
-    fn undo(&self, slot: usize, base: usize, part: Range<usize>) {
+    pub(super) fn undo(&self, slot: usize, base: usize, part: Range<usize>) {
         if self.put_in(slot + part.start, base + part.start, part.len()) {
             self.release_pages(slot + part.start, part.len());
         }

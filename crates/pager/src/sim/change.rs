@@ -321,15 +321,24 @@ impl Program<'_> {
     }
 
     pub(super) fn relocate_behind(&mut self) {
-        let Some((from, to)) = self.two_ranges() else { return };
+        let Some((mut from, mut to)) = self.two_ranges() else { return };
+        if self.random.one_in(2) {
+            // Where it is moved to is what may be on its way.
+            (from, to) = (to, from);
+        }
         let Some(_from) = self.world.claim(from.clone(), true) else { return };
         let Some(_to) = self.world.claim(to.clone(), true) else { return };
-        if !self.is_all_mapped(&from) || !self.is_all_free(&to) {
+        if !self.is_all_mapped(&from) {
             return;
         }
         let ((start, end), target) = (self.addresses(&from), self.addresses(&to));
-        let follow = |from, to| self.world.follow(from, to);
-        if self.world.space.remap(start, target.0, end - start, &follow).is_ok() {
+        // Onto memory in use. See "What is not simulated" in docs/simulation.md for pages that were never touched.
+        if !self.is_all_free(&to) {
+            from.clone().for_each(|page| _ = self.world.read(page));
+        }
+        let (forget, follow) =
+            (|page| self.world.forget(page), |from, to| self.world.follow(from, to));
+        if self.world.space.remap_onto(start, target.0, end - start, &forget, &follow).is_ok() {
             self.read_some(&to);
         }
     }

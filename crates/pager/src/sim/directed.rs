@@ -118,6 +118,14 @@ impl Stage {
         self.world.space.remap(start, to, end - start, &follow).expect("one mapping");
     }
 
+    /// The same with `MREMAP_FIXED`, onto memory in use.
+    fn move_onto_raw(&self, from: &Range<usize>, to: &Range<usize>) {
+        let ((start, end), (to, _)) = (self.addresses(from), self.addresses(to));
+        let forget = |page| self.world.forget(page);
+        let follow = |from, to| self.world.follow(from, to);
+        self.world.space.remap_onto(start, to, end - start, &forget, &follow).expect("one mapping");
+    }
+
     /// `munmap` without the engine.
     fn unmap_raw(&self, pages: &Range<usize>) {
         let (start, end) = self.addresses(pages);
@@ -283,6 +291,43 @@ fn a_capture_does_not_take_what_was_mapped_after_a_raw_unmap() {
         stage.map(&OLD, &OLD);
     };
     play(first, changer);
+}
+
+/// Goal: a mapping that is moved onto memory in use keeps its contents, if that memory is being captured: before the
+/// move or after it (`EVT-5`). Method: what is moved is resident, stored, or in part neither.
+#[test]
+fn a_capture_does_not_take_what_is_moved_there() {
+    let part = NEW.start..NEW.start + 8;
+    let sources = [(NEW, true), (NEW, false), (part, false), (NEW.start..NEW.start, false)];
+    let all =
+        sources.into_iter().flat_map(|it| [(Halt::Capture, it.clone()), (Halt::Captured, it)]);
+    for (halt, (written, is_stored)) in all {
+        let first = |stage: &Stage| {
+            let engine = &stage.world.engine;
+            if is_stored {
+                stage.map_and_store(&NEW, &NEW);
+            }
+            stage.map(&OLD, &OLD);
+            let (start, end) = stage.addresses(&OLD);
+            engine.adopt(start, end).expect("the kernel refuses nothing");
+            if !is_stored {
+                stage.map(&NEW, &written);
+                let (start, end) = stage.addresses(&NEW);
+                engine.adopt(start, end).expect("the kernel refuses nothing");
+            }
+            stage.world.space.halt(halt);
+            let table = engine.table.read();
+            engine.reclaim_one(&table, 0, By::Background);
+            drop(table);
+            stage.serves.store(true, Relaxed);
+            OLD.for_each(|page| stage.until(|| stage.world.read(page)));
+        };
+        let changer = |stage: &Stage| {
+            stage.until(|| stage.world.space.has_stopped());
+            stage.move_onto_raw(&NEW, &OLD);
+        };
+        play(first, changer);
+    }
 }
 
 /// Goal: what is stored is not lost if its range, or one around a part of it, is adopted as if it were new

@@ -31,9 +31,9 @@ const SLOW_MAX: usize = 300;
 /// The bytes of a missing page.
 const POISON: u8 = 0xDB;
 
-/// Where the simulated program's memory begins in the address space: a multiple of what a leaf of
-/// the folio table covers, so that runs of one seed have the same leaves.
-const ALIGN_BYTES: usize = 16 << 20;
+/// Where the simulated program's memory begins in the address space: a multiple of what a branch of
+/// the folio table covers, in folios of 2 MiB, so that runs of one seed have the same branches and leaves.
+const ALIGN_BYTES: usize = 16 << 30;
 
 /// How often the kernel refuses or interferes although it need not: once in so many calls; 0 is
 /// never.
@@ -69,6 +69,8 @@ pub(super) enum Halt {
     Between,
     /// A call that takes pages out of the program: before it begins.
     Capture,
+    /// The same, once it has taken them.
+    Captured,
 }
 
 /// What lies at a page's address.
@@ -277,7 +279,9 @@ impl Space {
             state.has_stopped = true;
             drop(state);
             match here {
-                Halt::Capture => (0..CAPTURE_POINTS).for_each(|_| schedule::point()),
+                Halt::Capture | Halt::Captured => {
+                    (0..CAPTURE_POINTS).for_each(|_| schedule::point())
+                }
                 Halt::Before | Halt::Between => schedule::let_others_run(),
             }
         }
@@ -378,11 +382,11 @@ fn fill(address: usize, byte: u8) {
     unsafe { bytes_of(address).write_bytes(byte, PAGE_BYTES) }
 }
 
-/// Copies a page.
+/// Copies a page's bytes. The source may be of the engine's heap, and begin anywhere.
 #[allow(unsafe_code, reason = "as above")]
 fn copy_page(from: usize, to: usize) {
-    // SAFETY: both pages are whole and mapped, as for fill(); they differ.
-    unsafe { std::ptr::copy_nonoverlapping(bytes_of(from), bytes_of(to), PAGE_BYTES) }
+    // SAFETY: both are whole and mapped, as for fill(); they do not overlap.
+    unsafe { std::ptr::copy_nonoverlapping(from as *const u8, bytes_of(to), PAGE_BYTES) }
 }
 
 /// Whether a page holds nothing but `byte`.

@@ -98,15 +98,23 @@ impl Space {
     /// Makes a change by `act`, and sends its message if the range is registered. As in the kernel,
     /// `act` comes before the message, or for `Remove` some time after the message was read.
     fn change(&self, start: usize, bytes: usize, message: Message, act: impl FnOnce()) {
-        let before = matches!(message, Message::Remove { .. });
+        self.change_all(&[(start, bytes, message)], act);
+    }
+
+    /// The same for a change with several messages, each about its range.
+    fn change_all(&self, all: &[(usize, usize, Message)], act: impl FnOnce()) {
+        let before = matches!(all[0].2, Message::Remove { .. });
         let mut state = self.lock();
-        let mut registered = pages(start, bytes).filter_map(|at| state.get(at));
-        if self.mode == Mode::Inline || !registered.any(|page| page.registered) {
+        let is_told = |(start, bytes, _): &&(usize, usize, Message)| {
+            pages(*start, *bytes).filter_map(|at| state.get(at)).any(|page| page.registered)
+        };
+        let told: Vec<_> = all.iter().filter(is_told).copied().collect();
+        if self.mode == Mode::Inline || told.is_empty() {
             drop(state);
             return act();
         }
         let thread = schedule::me();
-        state.changing += 1;
+        state.changing += told.len();
         drop(state);
         let act = if before {
             Some(act)
@@ -114,17 +122,21 @@ impl Space {
             act();
             None
         };
-        schedule::point();
-        let mut state = self.lock();
-        state.events.push_back(Event { thread, message });
-        self.ring(&mut state);
-        while state.events.iter().any(|event| event.thread == thread) {
-            drop(state);
-            schedule::wait("its event to be read".to_owned(), None);
-            state = self.lock();
+        for (_, _, message) in told {
+            schedule::point();
+            let mut state = self.lock();
+            state.events.push_back(Event { thread, message });
+            self.ring(&mut state);
+            while state.events.iter().any(|event| event.thread == thread) {
+                drop(state);
+                schedule::wait("its event to be read".to_owned(), None);
+                state = self.lock();
+            }
+            state.changing -= 1;
         }
-        state.changing -= 1;
         let Some(act) = act else { return };
+        let (start, bytes, _) = all[0];
+        let mut state = self.lock();
         state.dropping.push((start, start + bytes));
         let slow = state.random.one_in(4);
         drop(state);
@@ -178,16 +190,18 @@ impl Space {
     pub(in crate::sim) fn unmap(&self, start: usize, bytes: usize, each: &dyn Fn(usize)) {
         self.schedule.note("munmap", [self.page(start) as u64, (bytes / PAGE_BYTES) as u64, 0]);
         let message = Message::Unmap { start, end: start + bytes };
-        self.change(start, bytes, message, || {
-            for at in pages(start, bytes) {
-                let mut state = self.lock();
-                state.take_away(at);
-                if let Some(page) = state.get_mut(at) {
-                    *page = Page::UNMAPPED;
-                }
-                each(at);
+        self.change(start, bytes, message, || self.leave_empty(start, bytes, each));
+    }
+
+    fn leave_empty(&self, start: usize, bytes: usize, each: &dyn Fn(usize)) {
+        for at in pages(start, bytes) {
+            let mut state = self.lock();
+            state.take_away(at);
+            if let Some(page) = state.get_mut(at) {
+                *page = Page::UNMAPPED;
             }
-        });
+            each(at);
+        }
     }
 
     /// `mremap` to a range where nothing is mapped; `each` is called for each page, with its old
@@ -199,6 +213,18 @@ impl Space {
         bytes: usize,
         each: &dyn Fn(usize, usize),
     ) -> Result<(), Errno> {
+        self.remap_onto(from, to, bytes, &|_| {}, each)
+    }
+
+    /// `mremap` with `MREMAP_FIXED`: what is there ends. `ends` is called for each page of it.
+    pub(in crate::sim) fn remap_onto(
+        &self,
+        from: usize,
+        to: usize,
+        bytes: usize,
+        ends: &dyn Fn(usize),
+        each: &dyn Fn(usize, usize),
+    ) -> Result<(), Errno> {
         if !self.lock().is_one_mapping(from, bytes) {
             return Err(Errno::FAULT);
         }
@@ -206,7 +232,12 @@ impl Space {
             "mremap",
             [self.page(from) as u64, self.page(to) as u64, (bytes / PAGE_BYTES) as u64],
         );
-        self.change(from, bytes, Message::Remap { from, to, bytes }, || {
+        let changes = [
+            (to, bytes, Message::Unmap { start: to, end: to + bytes }),
+            (from, bytes, Message::Remap { from, to, bytes }),
+        ];
+        self.change_all(&changes, || {
+            self.leave_empty(to, bytes, ends);
             for (from, to) in pages(from, bytes).zip(pages(to, bytes)) {
                 let mut state = self.lock();
                 let page = state.get_mut(from).expect("mapped");

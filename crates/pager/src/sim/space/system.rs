@@ -249,7 +249,12 @@ impl System for Arc<Space> {
         if denied && answer.bytes > 0 {
             answer = refused(Errno::EXIST);
         }
-        self.noted(&state, "move", (from, to), answer)
+        let answer = self.noted(&state, "move", (from, to), answer);
+        drop(state);
+        if side == Side::Staging {
+            self.stop(Halt::Captured);
+        }
+        answer
     }
 
     unsafe fn copy(&self, side: Side, from: usize, to: usize, bytes: usize) -> Progress {
