@@ -58,7 +58,7 @@ static void none(void) {
     ballast_verify(&b, "no descriptors");
 }
 
-static void use_few(void) {
+static void few(void) {
     struct rlimit limit = {4, 4};
     CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
     ballast_make(&b, 3 * limit_bytes(), 1);
@@ -82,7 +82,7 @@ static void few_later(void) {
     map_anonymous(2 * limit_bytes());
     struct timespec moment = {0, 50000000};
     nanosleep(&moment, NULL);
-    use_few();
+    few();
 }
 
 /* A program with one thread gets the lowest free number for each file that it opens, also while its size is watched,
@@ -126,7 +126,7 @@ static void ends(void) {
 
 int main(int count, char **arguments) {
     const struct behaviour cases[] = {
-        {"range", range}, {"loop", loop}, {"from", from}, {"dup_over", dup_over}, {"few", use_few},
+        {"range", range}, {"loop", loop}, {"from", from}, {"dup_over", dup_over}, {"few", few},
         {"few_later", few_later}, {"none", none}, {"ends", ends}, {"lowest", lowest},
     };
     return CHOOSE(cases);

@@ -171,7 +171,7 @@ impl Steady<'_> {
         self.0.iter().any(|event| changes(event.message, start, end))
     }
 
-    /// Where the mapping was moved to that `page` is in since, as a change says that waits to be applied.
+    /// The new place of the mapping that was moved onto `page`, by a change that waits to be applied.
     pub(crate) fn moved_onto(&self, page: usize) -> Option<usize> {
         self.0.iter().rev().find_map(|event| match event.message {
             Message::Remap { to, bytes, .. } if (to..to + bytes).contains(&page) => Some(to),

@@ -3,8 +3,8 @@
 //! A program that moves a mapping onto memory in use, past the C library (`mremap` with `MREMAP_FIXED`), replaces that
 //! memory at once, and its events come after. A capture in between takes pages of the new mapping for those of the old
 //! one. The kernel says whether a change is under way, and does so until the change's events were read, which nobody
-//! does while a capture goes on. So a capture after which none is under way was before any. After another one the
-//! events are read; and what was captured where they say that a mapping was moved to is in doubt: if it was there
+//! does while a capture goes on. So a capture begins when none is under way, and one after which none is under way was
+//! before any. After another one, in whose few microseconds a change has begun, the events are read; and what was captured where they say that a mapping was moved to is in doubt: if it was there
 //! before, it is to be dropped, and if it came with the move, it is to be put back. Which of the two is known once the
 //! move is applied (`Engine::settle_doubts`).
 
@@ -15,7 +15,7 @@ use zfolio_sys::uffd::Progress;
 use super::Mover;
 
 /// Nothing was captured: the mapping has changed.
-const REFUSED: Progress = Progress { bytes: 0, stopped: Some(Errno::CANCELED) };
+pub(super) const REFUSED: Progress = Progress { bytes: 0, stopped: Some(Errno::CANCELED) };
 
 /// What one call has captured: all of it before the change, or all of it after.
 #[derive(Debug)]
