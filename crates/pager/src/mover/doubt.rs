@@ -4,9 +4,10 @@
 //! memory at once, and its events come after. A capture in between takes pages of the new mapping for those of the old
 //! one. The kernel says whether a change is under way, and does so until the change's events were read, which nobody
 //! does while a capture goes on. So a capture begins when none is under way, and one after which none is under way was
-//! before any. After another one, in whose few microseconds a change has begun, the events are read; and what was captured where they say that a mapping was moved to is in doubt: if it was there
-//! before, it is to be dropped, and if it came with the move, it is to be put back. Which of the two is known once the
-//! move is applied (`Engine::settle_doubts`).
+//! before any. After another one, in whose few microseconds a change has begun, the events are read; and what was
+//! captured where they say that a mapping was moved to is in doubt: if it was there before, it is to be dropped, and if
+//! it came with the move, it is to be put back. Which of the two is known once the move is applied
+//! (`Engine::apply_changes`).
 
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_sys::Errno;
