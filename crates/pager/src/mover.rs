@@ -34,7 +34,7 @@ use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::sync::Mutex;
 use zfolio_sys::Errno;
 use zfolio_sys::map::Reservation;
-use zfolio_sys::uffd::{Message, Messages};
+use zfolio_sys::uffd::{Message, Messages, Progress};
 
 use crate::fatal;
 use crate::folio::{Geometry, Units};
@@ -48,6 +48,9 @@ pub(crate) use staging::{Full, Hollow};
 
 use staging::Staging;
 
+/// Nothing was moved: a change of the mapping waits to be applied.
+const REFUSED: Progress = Progress { bytes: 0, stopped: Some(Errno::CANCELED) };
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Mover {
@@ -55,6 +58,7 @@ pub(crate) struct Mover {
     pub(crate) inbox: Inbox,
     pub(crate) announced: Announced,
     staging: Staging,
+    /// What was captured while a change of mappings began that is not applied yet.
     doubts: Mutex<{ rank::DOUBTS }, Vec<Doubt>>,
     /// A folio of zeros, to copy from.
     zeros: Reservation,

@@ -96,15 +96,14 @@ pub fn free_bytes(path: &Path) -> Result<u64, Errno> {
 ///
 /// `ACCESS`, `PERM` or `ROFS`: the directory may not be written to. `NOSPC`.
 pub fn open_unlinked(directory: &Path) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    let mode = Mode::RUSR | Mode::WUSR;
-    match files::open_first(|| rustix::fs::open(directory, flags | OFlags::TMPFILE, mode)) {
+    let (flags, mode) = (OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR);
+    files::open_first(|| match rustix::fs::open(directory, flags | OFlags::TMPFILE, mode) {
         // Not every file system has files without a name (NFS, FUSE); ISDIR is the answer of an old one.
         Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT) => {
             open_and_unlink(directory)
         }
         answer => answer,
-    }
+    })
 }
 
 /// As [`open_unlinked`], by giving the file a name for a moment.

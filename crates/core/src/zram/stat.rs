@@ -154,8 +154,8 @@ impl<S: PageSource> Zram<S> {
 
     /// The same with these figures of the pool.
     fn bytes_with(&self, pool: &PoolStats) -> u64 {
-        let outside = self.backing_tables_bytes() + self.apart_tables_bytes();
-        let tables = self.table.bytes() as u64 + outside;
+        let tables =
+            self.table.bytes() as u64 + self.backing_tables_bytes() + self.apart_tables_bytes();
         pool.pages_used * PAGE_BYTES as u64 + pool.metadata_bytes + tables
     }
 
@@ -250,8 +250,9 @@ impl<S: PageSource> Zram<S> {
     }
 
     /// Notes the most that was used since the last note, for `mem_used_max`: what the pool had at most, which it
-    /// knows exactly, and the tables of now. Both were never as large together if these have grown since: a note is
-    /// taken before units leave the pool for a backing, and where the tables of pages apart grow or shrink.
+    /// knows exactly, and the tables of now. If tables grew after the pool had its most, the two were never as large
+    /// together. So a note is taken before units leave the pool for a backing, and where the tables of pages apart grow
+    /// or shrink.
     pub(super) fn note_used(&self) {
         let pages_used = self.store.pool().take_pages_used_max();
         let pool = PoolStats { pages_used, ..self.store.pool_stats() };

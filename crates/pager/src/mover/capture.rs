@@ -6,9 +6,8 @@ use zfolio_core::page::PAGE_BYTES;
 use zfolio_sys::Errno;
 use zfolio_sys::uffd::Progress;
 
-use super::Mover;
-use super::doubt::REFUSED;
 use super::staging::{Full, Hollow};
+use super::{Mover, REFUSED};
 use crate::folio::Units;
 use crate::system::Side;
 
@@ -151,28 +150,26 @@ impl Mover {
 
     #[allow(unsafe_code, reason = "the capture itself")]
     fn take_out(&self, from: usize, to: usize, bytes: usize) -> Progress {
-        loop {
+        let steady = loop {
             let steady = self.inbox.steady();
             // By now the address may belong to another mapping (EVT-3).
             if steady.has_change(from, from + bytes) {
                 return REFUSED;
             }
-            if self.system.is_changing() {
-                drop(steady);
-                self.let_change_happen();
-                continue;
-            }
-            // SAFETY: the program finds the bytes again through the messages of its own side, with
-            // which the folio is registered, and the folio's lock is held until its state says where
-            // they are.
-            let progress = unsafe { self.system.move_pages(Side::Staging, from, to, bytes) };
-            // No event was read meanwhile: a change that was made before the move is still under way.
             if !self.system.is_changing() {
-                return progress;
+                break steady;
             }
             drop(steady);
-            return self.check_capture((from, to, bytes), progress);
-        }
+            self.let_change_happen();
+        };
+        // SAFETY: the program finds the bytes again through the messages of its own side, with
+        // which the folio is registered, and the folio's lock is held until its state says where
+        // they are.
+        let progress = unsafe { self.system.move_pages(Side::Staging, from, to, bytes) };
+        // No event was read meanwhile: a change that was made before the move is still under way.
+        let was_changed = self.system.is_changing();
+        drop(steady);
+        if was_changed { self.check_capture((from, to, bytes), progress) } else { progress }
     }
 
     /// Puts back every page of `part` that an unfinished capture has moved into the slot (MOVE-3).

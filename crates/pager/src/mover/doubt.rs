@@ -10,13 +10,9 @@
 //! (`Engine::apply_changes`).
 
 use zfolio_core::page::PAGE_BYTES;
-use zfolio_sys::Errno;
 use zfolio_sys::uffd::Progress;
 
-use super::Mover;
-
-/// Nothing was captured: the mapping has changed.
-pub(super) const REFUSED: Progress = Progress { bytes: 0, stopped: Some(Errno::CANCELED) };
+use super::{Mover, REFUSED};
 
 /// What one call has captured: all of it before the change, or all of it after.
 #[derive(Debug)]
@@ -41,19 +37,18 @@ impl Mover {
             self.let_change_happen();
         }
         let steady = self.inbox.steady();
-        let pages = || (0..bytes).step_by(PAGE_BYTES);
-        let came_with = |at| steady.moved_onto(from + at);
-        if !pages().any(|at| came_with(at).is_some()) {
+        let target = |at| Some((at, steady.moved_onto(from + at)?));
+        let moved_onto: Vec<_> = (0..bytes).step_by(PAGE_BYTES).filter_map(target).collect();
+        if moved_onto.is_empty() {
             // What seems to be missing may have been moved away.
             let is_known = progress.bytes > 0 || !steady.has_change(from, from + bytes);
             return if is_known { progress } else { REFUSED };
         }
+        drop(steady);
         let mut doubts: Vec<Doubt> = Vec::new();
-        for (at, target) in pages().filter_map(|at| Some((at, came_with(at)?))) {
-            let mut present = [0];
-            let answer = self.system.residency(to + at, PAGE_BYTES, &mut present);
+        for (at, target) in moved_onto {
             // What was moved and not reported (MOVE-3), too.
-            if at >= progress.bytes && (answer.is_err() || present[0] & 1 == 0) {
+            if at >= progress.bytes && !self.has_page(to + at) {
                 continue;
             }
             if doubts.last().is_none_or(|last| last.target != target) {
@@ -64,10 +59,16 @@ impl Mover {
             doubt.bytes.extend_from_slice(self.page_of_slot(to + at));
             self.release_pages(to + at, PAGE_BYTES);
         }
-        drop(steady);
         self.doubts.lock().append(&mut doubts);
         self.undo(to, from, 0..bytes);
         REFUSED
+    }
+
+    /// Whether a page is seen at an address: one that was swapped out is not.
+    fn has_page(&self, address: usize) -> bool {
+        let mut present = [0];
+        let answer = self.system.residency(address, PAGE_BYTES, &mut present);
+        answer.is_ok() && present[0] & 1 == 1
     }
 
     #[allow(unsafe_code, reason = "a page of the caller's slot")]
@@ -94,11 +95,7 @@ impl Mover {
     /// Puts pages back that came with the move of a mapping. If one of their places has a page, that one came with the
     /// move, and they were there before it: they are dropped.
     pub(crate) fn place_doubt(&self, doubt: &Doubt) {
-        let is_present = |place: &usize| {
-            let mut present = [0];
-            self.system.residency(*place, PAGE_BYTES, &mut present).is_ok() && present[0] & 1 == 1
-        };
-        if doubt.places.iter().any(is_present) {
+        if doubt.places.iter().any(|place| self.has_page(*place)) {
             return;
         }
         for (bytes, place) in doubt.bytes.chunks_exact(PAGE_BYTES).zip(&doubt.places) {

@@ -6,8 +6,8 @@ use zfolio_core::page::PAGE_BYTES;
 use zfolio_sys::Errno;
 use zfolio_sys::uffd::Progress;
 
-use super::Mover;
 use super::staging::Full;
+use super::{Mover, REFUSED};
 use crate::fatal;
 use crate::folio::Units;
 use crate::mappings::event::Place;
@@ -106,7 +106,7 @@ impl Mover {
         let steady = self.inbox.steady();
         // A change waits to be applied: copy_in() copies each page to where it belongs by now.
         if steady.has_change(to, to + bytes) {
-            return Progress { bytes: 0, stopped: Some(Errno::CANCELED) };
+            return REFUSED;
         }
         // SAFETY: the slots' pages are the caller's to give away (STAGE-1).
         unsafe { self.system.move_pages(Side::Program, from, to, bytes) }

@@ -332,12 +332,12 @@ impl Program<'_> {
             return;
         }
         let ((start, end), target) = (self.addresses(&from), self.addresses(&to));
-        // Onto memory in use. See "What is not simulated" in docs/simulation.md for pages that were never touched.
+        // Onto memory in use, only what was touched: see "What is not simulated" in docs/simulation.md.
         if !self.is_all_free(&to) {
             from.clone().for_each(|page| _ = self.world.read(page));
         }
-        let (forget, follow) =
-            (|page| self.world.forget(page), |from, to| self.world.follow(from, to));
+        let forget = |page| self.world.forget(page);
+        let follow = |from, to| self.world.follow(from, to);
         if self.world.space.remap_onto(start, target.0, end - start, &forget, &follow).is_ok() {
             self.read_some(&to);
         }

@@ -97,12 +97,17 @@ impl Stage {
         }
     }
 
-    /// Maps a range and writes to it, has the engine adopt it, and has everything stored that can be.
-    fn map_and_store(&self, mapped: &Range<usize>, written: &Range<usize>) {
+    /// Maps a range, writes to pages of it, and has the engine adopt it.
+    fn map_and_adopt(&self, mapped: &Range<usize>, written: &Range<usize>) {
         let (start, end) = self.addresses(mapped);
         self.map(mapped, written);
-        let engine = &self.world.engine;
-        engine.adopt(start, end).expect("the kernel refuses nothing");
+        self.world.engine.adopt(start, end).expect("the kernel refuses nothing");
+    }
+
+    /// The same, and has everything stored that can be.
+    fn map_and_store(&self, mapped: &Range<usize>, written: &Range<usize>) {
+        self.map_and_adopt(mapped, written);
+        let ((start, end), engine) = (self.addresses(mapped), &self.world.engine);
         let table = engine.table.read();
         while engine.reclaim_one(&table, 0, By::Background) != Reclaimed::Nothing {}
         for (_, lock) in table.known_folios(start, end) {
@@ -111,15 +116,9 @@ impl Stage {
         }
     }
 
-    /// `mremap` without the engine. It returns once the handler has read its event.
+    /// `mremap` without the engine, to a place where memory in use ends. It returns once the handler has read its
+    /// events.
     fn move_raw(&self, from: &Range<usize>, to: &Range<usize>) {
-        let ((start, end), (to, _)) = (self.addresses(from), self.addresses(to));
-        let follow = |from, to| self.world.follow(from, to);
-        self.world.space.remap(start, to, end - start, &follow).expect("one mapping");
-    }
-
-    /// The same with `MREMAP_FIXED`, onto memory in use.
-    fn move_onto_raw(&self, from: &Range<usize>, to: &Range<usize>) {
         let ((start, end), (to, _)) = (self.addresses(from), self.addresses(to));
         let forget = |page| self.world.forget(page);
         let follow = |from, to| self.world.follow(from, to);
@@ -275,9 +274,7 @@ fn an_outdated_fault_gets_what_lies_there_now() {
 #[test]
 fn a_capture_does_not_take_what_was_mapped_after_a_raw_unmap() {
     let first = |stage: &Stage| {
-        let (start, end) = stage.addresses(&OLD);
-        stage.map(&OLD, &OLD);
-        stage.world.engine.adopt(start, end).expect("the kernel refuses nothing");
+        stage.map_and_adopt(&OLD, &OLD);
         stage.world.space.halt(Halt::Capture);
         let table = stage.world.engine.table.read();
         stage.world.engine.reclaim_one(&table, 0, By::Background);
@@ -303,28 +300,23 @@ fn a_capture_does_not_take_what_is_moved_there() {
         sources.into_iter().flat_map(|it| [(Halt::Capture, it.clone()), (Halt::Captured, it)]);
     for (halt, (written, is_stored)) in all {
         let first = |stage: &Stage| {
-            let engine = &stage.world.engine;
             if is_stored {
                 stage.map_and_store(&NEW, &NEW);
             }
-            stage.map(&OLD, &OLD);
-            let (start, end) = stage.addresses(&OLD);
-            engine.adopt(start, end).expect("the kernel refuses nothing");
+            stage.map_and_adopt(&OLD, &OLD);
             if !is_stored {
-                stage.map(&NEW, &written);
-                let (start, end) = stage.addresses(&NEW);
-                engine.adopt(start, end).expect("the kernel refuses nothing");
+                stage.map_and_adopt(&NEW, &written);
             }
             stage.world.space.halt(halt);
-            let table = engine.table.read();
-            engine.reclaim_one(&table, 0, By::Background);
+            let table = stage.world.engine.table.read();
+            stage.world.engine.reclaim_one(&table, 0, By::Background);
             drop(table);
             stage.serves.store(true, Relaxed);
             OLD.for_each(|page| stage.until(|| stage.world.read(page)));
         };
         let changer = |stage: &Stage| {
             stage.until(|| stage.world.space.has_stopped());
-            stage.move_onto_raw(&NEW, &OLD);
+            stage.move_raw(&NEW, &OLD);
         };
         play(first, changer);
     }
