@@ -1,5 +1,7 @@
 /* A seccomp filter over all threads, including those that the program did not start. */
 #include "behaviour.h"
+#include <linux/userfaultfd.h>
+#include <sys/ioctl.h>
 
 /* Forbids a call to every thread from here on. */
 static void forbid_to_all(long call) {
@@ -77,6 +79,18 @@ static void late(void) {
     ballast_verify(&b, "a sandbox");
 }
 
+/* The same with a filter that knows the call: pages can be moved, and no new ones can be made (UFFDIO_COPY). */
+static void late_copies(void) {
+    static struct ballast b;
+    ballast_make(&b, 3 * limit_bytes(), 2);
+    come_down(10);
+    struct sock_filter filter[RULE + 1];
+    forbid(filter, SYS_ioctl, 1, UFFDIO_COPY, SECCOMP_RET_ERRNO | EPERM);
+    confine(filter, RULE + 1, SECCOMP_FILTER_FLAG_TSYNC);
+    uint64_t random = 1;
+    for (;;) ballast_churn(&b, b.pages, &random);
+}
+
 /* With memory on disk, and without io_uring from here on: plain calls bring it back. Run with noise. */
 static void ring(void) {
     static struct ballast b;
@@ -87,7 +101,7 @@ static void ring(void) {
 }
 
 int main(int count, char **arguments) {
-    const struct behaviour cases[] = {{"early", early}, {"trapped", trapped}, {"late", late}, {"ring", ring},
-                                       {"forked", forked}, {"blind", blind}};
+    const struct behaviour cases[] = {{"early", early}, {"trapped", trapped}, {"late", late}, {"late_copies", late_copies},
+                                       {"ring", ring},   {"forked", forked},   {"blind", blind}};
     return CHOOSE(cases);
 }

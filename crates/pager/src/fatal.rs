@@ -185,8 +185,11 @@ fn lost(address: usize, bytes: usize, why: fmt::Arguments<'_>) -> ! {
     process::abort_now(STATUS)
 }
 
-/// The system has no page left for a fault that must be served.
+/// The system gives no page for a fault that must be served: it has none left, or a sandbox forbids to ask.
 pub(crate) fn out_of_memory(address: usize, error: Errno) -> ! {
+    if is_forbidden(error) {
+        forbidden(error);
+    }
     print(format_args!("a fault at {address:#x} cannot be served: {}", ErrnoText(error)));
     process::abort_now(STATUS)
 }

@@ -162,9 +162,16 @@ mod tests {
     }
 
     /// Goal: a page is shared while a child has it too, and not before and after. Method: three pages, of which the
-    /// parent writes to one while the child lives.
+    /// parent writes to one while the child lives; in a process of its own, of which no other test makes children.
     #[test]
     fn pages_are_shared_with_a_child() {
+        assert!(crate::testing::in_child(|| {
+            share_with_a_child();
+            true
+        }));
+    }
+
+    fn share_with_a_child() {
         let space = Reservation::new(80 * PAGE_BYTES, PAGE_BYTES).unwrap();
         let write = |page: usize| {
             let at = space.base().as_ptr().wrapping_add(page * PAGE_BYTES);

@@ -1,6 +1,7 @@
 //! What the tests of several crates share. Not part of the interface.
 
 use crate::Errno;
+use std::io::Write;
 
 /// The system calls of io_uring.
 pub const IO_URING: [libc::c_long; 3] =
@@ -23,7 +24,14 @@ pub fn in_child(life: impl FnOnce() -> bool) -> bool {
     if pid == 0 {
         // SAFETY: it sets a timer of this process; nothing handles its signal, which ends the process.
         unsafe { libc::alarm(LIFE_SECONDS_MAX) };
-        let good = std::panic::catch_unwind(std::panic::AssertUnwindSafe(life)).unwrap_or(false);
+        let life = std::panic::AssertUnwindSafe(life);
+        let good = std::panic::catch_unwind(life).unwrap_or_else(|payload| {
+            // What the hook has printed is kept for a test of this process, which nobody will read.
+            let text = payload.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| payload.downcast_ref().copied()).unwrap_or("it panicked");
+            drop(writeln!(std::io::stderr(), "in a child: {text}"));
+            false
+        });
         // SAFETY: it ends the child at once.
         unsafe { libc::_exit(i32::from(!good)) };
     }
