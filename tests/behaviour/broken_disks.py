@@ -174,6 +174,7 @@ class Cases:
         self.case("disk is busy at times", self.at_times, errno.EAGAIN)
         self.case("disk moves parts", self.at_times, Calls.PART)
         self.case("disk answers what is no answer", self.impossible)
+        self.case("disk that stalls", self.stalls)
         self.case("disk fails reads", self.reads)
         self.case("disk reads parts of slots only", self.reads_parts)
         self.case("disk fails reads for a while", self.reads_for_a_while, errno.EIO)
@@ -263,6 +264,23 @@ class Cases:
             figures = program.end()
             expect(hits > 1 and figures["written_back_fail"] > 0, f"no write has failed: {hits}, {figures}")
             return f"{figures['written_back_fail']} writes failed, no wrong byte"
+
+    def stalls(self):
+        """No write ends for four seconds, while the program wants twice its limit: it waits, with little above it."""
+        calls, program = self.failing()
+        with program:
+            program.ask(f"fill {PAGES // 3}", "filled")
+            calls.fail("w", Calls.STALL)
+            program.send(f"fill {PAGES // 3}")
+            expect(calls.wait_for(1, TIMEOUT) > 0, "no write began")
+            time.sleep(4)
+            stalled = program.resident()
+            calls.mend()
+            found = program.answer()
+            expect(found.startswith("filled"), f"'{found}'; {program.said()}")
+            program.end()
+            expect(stalled <= LIMIT + SLACK // 2, f"{stalled >> 20} MiB resident when no write had ended for 4 s")
+            return f"{stalled >> 20} MiB resident when no write had ended for 4 s"
 
     def reads(self):
         """`EIO` on read for good."""

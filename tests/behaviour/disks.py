@@ -103,8 +103,9 @@ class Loop:
 class Calls:
     """Calls that go wrong when they are told to: of all that is started with the words `before`."""
 
-    # In place of an error: a part is moved; or a part, and next comes an answer that is none.
-    PART, IMPOSSIBLE = 0, -1
+    # In place of an error: a part is moved; or a part, and next comes an answer that is none; or there is no answer
+    # until it is told something else.
+    PART, IMPOSSIBLE, STALL = 0, -1, -2
 
     def __init__(self, build, name):
         self.letters = pathlib.Path(build) / name
@@ -113,7 +114,7 @@ class Calls:
 
     def fail(self, what, how=errno.EIO):
         """From now on `r`eads, `w`rites or `b`oth go wrong; with a capital letter three of four at a place. They end
-        with an error, or do a `PART`."""
+        with an error, or do a `PART`, or wait."""
         self.tell(f"{what}{how}")
 
     def mend(self):

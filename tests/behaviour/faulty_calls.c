@@ -6,8 +6,8 @@
  *   else      none
  *
  * The number is the error with which they end. 0: a call moves half of its bytes, and says so. -1: the same, and the
- * call after it gets an answer that no kernel gives. How many have gone wrong is written to the file, as a word at its
- * byte 8.
+ * call after it gets an answer that no kernel gives. -2: a call is not answered until the file says something else.
+ * How many have gone wrong is written to the file, as a word at its byte 8.
  *
  * Only direct transfers are hit (O_DIRECT), of files without a name and of block devices: what zfolio spills to, and
  * not the temporary files of sqlite. No io_uring is granted, whose transfers nobody sees.
@@ -40,6 +40,11 @@ static void fail(const char *what) {
 
 /* Neither an error of Linux nor a count of bytes. */
 enum { IMPOSSIBLE = -5000 };
+
+/* In place of an error: see above. */
+enum { ALTERNATE = -1, STALL = -2 };
+
+enum { HELD_MAX = 4096 };
 
 /* What goes wrong: a letter, and an error or 0. */
 struct fault {
@@ -109,25 +114,39 @@ static ssize_t move_part(int listener, const struct seccomp_notif *asked) {
     return moved < 0 ? 0 : moved;
 }
 
+/* Has the kernel carry out what a thread asks for. The thread may have been killed meanwhile. */
+static void let_go(int listener, uint64_t id) {
+    struct seccomp_notif_resp answer = {id, 0, 0, SECCOMP_USER_NOTIF_FLAG_CONTINUE};
+    ioctl(listener, SECCOMP_IOCTL_NOTIF_SEND, &answer);
+}
+
 /* Answers until no process has the filter any more. */
 static void supervise(int listener, int letters) {
+    static uint64_t held[HELD_MAX];
     struct pollfd ready = {listener, POLLIN, 0};
     uint64_t hits = 0;
-    while (poll(&ready, 1, -1) > 0 && !(ready.revents & (POLLHUP | POLLERR))) {
+    for (int holds = 0;;) {
+        int found = poll(&ready, 1, holds > 0 ? 10 : -1);
+        if (found < 0 || (ready.revents & (POLLHUP | POLLERR))) break;
+        while (holds > 0 && told(letters).error != STALL) let_go(listener, held[--holds]);
+        if (found == 0) continue;
         struct seccomp_notif asked;
         memset(&asked, 0, sizeof asked);
         if (ioctl(listener, SECCOMP_IOCTL_NOTIF_RECV, &asked) != 0) continue;
         struct seccomp_notif_resp answer = {asked.id, 0, 0, SECCOMP_USER_NOTIF_FLAG_CONTINUE};
         struct fault fault = told(letters);
         if (is_hit(&asked, fault)) {
+            int is_held = fault.error == STALL && holds < HELD_MAX;
             answer.error = fault.error > 0 ? -fault.error : 0;
-            if (fault.error == -1 && hits % 2 == 1) answer.val = IMPOSSIBLE;
+            if (is_held) held[holds++] = asked.id;
+            else if (fault.error == ALTERNATE && hits % 2 == 1) answer.val = IMPOSSIBLE;
             else if (fault.error <= 0) answer.val = move_part(listener, &asked);
-            if (answer.error || answer.val) {
+            if (answer.error || answer.val || is_held) {
                 answer.flags = 0;
                 hits++;
                 if (pwrite(letters, &hits, sizeof hits, 8) != sizeof hits) _exit(1);
             }
+            if (is_held) continue;
         }
         /* The thread may have been killed meanwhile. */
         ioctl(listener, SECCOMP_IOCTL_NOTIF_SEND, &answer);

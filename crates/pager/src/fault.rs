@@ -595,6 +595,9 @@ impl Engine {
             let needed = if spare.is_none() { self.geometry().bytes_of(units) } else { 0 };
             self.limit_may_fall() && self.below_limit() > before + signed(needed as u64)
         };
+        if is_passed {
+            self.note_pass();
+        }
         if is_passed && !follows() {
             self.note_over_limit();
         }

@@ -41,6 +41,7 @@ mod pool_limit;
 mod queue;
 mod retry;
 mod site;
+mod stall;
 #[cfg(test)]
 mod tests;
 mod uring;
@@ -63,6 +64,7 @@ use crate::folio::{Folio, Table, UNITS_MAX, Units};
 use crate::rank;
 use cold::Cold;
 use pool_limit::PoolFill;
+use stall::Stall;
 
 pub use any::SpillDisk;
 pub use file::{Medium, Refusal};
@@ -102,9 +104,6 @@ const STILL_NS: u64 = 20_000_000;
 const REST_NS_MIN: u64 = 2_000_000;
 const REST_NS_MAX: u64 = 1_000_000_000;
 
-/// So long a fault waits for room while no request ends at all: the medium is stuck.
-const STUCK_NS: u64 = 1_000_000_000;
-
 /// Why a fault is not served yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Later {
@@ -138,10 +137,7 @@ pub(crate) struct Spilling {
     /// Entries that had left the pool, and writes that had failed, at the last look.
     wrote: AtomicU64,
     failed: AtomicU64,
-    /// Requests that had ended at the last look at which there were more than before, or none was under way; and when
-    /// that was.
-    ended: AtomicU64,
-    ended_ns: AtomicU64,
+    stall: Stall,
     /// A thread waits for the backing; others wait for what that thread finds.
     is_awaited: AtomicBool,
     /// Counts the looks at the backing that found something.
@@ -209,13 +205,13 @@ impl Spilling {
     /// In a child of `fork`: nobody waits, and nothing was written and nothing has failed yet. What its parent has
     /// written the parent pays for.
     pub(crate) fn start_over(&self) {
-        for count in [&self.wrote, &self.failed, &self.ended, &self.paid_bytes] {
+        for count in [&self.wrote, &self.failed, &self.paid_bytes] {
             count.store(0, Relaxed);
         }
         self.changes.store(0, Relaxed);
         self.rests_until_ns.store(0, Relaxed);
         self.rest_ns.store(0, Relaxed);
-        self.ended_ns.store(0, Relaxed);
+        self.stall.start_over();
         self.still_until_ns.store(0, Relaxed);
         self.shut_until_ns.store(0, Relaxed);
         self.wants_place.store(false, Relaxed);
@@ -591,11 +587,19 @@ impl Engine {
     /// Whether writing back is what makes room: resident memory is at its floor, or what is in the pool takes hardly
     /// less there than it would take resident.
     pub(crate) fn is_for_the_disk(&self) -> bool {
-        if self.at_floor() {
-            return true;
-        }
+        self.at_floor() || self.gains_little()
+    }
+
+    /// Whether what is in the pool takes hardly less there than it would take resident, and can be written back.
+    fn gains_little(&self) -> bool {
         let (units, unit) = (self.pooled_units(), self.geometry().unit_bytes() as u64);
         self.store.has_backing() && 4 * self.store.pool_stats().bytes_stored > 3 * units * unit
+    }
+
+    /// Whether the limit is passed even once all that is being written has left the pool, and compressing gains little:
+    /// compressing more would fill the pool for free slots that nobody may use.
+    pub(crate) fn is_disk_behind(&self) -> bool {
+        self.below_limit_soon() < 0 && self.gains_little() && self.may_spill()
     }
 
     /// Whether the pool is a large part of what passes the limit, if anything does. Where memory that cannot be moved
@@ -621,7 +625,8 @@ impl Engine {
         }
         let mut written = 0;
         let in_flight = self.store.poll();
-        if self.is_stuck(in_flight) {
+        let ended = self.store.completions();
+        if self.work.spilling.stall.may_pass(ended, in_flight, self.now_ns()) {
             return Room::None;
         }
         if self.below_limit_soon() < needed + signed(self.charge.low_bytes()) {
@@ -634,21 +639,18 @@ impl Engine {
         if writing > 0 { Room::Soon } else { Room::None }
     }
 
+    /// A fault is served over the limit.
+    pub(crate) fn note_pass(&self) {
+        if self.store.has_backing() {
+            self.work.spilling.stall.note_pass(self.now_ns());
+        }
+    }
+
     /// Has the background thread open an area.
     fn want_place(&self) -> Room {
         self.work.spilling.wants_place.store(true, Relaxed);
         self.wake_reclaimer();
         Room::Soon
-    }
-
-    /// Whether requests are under way, and none has ended for long.
-    fn is_stuck(&self, in_flight: usize) -> bool {
-        let (spilling, now) = (&self.work.spilling, self.now_ns());
-        let is_first = spilling.ended_ns.load(Relaxed) == 0;
-        if moved(&spilling.ended, self.store.completions()) || in_flight == 0 || is_first {
-            spilling.ended_ns.store(now, Relaxed);
-        }
-        now.saturating_sub(spilling.ended_ns.load(Relaxed)) > STUCK_NS
     }
 
     /// The background thread's part: writes entries back until the limit is held with a reserve, and the pool is not

@@ -153,9 +153,10 @@ impl Engine {
             // Taken anew for each folio, so that a change of a mapping waits for one folio at most.
             let table = self.table.read();
             let spilled = self.spill_ahead(&table);
-            if self.reclaim_one(&table, self.cpu(), By::Background) == Reclaimed::Nothing
-                && !spilled
-            {
+            let reclaims = !self.is_disk_behind();
+            let reclaimed = reclaims
+                && self.reclaim_one(&table, self.cpu(), By::Background) != Reclaimed::Nothing;
+            if !reclaimed && !spilled {
                 return;
             }
             turns += 1;

@@ -1,5 +1,6 @@
 //! A backing that takes its time: requests end later, in any order, and some are refused or fail for now. When it is
-//! full, it refuses a write, or accepts it and fails later. In an outage everything fails for some time.
+//! full, it refuses a write, or accepts it and fails later. In an outage everything fails for some time, and in a stall
+//! nothing ends.
 
 #![allow(clippy::disallowed_types, reason = "the disk's lock is none of the engine's")]
 
@@ -17,6 +18,10 @@ use super::schedule::{self, Schedule};
 
 /// The longest time that a request takes.
 const SLOW_NS: usize = 3_000_000;
+
+/// At one of so many requests the disk stalls: until it goes on, this long at most, none ends.
+const STALLS: usize = 3000;
+const STALL_NS: usize = 3_000_000_000;
 
 /// The longest outage: shorter than somebody waits for a unit (`spill/retry.rs`).
 pub(super) const OUTAGE_NS: usize = 5_000_000_000;
@@ -69,6 +74,8 @@ struct Book {
     pending: Vec<Pending>,
     /// When the last outage ends, or has ended.
     outage_until_ns: u64,
+    /// Until then no request ends.
+    stalls_until_ns: u64,
 }
 
 /// How a disk misbehaves.
@@ -105,7 +112,15 @@ impl Disk {
         faults: Faults,
     ) -> Disk {
         let (kept, pending) = (BTreeMap::new(), Vec::new());
-        let book = Book { random, kept, next: 0, bytes: 0, pending, outage_until_ns: 0 };
+        let book = Book {
+            random,
+            kept,
+            next: 0,
+            bytes: 0,
+            pending,
+            outage_until_ns: 0,
+            stalls_until_ns: 0,
+        };
         let book = Mutex::new(book);
         let (hurries, is_at_rest) = (AtomicBool::new(false), AtomicBool::new(false));
         let waiting = AtomicUsize::new(0);
@@ -202,6 +217,9 @@ impl Backing for Shared {
                 Ok(done) => {
                     let slow = book.random.of(&[SLOW_NS / 1000, SLOW_NS]);
                     let due_ns = now + book.random.below(slow) as u64;
+                    if book.random.one_in(STALLS) {
+                        book.stalls_until_ns = now + book.random.below(STALL_NS) as u64;
+                    }
                     book.pending.push(Pending { token: request.token, due_ns, done });
                 }
                 Err(failure) => request.refused = Some(failure),
@@ -213,7 +231,9 @@ impl Backing for Shared {
         loop {
             let hurries = self.0.hurries.load(Relaxed);
             let (now, mut book) = (self.0.schedule.now_ns(), self.0.lock());
-            let ended = book.pending.iter().position(|pending| hurries || pending.due_ns <= now);
+            let stalls = now < book.stalls_until_ns;
+            let is_due = |pending: &Pending| hurries || pending.due_ns <= now && !stalls;
+            let ended = book.pending.iter().position(is_due);
             let Some(Pending { token, done, .. }) = ended.map(|at| book.pending.swap_remove(at))
             else {
                 return;
