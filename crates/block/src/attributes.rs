@@ -80,6 +80,10 @@ const WRITABLE: [&str; 12] = [
 /// What the kernel lets be written before a disk has its size.
 const FIXED: &str = "algorithm_params";
 
+/// Further settings that a disk has for good.
+const SETTINGS: [&str; 4] =
+    ["backing_dev", "comp_algorithm", "max_comp_streams", "recomp_algorithm"];
+
 /// The names of the columns of `apart_stat`.
 pub const APART_STAT: [&str; 5] = [
     "apart_units",
@@ -142,9 +146,12 @@ impl fmt::Display for Refusal {
                 write!(f, "{given} can only be written; accepted: {}", accepted.join(", "))
             }
             Refusal::Name { given, accepted }
-                if READABLE.contains(&given.as_str()) || given == FIXED =>
+                if SETTINGS.contains(&given.as_str()) || given == FIXED =>
             {
-                write!(f, "{given} can not be changed now; accepted: {}", accepted.join(", "))
+                write!(f, "{given} is set when the disk is made; accepted: {}", accepted.join(", "))
+            }
+            Refusal::Name { given, accepted } if READABLE.contains(&given.as_str()) => {
+                write!(f, "{given} can only be read; accepted: {}", accepted.join(", "))
             }
             Refusal::Name { given, accepted } => {
                 write!(f, "'{given}' is not an attribute; accepted: {}", accepted.join(", "))
@@ -481,9 +488,11 @@ mod tests {
         );
         for (name, value) in [("comp_algorithm", "zstd"), ("algorithm_params", "level=9")] {
             let fixed = write(&ram, name, value).unwrap_err().to_string();
-            let start = format!("{name} can not be changed now; accepted: compact");
+            let start = format!("{name} is set when the disk is made; accepted: compact");
             assert!(fixed.starts_with(&start), "{fixed}");
         }
+        let figure = write(&ram, "mm_stat", "1").unwrap_err().to_string();
+        assert!(figure.starts_with("mm_stat can only be read; accepted: compact"), "{figure}");
         for name in ["idle", "algorithm_params"] {
             let deaf = read(&ram, name).unwrap_err().to_string();
             let start = format!("{name} can only be written; accepted: apart_stat, backing_dev");
@@ -672,7 +681,7 @@ mod tests {
             ("writeback_limit_enable", "2", "writeback_limit_enable: '2' is not accepted"),
             ("writeback_batch_size", "0", "writeback_batch_size: '0' is not accepted; accepted: 1"),
             ("compressed_writeback", "0", "compressed_writeback: '0' is not accepted; accepted: 1"),
-            ("backing_dev", "/x", "backing_dev can not be changed now; accepted: compact"),
+            ("backing_dev", "/x", "backing_dev is set when the disk is made; accepted: compact"),
         ] {
             let line = write(&ram, name, given).unwrap_err().to_string();
             assert!(line.starts_with(expected), "{line}");

@@ -10,6 +10,7 @@ use zfolio_core::page::PAGE_BYTES;
 
 use crate::Counts;
 use crate::ram::Ram;
+use crate::requests::Kind;
 
 pub use server::{Address, Metrics, Page};
 pub use text::{Durations, Seconds, Text, label};
@@ -55,6 +56,18 @@ impl Text {
             "Units of such pages that were joined because they were idle.",
             &[("", apart.joined_units)],
         );
+    }
+
+    /// What clients asked for.
+    fn requests(&mut self, ram: &Ram) {
+        let kinds = [Kind::Read, Kind::Write, Kind::Discard, Kind::Flush];
+        let [read, write, discard, flush] = kinds.map(|kind| ram.requests().sums(kind));
+        let (reads, writes, discards) = ("op=\"read\"", "op=\"write\"", "op=\"discard\"");
+        let requests =
+            [(reads, read.0), (writes, write.0), (discards, discard.0), ("op=\"flush\"", flush.0)];
+        self.counter("requests", "Requests of clients; zeroing is a write.", &requests);
+        let bytes = [(reads, read.1), (writes, write.1), (discards, discard.1)];
+        self.counter("request_bytes", "Bytes that these read, wrote and discarded.", &bytes);
     }
 
     /// What was done.
@@ -138,6 +151,7 @@ pub fn of_disk(name: &str, ram: &Ram, server: Counts) -> String {
     page.gauge("info", "What the disk is made of.", &[(&info, 1)]);
     page.contents(ram);
     page.apart(ram);
+    page.requests(ram);
     page.events(ram);
     page.writeback(ram);
     page.gauge("connections", "Clients that are connected.", &[("", server.live)]);
@@ -178,6 +192,12 @@ mod tests {
             Counts { refused: 3, timed_out: 4, tls_refused: 5, unknown: 6, ..Counts::default() };
         let page = of_disk("cache", &ram, counts);
         check(&page);
+        for line in [
+            "requests_total{device=\"cache\",op=\"write\"} 1\n",
+            "request_bytes_total{device=\"cache\",op=\"write\"} 8192\n",
+        ] {
+            assert!(page.contains(&format!("zfolio_device_{line}")), "no '{line}' in: {page}");
+        }
         for (reason, count) in [("full", 3), ("timeout", 4), ("tls", 5), ("unknown", 6)] {
             let line = format!(
                 "zfolio_device_refused_connections_total{{device=\"cache\",reason=\"{reason}\"}} {count}\n"

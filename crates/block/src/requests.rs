@@ -62,6 +62,12 @@ impl Requests {
         }
     }
 
+    /// The requests of a kind so far, and the bytes that these read, wrote or discarded.
+    pub(crate) fn sums(&self, kind: Kind) -> (u64, u64) {
+        let Count { requests, sectors } = self.sum(kind);
+        (requests, sectors * u64::from(SECTOR_BYTES))
+    }
+
     fn sum(&self, kind: Kind) -> Count {
         self.0.iter().map(|cpu| &cpu.0[kind as usize]).fold(Count::default(), |sum, one| Count {
             requests: sum.requests + one.requests.load(Relaxed),

@@ -124,7 +124,10 @@ fn one_line(error: &clap::Error, words: &[OsString]) -> String {
              'zfolio run --limit 2G -- python3 train.py'"
                 .to_owned()
         }
-        ErrorKind::MissingRequiredArgument => format!("{name}: missing; {hint}"),
+        ErrorKind::MissingRequiredArgument => match one_of(&argument) {
+            Some(options) => format!("{options}: missing; accepted: one of them"),
+            None => format!("{name}: missing; {hint}"),
+        },
         ErrorKind::InvalidValue if value.is_empty() => {
             format!("{name}: a value is missing; accepted: {argument}")
         }
@@ -143,6 +146,14 @@ fn one_line(error: &clap::Error, words: &[OsString]) -> String {
             format!("{}; {hint}", first.trim_start_matches("error: "))
         }
     }
+}
+
+/// The options of a group, of which clap names all: "<--nbd <ADDRESS>|--vhost-user <PATH>|--ublk[=<auto|N>]>".
+fn one_of(argument: &str) -> Option<String> {
+    let name = |option: &str| option.split([' ', '[', '>']).next().map(|name| format!("--{name}"));
+    let names: Vec<_> = argument.strip_prefix("<--")?.split("|--").filter_map(name).collect();
+    let (last, others) = names.split_last().filter(|(_, others)| !others.is_empty())?;
+    Some(format!("{} or {last}", others.join(", ")))
 }
 
 /// What clap says of a number that is not in a range is in Rust's notation: "0 is not in 1..=9".

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand, ValueEnum, ValueHint};
+use clap::{ArgGroup, Args, Subcommand, ValueEnum, ValueHint};
 use zfolio_block::address::{self, Address};
 use zfolio_block::control::REQUEST_BYTES_MAX;
 use zfolio_block::listen::Unusable;
@@ -79,6 +79,7 @@ Examples:
   zfolio device add fast --size 8G --ublk && mkfs.ext4 /dev/ublkb0
   zfolio device add big --size 64G --mem-limit 4G --writeback /var/tmp,size=40G --nbd /run/big.sock"
 )]
+#[command(group(ArgGroup::new("front-end").required(true).multiple(true).args(["nbd", "vhost_user", "ublk"])))]
 pub(crate) struct AddArgs {
     /// The name of the disk, and of its export
     #[arg(value_name = "NAME", value_parser = parse_name)]
@@ -169,8 +170,7 @@ pub(crate) struct AddArgs {
     pub(super) writeback_budget: WriteBudget,
 
     /// Where NBD clients connect; may be given several times
-    #[arg(long, value_name = "ADDRESS", required_unless_present_any = ["vhost_user", "ublk"],
-          value_parser = parse_address)]
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_address)]
     pub(super) nbd: Vec<Address>,
 
     #[command(flatten)]
@@ -316,7 +316,7 @@ pub(crate) struct ListArgs {
     #[arg(long, conflicts_with = "json")]
     pub(super) raw: bool,
 
-    /// Write JSON
+    /// Write JSON: all figures by the kernel's names, or the columns that are asked for
     #[arg(long)]
     pub(super) json: bool,
 }

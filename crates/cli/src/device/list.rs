@@ -63,7 +63,7 @@ impl Column {
     /// Reads a list of columns.
     pub(super) fn parse_all(given: &str) -> Result<Columns, String> {
         let (mut columns, names) = match given.strip_prefix('+') {
-            Some(more) => (ALL[..DEFAULT].iter().map(|(column, _)| *column).collect(), more),
+            Some(more) => (first(DEFAULT), more),
             None => (Vec::new(), given),
         };
         for name in names.split(',') {
@@ -183,6 +183,14 @@ impl Disk {
         first + &self.figures().map(line).collect::<String>()
     }
 
+    /// The cells of these columns, by the columns' names.
+    fn cells(&self, columns: &[Column], exact: bool) -> Value {
+        let cell = |column: &Column| {
+            (column.heading().to_lowercase(), Value::from(self.cell(*column, exact)))
+        };
+        Value::Object(columns.iter().map(cell).collect())
+    }
+
     pub(super) fn json(&self) -> Value {
         let mut all = json!({
             "name": self.name, "comp_algorithm": self.algorithm, "address": self.address
@@ -211,7 +219,12 @@ pub(super) fn list(arguments: &ListArgs) -> Result<ExitCode, Failure> {
     };
     let disks: Vec<Disk> = names(&directory).iter().filter_map(disk).collect();
     let text = if arguments.json {
-        Value::Array(disks.iter().map(Disk::json).collect()).to_string() + "\n"
+        let of = |disk: &Disk| {
+            arguments
+                .columns()
+                .map_or_else(|| disk.json(), |columns| disk.cells(&columns, arguments.bytes))
+        };
+        Value::Array(disks.iter().map(of).collect()).to_string() + "\n"
     } else {
         rows(arguments, &disks)
     };
@@ -221,11 +234,21 @@ pub(super) fn list(arguments: &ListArgs) -> Result<ExitCode, Failure> {
     last.map_or(Ok(ExitCode::SUCCESS), Err)
 }
 
+/// The first columns of all.
+fn first(count: usize) -> Vec<Column> {
+    ALL[..count].iter().map(|(column, _)| *column).collect()
+}
+
+impl ListArgs {
+    /// The columns that are asked for.
+    fn columns(&self) -> Option<Vec<Column>> {
+        let all = self.output_all.then(|| first(ALL.len()));
+        all.or_else(|| self.output.as_ref().map(|columns| columns.0.clone()))
+    }
+}
+
 fn rows(arguments: &ListArgs, disks: &[Disk]) -> String {
-    let count = if arguments.output_all { ALL.len() } else { DEFAULT };
-    let default = ALL[..count].iter().map(|(column, _)| *column).collect();
-    let columns: Vec<Column> =
-        arguments.output.as_ref().map_or(default, |columns| columns.0.clone());
+    let columns = arguments.columns().unwrap_or_else(|| first(DEFAULT));
     let row = |disk: &Disk| {
         columns.iter().map(|column| disk.cell(*column, arguments.bytes)).collect::<Vec<_>>()
     };

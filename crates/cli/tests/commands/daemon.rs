@@ -569,10 +569,7 @@ fn a_configuration_that_is_wrong_is_a_line_for_each() {
             "FILE:1: [a b] NAME: 'a b' is not a name; accepted: up to 64",
         ),
         ("[-x]\nsize = 8M\nnbd = /a", "FILE:1: [-x] NAME: '-x' is not a name"),
-        (
-            "[a]\nsize = 8M",
-            "FILE:1: [a] nbd: missing; accepted: what 'zfolio device add --help' lists",
-        ),
+        ("[a]\nsize = 8M", "FILE:1: [a] nbd, vhost-user or ublk: missing; accepted: one of them"),
         ("[a]\nnbd = /a", "FILE:1: [a] size: missing"),
         ("[a]\nsize = 12Q\nnbd = /a", "FILE:2: [a] size: '12Q' is not a size; accepted:"),
         (

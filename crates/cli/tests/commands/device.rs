@@ -54,6 +54,10 @@ fn a_disk_is_made_listed_changed_and_ended() {
     let is_it =
         |one: &serde_json::Value| one["name"] == disk.name.as_str() && one["mem_limit"] == 4 << 20;
     assert!(json.as_array().unwrap().iter().any(is_it), "{out}");
+    let (_, out, _) = output_of(&["device", "list", "--json", "-o", "NAME,MEM-LIMIT"]);
+    let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let row = serde_json::json!({"name": disk.name, "mem-limit": "4M"});
+    assert!(json.as_array().unwrap().contains(&row), "{out}");
     let (code, out, err) = disk.ask("set", &["mem_limit=1M", "disksize=16M", "idle=all"]);
     assert_eq!((code, out.as_str(), err.as_str()), (Some(0), "", ""));
     let (_, out, _) = disk.ask("stat", &["disksize"]);

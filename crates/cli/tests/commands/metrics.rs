@@ -1,9 +1,10 @@
-//! `zfolio run --metrics`: figures for Prometheus over HTTP.
+//! `--metrics` of runs and disks: figures for Prometheus over HTTP.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 
+use crate::disk::Disk;
 use crate::run::{first_line, works};
 use crate::stage::{output_of, zfolio};
 
@@ -45,6 +46,20 @@ fn a_run_serves_its_figures_while_it_runs() {
     // Its reader of standard error is gone, which changes nothing.
     run.wait().unwrap();
     assert!(TcpStream::connect(&address).is_err(), "it ends with the run");
+    check(&page);
+}
+
+/// Goal: the same for a disk.
+#[test]
+fn a_disk_serves_its_figures() {
+    // A port that was free a moment ago.
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let disk = Disk::start("figures", &["--size", "8M", "--metrics", &address]);
+    disk.client().write(4096, &[7; 512]).unwrap();
+    let page = page_at(&address);
+    let label = format!("device=\"{}\"", disk.name);
+    let line = format!("zfolio_device_request_bytes_total{{{label},op=\"write\"}} 512\n");
+    assert!(page.contains(&line), "no '{line}' in: {page}");
     check(&page);
 }
 

@@ -223,7 +223,9 @@ fn check(section: &Section, options: &[String]) -> Result<(), String> {
             section.entries.iter().rfind(|entry| name.strip_prefix("--") == Some(&entry.key));
         match (entry, name.strip_prefix("--")) {
             (Some(entry), _) => wrong(section, Some(entry), why),
-            (None, Some(key)) => wrong(section, None, &format!("{key}: {why}")),
+            (None, Some(keys)) => {
+                wrong(section, None, &format!("{}: {why}", keys.replace("--", "")))
+            }
             (None, None) => wrong(section, None, &line),
         }
     })
