@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 pub(crate) struct Figures {
     /// Faults that decompressed.
     pub(crate) faults_stored: u64,
-    /// How long such a fault takes from the moment when the thread faulted, in the process with most of them.
+    /// How long such a fault takes from the moment when its message was read, in the process with most of them.
     pub(crate) stored_ns_p50: u64,
     pub(crate) stored_ns_p99: u64,
     /// Faults on memory that had just been moved out, and was not yet compressed.
