@@ -8,7 +8,7 @@ use std::time::Duration;
 use zfolio_core::testing::{Random, seed};
 
 use crate::disk::{Disk, numbered, read_all, write_all};
-use crate::stage::{output_of, scratch, wait_for, zfolio};
+use crate::stage::{kill, output_of, scratch, wait_for, zfolio};
 
 /// A directory on a disk, where the build is.
 fn place(options: &str) -> String {
@@ -98,6 +98,57 @@ fn a_killed_disk_leaves_nothing_on_its_place() {
     disk.end("KILL");
     assert_eq!(fs::read_dir(&directory).unwrap().count(), 0);
     assert!(client.read(0, 512).is_err(), "nobody answers");
+}
+
+/// Goal: a disk that is killed at any moment of clients' requests, of writeback and of its policy leaves nothing at its
+/// place, and begins anew with the same name, socket and place, empty. Method: what a client writes, reads again and
+/// discards is compared until the disk is gone; its socket stays, as a killed disk leaves it.
+#[test]
+fn a_disk_that_is_killed_at_any_moment_begins_anew() {
+    const TRIM: u16 = 4;
+    const UNIT: usize = 64 << 10;
+    let (seed, directory) = (seed(), scratch("killed-anytime"));
+    let place = format!("{},size=32M", directory.display());
+    let all = ["--size", "16M", "--mem-limit", "2M", "--writeback", &place, "--writeback-age", "1"];
+    let (mut random, mut requests) = (Random::new(seed), 0);
+    for round in 0..8 {
+        let disk =
+            Disk::start("killed-anytime", &all[..if round % 2 == 0 { 2 } else { all.len() }]);
+        let mut client = disk.client();
+        let is_empty = read_all(&mut client, 16 << 20).iter().all(|byte| *byte == 0);
+        assert!(is_empty, "seed {seed}, round {round}: contents of an earlier disk");
+        let (pid, delay) = (disk.pid().into(), Duration::from_millis(random.below_u64(150)));
+        let killer = std::thread::spawn(move || {
+            std::thread::sleep(delay);
+            kill("KILL", pid);
+        });
+        let mut model = vec![vec![0; UNIT]; 256];
+        loop {
+            let unit = usize::try_from(random.below_u64(256)).unwrap();
+            let at = (unit * UNIT) as u64;
+            let Ok(found) = client.read(at, UNIT) else { break };
+            assert!(found == model[unit], "seed {seed}, round {round}, unit {unit}");
+            let bytes = if random.below_u64(4) == 0 { vec![0; UNIT] } else { random.bytes(UNIT) };
+            let kind = if bytes[..16] == [0; 16] { TRIM } else { 1 };
+            let data = if kind == TRIM { &[][..] } else { &bytes };
+            match client.request(kind, at, UNIT, data) {
+                Ok(0) => model[unit] = bytes,
+                Ok(error) => panic!("seed {seed}, round {round}: error {error}"),
+                Err(_) => break,
+            }
+            requests += 2;
+        }
+        killer.join().unwrap();
+        // Its own socket, which the end of this test's disk would remove.
+        let (socket, aside) = (disk.socket.clone(), directory.with_extension("sock"));
+        fs::hard_link(&socket, &aside).unwrap();
+        disk.end("KILL");
+        fs::rename(&aside, &socket).unwrap();
+        assert_eq!(fs::read_dir(&directory).unwrap().count(), 0, "seed {seed}, round {round}");
+    }
+    println!("seed {seed}: {requests} requests");
+    drop(Disk::named("killed-anytime"));
+    fs::remove_dir_all(&directory).unwrap();
 }
 
 /// Goal: when memory and file are full, writes fail with "no space", and nothing else does.
