@@ -114,10 +114,20 @@ static ssize_t move_part(int listener, const struct seccomp_notif *asked) {
     return moved < 0 ? 0 : moved;
 }
 
-/* Has the kernel carry out what a thread asks for. The thread may have been killed meanwhile. */
-static void let_go(int listener, uint64_t id) {
-    struct seccomp_notif_resp answer = {id, 0, 0, SECCOMP_USER_NOTIF_FLAG_CONTINUE};
+/* Answers a thread, which may have been killed meanwhile. */
+static void reply(int listener, struct seccomp_notif_resp answer) {
     ioctl(listener, SECCOMP_IOCTL_NOTIF_SEND, &answer);
+}
+
+/* The answer after which the kernel carries out what a thread has asked for. */
+static struct seccomp_notif_resp go_on(uint64_t id) {
+    return (struct seccomp_notif_resp){id, 0, 0, SECCOMP_USER_NOTIF_FLAG_CONTINUE};
+}
+
+/* Counts a call that went wrong. */
+static void count_hit(int letters, uint64_t *hits) {
+    ++*hits;
+    if (pwrite(letters, hits, sizeof *hits, 8) != sizeof *hits) _exit(1);
 }
 
 /* Answers until no process has the filter any more. */
@@ -128,28 +138,30 @@ static void supervise(int listener, int letters) {
     for (int holds = 0;;) {
         int found = poll(&ready, 1, holds > 0 ? 10 : -1);
         if (found < 0 || (ready.revents & (POLLHUP | POLLERR))) break;
-        while (holds > 0 && told(letters).error != STALL) let_go(listener, held[--holds]);
+        if (holds > 0 && told(letters).error != STALL) {
+            while (holds > 0) reply(listener, go_on(held[--holds]));
+        }
         if (found == 0) continue;
         struct seccomp_notif asked;
         memset(&asked, 0, sizeof asked);
         if (ioctl(listener, SECCOMP_IOCTL_NOTIF_RECV, &asked) != 0) continue;
-        struct seccomp_notif_resp answer = {asked.id, 0, 0, SECCOMP_USER_NOTIF_FLAG_CONTINUE};
+        struct seccomp_notif_resp answer = go_on(asked.id);
         struct fault fault = told(letters);
         if (is_hit(&asked, fault)) {
-            int is_held = fault.error == STALL && holds < HELD_MAX;
-            answer.error = fault.error > 0 ? -fault.error : 0;
-            if (is_held) held[holds++] = asked.id;
-            else if (fault.error == ALTERNATE && hits % 2 == 1) answer.val = IMPOSSIBLE;
-            else if (fault.error <= 0) answer.val = move_part(listener, &asked);
-            if (answer.error || answer.val || is_held) {
-                answer.flags = 0;
-                hits++;
-                if (pwrite(letters, &hits, sizeof hits, 8) != sizeof hits) _exit(1);
+            if (fault.error == STALL && holds < HELD_MAX) {
+                held[holds++] = asked.id;
+                count_hit(letters, &hits);
+                continue;
             }
-            if (is_held) continue;
+            answer.error = fault.error > 0 ? -fault.error : 0;
+            if (fault.error == ALTERNATE && hits % 2 == 1) answer.val = IMPOSSIBLE;
+            else if (fault.error <= 0) answer.val = move_part(listener, &asked);
+            if (answer.error || answer.val) {
+                answer.flags = 0;
+                count_hit(letters, &hits);
+            }
         }
-        /* The thread may have been killed meanwhile. */
-        ioctl(listener, SECCOMP_IOCTL_NOTIF_SEND, &answer);
+        reply(listener, answer);
     }
 }
 

@@ -101,7 +101,8 @@ static void ring(void) {
 }
 
 int main(int count, char **arguments) {
-    const struct behaviour cases[] = {{"early", early}, {"trapped", trapped}, {"late", late}, {"late_copies", late_copies},
-                                       {"ring", ring},   {"forked", forked},   {"blind", blind}};
+    const struct behaviour cases[] = {{"early", early}, {"trapped", trapped}, {"late", late},
+                                       {"late_copies", late_copies}, {"ring", ring}, {"forked", forked},
+                                       {"blind", blind}};
     return CHOOSE(cases);
 }

@@ -60,14 +60,22 @@ impl Text {
 
     /// What clients asked for.
     fn requests(&mut self, ram: &Ram) {
-        let kinds = [Kind::Read, Kind::Write, Kind::Discard, Kind::Flush];
-        let [read, write, discard, flush] = kinds.map(|kind| ram.requests().sums(kind));
-        let (reads, writes, discards) = ("op=\"read\"", "op=\"write\"", "op=\"discard\"");
-        let requests =
-            [(reads, read.0), (writes, write.0), (discards, discard.0), ("op=\"flush\"", flush.0)];
+        let sums = [
+            (Kind::Read, "op=\"read\""),
+            (Kind::Write, "op=\"write\""),
+            (Kind::Discard, "op=\"discard\""),
+            (Kind::Flush, "op=\"flush\""),
+        ]
+        .map(|(kind, op)| (op, ram.requests().sums(kind)));
+        let requests = sums.map(|(op, (requests, _))| (op, requests));
         self.counter("requests", "Requests of clients; zeroing is a write.", &requests);
-        let bytes = [(reads, read.1), (writes, write.1), (discards, discard.1)];
-        self.counter("request_bytes", "Bytes that these read, wrote and discarded.", &bytes);
+        // A flush has no bytes.
+        let bytes = sums.map(|(op, (_, bytes))| (op, bytes));
+        self.counter(
+            "request_bytes",
+            "Bytes that requests read, wrote and discarded.",
+            &bytes[..3],
+        );
     }
 
     /// What was done.

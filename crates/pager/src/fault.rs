@@ -597,9 +597,9 @@ impl Engine {
         };
         if is_passed {
             self.note_pass();
-        }
-        if is_passed && !follows() {
-            self.note_over_limit();
+            if !follows() {
+                self.note_over_limit();
+            }
         }
         Ok(spare.or(Some(Spare::Room)))
     }

@@ -137,6 +137,7 @@ pub(crate) struct Spilling {
     /// Entries that had left the pool, and writes that had failed, at the last look.
     wrote: AtomicU64,
     failed: AtomicU64,
+    /// For how long no request has ended.
     stall: Stall,
     /// A thread waits for the backing; others wait for what that thread finds.
     is_awaited: AtomicBool,

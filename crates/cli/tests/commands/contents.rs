@@ -10,6 +10,9 @@ use zfolio_core::testing::{Random, seed};
 use crate::disk::{Disk, numbered, read_all, write_all};
 use crate::stage::{kill, output_of, scratch, wait_for, zfolio};
 
+/// NBD's request to discard.
+const TRIM: u16 = 4;
+
 /// A directory on a disk, where the build is.
 fn place(options: &str) -> String {
     format!("{}{options}", scratch("contents").display())
@@ -60,7 +63,6 @@ fn a_disk_writes_back_what_memory_has_no_room_for() {
 /// Goal: what is discarded gives its room on the disk back, although nothing is written any more.
 #[test]
 fn what_is_discarded_frees_its_file() {
-    const TRIM: u16 = 4;
     let place = place(",size=64M");
     let disk =
         Disk::start("trimmed", &["--size", "64M", "--mem-limit", "2M", "--writeback", &place]);
@@ -105,7 +107,6 @@ fn a_killed_disk_leaves_nothing_on_its_place() {
 /// discards is compared until the disk is gone; its socket stays, as a killed disk leaves it.
 #[test]
 fn a_disk_that_is_killed_at_any_moment_begins_anew() {
-    const TRIM: u16 = 4;
     const UNIT: usize = 64 << 10;
     let (seed, directory) = (seed(), scratch("killed-anytime"));
     let place = format!("{},size=32M", directory.display());
@@ -139,7 +140,7 @@ fn a_disk_that_is_killed_at_any_moment_begins_anew() {
             requests += 2;
         }
         killer.join().unwrap();
-        // Its own socket, which the end of this test's disk would remove.
+        // `Disk::end` removes the socket, which a killed disk leaves: it is put aside meanwhile.
         let (socket, aside) = (disk.socket.clone(), directory.with_extension("sock"));
         fs::hard_link(&socket, &aside).unwrap();
         disk.end("KILL");
@@ -147,6 +148,7 @@ fn a_disk_that_is_killed_at_any_moment_begins_anew() {
         assert_eq!(fs::read_dir(&directory).unwrap().count(), 0, "seed {seed}, round {round}");
     }
     println!("seed {seed}: {requests} requests");
+    // Removes the socket.
     drop(Disk::named("killed-anytime"));
     fs::remove_dir_all(&directory).unwrap();
 }

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::Write as _;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -14,7 +14,9 @@ use zfolio_core::testing::Random;
 
 use crate::disk::{Disk, numbered, read_all, write_all};
 use crate::run::first_line;
-use crate::stage::{Nobody, kill, output_of, scratch, state, texts, wait_for, zfolio};
+use crate::stage::{
+    Nobody, free_address, kill, output_of, scratch, state, texts, wait_for, zfolio,
+};
 
 const BYTES: usize = 4 << 20;
 
@@ -525,8 +527,7 @@ fn what_is_written_at_the_end_is_saved() {
     let folder = scratch("daemon-busy");
     let file = folder.join("disk");
     let file = file.to_str().unwrap();
-    // A port that was free a moment ago.
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let port = free_address();
     let metrics = port.to_string();
     let disk = Disk::start("busy", &["--size", "8M", "--save", file, "--metrics", &metrics]);
     let mut slow = TcpStream::connect(port).unwrap();

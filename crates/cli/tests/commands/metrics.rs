@@ -1,12 +1,12 @@
 //! `--metrics` of runs and disks: figures for Prometheus over HTTP.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::process::{Command, Stdio};
 
 use crate::disk::Disk;
 use crate::run::{first_line, works};
-use crate::stage::{output_of, zfolio};
+use crate::stage::{free_address, output_of, zfolio};
 
 fn page_at(address: &str) -> String {
     let mut stream = TcpStream::connect(address).expect("it listens");
@@ -52,8 +52,7 @@ fn a_run_serves_its_figures_while_it_runs() {
 /// Goal: the same for a disk.
 #[test]
 fn a_disk_serves_its_figures() {
-    // A port that was free a moment ago.
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let address = free_address().to_string();
     let disk = Disk::start("figures", &["--size", "8M", "--metrics", &address]);
     disk.client().write(4096, &[7; 512]).unwrap();
     let page = page_at(&address);

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::mem::offset_of;
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -261,6 +262,11 @@ pub(crate) fn kill(signal: &str, pid: i64) {
     let command = format!("kill -s {signal} -- {pid}");
     let status = Command::new("sh").args(["-c", &command]).status().expect("there is a shell");
     assert!(status.success(), "{command}");
+}
+
+/// An address of this machine whose port was free a moment ago.
+pub(crate) fn free_address() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").expect("there are ports").local_addr().expect("it is bound")
 }
 
 /// Waits up to ten seconds for `condition`.

@@ -153,8 +153,7 @@ impl Engine {
             // Taken anew for each folio, so that a change of a mapping waits for one folio at most.
             let table = self.table.read();
             let spilled = self.spill_ahead(&table);
-            let reclaims = !self.is_disk_behind();
-            let reclaimed = reclaims
+            let reclaimed = !self.is_disk_behind()
                 && self.reclaim_one(&table, self.cpu(), By::Background) != Reclaimed::Nothing;
             if !reclaimed && !spilled {
                 return;
