@@ -81,8 +81,7 @@ const FAST: CodecId = CodecId::FIRST;
 const DENSE: CodecId = CodecId::SECOND;
 
 /// Before a change to the dense codec the reviews must also cover so many loads: one for every 16 stored
-/// units, because all of these are repacked after the change. (In the middle of its increments `usemem`
-/// has 8000 loads in a row that more memory would have saved, and after them none for 250,000.)
+/// units, because all of these are repacked after the change.
 const REPACK_SHARE: u64 = 16;
 
 /// Of the first units that are compressed one in 8 is a sample, later one in 512.
@@ -208,6 +207,13 @@ impl Samples {
     fn saved_bytes(&self, stored: Stored) -> u64 {
         let [fast, dense] = self.stored_bytes(stored);
         kept_bytes(fast.saturating_sub(dense), stored.unit_bytes, dense / stored.units.max(1))
+    }
+
+    /// So many loads in a row may be saved by the dense codec and none after them: the units that its memory keeps
+    /// resident come back once. (`usemem` at half of its need has 8000 to 12,000 in the middle of its increments, and
+    /// then none for 250,000.)
+    fn once(&self, stored: Stored) -> u64 {
+        self.saved_bytes(stored) / stored.unit_bytes
     }
 
     /// Whether what is stored would take more than `most` bytes with the fast codec, and noticeably
@@ -468,10 +474,10 @@ impl Density {
         self.hand.store(if repacks { 0 } else { DONE }, Relaxed);
     }
 
-    /// Notes what a review found: whether the dense codec pays. `units` are stored.
-    fn vote(&self, pays: bool, units: u64) {
+    /// Notes what a review found: whether the dense codec pays. Before a change to it reviews cover so many `loads`.
+    fn vote(&self, pays: bool, loads: u64) {
         let pays = pays || self.stays_dense.load(Relaxed);
-        if self.switch.vote(pays, units / REPACK_SHARE / REVIEW_LOADS) {
+        if self.switch.vote(pays, loads / REVIEW_LOADS) {
             self.use_dense(pays);
         }
     }
@@ -487,7 +493,7 @@ impl Density {
     ) -> u64 {
         if let Some(verdict) = samples.verdict(stored.is_dense, span) {
             let pays = self.switch.wants_on(verdict) || samples.fills(stored, limit_bytes);
-            self.vote(pays, stored.units);
+            self.vote(pays, (stored.units / REPACK_SHARE).max(samples.once(stored)));
         }
         samples.saved_bytes(stored)
     }

@@ -165,10 +165,29 @@ fn several_reviews_in_a_row_change_the_codec() {
 #[test]
 fn much_that_is_stored_is_not_repacked_for_a_few_loads() {
     let density = Density::new(2, (UnitOrder::DEFAULT, UnitOrder::DEFAULT));
-    // A 16th of a million units are 65,536 loads.
-    (0..255).for_each(|_| density.vote(true, 1 << 20));
+    let fast = Sums { bytes: 6 << 10, compress_ns: 10_000, decompress_ns: 6_000 };
+    let samples = Samples::of([fast, Sums { bytes: fast.bytes - 64, ..fast }]);
+    // A 16th of a million units are 65,536 loads, 256 for each review. The dense codec would keep 6,700 units.
+    let review = || density.review(&samples, stored(16 << 10), &span(100, 0), u64::MAX);
+    (0..255).for_each(|_| _ = review());
     assert_eq!(density.codec(), FAST);
-    density.vote(true, 1 << 20);
+    review();
+    assert_eq!(density.codec(), DENSE);
+}
+
+/// Goal: a run of loads that the dense codec would have saved changes nothing while it may be the only one: as many as
+/// units that its memory would keep.
+#[test]
+fn what_is_saved_once_changes_nothing() {
+    let density = Density::new(2, (UnitOrder::DEFAULT, UnitOrder::DEFAULT));
+    // 76,800 units, of which a sixth more would be resident: 50 reviews.
+    let review = || density.review(&samples(), stored(1200), &span(100, 0), u64::MAX);
+    (0..49).for_each(|_| _ = review());
+    assert_eq!(density.codec(), FAST);
+    density.review(&samples(), stored(1200), &span(0, 0), u64::MAX);
+    (0..49).for_each(|_| _ = review());
+    assert_eq!(density.codec(), FAST);
+    review();
     assert_eq!(density.codec(), DENSE);
 }
 
