@@ -41,6 +41,11 @@ const WAIT_MS: u16 = 20;
 /// The same while faults wait for the backing.
 const WAIT_ASIDE_MS: u16 = 1;
 
+/// So many faults that were put aside are served before messages are read again: else the disk has nothing to do while
+/// those are served for which it has read, their threads fault again together, and the handler has nothing to do while
+/// it reads for them.
+const SERVE_AT_ONCE: u32 = 4;
+
 /// If a message waits so long while the handler does not run, the handler is unpinned.
 const STUCK_NS: u64 = 10_000_000;
 
@@ -198,8 +203,14 @@ impl Engine {
         self.work.place.iter().for_each(|place| place.ended().clear());
         self.poll_backing(&table);
         drop(table);
-        let mut asked = false;
+        let (mut asked, mut served_since) = (false, 0);
         for _ in 0..count {
+            if served_since == SERVE_AT_ONCE {
+                served_since = 0;
+                if !self.keep_backing_busy(after) {
+                    return false;
+                }
+            }
             let Some(mut aside) = inbox.take_aside() else { break };
             let Message::Fault { address, thread } = aside.event.message else { continue };
             let mut is_due = self.is_time(aside.later) && !inbox.has_change();
@@ -218,7 +229,7 @@ impl Engine {
                     inbox.keep_aside(aside);
                     return false;
                 }
-                Some(Ok(())) => {}
+                Some(Ok(())) => served_since += 1,
                 Some(Err(later)) => {
                     if later != aside.later {
                         aside.tries = Tries::default();
@@ -236,6 +247,18 @@ impl Engine {
             self.poll_backing(&table);
         }
         true
+    }
+
+    /// Serves what has come while faults were served that had been put aside, and sends what it wants of the backing.
+    /// False: a message could not be served now.
+    fn keep_backing_busy(&self, after: &mut dyn FnMut(u32)) -> bool {
+        self.mover.read_messages();
+        if self.mover.inbox.first().is_none() {
+            return true;
+        }
+        let all = self.serve_messages(after);
+        self.table.try_read().iter().for_each(|table| self.poll_backing(table));
+        all
     }
 
     /// Called by the background thread: unpins a handler that is kept from running.

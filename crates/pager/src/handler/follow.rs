@@ -21,7 +21,7 @@ const FOLLOW_INTERVAL: u64 = 64;
 const ASK_INTERVAL: u64 = 16;
 
 /// Of how many threads the handler remembers where they run.
-const SEEN_MAX: usize = 8;
+const SEEN_MAX: usize = 32;
 
 /// How many faults more than from its own CPU must come from others before the handler moves, at most. If threads on
 /// two CPUs fault in random turns, it moves once in 200 faults or so.
