@@ -248,6 +248,14 @@ fn lock_directory(path: &Path) -> Result<File, Unusable> {
     Err(failed(Errno::WOULDBLOCK.into()))
 }
 
+/// Removes a Unix socket whose server has ended without removing it, if it is still there. Otherwise it does nothing.
+pub fn bury(path: &Path) {
+    // A server that starts holds the lock from before its socket is there until it listens.
+    if let Ok(_lock) = lock_directory(path) {
+        remove_dead(path).ok();
+    }
+}
+
 /// Removes a socket that nobody listens on.
 fn remove_dead(path: &Path) -> Result<(), Unusable> {
     let failed = |why: io::Error| system(path.display(), why);

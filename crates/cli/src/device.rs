@@ -17,6 +17,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use zfolio_block::control::{self, Answer};
+use zfolio_block::listen;
 use zfolio_sys::probe;
 use zfolio_workers::HARDWARE_STATS;
 
@@ -117,15 +118,19 @@ fn ask_at(socket: &Path, request: &str) -> io::Result<Answer> {
     answer
 }
 
-/// The disks that run.
+/// The disks that run. Sockets of disks that were killed are removed.
 fn names(directory: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let name = |entry: std::fs::DirEntry| {
         Some(entry.file_name().to_str()?.strip_prefix(PREFIX)?.to_owned())
     };
     let lives = |name: &String| {
-        let answer = ask_at(&socket(directory, name), "read initstate");
-        !answer.is_err_and(|error| is_nobody(&error))
+        let socket = socket(directory, name);
+        let is_dead = ask_at(&socket, "read initstate").is_err_and(|error| is_nobody(&error));
+        if is_dead {
+            listen::bury(&socket);
+        }
+        !is_dead
     };
     let mut names: Vec<String> = entries.filter_map(name).filter(lives).collect();
     names.sort_unstable();

@@ -103,7 +103,12 @@ fn one_line(error: &clap::Error, words: &[OsString]) -> String {
         },
         ErrorKind::UnknownArgument => {
             match (negative(words, name), spelling::option(words, name)) {
-                (Some((option, value)), _) => {
+                (Some(Negative { option, value, at }), _) => {
+                    let line = in_one_word(words, &option, value, at);
+                    let refused = Arguments::try_parse_from(line).err();
+                    let line = refused.map(|refused| one_line(&refused, &[])).unwrap_or_default();
+                    let accepted = line.split_once("; accepted: ").map(|(_, accepted)| accepted);
+                    let hint = accepted.map_or(hint.to_owned(), |text| format!("accepted: {text}"));
                     format!("{option}: '{value}' is below zero; {hint}")
                 }
                 (_, Some(meant)) => {
@@ -165,12 +170,29 @@ fn in_words(text: &str) -> String {
     parts.unwrap_or_else(|| text.to_owned())
 }
 
-/// A number below zero that clap took for an option of this name, and the option that it was given to.
-fn negative<'a>(words: &'a [OsString], name: &str) -> Option<(String, &'a str)> {
+/// A number below zero that clap took for an option: the option that it was given to, and which word that is.
+struct Negative<'a> {
+    option: String,
+    value: &'a str,
+    at: usize,
+}
+
+/// The number below zero that clap took for an option of this name.
+fn negative<'a>(words: &'a [OsString], name: &str) -> Option<Negative<'a>> {
     name.strip_prefix('-').filter(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))?;
     let texts = words.iter().map(|word| word.to_str().unwrap_or_default());
-    let mut pairs = texts.clone().zip(texts.skip(1)).filter(|(_, value)| value.starts_with(name));
-    pairs.find_map(|(option, value)| Some((spelling::valued(words, option)?, value)))
+    let pairs = texts.clone().zip(texts.skip(1)).enumerate();
+    let mut pairs = pairs.filter(|(_, (_, value))| value.starts_with(name));
+    pairs.find_map(|(at, (option, value))| {
+        Some(Negative { option: spelling::valued(words, option)?, value, at })
+    })
+}
+
+/// The words with an option and its value, the two at `at`, as one: so that clap takes the value for one.
+fn in_one_word(words: &[OsString], option: &str, value: &str, at: usize) -> Vec<OsString> {
+    let mut line = words.to_vec();
+    line.splice(at..at + 2, [format!("{option}={value}").into()]);
+    line
 }
 
 #[cfg(test)]
@@ -251,10 +273,13 @@ mod tests {
             ("run --algorithm zstd,dict=/ -- true", "--algorithm: dictionary '/': "),
             ("run --algorithm zstd,level=1,level=1 -- true", "--algorithm: zstd has parameter"),
             ("run --frob -- true", "argument '--frob' is not known; accepted:"),
-            ("run --write-budget -5G -- true", "--write-budget: '-5G' is below zero; accepted:"),
-            ("run --limit -5 true", "--limit: '-5' is below zero; accepted:"),
-            ("run -l -5 true", "--limit: '-5' is below zero; accepted:"),
-            ("run -ql -5G -- true", "--limit: '-5G' is below zero; accepted:"),
+            (
+                "run --write-budget -5G -- true",
+                "--write-budget: '-5G' is below zero; accepted: a size",
+            ),
+            ("run --limit -5 true", "--limit: '-5' is below zero; accepted: a number with K"),
+            ("run -l -5 true", "--limit: '-5' is below zero; accepted: a number with K"),
+            ("run -ql -5G -- true", "--limit: '-5G' is below zero; accepted: a number with K"),
             ("run --quiet -5 true", "argument '-5' is not known; accepted:"),
             ("run -q -5 true", "argument '-5' is not known; accepted:"),
             ("device add x -s -5M", "--size: '-5M' is below zero; accepted:"),

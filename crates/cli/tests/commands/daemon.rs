@@ -83,8 +83,14 @@ impl Daemon {
     fn told(&self) -> String {
         self.told.set_read_timeout(Some(Duration::from_secs(60))).expect("not zero");
         let mut message = [0; 1000];
-        let count = self.told.recv(&mut message).unwrap_or_else(|_| panic!("{}", self.printed()));
-        String::from_utf8_lossy(&message[..count]).into_owned()
+        loop {
+            match self.told.recv(&mut message) {
+                Ok(count) => return String::from_utf8_lossy(&message[..count]).into_owned(),
+                // With a timeout the kernel goes on after no signal.
+                Err(why) if why.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(why) => panic!("{why}: {}", self.printed()),
+            }
+        }
     }
 
     /// What it has printed on standard error.

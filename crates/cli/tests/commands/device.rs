@@ -292,7 +292,8 @@ fn a_machine_without_ublk_says_so() {
 }
 
 /// Goal: Ctrl-C and SIGTERM end a disk in the foreground, which says what is dropped; a disk that was killed is not
-/// listed, and its name and socket can be used again.
+/// listed, leaves no control socket behind once somebody has listed the disks, and its name and socket can be used
+/// again.
 #[test]
 fn signals_end_a_disk() {
     for signal in ["INT", "TERM", "KILL"] {
@@ -304,6 +305,8 @@ fn signals_end_a_disk() {
         kill(signal, run.id().into());
         let output = run.wait_with_output().unwrap();
         let err = String::from_utf8(output.stderr).unwrap();
+        let user = zfolio_sys::probe::effective_uid();
+        let control = PathBuf::from(format!("/dev/shm/zfolio-{user}/device.{}", disk.name));
         if signal == "KILL" {
             assert!(disk.socket.exists(), "nobody removed it");
         } else {
@@ -313,7 +316,7 @@ fn signals_end_a_disk() {
             assert!(!disk.socket.exists());
         }
         let (_, out, _) = output_of(&["device", "list", "-n"]);
-        assert!(!out.contains(&disk.name), "{out}");
+        assert!(!out.contains(&disk.name) && !control.exists(), "{out}");
         // Clients of a disk that was killed may connect again.
         let (code, out, err) = disk.try_add(&[]);
         assert!(code == Some(0) && out.lines().count() == 1, "{err}");
@@ -343,9 +346,11 @@ fn a_stranger_at_the_control_socket_is_no_disk() {
     let disk = Disk::add("real", &[]);
     let name = format!("stranger-{}", std::process::id());
     let user = zfolio_sys::probe::effective_uid();
-    let path = PathBuf::from(format!("/dev/shm/zfolio-{user}/device.{name}"));
-    let listener = UnixListener::bind(&path).unwrap();
-    // Other tests list all disks, and so may connect too.
+    let folder = PathBuf::from(format!("/dev/shm/zfolio-{user}"));
+    let (made, path) = (folder.join(&name), folder.join(format!("device.{name}")));
+    let listener = UnixListener::bind(&made).unwrap();
+    // Other tests list all disks: they remove what nobody listens on yet, and may connect later.
+    fs::rename(&made, &path).unwrap();
     std::thread::spawn(move || listener.incoming().for_each(drop));
     let (code, _, err) = output_of(&["device", "stat", &name, "mm_stat"]);
     fs::remove_file(&path).unwrap();
