@@ -11,7 +11,8 @@
 //!
 //! - `CHG-1` `resident_bytes` is the unit size times the resident units.
 //! - `CHG-2` Reclaim goes on while the charge is above the limit and resident memory and slots take more
-//!   than the floor. So at the floor there is a reserve for faults too, as below the limit.
+//!   than the floor. So at the floor there is a reserve for faults too, as below the limit. Where the floor passes the
+//!   limit, and no disk takes what is stored, it is higher by as much, to half of it (`Engine::below_floor`).
 
 mod asked;
 mod file_pages;
@@ -183,7 +184,7 @@ impl Charge {
     /// What resident memory and slots may take in any case: with less a program makes no progress,
     /// whatever the rest of the limit is taken by. With less than twice the high watermark the reserve would
     /// leave nothing resident; with more than 3/8 of the limit small limits would not be held.
-    fn floor_bytes(&self) -> u64 {
+    pub(crate) fn floor_bytes(&self) -> u64 {
         let (limit, most) = (self.scale_bytes(), self.scale_bytes() / 8 * 3);
         (limit / FLOOR_SHARE).max(FLOOR_BYTES_MIN.max(2 * self.high_bytes()).min(most))
     }
@@ -308,10 +309,14 @@ impl Engine {
         signed(self.limit_bytes()) - signed(self.charge_bytes())
     }
 
-    /// Bytes until resident memory and slots take as much as the floor; negative above it.
+    /// Bytes until resident memory and slots take as much as the floor; negative above it. Where the floor passes the
+    /// limit and there is no disk to spill to, it is higher by as much, to half of it.
     fn below_floor(&self) -> i64 {
         let movable = self.charge.resident_bytes() + self.mover.bytes_used() as u64;
-        signed(self.charge.floor_bytes()) - signed(movable)
+        let floor = signed(self.charge.floor_bytes());
+        let below = floor - signed(movable);
+        let passed = (below - self.below_limit()).clamp(0, floor / 2);
+        if self.store.has_backing() { below } else { below + passed }
     }
 
     /// Bytes until a fault has to reclaim, 0 or less where it must: until the limit, or until the floor if

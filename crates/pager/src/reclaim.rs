@@ -459,6 +459,7 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::Ordering::Relaxed;
+    use zfolio_core::ledger::signed;
 
     use zfolio_core::testing::Random;
 
@@ -505,6 +506,10 @@ mod tests {
         let resident = engine.figures().resident_bytes.load(Relaxed);
         assert!(resident >= 1 << 19, "{resident} stay resident");
         assert_eq!(engine.copies.count(), 0, "copies are dropped first");
+        // The limit is passed by more than half of the floor: that much more stays resident.
+        let most = signed(engine.charge.floor_bytes() / 2 * 3);
+        let used = signed(engine.charge.resident_bytes() + engine.mover.bytes_used() as u64);
+        assert_eq!(engine.headroom(), most - used);
         engine.unmap_adopted(&space);
     }
 }

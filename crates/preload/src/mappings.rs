@@ -213,11 +213,12 @@ pub(crate) fn give_up_anywhere(start: usize, end: usize) {
     }
 }
 
-/// Notes a range no longer; asks the engine to give it up if it may be the engine's.
+/// Notes a range no longer, in whole pages; asks the engine to give it up if it may be the engine's.
 fn give_up_if(start: usize, end: usize, is_asked: impl FnOnce(&mut Candidates) -> bool) {
+    let (start, end) = (start & !(map::PAGE_BYTES - 1), page_end(end, 0));
     let mut ours = candidates::lock();
     let is_asked = is_asked(&mut ours);
-    ours.remove(start & !(map::PAGE_BYTES - 1), end);
+    ours.remove(start, end);
     drop(ours);
     if is_asked {
         // Call::Pin does not fail.
