@@ -310,25 +310,27 @@ impl Engine {
     }
 
     /// Bytes until resident memory and slots take as much as the floor; negative above it. Where the floor passes the
-    /// limit and there is no disk to spill to, it is higher by as much, to half of it.
-    fn below_floor(&self) -> i64 {
+    /// limit and there is no disk to spill to, the floor is higher by as much, but by half of it at most.
+    fn below_floor(&self, below_limit: i64) -> i64 {
         let movable = self.charge.resident_bytes() + self.mover.bytes_used() as u64;
         let floor = signed(self.charge.floor_bytes());
         let below = floor - signed(movable);
-        let passed = (below - self.below_limit()).clamp(0, floor / 2);
+        let passed = (below - below_limit).clamp(0, floor / 2);
         if self.store.has_backing() { below } else { below + passed }
     }
 
     /// Bytes until a fault has to reclaim, 0 or less where it must: until the limit, or until the floor if
     /// that is more (`CHG-2`).
     pub(crate) fn headroom(&self) -> i64 {
-        self.below_limit().max(self.below_floor())
+        let below_limit = self.below_limit();
+        below_limit.max(self.below_floor(below_limit))
     }
 
     /// Whether the limit cannot be held, because all else takes so much that less than the floor is
     /// left to resident memory.
     pub(crate) fn at_floor(&self) -> bool {
-        self.below_limit() < self.below_floor()
+        let below_limit = self.below_limit();
+        below_limit < self.below_floor(below_limit)
     }
 
     /// Bytes that faults can use without waiting: the headroom plus free slots.

@@ -86,7 +86,7 @@ impl Daemon {
         loop {
             match self.told.recv(&mut message) {
                 Ok(count) => return String::from_utf8_lossy(&message[..count]).into_owned(),
-                // With a timeout the kernel goes on after no signal.
+                // A wait with a timeout ends at any signal that has a handler.
                 Err(why) if why.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(why) => panic!("{why}: {}", self.printed()),
             }
