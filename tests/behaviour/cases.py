@@ -36,6 +36,8 @@ CASES = [
     ("mappings raw_drops", 32, "lz4", "64K"),
     ("mappings raw_frees", 32, "lz4", "16K"),
     ("mappings raw_frees", 32, "lz4", "64K"),
+    ("mappings raw_grows", 32, "lz4", "16K"),
+    ("mappings raw_grows", 32, "lz4", "64K"),
     ("mappings raw_moves", 32, "lz4", "16K"),
     ("mappings raw_replaces", 32, "lz4", "4K"),
     ("mappings raw_replaces", 32, "zstd", "64K"),

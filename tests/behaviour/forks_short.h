@@ -40,11 +40,12 @@ static void no_room(void) {
     CHECK(worked > 0 && worked + failed_so > 30);
 }
 
-/* Memory that is to be wiped in a child reads as zeros there, whichever call requested it, and also if a raw call has
- * moved it before. */
+/* Memory that is to be wiped in a child reads as zeros there, whichever call requested it, also if a raw call has
+ * moved it before, and if one has moved it since, to where memory was that a raw call has unmapped, and the C library's
+ * call has moved it on. */
 static void wiped(void) {
-    for (int kind = 0; kind < 4; kind++) {
-        int raw = kind & 1, is_moved = kind & 2;
+    for (int kind = 0; kind < 8; kind++) {
+        int raw = kind & 1, is_moved = kind & 2, moves_on = kind & 4;
         size_t bytes = 3 * limit_bytes();
         char *secret = map_anonymous(bytes);
         if (is_moved) {
@@ -55,6 +56,13 @@ static void wiped(void) {
         }
         if (raw) CHECK(syscall(SYS_madvise, secret, bytes, MADV_WIPEONFORK) == 0);
         else CHECK(madvise(secret, bytes, MADV_WIPEONFORK) == 0);
+        if (moves_on) {
+            char *gone = map_anonymous(bytes), *last = map_anonymous(bytes);
+            fill(gone, bytes, 7);
+            CHECK(syscall(SYS_munmap, gone, bytes) == 0);
+            CHECK((char *)syscall(SYS_mremap, secret, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, gone) == gone);
+            CHECK((secret = mremap(gone, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, last)) == last);
+        }
         fill(secret, bytes, 6);
         pid_t pid = fork();
         CHECK(pid >= 0);

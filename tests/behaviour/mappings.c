@@ -396,7 +396,7 @@ int main(int count, char **arguments) {
     const struct behaviour cases[] = {
         {"single", single}, {"threads", threads}, {"neighbours", neighbours}, {"file_over", file_over},
         {"holes", holes}, {"moves", moves}, {"shared_moves", shared_moves}, {"raw_calls", raw_calls},
-        {"raw_drops", raw_drops}, {"raw_frees", raw_frees}, {"raw_moves", raw_moves},
+        {"raw_drops", raw_drops}, {"raw_frees", raw_frees}, {"raw_moves", raw_moves}, {"raw_grows", raw_grows},
         {"raw_replaces", raw_replaces}, {"raw_returns", raw_returns},
         {"half_moves", half_moves}, {"given_up_moves", given_up_moves}, {"grows", grows}, {"shm_over", shm_over},
         {"beside_a_file", beside_a_file}, {"refixed", refixed}, {"guards", guards},

@@ -101,6 +101,31 @@ static void raw_moves(void) {
     ballast_stop(&b);
 }
 
+/* A block that a raw system call has made longer moves by the C library's call, to a place of the program's choice and
+ * of the kernel's. */
+static void raw_grows(void) {
+    struct ballast b;
+    ballast_make(&b, 2 * limit_bytes(), 3);
+    uint64_t random = 5;
+    for (int round = 0; round < 20; round++) {
+        size_t pages = 300 + next_random(&random) % 400, more = 1 + next_random(&random) % 200, grown = pages + more;
+        char *block = map_anonymous(grown * PAGE);
+        fill(block, pages * PAGE, round);
+        ballast_churn(&b, 3000, &random);
+        CHECK(syscall(SYS_munmap, block + pages * PAGE, more * PAGE) == 0);
+        CHECK((char *)syscall(SYS_mremap, block, pages * PAGE, grown * PAGE, 0) == block);
+        fill(block + pages * PAGE, more * PAGE, round + pages);
+        char *to = NULL;
+        if (round & 1) CHECK((to = mmap(NULL, grown * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) != MAP_FAILED);
+        int flags = MREMAP_MAYMOVE | (to ? MREMAP_FIXED : 0);
+        size_t length = grown + (to ? 0 : 100);
+        CHECK((block = mremap(block, grown * PAGE, length * PAGE, flags, to)) != MAP_FAILED, "round %d", round);
+        verify(block, grown * PAGE, round, "grown and moved");
+        CHECK(munmap(block, length * PAGE) == 0);
+    }
+    ballast_verify(&b, "beside blocks that grow");
+}
+
 /* mremap by a raw system call onto memory that is in use, managed and partly compressed, to and fro. */
 static void raw_replaces(void) {
     struct ballast b;

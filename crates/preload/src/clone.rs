@@ -227,7 +227,7 @@ mod raw {
         e: usize,
     ) -> c_long {
         if number == libc::SYS_madvise {
-            mappings::give_up_anywhere(a, mappings::page_end(a, b));
+            mappings::wipe_in_children(a, mappings::page_end(a, b));
             return to_result(call(number, [a, b, c, d, e]));
         }
         // A child that shared its parent's memory would return from here, and then overwrite the parent's

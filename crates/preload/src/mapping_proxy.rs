@@ -15,7 +15,7 @@ use zfolio_core::ranges::Ranges;
 use zfolio_pager::Engine;
 use zfolio_sys::{Errno, futex, map, signal, thread};
 
-use crate::mappings::page_end;
+use crate::mappings::{give_up_wiped, page_end};
 use crate::remap;
 
 /// A request: the system call that the program made, or work for the engine alone.
@@ -215,6 +215,7 @@ fn serve(engine: &Engine, call: Call, words: [usize; 6]) -> Result<usize, Errno>
             if gives_up {
                 engine.unmanage_all();
             }
+            give_up_wiped(engine);
             engine.settle_for_fork();
             Ok(usize::from(gives_up))
         }

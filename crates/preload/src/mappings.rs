@@ -12,7 +12,8 @@
 use std::ffi::{c_int, c_long, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use zfolio_sys::{Errno, map};
+use zfolio_pager::Engine;
+use zfolio_sys::{Errno, map, maps};
 
 use crate::candidates::{self, Candidates, may_be_managed};
 use crate::interpose::{interpose, set_errno};
@@ -26,6 +27,23 @@ static NOT_ALL_INHERITED: AtomicBool = AtomicBool::new(false);
 /// Whether a child may lack memory that its parent has (`MADV_DONTFORK`).
 pub(crate) fn is_not_all_inherited() -> bool {
     NOT_ALL_INHERITED.load(Ordering::Relaxed)
+}
+
+/// Whether the program ever said that a child is to find some memory empty.
+static IS_ANY_WIPED: AtomicBool = AtomicBool::new(false);
+
+/// Before `MADV_WIPEONFORK`: a child must read zeros there, and the engine would give it the parent's contents.
+pub(crate) fn wipe_in_children(start: usize, end: usize) {
+    IS_ANY_WIPED.store(true, Ordering::Relaxed);
+    give_up_anywhere(start, end);
+}
+
+/// Before a fork: gives up what the child is to find empty, as the kernel has it now. It was given up when the program
+/// said so; but a raw `mremap` may since have moved it to addresses that are still noted, or will be (`CAND-2`).
+pub(crate) fn give_up_wiped(engine: &Engine) {
+    if IS_ANY_WIPED.load(Ordering::Relaxed) {
+        maps::each_wiped(&mut |start, end| engine.pin(start, end));
+    }
 }
 
 /// Linux 6.13: drops the contents of a range, and makes each access a SIGSEGV. userfaultfd reports no event.
@@ -378,8 +396,7 @@ interpose! {
                 }
                 return answer_int(ask(Call::Discard, words));
             }
-            // A child must read zeros there, and the engine would give it the parent's contents.
-            libc::MADV_WIPEONFORK => give_up_anywhere(first, end),
+            libc::MADV_WIPEONFORK => wipe_in_children(first, end),
             libc::MADV_DONTFORK => NOT_ALL_INHERITED.store(true, Ordering::Relaxed),
             _ => {}
         }

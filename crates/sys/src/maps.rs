@@ -1,4 +1,5 @@
-//! The mappings of files in `/proc/self/maps`, read without any allocation.
+//! The mappings of files in `/proc/self/maps`, and those that a child is not to read in `/proc/self/smaps`: both are read
+//! without any allocation.
 
 use std::os::fd::OwnedFd;
 
@@ -43,18 +44,59 @@ impl List {
 
     /// As [`each_file_mapping`], of the mappings that there are now; once for each list.
     pub fn each_file_mapping(&self, each: &mut dyn FnMut(&FileMapping) -> bool) {
-        let mut text = [0_u8; 4096];
-        let mut lines = Lines::default();
-        loop {
-            let length = match rustix::io::read(&self.0, &mut text) {
-                Ok(0) => return,
-                Ok(length) => length,
-                Err(Errno::INTR) => continue,
-                Err(_) => return,
-            };
-            if !lines.feed(&text[..length], each) {
-                return;
-            }
+        each_line(&self.0, &mut |line| parse(line).is_none_or(|mapping| each(&mapping)));
+    }
+}
+
+/// Calls `each` for the start and the end of each mapping that a child of `fork` is to find empty
+/// (`MADV_WIPEONFORK`), in rising order.
+///
+/// The kernel counts the pages of every mapping for this list, about as long as a `fork` takes to copy the page tables.
+/// Nothing is called if the list cannot be read.
+pub fn each_wiped(each: &mut dyn FnMut(usize, usize)) {
+    let Ok(list) = crate::files::open_read(c"/proc/self/smaps") else { return };
+    let mut wiped = Wiped::default();
+    each_line(&list, &mut |line| {
+        if let Some((start, end)) = wiped.feed(line) {
+            each(start, end);
+        }
+        true
+    });
+}
+
+/// Finds in the lines of `/proc/self/smaps` the mappings that are wiped: their addresses are in a mapping's first line,
+/// the flags in its last one.
+#[derive(Default)]
+struct Wiped {
+    mapping: Option<(usize, usize)>,
+}
+
+impl Wiped {
+    /// The mapping whose flags are in this line, if it is wiped.
+    fn feed(&mut self, line: &[u8]) -> Option<(usize, usize)> {
+        let mut words = text_of(line).split_ascii_whitespace();
+        let first = words.next()?;
+        if first == "VmFlags:" {
+            return words.any(|flag| flag == "wf").then_some(self.mapping?);
+        }
+        self.mapping = addresses(first).or(self.mapping);
+        None
+    }
+}
+
+/// Reads a list to its end, or until `each` returns false for a line. Of a long line it gets the beginning.
+fn each_line(list: &OwnedFd, each: &mut dyn FnMut(&[u8]) -> bool) {
+    let mut text = [0_u8; 4096];
+    let mut lines = Lines::default();
+    loop {
+        let length = match rustix::io::read(list, &mut text) {
+            Ok(0) => return,
+            Ok(length) => length,
+            Err(Errno::INTR) => continue,
+            Err(_) => return,
+        };
+        if !lines.feed(&text[..length], each) {
+            return;
         }
     }
 }
@@ -73,13 +115,12 @@ impl Default for Lines {
 
 impl Lines {
     /// Handles the next bytes. False once `each` has returned false.
-    fn feed(&mut self, text: &[u8], each: &mut dyn FnMut(&FileMapping) -> bool) -> bool {
+    fn feed(&mut self, text: &[u8], each: &mut dyn FnMut(&[u8]) -> bool) -> bool {
         for byte in text {
             match byte {
                 b'\n' => {
-                    let mapping = parse(&self.line[..self.length]);
-                    self.length = 0;
-                    if mapping.is_some_and(|mapping| !each(&mapping)) {
+                    let length = std::mem::take(&mut self.length);
+                    if !each(&self.line[..length]) {
                         return false;
                     }
                 }
@@ -95,23 +136,32 @@ impl Lines {
     }
 }
 
+/// The text of a line. A path that is no text, or was cut in a character, ends there.
+fn text_of(line: &[u8]) -> &str {
+    std::str::from_utf8(line).unwrap_or_else(|error| {
+        std::str::from_utf8(&line[..error.valid_up_to()]).unwrap_or_default()
+    })
+}
+
+/// `start-end`.
+fn addresses(word: &str) -> Option<(usize, usize)> {
+    let (start, end) = word.split_once('-')?;
+    let address = |text| usize::from_str_radix(text, 16).ok();
+    Some((address(start)?, address(end)?))
+}
+
 /// `start-end rights offset device inode path`; `None` unless a file is mapped.
 fn parse(line: &[u8]) -> Option<FileMapping> {
-    let line = std::str::from_utf8(line).unwrap_or_else(|error| {
-        // A path that is no text, or was cut in a character.
-        std::str::from_utf8(&line[..error.valid_up_to()]).unwrap_or_default()
-    });
-    let mut words = line.split_ascii_whitespace();
-    let (start, end) = words.next()?.split_once('-')?;
+    let mut words = text_of(line).split_ascii_whitespace();
+    let (start, end) = addresses(words.next()?)?;
     let rights = words.next()?.as_bytes();
     let inode = words.nth(2)?;
     if inode.parse::<u64>().ok()? == 0 {
         return None;
     }
-    let address = |text| usize::from_str_radix(text, 16).ok();
     Some(FileMapping {
-        start: address(start)?,
-        end: address(end)?,
+        start,
+        end,
         is_writable: rights.get(1) == Some(&b'w'),
         is_executable: rights.get(2) == Some(&b'x'),
         is_shared: rights.get(3) == Some(&b's'),
@@ -120,7 +170,7 @@ fn parse(line: &[u8]) -> Option<FileMapping> {
 
 #[cfg(test)]
 mod tests {
-    use super::{FileMapping, Lines, each_file_mapping};
+    use super::{FileMapping, Lines, Wiped, each_file_mapping, each_wiped, parse};
 
     const MAPS: &str = "\
 55d0c0000000-55d0c0001000 r-xp 00001000 fe:00 326414                     /usr/bin/true
@@ -133,8 +183,8 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
     fn read(maps: &str, piece: usize) -> Vec<FileMapping> {
         let (mut lines, mut found) = (Lines::default(), Vec::new());
         for piece in maps.as_bytes().chunks(piece) {
-            assert!(lines.feed(piece, &mut |mapping| {
-                found.push(*mapping);
+            assert!(lines.feed(piece, &mut |line| {
+                found.extend(parse(line));
                 true
             }));
         }
@@ -184,5 +234,38 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
             false
         });
         assert_eq!(stopped, 1);
+    }
+
+    /// Goal: of the kernel's own list the wiped mapping is found, and no other. Method: two pages are mapped, and one is
+    /// wiped; then it is kept again.
+    #[test]
+    fn own_wiped_mappings_are_found() {
+        let pages = crate::map::Reservation::new(2 * 4096, 4096).unwrap();
+        let start = pages.address();
+        // SAFETY: a page of the reservation, which has no contents.
+        let advise = |advice| unsafe { libc::madvise(start as *mut libc::c_void, 4096, advice) };
+        let found = || {
+            let mut found = Vec::new();
+            each_wiped(&mut |from, to| found.push((from, to)));
+            found.contains(&(start, start + 4096))
+        };
+        assert!(!found());
+        assert_eq!(advise(libc::MADV_WIPEONFORK), 0);
+        assert!(found());
+        assert_eq!(advise(libc::MADV_KEEPONFORK), 0);
+        assert!(!found());
+    }
+
+    #[test]
+    fn flags_belong_to_the_mapping_before_them() {
+        let mut wiped = Wiped::default();
+        let mut feed = |line: &str| wiped.feed(line.as_bytes());
+        assert_eq!(feed("VmFlags: rd wr wf "), None);
+        assert_eq!(feed("7f0000000000-7f0000100000 rw-p 00000000 00:00 0 "), None);
+        assert_eq!(feed("Size:               1024 kB"), None);
+        assert_eq!(feed("VmFlags: rd wr mr wf sd "), Some((0x7f00_0000_0000, 0x7f00_0010_0000)));
+        assert_eq!(feed("7f2000000000-7f2000001000 r--p 00000000 fe:00 7    /tmp/a wf"), None);
+        assert_eq!(feed("VmFlags: rd mr sd "), None);
+        assert_eq!(feed(""), None);
     }
 }

@@ -167,12 +167,15 @@ impl Engine {
         let mut managed = Ranges::new();
         let old = table.covered(start, end);
         old.iter().chain(noted).for_each(|(from, to)| managed.join(*from, *to));
-        let covered = [old, table.covered(onto.0, onto.1)].concat();
+        let covered = [&old[..], &table.covered(onto.0, onto.1)].concat();
         // Every page is brought back, so that the kernel alone moves contents, or leaves them where they are if it
         // fails midway. The registration has also split mappings, and `mremap` to a place of the kernel's choice
         // refuses a range of several; `leave` makes them one again.
+        // So is what a raw `mremap` has added: it is registered, and not covered (`ADOPT-3`).
+        let added = if old.is_empty() { Ranges::new() } else { table.uncovered(start, end) };
         self.leave(&mut table, start, end);
         self.leave(&mut table, onto.0, onto.1);
+        added.iter().for_each(|(from, to)| _ = self.mover.unregister(from, to));
         let moved = self.announce((start, end), onto, call);
         let to_manage = match &moved {
             Ok((to, to_end)) => {
