@@ -32,6 +32,13 @@ use std::process::ExitCode;
 
 use arguments::Command;
 use failure::Failure;
+use zfolio_sys::inherited;
+
+/// Before Rust's runtime changes what this process has inherited: the program of `zfolio run` gets that.
+#[used]
+#[allow(unsafe_code, reason = "the C library runs the functions of this section before `main`")]
+#[unsafe(link_section = ".init_array")]
+static LOOK: extern "C" fn() = inherited::look;
 
 fn main() -> ExitCode {
     match command() {

@@ -15,6 +15,7 @@ pub mod eventfd;
 pub mod files;
 pub mod foreign;
 pub mod futex;
+pub mod inherited;
 pub mod lineage;
 pub mod map;
 pub mod maps;

@@ -5,7 +5,9 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::Child;
 
-use crate::stage::{kill, output_of, scratch, stand_in, state, texts, wait_for, zfolio};
+use crate::stage::{
+    kill, output_of, output_of_command, scratch, script, stand_in, state, texts, wait_for, zfolio,
+};
 
 /// Whether `zfolio run` can work here; prints a message if not.
 pub(crate) fn works() -> bool {
@@ -48,6 +50,30 @@ fn arguments_and_standard_input_reach_the_program() {
     fs::write(&input, "hello\n").unwrap();
     let output = command.stdin(fs::File::open(&input).unwrap()).output().unwrap();
     assert_eq!(texts(&output).0, "hello a b --limit\n");
+}
+
+/// What a shell prints that starts `reader` after `before`; and what it prints if `zfolio run` starts that reader. A
+/// child of Rust's standard library starts with other signals than what is tested here.
+fn without_and_with(before: &str, reader: &str) -> [String; 2] {
+    ["", "\"$ZFOLIO\" run -q --"].map(|prefix| {
+        let text = format!("{before}; exec {prefix} {reader}");
+        output_of_command(&mut script(&text)).1
+    })
+}
+
+/// Goal: the program has the dispositions and the mask of signals that it would have without zfolio. Method: SIGPIPE,
+/// which Rust's runtime changes, and others, ignored by the shell that starts it.
+#[test]
+fn signals_are_inherited() {
+    if !works() {
+        return;
+    }
+    for ignored in ["PIPE", "PIPE CHLD HUP USR1", "INT"] {
+        let reader = "grep -E 'Sig(Blk|Ign)' /proc/self/status";
+        let [without, with] = without_and_with(&format!("trap '' {ignored}"), reader);
+        assert_eq!(with, without, "{ignored}");
+        assert!(with.lines().count() == 2 && with.contains('1'), "{ignored}: {with}");
+    }
 }
 
 #[test]

@@ -155,8 +155,21 @@ int main(int argc, char **argv) {
 
 /// `zfolio` with the stand-in; its output is captured.
 pub(crate) fn zfolio(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_zfolio"));
-    command.args(arguments).env("ZFOLIO_PRELOAD", stand_in()).env_remove("LD_PRELOAD");
+    let mut command = beside_the_stand_in(env!("CARGO_BIN_EXE_zfolio"));
+    command.args(arguments);
+    command
+}
+
+/// A shell with this script, in the environment of [`zfolio`]. `$ZFOLIO` is the command's path.
+pub(crate) fn script(text: &str) -> Command {
+    let mut command = beside_the_stand_in("sh");
+    command.args(["-c", text]).env("ZFOLIO", env!("CARGO_BIN_EXE_zfolio"));
+    command
+}
+
+fn beside_the_stand_in(program: &str) -> Command {
+    let mut command = Command::new(program);
+    command.env("ZFOLIO_PRELOAD", stand_in()).env_remove("LD_PRELOAD");
     for variable in ["LIMIT", "ALGORITHM", "UNIT", "STRICT", "QUIET", "RUN"] {
         command.env_remove(format!("ZFOLIO_{variable}"));
     }

@@ -16,6 +16,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::time::Duration;
 
+use crate::inherited;
+
 /// Base of the exit status if a signal does not end this process although it should; as in a shell.
 const DIED_BASE: i32 = 128;
 
@@ -165,7 +167,8 @@ impl Signals {
 
     /// Starts `program` and returns its process id. It gets a signal ([`Program::orphaned`]) if this process is killed.
     ///
-    /// Its signal mask and its handling of SIGCHLD are those from before [`Signals::block`].
+    /// Its signal mask and its handling of SIGCHLD are those from before [`Signals::block`], and that of SIGPIPE is the
+    /// one that this process has inherited.
     ///
     /// # Errors
     ///
@@ -216,9 +219,10 @@ impl Signals {
                 unsafe { libc::dup2(output.as_raw_fd(), number) };
             }
         }
-        // SAFETY: sets the default action, not a handler. The Rust runtime ignores SIGPIPE;
-        // programs expect that it ends them.
-        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+        // The Rust runtime ignores SIGPIPE. Most programs expect that it ends them; a service of systemd does not.
+        let pipe = if inherited::is_pipe_ignored() { libc::SIG_IGN } else { libc::SIG_DFL };
+        // SAFETY: sets one of two actions that run no code of ours.
+        unsafe { libc::signal(libc::SIGPIPE, pipe) };
         let action = &raw const self.child_action_before;
         // SAFETY: the kernel returned this action for this signal before.
         unsafe { libc::sigaction(libc::SIGCHLD, action, ptr::null_mut()) };
