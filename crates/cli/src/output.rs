@@ -1,5 +1,7 @@
 //! Printing to standard output.
 
+use std::io;
+
 use zfolio_sys::files;
 
 use crate::failure::Failure;
@@ -11,5 +13,10 @@ use crate::failure::Failure;
 ///
 /// If it cannot be written, as on a full disk.
 pub(crate) fn print(text: &str) -> Result<bool, Failure> {
-    files::print(text).map_err(|error| Failure::output(format!("standard output: {error}")))
+    files::print(text).map_err(|error| failed(&error))
+}
+
+/// Why standard output cannot be written.
+pub(crate) fn failed(error: &io::Error) -> Failure {
+    Failure::output(format!("standard output: {error}"))
 }

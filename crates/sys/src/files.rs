@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use rustix::fs::{Access, Mode, OFlags, RawDir};
 use rustix::io::Errno;
 
+use crate::inherited;
+
 /// How many descriptors this process may have (`ulimit -n`).
 #[must_use]
 pub fn limit() -> u64 {
@@ -39,8 +41,9 @@ pub fn read_small(path: &CStr, into: &mut [u8]) -> Result<usize, Errno> {
 ///
 /// # Errors
 ///
-/// If it cannot be written, as on a full disk.
+/// If it cannot be written, as on a full disk; or if this process was started without standard output.
 pub fn print(text: &str) -> io::Result<bool> {
+    check_output()?;
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Ok(()) => Ok(true),
@@ -49,13 +52,23 @@ pub fn print(text: &str) -> io::Result<bool> {
     }
 }
 
+/// Whether this process was started with a standard output. What Rust's runtime has put in its place takes everything.
+///
+/// # Errors
+///
+/// `BADF`, as a write without that runtime.
+pub fn check_output() -> io::Result<()> {
+    if inherited::is_closed(io::stdout().as_raw_fd()) { Err(Errno::BADF.into()) } else { Ok(()) }
+}
+
 /// Takes standard output for this process alone: children write theirs to standard error from now
 /// on.
 ///
 /// # Errors
 ///
-/// If no descriptor is left.
+/// If no descriptor is left, or if this process was started without standard output.
 pub fn lend_output() -> io::Result<std::fs::File> {
+    check_output()?;
     let kept = rustix::io::fcntl_dupfd_cloexec(io::stdout(), 3)?;
     rustix::stdio::dup2_stdout(io::stderr())?;
     Ok(kept.into())

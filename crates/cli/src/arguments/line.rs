@@ -6,9 +6,11 @@ use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser};
+use zfolio_sys::files;
 
 use super::Arguments;
 use crate::failure::Failure;
+use crate::output;
 use crate::spelling;
 
 /// Parses the command line. Help and version are printed here, and end the process.
@@ -21,14 +23,21 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Arguments, 
     Arguments::try_parse_from(&words).map_err(|error| match error.kind() {
         ErrorKind::DisplayHelp
         | ErrorKind::DisplayVersion
-        | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => match error.print() {
-            Err(why) if why.kind() != io::ErrorKind::BrokenPipe => {
-                Failure::output(format!("help: {why}"))
-            }
-            _ => std::process::exit(error.exit_code()),
+        | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => match print_help(&error) {
+            Err(failure) => failure,
+            Ok(()) => std::process::exit(error.exit_code()),
         },
         _ => Failure::argument(one_line(&error, &words)),
     })
+}
+
+/// Prints clap's help or version. If the reader has closed the pipe, that is not an error.
+fn print_help(error: &clap::Error) -> Result<(), Failure> {
+    let is_open = if error.use_stderr() { Ok(()) } else { files::check_output() };
+    match is_open.and_then(|()| error.print()) {
+        Err(why) if why.kind() != io::ErrorKind::BrokenPipe => Err(output::failed(&why)),
+        _ => Ok(()),
+    }
 }
 
 /// Parses words that are no command line of a user's.

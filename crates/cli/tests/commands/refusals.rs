@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use crate::stage::{Nobody, output_of, scratch, texts, zfolio};
+use crate::stage::{Nobody, output_of, output_of_command, scratch, script, texts, zfolio};
 
 /// Asserts one line on standard error that contains all of `parts`.
 #[track_caller]
@@ -248,6 +248,17 @@ fn a_full_disk_is_status_1() {
         let output = zfolio(arguments).stdout(full).output().unwrap();
         let err = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{arguments:?}: {err}");
-        assert!(err.contains("No space left"), "{arguments:?}: {err}");
+        assert!(err.starts_with("zfolio: standard output: No space left"), "{arguments:?}: {err}");
+    }
+}
+
+/// Goal: what nobody can read is no success. Rust's runtime opens /dev/null where standard output was closed.
+#[test]
+fn a_closed_output_is_status_1() {
+    for arguments in ["algorithms", "doctor --json", "stat", "help run", "--version", "man"] {
+        let mut command = script(&format!("exec \"$ZFOLIO\" {arguments} >&-"));
+        let (code, _, err) = output_of_command(&mut command);
+        assert_eq!(code, Some(1), "{arguments}: {err}");
+        assert!(err.starts_with("zfolio: standard output: Bad file"), "{arguments}: {err}");
     }
 }

@@ -76,6 +76,27 @@ fn signals_are_inherited() {
     }
 }
 
+/// Goal: standard descriptors that are closed are closed for the program too, which then fails as it does without
+/// zfolio. Method: each of them, and all; the program says what it has open.
+#[test]
+fn closed_descriptors_stay_closed() {
+    if !works() {
+        return;
+    }
+    let reader = "sh -c 'for at in 0 1 2; do test -e /proc/$$/fd/$at && all=\"$all $at\"; done; echo $all >&9'";
+    for closed in ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"] {
+        let [without, with] = without_and_with("exec 9>&1", &format!("{reader} {closed}"));
+        assert_eq!(with, without, "{closed}");
+        assert_eq!(
+            with.split_whitespace().count(),
+            3 - closed.split(' ').count(),
+            "{closed}: {with}"
+        );
+    }
+    let mut echo = script("exec \"$ZFOLIO\" run -q -- /bin/echo hi >&-");
+    assert_eq!(output_of_command(&mut echo).0, Some(1));
+}
+
 #[test]
 fn the_environment_is_what_the_library_reads() {
     if !works() {

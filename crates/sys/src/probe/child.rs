@@ -168,7 +168,8 @@ impl Signals {
     /// Starts `program` and returns its process id. It gets a signal ([`Program::orphaned`]) if this process is killed.
     ///
     /// Its signal mask and its handling of SIGCHLD are those from before [`Signals::block`], and that of SIGPIPE is the
-    /// one that this process has inherited.
+    /// one that this process has inherited. A standard descriptor that was closed when this process was started is
+    /// closed.
     ///
     /// # Errors
     ///
@@ -213,10 +214,18 @@ impl Signals {
             // SAFETY: ends this process without the parent's exit handlers.
             unsafe { libc::_exit(DIED_BASE + libc::SIGKILL) };
         }
-        if let Some(output) = program.output {
-            for number in [libc::STDOUT_FILENO, libc::STDERR_FILENO] {
-                // SAFETY: plain numbers; this process has no code of ours that owns either of them.
-                unsafe { libc::dup2(output.as_raw_fd(), number) };
+        for number in libc::STDIN_FILENO..=libc::STDERR_FILENO {
+            match program.output {
+                Some(output) if number != libc::STDIN_FILENO => {
+                    // SAFETY: plain numbers; this process has no code of ours that owns either of them.
+                    unsafe { libc::dup2(output.as_raw_fd(), number) };
+                }
+                // What is there is the Rust runtime's, and the program is to see that nobody reads what it writes.
+                _ if inherited::is_closed(number) => {
+                    // SAFETY: as above. The pipe to the parent has another number, since this one was taken.
+                    unsafe { libc::close(number) };
+                }
+                _ => {}
             }
         }
         // The Rust runtime ignores SIGPIPE. Most programs expect that it ends them; a service of systemd does not.
