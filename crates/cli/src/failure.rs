@@ -10,6 +10,8 @@
 
 use std::fmt;
 
+use crate::output::escaped;
+
 /// Why a command ends early.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Failure {
@@ -58,7 +60,7 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // One line, even if a file name or a system's message contains line breaks.
         let line: Vec<&str> = self.message.split(['\n', '\r']).map(str::trim).collect();
-        write!(f, "zfolio: {}", line.join(" ").trim_end())
+        write!(f, "zfolio: {}", escaped(line.join(" ").trim_end()))
     }
 }
 
@@ -71,5 +73,7 @@ mod tests {
         let failure = Failure::argument("--limit: 'a\nb' is not a size\n");
         assert_eq!(failure.to_string(), "zfolio: --limit: 'a b' is not a size");
         assert_eq!(failure.status(), 2);
+        let failure = Failure::program("'\x1b[2J' cannot be executed");
+        assert_eq!(failure.to_string(), "zfolio: '\\u{1b}[2J' cannot be executed");
     }
 }

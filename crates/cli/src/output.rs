@@ -1,4 +1,4 @@
-//! Printing to standard output.
+//! Text that is printed.
 
 use std::io;
 
@@ -19,4 +19,22 @@ pub(crate) fn print(text: &str) -> Result<bool, Failure> {
 /// Why standard output cannot be written.
 pub(crate) fn failed(error: &io::Error) -> Failure {
     Failure::output(format!("standard output: {error}"))
+}
+
+/// A name for a line of text, with its control characters escaped: `\n`, `\u{1b}`. A file or process may be called
+/// anything, and a terminal obeys such characters.
+pub(crate) fn escaped(name: &str) -> String {
+    let escape = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.into() };
+    name.chars().map(escape).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::escaped;
+
+    #[test]
+    fn a_name_cannot_command_the_terminal() {
+        assert_eq!(escaped("a\nb\x1b[2J\u{9b}c"), "a\\nb\\u{1b}[2J\\u{9b}c");
+        assert_eq!(escaped("'a b' \\ \"日本語\""), "'a b' \\ \"日本語\"");
+    }
 }

@@ -37,7 +37,7 @@ pub(crate) use spill::directory as spill_directory;
 use std::env;
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -53,6 +53,7 @@ use crate::arguments::RunArgs;
 use crate::failure::Failure;
 use crate::ledger_file;
 use crate::metrics::take_address;
+use crate::output::escaped;
 use crate::requirements;
 use crate::stats_file;
 use auto::Auto;
@@ -140,7 +141,7 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
     };
     if !settings.quiet {
         // The reader may have closed the pipe; that does not change how the program ended.
-        std::io::stderr().write_all(story.to_string().as_bytes()).ok();
+        io::stderr().write_all(story.to_string().as_bytes()).ok();
     }
     if let Some(line) = summary::core_message(pid, end.change, &files) {
         eprintln!("{line}");
@@ -148,7 +149,7 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
     if let Some((mut file, path)) = report {
         let text = format!("{:#}\n", story.json());
         if let Err(error) = file.write_all(text.as_bytes()) {
-            eprintln!("zfolio: --stats: '{}' cannot be written: {error}", path.display());
+            eprintln!("zfolio: {}", escaped(&unwritten(path, &error)));
         }
     }
     // To die of a signal runs no destructor: here the files of the run go.
@@ -190,12 +191,14 @@ fn supervisor(settings: &mut Settings) -> Option<Supervisor> {
 /// Opens the file of `--stats` before the program runs, so that a wrong name is reported first.
 fn create_report(path: &Path) -> Result<(File, &Path), Failure> {
     let file = File::create(path).map_err(|error| {
-        Failure::argument(format!(
-            "--stats: '{}' cannot be written: {error}; accepted: a file that can be",
-            path.display()
-        ))
+        Failure::argument(format!("{}; accepted: a file that can be", unwritten(path, &error)))
     })?;
     Ok((file, path))
+}
+
+/// Why there is no file of `--stats`.
+fn unwritten(path: &Path, error: &io::Error) -> String {
+    format!("--stats: '{}' cannot be written: {error}", path.display())
 }
 
 /// The preload library: named by ZFOLIO_PRELOAD, or next to this program, or where `make install`

@@ -31,7 +31,7 @@ use crate::device;
 use crate::duration;
 use crate::failure::Failure;
 use crate::ledger_file;
-use crate::output::print;
+use crate::output::{escaped, print};
 use crate::run::{compression_ratio, process_json};
 use crate::stats_file::{self, StatsFile};
 use crate::table::Table;
@@ -229,7 +229,7 @@ fn accelerators() -> Result<String, Failure> {
     for file in files(false).iter().filter(|file| is_accelerators(&file.stats.algorithm())) {
         // One that has ended meanwhile, or is stopped, has no figures.
         if let Some(figures) = file.accelerator().ok().filter(|figures| !figures.is_empty()) {
-            write!(text, "process {} ({}):\n{figures}", file.pid, file.command())
+            write!(text, "process {} ({}):\n{figures}", file.pid, escaped(&file.command()))
                 .expect("writing to a string");
         }
     }
@@ -393,7 +393,7 @@ fn one(arguments: &StatArgs, file: &StatsFile) -> String {
             table.push(vec![format!("fault_{kind}_ns_{percentile}"), shown, meaning]);
         }
     }
-    let (command, algorithm) = (file.command(), file.stats.algorithm());
+    let (command, algorithm) = (escaped(&file.command()), file.stats.algorithm());
     let prices = prices(arguments, file);
     format!("process {} ({command}), compressed with {algorithm}\n{table}\n{prices}", file.pid)
 }

@@ -25,6 +25,7 @@ use zfolio_sys::probe::child::{self, Change, Signals};
 use crate::arguments::SuggestArgs;
 use crate::duration;
 use crate::failure::Failure;
+use crate::output::escaped;
 use crate::table::Table;
 use curve::{Curve, Point};
 use observe::Observed;
@@ -63,7 +64,7 @@ pub(crate) fn suggest(arguments: &SuggestArgs) -> Result<ExitCode, Failure> {
         return Ok(status(observed.change));
     };
     let name = arguments.program.first().map(|name| name.to_string_lossy().into_owned());
-    let name = name.unwrap_or_default();
+    let name = escaped(&name.unwrap_or_default());
     let kernel_max = report["kernel_resident_bytes_max"].as_u64().unwrap_or(0);
     let change = observed.change;
     let curve = Curve::new(observed.processes, observed.elapsed_ns, observed.ran_ns);

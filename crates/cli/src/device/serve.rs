@@ -33,6 +33,7 @@ use super::{directory, socket};
 use crate::failure::Failure;
 use crate::metrics::take_address;
 use crate::notify;
+use crate::output::escaped;
 
 /// How long to wait for a page of figures that is being made.
 const PAGE_TURN: Duration = Duration::from_millis(1);
@@ -51,7 +52,7 @@ pub(super) const ENDS: [i32; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, li
 
 /// Prints a line for the user, if anybody still reads it.
 pub(super) fn say(line: &str) {
-    writeln!(io::stderr(), "zfolio: {line}").ok();
+    writeln!(io::stderr(), "zfolio: {}", escaped(line)).ok();
 }
 
 /// Makes a disk and serves it.

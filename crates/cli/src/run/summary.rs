@@ -22,6 +22,7 @@ use super::tree::{Group, Tree};
 use super::waits;
 use crate::allowance::Allowance;
 use crate::duration;
+use crate::output::escaped;
 use crate::stats_file::StatsFile;
 
 /// Waiting that is not worth advice: less than this, or less than a 20th of the run.
@@ -214,7 +215,7 @@ impl Story<'_> {
         write!(
             f,
             "zfolio: {} needed {} and ran in {} (limit {})",
-            stats.command(),
+            escaped(&stats.command()),
             size::display(need),
             size::display(peak),
             self.limit()
@@ -368,7 +369,7 @@ impl Story<'_> {
         writeln!(
             f,
             "zfolio: {} went over its limit: peak {} {}; nothing was compressed",
-            file.stats.command(),
+            escaped(&file.stats.command()),
             size::display(peak),
             self.of_limit("of")
         )?;
@@ -382,7 +383,7 @@ impl Story<'_> {
         writeln!(
             f,
             "zfolio: {} stayed {where_it_stayed} its limit: peak {} {}; nothing was compressed",
-            file.stats.command(),
+            escaped(&file.stats.command()),
             size::display(peak),
             self.of_limit("of")
         )?;
@@ -408,6 +409,7 @@ impl Story<'_> {
 
     fn write_nothing(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = self.program.first().map(|name| name.to_string_lossy()).unwrap_or_default();
+        let name = escaped(&name);
         writeln!(
             f,
             "zfolio: {name} left no statistics: it was not managed, or ended while it started; peak {} {}",
@@ -418,9 +420,10 @@ impl Story<'_> {
 
     /// A line for the processes of one program that left no figures.
     fn write_group(&self, f: &mut fmt::Formatter<'_>, group: &Group) -> fmt::Result {
+        let command = escaped(&group.command);
         let who = match group.processes {
-            1 => format!("{} was", group.command),
-            count => format!("{count} processes {} were", group.command),
+            1 => format!("{command} was"),
+            count => format!("{count} processes {command} were"),
         };
         let (what, reason) = (if group.managed { "managed" } else { "not managed" }, &group.reason);
         let (peak, limit) = (group.peak_bytes, self.limit_bytes());

@@ -12,6 +12,7 @@ use zfolio_sys::clock;
 use super::proc;
 use super::summary::advice;
 use super::tree::{Key, Live, Tree};
+use crate::output::escaped;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -234,7 +235,7 @@ fn warning_line(stats: &Stats, waiting: u64, others: usize, shared_limit: Option
     };
     format!(
         "{} waits {waiting} % of its time for memory: {limit} is far below what it uses{about}",
-        stats.command()
+        escaped(&stats.command())
     )
 }
 
@@ -248,7 +249,7 @@ fn progress_line(
     let figures = &stats.figures;
     let of = |figure: &std::sync::atomic::AtomicU64| size::display(figure.load(Relaxed));
     let limit = size::display(shared_limit.unwrap_or(figures.limit_bytes.load(Relaxed)));
-    let mut line = format!("zfolio: {passed}s {}: ", stats.command());
+    let mut line = format!("zfolio: {passed}s {}: ", escaped(&stats.command()));
     line += &match waiting {
         None => format!("{} of {limit}", of(&figures.process_bytes)),
         Some(waiting) => format!(

@@ -9,6 +9,7 @@ use zfolio_core::size;
 use super::rates::{Rate, a_second};
 use super::{Run, limit_bytes, price_text};
 use crate::duration;
+use crate::output::escaped;
 use crate::run::compression_ratio;
 use crate::stats_file::StatsFile;
 use crate::table::{Table, cut, width};
@@ -108,7 +109,7 @@ pub(super) fn one(
         let meaning = format!("What a MiB saves. {}", of.meaning());
         table.push(vec![format!("price_{}", of.name()), total, now, meaning]);
     }
-    let (command, algorithm) = (file.stats.command(), file.stats.algorithm());
+    let (command, algorithm) = (escaped(&file.stats.command()), file.stats.algorithm());
     let title = format!("process {} ({command}), compressed with {algorithm}", file.pid);
     let mut lines = vec![spread(&title, "q ends", size.0), String::new()];
     lines.extend(table.to_string().lines().map(str::to_owned));

@@ -281,6 +281,28 @@ fn what_went_to_disk_is_told_or_why_nothing_did() {
     assert!(!quiet.contains("on disk"), "{quiet}");
 }
 
+/// Goal: a program's name neither breaks a line nor commands the terminal, whether it left its figures or not.
+#[test]
+fn a_name_with_control_characters_is_escaped() {
+    if !works() {
+        return;
+    }
+    let program = scratch("names").join("a\n\x1b[2Jb");
+    fs::copy("/bin/true", &program).unwrap();
+    let arguments = ["run", "--", program.to_str().unwrap()];
+    for mute in [false, true] {
+        let mut command = zfolio(&arguments);
+        if mute {
+            command.env("STAND_IN_MUTE", "1");
+        }
+        let (code, _, err) = output_of_command(&mut command);
+        assert_eq!((code, err.lines().count()), (Some(0), 1), "{err:?}");
+        assert!(err.contains("a\\n\\u{1b}[2Jb ") && !err.contains('\x1b'), "{err:?}");
+    }
+    let (_, _, err) = output_of(&["run", "--", "a\x1bb"]);
+    assert!(err.starts_with("zfolio: PROGRAM: 'a\\u{1b}b' was not found"), "{err:?}");
+}
+
 #[test]
 fn a_program_that_left_nothing_is_told_of() {
     if !works() {
