@@ -112,7 +112,7 @@ pub(crate) fn codecs(args: &CodecsArgs) -> Result<bool, Failure> {
         if let Some(signal) = os::stop_signal() {
             return Err(Failure::Stopped(signal));
         }
-        eprintln!("zfolio bench: {setting}");
+        eprintln!("zfolio: {setting}");
         let measured = measure::measure(setting, params, &sample, args.repeats);
         rows.push(measured.map_err(Failure::Failed)?);
     }

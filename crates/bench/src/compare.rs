@@ -84,7 +84,7 @@ pub fn bench(args: BenchArgs) -> ExitCode {
             )
         }
     };
-    eprintln!("zfolio bench: {line}");
+    eprintln!("zfolio: {line}");
     ExitCode::from(status)
 }
 
@@ -154,7 +154,7 @@ pub(crate) fn corpus_path(given: Option<&Path>) -> Result<PathBuf, Failure> {
     let folder = cache.ok_or_else(no_home)?.join("zfolio");
     let path = folder.join("corpus.bin");
     if !path.exists() {
-        eprintln!("zfolio bench: making a corpus in {}", path.display());
+        eprintln!("zfolio: making a corpus in {}", path.display());
         let failed = |line: String| Failure::Failed(line);
         std::fs::create_dir_all(&folder)
             .map_err(|error| failed(format!("{}: {error}", folder.display())))?;
@@ -195,7 +195,7 @@ pub(crate) fn find_kernel(notes: &mut Vec<String>) -> Option<Kernel> {
         Ok(kernel) => Some(kernel),
         Err(reason) => {
             let note = format!("the kernel's zram was left out: {reason}");
-            eprintln!("zfolio bench: {note}");
+            eprintln!("zfolio: {note}");
             notes.push(note);
             None
         }

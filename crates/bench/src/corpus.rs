@@ -130,7 +130,7 @@ pub fn corpus(args: CorpusArgs) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("zfolio corpus: {failure}");
+            eprintln!("zfolio: {failure}");
             ExitCode::from(failure.status())
         }
     }

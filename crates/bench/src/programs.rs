@@ -79,7 +79,7 @@ pub(crate) fn programs(args: &ProgramsArgs) -> Result<bool, Failure> {
             Ok(workload) => workload,
             Err(reason) => {
                 let note = format!("{} was skipped: {reason}", program.name());
-                eprintln!("zfolio bench: {note}");
+                eprintln!("zfolio: {note}");
                 table.notes.push(note);
                 continue;
             }
@@ -89,7 +89,7 @@ pub(crate) fn programs(args: &ProgramsArgs) -> Result<bool, Failure> {
             Err(WatchError::Stopped(signal)) => return Err(Failure::Stopped(signal)),
             Err(WatchError::System(error)) => {
                 let line = format!("{}: {error}", program.name());
-                eprintln!("zfolio bench: {line}");
+                eprintln!("zfolio: {line}");
                 table.failures.push(line);
             }
         }
@@ -151,7 +151,7 @@ impl Bench<'_> {
         let (zfolio, kernel) = (self.zfolio.clone(), self.kernel.as_ref());
         let runner = Runner { workload, zfolio, kernel, timeout };
         let name = workload.program.name();
-        eprintln!("zfolio bench: {name}: alone");
+        eprintln!("zfolio: {name}: alone");
         let expected = runner.alone()?.output;
         let mut alone: Vec<Alone> = Vec::new();
         let mut rows = Vec::new();
@@ -170,7 +170,7 @@ impl Bench<'_> {
             for row in &mut rows {
                 for at in 0..row.cells.len() {
                     let of = format!("round {round} of {}", self.args.rounds);
-                    eprintln!("zfolio bench: {name}: {of}: {} at {}", row.way, row.cells[at].share);
+                    eprintln!("zfolio: {name}: {of}: {} at {}", row.way, row.cells[at].share);
                     // The first round determines limits and the longest time.
                     run_cell(&runner, row, at, &alone[0], &mut model)?;
                 }

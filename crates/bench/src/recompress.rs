@@ -88,7 +88,7 @@ pub(crate) fn recompress(args: &RecompressArgs) -> Result<bool, Failure> {
     let title = title(args, &path);
     let mut runs = Vec::new();
     for round in 1..=args.repeats {
-        eprintln!("zfolio bench: round {round} of {}", args.repeats);
+        eprintln!("zfolio: round {round} of {}", args.repeats);
         runs.push(Round::new(args, &sample, round)?.run()?);
     }
     let table = Table { title, unit_bytes: args.unit.bytes(), runs };

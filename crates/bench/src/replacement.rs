@@ -178,7 +178,7 @@ fn default_traces(args: &ReplacementArgs, notes: &mut Vec<String>) -> Result<Vec
     let failed = |error: std::io::Error| Failure::Failed(format!("temporary folder: {error}"));
     let folder = Scratch::create("traces").map_err(failed)?;
     for program in programs::installed(folder.path()).map_err(failed)? {
-        eprintln!("zfolio bench: recording {}", program.name);
+        eprintln!("zfolio: recording {}", program.name);
         match record::record(&program.words, args.seconds, true) {
             Ok(touches) => {
                 traces.push(Trace::of_touches(program.name, &touches));

@@ -198,7 +198,7 @@ impl Bench<'_> {
 
     fn round(&self, round: u32, rows: &mut [Row]) -> Result<(), Failure> {
         for row in rows {
-            eprintln!("zfolio bench: round {round} of {}: {}", self.args.repeats, row.way.name());
+            eprintln!("zfolio: round {round} of {}: {}", self.args.repeats, row.way.name());
             if let Some(signal) = os::stop_signal() {
                 return Err(Failure::Stopped(signal));
             }
@@ -206,7 +206,7 @@ impl Bench<'_> {
                 Ok((figures, peak_bytes)) => row.add(figures, peak_bytes),
                 Err(WatchError::Stopped(signal)) => return Err(Failure::Stopped(signal)),
                 Err(WatchError::System(error)) => {
-                    eprintln!("zfolio bench: {}: {error}", row.way.name());
+                    eprintln!("zfolio: {}: {error}", row.way.name());
                     row.failures.push(error.to_string());
                 }
             }

@@ -151,7 +151,7 @@ fn announce(part: &str) -> Result<(), Failure> {
     if let Some(signal) = os::stop_signal() {
         return Err(Failure::Stopped(signal));
     }
-    eprintln!("zfolio bench: {part}");
+    eprintln!("zfolio: {part}");
     Ok(())
 }
 

@@ -242,7 +242,7 @@ impl Bench<'_> {
         }
         for round in 1..=self.args.repeats {
             for setting in &mut table.settings {
-                eprintln!("zfolio bench: round {round} of {}: {setting}", self.args.repeats);
+                eprintln!("zfolio: round {round} of {}: {setting}", self.args.repeats);
                 self.round(round, setting)?;
             }
         }

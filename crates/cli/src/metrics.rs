@@ -11,7 +11,10 @@ pub(crate) fn parse_metrics(given: &str) -> Result<SocketAddr, String> {
     let numbers = given.strip_prefix("localhost:").map(|port| format!("127.0.0.1:{port}"));
     let address = numbers.as_deref().unwrap_or(given).parse().ok();
     address.filter(|address: &SocketAddr| address.ip().is_loopback()).ok_or_else(|| {
-        format!("'{given}' is not an address of this machine; accepted: localhost:PORT, 127.0.0.1:PORT, [::1]:PORT")
+        format!(
+            "'{given}' is not an address of this machine with a port; accepted: localhost:PORT, 127.0.0.1:PORT, \
+             [::1]:PORT; PORT is 0 to 65535"
+        )
     })
 }
 

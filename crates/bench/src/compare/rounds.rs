@@ -123,7 +123,7 @@ impl Bench<'_> {
     ) -> Result<(), Failure> {
         for at in 0..rows.len() {
             let setting = rows[at].setting.clone();
-            eprintln!("zfolio bench: round {round} of {}: {setting}", self.args.repeats);
+            eprintln!("zfolio: round {round} of {}: {setting}", self.args.repeats);
             corpus.warm().map_err(|error| Failure::Failed(format!("corpus: {error}")))?;
             let outcome = match &setting {
                 Setting::Free => self.run_free(),
@@ -142,7 +142,7 @@ impl Bench<'_> {
                 Ok(outcome) => rows[at].runs.push(outcome),
                 Err(WatchError::Stopped(signal)) => return Err(Failure::Stopped(signal)),
                 Err(WatchError::System(error)) => {
-                    eprintln!("zfolio bench: {setting}: {error}");
+                    eprintln!("zfolio: {setting}: {error}");
                     rows[at].failures.push(error.to_string());
                 }
             }
@@ -204,7 +204,7 @@ impl Bench<'_> {
         let Counts { zswpout, zswpin, zswpwb } = counts;
         let pool = size::display(swapped.beside_bytes_max);
         eprintln!(
-            "zfolio bench: zswap: zswpout {zswpout}, zswpin {zswpin}, zswpwb {zswpwb}, pool {pool} at most"
+            "zfolio: zswap: zswpout {zswpout}, zswpin {zswpin}, zswpwb {zswpwb}, pool {pool} at most"
         );
         self.swapped(swapped)
     }

@@ -137,13 +137,13 @@ pub(crate) fn make(path: &Path, bytes: u64, zeros: bool) -> Result<(), CorpusFai
             Ok(running) => running,
             Err(reason) => {
                 stop_if_asked()?;
-                eprintln!("zfolio corpus: skipped {}: {reason}", program.name);
+                eprintln!("zfolio: skipped {}: {reason}", program.name);
                 continue;
             }
         };
         let process = Process::open(running.0.id())?;
         let counts = process.capture(&mut output.writer, share, zeros)?;
-        eprintln!("zfolio corpus: {}: {counts}", program.name);
+        eprintln!("zfolio: {}: {counts}", program.name);
         left -= counts.pages_written * PAGE_BYTES as u64;
         stop_if_asked()?;
     }
@@ -155,6 +155,6 @@ pub(crate) fn make(path: &Path, bytes: u64, zeros: bool) -> Result<(), CorpusFai
     }
     output.finish()?;
     let (written, asked) = (size::display(written), size::display(bytes));
-    eprintln!("zfolio corpus: {} of {asked} written to {}", written, path.display());
+    eprintln!("zfolio: {} of {asked} written to {}", written, path.display());
     Ok(())
 }

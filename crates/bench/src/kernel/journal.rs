@@ -143,7 +143,7 @@ impl Journal {
         let file = open_locked(path)?;
         let journal = Journal { path: path.to_owned(), file };
         if !fs::read_to_string(path)?.is_empty() {
-            eprintln!("zfolio bench: undoing what an earlier run, killed, left behind");
+            eprintln!("zfolio: undoing what an earlier run, killed, left behind");
             journal.undo()?;
         }
         Ok(journal)
@@ -185,7 +185,7 @@ impl Drop for Journal {
     fn drop(&mut self) {
         let undone = self.undo().and_then(|()| fs::remove_file(&self.path));
         if let Err(error) = undone {
-            eprintln!("zfolio bench: not put back: {error}");
+            eprintln!("zfolio: not put back: {error}");
         }
     }
 }
@@ -260,7 +260,7 @@ pub(crate) fn undo_on_panic() {
             alone = CHANGING.try_lock();
         }
         if let Err(error) = undo_lines(Path::new(PATH)) {
-            eprintln!("zfolio bench: not put back: {error}");
+            eprintln!("zfolio: not put back: {error}");
         }
         // Relaxed: the lock orders this store for every thread that reads it.
         PANICKED.store(true, Relaxed);

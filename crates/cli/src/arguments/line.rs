@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::io;
+use std::ops::Range;
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -89,6 +90,9 @@ pub(crate) fn command_path<'a>(
     Ok(words)
 }
 
+/// What is accepted where nothing closer is known.
+const HINT: &str = "accepted: what 'zfolio --help' and 'zfolio COMMAND --help' list";
+
 /// clap's error as one line: the argument, what was given, and what is accepted.
 fn one_line(error: &clap::Error, words: &[OsString]) -> String {
     let context = |kind| match error.get(kind) {
@@ -104,33 +108,28 @@ fn one_line(error: &clap::Error, words: &[OsString]) -> String {
     let name = name.trim_start_matches(['[', '<']).split([' ', ',']).next().unwrap_or_default();
     let name = name.trim_end_matches(['>', ']', '.']);
     let value = context(ContextKind::InvalidValue);
-    let hint = "accepted: what 'zfolio --help' and 'zfolio COMMAND --help' list";
     match error.kind() {
-        ErrorKind::ValueValidation => match std::error::Error::source(error) {
-            Some(source) => format!("{name}: {}", in_words(&source.to_string())),
-            None => format!("{name}: '{value}' is not accepted; {hint}"),
-        },
+        ErrorKind::ValueValidation => {
+            match (Negative::joined(words, name, &value), std::error::Error::source(error)) {
+                (Some(negative), _) => negative.line(words),
+                (None, Some(source)) => format!("{name}: {}", in_words(&source.to_string())),
+                (None, None) => format!("{name}: '{value}' is not accepted; {HINT}"),
+            }
+        }
         ErrorKind::UnknownArgument => {
-            match (negative(words, name), spelling::option(words, name)) {
-                (Some(Negative { option, value, at }), _) => {
-                    let line = in_one_word(words, &option, value, at);
-                    let refused = Arguments::try_parse_from(line).err();
-                    let line = refused.map(|refused| one_line(&refused, &[])).unwrap_or_default();
-                    let accepted = line.split_once("; accepted: ").map(|(_, accepted)| accepted);
-                    let hint = accepted.map_or(hint.to_owned(), |text| format!("accepted: {text}"));
-                    format!("{option}: '{value}' is below zero; {hint}")
-                }
+            match (Negative::apart(words, name), spelling::option(words, name)) {
+                (Some(negative), _) => negative.line(words),
                 (_, Some(meant)) => {
                     format!("argument '{name}' is not known; did you mean '{meant}'?")
                 }
-                (_, None) => format!("argument '{name}' is not known; {hint}"),
+                (_, None) => format!("argument '{name}' is not known; {HINT}"),
             }
         }
         ErrorKind::InvalidSubcommand => {
             let given = context(ContextKind::InvalidSubcommand);
             match spelling::command(words, &given) {
                 Some(meant) => format!("command '{given}' is not known; did you mean '{meant}'?"),
-                None => format!("command '{given}' is not known; {hint}"),
+                None => format!("command '{given}' is not known; {HINT}"),
             }
         }
         ErrorKind::MissingRequiredArgument if name.starts_with("PROGRAM") => {
@@ -140,7 +139,7 @@ fn one_line(error: &clap::Error, words: &[OsString]) -> String {
         }
         ErrorKind::MissingRequiredArgument => match one_of(&argument) {
             Some(options) => format!("{options}: missing; accepted: one of them"),
-            None => format!("{name}: missing; {hint}"),
+            None => format!("{name}: missing; {HINT}"),
         },
         ErrorKind::InvalidValue if value.is_empty() => {
             format!("{name}: a value is missing; accepted: {argument}")
@@ -157,7 +156,7 @@ fn one_line(error: &clap::Error, words: &[OsString]) -> String {
         _ => {
             let text = error.to_string();
             let first = text.lines().next().unwrap_or_default();
-            format!("{}; {hint}", first.trim_start_matches("error: "))
+            format!("{}; {HINT}", first.trim_start_matches("error: "))
         }
     }
 }
@@ -179,29 +178,55 @@ fn in_words(text: &str) -> String {
     parts.unwrap_or_else(|| text.to_owned())
 }
 
-/// A number below zero that clap took for an option: the option that it was given to, and which word that is.
+/// A number below zero, the option that it was given to, and the words that the two are.
 struct Negative<'a> {
     option: String,
     value: &'a str,
-    at: usize,
+    at: Range<usize>,
 }
 
-/// The number below zero that clap took for an option of this name.
-fn negative<'a>(words: &'a [OsString], name: &str) -> Option<Negative<'a>> {
-    name.strip_prefix('-').filter(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))?;
-    let texts = words.iter().map(|word| word.to_str().unwrap_or_default());
-    let pairs = texts.clone().zip(texts.skip(1)).enumerate();
-    let mut pairs = pairs.filter(|(_, (_, value))| value.starts_with(name));
-    pairs.find_map(|(at, (option, value))| {
-        Some(Negative { option: spelling::valued(words, option)?, value, at })
-    })
+/// Whether a word is a number below zero, possibly with a unit.
+fn is_negative(word: &str) -> bool {
+    word.strip_prefix('-').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
 }
 
-/// The words with an option and its value, the two at `at`, as one: so that clap takes the value for one.
-fn in_one_word(words: &[OsString], option: &str, value: &str, at: usize) -> Vec<OsString> {
-    let mut line = words.to_vec();
-    line.splice(at..at + 2, [format!("{option}={value}").into()]);
-    line
+impl<'a> Negative<'a> {
+    /// The number below zero that clap took for an option of this name: `--limit -5M`.
+    fn apart(words: &'a [OsString], name: &str) -> Option<Negative<'a>> {
+        let texts = words.iter().map(|word| word.to_str().unwrap_or_default());
+        let pairs = texts.clone().zip(texts.skip(1)).enumerate().filter(|_| is_negative(name));
+        let mut pairs = pairs.filter(|(_, (_, value))| value.starts_with(name));
+        pairs.find_map(|(at, (option, value))| {
+            Some(Negative { option: spelling::valued(words, option)?, value, at: at..at + 2 })
+        })
+    }
+
+    /// The number below zero that an option of this name refuses: `--limit=-5M`.
+    fn joined(words: &[OsString], name: &str, value: &'a str) -> Option<Negative<'a>> {
+        let at = words.iter().position(|word| {
+            word.to_str().is_some_and(|word| word.len() > value.len() && word.ends_with(value))
+        })?;
+        let is_it = name.starts_with("--") && is_negative(value);
+        is_it.then(|| Negative { option: name.to_owned(), value, at: at..at + 1 })
+    }
+
+    /// The line about it. Zero is too small, too, and where the option refuses it that says best what is accepted.
+    fn line(&self, words: &[OsString]) -> String {
+        let Negative { option, value, .. } = self;
+        let accepted = ["0", value].into_iter().find_map(|value| self.accepted(words, value));
+        let accepted = accepted.map_or(HINT.to_owned(), |text| format!("accepted: {text}"));
+        format!("{option}: '{value}' is below zero; {accepted}")
+    }
+
+    /// What the option accepts, as it says where it refuses `value`.
+    fn accepted(&self, words: &[OsString], value: &str) -> Option<String> {
+        let mut line = words.to_vec();
+        // As one word, so that clap takes the value for one.
+        line.splice(self.at.clone(), [format!("{}={value}", self.option).into()]);
+        let line = one_line(&Arguments::try_parse_from(line).err()?, &[]);
+        let why = line.strip_prefix(&self.option)?;
+        why.split_once("; accepted: ").map(|(_, accepted)| accepted.to_owned())
+    }
 }
 
 #[cfg(test)]
@@ -225,6 +250,15 @@ mod tests {
         };
         assert_eq!(failure.status(), 2, "{line}");
         failure.to_string()
+    }
+
+    #[track_caller]
+    fn assert_refused(cases: &[(&str, &str)]) {
+        for (line, expected) in cases {
+            let refused = refused(line);
+            assert!(refused.contains(expected), "{line}: {refused}");
+            assert!(refused.starts_with("zfolio: ") && !refused.contains('\n'), "{refused}");
+        }
     }
 
     #[test]
@@ -283,15 +317,12 @@ mod tests {
             ("run --algorithm zstd,level=1,level=1 -- true", "--algorithm: zstd has parameter"),
             ("run --frob -- true", "argument '--frob' is not known; accepted:"),
             (
-                "run --write-budget -5G -- true",
-                "--write-budget: '-5G' is below zero; accepted: a size",
+                "run --metrics localhost:99999 true",
+                "--metrics: 'localhost:99999' is not an address of this machine with a port; accepted: localhost:PORT, \
+                 127.0.0.1:PORT, [::1]:PORT; PORT is 0 to 65535",
             ),
-            ("run --limit -5 true", "--limit: '-5' is below zero; accepted: a number with K"),
-            ("run -l -5 true", "--limit: '-5' is below zero; accepted: a number with K"),
-            ("run -ql -5G -- true", "--limit: '-5G' is below zero; accepted: a number with K"),
             ("run --quiet -5 true", "argument '-5' is not known; accepted:"),
             ("run -q -5 true", "argument '-5' is not known; accepted:"),
-            ("device add x -s -5M", "--size: '-5M' is below zero; accepted:"),
             ("run -5 true", "argument '-5' is not known; accepted:"),
             ("run", "PROGRAM: missing; accepted:"),
             ("run --limit 1G", "PROGRAM: missing; accepted:"),
@@ -316,11 +347,27 @@ mod tests {
             ("stat --watch 0", "--watch: '0' is not a time; accepted:"),
             ("stat --all 7", "not together with"),
         ];
-        for (line, expected) in cases {
-            let refused = refused(line);
-            assert!(refused.contains(expected), "{line}: {refused}");
-            assert!(refused.starts_with("zfolio: ") && !refused.contains('\n'), "{refused}");
-        }
+        assert_refused(&cases);
+    }
+
+    /// Goal: a number below zero is refused with what the option accepts, however it is given.
+    #[test]
+    fn numbers_below_zero_are_too_small() {
+        assert_refused(&[
+            (
+                "run --write-budget -5G -- true",
+                "--write-budget: '-5G' is below zero; accepted: a size",
+            ),
+            ("run --limit -5 true", "--limit: '-5' is below zero; accepted: 32M or more"),
+            ("run --limit=-5M true", "--limit: '-5M' is below zero; accepted: 32M or more"),
+            ("run --limit -5M", "--limit: '-5M' is below zero; accepted: 32M or more"),
+            ("run -l -5 true", "--limit: '-5' is below zero; accepted: 32M or more"),
+            ("run -l-5 true", "--limit: '-5' is below zero; accepted: 32M or more"),
+            ("run -ql -5G -- true", "--limit: '-5G' is below zero; accepted: 32M or more"),
+            ("run --stall=-1% -- true", "--stall: '-1%' is below zero; accepted: 0.01% to 50%, or"),
+            ("suggest --share=-1 true", "--share: '-1' is below zero; accepted: 10 to 90"),
+            ("device add x -s -5M", "--size: '-5M' is below zero; accepted: 4K or more"),
+        ]);
     }
 
     #[test]

@@ -18,7 +18,7 @@ fn assert_refused(arguments: &[&str], status: i32, parts: &[&str]) {
 
 #[test]
 fn wrong_arguments_are_status_2() {
-    let cases: [(&[&str], &[&str]); 42] = [
+    let cases: [(&[&str], &[&str]); 44] = [
         (&["run", "--limit", "12Q", "--", "true"], &["--limit", "'12Q'", "256M"]),
         (&["run", "--limit", "", "--", "true"], &["--limit", "''", "accepted"]),
         (&["run", "--limit", "1M", "--", "true"], &["--limit", "'1M'", "32M or more"]),
@@ -82,6 +82,8 @@ fn wrong_arguments_are_status_2() {
         (&["set", "1", "limit=1M"], &["'1M'", "32M or more"]),
         (&["set", "4194304", "limit=1G"], &["no process 4194304", "accepted"]),
         (&["stat", "pid"], &["PID", "'pid'", "accepted"]),
+        (&["bench", "usemem", "--corpus", "/nowhere"], &["corpus /nowhere: No such file"]),
+        (&["corpus", "make", "-o", "/nowhere/corpus"], &["/nowhere/corpus: No such file"]),
     ];
     for (arguments, parts) in cases {
         assert_refused(arguments, 2, parts);
