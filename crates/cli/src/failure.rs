@@ -6,9 +6,10 @@
 //! | 2 | an argument: the line names it, what was given and what is accepted |
 //! | 125 | this machine or this installation: the line says what to do |
 //! | 126 | PROGRAM is there, but cannot be executed, or cannot be managed |
-//! | 127 | PROGRAM was not found |
+//! | 127 | PROGRAM, or the interpreter that it names, was not found |
 
 use std::fmt;
+use std::io;
 
 use crate::output::escaped;
 
@@ -43,6 +44,15 @@ impl Failure {
     /// The program was not found.
     pub(crate) fn not_found(message: impl Into<String>) -> Failure {
         Failure { status: 127, message: message.into() }
+    }
+
+    /// The program is there, and the kernel does not execute it, for this reason. As in a shell it counts as not found
+    /// where the file that is missing is its interpreter or its loader.
+    pub(crate) fn not_executed(message: impl Into<String>, error: &io::Error) -> Failure {
+        match error.kind() {
+            io::ErrorKind::NotFound => Failure::not_found(message),
+            _ => Failure::program(message),
+        }
     }
 
     /// Why, without the program's name.

@@ -59,7 +59,7 @@ const MORE: [Section; 4] = [
                 "This machine or this installation can't: the kernel, a permission, the library.",
             ),
             ("126", "PROGRAM is there, but cannot be executed or cannot be managed."),
-            ("127", "PROGRAM was not found."),
+            ("127", "PROGRAM was not found, or the interpreter or loader that it names."),
             (
                 "that of PROGRAM",
                 "It was started. If a signal ended it, the same signal ends zfolio.",

@@ -309,7 +309,8 @@ fn follow(
         orphaned: libc::SIGKILL,
     };
     let pid = signals.start(&started).map_err(|error| {
-        Failure::program(format!("PROGRAM: '{shown}' cannot be executed: {error}"))
+        let line = format!("PROGRAM: '{shown}' cannot be executed: {error}");
+        Failure::not_executed(line, &error)
     })?;
     // The program runs; without the figures if there is no thread for them.
     let _served = metrics.and_then(|(address, page)| address.serve(page).ok());

@@ -42,7 +42,7 @@ impl Program {
     ///
     /// # Errors
     ///
-    /// 127 if there is none, 126 if it cannot be executed or cannot be managed.
+    /// 127 if there is none, or no interpreter for it, 126 if it cannot be executed or cannot be managed.
     pub(crate) fn find(words: &[OsString]) -> Result<Program, Failure> {
         let path = env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into());
         let name = words.first().map_or(OsStr::new(""), OsString::as_os_str);
@@ -166,7 +166,9 @@ fn follow(command: &[u8], script: &str, path: &OsStr, scripts: usize) -> Result<
     let interpreter = Path::new(OsStr::from_bytes(words.next().unwrap_or_default()));
     let shown = interpreter.to_string_lossy();
     executable(interpreter).map_err(|error| {
-        Failure::program(format!("PROGRAM: '{script}': its interpreter '{shown}': {error}"))
+        let line = format!("PROGRAM: '{script}': its interpreter '{shown}': {error}");
+        // Without a name there is nothing to be found.
+        if shown.is_empty() { Failure::program(line) } else { Failure::not_executed(line, &error) }
     })?;
     look_at(interpreter, path, scripts + 1)?;
     // `#!/usr/bin/env python3` runs the python3 in PATH. Options of env are not examined.
@@ -386,7 +388,9 @@ mod tests {
         assert_eq!(files.look("empty", b""), Ok(Kind::PlainText));
         let script = format!("#!{} -x\n", fixed.display());
         assert!(refusal(files.look("by-static", script.as_bytes())).contains("statically"));
-        assert!(refusal(files.look("lost", b"#!/nonexistent/sh\n")).contains("/nonexistent/sh"));
+        let lost = files.look("lost", b"#!/nonexistent/sh\n").expect_err("must be refused");
+        assert!(lost.status() == 127 && lost.message().contains("'/nonexistent/sh'"), "{lost}");
+        assert!(refusal(files.look("odd", b"#!/dev/null\n")).contains("'/dev/null'"));
         assert!(refusal(files.look("bare", b"#!\n")).contains("interpreter"));
         assert!(refusal(files.look("binary", b"\0\x01\x02")).contains("neither"));
         let own = files.0.join("loop");

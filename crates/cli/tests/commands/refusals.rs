@@ -3,7 +3,8 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use crate::stage::{Nobody, output_of, output_of_command, scratch, script, texts, zfolio};
+use crate::run::works;
+use crate::stage::{Nobody, holder, output_of, output_of_command, scratch, script, texts, zfolio};
 
 /// Asserts one line on standard error that contains all of `parts`.
 #[track_caller]
@@ -136,6 +137,17 @@ fn a_missing_program_is_127_and_one_that_cannot_run_is_126() {
     assert_refused(&["run", "--", ""], 127, &["''"]);
     assert_refused(&["run", "--", plain], 126, &[plain, "cannot be executed"]);
     assert_refused(&["run", "--", "/"], 126, &["'/'", "directory"]);
+}
+
+/// Goal: the status is a shell's where the kernel finds no loader, which is seen when the program is executed.
+#[test]
+fn a_program_without_its_loader_is_127() {
+    let flags = ["-Wl,--dynamic-linker=/nowhere/ld.so"];
+    let Some(program) = holder("lost-loader", &flags).filter(|_| works()) else { return };
+    let program = program.to_str().unwrap();
+    let shell = script(&format!("exec {program}")).output().unwrap();
+    assert_eq!(shell.status.code(), Some(127));
+    assert_refused(&["run", "--", program], 127, &[program, "No such file"]);
 }
 
 #[test]
