@@ -440,6 +440,27 @@ impl AddArgs {
         if self.nbd.contains(&Address::Systemd) { Err(WHY.to_owned()) } else { Ok(()) }
     }
 
+    /// What only one disk can have, behind the name of its option and in the order of the command line: sockets,
+    /// addresses, a device, the file that it is saved in. `None`: one that is free is chosen, or handed over.
+    pub(super) fn owned(&self) -> Vec<(&'static str, Option<String>)> {
+        let path = |path: &PathBuf| {
+            std::path::absolute(path).unwrap_or_else(|_| path.clone()).display().to_string()
+        };
+        let port = |address: &SocketAddr| (address.port() != 0).then(|| address.to_string());
+        let nbd = self.nbd.iter().map(|address| match address {
+            Address::Unix(socket) => Some(path(socket)),
+            Address::Tcp(address) => port(address),
+            Address::Systemd => None,
+        });
+        let nbd = nbd.map(|what| ("nbd", what));
+        let vhost_user = self.vhost_user.iter().map(|socket| ("vhost-user", Some(path(socket))));
+        let number = |number: Number| number.0.map(|number| format!("/dev/ublkb{number}"));
+        let ublk = self.ublk.map(|asked| ("ublk", number(asked)));
+        let save = self.save.iter().map(|file| ("save", Some(path(file))));
+        let metrics = self.metrics.iter().map(|address| ("metrics", port(address)));
+        nbd.chain(vhost_user).chain(ublk).chain(save).chain(metrics).collect()
+    }
+
     /// Whether the disk can be made as asked for, as far as that is known without opening anything.
     ///
     /// # Errors

@@ -215,8 +215,9 @@ fn disks_are_served_and_saved_over_a_restart() {
 #[test]
 fn a_disk_that_fails_leaves_the_others() {
     let mut daemon = Daemon::new("fails");
-    let (good, running) = (Disk::named("good"), Disk::add("running", &[]));
-    let [bad, twice, blocked] = ["bad", "twice", "blocked"].map(Disk::named);
+    let (running, other) = (Disk::add("running", &[]), Disk::add("other", &[]));
+    let [good, bad, again, twice, blocked] =
+        ["good", "bad", "again", "twice", "blocked"].map(Disk::named);
     fs::write(&blocked.socket, "a file of the user").unwrap();
     let conf = daemon.conf();
     let conf = conf.display();
@@ -226,18 +227,16 @@ fn a_disk_that_fails_leaves_the_others() {
         (&running, "size = 8M"),
         (&blocked, "size = 8M"),
     ]);
-    let more = format!("[{}]\nsize = 8M\nnbd = {}\n", twice.name, good.socket.display());
+    let at = |disk: &Disk, of: &Disk| {
+        format!("[{}]\nsize = 8M\nnbd = {}\n", disk.name, of.socket.display())
+    };
+    let more = at(&again, &good) + &at(&twice, &other);
     fs::write(daemon.conf(), fs::read_to_string(daemon.conf()).unwrap() + &more).unwrap();
     let status = daemon.start();
-    let without = |disks: [&Disk; 4]| {
-        let names = disks.map(|disk| disk.name.as_str());
-        format!("STATUS=1 of 5 disks are served; not: {}", names.join(", "))
-    };
-    let first = without([&bad, &running, &blocked, &twice]);
-    // Which of the two has the address is up to the machine. The names are in the order of the file.
-    assert!(status == first || status == without([&good, &bad, &running, &blocked]), "{status}");
+    let names = [&bad, &running, &blocked, &again, &twice].map(|disk| disk.name.as_str());
+    assert_eq!(status, format!("STATUS=1 of 6 disks are served; not: {}", names.join(", ")));
     let printed = daemon.printed();
-    assert_eq!(printed.lines().count(), 4, "{printed}");
+    assert_eq!(printed.lines().count(), 5, "{printed}");
     for line in [
         format!("zfolio: {conf}:6: [{}] sise: not known; did you mean 'size'?\n", bad.name),
         format!(
@@ -246,29 +245,30 @@ fn a_disk_that_fails_leaves_the_others() {
         ),
         format!("zfolio: disk {} ({conf}:10) has not started: --nbd: ", blocked.name),
         format!(
-            "has not started: --nbd: {}: another server listens on this socket\n",
-            good.socket.display()
+            "{conf}:15: [{}] nbd: '{}' is that of [{}] already; accepted: another one\n",
+            again.name,
+            good.socket.display(),
+            good.name
+        ),
+        format!(
+            "zfolio: disk {} ({conf}:16) has not started: --nbd: {}: another server listens on this socket\n",
+            twice.name,
+            other.socket.display()
         ),
     ] {
         assert!(printed.contains(&line), "no '{line}' in: {printed}");
     }
     assert_eq!(fs::read_to_string(&blocked.socket).unwrap(), "a file of the user");
     fs::remove_file(&blocked.socket).unwrap();
-    assert!(running.is_served() && good.is_served());
-    let was = if status == first { &good } else { &twice };
+    assert!(running.is_served() && good.is_served() && other.is_served());
 
     daemon.write(&[(&good, "size = 8M"), (&bad, "size = 8M"), (&blocked, "size = 16M")]);
-    write_all(&mut Disk::client_of(&good.socket, &was.name), &numbered(BYTES, 5));
+    write_all(&mut good.client(), &numbered(BYTES, 5));
     daemon.signal("HUP");
     assert!(daemon.told().starts_with("RELOADING=1\nMONOTONIC_USEC="));
     wait_for("the disks", || bad.is_served() && blocked.is_served());
-    if was.name == good.name {
-        assert!(daemon.told().starts_with("STATUS=3 of 3 disks are served\nREADY=1"));
-    }
-    assert!(
-        read_all(&mut Disk::client_of(&good.socket, &was.name), BYTES) == numbered(BYTES, 5),
-        "it goes on"
-    );
+    assert!(daemon.told().starts_with("STATUS=3 of 3 disks are served\nREADY=1"));
+    assert!(read_all(&mut good.client(), BYTES) == numbered(BYTES, 5), "it goes on");
     daemon.end("TERM");
     assert!(running.is_served(), "it is not the daemon's");
 }
@@ -685,6 +685,39 @@ fn what_does_not_fit_together_is_a_line() {
     fs::write(&file, "").unwrap();
     let text = format!("[a]\nnbd = /a\nsize = 5000\nsave = {}\n", file.display());
     fs::write(daemon.conf(), text).unwrap();
+    let output = daemon.command(&["--check"]).output().unwrap();
+    assert!(output.status.success(), "{}", texts(&output).1);
+}
+
+/// Goal: what only one disk can have is refused where a second disk names it, or the same one again. Others of that
+/// kind are fine.
+#[test]
+fn what_two_disks_cannot_both_have_is_a_line() {
+    let daemon = Daemon::new("both");
+    let disk = |name: &str, rest: &str| format!("[{name}]\nsize = 8M\n{rest}\n");
+    for (first, second, expected) in [
+        ("nbd = /a", "nbd = /b\nnbd = /a", "FILE:7: [b] nbd: '/a' is that of [a] already"),
+        ("nbd = /a", "vhost-user = /a", "FILE:6: [b] vhost-user: '/a' is that of [a]"),
+        ("nbd = localhost", "nbd = 127.0.0.1", "FILE:6: [b] nbd: '127.0.0.1:10809' is"),
+        ("ublk = 7", "ublk = 7", "FILE:6: [b] ublk: '/dev/ublkb7' is that of [a]"),
+        ("nbd = /a\nsave = /s", "nbd = /b\nsave = /s", "FILE:8: [b] save: '/s' is that"),
+        (
+            "nbd = /a",
+            "nbd = /b\nnbd = localhost:0\nnbd = /b",
+            "FILE:8: [b] nbd: '/b' is that of [b]",
+        ),
+        (
+            "nbd = /a\nmetrics = localhost:9100",
+            "nbd = /b\nmetrics = localhost:9100",
+            "FILE:8: [b] metrics: '127.0.0.1:9100' is that of [a] already; accepted: another one",
+        ),
+    ] {
+        let err = daemon.refusal(&(disk("a", first) + &disk("b", second)));
+        assert!(err.starts_with("zfolio: FILE:") && err.contains(expected), "{second}: {err}");
+        assert_eq!(err.lines().count(), 1, "{second}: {err}");
+    }
+    let both = ["nbd = localhost:0\nublk = auto", "nbd = localhost:0\nublk = auto"];
+    fs::write(daemon.conf(), disk("a", both[0]) + &disk("b", both[1])).unwrap();
     let output = daemon.command(&["--check"]).output().unwrap();
     assert!(output.status.success(), "{}", texts(&output).1);
 }

@@ -1,5 +1,6 @@
 //! The configuration of the daemon: its files, and the disks that they describe.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::ErrorKind::{InvalidData, NotADirectory, NotFound};
@@ -104,7 +105,8 @@ impl Files {
                 "no disk is configured; accepted: [NAME] in {path}"
             )));
         }
-        Ok(conf.sections.iter().map(Settings::of).collect())
+        let mut owners = BTreeMap::new();
+        Ok(conf.sections.iter().map(|section| Settings::of(section, &mut owners)).collect())
     }
 
     /// The files, in the order in which they are read.
@@ -151,9 +153,11 @@ fn read_text(path: &Path) -> io::Result<String> {
 }
 
 impl Settings {
-    fn of(section: &Section) -> Settings {
+    /// `owners` has what the disks of the sections before own, with their names.
+    fn of(section: &Section, owners: &mut BTreeMap<String, String>) -> Settings {
         let options = options(section).and_then(|options| {
-            check(section, &options)?;
+            let arguments = check(section, &options)?;
+            own(section, &arguments, owners)?;
             Ok(options)
         });
         Settings { name: section.name.clone(), at: section.at.to_string(), options }
@@ -209,12 +213,35 @@ fn unknown(key: &str, names: &[&str]) -> String {
     }
 }
 
+/// Notes what the disk of the section owns, unless something of that is owned already.
+fn own(
+    section: &Section,
+    arguments: &AddArgs,
+    owners: &mut BTreeMap<String, String>,
+) -> Result<(), String> {
+    let mut own = BTreeMap::new();
+    let all = arguments.owned();
+    for (index, (key, what)) in all.iter().enumerate() {
+        let Some(what) = what else { continue };
+        if let Some(owner) = owners.get(what).or(own.get(what)) {
+            let before = all[..index].iter().filter(|(other, _)| other == key).count();
+            let entry = section.entries.iter().filter(|entry| entry.key == *key).nth(before);
+            let why = format!("'{what}' is that of [{owner}] already; accepted: another one");
+            return Err(wrong(section, entry, &why));
+        }
+        own.insert(what.clone(), section.name.clone());
+    }
+    owners.append(&mut own);
+    Ok(())
+}
+
 /// Checks the options as a command line would be.
-fn check(section: &Section, options: &[String]) -> Result<(), String> {
+fn check(section: &Section, options: &[String]) -> Result<AddArgs, String> {
     let line: Vec<OsString> = words(&section.name, options).into_iter().map(Into::into).collect();
     let parsed = parse_words(&line).and_then(|parsed| {
         let arguments = run_arguments(parsed).expect("this is the command");
-        arguments.check_sockets().and_then(|()| arguments.check())
+        arguments.check_sockets().and_then(|()| arguments.check())?;
+        Ok(arguments)
     });
     parsed.map_err(|line| {
         // "--size: why", or "NAME: why".
