@@ -190,6 +190,11 @@ impl StatsFile {
         self.stats.start_ticks.load(Relaxed)
     }
 
+    /// What tells its process from all others: the process id, in its own namespace, and the start.
+    pub(crate) fn key(&self) -> (u32, u64) {
+        (self.pid, self.start_ticks())
+    }
+
     /// Removes the file. It may have been removed already.
     pub(crate) fn remove(&self) {
         shared::unlink(&self.path).ok();

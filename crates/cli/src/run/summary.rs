@@ -170,10 +170,15 @@ impl Story<'_> {
         i64::from(file.pid) == i64::from(self.pid)
     }
 
+    /// How many processes there were.
+    fn count(&self) -> usize {
+        self.tree.count(self.files)
+    }
+
     /// The most that a process had resident, without pages of files: the larger of its own count and the kernel's.
     pub(super) fn peak_bytes(&self, file: &StatsFile) -> u64 {
         let seen = of(&file.stats.figures.process_bytes_max);
-        let alone = self.files.len() == 1 && self.tree.seen <= 1 && self.tree.groups().is_empty();
+        let alone = self.files.len() == 1 && self.count() == 1 && self.tree.groups().is_empty();
         // `wait4` returns the peak of the program and of all children that it waited for. If that
         // is above the limit, another process may have had it (`write_unseen`).
         let files = of(&file.stats.figures.file_bytes_max);
@@ -296,7 +301,7 @@ impl Story<'_> {
 
     /// What the other processes had, where they share the limit with this one.
     fn others_bytes(&self, file: &StatsFile) -> u64 {
-        let sum = self.sum_bytes_max().filter(|_| self.tree.seen > 1).unwrap_or(0);
+        let sum = self.sum_bytes_max().filter(|_| self.count() > 1).unwrap_or(0);
         sum.saturating_sub(self.peak_bytes(file))
     }
 
@@ -490,13 +495,13 @@ impl Story<'_> {
     /// What all processes together had, if there was more than one. Nothing, if all ended before they were
     /// looked at.
     fn write_tree(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(sum) = self.sum_bytes_max().filter(|sum| *sum > 0 && self.tree.seen > 1) else {
+        let Some(sum) = self.sum_bytes_max().filter(|sum| *sum > 0 && self.count() > 1) else {
             return Ok(());
         };
         writeln!(
             f,
             "  together    its {} processes had {} at most, {}",
-            self.tree.seen,
+            self.count(),
             size::display(sum),
             self.of_limit("of the limit of")
         )

@@ -155,8 +155,8 @@ pub(super) struct Tree {
     /// Managed processes, including those that have ended.
     pub(super) peaks: BTreeMap<Key, Peak>,
     groups: BTreeMap<(String, String), Group>,
-    /// How many processes were ever seen.
-    pub(super) seen: u64,
+    /// All processes that were ever seen.
+    seen: BTreeSet<Key>,
     /// The most that all processes together had resident, without pages of files; shared pages count for each of
     /// them.
     pub(super) together_bytes_max: u64,
@@ -186,7 +186,7 @@ impl Tree {
             members: BTreeMap::new(),
             peaks: BTreeMap::new(),
             groups: BTreeMap::new(),
-            seen: 0,
+            seen: BTreeSet::new(),
             together_bytes_max: 0,
             file_bytes_max: 0,
             next_ns: clock::monotonic_ns() + nanoseconds(FIRST_LOOK),
@@ -255,14 +255,13 @@ impl Tree {
         let image = proc::image(pid);
         let same =
             |member: &Member| member.start_ticks == stat.start_ticks && member.image == image;
-        let again = self.members.get(&pid).map(|member| member.start_ticks);
         if self.members.get(&pid).is_some_and(|member| !same(member)) {
             self.end(pid);
         }
         let member = match self.members.entry(pid) {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => {
-                self.seen += u64::from(again != Some(stat.start_ticks));
+                self.seen.insert((memory.inner_pid, stat.start_ticks));
                 entry.insert(Member {
                     start_ticks: stat.start_ticks,
                     command: String::new(),
@@ -334,7 +333,7 @@ impl Tree {
     pub(super) fn finish(&mut self, kernel_bytes_max: u64) {
         // The program may have grown after the last look. If there was only one process, the peak
         // is its own.
-        let alone = self.seen == 1;
+        let alone = self.seen.len() == 1;
         let first = self.members.get_mut(&self.first).filter(|_| alone);
         if let Some(member) = first.filter(|one| matches!(one.standing, Standing::Other(..))) {
             member.peak.kernel_bytes = member.peak.kernel_bytes.max(kernel_bytes_max);
@@ -375,9 +374,15 @@ impl Tree {
         })
     }
 
+    /// How many processes there were: those that were seen, and those of `files` that ended between two looks.
+    pub(super) fn count(&self, files: &[StatsFile]) -> usize {
+        let unseen = files.iter().filter(|file| !self.seen.contains(&file.key()));
+        self.seen.len() + unseen.count()
+    }
+
     /// The peak of the process that left `file`; the default if it was never seen.
     pub(super) fn peak_of(&self, file: &StatsFile) -> Peak {
-        self.peaks.get(&(file.pid, file.start_ticks())).copied().unwrap_or_default()
+        self.peaks.get(&file.key()).copied().unwrap_or_default()
     }
 }
 
@@ -473,7 +478,7 @@ mod tests {
         drop(perl.stdin.take());
         perl.wait().unwrap();
         tree.finish(0);
-        assert_eq!((tree.seen, tree.groups().len()), (2, 1), "{:?}", tree.groups());
+        assert_eq!((tree.count(&[]), tree.groups().len()), (2, 1), "{:?}", tree.groups());
         assert!(own >= 32 << 20 && (own..own / 2 * 3).contains(&most), "{most} of {own}");
     }
 
@@ -492,7 +497,7 @@ mod tests {
             .unwrap();
         shell.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
         let mut tree = Tree::new(shell.id(), "no-such-library.so".to_owned(), None);
-        while tree.seen < 2 {
+        while tree.count(&[]) < 2 {
             tree.look();
             std::thread::yield_now();
         }

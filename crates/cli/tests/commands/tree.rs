@@ -64,6 +64,19 @@ fn static_children_are_counted_by_program() {
     assert!(HELD_MIB.contains(&(group["resident_bytes_max"].as_u64().unwrap() >> 20)), "{group}");
 }
 
+/// Goal: the lines of the summary count the same processes. Method: most of them end between two looks, and are known
+/// by their figures only.
+#[test]
+fn processes_that_nobody_saw_are_counted() {
+    if !works() {
+        return;
+    }
+    let script = "for i in 1 2 3 4 5 6 7 8 9 10; do sleep 0; done; sleep 0.7; exit 0";
+    let (_, err) = run(&[], &["sh", "-c", script]);
+    assert!(err.contains("and         11 more processes, "), "{err}");
+    assert!(err.contains("together    its 12 processes had "), "{err}");
+}
+
 /// Goal: an unmanaged process below the limit is not in the first line.
 #[test]
 fn a_small_stranger_is_told_of_besides() {
