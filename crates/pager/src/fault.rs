@@ -52,6 +52,10 @@ pub(crate) enum Served {
 /// nothing.
 const FREED_MAX: usize = 4;
 
+/// A fault that needs a part of a slot gives the pages of so many slots back to the system at once, and gets new ones: 64
+/// pages take 40 us.
+const RELEASED_BY_FAULT_MAX: usize = 4;
+
 /// The most folios that a fault compresses before it writes to a disk, where there is one. When the process's other
 /// memory grows, the charge passes the limit by more than four folios. Units that are written then are missed soon: to
 /// read one back takes 100 us or more, and to compress a folio 50 us. Where compressing gains little, a fault writes
@@ -628,6 +632,7 @@ impl Engine {
                     continue;
                 }
                 if units == self.geometry().all() {
+                    self.work.reclaimer.whole_share.add(1, 1);
                     if let Some(slot) = self.mover.take_free() {
                         return Ok(Some(Spare::Free(slot)));
                     }
@@ -635,8 +640,12 @@ impl Engine {
                 if below_limit >= needed {
                     return Ok(Some(Spare::Room));
                 }
+                if self.mover.release_leaving(RELEASED_BY_FAULT_MAX) > 0 {
+                    continue;
+                }
                 if self.mover.free_bytes() > 0 {
-                    self.release_free();
+                    let slots = self.release_free(RELEASED_BY_FAULT_MAX);
+                    (0..slots).for_each(|_| self.work.reclaimer.whole_share.add(0, 1));
                     continue;
                 }
             }
@@ -667,7 +676,7 @@ impl Engine {
         let may_wait = self.below_limit() < needed && self.spill(needed, true) != Room::None;
         if self.below_limit() < needed && !may_wait {
             // Before the limit is passed: slots that were freed have their pages until several of them are released.
-            self.mover.release_leaving();
+            self.mover.release_leaving(usize::MAX);
         }
         match self.below_limit() >= needed {
             true => Ok(Some(Spare::Room)),
@@ -676,14 +685,19 @@ impl Engine {
         }
     }
 
-    /// Gives free pages back to the system, so that there is room for new ones.
-    pub(crate) fn release_free(&self) {
-        while let Some(slot) = self.mover.take_free() {
+    /// Gives the pages of up to `most` free slots back to the system, so that there is room for new ones. Returns how
+    /// many slots that were.
+    pub(crate) fn release_free(&self, most: usize) -> usize {
+        let mut released = 0;
+        while released < most {
+            let Some(slot) = self.mover.take_free() else { break };
+            released += 1;
             if self.mover.give_leaving(slot) {
                 break;
             }
         }
-        self.mover.release_leaving();
+        self.mover.release_leaving(usize::MAX);
+        released
     }
 }
 

@@ -205,9 +205,11 @@ impl Mover {
         self.staging.give_leaving(slot)
     }
 
-    /// Gives the pages of leaving slots back to the system, with one call for adjacent slots.
-    pub(crate) fn release_leaving(&self) {
-        let slots = self.staging.take_leaving();
+    /// Gives the pages of leaving slots back to the system, of `most` at most, with one call for adjacent slots. Returns
+    /// how many slots that were.
+    pub(crate) fn release_leaving(&self, most: usize) -> usize {
+        let slots = self.staging.take_leaving(most);
+        let count = slots.iter().flatten().count();
         let mut adjacent = 0..0;
         for slot in slots.iter().flatten() {
             let from = self.staging.full_address(slot);
@@ -220,6 +222,7 @@ impl Mover {
         self.release_pages(adjacent.start, adjacent.len());
         let emptied = slots.into_iter().flatten().map(|slot| self.staging.emptied(slot));
         emptied.for_each(|slot| self.staging.give_hollow(slot));
+        count
     }
 
     /// The bytes of adjacent units that are in a slot.

@@ -71,7 +71,7 @@ impl Average {
     }
 
     /// Adds `part` / `of` to the average.
-    fn add(&self, part: usize, of: usize) {
+    pub(crate) fn add(&self, part: usize, of: usize) {
         let number = u32::try_from(part * Average::ONE as usize / of).unwrap_or(u32::MAX);
         let average = self.get();
         self.0.store(average - average / 64 + number / 64, Relaxed);
@@ -93,6 +93,9 @@ pub(crate) struct Reclaimer {
     zero_share: Average,
     /// Faults while that share is high.
     sparse_faults: AtomicU32,
+    /// The share of free slots that faults want as they are, for a whole folio. Of the others the pages are given back to
+    /// the system, so that a fault has new ones for a part of a folio.
+    pub(crate) whole_share: Average,
     /// How many whole folios one move captures; 0 for a folio that is captured in part.
     folios_moved: Average,
     compaction: Compaction,
@@ -121,6 +124,7 @@ impl Reclaimer {
             dirty_share: Average::new(Average::ONE),
             zero_share: Average::new(0),
             sparse_faults: AtomicU32::new(0),
+            whole_share: Average::new(Average::ONE),
             folios_moved: Average::new(Average::ONE),
             compaction: Compaction::default(),
             busy: Busy::default(),
@@ -236,7 +240,7 @@ impl Engine {
     /// pages along.)
     fn hollow_slot(&self) -> Option<Hollow> {
         self.mover.take_hollow().or_else(|| {
-            self.release_free();
+            self.release_free(usize::MAX);
             self.mover.take_hollow()
         })
     }
@@ -443,15 +447,16 @@ impl Engine {
 
     /// Gives back a slot whose contents are no longer needed. While there is headroom a slot with all
     /// its units becomes free, and one that lacks some units leaves: its pages go back to the system
-    /// together with those of other leaving slots. So does one that no fault will need soon. Without
-    /// headroom all pages go back at once.
+    /// together with those of other leaving slots. So does one that no fault will need soon, and every slot while most
+    /// faults need less than a slot: else they would give the pages back. Without headroom all pages go back at once.
     pub(crate) fn give_slot(&self, slot: Full) {
         let over = self.headroom() < 0;
-        let keeps = !over && !self.has_free_to_spare();
+        let is_used = self.work.reclaimer.whole_share.get() > Average::ONE / 2;
+        let keeps = !over && is_used && !self.has_free_to_spare();
         if keeps && slot.units() == self.geometry().all() {
             self.mover.give_free(slot);
         } else if self.mover.give_leaving(slot) || over {
-            self.mover.release_leaving();
+            self.mover.release_leaving(usize::MAX);
         }
     }
 }
@@ -485,6 +490,23 @@ mod tests {
         engine.make_room(space.bytes());
         assert!(engine.charge_bytes() <= engine.limit_bytes(), "{}", engine.charge_bytes());
         engine.unmap_adopted(&space);
+    }
+
+    /// Goal: a slot whose folio is stored stays free for a fault that needs a whole one, and leaves while most faults need
+    /// less. Method: tell the share of such faults, and give a slot.
+    #[test]
+    fn slots_that_nobody_needs_whole_are_not_kept() {
+        if let Err(why) = Mode::Inline.check() {
+            return eprintln!("SKIPPED: {why}");
+        }
+        let engine = Engine::inline_for_test(8 << 20);
+        let stays_free = |part: usize| {
+            (0..256).for_each(|_| engine.work.reclaimer.whole_share.add(part, 4));
+            let before = engine.mover.free_bytes();
+            engine.give_slot(engine.mover.take_scratch().expect("memory"));
+            engine.mover.free_bytes() > before
+        };
+        assert_eq!([4, 1, 3].map(stays_free), [true, false, true]);
     }
 
     /// Goal: a limit that cannot be held leaves the floor to the program, with a reserve for its faults

@@ -347,11 +347,11 @@ impl Staging {
         lists.leaving.len() >= self.geometry.at_most(LEAVING_BYTES_MAX)
     }
 
-    /// Takes leaving slots, up to [`LEAVING_MAX`] and in the order of their addresses.
-    pub(crate) fn take_leaving(&self) -> [Option<Full>; LEAVING_MAX] {
+    /// Takes leaving slots, up to `most` and [`LEAVING_MAX`] and in the order of their addresses.
+    pub(crate) fn take_leaving(&self, most: usize) -> [Option<Full>; LEAVING_MAX] {
         let mut taken = [const { None }; LEAVING_MAX];
         let mut lists = self.lists.lock();
-        let first = lists.leaving.len().saturating_sub(LEAVING_MAX);
+        let first = lists.leaving.len().saturating_sub(most.min(LEAVING_MAX));
         for (place, slot) in taken.iter_mut().zip(lists.leaving.drain(first..)) {
             *place = Some(slot);
         }

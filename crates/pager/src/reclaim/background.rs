@@ -120,7 +120,7 @@ impl Engine {
         self.look_for_hardware(&table);
         // The limit has fallen: free slots would count as available, and the charge would never come down to it.
         if self.must_come_down() {
-            self.release_free();
+            self.release_free(usize::MAX);
             self.store.pool().trim();
         }
         drop(table);
