@@ -116,7 +116,8 @@ static void raw_grows(void) {
         CHECK((char *)syscall(SYS_mremap, block, pages * PAGE, grown * PAGE, 0) == block);
         fill(block + pages * PAGE, more * PAGE, round + pages);
         char *to = NULL;
-        if (round & 1) CHECK((to = mmap(NULL, grown * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) != MAP_FAILED);
+        if (round & 1) to = mmap(NULL, grown * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        CHECK(to != MAP_FAILED);
         int flags = MREMAP_MAYMOVE | (to ? MREMAP_FIXED : 0);
         size_t length = grown + (to ? 0 : 100);
         CHECK((block = mremap(block, grown * PAGE, length * PAGE, flags, to)) != MAP_FAILED, "round %d", round);

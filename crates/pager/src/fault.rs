@@ -52,8 +52,8 @@ pub(crate) enum Served {
 /// nothing.
 const FREED_MAX: usize = 4;
 
-/// A fault that needs a part of a slot gives the pages of so many slots back to the system at once, and gets new ones: 64
-/// pages take 40 us.
+/// A fault that needs a part of a slot gives the pages of so many slots back to the system at once, and gets new
+/// ones: 64 pages take 40 us.
 const RELEASED_BY_FAULT_MAX: usize = 4;
 
 /// The most folios that a fault compresses before it writes to a disk, where there is one. When the process's other

@@ -205,8 +205,8 @@ impl Mover {
         self.staging.give_leaving(slot)
     }
 
-    /// Gives the pages of leaving slots back to the system, of `most` at most, with one call for adjacent slots. Returns
-    /// how many slots that were.
+    /// Gives the pages of leaving slots back to the system, of `most` at most, with one call for adjacent slots.
+    /// Returns how many slots that were.
     pub(crate) fn release_leaving(&self, most: usize) -> usize {
         let slots = self.staging.take_leaving(most);
         let count = slots.iter().flatten().count();

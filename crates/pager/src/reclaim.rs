@@ -93,8 +93,8 @@ pub(crate) struct Reclaimer {
     zero_share: Average,
     /// Faults while that share is high.
     sparse_faults: AtomicU32,
-    /// The share of free slots that faults want as they are, for a whole folio. Of the others the pages are given back to
-    /// the system, so that a fault has new ones for a part of a folio.
+    /// The share of free slots that faults want as they are, for a whole folio. Of the others the pages are given back
+    /// to the system, so that a fault has new ones for a part of a folio.
     pub(crate) whole_share: Average,
     /// How many whole folios one move captures; 0 for a folio that is captured in part.
     folios_moved: Average,
@@ -492,8 +492,8 @@ mod tests {
         engine.unmap_adopted(&space);
     }
 
-    /// Goal: a slot whose folio is stored stays free for a fault that needs a whole one, and leaves while most faults need
-    /// less. Method: tell the share of such faults, and give a slot.
+    /// Goal: a slot whose folio is stored stays free for a fault that needs a whole one, and leaves while most faults
+    /// need less. Method: tell the share of such faults, and give a slot.
     #[test]
     fn slots_that_nobody_needs_whole_are_not_kept() {
         if let Err(why) = Mode::Inline.check() {

@@ -1,5 +1,5 @@
-//! The mappings of files in `/proc/self/maps`, and those that a child is not to read in `/proc/self/smaps`: both are read
-//! without any allocation.
+//! The mappings of files in `/proc/self/maps`, and those in `/proc/self/smaps` that a child is not to read: both lists
+//! are read without any allocation.
 
 use std::os::fd::OwnedFd;
 
@@ -236,8 +236,8 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
         assert_eq!(stopped, 1);
     }
 
-    /// Goal: of the kernel's own list the wiped mapping is found, and no other. Method: two pages are mapped, and one is
-    /// wiped; then it is kept again.
+    /// Goal: of the kernel's own list the wiped mapping is found, and no other. Method: two pages are mapped, and one
+    /// is wiped; then it is kept again.
     #[test]
     fn own_wiped_mappings_are_found() {
         let pages = crate::map::Reservation::new(2 * 4096, 4096).unwrap();
