@@ -286,10 +286,13 @@ impl Tree {
             member.standing = if is_part { Standing::Part } else { Standing::Unknown };
             member.seen_ns = clock::monotonic_ns();
         }
+        let has_figures = || figures(member).is_some();
         if member.standing == Standing::Unknown {
             let settled = clock::monotonic_ns() - member.seen_ns > nanoseconds(SETTLED);
-            let has_figures = || figures(member).is_some();
             member.standing = judge(pid, settled, &memory, &self.library, has_figures);
+        } else if matches!(member.standing, Standing::Other(_, true)) && has_figures() {
+            // Its loader took long, as with many libraries from a slow disk.
+            member.standing = Standing::Managed;
         }
         if memory.counted_bytes() > member.peak.memory.counted_bytes() {
             member.peak.memory = memory;

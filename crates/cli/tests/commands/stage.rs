@@ -125,14 +125,29 @@ pub(crate) fn scratch(name: &str) -> PathBuf {
 
 /// Makes a program with three arguments: how many MiB it touches, in mappings of 64K; how many
 /// milliseconds it waits; its exit status. `None`, with a message, if it cannot be linked with
-/// `flags`.
+/// `flags`. With `-DSLOW_LOADER` (x86-64) its loader takes 0.7 s.
 pub(crate) fn holder(name: &str, flags: &[&str]) -> Option<PathBuf> {
     const SOURCE: &str = r#"
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
+#ifdef SLOW_LOADER
+#include <time.h>
+static int nothing(void) { return 0; }
+/* The loader calls this before any library is initialized; so the C library's functions are not there yet. */
+static int (*pick(void))(void) {
+  struct timespec time = {0, 700000000};
+  long answer;
+  __asm__ volatile("syscall" : "=a"(answer) : "a"(35L), "D"(&time), "S"(0L) : "rcx", "r11", "memory");
+  return nothing;
+}
+int slow(void) __attribute__((ifunc("pick")));
+#else
+static int slow(void) { return 0; }
+#endif
 int main(int argc, char **argv) {
+  if (slow()) return 9;
   for (long blocks = argc > 1 ? 16 * atol(argv[1]) : 0; blocks > 0; blocks--) {
     char *block = mmap(0, 65536, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (block == MAP_FAILED) return 9;

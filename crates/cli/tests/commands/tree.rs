@@ -86,6 +86,19 @@ fn a_small_stranger_is_told_of_besides() {
     assert!(err.contains("  besides     static-small was not managed (statically linked): peak "));
 }
 
+/// Goal: a program whose loader took longer than a process is given to have figures is told of once, as managed.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_program_that_starts_slowly_is_managed() {
+    let Some(program) = holder("slow-start", &["-DSLOW_LOADER"]).filter(|_| works()) else {
+        return;
+    };
+    let (code, err) = run(&[], &[path(&program), "1", "400", "6"]);
+    assert_eq!(code, Some(6));
+    assert!(err.starts_with("zfolio: slow-start stayed below its limit: "), "{err}");
+    assert!(!err.contains("besides"), "{err}");
+}
+
 #[test]
 fn a_program_that_holds_what_nobody_manages_is_over_its_limit() {
     let Some(program) = holder("unmanaged", &[]).filter(|_| works()) else { return };
