@@ -1,7 +1,9 @@
-//! The sets of ranges themselves (`CAND-1`, `CAND-3`): no lock, no engine.
+//! The sets of ranges themselves (`CAND-1`, `CAND-3`): no lock, no engine. All ranges are whole pages: one that was cut
+//! within a page would name a page that the engine does not manage as a whole.
 
 use zfolio_core::ranges::Ranges;
 use zfolio_pager::moved_parts;
+use zfolio_sys::map::PAGE_BYTES;
 
 /// See [`super`]. `fresh` and `reserved` are parts of `noted`.
 pub(super) struct Noted {
@@ -33,6 +35,12 @@ impl Taken {
     }
 }
 
+/// A caller has rounded both to pages; `usize::MAX` is the end of all addresses.
+fn check_pages(start: usize, end: usize) {
+    debug_assert!(start % PAGE_BYTES == 0, "{start:#x} is within a page");
+    debug_assert!(end % PAGE_BYTES == 0 || end == usize::MAX, "{end:#x} is within a page");
+}
+
 impl Noted {
     pub(super) const fn new() -> Noted {
         Noted { noted: Ranges::new(), fresh: Ranges::new(), reserved: Ranges::new() }
@@ -40,6 +48,7 @@ impl Noted {
 
     /// Adds a range that is accessible.
     pub(super) fn insert(&mut self, start: usize, end: usize, fresh: bool) {
+        check_pages(start, end);
         self.noted.join(start, end);
         self.reserved.remove(start, end);
         if fresh {
@@ -49,17 +58,20 @@ impl Noted {
 
     /// Adds a range that is not accessible yet.
     pub(super) fn reserve(&mut self, start: usize, end: usize) {
+        check_pages(start, end);
         self.noted.join(start, end);
         self.reserved.insert(start, end);
     }
 
     /// A range has become accessible.
     pub(super) fn allow(&mut self, start: usize, end: usize) {
+        check_pages(start, end);
         self.reserved.remove(start, end);
     }
 
     /// Removes a range; returns how many bytes of it were there.
     pub(super) fn remove(&mut self, start: usize, end: usize) -> usize {
+        check_pages(start, end);
         self.fresh.remove(start, end);
         self.reserved.remove(start, end);
         self.noted.remove(start, end)
