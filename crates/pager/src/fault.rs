@@ -52,7 +52,7 @@ pub(crate) enum Served {
 /// nothing.
 const FREED_MAX: usize = 4;
 
-/// A fault that needs a part of a slot gives the pages of so many slots back to the system at once, and gets new
+/// A fault that needs less than a slot gives the pages of at most this many slots back to the system, and gets new
 /// ones: 64 pages take 40 us.
 const RELEASED_BY_FAULT_MAX: usize = 4;
 

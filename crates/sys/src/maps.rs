@@ -51,8 +51,8 @@ impl List {
 /// Calls `each` for the start and the end of each mapping that a child of `fork` is to find empty
 /// (`MADV_WIPEONFORK`), in rising order.
 ///
-/// The kernel counts the pages of every mapping for this list, about as long as a `fork` takes to copy the page tables.
-/// Nothing is called if the list cannot be read.
+/// The kernel counts the pages of every mapping for this list, which takes about as long as a `fork` takes to copy the
+/// page tables. Nothing is called if the list cannot be read.
 pub fn each_wiped(each: &mut dyn FnMut(usize, usize)) {
     let Ok(list) = crate::files::open_read(c"/proc/self/smaps") else { return };
     let mut wiped = Wiped::default();
@@ -171,6 +171,7 @@ fn parse(line: &[u8]) -> Option<FileMapping> {
 #[cfg(test)]
 mod tests {
     use super::{FileMapping, Lines, Wiped, each_file_mapping, each_wiped, parse};
+    use crate::map::{PAGE_BYTES, Reservation};
 
     const MAPS: &str = "\
 55d0c0000000-55d0c0001000 r-xp 00001000 fe:00 326414                     /usr/bin/true
@@ -240,14 +241,14 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
     /// is wiped; then it is kept again.
     #[test]
     fn own_wiped_mappings_are_found() {
-        let pages = crate::map::Reservation::new(2 * 4096, 4096).unwrap();
+        let pages = Reservation::new(2 * PAGE_BYTES, PAGE_BYTES).unwrap();
         let start = pages.address();
         // SAFETY: a page of the reservation, which has no contents.
-        let advise = |advice| unsafe { libc::madvise(start as *mut libc::c_void, 4096, advice) };
+        let advise = |advice| unsafe { libc::madvise(start as *mut _, PAGE_BYTES, advice) };
         let found = || {
             let mut found = Vec::new();
             each_wiped(&mut |from, to| found.push((from, to)));
-            found.contains(&(start, start + 4096))
+            found.contains(&(start, start + PAGE_BYTES))
         };
         assert!(!found());
         assert_eq!(advise(libc::MADV_WIPEONFORK), 0);

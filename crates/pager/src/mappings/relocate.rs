@@ -171,7 +171,8 @@ impl Engine {
         // Every page is brought back, so that the kernel alone moves contents, or leaves them where they are if it
         // fails midway. The registration has also split mappings, and `mremap` to a place of the kernel's choice
         // refuses a range of several; `leave` makes them one again.
-        // So is what a raw `mremap` has added: it is registered, and not covered (`ADOPT-3`).
+        // What a raw `mremap` has added to a mapping is registered without being covered (`ADOPT-3`): `leave` does not
+        // see it, and it would be a mapping of its own.
         let added = if old.is_empty() { Ranges::new() } else { table.uncovered(start, end) };
         self.leave(&mut table, start, end);
         self.leave(&mut table, onto.0, onto.1);
