@@ -238,7 +238,7 @@ pub(crate) struct RunArgs {
   POOL      compressed, with overhead    META      tables of zfolio
   DISK      on disk, compressed          DEMAND    what it would hold resident without zfolio
   RATIO     size before compression / (POOL + DISK)
-  FAULTS    served in all; P50, P99: time of those that decompressed; STALL: time waited in all
+  FAULTS    served in all; P50, P99: time of those that decompressed from memory; STALL: time waited in all
   RUN       the process id of its 'zfolio run'
 
 With --watch on a terminal: what fits, who waits most on top; q ends it. Of the time between two looks:

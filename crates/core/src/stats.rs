@@ -54,9 +54,11 @@ pub struct Stats {
     pub fault_zero_ns: Histogram,
     /// Nanoseconds of faults served from the staging area.
     pub fault_staged_ns: Histogram,
-    /// Nanoseconds of faults that decompressed.
+    /// Nanoseconds of faults that decompressed, without a wait for the disk.
     pub fault_stored_ns: Histogram,
-    /// The same faults, and all bytes that came back, by distance.
+    /// Nanoseconds of faults that waited for the disk to read.
+    pub fault_disk_ns: Histogram,
+    /// The faults of both kinds, and all bytes that came back, by distance.
     pub refaults: Refaults,
     /// What a MiB of each use of memory saves.
     pub prices: Prices,
@@ -108,6 +110,7 @@ impl Default for Stats {
             fault_zero_ns: Histogram::default(),
             fault_staged_ns: Histogram::default(),
             fault_stored_ns: Histogram::default(),
+            fault_disk_ns: Histogram::default(),
             refaults: Refaults::default(),
             prices: Prices::default(),
             orders: Orders::default(),
@@ -163,11 +166,23 @@ impl Stats {
         read_name(&self.command)
     }
 
-    /// Counts a fault that decompressed a unit: how long the thread waited, and how much other memory was
-    /// compressed since the unit was.
-    pub fn count_refault(&self, distance_bytes: u64, waited_ns: u64) {
-        self.fault_stored_ns.add(waited_ns);
+    /// Counts a fault that decompressed a unit: how long the thread waited, how much other memory was compressed since
+    /// the unit was, and whether the disk had to read it.
+    pub fn count_refault(&self, distance_bytes: u64, waited_ns: u64, is_from_disk: bool) {
+        let (count, times) = match is_from_disk {
+            true => (&self.figures.faults_disk, &self.fault_disk_ns),
+            false => (&self.figures.faults_stored, &self.fault_stored_ns),
+        };
+        add(count, 1);
+        times.add(waited_ns);
         self.refaults.add(distance_bytes, waited_ns);
+    }
+
+    /// The mean time of a fault that decompressed, wherever the unit was. `None`: there was none.
+    #[must_use]
+    pub fn refault_ns(&self) -> Option<u64> {
+        let (pool, disk) = (&self.fault_stored_ns, &self.fault_disk_ns);
+        (pool.sum() + disk.sum()).checked_div(pool.count() + disk.count())
     }
 
     /// How long threads have waited for what was compressed or about to be: not for fresh memory.
@@ -241,11 +256,12 @@ impl Stats {
 
     /// The histograms with their names.
     #[must_use]
-    pub fn histograms(&self) -> [(&'static str, &Histogram); 3] {
+    pub fn histograms(&self) -> [(&'static str, &Histogram); 4] {
         [
             ("zero", &self.fault_zero_ns),
             ("staged", &self.fault_staged_ns),
             ("stored", &self.fault_stored_ns),
+            ("disk", &self.fault_disk_ns),
         ]
     }
 }
@@ -282,7 +298,7 @@ mod tests {
     #[test]
     fn a_refault_is_counted_by_time_and_by_distance() {
         let stats = Stats::default();
-        stats.count_refault(5 << 20, 1000);
+        stats.count_refault(5 << 20, 1000, false);
         stats.figures.stall_ns.store(1500, std::sync::atomic::Ordering::Relaxed);
         assert_eq!((stats.fault_stored_ns.count(), stats.refaults.waited_ns()), (1, 1000));
         assert_eq!((stats.measured().moved_wait_ns, stats.measured().fresh_wait_ns), (500, 0));

@@ -235,7 +235,7 @@ impl Engine {
         let mean = |times: &Histogram| times.sum().checked_div(times.count());
         let seen = Seen {
             counts: Counts { now_ns, loads, rescues, prefetched, disk_ns },
-            stored_ns: mean(&stats.fault_stored_ns),
+            stored_ns: stats.refault_ns(),
             staged_ns: mean(&stats.fault_staged_ns),
             dense: self.dense_balance(&account.span),
             account,

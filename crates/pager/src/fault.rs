@@ -96,13 +96,15 @@ pub(crate) struct Turn {
     pub(crate) began: u64,
     /// How much of that it waited for the backing.
     pub(crate) spilled_ns: u64,
+    /// Whether its unit had to be read there.
+    pub(crate) was_away: bool,
     /// What it is to bring in: planned once, since a plan changes its stream.
     pub(crate) plan: Option<Plan>,
 }
 
 impl Turn {
     pub(crate) fn new(began: u64) -> Turn {
-        Turn { began, spilled_ns: 0, plan: None }
+        Turn { began, spilled_ns: 0, was_away: false, plan: None }
     }
 }
 

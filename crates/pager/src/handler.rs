@@ -296,11 +296,12 @@ impl Engine {
         let plan = turn.plan.get_or_insert_with(|| self.plan(address));
         let served = self.fault(&table, address, plan, self.cpu(), &mut waits);
         if matches!(served, Err(Later::Away(_))) {
+            turn.was_away = true;
             // While the disk reads for this fault it may read ahead too.
             self.prefetch_ahead(plan);
         }
         let (served, units) = served?;
-        let Turn { began, spilled_ns, .. } = *turn;
+        let Turn { began, spilled_ns, was_away, .. } = *turn;
         waits.count(self.figures());
         add(&self.figures().stall_spill_ns, spilled_ns);
         add(&self.figures().stall_queue_ns, now.saturating_sub(began + spilled_ns));
@@ -320,8 +321,7 @@ impl Engine {
                 stats.fault_staged_ns.add(took);
             }
             Served::Stored { distance_bytes } => {
-                add(&figures.faults_stored, 1);
-                stats.count_refault(distance_bytes, took);
+                stats.count_refault(distance_bytes, took, was_away);
                 self.copies.note_wait(took);
             }
             Served::Raced => add(&figures.faults_raced, 1),

@@ -47,8 +47,10 @@ pub struct Stats {
     pub faults_zero: FaultTimes,
     /// Touches of memory that was staged: taken out of the program, and not compressed yet.
     pub faults_staged: FaultTimes,
-    /// Touches of compressed memory.
+    /// Touches of compressed memory in the pool.
     pub faults_stored: FaultTimes,
+    /// Touches of memory that the disk had to read.
+    pub faults_disk: FaultTimes,
 }
 
 impl Stats {
@@ -62,6 +64,7 @@ impl Stats {
             faults_zero: (&stats.fault_zero_ns).into(),
             faults_staged: (&stats.fault_staged_ns).into(),
             faults_stored: (&stats.fault_stored_ns).into(),
+            faults_disk: (&stats.fault_disk_ns).into(),
         }
     }
 
@@ -116,6 +119,7 @@ impl fmt::Display for Stats {
             ("zeros", self.faults_zero),
             ("staged", self.faults_staged),
             ("compressed", self.faults_stored),
+            ("on disk", self.faults_disk),
         ] {
             if faults.count > 0 {
                 let FaultTimes { count, p50, p99 } = faults;

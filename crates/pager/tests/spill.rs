@@ -72,6 +72,10 @@ fn noise_of_four_times_the_limit_is_held_and_comes_back() {
         assert!(figure(&pager, "written_back_units") > 4000, "{}", pager.stats());
         assert!(figure(&pager, "read_back_units") > 4000, "{}", pager.stats());
         assert_eq!(figure(&pager, "read_back_fail"), 0);
+        // Three of four pages are away when they are touched.
+        let stats = pager.stats();
+        assert!(stats.figures.faults_disk > 4000, "{stats}");
+        assert_eq!(stats.faults_disk.count, stats.figures.faults_disk);
         let over = figure(&pager, "over_limit_bytes_max");
         // What counts as passed (`OverLimit`): on a busy machine some of it is on its way for a moment.
         assert!(over <= 16 * MIB as u64 / 16, "{over} bytes over the limit");

@@ -200,8 +200,8 @@ impl Table {
                 for (cell, run) in row.cells.iter().filter_map(|c| Some((c, c.typical()?))) {
                     let limit = run.cost.map_or(cell.limit_bytes, |cost| cost.total_bytes());
                     let seconds = |ns: u64| format!("{:.2}", as_f64(ns) / 1e9);
-                    let stored =
-                        run.figures.map(|f| f.faults_stored.to_string()).unwrap_or_default();
+                    let stored = run.figures.map(|f| (f.stored.count + f.disk.count).to_string());
+                    let stored = stored.unwrap_or_default();
                     let waited = run.figures.map(|f| {
                         let (all, old) = (f.waited_ns, f.waited_refault_ns);
                         [all, old, f.waited_decompress_ns, f.waited_room_ns, f.waited_queue_ns]
@@ -377,7 +377,8 @@ mod tests {
     fn program(program: Program, seconds: f64, end: End) -> Measured {
         let late_before = Some("1/2".parse().expect("well formed"));
         let share = "1/4".parse().expect("well formed");
-        let figures = Figures { faults_stored: 77, waited_ns: 1_500_000_000, ..Figures::default() };
+        let mut figures = Figures { waited_ns: 1_500_000_000, ..Figures::default() };
+        figures.stored.count = 77;
         let first = Run { figures: Some(figures), ..run(seconds, end) };
         measured(program, vec![cell(vec![first]), Cell { share, late_before, ..cell(vec![]) }])
     }

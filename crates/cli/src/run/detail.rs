@@ -13,7 +13,7 @@ use crate::stat::price_text;
 use crate::table::Table;
 
 /// Descriptions of the kinds of faults, in the order of [`Stats::histograms`].
-const KINDS: [&str; 3] = ["fresh memory", "just moved out", "compressed"];
+const KINDS: [&str; 4] = ["fresh memory", "just moved out", "compressed", "on disk"];
 
 pub(super) fn of(figure: &AtomicU64) -> u64 {
     figure.load(Relaxed)
@@ -73,9 +73,13 @@ fn tell_memory(f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
 
 fn tell_faults(f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
     let mut table = Table::new(&["<  waits for", "times", "p50", "p99", "in all"]);
-    for (kind, (_, histogram)) in KINDS.iter().zip(stats.histograms()) {
+    for (told, (kind, histogram)) in KINDS.iter().zip(stats.histograms()) {
+        // Most programs wait for no disk.
+        if kind == "disk" && histogram.count() == 0 {
+            continue;
+        }
         table.push(vec![
-            format!("    {kind}"),
+            format!("    {told}"),
             histogram.count().to_string(),
             duration::display(histogram.quantile(500)),
             duration::display(histogram.quantile(990)),
@@ -166,6 +170,6 @@ mod tests {
     #[test]
     fn each_histogram_has_a_name_for_people() {
         let names = zfolio_core::stats::Stats::default().histograms().map(|(name, _)| name);
-        assert_eq!((names, KINDS.len()), (["zero", "staged", "stored"], 3));
+        assert_eq!((names, KINDS.len()), (["zero", "staged", "stored", "disk"], 4));
     }
 }

@@ -28,7 +28,7 @@ struct Group {
     now: Now,
     ever: Ever,
     over_limit_bytes_max: u64,
-    faults: [(&'static str, Durations); 3],
+    faults: [(&'static str, Durations); 4],
     waited_ns: BTreeMap<&'static str, u64>,
     /// Runs of slots, by size: those that were taken, and those for which there was no room.
     orders: BTreeMap<&'static str, [u64; 2]>,

@@ -322,7 +322,7 @@ mod tests {
         figures.limit_bytes.store(96 << 20, Relaxed);
         figures.demand_bytes_max.store(400 << 20, Relaxed);
         figures.stall_ns.store(50 * SECOND_NS, Relaxed);
-        (0..50).for_each(|_| stats.count_refault(80 << 20, SECOND_NS));
+        (0..50).for_each(|_| stats.count_refault(80 << 20, SECOND_NS, false));
         let line = warning_line(&stats, 86, 0, None);
         let expected =
             "python3 waits 86 % of its time for memory: the limit of 96M is far below what it uses";

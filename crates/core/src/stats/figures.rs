@@ -126,8 +126,10 @@ figures! {
     faults_zero,
     /// Faults served from the staging area.
     faults_staged,
-    /// Faults that decompressed.
+    /// Faults that decompressed, without a wait for the disk.
     faults_stored,
+    /// Faults that waited for the disk to read.
+    faults_disk,
     /// Faults whose unit was back already: another thread, or the prefetch, was first.
     faults_raced,
     /// Faults served by a thread beside the handler: there are some where the process may use four CPUs or more.

@@ -29,8 +29,9 @@ impl World for Faults<'_> {
 
     fn faults(&self) -> u64 {
         let figures = self.engine.figures();
-        let served = [&figures.faults_stored, &figures.faults_staged, &figures.faults_zero];
-        served.iter().map(|faults| faults.load(Relaxed)).sum()
+        let stored = [&figures.faults_stored, &figures.faults_disk];
+        let served = [&figures.faults_staged, &figures.faults_zero].into_iter().chain(stored);
+        served.map(|faults| faults.load(Relaxed)).sum()
     }
 
     fn rang(&self) -> bool {
