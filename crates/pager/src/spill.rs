@@ -598,9 +598,13 @@ impl Engine {
     }
 
     /// Whether the limit is passed even once all that is being written has left the pool, and compressing gains little:
-    /// compressing more would fill the pool for free slots that nobody may use.
+    /// compressing more would fill the pool for free slots that nobody may use. A pool that is too small to be written
+    /// must grow: what is resident leaves by way of it.
     pub(crate) fn is_disk_behind(&self) -> bool {
-        self.below_limit_soon() < 0 && self.gains_little() && self.may_spill()
+        self.below_limit_soon() < 0
+            && self.gains_little()
+            && self.may_spill()
+            && self.is_pool_worth_writing()
     }
 
     /// Whether the pool is a large part of what passes the limit, if anything does. Where memory that cannot be moved

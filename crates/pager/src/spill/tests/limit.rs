@@ -222,6 +222,26 @@ fn a_small_pool_stays_where_the_limit_cannot_be_held() {
     running.end(&filled);
 }
 
+/// Goal: the limit comes to be held where a program was faster than the engine's start, and then waits for something
+/// else. Method: noise, eight times the limit, all resident when it is adopted; no fault follows.
+#[test]
+fn what_was_there_before_the_engine_goes_to_the_disk() {
+    if let Err(why) = Mode::Inline.check() {
+        return eprintln!("SKIPPED: {why}");
+    }
+    let (limit, bytes) = (8 * MIB, 64 * MIB);
+    let running = Running::start(limit, 2 * bytes);
+    let seeds: Vec<u64> = (0..bytes / PAGE).map(|page| 5 * page as u64 + 1).collect();
+    let space = running.engine.adopted(bytes, |memory| {
+        let pages = memory.chunks_exact_mut(PAGE).zip(&seeds);
+        pages.for_each(|(page, seed)| page.copy_from_slice(&contents(*seed)));
+    });
+    let filled = Filled { engine: running.engine, space, seeds };
+    running.await_that("the limit is held", || running.engine.below_limit() >= 0);
+    (0..filled.seeds.len()).for_each(|page| filled.check(page));
+    running.end(&filled);
+}
+
 /// Goal: nothing is written once a budget is used up, the limit is passed meanwhile, and no byte is lost; with another
 /// budget the limit holds again. Method: noise, four times the limit, and a budget of less than that.
 #[test]
