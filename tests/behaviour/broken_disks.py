@@ -125,8 +125,15 @@ class Program:
         while self.resident() > LIMIT + SLACK // 2 and time.monotonic() < until:
             time.sleep(0.1)
         now = self.resident()
-        expect(now <= LIMIT + SLACK // 2, f"{now >> 20} MiB resident, though the disk works")
+        if now > LIMIT + SLACK // 2:
+            raise Failed(f"{now >> 20} MiB resident, though the disk works; {self.said()}; {self.live_figures()}")
         return now
+
+    def live_figures(self):
+        """The program's figures as they are now, to say why something is not as it must be."""
+        command = [self.process.args[self.process.args.index("run") - 1], "stat", "--json", str(self.pid)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+        return done.stdout or done.stderr
 
     def slots(self, disk):
         """What the disk holds. On a busy machine nothing may have been written until the limit is held."""
@@ -175,6 +182,7 @@ class Cases:
         self.case("disk moves parts", self.at_times, Calls.PART)
         self.case("disk answers what is no answer", self.impossible)
         self.case("disk that stalls", self.stalls)
+        self.case("disk that stalls from the start", self.stalls_from_the_start)
         self.case("disk fails reads", self.reads)
         self.case("disk reads parts of slots only", self.reads_parts)
         self.case("disk fails reads for a while", self.reads_for_a_while, errno.EIO)
@@ -282,6 +290,20 @@ class Cases:
             expect(stalled <= LIMIT + SLACK // 2, f"{stalled >> 20} MiB resident when no write had ended for 4 s")
             return f"{stalled >> 20} MiB resident when no write had ended for 4 s"
 
+    def stalls_from_the_start(self):
+        """Not even the first write ends, without which there is no file yet: after ten seconds the program has all of
+        its memory. Then the disk works, and the limit is held, though the program is idle."""
+        calls, program = self.failing()
+        with program:
+            calls.fail("w", Calls.STALL)
+            program.ask(f"fill {PAGES}", "filled")
+            stalled = program.resident()
+            expect(stalled > PAGES << 11, f"only {stalled >> 20} MiB resident while nothing could be written")
+            calls.mend()
+            program.holds_limit()
+            program.end()
+            return f"{stalled >> 20} MiB resident when not one write had ended"
+
     def reads(self):
         """`EIO` on read for good."""
         calls, program = self.failing()
@@ -377,7 +399,8 @@ class Cases:
         """The counts of a child begin with the child: its parent's are not in them, and the sum over the processes is
         what happened."""
         counted = ["written_back_units", "written_back_clean", "read_back_units", "spill_written_bytes",
-                   "spill_read_bytes", "reclaim_incompressible", "faults_stored", "stall_ns", "demand_kib_ms"]
+                   "spill_read_bytes", "reclaim_incompressible", "faults_stored", "faults_disk", "stall_ns",
+                   "demand_kib_ms"]
         with Program(self.run, self.run.build) as program:
             program.ask(f"fill {PAGES}", "filled")
             for _ in range(2):

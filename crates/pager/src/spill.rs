@@ -621,7 +621,9 @@ impl Engine {
             return Room::None;
         }
         if self.door() == Door::Soon {
-            return self.want_place();
+            // To open a file takes as long as its medium does: it writes and reads there.
+            let is_stalled = self.is_stalled(1);
+            return if is_stalled { Room::None } else { self.want_place() };
         }
         if !self.may_spill() {
             // What is on its way may be the last for which there is a budget.
@@ -630,8 +632,7 @@ impl Engine {
         }
         let mut written = 0;
         let in_flight = self.store.poll();
-        let ended = self.store.completions();
-        if self.work.spilling.stall.may_pass(ended, in_flight, self.now_ns()) {
+        if self.is_stalled(in_flight) {
             return Room::None;
         }
         if self.below_limit_soon() < needed + signed(self.charge.low_bytes()) {
@@ -642,6 +643,11 @@ impl Engine {
         }
         let (_, writing) = self.store.in_flight();
         if writing > 0 { Room::Soon } else { Room::None }
+    }
+
+    /// Whether a fault passes the limit, since none of `in_flight` requests ends.
+    fn is_stalled(&self, in_flight: usize) -> bool {
+        self.work.spilling.stall.may_pass(self.store.completions(), in_flight, self.now_ns())
     }
 
     /// A fault is served over the limit.

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use zfolio_core::budget::WriteBudget;
 use zfolio_core::size;
@@ -20,7 +21,7 @@ use zfolio_sys::disk::Kind;
 use zfolio_sys::eventfd::EventFd;
 use zfolio_sys::files::Exposed;
 use zfolio_sys::secret::Secret;
-use zfolio_sys::{Errno, disk, random};
+use zfolio_sys::{Errno, disk, random, thread};
 
 use super::any::SpillDisk;
 use super::file::{Medium, Refusal};
@@ -36,6 +37,11 @@ pub const SPILL_BYTES_MIN: u64 = 16 << 20;
 const BUFFERS_SHARE: u64 = 64;
 const BUFFERS_MIN: u64 = 256 << 10;
 pub(super) const BUFFERS_MAX: u64 = 2 << 20;
+
+/// So often somebody who must not wait tries to have the list of disks, with a pause in between. Others have it for
+/// microseconds, unless the kernel lets them rest.
+const LIST_TRIES: u32 = 20;
+const LIST_PAUSE: Duration = Duration::from_millis(1);
 
 /// What to spill to.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
@@ -488,10 +494,17 @@ impl Place {
     }
 
     /// The disk on which a location is. Whoever asks is about to stop the process, with any locks held: `None` also if
-    /// somebody has the list of disks just now.
+    /// somebody has the list of disks, all the time.
     #[cold]
     pub(crate) fn disk_of(&self, location: Location) -> Option<Arc<SpillDisk>> {
-        let (open, area) = (self.open.try_lock()?, AreaId::of(location));
+        let lock = |_| {
+            let open = self.open.try_lock();
+            if open.is_none() {
+                thread::sleep(LIST_PAUSE);
+            }
+            open
+        };
+        let (open, area) = ((0..LIST_TRIES).find_map(lock)?, AreaId::of(location));
         open.disks.iter().find(|(id, _)| *id == area).map(|(_, disk)| Arc::clone(disk))
     }
 
