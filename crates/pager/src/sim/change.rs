@@ -21,7 +21,7 @@ impl Program<'_> {
     }
 
     /// The addresses where a range of pages begins and ends.
-    fn addresses(&self, pages: &Range<usize>) -> (usize, usize) {
+    pub(super) fn addresses(&self, pages: &Range<usize>) -> (usize, usize) {
         (self.world.space.address(pages.start), self.world.space.address(pages.end))
     }
 
@@ -29,7 +29,7 @@ impl Program<'_> {
         pages.clone().all(|page| self.world.space.is_mapped(self.world.space.address(page)))
     }
 
-    fn is_all_free(&self, pages: &Range<usize>) -> bool {
+    pub(super) fn is_all_free(&self, pages: &Range<usize>) -> bool {
         !pages.clone().any(|page| self.world.space.is_mapped(self.world.space.address(page)))
     }
 

@@ -300,13 +300,18 @@ impl World {
     /// Fails if the limit is passed although all data compresses; a small excess is allowed
     /// (`Engine::excess`). A share falls to what the process needs first, and the engine must follow.
     pub(super) fn check_limit(&self) {
+        self.check_limit_within(TURNS_MAX);
+    }
+
+    /// The same after so many turns of the background thread at most, if there is a disk.
+    pub(super) fn check_limit_within(&self, turns: usize) {
         if !self.settings.is_calm() {
             return;
         }
         match &self.tree {
             Some(tree) => self.come_down(tree),
             None if self.disk.is_some() => {
-                for _ in 0..TURNS_MAX {
+                for _ in 0..turns {
                     if self.engine.excess().is_none() {
                         break;
                     }

@@ -265,6 +265,10 @@ impl Backing for Shared {
     }
 
     fn pause(&self) {
+        let (now, stalls_until) = (self.0.schedule.now_ns(), self.0.lock().stalls_until_ns);
+        if now < stalls_until {
+            self.0.schedule.waits_for_disk();
+        }
         self.0.waiting.fetch_add(1, Relaxed);
         schedule::wait("the disk".to_owned(), Some(PAUSE_NS));
         self.0.waiting.fetch_sub(1, Relaxed);

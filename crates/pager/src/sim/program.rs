@@ -14,6 +14,9 @@ use super::world::{Claimed, World, compare};
 /// So many reads here and there come before the limit falls for the last time.
 const READS_BEFORE_THE_FALL: usize = 1000;
 
+/// All of memory goes to the disk within so many turns of the background thread: 600 were enough for 10 MiB.
+const TURNS_FOR_ALL: usize = 4000;
+
 /// Before some forks others may run at so many points while the backing is at rest.
 const POINTS_AT_REST: usize = 24;
 
@@ -73,7 +76,28 @@ impl<'w> Program<'w> {
         let grain = self.world.settings.grain();
         let pages = self.world.settings.pages_first.next_multiple_of(grain);
         let at = self.random.below((self.world.settings.pages - pages) / grain) * grain;
-        self.adopt_new(at..at + pages);
+        match self.world.settings.early {
+            true => self.adopt_written(at..at + pages),
+            false => self.adopt_new(at..at + pages),
+        }
+    }
+
+    /// Maps and writes a range, and has the engine adopt it. No fault follows, and the limit is held all the same.
+    fn adopt_written(&mut self, pages: Range<usize>) {
+        let Some(claimed) = self.world.claim(pages.clone(), true) else { return };
+        if !self.is_all_free(&pages) {
+            return;
+        }
+        let (start, end) = self.addresses(&pages);
+        self.world.space.map(start, end);
+        for page in pages.clone() {
+            // Neither zeros nor one word: they take no memory once they are stored.
+            let seed = self.random.next() | 2;
+            assert!(self.write_by(seed, page), "it is mapped");
+        }
+        self.world.engine.adopt(start, end).expect("the kernel refuses nothing");
+        drop(claimed);
+        self.world.check_limit_within(TURNS_FOR_ALL);
     }
 
     fn step(&mut self) {
@@ -117,7 +141,12 @@ impl<'w> Program<'w> {
     }
 
     fn write(&mut self, page: usize) -> bool {
-        let (seed, noise) = (self.random.next(), self.random.one_in(self.world.settings.noise));
+        let seed = self.random.next();
+        self.write_by(seed, page)
+    }
+
+    fn write_by(&mut self, seed: u64, page: usize) -> bool {
+        let noise = self.random.one_in(self.world.settings.noise);
         self.world.touch(page, true, |bytes, model| {
             compare(page, bytes, model);
             fill(bytes, seed, noise);

@@ -61,6 +61,8 @@ pub(super) struct Settings {
     pub(super) pages: usize,
     /// Pages of the mapping that the program begins with.
     pub(super) pages_first: usize,
+    /// That mapping is written before the engine is there, and the program waits until the limit is held.
+    pub(super) early: bool,
     pub(super) refusals: Refusals,
     /// The pool gets no memory once in so many requests; 0 is never.
     pub(super) pool_refuses: usize,
@@ -140,6 +142,7 @@ impl Settings {
             steps: random.of(&[20, 60, 120]),
             pages: 4096,
             pages_first,
+            early: false,
             refusals,
             pool_refuses,
             pool_pages_max: usize::MAX,
@@ -170,7 +173,11 @@ impl Settings {
         if settings.wide_units && settings.algorithm == "auto" {
             settings.unit = UnitOrder::DEFAULT;
         }
-        if settings.storm.is_some() { settings.with_storm() } else { settings }
+        match settings.storm {
+            Some(_) => settings.with_storm(),
+            None if Random::new(seed, 4).one_in(8) => settings.with_early(),
+            None => settings,
+        }
     }
 
     /// The settings of a directed test: the kernel refuses nothing, and the test starts all threads.
@@ -187,6 +194,7 @@ impl Settings {
             steps: 0,
             pages: 512,
             pages_first: 0,
+            early: false,
             refusals: Refusals::default(),
             pool_refuses: 0,
             pool_pages_max: usize::MAX,
@@ -236,6 +244,27 @@ impl Settings {
             (settings.spill, settings.noise) = (Some(spill), 1);
         }
         settings
+    }
+
+    /// A program that was faster than the engine, with a disk that has room for all of its noise. Where something is
+    /// refused the limit need not be held.
+    fn with_early(self) -> Settings {
+        let areas = self.has_areas();
+        let (bytes_max, pool, budget) = (64 << 20, PoolLimit::default(), WriteBudget::default());
+        let spill = Spill { bytes_max, refuses: 0, outages: 0, pool, budget, areas };
+        Settings {
+            early: true,
+            threads: 1,
+            refusals: Refusals::default(),
+            pool_refuses: 0,
+            pool_pages_max: usize::MAX,
+            codec_fails: 0,
+            noise: 1,
+            fixed: false,
+            tree: false,
+            spill: Some(spill),
+            ..self
+        }
     }
 
     /// What a storm needs besides.
