@@ -83,10 +83,48 @@ fn comparison() -> String {
     text
 }
 
+/// The same for fields of bits, which have no offset. Each is filled with ones, and an optimising compiler knows which
+/// bits of the structure that sets. It refuses the call of a function that is declared to be an error, unless the
+/// comparison before it is false at compile time.
+fn comparison_of_bits() -> String {
+    let ones = Descriptor { pasid: u32::MAX, flags_opcode: u32::MAX, ..Descriptor::default() };
+    let opcode = u32::from(ones.opcode()) << 24;
+    // Field, which 32-bit word of the structure it is in, and its bits there.
+    let fields = [
+        ("pasid", offset_of!(Descriptor, pasid) / 4, 0x000F_FFFF),
+        ("rsvd", offset_of!(Descriptor, pasid) / 4, 0x7FF0_0000),
+        ("priv", offset_of!(Descriptor, pasid) / 4, 0x8000_0000),
+        ("flags", offset_of!(Descriptor, flags_opcode) / 4, ones.flags()),
+        ("opcode", offset_of!(Descriptor, flags_opcode) / 4, opcode),
+    ];
+    bits(&fields)
+}
+
+/// A program that compiles if each field of the descriptor has these bits of this word, and no others.
+fn bits(fields: &[(&str, usize, u32)]) -> String {
+    let mut text = String::from(
+        "#include <linux/idxd.h>\n\
+         extern void differs(void) __attribute__((error(\"a field of bits differs\")));\n\
+         union both { struct iax_hw_desc desc; uint32_t words[16]; };\n",
+    );
+    for (field, word, mask) in fields {
+        writeln!(
+            text,
+            "void check_{field}(void) {{\n\
+             union both it = {{ .words = {{ 0 }} }};\n\
+             it.desc.{field} = ~0u;\n\
+             if (it.words[{word}] != {mask}u || it.words[{other}] != 0) differs();\n}}",
+            other = 1 - word,
+        )
+        .expect("a string has room");
+    }
+    text
+}
+
 /// What a C compiler says against `text`; `None` if there is no compiler.
 fn compiles(text: &str) -> Option<Result<(), String>> {
     let mut compiler = Command::new("cc")
-        .args(["-x", "c", "-std=c11", "-fsyntax-only", "-"])
+        .args(["-x", "c", "-std=c11", "-O2", "-S", "-o", "/dev/null", "-"])
         .stdin(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -103,7 +141,7 @@ fn compiles(text: &str) -> Option<Result<(), String>> {
 }
 
 /// Goal: sizes, offsets and numbers are the kernel's. Method: assertions of C, compiled with the header of this
-/// machine; and one that is wrong, which must not compile.
+/// machine; and some that are wrong, which must not compile.
 #[test]
 fn layout_is_that_of_the_kernels_header() {
     if !std::fs::exists(HEADER).expect("its directory can be searched") {
@@ -117,4 +155,14 @@ fn layout_is_that_of_the_kernels_header() {
     assert_eq!(is_same, Ok(()), "the header of this machine has another layout");
     let wrong = "#include <linux/idxd.h>\n_Static_assert(IAX_OPCODE_COMPRESS == 1, \"\");\n";
     assert!(compiles(wrong).is_some_and(|said| said.is_err()), "the comparison compares nothing");
+    let is_same = compiles(&comparison_of_bits());
+    assert_eq!(is_same, Some(Ok(())), "the header of this machine has other fields of bits");
+    for wrong in [("opcode", 1, 0x7F00_0000), ("opcode", 0, 0xFF00_0000), ("priv", 0, 0xC000_0000)]
+    {
+        let said = compiles(&bits(&[wrong]));
+        assert!(
+            said.is_some_and(|said| said.is_err()),
+            "{wrong:?}: the comparison compares nothing"
+        );
+    }
 }
