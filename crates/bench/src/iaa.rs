@@ -1,9 +1,13 @@
 //! `zfolio bench iaa`: a timed simulation of accelerators, with the driver's own policy.
 //!
 //! No machine of ours has the device. Three constants are fitted to three published latencies; all else that is
-//! printed is a prediction, beside the published figure if there is one. The simulation is in `simulation.rs`.
+//! printed is a prediction, beside the published figure if there is one. Those for usemem need the work per page, which
+//! one published throughput gives (`usemem.rs`). The simulation is in `simulation.rs`.
 
+mod published;
+mod retries;
 mod simulation;
+mod usemem;
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -17,7 +21,10 @@ use zfolio_iaa::queues::QUEUES_MAX;
 
 use crate::compare::{Failure, print};
 use crate::corpus::parse_size;
+use published::{COMPILATION, COMPILATION_THREADS};
+use retries::retries;
 use simulation::{CONSTANTS, Machine, Outcome, simulate};
+use usemem::{Model, sensitivity, usemem};
 
 pub(crate) const HELP: &str = "\
 Nothing is measured: it is a model, and the same arguments give the same figures. Which figures the
@@ -43,10 +50,10 @@ pub(crate) struct IaaArgs {
     /// Cores of a package
     #[arg(long, default_value_t = 56, value_parser = clap::value_parser!(u16).range(1..=1024))]
     cores: u16,
-    /// Packages, over which the processes are spread
+    /// Packages, over which the threads of the kernel compilation are spread
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
     packages: u16,
-    /// Processes of usemem, one for each core
+    /// Processes of usemem, on the first CPUs of one package
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u16).range(1..=1024))]
     processes: u16,
     /// What is compressed at a time: 4K to 2M
@@ -77,90 +84,6 @@ const LATENCIES: [(&str, usize, bool, u64); 3] = [
     ("batched, distributed", BATCH_MAX, true, 706),
 ];
 
-/// The folios of the published runs, and the pages that went out of memory in the sequential runs of v9. Later series
-/// publish no counters: that theirs are the same is assumed.
-struct Folio {
-    name: &'static str,
-    bytes: usize,
-    /// usemem's, all of them in whole folios.
-    usemem_out: u64,
-    /// The kernel compilation's, but only those in whole folios: single pages are no batch.
-    compilation_out: u64,
-}
-
-const FOLIO_64K: Folio =
-    Folio { name: "64K", bytes: 64 << 10, usemem_out: 58_146_954, compilation_out: 2_958_806 * 16 };
-
-const FOLIO_2M: Folio =
-    Folio { name: "2M", bytes: 2 << 20, usemem_out: 59_815_486, compilation_out: 8_810 * 512 };
-
-/// The folios of v14's kernel compilation, which compiles less in less memory, and of which no counter is published.
-/// Assumed: as many pages go out in whole folios for each second of system time as in v9.
-const DEFCONFIG_64K: Folio =
-    Folio { compilation_out: FOLIO_64K.compilation_out * 30_872 / 370_503, ..FOLIO_64K };
-
-const DEFCONFIG_2M: Folio =
-    Folio { compilation_out: FOLIO_2M.compilation_out * 34_621 / 430_792, ..FOLIO_2M };
-
-/// Published seconds by `deflate-iaa`: with pages compressed one by one, and in batches.
-struct Published {
-    series: &'static str,
-    folio: Folio,
-    elapsed_s: [f64; 2],
-    sys_s: [f64; 2],
-}
-
-const fn published(
-    series: &'static str,
-    folio: Folio,
-    elapsed_s: [f64; 2],
-    sys_s: [f64; 2],
-) -> Published {
-    Published { series, folio, elapsed_s, sys_s }
-}
-
-/// `usemem --init-time -w -O -b 1 -s 10 -n 30 10g` under `memory.high=150G`, with KB/s of all processes.
-const USEMEM: [(Published, [u64; 2]); 8] = [
-    (published("v9", FOLIO_64K, [100.46, 69.70], [2416.97, 1648.37]), [6_091_607, 10_174_344]),
-    (published("v9", FOLIO_2M, [87.15, 63.04], [2011.56, 1450.45]), [6_371_048, 11_282_935]),
-    (published("v12", FOLIO_64K, [93.21, 69.98], [2190.52, 1651.51]), [7_191_949, 10_702_115]),
-    (published("v12", FOLIO_2M, [82.26, 69.30], [1901.90, 1634.78]), [7_237_676, 11_228_928]),
-    (published("v13", FOLIO_64K, [98.94, 70.90], [2379.29, 1686.18]), [6_118_675, 9_901_216]),
-    (published("v13", FOLIO_2M, [88.70, 67.84], [2059.83, 1581.07]), [6_309_635, 10_558_225]),
-    (published("v14", FOLIO_64K, [99.19, 67.45], [2356.19, 1580.47]), [6_226_967, 10_551_714]),
-    (published("v14", FOLIO_2M, [88.14, 63.37], [2025.53, 1455.23]), [6_347_201, 11_315_500]),
-];
-
-/// A kernel's `allmodconfig` by 32 threads under `memory.max=2G`; in v14 its `defconfig` under 1.7 GiB.
-const COMPILATION: [Published; 8] = [
-    published("v9", FOLIO_64K, [835.31, 837.75], [3705.03, 3642.59]),
-    published("v9", FOLIO_2M, [790.66, 789.01], [4307.92, 4184.09]),
-    published("v12", FOLIO_64K, [874.74, 821.59], [3834.35, 3791.12]),
-    published("v12", FOLIO_2M, [808.10, 794.85], [4351.01, 4266.95]),
-    published("v13", FOLIO_64K, [836.64, 806.94], [3897.57, 3661.83]),
-    published("v13", FOLIO_2M, [818.48, 779.67], [4226.52, 4245.18]),
-    published("v14", DEFCONFIG_64K, [100.10, 98.74], [308.72, 301.23]),
-    published("v14", DEFCONFIG_2M, [95.29, 93.44], [346.21, 344.48]),
-];
-
-const COMPILATION_THREADS: u16 = 32;
-
-/// Pages that the 30 processes write.
-const USEMEM_WRITTEN: u64 = 30 * (10 << 30) / PAGE_BYTES as u64;
-
-impl Published {
-    fn name(&self) -> String {
-        format!("{} {}", self.series, self.folio.name)
-    }
-
-    /// Elapsed and system time: what batching changed as published, what it changes if it saves these seconds, and the
-    /// error, in percent.
-    fn times(&self, elapsed_saved_s: f64, sys_saved_s: f64) -> [[f64; 3]; 2] {
-        let row = |[from, to]: [f64; 2], saved| error(change(from, to), change(from, from - saved));
-        [row(self.elapsed_s, elapsed_saved_s), row(self.sys_s, sys_saved_s)]
-    }
-}
-
 /// Percent, from one figure to another one.
 fn change(from: f64, to: f64) -> f64 {
     100.0 * (to / from - 1.0)
@@ -175,16 +98,20 @@ fn show([published, predicted, error]: [f64; 3]) -> String {
     format!("{published:>+6.1}{predicted:>+7.1}{error:>+7.1}")
 }
 
-/// The work to write one page where nothing goes out, as measured with the workload of `zfolio bench usemem`:
-/// 1001 MB/s (docs/benchmarks/2026-11-21-usemem.md).
-const TOUCH_NS: u64 = 4092;
-
 /// Predicts and prints. Always returns true.
 pub(crate) fn iaa(args: &IaaArgs) -> Result<bool, Failure> {
     if usize::from(args.devices) * usize::from(args.queues) > QUEUES_MAX {
         return Err(Failure::Refused(format!("--queues: accepted: {QUEUES_MAX} in all at most")));
     }
-    let tables = [latencies(args), layouts(args), retries(args), usemem(args), compilation(args)];
+    let model = Model::of_v9(args);
+    let tables = [
+        latencies(args),
+        layouts(args),
+        retries(args),
+        usemem(args, &model),
+        sensitivity(args, &model),
+        compilation(args),
+    ];
     if args.json {
         let each = tables.iter().map(|table| (table.name.to_owned(), table.json.clone()));
         let fitted = json!({
@@ -221,6 +148,9 @@ pub(crate) fn iaa(args: &IaaArgs) -> Result<bool, Failure> {
     Ok(true)
 }
 
+/// How much the work between two folios varies.
+const JITTER_PERCENT: u64 = 2;
+
 /// A table as text, and the same for programs.
 struct Table {
     name: &'static str,
@@ -235,10 +165,12 @@ fn machine(args: &IaaArgs) -> Machine {
         entries: args.entries,
         busy_cores: 1,
         cores: usize::from(args.cores),
+        consecutive: false,
         settings: Settings::default(),
         folio_pages: args.folio / PAGE_BYTES,
         batch: BATCH_MAX,
         work_ns: 0,
+        jitter_percent: JITTER_PERCENT,
         decompress_percent: 0,
         folios: args.folios as usize,
         vanish_ns: Vec::new(),
@@ -307,92 +239,18 @@ fn layouts(args: &IaaArgs) -> Table {
     table
 }
 
-/// With how many cores on one device a queue is full for the first time, and a job is given up.
-fn retries(args: &IaaArgs) -> Table {
-    let mut found = [None, None];
-    for cores in 1..=128 {
-        let mut one = Machine { devices: 1, busy_cores: cores, cores, ..machine(args) };
-        one.folios = one.folios.min(20);
-        let outcome = simulate(&one, CONSTANTS);
-        for (first, is_met) in found.iter_mut().zip([outcome.retries > 0, outcome.given_up > 0]) {
-            *first = first.or(is_met.then_some(cores));
-        }
-        if found.iter().all(Option::is_some) {
-            break;
-        }
-    }
-    let show =
-        |cores: Option<usize>| cores.map_or("none up to 128".to_owned(), |it| it.to_string());
-    let [full, given_up] = found;
-    let text = format!(
-        "\nprediction: cores without other work on one device\n  first retry {}, \
-         first job given up {}; published: 30\n",
-        show(full),
-        show(given_up),
-    );
-    Table {
-        name: "retries",
-        text,
-        json: json!({ "first_retry": full, "first_given_up": given_up, "published": 30 }),
-    }
-}
-
-fn usemem(args: &IaaArgs) -> Table {
-    let text = "\nprediction: what batching changes for usemem, in percent: published, predicted, error \
-                (throughput also with\n\
-                the work per page that this project measured for writes alone, not that of the sequential row)\n\
-                \x20 row      throughput            writes alone    elapsed               sys\n";
-    let mut table = Table { name: "usemem", text: text.to_owned(), json: json!([]) };
-    for (row, [sequential, batched]) in &USEMEM {
-        let (out, bytes) = (row.folio.usemem_out, row.folio.bytes);
-        let written_ns = 4 * u64::from(args.processes) * 1_000_000_000 / sequential;
-        // The published time of a page, over the pages that go out, less what compression takes without others.
-        let anchored = (written_ns * USEMEM_WRITTEN / out).saturating_sub(LATENCIES[0].3);
-        let both = [anchored, TOUCH_NS * USEMEM_WRITTEN / out]
-            .map(|work| runs(&machine(args), args, args.processes, bytes, work));
-        let [gain, alone] = both.each_ref().map(|[one, all]| change(rate(one), rate(all)));
-        let throughput = error(change(as_f64(*sequential), as_f64(*batched)), gain);
-        let write_s = as_f64(4 * USEMEM_WRITTEN) / as_f64(*sequential);
-        let [elapsed, sys] = row.times(write_s * gain / (100.0 + gain), saved_s(&both[0], out));
-        let [_, alone, alone_error] = error(throughput[0], alone);
-        let name = row.name();
-        let [first, second, third] = [throughput, elapsed, sys].map(show);
-        writeln!(
-            table.text,
-            "  {name:<8}{first}  {alone:>+6.1}{alone_error:>+7.1}  {second}  {third}"
-        )
-        .expect("a string grows");
-        push(
-            &mut table.json,
-            json!({
-                "name": name, "published": throughput[0], "predicted": throughput[1], "error": throughput[2],
-                "writes_alone": alone, "writes_alone_error": alone_error,
-                "elapsed_published": elapsed[0], "elapsed_predicted": elapsed[1], "elapsed_error": elapsed[2],
-                "sys_published": sys[0], "sys_predicted": sys[1], "sys_error": sys[2],
-            }),
-        );
-    }
-    table.text += "  Wanted: errors of 8 points at most. Not met where the error is larger: see the document.\n";
-    table
-}
-
-/// A kernel compilation: what is published of v9's counters says how many pages batches can help, for v14 by its system
-/// time.
+/// A kernel compilation: the published counters say how many pages batches can help.
 fn compilation(args: &IaaArgs) -> Table {
     let text = "\nprediction: what batching changes for a kernel compilation, in percent: published, predicted, error\n\
                 \x20 row      elapsed               sys\n";
     let mut table = Table { name: "compilation", text: text.to_owned(), json: json!([]) };
-    // As published: a queue of each device for each direction.
-    let mut base = Machine { queues: 2, ..machine(args) };
-    base.settings.comp_wqs_per_iaa = 1;
-    for row in &COMPILATION {
-        let out = row.folio.compilation_out;
+    for (row, out) in &COMPILATION {
         let threads = u64::from(COMPILATION_THREADS);
-        let work = Duration::from_secs_f64(row.elapsed_s[0]).as_nanos() * u128::from(threads)
-            / u128::from(out);
+        let elapsed = Duration::from_secs_f64(row.elapsed_alone_s());
+        let work = elapsed.as_nanos() * u128::from(threads) / u128::from(*out);
         let work = u64::try_from(work).unwrap_or(u64::MAX);
-        let both = runs(&base, args, COMPILATION_THREADS, row.folio.bytes, work);
-        let saved_s = saved_s(&both, out);
+        let both = runs(args, COMPILATION_THREADS, row.folio.bytes(), work);
+        let saved_s = saved_s(&both, *out);
         let [elapsed, sys] = row.times(saved_s / as_f64(threads), saved_s);
         let name = row.name();
         writeln!(table.text, "  {name:<8}{}  {}", show(elapsed), show(sys))
@@ -409,20 +267,23 @@ fn compilation(args: &IaaArgs) -> Table {
     table
 }
 
-/// Folios that go out page by page and in batches, if each page comes with so much other work.
-fn runs(
-    base: &Machine,
-    args: &IaaArgs,
-    threads: u16,
-    bytes: usize,
-    work_ns_page: u64,
-) -> [Outcome; 2] {
+/// Folios that go out page by page, each CPU by its own device, and in batches by all devices, if each page comes with so
+/// much other work. As published there are two queues of each device, with the series one of them for each direction.
+fn runs(args: &IaaArgs, threads: u16, bytes: usize, work_ns_page: u64) -> [Outcome; 2] {
     let pages = bytes / PAGE_BYTES;
-    let busy_cores = usize::from(threads.div_ceil(args.packages).min(args.cores));
-    let folios = (args.folios as usize * 16 / pages).max(5);
-    let work_ns = work_ns_page * pages as u64;
-    let base = Machine { folio_pages: pages, folios, busy_cores, work_ns, ..base.clone() };
-    [1, BATCH_MAX].map(|batch| simulate(&Machine { batch, ..base.clone() }, CONSTANTS))
+    let base = Machine {
+        queues: 2,
+        folio_pages: pages,
+        folios: (args.folios as usize * 16 / pages).max(5),
+        busy_cores: usize::from(threads.div_ceil(args.packages).min(args.cores)),
+        work_ns: work_ns_page * pages as u64,
+        ..machine(args)
+    };
+    let mut alone = Machine { batch: 1, ..base.clone() };
+    alone.settings.distribute_comps = false;
+    let mut series = base;
+    series.settings.comp_wqs_per_iaa = 1;
+    [alone, series].map(|machine| simulate(&machine, CONSTANTS))
 }
 
 /// Seconds that batches save of the time in which a core compresses so many pages, or waits for that.

@@ -65,11 +65,15 @@ pub(super) struct Machine {
     /// Cores that work, and all of the package, which the table divides over the devices.
     pub(super) busy_cores: usize,
     pub(super) cores: usize,
+    /// The working cores have the first numbers of the package; otherwise they are spread evenly over it.
+    pub(super) consecutive: bool,
     pub(super) settings: Settings,
     pub(super) folio_pages: usize,
     pub(super) batch: usize,
     /// Work of a core between two folios.
     pub(super) work_ns: u64,
+    /// Up to so many percent more of work before each folio, by chance: cores do not stay in step.
+    pub(super) jitter_percent: u64,
     /// Of 100 folios so many are decompressed instead.
     pub(super) decompress_percent: u64,
     /// For each core.
@@ -92,6 +96,8 @@ pub(super) struct Outcome {
     pub(super) given_up: u64,
     /// When the last core had done its work.
     pub(super) end_ns: u64,
+    /// When each core had.
+    pub(super) core_end_ns: Vec<u64>,
     /// The most jobs in a queue.
     pub(super) depth_most: u32,
 }
@@ -192,7 +198,7 @@ pub(super) fn simulate(machine: &Machine, constants: Constants) -> Outcome {
         memory_free: 0,
         gone: 0,
         random: Random::new(machine.seed),
-        outcome: Outcome::default(),
+        outcome: Outcome { core_end_ns: vec![0; machine.busy_cores], ..Outcome::default() },
     };
     simulation.run();
     assert_eq!(simulation.driver.seats_taken(), 0, "SIM-1");
@@ -206,9 +212,9 @@ impl Machine {
         (self.entries / u32::try_from(self.queues).unwrap_or(u32::MAX)).max(1)
     }
 
-    /// The number of the CPU of a working core: they are spread evenly over the package.
+    /// The number of the CPU of a working core.
     fn cpu(&self, core: usize) -> usize {
-        core * self.cores / self.busy_cores
+        if self.consecutive { core } else { core * self.cores / self.busy_cores }
     }
 }
 
@@ -382,10 +388,11 @@ impl Simulation<'_> {
             }
             if self.cores[core].folios_left == 0 {
                 self.outcome.end_ns = self.outcome.end_ns.max(begins);
+                self.outcome.core_end_ns[core] = begins;
                 return;
             }
-            // Cores do not stay in step: a hundredth more or less of the work.
-            begins += self.random.below_u64(machine.work_ns / 50 + 1);
+            let more = machine.work_ns * machine.jitter_percent / 100;
+            begins += self.random.below_u64(more + 1);
             let decompresses = self.random.below_u64(100) < machine.decompress_percent;
             let it = &mut self.cores[core];
             it.direction = if decompresses { Direction::Decompress } else { Direction::Compress };
