@@ -27,7 +27,7 @@ use crate::layout::{ONE_PASS_BYTES_MAX, Record, status};
 use crate::portal::Submitted;
 use crate::portal::hardware::Pause;
 use crate::queues::{Direction, NoTicket, Ticket};
-use crate::seat::tries_max;
+use crate::seat::Tries;
 use crate::stats::{Count, Wq};
 
 /// The result of a job.
@@ -49,7 +49,7 @@ struct Flight {
     /// Where it is; `None` while it waits for room.
     ticket: Option<Ticket>,
     /// Tries for room, polls, and page faults.
-    tries: u32,
+    tries: Tries,
     polls: u32,
     faults: usize,
     /// The compression that is being verified.
@@ -175,7 +175,7 @@ impl Flights {
             kind,
             lengths,
             ticket: None,
-            tries: 0,
+            tries: Tries::default(),
             polls: 0,
             faults: 0,
             unverified: None,
@@ -307,9 +307,8 @@ impl Flights {
             Direction::Compress => Count::BusyComps,
             Direction::Decompress => Count::BusyDecomps,
         };
-        flight.tries += 1;
         self.count(Count::Full, 1);
-        if flight.tries < tries_max(direction, flight.kind == Kind::OnePass) {
+        if !flight.tries.is_last(direction, flight.kind == Kind::OnePass) {
             return Ok(());
         }
         self.count(busy, 1);
@@ -374,7 +373,7 @@ impl Flights {
                 flight.kind = Kind::Verify;
                 flight.unverified = Some(done);
                 flight.lengths = [bytes, source_bytes];
-                flight.tries = 0;
+                flight.tries = Tries::default();
                 self.depart(flight).map(|()| None)
             }
             Kind::Decompress if bytes == dest_bytes && used_all => {
@@ -401,7 +400,7 @@ impl Flights {
             self.note(Failure::PageFault);
             return Err(Failure::PageFault);
         }
-        flight.tries = 0;
+        flight.tries = Tries::default();
         self.depart(flight).map(|()| None)
     }
 }

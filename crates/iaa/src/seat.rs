@@ -39,9 +39,20 @@ impl Driver {
     }
 }
 
+/// A job's tries for a place, all of them in vain.
+#[derive(Debug, Default)]
+pub struct Tries(u32);
+
+impl Tries {
+    /// Counts one more; returns whether the job is given up.
+    pub fn is_last(&mut self, direction: Direction, is_dynamic: bool) -> bool {
+        self.0 += 1;
+        self.0 >= tries_max(direction, is_dynamic)
+    }
+}
+
 /// How often a stream asks for a place before its job is given up.
-#[must_use]
-pub fn tries_max(direction: Direction, is_dynamic: bool) -> u32 {
+fn tries_max(direction: Direction, is_dynamic: bool) -> u32 {
     match direction {
         Direction::Compress if is_dynamic => TRIES_DYNAMIC,
         Direction::Compress => TRIES_COMPRESS,

@@ -1,12 +1,25 @@
 //! Cores that compress on devices: a discrete-event simulation.
 //!
-//! The driver's policy is the driver's own code: each core asks [`Driver::seat`] for a place in a queue, a vanished
-//! device is [`Driver::remove`]d, and [`tries_max`] says when a job is given up. Only time is modelled:
+//! The choice of queues is the driver's own code: each core asks [`Driver::seat`] for a place in a queue, a vanished
+//! device is [`Driver::remove`]d, and [`Tries`] says when a job is given up. Time is modelled:
 //!
 //! ```text
 //! core: [submit_ns] try -> seat -> device: port_ns each, in order -> record, latency_ns after its start
 //!                     `-> full: every other waiting job is tried, try_ns each; given up -> software_ns
 //! ```
+//!
+//! # What is written again here
+//!
+//! A stream of the driver works on memory and polls records; here both are events. So this is the simulation's own:
+//!
+//! - A folio goes to devices by batches of 8 pages, the next one when all pages of the last one have ended.
+//! - A core submits all pages of a batch, and then polls. The driver tries each waiting job once in each round of
+//!   polls; here they take turns, one at each try.
+//! - A record is seen at once: there are no timeouts, no `umwait`, and no lost slots. Who has jobs at a device that
+//!   vanishes knows at once.
+//! - A job without a place ends in software; a compression is never refused.
+//! - Pages are equal, and none fails: no page faults, no verification, and no order by size when decompressing.
+//! - The entries of a device are divided evenly over its queues, as `zfolio iaa setup` does.
 //!
 //! # Invariants
 //!
@@ -18,7 +31,7 @@ use std::collections::BinaryHeap;
 
 use zfolio_core::testing::Random;
 use zfolio_iaa::queues::Direction;
-use zfolio_iaa::seat::{Seat, tries_max};
+use zfolio_iaa::seat::{Seat, Tries};
 use zfolio_iaa::{Driver, Settings, WorkQueue, portal::Nowhere};
 
 /// What things cost, in nanoseconds. The first three are fitted, the others assumed.
@@ -111,7 +124,7 @@ impl Outcome {
 
 #[derive(Debug)]
 enum State {
-    Waiting { tries: u32 },
+    Waiting { tries: Tries },
     AtDevice { seat: Seat, is_answered: bool },
     Ended,
 }
@@ -246,7 +259,7 @@ impl Simulation<'_> {
         self.cores[core].sleeps = false;
         if self.cores[core].to_begin > 0 {
             self.cores[core].to_begin -= 1;
-            self.cores[core].batch.push(State::Waiting { tries: 0 });
+            self.cores[core].batch.push(State::Waiting { tries: Tries::default() });
             self.outcome.begun += 1;
             let job = self.cores[core].batch.len() - 1;
             let cost = self.attempt(core, job, now);
@@ -301,8 +314,7 @@ impl Simulation<'_> {
                 let State::Waiting { tries } = &mut self.cores[core].batch[job] else {
                     unreachable!("only waiting jobs are tried");
                 };
-                *tries += 1;
-                if *tries < tries_max(direction, false) {
+                if !tries.is_last(direction, false) {
                     return self.constants.try_ns;
                 }
                 self.outcome.given_up += 1;
