@@ -1,5 +1,5 @@
-//! How long a folio of 64 KiB takes in units of 4 KiB, alone and with a crew: `folio CORPUS [WORKERS]`, with the corpus
-//! of `zfolio corpus make`. Medians, of rounds that take turns.
+//! How long a folio of 64 KiB takes in units of 4 KiB, alone and with a crew, and how long one unit takes:
+//! `folio CORPUS [WORKERS]`, with the corpus of `zfolio corpus make`. Medians, of rounds that take turns.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -14,10 +14,10 @@ const FOLIO: usize = 64 << 10;
 const FOLIOS: usize = 512;
 const ROUNDS: usize = 7;
 
-/// Nanoseconds of each folio, in and out.
-fn run(codec: &Zcomp, bytes: &[u8]) -> [f64; 2] {
+/// Nanoseconds of each batch of so many bytes, in and out.
+fn run(codec: &Zcomp, bytes: &[u8], batch: usize) -> [f64; 2] {
     let mut took = [Vec::new(), Vec::new()];
-    for folio in bytes.chunks_exact(FOLIO) {
+    for folio in bytes.chunks_exact(batch) {
         let units: Vec<&[u8]> = folio.chunks_exact(UNIT).collect();
         let mut packed = vec![Vec::with_capacity(UNIT); units.len()];
         let began = clock::monotonic_ns();
@@ -29,7 +29,7 @@ fn run(codec: &Zcomp, bytes: &[u8]) -> [f64; 2] {
             }
         });
         took[0].push((clock::monotonic_ns() - began) as f64);
-        let mut into = vec![0; FOLIO];
+        let mut into = vec![0; batch];
         let jobs = packed.iter().zip(into.chunks_exact_mut(UNIT));
         let mut jobs: Vec<_> = jobs
             .filter(|(from, _)| !from.is_empty())
@@ -58,22 +58,29 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for algorithm in [Algorithm::Lz4, Algorithm::LzoRle, Algorithm::Zstd] {
         let alone = Zcomp::new(Params::from(algorithm), unit, 1)?;
         let together = with_crew(Params::from(algorithm), unit, 1, threads.crew())?;
-        let mut ratios = [Vec::new(), Vec::new()];
-        let mut ns = [Vec::new(), Vec::new()];
-        for _ in 0..ROUNDS {
-            let (one, with) = (run(&alone, &bytes), run(&together, &bytes));
-            for way in 0..2 {
-                ratios[way].push(with[way] / one[way]);
-                ns[way].push(one[way]);
-            }
+        for (what, batch) in [("a folio", FOLIO), ("one unit", UNIT)] {
+            print(&format!("{algorithm}, {what}"), [&alone, &together], &bytes, batch, workers);
         }
-        let [inward, outward] = ratios.map(median);
-        let [one_in, one_out] = ns.map(median);
-        println!(
-            "{algorithm}: in {:.1} us alone, {inward:.2} of it with {workers} workers; out {:.1} us, {outward:.2}",
-            one_in / 1000.0,
-            one_out / 1000.0
-        );
     }
     Ok(())
+}
+
+/// Measures one size of batch alone and with workers.
+fn print(what: &str, codecs: [&Zcomp; 2], bytes: &[u8], batch: usize, workers: usize) {
+    let mut ratios = [Vec::new(), Vec::new()];
+    let mut ns = [Vec::new(), Vec::new()];
+    for _ in 0..ROUNDS {
+        let [one, with] = codecs.map(|codec| run(codec, bytes, batch));
+        for way in 0..2 {
+            ratios[way].push(with[way] / one[way]);
+            ns[way].push(one[way]);
+        }
+    }
+    let [inward, outward] = ratios.map(median);
+    let [one_in, one_out] = ns.map(median);
+    println!(
+        "{what}: in {:.2} us alone, {inward:.3} of it with {workers} workers; out {:.2} us, {outward:.3}",
+        one_in / 1000.0,
+        one_out / 1000.0
+    );
 }
