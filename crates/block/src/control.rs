@@ -50,6 +50,10 @@ const CONNECTIONS_MAX: usize = 16;
 /// So long a client waits for an answer, unless it has asked for what may take long.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
 
+/// After so long without an answer to what may take long, the client is told of it. Nobody wants a line about a disk
+/// that is only busy, and somebody who looks at a silent terminal wants one soon.
+const SILENCE_MAX: Duration = Duration::from_secs(5);
+
 /// The rank of the lock of those who ask for the end.
 const RANK_ASKED: u8 = 1;
 
@@ -74,16 +78,33 @@ pub enum Answer {
 ///
 /// Nobody listens there, the connection broke, or the disk does not answer.
 pub fn ask(path: &Path, request: &str) -> io::Result<Answer> {
+    ask_and_say(path, request, || {})
+}
+
+/// The same. Calls `say` if a request that may take long has no answer after `SILENCE_MAX`, and waits on.
+///
+/// # Errors
+///
+/// As those of [`ask`].
+pub fn ask_and_say(path: &Path, request: &str, say: impl FnOnce()) -> io::Result<Answer> {
     let mut stream = UnixStream::connect(path)?;
     let takes_long = ["write ", "save ", "stop"].iter().any(|word| request.starts_with(word));
-    if !takes_long {
-        stream.set_read_timeout(Some(ANSWER_PATIENCE))?;
-    }
+    let patience = if takes_long { SILENCE_MAX } else { ANSWER_PATIENCE };
+    stream.set_read_timeout(Some(patience))?;
     stream.write_all(request.as_bytes())?;
     stream.write_all(b"\n")?;
-    let mut reply = String::new();
-    match stream.read_to_string(&mut reply) {
-        Ok(0) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it has ended")),
+    // What was read before the time was up stays in the buffer.
+    let mut reply = Vec::new();
+    let mut read = stream.read_to_end(&mut reply);
+    if takes_long && read.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+        say();
+        stream.set_read_timeout(None)?;
+        read = stream.read_to_end(&mut reply);
+    }
+    match read {
+        Ok(_) if reply.is_empty() => {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it has ended"));
+        }
         Ok(_) => {}
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
             let why = format!("nothing for {} s", ANSWER_PATIENCE.as_secs());
@@ -91,6 +112,8 @@ pub fn ask(path: &Path, request: &str) -> io::Result<Answer> {
         }
         Err(error) => return Err(error),
     }
+    let reply = String::from_utf8(reply)
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "not the answer of a disk"))?;
     let (first, rest) = reply.split_once('\n').unwrap_or((&reply, ""));
     match first.split_once(' ') {
         None if first == "ok" => Ok(Answer::Done(rest.to_owned())),
@@ -331,6 +354,26 @@ mod tests {
         assert!(control.stop_within(1000).is_some());
         drop(control);
         assert!(!path.exists() && ask(&path, "read disksize").is_err());
+    }
+
+    /// Goal: who asks for the end of a disk that does not answer is told, once, and gets the answer that comes later.
+    /// Method: a disk that answers when the client has been told.
+    #[test]
+    fn silence_before_an_end_is_told() {
+        let path = path("silence");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let (told, hears) = std::sync::mpsc::channel();
+        let disk = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            // Closing a socket with unread bytes would reset the connection.
+            stream.read_exact(&mut [0; "stop\n".len()]).unwrap();
+            hears.recv().unwrap();
+            stream.write_all(b"ok\n").unwrap();
+        });
+        let answer = super::ask_and_say(&path, "stop", move || told.send(()).unwrap());
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(answer.unwrap(), Answer::Done(String::new()));
+        disk.join().unwrap();
     }
 
     /// Goal: a disk that is in use is neither ended nor reset, and everything else goes on. Method: a guard that says

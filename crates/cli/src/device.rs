@@ -10,7 +10,7 @@ mod list;
 mod saved;
 mod serve;
 
-use std::io;
+use std::io::{self, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -102,7 +102,7 @@ fn is_nobody(error: &io::Error) -> bool {
 /// Asks a disk, and finds out whether one that does not answer is just ending: then nobody listens, soon after.
 fn ask_at(socket: &Path, request: &str) -> io::Result<Answer> {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
-    let answer = control::ask(socket, request);
+    let answer = control::ask_and_say(socket, request, || say_what_is_waited_for(socket));
     let Err(error) = &answer else { return answer };
     if !matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
         || !request.starts_with("read ")
@@ -116,6 +116,18 @@ fn ask_at(socket: &Path, request: &str) -> io::Result<Answer> {
         }
     }
     answer
+}
+
+/// Says why a command has not returned yet.
+fn say_what_is_waited_for(socket: &Path) {
+    let file = socket.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let name = file.strip_prefix(PREFIX).unwrap_or(file);
+    // Nobody has to read it.
+    writeln!(
+        io::stderr(),
+        "zfolio: {name}: waiting for the disk's process, which is busy, or stopped (SIGSTOP)"
+    )
+    .ok();
 }
 
 /// The disks that run. Sockets of disks that were killed are removed.
