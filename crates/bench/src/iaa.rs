@@ -267,8 +267,9 @@ fn compilation(args: &IaaArgs) -> Table {
     table
 }
 
-/// Folios that go out page by page, each CPU by its own device, and in batches by all devices, if each page comes with so
-/// much other work. As published there are two queues of each device, with the series one of them for each direction.
+/// Folios that go out page by page, each CPU by its own device, and in batches by all devices, if each page comes with
+/// so much other work. As published there are two queues of each device, with the series one of them for each
+/// direction.
 fn runs(args: &IaaArgs, threads: u16, bytes: usize, work_ns_page: u64) -> [Outcome; 2] {
     let pages = bytes / PAGE_BYTES;
     let base = Machine {

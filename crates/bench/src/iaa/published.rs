@@ -89,8 +89,8 @@ const fn usemem(row: Published, kb_s: [u64; 2], out: [u64; 2]) -> Usemem {
     Usemem { row, kb_s, out, distributes: true }
 }
 
-/// v6 has two runs with the series, of which these are the means. Its count of pages out without the series is misprinted
-/// for 2M, so it is taken from the folios. v14 has no counters: that they are v13's is assumed.
+/// v6 has two runs with the series, of which these are the means. Its count of pages out without the series is
+/// misprinted for 2M, so it is taken from the folios. v14 has no counters: that they are v13's is assumed.
 pub(super) const USEMEM: [Usemem; 10] = [
     Usemem {
         distributes: false,

@@ -164,8 +164,8 @@ fn a_batch_saves_the_difference_of_the_latencies() {
 }
 
 /// Goal: the processes of usemem are where they were: without the series 28 of 30 wait for one device, which bounds all
-/// of them, whatever else they do. Method: the throughput without the series, which no published throughput goes into, but
-/// that v9's in batches; v12's sequential run is faster than one device of the model, which the document says.
+/// of them, whatever else they do. Method: the throughput without the series, which no published throughput goes into,
+/// but that v9's in batches; v12's sequential run is faster than one device of the model, which the document says.
 #[test]
 fn one_device_bounds_usemem_without_the_series() {
     let args = parse("x");

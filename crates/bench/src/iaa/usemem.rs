@@ -1,8 +1,8 @@
 //! What the series changes for usemem, predicted.
 //!
-//! Process number i runs on CPU number i (`-b 1`), so all processes share the devices of one package. Without the series
-//! a CPU uses one device, and logical CPUs are divided over the devices in the order of their numbers: 28 of 30 processes
-//! share one. With it they use all four by turns.
+//! Process number i runs on CPU number i (`-b 1`), so all processes share the devices of one package. Without the
+//! series a CPU uses one device, and logical CPUs are divided over the devices in the order of their numbers: 28 of 30
+//! processes share one. With it they use all four by turns.
 //!
 //! ```text
 //! a page written = touch + pages out per page written x (work + compression)

@@ -297,8 +297,9 @@ impl Schedule {
         state.progress = state.points;
     }
 
-    /// A read has failed, or somebody waits until it is tried again, or while the disk stalls: that is progress too, but not for ever. In ten
-    /// seconds other threads may reach many points, above all those that spin on a lock and never look at the clock.
+    /// A read has failed, or somebody waits until it is tried again, or while the disk stalls: that is progress too,
+    /// but not for ever. In ten seconds other threads may reach many points, above all those that spin on a lock and
+    /// never look at the clock.
     pub(super) fn waits_for_disk(&self) {
         let mut state = self.lock();
         if state.disk_waits < DISK_WAITS_MAX {
