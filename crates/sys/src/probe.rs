@@ -18,6 +18,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::ptr;
+use std::time::Duration;
 
 use crate::Errno;
 use crate::map::Reservation;
@@ -154,8 +155,16 @@ pub fn userfaultfd_features(door: Door) -> io::Result<u64> {
     agree(&userfaultfd(door)?, 0)
 }
 
+/// How often a page is moved that somebody else has for the moment.
+const MOVES_MAX: u32 = 10;
+const PAUSE: Duration = Duration::from_millis(1);
+
 /// Opens a userfaultfd as the engine does, and moves a page with `UFFDIO_MOVE`: a test that does
 /// not rely on the feature word.
+///
+/// A page that somebody else has cannot be moved (`EBUSY`): a child of another thread's, until it
+/// executes its program, or the kernel, which migrates it. It is written again, which gives this
+/// process a page of its own if a child has the other, and moved again.
 ///
 /// # Errors
 ///
@@ -167,12 +176,16 @@ pub fn move_a_page(reach: Reach) -> Result<(), Errno> {
     let source = Reservation::new(bytes, bytes)?;
     let target = Reservation::new(bytes, bytes)?;
     uffd.register(target.address(), bytes)?;
-    // SAFETY: the first byte of a mapping of our own. Volatile: it is read at another address.
-    unsafe { source.base().write_volatile(MARK) };
-    // SAFETY: `source` is not read again.
-    let progress = unsafe { uffd.move_pages(source.address(), target.address(), bytes) };
-    if let Some(error) = progress.stopped {
-        return Err(error);
+    for tried in 1.. {
+        // SAFETY: the first byte of a mapping of our own. Volatile: it is read at another address.
+        unsafe { source.base().write_volatile(MARK) };
+        // SAFETY: `source` is not read again.
+        let progress = unsafe { uffd.move_pages(source.address(), target.address(), bytes) };
+        match progress.stopped {
+            None => break,
+            Some(Errno::BUSY) if tried < MOVES_MAX => crate::thread::sleep(PAUSE),
+            Some(error) => return Err(error),
+        }
     }
     // SAFETY: the first byte of a mapping of our own, present after the successful move. Volatile:
     // the kernel wrote it.
@@ -264,7 +277,10 @@ pub fn has_file_capabilities(file: &File) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
     use super::{Door, Feature, Reach, move_a_page, page_bytes, userfaultfd_features};
+    use crate::testing::in_child;
 
     #[test]
     fn a_page_is_a_power_of_two() {
@@ -286,6 +302,27 @@ mod tests {
                 Err(error) => eprintln!("SKIPPED: {door:?}: {error}"),
             }
         }
+    }
+
+    /// Goal: children of other threads are not taken for a kernel that cannot move pages. Method: pages are moved while
+    /// another thread starts programs.
+    #[test]
+    fn a_page_moves_beside_forks() {
+        if !userfaultfd_features(Door::SyscallUserMode).is_ok_and(|it| Feature::MOVE.is_in(it)) {
+            eprintln!("SKIPPED: there is no MOVE");
+            return;
+        }
+        let is_done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_done.load(Relaxed) {
+                    assert!(in_child(|| true));
+                }
+            });
+            let failed = (0..2000).map(|_| move_a_page(Reach::Program)).find(Result::is_err);
+            is_done.store(true, Relaxed);
+            assert_eq!(failed, None);
+        });
     }
 
     /// Goal: where the system call is forbidden, `/dev/userfaultfd` is enough for both kinds of

@@ -364,11 +364,17 @@ mod tests {
         of.iter().map(|s| CString::new(*s).unwrap()).collect()
     }
 
-    /// One test, because signals and children belong to the process. The test harness has threads,
-    /// which violates CHILD-1; here that is allowed, since nothing is allocated between fork and
-    /// exec.
+    /// One test, in a process of its own, because signals and children belong to the process: it
+    /// would take the end of another test's child, and has no other thread (CHILD-1).
     #[test]
     fn a_child_starts_and_its_end_is_told() {
+        assert!(crate::testing::in_child(|| {
+            start_and_wait();
+            true
+        }));
+    }
+
+    fn start_and_wait() {
         let signals = Signals::block().unwrap();
         let missing = Program {
             path: c"/nonexistent/program",
