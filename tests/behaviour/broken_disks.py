@@ -54,10 +54,11 @@ class Program:
     """`spilled` under `zfolio run`, with `options` besides."""
 
     def __init__(self, run, place, options=(), before=()):
+        self.zfolio = run.options.zfolio
         self.folder = tempfile.TemporaryDirectory(dir=run.build)
         self.stats = pathlib.Path(self.folder.name) / "stats.json"
         self.errors = open(pathlib.Path(self.folder.name) / "errors", "w+")
-        command = [*before, run.options.zfolio, "run", "--limit", str(LIMIT), "--spill", str(place), *options,
+        command = [*before, self.zfolio, "run", "--limit", str(LIMIT), "--spill", str(place), *options,
                    "--stats", str(self.stats), "--", str(run.build / "spilled")]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
                                         start_new_session=True, cwd=run.build, bufsize=0)
@@ -131,7 +132,7 @@ class Program:
 
     def live_figures(self):
         """The program's figures as they are now, to say why something is not as it must be."""
-        command = [self.process.args[self.process.args.index("run") - 1], "stat", "--json", str(self.pid)]
+        command = [self.zfolio, "stat", "--json", str(self.pid)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
         return done.stdout or done.stderr
 

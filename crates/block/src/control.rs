@@ -50,8 +50,8 @@ const CONNECTIONS_MAX: usize = 16;
 /// So long a client waits for an answer, unless it has asked for what may take long.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
 
-/// After so long without an answer to what may take long, the client is told of it. Nobody wants a line about a disk
-/// that is only busy, and somebody who looks at a silent terminal wants one soon.
+/// After so long without an answer to what may take long, the client is told of it: most requests have ended by then,
+/// and nobody looks at a silent terminal for longer without asking why.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 
 /// The rank of the lock of those who ask for the end.
@@ -356,7 +356,7 @@ mod tests {
         assert!(!path.exists() && ask(&path, "read disksize").is_err());
     }
 
-    /// Goal: who asks for the end of a disk that does not answer is told, once, and gets the answer that comes later.
+    /// Goal: whoever asks a disk to end that does not answer is told of that, and gets the answer that comes later.
     /// Method: a disk that answers when the client has been told.
     #[test]
     fn silence_before_an_end_is_told() {

@@ -10,7 +10,7 @@ mod list;
 mod saved;
 mod serve;
 
-use std::io::{self, Write as _};
+use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -122,12 +122,9 @@ fn ask_at(socket: &Path, request: &str) -> io::Result<Answer> {
 fn say_what_is_waited_for(socket: &Path) {
     let file = socket.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let name = file.strip_prefix(PREFIX).unwrap_or(file);
-    // Nobody has to read it.
-    writeln!(
-        io::stderr(),
-        "zfolio: {name}: waiting for the disk's process, which is busy, or stopped (SIGSTOP)"
-    )
-    .ok();
+    serve::say(&format!(
+        "{name}: waiting for the disk's process, which is busy, or stopped (SIGSTOP)"
+    ));
 }
 
 /// The disks that run. Sockets of disks that were killed are removed.

@@ -96,7 +96,7 @@ pub(crate) struct Turn {
     pub(crate) began: u64,
     /// How much of that it waited for the backing.
     pub(crate) spilled_ns: u64,
-    /// Whether its unit had to be read there.
+    /// Whether the backing had to read its unit.
     pub(crate) was_away: bool,
     /// What it is to bring in: planned once, since a plan changes its stream.
     pub(crate) plan: Option<Plan>,

@@ -621,7 +621,7 @@ impl Engine {
             return Room::None;
         }
         if self.door() == Door::Soon {
-            // To open a file takes as long as its medium does: it writes and reads there.
+            // The background thread opens it, and writes and reads there once: one request that may stall.
             let is_stalled = self.is_stalled(1);
             return if is_stalled { Room::None } else { self.want_place() };
         }

@@ -155,9 +155,9 @@ pub fn userfaultfd_features(door: Door) -> io::Result<u64> {
     agree(&userfaultfd(door)?, 0)
 }
 
-/// How often a page is moved that somebody else has for the moment.
+/// So often a page is moved that somebody else has for the moment, with a pause in between.
 const MOVES_MAX: u32 = 10;
-const PAUSE: Duration = Duration::from_millis(1);
+const MOVE_PAUSE: Duration = Duration::from_millis(1);
 
 /// Opens a userfaultfd as the engine does, and moves a page with `UFFDIO_MOVE`: a test that does
 /// not rely on the feature word.
@@ -183,7 +183,7 @@ pub fn move_a_page(reach: Reach) -> Result<(), Errno> {
         let progress = unsafe { uffd.move_pages(source.address(), target.address(), bytes) };
         match progress.stopped {
             None => break,
-            Some(Errno::BUSY) if tried < MOVES_MAX => crate::thread::sleep(PAUSE),
+            Some(Errno::BUSY) if tried < MOVES_MAX => crate::thread::sleep(MOVE_PAUSE),
             Some(error) => return Err(error),
         }
     }
@@ -305,7 +305,7 @@ mod tests {
     }
 
     /// Goal: children of other threads are not taken for a kernel that cannot move pages. Method: pages are moved while
-    /// another thread starts programs.
+    /// another thread forks.
     #[test]
     fn a_page_moves_beside_forks() {
         if !userfaultfd_features(Door::SyscallUserMode).is_ok_and(|it| Feature::MOVE.is_in(it)) {

@@ -7,9 +7,10 @@ use zfolio_core::page::PAGE_BYTES;
 use zfolio_sys::Errno;
 
 use super::program::Program;
+use super::world::Claimed;
 use crate::config::Mode;
 
-impl Program<'_> {
+impl<'w> Program<'w> {
     /// A range of up to `most` pages that begins near a random page, widened to whole grains.
     fn some_range(&mut self, most: usize) -> Range<usize> {
         let (grain, pages) = (self.world.settings.grain(), self.world.settings.pages);
@@ -21,7 +22,7 @@ impl Program<'_> {
     }
 
     /// The addresses where a range of pages begins and ends.
-    pub(super) fn addresses(&self, pages: &Range<usize>) -> (usize, usize) {
+    fn addresses(&self, pages: &Range<usize>) -> (usize, usize) {
         (self.world.space.address(pages.start), self.world.space.address(pages.end))
     }
 
@@ -29,7 +30,7 @@ impl Program<'_> {
         pages.clone().all(|page| self.world.space.is_mapped(self.world.space.address(page)))
     }
 
-    pub(super) fn is_all_free(&self, pages: &Range<usize>) -> bool {
+    fn is_all_free(&self, pages: &Range<usize>) -> bool {
         !pages.clone().any(|page| self.world.space.is_mapped(self.world.space.address(page)))
     }
 
@@ -118,14 +119,20 @@ impl Program<'_> {
         self.adopt_new(first..(first + length).min(all));
     }
 
+    /// Maps a range that is free, and claims it. Also returns its addresses.
+    pub(super) fn map_free(&self, pages: &Range<usize>) -> Option<(Claimed<'w>, usize, usize)> {
+        let claimed = self.world.claim(pages.clone(), true)?;
+        if !self.is_all_free(pages) {
+            return None;
+        }
+        let (start, end) = self.addresses(pages);
+        self.world.space.map(start, end);
+        Some((claimed, start, end))
+    }
+
     /// Maps a range, if it is free, and has the engine adopt it.
     pub(super) fn adopt_new(&mut self, pages: Range<usize>) {
-        let Some(_claimed) = self.world.claim(pages.clone(), true) else { return };
-        if !self.is_all_free(&pages) {
-            return;
-        }
-        let (start, end) = self.addresses(&pages);
-        self.world.space.map(start, end);
+        let Some((_claimed, start, end)) = self.map_free(&pages) else { return };
         let touches: &[usize] =
             if self.world.settings.storm.is_some() { &[100] } else { &[0, 0, 10, 300] };
         for _ in 0..self.random.of(touches) {

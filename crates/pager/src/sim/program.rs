@@ -84,12 +84,7 @@ impl<'w> Program<'w> {
 
     /// Maps and writes a range, and has the engine adopt it. No fault follows, and the limit is held all the same.
     fn adopt_written(&mut self, pages: Range<usize>) {
-        let Some(claimed) = self.world.claim(pages.clone(), true) else { return };
-        if !self.is_all_free(&pages) {
-            return;
-        }
-        let (start, end) = self.addresses(&pages);
-        self.world.space.map(start, end);
+        let Some((claimed, start, end)) = self.map_free(&pages) else { return };
         for page in pages.clone() {
             // Neither zeros nor one word: they take no memory once they are stored.
             let seed = self.random.next() | 2;

@@ -29,6 +29,12 @@ pub(super) enum Storm {
 }
 
 impl Spill {
+    /// One that takes all that a program writes.
+    fn good(areas: bool) -> Spill {
+        let (pool, budget) = (PoolLimit::default(), WriteBudget::default());
+        Spill { bytes_max: 64 << 20, refuses: 0, outages: 0, pool, budget, areas }
+    }
+
     /// Whether there is room for all that a program writes.
     fn is_large(self) -> bool {
         self.bytes_max > 32 << 20
@@ -238,9 +244,7 @@ impl Settings {
     pub(super) fn with_damage(self, damage: Option<Damage>) -> Settings {
         let mut settings = Settings { damage, ..self };
         if damage == Some(Damage::Disk) {
-            let (pool, budget) = (PoolLimit::default(), WriteBudget::default());
-            let (bytes_max, refuses, outages) = (64 << 20, 0, 50);
-            let spill = Spill { bytes_max, refuses, outages, pool, budget, areas: false };
+            let spill = Spill { outages: 50, ..Spill::good(false) };
             (settings.spill, settings.noise) = (Some(spill), 1);
         }
         settings
@@ -250,8 +254,6 @@ impl Settings {
     /// refused the limit need not be held.
     fn with_early(self) -> Settings {
         let areas = self.has_areas();
-        let (bytes_max, pool, budget) = (64 << 20, PoolLimit::default(), WriteBudget::default());
-        let spill = Spill { bytes_max, refuses: 0, outages: 0, pool, budget, areas };
         Settings {
             early: true,
             threads: 1,
@@ -262,7 +264,7 @@ impl Settings {
             noise: 1,
             fixed: false,
             tree: false,
-            spill: Some(spill),
+            spill: Some(Spill::good(areas)),
             ..self
         }
     }

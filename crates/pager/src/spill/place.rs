@@ -38,8 +38,8 @@ const BUFFERS_SHARE: u64 = 64;
 const BUFFERS_MIN: u64 = 256 << 10;
 pub(super) const BUFFERS_MAX: u64 = 2 << 20;
 
-/// So often somebody who must not wait tries to have the list of disks, with a pause in between. Others have it for
-/// microseconds, unless the kernel lets them rest.
+/// So often somebody who must not wait for long tries to lock the list of disks, with a pause after each try. Others
+/// have it for microseconds, or longer if the kernel gives their CPU to somebody else.
 const LIST_TRIES: u32 = 20;
 const LIST_PAUSE: Duration = Duration::from_millis(1);
 
@@ -494,7 +494,7 @@ impl Place {
     }
 
     /// The disk on which a location is. Whoever asks is about to stop the process, with any locks held: `None` also if
-    /// somebody has the list of disks, all the time.
+    /// others have the list of disks at each of [`LIST_TRIES`].
     #[cold]
     pub(crate) fn disk_of(&self, location: Location) -> Option<Arc<SpillDisk>> {
         let lock = |_| {
