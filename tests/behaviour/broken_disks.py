@@ -15,7 +15,7 @@ import tempfile
 import time
 
 from disks import Bytes, Calls, Loop, Unable, files_of, sweep_killed, why_not
-from trees import children_of
+from trees import children_of, memory_of_tree
 
 LIMIT = 32 << 20
 SLACK = 24 << 20
@@ -204,6 +204,9 @@ class Cases:
         self.case("device with swapped slots", self.device, Bytes.swap, "tampered")
         self.case("device that is shorter", self.device, None, "fail")
         self.case("device for two runs", self.two_runs)
+        self.case("device for several processes", self.shared_device, 1024)
+        self.case("device that is too small for several processes", self.shared_device, 128)
+        self.case("device of a run that was killed", self.outlived_device)
         self.case("disk that is full and has room again", self.full)
         self.case("disk and a killed child", self.killed_child)
         self.case("disk and a killed program", self.killed, "program")
@@ -490,6 +493,62 @@ class Cases:
                 expect(figures["written_back_units"] > PAGES // 2, f"the first run has not spilled: {figures}")
             subprocess.run(other, check=True, capture_output=True, timeout=TIMEOUT)
             return f"refused: {lines[0]}"
+
+    def shared_device(self, megabytes):
+        """Several processes of a run, and a child of each, spill to one device: all memory is right. Where it has room
+        for all, each has some of it and the limit is held."""
+        count, pages = 3, PAGES // 2
+        # What a child inherits and changes is on the device too.
+        commands = f"fill {pages}", "verify", "change 3", "fork", "verify", "end"
+        words = " ".join(f"'{command}'" for command in commands)
+        each = f"printf '%s\\n' {words} | ./spilled || echo failed"
+        program = f"for i in {' '.join(map(str, range(count)))}; do ({each}) & done; wait"
+        with self.disk(megabytes, is_mounted=False) as disk, tempfile.TemporaryDirectory(dir=self.run.build) as folder:
+            stats, peak = pathlib.Path(folder) / "stats.json", 0
+            command = [self.run.options.zfolio, "run", "--limit", str(LIMIT), "--spill", disk.place, "--stats",
+                       str(stats), "--", "sh", "-c", program]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                  cwd=self.run.build) as process:
+                until = time.monotonic() + TIMEOUT
+                while process.poll() is None and time.monotonic() < until:
+                    peak = max(peak, memory_of_tree(process.pid))
+                    time.sleep(0.05)
+                process.kill()
+                said, errors = process.stdout.read(), process.stderr.read()
+            for answer in f"verified {pages}", "child ended with 0":
+                expected = count * (2 if answer.startswith("verified") else 1)
+                expect(said.count(answer) == expected, f"'{answer}': not {expected} times in: {said} {errors}")
+            expect(process.returncode == 0 and "failed" not in said, f"status {process.returncode}: {said} {errors}")
+            figures = [one["figures"] for one in json.loads(stats.read_text())["processes"]]
+            wrote = [one["written_back_units"] for one in figures if one["written_back_units"] > 0]
+            if megabytes > 2 * (2 * count * pages >> 8):
+                expect(len(wrote) >= count, f"{len(wrote)} of {count} processes have written: {wrote} {errors}")
+                expect(peak <= LIMIT + SLACK, f"{peak >> 20} MiB resident at most: {errors}")
+            return f"{len(wrote)} of {len(figures)} processes wrote {sum(wrote)} units, {peak >> 20} MiB at most"
+
+    def outlived_device(self):
+        """A child outlives its run, which was killed: nobody else gets the device before the child has ended."""
+        with self.disk(is_mounted=False) as disk:
+            other = [self.run.options.zfolio, "run", "--spill", disk.place, "--", "true"]
+            with Program(self.run, disk.place) as program:
+                program.ask(f"fill {PAGES}", "filled")
+                program.holds_limit()
+                child = int(program.ask("stay", "stays").split()[1])
+                try:
+                    time.sleep(1)
+                    program.process.kill()
+                    program.process.wait(TIMEOUT)
+                    done = subprocess.run(other, capture_output=True, text=True, timeout=TIMEOUT)
+                    expect(is_alive(child), "the child has ended")
+                    expect(done.returncode == 2 and "is in use" in done.stderr, f"{done.returncode}: {done.stderr}")
+                finally:
+                    os.kill(child, signal.SIGKILL)
+                until = time.monotonic() + TIMEOUT
+                while is_alive(child) and time.monotonic() < until:
+                    time.sleep(0.05)
+            done = subprocess.run(other, capture_output=True, text=True, timeout=TIMEOUT)
+            expect(done.returncode == 0, f"after its end: {done.stderr}")
+            return f"{disk.place} was refused to another run while the child lived"
 
     def full(self):
         """A full disk: the limit is passed; once there is room it is held again."""

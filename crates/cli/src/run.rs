@@ -91,7 +91,7 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
     settings.check_accelerator()?;
     let preload = find_preload()?;
     requirements::check()?;
-    let _reserved = settings.spill.reserve(arguments)?;
+    let claims = settings.spill.claim(arguments)?;
     let report = arguments.stats.as_deref().map(create_report).transpose()?;
     let address = take_address(arguments.metrics)?;
     if let (Some(address), false) = (&address, settings.quiet) {
@@ -123,7 +123,7 @@ pub(crate) fn run(arguments: &RunArgs) -> Result<ExitCode, Failure> {
         let ledger = supervisor.as_ref().map(Supervisor::ledger);
         (address, metrics::page(directory, &settings, ledger))
     });
-    let watchers = Watchers { keep: Keep::new(), supervisor, auto, watch };
+    let watchers = Watchers { keep: Keep::new(claims), supervisor, auto, watch };
     let (pid, end, tree, watchers) = follow(&program, &environment, onlooker, metrics, watchers)?;
     let files = directory
         .map(|directory| stats_file::take_run(&directory, std::process::id(), since))

@@ -35,6 +35,7 @@ mod any;
 mod cold;
 mod file;
 mod flight;
+mod parts;
 mod place;
 mod plain;
 mod pool_limit;
@@ -70,7 +71,7 @@ pub use any::SpillDisk;
 pub use file::{Medium, Refusal};
 pub(crate) use place::Place;
 pub use place::{
-    Lent, PlaceError, Places, SPILL_BYTES_MIN, StartDisk, is_direct, parse_bytes, reserve, room,
+    Hands, Lent, PlaceError, Places, SPILL_BYTES_MIN, claim, is_direct, parse_bytes, room,
 };
 pub use plain::Plain;
 pub use pool_limit::PoolLimit;
@@ -88,8 +89,9 @@ const PATIENCE: usize = 20;
 /// After so many tries in vain to make room in the pool for what was read, a second at least, a line says so.
 const PATIENCE_FOR_ROOM: u32 = 1000;
 
-/// The pause before another try to open an area.
+/// The pause before another try to open an area; after one on a device that others have, who may end.
 const SHUT_NS: u64 = 10_000_000_000;
+const TAKEN_NS: u64 = 1_000_000_000;
 
 /// The pause between two looks at areas that are shared with children, or frozen.
 const LOOK_NS: u64 = 250_000_000;
@@ -153,7 +155,9 @@ pub(crate) struct Spilling {
     wants_place: AtomicBool,
     /// No area could be opened: the next try comes after this time.
     shut_until_ns: AtomicU64,
-    /// The reason for that was told.
+    /// Others have all of a device: the next look whether they still do comes after this time.
+    no_part_until_ns: AtomicU64,
+    /// Why no area could be opened was told.
     has_complained: AtomicBool,
     /// Tries in vain to make room in the pool for what was read, since one succeeded.
     without_room: AtomicU32,
@@ -215,6 +219,7 @@ impl Spilling {
         self.stall.start_over();
         self.still_until_ns.store(0, Relaxed);
         self.shut_until_ns.store(0, Relaxed);
+        self.no_part_until_ns.store(0, Relaxed);
         self.wants_place.store(false, Relaxed);
         self.cold.start_over();
         *self.event_tries.lock() = Tries::default();
@@ -274,10 +279,9 @@ impl Engine {
         self.work.place.as_ref().map(Place::disks).unwrap_or_default()
     }
 
-    /// From now on files are opened only once they are needed, by the background thread, and `start` starts their
-    /// threads.
-    pub fn spill_when_needed(&self, start: StartDisk) {
-        self.work.place.iter().for_each(|place| place.start_by(start));
+    /// From now on files and devices are opened only once they are needed, by the background thread.
+    pub fn spill_when_needed(&self, hands: Hands) {
+        self.work.place.iter().for_each(|place| place.open_when_needed(hands));
     }
 
     /// Whether there is an area to write to.
@@ -306,6 +310,13 @@ impl Engine {
             drop(table);
             drop(closed);
         }
+        if place.has_parts() && now >= spilling.no_part_until_ns.load(Relaxed) {
+            let table = self.table.read();
+            if !place.grow() {
+                spilling.no_part_until_ns.store(now + LOOK_NS, Relaxed);
+            }
+            drop(table);
+        }
         if !is_wanted || self.door() != Door::Soon {
             return;
         }
@@ -314,7 +325,11 @@ impl Engine {
         drop(table);
         let opened = if has_room { self.open_place(place) } else { Err(PlaceError::Busy) };
         let Err(error) = opened else { return };
-        let rest_ns = if error == PlaceError::Busy { LOOK_NS } else { SHUT_NS };
+        let rest_ns = match error {
+            PlaceError::Busy => LOOK_NS,
+            PlaceError::Path(Refusal::InUse(_) | Refusal::Full(_)) => TAKEN_NS,
+            _ => SHUT_NS,
+        };
         spilling.shut_until_ns.store(now + rest_ns, Relaxed);
         if !spilling.has_complained.swap(true, Relaxed) {
             fatal::print(format_args!("{error}: what does not compress stays in memory"));

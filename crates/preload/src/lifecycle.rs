@@ -13,12 +13,14 @@
 //! ```
 
 use std::ffi::CStr;
+use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use zfolio_core::stats::set;
-use zfolio_pager::spill::SpillDisk;
+use zfolio_pager::spill::{Hands, SpillDisk};
 use zfolio_pager::{Engine, fatal};
 use zfolio_sys::errno_text::ErrnoText;
 use zfolio_sys::process::Resident;
@@ -201,7 +203,7 @@ fn make_engine(settings: &'static Settings) -> Option<&'static Engine> {
     match Engine::new(settings.accelerated(), Box::new(statistics::page()?)) {
         Ok(engine) => {
             engine.follow_need(settings.follow_per_mille);
-            engine.spill_when_needed(start_disk);
+            engine.spill_when_needed(Hands { start: start_disk, claim });
             if let Some(member) = share::member() {
                 engine.hold_share(member);
             }
@@ -278,6 +280,18 @@ fn entrust(engine: &Engine, settings: &Settings) {
     let Some(file) = engine.file().filter(|_| !process::is_filtered()) else { return };
     let Ok(run) = u32::try_from(settings.run) else { return };
     custody::entrust(&format!("{run}.custody"), run, file, cpu::thread_id());
+}
+
+/// How long the run may take to answer: it looks ten times a second.
+const CLAIM_PATIENCE: Duration = Duration::from_secs(1);
+
+/// A copy of the run's claim of a device. `None`: the run has ended, or is of another user or in another PID namespace;
+/// then this process can have the device if nobody else does.
+fn claim(path: &Path) -> Option<OwnedFd> {
+    let settings = settings::get().filter(|_| !process::is_filtered())?;
+    let run = u32::try_from(settings.run).ok()?;
+    let place = settings.config.spill.paths.iter().position(|(other, _)| other == path)?;
+    custody::ask(&format!("{run}.custody"), run, u32::try_from(place).ok()?, CLAIM_PATIENCE)
 }
 
 /// Starts the engine's other threads, which share this thread's table of files. False if one does not start.

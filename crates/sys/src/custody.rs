@@ -3,11 +3,16 @@
 //! A file lives until its last descriptor is closed. A process that is killed closes its own while its threads
 //! die one by one; the custodian's copy lives on. Files travel over a socket in `/dev/shm/zfolio-UID`. Between
 //! [`entrust`] and [`Custodian::receive`] the socket itself keeps the file open.
+//!
+//! A process also gets files from there: it [asks](ask) by a number, and entrusts one end of a pair of sockets, over
+//! which the custodian [answers](Entrusted::answer).
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{
     self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -25,6 +30,9 @@ const WAITING_MAX: usize = 64;
 /// Looks at a connection on which nothing comes, before it is closed.
 const LOOKS_MAX: u32 = 10;
 
+/// In the number of what is entrusted: it asks for the file of the number's other bits. Numbers of threads are smaller.
+const ASKS: u32 = 1 << 31;
+
 /// A file from another process.
 #[derive(Debug)]
 pub struct Entrusted {
@@ -34,6 +42,20 @@ pub struct Entrusted {
     pub process: u32,
     /// The number that came with it.
     pub number: u32,
+}
+
+impl Entrusted {
+    /// The number of the file that the process asks for; `None`: it gives one.
+    #[must_use]
+    pub fn asked(&self) -> Option<u32> {
+        (self.number & ASKS != 0).then_some(self.number & !ASKS)
+    }
+
+    /// Gives the process a copy of the file that it asked for.
+    pub fn answer(&self, file: BorrowedFd<'_>) {
+        // Who has gone needs no answer.
+        send(self.file.as_fd(), file, self.number).ok();
+    }
 }
 
 /// See the module.
@@ -138,22 +160,44 @@ pub fn entrust(name: &str, custodian: u32, file: BorrowedFd<'_>, number: u32) ->
         let socket = socket().ok()?;
         net::connect(&socket, &SocketAddrUnix::new(path).ok()?).ok()?;
         peer(socket.as_fd()).filter(|process| *process == custodian)?;
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut about = SendAncillaryBuffer::new(&mut space);
-        let files = [file];
-        about.push(SendAncillaryMessage::ScmRights(&files)).then_some(())?;
-        let number = number.to_ne_bytes();
-        net::sendmsg(&socket, &[IoSlice::new(&number)], &mut about, SendFlags::NOSIGNAL).ok()
+        send(socket.as_fd(), file, number).ok()
     };
     sent().is_some()
 }
 
+/// Sends a file with a number, without waiting.
+fn send(socket: BorrowedFd<'_>, file: BorrowedFd<'_>, number: u32) -> Result<usize, Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut about = SendAncillaryBuffer::new(&mut space);
+    let files = [file];
+    assert!(about.push(SendAncillaryMessage::ScmRights(&files)), "there is space for one");
+    let number = number.to_ne_bytes();
+    net::sendmsg(socket, &[IoSlice::new(&number)], &mut about, SendFlags::NOSIGNAL)
+}
+
+/// Asks the custodian of that name for the file of a number, and waits for it. `None`: there is no custodian, or it is
+/// not the process `custodian`, has no such file, or does not answer in time.
+#[must_use]
+pub fn ask(name: &str, custodian: u32, number: u32, patience: Duration) -> Option<OwnedFd> {
+    let (ours, theirs) =
+        net::socketpair(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None).ok()?;
+    entrust(name, custodian, theirs.as_fd(), ASKS | number).then_some(())?;
+    // Theirs alone, so that its end is told.
+    drop(theirs);
+    let mut poll = [PollFd::new(&ours, PollFlags::IN)];
+    let patience = Timespec::try_from(patience).ok()?;
+    // Interrupted: asked once more, later.
+    rustix::event::poll(&mut poll, Some(&patience)).ok()?;
+    receive_from(ours.as_fd()).ok()?.map(|answer| answer.file)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Custodian, entrust};
-    use std::io::{ErrorKind, Read};
+    use super::{Custodian, ask, entrust};
+    use std::io::{ErrorKind, Read, Write};
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
+    use std::time::Duration;
 
     /// Goal: a file that was entrusted is open here after the sender has closed its own. Method: one end of a
     /// socket pair; the other end is at its end only when the last copy is gone.
@@ -184,5 +228,42 @@ mod tests {
         assert_eq!(look(), Ok(0));
         drop(custodian);
         assert!(!entrust(&name, std::process::id(), read.as_fd(), 1), "gone with its custodian");
+    }
+
+    /// Goal: who asks gets the file of his number; and nothing, at once, if there is none, and late if nobody answers.
+    #[test]
+    fn a_file_is_given_to_who_asks() {
+        let name = format!("custody-ask-test.{}", std::process::id());
+        let Some(mut custodian) = Custodian::new(&name) else {
+            eprintln!("SKIPPED: no /dev/shm");
+            return;
+        };
+        let (process, long) = (std::process::id(), Duration::from_secs(60));
+        let (mut read, write) = UnixStream::pair().unwrap();
+        let asked = |number| {
+            let name = name.clone();
+            std::thread::spawn(move || ask(&name, process, number, long))
+        };
+        let mut answer = |file: Option<&UnixStream>| loop {
+            if let Some(entrusted) = custodian.receive().pop() {
+                let number = entrusted.asked();
+                file.into_iter().for_each(|file| entrusted.answer(file.as_fd()));
+                return number;
+            }
+            std::thread::yield_now();
+        };
+        let asking = asked(7);
+        assert_eq!(answer(Some(&write)), Some(7));
+        let given = asking.join().unwrap().expect("it was answered");
+        drop(write);
+        UnixStream::from(given).write_all(b"z").unwrap();
+        let mut got = [0];
+        read.read_exact(&mut got).unwrap();
+        assert_eq!(&got, b"z");
+        let asking = asked(0);
+        assert_eq!(answer(None), Some(0));
+        assert!(asking.join().unwrap().is_none(), "the custodian has no such file");
+        assert!(ask(&name, process, 0, Duration::from_millis(1)).is_none(), "nobody looks");
+        assert!(ask("no-custodian", process, 0, long).is_none());
     }
 }

@@ -14,7 +14,8 @@ use crate::files;
 const BLKGETSIZE64: ioctl::Opcode = 0x8008_1272;
 const BLKDISCARD: ioctl::Opcode = 0x1277;
 
-/// The pause before a reserved device is tried again.
+/// How often a device is claimed that somebody has, and the pause after each try: a second in all.
+const TRIES: u32 = 100;
 const TRY: Duration = Duration::from_millis(10);
 
 /// What a path names.
@@ -144,23 +145,27 @@ pub fn open_device(path: &Path) -> Result<OwnedFd, Errno> {
     if is_device { Ok(file) } else { Err(Errno::NOTBLK) }
 }
 
-/// Reserves a block device as long as the answer lives, against whoever else reserves it; it need not be open
-/// otherwise. The lock is `flock`'s on the whole device, by which udev also keeps off: udev may have it for a moment
-/// itself, whenever somebody has closed a device that was open for writing.
+/// Claims a block device as long as the answer, or a copy of it, is open: the kernel gives it to nobody else who asks
+/// for it alone, and to nobody who would mount it. The claim allows reading only; whoever has it opens the device again
+/// to write ([`open_again`]). udev keeps off what is locked by `flock`, so that is done too, where it succeeds.
 ///
 /// # Errors
 ///
-/// `AGAIN`: it is reserved already, a second long. Else those of `open`.
-pub fn reserve_device(path: &Path) -> Result<OwnedFd, Errno> {
-    let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-    let mut tries = 0;
-    loop {
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::AGAIN | Errno::INTR) if tries < 100 => std::thread::sleep(TRY),
-            other => return other.map(|()| file),
+/// `BUSY`: somebody else has claimed it, or it, or a partition of it, is in use otherwise, a second long: a process
+/// that was killed closes its files a moment later. Else those of `open`.
+pub fn claim_device(path: &Path) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
+    for _ in 0..TRIES {
+        match rustix::fs::open(path, flags, Mode::empty()) {
+            Err(Errno::BUSY | Errno::INTR) => std::thread::sleep(TRY),
+            answer => {
+                let file = answer?;
+                rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).ok();
+                return Ok(file);
+            }
         }
-        tries += 1;
     }
+    Err(Errno::BUSY)
 }
 
 /// Opens a file that another thread of this process has open, in the calling thread's table of files. The answer has
@@ -176,31 +181,50 @@ pub fn open_again(thread: u32, number: i32) -> Result<OwnedFd, Errno> {
     if file.as_raw_fd() > 2 { Ok(file) } else { rustix::io::fcntl_dupfd_cloexec(&file, 3) }
 }
 
-/// Marks a file as in use by whoever has this description of it: this process, and children which inherit it or a
-/// copy. The mark ends with the last of these.
+/// A range of bytes of a file.
+pub type Range = std::ops::Range<u64>;
+
+/// All of a file, however long it becomes.
+pub const WHOLE: Range = 0..u64::MAX / 2;
+
+/// Marks a range of a file as in use by whoever has this description of it: this process, and children which inherit
+/// it. The mark ends with the last of these.
 ///
 /// # Errors
 ///
-/// The file system has no locks.
-pub fn mark_used(file: BorrowedFd<'_>) -> Result<(), Errno> {
-    lock_call(file, libc::F_OFD_SETLK, libc::F_RDLCK).map(drop)
+/// The file system has no locks. `AGAIN`: somebody has taken it for himself ([`take`]).
+pub fn mark_used(file: BorrowedFd<'_>, range: Range) -> Result<(), Errno> {
+    lock_call(file, libc::F_OFD_SETLK, libc::F_RDLCK, range).map(drop)
 }
 
-/// Whether a file is marked through another description ([`mark_used`]).
+/// Marks a range of a file as in use, as [`mark_used`] does, if nobody else has marked any of it.
+///
+/// # Errors
+///
+/// `AGAIN`: somebody has. Else the file system has no locks.
+pub fn take(file: BorrowedFd<'_>, range: Range) -> Result<(), Errno> {
+    lock_call(file, libc::F_OFD_SETLK, libc::F_WRLCK, range.clone())?;
+    // Others may read there later on, if this process allows it. The kernel exchanges the lock in one step.
+    mark_used(file, range)
+}
+
+/// Whether a range of a file is marked through another description ([`mark_used`]).
 ///
 /// # Errors
 ///
 /// The file system has no locks.
-pub fn is_used_by_others(file: BorrowedFd<'_>) -> Result<bool, Errno> {
-    let in_the_way = lock_call(file, libc::F_OFD_GETLK, libc::F_WRLCK)?;
+pub fn is_used_by_others(file: BorrowedFd<'_>, range: Range) -> Result<bool, Errno> {
+    let in_the_way = lock_call(file, libc::F_OFD_GETLK, libc::F_WRLCK, range)?;
     Ok(i32::from(in_the_way) != libc::F_UNLCK)
 }
 
-/// A call about a lock of the whole file. Returns the kind of lock that the kernel has answered with.
-fn lock_call(file: BorrowedFd<'_>, command: i32, kind: i32) -> Result<i16, Errno> {
+/// A call about a lock of a range. Returns the kind of lock that the kernel has answered with.
+fn lock_call(file: BorrowedFd<'_>, command: i32, kind: i32, range: Range) -> Result<i16, Errno> {
     let word = |number: i32| i16::try_from(number).expect("a small constant");
     let (l_type, l_whence) = (word(kind), word(libc::SEEK_SET));
-    let mut lock = libc::flock { l_type, l_whence, l_start: 0, l_len: 0, l_pid: 0 };
+    let offset = |bytes: u64| i64::try_from(bytes).map_err(|_| Errno::OVERFLOW);
+    let (l_start, l_len) = (offset(range.start)?, offset(range.end - range.start)?);
+    let mut lock = libc::flock { l_type, l_whence, l_start, l_len, l_pid: 0 };
     // SAFETY: a call with a pointer to a structure of ours, which the kernel reads and writes.
     let answer = unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut lock) };
     if answer < 0 {

@@ -3,8 +3,12 @@
 //! A killed thread that is still in a `write` then finds no page of zeros where memory was compressed: its `write`
 //! ends. But whoever else looks at the memory of a process without a handler would wait, the end of a virtual
 //! machine's process among them. So a userfaultfd is closed a second after its handler has gone.
+//!
+//! And the claims of the block devices that the run spills to. Who has one keeps the device from all others; each
+//! process that uses a part of the device asks for a copy, since this process may end before it.
 
 use std::ffi::OsStr;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::{fs, io};
@@ -30,22 +34,37 @@ pub(super) struct Keep {
     most: usize,
     /// Each with the time since when its handler has been seen gone.
     kept: Vec<(Entrusted, Option<u64>)>,
+    /// For each place that is spilled to, in their order; `None`: a directory.
+    claims: Vec<Option<OwnedFd>>,
 }
 
 impl Keep {
-    /// Keeps what processes entrust to this run.
-    pub(super) fn new() -> Keep {
+    /// Keeps what processes entrust to this run, and gives them what they ask for. Without a custodian it claims
+    /// nothing: then the first process that needs a device has it alone.
+    pub(super) fn new(mut claims: Vec<Option<OwnedFd>>) -> Keep {
         let name = format!("{}{SUFFIX}", std::process::id());
         // A filter may end this process for a socket.
         let custodian = if process::is_filtered() { None } else { Custodian::new(&name) };
+        if custodian.is_none() {
+            claims.clear();
+        }
         let most = usize::try_from(KEPT_MAX.min(files::limit() / 4)).unwrap_or(0);
-        Keep { custodian, most, kept: Vec::new() }
+        Keep { custodian, most, kept: Vec::new(), claims }
     }
 
     /// Takes what has come, and closes what is no longer needed.
     pub(super) fn look(&mut self) {
         let Some(custodian) = &mut self.custodian else { return };
-        self.kept.extend(custodian.receive().into_iter().map(|entrusted| (entrusted, None)));
+        for entrusted in custodian.receive() {
+            let Some(place) = entrusted.asked() else {
+                self.kept.push((entrusted, None));
+                continue;
+            };
+            let claim = usize::try_from(place).ok().and_then(|place| self.claims.get(place));
+            if let Some(claim) = claim.and_then(Option::as_ref) {
+                entrusted.answer(claim.as_fd());
+            }
+        }
         // The oldest go first: a new one's process has the longest to live.
         let excess = self.kept.len().saturating_sub(self.most);
         self.kept.drain(..excess);
@@ -92,7 +111,7 @@ mod tests {
     /// Goal: what a living thread sent is kept; a second after the thread has gone it is not.
     #[test]
     fn a_file_is_kept_a_second_longer_than_its_thread() {
-        let mut keep = Keep::new();
+        let mut keep = Keep::new(Vec::new());
         if keep.custodian.is_none() {
             eprintln!("SKIPPED: no /dev/shm, or a sandbox");
             return;
@@ -101,7 +120,7 @@ mod tests {
         let file = std::fs::File::open("/dev/null").unwrap();
         assert!(custody::entrust(&name, std::process::id(), file.as_fd(), cpu::thread_id()));
         // No thread has this number.
-        assert!(custody::entrust(&name, std::process::id(), file.as_fd(), u32::MAX));
+        assert!(custody::entrust(&name, std::process::id(), file.as_fd(), u32::MAX >> 1));
         keep.look();
         assert_eq!(keep.kept.len(), 2);
         let gone_since = keep.kept[1].1.expect("its thread is gone");

@@ -1,8 +1,8 @@
 //! Where a run spills to, and how much: `--spill`, `--spill-limit`, `--no-spill`, `--max-pool-percent`,
 //! `--accept-threshold-percent`, `--write-budget`, and what they are when nobody says.
 //!
-//! Each process opens a file of its own there, once it needs one. What all processes have on disk together stays
-//! below the limit, and what they write within the budget.
+//! Each process opens a file of its own there, or takes a part of the device, once it needs one. What all processes
+//! have on disk together stays below the limit, and what they write within the budget.
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -155,17 +155,16 @@ impl Spill {
             .unwrap_or_else(|refusal| Spill { why_not: why_not(refusal), ..Spill::default() })
     }
 
-    /// Reserves the devices for this run, until the answer is dropped. They are opened only once a process needs them,
-    /// and another run may have been given the same.
+    /// Claims the devices for this run, as long as the answer or a copy of it is open. They are opened only once a
+    /// process needs them.
     ///
     /// # Errors
     ///
-    /// One is another's.
-    pub(super) fn reserve(&self, arguments: &RunArgs) -> Result<Vec<OwnedFd>, Failure> {
+    /// Somebody else has one.
+    pub(super) fn claim(&self, arguments: &RunArgs) -> Result<Vec<Option<OwnedFd>>, Failure> {
         let from = if arguments.spill.is_empty() { "ZFOLIO_SPILL" } else { "--spill" };
         let refused = |refusal| Failure::argument(format!("{from}: {refusal}"));
-        let reserved = self.paths.iter().map(|(path, _)| spill::reserve(path).map_err(refused));
-        Ok(reserved.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
+        self.paths.iter().map(|(path, _)| spill::claim(path).map_err(refused)).collect()
     }
 
     /// Whether there is a place.

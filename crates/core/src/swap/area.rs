@@ -23,6 +23,8 @@ pub(super) struct Area {
     pub(super) id: AreaId,
     pub(super) priority: i32,
     pub(super) disk: Box<dyn Disk>,
+    /// [`Disk::stretch_slots`].
+    stretch_slots: u32,
     pub(super) slots: Slots,
     seal: Seal,
     table: Table,
@@ -59,6 +61,7 @@ impl Area {
         Area {
             id,
             priority,
+            stretch_slots: disk.stretch_slots(),
             disk,
             // Writes are packed under one lock, so they come from one processor at a time.
             slots: Slots::new(slots, 1),
@@ -180,12 +183,20 @@ impl Area {
         self.seal.open(slot, generation, tag, bytes)
     }
 
+    /// Whether two slots lie in one stretch of the disk, so that one transfer may have both (`DISK-4`).
+    pub(super) fn is_stretch(&self, one: u32, other: u32) -> bool {
+        one / self.stretch_slots == other / self.stretch_slots
+    }
+
     /// Hands a transfer to the disk, or has it back.
     pub(super) fn begin(&self, transfer: Transfer) -> Result<(), Transfer> {
         assert!(
             !self.is_frozen() || transfer.direction == super::disk::Direction::Read,
             "SWAP-5: a write to a parent's area"
         );
+        let last = transfer.first + transfer.count as u64 - 1;
+        let stretch = u64::from(self.stretch_slots);
+        assert_eq!(transfer.first / stretch, last / stretch, "DISK-4: a transfer of two stretches");
         self.disk.begin(transfer)?;
         self.is_dirty.store(true, Relaxed);
         Ok(())

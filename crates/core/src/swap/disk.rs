@@ -10,6 +10,8 @@
 //! - `DISK-2` A transfer whose result is `Ok` moved all of its slots: a disk goes on after a short one.
 //! - `DISK-3` What [`Disk::discard`] forgets is what was written before the call. A transfer that is begun after
 //!   it finds its slots as if the discard had ended by then.
+//! - `DISK-4` The slots of a transfer, or of a discard, lie in one stretch ([`Disk::stretch_slots`]). So a disk may
+//!   have its stretches anywhere on its medium.
 //!
 //! # Concurrency
 //!
@@ -21,6 +23,8 @@ pub mod faulty;
 pub mod memory;
 
 use std::fmt;
+
+use super::location::SLOTS_MAX;
 
 /// Rank of the lock of a disk: nothing of the areas' is locked while one is called.
 const RANK_DISK: u8 = crate::store::RANK_BACKING + 3;
@@ -131,4 +135,10 @@ pub trait Disk: Send + Sync + fmt::Debug {
 
     /// The contents of these slots are not needed any more: the medium may forget them.
     fn discard(&self, first: u64, count: u64);
+
+    /// Slots of a stretch, whole clusters: the first so many lie side by side on the medium, and the next, and so on.
+    /// It never changes.
+    fn stretch_slots(&self) -> u32 {
+        SLOTS_MAX
+    }
 }

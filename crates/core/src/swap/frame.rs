@@ -74,9 +74,11 @@ impl Run {
         self.slots.len()
     }
 
-    /// Whether `other` begins where this one ends.
+    /// Whether `other` begins where this one ends, in the same stretch (`DISK-4`).
     pub(super) fn is_before(&self, other: &Run) -> bool {
-        Arc::ptr_eq(&self.area, &other.area) && self.slots.end == other.slots.start
+        Arc::ptr_eq(&self.area, &other.area)
+            && self.slots.end == other.slots.start
+            && self.area.is_stretch(self.slots.start, other.slots.start)
     }
 
     /// Takes `count` slots off the beginning.

@@ -1,8 +1,8 @@
 //! Objects on their way back: the slots that they touch, read by few transfers.
 //!
 //! Requests wait in a [`Queue`] until the batch is complete. Then the new ones are sorted by slot, and those whose
-//! slots are adjacent or the same go into one [`Read`]. Each slot of a read is opened once, when the first object
-//! needs it.
+//! slots are adjacent or the same go into one [`Read`], within a stretch (`DISK-4`). Each slot of a read is opened
+//! once, when the first object needs it.
 //!
 //! A request whose read failed together with others', or whose slot did not open, is read once more, alone: so no
 //! neighbour's fault is an object's own, and a bit that flips on the way is not a loss.
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use super::area::Area;
 use super::disk::{Buffer, SLOT_BYTES, Slot};
 use super::frame::copy_out;
-use super::location::Place;
+use super::location::{AreaId, Place};
 use super::seal::Tampered;
 use crate::store::backing::Token;
 
@@ -70,8 +70,13 @@ impl Queue {
     }
 
     /// The slots of the next read, if its buffer may have `slots` slots, which are enough for the largest object. Moves
-    /// its requests to `into`.
-    pub(super) fn next(&mut self, slots: usize, into: &mut Vec<Wanted>) -> Option<(Place, usize)> {
+    /// its requests to `into`. `is_stretch`: whether two slots of an area lie in one stretch.
+    pub(super) fn next(
+        &mut self,
+        slots: usize,
+        is_stretch: impl Fn(AreaId, u32, u32) -> bool,
+        into: &mut Vec<Wanted>,
+    ) -> Option<(Place, usize)> {
         let first = self.wanted.get(..self.sorted)?.first()?;
         let (area, from) = (first.place.area, first.place.slot);
         let (mut end, mut count) = (first.end(), 1);
@@ -80,7 +85,7 @@ impl Queue {
                 let joined = end.max(next.end());
                 let is_near = next.place.area == area && (from..=end).contains(&next.place.slot);
                 let fits = (joined - from) as usize <= slots && count < Read::requests_max(slots);
-                if next.is_again || !is_near || !fits {
+                if next.is_again || !is_near || !fits || !is_stretch(area, from, joined - 1) {
                     break;
                 }
                 (end, count) = (joined, count + 1);

@@ -10,7 +10,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::disk::faulty::{Faults, Faulty};
-use super::location::Place;
+use super::location::{Place, SLOTS_MAX};
+use super::slots::CLUSTER_SLOTS;
 use super::{AREAS_MAX, AreaId, Areas, AreasStats, Config, KeyRoom, NewArea, SECRET_BYTES, Seal};
 use crate::store::backing::{
     Backing, Completed, Completion, Failure, Location, Operation, Request, Token,
@@ -118,7 +119,9 @@ impl<'p> Player<'p> {
 
     fn add(&mut self, slots: u32, priority: i32) -> Option<AreaId> {
         self.tag += 1;
-        let disk = Faulty::new(self.tag);
+        // Every other disk has its clusters anywhere (`DISK-4`).
+        let stretch_slots = if self.tag % 2 == 0 { CLUSTER_SLOTS } else { SLOTS_MAX };
+        let disk = Faulty::new(self.tag).with_stretches(stretch_slots);
         let mut secret: [u8; SECRET_BYTES] =
             bytes(self.tag, SECRET_BYTES).try_into().expect("as many");
         let seal = Seal::new(Box::new(Box::<KeyRoom>::default()), &mut secret);

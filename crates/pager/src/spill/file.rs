@@ -1,4 +1,4 @@
-//! What is spilled to: a file without a name in a directory, or a whole block device.
+//! What is spilled to: a file without a name in a directory, or a block device, as a whole or by parts (`parts`).
 //!
 //! # Cost
 //!
@@ -16,12 +16,18 @@ use zfolio_core::swap::disk::{SLOT_BYTES, Slot};
 use zfolio_sys::descriptor::Descriptor;
 use zfolio_sys::disk::{self, DeviceNumber, Kind};
 use zfolio_sys::errno_text::ErrnoText;
-use zfolio_sys::{Errno, mounts, signal};
+use zfolio_sys::{Errno, cpu, mounts, signal};
+
+use super::parts::Parts;
 
 /// See the module.
 #[derive(Debug)]
 pub struct Medium {
     file: Descriptor,
+    /// Keeps a device that is shared from all who would have it alone.
+    _claim: Option<Descriptor>,
+    /// What this process has of it. `None`: all.
+    parts: Option<Parts>,
     /// What was given: a directory, or a device.
     path: Arc<Path>,
     is_device: bool,
@@ -64,6 +70,8 @@ pub enum Refusal {
     Swap(PathBuf),
     /// The device, or a part of it, is in use in another way.
     InUse(PathBuf),
+    /// Other processes of the run have all of the device.
+    Full(PathBuf),
     /// There is less room than the least that is of use.
     TooSmall {
         /// What was given.
@@ -113,6 +121,10 @@ impl fmt::Display for Refusal {
                  give a device that is not in use",
                 path.display()
             ),
+            Refusal::Full(path) => {
+                let path = path.display();
+                write!(f, "other processes of this run have all of '{path}'")
+            }
             Refusal::TooSmall { path, bytes, bytes_min } => {
                 let (bytes, least) = (size::display(*bytes), size::display(*bytes_min));
                 write!(f, "'{}' has room for {bytes}: {least} is the least", path.display())
@@ -171,30 +183,71 @@ impl Medium {
         bytes: u64,
         bytes_min: u64,
     ) -> Result<Medium, Refusal> {
-        if let Some(at) = mounts::mounted_at(number) {
-            return Err(Refusal::Mounted { path: path.to_owned(), at });
-        }
-        if mounts::is_swap(number) {
-            return Err(Refusal::Swap(path.to_owned()));
-        }
-        let file = disk::open_device(path).map_err(|errno| not_opened(path, errno))?;
+        let file = open_alone(path, number)?;
         // A child of a process that has ended reads there, without having opened it for itself alone.
-        if disk::is_used_by_others(file.as_fd()) != Ok(false) {
+        if disk::is_used_by_others(file.as_fd(), disk::WHOLE) != Ok(false) {
             return Err(Refusal::InUse(path.to_owned()));
         }
-        let has = disk::device_bytes(file.as_fd())
-            .map_err(|errno| Refusal::Failed { path: path.to_owned(), errno })?;
-        let bytes = bytes.min(has - has % SLOT_BYTES as u64);
-        if bytes < bytes_min {
-            return Err(Refusal::TooSmall { path: path.to_owned(), bytes: has, bytes_min });
-        }
+        let bytes = bytes.min(device_bytes(file.as_fd(), path, bytes_min)?);
         let is_direct = is_direct_possible(file.as_fd(), true);
         Ok(Medium::of(file, path, true, is_direct, bytes))
     }
 
+    /// Opens a part of the block device `path`, which other processes of the run use too. `claim` is the run's, that of
+    /// a device that nobody else may have; without one this process claims the device itself.
+    ///
+    /// Called by a thread that shares its table of files with all who transfer.
+    ///
+    /// # Errors
+    ///
+    /// See [`Refusal`].
+    pub(super) fn open_part(path: &Path, claim: Option<OwnedFd>) -> Result<Medium, Refusal> {
+        let failed = |errno| Refusal::Failed { path: path.to_owned(), errno };
+        let claim = match (claim, disk::kind(path)) {
+            (Some(claim), _) => claim,
+            (None, Ok(Kind::Device(number))) => open_alone(path, number)?,
+            (None, _) => return Err(Refusal::OtherKind(path.to_owned())),
+        };
+        let file = disk::open_again(cpu::thread_id(), claim.as_raw_fd());
+        let file = file.map_err(|errno| not_opened(path, errno))?;
+        let bytes = device_bytes(file.as_fd(), path, 0)?;
+        let parts = Parts::of(bytes / SLOT_BYTES as u64);
+        match parts.take(file.as_fd(), cpu::thread_id()) {
+            Ok(_) => {}
+            Err(Errno::NOSPC) => return Err(Refusal::Full(path.to_owned())),
+            Err(errno) => return Err(failed(errno)),
+        }
+        let is_direct = is_direct_possible(file.as_fd(), true);
+        let (file, claim) = (Descriptor::new(file), Some(Descriptor::new(claim)));
+        let (path, is_device, is_marked, parts) = (path.into(), true, true, Some(parts));
+        Ok(Medium { file, _claim: claim, parts, path, is_device, is_direct, is_marked, bytes })
+    }
+
     fn of(file: OwnedFd, path: &Path, is_device: bool, is_direct: bool, bytes: u64) -> Medium {
-        let (path, is_marked) = (path.into(), disk::mark_used(file.as_fd()).is_ok());
-        Medium { file: Descriptor::new(file), path, is_device, is_direct, is_marked, bytes }
+        let is_marked = disk::mark_used(file.as_fd(), disk::WHOLE).is_ok();
+        let (file, path) = (Descriptor::new(file), path.into());
+        Medium { file, _claim: None, parts: None, path, is_device, is_direct, is_marked, bytes }
+    }
+
+    /// The bytes that this process has of it.
+    fn ranges(&self) -> Vec<disk::Range> {
+        self.parts.as_ref().map_or_else(|| vec![disk::WHOLE], |parts| parts.ranges().collect())
+    }
+
+    /// What this process has of a device that others use too.
+    pub(super) fn parts(&self) -> Option<&Parts> {
+        self.parts.as_ref()
+    }
+
+    /// Takes a part more of such a device. Returns its slots, which come behind all others; `None`: there is none.
+    pub(super) fn take_part(&self) -> Option<u32> {
+        let parts = self.parts.as_ref()?;
+        parts.take(self.file(), cpu::thread_id()).ok()
+    }
+
+    /// Where on the medium a slot is.
+    pub(super) fn on_medium(&self, slot: u64) -> u64 {
+        self.parts.as_ref().map_or(slot, |parts| parts.on_device(slot))
     }
 
     /// Opens the same file once more, for a child of `fork`, in the calling thread's table of files. `thread` has this
@@ -209,21 +262,23 @@ impl Medium {
             disk::set_direct(file.as_fd(), true)?;
         }
         if self.is_marked {
-            disk::mark_used(file.as_fd())?;
+            self.ranges().into_iter().try_for_each(|range| disk::mark_used(file.as_fd(), range))?;
         }
         Ok(file)
     }
 
-    /// In a child: the medium on the file that was lent to it.
+    /// In a child: the medium on the file that was lent to it. The child writes nothing there, and so claims nothing.
     pub(super) fn lent(&self, file: OwnedFd) -> Medium {
         let (file, path) = (Descriptor::new(file), Arc::clone(&self.path));
         let Medium { is_device, is_direct, is_marked, bytes, .. } = *self;
-        Medium { file, path, is_device, is_direct, is_marked, bytes }
+        let parts = self.parts.as_ref().map(Parts::copy);
+        Medium { file, _claim: None, parts, path, is_device, is_direct, is_marked, bytes }
     }
 
-    /// Whether no other process has it: nobody whom it was lent to, and nobody who lent it.
+    /// Whether no other process has it, or any of the parts: nobody whom it was lent to, and nobody who lent it.
     pub(super) fn is_alone(&self) -> bool {
-        self.is_marked && disk::is_used_by_others(self.file()) == Ok(false)
+        let is_ours = |range| disk::is_used_by_others(self.file(), range) == Ok(false);
+        self.is_marked && self.ranges().into_iter().all(is_ours)
     }
 
     /// The descriptor: for a child, which needs it in its own table of files.
@@ -251,10 +306,10 @@ impl Medium {
         self.is_direct
     }
 
-    /// How many slots it has.
+    /// How many slots this process has of it.
     #[must_use]
     pub fn slots(&self) -> u64 {
-        self.bytes / SLOT_BYTES as u64
+        self.parts.as_ref().map_or(self.bytes / SLOT_BYTES as u64, Parts::slots)
     }
 
     /// Tells the medium that a range of slots is not needed any more. It may wait for the medium.
@@ -272,8 +327,30 @@ impl Medium {
     }
 }
 
+/// Opens a block device for this process alone.
+fn open_alone(path: &Path, number: DeviceNumber) -> Result<OwnedFd, Refusal> {
+    if let Some(at) = mounts::mounted_at(number) {
+        return Err(Refusal::Mounted { path: path.to_owned(), at });
+    }
+    if mounts::is_swap(number) {
+        return Err(Refusal::Swap(path.to_owned()));
+    }
+    disk::open_device(path).map_err(|errno| not_opened(path, errno))
+}
+
+/// Bytes of all whole slots of a block device.
+fn device_bytes(file: BorrowedFd<'_>, path: &Path, bytes_min: u64) -> Result<u64, Refusal> {
+    let has = disk::device_bytes(file)
+        .map_err(|errno| Refusal::Failed { path: path.to_owned(), errno })?;
+    let bytes = has - has % SLOT_BYTES as u64;
+    if bytes < bytes_min {
+        return Err(Refusal::TooSmall { path: path.to_owned(), bytes: has, bytes_min });
+    }
+    Ok(bytes)
+}
+
 /// Why a path could not be opened.
-fn not_opened(path: &Path, errno: Errno) -> Refusal {
+pub(super) fn not_opened(path: &Path, errno: Errno) -> Refusal {
     let path = path.to_owned();
     match errno {
         Errno::ACCESS | Errno::PERM | Errno::ROFS => Refusal::NotWritable { path, errno },

@@ -24,7 +24,8 @@ use zfolio_sys::secret::Secret;
 use zfolio_sys::{Errno, disk, random, thread};
 
 use super::any::SpillDisk;
-use super::file::{Medium, Refusal};
+use super::file::{Medium, Refusal, not_opened};
+use super::parts::Parts;
 use super::plain::Plain;
 use super::pool_limit::PoolLimit;
 use super::uring::{DEPTH, Sender};
@@ -195,13 +196,15 @@ impl KeyMemory for KeyPage {
     }
 }
 
-/// A disk that an area and its thread share.
+/// A disk that an area and its thread share. It says where on the medium a slot of the area is.
 #[derive(Debug)]
 struct Shared(Arc<SpillDisk>);
 
 impl Disk for Shared {
     fn begin(&self, transfer: Transfer) -> Result<(), Transfer> {
-        self.0.begin(transfer)
+        let first = transfer.first;
+        let there = Transfer { first: self.0.medium().on_medium(first), ..transfer };
+        self.0.begin(there).map_err(|refused| Transfer { first, ..refused })
     }
 
     fn flush(&self) {
@@ -217,7 +220,11 @@ impl Disk for Shared {
     }
 
     fn discard(&self, first: u64, count: u64) {
-        self.0.discard(first, count);
+        self.0.discard(self.0.medium().on_medium(first), count);
+    }
+
+    fn stretch_slots(&self) -> u32 {
+        self.0.medium().parts().map_or(SLOTS_MAX, Parts::part_slots)
     }
 }
 
@@ -269,8 +276,14 @@ impl Backing for SharedAreas {
     }
 }
 
-/// Starts a thread that calls [`SpillDisk::serve`]. False: there is none to be had.
-pub type StartDisk = fn(Arc<SpillDisk>) -> bool;
+/// What a managed process gives to disks that are opened when they are needed.
+#[derive(Clone, Copy, Debug)]
+pub struct Hands {
+    /// Starts a thread that calls [`SpillDisk::serve`]. False: there is none to be had.
+    pub start: fn(Arc<SpillDisk>) -> bool,
+    /// Asks for the run's claim of a block device, of which this process then uses parts ([`claim`]).
+    pub claim: fn(&Path) -> Option<OwnedFd>,
+}
 
 /// See the module.
 #[derive(Debug)]
@@ -280,13 +293,15 @@ pub(crate) struct Place {
     sender: Sender,
     places: Places,
     config: Config,
-    /// Who starts threads for disks that are opened later.
-    start: OnceLock<StartDisk>,
+    /// What disks need that are opened later.
+    hands: OnceLock<Hands>,
     open: Mutex<{ rank::PLACE }, Open>,
     /// There is an area that is written to: one of this process's own.
     is_open: AtomicBool,
     /// There are areas that a fork has shared or frozen.
     is_forked: AtomicBool,
+    /// There are areas that are written to, of parts of a device.
+    has_parts: AtomicBool,
 }
 
 /// How disks are read and written.
@@ -367,33 +382,38 @@ impl Place {
             sender,
             places: places.clone(),
             config,
-            start: OnceLock::new(),
+            hands: OnceLock::new(),
             open: Mutex::default(),
             is_open: AtomicBool::new(false),
             is_forked: AtomicBool::new(false),
+            has_parts: AtomicBool::new(false),
         })
     }
 
-    /// From now on areas are opened when they are needed, and `start` starts their threads.
-    pub(crate) fn start_by(&self, start: StartDisk) {
-        self.start.set(start).ok();
+    /// From now on areas are opened when they are needed.
+    pub(crate) fn open_when_needed(&self, hands: Hands) {
+        self.hands.set(hands).ok();
     }
 
     /// Opens a file or device for each path, in the calling thread's table of files. The caller passes them to
-    /// [`Place::add`]. Where areas are opened when they are needed ([`Place::start_by`]), paths that cannot be opened
-    /// are left out as long as one can.
+    /// [`Place::add`]. Where areas are opened when they are needed ([`Place::open_when_needed`]), devices are opened
+    /// by parts, and paths that cannot be opened are left out as long as one can.
     ///
     /// # Errors
     ///
     /// Why the first of those that cannot be opened cannot.
     pub(crate) fn open(&self) -> Result<Vec<New>, PlaceError> {
+        let hands = self.hands.get();
         let open = |(path, priority): &(PathBuf, i32)| {
-            New::open(path, *priority, self.config.limit_bytes, self.sender, &self.ended)
+            let medium = match hands.filter(|_| is_device(path)) {
+                Some(Hands { claim, .. }) => Medium::open_part(path, claim(path)),
+                None => New::open_medium(path, self.config.limit_bytes),
+            };
+            New::on(medium.map_err(PlaceError::Path)?, *priority, self.sender, &self.ended)
         };
         let opened = self.places.paths.iter().map(open).collect::<Vec<Result<New, PlaceError>>>();
         let is_any = opened.iter().any(Result::is_ok);
-        let each =
-            opened.into_iter().filter(|new| new.is_ok() || !is_any || self.start.get().is_none());
+        let each = opened.into_iter().filter(|new| new.is_ok() || !is_any || hands.is_none());
         each.collect()
     }
 
@@ -422,18 +442,51 @@ impl Place {
     /// Starts a thread for what io_uring does not do: everything where there is none, and discards of a device.
     fn start_thread(&self, disk: &Arc<SpillDisk>) {
         let is_needed = matches!(**disk, SpillDisk::Plain(..)) || disk.medium().is_device();
-        if let Some(start) = self.start.get().filter(|_| is_needed) {
-            start(Arc::clone(disk));
+        if let Some(hands) = self.hands.get().filter(|_| is_needed) {
+            (hands.start)(Arc::clone(disk));
         }
     }
 
     /// Notes which kinds of areas there are.
     fn note(&self, open: &Open) {
         let areas = self.areas.get();
-        let status = |(id, _): &(AreaId, _)| areas.and_then(|areas| areas.status(*id));
+        let status = |(id, disk): &(AreaId, Arc<SpillDisk>)| {
+            let has_parts = disk.medium().parts().is_some();
+            areas.and_then(|areas| areas.status(*id)).map(|area| (area, has_parts))
+        };
         let all: Vec<_> = open.disks.iter().filter_map(status).collect();
-        self.is_open.store(all.iter().any(|area| !area.is_frozen), Relaxed);
-        self.is_forked.store(all.iter().any(|area| area.is_frozen || area.is_shared), Relaxed);
+        let is_forked = all.iter().any(|(area, _)| area.is_frozen || area.is_shared);
+        let has_parts = all.iter().any(|(area, has_parts)| *has_parts && !area.is_frozen);
+        self.is_open.store(all.iter().any(|(area, _)| !area.is_frozen), Relaxed);
+        self.is_forked.store(is_forked, Relaxed);
+        self.has_parts.store(has_parts, Relaxed);
+    }
+
+    /// Whether there are areas that [`Place::grow`] looks at.
+    pub(crate) fn has_parts(&self) -> bool {
+        self.has_parts.load(Relaxed)
+    }
+
+    /// Takes more of the devices that others use too, where this process has used most of what it took. False: others
+    /// have the rest. The caller holds the table.
+    pub(crate) fn grow(&self) -> bool {
+        let Some(areas) = self.areas.get() else { return true };
+        let open = self.open.lock();
+        let mut is_enough = true;
+        for (id, disk) in &open.disks {
+            let (medium, area) = (disk.medium(), areas.status(*id));
+            let (Some(parts), Some(area)) = (medium.parts(), area) else { continue };
+            let mut free = area.slots_free;
+            while !area.is_frozen && free < parts.reserve_slots() {
+                let Some(slots) = medium.take_part() else {
+                    is_enough = false;
+                    break;
+                };
+                areas.grow(*id, slots);
+                free += u64::from(slots);
+            }
+        }
+        is_enough
     }
 
     /// Whether there is an area that is written to.
@@ -638,17 +691,20 @@ pub(crate) struct New {
 }
 
 impl New {
-    /// Opens a file of at most so many bytes in a directory, or a device.
-    pub(super) fn open(
-        path: &Path,
+    /// Opens a file of at most so many bytes in a directory, or a device for this process alone.
+    pub(super) fn open_medium(path: &Path, bytes: u64) -> Result<Medium, Refusal> {
+        let bytes = bytes.min(u64::from(SLOTS_MAX) * SLOT_BYTES as u64);
+        let bytes = bytes - bytes % SLOT_BYTES as u64;
+        Medium::open(path, bytes, SPILL_BYTES_MIN)
+    }
+
+    /// Makes a disk on what was opened.
+    pub(super) fn on(
+        medium: Medium,
         priority: i32,
-        bytes: u64,
         sender: Sender,
         ended: &Arc<EventFd>,
     ) -> Result<New, PlaceError> {
-        let bytes = bytes.min(u64::from(SLOTS_MAX) * SLOT_BYTES as u64);
-        let bytes = bytes - bytes % SLOT_BYTES as u64;
-        let medium = Medium::open(path, bytes, SPILL_BYTES_MIN).map_err(PlaceError::Path)?;
         let what = "locked memory for a key";
         let seal = new_key(sender).map_err(|errno| PlaceError::System { what, errno })?;
         let disk = SpillDisk::new(medium, DEPTH, Arc::clone(ended), sender);
@@ -708,20 +764,21 @@ pub fn is_direct(path: &Path) -> Result<bool, Refusal> {
     Medium::open(path, SPILL_BYTES_MIN, SPILL_BYTES_MIN).map(|medium| medium.is_direct())
 }
 
-/// Reserves a block device for whoever will write to it later, until the answer is dropped. `None`: a directory, which
-/// anybody may use too.
+/// Claims a block device for the processes of a run: whoever has the answer, or a copy of it, keeps it from all others.
+/// `None`: a directory, which anybody may use too.
 ///
 /// # Errors
 ///
-/// Somebody else has reserved it, or it cannot be opened.
-pub fn reserve(path: &Path) -> Result<Option<OwnedFd>, Refusal> {
-    if !matches!(disk::kind(path), Ok(Kind::Device(_))) {
+/// Somebody else has it, or it cannot be opened.
+pub fn claim(path: &Path) -> Result<Option<OwnedFd>, Refusal> {
+    if !is_device(path) {
         return Ok(None);
     }
-    disk::reserve_device(path).map(Some).map_err(|errno| match errno {
-        Errno::AGAIN => Refusal::InUse(path.to_owned()),
-        errno => Refusal::Failed { path: path.to_owned(), errno },
-    })
+    disk::claim_device(path).map(Some).map_err(|errno| not_opened(path, errno))
+}
+
+fn is_device(path: &Path) -> bool {
+    matches!(disk::kind(path), Ok(Kind::Device(_)))
 }
 
 /// Half of what is free where a path is, since other users of the disk need some too; of a device as much as an area

@@ -2,7 +2,6 @@
 //! that are opened at once, each with an area, a thread and a key of its own, for as long as the process wants.
 
 use std::fmt;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -15,7 +14,7 @@ use zfolio_sys::Errno;
 use zfolio_sys::eventfd::EventFd;
 
 use super::any::SpillDisk;
-use super::place::{BUFFERS_MAX, New, PlaceError, parse_bytes, parse_priority, reserve, room};
+use super::place::{BUFFERS_MAX, New, PlaceError, parse_bytes, parse_priority, room};
 use super::uring::Sender;
 use crate::fatal;
 
@@ -76,8 +75,6 @@ pub struct Sites {
     areas: Arc<Areas>,
     disks: Vec<(Arc<SpillDisk>, JoinHandle<()>)>,
     bytes: u64,
-    /// Devices: a run that does not write to them yet may have them too.
-    _reserved: Vec<OwnedFd>,
 }
 
 impl Sites {
@@ -93,9 +90,7 @@ impl Sites {
         let system = |what| move |errno| PlaceError::System { what, errno };
         let ended = EventFd::new().map_err(system("an event descriptor"))?;
         let (ended, mut opened, mut bytes) = (Arc::new(ended), Vec::new(), 0_u64);
-        let mut reserved = Vec::new();
         for site in sites {
-            reserved.extend(reserve(&site.path).map_err(PlaceError::Path)?);
             let new = Sites::open_one(site, &ended)?;
             bytes = bytes.saturating_add(new.slots() * SLOT_BYTES as u64);
             opened.push(new);
@@ -106,7 +101,7 @@ impl Sites {
             limit_bytes: bytes,
         };
         let areas = Arc::new(Areas::new(config));
-        let mut sites = Sites { areas, disks: Vec::new(), bytes, _reserved: reserved };
+        let mut sites = Sites { areas, disks: Vec::new(), bytes };
         for new in opened {
             let (_, disk) = new.add_to(&sites.areas)?;
             let served = Arc::clone(&disk);
@@ -127,7 +122,8 @@ impl Sites {
         let path: &Path = &std::path::absolute(path).unwrap_or_else(|_| path.clone());
         let bytes = bytes.map_or_else(|| room(path).map_err(PlaceError::Path), Ok)?;
         // All threads of the process are its own, and bear a system call that ends with EINTR.
-        New::open(path, *priority, bytes, Sender::Caller, ended)
+        let medium = New::open_medium(path, bytes).map_err(PlaceError::Path)?;
+        New::on(medium, *priority, Sender::Caller, ended)
     }
 
     /// What the store is given.

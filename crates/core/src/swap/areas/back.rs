@@ -35,7 +35,10 @@ impl Areas {
         loop {
             let free = inner.free_reads.iter().map(|index| inner.reads[*index].capacity());
             let Some(largest) = free.max() else { break };
-            let Some((from, count)) = inner.queue.next(largest, &mut inner.batch) else { break };
+            let is_stretch =
+                |id, one, other| self.area(id).is_some_and(|area| area.is_stretch(one, other));
+            let next = inner.queue.next(largest, is_stretch, &mut inner.batch);
+            let Some((from, count)) = next else { break };
             let index = inner.take_read(count);
             let read = &mut inner.reads[index];
             read.requests.append(&mut inner.batch);

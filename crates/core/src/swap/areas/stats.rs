@@ -130,6 +130,8 @@ pub struct AreaStatus {
     pub slots: u32,
     /// Those in use.
     pub slots_used: u64,
+    /// Those that can be taken: neither in use nor bad.
+    pub slots_free: u64,
     /// Its objects.
     pub objects: u64,
     /// Their bytes.
@@ -191,6 +193,7 @@ impl Areas {
             priority: area.priority,
             slots: area.slots.total(),
             slots_used: area.slots_used(),
+            slots_free: u64::from(area.slots.total().saturating_sub(area.slots.used())),
             objects: area.objects.load(Relaxed),
             bytes: area.bytes.load(Relaxed),
             slots_left: area.slots_left.load(Relaxed),

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::{Direction, Disk, Error, RANK_DISK, SLOT_BYTES, Slot, Transfer};
+use crate::swap::location::SLOTS_MAX;
 use crate::sync::Mutex;
 use crate::testing::Random;
 
@@ -66,6 +67,7 @@ struct Inner {
     guarded: BTreeSet<u64>,
     under_way: Vec<UnderWay>,
     transfers: usize,
+    stretch_slots: u32,
 }
 
 #[derive(Debug)]
@@ -88,8 +90,16 @@ impl Faulty {
             guarded: BTreeSet::new(),
             under_way: Vec::new(),
             transfers: 0,
+            stretch_slots: SLOTS_MAX,
         };
         Faulty(Arc::new(Mutex::new(inner)))
+    }
+
+    /// The disk has stretches of so many slots.
+    #[must_use]
+    pub fn with_stretches(self, stretch_slots: u32) -> Faulty {
+        self.0.lock().stretch_slots = stretch_slots;
+        self
     }
 
     /// Changes what goes wrong.
@@ -133,6 +143,7 @@ impl Faulty {
             hurt: inner.hurt.clone(),
             under_way: Vec::new(),
             transfers: 0,
+            stretch_slots: inner.stretch_slots,
         };
         Faulty(Arc::new(Mutex::new(copy)))
     }
@@ -344,5 +355,9 @@ impl Disk for Faulty {
         assert!(!inner.is_guarded(first..first + count), "SWAP-5: a discard");
         assert!(!inner.meets(first, count, true), "SWAP-1: slot {first} is discarded on its way");
         (first..first + count).for_each(|slot| _ = inner.kept.remove(&slot));
+    }
+
+    fn stretch_slots(&self) -> u32 {
+        self.0.lock().stretch_slots
     }
 }

@@ -194,6 +194,54 @@ fn a_full_disk_refuses_and_has_room_again() {
     thread.join().unwrap();
 }
 
+/// A device in use as swap, until the end.
+struct Swap<'a>(&'a Loop);
+
+impl Drop for Swap<'_> {
+    fn drop(&mut self) {
+        Command::new("swapoff").arg(&self.0.device).status().ok();
+    }
+}
+
+/// Goal: swap is never written over; the line says that it is swap.
+#[test]
+fn a_device_in_use_as_swap_is_refused() {
+    let Some(device) = Loop::new("swap", 16 << 20) else { return };
+    let path = device.device.to_str().unwrap();
+    if output("mkswap", &[path]).and_then(|_| output("swapon", &[path])).is_none() {
+        return;
+    }
+    let _swap = Swap(&device);
+    let refusal = Medium::open(&device.device, 16 << 20, 0).unwrap_err();
+    assert_eq!(refusal, Refusal::Swap(device.device.clone()));
+    let refusal = Medium::open_part(&device.device, None).unwrap_err();
+    assert_eq!(refusal, Refusal::Swap(device.device.clone()));
+    assert!(crate::spill::claim(&device.device).is_err());
+}
+
+/// Goal: processes with copies of one claim have parts of the device; who comes too late is told; nobody else gets the
+/// device before the last of them has closed it.
+#[test]
+fn a_device_is_shared_by_parts() {
+    let Some(device) = Loop::new("parts", 16 << 20) else { return };
+    let claim = crate::spill::claim(&device.device).unwrap().expect("it is a device");
+    let part = || Medium::open_part(&device.device, Some(claim.try_clone().unwrap()));
+    let (one, other) = (part().unwrap(), part().unwrap());
+    assert_eq!((one.slots(), other.slots()), (2048, 2048));
+    let mut starts = [one.on_medium(0), other.on_medium(0)];
+    starts.sort_unstable();
+    assert_eq!(starts, [0, 2048], "PART-1");
+    assert_eq!(part().unwrap_err(), Refusal::Full(device.device.clone()));
+    assert_eq!(one.take_part(), None);
+    drop(other);
+    assert_eq!((one.take_part(), one.slots()), (Some(2048), 4096));
+    drop(claim);
+    let in_use = Refusal::InUse(device.device.clone());
+    assert_eq!(Medium::open(&device.device, 16 << 20, 0).unwrap_err(), in_use);
+    drop(one);
+    Medium::open(&device.device, 16 << 20, 0).unwrap();
+}
+
 /// Goal: each place that cannot be spilled to is refused in one line that names it and says why.
 #[test]
 fn places_that_are_of_no_use_are_refused() {
