@@ -60,13 +60,13 @@ impl Text {
 
     /// What clients asked for.
     fn requests(&mut self, ram: &Ram) {
-        let sums = [
+        let kinds = [
             (Kind::Read, "op=\"read\""),
             (Kind::Write, "op=\"write\""),
             (Kind::Discard, "op=\"discard\""),
             (Kind::Flush, "op=\"flush\""),
-        ]
-        .map(|(kind, op)| (op, ram.requests().sums(kind)));
+        ];
+        let sums = kinds.map(|(kind, op)| (op, ram.requests().sums(kind)));
         let requests = sums.map(|(op, (requests, _))| (op, requests));
         self.counter("requests", "Requests of clients; zeroing is a write.", &requests);
         // A flush has no bytes.
@@ -75,6 +75,12 @@ impl Text {
             "request_bytes",
             "Bytes that requests read, wrote and discarded.",
             &bytes[..3],
+        );
+        let durations = kinds.map(|(kind, op)| (op.to_owned(), ram.requests().durations(kind)));
+        self.histogram(
+            "request_duration_seconds",
+            "How long the disk took for a request, without the way from and to the client.",
+            &durations,
         );
     }
 
@@ -203,6 +209,7 @@ mod tests {
         for line in [
             "requests_total{device=\"cache\",op=\"write\"} 1\n",
             "request_bytes_total{device=\"cache\",op=\"write\"} 8192\n",
+            "request_duration_seconds_count{device=\"cache\",op=\"write\"} 1\n",
         ] {
             assert!(page.contains(&format!("zfolio_device_{line}")), "no '{line}' in: {page}");
         }

@@ -352,17 +352,17 @@ impl Ram {
         }
     }
 
-    /// Carries a request out on this CPU, and counts it.
+    /// Carries a request out on this CPU, counts it, and takes its time.
     fn carry_out(
         &self,
         kind: Kind,
         bytes: u64,
         request: impl FnOnce(usize) -> Result<(), zram::Error>,
     ) -> Result<(), Error> {
-        let cpu = cpu::current();
+        let (cpu, began) = (cpu::current(), clock::monotonic_ns());
         let done = request(cpu);
         if !matches!(done, Err(zram::Error::Invalid { .. })) {
-            self.requests.add(cpu, kind, bytes);
+            self.requests.add(cpu, kind, bytes, clock::monotonic_ns() - began);
         }
         self.answer(done)
     }

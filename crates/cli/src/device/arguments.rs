@@ -335,7 +335,7 @@ pub(crate) struct Columns(pub(super) Vec<Column>);
 Attributes: backing_dev, bd_stat, block_state, comp_algorithm, compressed_writeback, debug_stat, disksize,
 initstate, io_stat, max_comp_streams, mem_limit, mm_stat, recomp_algorithm, writeback_batch_size, writeback_limit,
 writeback_limit_enable: the kernel's documentation of zram has their columns;
-stat: the block layer's columns: requests and sectors read, written and discarded, and flushes; the others are 0;
+stat: the block layer's columns: requests, sectors and milliseconds of reads, writes, discards and flushes, and of all;
 global_stats, wq_stats, driver_stats: of the accelerator, with --accelerate iaa;
 apart_stat: units of which pages are apart, those of them that are split, the pages, their bytes; units that were joined
 because they were idle;

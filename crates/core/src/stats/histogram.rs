@@ -39,6 +39,11 @@ impl Histogram {
         self.buckets[Self::index(value)].fetch_add(1, Relaxed);
     }
 
+    /// Begins anew.
+    pub fn reset(&self) {
+        self.buckets.iter().for_each(|bucket| bucket.store(0, Relaxed));
+    }
+
     /// How many values were counted.
     #[must_use]
     pub fn count(&self) -> u64 {
