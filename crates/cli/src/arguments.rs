@@ -165,7 +165,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "cpu[=N]|iaa[=model][,ATTR=VALUE]...", value_parser = Accelerate::parse)]
     pub(crate) accelerate: Option<Accelerate>,
 
-    /// Where memory goes that does not fit compressed: a directory, or a block device for this program alone
+    /// Where memory goes that does not fit compressed: a directory, or a block device that nobody else uses
     ///
     /// It goes to a file without a name, encrypted. Several may be given: higher priorities are filled first,
     /// equal ones in turn. [default: $TMPDIR, else /var/tmp, if that is a disk]

@@ -312,7 +312,8 @@ impl Engine {
         }
         if place.has_parts() && now >= spilling.no_part_until_ns.load(Relaxed) {
             let table = self.table.read();
-            if !place.grow() {
+            // What a child may read is marked before the fork: nothing is added to that.
+            if !self.work.settling.load(Relaxed) && !place.grow() {
                 spilling.no_part_until_ns.store(now + LOOK_NS, Relaxed);
             }
             drop(table);
@@ -326,8 +327,12 @@ impl Engine {
         let opened = if has_room { self.open_place(place) } else { Err(PlaceError::Busy) };
         let Err(error) = opened else { return };
         let rest_ns = match error {
+            // Whoever waits for an area asks again. The run looks ten times a second.
+            PlaceError::Unanswered => return,
             PlaceError::Busy => LOOK_NS,
-            PlaceError::Path(Refusal::InUse(_) | Refusal::Full(_)) => TAKEN_NS,
+            PlaceError::Path(Refusal::InUse(_) | Refusal::NoClaim(_) | Refusal::Full(_)) => {
+                TAKEN_NS
+            }
             _ => SHUT_NS,
         };
         spilling.shut_until_ns.store(now + rest_ns, Relaxed);

@@ -13,7 +13,6 @@
 //! ```
 
 use std::ffi::CStr;
-use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -22,6 +21,7 @@ use std::time::Duration;
 use zfolio_core::stats::set;
 use zfolio_pager::spill::{Hands, SpillDisk};
 use zfolio_pager::{Engine, fatal};
+use zfolio_sys::custody::Asked;
 use zfolio_sys::errno_text::ErrnoText;
 use zfolio_sys::process::Resident;
 use zfolio_sys::{Errno, clock, cpu, custody, files, futex, process, signal, thread};
@@ -282,16 +282,13 @@ fn entrust(engine: &Engine, settings: &Settings) {
     custody::entrust(&format!("{run}.custody"), run, file, cpu::thread_id());
 }
 
-/// How long the run may take to answer: it looks ten times a second.
-const CLAIM_PATIENCE: Duration = Duration::from_secs(1);
-
-/// A copy of the run's claim of a device. `None`: the run has ended, or is of another user or in another PID namespace;
-/// then this process can have the device if nobody else does.
-fn claim(path: &Path) -> Option<OwnedFd> {
+/// Asks the run for a copy of its claim of a device. `None`: the run has ended, or is of another user or in another PID
+/// namespace; then this process can have the device if nobody else does.
+fn claim(path: &Path) -> Option<Asked> {
     let settings = settings::get().filter(|_| !process::is_filtered())?;
     let run = u32::try_from(settings.run).ok()?;
     let place = settings.config.spill.paths.iter().position(|(other, _)| other == path)?;
-    custody::ask(&format!("{run}.custody"), run, u32::try_from(place).ok()?, CLAIM_PATIENCE)
+    custody::ask(&format!("{run}.custody"), run, u32::try_from(place).ok()?)
 }
 
 /// Starts the engine's other threads, which share this thread's table of files. False if one does not start.

@@ -7,18 +7,17 @@
 //! A process also gets files from there: it [asks](ask) by a number, and entrusts one end of a pair of sockets, over
 //! which the custodian [answers](Entrusted::answer).
 
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
-
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{
     self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use crate::descriptor::Descriptor;
 use crate::shared;
 
 /// Connections that may wait to be received.
@@ -175,20 +174,35 @@ fn send(socket: BorrowedFd<'_>, file: BorrowedFd<'_>, number: u32) -> Result<usi
     net::sendmsg(socket, &[IoSlice::new(&number)], &mut about, SendFlags::NOSIGNAL)
 }
 
-/// Asks the custodian of that name for the file of a number, and waits for it. `None`: there is no custodian, or it is
-/// not the process `custodian`, has no such file, or does not answer in time.
+/// Asks the custodian of that name for the file of a number. `None`: there is no custodian, or it is not the process
+/// `custodian`.
 #[must_use]
-pub fn ask(name: &str, custodian: u32, number: u32, patience: Duration) -> Option<OwnedFd> {
+pub fn ask(name: &str, custodian: u32, number: u32) -> Option<Asked> {
     let (ours, theirs) =
         net::socketpair(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None).ok()?;
-    entrust(name, custodian, theirs.as_fd(), ASKS | number).then_some(())?;
-    // Theirs alone, so that its end is told.
-    drop(theirs);
-    let mut poll = [PollFd::new(&ours, PollFlags::IN)];
-    let patience = Timespec::try_from(patience).ok()?;
-    // Interrupted: asked once more, later.
-    rustix::event::poll(&mut poll, Some(&patience)).ok()?;
-    receive_from(ours.as_fd()).ok()?.map(|answer| answer.file)
+    let is_asked = entrust(name, custodian, theirs.as_fd(), ASKS | number);
+    // `theirs` ends here: the custodian alone has that end, so that its end is told.
+    is_asked.then(|| Asked(Descriptor::new(ours)))
+}
+
+/// A question to a custodian. A child of `fork` has its copy for nothing.
+#[derive(Debug)]
+pub struct Asked(Descriptor);
+
+impl Asked {
+    /// Whether there is an answer, or none to come.
+    #[must_use]
+    pub fn is_answered(&self) -> bool {
+        let mut poll = [PollFd::from_borrowed_fd(self.0.file(), PollFlags::IN)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        rustix::event::poll(&mut poll, Some(&now)).is_ok_and(|ready| ready > 0)
+    }
+
+    /// The file. `None`: the custodian has no such file, has ended, or has not answered.
+    #[must_use]
+    pub fn answer(self) -> Option<OwnedFd> {
+        receive_from(self.0.file()).ok()?.map(|answer| answer.file)
+    }
 }
 
 #[cfg(test)]
@@ -197,7 +211,6 @@ mod tests {
     use std::io::{ErrorKind, Read, Write};
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
-    use std::time::Duration;
 
     /// Goal: a file that was entrusted is open here after the sender has closed its own. Method: one end of a
     /// socket pair; the other end is at its end only when the last copy is gone.
@@ -230,7 +243,7 @@ mod tests {
         assert!(!entrust(&name, std::process::id(), read.as_fd(), 1), "gone with its custodian");
     }
 
-    /// Goal: who asks gets the file of his number; and nothing, at once, if there is none, and late if nobody answers.
+    /// Goal: who asks gets the file of his number, once there is an answer; and is told if there is none to come.
     #[test]
     fn a_file_is_given_to_who_asks() {
         let name = format!("custody-ask-test.{}", std::process::id());
@@ -238,32 +251,26 @@ mod tests {
             eprintln!("SKIPPED: no /dev/shm");
             return;
         };
-        let (process, long) = (std::process::id(), Duration::from_secs(60));
+        let process = std::process::id();
         let (mut read, write) = UnixStream::pair().unwrap();
-        let asked = |number| {
-            let name = name.clone();
-            std::thread::spawn(move || ask(&name, process, number, long))
-        };
-        let mut answer = |file: Option<&UnixStream>| loop {
-            if let Some(entrusted) = custodian.receive().pop() {
-                let number = entrusted.asked();
-                file.into_iter().for_each(|file| entrusted.answer(file.as_fd()));
-                return number;
-            }
-            std::thread::yield_now();
-        };
-        let asking = asked(7);
-        assert_eq!(answer(Some(&write)), Some(7));
-        let given = asking.join().unwrap().expect("it was answered");
-        drop(write);
+        let (first, second) = (ask(&name, process, 7).unwrap(), ask(&name, process, 0).unwrap());
+        assert!(!first.is_answered(), "nobody has looked");
+        let questions = custodian.receive();
+        let numbers: Vec<_> = questions.iter().map(super::Entrusted::asked).collect();
+        assert_eq!(numbers, [Some(7), Some(0)]);
+        questions[0].answer(write.as_fd());
+        assert!(first.is_answered() && !second.is_answered());
+        drop((questions, write));
+        let given = first.answer().expect("it was answered");
         UnixStream::from(given).write_all(b"z").unwrap();
         let mut got = [0];
         read.read_exact(&mut got).unwrap();
         assert_eq!(&got, b"z");
-        let asking = asked(0);
-        assert_eq!(answer(None), Some(0));
-        assert!(asking.join().unwrap().is_none(), "the custodian has no such file");
-        assert!(ask(&name, process, 0, Duration::from_millis(1)).is_none(), "nobody looks");
-        assert!(ask("no-custodian", process, 0, long).is_none());
+        assert!(second.is_answered() && second.answer().is_none(), "there is no such file");
+        let third = ask(&name, process, 1).unwrap();
+        drop(custodian);
+        assert!(third.is_answered() && third.answer().is_none(), "the custodian has ended");
+        assert!(ask(&name, process, 1).is_none());
+        assert!(ask("no-custodian", process, 0).is_none());
     }
 }

@@ -1,6 +1,6 @@
 //! Files and block devices that are read and written in whole blocks, past the page cache where that is possible.
 
-use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -13,6 +13,8 @@ use crate::files;
 /// `_IOR(0x12, 114, size_t)` and `_IO(0x12, 119)` of `linux/fs.h`.
 const BLKGETSIZE64: ioctl::Opcode = 0x8008_1272;
 const BLKDISCARD: ioctl::Opcode = 0x1277;
+/// `_IO(0x12, 94)`.
+const BLKROGET: ioctl::Opcode = 0x125E;
 
 /// How often a device is claimed that somebody has, and the pause after each try: a second in all.
 const TRIES: u32 = 100;
@@ -141,8 +143,19 @@ pub fn open_device(path: &Path) -> Result<OwnedFd, Errno> {
         rustix::fs::open(path, OFlags::RDWR | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty())?;
     // The path may name something else by now.
     let status = rustix::fs::fstat(&file)?;
-    let is_device = FileType::from_raw_mode(status.st_mode) == FileType::BlockDevice;
-    if is_device { Ok(file) } else { Err(Errno::NOTBLK) }
+    if FileType::from_raw_mode(status.st_mode) != FileType::BlockDevice {
+        return Err(Errno::NOTBLK);
+    }
+    // The kernel opens some of these, and then refuses each write.
+    if is_read_only(file.as_fd())? { Err(Errno::ROFS) } else { Ok(file) }
+}
+
+/// Whether a block device refuses writes.
+fn is_read_only(file: BorrowedFd<'_>) -> Result<bool, Errno> {
+    // SAFETY: BLKROGET writes one `int`.
+    let request = unsafe { ioctl::Getter::<BLKROGET, i32>::new() };
+    // SAFETY: it changes nothing.
+    unsafe { ioctl::ioctl(file, request) }.map(|word| word != 0)
 }
 
 /// Claims a block device as long as the answer, or a copy of it, is open: the kernel gives it to nobody else who asks

@@ -119,7 +119,13 @@ impl Spill {
                 let paths = lines.lines().map(parse_spill).collect::<Result<Vec<_>, _>>();
                 let paths =
                     paths.map_err(|error| Failure::argument(format!("ZFOLIO_SPILL: {error}")))?;
-                Spill::given(paths, limit_bytes, "ZFOLIO_SPILL")
+                match Spill::given(paths, limit_bytes, "ZFOLIO_SPILL") {
+                    // A run in a run: the outer one has the device, and nobody has asked the inner one to use it.
+                    Err(_) if variable("ZFOLIO_RUN").is_some() => {
+                        Ok(Spill::by_default(variable("TMPDIR"), limit_bytes))
+                    }
+                    given => given,
+                }
             }
             None => Ok(Spill::by_default(variable("TMPDIR"), limit_bytes)),
         }

@@ -81,6 +81,10 @@ fn where_to_spill_is_an_option_a_variable_or_the_default() {
     let two = [("ZFOLIO_SPILL", "/var/tmp\n/var/tmp,prio=7"), ("ZFOLIO_SPILL_LIMIT", "32M")];
     assert_eq!(said(&[], &two), "/var/tmp\n/var/tmp,prio=7 33554432\n");
     assert_eq!(said(&["--spill", "/var/tmp,prio=-1"], &two), "/var/tmp,prio=-1 33554432\n");
+    // A run in a run, whose device is in use, or is not there any more.
+    let inner = [("ZFOLIO_SPILL", "/dev/nothing"), ("ZFOLIO_RUN", "1")];
+    assert_eq!(said(&limit, &inner), "/var/tmp 1073741824\n");
+    assert_eq!(said(&limit, &inner[..1]), "", "refused");
 }
 
 /// Goal: the program finds the bounds of what goes to disk; variables of a run that writes nothing are not refused.

@@ -70,6 +70,8 @@ pub enum Refusal {
     Swap(PathBuf),
     /// The device, or a part of it, is in use in another way.
     InUse(PathBuf),
+    /// The device is in use, perhaps by the run, and this process cannot ask the run for a part of it.
+    NoClaim(PathBuf),
     /// Other processes of the run have all of the device.
     Full(PathBuf),
     /// There is less room than the least that is of use.
@@ -121,6 +123,13 @@ impl fmt::Display for Refusal {
                  give a device that is not in use",
                 path.display()
             ),
+            Refusal::NoClaim(path) => {
+                let path = path.display();
+                write!(
+                    f,
+                    "'{path}' is in use, and there is no 'zfolio run' to ask for a part of it"
+                )
+            }
             Refusal::Full(path) => {
                 let path = path.display();
                 write!(f, "other processes of this run have all of '{path}'")
@@ -205,7 +214,10 @@ impl Medium {
         let failed = |errno| Refusal::Failed { path: path.to_owned(), errno };
         let claim = match (claim, disk::kind(path)) {
             (Some(claim), _) => claim,
-            (None, Ok(Kind::Device(number))) => open_alone(path, number)?,
+            (None, Ok(Kind::Device(number))) => match open_alone(path, number) {
+                Err(Refusal::InUse(path)) => return Err(Refusal::NoClaim(path)),
+                alone => alone?,
+            },
             (None, _) => return Err(Refusal::OtherKind(path.to_owned())),
         };
         let file = disk::open_again(cpu::thread_id(), claim.as_raw_fd());

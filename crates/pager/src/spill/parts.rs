@@ -32,13 +32,15 @@ use zfolio_sys::disk::{self, Range};
 /// As many parts a device has at most: as many processes can spill to it at once.
 const PARTS_MAX: u64 = 1024;
 
-/// Slots of the smallest part, 8 MiB: a unit of 2 MiB that hardly shrinks may leave up to a cluster empty at its end.
-const PART_SLOTS_MIN: u64 = 4 * CLUSTER_SLOTS as u64;
+/// Slots of the smallest part, 4 MiB: a unit of 2 MiB that shrinks a little leaves most of a cluster empty behind it at
+/// the end of a part.
+const PART_SLOTS_MIN: u64 = 2 * CLUSTER_SLOTS as u64;
 
-/// A process takes another part when less than this is left, of a small device less than one part in [`RESERVE_SHARE`]:
-/// what it may write before its background thread looks again.
-const RESERVE_BYTES: u64 = 16 << 20;
-const RESERVE_SHARE: u64 = 16;
+/// A process takes another part when less than one in [`RESERVE_SHARE`] of what it has is free, within these bounds:
+/// what it may write before its background thread looks again. Who has little on disk keeps little from others.
+const RESERVE_SHARE: u64 = 8;
+const RESERVE_BYTES_MIN: u64 = 1 << 20;
+const RESERVE_BYTES_MAX: u64 = 16 << 20;
 
 /// See the module.
 #[derive(Debug)]
@@ -86,8 +88,8 @@ impl Parts {
 
     /// With fewer free slots than this another part is due.
     pub(super) fn reserve_slots(&self) -> u64 {
-        let device_slots = self.taken.len() as u64 * u64::from(self.part_slots);
-        (RESERVE_BYTES / SLOT_BYTES as u64).min(device_slots / RESERVE_SHARE)
+        let slot = SLOT_BYTES as u64;
+        (self.slots() / RESERVE_SHARE).clamp(RESERVE_BYTES_MIN / slot, RESERVE_BYTES_MAX / slot)
     }
 
     /// Where on the device a slot of the area is.
@@ -169,18 +171,21 @@ mod tests {
         let least = PART_SLOTS_MIN;
         for (slots, part, count) in [
             // 16 MiB, the smallest device.
-            (2 * least, least, 2),
+            (4 * least, least, 4),
             (8 * least + least - 1, least, 8),
             (1024 * least, least, 1024),
-            (1024 * least + 1, least + u64::from(CLUSTER_SLOTS), 819),
+            (1024 * least + 1, least + u64::from(CLUSTER_SLOTS), 682),
             // 1 TiB: parts of 1 GiB.
             (1 << 28, 1 << 18, 1024),
         ] {
             let parts = Parts::of(slots);
             assert_eq!((u64::from(parts.part_slots), parts.taken.len()), (part, count), "{slots}");
         }
-        assert_eq!(Parts::of(8 * least).reserve_slots(), least / 2);
-        assert_eq!(Parts::of(1 << 28).reserve_slots(), 4096);
+        // Nothing was taken: 1 MiB. 1 GiB was taken: 16 MiB.
+        let (file, parts) = (file(), Parts::of(1 << 28));
+        assert_eq!(parts.reserve_slots(), 256);
+        parts.take(file.as_fd(), 0).unwrap();
+        assert_eq!(parts.reserve_slots(), 4096);
     }
 
     /// A process, with its description of the file that stands for the device. A child has a copy of its parent's

@@ -3,7 +3,7 @@
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ use zfolio_core::swap::{
     SLOTS_MAX, Seal,
 };
 use zfolio_core::sync::Mutex;
+use zfolio_sys::custody::Asked;
 use zfolio_sys::disk::Kind;
 use zfolio_sys::eventfd::EventFd;
 use zfolio_sys::files::Exposed;
@@ -132,6 +133,8 @@ pub enum PlaceError {
     Nowhere,
     /// There are as many areas as there can be: this process still reads files of its ancestors.
     Busy,
+    /// The run has not answered yet whether this process may use a device.
+    Unanswered,
     /// The system has none.
     System {
         /// Of what.
@@ -163,6 +166,7 @@ impl std::fmt::Display for PlaceError {
             PlaceError::Busy => {
                 write!(f, "spill: {AREAS_MAX} files of its ancestors are still in use")
             }
+            PlaceError::Unanswered => write!(f, "spill: 'zfolio run' has not answered yet"),
             PlaceError::System { what, errno } => {
                 let why = zfolio_sys::errno_text::ErrnoText(*errno);
                 write!(f, "spill: {what}: {why}")
@@ -281,8 +285,9 @@ impl Backing for SharedAreas {
 pub struct Hands {
     /// Starts a thread that calls [`SpillDisk::serve`]. False: there is none to be had.
     pub start: fn(Arc<SpillDisk>) -> bool,
-    /// Asks for the run's claim of a block device, of which this process then uses parts ([`claim`]).
-    pub claim: fn(&Path) -> Option<OwnedFd>,
+    /// Asks for the run's claim of a block device, of which this process then uses parts ([`claim`]). `None`: there is
+    /// nobody to ask.
+    pub claim: fn(&Path) -> Option<Asked>,
 }
 
 /// See the module.
@@ -302,6 +307,8 @@ pub(crate) struct Place {
     is_forked: AtomicBool,
     /// There are areas that are written to, of parts of a device.
     has_parts: AtomicBool,
+    /// Writes that had found no room at the last look.
+    refused: AtomicU64,
 }
 
 /// How disks are read and written.
@@ -323,6 +330,8 @@ struct Open {
     calls_closed: u64,
     /// A thread that has the disks' files in its table.
     thread: u32,
+    /// For each path, if it is a device: what the run was asked, as long as it has not answered all.
+    asked: Vec<Option<Asked>>,
 }
 
 impl Open {
@@ -387,6 +396,7 @@ impl Place {
             is_open: AtomicBool::new(false),
             is_forked: AtomicBool::new(false),
             has_parts: AtomicBool::new(false),
+            refused: AtomicU64::new(0),
         })
     }
 
@@ -403,18 +413,40 @@ impl Place {
     ///
     /// Why the first of those that cannot be opened cannot.
     pub(crate) fn open(&self) -> Result<Vec<New>, PlaceError> {
-        let hands = self.hands.get();
-        let open = |(path, priority): &(PathBuf, i32)| {
-            let medium = match hands.filter(|_| is_device(path)) {
-                Some(Hands { claim, .. }) => Medium::open_part(path, claim(path)),
-                None => New::open_medium(path, self.config.limit_bytes),
+        let (hands, paths) = (self.hands.get(), &self.places.paths);
+        let claims = hands.map_or_else(|| Ok(Vec::new()), |hands| self.claims(hands))?;
+        let claims = claims.into_iter().chain(std::iter::repeat_with(|| None));
+        let open = |((path, priority), claim): (&(PathBuf, i32), Option<OwnedFd>)| {
+            let medium = match hands.is_some() && is_device(path) {
+                true => Medium::open_part(path, claim),
+                false => New::open_medium(path, self.config.limit_bytes),
             };
             New::on(medium.map_err(PlaceError::Path)?, *priority, self.sender, &self.ended)
         };
-        let opened = self.places.paths.iter().map(open).collect::<Vec<Result<New, PlaceError>>>();
+        let opened: Vec<Result<New, PlaceError>> = paths.iter().zip(claims).map(open).collect();
         let is_any = opened.iter().any(Result::is_ok);
         let each = opened.into_iter().filter(|new| new.is_ok() || !is_any || hands.is_none());
         each.collect()
+    }
+
+    /// The run's claims of the devices, if there is a run to ask.
+    ///
+    /// # Errors
+    ///
+    /// It has not answered yet.
+    fn claims(&self, hands: &Hands) -> Result<Vec<Option<OwnedFd>>, PlaceError> {
+        let mut open = self.open.lock();
+        if open.asked.is_empty() {
+            let ask = |(path, _): &(PathBuf, i32)| {
+                if is_device(path) { (hands.claim)(path) } else { None }
+            };
+            open.asked = self.places.paths.iter().map(ask).collect();
+        }
+        if open.asked.iter().flatten().any(|asked| !asked.is_answered()) {
+            return Err(PlaceError::Unanswered);
+        }
+        let asked = std::mem::take(&mut open.asked);
+        Ok(asked.into_iter().map(|asked| asked?.answer()).collect())
     }
 
     /// Makes the areas, if there are none yet: their buffers.
@@ -467,23 +499,24 @@ impl Place {
         self.has_parts.load(Relaxed)
     }
 
-    /// Takes more of the devices that others use too, where this process has used most of what it took. False: others
-    /// have the rest. The caller holds the table.
+    /// Takes more of the devices that others use too, where this process has used most of what it took, or where a
+    /// write found no room since the last call: what is free may be too scattered. False: others have the rest. The
+    /// caller holds the table, and no thread is about to fork.
     pub(crate) fn grow(&self) -> bool {
         let Some(areas) = self.areas.get() else { return true };
         let open = self.open.lock();
+        let refused = areas.refused_full();
+        let was_refused = self.refused.swap(refused, Relaxed) < refused;
         let mut is_enough = true;
         for (id, disk) in &open.disks {
             let (medium, area) = (disk.medium(), areas.status(*id));
             let (Some(parts), Some(area)) = (medium.parts(), area) else { continue };
-            let mut free = area.slots_free;
-            while !area.is_frozen && free < parts.reserve_slots() {
-                let Some(slots) = medium.take_part() else {
-                    is_enough = false;
-                    break;
-                };
-                areas.grow(*id, slots);
-                free += u64::from(slots);
+            if area.is_frozen || !was_refused && area.slots_free >= parts.reserve_slots() {
+                continue;
+            }
+            match medium.take_part() {
+                Some(slots) => areas.grow(*id, slots),
+                None => is_enough = false,
             }
         }
         is_enough
@@ -638,6 +671,7 @@ impl Place {
             // The number of the other one means another file here.
             false => Arc::new(EventFd::new()?),
         };
+        self.refused.store(0, Relaxed);
         let Some(areas) = self.areas.get() else { return Ok(()) };
         // Nobody else has locks here. What the parent's disks hold is left alone.
         areas.leave_to_parent(&mut |_, disk| std::mem::forget(disk));
@@ -648,6 +682,8 @@ impl Place {
         ours.for_each(|(_, disk)| disk.stop());
         // The parent's figures have those.
         open.calls_closed = 0;
+        // And the parent gets the answers.
+        open.asked.clear();
         open.thread = zfolio_sys::cpu::thread_id();
         let numbers = lent.0.iter().map(|(id, _)| *id);
         for (id, file) in numbers.zip(files) {

@@ -185,6 +185,12 @@ impl Areas {
         stats
     }
 
+    /// [`AreasStats::refused_full`].
+    #[must_use]
+    pub fn refused_full(&self) -> u64 {
+        self.counters.refused_full.load(Relaxed)
+    }
+
     /// One area; `None` if there is none of this number.
     #[must_use]
     pub fn status(&self, id: AreaId) -> Option<AreaStatus> {

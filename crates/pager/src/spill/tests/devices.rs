@@ -58,11 +58,17 @@ struct Loop {
 
 impl Loop {
     fn new(name: &str, bytes: u64) -> Option<Loop> {
+        Loop::with(name, bytes, &[])
+    }
+
+    /// With options of `losetup`.
+    fn with(name: &str, bytes: u64, options: &[&str]) -> Option<Loop> {
         let scratch = Scratch::new(&directory()?, name);
         let path = scratch.0.join("device");
         let file = std::fs::File::create_new(&path).unwrap();
         file.set_len(bytes).unwrap();
-        let device = output("losetup", &["--find", "--show", path.to_str()?])?;
+        let arguments = [options, &["--find", "--show", path.to_str()?]].concat();
+        let device = output("losetup", &arguments)?;
         Some(Loop { device: PathBuf::from(device), file, _scratch: scratch })
     }
 }
@@ -219,27 +225,38 @@ fn a_device_in_use_as_swap_is_refused() {
     assert!(crate::spill::claim(&device.device).is_err());
 }
 
+/// Goal: a device that cannot be written to is refused before anything is written. (Linux 6.18 opens it for writing.)
+#[test]
+fn a_device_that_is_read_only_is_refused() {
+    let Some(device) = Loop::with("read-only", 16 << 20, &["--read-only"]) else { return };
+    let refused = Refusal::NotWritable { path: device.device.clone(), errno: Errno::ROFS };
+    assert_eq!(Medium::open(&device.device, 16 << 20, 0).unwrap_err(), refused);
+    assert_eq!(Medium::open_part(&device.device, None).unwrap_err(), refused);
+}
+
 /// Goal: processes with copies of one claim have parts of the device; who comes too late is told; nobody else gets the
 /// device before the last of them has closed it.
 #[test]
 fn a_device_is_shared_by_parts() {
-    let Some(device) = Loop::new("parts", 16 << 20) else { return };
+    let Some(device) = Loop::new("parts", 8 << 20) else { return };
     let claim = crate::spill::claim(&device.device).unwrap().expect("it is a device");
     let part = || Medium::open_part(&device.device, Some(claim.try_clone().unwrap()));
     let (one, other) = (part().unwrap(), part().unwrap());
-    assert_eq!((one.slots(), other.slots()), (2048, 2048));
+    assert_eq!((one.slots(), other.slots()), (1024, 1024));
     let mut starts = [one.on_medium(0), other.on_medium(0)];
     starts.sort_unstable();
-    assert_eq!(starts, [0, 2048], "PART-1");
+    assert_eq!(starts, [0, 1024], "PART-1");
     assert_eq!(part().unwrap_err(), Refusal::Full(device.device.clone()));
     assert_eq!(one.take_part(), None);
     drop(other);
-    assert_eq!((one.take_part(), one.slots()), (Some(2048), 4096));
+    assert_eq!((one.take_part(), one.slots()), (Some(1024), 2048));
     drop(claim);
     let in_use = Refusal::InUse(device.device.clone());
-    assert_eq!(Medium::open(&device.device, 16 << 20, 0).unwrap_err(), in_use);
+    assert_eq!(Medium::open(&device.device, 8 << 20, 0).unwrap_err(), in_use);
+    let unasked = Refusal::NoClaim(device.device.clone());
+    assert_eq!(Medium::open_part(&device.device, None).unwrap_err(), unasked);
     drop(one);
-    Medium::open(&device.device, 16 << 20, 0).unwrap();
+    Medium::open(&device.device, 8 << 20, 0).unwrap();
 }
 
 /// Goal: each place that cannot be spilled to is refused in one line that names it and says why.
