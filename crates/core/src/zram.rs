@@ -46,6 +46,8 @@
 //! through a disk in small pieces decompresses each unit once.
 
 mod apart;
+#[cfg(any(test, fuzzing, debug_assertions))]
+mod audit;
 mod limit;
 #[cfg(test)]
 mod races;
@@ -153,6 +155,17 @@ pub enum Error {
         /// The first unit with data there.
         unit: u64,
     },
+}
+
+impl Error {
+    /// Whether the same request may succeed later.
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Error::Lost { error, .. } => error.is_transient(),
+            error => matches!(error, Error::NoSpace { .. } | Error::NoMemory),
+        }
+    }
 }
 
 impl fmt::Display for Error {

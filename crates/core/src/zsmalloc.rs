@@ -48,6 +48,8 @@
 //! 100 MB in 64 KiB units 0.2 % of what is stored, less than 0.1 % of the data before compression.
 //! `docs/design/zsmalloc.md` has the measured overhead.
 
+#[cfg(any(test, fuzzing, debug_assertions))]
+pub(crate) mod check;
 mod class;
 mod compact;
 mod compaction;

@@ -161,6 +161,20 @@ impl Apart {
     fn put_back(&self, unit: u64, parts: Parts) {
         self.shard(unit).lock().insert(unit, parts);
     }
+
+    /// What the pages are.
+    #[cfg(any(test, fuzzing, debug_assertions))]
+    pub(super) fn figures(&self) -> &Figures {
+        &self.figures
+    }
+
+    /// Calls `act` with the pages of each unit of which some are apart.
+    #[cfg(any(test, fuzzing, debug_assertions))]
+    pub(super) fn each(&self, mut act: impl FnMut(&[Option<EntryId>])) {
+        for shard in &self.shards {
+            shard.lock().values().for_each(|parts| act(&parts.pages));
+        }
+    }
 }
 
 /// How much of a write of `pages` is to be kept apart, and how.
@@ -219,11 +233,15 @@ impl<S: PageSource> Zram<S> {
         self.apart.iter().for_each(|apart| apart.joined_units.store(0, Relaxed));
     }
 
-    /// Pages apart that are one machine word, and have no object.
-    #[cfg(any(test, fuzzing))]
-    pub(super) fn apart_same_filled(&self) -> u64 {
-        let same = |apart: &Apart| apart.figures.same_filled_units.load(Relaxed);
-        self.apart.as_ref().map_or(0, same)
+    /// Fails if the slot of a unit does not say what is apart of the unit.
+    #[cfg(any(test, fuzzing, debug_assertions))]
+    pub(super) fn check_apart(&self, unit: u64, slot: &Slot) {
+        let Some(apart) = &self.apart else { return assert!(!slot.is_apart(), "APART-1") };
+        let shard = apart.shard(unit).lock();
+        let parts = shard.get(&unit);
+        assert_eq!(parts.is_some(), slot.is_apart(), "APART-1: unit {unit}");
+        let is_split = parts.is_none_or(|parts| parts.count() == parts.pages.len());
+        assert!(is_split || slot.entry.is_some(), "APART-2: unit {unit}");
     }
 
     /// Bytes of what is kept of units with pages apart, but the pages.

@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use super::script::is_for_now;
 use super::tests::zram_in;
 use super::{Chosen, Error, Recompression, What, Zram};
 use crate::budget::WriteBudget;
@@ -12,7 +11,7 @@ use crate::store::backing::faulty::{Breakable, Faulty};
 use crate::store::backing::sealed::Sealed;
 use crate::testing::{self, Random};
 use crate::zcomp::Algorithm;
-use crate::zsmalloc::world::{World, bytes, check_rows, unit};
+use crate::zsmalloc::world::{World, bytes, unit};
 
 /// Writers, units of each, and units behind them that come and go with the disk's size.
 const WRITERS: usize = 2;
@@ -27,7 +26,7 @@ type Disk = Zram<Arc<World>>;
 
 fn read_at_last(disk: &Disk, at: usize, into: &mut [u8]) {
     while let Err(error) = disk.read(0, at as u64, into) {
-        assert!(is_for_now(&error), "{error}");
+        assert!(error.is_transient(), "{error}");
         std::thread::yield_now();
     }
 }
@@ -81,7 +80,7 @@ impl Writer<'_> {
             match done {
                 Ok(()) => self.model[at..at + length].copy_from_slice(&new),
                 Err(error) => {
-                    assert!(is_for_now(&error), "{error}");
+                    assert!(error.is_transient(), "{error}");
                     self.settle(at, &new);
                 }
             }
@@ -107,7 +106,7 @@ impl Writer<'_> {
 fn trouble<B: Breakable>(disk: &Disk, world: &World, backing: &B, random: &mut Random) {
     let unit_bytes = disk.unit().bytes();
     let or_for_now = |done: Result<(), Error>| {
-        let refused = done.err().filter(|error| !is_for_now(error));
+        let refused = done.err().filter(|error| !error.is_transient());
         assert_eq!(refused, None);
     };
     match random.below(16) {
@@ -206,12 +205,7 @@ fn race<B: Breakable + Send + Sync>(order: u8, seed: u64, turns: usize, has_back
         disk.read(0, writer.base as u64, &mut found).unwrap();
         assert!(found == writer.model, "the end, from {}", writer.base);
     }
-    let (stat, away) = (disk.mm_stat(), disk.store.spill_stats().units);
-    let without_object = stat.same_pages + away + disk.apart_same_filled();
-    check_rows(disk.store.pool(), usize::try_from(without_object).unwrap());
-    let end = disk.disk_bytes() / unit_bytes as u64;
-    let beyond = disk.table.slots(end, ALL as u64).any(|(_, slot)| !slot.lock().is_empty());
-    assert!(!beyond, "ZRAM-4");
+    disk.audit();
     disk.reset();
     disk.store.drain();
     let stat = disk.mm_stat();

@@ -358,7 +358,7 @@ impl Inner {
     }
 
     /// Whether lists and counts agree with the descriptors of the class. Returns objects and pages touched.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, fuzzing, debug_assertions))]
     pub(super) fn check(
         &self,
         zspages: &Zspages,

@@ -262,7 +262,7 @@ impl<const RANK: u8, T: Entry> Table<RANK, T> {
     }
 
     /// How many entries are vacant and here.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, fuzzing, debug_assertions))]
     pub(super) fn vacant_len(&self) -> u32 {
         self.vacant.lock().len()
     }

@@ -1,5 +1,5 @@
-//! What the tests and the fuzz target run the pool in: a source that keeps a book and refuses on demand,
-//! seeded numbers, and a walk over everything that must hold.
+//! What the tests and the fuzz target run the pool in: a source that keeps a book and refuses on demand, and seeded
+//! numbers.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::BTreeMap;
@@ -8,7 +8,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
-use super::{Handle, PageSource, Pool, ZspageId, slots_batch};
+pub(crate) use super::check::check_rows;
+use super::{PageSource, Pool};
 use crate::page::{PAGE_BYTES, UnitOrder};
 use crate::sync::Mutex;
 
@@ -129,41 +130,7 @@ pub(crate) fn bytes(tag: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// Goal: the invariants hold. Method: walk everything; nobody else may use the pool meanwhile.
+/// The same of a pool in which each handle has an object.
 pub(crate) fn check(pool: &Pool<Arc<World>>) {
     check_rows(pool, 0);
-}
-
-/// The same of a pool in which so many handles have no object.
-pub(crate) fn check_rows(pool: &Pool<Arc<World>>, without_object: usize) {
-    let (mut objects, mut pages, mut slots) = (0, 0, pool.slots.vacant_len());
-    let zspages = pool.zspages.all();
-    let mut of_class = vec![Vec::new(); pool.classes.len()];
-    zspages.iter().for_each(|id| of_class[pool.zspages.get(*id).class.get()].push(*id));
-    for (class, of_class) in pool.classes.iter().zip(&of_class) {
-        let inner = class.lock();
-        let (class_objects, class_pages) = inner.check(&pool.zspages, of_class, class.shape());
-        assert!(inner.slots.len() <= 3 * slots_batch(class.shape()));
-        slots += inner.slots.len();
-        objects += class_objects;
-        pages += class_pages;
-    }
-    let owner_is_right = |id: &ZspageId| {
-        let owners = pool.zspages.owners(*id).iter().enumerate();
-        owners.map(|(index, owner)| (index, owner.load(Relaxed))).all(|(index, owner)| {
-            Handle::from_raw(owner).is_none_or(|handle| {
-                let object = pool.object(handle);
-                object.zspage == *id && object.index == index
-            })
-        })
-    };
-    assert!(zspages.iter().all(owner_is_right), "ZS-3");
-    let stats = pool.stats();
-    let slots_live = pool.slots.len() as usize - slots as usize - without_object;
-    assert_eq!((stats.objects, slots_live), (objects as u64, objects), "objects and live slots");
-    assert_eq!(stats.pages_used, pages as u64, "ZS-6");
-    assert!(stats.pages_used <= stats.pages_taken && stats.pages_used <= stats.pages_used_max);
-    let rows = pool.classes();
-    assert_eq!(rows.iter().map(|row| row.obj_used).sum::<usize>(), objects);
-    assert_eq!(rows.iter().map(|row| row.pages_used).sum::<usize>(), pages);
 }

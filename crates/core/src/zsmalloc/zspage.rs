@@ -261,7 +261,7 @@ impl Zspages {
     }
 
     /// Every zspage that has a run. For checks, while nobody else uses the pool.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, fuzzing, debug_assertions))]
     pub(super) fn all(&self) -> Vec<ZspageId> {
         let ids = |(kind, table): (usize, &Table<52, Zspage>)| {
             (0..table.len()).map(move |index| ZspageId::new(kind, index)).collect::<Vec<_>>()
