@@ -295,6 +295,11 @@ impl<S: PageSource> Zram<S> {
         // Nothing is reserved: all of this was below the limit when it was saved, in another order (LIM-1). What was on
         // the backing has to go there again, whatever the budget says.
         let look = || {
+            if !self.limit.is_passed(self) {
+                return Ok(());
+            }
+            // What has left for the backing leaves pages behind that the pool keeps.
+            self.make_room();
             let is_passed = self.limit.is_passed(self);
             if is_passed { Err(super::Error::NoSpace { limit_bytes }) } else { Ok(()) }
         };
