@@ -38,7 +38,7 @@ help:
 	@echo 'make lint      formatting, clippy, rustdoc'
 	@echo 'make loom      the lock-free steps, in every order'
 	@echo 'make iaa-faults  the driver of the accelerator on its model, 10^8 descriptors with faults'
-	@echo 'make simulate  the pager on a simulated kernel, for SECONDS=$(SECONDS), or one run again: SEED=n'
+	@echo 'make simulate  the pager on a simulated kernel, and disks, for SECONDS=$(SECONDS), or one run again: SEED=n'
 	@echo 'make mutants   planted defects, each of which the tests must find'
 	@echo 'make soak      real programs that spill while things go wrong, for SECONDS=$(SOAK_SECONDS) (root), or one'
 	@echo '               round again: SEED=n'
@@ -102,7 +102,7 @@ iaa-faults:
 # Each run follows from its seed. A failure names the seed; TRACE=1 shows every step of one.
 simulate:
 	ZFOLIO_SIMULATE_SECONDS=$(SECONDS) $(if $(SEED),ZFOLIO_SIMULATE_SEED=$(SEED)) $(if $(TRACE),ZFOLIO_SIMULATE_TRACE=1) \
-		$(CARGO) test --profile checked --locked -p zfolio-pager --lib -- \
+		$(if $(ONLY),ZFOLIO_SIMULATE_ONLY=$(ONLY)) $(CARGO) test --profile checked --locked -p zfolio-pager --lib -- \
 		--exact sim::tests::simulated_programs_find_their_bytes --nocapture
 
 # In a copy of the tree, one defect at a time.

@@ -1,5 +1,5 @@
 //! A deterministic simulation of the pager: the real engine on a simulated kernel, with simulated
-//! threads.
+//! threads. The same threads play a compressed disk (`zram`).
 //!
 //! A **seed** chooses everything: the sizes and settings, what the program does, what the kernel
 //! refuses, and which thread runs when. So a run can be repeated, step by step. Every byte that the
@@ -24,3 +24,4 @@ mod space;
 mod tests;
 mod tree;
 mod world;
+mod zram;

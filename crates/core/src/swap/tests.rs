@@ -10,6 +10,7 @@ use std::sync::mpsc;
 
 use super::disk::faulty::{Faults, Faulty};
 use super::location::Place;
+use super::slots::CLUSTER_SLOTS;
 use super::{
     AREAS_MAX, AreaId, Areas, AreasStats, Config, KeyRoom, NewArea, SECRET_BYTES, Seal, script,
 };
@@ -93,7 +94,10 @@ impl Fixture {
     }
 
     pub(super) fn add(&mut self, slots: u32, priority: i32) -> AreaId {
-        let disk = Faulty::new(seed() + self.disks.len() as u64);
+        self.add_on(Faulty::new(seed() + self.disks.len() as u64), slots, priority)
+    }
+
+    fn add_on(&mut self, disk: Faulty, slots: u32, priority: i32) -> AreaId {
         let id = self.areas.add(new_area(&disk, slots, priority)).expect("fewer than 16");
         self.disks.push(disk);
         id
@@ -409,6 +413,26 @@ fn large_objects_fill_an_area() {
     }
     fixture.discard(&locations, &objects);
     assert_eq!(fixture.slots_used(), 0);
+}
+
+/// Goal: no transfer goes on from one stretch into the next (`DISK-4`). Method: the areas assert it, while an area of
+/// two stretches is filled with pages, and those at the border are read in one batch.
+#[test]
+fn stretches_have_transfers_of_their_own() {
+    let mut fixture = Fixture::new(SMALL, &[]);
+    let disk = Faulty::new(seed()).with_stretches(CLUSTER_SLOTS);
+    fixture.add_on(disk, 2 * CLUSTER_SLOTS, 0);
+    let objects = pages(0..u64::from(2 * CLUSTER_SLOTS));
+    let write = |part: &[Vec<u8>]| fixture.write_all(part);
+    let locations: Vec<_> = objects.chunks(200).flat_map(write).collect();
+    // Frames are filled from the back, too, so neighbours are found by their slots.
+    let mut written: Vec<_> = locations.into_iter().zip(objects).collect();
+    written.sort_by_key(|(location, _)| Place::of(*location).slot);
+    let (locations, objects): (Vec<_>, Vec<_>) = written.into_iter().unzip();
+    let before = fixture.areas.stats().reads;
+    let around = CLUSTER_SLOTS as usize - 4..CLUSTER_SLOTS as usize + 4;
+    fixture.check(&locations[around.clone()], &objects[around]);
+    assert_eq!(fixture.areas.stats().reads - before, 2, "neighbours are read together");
 }
 
 /// Goal: a cluster that nobody uses is given back to the disk, and used again.

@@ -22,6 +22,8 @@ struct Faulty {
     seed: u64,
     fails: usize,
     damage: bool,
+    /// Units that it takes at once.
+    batch: usize,
 }
 
 /// One direction of one stream.
@@ -57,11 +59,23 @@ fn codec(
     let damage = settings.damage == Some(Damage::Decoder);
     let zcomp = if damage || settings.codec_fails > 0 {
         let fails = settings.codec_fails;
-        Zcomp::with_backend(&Faulty { params, unit, seed, fails, damage }, unit, streams)
+        Zcomp::with_backend(&Faulty { params, unit, seed, fails, damage, batch: 1 }, unit, streams)
     } else {
         Zcomp::new(params, unit, streams)
     };
     zcomp.expect("the parameters are accepted")
+}
+
+/// A codec of a disk, which begins to fail once in `fails` units, and takes `batch` units at once.
+pub(super) fn of_disk(
+    seed: u64,
+    (params, unit): (Params, UnitOrder),
+    streams: usize,
+    (fails, batch): (usize, usize),
+) -> Zcomp {
+    let faulty = |params| Faulty { params, unit, seed, fails, damage: false, batch };
+    let accelerate = |_| Ok(Box::new(faulty(params.clone())) as Box<dyn Backend>);
+    Zcomp::around(params.clone(), unit, streams, &accelerate).expect("the parameters are accepted")
 }
 
 impl Faulty {
@@ -79,6 +93,10 @@ impl Faulty {
 impl Backend for Faulty {
     fn name(&self) -> &'static str {
         "faulty"
+    }
+
+    fn batch_max(&self) -> usize {
+        self.batch
     }
 
     fn compressor(&self, _: usize) -> Result<Box<dyn Compressor>, Error> {

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use zfolio_core::store::Backing;
 use zfolio_core::store::backing::{
-    Completed, Completion, Failure, Location, Operation, Request, Token,
+    Completed, Completion, Failure, Location, Operation, Request, Token, Usage,
 };
 
 use super::random::Random;
@@ -19,8 +19,7 @@ use super::schedule::{self, Schedule};
 /// The longest time that a request takes.
 const SLOW_NS: usize = 3_000_000;
 
-/// At one of so many requests the disk stalls: until it goes on, this long at most, none ends.
-const STALLS: usize = 3000;
+/// The longest stall.
 const STALL_NS: usize = 3_000_000_000;
 
 /// The longest outage: shorter than somebody waits for a unit (`spill/retry.rs`).
@@ -71,6 +70,8 @@ struct Book {
     kept: BTreeMap<u64, Vec<u8>>,
     next: u64,
     bytes: usize,
+    /// Bytes that were read, and written.
+    moved: [u64; 2],
     pending: Vec<Pending>,
     /// When the last outage ends, or has ended.
     outage_until_ns: u64,
@@ -87,6 +88,8 @@ pub(super) struct Faults {
     pub(super) outages: usize,
     /// The first outage does not end.
     pub(super) is_lasting: bool,
+    /// At one of so many requests the disk stalls: until it goes on, none ends; 0 is never.
+    pub(super) stalls: usize,
 }
 
 /// See the module.
@@ -117,6 +120,7 @@ impl Disk {
             kept,
             next: 0,
             bytes: 0,
+            moved: [0; 2],
             pending,
             outage_until_ns: 0,
             stalls_until_ns: 0,
@@ -166,12 +170,14 @@ impl Book {
             Operation::Write(bytes) => {
                 self.next += 1;
                 self.bytes += bytes.len();
+                self.moved[1] += bytes.len() as u64;
                 self.kept.insert(self.next, bytes.to_vec());
                 Ok(Done::Written(self.next))
             }
             Operation::Read { location, length } => {
                 let bytes = self.kept.get(&location.get()).expect("it is kept there");
                 assert_eq!(bytes.len(), length, "another length was written");
+                self.moved[0] += length as u64;
                 Ok(Done::Read(bytes.clone()))
             }
         }
@@ -217,7 +223,7 @@ impl Backing for Shared {
                 Ok(done) => {
                     let slow = book.random.of(&[SLOW_NS / 1000, SLOW_NS]);
                     let due_ns = now + book.random.below(slow) as u64;
-                    if book.random.one_in(STALLS) {
+                    if book.random.one_in(self.0.faults.stalls) {
                         book.stalls_until_ns = now + book.random.below(STALL_NS) as u64;
                     }
                     book.pending.push(Pending { token: request.token, due_ns, done });
@@ -256,6 +262,12 @@ impl Backing for Shared {
             };
             each(Completion { token, result });
         }
+    }
+
+    fn usage(&self) -> Usage {
+        let book = self.0.lock();
+        let [read_bytes, written_bytes] = book.moved;
+        Usage { used_bytes: book.bytes as u64, read_bytes, written_bytes }
     }
 
     fn discard(&self, location: Location, length: usize) {

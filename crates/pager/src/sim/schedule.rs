@@ -97,7 +97,7 @@ pub(super) struct Schedule {
 }
 
 /// The result of a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Trace {
     /// A hash of all decisions and of everything noted.
     pub(super) hash: u64,
@@ -419,6 +419,27 @@ pub(super) fn point() {
 /// The calling thread goes on after many points of the others, if any of them can go on.
 pub(super) fn freeze() {
     with_seat(Schedule::freeze);
+}
+
+/// Begins a stretch with a switch at every second point: what the calling thread is about to do has few points.
+pub(super) fn mix() {
+    with_seat(|schedule, _| {
+        let mut state = schedule.lock();
+        state.fine_until = state.points + FINE_POINTS;
+    });
+}
+
+/// Calls `turn` until `is_over`, with a wait for some random time behind each turn.
+pub(super) fn take_turns(
+    mut random: Random,
+    is_over: impl Fn() -> bool,
+    mut turn: impl FnMut(&mut Random),
+) {
+    while !is_over() {
+        turn(&mut random);
+        let pause = random.of(&[20_000, 200_000, 5_000_000]);
+        wait("its turn".to_owned(), Some(random.below(pause) as u64));
+    }
 }
 
 /// The calling thread goes on once all others wait (or after a second of simulated time).

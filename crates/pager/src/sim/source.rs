@@ -42,6 +42,11 @@ impl Source {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Pages that the pool has.
+    pub(super) fn pages(&self) -> usize {
+        self.lock().pages
+    }
+
     /// Flips a bit of an object, as a broken memory module does.
     #[allow(unsafe_code, reason = "the memory is the source's own")]
     pub(super) fn flip(&self, object: Range<usize>, random: &mut Random) {

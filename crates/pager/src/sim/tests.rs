@@ -14,6 +14,7 @@ use super::random::{Random, mixed};
 use super::schedule::{self, Body, Trace};
 use super::settings::{Damage, Settings};
 use super::world::World;
+use super::zram;
 use crate::config::Mode;
 use crate::fatal;
 
@@ -35,6 +36,9 @@ const NOTE: &str = "ZFOLIO_SIMULATE_NOTE";
 /// Set if stored data is to be damaged: `bits`, `decoder` or `disk`.
 const DAMAGE: &str = "ZFOLIO_SIMULATE_DAMAGE";
 
+/// Set to `disk` or `pager` if each seed is to run only that.
+const ONLY: &str = "ZFOLIO_SIMULATE_ONLY";
+
 /// Units written to the backing, returned there, and read from it, in all runs of this process; how often the pool was
 /// full, a budget used up, and a read tried again; runs on areas, and areas that were emptied and replaced.
 static SPILLED: [AtomicU64; 8] = [const { AtomicU64::new(0) }; 8];
@@ -49,14 +53,9 @@ fn from_environment(name: &str) -> Option<u64> {
 /// random time.
 fn engine_threads(world: &World, seed: u64) -> Vec<Body<'_>> {
     let background = move |name: &str, stream: u64, turn: fn(&World, &mut Random)| -> Body<'_> {
-        let mut random = Random::new(seed, stream);
-        let life = move || {
-            while !world.is_over() {
-                turn(world, &mut random);
-                let pause = random.of(&[20_000, 200_000, 5_000_000]);
-                schedule::wait("its turn".to_owned(), Some(random.below(pause) as u64));
-            }
-        };
+        let random = Random::new(seed, stream);
+        let is_over = || world.is_over();
+        let life = move || schedule::take_turns(random, is_over, |random| turn(world, random));
         (name.to_owned(), Box::new(life))
     };
     let mut threads = vec![
@@ -107,8 +106,16 @@ fn handle(world: &World) {
     }
 }
 
-/// Runs one seed.
-fn run(seed: u64, trace: bool) -> Result<Trace, String> {
+/// Runs one seed: a disk and the pager, or what is wanted of them. Where stored data is damaged it is the pager's.
+fn run(seed: u64, trace: bool) -> Result<[Trace; 2], String> {
+    let (is_damaged, only) = (std::env::var_os(DAMAGE).is_some(), std::env::var(ONLY));
+    let wants = |what| only.as_ref().map_or(true, |only| only == what);
+    let none = Ok(Trace::default());
+    let disk = if wants("disk") && !is_damaged { zram::run(seed, trace) } else { none.clone() }?;
+    Ok([disk, if wants("pager") { run_pager(seed, trace) } else { none }?])
+}
+
+fn run_pager(seed: u64, trace: bool) -> Result<Trace, String> {
     let damage = match std::env::var(DAMAGE).as_deref() {
         Ok("bits") => Some(Damage::Bits),
         Ok("disk") => Some(Damage::Disk),
@@ -238,7 +245,7 @@ fn runs_of_seeds() {
         if count % TWICE == 0 {
             assert_eq!(run(seed, false), Ok(done), "seed {seed} does not give the same run twice");
         }
-        (count, points) = (count + 1, points + done.points);
+        (count, points) = (count + 1, points + done.iter().map(|trace| trace.points).sum::<u64>());
         if spent() > Duration::from_secs(seconds) {
             break;
         }
@@ -249,7 +256,9 @@ fn runs_of_seeds() {
     println!(
         "\nsimulated {count} seeds, from {fresh} on, {points} points, {written} units spilled, {returned} \
          returned and {read} read, {again} pauses before reads, {full} pools full and {used_up} budgets used up, \
-         {on_areas} runs on areas, of which {replaced} were replaced, in {seconds:.1} s of CPU time"
+         {on_areas} runs on areas, of which {replaced} were replaced, in {seconds:.1} s of CPU time\n\
+         simulated disks: {}",
+        zram::PLAYED
     );
 }
 

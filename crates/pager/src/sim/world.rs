@@ -25,6 +25,9 @@ use crate::config::Mode;
 use crate::engine::{Engine, Parts, StatsHome};
 use crate::mappings::event;
 
+/// The disk stalls at one of so many requests.
+const STALLS: usize = 3000;
+
 /// How a broken `UNIT-1` shows.
 pub(super) const IN_TWO_PLACES: &str = "UNIT-1: it is in two places";
 
@@ -115,7 +118,8 @@ fn backing(seed: u64, settings: &Settings, schedule: &Arc<Schedule>) -> Backings
     let Some(spill) = settings.spill else { return (None, None, None) };
     let (schedule, random) = (Arc::clone(schedule), Random::new(seed, 12));
     let is_lasting = settings.damage == Some(Damage::Disk);
-    let faults = Faults { refuses: spill.refuses, outages: spill.outages, is_lasting };
+    let (refuses, outages) = (spill.refuses, spill.outages);
+    let faults = Faults { refuses, outages, is_lasting, stalls: STALLS };
     if spill.areas {
         let sizes = (settings.config(0).object_max().bytes(), spill.bytes_max);
         // To empty an area takes memory.
