@@ -29,7 +29,7 @@ use zfolio_core::swap::slots::CLUSTER_SLOTS;
 use zfolio_sys::Errno;
 use zfolio_sys::disk::{self, Range};
 
-/// As many parts a device has at most: as many processes can spill to it at once.
+/// As many parts a device has, or fewer: as many processes can spill to it at once.
 const PARTS_MAX: u64 = 1024;
 
 /// Slots of the smallest part, 4 MiB: a unit of 2 MiB that shrinks a little leaves most of a cluster empty behind it at
@@ -56,10 +56,11 @@ impl Parts {
     /// None yet, of a device of so many slots. What is left of it behind the last whole part is not used.
     pub(super) fn of(device_slots: u64) -> Parts {
         let clusters = device_slots.div_ceil(PARTS_MAX).div_ceil(u64::from(CLUSTER_SLOTS));
-        let part_slots = (clusters * u64::from(CLUSTER_SLOTS)).max(PART_SLOTS_MIN);
+        let part_slots = clusters * u64::from(CLUSTER_SLOTS);
+        // An area has one part at least, also of a device above 256 TiB, which has more parts then.
+        let part_slots = part_slots.clamp(PART_SLOTS_MIN, SLOTS_MAX.into());
         let taken = (0..device_slots / part_slots).map(|_| AtomicU32::new(0)).collect();
-        // A device of 2^64 bytes has 2^52 slots, so that a part has 2^42; the kernel has none above 2^63.
-        let part_slots = u32::try_from(part_slots).unwrap_or(u32::MAX);
+        let part_slots = u32::try_from(part_slots).expect("SLOTS_MAX at most");
         Parts { part_slots, taken, count: AtomicU32::new(0) }
     }
 
@@ -70,7 +71,7 @@ impl Parts {
         Parts { part_slots: self.part_slots, taken, count }
     }
 
-    /// Which parts of the device there are.
+    /// The area's parts, by their numbers on the device.
     fn all(&self) -> impl Iterator<Item = u32> {
         let count = self.count.load(Relaxed) as usize;
         self.taken[..count].iter().map(|part| part.load(Relaxed))
@@ -175,8 +176,9 @@ mod tests {
             (8 * least + least - 1, least, 8),
             (1024 * least, least, 1024),
             (1024 * least + 1, least + u64::from(CLUSTER_SLOTS), 682),
-            // 1 TiB: parts of 1 GiB.
+            // 1 TiB: parts of 1 GiB. 1 PiB: parts of 256 GiB, as much as an area can have.
             (1 << 28, 1 << 18, 1024),
+            (1 << 38, 1 << 26, 4096),
         ] {
             let parts = Parts::of(slots);
             assert_eq!((u64::from(parts.part_slots), parts.taken.len()), (part, count), "{slots}");
