@@ -71,7 +71,7 @@ pub use any::SpillDisk;
 pub use file::{Medium, Refusal};
 pub(crate) use place::Place;
 pub use place::{
-    Hands, Lent, PlaceError, Places, SPILL_BYTES_MIN, claim, is_direct, parse_bytes, room,
+    Hooks, Lent, PlaceError, Places, SPILL_BYTES_MIN, claim, is_direct, parse_bytes, room,
 };
 pub use plain::Plain;
 pub use pool_limit::PoolLimit;
@@ -280,8 +280,8 @@ impl Engine {
     }
 
     /// From now on files and devices are opened only once they are needed, by the background thread.
-    pub fn spill_when_needed(&self, hands: Hands) {
-        self.work.place.iter().for_each(|place| place.open_when_needed(hands));
+    pub fn spill_when_needed(&self, hooks: Hooks) {
+        self.work.place.iter().for_each(|place| place.open_when_needed(hooks));
     }
 
     /// Whether there is an area to write to.

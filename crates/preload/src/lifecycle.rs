@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use zfolio_core::stats::set;
-use zfolio_pager::spill::{Hands, SpillDisk};
+use zfolio_pager::spill::{Hooks, SpillDisk};
 use zfolio_pager::{Engine, fatal};
 use zfolio_sys::custody::Asked;
 use zfolio_sys::errno_text::ErrnoText;
@@ -203,7 +203,7 @@ fn make_engine(settings: &'static Settings) -> Option<&'static Engine> {
     match Engine::new(settings.accelerated(), Box::new(statistics::page()?)) {
         Ok(engine) => {
             engine.follow_need(settings.follow_per_mille);
-            engine.spill_when_needed(Hands { start: start_disk, claim });
+            engine.spill_when_needed(Hooks { start: start_disk, claim });
             if let Some(member) = share::member() {
                 engine.hold_share(member);
             }

@@ -24,7 +24,7 @@ pub(super) struct Area {
     pub(super) priority: i32,
     pub(super) disk: Box<dyn Disk>,
     /// [`Disk::stretch_slots`].
-    stretch_slots: u32,
+    pub(super) stretch_slots: u32,
     pub(super) slots: Slots,
     seal: Seal,
     table: Table,
@@ -181,11 +181,6 @@ impl Area {
     pub(super) fn open(&self, slot: u32, bytes: &mut [u8; SLOT_BYTES]) -> Result<(), Tampered> {
         let (generation, tag) = self.table.entry(slot).proof();
         self.seal.open(slot, generation, tag, bytes)
-    }
-
-    /// Whether two slots lie in one stretch of the disk, so that one transfer may have both (`DISK-4`).
-    pub(super) fn is_stretch(&self, one: u32, other: u32) -> bool {
-        one / self.stretch_slots == other / self.stretch_slots
     }
 
     /// Hands a transfer to the disk, or has it back.

@@ -76,9 +76,10 @@ impl Run {
 
     /// Whether `other` begins where this one ends, in the same stretch (`DISK-4`).
     pub(super) fn is_before(&self, other: &Run) -> bool {
+        // A run that was taken lies in one stretch, so only its first slot can begin another one.
         Arc::ptr_eq(&self.area, &other.area)
             && self.slots.end == other.slots.start
-            && self.area.is_stretch(self.slots.start, other.slots.start)
+            && other.slots.start % self.area.stretch_slots != 0
     }
 
     /// Takes `count` slots off the beginning.

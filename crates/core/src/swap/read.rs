@@ -70,22 +70,24 @@ impl Queue {
     }
 
     /// The slots of the next read, if its buffer may have `slots` slots, which are enough for the largest object. Moves
-    /// its requests to `into`. `is_stretch`: whether two slots of an area lie in one stretch.
+    /// its requests to `into`. `stretch_of`: slots of a stretch of an area's disk (`DISK-4`).
     pub(super) fn next(
         &mut self,
         slots: usize,
-        is_stretch: impl Fn(AreaId, u32, u32) -> bool,
+        stretch_of: impl Fn(AreaId) -> u32,
         into: &mut Vec<Wanted>,
     ) -> Option<(Place, usize)> {
         let first = self.wanted.get(..self.sorted)?.first()?;
         let (area, from) = (first.place.area, first.place.slot);
         let (mut end, mut count) = (first.end(), 1);
         if !first.is_again {
+            let stretch = stretch_of(area);
             for next in &self.wanted[1..self.sorted] {
                 let joined = end.max(next.end());
                 let is_near = next.place.area == area && (from..=end).contains(&next.place.slot);
                 let fits = (joined - from) as usize <= slots && count < Read::requests_max(slots);
-                if next.is_again || !is_near || !fits || !is_stretch(area, from, joined - 1) {
+                let is_one_stretch = from / stretch == (joined - 1) / stretch;
+                if next.is_again || !is_near || !fits || !is_one_stretch {
                     break;
                 }
                 (end, count) = (joined, count + 1);

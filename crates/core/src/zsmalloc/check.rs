@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::{Handle, PageSource, Pool, ZspageId, slots_batch};
 
-/// Goal: the invariants hold of a pool in which so many handles have no object. Method: walk everything; nobody else may
-/// use the pool meanwhile.
+/// Goal: the invariants hold of a pool in which so many handles have no object. Method: walk everything; nobody else
+/// may use the pool meanwhile.
 pub(crate) fn check_rows<S: PageSource>(pool: &Pool<S>, without_object: usize) {
     let (mut objects, mut pages, mut slots) = (0, 0, pool.slots.vacant_len());
     let zspages = pool.zspages.all();

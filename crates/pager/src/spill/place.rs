@@ -282,7 +282,7 @@ impl Backing for SharedAreas {
 
 /// What a managed process gives to disks that are opened when they are needed.
 #[derive(Clone, Copy, Debug)]
-pub struct Hands {
+pub struct Hooks {
     /// Starts a thread that calls [`SpillDisk::serve`]. False: there is none to be had.
     pub start: fn(Arc<SpillDisk>) -> bool,
     /// Asks for the run's claim of a block device, of which this process then uses parts ([`claim`]). `None`: there is
@@ -299,7 +299,7 @@ pub(crate) struct Place {
     places: Places,
     config: Config,
     /// What disks need that are opened later.
-    hands: OnceLock<Hands>,
+    hooks: OnceLock<Hooks>,
     open: Mutex<{ rank::PLACE }, Open>,
     /// There is an area that is written to: one of this process's own.
     is_open: AtomicBool,
@@ -391,7 +391,7 @@ impl Place {
             sender,
             places: places.clone(),
             config,
-            hands: OnceLock::new(),
+            hooks: OnceLock::new(),
             open: Mutex::default(),
             is_open: AtomicBool::new(false),
             is_forked: AtomicBool::new(false),
@@ -401,8 +401,8 @@ impl Place {
     }
 
     /// From now on areas are opened when they are needed.
-    pub(crate) fn open_when_needed(&self, hands: Hands) {
-        self.hands.set(hands).ok();
+    pub(crate) fn open_when_needed(&self, hooks: Hooks) {
+        self.hooks.set(hooks).ok();
     }
 
     /// Opens a file or device for each path, in the calling thread's table of files. The caller passes them to
@@ -413,11 +413,11 @@ impl Place {
     ///
     /// Why the first of those that cannot be opened cannot.
     pub(crate) fn open(&self) -> Result<Vec<New>, PlaceError> {
-        let (hands, paths) = (self.hands.get(), &self.places.paths);
-        let claims = hands.map_or_else(|| Ok(Vec::new()), |hands| self.claims(hands))?;
+        let (hooks, paths) = (self.hooks.get(), &self.places.paths);
+        let claims = hooks.map_or_else(|| Ok(Vec::new()), |hooks| self.claims(hooks))?;
         let claims = claims.into_iter().chain(std::iter::repeat_with(|| None));
         let open = |((path, priority), claim): (&(PathBuf, i32), Option<OwnedFd>)| {
-            let medium = match hands.is_some() && is_device(path) {
+            let medium = match hooks.is_some() && is_device(path) {
                 true => Medium::open_part(path, claim),
                 false => New::open_medium(path, self.config.limit_bytes),
             };
@@ -425,7 +425,7 @@ impl Place {
         };
         let opened: Vec<Result<New, PlaceError>> = paths.iter().zip(claims).map(open).collect();
         let is_any = opened.iter().any(Result::is_ok);
-        let each = opened.into_iter().filter(|new| new.is_ok() || !is_any || hands.is_none());
+        let each = opened.into_iter().filter(|new| new.is_ok() || !is_any || hooks.is_none());
         each.collect()
     }
 
@@ -434,11 +434,11 @@ impl Place {
     /// # Errors
     ///
     /// It has not answered yet.
-    fn claims(&self, hands: &Hands) -> Result<Vec<Option<OwnedFd>>, PlaceError> {
+    fn claims(&self, hooks: &Hooks) -> Result<Vec<Option<OwnedFd>>, PlaceError> {
         let mut open = self.open.lock();
         if open.asked.is_empty() {
             let ask = |(path, _): &(PathBuf, i32)| {
-                if is_device(path) { (hands.claim)(path) } else { None }
+                if is_device(path) { (hooks.claim)(path) } else { None }
             };
             open.asked = self.places.paths.iter().map(ask).collect();
         }
@@ -474,8 +474,8 @@ impl Place {
     /// Starts a thread for what io_uring does not do: everything where there is none, and discards of a device.
     fn start_thread(&self, disk: &Arc<SpillDisk>) {
         let is_needed = matches!(**disk, SpillDisk::Plain(..)) || disk.medium().is_device();
-        if let Some(hands) = self.hands.get().filter(|_| is_needed) {
-            (hands.start)(Arc::clone(disk));
+        if let Some(hooks) = self.hooks.get().filter(|_| is_needed) {
+            (hooks.start)(Arc::clone(disk));
         }
     }
 
@@ -820,8 +820,8 @@ fn is_device(path: &Path) -> bool {
 /// Half of what is free where a path is, since other users of the disk need some too; of a device as much as an area
 /// can have. 0 if nothing is there.
 fn free_for_us(path: &Path) -> u64 {
-    match disk::kind(path) {
-        Ok(Kind::Device(_)) => u64::from(SLOTS_MAX) * SLOT_BYTES as u64,
-        _ => disk::free_bytes(path).unwrap_or(0) / 2,
+    match is_device(path) {
+        true => u64::from(SLOTS_MAX) * SLOT_BYTES as u64,
+        false => disk::free_bytes(path).unwrap_or(0) / 2,
     }
 }

@@ -35,14 +35,14 @@ impl Areas {
         loop {
             let free = inner.free_reads.iter().map(|index| inner.reads[*index].capacity());
             let Some(largest) = free.max() else { break };
-            let is_stretch =
-                |id, one, other| self.area(id).is_some_and(|area| area.is_stretch(one, other));
-            let next = inner.queue.next(largest, is_stretch, &mut inner.batch);
+            let area = |id| self.area(id).expect("an area with objects is not closed");
+            let stretch_of = |id| area(id).stretch_slots;
+            let next = inner.queue.next(largest, stretch_of, &mut inner.batch);
             let Some((from, count)) = next else { break };
             let index = inner.take_read(count);
             let read = &mut inner.reads[index];
             read.requests.append(&mut inner.batch);
-            let area = self.area(from.area).expect("an area with objects is not closed");
+            let area = area(from.area);
             let transfer = Transfer {
                 token: READ | index as u64,
                 direction: Direction::Read,

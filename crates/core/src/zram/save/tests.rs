@@ -347,9 +347,9 @@ fn a_full_disk_can_be_loaded_again() {
     }
 }
 
-/// Regression: while a disk was loaded, pages that the pool keeps when objects leave it for the backing counted as used:
-/// a load failed although all units were on the backing (here below 350 KiB; the pool may keep 64 KiB for each size of
-/// objects). Fix: they are given back before the load fails.
+/// Regression: while a disk was loaded, pages that the pool keeps when objects leave it for the backing counted as
+/// used: a load failed although all units were on the backing (here below 350 KiB; the pool may keep 64 KiB for each
+/// size of objects). Fix: they are given back before the load fails.
 #[test]
 fn what_has_left_makes_room_for_a_load() {
     let saved_disk = disk(3, 32, &["lz4"]);
