@@ -173,6 +173,7 @@ class Cases:
 
     def __init__(self, run):
         self.run = run
+        self.begun = set()
 
     def all(self):
         self.case("disk fails writes", self.writes, errno.EIO)
@@ -216,6 +217,11 @@ class Cases:
         wanted = [word for word in self.run.options.words if word not in "broken disks"]
         if wanted and not any(word in name for word in wanted):
             return
+        # With --once the first way in which something goes wrong stands for the others, as the first setting does
+        # in cases.py.
+        if self.run.options.once and case in self.begun:
+            return
+        self.begun.add(case)
         try:
             self.run.tell("ok", name, case(*words))
         except Unable as why:
@@ -407,8 +413,13 @@ class Cases:
                    "demand_kib_ms"]
         with Program(self.run, self.run.build) as program:
             program.ask(f"fill {PAGES}", "filled")
-            for _ in range(2):
+            # While the disk is slow the program goes over its limit, and little is written.
+            passes, written = 0, 0
+            while written <= 2 * PAGES and passes < 8:
                 program.ask("change 1", "changed")
+                program.holds_limit()
+                passes += 1
+                written = json.loads(program.live_figures())["figures"]["written_back_units"]
             for _ in range(3):
                 program.ask("rest", "child ended with 0")
             program.end()
@@ -418,14 +429,15 @@ class Cases:
             children = [one for one in processes if one is not parent and one["figures"]["process_bytes"] > 0]
             expect(children, "no child has figures")
             most = {name: max(one["figures"][name] for one in children) for name in counted}
-            expect(parent["figures"]["written_back_units"] > 2 * PAGES, f"little was written: {parent['figures']}")
-            # A child has little time and a third of the pages resident; its parent has written all of them three times.
+            expect(parent["figures"]["written_back_units"] > 2 * PAGES,
+                   f"little was written: {written} units in {passes} passes, {parent['figures']}")
+            # A child has little time and a third of the pages resident; its parent has written most of them often.
             many = [name for name in counted if most[name] > parent["figures"][name] // 2]
             expect(not many, f"children have counted what their parent has done: {many}, {most}")
             runs = [one["orders"]["128kB"]["swpout"] for one in [parent, *children]]
             expect(runs[0] > 2 * max(runs[1:]), f"the same of runs of slots: {runs}")
-            return f"{parent['figures']['written_back_units']} units written by the parent, at most " \
-                   f"{most['written_back_units']} by each of {len(children)} children"
+            return f"{parent['figures']['written_back_units']} units written by the parent in {passes} passes, " \
+                   f"at most {most['written_back_units']} by each of {len(children)} children"
 
     @staticmethod
     def waited(figures):

@@ -8,8 +8,9 @@ pub(crate) mod capture;
 pub(crate) mod make;
 
 use std::fmt;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -53,7 +54,7 @@ Examples:
 #[derive(Args, Debug)]
 struct CaptureArgs {
     /// The process
-    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_parser = parse_pid)]
     pid: u32,
     /// Where to write
     #[arg(short, long, value_name = "FILE")]
@@ -75,6 +76,11 @@ struct MakeArgs {
     /// Keep pages of zeros
     #[arg(long)]
     zeros: bool,
+}
+
+fn parse_pid(text: &str) -> Result<u32, String> {
+    let pid = text.parse().ok().filter(|pid| *pid > 0);
+    pid.ok_or_else(|| format!("'{text}' is not a process id; accepted: 1 or more"))
 }
 
 /// A size, for clap.
@@ -154,7 +160,9 @@ impl Output {
         let mut partial_name = name.to_owned();
         partial_name.push(format!(".{}.partial", std::process::id()));
         let partial = path.with_file_name(partial_name);
-        let file = File::create(&partial).map_err(|error| refused(error.to_string()))?;
+        // What is in the memory of a process is nobody else's business.
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&partial);
+        let file = file.map_err(|error| refused(error.to_string()))?;
         Ok(Output { path: path.to_owned(), partial, writer: BufWriter::new(file) })
     }
 

@@ -125,8 +125,7 @@ pub(crate) fn spill(args: &SpillArgs) -> Result<bool, Failure> {
     }
     os::catch_stop_signals();
     args.check()?;
-    let dir = args.dir.clone().or_else(|| std::env::var_os("TMPDIR").map(PathBuf::from));
-    let dir = dir.unwrap_or_else(|| "/var/tmp".into());
+    let dir = args.dir()?;
     let mut notes = Vec::new();
     let kernel = args.against.and_then(|Against::Kernel| match SwapFile::find(&dir) {
         Ok(kernel) => Some(kernel),
@@ -163,10 +162,23 @@ impl SpillArgs {
         if !(16 << 20..=1 << 40).contains(&self.bytes) {
             return refuse("--bytes", self.bytes, "16M to 1T");
         }
-        if self.limit < 16 << 20 {
-            return refuse("--limit", self.limit, "16M or more");
+        if self.limit < 32 << 20 {
+            return refuse("--limit", self.limit, "32M or more");
         }
         Ok(())
+    }
+
+    /// The directory of the files: one on a disk.
+    fn dir(&self) -> Result<PathBuf, Failure> {
+        let dir = self.dir.clone().or_else(|| std::env::var_os("TMPDIR").map(PathBuf::from));
+        let dir = dir.unwrap_or_else(|| "/var/tmp".into());
+        let why = match zfolio_sys::disk::kept_in_memory(&dir) {
+            _ if !dir.is_dir() => "is no directory".to_owned(),
+            Ok(Some(kind)) => format!("is on a {kind}, whose files are memory"),
+            _ => return Ok(dir),
+        };
+        let dir = dir.display();
+        Err(Failure::Refused(format!("--dir: '{dir}' {why}; accepted: a directory on a disk")))
     }
 
     fn bytes(&self) -> usize {

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 
@@ -96,6 +97,8 @@ fn what_a_process_holds_is_captured() {
     assert!(corpus_ends_with(&["capture", &pid, "-o", &output], 0));
     let captured = fs::read(&output).expect("written");
     assert_eq!(captured.len() % 4096, 0);
+    let mode = fs::metadata(&output).expect("written").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600, "it is its owner's alone");
     let found = pages(&captured);
     let zeros: &[u8] = &[0; 4096];
     assert!(!found.contains(zeros));
@@ -123,6 +126,7 @@ fn a_process_that_is_not_there_is_refused() {
     let output = folder.file("out.bin");
     // Above the largest PID that Linux assigns (2^22).
     assert!(corpus_ends_with(&["capture", "4194305", "-o", &output], 2));
+    assert!(corpus_ends_with(&["capture", "abc", "-o", &output], 2));
     assert!(!Path::new(&output).exists());
     let own = std::process::id().to_string();
     assert!(corpus_ends_with(&["capture", &own, "-o", "/nonexistent/out.bin"], 2));

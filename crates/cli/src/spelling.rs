@@ -23,7 +23,8 @@ pub(crate) fn option(words: &[OsString], given: &str) -> Option<String> {
     let options = reached(&definition, words).get_arguments();
     let names =
         options.filter(|option| !option.is_hide_set()).filter_map(|option| option.get_long());
-    meant(given, names).map(|name| format!("--{name}"))
+    // Behind `--` an option's own name is no option.
+    meant(given, names).filter(|name| *name != given).map(|name| format!("--{name}"))
 }
 
 /// The option that `word` ends with, if that takes a value: `--limit`, `-l` or `-ql` are `--limit`.

@@ -322,7 +322,7 @@ impl Engine {
             return;
         }
         let table = self.table.read();
-        let has_room = place.has_room();
+        let has_room = place.room() > 0;
         drop(table);
         let opened = if has_room { self.open_place(place) } else { Err(PlaceError::Busy) };
         let Err(error) = opened else { return };

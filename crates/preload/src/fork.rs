@@ -194,10 +194,12 @@ fn lend() -> Option<Lent> {
     }
 }
 
-/// Makes this thread's stack resident for good: it must not fault while the thread holds the engine still.
-/// Most stacks are not managed anyway.
+/// Makes this thread's stack resident for good, and what it needs to find its thread-local variables: it must not fault
+/// while the thread holds the engine still. Most stacks are not managed anyway.
 fn pin_own_stack() {
     const AROUND: usize = 64 << 10;
+    /// 16 bytes for each module with such variables.
+    const TABLE_BYTES: usize = 1 << 10;
     let here = 0_u8;
     let stack = std::ptr::from_ref(std::hint::black_box(&here)) as usize;
     mappings::give_up(stack - AROUND, stack + AROUND);
@@ -206,6 +208,11 @@ fn pin_own_stack() {
     let block = unsafe { libc::pthread_self() };
     if let Ok(block) = usize::try_from(block) {
         mappings::give_up(block, block + map::PAGE_BYTES);
+        // Its second word leads to the table of thread-local variables by module (`dtv`), which is in the program's
+        // heap: pthread_create() has made it. The ranks of locks, which are checked in tests, are such a variable.
+        // SAFETY: `tcbhead_t` of the C library on x86-64: a pointer to itself, and this one.
+        let table = unsafe { *((block + size_of::<usize>()) as *const usize) };
+        mappings::give_up(table, table + TABLE_BYTES);
     }
 }
 

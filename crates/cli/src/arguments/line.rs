@@ -150,7 +150,11 @@ fn one_line(error: &clap::Error, words: &[OsString]) -> String {
         }
         ErrorKind::ArgumentConflict => {
             let other = context(ContextKind::PriorArg);
-            let other = other.trim_matches(['[', ']']);
+            let inner = other.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+            let other = inner.unwrap_or(&other);
+            if other.split([' ', '[', '=']).next() == Some(name) {
+                return format!("{name}: given more than once; accepted: once");
+            }
             format!("{name}: not together with {other}; accepted: one of them")
         }
         _ => {
@@ -294,6 +298,7 @@ mod tests {
             ("run --limit x% -- true", "--limit: 'x%' is not a share"),
             ("run --limit 0.0001% -- true", "--limit: '0.0001%'"),
             ("run -q -v -- true", "not together with"),
+            ("run -l 64M --limit 65M true", "--limit: given more than once; accepted: once"),
             ("run --limit 31M -- true", "--limit: '31M' is too small; accepted: 32M or more"),
             ("run --limit -- true", "--limit"),
             ("set", "PID: missing; accepted:"),
@@ -346,6 +351,10 @@ mod tests {
             ("stat 0", "PID: '0' is not a process id"),
             ("stat --watch 0", "--watch: '0' is not a time; accepted:"),
             ("stat --all 7", "not together with"),
+            (
+                "stat --zswap --watch",
+                "--zswap: not together with --watch [<SECONDS>]; accepted: one",
+            ),
         ];
         assert_refused(&cases);
     }

@@ -584,7 +584,13 @@ fn parse_size(given: &str) -> Result<u64, String> {
     } else {
         size::parse(given).map_err(|error| error.to_string())?
     };
-    if bytes > 0 { Ok(bytes) } else { Err(format!("'{given}' is too small; accepted: 4K or more")) }
+    match bytes {
+        0 if size_expression::is_expression(given) => {
+            Err(format!("'{given}' is less than 2M here; accepted: 2M or more"))
+        }
+        0 => Err(format!("'{given}' is too small; accepted: 4K or more")),
+        bytes => Ok(bytes),
+    }
 }
 
 /// The longest age, in seconds.

@@ -26,7 +26,7 @@ mod stats;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::area::Area;
 use super::buffers::Buffers;
@@ -82,6 +82,8 @@ pub struct Areas {
     present: Present,
     /// Slots that may be in use at once.
     slots_limit: AtomicU64,
+    /// [`Areas::set_growing`].
+    is_growing: AtomicBool,
     /// The number of the area that is asked first for the next run.
     turn: AtomicUsize,
     /// Whose disk is waited for next.
@@ -149,6 +151,7 @@ impl Areas {
             cells: [const { RwLock::new(None) }; AREAS_MAX],
             present: Present::default(),
             slots_limit: AtomicU64::new(limit_bytes / SLOT_BYTES as u64),
+            is_growing: AtomicBool::new(false),
             turn: AtomicUsize::new(0),
             pauses: AtomicUsize::new(0),
             object_bytes_max,

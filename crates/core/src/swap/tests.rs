@@ -504,12 +504,18 @@ fn a_drained_area_ends_when_it_is_empty() {
     assert!(area_of(&locations).contains(&second.get()), "it is used again");
 }
 
-/// Goal: an area grows while it is used.
+/// Goal: an area grows while it is used. What it has no room for counts as "full" only where it is not about to grow.
 #[test]
 fn an_area_grows() {
     let fixture = Fixture::new(SMALL, &[(16, 0)]);
     let first = fixture.write_all(&pages(0..16));
-    assert_eq!(fixture.write(&pages(16..17)), [Err(Failure::Transient)]);
+    for (is_growing, counted) in [(true, (1, 0)), (false, (1, 1))] {
+        fixture.areas.set_growing(is_growing);
+        assert_eq!(fixture.write(&pages(16..17)), [Err(Failure::Transient)]);
+        let stats = fixture.areas.stats();
+        assert_eq!((stats.refused_growing, stats.refused_full), counted);
+    }
+    assert_eq!(fixture.areas.refused_for_room(), 2);
     fixture.areas.grow(AreaId::new(0).expect("the first"), 600);
     let second = fixture.write_all(&pages(16..200));
     fixture.check(&first, &pages(0..16));

@@ -1,5 +1,6 @@
 //! Where a pager spills to: areas on its files and devices, each with a disk, a thread and a key of its own.
 
+use std::cmp::Reverse;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -416,6 +417,7 @@ impl Place {
         let (hooks, paths) = (self.hooks.get(), &self.places.paths);
         let claims = hooks.map_or_else(|| Ok(Vec::new()), |hooks| self.claims(hooks))?;
         let claims = claims.into_iter().chain(std::iter::repeat_with(|| None));
+        let chosen = self.chosen();
         let open = |((path, priority), claim): (&(PathBuf, i32), Option<OwnedFd>)| {
             let medium = match hooks.is_some() && is_device(path) {
                 true => Medium::open_part(path, claim),
@@ -423,7 +425,8 @@ impl Place {
             };
             New::on(medium.map_err(PlaceError::Path)?, *priority, self.sender, &self.ended)
         };
-        let opened: Vec<Result<New, PlaceError>> = paths.iter().zip(claims).map(open).collect();
+        let wanted = paths.iter().zip(claims).enumerate().filter(|(at, _)| chosen.contains(at));
+        let opened: Vec<Result<New, PlaceError>> = wanted.map(|(_, each)| open(each)).collect();
         let is_any = opened.iter().any(Result::is_ok);
         let each = opened.into_iter().filter(|new| new.is_ok() || !is_any || hooks.is_none());
         each.collect()
@@ -492,6 +495,9 @@ impl Place {
         self.is_open.store(all.iter().any(|(area, _)| !area.is_frozen), Relaxed);
         self.is_forked.store(is_forked, Relaxed);
         self.has_parts.store(has_parts, Relaxed);
+        if !has_parts {
+            areas.into_iter().for_each(|areas| areas.set_growing(false));
+        }
     }
 
     /// Whether there are areas that [`Place::grow`] looks at.
@@ -505,20 +511,29 @@ impl Place {
     pub(crate) fn grow(&self) -> bool {
         let Some(areas) = self.areas.get() else { return true };
         let open = self.open.lock();
-        let refused = areas.refused_full();
+        let refused = areas.refused_for_room();
         let was_refused = self.refused.swap(refused, Relaxed) < refused;
-        let mut is_enough = true;
+        let (mut is_enough, mut is_growing) = (true, false);
         for (id, disk) in &open.disks {
             let (medium, area) = (disk.medium(), areas.status(*id));
             let (Some(parts), Some(area)) = (medium.parts(), area) else { continue };
-            if area.is_frozen || !was_refused && area.slots_free >= parts.reserve_slots() {
+            if area.is_frozen {
+                continue;
+            }
+            if !was_refused && area.slots_free >= parts.reserve_slots() {
+                is_growing = true;
                 continue;
             }
             match medium.take_part() {
-                Some(slots) => areas.grow(*id, slots),
+                Some(slots) => {
+                    areas.grow(*id, slots);
+                    is_growing = true;
+                }
                 None => is_enough = false,
             }
         }
+        // A write that finds no room until the next part is there has not found the device full.
+        areas.set_growing(is_growing);
         is_enough
     }
 
@@ -527,9 +542,20 @@ impl Place {
         self.is_open.load(Relaxed)
     }
 
-    /// Whether there can be an area more for each path.
-    pub(crate) fn has_room(&self) -> bool {
-        self.open.lock().disks.len() + self.places.paths.len() <= AREAS_MAX
+    /// How many areas more there can be.
+    pub(crate) fn room(&self) -> usize {
+        AREAS_MAX - self.open.lock().disks.len()
+    }
+
+    /// The paths that are opened: those with the highest priorities. A process that still has areas of its ancestors
+    /// takes half of the room, and leaves the other half to its children.
+    fn chosen(&self) -> Vec<usize> {
+        let (paths, room) = (&self.places.paths, self.room());
+        let most = if room == AREAS_MAX { room } else { room.div_ceil(2) };
+        let mut chosen: Vec<usize> = (0..paths.len()).collect();
+        chosen.sort_by_key(|at| Reverse(paths[*at].1));
+        chosen.truncate(most);
+        chosen
     }
 
     /// Whether [`Place::look_after`] has something to look at.
@@ -722,7 +748,7 @@ impl Place {
 #[derive(Debug)]
 pub(crate) struct New {
     disk: Arc<SpillDisk>,
-    priority: i32,
+    pub(super) priority: i32,
     seal: Seal,
 }
 

@@ -15,7 +15,7 @@
 //! 4. Once no child of the parent has the disk any more, or if the fork failed, [`Areas::unshare`].
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Acquire;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use super::super::disk::Disk;
 use super::super::location::{AreaId, SLOTS_MAX};
@@ -66,6 +66,11 @@ impl Areas {
             assert!(slots <= SLOTS_MAX - area.slots.total(), "{slots} slots more");
             area.slots.grow(slots);
         }
+    }
+
+    /// Whether the owner is about to add slots ([`Areas::grow`]) where a write finds none.
+    pub fn set_growing(&self, is_growing: bool) {
+        self.is_growing.store(is_growing, Relaxed);
     }
 
     /// Begins to empty an area: nothing more is written there. Its owner has the objects that are there fetched

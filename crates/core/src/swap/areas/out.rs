@@ -22,6 +22,8 @@ pub(super) enum Refused {
     Busy,
     /// As many slots as allowed are in use.
     Limit,
+    /// No area has slots for it, and the owner is about to add some ([`Areas::set_growing`]).
+    Growing,
     /// No area has slots for it.
     Full,
 }
@@ -118,7 +120,7 @@ impl Areas {
                 below = Some(priority);
             }
         }
-        Err(Refused::Full)
+        Err(if self.is_growing.load(Relaxed) { Refused::Growing } else { Refused::Full })
     }
 
     /// Counts what a batch of writes was refused for: a full disk refuses each of them, for one reason.
@@ -127,6 +129,7 @@ impl Areas {
         add(&self.counters.refused_busy, busy);
         match full {
             Some(Refused::Limit) => add(&self.counters.refused_limit, 1),
+            Some(Refused::Growing) => add(&self.counters.refused_growing, 1),
             Some(Refused::Full) => add(&self.counters.refused_full, 1),
             Some(Refused::Busy) | None => {}
         }

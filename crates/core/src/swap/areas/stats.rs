@@ -25,6 +25,7 @@ pub(super) struct Counters {
     pub(super) writes_failed: AtomicU64,
     pub(super) tampered: AtomicU64,
     pub(super) refused_limit: AtomicU64,
+    pub(super) refused_growing: AtomicU64,
     pub(super) refused_full: AtomicU64,
     pub(super) refused_busy: AtomicU64,
 }
@@ -58,12 +59,13 @@ impl Counters {
             writes_failed,
             tampered,
             refused_limit,
+            refused_growing,
             refused_full,
             refused_busy,
         } = self;
         let transfers = [writes, reads, bytes_written, bytes_read, reads_again, clusters_discarded];
         let failures = [failed_full, failed_busy, failed_medium, writes_failed, tampered];
-        let refusals = [refused_limit, refused_full, refused_busy];
+        let refusals = [refused_limit, refused_growing, refused_full, refused_busy];
         let orders = swpout.iter().chain(swpout_fallback);
         let all = transfers.into_iter().chain(failures).chain(refusals).chain(orders);
         all.for_each(|counter| counter.store(0, Relaxed));
@@ -109,6 +111,8 @@ pub struct AreasStats {
     pub tampered: u64,
     /// Batches with a write that was refused since as many slots as allowed are in use.
     pub refused_limit: u64,
+    /// Batches with a write that was refused since no area has slots for it, while the owner is about to add some.
+    pub refused_growing: u64,
     /// Batches with a write that was refused since no area has slots for it.
     pub refused_full: u64,
     /// Requests that were refused: all buffers are on their way.
@@ -169,6 +173,7 @@ impl Areas {
             writes_failed: of(&counters.writes_failed),
             tampered: of(&counters.tampered),
             refused_limit: of(&counters.refused_limit),
+            refused_growing: of(&counters.refused_growing),
             refused_full: of(&counters.refused_full),
             refused_busy: of(&counters.refused_busy),
             buffer_bytes: self.buffer_bytes as u64,
@@ -185,10 +190,10 @@ impl Areas {
         stats
     }
 
-    /// [`AreasStats::refused_full`].
+    /// [`AreasStats::refused_growing`] and [`AreasStats::refused_full`].
     #[must_use]
-    pub fn refused_full(&self) -> u64 {
-        self.counters.refused_full.load(Relaxed)
+    pub fn refused_for_room(&self) -> u64 {
+        self.counters.refused_growing.load(Relaxed) + self.counters.refused_full.load(Relaxed)
     }
 
     /// One area; `None` if there is none of this number.

@@ -81,3 +81,24 @@ fn a_disk_through_the_page_cache_is_told() {
     };
     std::thread::spawn(test).join().unwrap();
 }
+
+/// Goal: who has areas already, as a child that still reads its parent's, opens half as many as there is room for, those
+/// with the highest priorities.
+#[test]
+fn as_many_places_are_opened_as_there_is_room_for() {
+    let Some(directory) = directory() else { return };
+    let paths = (0..9).map(|priority| (directory.clone(), priority % 3)).collect();
+    let places = Places { paths, limit_bytes: Some(SPILL_BYTES_MIN), ..Places::default() };
+    let place = Place::new(&places, SPILL_BYTES_MIN, SLOT_BYTES, Sender::Caller).unwrap();
+    let mut priorities = Vec::new();
+    for room in [16, 7, 3, 1, 0] {
+        assert_eq!(place.room(), room);
+        let disks = place.open().unwrap();
+        priorities.push(disks.iter().map(|new| new.priority).collect::<Vec<_>>());
+        place.add(place.new_areas(), disks).unwrap();
+    }
+    let all = vec![0, 1, 2, 0, 1, 2, 0, 1, 2];
+    let expected = [all, vec![1, 2, 2, 2], vec![2, 2], vec![2], vec![]];
+    assert_eq!(priorities, expected);
+    place.close();
+}
