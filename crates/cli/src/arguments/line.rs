@@ -299,6 +299,7 @@ mod tests {
             ("run --limit 0.0001% -- true", "--limit: '0.0001%'"),
             ("run -q -v -- true", "not together with"),
             ("run -l 64M --limit 65M true", "--limit: given more than once; accepted: once"),
+            ("corpus capture abc -o x", "PID: 'abc' is not a process id; accepted: 1 or more"),
             ("run --limit 31M -- true", "--limit: '31M' is too small; accepted: 32M or more"),
             ("run --limit -- true", "--limit"),
             ("set", "PID: missing; accepted:"),
