@@ -57,6 +57,10 @@ const PAUSE_MS: u16 = 1;
 /// counts as broken.
 const STALLS_MAX: u32 = 64;
 
+/// So many transfers in a row the ring may leave to plain calls. Then it counts as broken: a process that may not have
+/// another thread (`RLIMIT_NPROC`) has no workers of the ring's, and each transfer waits in vain for one.
+const LEFT_MAX: u32 = 4;
+
 /// Who makes the system call that sends transfers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sender {
@@ -88,6 +92,8 @@ struct Side {
     /// Work was left in the queue, because the ring had no room for more requests.
     left_over: bool,
     stalls: u32,
+    /// Transfers that the ring has left to plain calls since it has ended one.
+    left: u32,
     is_broken: bool,
 }
 
@@ -126,6 +132,7 @@ impl Uring {
             submitting: 0,
             left_over: false,
             stalls: 0,
+            left: 0,
             is_broken: false,
         };
         let calls = Plain::new(medium, depth, ended);
@@ -320,7 +327,7 @@ impl Uring {
     /// Takes the answers that have come. Returns whether the kernel has still to take something.
     fn reap(&self) -> bool {
         let mut side = self.side.lock();
-        let Side { queues, out, vacant, .. } = &mut *side;
+        let Side { queues, out, vacant, left, is_broken, .. } = &mut *side;
         let Some(queues) = queues else { return false };
         while let Some(Answer { token, result }) = queues.pop() {
             let index = index(token);
@@ -336,10 +343,12 @@ impl Uring {
                     let answer = result.map(|bytes| bytes as usize);
                     match flight.note(answer, self.calls.medium.is_direct(), By::Ring) {
                         Next::Ended(result) => {
+                            *left = 0;
                             state.queue.counts.by_ring += 1;
                             state.queue.end(flight, result);
                         }
                         Next::Again => {
+                            *left += u32::from(flight.is_for_calls);
                             state.queue.counts.again += 1;
                             state.queue.give_back(flight);
                         }
@@ -347,7 +356,12 @@ impl Uring {
                 }
             }
         }
-        queues.untaken() > 0
+        let is_untaken = queues.untaken() > 0;
+        if *left >= LEFT_MAX && !*is_broken {
+            *is_broken = true;
+            self.take_back(side);
+        }
+        is_untaken
     }
 
     /// What the ring has.
