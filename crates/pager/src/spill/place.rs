@@ -520,17 +520,14 @@ impl Place {
             if area.is_frozen {
                 continue;
             }
-            if !was_refused && area.slots_free >= parts.reserve_slots() {
-                is_growing = true;
-                continue;
+            if was_refused || area.slots_free < parts.reserve_slots() {
+                let Some(slots) = medium.take_part() else {
+                    is_enough = false;
+                    continue;
+                };
+                areas.grow(*id, slots);
             }
-            match medium.take_part() {
-                Some(slots) => {
-                    areas.grow(*id, slots);
-                    is_growing = true;
-                }
-                None => is_enough = false,
-            }
+            is_growing = true;
         }
         // A write that finds no room until the next part is there has not found the device full.
         areas.set_growing(is_growing);

@@ -356,10 +356,10 @@ impl Uring {
                 }
             }
         }
-        let is_untaken = queues.untaken() > 0;
-        if *left >= LEFT_MAX && !*is_broken {
-            *is_broken = true;
-            self.take_back(side);
+        let (is_untaken, is_useless) = (queues.untaken() > 0, *left >= LEFT_MAX && !*is_broken);
+        drop(side);
+        if is_useless {
+            self.break_off();
         }
         is_untaken
     }
