@@ -29,6 +29,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
+use zfolio_core::number;
 use zfolio_core::size;
 use zfolio_core::zcomp::{Algorithm, Params};
 use zfolio_pager::with_dictionary;
@@ -75,7 +76,7 @@ pub(crate) struct CodecsArgs {
     #[arg(long, value_enum)]
     against: Option<Against>,
     /// Rounds; each speed is the median
-    #[arg(short, long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(short, long, default_value_t = 3, value_parser = number::within(1_u32..=1000))]
     repeats: u32,
     /// One JSON object instead of the table
     #[arg(long)]

@@ -151,18 +151,22 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    pub(crate) fn create(path: &Path) -> Result<Output, CorpusFailure> {
-        let refused = |line: String| CorpusFailure::Refused(format!("{}: {line}", path.display()));
-        let name = path.file_name().ok_or_else(|| refused("names no file".to_owned()))?;
+    /// `option` is what named the file.
+    pub(crate) fn create(option: &str, path: &Path) -> Result<Output, CorpusFailure> {
+        let refused = |why: &str| {
+            let path = path.display();
+            CorpusFailure::Refused(format!("{option}: '{path}' {why}; accepted: a file to write"))
+        };
+        let name = path.file_name().ok_or_else(|| refused("names no file"))?;
         if path.is_dir() {
-            return Err(refused("is a directory; accepted: a file to write".to_owned()));
+            return Err(refused("is a directory"));
         }
         let mut partial_name = name.to_owned();
         partial_name.push(format!(".{}.partial", std::process::id()));
         let partial = path.with_file_name(partial_name);
         // What is in the memory of a process is nobody else's business.
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&partial);
-        let file = file.map_err(|error| refused(error.to_string()))?;
+        let file = file.map_err(|error| refused(&format!("cannot be written: {error}")))?;
         Ok(Output { path: path.to_owned(), partial, writer: BufWriter::new(file) })
     }
 
@@ -183,7 +187,7 @@ impl Drop for Output {
 
 fn capture_to(args: &CaptureArgs) -> Result<(), CorpusFailure> {
     let process = capture::Process::open(args.pid)?;
-    let mut output = Output::create(&args.output)?;
+    let mut output = Output::create("--output", &args.output)?;
     let counts = process.capture(&mut output.writer, u64::MAX, args.zeros)?;
     if counts.pages_written == 0 {
         let line = format!("PID {}: no resident anonymous pages to capture", args.pid);

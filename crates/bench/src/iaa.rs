@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::{Value, json};
+use zfolio_core::number;
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::zcomp::BATCH_MAX;
 use zfolio_iaa::Settings;
@@ -39,31 +40,31 @@ Examples:
 #[derive(Args, Debug)]
 pub(crate) struct IaaArgs {
     /// Devices of a package
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=8))]
+    #[arg(long, default_value_t = 4, value_parser = number::within(1_u8..=8))]
     devices: u8,
     /// Work queues of each device
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=8))]
+    #[arg(long, default_value_t = 1, value_parser = number::within(1_u8..=8))]
     queues: u8,
     /// Entries of each device, for all of its queues together
-    #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(8..=4096))]
+    #[arg(long, default_value_t = 128, value_parser = number::within(8_u32..=4096))]
     entries: u32,
     /// Cores of a package
-    #[arg(long, default_value_t = 56, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, default_value_t = 56, value_parser = number::within(1_u16..=1024))]
     cores: u16,
     /// Packages, over which the threads of the kernel compilation are spread
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(long, default_value_t = 2, value_parser = number::within(1_u16..=64))]
     packages: u16,
     /// Processes of usemem, on the first CPUs of one package
-    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, default_value_t = 30, value_parser = number::within(1_u16..=1024))]
     processes: u16,
     /// What is compressed at a time: 4K to 2M
     #[arg(long, default_value = "64K", value_name = "SIZE", value_parser = parse_folio)]
     folio: usize,
     /// Folios that each core compresses
-    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(long, default_value_t = 100, value_parser = number::within(1_u32..=100_000))]
     folios: u32,
     /// What chooses when cores begin
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = number::within(0..=u64::MAX))]
     seed: u64,
     /// One JSON object instead of the tables
     #[arg(long)]

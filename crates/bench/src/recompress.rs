@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use clap::Args;
+use zfolio_core::number;
 use zfolio_core::page::{PAGE_BYTES, UnitOrder};
 use zfolio_core::size;
 use zfolio_core::testing::Random;
@@ -58,10 +59,10 @@ pub(crate) struct RecompressArgs {
     #[arg(long, default_value = "4K", value_name = "SIZE", value_parser = parse_unit)]
     unit: UnitOrder,
     /// How long reads are measured without recompression, in milliseconds
-    #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=600_000))]
+    #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = number::within(1_u64..=600_000))]
     random: u64,
     /// Rounds; each figure is the median
-    #[arg(short, long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(short, long, default_value_t = 3, value_parser = number::within(1_u32..=1000))]
     repeats: u32,
     /// One JSON object, with every run, instead of the table
     #[arg(long)]

@@ -32,6 +32,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::Args;
+use zfolio_core::number;
 
 use crate::compare::{Failure, print};
 use crate::corpus::{CorpusFailure, Output};
@@ -62,7 +63,7 @@ pub(crate) struct ReplacementArgs {
     #[arg(long, value_name = "FILE", requires = "program")]
     record: Option<PathBuf>,
     /// How long a recording may take
-    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    #[arg(long, default_value_t = 30, value_parser = number::within(1_u64..=86_400))]
     seconds: u64,
     /// A recorded trace to use; may be repeated [default: generated and newly recorded ones]
     #[arg(long, value_name = "FILE", conflicts_with = "record")]
@@ -71,7 +72,7 @@ pub(crate) struct ReplacementArgs {
     #[arg(long, conflicts_with_all = ["record", "trace"])]
     generated: bool,
     /// What chooses the accesses of the generated traces
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = number::within(0..=u64::MAX))]
     seed: u64,
     /// How much of the trace's pages fits, as N/M; may be repeated [default: 1/2 1/3 1/4]
     #[arg(long, value_name = "SHARE")]
@@ -110,7 +111,9 @@ impl FromStr for Share {
             Some(Share { parts: parts.parse().ok()?, of: of.parse().ok()? })
         });
         let share = share.filter(|share| share.parts > 0 && share.parts <= share.of);
-        share.ok_or("accepted: a fraction of at most 1, such as 1/3".to_owned())
+        share.ok_or_else(|| {
+            format!("'{text}' is not a share; accepted: a fraction of at most 1, such as 1/3")
+        })
     }
 }
 
@@ -194,7 +197,7 @@ fn record_to(file: &Path, program: &[OsString], seconds: u64) -> Result<(), Fail
         CorpusFailure::Refused(line) => Failure::Refused(line),
         other => Failure::Failed(other.to_string()),
     };
-    let mut output = Output::create(file).map_err(failure)?;
+    let mut output = Output::create("--record", file).map_err(failure)?;
     let touches = record::record(program, seconds, false).map_err(Failure::Failed)?;
     let written = trace::write(&mut output.writer, &touches);
     written.map_err(|error| Failure::Failed(format!("{}: {error}", file.display())))?;
@@ -210,11 +213,11 @@ fn record_to(file: &Path, program: &[OsString], seconds: u64) -> Result<(), Fail
 }
 
 fn open(file: &Path) -> Result<Trace, Failure> {
-    let refused = |line: String| Failure::Refused(format!("{}: {line}", file.display()));
+    let refused = |why| Failure::Refused(format!("--trace: '{}': {why}", file.display()));
     let bytes = std::fs::read(file).map_err(|error| refused(error.to_string()))?;
     let touches = trace::read(&bytes).map_err(refused)?;
     if touches.is_empty() {
-        return Err(refused("has no access".to_owned()));
+        return Err(refused("it has no access; accepted: what --record writes".to_owned()));
     }
     let name = file.file_stem().unwrap_or_default().to_string_lossy();
     Ok(Trace::of_touches(&name, &touches))

@@ -19,6 +19,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use clap::Args;
+use zfolio_core::number;
 use zfolio_core::size;
 
 use crate::compare::{Against, Failure, own_program, print};
@@ -58,13 +59,13 @@ pub(crate) struct SpillArgs {
     #[arg(long, default_value = "256M", value_name = "SIZE", value_parser = parse_size)]
     limit: u64,
     /// Threads that read pages at random
-    #[arg(short = 'n', default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=48))]
+    #[arg(short = 'n', default_value_t = 16, value_parser = number::within(1_u32..=48))]
     threads: u32,
     /// Random reads of one thread; all threads together make four times as many
-    #[arg(long, default_value_t = 25_000, value_parser = clap::value_parser!(u32).range(16..=10_000_000))]
+    #[arg(long, default_value_t = 25_000, value_parser = number::within(16_u32..=10_000_000))]
     reads: u32,
     /// Rounds; each figure is the median
-    #[arg(short, long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(short, long, default_value_t = 3, value_parser = number::within(1_u32..=1000))]
     repeats: u32,
     /// One JSON object instead of the table
     #[arg(long)]

@@ -18,6 +18,7 @@ mod table;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use zfolio_core::number;
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::size;
 
@@ -46,23 +47,23 @@ pub(crate) struct SwapArgs {
     #[arg(long, value_enum)]
     part: Vec<Part>,
     /// Threads [default: as many as there are CPUs]
-    #[arg(short = 'n', value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(short = 'n', value_parser = number::within(1_u32..=1024))]
     threads: Option<u32>,
     /// Rounds of speed and splitting; each figure is the median
-    #[arg(short, long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(short, long, default_value_t = 5, value_parser = number::within(1_u32..=1000))]
     repeats: u32,
     /// fragmentation: the size of the area
     #[arg(long, default_value = "64M", value_name = "SIZE", value_parser = parse_size)]
     area: u64,
     /// fragmentation: how much of the area the memory needs, in percent; may be repeated
     /// [default: 50 75 90]
-    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(1..=100))]
+    #[arg(long, value_name = "PERCENT", value_parser = number::within(1_u32..=100))]
     full: Vec<u32>,
     /// fragmentation: rounds
-    #[arg(long, default_value_t = 17, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(long, default_value_t = 17, value_parser = number::within(1_u32..=100_000))]
     rounds: u32,
     /// fragmentation: what chooses folios and pages
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = number::within(0..=u64::MAX))]
     seed: u64,
     /// splitting: memory of each thread
     #[arg(long, default_value = "64M", value_name = "SIZE", value_parser = parse_size)]

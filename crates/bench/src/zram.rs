@@ -24,6 +24,7 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
+use zfolio_core::number;
 use zfolio_core::page::{PAGE_BYTES, UnitOrder};
 use zfolio_core::size;
 use zfolio_core::zcomp::{self, Params};
@@ -67,7 +68,7 @@ pub(crate) struct ZramArgs {
     bytes: u64,
     /// Threads, each with a part of the disk; several numbers with commas between them
     #[arg(long, value_name = "N,...", default_value = "1,4", value_delimiter = ',',
-        value_parser = clap::value_parser!(u32).range(1..=64))]
+        value_parser = number::within(1_u32..=64))]
     jobs: Vec<u32>,
     /// NAME[,level=N]; may be repeated [default: lz4 lzo-rle]
     #[arg(long, value_name = "ALGORITHM", value_parser = parse_algorithm)]
@@ -82,10 +83,10 @@ pub(crate) struct ZramArgs {
     #[arg(long, value_enum, value_name = "PHASE,...", value_delimiter = ',')]
     phase: Vec<Phase>,
     /// How long each phase of random requests goes on, in milliseconds
-    #[arg(long, value_name = "MS", default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=600_000))]
+    #[arg(long, value_name = "MS", default_value_t = 500, value_parser = number::within(1_u64..=600_000))]
     random: u64,
     /// Rounds; each figure is the median
-    #[arg(short, long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(short, long, default_value_t = 3, value_parser = number::within(1_u32..=1000))]
     repeats: u32,
     /// One JSON object, with every run, instead of the table
     #[arg(long)]

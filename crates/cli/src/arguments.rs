@@ -9,6 +9,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueHint};
 use zfolio_core::budget::WriteBudget;
+use zfolio_core::number;
 use zfolio_core::page::UnitOrder;
 pub(crate) use zfolio_core::size::parse_stall;
 use zfolio_core::zcomp::Choice;
@@ -386,17 +387,17 @@ Examples:
 pub(crate) struct SuggestArgs {
     /// The slowdown that is accepted, in percent of the time without a limit
     #[arg(long, value_name = "PERCENT", default_value_t = 10,
-          value_parser = clap::value_parser!(u16).range(1..=1000))]
+          value_parser = number::within(1_u16..=1000))]
     pub(crate) slowdown: u16,
 
     /// The limit during the observation, in percent of the program's need: less shows more
     #[arg(long, value_name = "PERCENT", default_value_t = 50,
-          value_parser = clap::value_parser!(u8).range(10..=90))]
+          value_parser = number::within(10_u8..=90))]
     pub(crate) share: u8,
 
     /// How many limits are listed
     #[arg(long, value_name = "N", default_value_t = 8,
-          value_parser = clap::value_parser!(u16).range(2..=1000))]
+          value_parser = number::within(2_u16..=1000))]
     pub(crate) points: u16,
 
     /// The compression algorithm, and its parameters: see 'zfolio algorithms'

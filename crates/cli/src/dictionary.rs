@@ -6,8 +6,9 @@
 //! because zstd's faster levels use the tables even if they do not fit the data.
 
 use std::fmt::Write as _;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -83,10 +84,11 @@ fn parse_length(given: &str) -> Result<usize, String> {
 pub(crate) fn read(path: &str) -> Result<Dictionary, String> {
     let refused = |why: &dyn std::fmt::Display| format!("dictionary '{path}': {why}");
     let whole = Path::new(path).canonicalize().map_err(|error| refused(&error))?;
-    let whole = whole.to_str().ok_or_else(|| refused(&"accepted is a path in UTF-8"))?;
+    let whole =
+        whole.to_str().ok_or_else(|| refused(&"it is not UTF-8; accepted: a path that is"))?;
     let bytes = files::read_whole(whole, *DICTIONARY_BYTES.end()).map_err(|errno| match errno {
         zfolio_sys::Errno::FBIG => {
-            refused(&format!("accepted are at most {} bytes", DICTIONARY_BYTES.end()))
+            refused(&format!("it is longer; accepted: at most {} bytes", DICTIONARY_BYTES.end()))
         }
         other => refused(&std::io::Error::from(other)),
     })?;
@@ -105,7 +107,12 @@ pub(crate) fn dict(arguments: &DictArgs) -> Result<ExitCode, Failure> {
     let dictionary = zcomp::train(&samples.trained, arguments.unit.bytes(), arguments.size)
         .map_err(|error| Failure::argument(format!("--corpus: '{corpus}': {error}")))?;
     let dictionary = samples.better_form(dictionary)?;
-    std::fs::write(&arguments.output, dictionary.bytes()).map_err(|error| {
+    // Parts of it are what was in the memory of processes, as it was there: for nobody else, as the corpus.
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    let written = options.open(&arguments.output);
+    let written = written.and_then(|mut file| file.write_all(dictionary.bytes()));
+    written.map_err(|error| {
         let output = arguments.output.display();
         Failure::argument(format!("--output: '{output}' cannot be written: {error}"))
     })?;

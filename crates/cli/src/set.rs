@@ -35,7 +35,10 @@ pub(crate) fn set(arguments: &SetArgs) -> Result<ExitCode, Failure> {
     let mut names: Vec<_> = arguments.settings.iter().map(|setting| setting.name()).collect();
     names.sort_unstable();
     if let Some(twice) = names.windows(2).find(|two| two[0] == two[1]) {
-        return Err(Failure::argument(format!("'{}' is given twice", twice[0])));
+        return Err(Failure::argument(format!(
+            "{}: given more than once; accepted: once",
+            twice[0]
+        )));
     }
     let shared = shared_limit_of(pid);
     let (mut shared_limit, mut own) = (None, Vec::new());

@@ -6,6 +6,7 @@
 //!
 //! The modules are declared in the order in which a page passes them.
 
+pub mod number;
 pub mod page;
 pub mod size;
 pub mod size_expression;

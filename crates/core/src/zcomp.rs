@@ -212,7 +212,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Algorithm { given } | Error::Choice { given } => {
-                write!(f, "unknown algorithm '{given}': accepted are ")?;
+                write!(f, "unknown algorithm '{given}'; accepted: ")?;
                 if let Error::Choice { .. } = self {
                     write!(f, "{}, ", Choice::AUTO)?;
                 }
@@ -223,7 +223,7 @@ impl fmt::Display for Error {
             Error::Parameter { algorithm, given } => {
                 let (levels, default) = (algorithm.levels(), algorithm.level_default());
                 let (low, high) = (levels.start(), levels.end());
-                write!(f, "{algorithm} has no parameter '{given}': accepted is ")?;
+                write!(f, "{algorithm} has no parameter '{given}'; accepted: ")?;
                 write!(f, "level=N from {low} to {high} (default {default})")?;
                 if let Some(windows) = algorithm.windows() {
                     write!(f, ", window=N from {} to {}", windows.start(), windows.end())?;
@@ -232,23 +232,20 @@ impl fmt::Display for Error {
             }
             Error::Level { algorithm, levels, given } => {
                 let (low, high) = (levels.start(), levels.end());
-                write!(f, "{algorithm} has no level '{given}': accepted are ")?;
+                write!(f, "{algorithm} has no level '{given}'; accepted: ")?;
                 write!(f, "{low} to {high} (default {})", algorithm.level_default())
             }
             Error::Window { algorithm, windows, given } => {
                 let (low, high) = (windows.start(), windows.end());
-                write!(f, "{algorithm} has no window '{given}': accepted are ")?;
+                write!(f, "{algorithm} has no window '{given}'; accepted: ")?;
                 write!(f, "{low} to {high} (default {high})")
             }
             Error::Repeated { algorithm, given } => {
-                write!(f, "{algorithm} has parameter '{given}' twice: accepted is each once")
+                write!(f, "{algorithm} has parameter '{given}' twice; accepted: each once")
             }
             Error::Dictionary { path, why } => write!(f, "dictionary '{path}': {why}"),
             Error::Training { samples } => {
-                write!(
-                    f,
-                    "{samples} samples are too few, or have nothing in common: accepted are "
-                )?;
+                write!(f, "{samples} samples are too few, or have nothing in common; accepted: ")?;
                 write!(f, "at least ten times the dictionary's length of data that repeats itself")
             }
             Error::OutOfMemory { codec } => write!(f, "no memory for a stream of {codec}"),

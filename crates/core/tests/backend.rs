@@ -58,7 +58,7 @@ impl Backend for Inverter {
 impl Inverter {
     fn queue(&self, unit_bytes: usize) -> Result<Queue, Error> {
         if unit_bytes > 65536 {
-            let why = format!("accepted are units of 64K at most, not of {unit_bytes} bytes");
+            let why = format!("units of {unit_bytes} bytes; accepted: 64K at most");
             return Err(Error::SetUp { codec: self.name(), why });
         }
         Ok(Queue { inverter: self.clone(), polled: None, waited: 0 })

@@ -76,7 +76,7 @@ impl Iaa {
         let codec = self.name();
         let unit = UnitOrder::from_bytes(unit_bytes).ok_or_else(|| Error::SetUp {
             codec,
-            why: format!("accepted are units of 4K to 2M, not of {unit_bytes} bytes"),
+            why: format!("units of {unit_bytes} bytes; accepted: 4K to 2M"),
         })?;
         let params: Params = SOFTWARE.parse()?;
         let slots = Slots::new(unit_bytes).map_err(|_| Error::OutOfMemory { codec })?;

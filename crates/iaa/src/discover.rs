@@ -214,7 +214,7 @@ impl Queue {
                 let depth = number("threshold").map_or(size, |most| most.clamp(1, size));
                 Ok((Mode::Shared, depth))
             }
-            mode => Err(format!("its mode is '{mode}': accepted are dedicated and shared")),
+            mode => Err(format!("its mode is '{mode}'; accepted: dedicated and shared")),
         }
     }
 }
@@ -399,7 +399,7 @@ mod tests {
             [
                 "its type is 'kernel', not 'user': run 'zfolio iaa setup --replace' as root",
                 "its state is 'disabled': run 'zfolio iaa setup' as root",
-                "its mode is 'other': accepted are dedicated and shared",
+                "its mode is 'other'; accepted: dedicated and shared",
                 "its size is 0: run 'zfolio iaa setup' as root",
                 "size is 'many': a number is expected",
                 "type is not readable",

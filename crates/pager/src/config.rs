@@ -82,8 +82,10 @@ pub fn with_dictionary(params: Params) -> Result<Params, zcomp::Error> {
         files::read_whole(path, *DICTIONARY_BYTES.end()).map_err(|errno| match errno {
             Errno::NOENT => "there is no such file".to_owned(),
             Errno::ACCESS | Errno::PERM => "it may not be read".to_owned(),
-            Errno::ISDIR => "it is a directory; accepted is a file".to_owned(),
-            Errno::FBIG => format!("accepted are at most {} bytes", DICTIONARY_BYTES.end()),
+            Errno::ISDIR => "it is a directory; accepted: a file".to_owned(),
+            Errno::FBIG => {
+                format!("it is longer; accepted: at most {} bytes", DICTIONARY_BYTES.end())
+            }
             other => format!("it cannot be read: {}", ErrnoText(other)),
         })
     })

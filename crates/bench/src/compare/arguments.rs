@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
+use zfolio_core::number;
 use zfolio_core::size;
 
 use super::Failure;
@@ -122,19 +123,19 @@ pub(super) struct UsememArgs {
     #[arg(long, value_enum, value_name = "WAY")]
     pub(super) without: Vec<Way>,
     /// Threads that share the memory
-    #[arg(short = 'n', default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(short = 'n', default_value_t = 1, value_parser = number::within(1_u32..=1024))]
     pub(super) workers: u32,
     /// Workers are processes (no inline rows then)
     #[arg(long)]
     pub(super) processes: bool,
     /// Rounds; each figure is the median
-    #[arg(short, long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(short, long, default_value_t = 3, value_parser = number::within(1_u32..=1000))]
     pub(super) repeats: u32,
     /// What chooses the pages of the random reads
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = number::within(0..=u64::MAX))]
     pub(super) seed: u64,
     /// Random reads
-    #[arg(long, default_value_t = 50_000, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 50_000, value_parser = number::within(1..=u32::MAX))]
     pub(super) reads: u32,
     /// One JSON object, with every run, instead of the table
     #[arg(long)]

@@ -44,8 +44,9 @@ impl FromStr for Compression {
         if text.parse() == Ok(Choice::Auto) {
             return Ok(Compression { algorithm: text.to_owned(), unit_bytes: None });
         }
-        let (algorithm, unit) =
-            text.rsplit_once(':').ok_or_else(|| format!("'{text}': {accepted}"))?;
+        let (algorithm, unit) = text
+            .rsplit_once(':')
+            .ok_or_else(|| format!("'{text}' is not a setting; {accepted}"))?;
         let bytes = size::parse(unit).map_err(|error| format!("{error}; {accepted}"))?;
         let order = usize::try_from(bytes).ok().and_then(UnitOrder::from_bytes);
         let order = order.ok_or(format!("unit {unit}: accepted: a power of two from 4K to 2M"))?;

@@ -122,7 +122,7 @@ pub(crate) fn make(path: &Path, bytes: u64, zeros: bool) -> Result<(), CorpusFai
     let failed = |error: io::Error| CorpusFailure::Failed(error.to_string());
     // So that a signal still removes the folder and the incomplete file, and ends the programs.
     os::catch_stop_signals();
-    let mut output = Output::create(path)?;
+    let mut output = Output::create("--output", path)?;
     let folder = Scratch::create("corpus").map_err(failed)?;
     // Java's source must be a file.
     fs::write(folder.path().join("Objects.java"), include_str!("programs/Objects.java"))

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use zfolio_core::number;
 
 use super::share::Share;
 use super::workload::Program;
@@ -68,16 +69,16 @@ pub(crate) struct ProgramsArgs {
     #[arg(long, default_value = "lz4:4K", value_name = "ALGORITHM:FOLIO")]
     pub(crate) kernel: KernelSetting,
     /// Rounds; each time is the median
-    #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(short, long, default_value_t = 1, value_parser = number::within(1_u32..=1000))]
     pub(crate) rounds: u32,
     /// End a run after so many seconds [default: 30 times the time alone, and 10]
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "SECONDS", value_parser = number::within(1..=u32::MAX))]
     pub(crate) timeout: Option<u32>,
     /// One JSON object, with every run, instead of the table
     #[arg(long)]
     pub(crate) json: bool,
     /// How much work, in percent of the usual amount: the need grows with it
-    #[arg(long, default_value_t = 100, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, default_value_t = 100, value_name = "PERCENT", value_parser = number::within(1_u32..=1000))]
     pub(crate) scale: u32,
     /// The program zfolio
     #[arg(long, value_name = "FILE", hide = true)]

@@ -89,8 +89,10 @@ impl FromStr for Name {
             None if text == "zfolio" => Ok(Name::Zfolio(Rule::PRODUCT)),
             Some(("zfolio", parameters)) => Ok(Name::Zfolio(parameters.parse()?)),
             _ => {
-                let names: Vec<&str> = Name::PLAIN.iter().map(|(name, _)| *name).collect();
-                Err(format!("accepted: {}, zfolio[,PARAMETER=VALUE]...", names.join(", ")))
+                let names = Name::PLAIN.map(|(name, _)| name).join(", ");
+                Err(format!(
+                    "'{text}' is not a policy; accepted: {names}, zfolio[,PARAMETER=VALUE]..."
+                ))
             }
         }
     }

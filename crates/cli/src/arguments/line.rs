@@ -90,8 +90,17 @@ pub(crate) fn command_path<'a>(
     Ok(words)
 }
 
-/// What is accepted where nothing closer is known.
-const HINT: &str = "accepted: what 'zfolio --help' and 'zfolio COMMAND --help' list";
+/// What is accepted where nothing closer is known: what the help of the command lists that `words` name.
+fn hint(words: &[OsString]) -> String {
+    let mut path = "zfolio".to_owned();
+    let mut command = &Arguments::command();
+    for word in words.iter().skip(1) {
+        let Some(inner) = command.find_subcommand(word) else { break };
+        path = format!("{path} {}", inner.get_name());
+        command = inner;
+    }
+    format!("accepted: what '{path} --help' lists")
+}
 
 /// clap's error as one line: the argument, what was given, and what is accepted.
 fn one_line(error: &clap::Error, words: &[OsString]) -> String {
@@ -112,8 +121,8 @@ fn one_line(error: &clap::Error, words: &[OsString]) -> String {
         ErrorKind::ValueValidation => {
             match (Negative::joined(words, name, &value), std::error::Error::source(error)) {
                 (Some(negative), _) => negative.line(words),
-                (None, Some(source)) => format!("{name}: {}", in_words(&source.to_string())),
-                (None, None) => format!("{name}: '{value}' is not accepted; {HINT}"),
+                (None, Some(source)) => format!("{name}: {source}"),
+                (None, None) => format!("{name}: '{value}' is not accepted; {}", hint(words)),
             }
         }
         ErrorKind::UnknownArgument => {
@@ -122,14 +131,14 @@ fn one_line(error: &clap::Error, words: &[OsString]) -> String {
                 (_, Some(meant)) => {
                     format!("argument '{name}' is not known; did you mean '{meant}'?")
                 }
-                (_, None) => format!("argument '{name}' is not known; {HINT}"),
+                (_, None) => format!("argument '{name}' is not known; {}", hint(words)),
             }
         }
         ErrorKind::InvalidSubcommand => {
             let given = context(ContextKind::InvalidSubcommand);
             match spelling::command(words, &given) {
                 Some(meant) => format!("command '{given}' is not known; did you mean '{meant}'?"),
-                None => format!("command '{given}' is not known; {HINT}"),
+                None => format!("command '{given}' is not known; {}", hint(words)),
             }
         }
         ErrorKind::MissingRequiredArgument if name.starts_with("PROGRAM") => {
@@ -139,7 +148,7 @@ fn one_line(error: &clap::Error, words: &[OsString]) -> String {
         }
         ErrorKind::MissingRequiredArgument => match one_of(&argument) {
             Some(options) => format!("{options}: missing; accepted: one of them"),
-            None => format!("{name}: missing; {HINT}"),
+            None => format!("{name}: missing; {}", hint(words)),
         },
         ErrorKind::InvalidValue if value.is_empty() => {
             format!("{name}: a value is missing; accepted: {argument}")
@@ -157,10 +166,13 @@ fn one_line(error: &clap::Error, words: &[OsString]) -> String {
             }
             format!("{name}: not together with {other}; accepted: one of them")
         }
+        ErrorKind::TooManyValues => {
+            format!("{name}: '{value}' is not accepted; accepted: no value")
+        }
         _ => {
             let text = error.to_string();
             let first = text.lines().next().unwrap_or_default();
-            format!("{}; {HINT}", first.trim_start_matches("error: "))
+            format!("{}; {}", first.trim_start_matches("error: "), hint(words))
         }
     }
 }
@@ -171,15 +183,6 @@ fn one_of(argument: &str) -> Option<String> {
     let names: Vec<_> = argument.strip_prefix("<--")?.split("|--").filter_map(name).collect();
     let (last, others) = names.split_last().filter(|(_, others)| !others.is_empty())?;
     Some(format!("{} or {last}", others.join(", ")))
-}
-
-/// What clap says of a number that is not in a range is in Rust's notation: "0 is not in 1..=9".
-fn in_words(text: &str) -> String {
-    let parts = text.split_once(" is not in ").and_then(|(given, range)| {
-        let (least, most) = range.split_once("..=")?;
-        Some(format!("'{given}' is not accepted; accepted: {least} to {most}"))
-    });
-    parts.unwrap_or_else(|| text.to_owned())
 }
 
 /// A number below zero, the option that it was given to, and the words that the two are.
@@ -218,7 +221,7 @@ impl<'a> Negative<'a> {
     fn line(&self, words: &[OsString]) -> String {
         let Negative { option, value, .. } = self;
         let accepted = ["0", value].into_iter().find_map(|value| self.accepted(words, value));
-        let accepted = accepted.map_or(HINT.to_owned(), |text| format!("accepted: {text}"));
+        let accepted = accepted.map_or_else(|| hint(words), |text| format!("accepted: {text}"));
         format!("{option}: '{value}' is below zero; {accepted}")
     }
 
@@ -358,6 +361,48 @@ mod tests {
             ),
         ];
         assert_refused(&cases);
+    }
+
+    #[test]
+    fn what_is_no_number_or_no_name_is_refused_with_what_is() {
+        assert_refused(&[
+            ("bench spill -n abc", "-n: 'abc' is not a whole number; accepted: 1 to 48"),
+            ("suggest --points 1 true", "--points: '1' is not accepted; accepted: 2 to 1000"),
+            ("run --limit atuo true", "as in 256M, 1.5G, 1048576; or N% or auto"),
+            ("set 1 limit=1X", "as in 256M, 1.5G, 1048576; or N%"),
+            ("run --progress=1 true", "--progress: '1' is not accepted; accepted: no value"),
+            ("device save x", "FILE: missing; accepted: what 'zfolio device save --help' lists"),
+            (
+                "bench replacement --share 3/2",
+                "--share: '3/2' is not a share; accepted: a fraction",
+            ),
+            ("bench replacement --policy x", "--policy: 'x' is not a policy; accepted: opt, lru,"),
+            ("bench usemem --setting x", "--setting: 'x' is not a setting; accepted: ALGORITHM"),
+        ]);
+    }
+
+    /// Goal: no option of any command refuses a value without saying what it accepts.
+    #[test]
+    fn every_option_says_what_it_accepts() {
+        /// The lines about `:::` as the value of each option of the command and of its own commands.
+        fn refusals(command: &clap::Command, path: &str) -> Vec<String> {
+            let inner = command.get_subcommands().flat_map(|inner| {
+                let path = format!("{path} {}", inner.get_name());
+                refusals(inner, &path)
+            });
+            let options = command.get_opts().filter_map(|option| {
+                let line = format!("{path} --{}=:::", option.get_long()?);
+                Some(format!("{line}: {}", parse(words(&line)).err()?))
+            });
+            inner.chain(options).collect()
+        }
+        let refusals = refusals(&Arguments::command(), "");
+        // Paths and texts are accepted as they are, and then something else may be missing.
+        let about_it = refusals.iter().filter(|line| line.matches(":::").count() > 1).count();
+        assert!(about_it > 60, "{about_it}: {refusals:#?}");
+        let bad = refusals.iter().filter(|line| !line.contains("accepted: "));
+        let bad: Vec<_> = bad.collect();
+        assert!(bad.is_empty(), "{bad:#?}");
     }
 
     /// Goal: a number below zero is refused with what the option accepts, however it is given.

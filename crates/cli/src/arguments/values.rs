@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use zfolio_core::budget::WriteBudget;
 use zfolio_core::page::{PAGE_BYTES, UnitOrder};
-use zfolio_core::size::{self, parse_stall};
+use zfolio_core::size::{self, SizeError, parse_stall};
 use zfolio_core::swap::AREAS_MAX;
 use zfolio_core::zcomp::{self, Choice, Zcomp};
 use zfolio_iaa::accelerate::Named;
@@ -17,13 +17,20 @@ use crate::dictionary;
 use crate::run::RUN_LIMIT_BYTES_MIN;
 
 pub(crate) fn parse_limit_or_auto(given: &str) -> Result<Limit, String> {
-    if given == "auto" { Ok(Limit::Auto) } else { parse_limit(given).map(Limit::Bytes) }
+    match given {
+        "auto" => Ok(Limit::Auto),
+        _ => parse_limit(given, "N% or auto").map(Limit::Bytes),
+    }
 }
 
-fn parse_limit(given: &str) -> Result<u64, String> {
+/// `else_accepted`: what is, beside a size.
+fn parse_limit(given: &str, else_accepted: &str) -> Result<u64, String> {
     let bytes = match given.trim().strip_suffix('%') {
         Some(percent) => Allowance::percentage(given, percent)?,
-        None => size::parse(given).map_err(|error| error.to_string())?,
+        None => size::parse(given).map_err(|error| match error {
+            SizeError::Malformed { .. } => format!("{error}; or {else_accepted}"),
+            _ => error.to_string(),
+        })?,
     };
     if bytes < RUN_LIMIT_BYTES_MIN {
         let least = size::display(RUN_LIMIT_BYTES_MIN);
@@ -101,7 +108,7 @@ pub(super) fn parse_pid(given: &str) -> Result<u32, String> {
 
 pub(super) fn parse_setting(given: &str) -> Result<Setting, String> {
     match given.split_once('=') {
-        Some(("limit", value)) => Ok(Setting::Limit(parse_limit(value)?)),
+        Some(("limit", value)) => Ok(Setting::Limit(parse_limit(value, "N%")?)),
         Some(("stall", value)) => Ok(Setting::Stall(parse_stall(value)?)),
         Some(("max_pool_percent", value)) => Ok(Setting::MaxPoolPercent(parse_percent(value)?)),
         Some(("accept_threshold_percent", value)) => {

@@ -540,7 +540,11 @@ impl AddArgs {
         let dense = Params::from(Algorithm::Zstd);
         let is_dense = first.algorithm == dense.algorithm;
         let default = (self.recompress.is_empty() && !is_dense).then_some(dense);
-        let asked = self.recompress.iter().filter_map(|Recompress(params)| params.clone());
+        let asked: Vec<Params> =
+            self.recompress.iter().filter_map(|Recompress(params)| params.clone()).collect();
+        if !asked.is_empty() && asked.len() < self.recompress.len() {
+            return Err("--recompress: none and an algorithm; accepted: one of them".to_owned());
+        }
         let all: Vec<Params> = [first].into_iter().chain(default).chain(asked).collect();
         if all.len() <= ALGORITHMS_MAX {
             return Ok(all);

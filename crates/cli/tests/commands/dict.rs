@@ -1,6 +1,7 @@
 //! `zfolio dict train`, from a corpus to a dictionary that is accepted.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 
 use crate::stage::{output_of, scratch};
 
@@ -18,6 +19,8 @@ fn a_corpus_becomes_a_dictionary() {
     assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
     assert!(out.contains("zstd") && out.contains(" -> "), "{out}");
     assert!((8 << 10..=16 << 10).contains(&fs::read(&dictionary).unwrap().len()));
+    // It is made of what was in memory.
+    assert_eq!(fs::metadata(&dictionary).unwrap().permissions().mode() & 0o777, 0o600);
     // The dictionary is accepted: only the program is refused.
     let algorithm = format!("zstd,level=1,dict={dictionary}");
     let (code, _, err) = output_of(&["run", "--algorithm", &algorithm, "--", "no-such-program"]);

@@ -262,7 +262,7 @@ impl Judge {
         }
         let batch_max = backend.batch_max();
         if !(1..=BATCH_MAX).contains(&batch_max) {
-            let what = format!("batches of {batch_max}; accepted are 1 to {BATCH_MAX}");
+            let what = format!("batches of {batch_max}; accepted: 1 to {BATCH_MAX}");
             return self.add(Promise::BatchMax, unit_bytes, what);
         }
         let shared_bytes = backend.memory_bytes();

@@ -44,11 +44,11 @@ impl Dictionary {
     pub fn new(path: &str, bytes: Vec<u8>) -> Result<Dictionary, Error> {
         let refused = |why| Err(Error::Dictionary { path: path.to_owned(), why });
         if path.is_empty() || path.contains(',') {
-            return refused("accepted is a file without ',' in its name".to_owned());
+            return refused("its name is empty or has a ','; accepted: another".to_owned());
         }
         if !DICTIONARY_BYTES.contains(&bytes.len()) {
             let (low, high) = (DICTIONARY_BYTES.start(), DICTIONARY_BYTES.end());
-            return refused(format!("{} bytes: accepted are {low} to {high}", bytes.len()));
+            return refused(format!("{} bytes; accepted: {low} to {high}", bytes.len()));
         }
         Ok(Dictionary { path: path.to_owned(), bytes: bytes.into_boxed_slice() })
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::ErrorKind::{InvalidData, NotADirectory, NotFound};
+use std::io::ErrorKind::{InvalidData, IsADirectory, NotADirectory, NotFound};
 use std::io::{self, Read as _};
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
@@ -89,7 +89,7 @@ impl Files {
             let text = read_text(&path).map_err(|error| {
                 let line = format!("'{shown}': {error}");
                 match error.kind() {
-                    NotFound | InvalidData => Failure::argument(line),
+                    NotFound | InvalidData | IsADirectory => Failure::argument(line),
                     _ => Failure::machine(line),
                 }
             })?;

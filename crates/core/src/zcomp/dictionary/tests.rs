@@ -161,11 +161,14 @@ fn a_bad_dictionary_is_refused() {
     let refused = |path: &str, bytes: usize| {
         Dictionary::new(path, vec![1; bytes]).expect_err("refused").to_string()
     };
-    let low = "dictionary 'd': 255 bytes: accepted are 256 to 1048576";
+    let low = "dictionary 'd': 255 bytes; accepted: 256 to 1048576";
     assert_eq!(refused("d", 255), low);
     assert_eq!(refused("d", 0), low.replace("255", "0"));
     assert_eq!(refused("d", (1 << 20) + 1), low.replace("255", "1048577"));
-    assert!(refused("a,b", 4096).starts_with("dictionary 'a,b': accepted is a file without ','"));
+    assert!(
+        refused("a,b", 4096)
+            .starts_with("dictionary 'a,b': its name is empty or has a ','; accepted: another")
+    );
 
     let zstd: Params = "zstd,level=1,dict=d".parse().expect("parameters");
     let missing = zstd.clone().with_dictionary(|path| Err(format!("{path} is not there")));
