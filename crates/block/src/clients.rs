@@ -24,6 +24,9 @@ use crate::listen::Listener;
 /// The rank of the lock of the list of connections. Nothing is called while it is held.
 const RANK_LIVE: u8 = 1;
 
+/// Connections whose sockets were shut down have so long to end.
+pub(crate) const CUT: Duration = Duration::from_secs(1);
+
 /// A client that finds the server full waits so long for another one to leave, and then is sent away.
 const FULL: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
@@ -275,7 +278,9 @@ impl<P: Protocol> Shared<P> {
                 continue;
             }
             for (listener, is_ready) in waited_for.iter().zip(ready) {
-                match if is_ready { listener.accept() } else { Err(Errno::AGAIN) } {
+                // Several listeners may be ready at once, with room for one more.
+                let is_full = self.live() >= self.max;
+                match if is_ready && !is_full { listener.accept() } else { Err(Errno::AGAIN) } {
                     Ok(socket) => self.begin(socket, listener),
                     Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
                     Err(_) => {

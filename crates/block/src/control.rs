@@ -249,7 +249,10 @@ impl Requests {
         stream.set_write_timeout(Some(PATIENCE))?;
         let mut line = String::new();
         BufReader::new(stream.take(REQUEST_BYTES_MAX as u64)).read_line(&mut line)?;
-        let line = line.trim_end_matches('\n');
+        // Whoever was killed while it sent one, or sends too much, has not asked for what came so far.
+        let Some(line) = line.strip_suffix('\n') else {
+            return stream.write_all(b"refused not a request\n");
+        };
         if let Some(path) = line.strip_prefix("save ") {
             return stream.write_all(self.save(Path::new(path)).as_bytes());
         }
@@ -349,6 +352,16 @@ mod tests {
                 ask(&path, wrong).map_or(true, |answer| matches!(answer, Answer::Refused(_)));
             assert!(refused, "{wrong}");
         }
+        // Of a request that breaks off nothing is done.
+        for part in ["write mem_limit 2M", "stop"] {
+            let mut stream = UnixStream::connect(&path).unwrap();
+            stream.write_all(part.as_bytes()).unwrap();
+            stream.shutdown(std::net::Shutdown::Write).unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).unwrap();
+            assert_eq!(answer, "refused not a request\n", "{part}");
+        }
+        assert_eq!(ask(&path, "read mem_limit").unwrap(), Answer::Done("1048576\n".to_owned()));
         assert!(control.stop_within(0).is_none());
         assert_eq!(ask(&path, "stop").unwrap(), Answer::Done(String::new()));
         assert!(control.stop_within(1000).is_some());

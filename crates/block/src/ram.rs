@@ -249,6 +249,11 @@ impl Ram {
         &self.zram
     }
 
+    /// Whether a client has written or discarded anything, as far as requests have ended.
+    pub(crate) fn is_changed(&self) -> bool {
+        [Kind::Write, Kind::Discard].iter().any(|kind| self.requests.sums(*kind).0 > 0)
+    }
+
     /// `stat`: what was asked of the disk, as far as it was no mistake.
     pub(crate) fn requests(&self) -> &Requests {
         &self.requests

@@ -244,9 +244,10 @@ impl Kept {
         Ok(())
     }
 
-    /// No client has written: dropping this value gives the file back as it was.
-    pub fn note_unserved(&mut self) {
-        self.is_served = false;
+    /// Not all servers could start, and those that did have ended. If no client has written to them, dropping this
+    /// value gives the file back as it was: one that connects again by itself may have.
+    pub fn note_unserved(&mut self, ram: &Ram) {
+        self.is_served &= ram.is_changed();
     }
 
     /// Leaves only the note in the file that is written. It is never shorter than that meanwhile (`SAVE-1`).
@@ -619,6 +620,27 @@ mod tests {
         assert!(matches!(Kept::take(&directory), Err(Unsaved::OtherKind(_))));
         assert!(matches!(Kept::take(&partial), Err(Unsaved::Reserved(_))));
         assert!(matches!(Kept::check(&partial), Err(Unsaved::Reserved(_))));
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
+    /// Goal: a disk of which a server could not start gives its file back as it was, but not if a client of another
+    /// server has written.
+    #[test]
+    fn what_was_written_before_a_disk_could_not_start_is_not_forgotten() {
+        let (directory, disk) = (directory("unserved"), ram(1 << 20, &["lz4"]));
+        let (path, partial) = (directory.join("disk"), directory.join("disk.saving"));
+        save(&disk, &path, None).unwrap();
+        for is_written in [false, true] {
+            let mut kept = Kept::take(&path).unwrap();
+            kept.note_served().unwrap();
+            if is_written {
+                disk.write(0, &[1; 512]).unwrap();
+            }
+            kept.note_unserved(&disk);
+            drop(kept);
+            assert_eq!(partial.exists(), is_written);
+        }
+        assert!(matches!(Kept::take(&path), Err(Unsaved::Stale { .. })));
         fs::remove_dir_all(&directory).unwrap();
     }
 

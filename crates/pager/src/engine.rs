@@ -153,7 +153,7 @@ impl Engine {
         let place = place.map_err(Error::Spill)?;
         let mut engine = Engine::with_backing(config, stats, Some(Box::new(place.backing())))?;
         if is_library {
-            let opened = place.open().map_err(Error::Spill)?;
+            let opened = place.plan().and_then(|plan| place.open(plan)).map_err(Error::Spill)?;
             place.add(place.new_areas(), opened).map_err(Error::Spill)?;
         }
         engine.work.place = Some(place);

@@ -342,7 +342,11 @@ impl Engine {
     }
 
     fn open_place(&self, place: &Place) -> Result<(), PlaceError> {
-        let (opened, areas) = (place.open()?, place.new_areas());
+        let gate = self.work.spilling.gate.read();
+        let plan = place.plan()?;
+        drop(gate);
+        // Slow, as disks are: a thread that forks does not wait for it.
+        let (opened, areas) = (place.open(plan)?, place.new_areas());
         let _table = self.table.read();
         place.add(areas, opened)
     }

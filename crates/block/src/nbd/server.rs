@@ -10,11 +10,8 @@ use super::connection::{self, End, Order};
 use super::exports::Exports;
 use super::stream::Stream;
 use super::tls::Security;
-use crate::clients::{Clients, Counts, Protocol, Refusals, Report};
+use crate::clients::{CUT, Clients, Counts, Protocol, Refusals, Report};
 use crate::listen::Listener;
-
-/// Connections whose sockets were shut down have so long to end.
-const CUT: Duration = Duration::from_secs(1);
 
 /// How a server treats its clients.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -13,7 +13,7 @@ use vhost::vhost_user::BackendReqHandler;
 use super::CONNECTIONS_MAX;
 use super::marks::Marks;
 use super::session::{Session, Unknown, end_input};
-use crate::clients::{Clients, Counts, Protocol, Refusals, Report};
+use crate::clients::{CUT, Clients, Counts, Protocol, Refusals, Report};
 use crate::device::Device;
 use crate::listen::Listener;
 
@@ -138,13 +138,14 @@ impl Server {
     }
 
     /// Accepts nothing more, and ends all connections once the requests that are under way are done. Returns how many
-    /// are not after [`Config::drain`]; their threads end when their devices return.
+    /// are not a second after [`Config::drain`]; their threads end when their devices return.
     pub fn stop(&mut self) -> usize {
         if !self.clients.close() {
             self.clients.end(end_input);
             self.clients.wait_until_none(self.drain);
             // One that never reads its replies keeps its connection's thread waiting until here.
             self.clients.end(|stream| _ = rustix::net::shutdown(stream, Shutdown::Both).ok());
+            self.clients.wait_until_none(CUT);
         }
         self.clients.live()
     }

@@ -111,11 +111,15 @@ impl Origin {
         signals: &Signals,
     ) -> Result<(), Failure> {
         let disk = &mut self.disk;
+        let mut is_ended = false;
         let done = std::thread::scope(|scope| {
             let loads = scope.spawn(|| saved::load(ram, disk));
             while !loads.is_finished() {
                 match signals.next(TURN) {
-                    Ok(Some(signal)) if ENDS.contains(&signal.number) => ram.zram().halt(),
+                    Ok(Some(signal)) if ENDS.contains(&signal.number) => {
+                        is_ended = true;
+                        ram.zram().halt();
+                    }
                     Ok(_) => {}
                     // It is loaded, then; the disk's own loop sees the error too.
                     Err(_) => break,
@@ -123,6 +127,8 @@ impl Origin {
             }
             loads.join().expect("a load does not panic")
         });
+        // The signal may come when the load has just ended: nobody else hears it, and the disk stays halted.
+        let done = if is_ended { done.and(Err(LoadError::Halted)) } else { done };
         let loaded = done.map_err(|error| unloaded(self.option, &self.path, &error))?;
         say_lost(&arguments.name, loaded.lost);
         let size = arguments.size.filter(|size| *size > ram.zram().disk_bytes());

@@ -90,8 +90,8 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     }
     let marks = origin.as_ref().map(|origin| Marks::from_notes(&origin.header().notes));
     let started = serve(arguments, &ram, &protection, marks.unwrap_or_default());
-    let (servers, metrics, places) =
-        started.inspect_err(|_| kept.iter_mut().for_each(Kept::note_unserved))?;
+    let note_unserved = |_: &_| kept.iter_mut().for_each(|kept| kept.note_unserved(&ram));
+    let (servers, metrics, places) = started.inspect_err(note_unserved)?;
     let addresses = places.addresses.join(" ");
     control.set_addresses(addresses.clone());
     // From here on clients may write, so a save to that file is a checkpoint.
@@ -451,12 +451,12 @@ fn serve(
     protection: &Protection,
     marks: Marks,
 ) -> Result<Started, Failure> {
-    // Before clients can write: what they write is lost if the disk does not start after all.
+    // Before clients can write: what they write is lost if the disk does not start after all, and with --save it is not
+    // gone on from then.
     let page = take_address(arguments.metrics)?;
     let mut places = Places::default();
     let vhost_user = listen_vhost_user(arguments, ram, marks, &mut places)?;
     let nbd = listen_nbd(arguments, ram, protection, &mut places)?;
-    // Nothing fails behind it but the page, whose address is taken: what is written to the device is not lost for that.
     let ublk = make_ublk(arguments, ram, &mut places)?;
     let servers = Arc::new(Servers { nbd, vhost_user, ublk });
     let metrics = page.map(|page| serve_metrics(page, arguments, ram, &servers)).transpose()?;

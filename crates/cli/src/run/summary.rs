@@ -6,6 +6,9 @@
 
 use std::ffi::OsString;
 use std::fmt;
+use std::fs;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
 use std::sync::atomic::AtomicU64;
 
 use zfolio_core::refault::{Advice, Measured};
@@ -527,6 +530,10 @@ impl Story<'_> {
         let spill = &self.settings.spill;
         let places: Vec<_> = spill.paths.iter().map(|(path, _)| path.to_string_lossy()).collect();
         let places = places.join(", ");
+        let is_device = |path: &Path| {
+            fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_block_device())
+        };
+        let devices = spill.paths.iter().filter(|(path, _)| is_device(path)).count();
         let sum = |figure: fn(&Figures) -> &AtomicU64| -> u64 {
             self.files.iter().map(|file| of(figure(&file.stats.figures))).sum()
         };
@@ -536,7 +543,8 @@ impl Story<'_> {
         let limit = sum(|figures| &figures.written_back_limit);
         if limit > 0 {
             let (bytes, times) = (size::display(spill.limit_bytes), plural(limit, "time"));
-            line(f, "disk full", format!("--spill-limit {bytes} was reached {times}"))?;
+            let or_device = if devices > 0 { " (or the size of a device)" } else { "" };
+            line(f, "disk full", format!("--spill-limit {bytes}{or_device} was reached {times}"))?;
         }
         let full = sum(|figures| &figures.written_back_full);
         if full > 0 {
@@ -544,9 +552,10 @@ impl Story<'_> {
             // The program inherited it from here, and may have lowered it.
             let limit = disk::file_bytes_limit().filter(|bytes| *bytes < spill.limit_bytes);
             let limit = limit.map(|bytes| format!(" (ulimit -f allows {})", size::display(bytes)));
-            // One that a program has set itself is not known here.
+            // One that a program has set itself is not known here. A device has none.
             let limit =
                 limit.unwrap_or_else(|| " (or the program's ulimit -f had none)".to_owned());
+            let limit = if devices < spill.paths.len() { &limit } else { "" };
             let why = format!("{places} had no room for {writes}{limit}");
             line(f, "disk full", why)?;
         }

@@ -354,6 +354,10 @@ impl Lent {
     }
 }
 
+/// Which paths are to be opened, by their numbers, and the run's claims of those that are devices.
+#[derive(Debug)]
+pub(crate) struct Plan(Vec<(usize, Option<OwnedFd>)>);
+
 impl Place {
     /// Nothing is opened yet.
     ///
@@ -406,27 +410,39 @@ impl Place {
         self.hooks.set(hooks).ok();
     }
 
-    /// Opens a file or device for each path, in the calling thread's table of files. The caller passes them to
-    /// [`Place::add`]. Where areas are opened when they are needed ([`Place::open_when_needed`]), devices are opened
-    /// by parts, and paths that cannot be opened are left out as long as one can.
+    /// What [`Place::open`] is to open. No thread forks meanwhile: the list of disks is locked while memory is
+    /// allocated, and a child would inherit it so.
+    ///
+    /// # Errors
+    ///
+    /// The run has not answered yet whether this process may use its devices.
+    pub(crate) fn plan(&self) -> Result<Plan, PlaceError> {
+        let hooks = self.hooks.get();
+        let claims = hooks.map_or_else(|| Ok(Vec::new()), |hooks| self.claims(hooks))?;
+        let claims = claims.into_iter().chain(std::iter::repeat_with(|| None));
+        let chosen = self.chosen();
+        let all = claims.enumerate().take(self.places.paths.len());
+        Ok(Plan(all.filter(|(at, _)| chosen.contains(at)).collect()))
+    }
+
+    /// Opens a file or device for each path of the plan, in the calling thread's table of files. The caller passes
+    /// them to [`Place::add`]. Where areas are opened when they are needed ([`Place::open_when_needed`]), devices are
+    /// opened by parts, and paths that cannot be opened are left out as long as one can.
     ///
     /// # Errors
     ///
     /// Why the first of those that cannot be opened cannot.
-    pub(crate) fn open(&self) -> Result<Vec<New>, PlaceError> {
-        let (hooks, paths) = (self.hooks.get(), &self.places.paths);
-        let claims = hooks.map_or_else(|| Ok(Vec::new()), |hooks| self.claims(hooks))?;
-        let claims = claims.into_iter().chain(std::iter::repeat_with(|| None));
-        let chosen = self.chosen();
-        let open = |((path, priority), claim): (&(PathBuf, i32), Option<OwnedFd>)| {
+    pub(crate) fn open(&self, plan: Plan) -> Result<Vec<New>, PlaceError> {
+        let hooks = self.hooks.get();
+        let open = |(at, claim): (usize, Option<OwnedFd>)| {
+            let (path, priority) = &self.places.paths[at];
             let medium = match hooks.is_some() && is_device(path) {
                 true => Medium::open_part(path, claim),
                 false => New::open_medium(path, self.config.limit_bytes),
             };
             New::on(medium.map_err(PlaceError::Path)?, *priority, self.sender, &self.ended)
         };
-        let wanted = paths.iter().zip(claims).enumerate().filter(|(at, _)| chosen.contains(at));
-        let opened: Vec<Result<New, PlaceError>> = wanted.map(|(_, each)| open(each)).collect();
+        let opened: Vec<Result<New, PlaceError>> = plan.0.into_iter().map(open).collect();
         let is_any = opened.iter().any(Result::is_ok);
         let each = opened.into_iter().filter(|new| new.is_ok() || !is_any || hooks.is_none());
         each.collect()

@@ -84,6 +84,9 @@ pub(super) struct Queue {
     depth: usize,
     /// Plain calls carry out all discards.
     discards_by_calls: bool,
+    /// There is no ring any more, so all work is for plain calls. It is here, below the queue's lock, because a thread
+    /// that looks for work and then sleeps must not have asked before.
+    pub(super) is_without_ring: bool,
     waiting: VecDeque<Flight>,
     ended: VecDeque<Transfer>,
     /// Transfers that somebody has taken: their numbers and slots.
@@ -121,6 +124,7 @@ impl Queue {
         Queue {
             depth,
             discards_by_calls,
+            is_without_ring: false,
             waiting: VecDeque::with_capacity(depth),
             ended: VecDeque::with_capacity(depth),
             out: Vec::with_capacity(depth),
@@ -197,7 +201,7 @@ impl Queue {
         let is_meant = |flight: &Flight| match share {
             Share::All => true,
             Share::Ring => !flight.is_for_calls,
-            Share::Calls => flight.is_for_calls,
+            Share::Calls => flight.is_for_calls || self.is_without_ring,
         };
         let may_go = |flight: &&Flight| is_meant(flight) && !self.must_wait(flight);
         let oldest = self.waiting.iter().position(|flight| may_go(&flight));
@@ -220,7 +224,7 @@ impl Queue {
         let is_meant = match share {
             Share::All => true,
             Share::Ring => !self.discards_by_calls,
-            Share::Calls => self.discards_by_calls,
+            Share::Calls => self.discards_by_calls || self.is_without_ring,
         };
         let may_go = |discard: &Discard| !self.is_used_before(discard);
         if is_meant { self.discards.iter().position(may_go) } else { None }

@@ -311,6 +311,7 @@ impl Uring {
         let Side { queues, out, vacant, .. } = &mut *side;
         let Some(queues) = queues else { return };
         let mut state = self.calls.state();
+        state.queue.is_without_ring = true;
         let each = |token| {
             let index = index(token);
             match out[index].take() {

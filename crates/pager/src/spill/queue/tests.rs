@@ -246,3 +246,17 @@ fn what_is_handed_back_keeps_its_turn() {
     queue.discard(0, 1);
     assert_eq!(queue.counts.discards_left_out, 3, "one was refused, and one was not asked for");
 }
+
+/// Goal: what was the ring's is for plain calls once there is no ring, also for a thread that has asked before what it
+/// is to look for.
+#[test]
+fn without_a_ring_all_is_for_plain_calls() {
+    let mut queue = Queue::new(4, false);
+    queue.begin(transfer(0, Direction::Read, 0, 1, 0)).unwrap();
+    queue.discard(4, 1);
+    assert!(queue.has_work(Share::Ring) && !queue.has_work(Share::Calls));
+    queue.is_without_ring = true;
+    assert!(matches!(queue.take(Share::Calls), Some(Work::Transfer(_))));
+    assert!(matches!(queue.take(Share::Calls), Some(Work::Discard(_))));
+    assert!(queue.take(Share::Calls).is_none());
+}

@@ -18,7 +18,7 @@ fn opened(directory: PathBuf) -> Place {
     let places = Places { paths, limit_bytes: Some(SPILL_BYTES_MIN), ..Places::default() };
     let place = Place::new(&places, SPILL_BYTES_MIN, SLOT_BYTES, Sender::Caller).unwrap();
     assert_eq!(place.ways(), None, "nothing is open");
-    let disks = place.open().unwrap();
+    let disks = place.open(place.plan().unwrap()).unwrap();
     place.add(place.new_areas(), disks).unwrap();
     place
 }
@@ -93,7 +93,7 @@ fn as_many_places_are_opened_as_there_is_room_for() {
     let mut priorities = Vec::new();
     for room in [16, 7, 3, 1, 0] {
         assert_eq!(place.room(), room);
-        let disks = place.open().unwrap();
+        let disks = place.open(place.plan().unwrap()).unwrap();
         priorities.push(disks.iter().map(|new| new.priority).collect::<Vec<_>>());
         place.add(place.new_areas(), disks).unwrap();
     }
