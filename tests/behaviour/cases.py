@@ -208,7 +208,7 @@ NOISE = [
 SILENT = ["forks exec_races"]
 # Cases in which zfolio must print these words.
 TOLD = {"forks no_threads": "the limit is not held", "forks no_userfaultfd": "the limit is not held",
-        "forks no_files": "the limit is not held", "sandbox forked": "the limit is not held",
+        "forks no_files": "the limit is not held", "sandbox forked": "the limit is not held in a child",
         "forks few_threads": "the limit is not held"}
 # Cases that zfolio must end with status 125 and a line with these words.
 STOPPED = {"sandbox late": "seccomp", "sandbox late_copies": "seccomp"}

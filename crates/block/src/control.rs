@@ -249,10 +249,8 @@ impl Requests {
         stream.set_write_timeout(Some(PATIENCE))?;
         let mut line = String::new();
         BufReader::new(stream.take(REQUEST_BYTES_MAX as u64)).read_line(&mut line)?;
-        // Whoever was killed while it sent one, or sends too much, has not asked for what came so far.
-        let Some(line) = line.strip_suffix('\n') else {
-            return stream.write_all(b"refused not a request\n");
-        };
+        // Without a line break it is a part of a request, whose client was killed or sends too much: as if empty.
+        let line = line.strip_suffix('\n').unwrap_or_default();
         if let Some(path) = line.strip_prefix("save ") {
             return stream.write_all(self.save(Path::new(path)).as_bytes());
         }

@@ -244,8 +244,8 @@ impl Kept {
         Ok(())
     }
 
-    /// Not all servers could start, and those that did have ended. If no client has written to them, dropping this
-    /// value gives the file back as it was: one that connects again by itself may have.
+    /// A server could not start, and those that had started have ended. Dropping this value then gives the file back as
+    /// it was, unless a client has written meanwhile: clients may connect again by themselves.
     pub fn note_unserved(&mut self, ram: &Ram) {
         self.is_served &= ram.is_changed();
     }

@@ -88,7 +88,7 @@ pub(crate) fn read(path: &str) -> Result<Dictionary, String> {
         whole.to_str().ok_or_else(|| refused(&"it is not UTF-8; accepted: a path that is"))?;
     let bytes = files::read_whole(whole, *DICTIONARY_BYTES.end()).map_err(|errno| match errno {
         zfolio_sys::Errno::FBIG => {
-            refused(&format!("it is longer; accepted: at most {} bytes", DICTIONARY_BYTES.end()))
+            refused(&format!("it is too long; accepted: at most {} bytes", DICTIONARY_BYTES.end()))
         }
         other => refused(&std::io::Error::from(other)),
     })?;

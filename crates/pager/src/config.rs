@@ -84,7 +84,7 @@ pub fn with_dictionary(params: Params) -> Result<Params, zcomp::Error> {
             Errno::ACCESS | Errno::PERM => "it may not be read".to_owned(),
             Errno::ISDIR => "it is a directory; accepted: a file".to_owned(),
             Errno::FBIG => {
-                format!("it is longer; accepted: at most {} bytes", DICTIONARY_BYTES.end())
+                format!("it is too long; accepted: at most {} bytes", DICTIONARY_BYTES.end())
             }
             other => format!("it cannot be read: {}", ErrnoText(other)),
         })

@@ -138,7 +138,7 @@ impl Server {
     }
 
     /// Accepts nothing more, and ends all connections once the requests that are under way are done. Returns how many
-    /// are not a second after [`Config::drain`]; their threads end when their devices return.
+    /// have not ended a second after [`Config::drain`]; their threads end when their devices return.
     pub fn stop(&mut self) -> usize {
         if !self.clients.close() {
             self.clients.end(end_input);

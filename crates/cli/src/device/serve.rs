@@ -451,8 +451,8 @@ fn serve(
     protection: &Protection,
     marks: Marks,
 ) -> Result<Started, Failure> {
-    // Before clients can write: what they write is lost if the disk does not start after all, and with --save it is not
-    // gone on from then.
+    // Before clients can write: what they write is lost if something fails after that. With --save the next start then
+    // refuses the older file.
     let page = take_address(arguments.metrics)?;
     let mut places = Places::default();
     let vhost_user = listen_vhost_user(arguments, ram, marks, &mut places)?;

@@ -6,15 +6,13 @@
 
 use std::ffi::OsString;
 use std::fmt;
-use std::fs;
-use std::os::unix::fs::FileTypeExt;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 
 use zfolio_core::refault::{Advice, Measured};
 use zfolio_core::size;
 use zfolio_core::stats::{Figures, Stats};
-use zfolio_sys::disk;
+use zfolio_sys::disk::{self, Kind};
 use zfolio_sys::probe::child::Change;
 
 use super::End;
@@ -530,10 +528,8 @@ impl Story<'_> {
         let spill = &self.settings.spill;
         let places: Vec<_> = spill.paths.iter().map(|(path, _)| path.to_string_lossy()).collect();
         let places = places.join(", ");
-        let is_device = |path: &Path| {
-            fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_block_device())
-        };
-        let devices = spill.paths.iter().filter(|(path, _)| is_device(path)).count();
+        let is_device =
+            |(path, _): &(PathBuf, i32)| matches!(disk::kind(path), Ok(Kind::Device(_)));
         let sum = |figure: fn(&Figures) -> &AtomicU64| -> u64 {
             self.files.iter().map(|file| of(figure(&file.stats.figures))).sum()
         };
@@ -543,7 +539,8 @@ impl Story<'_> {
         let limit = sum(|figures| &figures.written_back_limit);
         if limit > 0 {
             let (bytes, times) = (size::display(spill.limit_bytes), plural(limit, "time"));
-            let or_device = if devices > 0 { " (or the size of a device)" } else { "" };
+            let is_any_device = spill.paths.iter().any(is_device);
+            let or_device = if is_any_device { " (or the size of a device)" } else { "" };
             line(f, "disk full", format!("--spill-limit {bytes}{or_device} was reached {times}"))?;
         }
         let full = sum(|figures| &figures.written_back_full);
@@ -555,7 +552,7 @@ impl Story<'_> {
             // One that a program has set itself is not known here. A device has none.
             let limit =
                 limit.unwrap_or_else(|| " (or the program's ulimit -f had none)".to_owned());
-            let limit = if devices < spill.paths.len() { &limit } else { "" };
+            let limit = if spill.paths.iter().all(is_device) { "" } else { &limit };
             let why = format!("{places} had no room for {writes}{limit}");
             line(f, "disk full", why)?;
         }

@@ -82,8 +82,8 @@ fn a_disk_through_the_page_cache_is_told() {
     std::thread::spawn(test).join().unwrap();
 }
 
-/// Goal: who has areas already, as a child that still reads its parent's, opens half as many as there is room for, those
-/// with the highest priorities.
+/// Goal: who has areas already, as a child that still reads its parent's, opens half as many as there is room for,
+/// those with the highest priorities.
 #[test]
 fn as_many_places_are_opened_as_there_is_room_for() {
     let Some(directory) = directory() else { return };
