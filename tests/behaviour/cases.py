@@ -168,6 +168,9 @@ CASES = [
     ("sandbox trapped", 32, "lz4", "64K"),
     ("sandbox late", 32, "lz4", "64K"),
     ("sandbox late_copies", 32, "lz4", "64K"),
+    ("sandbox late_zeros", 32, "lz4", "64K"),
+    ("sandbox late_moves", 32, "lz4", "64K"),
+    ("sandbox late_advice", 32, "lz4", "64K"),
     ("sandbox forked", 32, "lz4", "64K"),
     ("sandbox blind", 32, "lz4", "64K"),
 ]
@@ -211,7 +214,8 @@ TOLD = {"forks no_threads": "the limit is not held", "forks no_userfaultfd": "th
         "forks no_files": "the limit is not held", "sandbox forked": "the limit is not held in a child",
         "forks few_threads": "the limit is not held"}
 # Cases that zfolio must end with status 125 and a line with these words.
-STOPPED = {"sandbox late": "seccomp", "sandbox late_copies": "seccomp"}
+STOPPED = {"sandbox late": "seccomp", "sandbox late_copies": "seccomp", "sandbox late_zeros": "seccomp",
+           "sandbox late_advice": "seccomp"}
 
 # The memory of these is sampled from outside.
 SAMPLED = [

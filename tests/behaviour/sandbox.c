@@ -3,6 +3,9 @@
 #include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
 
+/* UFFDIO_MOVE, which older headers lack. */
+#define UFFDIO_MOVE_CALL 0xC028AA05
+
 /* Forbids a call to every thread from here on. */
 static void forbid_to_all(long call) {
     struct sock_filter filter[RULE + 1];
@@ -84,16 +87,56 @@ static void late(void) {
     ballast_verify(&b, "a sandbox");
 }
 
-/* The same with a filter that knows the call: pages can be moved, and no new ones can be made (UFFDIO_COPY). */
-static void late_copies(void) {
+/* The same with filters that know the call. Memory has gone out and come back before, so that there are slots to copy
+ * from. Either the process ends, or all is as it must be. */
+static void late_filter(struct sock_filter *filter, unsigned short length, int rounds) {
     static struct ballast b;
     ballast_make(&b, 3 * limit_bytes(), 2);
     come_down(10);
+    uint64_t random = 1;
+    ballast_churn(&b, b.pages / 2, &random);
+    confine(filter, length, SECCOMP_FILTER_FLAG_TSYNC);
+    for (int round = 0; round < rounds; round++) {
+        ballast_churn(&b, b.pages, &random);
+        char *fresh = map_anonymous(MIB);
+        CHECK(page_is_zero(fresh));
+        fill(fresh, MIB, round);
+        verify(fresh, MIB, round, "new memory");
+        /* A page that is missing where all is resident: it is zeros (UFFDIO_ZEROPAGE). */
+        if (madvise(fresh, PAGE, MADV_DONTNEED) == 0) CHECK(page_is_zero(fresh));
+        CHECK(munmap(fresh, MIB) == 0);
+    }
+    ballast_verify(&b, "a sandbox");
+}
+
+/* Pages can be moved, and no new ones can be made. */
+static void late_copies(void) {
     struct sock_filter filter[RULE + 1];
     forbid(filter, SYS_ioctl, 1, UFFDIO_COPY, SECCOMP_RET_ERRNO | EPERM);
-    confine(filter, RULE + 1, SECCOMP_FILTER_FLAG_TSYNC);
-    uint64_t random = 1;
-    for (;;) ballast_churn(&b, b.pages, &random);
+    late_filter(filter, RULE + 1, 60);
+}
+
+/* No pages of zeros. */
+static void late_zeros(void) {
+    struct sock_filter filter[2 * RULE + 1];
+    /* UFFDIO_MOVE has the bits of UFFDIO_ZEROPAGE. */
+    forbid(filter, SYS_ioctl, 1, UFFDIO_MOVE_CALL, SECCOMP_RET_ALLOW);
+    forbid(filter + RULE, SYS_ioctl, 1, UFFDIO_ZEROPAGE, SECCOMP_RET_ERRNO | ENOSYS);
+    late_filter(filter, 2 * RULE + 1, 60);
+}
+
+/* Pages can be copied, and not moved: nothing goes out any more, and all comes back. */
+static void late_moves(void) {
+    struct sock_filter filter[RULE + 1];
+    forbid(filter, SYS_ioctl, 1, UFFDIO_MOVE_CALL, SECCOMP_RET_ERRNO | EPERM);
+    late_filter(filter, RULE + 1, 2);
+}
+
+/* The pages of slots cannot be given back: what stays there is nobody's. */
+static void late_advice(void) {
+    struct sock_filter filter[RULE + 1];
+    forbid(filter, SYS_madvise, 0, 0, SECCOMP_RET_ERRNO | EPERM);
+    late_filter(filter, RULE + 1, 60);
 }
 
 /* With memory on disk, and without io_uring from here on: plain calls bring it back. Run with noise. */
@@ -107,7 +150,8 @@ static void ring(void) {
 
 int main(int count, char **arguments) {
     const struct behaviour cases[] = {{"early", early}, {"trapped", trapped}, {"late", late},
-                                       {"late_copies", late_copies}, {"ring", ring}, {"forked", forked},
-                                       {"blind", blind}};
+                                       {"late_copies", late_copies}, {"late_zeros", late_zeros},
+                                       {"late_moves", late_moves}, {"late_advice", late_advice},
+                                       {"ring", ring}, {"forked", forked}, {"blind", blind}};
     return CHOOSE(cases);
 }

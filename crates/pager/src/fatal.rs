@@ -188,7 +188,7 @@ fn lost(address: usize, bytes: usize, why: fmt::Arguments<'_>) -> ! {
 /// The system gives no page for a fault that must be served: it has none left, or a sandbox forbids to ask.
 pub(crate) fn out_of_memory(address: usize, error: Errno) -> ! {
     if is_forbidden(error) {
-        forbidden(error);
+        forbidden(IOCTL, error);
     }
     print(format_args!("a fault at {address:#x} cannot be served: {}", ErrnoText(error)));
     process::abort_now(STATUS)
@@ -213,18 +213,21 @@ pub(crate) fn print_if_forbidden(whole_process: bool, error: Errno) {
     static PRINTED: AtomicBool = AtomicBool::new(false);
     if whole_process && is_forbidden(error) && !PRINTED.swap(true, Relaxed) {
         print(format_args!(
-            "userfaultfd's ioctl: {} (a seccomp filter of the program?): the limit is not held",
+            "{IOCTL}: {} (a seccomp filter of the program?): the limit is not held",
             ErrnoText(error)
         ));
     }
 }
 
-/// A sandbox forbids the userfaultfd, without which compressed memory cannot come back.
+/// The calls on a userfaultfd, in messages.
+pub(crate) const IOCTL: &str = "userfaultfd's ioctl";
+
+/// A sandbox forbids a `call` without which compressed memory cannot come back, or not where it belongs.
 #[cold]
-pub(crate) fn forbidden(error: Errno) -> ! {
+pub(crate) fn forbidden(call: &str, error: Errno) -> ! {
     print(format_args!(
-        "userfaultfd's ioctl: {}; a seccomp filter of the program forbids it, and compressed memory cannot \
-         come back: stopped",
+        "{call}: {}; a seccomp filter of the program forbids it, and compressed memory cannot come back: \
+         stopped",
         ErrnoText(error)
     ));
     process::abort_now(STATUS)

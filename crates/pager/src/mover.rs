@@ -36,7 +36,7 @@ use zfolio_sys::Errno;
 use zfolio_sys::map::Reservation;
 use zfolio_sys::uffd::{Message, Messages, Progress};
 
-use crate::fatal;
+use crate::fatal::{self, IOCTL};
 use crate::folio::{Geometry, Units};
 use crate::mappings::event::{Announced, Inbox};
 use crate::rank;
@@ -300,7 +300,7 @@ impl Mover {
         match self.system.wake(Side::Program, start, bytes) {
             // The program has put all its threads into a sandbox that forbids the call. An earlier
             // move or copy failed for the same reason.
-            Err(error) if fatal::is_forbidden(error) => fatal::forbidden(error),
+            Err(error) if fatal::is_forbidden(error) => fatal::forbidden(IOCTL, error),
             // The call fails only for a range that is not page-aligned.
             answer => debug_assert!(answer.is_ok(), "{answer:?}"),
         }

@@ -10,9 +10,9 @@ use std::ptr::NonNull;
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::sync::Mutex;
 use zfolio_core::zsmalloc::PageSource;
-use zfolio_sys::map::{self, Reservation};
+use zfolio_sys::map::Reservation;
 
-use crate::rank;
+use crate::{rank, system};
 
 /// How much address space is requested at once. It is little, since all of it counts where the
 /// address space of a process is limited (`RLIMIT_AS`, `RLIMIT_DATA`): requests of 1 GiB, halved
@@ -136,15 +136,13 @@ unsafe impl PageSource for PoolMappings {
     unsafe fn give_back(&self, run: NonNull<u8>, pages: usize) {
         let address = run.as_ptr() as usize;
         // SAFETY: by the contract the run is ours again and nobody reads it.
-        let released = unsafe { map::release(address, pages * PAGE_BYTES) };
-        debug_assert!(released.is_ok());
+        unsafe { system::release(address, pages * PAGE_BYTES) };
         self.0.lock().keep(address, pages);
     }
 
     unsafe fn discard(&self, start: NonNull<u8>, pages: usize) {
         // SAFETY: by the contract nobody relies on what these pages of a run hold.
-        let released = unsafe { map::release(start.as_ptr() as usize, pages * PAGE_BYTES) };
-        debug_assert!(released.is_ok());
+        unsafe { system::release(start.as_ptr() as usize, pages * PAGE_BYTES) };
     }
 }
 

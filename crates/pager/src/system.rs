@@ -19,7 +19,7 @@ use zfolio_sys::maps::FileMapping;
 use zfolio_sys::process::Resident;
 use zfolio_sys::uffd::{Message, Messages, Progress};
 
-pub(crate) use linux::Linux;
+pub(crate) use linux::{Linux, release};
 
 /// Whose memory a call is about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -104,7 +104,11 @@ pub(crate) trait System: Send + Sync + Debug {
 
     /// Whether a change of the program's mappings is under way whose message was not read yet: moves and copies are
     /// refused meanwhile.
-    fn is_changing(&self) -> bool;
+    ///
+    /// # Errors
+    ///
+    /// A sandbox of the program forbids to ask.
+    fn is_changing(&self) -> Result<bool, Errno>;
 
     /// Sets the lowest bit of one byte for each page that is resident.
     ///

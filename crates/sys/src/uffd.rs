@@ -304,9 +304,17 @@ impl Uffd {
 
     /// Whether a change of registered mappings is under way whose message was not read yet. The kernel answers that
     /// first, before it looks at the range.
-    pub fn is_changing(&self) -> bool {
+    ///
+    /// # Errors
+    ///
+    /// Those of a seccomp filter that forbids the call.
+    pub fn is_changing(&self) -> Result<bool, Errno> {
         // Of no length: INVAL if nothing is under way.
-        self.zero(0, 0).stopped == Some(Errno::AGAIN)
+        match self.zero(0, 0).stopped {
+            Some(Errno::AGAIN) => Ok(true),
+            Some(Errno::INVAL) | None => Ok(false),
+            Some(error) => Err(error),
+        }
     }
 
     /// Reads the next messages: as many as exist and fit, possibly none.

@@ -138,7 +138,7 @@ impl Engine {
     /// time.
     fn await_changes(&self) -> bool {
         (0..LOOKS).any(|_| {
-            let is_changing = self.mover.system.is_changing();
+            let is_changing = self.mover.system.is_changing() != Ok(false);
             if is_changing {
                 self.mover.read_messages();
                 self.mover.system.pause();

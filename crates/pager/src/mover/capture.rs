@@ -156,8 +156,11 @@ impl Mover {
             if steady.has_change(from, from + bytes) {
                 return REFUSED;
             }
-            if !self.system.is_changing() {
-                break steady;
+            match self.system.is_changing() {
+                Ok(false) => break steady,
+                Ok(true) => {}
+                // A sandbox: nothing goes out, since nothing would come back.
+                Err(_) => return REFUSED,
             }
             drop(steady);
             self.let_change_happen();
@@ -167,7 +170,7 @@ impl Mover {
         // they are.
         let progress = unsafe { self.system.move_pages(Side::Staging, from, to, bytes) };
         // No event was read meanwhile: a change that was made before the move is still under way.
-        let was_changed = self.system.is_changing();
+        let was_changed = self.is_changing();
         drop(steady);
         if was_changed { self.check_capture((from, to, bytes), progress) } else { progress }
     }

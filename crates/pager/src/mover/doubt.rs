@@ -13,6 +13,7 @@ use zfolio_core::page::PAGE_BYTES;
 use zfolio_sys::uffd::Progress;
 
 use super::{Mover, REFUSED};
+use crate::fatal::{self, IOCTL};
 
 /// What one call has captured: all of it before the change, or all of it after.
 #[derive(Debug)]
@@ -33,7 +34,7 @@ impl Mover {
         (from, to, bytes): (usize, usize, usize),
         progress: Progress,
     ) -> Progress {
-        while self.system.is_changing() {
+        while self.is_changing() {
             self.let_change_happen();
         }
         let steady = self.inbox.steady();
@@ -62,6 +63,11 @@ impl Mover {
         self.doubts.lock().append(&mut doubts);
         self.undo(to, from, 0..bytes);
         REFUSED
+    }
+
+    /// Whether a change of mappings is under way, while it is not known where captured pages belong.
+    pub(super) fn is_changing(&self) -> bool {
+        self.system.is_changing().unwrap_or_else(|error| fatal::forbidden(IOCTL, error))
     }
 
     /// Whether a page is seen at an address: one that was swapped out is not.

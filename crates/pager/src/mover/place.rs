@@ -8,7 +8,7 @@ use zfolio_sys::uffd::Progress;
 
 use super::staging::Full;
 use super::{Mover, REFUSED};
-use crate::fatal;
+use crate::fatal::{self, IOCTL};
 use crate::folio::Units;
 use crate::mappings::event::Place;
 use crate::system::Side;
@@ -92,6 +92,8 @@ impl Mover {
             drop(steady);
             match stopped {
                 Some(Errno::AGAIN) => self.let_change_happen(),
+                // Woken, the thread would fault again, for ever.
+                Some(error) if fatal::is_forbidden(error) => fatal::forbidden(IOCTL, error),
                 stopped => break stopped,
             }
         };
@@ -173,7 +175,16 @@ impl Mover {
                 None => {}
                 Some(Errno::AGAIN) if progress.bytes > 0 => {}
                 Some(Errno::AGAIN) => self.let_change_happen(),
-                Some(Errno::NOMEM) => fatal::out_of_memory(to + done, Errno::NOMEM),
+                // No memory, or a sandbox. What is none of the kernel's answers below is not taken for one of them: the
+                // bytes would be lost.
+                Some(error)
+                    if !matches!(
+                        error,
+                        Errno::EXIST | Errno::FAULT | Errno::INVAL | Errno::NOENT
+                    ) =>
+                {
+                    fatal::out_of_memory(to + done, error)
+                }
                 // The range may lie in several mappings, and no call crosses mappings: page by
                 // page.
                 Some(error) if error != Errno::EXIST && next > PAGE_BYTES => at_once = PAGE_BYTES,

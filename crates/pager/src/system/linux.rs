@@ -11,6 +11,7 @@ use zfolio_sys::{Errno, clock, cpu, futex, map, maps, pagemap};
 
 use super::{Side, System};
 use crate::config::{Error, Mode};
+use crate::fatal;
 
 /// See the module.
 #[derive(Debug)]
@@ -19,6 +20,21 @@ pub(crate) struct Linux {
     program: Uffd,
     staging: Uffd,
     meter: ResidentMeter,
+}
+
+/// [`map::release`] of memory of the engine's own.
+///
+/// # Safety
+///
+/// As there.
+#[allow(unsafe_code, reason = "the contract is the callers'")]
+pub(crate) unsafe fn release(start: usize, bytes: usize) {
+    // SAFETY: the caller's contract.
+    match unsafe { map::release(start, bytes) } {
+        // A page that stays in its slot would be taken for one of the next folio there.
+        Err(error) if fatal::is_forbidden(error) => fatal::forbidden("madvise", error),
+        released => debug_assert!(released.is_ok(), "{released:?}"),
+    }
 }
 
 /// The features that the two userfaultfds need: the program's and the staging area's.
@@ -118,7 +134,7 @@ impl System for Linux {
         self.program.has_message()
     }
 
-    fn is_changing(&self) -> bool {
+    fn is_changing(&self) -> Result<bool, Errno> {
         self.program.is_changing()
     }
 
@@ -143,9 +159,8 @@ impl System for Linux {
     }
 
     unsafe fn discard(&self, start: usize, bytes: usize) {
-        // SAFETY: the caller keeps this function's contract, which implies that of `map::release`.
-        let released = unsafe { map::release(start, bytes) };
-        debug_assert!(released.is_ok(), "{released:?}");
+        // SAFETY: the caller keeps this function's contract, which implies that of `release`.
+        unsafe { release(start, bytes) };
     }
 
     fn now_ns(&self) -> u64 {

@@ -343,8 +343,8 @@ impl System for Arc<Space> {
         waits || !state.events.is_empty()
     }
 
-    fn is_changing(&self) -> bool {
-        self.enter().changing > 0
+    fn is_changing(&self) -> Result<bool, Errno> {
+        Ok(self.enter().changing > 0)
     }
 
     fn residency(&self, start: usize, bytes: usize, present: &mut [u8]) -> Result<(), Errno> {
