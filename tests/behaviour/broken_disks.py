@@ -188,6 +188,7 @@ class Cases:
         self.case("disk answers what is no answer", self.impossible)
         self.case("disk that stalls", self.stalls)
         self.case("disk that stalls from the start", self.stalls_from_the_start)
+        self.case("disk that stalls at the end of a budget", self.stalls_at_the_end_of_a_budget)
         self.case("disk fails reads", self.reads)
         self.case("disk reads parts of slots only", self.reads_parts)
         self.case("disk fails reads for a while", self.reads_for_a_while, errno.EIO)
@@ -316,6 +317,23 @@ class Cases:
             program.holds_limit()
             program.end()
             return f"{stalled >> 20} MiB resident when not one write had ended"
+
+    def stalls_at_the_end_of_a_budget(self):
+        """No write ends, and those under way are all that the budget allows: after ten seconds nobody waits."""
+        calls, program = self.failing()
+        with program:
+            program.ask(f"fill {PAGES // 3}", "filled")
+            program.holds_limit()
+            command = [program.zfolio, "set", str(program.pid), "write_budget=2M"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+            expect(done.returncode == 0, done.stderr)
+            calls.fail("w", Calls.STALL)
+            program.ask(f"fill {PAGES // 3}", "filled")
+            stalled = program.resident()
+            expect(calls.wait_for(1, TIMEOUT) > 0, "no write began")
+            calls.mend()
+            program.end()
+            return f"{stalled >> 20} MiB resident when no write had ended"
 
     def reads(self):
         """`EIO` on read for good."""

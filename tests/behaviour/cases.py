@@ -171,8 +171,10 @@ CASES = [
     ("sandbox late_zeros", 32, "lz4", "64K"),
     ("sandbox late_moves", 32, "lz4", "64K"),
     ("sandbox late_advice", 32, "lz4", "64K"),
+    ("sandbox late_files", 32, "lz4", "64K"),
     ("sandbox forked", 32, "lz4", "64K"),
     ("sandbox blind", 32, "lz4", "64K"),
+    ("sandbox blind_holes", 32, "lz4", "64K"),
 ]
 
 # With memory that does not compress, so that zfolio spills it. All cases can be run so: --noise.
@@ -215,7 +217,7 @@ TOLD = {"forks no_threads": "the limit is not held", "forks no_userfaultfd": "th
         "forks few_threads": "the limit is not held"}
 # Cases that zfolio must end with status 125 and a line with these words.
 STOPPED = {"sandbox late": "seccomp", "sandbox late_copies": "seccomp", "sandbox late_zeros": "seccomp",
-           "sandbox late_advice": "seccomp"}
+           "sandbox late_advice": "seccomp", "sandbox late_files": "seccomp"}
 
 # The memory of these is sampled from outside.
 SAMPLED = [

@@ -78,12 +78,50 @@ static void blind(void) {
     child_is_well(child, "a blind child");
 }
 
+/* The same, with memory that the child does not inherit: what it maps there is new. */
+static void blind_holes(void) {
+    static struct ballast b;
+    ballast_make(&b, 3 * limit_bytes(), 8);
+    come_down(10);
+    forbid_to_all(SYS_mincore);
+    size_t first = b.pages / 3 + 5, pages = 1000;
+    char *hole = b.start + first * PAGE;
+    CHECK(madvise(hole, pages * PAGE, MADV_DONTFORK) == 0);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        CHECK(mmap(hole, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == hole);
+        for (size_t page = 0; page < pages; page++)
+            CHECK(page_is_zero(hole + page * PAGE), "page %zu of a new mapping", page);
+        fill(hole, pages * PAGE, 9);
+        for (size_t page = 0; page < b.pages; page++) {
+            uint64_t seed = page - first < pages ? 9 + page - first : ballast_seed(&b, page);
+            CHECK(page_is(b.start + page * PAGE, seed), "page %zu of a blind child", page);
+        }
+        _exit(0);
+    }
+    child_is_well(child, "a blind child");
+    ballast_verify(&b, "beside a blind child");
+}
+
 /* With compressed memory, which cannot come back: the process must end, and not wait for ever. */
 static void late(void) {
     static struct ballast b;
     ballast_make(&b, 3 * limit_bytes(), 2);
     come_down(10);
     enter();
+    ballast_verify(&b, "a sandbox");
+}
+
+/* The line about it comes also where nobody may look into another table of files. */
+static void late_files(void) {
+    static struct ballast b;
+    ballast_make(&b, 3 * limit_bytes(), 2);
+    come_down(10);
+    struct sock_filter filter[2 * RULE + 1];
+    forbid(filter, SYS_pidfd_getfd, 0, 0, SECCOMP_RET_ERRNO | EPERM);
+    forbid(filter + RULE, SYS_ioctl, 0, 0, SECCOMP_RET_ERRNO | EPERM);
+    confine(filter, 2 * RULE + 1, SECCOMP_FILTER_FLAG_TSYNC);
     ballast_verify(&b, "a sandbox");
 }
 
@@ -152,6 +190,7 @@ int main(int count, char **arguments) {
     const struct behaviour cases[] = {{"early", early}, {"trapped", trapped}, {"late", late},
                                        {"late_copies", late_copies}, {"late_zeros", late_zeros},
                                        {"late_moves", late_moves}, {"late_advice", late_advice},
-                                       {"ring", ring}, {"forked", forked}, {"blind", blind}};
+                                       {"late_files", late_files}, {"ring", ring}, {"forked", forked},
+                                       {"blind", blind}, {"blind_holes", blind_holes}};
     return CHOOSE(cases);
 }

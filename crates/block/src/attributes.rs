@@ -632,7 +632,9 @@ mod tests {
         assert!(line.to_string().starts_with(expected), "{line}");
         assert_eq!(read(&ram, "writeback_limit").unwrap(), "0\n");
         write(&ram, "writeback_limit_enable", "0").unwrap();
-        write(&ram, "writeback", "page_index=3 page_indexes=5-6").unwrap();
+        // Units that are named twice are written and counted once.
+        write(&ram, "writeback", "page_index=6 page_index=3 page_indexes=5-6 page_index=3")
+            .unwrap();
         let columns = |name| -> Vec<u64> {
             let value = read(&ram, name).unwrap();
             value.split_whitespace().map(|word| word.parse().unwrap()).collect()

@@ -342,16 +342,16 @@ impl Ram {
         }
         let age_s = self.age_s();
         while clock::monotonic_ns() < began + share_ns {
-            // Without room for a second copy of a unit nothing can be done now. A unit that is lost is reported when it
-            // is read.
-            let Ok(turn) = self.zram.recompress_old(cpu::current(), age_s, WORK_UNITS) else {
-                return;
-            };
+            let turn = self.zram.recompress_old(cpu::current(), age_s, WORK_UNITS);
             let counts = [&self.policy.tried, &self.policy.shrank, &self.policy.bytes_saved];
             let done = [turn.done.tried, turn.done.shrank, turn.done.bytes_saved];
             counts.iter().zip(done).for_each(|(count, done)| _ = count.fetch_add(done, Relaxed));
             if turn.is_round {
                 self.rests_until_ns.store(began + rest_ns(age_s), Relaxed);
+            }
+            // Without memory for a second copy of a unit nothing can be done now. A unit that is lost is reported when
+            // it is read.
+            if turn.is_round || matches!(turn.error, Some(zram::Error::NoMemory)) {
                 return;
             }
         }
@@ -478,7 +478,7 @@ mod tests {
         ram.work(second_ns);
         assert_eq!(ram.policy_stat().tried, 0);
         // The clock of the disk is that of the system: nothing is ever old here but what an age of 0 makes so.
-        let turn = ram.zram().recompress_old(0, 0, 9).unwrap();
+        let turn = ram.zram().recompress_old(0, 0, 9);
         assert_eq!(turn.done.tried, 1);
         let mut found = vec![0; 4096];
         ram.read(0, &mut found).unwrap();

@@ -150,7 +150,8 @@ fn save_by(
 ) -> Result<Saved, Unsaved> {
     let file = open_partial(partial)?;
     let done = write(ram, notes, &file, path, partial, ends);
-    if done.is_err() {
+    // If only the directory could not be synced, the file has its name already, and another save may have this one.
+    if done.is_err() && is_named(&file, partial) {
         // It is ours as long as the lock is held.
         fs::remove_file(partial).ok();
     }

@@ -551,7 +551,8 @@ impl<S: PageSource> Zram<S> {
         let away = |unit| self.away(&self.table.get(unit)?.lock());
         let most = (FETCH_BYTES / self.unit.bytes()).max(1);
         let units = self.pieces(at, bytes).map(|(unit, _)| unit);
-        self.store.fetch(units.filter_map(away).take(most), |_| true);
+        // Whoever reads one waits for it then. Of some only pages are read that are apart: nobody loads these.
+        self.store.fetch(units.filter_map(away).take(most), |_| false);
         self.store.poll();
     }
 

@@ -325,6 +325,8 @@ impl Engine {
         let has_room = place.room() > 0;
         drop(table);
         let opened = if has_room { self.open_place(place) } else { Err(PlaceError::Busy) };
+        // Who waited for that has not waited for what comes next.
+        spilling.stall.start_over();
         let Err(error) = opened else { return };
         let rest_ns = match error {
             // Whoever waits for an area asks again. The run looks ten times a second.
@@ -335,7 +337,7 @@ impl Engine {
             }
             _ => SHUT_NS,
         };
-        spilling.shut_until_ns.store(now + rest_ns, Relaxed);
+        spilling.shut_until_ns.store(self.now_ns() + rest_ns, Relaxed);
         if !spilling.has_complained.swap(true, Relaxed) {
             fatal::print(format_args!("{error}: what does not compress stays in memory"));
         }
@@ -646,19 +648,18 @@ impl Engine {
         }
         if self.door() == Door::Soon {
             // The background thread opens it, and writes and reads there once: one request that may stall.
-            let is_stalled = self.is_stalled(1);
-            return if is_stalled { Room::None } else { self.want_place() };
+            return if self.is_stalled(true) { Room::None } else { self.want_place() };
+        }
+        self.store.poll();
+        let (_, writing) = self.store.in_flight();
+        if self.is_stalled(writing > 0) {
+            return Room::None;
         }
         if !self.may_spill() {
             // What is on its way may be the last for which there is a budget.
-            let (_, writing) = self.store.in_flight();
             return if writing > 0 && self.is_used_up() { Room::Soon } else { Room::None };
         }
         let mut written = 0;
-        let in_flight = self.store.poll();
-        if self.is_stalled(in_flight) {
-            return Room::None;
-        }
         if self.below_limit_soon() < needed + signed(self.charge.low_bytes()) {
             written = self.write_back(true).written;
         }
@@ -669,9 +670,11 @@ impl Engine {
         if writing > 0 { Room::Soon } else { Room::None }
     }
 
-    /// Whether a fault passes the limit, since none of `in_flight` requests ends.
-    fn is_stalled(&self, in_flight: usize) -> bool {
-        self.work.spilling.stall.may_pass(self.store.completions(), in_flight, self.now_ns())
+    /// Whether a fault passes the limit, since nothing that is being written ends. What is read makes no room.
+    fn is_stalled(&self, is_writing: bool) -> bool {
+        let stats = self.store.spill_stats();
+        let ended = stats.written + stats.not_written - stats.refused;
+        self.work.spilling.stall.may_pass(ended, is_writing, self.now_ns())
     }
 
     /// A fault is served over the limit.

@@ -117,6 +117,9 @@ pub(crate) trait System: Send + Sync + Debug {
     /// `NOMEM`: part of the range is not mapped.
     fn residency(&self, start: usize, bytes: usize, present: &mut [u8]) -> Result<(), Errno>;
 
+    /// Whether there is a page of ours that the kernel could not read: after `FAULT` for a copy from there.
+    fn is_unreadable(&self, page: usize) -> bool;
+
     /// Calls `each` for each run of resident pages, with its start, its end, and whether its pages
     /// are the shared page of zeros.
     fn each_resident(&self, start: usize, end: usize, each: &mut dyn FnMut(usize, usize, bool));

@@ -151,7 +151,7 @@ pub fn read_whole(path: impl AsRef<Path>, bytes_max: usize) -> Result<Vec<u8>, E
 ///
 /// # Errors
 ///
-/// `ENOMEM`; `EPERM` in a sandbox.
+/// `ENOMEM`; `EPERM` in a sandbox. Then the thread has copies of the program's descriptors, and must end.
 pub fn leave_program_files(but: &[BorrowedFd<'_>]) -> Result<Vec<OwnedFd>, Errno> {
     let mut kept: Vec<u32> = but.iter().map(|file| file.as_raw_fd().unsigned_abs()).collect();
     kept.sort_unstable();
@@ -162,7 +162,10 @@ pub fn leave_program_files(but: &[BorrowedFd<'_>]) -> Result<Vec<OwnedFd>, Errno
         if first < kept {
             // SAFETY: the table is this thread's own (above), and the caller's contract is that the thread
             // has no other descriptor yet. A raw call, since neither library offers it for every descriptor.
-            unsafe { libc::syscall(libc::SYS_close_range, first, kept - 1, 0_u32) };
+            let closed = unsafe { libc::syscall(libc::SYS_close_range, first, kept - 1, 0_u32) };
+            if closed != 0 {
+                return Err(crate::map::last_error());
+            }
         }
         first = kept.saturating_add(1);
     }
@@ -277,18 +280,33 @@ pub(crate) fn open_first<T>(open: impl Fn() -> Result<T, Errno>) -> Result<T, Er
     }
 }
 
+/// The program's standard error.
+fn programs_error() -> Result<OwnedFd, Errno> {
+    let own = rustix::process::getpid();
+    let process = rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty())?;
+    rustix::process::pidfd_getfd(process, 2, rustix::process::PidfdGetfdFlags::empty())
+}
+
+/// Opens the same file: a terminal, a pipe, or a file, at whose end it writes then. A socket cannot be opened.
+fn open_error() -> Result<OwnedFd, Errno> {
+    // Whose reader is gone, that does not wait for another one.
+    let flags =
+        OFlags::WRONLY | OFlags::APPEND | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    rustix::fs::open(c"/proc/self/fd/2", flags, rustix::fs::Mode::empty())
+}
+
 /// Writes a message to the program's standard error, from a thread with its own table of
 /// descriptors.
 ///
-/// `pidfd_getfd` duplicates the program's descriptor for the length of one write. If the program
-/// has closed it, nothing is written.
+/// `pidfd_getfd` duplicates the program's descriptor for the length of one write; where that is
+/// forbidden, the file is opened once more. If the program has closed it, nothing is written.
 pub fn tell_program(message: &str) {
     let tell = || {
-        let own = rustix::process::getpid();
-        let process = rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty())?;
-        let flags = rustix::process::PidfdGetfdFlags::empty();
-        let error = rustix::process::pidfd_getfd(process, 2, flags)?;
-        write_all(error.as_fd(), message.as_bytes());
+        let error = match programs_error() {
+            Err(Errno::PERM | Errno::ACCESS | Errno::NOSYS) => open_error(),
+            error => error,
+        };
+        write_all(error?.as_fd(), message.as_bytes());
         Ok(())
     };
     // Acquire and Release: whoever is next finds what the last one has reserved.

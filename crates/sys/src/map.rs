@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 use std::os::fd::OwnedFd;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::fs::OFlags;
@@ -95,7 +95,16 @@ impl Drop for Reservation {
         // SAFETY: the mapping belongs to this value, and dropping the value ends every borrow of
         // it.
         let gone = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
-        debug_assert!(gone.is_ok(), "munmap of our own mapping failed: {gone:?}");
+        if gone.is_err() {
+            // The kernel has made one mapping of neighbours, and the process has as many as it may have. The pages can
+            // be given back without one more.
+            // SAFETY: as above.
+            let released = unsafe { release(self.base.as_ptr() as usize, self.bytes) };
+            debug_assert!(
+                released.is_ok(),
+                "our own mapping is not given back: {gone:?}, {released:?}"
+            );
+        }
     }
 }
 
@@ -244,6 +253,18 @@ pub fn residency(address: usize, bytes: usize, present: &mut [u8]) -> Result<(),
     if answer == 0 { Ok(()) } else { Err(last_error()) }
 }
 
+/// Whether all of a range is mapped, for where `mincore` is forbidden.
+///
+/// # Errors
+///
+/// `NOMEM`: a part is not. Others: this call is forbidden too.
+pub fn check_mapped(address: usize, bytes: usize) -> Result<(), Errno> {
+    let at = ptr::with_exposed_provenance_mut(address);
+    // SAFETY: changes neither memory nor mappings. Of no file anything is written: the kernel does nothing for
+    // MS_ASYNC but look whether there are mappings.
+    unsafe { rustix::mm::msync(at, bytes, rustix::mm::MsyncFlags::ASYNC) }
+}
+
 /// The calling process's memory, to be written past what the program may do with it: as a file, which can also write to
 /// private mappings that the program may only read, or may not access at all; and by plain stores where that file
 /// cannot be opened (a sandbox, no `/proc`).
@@ -285,7 +306,7 @@ impl OwnMemory {
 }
 
 /// The error of the `libc::syscall` that has just failed in this thread.
-fn last_error() -> Errno {
+pub(crate) fn last_error() -> Errno {
     std::io::Error::last_os_error().raw_os_error().map_or(Errno::INVAL, Errno::from_raw_os_error)
 }
 

@@ -95,6 +95,8 @@ fn each_resident_page(start: usize, end: usize, mut each: impl FnMut(usize, usiz
 
 /// In an entry of `pagemap`: the page is in memory.
 const PRESENT: u64 = 1 << 63;
+/// It is in swap; also the mark of a page with a memory error.
+const ELSEWHERE: u64 = 1 << 62;
 /// No other process has it mapped.
 const EXCLUSIVE: u64 = 1 << 56;
 
@@ -118,6 +120,14 @@ pub fn present(start: usize, pages: &mut [u8]) -> Result<(), Errno> {
     each_entry(start, pages, |entry| entry & PRESENT != 0)
 }
 
+/// Whether there is a page that is not in memory: it was swapped out, or has a memory error. Where that cannot be
+/// asked, there is none.
+#[must_use]
+pub fn is_elsewhere(page: usize) -> bool {
+    let mut found = [0];
+    each_entry(page, &mut found, |entry| entry & ELSEWHERE != 0).is_ok() && found == [1]
+}
+
 fn each_entry(start: usize, pages: &mut [u8], is_one: impl Fn(u64) -> bool) -> Result<(), Errno> {
     const AT_ONCE: usize = 64;
     let file = crate::files::open_read(c"/proc/self/pagemap")?;
@@ -137,8 +147,11 @@ fn each_entry(start: usize, pages: &mut [u8], is_one: impl Fn(u64) -> bool) -> R
 
 #[cfg(test)]
 mod tests {
-    use super::{each_resident_page, for_each_resident, present, shared};
+    use super::{each_resident_page, for_each_resident, is_elsewhere, present, shared};
+    use std::os::fd::AsRawFd as _;
+
     use crate::map::{PAGE_BYTES, Reservation, residency};
+    use crate::uffd::{Reach, Uffd};
 
     /// Goal: both methods find the same resident pages.
     #[test]
@@ -159,6 +172,29 @@ mod tests {
         each_resident_page(start, end, |from, _, _| slowly.push((from - start) / PAGE_BYTES));
         assert_eq!(found, [3, 4, 5, 100, 600, 1023]);
         assert_eq!(found, slowly);
+    }
+
+    /// Goal: a page that cannot be read is told from one that is missing. Method: the kernel marks a page as one with a
+    /// memory error for us (`UFFDIO_POISON`, Linux 6.6).
+    #[test]
+    fn a_page_with_an_error_is_elsewhere() {
+        let uffd = match Uffd::open(Reach::Program, 1 << 14) {
+            Ok(uffd) => uffd,
+            Err(errno) => return eprintln!("SKIPPED: no userfaultfd that marks pages: {errno}"),
+        };
+        let space = Reservation::new(3 * PAGE_BYTES, PAGE_BYTES).unwrap();
+        let start = space.address();
+        // SAFETY: a page of our own mapping.
+        unsafe { space.base().as_ptr().write(1) };
+        uffd.register(start, space.bytes()).unwrap();
+        // `struct uffdio_poison`: the range, a mode, and the bytes that were marked.
+        let mut poison = [(start + PAGE_BYTES) as u64, PAGE_BYTES as u64, 0, 0];
+        let call = 0xC020_AA08;
+        // SAFETY: the argument is laid out as the kernel's, and the page is ours and not used.
+        let answer = unsafe { libc::ioctl(uffd.file().as_raw_fd(), call, poison.as_mut_ptr()) };
+        assert_eq!((answer, poison[3]), (0, PAGE_BYTES as u64));
+        let found = [0, 1, 2].map(|page| is_elsewhere(start + page * PAGE_BYTES));
+        assert_eq!(found, [false, true, false]);
     }
 
     /// Goal: a page is shared while a child has it too, and not before and after. Method: three pages, of which the

@@ -6,7 +6,7 @@ use std::io::{self, Read as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
@@ -40,7 +40,7 @@ pub(crate) fn path(name: &str) -> Option<CString> {
 /// An existing file of that name is removed first: an earlier process with the same id left it, or this
 /// process before it executed another program. A reader that has it open keeps it. `None` if there is no
 /// `/dev/shm`, or if another user made the directory; or, with the existing file removed, if the process
-/// may not make a file of that size.
+/// may not make a file of that size, or there is no room for it.
 #[must_use]
 pub fn create(name: &str, bytes: usize) -> Option<OwnedFd> {
     let folder = open_folder()?;
@@ -51,7 +51,11 @@ pub fn create(name: &str, bytes: usize) -> Option<OwnedFd> {
     }
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let file = rustix::fs::openat(&folder, &name, flags, Mode::RUSR | Mode::WUSR).ok()?;
-    rustix::fs::ftruncate(&file, bytes as u64).ok()?;
+    // With its memory: where the file system is full, a store to the mapping would be SIGBUS.
+    if rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes as u64).is_err() {
+        rustix::fs::unlinkat(&folder, &name, AtFlags::empty()).ok();
+        return None;
+    }
     Some(file)
 }
 

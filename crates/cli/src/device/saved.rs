@@ -36,8 +36,9 @@ pub(super) fn save(arguments: &SaveArgs) -> Result<ExitCode, Failure> {
     let request = request.filter(|request| request.len() < REQUEST_BYTES_MAX);
     let request = request.ok_or_else(|| {
         Failure::argument(format!(
-            "'{}' is not a file; accepted: a path of UTF-8 without line breaks, up to 4000 bytes",
-            file.display()
+            "'{}' is not a file; accepted: a path of UTF-8 without line breaks, up to {} bytes",
+            file.display(),
+            REQUEST_BYTES_MAX - "save \n".len()
         ))
     })?;
     let done = ask(name, &request)?;

@@ -67,9 +67,12 @@ use crate::zsmalloc::{Handle, PageSource};
 /// Times that one `wait` has an entry read, if each read fails but may succeed later.
 const TRIES: usize = 3;
 
-/// Times that one `wait` has an entry read in all: others that load it may put it away again each time, or the backing
-/// may take no more requests just then.
+/// Times that one `wait` has an entry read in all: others that load it may put it away again each time.
 const TURNS: usize = 1000;
+
+/// Pauses of one `wait` in which the backing took no request for want of room, and ended none: as long as a disk may
+/// keep everybody waiting (30 s).
+const REFUSALS: usize = 30_000;
 
 /// How many entries give up their locations when the backing refuses a write.
 const GIVEN_UP: usize = 64;
@@ -179,6 +182,14 @@ impl Spill {
         let in_flight = InFlight::default();
         Spill { backing, side, kept, counters, in_flight, is_walked, lacks_room }
     }
+
+    /// Something is to be written back.
+    fn note_walk(&self) {
+        // Relaxed: who sees it late makes an entry no younger.
+        if !self.is_walked.load(Relaxed) {
+            self.is_walked.store(true, Relaxed);
+        }
+    }
 }
 
 impl<S: PageSource> Store<S> {
@@ -187,10 +198,7 @@ impl<S: PageSource> Store<S> {
     pub fn write_back(&self, most: usize) -> WrittenBack {
         let mut done = WrittenBack::default();
         let Some(spill) = &self.spill else { return done };
-        // Relaxed: who sees it late makes an entry no younger.
-        if !spill.is_walked.load(Relaxed) {
-            spill.is_walked.store(true, Relaxed);
-        }
+        spill.note_walk();
         let mut side = spill.side.lock();
         self.complete(spill, &mut side, &mut done);
         // Every entry is looked at as often as its age can ask for; the first round may be a short one.
@@ -203,13 +211,7 @@ impl<S: PageSource> Store<S> {
             }
         }
         self.end_write_back(spill, &mut side, &mut done);
-        if done.started == 0 && done.written == 0 {
-            let fetched = spill.counters.read.load(Relaxed);
-            if fetched == side.fetched {
-                side.fresh.clear(|handle| self.row(handle).cell().let_go());
-            }
-            side.fetched = fetched;
-        }
+        self.let_fresh_go(spill, &mut side, &done);
         done
     }
 
@@ -219,6 +221,9 @@ impl<S: PageSource> Store<S> {
     pub fn write_back_chosen(&self, chosen: &[Ticket]) -> WrittenBack {
         let mut done = WrittenBack::default();
         let Some(spill) = &self.spill else { return done };
+        if !chosen.is_empty() {
+            spill.note_walk();
+        }
         let mut side = spill.side.lock();
         self.complete(spill, &mut side, &mut done);
         let mut rest = chosen.iter();
@@ -227,6 +232,9 @@ impl<S: PageSource> Store<S> {
             && self.write_some(spill, &mut side, BATCH_MAX, &mut next, &mut done)
         {}
         self.end_write_back(spill, &mut side, &mut done);
+        if !chosen.is_empty() {
+            self.let_fresh_go(spill, &mut side, &done);
+        }
         done
     }
 
@@ -247,6 +255,18 @@ impl<S: PageSource> Store<S> {
             // Perhaps for want of room: what is in the pool can do without its location.
             self.give_up_some(spill);
         }
+    }
+
+    /// What was fetched and not used is nobody's, if nothing was fetched since another walk that found nothing.
+    fn let_fresh_go(&self, spill: &Spill, side: &mut Side, done: &WrittenBack) {
+        if done.started > 0 || done.written > 0 {
+            return;
+        }
+        let fetched = spill.counters.read.load(Relaxed);
+        if fetched == side.fetched {
+            side.fresh.clear(|handle| self.row(handle).cell().let_go());
+        }
+        side.fetched = fetched;
     }
 
     /// Gives up the locations of some entries that are in the pool too.
@@ -786,6 +806,7 @@ impl<S: PageSource> Store<S> {
     pub fn wait(&self, ticket: Ticket) -> Result<(), Error> {
         let Some(spill) = &self.spill else { return Ok(()) };
         let (mut turns, mut failed) = (0, 0);
+        let (mut refusals, mut completed) = (0, 0);
         loop {
             let mut side = spill.side.lock();
             self.complete(spill, &mut side, &mut WrittenBack::default());
@@ -795,12 +816,17 @@ impl<S: PageSource> Store<S> {
             match state.place() {
                 Place::Backing if is_same => {
                     failed += usize::from(turns > 0 && state.is_unread());
-                    if state.has_failed() || failed == TRIES || turns == TURNS {
+                    let is_stuck = turns == TURNS || refusals == REFUSALS;
+                    if state.has_failed() || failed == TRIES || is_stuck {
                         let (expected, is_transient) = (ticket.checksum, !state.has_failed());
                         return Err(Error::Unreadable { expected, is_transient });
                     }
-                    turns += 1;
-                    self.request(spill, ticket.handle, true);
+                    if self.request(spill, ticket.handle, true) {
+                        turns += 1;
+                    } else {
+                        let before = std::mem::replace(&mut completed, self.completions());
+                        refusals = if completed == before { refusals + 1 } else { 0 };
+                    }
                     spill.backing.flush();
                 }
                 Place::Reading if is_same => {}
@@ -813,9 +839,10 @@ impl<S: PageSource> Store<S> {
     }
 
     /// Asks the backing for an entry. The lock need not be held: the step to `reading` succeeds for one caller only.
-    fn request(&self, spill: &Spill, handle: Handle, is_wanted: bool) {
+    /// False: the backing has no room for the request.
+    fn request(&self, spill: &Spill, handle: Handle, is_wanted: bool) -> bool {
         if self.row(handle).cell().begin_read(is_wanted).is_err() {
-            return;
+            return true;
         }
         let away = self.pool.away(handle);
         let location = Location::new(away.place).expect("a slot keeps a location");
@@ -831,7 +858,9 @@ impl<S: PageSource> Store<S> {
                 if is_final { NotRead::Lost } else { NotRead::Untried },
             );
             spill.in_flight.end();
+            return is_final;
         }
+        true
     }
 
     /// Waits until no request is in flight. The caller holds no lock, and nobody starts more.

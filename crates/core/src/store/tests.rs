@@ -430,6 +430,11 @@ fn the_chosen_go_whatever_their_age<B: Breakable>() {
     assert!(usage.written_bytes >= usage.used_bytes && usage.read_bytes == 0, "{usage:?}");
     fixture.store.wait(chosen[0]).expect("nothing fails");
     assert_eq!(fixture.store.write_back_chosen(&chosen), WrittenBack::default(), "it is wanted");
+    // Once it was loaded nobody waits for it, also if the backing has it no more.
+    fixture.check_unit(1);
+    fixture.store.give_up_backing(fixture.entries[1].as_ref().expect("it is stored"));
+    assert_eq!(fixture.store.write_back_chosen(&chosen).started, 1);
+    fixture.store.drain();
     fixture.check();
     fixture.end();
 }

@@ -114,7 +114,7 @@ fn trouble<B: Breakable>(disk: &Disk, world: &World, backing: &B, random: &mut R
             let all = Recompression { what: What::All, max_pages: 30, ..Recompression::default() };
             or_for_now(disk.recompress(2, all).map(drop));
         }
-        1 => or_for_now(disk.recompress_old(1, 0, 20).map(drop)),
+        1 => or_for_now(disk.recompress_old(1, 0, 20).error.map_or(Ok(()), Err)),
         2 => {
             let first = random.below(ALL) as u64;
             let _done = disk.write_back(2, &Chosen::Indices(vec![first..=first + 30]));

@@ -68,38 +68,42 @@ pub struct Turn {
     pub done: Recompressed,
     /// It has come to the end of the disk, and begins anew with the next call.
     pub is_round: bool,
+    /// What failed first: [`Error::Lost`], a unit that cannot be read (the others were tried), or
+    /// [`Error::NoMemory`], after which no more were tried. The next call goes on behind that unit.
+    pub error: Option<Error>,
 }
 
 impl<S: PageSource> Zram<S> {
     /// Recompresses units that were not used for so many seconds with the algorithm of priority 1, `most` units at a
     /// time: goes on where the last call stopped. A unit that no denser algorithm shrinks is not tried again.
-    ///
-    /// # Errors
-    ///
-    /// As [`Zram::recompress`]; the next call goes on behind that unit.
-    pub fn recompress_old(&self, cpu: usize, age_s: u32, most: u64) -> Result<Turn, Error> {
+    pub fn recompress_old(&self, cpu: usize, age_s: u32, most: u64) -> Turn {
         let (now, first) = (self.now_s.load(Relaxed), self.hand.load(Relaxed));
         let mut turn = Turn::default();
         let Some(codec) = CodecId::new(1).filter(|_| self.codecs().count() > 1) else {
-            return Ok(Turn { is_round: true, ..turn });
+            return Turn { is_round: true, ..turn };
         };
         let request = Recompression::default();
         for (unit, lock) in self.table.slots(first, UNITS_MAX).take(LOOKS_MAX) {
             if turn.done.tried >= most {
-                return Ok(turn);
+                return turn;
             }
             self.hand.store(unit + 1, Relaxed);
             let mut slot = lock.lock();
             if now.saturating_sub(slot.used_s()) < age_s || !self.is_wanted(&slot, request, codec) {
                 continue;
             }
-            self.try_one(cpu, unit, &mut slot, codec, &mut turn.done)?;
+            if let Err(error) = self.try_one(cpu, unit, &mut slot, codec, &mut turn.done) {
+                turn.error = turn.error.or(Some(error));
+                if matches!(error, Error::NoMemory) {
+                    return turn;
+                }
+            }
         }
-        let is_end = self.table.slots(self.hand.load(Relaxed), UNITS_MAX).next().is_none();
-        if is_end {
+        turn.is_round = self.table.slots(self.hand.load(Relaxed), UNITS_MAX).next().is_none();
+        if turn.is_round {
             self.hand.store(0, Relaxed);
         }
-        Ok(Turn { is_round: is_end, ..turn })
+        turn
     }
 
     /// Marks units in memory idle until they are used again: all of them, or those that were last used so many seconds
@@ -119,8 +123,8 @@ impl<S: PageSource> Zram<S> {
     ///
     /// # Errors
     ///
-    /// A unit that cannot be read ends the work: [`Error::Lost`]. [`Error::NoMemory`]: there is none for a second copy
-    /// of a unit. What was done until then stays done.
+    /// [`Error::Lost`]: the first unit that could not be read; all others were tried. [`Error::NoMemory`]: there is
+    /// none for a second copy of a unit. What was done until then stays done.
     ///
     /// # Panics
     ///
@@ -130,7 +134,7 @@ impl<S: PageSource> Zram<S> {
         let codec =
             CodecId::new(request.priority).filter(|codec| (1..count).contains(&codec.get()));
         let codec = codec.expect("the device has an algorithm of this priority");
-        let mut done = Recompressed::default();
+        let (mut done, mut lost) = (Recompressed::default(), None);
         for (unit, lock) in self.table.slots(0, UNITS_MAX) {
             if done.tried >= request.max_pages || self.is_halted.load(Relaxed) {
                 break;
@@ -140,9 +144,12 @@ impl<S: PageSource> Zram<S> {
             if !self.is_wanted(&slot, request, codec) {
                 continue;
             }
-            self.try_one(cpu, unit, &mut slot, codec, &mut done)?;
+            match self.try_one(cpu, unit, &mut slot, codec, &mut done) {
+                Err(error @ Error::Lost { .. }) => lost = lost.or(Some(error)),
+                tried => tried?,
+            }
         }
-        Ok(done)
+        lost.map_or(Ok(done), Err)
     }
 
     /// Tries a unit, and counts it.

@@ -147,7 +147,7 @@ pub(super) struct Writeback {
     /// Bytes that the backing took before anything was written: buffers.
     fixed_bytes: usize,
     /// What was counted when the device was reset last, in the order of [`Zram::since_reset`].
-    before_reset: [AtomicU64; 4],
+    before_reset: [AtomicU64; 5],
 }
 
 impl Writeback {
@@ -165,7 +165,7 @@ impl Writeback {
             asked_units: AtomicU64::new(0),
             old_units: AtomicU64::new(0),
             fixed_bytes,
-            before_reset: [const { AtomicU64::new(0) }; 4],
+            before_reset: [const { AtomicU64::new(0) }; 5],
         }
     }
 }
@@ -225,23 +225,24 @@ impl<S: PageSource> Zram<S> {
     }
 
     /// What was counted since the device was reset last: bytes that the backing has read, and written; entries that it
-    /// has taken; and writes that came to nothing.
-    pub(super) fn since_reset(&self) -> [u64; 4] {
-        let Some(writeback) = &self.writeback else { return [0; 4] };
-        let (now, before) = (self.ever_counted(), &writeback.before_reset);
+    /// has taken; writes that came to nothing; and how often the budget was used up.
+    pub(super) fn since_reset(&self) -> [u64; 5] {
+        let Some(writeback) = &self.writeback else { return [0; 5] };
+        let (now, before) = (self.ever_counted(writeback), &writeback.before_reset);
         std::array::from_fn(|at| now[at].saturating_sub(before[at].load(Relaxed)))
     }
 
     /// The same since the device was made.
-    fn ever_counted(&self) -> [u64; 4] {
+    fn ever_counted(&self, writeback: &Writeback) -> [u64; 5] {
         let (usage, spill) = (self.store.backing_usage(), self.store.spill_stats());
-        [usage.read_bytes, usage.written_bytes, spill.written, spill.not_written]
+        let used_up = writeback.budget.used_up();
+        [usage.read_bytes, usage.written_bytes, spill.written, spill.not_written, used_up]
     }
 
     /// The device is reset. What is left of the limit and of the budget stays.
     pub(super) fn note_backing_reset(&self) {
         let Some(writeback) = &self.writeback else { return };
-        for (before, now) in writeback.before_reset.iter().zip(self.ever_counted()) {
+        for (before, now) in writeback.before_reset.iter().zip(self.ever_counted(writeback)) {
             before.store(now, Relaxed);
         }
         writeback.asked_units.store(0, Relaxed);
@@ -298,14 +299,14 @@ impl<S: PageSource> Zram<S> {
         self.charge(writeback);
         let [asked_units, old_units] =
             [&writeback.asked_units, &writeback.old_units].map(|units| units.load(Relaxed));
-        let [_, _, written, not_written] = self.since_reset();
+        let [_, _, written, not_written, budget_used_up] = self.since_reset();
         WritebackStat {
             asked_units,
             old_units,
             room_units: written.saturating_sub(asked_units + old_units),
             not_written,
             budget_bytes: self.left(writeback, Why::Policy, 0),
-            budget_used_up: writeback.budget.used_up(),
+            budget_used_up,
         }
     }
 
@@ -317,9 +318,15 @@ impl<S: PageSource> Zram<S> {
         let mut batch = Batch::with_capacity(writeback.batch.load(Relaxed));
         let all = [0..=UNITS_MAX - 1];
         let ranges = if let Chosen::Indices(ranges) = chosen { ranges } else { &all[..] };
-        for range in ranges {
-            let end = range.end().saturating_add(1).min(UNITS_MAX);
-            for (unit, lock) in self.table.slots(*range.start(), end) {
+        // In their order, so that a unit that two of them have is written and counted once.
+        let mut ranges: Vec<_> =
+            ranges.iter().map(|range| (*range.start(), *range.end())).collect();
+        ranges.sort_unstable();
+        let mut next = 0;
+        for (start, last) in ranges {
+            let (start, end) = (start.max(next), last.saturating_add(1).min(UNITS_MAX));
+            next = next.max(end);
+            for (unit, lock) in self.table.slots(start, end) {
                 let wanted = {
                     let mut slot = lock.lock();
                     self.join_if_here(cpu, unit, &mut slot);

@@ -185,6 +185,10 @@ impl Mover {
                 {
                     fatal::out_of_memory(to + done, error)
                 }
+                // Not missing: there is a memory error, or it cannot be had back from swap.
+                Some(Errno::FAULT) if self.system.is_unreadable(from + done) => {
+                    fatal::out_of_memory(to + done, Errno::FAULT)
+                }
                 // The range may lie in several mappings, and no call crosses mappings: page by
                 // page.
                 Some(error) if error != Errno::EXIST && next > PAGE_BYTES => at_once = PAGE_BYTES,

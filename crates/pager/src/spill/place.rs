@@ -440,7 +440,8 @@ impl Place {
                 true => Medium::open_part(path, claim),
                 false => New::open_medium(path, self.config.limit_bytes),
             };
-            New::on(medium.map_err(PlaceError::Path)?, *priority, self.sender, &self.ended)
+            let medium = medium.map_err(PlaceError::Path)?;
+            Ok(New::on(medium, *priority, self.sender, &self.ended))
         };
         let opened: Vec<Result<New, PlaceError>> = plan.0.into_iter().map(open).collect();
         let is_any = opened.iter().any(Result::is_ok);
@@ -482,12 +483,14 @@ impl Place {
         let areas = self.areas.get().expect("set above, or before");
         let mut open = self.open.lock();
         open.thread = zfolio_sys::cpu::thread_id();
-        for new in opened {
-            self.start_thread(&new.disk);
-            open.disks.push(new.add_to(areas)?);
-        }
+        let added = opened.into_iter().try_for_each(|new| {
+            let (id, disk) = new.add_to(areas)?;
+            self.start_thread(&disk);
+            open.disks.push((id, disk));
+            Ok(())
+        });
         self.note(&open);
-        Ok(())
+        added
     }
 
     /// Starts a thread for what io_uring does not do: everything where there is none, and discards of a device.
@@ -762,7 +765,7 @@ impl Place {
 pub(crate) struct New {
     disk: Arc<SpillDisk>,
     pub(super) priority: i32,
-    seal: Seal,
+    sender: Sender,
 }
 
 impl New {
@@ -774,16 +777,9 @@ impl New {
     }
 
     /// Makes a disk on what was opened.
-    pub(super) fn on(
-        medium: Medium,
-        priority: i32,
-        sender: Sender,
-        ended: &Arc<EventFd>,
-    ) -> Result<New, PlaceError> {
-        let what = "locked memory for a key";
-        let seal = new_key(sender).map_err(|errno| PlaceError::System { what, errno })?;
+    pub(super) fn on(medium: Medium, priority: i32, sender: Sender, ended: &Arc<EventFd>) -> New {
         let disk = SpillDisk::new(medium, DEPTH, Arc::clone(ended), sender);
-        Ok(New { disk: Arc::new(disk), priority, seal })
+        New { disk: Arc::new(disk), priority, sender }
     }
 
     /// Slots of the file or device.
@@ -791,9 +787,11 @@ impl New {
         self.disk.medium().slots()
     }
 
-    /// Makes an area of it.
+    /// Makes an area of it, with a new key. No thread forks meanwhile: a child has the area with its key, or neither.
     pub(super) fn add_to(self, areas: &Areas) -> Result<(AreaId, Arc<SpillDisk>), PlaceError> {
-        let New { disk, priority, seal } = self;
+        let New { disk, priority, sender } = self;
+        let what = "locked memory for a key";
+        let seal = new_key(sender).map_err(|errno| PlaceError::System { what, errno })?;
         let slots = u32::try_from(disk.medium().slots()).unwrap_or(SLOTS_MAX).min(SLOTS_MAX);
         let boxed = Box::new(Shared(Arc::clone(&disk)));
         let new = NewArea { disk: boxed, slots, priority, seal };

@@ -229,9 +229,8 @@ impl Plain {
             }
             Work::Discard(discard) => {
                 let done = self.medium.discard(discard.first, discard.count);
-                let can = !matches!(done, Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOTTY));
                 let mut state = self.state.lock();
-                state.queue.end_discard(discard, can);
+                state.queue.end_discard(discard, done);
                 self.tell(state);
             }
         }

@@ -22,6 +22,7 @@
 use std::collections::VecDeque;
 
 use zfolio_core::swap::disk::{Error, Transfer};
+use zfolio_sys::Errno;
 
 use super::flight::Flight;
 
@@ -266,11 +267,12 @@ impl Queue {
         self.is_stirred |= !self.discards.is_empty();
     }
 
-    /// Takes a discard that has ended. `can`: the medium is able to discard.
-    pub(super) fn end_discard(&mut self, discard: Discard, can: bool) {
+    /// Takes a discard that has ended. One that has failed is not tried again: the slots are written anew some day.
+    pub(super) fn end_discard(&mut self, discard: Discard, done: Result<(), Errno>) {
         self.discards_out.retain(|other| *other != discard);
-        self.can_discard &= can;
-        if can {
+        // The medium is not able to, or the kernel.
+        self.can_discard &= !matches!(done, Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOTTY));
+        if done.is_ok() {
             self.counts.discards += 1;
         } else {
             self.counts.discards_left_out += 1;

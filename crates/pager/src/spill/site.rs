@@ -123,7 +123,7 @@ impl Sites {
         let bytes = bytes.map_or_else(|| room(path).map_err(PlaceError::Path), Ok)?;
         // All threads of the process are its own, and bear a system call that ends with EINTR.
         let medium = New::open_medium(path, bytes).map_err(PlaceError::Path)?;
-        New::on(medium, *priority, Sender::Caller, ended)
+        Ok(New::on(medium, *priority, Sender::Caller, ended))
     }
 
     /// What the store is given.

@@ -1,4 +1,4 @@
-//! A medium that ends no request: how long a fault that needs memory waits for it.
+//! A medium that ends no write: how long a fault that needs memory waits for it.
 //!
 //! A disk that others write to may answer nothing for some seconds. A fault waits for a second, as the whole program
 //! does for its own files. From then on one fault in fifty milliseconds passes the limit: whoever answers the requests
@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// So long a fault waits for room while no request ends at all.
+/// So long a fault waits for room while no write ends at all.
 const WAIT_NS: u64 = 1_000_000_000;
 
 /// And then the faults that pass the limit are so far apart.
@@ -16,22 +16,22 @@ const PASS_NS: u64 = 50_000_000;
 /// Until nothing has ended for so long: as long as a read is tried again (`retry.rs`).
 const DEAD_NS: u64 = 10_000_000_000;
 
-/// Watches how long nothing ends.
+/// Watches how long no write ends.
 #[derive(Debug, Default)]
 pub(super) struct Stall {
-    /// Requests that had ended at the last look.
+    /// Writes that had ended at the last look.
     ended: AtomicU64,
-    /// When a look found requests under way, of which no later one found any ended; 0: there is no such look.
+    /// When a look found some under way, of which no later one found any ended; 0: there is no such look.
     since_ns: AtomicU64,
     /// When a fault last passed the limit.
     passed_ns: AtomicU64,
 }
 
 impl Stall {
-    /// Whether a fault passes the limit instead of waiting for one of `in_flight` requests; `ended` is how many have
-    /// ended in all.
-    pub(super) fn may_pass(&self, ended: u64, in_flight: usize, now_ns: u64) -> bool {
-        if self.ended.swap(ended, Relaxed) != ended || in_flight == 0 {
+    /// Whether a fault passes the limit instead of waiting for what is under way, if anything is; `ended` is how many
+    /// have ended in all.
+    pub(super) fn may_pass(&self, ended: u64, is_under_way: bool, now_ns: u64) -> bool {
+        if self.ended.swap(ended, Relaxed) != ended || !is_under_way {
             self.since_ns.store(0, Relaxed);
             return false;
         }
@@ -63,7 +63,7 @@ mod tests {
     /// How many of the faults that look each millisecond of `span_ns` pass the limit.
     fn passes(stall: &Stall, from_ns: u64, span_ns: u64) -> usize {
         let passes = |now_ns: &u64| {
-            let passes = stall.may_pass(7, 3, *now_ns);
+            let passes = stall.may_pass(7, true, *now_ns);
             if passes {
                 stall.note_pass(*now_ns);
             }
@@ -83,7 +83,7 @@ mod tests {
             "{slow}"
         );
         assert!(passes(&stall, begin + DEAD_NS, WAIT_NS) > 990);
-        assert!(!stall.may_pass(8, 3, begin + 2 * DEAD_NS), "one has ended");
+        assert!(!stall.may_pass(8, true, begin + 2 * DEAD_NS), "one has ended");
         assert_eq!(passes(&stall, begin + 3 * DEAD_NS, WAIT_NS), 0);
     }
 
@@ -91,9 +91,9 @@ mod tests {
     #[test]
     fn a_request_is_late_from_the_look_that_found_it() {
         let stall = Stall::default();
-        assert!(!stall.may_pass(7, 0, 1));
-        assert!(!stall.may_pass(7, 1, 1 + DEAD_NS));
-        assert!(!stall.may_pass(7, 1, 1 + DEAD_NS + WAIT_NS));
-        assert!(stall.may_pass(7, 1, 2 + DEAD_NS + WAIT_NS));
+        assert!(!stall.may_pass(7, false, 1));
+        assert!(!stall.may_pass(7, true, 1 + DEAD_NS));
+        assert!(!stall.may_pass(7, true, 1 + DEAD_NS + WAIT_NS));
+        assert!(stall.may_pass(7, true, 2 + DEAD_NS + WAIT_NS));
     }
 }

@@ -337,8 +337,7 @@ impl Uring {
             let mut state = self.calls.state();
             match out {
                 Out::Discard(discard) => {
-                    let can = !matches!(result, Err(Errno::OPNOTSUPP | Errno::NOSYS));
-                    state.queue.end_discard(discard, can);
+                    state.queue.end_discard(discard, result.map(drop));
                 }
                 Out::Transfer(mut flight) => {
                     let answer = result.map(|bytes| bytes as usize);

@@ -122,8 +122,13 @@ impl System for Linux {
     }
 
     fn read<'a>(&self, side: Side, into: &'a mut Messages) -> &'a [Message] {
-        // EBADF and the like cannot happen: the userfaultfd lives as long as the engine (UFFD-1).
-        self.uffd(side).read(into).unwrap_or_default()
+        match self.uffd(side).read(into) {
+            Ok(messages) => messages,
+            // The thread that waits for an answer would wait for ever.
+            Err(error) if fatal::is_forbidden(error) => fatal::forbidden("read", error),
+            // EBADF and the like cannot happen: the userfaultfd lives as long as the engine (UFFD-1).
+            Err(_) => &[],
+        }
     }
 
     fn wait(&self, milliseconds: u16, also: Option<BorrowedFd<'_>>) -> bool {
@@ -140,10 +145,20 @@ impl System for Linux {
 
     fn residency(&self, start: usize, bytes: usize, present: &mut [u8]) -> Result<(), Errno> {
         match map::residency(start, bytes, present) {
-            // A filter of the program's own forbids `mincore`.
-            Err(error) if error != Errno::NOMEM => pagemap::present(start, present),
+            // A filter of the program's own forbids `mincore`. The other way says of what is not mapped only that it is
+            // not resident.
+            Err(error) if error != Errno::NOMEM => {
+                if map::check_mapped(start, bytes) == Err(Errno::NOMEM) {
+                    return Err(Errno::NOMEM);
+                }
+                pagemap::present(start, present)
+            }
             answer => answer,
         }
+    }
+
+    fn is_unreadable(&self, page: usize) -> bool {
+        pagemap::is_elsewhere(page)
     }
 
     fn each_resident(&self, start: usize, end: usize, each: &mut dyn FnMut(usize, usize, bool)) {

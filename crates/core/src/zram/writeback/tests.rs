@@ -370,6 +370,9 @@ fn old_units_are_written_back_within_the_budget() {
     assert!(letters(&disk).iter().all(|unit| unit == ".wh..."));
     assert_eq!(disk.writeback_stat().old_units, 590);
     (0..600).for_each(|at| assert!(read(&disk, at) == bytes(at, PAGE), "unit {at}"));
+    disk.reset();
+    let stat = disk.writeback_stat();
+    assert_eq!((stat.old_units, stat.budget_used_up), (0, 0), "{stat:?}");
 }
 
 /// Goal: clients, the policy, and who asks do not disturb each other, with a limit that memory is always at, and a

@@ -356,6 +356,10 @@ impl System for Arc<Space> {
         Ok(())
     }
 
+    fn is_unreadable(&self, _: usize) -> bool {
+        false
+    }
+
     fn each_resident(&self, start: usize, end: usize, each: &mut dyn FnMut(usize, usize, bool)) {
         let state = self.enter();
         let here = |at| state.get(at).map_or(Here::Missing, |page| page.here);

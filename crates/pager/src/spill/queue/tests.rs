@@ -123,7 +123,7 @@ impl World {
         }
         match work {
             Work::Discard(discard) if is_refused => self.queue.give_discard_back(discard),
-            Work::Discard(discard) => self.queue.end_discard(discard, true),
+            Work::Discard(discard) => self.queue.end_discard(discard, Ok(())),
             Work::Transfer(mut flight) => {
                 let answer = if is_refused { Err(Errno::AGAIN) } else { Ok(flight.rest().len()) };
                 match flight.note(answer, true, By::Ring) {
@@ -241,10 +241,14 @@ fn what_is_handed_back_keeps_its_turn() {
         queue.discard(2 * number, 1);
     }
     assert_eq!(queue.counts.discards_left_out, 1, "too many");
+    // An error of the medium says nothing about the next one.
     let Some(Work::Discard(discard)) = queue.take(Share::Ring) else { panic!("a discard") };
-    queue.end_discard(discard, false);
+    queue.end_discard(discard, Err(Errno::IO));
+    assert_eq!((queue.counts.discards, queue.counts.discards_left_out), (0, 2));
+    let Some(Work::Discard(discard)) = queue.take(Share::Ring) else { panic!("a discard") };
+    queue.end_discard(discard, Err(Errno::OPNOTSUPP));
     queue.discard(0, 1);
-    assert_eq!(queue.counts.discards_left_out, 3, "one was refused, and one was not asked for");
+    assert_eq!(queue.counts.discards_left_out, 4, "one was refused, and one was not asked for");
 }
 
 /// Goal: what was the ring's is for plain calls once there is no ring, also for a thread that has asked before what it
