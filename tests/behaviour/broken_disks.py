@@ -319,20 +319,23 @@ class Cases:
             return f"{stalled >> 20} MiB resident when not one write had ended"
 
     def stalls_at_the_end_of_a_budget(self):
-        """No write ends, and those under way are all that the budget allows: after ten seconds nobody waits."""
+        """No write ends, and then the budget is less than what is under way: after ten seconds nobody waits."""
         calls, program = self.failing()
         with program:
             program.ask(f"fill {PAGES // 3}", "filled")
             program.holds_limit()
-            command = [program.zfolio, "set", str(program.pid), "write_budget=2M"]
+            calls.fail("w", Calls.STALL)
+            program.send(f"fill {PAGES // 3}")
+            expect(calls.wait_for(1, TIMEOUT) > 0, "no write began")
+            command = [program.zfolio, "set", str(program.pid), "write_budget=4K"]
             done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
             expect(done.returncode == 0, done.stderr)
-            calls.fail("w", Calls.STALL)
-            program.ask(f"fill {PAGES // 3}", "filled")
+            found = program.answer()
+            expect(found.startswith("filled"), f"'{found}'; {program.said()}")
             stalled = program.resident()
-            expect(calls.wait_for(1, TIMEOUT) > 0, "no write began")
             calls.mend()
-            program.end()
+            figures = program.end()
+            expect(figures["write_budget_used_up"] > 0, "the budget was never used up")
             return f"{stalled >> 20} MiB resident when no write had ended"
 
     def reads(self):
@@ -529,7 +532,8 @@ class Cases:
 
     def shared_device(self, megabytes):
         """Several processes of a run, and a child of each, spill to one device: all memory is right. Where it has room
-        for all, each has some of it and the limit is held."""
+        for all, each has some of it and the limit is held, but for two seconds in all: while the device answers nothing
+        for one, faults pass the limit."""
         count, pages = 3, PAGES // 2
         # What a child inherits and changes is on the device too.
         commands = f"fill {pages}", "verify", "change 3", "fork", "verify", "end"
@@ -537,17 +541,18 @@ class Cases:
         each = f"printf '%s\\n' {words} | ./spilled || echo failed"
         program = f"for i in {' '.join(map(str, range(count)))}; do ({each}) & done; wait"
         with self.disk(megabytes, is_mounted=False) as disk, tempfile.TemporaryDirectory(dir=self.run.build) as folder:
-            stats, peak = pathlib.Path(folder) / "stats.json", 0
+            stats, sizes = pathlib.Path(folder) / "stats.json", []
             command = [self.run.options.zfolio, "run", "--limit", str(LIMIT), "--spill", disk.place, "--stats",
                        str(stats), "--", "sh", "-c", program]
             with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                   cwd=self.run.build) as process:
                 until = time.monotonic() + TIMEOUT
                 while process.poll() is None and time.monotonic() < until:
-                    peak = max(peak, memory_of_tree(process.pid))
+                    sizes.append(memory_of_tree(process.pid))
                     time.sleep(0.05)
                 process.kill()
                 said, errors = process.stdout.read(), process.stderr.read()
+            peak, over_s = max(sizes), 0.05 * sum(size > LIMIT + SLACK for size in sizes)
             for answer in f"verified {pages}", "child ended with 0":
                 expected = count * (2 if answer.startswith("verified") else 1)
                 expect(said.count(answer) == expected, f"'{answer}': not {expected} times in: {said} {errors}")
@@ -556,7 +561,7 @@ class Cases:
             wrote = [one["written_back_units"] for one in figures if one["written_back_units"] > 0]
             if megabytes > 2 * (2 * count * pages >> 8):
                 expect(len(wrote) >= count, f"{len(wrote)} of {count} processes have written: {wrote} {errors}")
-                expect(peak <= LIMIT + SLACK, f"{peak >> 20} MiB resident at most: {errors}")
+                expect(over_s <= 2, f"{peak >> 20} MiB resident at most, too many for {over_s:.1f} s: {errors}")
             return f"{len(wrote)} of {len(figures)} processes wrote {sum(wrote)} units, {peak >> 20} MiB at most"
 
     def outlived_device(self):

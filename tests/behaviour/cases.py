@@ -78,6 +78,7 @@ CASES = [
     ("forks no_room", 32, "lz4", "64K"),
     ("forks wiped", 32, "lz4", "16K"),
     ("forks not_inherited", 32, "lz4", "16K"),
+    ("forks not_inherited_by_syscall", 32, "lz4", "16K"),
     ("forks no_threads", 32, "lz4", "16K"),
     ("forks no_threads", 32, "zstd", "64K"),
     ("forks no_userfaultfd", 32, "lz4", "16K"),
@@ -101,6 +102,7 @@ CASES = [
     ("forks names", 32, "lz4", "4K"),
     ("forks names", 32, "lz4", "16K"),
     ("forks handlers", 32, "lz4", "16K"),
+    ("forks values", 32, "lz4", "4K"),
     ("forks modules", 32, "lz4", "4K"),
     ("forks modules", 32, "lz4", "16K"),
     # An accelerator: a child of `fork` has queues of its own, or software where it is not managed.

@@ -250,6 +250,66 @@ static void server(void) {
 }
 
 /* fork while other threads run on stacks from malloc, and from such a thread. */
+/* Blocks of a thread that rests, and between them what the C library has for its later thread-specific values: blocks of
+ * the same size, and a child of fork clears those of the threads that it does not have. */
+#define NEIGHBOURS 8192
+static pthread_key_t keys[48];
+struct with_values {
+    char *blocks[NEIGHBOURS];
+    pthread_barrier_t *ready;
+};
+
+static void *with_values(void *argument) {
+    struct with_values *mine = argument;
+    for (int i = 0; i < NEIGHBOURS; i++) {
+        if (i == NEIGHBOURS / 2) CHECK(pthread_setspecific(keys[47], mine) == 0);
+        mine->blocks[i] = malloc(512);
+        memset(mine->blocks[i], i % 97 + 1, 512);
+    }
+    pthread_barrier_wait(mine->ready);
+    pthread_barrier_wait(mine->ready);
+    return NULL;
+}
+
+static void blocks_are_there(const struct with_values *threads, const char *who) {
+    for (int t = 0; t < 4; t++)
+        for (int i = 0; i < NEIGHBOURS; i++)
+            for (int at = 0; at < 512; at++)
+                CHECK(threads[t].blocks[i][at] == i % 97 + 1, "block %d of thread %d of %s: %d", i, t, who,
+                      threads[t].blocks[i][at]);
+}
+
+/* Threads with more thread-specific values than fit into their control blocks. */
+static void values(void) {
+    static struct ballast b;
+    static struct with_values threads[4];
+    pthread_barrier_t ready;
+    pthread_t ids[4];
+    CHECK(pthread_barrier_init(&ready, NULL, 5) == 0);
+    for (int i = 0; i < 48; i++) CHECK(pthread_key_create(&keys[i], NULL) == 0);
+    ballast_make(&b, 3 * limit_bytes(), 21);
+    come_down(10);
+    for (int t = 0; t < 4; t++) {
+        threads[t].ready = &ready;
+        CHECK(pthread_create(&ids[t], NULL, with_values, &threads[t]) == 0);
+    }
+    pthread_barrier_wait(&ready);
+    uint64_t random = 5;
+    for (int round = 0; round < 3; round++) {
+        ballast_churn(&b, 3 * b.pages, &random);
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            blocks_are_there(threads, "a child");
+            _exit(0);
+        }
+        child_is_well(child, "a child of threads with values");
+    }
+    blocks_are_there(threads, "the parent");
+    pthread_barrier_wait(&ready);
+    for (int t = 0; t < 4; t++) CHECK(pthread_join(ids[t], NULL) == 0);
+}
+
 static void *resting(void *argument) {
     volatile char use[60000];
     for (size_t i = 0; i < sizeof use; i += 64) use[i] = (char)i;
@@ -408,10 +468,10 @@ int main(int count, char **arguments) {
         {"loop", loop}, {"others", others}, {"stack", stack}, {"files", files}, {"server", server},
         {"own_stacks", own_stacks}, {"exec_chain", exec_chain}, {"exec_races", exec_races}, {"nothing", nothing},
         {"clones", clones}, {"plain_syscalls", plain_syscalls}, {"no_room", no_room}, {"wiped", wiped},
-        {"not_inherited", not_inherited},
+        {"not_inherited", not_inherited}, {"not_inherited_by_syscall", not_inherited_by_syscall},
         {"no_threads", no_threads}, {"no_userfaultfd", no_userfaultfd}, {"no_files", no_files},
         {"few_threads", few_threads}, {"busy_threads", busy_threads}, {"streams", streams}, {"names", names},
-        {"handlers", handlers}, {"modules", modules},
+        {"handlers", handlers}, {"modules", modules}, {"values", values},
     };
     return CHOOSE(cases);
 }

@@ -77,7 +77,14 @@ static void wiped(void) {
     }
 }
 
-/* A child maps memory where it has not inherited any. The parts before and behind that lie in the same folios. */
+/* A child maps memory where it has not inherited any. The parts before and behind that lie in the same folios. The
+ * advice comes by the C library's function or, in a process of its own, by syscall(2). */
+static int by_syscall;
+
+static int advise(void *at, size_t bytes, int advice) {
+    return by_syscall ? (int)syscall(SYS_madvise, at, bytes, advice) : madvise(at, bytes, advice);
+}
+
 static void not_inherited(void) {
     ballast_make(&b, 2 * limit_bytes(), 4);
     size_t before = 4 * MIB + 5 * PAGE, part = 2 * MIB, all = 8 * MIB;
@@ -85,8 +92,8 @@ static void not_inherited(void) {
     for (int kind = 0; kind < 4; kind++) {
         int raw = kind & 1, flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
         fill(block, all, 10 + kind);
-        if (kind == 2) CHECK(madvise(gone, part, MADV_DOFORK) == 0 && madvise(gone, part, MADV_DONTFORK) == 0);
-        if (kind == 0) CHECK(madvise(gone, part, MADV_DONTFORK) == 0);
+        if (kind == 2) CHECK(advise(gone, part, MADV_DOFORK) == 0 && advise(gone, part, MADV_DONTFORK) == 0);
+        if (kind == 0) CHECK(advise(gone, part, MADV_DONTFORK) == 0);
         uint64_t random = kind;
         ballast_churn(&b, b.pages / 2, &random);
         pid_t pid = fork();
@@ -108,6 +115,11 @@ static void not_inherited(void) {
         verify(block, all, 10 + kind, "a parent");
     }
     ballast_verify(&b, "parent");
+}
+
+static void not_inherited_by_syscall(void) {
+    by_syscall = 1;
+    not_inherited();
 }
 
 /* A child that cannot have an engine still has its memory, and zfolio prints that the limit is not held. */

@@ -72,6 +72,7 @@ use codecs::Codecs;
 pub use codecs::{CODECS_MAX, CodecId};
 pub use entry::EntryId;
 use entry::{Place, ROW_WORDS, Row};
+pub(crate) use spill::STUCK_PAUSES;
 use spill::Spill;
 pub use spill::{SpillStats, WrittenBack};
 

@@ -29,10 +29,12 @@ use zfolio_core::stats::{Figures, Stats, add, raise, set, subtract};
 use zfolio_core::store::{SpillStats, Ticket};
 use zfolio_core::swap::AreasStats;
 use zfolio_core::swap::disk::SLOT_BYTES;
+use zfolio_core::sync::Mutex;
 
 use crate::config::Config;
 use crate::engine::{Engine, StatsHome};
 use crate::folio::{Geometry, Units};
+use crate::rank;
 use crate::spill::{Place, SpillDisk};
 
 use asked::Asked;
@@ -88,6 +90,8 @@ pub(crate) struct Charge {
     uncounted_bytes: AtomicI64,
     /// The limit is passed now, and the owner of the figures was notified.
     is_over_limit: AtomicBool,
+    /// An excess that nobody was told of yet, and whether it is the first.
+    untold: Mutex<{ rank::UNTOLD }, Option<(OverLimit, bool)>>,
     /// The owner of the figures was notified at least once.
     was_over_limit: AtomicBool,
     /// When the sums over time of the figures were last brought up to date.
@@ -119,6 +123,7 @@ impl Charge {
             backing_bytes: AtomicU64::new(0),
             uncounted_bytes: AtomicI64::new(0),
             is_over_limit: AtomicBool::new(false),
+            untold: Mutex::default(),
             was_over_limit: AtomicBool::new(false),
             summed_ns: AtomicU64::new(0),
             waited_ns: AtomicU64::new(0),

@@ -222,7 +222,7 @@ pub(crate) fn print_if_forbidden(whole_process: bool, error: Errno) {
 /// The calls on a userfaultfd, in messages.
 pub(crate) const IOCTL: &str = "userfaultfd's ioctl";
 
-/// A sandbox forbids a `call` without which compressed memory cannot come back, or not where it belongs.
+/// A sandbox forbids a `call` without which compressed memory cannot come back, or would come back with wrong bytes.
 #[cold]
 pub(crate) fn forbidden(call: &str, error: Errno) -> ! {
     print(format_args!(

@@ -10,9 +10,10 @@ use std::ptr::NonNull;
 use zfolio_core::page::PAGE_BYTES;
 use zfolio_core::sync::Mutex;
 use zfolio_core::zsmalloc::PageSource;
-use zfolio_sys::map::Reservation;
+use zfolio_sys::Errno;
+use zfolio_sys::map::{self, Reservation};
 
-use crate::{rank, system};
+use crate::{fatal, rank};
 
 /// How much address space is requested at once. It is little, since all of it counts where the
 /// address space of a process is limited (`RLIMIT_AS`, `RLIMIT_DATA`): requests of 1 GiB, halved
@@ -125,6 +126,11 @@ impl PoolMappings {
     }
 }
 
+/// A sandbox may forbid to give memory back: then the pages keep theirs, and nobody reads them.
+fn note_released(released: Result<(), Errno>) {
+    debug_assert!(released.is_ok() || released.is_err_and(fatal::is_forbidden), "{released:?}");
+}
+
 #[allow(unsafe_code, reason = "the contract of PageSource")]
 // SAFETY: a run is cut from a fresh private mapping that only this source knows, or was given back;
 // the lock hands it to one caller. Mappings live as long as the source.
@@ -136,13 +142,15 @@ unsafe impl PageSource for PoolMappings {
     unsafe fn give_back(&self, run: NonNull<u8>, pages: usize) {
         let address = run.as_ptr() as usize;
         // SAFETY: by the contract the run is ours again and nobody reads it.
-        unsafe { system::release(address, pages * PAGE_BYTES) };
+        let released = unsafe { map::release(address, pages * PAGE_BYTES) };
+        note_released(released);
         self.0.lock().keep(address, pages);
     }
 
     unsafe fn discard(&self, start: NonNull<u8>, pages: usize) {
         // SAFETY: by the contract nobody relies on what these pages of a run hold.
-        unsafe { system::release(start.as_ptr() as usize, pages * PAGE_BYTES) };
+        let released = unsafe { map::release(start.as_ptr() as usize, pages * PAGE_BYTES) };
+        note_released(released);
     }
 }
 

@@ -37,6 +37,8 @@ pub(crate) const DOUBTS: u8 = 38;
 pub(crate) const PLACE: u8 = 44;
 /// The address space of the pool.
 pub(crate) const POOL_MAPPINGS: u8 = 60;
+/// That the limit is passed, which nobody was told of yet.
+pub(crate) const UNTOLD: u8 = 61;
 /// A ring: its queues, and what it has.
 pub(crate) const RING: u8 = 62;
 /// The queue of a disk.

@@ -325,9 +325,10 @@ impl Engine {
         let has_room = place.room() > 0;
         drop(table);
         let opened = if has_room { self.open_place(place) } else { Err(PlaceError::Busy) };
-        // Who waited for that has not waited for what comes next.
-        spilling.stall.start_over();
-        let Err(error) = opened else { return };
+        let Err(error) = opened else {
+            // What it took to open them does not count for the first write to the new areas.
+            return spilling.stall.start_over();
+        };
         let rest_ns = match error {
             // Whoever waits for an area asks again. The run looks ten times a second.
             PlaceError::Unanswered => return,
@@ -672,9 +673,7 @@ impl Engine {
 
     /// Whether a fault passes the limit, since nothing that is being written ends. What is read makes no room.
     fn is_stalled(&self, is_writing: bool) -> bool {
-        let stats = self.store.spill_stats();
-        let ended = stats.written + stats.not_written - stats.refused;
-        self.work.spilling.stall.may_pass(ended, is_writing, self.now_ns())
+        self.work.spilling.stall.may_pass(self.store.writes_ended(), is_writing, self.now_ns())
     }
 
     /// A fault is served over the limit.

@@ -19,7 +19,7 @@ use zfolio_sys::maps::FileMapping;
 use zfolio_sys::process::Resident;
 use zfolio_sys::uffd::{Message, Messages, Progress};
 
-pub(crate) use linux::{Linux, release};
+pub(crate) use linux::Linux;
 
 /// Whose memory a call is about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

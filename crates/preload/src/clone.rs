@@ -103,7 +103,7 @@ mod raw {
 
     // As in the C library, after comparisons that find the special calls: fork (57) and vfork (58); clone
     // (56) and clone3 (435) without CLONE_VM (0x100) and without a stack for the child; madvise (28) with
-    // MADV_WIPEONFORK (18).
+    // MADV_WIPEONFORK (18) or MADV_DONTFORK (10).
     std::arch::global_asm!(
         ".globl zfolio_syscall",
         ".hidden zfolio_syscall",
@@ -149,6 +149,8 @@ mod raw {
         "    jmp 50f",
         "40:",
         "    cmp ecx, 18",
+        "    je 50f",
+        "    cmp ecx, 10",
         "    jne 10b",
         "50:",
         "    jmp {special}",
@@ -227,7 +229,11 @@ mod raw {
         e: usize,
     ) -> c_long {
         if number == libc::SYS_madvise {
-            mappings::wipe_in_children(a, mappings::page_end(a, b));
+            // The only two that come here.
+            match c_int::try_from(c) {
+                Ok(libc::MADV_DONTFORK) => mappings::note_not_inherited(),
+                _ => mappings::wipe_in_children(a, mappings::page_end(a, b)),
+            }
             return to_result(call(number, [a, b, c, d, e]));
         }
         // A child that shared its parent's memory would return from here, and then overwrite the parent's

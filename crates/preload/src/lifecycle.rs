@@ -29,7 +29,7 @@ use zfolio_sys::{Errno, clock, cpu, custody, files, futex, process, signal, thre
 use crate::settings::Settings;
 use crate::{
     allocator, candidates, fork, identity, mapping_proxy, mappings, sanitizer, settings, share,
-    statistics,
+    statistics, zerocopy,
 };
 
 /// 0 not started, 1 started.
@@ -77,6 +77,7 @@ extern "C" fn constructor() {
     identity::start_over();
     thread::learn();
     fork::learn();
+    zerocopy::learn();
     // Libraries that were initialised earlier may have mapped enough already.
     start_if_needed();
 }
@@ -86,6 +87,7 @@ extern "C" fn destructor() {
     if let Some(settings) = settings::get() {
         if let Some(engine) = candidates::engine() {
             engine.sample();
+            engine.tell_over_limit();
         }
         statistics::close(settings);
     }
@@ -173,9 +175,10 @@ fn run_soon() {
 /// It leaves the program's table of files before anything else (`PRE-3`), since it reads files from then on: in that
 /// table it would take numbers which the program has just freed, and read from what the program then puts there.
 fn live(settings: &'static Settings) {
-    if files::leave_program_files(&[]).is_err() {
+    if let Err(errno) = files::leave_program_files(&[]) {
         fatal::print_here(format_args!(
-            "unshare(CLONE_FILES) is not allowed here: the limit is not held"
+            "unshare(CLONE_FILES) or close_range: {}: the limit is not held",
+            ErrnoText(errno)
         ));
         return share::leave();
     }
@@ -387,9 +390,15 @@ pub(crate) fn start_over(
 /// after a report of the reason.
 fn live_again(engine: &'static Engine, quiet: &mut zfolio_pager::Quiet<'_>) -> bool {
     let lent: Vec<_> = quiet.lent().files().collect();
-    let Ok(lent) = files::leave_program_files(&lent) else {
-        fatal::print(format_args!("unshare(CLONE_FILES): the limit is not held in a child"));
-        return false;
+    let lent = match files::leave_program_files(&lent) {
+        Ok(lent) => lent,
+        Err(errno) => {
+            fatal::print(format_args!(
+                "unshare(CLONE_FILES) or close_range: {}: the limit is not held in a child",
+                ErrnoText(errno)
+            ));
+            return false;
+        }
     };
     if let Err(error) = engine.open_again(quiet, lent) {
         fatal::print(format_args!("{error}: the limit is not held in a child"));

@@ -24,6 +24,11 @@ use crate::{settings, share};
 /// Whether the program ever said that a child is not to have some memory.
 static NOT_ALL_INHERITED: AtomicBool = AtomicBool::new(false);
 
+/// A child is not to have some memory (`MADV_DONTFORK`).
+pub(crate) fn note_not_inherited() {
+    NOT_ALL_INHERITED.store(true, Ordering::Relaxed);
+}
+
 /// Whether a child may lack memory that its parent has (`MADV_DONTFORK`).
 pub(crate) fn is_not_all_inherited() -> bool {
     NOT_ALL_INHERITED.load(Ordering::Relaxed)
@@ -397,7 +402,7 @@ interpose! {
                 return answer_int(ask(Call::Discard, words));
             }
             libc::MADV_WIPEONFORK => wipe_in_children(first, end),
-            libc::MADV_DONTFORK => NOT_ALL_INHERITED.store(true, Ordering::Relaxed),
+            libc::MADV_DONTFORK => note_not_inherited(),
             _ => {}
         }
         // SAFETY: the program's own call, with its own words.

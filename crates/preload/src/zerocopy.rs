@@ -7,8 +7,12 @@
 //! When a thread exits, the kernel marks the robust mutexes that the thread holds, and cannot wait for a fault
 //! then. At the first mutex that it cannot access, it also gives up all others of the thread, including those
 //! in memory shared with other processes. So robust mutexes are never compressed.
+//!
+//! In a child of `fork` the C library clears the thread-specific values of the threads that the child does not have,
+//! before it calls any handler: to compressed memory it would write past us. So these values are never compressed.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use zfolio_sys::map;
 
@@ -21,6 +25,40 @@ unsafe extern "C" {
         attributes: *const libc::pthread_mutexattr_t,
         robust: *mut c_int,
     ) -> c_int;
+}
+
+/// So many thread-specific values are in each block of them. The first block is in the thread's control block, which is
+/// not managed, and the others are from `calloc` (`PTHREAD_KEY_2NDLEVEL_SIZE` of the C library).
+const VALUES: usize = 32;
+
+/// A value, and the number of times that its key was made.
+const VALUE_BYTES: usize = 16;
+
+/// Where a thread's control block has the addresses of its blocks of values. 0: it is not known.
+static BLOCKS_AT: AtomicUsize = AtomicUsize::new(0);
+
+/// Looks up, before there are threads, what the C library tells debuggers about these blocks: three words of which the
+/// third is where their addresses are.
+pub(crate) fn learn() {
+    let name = c"_thread_db_pthread_specific";
+    // SAFETY: a name that ends with a zero.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    if !found.is_null() {
+        // SAFETY: a constant of the C library, of three words of 32 bits.
+        let [.., at] = unsafe { *found.cast::<[u32; 3]>() };
+        BLOCKS_AT.store(usize::try_from(at).unwrap_or(0), Relaxed);
+    }
+}
+
+/// Stops managing the block of this thread's values that has a key's.
+fn give_up_values(key: usize) {
+    // SAFETY: a call without arguments; the answer is the address of the control block.
+    let thread = unsafe { libc::pthread_self() };
+    let (Ok(thread), at @ 1..) = (usize::try_from(thread), BLOCKS_AT.load(Relaxed)) else { return };
+    let place = (thread + at + key / VALUES * size_of::<usize>()) as *const usize;
+    // SAFETY: the C library has just found the block there.
+    let block = unsafe { *place };
+    give_up(block, page_end(block, VALUES * VALUE_BYTES));
 }
 
 /// Whether a mutex with these attributes is robust.
@@ -82,6 +120,18 @@ interpose! {
         let next = next!(pthread_attr_setstack);
         // SAFETY: the program's own call, with its own arguments.
         unsafe { next(attributes, stack, bytes) }
+    }
+
+    /// `pthread_setspecific(3)`: the values are not managed.
+    fn pthread_setspecific(key: libc::pthread_key_t, value: *const c_void) -> c_int {
+        let next = next!(pthread_setspecific);
+        // SAFETY: the program's own call, with its own arguments.
+        let answer = unsafe { next(key, value) };
+        let key = usize::try_from(key).unwrap_or(0);
+        if answer == 0 && key >= VALUES && settings::get().is_some() {
+            give_up_values(key);
+        }
+        answer
     }
 
     /// `pthread_mutex_init(3)`: a robust mutex is not managed.

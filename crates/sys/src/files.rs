@@ -151,7 +151,8 @@ pub fn read_whole(path: impl AsRef<Path>, bytes_max: usize) -> Result<Vec<u8>, E
 ///
 /// # Errors
 ///
-/// `ENOMEM`; `EPERM` in a sandbox. Then the thread has copies of the program's descriptors, and must end.
+/// `ENOMEM`; `EPERM` or `ENOSYS` in a sandbox. The thread may have copies of the program's descriptors then, and must
+/// end.
 pub fn leave_program_files(but: &[BorrowedFd<'_>]) -> Result<Vec<OwnedFd>, Errno> {
     let mut kept: Vec<u32> = but.iter().map(|file| file.as_raw_fd().unsigned_abs()).collect();
     kept.sort_unstable();
@@ -289,10 +290,13 @@ fn programs_error() -> Result<OwnedFd, Errno> {
 
 /// Opens the same file: a terminal, a pipe, or a file, at whose end it writes then. A socket cannot be opened.
 fn open_error() -> Result<OwnedFd, Errno> {
-    // Whose reader is gone, that does not wait for another one.
+    // NONBLOCK: to open a pipe that has no reader fails, instead of waiting for one.
     let flags =
         OFlags::WRONLY | OFlags::APPEND | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    rustix::fs::open(c"/proc/self/fd/2", flags, rustix::fs::Mode::empty())
+    let error = rustix::fs::open(c"/proc/self/fd/2", flags, rustix::fs::Mode::empty())?;
+    // A write waits for room, as one to the program's own descriptor does.
+    rustix::fs::fcntl_setfl(&error, OFlags::APPEND)?;
+    Ok(error)
 }
 
 /// Writes a message to the program's standard error, from a thread with its own table of

@@ -260,8 +260,8 @@ pub fn residency(address: usize, bytes: usize, present: &mut [u8]) -> Result<(),
 /// `NOMEM`: a part is not. Others: this call is forbidden too.
 pub fn check_mapped(address: usize, bytes: usize) -> Result<(), Errno> {
     let at = ptr::with_exposed_provenance_mut(address);
-    // SAFETY: changes neither memory nor mappings. Of no file anything is written: the kernel does nothing for
-    // MS_ASYNC but look whether there are mappings.
+    // SAFETY: MS_ASYNC changes neither memory nor mappings, and writes nothing to a file: the kernel only looks whether
+    // all is mapped.
     unsafe { rustix::mm::msync(at, bytes, rustix::mm::MsyncFlags::ASYNC) }
 }
 

@@ -49,8 +49,11 @@ impl ResidentMeter {
         let mut pages = || std::str::from_utf8(words.next()?).ok()?.parse::<u64>().ok();
         let (all, shared) = (pages()? * PAGE_BYTES as u64, pages()? * PAGE_BYTES as u64);
         if shared.abs_diff(self.looked_at.load(Relaxed)) >= LOOK_BYTES {
-            self.shared_memory.store(shared_memory().unwrap_or(0), Relaxed);
-            self.looked_at.store(shared, Relaxed);
+            // Where it cannot be read now, the last look counts, and the next call looks again.
+            if let Some(memory) = shared_memory() {
+                self.shared_memory.store(memory, Relaxed);
+                self.looked_at.store(shared, Relaxed);
+            }
         }
         let file_bytes = shared.saturating_sub(self.shared_memory.load(Relaxed));
         Some(Resident { memory_bytes: all.saturating_sub(file_bytes), file_bytes })

@@ -52,7 +52,13 @@ pub fn create(name: &str, bytes: usize) -> Option<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let file = rustix::fs::openat(&folder, &name, flags, Mode::RUSR | Mode::WUSR).ok()?;
     // With its memory: where the file system is full, a store to the mapping would be SIGBUS.
-    if rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes as u64).is_err() {
+    let allocate = || rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes as u64);
+    let made = match rustix::io::retry_on_intr(allocate) {
+        // Not every file system can.
+        Err(Errno::OPNOTSUPP) => rustix::fs::ftruncate(&file, bytes as u64),
+        made => made,
+    };
+    if made.is_err() {
         rustix::fs::unlinkat(&folder, &name, AtFlags::empty()).ok();
         return None;
     }

@@ -2,8 +2,8 @@
 //!
 //! # Concurrency
 //!
-//! Whoever submits requests begins them, reads under no lock; whoever completes or refuses them ends them. Who finds
-//! none in flight sees all that was done before they ended.
+//! Whoever submits requests begins them: writes under the store's lock, reads without it. Whoever completes or refuses
+//! them ends them. Who finds none in flight sees all that was done before they ended.
 
 #[cfg(all(test, feature = "loom"))]
 use loom::sync::atomic::AtomicUsize;

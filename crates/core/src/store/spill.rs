@@ -70,9 +70,9 @@ const TRIES: usize = 3;
 /// Times that one `wait` has an entry read in all: others that load it may put it away again each time.
 const TURNS: usize = 1000;
 
-/// Pauses of one `wait` in which the backing took no request for want of room, and ended none: as long as a disk may
-/// keep everybody waiting (30 s).
-const REFUSALS: usize = 30_000;
+/// Pauses of the backing, of a millisecond each unless something ends, in which nothing ends: it is stuck. So long do
+/// the kernel's disks wait for a command, too (30 s). A disk that others keep busy may end nothing for seconds.
+pub(crate) const STUCK_PAUSES: u32 = 30_000;
 
 /// How many entries give up their locations when the backing refuses a write.
 const GIVEN_UP: usize = 64;
@@ -112,6 +112,7 @@ struct Counters {
     kept: AtomicU64,
     kept_bytes: AtomicU64,
     completed: AtomicU64,
+    writes_ended: AtomicU64,
     written: AtomicU64,
     written_bytes: AtomicU64,
     written_unit_bytes: AtomicU64,
@@ -232,7 +233,7 @@ impl<S: PageSource> Store<S> {
             && self.write_some(spill, &mut side, BATCH_MAX, &mut next, &mut done)
         {}
         self.end_write_back(spill, &mut side, &mut done);
-        if !chosen.is_empty() {
+        if !chosen.is_empty() && done.refused == 0 {
             self.let_fresh_go(spill, &mut side, &done);
         }
         done
@@ -401,6 +402,7 @@ impl<S: PageSource> Store<S> {
             let place = self.row(handle).cell().load().place();
             if matches!(place, Place::Writing | Place::WritingDead) {
                 side.writing_bytes -= self.pool.length_anywhere(handle);
+                add(&spill.counters.writes_ended, 1);
             }
             match (place, result) {
                 (Place::Writing | Place::WritingDead, Ok(Completed::Written(location))) => {
@@ -759,6 +761,12 @@ impl<S: PageSource> Store<S> {
         self.spill.as_ref().map_or(0, |spill| spill.counters.completed.load(Relaxed))
     }
 
+    /// Writes among them, whatever came of them.
+    #[must_use]
+    pub fn writes_ended(&self) -> u64 {
+        self.spill.as_ref().map_or(0, |spill| spill.counters.writes_ended.load(Relaxed))
+    }
+
     /// Waits for a moment, or until the backing has completed a request. The caller holds no lock of the store.
     pub fn pause(&self) {
         self.spill.as_ref().map_or_else(crate::sync::pause, |spill| spill.backing.pause());
@@ -816,7 +824,7 @@ impl<S: PageSource> Store<S> {
             match state.place() {
                 Place::Backing if is_same => {
                     failed += usize::from(turns > 0 && state.is_unread());
-                    let is_stuck = turns == TURNS || refusals == REFUSALS;
+                    let is_stuck = turns == TURNS || refusals == STUCK_PAUSES;
                     if state.has_failed() || failed == TRIES || is_stuck {
                         let (expected, is_transient) = (ticket.checksum, !state.has_failed());
                         return Err(Error::Unreadable { expected, is_transient });
@@ -889,6 +897,7 @@ impl<S: PageSource> Store<S> {
             kept: _,
             kept_bytes: _,
             completed,
+            writes_ended,
             written,
             written_bytes,
             written_unit_bytes,
@@ -900,7 +909,7 @@ impl<S: PageSource> Store<S> {
             read_unit_bytes,
             not_read,
         } = &spill.counters;
-        let out = [completed, written, written_bytes, written_unit_bytes, returned];
+        let out = [completed, writes_ended, written, written_bytes, written_unit_bytes, returned];
         let [failed, back] = [[not_written, refused, failed], [read, read_unit_bytes, not_read]];
         out.into_iter().chain(failed).chain(back).for_each(|counter| counter.store(0, Relaxed));
         spill.side.lock().fetched = 0;

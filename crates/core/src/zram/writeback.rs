@@ -21,7 +21,7 @@
 //!   objects take at most, and pays what they took. The same holds for the budget, which bounds only what the device
 //!   writes by itself. (What a stuck backing writes later is paid later.)
 //! - `WB-3` No wait is longer than [`STUCK_PAUSES`] pauses in which the backing ends nothing. Then the units stay in
-//!   the pool, unless their writes end later.
+//!   the pool, unless their writes end later, and a client has `ENOSPC` or `EIO`.
 
 #[cfg(test)]
 mod tests;
@@ -34,7 +34,7 @@ use super::slot::Slot;
 use super::table::UNITS_MAX;
 use crate::budget::{Bucket, WriteBudget};
 use crate::page::PAGE_BYTES;
-use crate::store::{Form, Ticket};
+use crate::store::{Form, STUCK_PAUSES, Ticket};
 use crate::zsmalloc::PageSource;
 
 /// Units that are written together, unless something else is set: the kernel's `writeback_batch_size`.
@@ -42,11 +42,6 @@ pub const WRITEBACK_BATCH_DEFAULT: usize = 32;
 
 /// The largest such number.
 pub const WRITEBACK_BATCH_MAX: usize = 4096;
-
-/// Pauses of the backing, of a millisecond each unless something ends, in which nothing ends: it is stuck. So long do
-/// the kernel's disks wait for a command, too (30 s). What is stuck costs a client `ENOSPC` or `EIO`, and a disk that
-/// others keep busy may end nothing for seconds.
-const STUCK_PAUSES: u32 = 30_000;
 
 /// Bytes of units that a write which finds no room has written back together.
 const ROOM_BYTES: u64 = 256 << 10;

@@ -114,6 +114,24 @@ impl Engine {
         }
         if !self.charge.is_over_limit.swap(true, Relaxed) {
             let first = !self.charge.was_over_limit.swap(true, Relaxed);
+            // The thread that serves the faults of a whole process must not write to its standard error: a thread may
+            // be writing to the same pipe from memory that is compressed, and have the pipe's lock.
+            if self.config().whole_process {
+                *self.charge.untold.lock() = Some((over, first));
+            } else {
+                self.charge.stats.over_limit(&over, first);
+            }
+        }
+    }
+
+    /// Notifies the owner of the figures of what [`Engine::note_over_limit`] has left. Called by a thread that nobody
+    /// waits for, without a lock.
+    pub fn tell_over_limit(&self) {
+        // No thread forks under the table: the child would inherit the lock as it is.
+        let table = self.table.read();
+        let untold = self.charge.untold.lock().take();
+        drop(table);
+        if let Some((over, first)) = untold {
             self.charge.stats.over_limit(&over, first);
         }
     }

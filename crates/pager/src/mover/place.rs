@@ -8,7 +8,7 @@ use zfolio_sys::uffd::Progress;
 
 use super::staging::Full;
 use super::{Mover, REFUSED};
-use crate::fatal::{self, IOCTL};
+use crate::fatal;
 use crate::folio::Units;
 use crate::mappings::event::Place;
 use crate::system::Side;
@@ -92,9 +92,11 @@ impl Mover {
             drop(steady);
             match stopped {
                 Some(Errno::AGAIN) => self.let_change_happen(),
-                // Woken, the thread would fault again, for ever.
-                Some(error) if fatal::is_forbidden(error) => fatal::forbidden(IOCTL, error),
-                stopped => break stopped,
+                None | Some(Errno::EXIST | Errno::NOENT | Errno::INVAL | Errno::NOMEM) => {
+                    break stopped;
+                }
+                // None of the kernel's answers. Woken, the thread would fault again, for ever.
+                Some(error) => fatal::out_of_memory(page, error),
             }
         };
         // Even if no page was placed: another thread was first, and waiting threads must look

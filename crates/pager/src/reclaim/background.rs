@@ -106,6 +106,7 @@ impl Engine {
     /// One turn of the background thread: does all of its jobs that are due.
     pub(crate) fn reclaim_turn(&self) {
         self.sample();
+        self.tell_over_limit();
         self.follow_asked_algorithm();
         self.prepare_wide();
         if self.config().whole_process {

@@ -490,7 +490,8 @@ impl Place {
             Ok(())
         });
         self.note(&open);
-        added
+        // As in open(): what cannot be added is left out as long as there is another area.
+        if self.hooks.get().is_some() && self.is_open() { Ok(()) } else { added }
     }
 
     /// Starts a thread for what io_uring does not do: everything where there is none, and discards of a device.

@@ -270,7 +270,7 @@ impl Queue {
     /// Takes a discard that has ended. One that has failed is not tried again: the slots are written anew some day.
     pub(super) fn end_discard(&mut self, discard: Discard, done: Result<(), Errno>) {
         self.discards_out.retain(|other| *other != discard);
-        // The medium is not able to, or the kernel.
+        // This medium or this kernel cannot discard.
         self.can_discard &= !matches!(done, Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOTTY));
         if done.is_ok() {
             self.counts.discards += 1;

@@ -21,15 +21,15 @@ const DEAD_NS: u64 = 10_000_000_000;
 pub(super) struct Stall {
     /// Writes that had ended at the last look.
     ended: AtomicU64,
-    /// When a look found some under way, of which no later one found any ended; 0: there is no such look.
+    /// When a look found writes under way, of which no later look found any ended; 0: there is no such look.
     since_ns: AtomicU64,
     /// When a fault last passed the limit.
     passed_ns: AtomicU64,
 }
 
 impl Stall {
-    /// Whether a fault passes the limit instead of waiting for what is under way, if anything is; `ended` is how many
-    /// have ended in all.
+    /// Whether a fault passes the limit instead of waiting for writes, if any are under way; `ended` counts the writes
+    /// that have ended.
     pub(super) fn may_pass(&self, ended: u64, is_under_way: bool, now_ns: u64) -> bool {
         if self.ended.swap(ended, Relaxed) != ended || !is_under_way {
             self.since_ns.store(0, Relaxed);
@@ -49,7 +49,7 @@ impl Stall {
         self.passed_ns.store(now_ns, Relaxed);
     }
 
-    /// In a child of `fork`: nothing is under way.
+    /// In a child of `fork`, and once an area was opened: no write is under way.
     pub(super) fn start_over(&self) {
         self.ended.store(0, Relaxed);
         self.since_ns.store(0, Relaxed);

@@ -22,21 +22,6 @@ pub(crate) struct Linux {
     meter: ResidentMeter,
 }
 
-/// [`map::release`] of memory of the engine's own.
-///
-/// # Safety
-///
-/// As there.
-#[allow(unsafe_code, reason = "the contract is the callers'")]
-pub(crate) unsafe fn release(start: usize, bytes: usize) {
-    // SAFETY: the caller's contract.
-    match unsafe { map::release(start, bytes) } {
-        // A page that stays in its slot would be taken for one of the next folio there.
-        Err(error) if fatal::is_forbidden(error) => fatal::forbidden("madvise", error),
-        released => debug_assert!(released.is_ok(), "{released:?}"),
-    }
-}
-
 /// The features that the two userfaultfds need: the program's and the staging area's.
 fn needs(mode: Mode) -> [(Reach, u64); 2] {
     let program = match mode {
@@ -174,8 +159,12 @@ impl System for Linux {
     }
 
     unsafe fn discard(&self, start: usize, bytes: usize) {
-        // SAFETY: the caller keeps this function's contract, which implies that of `release`.
-        unsafe { release(start, bytes) };
+        // SAFETY: the caller keeps this function's contract, which implies that of `map::release`.
+        match unsafe { map::release(start, bytes) } {
+            // A page that stays in its slot would be taken for one of the next folio there.
+            Err(error) if fatal::is_forbidden(error) => fatal::forbidden("madvise", error),
+            released => debug_assert!(released.is_ok(), "{released:?}"),
+        }
     }
 
     fn now_ns(&self) -> u64 {
