@@ -124,8 +124,8 @@ impl Engine {
         }
     }
 
-    /// Notifies the owner of the figures of what [`Engine::note_over_limit`] has left. Called by a thread that nobody
-    /// waits for, without a lock.
+    /// Notifies the owner of the figures of an excess that was noted while a fault was served. Called by a thread that
+    /// nobody waits for, without a lock.
     pub fn tell_over_limit(&self) {
         // No thread forks under the table: the child would inherit the lock as it is.
         let table = self.table.read();
