@@ -107,6 +107,10 @@ class Program:
     def ask(self, line, answer):
         """Sends a command, which must have this answer."""
         self.send(line)
+        return self.must_answer(line, answer)
+
+    def must_answer(self, line, answer):
+        """The next line of the program must be this answer to a command that was sent."""
         found = self.answer()
         expect(found.startswith(answer), f"'{line}' is answered by '{found}'; {self.said()}")
         return found
@@ -298,8 +302,7 @@ class Cases:
             time.sleep(4)
             stalled = program.resident()
             calls.mend()
-            found = program.answer()
-            expect(found.startswith("filled"), f"'{found}'; {program.said()}")
+            program.must_answer("fill", "filled")
             program.end()
             expect(stalled <= LIMIT + SLACK // 2, f"{stalled >> 20} MiB resident when no write had ended for 4 s")
             return f"{stalled >> 20} MiB resident when no write had ended for 4 s"
@@ -330,8 +333,7 @@ class Cases:
             command = [program.zfolio, "set", str(program.pid), "write_budget=4K"]
             done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
             expect(done.returncode == 0, done.stderr)
-            found = program.answer()
-            expect(found.startswith("filled"), f"'{found}'; {program.said()}")
+            program.must_answer("fill", "filled")
             stalled = program.resident()
             calls.mend()
             figures = program.end()
@@ -372,8 +374,7 @@ class Cases:
             program.send("verify")
             time.sleep(0.3)
             calls.mend()
-            found = program.answer()
-            expect(found.startswith("verified"), f"'{found}'; {program.said()}")
+            program.must_answer("verify", "verified")
             return self.waited(program.end())
 
     def reads_beside(self):

@@ -249,9 +249,8 @@ static void server(void) {
     ballast_verify(&b, "server");
 }
 
-/* fork while other threads run on stacks from malloc, and from such a thread. */
-/* Blocks of a thread that rests, and between them what the C library has for its later thread-specific values: blocks of
- * the same size, and a child of fork clears those of the threads that it does not have. */
+/* What a waiting thread has: blocks of 512 bytes, and between them one of that size in which the C library has its
+ * thread-specific values beyond the 32nd. A child of fork clears these of the threads that it does not have. */
 #define NEIGHBOURS 8192
 static pthread_key_t keys[48];
 struct with_values {
@@ -310,6 +309,7 @@ static void values(void) {
     for (int t = 0; t < 4; t++) CHECK(pthread_join(ids[t], NULL) == 0);
 }
 
+/* fork while other threads run on stacks from malloc, and from such a thread. */
 static void *resting(void *argument) {
     volatile char use[60000];
     for (size_t i = 0; i < sizeof use; i += 64) use[i] = (char)i;

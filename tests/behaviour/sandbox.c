@@ -113,20 +113,8 @@ static void late(void) {
     ballast_verify(&b, "a sandbox");
 }
 
-/* The line about it comes also where nobody may look into another table of files. */
-static void late_files(void) {
-    static struct ballast b;
-    ballast_make(&b, 3 * limit_bytes(), 2);
-    come_down(10);
-    struct sock_filter filter[2 * RULE + 1];
-    forbid(filter, SYS_pidfd_getfd, 0, 0, SECCOMP_RET_ERRNO | EPERM);
-    forbid(filter + RULE, SYS_ioctl, 0, 0, SECCOMP_RET_ERRNO | EPERM);
-    confine(filter, 2 * RULE + 1, SECCOMP_FILTER_FLAG_TSYNC);
-    ballast_verify(&b, "a sandbox");
-}
-
-/* The same with filters that know the call. Memory has gone out and come back before, so that there are slots to copy
- * from. Either the process ends, or all is as it must be. */
+/* The same with other filters. Memory has gone out and come back before, so that there are slots to copy from. Either
+ * the process ends, or all is as it must be. */
 static void late_filter(struct sock_filter *filter, unsigned short length, int rounds) {
     static struct ballast b;
     ballast_make(&b, 3 * limit_bytes(), 2);
@@ -145,6 +133,14 @@ static void late_filter(struct sock_filter *filter, unsigned short length, int r
         CHECK(munmap(fresh, MIB) == 0);
     }
     ballast_verify(&b, "a sandbox");
+}
+
+/* The line about it comes also where nobody may look into another table of files. */
+static void late_files(void) {
+    struct sock_filter filter[2 * RULE + 1];
+    forbid(filter, SYS_pidfd_getfd, 0, 0, SECCOMP_RET_ERRNO | EPERM);
+    forbid(filter + RULE, SYS_ioctl, 0, 0, SECCOMP_RET_ERRNO | EPERM);
+    late_filter(filter, 2 * RULE + 1, 0);
 }
 
 /* Pages can be moved, and no new ones can be made. */

@@ -229,11 +229,10 @@ mod raw {
         e: usize,
     ) -> c_long {
         if number == libc::SYS_madvise {
-            // The only two that come here.
-            match c_int::try_from(c) {
-                Ok(libc::MADV_DONTFORK) => mappings::note_not_inherited(),
-                _ => mappings::wipe_in_children(a, mappings::page_end(a, b)),
-            }
+            // The low half of the word, as the kernel reads it, and the assembly, which lets two kinds of advice come
+            // here.
+            let advice = c_int::try_from(c & 0xFFFF_FFFF).unwrap_or(0);
+            mappings::note_for_children(advice, a, mappings::page_end(a, b));
             return to_result(call(number, [a, b, c, d, e]));
         }
         // A child that shared its parent's memory would return from here, and then overwrite the parent's

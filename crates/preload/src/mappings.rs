@@ -24,11 +24,6 @@ use crate::{settings, share};
 /// Whether the program ever said that a child is not to have some memory.
 static NOT_ALL_INHERITED: AtomicBool = AtomicBool::new(false);
 
-/// A child is not to have some memory (`MADV_DONTFORK`).
-pub(crate) fn note_not_inherited() {
-    NOT_ALL_INHERITED.store(true, Ordering::Relaxed);
-}
-
 /// Whether a child may lack memory that its parent has (`MADV_DONTFORK`).
 pub(crate) fn is_not_all_inherited() -> bool {
     NOT_ALL_INHERITED.load(Ordering::Relaxed)
@@ -37,10 +32,17 @@ pub(crate) fn is_not_all_inherited() -> bool {
 /// Whether the program ever said that a child is to find some memory empty.
 static IS_ANY_WIPED: AtomicBool = AtomicBool::new(false);
 
-/// Before `MADV_WIPEONFORK`: a child must read zeros there, and the engine would give it the parent's contents.
-pub(crate) fn wipe_in_children(start: usize, end: usize) {
-    IS_ANY_WIPED.store(true, Ordering::Relaxed);
-    give_up_anywhere(start, end);
+/// Before the program gives the kernel this advice: what of it concerns children.
+pub(crate) fn note_for_children(advice: c_int, start: usize, end: usize) {
+    match advice {
+        libc::MADV_DONTFORK => NOT_ALL_INHERITED.store(true, Ordering::Relaxed),
+        libc::MADV_WIPEONFORK => {
+            IS_ANY_WIPED.store(true, Ordering::Relaxed);
+            // A child must read zeros there, and the engine would give it the parent's contents.
+            give_up_anywhere(start, end);
+        }
+        _ => {}
+    }
 }
 
 /// Before a fork: gives up what the child is to find empty, as the kernel has it now. It was given up when the program
@@ -401,9 +403,7 @@ interpose! {
                 }
                 return answer_int(ask(Call::Discard, words));
             }
-            libc::MADV_WIPEONFORK => wipe_in_children(first, end),
-            libc::MADV_DONTFORK => note_not_inherited(),
-            _ => {}
+            _ => note_for_children(advice, first, end),
         }
         // SAFETY: the program's own call, with its own words.
         answer_int(unsafe { map::forward(libc::SYS_madvise, words) })

@@ -9,7 +9,8 @@
 //! in memory shared with other processes. So robust mutexes are never compressed.
 //!
 //! In a child of `fork` the C library clears the thread-specific values of the threads that the child does not have,
-//! before it calls any handler: to compressed memory it would write past us. So these values are never compressed.
+//! before it calls any handler. Where they were compressed, the kernel would make pages of zeros for these writes, and
+//! what else was on the pages would be lost to the child. So these values are never compressed.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -50,7 +51,7 @@ pub(crate) fn learn() {
     }
 }
 
-/// Stops managing the block of this thread's values that has a key's.
+/// Stops managing the block in which this thread has its value of a key.
 fn give_up_values(key: usize) {
     // SAFETY: a call without arguments; the answer is the address of the control block.
     let thread = unsafe { libc::pthread_self() };
@@ -122,13 +123,13 @@ interpose! {
         unsafe { next(attributes, stack, bytes) }
     }
 
-    /// `pthread_setspecific(3)`: the values are not managed.
+    /// `pthread_setspecific(3)`: the block that has the value is not managed.
     fn pthread_setspecific(key: libc::pthread_key_t, value: *const c_void) -> c_int {
         let next = next!(pthread_setspecific);
         // SAFETY: the program's own call, with its own arguments.
         let answer = unsafe { next(key, value) };
         let key = usize::try_from(key).unwrap_or(0);
-        if answer == 0 && key >= VALUES && settings::get().is_some() {
+        if answer == 0 && key >= VALUES {
             give_up_values(key);
         }
         answer

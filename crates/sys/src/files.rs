@@ -288,7 +288,8 @@ fn programs_error() -> Result<OwnedFd, Errno> {
     rustix::process::pidfd_getfd(process, 2, rustix::process::PidfdGetfdFlags::empty())
 }
 
-/// Opens the same file: a terminal, a pipe, or a file, at whose end it writes then. A socket cannot be opened.
+/// Opens the file of the program's standard error once more: a terminal, a pipe, or a file, to be written to at its
+/// end. A socket cannot be opened.
 fn open_error() -> Result<OwnedFd, Errno> {
     // NONBLOCK: to open a pipe that has no reader fails, instead of waiting for one.
     let flags =

@@ -411,7 +411,7 @@ impl Place {
     }
 
     /// What [`Place::open`] is to open. No thread forks meanwhile: the list of disks is locked while memory is
-    /// allocated, and a child would inherit it so.
+    /// allocated, and a child would inherit it locked.
     ///
     /// # Errors
     ///
