@@ -370,8 +370,12 @@ class Cases:
         with program:
             program.ask(f"fill {PAGES}", "filled")
             program.ask("verify", "verified")
+            # Without this all may be in memory on a machine so busy that no write has ended for a second.
+            program.holds_limit()
+            before = calls.hits()
             calls.fail("r", how)
             program.send("verify")
+            expect(calls.wait_for(before + 1, TIMEOUT) > before, "nothing was read")
             time.sleep(0.3)
             calls.mend()
             program.must_answer("verify", "verified")
