@@ -93,6 +93,7 @@ CASES = [
     ("forks threads", 48, "lz4", "64K"),
     ("forks threads_exec", 48, "lz4", "64K"),
     ("forks loop", 32, "lz4", "64K"),
+    ("forks allocates", 32, "lz4", "16K"),
     ("forks others", 32, "zstd", "64K"),
     ("forks stack", 32, "lz4", "4K"),
     ("forks files", 32, "lz4", "64K"),

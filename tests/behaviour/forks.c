@@ -118,6 +118,64 @@ static void loop(void) {
     ballast_stop(&b);
 }
 
+/* Takes memory from the system and gives it back, in blocks small and large. */
+static void take_blocks(uint64_t *random, int rounds) {
+    for (int round = 0; round < rounds; round++) {
+        char *blocks[16];
+        for (int i = 0; i < 16; i++) {
+            size_t bytes = (size_t)16 << next_random(random) % 19;
+            blocks[i] = malloc(bytes);
+            CHECK(blocks[i]);
+            blocks[i][0] = blocks[i][bytes - 1] = (char)i;
+        }
+        for (int i = 0; i < 16; i++) {
+            CHECK(blocks[i][0] == (char)i);
+            free(blocks[i]);
+        }
+    }
+}
+
+static void *brief(void *argument) {
+    uint64_t random = (uint64_t)argument;
+    take_blocks(&random, 1);
+    return NULL;
+}
+
+/* Starts threads that allocate and end, one after the other. */
+static void *starter(void *argument) {
+    uint64_t random = (uint64_t)argument;
+    while (!atomic_load(&stop)) {
+        pthread_t thread;
+        CHECK(pthread_create(&thread, NULL, brief, (void *)next_random(&random)) == 0);
+        take_blocks(&random, 2);
+        CHECK(pthread_join(thread, NULL) == 0);
+    }
+    return NULL;
+}
+
+/* No lock of the allocator is held in a child, whatever other threads did at the moment of the fork. */
+static void allocates(void) {
+    pthread_t threads[6];
+    for (uint64_t i = 0; i < 6; i++) CHECK(pthread_create(&threads[i], NULL, starter, (void *)(i + 7)) == 0);
+    for (int round = 0; round < 150; round++) {
+        pid_t pid = fork();
+        CHECK(pid >= 0);
+        if (pid == 0) {
+            /* A child that waits for a lock is ended. */
+            alarm(30);
+            uint64_t random = round;
+            take_blocks(&random, 4);
+            pthread_t thread;
+            CHECK(pthread_create(&thread, NULL, brief, (void *)next_random(&random)) == 0);
+            CHECK(pthread_join(thread, NULL) == 0);
+            _exit(0);
+        }
+        child_is_well(pid, "a child that allocates");
+    }
+    atomic_store(&stop, 1);
+    for (int i = 0; i < 6; i++) CHECK(pthread_join(threads[i], NULL) == 0);
+}
+
 /* All other ways to start a program. */
 static void others(void) {
     ballast_make(&b, 3 * limit_bytes(), 6);
@@ -465,7 +523,8 @@ static void exec_chain(void) {
 int main(int count, char **arguments) {
     const struct behaviour cases[] = {
         {"verified", verified}, {"nested", nested}, {"threads", threads}, {"threads_exec", threads_exec},
-        {"loop", loop}, {"others", others}, {"stack", stack}, {"files", files}, {"server", server},
+        {"loop", loop}, {"allocates", allocates}, {"others", others}, {"stack", stack}, {"files", files},
+        {"server", server},
         {"own_stacks", own_stacks}, {"exec_chain", exec_chain}, {"exec_races", exec_races}, {"nothing", nothing},
         {"clones", clones}, {"plain_syscalls", plain_syscalls}, {"no_room", no_room}, {"wiped", wiped},
         {"not_inherited", not_inherited}, {"not_inherited_by_syscall", not_inherited_by_syscall},

@@ -18,6 +18,7 @@ pub mod zsmalloc;
 
 pub mod budget;
 pub mod economy;
+pub mod gate;
 pub mod ledger;
 mod prefetch;
 pub mod ranges;

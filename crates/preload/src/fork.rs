@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! prepare   brings staged folios back, and what the C library uses in the child before our handler runs
-//!           (the open `FILE`s); opens the files that are spilled to, for the child; then holds the engine, the
-//!           candidates and the heap still
+//!           (the open `FILE`s); has the allocator's locks free; opens the files that are spilled to, for the
+//!           child; then holds the engine, the candidates and the heap still
 //! parent    releases them
 //! child     makes new userfaultfds and threads, keeps the tables; then releases
 //! ```
@@ -31,6 +31,7 @@ use zfolio_pager::spill::Lent;
 use zfolio_sys::map::{self, Reservation};
 use zfolio_sys::signal::{self, Mask};
 
+use crate::allocator_locks::{self, AllocatorLocks};
 use crate::candidates::{self, Candidates};
 use crate::heap::{self, Held, Lock};
 use crate::interpose::{interpose, next, set_errno};
@@ -52,6 +53,7 @@ struct Everything {
     quiet: Option<Quiet<'static>>,
     candidates: Candidates,
     _one: Held<'static>,
+    allocator: AllocatorLocks,
     files: Option<Files>,
     mask: Mask,
 }
@@ -141,6 +143,7 @@ fn prepare_to(fork_by_library: bool) {
     let mask = signal::block_all();
     pin_own_stack();
     let files = fork_by_library.then(Files::lock);
+    let allocator = allocator_locks::hold();
     let one = ONE.lock();
     let (candidates, quiet) = loop {
         if candidates::engine().is_none() {
@@ -173,7 +176,8 @@ fn prepare_to(fork_by_library: bool) {
             }
         }
     };
-    let everything = Everything { heap: heap::hold(), quiet, candidates, _one: one, files, mask };
+    let everything =
+        Everything { heap: heap::hold(), quiet, candidates, _one: one, allocator, files, mask };
     // SAFETY: `ONE` is held: no other thread is between prepare() and parent().
     unsafe { *STILL.0.get() = Some(everything) };
 }
@@ -223,7 +227,7 @@ fn take() -> Option<Everything> {
 }
 
 pub(crate) extern "C" fn parent() {
-    if let Some(Everything { heap, quiet, candidates, _one, files, mask }) = take() {
+    if let Some(Everything { heap, quiet, candidates, _one, allocator, files, mask }) = take() {
         drop(heap);
         drop(quiet);
         if let Some(engine) = candidates.engine() {
@@ -231,13 +235,14 @@ pub(crate) extern "C" fn parent() {
         }
         drop(candidates);
         drop(_one);
+        drop(allocator);
         drop(files);
         signal::restore(&mask);
     }
 }
 
 pub(crate) extern "C" fn child() {
-    if let Some(Everything { heap, mut quiet, candidates, _one, files, mask }) = take() {
+    if let Some(Everything { heap, mut quiet, candidates, _one, allocator, files, mask }) = take() {
         drop(heap);
         if let Some(files) = files {
             files.forget_in_child();
@@ -248,6 +253,7 @@ pub(crate) extern "C" fn child() {
         drop(quiet);
         drop(candidates);
         drop(_one);
+        allocator.forget_in_child();
         signal::restore(&mask);
         lifecycle::start_if_needed();
     }

@@ -39,6 +39,7 @@ mod share;
 mod statistics;
 
 mod allocator;
+mod allocator_locks;
 mod early_blocks;
 mod grown_blocks;
 mod mappings;
