@@ -240,10 +240,17 @@ impl Slots {
                 return true;
             }
         }
-        // The static is read here too: its page comes in by itself.
-        let aecs = (&raw const FIXED).addr();
-        std::hint::black_box(FIXED.output_bits);
-        (aecs & !(PAGE_BYTES - 1)..aecs + size_of_val(&FIXED)).contains(&address)
+        let codes = &raw const FIXED;
+        let begin = codes.addr();
+        let is_of_codes =
+            (begin & !(PAGE_BYTES - 1)..begin + size_of_val(&FIXED)).contains(&address);
+        if is_of_codes {
+            // The codes may lie in two pages: the first byte of theirs in the one that is missing.
+            let byte = codes.cast::<u8>().wrapping_add(address.saturating_sub(begin));
+            // SAFETY: inside of the static, whose bytes are all initialised.
+            unsafe { byte.read_volatile() };
+        }
+        is_of_codes
     }
 
     /// Waits a moment for a slot's record; whether it has come.
