@@ -26,8 +26,13 @@ use super::{allocate, counted, release};
 /// log2 of the furthest reference of the format.
 const WINDOW_MAX: u8 = 15;
 
-/// The library's highest level of memory use: blocks of 32 Ki symbols.
-const MEMORY_LEVEL: c_int = 9;
+/// The level of memory use, 1 to 9, for a unit and what of a dictionary the window holds. A level has blocks of 2^(level
+/// + 6) symbols, enough for one block per unit, and a table of 2^(level + 8) bytes, which zlib clears for each unit.
+fn memory_level(wanted: &Wanted, window: u8) -> c_int {
+    let dictionary = wanted.dictionary.as_ref().map_or(0, |dictionary| dictionary.bytes().len());
+    let bytes = wanted.unit_bytes + dictionary.min(1 << window);
+    c_int::try_from(bytes.next_power_of_two().ilog2()).map_or(9, |log2| (log2 - 6).clamp(1, 9))
+}
 
 pub(super) const EXTENDED: Extended =
     Extended { levels: 1..=9, windows: Some(9..=WINDOW_MAX), share };
@@ -168,7 +173,7 @@ impl Shared for Share {
                     self.0.level,
                     Z_DEFLATED,
                     -c_int::from(window),
-                    MEMORY_LEVEL,
+                    memory_level(&self.0, window),
                     Z_DEFAULT_STRATEGY,
                     version(),
                     STREAM_BYTES,

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use super::super::backend::{Answer, Compressor, Shared, Wanted};
 use super::super::lz4::dictionary::{Digest, Share};
 use super::super::{Error, lz4};
+use super::Stream;
 
 // lz4-sys builds these functions, but does not declare them (lz4hc.h).
 unsafe extern "C" {
-    fn LZ4_initStreamHC(stream: *mut c_void, bytes: usize) -> *mut c_void;
     fn LZ4_resetStreamHC_fast(stream: *mut c_void, level: c_int);
     fn LZ4_loadDictHC(stream: *mut c_void, dictionary: *const c_char, bytes: c_int) -> c_int;
     fn LZ4_attach_HC_dictionary(stream: *mut c_void, dictionary: *const c_void);
@@ -22,42 +22,30 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// An initialised `LZ4_streamHC_t` of this level.
-fn stream(level: c_int) -> Vec<u64> {
-    let mut stream = super::state();
-    let bytes = size_of_val(stream.as_slice());
-    // SAFETY: the words are writable for `bytes`, aligned by 8, and ours alone.
-    let initialised = unsafe { LZ4_initStreamHC(stream.as_mut_ptr().cast(), bytes) };
-    assert!(!initialised.is_null(), "aligned and large enough");
-    // SAFETY: the stream is initialised, and ours alone.
-    unsafe { LZ4_resetStreamHC_fast(stream.as_mut_ptr().cast(), level) };
-    stream
-}
-
 pub(super) fn share(wanted: &Wanted) -> Result<Box<dyn Shared>, Error> {
     let dictionary = Arc::clone(wanted.dictionary());
-    let mut stream = stream(wanted.level);
+    let mut stream = Stream::new();
+    let prepared = stream.initialised();
+    // SAFETY: the stream is initialised, and ours alone.
+    unsafe { LZ4_resetStreamHC_fast(prepared, wanted.level) };
     let bytes = c_int::try_from(dictionary.bytes().len()).expect("at most DICTIONARY_BYTES");
     // SAFETY: the stream is initialised and ours alone; the dictionary is readable for its length, and
     // lives, unchanged, as long as the digest (DICT-1).
-    let loaded = unsafe {
-        LZ4_loadDictHC(stream.as_mut_ptr().cast(), dictionary.bytes().as_ptr().cast(), bytes)
-    };
+    let loaded = unsafe { LZ4_loadDictHC(prepared, dictionary.bytes().as_ptr().cast(), bytes) };
     assert!(loaded > 0, "a dictionary has 4 bytes or more");
-    let digest = Arc::new(Digest { stream, dictionary });
+    let digest = Arc::new(Digest { stream: stream.words, dictionary });
     Ok(Box::new(Share { level: wanted.level, digest, compressor: DictionaryCompressor::boxed }))
 }
 
 struct DictionaryCompressor {
     level: c_int,
-    /// An initialised `LZ4_streamHC_t`.
-    stream: Vec<u64>,
+    stream: Stream,
     digest: Arc<Digest>,
 }
 
 impl DictionaryCompressor {
     fn boxed(level: c_int, digest: Arc<Digest>) -> Box<dyn Compressor> {
-        Box::new(DictionaryCompressor { level, stream: stream(level), digest })
+        Box::new(DictionaryCompressor { level, stream: Stream::new(), digest })
     }
 }
 
@@ -65,9 +53,8 @@ impl Compressor for DictionaryCompressor {
     fn compress_unit(&mut self, source: &[u8], dest: &mut [u8]) -> Answer {
         let source_bytes = c_int::try_from(source.len()).expect("a unit is at most 2 MiB");
         let dest_bytes = c_int::try_from(dest.len()).expect("shorter than a unit");
-        let stream: *mut c_void = self.stream.as_mut_ptr().cast();
-        // SAFETY: the stream is initialised, and ours alone by `&mut self`. It knows itself whether a
-        // failure has left it to be initialised anew.
+        let stream = self.stream.initialised();
+        // SAFETY: the stream is initialised, and ours alone by `&mut self`.
         unsafe { LZ4_resetStreamHC_fast(stream, self.level) };
         // SAFETY: as above; the digest is a stream that LZ4_loadDictHC has prepared, which nobody changes,
         // and lives as long as `self`.
@@ -89,6 +76,6 @@ impl Compressor for DictionaryCompressor {
     }
 
     fn memory_bytes(&self) -> usize {
-        size_of_val(&*self.stream)
+        self.stream.memory_bytes()
     }
 }
