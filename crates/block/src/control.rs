@@ -142,7 +142,8 @@ struct Requests {
     kept: OnceLock<Arc<Kept>>,
     /// Rung when a client asks for the end.
     stop: EventFd,
-    asked: Mutex<RANK_ASKED, Asked>,
+    /// `None`: nobody has asked since the last one was taken.
+    asked: Mutex<RANK_ASKED, Option<Asked>>,
 }
 
 /// Somebody has asked for the end of the disk. Dropping this says that it ends.
@@ -181,7 +182,7 @@ impl Control {
         let listeners = Listener::open(&Address::Unix(path.to_owned()))?;
         let stop = EventFd::new().map_err(|error| failed(error.into()))?;
         let (addresses, guard, kept) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
-        let asked = Mutex::new(Asked::default());
+        let asked = Mutex::new(None);
         let requests = Requests { ram, addresses, guard, kept, stop, asked };
         let clients = Clients::start(listeners, CONNECTIONS_MAX, requests);
         Ok(Control { clients: clients.map_err(failed)? })
@@ -208,7 +209,14 @@ impl Control {
         let Requests { stop, asked, .. } = self.clients.protocol();
         // Whoever asks after this rings again.
         stop.wait(milliseconds).then(|| stop.clear())?;
-        Some(std::mem::take(&mut *asked.lock()))
+        // Nobody, if it is the ring of a client that the last call has taken with another one.
+        asked.lock().take()
+    }
+
+    /// Whether a client has asked for the end without a save, which [`Control::stop_within`] has not returned yet.
+    #[must_use]
+    pub fn is_unsaved_asked(&self) -> bool {
+        self.clients.protocol().asked.lock().as_ref().is_some_and(|asked| asked.is_unsaved)
     }
 }
 
@@ -286,12 +294,12 @@ impl Requests {
             // This process may end as soon as it rings: the client gets its answer before. One that is gone has asked
             // for the end all the same.
             let answered = stream.write_all(b"ok\n");
-            self.asked.lock().is_unsaved |= !saves;
+            self.asked.lock().get_or_insert_default().is_unsaved |= !saves;
             self.stop.ring();
             return answered;
         }
         let (client, answer) = mpsc::channel();
-        self.asked.lock().waiting.push(client);
+        self.asked.lock().get_or_insert_default().waiting.push(client);
         self.stop.ring();
         match answer.recv() {
             Ok(why) => stream.write_all(format!("failed {why}\n").as_bytes()),
@@ -451,10 +459,17 @@ mod tests {
             for client in refused {
                 assert_eq!(client.join().unwrap(), Answer::Failed("no room".to_owned()));
             }
+            // As that of the second one, if the first ring has brought both. It made an end that nobody had asked for.
+            control.clients.protocol().stop.ring();
+            assert!(control.stop_within(0).is_none(), "the disk has just said that it stays");
+            assert!(!control.is_unsaved_asked());
             let ended = scope.spawn(stop);
             drop(next(&control));
             assert_eq!(ended.join().unwrap(), Answer::Done(String::new()));
             assert_eq!(ask(&path, "stop unsaved").unwrap(), Answer::Done(String::new()));
+            while !control.is_unsaved_asked() {
+                std::thread::yield_now();
+            }
             assert!(!next(&control).is_saved());
             // The end comes by a signal: they are answered all the same.
             let late = scope.spawn(stop);
