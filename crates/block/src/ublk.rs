@@ -23,7 +23,8 @@
 //! - `UB-3` Each request is answered once. Contents go to the kernel only if the device has returned them without an
 //!   error.
 //! - `UB-4` Whatever fails while a device is made, no device and no thread is left.
-//! - `UB-5` Only a device is deleted that a [`Server`] has made, that is dead, and whose process is gone.
+//! - `UB-5` A [`Server`] stops and deletes the device that it has made, by its note, and not one that has the number
+//!   later. Of others it deletes those that a server has made, that are dead, and whose processes are gone.
 //!
 //! # Concurrency
 //!

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -25,6 +25,11 @@ use crate::device::{Device, SECTOR_BYTES};
 
 /// The upper half of the note of our devices; the lower half is the process that serves it.
 const NOTE: u64 = 0x7A66_6F6C << 32;
+
+/// The note of a device of this process.
+fn note() -> u64 {
+    NOTE | u64::from(process::id())
+}
 
 /// What a server is asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -77,10 +82,23 @@ impl Server {
         self.0.is_gone()
     }
 
-    /// Takes the device away, once what is under way is done. Returns how many queues are not done in time; their
-    /// threads end when their devices return.
+    /// Who uses the block device, in words; see [`Node::user`]. `None` once nothing of it is served: a number that is
+    /// free may be another program's device.
+    #[must_use]
+    pub fn user(&self) -> Option<String> {
+        if self.0.counts().live == 0 { None } else { self.node().user() }
+    }
+
+    /// Takes the device away, once what is under way is done. Returns how many queues are not done in time; they may
+    /// still write to the disk.
     pub fn stop(&mut self) -> usize {
         self.0.stop()
+    }
+
+    /// Waits for queues that were not done when [`Server::stop`] returned, for this time at most. Returns how many
+    /// still are not.
+    pub fn wait(&mut self, time: Duration) -> usize {
+        self.0.wait(time)
     }
 }
 
@@ -104,7 +122,8 @@ impl Counted {
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.0.live.fetch_sub(1, Relaxed);
+        // Release: pairs with the Acquire in `Life::live`.
+        self.0.live.fetch_sub(1, Release);
         self.0.ended.ring();
     }
 }
@@ -117,6 +136,8 @@ pub(super) struct Life<K: Kernel> {
     handles: Vec<JoinHandle<()>>,
     drain: Duration,
     is_stopped: bool,
+    /// The stop took too long, so the device is to be deleted once its threads have ended.
+    is_left: bool,
 }
 
 impl<K: Kernel> std::fmt::Debug for Life<K> {
@@ -155,7 +176,8 @@ impl<K: Kernel> Life<K> {
         let (number, handles) = (info.number, Vec::new());
         // From here on dropping it takes the device away (UB-4).
         let drain = config.drain;
-        let mut life = Life { kernel, number, threads, handles, drain, is_stopped: false };
+        let (is_stopped, is_left) = (false, false);
+        let mut life = Life { kernel, number, threads, handles, drain, is_stopped, is_left };
         life.serve(&info, &device)?;
         Ok(life)
     }
@@ -222,23 +244,55 @@ impl<K: Kernel> Life<K> {
     pub(super) fn stop(&mut self) -> usize {
         if !self.is_stopped {
             self.is_stopped = true;
-            let milliseconds = u64::try_from(self.drain.as_millis()).unwrap_or(u64::MAX);
-            let stopped = self.kernel.stop(self.number, milliseconds);
-            self.wait_for_threads();
-            // If it is still being stopped, a deletion would wait for that too. The end of this process ends it, and
-            // the next server deletes what is left.
-            if stopped != Err(Errno::TIME) {
-                self.kernel.delete(self.number, milliseconds).ok();
+            let is_ours = self.is_ours();
+            let stopped =
+                if is_ours { self.kernel.stop(self.number, self.drain_ms()) } else { Ok(()) };
+            self.wait_for_threads(self.drain);
+            // If it is still being stopped, a deletion would wait for that too: the end of this process ends it, and
+            // the next server deletes what is left. When the threads have ended, it is nearly stopped.
+            self.is_left = is_ours && stopped == Err(Errno::TIME) && self.live() > 0;
+            if is_ours && !self.is_left {
+                self.delete();
             }
         }
-        self.threads.live.load(Relaxed)
+        self.live()
     }
 
-    /// Waits until all threads have ended, for a while.
-    fn wait_for_threads(&mut self) {
-        let time_ns = u64::try_from(self.drain.as_nanos()).unwrap_or(u64::MAX);
+    pub(super) fn wait(&mut self, time: Duration) -> usize {
+        self.wait_for_threads(time);
+        if self.is_left && self.live() == 0 {
+            self.is_left = false;
+            self.delete();
+        }
+        self.live()
+    }
+
+    fn live(&self) -> usize {
+        // Acquire: pairs with the Release of `Counted`, so what the threads have written is there when none is left.
+        self.threads.live.load(Acquire)
+    }
+
+    fn drain_ms(&self) -> u64 {
+        u64::try_from(self.drain.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Whether the device of this number is still ours. If somebody else has deleted ours, the kernel gives the number
+    /// to the next one.
+    fn is_ours(&mut self) -> bool {
+        self.kernel.info(self.number).is_ok_and(|info| info.note == note())
+    }
+
+    fn delete(&mut self) {
+        if self.is_ours() {
+            self.kernel.delete(self.number, self.drain_ms()).ok();
+        }
+    }
+
+    /// Waits until all threads have ended, for this time at most.
+    fn wait_for_threads(&mut self, time: Duration) {
+        let time_ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let deadline_ns = monotonic_ns().saturating_add(time_ns);
-        while self.threads.live.load(Relaxed) > 0 {
+        while self.live() > 0 {
             let left_ms = deadline_ns.saturating_sub(monotonic_ns()).div_ceil(1_000_000);
             if left_ms == 0 {
                 return;
@@ -268,7 +322,7 @@ fn wanted(device: &dyn Device, config: Config) -> DeviceInfo {
         buffer_bytes,
         number: config.number.unwrap_or(ANY_NUMBER),
         flags: FEATURE_IOCTL_ENCODE,
-        note: NOTE | u64::from(process::id()),
+        note: note(),
         ..DeviceInfo::default()
     }
 }

@@ -294,6 +294,28 @@ fn a_device_that_goes_is_noticed() {
     assert!(kernel.log().ends_with("stop 5, stop 5, delete 5"), "{}", kernel.log());
 }
 
+/// Goal: a server whose device somebody else has deleted leaves the device alone that has the number now. It stopped
+/// and deleted that one. Method: none, and those of another program and of another process, in its place.
+#[test]
+fn a_foreign_device_of_the_same_number_is_left_alone() {
+    for note in [None, Some(0), Some(0x7A66_6F6C << 32)] {
+        let kernel = Played::default();
+        let mut life = Life::start(kernel.clone(), disk(), config()).unwrap();
+        let mut others = kernel.clone();
+        others.stop(5, 0).unwrap();
+        others.delete(5, 0).unwrap();
+        let device = note.map(|note| DeviceInfo { number: 5, note, ..DeviceInfo::default() });
+        kernel.state.lock().devices.extend(device.map(|device| (5, device)));
+        assert_eq!((life.stop(), life.wait(Duration::ZERO)), (0, 0));
+        drop(life);
+        assert_eq!(
+            kernel.log().matches(" 5").count(),
+            "params queues start stop delete".split(' ').count()
+        );
+        assert_eq!(kernel.numbers().len(), usize::from(note.is_some()));
+    }
+}
+
 /// Goal: a stop that takes too long ends; the device is left to the next server, and threads are counted.
 #[test]
 fn a_stop_that_takes_too_long_is_left() {
@@ -303,6 +325,23 @@ fn a_stop_that_takes_too_long_is_left() {
     assert_eq!(life.stop(), 2);
     assert_eq!(kernel.numbers(), [5]);
     assert!(kernel.log().ends_with("stop 5"), "{}", kernel.log());
+}
+
+/// Goal: whoever saves the disk can wait until no queue writes any more, also after a stop that took too long; and then
+/// the device is deleted. Method: a kernel that goes on to write after its time.
+#[test]
+fn queues_that_take_longer_are_waited_for() {
+    let kernel = Played { fails: Some(("stop", Errno::TIME)), ..Played::default() };
+    let config = Config { drain: Duration::from_millis(1), ..config() };
+    let mut life = Life::start(kernel.clone(), disk(), config).unwrap();
+    assert_eq!((life.stop(), life.wait(Duration::from_millis(1))), (2, 2));
+    let (written, _) = kernel.ask(1, request(operation::WRITE, 16, 8), &[7; 4096]);
+    assert_eq!(written, 4096);
+    kernel.state.lock().queues.drain(..).for_each(|queue| queue.send(Said::Gone).unwrap());
+    assert_eq!(life.wait(Duration::from_secs(20)), 0);
+    drop(life);
+    assert!(kernel.log().ends_with("start 5, stop 5, delete 5"), "{}", kernel.log());
+    assert!(kernel.numbers().is_empty());
 }
 
 /// Goal: `UB-5`. Method: devices of every kind; only one of ours that is dead and that nobody has is deleted.

@@ -97,9 +97,7 @@ pub(super) fn run(arguments: &AddArgs) -> Result<ExitCode, Failure> {
     // From here on clients may write, so a save to that file is a checkpoint.
     let kept = kept.map(Arc::new);
     kept.iter().for_each(|kept| control.set_kept(Arc::clone(kept)));
-    if let Some(server) = &servers.ublk {
-        control.set_guard(guard(server.node()));
-    }
+    control.set_guard(guard(&servers));
     if arguments.background {
         // The file system of the shell's directory can be unmounted.
         std::env::set_current_dir("/").map_err(|error| Failure::machine(format!("/: {error}")))?;
@@ -171,25 +169,30 @@ fn keep_in_memory() -> Option<String> {
     unkept.map(|(call, error)| format!("{call}: {}", ErrnoText(error)))
 }
 
-/// A disk is neither ended nor reset by a command while something of this machine is on it.
-fn guard(node: ublk::Node) -> Guard {
+/// A disk is neither ended nor reset by a command while something of this machine is on it. Once its servers end, or
+/// somebody has deleted its device, the number may be another program's device, and nothing is looked at.
+fn guard(servers: &Arc<Servers>) -> Guard {
+    let servers = Arc::downgrade(servers);
     Box::new(move || {
-        let user = in_use(&node)?;
+        let servers = servers.upgrade()?;
+        let server = servers.ublk.as_ref()?;
+        let user = in_use(server)?;
         Some(format!(
-            "{node} is in use: {user}; accepted: after umount, swapoff or the end of that process"
+            "{} is in use: {user}; accepted: after umount, swapoff or the end of that process",
+            server.node()
         ))
     })
 }
 
 /// Who uses a block device. A program that looks at it for a moment, as udev does, is waited for.
-fn in_use(node: &ublk::Node) -> Option<String> {
+fn in_use(server: &ublk::Server) -> Option<String> {
     const TURNS: u32 = 10;
     const TURN: Duration = Duration::from_millis(50);
     for _ in 1..TURNS {
-        node.user()?;
+        server.user()?;
         std::thread::sleep(TURN);
     }
-    node.user()
+    server.user()
 }
 
 /// What a disk is as long as it is served.
@@ -219,16 +222,15 @@ impl Life<'_> {
             servers.note_end(name);
             // It has the other handle of the servers.
             drop(metrics.take());
-            let (busy, last) = Servers::stop(std::mem::take(&mut servers));
+            let Stopped { busy, marks: last, kernel } = Servers::stop(std::mem::take(&mut servers));
             if busy > 0 {
                 say(&format!("disk {name}: {busy} clients did not end in time"));
             }
             let notes = marks.get_or_insert(last);
-            let data = size::display(ram.zram().mm_stat().orig_data_size);
             let is_saved = asked.as_ref().is_none_or(Asked::is_saved);
-            let Some(kept) = self.kept.filter(|_| is_saved) else {
-                return Ok(format!("{data} of contents are dropped"));
-            };
+            let kept = self.kept.filter(|_| is_saved && self.has_left(kernel));
+            let data = size::display(ram.zram().mm_stat().orig_data_size);
+            let Some(kept) = kept else { return Ok(format!("{data} of contents are dropped")) };
             let error = match kept.save(ram, notes) {
                 Ok((done, path)) => {
                     let lost = saved::lost_units(done.lost).map(|line| format!("; {line}"));
@@ -252,6 +254,25 @@ impl Life<'_> {
             say(&format!("disk {name}: {line}"));
             asked.refuse(&line);
         }
+    }
+
+    /// Waits until the kernel does not write to the disk any more, however long that takes: a save meanwhile would have
+    /// some of what it writes and not the rest. False: a command says that nobody needs the contents.
+    fn has_left(&self, kernel: Option<ublk::Server>) -> bool {
+        let Life { name, ram, control, .. } = *self;
+        let Some(mut server) = kernel else { return true };
+        say(&format!(
+            "disk {name}: waiting for the kernel, which still writes to {}, to save all of it; 'zfolio device remove \
+             --no-save {name}' ends the disk without",
+            server.node()
+        ));
+        while server.wait(Duration::from_millis(TURN_MS.into())) > 0 {
+            if control.is_unsaved_asked() {
+                return false;
+            }
+            ram.work(u64::from(TURN_MS) * 1_000_000);
+        }
+        true
     }
 
     /// Works for the disk until a client of its control socket asks for the end, or a signal comes: `None`.
@@ -383,35 +404,44 @@ impl Servers {
 
     /// A signal ends the disk whoever uses it: says who does.
     fn note_end(&self, name: &str) {
-        let Some(server) = self.ublk.as_ref().filter(|server| !server.is_gone()) else { return };
-        let node = server.node();
-        if let Some(user) = node.user() {
+        let Some(server) = &self.ublk else { return };
+        if let Some(user) = server.user() {
+            let node = server.node();
             say(&format!(
                 "disk {name}: {node} ends in use: {user}; from now on it gets I/O errors"
             ));
         }
     }
 
-    /// Ends them, so that nobody writes any more. Returns how many clients did not end in time, and the notes that
-    /// are saved with the contents.
-    fn stop(mut servers: Arc<Servers>) -> (usize, Vec<u8>) {
+    /// Ends them, so that nobody writes any more, except for the kernel where it needs longer.
+    fn stop(mut servers: Arc<Servers>) -> Stopped {
         let Servers { nbd, vhost_user, ublk } = loop {
             match Arc::try_unwrap(servers) {
                 Ok(servers) => break servers,
-                // A page is being made of them.
+                // A page is being made of them, or somebody looks whether the device is in use.
                 Err(shared) => servers = shared,
             }
             std::thread::sleep(PAGE_TURN);
         };
         let nbd = nbd.map_or(0, |mut server| server.stop());
         // What the kernel still writes back comes before anything else ends.
-        let ublk = ublk.map_or(0, |mut server| server.stop());
+        let kernel = ublk.and_then(|mut server| (server.stop() > 0).then_some(server));
         let (guests, marks) = vhost_user.map_or((0, Vec::new()), |mut server| {
             let busy = server.stop();
             (busy, server.marks().to_notes())
         });
-        (nbd + ublk + guests, marks)
+        Stopped { busy: nbd + guests, marks, kernel }
     }
+}
+
+/// What is left of servers that have ended.
+struct Stopped {
+    /// Clients that did not end in time. What they have under way was not answered, and nothing more is done for them.
+    busy: usize,
+    /// The notes that are saved with the contents.
+    marks: Vec<u8>,
+    /// The server of the device of the kernel, which still writes to the disk.
+    kernel: Option<ublk::Server>,
 }
 
 /// What clients connect to.
