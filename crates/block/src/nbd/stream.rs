@@ -7,6 +7,13 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, sockopt};
 
+/// A TCP client that says nothing for so long is asked whether it is still there.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// Time between two such questions, and how many without an answer end the connection: two minutes after the client has
+/// vanished.
+const QUESTIONS: (Duration, u32) = (Duration::from_secs(15), 4);
+
 /// See the module. Its calls may be made by several threads at once.
 #[derive(Debug)]
 pub(super) struct Stream(OwnedFd);
@@ -14,7 +21,9 @@ pub(super) struct Stream(OwnedFd);
 impl Stream {
     pub(super) fn new(socket: OwnedFd) -> Stream {
         // A reply is sent by one call and must not wait for others. Fails on a Unix socket, which does not wait.
-        sockopt::set_tcp_nodelay(&socket, true).ok();
+        if sockopt::set_tcp_nodelay(&socket, true).is_ok() {
+            ask_silent_clients(&socket);
+        }
         Stream(socket)
     }
 
@@ -72,5 +81,42 @@ impl Stream {
     /// Nothing more is received or sent: a thread that waits for the client returns.
     pub(super) fn end(&self) {
         rustix::net::shutdown(&self.0, Shutdown::Both).ok();
+    }
+}
+
+/// Has the kernel end the connection of a client that has vanished without a word: its machine, or the way to it. A
+/// client that waits for nothing would hold its place for ever.
+fn ask_silent_clients(socket: &OwnedFd) {
+    let (interval, count) = QUESTIONS;
+    // A kernel without one of them has its own figures: two hours, where nothing is said.
+    sockopt::set_tcp_keepidle(socket, SILENCE).ok();
+    sockopt::set_tcp_keepintvl(socket, interval).ok();
+    sockopt::set_tcp_keepcnt(socket, count).ok();
+    sockopt::set_socket_keepalive(socket, true).ok();
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::os::unix::net::UnixStream;
+    use std::time::Duration;
+
+    use rustix::net::sockopt;
+
+    use super::Stream;
+
+    /// Goal: a client that vanishes, as by the loss of its machine, does not hold its connection for ever. It did.
+    /// Method: what the kernel is asked for, since no test can wait for two minutes.
+    #[test]
+    fn silent_tcp_clients_are_asked_whether_they_are_there() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let _client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let stream = Stream::new(listener.accept().unwrap().0.into());
+        assert_eq!(sockopt::socket_keepalive(&stream.0), Ok(true));
+        assert_eq!(sockopt::tcp_keepidle(&stream.0), Ok(Duration::from_secs(60)));
+        assert_eq!(sockopt::tcp_keepintvl(&stream.0), Ok(Duration::from_secs(15)));
+        assert_eq!(sockopt::tcp_keepcnt(&stream.0), Ok(4));
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        assert_eq!(sockopt::socket_keepalive(&Stream::new(ours.into()).0), Ok(false));
     }
 }
