@@ -72,6 +72,8 @@ pub struct Watch {
     /// How the files were when they were read, and at the last look.
     read: Stamps,
     seen: Stamps,
+    /// How they were when a line said that they cannot be read.
+    refused: Option<Stamps>,
     /// What was said about the end.
     said: Age,
 }
@@ -139,6 +141,7 @@ impl Watch {
             ends_s,
             read,
             seen: read,
+            refused: None,
             said: Age::Good,
         })
     }
@@ -150,7 +153,8 @@ impl Watch {
     }
 
     /// Reads the files again if they have changed, and are the same as at the last look: somebody may still write them.
-    /// To be called every few seconds. Returns a line for people if there is something to say.
+    /// Files that cannot be read are tried at each look, since time alone may mend that: a certificate that is not valid
+    /// yet, or no descriptor that is free. To be called every few seconds. Returns a line for people if there is something to say.
     pub fn look(&mut self) -> Option<String> {
         self.look_at(now_s())
     }
@@ -160,15 +164,18 @@ impl Watch {
         let has_settled = std::mem::replace(&mut self.seen, stamps) == stamps;
         let mut line = None;
         if stamps != self.read && has_settled {
-            self.read = stamps;
             match read_all(&self.directory, self.verify_peer, now_s) {
                 Ok((config, ends_s)) => {
+                    self.read = stamps;
                     *self.certificates.0.lock() = config;
                     (self.ends_s, self.said) = (ends_s, Age::Good);
                     let directory = self.directory.display();
                     line = Some(format!("{directory}: new certificates, for new connections"));
                 }
+                // Once for the same files.
+                Err(_) if self.refused == Some(stamps) => {}
                 Err(why) => {
+                    self.refused = Some(stamps);
                     line = Some(format!("{why}; new connections get the certificates of before"));
                 }
             }

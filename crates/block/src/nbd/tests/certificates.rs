@@ -249,3 +249,25 @@ fn changed_files_are_read_again() {
         "{line}"
     );
 }
+
+/// Goal: new certificates that cannot be used yet are said once, and used as soon as they can be. They were never tried
+/// again. Method: ones that are valid from a second on that a clock has not reached.
+#[test]
+fn files_that_cannot_be_used_yet_are_tried_again() {
+    let Some(pki) = Pki::new("later") else { return };
+    let directory = &pki.directory;
+    let mut watch = Watch::open(directory, true).unwrap();
+    let config = |watch: &Watch| watch.certificates().config();
+    let first = config(&watch);
+    let early = now_s() - DAY_S;
+    certificates::sign(directory, "server", Usage::Server);
+    assert_eq!(watch.look_at(early), None, "somebody may still write them");
+    let line = watch.look_at(early).unwrap();
+    assert!(line.contains("is not valid yet; it will be in "), "{line}");
+    assert_eq!((watch.look_at(early), watch.look_at(early + 3600)), (None, None));
+    assert!(std::sync::Arc::ptr_eq(&first, &config(&watch)));
+    let line = watch.look_at(now_s()).unwrap();
+    assert!(line.ends_with(": new certificates, for new connections"), "{line}");
+    assert!(!std::sync::Arc::ptr_eq(&first, &config(&watch)));
+    assert_eq!(watch.look_at(now_s()), None);
+}
