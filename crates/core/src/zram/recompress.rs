@@ -107,13 +107,15 @@ impl<S: PageSource> Zram<S> {
     }
 
     /// Marks units in memory idle until they are used again: all of them, or those that were last used so many seconds
-    /// ago.
+    /// ago. Not those of one word, as in Linux: nothing can be done with them, neither recompression nor writeback.
     pub fn mark_idle(&self, age_s: Option<u32>) {
         let now = self.now_s.load(Relaxed);
         for (_, lock) in self.table.slots(0, UNITS_MAX) {
             let mut slot = lock.lock();
             let is_old = age_s.is_none_or(|age_s| now.saturating_sub(slot.used_s()) >= age_s);
-            if (slot.is_apart() || self.entry_here(&slot).is_some()) && is_old {
+            let has_object = |entry| self.store.form(entry) != Form::SameFilled;
+            let is_markable = slot.is_apart() || self.entry_here(&slot).is_some_and(has_object);
+            if is_markable && is_old {
                 slot.mark_idle();
             }
         }

@@ -382,7 +382,7 @@ fn figures_say_what_is_stored() {
     let expected = [
         ["0", "100.000000", "...i.."],
         ["1", "200.000000", "......"],
-        ["2", "100.000000", "s..i.."],
+        ["2", "100.000000", "s....."],
     ];
     assert_eq!(lines, expected);
     let (used, max) = (disk.mm_stat().mem_used_total, disk.mm_stat().mem_used_max);
@@ -435,7 +435,7 @@ fn recompression_tries_what_was_asked_for() {
     let mut state = String::new();
     disk.block_state(&mut state).unwrap();
     let letters_of: Vec<_> = state.lines().map(|line| line.rsplit(' ').next().unwrap()).collect();
-    assert_eq!(letters_of, ["...ir.", "..h..n", "s..i.."]);
+    assert_eq!(letters_of, ["...ir.", "..h..n", "s....."]);
     let mut found = vec![0; 4096];
     disk.read(0, 0, &mut found).unwrap();
     assert!(found == letters);
