@@ -27,6 +27,8 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use zfolio_core::sync::Mutex;
 use zfolio_core::zram::Saved;
 use zfolio_sys::eventfd::EventFd;
@@ -47,12 +49,16 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Connections at once.
 const CONNECTIONS_MAX: usize = 16;
 
-/// So long a client waits for an answer, unless it has asked for what may take long.
+/// So long a client waits for an answer, unless it has asked for what may take long; and for a place among those whose
+/// connections the disk has not accepted yet.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
 
 /// After so long without an answer to what may take long, the client is told of it: most requests have ended by then,
 /// and nobody looks at a silent terminal for longer without asking why.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
+
+/// What requests begin with that may take long. The text of `block_state` has a line for each unit.
+const LONG: [&str; 4] = ["write ", "save ", "stop", "read block_state"];
 
 /// The rank of the lock of those who ask for the end.
 const RANK_ASKED: u8 = 1;
@@ -71,8 +77,32 @@ pub enum Answer {
     Failed(String),
 }
 
+/// Connects to the control socket at `path`. The process that listens there may be stopped, and so many clients may have
+/// connected since that there is no room for one more: that is waited for, but not for ever.
+///
+/// # Errors
+///
+/// Nobody listens there; [`io::ErrorKind::TimedOut`]: there is no room for so long that the disk does not answer.
+pub fn connect(path: &Path) -> io::Result<UnixStream> {
+    let family = AddressFamily::UNIX;
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // The time of a `connect` is that of a send. So it is this stream's for writes, too.
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(ANSWER_PATIENCE))?;
+    match rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) {
+        Ok(()) => Ok(socket.into()),
+        Err(Errno::AGAIN) => Err(nothing_came()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The disk does not answer.
+fn nothing_came() -> io::Error {
+    let why = format!("nothing for {} s", ANSWER_PATIENCE.as_secs());
+    io::Error::new(io::ErrorKind::TimedOut, why)
+}
+
 /// Sends a request to the disk at `path`, and waits for the answer: for a few seconds, unless the request is to write,
-/// to save or to end.
+/// to save or to end, or is for a long text.
 ///
 /// # Errors
 ///
@@ -87,12 +117,15 @@ pub fn ask(path: &Path, request: &str) -> io::Result<Answer> {
 ///
 /// As those of [`ask`].
 pub fn ask_and_say(path: &Path, request: &str, say: impl FnOnce()) -> io::Result<Answer> {
-    let mut stream = UnixStream::connect(path)?;
-    let takes_long = ["write ", "save ", "stop"].iter().any(|word| request.starts_with(word));
+    let mut stream = connect(path)?;
+    let takes_long = LONG.iter().any(|word| request.starts_with(word));
     let patience = if takes_long { SILENCE_MAX } else { ANSWER_PATIENCE };
     stream.set_read_timeout(Some(patience))?;
-    stream.write_all(request.as_bytes())?;
-    stream.write_all(b"\n")?;
+    let sent = stream.write_all(format!("{request}\n").as_bytes());
+    sent.map_err(|error| match error.kind() {
+        io::ErrorKind::WouldBlock => nothing_came(),
+        _ => error,
+    })?;
     // What was read before the time was up stays in the buffer.
     let mut reply = Vec::new();
     let mut read = stream.read_to_end(&mut reply);
@@ -106,10 +139,7 @@ pub fn ask_and_say(path: &Path, request: &str, say: impl FnOnce()) -> io::Result
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it has ended"));
         }
         Ok(_) => {}
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-            let why = format!("nothing for {} s", ANSWER_PATIENCE.as_secs());
-            return Err(io::Error::new(io::ErrorKind::TimedOut, why));
-        }
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(nothing_came()),
         Err(error) => return Err(error),
     }
     let reply = String::from_utf8(reply)
@@ -281,7 +311,10 @@ impl Requests {
             _ => return stream.write_all(b"refused not a request\n"),
         };
         let reply = match done {
-            Ok(value) => format!("ok\n{value}"),
+            // The value may be large: it is not copied to stand behind this.
+            Ok(value) => {
+                return stream.write_all(b"ok\n").and_then(|()| stream.write_all(value.as_bytes()));
+            }
             Err(refusal @ Refusal::Failed { .. }) => format!("failed {refusal}\n"),
             Err(refusal) => format!("refused {refusal}\n"),
         };
@@ -322,12 +355,14 @@ impl Requests {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{Read as _, Write as _};
+    use std::io::{ErrorKind, Read as _, Write as _};
     use std::os::unix::net::UnixStream;
     use std::path::PathBuf;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
     use std::time::Duration;
+
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
     use super::{Answer, Control, ask};
     use crate::device::Device as _;
@@ -375,21 +410,53 @@ mod tests {
         assert!(!path.exists() && ask(&path, "read disksize").is_err());
     }
 
-    /// Goal: whoever asks a disk to end that does not answer is told of that, and gets the answer that comes later.
-    /// Method: a disk that answers when the client has been told.
+    /// Goal: a disk whose process is stopped keeps no client waiting for ever, however many have connected before. The
+    /// one that found no room waited. Method: a socket with room for few, on which nobody accepts.
     #[test]
-    fn silence_before_an_end_is_told() {
+    fn a_disk_that_accepts_nobody_does_not_answer() {
+        let path = path("full");
+        let flags = SocketFlags::CLOEXEC;
+        let full =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        rustix::net::bind(&full, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        rustix::net::listen(&full, 0).unwrap();
+        let (say, said) = std::sync::mpsc::channel();
+        let at = path.clone();
+        std::thread::spawn(move || {
+            let _before: Vec<_> = (0..3).map_while(|_| super::connect(&at).ok()).collect();
+            say.send(ask(&at, "stop")).ok();
+        });
+        let answer = said.recv_timeout(Duration::from_secs(60)).expect("it does not wait for ever");
+        std::fs::remove_file(&path).unwrap();
+        let error = answer.unwrap_err();
+        assert_eq!(
+            (error.kind(), error.to_string().as_str()),
+            (ErrorKind::TimedOut, "nothing for 2 s")
+        );
+    }
+
+    /// Goal: whoever asks a disk to end that does not answer, or for its largest text, is told of that, and gets the
+    /// answer that comes later. The text took longer than the client had patience. Method: a disk that answers when the
+    /// client has been told.
+    #[test]
+    fn silence_before_an_answer_that_takes_long_is_told() {
+        for request in ["stop", "read block_state"] {
+            silence_is_told(request);
+        }
+    }
+
+    fn silence_is_told(request: &'static str) {
         let path = path("silence");
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
         let (told, hears) = std::sync::mpsc::channel();
         let disk = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             // Closing a socket with unread bytes would reset the connection.
-            stream.read_exact(&mut [0; "stop\n".len()]).unwrap();
+            stream.read_exact(&mut vec![0; request.len() + 1]).unwrap();
             hears.recv().unwrap();
             stream.write_all(b"ok\n").unwrap();
         });
-        let answer = super::ask_and_say(&path, "stop", move || told.send(()).unwrap());
+        let answer = super::ask_and_say(&path, request, move || told.send(()).unwrap());
         std::fs::remove_file(&path).unwrap();
         assert_eq!(answer.unwrap(), Answer::Done(String::new()));
         disk.join().unwrap();

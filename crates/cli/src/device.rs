@@ -11,7 +11,6 @@ mod saved;
 mod serve;
 
 use std::io;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -110,7 +109,7 @@ fn ask_at(socket: &Path, request: &str) -> io::Result<Answer> {
         return answer;
     }
     for _ in 0..ENDING_TURNS {
-        match UnixStream::connect(socket) {
+        match control::connect(socket) {
             Err(error) if is_nobody(&error) => return Err(error),
             _ => std::thread::sleep(STOP_TURN),
         }
