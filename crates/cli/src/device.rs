@@ -73,13 +73,39 @@ fn socket(directory: &Path, name: &str) -> PathBuf {
     directory.join(format!("{PREFIX}{name}"))
 }
 
+/// Why a request has no value.
+enum Unanswered {
+    /// There is no such disk.
+    Nobody(Failure),
+    /// The disk refuses the request: it may be older than this program, and not know it.
+    Refused(Failure),
+    /// The disk cannot do it, or does not answer.
+    Failed(Failure),
+}
+
+impl From<Unanswered> for Failure {
+    fn from(why: Unanswered) -> Failure {
+        let (Unanswered::Nobody(failure)
+        | Unanswered::Refused(failure)
+        | Unanswered::Failed(failure)) = why;
+        failure
+    }
+}
+
 /// Sends a request to a disk, and returns the value that it answers with.
 fn ask(name: &str, request: &str) -> Result<String, Failure> {
-    let directory = directory()?;
+    Ok(request_of(name, request)?)
+}
+
+/// The same, for whoever goes on in some of the cases.
+fn request_of(name: &str, request: &str) -> Result<String, Unanswered> {
+    let directory = directory().map_err(Unanswered::Failed)?;
     match ask_at(&socket(&directory, name), request) {
         Ok(Answer::Done(value)) => Ok(value),
-        Ok(Answer::Refused(why)) => Err(Failure::argument(why)),
-        Ok(Answer::Failed(why)) => Err(Failure::machine(format!("{name}: {why}"))),
+        Ok(Answer::Refused(why)) => Err(Unanswered::Refused(Failure::argument(why))),
+        Ok(Answer::Failed(why)) => {
+            Err(Unanswered::Failed(Failure::machine(format!("{name}: {why}"))))
+        }
         Err(error) if is_nobody(&error) => {
             let known = names(&directory).join(", ");
             let known = if known.is_empty() {
@@ -87,9 +113,13 @@ fn ask(name: &str, request: &str) -> Result<String, Failure> {
             } else {
                 format!("accepted: {known}")
             };
-            Err(Failure::argument(format!("'{name}' is not a disk; {known}")))
+            let line = format!("'{name}' is not a disk; {known}");
+            Err(Unanswered::Nobody(Failure::argument(line)))
         }
-        Err(error) => Err(Failure::machine(format!("{name}: the disk does not answer: {error}"))),
+        Err(error) => {
+            let line = format!("{name}: the disk does not answer: {error}");
+            Err(Unanswered::Failed(Failure::machine(line)))
+        }
     }
 }
 
@@ -151,7 +181,7 @@ fn stat(arguments: &StatArgs) -> Result<ExitCode, Failure> {
     let text = match &arguments.attribute {
         Some(attribute) => read(attribute)?,
         None => {
-            let all = list::Disk::read(&arguments.name)?;
+            let all = list::Disk::read(&arguments.name).map_err(Failure::from)?;
             if arguments.json { all.json().to_string() + "\n" } else { all.lines() }
         }
     };

@@ -9,13 +9,10 @@ use zfolio_core::zram::{BdStat, IoStat, MmStat};
 
 use super::arguments::{Columns, ListArgs};
 use super::serve::say;
-use super::{ask, directory, names};
+use super::{Unanswered, directory, names, request_of};
 use crate::failure::Failure;
 use crate::output;
 use crate::table::Table;
-
-/// The exit status that says that a name is not that of a disk.
-const NO_SUCH_DISK: u8 = 2;
 
 /// A column of the list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -106,13 +103,16 @@ fn numbers<const N: usize>(line: &str) -> [u64; N] {
 }
 
 impl Disk {
-    /// Asks a disk for its figures.
+    /// Asks a disk for its figures. What an older one does not know is 0, or no text.
     ///
     /// # Errors
     ///
     /// There is no such disk, or it does not answer.
-    pub(super) fn read(name: &str) -> Result<Disk, Failure> {
-        let read = |attribute: &str| ask(name, &format!("read {attribute}"));
+    pub(super) fn read(name: &str) -> Result<Disk, Unanswered> {
+        let read = |attribute: &str| match request_of(name, &format!("read {attribute}")) {
+            Err(Unanswered::Refused(_)) => Ok(String::new()),
+            read => read,
+        };
         let algorithms = read("comp_algorithm")?;
         let used = algorithms
             .split_whitespace()
@@ -154,7 +154,8 @@ impl Disk {
             Column::MemLimit => size(self.mm.mem_limit),
             Column::MemUsed => size(self.mm.mem_used_max),
             Column::Migrated => self.mm.pages_compacted.to_string(),
-            // In one word, as all cells are.
+            // In one word, as all cells are: also of a disk that is just starting, or does not know it.
+            Column::Address if self.address.is_empty() => "-".to_owned(),
             Column::Address => self.address.replace(' ', ","),
             Column::CompRatio => format!("{:.2}", self.ratio()),
         }
@@ -211,9 +212,9 @@ pub(super) fn list(arguments: &ListArgs) -> Result<ExitCode, Failure> {
     let disk = |name: &String| match Disk::read(name) {
         Ok(disk) => Some(disk),
         // One that has just ended.
-        Err(failure) if failure.status() == NO_SUCH_DISK => None,
-        Err(failure) => {
-            silent.push(failure);
+        Err(Unanswered::Nobody(_)) => None,
+        Err(why) => {
+            silent.push(Failure::from(why));
             None
         }
     };

@@ -361,6 +361,39 @@ fn a_stranger_at_the_control_socket_is_no_disk() {
     assert!(disk.is_served());
 }
 
+/// Goal: a disk of an older version is listed, without what it does not know. It was left out, without a word. Method: a
+/// process that answers as one, and refuses some attributes.
+#[test]
+fn a_disk_that_does_not_know_an_attribute_is_listed() {
+    let name = format!("older-{}", std::process::id());
+    let user = zfolio_sys::probe::effective_uid();
+    let folder = PathBuf::from(format!("/dev/shm/zfolio-{user}"));
+    let disk = Disk::add("newer", &[]);
+    let (made, path) = (folder.join(&name), folder.join(format!("device.{name}")));
+    let listener = UnixListener::bind(&made).unwrap();
+    fs::rename(&made, &path).unwrap();
+    std::thread::spawn(move || {
+        for mut client in listener.incoming().map_while(Result::ok) {
+            let mut line = String::new();
+            BufReader::new(&client).read_line(&mut line).ok();
+            let answer = match line.trim_end() {
+                "read comp_algorithm" => "ok\nlzo [lz4]\n",
+                "read disksize" => "ok\n8388608\n",
+                "read address" | "read policy_stat" => "refused an attribute of later\n",
+                _ => "ok\n1\n",
+            };
+            client.write_all(answer.as_bytes()).ok();
+        }
+    });
+    let listed = output_of(&["device", "list", "--raw", "-n", "-o", "NAME,ADDRESS,DISKSIZE"]);
+    let (_, stat, _) = output_of(&["device", "stat", &name]);
+    fs::remove_file(&path).unwrap();
+    let (_, out, err) = listed;
+    assert!(out.lines().any(|line| line == format!("{name} - 8M")), "{out}{err}");
+    assert!(out.contains(&disk.name), "{out}");
+    assert!(stat.contains("policy_tried              0\n"), "{stat}");
+}
+
 /// A directory with certificates. `None`: openssl is not installed, which was printed.
 fn certificates(name: &str) -> Option<PathBuf> {
     let directory = scratch("device").join(format!("{name}-{}", std::process::id()));
