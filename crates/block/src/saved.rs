@@ -174,7 +174,9 @@ fn places(path: &Path) -> Result<(PathBuf, PathBuf), Unsaved> {
         }
         Ok(there) if there.is_file() => path.to_owned(),
         Ok(_) => return Err(Unsaved::OtherKind(path.to_owned())),
-        Err(_) => path.to_owned(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
+        // It may be there: a disk that began empty would be renamed over it at its end.
+        Err(error) => return Err(Unsaved::System(path.to_owned(), error)),
     };
     if path.as_os_str().as_encoded_bytes().ends_with(SUFFIX.as_bytes()) {
         return Err(Unsaved::Reserved(path));
@@ -220,7 +222,8 @@ impl Kept {
         fs::remove_file(partial_of(&partial)).ok();
         let length =
             file.metadata().map_err(|error| Unsaved::System(partial.clone(), error))?.len();
-        if length > 0 && path.exists() {
+        let is_there = path.try_exists().map_err(|error| Unsaved::System(path.clone(), error))?;
+        if length > 0 && is_there {
             return Err(Unsaved::Stale { path, partial });
         }
         let (writes, ends) = (Mutex::new(()), AtomicBool::new(false));
@@ -228,9 +231,15 @@ impl Kept {
     }
 
     /// The file, if there is one to go on from.
-    #[must_use]
-    pub fn loaded(&self) -> Option<&Path> {
-        Some(self.path.as_path()).filter(|path| path.exists())
+    ///
+    /// # Errors
+    ///
+    /// The system's: nobody knows whether it is there, so the disk must not begin empty.
+    pub fn loaded(&self) -> Result<Option<&Path>, Unsaved> {
+        match self.path.try_exists() {
+            Ok(is_there) => Ok(is_there.then_some(self.path.as_path())),
+            Err(error) => Err(Unsaved::System(self.path.clone(), error)),
+        }
     }
 
     /// Clients may write from now on: the file is older than the disk until that is saved.
@@ -569,6 +578,37 @@ mod tests {
         fs::remove_dir_all(&directory).unwrap();
     }
 
+    /// Goal: a file that cannot be looked at is not taken for one that is not there: the disk began empty, and its end
+    /// replaced the file. Method: names that no file can have stand for file systems that fail.
+    #[test]
+    fn a_file_that_cannot_be_looked_at_is_not_absent() {
+        let directory = directory("unseen");
+        let file = directory.join("file");
+        fs::write(&file, "a file").unwrap();
+        Kept::check(&directory.join("free")).unwrap();
+        for unseen in [file.join("disk"), directory.join("x".repeat(300))] {
+            let checked = Kept::check(&unseen);
+            assert!(
+                matches!(&checked, Err(Unsaved::System(at, _)) if *at == unseen),
+                "{checked:?}"
+            );
+            assert!(
+                Kept::take(&unseen).is_err()
+                    && save(&ram(1 << 20, &["lz4"]), &unseen, None).is_err()
+            );
+        }
+        // It goes away from where a disk has found it.
+        let kept = Kept::take(&directory.join("below/disk"));
+        assert!(matches!(kept, Err(Unsaved::System(..))), "{kept:?}");
+        let below = directory.join("below");
+        fs::create_dir(&below).unwrap();
+        let kept = Kept::take(&below.join("disk")).unwrap();
+        fs::rename(&below, directory.join("away")).unwrap();
+        fs::write(&below, "no directory").unwrap();
+        assert!(kept.loaded().is_err(), "nobody knows");
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
     /// Goal: a file that is older than what clients had written is never gone on from unasked (`SAVE-1`), one disk has
     /// it at a time, and whoever does not serve gives it back as it was.
     #[test]
@@ -576,7 +616,7 @@ mod tests {
         let (directory, disk) = (directory("kept"), ram(1 << 20, &["lz4"]));
         let (path, partial) = (directory.join("disk"), directory.join("disk.saving"));
         let kept = Kept::take(&path).unwrap();
-        assert!(kept.loaded().is_none());
+        assert!(kept.loaded().unwrap().is_none());
         assert!(matches!(Kept::take(&path), Err(Unsaved::Busy(_))));
         assert!(matches!(save(&disk, &path, None), Err(Unsaved::Busy(_))));
         drop(kept);
@@ -585,7 +625,7 @@ mod tests {
             // What a process leaves that was killed before its disk was served.
             fs::write(&partial, "").unwrap();
             let mut kept = Kept::take(&path).unwrap();
-            assert_eq!(kept.loaded().is_some(), number > 1);
+            assert_eq!(kept.loaded().unwrap().is_some(), number > 1);
             kept.note_served().unwrap();
             disk.write(0, &[number; 512]).unwrap();
             let (saved, file) = kept.save(&disk, &[]).unwrap();
@@ -606,7 +646,7 @@ mod tests {
         // Nothing that is older: it begins empty.
         let mut kept = Kept::take(&path).unwrap();
         kept.note_served().unwrap();
-        assert!(kept.loaded().is_none());
+        assert!(kept.loaded().unwrap().is_none());
         kept.save(&disk, &[]).unwrap();
         // A save that fails.
         let mut kept = Kept::take(&path).unwrap();

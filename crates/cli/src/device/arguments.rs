@@ -497,7 +497,9 @@ impl AddArgs {
 
     /// Whether the disk goes on from contents that were saved.
     fn is_from_file(&self) -> bool {
-        self.load.is_some() || self.save.as_ref().is_some_and(|path| path.exists())
+        // One that cannot be looked at `Kept::check` refuses.
+        let is_there = |path: &PathBuf| path.try_exists().unwrap_or(true);
+        self.load.is_some() || self.save.as_ref().is_some_and(is_there)
     }
 
     /// Certificates are there where they are needed, and used where they are there. What the sockets of systemd need,

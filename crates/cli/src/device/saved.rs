@@ -77,14 +77,15 @@ impl Origin {
     ///
     /// # Errors
     ///
-    /// It is no saved disk, or cannot be read.
+    /// It is no saved disk, or cannot be read; or nobody knows whether it is there.
     pub(super) fn open(
         arguments: &AddArgs,
         kept: Option<&Kept>,
     ) -> Result<Option<Origin>, Failure> {
         let asked = arguments.load.as_deref().map(|path| ("--load", path));
-        let kept = || kept.and_then(Kept::loaded).map(|path| ("--save", path));
-        let Some((option, path)) = asked.or_else(kept) else { return Ok(None) };
+        let kept = kept.map(Kept::loaded).transpose().map_err(|error| untaken(&error))?.flatten();
+        let kept = kept.map(|path| ("--save", path));
+        let Some((option, path)) = asked.or(kept) else { return Ok(None) };
         match saved::open(path) {
             Ok(disk) => Ok(Some(Origin { option, path: path.to_owned(), disk })),
             Err(FormatError::Io(error)) => {
@@ -164,15 +165,17 @@ impl Origin {
 /// It cannot be written, another disk has it, or it is older than what clients had written.
 pub(super) fn take(arguments: &AddArgs) -> Result<Option<Kept>, Failure> {
     let kept = arguments.save.as_deref().map(Kept::take).transpose();
-    kept.map_err(|error| {
-        let line = unsaved(&error);
-        match error {
-            Unsaved::System(..) | Unsaved::OtherKind(_) | Unsaved::Reserved(_) => {
-                Failure::argument(line)
-            }
-            _ => Failure::machine(line),
+    kept.map_err(|error| untaken(&error))
+}
+
+fn untaken(error: &Unsaved) -> Failure {
+    let line = unsaved(error);
+    match error {
+        Unsaved::System(..) | Unsaved::OtherKind(_) | Unsaved::Reserved(_) => {
+            Failure::argument(line)
         }
-    })
+        _ => Failure::machine(line),
+    }
 }
 
 /// Why a disk cannot be saved.
