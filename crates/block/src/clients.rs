@@ -40,34 +40,43 @@ const SENT_AWAY_MAX: usize = 128;
 /// The rank of the lock of what was reported. Nothing is called while it is held.
 const RANK_REPORTED: u8 = 1;
 
-/// A line about clients that were refused comes so often at most: anybody can be refused as often as he likes.
+/// A line about what may happen often comes so often at most: anybody can be refused as often as he likes.
 const REPORT_NS: u64 = 10_000_000_000;
 
 /// What is called with a line for people.
 pub type Report = Box<dyn Fn(&str) + Send + Sync>;
 
-/// Reports clients that were refused: now and then, if they are many.
-pub(crate) struct Refusals {
+/// Reports what happens again and again, as clients that are refused: now and then, if it is often.
+pub struct Refusals {
     report: Report,
     reported: Mutex<RANK_REPORTED, Reported>,
 }
 
-/// What was reported of refused clients.
+impl std::fmt::Debug for Refusals {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Refusals").finish_non_exhaustive()
+    }
+}
+
+/// What was reported.
 #[derive(Default)]
 struct Reported {
     /// The earliest time of the next line.
     next_ns: u64,
-    /// Clients since the last one.
+    /// Those since the last one.
     unsaid: u64,
 }
 
 impl Refusals {
-    pub(crate) fn new(report: Report) -> Refusals {
+    /// Lines go to `report`.
+    #[must_use]
+    pub fn new(report: Report) -> Refusals {
         Refusals { report, reported: Mutex::new(Reported::default()) }
     }
 
-    /// A client was refused, as the line says.
-    pub(crate) fn note(&self, line: &str) {
+    /// It happened once more, as the line says. That is reported if nothing was for a while, with how often it happened
+    /// since.
+    pub fn note(&self, line: &str) {
         let turn = self.reported.lock().turn(monotonic_ns());
         match turn {
             None => {}
@@ -78,7 +87,7 @@ impl Refusals {
 }
 
 impl Reported {
-    /// How many clients a line now stands for beside the one that is refused; `None`: there is none now.
+    /// How many a line now stands for beside the one that has happened; `None`: there is no line now.
     fn turn(&mut self, now_ns: u64) -> Option<u64> {
         if now_ns < self.next_ns {
             self.unsaid += 1;

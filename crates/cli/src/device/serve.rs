@@ -17,7 +17,7 @@ use zfolio_block::ram::{self, Ram, Unmade};
 use zfolio_block::saved::Kept;
 use zfolio_block::ublk::Unstarted;
 use zfolio_block::vhost_user::{self, Marks};
-use zfolio_block::{Counts, Report, ublk};
+use zfolio_block::{Counts, Refusals, Report, ublk};
 use zfolio_core::size;
 use zfolio_core::zram;
 use zfolio_iaa::accelerate;
@@ -44,7 +44,7 @@ const TURN_MS: u16 = 200;
 /// Turns between two looks at the files of certificates: two seconds.
 const LOOK_TURNS: u32 = 10;
 
-/// After so many lines about units that are lost, no more are printed.
+/// After so many lines about units that are lost, they come now and then only.
 const LOST_LINES_MAX: u64 = 10;
 
 /// What ends a disk, by the numbers of signals.
@@ -338,14 +338,8 @@ fn make(arguments: &AddArgs, origin: Option<&Origin>) -> Result<Ram, Failure> {
         age_s: arguments.recompress_age,
         accelerated,
     };
-    let (name, lost) = (arguments.name.clone(), AtomicU64::new(0));
-    let report = move |error: &zram::Error| {
-        let before = lost.fetch_add(1, Relaxed);
-        if before < LOST_LINES_MAX {
-            say(&format!("disk {name}: {error}"));
-        }
-    };
-    let (source, report) = (Arc::new(PoolMappings::default()), Box::new(report));
+    let (source, report) =
+        (Arc::new(PoolMappings::default()), Box::new(lost(report(&arguments.name))));
     let made = match header {
         Some(header) => Ram::with_key(&config, header.key.clone(), source, report),
         None => Ram::new(&config, source, report),
@@ -355,6 +349,19 @@ fn make(arguments: &AddArgs, origin: Option<&Origin>) -> Result<Ram, Failure> {
         Unmade::Codec(error) => Failure::argument(format!("--algorithm: {error}")),
         error => Failure::machine(error.to_string()),
     })
+}
+
+/// Prints the units that are lost: the first ones, and then a line now and then. A place that comes back and goes away
+/// again, days later, is still told.
+fn lost(report: Report) -> impl Fn(&zram::Error) + Send + Sync {
+    let report = Arc::new(report);
+    let later = Arc::clone(&report);
+    let (lost, rest) = (AtomicU64::new(0), Refusals::new(Box::new(move |line| later(line))));
+    move |error| {
+        let line = error.to_string();
+        let is_first = lost.fetch_add(1, Relaxed) < LOST_LINES_MAX;
+        if is_first { report(&line) } else { rest.note(&line) }
+    }
 }
 
 /// Opens the places that the disk writes units back to.
@@ -622,5 +629,27 @@ fn uri(address: &Address, name: &str, tls: Tls) -> String {
         Address::Unix(path) => format!("{scheme}+unix:///{name}?socket={}", path.display()),
         Address::Tcp(address) => format!("{scheme}://{address}/{name}"),
         Address::Systemd => "the sockets of systemd".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use zfolio_core::sync::Mutex;
+    use zfolio_core::zram::Error;
+
+    use super::lost;
+
+    /// Goal: lines about lost units do not fill a log, and do not end either: after ten there were none any more.
+    #[test]
+    fn lost_units_are_reported_now_and_then() {
+        let lines = Arc::new(Mutex::<1, _>::new(Vec::new()));
+        let said = Arc::clone(&lines);
+        let report = lost(Box::new(move |line| said.lock().push(line.to_owned())));
+        (0..30).for_each(|_| report(&Error::NoMemory));
+        let lines = lines.lock();
+        assert_eq!(lines.len(), 11, "the next one is 10 s away: {lines:?}");
+        assert_eq!(lines[10], Error::NoMemory.to_string());
     }
 }
