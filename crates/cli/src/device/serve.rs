@@ -626,20 +626,36 @@ fn serve_metrics(
 fn uri(address: &Address, name: &str, tls: Tls) -> String {
     let scheme = if tls == Tls::Require { "nbds" } else { "nbd" };
     match address {
-        Address::Unix(path) => format!("{scheme}+unix:///{name}?socket={}", path.display()),
+        Address::Unix(path) => format!("{scheme}+unix:///{name}?socket={}", in_uri(path)),
         Address::Tcp(address) => format!("{scheme}://{address}/{name}"),
         Address::Systemd => "the sockets of systemd".to_owned(),
     }
 }
 
+/// A path as a part of a URI, in which some characters mean something else: `%`, `&`, `#`, `+`. One with a space would
+/// be two words where addresses are listed.
+fn in_uri(path: &Path) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte);
+    let bytes = path.as_os_str().as_encoded_bytes().iter();
+    let letter = |byte: &u8| match is_plain(*byte) {
+        true => char::from(*byte).to_string(),
+        false => format!("%{byte:02X}"),
+    };
+    bytes.map(letter).collect()
+}
+
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
     use std::sync::Arc;
+
+    use zfolio_block::address::Address;
+    use zfolio_block::nbd::Tls;
 
     use zfolio_core::sync::Mutex;
     use zfolio_core::zram::Error;
 
-    use super::lost;
+    use super::{lost, uri};
 
     /// Goal: lines about lost units do not fill a log, and do not end either: after ten there were none any more.
     #[test]
@@ -651,5 +667,19 @@ mod tests {
         let lines = lines.lock();
         assert_eq!(lines.len(), 11, "the next one is 10 s away: {lines:?}");
         assert_eq!(lines[10], Error::NoMemory.to_string());
+    }
+
+    /// Goal: a client that is given the printed URI finds the socket, whatever its path is.
+    #[test]
+    fn the_path_of_a_socket_is_encoded_in_a_uri() {
+        for (path, encoded) in [
+            ("/run/disks/a-b_c.~1", "/run/disks/a-b_c.~1"),
+            ("/a b/100%&x=1#2+3?", "/a%20b/100%25%26x%3D1%232%2B3%3F"),
+            ("/\u{e4}", "/%C3%A4"),
+        ] {
+            let address = Address::Unix(PathBuf::from(path));
+            let expected = format!("nbd+unix:///disk?socket={encoded}");
+            assert_eq!(uri(&address, "disk", Tls::Off), expected);
+        }
     }
 }
