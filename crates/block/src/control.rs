@@ -77,8 +77,8 @@ pub enum Answer {
     Failed(String),
 }
 
-/// Connects to the control socket at `path`. The process that listens there may be stopped, and so many clients may have
-/// connected since that there is no room for one more: that is waited for, but not for ever.
+/// Connects to the control socket at `path`. The process that listens there may be stopped, and so many clients may
+/// have connected since that there is no room for one more: that is waited for, but not for ever.
 ///
 /// # Errors
 ///

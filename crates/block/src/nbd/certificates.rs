@@ -153,8 +153,9 @@ impl Watch {
     }
 
     /// Reads the files again if they have changed, and are the same as at the last look: somebody may still write them.
-    /// Files that cannot be read are tried at each look, since time alone may mend that: a certificate that is not valid
-    /// yet, or no descriptor that is free. To be called every few seconds. Returns a line for people if there is something to say.
+    /// Files that cannot be read are tried at each look, since time alone may mend that: a certificate that is not
+    /// valid yet, or no descriptor that is free. To be called every few seconds. Returns a line for people if there is
+    /// something to say.
     pub fn look(&mut self) -> Option<String> {
         self.look_at(now_s())
     }

@@ -361,8 +361,8 @@ fn a_stranger_at_the_control_socket_is_no_disk() {
     assert!(disk.is_served());
 }
 
-/// Goal: a disk of an older version is listed, without what it does not know. It was left out, without a word. Method: a
-/// process that answers as one, and refuses some attributes.
+/// Goal: a disk of an older version is listed, without what it does not know. It was left out, without a word. Method:
+/// a process that answers as one, and refuses some attributes.
 #[test]
 fn a_disk_that_does_not_know_an_attribute_is_listed() {
     let name = format!("older-{}", std::process::id());
