@@ -1,7 +1,7 @@
 //! A gate: many threads pass it at once, and one that closes it finds nobody inside.
 //!
-//! It is for locks that belong to somebody else's code (the program's allocator) and that no thread may hold at a moment
-//! of our choice (`fork`). Each thread enters before it takes such a lock, and leaves after it has released it.
+//! It is for locks that belong to somebody else's code (the program's allocator) and that no thread may hold at a
+//! moment of our choice (`fork`). Each thread enters before it takes such a lock, and leaves after it has released it.
 //!
 //! ```text
 //!             enter                 close: nobody is inside
@@ -14,9 +14,8 @@
 //! # Invariants
 //!
 //! - `GATE-1` While it is closed nobody is inside, except the thread that closed it.
-//! - `GATE-2` A thread that is inside can always enter once more. Otherwise it could hold one lock for as long as the
-//!   gate stays closed to its second one, and the gate could not be closed before it has left. So "wanted" only asks for
-//!   a pause.
+//! - `GATE-2` A thread that is inside can always enter once more. Otherwise it would keep its first lock while it waits
+//!   for its second one, and the gate could not be closed before it has left. So "wanted" only asks for a pause.
 //!
 //! # Concurrency
 //!

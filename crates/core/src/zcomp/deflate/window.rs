@@ -26,8 +26,9 @@ use super::{allocate, counted, release};
 /// log2 of the furthest reference of the format.
 const WINDOW_MAX: u8 = 15;
 
-/// The level of memory use, 1 to 9, for a unit and what of a dictionary the window holds. A level has blocks of 2^(level
-/// + 6) symbols, enough for one block per unit, and a table of 2^(level + 8) bytes, which zlib clears for each unit.
+/// The level of memory use, 1 to 9, for a unit and what of a dictionary the window holds. A level has blocks of
+/// 2^(level + 6) symbols, enough for one block per unit, and a table of 2^(level + 8) bytes, which zlib clears for each
+/// unit.
 fn memory_level(wanted: &Wanted, window: u8) -> c_int {
     let dictionary = wanted.dictionary.as_ref().map_or(0, |dictionary| dictionary.bytes().len());
     let bytes = wanted.unit_bytes + dictionary.min(1 << window);

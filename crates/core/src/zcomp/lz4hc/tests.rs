@@ -2,8 +2,8 @@ use super::super::backend::Answer;
 use super::{LEVELS, compressor};
 use crate::testing::Random;
 
-/// Goal: a unit's bytes do not depend on what was compressed before, though the tables are not cleared. Method: units of
-/// many sizes, of few different bytes and with repeats, some that do not compress and some without room, by one
+/// Goal: a unit's bytes do not depend on what was compressed before, though the tables are not cleared. Method: units
+/// of many sizes, of few different bytes and with repeats, some that do not compress and some without room, by one
 /// compressor and by a new one for each.
 #[test]
 fn a_unit_does_not_depend_on_those_before() {
