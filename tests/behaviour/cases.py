@@ -48,6 +48,7 @@ CASES = [
     ("mappings half_dropped", 32, "lz4", "64K"),
     ("mappings read_only", 32, "lz4", "1M"),
     ("signals jumps", 32, "lz4", "16K"),
+    ("signals handler_forks", 32, "lz4", "16K"),
     ("descriptors none", 32, "lz4", "16K"),
     ("mappings raw_moves", 32, "lz4", "64K"),
     ("mappings raw_returns", 32, "lz4", "16K"),

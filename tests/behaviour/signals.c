@@ -154,8 +154,41 @@ static void jumps(void) {
         CHECK(page_is(b.start + page * PAGE, ballast_seed(&b, page)), "page %zu", page);
 }
 
+static volatile uint64_t forks;
+static void fork_here(int number) {
+    (void)number;
+    int kept = errno, status;
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) _exit(page_is(b.start, ballast_seed(&b, 0)) ? 7 : 1);
+    CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 7, "%#x", status);
+    forks++;
+    errno = kept;
+}
+
+/* A handler forks, whichever call that changes a mapping it has interrupted. */
+static void handler_forks(void) {
+    ballast_make(&b, 2 * limit_bytes(), 4);
+    struct sigaction action = {.sa_handler = fork_here, .sa_flags = SA_RESTART};
+    CHECK(sigaction(SIGALRM, &action, NULL) == 0);
+    uint64_t random = 3;
+    const size_t bytes = 256 * 1024;
+    for (double end = now() + 4; now() < end;) {
+        struct itimerval soon = {{0, 0}, {0, 50 + next_random(&random) % 500}};
+        uint64_t before = forks;
+        CHECK(setitimer(ITIMER_REAL, &soon, NULL) == 0);
+        while (forks == before) {
+            char *block = map_anonymous(bytes), *other = map_anonymous(bytes);
+            block[0] = other[0] = 1;
+            CHECK(mremap(block, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, other) == other && other[0] == 1);
+            CHECK(munmap(other, bytes) == 0);
+        }
+    }
+    ballast_verify(&b, "a handler that forks");
+}
+
 int main(int count, char **arguments) {
     const struct behaviour cases[] = {{"faults", faults}, {"timers", timers}, {"alternate", alternate},
-                                       {"jumps", jumps}};
+                                       {"jumps", jumps}, {"handler_forks", handler_forks}};
     return CHOOSE(cases);
 }

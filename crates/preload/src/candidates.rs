@@ -53,26 +53,36 @@ unsafe impl Sync for Kept {}
 static GRANULES: [AtomicU8; 1 << 18] = [const { AtomicU8::new(0) }; 1 << 18];
 const GRANULE_BITS: u32 = 26;
 
-/// The guard of the lock on the ranges; signals are blocked while it lives.
+/// The guard of the lock on the ranges; signals are blocked while it lives. Fields drop in this order.
 pub(crate) struct Candidates {
-    mask: Mask,
-    held: Option<Held<'static>>,
+    _held: Held<'static>,
+    blocked: Blocked,
+}
+
+/// While it lives, this thread gets no signal.
+pub(crate) struct Blocked(Mask);
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        signal::restore(&self.0);
+    }
 }
 
 /// Takes the lock.
 pub(crate) fn lock() -> Candidates {
-    let mask = signal::block_all();
-    Candidates { mask, held: Some(LOCK.lock()) }
-}
-
-impl Drop for Candidates {
-    fn drop(&mut self) {
-        self.held = None;
-        signal::restore(&self.mask);
-    }
+    let blocked = Blocked(signal::block_all());
+    Candidates { _held: LOCK.lock(), blocked }
 }
 
 impl Candidates {
+    /// Releases the lock, for a change that is about to be made of what was [taken](Self::take). Signals stay blocked
+    /// until the change is made and what was taken is dropped: a handler may leave by a jump, or fork, which takes the
+    /// lock of the heap.
+    #[must_use]
+    pub(crate) fn release(self) -> Blocked {
+        self.blocked
+    }
+
     fn ranges(&mut self) -> &mut Noted {
         // SAFETY: the lock is held, and `&mut self` is the one way to the ranges.
         unsafe { &mut *RANGES.0.get() }

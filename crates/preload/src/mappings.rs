@@ -176,13 +176,15 @@ fn mmap_words(words: [usize; 6]) -> *mut c_void {
     if replaces && ours.is_engines(start, end) {
         // Removed before the call: after it, another thread might map and note the same addresses.
         let taken = ours.take(start, end);
-        drop(ours);
+        let blocked = ours.release();
         let placed = replace(words, flags, manageable);
         if placed.is_err() {
             candidates::lock().put_back(&taken);
         } else if manageable {
             candidates::lock().note(start, end);
         }
+        drop(taken);
+        drop(blocked);
         return answer_pointer(placed);
     }
     let answer = make(words, flags, manageable);
@@ -286,14 +288,14 @@ fn mremap_words(words: [usize; 6]) -> Result<usize, Errno> {
     if ours.engine().is_some() {
         let taken = ours.take(start, end);
         let target = if onto == start { None } else { Some(ours.take(onto, onto_end)) };
-        drop(ours);
+        let blocked = ours.release();
         let [.., to, _] = words;
         let noted = &raw const taken as usize;
         let answer = ask(Call::Remap, [start, bytes, new_bytes, words[3], to, noted]);
-        let mut ours = candidates::lock();
         match answer {
             // What was given up stays so.
             Ok(at) => {
+                let mut ours = candidates::lock();
                 let moved = taken.moved((start, end), (at, at + new_length));
                 moved.for_each(|(from, to)| ours.note(from, to));
                 if flags & libc::MREMAP_DONTUNMAP != 0 {
@@ -301,10 +303,13 @@ fn mremap_words(words: [usize; 6]) -> Result<usize, Errno> {
                 }
             }
             Err(_) => {
+                let mut ours = candidates::lock();
                 ours.put_back(&taken);
                 target.iter().for_each(|target| ours.put_back(target));
             }
         }
+        drop((taken, target));
+        drop(blocked);
         return answer;
     }
     let at = forward()?;
@@ -314,6 +319,7 @@ fn mremap_words(words: [usize; 6]) -> Result<usize, Errno> {
         ours.put_back(&taken);
     }
     taken.moved((start, end), (at, at + new_length)).for_each(|(from, to)| ours.note(from, to));
+    drop(taken);
     drop(ours);
     lifecycle::start_if_needed();
     Ok(at)
@@ -366,11 +372,13 @@ interpose! {
         if ours.is_engines(first, end) {
             // Removed before the call: after it, another thread might map and note the same addresses.
             let taken = ours.take(first, end);
-            drop(ours);
+            let blocked = ours.release();
             let answer = ask(Call::Unmap, words);
             if answer.is_err() {
                 candidates::lock().put_back(&taken);
             }
+            drop(taken);
+            drop(blocked);
             return answer_int(answer);
         }
         let answer = forward();
