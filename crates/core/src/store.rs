@@ -388,8 +388,21 @@ impl<S: PageSource> Store<S> {
         drop(pinned);
         for (index, result) in indices[..count].iter().zip(results) {
             self.verify(&mut units[*index], result.is_ok());
+            if let Loaded::Lost(_) = units[*index].outcome {
+                self.load_by_software(cpu, &mut units[*index]);
+            }
         }
         seen
+    }
+
+    /// Loads a unit again that came out wrong: a device may be at fault, and not what is stored.
+    #[cold]
+    fn load_by_software(&self, cpu: usize, unit: &mut Incoming<'_>) {
+        if let Found::Packed(codec, pin) = self.find(unit) {
+            let is_decoded = self.codec(codec).unpack_by_software(cpu, &pin, unit.bytes);
+            drop(pin);
+            self.verify(unit, is_decoded);
+        }
     }
 
     /// Finds where a unit is, and loads it if no codec is needed.

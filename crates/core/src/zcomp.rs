@@ -453,6 +453,12 @@ impl Zcomp {
         self.decompress.hold(cpu).unpack(units);
     }
 
+    /// Decompresses a unit that came out wrong once more, without a device. False: `source` is at fault.
+    #[cold]
+    pub(crate) fn unpack_by_software(&self, cpu: usize, source: &[u8], dest: &mut [u8]) -> bool {
+        self.decompress.hold(cpu).decompress_by_software(source, dest).is_ok()
+    }
+
     /// The memory of the streams that were used so far, and of what all share: more once more threads compress or
     /// decompress at once. The others have been set up, and are hardly resident.
     #[must_use]

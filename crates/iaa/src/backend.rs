@@ -276,6 +276,10 @@ impl Decompressor for Stream {
         }
     }
 
+    fn decompress_by_software(&mut self, source: &[u8], dest: &mut [u8]) -> Result<(), Corrupt> {
+        self.decompress_otherwise(source, dest)
+    }
+
     #[allow(
         unsafe_code,
         reason = "the trait's contract; nothing of it is needed, since all is copied"

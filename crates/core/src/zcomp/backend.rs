@@ -232,6 +232,16 @@ pub trait Decompressor: Send {
     /// [`Corrupt`] unless all of `source` was used to fill all of `dest`.
     fn decompress(&mut self, source: &[u8], dest: &mut [u8]) -> Result<(), Corrupt>;
 
+    /// [`Decompressor::decompress`] without a device, of a unit that came out wrong: `source` may be right all the
+    /// same.
+    ///
+    /// # Errors
+    ///
+    /// As those of [`Decompressor::decompress`].
+    fn decompress_by_software(&mut self, source: &[u8], dest: &mut [u8]) -> Result<(), Corrupt> {
+        self.decompress(source, dest)
+    }
+
     /// Fills at least the first `wanted` bytes of `unit`, which is as long as the unit is, and writes
     /// nothing outside of it. The rest of `source` need not be looked at.
     ///

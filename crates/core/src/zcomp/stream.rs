@@ -207,6 +207,15 @@ impl DecompressStream {
         self.scratch.len() + self.decompressor.memory_bytes()
     }
 
+    /// Decompresses a unit again, without a device.
+    pub(super) fn decompress_by_software(
+        &mut self,
+        source: &[u8],
+        dest: &mut [u8],
+    ) -> Result<(), Corrupt> {
+        self.decompressor.decompress_by_software(source, dest)
+    }
+
     /// Decompresses one element, in place where its destination is in one piece.
     pub(super) fn decompress(&mut self, packed: &mut Packed<'_, '_>) -> Result<(), Corrupt> {
         if let (Extent::Whole, [dest]) = (packed.extent, &mut *packed.dest) {
