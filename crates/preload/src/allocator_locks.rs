@@ -6,27 +6,35 @@
 //! takes each by `pthread_mutex_lock`, and the linker leads its calls here (`--wrap`, in `build.rs`). Nothing else in
 //! this library calls these functions: Rust's locks are its own.
 //!
-//! Each thread enters a [`Gate`] before it takes such a lock; `fork` closes the gate. It is before all locks of the
-//! engine: a thread that holds a lock of mimalloc maps memory, and waits for them.
+//! Each thread enters a [`Gate`] before it takes such a lock; `fork` closes the gate. It comes before all locks of the
+//! engine, since a thread that holds a lock of mimalloc maps memory, and waits for them; but after the lock that lets
+//! one thread fork at a time.
 //!
-//! One state of mimalloc is no lock: for some nanoseconds a thread has a page of a thread that has ended, whose mark
-//! is to come back. A child that frees a block of that page in that state waits for the mark for ever.
+//! Two states of mimalloc are no locks, and a child may find them as another thread left them. A thread that looks at
+//! an abandoned page clears its bit in `pages_abandoned` for a moment, and `free` of a block of that page in the child
+//! waits for the bit. And if a thread was giving pages of arenas back to the system, the child never does so itself.
 
 use std::ffi::c_int;
 use std::time::Duration;
 
 use libc::pthread_mutex_t;
 use zfolio_core::gate::{Entrance, Gate};
+use zfolio_sys::clock::monotonic_ns;
 use zfolio_sys::thread;
 
 static GATE: Gate = Gate::new();
 
-/// Between two looks at the gate. A `fork` takes some hundred microseconds.
+/// Between two looks at the gate.
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// How often `fork` looks before it goes on all the same, half a second at least: the thread that forks may itself be
-/// in `malloc`, if a signal came there and its handler forks.
-const LOOKS_MAX: usize = 5000;
+/// So long `fork` waits, and then goes on all the same: the thread that forks may itself be in `malloc`, if a signal
+/// came there and its handler forks. (The C library's `fork` waits for ever then.) Another thread may be slow, if the
+/// memory that it wants must be made by writing to a disk.
+const PATIENCE_NS: u64 = 10_000_000_000;
+
+// Nobody else may call these functions, or take their place.
+#[cfg(not(test))]
+std::arch::global_asm!(".hidden __wrap_pthread_mutex_lock", ".hidden __wrap_pthread_mutex_unlock");
 
 #[cfg(not(test))]
 unsafe extern "C" {
@@ -84,13 +92,11 @@ pub(crate) struct AllocatorLocks {
     thread: usize,
 }
 
-/// Waits until no thread holds a lock of mimalloc, or half a second.
+/// Waits until no thread holds a lock of mimalloc. One fork at a time.
 pub(crate) fn hold() -> AllocatorLocks {
     let held = AllocatorLocks { thread: this_thread() };
-    for _ in 0..LOOKS_MAX {
-        if GATE.try_close(held.thread) {
-            break;
-        }
+    let until_ns = monotonic_ns().saturating_add(PATIENCE_NS);
+    while !GATE.try_close(held.thread) && monotonic_ns() < until_ns {
         thread::sleep(PAUSE);
     }
     held

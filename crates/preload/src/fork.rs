@@ -52,8 +52,8 @@ struct Everything {
     heap: Held<'static>,
     quiet: Option<Quiet<'static>>,
     candidates: Candidates,
-    _one: Held<'static>,
     allocator: AllocatorLocks,
+    _one: Held<'static>,
     files: Option<Files>,
     mask: Mask,
 }
@@ -143,8 +143,8 @@ fn prepare_to(fork_by_library: bool) {
     let mask = signal::block_all();
     pin_own_stack();
     let files = fork_by_library.then(Files::lock);
-    let allocator = allocator_locks::hold();
     let one = ONE.lock();
+    let allocator = allocator_locks::hold();
     let (candidates, quiet) = loop {
         if candidates::engine().is_none() {
             let candidates = candidates::lock();
@@ -177,7 +177,7 @@ fn prepare_to(fork_by_library: bool) {
         }
     };
     let everything =
-        Everything { heap: heap::hold(), quiet, candidates, _one: one, allocator, files, mask };
+        Everything { heap: heap::hold(), quiet, candidates, allocator, _one: one, files, mask };
     // SAFETY: `ONE` is held: no other thread is between prepare() and parent().
     unsafe { *STILL.0.get() = Some(everything) };
 }
@@ -227,22 +227,22 @@ fn take() -> Option<Everything> {
 }
 
 pub(crate) extern "C" fn parent() {
-    if let Some(Everything { heap, quiet, candidates, _one, allocator, files, mask }) = take() {
+    if let Some(Everything { heap, quiet, candidates, allocator, _one, files, mask }) = take() {
         drop(heap);
         drop(quiet);
         if let Some(engine) = candidates.engine() {
             add(&engine.figures().forks, 1);
         }
         drop(candidates);
-        drop(_one);
         drop(allocator);
+        drop(_one);
         drop(files);
         signal::restore(&mask);
     }
 }
 
 pub(crate) extern "C" fn child() {
-    if let Some(Everything { heap, mut quiet, candidates, _one, allocator, files, mask }) = take() {
+    if let Some(Everything { heap, mut quiet, candidates, allocator, _one, files, mask }) = take() {
         drop(heap);
         if let Some(files) = files {
             files.forget_in_child();
@@ -252,8 +252,8 @@ pub(crate) extern "C" fn child() {
         }
         drop(quiet);
         drop(candidates);
-        drop(_one);
         allocator.forget_in_child();
+        drop(_one);
         signal::restore(&mask);
         lifecycle::start_if_needed();
     }
