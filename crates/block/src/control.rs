@@ -24,6 +24,7 @@ use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
@@ -174,6 +175,8 @@ struct Requests {
     stop: EventFd,
     /// `None`: nobody has asked since the last one was taken.
     asked: Mutex<RANK_ASKED, Option<Asked>>,
+    /// Whether no reset is accepted.
+    is_ending: AtomicBool,
 }
 
 /// Somebody has asked for the end of the disk. Dropping this says that it ends.
@@ -213,7 +216,8 @@ impl Control {
         let stop = EventFd::new().map_err(|error| failed(error.into()))?;
         let (addresses, guard, kept) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
         let asked = Mutex::new(None);
-        let requests = Requests { ram, addresses, guard, kept, stop, asked };
+        let is_ending = AtomicBool::new(false);
+        let requests = Requests { ram, addresses, guard, kept, stop, asked, is_ending };
         let clients = Clients::start(listeners, CONNECTIONS_MAX, requests);
         Ok(Control { clients: clients.map_err(failed)? })
     }
@@ -231,6 +235,12 @@ impl Control {
     /// The file that the disk is saved in when it ends: a client may save it there before. The first call counts.
     pub fn set_kept(&self, kept: Arc<Kept>) {
         self.clients.protocol().kept.set(kept).ok();
+    }
+
+    /// Says whether the disk is about to end: then no client may reset it, since it may be saved, and the kernel may
+    /// still write to it.
+    pub fn set_ending(&self, is_ending: bool) {
+        self.clients.protocol().is_ending.store(is_ending, Relaxed);
     }
 
     /// Waits for a client that asks for the end, for so many milliseconds. The caller may go on, and call this again.
@@ -292,7 +302,11 @@ impl Requests {
         if let Some(path) = line.strip_prefix("save ") {
             return stream.write_all(self.save(Path::new(path)).as_bytes());
         }
-        let drops_contents = line.starts_with("stop") || line.starts_with("write reset ");
+        let is_reset = line.starts_with("write reset ");
+        if is_reset && self.is_ending.load(Relaxed) {
+            return stream.write_all(b"refused the disk is about to end\n");
+        }
+        let drops_contents = line.starts_with("stop") || is_reset;
         if let Some(why) = self.guard.get().filter(|_| drops_contents).and_then(|guard| guard()) {
             return stream.write_all(format!("refused {why}\n").as_bytes());
         }
@@ -311,9 +325,10 @@ impl Requests {
             _ => return stream.write_all(b"refused not a request\n"),
         };
         let reply = match done {
-            // The value may be large: it is not copied to stand behind this.
-            Ok(value) => {
-                return stream.write_all(b"ok\n").and_then(|()| stream.write_all(value.as_bytes()));
+            // In front of the value, which may be too large to be copied.
+            Ok(mut value) => {
+                value.insert_str(0, "ok\n");
+                value
             }
             Err(refusal @ Refusal::Failed { .. }) => format!("failed {refusal}\n"),
             Err(refusal) => format!("refused {refusal}\n"),

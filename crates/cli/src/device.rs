@@ -141,6 +141,7 @@ fn ask_at(socket: &Path, request: &str) -> io::Result<Answer> {
     for _ in 0..ENDING_TURNS {
         match control::connect(socket) {
             Err(error) if is_nobody(&error) => return Err(error),
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => break,
             _ => std::thread::sleep(STOP_TURN),
         }
     }

@@ -279,7 +279,10 @@ impl<K: Kernel> Life<K> {
     /// Whether the device of this number is still ours. If somebody else has deleted ours, the kernel gives the number
     /// to the next one.
     fn is_ours(&mut self) -> bool {
-        self.kernel.info(self.number).is_ok_and(|info| info.note == note())
+        match self.kernel.info(self.number) {
+            Ok(info) => info.note == note(),
+            Err(error) => error != Errno::NODEV,
+        }
     }
 
     fn delete(&mut self) {

@@ -220,6 +220,7 @@ impl Life<'_> {
         loop {
             let asked = self.work(&servers, watch.as_deref_mut());
             servers.note_end(name);
+            control.set_ending(true);
             // It has the other handle of the servers.
             drop(metrics.take());
             let Stopped { busy, marks: last, kernel } = Servers::stop(std::mem::take(&mut servers));
@@ -227,7 +228,10 @@ impl Life<'_> {
                 say(&format!("disk {name}: {busy} clients did not end in time"));
             }
             let notes = marks.get_or_insert(last);
-            let is_saved = asked.as_ref().is_none_or(Asked::is_saved);
+            let is_saved = self.kept.is_some() && asked.as_ref().is_none_or(Asked::is_saved);
+            if let Some(server) = kernel.as_ref().filter(|_| !is_saved) {
+                say(&format!("disk {name}: the kernel still writes to {}", server.node()));
+            }
             let kept = self.kept.filter(|_| is_saved && self.has_left(kernel));
             let data = size::display(ram.zram().mm_stat().orig_data_size);
             let Some(kept) = kept else { return Ok(format!("{data} of contents are dropped")) };
@@ -252,6 +256,7 @@ impl Life<'_> {
                  'zfolio device save {name} FILE' with another file, 'zfolio device remove --no-save {name}'"
             );
             say(&format!("disk {name}: {line}"));
+            control.set_ending(false);
             asked.refuse(&line);
         }
     }
