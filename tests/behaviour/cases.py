@@ -74,6 +74,7 @@ CASES = [
     ("forks verified", 32, "lz4", "64K"),
     ("forks clones", 32, "lz4", "64K"),
     ("forks clones", 32, "lz4", "4K"),
+    ("forks borrower_grows", 32, "lz4", "4K"),
     ("forks plain_syscalls", 32, "lz4", "16K"),
     ("forks no_room", 32, "lz4", "16K"),
     ("forks no_room", 32, "lz4", "64K"),

@@ -468,6 +468,25 @@ static void clones(void) {
     CHECK(atomic_load(&shared_word) == 99);
 }
 
+static int grow(void *bytes) {
+    char *block = map_anonymous((size_t)bytes);
+    fill(block, (size_t)bytes, 5);
+    verify(block, (size_t)bytes, 5, "in a child that shares the memory");
+    return 7;
+}
+
+/* A child that shares its parent's memory passes half of the limit, and ends: the parent is held to its limit. */
+static void borrower_grows(void) {
+    const size_t bytes = 256 * 1024;
+    char *stack = map_anonymous(bytes);
+    size_t most = limit_bytes() * 3 / 4;
+    ended_with_7(clone(grow, stack + bytes, CLONE_VM | CLONE_VFORK | SIGCHLD, (void *)most), "a borrower");
+    ballast_make(&b, 4 * limit_bytes(), 14);
+    size_t resident = status_mib("RssAnon:");
+    CHECK(resident * MIB < 2 * limit_bytes(), "%zu MiB are resident", resident);
+    ballast_verify(&b, "after a borrower");
+}
+
 /* Other calls through syscall() return what the kernel returns. */
 static void plain_syscalls(void) {
     CHECK(syscall(SYS_getpid) == getpid());
@@ -526,7 +545,8 @@ int main(int count, char **arguments) {
         {"loop", loop}, {"allocates", allocates}, {"others", others}, {"stack", stack}, {"files", files},
         {"server", server},
         {"own_stacks", own_stacks}, {"exec_chain", exec_chain}, {"exec_races", exec_races}, {"nothing", nothing},
-        {"clones", clones}, {"plain_syscalls", plain_syscalls}, {"no_room", no_room}, {"wiped", wiped},
+        {"clones", clones}, {"borrower_grows", borrower_grows}, {"plain_syscalls", plain_syscalls},
+        {"no_room", no_room}, {"wiped", wiped},
         {"not_inherited", not_inherited}, {"not_inherited_by_syscall", not_inherited_by_syscall},
         {"no_threads", no_threads}, {"no_userfaultfd", no_userfaultfd}, {"no_files", no_files},
         {"few_threads", few_threads}, {"busy_threads", busy_threads}, {"streams", streams}, {"names", names},

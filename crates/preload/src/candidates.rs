@@ -62,6 +62,12 @@ pub(crate) struct Candidates {
 /// While it lives, this thread gets no signal.
 pub(crate) struct Blocked(Mask);
 
+impl Blocked {
+    pub(crate) fn begin() -> Blocked {
+        Blocked(signal::block_all())
+    }
+}
+
 impl Drop for Blocked {
     fn drop(&mut self) {
         signal::restore(&self.0);
@@ -70,7 +76,7 @@ impl Drop for Blocked {
 
 /// Takes the lock.
 pub(crate) fn lock() -> Candidates {
-    let blocked = Blocked(signal::block_all());
+    let blocked = Blocked::begin();
     Candidates { _held: LOCK.lock(), blocked }
 }
 
@@ -195,6 +201,11 @@ pub(crate) fn keep_engine(engine: Engine) -> &'static Engine {
     let engine = Box::leak(Box::new(engine));
     MADE.store(engine, Ordering::Release);
     engine
+}
+
+/// In a child of `fork` whose parent's engine had not taken over: the child makes its own.
+pub(crate) fn forget_made() {
+    MADE.store(std::ptr::null_mut(), Ordering::Relaxed);
 }
 
 /// The engine, whether it has taken over yet or not.

@@ -21,10 +21,16 @@ pub(crate) fn start_over() {
     OWN.store(process::id(), Relaxed);
 }
 
+/// Whether this is the process that the engine's threads belong to or will belong to, and not a child of `vfork`,
+/// which shares its memory.
+pub(crate) fn is_own_process() -> bool {
+    process::id() == OWN.load(Relaxed)
+}
+
 /// After a call that may have changed this thread's user or groups: the engine's threads change theirs.
 fn follow(answer: c_int) -> c_int {
-    // A child of `vfork` shares this memory, but it changes its own process, not ours.
-    if answer == 0 && process::id() == OWN.load(Relaxed) {
+    // A child of `vfork` changes its own process, not ours.
+    if answer == 0 && is_own_process() {
         fork::while_nobody_forks(|| {
             thread::lead(|| {
                 mapping_proxy::ring();

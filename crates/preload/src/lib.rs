@@ -12,8 +12,9 @@
 //!   thread-local storage (`sys::thread`), and never call the program's `malloc`. No other function of this
 //!   library calls it either, except the `malloc` family itself.
 //! - `PRE-2` A thread of the program holds no lock of the engine while it changes a mapping, because it
-//!   could then fault and wait for itself: the thread `mapping_proxy` makes the change. `fork` is the one
-//!   exception: it locks the engine's table, after it has made its own stack resident.
+//!   could then fault and wait for itself: the thread `mapping_proxy` makes the change. `fork` is an exception:
+//!   it locks the engine's table, after it has made its own stack resident. So is the last look at the process in
+//!   the destructor, with signals blocked.
 //! - `PRE-3` The engine's threads have their own table of file descriptors, from their start: the program can
 //!   neither see nor close the engine's (if a userfaultfd were closed, missing pages would read as zeros), and
 //!   no number that it has freed is taken by the engine.

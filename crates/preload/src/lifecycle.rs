@@ -26,6 +26,7 @@ use zfolio_sys::errno_text::ErrnoText;
 use zfolio_sys::process::Resident;
 use zfolio_sys::{Errno, clock, cpu, custody, files, futex, process, signal, thread};
 
+use crate::candidates::Blocked;
 use crate::settings::Settings;
 use crate::{
     allocator, candidates, fork, identity, mapping_proxy, mappings, sanitizer, settings, share,
@@ -85,6 +86,8 @@ extern "C" fn constructor() {
 /// Runs when the process exits by `exit` or by returning from `main`.
 extern "C" fn destructor() {
     if let Some(settings) = settings::get() {
+        // This takes locks of the engine: a handler that forks would wait for this thread.
+        let _blocked = Blocked::begin();
         if let Some(engine) = candidates::engine() {
             engine.sample();
             engine.tell_over_limit();
@@ -109,13 +112,17 @@ static DESTRUCTOR: extern "C" fn() = destructor;
 pub(crate) fn start_if_needed() {
     let Some(settings) = settings::get() else { return };
     let manageable = candidates::manageable_bytes();
-    if share::is_small(settings, manageable)
-        || STARTED.load(Ordering::Relaxed) != 0
-        || share::covers(settings, manageable)
-    {
+    if share::is_small(settings, manageable) || STARTED.load(Ordering::Relaxed) != 0 {
         return;
     }
-    if thread::has_learnt() && STARTED.swap(1, Ordering::Relaxed) == 0 {
+    // A handler that leaves by a jump would leave a part of the share to nobody, or the start half done.
+    let _blocked = Blocked::begin();
+    if share::covers(settings, manageable) {
+        return;
+    }
+    // A child of `vfork` shares this memory. A thread that it starts is its own, and ends with it.
+    let may_start = thread::has_learnt() && identity::is_own_process();
+    if may_start && STARTED.swap(1, Ordering::Relaxed) == 0 {
         // The sandbox may answer a system call of our threads by a signal. Our threads block all signals,
         // so that the kernel would end the process.
         if process::is_confined() {
@@ -347,7 +354,7 @@ pub(crate) fn start_over(
     share::start_over();
     statistics::open(settings);
     STARTED.store(0, Ordering::Relaxed);
-    let Some((engine, quiet)) = quiet else { return };
+    let Some((engine, quiet)) = quiet else { return candidates::forget_made() };
     STARTED.store(1, Ordering::Relaxed);
     if quiet.is_empty() {
         // The parent may no longer open a userfaultfd and manages nothing (Call::Settle).

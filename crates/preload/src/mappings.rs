@@ -55,6 +55,8 @@ pub(crate) fn give_up_wiped(engine: &Engine) {
 
 /// Linux 6.13: drops the contents of a range, and makes each access a SIGSEGV. userfaultfd reports no event.
 const MADV_GUARD_INSTALL: c_int = 102;
+/// As `MADV_DONTNEED`, also of locked pages.
+const MADV_DONTNEED_LOCKED: c_int = 24;
 
 /// Notes a new mapping. Once the fresh mappings reach a 32nd of the limit (1 to 16 MiB), hands all of them to
 /// the engine.
@@ -395,7 +397,11 @@ interpose! {
         let end = page_end(first, bytes);
         let managed = first % map::PAGE_BYTES == 0 && bytes > 0 && may_be_managed(first, end);
         match advice {
-            libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE | MADV_GUARD_INSTALL
+            libc::MADV_DONTNEED
+            | MADV_DONTNEED_LOCKED
+            | libc::MADV_FREE
+            | libc::MADV_REMOVE
+            | MADV_GUARD_INSTALL
                 if managed =>
             {
                 let mut ours = candidates::lock();
