@@ -493,6 +493,11 @@ mod tests {
         assert_eq!(ask(&path, "write mem_limit 1M").unwrap(), Answer::Done(String::new()));
         assert!(control.stop_within(0).is_none());
         is_used.store(false, Relaxed);
+        // Nobody is on it any more, but it may be saved.
+        control.set_ending(true);
+        let ends = Answer::Refused("the disk is about to end".to_owned());
+        assert_eq!(ask(&path, "write reset 1").unwrap(), ends);
+        control.set_ending(false);
         assert_eq!(ask(&path, "write reset 1").unwrap(), Answer::Done(String::new()));
         assert_eq!(ask(&path, "stop").unwrap(), Answer::Done(String::new()));
         assert!(control.stop_within(1000).is_some());
