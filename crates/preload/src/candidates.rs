@@ -81,9 +81,9 @@ pub(crate) fn lock() -> Candidates {
 }
 
 impl Candidates {
-    /// Releases the lock, for a change that is about to be made of what was [taken](Self::take). Signals stay blocked
-    /// until the change is made and what was taken is dropped: a handler may leave by a jump, or fork, which takes the
-    /// lock of the heap.
+    /// Releases the lock, for a change that is about to be made of what was [taken](Self::take). The caller keeps the
+    /// answer until the change is made, and drops what was taken before it: a signal handler may leave by a jump, or
+    /// fork, and a fork waits for the heap's lock, which this thread holds while it frees what was taken.
     #[must_use]
     pub(crate) fn release(self) -> Blocked {
         self.blocked
