@@ -81,6 +81,17 @@ static inline double now(void) {
     return t.tv_sec + t.tv_nsec / 1e9;
 }
 
+/* When the case began. */
+static double began;
+
+/* Whether a case that does the same `rounds` times, with other chances of meeting other threads, has round `round`. If
+ * the runner bounds its seconds (BEHAVIOUR_SECONDS), an eighth of the rounds is done, and the others while there is
+ * time. */
+__attribute__((unused)) static int goes_on(int round, int rounds) {
+    const char *seconds = getenv("BEHAVIOUR_SECONDS");
+    return round < rounds && (!seconds || round < rounds / 8 + 1 || now() < began + atof(seconds));
+}
+
 static inline size_t limit_bytes(void) {
     const char *text = getenv("ZFOLIO_LIMIT");
     return text ? strtoull(text, NULL, 10) : 32 * MIB;
@@ -291,7 +302,7 @@ struct behaviour {
 __attribute__((unused)) static int choose(int count, char **arguments, const struct behaviour *cases, size_t length) {
     for (size_t i = 0; i < length; i++) {
         if (count < 2 || strcmp(arguments[1], cases[i].name) != 0) continue;
-        double began = now();
+        began = now();
         cases[i].run();
         char text[128];
         report(text, snprintf(text, sizeof text, "contents as they must be, %.1f s\n", now() - began));

@@ -74,7 +74,7 @@ static void under_threads(int how) {
     pthread_t threads[8];
     ballast_make(&b, limit_bytes(), 3);
     for (uint64_t i = 0; i < 8; i++) CHECK(pthread_create(&threads[i], NULL, busy, (void *)(i + 50)) == 0);
-    for (int round = 0; round < 25; round++) {
+    for (int round = 0; goes_on(round, 25); round++) {
         pid_t pid = fork();
         CHECK(pid >= 0);
         if (pid == 0) {
@@ -101,7 +101,7 @@ static void loop(void) {
     ballast_start(&b);
     char *own = malloc(2 * MIB);
     fill(own, 2 * MIB - PAGE, 5);
-    for (int round = 0; round < 200; round++) {
+    for (int round = 0; goes_on(round, 200); round++) {
         pid_t pid = fork();
         CHECK(pid >= 0);
         if (pid == 0) {
@@ -157,7 +157,7 @@ static void *starter(void *argument) {
 static void allocates(void) {
     pthread_t threads[6];
     for (uint64_t i = 0; i < 6; i++) CHECK(pthread_create(&threads[i], NULL, starter, (void *)(i + 7)) == 0);
-    for (int round = 0; round < 150; round++) {
+    for (int round = 0; goes_on(round, 150); round++) {
         pid_t pid = fork();
         CHECK(pid >= 0);
         if (pid == 0) {
@@ -180,7 +180,7 @@ static void allocates(void) {
 static void others(void) {
     ballast_make(&b, 3 * limit_bytes(), 6);
     ballast_start(&b);
-    for (int round = 0; round < 15; round++) {
+    for (int round = 0; goes_on(round, 15); round++) {
         pid_t pid = fork();
         if (pid == 0) execlp("true", "true", NULL), _exit(9);
         child_is_well(pid, "fork and exec");
@@ -205,7 +205,7 @@ static ucontext_t here, there;
 static void on_the_other_stack(void) {
     volatile char deep[200000];
     for (size_t i = 0; i < sizeof deep; i += 64) deep[i] = (char)(i / 64);
-    for (int round = 0; round < 20; round++) {
+    for (int round = 0; goes_on(round, 20); round++) {
         uint64_t random = round;
         ballast_churn(&b, 4000, &random);
         pid_t pid = fork();
@@ -236,7 +236,7 @@ static void files(void) {
         CHECK(open_files[i]);
         fprintf(open_files[i], "file %d\n", i);
     }
-    for (int round = 0; round < 10; round++) {
+    for (int round = 0; goes_on(round, 10); round++) {
         uint64_t random = round;
         ballast_churn(&b, 5000, &random);
         pid_t pid = fork();
@@ -266,7 +266,7 @@ static void busy_threads(void) {
     pthread_t threads[4];
     for (uint64_t i = 0; i < 4; i++) CHECK(pthread_create(&threads[i], NULL, waiting, (void *)(i + 60)) == 0);
     usleep(300000);
-    for (int round = 0; round < 60; round++) {
+    for (int round = 0; goes_on(round, 60); round++) {
         pid_t pid = fork();
         CHECK(pid >= 0);
         if (pid == 0) _exit(0);

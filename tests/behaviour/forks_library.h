@@ -22,7 +22,7 @@ static void streams(void) {
     ballast_start(&b);
     pthread_t threads[3];
     for (uint64_t i = 0; i < 3; i++) CHECK(pthread_create(&threads[i], NULL, opening, (void *)(i + 7)) == 0);
-    for (int round = 0; round < 60; round++) {
+    for (int round = 0; goes_on(round, 60); round++) {
         pid_t pid = fork();
         CHECK(pid >= 0);
         if (pid == 0) {
@@ -44,7 +44,7 @@ static void names(void) {
     ballast_make(&b, 3 * limit_bytes(), 16);
     /* In a process with one thread the C library does not read them. */
     ballast_start(&b);
-    for (int round = 0; round < 20; round++) {
+    for (int round = 0; goes_on(round, 20); round++) {
         usleep(50000);
         pid_t pid = fork();
         CHECK(pid >= 0);
@@ -67,7 +67,7 @@ static void handlers(void) {
     for (int i = 0; i < HANDLERS; i++) CHECK(pthread_atfork(handle, handle, handle) == 0);
     ballast_make(&b, 3 * limit_bytes(), 17);
     ballast_start(&b);
-    for (int round = 0; round < ROUNDS; round++) {
+    for (int round = 0; goes_on(round, ROUNDS); round++) {
         usleep(10000);
         atomic_store(&handled, 0);
         pid_t pid = fork();

@@ -147,7 +147,7 @@ static void refixed(void) {
     struct ballast b;
     ballast_make(&b, 3 * limit_bytes(), 3);
     uint64_t random = 5;
-    for (int round = 0; round < 200; round++) {
+    for (int round = 0; goes_on(round, 200); round++) {
         size_t pages = 1 + next_random(&random) % 500, from = next_random(&random) % (b.pages - pages);
         char *at = b.start + from * PAGE;
         CHECK(munmap(at, pages * PAGE) == 0);

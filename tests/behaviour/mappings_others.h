@@ -136,7 +136,7 @@ static void beside_a_file(void) {
     struct ballast b;
     ballast_make(&b, 2 * limit_bytes(), 3);
     uint64_t random = 1;
-    for (int round = 0; round < 60; round++) {
+    for (int round = 0; goes_on(round, 60); round++) {
         size_t before = next_random(&random) % 5, pages = 20 + next_random(&random) % 60;
         /* A page of the file, a few of memory, the block; then a place for what moves, behind a page of the file. */
         char *place = map_anonymous(512 * PAGE), *block = place + (1 + before) * PAGE, *other = place + 256 * PAGE;

@@ -7,7 +7,7 @@
 static void raw_calls(void) {
     struct ballast b;
     ballast_make(&b, 2 * limit_bytes(), 3);
-    for (int round = 0; round < 30; round++) {
+    for (int round = 0; goes_on(round, 30); round++) {
         size_t bytes = 4 * MIB;
         char *block = map_anonymous(bytes);
         fill(block, bytes, round);
@@ -37,7 +37,7 @@ static void raw_drops(void) {
     ballast_make(&block, limit_bytes(), 4);
     ballast_start(&b);
     uint64_t random = 5;
-    for (int round = 0; round < 4000; round++) {
+    for (int round = 0; goes_on(round, 4000); round++) {
         size_t pages = 1 + next_random(&random) % 40, from = next_random(&random) % (block.pages - pages);
         char *at = block.start + from * PAGE;
         CHECK(syscall(SYS_madvise, at, pages * PAGE, MADV_DONTNEED) == 0);
@@ -56,7 +56,7 @@ static void raw_frees(void) {
     ballast_make(&block, limit_bytes(), 4);
     ballast_start(&b);
     uint64_t random = 5;
-    for (int round = 0; round < 4000; round++) {
+    for (int round = 0; goes_on(round, 4000); round++) {
         size_t pages = 1 + next_random(&random) % 40, from = next_random(&random) % (block.pages - pages);
         char *at = block.start + from * PAGE;
         for (size_t i = 0; i < pages; i++)
@@ -74,7 +74,7 @@ static void raw_moves(void) {
     ballast_make(&b, 2 * limit_bytes(), 3);
     ballast_start(&b);
     uint64_t random = 5;
-    for (int round = 0; round < 60; round++) {
+    for (int round = 0; goes_on(round, 60); round++) {
         size_t pages = 128 + next_random(&random) % 2000, from = 1 + next_random(&random) % 64,
             count = 1 + next_random(&random) % 60;
         char *block = map_anonymous(pages * PAGE), *hole = map_anonymous(pages * PAGE);
@@ -107,7 +107,7 @@ static void raw_grows(void) {
     struct ballast b;
     ballast_make(&b, 2 * limit_bytes(), 3);
     uint64_t random = 5;
-    for (int round = 0; round < 20; round++) {
+    for (int round = 0; goes_on(round, 20); round++) {
         size_t pages = 300 + next_random(&random) % 400, more = 1 + next_random(&random) % 200, grown = pages + more;
         char *block = map_anonymous(grown * PAGE);
         fill(block, pages * PAGE, round);
@@ -135,7 +135,7 @@ static void raw_replaces(void) {
     size_t pages = 512, bytes = pages * PAGE;
     char *here = map_anonymous(bytes);
     fill(here, bytes, 1);
-    for (int round = 1; round <= 300; round++) {
+    for (int round = 1; goes_on(round, 300); round++) {
         char *used = map_anonymous(bytes);
         fill(used, bytes, round + 5000);
         CHECK((char *)syscall(SYS_mremap, here, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, used) == used);
@@ -155,7 +155,7 @@ static void raw_returns(void) {
     CHECK(places != MAP_FAILED);
     places = (char *)(((uintptr_t)places + (2 << 20) - 1) & ~((2ul << 20) - 1));
     uint64_t random = 5;
-    for (int round = 0; round < 300; round++) {
+    for (int round = 0; goes_on(round, 300); round++) {
         int flags = MREMAP_MAYMOVE | MREMAP_FIXED | (round < 150 ? 0 : MREMAP_DONTUNMAP);
         size_t pages = 1 + next_random(&random) % 64, from = next_random(&random) % (b.pages - pages);
         char *at = b.start + from * PAGE, *to = places + (round < 150 ? round % 8 << 20 : 0);
@@ -164,7 +164,7 @@ static void raw_returns(void) {
             CHECK(page_is(to + i * PAGE, ballast_seed(&b, from + i)), "round %d page %zu", round, i);
         CHECK((char *)syscall(SYS_mremap, to, pages * PAGE, pages * PAGE, flags, at) == at);
     }
-    for (int round = 0; round < 300; round++) {
+    for (int round = 0; goes_on(round, 300); round++) {
         int flags = MREMAP_MAYMOVE | MREMAP_FIXED;
         size_t bytes = 64 * PAGE, from = next_random(&random) % (b.pages / 64 - 1) * 64;
         char *at = b.start + from * PAGE, *to = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

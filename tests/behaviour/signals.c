@@ -119,7 +119,7 @@ static void alternate(void) {
     struct sigaction fault = {.sa_sigaction = jump, .sa_flags = SA_ONSTACK | SA_SIGINFO};
     CHECK(sigaction(SIGSEGV, &fault, NULL) == 0);
     uint64_t random = 1;
-    for (int i = 0; i < 40; i++) {
+    for (int i = 0; goes_on(i, 40); i++) {
         ballast_churn(&b, 8000, &random);
         CHECK(raise(SIGUSR1) == 0 && depth == (uint64_t)i + 1);
         ballast_churn(&b, 8000, &random);

@@ -26,7 +26,7 @@ static void calls(void) {
     CHECK(file >= 0);
     size_t bytes = CHUNK * PAGE;
     uint64_t random = 1;
-    for (int round = 0; round < 150; round++) {
+    for (int round = 0; goes_on(round, 150); round++) {
         size_t from = next_random(&random) % (b.pages - CHUNK), to = next_random(&random) % (b.pages - CHUNK);
         char *source = b.start + from * PAGE, *target = b.start + to * PAGE;
         uint64_t seeds[CHUNK];
@@ -266,7 +266,7 @@ static void scattered(struct half *h, int into, size_t at, size_t place, size_t 
 
 static void *half_life(void *argument) {
     struct half *h = argument;
-    for (int round = 0; round < 400; round++) {
+    for (int round = 0; goes_on(round, 400); round++) {
         size_t pages = 1 + next_random(&h->random) % 64;
         size_t at = next_random(&h->random) % (h->pages - pages), place = next_random(&h->random) % (h->pages - pages);
         char *start = h->start + at * PAGE;

@@ -31,12 +31,12 @@ def walk(first):
 
 def main():
     rings = [ring(20_000, turn * 1_000_003) for turn in range(12)]
-    for turn in range(24):
+    for turn in range(12):
         rings[turn % 12] = ring(20_000, turn)
         if turn % 8 == 7:
             print('collected', gc.collect() >= 0)
     table = {}
-    for turn in range(4):
+    for turn in range(2):
         for i in range(200_000):
             table[i * 7 + turn] = (i, str(i))
         for i in range(0, 200_000, 2):

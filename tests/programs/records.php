@@ -1,7 +1,7 @@
 <?php
 // Arrays of arrays and objects, rounds over all of them, half of them dropped; one long text.
 ini_set('memory_limit', '-1');
-$count = (int)($_SERVER['RECORDS'] ?? 250000);
+$count = (int)($_SERVER['RECORDS'] ?? 150000);
 $people = [];
 for ($i = 0; $i < $count; $i++) {
     $one = new stdClass();

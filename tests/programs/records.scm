@@ -1,5 +1,5 @@
 ;; Lists and vectors of numbers and strings, rounds over all of them, half of them dropped.
-(define count 400000)
+(define count 250000)
 (define people (make-vector count #f))
 (do ((i 0 (+ i 1))) ((= i count))
   (vector-set! people i

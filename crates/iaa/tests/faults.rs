@@ -2,7 +2,10 @@
 
 mod common;
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use common::{UNIT, World, compress, decompress, software, unit};
+use zfolio_core::sync::Mutex;
 use zfolio_core::testing::{Random, seed};
 use zfolio_core::zcomp::{Answer, BATCH_MAX, Bare};
 use zfolio_iaa::model::{Faults, Model, Setup};
@@ -116,55 +119,80 @@ impl Streams {
     }
 }
 
+/// What happened in worlds: how many there were, their descriptors, and how often each kind of fault.
+#[derive(Default)]
+struct Seen {
+    worlds: u64,
+    descriptors: u64,
+    faults: [u64; 8],
+}
+
 /// Goal: whatever goes wrong, no byte is wrong, and what is not leaked for the device's sake comes back. Method: worlds
-/// with devices and faults at random, in which devices also vanish and come; at last all late records come, and the
-/// descriptors that are still out are those that were never answered, one by one.
+/// with devices and faults at random, two at a time, in which devices also vanish and come; at last all late records
+/// come, and the descriptors that are still out are those that were never answered, one by one.
 fn no_byte_is_wrong(wanted: u64) {
-    let (mut done, mut number, mut seen) = (0, 0, [0; 8]);
-    while done < wanted {
-        let who = format!("seed {}, world {number}", seed());
-        let mut random = Random::new(seed().wrapping_add(number));
-        let mut world = world(&mut random);
-        let mut streams = Streams::new(&world);
-        while world.count(|counts| counts.accepted) < WORLD_DESCRIPTORS {
-            let before = world.count(|counts| counts.accepted);
-            batch(&world, &mut streams, &mut random, &who);
-            if random.below(1000) == 0 && world.models.len() < 16 {
-                world.add(setup(&mut random));
-            }
-            if random.below(500) == 0 {
-                world.models[random.below(world.models.len())].disable();
-                world.driver.refresh();
-            }
-            if world.count(|counts| counts.accepted) == before {
-                // No device is left, or no buffer.
-                settle(&world, &mut streams);
-                streams = Streams::new(&world);
-                if world.models.len() == 16 {
-                    break;
+    let seen = Mutex::<0, _>::new(Seen::default());
+    let next = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while seen.lock().descriptors < wanted {
+                    no_byte_of_a_world_is_wrong(next.fetch_add(1, Ordering::Relaxed), &seen);
                 }
-                world.add(setup(&mut random));
-            }
+            });
         }
-        settle(&world, &mut streams);
-        let unanswered = world.count(|counts| counts.faults[3] + counts.forgotten);
-        assert_eq!(world.driver.driver_stats().in_flight, unanswered, "{who}: tickets are lost");
-        assert_eq!(world.count(|counts| counts.overruns), 0, "{who}");
-        done += world.count(|counts| counts.accepted);
-        let kinds = world.models.iter().map(Model::counts).map(|it| {
-            let [page, status, late, never, lie] = it.faults;
-            [page, status, late, never, lie, it.full, it.forgotten, it.resets]
-        });
-        kinds.for_each(|more| seen.iter_mut().zip(more).for_each(|(sum, more)| *sum += more));
-        number += 1;
+    });
+    let Seen { worlds, descriptors, faults } = *seen.lock();
+    println!(
+        "{descriptors} descriptors in {worlds} worlds, with pages missing, other statuses, late records, "
+    );
+    println!(
+        "none, lies, full queues, jobs forgotten by devices that vanished or were reset, resets: {faults:?}"
+    );
+    assert!(
+        worlds < 20 || faults.iter().all(|count| *count > 0),
+        "a fault never happened: {faults:?}"
+    );
+}
+
+fn no_byte_of_a_world_is_wrong(number: u64, seen: &Mutex<0, Seen>) {
+    let who = format!("seed {}, world {number}", seed());
+    let mut random = Random::new(seed().wrapping_add(number));
+    let mut world = world(&mut random);
+    let mut streams = Streams::new(&world);
+    while world.count(|counts| counts.accepted) < WORLD_DESCRIPTORS {
+        let before = world.count(|counts| counts.accepted);
+        batch(&world, &mut streams, &mut random, &who);
+        if random.below(1000) == 0 && world.models.len() < 16 {
+            world.add(setup(&mut random));
+        }
+        if random.below(500) == 0 {
+            world.models[random.below(world.models.len())].disable();
+            world.driver.refresh();
+        }
+        if world.count(|counts| counts.accepted) == before {
+            // No device is left, or no buffer.
+            settle(&world, &mut streams);
+            streams = Streams::new(&world);
+            if world.models.len() == 16 {
+                break;
+            }
+            world.add(setup(&mut random));
+        }
     }
-    println!(
-        "{done} descriptors in {number} worlds, with pages missing, other statuses, late records, "
-    );
-    println!(
-        "none, lies, full queues, jobs forgotten by devices that vanished or were reset, resets: {seen:?}"
-    );
-    assert!(number < 20 || seen.iter().all(|count| *count > 0), "a fault never happened: {seen:?}");
+    settle(&world, &mut streams);
+    let unanswered = world.count(|counts| counts.faults[3] + counts.forgotten);
+    assert_eq!(world.driver.driver_stats().in_flight, unanswered, "{who}: tickets are lost");
+    assert_eq!(world.count(|counts| counts.overruns), 0, "{who}");
+    let mut seen = seen.lock();
+    seen.worlds += 1;
+    seen.descriptors += world.count(|counts| counts.accepted);
+    for model in &world.models {
+        let it = model.counts();
+        let [page, status, late, never, lie] = it.faults;
+        let kinds = [page, status, late, never, lie, it.full, it.forgotten, it.resets];
+        seen.faults.iter_mut().zip(kinds).for_each(|(sum, more)| *sum += more);
+    }
 }
 
 /// All late records come, and the streams see them, without new jobs.
