@@ -117,7 +117,7 @@ impl Engine {
     ///
     /// `None`: folios were staged meanwhile, the inbox has a change, or the backing is at work. Call `settle_for_fork`
     /// and try again.
-    pub fn quiet(&self, lent: Lent) -> Option<Quiet<'_>> {
+    pub fn quiet(&self, mut lent: Lent) -> Option<Quiet<'_>> {
         let mut table = self.table.write();
         self.work.settling.store(false, Relaxed);
         // The child's inbox will be cleared, so changes that were read are applied now (EVT-3). What they need is
@@ -128,7 +128,7 @@ impl Engine {
         let changed = inbox.has_change();
         let is_idle = self.store.in_flight().0 == 0;
         let settled = self.replacement.staged_folios() == 0 && !changed && is_idle;
-        if !settled || self.work.place.as_ref().is_some_and(|place| !place.share(&lent)) {
+        if !settled || self.work.place.as_ref().is_some_and(|place| !place.share(&mut lent)) {
             return None;
         }
         let (geometry, inheritance) = (self.geometry(), self.figures().inheritance());

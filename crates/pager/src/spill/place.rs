@@ -682,14 +682,15 @@ impl Place {
         open.with_objects(areas).map(lend).collect::<Result<Vec<_>, _>>().map(Lent)
     }
 
-    /// At a fork, with the table held for writing: shares all areas with objects. False: requests are in flight, or an
-    /// area was not lent.
-    pub(crate) fn share(&self, lent: &Lent) -> bool {
+    /// At a fork, with the table held for writing: shares all areas with objects, and lends the files of no others.
+    /// False: requests are in flight, or an area was not lent.
+    pub(crate) fn share(&self, lent: &mut Lent) -> bool {
         let Some(areas) = self.areas.get() else { return true };
         let open = self.open.lock();
-        let is_lent = |id| lent.0.iter().any(|(area, _)| *area == id);
-        let are_lent = open.with_objects(areas).all(|(id, _)| is_lent(*id));
-        let is_shared = are_lent && areas.share();
+        let needed = || open.with_objects(areas).map(|(id, _)| *id);
+        // The last object of an area may have ended since it was lent: the child will not have that area.
+        lent.0.retain(|(id, _)| needed().any(|needed| needed == *id));
+        let is_shared = lent.0.len() == needed().count() && areas.share();
         self.note(&open);
         is_shared
     }

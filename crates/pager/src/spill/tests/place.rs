@@ -4,9 +4,11 @@ use std::path::PathBuf;
 
 use zfolio_core::store::Backing;
 use zfolio_core::store::backing::{Completed, Location, Operation, Request, Token};
+use zfolio_core::swap::AREAS_MAX;
 use zfolio_core::swap::disk::SLOT_BYTES;
 use zfolio_sys::Errno;
-use zfolio_sys::testing::{IO_URING, forbid_calls, forbid_direct};
+use zfolio_sys::files;
+use zfolio_sys::testing::{IO_URING, forbid_calls, forbid_direct, in_child};
 
 use super::directory;
 use crate::spill::Sender;
@@ -101,4 +103,28 @@ fn as_many_places_are_opened_as_there_is_room_for() {
     let expected = [all, vec![1, 2, 2, 2], vec![2, 2], vec![2], vec![]];
     assert_eq!(priorities, expected);
     place.close();
+}
+
+/// A regression: an area whose last object ends after its file was lent has ended in the child, which gave it a disk all
+/// the same, and was aborted inside of `fork`. Goal: the child is without the area. Method: a write whose object ends
+/// between the two steps of a fork.
+#[test]
+fn a_child_starts_without_an_area_that_was_lent_and_has_ended() {
+    let Some(directory) = directory() else { return };
+    for threads in [true, false] {
+        let place = opened(directory.clone());
+        let location = write(&place);
+        let mut lent = place.lend().unwrap();
+        assert_eq!(lent.files().count(), 1);
+        place.backing().discard(location, SLOT_BYTES);
+        assert!(place.share(&mut lent));
+        let is_good = in_child(|| {
+            let files = lent.files().map(files::duplicate).collect::<Result<_, _>>().unwrap();
+            place.start_over(&lent, files, threads).unwrap();
+            place.ways().is_none() && place.room() == AREAS_MAX
+        });
+        assert!(is_good, "threads: {threads}");
+        assert_eq!(lent.files().count(), 0, "it is of no use to a child");
+        place.close();
+    }
 }
