@@ -361,6 +361,13 @@ pub(crate) fn start_over(
         share::leave();
         return candidates::Candidates::forget_engine();
     }
+    // What is read there would be taken for this process's memory, or end as somebody else's file.
+    if !quiet.lent().is_whole() {
+        fatal::print(format_args!(
+            "a child's memory cannot be brought back: the program closed the spill file at the fork: stopped"
+        ));
+        process::abort_now(fatal::STATUS)
+    }
     // This comes first: any other mapping could take the place of the staging area.
     if let Err(error) = engine.map_again(quiet) {
         fatal::print(format_args!("{error}: the limit is not held in a child"));

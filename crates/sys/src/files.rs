@@ -227,9 +227,17 @@ impl AsFd for Exposed {
     }
 }
 
+impl Exposed {
+    /// Whether the number still means the file that it was opened for.
+    #[must_use]
+    pub fn is_same(&self) -> bool {
+        self.identity.is_some() && identity(self.file.as_fd()) == self.identity
+    }
+}
+
 impl Drop for Exposed {
     fn drop(&mut self) {
-        if self.identity.is_some() && identity(self.file.as_fd()) == self.identity {
+        if self.is_same() {
             // SAFETY: it is dropped once, here, and not used any more.
             unsafe { ManuallyDrop::drop(&mut self.file) };
         }
@@ -366,8 +374,10 @@ mod tests {
         let open = |path| -> OwnedFd { std::fs::File::open(path).unwrap().into() };
         let (exposed, other) = (Exposed::from(open("/proc/self/status")), open("/proc/self/stat"));
         let number = exposed.as_fd().as_raw_fd();
+        assert!(exposed.is_same());
         // SAFETY: the number is that of `exposed`, which expects this.
         assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), number) }, number);
+        assert!(!exposed.is_same());
         drop(exposed);
         // SAFETY: the copy that was just made, which nobody else has.
         let copy = unsafe { OwnedFd::from_raw_fd(number) };

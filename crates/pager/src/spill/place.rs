@@ -352,6 +352,13 @@ impl Lent {
     pub fn files(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.0.iter().map(|(_, file)| file.as_fd())
     }
+
+    /// Whether all of them are still there: another thread of the program may close them, or put its own in their place.
+    /// In a child there is no such thread.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.0.iter().all(|(_, file)| file.is_same())
+    }
 }
 
 /// Which paths are to be opened, by their numbers, and the run's claims of those that are devices.
@@ -683,14 +690,15 @@ impl Place {
     }
 
     /// At a fork, with the table held for writing: shares all areas with objects, and lends the files of no others.
-    /// False: requests are in flight, or an area was not lent.
+    /// False: requests are in flight, or an area was not lent, or its file is gone.
     pub(crate) fn share(&self, lent: &mut Lent) -> bool {
         let Some(areas) = self.areas.get() else { return true };
         let open = self.open.lock();
         let needed = || open.with_objects(areas).map(|(id, _)| *id);
         // The last object of an area may have ended since it was lent: the child will not have that area.
         lent.0.retain(|(id, _)| needed().any(|needed| needed == *id));
-        let is_shared = lent.0.len() == needed().count() && areas.share();
+        let are_lent = lent.0.len() == needed().count() && lent.is_whole();
+        let is_shared = are_lent && areas.share();
         self.note(&open);
         is_shared
     }

@@ -1,5 +1,8 @@
-//! What a place says of its disks.
+//! What a place says of its disks, and what it lends to a child.
 
+#![allow(unsafe_code, reason = "descriptors of which others think that they have them")]
+
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::path::PathBuf;
 
 use zfolio_core::store::Backing;
@@ -127,4 +130,28 @@ fn a_child_starts_without_an_area_that_was_lent_and_has_ended() {
         assert_eq!(lent.files().count(), 0, "it is of no use to a child");
         place.close();
     }
+}
+
+/// A regression: a child used what was lent to it by its number, whatever another thread of the parent had put there.
+/// Goal: nothing is shared, and nobody goes on, where the file is not the one that was lent. Method: another file under
+/// its number.
+#[test]
+fn a_file_that_the_program_replaces_is_lent_to_nobody() {
+    let Some(directory) = directory() else { return };
+    let place = opened(directory);
+    let location = write(&place);
+    let mut lent = place.lend().unwrap();
+    assert!(lent.is_whole());
+    let number = lent.files().next().unwrap().as_raw_fd();
+    let other = std::fs::File::open("/proc/self/stat").unwrap();
+    // SAFETY: the number is that of `lent`, which expects this.
+    assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), number) }, number);
+    assert!(!lent.is_whole() && !place.share(&mut lent));
+    drop(lent);
+    // SAFETY: the copy that was just made, which nobody else has.
+    drop(unsafe { OwnedFd::from_raw_fd(number) });
+    let mut lent = place.lend().unwrap();
+    assert!(place.share(&mut lent) && lent.is_whole());
+    place.backing().discard(location, SLOT_BYTES);
+    place.close();
 }
