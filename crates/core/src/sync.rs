@@ -124,12 +124,23 @@ impl<const RANK: u8, T> RwLock<RANK, T> {
     ///
     /// As [`Mutex::lock`].
     pub fn read_behind(&self, times: u32) -> ReadGuard<'_, RANK, T> {
-        // Relaxed: only who goes first depends on it.
-        let mut looks = (0..times).map(|_| self.trying.load(Relaxed));
-        while looks.next().is_some_and(|trying| trying > 0) {
+        let mut looks = (0..times).map(|_| self.is_tried());
+        while looks.next().is_some_and(|is_tried| is_tried) {
             std::hint::spin_loop();
         }
         self.read()
+    }
+
+    /// Whether a writer tries, and does not sleep yet.
+    pub fn is_tried(&self) -> bool {
+        // Relaxed: only who goes first depends on it.
+        self.trying.load(Relaxed) > 0
+    }
+
+    /// In a child of `fork`, whose parent held the lock: the writers that tried are the parent's, and none of them ends
+    /// its tries here.
+    pub fn forget_tries(&self) {
+        self.trying.store(0, Relaxed);
     }
 
     /// Takes the lock for reading if no writer holds it or waits for it.

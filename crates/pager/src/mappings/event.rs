@@ -129,9 +129,8 @@ pub(crate) struct Inbox {
 #[derive(Debug)]
 pub(crate) struct Locked<'a> {
     faults: Guard<'a, { rank::FAULTS }, Faults>,
-    aside: &'a AtomicUsize,
-    in_hand: &'a AtomicUsize,
     changes: WriteGuard<'a, { rank::INBOX }, VecDeque<Event>>,
+    inbox: &'a Inbox,
 }
 
 impl Locked<'_> {
@@ -140,13 +139,14 @@ impl Locked<'_> {
         !self.changes.is_empty()
     }
 
-    /// Forgets all messages, and the assistants: a child of `fork` has none of the threads.
+    /// Forgets all messages, the assistants and who tried to read: a child of `fork` has none of the threads.
     pub(crate) fn clear(&mut self) {
         self.changes.clear();
         self.faults.next.clear();
         self.faults.aside.clear();
-        self.aside.store(0, Ordering::Relaxed);
-        self.in_hand.store(0, Ordering::Relaxed);
+        self.inbox.aside.store(0, Ordering::Relaxed);
+        self.inbox.in_hand.store(0, Ordering::Relaxed);
+        self.inbox.changes.forget_tries();
     }
 }
 
@@ -246,8 +246,7 @@ impl Inbox {
     /// Locks the inbox for a `fork`, since the handler looks into the inbox without the table.
     pub(crate) fn lock(&self) -> Locked<'_> {
         let changes = self.changes.write();
-        let (aside, in_hand) = (&self.aside, &self.in_hand);
-        Locked { faults: self.faults.lock(), aside, in_hand, changes }
+        Locked { faults: self.faults.lock(), changes, inbox: self }
     }
 
     /// The next message to serve: changes come before faults, since the thread of a fault waits,

@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 
 use zfolio_core::page::PAGE_BYTES;
+use zfolio_sys::testing::in_child;
 use zfolio_sys::uffd::Message;
 
 use super::{Announced, Event, Inbox, Later, Place, Turn};
@@ -50,6 +51,28 @@ fn a_fault_that_is_repeated_waits_once() {
         })
         .collect();
     assert_eq!(threads, [(0, 1), (0, 2), (PAGE_BYTES, 1)]);
+}
+
+/// A regression: a child whose parent's handler tried to read messages at the fork counted that try for ever, and each of
+/// its moves waited for that reader. Goal: the child counts nobody. Method: a fork while another thread tries.
+#[test]
+fn a_child_forgets_who_tried_to_read_messages() {
+    let inbox = Inbox::default();
+    let mut held = inbox.lock();
+    std::thread::scope(|scope| {
+        scope.spawn(|| drop(inbox.changes.write_after(u32::MAX)));
+        while !inbox.changes.is_tried() {
+            std::hint::spin_loop();
+        }
+        let is_good = in_child(|| {
+            let was_tried = inbox.changes.is_tried();
+            held.clear();
+            was_tried && !inbox.changes.is_tried()
+        });
+        drop(held);
+        assert!(is_good);
+    });
+    assert!(!inbox.changes.is_tried());
 }
 
 /// Goal: memory that is placed while changes wait lands where the program finds it after the
