@@ -724,18 +724,18 @@ impl Place {
             false => Arc::new(EventFd::new()?),
         };
         self.refused.store(0, Relaxed);
-        let Some(areas) = self.areas.get() else { return Ok(()) };
-        // Nobody else has locks here. What the parent's disks hold is left alone.
-        areas.leave_to_parent(&mut |_, disk| std::mem::forget(disk));
+        // Nobody else has locks here. The parent gets the answers, which may come before it has an area.
         let mut open = self.open.lock();
+        open.asked.clear();
+        let Some(areas) = self.areas.get() else { return Ok(()) };
+        // What the parent's disks hold is left alone.
+        areas.leave_to_parent(&mut |_, disk| std::mem::forget(disk));
         let before = std::mem::take(&mut open.disks);
         // Those of a first try, whose threads are this process's.
         let ours = before.iter().filter(|(_, disk)| !disk.medium().is_inherited());
         ours.for_each(|(_, disk)| disk.stop());
         // The parent's figures have those.
         open.calls_closed = 0;
-        // And the parent gets the answers.
-        open.asked.clear();
         open.thread = zfolio_sys::cpu::thread_id();
         let numbers = lent.0.iter().map(|(id, _)| *id);
         for (id, file) in numbers.zip(files) {

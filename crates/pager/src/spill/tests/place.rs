@@ -3,19 +3,23 @@
 #![allow(unsafe_code, reason = "descriptors of which others think that they have them")]
 
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use zfolio_core::store::Backing;
 use zfolio_core::store::backing::{Completed, Location, Operation, Request, Token};
 use zfolio_core::swap::AREAS_MAX;
 use zfolio_core::swap::disk::SLOT_BYTES;
-use zfolio_sys::Errno;
-use zfolio_sys::files;
+use zfolio_sys::custody::{Asked, Custodian, ask};
+use zfolio_sys::disk::Kind;
 use zfolio_sys::testing::{IO_URING, forbid_calls, forbid_direct, in_child};
+use zfolio_sys::{Errno, disk, files};
 
 use super::directory;
 use crate::spill::Sender;
-use crate::spill::place::{Place, Places, SPILL_BYTES_MIN, Ways, is_direct};
+use crate::spill::place::{
+    Hooks, Lent, Place, PlaceError, Places, SPILL_BYTES_MIN, Ways, is_direct,
+};
 
 /// A place in a directory, with an area. The calling thread carries out all transfers.
 fn opened(directory: PathBuf) -> Place {
@@ -154,4 +158,36 @@ fn a_file_that_the_program_replaces_is_lent_to_nobody() {
     assert!(place.share(&mut lent) && lent.is_whole());
     place.backing().discard(location, SLOT_BYTES);
     place.close();
+}
+
+/// A regression: a child that was forked while the run owed its parent the answer about a device, and there was no area
+/// yet, waited for that answer at the number of its parent's descriptor. Goal: the child asks for itself. Method: a run
+/// that does not answer, and any device, which nobody opens.
+#[test]
+fn a_child_asks_for_itself_whether_it_may_use_a_device() {
+    static TIMES: AtomicU32 = AtomicU32::new(0);
+    fn name() -> String {
+        format!("place-test.{}", std::process::id())
+    }
+    fn claim(_: &Path) -> Option<Asked> {
+        let is_first = TIMES.fetch_add(1, Relaxed) == 0;
+        is_first.then(|| ask(&name(), std::process::id(), 0)).flatten()
+    }
+    let all = std::fs::read_dir("/dev").unwrap().map(|entry| entry.unwrap().path());
+    let device = all.into_iter().find(|path| matches!(disk::kind(path), Ok(Kind::Device(_))));
+    let (Some(device), Some(_custodian)) = (device, Custodian::new(&name())) else {
+        return eprintln!("SKIPPED: no block device, or no /dev/shm");
+    };
+    let limit_bytes = Some(SPILL_BYTES_MIN);
+    let places = Places { paths: vec![(device, 0)], limit_bytes, ..Places::default() };
+    let place = Place::new(&places, SPILL_BYTES_MIN, SLOT_BYTES, Sender::Caller).unwrap();
+    place.open_when_needed(Hooks { start: |_| false, claim });
+    assert!(matches!(place.plan(), Err(PlaceError::Unanswered)));
+    assert!(matches!(place.plan(), Err(PlaceError::Unanswered)));
+    assert_eq!(TIMES.load(Relaxed), 1);
+    let is_good = in_child(|| {
+        place.start_over(&Lent::default(), Vec::new(), true).unwrap();
+        place.plan().is_ok() && TIMES.load(Relaxed) == 2
+    });
+    assert!(is_good);
 }
